@@ -1,0 +1,193 @@
+"""`RolloutBatch`: one step of a run, packed twice (tokens into rows, rows into groups)."""
+
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from typing import NamedTuple
+
+import torch
+from torch import Tensor
+
+from rolloutdoctor.errors import BatchError
+from rolloutdoctor.schema import BY_NAME
+
+TRAIN = "train"
+EVAL = "eval"
+
+
+class StepKey(NamedTuple):
+    """What identifies a batch: training and evaluation rows of one logged step are two batches."""
+
+    step: int
+    split: str
+
+
+@dataclass(frozen=True, eq=False)
+class Groups:
+    """Rows gathered into groups through a permutation, so that token columns never move.
+
+    Attributes:
+        index_N: ``[N]`` int64, the group of every row, ``0 <= index < G``.
+        order_N: ``[N]`` int64, row indices sorted by group, file order inside a group.
+        offsets: ``[G+1]`` int64 offsets into `order_N`; no group is empty.
+    """
+
+    index_N: Tensor
+    order_N: Tensor
+    offsets: Tensor
+
+    @classmethod
+    def of(cls, index_N: Tensor, count: int | None = None) -> "Groups":
+        """Sort the rows by group. `count` is the number of groups, by default the largest index plus one."""
+        if count is None:
+            count = int(index_N.max()) + 1 if len(index_N) else 0
+        sizes_G = torch.bincount(index_N, minlength=count)
+        offsets = torch.zeros(count + 1, dtype=torch.int64, device=index_N.device)
+        torch.cumsum(sizes_G, 0, out=offsets[1:])
+        return cls(index_N, torch.argsort(index_N, stable=True), offsets)
+
+    @property
+    def size_G(self) -> Tensor:
+        """``[G]`` int64, rows per group."""
+        return self.offsets.diff()
+
+    def __len__(self) -> int:
+        return len(self.offsets) - 1
+
+
+@dataclass(frozen=True, kw_only=True, eq=False)
+class RolloutBatch:
+    """All rows of one step and split.
+
+    Attributes:
+        step: optimiser step as logged.
+        split: ``train`` or ``eval``.
+        rows: ``[N+1]`` int64 offsets into the token axis; empty rows are allowed.
+        groups: the rows gathered into groups, or None if the file has no groups.
+        per_row: canonical column name to ``[N]`` tensor (float64 for numbers, int64 for integers; NaN is null).
+        per_token: canonical column name to ``[T]`` tensor (float for log-probs, bool for masks).
+        rewards: name of a reward function to ``[N]`` float64.
+        group_ids: ``[G]`` names of the groups.
+        sample_ids: ``[N]`` names of the rows.
+    """
+
+    step: int
+    split: str = TRAIN
+    rows: Tensor
+    groups: Groups | None = None
+    per_row: Mapping[str, Tensor] = field(default_factory=dict)
+    per_token: Mapping[str, Tensor] = field(default_factory=dict)
+    rewards: Mapping[str, Tensor] = field(default_factory=dict)
+    group_ids: Sequence[str] = ()
+    sample_ids: Sequence[str] = ()
+
+    def __post_init__(self) -> None:
+        rows = self.rows
+        if rows.dtype != torch.int64 or rows.dim() != 1 or len(rows) == 0 or int(rows[0]) != 0:
+            raise BatchError("row offsets must be int64, one-dimensional and start at 0")
+        if bool((rows.diff() < 0).any()):
+            raise BatchError("row offsets must not fall", row=int((rows.diff() < 0).nonzero()[0]))
+        for name, column in self.per_token.items():
+            if name not in BY_NAME or not BY_NAME[name].per_token:
+                raise BatchError(f"{name!r} is not a token column", column=name)
+            if column.shape != (self.tokens,):
+                raise BatchError(
+                    f"{name} has shape {tuple(column.shape)} where ({self.tokens},) was expected", column=name
+                )
+        for name, column in [*self.per_row.items(), *self.rewards.items()]:
+            if column.shape != (len(self),):
+                raise BatchError(f"{name} has {column.numel()} values where {len(self)} were expected", column=name)
+        for name, ids, count in (
+            ("sample_id", self.sample_ids, len(self)),
+            ("group_id", self.group_ids, len(self.groups) if self.groups else 0),
+        ):
+            if len(ids) not in (0, count):
+                raise BatchError(f"{len(ids)} {name}s for {count}", column=name)
+        if self.groups is not None and len(self.groups.index_N) != len(self):
+            raise BatchError("every row needs a group", column="group_id")
+
+    def __len__(self) -> int:
+        return len(self.rows) - 1
+
+    @property
+    def key(self) -> StepKey:
+        """Step and split."""
+        return StepKey(self.step, self.split)
+
+    @property
+    def tokens(self) -> int:
+        """Number of response tokens, masked ones included."""
+        return int(self.rows[-1])
+
+    @property
+    def device(self) -> torch.device:
+        """Where the tensors are."""
+        return self.rows.device
+
+    def has(self, *names: str) -> bool:
+        """True if every named column (or its documented stand-in) is there."""
+        return all(self._find(name) is not None for name in names)
+
+    def column(self, name: str) -> Tensor:
+        """Return a row or token column.
+
+        `old_log_probs` and `policy_log_probs` stand in for each other, as the contract says.
+
+        Raises:
+            KeyError: if the batch has no such column.
+        """
+        found = self._find(name)
+        if found is None:
+            raise KeyError(name)
+        return found
+
+    def _find(self, name: str) -> Tensor | None:
+        for candidate in STAND_INS.get(name, (name,)):
+            column = self.per_token.get(candidate)
+            if column is None:
+                column = self.per_row.get(candidate)
+            if column is not None:
+                return column
+        return None
+
+    def group_name(self, group: int) -> str:
+        """Name of a group, for messages and examples."""
+        return self.group_ids[group] if len(self.group_ids) else str(group)
+
+    def sample_name(self, row: int) -> str:
+        """Name of a row, for messages and examples."""
+        return self.sample_ids[row] if len(self.sample_ids) else str(row)
+
+    def to(self, device: torch.device | str) -> "RolloutBatch":
+        """Return the batch on `device`; the same object if it is there already."""
+        if torch.device(device).type == self.device.type:
+            return self
+        groups = self.groups
+
+        def moved(columns: Mapping[str, Tensor]) -> dict[str, Tensor]:
+            return {name: column.to(device) for name, column in columns.items()}
+
+        return replace(
+            self,
+            rows=self.rows.to(device),
+            groups=groups
+            and Groups(groups.index_N.to(device), groups.order_N.to(device), groups.offsets.to(device)),
+            per_row=moved(self.per_row),
+            per_token=moved(self.per_token),
+            rewards=moved(self.rewards),
+        )
+
+    def blocks(self, tokens: int) -> Iterator[tuple[slice, slice]]:
+        """Cut the batch into runs of whole rows of about `tokens` tokens: pairs of row and token slices."""
+        offsets = self.rows.tolist()
+        start = 0
+        for row in range(1, len(offsets)):
+            if offsets[row] - offsets[start] >= tokens or row == len(offsets) - 1:
+                yield slice(start, row), slice(offsets[start], offsets[row])
+                start = row
+
+
+STAND_INS = {
+    "old_log_probs": ("old_log_probs", "policy_log_probs"),
+    "policy_log_probs": ("policy_log_probs", "old_log_probs"),
+}
+"""Column to the columns that give it, best first."""

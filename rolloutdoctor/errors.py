@@ -1,0 +1,61 @@
+"""What can go wrong at the border, each with its exit code.
+
+Every message is one sentence that names the file, the column and the row where it applies, what was
+expected, and what to do. Errors are raised where data or options enter and caught once, in the command line.
+"""
+
+
+class RolloutDoctorError(Exception):
+    """Root of every error that this package raises on purpose."""
+
+    exit_code = 2
+
+
+class UsageError(RolloutDoctorError):
+    """An option, a rule code, a fix or a trainer's setting is unknown, out of range or contradictory."""
+
+
+class InputError(RolloutDoctorError):
+    """A file or a path cannot be read as a run."""
+
+
+class SchemaError(InputError):
+    """A column is missing, or its type is not one that the column may have."""
+
+
+class DataError(InputError):
+    """A value in a row breaks the contract of its column."""
+
+
+class BatchError(RolloutDoctorError):
+    """A step does not hold together: lengths, offsets or indices disagree.
+
+    The reader turns it into a `DataError` with the file and the row.
+
+    Attributes:
+        column: the column at fault, or None.
+        row: index of the row inside the step, or None.
+    """
+
+    def __init__(self, message: str, *, column: str | None = None, row: int | None = None) -> None:
+        super().__init__(message)
+        self.column = column
+        self.row = row
+
+
+class CannotComputeError(RolloutDoctorError):
+    """The trainer itself would fail on this step, so no number exists to be reported."""
+
+
+def nearest(word: str, known: "list[str] | tuple[str, ...]") -> str:
+    """Return ``; did you mean 'x'?`` for the known word closest to `word`, or an empty string.
+
+    >>> nearest("betta", ["beta", "epsilon"])
+    "; did you mean 'beta'?"
+    >>> nearest("zzz", ["beta"])
+    ''
+    """
+    import difflib
+
+    close = difflib.get_close_matches(word, known, n=1, cutoff=0.6)
+    return f"; did you mean {close[0]!r}?" if close else ""

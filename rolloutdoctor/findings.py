@@ -1,0 +1,154 @@
+"""What a check gives back: plain data that every view renders."""
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from enum import IntEnum
+
+
+class Severity(IntEnum):
+    """How much a finding matters: a confirmed fault is an error, an exposure a warning, a choice information."""
+
+    INFO = 1
+    WARNING = 2
+    ERROR = 3
+
+    @property
+    def label(self) -> str:
+        """The word that users see."""
+        return self.name.lower()
+
+
+@dataclass(frozen=True)
+class Measure:
+    """A number with its unit.
+
+    Attributes:
+        value: the number, never rounded; None where it is not defined (a share of nothing).
+        unit: what one of it is: ``rows``, ``groups``, ``share``, ``reward``, ``nats``, ``1`` for a bare ratio.
+    """
+
+    value: float | int | None
+    unit: str
+
+
+@dataclass(frozen=True)
+class Example:
+    """Where to look: a step, and as far as it applies a group and a row.
+
+    Attributes:
+        step: optimiser step.
+        group_id: name of the group, or None.
+        sample_id: name of the row, or None.
+        weight: how large the effect is here, in the unit of the rule's headline measure; examples are sorted by it.
+        note: what is to be seen there, in a few words.
+    """
+
+    step: int
+    group_id: str | None
+    sample_id: str | None
+    weight: float = 0.0
+    note: str = ""
+
+
+@dataclass(frozen=True)
+class Finding:
+    """One rule that fired.
+
+    Attributes:
+        code: stable code of the rule.
+        name: name of the rule.
+        severity: how much it matters.
+        verdict: ``confirmed`` if logged values prove it, else ``exposed``.
+        headline: the magnitude, in a few words.
+        message: what was found, one or two sentences.
+        evidence: which logged value matched which formula and how closely, or what the exposure rests on.
+        advice: what to do.
+        measures: the numbers over the whole run.
+        per_step: for each step ``{"step": 3, "split": "train", NAME: value, ...}``.
+        examples: the worst places, worst first.
+        fix: the fix that answers it, or None.
+        references: upstream threads and papers.
+    """
+
+    code: str
+    name: str
+    severity: Severity
+    verdict: str
+    headline: str
+    message: str
+    evidence: str
+    advice: str
+    measures: Mapping[str, Measure]
+    per_step: tuple[Mapping[str, float | int | str | None], ...] = ()
+    examples: tuple[Example, ...] = ()
+    fix: str | None = None
+    references: tuple[str, ...] = ()
+
+
+@dataclass(frozen=True)
+class Skipped:
+    """One rule that could not run, and what would make it run."""
+
+    code: str
+    name: str
+    reason: str
+    remedy: str
+
+
+@dataclass(frozen=True)
+class Setting:
+    """A configuration value and where it came from."""
+
+    value: object
+    origin: str
+    assumed: bool = False
+
+
+@dataclass(frozen=True)
+class InputSummary:
+    """How much was read."""
+
+    rows: int = 0
+    steps: int = 0
+    groups: int = 0
+    tokens: int = 0
+
+
+@dataclass(frozen=True)
+class Report:
+    """Everything that a check found out.
+
+    Attributes:
+        version: version of this package.
+        device: where the evaluation ran.
+        dtype: of the token values.
+        input: how much was read.
+        trainer: name of the trainer, or None if nothing says.
+        trainer_version: its version, or None.
+        config: option name to value and origin.
+        findings: worst first.
+        clean: ``(code, name)`` of the rules that ran and found nothing.
+        skipped: the rules that could not run.
+        notes: what the numbers rest on that the reader should know, one sentence each.
+    """
+
+    version: str
+    device: str
+    dtype: str
+    input: InputSummary
+    trainer: str | None = None
+    trainer_version: str | None = None
+    config: Mapping[str, Setting] = field(default_factory=dict)
+    findings: tuple[Finding, ...] = ()
+    clean: tuple[tuple[str, str], ...] = ()
+    skipped: tuple[Skipped, ...] = ()
+    notes: tuple[str, ...] = ()
+
+    @property
+    def nothing_checked(self) -> bool:
+        """True if every selected rule was skipped."""
+        return not self.findings and not self.clean and bool(self.skipped)
+
+    def worst(self) -> Severity | None:
+        """The highest severity found, or None."""
+        return max((finding.severity for finding in self.findings), default=None)

@@ -1,0 +1,1 @@
+"""Run files: found, read step by step, and written."""

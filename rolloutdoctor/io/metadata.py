@@ -1,0 +1,68 @@
+"""What a run file says of itself: the JSON under the key `rolloutdoctor` of its Parquet metadata."""
+
+import json
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+
+from rolloutdoctor.errors import InputError
+from rolloutdoctor.schema import METADATA_KEY, SCHEMA_VERSION
+
+
+@dataclass(frozen=True)
+class RunMetadata:
+    """Who wrote the file, and the allow-listed options it ran with.
+
+    Attributes:
+        trainer: ``trl``, ``trl-rloo``, ``verl``, ``slime``; None if the file does not say.
+        trainer_version: version of the trainer, or None.
+        config: the trainer's own option names to JSON values.
+        schema_version: version of the column contract.
+    """
+
+    trainer: str | None = None
+    trainer_version: str | None = None
+    config: Mapping[str, object] = field(default_factory=dict)
+    schema_version: int = SCHEMA_VERSION
+
+    def encode(self) -> dict[bytes, bytes]:
+        """Return the Parquet key-value metadata."""
+        body: dict[str, object] = {"schema_version": self.schema_version}
+        if self.trainer is not None:
+            body["trainer"] = self.trainer
+        if self.trainer_version is not None:
+            body["trainer_version"] = self.trainer_version
+        body["config"] = dict(self.config)
+        return {METADATA_KEY.encode(): json.dumps(body, sort_keys=True).encode()}
+
+    @classmethod
+    def decode(cls, metadata: Mapping[bytes, bytes] | None, path: str) -> "RunMetadata":
+        """Read the Parquet key-value metadata of `path`; a file that says nothing gives empty metadata.
+
+        Raises:
+            InputError: if the entry is not the JSON that the contract asks for, or of a newer schema.
+        """
+        raw = (metadata or {}).get(METADATA_KEY.encode())
+        if raw is None:
+            return cls()
+        try:
+            body = json.loads(raw)
+        except (ValueError, RecursionError):
+            body = None
+        if not isinstance(body, dict) or not isinstance(body.get("config", {}), dict):
+            raise InputError(
+                f"{path}: the metadata under {METADATA_KEY!r} is not a JSON object with a config object; "
+                "write the file again with a recorder, or remove that entry"
+            )
+        version = body.get("schema_version", SCHEMA_VERSION)
+        if not isinstance(version, int) or version > SCHEMA_VERSION:
+            raise InputError(
+                f"{path}: schema version {version!r} is newer than {SCHEMA_VERSION}, the newest that this "
+                "version reads; upgrade rolloutdoctor"
+            )
+        trainer, trainer_version = body.get("trainer"), body.get("trainer_version")
+        return cls(
+            trainer=None if trainer is None else str(trainer),
+            trainer_version=None if trainer_version is None else str(trainer_version),
+            config=body.get("config", {}),
+            schema_version=version,
+        )
