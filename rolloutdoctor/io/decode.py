@@ -1,0 +1,247 @@
+"""From arrow columns to tensors, checked: list columns without a copy wherever arrow's memory already fits."""
+
+from typing import NamedTuple
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.compute as pc
+import torch
+from pyarrow import types
+from torch import Tensor
+
+from rolloutdoctor.batch import EVAL, TRAIN
+from rolloutdoctor.errors import DataError
+from rolloutdoctor.schema import Kind
+
+_INT64_MAX = 2**63 - 1
+
+
+class Place(NamedTuple):
+    """Where a column's cells are, for messages.
+
+    Attributes:
+        file: its name.
+        label: the column as the file calls it.
+        rows: ``[N]`` number in the file of every cell.
+    """
+
+    file: str
+    label: str
+    rows: "range | np.ndarray"
+
+    def error(self, row: int, message: str) -> DataError:
+        """Return the error for the cell at index `row`."""
+        return DataError(f"{self.file}: column {self.label}, row {int(self.rows[row])}: {message}")
+
+
+class Lists(NamedTuple):
+    """A list column, packed.
+
+    Attributes:
+        values: ``[T]`` the cells one after another; a null cell has no values.
+        lengths: ``[N]`` int64.
+        is_null: ``[N]`` bool, or None if no cell is null.
+    """
+
+    values: Tensor
+    lengths: np.ndarray
+    is_null: np.ndarray | None
+
+
+def step_numbers(column: pa.ChunkedArray, place: Place) -> np.ndarray:
+    """Return ``[N]`` int64 steps.
+
+    Raises:
+        DataError: on null, negative, or beyond int64.
+    """
+    if column.null_count:
+        row = _first(pc.is_null(column))
+        raise place.error(row, "null where an optimiser step was expected; log a step for every row")
+    steps_N = _int64(column, place)
+    if (steps_N < 0).any():
+        row = int(np.argmax(steps_N < 0))
+        raise place.error(row, f"step {steps_N[row]} where 0 or more was expected; number steps from 0")
+    return steps_N
+
+
+def evals(column: pa.ChunkedArray, place: Place) -> np.ndarray:
+    """Return ``[N]`` bool, True where the split is eval.
+
+    Raises:
+        DataError: on anything but train and eval.
+    """
+    text = _text(column, place)
+    is_eval = pc.equal(text, EVAL)
+    is_wrong = pc.fill_null(pc.invert(pc.or_(is_eval, pc.equal(text, TRAIN))), True)
+    if pc.any(is_wrong).as_py():
+        row = _first(is_wrong)
+        value = text[row].as_py()
+        found = "null" if value is None else repr(value)
+        raise place.error(row, f"split {found} where 'train' or 'eval' was expected; rename it, or drop those rows")
+    return _numpy(is_eval)
+
+
+def integers(column: pa.ChunkedArray, place: Place) -> Tensor:
+    """Return ``[N]`` int64, -1 where null.
+
+    Raises:
+        DataError: on a value beyond int64.
+    """
+    return torch.from_numpy(_int64(pc.fill_null(column, -1) if column.null_count else column, place))
+
+
+def numbers(column: "pa.ChunkedArray | pa.Array") -> Tensor:
+    """Return ``[N]`` float64, NaN where null."""
+    if types.is_boolean(column.type):
+        column = column.cast(pa.uint8())
+    # Logged integers beyond 2**53 round: they are numbers, not keys.
+    return torch.from_numpy(_numpy(column.cast(pa.float64(), safe=False)))
+
+
+def identifiers(column: pa.ChunkedArray, place: Place) -> pa.Array:
+    """Return the identifiers as ``[N]`` text.
+
+    Raises:
+        DataError: on null.
+    """
+    if column.null_count:
+        raise place.error(_first(pc.is_null(column)), "null where an identifier was expected; give every row one")
+    return _text(column, place)
+
+
+def named_numbers(column: pa.ChunkedArray) -> dict[str, Tensor]:
+    """Return ``[N]`` float64 by name, NaN where a row does not have it; a struct's order, a map's first appearance."""
+    array = _joined(column)
+    if types.is_struct(array.type):
+        # flatten() is null where the whole struct is; null-typed fields cast to NaN.
+        names = [array.type.field(index).name for index in range(array.type.num_fields)]
+        return dict(zip(names, map(numbers, array.flatten()), strict=True))
+    lengths_N = _numpy(pc.fill_null(pc.list_value_length(array), 0))
+    row_K = np.repeat(np.arange(len(array)), lengths_N)
+    entries = array.cast(pa.list_(pa.struct([("key", array.type.key_type), ("value", array.type.item_type)]))).flatten()
+    keys = entries.field(0).dictionary_encode()
+    value_K = numbers(entries.field(1))
+    found = {}
+    for code, name in enumerate(keys.dictionary.to_pylist()):
+        is_it_K = _numpy(pc.equal(keys.indices, code))
+        found[name] = torch.full((len(array),), torch.nan, dtype=torch.float64)
+        found[name][torch.from_numpy(row_K[is_it_K])] = value_K[torch.from_numpy(is_it_K)]
+    return found
+
+
+def lists(column: pa.ChunkedArray, kind: Kind, dtype: torch.dtype, place: Place) -> Lists:
+    """Pack a list column, of the types that its `kind` may have.
+
+    Floats come out as `dtype`, with NaN for null elements; masks as bool; token ids as int32 or int64. Values that
+    have their type already are the file buffer's own memory: treat them as read-only.
+
+    Raises:
+        DataError: on a null in a mask or in token ids, or a mask value other than 0 and 1.
+    """
+    chunks = column.chunks or [pa.array([], column.type)]
+    lengths = pc.list_value_length(column)
+    is_null_N = _numpy(pc.is_null(column)) if column.null_count else None
+    lengths_N = _numpy(pc.fill_null(lengths, 0).cast(pa.int64()))
+    # Not `.values`, which ignores the slice of a sliced array, nor offsets, in which a null looks like an empty list.
+    flat = [chunk.flatten() for chunk in chunks]
+    if kind is Kind.FLOATS:
+        parts = [_floats(values, dtype) for values in flat]
+    else:
+        parts, ends = [], np.cumsum(lengths_N)
+        start = 0
+        for values in flat:
+            pack = _tokens if kind is Kind.TOKENS else _mask
+            parts.append(pack(values, start, ends, place))
+            start += len(values)
+    return Lists(parts[0] if len(parts) == 1 else torch.cat(parts), lengths_N, is_null_N)
+
+
+def _floats(values: pa.Array, dtype: torch.dtype) -> Tensor:
+    if types.is_null(values.type) or types.is_integer(values.type):
+        values = values.cast(pa.float64(), safe=False)
+    if values.null_count:
+        if types.is_float16(values.type):
+            values = values.cast(pa.float32())
+        values = pc.fill_null(values, pa.scalar(float("nan"), values.type))
+    return _tensor(values).to(dtype)
+
+
+def _tokens(values: pa.Array, start: int, ends_N: np.ndarray, place: Place) -> Tensor:
+    _refuse_nulls(values, start, ends_N, place, "a token id")
+    if types.is_int32(values.type):
+        return _tensor(values)
+    if types.is_uint64(values.type):
+        too_large = pc.greater(values, pa.scalar(_INT64_MAX, pa.uint64()))
+        if pc.any(too_large).as_py():
+            raise place.error(_row_of(start + _first(too_large), ends_N), "a token id beyond int64; log the real ids")
+    return _tensor(values.cast(pa.int64()))
+
+
+def _mask(values: pa.Array, start: int, ends_N: np.ndarray, place: Place) -> Tensor:
+    _refuse_nulls(values, start, ends_N, place, "0 or 1")
+    if not len(values):
+        return torch.zeros(0, dtype=torch.bool)
+    if types.is_boolean(values.type):
+        # Arrow packs booleans into bits.
+        return _tensor(values.cast(pa.uint8())).view(torch.bool)
+    ends = pc.min_max(values)
+    if ends["min"].as_py() < 0 or ends["max"].as_py() > 1:
+        token = _first(pc.invert(pc.is_in(values, pa.array([0, 1], values.type))))
+        message = f"{values[token].as_py()} where 0 or 1 was expected; log a mask, not a weight or a count"
+        raise place.error(_row_of(start + token, ends_N), message)
+    # A byte that is 0 or 1 is what torch keeps for a bool: no copy.
+    return _tensor(values.cast(pa.uint8())).view(torch.bool)
+
+
+def _refuse_nulls(values: pa.Array, start: int, ends_N: np.ndarray, place: Place, expected: str) -> None:
+    if values.null_count:
+        row = _row_of(start + _first(pc.is_null(values)), ends_N)
+        raise place.error(row, f"a null inside the list where {expected} was expected; log a value for every token")
+
+
+def _row_of(token: int, ends_N: np.ndarray) -> int:
+    return int(np.searchsorted(ends_N, token, side="right"))
+
+
+def _tensor(values: pa.Array) -> Tensor:
+    """View an array without nulls; DLPack neither copies nor warns that arrow's memory is read-only."""
+    if types.is_null(values.type):
+        return torch.zeros(0, dtype=torch.int64)
+    return torch.utils.dlpack.from_dlpack(values)
+
+
+def _int64(column: pa.ChunkedArray, place: Place) -> np.ndarray:
+    if types.is_uint64(column.type):
+        too_large = pc.greater(column, pa.scalar(_INT64_MAX, pa.uint64()))
+        if pc.any(too_large).as_py():
+            row = _first(too_large)
+            raise place.error(row, f"{column[row].as_py()} is beyond int64; log the number itself, not a hash or bits")
+    return _numpy(column.cast(pa.int64()))
+
+
+def _text(column: pa.ChunkedArray, place: Place) -> pa.Array:
+    array = _joined(column)
+    if types.is_dictionary(array.type):
+        array = array.dictionary_decode()
+    text = array.cast(pa.large_string())
+    try:
+        text.validate(full=True)
+    except pa.ArrowInvalid:
+        raise DataError(
+            f"{place.file}: column {place.label} holds bytes that are not UTF-8 text; write the file again"
+        ) from None
+    return text
+
+
+def _joined(column: pa.ChunkedArray) -> pa.Array:
+    return column.chunk(0) if column.num_chunks == 1 else column.combine_chunks()
+
+
+def _first(is_it: "pa.ChunkedArray | pa.Array") -> int:
+    return int(pc.index(is_it, True).as_py())
+
+
+def _numpy(values: "pa.ChunkedArray | pa.Array") -> np.ndarray:
+    """Copy to numpy, so that it can be written; a null float is NaN."""
+    array = values.to_numpy() if isinstance(values, pa.ChunkedArray) else values.to_numpy(zero_copy_only=False)
+    return np.array(array)

@@ -1,0 +1,126 @@
+"""What the trainer logged beside the rollouts: one number per step, split and name."""
+
+import json
+from collections.abc import Iterator, Mapping, Sequence
+from pathlib import Path
+
+import pyarrow as pa
+from pyarrow import types
+
+from rolloutdoctor.batch import EVAL, TRAIN, StepKey
+from rolloutdoctor.errors import DataError, InputError, SchemaError
+from rolloutdoctor.io.decode import Place, evals, identifiers, numbers, step_numbers
+from rolloutdoctor.io.parquet import open_parquet, reading
+from rolloutdoctor.io.paths import Source, reason
+from rolloutdoctor.schema import METRIC_COLUMNS
+
+_EXPECTED = {"step": "int64", "split": "string", "name": "string", "value": "float64"}
+
+
+class LoggedMetrics:
+    """Metrics by step and split; false if there are none."""
+
+    def __init__(self, values: Mapping[StepKey, Mapping[str, float]] | None = None) -> None:
+        self._values = dict(values or {})
+
+    def at(self, key: StepKey) -> Mapping[str, float]:
+        """Return the metrics of one step and split by name; empty if none were logged."""
+        return self._values.get(key, {})
+
+    def names(self) -> frozenset[str]:
+        """Return every name that was logged at least once."""
+        return frozenset(name for found in self._values.values() for name in found)
+
+    def __bool__(self) -> bool:
+        return bool(self._values)
+
+
+def read_metrics(sources: Sequence[Source]) -> LoggedMetrics:
+    """Read metrics tables, Parquet or JSON Lines, with the columns `step`, `split`, `name` and `value`.
+
+    An absent `split` means train; a null value means not logged. Where a step, split and name occur twice, the last
+    wins: a trainer that resumed from a checkpoint logs some steps again.
+
+    Raises:
+        InputError: if a table cannot be read or breaks that contract; the message names the file and the row.
+    """
+    values: dict[StepKey, dict[str, float]] = {}
+    for source in sources:
+        rows = _json_rows(source) if source.path.endswith(".jsonl") else _parquet_rows(source)
+        for key, name, value in rows:
+            values.setdefault(key, {})[name] = value
+    return LoggedMetrics(values)
+
+
+def _parquet_rows(source: Source) -> Iterator[tuple[StepKey, str, float]]:
+    with open_parquet(source) as parquet:
+        with reading(source.name, "the footer"):
+            schema = parquet.schema_arrow
+            names = schema.names
+        _check_schema(schema, names, source.name)
+        with reading(source.name, "the table"):
+            table = parquet.read(columns=[name for name in METRIC_COLUMNS if name in names])
+    places = {name: Place(source.name, name, range(table.num_rows)) for name in table.column_names}
+    steps = step_numbers(table.column("step"), places["step"]).tolist()
+    logged = identifiers(table.column("name"), places["name"]).to_pylist()
+    is_eval = evals(table.column("split"), places["split"]).tolist() if "split" in places else [False] * table.num_rows
+    is_null = table.column("value").is_null().to_pylist()
+    for row, value in enumerate(numbers(table.column("value")).tolist()):
+        if not is_null[row]:
+            yield StepKey(steps[row], EVAL if is_eval[row] else TRAIN), logged[row], value
+
+
+def _check_schema(schema: pa.Schema, names: list[str], file: str) -> None:
+    for name, expected in _EXPECTED.items():
+        if names.count(name) != 1:
+            if name == "split" and not names.count(name):
+                continue
+            found = "two columns are called" if names.count(name) else "no column"
+            raise SchemaError(f"{file}: {found} {name}; logged metrics have the columns {', '.join(METRIC_COLUMNS)}")
+        type_ = schema.field(name).type
+        value_type = type_.value_type if types.is_dictionary(type_) else type_
+        is_text = types.is_string(value_type) or types.is_large_string(value_type) or types.is_string_view(value_type)
+        is_number = types.is_integer(type_) or (name == "value" and types.is_floating(type_))
+        if not (is_text if expected == "string" else is_number):
+            raise SchemaError(
+                f"{file}: column {name} is {type_} where {expected} was expected; write it with that type"
+            )
+
+
+def _json_rows(source: Source) -> Iterator[tuple[StepKey, str, float]]:
+    try:
+        # A byte order mark is what some editors put before the first line.
+        with Path(source.path).open(encoding="utf-8-sig") as lines:
+            for number, line in enumerate(lines, start=1):
+                if line.strip():
+                    row = _json_row(line, f"{source.name}, line {number}")
+                    if row is not None:
+                        yield row
+    except OSError as error:
+        raise InputError(f"{source.name}: {reason(error)}") from None
+    except UnicodeDecodeError:
+        raise InputError(f"{source.name}: not UTF-8 text; write one JSON object per line") from None
+
+
+def _json_row(line: str, where: str) -> tuple[StepKey, str, float] | None:
+    try:
+        row = json.loads(line)
+    except (ValueError, RecursionError):
+        row = None
+    if not isinstance(row, dict):
+        raise InputError(f'{where}: not a JSON object; write {{"step": 0, "name": "kl", "value": 0.1}} on each line')
+    step, name, value, split = row.get("step"), row.get("name"), row.get("value"), row.get("split", TRAIN)
+    if not isinstance(step, int) or isinstance(step, bool) or not 0 <= step < 2**63:
+        raise DataError(f"{where}: step {step!r} where an integer of 0 or more was expected; log the optimiser step")
+    if not isinstance(name, str):
+        raise DataError(f"{where}: name {name!r} where a string was expected; log the metric's name")
+    if split not in (TRAIN, EVAL):
+        raise DataError(f"{where}: split {split!r} where 'train' or 'eval' was expected; rename it, or drop those rows")
+    if value is None and "value" in row:
+        return None
+    try:
+        if isinstance(value, bool) or not isinstance(value, (int, float)):
+            raise TypeError
+        return StepKey(step, split), name, float(value)
+    except (TypeError, OverflowError):
+        raise DataError(f"{where}: value {value!r:.40} where a number was expected; log it as a float") from None

@@ -1,0 +1,180 @@
+"""One Parquet file of a run: its footer, its row groups, and the border where pyarrow's errors become ours."""
+
+import os
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+
+import pyarrow as pa
+import pyarrow.parquet as pq
+
+from rolloutdoctor.errors import InputError
+from rolloutdoctor.io.columns import StoredColumn, resolve
+from rolloutdoctor.io.metadata import RunMetadata
+from rolloutdoctor.io.paths import Source, reason
+
+_MAGIC = b"PAR1"
+_ENCRYPTED_MAGIC = b"PARE"
+
+
+@dataclass(frozen=True)
+class RunFile:
+    """What the footer of a run file says. Nothing is held open; plain data, it can be sent to another process.
+
+    Attributes:
+        source: what to open, and its name in messages.
+        footer: pyarrow's FileMetaData.
+        columns: canonical name to the column that gives it.
+        metadata: who wrote it.
+    """
+
+    source: Source
+    footer: pq.FileMetaData
+    columns: dict[str, StoredColumn]
+    metadata: RunMetadata
+
+    @property
+    def name(self) -> str:
+        """How messages call the file."""
+        return self.source.name
+
+    @property
+    def rows(self) -> int:
+        """Number of rows, from the footer."""
+        return int(self.footer.num_rows)
+
+    def row_group_rows(self) -> list[int]:
+        """Rows of every row group, from the footer."""
+        return [int(self.footer.row_group(group).num_rows) for group in range(self.footer.num_row_groups)]
+
+    @contextmanager
+    def opened(self) -> Iterator["OpenFile"]:
+        """Open the file for reading row groups; it is closed on leaving.
+
+        Raises:
+            InputError: if it cannot be opened.
+        """
+        with open_parquet(self.source, self.footer) as parquet:
+            yield OpenFile(self, parquet)
+
+
+@dataclass(frozen=True)
+class OpenFile:
+    """A run file while it is open."""
+
+    file: RunFile
+    parquet: pq.ParquetFile
+
+    def read(self, group: int, columns: Sequence[str]) -> pa.Table:
+        """Decode canonical `columns` of one row group, under their canonical names; those it lacks are left out.
+
+        Raises:
+            InputError: if the row group is damaged.
+        """
+        stored = {self.file.columns[name].stored: name for name in columns if name in self.file.columns}
+        with reading(self.file.name, f"row group {group}"):
+            table = self.parquet.read_row_group(group, columns=list(stored))
+            # Columns are picked by name: a prefix such as "kl" also fetches a column called "kl.x".
+            table = table.select(list(stored)).rename_columns(list(stored.values()))
+        declared = self.file.footer.row_group(group).num_rows
+        if table.num_rows != declared:
+            raise InputError(
+                f"{self.file.name}: row group {group} has {table.num_rows} rows where its footer says {declared}; "
+                "the file is damaged, write or copy it again"
+            )
+        return table
+
+
+def read_footer(source: Source, trainer: str | None) -> RunFile:
+    """Open a run file, read what its footer says, and close it.
+
+    Args:
+        source: the file.
+        trainer: who wrote it; None: as the file says.
+
+    Raises:
+        InputError: if it is no Parquet file, damaged, or has no rows.
+        SchemaError: if its columns break the contract.
+    """
+    with open_parquet(source) as parquet:
+        with reading(source.name, "the footer"):
+            footer, schema = parquet.metadata, parquet.schema_arrow
+            counts = [footer.row_group(group).num_rows for group in range(footer.num_row_groups)]
+            # A damaged footer may hold names that cannot be decoded: find out here, where it is an input error.
+            _ = schema.names, footer.metadata
+        if footer.num_rows < 0 or min(counts, default=0) < 0 or sum(counts) != footer.num_rows:
+            raise InputError(
+                f"{source.name}: the footer contradicts itself on the number of rows; write the file again"
+            )
+        if footer.num_rows == 0:
+            raise InputError(f"{source.name}: the file has no rows; check the run that wrote it, or leave it out")
+        metadata = RunMetadata.decode(footer.metadata, source.name)
+        return RunFile(source, footer, resolve(schema, source.name, trainer=trainer or metadata.trainer), metadata)
+
+
+@contextmanager
+def open_parquet(source: Source, footer: pq.FileMetaData | None = None) -> Iterator[pq.ParquetFile]:
+    """Open a Parquet file of any kind; it is closed on leaving.
+
+    Raises:
+        InputError: if it cannot be opened or is not Parquet.
+    """
+    try:
+        # Bytes, because arrow refuses names that are not UTF-8.
+        handle = pa.OSFile(os.fsencode(source.path))
+    except OSError as error:
+        raise InputError(f"{source.name}: {reason(error)}") from None
+    with handle:
+        _check_magic(handle, source.name)
+        with reading(source.name, "the footer"):
+            parquet = pq.ParquetFile(handle, metadata=footer, page_checksum_verification=True)
+        with parquet:
+            yield parquet
+
+
+@contextmanager
+def reading(name: str, what: str) -> Iterator[None]:
+    """Turn what pyarrow raises into an `InputError` about `what` in the file `name`.
+
+    UnicodeDecodeError is what pyarrow's own Python layer raises on damaged names.
+    """
+    try:
+        yield
+    except NotImplementedError as error:
+        raise InputError(
+            f"{name}: {what} uses a Parquet feature that this pyarrow does not have ({_words(error)}); "
+            "write the file with plain columns and zstd or snappy"
+        ) from None
+    except MemoryError:
+        raise InputError(
+            f"{name}: {what} asks for more memory than there is; "
+            "write the file with smaller row groups, or again if it is damaged"
+        ) from None
+    except (pa.ArrowException, OSError, UnicodeDecodeError) as error:
+        raise InputError(
+            f"{name}: {what} cannot be read ({_words(error)}); the file is damaged, write or copy it again"
+        ) from None
+
+
+def _check_magic(handle: pa.NativeFile, name: str) -> None:
+    with reading(name, "the file"):
+        size = handle.size()
+        head = handle.read(4)
+        handle.seek(max(0, size - 4))
+        tail = handle.read(4)
+        handle.seek(0)
+    if size == 0:
+        raise InputError(f"{name}: the file is empty (0 bytes); its writer did not finish, so write it again")
+    if _ENCRYPTED_MAGIC in (head, tail):
+        raise InputError(f"{name}: the Parquet file is encrypted; write it without encryption")
+    if head != _MAGIC:
+        raise InputError(f"{name}: not a Parquet file; convert it with 'rolloutdoctor convert', or give the run file")
+    if tail != _MAGIC or size < 12:
+        raise InputError(
+            f"{name}: the Parquet file is truncated (it has no footer); its writer or copy did not finish, so repeat it"
+        )
+
+
+def _words(error: BaseException) -> str:
+    words = " ".join(str(error).split())
+    return words if len(words) <= 160 else words[:157] + "..."

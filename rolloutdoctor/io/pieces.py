@@ -1,0 +1,266 @@
+"""What one row group holds of one step, and how such pieces become a batch."""
+
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass, replace
+
+import numpy as np
+import pyarrow as pa
+import torch
+from torch import Tensor
+
+from rolloutdoctor.batch import STAND_INS, Groups, RolloutBatch, StepKey
+from rolloutdoctor.errors import DataError, nearest
+from rolloutdoctor.io.decode import Lists, Place, identifiers, integers, lists, named_numbers, numbers
+from rolloutdoctor.io.parquet import RunFile
+from rolloutdoctor.schema import BY_NAME, Kind
+
+
+@dataclass(frozen=True)
+class Wanted:
+    """The columns that a batch is to carry, by what becomes of them; every one is in every file.
+
+    Attributes:
+        tokens: packed along the token axis.
+        rows: one number or integer per row.
+        rewards: the column of named rewards is one of them.
+        groups: rows can be gathered into groups.
+        samples: rows have names of their own.
+    """
+
+    tokens: tuple[str, ...]
+    rows: tuple[str, ...]
+    rewards: bool
+    groups: bool
+    samples: bool
+
+    @classmethod
+    def of(cls, columns: Iterable[str], present: frozenset[str]) -> "Wanted":
+        """Choose from the columns that are `present`.
+
+        A column that another may stand in for is fetched as that other one if it is absent. Text and messages have
+        no place in a batch, nor have the prompt's tokens: they are left out.
+
+        Raises:
+            ValueError: if a name is not a column of the contract.
+        """
+        names = set(columns)
+        for name in names:
+            if name not in BY_NAME:
+                raise ValueError(f"{name!r} is not a column of a run file{nearest(name, list(BY_NAME))}")
+        chosen = {next((found for found in STAND_INS.get(name, (name,)) if found in present), None) for name in names}
+        ordered = [column for column in BY_NAME.values() if column.name in chosen]
+        return cls(
+            tokens=tuple(column.name for column in ordered if column.per_token),
+            rows=tuple(
+                column.name
+                for column in ordered
+                if column.kind in (Kind.NUMBER, Kind.INTEGER) and column.name != "step"
+            ),
+            rewards="rewards" in chosen,
+            groups="group_id" in present,
+            samples="sample_id" in present,
+        )
+
+    @property
+    def names(self) -> tuple[str, ...]:
+        """All columns to read beside the key columns."""
+        also = (("rewards", self.rewards), ("group_id", self.groups), ("sample_id", self.samples))
+        return (*self.tokens, *self.rows, *(name for name, is_wanted in also if is_wanted))
+
+
+@dataclass(frozen=True)
+class Piece:
+    """The rows of one step and split in one row group, decoded.
+
+    Attributes:
+        file: that they are in.
+        rows: ``[N]`` their numbers in the file.
+        lengths: ``[N]`` int64 tokens per row, or None if no token column has values here.
+        tokens: token column to ``[T]`` values; None where all cells are null.
+        numbers: row column to ``[N]`` values.
+        rewards: reward function to ``[N]`` float64.
+        groups: ``[N]`` group identifiers, or None.
+        samples: ``[N]`` sample identifiers, or None.
+    """
+
+    file: RunFile
+    rows: "range | np.ndarray"
+    lengths: np.ndarray | None
+    tokens: dict[str, Tensor | None]
+    numbers: dict[str, Tensor]
+    rewards: dict[str, Tensor]
+    groups: pa.Array | None
+    samples: pa.Array | None
+
+    def place(self, column: str) -> Place:
+        """Return where a column's cells are."""
+        return Place(self.file.name, self.file.columns[column].label, self.rows)
+
+    def detached(self) -> "Piece":
+        """Return the piece in memory of its own, so that it does not keep its row group's."""
+        return replace(
+            self, tokens={name: None if values is None else values.clone() for name, values in self.tokens.items()}
+        )
+
+
+def decode_piece(
+    file: RunFile, table: pa.Table, rows: "range | np.ndarray", wanted: Wanted, dtype: torch.dtype
+) -> Piece:
+    """Decode the rows of one step and split.
+
+    Args:
+        file: that they are in.
+        table: their columns, under their canonical names.
+        rows: ``[N]`` their numbers in the file.
+        wanted: which columns.
+        dtype: of float lists.
+
+    Raises:
+        DataError: if a value breaks the contract of its column, or lists of one row differ in length.
+    """
+    places = {name: Place(file.name, file.columns[name].label, rows) for name in wanted.names}
+    packed = {name: lists(table.column(name), BY_NAME[name].kind, dtype, places[name]) for name in wanted.tokens}
+    return Piece(
+        file=file,
+        rows=rows,
+        lengths=_agreed_lengths(packed, places),
+        tokens={name: None if _is_absent(found) else found.values for name, found in packed.items()},
+        numbers={
+            name: integers(table.column(name), places[name])
+            if BY_NAME[name].kind is Kind.INTEGER
+            else numbers(table.column(name))
+            for name in wanted.rows
+        },
+        rewards=named_numbers(table.column("rewards")) if wanted.rewards else {},
+        groups=identifiers(table.column("group_id"), places["group_id"]) if wanted.groups else None,
+        samples=identifiers(table.column("sample_id"), places["sample_id"]) if wanted.samples else None,
+    )
+
+
+def assemble(key: StepKey, pieces: Sequence[Piece], *, several_files: bool) -> RolloutBatch:
+    """Join the pieces of one step and split, in file order.
+
+    Raises:
+        DataError: if a token column has values in some pieces only, or a sample identifier occurs twice.
+    """
+    counts = [len(piece.rows) for piece in pieces]
+    tokens = _joined_tokens(pieces)
+    lengths = [piece.lengths for piece in pieces if piece.lengths is not None]
+    offsets = torch.zeros(sum(counts) + 1, dtype=torch.int64)
+    if tokens:
+        torch.cumsum(torch.from_numpy(np.concatenate(lengths)), 0, out=offsets[1:])
+    groups, group_ids = _groups(pieces)
+    return RolloutBatch(
+        step=key.step,
+        split=key.split,
+        rows=offsets,
+        groups=groups,
+        per_row={name: _cat([piece.numbers[name] for piece in pieces]) for name in pieces[0].numbers},
+        per_token=tokens,
+        rewards={
+            name: _cat(
+                [
+                    piece.rewards.get(name, torch.full((count,), torch.nan, dtype=torch.float64))
+                    for piece, count in zip(pieces, counts, strict=True)
+                ]
+            )
+            for name in dict.fromkeys(name for piece in pieces for name in piece.rewards)
+        },
+        group_ids=group_ids,
+        sample_ids=_sample_ids(pieces, several_files),
+    )
+
+
+def _is_absent(found: Lists) -> bool:
+    return found.is_null is not None and bool(found.is_null.all())
+
+
+def _agreed_lengths(packed: dict[str, Lists], places: dict[str, Place]) -> np.ndarray | None:
+    """Return the ``[N]`` lengths on which all token columns agree; None if no token column has values."""
+    filled = {name: found for name, found in packed.items() if not _is_absent(found)}
+    for name, found in filled.items():
+        if found.is_null is not None:
+            row = int(np.argmax(found.is_null))
+            other = next((to for to, its in filled.items() if its.is_null is None or not its.is_null[row]), None)
+            raise _null_cell(
+                places[name],
+                row,
+                None if other is None else places[other].label,
+                None if other is None else int(filled[other].lengths[row]),
+            )
+    if not filled:
+        return None
+    # The mask is what a user thinks of as the length of a response.
+    reference = "response_mask" if "response_mask" in filled else next(iter(filled))
+    lengths_N = filled[reference].lengths
+    for name, found in filled.items():
+        if not np.array_equal(found.lengths, lengths_N):
+            row = int(np.argmax(found.lengths != lengths_N))
+            raise places[name].error(
+                row,
+                f"{found.lengths[row]} values where {places[reference].label} has {lengths_N[row]}; "
+                "write all token columns aligned to the response, without padding",
+            )
+    return lengths_N
+
+
+def _null_cell(place: Place, row: int, other: str | None, length: int | None) -> DataError:
+    expected = "a list was expected" if other is None else f"a list of {length} values was expected (as in {other})"
+    return place.error(
+        row, f"null where {expected}; log the column for every row of a step and split, or for none of them"
+    )
+
+
+def _joined_tokens(pieces: Sequence[Piece]) -> dict[str, Tensor]:
+    joined = {}
+    for name in pieces[0].tokens:
+        parts = [piece.tokens[name] for piece in pieces]
+        filled = [part for part in parts if part is not None]
+        if filled and len(filled) < len(parts):
+            piece = next(piece for piece in pieces if piece.tokens[name] is None)
+            other = next((to for to, values in piece.tokens.items() if values is not None), None)
+            length = None if piece.lengths is None else int(piece.lengths[0])
+            raise _null_cell(piece.place(name), 0, other and piece.place(other).label, length)
+        if filled:
+            joined[name] = _cat(filled)
+    return joined
+
+
+def _groups(pieces: Sequence[Piece]) -> tuple[Groups | None, list[str]]:
+    names = [piece.groups for piece in pieces if piece.groups is not None]
+    if not names:
+        return None, []
+    # Codes are given in the order of first appearance.
+    encoded = pa.concat_arrays(names).dictionary_encode()
+    index_N = torch.from_numpy(encoded.indices.to_numpy(zero_copy_only=False).astype(np.int64))
+    return Groups.of(index_N, len(encoded.dictionary)), encoded.dictionary.to_pylist()
+
+
+def _sample_ids(pieces: Sequence[Piece], several_files: bool) -> list[str]:
+    names = [piece.samples for piece in pieces if piece.samples is not None]
+    if not names:
+        return [f"{piece.file.name}:{row}" if several_files else f"row {row}" for piece in pieces for row in piece.rows]
+    ids = pa.concat_arrays(names)
+    encoded = ids.dictionary_encode()
+    if len(encoded.dictionary) < len(ids):
+        raise _duplicate(pieces, encoded.indices.to_numpy(zero_copy_only=False), encoded.dictionary)
+    found: list[str] = ids.to_pylist()
+    return found
+
+
+def _duplicate(pieces: Sequence[Piece], code_N: np.ndarray, names: pa.Array) -> DataError:
+    is_first_N = np.zeros(len(code_N), bool)
+    is_first_N[np.unique(code_N, return_index=True)[1]] = True
+    second = int(np.argmin(is_first_N))
+    first = int(np.argmax(code_N == code_N[second]))
+    where = [(piece, row) for piece in pieces for row in piece.rows]
+    (early, row), (late, again) = where[first], where[second]
+    at = f"rows {row} and {again}" if early.file is late.file else f"row {row} and {late.file.name}, row {again}"
+    return DataError(
+        f"{early.place('sample_id').file}: column {early.place('sample_id').label}, {at}: "
+        f"{names[int(code_N[second])].as_py()!r} twice in one step and split; give every row a key of its own"
+    )
+
+
+def _cat(parts: Sequence[Tensor]) -> Tensor:
+    return parts[0] if len(parts) == 1 else torch.cat(list(parts))

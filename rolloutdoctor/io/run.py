@@ -1,0 +1,184 @@
+"""`open_run`: the files of a run, read one step at a time."""
+
+import json
+import os
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from functools import cached_property
+from itertools import groupby
+
+import numpy as np
+import pyarrow as pa
+import torch
+
+from rolloutdoctor.batch import RolloutBatch, StepKey
+from rolloutdoctor.errors import InputError
+from rolloutdoctor.io.index import KEY_COLUMNS, Index, RowGroup, build_index, read_keys, rows_by_key
+from rolloutdoctor.io.metadata import RunMetadata
+from rolloutdoctor.io.metrics import LoggedMetrics, read_metrics
+from rolloutdoctor.io.parquet import OpenFile, RunFile, read_footer
+from rolloutdoctor.io.paths import expand
+from rolloutdoctor.io.pieces import Piece, Wanted, assemble, decode_piece
+from rolloutdoctor.io.steps import StepRange
+
+__all__ = ["LoggedMetrics", "Run", "StepRange", "open_run"]
+
+
+def open_run(paths: Sequence[str | os.PathLike[str]], *, trainer: str | None = None) -> "Run":
+    """Find the files of a run and read their footers and logged metrics.
+
+    Args:
+        paths: files, directories and patterns; see `paths.expand`.
+        trainer: who wrote the files, for column names that depend on it; None: as their metadata say.
+
+    Raises:
+        InputError: if nothing is found, a file cannot be read, or two files are not of one run.
+        SchemaError: if a file's columns break the contract.
+    """
+    found = expand(paths)
+    files = [read_footer(source, trainer) for source in found.files]
+    return Run(files, _agreed_metadata(files), read_metrics(found.metrics))
+
+
+class Run:
+    """A run, as its files' footers describe it. No file is open except while `batches` is being consumed.
+
+    Attributes:
+        files: names of the files as the user gave them, in reading order.
+        metadata: of all files; files that say nothing agree with any.
+        columns: canonical names present in every file; a column of nulls only, by its type, is not present.
+        partial_columns: canonical names present in some of the files: read as absent. `split` is the exception:
+            files without it hold train rows, files with it are read as it says.
+        rows: number of rows, from the footers.
+        metrics: what the trainer logged; empty if there is none.
+    """
+
+    def __init__(self, files: Sequence[RunFile], metadata: RunMetadata, metrics: LoggedMetrics) -> None:
+        self._files = tuple(files)
+        self.files = tuple(file.name for file in files)
+        self.metadata = metadata
+        self.columns: frozenset[str] = frozenset.intersection(*(frozenset(file.columns) for file in files))
+        self.partial_columns: frozenset[str] = frozenset().union(*(file.columns for file in files)) - self.columns
+        self.rows = sum(file.rows for file in files)
+        self.metrics = metrics
+
+    def batches(
+        self,
+        columns: Iterable[str],
+        *,
+        steps: StepRange | None = None,
+        split: str | None = None,
+        dtype: torch.dtype = torch.float32,
+        progress: Callable[[int, int], None] | None = None,
+    ) -> Iterator[RolloutBatch]:
+        """Yield one batch per step and split, each as soon as its last row has been read.
+
+        So batches come in the order of their last rows in the files, whatever the row groups; rows of a batch keep
+        file order. For files sorted by step, memory follows one step and one row group. Tensors may view the memory
+        of the file's buffers: treat them as read-only. Abandoning the iterator closes the file that it has open.
+
+        Args:
+            columns: canonical names to carry; those that are absent are left out, and a token column that is null in
+                all rows of a batch is left out of that batch. Groups and sample names come in any case.
+            steps: only these; row groups that hold none of them are not decoded.
+            split: only ``train`` or ``eval``.
+            dtype: of float token columns; float32 files read as float32 are not copied.
+            progress: called after each row group with the rows done and the rows to do.
+
+        Raises:
+            DataError: if a value breaks the contract of its column; the message names file, column and row.
+            InputError: if a file is damaged.
+            ValueError: if a name in `columns` is not of the contract.
+        """
+        wanted = Wanted.of(columns, self.columns)
+        return self._stream(wanted, steps or StepRange(), split, dtype, progress or (lambda done, total: None))
+
+    @cached_property
+    def _index(self) -> Index:
+        return build_index(self._files)
+
+    def _stream(
+        self,
+        wanted: Wanted,
+        steps: StepRange,
+        split: str | None,
+        dtype: torch.dtype,
+        progress: Callable[[int, int], None],
+    ) -> Iterator[RolloutBatch]:
+        index = self._index
+        plan = [(position, found) for position, found in enumerate(index.row_groups) if found.may_hold(steps, split)]
+        total, done = sum(found.rows for _, found in plan), 0
+        pending: dict[StepKey, list[Piece]] = {}
+        finished: set[StepKey] = set()
+        for number, here in groupby(plan, key=lambda entry: entry[1].file):
+            with self._files[number].opened() as opened:
+                for position, row_group in here:
+                    for key, rows, table in _wanted_rows(opened, row_group, wanted, steps, split):
+                        if key in finished:
+                            raise _contradiction(opened.file, key)
+                        piece = decode_piece(opened.file, table, rows, wanted, dtype)
+                        is_complete = index.is_complete(key, position)
+                        # What waits for later row groups must not keep all of this one in memory.
+                        is_slice = not is_complete and len(rows) < row_group.rows
+                        pending.setdefault(key, []).append(piece.detached() if is_slice else piece)
+                        # No reference may be left in this frame, or a step would live on while the next is decoded.
+                        del piece, table, rows
+                        if is_complete:
+                            finished.add(key)
+                            yield assemble(key, pending.pop(key), several_files=len(self._files) > 1)
+                    done += row_group.rows
+                    progress(done, total)
+        for key, pieces in pending.items():
+            raise _contradiction(pieces[0].file, key)
+
+
+def _wanted_rows(
+    opened: OpenFile, row_group: RowGroup, wanted: Wanted, steps: StepRange, split: str | None
+) -> Iterator[tuple[StepKey, "range | np.ndarray", pa.Table]]:
+    """Decode a row group and yield key, row numbers in the file, and columns, in the order in which keys end."""
+    table = opened.read(row_group.group, (*KEY_COLUMNS, *wanted.names))
+    numbers = range(row_group.first_row, row_group.first_row + row_group.rows)
+    for key, rows in rows_by_key(*read_keys(opened.file, table, numbers)):
+        if key.step not in steps or split not in (None, key.split):
+            continue
+        if isinstance(rows, range):
+            # A slice shares the memory of the row group.
+            yield key, numbers[rows.start : rows.stop], table.slice(rows.start, len(rows))
+        else:
+            yield key, rows + row_group.first_row, table.take(pa.array(rows))
+
+
+def _contradiction(file: RunFile, key: StepKey) -> InputError:
+    return InputError(
+        f"{file.name}: the statistics in the footer contradict the rows of step {key.step}; write the file again"
+    )
+
+
+def _agreed_metadata(files: Sequence[RunFile]) -> RunMetadata:
+    """Return what all files say; a file that says nothing agrees with any.
+
+    Raises:
+        InputError: if two files differ in trainer, version or an option.
+    """
+    speaking = [file for file in files if file.metadata != RunMetadata()]
+    if not speaking:
+        return RunMetadata()
+    first = speaking[0]
+    said = _statements(first.metadata)
+    for other in speaking[1:]:
+        says = _statements(other.metadata)
+        for option in [*said, *(option for option in says if option not in said)]:
+            if said.get(option, _UNSET) != says.get(option, _UNSET):
+                raise InputError(
+                    f"{first.name} and {other.name} are not of one run: {option} is "
+                    f"{said.get(option, _UNSET)} in the first and {says.get(option, _UNSET)} in the second; "
+                    "check them one by one"
+                )
+    return first.metadata
+
+
+_UNSET = "not set"
+
+
+def _statements(metadata: RunMetadata) -> dict[str, str]:
+    said = {"trainer": metadata.trainer, "trainer_version": metadata.trainer_version, **metadata.config}
+    return {option: json.dumps(value, sort_keys=True) for option, value in said.items() if value is not None}
