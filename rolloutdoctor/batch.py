@@ -125,7 +125,7 @@ class RolloutBatch:
 
     def has(self, *names: str) -> bool:
         """True if every named column (or its documented stand-in) is there."""
-        return all(self._find(name) is not None for name in names)
+        return all(self.groups is not None if name == "group_id" else self._find(name) is not None for name in names)
 
     def column(self, name: str) -> Tensor:
         """Return a row or token column.
@@ -169,8 +169,7 @@ class RolloutBatch:
         return replace(
             self,
             rows=self.rows.to(device),
-            groups=groups
-            and Groups(groups.index_N.to(device), groups.order_N.to(device), groups.offsets.to(device)),
+            groups=groups and Groups(groups.index_N.to(device), groups.order_N.to(device), groups.offsets.to(device)),
             per_row=moved(self.per_row),
             per_token=moved(self.per_token),
             rewards=moved(self.rewards),

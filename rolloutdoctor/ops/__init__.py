@@ -1,1 +1,1 @@
-"""."""
+"""Pure reductions over packed (ragged) tensors."""

@@ -1,0 +1,64 @@
+"""What an outcome estimator sees, and what it gives back."""
+
+from dataclasses import dataclass
+from typing import NamedTuple
+
+import torch
+from torch import Tensor
+
+from rolloutdoctor.batch import Groups
+from rolloutdoctor.ops import segments as seg
+
+
+@dataclass(frozen=True, eq=False)
+class Scores:
+    """One score per row, and who votes.
+
+    Attributes:
+        score_N: ``[N]`` float64, the reward that the estimator sees.
+        vote_N: ``[N]`` bool, True if the row enters baselines and scales.
+        length_N: ``[N]`` int64, trained tokens of the row.
+        groups: rows gathered by prompt.
+    """
+
+    score_N: Tensor
+    vote_N: Tensor
+    length_N: Tensor
+    groups: Groups
+
+    @property
+    def voters_N(self) -> Tensor:
+        """``[N]`` float64, how many rows vote in the row's group."""
+        return seg.group_total(self.vote_N, self.groups)[self.groups.index_N]
+
+    def of_voters(self, x_N: Tensor) -> Tensor:
+        """`x_N` for voters and 0 for the rest: a row without a vote is not compared with anything."""
+        return torch.where(self.vote_N, x_N, 0.0)
+
+    def mean_N(self) -> Tensor:
+        """``[N]`` mean score of the voters in the row's group."""
+        return seg.group_mean(self.score_N, self.groups, self.vote_N)[self.groups.index_N]
+
+    def std_N(self) -> Tensor:
+        """``[N]`` unbiased standard deviation of the voters in the row's group; NaN below two."""
+        return seg.group_std(self.score_N, self.groups, self.vote_N)[self.groups.index_N]
+
+
+class Advantages(NamedTuple):
+    """The result of an outcome estimator.
+
+    Attributes:
+        value_N: ``[N]`` float64 advantage of every row.
+        baseline_N: ``[N]`` float64, what was subtracted from the row's score.
+    """
+
+    value_N: Tensor
+    baseline_N: Tensor
+
+
+def lone_voter(scores: Scores, found: Advantages, lone: str) -> Advantages:
+    """Replace the advantage of rows that are the only voter of their group: raw score, or zero."""
+    alone_N = scores.vote_N & (scores.voters_N == 1)
+    zero_N = torch.zeros_like(scores.score_N)
+    value_N, baseline_N = (scores.score_N, zero_N) if lone == "raw" else (zero_N, scores.score_N)
+    return Advantages(torch.where(alone_N, value_N, found.value_N), torch.where(alone_N, baseline_N, found.baseline_N))

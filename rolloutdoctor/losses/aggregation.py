@@ -1,0 +1,194 @@
+"""How token terms become one loss: the weight that each mode gives to a token of a row.
+
+The loss of an optimiser step is ``sum_it weight_i * mask_it * term_it``. Every mode of the three trainers has
+this form, so a mode is a function that gives one weight per row.
+"""
+
+from collections.abc import Callable
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from rolloutdoctor.objective import Aggregation
+
+
+@dataclass(frozen=True, eq=False)
+class Layout:
+    """How a step was cut into optimiser steps and micro-batches, told to every row.
+
+    Attributes:
+        micro_N: ``[N]`` int64, the row's micro-batch, numbered over ranks and optimiser steps.
+        micro_rows_N: ``[N]`` float64, rows in the row's micro-batch.
+        micros_N: ``[N]`` float64, micro-batches in the row's optimiser step, over all ranks.
+        optim_N: ``[N]`` int64, the row's optimiser step.
+        optim_rows_N: ``[N]`` float64, rows in the row's optimiser step.
+        generation_N: ``[N]`` int64, the batch over which rewards were normalised and tokens counted.
+        steps_N: ``[N]`` float64, optimiser steps in the row's generation batch.
+        share_N: ``[N]`` float64, weight of the row's optimiser step in the loss of the step.
+    """
+
+    micro_N: Tensor
+    micro_rows_N: Tensor
+    micros_N: Tensor
+    optim_N: Tensor
+    optim_rows_N: Tensor
+    generation_N: Tensor
+    steps_N: Tensor
+    share_N: Tensor
+
+    @classmethod
+    def of(
+        cls,
+        rows: Tensor,
+        optim_N: Tensor | None = None,
+        micro_N: Tensor | None = None,
+        rank_N: Tensor | None = None,
+        *,
+        separate: bool = False,
+    ) -> "Layout":
+        """Number the parts from the columns that are there; none of them: one micro-batch, one optimiser step.
+
+        Args:
+            rows: ``[N+1]`` row offsets, for the number of rows and the device.
+            optim_N: column `optim_step_id`.
+            micro_N: column `micro_batch_id`.
+            rank_N: column `rank`.
+            separate: every micro-batch is a loss of its own, and they are averaged by rows (evaluation).
+        """
+        zero_N = torch.zeros(len(rows) - 1, dtype=torch.int64, device=rows.device)
+        one_N = zero_N.double() + 1
+        parts = [zero_N if part is None else part for part in (optim_N, rank_N, micro_N)]
+        cells, micro_index_N = torch.unique(torch.stack(parts), dim=1, return_inverse=True)
+        if separate:
+            optim_index_N, optim_of_M = micro_index_N, torch.arange(cells.shape[1], device=rows.device)
+        else:
+            steps, optim_index_N = torch.unique(parts[0], return_inverse=True)
+            optim_of_M = torch.searchsorted(steps, cells[0])
+        steps_N = one_N if separate else one_N * len(torch.unique(parts[0]))
+        optim_rows_N = _summed(optim_index_N, one_N)
+        return cls(
+            micro_N=micro_index_N,
+            micro_rows_N=_summed(micro_index_N, one_N),
+            micros_N=torch.bincount(optim_of_M)[optim_index_N].double(),
+            optim_N=optim_index_N,
+            optim_rows_N=optim_rows_N,
+            generation_N=micro_index_N if separate else zero_N,
+            steps_N=steps_N,
+            share_N=optim_rows_N / len(zero_N) if separate else 1 / steps_N,
+        )
+
+    def micro_total(self, x_N: Tensor) -> Tensor:
+        """Sum of `x_N` over the row's micro-batch, ``[N]`` float64."""
+        return _summed(self.micro_N, x_N)
+
+    def optim_total(self, x_N: Tensor) -> Tensor:
+        """Sum of `x_N` over the row's optimiser step, ``[N]`` float64."""
+        return _summed(self.optim_N, x_N)
+
+    def generation_total(self, x_N: Tensor) -> Tensor:
+        """Sum of `x_N` over the row's generation batch, ``[N]`` float64."""
+        return _summed(self.generation_N, x_N)
+
+
+def _summed(index_N: Tensor, x_N: Tensor) -> Tensor:
+    """Sum of `x_N` over rows of equal index, told to every row."""
+    return torch.bincount(index_N, weights=x_N.double())[index_N]
+
+
+def _row_means(length_N: Tensor, layout: Layout, _: Aggregation) -> Tensor:
+    """TRL ``grpo``: mean over the tokens of a row, then over the rows of each micro-batch, then over micro-batches."""
+    return 1 / (length_N.clamp(min=1) * layout.micro_rows_N * layout.micros_N)
+
+
+def _micro_token_means(length_N: Tensor, layout: Layout, _: Aggregation) -> Tensor:
+    """TRL ``bnpo``: mean over the tokens of each micro-batch, then over micro-batches."""
+    return 1 / (layout.micro_total(length_N).clamp(min=1) * layout.micros_N)
+
+
+def _fixed_length(length_N: Tensor, layout: Layout, rule: Aggregation) -> Tensor:
+    """TRL ``dr_grpo``: sums divided by rows times a fixed length."""
+    return 1 / (layout.micro_rows_N * _length(rule) * layout.micros_N)
+
+
+def _generation_token_mean(length_N: Tensor, layout: Layout, _: Aggregation) -> Tensor:
+    """TRL ``dapo``: tokens of the whole generation batch, shared out over its optimiser steps."""
+    return layout.steps_N / layout.generation_total(length_N).clamp(min=1)
+
+
+def _unscaled_token_mean(length_N: Tensor, layout: Layout, rule: Aggregation) -> Tensor:
+    """TRL ``dapo`` before 1.10: divided by the tokens of the generation batch, whatever its optimiser steps."""
+    return _generation_token_mean(length_N, layout, rule) / layout.steps_N
+
+
+def _token_mean(length_N: Tensor, layout: Layout, _: Aggregation) -> Tensor:
+    """verl ``token-mean``: mean over the tokens of the mini-batch; a mini-batch without tokens has no weight."""
+    tokens_N = layout.optim_total(length_N)
+    return torch.where(tokens_N > 0, 1 / tokens_N, 0.0)
+
+
+def _token_sum(length_N: Tensor, layout: Layout, _: Aggregation) -> Tensor:
+    """verl ``token-sum``."""
+    return torch.ones_like(length_N)
+
+
+def _row_sum_mean(length_N: Tensor, layout: Layout, _: Aggregation) -> Tensor:
+    """verl ``seq-mean-token-sum``: row sums over the rows of the mini-batch, rows without tokens counted."""
+    return 1 / layout.optim_rows_N
+
+
+def _row_sum_mean_norm(length_N: Tensor, layout: Layout, rule: Aggregation) -> Tensor:
+    """verl ``seq-mean-token-sum-norm``: the same divided by a fixed length."""
+    return 1 / (layout.optim_rows_N * _length(rule))
+
+
+def _row_mean_mean(length_N: Tensor, layout: Layout, _: Aggregation) -> Tensor:
+    """verl ``seq-mean-token-mean``: row means over the rows of the mini-batch, rows without tokens counted."""
+    return 1 / ((length_N + 1e-8) * layout.optim_rows_N)
+
+
+def _sample_mean(length_N: Tensor, layout: Layout, _: Aggregation) -> Tensor:
+    """slime's default: row means over the rows of the step, rows without tokens counted."""
+    return 1 / (length_N.clamp(min=1) * layout.optim_rows_N)
+
+
+def _phantom_token_mean(length_N: Tensor, layout: Layout, _: Aggregation) -> Tensor:
+    """slime's ``calculate_per_token_loss``: every row without tokens adds one token to the count."""
+    return 1 / layout.optim_total(length_N.clamp(min=1))
+
+
+def _length(rule: Aggregation) -> int:
+    """Return the fixed length of a mode that divides by one."""
+    if rule.length is None:
+        raise ValueError(f"{rule.mode} needs a fixed length")
+    return rule.length
+
+
+AGGREGATIONS: dict[str, Callable[[Tensor, Layout, Aggregation], Tensor]] = {
+    "slime/sample-mean": _sample_mean,
+    "slime/token-mean": _phantom_token_mean,
+    "trl/bnpo": _micro_token_means,
+    "trl/dapo": _generation_token_mean,
+    "trl/dapo-before-1.10": _unscaled_token_mean,
+    "trl/dr_grpo": _fixed_length,
+    "trl/grpo": _row_means,
+    "verl/seq-mean-token-mean": _row_mean_mean,
+    "verl/seq-mean-token-sum": _row_sum_mean,
+    "verl/seq-mean-token-sum-norm": _row_sum_mean_norm,
+    "verl/token-mean": _token_mean,
+    "verl/token-sum": _token_sum,
+}
+"""Mode to the weight of a token of every row, ``[N]`` float64, within the row's optimiser step."""
+
+
+def row_weights(length_N: Tensor, layout: Layout, rule: Aggregation) -> Tensor:
+    """Weight of a token of every row in the loss of the step, ``[N]`` float64.
+
+    The loss of a step is the mean of the losses of its optimiser steps, `layout.share_N` being their weights.
+
+    Args:
+        length_N: ``[N]`` float64, tokens of each row that are counted in denominators.
+        layout: how the step was cut up.
+        rule: the mode.
+    """
+    return AGGREGATIONS[rule.mode](length_N, layout, rule) * layout.share_N

@@ -1,0 +1,163 @@
+"""`Objective`: what a trainer computes from a step, as one frozen value.
+
+Masks have scopes. Which rows *vote* in the baseline, which tokens carry the *policy* term, which the *KL* term,
+which are counted in a *denominator* and which enter a *metric* are different sets in almost every trainer. Each is
+a field here, so that a fix is an edit of one of them.
+"""
+
+from dataclasses import dataclass, field, replace
+from enum import Enum
+from typing import Literal
+
+
+class RowSet(Enum):
+    """A set of rows that a scope can leave out."""
+
+    REJECTED = "rows with no trained token left"
+    UNSCORED = "rows whose reward is null"
+    ZERO_STD = "train rows of groups of two or more whose rewards are all equal (max - min = 0)"
+    STD_FLAGGED = "rows that TRL flags as zero-std: |std| <= 1e-8 in float32, eval rows and groups of one included"
+
+
+@dataclass(frozen=True)
+class Scope:
+    """The rows that take part in something: all of them, less some sets."""
+
+    without: frozenset[RowSet] = frozenset()
+
+    def leaving_out(self, rows: RowSet) -> "Scope":
+        """Return the scope without `rows`."""
+        return Scope(self.without | {rows})
+
+
+@dataclass(frozen=True, kw_only=True)
+class AdvantageRule:
+    """How scores become advantages.
+
+    Attributes:
+        estimator: name in `rolloutdoctor.advantages.table`.
+        scale: the standard deviation that centred scores are divided by: of the group, of the batch, or none.
+        epsilon: added to that standard deviation.
+        lone: the advantage of a row that is the only voter of its group: its raw score, or zero.
+        gamma: discount per token, for estimators with a time axis.
+        lam: lambda of generalised advantage estimation.
+        batch_if_unequal: where groups differ in size the whole batch is one group (slime reshapes by position).
+    """
+
+    estimator: str
+    scale: Literal["group", "batch", "none"] = "group"
+    epsilon: float = 1e-6
+    lone: Literal["raw", "zero"] = "raw"
+    gamma: float = 1.0
+    lam: float = 1.0
+    batch_if_unequal: bool = False
+
+
+@dataclass(frozen=True, kw_only=True)
+class Surrogate:
+    """The policy term.
+
+    Attributes:
+        kind: name in `rolloutdoctor.losses.surrogates`.
+        clip_low: how far below one the ratio may fall.
+        clip_high: how far above one it may rise.
+        cap: verl's and slime's dual clip for negative advantages, TRL's `delta`; None: no cap.
+        log_ratio_bound: the log-ratio is clamped to this absolute value; None: not clamped.
+        old: the column that the policy's log-probs are compared with.
+    """
+
+    kind: str
+    clip_low: float
+    clip_high: float
+    cap: float | None = None
+    log_ratio_bound: float | None = None
+    old: Literal["old_log_probs", "rollout_log_probs"] = "old_log_probs"
+
+
+@dataclass(frozen=True, kw_only=True)
+class KlTerm:
+    """A KL estimator with its coefficient.
+
+    Attributes:
+        estimator: name in `rolloutdoctor.kl`.
+        coef: what it is multiplied by.
+        straight_through: the derivative is that of k2.
+        ratio_weighted: multiplied by the importance ratio, not detached.
+        clamp: bound on the absolute value after weighting.
+        log_probs: the column compared with the reference.
+    """
+
+    estimator: str
+    coef: float
+    straight_through: bool = False
+    ratio_weighted: bool = False
+    clamp: float | None = None
+    log_probs: Literal["policy_log_probs", "old_log_probs", "rollout_log_probs"] = "policy_log_probs"
+
+
+@dataclass(frozen=True, kw_only=True)
+class Aggregation:
+    """How token terms become one loss.
+
+    Attributes:
+        mode: name in `rolloutdoctor.losses.aggregation`.
+        length: the fixed length that sums are divided by (Dr. GRPO), or None.
+        counted_in_loss: True if the token count of the denominator is taken from the mask that the loss sees, False
+            if it was counted over the batch before; a fix that edits the loss's mask changes only the former.
+        counted_before_rejection: True if token counts are those of the mask before rejection.
+        eval_batches: True if every evaluation batch is a loss of its own, averaged by rows.
+    """
+
+    mode: str
+    length: int | None = None
+    counted_in_loss: bool = True
+    counted_before_rejection: bool = False
+    eval_batches: bool = False
+
+
+class KlBuffer(Enum):
+    """What the stored KL metric is."""
+
+    COPY = "a copy of the KL"
+    REWARD = "the reward buffer: -coef * KL, with the reward added to the last token"
+
+
+@dataclass(frozen=True, kw_only=True)
+class Objective:
+    """Everything that decides a step's numbers.
+
+    Attributes:
+        trainer: name of the trainer.
+        version: its version, as given or assumed.
+        advantage: how scores become advantages.
+        surrogate: the policy term.
+        aggregation: how token terms become one loss.
+        kl_loss: the KL term of the loss, or None.
+        kl_reward: the KL penalty inside the reward, or None.
+        reward_weights: weight of each reward function, or None for all one.
+        vote: rows that enter baselines and scales.
+        policy: rows whose tokens carry the policy term.
+        kl: rows whose tokens carry the KL term.
+        denominator: rows whose tokens are counted in denominators.
+        metric: rows whose tokens enter the loss's metrics.
+        kl_buffer: what the stored KL metric is.
+    """
+
+    trainer: str
+    version: str
+    advantage: AdvantageRule
+    surrogate: Surrogate
+    aggregation: Aggregation
+    kl_loss: KlTerm | None = None
+    kl_reward: KlTerm | None = None
+    reward_weights: tuple[float, ...] | None = None
+    vote: Scope = field(default_factory=Scope)
+    policy: Scope = field(default_factory=Scope)
+    kl: Scope = field(default_factory=Scope)
+    denominator: Scope = field(default_factory=Scope)
+    metric: Scope = field(default_factory=Scope)
+    kl_buffer: KlBuffer = KlBuffer.COPY
+
+    def with_lone(self, lone: Literal["raw", "zero"]) -> "Objective":
+        """Return the objective with another rule for the only voter of a group."""
+        return replace(self, advantage=replace(self.advantage, lone=lone))

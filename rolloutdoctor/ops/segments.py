@@ -1,0 +1,83 @@
+"""Reductions over runs of a packed tensor: the only place where raggedness is handled.
+
+A run is ``x[offsets[i]:offsets[i + 1]]``. Offsets are int64, start at 0, never fall and end at ``len(x)``; they are
+validated once, by `RolloutBatch`. Sums are float64 whatever the input is: a float32 sum over a long response loses
+the digits that a difference of two losses needs.
+"""
+
+import torch
+from torch import Tensor
+
+from rolloutdoctor.batch import Groups
+
+
+def total(x: Tensor, offsets: Tensor) -> Tensor:
+    """Sum of each run, float64 ``[R]``; 0 for an empty run.
+
+    >>> total(torch.tensor([1.0, 2.0, 4.0]), torch.tensor([0, 2, 2, 3])).tolist()
+    [3.0, 0.0, 4.0]
+    """
+    return torch.segment_reduce(x.double(), "sum", offsets=offsets, unsafe=True)
+
+
+def high(x: Tensor, offsets: Tensor) -> Tensor:
+    """Largest value of each run, in the dtype of `x`; -inf for an empty run."""
+    return torch.segment_reduce(x, "max", offsets=offsets, unsafe=True)
+
+
+def low(x: Tensor, offsets: Tensor) -> Tensor:
+    """Smallest value of each run, in the dtype of `x`; +inf for an empty run."""
+    return torch.segment_reduce(x, "min", offsets=offsets, unsafe=True)
+
+
+def expand(x_R: Tensor, offsets: Tensor) -> Tensor:
+    """Repeat the value of each run over its elements: ``[R] -> [offsets[-1]]``.
+
+    >>> expand(torch.tensor([5.0, 7.0]), torch.tensor([0, 2, 3])).tolist()
+    [5.0, 5.0, 7.0]
+    """
+    return torch.repeat_interleave(x_R, offsets.diff(), output_size=int(offsets[-1]))
+
+
+def group_total(x_N: Tensor, groups: Groups) -> Tensor:
+    """Sum over the rows of each group, float64 ``[G]``."""
+    return total(x_N[groups.order_N], groups.offsets)
+
+
+def group_mean(x_N: Tensor, groups: Groups, vote_N: Tensor) -> Tensor:
+    """Mean over the voting rows of each group, float64 ``[G]``; NaN where nobody votes.
+
+    Computed as the smallest value plus the mean excess over it, so that equal values have exactly that mean.
+    """
+    count_G = group_total(vote_N, groups)
+    base_G = _extreme(x_N, groups, vote_N, largest=False)
+    base_G = torch.where(count_G > 0, base_G, 0.0)
+    excess_N = torch.where(vote_N, x_N - base_G[groups.index_N], 0.0)
+    return base_G + group_total(excess_N, groups) / count_G
+
+
+def group_std(x_N: Tensor, groups: Groups, vote_N: Tensor) -> Tensor:
+    """Unbiased standard deviation over the voting rows of each group, float64 ``[G]``; NaN below two voters."""
+    mean_G = group_mean(x_N, groups, vote_N)
+    square_N = torch.where(vote_N, (x_N - mean_G[groups.index_N]) ** 2, 0.0)
+    freedom_G = group_total(vote_N, groups) - 1
+    variance_G = group_total(square_N, groups) / freedom_G
+    return torch.where(freedom_G > 0, variance_G.sqrt(), torch.nan)
+
+
+def group_spread(x_N: Tensor, groups: Groups, vote_N: Tensor) -> Tensor:
+    """Largest minus smallest value among the voting rows of each group, ``[G]``; NaN where nobody votes.
+
+    This, and never a standard deviation, says whether rewards are equal: eight times 0.3 has a float32 standard
+    deviation above zero.
+    """
+    count_G = group_total(vote_N, groups)
+    spread_G = _extreme(x_N, groups, vote_N, largest=True) - _extreme(x_N, groups, vote_N, largest=False)
+    return torch.where(count_G > 0, spread_G, torch.nan)
+
+
+def _extreme(x_N: Tensor, groups: Groups, vote_N: Tensor, *, largest: bool) -> Tensor:
+    """Largest or smallest voting value of each group; NaN among the voters gives NaN."""
+    filler = -torch.inf if largest else torch.inf
+    masked_N = torch.where(vote_N, x_N, filler)[groups.order_N]
+    return (high if largest else low)(masked_N, groups.offsets)

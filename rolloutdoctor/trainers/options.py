@@ -1,0 +1,228 @@
+"""What an option of a trainer is, and how values from several places become one configuration."""
+
+import re
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, field
+from typing import Literal
+
+from rolloutdoctor.errors import UsageError, nearest
+from rolloutdoctor.findings import Setting
+
+OptionKind = Literal["number", "integer", "flag", "word", "numbers", "any"]
+
+
+def parse_version(text: str) -> tuple[int, ...]:
+    """Leading numbers of a version: ``1.10.0.dev0`` gives ``(1, 10, 0)``.
+
+    Raises:
+        UsageError: if it does not start with a number.
+    """
+    found = re.match(r"v?(\d+(?:\.\d+)*)", text)
+    if found is None:
+        raise UsageError(f"{text!r} is not a version; write one such as 1.16.0")
+    return tuple(int(part) for part in found[1].split("."))
+
+
+@dataclass(frozen=True)
+class Option:
+    """One option of a trainer, under its own name.
+
+    Attributes:
+        name: full name; verl's are dotted.
+        kind: how its values are read.
+        default: upstream's default in the newest version known.
+        meaning: one line.
+        changes: version from which `default` holds, with the default before it, or None.
+        choices: the values that upstream accepts, for words.
+        computed: the values that are computed here; None means all. Another value that upstream accepts is an error.
+        low: smallest value, inclusive, or None.
+        high: largest value, inclusive, or None.
+        optional: True if null is a value.
+        decides: True if it can change a number that is reported.
+        spellings: other spellings of values, such as ``True`` for ``group``.
+        why_not: why another value is not computed.
+    """
+
+    name: str
+    kind: OptionKind
+    default: object
+    meaning: str
+    changes: tuple[str, object] | None = None
+    choices: tuple[str, ...] = ()
+    computed: tuple[object, ...] | None = None
+    low: float | None = None
+    high: float | None = None
+    optional: bool = False
+    decides: bool = True
+    spellings: Mapping[object, object] = field(default_factory=dict)
+    why_not: str = "this version does not compute it"
+
+    def default_at(self, version: tuple[int, ...]) -> object:
+        """Upstream's default at a version."""
+        if self.changes is not None and version < parse_version(self.changes[0]):
+            return self.changes[1]
+        return self.default
+
+    def read(self, value: object, origin: str) -> object:
+        """Turn a value into the option's type.
+
+        Raises:
+            UsageError: if it is of the wrong type, out of range, unknown, or not computed here.
+        """
+        wanted = self.wanted()
+        found = self._typed(value)
+        if found is _WRONG:
+            raise UsageError(f"{self.name} = {value!r} ({origin}): expected {wanted}")
+        if isinstance(found, int | float) and not isinstance(found, bool):
+            too_low = self.low is not None and found < self.low
+            if found != found or too_low or (self.high is not None and found > self.high):
+                raise UsageError(f"{self.name} = {value!r} ({origin}) is out of range: expected {wanted}")
+        if self.choices and found is not None and found not in self.choices:
+            close = nearest(str(found), list(self.choices))
+            raise UsageError(f"{self.name} = {value!r} ({origin}): expected {wanted}{close}")
+        if self.computed is not None and found not in self.computed:
+            able = ", ".join(str(each) for each in self.computed)
+            raise UsageError(f"{self.name} = {found} ({origin}): {self.why_not} (computed: {able})")
+        return found
+
+    def wanted(self) -> str:
+        """Words for what the option takes."""
+        text = ", ".join(self.choices) if self.choices else _KIND_WORDS[self.kind]
+        if self.choices:
+            text = f"one of {text}"
+        low = [] if self.low is None else [f">= {self.low:g}"]
+        bounds = low if self.high is None else [*low, f"<= {self.high:g}"]
+        text += f" {' and '.join(bounds)}" if bounds else ""
+        return text + (" or null" if self.optional else "")
+
+    def _typed(self, value: object) -> object:
+        if value in self.spellings if isinstance(value, bool | str | int) else False:
+            return self.spellings[value]
+        if isinstance(value, str):
+            value = value.strip()
+            if self.kind not in ("word", "any") or self.optional:
+                value = _LITERALS.get(value.lower(), value)
+        if value is None:
+            return None if self.optional else _WRONG
+        match self.kind:
+            case "flag":
+                return value if isinstance(value, bool) else _WRONG
+            case "number" | "integer":
+                return _number(value, whole=self.kind == "integer")
+            case "numbers":
+                parts = value.strip("[]() ").split(",") if isinstance(value, str) else value
+                if not isinstance(parts, Iterable):
+                    return _WRONG
+                numbers = [_number(part, whole=False) for part in parts]
+                return _WRONG if _WRONG in numbers else tuple(numbers)
+            case "word":
+                return value if isinstance(value, str) else _WRONG
+            case _:
+                return value
+
+
+_WRONG = object()
+_LITERALS = {"true": True, "false": False, "null": None, "none": None}
+_KIND_WORDS = {
+    "number": "a number",
+    "integer": "a whole number",
+    "flag": "true or false",
+    "word": "a word",
+    "numbers": "numbers separated by commas",
+    "any": "a value",
+}
+
+
+def _number(value: object, *, whole: bool) -> object:
+    if isinstance(value, bool):
+        return _WRONG
+    try:
+        number = float(value)  # type: ignore[arg-type]  # anything that is not a number raises
+    except (TypeError, ValueError):
+        return _WRONG
+    if not whole:
+        return number
+    return int(number) if number == number and abs(number) < 2**63 and number == int(number) else _WRONG
+
+
+@dataclass(frozen=True)
+class Layer:
+    """Option values from one place.
+
+    Attributes:
+        origin: words for the place.
+        values: option name to value.
+        strict: True if a name that the trainer does not have is an error; False for files that hold other options.
+    """
+
+    origin: str
+    values: Mapping[str, object]
+    strict: bool = True
+
+
+@dataclass(frozen=True)
+class Config:
+    """Every option of a trainer with its value and where that came from."""
+
+    version: tuple[int, ...]
+    settings: Mapping[str, Setting]
+
+    def __getitem__(self, name: str) -> object:
+        return self.settings[name].value
+
+    def number(self, name: str) -> float:
+        """A number that is set."""
+        value = self[name]
+        assert isinstance(value, int | float)
+        return float(value)
+
+    def word(self, name: str) -> str:
+        """A word that is set."""
+        value = self[name]
+        assert isinstance(value, str)
+        return value
+
+    def optional_number(self, name: str) -> float | None:
+        """A number, or None."""
+        return None if self[name] is None else self.number(name)
+
+
+def resolve(options: tuple[Option, ...], version: tuple[int, ...], layers: Iterable[Layer], *, trainer: str) -> Config:
+    """Merge layers, most important first, over the trainer's defaults.
+
+    Names may be shortened from the left as long as they stay unique: ``actor.clip_ratio_low``.
+
+    Raises:
+        UsageError: for an unknown or ambiguous name in a strict layer, or a value that cannot be used.
+    """
+    names = {option.name: option for option in options}
+    settings: dict[str, Setting] = {}
+    for layer in layers:
+        for key, value in layer.values.items():
+            name = _full_name(key, names, layer, trainer)
+            if name is not None:
+                settings.setdefault(name, Setting(names[name].read(value, layer.origin), layer.origin))
+    written = ".".join(str(part) for part in version)
+    for option in options:
+        # A default is an assumption as long as nothing shows which options the run was started with.
+        default = Setting(option.default_at(version), f"default of {trainer} {written}", assumed=option.decides)
+        settings.setdefault(option.name, default)
+    return Config(version, {option.name: settings[option.name] for option in options})
+
+
+def _full_name(key: str, names: Mapping[str, Option], layer: Layer, trainer: str) -> str | None:
+    if key in names:
+        return key
+    matches = [name for name in names if name.endswith("." + key)]
+    if len(matches) == 1:
+        return matches[0]
+    if not layer.strict:
+        return None
+    if matches:
+        raise UsageError(f"{key!r} ({layer.origin}) could be {' or '.join(matches)}: write more of the name")
+    tails = {name.rpartition(".")[2]: name for name in names}
+    close = nearest(key, [*names, *tails])
+    raise UsageError(
+        f"{trainer} has no option {key!r} that is understood here ({layer.origin}){close}; "
+        f"`rolloutdoctor trainers` lists them"
+    )

@@ -1,0 +1,23 @@
+"""Every trainer by name."""
+
+from rolloutdoctor.errors import UsageError, nearest
+from rolloutdoctor.trainers import slime, trl, verl
+from rolloutdoctor.trainers.spec import Trainer
+
+TRAINERS: dict[str, Trainer] = {trainer.name: trainer for trainer in (trl.TRAINER, verl.TRAINER, slime.TRAINER)}
+
+PLANNED = {"trl-rloo": "TRL's RLOOTrainer is known but not computed by this version"}
+
+
+def find(name: str) -> Trainer:
+    """Return a trainer by name.
+
+    Raises:
+        UsageError: if there is none.
+    """
+    if name in PLANNED:
+        raise UsageError(f"--trainer {name}: {PLANNED[name]} (computed: {', '.join(TRAINERS)})")
+    if name not in TRAINERS:
+        close = nearest(name, list(TRAINERS))
+        raise UsageError(f"no trainer {name!r} (known: {', '.join(TRAINERS)}){close}")
+    return TRAINERS[name]

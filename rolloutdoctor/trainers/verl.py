@@ -1,0 +1,248 @@
+"""verl: its dotted options, its objective, and its logged metrics.
+
+Read and compared: verl 0.9.1.
+"""
+
+from typing import TYPE_CHECKING, Literal
+
+from rolloutdoctor.errors import UsageError
+from rolloutdoctor.objective import AdvantageRule, Aggregation, KlTerm, Objective, Surrogate
+from rolloutdoctor.trainers.options import Config, Option
+from rolloutdoctor.trainers.spec import Trainer
+
+if TYPE_CHECKING:
+    from torch import Tensor
+
+    from rolloutdoctor.evaluate import Evaluation
+
+EPSILON = 1e-6
+"""What verl adds to the standard deviation of a group."""
+
+_ACTOR = "actor_rollout_ref.actor"
+_CORRECTION = "algorithm.rollout_correction"
+
+ESTIMATORS = (
+    "gae",
+    "grpo",
+    "grpo_vectorized",
+    "gdpo",
+    "grpo_passk",
+    "reinforce_plus_plus",
+    "reinforce_plus_plus_baseline",
+    "remax",
+    "rloo",
+    "rloo_vectorized",
+    "opo",
+    "gpg",
+    "optimal_token_baseline",
+    "tir_optimal_token_baseline",
+)
+COMPUTED = (
+    "grpo",
+    "grpo_vectorized",
+    "grpo_passk",
+    "reinforce_plus_plus_baseline",
+    "rloo",
+    "rloo_vectorized",
+    "opo",
+    "gpg",
+)
+KL_TYPES = {
+    "kl": "k1",
+    "k1": "k1",
+    "abs": "abs",
+    "mse": "k2",
+    "k2": "k2",
+    "low_var_kl": "k3_clamped",
+    "k3": "k3_clamped",
+}
+
+OPTIONS = (
+    Option(
+        "algorithm.adv_estimator", "word", "gae", "how scores become advantages", choices=ESTIMATORS, computed=COMPUTED
+    ),
+    Option(
+        "algorithm.norm_adv_by_std_in_grpo", "flag", True, "divide by the group's standard deviation (grpo, grpo_passk)"
+    ),
+    Option(
+        "algorithm.use_kl_in_reward", "flag", False, "subtract a KL penalty from the token rewards", computed=(False,)
+    ),
+    Option(
+        f"{_ACTOR}.policy_loss.loss_mode",
+        "word",
+        "vanilla",
+        "the policy term",
+        choices=(
+            "vanilla",
+            "dppo_tv",
+            "dppo_kl",
+            "gspo",
+            "sapo",
+            "gpg",
+            "clip_cov",
+            "kl_cov",
+            "geo_mean",
+            "dro",
+            "cispo",
+            "bypass_mode",
+        ),
+        computed=("vanilla",),
+    ),
+    Option(f"{_ACTOR}.clip_ratio", "number", 0.2, "clip range, where low or high is null", low=0, decides=False),
+    Option(f"{_ACTOR}.clip_ratio_low", "number", 0.2, "how far below one the ratio may fall", low=0, optional=True),
+    Option(f"{_ACTOR}.clip_ratio_high", "number", 0.2, "how far above one it may rise", low=0, optional=True),
+    Option(f"{_ACTOR}.clip_ratio_c", "number", 3.0, "dual clip for negative advantages", low=1),
+    Option(
+        f"{_ACTOR}.loss_agg_mode",
+        "word",
+        "token-mean",
+        "how token terms become one loss",
+        choices=("token-mean", "token-sum", "seq-mean-token-sum", "seq-mean-token-sum-norm", "seq-mean-token-mean"),
+    ),
+    Option(
+        f"{_ACTOR}.loss_scale_factor", "integer", None, "what seq-mean-token-sum-norm divides by", low=1, optional=True
+    ),
+    Option(f"{_ACTOR}.use_kl_loss", "flag", False, "add a KL term to the loss"),
+    Option(f"{_ACTOR}.kl_loss_coef", "number", 0.001, "its coefficient", low=0),
+    Option(
+        f"{_ACTOR}.kl_loss_type",
+        "word",
+        "low_var_kl",
+        "its estimator; with + the derivative is that of k2",
+        choices=tuple(name + plus for name in KL_TYPES for plus in ("", "+")),
+    ),
+    Option(
+        f"{_ACTOR}.entropy_coeff", "number", 0.0, "coefficient of the entropy bonus", computed=(0.0,), decides=False
+    ),
+    Option(f"{_ACTOR}.ppo_mini_batch_size", "integer", 256, "prompts of a mini-batch", low=1, decides=False),
+    Option("actor_rollout_ref.rollout.n", "integer", None, "rows of a group", low=1, optional=True, decides=False),
+    Option(
+        f"{_CORRECTION}.rollout_is", "word", None, "importance weights", optional=True, computed=(None,), decides=False
+    ),
+    Option(
+        f"{_CORRECTION}.rollout_rs", "word", None, "which rows or tokens are rejected", optional=True, decides=False
+    ),
+    Option(f"{_CORRECTION}.rollout_rs_threshold", "any", None, "bounds of the rejection", optional=True, decides=False),
+    Option(f"{_CORRECTION}.bypass_mode", "flag", False, "reject inside the loss", computed=(False,), decides=False),
+    Option(
+        "trainer.use_v1",
+        "flag",
+        True,
+        "the trainer that divides token-mean by all generated tokens, rejected ones included",
+    ),
+)
+
+
+def objective(config: Config) -> Objective:
+    """Build what verl's actor update computes.
+
+    Raises:
+        UsageError: if options contradict each other.
+    """
+    estimator = config.word("algorithm.adv_estimator")
+    normalised = bool(config["algorithm.norm_adv_by_std_in_grpo"])
+    # The trainer hands the flag to grpo alone; passk reads it itself; the vectorised form always normalises.
+    scale: Literal["group", "none"] = "group" if normalised or estimator == "grpo_vectorized" else "none"
+    name = {"grpo_vectorized": "grpo", "rloo_vectorized": "rloo"}.get(estimator, estimator)
+    mode = config.word(f"{_ACTOR}.loss_agg_mode")
+    factor = config.optional_number(f"{_ACTOR}.loss_scale_factor")
+    if mode == "seq-mean-token-sum-norm" and factor is None:
+        raise UsageError(
+            f"loss_agg_mode = {mode} without {_ACTOR}.loss_scale_factor divides by the padded width of the batch, "
+            "which is not in the rows: set loss_scale_factor to that width"
+        )
+    width = config.optional_number(f"{_ACTOR}.clip_ratio")
+    low = config.optional_number(f"{_ACTOR}.clip_ratio_low")
+    high = config.optional_number(f"{_ACTOR}.clip_ratio_high")
+    kl_type = config.word(f"{_ACTOR}.kl_loss_type")
+    rejects = config[f"{_CORRECTION}.rollout_rs"] is not None
+    return Objective(
+        trainer="verl",
+        version=".".join(map(str, config.version)),
+        advantage=AdvantageRule(
+            estimator=name,
+            scale=scale,
+            epsilon=EPSILON,
+            lone="zero" if estimator == "rloo_vectorized" else "raw",
+        ),
+        surrogate=Surrogate(
+            kind="ppo_dual_clip",
+            clip_low=low if low is not None else width or 0.0,
+            clip_high=high if high is not None else width or 0.0,
+            cap=config.number(f"{_ACTOR}.clip_ratio_c"),
+            log_ratio_bound=20.0,
+        ),
+        aggregation=Aggregation(
+            mode=f"verl/{mode}",
+            length=None if factor is None else int(factor),
+            counted_before_rejection=bool(config["trainer.use_v1"]) and rejects and mode == "token-mean",
+        ),
+        kl_loss=KlTerm(
+            estimator=KL_TYPES[kl_type.rstrip("+")],
+            coef=config.number(f"{_ACTOR}.kl_loss_coef"),
+            straight_through=kl_type.endswith("+"),
+        )
+        if config[f"{_ACTOR}.use_kl_loss"]
+        else None,
+    )
+
+
+def group_size(config: Config, split: str) -> int | None:
+    """verl groups by uid, whatever the size."""
+    return None
+
+
+def metrics(evaluation: "Evaluation") -> dict[str, float]:
+    """verl's logged metrics: `critic/score/*`, `critic/advantages/*`, `actor/*`."""
+    found: dict[str, float] = {}
+    rows, tokens = evaluation.rows, evaluation.tokens
+    if rows is not None:
+        found["critic/score/mean"] = float(rows.score_N.mean())
+        found["critic/score/max"] = float(rows.score_N.max())
+        found["critic/score/min"] = float(rows.score_N.min())
+    if (
+        rows is not None
+        and rows.advantage_N is not None
+        and rows.length_N is not None
+        and bool(rows.length_N.sum() > 0)
+    ):
+        live_N = rows.length_N > 0
+        found["critic/advantages/mean"] = float((rows.advantage_N * rows.length_N)[live_N].sum() / rows.length_N.sum())
+        found["critic/advantages/max"] = float(rows.advantage_N[live_N].max())
+        found["critic/advantages/min"] = float(rows.advantage_N[live_N].min())
+    if tokens is None or rows is None or rows.length_N is None:
+        return found
+    length_N, layout = rows.length_N, tokens.layout
+
+    def token_mean(sum_N: "Tensor") -> float:
+        means_N = layout.micro_total(sum_N) / (layout.micro_total(length_N) + 1e-8)
+        share_N = 1 / layout.micro_rows_N
+        return float((means_N * share_N).sum() / share_N.sum())
+
+    found["actor/pg_loss"] = evaluation.policy_loss
+    if evaluation.objective.kl_loss is not None:
+        found["actor/kl_loss"] = float((tokens.kl_N * tokens.weight_N).sum())
+    found["actor/ppo_kl"] = token_mean(-tokens.log_ratio_N)
+    return found
+
+
+_DRIVER = "verl's rollout dump has text and scores only: save the fields of the batch after the advantages"
+
+TRAINER = Trainer(
+    name="verl",
+    newest="0.9.1",
+    oldest="0.9.0",
+    options=OPTIONS,
+    objective=objective,
+    metrics=metrics,
+    recording={
+        "ref_log_probs": "actor_rollout_ref.actor.use_kl_loss=true makes verl compute `ref_log_prob`; save that field",
+        "response_mask_pre": "save `response_mask` before the rollout correction replaces it",
+        "rollout_log_probs": "actor_rollout_ref.rollout.calculate_log_probs=true; save `rollout_log_probs`",
+        "sum_pi_squared": "actor_rollout_ref.actor.calculate_sum_pi_squared=true; save `sum_pi_squared`",
+        "kl": "verl does not store a per-token KL; its `actor/kl_loss` metric is compared instead",
+        "*": _DRIVER,
+    },
+    kl_metrics=("actor/kl_loss",),
+    group_size=group_size,
+)
