@@ -116,11 +116,11 @@ def named_numbers(column: pa.ChunkedArray) -> dict[str, Tensor]:
         # flatten() is null where the whole struct is; null-typed fields cast to NaN.
         names = [array.type.field(index).name for index in range(array.type.num_fields)]
         return dict(zip(names, map(numbers, array.flatten()), strict=True))
-    lengths_N = _numpy(pc.fill_null(pc.list_value_length(array), 0))
-    row_K = np.repeat(np.arange(len(array)), lengths_N)
-    entries = array.cast(pa.list_(pa.struct([("key", array.type.key_type), ("value", array.type.item_type)]))).flatten()
-    keys = entries.field(0).dictionary_encode()
-    value_K = numbers(entries.field(1))
+    # A map's keys and items ignore the slice, its offsets know it.
+    offsets = _numpy(array.offsets)
+    row_K = np.repeat(np.arange(len(array)), np.diff(offsets))
+    keys = array.keys.slice(offsets[0], len(row_K)).dictionary_encode()
+    value_K = numbers(array.items.slice(offsets[0], len(row_K)))
     found = {}
     for code, name in enumerate(keys.dictionary.to_pylist()):
         is_it_K = _numpy(pc.equal(keys.indices, code))

@@ -12,6 +12,7 @@ from rolloutdoctor.errors import InputError, UsageError
 METRIC_SUFFIXES = (".metrics.parquet", ".metrics.jsonl")
 
 _MAGIC = re.compile(r"[*?\[]")
+_TEMPORARY = re.compile(r"\.tmp\b")
 
 
 @dataclass(frozen=True)
@@ -126,8 +127,12 @@ def _expand_glob(given: str, name: str) -> Iterator[str]:
     first = next(index for index, part in enumerate(parts) if _MAGIC.search(part))
     prefix = "/".join(parts[:first]) + "/" if first else ""
     root = Path(prefix or ".")
+    pattern = [part for part in parts[first:] if part]
+    if pattern[-1] == "**":
+        # By itself it matches directories only.
+        pattern.append("*")
     try:
-        matches = [match for match in root.glob("/".join(part for part in parts[first:] if part)) if match.is_file()]
+        matches = [match for match in root.glob("/".join(pattern)) if match.is_file()]
     except (ValueError, NotImplementedError) as error:
         raise UsageError(f"{name}: not a pattern that can be matched ({error}); '**' has to stand alone") from None
     except OSError as error:
@@ -154,7 +159,7 @@ def _is_metrics(path: str) -> bool:
 
 def _is_passing(name: str) -> bool:
     """Tell names that are hidden, or that a writer uses before it is done."""
-    return name.startswith((".", "_")) or name.endswith("~") or ".tmp" in name
+    return name.startswith((".", "_")) or name.endswith("~") or _TEMPORARY.search(name) is not None
 
 
 def _distinct(paths: Iterable[str]) -> tuple[Source, ...]:
