@@ -1,0 +1,162 @@
+"""Small batches for tests: `toy_batch` from written numbers, `random_batch` from a seed.
+
+Public, so that a project that builds on this package can test its own rules and trainers with the same batches.
+"""
+
+from collections.abc import Mapping, Sequence
+
+import torch
+from torch import Tensor
+
+from rolloutdoctor.batch import TRAIN, Groups, RolloutBatch
+
+TokenValues = float | Sequence[Sequence[float]]
+"""One number for every token, or one sequence for each row."""
+
+
+def toy_batch(
+    rewards: Sequence[Sequence[float]],
+    *,
+    lengths: int | Sequence[int] = 4,
+    mask: Sequence[Sequence[int]] | None = None,
+    policy: TokenValues | None = -1.0,
+    old: TokenValues | None = None,
+    ref: TokenValues | None = None,
+    rollout: TokenValues | None = None,
+    values: TokenValues | None = None,
+    per_row: Mapping[str, Sequence[int] | Sequence[float]] | None = None,
+    per_token: Mapping[str, TokenValues] | None = None,
+    step: int = 0,
+    split: str = TRAIN,
+) -> RolloutBatch:
+    """Build a batch from written numbers; rows are in the order of `rewards`, group by group.
+
+    Args:
+        rewards: one sequence of rewards for each group; NaN is a row that could not be scored.
+        lengths: response tokens of every row, or of each.
+        mask: 0 and 1 for each token of each row, which also gives the lengths; None: every token is trained.
+        policy: `policy_log_probs`, one number for all tokens or a sequence for each row; None leaves it out.
+        old: `old_log_probs`; None leaves it out, which means equal to the policy's.
+        ref: `ref_log_probs`; None leaves it out.
+        rollout: `rollout_log_probs`; None leaves it out.
+        values: `values`; None leaves it out.
+        per_row: other row columns, such as ``{"micro_batch_id": [0, 0, 1, 1]}``.
+        per_token: other token columns by canonical name, such as ``{"response_mask_pre": 1}``.
+        step: the step's number.
+        split: ``train`` or ``eval``.
+
+    >>> batch = toy_batch([[1, 0], [1, 1]], lengths=[2, 1, 3, 1], ref=-1.5)
+    >>> len(batch), batch.tokens, batch.groups.size_G.tolist()
+    (4, 7, [2, 2])
+    """
+    index_N = torch.tensor([group for group, scores in enumerate(rewards) for _ in scores], dtype=torch.int64)
+    count = len(index_N)
+    if mask is not None:
+        lengths = [len(row) for row in mask]
+    elif isinstance(lengths, int):
+        lengths = [lengths] * count
+    rows = torch.tensor([0, *lengths], dtype=torch.int64).cumsum(0)
+    tokens = int(rows[-1])
+
+    def token_column(given: TokenValues) -> Tensor:
+        if isinstance(given, int | float):
+            return torch.full((tokens,), float(given))
+        return torch.tensor([value for row in given for value in row], dtype=torch.float32)
+
+    named: dict[str, TokenValues | None] = {
+        "policy_log_probs": policy,
+        "old_log_probs": old,
+        "ref_log_probs": ref,
+        "rollout_log_probs": rollout,
+        "values": values,
+        **(per_token or {}),
+    }
+    columns = {name: token_column(given) for name, given in named.items() if given is not None}
+    columns["response_mask"] = token_column(1 if mask is None else mask)
+    for name in columns:
+        if name.startswith("response_mask"):
+            columns[name] = columns[name] != 0
+    row_columns: dict[str, Tensor] = {
+        "reward": torch.tensor([score for scores in rewards for score in scores], dtype=torch.float64)
+    }
+    for name, numbers in (per_row or {}).items():
+        row_columns[name] = torch.tensor(numbers)
+    return RolloutBatch(
+        step=step,
+        split=split,
+        rows=rows,
+        groups=Groups.of(index_N, len(rewards)),
+        per_row=row_columns,
+        per_token=columns,
+        group_ids=[f"g{group}" for group in range(len(rewards))],
+        sample_ids=[f"r{row}" for row in range(count)],
+    )
+
+
+def random_batch(
+    seed: int,
+    *,
+    sizes: Sequence[int] = (4, 4, 3, 2),
+    longest: int = 9,
+    binary: bool = False,
+    spread: float = 0.3,
+    empty: float = 0.1,
+    rejected: float = 0.15,
+    holes: float = 0.15,
+    adjacent: bool = False,
+    dtype: torch.dtype = torch.float32,
+) -> RolloutBatch:
+    """Draw a ragged batch with all log-prob columns, `values` and `response_mask_pre`.
+
+    Args:
+        seed: the same seed gives the same batch.
+        sizes: rows of each group.
+        longest: no row is longer.
+        binary: rewards are 0 or 1, and not normally distributed.
+        spread: standard deviation of the log-prob columns' differences.
+        empty: share of rows without a token.
+        rejected: share of rows whose mask is all zero.
+        holes: share of the other tokens whose mask is zero.
+        adjacent: rows of a group follow each other; else they are shuffled.
+        dtype: of the token columns.
+
+    >>> batch = random_batch(0)
+    >>> len(batch), batch.has("ref_log_probs", "values")
+    (13, True)
+    """
+    draw = torch.Generator().manual_seed(seed)
+
+    def uniform(count: int) -> Tensor:
+        return torch.rand(count, generator=draw, dtype=torch.float64)
+
+    def normal(count: int) -> Tensor:
+        return torch.randn(count, generator=draw, dtype=torch.float64)
+
+    index_N = torch.repeat_interleave(torch.tensor(list(sizes)))
+    count = len(index_N)
+    if not adjacent:
+        index_N = index_N[torch.randperm(count, generator=draw)]
+    lengths_N = torch.randint(1, longest + 1, (count,), generator=draw)
+    lengths_N = torch.where(uniform(count) < empty, 0, lengths_N)
+    rows = torch.cat([torch.zeros(1, dtype=torch.int64), lengths_N.cumsum(0)])
+    tokens = int(rows[-1])
+    rejected_T = torch.repeat_interleave(uniform(count) < rejected, lengths_N)
+    before_T = uniform(tokens) >= holes
+    policy_T = -uniform(tokens) * 3
+    columns = {"policy_log_probs": policy_T}
+    for name in ("old_log_probs", "ref_log_probs", "rollout_log_probs"):
+        columns[name] = policy_T + spread * normal(tokens)
+    columns["values"] = normal(tokens)
+    per_token = {name: column.to(dtype) for name, column in columns.items()}
+    per_token["response_mask_pre"] = before_T
+    per_token["response_mask"] = before_T & ~rejected_T
+    reward_N = (uniform(count) < 0.5).double() if binary else normal(count)
+    return RolloutBatch(
+        step=0,
+        rows=rows,
+        groups=Groups.of(index_N, len(sizes)),
+        per_row={"reward": reward_N},
+        per_token=per_token,
+        group_ids=[f"g{group}" for group in range(len(sizes))],
+        sample_ids=[f"r{row}" for row in range(count)],
+    )

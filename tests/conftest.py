@@ -1,0 +1,14 @@
+import os
+import sys
+from pathlib import Path
+
+from hypothesis import settings
+
+# The parity tests call verl's functions, some of which are compiled on first use; that would take minutes.
+os.environ["TORCHDYNAMO_DISABLE"] = "1"
+
+# Helpers of the tests (`oracles`, `goldens.*`, `parity.*`) are imported from here, whatever the working directory.
+sys.path.insert(0, str(Path(__file__).parent))
+
+settings.register_profile("deterministic", derandomize=True, deadline=None, max_examples=40, database=None)
+settings.load_profile("deterministic")
