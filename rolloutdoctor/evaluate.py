@@ -23,44 +23,12 @@ from rolloutdoctor.advantages.table import ESTIMATORS
 from rolloutdoctor.batch import TRAIN, Groups, RolloutBatch
 from rolloutdoctor.losses.aggregation import Layout, row_weights
 from rolloutdoctor.losses.surrogates import SURROGATES
+from rolloutdoctor.needs import LAYOUT_COLUMNS, advantage_columns, loss_columns, reward_kl_columns
 from rolloutdoctor.objective import KlBuffer, KlTerm, Objective, RowSet, Scope
 from rolloutdoctor.ops import segments as seg
 
 BLOCK_TOKENS = 131_072
 """Tokens that are worked on at a time: their temporaries stay in the cache."""
-
-
-def advantage_columns(objective: Objective) -> frozenset[str]:
-    """Return the columns that the advantages of `objective` need."""
-    needed = {"reward", "group_id"}
-    if objective.advantage.estimator in ("opo", "reinforce_plus_plus_baseline"):
-        needed.add("response_mask")
-    if objective.advantage.estimator == "gae":
-        needed = {"reward", "response_mask", "values"} | reward_kl_columns(objective)
-    if RowSet.REJECTED in objective.vote.without:
-        needed.add("response_mask")
-    return frozenset(needed)
-
-
-def reward_kl_columns(objective: Objective) -> frozenset[str]:
-    """Return the columns that the KL penalty inside the reward needs."""
-    term = objective.kl_reward
-    if term is None or term.coef == 0:
-        return frozenset()
-    return frozenset({term.log_probs, "ref_log_probs"})
-
-
-def loss_columns(objective: Objective) -> frozenset[str]:
-    """Return the columns that the loss and its gradient need."""
-    needed = set(advantage_columns(objective)) | {"response_mask", "policy_log_probs", objective.surrogate.old}
-    if objective.aggregation.counted_before_rejection:
-        needed.add("response_mask_pre")
-    if objective.kl_loss is not None:
-        needed.add("ref_log_probs")
-    return frozenset(needed)
-
-
-LAYOUT_COLUMNS = ("optim_step_id", "micro_batch_id", "rank")
 
 
 @dataclass(frozen=True, eq=False)
@@ -98,6 +66,7 @@ class TokenPart:
         layout: how the step was cut up.
         weight_N: weight of a token of the row in the loss of the step.
         policy_N: policy terms of the rows that carry one, before the weight.
+        advantage_N: advantages of the tokens; at ratio one the policy term is minus this.
         kl_N: KL of the row, before coefficient, weight and scope.
         kl_loss_N: KL of the rows that carry the KL term, times the coefficient, before the weight.
         low_clipped_N: tokens with negative advantage and a ratio below the clip range.
@@ -115,6 +84,7 @@ class TokenPart:
     layout: Layout
     weight_N: Tensor
     policy_N: Tensor
+    advantage_N: Tensor
     kl_N: Tensor
     kl_loss_N: Tensor
     low_clipped_N: Tensor
@@ -173,6 +143,15 @@ class Evaluation:
     def loss(self) -> float:
         """The step's loss: the mean of the losses of its optimiser steps."""
         return self.policy_loss + self.kl_loss
+
+    @property
+    def loss_at_ratio_one(self) -> float:
+        """What the loss would be if policy and old log-probs were equal, the KL part as it is.
+
+        At ratio one a clipped surrogate is minus the advantage, so this is where the aggregation mode shows: row
+        means of centred advantages cancel, token means do not if length goes with reward.
+        """
+        return self.kl_loss - self._weighted("advantage_N")
 
     @property
     def grad_l1(self) -> float:
@@ -443,6 +422,7 @@ class _Pass:
         square_T = grad_T.double() ** 2
         miss_T = (1 - policy_T.double().exp()) ** 2
         self._sum(block, "policy_N", value_T)
+        self._sum(block, "advantage_N", advantage_T)
         self._sum(block, "kl_N", kl_T)
         self._sum(block, "low_clipped_N", (ratio_T < 1 - rule.clip_low) & (advantage_T < 0))
         self._sum(block, "high_clipped_N", (ratio_T > 1 + rule.clip_high) & (advantage_T > 0))
@@ -477,6 +457,7 @@ class _Pass:
         sums = {name: torch.cat(self.sums[name]) if name in self.sums else empty for name in names}
         kl_loss_N = sums["kl_N"] * self.coef * self.kl_N
         sums["policy_N"] = sums["policy_N"] * self.policy_N
+        sums["advantage_N"] = sums["advantage_N"] * self.policy_N
         logits = sums.pop("logits_sq_N") if self.has_logits else None
         sums.pop("logits_sq_N", None)
         tokens = TokenPart(layout=self.layout, weight_N=self.weight_N, kl_loss_N=kl_loss_N, logits_sq_N=logits, **sums)

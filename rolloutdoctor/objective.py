@@ -105,6 +105,7 @@ class Aggregation:
         counted_in_loss: True if the token count of the denominator is taken from the mask that the loss sees, False
             if it was counted over the batch before; a fix that edits the loss's mask changes only the former.
         counted_before_rejection: True if token counts are those of the mask before rejection.
+        needs_micro_batches: True if the number depends on how the step was cut into micro-batches, and it was.
         eval_batches: True if every evaluation batch is a loss of its own, averaged by rows.
     """
 
@@ -112,6 +113,7 @@ class Aggregation:
     length: int | None = None
     counted_in_loss: bool = True
     counted_before_rejection: bool = False
+    needs_micro_batches: bool = False
     eval_batches: bool = False
 
 

@@ -64,7 +64,7 @@ class Layout:
             optim_index_N, optim_of_M = micro_index_N, torch.arange(cells.shape[1], device=rows.device)
         else:
             steps, optim_index_N = torch.unique(parts[0], return_inverse=True)
-            optim_of_M = torch.searchsorted(steps, cells[0])
+            optim_of_M = torch.searchsorted(steps, cells[0].contiguous())
         steps_N = one_N if separate else one_N * len(torch.unique(parts[0]))
         optim_rows_N = _summed(optim_index_N, one_N)
         return cls(

@@ -1,1 +1,1 @@
-"""."""
+"""Pure: mergeable summaries, frozen values with ``+``."""

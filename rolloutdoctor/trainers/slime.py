@@ -163,5 +163,7 @@ TRAINER = Trainer(
         "*": _DUMP,
     },
     kl_metrics=("rollout/kl", "train/kl_loss"),
+    loss_metric="train/loss",
+    grad_norm_metric="train/grad_norm",
     group_size=group_size,
 )

@@ -25,6 +25,8 @@ class Trainer:
             are missing is left out.
         recording: canonical column to the option or recorder that makes the trainer log it.
         kl_metrics: its metrics that are a KL from the reference.
+        loss_metric: the metric that best shows the loss.
+        grad_norm_metric: the metric that holds the norm of the parameters' gradient.
         group_size: how many rows a group of a split should have under a configuration, or None if anything goes.
     """
 
@@ -36,4 +38,6 @@ class Trainer:
     metrics: "Callable[[Evaluation], Mapping[str, float]]"
     recording: Mapping[str, str]
     kl_metrics: tuple[str, ...]
+    loss_metric: str
+    grad_norm_metric: str
     group_size: Callable[[Config, str], int | None]

@@ -149,6 +149,7 @@ def objective(config: Config) -> Objective:
             mode=f"trl/{mode}",
             length=None if length is None else int(length),
             counted_in_loss=not mode.startswith("dapo"),
+            needs_micro_batches=mode == "bnpo" and config["gradient_accumulation_steps"] != 1,
             eval_batches=True,
         ),
         kl_loss=None
@@ -216,5 +217,7 @@ TRAINER = Trainer(
         "*": _RECORDER,
     },
     kl_metrics=("kl",),
+    loss_metric="loss",
+    grad_norm_metric="grad_norm",
     group_size=group_size,
 )

@@ -244,5 +244,7 @@ TRAINER = Trainer(
         "*": _DRIVER,
     },
     kl_metrics=("actor/kl_loss",),
+    loss_metric="actor/pg_loss",
+    grad_norm_metric="actor/grad_norm",
     group_size=group_size,
 )

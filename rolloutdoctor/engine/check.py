@@ -1,0 +1,185 @@
+"""`check`: read a run, run the rules, judge, report."""
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+
+import torch
+
+from rolloutdoctor import __version__
+from rolloutdoctor.engine.configure import Configured, configure
+from rolloutdoctor.engine.fold import Fold, RuleState, RunState, run_total
+from rolloutdoctor.engine.plan import Plan, make_plan
+from rolloutdoctor.errors import UsageError
+from rolloutdoctor.findings import Finding, Report, Skipped
+from rolloutdoctor.io.run import Run, StepRange
+from rolloutdoctor.needs import LAYOUT_COLUMNS, loss_columns
+from rolloutdoctor.rules.base import Context
+from rolloutdoctor.rules.table import RULES, AnyRule
+from rolloutdoctor.trainers.options import Layer
+
+DTYPES = {"float32": torch.float32, "float64": torch.float64}
+
+
+@dataclass(frozen=True)
+class CheckOptions:
+    """What to check, and how.
+
+    Attributes:
+        rules: the rules to run.
+        trainer: ``NAME`` or ``NAME@VERSION``; None: as the file says.
+        layers: option values of the user, most important first.
+        steps: which steps.
+        split: only ``train`` or ``eval``; None: both.
+        device: ``auto``, ``cpu`` or ``cuda``.
+        dtype: ``float32`` or ``float64``.
+    """
+
+    rules: Sequence[AnyRule] = RULES
+    trainer: str | None = None
+    layers: Sequence[Layer] = field(default_factory=tuple)
+    steps: StepRange | None = None
+    split: str | None = None
+    device: str = "auto"
+    dtype: str = "float32"
+
+
+def check(run: Run, options: CheckOptions, progress: Callable[[int, int], None] | None = None) -> Report:
+    """Run the rules over a run.
+
+    Raises:
+        UsageError: if an option cannot be used.
+        InputError: if a file cannot be read, or breaks the contract.
+    """
+    device, dtype = find_device(options.device), DTYPES[options.dtype]
+    configured = configure(run.metadata, options.trainer, options.layers)
+    plan = make_plan(options.rules, context_of(run, configured))
+    fold = Fold(plan, device, dtype)
+    batches = run.batches(plan.columns, steps=options.steps, split=options.split, dtype=dtype, progress=progress)
+    for batch in batches:
+        fold.add(batch, run.metrics.at(batch.key))
+    return judge(plan, fold.state(), configured, device=device.type, dtype=options.dtype)
+
+
+def find_device(name: str) -> torch.device:
+    """Return the device of a name; ``auto`` is a GPU if there is one.
+
+    Raises:
+        UsageError: if ``cuda`` is asked for and there is none.
+    """
+    if name == "auto":
+        return torch.device("cuda" if torch.cuda.is_available() else "cpu")
+    if name == "cuda" and not torch.cuda.is_available():
+        raise UsageError("--device cuda: torch finds no CUDA device here; use --device cpu, or auto")
+    return torch.device(name)
+
+
+def context_of(run: Run, configured: Configured | None) -> Context:
+    """What is known before the first row is read."""
+    if configured is None:
+        return Context(columns=run.columns, metrics=run.metrics.names())
+    return Context(
+        columns=run.columns,
+        metrics=run.metrics.names(),
+        trainer=configured.trainer,
+        config=configured.config,
+        objective=configured.objective,
+    )
+
+
+def judge(plan: Plan, state: RunState, configured: Configured | None, *, device: str, dtype: str) -> Report:
+    """Turn the state of a run into a report."""
+    findings: list[Finding] = []
+    clean: list[tuple[str, str]] = []
+    skipped = list(plan.skipped)
+    notes = _notes(plan, state)
+    for rule in plan.rules:
+        seen = state.rules.get(rule.code, RuleState())
+        if not seen.steps and seen.unmeasured:
+            skipped.append(_never_measured(rule, seen, state))
+            continue
+        if not seen.steps and "eval" not in rule.splits:
+            skipped.append(Skipped(rule.code, rule.name, "no training rows were read", "widen --steps or --split"))
+            continue
+        if seen.unmeasured:
+            notes.append(f"{rule.code} could not look at {seen.unmeasured:,} steps, where a column it needs is null")
+        finding = _finding(rule, seen, plan.context)
+        if finding is None:
+            clean.append((rule.code, rule.name))
+        else:
+            findings.append(finding)
+    return Report(
+        version=__version__,
+        device=device,
+        dtype=dtype,
+        input=state.input,
+        trainer=configured.trainer.name if configured else None,
+        trainer_version=configured.version if configured else None,
+        config=configured.settings() if configured else {},
+        findings=tuple(sorted(findings, key=lambda found: (-found.severity, found.code))),
+        clean=tuple(clean),
+        skipped=tuple(sorted(skipped, key=lambda one: one.code)),
+        notes=tuple(notes),
+    )
+
+
+def _finding(rule: AnyRule, seen: RuleState, context: Context) -> Finding | None:
+    total = run_total(rule, seen)
+    judgement = rule.judge(total, context)
+    if judgement is None:
+        return None
+    return Finding(
+        code=rule.code,
+        name=rule.name,
+        severity=judgement.severity,
+        verdict="confirmed" if judgement.confirmed else "exposed",
+        headline=judgement.headline,
+        message=judgement.message,
+        evidence=judgement.evidence,
+        advice=judgement.advice,
+        measures=rule.measures(total),
+        per_step=tuple(
+            {
+                "step": key.step,
+                "split": key.split,
+                **{name: measure.value for name, measure in rule.measures(tally).items()},
+            }
+            for key, tally in seen.steps
+        ),
+        examples=seen.examples,
+        fix=rule.fix.partition(":")[0] if rule.fix else None,
+        references=rule.references,
+    )
+
+
+def _never_measured(rule: AnyRule, seen: RuleState, state: RunState) -> Skipped:
+    if state.failures:
+        why, (step, _) = next(iter(state.failures.items()))
+        return Skipped(
+            rule.code, rule.name, f"step {step} could not be evaluated: {why}", "check the options of the run"
+        )
+    return Skipped(
+        rule.code,
+        rule.name,
+        f"a column it needs is null in all of {seen.unmeasured:,} steps",
+        "record that column for every row",
+    )
+
+
+def _notes(plan: Plan, state: RunState) -> list[str]:
+    """What the numbers rest on."""
+    notes: list[str] = []
+    for why, (step, count) in state.failures.items():
+        notes.append(f"{count:,} steps could not be evaluated, the first is step {step}: {why}")
+    if state.odd_groups:
+        notes.append(
+            f"{state.odd_groups:,} groups do not have the configured number of rows: if rows are missing from the "
+            "file, the advantages of their groups are not those of the run"
+        )
+    objective, columns = plan.context.objective, plan.context.columns
+    evaluates_loss = objective is not None and plan.columns >= (loss_columns(objective) & columns)
+    if evaluates_loss and not any(name in columns for name in LAYOUT_COLUMNS):
+        notes.append(
+            "no column says how a step was cut up (micro_batch_id, optim_step_id): each logged step is taken as one "
+            "optimiser step on one micro-batch"
+        )
+    return notes

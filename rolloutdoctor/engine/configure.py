@@ -1,0 +1,141 @@
+"""Who made the run and with which options: layers of settings become a trainer, a configuration and an objective."""
+
+import json
+import os
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+from rolloutdoctor.errors import UsageError
+from rolloutdoctor.findings import Setting
+from rolloutdoctor.io.metadata import RunMetadata
+from rolloutdoctor.objective import Objective
+from rolloutdoctor.trainers.options import Config, Layer, parse_version, resolve
+from rolloutdoctor.trainers.spec import Trainer
+from rolloutdoctor.trainers.table import find
+
+
+@dataclass(frozen=True)
+class Configured:
+    """What the run was made with.
+
+    Attributes:
+        trainer: who made it.
+        version: its version, as given or assumed.
+        version_origin: where the version came from.
+        version_assumed: True if nothing said which version.
+        config: every option with its origin.
+        objective: what it computes.
+    """
+
+    trainer: Trainer
+    version: str
+    version_origin: str
+    version_assumed: bool
+    config: Config
+    objective: Objective
+
+    def settings(self) -> dict[str, Setting]:
+        """Options with their origins, the version first."""
+        version = Setting(self.version, self.version_origin, assumed=self.version_assumed)
+        return {"version": version, **self.config.settings}
+
+
+def configure(metadata: RunMetadata, trainer: str | None, layers: Sequence[Layer]) -> Configured | None:
+    """Put the layers of the user over what the file says of itself.
+
+    Args:
+        metadata: of the run file.
+        trainer: ``NAME`` or ``NAME@VERSION`` as the user gave it, or None.
+        layers: option values of the user, most important first.
+
+    Returns:
+        None if neither the user nor the file says which trainer made the run.
+
+    Raises:
+        UsageError: for an unknown trainer, version or option, or a value that cannot be used.
+    """
+    name, _, version = (trainer or "").partition("@")
+    same = not name or name == metadata.trainer
+    name = name or metadata.trainer or ""
+    if not name:
+        if any(layer.values for layer in layers if layer.strict):
+            raise UsageError("options were set, but nothing says which trainer they are of: add --trainer NAME")
+        return None
+    spec = find(name)
+    origin, assumed = "--trainer", False
+    if not version and same and metadata.trainer_version:
+        version, origin = metadata.trainer_version, "file metadata"
+    if not version:
+        version, origin, assumed = spec.newest, f"newest {name} known here", True
+    parsed = parse_version(version)
+    if parsed < parse_version(spec.oldest):
+        raise UsageError(
+            f"{name} {version} ({origin}) is older than {spec.oldest}, the oldest whose arithmetic is known here; "
+            f"name the version that is closest with --trainer {name}@VERSION"
+        )
+    file_layer = [Layer("file metadata", metadata.config, strict=False)] if same else []
+    config = resolve(spec.options, parsed, [*layers, *file_layer], trainer=name)
+    return Configured(spec, version, origin, assumed, config, spec.objective(config))
+
+
+def read_settings(texts: Sequence[str], origin: str) -> Layer:
+    """Read ``KEY=VALUE`` texts.
+
+    Raises:
+        UsageError: if one has no ``=``, or a key is given twice with different values.
+    """
+    values: dict[str, object] = {}
+    for text in texts:
+        key, equals, value = text.partition("=")
+        key = key.strip()
+        if not equals or not key:
+            raise UsageError(f"{text!r} ({origin}): expected KEY=VALUE, such as beta=0.04")
+        if values.get(key, value) != value:
+            raise UsageError(f"{key} is set to {values[key]} and to {value} ({origin}): keep one of them")
+        values[key] = value
+    return Layer(origin, values)
+
+
+def read_trainer_config(path: str) -> Layer:
+    """Read a trainer's own configuration file, JSON or YAML; nested keys are joined with dots.
+
+    Raises:
+        UsageError: if it cannot be read, or YAML support is not installed.
+    """
+    try:
+        text = Path(path).read_text(encoding="utf-8")
+    except (OSError, UnicodeDecodeError) as error:
+        reason = error.strerror if isinstance(error, OSError) else "not UTF-8 text"
+        raise UsageError(f"{path}: {reason}; --trainer-config takes a JSON or YAML file") from None
+    body: object
+    if path.endswith((".yaml", ".yml")):
+        try:
+            import yaml
+        except ImportError:
+            raise UsageError(
+                f"{path}: reading YAML needs PyYAML; install rolloutdoctor[yaml], or give a JSON file"
+            ) from None
+        try:
+            body = yaml.safe_load(text)
+        except (yaml.YAMLError, RecursionError) as error:
+            where = str(getattr(error, "problem_mark", "")).strip()
+            raise UsageError(f"{path}: not YAML {where}".rstrip()) from None
+    else:
+        try:
+            body = json.loads(text)
+        except (ValueError, RecursionError):
+            raise UsageError(f"{path}: not JSON; --trainer-config takes a JSON or YAML file") from None
+    if not isinstance(body, dict):
+        raise UsageError(f"{path}: expected an object of options")
+    return Layer(os.fspath(path), _flat(body, ""), strict=False)
+
+
+def _flat(body: Mapping[object, object], prefix: str) -> dict[str, object]:
+    values: dict[str, object] = {}
+    for key, value in body.items():
+        if isinstance(value, dict):
+            values.update(_flat(value, f"{prefix}{key}."))
+        else:
+            values[f"{prefix}{key}"] = value
+    return values

@@ -1,0 +1,162 @@
+"""The fold: each step becomes a small state, states add up."""
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+import torch
+
+from rolloutdoctor.batch import RolloutBatch, StepKey
+from rolloutdoctor.engine.plan import Plan
+from rolloutdoctor.errors import CannotComputeError
+from rolloutdoctor.evaluate import Evaluation, evaluate_all
+from rolloutdoctor.findings import Example, InputSummary
+from rolloutdoctor.rules.base import KEEP_EXAMPLES
+from rolloutdoctor.rules.step import StepView
+from rolloutdoctor.rules.table import AnyRule
+
+AS_CONFIGURED = ""
+
+
+@dataclass(frozen=True)
+class RuleState:
+    """What a rule has seen so far.
+
+    Attributes:
+        steps: the tally of each step and split, in step order.
+        examples: the worst places, worst first.
+        unmeasured: steps in which a column that the rule needs was missing.
+    """
+
+    steps: tuple[tuple[StepKey, Any], ...] = ()
+    examples: tuple[Example, ...] = ()
+    unmeasured: int = 0
+
+    def __add__(self, other: "RuleState") -> "RuleState":
+        steps = sorted((*self.steps, *other.steps), key=lambda entry: entry[0])
+        examples = sorted((*self.examples, *other.examples), key=_worst_first)[:KEEP_EXAMPLES]
+        return RuleState(tuple(steps), tuple(examples), self.unmeasured + other.unmeasured)
+
+
+def _worst_first(example: Example) -> tuple[float, int, str, str]:
+    return (-example.weight, example.step, example.group_id or "", example.sample_id or "")
+
+
+@dataclass(frozen=True)
+class RunState:
+    """What a check has seen so far; states of parts of a run add up to the state of the whole.
+
+    Attributes:
+        input: how much was read.
+        rules: code of a rule to its state.
+        odd_groups: groups whose size is not the configured one.
+        failures: why steps could not be evaluated, with the first step each, and how many.
+    """
+
+    input: InputSummary = field(default_factory=InputSummary)
+    rules: Mapping[str, RuleState] = field(default_factory=dict)
+    odd_groups: int = 0
+    failures: Mapping[str, tuple[int, int]] = field(default_factory=dict)
+
+    def __add__(self, other: "RunState") -> "RunState":
+        mine, theirs = self.input, other.input
+        failures = dict(self.failures)
+        for why, (step, count) in other.failures.items():
+            first, before = failures.get(why, (step, 0))
+            failures[why] = (min(first, step), before + count)
+        codes = dict.fromkeys((*self.rules, *other.rules))
+        return RunState(
+            input=InputSummary(
+                mine.rows + theirs.rows,
+                mine.steps + theirs.steps,
+                mine.groups + theirs.groups,
+                mine.tokens + theirs.tokens,
+            ),
+            rules={code: self.rules.get(code, RuleState()) + other.rules.get(code, RuleState()) for code in codes},
+            odd_groups=self.odd_groups + other.odd_groups,
+            failures=failures,
+        )
+
+
+class Fold:
+    """Adds steps to a state; the state is taken out at the end.
+
+    Appending and sorting once keeps the fold linear in the number of steps.
+    """
+
+    def __init__(self, plan: Plan, device: torch.device, dtype: torch.dtype) -> None:
+        self.plan, self.device, self.dtype = plan, device, dtype
+        self._steps: dict[str, list[tuple[StepKey, Any]]] = {rule.code: [] for rule in plan.rules}
+        self._examples: dict[str, list[Example]] = {rule.code: [] for rule in plan.rules}
+        self._unmeasured: dict[str, int] = dict.fromkeys(self._steps, 0)
+        self._counts = [0, 0, 0, 0]
+        self._odd_groups = 0
+        self._failures: dict[str, tuple[int, int]] = {}
+
+    def add(self, batch: RolloutBatch, logged: Mapping[str, float]) -> None:
+        """Evaluate a step and let every rule count it."""
+        groups = 0 if batch.groups is None else len(batch.groups)
+        for position, count in enumerate((len(batch), 1, groups, batch.tokens)):
+            self._counts[position] += count
+        self._odd_groups += self._odd(batch)
+        view = self._view(batch.to(self.device), logged)
+        for rule in self.plan.rules:
+            if batch.split not in rule.splits:
+                continue
+            blind = rule.needs_objective and view.evaluation is None
+            if blind or not batch.has(*rule.columns(self.plan.context)):
+                self._unmeasured[rule.code] += 1
+                continue
+            self._steps[rule.code].append((batch.key, rule.measure(view)))
+            examples = [*self._examples[rule.code], *rule.examples(view)]
+            self._examples[rule.code] = sorted(examples, key=_worst_first)[:KEEP_EXAMPLES]
+
+    def _view(self, batch: RolloutBatch, logged: Mapping[str, float]) -> StepView:
+        context = self.plan.context
+        evaluations: dict[str, Evaluation] = {}
+        if context.objective is not None:
+            objectives = {AS_CONFIGURED: context.objective}
+            objectives |= {fix.label: fix.apply(context.objective) for fix in self.plan.fixes}
+            try:
+                evaluations = evaluate_all(batch, objectives, dtype=self.dtype)
+            except CannotComputeError as error:
+                step, count = self._failures.get(str(error), (batch.step, 0))
+                self._failures[str(error)] = (min(step, batch.step), count + 1)
+        return StepView(
+            batch=batch,
+            logged=logged,
+            trainer=context.trainer,
+            evaluation=evaluations.pop(AS_CONFIGURED, None),
+            fixed=evaluations,
+            dtype=self.dtype,
+        )
+
+    def _odd(self, batch: RolloutBatch) -> int:
+        context = self.plan.context
+        if context.trainer is None or context.config is None or batch.groups is None:
+            return 0
+        wanted = context.trainer.group_size(context.config, batch.split)
+        return 0 if wanted is None else int((batch.groups.size_G != wanted).sum())
+
+    def state(self) -> RunState:
+        """Return the state of all steps added so far."""
+        return RunState(
+            input=InputSummary(*self._counts),
+            rules={
+                rule.code: RuleState()
+                + RuleState(
+                    tuple(self._steps[rule.code]), tuple(self._examples[rule.code]), self._unmeasured[rule.code]
+                )
+                for rule in self.plan.rules
+            },
+            odd_groups=self._odd_groups,
+            failures=self._failures,
+        )
+
+
+def run_total(rule: AnyRule, state: RuleState) -> Any:  # noqa: ANN401  # the tally type belongs to the rule
+    """Add up the tallies of all steps, in step order."""
+    total = rule.tally()
+    for _, tally in state.steps:
+        total = total + tally
+    return total

@@ -1,0 +1,89 @@
+"""What can run on the columns at hand, and which columns that takes."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from rolloutdoctor.batch import STAND_INS
+from rolloutdoctor.findings import Skipped
+from rolloutdoctor.fixes import ChosenFix, choose
+from rolloutdoctor.needs import LAYOUT_COLUMNS, loss_columns
+from rolloutdoctor.rules.base import Context
+from rolloutdoctor.rules.table import AnyRule
+
+
+@dataclass(frozen=True)
+class Plan:
+    """What a check will do.
+
+    Attributes:
+        context: what is known before the first row.
+        rules: rules that can run.
+        skipped: rules that cannot, with remedies.
+        fixes: the fixes that the rules compare with.
+        columns: canonical columns to read.
+    """
+
+    context: Context
+    rules: tuple[AnyRule, ...]
+    skipped: tuple[Skipped, ...]
+    fixes: tuple[ChosenFix, ...]
+    columns: frozenset[str]
+
+
+def make_plan(rules: Sequence[AnyRule], context: Context) -> Plan:
+    """Sort the rules into those that can run and those that cannot."""
+    able: list[AnyRule] = []
+    skipped: list[Skipped] = []
+    fixes: dict[str, ChosenFix] = {}
+    columns: set[str] = set()
+    for rule in rules:
+        why = _obstacle(rule, context)
+        if why is not None:
+            skipped.append(why)
+            continue
+        able.append(rule)
+        needed = rule.columns(context)
+        columns |= needed | rule.wanted(context)
+        if rule.fix is not None and needed and context.objective is not None:
+            fix = choose(rule.fix)
+            if fix.applies_to(context.objective):
+                fixes[fix.label] = fix
+    if context.objective is not None and columns >= (loss_columns(context.objective) & context.columns):
+        columns |= set(LAYOUT_COLUMNS)
+    for name in tuple(columns):
+        columns |= set(STAND_INS.get(name, ()))
+    return Plan(
+        context=context,
+        rules=tuple(able),
+        skipped=tuple(skipped),
+        fixes=tuple(fixes.values()),
+        columns=frozenset(columns) & context.columns,
+    )
+
+
+def available(name: str, columns: frozenset[str]) -> bool:
+    """True if a column, or its documented stand-in, is there."""
+    return any(candidate in columns for candidate in STAND_INS.get(name, (name,)))
+
+
+def remedy(names: Sequence[str], context: Context) -> str:
+    """Words for what would record some columns."""
+    recording = context.trainer.recording if context.trainer is not None else {}
+    fallback = recording.get("*", "record these columns, or name them as `rolloutdoctor info` lists them")
+    return "; ".join(dict.fromkeys(recording.get(name, fallback) for name in names))
+
+
+def _obstacle(rule: AnyRule, context: Context) -> Skipped | None:
+    if context.objective is None and rule.needs_objective:
+        return Skipped(
+            rule.code,
+            rule.name,
+            "nothing says which trainer made the run, and with which options",
+            "name it with --trainer NAME (and --set KEY=VALUE); `rolloutdoctor trainers` lists them",
+        )
+    absent = sorted(name for name in rule.columns(context) if not available(name, context.columns))
+    if absent:
+        word = "column" if len(absent) == 1 else "columns"
+        return Skipped(rule.code, rule.name, f"missing {word} {', '.join(absent)}", remedy(absent, context))
+    missing = rule.missing(context)
+    return None if missing is None else Skipped(rule.code, rule.name, missing.reason, missing.remedy)

@@ -1,0 +1,140 @@
+"""What a rule is: measure each step into a tally, add the tallies up, judge once at the end.
+
+This module and the rules import no tensors, so that the rule book opens at once.
+"""
+
+from abc import ABC, abstractmethod
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, ClassVar, Generic, TypeVar
+
+from rolloutdoctor.findings import Example, Measure, Severity
+from rolloutdoctor.objective import Objective
+from rolloutdoctor.stats.sums import Sums
+from rolloutdoctor.trainers.options import Config
+from rolloutdoctor.trainers.spec import Trainer
+
+if TYPE_CHECKING:
+    from rolloutdoctor.rules.step import StepView
+
+T = TypeVar("T", bound=Sums)
+
+KEEP_EXAMPLES = 5
+"""Examples kept by each rule, the worst of the run."""
+
+
+@dataclass(frozen=True)
+class Context:
+    """What is known before the first row is read.
+
+    Attributes:
+        columns: canonical columns of the run.
+        metrics: names of the logged metrics.
+        trainer: who made the run, or None if nothing says.
+        config: its configuration, or None.
+        objective: what it computes, or None.
+    """
+
+    columns: frozenset[str]
+    metrics: frozenset[str] = frozenset()
+    trainer: Trainer | None = None
+    config: Config | None = None
+    objective: Objective | None = None
+
+
+@dataclass(frozen=True)
+class Missing:
+    """Why a rule cannot run, and what would make it run."""
+
+    reason: str
+    remedy: str
+
+
+@dataclass(frozen=True)
+class Judgement:
+    """What a rule makes of its tally: the words and the weight of a finding."""
+
+    severity: Severity
+    confirmed: bool
+    headline: str
+    message: str
+    evidence: str
+    advice: str
+
+
+class Rule(ABC, Generic[T]):
+    """A rule. Class attributes are its identity; fields of subclasses are its thresholds.
+
+    Attributes:
+        code: stable code, never reused.
+        name: the pathology in kebab case; it reads well after "allow".
+        fix: the fix (``NAME:VARIANT``) that `measure` compares with, or None.
+        references: upstream threads and papers.
+        tally: the record that steps add up to.
+        needs_objective: False if the rule runs without knowing the trainer.
+        splits: the splits it is about.
+    """
+
+    code: ClassVar[str]
+    name: ClassVar[str]
+    fix: ClassVar[str | None] = None
+    references: ClassVar[tuple[str, ...]] = ()
+    tally: ClassVar[type[Sums]]
+    needs_objective: ClassVar[bool] = True
+    splits: ClassVar[tuple[str, ...]] = ("train", "eval")
+
+    @abstractmethod
+    def columns(self, context: Context) -> frozenset[str]:
+        """Return the columns without which the rule cannot run; empty if the configuration rules the fault out."""
+
+    def wanted(self, context: Context) -> frozenset[str]:
+        """Return further columns that the rule reads where they are there."""
+        return frozenset()
+
+    def missing(self, context: Context) -> Missing | None:
+        """Say what else stands in the way."""
+        return None
+
+    @abstractmethod
+    def measure(self, step: "StepView") -> T:
+        """Count one step. Thresholds that decide a verdict have no say here."""
+
+    def examples(self, step: "StepView") -> Iterable[Example]:
+        """Return the worst places of one step, at most `KEEP_EXAMPLES`."""
+        return ()
+
+    @abstractmethod
+    def measures(self, tally: T) -> Mapping[str, Measure]:
+        """Turn a tally, of a step or of the run, into the numbers that users see."""
+
+    @abstractmethod
+    def judge(self, run: T, context: Context) -> Judgement | None:
+        """Judge the run; None if there is nothing to find."""
+
+    @classmethod
+    def title(cls) -> str:
+        """First line of the rule's page."""
+        return (cls.__doc__ or "").strip().splitlines()[0]
+
+
+def percent(share: float | None) -> str:
+    """A share for people: three significant digits.
+
+    >>> percent(0.01234), percent(None)
+    ('1.23 %', 'n/a')
+    """
+    return "n/a" if share is None else f"{100 * share:.3g} %"
+
+
+def number(value: float | None) -> str:
+    """A number for people: three significant digits."""
+    return "n/a" if value is None else f"{value:.3g}"
+
+
+def counted(count: float, noun: str) -> str:
+    """A count with its noun.
+
+    >>> counted(1, "group"), counted(2500, "row")
+    ('1 group', '2,500 rows')
+    """
+    return f"{int(count):,} {noun}{'' if count == 1 else 's'}"

@@ -1,0 +1,145 @@
+"""RDM002: evaluation rows that have no siblings."""
+
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+from rolloutdoctor.findings import Example, Measure, Severity
+from rolloutdoctor.rules.base import KEEP_EXAMPLES, Context, Judgement, Rule, counted
+from rolloutdoctor.stats.sums import Sums
+
+if TYPE_CHECKING:
+    from torch import Tensor
+
+    from rolloutdoctor.rules.step import StepView
+
+
+@dataclass(frozen=True)
+class EvalTally(Sums):
+    """What `eval-group-of-one` adds up over evaluation steps."""
+
+    rows: int = 0
+    eval_rows: int = 0
+    masked_rows: int = 0
+    pr_rows: int = 0
+    steps: int = 0
+    flagged_steps: int = 0
+
+
+@dataclass(frozen=True)
+class EvalGroupOfOne(Rule[EvalTally]):
+    """Evaluation rows in groups of one: whatever is keyed on a standard deviation of zero hits all of them.
+
+    ## What it does
+    Counts evaluation rows without siblings, how many of them have an all-zero mask, and how many the completion mask
+    proposed in TRL PR 5640 would have masked.
+
+    ## Why it matters
+    With `num_generations_eval = 1` TRL's standard deviation is 0 for every row, so `eval_frac_reward_zero_std` is 1
+    by construction. A mask keyed on it blanks the whole evaluation: loss, KL and entropy become 0. The fix
+    `zero-std` here never touches evaluation rows or groups of one.
+
+    ## How it is measured
+    `rows` are evaluation rows alone in their group, `masked_rows` those of them without a trained token,
+    `rows_masked_by_pr5640` those that TRL's own flag covers. Confirmed: masks or the logged fraction show it.
+
+    ## What to do
+    Key such masks on training rows and on max - min; do not read `frac_reward_zero_std` in evaluation.
+
+    ## Example
+    >>> from rolloutdoctor.testing import diagnose_one, toy_batch
+    >>> diagnose_one("RDM002", toy_batch(rewards=[[1], [0]], split="eval"), trainer="trl")
+    'RDM002 info exposed: rows 2'
+    """
+
+    code = "RDM002"
+    name = "eval-group-of-one"
+    references = ("https://github.com/huggingface/trl/pull/5640",)
+    tally = EvalTally
+    splits = ("eval",)
+    needs_objective = False
+
+    def columns(self, context: Context) -> frozenset[str]:
+        """Groups."""
+        return frozenset({"group_id"})
+
+    def wanted(self, context: Context) -> frozenset[str]:
+        """The mask shows rows that were blanked, rewards what the proposed mask would do."""
+        return frozenset({"response_mask", "reward"})
+
+    def measure(self, step: "StepView") -> EvalTally:
+        """Count one step."""
+        if step.training:
+            return EvalTally()
+        single_N = self._single(step)
+        flagged = 0
+        if step.evaluation is not None and step.batch.has("reward"):
+            flagged_N = step.flagged_rows(step.evaluation.objective.advantage.scale)
+            flagged = int((flagged_N & single_N).sum())
+        return EvalTally(
+            rows=int(single_N.sum()),
+            eval_rows=len(step.batch),
+            masked_rows=int(self._masked(step, single_N).sum()),
+            pr_rows=flagged,
+            steps=int(bool(single_N.any())),
+            flagged_steps=int(bool(single_N.all()) and step.logged.get("frac_reward_zero_std") == 1),
+        )
+
+    def _single(self, step: "StepView") -> "Tensor":
+        alone_N: Tensor = (step.groups.size_G == 1)[step.groups.index_N]
+        return alone_N
+
+    def _masked(self, step: "StepView", single_N: "Tensor") -> "Tensor":
+        """Single rows that have tokens and an all-zero mask."""
+        if "response_mask" not in step.batch.per_token:
+            return single_N & False
+        trained_N = step.row_sum(step.batch.column("response_mask"))
+        masked_N: Tensor = single_N & (trained_N == 0) & (step.batch.rows.diff() > 0)
+        return masked_N
+
+    def examples(self, step: "StepView") -> Iterable[Example]:
+        """Masked rows first."""
+        if step.training:
+            return ()
+        single_N = self._single(step)
+        masked_N = self._masked(step, single_N)
+        weight_N = single_N.double() + masked_N.double()
+
+        def note(row: int) -> str:
+            return "no trained token" if bool(masked_N[row]) else "alone in its group"
+
+        return step.worst_rows(weight_N, note, KEEP_EXAMPLES)
+
+    def measures(self, tally: EvalTally) -> Mapping[str, Measure]:
+        """How many rows, and how many are blank."""
+        return {
+            "rows": Measure(tally.rows, "rows"),
+            "masked_rows": Measure(tally.masked_rows, "rows"),
+            "rows_masked_by_pr5640": Measure(tally.pr_rows, "rows"),
+        }
+
+    def judge(self, run: EvalTally, context: Context) -> Judgement | None:
+        """A warning if such rows are blank, else information."""
+        if not run.rows:
+            return None
+        evidence = "the masks themselves show it" if run.masked_rows else "no logged value shows it"
+        if run.flagged_steps:
+            evidence = f"frac_reward_zero_std is logged as 1 in {counted(run.flagged_steps, 'evaluation')}" + (
+                "; the masks show the blank rows" if run.masked_rows else ""
+            )
+        proposed = f"; the mask proposed in TRL PR 5640 would blank {run.pr_rows:,} of them" if run.pr_rows else ""
+        return Judgement(
+            severity=Severity.WARNING if run.masked_rows else Severity.INFO,
+            confirmed=bool(run.masked_rows or run.flagged_steps),
+            headline=f"{counted(run.rows, 'eval row')} alone in their group, {run.masked_rows:,} without a token",
+            message=(
+                f"{run.rows:,} of {counted(run.eval_rows, 'eval row')} have no siblings, so their standard deviation "
+                f"is 0 by construction{proposed}"
+            ),
+            evidence=evidence,
+            advice=(
+                "unmask them: evaluation has no gradient to protect, and their loss and KL read 0 now"
+                if run.masked_rows
+                else "nothing to mend; the fix zero-std leaves them alone, and frac_reward_zero_std says nothing here"
+            ),
+        )

@@ -1,0 +1,151 @@
+"""RDA003: equal rewards that get an advantage out of rounding."""
+
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+from rolloutdoctor.findings import Example, Measure, Severity
+from rolloutdoctor.rules.base import KEEP_EXAMPLES, Context, Judgement, Rule, counted, number, percent
+from rolloutdoctor.stats.sums import Sums, largest, ratio
+
+if TYPE_CHECKING:
+    from torch import Tensor
+
+    from rolloutdoctor.rules.step import StepView
+
+
+@dataclass(frozen=True)
+class ResidueTally(Sums):
+    """What `float-residue` adds up over training steps."""
+
+    equal_groups: int = 0
+    groups: int = 0
+    max_abs: float = largest()
+    mass: float = 0.0
+    all_mass: float = 0.0
+    logged_steps: int = 0
+    recomputed_max: float = largest()
+
+
+@dataclass(frozen=True)
+class FloatResidue(Rule[ResidueTally]):
+    """Equal rewards get an advantage out of float32 rounding.
+
+    ## What it does
+    Finds training groups whose rewards are all equal (max - min = 0) and yet have advantages other than 0.
+
+    ## Why it matters
+    The float32 mean of eight times 0.3 is not 0.3. The residue, divided by a standard deviation of the same size
+    plus a small epsilon, becomes an advantage of up to 0.9, with the same sign for the whole group: a common push
+    that no reward asked for. Rewards of 0, 1 and dyadic fractions never do this.
+
+    ## How it is measured
+    From the logged advantages where there are any (then confirmed). Otherwise the trainer's float32 arithmetic is
+    repeated on the rewards; sign and size depend on the order of summation, so another device gives another residue.
+    The exact advantage is 0.
+
+    ## What to do
+    Test for equal rewards by max - min, compute group statistics in float64, or scale rewards to dyadic values.
+
+    ## Example
+    >>> from rolloutdoctor.testing import diagnose_one, toy_batch
+    >>> diagnose_one("RDA003", toy_batch(rewards=[[0.6] * 8, [1, 0]]), trainer="verl", adv_estimator="grpo")
+    'RDA003 warning exposed: groups 1'
+    """
+
+    code = "RDA003"
+    name = "float-residue"
+    references = (
+        "https://github.com/radixark/miles/issues/570",
+        "https://github.com/NVIDIA-NeMo/RL/pull/4158",
+    )
+    tally = ResidueTally
+    splits = ("train",)
+
+    warn_above: float = 0.01
+
+    def columns(self, context: Context) -> frozenset[str]:
+        """Rewards and groups, where the configuration divides by a group's standard deviation."""
+        rule = context.objective.advantage if context.objective is not None else None
+        if rule is None or rule.estimator != "grpo" or rule.scale != "group":
+            return frozenset()
+        return frozenset({"reward", "group_id"})
+
+    def wanted(self, context: Context) -> frozenset[str]:
+        """Logged advantages show the residue itself."""
+        return frozenset({"advantage", "advantages", "response_mask"}) if self.columns(context) else frozenset()
+
+    def measure(self, step: "StepView") -> ResidueTally:
+        """Count one step."""
+        if not step.training or step.evaluation is None or step.rows is None:
+            return ResidueTally()
+        equal_G = step.equal_reward_groups()
+        epsilon = step.evaluation.objective.advantage.epsilon
+        recomputed_N = step.float32_advantages(epsilon).double()
+        logged_N = step.logged_advantages()
+        seen_N = self._seen(step, recomputed_N, logged_N)
+        equal_N = equal_G[step.groups.index_N]
+        residue_N = seen_N.abs() * equal_N
+        return ResidueTally(
+            equal_groups=int(equal_G.sum()),
+            groups=int((step.group_sum(residue_N) > 0).sum()),
+            max_abs=float(residue_N.max()) if len(residue_N) else 0.0,
+            mass=float(residue_N.sum()),
+            all_mass=float(seen_N.abs().sum()),
+            logged_steps=int(logged_N is not None),
+            recomputed_max=float((recomputed_N.abs() * equal_N).max()) if len(residue_N) else 0.0,
+        )
+
+    def _seen(self, step: "StepView", recomputed_N: "Tensor", logged_N: "Tensor | None") -> "Tensor":
+        """The advantages that are looked at: logged, else repeated in float32; rows that cannot tell get 0."""
+        return (recomputed_N if logged_N is None else logged_N).nan_to_num(0.0)
+
+    def examples(self, step: "StepView") -> Iterable[Example]:
+        """The rows with the largest residue."""
+        if not step.training or step.evaluation is None:
+            return ()
+        epsilon = step.evaluation.objective.advantage.epsilon
+        seen_N = self._seen(step, step.float32_advantages(epsilon).double(), step.logged_advantages())
+        residue_N = seen_N.abs() * step.equal_reward_groups()[step.groups.index_N]
+        reward_N = step.batch.column("reward")
+
+        def note(row: int) -> str:
+            return f"every reward is {float(reward_N[row]):.6g}, advantage {float(seen_N[row]):.3g}"
+
+        return step.worst_rows(residue_N, note, KEEP_EXAMPLES)
+
+    def measures(self, tally: ResidueTally) -> Mapping[str, Measure]:
+        """How many groups, and how large."""
+        return {
+            "groups": Measure(tally.groups, "groups"),
+            "max_abs_advantage": Measure(tally.max_abs, "advantage"),
+            "advantage_mass_share": Measure(ratio(tally.mass, tally.all_mass), "share"),
+        }
+
+    def judge(self, run: ResidueTally, context: Context) -> Judgement | None:
+        """Weight by size: below `warn_above` it is information."""
+        if not run.groups:
+            return None
+        confirmed = run.logged_steps > 0
+        severity = Severity.INFO
+        if run.max_abs >= self.warn_above:
+            severity = Severity.ERROR if confirmed else Severity.WARNING
+        source = "logged" if confirmed else "float32"
+        evidence = (
+            f"logged advantages of groups with equal rewards reach {number(run.max_abs)}; the same float32 "
+            f"arithmetic repeated here reaches {number(run.recomputed_max)}, and the exact value is 0"
+            if confirmed
+            else f"no logged advantages; float32 arithmetic repeated here reaches {number(run.max_abs)}, and the exact "
+            "value is 0"
+        )
+        return Judgement(
+            severity=severity,
+            confirmed=confirmed,
+            headline=f"|advantage| up to {number(run.max_abs)} in {counted(run.groups, 'group')} of equal rewards",
+            message=(
+                f"{counted(run.groups, 'group')} of {run.equal_groups:,} with equal rewards have {source} advantages "
+                f"other than 0, {percent(ratio(run.mass, run.all_mass))} of the absolute advantage"
+            ),
+            evidence=evidence,
+            advice="test for equal rewards by max - min in the trainer, or compute its group statistics in float64",
+        )

@@ -1,0 +1,276 @@
+"""RDM001: the logged KL is not the KL."""
+
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+from rolloutdoctor.findings import Example, Measure, Severity
+from rolloutdoctor.needs import loss_columns, reward_kl_columns
+from rolloutdoctor.objective import KlBuffer
+from rolloutdoctor.rules.base import Context, Judgement, Missing, Rule, counted, number, percent
+from rolloutdoctor.stats.sums import Sums, largest, ratio
+
+if TYPE_CHECKING:
+    from torch import Tensor
+
+    from rolloutdoctor.rules.step import StepView
+
+
+@dataclass(frozen=True)
+class KlMetricTally(Sums):
+    """What `kl-metric-corrupted` adds up over the steps that logged a KL."""
+
+    steps: int = 0
+    logged: float = 0.0
+    recomputed: float = 0.0
+    recomputed_abs: float = 0.0
+    abs_error: float = 0.0
+    fits_kl: int = 0
+    fits_reward: int = 0
+    worst_reward_fit: float = largest()
+    reward_part: float = 0.0
+    kl_part: float = 0.0
+    inverted: float = 0.0
+    inverted_steps: int = 0
+    tokens: int = 0
+    tokens_fit_kl: int = 0
+    tokens_fit_reward: int = 0
+
+
+@dataclass(frozen=True)
+class _Seen:
+    """A logged KL beside what it could be."""
+
+    logged: float
+    true: float
+    reward: float | None = None
+    reward_part: float = 0.0
+    kl_part: float = 0.0
+    coef: float = 0.0
+
+
+@dataclass(frozen=True)
+class KlMetricCorrupted(Rule[KlMetricTally]):
+    """The logged KL is the reward buffer, or otherwise not the KL of the rows.
+
+    ## What it does
+    Recomputes the KL metric from the log-probs by the trainer's own definition and compares it with what was logged,
+    per step and, where the per-token KL was stored, per token.
+
+    ## Why it matters
+    slime's ppo estimator built its reward inside the tensor that holds the KL: `-kl_coef * kl`, plus the reward at
+    the last token. The dashboard then shows mean reward by mean length under the name `rollout/kl`: it can be
+    negative, it rises with reward and falls with length, and with kl_coef = 0 it is reward alone.
+
+    ## How it is measured
+    `rel_error` is the mean absolute error by the mean absolute recomputed value; `reward_share` the part of the
+    logged value that is reward; `tokens_matching` the share of stored token values that equal the reward buffer.
+    `inverted` is the KL solved back out of the logged series: (mean reward / mean length - logged) / kl_coef.
+    Confirmed: the logged values equal the reward buffer and not the KL.
+
+    ## What to do
+    Upgrade the trainer; invert the old series with the numbers given here; ignore alarms that were set on it.
+
+    ## Example
+    >>> from rolloutdoctor.testing import diagnose_one, toy_batch
+    >>> batch = toy_batch(rewards=[[1, 0]], policy=-1.0, ref=-1.2, lengths=[[4, 4]])
+    >>> diagnose_one("RDM001", batch, trainer="slime", logged={"rollout/kl": 0.115}, advantage_estimator="ppo",
+    ...              kl_coef=0.05)
+    'RDM001 error confirmed: logged 0.115'
+    """
+
+    code = "RDM001"
+    name = "kl-metric-corrupted"
+    fix = "kl-inplace:copy"
+    references = ("https://github.com/THUDM/slime/pull/2114",)
+    tally = KlMetricTally
+
+    match_rel: float = 1e-4
+    match_abs: float = 1e-7
+    warn_above: float = 0.05
+
+    def columns(self, context: Context) -> frozenset[str]:
+        """The log-probs that the KL is made of; nothing if the configuration has no KL."""
+        objective = context.objective
+        if objective is None:
+            return frozenset()
+        needed: frozenset[str] = frozenset()
+        if objective.kl_loss is not None:
+            needed = loss_columns(objective)
+        if objective.kl_reward is not None:
+            needed |= reward_kl_columns(objective) | {"reward", "response_mask"}
+        return needed
+
+    def wanted(self, context: Context) -> frozenset[str]:
+        """The stored per-token KL decides token by token."""
+        return frozenset({"kl"}) if self.columns(context) else frozenset()
+
+    def missing(self, context: Context) -> Missing | None:
+        """Without any logged KL there is nothing to compare."""
+        trainer = context.trainer
+        if trainer is None or not self.columns(context) or "kl" in context.columns:
+            return None
+        if context.metrics & set(trainer.kl_metrics):
+            return None
+        names = " or ".join(trainer.kl_metrics)
+        return Missing(
+            f"no logged KL: neither a column kl nor the metric {names}",
+            "put the logged metrics beside the run as NAME.metrics.parquet or .jsonl (step, split, name, value)",
+        )
+
+    def measure(self, step: "StepView") -> KlMetricTally:
+        """Count one step."""
+        seen = self._seen(step)
+        tokens = self._tokens(step)
+        if seen is None:
+            return tokens
+        gap = abs(seen.logged - seen.true)
+        fits_kl = self._fits(seen.logged, seen.true)
+        reward_gap = None if seen.reward is None else abs(seen.logged - seen.reward)
+        fits_reward = not fits_kl and seen.reward is not None and self._fits(seen.logged, seen.reward)
+        inverts = fits_reward and seen.coef > 0
+        return tokens + KlMetricTally(
+            steps=1,
+            logged=seen.logged,
+            recomputed=seen.true,
+            recomputed_abs=abs(seen.true),
+            abs_error=gap,
+            fits_kl=int(fits_kl),
+            fits_reward=int(fits_reward),
+            worst_reward_fit=reward_gap if fits_reward and reward_gap is not None else 0.0,
+            reward_part=abs(seen.reward_part) if fits_reward else 0.0,
+            kl_part=abs(seen.kl_part) if fits_reward else 0.0,
+            inverted=(seen.reward_part - seen.logged) / seen.coef if inverts else 0.0,
+            inverted_steps=int(inverts),
+        )
+
+    def _fits(self, logged: float, predicted: float) -> bool:
+        return abs(logged - predicted) <= self.match_abs + self.match_rel * abs(predicted)
+
+    def _seen(self, step: "StepView") -> _Seen | None:
+        """The step's logged KL and what it could be; None if nothing usable was logged."""
+        evaluation, trainer = step.evaluation, step.trainer
+        if evaluation is None or trainer is None:
+            return None
+        stored = self._stored(step)
+        if stored is not None:
+            return stored
+        if evaluation.tokens is None or bool((evaluation.tokens.layout.steps_N > 1).any()):
+            return None
+        recomputed = trainer.metrics(evaluation)
+        for name in trainer.kl_metrics:
+            if name in step.logged and name in recomputed:
+                return _Seen(step.logged[name], recomputed[name])
+        return None
+
+    def _stored(self, step: "StepView") -> _Seen | None:
+        """The metric of a stored KL (slime): the copy and the reward buffer predict different values."""
+        from rolloutdoctor.trainers.slime import rollout_mean
+
+        evaluation, batch = step.evaluation, step.batch
+        assert evaluation is not None
+        objective = evaluation.objective
+        kl_T = step.stored_kl(objective, KlBuffer.COPY)
+        buffer_T = step.stored_kl(objective, KlBuffer.REWARD)
+        if kl_T is None or buffer_T is None or objective.kl_reward is None or not batch.tokens:
+            return None
+        logged = step.logged.get("rollout/kl")
+        if logged is None and "kl" in batch.per_token:
+            logged = rollout_mean(batch, batch.column("kl"))
+        if logged is None:
+            return None
+        true, coef = rollout_mean(batch, kl_T), objective.kl_reward.coef
+        reward = rollout_mean(batch, buffer_T)
+        return _Seen(logged, true, reward, reward_part=reward + coef * true, kl_part=coef * true, coef=coef)
+
+    def _tokens(self, step: "StepView") -> KlMetricTally:
+        """Stored token values against the copy and the reward buffer."""
+        evaluation, batch = step.evaluation, step.batch
+        if evaluation is None or "kl" not in batch.per_token:
+            return KlMetricTally()
+        kl_T = step.stored_kl(evaluation.objective, KlBuffer.COPY)
+        buffer_T = step.stored_kl(evaluation.objective, KlBuffer.REWARD)
+        if kl_T is None or buffer_T is None:
+            return KlMetricTally()
+        stored_T = batch.column("kl")
+
+        def fitting(predicted_T: "Tensor") -> "Tensor":
+            gap_T = (stored_T - predicted_T).abs()
+            fits_T: Tensor = gap_T <= 1e-6 + self.match_rel * predicted_T.abs()
+            return fits_T
+
+        return KlMetricTally(
+            tokens=batch.tokens,
+            tokens_fit_kl=int(fitting(kl_T).sum()),
+            tokens_fit_reward=int(fitting(buffer_T).sum()),
+        )
+
+    def examples(self, step: "StepView") -> Iterable[Example]:
+        """The step, weighed by its error."""
+        seen = self._seen(step)
+        if seen is None or self._fits(seen.logged, seen.true):
+            return
+        note = f"logged {number(seen.logged)}, recomputed {number(seen.true)}"
+        yield Example(step.batch.step, None, None, abs(seen.logged - seen.true), note)
+
+    def measures(self, tally: KlMetricTally) -> Mapping[str, Measure]:
+        """Logged against recomputed, as means over steps."""
+        found = {
+            "logged": Measure(ratio(tally.logged, tally.steps), "nats"),
+            "recomputed": Measure(ratio(tally.recomputed, tally.steps), "nats"),
+            "abs_error": Measure(ratio(tally.abs_error, tally.steps), "nats"),
+            "rel_error": Measure(ratio(tally.abs_error, tally.recomputed_abs), "share"),
+            "reward_share": Measure(ratio(tally.reward_part, tally.reward_part + tally.kl_part), "share"),
+            "tokens_matching": Measure(ratio(tally.tokens_fit_reward, tally.tokens), "share"),
+        }
+        if tally.inverted_steps:
+            found["inverted"] = Measure(tally.inverted / tally.inverted_steps, "nats")
+        return found
+
+    def judge(self, run: KlMetricTally, context: Context) -> Judgement | None:
+        """An error if the logged values are the reward buffer, a warning if they are something unknown."""
+        by_tokens = run.tokens > 0 and run.tokens_fit_reward == run.tokens and run.tokens_fit_kl < run.tokens
+        confirmed = (run.steps > 0 and run.fits_reward == run.steps) or (by_tokens and run.fits_kl < run.steps)
+        relative = ratio(run.abs_error, run.recomputed_abs)
+        off = run.fits_kl < run.steps and (relative is None or relative > self.warn_above)
+        if not confirmed and not (off or (run.fits_reward > 0)):
+            return None
+        found = self.measures(run)
+        headline = (
+            f"logged KL {number(found['logged'].value)} where the rows give {number(found['recomputed'].value)}"
+            f" (error {percent(relative)})"
+        )
+        if not confirmed:
+            return Judgement(
+                severity=Severity.WARNING,
+                confirmed=False,
+                headline=headline,
+                message=(
+                    f"the logged KL fits the rows in {run.fits_kl:,} of {counted(run.steps, 'step')} and the reward "
+                    f"buffer in {run.fits_reward:,}"
+                ),
+                evidence="no formula that is known here gives all of the logged values",
+                advice="check that the rows are all rows of the step, and that the KL options are those of the run",
+            )
+        evidence = []
+        if run.fits_reward:
+            evidence.append(
+                f"in {run.fits_reward:,} of {counted(run.steps, 'step')} the logged value equals "
+                f"'-kl_coef * kl, plus the reward at the last token' within {number(run.worst_reward_fit)}"
+            )
+        if run.tokens:
+            share = percent(run.tokens_fit_reward / run.tokens)
+            evidence.append(f"{share} of the stored token values equal it, {run.tokens_fit_kl:,} equal the KL")
+        inverted = f"; solved back, the KL is {number(found['inverted'].value)}" if "inverted" in found else ""
+        return Judgement(
+            severity=Severity.ERROR,
+            confirmed=True,
+            headline=headline,
+            message=(
+                f"the stored KL was overwritten by the reward: {percent(found['reward_share'].value)} of the logged "
+                f"value is reward{inverted}"
+            ),
+            evidence="; ".join(evidence),
+            advice="upgrade the trainer, or apply its fix (`rolloutdoctor fixes` tells its story); loss and "
+            "advantages are not touched by it",
+        )

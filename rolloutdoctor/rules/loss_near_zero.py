@@ -1,0 +1,177 @@
+"""RDG002: a loss of about zero, explained."""
+
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+from rolloutdoctor.findings import Example, Measure, Severity
+from rolloutdoctor.needs import loss_columns
+from rolloutdoctor.rules.base import Context, Judgement, Rule, counted, number, percent
+from rolloutdoctor.stats.sums import Sums, largest, ratio
+
+if TYPE_CHECKING:
+    from rolloutdoctor.rules.step import StepView
+
+
+@dataclass(frozen=True)
+class LossTally(Sums):
+    """What `loss-near-zero` adds up; all but `steps` is about training steps with a loss of about zero."""
+
+    steps: int = 0
+    near_zero: int = 0
+    dead: int = 0
+    broken: int = 0
+    loss: float = 0.0
+    policy_loss: float = 0.0
+    kl_loss: float = 0.0
+    expected: float = 0.0
+    grad_l1: float = 0.0
+    grad_l2: float = 0.0
+    compared: int = 0
+    matched: int = 0
+    worst_match: float = largest()
+
+
+@dataclass(frozen=True)
+class LossNearZero(Rule[LossTally]):
+    """A loss of about zero: healthy, or dead.
+
+    ## What it does
+    Takes the loss of such steps apart into its policy and KL parts, predicts it at ratio one for the aggregation
+    mode in force, and shows the gradient beside it.
+
+    ## Why it matters
+    At ratio one a clipped surrogate is worth minus the advantage. Averaged over rows of equal weight, group-centred
+    advantages cancel, so the loss that is printed is the KL part alone, while the gradient of the policy part is
+    alive. Averaged over tokens they cancel only if length does not go with reward. A loss of zero with a gradient
+    of zero is another matter: that step trained nothing.
+
+    ## How it is measured
+    `expected_loss_at_ratio_one` is minus the weighted advantages plus the KL part. Gradients are in log-prob space.
+    Run-level numbers are means over the steps in question. Confirmed: the logged loss equals the recomputed one.
+
+    ## What to do
+    Nothing, if the gradient is alive. If it is dead: all groups without reward spread and no KL term, or an empty
+    mask. If the trainer logged a gradient norm of 0 while this gradient is not 0, the graph is cut in the trainer.
+
+    ## Example
+    >>> from rolloutdoctor.testing import diagnose_one, toy_batch
+    >>> batch = toy_batch(rewards=[[1, 0], [0, 1]], policy=-1.0)
+    >>> diagnose_one("RDG002", batch, trainer="trl", loss_type="grpo")
+    'RDG002 info exposed: loss 0.0'
+    """
+
+    code = "RDG002"
+    name = "loss-near-zero"
+    references = (
+        "https://github.com/huggingface/open-r1/issues/239",
+        "https://github.com/huggingface/trl/issues/2703",
+    )
+    tally = LossTally
+    splits = ("train",)
+
+    near_zero: float = 1e-3
+    dead_warn_above: float = 0.1
+    match_rel: float = 1e-4
+    match_abs: float = 2e-6
+
+    def columns(self, context: Context) -> frozenset[str]:
+        """Everything that the loss needs."""
+        return loss_columns(context.objective) if context.objective is not None else frozenset()
+
+    def missing(self, context: Context) -> None:
+        """Nothing else."""
+
+    def measure(self, step: "StepView") -> LossTally:
+        """Count one step."""
+        evaluation = step.evaluation
+        if not step.training or evaluation is None or evaluation.tokens is None or step.trainer is None:
+            return LossTally()
+        if not abs(evaluation.loss) < self.near_zero:
+            return LossTally(steps=1)
+        one_optimiser_step = not bool((evaluation.tokens.layout.steps_N > 1).any())
+        logged = step.logged.get(step.trainer.loss_metric) if one_optimiser_step else None
+        norm = step.logged.get(step.trainer.grad_norm_metric) if one_optimiser_step else None
+        recomputed = step.trainer.metrics(evaluation).get(step.trainer.loss_metric, evaluation.loss)
+        gap = 0.0 if logged is None else abs(logged - recomputed)
+        matched = logged is not None and gap <= self.match_abs + self.match_rel * abs(recomputed)
+        return LossTally(
+            steps=1,
+            near_zero=1,
+            dead=int(evaluation.grad_l1 == 0),
+            broken=int(norm == 0 and evaluation.grad_l1 > 0),
+            loss=evaluation.loss,
+            policy_loss=evaluation.policy_loss,
+            kl_loss=evaluation.kl_loss,
+            expected=evaluation.loss_at_ratio_one,
+            grad_l1=evaluation.grad_l1,
+            grad_l2=evaluation.grad_l2,
+            compared=int(logged is not None),
+            matched=int(matched),
+            worst_match=gap if matched else 0.0,
+        )
+
+    def examples(self, step: "StepView") -> Iterable[Example]:
+        """The step itself; a dead one weighs more."""
+        tally = self.measure(step)
+        if not tally.near_zero:
+            return
+        kind = "dead: no gradient" if tally.dead else f"alive: gradient {number(tally.grad_l1)} (L1)"
+        yield Example(step.batch.step, None, None, float(1 + tally.dead + tally.broken), kind)
+
+    def measures(self, tally: LossTally) -> Mapping[str, Measure]:
+        """Means over the steps in question."""
+        found = {
+            "loss": (tally.loss, "loss"),
+            "policy_loss": (tally.policy_loss, "loss"),
+            "kl_loss": (tally.kl_loss, "loss"),
+            "expected_loss_at_ratio_one": (tally.expected, "loss"),
+            "grad_l1": (tally.grad_l1, "loss per nat"),
+            "grad_l2": (tally.grad_l2, "loss per nat"),
+        }
+        return {name: Measure(ratio(value, tally.near_zero), unit) for name, (value, unit) in found.items()}
+
+    def judge(self, run: LossTally, context: Context) -> Judgement | None:
+        """Information if the gradient is alive, a warning if many steps are dead, an error if it is cut off."""
+        if not run.near_zero:
+            return None
+        dead_share = ratio(run.dead, run.steps) or 0.0
+        severity = Severity.ERROR if run.broken else Severity.INFO
+        if dead_share > self.dead_warn_above:
+            severity = max(severity, Severity.WARNING)
+        mean = {name: measure.value for name, measure in self.measures(run).items()}
+        headline = (
+            f"{counted(run.near_zero, 'step')} with |loss| < {self.near_zero:g}: "
+            f"{run.near_zero - run.dead:,} alive, {run.dead:,} dead"
+        )
+        message = (
+            f"on average loss {number(mean['loss'])} = policy {number(mean['policy_loss'])} + KL "
+            f"{number(mean['kl_loss'])}; at ratio one this aggregation gives "
+            f"{number(mean['expected_loss_at_ratio_one'])}; the gradient is {number(mean['grad_l1'])} "
+            f"(L1, log-prob space)"
+        )
+        if run.broken:
+            advice = (
+                "the rows have a gradient and the trainer logged a norm of 0: look for detached log-probs, frozen "
+                "parameters or a cut graph"
+            )
+        elif run.dead:
+            advice = (
+                f"{percent(dead_share)} of the steps trained nothing: every advantage and KL derivative was 0; filter "
+                "groups without reward spread, or check the mask"
+            )
+        else:
+            advice = "nothing: the value cancels, the gradient does not; watch reward and gradient instead of the loss"
+        if run.compared:
+            evidence = (
+                f"the logged loss equals the recomputed one in {run.matched:,} of {counted(run.compared, 'step')}"
+            )
+            evidence += f" (within {number(run.worst_match)})" if run.matched else ""
+        else:
+            evidence = "no logged loss to compare with"
+        if run.broken:
+            evidence += (
+                f"; in {counted(run.broken, 'step')} the logged gradient norm is 0 and the recomputed one is not"
+            )
+        confirmed = run.broken > 0 or (run.matched > 0 and run.matched == run.compared)
+        return Judgement(severity, confirmed, headline, message, evidence, advice)

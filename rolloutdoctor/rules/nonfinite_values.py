@@ -1,0 +1,200 @@
+"""RDI001: NaN and infinity in the rows."""
+
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+from rolloutdoctor.findings import Example, Measure, Severity
+from rolloutdoctor.objective import RowSet
+from rolloutdoctor.rules.base import KEEP_EXAMPLES, Context, Judgement, Rule, counted
+from rolloutdoctor.stats.sums import Sums, smallest
+
+if TYPE_CHECKING:
+    from torch import Tensor
+
+    from rolloutdoctor.rules.step import StepView
+
+TOKEN_COLUMNS = (
+    "policy_log_probs",
+    "old_log_probs",
+    "ref_log_probs",
+    "rollout_log_probs",
+    "advantages",
+    "kl",
+    "values",
+)
+"""Columns that are looked at, where they are there or read for something else."""
+
+LOSS_COLUMNS = ("policy_log_probs", "old_log_probs", "ref_log_probs", "advantages")
+
+
+@dataclass(frozen=True)
+class NonfiniteTally(Sums):
+    """What `nonfinite-values` adds up."""
+
+    tokens: int = 0
+    masked_tokens: int = 0
+    loss_tokens: int = 0
+    rows: int = 0
+    rewards: int = 0
+    unscored: int = 0
+    first_step: float = smallest()
+
+
+@dataclass(frozen=True)
+class NonfiniteValues(Rule[NonfiniteTally]):
+    """NaN or infinity in log-probs, advantages or rewards.
+
+    ## What it does
+    Counts values that are not finite, apart for trained and for masked tokens.
+
+    ## Why it matters
+    One such value in a trained token makes the loss of the step NaN. In a masked token it does the same wherever the
+    mask is applied by multiplication, as TRL does, since 0 * NaN is NaN. Loggers that skip NaN hide both.
+
+    ## How it is measured
+    `tokens` counts trained tokens with a value that is not finite in any column, `masked_tokens` masked ones, `rows`
+    the rows that hold either or whose reward is not finite. A missing reward is no fault where the trainer leaves
+    such rows out (TRL); NaN in `rollout_log_probs` means that the engine gave none. All numbers elsewhere in a
+    report leave masked values out. Confirmed: the values are in the file.
+
+    ## What to do
+    Look at the rows named, and at what made the value: an empty response, an exponential, a failed reward.
+
+    ## Example
+    >>> from rolloutdoctor.testing import diagnose_one, toy_batch
+    >>> batch = toy_batch(rewards=[[1, 0]], policy=float("nan"), mask=[[[0, 0], [0, 1]]])
+    >>> diagnose_one("RDI001", batch, trainer="trl")
+    'RDI001 error confirmed: tokens 1'
+    """
+
+    code = "RDI001"
+    name = "nonfinite-values"
+    references = (
+        "https://github.com/huggingface/trl/issues/6702",
+        "https://github.com/PrimeIntellect-ai/prime-rl/pull/2084",
+    )
+    tally = NonfiniteTally
+    needs_objective = False
+
+    def columns(self, context: Context) -> frozenset[str]:
+        """Nothing is needed: it looks at what is there."""
+        return frozenset()
+
+    def wanted(self, context: Context) -> frozenset[str]:
+        """Every column that can hold such a value and enters a loss or an advantage."""
+        return frozenset({"reward", "advantage", "response_mask", *TOKEN_COLUMNS})
+
+    def measure(self, step: "StepView") -> NonfiniteTally:
+        """Count one step."""
+        batch = step.batch
+        bad_T, loss_T = self._bad_tokens(step)
+        bad_reward_N, unscored_N = self._bad_rewards(step)
+        bad_N = bad_reward_N
+        live = masked = loss = 0
+        if bad_T is not None and loss_T is not None:
+            mask_T = batch.per_token.get("response_mask")
+            trained_T = bad_T if mask_T is None else bad_T & mask_T
+            live = int(trained_T.sum())
+            masked = int(bad_T.sum()) - live
+            loss = int((loss_T & trained_T).sum())
+            bad_N = bad_N | (step.row_sum(bad_T) > 0)
+        return NonfiniteTally(
+            tokens=live,
+            masked_tokens=masked,
+            loss_tokens=loss,
+            rows=int(bad_N.sum()),
+            rewards=int(bad_reward_N.sum()),
+            unscored=int(unscored_N.sum()),
+            first_step=float(batch.step) if bool(bad_N.any()) else float("inf"),
+        )
+
+    def _bad_tokens(self, step: "StepView") -> "tuple[Tensor | None, Tensor | None]":
+        """Tokens with a value that is not finite in any column, and in a column that the loss reads."""
+        bad_T: Tensor | None = None
+        loss_T: Tensor | None = None
+        for name in TOKEN_COLUMNS:
+            column_T = step.batch.per_token.get(name)
+            if column_T is None:
+                continue
+            here_T = ~column_T.isfinite()
+            if name == "rollout_log_probs":
+                here_T &= ~column_T.isnan()
+            bad_T = here_T if bad_T is None else bad_T | here_T
+            if name in LOSS_COLUMNS:
+                loss_T = here_T if loss_T is None else loss_T | here_T
+        if bad_T is not None and loss_T is None:
+            loss_T = bad_T & False
+        return bad_T, loss_T
+
+    def _bad_rewards(self, step: "StepView") -> "tuple[Tensor, Tensor]":
+        """Rows with a reward or advantage that is not finite and hurts, and rows that are merely unscored."""
+        reward_N = step.batch.per_row.get("reward")
+        advantage_N = step.batch.per_row.get("advantage")
+        bad_N = step.batch.rows.diff() < 0
+        unscored_N = bad_N
+        if reward_N is not None:
+            bad_N = bad_N | ~reward_N.isfinite()
+            evaluation = step.evaluation
+            if evaluation is None or RowSet.UNSCORED in evaluation.objective.vote.without:
+                unscored_N = reward_N.isnan()
+                bad_N = bad_N & ~unscored_N
+        if advantage_N is not None:
+            bad_N = bad_N | ~advantage_N.isfinite()
+        return bad_N, unscored_N
+
+    def examples(self, step: "StepView") -> Iterable[Example]:
+        """Rows with the most such values, and the first column that has one."""
+        bad_T, _ = self._bad_tokens(step)
+        bad_N, _ = self._bad_rewards(step)
+        weight_N = bad_N.double()
+        if bad_T is not None:
+            weight_N = weight_N + step.row_sum(bad_T)
+        offsets = step.batch.rows
+
+        def note(row: int) -> str:
+            start, stop = int(offsets[row]), int(offsets[row + 1])
+            for name in TOKEN_COLUMNS:
+                column_T = step.batch.per_token.get(name)
+                if column_T is None:
+                    continue
+                bad = (~column_T[start:stop].isfinite()).nonzero()
+                if len(bad):
+                    token = int(bad[0])
+                    return f"{name} is {float(column_T[start + token])} at token {token}"
+            return "reward or advantage is not finite"
+
+        return step.worst_rows(weight_N, note, KEEP_EXAMPLES)
+
+    def measures(self, tally: NonfiniteTally) -> Mapping[str, Measure]:
+        """How many, and since when."""
+        first = None if tally.first_step == float("inf") else int(tally.first_step)
+        return {
+            "tokens": Measure(tally.tokens, "tokens"),
+            "rows": Measure(tally.rows, "rows"),
+            "first_step": Measure(first, "step"),
+            "masked_tokens": Measure(tally.masked_tokens, "tokens"),
+            "rewards": Measure(tally.rewards, "rows"),
+        }
+
+    def judge(self, run: NonfiniteTally, context: Context) -> Judgement | None:
+        """An error where the loss or an advantage is reached, a warning where a mask stands before it."""
+        if not run.rows:
+            return None
+        reached = run.loss_tokens > 0 or run.rewards > 0
+        leak = (
+            "TRL multiplies by the mask, so a masked NaN reaches its loss"
+            if context.trainer is not None and context.trainer.name == "trl"
+            else "harmless only where the mask is applied by selection"
+        )
+        parts = [f"{counted(run.tokens, 'trained token')} and {counted(run.masked_tokens, 'masked token')}"]
+        if run.rewards:
+            parts.append(f"{counted(run.rewards, 'row')} with a reward or advantage that is not finite")
+        return Judgement(
+            severity=Severity.ERROR if reached else Severity.WARNING,
+            confirmed=True,
+            headline=f"{counted(run.rows, 'row')} with NaN or infinity, first at step {int(run.first_step)}",
+            message=f"values that are not finite in {', '.join(parts)}" + (f"; {leak}" if run.masked_tokens else ""),
+            evidence="the values are in the file",
+            advice="look at the rows named; numbers elsewhere in this report that such values reach are shown as n/a",
+        )

@@ -1,0 +1,243 @@
+"""RDA001: rows that train nothing still move their siblings."""
+
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
+from math import sqrt
+from typing import TYPE_CHECKING
+
+from rolloutdoctor.findings import Example, Measure, Severity
+from rolloutdoctor.needs import advantage_columns, loss_columns
+from rolloutdoctor.rules.base import KEEP_EXAMPLES, Context, Judgement, Rule, counted, number
+from rolloutdoctor.stats.sums import Sums, largest, ratio
+
+if TYPE_CHECKING:
+    from torch import Tensor
+
+    from rolloutdoctor.rules.step import StepView
+
+
+@dataclass(frozen=True)
+class RejectedTally(Sums):
+    """What `rejected-in-baseline` adds up; shifts and drifts are over live rows of affected groups."""
+
+    rejected_rows: int = 0
+    proven_rows: int = 0
+    affected_groups: int = 0
+    live_rows: int = 0
+    drift: float = 0.0
+    drift_max: float = largest()
+    shift: float = 0.0
+    shift_max: float = largest()
+    sign_flips: int = 0
+    with_gradient: int = 0
+    fixed_l1: float = 0.0
+    grad_sq: float = 0.0
+    fixed_sq: float = 0.0
+    versus_l1: float = 0.0
+    versus_dot: float = 0.0
+    compared: int = 0
+    matched_all: int = 0
+    matched_live: int = 0
+    error_all: float = largest()
+    error_live: float = largest()
+
+
+@dataclass(frozen=True)
+class RejectedInBaseline(Rule[RejectedTally]):
+    """Rows without a trained token vote in the baseline of their siblings.
+
+    ## What it does
+    Finds rows whose response mask is all zero but whose reward is known, in groups with at least one live row, and
+    recomputes the advantages with live voters only.
+
+    ## Why it matters
+    The rejected row trains nothing, and still its reward moves the mean and the standard deviation that its siblings
+    are compared with: by 49.5 for a reward of 1 beside a rejected 100. A sibling's advantage can change its sign.
+    Some projects keep such rows in the baseline on purpose, since their reward is evidence about the prompt.
+
+    ## How it is measured
+    `baseline_drift` is what the estimator subtracts, all voters against live voters; `advantage_shift` the change of
+    the advantage; `live_rows` the rows they are taken over. Gradient numbers are in log-prob space and need
+    log-probs. Confirmed: on rows where the two differ, the logged advantages equal the ones with all rows voting.
+
+    ## What to do
+    Compare with `diff --fix rejected-rows`; leave such rows out of the group statistics in the trainer.
+
+    ## Example
+    >>> from rolloutdoctor.testing import diagnose_one, toy_batch
+    >>> batch = toy_batch(rewards=[[100, 1]], mask=[[[0, 0], [1, 1]]])
+    >>> diagnose_one("RDA001", batch, trainer="verl", adv_estimator="rloo")
+    'RDA001 warning exposed: rejected_rows 1'
+    """
+
+    code = "RDA001"
+    name = "rejected-in-baseline"
+    fix = "rejected-rows:singleton-raw"
+    references = (
+        "https://github.com/verl-project/verl/pull/6452",
+        "https://github.com/verl-project/verl/pull/6375",
+    )
+    tally = RejectedTally
+
+    match_rel: float = 1e-5
+
+    def columns(self, context: Context) -> frozenset[str]:
+        """What the advantages need, and the mask; nothing for estimators without a group baseline."""
+        if context.objective is None or context.objective.advantage.estimator == "gae":
+            return frozenset()
+        return advantage_columns(context.objective) | {"response_mask"}
+
+    def wanted(self, context: Context) -> frozenset[str]:
+        """Logged advantages prove it, the earlier mask shows the rejection, log-probs give the gradient."""
+        if not self.columns(context) or context.objective is None:
+            return frozenset()
+        return loss_columns(context.objective) | {"advantage", "advantages", "response_mask_pre"}
+
+    def measure(self, step: "StepView") -> RejectedTally:
+        """Count one step."""
+        fixed, rows = step.fixed.get(self.fix or ""), step.rows
+        if fixed is None or fixed.rows is None or rows is None or rows.rejected_N is None:
+            return RejectedTally()
+        rejected_N = rows.rejected_N & ~rows.score_N.isnan()
+        if not bool(rejected_N.any()):
+            return RejectedTally()
+        live_N = self._live_in_affected(step)
+        shift_N, drift_N = self._shift(step)
+        before_N, after_N = rows.advantage_N, fixed.rows.advantage_N
+        assert before_N is not None
+        assert after_N is not None
+        proven = 0
+        if "response_mask_pre" in step.batch.per_token:
+            generated_N = step.row_sum(step.batch.column("response_mask_pre"))
+            proven = int((rejected_N & (generated_N > 0)).sum())
+        found = RejectedTally(
+            rejected_rows=int(rejected_N.sum()),
+            proven_rows=proven,
+            affected_groups=int((step.group_sum(live_N) > 0).sum()),
+            live_rows=int(live_N.sum()),
+            drift=float(drift_N[live_N].sum()),
+            drift_max=float(drift_N[live_N].max()) if bool(live_N.any()) else 0.0,
+            shift=float(shift_N[live_N].sum()),
+            shift_max=float(shift_N[live_N].max()) if bool(live_N.any()) else 0.0,
+            sign_flips=int((live_N & (before_N * after_N < 0)).sum()),
+        )
+        return found + self._gradient(step) + self._compare(step, live_N, before_N, after_N)
+
+    def _live_in_affected(self, step: "StepView") -> "Tensor":
+        """Live rows of groups that hold a rejected row, ``[N]`` bool."""
+        rows = step.rows
+        assert rows is not None
+        assert rows.rejected_N is not None
+        rejected_N = rows.rejected_N & ~rows.score_N.isnan()
+        hit_N = (step.group_sum(rejected_N) > 0)[step.groups.index_N]
+        live_N: Tensor = hit_N & ~rows.rejected_N & ~rows.score_N.isnan()
+        return live_N
+
+    def _shift(self, step: "StepView") -> "tuple[Tensor, Tensor]":
+        """Absolute change of the advantage and of the baseline, ``[N]`` each."""
+        before, after = step.rows, step.fixed[self.fix or ""].rows
+        assert before is not None
+        assert after is not None
+        assert before.advantage_N is not None
+        assert after.advantage_N is not None
+        assert before.baseline_N is not None
+        assert after.baseline_N is not None
+        return (before.advantage_N - after.advantage_N).abs(), (before.baseline_N - after.baseline_N).abs()
+
+    def _gradient(self, step: "StepView") -> RejectedTally:
+        before, after = step.tokens, step.fixed[self.fix or ""].tokens
+        if before is None or after is None:
+            return RejectedTally()
+        return RejectedTally(
+            with_gradient=1,
+            fixed_l1=float(after.grad_l1_N.sum()),
+            grad_sq=float(before.grad_sq_N.sum()),
+            fixed_sq=float(after.grad_sq_N.sum()),
+            versus_l1=float(after.versus_l1_N.sum()),
+            versus_dot=float(after.versus_dot_N.sum()),
+        )
+
+    def _compare(self, step: "StepView", live_N: "Tensor", all_N: "Tensor", kept_N: "Tensor") -> RejectedTally:
+        """Hold the logged advantages against both formulas, on the rows where these differ."""
+        logged_N = step.logged_advantages()
+        if logged_N is None:
+            return RejectedTally()
+        scale_N = all_N.abs().clamp(min=1e-12).maximum(kept_N.abs()).clamp(min=1.0 * self.match_rel)
+        differ_N = live_N & ((all_N - kept_N).abs() > 10 * self.match_rel * scale_N) & ~logged_N.isnan()
+        error_all_N, error_live_N = (logged_N - all_N).abs(), (logged_N - kept_N).abs()
+        matched_all_N = differ_N & (error_all_N <= self.match_rel * scale_N)
+        matched_live_N = differ_N & (error_live_N <= self.match_rel * scale_N)
+        return RejectedTally(
+            compared=int(differ_N.sum()),
+            matched_all=int(matched_all_N.sum()),
+            matched_live=int(matched_live_N.sum()),
+            error_all=float(error_all_N[differ_N].max()) if bool(differ_N.any()) else 0.0,
+            error_live=float(error_live_N[differ_N].max()) if bool(differ_N.any()) else 0.0,
+        )
+
+    def examples(self, step: "StepView") -> Iterable[Example]:
+        """The live rows whose advantage moves most."""
+        fixed, rows = step.fixed.get(self.fix or ""), step.rows
+        if fixed is None or fixed.rows is None or rows is None or rows.rejected_N is None:
+            return ()
+        shift_N, _ = self._shift(step)
+        before_N, after_N = rows.advantage_N, fixed.rows.advantage_N
+        assert before_N is not None
+        assert after_N is not None
+
+        def note(row: int) -> str:
+            return f"advantage {float(before_N[row]):.4g}, with live voters only {float(after_N[row]):.4g}"
+
+        return step.worst_rows(shift_N * self._live_in_affected(step), note, KEEP_EXAMPLES)
+
+    def measures(self, tally: RejectedTally) -> Mapping[str, Measure]:
+        """How far baselines and advantages move, and what that does to the gradient."""
+        return {
+            "rejected_rows": Measure(tally.rejected_rows, "rows"),
+            "affected_groups": Measure(tally.affected_groups, "groups"),
+            "baseline_drift_mean": Measure(ratio(tally.drift, tally.live_rows), "reward"),
+            "baseline_drift_max": Measure(tally.drift_max, "reward"),
+            "advantage_shift_mean": Measure(ratio(tally.shift, tally.live_rows), "advantage"),
+            "advantage_shift_max": Measure(tally.shift_max, "advantage"),
+            "sign_flips": Measure(tally.sign_flips, "rows"),
+            "live_rows": Measure(tally.live_rows, "rows"),
+            "relative_change_l1": Measure(ratio(tally.versus_l1, tally.fixed_l1), "share"),
+            "kappa": Measure(ratio(tally.versus_dot, tally.fixed_sq), "1"),
+            "cosine": Measure(ratio(tally.versus_dot, sqrt(tally.grad_sq) * sqrt(tally.fixed_sq)), "1"),
+        }
+
+    def judge(self, run: RejectedTally, context: Context) -> Judgement | None:
+        """An error if the logged advantages show it, a warning if nothing logged decides it."""
+        if not run.affected_groups or not run.shift_max > 0:
+            return None
+        if run.compared and run.matched_live == run.compared:
+            return None  # the trainer already lets only live rows vote
+        confirmed = run.compared > 0 and run.matched_all == run.compared
+        if confirmed:
+            evidence = (
+                f"the logged advantages of {counted(run.compared, 'row')} equal 'all rows vote' within "
+                f"{number(run.error_all)}, and miss 'live rows vote' by up to {number(run.error_live)}"
+            )
+        elif run.compared:
+            evidence = (
+                f"of {counted(run.compared, 'row')} with a logged advantage {run.matched_all:,} fit 'all rows vote' "
+                f"and {run.matched_live:,} fit 'live rows vote': the configuration does not describe this run"
+            )
+        else:
+            evidence = "no logged advantages to compare with"
+        if run.proven_rows:
+            evidence += f"; response_mask_pre shows that {counted(run.proven_rows, 'row')} had tokens before rejection"
+        shift = ratio(run.shift, run.live_rows)
+        return Judgement(
+            severity=Severity.ERROR if confirmed else Severity.WARNING,
+            confirmed=confirmed,
+            headline=f"advantages of {counted(run.live_rows, 'row')} off by {number(shift)} on average, "
+            f"{number(run.shift_max)} at most",
+            message=(
+                f"{counted(run.rejected_rows, 'row')} without a trained token still vote in "
+                f"{counted(run.affected_groups, 'group')}; {counted(run.sign_flips, 'live row')} get an advantage of "
+                f"the wrong sign"
+            ),
+            evidence=evidence,
+            advice="see `rolloutdoctor diff --fix rejected-rows`; leave such rows out of the group's statistics",
+        )

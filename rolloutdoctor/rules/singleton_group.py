@@ -1,0 +1,162 @@
+"""RDA002: groups with one live row."""
+
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+from rolloutdoctor.findings import Example, Measure, Severity
+from rolloutdoctor.needs import advantage_columns
+from rolloutdoctor.rules.base import KEEP_EXAMPLES, Context, Judgement, Rule, counted, number, percent
+from rolloutdoctor.stats.sums import Sums, largest, ratio
+
+if TYPE_CHECKING:
+    from torch import Tensor
+
+    from rolloutdoctor.rules.step import StepView
+
+
+@dataclass(frozen=True)
+class SingletonTally(Sums):
+    """What `singleton-group` adds up over training steps."""
+
+    groups: int = 0
+    rows: int = 0
+    all_groups: int = 0
+    mass: float = 0.0
+    all_mass: float = 0.0
+    compared: int = 0
+    matched: int = 0
+    worst_match: float = largest()
+
+
+@dataclass(frozen=True)
+class SingletonGroup(Rule[SingletonTally]):
+    """Groups with a single live row have no siblings to be compared with.
+
+    ## What it does
+    Counts training groups with exactly one row that still has trained tokens (or one row, where no mask is logged),
+    and the share of the absolute advantage that these rows carry.
+
+    ## Why it matters
+    Frameworks disagree on what such a row deserves: its raw score (verl's grpo, rloo, opo), its score times a batch
+    factor (gpg), or nothing (verl's rloo_vectorized, TRL, slime). A raw score of a non-negative reward pushes every
+    such row up, and rejection makes such rows common.
+
+    ## How it is measured
+    `advantage_mass_share` is the sum of |A| over these rows by the sum over all live rows, for the advantages as
+    configured. Confirmed: the logged advantages of these rows equal the recomputed ones.
+
+    ## What to do
+    Drop such groups, or give them 0: `diff --fix rejected-rows:singleton-zero`.
+
+    ## Example
+    >>> from rolloutdoctor.testing import diagnose_one, toy_batch
+    >>> diagnose_one("RDA002", toy_batch(rewards=[[0.7], [1, 0]]), trainer="verl", adv_estimator="rloo")
+    'RDA002 warning exposed: groups 1'
+    """
+
+    code = "RDA002"
+    name = "singleton-group"
+    references = ("https://github.com/verl-project/verl/pull/6452",)
+    tally = SingletonTally
+    splits = ("train",)
+
+    match_rel: float = 1e-5
+
+    def columns(self, context: Context) -> frozenset[str]:
+        """What the advantages need; nothing for estimators without a group baseline."""
+        if context.objective is None or context.objective.advantage.estimator == "gae":
+            return frozenset()
+        return advantage_columns(context.objective)
+
+    def wanted(self, context: Context) -> frozenset[str]:
+        """The mask tells which rows are live, logged advantages confirm."""
+        return frozenset({"response_mask", "advantage", "advantages"}) if self.columns(context) else frozenset()
+
+    def measure(self, step: "StepView") -> SingletonTally:
+        """Count one step."""
+        rows = step.rows
+        if not step.training or rows is None or rows.advantage_N is None:
+            return SingletonTally()
+        live_N, single_N = self._singles(step)
+        advantage_N, logged_N = rows.advantage_N, step.logged_advantages()
+        found = SingletonTally(
+            groups=int(single_N.sum()),
+            rows=int(single_N.sum()),
+            all_groups=len(step.groups),
+            mass=float(advantage_N[single_N].abs().sum()),
+            all_mass=float(advantage_N[live_N].abs().sum()),
+        )
+        if logged_N is None:
+            return found
+        known_N = single_N & ~logged_N.isnan()
+        error_N = (logged_N - advantage_N).abs()
+        matched_N = known_N & (error_N <= self.match_rel * advantage_N.abs().clamp(min=1e-3))
+        return found + SingletonTally(
+            compared=int(known_N.sum()),
+            matched=int(matched_N.sum()),
+            worst_match=float(error_N[matched_N].max()) if bool(matched_N.any()) else 0.0,
+        )
+
+    def _singles(self, step: "StepView") -> "tuple[Tensor, Tensor]":
+        """Live rows, and those that are alone in their group, ``[N]`` bool each."""
+        rows = step.rows
+        assert rows is not None
+        live_N = ~rows.score_N.isnan()
+        if rows.rejected_N is not None:
+            live_N &= ~rows.rejected_N
+        alone_N: Tensor = (step.group_sum(live_N) == 1)[step.groups.index_N] & live_N
+        return live_N, alone_N
+
+    def examples(self, step: "StepView") -> Iterable[Example]:
+        """The rows with the largest advantage."""
+        rows = step.rows
+        if not step.training or rows is None or rows.advantage_N is None:
+            return ()
+        advantage_N, score_N = rows.advantage_N, rows.score_N
+        _, single_N = self._singles(step)
+
+        def note(row: int) -> str:
+            return f"score {float(score_N[row]):.4g}, advantage {float(advantage_N[row]):.4g}"
+
+        return step.worst_rows(advantage_N.abs() * single_N, note, KEEP_EXAMPLES)
+
+    def measures(self, tally: SingletonTally) -> Mapping[str, Measure]:
+        """How many, and how much advantage they carry."""
+        return {
+            "groups": Measure(tally.groups, "groups"),
+            "rows": Measure(tally.rows, "rows"),
+            "advantage_mass_share": Measure(ratio(tally.mass, tally.all_mass), "share"),
+        }
+
+    def judge(self, run: SingletonTally, context: Context) -> Judgement | None:
+        """A warning if these rows carry advantage, information if they are merely wasted."""
+        if not run.groups:
+            return None
+        share = ratio(run.mass, run.all_mass)
+        confirmed = run.compared > 0 and run.matched == run.compared
+        evidence = "no logged advantages to compare with"
+        if run.compared:
+            evidence = (
+                f"the logged advantages of {run.matched:,} of {counted(run.compared, 'such row')} equal the "
+                f"recomputed ones" + (f" (within {number(run.worst_match)})" if run.matched else "")
+            )
+        return Judgement(
+            severity=Severity.WARNING if run.mass > 0 else Severity.INFO,
+            confirmed=confirmed,
+            headline=f"{percent(share)} of the advantage mass in {counted(run.groups, 'group')} of one live row",
+            message=(
+                f"{counted(run.groups, 'group')} of {run.all_groups:,} have one live row; "
+                + (
+                    f"those rows carry {percent(share)} of the absolute advantage without any comparison"
+                    if run.mass > 0
+                    else "their advantage is 0, so nothing is learned from them"
+                )
+            ),
+            evidence=evidence,
+            advice=(
+                "drop such groups or give them 0: `rolloutdoctor diff --fix rejected-rows:singleton-zero`"
+                if run.mass > 0
+                else "nothing; they only cost tokens"
+            ),
+        )

@@ -1,0 +1,126 @@
+"""`StepView`: one step as the rules see it."""
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field, replace
+
+import torch
+from torch import Tensor
+
+from rolloutdoctor.advantages.float32 import residue, trl_flags
+from rolloutdoctor.batch import TRAIN, Groups, RolloutBatch
+from rolloutdoctor.evaluate import Evaluation, RowPart, TokenPart, stored_kl
+from rolloutdoctor.findings import Example
+from rolloutdoctor.objective import KlBuffer, Objective
+from rolloutdoctor.ops import segments as seg
+from rolloutdoctor.trainers.spec import Trainer
+
+
+@dataclass(frozen=True, eq=False)
+class StepView:
+    """One step with its evaluations and logged metrics.
+
+    Attributes:
+        batch: the rows.
+        logged: name of a metric to the value logged at this step and split.
+        trainer: who made the run, or None.
+        evaluation: the objective as configured, or None without a trainer.
+        fixed: ``NAME:VARIANT`` of a fix to its evaluation; its `versus_*` sums compare with `evaluation`.
+        dtype: of the token values.
+    """
+
+    batch: RolloutBatch
+    logged: Mapping[str, float]
+    trainer: Trainer | None = None
+    evaluation: Evaluation | None = None
+    fixed: Mapping[str, Evaluation] = field(default_factory=dict)
+    dtype: torch.dtype = torch.float32
+
+    @property
+    def training(self) -> bool:
+        """True for training rows."""
+        return self.batch.split == TRAIN
+
+    @property
+    def rows(self) -> RowPart | None:
+        """First pass of the objective as configured."""
+        return None if self.evaluation is None else self.evaluation.rows
+
+    @property
+    def tokens(self) -> TokenPart | None:
+        """Second pass of the objective as configured."""
+        return None if self.evaluation is None else self.evaluation.tokens
+
+    @property
+    def groups(self) -> Groups:
+        """The rows gathered by group."""
+        assert self.batch.groups is not None  # rules that group ask for group_id
+        return self.batch.groups
+
+    def group_sum(self, x_N: Tensor) -> Tensor:
+        """Sum over the rows of each group, float64 ``[G]``."""
+        return seg.group_total(x_N, self.groups)
+
+    def row_sum(self, x_T: Tensor) -> Tensor:
+        """Sum over all tokens of each row, float64 ``[N]``."""
+        return seg.total(x_T, self.batch.rows)
+
+    def logged_advantages(self) -> Tensor | None:
+        """The advantage that the trainer logged for each row, ``[N]`` float64; None if it logged none.
+
+        Of advantages logged per token the mean over the trained tokens is taken; NaN for a row without one.
+        """
+        batch = self.batch
+        if "advantage" in batch.per_row:
+            return batch.column("advantage").double()
+        if "advantages" not in batch.per_token or "response_mask" not in batch.per_token:
+            return None
+        mask_T = batch.column("response_mask")
+        kept_T = torch.where(mask_T, batch.column("advantages"), 0.0)
+        return seg.total(kept_T, batch.rows) / seg.total(mask_T, batch.rows)
+
+    def equal_reward_groups(self) -> Tensor:
+        """Groups of two or more rows with equal rewards (max - min = 0), ``[G]`` bool."""
+        reward_N = self.batch.column("reward")
+        everyone_N = torch.ones_like(reward_N, dtype=torch.bool)
+        return (seg.group_spread(reward_N, self.groups, everyone_N) == 0) & (self.groups.size_G > 1)
+
+    def float32_advantages(self, epsilon: float) -> Tensor:
+        """What float32 arithmetic makes of group-normalised advantages, ``[N]``."""
+        return residue(self.batch.column("reward"), self.groups, epsilon)
+
+    def flagged_rows(self, scale: str) -> Tensor:
+        """Rows that TRL flags as zero-std, ``[N]`` bool."""
+        return trl_flags(self.batch.column("reward"), self.groups, scale)
+
+    def stored_kl(self, objective: Objective, buffer: KlBuffer) -> Tensor | None:
+        """Per-token KL as it would be stored with `buffer`, ``[T]``."""
+        return stored_kl(self.batch, replace(objective, kl_buffer=buffer), self.dtype)
+
+    def worst_rows(self, weight_N: Tensor, note: "Callable[[int], str]", keep: int) -> list[Example]:
+        """Examples for the rows of largest positive weight."""
+        count = min(keep, int((weight_N > 0).sum()))
+        values, chosen = torch.topk(weight_N, count)
+        return [
+            Example(self.batch.step, self._group_of(row), self.batch.sample_name(row), value, note(row))
+            for value, row in zip(values.tolist(), chosen.tolist(), strict=True)
+        ]
+
+    def worst_groups(self, weight_G: Tensor, note: "Callable[[int], str]", keep: int) -> list[Example]:
+        """Examples for the groups of largest positive weight; the row named is the group's first."""
+        count = min(keep, int((weight_G > 0).sum()))
+        values, chosen = torch.topk(weight_G, count)
+        starts = self.groups.order_N[self.groups.offsets[:-1]]
+        return [
+            Example(
+                self.batch.step,
+                self.batch.group_name(group),
+                self.batch.sample_name(int(starts[group])),
+                value,
+                note(group),
+            )
+            for value, group in zip(values.tolist(), chosen.tolist(), strict=True)
+        ]
+
+    def _group_of(self, row: int) -> str | None:
+        groups = self.batch.groups
+        return None if groups is None else self.batch.group_name(int(groups.index_N[row]))

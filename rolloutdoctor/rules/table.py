@@ -1,0 +1,71 @@
+"""Every rule, in the order of their codes, and how `--select` and `--ignore` pick among them."""
+
+from collections.abc import Sequence
+from typing import Any
+
+from rolloutdoctor.errors import UsageError, nearest
+from rolloutdoctor.rules.base import Rule
+from rolloutdoctor.rules.eval_group_of_one import EvalGroupOfOne
+from rolloutdoctor.rules.float_residue import FloatResidue
+from rolloutdoctor.rules.kl_metric_corrupted import KlMetricCorrupted
+from rolloutdoctor.rules.loss_near_zero import LossNearZero
+from rolloutdoctor.rules.nonfinite_values import NonfiniteValues
+from rolloutdoctor.rules.rejected_in_baseline import RejectedInBaseline
+from rolloutdoctor.rules.singleton_group import SingletonGroup
+from rolloutdoctor.rules.zero_std_kl import ZeroStdKl
+
+AnyRule = Rule[Any]
+
+RULES: tuple[AnyRule, ...] = (
+    RejectedInBaseline(),
+    SingletonGroup(),
+    FloatResidue(),
+    ZeroStdKl(),
+    LossNearZero(),
+    NonfiniteValues(),
+    KlMetricCorrupted(),
+    EvalGroupOfOne(),
+)
+
+FAMILIES = {
+    "RDA": "advantages and baselines",
+    "RDG": "gradients and KL",
+    "RDI": "integrity",
+    "RDM": "metrics",
+    "RDO": "off-policy",
+}
+
+
+def pick(select: Sequence[str], ignore: Sequence[str]) -> tuple[AnyRule, ...]:
+    """Return the rules that `select` names (all if it is empty) less those that `ignore` names.
+
+    A name is a code, the start of one (``RDA``), or a rule's name.
+
+    Raises:
+        UsageError: if a name matches no rule.
+    """
+    for word in [*select, *ignore]:
+        if not any(_matches(rule, word) for rule in RULES):
+            known = [rule.code for rule in RULES] + [rule.name for rule in RULES]
+            raise UsageError(f"no rule {word!r}{nearest(word, known)}; `rolloutdoctor rule` lists them")
+    chosen = [rule for rule in RULES if not select or any(_matches(rule, word) for word in select)]
+    return tuple(rule for rule in chosen if not any(_matches(rule, word) for word in ignore))
+
+
+def find(word: str) -> AnyRule:
+    """Return one rule by code or name.
+
+    Raises:
+        UsageError: if there is none.
+    """
+    for rule in RULES:
+        if word.upper() == rule.code or word == rule.name:
+            return rule
+    known = [rule.code for rule in RULES] + [rule.name for rule in RULES]
+    raise UsageError(
+        f"no rule {word!r}{nearest(word.upper(), known) or nearest(word, known)}; `rolloutdoctor rule` lists them"
+    )
+
+
+def _matches(rule: AnyRule, word: str) -> bool:
+    return rule.name == word or (word[:2].upper() == "RD" and rule.code.startswith(word.upper()))

@@ -1,0 +1,226 @@
+"""RDG001: the gradient of groups without reward spread."""
+
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
+from math import sqrt
+from typing import TYPE_CHECKING
+
+from rolloutdoctor.findings import Example, Measure, Severity
+from rolloutdoctor.needs import loss_columns
+from rolloutdoctor.rules.base import KEEP_EXAMPLES, Context, Judgement, Rule, counted, number, percent
+from rolloutdoctor.stats.sums import Sums, largest, ratio
+
+if TYPE_CHECKING:
+    from rolloutdoctor.rules.step import StepView
+
+
+@dataclass(frozen=True)
+class ZeroStdTally(Sums):
+    """What `zero-std-kl` adds up over training steps; `dead` is about groups whose rewards are all equal."""
+
+    groups: int = 0
+    dead_groups: int = 0
+    rows: int = 0
+    dead_rows: int = 0
+    tokens: float = 0.0
+    dead_tokens: float = 0.0
+    grad_l1: float = 0.0
+    dead_l1: float = 0.0
+    grad_sq: float = 0.0
+    dead_sq: float = 0.0
+    fixed_l1: float = 0.0
+    fixed_sq: float = 0.0
+    versus_l1: float = 0.0
+    versus_dot: float = 0.0
+    kl_loss: float = 0.0
+    dead_kl_loss: float = 0.0
+    logits_sq: float = 0.0
+    dead_logits_sq: float = 0.0
+    logits_low_sq: float = 0.0
+    dead_logits_low_sq: float = 0.0
+    exact_logits_steps: int = 0
+    steps: int = 0
+    dead_steps: int = 0
+    confirmed_steps: int = 0
+    logged_grad_norm: float = largest()
+
+
+@dataclass(frozen=True)
+class ZeroStdKl(Rule[ZeroStdTally]):
+    """Groups without reward spread still push the model, through the KL term alone.
+
+    ## What it does
+    Finds training groups of two or more rows whose rewards are all equal (max - min = 0, never by a standard
+    deviation) while the loss has a KL term, and measures how much of the gradient comes from them.
+
+    ## Why it matters
+    Their advantages are zero, so the reward says nothing about them: all they do is pull the policy towards the
+    reference. Upstream holds this to be the published objective, which applies the KL to every token whatever the
+    advantage. It is therefore reported as information with a magnitude, never as a fault.
+
+    ## How it is measured
+    The gradient is the exact derivative of the loss with respect to each logged log-prob; it is not a gradient of
+    parameters. `grad_share_logits_l2` weighs it by the norm of the derivative of the log-prob with respect to the
+    token's logits, which needs the column `sum_pi_squared`; without it the share is bounded from both sides.
+    `kappa` = <g, g_fixed> / <g_fixed, g_fixed>, where the fix masks the KL of such groups in the loss.
+    Confirmed: in a step where every group is without spread, the trainer logged a gradient norm above zero.
+
+    ## What to do
+    Compare with `diff --fix zero-std`. Filter such prompts before the update, vary the difficulty, or use beta = 0
+    if the KL is not wanted there.
+
+    ## Example
+    >>> from rolloutdoctor.testing import diagnose_one, toy_batch
+    >>> batch = toy_batch(rewards=[[1, 1], [1, 0]], policy=-1.0, ref=-1.5)
+    >>> diagnose_one("RDG001", batch, trainer="trl", beta=0.1)
+    'RDG001 info exposed: groups_share 0.5'
+    """
+
+    code = "RDG001"
+    name = "zero-std-kl"
+    fix = "zero-std:loss"
+    references = (
+        "https://github.com/huggingface/trl/issues/5588",
+        "https://github.com/huggingface/trl/pull/5640",
+        "https://arxiv.org/abs/2505.22257",
+    )
+    tally = ZeroStdTally
+    splits = ("train",)
+
+    def columns(self, context: Context) -> frozenset[str]:
+        """Everything that the loss needs, if it has a KL term."""
+        if context.objective is None or context.objective.kl_loss is None:
+            return frozenset()
+        return loss_columns(context.objective) | {"group_id"}
+
+    def wanted(self, context: Context) -> frozenset[str]:
+        """Make the logit-space share exact, and the confirmation stricter."""
+        return frozenset({"sum_pi_squared", "advantage", "advantages"}) if self.columns(context) else frozenset()
+
+    def measure(self, step: "StepView") -> ZeroStdTally:
+        """Count one step."""
+        fixed = step.fixed.get(self.fix or "")
+        if not step.training or step.tokens is None or fixed is None or fixed.tokens is None:
+            return ZeroStdTally()
+        rows, tokens = step.rows, step.tokens
+        assert rows is not None
+        assert rows.length_N is not None
+        dead_N = rows.zero_std_N
+        dead_groups = int((step.group_sum(dead_N) > 0).sum())
+        exact = tokens.logits_sq_N
+        kl_loss_N = tokens.kl_loss_N * tokens.weight_N
+        all_dead = bool(dead_N.all()) and len(dead_N) > 0
+        grad_norm = self._logged_norm(step) if all_dead else None
+        return ZeroStdTally(
+            groups=len(step.groups),
+            dead_groups=dead_groups,
+            rows=len(dead_N),
+            dead_rows=int(dead_N.sum()),
+            tokens=float(rows.length_N.sum()),
+            dead_tokens=float(rows.length_N[dead_N].sum()),
+            grad_l1=float(tokens.grad_l1_N.sum()),
+            dead_l1=float(tokens.grad_l1_N[dead_N].sum()),
+            grad_sq=float(tokens.grad_sq_N.sum()),
+            dead_sq=float(tokens.grad_sq_N[dead_N].sum()),
+            fixed_l1=float(fixed.tokens.grad_l1_N.sum()),
+            fixed_sq=float(fixed.tokens.grad_sq_N.sum()),
+            versus_l1=float(fixed.tokens.versus_l1_N.sum()),
+            versus_dot=float(fixed.tokens.versus_dot_N.sum()),
+            kl_loss=float(kl_loss_N.sum()),
+            dead_kl_loss=float(kl_loss_N[dead_N].sum()),
+            logits_sq=0.0 if exact is None else float(exact.sum()),
+            dead_logits_sq=0.0 if exact is None else float(exact[dead_N].sum()),
+            logits_low_sq=float(tokens.logits_low_sq_N.sum()),
+            dead_logits_low_sq=float(tokens.logits_low_sq_N[dead_N].sum()),
+            exact_logits_steps=0 if exact is None else 1,
+            steps=1,
+            dead_steps=int(all_dead),
+            confirmed_steps=int(grad_norm is not None),
+            logged_grad_norm=grad_norm or 0.0,
+        )
+
+    def _logged_norm(self, step: "StepView") -> float | None:
+        """Gradient norm logged at a step without any spread, if nothing but the KL term can explain it."""
+        assert step.trainer is not None
+        assert step.tokens is not None
+        norm = step.logged.get(step.trainer.grad_norm_metric)
+        if norm is None or not norm > 0 or bool((step.tokens.layout.steps_N > 1).any()):
+            return None
+        advantage_N = step.logged_advantages()
+        # A residue of rounding in the trainer's own advantages would be a gradient of its own.
+        if advantage_N is not None and bool((advantage_N.nan_to_num(0.0) != 0).any()):
+            return None
+        return norm
+
+    def examples(self, step: "StepView") -> Iterable[Example]:
+        """The groups without spread that have the largest gradient."""
+        if not step.training or step.rows is None or step.tokens is None:
+            return ()
+        dead_G = step.group_sum(step.tokens.grad_l1_N * step.rows.zero_std_N)
+        score_N, total = step.rows.score_N, max(float(step.tokens.grad_l1_N.sum()), 1e-300)
+
+        def note(group: int) -> str:
+            first = int(step.groups.order_N[step.groups.offsets[group]])
+            share = percent(float(dead_G[group]) / total)
+            return f"every reward is {float(score_N[first]):g}; {share} of the step's gradient (L1)"
+
+        return step.worst_groups(dead_G, note, KEEP_EXAMPLES)
+
+    def measures(self, tally: ZeroStdTally) -> Mapping[str, Measure]:
+        """The shares of the gradient, and what the fix changes."""
+        found: dict[str, tuple[float | None, str]] = {
+            "groups_share": (ratio(tally.dead_groups, tally.groups), "share"),
+            "rows_share": (ratio(tally.dead_rows, tally.rows), "share"),
+            "tokens_share": (ratio(tally.dead_tokens, tally.tokens), "share"),
+            "grad_share_l1": (ratio(tally.dead_l1, tally.grad_l1), "share"),
+            "grad_share_l2": (ratio(sqrt(tally.dead_sq), sqrt(tally.grad_sq)), "share"),
+            "relative_change_l1": (ratio(tally.versus_l1, tally.fixed_l1), "share"),
+            "kappa": (ratio(tally.versus_dot, tally.fixed_sq), "1"),
+            "cosine": (ratio(tally.versus_dot, sqrt(tally.grad_sq) * sqrt(tally.fixed_sq)), "1"),
+            "kl_loss_share": (ratio(tally.dead_kl_loss, tally.kl_loss), "share"),
+        }
+        if tally.steps and tally.exact_logits_steps == tally.steps:
+            share = ratio(sqrt(tally.dead_logits_sq), sqrt(tally.logits_sq))
+            found["grad_share_logits_l2"] = (share, "share")
+        else:
+            # The squared norm lies between one and two times (1 - p)^2 g^2, for each part on its own.
+            dead = tally.dead_logits_low_sq
+            rest = tally.logits_low_sq - dead
+            found["grad_share_logits_l2_low"] = (ratio(sqrt(dead), sqrt(dead + 2 * rest)), "share")
+            found["grad_share_logits_l2_high"] = (ratio(sqrt(2 * dead), sqrt(2 * dead + rest)), "share")
+        return {name: Measure(value, unit) for name, (value, unit) in found.items()}
+
+    def judge(self, run: ZeroStdTally, context: Context) -> Judgement | None:
+        """Information whenever such groups have a gradient at all."""
+        if not run.dead_l1 > 0:
+            return None
+        share = ratio(run.dead_groups, run.groups)
+        headline = f"{percent(ratio(run.dead_l1, run.grad_l1))} of the gradient (L1, log-prob space)"
+        message = (
+            f"{counted(run.dead_groups, 'group')} of {run.groups:,} ({percent(share)}) have equal rewards, and their "
+            f"KL term alone makes {percent(ratio(run.dead_l1, run.grad_l1))} of the absolute log-prob-space gradient"
+        )
+        if run.confirmed_steps:
+            norm_name = context.trainer.grad_norm_metric if context.trainer else "grad_norm"
+            evidence = (
+                f"in {counted(run.confirmed_steps, 'step')} every group has equal rewards and zero advantage, yet "
+                f"the logged {norm_name} is above zero (up to {number(run.logged_grad_norm)}): that update was KL only"
+            )
+        elif run.dead_steps:
+            evidence = (
+                f"{counted(run.dead_steps, 'step')} had only such groups, but no gradient norm above zero was logged "
+                "there, or logged advantages were not zero"
+            )
+        else:
+            evidence = "no step had only such groups, so no logged value shows the effect on its own"
+        return Judgement(
+            severity=Severity.INFO,
+            confirmed=run.confirmed_steps > 0,
+            headline=headline,
+            message=message,
+            evidence=evidence,
+            advice=(
+                "a design choice upstream, not a fault: `rolloutdoctor diff --fix zero-std` shows the step without "
+                "it; filter such prompts, or set the KL coefficient to 0, if it is not wanted"
+            ),
+        )

@@ -1,0 +1,41 @@
+"""`Sums`: a frozen record of counts and totals that adds up field by field."""
+
+import math
+from dataclasses import dataclass, field, fields
+from typing import Any, Self
+
+
+def largest() -> Any:  # noqa: ANN401  # a dataclass field takes the type of its annotation
+    """Field that keeps the larger of two values; its identity is 0, so it is meant for sizes."""
+    return field(default=0.0, metadata={"merge": max})
+
+
+def smallest() -> Any:  # noqa: ANN401
+    """Field that keeps the smaller of two values; its identity is infinity."""
+    return field(default=math.inf, metadata={"merge": min})
+
+
+@dataclass(frozen=True)
+class Sums:
+    """Base of a rule's tally. Every field has its identity as default, so ``T()`` adds nothing.
+
+    >>> @dataclass(frozen=True)
+    ... class Rows(Sums):
+    ...     rows: int = 0
+    ...     longest: float = largest()
+    >>> Rows(2, 7.0) + Rows(3, 5.0)
+    Rows(rows=5, longest=7.0)
+    """
+
+    def __add__(self, other: Self) -> Self:
+        merged = {}
+        for each in fields(self):
+            mine, theirs = getattr(self, each.name), getattr(other, each.name)
+            merge = each.metadata.get("merge")
+            merged[each.name] = mine + theirs if merge is None else merge(mine, theirs)
+        return type(self)(**merged)
+
+
+def ratio(part: float, whole: float) -> float | None:
+    """Return ``part / whole``, or None where there is no whole: a share of nothing is not 0."""
+    return part / whole if whole else None
