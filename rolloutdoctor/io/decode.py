@@ -109,8 +109,12 @@ def identifiers(column: pa.ChunkedArray, place: Place) -> pa.Array:
     return _text(column, place)
 
 
-def named_numbers(column: pa.ChunkedArray) -> dict[str, Tensor]:
-    """Return ``[N]`` float64 by name, NaN where a row does not have it; a struct's order, a map's first appearance."""
+def named_numbers(column: pa.ChunkedArray, place: Place) -> dict[str, Tensor]:
+    """Return ``[N]`` float64 by name, NaN where a row does not have it; a struct's order, a map's first appearance.
+
+    Raises:
+        DataError: on a name that is not text.
+    """
     array = _joined(column)
     if types.is_struct(array.type):
         # flatten() is null where the whole struct is; null-typed fields cast to NaN.
@@ -121,6 +125,7 @@ def named_numbers(column: pa.ChunkedArray) -> dict[str, Tensor]:
     row_K = np.repeat(np.arange(len(array)), np.diff(offsets))
     keys = array.keys.slice(offsets[0], len(row_K)).dictionary_encode()
     value_K = numbers(array.items.slice(offsets[0], len(row_K)))
+    _refuse_bytes(keys.dictionary, place)
     found = {}
     for code, name in enumerate(keys.dictionary.to_pylist()):
         is_it_K = _numpy(pc.equal(keys.indices, code))
@@ -224,13 +229,18 @@ def _text(column: pa.ChunkedArray, place: Place) -> pa.Array:
     if types.is_dictionary(array.type):
         array = array.dictionary_decode()
     text = array.cast(pa.large_string())
+    _refuse_bytes(text, place)
+    return text
+
+
+def _refuse_bytes(text: pa.Array, place: Place) -> None:
+    """Refuse what the file calls text but is not: arrow does not look, Python would raise."""
     try:
         text.validate(full=True)
     except pa.ArrowInvalid:
         raise DataError(
             f"{place.file}: column {place.label} holds bytes that are not UTF-8 text; write the file again"
         ) from None
-    return text
 
 
 def _joined(column: pa.ChunkedArray) -> pa.Array:

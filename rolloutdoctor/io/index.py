@@ -198,7 +198,11 @@ class _Statistics:
     def _ends(self, group: int, leaf: int | None) -> tuple[object, object]:
         if leaf is None:
             return None, None
-        statistics = self._footer.row_group(group).column(leaf).statistics
-        if statistics is None or not statistics.has_min_max or not statistics.has_null_count or statistics.null_count:
+        try:
+            found = self._footer.row_group(group).column(leaf).statistics
+            if found is None or not found.has_min_max or not found.has_null_count or found.null_count:
+                return None, None
+            return found.min, found.max
+        except (pa.ArrowException, OSError, UnicodeDecodeError):
+            # Statistics only save a pass over the rows: damaged ones are as good as none.
             return None, None
-        return statistics.min, statistics.max

@@ -1,6 +1,7 @@
 """One Parquet file of a run: its footer, its row groups, and the border where pyarrow's errors become ours."""
 
 import os
+import re
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -101,7 +102,7 @@ def read_footer(source: Source, trainer: str | None) -> RunFile:
             footer, schema = parquet.metadata, parquet.schema_arrow
             counts = [footer.row_group(group).num_rows for group in range(footer.num_row_groups)]
             # A damaged footer may hold names that cannot be decoded: find out here, where it is an input error.
-            _ = schema.names, footer.metadata
+            _ = schema.names, str(schema), footer.metadata
         if footer.num_rows < 0 or min(counts, default=0) < 0 or sum(counts) != footer.num_rows:
             raise InputError(
                 f"{source.name}: the footer contradicts itself on the number of rows; write the file again"
@@ -109,7 +110,13 @@ def read_footer(source: Source, trainer: str | None) -> RunFile:
         if footer.num_rows == 0:
             raise InputError(f"{source.name}: the file has no rows; check the run that wrote it, or leave it out")
         metadata = RunMetadata.decode(footer.metadata, source.name)
-        return RunFile(source, footer, resolve(schema, source.name, trainer=trainer or metadata.trainer), metadata)
+        columns = resolve(schema, source.name, trainer=trainer or metadata.trainer)
+        with reading(source.name, "the file"):
+            # pyarrow aborts the process when it hands out statistics of a damaged row group, and reports the same
+            # damage when it prepares to read: so prepare once, before anyone asks for statistics.
+            keys = [columns[name].stored for name in ("step", "split") if name in columns]
+            next(parquet.iter_batches(1, row_groups=list(range(footer.num_row_groups)), columns=keys), None)
+        return RunFile(source, footer, columns, metadata)
 
 
 @contextmanager
@@ -140,17 +147,18 @@ def reading(name: str, what: str) -> Iterator[None]:
     """
     try:
         yield
-    except NotImplementedError as error:
-        raise InputError(
-            f"{name}: {what} uses a Parquet feature that this pyarrow does not have ({_words(error)}); "
-            "write the file with plain columns and zstd or snappy"
-        ) from None
     except MemoryError:
         raise InputError(
             f"{name}: {what} asks for more memory than there is; "
             "write the file with smaller row groups, or again if it is damaged"
         ) from None
     except (pa.ArrowException, OSError, UnicodeDecodeError) as error:
+        # Arrow reports a codec or an encoding that it lacks as one of several classes.
+        if isinstance(error, NotImplementedError) or re.search(r"not (yet )?(supported|implemented)", str(error), re.I):
+            raise InputError(
+                f"{name}: {what} uses a Parquet feature that this pyarrow does not have ({_words(error)}); "
+                "write the file with plain columns and zstd or snappy"
+            ) from None
         raise InputError(
             f"{name}: {what} cannot be read ({_words(error)}); the file is damaged, write or copy it again"
         ) from None
@@ -176,5 +184,5 @@ def _check_magic(handle: pa.NativeFile, name: str) -> None:
 
 
 def _words(error: BaseException) -> str:
-    words = " ".join(str(error).split())
+    words = " ".join("".join(letter if letter.isprintable() else " " for letter in str(error)).split())
     return words if len(words) <= 160 else words[:157] + "..."

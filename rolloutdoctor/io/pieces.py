@@ -131,7 +131,7 @@ def decode_piece(
             else numbers(table.column(name))
             for name in wanted.rows
         },
-        rewards=named_numbers(table.column("rewards")) if wanted.rewards else {},
+        rewards=named_numbers(table.column("rewards"), places["rewards"]) if wanted.rewards else {},
         groups=identifiers(table.column("group_id"), places["group_id"]) if wanted.groups else None,
         samples=identifiers(table.column("sample_id"), places["sample_id"]) if wanted.samples else None,
     )
