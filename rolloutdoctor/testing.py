@@ -1,4 +1,4 @@
-"""Small batches for tests: `toy_batch` from written numbers, `random_batch` from a seed.
+"""Small batches for tests: `toy_batch` from written numbers, `random_batch` from a seed, `diagnose` to check them.
 
 Public, so that a project that builds on this package can test its own rules and trainers with the same batches.
 """
@@ -9,6 +9,14 @@ import torch
 from torch import Tensor
 
 from rolloutdoctor.batch import TRAIN, Groups, RolloutBatch
+from rolloutdoctor.engine.check import DTYPES, context_for, judge
+from rolloutdoctor.engine.configure import configure
+from rolloutdoctor.engine.fold import Fold
+from rolloutdoctor.engine.plan import make_plan
+from rolloutdoctor.findings import Report
+from rolloutdoctor.io.metadata import RunMetadata
+from rolloutdoctor.rules.table import RULES, find
+from rolloutdoctor.trainers.options import Layer
 
 TokenValues = float | Sequence[Sequence[float]]
 """One number for every token, or one sequence for each row."""
@@ -160,3 +168,58 @@ def random_batch(
         group_ids=[f"g{group}" for group in range(len(sizes))],
         sample_ids=[f"r{row}" for row in range(count)],
     )
+
+
+def diagnose(
+    batches: Sequence[RolloutBatch],
+    *,
+    trainer: str | None,
+    options: Mapping[str, object] | None = None,
+    logged: Mapping[str, float] | None = None,
+    select: Sequence[str] = (),
+    dtype: str = "float32",
+) -> Report:
+    """Check batches that are in memory.
+
+    Args:
+        batches: steps, in any order; a column counts as present if it is in all of them.
+        trainer: ``NAME`` or ``NAME@VERSION``, or None.
+        options: the trainer's options by name.
+        logged: metrics, the same for every training step.
+        select: codes of the rules to run; none: all of them.
+        dtype: ``float32`` or ``float64``.
+    """
+    configured = configure(RunMetadata(), trainer, [Layer("test", dict(options or {}))])
+    columns = frozenset.intersection(
+        *(frozenset([*batch.per_row, *batch.per_token, *(["group_id"] if batch.groups else [])]) for batch in batches)
+    )
+    rules = [find(code) for code in select] or list(RULES)
+    plan = make_plan(rules, context_for(columns, frozenset(logged or {}), configured))
+    fold = Fold(plan, torch.device("cpu"), DTYPES[dtype])
+    for batch in batches:
+        fold.add(batch, dict(logged or {}) if batch.split == TRAIN else {})
+    return judge(plan, fold.state(), configured, device="cpu", dtype=dtype)
+
+
+def diagnose_one(
+    code: str,
+    batch: RolloutBatch,
+    *,
+    trainer: str | None,
+    logged: Mapping[str, float] | None = None,
+    **options: object,
+) -> str:
+    """Check one batch with one rule, and say in a line what came out.
+
+    >>> diagnose_one("RDI001", toy_batch([[1, 0]]), trainer="trl")
+    'RDI001 clean'
+    """
+    report = diagnose([batch], trainer=trainer, options=options, logged=logged, select=[code])
+    if report.skipped:
+        return f"{code} skipped: {report.skipped[0].reason}"
+    if not report.findings:
+        return f"{code} clean"
+    found = report.findings[0]
+    name, measure = next(iter(found.measures.items()))
+    value = "n/a" if measure.value is None else f"{measure.value:.4g}"
+    return f"{code} {found.severity.label} {found.verdict}: {name} {value}"

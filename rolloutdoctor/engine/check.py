@@ -52,7 +52,7 @@ def check(run: Run, options: CheckOptions, progress: Callable[[int, int], None] 
     """
     device, dtype = find_device(options.device), DTYPES[options.dtype]
     configured = configure(run.metadata, options.trainer, options.layers)
-    plan = make_plan(options.rules, context_of(run, configured))
+    plan = make_plan(options.rules, context_for(run.columns, run.metrics.names(), configured))
     fold = Fold(plan, device, dtype)
     batches = run.batches(plan.columns, steps=options.steps, split=options.split, dtype=dtype, progress=progress)
     for batch in batches:
@@ -73,13 +73,13 @@ def find_device(name: str) -> torch.device:
     return torch.device(name)
 
 
-def context_of(run: Run, configured: Configured | None) -> Context:
+def context_for(columns: frozenset[str], metrics: frozenset[str], configured: Configured | None) -> Context:
     """What is known before the first row is read."""
     if configured is None:
-        return Context(columns=run.columns, metrics=run.metrics.names())
+        return Context(columns=columns, metrics=metrics)
     return Context(
-        columns=run.columns,
-        metrics=run.metrics.names(),
+        columns=columns,
+        metrics=metrics,
         trainer=configured.trainer,
         config=configured.config,
         objective=configured.objective,

@@ -73,7 +73,7 @@ class KlMetricCorrupted(Rule[KlMetricTally]):
 
     ## Example
     >>> from rolloutdoctor.testing import diagnose_one, toy_batch
-    >>> batch = toy_batch(rewards=[[1, 0]], policy=-1.0, ref=-1.2, lengths=[[4, 4]])
+    >>> batch = toy_batch(rewards=[[1, 0]], policy=-1.0, ref=-1.2, lengths=4)
     >>> diagnose_one("RDM001", batch, trainer="slime", logged={"rollout/kl": 0.115}, advantage_estimator="ppo",
     ...              kl_coef=0.05)
     'RDM001 error confirmed: logged 0.115'

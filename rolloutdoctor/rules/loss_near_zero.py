@@ -58,7 +58,7 @@ class LossNearZero(Rule[LossTally]):
     >>> from rolloutdoctor.testing import diagnose_one, toy_batch
     >>> batch = toy_batch(rewards=[[1, 0], [0, 1]], policy=-1.0)
     >>> diagnose_one("RDG002", batch, trainer="trl", loss_type="grpo")
-    'RDG002 info exposed: loss 0.0'
+    'RDG002 info exposed: loss 0'
     """
 
     code = "RDG002"

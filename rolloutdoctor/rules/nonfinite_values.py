@@ -63,7 +63,7 @@ class NonfiniteValues(Rule[NonfiniteTally]):
 
     ## Example
     >>> from rolloutdoctor.testing import diagnose_one, toy_batch
-    >>> batch = toy_batch(rewards=[[1, 0]], policy=float("nan"), mask=[[[0, 0], [0, 1]]])
+    >>> batch = toy_batch(rewards=[[1, 0]], policy=float("nan"), mask=[[0, 0], [0, 1]])
     >>> diagnose_one("RDI001", batch, trainer="trl")
     'RDI001 error confirmed: tokens 1'
     """

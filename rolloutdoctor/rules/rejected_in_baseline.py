@@ -65,7 +65,7 @@ class RejectedInBaseline(Rule[RejectedTally]):
 
     ## Example
     >>> from rolloutdoctor.testing import diagnose_one, toy_batch
-    >>> batch = toy_batch(rewards=[[100, 1]], mask=[[[0, 0], [1, 1]]])
+    >>> batch = toy_batch(rewards=[[100, 1]], mask=[[0, 0], [1, 1]])
     >>> diagnose_one("RDA001", batch, trainer="verl", adv_estimator="rloo")
     'RDA001 warning exposed: rejected_rows 1'
     """
