@@ -63,7 +63,7 @@ class Recorder:
         except OSError as error:
             raise UsageError(f"{path.parent}: cannot be made ({error.strerror})") from error
         self._writer = RunWriter(self.path, metadata_of(trainer, trl.__version__))
-        self._metrics = MetricsWriter(metrics_path(path)) if rank == 0 else None
+        self._metrics = MetricsWriter(metrics_path(self.path)) if rank == 0 else None
 
         self._scoring: Scoring | None = None
         self._tool_masks: Sequence[Sequence[int]] | None = None
@@ -84,8 +84,8 @@ class Recorder:
         self._forward: tuple[Tensor, Tensor | None] | None = None
 
         self.recording = True
-        self._install()
         atexit.register(self.close)
+        self._install()
 
     def close(self) -> None:
         """Complete the files and leave the trainer as it was; does nothing the second time."""
@@ -148,10 +148,10 @@ class Recorder:
         original = trainer._compute_loss  # type: ignore[attr-defined]
 
         @functools.wraps(original)
-        def hook(model: object, inputs: Mapping[str, "Tensor"]) -> object:
-            self.guarded(self._before_loss, inputs)
+        def hook(*args: object, **kwargs: object) -> object:
+            self.guarded(self._before_loss, (*args, *kwargs.values()))
             try:
-                result = original(model, inputs)
+                result = original(*args, **kwargs)
             except BaseException:
                 self._micro_batch_rows, self._forward = None, None
                 raise
@@ -226,7 +226,8 @@ class Recorder:
             # Detached, so that no graph outlives its step.
             self._forward = (result[0].detach(), None if entropies is None else entropies.detach())
 
-    def _before_loss(self, inputs: Mapping[str, "Tensor"]) -> None:
+    def _before_loss(self, args: tuple[Any, ...]) -> None:
+        _, inputs = args[:2]
         rows = inputs.get(ROW_KEY)
         self._forward = None
         self._micro_batch_rows = None if rows is None else rows.tolist()
@@ -249,7 +250,7 @@ class Recorder:
             # Each batch of an evaluation has a loss of its own, as if it were a step.
             evaluated.add(rows, *forward, self._eval_batches, self._eval_batches)
             self._eval_batches += 1
-            self._write(evaluated.columns())
+            self._write([evaluated.columns()])
             return
         current = self._pass
         if current is None or current.generation is not generation or not current.found.keys().isdisjoint(rows):
@@ -294,21 +295,21 @@ class Recorder:
 
     def _write_step(self) -> None:
         rows, self._rows = self._rows, []
-        for columns in rows:
-            self._write(columns)
+        if rows:
+            self._write(rows)
 
-    def _write(self, columns: Columns) -> None:
-        if not self.recording:
-            return
+    def _write(self, batches: list[Columns]) -> None:
+        """Write rows that belong together, or none of them."""
         size = self._writer.size + (self._metrics.size if self._metrics else 0)
-        if size + nbytes(columns) > self._max_bytes:
+        if size + sum(map(nbytes, batches)) > self._max_bytes:
             lost = self._finish()
             _warn(
-                f"rolloutdoctor stopped recording to {self.path} at step {columns['step'][0]}: max_bytes="
+                f"rolloutdoctor stopped recording to {self.path} at step {batches[0]['step'][0]}: max_bytes="
                 f"{self._max_bytes} is reached; training goes on unchanged{lost}"
             )
             return
-        self._writer.write(columns)
+        for columns in batches:
+            self._writer.write(columns)
 
     def _finish(self) -> str:
         """Complete the files with the steps that are whole, and take the hooks out; return what went wrong."""

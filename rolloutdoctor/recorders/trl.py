@@ -6,7 +6,7 @@
 
 Nothing of the training changes: no random number is drawn, no tensor is written to, and a failure in here
 stops the recording with one warning, not the training. With several processes each one writes
-``run.rank0.parquet``, ``run.rank1.parquet``, ...; the first also writes the logged metrics.
+``run.rank0.parquet``, ``run.rank1.parquet``, ...; the first also writes ``run.rank0.metrics.parquet``.
 """
 
 from collections.abc import Mapping

@@ -440,7 +440,7 @@ def test_a_failure_where_warnings_are_errors(tmp_path, monkeypatch):
 
     trainer = make_trainer(tmp_path, steps=1)
     recorder = record(trainer, tmp_path / "run.parquet")
-    monkeypatch.setattr(recorder, "_write", lambda columns: 1 / 0)
+    monkeypatch.setattr(recorder, "_write", lambda batches: 1 / 0)
     with warnings.catch_warnings():
         warnings.simplefilter("error", RuntimeWarning)
         trainer.train()
