@@ -115,6 +115,16 @@ def batch(case: str, step: int, *, empty_rows: bool = True, truncated: str = "")
     )
 
 
+def equal_reward_tokens(of: RolloutBatch) -> Tensor:
+    """Tokens of groups of two or more with equal rewards, ``[T]`` bool: in float32 their advantages are residue."""
+    rewards = [[] for _ in range(len(of.groups))]
+    for group, reward in zip(of.groups.index_N.tolist(), of.column("reward").tolist(), strict=True):
+        rewards[group].append(reward)
+    equal = [len(group) > 1 and min(group) == max(group) for group in rewards]
+    equal_N = torch.tensor([equal[group] for group in of.groups.index_N.tolist()])
+    return torch.repeat_interleave(equal_N, of.rows.diff())
+
+
 def per_token(frame: pl.DataFrame, step: int, output: str, precision: str, of: RolloutBatch) -> Tensor | None:
     """Expected lists of one output in the order of the batch's rows, packed, as float64; None if there are none.
 
@@ -143,7 +153,7 @@ def failures(frame: pl.DataFrame | None, step: int) -> list[str]:
 
 
 def objective(trainer: str, **options: object) -> Objective:
-    """What a trainer computes in the version that the data was made with; dots in names are written as two underscores."""
+    """What a trainer computes in the newest version known; dots in names are written as two underscores."""
     spec = table.TRAINERS[trainer]
     named = {name.replace("__", "."): value for name, value in options.items()}
     return spec.objective(resolve(spec.options, parse_version(spec.newest), [Layer("test", named)], trainer=trainer))
@@ -155,7 +165,7 @@ def assert_close(
     tolerance: str,
     what: str,
     *,
-    scale: float | None = None,
+    scale: Tensor | float | None = None,
     where: Tensor | None = None,
 ) -> None:
     """Compare within a row of `TOLERANCES`.
@@ -165,7 +175,7 @@ def assert_close(
         wanted: computed upstream; None is a mistake of the test.
         tolerance: name in `TOLERANCES`.
         what: for the message.
-        scale: largest magnitude of the step; by default that of `wanted`.
+        scale: largest magnitude of the step, or one for each value; by default the largest of `wanted`.
         where: positions that are compared.
     """
     assert wanted is not None, f"{what}: nothing was expected"
@@ -174,10 +184,11 @@ def assert_close(
     assert own_T.shape == wanted_T.shape, f"{what}: {tuple(own_T.shape)} against {tuple(wanted_T.shape)}"
     if where is not None:
         own_T, wanted_T = own_T[where], wanted_T[where]
+        scale = scale[where] if isinstance(scale, Tensor) else scale
     if not own_T.numel():
         return
     rule = TOLERANCES[tolerance]
-    largest = float(wanted_T.abs().max()) if scale is None else scale
+    largest = wanted_T.abs().max() if scale is None else torch.as_tensor(scale, dtype=torch.float64)
     allowed_T = rule.absolute + rule.relative * wanted_T.abs() + rule.of_largest * largest
     error_T = (own_T - wanted_T).abs()
     worst = int((error_T - allowed_T).argmax())
@@ -185,7 +196,7 @@ def assert_close(
         f"{what}: {float(own_T[worst])!r} against {float(wanted_T[worst])!r} upstream, "
         f"{float(error_T[worst]):.3g} apart where {float(allowed_T[worst]):.3g} is allowed"
     )
-    WORST[what] = max(WORST.get(what, 0.0), float(error_T.max()) / largest if largest else float(error_T.max()))
+    WORST[what] = max(WORST.get(what, 0.0), float((error_T / torch.where(largest > 0, largest, 1.0)).max()))
 
 
 WORST: dict[str, float] = {}
