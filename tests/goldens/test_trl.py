@@ -43,13 +43,17 @@ def later(function: str, config: str) -> bool:
 def chosen(function: str) -> list:
     """Entries of a function as test parameters."""
     return [
-        pytest.param(*entry, id="/".join(entry)) for entry in ENTRIES if entry[1] == function and not later(*entry[1:3])
+        pytest.param(*entry, id="/".join(entry))
+        for entry in ENTRIES
+        if entry[1] == function and not later(*entry[1:3]) and entry[1:] not in OLDER
     ]
 
 
 @pytest.mark.skip(reason="not computed today")
 @pytest.mark.parametrize(
-    ("function", "config"), sorted({entry[1:3] for entry in ENTRIES if later(*entry[1:3])}), ids="/".join
+    ("function", "config"),
+    sorted({entry[1:3] for entry in ENTRIES if later(*entry[1:3])} | {("trl.advantages", "unscorable in TRL 1.3")}),
+    ids="/".join,
 )
 def test_not_computed_today(function, config):
     raise AssertionError("an entry of LATER that is computed belongs to a test")
