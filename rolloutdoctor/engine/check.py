@@ -11,6 +11,7 @@ from rolloutdoctor.engine.fold import Fold, RuleState, RunState, run_total
 from rolloutdoctor.engine.plan import Plan, make_plan
 from rolloutdoctor.errors import UsageError
 from rolloutdoctor.findings import Finding, Report, Skipped
+from rolloutdoctor.fixes import ChosenFix
 from rolloutdoctor.io.run import Run, StepRange
 from rolloutdoctor.needs import LAYOUT_COLUMNS, loss_columns
 from rolloutdoctor.rules.base import Context
@@ -28,6 +29,7 @@ class CheckOptions:
         rules: the rules to run.
         trainer: ``NAME`` or ``NAME@VERSION``; None: as the file says.
         layers: option values of the user, most important first.
+        fixes: fixes that the run already had.
         steps: which steps.
         split: only ``train`` or ``eval``; None: both.
         device: ``auto``, ``cpu`` or ``cuda``.
@@ -37,6 +39,7 @@ class CheckOptions:
     rules: Sequence[AnyRule] = RULES
     trainer: str | None = None
     layers: Sequence[Layer] = field(default_factory=tuple)
+    fixes: Sequence[ChosenFix] = ()
     steps: StepRange | None = None
     split: str | None = None
     device: str = "auto"
@@ -51,7 +54,7 @@ def check(run: Run, options: CheckOptions, progress: Callable[[int, int], None] 
         InputError: if a file cannot be read, or breaks the contract.
     """
     device, dtype = find_device(options.device), DTYPES[options.dtype]
-    configured = configure(run.metadata, options.trainer, options.layers)
+    configured = configure(run.metadata, options.trainer, options.layers, options.fixes)
     plan = make_plan(options.rules, context_for(run.columns, run.metrics.names(), configured))
     fold = Fold(plan, device, dtype)
     batches = run.batches(plan.columns, steps=options.steps, split=options.split, dtype=dtype, progress=progress)

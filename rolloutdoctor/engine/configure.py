@@ -8,6 +8,7 @@ from pathlib import Path
 
 from rolloutdoctor.errors import UsageError
 from rolloutdoctor.findings import Setting
+from rolloutdoctor.fixes import ChosenFix
 from rolloutdoctor.io.metadata import RunMetadata
 from rolloutdoctor.objective import Objective
 from rolloutdoctor.trainers.options import Config, Layer, parse_version, resolve
@@ -25,7 +26,8 @@ class Configured:
         version_origin: where the version came from.
         version_assumed: True if nothing said which version.
         config: every option with its origin.
-        objective: what it computes.
+        objective: what it computes, with the fixes that it already had.
+        fixes: their names.
     """
 
     trainer: Trainer
@@ -34,20 +36,25 @@ class Configured:
     version_assumed: bool
     config: Config
     objective: Objective
+    fixes: tuple[str, ...] = ()
 
     def settings(self) -> dict[str, Setting]:
         """Options with their origins, the version first."""
         version = Setting(self.version, self.version_origin, assumed=self.version_assumed)
-        return {"version": version, **self.config.settings}
+        fixes = {"fix": Setting(", ".join(self.fixes), "command line")} if self.fixes else {}
+        return {"version": version, **self.config.settings, **fixes}
 
 
-def configure(metadata: RunMetadata, trainer: str | None, layers: Sequence[Layer]) -> Configured | None:
+def configure(
+    metadata: RunMetadata, trainer: str | None, layers: Sequence[Layer], fixes: Sequence[ChosenFix] = ()
+) -> Configured | None:
     """Put the layers of the user over what the file says of itself.
 
     Args:
         metadata: of the run file.
         trainer: ``NAME`` or ``NAME@VERSION`` as the user gave it, or None.
         layers: option values of the user, most important first.
+        fixes: fixes that the run already had.
 
     Returns:
         None if neither the user nor the file says which trainer made the run.
@@ -59,7 +66,7 @@ def configure(metadata: RunMetadata, trainer: str | None, layers: Sequence[Layer
     same = not name or name == metadata.trainer
     name = name or metadata.trainer or ""
     if not name:
-        if any(layer.values for layer in layers if layer.strict):
+        if fixes or any(layer.values for layer in layers if layer.strict):
             raise UsageError("options were set, but nothing says which trainer they are of: add --trainer NAME")
         return None
     spec = find(name)
@@ -76,7 +83,10 @@ def configure(metadata: RunMetadata, trainer: str | None, layers: Sequence[Layer
         )
     file_layer = [Layer("file metadata", metadata.config, strict=False)] if same else []
     config = resolve(spec.options, parsed, [*layers, *file_layer], trainer=name)
-    return Configured(spec, version, origin, assumed, config, spec.objective(config))
+    objective = spec.objective(config)
+    for fix in fixes:
+        objective = fix.apply(objective)
+    return Configured(spec, version, origin, assumed, config, objective, tuple(fix.label for fix in fixes))
 
 
 def read_settings(texts: Sequence[str], origin: str) -> Layer:

@@ -20,6 +20,7 @@ class Layout:
     Attributes:
         micro_N: ``[N]`` int64, the row's micro-batch, numbered over ranks and optimiser steps.
         micro_rows_N: ``[N]`` float64, rows in the row's micro-batch.
+        forward_N: ``[N]`` int64, the row's micro-batch with those that other ranks ran at the same time.
         micros_N: ``[N]`` float64, micro-batches in the row's optimiser step, over all ranks.
         optim_N: ``[N]`` int64, the row's optimiser step.
         optim_rows_N: ``[N]`` float64, rows in the row's optimiser step.
@@ -30,6 +31,7 @@ class Layout:
 
     micro_N: Tensor
     micro_rows_N: Tensor
+    forward_N: Tensor
     micros_N: Tensor
     optim_N: Tensor
     optim_rows_N: Tensor
@@ -70,6 +72,7 @@ class Layout:
         return cls(
             micro_N=micro_index_N,
             micro_rows_N=_summed(micro_index_N, one_N),
+            forward_N=torch.unique(torch.stack([parts[0], parts[2]]), dim=1, return_inverse=True)[1],
             micros_N=torch.bincount(optim_of_M)[optim_index_N].double(),
             optim_N=optim_index_N,
             optim_rows_N=optim_rows_N,
@@ -81,6 +84,10 @@ class Layout:
     def micro_total(self, x_N: Tensor) -> Tensor:
         """Sum of `x_N` over the row's micro-batch, ``[N]`` float64."""
         return _summed(self.micro_N, x_N)
+
+    def forward_total(self, x_N: Tensor) -> Tensor:
+        """Sum of `x_N` over the row's micro-batch on all ranks, ``[N]`` float64."""
+        return _summed(self.forward_N, x_N)
 
     def optim_total(self, x_N: Tensor) -> Tensor:
         """Sum of `x_N` over the row's optimiser step, ``[N]`` float64."""

@@ -61,7 +61,7 @@ class RejectedInBaseline(Rule[RejectedTally]):
     log-probs. Confirmed: on rows where the two differ, the logged advantages equal the ones with all rows voting.
 
     ## What to do
-    Compare with `diff --fix rejected-rows`; leave such rows out of the group statistics in the trainer.
+    The numbers compare with the fix `rejected-rows`. Leave such rows out of the group statistics in the trainer.
 
     ## Example
     >>> from rolloutdoctor.testing import diagnose_one, toy_batch
@@ -239,5 +239,7 @@ class RejectedInBaseline(Rule[RejectedTally]):
                 f"the wrong sign"
             ),
             evidence=evidence,
-            advice="see `rolloutdoctor diff --fix rejected-rows`; leave such rows out of the group's statistics",
+            advice=(
+                "leave such rows out of the group's statistics (`rolloutdoctor fixes` tells the story of rejected-rows)"
+            ),
         )

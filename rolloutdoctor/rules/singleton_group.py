@@ -47,7 +47,7 @@ class SingletonGroup(Rule[SingletonTally]):
     configured. Confirmed: the logged advantages of these rows equal the recomputed ones.
 
     ## What to do
-    Drop such groups, or give them 0: `diff --fix rejected-rows:singleton-zero`.
+    Drop such groups, or give them 0, as the fix `rejected-rows:singleton-zero` does.
 
     ## Example
     >>> from rolloutdoctor.testing import diagnose_one, toy_batch
@@ -155,7 +155,7 @@ class SingletonGroup(Rule[SingletonTally]):
             ),
             evidence=evidence,
             advice=(
-                "drop such groups or give them 0: `rolloutdoctor diff --fix rejected-rows:singleton-zero`"
+                "drop such groups, or give them 0 as the fix rejected-rows:singleton-zero does"
                 if run.mass > 0
                 else "nothing; they only cost tokens"
             ),

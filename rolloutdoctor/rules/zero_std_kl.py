@@ -66,8 +66,8 @@ class ZeroStdKl(Rule[ZeroStdTally]):
     Confirmed: in a step where every group is without spread, the trainer logged a gradient norm above zero.
 
     ## What to do
-    Compare with `diff --fix zero-std`. Filter such prompts before the update, vary the difficulty, or use beta = 0
-    if the KL is not wanted there.
+    The numbers compare with the fix `zero-std`. Filter such prompts before the update, vary the difficulty, or use
+    beta = 0, if the KL is not wanted there.
 
     ## Example
     >>> from rolloutdoctor.testing import diagnose_one, toy_batch
@@ -220,7 +220,7 @@ class ZeroStdKl(Rule[ZeroStdTally]):
             message=message,
             evidence=evidence,
             advice=(
-                "a design choice upstream, not a fault: `rolloutdoctor diff --fix zero-std` shows the step without "
-                "it; filter such prompts, or set the KL coefficient to 0, if it is not wanted"
+                "a design choice upstream, not a fault; if it is not wanted, filter such prompts or set the KL "
+                "coefficient to 0 (`rolloutdoctor fixes` tells the story of zero-std)"
             ),
         )

@@ -4,6 +4,7 @@ Read and compared: trl 1.16.0. Versions before 1.10.0 differ in the default of `
 `dapo` shares tokens out over the optimiser steps of one generation batch.
 """
 
+from collections.abc import Sequence
 from typing import TYPE_CHECKING, Literal, cast
 
 from rolloutdoctor.errors import UsageError
@@ -176,9 +177,8 @@ def metrics(evaluation: "Evaluation") -> dict[str, float]:
     if rows is not None and batch.groups is not None:
         from rolloutdoctor.advantages.float32 import trl_flags
 
-        scored = rows.score_N[~rows.score_N.isnan()]
-        found["reward"] = float(scored.mean()) if len(scored) else float("nan")
-        found["reward_std"] = float(scored.std()) if len(scored) > 1 else float("nan")
+        means, stds = zip(*(_mean_and_std(scores) for scores in _generations(evaluation, rows.score_N)), strict=True)
+        found["reward"], found["reward_std"] = _nanmean(means), _nanmean(stds)
         flags = trl_flags(rows.score_N, batch.groups, evaluation.objective.advantage.scale)
         found["frac_reward_zero_std"] = float(flags.double().mean())
     if tokens is None or rows is None or rows.length_N is None:
@@ -189,9 +189,9 @@ def metrics(evaluation: "Evaluation") -> dict[str, float]:
     layout = tokens.layout
 
     def token_mean(sum_N: "Tensor") -> float:
-        means_N = layout.micro_total(sum_N * in_metric_N) / layout.micro_total(length_N).clamp(min=1)
+        means_N = layout.forward_total(sum_N * in_metric_N) / layout.forward_total(length_N).clamp(min=1)
         # Every micro-batch has the same say, however many rows it has.
-        share_N = 1 / layout.micro_rows_N
+        share_N = 1 / layout.forward_total(torch.ones_like(length_N))
         return float((means_N * share_N).sum() / share_N.sum())
 
     if evaluation.objective.kl_loss is not None:
@@ -200,6 +200,26 @@ def metrics(evaluation: "Evaluation") -> dict[str, float]:
     found["clip_ratio/high_mean"] = token_mean(tokens.high_clipped_N)
     found["clip_ratio/region_mean"] = token_mean(tokens.low_clipped_N + tokens.high_clipped_N)
     return found
+
+
+def _generations(evaluation: "Evaluation", score_N: "Tensor") -> "list[Tensor]":
+    """Scores of each generation batch: one in training, one for each batch of an evaluation."""
+    micro_N = evaluation.batch.per_row.get("micro_batch_id")
+    if evaluation.batch.split == "train" or micro_N is None:
+        return [score_N]
+    return [score_N[micro_N == micro] for micro in sorted(set(micro_N.tolist()))]
+
+
+def _mean_and_std(score_N: "Tensor") -> tuple[float, float]:
+    scored = score_N[~score_N.isnan()]
+    mean = float(scored.mean()) if len(scored) else float("nan")
+    return mean, float(scored.std()) if len(scored) > 1 else float("nan")
+
+
+def _nanmean(values: "Sequence[float]") -> float:
+    """Mean of the values that are not NaN, as TRL averages what it logged since the last line."""
+    known = [value for value in values if value == value]
+    return sum(known) / len(known) if known else float("nan")
 
 
 _RECORDER = 'record the run with rolloutdoctor.recorders.trl: `record(trainer, "run.parquet")`'

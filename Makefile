@@ -1,0 +1,45 @@
+# Both targets set up everything they need in a virtual environment of their own.
+PYTHON ?= python3
+VENV ?= .venv
+BIN := $(VENV)/bin
+PIP := $(BIN)/python -m pip install --quiet --disable-pip-version-check --constraint constraints.txt
+
+.PHONY: demo test lint types samples clean
+
+demo: $(VENV)/.core
+	@echo "A real TRL run:"
+	@$(BIN)/rolloutdoctor check sample_data/run.parquet --exit-zero
+	@echo "\nThree more runs, one line a rule:"
+	@for run in verl_rejected slime_ppo healthy; do \
+		echo "\n$$run"; $(BIN)/rolloutdoctor check sample_data/$$run.parquet --format concise --exit-zero; done
+
+test: $(VENV)/.dev
+	$(BIN)/python -m pytest
+
+lint: $(VENV)/.dev
+	$(BIN)/ruff check .
+	$(BIN)/ruff format --check .
+
+types: $(VENV)/.dev
+	$(BIN)/mypy
+
+samples: $(VENV)/.dev
+	$(BIN)/python sample_data/make_run.py
+	$(BIN)/python sample_data/make_verl_rejected.py
+	$(BIN)/python sample_data/make_slime_ppo.py
+	$(BIN)/python sample_data/make_healthy.py
+
+$(VENV)/.core: pyproject.toml constraints.txt
+	test -x $(BIN)/python || $(PYTHON) -m venv $(VENV)
+	$(PIP) torch
+	$(PIP) --editable .
+	@touch $@
+
+# verl's own dependencies pull a serving stack; the parity tests only call its maths.
+$(VENV)/.dev: $(VENV)/.core
+	$(PIP) --editable '.[test,lint,parity,yaml]'
+	$(PIP) --no-deps verl
+	@touch $@
+
+clean:
+	rm -rf $(VENV) .pytest_cache .mypy_cache .ruff_cache .hypothesis

@@ -1,0 +1,5 @@
+"""``python -m rolloutdoctor``."""
+
+from rolloutdoctor.cli import main
+
+main()

@@ -1,0 +1,60 @@
+"""The application: its commands, its version, and the settings file that gives defaults to all of them."""
+
+import sys
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from rolloutdoctor import __version__
+from rolloutdoctor.cli import book, check, info
+from rolloutdoctor.cli.border import fail
+from rolloutdoctor.errors import RolloutDoctorError
+from rolloutdoctor.settings import find_settings
+
+app = typer.Typer(
+    name="rolloutdoctor",
+    no_args_is_help=True,
+    rich_markup_mode=None,
+    pretty_exceptions_enable=False,
+    context_settings={"help_option_names": ["-h", "--help"], "max_content_width": 100},
+)
+app.command("check", epilog=check.EPILOG)(check.check)
+app.command("info")(info.info)
+app.command("rule")(book.rule)
+app.command("fixes")(book.fixes)
+app.command("trainers")(book.trainers)
+
+
+def _version(wanted: bool) -> None:
+    if wanted:
+        typer.echo(f"rolloutdoctor {__version__}")
+        raise typer.Exit
+
+
+@app.callback()
+def root(
+    version: Annotated[
+        bool, typer.Option("--version", callback=_version, is_eager=True, help="Print the version and exit.")
+    ] = False,
+) -> None:
+    """Recompute what an RL post-training step computed, with and without the known faults, from logged rollouts."""
+
+
+def main() -> None:
+    """Run the command line."""
+    try:
+        defaults = _defaults()
+    except RolloutDoctorError as error:
+        sys.exit(fail(str(error), error.exit_code))
+    app(default_map=defaults)
+
+
+def _defaults() -> Mapping[str, Mapping[str, object]]:
+    """Defaults of the commands from the settings file, in the form that the option parser takes."""
+    if any(word in sys.argv[1:] for word in ("-h", "--help", "--version")):
+        return {}
+    found = find_settings(Path.cwd())
+    values = {key.replace("-", "_"): value for key, value in found.values.items()}
+    return {"check": values, "info": values}

@@ -1,0 +1,58 @@
+"""Where errors end: one sentence on stderr and an exit code, never a traceback."""
+
+import functools
+import os
+import sys
+from collections.abc import Callable
+from typing import ParamSpec
+
+import typer
+
+from rolloutdoctor.errors import RolloutDoctorError
+
+P = ParamSpec("P")
+
+FINDINGS = 1
+ABNORMAL = 2
+NOTHING_CHECKED = 3
+INTERRUPTED = 130
+BROKEN_PIPE = 141
+
+
+def fail(message: str, code: int) -> int:
+    """Print one sentence to stderr and return the exit code."""
+    typer.echo(f"rolloutdoctor: {message}", err=True)
+    return code
+
+
+def guarded(command: Callable[P, None]) -> Callable[P, None]:
+    """Turn what a command raises into a sentence and an exit code.
+
+    A fault of this program is told apart from a fault of its input, and shows its traceback with
+    ``ROLLOUTDOCTOR_DEBUG=1``.
+    """
+
+    @functools.wraps(command)
+    def inner(*args: P.args, **kwargs: P.kwargs) -> None:
+        try:
+            command(*args, **kwargs)
+            sys.stdout.flush()
+        except RolloutDoctorError as error:
+            raise typer.Exit(fail(str(error), error.exit_code)) from None
+        except KeyboardInterrupt:
+            raise typer.Exit(fail("interrupted; nothing was written", INTERRUPTED)) from None
+        except BrokenPipeError:
+            # Whoever read our output has gone: say nothing, and keep the interpreter from flushing into the void.
+            os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+            raise typer.Exit(BROKEN_PIPE) from None
+        except MemoryError:
+            raise typer.Exit(fail("out of memory; select fewer steps with --steps", ABNORMAL)) from None
+        except typer.Exit:
+            raise
+        except Exception as error:
+            if os.environ.get("ROLLOUTDOCTOR_DEBUG"):
+                raise
+            message = f"internal error: {type(error).__name__}: {error}; set ROLLOUTDOCTOR_DEBUG=1 for the traceback"
+            raise typer.Exit(fail(message, ABNORMAL)) from None
+
+    return inner

@@ -1,0 +1,104 @@
+"""``rolloutdoctor check``."""
+
+from typing import Annotated
+
+import typer
+
+from rolloutdoctor.cli import options as opt
+from rolloutdoctor.cli.border import FINDINGS, NOTHING_CHECKED, guarded
+
+EPILOG = (
+    "Exit codes: 0 nothing at or above --fail-on, 1 findings, 2 usage, unreadable input or internal error, "
+    "3 nothing could be checked. "
+    "Examples: rolloutdoctor check run.parquet; rolloutdoctor check 'runs/*.parquet' --trainer verl@0.9.1 "
+    "--set algorithm.adv_estimator=rloo --steps 100:200 --format json"
+)
+
+
+@guarded
+def check(
+    context: typer.Context,
+    paths: opt.Paths,
+    trainer: opt.TrainerOption = None,
+    settings: opt.SetOption = None,
+    trainer_config: opt.TrainerConfigOption = None,
+    fix: opt.FixOption = None,
+    select: Annotated[
+        list[str] | None,
+        typer.Option("--select", metavar="CODE", envvar="ROLLOUTDOCTOR_SELECT", help="Only these rules or families."),
+    ] = None,
+    ignore: Annotated[
+        list[str] | None,
+        typer.Option("--ignore", metavar="CODE", envvar="ROLLOUTDOCTOR_IGNORE", help="Not these rules or families."),
+    ] = None,
+    steps: opt.StepsOption = None,
+    split: opt.SplitOption = None,
+    device: opt.DeviceOption = opt.Device.auto,
+    dtype: opt.DtypeOption = opt.Dtype.float32,
+    format_: Annotated[
+        opt.Format, typer.Option("--format", envvar="ROLLOUTDOCTOR_FORMAT", help="Format of the report.")
+    ] = opt.Format.full,
+    output_file: opt.OutputOption = None,
+    fail_on: Annotated[
+        opt.FailOn,
+        typer.Option("--fail-on", envvar="ROLLOUTDOCTOR_FAIL_ON", help="Lowest severity that makes the exit code 1."),
+    ] = opt.FailOn.error,
+    exit_zero: Annotated[
+        bool, typer.Option("--exit-zero", envvar="ROLLOUTDOCTOR_EXIT_ZERO", help="Findings never change the exit code.")
+    ] = False,
+    color: opt.ColorOption = opt.Color.auto,
+    quiet: opt.QuietOption = False,
+    verbose: Annotated[bool, typer.Option("--verbose", "-v", help="All examples and references.")] = False,
+) -> None:
+    """Run the rules on a run, and print what they found."""
+    from rolloutdoctor.fixes import choose
+    from rolloutdoctor.rules.table import pick
+
+    rules = pick(_words(select), _words(ignore))
+    step_range = opt.step_range(steps)
+    layers = opt.layers(context, settings, trainer_config)
+    from rolloutdoctor.cli.progress import progress_bar
+    from rolloutdoctor.engine.check import CheckOptions
+    from rolloutdoctor.engine.check import check as run_check
+    from rolloutdoctor.io.run import open_run
+    from rolloutdoctor.report.table import RENDERERS
+
+    run = open_run(paths, trainer=(trainer or "").partition("@")[0] or None)
+    options = CheckOptions(
+        rules=rules,
+        trainer=trainer,
+        layers=layers,
+        fixes=tuple(choose(text) for text in fix or []),
+        steps=step_range,
+        split=split.value if split else None,
+        device=device.value,
+        dtype=dtype.value,
+    )
+    with progress_bar(run.rows, quiet=quiet) as progress:
+        report = run_check(run, options, progress)
+    style = opt.style_of(color, to_file=output_file is not None, verbose=verbose)
+    opt.deliver(RENDERERS[format_.value](report, style), output_file)
+    if not quiet:
+        _warn(run.partial_columns)
+    raise typer.Exit(_exit_code(report.worst(), report.nothing_checked, fail_on, exit_zero))
+
+
+def _words(texts: list[str] | None) -> list[str]:
+    """Codes may be repeated, or separated by commas."""
+    return [word for text in texts or [] for word in text.replace(",", " ").split()]
+
+
+def _warn(partial: frozenset[str]) -> None:
+    if partial:
+        names = ", ".join(sorted(partial))
+        typer.echo(f"rolloutdoctor: not in every file, so not read: {names}", err=True)
+
+
+def _exit_code(worst: int | None, nothing_checked: bool, fail_on: opt.FailOn, exit_zero: bool) -> int:
+    from rolloutdoctor.findings import Severity
+
+    if nothing_checked:
+        return NOTHING_CHECKED
+    if exit_zero or fail_on is opt.FailOn.never or worst is None:
+        return 0
+    return FINDINGS if worst >= Severity[fail_on.value.upper()] else 0

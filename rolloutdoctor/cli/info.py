@@ -1,0 +1,94 @@
+"""``rolloutdoctor info``."""
+
+import json
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+from rolloutdoctor.cli import options as opt
+from rolloutdoctor.cli.border import guarded
+
+if TYPE_CHECKING:
+    from rolloutdoctor.engine.survey import Survey
+
+
+@guarded
+def info(
+    context: typer.Context,
+    paths: opt.Paths,
+    trainer: opt.TrainerOption = None,
+    settings: opt.SetOption = None,
+    trainer_config: opt.TrainerConfigOption = None,
+    steps: opt.StepsOption = None,
+    split: opt.SplitOption = None,
+    format_: Annotated[
+        opt.BookFormat, typer.Option("--format", help="Text, or JSON for programs.")
+    ] = opt.BookFormat.full,
+    output_file: opt.OutputOption = None,
+) -> None:
+    """Show what a run holds, what can be checked, and what would make the rest checkable."""
+    step_range = opt.step_range(steps)
+    layers = opt.layers(context, settings, trainer_config)
+    from rolloutdoctor.engine.check import CheckOptions
+    from rolloutdoctor.engine.survey import survey
+    from rolloutdoctor.io.run import open_run
+
+    run = open_run(paths, trainer=(trainer or "").partition("@")[0] or None)
+    options = CheckOptions(trainer=trainer, layers=layers, steps=step_range, split=split.value if split else None)
+    found = survey(run, options)
+    text = _as_json(found) if format_ is opt.BookFormat.json else _as_text(found)
+    opt.deliver(text, output_file)
+
+
+def _as_json(found: "Survey") -> str:
+    body = {
+        "schema_version": 1,
+        "files": list(found.files),
+        "input": vars(found.input),
+        "splits": found.splits,
+        "first_step": found.first_step,
+        "last_step": found.last_step,
+        "tier": found.tier,
+        "trainer": found.trainer,
+        "config": {
+            key: {"value": one.value, "origin": one.origin, "assumed": one.assumed} for key, one in found.config.items()
+        },
+        "columns": found.columns,
+        "absent": found.absent,
+        "metrics": list(found.metrics),
+        "runnable": [code for code, _ in found.runnable],
+        "skipped": [{"code": one.code, "reason": one.reason, "remedy": one.remedy} for one in found.skipped],
+    }
+    return json.dumps(body, indent=2, ensure_ascii=False) + "\n"
+
+
+def _as_text(found: "Survey") -> str:
+    from rolloutdoctor.engine.survey import TIERS
+    from rolloutdoctor.report.style import plain
+
+    size = found.input
+    lines = [f"{len(found.files)} file{'s' if len(found.files) != 1 else ''}: {', '.join(map(plain, found.files[:5]))}"]
+    splits = ", ".join(f"{rows:,} {split}" for split, rows in sorted(found.splits.items()))
+    lines.append(f"rows      {size.rows:,} ({splits}) in {size.groups:,} groups, {size.tokens:,} tokens")
+    lines.append(f"steps     {found.first_step} to {found.last_step}, {size.steps:,} of them with their splits")
+    lines.append(f"trainer   {found.trainer or 'the file does not say: name it with --trainer'}")
+    lines.append(f"tier      {found.tier}: {TIERS[found.tier]}")
+    lines.append("\ncolumns")
+    lines += [f"  {name:<20} {meaning}" for name, meaning in found.columns.items()]
+    if found.metrics:
+        lines.append(f"\nlogged metrics\n  {', '.join(map(plain, found.metrics))}")
+    if found.config:
+        lines.append("\noptions")
+        lines += [
+            f"  {name} = {plain(json.dumps(one.value, default=str))}  ({'assumed: ' * one.assumed}{plain(one.origin)})"
+            for name, one in found.config.items()
+        ]
+    lines.append("\ncan be checked")
+    lines += [f"  {code} {name}" for code, name in found.runnable] or ["  nothing"]
+    if found.skipped:
+        lines.append("\ncannot be checked")
+        lines += [f"  {one.code} {one.name}: {one.reason}\n    to run it: {one.remedy}" for one in found.skipped]
+    if found.absent:
+        lines.append("\nabsent columns that would tell more")
+        lines += [f"  {name:<20} {how}" for name, how in found.absent.items()]
+    return "\n".join(lines) + "\n"

@@ -1,0 +1,192 @@
+"""Options that several commands share, and what they mean."""
+
+import os
+import shlex
+import sys
+from enum import StrEnum
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+from rolloutdoctor.errors import UsageError
+
+if TYPE_CHECKING:
+    from rolloutdoctor.io.run import StepRange
+    from rolloutdoctor.report.style import Style
+    from rolloutdoctor.trainers.options import Layer
+
+
+class Device(StrEnum):
+    """Where the evaluation runs."""
+
+    auto = "auto"
+    cpu = "cpu"
+    cuda = "cuda"
+
+
+class Dtype(StrEnum):
+    """Type of token values."""
+
+    float32 = "float32"
+    float64 = "float64"
+
+
+class Split(StrEnum):
+    """Which rows."""
+
+    train = "train"
+    eval = "eval"
+
+
+class FailOn(StrEnum):
+    """The severity that makes the exit code 1."""
+
+    error = "error"
+    warning = "warning"
+    info = "info"
+    never = "never"
+
+
+class Color(StrEnum):
+    """When to colour."""
+
+    auto = "auto"
+    always = "always"
+    never = "never"
+
+
+class Format(StrEnum):
+    """Format of a report."""
+
+    full = "full"
+    concise = "concise"
+    json = "json"
+    jsonl = "jsonl"
+
+
+class BookFormat(StrEnum):
+    """Format of the rule book and its like."""
+
+    full = "full"
+    json = "json"
+
+
+Paths = Annotated[
+    list[str],
+    typer.Argument(metavar="PATH...", help="Run files, directories of them, or patterns.", show_default=False),
+]
+TrainerOption = Annotated[
+    str | None,
+    typer.Option(
+        "--trainer", metavar="NAME[@VERSION]", envvar="ROLLOUTDOCTOR_TRAINER", help="Who made the run, over the file."
+    ),
+]
+SetOption = Annotated[
+    list[str] | None,
+    typer.Option("--set", metavar="KEY=VALUE", help="An option of the trainer, under its own name; repeatable."),
+]
+TrainerConfigOption = Annotated[
+    str | None,
+    typer.Option(
+        "--trainer-config",
+        metavar="FILE",
+        envvar="ROLLOUTDOCTOR_TRAINER_CONFIG",
+        help="The trainer's own JSON or YAML configuration.",
+    ),
+]
+StepsOption = Annotated[
+    str | None,
+    typer.Option(
+        "--steps", metavar="START:STOP", envvar="ROLLOUTDOCTOR_STEPS", help="Only these steps; STOP excluded."
+    ),
+]
+SplitOption = Annotated[
+    Split | None, typer.Option("--split", envvar="ROLLOUTDOCTOR_SPLIT", help="Only training or evaluation rows.")
+]
+FixOption = Annotated[
+    list[str] | None,
+    typer.Option("--fix", metavar="NAME[:VARIANT]", help="A fix that the run already had; repeatable."),
+]
+DeviceOption = Annotated[
+    Device, typer.Option("--device", envvar="ROLLOUTDOCTOR_DEVICE", help="Where the evaluation runs.")
+]
+DtypeOption = Annotated[Dtype, typer.Option("--dtype", envvar="ROLLOUTDOCTOR_DTYPE", help="Type of token values.")]
+OutputOption = Annotated[
+    str | None,
+    typer.Option(
+        "--output-file", metavar="FILE", help="Write the result there instead of to stdout, whole or not at all."
+    ),
+]
+QuietOption = Annotated[
+    bool, typer.Option("--quiet", "-q", envvar="ROLLOUTDOCTOR_QUIET", help="No progress and no warnings on stderr.")
+]
+ColorOption = Annotated[Color, typer.Option("--color", envvar="ROLLOUTDOCTOR_COLOR", help="When to colour.")]
+
+
+def layers(context: typer.Context, settings: list[str] | None, config: str | None) -> "list[Layer]":
+    """Option values of the user, most important first: command line, environment, settings file, trainer's file."""
+    from rolloutdoctor.engine.configure import read_settings, read_trainer_config
+    from rolloutdoctor.settings import find_settings
+    from rolloutdoctor.trainers.options import Layer
+
+    found = [read_settings(settings or [], "command line")]
+    try:
+        words = shlex.split(os.environ.get("ROLLOUTDOCTOR_SET", ""))
+    except ValueError as error:
+        raise UsageError(f"ROLLOUTDOCTOR_SET: {error}") from None
+    found.append(read_settings(words, "environment"))
+    file = find_settings(Path.cwd())
+    if file.path is not None:
+        found.append(Layer(file.path, file.trainer_options))
+    if config is not None:
+        found.append(read_trainer_config(config))
+    return found
+
+
+def step_range(text: str | None) -> "StepRange | None":
+    """Read ``--steps``."""
+    from rolloutdoctor.io.run import StepRange
+
+    return None if text is None else StepRange.parse(text)
+
+
+def style_of(color: Color, *, to_file: bool, verbose: bool) -> "Style":
+    """What the place that shows the result can do.
+
+    ``NO_COLOR``, ``FORCE_COLOR`` and ``TERM=dumb`` are honoured; away from a terminal the width is fixed.
+    """
+    from rolloutdoctor.report.style import Style
+
+    terminal = sys.stdout.isatty() and not to_file
+    colored = {"always": True, "never": False}.get(color.value)
+    if colored is None:
+        wished = bool(os.environ.get("FORCE_COLOR")) or (terminal and os.environ.get("TERM") != "dumb")
+        colored = wished and not os.environ.get("NO_COLOR")
+    columns = os.environ.get("COLUMNS", "")
+    width = 100
+    if columns.isdigit():
+        width = int(columns)
+    elif terminal:
+        width = os.get_terminal_size().columns
+    encoding = "utf-8" if to_file else (sys.stdout.encoding or "ascii").lower()
+    return Style(width=max(60, min(width, 160)), color=colored, unicode="utf" in encoding, verbose=verbose)
+
+
+def deliver(text: str, path: str | None) -> None:
+    """Print a result, or write it to a file, whole or not at all.
+
+    Raises:
+        UsageError: if the file cannot be written.
+    """
+    if path is None:
+        sys.stdout.write(text)
+        return
+    target = Path(path)
+    temporary = target.with_name(f".{target.name}.{os.getpid()}.tmp")
+    try:
+        temporary.write_text(text, encoding="utf-8")
+        temporary.replace(target)
+    except OSError as error:
+        temporary.unlink(missing_ok=True)
+        raise UsageError(f"--output-file {path}: {error.strerror}; name a file that can be written") from None

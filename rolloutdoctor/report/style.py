@@ -1,0 +1,58 @@
+"""How text may look, and how text that came out of a file is made harmless."""
+
+import math
+import re
+from dataclasses import dataclass
+
+from rolloutdoctor.findings import Measure, Severity
+
+
+@dataclass(frozen=True)
+class Style:
+    """What the place that shows a report can do.
+
+    Attributes:
+        width: columns of text.
+        color: escape sequences for colour are understood.
+        unicode: characters beyond ASCII are understood.
+        verbose: show everything that is known.
+    """
+
+    width: int = 100
+    color: bool = False
+    unicode: bool = True
+    verbose: bool = False
+
+
+COLORS = {Severity.ERROR: "bold red", Severity.WARNING: "bold yellow", Severity.INFO: "bold blue"}
+
+_CONTROL = re.compile(r"\x1b\[[0-?]*[ -/]*[@-~]|[\x00-\x1f\x7f-\x9f\u2028\u2029\u200e\u200f\u202a-\u202e\u2066-\u2069]")
+
+
+def plain(text: object, limit: int = 80) -> str:
+    r"""Text from a file without control characters or escape sequences, cut to `limit` characters.
+
+    >>> plain("a\x1b[31mred\x1b[0m\nb")
+    'ared b'
+    """
+    clean = _CONTROL.sub(lambda found: " " if found[0] in "\n\r\t" else "", str(text))
+    return clean if len(clean) <= limit else clean[: limit - 3] + "..."
+
+
+def shown(measure: Measure) -> str:
+    """A measure for people: three significant digits, shares in per cent.
+
+    >>> shown(Measure(0.01234, "share")), shown(Measure(None, "1")), shown(Measure(12345, "rows"))
+    ('1.23 %', 'n/a', '12,345')
+    """
+    value = measure.value
+    if value is None or (isinstance(value, float) and math.isnan(value)):
+        return "n/a"
+    if isinstance(value, int):
+        return f"{value:,}" if measure.unit != "step" else str(value)
+    return f"{100 * value:.3g} %" if measure.unit == "share" else f"{value:.4g}"
+
+
+def is_known(value: object) -> bool:
+    """False for None, NaN and infinity, which JSON has no word for."""
+    return value is not None and not (isinstance(value, float) and not math.isfinite(value))

@@ -1,0 +1,14 @@
+"""Every format by name."""
+
+from collections.abc import Callable
+
+from rolloutdoctor.findings import Report
+from rolloutdoctor.report import concise, structured, terminal
+from rolloutdoctor.report.style import Style
+
+RENDERERS: dict[str, Callable[[Report, Style], str]] = {
+    "full": terminal.render,
+    "concise": concise.render,
+    "json": structured.as_json,
+    "jsonl": structured.as_json_lines,
+}
