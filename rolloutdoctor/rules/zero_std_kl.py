@@ -11,6 +11,8 @@ from rolloutdoctor.rules.base import KEEP_EXAMPLES, Context, Judgement, Rule, co
 from rolloutdoctor.stats.sums import Sums, largest, ratio
 
 if TYPE_CHECKING:
+    from torch import Tensor
+
     from rolloutdoctor.rules.step import StepView
 
 
@@ -63,7 +65,8 @@ class ZeroStdKl(Rule[ZeroStdTally]):
     parameters. `grad_share_logits_l2` weighs it by the norm of the derivative of the log-prob with respect to the
     token's logits, which needs the column `sum_pi_squared`; without it the share is bounded from both sides.
     `kappa` = <g, g_fixed> / <g_fixed, g_fixed>, where the fix masks the KL of such groups in the loss.
-    Confirmed: in a step where every group is without spread, the trainer logged a gradient norm above zero.
+    Confirmed: in a step where every group is without spread and the advantages are zero, as logged or else repeated
+    in float32, the trainer logged a gradient norm above zero.
 
     ## What to do
     The numbers compare with the fix `zero-std`. Filter such prompts before the update, vary the difficulty, or use
@@ -146,11 +149,20 @@ class ZeroStdKl(Rule[ZeroStdTally]):
         norm = step.logged.get(step.trainer.grad_norm_metric)
         if norm is None or not norm > 0 or bool((step.tokens.layout.steps_N > 1).any()):
             return None
-        advantage_N = step.logged_advantages()
-        # A residue of rounding in the trainer's own advantages would be a gradient of its own.
-        if advantage_N is not None and bool((advantage_N.nan_to_num(0.0) != 0).any()):
+        if not float(step.tokens.grad_l1_N.sum()) > 0:
             return None
-        return norm
+        # A residue of rounding in the trainer's own advantages would be a gradient of its own.
+        advantage_N = step.logged_advantages()
+        if advantage_N is None:
+            advantage_N = self._rounded_advantages(step)
+        return None if bool((advantage_N.nan_to_num(0.0) != 0).any()) else norm
+
+    def _rounded_advantages(self, step: "StepView") -> "Tensor":
+        """What the trainer's float32 arithmetic may have made of the equal rewards, ``[N]``."""
+        assert step.evaluation is not None
+        rule = step.evaluation.objective.advantage
+        scaled = rule.estimator == "grpo" and rule.scale == "group"
+        return step.float32_advantages(rule.epsilon) * scaled
 
     def examples(self, step: "StepView") -> Iterable[Example]:
         """The groups without spread that have the largest gradient."""
@@ -209,7 +221,7 @@ class ZeroStdKl(Rule[ZeroStdTally]):
         elif run.dead_steps:
             evidence = (
                 f"{counted(run.dead_steps, 'step')} had only such groups, but no gradient norm above zero was logged "
-                "there, or logged advantages were not zero"
+                "there, or rounding may have made advantages other than zero"
             )
         else:
             evidence = "no step had only such groups, so no logged value shows the effect on its own"

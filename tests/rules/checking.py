@@ -1,0 +1,73 @@
+"""Check batches in memory with logged metrics for each step, and look at what came out."""
+
+from collections.abc import Mapping, Sequence
+
+import torch
+
+from rolloutdoctor.batch import RolloutBatch
+from rolloutdoctor.engine.check import DTYPES, context_for, judge
+from rolloutdoctor.engine.configure import configure
+from rolloutdoctor.engine.fold import Fold
+from rolloutdoctor.engine.plan import make_plan
+from rolloutdoctor.findings import Finding, Report
+from rolloutdoctor.io.metadata import RunMetadata
+from rolloutdoctor.rules.table import RULES, find
+from rolloutdoctor.trainers.options import Layer
+
+Metrics = Mapping[str, float]
+
+
+def columns_of(batches: Sequence[RolloutBatch]) -> frozenset[str]:
+    """Every column that is in any of the batches, as a file has it whose cells are null in some steps."""
+    found: set[str] = set()
+    for batch in batches:
+        found |= {*batch.per_row, *batch.per_token}
+        if batch.groups is not None:
+            found.add("group_id")
+    return frozenset(found)
+
+
+def folded(
+    batches: Sequence[RolloutBatch],
+    *,
+    trainer: str | None,
+    logged: Metrics | Sequence[Metrics] = (),
+    select: Sequence[str] = (),
+    dtype: str = "float64",
+    **options: object,
+):
+    """Plan, fold and configuration of batches; `logged` is one mapping for all of them, or one for each."""
+    each = [logged] * len(batches) if isinstance(logged, Mapping) else list(logged) or [{}] * len(batches)
+    names = frozenset(name for metrics in each for name in metrics)
+    configured = configure(RunMetadata(), trainer, [Layer("test", options)])
+    rules = [find(code) for code in select] or list(RULES)
+    plan = make_plan(rules, context_for(columns_of(batches), names, configured))
+    fold = Fold(plan, torch.device("cpu"), DTYPES[dtype])
+    for batch, metrics in zip(batches, each, strict=True):
+        fold.add(batch, metrics)
+    return plan, fold, configured
+
+
+def report_on(batches: RolloutBatch | Sequence[RolloutBatch], **kwargs: object) -> Report:
+    """Report on one batch or several."""
+    if isinstance(batches, RolloutBatch):
+        batches = [batches]
+    plan, fold, configured = folded(batches, **kwargs)
+    return judge(plan, fold.state(), configured, device="cpu", dtype="float64")
+
+
+def found_by(code: str, batches: RolloutBatch | Sequence[RolloutBatch], **kwargs: object) -> Finding | None:
+    """What one rule finds; None if it ran and found nothing."""
+    report = report_on(batches, select=[code], **kwargs)
+    assert not report.skipped, report.skipped
+    if not report.findings:
+        assert [clean for clean, _ in report.clean] == [code]
+        return None
+    (finding,) = report.findings
+    assert finding.code == code
+    return finding
+
+
+def values(finding: Finding) -> dict[str, float | int | None]:
+    """The numbers over the whole run."""
+    return {name: measure.value for name, measure in finding.measures.items()}
