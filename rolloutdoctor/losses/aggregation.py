@@ -21,6 +21,7 @@ class Layout:
         micro_N: ``[N]`` int64, the row's micro-batch, numbered over ranks and optimiser steps.
         micro_rows_N: ``[N]`` float64, rows in the row's micro-batch.
         forward_N: ``[N]`` int64, the row's micro-batch with those that other ranks ran at the same time.
+        forward_rows_N: ``[N]`` float64, rows in these.
         micros_N: ``[N]`` float64, micro-batches in the row's optimiser step, over all ranks.
         optim_N: ``[N]`` int64, the row's optimiser step.
         optim_rows_N: ``[N]`` float64, rows in the row's optimiser step.
@@ -32,6 +33,7 @@ class Layout:
     micro_N: Tensor
     micro_rows_N: Tensor
     forward_N: Tensor
+    forward_rows_N: Tensor
     micros_N: Tensor
     optim_N: Tensor
     optim_rows_N: Tensor
@@ -62,6 +64,7 @@ class Layout:
         one_N = zero_N.double() + 1
         parts = [zero_N if part is None else part for part in (optim_N, rank_N, micro_N)]
         cells, micro_index_N = torch.unique(torch.stack(parts), dim=1, return_inverse=True)
+        forward_index_N = torch.unique(torch.stack([parts[0], parts[2]]), dim=1, return_inverse=True)[1]
         if separate:
             optim_index_N, optim_of_M = micro_index_N, torch.arange(cells.shape[1], device=rows.device)
         else:
@@ -72,7 +75,8 @@ class Layout:
         return cls(
             micro_N=micro_index_N,
             micro_rows_N=_summed(micro_index_N, one_N),
-            forward_N=torch.unique(torch.stack([parts[0], parts[2]]), dim=1, return_inverse=True)[1],
+            forward_N=forward_index_N,
+            forward_rows_N=_summed(forward_index_N, one_N),
             micros_N=torch.bincount(optim_of_M)[optim_index_N].double(),
             optim_N=optim_index_N,
             optim_rows_N=optim_rows_N,

@@ -191,7 +191,7 @@ def metrics(evaluation: "Evaluation") -> dict[str, float]:
     def token_mean(sum_N: "Tensor") -> float:
         means_N = layout.forward_total(sum_N * in_metric_N) / layout.forward_total(length_N).clamp(min=1)
         # Every micro-batch has the same say, however many rows it has.
-        share_N = 1 / layout.forward_total(torch.ones_like(length_N))
+        share_N = 1 / layout.forward_rows_N
         return float((means_N * share_N).sum() / share_N.sum())
 
     if evaluation.objective.kl_loss is not None:

@@ -1,0 +1,231 @@
+"""TRL's real `GRPOTrainer._compute_loss`, called micro-batch by micro-batch, against the packed code."""
+
+from collections import defaultdict
+from dataclasses import replace
+from types import SimpleNamespace
+
+import pytest
+import torch
+from parity.padded import error, pack, pad
+
+from rolloutdoctor.batch import RolloutBatch
+from rolloutdoctor.evaluate import evaluate
+from rolloutdoctor.objective import Objective
+from rolloutdoctor.testing import random_batch
+from rolloutdoctor.trainers import table, trl
+from rolloutdoctor.trainers.options import Layer, parse_version, resolve
+
+pytestmark = [pytest.mark.parity, pytest.mark.filterwarnings("ignore")]
+
+WIDTH = 40
+SINGLE, DOUBLE = 2e-6, 1e-10
+"""Largest difference as a share of the largest magnitude; float32's `exp(x) - 1` costs a factor of two."""
+METRICS = ("kl", "clip_ratio/low_mean", "clip_ratio/high_mean", "clip_ratio/region_mean")
+
+
+@pytest.fixture(scope="module")
+def trainer_class():
+    return pytest.importorskip("trl.trainer.grpo_trainer").GRPOTrainer
+
+
+def objective(**options: object) -> Objective:
+    spec = table.TRAINERS["trl"]
+    return spec.objective(resolve(spec.options, parse_version(spec.newest), [Layer("test", options)], trainer="trl"))
+
+
+class Ranks:
+    """The parts of accelerate that the loss uses, for one rank after another.
+
+    A reduction over ranks needs what the other ranks have: `totals` collects it in a first pass and gives it in a
+    second one.
+    """
+
+    def __init__(self, count: int) -> None:
+        self.num_processes = count
+        self.sync_gradients = True
+        self.totals: list[torch.Tensor] | None = None
+        self.seen: list[torch.Tensor] = []
+
+    def reduce(self, value, reduction="sum"):
+        self.seen.append(value)
+        return value if self.totals is None else self.totals[len(self.seen) - 1]
+
+    def gather(self, value):
+        return value
+
+
+def stub(mine: Objective, options: dict, accumulation: int, per_generation: int, ranks: Ranks, training: bool):
+    """The attributes of a trainer that the loss reads."""
+    return SimpleNamespace(
+        accelerator=ranks,
+        args=SimpleNamespace(
+            use_bias_correction_kl=options.get("use_bias_correction_kl", True),
+            delta=options.get("delta"),
+            steps_per_generation=per_generation,
+        ),
+        model=SimpleNamespace(training=training),
+        beta=options.get("beta", 0.0),
+        loss_type=options["loss_type"],
+        epsilon_low=mine.surrogate.clip_low,
+        epsilon_high=mine.surrogate.clip_high,
+        importance_sampling_level="token",
+        top_entropy_quantile=1.0,
+        off_policy_mask_threshold=None,
+        use_vllm=False,
+        vllm_importance_sampling_correction=True,
+        current_gradient_accumulation_steps=accumulation,
+        max_completion_length=WIDTH,
+        aux_loss_enabled=False,
+        _entropy_bonus_enabled=False,
+        _metrics={"train": defaultdict(list), "eval": defaultdict(list)},
+    )
+
+
+def upstream(trainer_class, batch: RolloutBatch, mine: Objective, options: dict, dtype, on_policy: bool):
+    """Loss of the step, gradient and metrics, as TRL has them after all its optimiser steps."""
+    part = {
+        name: batch.per_row.get(name, torch.zeros(len(batch), dtype=torch.int64))
+        for name in ("micro_batch_id", "optim_step_id", "rank")
+    }
+    optims = part["optim_step_id"].unique().tolist()
+    ranks = part["rank"].unique().tolist()
+    training = batch.split == "train"
+    cells = torch.stack([part["optim_step_id"], part["micro_batch_id"]]).unique(dim=1).T.tolist()
+    accumulation = len(cells) // len(optims)
+    leaf = pad(batch, batch.column("policy_log_probs"), dtype).requires_grad_()
+    old, ref = (pad(batch, batch.column(name), dtype) for name in ("old_log_probs", "ref_log_probs"))
+    mask = pad(batch, batch.column("response_mask"), torch.int64)
+    advantage_N = evaluate(batch, mine, dtype=dtype).rows.advantage_N.to(dtype)
+    total, metrics = torch.zeros((), dtype=dtype), defaultdict(list)
+    for optim, micro in cells:
+        accelerator = Ranks(len(ranks))
+        sums = []
+        for attempt in ("count", "use"):
+            seen = []
+            for rank in ranks:
+                here = (part["optim_step_id"] == optim) & (part["micro_batch_id"] == micro) & (part["rank"] == rank)
+                accelerator.seen = []
+                self = stub(mine, options, accumulation, len(cells), accelerator, training)
+                self._get_per_token_logps_and_entropies = lambda *_, here=here, **__: (
+                    leaf[here],
+                    torch.zeros_like(leaf[here]),
+                    None,
+                )
+                counted = mask if training else mask[here]
+                ids = torch.zeros_like(mask[here])
+                inputs = {
+                    "prompt_ids": ids[:, :1],
+                    "prompt_mask": ids[:, :1] + 1,
+                    "completion_ids": ids,
+                    "completion_mask": mask[here],
+                    "advantages": advantage_N[here],
+                    "ref_per_token_logps": ref[here],
+                    "num_items_in_batch": counted.sum(),
+                }
+                if not on_policy:
+                    inputs["old_per_token_logps"] = old[here]
+                loss = trainer_class._compute_loss(self, None, inputs)
+                seen.append(accelerator.seen)
+                if attempt == "use":
+                    # The data-parallel wrapper averages over ranks; a logged step is the mean of its optimiser steps.
+                    share = 1 / len(ranks) / len(optims) if training else float(here.sum()) / len(batch)
+                    total = total + loss * share
+            if attempt == "count":
+                sums = [torch.stack(column).sum(0) for column in zip(*seen, strict=True)]
+                accelerator.totals = sums
+        for name, values in self._metrics[batch.split].items():
+            metrics[name] += values
+    total.backward()
+    return total.item(), pack(batch, leaf.grad), {name: sum(values) / len(values) for name, values in metrics.items()}
+
+
+def laid_out(batch: RolloutBatch, layout: str) -> RolloutBatch:
+    """Cut 12 rows into micro-batches, optimiser steps and ranks."""
+    cut = {
+        "one": {},
+        "accumulated": {"micro_batch_id": [0, 0, 0, 1, 1, 1, 2, 2, 2, 3, 3, 3]},
+        "two steps": {"micro_batch_id": [0, 0, 0, 1, 1, 1] * 2, "optim_step_id": [0] * 6 + [1] * 6},
+        "counted through": {
+            "micro_batch_id": [0, 0, 0, 1, 1, 1, 2, 2, 2, 3, 3, 3],
+            "optim_step_id": [0] * 6 + [1] * 6,
+        },
+        "two ranks": {"micro_batch_id": [0, 0, 0, 1, 1, 1] * 2, "rank": [0] * 6 + [1] * 6},
+        "ranks and steps": {
+            "micro_batch_id": [0, 1, 0, 1, 0, 1] * 2,
+            "rank": [0, 0, 1, 1] * 3,
+            "optim_step_id": [0] * 4 + [0, 0, 1, 1] + [1] * 4,
+        },
+    }[layout]
+    if layout == "ranks and steps":
+        cut = {
+            "optim_step_id": [0] * 6 + [1] * 6,
+            "micro_batch_id": [0] * 6 + [0] * 6,
+            "rank": [0, 0, 0, 1, 1, 1] * 2,
+        }
+    columns = {name: torch.tensor(numbers) for name, numbers in cut.items()}
+    return replace(batch, per_row={**batch.per_row, **columns})
+
+
+VARIANTS = {
+    "plain": {},
+    "beta": {"beta": 0.04, "use_bias_correction_kl": False},
+    "corrected": {"beta": 0.04, "use_bias_correction_kl": True},
+    "delta": {"beta": 0.04, "delta": 1.5},
+    "delta inside": {"delta": 1.1, "epsilon_high": 0.3},
+    "high": {"beta": 0.04, "epsilon": 0.1, "epsilon_high": 0.4},
+}
+LAYOUTS = ("one", "accumulated", "two steps", "counted through", "two ranks", "ranks and steps")
+
+
+def check(trainer_class, batch, options, dtype, tolerance, *, on_policy=False):
+    mine = objective(max_completion_length=WIDTH, **options)
+    if on_policy:
+        batch = replace(batch, per_token={k: v for k, v in batch.per_token.items() if k != "old_log_probs"})
+    found = evaluate(batch, mine, dtype=dtype, per_token=True)
+    loss, grad_T, metrics = upstream(trainer_class, batch, mine, options, dtype, on_policy)
+    mask_T = batch.column("response_mask")
+    scale = float(found.per_token.loss_T.double().abs().sum())
+    assert abs(found.loss - loss) <= tolerance * scale
+    assert error(found.per_token.grad_T[mask_T], grad_T[mask_T]) < tolerance
+    assert bool((found.per_token.grad_T[~mask_T] == 0).all())
+    own = trl.metrics(found)
+    for name in METRICS:
+        assert (name in own) == (name in metrics)
+        if name in own:
+            assert own[name] == pytest.approx(metrics[name], rel=1e-5, abs=1e-6), name
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64], ids=["float32", "float64"])
+@pytest.mark.parametrize("layout", LAYOUTS)
+@pytest.mark.parametrize("variant", VARIANTS)
+@pytest.mark.parametrize("mode", ["grpo", "bnpo", "dr_grpo", "dapo"])
+def test_loss_gradient_metrics(trainer_class, mode, variant, layout, dtype):
+    batch = laid_out(random_batch(len(variant), sizes=(4, 4, 4), adjacent=True, spread=0.4, empty=0.0), layout)
+    check(
+        trainer_class,
+        batch,
+        {"loss_type": mode, **VARIANTS[variant]},
+        dtype,
+        SINGLE if dtype == torch.float32 else DOUBLE,
+    )
+
+
+@pytest.mark.parametrize("scale", ["group", "batch", "none"])
+@pytest.mark.parametrize("mode", ["grpo", "bnpo", "dr_grpo", "dapo"])
+def test_on_policy_and_scales(trainer_class, mode, scale):
+    """At a ratio of one both branches of the minimum are equal; unscored rows have no advantage."""
+    batch = laid_out(random_batch(3, sizes=(4, 4, 4), adjacent=True, empty=0.0), "accumulated")
+    reward_N = batch.per_row["reward"].clone()
+    reward_N[[1, 4, 5, 6]] = torch.nan
+    batch = replace(batch, per_row={**batch.per_row, "reward": reward_N})
+    options = {"loss_type": mode, "beta": 0.1, "scale_rewards": scale}
+    check(trainer_class, batch, options, torch.float64, DOUBLE, on_policy=True)
+
+
+@pytest.mark.parametrize("mode", ["grpo", "bnpo", "dr_grpo", "dapo"])
+def test_evaluation_batches(trainer_class, mode):
+    """Every evaluation batch is a loss of its own; the logged loss weighs them by rows."""
+    batch = random_batch(4, sizes=(4, 4, 4), adjacent=True, empty=0.0)
+    columns = {**batch.per_row, "micro_batch_id": torch.tensor([0] * 5 + [1] * 5 + [2] * 2)}
+    batch = replace(batch, split="eval", per_row=columns)
+    check(trainer_class, batch, {"loss_type": mode, "beta": 0.1}, torch.float64, DOUBLE)
