@@ -380,11 +380,13 @@ class _Pass:
         counted_N = part.length_N
         if objective.aggregation.counted_before_rejection:
             counted_N = seg.total(batch.column("response_mask_pre"), batch.rows)
-        counted_N = torch.where(_in_scope(batch, part, objective.denominator), counted_N, 0.0)
+        in_count_N = _in_scope(batch, part, objective.denominator)
+        counted_N = torch.where(in_count_N, counted_N, 0.0)
         layout_columns = [batch.per_row.get(name) for name in LAYOUT_COLUMNS]
         separate = batch.split != TRAIN and objective.aggregation.eval_batches
         self.layout = Layout.of(batch.rows, *layout_columns, separate=separate)
-        self.weight_N = row_weights(counted_N, self.layout, objective.aggregation)
+        # A row that no denominator counts has no weight, and a mean over its own tokens no meaning.
+        self.weight_N = torch.where(in_count_N, row_weights(counted_N, self.layout, objective.aggregation), 0.0)
         self.objective, self.part, self.batch = objective, part, batch
         self.policy_N = _in_scope(batch, part, objective.policy)
         self.kl_N = _in_scope(batch, part, objective.kl)

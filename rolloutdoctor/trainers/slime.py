@@ -123,7 +123,8 @@ def metrics(evaluation: "Evaluation") -> dict[str, float]:
     found["train/pg_loss"] = evaluation.policy_loss
     found["train/loss"] = evaluation.loss
     if evaluation.objective.kl_loss is not None:
-        found["train/kl_loss"] = float((tokens.kl_N * tokens.weight_N).sum())
+        in_kl_N = evaluation.in_scope(evaluation.objective.kl)
+        found["train/kl_loss"] = float((tokens.kl_N * tokens.weight_N * in_kl_N).sum())
     found["train/ppo_kl"] = float((-tokens.log_ratio_N * tokens.weight_N).sum())
     return found
 

@@ -221,7 +221,8 @@ def metrics(evaluation: "Evaluation") -> dict[str, float]:
 
     found["actor/pg_loss"] = evaluation.policy_loss
     if evaluation.objective.kl_loss is not None:
-        found["actor/kl_loss"] = float((tokens.kl_N * tokens.weight_N).sum())
+        in_kl_N = evaluation.in_scope(evaluation.objective.kl)
+        found["actor/kl_loss"] = float((tokens.kl_N * tokens.weight_N * in_kl_N).sum())
     found["actor/ppo_kl"] = token_mean(-tokens.log_ratio_N)
     return found
 
