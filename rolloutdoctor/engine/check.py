@@ -1,6 +1,7 @@
 """`check`: read a run, run the rules, judge, report."""
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 
 import torch
@@ -58,9 +59,25 @@ def check(run: Run, options: CheckOptions, progress: Callable[[int, int], None] 
     plan = make_plan(options.rules, context_for(run.columns, run.metrics.names(), configured))
     fold = Fold(plan, device, dtype)
     batches = run.batches(plan.columns, steps=options.steps, split=options.split, dtype=dtype, progress=progress)
-    for batch in batches:
-        fold.add(batch, run.metrics.at(batch.key))
+    with one_torch_thread():
+        for batch in batches:
+            fold.add(batch, run.metrics.at(batch.key))
     return judge(plan, fold.state(), configured, device=device.type, dtype=options.dtype)
+
+
+@contextmanager
+def one_torch_thread() -> Iterator[None]:
+    """Give torch one thread.
+
+    Blocks fit the cache, so a second thread gains little, and on busy cores the barriers between threads cost many
+    times the work itself. The decoder keeps its own threads.
+    """
+    before = torch.get_num_threads()
+    torch.set_num_threads(1)
+    try:
+        yield
+    finally:
+        torch.set_num_threads(before)
 
 
 def find_device(name: str) -> torch.device:
