@@ -249,10 +249,8 @@ def evaluate_rows(batch: RolloutBatch, objective: Objective, dtype: torch.dtype 
         nobody_N = torch.zeros_like(vote_N)
         advantage_T = gae(batch, objective, reward_kl_tokens(batch, objective, dtype), score_N)
         return RowPart(objective, score_N, vote_N, length_N, rejected_N, nobody_N, None, None, advantage_T)
-    groups = batch.groups
-    assert groups is not None  # advantage_columns asked for it
-    if objective.advantage.batch_if_unequal and len(groups) and int(groups.size_G.max()) != int(groups.size_G.min()):
-        groups = Groups.of(torch.zeros_like(groups.index_N))
+    assert batch.groups is not None  # advantage_columns asked for it
+    groups = compared_groups(batch.groups, objective)
     clean_N = torch.where(vote_N, score_N, 0.0)
     scores = Scores(clean_N, vote_N, torch.zeros_like(score_N) if length_N is None else length_N, groups)
     found = ESTIMATORS[objective.advantage.estimator](scores, objective.advantage)
@@ -266,6 +264,13 @@ def evaluate_rows(batch: RolloutBatch, objective: Objective, dtype: torch.dtype 
         advantage_N=found.value_N,
         baseline_N=found.baseline_N,
     )
+
+
+def compared_groups(groups: Groups, objective: Objective) -> Groups:
+    """Rows that are compared with each other: the groups, or all rows where the trainer falls back to the batch."""
+    if objective.advantage.batch_if_unequal and len(groups) and int(groups.size_G.max()) != int(groups.size_G.min()):
+        return Groups.of(torch.zeros_like(groups.index_N))
+    return groups
 
 
 def zero_std_rows(batch: RolloutBatch, score_N: Tensor, vote_N: Tensor, groups: Groups) -> Tensor:

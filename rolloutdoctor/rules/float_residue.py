@@ -5,6 +5,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from rolloutdoctor.findings import Example, Measure, Severity
+from rolloutdoctor.objective import Objective
 from rolloutdoctor.rules.base import KEEP_EXAMPLES, Context, Judgement, Rule, counted, number, percent
 from rolloutdoctor.stats.sums import Sums, largest, ratio
 
@@ -12,6 +13,11 @@ if TYPE_CHECKING:
     from torch import Tensor
 
     from rolloutdoctor.rules.step import StepView
+
+
+def _divides(objective: Objective) -> bool:
+    """True if the configuration divides by a group's standard deviation."""
+    return objective.advantage.estimator == "grpo" and objective.advantage.scale == "group"
 
 
 @dataclass(frozen=True)
@@ -23,7 +29,8 @@ class ResidueTally(Sums):
     max_abs: float = largest()
     mass: float = 0.0
     all_mass: float = 0.0
-    logged_steps: int = 0
+    logged_groups: int = 0
+    logged_max: float = largest()
     recomputed_max: float = largest()
 
 
@@ -66,8 +73,7 @@ class FloatResidue(Rule[ResidueTally]):
 
     def columns(self, context: Context) -> frozenset[str]:
         """Rewards and groups, where the configuration divides by a group's standard deviation."""
-        rule = context.objective.advantage if context.objective is not None else None
-        if rule is None or rule.estimator != "grpo" or rule.scale != "group":
+        if context.objective is None or not _divides(context.objective):
             return frozenset()
         return frozenset({"reward", "group_id"})
 
@@ -79,20 +85,25 @@ class FloatResidue(Rule[ResidueTally]):
         """Count one step."""
         if not step.training or step.evaluation is None or step.rows is None:
             return ResidueTally()
+        if not _divides(step.evaluation.objective):
+            return ResidueTally()
         equal_G = step.equal_reward_groups()
         epsilon = step.evaluation.objective.advantage.epsilon
         recomputed_N = step.float32_advantages(epsilon).double()
         logged_N = step.logged_advantages()
         seen_N = self._seen(step, recomputed_N, logged_N)
-        equal_N = equal_G[step.groups.index_N]
+        equal_N = equal_G[step.compared.index_N]
         residue_N = seen_N.abs() * equal_N
+        groups = int((step.compared_sum(residue_N) > 0).sum())
+        max_abs = float(residue_N.max()) if len(residue_N) else 0.0
         return ResidueTally(
             equal_groups=int(equal_G.sum()),
-            groups=int((step.group_sum(residue_N) > 0).sum()),
-            max_abs=float(residue_N.max()) if len(residue_N) else 0.0,
+            groups=groups,
+            max_abs=max_abs,
             mass=float(residue_N.sum()),
             all_mass=float(seen_N.abs().sum()),
-            logged_steps=int(logged_N is not None),
+            logged_groups=0 if logged_N is None else groups,
+            logged_max=0.0 if logged_N is None else max_abs,
             recomputed_max=float((recomputed_N.abs() * equal_N).max()) if len(residue_N) else 0.0,
         )
 
@@ -102,11 +113,11 @@ class FloatResidue(Rule[ResidueTally]):
 
     def examples(self, step: "StepView") -> Iterable[Example]:
         """The rows with the largest residue."""
-        if not step.training or step.evaluation is None:
+        if not step.training or step.evaluation is None or not _divides(step.evaluation.objective):
             return ()
         epsilon = step.evaluation.objective.advantage.epsilon
         seen_N = self._seen(step, step.float32_advantages(epsilon).double(), step.logged_advantages())
-        residue_N = seen_N.abs() * step.equal_reward_groups()[step.groups.index_N]
+        residue_N = seen_N.abs() * step.equal_reward_groups()[step.compared.index_N]
         reward_N = step.batch.column("reward")
 
         def note(row: int) -> str:
@@ -126,13 +137,13 @@ class FloatResidue(Rule[ResidueTally]):
         """Weight by size: below `warn_above` it is information."""
         if not run.groups:
             return None
-        confirmed = run.logged_steps > 0
-        severity = Severity.INFO
-        if run.max_abs >= self.warn_above:
-            severity = Severity.ERROR if confirmed else Severity.WARNING
-        source = "logged" if confirmed else "float32"
+        confirmed = run.logged_groups > 0
+        severity = Severity.WARNING if run.max_abs >= self.warn_above else Severity.INFO
+        if run.logged_max >= self.warn_above:
+            severity = Severity.ERROR
+        source = "logged" if run.logged_groups == run.groups else "logged or float32" if confirmed else "float32"
         evidence = (
-            f"logged advantages of groups with equal rewards reach {number(run.max_abs)}; the same float32 "
+            f"logged advantages of groups with equal rewards reach {number(run.logged_max)}; the same float32 "
             f"arithmetic repeated here reaches {number(run.recomputed_max)}, and the exact value is 0"
             if confirmed
             else f"no logged advantages; float32 arithmetic repeated here reaches {number(run.max_abs)}, and the exact "

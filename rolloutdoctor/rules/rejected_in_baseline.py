@@ -15,6 +15,17 @@ if TYPE_CHECKING:
 
     from rolloutdoctor.rules.step import StepView
 
+ROUNDING = 1e-9
+"""A change below this share of the largest value in the step is rounding, not a change."""
+
+
+def _gap(before_N: "Tensor", after_N: "Tensor") -> "Tensor":
+    """Absolute change, 0 where it is rounding; NaN stays NaN."""
+    gap_N = (before_N - after_N).abs()
+    largest_one = before_N.abs().maximum(after_N.abs()).nan_to_num(0.0, 0.0).max()
+    found_N: Tensor = gap_N * ~(gap_N <= ROUNDING * largest_one)
+    return found_N
+
 
 @dataclass(frozen=True)
 class RejectedTally(Sums):
@@ -113,13 +124,13 @@ class RejectedInBaseline(Rule[RejectedTally]):
         found = RejectedTally(
             rejected_rows=int(rejected_N.sum()),
             proven_rows=proven,
-            affected_groups=int((step.group_sum(live_N) > 0).sum()),
+            affected_groups=int((step.compared_sum(live_N) > 0).sum()),
             live_rows=int(live_N.sum()),
             drift=float(drift_N[live_N].sum()),
             drift_max=float(drift_N[live_N].max()) if bool(live_N.any()) else 0.0,
             shift=float(shift_N[live_N].sum()),
             shift_max=float(shift_N[live_N].max()) if bool(live_N.any()) else 0.0,
-            sign_flips=int((live_N & (before_N * after_N < 0)).sum()),
+            sign_flips=int((live_N & (shift_N > 0) & (before_N * after_N < 0)).sum()),
         )
         return found + self._gradient(step) + self._compare(step, live_N, before_N, after_N)
 
@@ -129,7 +140,7 @@ class RejectedInBaseline(Rule[RejectedTally]):
         assert rows is not None
         assert rows.rejected_N is not None
         rejected_N = rows.rejected_N & ~rows.score_N.isnan()
-        hit_N = (step.group_sum(rejected_N) > 0)[step.groups.index_N]
+        hit_N = (step.compared_sum(rejected_N) > 0)[step.compared.index_N]
         live_N: Tensor = hit_N & ~rows.rejected_N & ~rows.score_N.isnan()
         return live_N
 
@@ -142,7 +153,7 @@ class RejectedInBaseline(Rule[RejectedTally]):
         assert after.advantage_N is not None
         assert before.baseline_N is not None
         assert after.baseline_N is not None
-        return (before.advantage_N - after.advantage_N).abs(), (before.baseline_N - after.baseline_N).abs()
+        return _gap(before.advantage_N, after.advantage_N), _gap(before.baseline_N, after.baseline_N)
 
     def _gradient(self, step: "StepView") -> RejectedTally:
         before, after = step.tokens, step.fixed[self.fix or ""].tokens

@@ -83,7 +83,7 @@ class SingletonGroup(Rule[SingletonTally]):
         found = SingletonTally(
             groups=int(single_N.sum()),
             rows=int(single_N.sum()),
-            all_groups=len(step.groups),
+            all_groups=len(step.compared),
             mass=float(advantage_N[single_N].abs().sum()),
             all_mass=float(advantage_N[live_N].abs().sum()),
         )
@@ -105,7 +105,7 @@ class SingletonGroup(Rule[SingletonTally]):
         live_N = ~rows.score_N.isnan()
         if rows.rejected_N is not None:
             live_N &= ~rows.rejected_N
-        alone_N: Tensor = (step.group_sum(live_N) == 1)[step.groups.index_N] & live_N
+        alone_N: Tensor = (step.compared_sum(live_N) == 1)[step.compared.index_N] & live_N
         return live_N, alone_N
 
     def examples(self, step: "StepView") -> Iterable[Example]:

@@ -8,7 +8,7 @@ from torch import Tensor
 
 from rolloutdoctor.advantages.float32 import residue, trl_flags
 from rolloutdoctor.batch import TRAIN, Groups, RolloutBatch
-from rolloutdoctor.evaluate import Evaluation, RowPart, TokenPart, stored_kl
+from rolloutdoctor.evaluate import Evaluation, RowPart, TokenPart, compared_groups, stored_kl
 from rolloutdoctor.findings import Example
 from rolloutdoctor.objective import KlBuffer, Objective
 from rolloutdoctor.ops import segments as seg
@@ -56,9 +56,18 @@ class StepView:
         assert self.batch.groups is not None  # rules that group ask for group_id
         return self.batch.groups
 
+    @property
+    def compared(self) -> Groups:
+        """The rows gathered as the trainer compares them: by group, or all together where it falls back to that."""
+        return self.groups if self.evaluation is None else compared_groups(self.groups, self.evaluation.objective)
+
     def group_sum(self, x_N: Tensor) -> Tensor:
         """Sum over the rows of each group, float64 ``[G]``."""
         return seg.group_total(x_N, self.groups)
+
+    def compared_sum(self, x_N: Tensor) -> Tensor:
+        """Sum over the rows that the trainer compares with each other, float64 ``[G]``, as `compared` numbers them."""
+        return seg.group_total(x_N, self.compared)
 
     def row_sum(self, x_T: Tensor) -> Tensor:
         """Sum over all tokens of each row, float64 ``[N]``."""
@@ -79,14 +88,14 @@ class StepView:
         return seg.total(kept_T, batch.rows) / seg.total(mask_T, batch.rows)
 
     def equal_reward_groups(self) -> Tensor:
-        """Groups of two or more rows with equal rewards (max - min = 0), ``[G]`` bool."""
-        reward_N = self.batch.column("reward")
+        """Groups (`compared`) of two or more rows with equal rewards (max - min = 0), ``[G]`` bool."""
+        reward_N, groups = self.batch.column("reward"), self.compared
         everyone_N = torch.ones_like(reward_N, dtype=torch.bool)
-        return (seg.group_spread(reward_N, self.groups, everyone_N) == 0) & (self.groups.size_G > 1)
+        return (seg.group_spread(reward_N, groups, everyone_N) == 0) & (groups.size_G > 1)
 
     def float32_advantages(self, epsilon: float) -> Tensor:
         """What float32 arithmetic makes of group-normalised advantages, ``[N]``."""
-        return residue(self.batch.column("reward"), self.groups, epsilon)
+        return residue(self.batch.column("reward"), self.compared, epsilon)
 
     def flagged_rows(self, scale: str) -> Tensor:
         """Rows that TRL flags as zero-std, ``[N]`` bool."""
