@@ -1,5 +1,6 @@
 """From arrow columns to tensors, checked: list columns without a copy wherever arrow's memory already fits."""
 
+from collections.abc import Sequence
 from typing import NamedTuple
 
 import numpy as np
@@ -158,17 +159,33 @@ def lists(column: pa.ChunkedArray, kind: Kind, dtype: torch.dtype, place: Place)
             pack = _tokens if kind is Kind.TOKENS else _mask
             parts.append(pack(values, start, ends, place))
             start += len(values)
-    return Lists(parts[0] if len(parts) == 1 else torch.cat(parts), lengths_N, is_null_N)
+    return Lists(concatenated(parts), lengths_N, is_null_N)
+
+
+def concatenated(parts: Sequence[Tensor]) -> Tensor:
+    """Join one or more tensors on the CPU; a single one is not copied.
+
+    Numpy copies on the calling thread. torch.cat and clone would wake torch's threads for every piece, and on cores
+    that are busy evaluating each such meeting of threads costs a time slice.
+    """
+    if len(parts) == 1:
+        return parts[0]
+    return torch.from_numpy(np.concatenate([part.numpy() for part in parts]))
+
+
+def copied(values: Tensor) -> Tensor:
+    """Return a copy in memory of its own, made on the calling thread."""
+    return torch.from_numpy(values.numpy().copy())
 
 
 def _floats(values: pa.Array, dtype: torch.dtype) -> Tensor:
-    if types.is_null(values.type) or types.is_integer(values.type):
-        values = values.cast(pa.float64(), safe=False)
+    # Arrow converts on the thread that asks; torch would start its own threads for it, beside those that evaluate.
+    wanted = pa.float64() if dtype is torch.float64 else pa.float32()
+    if values.type != wanted:
+        values = values.cast(wanted, safe=False)
     if values.null_count:
-        if types.is_float16(values.type):
-            values = values.cast(pa.float32())
-        values = pc.fill_null(values, pa.scalar(float("nan"), values.type))
-    return _tensor(values).to(dtype)
+        values = pc.fill_null(values, pa.scalar(float("nan"), wanted))
+    return _tensor(values)
 
 
 def _tokens(values: pa.Array, start: int, ends_N: np.ndarray, place: Place) -> Tensor:

@@ -10,7 +10,17 @@ from torch import Tensor
 
 from rolloutdoctor.batch import STAND_INS, Groups, RolloutBatch, StepKey
 from rolloutdoctor.errors import DataError, nearest
-from rolloutdoctor.io.decode import Lists, Place, identifiers, integers, lists, named_numbers, numbers
+from rolloutdoctor.io.decode import (
+    Lists,
+    Place,
+    concatenated,
+    copied,
+    identifiers,
+    integers,
+    lists,
+    named_numbers,
+    numbers,
+)
 from rolloutdoctor.io.parquet import RunFile
 from rolloutdoctor.schema import BY_NAME, Kind
 
@@ -99,7 +109,7 @@ class Piece:
     def detached(self) -> "Piece":
         """Return the piece in memory of its own, so that it does not keep its row group's."""
         return replace(
-            self, tokens={name: None if values is None else values.clone() for name, values in self.tokens.items()}
+            self, tokens={name: None if values is None else copied(values) for name, values in self.tokens.items()}
         )
 
 
@@ -155,10 +165,10 @@ def assemble(key: StepKey, pieces: Sequence[Piece], *, several_files: bool) -> R
         split=key.split,
         rows=offsets,
         groups=groups,
-        per_row={name: _cat([piece.numbers[name] for piece in pieces]) for name in pieces[0].numbers},
+        per_row={name: concatenated([piece.numbers[name] for piece in pieces]) for name in pieces[0].numbers},
         per_token=tokens,
         rewards={
-            name: _cat(
+            name: concatenated(
                 [
                     piece.rewards.get(name, torch.full((count,), torch.nan, dtype=torch.float64))
                     for piece, count in zip(pieces, counts, strict=True)
@@ -222,7 +232,7 @@ def _joined_tokens(pieces: Sequence[Piece]) -> dict[str, Tensor]:
             length = None if piece.lengths is None else int(piece.lengths[0])
             raise _null_cell(piece.place(name), 0, other and piece.place(other).label, length)
         if filled:
-            joined[name] = _cat(filled)
+            joined[name] = concatenated(filled)
     return joined
 
 
@@ -260,7 +270,3 @@ def _duplicate(pieces: Sequence[Piece], code_N: np.ndarray, names: pa.Array) -> 
         f"{early.place('sample_id').file}: column {early.place('sample_id').label}, {at}: "
         f"{names[int(code_N[second])].as_py()!r} twice in one step and split; give every row a key of its own"
     )
-
-
-def _cat(parts: Sequence[Tensor]) -> Tensor:
-    return parts[0] if len(parts) == 1 else torch.cat(list(parts))

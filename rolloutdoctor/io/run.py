@@ -87,8 +87,10 @@ class Run:
         Raises:
             DataError: if a value breaks the contract of its column; the message names file, column and row.
             InputError: if a file is damaged.
-            ValueError: if a name in `columns` is not of the contract.
+            ValueError: if a name in `columns` is not of the contract, or `dtype` is neither float32 nor float64.
         """
+        if dtype not in (torch.float32, torch.float64):
+            raise ValueError(f"{dtype} where torch.float32 or torch.float64 was expected")
         wanted = Wanted.of(columns, self.columns)
         return self._stream(wanted, steps or StepRange(), split, dtype, progress or (lambda done, total: None))
 
@@ -117,8 +119,8 @@ class Run:
                             raise _contradiction(opened.file, key)
                         piece = decode_piece(opened.file, table, rows, wanted, dtype)
                         is_complete = index.is_complete(key, position)
-                        # What waits for later row groups must not keep all of this one in memory.
-                        is_slice = not is_complete and len(rows) < row_group.rows
+                        # A slice that waits for later row groups must not keep all of this one in memory.
+                        is_slice = isinstance(rows, range) and not is_complete and len(rows) < row_group.rows
                         pending.setdefault(key, []).append(piece.detached() if is_slice else piece)
                         # No reference may be left in this frame, or a step would live on while the next is decoded.
                         del piece, table, rows

@@ -1,7 +1,9 @@
 import gc
 import math
+import pickle
 from pathlib import Path
 
+import polars as pl
 import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
@@ -337,6 +339,45 @@ def test_unknown_column_is_a_mistake_of_the_caller():
     write(step=[0])
     with pytest.raises(ValueError, match="'rewrad' is not a column of a run file; did you mean 'reward"):
         open_run(["run.parquet"]).batches(["rewrad"])
+    with pytest.raises(ValueError, match=r"torch.int64 where torch.float32 or torch.float64 was expected"):
+        open_run(["run.parquet"]).batches(["kl"], dtype=torch.int64)
+
+
+def test_files_written_by_polars():
+    frame = pl.DataFrame(
+        {
+            "step": [0, 0, 1],
+            "group_id": pl.Series(["a", "b", "a"], dtype=pl.Categorical),
+            "split": pl.Series(["train", "eval", "train"], dtype=pl.Enum(["train", "eval"])),
+            "response_mask": [[True, False], [True], []],
+            "kl": pl.Series([[1.0, None], [2.0], []], dtype=pl.List(pl.Float32)),
+            "rewards": [{"a": 1.0}, {"a": 2.0}, {"a": None}],
+        }
+    )
+    frame.write_parquet("run.parquet")
+    batches = read("response_mask", "kl", "rewards")
+    assert [(batch.key, batch.group_ids) for batch in batches] == [
+        ((0, "train"), ["a"]),
+        ((0, "eval"), ["b"]),
+        ((1, "train"), ["a"]),
+    ]
+    assert batches[0].per_token["response_mask"].tolist() == [True, False]
+    assert str(batches[0].per_token["kl"].tolist()) == "[1.0, nan]"
+    assert batches[1].rewards["a"].tolist() == [2.0]
+
+
+def test_a_run_can_be_sent_to_another_process():
+    write(step=[0, 1], kl=[[1.0], [2.0]])
+    run = pickle.loads(pickle.dumps(open_run(["run.parquet"])))
+    assert [batch.per_token["kl"].tolist() for batch in run.batches(["kl"])] == [[1.0], [2.0]]
+
+
+def test_fixed_size_lists_with_null_cells():
+    kl = pa.array([[1.0, 2.0], None, [3.0, 4.0]], pa.list_(pa.float32(), 2))
+    write(step=[0, 1, 0], kl=kl, entropy=[[0.0, 0.0]] * 3)
+    first, second = sorted(read("kl", "entropy"), key=lambda batch: batch.step)
+    assert first.per_token["kl"].tolist() == [1.0, 2.0, 3.0, 4.0]
+    assert not second.has("kl")
 
 
 def test_the_file_is_closed_when_the_iterator_is_abandoned():
