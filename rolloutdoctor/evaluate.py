@@ -408,7 +408,8 @@ class _Pass:
         """Add a block and return its derivative, ``[t]``."""
         rule = self.objective.surrogate
         policy_T = block.column("policy_log_probs")
-        log_ratio_T = torch.zeros_like(policy_T) if self.on_policy else policy_T - block.column(rule.old)
+        # Of one column with itself this is 0, or NaN where the trainer gets NaN too.
+        log_ratio_T = policy_T - (policy_T if self.on_policy else block.column(rule.old))
         if self.advantage_N is not None:
             advantage_T = block.expand(self.advantage_N)
         else:

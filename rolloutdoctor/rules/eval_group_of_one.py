@@ -73,7 +73,8 @@ class EvalGroupOfOne(Rule[EvalTally]):
             return EvalTally()
         single_N = self._single(step)
         flagged = 0
-        if step.evaluation is not None and step.batch.has("reward"):
+        is_trl = step.trainer is not None and step.trainer.name == "trl"
+        if is_trl and step.evaluation is not None and step.batch.has("reward"):
             flagged_N = step.flagged_rows(step.evaluation.objective.advantage.scale)
             flagged = int((flagged_N & single_N).sum())
         return EvalTally(

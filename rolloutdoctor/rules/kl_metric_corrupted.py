@@ -2,6 +2,7 @@
 
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
+from math import isnan
 from typing import TYPE_CHECKING
 
 from rolloutdoctor.findings import Example, Measure, Severity
@@ -145,7 +146,8 @@ class KlMetricCorrupted(Rule[KlMetricTally]):
         )
 
     def _fits(self, logged: float, predicted: float) -> bool:
-        return abs(logged - predicted) <= self.match_abs + self.match_rel * abs(predicted)
+        both_nan = isnan(logged) and isnan(predicted)
+        return both_nan or abs(logged - predicted) <= self.match_abs + self.match_rel * abs(predicted)
 
     def _seen(self, step: "StepView") -> _Seen | None:
         """The step's logged KL and what it could be; None if nothing usable was logged."""
@@ -232,7 +234,7 @@ class KlMetricCorrupted(Rule[KlMetricTally]):
         by_tokens = run.tokens > 0 and run.tokens_fit_reward == run.tokens and run.tokens_fit_kl < run.tokens
         confirmed = (run.steps > 0 and run.fits_reward == run.steps) or (by_tokens and run.fits_kl < run.steps)
         relative = ratio(run.abs_error, run.recomputed_abs)
-        off = run.fits_kl < run.steps and (relative is None or relative > self.warn_above)
+        off = run.fits_kl < run.steps and (relative is None or not relative <= self.warn_above)
         if not confirmed and not (off or (run.fits_reward > 0)):
             return None
         found = self.measures(run)

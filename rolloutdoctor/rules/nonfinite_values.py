@@ -28,6 +28,11 @@ TOKEN_COLUMNS = (
 LOSS_COLUMNS = ("policy_log_probs", "old_log_probs", "ref_log_probs", "advantages")
 
 
+def _bad(name: str, column_T: "Tensor") -> "Tensor":
+    """Values that are not finite, less those with a meaning of their own."""
+    return column_T.isinf() if name == "rollout_log_probs" else ~column_T.isfinite()
+
+
 @dataclass(frozen=True)
 class NonfiniteTally(Sums):
     """What `nonfinite-values` adds up."""
@@ -117,9 +122,7 @@ class NonfiniteValues(Rule[NonfiniteTally]):
             column_T = step.batch.per_token.get(name)
             if column_T is None:
                 continue
-            here_T = ~column_T.isfinite()
-            if name == "rollout_log_probs":
-                here_T &= ~column_T.isnan()
+            here_T = _bad(name, column_T)
             bad_T = here_T if bad_T is None else bad_T | here_T
             if name in LOSS_COLUMNS:
                 loss_T = here_T if loss_T is None else loss_T | here_T
@@ -158,7 +161,7 @@ class NonfiniteValues(Rule[NonfiniteTally]):
                 column_T = step.batch.per_token.get(name)
                 if column_T is None:
                     continue
-                bad = (~column_T[start:stop].isfinite()).nonzero()
+                bad = _bad(name, column_T[start:stop]).nonzero()
                 if len(bad):
                     token = int(bad[0])
                     return f"{name} is {float(column_T[start + token])} at token {token}"
