@@ -56,5 +56,6 @@ def _defaults() -> Mapping[str, Mapping[str, object]]:
     if any(word in sys.argv[1:] for word in ("-h", "--help", "--version")):
         return {}
     found = find_settings(Path.cwd())
-    values = {key.replace("-", "_"): value for key, value in found.values.items()}
+    # `format` is a word of Python, so its parameter carries an underscore.
+    values = {{"format": "format_"}.get(key, key.replace("-", "_")): value for key, value in found.values.items()}
     return {"check": values, "info": values}

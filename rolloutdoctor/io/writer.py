@@ -137,6 +137,7 @@ class _TableWriter:
             self._file,
             schema,
             compression="zstd",
+            write_page_checksum=True,
             # A column with a dictionary is not byte-stream split.
             use_dictionary=others or False,
             use_byte_stream_split=floats or False,

@@ -64,10 +64,14 @@ def _header(report: Report) -> Text:
     size = report.input
     who = f"{report.trainer} {report.trainer_version}" if report.trainer else "trainer unknown"
     words = (
-        f"{who}   {size.rows:,} rows in {size.groups:,} groups, {size.steps:,} steps, {size.tokens:,} tokens   "
-        f"{report.device} {report.dtype}"
+        f"{who}   {_many(size.rows, 'row')} in {_many(size.groups, 'group')}, {_many(size.steps, 'step')}, "
+        f"{_many(size.tokens, 'token')}   {report.device} {report.dtype}"
     )
     return Text.assemble((f"rolloutdoctor {report.version}", "bold"), f"   {words}")
+
+
+def _many(count: int, noun: str) -> str:
+    return f"{count:,} {noun}{'' if count == 1 else 's'}"
 
 
 def _finding(finding: Finding, style: Style) -> Iterator[RenderableType]:
@@ -76,9 +80,9 @@ def _finding(finding: Finding, style: Style) -> Iterator[RenderableType]:
     color = COLORS[finding.severity] if style.color else ""
     headline = Text()
     headline.append(plain(finding.headline, 300), style="bold" if style.color else "")
-    headline.append(f"  {finding.code} {finding.name}, {finding.verdict}", style="cyan" if style.color else "")
     yield _hanging(Text(f"{sign} {label}", style=color), headline, 11)
     rows = [
+        ("rule", f"{finding.code} {finding.name}, {finding.verdict}"),
         ("found", finding.message),
         ("evidence", finding.evidence),
         ("do", finding.advice),

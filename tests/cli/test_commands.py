@@ -1,0 +1,374 @@
+"""The commands as a user runs them: exit codes, streams, formats, settings, and nothing half-written."""
+
+import json
+import os
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+from types import SimpleNamespace
+
+import pyarrow as pa
+import pyarrow.parquet as pq
+import pytest
+
+from rolloutdoctor.cli import main
+from rolloutdoctor.rules.table import RULES
+
+SAMPLES = Path(__file__).parent.parent.parent / "sample_data"
+RUN = str(SAMPLES / "run.parquet")
+
+
+@pytest.fixture
+def rolloutdoctor(capsys, monkeypatch):
+    """Run the command line in this process: what it prints, and its exit code."""
+    for name in list(os.environ):
+        if name.startswith("ROLLOUTDOCTOR") or name in ("FORCE_COLOR", "NO_COLOR"):
+            monkeypatch.delenv(name)
+    monkeypatch.setenv("COLUMNS", "100")
+
+    def invoke(*words, env=None, cwd=None):
+        with monkeypatch.context() as patch:
+            for name, value in (env or {}).items():
+                patch.setenv(name, value)
+            if cwd is not None:
+                patch.chdir(cwd)
+            patch.setattr(sys, "argv", ["rolloutdoctor", *map(str, words)])
+            capsys.readouterr()
+            with pytest.raises(SystemExit) as stop:
+                main()
+            printed = capsys.readouterr()
+        return SimpleNamespace(returncode=stop.value.code or 0, stdout=printed.out, stderr=printed.err)
+
+    return invoke
+
+
+def write_run(path, *, metadata=None, **columns):
+    body = {
+        "step": [0, 0, 0, 0],
+        "group_id": ["a", "a", "b", "b"],
+        "sample_id": ["1", "2", "3", "4"],
+        "reward": [100.0, 1.0, 1.0, 0.0],
+        "response_mask": [[0, 0], [1, 1], [1], [1, 1, 1]],
+        "policy_log_probs": [[-1.0, -1.0], [-1.0, -2.0], [-0.5], [-1.0, -1.0, -1.0]],
+    }
+    table = pa.table(body | columns)
+    if metadata is not None:
+        table = table.replace_schema_metadata({"rolloutdoctor": json.dumps(metadata)})
+    pq.write_table(table, path)
+    return path
+
+
+VERL = {
+    "schema_version": 1,
+    "trainer": "verl",
+    "trainer_version": "0.9.1",
+    "config": {"algorithm.adv_estimator": "rloo"},
+}
+
+
+@pytest.fixture
+def run(tmp_path):
+    return write_run(tmp_path / "run.parquet", metadata=VERL)
+
+
+def test_findings_below_fail_on_exit_with_0(rolloutdoctor, run):
+    found = rolloutdoctor("check", run)
+    assert found.returncode == 0
+    assert "rule       RDA001 rejected-in-baseline, exposed" in found.stdout
+    assert found.stderr == ""
+
+
+@pytest.mark.parametrize(
+    ("words", "code"),
+    [
+        (["--fail-on", "warning"], 1),
+        (["--fail-on", "info"], 1),
+        (["--fail-on", "never"], 0),
+        (["--fail-on", "warning", "--exit-zero"], 0),
+        (["--fail-on", "warning", "--ignore", "RDA"], 0),
+        (["--fail-on", "warning", "--select", "RDI001,RDM"], 0),
+    ],
+)
+def test_fail_on_decides_the_exit_code(rolloutdoctor, run, words, code):
+    assert rolloutdoctor("check", run, *words).returncode == code
+
+
+def test_nothing_checked_is_3(rolloutdoctor, tmp_path):
+    nameless = write_run(tmp_path / "nameless.parquet")
+    found = rolloutdoctor("check", nameless, "--select", "RDA")
+    assert found.returncode == 3
+    assert "nothing says which trainer made the run" in found.stdout
+    assert "--trainer NAME" in found.stdout
+    # Exit 3 is not hidden: a green run that checked nothing would be a lie.
+    assert rolloutdoctor("check", nameless, "--select", "RDA", "--exit-zero").returncode == 3
+
+
+def test_rules_that_need_no_trainer_run_without_one(rolloutdoctor, tmp_path):
+    found = rolloutdoctor("check", write_run(tmp_path / "nameless.parquet"), "--format", "json")
+    body = json.loads(found.stdout)
+    assert found.returncode == 0
+    assert "RDI001" in body["clean"]
+    assert {one["code"] for one in body["skipped"]} >= {"RDA001", "RDG001"}
+
+
+@pytest.mark.parametrize(
+    ("words", "parts"),
+    [
+        (["--set", "beta=1"], ["verl has no option 'beta'"]),
+        (["--set", "clip_ratio_lo=0.1"], ["did you mean 'clip_ratio_low'?"]),
+        (["--set", "adv_estimator=grop"], ["did you mean 'grpo'?"]),
+        (["--set", "adv_estimator=gae"], ["does not compute it", "computed: grpo"]),
+        (["--set", "clip_ratio_low=-1"], ["out of range", ">= 0"]),
+        (["--set", "clip_ratio_low=nan"], ["out of range"]),
+        (["--set", "clip_ratio_low"], ["expected KEY=VALUE"]),
+        (["--set", "clip_ratio_low=1", "--set", "clip_ratio_low=2"], ["keep one of them"]),
+        (["--set", "loss_agg_mode=seq-mean-token-sum-norm"], ["loss_scale_factor"]),
+        (["--trainer", "vrel"], ["no trainer 'vrel'", "did you mean 'verl'?"]),
+        (["--trainer", "trl-rloo"], ["not computed by this version"]),
+        (["--trainer", "verl@x"], ["'x' is not a version"]),
+        (["--trainer", "verl@0.1"], ["older than 0.9.0"]),
+        (["--select", "RDX"], ["no rule 'RDX'"]),
+        (["--select", "zero-std-lk"], ["did you mean 'zero-std-kl'?"]),
+        (["--steps", "5:1"], ["steps '5:1'"]),
+        (["--fix", "zero-sdt"], ["did you mean 'zero-std'?"]),
+        (["--fix", "zero-std:pr"], ["no variant 'pr'"]),
+        (["--fix", "kl-inplace"], ["is about slime"]),
+        (["--format", "yaml"], ["yaml"]),
+        (["--trainer-config", "nowhere.json"], ["nowhere.json", "No such file"]),
+        (["--output-file", "nowhere/report.txt"], ["--output-file nowhere/report.txt"]),
+    ],
+)
+def test_a_bad_option_is_one_sentence_and_2(rolloutdoctor, run, words, parts):
+    found = rolloutdoctor("check", run, *words)
+    assert found.returncode == 2
+    assert found.stdout == ""
+    assert "Traceback" not in found.stderr
+    for part in parts:
+        assert part in " ".join(found.stderr.split()), found.stderr
+
+
+def test_cuda_without_one_is_one_sentence(rolloutdoctor, run):
+    torch = pytest.importorskip("torch")
+    if torch.cuda.is_available():
+        pytest.skip("there is a CUDA device here")
+    found = rolloutdoctor("check", run, "--device", "cuda")
+    assert found.returncode == 2
+    assert found.stderr == "rolloutdoctor: --device cuda: torch finds no CUDA device here; use --device cpu, or auto\n"
+
+
+@pytest.mark.parametrize("make", ["missing", "empty", "text", "folder"])
+def test_an_unreadable_input_is_one_sentence_and_2(rolloutdoctor, tmp_path, make):
+    path = tmp_path / "run.parquet"
+    if make == "empty":
+        path.write_bytes(b"")
+    elif make == "text":
+        path.write_text("step,reward\n1,2\n")
+    elif make == "folder":
+        path.mkdir()
+    found = rolloutdoctor("check", path)
+    assert found.returncode == 2
+    assert found.stdout == ""
+    assert found.stderr.startswith(f"rolloutdoctor: {path}")
+    assert found.stderr.count("\n") == 1
+
+
+def test_json_is_the_same_bytes_each_time_and_on_each_device_setting(rolloutdoctor, run):
+    first = rolloutdoctor("check", run, "--format", "json", "--device", "cpu")
+    again = rolloutdoctor("check", run, "--format", "json", "--device", "cpu")
+    assert first.stdout == again.stdout
+    assert str(run.parent) not in first.stdout
+    body = json.loads(first.stdout)
+    (found,) = [one for one in body["findings"] if one["code"] == "RDA001"]
+    # Leave-one-out of 100 and 1: the survivor gets 1 - 100 with all voting, and its raw score alone.
+    assert found["measures"]["advantage_shift_max"]["value"] == 100.0
+    assert found["measures"]["sign_flips"]["value"] == 1
+
+
+def test_dtype_is_said_and_used(rolloutdoctor, run):
+    body = json.loads(rolloutdoctor("check", run, "--format", "json", "--dtype", "float64").stdout)
+    assert body["dtype"] == "float64"
+
+
+def test_output_file_is_written_whole(rolloutdoctor, run, tmp_path):
+    target = tmp_path / "out" / "report.json"
+    target.parent.mkdir()
+    target.write_text("before")
+    found = rolloutdoctor("check", run, "--format", "json", "--output-file", target)
+    assert found.stdout == ""
+    assert json.loads(target.read_text())["schema_version"] == 1
+    assert [path.name for path in target.parent.iterdir()] == ["report.json"]
+    broken = rolloutdoctor("check", tmp_path / "none.parquet", "--output-file", target)
+    assert broken.returncode == 2
+    assert json.loads(target.read_text())["schema_version"] == 1
+
+
+def test_settings_file_environment_and_command_line_in_this_order(rolloutdoctor, run, tmp_path):
+    (tmp_path / "rolloutdoctor.toml").write_text(
+        'fail-on = "warning"\nformat = "json"\n[set]\n"algorithm.adv_estimator" = "opo"\n'
+    )
+
+    def estimator(*words, **env):
+        found = rolloutdoctor("check", run, *words, cwd=tmp_path, env=env)
+        return json.loads(found.stdout)["trainer"]["config"]["algorithm.adv_estimator"], found.returncode
+
+    setting = {"value": "opo", "origin": "rolloutdoctor.toml", "assumed": False}
+    assert estimator() == (setting, 1)
+    setting = {"value": "gpg", "origin": "environment", "assumed": False}
+    assert estimator(ROLLOUTDOCTOR_SET="adv_estimator=gpg", ROLLOUTDOCTOR_FAIL_ON="error") == (setting, 0)
+    setting = {"value": "rloo", "origin": "command line", "assumed": False}
+    words = ["--set", "adv_estimator=rloo", "--fail-on", "warning"]
+    assert estimator(*words, ROLLOUTDOCTOR_SET="adv_estimator=gpg", ROLLOUTDOCTOR_FAIL_ON="error") == (setting, 1)
+
+
+@pytest.mark.parametrize(
+    ("text", "part"),
+    [
+        ("formt = 'json'", "no setting 'formt'; did you mean 'format'?"),
+        ("format = ", "rolloutdoctor.toml"),
+        ("set = 3", "set is a table"),
+    ],
+)
+def test_a_bad_settings_file_is_one_sentence(rolloutdoctor, run, tmp_path, text, part):
+    (tmp_path / "rolloutdoctor.toml").write_text(text)
+    found = rolloutdoctor("check", run, cwd=tmp_path)
+    assert found.returncode == 2
+    assert part in found.stderr
+    assert "Traceback" not in found.stderr
+
+
+def test_trainer_config_file_is_read_under_the_command_line(rolloutdoctor, run, tmp_path):
+    config = tmp_path / "verl.json"
+    config.write_text(json.dumps({"algorithm": {"adv_estimator": "opo", "unrelated": 1}, "data": {"x": [1]}}))
+    body = json.loads(rolloutdoctor("check", run, "--trainer-config", config, "--format", "json").stdout)
+    assert body["trainer"]["config"]["algorithm.adv_estimator"]["value"] == "opo"
+    assert body["trainer"]["config"]["algorithm.adv_estimator"]["origin"] == str(config)
+
+
+def test_broken_pipe_is_silent(run):
+    command = f"{sys.executable} -m rolloutdoctor check {run} --format json | head -c 1"
+    found = subprocess.run(["bash", "-c", command], capture_output=True, encoding="utf-8", timeout=120)
+    assert found.stdout == "{"
+    assert found.stderr == ""
+
+
+def test_ctrl_c_is_one_sentence_and_130():
+    code = (
+        "import time, rolloutdoctor.engine.check as c, sys\n"
+        "def slow(*a, **k): print('ready', flush=True); time.sleep(60)\n"
+        "c.check = slow\n"
+        f"sys.argv = ['rolloutdoctor', 'check', {RUN!r}]\n"
+        "from rolloutdoctor.cli import main\n"
+        "main()\n"
+    )
+    process = subprocess.Popen(
+        [sys.executable, "-c", code], stdout=subprocess.PIPE, stderr=subprocess.PIPE, encoding="utf-8"
+    )
+    assert process.stdout is not None
+    assert process.stdout.readline() == "ready\n"
+    time.sleep(0.1)
+    process.send_signal(signal.SIGINT)
+    _, errors = process.communicate(timeout=60)
+    assert process.returncode == 130
+    assert errors == "rolloutdoctor: interrupted; nothing was written\n"
+
+
+def test_an_internal_error_is_told_apart_and_2():
+    code = (
+        "import rolloutdoctor.engine.check as c, sys\n"
+        "def broken(*a, **k): raise ZeroDivisionError('oops')\n"
+        "c.check = broken\n"
+        f"sys.argv = ['rolloutdoctor', 'check', {RUN!r}]\n"
+        "from rolloutdoctor.cli import main\n"
+        "main()\n"
+    )
+    found = subprocess.run([sys.executable, "-c", code], capture_output=True, encoding="utf-8", timeout=120)
+    assert found.returncode == 2
+    assert found.stderr.startswith("rolloutdoctor: internal error: ZeroDivisionError: oops; set ROLLOUTDOCTOR_DEBUG=1")
+
+
+@pytest.mark.parametrize(
+    "words", [["--help"], ["check", "--help"], ["rule"], ["rule", "RDG001"], ["fixes"], ["trainers"], ["--version"]]
+)
+def test_the_book_imports_nothing_heavy(words):
+    code = (
+        "import sys\n"
+        f"sys.argv = ['rolloutdoctor', *{words!r}]\n"
+        "from rolloutdoctor.cli import main\n"
+        "try:\n    main()\n"
+        "except SystemExit as stop:\n    assert not stop.code, stop.code\n"
+        "heavy = {'torch', 'polars', 'pyarrow', 'matplotlib', 'numpy'} & set(sys.modules)\n"
+        "assert not heavy, heavy\n"
+    )
+    found = subprocess.run([sys.executable, "-c", code], capture_output=True, encoding="utf-8", timeout=60)
+    assert found.returncode == 0, found.stderr
+
+
+def test_help_names_every_command_and_every_option_has_words(rolloutdoctor):
+    text = rolloutdoctor("--help").stdout
+    for command in ("check", "info", "rule", "fixes", "trainers"):
+        assert f"  {command} " in text
+    help_text = rolloutdoctor("check", "--help").stdout
+    options = (
+        "--trainer --set --trainer-config --fix --select --ignore --steps --split --device --dtype --format "
+        "--output-file --fail-on --exit-zero --color --quiet --verbose"
+    )
+    for option in options.split():
+        assert option in help_text
+    assert "Exit codes" in help_text
+
+
+@pytest.mark.parametrize("rule", RULES, ids=lambda rule: rule.code)
+def test_every_rule_has_a_page(rolloutdoctor, rule):
+    found = rolloutdoctor("rule", rule.code)
+    assert found.returncode == 0
+    assert found.stdout.startswith(f"{rule.code} {rule.name}")
+    assert rolloutdoctor("rule", rule.name).stdout == found.stdout
+
+
+def test_the_books_have_a_json_form(rolloutdoctor):
+    assert [page["code"] for page in json.loads(rolloutdoctor("rule", "--format", "json").stdout)] == [
+        rule.code for rule in RULES
+    ]
+    assert json.loads(rolloutdoctor("fixes", "--format", "json").stdout)[0]["name"] == "zero-std"
+    trainers = json.loads(rolloutdoctor("trainers", "--format", "json").stdout)
+    assert [trainer["name"] for trainer in trainers] == ["trl", "verl", "slime"]
+    options = {option["name"]: option for option in trainers[0]["options"]}
+    assert options["use_bias_correction_kl"]["default"] is True
+    old = json.loads(rolloutdoctor("trainers", "trl@1.9.0", "--format", "json").stdout)[0]["options"]
+    assert {option["name"]: option["default"] for option in old}["use_bias_correction_kl"] is False
+
+
+def test_info_says_what_is_missing_and_how_to_record_it(rolloutdoctor, run):
+    found = rolloutdoctor("info", run, "--set", "use_kl_loss=true")
+    assert found.returncode == 0
+    assert "tier      2" in found.stdout
+    assert "RDG001 zero-std-kl: missing column ref_log_probs" in found.stdout
+    assert "use_kl_loss=true makes verl compute `ref_log_prob`" in found.stdout
+    body = json.loads(rolloutdoctor("info", run, "--format", "json").stdout)
+    assert body["input"] == {"rows": 4, "steps": 1, "groups": 2, "tokens": 8}
+    assert "RDA001" in body["runnable"]
+
+
+def test_steps_and_split_select(rolloutdoctor, tmp_path):
+    path = write_run(
+        tmp_path / "run.parquet", metadata=VERL, step=[0, 0, 1, 1], split=["train", "train", "eval", "eval"]
+    )
+
+    def rows(*words):
+        return json.loads(rolloutdoctor("check", path, "--format", "json", *words).stdout)["input"]["rows"]
+
+    assert rows() == 4
+    assert rows("--steps", "0") == 2
+    assert rows("--steps", "1:") == 2
+    assert rows("--split", "eval") == 2
+    assert rows("--steps", "5:") == 0
+
+
+def test_color_is_asked_for_or_not_there(rolloutdoctor, run):
+    assert "\x1b[" not in rolloutdoctor("check", run).stdout
+    assert "\x1b[" in rolloutdoctor("check", run, "--color", "always").stdout
+    assert "\x1b[" in rolloutdoctor("check", run, env={"FORCE_COLOR": "1"}).stdout
+    assert "\x1b[" not in rolloutdoctor("check", run, env={"FORCE_COLOR": "1", "NO_COLOR": "1"}).stdout
+    assert "\x1b[" not in rolloutdoctor("check", run, "--color", "never", env={"FORCE_COLOR": "1"}).stdout

@@ -1,0 +1,158 @@
+"""Every format, compared with a stored rendering of one report. ``UPDATE=1`` rewrites the stored ones."""
+
+import json
+import math
+import os
+import re
+from pathlib import Path
+
+import pytest
+
+from rolloutdoctor.findings import Example, Finding, InputSummary, Measure, Report, Setting, Severity, Skipped
+from rolloutdoctor.report.style import Style, plain, shown
+from rolloutdoctor.report.table import RENDERERS
+
+STORED = Path(__file__).parent / "stored"
+
+HOSTILE = "\x1b[2J[bold]x[/]\u202e<script>alert(1)</script>\nnext line"
+
+
+def a_report(text="g7") -> Report:
+    finding = Finding(
+        code="RDA001",
+        name="rejected-in-baseline",
+        severity=Severity.ERROR,
+        verdict="confirmed",
+        headline="advantages of 3 rows off by 0.5 on average, 49.5 at most",
+        message="1 row without a trained token still votes in 1 group",
+        evidence="the logged advantages of 3 rows equal 'all rows vote' within 1e-07",
+        advice="leave such rows out of the group's statistics",
+        measures={
+            "rejected_rows": Measure(1, "rows"),
+            "advantage_shift_mean": Measure(0.1 + 0.2, "advantage"),
+            "kappa": Measure(None, "1"),
+            "relative_change_l1": Measure(math.nan, "share"),
+            "rows_share": Measure(0.0123456, "share"),
+        },
+        per_step=({"step": 3, "split": "train", "rejected_rows": 1, "kappa": math.inf},),
+        examples=(Example(3, text, text, 49.5, "advantage -49.5, with live voters only 1"),),
+        fix="rejected-rows",
+        references=("https://github.com/verl-project/verl/pull/6452",),
+    )
+    info = Finding(
+        code="RDG002",
+        name="loss-near-zero",
+        severity=Severity.INFO,
+        verdict="exposed",
+        headline="1 step with |loss| < 0.001",
+        message="the value cancels",
+        evidence="no logged loss to compare with",
+        advice="nothing",
+        measures={"loss": Measure(0.0, "loss")},
+    )
+    return Report(
+        version="0.1.0",
+        device="cpu",
+        dtype="float32",
+        input=InputSummary(rows=1234, steps=5, groups=77, tokens=123456),
+        trainer="verl",
+        trainer_version="0.9.1",
+        config={
+            "version": Setting("0.9.1", "newest verl known here", assumed=True),
+            "algorithm.adv_estimator": Setting("grpo", "command line"),
+            "algorithm.norm_adv_by_std_in_grpo": Setting(False, "file metadata"),
+            "actor_rollout_ref.actor.clip_ratio_c": Setting(3.0, "default of verl 0.9.1", assumed=True),
+            "actor_rollout_ref.rollout.n": Setting(None, "default of verl 0.9.1"),
+        },
+        findings=(finding, info),
+        clean=(("RDI001", "nonfinite-values"), ("RDM002", "eval-group-of-one")),
+        skipped=(Skipped("RDM001", "kl-metric-corrupted", "missing column kl", "record it"),),
+        notes=("each logged step is taken as one optimiser step",),
+    )
+
+
+@pytest.mark.parametrize(
+    ("name", "style"),
+    [
+        ("full", Style(width=100)),
+        ("full-narrow-ascii", Style(width=60, unicode=False)),
+        ("full-color", Style(width=100, color=True, verbose=True)),
+        ("concise", Style()),
+        ("json", Style()),
+        ("jsonl", Style()),
+    ],
+)
+def test_a_report_looks_as_stored(name, style):
+    text = RENDERERS[name.partition("-")[0]](a_report(), style)
+    stored = STORED / f"{name}.txt"
+    if os.environ.get("UPDATE"):
+        stored.parent.mkdir(exist_ok=True)
+        stored.write_text(text, encoding="utf-8")
+    assert text == stored.read_text(encoding="utf-8")
+
+
+def test_json_holds_the_keys_of_the_contract_and_never_rounds():
+    body = json.loads(RENDERERS["json"](a_report(), Style()))
+    assert list(body)[:9] == [
+        "schema_version", "rolloutdoctor", "device", "dtype", "input", "trainer", "findings", "clean", "skipped",
+    ]  # fmt: skip
+    assert body["input"] == {"rows": 1234, "steps": 5, "groups": 77, "tokens": 123456}
+    assert body["trainer"]["config"]["algorithm.adv_estimator"] == {
+        "value": "grpo", "origin": "command line", "assumed": False,
+    }  # fmt: skip
+    found = body["findings"][0]
+    assert {"code", "name", "severity", "verdict", "message", "measures", "per_step", "examples", "fix"} <= set(found)
+    assert found["measures"]["advantage_shift_mean"] == {"value": 0.30000000000000004, "unit": "advantage"}
+    assert found["measures"]["kappa"]["value"] is None
+    assert found["measures"]["relative_change_l1"]["value"] is None  # NaN has no word in JSON
+    assert found["per_step"] == [{"step": 3, "split": "train", "rejected_rows": 1, "kappa": None}]
+    assert found["examples"] == [
+        {"step": 3, "group_id": "g7", "sample_id": "g7", "note": "advantage -49.5, with live voters only 1"}
+    ]
+    assert body["clean"] == ["RDI001", "RDM002"]
+    assert body["skipped"][0]["remedy"] == "record it"
+
+
+def test_json_lines_are_the_same_findings_one_a_line():
+    lines = [json.loads(line) for line in RENDERERS["jsonl"](a_report(), Style()).splitlines()]
+    assert [line["type"] for line in lines] == ["run", "finding", "finding", "clean", "clean", "skipped"]
+    body = json.loads(RENDERERS["json"](a_report(), Style()))
+    assert [{k: v for k, v in line.items() if k != "type"} for line in lines[1:3]] == body["findings"]
+
+
+@pytest.mark.parametrize("name", ["full", "concise"])
+@pytest.mark.parametrize("color", [False, True])
+def test_text_from_a_file_cannot_draw(name, color):
+    text = RENDERERS[name](a_report(HOSTILE), Style(color=color))
+    assert "\u202e" not in text
+    colours = re.findall(r"\x1b\[[0-9;]*m", text)
+    assert text.count("\x1b") == len(colours)
+    assert bool(colours) == (color and name == "full")
+    if name == "full":
+        assert "[bold]x[/]" in text
+
+
+def test_without_color_there_is_no_escape_sequence():
+    assert "\x1b" not in RENDERERS["full"](a_report(), Style(color=False))
+
+
+def test_ascii_where_the_terminal_has_no_more():
+    assert RENDERERS["full"](a_report("π"), Style(unicode=False)).isascii()
+    assert RENDERERS["json"](a_report("π"), Style(unicode=False)).isascii()
+
+
+@pytest.mark.parametrize("width", [60, 80, 100, 160])
+def test_no_line_is_wider_than_asked(width):
+    assert max(map(len, RENDERERS["full"](a_report(), Style(width=width)).splitlines())) <= width
+
+
+def test_an_empty_report_says_so():
+    report = Report(version="0.1.0", device="cpu", dtype="float32", input=InputSummary())
+    assert RENDERERS["concise"](report, Style()) == "no findings; 0 clean, 0 skipped\n"
+
+
+def test_plain_cuts_and_cleans():
+    assert plain("a" * 100, 10) == "aaaaaaa..."
+    assert plain("a\tb\x00c\x9bd") == "a bcd"
+    assert shown(Measure(12, "step")) == "12"
+    assert shown(Measure(math.nan, "share")) == "n/a"
