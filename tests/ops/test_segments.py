@@ -1,0 +1,87 @@
+"""Packed reductions against loops."""
+
+import math
+
+import oracles
+import pytest
+import torch
+
+from rolloutdoctor.batch import Groups
+from rolloutdoctor.ops import segments as seg
+from rolloutdoctor.ops.scan import reverse_scan
+
+LENGTHS = [[3, 0, 1, 5, 0], [0], [1], [0, 0, 4], [7, 2, 2, 9, 1, 0, 3], [64, 1, 33]]
+
+
+def packed(lengths, seed=0):
+    offsets = torch.tensor([0, *lengths]).cumsum(0)
+    values = torch.randn(int(offsets[-1]), generator=torch.Generator().manual_seed(seed), dtype=torch.float64)
+    return values, offsets
+
+
+@pytest.mark.parametrize("lengths", LENGTHS, ids=str)
+def test_runs(lengths):
+    x, offsets = packed(lengths)
+    flat, cuts = x.tolist(), offsets.tolist()
+    torch.testing.assert_close(seg.total(x, offsets), torch.tensor(oracles.run_sums(flat, cuts), dtype=torch.float64))
+    assert seg.high(x, offsets).tolist() == oracles.run_highs(flat, cuts)
+    assert seg.low(x, offsets).tolist() == oracles.run_lows(flat, cuts)
+    per_run = torch.arange(len(lengths), dtype=torch.float64)
+    assert seg.expand(per_run, offsets).tolist() == oracles.expanded(per_run.tolist(), cuts)
+
+
+def test_totals_are_float64_whatever_comes_in():
+    x = torch.full((10_000_000,), 0.1, dtype=torch.float32)
+    found = seg.total(x, torch.tensor([0, len(x)]))
+    assert found.dtype == torch.float64
+    assert float(found) == pytest.approx(len(x) * float(x[0]), rel=1e-12)
+    assert seg.total(torch.tensor([True, False, True]), torch.tensor([0, 3])).tolist() == [2.0]
+
+
+@pytest.mark.parametrize("decay", [0.0, 0.5, 0.95, 1.0])
+@pytest.mark.parametrize("lengths", LENGTHS, ids=str)
+def test_scan(lengths, decay):
+    x, offsets = packed(lengths)
+    wanted = torch.tensor(oracles.reverse_scan(x.tolist(), decay, offsets.tolist()), dtype=torch.float64)
+    before = x.clone()
+    torch.testing.assert_close(reverse_scan(x, decay, offsets), wanted, rtol=1e-12, atol=1e-12)
+    assert torch.equal(x, before)
+
+
+@pytest.mark.parametrize("seed", range(8))
+def test_groups_that_are_not_adjacent(seed):
+    draw = torch.Generator().manual_seed(seed)
+    index_N = torch.randint(0, 5, (23,), generator=draw)
+    index_N[:5] = torch.arange(5)
+    index_N = index_N[torch.randperm(23, generator=draw)]
+    x_N = torch.randn(23, generator=draw, dtype=torch.float64)
+    vote_N = torch.rand(23, generator=draw) < 0.6
+    vote_N[index_N == 4] = False
+    groups = Groups.of(index_N)
+    found = [fn(x_N, groups, vote_N).tolist() for fn in (seg.group_mean, seg.group_std, seg.group_spread)]
+    for group in range(5):
+        values = [
+            x for x, g, v in zip(x_N.tolist(), index_N.tolist(), vote_N.tolist(), strict=True) if g == group and v
+        ]
+        spread = max(values) - min(values) if values else math.nan
+        for own, wanted in zip(found, (oracles.mean(values), oracles.std(values), spread), strict=True):
+            assert own[group] == pytest.approx(wanted, rel=1e-12, nan_ok=True)
+
+
+def test_a_nan_among_the_voters_is_the_result_and_elsewhere_is_not():
+    groups = Groups.of(torch.tensor([0, 1, 0, 1]))
+    x_N = torch.tensor([1.0, math.nan, 3.0, 5.0], dtype=torch.float64)
+    everybody_N = torch.ones(4, dtype=torch.bool)
+    assert seg.group_mean(x_N, groups, everybody_N).isnan().tolist() == [False, True]
+    assert seg.group_spread(x_N, groups, everybody_N).isnan().tolist() == [False, True]
+    assert seg.group_mean(x_N, groups, ~x_N.isnan()).tolist() == [2.0, 5.0]
+
+
+@pytest.mark.parametrize("value", [0.1, 0.3, 0.7, 2.7, -1.1, 1e300])
+@pytest.mark.parametrize("size", [2, 3, 7, 10, 63])
+def test_equal_values_have_exactly_that_mean(value, size):
+    groups = Groups.of(torch.zeros(size, dtype=torch.int64))
+    x_N, vote_N = torch.full((size,), value, dtype=torch.float64), torch.ones(size, dtype=torch.bool)
+    assert seg.group_mean(x_N, groups, vote_N).tolist() == [value]
+    assert seg.group_std(x_N, groups, vote_N).tolist() == [0.0]
+    assert seg.group_spread(x_N, groups, vote_N).tolist() == [0.0]

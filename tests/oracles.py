@@ -1,0 +1,161 @@
+"""Slow and obvious versions of the maths: loops over lists, one number at a time, sharing no code with the package."""
+
+import math
+from itertools import pairwise
+
+NAN = math.nan
+
+
+def cut(values, offsets):
+    """The runs of a packed list."""
+    return [values[start:stop] for start, stop in pairwise(offsets)]
+
+
+def run_sums(values, offsets):
+    return [math.fsum(run) for run in cut(values, offsets)]
+
+
+def run_highs(values, offsets):
+    return [max(run, default=-math.inf) for run in cut(values, offsets)]
+
+
+def run_lows(values, offsets):
+    return [min(run, default=math.inf) for run in cut(values, offsets)]
+
+
+def expanded(values, offsets):
+    return [value for value, run in zip(values, cut(range(offsets[-1]), offsets), strict=True) for _ in run]
+
+
+def reverse_scan(values, decay, offsets):
+    found = []
+    for run in cut(values, offsets):
+        carried, backwards = 0.0, []
+        for value in reversed(run):
+            carried = value + decay * carried
+            backwards.append(carried)
+        found += reversed(backwards)
+    return found
+
+
+def mean(values):
+    return math.fsum(values) / len(values) if values else NAN
+
+
+def std(values):
+    if len(values) < 2:
+        return NAN
+    middle = mean(values)
+    return math.sqrt(math.fsum((value - middle) ** 2 for value in values) / (len(values) - 1))
+
+
+def voters_of(row, groups, votes):
+    return [other for other in range(len(groups)) if groups[other] == groups[row] and votes[other]]
+
+
+def advantages(name, scores, groups, votes, lengths, *, scale="group", epsilon=1e-6, lone="raw"):
+    """The advantage of every row; 0 for rows without a vote, except where the rule says otherwise."""
+    found = []
+    voting = [score for score, vote in zip(scores, votes, strict=True) if vote]
+    for row, score in enumerate(scores):
+        peers = voters_of(row, groups, votes)
+        if not votes[row]:
+            found.append(0.0)
+            continue
+        others = [scores[other] for other in peers]
+        alone = len(peers) == 1
+        value = score - mean(others)
+        if alone:
+            value = score if lone == "raw" else 0.0
+        if name == "grpo":
+            if scale == "group":
+                value /= (1.0 if alone else std(others)) + epsilon
+            if scale == "batch":
+                value /= (std(voting) if len(voting) > 1 else 0.0) + epsilon
+        elif name == "gpg":
+            value *= len(voting) / max(1, sum(each != 0 for each in voting))
+        elif name == "rloo" and not alone:
+            siblings = [scores[other] for other in peers if other != row]
+            value = score - mean(siblings)
+        elif name == "opo" and not alone:
+            weight = sum(lengths[other] for other in peers)
+            weighted = sum(lengths[other] * scores[other] for other in peers)
+            value = score - (weighted / weight if weight else NAN)
+        elif name == "grpo_passk":
+            ordered = sorted(others, reverse=True)
+            best = not alone and score == ordered[0]
+            value = score - ordered[1] if best else 0.0
+            if best and scale == "group":
+                value /= std(others) + epsilon
+        found.append(value)
+    if name != "reinforce_plus_plus_baseline":
+        return found
+    tokens = [value for value, length in zip(found, lengths, strict=True) for _ in range(length)]
+    middle, spread = mean(tokens), std(tokens)
+    whitened = [(value - middle) / math.sqrt(spread**2 + 1e-8) for value in found]
+    return [value if length else 0.0 for value, length in zip(whitened, lengths, strict=True)]
+
+
+def gae(rewards, values, gamma, lam):
+    """One row; no mask."""
+    found, carried, next_value = [], 0.0, 0.0
+    for reward, value in zip(reversed(rewards), reversed(values), strict=True):
+        carried = reward + gamma * next_value - value + gamma * lam * carried
+        found.insert(0, carried)
+        next_value = value
+    return found
+
+
+def kl(name, policy, ref):
+    """One token."""
+    u = policy - ref
+    if name == "k1":
+        return u
+    if name == "abs":
+        return abs(u)
+    if name == "k2":
+        return u * u / 2
+    if name == "k3":
+        return math.exp(-u) - 1 + u
+    x = min(20.0, max(-20.0, -u))
+    return min(10.0, max(-10.0, math.exp(x) - 1 - x))
+
+
+def clipped(value, low, high):
+    return min(high, max(low, value))
+
+
+def dual_clip(log_ratio, advantage, low, high, cap=None, bound=None):
+    """verl's and slime's policy term of one token."""
+    if bound is not None:
+        log_ratio = clipped(log_ratio, -bound, bound)
+    ratio = math.exp(log_ratio)
+    value = max(-advantage * ratio, -advantage * clipped(ratio, 1 - low, 1 + high))
+    return min(value, -advantage * cap) if cap is not None and advantage < 0 else value
+
+
+def delta_clip(log_ratio, advantage, low, high, cap=None):
+    """TRL's policy term of one token."""
+    ratio = math.exp(log_ratio)
+    capped = ratio if cap is None else min(ratio, cap)
+    return -min(capped * advantage, clipped(ratio, 1 - low, 1 + high) * advantage)
+
+
+def aggregated(mode, terms, masks, *, length=None):
+    """One micro-batch: the loss of a list of rows, each a list of terms with its mask."""
+    sums = [sum(term for term, on in zip(row, mask, strict=True) if on) for row, mask in zip(terms, masks, strict=True)]
+    counts = [sum(mask) for mask in masks]
+    rows, tokens = len(terms), sum(counts)
+    total = sum(sums)
+    if mode in ("trl/grpo", "verl/seq-mean-token-mean", "slime/sample-mean"):
+        return sum(each / max(count, 1) for each, count in zip(sums, counts, strict=True)) / rows
+    if mode in ("trl/bnpo", "trl/dapo", "trl/dapo-before-1.10", "verl/token-mean"):
+        return total / max(tokens, 1)
+    if mode == "trl/dr_grpo" or mode == "verl/seq-mean-token-sum-norm":
+        return total / (rows * length)
+    if mode == "verl/token-sum":
+        return total
+    if mode == "verl/seq-mean-token-sum":
+        return total / rows
+    assert mode == "slime/token-mean"
+    return total / sum(max(count, 1) for count in counts)
