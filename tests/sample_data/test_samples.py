@@ -1,0 +1,376 @@
+"""The sample files: what `check` finds in them, and that what was logged is reproduced."""
+
+import os
+from collections import defaultdict
+from functools import cache, cached_property
+from pathlib import Path
+from types import SimpleNamespace
+
+import numpy as np
+import polars as pl
+import pytest
+import torch
+from parity.padded import error, pack, pad
+
+from rolloutdoctor.batch import TRAIN
+from rolloutdoctor.engine.check import DTYPES, CheckOptions, check
+from rolloutdoctor.engine.configure import configure
+from rolloutdoctor.evaluate import evaluate, reward_kl_tokens, stored_kl
+from rolloutdoctor.findings import Severity
+from rolloutdoctor.fixes import choose
+from rolloutdoctor.io.run import open_run
+from rolloutdoctor.trainers.slime import rollout_mean
+
+FOLDER = Path(__file__).parents[2] / "sample_data"
+NAMES = ("run", "verl_rejected", "slime_ppo", "healthy")
+FOUND = {
+    "run": {
+        ("RDG001", "info", "confirmed"),
+        ("RDG002", "info", "confirmed"),
+        ("RDM002", "info", "confirmed"),
+    },
+    "verl_rejected": {
+        ("RDA001", "error", "confirmed"),
+        ("RDA002", "warning", "confirmed"),
+        ("RDG001", "info", "exposed"),
+        ("RDG002", "info", "confirmed"),
+    },
+    "slime_ppo": {("RDM001", "error", "confirmed"), ("RDG002", "info", "confirmed")},
+    "healthy": {("RDG001", "info", "exposed"), ("RDG002", "info", "confirmed")},
+}
+MOST_BYTES = 6 * 2**20
+
+every_dtype = pytest.mark.parametrize("dtype", list(DTYPES))
+every_sample = pytest.mark.parametrize("name", NAMES)
+
+
+class Sample:
+    """A sample, its configuration and its steps evaluated."""
+
+    def __init__(self, name: str, dtype: str) -> None:
+        self.run = open_run([FOLDER / f"{name}.parquet"])
+        self.configured = configure(self.run.metadata, None, [])
+        self.objective = self.configured.objective
+        self.dtype = DTYPES[dtype]
+
+    @cached_property
+    def evaluations(self):
+        return [
+            evaluate(batch, self.objective, dtype=self.dtype, per_token=True)
+            for batch in self.run.batches(self.run.columns, dtype=self.dtype)
+        ]
+
+    def logged(self, batch):
+        return self.run.metrics.at(batch.key)
+
+
+@cache
+def sample_of(name: str, dtype: str) -> Sample:
+    return Sample(name, dtype)
+
+
+# --- findings --------------------------------------------------------------------------------------------------------
+
+
+@cache
+def report_of(name, dtype="float32"):
+    return check(open_run([FOLDER / f"{name}.parquet"]), CheckOptions(device="cpu", dtype=dtype))
+
+
+@every_dtype
+@every_sample
+def test_check_finds_what_the_sample_was_made_for(name, dtype):
+    report = report_of(name, dtype)
+    assert {(found.code, found.severity.label, found.verdict) for found in report.findings} == FOUND[name]
+    assert not report.skipped
+    assert not report.notes
+
+
+def test_healthy_has_nothing_to_warn_of():
+    assert all(found.severity < Severity.WARNING for found in report_of("healthy").findings)
+
+
+def test_verl_sample_is_worth_looking_at():
+    report = report_of("verl_rejected")
+    value = {found.code: {k: m.value for k, m in found.measures.items()} for found in report.findings}
+    assert 0.03 < value["RDA001"]["rejected_rows"] / report.input.rows < 0.1
+    assert value["RDA001"]["affected_groups"] >= 40
+    assert value["RDA001"]["sign_flips"] >= 5
+    assert value["RDA002"]["groups"] >= 3
+
+
+def test_together_they_are_small():
+    files = [path for path in FOLDER.iterdir() if path.is_file()]
+    assert sum(path.stat().st_size for path in files) < MOST_BYTES
+    page = (FOLDER / "README.md").read_text()
+    assert [path.name for path in files if path.name not in page and path.name != "README.md"] == []
+
+
+# --- advantages ------------------------------------------------------------------------------------------------------
+
+
+@every_dtype
+@every_sample
+def test_recomputed_advantages_are_the_logged_ones(name, dtype):
+    sample, worst, largest = sample_of(name, dtype), 0.0, 0.0
+    for found in sample.evaluations:
+        batch = found.batch
+        if "advantage" in batch.per_row:
+            own, logged = found.rows.advantage_N, batch.column("advantage")
+        elif found.rows.advantage_N is None:
+            own, logged = found.rows.advantage_T, batch.column("advantages")
+        else:
+            own, logged = found.per_token.advantage_T, batch.column("advantages")
+        worst = max(worst, float((own - logged).abs().max()))
+        largest = max(largest, float(logged.abs().max()))
+    assert worst <= 1e-6 * largest
+
+
+# --- logged metrics --------------------------------------------------------------------------------------------------
+
+
+RELATIVE = 1e-6
+ABSOLUTE = {"run": 5e-8, "verl_rejected": 6e-8, "slime_ppo": 3e-8, "healthy": 7e-8}
+"""Worst difference measured, rounded up: near zero, terms of the order of one cancel in the trainer's float32 sums."""
+KL_METRICS = {"kl", "actor/kl_loss", "rollout/kl"}
+"""Sums of one sign: in float32 nothing cancels but what cancels upstream too."""
+AT_LEAST = {
+    "run": {"loss", "kl", "reward", "reward_std", "frac_reward_zero_std"},
+    "healthy": {"loss", "kl", "reward", "reward_std", "frac_reward_zero_std", "clip_ratio/region_mean"},
+    "verl_rejected": {"actor/pg_loss", "actor/kl_loss", "actor/ppo_kl", "critic/advantages/mean", "critic/score/mean"},
+    "slime_ppo": {"rollout/kl", "rollout/raw_reward", "train/loss", "train/pg_loss"},
+}
+
+
+@every_dtype
+@every_sample
+def test_logged_metrics_are_reproduced(name, dtype):
+    sample, compared = sample_of(name, dtype), set()
+    for found in sample.evaluations:
+        logged, own = sample.logged(found.batch), sample.configured.trainer.metrics(found)
+        for metric in sorted(own.keys() & logged.keys()):
+            compared.add(metric)
+            absolute = 0.0 if dtype == "float32" and metric in KL_METRICS else ABSOLUTE[name]
+            wanted = pytest.approx(logged[metric], rel=RELATIVE, abs=absolute)
+            assert own[metric] == wanted, (found.batch.key, metric)
+    assert compared >= AT_LEAST[name]
+
+
+@every_dtype
+def test_corrupted_kl_is_inverted(dtype):
+    """`rollout/kl` = mean reward / mean length - kl_coef * KL by rank, so the KL comes back out of it."""
+    sample = sample_of("slime_ppo", dtype)
+    coef = sample.objective.kl_reward.coef
+    copied = choose("kl-inplace").apply(sample.objective)
+    series = []
+    for batch in (found.batch for found in sample.evaluations):
+        true_T = reward_kl_tokens(batch, sample.objective, sample.dtype)
+        assert torch.equal(true_T, stored_kl(batch, copied, sample.dtype))
+        buffer_T = stored_kl(batch, sample.objective, sample.dtype)
+        stored_T = batch.column("kl")
+        assert float((buffer_T - stored_T).abs().max()) <= 1e-6 * float(stored_T.abs().max())
+        reward_T = torch.zeros(batch.tokens, dtype=torch.float64)
+        reward_T[batch.rows[1:] - 1] = batch.column("reward")
+        logged = sample.logged(batch)["rollout/kl"]
+        assert rollout_mean(batch, stored_T) == pytest.approx(logged, rel=1e-6)
+        inverted = (rollout_mean(batch, reward_T) - logged) / coef
+        series.append((inverted, rollout_mean(batch, true_T)))
+        # What was logged is float32, and the inversion divides its rounding by the coefficient.
+        rounding = 2**-23 * abs(logged) / coef
+        assert inverted == pytest.approx(series[-1][1], rel=1e-5, abs=rounding)
+    inverted, true = (sum(column) / len(series) for column in zip(*series, strict=True))
+    assert inverted == pytest.approx(true, rel=1e-6)
+
+
+def test_slime_formulas_row_by_row():
+    """The stored columns against the definitions, in plain float64."""
+    frame = pl.read_parquet(FOLDER / "slime_ppo.parquet")
+    for row in frame.head(40).iter_rows(named=True):
+        old, ref, values = (np.array(row[name]) for name in ("old_log_probs", "ref_log_probs", "values"))
+        rewards = -0.05 * (np.exp(ref - old) - 1 - (ref - old))
+        rewards[-1] += row["reward"]
+        np.testing.assert_allclose(row["kl"], rewards, atol=1e-7)
+        following, expected = np.append(values[1:], 0.0), []
+        for t in range(len(values)):
+            deltas = rewards[t:] + following[t:] - values[t:]
+            expected.append(np.sum(deltas * 0.95 ** np.arange(len(deltas))))
+        np.testing.assert_allclose(row["advantages"], expected, atol=1e-6)
+        np.testing.assert_allclose(row["returns"], expected + values, atol=1e-6)
+
+
+# --- the real trainers -----------------------------------------------------------------------------------------------
+
+SINGLE, DOUBLE = 1e-6, 1e-10
+
+
+@pytest.fixture(scope="module")
+def verl_functions():
+    os.environ.setdefault("TORCHDYNAMO_DISABLE", "1")
+    pytest.importorskip("verl.trainer.ppo.core_algos")
+    from verl.trainer.ppo import core_algos, rollout_corr_helper
+    from verl.workers.config import ActorConfig
+
+    return SimpleNamespace(algos=core_algos, correction=rollout_corr_helper, ActorConfig=ActorConfig)
+
+
+@pytest.mark.parity
+@pytest.mark.filterwarnings("ignore")
+@every_dtype
+def test_verl_sample_against_verl(verl_functions, dtype):
+    """Rejection, advantages, loss and gradient of verl's functions, from the columns of the file."""
+    sample, kept, everyone = sample_of("verl_rejected", dtype), 0, 0
+    config = sample.run.metadata.config
+    actor_options = ("clip_ratio", "clip_ratio_low", "clip_ratio_high", "clip_ratio_c", "loss_agg_mode")
+    actor = verl_functions.ActorConfig(
+        strategy="fsdp",
+        rollout_n=8,
+        ppo_micro_batch_size_per_gpu=8,
+        **{name: config[f"actor_rollout_ref.actor.{name}"] for name in actor_options},
+    )
+    coef = config["actor_rollout_ref.actor.kl_loss_coef"]
+    for found in sample.evaluations[:30]:
+        batch = found.batch
+
+        def column(name, dtype=sample.dtype, batch=batch):
+            return pad(batch, batch.column(name), dtype)
+
+        before = column("response_mask_pre")
+        _, mask, _ = verl_functions.correction.compute_rollout_correction_and_rejection_mask(
+            old_log_prob=column("old_log_probs", torch.float32),
+            rollout_log_prob=column("rollout_log_probs", torch.float32),
+            response_mask=column("response_mask_pre", torch.float32),
+            rollout_is=config["algorithm.rollout_correction.rollout_is"],
+            rollout_rs=config["algorithm.rollout_correction.rollout_rs"],
+            rollout_rs_threshold=config["algorithm.rollout_correction.rollout_rs_threshold"],
+        )
+        assert torch.equal(pack(batch, mask).bool(), batch.column("response_mask"))
+        kept, everyone = kept + int(mask.sum()), everyone + int(before.sum())
+
+        scores = torch.zeros_like(before)
+        scores[torch.arange(len(batch)), batch.rows.diff() - 1] = batch.column("reward").to(sample.dtype)
+        uid = np.array([batch.group_name(group) for group in batch.groups.index_N.tolist()], dtype=object)
+        advantages, _ = verl_functions.algos.compute_grpo_outcome_advantage(scores, mask.to(sample.dtype), uid)
+        single = sample.dtype == torch.float32
+        assert error(found.per_token.advantage_T, pack(batch, advantages)) <= (SINGLE if single else DOUBLE)
+
+        leaf = column("policy_log_probs").requires_grad_()
+        keep = mask.bool()
+        actor.global_batch_info.update(dp_size=1, batch_num_tokens=keep.sum(), global_batch_size=len(batch))
+        policy_loss, _ = verl_functions.algos.compute_policy_loss_vanilla(
+            old_log_prob=column("old_log_probs"),
+            log_prob=leaf,
+            advantages=advantages,
+            response_mask=keep,
+            loss_agg_mode=actor.loss_agg_mode,
+            config=actor,
+        )
+        kl_T = verl_functions.algos.kl_penalty(leaf, column("ref_log_probs"), kl_penalty="low_var_kl")
+        kl_loss = verl_functions.algos.agg_loss(kl_T, keep, actor.loss_agg_mode, **actor.global_batch_info)
+        loss = policy_loss + coef * kl_loss
+        loss.backward()
+        assert found.loss == pytest.approx(loss.item(), rel=SINGLE, abs=ABSOLUTE["verl_rejected"] if single else 1e-13)
+        assert error(found.per_token.grad_T, pack(batch, leaf.grad)) <= (SINGLE if single else DOUBLE)
+    assert 0 < kept < everyone
+
+
+class OneRank:
+    """The parts of accelerate that TRL's loss uses."""
+
+    num_processes = 1
+    sync_gradients = True
+
+    def reduce(self, value, reduction="sum"):
+        return value
+
+    def gather(self, value):
+        return value
+
+
+def plain_trl_advantages(batch, weights):
+    """``(reward - mean) / (std + 1e-4)`` by group, from the columns of the reward functions."""
+    reward_N = sum(weight * column for weight, column in zip(weights, batch.rewards.values(), strict=True))
+    found = torch.zeros_like(reward_N)
+    for group in range(len(batch.groups)):
+        here = batch.groups.index_N == group
+        spread = reward_N[here].std() if int(here.sum()) > 1 else torch.zeros((), dtype=torch.float64)
+        found[here] = (reward_N[here] - reward_N[here].mean()) / (spread + 1e-4)
+    return found
+
+
+@pytest.fixture(scope="module")
+def trl_loss():
+    return pytest.importorskip("trl.trainer.grpo_trainer").GRPOTrainer._compute_loss
+
+
+@pytest.mark.parity
+@pytest.mark.filterwarnings("ignore")
+@every_dtype
+@pytest.mark.parametrize("name", ["run", "healthy"])
+def test_trl_samples_against_trl(trl_loss, name, dtype):
+    """TRL's own `_compute_loss` on each micro-batch of the file: loss, gradient and KL of the steps."""
+    sample = sample_of(name, dtype)
+    config = sample.run.metadata.config
+    single, steps = sample.dtype == torch.float32, 0
+    for found in sample.evaluations[:40]:
+        batch = found.batch
+        if batch.split != TRAIN:
+            continue
+        micros = batch.column("micro_batch_id")
+        advantage_N = plain_trl_advantages(batch, config["reward_weights"] or [1.0]).to(sample.dtype)
+        leaf = pad(batch, batch.column("policy_log_probs"), sample.dtype).requires_grad_()
+        old, ref = (pad(batch, batch.column(n), sample.dtype) for n in ("old_log_probs", "ref_log_probs"))
+        mask = pad(batch, batch.column("response_mask"), torch.int64)
+        total, metrics = torch.zeros((), dtype=sample.dtype), defaultdict(list)
+        count = len(micros.unique())
+        for micro in micros.unique().tolist():
+            here = micros == micro
+            self = SimpleNamespace(
+                accelerator=OneRank(),
+                args=SimpleNamespace(
+                    use_bias_correction_kl=config["use_bias_correction_kl"],
+                    delta=config["delta"],
+                    steps_per_generation=count,
+                ),
+                model=SimpleNamespace(training=True),
+                beta=config["beta"],
+                loss_type=config["loss_type"],
+                epsilon_low=config["epsilon"],
+                epsilon_high=config["epsilon_high"] or config["epsilon"],
+                importance_sampling_level=config["importance_sampling_level"],
+                top_entropy_quantile=1.0,
+                off_policy_mask_threshold=None,
+                use_vllm=False,
+                current_gradient_accumulation_steps=count,
+                max_completion_length=config["max_completion_length"],
+                aux_loss_enabled=False,
+                _entropy_bonus_enabled=False,
+                _metrics={"train": metrics},
+                _get_per_token_logps_and_entropies=lambda *_, here=here, leaf=leaf, **__: (
+                    leaf[here],
+                    torch.zeros_like(leaf[here]),
+                    None,
+                ),
+            )
+            ids = torch.zeros_like(mask[here])
+            inputs = {
+                "prompt_ids": ids[:, :1],
+                "prompt_mask": ids[:, :1] + 1,
+                "completion_ids": ids,
+                "completion_mask": mask[here],
+                "advantages": advantage_N[here],
+                "old_per_token_logps": old[here],
+                "ref_per_token_logps": ref[here],
+                "num_items_in_batch": mask.sum(),
+            }
+            total = total + trl_loss(self, None, inputs)
+        total.backward()
+        steps += 1
+        assert found.loss == pytest.approx(total.item(), rel=SINGLE, abs=ABSOLUTE[name] if single else 1e-13)
+        wanted_T = pack(batch, leaf.grad)
+        # Of a group of equal rewards nothing but `beta * (1 - exp(ref - policy))` is left, and the two parts cancel.
+        scale = max(float(wanted_T.abs().max()), config["beta"] * float(found.tokens.weight_N.max()))
+        worst = float((found.per_token.grad_T - wanted_T).abs().max())
+        assert worst <= (SINGLE if single else DOUBLE) * scale
+        own = sample.configured.trainer.metrics(found)["kl"]
+        assert own == pytest.approx(sum(metrics["kl"]) / count, rel=SINGLE if single else DOUBLE)
+    assert steps > 30
