@@ -171,9 +171,14 @@ def _finding(rule: AnyRule, seen: RuleState, context: Context) -> Finding | None
     )
 
 
+def _by_step(state: RunState) -> list[tuple[str, tuple[int, int]]]:
+    """Failures in the order of their first steps, whatever the order of arrival."""
+    return sorted(state.failures.items(), key=lambda failure: (failure[1][0], failure[0]))
+
+
 def _never_measured(rule: AnyRule, seen: RuleState, state: RunState) -> Skipped:
     if state.failures:
-        why, (step, _) = next(iter(state.failures.items()))
+        why, (step, _) = _by_step(state)[0]
         return Skipped(
             rule.code, rule.name, f"step {step} could not be evaluated: {why}", "check the options of the run"
         )
@@ -188,7 +193,7 @@ def _never_measured(rule: AnyRule, seen: RuleState, state: RunState) -> Skipped:
 def _notes(plan: Plan, state: RunState) -> list[str]:
     """What the numbers rest on."""
     notes: list[str] = []
-    for why, (step, count) in state.failures.items():
+    for why, (step, count) in _by_step(state):
         notes.append(f"{count:,} steps could not be evaluated, the first is step {step}: {why}")
     if state.odd_groups:
         notes.append(

@@ -112,8 +112,9 @@ class RejectedInBaseline(Rule[RejectedTally]):
         rejected_N = rows.rejected_N & ~rows.score_N.isnan()
         if not bool(rejected_N.any()):
             return RejectedTally()
-        live_N = self._live_in_affected(step)
         shift_N, drift_N = self._shift(step)
+        # Where the trainer's own advantage is NaN there is nothing to compare; nonfinite-values is about that.
+        live_N = self._live_in_affected(step) & ~shift_N.isnan()
         before_N, after_N = rows.advantage_N, fixed.rows.advantage_N
         assert before_N is not None
         assert after_N is not None

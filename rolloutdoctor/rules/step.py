@@ -107,17 +107,13 @@ class StepView:
 
     def worst_rows(self, weight_N: Tensor, note: "Callable[[int], str]", keep: int) -> list[Example]:
         """Examples for the rows of largest positive weight."""
-        count = min(keep, int((weight_N > 0).sum()))
-        values, chosen = torch.topk(weight_N, count)
         return [
             Example(self.batch.step, self._group_of(row), self.batch.sample_name(row), value, note(row))
-            for value, row in zip(values.tolist(), chosen.tolist(), strict=True)
+            for value, row in _worst(weight_N, keep)
         ]
 
     def worst_groups(self, weight_G: Tensor, note: "Callable[[int], str]", keep: int) -> list[Example]:
         """Examples for the groups of largest positive weight; the row named is the group's first."""
-        count = min(keep, int((weight_G > 0).sum()))
-        values, chosen = torch.topk(weight_G, count)
         starts = self.groups.order_N[self.groups.offsets[:-1]]
         return [
             Example(
@@ -127,9 +123,17 @@ class StepView:
                 value,
                 note(group),
             )
-            for value, group in zip(values.tolist(), chosen.tolist(), strict=True)
+            for value, group in _worst(weight_G, keep)
         ]
 
     def _group_of(self, row: int) -> str | None:
         groups = self.batch.groups
         return None if groups is None else self.batch.group_name(int(groups.index_N[row]))
+
+
+def _worst(weight: Tensor, keep: int) -> list[tuple[float, int]]:
+    """Largest positive weights with their positions, the first of equals first; NaN is no weight."""
+    positive = torch.where(weight > 0, weight, 0.0)
+    values, chosen = torch.sort(positive, descending=True, stable=True)
+    count = min(keep, int((positive > 0).sum()))
+    return list(zip(values[:count].tolist(), chosen[:count].tolist(), strict=True))

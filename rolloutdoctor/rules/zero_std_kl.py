@@ -204,7 +204,7 @@ class ZeroStdKl(Rule[ZeroStdTally]):
 
     def judge(self, run: ZeroStdTally, context: Context) -> Judgement | None:
         """Information whenever such groups have a gradient at all."""
-        if not run.dead_l1 > 0:
+        if run.dead_l1 == 0:
             return None
         share = ratio(run.dead_groups, run.groups)
         headline = f"{percent(ratio(run.dead_l1, run.grad_l1))} of the gradient (L1, log-prob space)"

@@ -7,7 +7,7 @@ from typing import Any, Self
 
 def largest() -> Any:  # noqa: ANN401  # a dataclass field takes the type of its annotation
     """Field that keeps the larger of two values; its identity is 0, so it is meant for sizes."""
-    return field(default=0.0, metadata={"merge": max})
+    return field(default=0.0, metadata={"merge": _larger})
 
 
 def smallest() -> Any:  # noqa: ANN401
@@ -37,5 +37,11 @@ class Sums:
 
 
 def ratio(part: float, whole: float) -> float | None:
-    """Return ``part / whole``, or None where there is no whole: a share of nothing is not 0."""
-    return part / whole if whole else None
+    """Return ``part / whole``, or None where there is no whole (a share of nothing is not 0) or no finite result."""
+    found = part / whole if whole else math.nan
+    return found if math.isfinite(found) else None
+
+
+def _larger(one: float, other: float) -> float:
+    """The larger of two values; NaN wins, whichever side it is on."""
+    return one if one != one or one >= other else other

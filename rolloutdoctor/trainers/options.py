@@ -138,7 +138,7 @@ def _number(value: object, *, whole: bool) -> object:
         return _WRONG
     try:
         number = float(value)  # type: ignore[arg-type]  # anything that is not a number raises
-    except (TypeError, ValueError):
+    except (TypeError, ValueError, OverflowError):
         return _WRONG
     if not whole:
         return number
@@ -198,10 +198,16 @@ def resolve(options: tuple[Option, ...], version: tuple[int, ...], layers: Itera
     names = {option.name: option for option in options}
     settings: dict[str, Setting] = {}
     for layer in layers:
+        spelt: dict[str, str] = {}
         for key, value in layer.values.items():
             name = _full_name(key, names, layer, trainer)
-            if name is not None:
-                settings.setdefault(name, Setting(names[name].read(value, layer.origin), layer.origin))
+            if name is None:
+                continue
+            if spelt.setdefault(name, key) != key and layer.values[spelt[name]] != value:
+                raise UsageError(f"{spelt[name]} and {key} are both {name} ({layer.origin}): keep one of them")
+            # A value that is overridden need not be one that is understood here.
+            if name not in settings:
+                settings[name] = Setting(names[name].read(value, layer.origin), layer.origin)
     written = ".".join(str(part) for part in version)
     for option in options:
         # A default is an assumption as long as nothing shows which options the run was started with.
