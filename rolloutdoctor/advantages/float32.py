@@ -32,7 +32,11 @@ def residue(score_N: Tensor, groups: Groups, epsilon: float) -> Tensor:
         size = values.shape[1]
         if size == 1:
             continue
-        advantage = (values - values.mean(1, keepdim=True)) / (values.std(1, keepdim=True) + epsilon)
+        mean = values.mean(1, keepdim=True)
+        # torch takes the deviation of one group from its float32 mean, in float64; that of several rows at once it
+        # computes otherwise, and gets 0 where this does not.
+        std = ((values.double() - mean.double()).square().sum(1, keepdim=True) / (size - 1)).sqrt().float()
+        advantage = (values - mean) / (std + epsilon)
         sorted_N[groups.offsets[chosen_k][:, None] + torch.arange(size, device=score_N.device)] = advantage
     unsorted_N = torch.empty_like(sorted_N)
     unsorted_N[groups.order_N] = sorted_N
