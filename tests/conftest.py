@@ -4,6 +4,9 @@ from pathlib import Path
 
 from hypothesis import settings
 
+# Small tensors gain nothing from threads, and on busy cores the barriers between them cost minutes.
+os.environ.setdefault("OMP_NUM_THREADS", "1")
+
 # The parity tests call verl's functions, some of which are compiled on first use; that would take minutes.
 os.environ["TORCHDYNAMO_DISABLE"] = "1"
 

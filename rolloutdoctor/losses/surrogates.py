@@ -5,10 +5,8 @@ from collections.abc import Callable
 import torch
 from torch import Tensor
 
+from rolloutdoctor.losses.terms import PolicyTerm, TokenInputs
 from rolloutdoctor.objective import Surrogate
-
-Term = tuple[Tensor, Tensor, Tensor]
-"""Value, derivative, and importance ratio as the loss uses it, each ``[T]``."""
 
 
 def _ratio(log_ratio_T: Tensor, rule: Surrogate) -> tuple[Tensor, Tensor]:
@@ -21,12 +19,13 @@ def _ratio(log_ratio_T: Tensor, rule: Surrogate) -> tuple[Tensor, Tensor]:
     return ratio_T, torch.where(log_ratio_T.abs() <= bound, ratio_T, 0.0)
 
 
-def ppo_dual_clip(log_ratio_T: Tensor, advantage_T: Tensor, rule: Surrogate) -> Term:
+def ppo_dual_clip(given: TokenInputs, rule: Surrogate) -> PolicyTerm:
     """``max(-A r, -A clip(r))``, and for a negative advantage at most ``-A cap``.
 
     Source: verl ``compute_policy_loss_vanilla``; slime ``compute_policy_loss`` (whose cap is off by default).
     """
-    ratio_T, slope_T = _ratio(log_ratio_T, rule)
+    advantage_T = given.advantage_T
+    ratio_T, slope_T = _ratio(given.log_ratio_T, rule)
     clipped_T = ratio_T.clamp(1 - rule.clip_low, 1 + rule.clip_high)
     value_T = torch.maximum(-advantage_T * ratio_T, -advantage_T * clipped_T)
     negative_T = advantage_T < 0
@@ -34,15 +33,16 @@ def ppo_dual_clip(log_ratio_T: Tensor, advantage_T: Tensor, rule: Surrogate) -> 
     if rule.cap is not None:
         value_T = torch.where(negative_T, torch.minimum(value_T, -advantage_T * rule.cap), value_T)
         flows_T = flows_T & (~negative_T | (ratio_T <= rule.cap))
-    return value_T, torch.where(flows_T, -advantage_T * slope_T, 0.0), ratio_T
+    return PolicyTerm(given.gated(value_T), given.gated(torch.where(flows_T, -advantage_T * slope_T, 0.0)), ratio_T)
 
 
-def ppo_delta_clip(log_ratio_T: Tensor, advantage_T: Tensor, rule: Surrogate) -> Term:
+def ppo_delta_clip(given: TokenInputs, rule: Surrogate) -> PolicyTerm:
     """``-min(min(r, cap) A, clip(r) A)``, the cap being TRL's `delta`.
 
     Source: TRL ``GRPOTrainer._compute_loss`` for grpo, bnpo, dr_grpo and dapo.
     """
-    ratio_T, slope_T = _ratio(log_ratio_T, rule)
+    advantage_T = given.advantage_T
+    ratio_T, slope_T = _ratio(given.log_ratio_T, rule)
     clipped_T = ratio_T.clamp(1 - rule.clip_low, 1 + rule.clip_high)
     inside_T = (ratio_T >= 1 - rule.clip_low) & (ratio_T <= 1 + rule.clip_high)
     if rule.cap is not None:
@@ -54,10 +54,11 @@ def ppo_delta_clip(log_ratio_T: Tensor, advantage_T: Tensor, rule: Surrogate) ->
     # Where both branches are equal autograd gives each one half.
     share_T = torch.where(first_T > second_T, 1.0, torch.where(first_T == second_T, 0.5, 0.0))
     flows_T = share_T * below_T + (1 - share_T) * inside_T
-    return torch.maximum(first_T, second_T), -advantage_T * slope_T * flows_T, capped_T
+    value_T = torch.maximum(first_T, second_T)
+    return PolicyTerm(given.gated(value_T), given.gated(-advantage_T * slope_T * flows_T), capped_T)
 
 
-SURROGATES: dict[str, Callable[[Tensor, Tensor, Surrogate], Term]] = {
+SURROGATES: dict[str, Callable[[TokenInputs, Surrogate], PolicyTerm]] = {
     "ppo_delta_clip": ppo_delta_clip,
     "ppo_dual_clip": ppo_dual_clip,
 }

@@ -12,6 +12,7 @@ from rolloutdoctor.batch import RolloutBatch
 from rolloutdoctor.evaluate import Evaluation, evaluate, evaluate_all
 from rolloutdoctor.losses.aggregation import AGGREGATIONS
 from rolloutdoctor.losses.surrogates import SURROGATES
+from rolloutdoctor.losses.terms import TokenInputs
 from rolloutdoctor.objective import AdvantageRule, Aggregation, KlTerm, Objective, Surrogate
 from rolloutdoctor.testing import random_batch, toy_batch
 
@@ -177,7 +178,7 @@ def test_terms_against_loops(surrogate, seed):
     draw = torch.Generator().manual_seed(seed)
     log_ratio_T = torch.randn(200, generator=draw, dtype=torch.float64) * torch.tensor([0.2, 9.0]).repeat(100)
     advantage_T = torch.randn(200, generator=draw, dtype=torch.float64)
-    value_T = SURROGATES[rule.kind](log_ratio_T, advantage_T, rule)[0].tolist()
+    value_T = SURROGATES[rule.kind](TokenInputs.of(log_ratio_T, advantage_T), rule).value_T.tolist()
     for value, log_ratio, advantage in zip(value_T, log_ratio_T.tolist(), advantage_T.tolist(), strict=True):
         bounds = (rule.clip_low, rule.clip_high, rule.cap)
         if rule.kind == "ppo_dual_clip":

@@ -1,0 +1,63 @@
+"""What a policy term sees, and what it gives back."""
+
+from dataclasses import dataclass
+from typing import NamedTuple
+
+import torch
+from torch import Tensor
+
+from rolloutdoctor.ops import segments as seg
+
+
+@dataclass(frozen=True, eq=False)
+class TokenInputs:
+    """Some whole rows as a policy term sees them; masked tokens hold 0.
+
+    Attributes:
+        policy_T: ``[T]`` log-probs at the loss.
+        log_ratio_T: ``[T]`` policy minus old log-probs.
+        advantage_T: ``[T]`` advantages.
+        mask_T: ``[T]`` bool, trained tokens.
+        offsets: ``[N+1]`` int64 row offsets.
+        gate_T: ``[T]`` detached multipliers of the policy term (importance weights, masks of tokens), or None for one.
+    """
+
+    policy_T: Tensor
+    log_ratio_T: Tensor
+    advantage_T: Tensor
+    mask_T: Tensor
+    offsets: Tensor
+    gate_T: Tensor | None = None
+
+    @classmethod
+    def of(cls, log_ratio_T: Tensor, advantage_T: Tensor) -> "TokenInputs":
+        """One row, every token trained, with log-ratio and advantage alone."""
+        offsets = torch.tensor([0, len(log_ratio_T)], device=log_ratio_T.device)
+        return cls(log_ratio_T, log_ratio_T, advantage_T, torch.ones_like(log_ratio_T, dtype=torch.bool), offsets)
+
+    def row_sum(self, x_T: Tensor) -> Tensor:
+        """Sum over the trained tokens of each row, float64 ``[N]``."""
+        return seg.total(torch.where(self.mask_T, x_T, 0.0), self.offsets)
+
+    def expand(self, x_N: Tensor) -> Tensor:
+        """Give a row value to its tokens, in the dtype of the log-probs."""
+        return seg.expand(x_N.to(self.policy_T.dtype), self.offsets)
+
+    def gated(self, x_T: Tensor) -> Tensor:
+        """`x_T` times the multipliers."""
+        return x_T if self.gate_T is None else x_T * self.gate_T
+
+
+class PolicyTerm(NamedTuple):
+    """A policy term per token, before the weight of the token's row.
+
+    Attributes:
+        value_T: ``[T]`` the term, multipliers included.
+        slope_T: ``[T]`` derivative of the row's summed terms with respect to the token's policy log-prob: for terms
+            with one ratio per row it gathers what all tokens of the row contribute.
+        ratio_T: ``[T]`` importance ratio as the loss uses it.
+    """
+
+    value_T: Tensor
+    slope_T: Tensor
+    ratio_T: Tensor

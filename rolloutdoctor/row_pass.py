@@ -1,0 +1,148 @@
+"""The first pass of an evaluation: scores, votes and advantages, everything that has one value per row."""
+
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from rolloutdoctor import kl
+from rolloutdoctor.advantages.float32 import trl_flags
+from rolloutdoctor.advantages.gae import gae, token_rewards
+from rolloutdoctor.advantages.scores import Scores
+from rolloutdoctor.advantages.table import ESTIMATORS
+from rolloutdoctor.batch import TRAIN, Groups, RolloutBatch
+from rolloutdoctor.needs import advantage_columns, reward_kl_columns
+from rolloutdoctor.objective import KlBuffer, Objective, RowSet, Scope
+from rolloutdoctor.ops import segments as seg
+
+
+@dataclass(frozen=True, eq=False)
+class RowPart:
+    """The first pass: everything that has one value per row.
+
+    Attributes:
+        objective: what was evaluated.
+        score_N: ``[N]`` float64, the reward that the estimator sees.
+        vote_N: ``[N]`` bool, rows that enter baselines and scales.
+        length_N: ``[N]`` float64, trained tokens; None without a mask.
+        rejected_N: ``[N]`` bool, rows without a trained token; None without a mask.
+        zero_std_N: ``[N]`` bool, `RowSet.ZERO_STD`.
+        advantage_N: ``[N]`` float64; None for estimators with a time axis.
+        baseline_N: ``[N]`` float64, what was subtracted from the score; None like `advantage_N`.
+        advantage_T: ``[T]`` advantages for estimators with a time axis, else None.
+    """
+
+    objective: Objective
+    score_N: Tensor
+    vote_N: Tensor
+    length_N: Tensor | None
+    rejected_N: Tensor | None
+    zero_std_N: Tensor
+    advantage_N: Tensor | None
+    baseline_N: Tensor | None
+    advantage_T: Tensor | None = None
+
+
+def evaluate_rows(batch: RolloutBatch, objective: Objective, dtype: torch.dtype = torch.float32) -> RowPart | None:
+    """Run the first pass; None if a column that the advantages need is missing."""
+    if not batch.has(*advantage_columns(objective)):
+        return None
+    # The trainers hold rewards in float32; the statistics of these values are float64.
+    score_N = batch.column("reward").to(dtype).double()
+    length_N = rejected_N = None
+    if "response_mask" in batch.per_token:
+        length_N = seg.total(batch.column("response_mask"), batch.rows)
+        rejected_N = length_N == 0
+    vote_N = torch.ones_like(score_N, dtype=torch.bool)
+    if RowSet.UNSCORED in objective.vote.without:
+        vote_N &= ~score_N.isnan()
+    if RowSet.REJECTED in objective.vote.without and rejected_N is not None:
+        vote_N &= ~rejected_N
+    if objective.advantage.estimator == "gae":
+        nobody_N = torch.zeros_like(vote_N)
+        advantage_T = gae(batch, objective, reward_kl_tokens(batch, objective, dtype), score_N)
+        return RowPart(objective, score_N, vote_N, length_N, rejected_N, nobody_N, None, None, advantage_T)
+    assert batch.groups is not None  # advantage_columns asked for it
+    groups = compared_groups(batch.groups, objective)
+    clean_N = torch.where(vote_N, score_N, 0.0)
+    scores = Scores(clean_N, vote_N, torch.zeros_like(score_N) if length_N is None else length_N, groups)
+    found = ESTIMATORS[objective.advantage.estimator](scores, objective.advantage)
+    return RowPart(
+        objective=objective,
+        score_N=score_N,
+        vote_N=vote_N,
+        length_N=length_N,
+        rejected_N=rejected_N,
+        zero_std_N=zero_std_rows(batch, clean_N, vote_N, groups),
+        advantage_N=found.value_N,
+        baseline_N=found.baseline_N,
+    )
+
+
+def compared_groups(groups: Groups, objective: Objective) -> Groups:
+    """Rows that are compared with each other: the groups, or all rows where the trainer falls back to the batch."""
+    if objective.advantage.batch_if_unequal and len(groups) and int(groups.size_G.max()) != int(groups.size_G.min()):
+        return Groups.of(torch.zeros_like(groups.index_N))
+    return groups
+
+
+def zero_std_rows(batch: RolloutBatch, score_N: Tensor, vote_N: Tensor, groups: Groups) -> Tensor:
+    """Rows of groups whose voters' rewards are all equal, ``[N]`` bool.
+
+    Never eval rows, and never groups with fewer than two voters.
+    """
+    if batch.split != TRAIN:
+        return torch.zeros_like(vote_N)
+    equal_G = (seg.group_spread(score_N, groups, vote_N) == 0) & (seg.group_total(vote_N, groups) > 1)
+    return equal_G[groups.index_N]
+
+
+def reward_kl_tokens(batch: RolloutBatch, objective: Objective, dtype: torch.dtype) -> Tensor | None:
+    """Per-token KL of the penalty inside the reward, ``[T]``, masked tokens included; zeros if its coefficient is 0.
+
+    None if there is no such penalty.
+    """
+    term = objective.kl_reward
+    if term is None:
+        return None
+    if term.coef == 0:
+        return torch.zeros(batch.tokens, dtype=dtype, device=batch.device)
+    policy_T, ref_T = batch.column(term.log_probs).to(dtype), batch.column("ref_log_probs").to(dtype)
+    return kl.term(term.estimator, policy_T - ref_T, clamp=term.clamp)[0]
+
+
+def stored_kl(batch: RolloutBatch, objective: Objective, dtype: torch.dtype = torch.float32) -> Tensor | None:
+    """Per-token KL as the trainer stores it for its metric, ``[T]``, masked tokens included.
+
+    None if the trainer stores none, or a column it needs is missing.
+    """
+    if objective.kl_reward is None or not batch.has(*reward_kl_columns(objective)):
+        return None
+    kl_T = reward_kl_tokens(batch, objective, dtype)
+    if objective.kl_buffer is KlBuffer.COPY:
+        return kl_T
+    if not batch.has("reward"):
+        return None
+    return token_rewards(batch, objective, kl_T, batch.column("reward").to(dtype).double())
+
+
+def in_scope(batch: RolloutBatch, part: RowPart, scope: Scope) -> Tensor:
+    """Rows of a scope, ``[N]`` bool."""
+    inside_N = torch.ones_like(part.vote_N)
+    for rows in scope.without:
+        inside_N &= ~_row_set(batch, part, rows)
+    return inside_N
+
+
+def _row_set(batch: RolloutBatch, part: RowPart, rows: RowSet) -> Tensor:
+    match rows:
+        case RowSet.ZERO_STD:
+            return part.zero_std_N
+        case RowSet.UNSCORED:
+            return part.score_N.isnan()
+        case RowSet.REJECTED:
+            assert part.rejected_N is not None  # scopes other than the vote are read only with a mask at hand
+            return part.rejected_N
+        case RowSet.STD_FLAGGED:
+            assert batch.groups is not None
+            return trl_flags(part.score_N, batch.groups, part.objective.advantage.scale)

@@ -1,0 +1,215 @@
+"""The second pass of an evaluation: the terms of every token and their derivative, reduced to sums per row.
+
+Blocks of whole rows go through in turn, so that the temporaries of a block stay in the cache.
+"""
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from rolloutdoctor import kl
+from rolloutdoctor.batch import TRAIN, RolloutBatch
+from rolloutdoctor.losses.aggregation import Layout, row_weights
+from rolloutdoctor.losses.surrogates import SURROGATES
+from rolloutdoctor.losses.terms import TokenInputs
+from rolloutdoctor.needs import LAYOUT_COLUMNS
+from rolloutdoctor.objective import KlTerm
+from rolloutdoctor.ops import segments as seg
+from rolloutdoctor.row_pass import RowPart, in_scope
+
+BLOCK_TOKENS = 131_072
+"""Tokens that are worked on at a time: their temporaries stay in the cache."""
+
+
+@dataclass(frozen=True, eq=False)
+class TokenPart:
+    """The second pass, reduced to float64 sums per row; masked tokens are left out unless said.
+
+    Attributes:
+        layout: how the step was cut up.
+        weight_N: weight of a token of the row in the loss of the step.
+        policy_N: policy terms of the rows that carry one, before the weight.
+        advantage_N: advantages of the tokens; at ratio one the policy term is minus this.
+        kl_N: KL of the row, before coefficient, weight and scope.
+        kl_loss_N: KL of the rows that carry the KL term, times the coefficient, before the weight.
+        low_clipped_N: tokens with negative advantage and a ratio below the clip range.
+        high_clipped_N: tokens with positive advantage and a ratio above it.
+        log_ratio_N: policy minus old log-probs.
+        grad_l1_N: absolute values of the derivative.
+        grad_sq_N: squares of the derivative.
+        logits_low_sq_N: squares of the derivative times ``(1 - p)^2``: the squared norm of the gradient with respect
+            to the logits is between this and twice this.
+        logits_sq_N: the exact squared norm with respect to the logits; None without `sum_pi_squared`.
+        versus_l1_N: absolute differences from the reference evaluation's derivative.
+        versus_dot_N: products with the reference evaluation's derivative.
+    """
+
+    layout: Layout
+    weight_N: Tensor
+    policy_N: Tensor
+    advantage_N: Tensor
+    kl_N: Tensor
+    kl_loss_N: Tensor
+    low_clipped_N: Tensor
+    high_clipped_N: Tensor
+    log_ratio_N: Tensor
+    grad_l1_N: Tensor
+    grad_sq_N: Tensor
+    logits_low_sq_N: Tensor
+    logits_sq_N: Tensor | None
+    versus_l1_N: Tensor
+    versus_dot_N: Tensor
+
+
+@dataclass(frozen=True, eq=False)
+class PerToken:
+    """What `recompute` writes, ``[T]`` each, 0 where the mask is 0."""
+
+    advantage_T: Tensor
+    kl_T: Tensor
+    ratio_T: Tensor
+    loss_T: Tensor
+    grad_T: Tensor
+
+
+def token_pass(
+    batch: RolloutBatch, parts: Mapping[str, RowPart], dtype: torch.dtype, per_token: bool
+) -> dict[str, tuple[TokenPart, PerToken | None]]:
+    """Run the second pass for all objectives, block by block."""
+    passes = {name: _Pass(batch, part, dtype, per_token) for name, part in parts.items()}
+    for rows, tokens in batch.blocks(BLOCK_TOKENS):
+        block = _Block(batch, rows, tokens, dtype)
+        reference: Tensor | None = None
+        for each in passes.values():
+            grad_T = each.add(block, reference)
+            reference = grad_T if reference is None else reference
+    return {name: each.result() for name, each in passes.items()}
+
+
+class _Block:
+    """The columns of some whole rows, masked tokens set to zero so that nothing of them leaks."""
+
+    def __init__(self, batch: RolloutBatch, rows: slice, tokens: slice, dtype: torch.dtype) -> None:
+        self.rows, self.tokens = rows, tokens
+        self.offsets = batch.rows[rows.start : rows.stop + 1] - batch.rows[rows.start]
+        self.mask_T = batch.column("response_mask")[tokens]
+        self.dtype = dtype
+        self._batch = batch
+        self._columns: dict[str, Tensor] = {}
+
+    def column(self, name: str) -> Tensor:
+        """A token column of the block, ``[t]``, 0 at masked tokens."""
+        if name not in self._columns:
+            values_T = self._batch.column(name)[self.tokens].to(self.dtype)
+            self._columns[name] = torch.where(self.mask_T, values_T, 0.0)
+        return self._columns[name]
+
+    def per_row(self, x_T: Tensor) -> Tensor:
+        """Sum over the trained tokens of each row of the block, float64."""
+        return seg.total(x_T * self.mask_T, self.offsets)
+
+    def expand(self, x_N: Tensor) -> Tensor:
+        """Give the block's share of a row value to its tokens."""
+        return seg.expand(x_N[self.rows], self.offsets)
+
+
+class _Pass:
+    """The second pass for one objective: per-row sums that grow block by block."""
+
+    def __init__(self, batch: RolloutBatch, part: RowPart, dtype: torch.dtype, per_token: bool) -> None:
+        objective = part.objective
+        assert part.length_N is not None  # loss_columns asked for the mask
+        counted_N = part.length_N
+        if objective.aggregation.counted_before_rejection:
+            counted_N = seg.total(batch.column("response_mask_pre"), batch.rows)
+        in_count_N = in_scope(batch, part, objective.denominator)
+        counted_N = torch.where(in_count_N, counted_N, 0.0)
+        layout_columns = [batch.per_row.get(name) for name in LAYOUT_COLUMNS]
+        separate = batch.split != TRAIN and objective.aggregation.eval_batches
+        self.layout = Layout.of(batch.rows, *layout_columns, separate=separate)
+        # A row that no denominator counts has no weight, and a mean over its own tokens no meaning.
+        self.weight_N = torch.where(in_count_N, row_weights(counted_N, self.layout, objective.aggregation), 0.0)
+        self.objective, self.part, self.batch = objective, part, batch
+        self.policy_N = in_scope(batch, part, objective.policy)
+        self.kl_N = in_scope(batch, part, objective.kl)
+        self.coef = objective.kl_loss.coef if objective.kl_loss else 0.0
+        self.on_policy = batch.column(objective.surrogate.old) is batch.column("policy_log_probs")
+        self.policy_weight_N = (self.weight_N * self.policy_N).to(dtype)
+        self.kl_weight_N = (self.weight_N * self.kl_N * self.coef).to(dtype)
+        self.advantage_N = None if part.advantage_N is None else part.advantage_N.to(dtype)
+        self.has_logits = "sum_pi_squared" in batch.per_token
+        self.sums: dict[str, list[Tensor]] = {}
+        self.kept: list[tuple[Tensor, ...]] | None = [] if per_token else None
+
+    def add(self, block: _Block, reference_T: Tensor | None) -> Tensor:
+        """Add a block and return its derivative, ``[t]``."""
+        rule = self.objective.surrogate
+        policy_T = block.column("policy_log_probs")
+        # Of one column with itself this is 0, or NaN where the trainer gets NaN too.
+        log_ratio_T = policy_T - (policy_T if self.on_policy else block.column(rule.old))
+        if self.advantage_N is not None:
+            advantage_T = block.expand(self.advantage_N)
+        else:
+            assert self.part.advantage_T is not None
+            advantage_T = self.part.advantage_T[block.tokens].to(policy_T.dtype)
+        advantage_T = torch.where(block.mask_T, advantage_T, 0.0)
+        given = TokenInputs(policy_T, log_ratio_T, advantage_T, block.mask_T, block.offsets)
+        value_T, slope_T, ratio_T = SURROGATES[rule.kind](given, rule)
+        policy_weight_T = block.expand(self.policy_weight_N)
+        grad_T = policy_weight_T * slope_T
+        loss_T = policy_weight_T * value_T
+        kl_T = torch.zeros_like(policy_T)
+        if self.objective.kl_loss is not None:
+            kl_T, kl_slope_T = self._kl(block, self.objective.kl_loss, log_ratio_T)
+            kl_weight_T = block.expand(self.kl_weight_N)
+            grad_T = grad_T + kl_weight_T * kl_slope_T
+            loss_T = loss_T + kl_weight_T * kl_T
+        grad_T = torch.where(block.mask_T, grad_T, 0.0)
+        square_T = grad_T.double() ** 2
+        miss_T = (1 - policy_T.double().exp()) ** 2
+        self._sum(block, "policy_N", value_T)
+        self._sum(block, "advantage_N", advantage_T)
+        self._sum(block, "kl_N", kl_T)
+        self._sum(block, "low_clipped_N", (ratio_T < 1 - rule.clip_low) & (advantage_T < 0))
+        self._sum(block, "high_clipped_N", (ratio_T > 1 + rule.clip_high) & (advantage_T > 0))
+        self._sum(block, "log_ratio_N", log_ratio_T)
+        self._sum(block, "grad_l1_N", grad_T.abs())
+        self._sum(block, "grad_sq_N", square_T)
+        self._sum(block, "logits_low_sq_N", square_T * miss_T)
+        if self.has_logits:
+            spread_T = 1 - 2 * policy_T.double().exp() + block.column("sum_pi_squared").double()
+            self._sum(block, "logits_sq_N", square_T * spread_T)
+        other_T = grad_T if reference_T is None else reference_T
+        self._sum(block, "versus_l1_N", (grad_T - other_T).abs())
+        self._sum(block, "versus_dot_N", grad_T.double() * other_T)
+        if self.kept is not None:
+            mask_T = block.mask_T
+            kept = (advantage_T, kl_T, torch.where(mask_T, ratio_T, 0.0), torch.where(mask_T, loss_T, 0.0), grad_T)
+            self.kept.append(kept)
+        return grad_T
+
+    def _kl(self, block: _Block, term: KlTerm, log_ratio_T: Tensor) -> kl.Term:
+        u_T = block.column(term.log_probs) - block.column("ref_log_probs")
+        ratio_T = log_ratio_T.exp() if term.ratio_weighted else None
+        return kl.term(term.estimator, u_T, ratio_T, straight_through=term.straight_through, clamp=term.clamp)
+
+    def _sum(self, block: _Block, name: str, x_T: Tensor) -> None:
+        self.sums.setdefault(name, []).append(block.per_row(x_T))
+
+    def result(self) -> tuple[TokenPart, PerToken | None]:
+        """Put the blocks together."""
+        empty = torch.zeros(0, dtype=torch.float64, device=self.batch.device)
+        names = [name for name in TokenPart.__dataclass_fields__ if name not in ("layout", "weight_N", "kl_loss_N")]
+        sums = {name: torch.cat(self.sums[name]) if name in self.sums else empty for name in names}
+        kl_loss_N = sums["kl_N"] * self.coef * self.kl_N
+        sums["policy_N"] = sums["policy_N"] * self.policy_N
+        sums["advantage_N"] = sums["advantage_N"] * self.policy_N
+        logits = sums.pop("logits_sq_N") if self.has_logits else None
+        sums.pop("logits_sq_N", None)
+        tokens = TokenPart(layout=self.layout, weight_N=self.weight_N, kl_loss_N=kl_loss_N, logits_sq_N=logits, **sums)
+        if self.kept is None:
+            return tokens, None
+        columns = [torch.cat(column) for column in zip(*self.kept, strict=True)] or [empty] * 5
+        return tokens, PerToken(*columns)
