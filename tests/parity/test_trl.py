@@ -151,17 +151,12 @@ def laid_out(batch: RolloutBatch, layout: str) -> RolloutBatch:
         },
         "two ranks": {"micro_batch_id": [0, 0, 0, 1, 1, 1] * 2, "rank": [0] * 6 + [1] * 6},
         "ranks and steps": {
-            "micro_batch_id": [0, 1, 0, 1, 0, 1] * 2,
-            "rank": [0, 0, 1, 1] * 3,
-            "optim_step_id": [0] * 4 + [0, 0, 1, 1] + [1] * 4,
-        },
-    }[layout]
-    if layout == "ranks and steps":
-        cut = {
             "optim_step_id": [0] * 6 + [1] * 6,
-            "micro_batch_id": [0] * 6 + [0] * 6,
+            "micro_batch_id": [0] * 12,
             "rank": [0, 0, 0, 1, 1, 1] * 2,
-        }
+        },
+        "uneven": {"micro_batch_id": [0, 0, 0, 0, 0, 1, 1, 2, 2, 2, 3, 3]},
+    }[layout]
     columns = {name: torch.tensor(numbers) for name, numbers in cut.items()}
     return replace(batch, per_row={**batch.per_row, **columns})
 
@@ -174,7 +169,7 @@ VARIANTS = {
     "delta inside": {"delta": 1.1, "epsilon_high": 0.3},
     "high": {"beta": 0.04, "epsilon": 0.1, "epsilon_high": 0.4},
 }
-LAYOUTS = ("one", "accumulated", "two steps", "counted through", "two ranks", "ranks and steps")
+LAYOUTS = ("one", "uneven", "accumulated", "two steps", "counted through", "two ranks", "ranks and steps")
 
 
 def check(trainer_class, batch, options, dtype, tolerance, *, on_policy=False):
