@@ -180,7 +180,8 @@ class _Pass:
         self._sum(block, "logits_low_sq_N", square_T * miss_T)
         if self.has_logits:
             spread_T = 1 - 2 * policy_T.double().exp() + block.column("sum_pi_squared").double()
-            self._sum(block, "logits_sq_N", square_T * spread_T)
+            # Never below (1 - p)^2, but rounding of the column gets there where p is about one.
+            self._sum(block, "logits_sq_N", square_T * spread_T.maximum(miss_T))
         other_T = grad_T if reference_T is None else reference_T
         self._sum(block, "versus_l1_N", (grad_T - other_T).abs())
         self._sum(block, "versus_dot_N", grad_T.double() * other_T)

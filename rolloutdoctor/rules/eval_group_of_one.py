@@ -83,7 +83,9 @@ class EvalGroupOfOne(Rule[EvalTally]):
             masked_rows=int(self._masked(step, single_N).sum()),
             pr_rows=flagged,
             steps=int(bool(single_N.any())),
-            flagged_steps=int(bool(single_N.all()) and step.logged.get("frac_reward_zero_std") == 1),
+            flagged_steps=int(
+                len(single_N) > 0 and bool(single_N.all()) and step.logged.get("frac_reward_zero_std") == 1
+            ),
         )
 
     def _single(self, step: "StepView") -> "Tensor":

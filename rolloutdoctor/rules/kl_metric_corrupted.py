@@ -34,8 +34,10 @@ class KlMetricTally(Sums):
     inverted: float = 0.0
     inverted_steps: int = 0
     tokens: int = 0
-    tokens_fit_kl: int = 0
     tokens_fit_reward: int = 0
+    telling: int = 0
+    telling_fit_kl: int = 0
+    telling_fit_reward: int = 0
 
 
 @dataclass(frozen=True)
@@ -152,7 +154,7 @@ class KlMetricCorrupted(Rule[KlMetricTally]):
     def _seen(self, step: "StepView") -> _Seen | None:
         """The step's logged KL and what it could be; None if nothing usable was logged."""
         evaluation, trainer = step.evaluation, step.trainer
-        if evaluation is None or trainer is None:
+        if evaluation is None or trainer is None or not len(step.batch):
             return None
         stored = self._stored(step)
         if stored is not None:
@@ -201,10 +203,15 @@ class KlMetricCorrupted(Rule[KlMetricTally]):
             fits_T: Tensor = gap_T <= 1e-6 + self.match_rel * predicted_T.abs()
             return fits_T
 
+        fits_kl_T, fits_reward_T = fitting(kl_T), fitting(buffer_T)
+        # Where the KL is about 0 both predict the same, and the token tells nothing.
+        telling_T = (kl_T - buffer_T).abs() > 1e-5 + 10 * self.match_rel * kl_T.abs()
         return KlMetricTally(
             tokens=batch.tokens,
-            tokens_fit_kl=int(fitting(kl_T).sum()),
-            tokens_fit_reward=int(fitting(buffer_T).sum()),
+            tokens_fit_reward=int(fits_reward_T.sum()),
+            telling=int(telling_T.sum()),
+            telling_fit_kl=int((fits_kl_T & telling_T).sum()),
+            telling_fit_reward=int((fits_reward_T & telling_T).sum()),
         )
 
     def examples(self, step: "StepView") -> Iterable[Example]:
@@ -231,7 +238,7 @@ class KlMetricCorrupted(Rule[KlMetricTally]):
 
     def judge(self, run: KlMetricTally, context: Context) -> Judgement | None:
         """An error if the logged values are the reward buffer, a warning if they are something unknown."""
-        by_tokens = run.tokens > 0 and run.tokens_fit_reward == run.tokens and run.tokens_fit_kl < run.tokens
+        by_tokens = run.telling > 0 and run.telling_fit_reward == run.telling
         confirmed = (run.steps > 0 and run.fits_reward == run.steps) or (by_tokens and run.fits_kl < run.steps)
         relative = ratio(run.abs_error, run.recomputed_abs)
         off = run.fits_kl < run.steps and (relative is None or not relative <= self.warn_above)
@@ -260,9 +267,9 @@ class KlMetricCorrupted(Rule[KlMetricTally]):
                 f"in {run.fits_reward:,} of {counted(run.steps, 'step')} the logged value equals "
                 f"'-kl_coef * kl, plus the reward at the last token' within {number(run.worst_reward_fit)}"
             )
-        if run.tokens:
-            share = percent(run.tokens_fit_reward / run.tokens)
-            evidence.append(f"{share} of the stored token values equal it, {run.tokens_fit_kl:,} equal the KL")
+        if run.telling:
+            told = f"of {counted(run.telling, 'stored token')} where the two differ"
+            evidence.append(f"{told} {run.telling_fit_reward:,} equal it and {run.telling_fit_kl:,} equal the KL")
         inverted = f"; solved back, the KL is {number(found['inverted'].value)}" if "inverted" in found else ""
         return Judgement(
             severity=Severity.ERROR,

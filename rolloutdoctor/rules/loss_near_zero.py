@@ -87,7 +87,7 @@ class LossNearZero(Rule[LossTally]):
         evaluation = step.evaluation
         if not step.training or evaluation is None or evaluation.tokens is None or step.trainer is None:
             return LossTally()
-        if not abs(evaluation.loss) < self.near_zero:
+        if not len(step.batch) or not abs(evaluation.loss) < self.near_zero:
             return LossTally(steps=1)
         one_optimiser_step = not bool((evaluation.tokens.layout.steps_N > 1).any())
         logged = step.logged.get(step.trainer.loss_metric) if one_optimiser_step else None

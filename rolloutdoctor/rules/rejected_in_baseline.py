@@ -22,6 +22,8 @@ ROUNDING = 1e-9
 def _gap(before_N: "Tensor", after_N: "Tensor") -> "Tensor":
     """Absolute change, 0 where it is rounding; NaN stays NaN."""
     gap_N = (before_N - after_N).abs()
+    if not len(gap_N):
+        return gap_N
     largest_one = before_N.abs().maximum(after_N.abs()).nan_to_num(0.0, 0.0).max()
     found_N: Tensor = gap_N * ~(gap_N <= ROUNDING * largest_one)
     return found_N

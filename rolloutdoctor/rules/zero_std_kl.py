@@ -166,7 +166,7 @@ class ZeroStdKl(Rule[ZeroStdTally]):
 
     def examples(self, step: "StepView") -> Iterable[Example]:
         """The groups without spread that have the largest gradient."""
-        if not step.training or step.rows is None or step.tokens is None:
+        if not step.training or step.rows is None or step.tokens is None or self.fix not in step.fixed:
             return ()
         dead_G = step.group_sum(step.tokens.grad_l1_N * step.rows.zero_std_N)
         score_N, total = step.rows.score_N, max(float(step.tokens.grad_l1_N.sum()), 1e-300)

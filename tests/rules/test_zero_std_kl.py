@@ -65,6 +65,13 @@ def test_exact_share_lies_between_the_bounds():
         assert bounds["grad_share_logits_l2_low"] <= exact <= bounds["grad_share_logits_l2_high"]
 
 
+def test_rounded_squares_are_not_negative_norms():
+    # p is about one, and the sum of squares was rounded below p^2: 1 - 2p + S is below 0
+    squares = {"sum_pi_squared": (1 - 2.0**-24) ** 2 - 1e-6}
+    batch = toy_batch([[1, 1], [1, 0]], lengths=1, policy=-(2.0**-24), ref=-1.5, per_token=squares)
+    assert 0 <= values(found_by(CODE, batch, **TRL))["grad_share_logits_l2"] <= 1
+
+
 def test_exact_share_needs_the_column_in_every_step():
     batches = [mixed(per_token={"sum_pi_squared": 0.5}), mixed(step=1)]
     found = found_by(CODE, batches, **TRL)

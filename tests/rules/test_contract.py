@@ -1,0 +1,381 @@
+import dataclasses
+import doctest
+import json
+import math
+import pickle
+import pkgutil
+import random
+import re
+
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from rules.checking import columns_of, folded, report_on
+
+from rolloutdoctor import rules
+from rolloutdoctor.batch import Groups
+from rolloutdoctor.engine.check import judge
+from rolloutdoctor.errors import UsageError
+from rolloutdoctor.rules.table import FAMILIES, RULES, find, pick
+from rolloutdoctor.testing import random_batch, toy_batch
+
+# Code, name and the measures that each rule must carry, as the contract has them.
+CONTRACT = {
+    "RDG001": (
+        "zero-std-kl",
+        "groups_share rows_share tokens_share grad_share_l1 grad_share_l2 relative_change_l1 kappa cosine "
+        "kl_loss_share",
+    ),
+    "RDG002": (
+        "loss-near-zero",
+        "loss policy_loss kl_loss expected_loss_at_ratio_one grad_l1 grad_l2",
+    ),
+    "RDA001": (
+        "rejected-in-baseline",
+        "rejected_rows affected_groups baseline_drift_mean baseline_drift_max advantage_shift_mean "
+        "advantage_shift_max sign_flips live_rows relative_change_l1 kappa cosine",
+    ),
+    "RDA002": ("singleton-group", "groups rows advantage_mass_share"),
+    "RDA003": ("float-residue", "groups max_abs_advantage advantage_mass_share"),
+    "RDM001": (
+        "kl-metric-corrupted",
+        "logged recomputed abs_error rel_error reward_share tokens_matching",
+    ),
+    "RDM002": ("eval-group-of-one", "rows masked_rows"),
+    "RDI001": ("nonfinite-values", "tokens rows first_step"),
+}
+SECTIONS = ["What it does", "Why it matters", "How it is measured", "What to do", "Example"]
+
+# Configurations under which every rule has something to say of one trainer or another.
+SETUPS = {
+    "trl": {"trainer": "trl@1.16.0", "beta": 0.1, "num_generations": 4},
+    "trl-bnpo": {"trainer": "trl@1.16.0", "beta": 0.1, "loss_type": "bnpo", "scale_rewards": "batch"},
+    "verl-grpo": {"trainer": "verl", "adv_estimator": "grpo", "use_kl_loss": True},
+    "verl-gpg": {"trainer": "verl", "adv_estimator": "gpg", "loss_agg_mode": "seq-mean-token-mean"},
+    "verl-rf++": {"trainer": "verl", "adv_estimator": "reinforce_plus_plus_baseline", "rollout_rs": "token_k1"},
+    "slime-grpo": {"trainer": "slime", "use_kl_loss": True, "kl_loss_coef": 0.1},
+    "slime-ppo": {"trainer": "slime", "advantage_estimator": "ppo", "kl_coef": 0.1},
+}
+LOGGED = {
+    "trl": {"kl": 0.3, "loss": 0.1, "grad_norm": 0.5, "frac_reward_zero_std": 1.0},
+    "verl": {"actor/kl_loss": 0.3, "actor/pg_loss": 0.1, "actor/grad_norm": 0.5},
+    "slime": {"rollout/kl": 0.3, "train/loss": 0.1, "train/grad_norm": 0.5},
+}
+
+each_rule = pytest.mark.parametrize("rule", RULES, ids=lambda rule: rule.code)
+each_setup = pytest.mark.parametrize("setup", SETUPS)
+seeds = st.integers(0, 10_000)
+
+
+def logged_by(setup):
+    return LOGGED[setup.partition("-")[0]]
+
+
+def full_batch(seed, step=0, split="train", **kwargs):
+    """A random batch that has something for every rule: extra columns, rejected rows, dead and lone rows."""
+    batch = random_batch(seed, **{"sizes": (3, 2, 1, 2), "binary": True, "dtype": torch.float64, **kwargs})
+    draw = torch.Generator().manual_seed(seed)
+
+    def normal(count):
+        return torch.randn(count, generator=draw, dtype=torch.float64)
+
+    p_T = batch.column("policy_log_probs").exp()
+    nan_T = torch.rand(batch.tokens, generator=draw) < 0.02
+    rows = {"advantage": normal(len(batch)), "micro_batch_id": torch.arange(len(batch)) % 2}
+    tokens = {
+        "kl": torch.where(nan_T, torch.nan, normal(batch.tokens)),
+        "sum_pi_squared": p_T**2 + (1 - p_T) ** 2 * torch.rand(batch.tokens, generator=draw, dtype=torch.float64),
+        "advantages": normal(batch.tokens),
+    }
+    return dataclasses.replace(
+        batch,
+        step=step,
+        split=split,
+        per_row={**batch.per_row, **rows},
+        per_token={**batch.per_token, **tokens},
+    )
+
+
+def tallies_of(batch, setup):
+    """Tallies of one step by code, through the fold; a rule's identity where it has nothing to look at."""
+    states = folded([batch], logged=logged_by(setup), **SETUPS[setup])[1].state().rules
+    return {
+        rule.code: states[rule.code].steps[0][1] if rule.code in states and states[rule.code].steps else rule.tally()
+        for rule in RULES
+    }
+
+
+def assert_close(one, other):
+    assert type(one) is type(other)
+    for field in dataclasses.fields(one):
+        mine, theirs = getattr(one, field.name), getattr(other, field.name)
+        if isinstance(mine, int) and isinstance(theirs, int):
+            assert mine == theirs, field.name
+        else:
+            assert mine == pytest.approx(theirs, rel=1e-9, abs=1e-9, nan_ok=True), field.name
+
+
+# The book.
+
+
+def test_table_lists_every_file():
+    files = {module.name for module in pkgutil.iter_modules(rules.__path__)} - {"base", "step", "table"}
+    assert {type(rule).__module__.rpartition(".")[2] for rule in RULES} == files
+    assert len(RULES) == len(files)
+
+
+def test_codes_and_names():
+    codes, names = [rule.code for rule in RULES], [rule.name for rule in RULES]
+    assert len(set(codes)) == len(codes)
+    assert len(set(names)) == len(names)
+    assert all(re.fullmatch(r"RD[AGIMO]\d{3}", code) for code in codes)
+    assert {code[:3] for code in codes} <= FAMILIES.keys()
+    assert codes == sorted(codes)
+    assert all(re.fullmatch(r"[a-z]+(-[a-z]+)*", name) for name in names)
+
+
+def test_the_contract_is_kept():
+    assert {rule.code: rule.name for rule in RULES} == {code: name for code, (name, _) in CONTRACT.items()}
+
+
+@each_rule
+def test_measures_of_the_contract(rule):
+    found = rule.measures(rule.tally())
+    assert set(CONTRACT[rule.code][1].split()) <= found.keys()
+    assert all(measure.unit for measure in found.values())
+    assert all(re.fullmatch(r"[a-z0-9_]+", name) for name in found)
+
+
+def test_the_contracts_logit_shares():
+    tally = dataclasses.replace(find("RDG001").tally(), steps=1)
+    assert {"grad_share_logits_l2_low", "grad_share_logits_l2_high"} <= find("RDG001").measures(tally).keys()
+    exact = dataclasses.replace(tally, exact_logits_steps=1)
+    assert "grad_share_logits_l2" in find("RDG001").measures(exact)
+
+
+@each_rule
+def test_page(rule):
+    text = type(rule).__doc__
+    assert re.findall(r"^\s*## (.*)$", text, re.MULTILINE) == SECTIONS
+    assert rule.title()[0].isupper()
+    assert rule.title()[-1] in ".:" or len(rule.title()) < 80
+    assert rule.title().endswith(".")
+    assert doctest.DocTestParser().get_examples(text)
+    assert all(reference.startswith("https://") for reference in rule.references)
+    assert rule.references
+
+
+@each_rule
+def test_rule_is_plain_data(rule):
+    assert pickle.loads(pickle.dumps(rule)) == rule
+    assert rule == type(rule)()
+    assert dataclasses.is_dataclass(rule.tally)
+
+
+def test_pick():
+    assert pick([], []) == RULES
+    assert [rule.code for rule in pick(["RDA"], ["RDA002", "float-residue"])] == ["RDA001"]
+    assert [rule.code for rule in pick(["rdm001", "zero-std-kl"], [])] == ["RDG001", "RDM001"]
+    assert pick(["RDA"], ["RD"]) == ()
+    for word in ("RDA9", "", "A001", "R", "zero-std"):
+        with pytest.raises(UsageError, match="no rule"):
+            pick([word], [])
+        with pytest.raises(UsageError, match="no rule"):
+            pick([], [word])
+
+
+def test_find():
+    assert find("rda001") is find("rejected-in-baseline") is RULES[0]
+    with pytest.raises(UsageError, match=r"no rule 'zero-std-kll'; did you mean 'zero-std-kl'\?"):
+        find("zero-std-kll")
+    with pytest.raises(UsageError, match=r"no rule 'rda01'; did you mean 'RDA001'\?"):
+        find("rda01")
+
+
+# Tallies.
+
+
+def generated(rule):
+    """Tallies of a rule: whole numbers, and floats that add up without rounding."""
+    kinds = {int: st.integers(0, 50), float: st.integers(0, 4096).map(lambda number: number / 64)}
+    return st.builds(rule.tally, **{field.name: kinds[field.type] for field in dataclasses.fields(rule.tally)})
+
+
+@each_rule
+@given(data=st.data())
+def test_tallies_are_a_commutative_monoid(rule, data):
+    one, two, three = (data.draw(generated(rule)) for _ in range(3))
+    assert rule.tally() + one == one == one + rule.tally()
+    assert one + two == two + one
+    assert (one + two) + three == one + (two + three)
+
+
+@each_setup
+@settings(max_examples=10)
+@given(each=st.tuples(seeds, seeds, seeds))
+def test_measured_tallies_are_a_commutative_monoid(setup, each):
+    measured = [tallies_of(full_batch(seed), setup) for seed in each]
+    for rule in RULES:
+        one, two, three = (tallies[rule.code] for tallies in measured)
+        assert_close(rule.tally() + one, one)
+        assert_close(one + two, two + one)
+        assert_close((one + two) + three, one + (two + three))
+
+
+@each_setup
+@pytest.mark.parametrize("split", ["train", "eval"])
+def test_tallies_travel(setup, split):
+    tallies = tallies_of(full_batch(5, split=split), setup)
+    for rule in RULES:
+        tally = tallies[rule.code]
+        assert_close(pickle.loads(pickle.dumps(tally)), tally)
+        assert_close(rule.tally(**json.loads(json.dumps(dataclasses.asdict(tally)))), tally)
+
+
+def test_every_rule_has_something_to_count():
+    """Without this the laws above could hold for tallies of zeros alone."""
+    for rule in RULES:
+        found = [tallies_of(full_batch(3, split=rule.splits[0]), setup)[rule.code] for setup in SETUPS]
+        assert any(tally != rule.tally() for tally in found), rule.code
+
+
+@each_setup
+@pytest.mark.parametrize("split", ["train", "eval"])
+def test_nothing_in_an_empty_batch(setup, split):
+    empty = toy_batch([], lengths=[], ref=-1.0, rollout=-1.0, values=0.0, split=split)
+    for code, tally in tallies_of(empty, setup).items():
+        counted = {name: value for name, value in dataclasses.asdict(tally).items() if value and value != math.inf}
+        assert counted.keys() <= {"steps", "exact_logits_steps"}, code
+    assert report_on(empty, logged=logged_by(setup), **SETUPS[setup]).findings == ()
+
+
+# Reports.
+
+
+def run(seed=0, steps=6):
+    batches = [full_batch(seed + step, step=step) for step in range(steps)]
+    evals = range(1, steps, 3)
+    return [*batches, *(full_batch(seed + 50 + step, step=step, split="eval") for step in evals)]
+
+
+def judged(plan, state, configured):
+    return judge(plan, state, configured, device="cpu", dtype="float64")
+
+
+@each_setup
+def test_parts_add_up_to_the_whole(setup):
+    plan, fold, configured = folded(run(), logged=logged_by(setup), **SETUPS[setup])
+    whole = judged(plan, fold.state(), configured)
+    assert whole.findings
+    for cut in (0, 1, 3, 7):
+        parts = [
+            folded(part, logged=logged_by(setup), **SETUPS[setup])[1].state()
+            for part in (run()[cut:], run()[:cut])
+            if part
+        ]
+        total = parts[0]
+        for part in parts[1:]:
+            total = total + part
+        assert repr(judged(plan, total, configured)) == repr(whole)
+
+
+@each_setup
+def test_order_of_steps_does_not_matter(setup):
+    expected = repr(report_on(run(), logged=logged_by(setup), **SETUPS[setup]))
+    for seed in range(3):
+        batches = run()
+        random.Random(seed).shuffle(batches)
+        assert repr(report_on(batches, logged=logged_by(setup), **SETUPS[setup])) == expected
+
+
+def without(batch, column):
+    if column == "group_id":
+        return dataclasses.replace(batch, groups=None, group_ids=())
+    rows = {name: values for name, values in batch.per_row.items() if name != column}
+    tokens = {name: values for name, values in batch.per_token.items() if name != column}
+    return dataclasses.replace(batch, per_row=rows, per_token=tokens)
+
+
+@pytest.mark.parametrize("setup", ["trl", "verl-rf++", "slime-grpo", "slime-ppo"])
+@pytest.mark.parametrize("column", sorted(columns_of([full_batch(0)])))
+def test_a_missing_column_is_skipped_with_a_remedy(setup, column):
+    batches = [without(batch, column) for batch in run(steps=2)]
+    report = report_on(batches, logged=logged_by(setup), **SETUPS[setup])
+    codes = [finding.code for finding in report.findings]
+    codes += [code for code, _ in report.clean] + [skipped.code for skipped in report.skipped]
+    assert sorted(codes) == [rule.code for rule in RULES]
+    for skipped in report.skipped:
+        assert skipped.reason == f"missing column {column}"
+        assert skipped.remedy
+        assert "rolloutdoctor info" not in skipped.remedy  # the trainer is known, so its own words are given
+    needed = {rule.code for rule in RULES if column in rule.columns(folded(run(steps=2), **SETUPS[setup])[0].context)}
+    if column not in ("policy_log_probs", "old_log_probs"):  # which stand in for each other
+        assert {skipped.code for skipped in report.skipped} == needed
+
+
+def test_policy_and_old_log_probs_both_missing():
+    batches = [without(without(batch, "policy_log_probs"), "old_log_probs") for batch in run(steps=2)]
+    report = report_on(batches, logged=logged_by("trl"), **SETUPS["trl"])
+    assert {skipped.code for skipped in report.skipped} == {"RDG001", "RDG002", "RDM001"}
+
+
+@each_setup
+@pytest.mark.parametrize("column", ["response_mask", "ref_log_probs", "reward", "group_id"])
+def test_a_column_that_is_null_in_some_steps(setup, column):
+    batches = [without(batch, column) if batch.step % 2 else batch for batch in run(steps=2)]
+    report = report_on(batches, logged=logged_by(setup), **SETUPS[setup])
+    codes = [finding.code for finding in report.findings]
+    codes += [code for code, _ in report.clean] + [skipped.code for skipped in report.skipped]
+    assert sorted(codes) == [rule.code for rule in RULES]
+
+
+def permuted(batch, order_N):
+    tokens = torch.cat([torch.arange(batch.rows[row], batch.rows[row + 1]) for row in order_N])
+    groups = batch.groups
+    return dataclasses.replace(
+        batch,
+        rows=torch.cat([torch.zeros(1, dtype=torch.int64), batch.rows.diff()[order_N].cumsum(0)]),
+        groups=Groups.of(groups.index_N[order_N], len(groups)),
+        per_row={name: values[order_N] for name, values in batch.per_row.items()},
+        per_token={name: values[tokens] for name, values in batch.per_token.items()},
+        sample_ids=[batch.sample_ids[row] for row in order_N],
+    )
+
+
+@each_setup
+@settings(max_examples=15)
+@given(seed=seeds)
+def test_order_of_rows_does_not_matter(setup, seed):
+    batch = full_batch(seed)
+    order_N = torch.randperm(len(batch), generator=torch.Generator().manual_seed(seed))
+    one, other = tallies_of(permuted(batch, order_N), setup), tallies_of(batch, setup)
+    for code in other:
+        assert_close(one[code], other[code])
+
+
+@pytest.mark.parametrize("setup", ["trl", "trl-bnpo", "verl-grpo", "slime-grpo"])
+@settings(max_examples=15)
+@given(seed=seeds)
+def test_shift_of_all_rewards_leaves_group_advantages_alone(setup, seed):
+    # Groups of equal size and no lone survivor, whose advantage would be its raw score: only row 0 is rejected.
+    batch = full_batch(seed, sizes=(4, 4), rejected=0.0, empty=0.0, holes=0.0)
+    mask_T = torch.repeat_interleave(torch.arange(8), batch.rows.diff()) != 0
+    batch = dataclasses.replace(batch, per_token={**batch.per_token, "response_mask": mask_T})
+    shifted = dataclasses.replace(batch, per_row={**batch.per_row, "reward": batch.per_row["reward"] + 16})
+    one, other = tallies_of(batch, setup), tallies_of(shifted, setup)
+    for code in ("RDA001", "RDA003", "RDG001", "RDG002"):
+        assert_close(one[code], other[code])
+
+
+@settings(max_examples=15)
+@given(seed=seeds)
+def test_shares_are_shares(seed):
+    for setup in SETUPS:
+        for finding in report_on([full_batch(seed)], logged=logged_by(setup), **SETUPS[setup]).findings:
+            for name, measure in finding.measures.items():
+                # k1 can be negative, and so can its share
+                if measure.value is not None and "_share" in name and name != "kl_loss_share":
+                    assert 0 <= measure.value <= 1 + 1e-12, (setup, finding.code, name)
+                if measure.value is not None and name == "cosine":
+                    assert -1 - 1e-9 <= measure.value <= 1 + 1e-9
