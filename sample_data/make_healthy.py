@@ -16,20 +16,18 @@ os.environ["HF_HUB_OFFLINE"] = "1"
 import tempfile
 from pathlib import Path
 
-import polars as pl
 import torch
 from datasets import Dataset
-from toy_task import exact, make_model, make_tokenizer, problems, warm_up
+from toy_task import exact, make_model, make_tokenizer, problems, warm_up, without_clocks
 from transformers import LlamaForCausalLM
 from trl import GRPOConfig, GRPOTrainer
 
-from rolloutdoctor.io.writer import metrics_path, write_metrics
+from rolloutdoctor.io.writer import metrics_path
 from rolloutdoctor.recorders.trl import record
 
 SEED = 11
 STEPS = 100
 OUTPUT = Path(__file__).parent / "healthy.parquet"
-CLOCK = r"time|per_second"
 
 
 def digits(completions, answer, **kwargs):
@@ -39,12 +37,6 @@ def digits(completions, answer, **kwargs):
         matches = sum(a == b for a, b in zip(text, right, strict=False)) if len(text) == len(right) else 0
         found.append(0.25 * matches)
     return found
-
-
-def without_clocks(path):
-    """Drop the logged timings, which differ each time."""
-    metrics = pl.read_parquet(path).filter(~pl.col("name").str.contains(CLOCK))
-    write_metrics(path, list(metrics.iter_rows()))
 
 
 def main():

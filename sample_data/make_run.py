@@ -18,10 +18,11 @@ from pathlib import Path
 
 import torch
 from datasets import Dataset
-from toy_task import exact, make_model, make_tokenizer, problems, warm_up
+from toy_task import exact, make_model, make_tokenizer, problems, warm_up, without_clocks
 from transformers import LlamaForCausalLM
 from trl import GRPOConfig, GRPOTrainer
 
+from rolloutdoctor.io.writer import metrics_path
 from rolloutdoctor.recorders.trl import record
 
 SEED = 3
@@ -71,6 +72,7 @@ def main():
         )
         with record(trainer, OUTPUT, text=True):
             trainer.train()
+    without_clocks(metrics_path(OUTPUT))
 
 
 if __name__ == "__main__":

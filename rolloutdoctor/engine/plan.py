@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from rolloutdoctor.batch import STAND_INS
 from rolloutdoctor.findings import Skipped
 from rolloutdoctor.fixes import ChosenFix, choose
-from rolloutdoctor.needs import LAYOUT_COLUMNS, loss_columns
+from rolloutdoctor.needs import LAYOUT_COLUMNS
 from rolloutdoctor.rules.base import Context
 from rolloutdoctor.rules.table import AnyRule
 
@@ -48,7 +48,8 @@ def make_plan(rules: Sequence[AnyRule], context: Context) -> Plan:
             fix = choose(rule.fix)
             if fix.applies_to(context.objective):
                 fixes[fix.label] = fix
-    if context.objective is not None and columns >= (loss_columns(context.objective) & context.columns):
+    if context.objective is not None:
+        # Small, and what a metric or a weight is depends on them: never on which rules were selected.
         columns |= set(LAYOUT_COLUMNS)
     for name in tuple(columns):
         columns |= set(STAND_INS.get(name, ()))

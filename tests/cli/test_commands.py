@@ -372,3 +372,12 @@ def test_color_is_asked_for_or_not_there(rolloutdoctor, run):
     assert "\x1b[" in rolloutdoctor("check", run, env={"FORCE_COLOR": "1"}).stdout
     assert "\x1b[" not in rolloutdoctor("check", run, env={"FORCE_COLOR": "1", "NO_COLOR": "1"}).stdout
     assert "\x1b[" not in rolloutdoctor("check", run, "--color", "never", env={"FORCE_COLOR": "1"}).stdout
+
+
+@pytest.mark.parametrize("sample", ["run", "verl_rejected", "slime_ppo", "healthy"])
+def test_what_a_rule_finds_does_not_depend_on_what_else_is_selected(rolloutdoctor, sample):
+    path = SAMPLES / f"{sample}.parquet"
+    together = json.loads(rolloutdoctor("check", path, "--format", "json").stdout)["findings"]
+    for finding in together:
+        alone = rolloutdoctor("check", path, "--format", "json", "--select", finding["code"])
+        assert json.loads(alone.stdout)["findings"] == [finding]
