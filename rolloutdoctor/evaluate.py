@@ -65,12 +65,12 @@ class Evaluation:
     @property
     def policy_loss(self) -> float:
         """The policy part of the step's loss."""
-        return self._weighted("policy_N")
+        return self._weighted("policy_N", self._part().policy_weight_N)
 
     @property
     def kl_loss(self) -> float:
         """The KL part of the step's loss, coefficient included."""
-        return self._weighted("kl_loss_N")
+        return self._weighted("kl_loss_N", self._part().weight_N)
 
     @property
     def loss(self) -> float:
@@ -82,9 +82,10 @@ class Evaluation:
         """What the loss would be if policy and old log-probs were equal, the KL part as it is.
 
         At ratio one a clipped surrogate is minus the advantage, so this is where the aggregation mode shows: row
-        means of centred advantages cancel, token means do not if length goes with reward.
+        means of centred advantages cancel, token means do not if length goes with reward. Terms that hold the
+        log-prob itself are taken at the policy's log-probs.
         """
-        return self.kl_loss - self._weighted("advantage_N")
+        return self.kl_loss + self._weighted("at_one_N", self._part().policy_weight_N)
 
     @property
     def grad_l1(self) -> float:
@@ -104,8 +105,8 @@ class Evaluation:
     def _total(self, name: str) -> float:
         return float(self._sums(name).sum())
 
-    def _weighted(self, name: str) -> float:
-        return float((self._sums(name) * self._part().weight_N).sum())
+    def _weighted(self, name: str, weight_N: Tensor) -> float:
+        return float((self._sums(name) * weight_N).sum())
 
     def _sums(self, name: str) -> Tensor:
         sums: Tensor = getattr(self._part(), name)

@@ -5,6 +5,7 @@ which are counted in a *denominator* and which enter a *metric* are different se
 a field here, so that a fix is an edit of one of them.
 """
 
+from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 from enum import Enum
 from typing import Literal
@@ -64,6 +65,7 @@ class Surrogate:
         cap: verl's and slime's dual clip for negative advantages, TRL's `delta`; None: no cap.
         log_ratio_bound: the log-ratio is clamped to this absolute value; None: not clamped.
         old: the column that the policy's log-probs are compared with.
+        numbers: further parameters, by the names that the function of the kind documents.
     """
 
     kind: str
@@ -72,6 +74,7 @@ class Surrogate:
     cap: float | None = None
     log_ratio_bound: float | None = None
     old: Literal["old_log_probs", "rollout_log_probs"] = "old_log_probs"
+    numbers: Mapping[str, float] = field(default_factory=dict, hash=False)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -134,6 +137,7 @@ class Objective:
         advantage: how scores become advantages.
         surrogate: the policy term.
         aggregation: how token terms become one loss.
+        policy_aggregation: how the terms of the policy do, where the trainer forces another way on them; or None.
         kl_loss: the KL term of the loss, or None.
         kl_reward: the KL penalty inside the reward, or None.
         reward_weights: weight of each reward function, or None for all one.
@@ -150,6 +154,7 @@ class Objective:
     advantage: AdvantageRule
     surrogate: Surrogate
     aggregation: Aggregation
+    policy_aggregation: Aggregation | None = None
     kl_loss: KlTerm | None = None
     kl_reward: KlTerm | None = None
     reward_weights: tuple[float, ...] | None = None

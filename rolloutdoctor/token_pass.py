@@ -12,6 +12,7 @@ from torch import Tensor
 from rolloutdoctor import kl
 from rolloutdoctor.batch import TRAIN, RolloutBatch
 from rolloutdoctor.losses.aggregation import Layout, row_weights
+from rolloutdoctor.losses.selections import SELECTIONS
 from rolloutdoctor.losses.surrogates import SURROGATES
 from rolloutdoctor.losses.terms import TokenInputs
 from rolloutdoctor.needs import LAYOUT_COLUMNS
@@ -30,13 +31,16 @@ class TokenPart:
     Attributes:
         layout: how the step was cut up.
         weight_N: weight of a token of the row in the loss of the step.
+        policy_weight_N: the same in the policy part, where the trainer aggregates that in another way.
         policy_N: policy terms of the rows that carry one, before the weight.
-        advantage_N: advantages of the tokens; at ratio one the policy term is minus this.
+        at_one_N: what the policy terms would be if policy and old log-probs were equal.
         kl_N: KL of the row, before coefficient, weight and scope.
         kl_loss_N: KL of the rows that carry the KL term, times the coefficient, before the weight.
         low_clipped_N: tokens with negative advantage and a ratio below the clip range.
         high_clipped_N: tokens with positive advantage and a ratio above it.
-        log_ratio_N: policy minus old log-probs.
+        drift_N: what the trainer logs as KL from the old policy; None: it logs none.
+        clipped_N: tokens that the trainer's metric counts as clipped; None: it logs none.
+        capped_N: tokens that its second such metric counts; None: it logs none.
         grad_l1_N: absolute values of the derivative.
         grad_sq_N: squares of the derivative.
         logits_low_sq_N: squares of the derivative times ``(1 - p)^2``: the squared norm of the gradient with respect
@@ -48,19 +52,26 @@ class TokenPart:
 
     layout: Layout
     weight_N: Tensor
+    policy_weight_N: Tensor
     policy_N: Tensor
-    advantage_N: Tensor
+    at_one_N: Tensor
     kl_N: Tensor
     kl_loss_N: Tensor
     low_clipped_N: Tensor
     high_clipped_N: Tensor
-    log_ratio_N: Tensor
+    drift_N: Tensor | None
+    clipped_N: Tensor | None
+    capped_N: Tensor | None
     grad_l1_N: Tensor
     grad_sq_N: Tensor
     logits_low_sq_N: Tensor
     logits_sq_N: Tensor | None
     versus_l1_N: Tensor
     versus_dot_N: Tensor
+
+
+_OPTIONAL = ("drift_N", "clipped_N", "capped_N", "logits_sq_N")
+_NOT_SUMMED = ("layout", "weight_N", "policy_weight_N", "kl_loss_N", *_OPTIONAL)
 
 
 @dataclass(frozen=True, eq=False)
@@ -131,32 +142,50 @@ class _Pass:
         self.layout = Layout.of(batch.rows, *layout_columns, separate=separate)
         # A row that no denominator counts has no weight, and a mean over its own tokens no meaning.
         self.weight_N = torch.where(in_count_N, row_weights(counted_N, self.layout, objective.aggregation), 0.0)
+        self.of_policy_N = self.weight_N
+        if objective.policy_aggregation is not None:
+            weight_N = row_weights(counted_N, self.layout, objective.policy_aggregation)
+            self.of_policy_N = torch.where(in_count_N, weight_N, 0.0)
         self.objective, self.part, self.batch = objective, part, batch
         self.policy_N = in_scope(batch, part, objective.policy)
         self.kl_N = in_scope(batch, part, objective.kl)
         self.coef = objective.kl_loss.coef if objective.kl_loss else 0.0
         self.on_policy = batch.column(objective.surrogate.old) is batch.column("policy_log_probs")
-        self.policy_weight_N = (self.weight_N * self.policy_N).to(dtype)
+        self.policy_weight_N = (self.of_policy_N * self.policy_N).to(dtype)
         self.kl_weight_N = (self.weight_N * self.kl_N * self.coef).to(dtype)
         self.advantage_N = None if part.advantage_N is None else part.advantage_N.to(dtype)
         self.has_logits = "sum_pi_squared" in batch.per_token
         self.sums: dict[str, list[Tensor]] = {}
         self.kept: list[tuple[Tensor, ...]] | None = [] if per_token else None
+        self.chosen_T: Tensor | None = None
+        if objective.surrogate.kind in SELECTIONS:
+            step = _Block(batch, slice(0, len(batch)), slice(0, batch.tokens), dtype)
+            micro_T = step.expand(self.layout.micro_N)
+            self.chosen_T = SELECTIONS[objective.surrogate.kind](self._given(step), micro_T, objective.surrogate)
 
-    def add(self, block: _Block, reference_T: Tensor | None) -> Tensor:
-        """Add a block and return its derivative, ``[t]``."""
-        rule = self.objective.surrogate
+    def _given(self, block: _Block) -> TokenInputs:
+        """What the policy term sees of a block."""
         policy_T = block.column("policy_log_probs")
-        # Of one column with itself this is 0, or NaN where the trainer gets NaN too.
-        log_ratio_T = policy_T - (policy_T if self.on_policy else block.column(rule.old))
+        old_T = policy_T if self.on_policy else block.column(self.objective.surrogate.old)
         if self.advantage_N is not None:
             advantage_T = block.expand(self.advantage_N)
         else:
             assert self.part.advantage_T is not None
             advantage_T = self.part.advantage_T[block.tokens].to(policy_T.dtype)
         advantage_T = torch.where(block.mask_T, advantage_T, 0.0)
-        given = TokenInputs(policy_T, log_ratio_T, advantage_T, block.mask_T, block.offsets)
-        value_T, slope_T, ratio_T = SURROGATES[rule.kind](given, rule)
+        chosen_T = None if self.chosen_T is None else self.chosen_T[block.tokens]
+        # Of one column with itself the log-ratio is 0, or NaN where the trainer gets NaN too.
+        return TokenInputs(
+            policy_T, old_T, policy_T - old_T, advantage_T, block.mask_T, block.offsets, chosen_T=chosen_T
+        )
+
+    def add(self, block: _Block, reference_T: Tensor | None) -> Tensor:
+        """Add a block and return its derivative, ``[t]``."""
+        rule = self.objective.surrogate
+        given = self._given(block)
+        policy_T, log_ratio_T, advantage_T = given.policy_T, given.log_ratio_T, given.advantage_T
+        term = SURROGATES[rule.kind](given, rule)
+        value_T, slope_T, ratio_T = term.value_T, term.slope_T, term.ratio_T
         policy_weight_T = block.expand(self.policy_weight_N)
         grad_T = policy_weight_T * slope_T
         loss_T = policy_weight_T * value_T
@@ -170,11 +199,13 @@ class _Pass:
         square_T = grad_T.double() ** 2
         miss_T = (1 - policy_T.double().exp()) ** 2
         self._sum(block, "policy_N", value_T)
-        self._sum(block, "advantage_N", advantage_T)
+        self._sum(block, "at_one_N", given.gated(-advantage_T) if term.at_one_T is None else term.at_one_T)
         self._sum(block, "kl_N", kl_T)
         self._sum(block, "low_clipped_N", (ratio_T < 1 - rule.clip_low) & (advantage_T < 0))
         self._sum(block, "high_clipped_N", (ratio_T > 1 + rule.clip_high) & (advantage_T > 0))
-        self._sum(block, "log_ratio_N", log_ratio_T)
+        for name, x_T in (("drift_N", term.drift_T), ("clipped_N", term.clipped_T), ("capped_N", term.capped_T)):
+            if x_T is not None:
+                self._sum(block, name, x_T)
         self._sum(block, "grad_l1_N", grad_T.abs())
         self._sum(block, "grad_sq_N", square_T)
         self._sum(block, "logits_low_sq_N", square_T * miss_T)
@@ -202,14 +233,25 @@ class _Pass:
     def result(self) -> tuple[TokenPart, PerToken | None]:
         """Put the blocks together."""
         empty = torch.zeros(0, dtype=torch.float64, device=self.batch.device)
-        names = [name for name in TokenPart.__dataclass_fields__ if name not in ("layout", "weight_N", "kl_loss_N")]
+        names = [name for name in TokenPart.__dataclass_fields__ if name not in _NOT_SUMMED]
         sums = {name: torch.cat(self.sums[name]) if name in self.sums else empty for name in names}
+        drift, clipped, capped, logits = (
+            torch.cat(self.sums[name]) if name in self.sums else None for name in _OPTIONAL
+        )
         kl_loss_N = sums["kl_N"] * self.coef * self.kl_N
         sums["policy_N"] = sums["policy_N"] * self.policy_N
-        sums["advantage_N"] = sums["advantage_N"] * self.policy_N
-        logits = sums.pop("logits_sq_N") if self.has_logits else None
-        sums.pop("logits_sq_N", None)
-        tokens = TokenPart(layout=self.layout, weight_N=self.weight_N, kl_loss_N=kl_loss_N, logits_sq_N=logits, **sums)
+        sums["at_one_N"] = sums["at_one_N"] * self.policy_N
+        tokens = TokenPart(
+            layout=self.layout,
+            weight_N=self.weight_N,
+            policy_weight_N=self.of_policy_N,
+            kl_loss_N=kl_loss_N,
+            drift_N=drift,
+            clipped_N=clipped,
+            capped_N=capped,
+            logits_sq_N=logits,
+            **sums,
+        )
         if self.kept is None:
             return tokens, None
         columns = [torch.cat(column) for column in zip(*self.kept, strict=True)] or [empty] * 5

@@ -14,9 +14,13 @@ def _ratio(log_ratio_T: Tensor, rule: Surrogate) -> tuple[Tensor, Tensor]:
     if rule.log_ratio_bound is None:
         ratio_T = log_ratio_T.exp()
         return ratio_T, ratio_T
+    ratio_T = _bounded(log_ratio_T, rule).exp()
+    return ratio_T, torch.where(log_ratio_T.abs() <= rule.log_ratio_bound, ratio_T, 0.0)
+
+
+def _bounded(log_ratio_T: Tensor, rule: Surrogate) -> Tensor:
     bound = rule.log_ratio_bound
-    ratio_T = log_ratio_T.clamp(-bound, bound).exp()
-    return ratio_T, torch.where(log_ratio_T.abs() <= bound, ratio_T, 0.0)
+    return log_ratio_T if bound is None else log_ratio_T.clamp(-bound, bound)
 
 
 def ppo_dual_clip(given: TokenInputs, rule: Surrogate) -> PolicyTerm:
@@ -27,13 +31,23 @@ def ppo_dual_clip(given: TokenInputs, rule: Surrogate) -> PolicyTerm:
     advantage_T = given.advantage_T
     ratio_T, slope_T = _ratio(given.log_ratio_T, rule)
     clipped_T = ratio_T.clamp(1 - rule.clip_low, 1 + rule.clip_high)
-    value_T = torch.maximum(-advantage_T * ratio_T, -advantage_T * clipped_T)
+    free_T, bound_T = -advantage_T * ratio_T, -advantage_T * clipped_T
+    value_T = torch.maximum(free_T, bound_T)
+    capped_T = None
     negative_T = advantage_T < 0
     flows_T = torch.where(negative_T, ratio_T >= 1 - rule.clip_low, ratio_T <= 1 + rule.clip_high)
     if rule.cap is not None:
+        capped_T = negative_T & (value_T > -advantage_T * rule.cap)
         value_T = torch.where(negative_T, torch.minimum(value_T, -advantage_T * rule.cap), value_T)
         flows_T = flows_T & (~negative_T | (ratio_T <= rule.cap))
-    return PolicyTerm(given.gated(value_T), given.gated(torch.where(flows_T, -advantage_T * slope_T, 0.0)), ratio_T)
+    return PolicyTerm(
+        value_T=given.gated(value_T),
+        slope_T=given.gated(torch.where(flows_T, -advantage_T * slope_T, 0.0)),
+        ratio_T=ratio_T,
+        clipped_T=bound_T > free_T,
+        capped_T=capped_T,
+        drift_T=-_bounded(given.log_ratio_T, rule),
+    )
 
 
 def ppo_delta_clip(given: TokenInputs, rule: Surrogate) -> PolicyTerm:

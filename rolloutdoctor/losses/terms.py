@@ -15,25 +15,31 @@ class TokenInputs:
 
     Attributes:
         policy_T: ``[T]`` log-probs at the loss.
+        old_T: ``[T]`` the log-probs that they are compared with.
         log_ratio_T: ``[T]`` policy minus old log-probs.
         advantage_T: ``[T]`` advantages.
         mask_T: ``[T]`` bool, trained tokens.
         offsets: ``[N+1]`` int64 row offsets.
         gate_T: ``[T]`` detached multipliers of the policy term (importance weights, masks of tokens), or None for one.
+        chosen_T: ``[T]`` bool, tokens that `rolloutdoctor.losses.selections` picked over the whole micro-batch, or
+            None for kinds that pick none.
     """
 
     policy_T: Tensor
+    old_T: Tensor
     log_ratio_T: Tensor
     advantage_T: Tensor
     mask_T: Tensor
     offsets: Tensor
     gate_T: Tensor | None = None
+    chosen_T: Tensor | None = None
 
     @classmethod
     def of(cls, log_ratio_T: Tensor, advantage_T: Tensor) -> "TokenInputs":
-        """One row, every token trained, with log-ratio and advantage alone."""
+        """One row, every token trained, with log-ratio and advantage alone; the old log-probs are 0."""
         offsets = torch.tensor([0, len(log_ratio_T)], device=log_ratio_T.device)
-        return cls(log_ratio_T, log_ratio_T, advantage_T, torch.ones_like(log_ratio_T, dtype=torch.bool), offsets)
+        trained_T = torch.ones_like(log_ratio_T, dtype=torch.bool)
+        return cls(log_ratio_T, torch.zeros_like(log_ratio_T), log_ratio_T, advantage_T, trained_T, offsets)
 
     def row_sum(self, x_T: Tensor) -> Tensor:
         """Sum over the trained tokens of each row, float64 ``[N]``."""
@@ -56,8 +62,16 @@ class PolicyTerm(NamedTuple):
         slope_T: ``[T]`` derivative of the row's summed terms with respect to the token's policy log-prob: for terms
             with one ratio per row it gathers what all tokens of the row contribute.
         ratio_T: ``[T]`` importance ratio as the loss uses it.
+        at_one_T: ``[T]`` the term if policy and old log-probs were equal; None: minus the advantage, gated.
+        clipped_T: ``[T]`` bool, tokens that the trainer's metric counts as clipped; None: it logs no such metric.
+        capped_T: ``[T]`` bool, tokens that its second such metric counts (dual clip, truncation); None like above.
+        drift_T: ``[T]`` what the trainer logs as KL from the old policy; None: it logs none.
     """
 
     value_T: Tensor
     slope_T: Tensor
     ratio_T: Tensor
+    at_one_T: Tensor | None = None
+    clipped_T: Tensor | None = None
+    capped_T: Tensor | None = None
+    drift_T: Tensor | None = None

@@ -125,7 +125,8 @@ def metrics(evaluation: "Evaluation") -> dict[str, float]:
     if evaluation.objective.kl_loss is not None:
         in_kl_N = evaluation.in_scope(evaluation.objective.kl)
         found["train/kl_loss"] = float((tokens.kl_N * tokens.weight_N * in_kl_N).sum())
-    found["train/ppo_kl"] = float((-tokens.log_ratio_N * tokens.weight_N).sum())
+    if tokens.drift_N is not None:
+        found["train/ppo_kl"] = float((tokens.drift_N * tokens.weight_N).sum())
     return found
 
 

@@ -223,7 +223,12 @@ def metrics(evaluation: "Evaluation") -> dict[str, float]:
     if evaluation.objective.kl_loss is not None:
         in_kl_N = evaluation.in_scope(evaluation.objective.kl)
         found["actor/kl_loss"] = float((tokens.kl_N * tokens.weight_N * in_kl_N).sum())
-    found["actor/ppo_kl"] = token_mean(-tokens.log_ratio_N)
+    logged = {
+        "actor/ppo_kl": tokens.drift_N,
+        "actor/pg_clipfrac": tokens.clipped_N,
+        "actor/pg_clipfrac_lower": tokens.capped_N,
+    }
+    found |= {name: token_mean(sum_N) for name, sum_N in logged.items() if sum_N is not None}
     return found
 
 
