@@ -1,15 +1,15 @@
 """The report for a person at a terminal: one line a rule with the magnitude first, then evidence, then what to do."""
 
-import io
 from collections.abc import Iterator
 
-from rich.console import Console, Group, RenderableType
+from rich.console import Group, RenderableType
 from rich.padding import Padding
 from rich.table import Table
 from rich.text import Text
 
-from rolloutdoctor.findings import Finding, Report, Setting
+from rolloutdoctor.findings import Finding, Report
 from rolloutdoctor.report.concise import counts
+from rolloutdoctor.report.layout import as_text, configuration, hanging, header
 from rolloutdoctor.report.style import COLORS, Style, plain, shown
 
 _SIGNS = {"error": ("✖", "x"), "warning": ("▲", "!"), "info": ("●", "i")}
@@ -17,26 +17,11 @@ _SIGNS = {"error": ("✖", "x"), "warning": ("▲", "!"), "info": ("●", "i")}
 
 def render(report: Report, style: Style) -> str:
     """Render the report as text, with escape sequences if `style.color`."""
-    console = Console(
-        file=io.StringIO(),
-        width=style.width,
-        force_terminal=style.color,
-        color_system="standard" if style.color else None,
-        no_color=not style.color,
-        legacy_windows=False,
-        highlight=False,
-        markup=False,
-        emoji=False,
-    )
-    for part in _parts(report, style):
-        console.print(part)
-    text = console.file.getvalue() if isinstance(console.file, io.StringIO) else ""
-    lines = "\n".join(line.rstrip() for line in text.splitlines()) + "\n"
-    return lines if style.unicode else lines.encode("ascii", "replace").decode()
+    return as_text(_parts(report, style), style)
 
 
 def _parts(report: Report, style: Style) -> Iterator[RenderableType]:
-    yield _header(report)
+    yield header(report)
     yield ""
     for finding in report.findings:
         yield from _finding(finding, style)
@@ -44,34 +29,20 @@ def _parts(report: Report, style: Style) -> Iterator[RenderableType]:
     sign = "✔" if style.unicode else "+"
     if report.clean:
         names = ", ".join(f"{code} {name}" for code, name in report.clean)
-        yield _hanging(Text(f"{sign} clean", style="green" if style.color else ""), Text(names), 11)
+        yield hanging(Text(f"{sign} clean", style="green" if style.color else ""), Text(names), 11)
     dash = "–" if style.unicode else "-"
     for one in report.skipped:
         words = Text(f"{one.code} {one.name}: {plain(one.reason, 300)}")
         words.append(f"\nto run it: {plain(one.remedy, 300)}", style="dim" if style.color else "")
-        yield _hanging(Text(f"{dash} skipped", style="dim" if style.color else ""), words, 11)
+        yield hanging(Text(f"{dash} skipped", style="dim" if style.color else ""), words, 11)
     if report.clean or report.skipped:
         yield ""
-    yield from _configuration(report, style)
+    yield from configuration(report)
     for note in report.notes:
-        yield _hanging(Text("note"), Text(plain(note, 400)), 11)
+        yield hanging(Text("note"), Text(plain(note, 400)), 11)
     yield Text(f"{counts(report)}.", style="bold" if style.color else "")
     if report.findings:
         yield "These are measurements of the rows, not proof of a broken run."
-
-
-def _header(report: Report) -> Text:
-    size = report.input
-    who = f"{report.trainer} {report.trainer_version}" if report.trainer else "trainer unknown"
-    words = (
-        f"{who}   {_many(size.rows, 'row')} in {_many(size.groups, 'group')}, {_many(size.steps, 'step')}, "
-        f"{_many(size.tokens, 'token')}   {report.device} {report.dtype}"
-    )
-    return Text.assemble((f"rolloutdoctor {report.version}", "bold"), f"   {words}")
-
-
-def _many(count: int, noun: str) -> str:
-    return f"{count:,} {noun}{'' if count == 1 else 's'}"
 
 
 def _finding(finding: Finding, style: Style) -> Iterator[RenderableType]:
@@ -80,7 +51,7 @@ def _finding(finding: Finding, style: Style) -> Iterator[RenderableType]:
     color = COLORS[finding.severity] if style.color else ""
     headline = Text()
     headline.append(plain(finding.headline, 300), style="bold" if style.color else "")
-    yield _hanging(Text(f"{sign} {label}", style=color), headline, 11)
+    yield hanging(Text(f"{sign} {label}", style=color), headline, 11)
     rows = [
         ("rule", f"{finding.code} {finding.name}, {finding.verdict}"),
         ("found", finding.message),
@@ -120,35 +91,3 @@ def _measures(finding: Finding, width: int) -> str:
         else:
             lines.append(item)
     return "\n".join(lines)
-
-
-def _configuration(report: Report, style: Style) -> Iterator[RenderableType]:
-    """Every value that was set, by origin, and every value that was only assumed."""
-    by_origin: dict[str, list[str]] = {}
-    assumed: dict[str, list[str]] = {}
-    for name, setting in report.config.items():
-        if setting.assumed:
-            assumed.setdefault(setting.origin, []).append(_set(name, setting))
-        elif not setting.origin.startswith("default"):
-            by_origin.setdefault(setting.origin, []).append(_set(name, setting))
-    if not by_origin and not assumed:
-        return
-    for title, group in (("options", by_origin), ("assumed", assumed)):
-        for origin, values in group.items():
-            yield _hanging(Text(title), Text(f"{plain(origin)}: {', '.join(values)}"), 11)
-    yield ""
-
-
-def _set(name: str, setting: Setting) -> str:
-    value = setting.value
-    words = {None: "null", True: "true", False: "false"}.get(value) if isinstance(value, bool | None) else None
-    return f"{name}={plain(words or (f'{value:g}' if isinstance(value, float) else value), 60)}"
-
-
-def _hanging(first: Text, rest: Text, width: int) -> Table:
-    """A line whose first word stands in a margin."""
-    grid = Table.grid(padding=(0, 0, 0, 0))
-    grid.add_column(width=width, no_wrap=True)
-    grid.add_column(overflow="fold")
-    grid.add_row(first, rest)
-    return grid
