@@ -12,7 +12,7 @@ OptionKind = Literal["number", "integer", "flag", "word", "numbers", "any"]
 
 
 def parse_version(text: str) -> tuple[int, ...]:
-    """Leading numbers of a version: ``1.10.0.dev0`` gives ``(1, 10, 0)``.
+    """Leading numbers of a version, three at least: ``1.10.0.dev0`` and ``1.10`` give ``(1, 10, 0)``.
 
     Raises:
         UsageError: if it does not start with a number.
@@ -20,7 +20,8 @@ def parse_version(text: str) -> tuple[int, ...]:
     found = re.match(r"v?(\d+(?:\.\d+)*)", text)
     if found is None:
         raise UsageError(f"{text!r} is not a version; write one such as 1.16.0")
-    return tuple(int(part) for part in found[1].split("."))
+    parts = [int(part) for part in found[1].split(".")]
+    return (*parts, *[0] * (3 - len(parts)))
 
 
 @dataclass(frozen=True)
@@ -211,8 +212,11 @@ def resolve(options: tuple[Option, ...], version: tuple[int, ...], layers: Itera
     written = ".".join(str(part) for part in version)
     for option in options:
         # A default is an assumption as long as nothing shows which options the run was started with.
-        default = Setting(option.default_at(version), f"default of {trainer} {written}", assumed=option.decides)
-        settings.setdefault(option.name, default)
+        if option.name not in settings:
+            origin = f"default of {trainer} {written}"
+            # Reading refuses a default that is not computed here, like any other value.
+            value = option.read(option.default_at(version), origin)
+            settings[option.name] = Setting(value, origin, assumed=option.decides)
     return Config(version, {option.name: settings[option.name] for option in options})
 
 

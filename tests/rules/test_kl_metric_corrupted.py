@@ -54,6 +54,13 @@ def test_copy_is_clean():
     assert found_by(CODE, rows(), logged={"rollout/kl": 0.25 * (1 + 5e-5)}, kl_coef=0.25, **PPO) is None
 
 
+def test_copy_that_the_reward_buffer_equals_is_clean():
+    # Rewards and coefficient of 0: both predict 0.
+    assert found_by(CODE, rows(rewards=[[0, 0]]), logged={"rollout/kl": 0.0}, kl_coef=0.0, **PPO) is None
+    still = toy_batch([[0, 0]], policy=-1.0, ref=-1.0, values=0.0, per_token={"kl": 0.0})
+    assert found_by(CODE, still, kl_coef=0.25, **PPO) is None
+
+
 def test_unexplained_mismatch_is_a_warning():
     found = found_by(CODE, rows(), logged={"rollout/kl": 0.5}, kl_coef=0.25, **PPO)
     assert (found.severity, found.verdict) == (Severity.WARNING, "exposed")

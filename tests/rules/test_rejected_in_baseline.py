@@ -157,6 +157,14 @@ def test_unscored_rejected_rows_do_not_count(trainer):
     assert found_by(CODE, nothing, trainer=trainer, **options) is None
 
 
+def test_unscored_rejected_rows_beside_a_scored_one():
+    rows = toy_batch([[math.nan, 1, 3], [100, 1, 3]], mask=[[0], [1], [1]] * 2)
+    found = values(found_by(CODE, rows, trainer="trl", scale_rewards="none"))
+    # only the second group: 1 - 104/3 and 3 - 104/3 against -1 and 1
+    assert [found[name] for name in ("rejected_rows", "affected_groups", "live_rows")] == [1, 1, 2]
+    assert found["advantage_shift_mean"] == pytest.approx(104 / 3 - 2)
+
+
 def test_whole_group_rejected_is_clean():
     assert found_by(CODE, toy_batch([[100, 1], [1, 0]], mask=[[0], [0], [1], [1]]), **RLOO) is None
 

@@ -1,0 +1,220 @@
+import math
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from rolloutdoctor.errors import UsageError
+from rolloutdoctor.trainers.options import Layer, Option, parse_version, resolve
+from rolloutdoctor.trainers.table import TRAINERS, find
+
+OPTIONS = [(trainer.name, option) for trainer in TRAINERS.values() for option in trainer.options]
+each_option = pytest.mark.parametrize(
+    "option", [option for _, option in OPTIONS], ids=[f"{name}-{option.name}" for name, option in OPTIONS]
+)
+
+scalars = st.one_of(
+    st.none(),
+    st.booleans(),
+    st.integers(),
+    st.integers(min_value=10**300, max_value=10**400),
+    st.floats(),
+    st.text(max_size=8),
+    st.sampled_from(
+        ["true", "False", " 0.5 ", "1e-3", "nan", "-inf", "none", "NULL", "group", "grpo", "1,2", "[1, 2]"]
+    ),
+    st.binary(max_size=3),
+    st.dates(),
+)
+anything = st.recursive(
+    scalars,
+    lambda inner: st.one_of(
+        st.lists(inner, max_size=3), st.tuples(inner), st.dictionaries(st.text(max_size=3), inner, max_size=2)
+    ),
+    max_leaves=5,
+)
+
+KINDS = {
+    "number": (float, int),
+    "integer": (int,),
+    "flag": (bool,),
+    "word": (str,),
+    "numbers": (tuple,),
+    "any": (object,),
+}
+
+
+@each_option
+@given(value=anything)
+def test_any_value_is_read_or_refused_in_a_sentence(option, value):
+    refused = None
+    try:
+        found = option.read(value, "here")
+    except UsageError as error:
+        refused = str(error)
+    if refused is not None:
+        assert option.name in refused
+        assert "(here)" in refused
+        return
+    if found is None:
+        assert option.optional or option.kind == "any"
+    else:
+        assert isinstance(found, KINDS[option.kind])
+        assert isinstance(found, bool) == (option.kind == "flag") or option.kind == "any"
+    if option.choices and found is not None:
+        assert found in option.choices
+    if option.computed is not None:
+        assert found in option.computed
+    if isinstance(found, int | float) and option.kind != "any":
+        assert not math.isnan(found)
+        assert option.low is None or found >= option.low
+        assert option.high is None or found <= option.high
+    # What was read can be read again, as it is and as text.
+    assert option.read(found, "again") == found
+    if found is not None and option.kind in ("number", "integer", "flag", "word"):
+        assert option.read(str(found), "as text") == found
+
+
+@each_option
+def test_defaults_can_be_read(option):
+    for default in {option.default, option.changes[1] if option.changes else option.default}:
+        if option.computed is None or default in option.computed:
+            assert option.read(default, "default") == default
+    assert option.meaning
+    assert option.meaning[0] != " "
+    assert option.wanted()
+
+
+def test_the_uncomputed_default_is_refused():
+    # verl's own default estimator needs a critic.
+    (estimator,) = (each for each in TRAINERS["verl"].options if each.name == "algorithm.adv_estimator")
+    with pytest.raises(UsageError, match=r"adv_estimator = gae \(default\): this version does not compute it"):
+        estimator.read(estimator.default, "default")
+
+
+@pytest.mark.parametrize("trainer", TRAINERS)
+def test_names_are_unique(trainer):
+    names = [option.name for option in TRAINERS[trainer].options]
+    assert len(set(names)) == len(names)
+
+
+NUMBER = Option("n", "number", 1.0, "a number", low=0, high=1)
+WHOLE = Option("w", "integer", 1, "a whole number", low=1)
+FLAG = Option("f", "flag", False, "a flag")
+WORD = Option("k", "word", "a", "a word", choices=("alpha", "beta"), optional=True)
+LIST = Option("l", "numbers", None, "numbers", optional=True)
+
+
+@pytest.mark.parametrize(
+    ("option", "value", "found"),
+    [
+        (NUMBER, " 0.5 ", 0.5),
+        (NUMBER, "1e-3", 0.001),
+        (NUMBER, 1, 1.0),
+        (WHOLE, "4", 4),
+        (WHOLE, 4.0, 4),
+        (WHOLE, "4.0", 4),
+        (FLAG, "True", True),
+        (FLAG, "false", False),
+        (WORD, "alpha", "alpha"),
+        (WORD, "None", None),
+        (WORD, None, None),
+        (LIST, "1, 2.5", (1.0, 2.5)),
+        (LIST, "[1,2]", (1.0, 2.0)),
+        (LIST, [1, 2], (1.0, 2.0)),
+        (LIST, "null", None),
+    ],
+)
+def test_read(option, value, found):
+    assert option.read(value, "here") == found
+    assert type(option.read(value, "here")) is type(found)
+
+
+@pytest.mark.parametrize(
+    ("option", "value", "message"),
+    [
+        (NUMBER, "half", r"n = 'half' \(here\): expected a number >= 0 and <= 1$"),
+        (NUMBER, 1.5, r"n = 1.5 \(here\) is out of range: expected a number >= 0 and <= 1$"),
+        (NUMBER, "nan", r"n = 'nan' \(here\) is out of range"),
+        (NUMBER, True, r"n = True \(here\): expected a number"),
+        (NUMBER, None, r"n = None \(here\): expected a number"),
+        (NUMBER, 10**400, r"n = 1000.* \(here\): expected a number"),
+        (WHOLE, 2.5, r"w = 2.5 \(here\): expected a whole number >= 1$"),
+        (WHOLE, 0, r"w = 0 \(here\) is out of range"),
+        (WHOLE, "inf", r"w = 'inf' \(here\): expected a whole number"),
+        (FLAG, "yes", r"f = 'yes' \(here\): expected true or false$"),
+        (FLAG, 1, r"f = 1 \(here\): expected true or false"),
+        (WORD, "alpa", r"k = 'alpa' \(here\): expected one of alpha, beta or null; did you mean 'alpha'\?$"),
+        (LIST, "1,x", r"l = '1,x' \(here\): expected numbers separated by commas or null$"),
+    ],
+)
+def test_refused(option, value, message):
+    with pytest.raises(UsageError, match=message):
+        option.read(value, "here")
+
+
+def test_what_upstream_accepts_and_this_does_not_compute():
+    option = Option("k", "word", "a", "a word", choices=("a", "b"), computed=("a",), why_not="no router here")
+    with pytest.raises(UsageError, match=r"^k = b \(here\): no router here \(computed: a\)$"):
+        option.read("b", "here")
+
+
+@pytest.mark.parametrize(
+    ("text", "found"),
+    [
+        ("1.10.0.dev0", (1, 10, 0)),
+        ("v0.3", (0, 3, 0)),
+        ("2", (2, 0, 0)),
+        ("1.2.3rc1", (1, 2, 3)),
+        ("0.9.1+cu12", (0, 9, 1)),
+        ("0.3.1.2", (0, 3, 1, 2)),
+    ],
+)
+def test_versions(text, found):
+    assert parse_version(text) == found
+
+
+@pytest.mark.parametrize("text", ["", "main", "-1", ".1", "latest"])
+def test_not_versions(text):
+    with pytest.raises(UsageError, match="is not a version"):
+        parse_version(text)
+
+
+def test_default_by_version():
+    option = Option("f", "flag", True, "a flag", changes=("1.10.0", False))
+    versions = ["1.9.9", "1.10.0", "1.10", "2"]
+    assert [option.default_at(parse_version(version)) for version in versions] == [False, True, True, True]
+
+
+def test_resolve():
+    config = resolve(
+        (NUMBER, WHOLE, FLAG),
+        (1, 2),
+        [Layer("first", {"n": 0.25}), Layer("second", {"n": 0.75, "w": "3"})],
+        trainer="t",
+    )
+    assert {name: (each.value, each.origin, each.assumed) for name, each in config.settings.items()} == {
+        "n": (0.25, "first", False),
+        "w": (3, "second", False),
+        "f": (False, "default of t 1.2", True),
+    }
+    assert list(config.settings) == ["n", "w", "f"]  # the trainer's order, not that of the layers
+    assert config["n"] == config.number("n") == config.optional_number("n") == 0.25
+
+
+def test_typed_values():
+    config = resolve((WORD, LIST), (1,), [Layer("here", {"k": "beta"})], trainer="t")
+    assert config.word("k") == "beta"
+    assert config.optional_number("l") is None
+
+
+@pytest.mark.parametrize(
+    ("name", "message"),
+    [
+        ("trll", r"no trainer 'trll' \(known: trl, verl, slime\); did you mean 'trl'\?"),
+        ("", "no trainer ''"),
+    ],
+)
+def test_unknown_trainers(name, message):
+    with pytest.raises(UsageError, match=message):
+        find(name)
