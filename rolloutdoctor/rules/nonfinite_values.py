@@ -28,9 +28,18 @@ TOKEN_COLUMNS = (
 LOSS_COLUMNS = ("policy_log_probs", "old_log_probs", "ref_log_probs", "advantages")
 
 
+LOWEST, HIGHEST = -1000.0, 88.0
+"""Beyond these a log-prob, or its difference from another, has no finite exponential in float32."""
+
+
 def _bad(name: str, column_T: "Tensor") -> "Tensor":
-    """Values that are not finite, less those with a meaning of their own."""
-    return column_T.isinf() if name == "rollout_log_probs" else ~column_T.isfinite()
+    """Values that are not finite, or are log-probs without a finite exponential."""
+    if not name.endswith("log_probs"):
+        return ~column_T.isfinite()
+    if name == "rollout_log_probs":
+        # NaN has a meaning here: the engine gave none.
+        return (column_T < LOWEST) | (column_T > HIGHEST)
+    return ~((column_T >= LOWEST) & (column_T <= HIGHEST))
 
 
 @dataclass(frozen=True)
@@ -59,9 +68,10 @@ class NonfiniteValues(Rule[NonfiniteTally]):
 
     ## How it is measured
     `tokens` counts trained tokens with a value that is not finite in any column, `masked_tokens` masked ones, `rows`
-    the rows that hold either or whose reward is not finite. A missing reward is no fault where the trainer leaves
-    such rows out (TRL); NaN in `rollout_log_probs` means that the engine gave none. All numbers elsewhere in a
-    report leave masked values out. Confirmed: the values are in the file.
+    the rows that hold either or whose reward is not finite. A log-prob above 88 or below -1000 counts as well: it is
+    a placeholder or a fault, and its exponential, or that of its difference from another, is not finite. A missing
+    reward is no fault where the trainer leaves such rows out (TRL); NaN in `rollout_log_probs` means that the engine
+    gave none. All numbers elsewhere in a report leave masked values out. Confirmed: the values are in the file.
 
     ## What to do
     Look at the rows named, and at what made the value: an empty response, an exponential, a failed reward.
@@ -196,8 +206,12 @@ class NonfiniteValues(Rule[NonfiniteTally]):
         return Judgement(
             severity=Severity.ERROR if reached else Severity.WARNING,
             confirmed=True,
-            headline=f"{counted(run.rows, 'row')} with NaN or infinity, first at step {int(run.first_step)}",
-            message=f"values that are not finite in {', '.join(parts)}" + (f"; {leak}" if run.masked_tokens else ""),
+            headline=(
+                f"{counted(run.rows, 'row')} with NaN, infinity or an impossible log-prob, first at step "
+                f"{int(run.first_step)}"
+            ),
+            message=f"values that are not finite, or log-probs without a finite exponential, in {', '.join(parts)}"
+            + (f"; {leak}" if run.masked_tokens else ""),
             evidence="the values are in the file",
             advice="look at the rows named; numbers elsewhere in this report that such values reach are shown as n/a",
         )

@@ -4,7 +4,7 @@ import pytest
 from rules.checking import found_by, values
 
 from rolloutdoctor.findings import Severity
-from rolloutdoctor.testing import toy_batch
+from rolloutdoctor.testing import diagnose, toy_batch
 
 CODE = "RDI001"
 NAN, INF = math.nan, math.inf
@@ -125,3 +125,20 @@ def test_run_and_steps():
 def test_eval_rows_count():
     found = found_by(CODE, toy_batch([[1, 0]], ref=NAN, split="eval"), trainer="trl")
     assert found.per_step[0]["split"] == "eval"
+
+
+@pytest.mark.parametrize("value", [1e30, 88.5, -1000.5, -9999.0, -3e38])
+def test_a_log_prob_without_a_finite_exponential_counts(value):
+    batch = toy_batch([[1, 0]], lengths=[2, 1], policy=[[-1.0, value], [-1.0]])
+    report = diagnose([batch], trainer="trl", select=["RDI001"])
+    (found,) = report.findings
+    assert (found.severity.label, found.verdict) == ("error", "confirmed")
+    assert found.measures["tokens"].value == 1
+    assert found.examples[0].sample_id == "r0"
+    assert "policy_log_probs is" in found.examples[0].note
+
+
+@pytest.mark.parametrize("value", [0.125, 1.0, -999.0, 0.0])
+def test_a_log_prob_that_is_merely_odd_does_not(value):
+    batch = toy_batch([[1, 0]], lengths=[2, 1], policy=[[-1.0, value], [-1.0]])
+    assert not diagnose([batch], trainer="trl", select=["RDI001"]).findings
