@@ -1,5 +1,6 @@
 """``rolloutdoctor check``."""
 
+from dataclasses import replace
 from typing import Annotated
 
 import typer
@@ -51,6 +52,7 @@ def check(
     verbose: Annotated[bool, typer.Option("--verbose", "-v", help="All examples and references.")] = False,
 ) -> None:
     """Run the rules on a run, and print what they found."""
+    from rolloutdoctor.findings import Severity
     from rolloutdoctor.fixes import choose
     from rolloutdoctor.rules.table import pick
 
@@ -60,10 +62,9 @@ def check(
     from rolloutdoctor.cli.progress import progress_bar
     from rolloutdoctor.engine.check import CheckOptions
     from rolloutdoctor.engine.check import check as run_check
-    from rolloutdoctor.io.run import open_run
     from rolloutdoctor.report.table import RENDERERS
 
-    run = open_run(paths, trainer=(trainer or "").partition("@")[0] or None)
+    run = opt.opened(paths, trainer)
     options = CheckOptions(
         rules=rules,
         trainer=trainer,
@@ -76,22 +77,16 @@ def check(
     )
     with progress_bar(run.rows, quiet=quiet) as progress:
         report = run_check(run, options, progress)
-    style = opt.style_of(color, to_file=output_file is not None, verbose=verbose)
+    fails = None if fail_on is opt.FailOn.never else Severity[fail_on.value.upper()]
+    style = replace(opt.style_of(color, to_file=output_file is not None, verbose=verbose), fail_at=fails)
     opt.deliver(RENDERERS[format_.value](report, style), output_file)
-    if not quiet:
-        _warn(run.partial_columns)
+    opt.warn_of_partial(run, quiet=quiet)
     raise typer.Exit(_exit_code(report.worst(), report.nothing_checked, fail_on, exit_zero))
 
 
 def _words(texts: list[str] | None) -> list[str]:
     """Codes may be repeated, or separated by commas."""
     return [word for text in texts or [] for word in text.replace(",", " ").split()]
-
-
-def _warn(partial: frozenset[str]) -> None:
-    if partial:
-        names = ", ".join(sorted(partial))
-        typer.echo(f"rolloutdoctor: not in every file, so not read: {names}", err=True)
 
 
 def _exit_code(worst: int | None, nothing_checked: bool, fail_on: opt.FailOn, exit_zero: bool) -> int:

@@ -12,7 +12,7 @@ import typer
 from rolloutdoctor.errors import UsageError
 
 if TYPE_CHECKING:
-    from rolloutdoctor.io.run import StepRange
+    from rolloutdoctor.io.run import Run, StepRange
     from rolloutdoctor.report.style import Style
     from rolloutdoctor.trainers.options import Layer
 
@@ -63,6 +63,17 @@ class Format(StrEnum):
     concise = "concise"
     json = "json"
     jsonl = "jsonl"
+    markdown = "markdown"
+    github = "github"
+    junit = "junit"
+
+
+class NumbersFormat(StrEnum):
+    """Format of recomputed numbers."""
+
+    full = "full"
+    json = "json"
+    jsonl = "jsonl"
 
 
 class BookFormat(StrEnum):
@@ -108,6 +119,10 @@ FixOption = Annotated[
     list[str] | None,
     typer.Option("--fix", metavar="NAME[:VARIANT]", help="A fix that the run already had; repeatable."),
 ]
+CompareFixOption = Annotated[
+    list[str] | None,
+    typer.Option("--fix", metavar="NAME[:VARIANT]", help="A fix to compute the run with, beside without; repeatable."),
+]
 DeviceOption = Annotated[
     Device, typer.Option("--device", envvar="ROLLOUTDOCTOR_DEVICE", help="Where the evaluation runs.")
 ]
@@ -142,6 +157,20 @@ def layers(context: typer.Context, settings: list[str] | None, config: str | Non
     if config is not None:
         found.append(read_trainer_config(config))
     return found
+
+
+def opened(paths: list[str], trainer: str | None) -> "Run":
+    """Open the run that the arguments name."""
+    from rolloutdoctor.io.run import open_run
+
+    return open_run(paths, trainer=(trainer or "").partition("@")[0] or None)
+
+
+def warn_of_partial(run: "Run", *, quiet: bool) -> None:
+    """Say on stderr which columns are not in every file, and so were not read."""
+    if run.partial_columns and not quiet:
+        names = ", ".join(sorted(run.partial_columns))
+        typer.echo(f"rolloutdoctor: not in every file, so not read: {names}", err=True)
 
 
 def step_range(text: str | None) -> "StepRange | None":

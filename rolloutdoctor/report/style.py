@@ -4,7 +4,7 @@ import math
 import re
 from dataclasses import dataclass
 
-from rolloutdoctor.findings import Measure, Severity
+from rolloutdoctor.findings import Example, Measure, Setting, Severity
 
 
 @dataclass(frozen=True)
@@ -16,12 +16,14 @@ class Style:
         color: escape sequences for colour are understood.
         unicode: characters beyond ASCII are understood.
         verbose: show everything that is known.
+        fail_at: the lowest severity that makes a job fail; None: none does.
     """
 
     width: int = 100
     color: bool = False
     unicode: bool = True
     verbose: bool = False
+    fail_at: Severity | None = Severity.ERROR
 
 
 COLORS = {Severity.ERROR: "bold red", Severity.WARNING: "bold yellow", Severity.INFO: "bold blue"}
@@ -51,6 +53,36 @@ def shown(measure: Measure) -> str:
     if isinstance(value, int):
         return f"{value:,}" if measure.unit != "step" else str(value)
     return f"{100 * value:.3g} %" if measure.unit == "share" else f"{value:.4g}"
+
+
+def where(place: Example) -> str:
+    """Step, group and row of an example, and what is to be seen there.
+
+    >>> where(Example(3, "g7", None, note="advantage 1"))
+    'step 3 group g7: advantage 1'
+    """
+    names = [f"step {place.step}"]
+    if place.group_id is not None:
+        names.append(f"group {plain(place.group_id, 40)}")
+    if place.sample_id is not None:
+        names.append(f"row {plain(place.sample_id, 40)}")
+    return f"{' '.join(names)}: {plain(place.note, 120)}"
+
+
+def set_to(name: str, setting: Setting) -> str:
+    """An option with its value, in the trainer's spelling.
+
+    >>> set_to("beta", Setting(0.04, "command line")), set_to("use_kl_loss", Setting(None, "default"))
+    ('beta=0.04', 'use_kl_loss=null')
+    """
+    return f"{name}={value_of(setting)}"
+
+
+def value_of(setting: Setting) -> str:
+    """The value of an option for people."""
+    value = setting.value
+    words = {None: "null", True: "true", False: "false"}.get(value) if isinstance(value, bool | None) else None
+    return plain(words or (f"{value:g}" if isinstance(value, float) else value), 60)
 
 
 def is_known(value: object) -> bool:

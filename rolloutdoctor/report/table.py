@@ -3,7 +3,7 @@
 from collections.abc import Callable
 
 from rolloutdoctor.findings import Report
-from rolloutdoctor.report import concise, structured, terminal
+from rolloutdoctor.report import concise, github, junit, markdown, structured, terminal
 from rolloutdoctor.report.style import Style
 
 RENDERERS: dict[str, Callable[[Report, Style], str]] = {
@@ -11,4 +11,7 @@ RENDERERS: dict[str, Callable[[Report, Style], str]] = {
     "concise": concise.render,
     "json": structured.as_json,
     "jsonl": structured.as_json_lines,
+    "markdown": markdown.render,
+    "github": github.render,
+    "junit": junit.render,
 }

@@ -4,6 +4,8 @@ import json
 import math
 import os
 import re
+import xml.etree.ElementTree as ET
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -80,6 +82,9 @@ def a_report(text="g7") -> Report:
         ("concise", Style()),
         ("json", Style()),
         ("jsonl", Style()),
+        ("markdown", Style()),
+        ("github", Style()),
+        ("junit", Style()),
     ],
 )
 def test_a_report_looks_as_stored(name, style):
@@ -156,3 +161,49 @@ def test_plain_cuts_and_cleans():
     assert plain("a\tb\x00c\x9bd") == "a bcd"
     assert shown(Measure(12, "step")) == "12"
     assert shown(Measure(math.nan, "share")) == "n/a"
+
+
+def test_junit_has_one_case_a_rule_and_fails_from_where_the_job_does():
+    def outcome(fail_at):
+        suite = ET.fromstring(RENDERERS["junit"](a_report(HOSTILE), Style(fail_at=fail_at)))[0]
+        counts = {name: int(suite.get(name)) for name in ("tests", "failures", "skipped")}
+        assert counts["tests"] == len(suite.findall("testcase")) == 5
+        assert counts["skipped"] == len(suite.findall("testcase/skipped")) == 1
+        assert counts["failures"] == len(suite.findall("testcase/failure"))
+        return [case.get("name") for case in suite.findall("testcase") if case.find("failure") is not None]
+
+    assert outcome(Severity.ERROR) == ["rejected-in-baseline"]
+    assert outcome(Severity.INFO) == ["rejected-in-baseline", "loss-near-zero"]
+    assert outcome(None) == []
+
+
+def test_junit_keeps_text_as_text():
+    text = RENDERERS["junit"](a_report("\x00\x08\ufffe" + HOSTILE), Style())
+    assert "<script>" not in text
+    failure = ET.fromstring(text).find(".//failure")
+    assert "group [bold]x[/]<script>alert(1)</script> " in failure.text
+    assert not re.search("[\x00-\x08\x0b-\x1f\x7f-\x9f\ufffe]", text)
+
+
+def test_a_workflow_command_cannot_be_forged():
+    first = a_report().findings[0]
+    hostile = replace(first, headline="a\n::error::forged, 50%: b", name="x::y,title=z")
+    text = RENDERERS["github"](replace(a_report(), findings=(hostile,)), Style())
+    assert text.splitlines()[0].startswith("::error title=RDA001 x%3A%3Ay%2Ctitle=z::a ::error::forged, 50%25: b")
+    assert [line[:9] for line in text.splitlines()] == ["::error t", "::notice ", "1 error; "]
+
+
+def test_markdown_keeps_text_as_text():
+    text = RENDERERS["markdown"](a_report("`<img src=x> @a #1 | [a](b)``"), Style())
+    assert "- ``` step 3 group `<img src=x> @a #1 \u00a6 [a](b)``" in text
+    hostile = replace(a_report().findings[0], headline="<script> | [a](b) *c*")
+    text = RENDERERS["markdown"](replace(a_report(), findings=(hostile,)), Style())
+    assert "\\<script\\> \\| \\[a\\](b) \\*c\\*" in text
+    assert "<script" not in text.replace("\\<script", "")
+
+
+def test_ascii_formats_say_other_characters_by_number():
+    report = a_report("\u03c0")
+    assert RENDERERS["markdown"](report, Style(unicode=False)).isascii()
+    assert "\u03c0" in ET.fromstring(RENDERERS["junit"](report, Style(unicode=False))).find(".//failure").text
+    assert RENDERERS["github"](report, Style(unicode=False)).isascii()

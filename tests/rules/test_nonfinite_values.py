@@ -114,7 +114,7 @@ def test_run_and_steps():
     found = found_by(CODE, batches, trainer="trl")
     assert values(found) == {"tokens": 3, "rows": 3, "first_step": 4, "masked_tokens": 1, "rewards": 1}
     assert [row["first_step"] for row in found.per_step] == [None, 4, 7]
-    assert found.headline == "3 rows with NaN or infinity, first at step 4"
+    assert found.headline == "3 rows with NaN, infinity or an impossible log-prob, first at step 4"
     assert [(one.step, one.sample_id, one.weight) for one in found.examples] == [
         (4, "r0", 2.0),
         (7, "r0", 2.0),
