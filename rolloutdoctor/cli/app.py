@@ -8,7 +8,7 @@ from typing import Annotated
 import typer
 
 from rolloutdoctor import __version__
-from rolloutdoctor.cli import book, check, info
+from rolloutdoctor.cli import book, check, info, recompute
 from rolloutdoctor.cli.border import fail
 from rolloutdoctor.errors import RolloutDoctorError
 from rolloutdoctor.settings import find_settings
@@ -21,6 +21,7 @@ app = typer.Typer(
     context_settings={"help_option_names": ["-h", "--help"], "max_content_width": 100},
 )
 app.command("check", epilog=check.EPILOG)(check.check)
+app.command("recompute", epilog=recompute.EPILOG)(recompute.recompute)
 app.command("info")(info.info)
 app.command("rule")(book.rule)
 app.command("fixes")(book.fixes)

@@ -31,9 +31,8 @@ def info(
     layers = opt.layers(context, settings, trainer_config)
     from rolloutdoctor.engine.check import CheckOptions
     from rolloutdoctor.engine.survey import survey
-    from rolloutdoctor.io.run import open_run
 
-    run = open_run(paths, trainer=(trainer or "").partition("@")[0] or None)
+    run = opt.opened(paths, trainer)
     options = CheckOptions(trainer=trainer, layers=layers, steps=step_range, split=split.value if split else None)
     found = survey(run, options)
     text = _as_json(found) if format_ is opt.BookFormat.json else _as_text(found)

@@ -5,6 +5,7 @@ import os
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from functools import cached_property
 from itertools import groupby
+from pathlib import Path
 
 import numpy as np
 import pyarrow as pa
@@ -93,6 +94,23 @@ class Run:
             raise ValueError(f"{dtype} where torch.float32 or torch.float64 was expected")
         wanted = Wanted.of(columns, self.columns)
         return self._stream(wanted, steps or StepRange(), split, dtype, progress or (lambda done, total: None))
+
+    def identifier_type(self, name: str) -> pa.DataType:
+        """Return the type that identifiers go back to: int64 if every file stores integers, else string.
+
+        Args:
+            name: `group_id` or `sample_id`.
+        """
+        stored = [file.columns[name].type for file in self._files if name in file.columns]
+        values = [type_.value_type if pa.types.is_dictionary(type_) else type_ for type_ in stored]
+        whole = len(values) == len(self._files) and all(pa.types.is_integer(type_) for type_ in values)
+        return pa.int64() if whole else pa.string()
+
+    def reads(self, path: "str | os.PathLike[str]") -> bool:
+        """Tell whether a path is one of the files of the run."""
+        target = Path(path)
+        sources = [Path(file.source.path) for file in self._files]
+        return target.exists() and any(source.exists() and source.samefile(target) for source in sources)
 
     @cached_property
     def _index(self) -> Index:

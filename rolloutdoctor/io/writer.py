@@ -236,6 +236,34 @@ class RunWriter(_TableWriter):
         return pa.schema([(name, arrow_type(BY_NAME[name])) for name in _EMPTY_RUN])
 
 
+class TableWriter(_TableWriter):
+    """Writes tables of one schema, step after step: results rather than runs.
+
+    Args:
+        path: final name of the file.
+        metadata: who made the run that the table is about, and its options.
+        schema: of every table; a file without rows has it too.
+        row_group_bytes: largest row group, in uncompressed bytes.
+    """
+
+    def __init__(
+        self, path: str | Path, metadata: RunMetadata, *, schema: pa.Schema, row_group_bytes: int = ROW_GROUP_BYTES
+    ) -> None:
+        super().__init__(path, metadata, row_group_bytes)
+        self._schema = schema
+
+    def write(self, table: pa.Table) -> None:
+        """Append the rows of a table.
+
+        Raises:
+            SchemaError: if the table has another schema.
+        """
+        if table.schema != self._schema:
+            raise SchemaError(f"{self.path}: every table needs the schema of the file")
+        if len(table):
+            self._append(table)
+
+
 class MetricsWriter(_TableWriter):
     """Writes the table of logged metrics beside a run file.
 

@@ -108,8 +108,8 @@ def numbers(head: Sequence[str], lines: Sequence[Sequence[str]], *, left: int = 
     grid = Table(box=None, padding=(0, 2, 0, 0), pad_edge=False, show_edge=False, header_style="")
     grid.add_column(" " * indent, width=indent)
     for position, name in enumerate(head):
-        justify = "left" if position < left else "right"
-        grid.add_column(name, justify=justify, overflow="fold", no_wrap=position >= left)
+        is_word = position < left
+        grid.add_column(name, justify="left" if is_word else "right", overflow="fold", no_wrap=not is_word)
     for line in lines:
         grid.add_row("", *(Text(cell) for cell in line))
     return grid

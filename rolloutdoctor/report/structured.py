@@ -4,7 +4,7 @@ import json
 from collections.abc import Iterator, Mapping
 from typing import Any
 
-from rolloutdoctor.findings import Finding, Report
+from rolloutdoctor.findings import Finding, Report, Setting
 from rolloutdoctor.report.style import Style, is_known
 
 SCHEMA_VERSION = 1
@@ -33,17 +33,13 @@ def as_json_lines(report: Report, style: Style) -> str:
 
 
 def _body(report: Report) -> dict[str, Any]:
-    settings = {
-        key: {"value": setting.value, "origin": setting.origin, "assumed": setting.assumed}
-        for key, setting in report.config.items()
-    }
     return {
         "schema_version": SCHEMA_VERSION,
         "rolloutdoctor": report.version,
         "device": report.device,
         "dtype": report.dtype,
         "input": vars(report.input),
-        "trainer": {"name": report.trainer, "version": report.trainer_version, "config": settings},
+        "trainer": {"name": report.trainer, "version": report.trainer_version, "config": settings(report.config)},
         "findings": [_finding(finding) for finding in report.findings],
         "clean": [code for code, _ in report.clean],
         "skipped": [
@@ -64,7 +60,7 @@ def _finding(finding: Finding) -> dict[str, object]:
         "evidence": finding.evidence,
         "advice": finding.advice,
         "measures": {
-            name: {"value": _known(measure.value), "unit": measure.unit} for name, measure in finding.measures.items()
+            name: {"value": known(measure.value), "unit": measure.unit} for name, measure in finding.measures.items()
         },
         "per_step": [_row(row) for row in finding.per_step],
         "examples": [
@@ -77,8 +73,17 @@ def _finding(finding: Finding) -> dict[str, object]:
 
 
 def _row(row: Mapping[str, object]) -> dict[str, object]:
-    return {name: _known(value) for name, value in row.items()}
+    return {name: known(value) for name, value in row.items()}
 
 
-def _known(value: object) -> object:
+def settings(config: Mapping[str, Setting]) -> dict[str, object]:
+    """Options with their origins."""
+    return {
+        key: {"value": setting.value, "origin": setting.origin, "assumed": setting.assumed}
+        for key, setting in config.items()
+    }
+
+
+def known(value: object) -> object:
+    """The value, or None where JSON has no word for it."""
     return value if is_known(value) else None

@@ -1,47 +1,20 @@
 """The commands as a user runs them: exit codes, streams, formats, settings, and nothing half-written."""
 
 import json
-import os
 import signal
 import subprocess
 import sys
 import time
 from pathlib import Path
-from types import SimpleNamespace
 
 import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 
-from rolloutdoctor.cli import main
 from rolloutdoctor.rules.table import RULES
 
 SAMPLES = Path(__file__).parent.parent.parent / "sample_data"
 RUN = str(SAMPLES / "run.parquet")
-
-
-@pytest.fixture
-def rolloutdoctor(capsys, monkeypatch):
-    """Run the command line in this process: what it prints, and its exit code."""
-    for name in list(os.environ):
-        if name.startswith("ROLLOUTDOCTOR") or name in ("FORCE_COLOR", "NO_COLOR"):
-            monkeypatch.delenv(name)
-    monkeypatch.setenv("COLUMNS", "100")
-
-    def invoke(*words, env=None, cwd=None):
-        with monkeypatch.context() as patch:
-            for name, value in (env or {}).items():
-                patch.setenv(name, value)
-            if cwd is not None:
-                patch.chdir(cwd)
-            patch.setattr(sys, "argv", ["rolloutdoctor", *map(str, words)])
-            capsys.readouterr()
-            with pytest.raises(SystemExit) as stop:
-                main()
-            printed = capsys.readouterr()
-        return SimpleNamespace(returncode=stop.value.code or 0, stdout=printed.out, stderr=printed.err)
-
-    return invoke
 
 
 def write_run(path, *, metadata=None, **columns):

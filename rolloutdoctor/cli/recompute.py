@@ -1,0 +1,78 @@
+"""``rolloutdoctor recompute``."""
+
+from typing import Annotated
+
+import typer
+
+from rolloutdoctor.cli import options as opt
+from rolloutdoctor.cli.border import guarded
+from rolloutdoctor.errors import UsageError
+
+EPILOG = (
+    "Columns: advantages_re, kl_re, ratio_re, loss_re (they sum to the loss of the step) and grad_re (derivative of "
+    "that loss with respect to policy_log_probs), 0 where the mask is 0; with --fix each again with the suffix _fixed. "
+    "Rows keep step, split, group_id and sample_id. "
+    "Examples: rolloutdoctor recompute run.parquet -o tokens.parquet; rolloutdoctor recompute run.parquet --format json"
+)
+
+
+@guarded
+def recompute(
+    context: typer.Context,
+    paths: opt.Paths,
+    output: Annotated[
+        str | None,
+        typer.Option("--output", "-o", metavar="OUT.parquet", help="Write the values of every token there."),
+    ] = None,
+    trainer: opt.TrainerOption = None,
+    settings: opt.SetOption = None,
+    trainer_config: opt.TrainerConfigOption = None,
+    fix: opt.CompareFixOption = None,
+    logits: Annotated[
+        bool,
+        typer.Option("--logits", help="Also grad_logits_re: |grad_re| sqrt(1 - 2p + S), S being sum_pi_squared."),
+    ] = False,
+    steps: opt.StepsOption = None,
+    split: opt.SplitOption = None,
+    device: opt.DeviceOption = opt.Device.auto,
+    dtype: opt.DtypeOption = opt.Dtype.float64,
+    format_: Annotated[
+        opt.NumbersFormat, typer.Option("--format", help="Format of the numbers of each step, on stdout.")
+    ] = opt.NumbersFormat.full,
+    output_file: opt.OutputOption = None,
+    color: opt.ColorOption = opt.Color.auto,
+    quiet: opt.QuietOption = False,
+) -> None:
+    """Recompute every token's advantage, KL, ratio, loss and gradient, and every step's metrics."""
+    from rolloutdoctor.fixes import choose
+
+    if output is None and format_ is opt.NumbersFormat.full:
+        raise UsageError("recompute writes the values of every token: name a file with -o OUT.parquet")
+    if logits and output is None:
+        raise UsageError("--logits adds a column to the file: name it with -o OUT.parquet")
+    fixes = tuple(choose(text) for text in fix or [])
+    step_range = opt.step_range(steps)
+    layers = opt.layers(context, settings, trainer_config)
+    from rolloutdoctor.cli.progress import progress_bar
+    from rolloutdoctor.engine.recompute import RecomputeOptions
+    from rolloutdoctor.engine.recompute import recompute as run_recompute
+    from rolloutdoctor.report.recompute_views import RENDERERS
+
+    run = opt.opened(paths, trainer)
+    options = RecomputeOptions(
+        trainer=trainer,
+        layers=layers,
+        fixes=fixes,
+        steps=step_range,
+        split=split.value if split else None,
+        device=device.value,
+        dtype=dtype.value,
+        logits=logits,
+    )
+    with progress_bar(run.rows, quiet=quiet) as progress:
+        result = run_recompute(run, options, output, progress)
+    style = opt.style_of(color, to_file=output_file is not None, verbose=False)
+    opt.deliver(RENDERERS[format_.value](result, style), output_file)
+    opt.warn_of_partial(run, quiet=quiet)
+    if output is not None and not quiet:
+        typer.echo(f"rolloutdoctor: wrote {result.input.rows:,} rows to {output}", err=True)
