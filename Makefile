@@ -4,7 +4,7 @@ VENV ?= .venv
 BIN := $(VENV)/bin
 PIP := $(BIN)/python -m pip install --quiet --disable-pip-version-check --constraint constraints.txt
 
-.PHONY: demo test lint types samples clean
+.PHONY: demo test lint types bench samples clean
 
 demo: $(VENV)/.core
 	@echo "A real TRL run:"
@@ -22,6 +22,9 @@ lint: $(VENV)/.dev
 
 types: $(VENV)/.dev
 	$(BIN)/mypy
+
+bench: $(VENV)/.dev
+	$(BIN)/python tests/benchmarks/bench.py
 
 samples: $(VENV)/.dev
 	$(BIN)/python sample_data/make_run.py
