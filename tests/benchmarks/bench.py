@@ -13,6 +13,7 @@ import subprocess
 import sys
 import tempfile
 import time
+from importlib.metadata import version
 from pathlib import Path
 
 HERE = Path(__file__).parent
@@ -144,12 +145,8 @@ def main():
     help_seconds, typer_seconds = interleaved(
         5, lambda: process("-m", "rolloutdoctor", "--help"), lambda: process("-c", "import typer")
     )
-    import polars
-    import pyarrow
-    import torch
-
-    print(f"{platform.machine()}, {os.cpu_count()} cores, Python {platform.python_version()}, torch {torch.__version__}, "
-          f"pyarrow {pyarrow.__version__}, polars {polars.__version__}")  # fmt: skip
+    versions = ", ".join(f"{name} {version(name)}" for name in ("torch", "pyarrow", "polars"))
+    print(f"{platform.machine()}, {os.cpu_count()} cores, Python {platform.python_version()}, {versions}")
     print(f"own peak {resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 1024:.0f} MiB\n")
     print("| what | against | ratio | aim |\n| --- | --- | --- | --- |")
     for what, against, ratio, aim in rows:
