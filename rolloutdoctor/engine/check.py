@@ -15,7 +15,7 @@ from rolloutdoctor.findings import Finding, Report, Skipped
 from rolloutdoctor.fixes import ChosenFix
 from rolloutdoctor.io.run import Run, StepRange
 from rolloutdoctor.needs import LAYOUT_COLUMNS, loss_columns
-from rolloutdoctor.rules.base import Context
+from rolloutdoctor.rules.base import Context, counted
 from rolloutdoctor.rules.table import RULES, AnyRule
 from rolloutdoctor.trainers.options import Layer
 
@@ -121,7 +121,8 @@ def judge(plan: Plan, state: RunState, configured: Configured | None, *, device:
             skipped.append(Skipped(rule.code, rule.name, "no training rows were read", "widen --steps or --split"))
             continue
         if seen.unmeasured:
-            notes.append(f"{rule.code} could not look at {seen.unmeasured:,} steps, where a column it needs is null")
+            reason = "where a column it needs is null" + (", or which could not be evaluated" if state.failures else "")
+            notes.append(f"{rule.code} could not look at {counted(seen.unmeasured, 'step')}, {reason}")
         finding = _finding(rule, seen, plan.context)
         if finding is None:
             clean.append((rule.code, rule.name))
@@ -185,7 +186,7 @@ def _never_measured(rule: AnyRule, seen: RuleState, state: RunState) -> Skipped:
     return Skipped(
         rule.code,
         rule.name,
-        f"a column it needs is null in all of {seen.unmeasured:,} steps",
+        f"a column it needs is null in all of {counted(seen.unmeasured, 'step')}",
         "record that column for every row",
     )
 
@@ -194,7 +195,7 @@ def _notes(plan: Plan, state: RunState) -> list[str]:
     """What the numbers rest on."""
     notes: list[str] = []
     for why, (step, count) in _by_step(state):
-        notes.append(f"{count:,} steps could not be evaluated, the first is step {step}: {why}")
+        notes.append(f"{counted(count, 'step')} could not be evaluated, the first is step {step}: {why}")
     if state.odd_groups:
         notes.append(
             f"{state.odd_groups:,} groups do not have the configured number of rows: if rows are missing from the "
