@@ -2,14 +2,40 @@
 
 from rolloutdoctor.objective import Objective, RowSet
 
+TOKEN_COLUMNS: dict[str, frozenset[str]] = {
+    "masked_gae": frozenset({"values"}),
+    "optimal_token_baseline": frozenset({"group_id", "old_log_probs", "sum_pi_squared"}),
+    "reinforce_plus_plus": frozenset(),
+    "remax": frozenset({"reward_baseline"}),
+    "tir_optimal_token_baseline": frozenset({"group_id", "old_log_probs", "sum_pi_squared"}),
+}
+"""Estimators with one advantage per token, with what they need beyond rewards and mask."""
+
+WEIGHTED = frozenset({"optimal_token_baseline", "tir_optimal_token_baseline"})
+"""Estimators that see the importance weights of the rollout correction."""
+
+
+def has_time_axis(objective: Objective) -> bool:
+    """True if the estimator gives one advantage per token: nothing of it is about rows or their baselines."""
+    return objective.advantage.estimator == "gae" or objective.advantage.estimator in TOKEN_COLUMNS
+
 
 def advantage_columns(objective: Objective) -> frozenset[str]:
     """Return the columns that the advantages of `objective` need."""
+    rule = objective.advantage
     needed = {"reward", "group_id"}
-    if objective.advantage.estimator in ("opo", "reinforce_plus_plus_baseline"):
+    if rule.estimator in ("gdpo", "opo", "reinforce_plus_plus_baseline"):
         needed.add("response_mask")
-    if objective.advantage.estimator == "gae":
+    if rule.reward_keys:
+        needed.add("rewards")
+    if rule.estimator == "gae":
         needed = {"reward", "response_mask", "values"} | reward_kl_columns(objective)
+    if rule.estimator in TOKEN_COLUMNS:
+        needed = {"reward", "response_mask", *TOKEN_COLUMNS[rule.estimator]}
+    if rule.estimator in WEIGHTED:
+        needed |= weight_columns(objective)
+    if rule.sums_tokens:
+        needed |= reward_kl_columns(objective)
     if RowSet.REJECTED in objective.vote.without:
         needed.add("response_mask")
     return frozenset(needed)
@@ -18,21 +44,50 @@ def advantage_columns(objective: Objective) -> frozenset[str]:
 def reward_kl_columns(objective: Objective) -> frozenset[str]:
     """Return the columns that the KL penalty inside the reward needs."""
     term = objective.kl_reward
-    if term is None or term.coef == 0:
+    if term is None or (term.coef == 0 and term.coef_metric is None):
         return frozenset()
-    return frozenset({term.log_probs, "ref_log_probs"})
+    return frozenset({term.log_probs, "ref_log_probs", *([mask_before_rejection(objective)] if term.masked else [])})
+
+
+def weight_columns(objective: Objective) -> frozenset[str]:
+    """Return the columns that the importance weights of the rollout correction need."""
+    weights = objective.correction.weights
+    if weights is None:
+        return frozenset()
+    needed = {"rollout_log_probs", "old_log_probs", "response_mask"}
+    # The weight of a trained token does not depend on rejected ones, unless a sum or a mean is taken over them.
+    if weights.level == "sequence" or weights.normalised:
+        needed.add(mask_before_rejection(objective))
+    return frozenset(needed)
+
+
+def mask_before_rejection(objective: Objective) -> str:
+    """Name of the mask before rejection: without rejection it is the mask."""
+    return "response_mask_pre" if objective.correction.rejections else "response_mask"
 
 
 def loss_columns(objective: Objective) -> frozenset[str]:
     """Return the columns that the loss and its gradient need."""
     needed = set(advantage_columns(objective)) | {"response_mask", "policy_log_probs", objective.surrogate.old}
-    if objective.aggregation.counted_before_rejection:
-        needed.add("response_mask_pre")
-    if objective.aggregation.needs_micro_batches:
-        needed.add("micro_batch_id")
+    needed |= weight_columns(objective)
+    for rule in (objective.aggregation, objective.policy_aggregation):
+        if rule is not None and rule.counted_before_rejection:
+            needed.add("response_mask_pre")
+        if rule is not None and rule.needs_micro_batches:
+            needed.add("micro_batch_id")
     if objective.kl_loss is not None:
         needed.add("ref_log_probs")
     return frozenset(needed)
+
+
+def optional_columns(objective: Objective) -> frozenset[str]:
+    """Return the columns that change the numbers where they are there, and are not missed where they are not."""
+    wanted = set(LAYOUT_COLUMNS)
+    if objective.advantage.sums_tokens:
+        wanted.add("token_rewards")
+    if weight_columns(objective) or reward_kl_columns(objective):
+        wanted.add("response_mask_pre")
+    return frozenset(wanted)
 
 
 LAYOUT_COLUMNS = ("optim_step_id", "micro_batch_id", "rank")

@@ -16,7 +16,7 @@ from rolloutdoctor.losses.selections import SELECTIONS
 from rolloutdoctor.losses.surrogates import SURROGATES
 from rolloutdoctor.losses.terms import TokenInputs
 from rolloutdoctor.needs import LAYOUT_COLUMNS
-from rolloutdoctor.objective import KlTerm
+from rolloutdoctor.objective import Aggregation, KlTerm
 from rolloutdoctor.ops import segments as seg
 from rolloutdoctor.row_pass import RowPart, in_scope
 
@@ -132,21 +132,14 @@ class _Pass:
     def __init__(self, batch: RolloutBatch, part: RowPart, dtype: torch.dtype, per_token: bool) -> None:
         objective = part.objective
         assert part.length_N is not None  # loss_columns asked for the mask
-        counted_N = part.length_N
-        if objective.aggregation.counted_before_rejection:
-            counted_N = seg.total(batch.column("response_mask_pre"), batch.rows)
-        in_count_N = in_scope(batch, part, objective.denominator)
-        counted_N = torch.where(in_count_N, counted_N, 0.0)
         layout_columns = [batch.per_row.get(name) for name in LAYOUT_COLUMNS]
         separate = batch.split != TRAIN and objective.aggregation.eval_batches
         self.layout = Layout.of(batch.rows, *layout_columns, separate=separate)
-        # A row that no denominator counts has no weight, and a mean over its own tokens no meaning.
-        self.weight_N = torch.where(in_count_N, row_weights(counted_N, self.layout, objective.aggregation), 0.0)
+        self.objective, self.part, self.batch = objective, part, batch
+        self.weight_N = self._row_weights(objective.aggregation)
         self.of_policy_N = self.weight_N
         if objective.policy_aggregation is not None:
-            weight_N = row_weights(counted_N, self.layout, objective.policy_aggregation)
-            self.of_policy_N = torch.where(in_count_N, weight_N, 0.0)
-        self.objective, self.part, self.batch = objective, part, batch
+            self.of_policy_N = self._row_weights(objective.policy_aggregation)
         self.policy_N = in_scope(batch, part, objective.policy)
         self.kl_N = in_scope(batch, part, objective.kl)
         self.coef = objective.kl_loss.coef if objective.kl_loss else 0.0
@@ -162,6 +155,17 @@ class _Pass:
             step = _Block(batch, slice(0, len(batch)), slice(0, batch.tokens), dtype)
             micro_T = step.expand(self.layout.micro_N)
             self.chosen_T = SELECTIONS[objective.surrogate.kind](self._given(step), micro_T, objective.surrogate)
+
+    def _row_weights(self, rule: Aggregation) -> Tensor:
+        """Weight of a token of every row under an aggregation, ``[N]`` float64."""
+        counted_N = self.part.length_N
+        assert counted_N is not None  # loss_columns asked for the mask
+        if rule.counted_before_rejection:
+            counted_N = seg.total(self.batch.column("response_mask_pre"), self.batch.rows)
+        in_count_N = in_scope(self.batch, self.part, self.objective.denominator)
+        counted_N = torch.where(in_count_N, counted_N, 0.0)
+        # A row that no denominator counts has no weight, and a mean over its own tokens no meaning.
+        return torch.where(in_count_N, row_weights(counted_N, self.layout, rule), 0.0)
 
     def _given(self, block: _Block) -> TokenInputs:
         """What the policy term sees of a block."""

@@ -155,7 +155,7 @@ def aggregated(mode, terms, masks, *, length=None):
         return total / (rows * length)
     if mode == "verl/token-sum":
         return total
-    if mode == "verl/seq-mean-token-sum":
+    if mode in ("verl/seq-mean-token-sum", "verl/geo-mean"):
         return total / rows
     assert mode == "slime/token-mean"
     return total / sum(max(count, 1) for count in counts)

@@ -28,6 +28,7 @@ class Layout:
         generation_N: ``[N]`` int64, the batch over which rewards were normalised and tokens counted.
         steps_N: ``[N]`` float64, optimiser steps in the row's generation batch.
         share_N: ``[N]`` float64, weight of the row's optimiser step in the loss of the step.
+        ranks_N: ``[N]`` float64, data-parallel ranks in the row's optimiser step.
     """
 
     micro_N: Tensor
@@ -40,6 +41,7 @@ class Layout:
     generation_N: Tensor
     steps_N: Tensor
     share_N: Tensor
+    ranks_N: Tensor
 
     @classmethod
     def of(
@@ -83,6 +85,7 @@ class Layout:
             generation_N=micro_index_N if separate else zero_N,
             steps_N=steps_N,
             share_N=optim_rows_N / len(zero_N) if separate else 1 / steps_N,
+            ranks_N=one_N if separate else _ranks(parts[0], parts[1]),
         )
 
     def micro_total(self, x_N: Tensor) -> Tensor:
@@ -105,6 +108,13 @@ class Layout:
 def _summed(index_N: Tensor, x_N: Tensor) -> Tensor:
     """Sum of `x_N` over rows of equal index, told to every row."""
     return torch.bincount(index_N, weights=x_N.double())[index_N]
+
+
+def _ranks(optim_N: Tensor, rank_N: Tensor) -> Tensor:
+    """How many ranks the row's optimiser step has, ``[N]`` float64."""
+    pairs = torch.unique(torch.stack([optim_N, rank_N]), dim=1)
+    steps, optim_index_N = torch.unique(optim_N, return_inverse=True)
+    return torch.bincount(torch.searchsorted(steps, pairs[0].contiguous()))[optim_index_N].double()
 
 
 def _row_means(length_N: Tensor, layout: Layout, _: Aggregation) -> Tensor:
@@ -158,6 +168,15 @@ def _row_mean_mean(length_N: Tensor, layout: Layout, _: Aggregation) -> Tensor:
     return 1 / ((length_N + 1e-8) * layout.optim_rows_N)
 
 
+def _micro_row_mean(length_N: Tensor, layout: Layout, _: Aggregation) -> Tensor:
+    """verl ``geo_mean``: the mean over all rows of each micro-batch; micro-batches are added, ranks averaged.
+
+    So the gradient grows with the number of micro-batches, which is what upstream does: it knows no sizes of the
+    mini-batch there, and the engine adds up what micro-batches give.
+    """
+    return 1 / (layout.micro_rows_N * layout.ranks_N)
+
+
 def _sample_mean(length_N: Tensor, layout: Layout, _: Aggregation) -> Tensor:
     """slime's default: row means over the rows of the step, rows without tokens counted."""
     return 1 / (length_N.clamp(min=1) * layout.optim_rows_N)
@@ -183,6 +202,7 @@ AGGREGATIONS: dict[str, Callable[[Tensor, Layout, Aggregation], Tensor]] = {
     "trl/dapo-before-1.10": _unscaled_token_mean,
     "trl/dr_grpo": _fixed_length,
     "trl/grpo": _row_means,
+    "verl/geo-mean": _micro_row_mean,
     "verl/seq-mean-token-mean": _row_mean_mean,
     "verl/seq-mean-token-sum": _row_sum_mean,
     "verl/seq-mean-token-sum-norm": _row_sum_mean_norm,

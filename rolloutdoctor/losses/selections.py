@@ -1,11 +1,65 @@
-"""Tokens that a policy term picks over a whole micro-batch, before the blocks go through it."""
+"""Tokens that a policy term picks over a whole micro-batch, before the blocks go through it.
+
+Both selections rank tokens by ``(A - mean A) (log-prob - mean log-prob)``, the token's part of the covariance of
+advantage and log-prob over the trained tokens of the micro-batch. Upstream takes the means in the precision of the
+log-probs, here they are float64: a token within rounding of a threshold can fall on its other side.
+"""
 
 from collections.abc import Callable
 
+import torch
 from torch import Tensor
 
 from rolloutdoctor.losses.terms import TokenInputs
 from rolloutdoctor.objective import Surrogate
 
-SELECTIONS: dict[str, Callable[[TokenInputs, Tensor, Surrogate], Tensor]] = {}
+
+def band(given: TokenInputs, micro_T: Tensor, rule: Surrogate) -> Tensor:
+    """Every trained token that is not clipped and whose covariance lies between `lower` and `upper`, ``[T]`` bool.
+
+    Upstream draws at most ``int(ratio * tokens)`` of them at random; with a ratio of one it takes them all, which is
+    what this gives. Source: verl ``compute_policy_loss_clip_cov``.
+    """
+    ratio_T = given.log_ratio_T.exp()
+    free_T = -given.advantage_T * ratio_T
+    clipped_T = -given.advantage_T * ratio_T.clamp(1 - rule.clip_low, 1 + rule.clip_high) > free_T
+    covariance_T = _covariance(given, micro_T)
+    inside_T = (covariance_T > rule.numbers["lower"]) & (covariance_T < rule.numbers["upper"])
+    return inside_T & given.mask_T & ~clipped_T
+
+
+def largest(given: TokenInputs, micro_T: Tensor, rule: Surrogate) -> Tensor:
+    """The ``max(1, int(ratio * tokens))`` trained tokens of each micro-batch of largest covariance, ``[T]`` bool.
+
+    Of equal covariances the earlier token is taken; upstream leaves that to ``torch.topk``, which promises no order.
+    Source: verl ``compute_policy_loss_kl_cov``.
+    """
+    trained_t = given.mask_T.nonzero().squeeze(1)
+    micro_t = micro_T[trained_t]
+    by_covariance_t = torch.argsort(_covariance(given, micro_T)[trained_t], descending=True, stable=True)
+    order_t = by_covariance_t[torch.argsort(micro_t[by_covariance_t], stable=True)]
+    count_M = torch.bincount(micro_t)
+    wanted_M = (count_M.double() * rule.numbers["ratio"]).long().clamp(min=1)
+    sorted_micro_t = micro_t[order_t]
+    place_t = torch.arange(len(order_t), device=order_t.device) - (count_M.cumsum(0) - count_M)[sorted_micro_t]
+    chosen_T = torch.zeros_like(given.mask_T)
+    chosen_T[trained_t[order_t[place_t < wanted_M[sorted_micro_t]]]] = True
+    return chosen_T
+
+
+def _covariance(given: TokenInputs, micro_T: Tensor) -> Tensor:
+    """Each token's part of the covariance over its micro-batch, ``[T]``; masked tokens hold anything."""
+    count_M = torch.bincount(micro_T, weights=given.mask_T.double())
+
+    def centred(x_T: Tensor) -> Tensor:
+        mean_M = torch.bincount(micro_T, weights=torch.where(given.mask_T, x_T, 0.0).double()) / count_M
+        return x_T - mean_M[micro_T].to(x_T.dtype)
+
+    return centred(given.advantage_T) * centred(given.policy_T)
+
+
+SELECTIONS: dict[str, Callable[[TokenInputs, Tensor, Surrogate], Tensor]] = {
+    "verl_clip_cov": band,
+    "verl_kl_cov": largest,
+}
 """Kind of surrogate to the tokens it picks: ``(the whole step, micro-batch of each token [T], rule) -> [T] bool``."""

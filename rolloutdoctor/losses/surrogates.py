@@ -3,24 +3,11 @@
 from collections.abc import Callable
 
 import torch
-from torch import Tensor
 
+from rolloutdoctor.losses import verl_covariance, verl_dppo, verl_log_prob, verl_sequence, verl_soft
+from rolloutdoctor.losses.ratio import bounded, importance_ratio
 from rolloutdoctor.losses.terms import PolicyTerm, TokenInputs
 from rolloutdoctor.objective import Surrogate
-
-
-def _ratio(log_ratio_T: Tensor, rule: Surrogate) -> tuple[Tensor, Tensor]:
-    """Importance ratio and its derivative, which is 0 where the log-ratio is clamped."""
-    if rule.log_ratio_bound is None:
-        ratio_T = log_ratio_T.exp()
-        return ratio_T, ratio_T
-    ratio_T = _bounded(log_ratio_T, rule).exp()
-    return ratio_T, torch.where(log_ratio_T.abs() <= rule.log_ratio_bound, ratio_T, 0.0)
-
-
-def _bounded(log_ratio_T: Tensor, rule: Surrogate) -> Tensor:
-    bound = rule.log_ratio_bound
-    return log_ratio_T if bound is None else log_ratio_T.clamp(-bound, bound)
 
 
 def ppo_dual_clip(given: TokenInputs, rule: Surrogate) -> PolicyTerm:
@@ -29,7 +16,7 @@ def ppo_dual_clip(given: TokenInputs, rule: Surrogate) -> PolicyTerm:
     Source: verl ``compute_policy_loss_vanilla``; slime ``compute_policy_loss`` (whose cap is off by default).
     """
     advantage_T = given.advantage_T
-    ratio_T, slope_T = _ratio(given.log_ratio_T, rule)
+    ratio_T, slope_T = importance_ratio(given.log_ratio_T, rule)
     clipped_T = ratio_T.clamp(1 - rule.clip_low, 1 + rule.clip_high)
     free_T, bound_T = -advantage_T * ratio_T, -advantage_T * clipped_T
     value_T = torch.maximum(free_T, bound_T)
@@ -46,7 +33,7 @@ def ppo_dual_clip(given: TokenInputs, rule: Surrogate) -> PolicyTerm:
         ratio_T=ratio_T,
         clipped_T=bound_T > free_T,
         capped_T=capped_T,
-        drift_T=-_bounded(given.log_ratio_T, rule),
+        drift_T=-bounded(given.log_ratio_T, rule),
     )
 
 
@@ -56,7 +43,7 @@ def ppo_delta_clip(given: TokenInputs, rule: Surrogate) -> PolicyTerm:
     Source: TRL ``GRPOTrainer._compute_loss`` for grpo, bnpo, dr_grpo and dapo.
     """
     advantage_T = given.advantage_T
-    ratio_T, slope_T = _ratio(given.log_ratio_T, rule)
+    ratio_T, slope_T = importance_ratio(given.log_ratio_T, rule)
     clipped_T = ratio_T.clamp(1 - rule.clip_low, 1 + rule.clip_high)
     inside_T = (ratio_T >= 1 - rule.clip_low) & (ratio_T <= 1 + rule.clip_high)
     if rule.cap is not None:
@@ -75,4 +62,15 @@ def ppo_delta_clip(given: TokenInputs, rule: Surrogate) -> PolicyTerm:
 SURROGATES: dict[str, Callable[[TokenInputs, Surrogate], PolicyTerm]] = {
     "ppo_delta_clip": ppo_delta_clip,
     "ppo_dual_clip": ppo_dual_clip,
+    "verl_cispo": verl_log_prob.cispo,
+    "verl_clip_cov": verl_covariance.clip_cov,
+    "verl_dppo_kl": verl_dppo.dppo_kl,
+    "verl_dppo_tv": verl_dppo.dppo_tv,
+    "verl_dro": verl_log_prob.dro,
+    "verl_geo_mean": verl_sequence.geo_mean,
+    "verl_gpg": verl_log_prob.gpg,
+    "verl_gspo": verl_sequence.gspo,
+    "verl_kl_cov": verl_covariance.kl_cov,
+    "verl_reinforce": verl_log_prob.reinforce,
+    "verl_sapo": verl_soft.sapo,
 }

@@ -2,7 +2,7 @@
 
 import re
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Literal
 
 from rolloutdoctor.errors import UsageError, nearest
@@ -40,6 +40,7 @@ class Option:
         high: largest value, inclusive, or None.
         optional: True if null is a value.
         decides: True if it can change a number that is reported.
+        only_with: it decides only while each of these options has one of the values.
         spellings: other spellings of values, such as ``True`` for ``group``.
         why_not: why another value is not computed.
     """
@@ -55,6 +56,7 @@ class Option:
     high: float | None = None
     optional: bool = False
     decides: bool = True
+    only_with: Mapping[str, tuple[object, ...]] = field(default_factory=dict)
     spellings: Mapping[object, object] = field(default_factory=dict)
     why_not: str = "this version does not compute it"
 
@@ -217,6 +219,10 @@ def resolve(options: tuple[Option, ...], version: tuple[int, ...], layers: Itera
             # Reading refuses a default that is not computed here, like any other value.
             value = option.read(option.default_at(version), origin)
             settings[option.name] = Setting(value, origin, assumed=option.decides)
+    for option in options:
+        idle = any(settings[other].value not in values for other, values in option.only_with.items())
+        if settings[option.name].assumed and idle:
+            settings[option.name] = replace(settings[option.name], assumed=False)
     return Config(version, {option.name: settings[option.name] for option in options})
 
 

@@ -6,7 +6,8 @@ Read and compared: verl 0.9.1.
 from typing import TYPE_CHECKING, Literal
 
 from rolloutdoctor.errors import UsageError
-from rolloutdoctor.objective import AdvantageRule, Aggregation, KlTerm, Objective, Surrogate
+from rolloutdoctor.objective import AdvantageRule, Aggregation, KlTerm, Objective
+from rolloutdoctor.trainers import verl_policy
 from rolloutdoctor.trainers.options import Config, Option
 from rolloutdoctor.trainers.spec import Trainer
 
@@ -18,7 +19,7 @@ if TYPE_CHECKING:
 EPSILON = 1e-6
 """What verl adds to the standard deviation of a group."""
 
-_ACTOR = "actor_rollout_ref.actor"
+_ACTOR = verl_policy.ACTOR
 _CORRECTION = "algorithm.rollout_correction"
 
 ESTIMATORS = (
@@ -67,31 +68,7 @@ OPTIONS = (
     Option(
         "algorithm.use_kl_in_reward", "flag", False, "subtract a KL penalty from the token rewards", computed=(False,)
     ),
-    Option(
-        f"{_ACTOR}.policy_loss.loss_mode",
-        "word",
-        "vanilla",
-        "the policy term",
-        choices=(
-            "vanilla",
-            "dppo_tv",
-            "dppo_kl",
-            "gspo",
-            "sapo",
-            "gpg",
-            "clip_cov",
-            "kl_cov",
-            "geo_mean",
-            "dro",
-            "cispo",
-            "bypass_mode",
-        ),
-        computed=("vanilla",),
-    ),
-    Option(f"{_ACTOR}.clip_ratio", "number", 0.2, "clip range, where low or high is null", low=0, decides=False),
-    Option(f"{_ACTOR}.clip_ratio_low", "number", 0.2, "how far below one the ratio may fall", low=0, optional=True),
-    Option(f"{_ACTOR}.clip_ratio_high", "number", 0.2, "how far above one it may rise", low=0, optional=True),
-    Option(f"{_ACTOR}.clip_ratio_c", "number", 3.0, "dual clip for negative advantages", low=1),
+    *verl_policy.OPTIONS,
     Option(
         f"{_ACTOR}.loss_agg_mode",
         "word",
@@ -151,11 +128,14 @@ def objective(config: Config) -> Objective:
             f"loss_agg_mode = {mode} without {_ACTOR}.loss_scale_factor divides by the padded width of the batch, "
             "which is not in the rows: set loss_scale_factor to that width"
         )
-    width = config.optional_number(f"{_ACTOR}.clip_ratio")
-    low = config.optional_number(f"{_ACTOR}.clip_ratio_low")
-    high = config.optional_number(f"{_ACTOR}.clip_ratio_high")
     kl_type = config.word(f"{_ACTOR}.kl_loss_type")
     rejects = config[f"{_CORRECTION}.rollout_rs"] is not None
+    configured = Aggregation(
+        mode=f"verl/{mode}",
+        length=None if factor is None else int(factor),
+        counted_before_rejection=bool(config["trainer.use_v1"]) and rejects and mode == "token-mean",
+    )
+    aggregation, policy_aggregation = verl_policy.aggregations(config, configured)
     return Objective(
         trainer="verl",
         version=".".join(map(str, config.version)),
@@ -165,18 +145,9 @@ def objective(config: Config) -> Objective:
             epsilon=EPSILON,
             lone="zero" if estimator == "rloo_vectorized" else "raw",
         ),
-        surrogate=Surrogate(
-            kind="ppo_dual_clip",
-            clip_low=low if low is not None else width or 0.0,
-            clip_high=high if high is not None else width or 0.0,
-            cap=config.number(f"{_ACTOR}.clip_ratio_c"),
-            log_ratio_bound=20.0,
-        ),
-        aggregation=Aggregation(
-            mode=f"verl/{mode}",
-            length=None if factor is None else int(factor),
-            counted_before_rejection=bool(config["trainer.use_v1"]) and rejects and mode == "token-mean",
-        ),
+        surrogate=verl_policy.surrogate(config),
+        aggregation=aggregation,
+        policy_aggregation=policy_aggregation,
         kl_loss=KlTerm(
             estimator=KL_TYPES[kl_type.rstrip("+")],
             coef=config.number(f"{_ACTOR}.kl_loss_coef"),
@@ -246,6 +217,7 @@ TRAINER = Trainer(
         "response_mask_pre": "save `response_mask` before the rollout correction replaces it",
         "rollout_log_probs": "actor_rollout_ref.rollout.calculate_log_probs=true; save `rollout_log_probs`",
         "sum_pi_squared": "actor_rollout_ref.actor.calculate_sum_pi_squared=true; save `sum_pi_squared`",
+        "micro_batch_id": "number the actor's micro-batches: kl_cov, clip_cov and geo_mean work on each one",
         "kl": "verl does not store a per-token KL; its `actor/kl_loss` metric is compared instead",
         "*": _DRIVER,
     },

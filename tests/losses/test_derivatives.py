@@ -158,7 +158,7 @@ def test_the_batch_reaches_every_branch():
     assert float(u_T.abs().max()) > 20
     assert bool((kl.k3_clamped(u_T)[0] == 10).any())
     assert bool(((delta_T.abs() < 0.1) | (u_T.abs() < 0.1)).any())
-    assert {rule.kind for rule in SURROGATE_RULES.values()} == set(SURROGATES)
+    assert {rule.kind for rule in SURROGATE_RULES.values()} == {name for name in SURROGATES if name.startswith("ppo_")}
 
 
 @pytest.mark.parametrize("surrogate", SURROGATE_RULES)

@@ -1,0 +1,49 @@
+"""verl's clip_cov and kl_cov: tokens whose log-prob and advantage vary together are treated apart.
+
+The tokens are chosen over the whole micro-batch: see `rolloutdoctor.losses.selections`.
+"""
+
+import torch
+
+from rolloutdoctor.losses.terms import PolicyTerm, TokenInputs
+from rolloutdoctor.objective import Surrogate
+
+
+def clip_cov(given: TokenInputs, rule: Surrogate) -> PolicyTerm:
+    """``max(-A r, -A clip(r))``, and 0 for the chosen tokens, which its clip metric counts; no dual clip.
+
+    Source: verl ``compute_policy_loss_clip_cov``.
+    """
+    assert given.chosen_T is not None  # the kind is in the table of selections
+    advantage_T, ratio_T = given.advantage_T, given.log_ratio_T.exp()
+    free_T = -advantage_T * ratio_T
+    bound_T = -advantage_T * ratio_T.clamp(1 - rule.clip_low, 1 + rule.clip_high)
+    inside_T = torch.where(advantage_T < 0, ratio_T >= 1 - rule.clip_low, ratio_T <= 1 + rule.clip_high)
+    left_T = ~given.chosen_T
+    return PolicyTerm(
+        value_T=given.gated(torch.maximum(free_T, bound_T) * left_T),
+        slope_T=given.gated(torch.where(inside_T & left_T, free_T, 0.0)),
+        ratio_T=ratio_T,
+        at_one_T=given.gated(-advantage_T * left_T),
+        clipped_T=given.chosen_T,
+        drift_T=-given.log_ratio_T,
+    )
+
+
+def kl_cov(given: TokenInputs, rule: Surrogate) -> PolicyTerm:
+    """``-A r``, never clipped, and for the chosen tokens plus `coef` times the absolute log-ratio.
+
+    `coef` is in `numbers`. A chosen token without advantage has a gradient. The drift that it logs is the absolute
+    one. Source: verl ``compute_policy_loss_kl_cov``.
+    """
+    assert given.chosen_T is not None  # the kind is in the table of selections
+    delta_T = given.log_ratio_T
+    ratio_T = delta_T.exp()
+    free_T = -given.advantage_T * ratio_T
+    coef_T = given.chosen_T * rule.numbers["coef"]
+    return PolicyTerm(
+        value_T=given.gated(free_T + coef_T * delta_T.abs()),
+        slope_T=given.gated(free_T + coef_T * delta_T.sign()),
+        ratio_T=ratio_T,
+        drift_T=delta_T.abs(),
+    )
