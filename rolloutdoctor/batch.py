@@ -125,7 +125,12 @@ class RolloutBatch:
 
     def has(self, *names: str) -> bool:
         """True if every named column (or its documented stand-in) is there."""
-        return all(self.groups is not None if name == "group_id" else self._find(name) is not None for name in names)
+        return all(self._has(name) for name in names)
+
+    def _has(self, name: str) -> bool:
+        if name == "group_id":
+            return self.groups is not None
+        return bool(self.rewards) if name == "rewards" else self._find(name) is not None
 
     def column(self, name: str) -> Tensor:
         """Return a row or token column.

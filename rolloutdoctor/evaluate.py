@@ -18,14 +18,8 @@ from torch import Tensor
 from rolloutdoctor.batch import RolloutBatch
 from rolloutdoctor.needs import loss_columns
 from rolloutdoctor.objective import Objective, Scope
-from rolloutdoctor.row_pass import (
-    RowPart,
-    compared_groups,
-    evaluate_rows,
-    in_scope,
-    reward_kl_tokens,
-    stored_kl,
-)
+from rolloutdoctor.reward_pass import reward_kl_tokens
+from rolloutdoctor.row_pass import RowPart, compared_groups, evaluate_rows, in_scope, stored_kl
 from rolloutdoctor.token_pass import PerToken, TokenPart, token_pass
 
 __all__ = [
@@ -124,6 +118,7 @@ def evaluate(
     *,
     dtype: torch.dtype = torch.float32,
     per_token: bool = False,
+    logged: Mapping[str, float] | None = None,
 ) -> Evaluation:
     """Evaluate one objective on one step.
 
@@ -132,11 +127,12 @@ def evaluate(
         objective: what the trainer computes.
         dtype: of the token values; sums are float64.
         per_token: keep the token values too.
+        logged: the step's metrics, for objectives that change from step to step.
 
     Raises:
-        CannotComputeError: where the trainer itself fails.
+        CannotComputeError: where the trainer itself fails, or what changes from step to step was not logged.
     """
-    return evaluate_all(batch, {"": objective}, dtype=dtype, per_token=per_token)[""]
+    return evaluate_all(batch, {"": objective}, dtype=dtype, per_token=per_token, logged=logged)[""]
 
 
 def evaluate_all(
@@ -145,11 +141,13 @@ def evaluate_all(
     *,
     dtype: torch.dtype = torch.float32,
     per_token: bool = False,
+    logged: Mapping[str, float] | None = None,
 ) -> dict[str, Evaluation]:
     """Evaluate several objectives in one pass over the tokens.
 
     The first is the reference: the others' `versus_*` sums compare their derivatives with its derivative.
     """
+    objectives = {name: objective.at_step(logged or {}) for name, objective in objectives.items()}
     row_parts = {name: evaluate_rows(batch, objective, dtype) for name, objective in objectives.items()}
     able = {
         name: part

@@ -63,7 +63,7 @@ def weight_columns(objective: Objective) -> frozenset[str]:
 
 def mask_before_rejection(objective: Objective) -> str:
     """Name of the mask before rejection: without rejection it is the mask."""
-    return "response_mask_pre" if objective.correction.rejections else "response_mask"
+    return "response_mask_pre" if objective.correction.rejects else "response_mask"
 
 
 def loss_columns(objective: Objective) -> frozenset[str]:
@@ -77,6 +77,8 @@ def loss_columns(objective: Objective) -> frozenset[str]:
             needed.add("micro_batch_id")
     if objective.kl_loss is not None:
         needed.add("ref_log_probs")
+    for gate in objective.gates:
+        needed |= {"entropy"} if gate.kind == "high_entropy" else {"old_log_probs", gate.against}
     return frozenset(needed)
 
 

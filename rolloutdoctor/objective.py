@@ -10,6 +10,8 @@ from dataclasses import dataclass, field, replace
 from enum import Enum
 from typing import Literal
 
+from rolloutdoctor.errors import CannotComputeError
+
 
 class RowSet(Enum):
     """A set of rows that a scope can leave out."""
@@ -43,6 +45,11 @@ class AdvantageRule:
         gamma: discount per token, for estimators with a time axis.
         lam: lambda of generalised advantage estimation.
         batch_if_unequal: where groups differ in size the whole batch is one group (slime reshapes by position).
+        sums_tokens: the score of a row is the unmasked sum of its token rewards (`token_rewards` where the file has
+            them), the KL penalty inside the reward included; False: it is `reward` as logged.
+        reward_keys: the reward functions that are normalised one by one; none: the score alone.
+        reward_weights: their weights; none: all one.
+        zero_tail: no baseline where the only longest row of a group is beyond every other (optimal token baselines).
     """
 
     estimator: str
@@ -52,6 +59,10 @@ class AdvantageRule:
     gamma: float = 1.0
     lam: float = 1.0
     batch_if_unequal: bool = False
+    sums_tokens: bool = False
+    reward_keys: tuple[str, ...] = ()
+    reward_weights: tuple[float, ...] = ()
+    zero_tail: bool = True
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -65,6 +76,8 @@ class Surrogate:
         cap: verl's and slime's dual clip for negative advantages, TRL's `delta`; None: no cap.
         log_ratio_bound: the log-ratio is clamped to this absolute value; None: not clamped.
         old: the column that the policy's log-probs are compared with.
+        level: one ratio per token, or per row: the geometric mean or the product of its tokens' ratios.
+        counts_empty: rows without a trained token have their term too, at ratio one.
         numbers: further parameters, by the names that the function of the kind documents.
     """
 
@@ -74,6 +87,8 @@ class Surrogate:
     cap: float | None = None
     log_ratio_bound: float | None = None
     old: Literal["old_log_probs", "rollout_log_probs"] = "old_log_probs"
+    level: Literal["token", "sequence", "sequence-sum"] = "token"
+    counts_empty: bool = False
     numbers: Mapping[str, float] = field(default_factory=dict, hash=False)
 
 
@@ -86,16 +101,37 @@ class KlTerm:
         coef: what it is multiplied by.
         straight_through: the derivative is that of k2.
         ratio_weighted: multiplied by the importance ratio, not detached.
+        ratio_level: that ratio is the token's, or the geometric mean of the row's.
         clamp: bound on the absolute value after weighting.
         log_probs: the column compared with the reference.
+        masked: inside the reward, only tokens of the mask before rejection are penalised; False: every token is.
+        coef_metric: the logged metric that holds the coefficient of each step; None: it is `coef` in every step.
     """
 
     estimator: str
     coef: float
     straight_through: bool = False
     ratio_weighted: bool = False
+    ratio_level: Literal["token", "sequence"] = "token"
     clamp: float | None = None
     log_probs: Literal["policy_log_probs", "old_log_probs", "rollout_log_probs"] = "policy_log_probs"
+    masked: bool = False
+    coef_metric: str | None = None
+
+    def at_step(self, logged: Mapping[str, float]) -> "KlTerm":
+        """Return the term with the coefficient of one step, given the metrics logged at it.
+
+        Raises:
+            CannotComputeError: if the coefficient changes from step to step, and the step's was not logged.
+        """
+        if self.coef_metric is None:
+            return self
+        if self.coef_metric not in logged:
+            raise CannotComputeError(
+                f"the coefficient of the KL penalty in the reward depends on every step before, and the metric "
+                f"{self.coef_metric} that holds it was not logged"
+            )
+        return replace(self, coef=logged[self.coef_metric], coef_metric=None)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -120,6 +156,78 @@ class Aggregation:
     eval_batches: bool = False
 
 
+@dataclass(frozen=True, kw_only=True)
+class ImportanceWeights:
+    """Weights of the policy term that correct for the sampler's log-probs differing from the trainer's.
+
+    Attributes:
+        level: one weight for each token, or one for each row.
+        high: the largest weight.
+        low: None: weights are cut at `high`; else weights outside of both bounds are 0 (IcePop).
+        normalised: weights are divided by their mean over the step.
+    """
+
+    level: Literal["token", "sequence"]
+    high: float
+    low: float | None = None
+    normalised: bool = False
+
+
+@dataclass(frozen=True, kw_only=True)
+class Rejection:
+    """A bound on how far the sampler's log-probs may be from the trainer's.
+
+    Attributes:
+        statistic: name in `rolloutdoctor.corrections.rejection`.
+        high: largest statistic that is kept.
+        low: smallest statistic that is kept, or None.
+    """
+
+    statistic: str
+    high: float
+    low: float | None = None
+
+
+@dataclass(frozen=True, kw_only=True)
+class RolloutCorrection:
+    """What is done about the sampler and the trainer giving different log-probs.
+
+    Attributes:
+        weights: importance weights of the policy term, or None.
+        rejects: tokens or rows are rejected, and the run's mask is the one after it.
+        rejections: by what; none where the bounds are not known, on which nothing but metrics depends.
+    """
+
+    weights: ImportanceWeights | None = None
+    rejects: bool = False
+    rejections: tuple[Rejection, ...] = ()
+
+
+@dataclass(frozen=True, kw_only=True)
+class Gate:
+    """A detached multiplier of the policy term: what it takes out keeps its KL term and its place in denominators.
+
+    Attributes:
+        kind: name in `rolloutdoctor.losses.gates`.
+        against: the log-probs that the trainer's are compared with.
+        level: one weight per token or per row.
+        low: smallest weight, or None.
+        high: largest weight, or None; of an off-policy mask the largest drift, of an entropy mask the share kept.
+        outside: weights outside of the bounds are cut to them, or 0.
+        nan_is_one: where there is nothing to compare with, the log-probs count as equal; False: NaN goes through.
+        inside: the policy term takes the weights in by itself.
+    """
+
+    kind: Literal["importance", "off_policy", "high_entropy"]
+    against: Literal["old_log_probs", "rollout_log_probs"] = "rollout_log_probs"
+    level: Literal["token", "sequence"] = "token"
+    low: float | None = None
+    high: float | None = None
+    outside: Literal["cut", "zero"] = "cut"
+    nan_is_one: bool = False
+    inside: bool = False
+
+
 class KlBuffer(Enum):
     """What the stored KL metric is."""
 
@@ -140,6 +248,8 @@ class Objective:
         policy_aggregation: how the terms of the policy do, where the trainer forces another way on them; or None.
         kl_loss: the KL term of the loss, or None.
         kl_reward: the KL penalty inside the reward, or None.
+        correction: what is done about sampler and trainer differing.
+        gates: what else the policy term is multiplied by.
         reward_weights: weight of each reward function, or None for all one.
         vote: rows that enter baselines and scales.
         policy: rows whose tokens carry the policy term.
@@ -157,6 +267,8 @@ class Objective:
     policy_aggregation: Aggregation | None = None
     kl_loss: KlTerm | None = None
     kl_reward: KlTerm | None = None
+    correction: RolloutCorrection = field(default_factory=RolloutCorrection)
+    gates: tuple[Gate, ...] = ()
     reward_weights: tuple[float, ...] | None = None
     vote: Scope = field(default_factory=Scope)
     policy: Scope = field(default_factory=Scope)
@@ -168,3 +280,16 @@ class Objective:
     def with_lone(self, lone: Literal["raw", "zero"]) -> "Objective":
         """Return the objective with another rule for the only voter of a group."""
         return replace(self, advantage=replace(self.advantage, lone=lone))
+
+    @property
+    def step_metric(self) -> str | None:
+        """The logged metric that holds what changes from step to step, or None if nothing does."""
+        return None if self.kl_reward is None else self.kl_reward.coef_metric
+
+    def at_step(self, logged: Mapping[str, float]) -> "Objective":
+        """Return the objective of one step: what changes from step to step is taken from its logged metrics.
+
+        Raises:
+            CannotComputeError: if a metric that holds such a value was not logged.
+        """
+        return self if self.kl_reward is None else replace(self, kl_reward=self.kl_reward.at_step(logged))

@@ -1,19 +1,27 @@
 """The first pass of an evaluation: scores, votes and advantages, everything that has one value per row."""
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 import torch
 from torch import Tensor
 
-from rolloutdoctor import kl
 from rolloutdoctor.advantages.float32 import trl_flags
 from rolloutdoctor.advantages.gae import gae, token_rewards
 from rolloutdoctor.advantages.scores import Scores
-from rolloutdoctor.advantages.table import ESTIMATORS
+from rolloutdoctor.advantages.table import ESTIMATORS, TOKEN_ESTIMATORS
 from rolloutdoctor.batch import TRAIN, Groups, RolloutBatch
 from rolloutdoctor.needs import advantage_columns, reward_kl_columns
 from rolloutdoctor.objective import KlBuffer, Objective, RowSet, Scope
 from rolloutdoctor.ops import segments as seg
+from rolloutdoctor.reward_pass import (
+    named_scores,
+    reward_kl_tokens,
+    reward_penalty,
+    rollout_weights,
+    task_scores,
+    token_scores,
+)
 
 
 @dataclass(frozen=True, eq=False)
@@ -22,7 +30,7 @@ class RowPart:
 
     Attributes:
         objective: what was evaluated.
-        score_N: ``[N]`` float64, the reward that the estimator sees.
+        score_N: ``[N]`` float64, the reward that the estimator sees, any KL penalty included.
         vote_N: ``[N]`` bool, rows that enter baselines and scales.
         length_N: ``[N]`` float64, trained tokens; None without a mask.
         rejected_N: ``[N]`` bool, rows without a trained token; None without a mask.
@@ -30,6 +38,7 @@ class RowPart:
         advantage_N: ``[N]`` float64; None for estimators with a time axis.
         baseline_N: ``[N]`` float64, what was subtracted from the score; None like `advantage_N`.
         advantage_T: ``[T]`` advantages for estimators with a time axis, else None.
+        weight_T: ``[T]`` importance weights of the rollout correction; None without any, or without their columns.
     """
 
     objective: Objective
@@ -41,14 +50,18 @@ class RowPart:
     advantage_N: Tensor | None
     baseline_N: Tensor | None
     advantage_T: Tensor | None = None
+    weight_T: Tensor | None = None
 
 
 def evaluate_rows(batch: RolloutBatch, objective: Objective, dtype: torch.dtype = torch.float32) -> RowPart | None:
     """Run the first pass; None if a column that the advantages need is missing."""
     if not batch.has(*advantage_columns(objective)):
         return None
-    # The trainers hold rewards in float32; the statistics of these values are float64.
-    score_N = batch.column("reward").to(dtype).double()
+    score_N = task_scores(batch, objective, dtype)
+    penalty_T = reward_penalty(batch, objective, dtype)
+    if penalty_T is not None:
+        score_N = score_N - seg.total(penalty_T, batch.rows)
+    weight_T = rollout_weights(batch, objective, dtype)
     length_N = rejected_N = None
     if "response_mask" in batch.per_token:
         length_N = seg.total(batch.column("response_mask"), batch.rows)
@@ -62,10 +75,20 @@ def evaluate_rows(batch: RolloutBatch, objective: Objective, dtype: torch.dtype 
         nobody_N = torch.zeros_like(vote_N)
         advantage_T = gae(batch, objective, reward_kl_tokens(batch, objective, dtype), score_N)
         return RowPart(objective, score_N, vote_N, length_N, rejected_N, nobody_N, None, None, advantage_T)
+    if objective.advantage.estimator in TOKEN_ESTIMATORS:
+        seen = token_scores(batch, objective, vote_N, weight_T, dtype)
+        advantage_T = torch.zeros(batch.tokens, dtype=torch.float64, device=batch.device)
+        advantage_T[batch.column("response_mask")] = TOKEN_ESTIMATORS[objective.advantage.estimator](
+            seen, objective.advantage
+        )
+        nobody_N = torch.zeros_like(vote_N)
+        return RowPart(objective, score_N, vote_N, length_N, rejected_N, nobody_N, None, None, advantage_T, weight_T)
     assert batch.groups is not None  # advantage_columns asked for it
     groups = compared_groups(batch.groups, objective)
     clean_N = torch.where(vote_N, score_N, 0.0)
-    scores = Scores(clean_N, vote_N, torch.zeros_like(score_N) if length_N is None else length_N, groups)
+    named = named_scores(batch, objective, dtype)
+    counted_N = torch.zeros_like(score_N) if length_N is None else length_N
+    scores = Scores(clean_N, vote_N, counted_N, groups, {key: torch.where(vote_N, x, 0.0) for key, x in named.items()})
     found = ESTIMATORS[objective.advantage.estimator](scores, objective.advantage)
     return RowPart(
         objective=objective,
@@ -73,9 +96,10 @@ def evaluate_rows(batch: RolloutBatch, objective: Objective, dtype: torch.dtype 
         vote_N=vote_N,
         length_N=length_N,
         rejected_N=rejected_N,
-        zero_std_N=zero_std_rows(batch, clean_N, vote_N, groups),
+        zero_std_N=zero_std_rows(batch, list(scores.named.values()) or [clean_N], vote_N, groups),
         advantage_N=found.value_N,
         baseline_N=found.baseline_N,
+        weight_T=weight_T,
     )
 
 
@@ -86,29 +110,17 @@ def compared_groups(groups: Groups, objective: Objective) -> Groups:
     return groups
 
 
-def zero_std_rows(batch: RolloutBatch, score_N: Tensor, vote_N: Tensor, groups: Groups) -> Tensor:
-    """Rows of groups whose voters' rewards are all equal, ``[N]`` bool.
+def zero_std_rows(batch: RolloutBatch, scores: Sequence[Tensor], vote_N: Tensor, groups: Groups) -> Tensor:
+    """Rows of groups whose voters' rewards are all equal, in each of some ``[N]`` scores, ``[N]`` bool.
 
     Never eval rows, and never groups with fewer than two voters.
     """
     if batch.split != TRAIN:
         return torch.zeros_like(vote_N)
-    equal_G = (seg.group_spread(score_N, groups, vote_N) == 0) & (seg.group_total(vote_N, groups) > 1)
+    equal_G = seg.group_total(vote_N, groups) > 1
+    for score_N in scores:
+        equal_G &= seg.group_spread(score_N, groups, vote_N) == 0
     return equal_G[groups.index_N]
-
-
-def reward_kl_tokens(batch: RolloutBatch, objective: Objective, dtype: torch.dtype) -> Tensor | None:
-    """Per-token KL of the penalty inside the reward, ``[T]``, masked tokens included; zeros if its coefficient is 0.
-
-    None if there is no such penalty.
-    """
-    term = objective.kl_reward
-    if term is None:
-        return None
-    if term.coef == 0:
-        return torch.zeros(batch.tokens, dtype=dtype, device=batch.device)
-    policy_T, ref_T = batch.column(term.log_probs).to(dtype), batch.column("ref_log_probs").to(dtype)
-    return kl.term(term.estimator, policy_T - ref_T, clamp=term.clamp)[0]
 
 
 def stored_kl(batch: RolloutBatch, objective: Objective, dtype: torch.dtype = torch.float32) -> Tensor | None:
@@ -116,7 +128,8 @@ def stored_kl(batch: RolloutBatch, objective: Objective, dtype: torch.dtype = to
 
     None if the trainer stores none, or a column it needs is missing.
     """
-    if objective.kl_reward is None or not batch.has(*reward_kl_columns(objective)):
+    # verl stores the KL of no token: only slime, whose penalty is on every token, does.
+    if objective.kl_reward is None or objective.kl_reward.masked or not batch.has(*reward_kl_columns(objective)):
         return None
     kl_T = reward_kl_tokens(batch, objective, dtype)
     if objective.kl_buffer is KlBuffer.COPY:

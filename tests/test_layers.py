@@ -19,10 +19,10 @@ MODULES = {
 # `objective` is plain data below the maths: it says what a trainer computes in names and numbers, and estimators and
 # aggregations take their part of it as their argument. `fixes` edits it, and knows nothing of tensors either.
 LAYERS = [
-    ["errors", "schema", "findings", "comparison", "objective", "needs", "batch"],
+    ["errors", "schema", "findings", "pictures", "comparison", "objective", "needs", "batch"],
     ["ops"],
     ["stats", "kl", "advantages", "corrections", "losses"],
-    ["fixes", "row_pass", "token_pass", "evaluate"],
+    ["fixes", "reward_pass", "row_pass", "token_pass", "evaluate"],
     ["trainers"],
     ["rules"],
     ["io", "importers", "recorders"],
@@ -30,7 +30,7 @@ LAYERS = [
     ["testing", "cli", "__main__"],
 ]
 # Beside the layers: these know plain data only, and are known by the command line only.
-VIEWS = {"report": {"findings", "comparison", "errors"}, "plots": {"findings", "errors"}}
+VIEWS = {"report": {"findings", "pictures", "comparison", "errors"}, "plots": {"findings", "pictures", "errors"}}
 RANK = {room: rank for rank, rooms in enumerate(LAYERS) for room in rooms}
 
 MATHS = ["ops", "stats", "kl", "advantages", "corrections", "losses"]

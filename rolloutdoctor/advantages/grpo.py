@@ -3,6 +3,7 @@
 import torch
 
 from rolloutdoctor.advantages.scores import Advantages, Scores, lone_voter
+from rolloutdoctor.advantages.whitening import whiten
 from rolloutdoctor.errors import CannotComputeError
 from rolloutdoctor.objective import AdvantageRule
 from rolloutdoctor.ops import segments as seg
@@ -86,14 +87,4 @@ def reinforce_plus_plus_baseline(scores: Scores, rule: AdvantageRule) -> Advanta
     """
     mean_N = scores.mean_N()
     found = lone_voter(scores, Advantages(scores.of_voters(scores.score_N - mean_N), mean_N), rule.lone)
-    weight_N = scores.length_N.double()
-    tokens = weight_N.sum()
-    if float(tokens) < 2:
-        raise CannotComputeError(
-            f"whitening needs at least two trained tokens in a step, and this one has {int(tokens)}; verl fails here"
-        )
-    value_N = torch.where(weight_N > 0, found.value_N, 0.0)
-    mean = (weight_N * value_N).sum() / (tokens + 1e-8)
-    variance = (weight_N * (value_N - mean) ** 2).sum() / (tokens + 1e-8) * tokens / (tokens - 1)
-    whitened_N = (value_N - mean) * torch.rsqrt(variance + 1e-8)
-    return Advantages(torch.where(weight_N > 0, whitened_N, 0.0), found.baseline_N)
+    return Advantages(whiten(found.value_N, scores.length_N), found.baseline_N)

@@ -1,6 +1,7 @@
 """What an outcome estimator sees, and what it gives back."""
 
-from dataclasses import dataclass
+from collections.abc import Mapping
+from dataclasses import dataclass, field, replace
 from typing import NamedTuple
 
 import torch
@@ -19,12 +20,18 @@ class Scores:
         vote_N: ``[N]`` bool, True if the row enters baselines and scales.
         length_N: ``[N]`` int64, trained tokens of the row.
         groups: rows gathered by prompt.
+        named: reward function to ``[N]`` float64, for estimators that normalise one by one.
     """
 
     score_N: Tensor
     vote_N: Tensor
     length_N: Tensor
     groups: Groups
+    named: Mapping[str, Tensor] = field(default_factory=dict)
+
+    def of(self, score_N: Tensor) -> "Scores":
+        """The same rows with another score."""
+        return replace(self, score_N=torch.where(self.vote_N, score_N, 0.0))
 
     @property
     def voters_N(self) -> Tensor:

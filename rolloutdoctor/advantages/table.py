@@ -1,14 +1,20 @@
-"""Every outcome estimator by name."""
+"""Every estimator by name: those with one advantage per row, and those with one per token."""
 
 from collections.abc import Callable
 
+from torch import Tensor
+
+from rolloutdoctor.advantages.gdpo import gdpo
 from rolloutdoctor.advantages.grpo import gpg, grpo, grpo_passk, reinforce_plus_plus_baseline
 from rolloutdoctor.advantages.leave_one_out import rloo
 from rolloutdoctor.advantages.opo import opo
 from rolloutdoctor.advantages.scores import Advantages, Scores
+from rolloutdoctor.advantages.token_baselines import optimal_token_baseline, tir_optimal_token_baseline
+from rolloutdoctor.advantages.tokens import TokenScores, masked_gae, reinforce_plus_plus, remax
 from rolloutdoctor.objective import AdvantageRule
 
 ESTIMATORS: dict[str, Callable[[Scores, AdvantageRule], Advantages]] = {
+    "gdpo": gdpo,
     "gpg": gpg,
     "grpo": grpo,
     "grpo_passk": grpo_passk,
@@ -16,3 +22,12 @@ ESTIMATORS: dict[str, Callable[[Scores, AdvantageRule], Advantages]] = {
     "reinforce_plus_plus_baseline": reinforce_plus_plus_baseline,
     "rloo": rloo,
 }
+
+TOKEN_ESTIMATORS: dict[str, Callable[[TokenScores, AdvantageRule], Tensor]] = {
+    "masked_gae": masked_gae,
+    "optimal_token_baseline": optimal_token_baseline,
+    "reinforce_plus_plus": reinforce_plus_plus,
+    "remax": remax,
+    "tir_optimal_token_baseline": tir_optimal_token_baseline,
+}
+"""What they need beyond rewards and mask is in `rolloutdoctor.needs.TOKEN_COLUMNS`."""

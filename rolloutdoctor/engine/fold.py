@@ -118,7 +118,7 @@ class Fold:
             objectives = {AS_CONFIGURED: context.objective}
             objectives |= {fix.label: fix.apply(context.objective) for fix in self.plan.fixes}
             try:
-                evaluations = evaluate_all(batch, objectives, dtype=self.dtype)
+                evaluations = evaluate_all(batch, objectives, dtype=self.dtype, logged=logged)
             except CannotComputeError as error:
                 step, count = self._failures.get(str(error), (batch.step, 0))
                 self._failures[str(error)] = (min(step, batch.step), count + 1)

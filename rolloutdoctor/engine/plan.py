@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from rolloutdoctor.batch import STAND_INS
 from rolloutdoctor.findings import Skipped
 from rolloutdoctor.fixes import ChosenFix, choose
-from rolloutdoctor.needs import LAYOUT_COLUMNS
+from rolloutdoctor.needs import optional_columns
 from rolloutdoctor.rules.base import Context
 from rolloutdoctor.rules.table import AnyRule
 
@@ -50,7 +50,7 @@ def make_plan(rules: Sequence[AnyRule], context: Context) -> Plan:
                 fixes[fix.label] = fix
     if context.objective is not None:
         # Small, and what a metric or a weight is depends on them: never on which rules were selected.
-        columns |= set(LAYOUT_COLUMNS)
+        columns |= optional_columns(context.objective)
     for name in tuple(columns):
         columns |= set(STAND_INS.get(name, ()))
     return Plan(
@@ -81,6 +81,14 @@ def _obstacle(rule: AnyRule, context: Context) -> Skipped | None:
             rule.name,
             "nothing says which trainer made the run, and with which options",
             "name it with --trainer NAME (and --set KEY=VALUE); `rolloutdoctor trainers` lists them",
+        )
+    metric = None if context.objective is None else context.objective.step_metric
+    if rule.needs_objective and metric is not None and metric not in context.metrics:
+        return Skipped(
+            rule.code,
+            rule.name,
+            f"the coefficient of the KL penalty in the reward is in the metric {metric}, which was not logged",
+            "put the logged metrics beside the run as NAME.metrics.parquet or .jsonl (step, split, name, value)",
         )
     absent = sorted(name for name in rule.columns(context) if not available(name, context.columns))
     if absent:

@@ -5,6 +5,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from rolloutdoctor.findings import Example, Measure, Severity
+from rolloutdoctor.needs import advantage_columns
 from rolloutdoctor.objective import Objective
 from rolloutdoctor.rules.base import KEEP_EXAMPLES, Context, Judgement, Rule, counted, number, percent
 from rolloutdoctor.stats.sums import Sums, largest, ratio
@@ -72,10 +73,10 @@ class FloatResidue(Rule[ResidueTally]):
     warn_above: float = 0.01
 
     def columns(self, context: Context) -> frozenset[str]:
-        """Rewards and groups, where the configuration divides by a group's standard deviation."""
+        """What the advantages need, where the configuration divides by a group's standard deviation."""
         if context.objective is None or not _divides(context.objective):
             return frozenset()
-        return frozenset({"reward", "group_id"})
+        return advantage_columns(context.objective)
 
     def wanted(self, context: Context) -> frozenset[str]:
         """Logged advantages show the residue itself."""

@@ -98,7 +98,8 @@ class KlMetricCorrupted(Rule[KlMetricTally]):
         if objective is None:
             return frozenset()
         needed: frozenset[str] = frozenset()
-        if objective.kl_loss is not None:
+        # A metric of a penalty on the tokens of the mask is compared like one of the loss.
+        if objective.kl_loss is not None or (objective.kl_reward is not None and objective.kl_reward.masked):
             needed = loss_columns(objective)
         if objective.kl_reward is not None:
             needed |= reward_kl_columns(objective) | {"reward", "response_mask"}

@@ -6,7 +6,7 @@ from math import sqrt
 from typing import TYPE_CHECKING
 
 from rolloutdoctor.findings import Example, Measure, Severity
-from rolloutdoctor.needs import advantage_columns, loss_columns
+from rolloutdoctor.needs import advantage_columns, has_time_axis, loss_columns
 from rolloutdoctor.rules.base import KEEP_EXAMPLES, Context, Judgement, Rule, counted, number
 from rolloutdoctor.stats.sums import Sums, largest, ratio
 
@@ -96,7 +96,7 @@ class RejectedInBaseline(Rule[RejectedTally]):
 
     def columns(self, context: Context) -> frozenset[str]:
         """What the advantages need, and the mask; nothing for estimators without a group baseline."""
-        if context.objective is None or context.objective.advantage.estimator == "gae":
+        if context.objective is None or has_time_axis(context.objective):
             return frozenset()
         return advantage_columns(context.objective) | {"response_mask"}
 

@@ -5,7 +5,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from rolloutdoctor.findings import Example, Measure, Severity
-from rolloutdoctor.needs import advantage_columns
+from rolloutdoctor.needs import advantage_columns, has_time_axis
 from rolloutdoctor.rules.base import KEEP_EXAMPLES, Context, Judgement, Rule, counted, number, percent
 from rolloutdoctor.stats.sums import Sums, largest, ratio
 
@@ -65,7 +65,7 @@ class SingletonGroup(Rule[SingletonTally]):
 
     def columns(self, context: Context) -> frozenset[str]:
         """What the advantages need; nothing for estimators without a group baseline."""
-        if context.objective is None or context.objective.advantage.estimator == "gae":
+        if context.objective is None or has_time_axis(context.objective):
             return frozenset()
         return advantage_columns(context.objective)
 

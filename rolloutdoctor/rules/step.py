@@ -87,15 +87,20 @@ class StepView:
         kept_T = torch.where(mask_T, batch.column("advantages"), 0.0)
         return seg.total(kept_T, batch.rows) / seg.total(mask_T, batch.rows)
 
+    def scores(self) -> Tensor:
+        """The reward that the estimator sees, ``[N]`` float64: sums of token rewards, less any KL penalty in them."""
+        sums = self.rows is not None and self.rows.objective.advantage.sums_tokens
+        return self.rows.score_N if sums and self.rows is not None else self.batch.column("reward")
+
     def equal_reward_groups(self) -> Tensor:
         """Groups (`compared`) of two or more rows with equal rewards (max - min = 0), ``[G]`` bool."""
-        reward_N, groups = self.batch.column("reward"), self.compared
+        reward_N, groups = self.scores(), self.compared
         everyone_N = torch.ones_like(reward_N, dtype=torch.bool)
         return (seg.group_spread(reward_N, groups, everyone_N) == 0) & (groups.size_G > 1)
 
     def float32_advantages(self, epsilon: float) -> Tensor:
         """What float32 arithmetic makes of group-normalised advantages, ``[N]``."""
-        return residue(self.batch.column("reward"), self.compared, epsilon)
+        return residue(self.scores(), self.compared, epsilon)
 
     def flagged_rows(self, scale: str) -> Tensor:
         """Rows that TRL flags as zero-std, ``[N]`` bool."""

@@ -3,11 +3,11 @@
 Read and compared: verl 0.9.1.
 """
 
-from typing import TYPE_CHECKING, Literal
+from typing import TYPE_CHECKING
 
 from rolloutdoctor.errors import UsageError
-from rolloutdoctor.objective import AdvantageRule, Aggregation, KlTerm, Objective
-from rolloutdoctor.trainers import verl_policy
+from rolloutdoctor.objective import Aggregation, KlTerm, Objective
+from rolloutdoctor.trainers import verl_advantages, verl_correction, verl_policy
 from rolloutdoctor.trainers.options import Config, Option
 from rolloutdoctor.trainers.spec import Trainer
 
@@ -16,58 +16,12 @@ if TYPE_CHECKING:
 
     from rolloutdoctor.evaluate import Evaluation
 
-EPSILON = 1e-6
-"""What verl adds to the standard deviation of a group."""
-
 _ACTOR = verl_policy.ACTOR
-_CORRECTION = "algorithm.rollout_correction"
 
-ESTIMATORS = (
-    "gae",
-    "grpo",
-    "grpo_vectorized",
-    "gdpo",
-    "grpo_passk",
-    "reinforce_plus_plus",
-    "reinforce_plus_plus_baseline",
-    "remax",
-    "rloo",
-    "rloo_vectorized",
-    "opo",
-    "gpg",
-    "optimal_token_baseline",
-    "tir_optimal_token_baseline",
-)
-COMPUTED = (
-    "grpo",
-    "grpo_vectorized",
-    "grpo_passk",
-    "reinforce_plus_plus_baseline",
-    "rloo",
-    "rloo_vectorized",
-    "opo",
-    "gpg",
-)
-KL_TYPES = {
-    "kl": "k1",
-    "k1": "k1",
-    "abs": "abs",
-    "mse": "k2",
-    "k2": "k2",
-    "low_var_kl": "k3_clamped",
-    "k3": "k3_clamped",
-}
+KL_TYPES = verl_advantages.KL_TYPES
 
 OPTIONS = (
-    Option(
-        "algorithm.adv_estimator", "word", "gae", "how scores become advantages", choices=ESTIMATORS, computed=COMPUTED
-    ),
-    Option(
-        "algorithm.norm_adv_by_std_in_grpo", "flag", True, "divide by the group's standard deviation (grpo, grpo_passk)"
-    ),
-    Option(
-        "algorithm.use_kl_in_reward", "flag", False, "subtract a KL penalty from the token rewards", computed=(False,)
-    ),
+    *verl_advantages.OPTIONS,
     *verl_policy.OPTIONS,
     Option(
         f"{_ACTOR}.loss_agg_mode",
@@ -93,14 +47,7 @@ OPTIONS = (
     ),
     Option(f"{_ACTOR}.ppo_mini_batch_size", "integer", 256, "prompts of a mini-batch", low=1, decides=False),
     Option("actor_rollout_ref.rollout.n", "integer", None, "rows of a group", low=1, optional=True, decides=False),
-    Option(
-        f"{_CORRECTION}.rollout_is", "word", None, "importance weights", optional=True, computed=(None,), decides=False
-    ),
-    Option(
-        f"{_CORRECTION}.rollout_rs", "word", None, "which rows or tokens are rejected", optional=True, decides=False
-    ),
-    Option(f"{_CORRECTION}.rollout_rs_threshold", "any", None, "bounds of the rejection", optional=True, decides=False),
-    Option(f"{_CORRECTION}.bypass_mode", "flag", False, "reject inside the loss", computed=(False,), decides=False),
+    *verl_correction.OPTIONS,
     Option(
         "trainer.use_v1",
         "flag",
@@ -116,11 +63,6 @@ def objective(config: Config) -> Objective:
     Raises:
         UsageError: if options contradict each other.
     """
-    estimator = config.word("algorithm.adv_estimator")
-    normalised = bool(config["algorithm.norm_adv_by_std_in_grpo"])
-    # The trainer hands the flag to grpo alone; passk reads it itself; the vectorised form always normalises.
-    scale: Literal["group", "none"] = "group" if normalised or estimator == "grpo_vectorized" else "none"
-    name = {"grpo_vectorized": "grpo", "rloo_vectorized": "rloo"}.get(estimator, estimator)
     mode = config.word(f"{_ACTOR}.loss_agg_mode")
     factor = config.optional_number(f"{_ACTOR}.loss_scale_factor")
     if mode == "seq-mean-token-sum-norm" and factor is None:
@@ -129,22 +71,17 @@ def objective(config: Config) -> Objective:
             "which is not in the rows: set loss_scale_factor to that width"
         )
     kl_type = config.word(f"{_ACTOR}.kl_loss_type")
-    rejects = config[f"{_CORRECTION}.rollout_rs"] is not None
+    correction = verl_correction.correction(config)
     configured = Aggregation(
         mode=f"verl/{mode}",
         length=None if factor is None else int(factor),
-        counted_before_rejection=bool(config["trainer.use_v1"]) and rejects and mode == "token-mean",
+        counted_before_rejection=bool(config["trainer.use_v1"]) and correction.rejects and mode == "token-mean",
     )
     aggregation, policy_aggregation = verl_policy.aggregations(config, configured)
     return Objective(
         trainer="verl",
         version=".".join(map(str, config.version)),
-        advantage=AdvantageRule(
-            estimator=name,
-            scale=scale,
-            epsilon=EPSILON,
-            lone="zero" if estimator == "rloo_vectorized" else "raw",
-        ),
+        advantage=verl_advantages.advantage_rule(config),
         surrogate=verl_policy.surrogate(config),
         aggregation=aggregation,
         policy_aggregation=policy_aggregation,
@@ -155,6 +92,8 @@ def objective(config: Config) -> Objective:
         )
         if config[f"{_ACTOR}.use_kl_loss"]
         else None,
+        kl_reward=verl_advantages.kl_reward(config),
+        correction=correction,
     )
 
 
@@ -165,22 +104,8 @@ def group_size(config: Config, split: str) -> int | None:
 
 def metrics(evaluation: "Evaluation") -> dict[str, float]:
     """verl's logged metrics: `critic/score/*`, `critic/advantages/*`, `actor/*`."""
-    found: dict[str, float] = {}
+    found = verl_advantages.metrics(evaluation) | verl_correction.metrics(evaluation)
     rows, tokens = evaluation.rows, evaluation.tokens
-    if rows is not None:
-        found["critic/score/mean"] = float(rows.score_N.mean())
-        found["critic/score/max"] = float(rows.score_N.max())
-        found["critic/score/min"] = float(rows.score_N.min())
-    if (
-        rows is not None
-        and rows.advantage_N is not None
-        and rows.length_N is not None
-        and bool(rows.length_N.sum() > 0)
-    ):
-        live_N = rows.length_N > 0
-        found["critic/advantages/mean"] = float((rows.advantage_N * rows.length_N)[live_N].sum() / rows.length_N.sum())
-        found["critic/advantages/max"] = float(rows.advantage_N[live_N].max())
-        found["critic/advantages/min"] = float(rows.advantage_N[live_N].min())
     if tokens is None or rows is None or rows.length_N is None:
         return found
     length_N, layout = rows.length_N, tokens.layout
@@ -213,7 +138,11 @@ TRAINER = Trainer(
     objective=objective,
     metrics=metrics,
     recording={
-        "ref_log_probs": "actor_rollout_ref.actor.use_kl_loss=true makes verl compute `ref_log_prob`; save that field",
+        "ref_log_probs": "actor_rollout_ref.actor.use_kl_loss=true or algorithm.use_kl_in_reward=true makes verl "
+        "compute `ref_log_prob`; save that field",
+        "values": "save `values`, which the critic predicts before its update",
+        "reward_baseline": "save `reward_baselines`, which remax computes",
+        "rewards": "save the rewards that algorithm.gdpo_reward_keys names as a struct",
         "response_mask_pre": "save `response_mask` before the rollout correction replaces it",
         "rollout_log_probs": "actor_rollout_ref.rollout.calculate_log_probs=true; save `rollout_log_probs`",
         "sum_pi_squared": "actor_rollout_ref.actor.calculate_sum_pi_squared=true; save `sum_pi_squared`",
@@ -221,7 +150,7 @@ TRAINER = Trainer(
         "kl": "verl does not store a per-token KL; its `actor/kl_loss` metric is compared instead",
         "*": _DRIVER,
     },
-    kl_metrics=("actor/kl_loss",),
+    kl_metrics=("actor/kl_loss", "actor/reward_kl_penalty"),
     loss_metric="actor/pg_loss",
     grad_norm_metric="actor/grad_norm",
     group_size=group_size,

@@ -1,0 +1,131 @@
+"""What the estimators see of a step: scores, token rewards, the KL penalty inside them, and importance weights."""
+
+import torch
+from torch import Tensor
+
+from rolloutdoctor import kl
+from rolloutdoctor.advantages.tokens import TokenScores
+from rolloutdoctor.batch import Groups, RolloutBatch
+from rolloutdoctor.corrections.importance import importance_weights
+from rolloutdoctor.corrections.masked import LogRatios
+from rolloutdoctor.errors import CannotComputeError
+from rolloutdoctor.needs import TOKEN_COLUMNS, WEIGHTED, weight_columns
+from rolloutdoctor.objective import Objective
+from rolloutdoctor.ops import segments as seg
+
+
+def task_scores(batch: RolloutBatch, objective: Objective, dtype: torch.dtype) -> Tensor:
+    """The task's score of each row, before any KL penalty, ``[N]`` float64.
+
+    The unmasked sum of `token_rewards` where the trainer sums them and the batch has them, else `reward`.
+    """
+    if objective.advantage.sums_tokens and "token_rewards" in batch.per_token:
+        return seg.total(batch.column("token_rewards").to(dtype), batch.rows)
+    # The trainers hold rewards in the dtype of the tokens; the statistics of these values are float64.
+    return batch.column("reward").to(dtype).double()
+
+
+def named_scores(batch: RolloutBatch, objective: Objective, dtype: torch.dtype) -> dict[str, Tensor]:
+    """The reward functions that are normalised one by one, ``[N]`` float64 each.
+
+    Raises:
+        CannotComputeError: if the run has no reward of such a name.
+    """
+    absent = [key for key in objective.advantage.reward_keys if key not in batch.rewards]
+    if absent:
+        raise CannotComputeError(
+            f"column rewards has no {', '.join(absent)} (it has: {', '.join(batch.rewards) or 'none'})"
+        )
+    return {key: batch.rewards[key].to(dtype).double() for key in objective.advantage.reward_keys}
+
+
+def reward_kl_tokens(batch: RolloutBatch, objective: Objective, dtype: torch.dtype) -> Tensor | None:
+    """Per-token KL of the penalty inside the reward, ``[T]``; zeros if its coefficient is 0.
+
+    Masked tokens are included, unless the penalty leaves them out. None if there is no such penalty.
+
+    Raises:
+        CannotComputeError: if the coefficient changes from step to step, and the step's is not known.
+    """
+    term = objective.kl_reward
+    if term is None:
+        return None
+    term = term.at_step({})
+    if term.coef == 0:
+        return torch.zeros(batch.tokens, dtype=dtype, device=batch.device)
+    policy_T, ref_T = batch.column(term.log_probs).to(dtype), batch.column("ref_log_probs").to(dtype)
+    kl_T = kl.term(term.estimator, policy_T - ref_T, clamp=term.clamp)[0]
+    return torch.where(mask_before(batch), kl_T, 0.0) if term.masked else kl_T
+
+
+def mask_before(batch: RolloutBatch) -> Tensor:
+    """The mask before rejection, ``[T]`` bool: the mask itself where no other was logged."""
+    return batch.column("response_mask_pre" if "response_mask_pre" in batch.per_token else "response_mask")
+
+
+def reward_penalty(batch: RolloutBatch, objective: Objective, dtype: torch.dtype) -> Tensor | None:
+    """What the KL penalty takes from every token reward, ``[T]`` float64; None if the trainer takes nothing."""
+    if objective.kl_reward is None or not objective.advantage.sums_tokens:
+        return None
+    kl_T = reward_kl_tokens(batch, objective, dtype)
+    return None if kl_T is None else objective.kl_reward.coef * kl_T.double()
+
+
+def log_ratios(batch: RolloutBatch, dtype: torch.dtype) -> LogRatios:
+    """How far the trainer's log-probs are from the sampler's, on the mask before rejection.
+
+    Raises:
+        CannotComputeError: if no token is left, where verl fails.
+    """
+    value_T = batch.column("old_log_probs").to(dtype) - batch.column("rollout_log_probs").to(dtype)
+    return LogRatios(value_T, mask_before(batch), batch.rows)
+
+
+def rollout_weights(batch: RolloutBatch, objective: Objective, dtype: torch.dtype) -> Tensor | None:
+    """Importance weights of the rollout correction, ``[T]``; None if there are none or a column is missing.
+
+    Raises:
+        CannotComputeError: where verl fails.
+    """
+    rule = objective.correction.weights
+    if rule is None or not batch.has(*weight_columns(objective)):
+        return None
+    return importance_weights(log_ratios(batch, dtype), rule).value_T
+
+
+def token_scores(
+    batch: RolloutBatch, objective: Objective, vote_N: Tensor, weight_T: Tensor | None, dtype: torch.dtype
+) -> TokenScores:
+    """What an estimator with a time axis sees: the trained tokens alone.
+
+    The reward of a row is at its last token, unless the batch has `token_rewards`.
+    """
+    if "token_rewards" in batch.per_token:
+        reward_T = batch.column("token_rewards").to(dtype).double()
+    else:
+        reward_T = torch.zeros(batch.tokens, dtype=torch.float64, device=batch.device)
+        filled_N = batch.rows.diff() > 0
+        reward_T[batch.rows[1:][filled_N] - 1] = task_scores(batch, objective, dtype)[filled_N]
+    penalty_T = reward_penalty(batch, objective, dtype)
+    if penalty_T is not None:
+        reward_T = reward_T - penalty_T
+    mask_T = batch.column("response_mask")
+    estimator = objective.advantage.estimator
+    columns: dict[str, Tensor] = {}
+    for name in TOKEN_COLUMNS[estimator] - {"group_id"}:
+        values = batch.column(name).to(dtype).double()
+        columns[name] = values if name in batch.per_row else values[mask_T]
+    if weight_T is not None and estimator in WEIGHTED:
+        columns["is_weights"] = weight_T[mask_T].double()
+    start_T = seg.expand(batch.rows[:-1], batch.rows)
+    position_T = torch.arange(batch.tokens, device=batch.device) - start_T
+    trained_N = seg.total(mask_T, batch.rows).long()
+    groups: Groups | None = batch.groups if "group_id" in TOKEN_COLUMNS[estimator] else None
+    return TokenScores(
+        reward_V=reward_T[mask_T],
+        offsets=torch.cat([trained_N.new_zeros(1), trained_N.cumsum(0)]),
+        position_V=position_T[mask_T],
+        vote_N=vote_N,
+        groups=groups,
+        columns=columns,
+    )
