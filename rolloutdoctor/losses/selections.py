@@ -1,8 +1,7 @@
 """Tokens that a policy term picks over a whole micro-batch, before the blocks go through it.
 
 Both selections rank tokens by ``(A - mean A) (log-prob - mean log-prob)``, the token's part of the covariance of
-advantage and log-prob over the trained tokens of the micro-batch. Upstream takes the means in the precision of the
-log-probs, here they are float64: a token within rounding of a threshold can fall on its other side.
+advantage and log-prob over the trained tokens of the micro-batch.
 """
 
 from collections.abc import Callable
@@ -18,7 +17,8 @@ def band(given: TokenInputs, micro_T: Tensor, rule: Surrogate) -> Tensor:
     """Every trained token that is not clipped and whose covariance lies between `lower` and `upper`, ``[T]`` bool.
 
     Upstream draws at most ``int(ratio * tokens)`` of them at random; with a ratio of one it takes them all, which is
-    what this gives. Source: verl ``compute_policy_loss_clip_cov``.
+    what this gives. The means are float64 here: a token within rounding of a bound can fall on its other side.
+    Source: verl ``compute_policy_loss_clip_cov``.
     """
     ratio_T = given.log_ratio_T.exp()
     free_T = -given.advantage_T * ratio_T
@@ -31,19 +31,23 @@ def band(given: TokenInputs, micro_T: Tensor, rule: Surrogate) -> Tensor:
 def largest(given: TokenInputs, micro_T: Tensor, rule: Surrogate) -> Tensor:
     """The ``max(1, int(ratio * tokens))`` trained tokens of each micro-batch of largest covariance, ``[T]`` bool.
 
-    Of equal covariances the earlier token is taken; upstream leaves that to ``torch.topk``, which promises no order.
-    Source: verl ``compute_policy_loss_kl_cov``.
+    Where all rows of a micro-batch have the same advantage, as a micro-batch of one row has, every covariance is 0 or
+    the rounding of a mean, and upstream's choice is that rounding and the order of ties in ``torch.topk``. So this is
+    done with its operations, in the precision of the log-probs, on the CPU as upstream does; it gives upstream's
+    tokens if the rows of a micro-batch are in upstream's order. Source: verl ``compute_policy_loss_kl_cov``.
     """
     trained_t = given.mask_T.nonzero().squeeze(1)
-    micro_t = micro_T[trained_t]
-    by_covariance_t = torch.argsort(_covariance(given, micro_T)[trained_t], descending=True, stable=True)
-    order_t = by_covariance_t[torch.argsort(micro_t[by_covariance_t], stable=True)]
-    count_M = torch.bincount(micro_t)
-    wanted_M = (count_M.double() * rule.numbers["ratio"]).long().clamp(min=1)
-    sorted_micro_t = micro_t[order_t]
-    place_t = torch.arange(len(order_t), device=order_t.device) - (count_M.cumsum(0) - count_M)[sorted_micro_t]
+    order_t = torch.argsort(micro_T[trained_t], stable=True)
+    counts = torch.bincount(micro_T[trained_t]).tolist()
+    places = torch.split(trained_t[order_t], counts)
+    advantages = torch.split(given.advantage_T[trained_t][order_t].cpu(), counts)
+    log_probs = torch.split(given.policy_T[trained_t][order_t].cpu(), counts)
     chosen_T = torch.zeros_like(given.mask_T)
-    chosen_T[trained_t[order_t[place_t < wanted_M[sorted_micro_t]]]] = True
+    for tokens_t, advantage_t, policy_t in zip(places, advantages, log_probs, strict=True):
+        if len(tokens_t):
+            covariance_t = (advantage_t - advantage_t.mean()) * (policy_t - policy_t.mean())
+            wanted = max(1, int(len(tokens_t) * rule.numbers["ratio"]))
+            chosen_T[tokens_t[torch.topk(covariance_t, wanted).indices.to(tokens_t.device)]] = True
     return chosen_T
 
 

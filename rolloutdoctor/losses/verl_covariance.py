@@ -40,10 +40,10 @@ def kl_cov(given: TokenInputs, rule: Surrogate) -> PolicyTerm:
     delta_T = given.log_ratio_T
     ratio_T = delta_T.exp()
     free_T = -given.advantage_T * ratio_T
-    coef_T = given.chosen_T * rule.numbers["coef"]
+    coef, chosen_T = rule.numbers["coef"], given.chosen_T
     return PolicyTerm(
-        value_T=given.gated(free_T + coef_T * delta_T.abs()),
-        slope_T=given.gated(free_T + coef_T * delta_T.sign()),
+        value_T=given.gated(free_T + coef * delta_T.abs() * chosen_T),
+        slope_T=given.gated(free_T + coef * delta_T.sign() * chosen_T),
         ratio_T=ratio_T,
         drift_T=delta_T.abs(),
     )

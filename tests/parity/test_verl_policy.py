@@ -1,0 +1,194 @@
+"""Every policy loss of the real verl, under every aggregation and KL, against the packed code.
+
+The real functions are called as verl's engine calls them: micro-batch by micro-batch, with the sizes of the
+mini-batch; micro-batches are added, ranks and mini-batches averaged.
+"""
+
+from contextlib import contextmanager
+from dataclasses import replace
+from functools import cache
+
+import pytest
+import torch
+from parity.padded import error, pack, pad
+
+from rolloutdoctor.batch import RolloutBatch
+from rolloutdoctor.evaluate import evaluate_all
+from rolloutdoctor.objective import Objective
+from rolloutdoctor.testing import random_batch
+from rolloutdoctor.trainers import table, verl, verl_policy
+from rolloutdoctor.trainers.options import Layer, parse_version, resolve
+
+pytestmark = [pytest.mark.parity, pytest.mark.filterwarnings("ignore")]
+
+TOLERANCE = {torch.float32: 1e-6, torch.float64: 1e-10}
+"""Largest difference as a share of the largest magnitude."""
+AGGREGATIONS = ("token-mean", "token-sum", "seq-mean-token-sum", "seq-mean-token-sum-norm", "seq-mean-token-mean")
+KL_NAMES = {"wide": [name + plus for name in ("k1", "abs", "k2", "k3") for plus in ("", "+")], "cut": ["k3", "k1+"]}
+"""The other names are the same estimators."""
+METRICS = ("actor/ppo_kl", "actor/pg_clipfrac", "actor/pg_clipfrac_lower")
+COEF, FACTOR = 0.07, 37
+CLIP = {"clip_ratio_low": 0.2, "clip_ratio_high": 0.3}
+VARIANTS = {
+    "vanilla": {},
+    "dppo_tv": {"clip_ratio_low": 0.05, "clip_ratio_high": 0.08},
+    "dppo_kl": {"clip_ratio_low": 0.01, "clip_ratio_high": 0.02, "clip_ratio_c": 1.2},
+    "gspo": {"clip_ratio_low": 0.05, "clip_ratio_high": 0.08},
+    "sapo": {"tau_pos": 1.3, "tau_neg": 1.7},
+    "gpg": {},
+    "clip_cov": {"policy_loss.clip_cov_ratio": 1.0, "policy_loss.clip_cov_lb": 0.1, "policy_loss.clip_cov_ub": 2.0},
+    "kl_cov": {"policy_loss.kl_cov_ratio": 0.2, "policy_loss.ppo_kl_coef": 0.4},
+    "geo_mean": {"clip_ratio_low": 0.15, "clip_ratio_high": 0.25},
+    "dro": {"policy_loss.dro_beta": 0.6},
+    "cispo": {},
+}
+
+
+@pytest.fixture(scope="module")
+def algos():
+    return pytest.importorskip("verl.trainer.ppo.core_algos")
+
+
+@contextmanager
+def default_dtype(dtype):
+    """Upstream makes tensors without a dtype inside, so float64 needs float64 as the default."""
+    before = torch.get_default_dtype()
+    torch.set_default_dtype(dtype)
+    try:
+        yield
+    finally:
+        torch.set_default_dtype(before)
+
+
+def objective(*, version: str | None = None, **options: object) -> Objective:
+    spec = table.TRAINERS["verl"]
+    named = {"adv_estimator": "grpo", "loss_scale_factor": FACTOR, **CLIP, **options}
+    return spec.objective(
+        resolve(spec.options, parse_version(version or spec.newest), [Layer("test", named)], trainer="verl")
+    )
+
+
+@cache
+def batch_of(layout: str, dtype: torch.dtype) -> RolloutBatch:
+    """Wide ratios in one micro-batch, or narrow ones in mini-batches, micro-batches and ranks."""
+    if layout == "wide":
+        batch = random_batch(1, sizes=(6, 5, 4), spread=3.0, longest=12, dtype=dtype)
+        cut = {"micro_batch_id": [0] * 15}
+    else:
+        batch = random_batch(2, sizes=(6, 6), spread=0.2, longest=9, dtype=dtype)
+        cut = {
+            "micro_batch_id": [0, 0, 1, 1, 1, 2] * 2,
+            "rank": [0, 1] * 6,
+            "optim_step_id": [0] * 6 + [1] * 6,
+        }
+    return replace(batch, per_row={**batch.per_row, **{name: torch.tensor(ids) for name, ids in cut.items()}})
+
+
+def actor_config(mode: str, aggregation: str):
+    from verl.workers.config import ActorConfig, PolicyLossConfig
+
+    options = {**CLIP, **VARIANTS[mode]}
+    nested = {name.removeprefix("policy_loss."): value for name, value in options.items() if "." in name}
+    return ActorConfig(
+        strategy="fsdp",
+        rollout_n=1,
+        ppo_micro_batch_size_per_gpu=1,
+        loss_agg_mode=aggregation,
+        policy_loss=PolicyLossConfig(loss_mode=mode, **nested),
+        **{name: value for name, value in options.items() if "." not in name},
+    )
+
+
+def parts_of(batch: RolloutBatch):
+    """Rows of every micro-batch with the sizes that the engine tells it, and its share of the logged step."""
+    zero = torch.zeros(len(batch), dtype=torch.int64)
+    optim, rank, micro = (batch.per_row.get(name, zero) for name in ("optim_step_id", "rank", "micro_batch_id"))
+    mask = pad(batch, batch.column("response_mask"))
+    optims, ranks = optim.unique().tolist(), rank.unique().tolist()
+    for step in optims:
+        sizes = {
+            "dp_size": len(ranks),
+            "batch_num_tokens": int(mask[optim == step].sum()),
+            "global_batch_size": int((optim == step).sum()),
+            "loss_scale_factor": FACTOR,
+        }
+        for each in ranks:
+            for part in micro[(optim == step) & (rank == each)].unique().tolist():
+                rows = (optim == step) & (rank == each) & (micro == part)
+                yield rows, sizes, 1 / len(ranks) / len(optims)
+
+
+def upstream_policy(algos, batch: RolloutBatch, mode: str, aggregation: str, advantage_T, dtype):
+    """Policy loss, gradient and metrics of the step."""
+    config = actor_config(mode, aggregation)
+    leaf = pad(batch, batch.column("policy_log_probs"), dtype).requires_grad_()
+    old, adv, mask = (
+        pad(batch, column, kind)
+        for column, kind in (
+            (batch.column("old_log_probs"), dtype),
+            (advantage_T, dtype),
+            (batch.column("response_mask"), None),
+        )
+    )
+    total, logged = torch.zeros((), dtype=dtype), []
+    with default_dtype(dtype):
+        for rows, sizes, share in parts_of(batch):
+            config.global_batch_info.update(sizes)
+            loss, metrics = algos.get_policy_loss_fn(mode)(
+                old[rows], leaf[rows], adv[rows], mask[rows], loss_agg_mode=aggregation, config=config
+            )
+            total = total + share * loss
+            logged.append(metrics)
+        total.backward()
+    means = {name: sum(each[name] for each in logged) / len(logged) for name in logged[0]}
+    return total.item(), pack(batch, leaf.grad), means
+
+
+@cache
+def upstream_kl(layout: str, aggregation: str, name: str, dtype):
+    """KL loss and its gradient."""
+    from verl.trainer.ppo import core_algos
+
+    batch = batch_of(layout, dtype)
+    leaf = pad(batch, batch.column("policy_log_probs"), dtype).requires_grad_()
+    ref, mask = pad(batch, batch.column("ref_log_probs"), dtype), pad(batch, batch.column("response_mask"))
+    total = torch.zeros((), dtype=dtype)
+    with default_dtype(dtype):
+        for rows, sizes, share in parts_of(batch):
+            mat = core_algos.kl_penalty(leaf[rows], ref[rows], name)
+            total = total + share * core_algos.agg_loss(mat, mask[rows], aggregation, **sizes)
+        total.backward()
+    return total.item(), pack(batch, leaf.grad)
+
+
+def test_every_mode_is_compared():
+    assert set(VARIANTS) == set(verl_policy.LOSS_MODES)
+
+
+@pytest.mark.parametrize("dtype", TOLERANCE, ids=["float32", "float64"])
+@pytest.mark.parametrize("layout", ["wide", "cut"])
+@pytest.mark.parametrize("aggregation", AGGREGATIONS)
+@pytest.mark.parametrize("mode", VARIANTS)
+def test_loss_gradient_metrics(algos, mode, aggregation, layout, dtype):
+    batch = batch_of(layout, dtype)
+    options = {"loss_mode": mode, "loss_agg_mode": aggregation, **VARIANTS[mode]}
+    objectives = {"": objective(**options)}
+    for name in KL_NAMES[layout]:
+        objectives[name] = objective(**options, use_kl_loss=True, kl_loss_coef=COEF, kl_loss_type=name)
+    evaluations = evaluate_all(batch, objectives, dtype=dtype, per_token=True)
+    advantage_T = torch.repeat_interleave(evaluations[""].rows.advantage_N, batch.rows.diff())
+    policy, policy_grad_T, logged = upstream_policy(algos, batch, mode, aggregation, advantage_T, dtype)
+    mask_T = batch.column("response_mask")
+    for name, found in evaluations.items():
+        kl_loss, kl_grad_T = upstream_kl(layout, aggregation, name, dtype) if name else (0.0, 0.0)
+        scale = float(found.per_token.loss_T.double().abs().sum())
+        assert abs(found.policy_loss - policy) <= TOLERANCE[dtype] * scale
+        assert abs(found.kl_loss - COEF * kl_loss) <= TOLERANCE[dtype] * scale
+        wanted_T = policy_grad_T + COEF * kl_grad_T
+        assert error(found.per_token.grad_T[mask_T], wanted_T[mask_T]) <= TOLERANCE[dtype]
+        assert float(found.per_token.loss_T.double().sum()) == pytest.approx(found.loss, abs=TOLERANCE[dtype] * scale)
+        own = verl.metrics(found)
+        assert {each for each in own if each in METRICS} == set(logged)
+        for metric, value in logged.items():
+            assert own[metric] == pytest.approx(value, rel=1e-5, abs=1e-6), metric
+        assert own["actor/pg_loss"] == found.policy_loss
