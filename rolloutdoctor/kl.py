@@ -60,6 +60,7 @@ def term(
     *,
     straight_through: bool = False,
     clamp: float | None = None,
+    gather: Callable[[Tensor], Tensor] | None = None,
 ) -> Term:
     """Value and derivative per token of an estimator as a trainer uses it.
 
@@ -69,6 +70,8 @@ def term(
         ratio: ``[T]`` importance ratio to multiply with; the gradient flows through it, and its derivative with
             respect to the policy's log-prob is itself. None: not weighted.
         straight_through: keep the value but take the derivative of `k2` (verl's names that end in ``+``).
+        gather: for a ratio that depends on other tokens too: turns the derivatives by the log-ratio into those by each
+            token's log-prob. None: the ratio is the token's own.
         clamp: bound on the absolute value after weighting (slime's ``low_var_kl``: 10); beyond it the derivative is 0.
 
     >>> u = torch.tensor([0.5])
@@ -79,8 +82,8 @@ def term(
     if straight_through:
         derivative = u
     if ratio is not None:
-        derivative = ratio * (derivative + value)
-        value = ratio * value
+        own = ratio * (derivative + value) if gather is None else ratio * derivative + gather(ratio * value)
+        value, derivative = ratio * value, own
     if clamp is not None:
         derivative = torch.where(value.abs() <= clamp, derivative, 0.0)
         value = value.clamp(-clamp, clamp)

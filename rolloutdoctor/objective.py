@@ -49,6 +49,9 @@ class AdvantageRule:
             them), the KL penalty inside the reward included; False: it is `reward` as logged.
         reward_keys: the reward functions that are normalised one by one; none: the score alone.
         reward_weights: their weights; none: all one.
+        normalised: the advantages are centred over the step's voters and divided by their standard deviation (TRL).
+        reward_bounds: what the rewards are clamped to before any KL penalty; None: nothing.
+        whitened: the advantages are whitened over the trained tokens of the step (slime).
         zero_tail: no baseline where the only longest row of a group is beyond every other (optimal token baselines).
     """
 
@@ -62,6 +65,9 @@ class AdvantageRule:
     sums_tokens: bool = False
     reward_keys: tuple[str, ...] = ()
     reward_weights: tuple[float, ...] = ()
+    normalised: bool = False
+    reward_bounds: tuple[float, float] | None = None
+    whitened: bool = False
     zero_tail: bool = True
 
 

@@ -4,7 +4,8 @@ Blocks of whole rows go through in turn, so that the temporaries of a block stay
 """
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from functools import partial
 
 import torch
 from torch import Tensor
@@ -12,6 +13,8 @@ from torch import Tensor
 from rolloutdoctor import kl
 from rolloutdoctor.batch import TRAIN, RolloutBatch
 from rolloutdoctor.losses.aggregation import Layout, row_weights
+from rolloutdoctor.losses.gates import high_entropy, importance_of_rows, product
+from rolloutdoctor.losses.levels import row_mean
 from rolloutdoctor.losses.selections import SELECTIONS
 from rolloutdoctor.losses.surrogates import SURROGATES
 from rolloutdoctor.losses.terms import TokenInputs
@@ -41,6 +44,7 @@ class TokenPart:
         drift_N: what the trainer logs as KL from the old policy; None: it logs none.
         clipped_N: tokens that the trainer's metric counts as clipped; None: it logs none.
         capped_N: tokens that its second such metric counts; None: it logs none.
+        logged_N: a further value that the trainer logs; None: it logs none.
         grad_l1_N: absolute values of the derivative.
         grad_sq_N: squares of the derivative.
         logits_low_sq_N: squares of the derivative times ``(1 - p)^2``: the squared norm of the gradient with respect
@@ -62,6 +66,7 @@ class TokenPart:
     drift_N: Tensor | None
     clipped_N: Tensor | None
     capped_N: Tensor | None
+    logged_N: Tensor | None
     grad_l1_N: Tensor
     grad_sq_N: Tensor
     logits_low_sq_N: Tensor
@@ -70,7 +75,7 @@ class TokenPart:
     versus_dot_N: Tensor
 
 
-_OPTIONAL = ("drift_N", "clipped_N", "capped_N", "logits_sq_N")
+_OPTIONAL = ("drift_N", "clipped_N", "capped_N", "logged_N", "logits_sq_N")
 _NOT_SUMMED = ("layout", "weight_N", "policy_weight_N", "kl_loss_N", *_OPTIONAL)
 
 
@@ -151,6 +156,7 @@ class _Pass:
         self.sums: dict[str, list[Tensor]] = {}
         self.kept: list[tuple[Tensor, ...]] | None = [] if per_token else None
         self.chosen_T: Tensor | None = None
+        self.open_T = self._open_tokens()
         if objective.surrogate.kind in SELECTIONS:
             step = _Block(batch, slice(0, len(batch)), slice(0, batch.tokens), dtype)
             micro_T = step.expand(self.layout.micro_N)
@@ -179,15 +185,40 @@ class _Pass:
         advantage_T = torch.where(block.mask_T, advantage_T, 0.0)
         chosen_T = None if self.chosen_T is None else self.chosen_T[block.tokens]
         # Of one column with itself the log-ratio is 0, or NaN where the trainer gets NaN too.
-        return TokenInputs(
-            policy_T, old_T, policy_T - old_T, advantage_T, block.mask_T, block.offsets, chosen_T=chosen_T
+        given = TokenInputs(
+            policy_T,
+            old_T,
+            policy_T - old_T,
+            advantage_T,
+            block.mask_T,
+            block.offsets,
+            gate_T=None if self.part.weight_T is None else self.part.weight_T[block.tokens].to(policy_T.dtype),
+            chosen_T=chosen_T,
         )
+        return self._gated(given, block) if self.objective.gates else given
+
+    def _gated(self, given: TokenInputs, block: _Block) -> TokenInputs:
+        """The same with the multipliers of the policy term."""
+        gates = self.objective.gates
+        open_T = None if self.open_T is None else self.open_T[block.tokens]
+        gate_T = product(gates, given, block.column, open_T)
+        inside = [importance_of_rows(given, block.column, gate) for gate in gates if gate.inside]
+        return replace(given, gate_T=gate_T, log_weight_N=inside[0] if inside else None)
+
+    def _open_tokens(self) -> Tensor | None:
+        """Tokens of high entropy, ``[T]`` bool, where the objective wants no others; None where it takes all."""
+        for gate in self.objective.gates:
+            if gate.kind == "high_entropy" and gate.high is not None:
+                forward_T = seg.expand(self.layout.forward_N, self.batch.rows)
+                entropy_T = self.batch.column("entropy")
+                return high_entropy(entropy_T, self.batch.column("response_mask"), forward_T, gate.high)
+        return None
 
     def add(self, block: _Block, reference_T: Tensor | None) -> Tensor:
         """Add a block and return its derivative, ``[t]``."""
         rule = self.objective.surrogate
         given = self._given(block)
-        policy_T, log_ratio_T, advantage_T = given.policy_T, given.log_ratio_T, given.advantage_T
+        policy_T, advantage_T = given.policy_T, given.advantage_T
         term = SURROGATES[rule.kind](given, rule)
         value_T, slope_T, ratio_T = term.value_T, term.slope_T, term.ratio_T
         policy_weight_T = block.expand(self.policy_weight_N)
@@ -195,7 +226,7 @@ class _Pass:
         loss_T = policy_weight_T * value_T
         kl_T = torch.zeros_like(policy_T)
         if self.objective.kl_loss is not None:
-            kl_T, kl_slope_T = self._kl(block, self.objective.kl_loss, log_ratio_T)
+            kl_T, kl_slope_T = self._kl(block, self.objective.kl_loss, given)
             kl_weight_T = block.expand(self.kl_weight_N)
             grad_T = grad_T + kl_weight_T * kl_slope_T
             loss_T = loss_T + kl_weight_T * kl_T
@@ -207,7 +238,8 @@ class _Pass:
         self._sum(block, "kl_N", kl_T)
         self._sum(block, "low_clipped_N", (ratio_T < 1 - rule.clip_low) & (advantage_T < 0))
         self._sum(block, "high_clipped_N", (ratio_T > 1 + rule.clip_high) & (advantage_T > 0))
-        for name, x_T in (("drift_N", term.drift_T), ("clipped_N", term.clipped_T), ("capped_N", term.capped_T)):
+        for name in ("drift_N", "clipped_N", "capped_N", "logged_N"):
+            x_T = getattr(term, name[:-1] + "T")
             if x_T is not None:
                 self._sum(block, name, x_T)
         self._sum(block, "grad_l1_N", grad_T.abs())
@@ -226,10 +258,16 @@ class _Pass:
             self.kept.append(kept)
         return grad_T
 
-    def _kl(self, block: _Block, term: KlTerm, log_ratio_T: Tensor) -> kl.Term:
+    def _kl(self, block: _Block, term: KlTerm, given: TokenInputs) -> kl.Term:
         u_T = block.column(term.log_probs) - block.column("ref_log_probs")
-        ratio_T = log_ratio_T.exp() if term.ratio_weighted else None
-        return kl.term(term.estimator, u_T, ratio_T, straight_through=term.straight_through, clamp=term.clamp)
+        ratio_T, gather = None, None
+        if term.ratio_weighted and term.ratio_level == "token":
+            ratio_T = given.log_ratio_T.exp()
+        elif term.ratio_weighted:
+            # The tokens of a row have one weight in the loss, so the ratio of a row gathers over all of them.
+            ratio_T, gather = row_mean(given, given.log_ratio_T).exp(), partial(row_mean, given)
+        straight, clamp = term.straight_through, term.clamp
+        return kl.term(term.estimator, u_T, ratio_T, straight_through=straight, clamp=clamp, gather=gather)
 
     def _sum(self, block: _Block, name: str, x_T: Tensor) -> None:
         self.sums.setdefault(name, []).append(block.per_row(x_T))
@@ -239,10 +277,15 @@ class _Pass:
         empty = torch.zeros(0, dtype=torch.float64, device=self.batch.device)
         names = [name for name in TokenPart.__dataclass_fields__ if name not in _NOT_SUMMED]
         sums = {name: torch.cat(self.sums[name]) if name in self.sums else empty for name in names}
-        drift, clipped, capped, logits = (
+        drift, clipped, capped, logged, logits = (
             torch.cat(self.sums[name]) if name in self.sums else None for name in _OPTIONAL
         )
         kl_loss_N = sums["kl_N"] * self.coef * self.kl_N
+        if self.objective.surrogate.counts_empty and self.advantage_N is not None:
+            # No token carries the term of an empty row.
+            assert self.part.length_N is not None  # loss_columns asked for the mask
+            bare_N = torch.where(self.part.length_N == 0, -self.advantage_N.double(), 0.0)
+            sums["policy_N"], sums["at_one_N"] = sums["policy_N"] + bare_N, sums["at_one_N"] + bare_N
         sums["policy_N"] = sums["policy_N"] * self.policy_N
         sums["at_one_N"] = sums["at_one_N"] * self.policy_N
         tokens = TokenPart(
@@ -253,6 +296,7 @@ class _Pass:
             drift_N=drift,
             clipped_N=clipped,
             capped_N=capped,
+            logged_N=logged,
             logits_sq_N=logits,
             **sums,
         )

@@ -118,7 +118,7 @@ def _ranks(optim_N: Tensor, rank_N: Tensor) -> Tensor:
 
 
 def _row_means(length_N: Tensor, layout: Layout, _: Aggregation) -> Tensor:
-    """TRL ``grpo``: mean over the tokens of a row, then over the rows of each micro-batch, then over micro-batches."""
+    """TRL ``grpo`` and ``sapo``: mean over the tokens of a row, then over the rows of each micro-batch, then over micro-batches."""
     return 1 / (length_N.clamp(min=1) * layout.micro_rows_N * layout.micros_N)
 
 
@@ -132,13 +132,18 @@ def _fixed_length(length_N: Tensor, layout: Layout, rule: Aggregation) -> Tensor
     return 1 / (layout.micro_rows_N * _length(rule) * layout.micros_N)
 
 
+def _row_sums(length_N: Tensor, layout: Layout, _: Aggregation) -> Tensor:
+    """TRL ``luspo`` and its RLOOTrainer: row sums, mean over the rows of each micro-batch, then over micro-batches."""
+    return 1 / (layout.micro_rows_N * layout.micros_N)
+
+
 def _generation_token_mean(length_N: Tensor, layout: Layout, _: Aggregation) -> Tensor:
-    """TRL ``dapo``: tokens of the whole generation batch, shared out over its optimiser steps."""
+    """TRL ``dapo``, ``cispo`` and ``vespo``: tokens of the whole generation batch, shared out over its optimiser steps."""
     return layout.steps_N / layout.generation_total(length_N).clamp(min=1)
 
 
 def _unscaled_token_mean(length_N: Tensor, layout: Layout, rule: Aggregation) -> Tensor:
-    """TRL ``dapo`` before 1.10: divided by the tokens of the generation batch, whatever its optimiser steps."""
+    """These three before 1.10: divided by the tokens of the generation batch, whatever its optimiser steps."""
     return _generation_token_mean(length_N, layout, rule) / layout.steps_N
 
 
@@ -202,6 +207,7 @@ AGGREGATIONS: dict[str, Callable[[Tensor, Layout, Aggregation], Tensor]] = {
     "trl/dapo-before-1.10": _unscaled_token_mean,
     "trl/dr_grpo": _fixed_length,
     "trl/grpo": _row_means,
+    "trl/row-sums": _row_sums,
     "verl/geo-mean": _micro_row_mean,
     "verl/seq-mean-token-mean": _row_mean_mean,
     "verl/seq-mean-token-sum": _row_sum_mean,

@@ -23,6 +23,8 @@ class TokenInputs:
         gate_T: ``[T]`` detached multipliers of the policy term (importance weights, masks of tokens), or None for one.
         chosen_T: ``[T]`` bool, tokens that `rolloutdoctor.losses.selections` picked over the whole micro-batch, or
             None for kinds that pick none.
+        log_weight_N: ``[N]`` float64 log of the row's importance weight against the sampler, for terms that take it
+            in by themselves, or None.
     """
 
     policy_T: Tensor
@@ -33,6 +35,7 @@ class TokenInputs:
     offsets: Tensor
     gate_T: Tensor | None = None
     chosen_T: Tensor | None = None
+    log_weight_N: Tensor | None = None
 
     @classmethod
     def of(cls, log_ratio_T: Tensor, advantage_T: Tensor) -> "TokenInputs":
@@ -66,6 +69,7 @@ class PolicyTerm(NamedTuple):
         clipped_T: ``[T]`` bool, tokens that the trainer's metric counts as clipped; None: it logs no such metric.
         capped_T: ``[T]`` bool, tokens that its second such metric counts (dual clip, truncation); None like above.
         drift_T: ``[T]`` what the trainer logs as KL from the old policy; None: it logs none.
+        logged_T: ``[T]`` a further value that the trainer logs: vespo's weight of the row; None: it logs none.
     """
 
     value_T: Tensor
@@ -75,3 +79,4 @@ class PolicyTerm(NamedTuple):
     clipped_T: Tensor | None = None
     capped_T: Tensor | None = None
     drift_T: Tensor | None = None
+    logged_T: Tensor | None = None

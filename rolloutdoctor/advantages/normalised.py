@@ -1,0 +1,46 @@
+"""TRL's normalisation over the batch: of advantages, and of rewards that were normalised one by one before."""
+
+import torch
+from torch import Tensor
+
+from rolloutdoctor.advantages.scores import Advantages, Scores
+from rolloutdoctor.objective import AdvantageRule
+from rolloutdoctor.ops import segments as seg
+
+
+def over_batch(x_N: Tensor, vote_N: Tensor, epsilon: float) -> Tensor:
+    """``(x - mean) / (std + epsilon)`` over the voters, 0 for the rest, ``[N]`` float64.
+
+    A single voter among several rows has no standard deviation, so it gets 0, as any row does that is alone.
+    """
+    voting = x_N[vote_N]
+    if len(voting) < 2:
+        return torch.zeros_like(x_N)
+    # From the smallest value, so that equal values have exactly no spread.
+    excess = voting - voting.min()
+    scaled = (excess - excess.mean()) / (excess.std() + epsilon)
+    return torch.zeros_like(x_N).masked_scatter(vote_N, scaled)
+
+
+def normalize_then_sum(scores: Scores, rule: AdvantageRule) -> Advantages:
+    """GDPO as TRL has it: every reward is normalised in its group, then their weighted sum over the batch.
+
+    A reward that a row does not have (NaN) leaves its own mean and standard deviation, and adds nothing to that row;
+    the scale of the rewards that is configured has no say. The baseline is the weighted sum of the group means.
+
+    Source: arXiv 2601.05242; TRL ``GRPOTrainer._generate_and_score_completions``.
+    """
+    groups = scores.groups
+    parts_N = list(scores.named.values()) or [scores.score_N]
+    weights = rule.reward_weights or (1.0,) * len(parts_N)
+    sum_N, baseline_N = torch.zeros_like(scores.score_N), torch.zeros_like(scores.score_N)
+    for weight, part_N in zip(weights, parts_N, strict=True):
+        has_N = scores.vote_N & ~part_N.isnan()
+        clean_N = torch.where(has_N, part_N, 0.0)
+        mean_N = seg.group_mean(clean_N, groups, has_N)[groups.index_N]
+        std_N = seg.group_std(clean_N, groups, has_N)[groups.index_N]
+        # The only row of a group that has the reward has no standard deviation, and adds nothing.
+        able_N = has_N & ~std_N.isnan()
+        sum_N += weight * torch.where(able_N, (clean_N - mean_N) / (std_N + rule.epsilon), 0.0)
+        baseline_N += weight * torch.where(has_N, mean_N, 0.0)
+    return Advantages(over_batch(sum_N, scores.vote_N, rule.epsilon), baseline_N)
