@@ -1,0 +1,81 @@
+"""``rolloutdoctor plot``."""
+
+from enum import StrEnum
+from typing import Annotated
+
+import typer
+
+from rolloutdoctor.cli import options as opt
+from rolloutdoctor.cli.border import guarded
+from rolloutdoctor.cli.output import check_target, write_whole
+from rolloutdoctor.errors import UsageError
+from rolloutdoctor.pictures import KINDS
+
+EPILOG = (
+    "KIND: advantages (distribution; zero and turned signs marked), kl (logged against recomputed, per token, and a "
+    "corrupted series solved back), baseline (drift of a group's baseline against its share of rejected rows), "
+    "gradient (its parts, and what a fix changes), ratio (importance ratios, sampler against trainer, clip range). "
+    "Training rows are drawn unless --split says otherwise. "
+    "Examples: rolloutdoctor plot advantages run.parquet --fix rejected-rows --by step -o advantages.svg; "
+    "rolloutdoctor plot gradient run.parquet -o gradient.png"
+)
+
+
+class By(StrEnum):
+    """What a picture is broken down by."""
+
+    step = "step"
+
+
+@guarded
+def plot(
+    context: typer.Context,
+    kind: Annotated[str, typer.Argument(metavar="KIND", help=", ".join(KINDS), show_default=False)],
+    paths: opt.Paths,
+    output: Annotated[
+        str, typer.Option("--output", "-o", metavar="FILE", help="Where to: PNG, SVG or PDF by its suffix.")
+    ],
+    trainer: opt.TrainerOption = None,
+    settings: opt.SetOption = None,
+    trainer_config: opt.TrainerConfigOption = None,
+    fix: opt.CompareFixOption = None,
+    by: Annotated[By | None, typer.Option("--by", help="One ridge for each band of steps (advantages).")] = None,
+    steps: opt.StepsOption = None,
+    split: opt.SplitOption = None,
+    device: opt.DeviceOption = opt.Device.auto,
+    dtype: opt.DtypeOption = opt.Dtype.float32,
+    quiet: opt.QuietOption = False,
+) -> None:
+    """Draw a picture of a run; with --fix, before against after."""
+    from rolloutdoctor.fixes import choose
+
+    if kind not in KINDS:
+        from rolloutdoctor.errors import nearest
+
+        raise UsageError(f"no picture {kind!r} (known: {', '.join(KINDS)}){nearest(kind, KINDS)}")
+    fixes = tuple(choose(text) for text in fix or [])
+    step_range = opt.step_range(steps)
+    layers = opt.layers(context, settings, trainer_config)
+    from rolloutdoctor.plots.table import PICTURES, as_bytes, figure_of, format_for
+
+    form = format_for(output)
+    if by is not None and PICTURES[kind].by_step is None:
+        raise UsageError(f"--by step is for advantages; {kind} has its steps on an axis already")
+    from rolloutdoctor.cli.progress import progress_bar
+    from rolloutdoctor.engine.check import CheckOptions
+    from rolloutdoctor.engine.pictures import draw
+
+    run = opt.opened(paths, trainer)
+    check_target(output, run)
+    options = CheckOptions(
+        trainer=trainer,
+        layers=layers,
+        steps=step_range,
+        split=split.value if split else None,
+        device=device.value,
+        dtype=dtype.value,
+    )
+    with progress_bar(run.rows, quiet=quiet) as progress:
+        data = draw(run, kind, options, fixes, progress)
+    write_whole(as_bytes(figure_of(kind, data, by_step=by is not None), kind, form), output)
+    opt.warn_of_partial(run, quiet=quiet)

@@ -1,0 +1,237 @@
+"""Gather pictures in one pass over a run, on their own or together with a check."""
+
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass, replace
+
+import torch
+
+from rolloutdoctor.batch import STAND_INS, TRAIN, RolloutBatch
+from rolloutdoctor.engine.check import DTYPES, CheckOptions, context_for, find_device, judge, one_torch_thread
+from rolloutdoctor.engine.configure import Configured, configure
+from rolloutdoctor.engine.fold import Fold
+from rolloutdoctor.engine.logged import comparable
+from rolloutdoctor.engine.plan import available, make_plan, remedy
+from rolloutdoctor.engine.sketches import (
+    AS_CONFIGURED,
+    POLICY_ONLY,
+    AdvantagesSketch,
+    BaselineSketch,
+    Drawn,
+    GradientSketch,
+    KlSketch,
+    RatioSketch,
+    Sketch,
+)
+from rolloutdoctor.errors import CannotComputeError, InputError, UsageError, nearest
+from rolloutdoctor.evaluate import evaluate_all
+from rolloutdoctor.findings import Report
+from rolloutdoctor.fixes import ChosenFix, choose
+from rolloutdoctor.io.run import Run
+from rolloutdoctor.needs import LAYOUT_COLUMNS, advantage_columns, loss_columns, reward_kl_columns
+from rolloutdoctor.objective import Objective
+from rolloutdoctor.pictures import KINDS, Gallery, PictureData
+from rolloutdoctor.rules.base import Context
+
+DEFAULT_FIX = {"baseline": "rejected-rows", "gradient": "zero-std"}
+"""What a picture that needs a comparison compares with, if the user says nothing."""
+
+
+def known_kind(kind: str) -> str:
+    """Return the kind.
+
+    Raises:
+        UsageError: if there is no such picture.
+    """
+    if kind not in KINDS:
+        raise UsageError(f"no picture {kind!r} (known: {', '.join(KINDS)}){nearest(kind, KINDS)}")
+    return kind
+
+
+@dataclass(frozen=True)
+class _Planned:
+    """A picture that can be made.
+
+    Attributes:
+        sketch: gathers it.
+        columns: that it reads.
+        objectives: name of an evaluation that it looks at to its objective, beside the one as configured.
+        per_token: True if it looks at token values.
+    """
+
+    sketch: Sketch
+    columns: frozenset[str]
+    objectives: Mapping[str, Objective]
+    per_token: bool = False
+
+
+class Pictures:
+    """The pictures of a run, as they are being gathered.
+
+    Attributes:
+        columns: to be read for them.
+        left_out: kind to why it cannot be made.
+    """
+
+    def __init__(self, kinds: Iterable[str], context: Context, fixes: Sequence[ChosenFix], split: str = TRAIN) -> None:
+        self.context, self.split = context, split
+        self._planned: dict[str, _Planned] = {}
+        self.left_out: dict[str, str] = {}
+        for kind in kinds:
+            try:
+                self._planned[known_kind(kind)] = _plan(kind, context, fixes)
+            except InputError as error:
+                self.left_out[kind] = str(error)
+        columns = set().union(*(planned.columns for planned in self._planned.values()), LAYOUT_COLUMNS)
+        for name in tuple(columns):
+            columns |= set(STAND_INS.get(name, ()))
+        self.columns = frozenset(columns) & context.columns
+        self._seen = 0
+
+    def add(self, batch: RolloutBatch, logged: Mapping[str, float], dtype: torch.dtype) -> None:
+        """Take in one step; rows of the other split and steps that the trainer cannot compute are passed over."""
+        objective = self.context.objective
+        if batch.split != self.split or objective is None or not self._planned:
+            return
+        objectives = {AS_CONFIGURED: objective}
+        for planned in self._planned.values():
+            objectives |= planned.objectives
+        per_token = any(planned.per_token for planned in self._planned.values())
+        try:
+            found = evaluate_all(batch, objectives, dtype=dtype, per_token=per_token)
+        except CannotComputeError:
+            return
+        self._seen += 1
+        step = Drawn(batch, logged, self.context, found, dtype)
+        for planned in self._planned.values():
+            planned.sketch.add(step)
+
+    def gallery(self) -> Gallery:
+        """Return what was gathered."""
+        if not self._seen:
+            nothing = f"no {self.split} rows that could be evaluated; widen --steps or --split"
+            return Gallery({}, self.left_out | dict.fromkeys(self._planned, nothing))
+        return Gallery({kind: planned.sketch.data() for kind, planned in self._planned.items()}, self.left_out)
+
+
+def _plan(kind: str, context: Context, fixes: Sequence[ChosenFix]) -> _Planned:
+    """Decide what a picture takes.
+
+    Raises:
+        InputError: if it cannot be made of this run; the message says what would help.
+        UsageError: if a fix that the user named is not about the trainer.
+    """
+    objective = context.objective
+    if objective is None:
+        raise InputError("nothing says which trainer made the run: name it with --trainer NAME")
+    label, fixed = _with_fixes(kind, objective, fixes)
+    edited = {} if label is None or fixed is None else {label: fixed}
+    columns = set(advantage_columns(objective)) if kind in ("advantages", "baseline") else set(loss_columns(objective))
+    for one in edited.values():
+        columns |= advantage_columns(one)
+    match kind:
+        case "advantages":
+            planned = _Planned(AdvantagesSketch(label), frozenset(columns), edited)
+        case "kl":
+            planned = _kl(KlSketch(label), context, objective, edited)
+        case "baseline":
+            if objective.advantage.estimator == "gae":
+                raise InputError("the estimator has no group baseline: its baseline is the critic's value")
+            if label is None:
+                raise InputError("no fix of a baseline applies to this run; name one with --fix")
+            planned = _Planned(BaselineSketch(label), frozenset(columns | {"response_mask", "group_id"}), edited)
+        case "gradient":
+            objectives = edited | {POLICY_ONLY: replace(objective, kl_loss=None)}
+            planned = _Planned(GradientSketch(label), frozenset(columns), objectives)
+        case _:
+            planned = _Planned(RatioSketch(), frozenset(columns), {}, per_token=True)
+    absent = sorted(name for name in planned.columns if not available(name, context.columns))
+    if absent:
+        word = "column" if len(absent) == 1 else "columns"
+        raise InputError(f"missing {word} {', '.join(absent)}: {remedy(absent, context)}")
+    wanted = {"advantages": {"response_mask"}, "kl": {"kl"}, "ratio": {"rollout_log_probs", "old_log_probs"}}
+    return replace(planned, columns=planned.columns | wanted.get(kind, set()))
+
+
+def _kl(sketch: KlSketch, context: Context, objective: Objective, edited: Mapping[str, Objective]) -> _Planned:
+    if objective.kl_loss is not None:
+        return _Planned(sketch, loss_columns(objective), edited, per_token=True)
+    term = objective.kl_reward
+    logged = context.metrics & set(context.trainer.kl_metrics if context.trainer else ())
+    if term is None or (term.coef == 0 and not logged):
+        raise InputError("the configuration has no KL term, so there is no KL to draw; set its options with --set")
+    return _Planned(sketch, reward_kl_columns(objective) | {"response_mask", "reward"}, edited)
+
+
+def _with_fixes(kind: str, objective: Objective, fixes: Sequence[ChosenFix]) -> tuple[str | None, Objective | None]:
+    """The label of what a picture compares with, and its objective; None if there is nothing to compare."""
+    if fixes:
+        for fix in fixes:
+            objective = fix.apply(objective)
+        return " + ".join(fix.label for fix in fixes), objective
+    if kind not in DEFAULT_FIX:
+        return None, None
+    fix = choose(DEFAULT_FIX[kind])
+    return (fix.label, fix.apply(objective)) if fix.applies_to(objective) else (None, None)
+
+
+def draw(
+    run: Run,
+    kind: str,
+    options: CheckOptions,
+    fixes: Sequence[ChosenFix] = (),
+    progress: Callable[[int, int], None] | None = None,
+) -> PictureData:
+    """Gather one picture in one pass over a run.
+
+    Raises:
+        UsageError: if an option cannot be used.
+        InputError: if a file cannot be read, breaks the contract, or lacks what the picture needs.
+    """
+    pictures, configured, device, dtype = _prepare(run, [kind], options, fixes)
+    metrics = comparable(run.metrics, configured)
+    if kind in pictures.left_out:
+        raise InputError(f"no picture of {kind}: {pictures.left_out[kind]}")
+    batches = run.batches(pictures.columns, steps=options.steps, split=pictures.split, dtype=dtype, progress=progress)
+    with one_torch_thread():
+        for batch in batches:
+            pictures.add(batch.to(device), metrics.at(batch.key), dtype)
+    gallery = pictures.gallery()
+    if kind in gallery.left_out:
+        raise InputError(f"no picture of {kind}: {gallery.left_out[kind]}")
+    return gallery.drawn[kind]
+
+
+def check_and_draw(
+    run: Run,
+    kinds: Sequence[str],
+    options: CheckOptions,
+    fixes: Sequence[ChosenFix] = (),
+    progress: Callable[[int, int], None] | None = None,
+) -> tuple[Report, Gallery]:
+    """Run the rules and gather pictures in one pass over a run.
+
+    Raises:
+        UsageError: if an option cannot be used.
+        InputError: if a file cannot be read, or breaks the contract.
+    """
+    pictures, configured, device, dtype = _prepare(run, kinds, options, fixes)
+    plan = make_plan(options.rules, pictures.context)
+    metrics = comparable(run.metrics, configured)
+    fold = Fold(plan, device, dtype)
+    columns = plan.columns | pictures.columns
+    with one_torch_thread():
+        for batch in run.batches(columns, steps=options.steps, split=options.split, dtype=dtype, progress=progress):
+            logged = metrics.at(batch.key)
+            fold.add(batch, logged)
+            pictures.add(batch.to(device), logged, dtype)
+    report = judge(plan, fold.state(), configured, device=device.type, dtype=options.dtype)
+    return report, pictures.gallery()
+
+
+def _prepare(
+    run: Run, kinds: Sequence[str], options: CheckOptions, fixes: Sequence[ChosenFix]
+) -> tuple[Pictures, Configured | None, torch.device, torch.dtype]:
+    device, dtype = find_device(options.device), DTYPES[options.dtype]
+    configured = configure(run.metadata, options.trainer, options.layers, options.fixes)
+    context = context_for(run.columns, comparable(run.metrics, configured), configured)
+    return Pictures(kinds, context, fixes, options.split or TRAIN), configured, device, dtype

@@ -1,0 +1,338 @@
+"""Sketches: what each picture gathers from a step. Each keeps histograms and one number a step, whatever the length."""
+
+from abc import ABC, abstractmethod
+from collections.abc import Mapping
+from dataclasses import dataclass, field, replace
+
+import torch
+from torch import Tensor
+
+from rolloutdoctor.batch import RolloutBatch
+from rolloutdoctor.evaluate import Evaluation, reward_kl_tokens
+from rolloutdoctor.objective import KlBuffer
+from rolloutdoctor.ops import segments as seg
+from rolloutdoctor.pictures import (
+    MOST_BANDS,
+    AdvantagesData,
+    Band,
+    BaselineData,
+    GradientData,
+    Histogram,
+    KlData,
+    PictureData,
+    RatioData,
+)
+from rolloutdoctor.rules.base import Context
+from rolloutdoctor.rules.kl_metric_corrupted import KlMetricCorrupted
+from rolloutdoctor.rules.step import StepView
+from rolloutdoctor.stats.histogram import histogram
+
+AS_CONFIGURED = ""
+POLICY_ONLY = "policy part"
+ROUNDING = 1e-9
+"""A change below this share of the largest value of the step is rounding, not a change."""
+
+
+@dataclass(frozen=True)
+class Drawn:
+    """One step as a sketch sees it.
+
+    Attributes:
+        batch: the rows.
+        logged: the metrics logged at the step.
+        context: who made the run.
+        evaluations: by name; `AS_CONFIGURED` is the reference of the others, fixes have their labels.
+        dtype: of token values.
+    """
+
+    batch: RolloutBatch
+    logged: Mapping[str, float]
+    context: Context
+    evaluations: Mapping[str, Evaluation]
+    dtype: torch.dtype
+
+    @property
+    def configured(self) -> Evaluation:
+        """The evaluation as configured."""
+        return self.evaluations[AS_CONFIGURED]
+
+
+class Sketch(ABC):
+    """Gathers one picture."""
+
+    @abstractmethod
+    def add(self, step: Drawn) -> None:
+        """Take in one step; a step in which a column is null is passed over."""
+
+    @abstractmethod
+    def data(self) -> PictureData:
+        """Return what has been gathered, in step order."""
+
+
+@dataclass
+class Bands:
+    """Histograms of at most `MOST_BANDS` bands of steps; bands double in width when there would be more."""
+
+    width: int = 1
+    cells: dict[int, tuple[int, int, Histogram, Histogram | None]] = field(default_factory=dict)
+
+    def add(self, step: int, before: Histogram, after: Histogram | None) -> None:
+        """Add one step."""
+        self._put(step // self.width, (step, step, before, after))
+        while len(self.cells) > MOST_BANDS:
+            self.width *= 2
+            before_cells, self.cells = self.cells, {}
+            for index, cell in before_cells.items():
+                self._put(index // 2, cell)
+
+    def _put(self, index: int, cell: tuple[int, int, Histogram, Histogram | None]) -> None:
+        if index in self.cells:
+            low, high, before, after = self.cells[index]
+            both = None if after is None or cell[3] is None else after + cell[3]
+            cell = (min(low, cell[0]), max(high, cell[1]), before + cell[2], both)
+        self.cells[index] = cell
+
+    def bands(self) -> tuple[Band, ...]:
+        """The bands in step order."""
+        return tuple(Band(*cell) for _, cell in sorted(self.cells.items()))
+
+
+class AdvantagesSketch(Sketch):
+    """Histograms of the advantages of rows (tokens, with a time axis) that are trained on."""
+
+    def __init__(self, fix: str | None) -> None:
+        self.fix, self.unit = fix, "rows"
+        self.before, self.after, self.flipped = Histogram(), Histogram(), Histogram()
+        self.changed = 0
+        self.by_step = Bands()
+
+    def add(self, step: Drawn) -> None:
+        """Count one step."""
+        before = self._values(step, AS_CONFIGURED)
+        after = None if self.fix is None else self._values(step, self.fix)
+        if before is None or (self.fix is not None and after is None):
+            return
+        found = histogram(before)
+        self.before += found
+        with_fix = None
+        if after is not None:
+            with_fix = histogram(after)
+            self.after += with_fix
+            gap = (before - after).abs()
+            scale = before.abs().maximum(after.abs()).nan_to_num(0.0, 0.0)
+            moved = gap > ROUNDING * (scale.max() if len(scale) else 0.0)
+            self.changed += int(moved.sum())
+            self.flipped += histogram(before[moved & (before * after < 0)])
+        self.by_step.add(step.batch.step, found, with_fix)
+
+    def _values(self, step: Drawn, name: str) -> Tensor | None:
+        rows = step.evaluations[name].rows
+        if rows is None:
+            return None
+        if rows.advantage_N is not None:
+            return rows.advantage_N if rows.length_N is None else rows.advantage_N[rows.length_N > 0]
+        self.unit = "tokens"
+        assert rows.advantage_T is not None
+        return rows.advantage_T[step.batch.column("response_mask")].double()
+
+    def data(self) -> AdvantagesData:
+        """Return the histograms."""
+        after = None if self.fix is None else self.after
+        bands = self.by_step.bands()
+        return AdvantagesData(self.unit, self.before, self.fix, after, self.flipped, self.changed, bands)
+
+
+@dataclass
+class Series:
+    """Named numbers, one of each a step."""
+
+    rows: list[tuple[int, tuple[float, ...]]] = field(default_factory=list)
+
+    def add(self, step: int, *values: float | None) -> None:
+        """Add one step."""
+        self.rows.append((step, tuple(float("nan") if value is None else value for value in values)))
+
+    def columns(self, count: int) -> tuple[tuple[int, ...], list[tuple[float, ...]]]:
+        """Steps and columns in step order."""
+        ordered = sorted(self.rows, key=lambda row: row[0])
+        return tuple(step for step, _ in ordered), [tuple(values[n] for _, values in ordered) for n in range(count)]
+
+
+class KlSketch(Sketch):
+    """The KL metric as logged and recomputed, and the per-token KL."""
+
+    def __init__(self, fix: str | None) -> None:
+        self.fix, self.series, self.tokens = fix, Series(), Histogram()
+        self.metric, self.estimator = "", ""
+
+    def add(self, step: Drawn) -> None:
+        """Take the metric, and count the tokens."""
+        evaluation, batch, trainer = step.configured, step.batch, step.context.trainer
+        term = evaluation.objective.kl_loss
+        kl_T = None
+        if term is not None and evaluation.per_token is not None:
+            kl_T = evaluation.per_token.kl_T
+        elif term is None and evaluation.objective.kl_reward is not None:
+            term = evaluation.objective.kl_reward
+            kl_T = reward_kl_tokens(batch, evaluation.objective, step.dtype)
+        if trainer is None or term is None or kl_T is None:
+            return
+        self.estimator = term.estimator
+        self.tokens += histogram(kl_T[batch.column("response_mask")])
+        copied = replace(evaluation, objective=replace(evaluation.objective, kl_buffer=KlBuffer.COPY))
+        recomputed = trainer.metrics(copied)
+        known = [name for name in trainer.kl_metrics if name in recomputed]
+        if not known:
+            return
+        name = next((name for name in known if name in step.logged), known[0])
+        self.metric = self.metric or name
+        seen = self._seen(step)
+        fixed = None if self.fix is None else trainer.metrics(step.evaluations[self.fix]).get(name)
+        logged = seen.get("logged", step.logged.get(name))
+        self.series.add(batch.step, logged, recomputed[name], seen.get("inverted"), fixed)
+
+    def _seen(self, step: Drawn) -> dict[str, float | None]:
+        """What the rule about this metric makes of the step."""
+        rule = KlMetricCorrupted()
+        view = StepView(step.batch, step.logged, step.context.trainer, step.configured, dtype=step.dtype)
+        tally = rule.measure(view)
+        return {name: one.value for name, one in rule.measures(tally).items()} if tally.steps else {}
+
+    def data(self) -> KlData:
+        """Return the series."""
+        steps, (logged, recomputed, inverted, after) = self.series.columns(4)
+        return KlData(
+            metric=self.metric,
+            estimator=self.estimator,
+            steps=steps,
+            logged=logged,
+            recomputed=recomputed,
+            inverted=inverted,
+            tokens=self.tokens,
+            fix=self.fix,
+            after=after if self.fix is not None else (),
+        )
+
+
+class BaselineSketch(Sketch):
+    """Drift of each group's baseline against its share of rows without a trained token."""
+
+    def __init__(self, fix: str) -> None:
+        self.fix = fix
+        self.shares: dict[float, Histogram] = {}
+        self.untouched = self.undefined = 0
+
+    def add(self, step: Drawn) -> None:
+        """Count the groups of one step."""
+        before, after = step.configured.rows, step.evaluations[self.fix].rows
+        groups = step.batch.groups
+        if before is None or after is None or groups is None or before.rejected_N is None:
+            return
+        if before.baseline_N is None or after.baseline_N is None:
+            return
+        live_N = ~before.rejected_N
+        rejected_G = seg.group_total(before.rejected_N, groups)
+        live_G = seg.group_total(live_N, groups)
+        gap_N = torch.where(live_N, before.baseline_N - after.baseline_N, 0.0)
+        drift_G = seg.group_total(gap_N, groups) / live_G
+        touched_G = rejected_G > 0
+        known_G = touched_G & drift_G.isfinite()
+        self.untouched += int((~touched_G).sum())
+        self.undefined += int((touched_G & ~known_G).sum())
+        share_G = (rejected_G / groups.size_G)[known_G]
+        drift = drift_G[known_G]
+        # Rounded, so that the number of distinct shares is bounded whatever the sizes of the groups.
+        for share in sorted(set(share_G.mul(240).round().tolist())):
+            here = histogram(drift[share_G.mul(240).round() == share])
+            self.shares[share / 240] = self.shares.get(share / 240, Histogram()) + here
+
+    def data(self) -> BaselineData:
+        """Return the points and their distribution."""
+        total = Histogram()
+        points = []
+        for share, one in sorted(self.shares.items()):
+            total += one
+            points += [(share, index * one.width, count) for index, count in enumerate(one.counts, one.first) if count]
+        return BaselineData(self.fix, tuple(points), total, self.untouched, self.undefined)
+
+
+class GradientSketch(Sketch):
+    """The parts of the gradient, and what the fix changes in it."""
+
+    def __init__(self, fix: str | None) -> None:
+        self.fix, self.series = fix, Series()
+
+    def add(self, step: Drawn) -> None:
+        """Take the norms of one step."""
+        whole, policy = step.configured.tokens, step.evaluations[POLICY_ONLY].tokens
+        if whole is None or policy is None:
+            return
+        l1, square = float(whole.grad_l1_N.sum()), float(whole.grad_sq_N.sum())
+        spurious = cosine = None
+        fixed = None if self.fix is None else step.evaluations[self.fix].tokens
+        if fixed is not None:
+            spurious = float(fixed.versus_l1_N.sum()) / l1 if l1 else None
+            norms = (square * float(fixed.grad_sq_N.sum())) ** 0.5
+            cosine = float(fixed.versus_dot_N.sum()) / norms if norms else None
+        # Policy-only against the whole: what they differ by is the KL part.
+        kl = float(policy.versus_l1_N.sum())
+        self.series.add(step.batch.step, l1, float(policy.grad_l1_N.sum()), kl, spurious, cosine)
+
+    def data(self) -> GradientData:
+        """Return the series."""
+        steps, (whole, policy, kl, spurious, cosine) = self.series.columns(5)
+        return GradientData(self.fix, steps, whole, policy, kl, spurious, cosine)
+
+
+class RatioSketch(Sketch):
+    """Importance ratios, and the gap between sampler and trainer."""
+
+    def __init__(self) -> None:
+        self.log_ratio, self.gap = Histogram(), Histogram()
+        self.has_gap, self.on_policy, self.gap_of = True, True, "old_log_probs"
+        self.series = Series()
+        self.rule = ("", 0.0, 0.0)
+        self.outside = 0
+
+    def add(self, step: Drawn) -> None:
+        """Count the trained tokens of one step."""
+        evaluation, batch = step.configured, step.batch
+        if evaluation.per_token is None:
+            return
+        rule, mask_T = evaluation.objective.surrogate, batch.column("response_mask")
+        self.rule = (rule.old, rule.clip_low, rule.clip_high)
+        ratio_T = evaluation.per_token.ratio_T[mask_T].double()
+        self.log_ratio += histogram(ratio_T.log())
+        self.on_policy &= batch.column(rule.old) is batch.column("policy_log_probs")
+        count = max(len(ratio_T), 1)
+        below, above = int((ratio_T < 1 - rule.clip_low).sum()), int((ratio_T > 1 + rule.clip_high).sum())
+        self.outside += below + above
+        mean_gap = None
+        if batch.has("rollout_log_probs") and batch.has("old_log_probs"):
+            gap_T = (batch.column("old_log_probs").double() - batch.column("rollout_log_probs").double())[mask_T]
+            self.gap += histogram(gap_T)
+            known_T = gap_T[gap_T.isfinite()]
+            mean_gap = float(known_T.abs().mean()) if len(known_T) else None
+        else:
+            self.has_gap = False
+        self.series.add(batch.step, below / count, above / count, mean_gap)
+
+    def data(self) -> RatioData:
+        """Return histograms and series."""
+        steps, (below, above, mean_gap) = self.series.columns(3)
+        old, low, high = self.rule
+        with_gap = self.has_gap and bool(self.gap.total)
+        return RatioData(
+            old=old,
+            on_policy=self.on_policy,
+            log_ratio=self.log_ratio,
+            gap=self.gap if with_gap else None,
+            gap_of=self.gap_of,
+            clip_low=low,
+            clip_high=high,
+            steps=steps,
+            below=below,
+            above=above,
+            outside=self.outside,
+            mean_gap=mean_gap if with_gap else (),
+        )

@@ -1,0 +1,40 @@
+"""Histograms in a terminal: block characters, or plain ASCII where there are none."""
+
+import math
+
+from rolloutdoctor.pictures import Bins, Histogram, on_one_grid
+from rolloutdoctor.report.style import Style
+
+_BLOCKS = " ▁▂▃▄▅▆▇█"
+_ASCII = " .:-=+*#@"
+
+
+def histogram(values: Histogram, style: Style, *, width: int = 61, other: Histogram | None = None) -> list[str]:
+    """Draw a histogram as lines: one of bars, a second one for `other` on the same grid, and the axis.
+
+    The height goes with the square root of the count, so that bins with little in them stay visible.
+
+    >>> histogram(Histogram(0, -1, (1, 0, 4)), Style(unicode=False), width=5)
+    ['= @', '-1 .. 1, bins of 1']
+    """
+    width = max(9, min(width, style.width - 24))
+    parts = [values] if other is None else [values, other]
+    if not any(part.total for part in parts):
+        return ["no finite value"]
+    bins = on_one_grid(parts, most=width)
+    most = max(max(counts) for counts in bins.counts)
+    lines = [_bars(counts, most, style) for counts in bins.counts]
+    return [*lines, _axis(bins, parts)]
+
+
+def _bars(counts: tuple[int, ...], most: int, style: Style) -> str:
+    marks = _BLOCKS if style.unicode else _ASCII
+    return "".join(marks[math.ceil(math.sqrt(count / most) * (len(marks) - 1)) if count else 0] for count in counts)
+
+
+def _axis(bins: Bins, parts: list[Histogram]) -> str:
+    words = f"{bins.centers[0]:.3g} .. {bins.centers[-1]:.3g}, bins of {bins.width:.3g}"
+    beyond = sum(bins.below) + sum(bins.above)
+    lost = sum(part.nonfinite for part in parts)
+    words += f", {beyond:,} beyond" if beyond else ""
+    return words + (f", {lost:,} not finite" if lost else "")
