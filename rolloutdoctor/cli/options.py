@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
+from rolloutdoctor.cli.dumps import opened as opened
 from rolloutdoctor.errors import UsageError
 
 if TYPE_CHECKING:
@@ -66,6 +67,25 @@ class Format(StrEnum):
     markdown = "markdown"
     github = "github"
     junit = "junit"
+
+
+class DiffFormat(StrEnum):
+    """Format of a comparison."""
+
+    full = "full"
+    concise = "concise"
+    json = "json"
+    jsonl = "jsonl"
+    markdown = "markdown"
+
+
+class Parts(StrEnum):
+    """What a comparison is broken down by."""
+
+    step = "step"
+    group = "group"
+    reward = "reward"
+    length = "length"
 
 
 class NumbersFormat(StrEnum):
@@ -157,13 +177,6 @@ def layers(context: typer.Context, settings: list[str] | None, config: str | Non
     if config is not None:
         found.append(read_trainer_config(config))
     return found
-
-
-def opened(paths: list[str], trainer: str | None) -> "Run":
-    """Open the run that the arguments name."""
-    from rolloutdoctor.io.run import open_run
-
-    return open_run(paths, trainer=(trainer or "").partition("@")[0] or None)
 
 
 def warn_of_partial(run: "Run", *, quiet: bool) -> None:

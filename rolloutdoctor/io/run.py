@@ -2,7 +2,7 @@
 
 import json
 import os
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from functools import cached_property
 from itertools import groupby
 from pathlib import Path
@@ -112,6 +112,33 @@ class Run:
         sources = [Path(file.source.path) for file in self._files]
         return target.exists() and any(source.exists() and source.samefile(target) for source in sources)
 
+    def texts(self, rows: Mapping[StepKey, Collection[int]]) -> dict[tuple[StepKey, int], dict[str, object]]:
+        """Read `prompt` and `response` of a few rows, as stored; what a file lacks is left out.
+
+        Args:
+            rows: step and split to numbers of rows in the batch of that step.
+        """
+        found: dict[tuple[StepKey, int], dict[str, object]] = {}
+        names = [name for name in ("prompt", "response") if name in self.columns]
+        seen = dict.fromkeys(rows, 0)
+        for number, file in enumerate(self._files if names else ()):
+            here = [one for one in self._index.row_groups if one.file == number and _holds_any(one, rows)]
+            if not here:
+                continue
+            with file.opened() as opened:
+                for row_group in here:
+                    table = opened.read(row_group.group, (*KEY_COLUMNS, *names))
+                    numbers = range(row_group.first_row, row_group.first_row + row_group.rows)
+                    for key, places in rows_by_key(*read_keys(file, table, numbers)):
+                        if key not in rows:
+                            continue
+                        for row in rows[key]:
+                            if seen[key] <= row < seen[key] + len(places):
+                                at = int(places[row - seen[key]])
+                                found[key, row] = {name: table.column(name)[at].as_py() for name in names}
+                        seen[key] += len(places)
+        return found
+
     @cached_property
     def _index(self) -> Index:
         return build_index(self._files)
@@ -149,6 +176,10 @@ class Run:
                     progress(done, total)
         for key, pieces in pending.items():
             raise _contradiction(pieces[0].file, key)
+
+
+def _holds_any(row_group: RowGroup, keys: Iterable[StepKey]) -> bool:
+    return any(row_group.may_hold(StepRange(key.step, key.step + 1), key.split) for key in keys)
 
 
 def _wanted_rows(

@@ -109,7 +109,11 @@ def numbers(head: Sequence[str], lines: Sequence[Sequence[str]], *, left: int = 
     grid.add_column(" " * indent, width=indent)
     for position, name in enumerate(head):
         is_word = position < left
-        grid.add_column(name, justify="left" if is_word else "right", overflow="fold", no_wrap=not is_word)
+        # Words give way before numbers do, but never vanish.
+        width = min(24, max(len(line[position]) for line in lines)) if is_word and lines else None
+        grid.add_column(
+            name, justify="left" if is_word else "right", overflow="fold", no_wrap=not is_word, min_width=width
+        )
     for line in lines:
         grid.add_row("", *(Text(cell) for cell in line))
     return grid

@@ -1,0 +1,82 @@
+"""``rolloutdoctor diff``."""
+
+from typing import Annotated
+
+import typer
+
+from rolloutdoctor.cli import options as opt
+from rolloutdoctor.cli.border import FINDINGS, guarded
+
+EPILOG = (
+    "Exit codes: 0, with --exit-code 1 if anything differs; 2 usage, unreadable input or internal error. "
+    "Examples: rolloutdoctor diff run.parquet --fix zero-std; rolloutdoctor diff run.parquet --fix zero-std "
+    "--fix rejected-rows --by reward; rolloutdoctor diff run.parquet --against beta=0 --format markdown"
+)
+
+
+@guarded
+def diff(
+    context: typer.Context,
+    paths: opt.Paths,
+    fix: opt.CompareFixOption = None,
+    against: Annotated[
+        list[str] | None,
+        typer.Option("--against", metavar="KEY=VALUE", help="An option of the other side, over --set; repeatable."),
+    ] = None,
+    trainer: opt.TrainerOption = None,
+    settings: opt.SetOption = None,
+    trainer_config: opt.TrainerConfigOption = None,
+    by: Annotated[opt.Parts | None, typer.Option("--by", help="Break the numbers down by this.")] = None,
+    top: Annotated[
+        int, typer.Option("--top", metavar="N", min=0, help="List the groups that moved most; 0 lists none.")
+    ] = 3,
+    no_text: Annotated[
+        bool, typer.Option("--no-text", help="Do not read the prompts and responses of these groups.")
+    ] = False,
+    steps: opt.StepsOption = None,
+    split: Annotated[
+        opt.Split,
+        typer.Option("--split", envvar="ROLLOUTDOCTOR_SPLIT", help="Training or evaluation rows: never both at once."),
+    ] = opt.Split.train,
+    device: opt.DeviceOption = opt.Device.auto,
+    dtype: opt.DtypeOption = opt.Dtype.float32,
+    format_: Annotated[
+        opt.DiffFormat, typer.Option("--format", help="Format of the comparison.")
+    ] = opt.DiffFormat.full,
+    output_file: opt.OutputOption = None,
+    exit_code: Annotated[bool, typer.Option("--exit-code", help="Exit with 1 if anything differs.")] = False,
+    color: opt.ColorOption = opt.Color.auto,
+    quiet: opt.QuietOption = False,
+) -> None:
+    """Compute the same run with and without fixes, or under other options, side by side."""
+    from rolloutdoctor.fixes import choose
+
+    fixes = tuple(choose(text) for text in fix or [])
+    step_range = opt.step_range(steps)
+    layers = opt.layers(context, settings, trainer_config)
+    from rolloutdoctor.cli.progress import progress_bar
+    from rolloutdoctor.engine.diff import DiffOptions
+    from rolloutdoctor.engine.diff import diff as run_diff
+    from rolloutdoctor.report.diff_table import RENDERERS
+
+    run = opt.opened(paths, trainer)
+    options = DiffOptions(
+        fixes=fixes,
+        against=tuple(against or ()),
+        trainer=trainer,
+        layers=layers,
+        steps=step_range,
+        split=split.value,
+        device=device.value,
+        dtype=dtype.value,
+        by=by.value if by else None,
+        top=top,
+        text=not no_text,
+    )
+    with progress_bar(run.rows, quiet=quiet) as progress:
+        result = run_diff(run, options, progress)
+    style = opt.style_of(color, to_file=output_file is not None, verbose=False)
+    opt.deliver(RENDERERS[format_.value](result, style), output_file)
+    opt.warn_of_partial(run, quiet=quiet)
+    if exit_code and result.differs:
+        raise typer.Exit(FINDINGS)
