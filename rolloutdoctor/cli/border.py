@@ -4,13 +4,15 @@ import functools
 import os
 import sys
 from collections.abc import Callable
-from typing import ParamSpec
+from contextlib import AbstractContextManager, ExitStack
+from typing import ParamSpec, TypeVar
 
 import typer
 
 from rolloutdoctor.errors import RolloutDoctorError
 
 P = ParamSpec("P")
+T = TypeVar("T")
 
 FINDINGS = 1
 ABNORMAL = 2
@@ -25,6 +27,15 @@ def fail(message: str, code: int) -> int:
     return code
 
 
+_STACKS: list[ExitStack] = []
+"""What the running command keeps open."""
+
+
+def until_the_end(opened: "AbstractContextManager[T]") -> T:
+    """Enter a context that lasts until the command ends, however it ends."""
+    return _STACKS[-1].enter_context(opened)
+
+
 def guarded(command: Callable[P, None]) -> Callable[P, None]:
     """Turn what a command raises into a sentence and an exit code.
 
@@ -35,7 +46,12 @@ def guarded(command: Callable[P, None]) -> Callable[P, None]:
     @functools.wraps(command)
     def inner(*args: P.args, **kwargs: P.kwargs) -> None:
         try:
-            command(*args, **kwargs)
+            with ExitStack() as stack:
+                _STACKS.append(stack)
+                try:
+                    command(*args, **kwargs)
+                finally:
+                    _STACKS.pop()
             sys.stdout.flush()
         except RolloutDoctorError as error:
             raise typer.Exit(fail(str(error), error.exit_code)) from None

@@ -5,6 +5,7 @@ from typing import Annotated
 
 import typer
 
+from rolloutdoctor.cli import dumps
 from rolloutdoctor.cli import options as opt
 from rolloutdoctor.cli.border import FINDINGS, NOTHING_CHECKED, guarded
 
@@ -32,6 +33,10 @@ def check(
         list[str] | None,
         typer.Option("--ignore", metavar="CODE", envvar="ROLLOUTDOCTOR_IGNORE", help="Not these rules or families."),
     ] = None,
+    importer: dumps.FromOption = None,
+    columns: dumps.MapOption = None,
+    map_file: dumps.MapFileOption = None,
+    allow_pickle: dumps.AllowPickleOption = False,
     steps: opt.StepsOption = None,
     split: opt.SplitOption = None,
     device: opt.DeviceOption = opt.Device.auto,
@@ -64,7 +69,8 @@ def check(
     from rolloutdoctor.engine.check import check as run_check
     from rolloutdoctor.report.table import RENDERERS
 
-    run = opt.opened(paths, trainer)
+    dump = dumps.convert_options(importer, columns, map_file, allow_pickle=allow_pickle)
+    run = dumps.opened(paths, trainer, dump, quiet=quiet)
     options = CheckOptions(
         rules=rules,
         trainer=trainer,

@@ -10,6 +10,7 @@ from rolloutdoctor.rules.float_residue import FloatResidue
 from rolloutdoctor.rules.kl_metric_corrupted import KlMetricCorrupted
 from rolloutdoctor.rules.loss_near_zero import LossNearZero
 from rolloutdoctor.rules.nonfinite_values import NonfiniteValues
+from rolloutdoctor.rules.overwritten_completions import OverwrittenCompletions
 from rolloutdoctor.rules.rejected_in_baseline import RejectedInBaseline
 from rolloutdoctor.rules.singleton_group import SingletonGroup
 from rolloutdoctor.rules.zero_std_kl import ZeroStdKl
@@ -23,6 +24,7 @@ RULES: tuple[AnyRule, ...] = (
     ZeroStdKl(),
     LossNearZero(),
     NonfiniteValues(),
+    OverwrittenCompletions(),
     KlMetricCorrupted(),
     EvalGroupOfOne(),
 )

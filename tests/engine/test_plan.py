@@ -109,8 +109,8 @@ def test_fixes_that_are_not_about_the_configuration_are_not_evaluated():
 
 def test_no_trainer():
     plan = plan_for(trainer=None)
-    assert codes_of(plan.rules) == ["RDI001", "RDM002"]
-    assert len(plan.skipped) == len(RULES) - 2
+    assert codes_of(plan.rules) == ["RDI001", "RDI002", "RDM002"]
+    assert len(plan.skipped) == len(RULES) - 3
     for skipped in plan.skipped:
         assert skipped.reason == "nothing says which trainer made the run, and with which options"
         assert skipped.remedy.startswith("name it with --trainer NAME")

@@ -44,6 +44,7 @@ CONTRACT = {
     ),
     "RDM002": ("eval-group-of-one", "rows masked_rows"),
     "RDI001": ("nonfinite-values", "tokens rows first_step"),
+    "RDI002": ("overwritten-completions", "lost_rows lost_steps mixed_rows repeated_rows torn_lines"),
 }
 SECTIONS = ["What it does", "Why it matters", "How it is measured", "What to do", "Example"]
 
@@ -57,6 +58,8 @@ SETUPS = {
     "slime-grpo": {"trainer": "slime", "use_kl_loss": True, "kl_loss_coef": 0.1},
     "slime-ppo": {"trainer": "slime", "advantage_estimator": "ppo", "kl_coef": 0.1},
 }
+# What an importer finds out about the files of a dump.
+IMPORTED = {"import/lost_rows": 4.0, "import/mixed_rows": 2.0, "import/repeated_rows": 8.0, "import/torn_lines": 1.0}
 LOGGED = {
     "trl": {"kl": 0.3, "loss": 0.1, "grad_norm": 0.5, "frac_reward_zero_std": 1.0},
     "verl": {"actor/kl_loss": 0.3, "actor/pg_loss": 0.1, "actor/grad_norm": 0.5},
@@ -69,7 +72,7 @@ seeds = st.integers(0, 10_000)
 
 
 def logged_by(setup):
-    return LOGGED[setup.partition("-")[0]]
+    return LOGGED[setup.partition("-")[0]] | IMPORTED
 
 
 def full_batch(seed, step=0, split="train", **kwargs):

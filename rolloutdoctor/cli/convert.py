@@ -1,0 +1,59 @@
+"""``rolloutdoctor convert``."""
+
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from rolloutdoctor.cli import dumps
+from rolloutdoctor.cli import options as opt
+from rolloutdoctor.cli.border import guarded
+
+EPILOG = (
+    "Examples: rolloutdoctor convert outputs/completions -o run.parquet; "
+    "rolloutdoctor convert rollout_data/ logs/verl.jsonl -o run.parquet; "
+    "rolloutdoctor convert mine.jsonl --map reward=info.score --map group_id=prompt_id -o run.parquet"
+)
+
+
+@guarded
+def convert(
+    sources: Annotated[
+        list[str],
+        typer.Argument(
+            metavar="SOURCE...", help="Files or directories of the dump, and logs of numbers.", show_default=False
+        ),
+    ],
+    output: Annotated[str, typer.Option("--output", "-o", metavar="OUT.parquet", help="The run file to write.")],
+    importer: dumps.FromOption = None,
+    columns: dumps.MapOption = None,
+    map_file: dumps.MapFileOption = None,
+    allow_pickle: dumps.AllowPickleOption = False,
+    no_text: Annotated[bool, typer.Option("--no-text", help="Leave prompts and responses out.")] = False,
+    quiet: opt.QuietOption = False,
+) -> None:
+    """Write a trainer's own dump as a run file, with its logged metrics beside it."""
+    from rolloutdoctor.cli.progress import bytes_bar
+    from rolloutdoctor.engine.convert import convert as run_convert
+    from rolloutdoctor.engine.convert import detect_dump
+    from rolloutdoctor.errors import UsageError
+
+    options = dumps.convert_options(importer, columns, map_file, allow_pickle=allow_pickle, text=not no_text)
+    if not output.endswith(".parquet") or output.endswith(".metrics.parquet"):
+        raise UsageError(f"-o {output}: a run file is called NAME.parquet, its metrics NAME.metrics.parquet")
+    found = detect_dump(sources, options)
+    if found is None:
+        raise UsageError(
+            f"{sources[0]}: no importer knows this; name one with --from, or its columns with --map NAME=WHERE"
+        )
+
+    def tell(text: str) -> None:
+        if not quiet:
+            typer.echo(f"rolloutdoctor: {text}", err=True)
+
+    tell(f"read with the importer {found.importer.name}: {found.why}")
+    with bytes_bar(quiet=quiet) as progress:
+        sink = run_convert(found, Path(output), options, progress)
+    for note in sink.notes:
+        tell(note)
+    tell(f"{sink.rows:,} rows written to {output}")

@@ -1,0 +1,156 @@
+"""A trainer's own dump into a run file; and one way for every command to open either of them."""
+
+import os
+import tempfile
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import AbstractContextManager, contextmanager, nullcontext
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+
+from rolloutdoctor.errors import InputError, UsageError
+from rolloutdoctor.importers.base import Importer, ImportOptions, Sink
+from rolloutdoctor.importers.metric_logs import kind_of, read_log
+from rolloutdoctor.importers.table import detect, find
+from rolloutdoctor.io.metrics import read_metrics
+from rolloutdoctor.io.parquet import read_footer
+from rolloutdoctor.io.paths import Source
+from rolloutdoctor.io.run import Run, open_run
+from rolloutdoctor.io.writer import metrics_path
+
+Progress = Callable[[int, int], None]
+MAPPED = "mapped"
+
+
+@dataclass(frozen=True)
+class ConvertOptions:
+    """How to read a dump.
+
+    Attributes:
+        importer: name of the importer; None: found out.
+        columns: canonical column to where the dump has it.
+        allow_pickle: True to load files that can run code.
+        text: False to leave prompts and responses out.
+    """
+
+    importer: str | None = None
+    columns: Mapping[str, str] = field(default_factory=dict)
+    allow_pickle: bool = False
+    text: bool = True
+
+    @property
+    def asked_for(self) -> bool:
+        """True if the user says that the input is a dump."""
+        return self.importer is not None or bool(self.columns)
+
+
+@dataclass(frozen=True)
+class Detected:
+    """A dump and who reads it.
+
+    Attributes:
+        importer: who.
+        why: in words.
+        sources: files and directories of the dump.
+        logs: logs of numbers that were given with it.
+    """
+
+    importer: Importer
+    why: str
+    sources: tuple[Source, ...]
+    logs: tuple[Source, ...]
+
+
+def detect_dump(paths: Sequence[str], options: ConvertOptions) -> Detected | None:
+    """Find out whether `paths` are a trainer's own dump; None if they are run files.
+
+    Raises:
+        InputError: if a path does not exist, or two are dumps of different kinds.
+        UsageError: for an unknown importer.
+    """
+    chosen = find(options.importer) if options.importer is not None else None
+    existing = [path for path in paths if os.path.exists(path)]  # noqa: PTH110 - keeps the name as given
+    logs = [path for path in existing if kind_of(Path(path)) is not None]
+    dumps = [path for path in existing if path not in logs]
+    if options.asked_for or logs:
+        for path in paths:
+            if path not in existing:
+                raise InputError(f"{Source.of(path).name}: no such file or directory; check the path")
+    if logs and not dumps:
+        raise InputError(f"{Source.of(logs[0]).name}: logged metrics, not rollouts; give the rollouts as well")
+    if chosen is None and options.columns and not any(detect(Path(path)) for path in dumps):
+        chosen = find(MAPPED)
+    if chosen is not None:
+        why = "as asked for" if options.importer else "columns were mapped"
+    else:
+        found = [detect(Path(path)) for path in dumps]
+        known = [each for each in found if each is not None]
+        if not known:
+            return None
+        if len(known) < len(dumps) or len({importer.name for importer, _ in known}) > 1:
+            names = ", ".join(sorted({"run file" if each is None else each[0].name for each in found}))
+            raise InputError(f"the inputs are of different kinds ({names}); give one run at a time")
+        chosen, why = known[0]
+    for path in dumps:
+        if Path(path).is_dir() and chosen.name != "trl":
+            inside = sorted(str(each) for each in Path(path).iterdir() if kind_of(each) is not None)
+            logs += inside
+    return Detected(chosen, why, tuple(map(Source.of, dumps)), tuple(map(Source.of, logs)))
+
+
+def convert(found: Detected, output: Path, options: ConvertOptions, progress: Progress | None = None) -> Sink:
+    """Write a dump as a run file with its metrics table; both appear whole or not at all.
+
+    Raises:
+        InputError: if the dump cannot be read.
+        UsageError: if nothing can be written there, or the output is one of the inputs.
+    """
+    for source in found.sources:
+        if output.exists() and Path(source.path).exists() and output.samefile(source.path):
+            raise UsageError(f"{output}: the output would replace the input; give it another name")
+    import_options = ImportOptions(options.columns, options.allow_pickle, options.text)
+    with Sink(output, text=options.text, progress=progress) as sink:
+        for log in found.logs:
+            for step, split, values in read_log(log):
+                sink.log(step, split, values)
+        found.importer.read(found.sources, sink, import_options)
+        if not sink.rows:
+            raise InputError(f"{found.sources[0].name}: the dump holds no rollouts")
+    return sink
+
+
+@contextmanager
+def open_any(
+    paths: Sequence[str],
+    *,
+    trainer: str | None,
+    options: ConvertOptions,
+    tell: Callable[[str], None],
+    progress: "Callable[[], AbstractContextManager[Progress | None]]" = nullcontext,
+) -> Iterator[Run]:
+    """Open run files as they are, and a trainer's own dump through a temporary run file, removed on leaving.
+
+    Args:
+        paths: as the user gave them.
+        trainer: who wrote the files, or None: as they say.
+        options: how to read a dump.
+        tell: called with sentences for the user: which importer and why, and what it found out.
+        progress: entered while a dump is converted; gives what takes bytes read and bytes to read.
+
+    Raises:
+        InputError: if nothing is found or it cannot be read.
+    """
+    found = detect_dump(paths, options)
+    if found is None:
+        yield open_run(paths, trainer=trainer)
+        return
+    tell(f"read with the importer {found.importer.name}: {found.why}")
+    with tempfile.TemporaryDirectory(prefix="rolloutdoctor-") as folder:
+        path = Path(folder) / "run.parquet"
+        with progress() as advance:
+            sink = convert(found, path, replace(options, text=False), advance)
+        for note in sink.notes:
+            tell(note)
+        name = " ".join(source.name for source in found.sources)
+        file = read_footer(Source(str(path), name), trainer)
+        logged = [Source(str(each), name) for each in [metrics_path(path)] if each.exists()]
+        yield Run([file], file.metadata, read_metrics(logged))

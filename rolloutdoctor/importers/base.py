@@ -1,0 +1,148 @@
+"""What an importer is, and the sink that it streams canonical rows, logged metrics and facts into."""
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from types import TracebackType
+from typing import Protocol, Self
+
+from rolloutdoctor.errors import UsageError
+from rolloutdoctor.io.metadata import RunMetadata
+from rolloutdoctor.io.paths import Source
+from rolloutdoctor.io.writer import MetricsWriter, RunWriter, metrics_path
+from rolloutdoctor.rules.overwritten_completions import FACTS
+
+LOST_ROWS = f"{FACTS}lost_rows"
+MIXED_ROWS = f"{FACTS}mixed_rows"
+REPEATED_ROWS = f"{FACTS}repeated_rows"
+TORN_LINES = f"{FACTS}torn_lines"
+"""Facts about a dump, which go to rule RDI002 as metrics of the step."""
+
+Progress = Callable[[int, int], None]
+
+
+@dataclass(frozen=True)
+class ImportOptions:
+    """What the user said about a dump.
+
+    Attributes:
+        columns: canonical column to where the dump has it.
+        allow_pickle: True to load files that can run code when they are loaded.
+        text: False to leave prompts and responses out.
+    """
+
+    columns: Mapping[str, str] = field(default_factory=dict)
+    allow_pickle: bool = False
+    text: bool = True
+
+
+class Importer(Protocol):
+    """Reads what one program writes. The docstring names its versions, and the upstream file that writes the dump."""
+
+    name: str
+    summary: str
+
+    def sniff(self, path: Path) -> str | None:
+        """Say why `path`, a file or a directory, is a dump of this kind; None if it is not. Reads little of it."""
+        ...
+
+    def read(self, sources: Sequence[Source], sink: "Sink", options: ImportOptions) -> None:
+        """Stream the rows and metrics of `sources` into `sink`, with memory that follows a step and not the dump.
+
+        Raises:
+            InputError: if a file cannot be read as what it should be.
+        """
+        ...
+
+
+class Sink:
+    """Where an importer writes to: a run file with its metrics table, which appear together at the end or not at all.
+
+    Args:
+        path: name of the run file.
+        text: False to drop prompts and responses.
+        progress: called with the bytes read so far, and the bytes to read.
+    """
+
+    def __init__(self, path: Path, *, text: bool = True, progress: Progress | None = None) -> None:
+        self.path = path
+        self.text = text
+        self.notes: list[str] = []
+        self.advance: Progress = progress or (lambda done, total: None)
+        self._run: RunWriter | None = None
+        self._metrics = MetricsWriter(metrics_path(path))
+        self._facts: dict[tuple[int, str], dict[str, float]] = {}
+
+    @property
+    def rows(self) -> int:
+        """Rows written so far."""
+        return 0 if self._run is None else self._run.rows
+
+    def begin(self, metadata: RunMetadata) -> None:
+        """Say who wrote the dump; to be called once, before the first rows."""
+        self._run = RunWriter(self.path, metadata)
+
+    def write(self, columns: Mapping[str, Sequence[object]]) -> None:
+        """Append rows, one sequence of cells for each column; every call brings the same columns."""
+        assert self._run is not None  # importers begin first
+        if not self.text:
+            columns = {name: cells for name, cells in columns.items() if name not in ("prompt", "response")}
+        self._run.write(columns)
+
+    def log(self, step: int, split: str, values: Mapping[str, float | None]) -> None:
+        """Append what the trainer logged at one step."""
+        self._metrics.write(step, split, values)
+
+    def fact(self, step: int, split: str, name: str, value: float) -> None:
+        """Add to what is known about the dump of one step. The step must have rows of that split."""
+        facts = self._facts.setdefault((step, split), {})
+        facts[name] = facts.get(name, 0.0) + value
+
+    def note(self, text: str) -> None:
+        """Say something that the user should know about how the dump was read, in one sentence."""
+        self.notes.append(text)
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        if kind is not None or self._run is None:
+            self._metrics.abort()
+            if self._run is not None:
+                self._run.abort()
+            return
+        for (step, split), facts in sorted(self._facts.items()):
+            self._metrics.write(step, split, facts)
+        stale = metrics_path(self.path).exists()
+        try:
+            if self._metrics.rows or stale:
+                # An older table of that name would be taken for the metrics of the new run.
+                self._metrics.close()
+            else:
+                self._metrics.abort()
+        except BaseException:
+            self._run.abort()
+            raise
+        self._run.close()
+
+
+def stored_name(options: ImportOptions, column: str, default: str) -> str:
+    """Return where the dump has a column: as the user says, else as its trainer writes it."""
+    return options.columns.get(column, default)
+
+
+def only_columns(importer: str, options: ImportOptions, known: Sequence[str]) -> None:
+    """Refuse a mapping that an importer would ignore.
+
+    Raises:
+        UsageError: if a column is mapped that is not in `known`.
+    """
+    for column in options.columns:
+        if column not in known:
+            able = f"only {', '.join(known)} can be mapped there" if known else "nothing can be mapped there"
+            raise UsageError(
+                f"--map {column}={options.columns[column]}: the importer {importer} knows its columns; {able}, "
+                "and --from mapped reads any column"
+            )

@@ -1,0 +1,239 @@
+"""Any JSON Lines or Parquet with one rollout in each row: names that are not ours are mapped by the user."""
+
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+
+import pyarrow as pa
+from pyarrow import types
+
+from rolloutdoctor.errors import DataError, InputError, SchemaError, UsageError, nearest
+from rolloutdoctor.importers import base, lines
+from rolloutdoctor.io.metadata import RunMetadata
+from rolloutdoctor.io.parquet import open_parquet, reading
+from rolloutdoctor.io.paths import Source, natural_key
+from rolloutdoctor.schema import BY_NAME, COLUMNS, METADATA_KEY, Kind
+
+_CHUNK_BYTES = 8 * 2**20
+_CHUNK_ROWS = 4096
+
+
+class MappedTable:
+    """JSON Lines or Parquet of any origin.
+
+    A column is taken from where `--map NAME=WHERE` says (WHERE is a name, or a path such as ``info.score`` in JSON),
+    else from its own name or one of the aliases of the README. What is mapped nowhere is left out. Every file has the
+    columns of the first row of the first file.
+    """
+
+    name = "mapped"
+    summary = "any JSON Lines or Parquet, columns named with --map or --map-file"
+
+    def sniff(self, path: Path) -> str | None:
+        """JSON Lines with a step and something to check, under names that are known."""
+        files = _files(path, (".jsonl", ".json"))
+        first = lines.first_object(files[0]) if files else None
+        if first is None:
+            return None
+        known = _where(first, {}, files[0].name, strict=False)
+        if "step" not in known or not known.keys() & {"reward", "policy_log_probs", "old_log_probs", "advantage"}:
+            return None
+        return f"JSON Lines with {', '.join(sorted(known))}"
+
+    def read(self, sources: Sequence[Source], sink: base.Sink, options: base.ImportOptions) -> None:
+        """Stream the files in the order given."""
+        for column in options.columns:
+            if column not in BY_NAME:
+                raise UsageError(f"--map {column}=...: no column is called {column!r}{nearest(column, list(BY_NAME))}")
+        files = [file for source in sources for file in _named(source)]
+        if not files:
+            raise InputError(f"{sources[0].name}: no JSON Lines and no Parquet there")
+        total = sum(Path(file.path).stat().st_size for file in files)
+        done = 0
+        where: dict[str, str] | None = None
+        for file in files:
+            if file.path.endswith(".parquet"):
+                where = _read_parquet(file, sink, options, where)
+            else:
+                where = _read_lines(file, sink, options, where, done, total)
+            done += Path(file.path).stat().st_size
+            sink.advance(done, total)
+        if not sink.rows:
+            raise InputError(f"{sources[0].name}: no whole row in these files")
+
+
+def _read_lines(
+    file: Source, sink: base.Sink, options: base.ImportOptions, where: dict[str, str] | None, done: int, total: int
+) -> dict[str, str] | None:
+    cells: dict[str, list[object]] = {}
+    rows, mark = 0, 0
+    for line in lines.objects(file):
+        if line.body is None:
+            sink.note(f"{file.name}: the last line was not written to its end, and is left out")
+            continue
+        if where is None:
+            where = _where(line.body, options.columns, file.name, strict=True)
+            sink.begin(RunMetadata())
+        if not cells:
+            cells = {name: [] for name in where}
+        at = f"{file.name}, line {line.number}"
+        for name, path in where.items():
+            cells[name].append(_cell(name, _get(line.body, path), f"{at}: {path}"))
+        rows += 1
+        if rows >= _CHUNK_ROWS or line.bytes_read - mark > _CHUNK_BYTES:
+            mark = line.bytes_read
+            _write(file, sink, cells)
+            cells, rows = {}, 0
+            sink.advance(done + mark, total)
+    if rows:
+        _write(file, sink, cells)
+    return where
+
+
+def _write(file: Source, sink: base.Sink, cells: Mapping[str, Sequence[object]]) -> None:
+    try:
+        sink.write(cells)
+    except DataError as error:
+        message = str(error).removeprefix(f"{sink.path}: ")
+        raise DataError(f"{file.name}: {message}") from None
+
+
+def _cell(name: str, value: object, where: str) -> object:
+    """Check a value of JSON against its column, so that what the writer gets is what it expects."""
+    column = BY_NAME[name]
+    if value is None:
+        if name in ("step", "group_id", "split"):
+            raise DataError(f"{where} is missing; every row needs its {name}")
+        return None
+    if column.kind is Kind.INTEGER:
+        return lines.natural({"value": value}, "value", where)
+    if column.kind is Kind.NUMBER:
+        return lines.number(value, where)
+    if column.kind is Kind.NAMED_NUMBERS:
+        if not isinstance(value, dict):
+            raise DataError(f"{where} is {value!r:.40} where an object of numbers was expected")
+        return {key: lines.number(each, f"{where}.{key}") for key, each in value.items()}
+    if column.kind in (Kind.IDENTIFIER, Kind.TEXT, Kind.MESSAGES):
+        if column.kind is not Kind.MESSAGES and isinstance(value, (dict, list)):
+            raise DataError(f"{where} is {value!r:.40} where text was expected")
+        return str(value).encode("utf-8", "replace").decode()
+    if not isinstance(value, list):
+        raise DataError(f"{where} is {value!r:.40} where a list was expected")
+    if not all(each is None or isinstance(each, (bool, int, float)) for each in value):
+        raise DataError(f"{where} holds something that is not a number")
+    if column.kind is not Kind.FLOATS:
+        if not all(isinstance(each, int) for each in value):
+            raise DataError(f"{where} holds something that is not an integer")
+        return [int(each) for each in value]
+    try:
+        return [float("nan") if each is None else float(each) for each in value]
+    except OverflowError:
+        raise DataError(f"{where} holds a number beyond float64") from None
+
+
+def _get(body: Mapping[str, object], path: str) -> object:
+    if path in body:
+        return body[path]
+    here: object = body
+    for part in path.split("."):
+        if not isinstance(here, dict) or part not in here:
+            return None
+        here = here[part]
+    return here
+
+
+def _where(body: Mapping[str, object], mapping: Mapping[str, str], file: str, *, strict: bool) -> dict[str, str]:
+    """Find each column in the first row: as mapped, else by its name, else by an alias."""
+    found: dict[str, str] = {}
+    for column in COLUMNS:
+        if column.name in mapping:
+            path = mapping[column.name]
+            if _get(body, path) is None and path not in body:
+                names = list(body)
+                have = ", ".join(names[:20])
+                raise SchemaError(
+                    f"{file}: --map {column.name}={path}: no such field{nearest(path, names)} (it has {have})"
+                )
+            found[column.name] = path
+            continue
+        names = [name for name in (column.name, *column.aliases) if name in body and name not in mapping.values()]
+        fits = [name for name in names if _fits(column.kind, body[name])]
+        if fits:
+            found[column.name] = fits[0]
+    if strict and "step" not in found:
+        raise SchemaError(
+            f"{file}: no step; say where it is with --map step=NAME (it has {', '.join(list(body)[:20])})"
+        )
+    return found
+
+
+def _fits(kind: Kind, value: object) -> bool:
+    if kind.per_token:
+        return isinstance(value, list)
+    if kind is Kind.NAMED_NUMBERS:
+        return isinstance(value, dict)
+    return kind is Kind.MESSAGES or not isinstance(value, (dict, list))
+
+
+def _read_parquet(
+    file: Source, sink: base.Sink, options: base.ImportOptions, where: dict[str, str] | None
+) -> dict[str, str]:
+    with open_parquet(file) as parquet:
+        with reading(file.name, "the footer"):
+            schema = parquet.schema_arrow
+            metadata = schema.metadata or {}
+        if where is None:
+            where = _stored(schema, options.columns, file.name)
+            sink.begin(RunMetadata.decode(metadata if METADATA_KEY.encode() in metadata else None, file.name))
+        with reading(file.name, "the rows"):
+            batches = parquet.iter_batches(_CHUNK_ROWS // 4, columns=list(dict.fromkeys(where.values())))
+        while True:
+            with reading(file.name, "the rows"):
+                batch = next(batches, None)
+            if batch is None:
+                return where
+            if batch.num_rows:
+                _write(file, sink, {name: _column(batch, name, path, file) for name, path in where.items()})
+
+
+def _column(batch: pa.RecordBatch, name: str, path: str, file: Source) -> Sequence[object]:
+    array, kind = batch.column(path), BY_NAME[name].kind
+    if types.is_dictionary(array.type):
+        array = array.dictionary_decode()
+    if kind.per_token or kind is Kind.NUMBER or (kind is Kind.INTEGER and types.is_integer(array.type)):
+        plain: Sequence[object] = array
+        return plain
+    cells = array.to_pylist()
+    return [
+        _cell(name, dict(cell) if types.is_map(array.type) and cell else cell, f"{file.name}: {path}") for cell in cells
+    ]
+
+
+def _stored(schema: pa.Schema, mapping: Mapping[str, str], file: str) -> dict[str, str]:
+    shapes: dict[str, object] = {}
+    for field in schema:
+        if types.is_null(field.type):
+            continue
+        is_list = types.is_list(field.type) or types.is_large_list(field.type) or types.is_fixed_size_list(field.type)
+        is_object = types.is_struct(field.type) or types.is_map(field.type)
+        shapes[field.name] = [] if is_list else {} if is_object else 0
+    return _where(shapes, mapping, file, strict=True)
+
+
+def _files(path: Path, endings: tuple[str, ...]) -> list[Path]:
+    if path.is_file():
+        return [path] if path.suffix in endings else []
+    try:
+        found = [entry for entry in path.iterdir() if entry.suffix in endings and entry.is_file()]
+    except OSError:
+        return []
+    from rolloutdoctor.importers.metric_logs import kind_of
+
+    rows = [each for each in found if ".metrics." not in each.name and kind_of(each) is None]
+    return sorted(rows, key=lambda entry: natural_key(entry.name))
+
+
+def _named(source: Source) -> list[Source]:
+    if Path(source.path).is_file():
+        return [source]
+    files = _files(Path(source.path), (".jsonl", ".json", ".parquet"))
+    return [Source(str(file), f"{source.name.rstrip('/')}/{file.name}") for file in files]

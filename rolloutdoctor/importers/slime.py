@@ -1,0 +1,298 @@
+"""slime's dumps: `--save-debug-train-data` joined with `--save-debug-rollout-data`, or `--dump-details` for both."""
+
+import re
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from rolloutdoctor.errors import DataError, InputError
+from rolloutdoctor.importers import base
+from rolloutdoctor.importers.torch_files import load, looks_like_one
+from rolloutdoctor.io.metadata import RunMetadata
+from rolloutdoctor.io.paths import Source, natural_key
+
+FORMAT_VERSION = 2
+
+_TOKEN_FIELDS = {
+    "response_mask": "loss_masks",
+    "rollout_log_probs": "rollout_log_probs",
+    "old_log_probs": "log_probs",
+    "ref_log_probs": "ref_log_probs",
+    "values": "values",
+    "advantages": "advantages",
+    "returns": "returns",
+    "kl": "kl",
+    "entropy": "entropy",
+}
+_ROLLOUT_FIELDS = {"rollout_log_probs": "rollout_log_probs"}
+
+
+class SlimeDump:
+    """What slime's debug flags save, one file for each rollout.
+
+    The train file is format version 2 of ``slime/observability/train_data_utils.py``, the rollout file that of
+    ``slime/observability/rollout_data_utils.py`` (slime 0.3.1). They are joined on `rollout_position`, because the
+    train file has no group, and its `rewards` are already normalised: the raw reward is the rollout's. Rollout files
+    alone give rewards, masks and the sampler's log-probs. Evaluation files (``eval_*.pt``) carry no group and are left
+    out.
+    """
+
+    name = "slime"
+    summary = "slime's --dump-details, --save-debug-train-data and --save-debug-rollout-data (*.pt)"
+
+    def sniff(self, path: Path) -> str | None:
+        """By file names; nothing is loaded."""
+        files = _files(path)
+        if not files or not looks_like_one(files[0]):
+            return None
+        if path.is_file():
+            return "the file is an archive of torch.save"
+        folders = sorted({file.parent.name for file in files})
+        return f"the directory holds numbered *.pt of torch.save ({', '.join(folders)})"
+
+    def read(self, sources: Sequence[Source], sink: base.Sink, options: base.ImportOptions) -> None:
+        """Stream the rollouts in the order of their numbers; one rollout is in memory at a time."""
+        base.only_columns(self.name, options, ("reward",))
+        dump = _Dump.of(sources, sink, options)
+        sink.begin(RunMetadata("slime"))
+        total, done = dump.size, 0
+        for step in sorted(dump.files):
+            columns = dump.rows(step)
+            if columns is not None and len(columns["step"]):
+                sink.write(columns)
+            done += dump.sizes[step]
+            sink.advance(done, total)
+        if not sink.rows:
+            raise InputError(f"{sources[0].name}: no samples in these dumps")
+
+
+@dataclass
+class _Pair:
+    """The files of one rollout."""
+
+    train: Source | None = None
+    rollout: Source | None = None
+
+
+class _Dump:
+    """All files by rollout, and the columns that the whole dump has."""
+
+    def __init__(self, sink: base.Sink, options: base.ImportOptions) -> None:
+        self.sink, self.options = sink, options
+        self.files: dict[int, _Pair] = {}
+        self.sizes: dict[int, int] = {}
+        self.columns: tuple[str, ...] = ()
+
+    @property
+    def size(self) -> int:
+        """Bytes of all files."""
+        return sum(self.sizes.values())
+
+    @classmethod
+    def of(cls, sources: Sequence[Source], sink: base.Sink, options: base.ImportOptions) -> "_Dump":
+        """Sort the files into pairs, and see which fields they have."""
+        dump = cls(sink, options)
+        evaluations = 0
+        found: set[str] = set()
+        for file in [each for source in sources for each in _named(source)]:
+            if Path(file.path).name.startswith("eval_"):
+                evaluations += 1
+                continue
+            body = dump._load(file)
+            step = _integer(body.get("rollout_id"), f"{file.name}: rollout_id")
+            pair = dump.files.setdefault(step, _Pair())
+            is_train = "format_version" in body
+            taken = pair.train if is_train else pair.rollout
+            if taken is not None:
+                raise InputError(
+                    f"{taken.name} and {file.name} are both the {'train' if is_train else 'rollout'} data of rollout "
+                    f"{step}; give one run at a time"
+                )
+            if is_train:
+                pair.train = file
+                found.update(name for sample in body["samples"][:1] for name in sample)
+            else:
+                pair.rollout = file
+            dump.sizes[step] = dump.sizes.get(step, 0) + Path(file.path).stat().st_size
+        dump._settle(found, evaluations)
+        return dump
+
+    def _settle(self, found: set[str], evaluations: int) -> None:
+        if evaluations:
+            self.sink.note(f"{evaluations} evaluation files (eval_*.pt) carry no group and are left out")
+        trained = {step for step, pair in self.files.items() if pair.train is not None}
+        paired = {step for step in trained if self.files[step].rollout is not None}
+        if not self.files:
+            raise InputError("no rollouts in these files; give slime's --dump-details directory")
+        if trained and not paired:
+            self.sink.note(
+                "no rollout data beside the train data, so there are no groups: "
+                "--save-debug-rollout-data (or --dump-details) writes them"
+            )
+            self.files = {step: self.files[step] for step in trained}
+        elif trained and paired != set(self.files):
+            self.sink.note(
+                f"{len(self.files) - len(paired)} of {len(self.files)} rollouts have only train or only rollout data, "
+                "and are left out"
+            )
+            self.files = {step: self.files[step] for step in paired}
+        columns = ["step", "sample_id", "reward", "status", "response_ids", "prompt_ids"]
+        if paired or not trained:
+            columns += ["group_id", "response_mask_pre"]
+        fields = {name for name, field in _TOKEN_FIELDS.items() if field in found} if trained else set()
+        self.columns = (*columns, *(fields or ("response_mask", "rollout_log_probs")), *(["rank"] if trained else []))
+
+    def _load(self, file: Source) -> dict[str, Any]:
+        body = load(file, allow_pickle=self.options.allow_pickle)
+        if not isinstance(body, dict) or not isinstance(body.get("samples"), list):
+            raise InputError(f"{file.name}: not a dump of slime: it has no list of samples")
+        if not all(isinstance(sample, dict) for sample in body["samples"]):
+            raise InputError(f"{file.name}: a sample is no dictionary; slime dumps each sample as one")
+        if body.get("format_version", FORMAT_VERSION) != FORMAT_VERSION:
+            raise InputError(
+                f"{file.name}: format version {body['format_version']!r:.20} of slime's train data, where "
+                f"{FORMAT_VERSION} is known"
+            )
+        return body
+
+    def rows(self, step: int) -> dict[str, list[object]] | None:
+        """Return the columns of one rollout."""
+        pair = self.files.get(step)
+        if pair is None:
+            return None
+        rollout = None if pair.rollout is None else self._load(pair.rollout)
+        cells: dict[str, list[object]] = {name: [] for name in self.columns}
+        if pair.train is None:
+            assert rollout is not None
+            assert pair.rollout is not None
+            for position, sample in enumerate(rollout["samples"]):
+                where = f"{pair.rollout.name}, sample {position}"
+                self._append(cells, step, position, {}, sample, None, where)
+            return cells
+        train = self._load(pair.train)
+        raw = train.get("raw_reward")
+        for index, sample in enumerate(train["samples"]):
+            where = f"{pair.train.name}, sample {index}"
+            position = _integer(sample.get("rollout_position", index), f"{where}: rollout_position")
+            partner: Mapping[str, Any] | None = None
+            if rollout is not None:
+                if position >= len(rollout["samples"]):
+                    raise DataError(f"{where}: rollout_position {position} is not in the rollout data; give one run")
+                partner = rollout["samples"][position]
+            score = raw[position] if isinstance(raw, list) and position < len(raw) else None
+            self._append(cells, step, position, sample, partner, score, where)
+        return cells
+
+    def _append(
+        self,
+        cells: dict[str, list[object]],
+        step: int,
+        position: int,
+        train: Mapping[str, Any],
+        rollout: Mapping[str, Any] | None,
+        raw: object,
+        where: str,
+    ) -> None:
+        tokens = _numbers(train.get("tokens", (rollout or {}).get("tokens")), f"{where}: tokens", np.int64)
+        length = _integer(
+            train.get("response_lengths", (rollout or {}).get("response_length")), f"{where}: response length"
+        )
+        if tokens is not None and length > len(tokens):
+            raise DataError(f"{where}: a response of {length} tokens in a sample of {len(tokens)}")
+        start = 0 if tokens is None else len(tokens) - length
+        row: dict[str, object] = {
+            "step": step,
+            "sample_id": str(position),
+            "reward": self._reward(rollout, raw, where),
+            "prompt_ids": None if tokens is None else tokens[:start],
+            "response_ids": None if tokens is None else tokens[start:],
+            "status": (rollout or {}).get("status") if rollout else _status(train),
+            "rank": train.get("data_parallel_rank"),
+        }
+        row["status"] = None if row["status"] is None else str(row["status"])
+        if rollout is not None:
+            if rollout.get("group_index") is None:
+                raise DataError(f"{where}: no group_index in the rollout data, so its group is unknown")
+            row["group_id"] = str(rollout["group_index"])
+            mask = _numbers(rollout.get("loss_mask"), f"{where}: loss_mask", np.uint8)
+            row["response_mask_pre"] = np.ones(length, np.uint8) if mask is None else mask
+            if not train:
+                # slime zeroes the mask of a removed sample when it makes train data of it.
+                removed = bool(rollout.get("remove_sample"))
+                row["response_mask"] = np.zeros(length, np.uint8) if removed else row["response_mask_pre"]
+        for name, field in (_TOKEN_FIELDS if train else _ROLLOUT_FIELDS).items():
+            dtype = np.uint8 if name == "response_mask" else np.float32
+            row[name] = _numbers((train or rollout or {}).get(field), f"{where}: {field}", dtype)
+        for name, column in cells.items():
+            value = row.get(name)
+            if isinstance(value, np.ndarray) and name != "prompt_ids" and len(value) != length:
+                raise DataError(f"{where}: {name} has {len(value)} values for a response of {length} tokens")
+            column.append(value)
+
+    def _reward(self, rollout: Mapping[str, Any] | None, raw: object, where: str) -> float | None:
+        """The score that the baseline saw: the rollout's, since metadata may replace `raw_reward`."""
+        reward = None if rollout is None else rollout.get("reward")
+        if isinstance(reward, dict):
+            key = self.options.columns.get("reward")
+            if key is not None and key not in reward:
+                raise DataError(f"{where}: no reward {key!r}; it has {', '.join(map(str, reward))}")
+            reward = reward[key] if key is not None else raw
+            if reward is None:
+                raise DataError(f"{where}: several rewards; say which one with --map reward=KEY (slime's reward_key)")
+        value = raw if reward is None else reward
+        if value is None:
+            return None
+        try:
+            return float(value)  # type: ignore[arg-type]
+        except (TypeError, ValueError):
+            raise DataError(f"{where}: the reward is {value!r:.40} where a number was expected") from None
+
+
+def _status(train: Mapping[str, Any]) -> str | None:
+    return None if train.get("truncated") is None else ("truncated" if train["truncated"] else "completed")
+
+
+def _integer(value: object, what: str) -> int:
+    item = getattr(value, "item", None)
+    if callable(item) and getattr(value, "shape", None) in ((), (1,)):
+        value = item()
+    if not isinstance(value, int) or not 0 <= value < 2**63:
+        raise DataError(f"{what} is {value!r:.40} where an integer of 0 or more was expected")
+    return value
+
+
+def _numbers(value: object, what: str, dtype: type) -> "np.ndarray | None":
+    """One number for each token, from a tensor or a list."""
+    if value is None:
+        return None
+    import torch
+
+    if isinstance(value, torch.Tensor):
+        if value.dim() == 1 and not value.is_sparse and value.device.type == "cpu":
+            value = value.detach()
+            if value.dtype == torch.bfloat16:
+                value = value.float()
+            return value.numpy().astype(dtype)
+    elif isinstance(value, (list, tuple)) and all(isinstance(each, (bool, int, float)) for each in value):
+        return np.array(value, dtype)
+    raise DataError(f"{what} is not one number for each token")
+
+
+def _files(path: Path) -> list[Path]:
+    if path.is_file():
+        return [path] if path.suffix == ".pt" else []
+    found: list[Path] = []
+    for folder in (path, path / "rollout_data", path / "train_data"):
+        if folder.is_dir():
+            found += [each for each in folder.iterdir() if re.search(r"\d[^/]*\.pt$", each.name) and each.is_file()]
+    return sorted(found, key=lambda each: natural_key(str(each)))
+
+
+def _named(source: Source) -> list[Source]:
+    root = Path(source.path)
+    if root.is_file():
+        return [source]
+    return [Source(str(each), f"{source.name.rstrip('/')}/{each.relative_to(root)}") for each in _files(root)]

@@ -1,0 +1,34 @@
+"""Every importer, in the order in which they are asked whether a dump is theirs."""
+
+from pathlib import Path
+
+from rolloutdoctor.errors import UsageError, nearest
+from rolloutdoctor.importers.base import Importer
+from rolloutdoctor.importers.mapped import MappedTable
+from rolloutdoctor.importers.slime import SlimeDump
+from rolloutdoctor.importers.trl import TrlCompletions
+from rolloutdoctor.importers.verl import VerlRollouts
+
+IMPORTERS: tuple[Importer, ...] = (TrlCompletions(), VerlRollouts(), SlimeDump(), MappedTable())
+
+
+def find(name: str) -> Importer:
+    """Return an importer by name.
+
+    Raises:
+        UsageError: if there is none.
+    """
+    for importer in IMPORTERS:
+        if importer.name == name:
+            return importer
+    known = [importer.name for importer in IMPORTERS]
+    raise UsageError(f"--from {name}: no such importer{nearest(name, known)} (known: {', '.join(known)})")
+
+
+def detect(path: Path) -> tuple[Importer, str] | None:
+    """Return the importer of a dump and why it is; None if no importer knows it."""
+    for importer in IMPORTERS:
+        why = importer.sniff(path)
+        if why is not None:
+            return importer, why
+    return None

@@ -1,0 +1,222 @@
+"""How the rows of TRL's completions files were grouped and scored: what reproduces every advantage they log."""
+
+import hashlib
+import math
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from itertools import groupby
+
+import numpy as np
+
+from rolloutdoctor.errors import UsageError, nearest
+
+_EPSILON = 1e-4
+"""TRL adds it to the standard deviation."""
+
+_TOLERANCE = 2e-3
+"""Advantages are of order 1. A wrong scheme is off by far more, float32 on equal rewards by less."""
+
+
+@dataclass(frozen=True, eq=False)
+class File:
+    """One completions file: ``[N]`` rows in the order in which they were gathered."""
+
+    step: int
+    prompts: Sequence[object]
+    completions: Sequence[object]
+    advantage: np.ndarray
+    numbers: Mapping[str, np.ndarray]
+
+    @property
+    def rows(self) -> int:
+        """How many."""
+        return len(self.advantage)
+
+    def runs(self, start: int, stop: int) -> list[int]:
+        """Lengths of the runs of equal prompts."""
+        return [len(list(run)) for _, run in groupby(self.prompts[start:stop])]
+
+    def groups(self, start: int, stop: int, size: int | None) -> list[int]:
+        """Number of the group of each row: of `size` rows each, or one for each run of equal prompts."""
+        if size is not None and (stop - start) % size == 0:
+            return [row // size for row in range(stop - start)]
+        return [group for group, length in enumerate(self.runs(start, stop)) for _ in range(length)]
+
+    def digests(self) -> list[bytes]:
+        """A digest of each row's content, without its step."""
+        columns = [self.advantage.tolist(), *(numbers.tolist() for numbers in self.numbers.values())]
+        cells = zip(self.prompts, self.completions, *columns, strict=True)
+        return [hashlib.blake2b(repr(row).encode("utf-8", "replace"), digest_size=16).digest() for row in cells]
+
+
+@dataclass(frozen=True)
+class Scheme:
+    """How rows became advantages.
+
+    Attributes:
+        size: `num_generations`, or None if only the prompts say which rows belong together.
+        weights: reward column to its weight; empty if unknown.
+        scale: `scale_rewards`, or None if the advantages do not settle it.
+        names: the reward columns, or all that could be.
+        notes: what was found out and what was not.
+    """
+
+    size: int | None
+    weights: Mapping[str, float]
+    scale: str | None
+    names: tuple[str, ...]
+    notes: tuple[str, ...]
+
+    def config(self) -> dict[str, object]:
+        """Options of TRL that the advantages prove."""
+        found: dict[str, object] = {}
+        if self.scale is not None:
+            found = {"num_generations": self.size, "scale_rewards": self.scale}
+        return found
+
+
+def find_scheme(files: Sequence[File], given: str | None) -> Scheme:
+    """Find the group size, the reward columns and the scaling that reproduce the advantages of every file.
+
+    Args:
+        files: training files.
+        given: what the user said the reward is, a weighted sum of columns.
+
+    Raises:
+        UsageError: if `given` names a column that a file does not have.
+    """
+    every = [list(file.numbers) for file in files]
+    names = tuple(name for name in (every[0] if every else []) if all(name in each for each in every))
+    sums = [dict.fromkeys(names[:count], 1.0) for count in range(1, len(names) + 1)]
+    if given is not None:
+        weights = reward_expression(given)
+        for name in weights:
+            if name not in names:
+                raise UsageError(f"--map reward={given}: no column {name!r} of numbers{nearest(name, names)}")
+        sums = [weights]
+    lengths = {length for file in files for length in file.runs(0, file.rows)}
+    common = math.gcd(*lengths)
+    sizes = [size for size in range(common, 1, -1) if common % size == 0]
+    for weights in sums:
+        rewards = [weighted(file, weights) for file in files]
+        for size in sizes:
+            scales = [scale for scale in ("group", "none", "batch") if _explains(files, rewards, size, scale)]
+            if not scales or not any(np.abs(file.advantage).max(initial=0) > 0.05 for file in files):
+                continue
+            scale = scales[0] if len(scales) == 1 else None
+            words = " + ".join(name if weight == 1 else f"{weight:g}*{name}" for name, weight in weights.items())
+            return Scheme(
+                size,
+                weights,
+                scale,
+                tuple(weights),
+                (
+                    f"groups of {size} rows with the reward {words} reproduce every logged advantage "
+                    f"(scale_rewards {' or '.join(scales)})",
+                ),
+            )
+    return _unconfirmed(names, sums[0] if given is not None or len(names) == 1 else {}, common)
+
+
+def _unconfirmed(names: tuple[str, ...], weights: Mapping[str, float], common: int) -> Scheme:
+    if weights:
+        reward = f"the reward {' + '.join(weights)} does not reproduce the logged advantages"
+    elif names:
+        reward = (
+            f"no plain sum of {', '.join(names)} reproduces the logged advantages, so the reward is left out: give it, "
+            f"with reward_weights, as --map reward={'+0.5*'.join(names[:2])}"
+        )
+    else:
+        reward = "no column of numbers is in every file, so there is no reward"
+    groups = "groups are runs of equal prompts, which the advantages do not confirm"
+    return Scheme(common if common > 1 else None, weights, None, names, (reward, groups))
+
+
+def weighted(file: File, weights: Mapping[str, float]) -> np.ndarray:
+    """Return the weighted sum of reward columns ``[N]``; NaN where every one is missing, as TRL has it."""
+    absent = np.full(file.rows, np.nan)
+    columns = np.stack([file.numbers.get(name, absent) for name in weights])
+    total = np.nansum(columns * np.array(list(weights.values()))[:, None], axis=0)
+    return np.where(np.isnan(columns).all(0), np.nan, total)
+
+
+def _explains(files: Sequence[File], rewards: Sequence[np.ndarray], size: int, scale: str) -> bool:
+    return all(
+        file.rows % size == 0 and bool(np.all(np.abs(_advantages(reward, size, scale) - file.advantage) <= _TOLERANCE))
+        for file, reward in zip(files, rewards, strict=True)
+    )
+
+
+def _advantages(reward: np.ndarray, size: int, scale: str) -> np.ndarray:
+    """TRL's advantages; an unscored row has none."""
+    grouped = reward.reshape(-1, size)
+    centred = grouped - _nanmean(grouped)
+    if scale == "group":
+        centred = centred / (_nanstd(grouped) + _EPSILON)
+    elif scale == "batch":
+        centred = centred / (_nanstd(reward[None]) + _EPSILON)
+    advantage: np.ndarray = np.nan_to_num(centred.reshape(-1), nan=0.0)
+    return advantage
+
+
+def _nanmean(x: np.ndarray) -> np.ndarray:
+    known = ~np.isnan(x)
+    count = known.sum(1, keepdims=True)
+    mean: np.ndarray = np.where(known, x, 0.0).sum(1, keepdims=True) / np.where(count > 0, count, np.nan)
+    return mean
+
+
+def _nanstd(x: np.ndarray) -> np.ndarray:
+    known = ~np.isnan(x)
+    count = known.sum(1, keepdims=True)
+    squares = np.where(known, (x - _nanmean(x)) ** 2, 0.0).sum(1, keepdims=True)
+    deviation: np.ndarray = np.sqrt(squares / np.where(count > 1, count - 1, np.nan))
+    return deviation
+
+
+def split_point(file: File, evaluation: Mapping[str, float | None], scheme: Scheme) -> int | None:
+    """Return how many rows come before the evaluation's in a file that an evaluation wrote; None if that is unclear.
+
+    The evaluation's own log gives its number of prompts; its rows are that many runs of equal prompts, all equally
+    long, at the end of the file, and what is before them are whole groups of training rows.
+    """
+    seconds, rate = evaluation.get("runtime"), evaluation.get("samples_per_second")
+    if not seconds or not rate:
+        return None
+    prompts = round(seconds * rate)
+    runs = file.runs(0, file.rows)
+    found = set()
+    for each in sorted(set(runs)):
+        rows = prompts * each
+        if rows >= file.rows:
+            if all(length == each for length in runs[1:]) and runs[0] <= each:
+                found.add(0)
+        elif len(runs) >= prompts and all(length == each for length in runs[-prompts:]):
+            before = file.runs(0, file.rows - rows)
+            if scheme.size is None or all(length % scheme.size == 0 for length in before[1:]):
+                found.add(file.rows - rows)
+    return found.pop() if len(found) == 1 else None
+
+
+def reward_expression(text: str) -> dict[str, float]:
+    """Read ``exact + 0.5*digits``: columns with their weights.
+
+    >>> reward_expression("exact + 0.5*digits")
+    {'exact': 1.0, 'digits': 0.5}
+
+    Raises:
+        UsageError: if it is not a sum of columns.
+    """
+    weights: dict[str, float] = {}
+    for part in text.split("+"):
+        head, star, tail = part.partition("*")
+        name = (tail if star else head).strip()
+        try:
+            weight = float(head) if star else 1.0
+        except ValueError:
+            name = ""
+            weight = 0.0
+        if not name or name in weights:
+            raise UsageError(f"--map reward={text}: expected a column or a sum such as exact+0.5*digits")
+        weights[name] = weight
+    return weights
