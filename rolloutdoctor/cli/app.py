@@ -8,7 +8,7 @@ from typing import Annotated
 import typer
 
 from rolloutdoctor import __version__
-from rolloutdoctor.cli import book, check, convert, info, recompute
+from rolloutdoctor.cli import book, check, convert, diff, info, plot, recompute, report
 from rolloutdoctor.cli.border import fail
 from rolloutdoctor.errors import RolloutDoctorError
 from rolloutdoctor.settings import find_settings
@@ -21,7 +21,10 @@ app = typer.Typer(
     context_settings={"help_option_names": ["-h", "--help"], "max_content_width": 100},
 )
 app.command("check", epilog=check.EPILOG)(check.check)
+app.command("diff", epilog=diff.EPILOG)(diff.diff)
 app.command("recompute", epilog=recompute.EPILOG)(recompute.recompute)
+app.command("plot", epilog=plot.EPILOG)(plot.plot)
+app.command("report", epilog=report.EPILOG)(report.report)
 app.command("info")(info.info)
 app.command("convert", epilog=convert.EPILOG)(convert.convert)
 app.command("rule")(book.rule)
@@ -60,4 +63,7 @@ def _defaults() -> Mapping[str, Mapping[str, object]]:
     found = find_settings(Path.cwd())
     # `format` is a word of Python, so its parameter carries an underscore.
     values = {{"format": "format_"}.get(key, key.replace("-", "_")): value for key, value in found.values.items()}
-    return {"check": values, "info": values}
+    # `check` has formats, and its own way to fail, that the others have not.
+    known = {"full", "json", "jsonl"}
+    shared = {name: value for name, value in values.items() if name != "format_" or value in known}
+    return {"check": values, "info": values, "diff": shared, "recompute": shared, "plot": values, "report": values}

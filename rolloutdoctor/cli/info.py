@@ -5,6 +5,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
+from rolloutdoctor.cli import dumps
 from rolloutdoctor.cli import options as opt
 from rolloutdoctor.cli.border import guarded
 
@@ -19,6 +20,10 @@ def info(
     trainer: opt.TrainerOption = None,
     settings: opt.SetOption = None,
     trainer_config: opt.TrainerConfigOption = None,
+    importer: dumps.FromOption = None,
+    columns: dumps.MapOption = None,
+    map_file: dumps.MapFileOption = None,
+    allow_pickle: dumps.AllowPickleOption = False,
     steps: opt.StepsOption = None,
     split: opt.SplitOption = None,
     format_: Annotated[
@@ -32,7 +37,8 @@ def info(
     from rolloutdoctor.engine.check import CheckOptions
     from rolloutdoctor.engine.survey import survey
 
-    run = opt.opened(paths, trainer)
+    dump = dumps.convert_options(importer, columns, map_file, allow_pickle=allow_pickle)
+    run = dumps.opened(paths, trainer, dump)
     options = CheckOptions(trainer=trainer, layers=layers, steps=step_range, split=split.value if split else None)
     found = survey(run, options)
     text = _as_json(found) if format_ is opt.BookFormat.json else _as_text(found)

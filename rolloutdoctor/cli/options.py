@@ -69,6 +69,25 @@ class Format(StrEnum):
     junit = "junit"
 
 
+class DiffFormat(StrEnum):
+    """Format of a comparison."""
+
+    full = "full"
+    concise = "concise"
+    json = "json"
+    jsonl = "jsonl"
+    markdown = "markdown"
+
+
+class Parts(StrEnum):
+    """What a comparison is broken down by."""
+
+    step = "step"
+    group = "group"
+    reward = "reward"
+    length = "length"
+
+
 class NumbersFormat(StrEnum):
     """Format of recomputed numbers."""
 
