@@ -22,21 +22,34 @@ def task_scores(batch: RolloutBatch, objective: Objective, dtype: torch.dtype) -
     if objective.advantage.sums_tokens and "token_rewards" in batch.per_token:
         return seg.total(batch.column("token_rewards").to(dtype), batch.rows)
     # The trainers hold rewards in the dtype of the tokens; the statistics of these values are float64.
-    return batch.column("reward").to(dtype).double()
+    score_N = batch.column("reward").to(dtype).double()
+    bounds = objective.advantage.reward_bounds
+    return score_N if bounds is None else score_N.clamp(*bounds)
 
 
 def named_scores(batch: RolloutBatch, objective: Objective, dtype: torch.dtype) -> dict[str, Tensor]:
     """The reward functions that are normalised one by one, ``[N]`` float64 each.
 
     Raises:
-        CannotComputeError: if the run has no reward of such a name.
+        CannotComputeError: if the run has no reward of such a name, or not as many as there are weights.
     """
+    if objective.advantage.estimator == "normalize_then_sum":
+        return _every_reward(batch, len(objective.advantage.reward_weights), dtype)
     absent = [key for key in objective.advantage.reward_keys if key not in batch.rewards]
     if absent:
         raise CannotComputeError(
             f"column rewards has no {', '.join(absent)} (it has: {', '.join(batch.rewards) or 'none'})"
         )
     return {key: batch.rewards[key].to(dtype).double() for key in objective.advantage.reward_keys}
+
+
+def _every_reward(batch: RolloutBatch, weights: int, dtype: torch.dtype) -> dict[str, Tensor]:
+    if weights not in (0, len(batch.rewards)):
+        raise CannotComputeError(
+            f"reward_weights has {weights} numbers, and column rewards has {len(batch.rewards)}: "
+            f"{', '.join(batch.rewards)}"
+        )
+    return {key: reward_N.to(dtype).double() for key, reward_N in batch.rewards.items()}
 
 
 def reward_kl_tokens(batch: RolloutBatch, objective: Objective, dtype: torch.dtype) -> Tensor | None:
@@ -55,7 +68,10 @@ def reward_kl_tokens(batch: RolloutBatch, objective: Objective, dtype: torch.dty
         return torch.zeros(batch.tokens, dtype=dtype, device=batch.device)
     policy_T, ref_T = batch.column(term.log_probs).to(dtype), batch.column("ref_log_probs").to(dtype)
     kl_T = kl.term(term.estimator, policy_T - ref_T, clamp=term.clamp)[0]
-    return torch.where(mask_before(batch), kl_T, 0.0) if term.masked else kl_T
+    if not term.masked:
+        return kl_T
+    mask_T = batch.column("response_mask") if term.of_trained else mask_before(batch)
+    return torch.where(mask_T, kl_T, 0.0)
 
 
 def mask_before(batch: RolloutBatch) -> Tensor:
@@ -113,10 +129,10 @@ def token_scores(
     estimator = objective.advantage.estimator
     columns: dict[str, Tensor] = {}
     for name in TOKEN_COLUMNS[estimator] - {"group_id"}:
-        values = batch.column(name).to(dtype).double()
+        values = batch.column(name).to(dtype)
         columns[name] = values if name in batch.per_row else values[mask_T]
     if weight_T is not None and estimator in WEIGHTED:
-        columns["is_weights"] = weight_T[mask_T].double()
+        columns["is_weights"] = weight_T[mask_T]
     start_T = seg.expand(batch.rows[:-1], batch.rows)
     position_T = torch.arange(batch.tokens, device=batch.device) - start_T
     trained_N = seg.total(mask_T, batch.rows).long()

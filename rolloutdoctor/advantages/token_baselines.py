@@ -35,6 +35,7 @@ def _advantages(scores: TokenScores, rule: AdvantageRule, position_V: Tensor, me
     groups, offsets = scores.groups, scores.offsets
     assert groups is not None
     return_V = reverse_scan(scores.reward_V, 1.0, offsets)
+    # In the dtype of the evaluation: where the policy is sure of the token this cancels, and its rounding shows.
     variance_V = 1 - 2 * scores.columns["old_log_probs"].exp() + scores.columns["sum_pi_squared"]
     if "is_weights" in scores.columns:
         variance_V = variance_V * scores.columns["is_weights"] ** 2

@@ -27,7 +27,7 @@ class TokenScores:
         position_V: ``[V]`` int64, position in the response, masked tokens counted.
         vote_N: ``[N]`` bool, rows that enter baselines.
         groups: rows gathered by prompt; None for estimators without groups.
-        columns: further columns by canonical name, ``[V]`` or ``[N]`` float64.
+        columns: further columns by canonical name, ``[V]`` or ``[N]``, in the dtype of the evaluation.
     """
 
     reward_V: Tensor
@@ -47,7 +47,7 @@ def masked_gae(scores: TokenScores, rule: AdvantageRule) -> Tensor:
     Raises:
         CannotComputeError: for fewer than two trained tokens, where verl fails.
     """
-    value_V = scores.columns["values"]
+    value_V = scores.columns["values"].double()
     next_V = torch.zeros_like(value_V)
     next_V[:-1] = value_V[1:]
     filled_N = scores.offsets.diff() > 0
@@ -72,5 +72,5 @@ def remax(scores: TokenScores, rule: AdvantageRule) -> Tensor:
 
     Source: arXiv 2310.10505; verl ``compute_remax_outcome_advantage``.
     """
-    baseline_V = seg.expand(scores.columns["reward_baseline"], scores.offsets)
+    baseline_V = seg.expand(scores.columns["reward_baseline"].double(), scores.offsets)
     return reverse_scan(scores.reward_V, 1.0, scores.offsets) - baseline_V

@@ -10,6 +10,7 @@ import torch
 from torch import Tensor
 
 from rolloutdoctor.batch import Groups, RolloutBatch
+from rolloutdoctor.evaluate import RowPart
 from rolloutdoctor.objective import Objective
 from rolloutdoctor.trainers import table
 from rolloutdoctor.trainers.options import Layer, parse_version, resolve
@@ -54,6 +55,13 @@ def expected(case: str, kind: str) -> dict[tuple[str, str, str], pl.DataFrame]:
     """Expected values (`kind`: tokens or scalars) by function, config and variant."""
     frame = pl.read_parquet(DATA / case / f"expected_{kind}.parquet")
     return frame.partition_by("function", "config", "variant", as_dict=True)
+
+
+@cache
+def overrides(case: str, function: str, config: str, step: int) -> dict[str, str]:
+    """Arguments of a call that differ from case to case and from step to step."""
+    facts = json.loads((DATA / case / "case.json").read_text())
+    return facts["overrides"][f"{function}|{config}"][str(step)]
 
 
 @cache
@@ -104,11 +112,22 @@ def batch(case: str, step: int, *, empty_rows: bool = True, truncated: str = "")
     if truncated == "unscored":
         reward_N = torch.where(truncated_N, torch.nan, reward_N)
     per_token["response_mask"] = mask_T
+    per_row = {"reward": reward_N}
+    rewards = {}
+    for name in ("token_rewards", "sum_pi_squared"):
+        if not frame[name].has_nulls():
+            per_token[name] = flat(name)
+    if not frame["reward_baseline"].has_nulls():
+        per_row["reward_baseline"] = torch.tensor(frame["reward_baseline"].to_list(), dtype=torch.float64)
+    for name in ("reward_a", "reward_b"):
+        if not frame[name].has_nulls():
+            rewards[name] = torch.tensor(frame[name].to_list(), dtype=torch.float64)
     return RolloutBatch(
         step=step,
         rows=rows,
         groups=Groups.of(index_N, len(names)),
-        per_row={"reward": reward_N},
+        per_row=per_row,
+        rewards=rewards,
         per_token=per_token,
         group_ids=names,
         sample_ids=frame["sample_id"].to_list(),
@@ -123,6 +142,13 @@ def equal_reward_tokens(of: RolloutBatch) -> Tensor:
     equal = [len(group) > 1 and min(group) == max(group) for group in rewards]
     equal_N = torch.tensor([equal[group] for group in of.groups.index_N.tolist()])
     return torch.repeat_interleave(equal_N, of.rows.diff())
+
+
+def advantage_tokens(found: RowPart, of: RolloutBatch) -> Tensor:
+    """Advantages ``[T]``, whether the estimator gives one per row or one per token."""
+    if found.advantage_T is not None:
+        return found.advantage_T
+    return torch.repeat_interleave(found.advantage_N, of.rows.diff())
 
 
 def per_token(frame: pl.DataFrame, step: int, output: str, precision: str, of: RolloutBatch) -> Tensor | None:
