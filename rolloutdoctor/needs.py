@@ -11,13 +11,20 @@ TOKEN_COLUMNS: dict[str, frozenset[str]] = {
 }
 """Estimators with one advantage per token, with what they need beyond rewards and mask."""
 
+WHOLE_COLUMNS: dict[str, frozenset[str]] = {
+    "gae": frozenset({"values"}),
+    "slime_reinforce_plus_plus": frozenset(),
+    "slime_reinforce_plus_plus_baseline": frozenset({"group_id"}),
+}
+"""The same for estimators over all response tokens, masked ones included."""
+
 WEIGHTED = frozenset({"optimal_token_baseline", "tir_optimal_token_baseline"})
 """Estimators that see the importance weights of the rollout correction."""
 
 
 def has_time_axis(objective: Objective) -> bool:
     """True if the estimator gives one advantage per token: nothing of it is about rows or their baselines."""
-    return objective.advantage.estimator == "gae" or objective.advantage.estimator in TOKEN_COLUMNS
+    return objective.advantage.estimator in TOKEN_COLUMNS or objective.advantage.estimator in WHOLE_COLUMNS
 
 
 def advantage_columns(objective: Objective) -> frozenset[str]:
@@ -26,10 +33,12 @@ def advantage_columns(objective: Objective) -> frozenset[str]:
     needed = {"reward", "group_id"}
     if rule.estimator in ("gdpo", "opo", "reinforce_plus_plus_baseline"):
         needed.add("response_mask")
-    if rule.reward_keys:
+    if rule.whitened:
+        needed.add("response_mask")
+    if rule.reward_keys or rule.estimator == "normalize_then_sum":
         needed.add("rewards")
-    if rule.estimator == "gae":
-        needed = {"reward", "response_mask", "values"} | reward_kl_columns(objective)
+    if rule.estimator in WHOLE_COLUMNS:
+        needed = {"reward", "response_mask", *WHOLE_COLUMNS[rule.estimator]} | reward_kl_columns(objective)
     if rule.estimator in TOKEN_COLUMNS:
         needed = {"reward", "response_mask", *TOKEN_COLUMNS[rule.estimator]}
     if rule.estimator in WEIGHTED:

@@ -111,6 +111,7 @@ class KlTerm:
         clamp: bound on the absolute value after weighting.
         log_probs: the column compared with the reference.
         masked: inside the reward, only tokens of the mask before rejection are penalised; False: every token is.
+        of_trained: that mask is the one after it.
         coef_metric: the logged metric that holds the coefficient of each step; None: it is `coef` in every step.
     """
 
@@ -122,6 +123,7 @@ class KlTerm:
     clamp: float | None = None
     log_probs: Literal["policy_log_probs", "old_log_probs", "rollout_log_probs"] = "policy_log_probs"
     masked: bool = False
+    of_trained: bool = False
     coef_metric: str | None = None
 
     def at_step(self, logged: Mapping[str, float]) -> "KlTerm":
@@ -152,6 +154,8 @@ class Aggregation:
         counted_before_rejection: True if token counts are those of the mask before rejection.
         needs_micro_batches: True if the number depends on how the step was cut into micro-batches, and it was.
         eval_batches: True if every evaluation batch is a loss of its own, averaged by rows.
+        counted_in_policy: True if token counts are those of the tokens that the correction inside the policy term
+            keeps.
     """
 
     mode: str
@@ -160,6 +164,7 @@ class Aggregation:
     counted_before_rejection: bool = False
     needs_micro_batches: bool = False
     eval_batches: bool = False
+    counted_in_policy: bool = False
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -255,6 +260,8 @@ class Objective:
         kl_loss: the KL term of the loss, or None.
         kl_reward: the KL penalty inside the reward, or None.
         correction: what is done about sampler and trainer differing.
+        policy_correction: the same inside the policy term, with the log-probs at the loss against those that the term
+            compares them with: what it rejects keeps its KL term; or None.
         gates: what else the policy term is multiplied by.
         reward_weights: weight of each reward function, or None for all one.
         vote: rows that enter baselines and scales.
@@ -274,6 +281,7 @@ class Objective:
     kl_loss: KlTerm | None = None
     kl_reward: KlTerm | None = None
     correction: RolloutCorrection = field(default_factory=RolloutCorrection)
+    policy_correction: RolloutCorrection | None = None
     gates: tuple[Gate, ...] = ()
     reward_weights: tuple[float, ...] | None = None
     vote: Scope = field(default_factory=Scope)

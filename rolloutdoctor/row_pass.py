@@ -9,9 +9,10 @@ from torch import Tensor
 from rolloutdoctor.advantages.float32 import trl_flags
 from rolloutdoctor.advantages.gae import gae, token_rewards
 from rolloutdoctor.advantages.scores import Scores
+from rolloutdoctor.advantages.slime import discounted_returns, whiten
 from rolloutdoctor.advantages.table import ESTIMATORS, TOKEN_ESTIMATORS
 from rolloutdoctor.batch import TRAIN, Groups, RolloutBatch
-from rolloutdoctor.needs import advantage_columns, reward_kl_columns
+from rolloutdoctor.needs import WHOLE_COLUMNS, advantage_columns, reward_kl_columns
 from rolloutdoctor.objective import KlBuffer, Objective, RowSet, Scope
 from rolloutdoctor.ops import segments as seg
 from rolloutdoctor.reward_pass import (
@@ -71,9 +72,9 @@ def evaluate_rows(batch: RolloutBatch, objective: Objective, dtype: torch.dtype 
         vote_N &= ~score_N.isnan()
     if RowSet.REJECTED in objective.vote.without and rejected_N is not None:
         vote_N &= ~rejected_N
-    if objective.advantage.estimator == "gae":
+    if objective.advantage.estimator in WHOLE_COLUMNS:
         nobody_N = torch.zeros_like(vote_N)
-        advantage_T = gae(batch, objective, reward_kl_tokens(batch, objective, dtype), score_N)
+        advantage_T = _over_all_tokens(batch, objective, score_N, vote_N, dtype)
         return RowPart(objective, score_N, vote_N, length_N, rejected_N, nobody_N, None, None, advantage_T)
     if objective.advantage.estimator in TOKEN_ESTIMATORS:
         seen = token_scores(batch, objective, vote_N, weight_T, dtype)
@@ -90,17 +91,40 @@ def evaluate_rows(batch: RolloutBatch, objective: Objective, dtype: torch.dtype 
     counted_N = torch.zeros_like(score_N) if length_N is None else length_N
     scores = Scores(clean_N, vote_N, counted_N, groups, {key: torch.where(vote_N, x, 0.0) for key, x in named.items()})
     found = ESTIMATORS[objective.advantage.estimator](scores, objective.advantage)
+    partial = objective.advantage.estimator == "normalize_then_sum"
+    value_N = whiten(found.value_N, counted_N) if objective.advantage.whitened else found.value_N
     return RowPart(
         objective=objective,
         score_N=score_N,
         vote_N=vote_N,
         length_N=length_N,
         rejected_N=rejected_N,
-        zero_std_N=zero_std_rows(batch, list(scores.named.values()) or [clean_N], vote_N, groups),
-        advantage_N=found.value_N,
+        zero_std_N=zero_std_rows(batch, list(named.values()) or [clean_N], vote_N, groups, partial=partial),
+        advantage_N=value_N,
         baseline_N=found.baseline_N,
         weight_T=weight_T,
     )
+
+
+def _over_all_tokens(
+    batch: RolloutBatch, objective: Objective, score_N: Tensor, vote_N: Tensor, dtype: torch.dtype
+) -> Tensor:
+    """slime's advantages with one value per token, ``[T]`` float64."""
+    rule, term = objective.advantage, objective.kl_reward
+    kl_T = reward_kl_tokens(batch, objective, dtype)
+    coef = 0.0 if term is None else term.coef
+    mask_T = batch.column("response_mask")
+    if rule.estimator == "gae":
+        advantage_T = gae(batch, objective, kl_T, score_N)
+    elif rule.estimator == "slime_reinforce_plus_plus":
+        advantage_T = discounted_returns(kl_T, score_N, mask_T, batch.rows, coef, rule.gamma)
+    else:
+        assert batch.groups is not None  # advantage_columns asked for it
+        groups = compared_groups(batch.groups, objective)
+        scores = Scores(torch.where(vote_N, score_N, 0.0), vote_N, torch.zeros_like(score_N), groups)
+        advantage_T = seg.expand(ESTIMATORS["grpo"](scores, rule).value_N, batch.rows)
+        advantage_T = advantage_T if kl_T is None else advantage_T - coef * kl_T.double()
+    return whiten(advantage_T, mask_T) if rule.whitened else advantage_T
 
 
 def compared_groups(groups: Groups, objective: Objective) -> Groups:
@@ -110,16 +134,21 @@ def compared_groups(groups: Groups, objective: Objective) -> Groups:
     return groups
 
 
-def zero_std_rows(batch: RolloutBatch, scores: Sequence[Tensor], vote_N: Tensor, groups: Groups) -> Tensor:
+def zero_std_rows(
+    batch: RolloutBatch, scores: Sequence[Tensor], vote_N: Tensor, groups: Groups, *, partial: bool = False
+) -> Tensor:
     """Rows of groups whose voters' rewards are all equal, in each of some ``[N]`` scores, ``[N]`` bool.
 
-    Never eval rows, and never groups with fewer than two voters.
+    Never eval rows, and never groups with fewer than two voters. With `partial`, a score that some voters do not have
+    (NaN) is compared among those that do.
     """
     if batch.split != TRAIN:
         return torch.zeros_like(vote_N)
     equal_G = seg.group_total(vote_N, groups) > 1
     for score_N in scores:
-        equal_G &= seg.group_spread(score_N, groups, vote_N) == 0
+        has_N = vote_N & ~score_N.isnan() if partial else vote_N
+        spread_G = seg.group_spread(torch.where(has_N, score_N, 0.0), groups, has_N)
+        equal_G &= (spread_G == 0) | (seg.group_total(has_N, groups) == 0)
     return equal_G[groups.index_N]
 
 

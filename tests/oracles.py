@@ -57,6 +57,8 @@ def advantages(name, scores, groups, votes, lengths, *, scale="group", epsilon=1
     """The advantage of every row; 0 for rows without a vote, except where the rule says otherwise."""
     found = []
     voting = [score for score, vote in zip(scores, votes, strict=True) if vote]
+    if name == "normalize_then_sum":
+        return normalized_then_summed([scores], [1.0], groups, votes, epsilon)
     for row, score in enumerate(scores):
         peers = voters_of(row, groups, votes)
         if not votes[row]:
@@ -67,6 +69,8 @@ def advantages(name, scores, groups, votes, lengths, *, scale="group", epsilon=1
         value = score - mean(others)
         if alone:
             value = score if lone == "raw" else 0.0
+        if name == "raw":
+            value = score
         if name == "grpo":
             if scale == "group":
                 value /= (1.0 if alone else std(others)) + epsilon
@@ -94,6 +98,21 @@ def advantages(name, scores, groups, votes, lengths, *, scale="group", epsilon=1
     middle, spread = mean(tokens), std(tokens)
     whitened = [(value - middle) / math.sqrt(spread**2 + 1e-8) for value in found]
     return [value if length else 0.0 for value, length in zip(whitened, lengths, strict=True)]
+
+
+def normalized_then_summed(rewards, weights, groups, votes, epsilon):
+    """TRL's normalize_then_sum; NaN is a reward that the row does not have."""
+    sums = [0.0] * len(groups)
+    for values, weight in zip(rewards, weights, strict=True):
+        for row, value in enumerate(values):
+            peers = [values[other] for other in voters_of(row, groups, votes) if not math.isnan(values[other])]
+            if votes[row] and not math.isnan(value) and len(peers) > 1:
+                sums[row] += weight * (value - mean(peers)) / (std(peers) + epsilon)
+    voting = [each for each, vote in zip(sums, votes, strict=True) if vote]
+    if len(voting) < 2:
+        return [0.0] * len(groups)
+    middle, spread = mean(voting), std(voting)
+    return [(each - middle) / (spread + epsilon) if vote else 0.0 for each, vote in zip(sums, votes, strict=True)]
 
 
 def gae(rewards, values, gamma, lam):
@@ -155,7 +174,7 @@ def aggregated(mode, terms, masks, *, length=None):
         return total / (rows * length)
     if mode == "verl/token-sum":
         return total
-    if mode in ("verl/seq-mean-token-sum", "verl/geo-mean"):
+    if mode in ("verl/seq-mean-token-sum", "verl/geo-mean", "trl/row-sums"):
         return total / rows
     assert mode == "slime/token-mean"
     return total / sum(max(count, 1) for count in counts)

@@ -32,6 +32,11 @@ def grpo(scores: Scores, rule: AdvantageRule) -> Advantages:
     return Advantages(raw.value_N / scale_N, raw.baseline_N)
 
 
+def raw(scores: Scores, rule: AdvantageRule) -> Advantages:
+    """The score itself. Source: slime without ``rewards_normalization``."""
+    return Advantages(scores.of_voters(scores.score_N), torch.zeros_like(scores.score_N))
+
+
 def gpg(scores: Scores, rule: AdvantageRule) -> Advantages:
     r"""``A_i = alpha (s_i - mean_g)`` with ``alpha = voters / max(voters with a score other than zero, 1)``.
 

@@ -5,8 +5,9 @@ from collections.abc import Callable
 from torch import Tensor
 
 from rolloutdoctor.advantages.gdpo import gdpo
-from rolloutdoctor.advantages.grpo import gpg, grpo, grpo_passk, reinforce_plus_plus_baseline
+from rolloutdoctor.advantages.grpo import gpg, grpo, grpo_passk, raw, reinforce_plus_plus_baseline
 from rolloutdoctor.advantages.leave_one_out import rloo
+from rolloutdoctor.advantages.normalised import normalize_then_sum
 from rolloutdoctor.advantages.opo import opo
 from rolloutdoctor.advantages.scores import Advantages, Scores
 from rolloutdoctor.advantages.token_baselines import optimal_token_baseline, tir_optimal_token_baseline
@@ -18,7 +19,9 @@ ESTIMATORS: dict[str, Callable[[Scores, AdvantageRule], Advantages]] = {
     "gpg": gpg,
     "grpo": grpo,
     "grpo_passk": grpo_passk,
+    "normalize_then_sum": normalize_then_sum,
     "opo": opo,
+    "raw": raw,
     "reinforce_plus_plus_baseline": reinforce_plus_plus_baseline,
     "rloo": rloo,
 }

@@ -118,7 +118,7 @@ def _ranks(optim_N: Tensor, rank_N: Tensor) -> Tensor:
 
 
 def _row_means(length_N: Tensor, layout: Layout, _: Aggregation) -> Tensor:
-    """TRL ``grpo`` and ``sapo``: mean over the tokens of a row, then over the rows of each micro-batch, then over micro-batches."""
+    """TRL ``grpo`` and ``sapo``: token means of rows, mean over the rows of each micro-batch, then over these."""
     return 1 / (length_N.clamp(min=1) * layout.micro_rows_N * layout.micros_N)
 
 
@@ -138,7 +138,7 @@ def _row_sums(length_N: Tensor, layout: Layout, _: Aggregation) -> Tensor:
 
 
 def _generation_token_mean(length_N: Tensor, layout: Layout, _: Aggregation) -> Tensor:
-    """TRL ``dapo``, ``cispo`` and ``vespo``: tokens of the whole generation batch, shared out over its optimiser steps."""
+    """TRL ``dapo``, ``cispo`` and ``vespo``: tokens of the generation batch, shared out over its optimiser steps."""
     return layout.steps_N / layout.generation_total(length_N).clamp(min=1)
 
 
