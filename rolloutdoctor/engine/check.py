@@ -9,11 +9,12 @@ import torch
 from rolloutdoctor import __version__
 from rolloutdoctor.engine.configure import Configured, configure
 from rolloutdoctor.engine.fold import Fold, RuleState, RunState, run_total
+from rolloutdoctor.engine.logged import comparable
 from rolloutdoctor.engine.plan import Plan, make_plan
 from rolloutdoctor.errors import UsageError
 from rolloutdoctor.findings import Finding, Report, Skipped
 from rolloutdoctor.fixes import ChosenFix
-from rolloutdoctor.io.run import Run, StepRange
+from rolloutdoctor.io.run import LoggedMetrics, Run, StepRange
 from rolloutdoctor.needs import LAYOUT_COLUMNS, loss_columns
 from rolloutdoctor.rules.base import Context, counted
 from rolloutdoctor.rules.table import RULES, AnyRule
@@ -56,12 +57,13 @@ def check(run: Run, options: CheckOptions, progress: Callable[[int, int], None] 
     """
     device, dtype = find_device(options.device), DTYPES[options.dtype]
     configured = configure(run.metadata, options.trainer, options.layers, options.fixes)
-    plan = make_plan(options.rules, context_for(run.columns, run.metrics.names(), configured))
+    metrics = comparable(run.metrics, configured)
+    plan = make_plan(options.rules, run_context(run, metrics, configured))
     fold = Fold(plan, device, dtype)
     batches = run.batches(plan.columns, steps=options.steps, split=options.split, dtype=dtype, progress=progress)
     with one_torch_thread():
         for batch in batches:
-            fold.add(batch, run.metrics.at(batch.key))
+            fold.add(batch, metrics.at(batch.key))
     return judge(plan, fold.state(), configured, device=device.type, dtype=options.dtype)
 
 
@@ -93,17 +95,28 @@ def find_device(name: str) -> torch.device:
     return torch.device(name)
 
 
-def context_for(columns: frozenset[str], metrics: frozenset[str], configured: Configured | None) -> Context:
+def context_for(
+    columns: frozenset[str],
+    metrics: frozenset[str],
+    configured: Configured | None,
+    averaged: frozenset[str] = frozenset(),
+) -> Context:
     """What is known before the first row is read."""
     if configured is None:
         return Context(columns=columns, metrics=metrics)
     return Context(
         columns=columns,
         metrics=metrics,
+        averaged=averaged,
         trainer=configured.trainer,
         config=configured.config,
         objective=configured.objective,
     )
+
+
+def run_context(run: Run, metrics: LoggedMetrics, configured: Configured | None) -> Context:
+    """What is known of a run, given those of its logged metrics that can be compared with one step."""
+    return context_for(run.columns, metrics.names(), configured, metrics.left_out)
 
 
 def judge(plan: Plan, state: RunState, configured: Configured | None, *, device: str, dtype: str) -> Report:
@@ -123,6 +136,10 @@ def judge(plan: Plan, state: RunState, configured: Configured | None, *, device:
         if seen.unmeasured:
             reason = "where a column it needs is null" + (", or which could not be evaluated" if state.failures else "")
             notes.append(f"{rule.code} could not look at {counted(seen.unmeasured, 'step')}, {reason}")
+        unseen = rule.unseen(run_total(rule, seen), plan.context)
+        if unseen is not None:
+            skipped.append(Skipped(rule.code, rule.name, unseen.reason, unseen.remedy))
+            continue
         finding = _finding(rule, seen, plan.context)
         if finding is None:
             clean.append((rule.code, rule.name))

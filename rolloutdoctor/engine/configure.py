@@ -66,7 +66,7 @@ def configure(
     same = not name or name == metadata.trainer
     name = name or metadata.trainer or ""
     if not name:
-        if fixes or any(layer.values for layer in layers if layer.strict):
+        if fixes or any(layer.values for layer in layers):
             raise UsageError("options were set, but nothing says which trainer they are of: add --trainer NAME")
         return None
     spec = find(name)

@@ -6,7 +6,7 @@ from dataclasses import dataclass, replace
 import torch
 
 from rolloutdoctor.batch import STAND_INS, TRAIN, RolloutBatch
-from rolloutdoctor.engine.check import DTYPES, CheckOptions, context_for, find_device, judge, one_torch_thread
+from rolloutdoctor.engine.check import DTYPES, CheckOptions, find_device, judge, one_torch_thread, run_context
 from rolloutdoctor.engine.configure import Configured, configure
 from rolloutdoctor.engine.fold import Fold
 from rolloutdoctor.engine.logged import comparable
@@ -233,5 +233,5 @@ def _prepare(
 ) -> tuple[Pictures, Configured | None, torch.device, torch.dtype]:
     device, dtype = find_device(options.device), DTYPES[options.dtype]
     configured = configure(run.metadata, options.trainer, options.layers, options.fixes)
-    context = context_for(run.columns, comparable(run.metrics, configured), configured)
+    context = run_context(run, comparable(run.metrics, configured), configured)
     return Pictures(kinds, context, fixes, options.split or TRAIN), configured, device, dtype

@@ -11,15 +11,16 @@ from torch import Tensor
 from rolloutdoctor import __version__
 from rolloutdoctor.batch import STAND_INS, RolloutBatch
 from rolloutdoctor.comparison import Numbers, Recomputed, RecomputedStep
-from rolloutdoctor.engine.check import DTYPES, context_for, find_device, one_torch_thread
+from rolloutdoctor.engine.check import DTYPES, find_device, one_torch_thread, run_context
 from rolloutdoctor.engine.configure import Configured, configure
+from rolloutdoctor.engine.logged import comparable
 from rolloutdoctor.engine.plan import available, remedy
 from rolloutdoctor.errors import CannotComputeError, InputError, UsageError
 from rolloutdoctor.evaluate import Evaluation, evaluate_all, reward_kl_tokens
 from rolloutdoctor.findings import InputSummary
 from rolloutdoctor.fixes import ChosenFix
 from rolloutdoctor.io.metadata import RunMetadata
-from rolloutdoctor.io.run import Run, StepRange
+from rolloutdoctor.io.run import LoggedMetrics, Run, StepRange
 from rolloutdoctor.io.writer import TableWriter
 from rolloutdoctor.needs import LAYOUT_COLUMNS, advantage_columns, loss_columns, reward_kl_columns
 from rolloutdoctor.objective import Objective
@@ -123,7 +124,7 @@ def absent_columns(run: Run, needed: frozenset[str]) -> list[str]:
 def _wanted(
     run: Run, configured: Configured, objectives: Mapping[str, Objective], options: RecomputeOptions
 ) -> frozenset[str]:
-    context = context_for(run.columns, run.metrics.names(), configured)
+    context = run_context(run, comparable(run.metrics, configured), configured)
     for objective in objectives.values():
         absent = absent_columns(run, advantage_columns(objective) | {"response_mask"})
         if absent:
@@ -154,6 +155,7 @@ class _Work:
             keys.append(("group_id", run.identifier_type("group_id")))
         keys.append(("sample_id", run.identifier_type("sample_id")))
         self.schema = pa.schema([*keys, *((name, pa.list_(pa.float64())) for name in self.columns)])
+        self._logged = comparable(run.metrics, configured)
         self._steps: list[RecomputedStep] = []
         self._groups = 0
         self._failures: dict[str, list[int]] = {}
@@ -167,7 +169,7 @@ class _Work:
             found = {}
         sides = {side: self._numbers(evaluation) for side, evaluation in found.items()}
         before = sides.get("", Numbers())
-        logged = self._run.metrics.at(batch.key)
+        logged = self._logged.at(batch.key)
         self._groups += 0 if batch.groups is None else len(batch.groups)
         self._steps.append(
             RecomputedStep(
@@ -242,7 +244,7 @@ class _Work:
         objective = self._configured.objective
         absent = absent_columns(self._run, loss_columns(objective))
         if absent:
-            context = context_for(self._run.columns, frozenset(), self._configured)
+            context = run_context(self._run, LoggedMetrics(), self._configured)
             yield (
                 f"without {', '.join(absent)} there is no loss: only advantages are computed, the rest is null; "
                 f"{remedy(absent, context)}"

@@ -2,8 +2,9 @@
 
 from dataclasses import dataclass, field
 
-from rolloutdoctor.engine.check import CheckOptions, context_for
+from rolloutdoctor.engine.check import CheckOptions, run_context
 from rolloutdoctor.engine.configure import Configured, configure
+from rolloutdoctor.engine.logged import comparable
 from rolloutdoctor.engine.plan import available, make_plan, remedy
 from rolloutdoctor.findings import InputSummary, Setting, Skipped
 from rolloutdoctor.io.run import Run
@@ -61,7 +62,7 @@ def survey(run: Run, options: CheckOptions) -> Survey:
         InputError: if a file cannot be read, or breaks the contract.
     """
     configured = configure(run.metadata, options.trainer, options.layers, options.fixes)
-    context = context_for(run.columns, run.metrics.names(), configured)
+    context = run_context(run, comparable(run.metrics, configured), configured)
     plan = make_plan(options.rules, context)
     splits: dict[str, int] = {}
     steps: set[int] = set()

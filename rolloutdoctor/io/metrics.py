@@ -2,6 +2,7 @@
 
 import json
 from collections.abc import Iterator, Mapping, Sequence
+from itertools import pairwise
 from pathlib import Path
 
 import pyarrow as pa
@@ -18,10 +19,17 @@ _EXPECTED = {"step": "int64", "split": "string", "name": "string", "value": "flo
 
 
 class LoggedMetrics:
-    """Metrics by step and split; false if there are none."""
+    """Metrics by step and split; false if there are none.
 
-    def __init__(self, values: Mapping[StepKey, Mapping[str, float]] | None = None) -> None:
+    Attributes:
+        left_out: names that were logged, but of which values were left out by `keeping`.
+    """
+
+    def __init__(
+        self, values: Mapping[StepKey, Mapping[str, float]] | None = None, left_out: frozenset[str] = frozenset()
+    ) -> None:
         self._values = dict(values or {})
+        self.left_out = left_out
 
     def at(self, key: StepKey) -> Mapping[str, float]:
         """Return the metrics of one step and split by name; empty if none were logged."""
@@ -30,6 +38,21 @@ class LoggedMetrics:
     def names(self) -> frozenset[str]:
         """Return every name that was logged at least once."""
         return frozenset(name for found in self._values.values() for name in found)
+
+    def interval(self, split: str) -> int | None:
+        """Return the smallest distance between two logged steps of a split; None below two steps."""
+        steps = sorted(key.step for key in self._values if key.split == split)
+        return min((later - earlier for earlier, later in pairwise(steps)), default=None)
+
+    def keeping(self, split: str, names: frozenset[str]) -> "LoggedMetrics":
+        """Return the metrics with only these names in one split, and all in the other."""
+        values: dict[StepKey, Mapping[str, float]] = {}
+        dropped: set[str] = set()
+        for key, found in self._values.items():
+            kept = {name: value for name, value in found.items() if key.split != split or name in names}
+            dropped.update(found.keys() - kept.keys())
+            values[key] = kept
+        return LoggedMetrics(values, frozenset(dropped))
 
     def __bool__(self) -> bool:
         return bool(self._values)

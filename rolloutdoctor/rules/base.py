@@ -33,6 +33,7 @@ class Context:
         trainer: who made the run, or None if nothing says.
         config: its configuration, or None.
         objective: what it computes, or None.
+        averaged: names of metrics that were logged as means over several steps, and so are no value of one.
     """
 
     columns: frozenset[str]
@@ -40,6 +41,7 @@ class Context:
     trainer: Trainer | None = None
     config: Config | None = None
     objective: Objective | None = None
+    averaged: frozenset[str] = frozenset()
 
 
 @dataclass(frozen=True)
@@ -106,6 +108,10 @@ class Rule(ABC, Generic[T]):
     @abstractmethod
     def measures(self, tally: T) -> Mapping[str, Measure]:
         """Turn a tally, of a step or of the run, into the numbers that users see."""
+
+    def unseen(self, run: T, context: Context) -> Missing | None:
+        """Say why the steps that were read hold nothing to judge: neither clean nor found."""
+        return None
 
     @abstractmethod
     def judge(self, run: T, context: Context) -> Judgement | None:

@@ -117,6 +117,12 @@ class KlMetricCorrupted(Rule[KlMetricTally]):
         if context.metrics & set(trainer.kl_metrics):
             return None
         names = " or ".join(trainer.kl_metrics)
+        if context.averaged & set(trainer.kl_metrics):
+            option = trainer.window_option
+            return Missing(
+                f"the logged {names} is a mean over several steps, and there is no column kl",
+                f"log every step: {option} = 1 (if that is what the run did, say --set {option}=1)",
+            )
         return Missing(
             f"no logged KL: neither a column kl nor the metric {names}",
             "put the logged metrics beside the run as NAME.metrics.parquet or .jsonl (step, split, name, value)",
@@ -236,6 +242,15 @@ class KlMetricCorrupted(Rule[KlMetricTally]):
         if tally.inverted_steps:
             found["inverted"] = Measure(tally.inverted / tally.inverted_steps, "nats")
         return found
+
+    def unseen(self, run: KlMetricTally, context: Context) -> Missing | None:
+        """A configuration with a KL, and not one step whose logged KL could be compared."""
+        if run.steps or run.tokens or not self.columns(context):
+            return None
+        return Missing(
+            "no step has a logged KL that belongs to one optimiser step",
+            "log the KL of every optimiser step, or store it per token in the column kl",
+        )
 
     def judge(self, run: KlMetricTally, context: Context) -> Judgement | None:
         """An error if the logged values are the reward buffer, a warning if they are something unknown."""

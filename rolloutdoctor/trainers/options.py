@@ -1,5 +1,6 @@
 """What an option of a trainer is, and how values from several places become one configuration."""
 
+import math
 import re
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field, replace
@@ -41,6 +42,7 @@ class Option:
         optional: True if null is a value.
         decides: True if it can change a number that is reported.
         only_with: it decides only while each of these options has one of the values.
+        yields: a shortened name that fits this option and another one means the other.
         spellings: other spellings of values, such as ``True`` for ``group``.
         why_not: why another value is not computed.
     """
@@ -57,6 +59,7 @@ class Option:
     optional: bool = False
     decides: bool = True
     only_with: Mapping[str, tuple[object, ...]] = field(default_factory=dict)
+    yields: bool = False
     spellings: Mapping[object, object] = field(default_factory=dict)
     why_not: str = "this version does not compute it"
 
@@ -78,7 +81,7 @@ class Option:
             raise UsageError(f"{self.name} = {value!r} ({origin}): expected {wanted}")
         if isinstance(found, int | float) and not isinstance(found, bool):
             too_low = self.low is not None and found < self.low
-            if found != found or too_low or (self.high is not None and found > self.high):
+            if not math.isfinite(found) or too_low or (self.high is not None and found > self.high):
                 raise UsageError(f"{self.name} = {value!r} ({origin}) is out of range: expected {wanted}")
         if self.choices and found is not None and found not in self.choices:
             close = nearest(str(found), list(self.choices))
@@ -230,6 +233,7 @@ def _full_name(key: str, names: Mapping[str, Option], layer: Layer, trainer: str
     if key in names:
         return key
     matches = [name for name in names if name.endswith("." + key)]
+    matches = [name for name in matches if not names[name].yields] or matches
     if len(matches) == 1:
         return matches[0]
     if not layer.strict:

@@ -28,6 +28,8 @@ class Trainer:
         loss_metric: the metric that best shows the loss.
         grad_norm_metric: the metric that holds the norm of the parameters' gradient.
         group_size: how many rows a group of a split should have under a configuration, or None if anything goes.
+        window_option: the option that says over how many steps a logged line averages, or None if each step is logged.
+        instant_metrics: metrics that are of the logged step alone, whatever that option says.
     """
 
     name: str
@@ -41,3 +43,5 @@ class Trainer:
     loss_metric: str
     grad_norm_metric: str
     group_size: Callable[[Config, str], int | None]
+    window_option: str | None = None
+    instant_metrics: frozenset[str] = frozenset()

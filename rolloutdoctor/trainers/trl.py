@@ -76,7 +76,7 @@ OPTIONS = (
         "steps_per_generation", "integer", None, "micro-batches of a generation", low=1, optional=True, decides=False
     ),
     Option("num_iterations", "integer", 1, "passes over a generation", low=1, decides=False),
-    Option("logging_steps", "number", 10, "optimiser steps between two logged lines", low=0, decides=False),
+    Option("logging_steps", "number", 10, "optimiser steps that a logged line averages over", low=0),
     Option(
         "top_entropy_quantile",
         "number",
@@ -240,4 +240,6 @@ TRAINER = Trainer(
     loss_metric="loss",
     grad_norm_metric="grad_norm",
     group_size=group_size,
+    window_option="logging_steps",
+    instant_metrics=frozenset({"grad_norm", "learning_rate", "epoch", "num_tokens"}),
 )

@@ -3,8 +3,13 @@ import math
 import pytest
 from rules.checking import found_by, report_on, values
 
+from rolloutdoctor.engine.check import CheckOptions, check
 from rolloutdoctor.findings import Severity
-from rolloutdoctor.testing import toy_batch
+from rolloutdoctor.io.metadata import RunMetadata
+from rolloutdoctor.io.run import open_run
+from rolloutdoctor.io.writer import RunWriter, write_metrics
+from rolloutdoctor.rules.table import find
+from rolloutdoctor.testing import diagnose, toy_batch
 
 CODE = "RDM001"
 PPO = {"trainer": "slime@0.3.1", "advantage_estimator": "ppo"}
@@ -199,3 +204,54 @@ def test_nothing_logged_is_skipped(trainer, options, names):
     (skipped,) = report_on(rows(), select=[CODE], trainer=trainer, **options).skipped
     assert skipped.reason == f"no logged KL: neither a column kl nor the metric {names}"
     assert "NAME.metrics.parquet" in skipped.remedy
+
+
+def windowed_run(folder, *, every, said):
+    """Four steps of one group; the logged KL of a line is the mean over the steps since the line before."""
+    reward, policy, ref = [1.0, 0.0], [[-1.0, -1.0], [-1.0]], {1: -1.1, 2: -1.5, 3: -1.2, 4: -2.0}
+    truth = {step: math.exp(gap + 1) - (gap + 1) - 1 for step, gap in ref.items()}
+    config = {"beta": 0.1, "num_generations": 2, "gradient_accumulation_steps": 1}
+    config |= {"logging_steps": every} if said else {}
+    with RunWriter(folder / "run.parquet", RunMetadata("trl", "1.16.0", config)) as writer:
+        for step, gap in ref.items():
+            writer.write(
+                [
+                    {
+                        "step": step,
+                        "group_id": "g",
+                        "sample_id": str(row),
+                        "reward": reward[row],
+                        "response_mask": [1] * len(policy[row]),
+                        "policy_log_probs": policy[row],
+                        "ref_log_probs": [gap] * len(policy[row]),
+                    }
+                    for row in range(2)
+                ]
+            )
+    lines = [(step, [truth[one] for one in range(step - every + 1, step + 1)]) for step in ref if step % every == 0]
+    write_metrics(folder / "run.metrics.parquet", [(step, "train", "kl", sum(some) / every) for step, some in lines])
+    return check(open_run([folder / "run.parquet"]), CheckOptions(rules=[find("RDM001")], device="cpu"))
+
+
+def test_a_mean_over_several_steps_is_not_compared_with_one(tmp_path):
+    report = windowed_run(tmp_path, every=2, said=True)
+    assert not report.findings
+    assert report.skipped[0].reason == "the logged kl is a mean over several steps, and there is no column kl"
+    assert "logging_steps = 1" in report.skipped[0].remedy
+
+
+def test_where_nothing_says_how_often_was_logged_the_logged_steps_do(tmp_path):
+    assert windowed_run(tmp_path, every=2, said=False).skipped[0].code == "RDM001"
+
+
+@pytest.mark.parametrize("said", [True, False])
+def test_a_run_that_logged_every_step_is_compared(tmp_path, said):
+    report = windowed_run(tmp_path, every=1, said=said)
+    assert report.clean == (("RDM001", "kl-metric-corrupted"),)
+
+
+def test_a_run_of_which_nothing_could_be_compared_is_not_clean():
+    batch = toy_batch([[1, 0]], ref=-1.5, per_row={"optim_step_id": [0, 1]})
+    report = diagnose([batch], trainer="trl", options={"beta": 0.1}, logged={"kl": 0.1}, select=["RDM001"])
+    assert not report.clean
+    assert report.skipped[0].reason == "no step has a logged KL that belongs to one optimiser step"
