@@ -12,6 +12,8 @@ from torch import Tensor
 
 from rolloutdoctor import kl
 from rolloutdoctor.batch import TRAIN, RolloutBatch
+from rolloutdoctor.corrections.inside import inside_the_loss
+from rolloutdoctor.corrections.masked import LogRatios
 from rolloutdoctor.losses.aggregation import Layout, row_weights
 from rolloutdoctor.losses.gates import high_entropy, importance_of_rows, product
 from rolloutdoctor.losses.levels import row_mean
@@ -35,6 +37,7 @@ class TokenPart:
         layout: how the step was cut up.
         weight_N: weight of a token of the row in the loss of the step.
         policy_weight_N: the same in the policy part, where the trainer aggregates that in another way.
+        counted_N: tokens of the row that enter the metrics of the policy term.
         policy_N: policy terms of the rows that carry one, before the weight.
         at_one_N: what the policy terms would be if policy and old log-probs were equal.
         kl_N: KL of the row, before coefficient, weight and scope.
@@ -57,6 +60,7 @@ class TokenPart:
     layout: Layout
     weight_N: Tensor
     policy_weight_N: Tensor
+    counted_N: Tensor
     policy_N: Tensor
     at_one_N: Tensor
     kl_N: Tensor
@@ -76,7 +80,7 @@ class TokenPart:
 
 
 _OPTIONAL = ("drift_N", "clipped_N", "capped_N", "logged_N", "logits_sq_N")
-_NOT_SUMMED = ("layout", "weight_N", "policy_weight_N", "kl_loss_N", *_OPTIONAL)
+_NOT_SUMMED = ("layout", "weight_N", "policy_weight_N", "counted_N", "kl_loss_N", *_OPTIONAL)
 
 
 @dataclass(frozen=True, eq=False)
@@ -141,6 +145,14 @@ class _Pass:
         separate = batch.split != TRAIN and objective.aggregation.eval_batches
         self.layout = Layout.of(batch.rows, *layout_columns, separate=separate)
         self.objective, self.part, self.batch = objective, part, batch
+        self.counted_N, self.kept_T, self.inner_T = part.length_N, None, None
+        if objective.policy_correction is not None:
+            trainer_T, sampler_T = (
+                batch.column(name).to(dtype) for name in ("policy_log_probs", objective.surrogate.old)
+            )
+            ratios = LogRatios(trainer_T - sampler_T, batch.column("response_mask"), batch.rows)
+            self.kept_T, self.inner_T = inside_the_loss(ratios, objective.policy_correction)
+            self.counted_N = seg.total(self.kept_T, batch.rows)
         self.weight_N = self._row_weights(objective.aggregation)
         self.of_policy_N = self.weight_N
         if objective.policy_aggregation is not None:
@@ -166,6 +178,8 @@ class _Pass:
         """Weight of a token of every row under an aggregation, ``[N]`` float64."""
         counted_N = self.part.length_N
         assert counted_N is not None  # loss_columns asked for the mask
+        if rule.counted_in_policy:
+            counted_N = self.counted_N
         if rule.counted_before_rejection:
             counted_N = seg.total(self.batch.column("response_mask_pre"), self.batch.rows)
         in_count_N = in_scope(self.batch, self.part, self.objective.denominator)
@@ -184,6 +198,7 @@ class _Pass:
             advantage_T = self.part.advantage_T[block.tokens].to(policy_T.dtype)
         advantage_T = torch.where(block.mask_T, advantage_T, 0.0)
         chosen_T = None if self.chosen_T is None else self.chosen_T[block.tokens]
+        outer_T = self.part.weight_T if self.inner_T is None else self.inner_T
         # Of one column with itself the log-ratio is 0, or NaN where the trainer gets NaN too.
         given = TokenInputs(
             policy_T,
@@ -192,7 +207,7 @@ class _Pass:
             advantage_T,
             block.mask_T,
             block.offsets,
-            gate_T=None if self.part.weight_T is None else self.part.weight_T[block.tokens].to(policy_T.dtype),
+            gate_T=None if outer_T is None else outer_T[block.tokens].to(policy_T.dtype),
             chosen_T=chosen_T,
         )
         return self._gated(given, block) if self.objective.gates else given
@@ -241,7 +256,7 @@ class _Pass:
         for name in ("drift_N", "clipped_N", "capped_N", "logged_N"):
             x_T = getattr(term, name[:-1] + "T")
             if x_T is not None:
-                self._sum(block, name, x_T)
+                self._sum(block, name, x_T if self.kept_T is None else x_T * self.kept_T[block.tokens])
         self._sum(block, "grad_l1_N", grad_T.abs())
         self._sum(block, "grad_sq_N", square_T)
         self._sum(block, "logits_low_sq_N", square_T * miss_T)
@@ -292,6 +307,7 @@ class _Pass:
             layout=self.layout,
             weight_N=self.weight_N,
             policy_weight_N=self.of_policy_N,
+            counted_N=self.counted_N,
             kl_loss_N=kl_loss_N,
             drift_N=drift,
             clipped_N=clipped,

@@ -92,8 +92,9 @@ def objective(config: Config) -> Objective:
         )
         if config[f"{_ACTOR}.use_kl_loss"]
         else None,
-        kl_reward=verl_advantages.kl_reward(config),
+        kl_reward=verl_policy.against_sampler(config, verl_advantages.kl_reward(config)),
         correction=correction,
+        policy_correction=verl_policy.correction(config),
     )
 
 
@@ -108,10 +109,10 @@ def metrics(evaluation: "Evaluation") -> dict[str, float]:
     rows, tokens = evaluation.rows, evaluation.tokens
     if tokens is None or rows is None or rows.length_N is None:
         return found
-    length_N, layout = rows.length_N, tokens.layout
+    counted_N, layout = tokens.counted_N, tokens.layout
 
     def token_mean(sum_N: "Tensor") -> float:
-        means_N = layout.micro_total(sum_N) / (layout.micro_total(length_N) + 1e-8)
+        means_N = layout.micro_total(sum_N) / (layout.micro_total(counted_N) + 1e-8)
         share_N = 1 / layout.micro_rows_N
         return float((means_N * share_N).sum() / share_N.sum())
 

@@ -13,6 +13,7 @@ if TYPE_CHECKING:
 _PREFIX = "algorithm.rollout_correction"
 _IS, _RS = f"{_PREFIX}.rollout_is", f"{_PREFIX}.rollout_rs"
 _LEVELS = ("token", "sequence")
+BYPASS = f"{_PREFIX}.bypass_mode"
 
 STATISTICS = (
     *(f"{over}_k{k}" for over in ("token", "seq_sum", "seq_mean") for k in (1, 2, 3)),
@@ -41,41 +42,52 @@ OPTIONS = (
         optional=True,
         decides=False,
     ),
-    Option(f"{_PREFIX}.bypass_mode", "flag", False, "reject inside the loss", computed=(False,), decides=False),
+    Option(BYPASS, "flag", False, "take the sampler's log-probs for the old ones, and correct for nothing"),
 )
 
 
 def correction(config: Config) -> RolloutCorrection:
-    """Build the rollout correction.
+    """Build the rollout correction; in bypass mode verl skips it.
 
     Raises:
         UsageError: if verl itself refuses the options.
     """
-    return RolloutCorrection(weights=_weights(config), rejects=config[_RS] is not None, rejections=_rejections(config))
+    bounds = rejections(config)
+    if config[BYPASS]:
+        return RolloutCorrection()
+    return RolloutCorrection(weights=weights(config), rejects=config[_RS] is not None, rejections=bounds)
 
 
-def _weights(config: Config) -> ImportanceWeights | None:
-    threshold = config[f"{_IS}_threshold"]
-    if config[_IS] is None or threshold is None:
+def weights(config: Config, prefix: str = _PREFIX) -> ImportanceWeights | None:
+    """The importance weights that the options under `prefix` ask for."""
+    rollout_is = f"{prefix}.rollout_is"
+    threshold = config[f"{rollout_is}_threshold"]
+    if config[rollout_is] is None or threshold is None:
         return None
-    level: Literal["token", "sequence"] = "token" if config.word(_IS) == "token" else "sequence"
-    low, high = _bounds(str(threshold), f"{_IS}_threshold")
-    return ImportanceWeights(level=level, high=high, low=low, normalised=bool(config[f"{_IS}_batch_normalize"]))
+    level: Literal["token", "sequence"] = "token" if config.word(rollout_is) == "token" else "sequence"
+    low, high = _bounds(str(threshold), f"{rollout_is}_threshold")
+    normalised = bool(config[f"{rollout_is}_batch_normalize"])
+    return ImportanceWeights(level=level, high=high, low=low, normalised=normalised)
 
 
-def _rejections(config: Config) -> tuple[Rejection, ...]:
-    if config[_RS] is None:
+def rejections(config: Config, prefix: str = _PREFIX) -> tuple[Rejection, ...]:
+    """The bounds of the rejections that the options under `prefix` ask for; none where they are not known."""
+    rollout_rs = f"{prefix}.rollout_rs"
+    if config[rollout_rs] is None:
         return ()
-    names = list(dict.fromkeys(part.strip() for part in config.word(_RS).split(",") if part.strip()))
+    names = list(dict.fromkeys(part.strip() for part in config.word(rollout_rs).split(",") if part.strip()))
     unknown = [name for name in names if name not in STATISTICS]
     if unknown or not names:
-        raise UsageError(f"{_RS} = {config[_RS]}: expected one or more of {', '.join(STATISTICS)}")
-    value = config[f"{_RS}_threshold"]
+        raise UsageError(f"{rollout_rs} = {config[rollout_rs]}: expected one or more of {', '.join(STATISTICS)}")
+    value = config[f"{rollout_rs}_threshold"]
     if value is None:
         return ()  # The run's mask is known all the same.
     thresholds = [part.strip() for part in str(value).split(",") if part.strip()]
     if len(thresholds) not in (1, len(names)):
-        raise UsageError(f"{_RS} = {config[_RS]} needs one bound or {len(names)} in {_RS}_threshold, as verl does")
+        raise UsageError(
+            f"{rollout_rs} = {config[rollout_rs]} needs one bound or {len(names)} in {rollout_rs}_threshold, "
+            "as verl does"
+        )
     return tuple(
         _rejection(name, text) for name, text in zip(names, thresholds * (len(names) // len(thresholds)), strict=True)
     )
@@ -117,6 +129,8 @@ def metrics(evaluation: "Evaluation") -> dict[str, float]:
     from rolloutdoctor.reward_pass import log_ratios
 
     batch, objective = evaluation.batch, evaluation.objective
+    if objective.surrogate.old != "old_log_probs":
+        return {}  # bypass mode: verl computes none before the loss
     if not batch.has("rollout_log_probs", "old_log_probs", mask_before_rejection(objective)):
         return {}
     try:

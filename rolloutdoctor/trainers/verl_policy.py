@@ -3,7 +3,8 @@
 from dataclasses import replace
 
 from rolloutdoctor.errors import UsageError
-from rolloutdoctor.objective import Aggregation, Surrogate
+from rolloutdoctor.objective import Aggregation, KlTerm, RolloutCorrection, Surrogate
+from rolloutdoctor.trainers import verl_correction
 from rolloutdoctor.trainers.options import Config, Option
 
 ACTOR = "actor_rollout_ref.actor"
@@ -23,6 +24,11 @@ LOSS_MODES = {
     "cispo": "verl_cispo",
 }
 """Loss mode to the kind of its policy term."""
+
+_BYPASS = "bypass_mode"
+_INSIDE = f"{ACTOR}.policy_loss.rollout_correction"
+_BYPASS_KINDS = {"ppo_clip": "ppo_dual_clip", "reinforce": "verl_reinforce"}
+"""Type of loss in bypass mode to the kind of its policy term."""
 
 _NOT_CLAMPED = ("gspo", "clip_cov", "kl_cov", "geo_mean", "dro", "gpg")
 """Modes that take the log-ratio as it is; the others clamp it to +-20."""
@@ -50,8 +56,7 @@ OPTIONS = (
         "word",
         "vanilla",
         "the policy term",
-        choices=(*LOSS_MODES, "bypass_mode"),
-        computed=tuple(LOSS_MODES),
+        choices=(*LOSS_MODES, _BYPASS),
     ),
     Option(f"{ACTOR}.clip_ratio", "number", 0.2, "clip range, where low or high is null", low=0, decides=False),
     Option(f"{ACTOR}.clip_ratio_low", "number", 0.2, "how far below one the ratio may fall", low=0, optional=True),
@@ -78,6 +83,26 @@ OPTIONS = (
     ),
     _number("policy_loss.clip_cov_lb", 1.0, "tokens of less covariance are never dropped", "clip_cov"),
     _number("policy_loss.clip_cov_ub", 5.0, "tokens of more covariance are never dropped", "clip_cov"),
+    Option(
+        f"{_INSIDE}.loss_type",
+        "word",
+        "ppo_clip",
+        "the loss of bypass_mode; verl's option of this name under algorithm never reaches the loss",
+        choices=tuple(_BYPASS_KINDS),
+        only_with={_MODE: (_BYPASS,)},
+    ),
+    *(
+        replace(
+            option,
+            name=option.name.replace("algorithm.rollout_correction", _INSIDE),
+            default="sequence" if option.name.endswith("rollout_is") else option.default,
+            meaning=f"{option.meaning} (inside bypass_mode)",
+            only_with={_MODE: (_BYPASS,)},
+            yields=True,
+        )
+        for option in verl_correction.OPTIONS
+        if option.name != verl_correction.BYPASS
+    ),
 )
 
 
@@ -88,18 +113,20 @@ def surrogate(config: Config) -> Surrogate:
         UsageError: if verl itself refuses the options, or what it computes is random.
     """
     mode = config.word(_MODE)
+    kind = _BYPASS_KINDS[config.word(f"{_INSIDE}.loss_type")] if mode == _BYPASS else LOSS_MODES[mode]
     width = config.optional_number(f"{ACTOR}.clip_ratio")
     low = config.optional_number(f"{ACTOR}.clip_ratio_low")
     high = config.optional_number(f"{ACTOR}.clip_ratio_high")
     cap = config.number(f"{ACTOR}.clip_ratio_c")
-    if mode == "vanilla" and cap <= 1:
+    if kind == "ppo_dual_clip" and cap <= 1:
         raise UsageError(f"{ACTOR}.clip_ratio_c = {cap:g}: verl's vanilla loss refuses values up to 1")
     return Surrogate(
-        kind=LOSS_MODES[mode],
+        kind=kind,
         clip_low=low if low is not None else width or 0.0,
         clip_high=high if high is not None else width or 0.0,
-        cap=cap if mode in ("vanilla", "dppo_tv", "dppo_kl") else None,
-        log_ratio_bound=None if mode in _NOT_CLAMPED else 20.0,
+        cap=cap if kind in ("ppo_dual_clip", "verl_dppo_tv", "verl_dppo_kl") else None,
+        log_ratio_bound=None if mode in _NOT_CLAMPED or kind == "verl_reinforce" else 20.0,
+        old="rollout_log_probs" if config[verl_correction.BYPASS] else "old_log_probs",
         numbers=_numbers(config, mode),
     )
 
@@ -135,7 +162,8 @@ def aggregations(config: Config, configured: Aggregation) -> tuple[Aggregation, 
     """How the terms are aggregated, and how those of the policy are where the mode forces another way on them.
 
     sapo takes the mean of row means whatever is set, and so did gspo before 0.9.1; geo_mean has one term per row and
-    no denominator of the mini-batch. The KL term follows the configuration always.
+    no denominator of the mini-batch. The bypass loss takes the mean of a row over the tokens that it keeps, while
+    rejected tokens stay in the count of token-mean. The KL term follows the configuration always.
     """
     mode = config.word(_MODE)
     configured = replace(configured, needs_micro_batches=mode in _BY_MICRO_BATCH)
@@ -143,4 +171,35 @@ def aggregations(config: Config, configured: Aggregation) -> tuple[Aggregation, 
         return configured, replace(configured, mode="verl/geo-mean", counted_before_rejection=False)
     if mode == "sapo" or (mode == "gspo" and config.version < (0, 9, 1)):
         return configured, replace(configured, mode="verl/seq-mean-token-mean", counted_before_rejection=False)
+    if mode == _BYPASS and configured.mode == "verl/seq-mean-token-mean":
+        return configured, replace(configured, counted_in_policy=True)
     return configured, None
+
+
+def correction(config: Config) -> RolloutCorrection | None:
+    """The correction inside the bypass loss: rejection, and importance weights if the loss is reinforce.
+
+    Raises:
+        UsageError: if verl itself refuses the options, or they ask for a mean over all ranks.
+    """
+    if config.word(_MODE) != _BYPASS:
+        return None
+    rejections = verl_correction.rejections(config, _INSIDE)
+    if config[f"{_INSIDE}.rollout_rs"] is not None and not rejections:
+        raise UsageError(f"{_INSIDE}.rollout_rs needs {_INSIDE}.rollout_rs_threshold, and so does verl")
+    weights = verl_correction.weights(config, _INSIDE)
+    if config.word(f"{_INSIDE}.loss_type") != "reinforce":
+        return RolloutCorrection(rejections=rejections)  # verl computes weights there for its metrics alone
+    if weights is not None and weights.normalised:
+        raise UsageError(
+            f"{_INSIDE}.rollout_is_batch_normalize = true divides by a mean over the micro-batches that "
+            "the ranks run at the same time, which is not computed"
+        )
+    return RolloutCorrection(weights=weights, rejections=rejections)
+
+
+def against_sampler(config: Config, term: KlTerm | None) -> KlTerm | None:
+    """The KL penalty inside the reward: in bypass mode the sampler's log-probs stand in for the old ones there too."""
+    if term is None or not config[verl_correction.BYPASS]:
+        return term
+    return replace(term, log_probs="rollout_log_probs")
