@@ -9,7 +9,7 @@ from goldens.test_verl import DTYPES, POLICY_MODES, row_share
 
 from rolloutdoctor.batch import RolloutBatch
 from rolloutdoctor.evaluate import Evaluation, evaluate
-from rolloutdoctor.objective import Objective, RowSet
+from rolloutdoctor.objective import Objective
 from rolloutdoctor.trainers import table, verl
 from rolloutdoctor.trainers.options import Layer, parse_version, resolve
 
@@ -64,21 +64,18 @@ CONFIGS = {
 METRICS = ("actor/ppo_kl", "actor/pg_clipfrac", "actor/pg_clipfrac_lower")
 
 
-def objective_of(mode: str, config: str, variant: str) -> Objective:
+def objective_of(mode: str, config: str) -> Objective:
     spec = table.TRAINERS["verl"]
     version = "0.9.0" if config.endswith("v0.9.0") else spec.newest
     named = {"adv_estimator": "grpo", "loss_mode": mode, **clip(0.2, 0.28), **CONFIGS[mode, config]}
-    found = spec.objective(resolve(spec.options, parse_version(version), [Layer("test", named)], trainer="verl"))
-    if variant == "fixed":
-        found = replace(found, vote=found.vote.leaving_out(RowSet.REJECTED))
-    return found
+    return spec.objective(resolve(spec.options, parse_version(version), [Layer("test", named)], trainer="verl"))
 
 
 def local_share(batch: RolloutBatch, found: Evaluation, variant: str) -> float:
     """What upstream's function makes of the loss, as it was called without the sizes of the mini-batch."""
     rule = found.objective.policy_aggregation or found.objective.aggregation
     if variant == "fixed":
-        # geo_mean was called on the accepted rows alone.
+        # geo_mean was called on the accepted rows alone, with the advantages of all.
         return len(batch) / int((found.rows.length_N > 0).sum())
     if rule.mode == "verl/token-mean":
         # Told the size, token-mean keeps the tokens that bypass mode rejects in its count.
@@ -94,7 +91,7 @@ def test_every_configuration_has_its_options():
 @pytest.mark.parametrize(("case", "function", "config", "variant"), POLICY_MODES)
 def test_policy_mode(case, function, config, variant):
     mode = function.removeprefix("verl.policy_loss.")
-    objective = objective_of(mode, config, variant)
+    objective = objective_of(mode, config)
     scalars = gold.expected(case, "scalars")[function, config, variant]
     tokens = gold.expected(case, "tokens").get((function, config, variant))
     # Of the variant that was called on the accepted rows alone no gradient was kept.
