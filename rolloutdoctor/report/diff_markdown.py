@@ -54,7 +54,7 @@ def _lines(result: Comparison) -> Iterator[str]:
         yield "<br>".join(_safe(line) for line in title.splitlines())
         yield from _table(head, lines, 1)
     yield ""
-    yield from (f"- note: {_safe(note)}" for note in result.notes)
+    yield from (f"Note: {_safe(note)}\n" for note in result.notes)
     yield words.SPACES
 
 

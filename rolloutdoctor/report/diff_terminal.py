@@ -8,7 +8,7 @@ from rich.text import Text
 
 from rolloutdoctor.comparison import Comparison, Effect
 from rolloutdoctor.report import diff_words as words
-from rolloutdoctor.report.layout import as_text, configuration, hanging, header, numbers
+from rolloutdoctor.report.layout import as_text, configuration, fitting, hanging, header, numbers
 from rolloutdoctor.report.style import Style, plain, shown
 
 MOST_PARTS = 40
@@ -40,13 +40,13 @@ def _parts(result: Comparison, style: Style) -> Iterator[RenderableType]:
     yield from _effect(main)
     if len(result.effects) > 1:
         yield _title("each alone, and together", style)
-        yield numbers(*words.effect_lines(result))
+        yield from _fitted(*words.effect_lines(result), 1, style)
         yield ""
     if main.parts:
         few, left = words.most_changed(main.parts, MOST_PARTS)
         yield _title(f"by {result.by}", style)
         head, lines = words.part_lines(few)
-        yield numbers(head, lines, left=len(head) - len(words.PART_HEAD))
+        yield from _fitted(head, lines, len(head) - len(words.PART_HEAD), style)
         if left:
             yield Text(f"  and {left:,} more that change less: --format json has all of them")
         yield ""
@@ -90,6 +90,14 @@ def _effect(effect: Effect) -> Iterator[RenderableType]:
         if same:
             yield Text(f"  {same} more of its metrics are the same")
         yield ""
+
+
+def _fitted(head: list[str], lines: list[list[str]], left: int, style: Style) -> Iterator[RenderableType]:
+    """A table, less the columns that the width has no room for; which these are is said."""
+    keep = max(fitting(head, lines, style.width), left + 1)
+    yield numbers(head[:keep], [line[:keep] for line in lines], left=left)
+    if keep < len(head):
+        yield Text(f"  no room here for: {', '.join(head[keep:])}")
 
 
 def _rows(head: list[str], lines: list[list[str]]) -> Table:

@@ -103,6 +103,17 @@ def hanging(first: Text, rest: Text, width: int) -> Table:
     return grid
 
 
+def fitting(head: Sequence[str], lines: Sequence[Sequence[str]], width: int) -> int:
+    """How many columns of such a table, from the left, fit a width; what does not fit must not vanish silently."""
+    used = 2 + 2
+    for place, name in enumerate(head):
+        longest = max(len(name), *(len(line[place]) for line in lines)) if lines else len(name)
+        used += longest + (2 if place else 0)
+        if used > width and place:
+            return place
+    return len(head)
+
+
 def numbers(head: Sequence[str], lines: Sequence[Sequence[str]], *, left: int = 1, indent: int = 2) -> Table:
     """A table without rules: the first `left` columns are words, the others numbers."""
     grid = Table(box=None, padding=(0, 2, 0, 0), pad_edge=False, show_edge=False, header_style="")

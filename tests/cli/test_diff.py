@@ -1,0 +1,152 @@
+"""`diff` as a user runs it."""
+
+import json
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+from engine.runs import random_columns, small, write
+
+SAMPLES = Path(__file__).parent.parent.parent / "sample_data"
+
+
+@pytest.fixture
+def run(tmp_path):
+    return write(tmp_path / "run.parquet", small(prompt=["1+1="] * 4, response=["2", "3", "4\x1b[2J\u202e", ""]))
+
+
+def test_both_sides_and_what_moved(rolloutdoctor, run):
+    found = rolloutdoctor("diff", run, "--fix", "zero-std")
+    assert (found.returncode, found.stderr) == (0, "")
+    for words in (
+        "as configured against zero-std:loss",
+        "none of 3 live rows changes",
+        "KL loss",
+        "-25 %",
+        "step 0, group b:",
+        "prompt 1+1=",
+        "not to parameters",
+    ):
+        assert words in found.stdout, words
+    assert "\x1b" not in found.stdout
+    assert "\u202e" not in found.stdout
+    assert "1+1=" not in rolloutdoctor("diff", run, "--fix", "zero-std", "--no-text").stdout
+    assert "group b:" not in rolloutdoctor("diff", run, "--fix", "zero-std", "--top", "0").stdout
+
+
+def test_exit_code_only_where_asked(rolloutdoctor, run):
+    assert rolloutdoctor("diff", run, "--fix", "zero-std", "--exit-code").returncode == 1
+    assert rolloutdoctor("diff", run, "--fix", "rejected-rows", "--exit-code").returncode == 0
+    assert rolloutdoctor("diff", run, "--against", "beta=0.5", "--exit-code").returncode == 0
+    assert rolloutdoctor("diff", run, "--against", "beta=0.25", "--exit-code").returncode == 1
+
+
+@pytest.mark.parametrize("format_", ["full", "concise", "json", "jsonl", "markdown"])
+def test_the_same_bytes_each_time(rolloutdoctor, run, tmp_path, format_):
+    words = ["diff", run, "--fix", "zero-std", "--fix", "rejected-rows", "--by", "reward", "--format", format_]
+    first = rolloutdoctor(*words)
+    assert first.stdout == rolloutdoctor(*words).stdout
+    assert str(tmp_path) not in first.stdout
+    target = tmp_path / "out.txt"
+    assert rolloutdoctor(*words, "--output-file", target).stdout == ""
+    assert target.read_text() == first.stdout
+
+
+def test_json_has_every_step_and_part(rolloutdoctor, tmp_path):
+    path = write(tmp_path / "run.parquet", random_columns(0))
+    words = ["diff", path, "--fix", "zero-std", "--fix", "rejected-rows", "--by", "group"]
+    body = json.loads(rolloutdoctor(*words, "--format", "json").stdout)
+    assert [effect["label"] for effect in body["effects"]] == [
+        "zero-std:loss + rejected-rows:singleton-raw",
+        "zero-std:loss",
+        "rejected-rows:singleton-raw",
+    ]
+    assert (body["by"], body["differs"], body["dtype"]) == ("group", True, "float32")
+    joint = body["effects"][0]
+    assert [step["step"] for step in joint["per_step"]] == [0, 1, 2]
+    assert len(joint["parts"]) == 18
+    assert len(joint["groups"]) == 3
+    assert {"kappa", "cosine", "spurious_share_l1", "other_rows_scale", "sign_flips"} <= set(joint["total"])
+    lines = [json.loads(line) for line in rolloutdoctor(*words, "--format", "jsonl").stdout.splitlines()]
+    assert [line["type"] for line in lines].count("step") == 9
+    assert [line for line in lines if line["type"] == "part" and line["effect"] == joint["label"]] == [
+        {"type": "part", "effect": joint["label"], **part} for part in joint["parts"]
+    ]
+
+
+@pytest.mark.parametrize("sample", ["run", "verl_rejected", "slime_ppo", "healthy"])
+@pytest.mark.parametrize("width", ["60", "80", "120"])
+def test_samples_fit_the_width(rolloutdoctor, sample, width):
+    fixes = ["--fix", "zero-std", "--fix", "rejected-rows"] if sample != "slime_ppo" else ["--fix", "kl-inplace"]
+    for by in ("step", "group", "reward", "length"):
+        found = rolloutdoctor("diff", SAMPLES / f"{sample}.parquet", *fixes, "--by", by, env={"COLUMNS": width})
+        assert found.returncode == 0
+        assert max(map(len, found.stdout.splitlines())) <= int(width)
+
+
+def test_what_check_measures_is_what_diff_measures(rolloutdoctor):
+    path = SAMPLES / "verl_rejected.parquet"
+    words = ["--format", "json"]
+    checked = json.loads(rolloutdoctor("check", path, *words, "--select", "RDA001,RDG001").stdout)["findings"]
+    measures = {finding["code"]: finding["measures"] for finding in checked}
+    steps = {step["step"]: step for step in next(one for one in checked if one["code"] == "RDA001")["per_step"]}
+    diffed = json.loads(rolloutdoctor("diff", path, *words, "--fix", "rejected-rows").stdout)["effects"][0]
+    hit = [step for step in diffed["per_step"] if steps[step["step"]]["affected_groups"]]
+    assert len(hit) > 20
+    for step in hit:
+        for name in ("sign_flips", "relative_change_l1", "kappa", "cosine", "advantage_shift_max"):
+            assert step[name] == pytest.approx(steps[step["step"]][name], rel=1e-9), name
+    assert diffed["total"]["sign_flips"]["value"] == measures["RDA001"]["sign_flips"]["value"]
+    dead = json.loads(rolloutdoctor("diff", path, *words, "--fix", "zero-std").stdout)["effects"][0]["total"]
+    assert dead["spurious_share_l1"]["value"] == pytest.approx(measures["RDG001"]["grad_share_l1"]["value"], rel=1e-5)
+
+
+@pytest.mark.parametrize(
+    ("words", "part"),
+    [
+        ([], "nothing to compare with: add --fix NAME"),
+        (["--fix", "zero-sdt"], "did you mean 'zero-std'?"),
+        (["--fix", "kl-inplace"], "is about slime"),
+        (["--against", "beta"], "expected KEY=VALUE"),
+        (["--against", "betta=1"], "did you mean 'beta'?"),
+        (["--against", "beta=-1"], "out of range"),
+        (["--fix", "zero-std", "--steps", "9:"], "no train rows to compare"),
+        (["--fix", "zero-std", "--by", "day"], "day"),
+        (["--fix", "zero-std", "--format", "yaml"], "yaml"),
+        (["--fix", "zero-std", "--top", "-1"], "--top"),
+        (["--fix", "zero-std", "--output-file", "nowhere/x.txt"], "--output-file nowhere/x.txt"),
+    ],
+)
+def test_a_bad_option_is_one_sentence_and_2(rolloutdoctor, run, words, part):
+    found = rolloutdoctor("diff", run, *words)
+    assert found.returncode == 2
+    assert found.stdout == ""
+    assert part in " ".join(found.stderr.split())
+
+
+@pytest.mark.parametrize("make", ["missing", "empty", "text", "folder"])
+def test_an_unreadable_input_is_one_sentence_and_2(rolloutdoctor, tmp_path, make):
+    path = tmp_path / "run.parquet"
+    if make == "empty":
+        path.write_bytes(b"")
+    elif make == "text":
+        path.write_text("step,reward\n1,2\n")
+    elif make == "folder":
+        path.mkdir()
+    found = rolloutdoctor("diff", path, "--fix", "zero-std")
+    assert (found.returncode, found.stdout, found.stderr.count("\n")) == (2, "", 1)
+
+
+def test_the_settings_file_gives_defaults(rolloutdoctor, run, tmp_path):
+    (tmp_path / "rolloutdoctor.toml").write_text('format = "json"\nfail-on = "warning"\n[set]\nbeta = 0.25\n')
+    found = rolloutdoctor("diff", run, "--fix", "zero-std", cwd=tmp_path)
+    assert json.loads(found.stdout)["trainer"]["config"]["beta"]["value"] == 0.25
+    (tmp_path / "rolloutdoctor.toml").write_text('format = "junit"\n')
+    assert "as configured against" in rolloutdoctor("diff", run, "--fix", "zero-std", cwd=tmp_path).stdout
+
+
+def test_broken_pipe_is_silent(run):
+    command = f"{sys.executable} -m rolloutdoctor diff {run} --fix zero-std --format json | head -c 1"
+    found = subprocess.run(["bash", "-c", command], capture_output=True, encoding="utf-8", timeout=120)
+    assert (found.stdout, found.stderr) == ("{", "")
