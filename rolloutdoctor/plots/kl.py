@@ -55,7 +55,7 @@ def draw(data: KlData) -> Figure:
     if not data.steps:
         empty(series, "no step has a KL metric")
     else:
-        line(series, data.steps, data.recomputed, color=DARK, label="recomputed from the log-probs")
+        line(series, data.steps, data.recomputed, color=DARK, label="recomputed")
         if finite(data.logged):
             look = _OVERLAY if len(data.steps) > MARKED else _MARKS
             line(series, data.steps, data.logged, color=ALARM, label="as logged", **look)
@@ -75,7 +75,7 @@ def draw(data: KlData) -> Figure:
             linestyle="none",
             marker="x",
             markersize=7,
-            label="solved back from the log",
+            label="solved back",
         )
         other.set_ylabel("KL, nats")
         above(other)

@@ -1,0 +1,87 @@
+"""``rolloutdoctor report``."""
+
+import inspect
+from pathlib import PurePath
+from typing import Annotated
+
+import typer
+
+from rolloutdoctor.cli import options as opt
+from rolloutdoctor.cli.border import guarded
+from rolloutdoctor.cli.output import check_target, write_whole
+from rolloutdoctor.errors import UsageError
+
+EPILOG = (
+    "The page holds the verdict, the findings with their evidence, pictures, a table of steps, the configuration with "
+    "the origin of every value, what was skipped, and how each number is defined. It needs no network and no script. "
+    "Findings do not change the exit code. "
+    "Examples: rolloutdoctor report run.parquet -o report.html; "
+    "rolloutdoctor report run.parquet --fix rejected-rows -o report.html"
+)
+
+
+@guarded
+def report(
+    context: typer.Context,
+    paths: opt.Paths,
+    output: Annotated[str, typer.Option("--output", "-o", metavar="FILE.html", help="Where to write the page.")],
+    trainer: opt.TrainerOption = None,
+    settings: opt.SetOption = None,
+    trainer_config: opt.TrainerConfigOption = None,
+    fix: Annotated[
+        list[str] | None,
+        typer.Option(
+            "--fix", metavar="NAME[:VARIANT]", help="A fix to draw the pictures with and without; repeatable."
+        ),
+    ] = None,
+    steps: opt.StepsOption = None,
+    split: opt.SplitOption = None,
+    device: opt.DeviceOption = opt.Device.auto,
+    dtype: opt.DtypeOption = opt.Dtype.float32,
+    quiet: opt.QuietOption = False,
+) -> None:
+    """Write everything that is known of a run into one page."""
+    from rolloutdoctor.fixes import choose
+
+    if PurePath(output).suffix.lower() not in (".html", ".htm"):
+        raise UsageError(f"{output}: a report is a page; name it FILE.html")
+    fixes = tuple(choose(text) for text in fix or [])
+    step_range = opt.step_range(steps)
+    layers = opt.layers(context, settings, trainer_config)
+    from rolloutdoctor.cli.progress import progress_bar
+    from rolloutdoctor.engine.check import CheckOptions
+    from rolloutdoctor.engine.pictures import check_and_draw
+    from rolloutdoctor.pictures import KINDS
+    from rolloutdoctor.plots.inline import inline_svg
+    from rolloutdoctor.plots.table import PICTURES, figure_of
+    from rolloutdoctor.report.html import Drawing, Page, render
+    from rolloutdoctor.rules.table import RULES
+
+    run = opt.opened(paths, trainer)
+    check_target(output, run)
+    options = CheckOptions(
+        trainer=trainer,
+        layers=layers,
+        steps=step_range,
+        split=split.value if split else None,
+        device=device.value,
+        dtype=dtype.value,
+    )
+    with progress_bar(run.rows, quiet=quiet) as progress:
+        found, gallery = check_and_draw(run, KINDS, options, fixes, progress)
+    drawings = []
+    for kind, data in gallery.drawn.items():
+        title = PICTURES[kind].title(data)
+        figure = figure_of(kind, data)
+        note = figure.get_supxlabel().replace("\n", " ")
+        drawings.append(Drawing(kind, title, note, inline_svg(figure, kind, f"{kind}: {title}")))
+    names = [PurePath(name).name for name in run.files]
+    page = Page(
+        name=names[0] if len(names) == 1 else f"{names[0]} and {len(names) - 1:,} more",
+        report=found,
+        drawings=drawings,
+        gallery=gallery,
+        definitions={rule.code: inspect.getdoc(type(rule)) or "" for rule in RULES},
+    )
+    write_whole(render(page).encode(), output)
+    opt.warn_of_partial(run, quiet=quiet)
