@@ -55,6 +55,9 @@ def voters_of(row, groups, votes):
 
 def advantages(name, scores, groups, votes, lengths, *, scale="group", epsilon=1e-6, lone="raw"):
     """The advantage of every row; 0 for rows without a vote, except where the rule says otherwise."""
+    if name == "gdpo":
+        found = advantages("grpo", scores, groups, votes, lengths, scale=scale, epsilon=epsilon, lone=lone)
+        return whitened_rows(found, lengths)
     found = []
     voting = [score for score, vote in zip(scores, votes, strict=True) if vote]
     if name == "normalize_then_sum":
@@ -92,8 +95,11 @@ def advantages(name, scores, groups, votes, lengths, *, scale="group", epsilon=1
             if best and scale == "group":
                 value /= std(others) + epsilon
         found.append(value)
-    if name != "reinforce_plus_plus_baseline":
-        return found
+    return whitened_rows(found, lengths) if name == "reinforce_plus_plus_baseline" else found
+
+
+def whitened_rows(found, lengths):
+    """Each row counts once for each of its tokens."""
     tokens = [value for value, length in zip(found, lengths, strict=True) for _ in range(length)]
     middle, spread = mean(tokens), std(tokens)
     whitened = [(value - middle) / math.sqrt(spread**2 + 1e-8) for value in found]
@@ -178,3 +184,104 @@ def aggregated(mode, terms, masks, *, length=None):
         return total / rows
     assert mode == "slime/token-mean"
     return total / sum(max(count, 1) for count in counts)
+
+
+def whitened(values):
+    """A list over tokens."""
+    middle, spread = mean(values), std(values)
+    return [(value - middle) / math.sqrt(spread**2 + 1e-8) for value in values]
+
+
+def returns(rewards, masks, gamma=1.0):
+    """One row: discounted sums backwards, masked tokens skipped; None at masked tokens."""
+    found, carried = [], 0.0
+    for reward, on in zip(reversed(rewards), reversed(masks), strict=True):
+        carried = reward + gamma * carried if on else carried
+        found.insert(0, carried if on else None)
+    return found
+
+
+def masked_gae(rewards, values, masks, gamma, lam):
+    """One row, before whitening; None at masked tokens."""
+    found, carried, next_value = [], 0.0, 0.0
+    for reward, value, on in zip(reversed(rewards), reversed(values), reversed(masks), strict=True):
+        if on:
+            carried = reward + gamma * next_value - value + gamma * lam * carried
+            next_value = value
+        found.insert(0, carried if on else None)
+    return found
+
+
+def token_baselines(rows, groups, votes, *, compact, zero_tail):
+    """Optimal token baselines of whole rows: each is a list of (reward, path variance, mask); None at masked tokens."""
+    tables = []
+    for row in rows:
+        returned = returns([reward for reward, _, _ in row], [on for _, _, on in row])
+        weight, rank, table = 0.0, 0, {}
+        for position, ((_, variance, on), value) in enumerate(zip(row, returned, strict=True)):
+            if on:
+                weight += variance
+                table[rank if compact else position] = (position, value, weight)
+                rank += 1
+        tables.append(table)
+    found = []
+    for own, row in enumerate(rows):
+        members = [
+            other
+            for other in range(len(rows))
+            if groups[other] == groups[own] and votes[other] and (tables[other] or not compact)
+        ]
+        lengths = {other: len(tables[other]) for other in members}
+        tail = math.inf
+        others = [length for other, length in lengths.items() if other != own]
+        if zero_tail and own in members and others and lengths[own] > max(others):
+            tail = max(others)
+        result = [None] * len(row)
+        for place, (position, value, _) in tables[own].items():
+            at = [tables[other][place] for other in members if place in tables[other]]
+            baseline = sum(v * w for _, v, w in at) / (sum(w for _, _, w in at) + 1e-8)
+            used = len(members) > 1 and place < tail
+            result[position] = value - baseline if used else value
+        found.append(result)
+    return found
+
+
+def kept(statistic, low, high):
+    return (low is None or statistic >= low) and statistic <= high
+
+
+def divergence(name, log_ratio):
+    u = clipped(log_ratio, -20.0, 20.0)
+    return {"k1": -u, "k2": u * u / 2, "k3": math.exp(u) - 1 - u}[name]
+
+
+def rejected(name, rows, low, high):
+    """Masks after rejection; each row is a list of (log-ratio, mask)."""
+    over, _, estimator = name.rpartition("_")
+    found = []
+    for row in rows:
+        values = [divergence(estimator, u) for u, on in row if on]
+        if over == "token":
+            found.append([on and kept(divergence(estimator, u), low, high) for u, on in row])
+            continue
+        total = math.fsum(values)
+        statistic = {"seq_sum": total, "seq_mean": total / (len(values) + 1e-8), "seq_max": max(values, default=0.0)}
+        found.append([on and kept(statistic[over], low, high) for _, on in row])
+    return found
+
+
+def importance(rows, level, high, low=None):
+    """Weights; each row is a list of (log-ratio, mask)."""
+    found = []
+    for row in rows:
+        total = math.fsum(u for u, on in row if on)
+        weights = []
+        for u, on in row:
+            weight = math.exp(clipped(u if level == "token" else total, -20.0, 20.0))
+            if low is None:
+                weight = min(weight, high)
+            elif not low <= weight <= high:
+                weight = 0.0
+            weights.append(weight if on else 0.0)
+        found.append(weights)
+    return found

@@ -1,0 +1,336 @@
+"""The real verl estimators, KL penalty and rollout correction on random ragged batches against the packed code."""
+
+import ast
+import math
+from dataclasses import replace
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+from parity.padded import error, pack, pad
+from parity.test_verl import DOUBLE, MASKED_MEAN, SEEDS, SINGLE, default_dtype, objective
+
+from rolloutdoctor.corrections.controller import next_coefficient
+from rolloutdoctor.corrections.rejection import STATISTICS, kept_tokens
+from rolloutdoctor.errors import CannotComputeError
+from rolloutdoctor.evaluate import evaluate, evaluate_rows
+from rolloutdoctor.reward_pass import log_ratios
+from rolloutdoctor.testing import random_batch
+from rolloutdoctor.trainers import verl, verl_correction
+
+pytestmark = [pytest.mark.parity, pytest.mark.filterwarnings("ignore")]
+
+SUMMED = 5e-6
+"""In float32, where upstream adds up returns, path weights or log-ratios in float32, and this package in float64."""
+
+
+@pytest.fixture(scope="module")
+def algos():
+    return pytest.importorskip("verl.trainer.ppo.core_algos")
+
+
+@pytest.fixture(scope="module")
+def helper():
+    return pytest.importorskip("verl.trainer.ppo.rollout_corr_helper")
+
+
+@pytest.fixture(scope="module")
+def apply_kl_penalty(algos):
+    """The function alone: the module that it is in imports servers that are not installed."""
+    import verl
+    from verl.utils.torch_functional import masked_mean
+
+    source = (Path(verl.__file__).parent / "trainer/ppo/ray_trainer.py").read_text()
+    (found,) = (
+        node for node in ast.parse(source).body if isinstance(node, ast.FunctionDef) and node.name == "apply_kl_penalty"
+    )
+    namespace = {"core_algos": algos, "torch": torch, "masked_mean": masked_mean, "DataProto": object}
+    exec(compile(ast.Module([found], []), "ray_trainer", "exec"), namespace)
+    return namespace["apply_kl_penalty"]
+
+
+class Config(dict):
+    __getattr__ = dict.get
+
+
+def full_batch(seed, *, dense=False, **options):
+    """A random batch with every column that an estimator may need; rows without a token have reward 0.
+
+    verl writes such a reward into a padding column, where what it does depends on the width.
+    """
+    batch = random_batch(seed, sizes=(6, 5, 4, 3, 2, 1, 1), **options)
+    draw = torch.Generator().manual_seed(seed + 1000)
+    columns = {**batch.per_token, "sum_pi_squared": torch.rand(batch.tokens, generator=draw)}
+    if dense:
+        columns["token_rewards"] = torch.randn(batch.tokens, generator=draw)
+    draws = torch.randn(3, len(batch), generator=draw, dtype=torch.float64)
+    reward_N = torch.where(batch.rows.diff() > 0, batch.column("reward"), 0.0)
+    return replace(
+        batch,
+        per_token=columns,
+        per_row={"reward": reward_N, "reward_baseline": draws[0]},
+        rewards={"a": draws[1], "b": (draws[2] > 0).double()},
+    )
+
+
+def token_rewards(batch, dtype):
+    if "token_rewards" in batch.per_token:
+        return pad(batch, batch.column("token_rewards"), dtype)
+    rewards = torch.zeros(pad(batch, batch.column("response_mask")).shape, dtype=dtype)
+    for row, length in enumerate(batch.rows.diff().tolist()):
+        rewards[row, length - 1] = batch.column("reward")[row]
+    return rewards
+
+
+def uids(batch):
+    return np.array([batch.group_name(group) for group in batch.groups.index_N.tolist()], dtype=object)
+
+
+def upstream(algos, name, batch, dtype, config, rewards=None):
+    """Call an estimator as verl's `compute_advantage` does."""
+    mask = pad(batch, batch.column("response_mask"), torch.int64)
+    arguments = {
+        "token_level_rewards": token_rewards(batch, dtype) if rewards is None else rewards,
+        "response_mask": mask,
+    }
+    if name == "gae":
+        arguments |= {"values": pad(batch, batch.column("values"), dtype), "gamma": config.gamma, "lam": config.lam}
+        return pack(batch, algos.compute_gae_advantage_return(**arguments)[0])
+    arguments |= {"config": config, "index": uids(batch)}
+    if name == "grpo":
+        arguments["norm_adv_by_std_in_grpo"] = config.norm_adv_by_std_in_grpo
+    if name == "remax":
+        arguments["reward_baselines"] = batch.column("reward_baseline").to(dtype)
+    if name == "gdpo":
+        lengths = batch.rows.diff()
+        prompts = torch.zeros(len(batch), 2)
+        attention = torch.cat([prompts + 1, (torch.arange(mask.shape[1]) < lengths[:, None]).double()], 1).long()
+        arguments["non_tensor_batch"] = {key: column.numpy() for key, column in batch.rewards.items()}
+        arguments["batch"] = {"prompts": prompts, "attention_mask": attention}
+    if name.endswith("token_baseline"):
+        for column in ("old_log_probs", "sum_pi_squared"):
+            arguments[column] = pad(batch, batch.column(column), dtype)
+        arguments["rollout_is_weights"] = config.weights
+    return pack(batch, algos.get_adv_estimator_fn(name)(**arguments)[0])
+
+
+CASES = [
+    *[("gae", {"gamma": gamma, "lam": lam}) for gamma, lam in ((1.0, 1.0), (0.97, 0.9), (0.9, 0.0))],
+    *[("reinforce_plus_plus", {"gamma": gamma}) for gamma in (1.0, 0.95)],
+    ("remax", {}),
+    *[(name, {}) for name in ("optimal_token_baseline", "tir_optimal_token_baseline")],
+    *[("gdpo", {"gdpo_reward_keys": keys}) for keys in ("a", "b", "b,a")],
+    ("gdpo", {"gdpo_reward_keys": "a,b", "gdpo_reward_weights": "0.3,1.7", "norm_adv_by_std_in_grpo": False}),
+    *[(name, {}) for name in ("grpo", "grpo_vectorized", "rloo", "rloo_vectorized", "opo", "gpg")],
+    ("reinforce_plus_plus_baseline", {}),
+]
+
+
+@pytest.mark.parametrize("seed", SEEDS)
+@pytest.mark.parametrize("dense", [False, True], ids=["scalar", "dense"])
+@pytest.mark.parametrize(("name", "options"), CASES, ids=str)
+def test_advantages(algos, name, options, dense, seed):
+    batch = full_batch(seed, dense=dense)
+    mine = objective(adv_estimator=name, **options)
+    config = Config(norm_adv_by_std_in_grpo=True, gamma=1.0, lam=1.0)
+    config |= options
+    config["gdpo_reward_keys"] = options.get("gdpo_reward_keys", "").split(",")
+    if "gdpo_reward_weights" in options:
+        config["gdpo_reward_weights"] = [float(weight) for weight in options["gdpo_reward_weights"].split(",")]
+    mask_T = batch.column("response_mask")
+    for dtype in (torch.float32, torch.float64):
+        if name in ("gdpo", "grpo_vectorized") and dtype == torch.float64:
+            continue  # float32 inside
+        with default_dtype(dtype):
+            wanted = upstream(algos, name, batch, dtype, config)
+        found = evaluate_rows(batch, mine, dtype)
+        own_T = found.advantage_T
+        if own_T is None:
+            own_T = torch.repeat_interleave(found.advantage_N, batch.rows.diff())
+        single = SUMMED if name.endswith("token_baseline") else SINGLE
+        assert error(own_T[mask_T], wanted[mask_T]) < (single if dtype == torch.float32 else DOUBLE)
+
+
+@pytest.mark.parametrize("seed", SEEDS)
+@pytest.mark.parametrize("tail", [True, False], ids=["tail", "no tail"])
+@pytest.mark.parametrize("name", ["optimal_token_baseline", "tir_optimal_token_baseline"])
+def test_optimal_baselines_with_weights(algos, helper, name, tail, seed):
+    batch = full_batch(seed, dense=True, spread=0.5)
+    mine = objective(adv_estimator=name, rollout_is="sequence", rollout_is_batch_normalize=True)
+    mine = replace(mine, advantage=replace(mine.advantage, zero_tail=tail))
+    batch = replace(batch, per_token={k: v for k, v in batch.per_token.items() if k != "response_mask_pre"})
+    mask = pad(batch, batch.column("response_mask"), torch.int64)
+    mask_T = batch.column("response_mask")
+    for dtype, tolerance in ((torch.float32, SUMMED), (torch.float64, DOUBLE)):
+        difference = pad(batch, batch.column("old_log_probs").to(dtype) - batch.column("rollout_log_probs").to(dtype))
+        with default_dtype(dtype):
+            weights, _ = helper.compute_rollout_correction_weights(difference, mask, "sequence", 2.0, True)
+            wanted = pack(
+                batch,
+                algos.get_adv_estimator_fn(name)(
+                    token_level_rewards=token_rewards(batch, dtype),
+                    response_mask=mask,
+                    index=uids(batch),
+                    old_log_probs=pad(batch, batch.column("old_log_probs"), dtype),
+                    sum_pi_squared=pad(batch, batch.column("sum_pi_squared"), dtype),
+                    rollout_is_weights=weights,
+                    handle_zero_tail=tail,
+                )[0],
+            )
+        found = evaluate_rows(batch, mine, dtype)
+        assert error(found.advantage_T[mask_T], wanted[mask_T]) < tolerance
+
+
+KL_NAMES = sorted(name + plus for name in verl.KL_TYPES for plus in ("", "+"))
+
+
+@pytest.mark.parametrize("name", ["gae", "grpo", "rloo", "remax", "reinforce_plus_plus"])
+@pytest.mark.parametrize("kl_name", KL_NAMES)
+def test_kl_in_reward(algos, apply_kl_penalty, kl_name, name):
+    from verl.protocol import DataProto
+
+    for seed in (1, 2):
+        batch = full_batch(seed, spread=3.0 if seed == 1 else 0.3, dense=seed == 2)
+        before, after = batch.column("response_mask_pre"), batch.column("response_mask")
+        assert not torch.equal(before, after)
+        options = {"use_kl_in_reward": True, "kl_penalty": kl_name, "kl_ctrl.kl_coef": 0.05, "rollout_rs": "token_k1"}
+        mine = objective(adv_estimator=name, gamma=0.99, lam=0.9, **options)
+        config = Config(norm_adv_by_std_in_grpo=True, gamma=0.99, lam=0.9)
+        for dtype, tolerance in ((torch.float32, SINGLE), (torch.float64, DOUBLE)):
+            with default_dtype(dtype):
+                data = DataProto.from_dict(
+                    {
+                        "response_mask": pad(batch, before, torch.int64),
+                        "token_level_scores": token_rewards(batch, dtype),
+                        "old_log_probs": pad(batch, batch.column("old_log_probs"), dtype),
+                        "ref_log_prob": pad(batch, batch.column("ref_log_probs"), dtype),
+                    }
+                )
+                data, logged = apply_kl_penalty(data, algos.FixedKLController(0.05), kl_penalty=kl_name)
+                rewards = data.batch["token_level_rewards"]
+                wanted = upstream(algos, name, batch, dtype, config, rewards)
+            found = evaluate(batch, mine, dtype=dtype)
+            own_T = found.rows.advantage_T
+            if own_T is None:
+                own_T = torch.repeat_interleave(found.rows.advantage_N, batch.rows.diff())
+            assert error(own_T[after], wanted[after]) < tolerance
+            own = verl.metrics(found)
+            assert own["actor/reward_kl_penalty_coeff"] == logged["actor/reward_kl_penalty_coeff"]
+            exact = SINGLE if dtype == torch.float32 else MASKED_MEAN
+            assert own["actor/reward_kl_penalty"] == pytest.approx(
+                logged["actor/reward_kl_penalty"], rel=5 * exact, abs=exact
+            )
+            filled_N = batch.rows.diff() > 0
+            assert own["critic/rewards/mean"] == pytest.approx(float(rewards.sum(1)[filled_N].mean()), rel=1e-5)
+
+
+def test_adaptive_controller(algos):
+    theirs = algos.AdaptiveKLController(0.02, 0.05, 100)
+    own = 0.02
+    for kl, rows in ((0.5, 10), (0.01, 32), (0.052, 7), (-1.0, 3), (0.05, 64)):
+        theirs.update(kl, rows)
+        own = next_coefficient(own, kl, rows, target_kl=0.05, horizon=100)
+        assert own == pytest.approx(theirs.value, rel=1e-15)
+
+
+def correct(helper, batch, dtype, **options):
+    """verl's unified function: weights, mask and metrics."""
+    with default_dtype(dtype):
+        weights, mask, metrics = helper.compute_rollout_correction_and_rejection_mask(
+            old_log_prob=pad(batch, batch.column("old_log_probs"), dtype),
+            rollout_log_prob=pad(batch, batch.column("rollout_log_probs"), dtype),
+            response_mask=pad(batch, batch.column("response_mask_pre"), torch.int64),
+            **options,
+        )
+    weights = None if weights is None else pack(batch, weights.batch["rollout_is_weights"])
+    return weights, pack(batch, mask) != 0, metrics
+
+
+def same_metrics(own, theirs, dtype):
+    assert own.keys() == theirs.keys()
+    for name, value in theirs.items():
+        # Upstream takes shares in float32; roots of differences of means cancel.
+        loose = 1e-5 if dtype == torch.float32 or "fraction" in name or "oob" in name else MASKED_MEAN
+        absolute = 1e-3 if name.endswith("std") and dtype == torch.float32 else loose
+        assert own[name] == pytest.approx(value, rel=loose, abs=absolute), name
+
+
+@pytest.mark.parametrize("seed", range(3))
+@pytest.mark.parametrize("normalised", [False, True], ids=["raw", "normalised"])
+@pytest.mark.parametrize("threshold", [2.0, 1.05, "0.7_1.5", "3"], ids=str)
+@pytest.mark.parametrize("level", ["token", "sequence"])
+def test_importance_weights(helper, level, threshold, normalised, seed):
+    for spread in (0.1, 2.0, 15.0):
+        batch = random_batch(seed, sizes=(6, 5, 4, 3), spread=spread)
+        options = {
+            "rollout_is": level,
+            "rollout_is_threshold": threshold,
+            "rollout_is_batch_normalize": normalised,
+        }
+        mine = objective(adv_estimator="grpo", rollout_rs="token_k1", **options)
+        for dtype in (torch.float32, torch.float64):
+            try:
+                weights, _, metrics = correct(helper, batch, dtype, **options)
+            except ZeroDivisionError:
+                with pytest.raises(CannotComputeError, match="every importance weight"):
+                    evaluate(batch, mine, dtype=dtype)
+                continue
+            found = evaluate(batch, mine, dtype=dtype)
+            single = SUMMED if level == "sequence" else SINGLE
+            assert error(found.rows.weight_T, weights) < (single if dtype == torch.float32 else DOUBLE)
+            same_metrics(verl_correction.metrics(found), metrics, dtype)
+
+
+@pytest.mark.parametrize("seed", range(3))
+@pytest.mark.parametrize("name", [*STATISTICS, "token_k1,seq_max_k2", "seq_sum_k1, seq_mean_k3 ,token_k2"])
+def test_rejection(helper, name, seed):
+    for spread in (0.1, 2.0, 15.0):
+        batch = random_batch(seed, sizes=(6, 5, 4, 3), spread=spread)
+        names = [part.strip() for part in name.split(",")]
+        for lower, upper in ((0.5, 1.7), (None, 1.3), (0.2, 30.0)):
+            bounds = f"{upper}" if lower is None else f"{lower}_{upper}"
+            threshold = ",".join(bounds if part.endswith("k1") else str(upper - 1) for part in names)
+            mine = objective(adv_estimator="grpo", rollout_rs=name, rollout_rs_threshold=threshold)
+            for dtype in (torch.float32, torch.float64):
+                _, mask_T, metrics = correct(helper, batch, dtype, rollout_rs=name, rollout_rs_threshold=threshold)
+                assert torch.equal(kept_tokens(log_ratios(batch, dtype), mine.correction.rejections), mask_T)
+                same_metrics(verl_correction.metrics(evaluate(batch, mine, dtype=dtype)), metrics, dtype)
+
+
+def test_bounds_of_k1_are_of_the_inverse_ratio():
+    mine = objective(adv_estimator="grpo", rollout_rs="seq_sum_k1,token_k3", rollout_rs_threshold="0.5_5.0,0.1")
+    first, second = mine.correction.rejections
+    assert (first.low, first.high) == (math.log(0.5), math.log(5.0))
+    assert (second.low, second.high) == (None, 0.1)
+
+
+@pytest.mark.parametrize("level", ["token", "sequence"])
+def test_weighted_loss_and_gradient(algos, helper, level):
+    from verl.workers.config import ActorConfig
+
+    for seed in (1, 2):
+        batch = random_batch(seed, sizes=(6, 5, 4), spread=0.8, longest=12)
+        mine = objective(adv_estimator="grpo", loss_agg_mode="token-sum", rollout_is=level, rollout_rs="token_k1")
+        config = ActorConfig(
+            strategy="fsdp", rollout_n=1, ppo_micro_batch_size_per_gpu=1, loss_agg_mode="token-sum", clip_ratio_c=3.0
+        )
+        mask_T = batch.column("response_mask")
+        for dtype, tolerance in ((torch.float32, SINGLE), (torch.float64, DOUBLE)):
+            found = evaluate(batch, mine, dtype=dtype, per_token=True)
+            weights, _, _ = correct(helper, batch, dtype, rollout_is=level, rollout_is_threshold=2.0)
+            leaf = pad(batch, batch.column("policy_log_probs"), dtype).requires_grad_()
+            advantage_T = torch.repeat_interleave(found.rows.advantage_N, batch.rows.diff())
+            loss, _ = algos.compute_policy_loss_vanilla(
+                pad(batch, batch.column("old_log_probs"), dtype),
+                leaf,
+                pad(batch, advantage_T, dtype),
+                pad(batch, mask_T),
+                loss_agg_mode="token-sum",
+                config=config,
+                rollout_is_weights=pad(batch, weights, dtype),
+            )
+            loss.backward()
+            assert error(found.per_token.grad_T[mask_T], pack(batch, leaf.grad)[mask_T]) < tolerance
+            scale = float(found.per_token.loss_T.double().abs().sum())
+            assert abs(found.policy_loss - loss.item()) < tolerance * scale
