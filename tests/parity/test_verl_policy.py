@@ -192,3 +192,73 @@ def test_loss_gradient_metrics(algos, mode, aggregation, layout, dtype):
         for metric, value in logged.items():
             assert own[metric] == pytest.approx(value, rel=1e-5, abs=1e-6), metric
         assert own["actor/pg_loss"] == found.policy_loss
+
+
+INSIDE = "policy_loss.rollout_correction"
+CORRECTIONS = {
+    "nothing": {"rollout_is": None},
+    "token weights": {"rollout_is": "token", "rollout_is_threshold": 1.3},
+    "row weights, rows rejected": {
+        "rollout_is": "sequence",
+        "rollout_is_threshold": "0.2_4.0",
+        "rollout_rs": "seq_mean_k1",
+        "rollout_rs_threshold": "0.9_1.1",
+    },
+    "tokens rejected": {
+        "rollout_is": "sequence",
+        "rollout_rs": "token_k1,token_k3",
+        "rollout_rs_threshold": "0.8_1.2,0.03",
+    },
+}
+
+
+@pytest.mark.parametrize("dtype", TOLERANCE, ids=["float32", "float64"])
+@pytest.mark.parametrize("correction", CORRECTIONS)
+@pytest.mark.parametrize("aggregation", AGGREGATIONS)
+@pytest.mark.parametrize("loss_type", ["ppo_clip", "reinforce"])
+def test_bypass_mode(algos, loss_type, aggregation, correction, dtype):
+    """What is rejected inside the loss keeps its KL term, and its tokens stay in the count of token-mean."""
+    from verl.trainer.config.algorithm import RolloutCorrectionConfig
+    from verl.workers.config import ActorConfig, PolicyLossConfig
+
+    batch = random_batch(7, sizes=(6, 5, 4), spread=0.2, longest=9, dtype=dtype)
+    inside = {"loss_type": loss_type, **CORRECTIONS[correction]}
+    mine = objective(
+        loss_mode="bypass_mode",
+        loss_agg_mode=aggregation,
+        use_kl_loss=True,
+        kl_loss_coef=COEF,
+        **{"rollout_correction.bypass_mode": True},
+        **{f"{INSIDE}.{name}": value for name, value in inside.items()},
+    )
+    found = evaluate_all(batch, {"": mine}, dtype=dtype, per_token=True)[""]
+    config = ActorConfig(
+        strategy="fsdp",
+        rollout_n=1,
+        ppo_micro_batch_size_per_gpu=1,
+        policy_loss=PolicyLossConfig(rollout_correction=RolloutCorrectionConfig(bypass_mode=True, **inside)),
+        **CLIP,
+    )
+    ((_, sizes, _),) = parts_of(batch)
+    config.global_batch_info.update(sizes)
+    leaf = pad(batch, batch.column("policy_log_probs"), dtype).requires_grad_()
+    rollout, ref = (pad(batch, batch.column(name), dtype) for name in ("rollout_log_probs", "ref_log_probs"))
+    advantage_T = torch.repeat_interleave(found.rows.advantage_N, batch.rows.diff())
+    mask = pad(batch, batch.column("response_mask"))
+    with default_dtype(dtype):
+        policy, logged = algos.compute_policy_loss_bypass_mode(
+            rollout, leaf, pad(batch, advantage_T, dtype), mask, loss_agg_mode=aggregation, config=config
+        )
+        kl = algos.agg_loss(algos.kl_penalty(leaf, ref, "low_var_kl"), mask, aggregation, **sizes)
+        (policy + COEF * kl).backward()
+    scale = float(found.per_token.loss_T.double().abs().sum())
+    assert abs(found.policy_loss - policy.item()) <= TOLERANCE[dtype] * scale
+    assert abs(found.kl_loss - COEF * kl.item()) <= TOLERANCE[dtype] * scale
+    mask_T = batch.column("response_mask")
+    assert error(found.per_token.grad_T[mask_T], pack(batch, leaf.grad)[mask_T]) <= TOLERANCE[dtype]
+    own = verl.metrics(found)
+    assert {each for each in own if each in METRICS} == {each for each in logged if each in METRICS}
+    for metric in set(METRICS) & set(logged):
+        assert own[metric] == pytest.approx(logged[metric], rel=1e-5, abs=1e-6), metric
+    kept = float(found.tokens.counted_N.sum() / mask_T.sum())
+    assert (0.2 < kept < 0.95) if "rejected" in correction else kept == 1
