@@ -280,8 +280,8 @@ class RatioData:
         clip_low: how far below one the ratio may fall.
         clip_high: how far above one it may rise.
         steps: optimiser steps.
-        below: share of the step's tokens with a ratio below the clip range.
-        above: share of the step's tokens with a ratio above it.
+        below: share of the step's finite ratios that are below the clip range.
+        above: share of the step's finite ratios that are above it.
         outside: tokens of the run with a ratio below or above it.
         mean_gap: mean absolute gap of the step, or empty.
     """

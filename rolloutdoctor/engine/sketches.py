@@ -304,18 +304,20 @@ class RatioSketch(Sketch):
         ratio_T = evaluation.per_token.ratio_T[mask_T].double()
         self.log_ratio += histogram(ratio_T.log())
         self.on_policy &= batch.column(rule.old) is batch.column("policy_log_probs")
-        count = max(len(ratio_T), 1)
-        below, above = int((ratio_T < 1 - rule.clip_low).sum()), int((ratio_T > 1 + rule.clip_high).sum())
+        known_T = ratio_T[ratio_T.isfinite()]
+        count = len(known_T)
+        below, above = int((known_T < 1 - rule.clip_low).sum()), int((known_T > 1 + rule.clip_high).sum())
         self.outside += below + above
         mean_gap = None
         if batch.has("rollout_log_probs") and batch.has("old_log_probs"):
             gap_T = (batch.column("old_log_probs").double() - batch.column("rollout_log_probs").double())[mask_T]
             self.gap += histogram(gap_T)
-            known_T = gap_T[gap_T.isfinite()]
-            mean_gap = float(known_T.abs().mean()) if len(known_T) else None
+            gap_T = gap_T[gap_T.isfinite()]
+            mean_gap = float(gap_T.abs().mean()) if len(gap_T) else None
         else:
             self.has_gap = False
-        self.series.add(batch.step, below / count, above / count, mean_gap)
+        shares = (below / count, above / count) if count else (None, None)
+        self.series.add(batch.step, *shares, mean_gap)
 
     def data(self) -> RatioData:
         """Return histograms and series."""

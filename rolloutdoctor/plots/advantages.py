@@ -3,9 +3,24 @@
 from typing import Any, cast
 
 from matplotlib.figure import Figure
+from matplotlib.ticker import MaxNLocator
 
 from rolloutdoctor.pictures import AdvantagesData, on_one_grid
-from rolloutdoctor.plots.style import ALARM, DARK, GUIDE, INK, PALE, above, bars, blank, empty, many, say_cut, short
+from rolloutdoctor.plots.style import (
+    ALARM,
+    DARK,
+    GUIDE,
+    INK,
+    PALE,
+    above,
+    bars,
+    blank,
+    empty,
+    many,
+    room,
+    say_cut,
+    short,
+)
 
 
 def title(data: AdvantagesData) -> str:
@@ -34,13 +49,15 @@ def draw(data: AdvantagesData) -> Figure:
     if data.after is not None:
         bars(ax, bins, 1, color=DARK, linewidth=2.4, label=f"with {data.fix}")
     if data.flipped.total:
-        label = f"sign turned by the fix ({data.flipped.total:,})"
+        label = f"sign turned by it ({data.flipped.total:,})"
         bars(ax, bins, 2, fill=True, facecolor="none", edgecolor=ALARM, hatch="////", linewidth=1.4, label=label)
-    ax.axvline(0, color=INK, linewidth=1.2, linestyle=(0, (4, 3)), label="zero")
+    ax.axvline(0, color=INK, linewidth=1.2, linestyle=(0, (4, 3)))
+    ax.set_xlim(room(bins))
     say_cut(ax, bins, 0)
     ax.set_xlabel("advantage (as the loss uses it)")
     ax.set_ylabel(f"{data.unit} per bin of {short(bins.width)}")
     ax.set_ylim(bottom=0)
+    ax.yaxis.set_major_locator(MaxNLocator(integer=True))
     above(ax, 4)
     return figure
 
@@ -74,7 +91,7 @@ def draw_by_step(data: AdvantagesData) -> Figure:
             ax.stairs(heights, edges, baseline=base, color=DARK, linewidth=1.8, label=label, zorder=front + 1)
         one = band.first_step == band.last_step
         names.append((base, f"{band.first_step}" if one else f"{band.first_step}–{band.last_step}"))
-    ax.axvline(0, color=INK, linewidth=1.2, linestyle=(0, (4, 3)), label="zero", zorder=100)
+    ax.axvline(0, color=INK, linewidth=1.2, linestyle=(0, (4, 3)), zorder=100)
     ax.set_yticks([base for base, _ in names], [name for _, name in names])
     ax.tick_params(axis="y", length=0)
     ax.spines["left"].set_visible(False)

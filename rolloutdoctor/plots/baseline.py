@@ -1,9 +1,10 @@
 """Baseline: how far rows that train nothing move what their siblings are compared with."""
 
 from matplotlib.figure import Figure
+from matplotlib.ticker import MaxNLocator
 
 from rolloutdoctor.pictures import BaselineData, on_one_grid
-from rolloutdoctor.plots.style import DARK, INK, PALE, blank, empty, many, short
+from rolloutdoctor.plots.style import DARK, INK, PALE, blank, empty, many, room, short
 
 
 def title(data: BaselineData) -> str:
@@ -28,10 +29,11 @@ def draw(data: BaselineData) -> Figure:
         return figure
     scatter, side = figure.subplots(1, 2, sharey=True, width_ratios=[2.2, 1])
     most = max(count for _, _, count in data.points)
-    sizes = [46 * (1 + 4 * (count - 1) / most) for _, _, count in data.points]
+    crowded = len(data.points) > 300
+    sizes = [(10 if crowded else 46) * (1 + 4 * (count - 1) / most) for _, _, count in data.points]
     shares = [100 * share for share, _, _ in data.points]
     drifts = [drift for _, drift, _ in data.points]
-    scatter.scatter(shares, drifts, s=sizes, facecolor=DARK, edgecolor="white", linewidth=0.6, alpha=0.75)
+    scatter.scatter(shares, drifts, s=sizes, facecolor=DARK, linewidth=0, alpha=0.35 if crowded else 0.75)
     scatter.axhline(0, color=INK, linewidth=1.2, linestyle=(0, (4, 3)))
     scatter.set_xlim(0, max(52.0, max(shares) + 4))
     scatter.set_xlabel("rows of the group without a trained token, %")
@@ -44,4 +46,6 @@ def draw(data: BaselineData) -> Figure:
     side.axhline(0, color=INK, linewidth=1.2, linestyle=(0, (4, 3)))
     side.set_xlabel(f"groups per bin of {short(bins.width)}")
     side.set_xlim(left=0)
+    side.set_ylim(room(bins))
+    side.xaxis.set_major_locator(MaxNLocator(nbins=4, integer=True))
     return figure

@@ -27,6 +27,8 @@ from rolloutdoctor.plots.style import (
 
 def title(data: GradientData) -> str:
     """What the picture says, in a sentence."""
+    if data.steps and not finite(data.whole):
+        return "The gradient is NaN or infinite in every step"
     policy, kl = math.fsum(finite(data.policy)), math.fsum(finite(data.kl))
     if data.fix is None or not finite(data.spurious):
         share = f"{short(100 * kl / (policy + kl))} % of the two parts" if policy + kl else "nothing: the gradient is 0"
@@ -53,6 +55,9 @@ def draw(data: GradientData) -> Figure:
     if not data.steps:
         empty(figure.add_subplot(), "no step could be evaluated")
         return figure
+    if not finite(data.whole):
+        empty(figure.add_subplot(), "no step has a finite gradient")
+        return figure
     if not compared:
         _parts(figure.add_subplot(), data)
         return figure
@@ -71,10 +76,16 @@ def draw(data: GradientData) -> Figure:
     angle.set_ylim(low - 0.08 * max(1 - low, 0.01), 1 + 0.08 * max(1 - low, 0.01))
     angle.axhline(1, color=INK, linewidth=1.0, linestyle=(0, (1, 2)))
     angle.set_ylabel("cosine with\nthe fixed one")
-    if low > 0.99:
+    if not known:
+        empty(angle, "not defined: one of the gradients is 0 or not finite")
+    elif low > 0.99:
         angle.set_ylim(0.99, 1.001)
     figure.align_ylabels([share, parts, angle])
-    step_axis(angle, data.steps)
+    if known:
+        step_axis(angle, data.steps)
+    else:
+        parts.set_xlabel("optimiser step")
+        parts.tick_params(labelbottom=True)
     return figure
 
 

@@ -20,6 +20,7 @@ from rolloutdoctor.plots.style import (
     log_counts,
     many,
     mean,
+    room,
     say_cut,
     short,
     step_axis,
@@ -52,7 +53,10 @@ def draw(data: KlData) -> Figure:
     top = "AB" if has_inverse else "AA"
     axes = figure.subplot_mosaic(f"{top}\nCC", height_ratios=[1.25, 1])
     series = axes["A"]
-    if not data.steps:
+    known = finite([*data.logged, *data.recomputed, *data.after])
+    if data.steps and not known:
+        empty(series, f"no step has a finite {data.metric}")
+    elif not data.steps:
         empty(series, "no step has a KL metric")
     else:
         line(series, data.steps, data.recomputed, color=DARK, label="recomputed")
@@ -62,6 +66,8 @@ def draw(data: KlData) -> Figure:
         if finite(data.after):
             line(series, data.steps, data.after, color=INK, linestyle="--", linewidth=1.4, label=f"with {data.fix}")
         series.set_ylabel(f"{data.metric}, nats")
+        if min(known) >= 0:
+            series.set_ylim(bottom=0)
         above(series)
         step_axis(series, data.steps)
     if has_inverse:
@@ -86,6 +92,7 @@ def draw(data: KlData) -> Figure:
         return figure
     bins = on_one_grid([data.tokens])
     bars(tokens, bins, 0, fill=True, color=PALE)
+    tokens.set_xlim(room(bins))
     tokens.axvline(0, color=INK, linewidth=1.2, linestyle=(0, (4, 3)))
     log_counts(tokens)
     say_cut(tokens, bins, 0)

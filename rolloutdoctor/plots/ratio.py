@@ -10,7 +10,6 @@ from rolloutdoctor.pictures import Histogram, RatioData, on_one_grid
 from rolloutdoctor.plots.style import (
     ALARM,
     DARK,
-    GUIDE,
     INK,
     PALE,
     above,
@@ -22,6 +21,7 @@ from rolloutdoctor.plots.style import (
     log_counts,
     many,
     mean,
+    room,
     say_cut,
     short,
     step_axis,
@@ -32,8 +32,10 @@ def title(data: RatioData) -> str:
     """What the picture says, in a sentence."""
     if _all_one(data.log_ratio):
         return f"All {many(data.log_ratio.total, 'ratio')} are exactly 1: nothing can be clipped"
-    count = data.log_ratio.total + data.log_ratio.nonfinite
-    share = 100 * data.outside / count if count else math.nan
+    count = data.log_ratio.total
+    if not count:
+        return f"None of {many(data.log_ratio.nonfinite, 'importance ratio')} is finite"
+    share = 100 * data.outside / count
     told = f"{short(share)} % of {many(count, 'importance ratio')} are outside the clip range"
     if finite(data.mean_gap):
         told += f"; mean |gap| {short(mean(data.mean_gap))} nats"
@@ -56,6 +58,9 @@ def draw(data: RatioData) -> Figure:
     line(below, steps, [100 * value for value in data.above], color=DARK, label="above the range")
     line(below, steps, [100 * value for value in data.below], color=ALARM, linestyle="--", label="below the range")
     below.set_ylabel("tokens outside, %")
+    if not finite(data.above):
+        empty(below, "no step has a finite ratio")
+        return figure
     top = max(finite([*data.above, *data.below]), default=0.0)
     below.set_ylim(0, 100 * top * 1.08 if top else 1)
     above(below)
@@ -112,7 +117,8 @@ def _tick_ratios(ax: Axes) -> None:
 def _gap(ax: Axes, data: RatioData) -> None:
     assert data.gap is not None
     bins = on_one_grid([data.gap])
-    bars(ax, bins, 0, fill=True, color=PALE, edgecolor=GUIDE)
+    bars(ax, bins, 0, fill=True, color=PALE)
+    ax.set_xlim(room(bins))
     ax.axvline(0, color=INK, linewidth=1.0, linestyle=(0, (1, 2)))
     log_counts(ax)
     say_cut(ax, bins, 0)

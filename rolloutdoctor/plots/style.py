@@ -8,6 +8,7 @@ from typing import Any, cast
 import matplotlib as mpl
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
+from matplotlib.patches import StepPatch
 from matplotlib.ticker import FuncFormatter, LogLocator, MaxNLocator, NullLocator
 
 from rolloutdoctor.pictures import Bins
@@ -79,10 +80,20 @@ def bars(ax: Axes, bins: Bins, which: int, **look: Any) -> None:  # noqa: ANN401
     ax.stairs(bins.counts[which], edges, **look)
 
 
+def room(bins: Bins) -> tuple[float, float]:
+    """Limits of the axis of values: the bins, or some room around them where they are few."""
+    low, high = bins.centers[0] - bins.width, bins.centers[-1] + bins.width
+    spare = max(0.0, 12 * bins.width - (high - low)) / 2
+    return low - spare, high + spare
+
+
 def log_counts(ax: Axes) -> None:
     """Count on a logarithmic axis, in plain numbers."""
     ax.set_yscale("log")
-    ax.yaxis.set_major_locator(LogLocator(numticks=6))
+    few = (
+        max((float(patch.get_data()[0].max()) for patch in ax.patches if isinstance(patch, StepPatch)), default=1) < 60
+    )
+    ax.yaxis.set_major_locator(LogLocator(subs=(1, 2, 5) if few else (1,), numticks=6))
     ax.yaxis.set_minor_locator(NullLocator())
     ax.yaxis.set_major_formatter(FuncFormatter(lambda count, _: f"{count:,.0f}"))
     ax.set_ylim(bottom=0.7)
@@ -132,6 +143,7 @@ def step_axis(ax: Axes, steps: Sequence[int]) -> None:
     ax.xaxis.set_major_locator(MaxNLocator(integer=True, nbins=10))
     if steps and steps[0] == steps[-1]:
         ax.set_xlim(steps[0] - 1, steps[0] + 1)
+        ax.set_xticks([steps[0]])
     elif steps:
         ax.margins(x=0.02)
 
@@ -162,7 +174,9 @@ def mean(values: Sequence[float]) -> float:
 
 def short(value: float) -> str:
     """A number for a title: three significant digits."""
-    return "n/a" if not math.isfinite(value) else f"{value:.3g}"
+    if not math.isfinite(value):
+        return "n/a"
+    return f"{value:,.0f}" if 1000 <= abs(value) < 1e9 else f"{value:.3g}"
 
 
 def many(count: int, noun: str) -> str:
