@@ -112,7 +112,7 @@ def natural(row: dict[str, object], name: str, where: str) -> int:
     if isinstance(value, float) and value.is_integer():
         value = int(value)
     if not isinstance(value, int) or isinstance(value, bool) or not 0 <= value < 2**63:
-        raise DataError(f"{where}: {name} is {value!r:.40} where an integer of 0 or more was expected")
+        raise DataError(f"{where}: {name} is {shown(value)} where an integer of 0 or more was expected")
     return value
 
 
@@ -129,4 +129,13 @@ def number(value: object, what: str) -> float | None:
             raise TypeError
         return float(value)
     except (TypeError, OverflowError):
-        raise DataError(f"{what} is {value!r:.40} where a number was expected") from None
+        raise DataError(f"{what} is {shown(value)} where a number was expected") from None
+
+
+def shown(value: object) -> str:
+    """What a value looks like, short and on one line, for messages.
+
+    >>> shown("a" * 100)
+    "'aaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaa"
+    """
+    return " ".join(f"{value!r:.40}".split())

@@ -105,19 +105,20 @@ def _cell(name: str, value: object, where: str) -> object:
             raise DataError(f"{where} is missing; every row needs its {name}")
         return None
     if column.kind is Kind.INTEGER:
-        return lines.natural({"value": value}, "value", where)
+        place, _, label = where.rpartition(": ")
+        return lines.natural({label: value}, label, place)
     if column.kind is Kind.NUMBER:
         return lines.number(value, where)
     if column.kind is Kind.NAMED_NUMBERS:
         if not isinstance(value, dict):
-            raise DataError(f"{where} is {value!r:.40} where an object of numbers was expected")
+            raise DataError(f"{where} is {lines.shown(value)} where an object of numbers was expected")
         return {key: lines.number(each, f"{where}.{key}") for key, each in value.items()}
     if column.kind in (Kind.IDENTIFIER, Kind.TEXT, Kind.MESSAGES):
         if column.kind is not Kind.MESSAGES and isinstance(value, (dict, list)):
-            raise DataError(f"{where} is {value!r:.40} where text was expected")
+            raise DataError(f"{where} is {lines.shown(value)} where text was expected")
         return str(value).encode("utf-8", "replace").decode()
     if not isinstance(value, list):
-        raise DataError(f"{where} is {value!r:.40} where a list was expected")
+        raise DataError(f"{where} is {lines.shown(value)} where a list was expected")
     if not all(each is None or isinstance(each, (bool, int, float)) for each in value):
         raise DataError(f"{where} holds something that is not a number")
     if column.kind is not Kind.FLOATS:

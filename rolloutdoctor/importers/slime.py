@@ -9,12 +9,15 @@ from typing import Any
 import numpy as np
 
 from rolloutdoctor.errors import DataError, InputError
-from rolloutdoctor.importers import base
+from rolloutdoctor.importers import base, lines
 from rolloutdoctor.importers.torch_files import load, looks_like_one
 from rolloutdoctor.io.metadata import RunMetadata
 from rolloutdoctor.io.paths import Source, natural_key
 
 FORMAT_VERSION = 2
+
+_LONGEST = 2**26
+"""Tokens. No sample is longer."""
 
 _TOKEN_FIELDS = {
     "response_mask": "loss_masks",
@@ -153,7 +156,7 @@ class _Dump:
             raise InputError(f"{file.name}: a sample is no dictionary; slime dumps each sample as one")
         if body.get("format_version", FORMAT_VERSION) != FORMAT_VERSION:
             raise InputError(
-                f"{file.name}: format version {body['format_version']!r:.20} of slime's train data, where "
+                f"{file.name}: format version {lines.shown(body['format_version'])} of slime's train data, where "
                 f"{FORMAT_VERSION} is known"
             )
         return body
@@ -248,7 +251,7 @@ class _Dump:
         try:
             return float(value)  # type: ignore[arg-type]
         except (TypeError, ValueError):
-            raise DataError(f"{where}: the reward is {value!r:.40} where a number was expected") from None
+            raise DataError(f"{where}: the reward is {lines.shown(value)} where a number was expected") from None
 
 
 def _status(train: Mapping[str, Any]) -> str | None:
@@ -260,7 +263,7 @@ def _integer(value: object, what: str) -> int:
     if callable(item) and getattr(value, "shape", None) in ((), (1,)):
         value = item()
     if not isinstance(value, int) or not 0 <= value < 2**63:
-        raise DataError(f"{what} is {value!r:.40} where an integer of 0 or more was expected")
+        raise DataError(f"{what} is {lines.shown(value)} where an integer of 0 or more was expected")
     return value
 
 
@@ -272,6 +275,9 @@ def _numbers(value: object, what: str, dtype: type) -> "np.ndarray | None":
 
     if isinstance(value, torch.Tensor):
         if value.dim() == 1 and not value.is_sparse and value.device.type == "cpu":
+            if value.numel() > _LONGEST:
+                # A view may declare any length over a single stored number, and a copy of it would take that memory.
+                raise DataError(f"{what} has {value.numel()} values, more than any response")
             value = value.detach()
             if value.dtype == torch.bfloat16:
                 value = value.float()

@@ -1,0 +1,93 @@
+"""Import a dump and look at the rows; a slime dump to the documented layout (not written by slime itself)."""
+
+from collections.abc import Mapping
+from dataclasses import replace
+from pathlib import Path
+
+import pyarrow.parquet as pq
+import torch
+
+from rolloutdoctor.engine.check import CheckOptions, check
+from rolloutdoctor.engine.convert import ConvertOptions, convert, detect_dump, open_any
+from rolloutdoctor.io.run import open_run
+
+DATA = Path(__file__).parent / "data"
+
+
+def converted(target: Path, *sources: Path, **options: object):
+    """Rows as records, and the sink."""
+    chosen = ConvertOptions(**options)
+    found = detect_dump([str(source) for source in sources], chosen)
+    assert found is not None, "no importer knows it"
+    sink = convert(found, target, chosen)
+    return pq.read_table(target).to_pylist(), sink
+
+
+def findings(*sources: Path, trainer: str | None = None, **options: object):
+    """What check finds in a dump that is opened directly."""
+    with open_any(
+        [str(source) for source in sources], trainer=None, options=ConvertOptions(**options), tell=lambda text: None
+    ) as run:
+        return comparable(check(run, CheckOptions(trainer=trainer, device="cpu")))
+
+
+def findings_of_run(path: Path, trainer: str | None = None):
+    """What check finds in a run file."""
+    return comparable(check(open_run([str(path)]), CheckOptions(trainer=trainer, device="cpu")))
+
+
+def comparable(report):
+    return replace(report, config={})
+
+
+def slime_dump(
+    folder: Path,
+    rollouts=(0, 1),
+    groups=2,
+    size=3,
+    train: Mapping[str, object] | None = None,
+    rollout: Mapping[str, object] | None = None,
+):
+    """Two data-parallel ranks, shuffled over; row 2 of each rollout was removed, so its mask is zero."""
+    for name in ("train_data", "rollout_data"):
+        (folder / name).mkdir(parents=True, exist_ok=True)
+    for number in rollouts:
+        draw = torch.Generator().manual_seed(number)
+        samples, trained = [], []
+        for row in range(groups * size):
+            length = 2 + row % 3
+            logps = -torch.rand(length, generator=draw)
+            sample = {
+                "group_index": 10 * number + row // size,
+                "index": 100 * number + row,
+                "tokens": list(range(7, 10 + length)),
+                "response_length": length,
+                "reward": float(row % 2),
+                "loss_mask": None,
+                "rollout_log_probs": logps.tolist(),
+                "remove_sample": row == 2,
+                "status": "truncated" if row == 1 else "completed",
+            }
+            samples.append(sample | dict(rollout or {}))
+            trained.append(
+                {
+                    "data_parallel_rank": row % 2,
+                    "sample_index": 100 * number + row,
+                    "rollout_position": row,
+                    "tokens": torch.tensor(sample["tokens"]),
+                    "response_lengths": length,
+                    "rewards": 9.0,
+                    "truncated": int(row == 1),
+                    "loss_masks": torch.full((length,), int(row != 2), dtype=torch.int),
+                    "rollout_log_probs": logps,
+                    "log_probs": logps + 0.01,
+                    "ref_log_probs": logps - 0.1,
+                    "advantages": torch.full((length,), 0.5),
+                    "returns": torch.full((length,), 0.5),
+                }
+                | dict(train or {})
+            )
+        body = {"format_version": 2, "rollout_id": number, "rank": 0, "samples": trained[::-1]}
+        torch.save(body | {"raw_reward": [8.0] * len(samples)}, folder / "train_data" / f"{number}.pt")
+        torch.save({"rollout_id": number, "samples": samples}, folder / "rollout_data" / f"{number}.pt")
+    return folder

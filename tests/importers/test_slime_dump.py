@@ -1,0 +1,143 @@
+"""slime's documented layout: the join of its two files, and what must not be run or believed."""
+
+import pickle
+import zipfile
+
+import pytest
+import torch
+from importers.importing import converted, findings, findings_of_run, slime_dump
+
+from rolloutdoctor.errors import DataError, InputError
+
+
+def test_the_join(tmp_path):
+    rows, sink = converted(tmp_path / "run.parquet", slime_dump(tmp_path / "dump"))
+    assert len(rows) == 12
+    row = next(row for row in rows if (row["step"], row["sample_id"]) == (1, "4"))
+    assert row["group_id"] == "11"
+    assert row["reward"] == 0.0  # the rollout's, not the normalised one, nor what metadata put over it
+    assert row["response_ids"] == [10, 11, 12]
+    assert row["prompt_ids"] == [7, 8, 9]
+    assert row["rank"] == 0
+    assert row["old_log_probs"] == pytest.approx([each + 0.01 for each in row["rollout_log_probs"]])
+    assert sink.notes == []
+
+
+def test_a_removed_sample_keeps_its_mask_from_before(tmp_path):
+    rows, _ = converted(tmp_path / "run.parquet", slime_dump(tmp_path / "dump"))
+    removed = [row for row in rows if row["sample_id"] == "2"]
+    assert all(not any(row["response_mask"]) and all(row["response_mask_pre"]) for row in removed)
+    report = findings(tmp_path / "dump")
+    assert "RDA001" in [found.code for found in report.findings]
+
+
+def test_round_trip(tmp_path):
+    dump = slime_dump(tmp_path / "dump")
+    converted(tmp_path / "run.parquet", dump)
+    assert findings(dump) == findings_of_run(tmp_path / "run.parquet")
+
+
+def test_rollouts_alone(tmp_path):
+    dump = slime_dump(tmp_path / "dump")
+    rows, _ = converted(tmp_path / "run.parquet", dump / "rollout_data")
+    assert {row["group_id"] for row in rows} == {"0", "1", "10", "11"}
+    assert not any(next(row for row in rows if row["sample_id"] == "2")["response_mask"])
+    assert "old_log_probs" not in rows[0]
+
+
+def test_train_data_alone_has_no_groups(tmp_path):
+    dump = slime_dump(tmp_path / "dump")
+    rows, sink = converted(tmp_path / "run.parquet", dump / "train_data")
+    assert "group_id" not in rows[0]
+    assert rows[0]["reward"] == 8.0
+    assert "--save-debug-rollout-data" in sink.notes[0]
+
+
+def test_rewards_by_name(tmp_path):
+    dump = slime_dump(tmp_path / "dump", rollout={"reward": {"acc": 1.0, "format": 0.5}})
+    rows, _ = converted(tmp_path / "run.parquet", dump, columns={"reward": "format"})
+    assert {row["reward"] for row in rows} == {0.5}
+    with pytest.raises(DataError, match="no reward 'acd'; it has acc, format"):
+        converted(tmp_path / "run.parquet", dump, columns={"reward": "acd"})
+    with pytest.raises(DataError, match="several rewards; say which one"):
+        converted(tmp_path / "run.parquet", dump / "rollout_data")
+
+
+@pytest.mark.parametrize(
+    ("train", "rollout", "message"),
+    [
+        ({"log_probs": torch.zeros(9)}, {}, "old_log_probs has 9 values for a response of"),
+        ({"log_probs": torch.zeros(1, 2)}, {}, "log_probs is not one number for each token"),
+        ({"log_probs": ["a"]}, {}, "log_probs is not one number for each token"),
+        ({"rollout_position": 99}, {}, "rollout_position 99 is not in the rollout data"),
+        ({"response_lengths": 10**6}, {}, "a response of 1000000 tokens in a sample of"),
+        ({}, {"group_index": None}, "no group_index"),
+        ({}, {"reward": "high"}, "the reward is 'high' where a number was expected"),
+    ],
+)
+def test_what_does_not_fit_is_named(tmp_path, train, rollout, message):
+    with pytest.raises(DataError, match=message):
+        converted(tmp_path / "run.parquet", slime_dump(tmp_path / "dump", train=train, rollout=rollout))
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["dump"]
+
+
+def test_another_format_version(tmp_path):
+    torch.save({"format_version": 3, "rollout_id": 0, "samples": [{}]}, tmp_path / "0.pt")
+    with pytest.raises(InputError, match="format version 3"):
+        converted(tmp_path / "run.parquet", tmp_path / "0.pt")
+
+
+class Touch:
+    """A pickle that creates a file when it is loaded."""
+
+    def __init__(self, path):
+        self.path = path
+
+    def __reduce__(self):
+        return (open, (str(self.path), "w"))
+
+
+def test_no_pickle_is_run_without_the_flag(tmp_path):
+    mark = tmp_path / "mark"
+    dump = slime_dump(tmp_path / "dump", rollouts=(0,))
+    samples = torch.load(dump / "rollout_data" / "0.pt", weights_only=True)["samples"]
+    torch.save({"rollout_id": 0, "samples": samples, "extra": Touch(mark)}, dump / "rollout_data" / "0.pt")
+    with pytest.raises(InputError, match=r"rollout_data/0\.pt: loading it needs the class .*--allow-pickle"):
+        converted(tmp_path / "run.parquet", dump)
+    assert not mark.exists()
+
+
+class Harmless:
+    pass
+
+
+def test_allow_pickle(tmp_path):
+    dump = slime_dump(tmp_path / "dump", rollouts=(0,), rollout={"metadata": {"when": complex(1, 2)}})
+    samples = torch.load(dump / "rollout_data" / "0.pt", weights_only=False)["samples"]
+    torch.save({"rollout_id": 0, "samples": samples, "x": pickle.PicklingError("x")}, dump / "rollout_data" / "0.pt")
+    with pytest.raises(InputError, match="--allow-pickle"):
+        converted(tmp_path / "run.parquet", dump)
+    rows, _ = converted(tmp_path / "run.parquet", dump, allow_pickle=True)
+    assert len(rows) == 6
+
+
+def test_a_compressed_archive_is_not_unpacked(tmp_path):
+    with zipfile.ZipFile(tmp_path / "0.pt", "w", zipfile.ZIP_DEFLATED) as archive:
+        archive.writestr("archive/data.pkl", b"\0" * 10**7)
+    with pytest.raises(InputError, match="a compressed archive"):
+        converted(tmp_path / "run.parquet", tmp_path / "0.pt")
+
+
+def test_a_view_that_declares_more_than_it_holds(tmp_path):
+    huge = torch.zeros(1).expand(10**12)
+    dump = slime_dump(tmp_path / "dump", rollouts=(0,), train={"log_probs": huge})
+    with pytest.raises(DataError, match="log_probs has 1000000000000 values"):
+        converted(tmp_path / "run.parquet", dump)
+
+
+def test_a_truncated_archive(tmp_path):
+    dump = slime_dump(tmp_path / "dump", rollouts=(0,))
+    path = dump / "train_data" / "0.pt"
+    path.write_bytes(path.read_bytes()[:-200])
+    with pytest.raises(InputError, match="truncated or damaged"):
+        converted(tmp_path / "run.parquet", dump)

@@ -1,0 +1,118 @@
+"""Completions that the real GRPOTrainer wrote: groups, rewards, evaluations and repeats as the run had them."""
+
+import json
+import shutil
+from collections import Counter
+
+import pyarrow.parquet as pq
+import pytest
+from importers.importing import DATA, converted, findings, findings_of_run
+
+from rolloutdoctor.errors import InputError, UsageError
+
+TRL = DATA / "trl"
+
+
+def facts(path):
+    table = pq.read_table(path.with_name(path.name.replace(".parquet", ".metrics.parquet"))).to_pylist()
+    return {(row["step"], row["split"], row["name"][7:]): row["value"] for row in table if "import/" in row["name"]}
+
+
+def test_groups_and_rewards_are_confirmed_by_the_advantages(tmp_path):
+    rows, sink = converted(tmp_path / "run.parquet", TRL / "overwritten")
+    assert sink.notes == [
+        "groups of 4 rows with the reward digits + has7 reproduce every logged advantage (scale_rewards group)"
+    ]
+    train = [row for row in rows if row["split"] == "train"]
+    assert set(Counter((row["step"], row["group_id"]) for row in train).values()) == {4}
+    assert all(row["reward"] == row["rewards"]["digits"] + row["rewards"]["has7"] for row in rows)
+    assert rows[0]["prompt"] == "59+58="
+
+
+def test_an_evaluation_replaced_the_training_rows(tmp_path):
+    target = tmp_path / "run.parquet"
+    rows, _ = converted(target, TRL / "overwritten")
+    assert {row["step"] for row in rows if row["split"] == "eval"} == {3, 6}
+    assert {row["step"] for row in rows if row["split"] == "train"} == {1, 2, 4, 5}
+    evals = Counter((row["step"], row["group_id"]) for row in rows if row["split"] == "eval")
+    assert set(evals.values()) == {2}  # num_generations_eval
+    assert facts(target) == {(3, "eval", "lost_rows"): 16, (6, "eval", "lost_rows"): 16}
+
+
+def test_evaluation_rows_among_training_rows_are_told_apart(tmp_path):
+    target = tmp_path / "run.parquet"
+    rows, _ = converted(target, TRL / "mixed")
+    sizes = Counter((row["step"], row["split"]) for row in rows)
+    assert sizes[3, "train"] == sizes[3, "eval"] == 8
+    assert sizes[1, "train"] == 16
+    assert facts(target)[3, "eval", "mixed_rows"] == 8
+    assert facts(target)[3, "eval", "lost_rows"] == 8
+    trained = {row["prompt"] for row in rows if row["split"] == "train"}
+    assert trained.isdisjoint(row["prompt"] for row in rows if row["split"] == "eval")
+
+
+def test_rows_that_are_logged_twice_are_read_once(tmp_path):
+    target = tmp_path / "run.parquet"
+    rows, sink = converted(target, TRL / "two_passes")
+    assert Counter(row["step"] for row in rows) == {1: 16, 3: 16}
+    assert facts(target) == {(1, "train", "repeated_rows"): 16, (3, "train", "repeated_rows"): 16}
+    assert "scale_rewards none" in sink.notes[0]
+
+
+def test_unknown_weights_are_asked_for(tmp_path):
+    rows, sink = converted(tmp_path / "run.parquet", TRL / "weights")
+    assert "reward" not in rows[0]
+    assert "--map reward=digits+0.5*has7" in sink.notes[0]
+    rows, sink = converted(tmp_path / "run.parquet", TRL / "weights", columns={"reward": "digits + 0.5*has7"})
+    assert "digits + 0.5*has7 reproduce every logged advantage" in sink.notes[0]
+    assert rows[0]["reward"] == rows[0]["rewards"]["digits"] + 0.5 * rows[0]["rewards"]["has7"]
+    with pytest.raises(UsageError, match="did you mean 'digits'"):
+        converted(tmp_path / "run.parquet", TRL / "weights", columns={"reward": "digit"})
+
+
+def test_a_wrong_weight_is_not_confirmed(tmp_path):
+    _, sink = converted(tmp_path / "run.parquet", TRL / "weights", columns={"reward": "digits+0.9*has7"})
+    assert "does not reproduce" in sink.notes[0]
+
+
+def test_metrics_of_the_trainer_state(tmp_path):
+    converted(tmp_path / "run.parquet", TRL / "mixed")
+    history = json.loads((TRL / "mixed" / "trainer_state.json").read_text())["log_history"]
+    rows = pq.read_table(tmp_path / "run.metrics.parquet").to_pylist()
+    found = {(row["step"], row["split"], row["name"]): row["value"] for row in rows}
+    for entry in history:
+        for name, value in entry.items():
+            if name.startswith("eval_"):
+                assert found[entry["step"], "eval", name[5:]] == value
+            elif name != "step":
+                assert found[entry["step"], "train", name] == value
+
+
+def test_reward_is_the_one_that_trl_logged(tmp_path):
+    rows, _ = converted(tmp_path / "run.parquet", TRL / "overwritten")
+    history = json.loads((TRL / "overwritten" / "trainer_state.json").read_text())["log_history"]
+    logged = {entry["step"]: entry["reward"] for entry in history if "reward" in entry}
+    for step in (1, 2, 4, 5):
+        rewards = [row["reward"] for row in rows if row["step"] == step]
+        assert sum(rewards) / len(rewards) == pytest.approx(logged[step], abs=1e-7)
+
+
+@pytest.mark.parametrize("name", ["overwritten", "mixed", "two_passes"])
+def test_round_trip(tmp_path, name):
+    converted(tmp_path / "run.parquet", TRL / name)
+    direct = findings(TRL / name / "completions")
+    assert direct == findings_of_run(tmp_path / "run.parquet")
+    assert [found.code for found in direct.findings if found.code == "RDI002"] == ["RDI002"]
+
+
+def test_without_a_trainer_state_it_says_so(tmp_path):
+    shutil.copytree(TRL / "overwritten" / "completions", tmp_path / "completions")
+    _, sink = converted(tmp_path / "run.parquet", tmp_path / "completions")
+    assert "no trainer_state.json" in sink.notes[0]
+
+
+def test_not_completions(tmp_path):
+    (tmp_path / "completions_00001.parquet").write_bytes(b"PAR1" + b"\0" * 40)
+    with pytest.raises(InputError, match=r"completions_00001\.parquet: "):
+        converted(tmp_path / "run.parquet", tmp_path, importer="trl")
+    assert not (tmp_path / "run.parquet").exists()

@@ -1,0 +1,100 @@
+"""Dumps that verl's own functions wrote, and what can happen to such files."""
+
+import json
+
+import pyarrow.parquet as pq
+import pytest
+from importers.importing import DATA, converted, findings, findings_of_run
+
+from rolloutdoctor.errors import DataError, InputError
+
+VERL = DATA / "verl"
+
+
+def test_v1_groups_by_uid(tmp_path):
+    rows, sink = converted(tmp_path / "run.parquet", VERL / "v1")
+    assert len(rows) == 36
+    assert [row["group_id"] for row in rows[:5]] == ["p1_0"] * 4 + ["p1_1"]
+    assert rows[0]["sample_id"] == "p1_0_0_0"
+    assert sink.notes == []
+
+
+def test_v0_groups_by_input_and_says_so(tmp_path):
+    rows, sink = converted(tmp_path / "run.parquet", VERL / "v0")
+    assert "drawn twice in a step" in sink.notes[0]
+    for row in rows:
+        same = {other["group_id"] for other in rows if (other["step"], other["prompt"]) == (row["step"], row["prompt"])}
+        assert same == {row["group_id"]}
+    assert len({(row["step"], row["group_id"]) for row in rows}) == 9
+
+
+def test_both_layouts_are_the_same_rows(tmp_path):
+    one, _ = converted(tmp_path / "one.parquet", VERL / "v0")
+    other, _ = converted(tmp_path / "other.parquet", VERL / "v1")
+    assert sorted((row["step"], row["prompt"], row["response"], row["reward"]) for row in one) == sorted(
+        (row["step"], row["prompt"], row["response"], row["reward"]) for row in other
+    )
+
+
+def test_file_logger(tmp_path):
+    converted(tmp_path / "run.parquet", VERL / "v1", VERL / "file_logger.jsonl")
+    rows = pq.read_table(tmp_path / "run.metrics.parquet").to_pylist()
+    assert {"step": 2, "split": "train", "name": "actor/kl_loss", "value": 0.25} in rows
+
+
+@pytest.mark.parametrize("layout", ["v0", "v1"])
+def test_round_trip(tmp_path, layout):
+    converted(tmp_path / "run.parquet", VERL / layout, VERL / "file_logger.jsonl")
+    assert findings(VERL / layout, VERL / "file_logger.jsonl") == findings_of_run(tmp_path / "run.parquet")
+
+
+def test_a_torn_last_line_is_left_out_and_counted(tmp_path):
+    text = (VERL / "v1" / "1.jsonl").read_text()
+    (tmp_path / "1.jsonl").write_text(text[:-30])
+    rows, sink = converted(tmp_path / "run.parquet", tmp_path)
+    assert len(rows) == 11
+    assert sink.notes == [f"{tmp_path}/1.jsonl: the last line was not written to its end, and is left out"]
+    report = findings(tmp_path / "1.jsonl")
+    assert [
+        (found.code, found.measures["torn_lines"].value) for found in report.findings if found.code == "RDI002"
+    ] == [("RDI002", 1)]
+
+
+def test_a_last_line_without_a_newline_counts(tmp_path):
+    (tmp_path / "1.jsonl").write_text((VERL / "v1" / "1.jsonl").read_text().rstrip("\n"))
+    rows, sink = converted(tmp_path / "run.parquet", tmp_path)
+    assert len(rows) == 12
+    assert sink.notes == []
+
+
+def test_a_broken_line_in_the_middle_is_an_error(tmp_path):
+    lines = (VERL / "v1" / "1.jsonl").read_text().splitlines()
+    lines[3] = lines[3][:-9]
+    (tmp_path / "1.jsonl").write_text("\n".join(lines) + "\n")
+    with pytest.raises(DataError, match=r"1\.jsonl, line 4: not a JSON object"):
+        converted(tmp_path / "run.parquet", tmp_path)
+    assert [path.name for path in tmp_path.iterdir()] == ["1.jsonl"]
+
+
+def test_nothing_but_a_torn_line(tmp_path):
+    (tmp_path / "1.jsonl").write_text('{"input": "a", "outp')
+    with pytest.raises(InputError, match="no whole line"):
+        converted(tmp_path / "run.parquet", tmp_path / "1.jsonl", importer="verl")
+
+
+@pytest.mark.parametrize(
+    ("field", "value"), [("step", -1), ("step", "x"), ("step", None), ("score", "high"), ("score", [1])]
+)
+def test_a_wrong_field_names_its_line(tmp_path, field, value):
+    row = {"input": "a", "output": "b", "score": 1.0, "step": 1, "uid": "a_0_0"}
+    (tmp_path / "1.jsonl").write_text(json.dumps(row) + "\n" + json.dumps(row | {field: value}) + "\n")
+    with pytest.raises(DataError, match=rf"line 2: {field} is"):
+        converted(tmp_path / "run.parquet", tmp_path)
+
+
+def test_unscored_rows(tmp_path):
+    row = {"input": "a\ud800", "output": "b", "score": None, "step": 1, "uid": "a_0_0"}
+    (tmp_path / "1.jsonl").write_text(json.dumps(row) + "\n")
+    rows, _ = converted(tmp_path / "run.parquet", tmp_path)
+    assert rows[0]["reward"] is None
+    assert rows[0]["prompt"] == "a?"
