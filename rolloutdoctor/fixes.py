@@ -107,7 +107,7 @@ FIXES: dict[str, Fix] = {
             "keep such rows in the baseline on purpose, because their rewards are evidence about the prompt."
         ),
         contested=True,
-        trainers=("trl", "verl", "slime"),
+        trainers=("trl", "trl-rloo", "verl", "slime"),
         variants={"singleton-raw": _live_voters, "singleton-zero": _live_voters_zero},
         notes={
             "singleton-raw": "the only survivor of a group gets its raw score where verl gives one (as proposed)",

@@ -1,12 +1,15 @@
 """Every trainer by name."""
 
 from rolloutdoctor.errors import UsageError, nearest
-from rolloutdoctor.trainers import slime, trl, verl
+from rolloutdoctor.trainers import slime, trl, trl_rloo, verl
 from rolloutdoctor.trainers.spec import Trainer
 
-TRAINERS: dict[str, Trainer] = {trainer.name: trainer for trainer in (trl.TRAINER, verl.TRAINER, slime.TRAINER)}
+TRAINERS: dict[str, Trainer] = {
+    trainer.name: trainer for trainer in (trl.TRAINER, trl_rloo.TRAINER, verl.TRAINER, slime.TRAINER)
+}
 
-PLANNED = {"trl-rloo": "TRL's RLOOTrainer is known but not computed by this version"}
+PLANNED: dict[str, str] = {}
+"""Trainers that are known and not computed, with the reason."""
 
 
 def find(name: str) -> Trainer:

@@ -1,24 +1,26 @@
 """TRL's GRPOTrainer: options of its GRPOConfig, its objective, and its logged metrics.
 
-Read and compared: trl 1.16.0. Versions before 1.10.0 differ in the default of `use_bias_correction_kl` and in how
-`dapo` shares tokens out over the optimiser steps of one generation batch.
+Read and compared: trl 1.16.0 and every minor release from 1.9.0 on. 1.10.0 changed the default of
+`use_bias_correction_kl`, how `dapo`, `cispo` and `vespo` share tokens out over the optimiser steps of one generation
+batch, and the mean that `luspo` takes; 1.11.0 lets a sampler give no log-prob for a token; 1.14.0 gave up the loss of
+its own that `use_liger_kernel` had. Before 1.9.0 tokens were counted before masks, and metrics were means of ranks.
 """
 
-from collections.abc import Sequence
 from typing import TYPE_CHECKING, Literal, cast
 
 from rolloutdoctor.errors import UsageError
-from rolloutdoctor.objective import AdvantageRule, Aggregation, KlTerm, Objective, RowSet, Scope, Surrogate
+from rolloutdoctor.objective import AdvantageRule, Aggregation, Gate, KlTerm, Objective, RowSet, Scope, Surrogate
 from rolloutdoctor.trainers.options import Config, Option
 from rolloutdoctor.trainers.spec import Trainer
 
 if TYPE_CHECKING:
-    from torch import Tensor
-
     from rolloutdoctor.evaluate import Evaluation
 
 EPSILON = 1e-4
 """What TRL adds to the standard deviation of rewards."""
+
+_WEIGHTED: dict[str, tuple[object, ...]] = {"use_vllm": (True,), "vllm_importance_sampling_correction": (True,)}
+_NO_LOGITS = "the entropy's gradient needs the logits, which are not in the rows"
 
 OPTIONS = (
     Option(
@@ -27,7 +29,6 @@ OPTIONS = (
         "dapo",
         "how token terms become one loss",
         choices=("grpo", "bnpo", "dr_grpo", "dapo", "cispo", "sapo", "luspo", "vespo"),
-        computed=("grpo", "bnpo", "dr_grpo", "dapo"),
     ),
     Option("beta", "number", 0.0, "coefficient of the KL term in the loss", low=0),
     Option(
@@ -51,7 +52,6 @@ OPTIONS = (
         "sum_then_normalize",
         "how several reward functions become one advantage",
         choices=("sum_then_normalize", "normalize_then_sum"),
-        computed=("sum_then_normalize",),
     ),
     Option("reward_weights", "numbers", None, "weight of each reward function", optional=True, decides=False),
     Option("epsilon", "number", 0.2, "how far below one the ratio may fall", low=0),
@@ -63,7 +63,6 @@ OPTIONS = (
         "token",
         "one ratio per token or per sequence",
         choices=("token", "sequence"),
-        computed=("token",),
     ),
     Option("num_generations", "integer", 8, "rows of a training group", low=2),
     Option(
@@ -78,25 +77,85 @@ OPTIONS = (
     Option("num_iterations", "integer", 1, "passes over a generation", low=1, decides=False),
     Option("logging_steps", "number", 10, "optimiser steps that a logged line averages over", low=0),
     Option(
-        "top_entropy_quantile",
-        "number",
-        1.0,
-        "share of tokens that carry the policy term",
-        low=0,
-        high=1,
-        computed=(1.0,),
+        "top_entropy_quantile", "number", 1.0, "share of tokens, by entropy, that carry the policy term", low=0, high=1
     ),
-    Option("off_policy_mask_threshold", "number", None, "drop off-policy rows", optional=True, computed=(None,)),
+    Option(
+        "off_policy_mask_threshold",
+        "number",
+        None,
+        "drift beyond which rows of negative advantage lose the policy term; null: none do",
+        optional=True,
+    ),
+    *(
+        Option(name, "number", default, meaning, only_with={"loss_type": (loss_type,)})
+        for name, default, meaning, loss_type in (
+            ("sapo_temperature_pos", 1.0, "steepness of sapo for positive advantages", "sapo"),
+            ("sapo_temperature_neg", 1.05, "steepness of sapo for the others", "sapo"),
+            ("vespo_k_pos", 2.0, "exponent of vespo's weight for advantages >= 0", "vespo"),
+            ("vespo_lambda_pos", 3.0, "decay of vespo's weight for advantages >= 0", "vespo"),
+            ("vespo_k_neg", 3.0, "exponent of vespo's weight for negative advantages", "vespo"),
+            ("vespo_lambda_neg", 2.0, "decay of vespo's weight for negative advantages", "vespo"),
+        )
+    ),
     Option("use_vllm", "flag", False, "sample with vLLM", decides=False),
     Option(
         "vllm_importance_sampling_correction",
         "flag",
         True,
         "weight the policy term by trainer over sampler, where vLLM samples",
-        decides=False,
+        only_with={"use_vllm": (True,)},
     ),
-    Option("entropy_coef", "number", 0.0, "coefficient of the entropy bonus", computed=(0.0,), decides=False),
-    Option("use_adaptive_entropy", "flag", False, "adapt that coefficient", computed=(False,), decides=False),
+    Option(
+        "vllm_importance_sampling_mode",
+        "word",
+        "sequence_mask",
+        "one weight per token or per row; outside of the bounds it is cut, or 0",
+        choices=("sequence_mask", "sequence_truncate", "token_mask", "token_truncate"),
+        only_with=_WEIGHTED,
+    ),
+    Option(
+        "vllm_importance_sampling_clip_max",
+        "number",
+        3.0,
+        "largest weight; null: none",
+        optional=True,
+        only_with=_WEIGHTED,
+    ),
+    Option(
+        "vllm_importance_sampling_clip_min",
+        "number",
+        None,
+        "smallest weight; null: none",
+        optional=True,
+        only_with=_WEIGHTED,
+    ),
+    Option(
+        "vllm_importance_sampling_cap",
+        "number",
+        None,
+        "older name of the largest weight; it wins",
+        optional=True,
+        only_with=_WEIGHTED,
+    ),
+    Option("use_liger_kernel", "flag", False, "fused kernels; before 1.14.0 with a loss of their own", decides=False),
+    Option(
+        "entropy_coef",
+        "number",
+        0.0,
+        "coefficient of the entropy bonus",
+        computed=(0.0,),
+        decides=False,
+        why_not=_NO_LOGITS,
+    ),
+    Option(
+        "use_adaptive_entropy",
+        "flag",
+        False,
+        "adapt that coefficient",
+        computed=(False,),
+        decides=False,
+        why_not=_NO_LOGITS,
+    ),
     Option(
         "router_aux_loss_coef",
         "number",
@@ -116,49 +175,139 @@ def objective(config: Config) -> Objective:
     Raises:
         UsageError: if options contradict each other, or ask for what is not computed.
     """
-    if config["use_vllm"] and config["vllm_importance_sampling_correction"]:
+    if config["use_liger_kernel"] and config.version < (1, 14):
         raise UsageError(
-            "use_vllm with vllm_importance_sampling_correction weights the policy term, and this version does not "
-            "compute that weight; only runs with vllm_importance_sampling_correction = false can be checked"
+            "use_liger_kernel before TRL 1.14.0 computes the loss in a fused kernel, which this package has not "
+            "compared; set it to false to see what the plain loss would be"
         )
     mode = config.word("loss_type")
     length = config.optional_number("max_completion_length")
     if mode == "dr_grpo" and length is None:
         raise UsageError("loss_type = dr_grpo divides by max_completion_length: set it to a whole number")
-    if mode == "dapo" and config.version < (1, 10):
-        mode = "dapo-before-1.10"
-    low = config.number("epsilon")
-    high = config.optional_number("epsilon_high")
-    beta = config.number("beta")
-    weights = config["reward_weights"]
+    beta, found = config.number("beta"), gates(config)
+    if mode == "luspo" and config.version < (1, 10):
+        _refuse_padding(config, found)
+    named = config.word("multi_objective_aggregation") == "normalize_then_sum"
+    weights = cast("tuple[float, ...] | None", config["reward_weights"])
+    level = cast(Literal["token", "sequence"], config.word("importance_sampling_level"))
+    by_micro_batch = mode == "bnpo" or config.number("top_entropy_quantile") < 1
     return Objective(
         trainer="trl",
         version=".".join(map(str, config.version)),
         advantage=AdvantageRule(
-            estimator="grpo",
+            estimator="normalize_then_sum" if named else "grpo",
             scale=cast(Literal["group", "batch", "none"], config.word("scale_rewards")),
             epsilon=EPSILON,
             lone="zero",
+            reward_weights=(weights or ()) if named else (),
         ),
-        surrogate=Surrogate(
-            kind="ppo_delta_clip",
-            clip_low=low,
-            clip_high=low if high is None else high,
-            cap=config.optional_number("delta"),
-        ),
+        surrogate=surrogate(config),
         aggregation=Aggregation(
-            mode=f"trl/{mode}",
+            mode=_aggregation(mode, config.version),
             length=None if length is None else int(length),
-            counted_in_loss=not mode.startswith("dapo"),
-            needs_micro_batches=mode == "bnpo" and config["gradient_accumulation_steps"] != 1,
+            counted_in_loss=mode not in ("dapo", "cispo", "vespo"),
+            needs_micro_batches=by_micro_batch and config["gradient_accumulation_steps"] != 1,
             eval_batches=True,
         ),
         kl_loss=None
         if beta == 0
-        else KlTerm(estimator="k3", coef=beta, ratio_weighted=bool(config["use_bias_correction_kl"])),
-        reward_weights=cast("tuple[float, ...] | None", weights),
+        else KlTerm(
+            estimator="k3", coef=beta, ratio_weighted=bool(config["use_bias_correction_kl"]), ratio_level=level
+        ),
+        gates=found,
+        reward_weights=weights,
         vote=Scope().leaving_out(RowSet.UNSCORED),
     )
+
+
+def surrogate(config: Config) -> Surrogate:
+    """Build the policy term."""
+    mode = config.word("loss_type")
+    low, high = config.number("epsilon"), config.optional_number("epsilon_high")
+    numbers: dict[str, float] = {}
+    if mode == "sapo":
+        numbers = {"tau_pos": config.number("sapo_temperature_pos"), "tau_neg": config.number("sapo_temperature_neg")}
+    if mode == "vespo":
+        numbers = {name: config.number(f"vespo_{name}") for name in ("k_pos", "lambda_pos", "k_neg", "lambda_neg")}
+    return Surrogate(
+        kind=f"trl_{mode}" if mode in ("cispo", "sapo", "vespo") else "ppo_delta_clip",
+        clip_low=low,
+        clip_high=low if high is None else high,
+        cap=config.optional_number("delta"),
+        level=cast(Literal["token", "sequence"], config.word("importance_sampling_level")),
+        numbers=numbers,
+    )
+
+
+def gates(config: Config) -> tuple[Gate, ...]:
+    """Build what multiplies the policy term.
+
+    Raises:
+        UsageError: if bounds of weights contradict each other, or padding would enter the loss.
+    """
+    found = []
+    # Before 1.11.0 a sampler that gives no log-prob for a token ends the run.
+    lenient = config.version >= (1, 11)
+    threshold = config.optional_number("off_policy_mask_threshold")
+    if threshold is not None:
+        against: Literal["rollout_log_probs", "old_log_probs"]
+        against = "rollout_log_probs" if config["use_vllm"] else "old_log_probs"
+        found.append(Gate(kind="off_policy", against=against, high=threshold, nan_is_one=lenient))
+    share = config.number("top_entropy_quantile")
+    if share < 1:
+        found.append(Gate(kind="high_entropy", high=share))
+    if config["use_vllm"] and config["vllm_importance_sampling_correction"]:
+        level, _, outside = config.word("vllm_importance_sampling_mode").partition("_")
+        low = config.optional_number("vllm_importance_sampling_clip_min")
+        high = config.optional_number("vllm_importance_sampling_clip_max")
+        cap = config.optional_number("vllm_importance_sampling_cap")
+        high = high if cap is None else cap
+        if low is not None and high is not None and low >= high:
+            raise UsageError(f"vllm_importance_sampling_clip_min = {low:g} is not below the largest weight, {high:g}")
+        if outside == "truncate" and low is None and high is None:
+            raise UsageError(
+                "a *_truncate vllm_importance_sampling_mode needs vllm_importance_sampling_clip_min or _clip_max"
+            )
+        vespo = config.word("loss_type") == "vespo"
+        if vespo and ((low is not None and low > 1) or (high is not None and high < 1)):
+            raise UsageError(
+                "bounds of the importance weight that leave out one would put the padding of a batch into vespo's "
+                "weights, and its width is not in the rows"
+            )
+        found.append(
+            Gate(
+                kind="importance",
+                level=cast(Literal["token", "sequence"], level),
+                low=low,
+                high=high,
+                outside="cut" if outside == "truncate" else "zero",
+                nan_is_one=lenient,
+                inside=vespo,
+            )
+        )
+    return tuple(found)
+
+
+def _aggregation(mode: str, version: tuple[int, ...]) -> str:
+    """Mode of aggregation of a loss type."""
+    if mode in ("dapo", "cispo", "vespo"):
+        return "trl/dapo" if version >= (1, 10) else "trl/dapo-before-1.10"
+    return {"sapo": "trl/grpo", "luspo": "trl/row-sums"}.get(mode, f"trl/{mode}")
+
+
+def _refuse_padding(config: Config, found: tuple[Gate, ...]) -> None:
+    """Refuse luspo before 1.10.0 wherever it takes its mean over padded cells.
+
+    Raises:
+        UsageError: unless it has one term per row.
+    """
+    per_token = any(gate.kind != "off_policy" and gate.level == "token" for gate in found)
+    if config.word("importance_sampling_level") == "token" or config.number("beta") != 0 or per_token:
+        raise UsageError(
+            "loss_type = luspo before TRL 1.10.0 takes the mean over padded cells unless it has one term per row "
+            "(importance_sampling_level = sequence, beta = 0, no weight or mask per token), and the width of the "
+            "padding is not in the rows"
+        )
 
 
 def group_size(config: Config, split: str) -> int | None:
@@ -168,58 +317,10 @@ def group_size(config: Config, split: str) -> int | None:
 
 
 def metrics(evaluation: "Evaluation") -> dict[str, float]:
-    """TRL's logged metrics: `reward`, `reward_std`, `frac_reward_zero_std`, `loss`, `kl`, `clip_ratio/*`.
+    """TRL's logged metrics: `reward*`, `completions/*`, `loss`, `kl`, `clip_ratio/*` or their like, `sampling/*`."""
+    from rolloutdoctor.trainers import trl_metrics
 
-    Token metrics are token means over each micro-batch of all ranks, then means over micro-batches.
-    """
-    found: dict[str, float] = {}
-    rows, tokens, batch = evaluation.rows, evaluation.tokens, evaluation.batch
-    if rows is not None and batch.groups is not None:
-        from rolloutdoctor.advantages.float32 import trl_flags
-
-        means, stds = zip(*(_mean_and_std(scores) for scores in _generations(evaluation, rows.score_N)), strict=True)
-        found["reward"], found["reward_std"] = _nanmean(means), _nanmean(stds)
-        flags = trl_flags(rows.score_N, batch.groups, evaluation.objective.advantage.scale)
-        found["frac_reward_zero_std"] = float(flags.double().mean())
-    if tokens is None or rows is None or rows.length_N is None:
-        return found
-    found["loss"] = evaluation.loss
-    in_metric_N = evaluation.in_scope(evaluation.objective.metric)
-    length_N = rows.length_N * in_metric_N
-    layout = tokens.layout
-
-    def token_mean(sum_N: "Tensor") -> float:
-        means_N = layout.forward_total(sum_N * in_metric_N) / layout.forward_total(length_N).clamp(min=1)
-        # Every micro-batch has the same say, however many rows it has.
-        share_N = 1 / layout.forward_rows_N
-        return float((means_N * share_N).sum() / share_N.sum())
-
-    if evaluation.objective.kl_loss is not None:
-        found["kl"] = token_mean(tokens.kl_N)
-    found["clip_ratio/low_mean"] = token_mean(tokens.low_clipped_N)
-    found["clip_ratio/high_mean"] = token_mean(tokens.high_clipped_N)
-    found["clip_ratio/region_mean"] = token_mean(tokens.low_clipped_N + tokens.high_clipped_N)
-    return found
-
-
-def _generations(evaluation: "Evaluation", score_N: "Tensor") -> "list[Tensor]":
-    """Scores of each generation batch: one in training, one for each batch of an evaluation."""
-    micro_N = evaluation.batch.per_row.get("micro_batch_id")
-    if evaluation.batch.split == "train" or micro_N is None:
-        return [score_N]
-    return [score_N[micro_N == micro] for micro in sorted(set(micro_N.tolist()))]
-
-
-def _mean_and_std(score_N: "Tensor") -> tuple[float, float]:
-    scored = score_N[~score_N.isnan()]
-    mean = float(scored.mean()) if len(scored) else float("nan")
-    return mean, float(scored.std()) if len(scored) > 1 else float("nan")
-
-
-def _nanmean(values: "Sequence[float]") -> float:
-    """Mean of the values that are not NaN, as TRL averages what it logged since the last line."""
-    known = [value for value in values if value == value]
-    return sum(known) / len(known) if known else float("nan")
+    return trl_metrics.grpo(evaluation)
 
 
 _RECORDER = 'record the run with rolloutdoctor.recorders.trl: `record(trainer, "run.parquet")`'
@@ -234,6 +335,9 @@ TRAINER = Trainer(
     recording={
         "ref_log_probs": f"{_RECORDER}, with beta > 0 so that TRL has a reference model",
         "kl": "TRL does not store a per-token KL; its `kl` metric is compared instead",
+        "entropy": f"{_RECORDER}, with the entropies of the tokens",
+        "rollout_log_probs": f"{_RECORDER}, with use_vllm so that the sampler gives log-probs",
+        "rewards": f"{_RECORDER}; it writes one number for each reward function",
         "*": _RECORDER,
     },
     kl_metrics=("kl",),

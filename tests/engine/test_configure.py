@@ -122,9 +122,11 @@ def test_files_may_hold_other_options():
 
 def test_a_value_that_is_overridden_need_not_be_understood():
     # The file says what this version does not compute; the user says what to compute instead.
-    metadata = RunMetadata("trl", "1.16.0", {"loss_type": "cispo"})
-    assert value("loss_type", Layer("--set", {"loss_type": "grpo"}), metadata=metadata)[:2] == ("grpo", "--set")
-    with pytest.raises(UsageError, match=r"loss_type = cispo \(file metadata\): this version does not compute it"):
+    metadata = RunMetadata("trl", "1.16.0", {"entropy_coef": 0.1})
+    assert value("entropy_coef", Layer("--set", {"entropy_coef": 0.0}), metadata=metadata)[:2] == (0.0, "--set")
+    with pytest.raises(
+        UsageError, match=r"entropy_coef = 0.1 \(file metadata\): the entropy's gradient needs the logits"
+    ):
         configure(metadata, None, [])
 
 
@@ -212,7 +214,29 @@ def test_spellings_of_scale_rewards(spelling, meaning):
         ("trl", {"num_generations": 1}, "num_generations = 1 .* is out of range"),
         ("trl", {"scale_rewards": "std"}, "scale_rewards = 'std' .*: expected one of group, batch, none"),
         ("trl", {"loss_type": "gpro"}, r"did you mean 'grpo'\?"),
-        ("trl", {"use_vllm": True}, "use_vllm with vllm_importance_sampling_correction"),
+        ("trl", {"use_adaptive_entropy": True}, "the entropy's gradient needs the logits, which are not in the rows"),
+        ("trl@1.9.0", {"loss_type": "luspo"}, "luspo before TRL 1.10.0 takes the mean over padded cells"),
+        ("trl@1.13.0", {"use_liger_kernel": True}, "use_liger_kernel before TRL 1.14.0"),
+        (
+            "trl",
+            {"use_vllm": True, "vllm_importance_sampling_clip_min": 3},
+            "clip_min = 3 is not below the largest weight, 3",
+        ),
+        (
+            "trl",
+            {
+                "use_vllm": True,
+                "vllm_importance_sampling_mode": "token_truncate",
+                "vllm_importance_sampling_clip_max": None,
+            },
+            "truncate vllm_importance_sampling_mode needs",
+        ),
+        (
+            "trl",
+            {"use_vllm": True, "loss_type": "vespo", "vllm_importance_sampling_clip_max": 0.9},
+            "would put the padding of a batch into vespo's weights",
+        ),
+        ("trl-rloo", {"reward_clip_range": [1, -1]}, "reward_clip_range = .* the lower one first"),
         ("trl", {"loss_type": "dr_grpo", "max_completion_length": None}, "dr_grpo divides by max_completion_length"),
         ("slime", {"gamma": 1.5}, "gamma = 1.5 .* is out of range: expected a number >= 0 and <= 1"),
         ("slime", {"kl_coef": 0.1, "kl_loss_coef": 0.1}, "kl_coef and kl_loss_coef are both above 0"),
