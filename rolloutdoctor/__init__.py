@@ -1,3 +1,29 @@
-"""rolloutdoctor: recompute what an RL post-training step computed, with and without the known faults."""
+"""rolloutdoctor: recompute what an RL post-training step computed, with and without the known faults.
+
+`open` a run, then `check`, `diff` or `recompute` it, or `evaluate` one batch under one objective. Nothing heavy is
+imported before one of these is used.
+"""
+
+from importlib import import_module
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from rolloutdoctor.api import batches, check, diff, objective_of, open, recompute
+    from rolloutdoctor.evaluate import evaluate
 
 __version__ = "0.1.0"
+
+__all__ = ["__version__", "batches", "check", "diff", "evaluate", "objective_of", "open", "recompute"]
+
+
+def __getattr__(name: str) -> object:
+    if name == "evaluate":
+        # The module of that name, which can be called: importing it puts it here, whoever does.
+        return import_module("rolloutdoctor.evaluate")
+    if name in __all__:
+        return getattr(import_module("rolloutdoctor.api"), name)
+    raise AttributeError(f"module 'rolloutdoctor' has no attribute {name!r}")
+
+
+def __dir__() -> list[str]:
+    return sorted({*globals(), *__all__})

@@ -2,8 +2,12 @@
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
+from typing import TYPE_CHECKING
 
 from rolloutdoctor.findings import InputSummary, Measure, Setting
+
+if TYPE_CHECKING:
+    import polars as pl
 
 
 @dataclass(frozen=True)
@@ -79,6 +83,24 @@ class Recomputed:
     columns: tuple[str, ...]
     steps: tuple[RecomputedStep, ...]
     notes: tuple[str, ...] = ()
+
+    def frame(self) -> "pl.DataFrame":
+        """One row per step as a polars frame: our numbers, then the trainer's metrics, each with what was logged.
+
+        Numbers with the fixes end in ``_fixed``, logged values in ``_logged``.
+        """
+        import polars as pl
+
+        lines: list[dict[str, object]] = []
+        for step in self.steps:
+            line: dict[str, object] = {"step": step.step, "split": step.split, "rows": step.rows}
+            for side, found in (("", step.before), ("_fixed", step.fixed)):
+                if found is None:
+                    continue
+                own = {name: value for name, value in vars(found).items() if name != "metrics"}
+                line |= {f"{name}{side}": value for name, value in (dict(found.metrics) | own).items()}
+            lines.append(line | {f"{name}_logged": value for name, value in step.logged.items()})
+        return pl.DataFrame(lines, infer_schema_length=None)
 
 
 @dataclass(frozen=True)
@@ -205,6 +227,17 @@ class Comparison:
     by: str | None
     effects: tuple[Effect, ...]
     notes: tuple[str, ...] = ()
+
+    def frame(self) -> "pl.DataFrame":
+        """One row for each effect and step as a polars frame."""
+        import polars as pl
+
+        lines = [
+            {"effect": effect.label, **part.where, **{name: measure.value for name, measure in part.measures.items()}}
+            for effect in self.effects
+            for part in effect.per_step
+        ]
+        return pl.DataFrame(lines, infer_schema_length=None)
 
     @property
     def differs(self) -> bool:

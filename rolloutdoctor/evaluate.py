@@ -9,8 +9,11 @@ The derivative lives in log-prob space: it is ``dLoss / d policy_log_probs``, no
 """
 
 import math
+import sys
 from collections.abc import Mapping
 from dataclasses import dataclass
+from types import ModuleType
+from typing import TYPE_CHECKING
 
 import torch
 from torch import Tensor
@@ -21,6 +24,9 @@ from rolloutdoctor.objective import Objective, Scope
 from rolloutdoctor.reward_pass import reward_kl_tokens
 from rolloutdoctor.row_pass import RowPart, compared_groups, evaluate_rows, in_scope, stored_kl
 from rolloutdoctor.token_pass import PerToken, TokenPart, token_pass
+
+if TYPE_CHECKING:
+    import polars as pl
 
 __all__ = [
     "Evaluation",
@@ -96,6 +102,31 @@ class Evaluation:
         assert self.rows is not None
         return in_scope(self.batch, self.rows, scope)
 
+    def frame(self) -> "pl.DataFrame":
+        """One row per response as a polars frame; the loss's columns are null if it was not evaluated."""
+        import polars as pl
+
+        batch, rows, tokens = self.batch, self.rows, self.tokens
+        columns: dict[str, object] = {
+            "step": [batch.step] * len(batch),
+            "split": [batch.split] * len(batch),
+            "sample_id": [batch.sample_name(row) for row in range(len(batch))],
+        }
+        if batch.groups is not None:
+            columns["group_id"] = [batch.group_name(group) for group in batch.groups.index_N.tolist()]
+        names = ("score", "advantage", "baseline", "tokens", "loss", "policy_loss", "kl_loss", "kl", "weight")
+        found: dict[str, Tensor | None] = dict.fromkeys((*names, "grad_l1", "grad_l2"))
+        if rows is not None:
+            found |= {"score": rows.score_N, "advantage": rows.advantage_N, "baseline": rows.baseline_N}
+            found["tokens"] = rows.length_N
+        if tokens is not None:
+            policy_N, kl_N = tokens.policy_N * tokens.weight_N, tokens.kl_loss_N * tokens.weight_N
+            found |= {"loss": policy_N + kl_N, "policy_loss": policy_N, "kl_loss": kl_N, "kl": tokens.kl_N}
+            found |= {"weight": tokens.weight_N, "grad_l1": tokens.grad_l1_N, "grad_l2": tokens.grad_sq_N.sqrt()}
+        for name, x_N in found.items():
+            columns[name] = pl.Series([None] * len(batch) if x_N is None else x_N.tolist(), dtype=pl.Float64)
+        return pl.DataFrame(columns)
+
     def _total(self, name: str) -> float:
         return float(self._sums(name).sum())
 
@@ -160,3 +191,21 @@ def evaluate_all(
         tokens, kept = passes.get(name, (None, None))
         found[name] = Evaluation(batch, objective, row_parts[name], tokens, dtype, kept)
     return found
+
+
+class _Callable(ModuleType):
+    """A module that can be called: `rolloutdoctor.evaluate` is this file and its function at once."""
+
+    def __call__(
+        self,
+        batch: RolloutBatch,
+        objective: Objective,
+        *,
+        dtype: torch.dtype = torch.float32,
+        per_token: bool = False,
+        logged: Mapping[str, float] | None = None,
+    ) -> Evaluation:
+        return evaluate(batch, objective, dtype=dtype, per_token=per_token, logged=logged)
+
+
+sys.modules[__name__].__class__ = _Callable

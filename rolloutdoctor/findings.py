@@ -3,6 +3,10 @@
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from enum import IntEnum
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    import polars as pl
 
 
 class Severity(IntEnum):
@@ -148,6 +152,23 @@ class Report:
     def nothing_checked(self) -> bool:
         """True if every selected rule was skipped."""
         return not self.findings and not self.clean and bool(self.skipped)
+
+    def frame(self) -> "pl.DataFrame":
+        """One row for each measure of each finding as a polars frame."""
+        import polars as pl
+
+        lines = [
+            (found.code, found.name, found.severity.label, found.verdict, name, measure.value, measure.unit)
+            for found in self.findings
+            for name, measure in found.measures.items()
+        ]
+        schema = {"code": pl.String, "name": pl.String, "severity": pl.String, "verdict": pl.String}
+        return pl.DataFrame(
+            lines,
+            schema=schema | {"measure": pl.String, "value": pl.Float64, "unit": pl.String},
+            orient="row",
+            strict=False,
+        )
 
     def worst(self) -> Severity | None:
         """The highest severity found, or None."""

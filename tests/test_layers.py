@@ -27,7 +27,7 @@ LAYERS = [
     ["rules"],
     ["io", "importers", "recorders"],
     ["settings", "engine"],
-    ["testing", "cli", "__main__"],
+    ["testing", "api", "cli", "__main__"],
 ]
 # Beside the layers: these know plain data only, and are known by the command line only.
 VIEWS = {"report": {"findings", "pictures", "comparison", "errors"}, "plots": {"findings", "pictures", "errors"}}

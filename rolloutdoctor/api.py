@@ -1,0 +1,183 @@
+"""The Python interface: the commands as functions on a run that is open. Import it as `rolloutdoctor`."""
+
+import os
+from collections.abc import Iterator, Mapping, Sequence
+from pathlib import Path
+
+from rolloutdoctor.batch import RolloutBatch
+from rolloutdoctor.comparison import Comparison, Recomputed
+from rolloutdoctor.engine.check import DTYPES, CheckOptions
+from rolloutdoctor.engine.check import check as _check
+from rolloutdoctor.engine.configure import configure
+from rolloutdoctor.engine.diff import DiffOptions
+from rolloutdoctor.engine.diff import diff as _diff
+from rolloutdoctor.engine.recompute import RecomputeOptions, evaluation_columns, need_trainer
+from rolloutdoctor.engine.recompute import recompute as _recompute
+from rolloutdoctor.findings import Report
+from rolloutdoctor.fixes import choose
+from rolloutdoctor.io.run import Run, StepRange, open_run
+from rolloutdoctor.objective import Objective
+from rolloutdoctor.rules.table import pick
+from rolloutdoctor.trainers.options import Layer
+
+Options = Mapping[str, object]
+
+
+def open(*paths: str | os.PathLike[str], trainer: str | None = None) -> Run:
+    """Open the files of a run: files, directories and patterns.
+
+    Raises:
+        InputError: if nothing is found, or a file cannot be read as a run.
+    """
+    return open_run(paths, trainer=(trainer or "").partition("@")[0] or None)
+
+
+def check(
+    run: Run,
+    *,
+    trainer: str | None = None,
+    options: Options | None = None,
+    fixes: Sequence[str] = (),
+    select: Sequence[str] = (),
+    ignore: Sequence[str] = (),
+    steps: str | None = None,
+    split: str | None = None,
+    device: str = "auto",
+    dtype: str = "float32",
+) -> Report:
+    """Run the rules, as the command `check` does.
+
+    Args:
+        run: from `open`.
+        trainer: ``NAME`` or ``NAME@VERSION``, over what the file says.
+        options: the trainer's own options by name, over what the file says.
+        fixes: fixes that the run already had.
+        select: only these rules or families.
+        ignore: not these.
+        steps: ``START:STOP``.
+        split: only ``train`` or ``eval``.
+        device: ``auto``, ``cpu`` or ``cuda``.
+        dtype: ``float32`` or ``float64``.
+    """
+    chosen = CheckOptions(
+        rules=pick(list(select), list(ignore)),
+        trainer=trainer,
+        layers=_layers(options),
+        fixes=tuple(choose(text) for text in fixes),
+        steps=_steps(steps),
+        split=split,
+        device=device,
+        dtype=dtype,
+    )
+    return _check(run, chosen)
+
+
+def diff(
+    run: Run,
+    *,
+    fixes: Sequence[str] = (),
+    against: Options | None = None,
+    trainer: str | None = None,
+    options: Options | None = None,
+    by: str | None = None,
+    top: int = 0,
+    text: bool = False,
+    steps: str | None = None,
+    split: str = "train",
+    device: str = "auto",
+    dtype: str = "float32",
+) -> Comparison:
+    """Compute a run as configured and with changes, as the command `diff` does.
+
+    Args:
+        run: from `open`.
+        fixes: ``NAME`` or ``NAME:VARIANT``: the other side has these.
+        against: the other side's options, where they differ.
+        trainer: ``NAME`` or ``NAME@VERSION``, over what the file says.
+        options: the trainer's own options by name, over what the file says.
+        by: ``step``, ``group``, ``reward`` or ``length``: break the numbers down by this.
+        top: how many of the groups that moved most to keep.
+        text: read the prompts and responses of these.
+        steps: ``START:STOP``.
+        split: ``train`` or ``eval``.
+        device: ``auto``, ``cpu`` or ``cuda``.
+        dtype: ``float32`` or ``float64``.
+    """
+    chosen = DiffOptions(
+        fixes=tuple(choose(text_) for text_ in fixes),
+        against=tuple(f"{key}={value}" for key, value in (against or {}).items()),
+        trainer=trainer,
+        layers=_layers(options),
+        steps=_steps(steps),
+        split=split,
+        device=device,
+        dtype=dtype,
+        by=by,
+        top=top,
+        text=text,
+    )
+    return _diff(run, chosen)
+
+
+def recompute(
+    run: Run,
+    path: str | Path | None = None,
+    *,
+    trainer: str | None = None,
+    options: Options | None = None,
+    fixes: Sequence[str] = (),
+    steps: str | None = None,
+    split: str | None = None,
+    device: str = "auto",
+    dtype: str = "float64",
+    logits: bool = False,
+) -> Recomputed:
+    """Recompute the numbers of every step and, where `path` is given, write the values of every token there.
+
+    Args:
+        run: from `open`.
+        path: of the Parquet file to write, or None.
+        trainer: ``NAME`` or ``NAME@VERSION``, over what the file says.
+        options: the trainer's own options by name, over what the file says.
+        fixes: ``NAME`` or ``NAME:VARIANT``: the second set of columns and numbers has these.
+        steps: ``START:STOP``.
+        split: only ``train`` or ``eval``.
+        device: ``auto``, ``cpu`` or ``cuda``.
+        dtype: ``float32`` or ``float64``.
+        logits: write the norm of the gradient with respect to each token's logits, too.
+    """
+    chosen = RecomputeOptions(
+        trainer=trainer,
+        layers=_layers(options),
+        fixes=tuple(choose(text) for text in fixes),
+        steps=_steps(steps),
+        split=split,
+        device=device,
+        dtype=dtype,
+        logits=logits,
+    )
+    return _recompute(run, chosen, path)
+
+
+def objective_of(run: Run, *, trainer: str | None = None, options: Options | None = None) -> Objective:
+    """What the trainer of a run computes from a step, for `evaluate`.
+
+    Raises:
+        UsageError: if nothing says which trainer made the run, or an option cannot be used.
+    """
+    return need_trainer(configure(run.metadata, trainer, _layers(options))).objective
+
+
+def batches(
+    run: Run, objective: Objective, *, steps: str | None = None, dtype: str = "float32"
+) -> Iterator[RolloutBatch]:
+    """Read a run one step at a time, with the columns that `evaluate` can use under an objective."""
+    return run.batches(evaluation_columns(objective) & run.columns, steps=_steps(steps), dtype=DTYPES[dtype])
+
+
+def _layers(options: Options | None) -> tuple[Layer, ...]:
+    return (Layer("options", dict(options)),) if options else ()
+
+
+def _steps(text: str | None) -> StepRange | None:
+    return None if text is None else StepRange.parse(text)

@@ -1,0 +1,99 @@
+"""`import rolloutdoctor as rd`: the example of the README runs, and the functions are those of the commands."""
+
+import os
+import re
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+import torch
+
+import rolloutdoctor as rd
+from rolloutdoctor.errors import UsageError
+
+ROOT = Path(__file__).parent.parent
+SAMPLE = ROOT / "sample_data" / "verl_rejected.parquet"
+
+
+def test_the_example_of_the_readme_runs():
+    text = (ROOT / "README.md").read_text(encoding="utf-8")
+    (code,) = [block for block in re.findall(r"```python\n(.*?)```", text, re.DOTALL) if "rolloutdoctor as rd" in block]
+    assert len(code.splitlines()) <= 12
+    done = subprocess.run(
+        [sys.executable, "-c", code],
+        capture_output=True,
+        encoding="utf-8",
+        cwd=ROOT,
+        check=False,
+        env=os.environ | {"PYTHONPATH": str(ROOT)},
+    )
+    assert done.returncode == 0, done.stderr
+    assert "advantages of 334 rows off by 0.145 on average, 1.33 at most" in done.stdout
+    assert "changed_rows" in done.stdout
+
+
+@pytest.mark.parametrize("first", ["", "import rolloutdoctor.evaluate", "from rolloutdoctor.evaluate import evaluate"])
+def test_evaluate_can_be_called_whoever_imported_it_first(first):
+    code = f"""
+{first}
+import rolloutdoctor as rd
+run = rd.open({str(SAMPLE)!r})
+objective = rd.objective_of(run)
+batch = next(rd.batches(run, objective))
+found = rd.evaluate(batch, objective)
+from rolloutdoctor.evaluate import Evaluation, evaluate
+assert isinstance(found, Evaluation)
+assert found.loss == evaluate(batch, objective).loss
+"""
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, encoding="utf-8", check=False)
+    assert done.returncode == 0, done.stderr
+
+
+def test_import_loads_nothing_heavy():
+    code = """
+import sys, rolloutdoctor
+assert set(rolloutdoctor.__all__) <= set(dir(rolloutdoctor))
+assert not hasattr(rolloutdoctor, "nothing")
+heavy = {"torch", "polars", "pyarrow", "matplotlib", "numpy"} & set(sys.modules)
+assert not heavy, heavy
+"""
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, encoding="utf-8", check=False)
+    assert done.returncode == 0, done.stderr
+
+
+def test_every_result_is_a_frame(tmp_path):
+    run = rd.open(SAMPLE)
+    report = rd.check(run, select=["RDA"], steps="0:20")
+    measures = report.frame()
+    assert measures.columns == ["code", "name", "severity", "verdict", "measure", "value", "unit"]
+    assert len(measures) == sum(len(found.measures) for found in report.findings) > 0
+    comparison = rd.diff(run, fixes=["rejected-rows", "zero-std"], steps="0:20")
+    steps = comparison.frame()
+    assert len(steps) == 3 * comparison.input.steps
+    assert steps["changed_rows"].sum() == sum(effect.total["changed_rows"].value for effect in comparison.effects)
+    recomputed = rd.recompute(run, tmp_path / "out.parquet", fixes=["zero-std"], steps="0:20")
+    numbers = recomputed.frame()
+    assert len(numbers) == len(recomputed.steps)
+    assert (numbers["actor/kl_loss"] - numbers["actor/kl_loss_logged"]).abs().max() < 1e-6
+    assert {"loss", "loss_fixed", "actor/kl_loss_fixed"} <= set(numbers.columns)
+    objective = rd.objective_of(run)
+    evaluation = rd.evaluate(next(rd.batches(run, objective)), objective, dtype=torch.float64)
+    rows = evaluation.frame()
+    assert rows["loss"].sum() == pytest.approx(evaluation.loss)
+    assert rows["grad_l1"].sum() == pytest.approx(evaluation.grad_l1)
+    assert rows["advantage"].null_count() == 0
+
+
+def test_no_findings_are_an_empty_frame():
+    report = rd.check(rd.open(SAMPLE), select=["RDI001"])
+    assert report.frame().shape == (0, 7)
+
+
+def test_options_go_over_the_file():
+    run = rd.open(str(SAMPLE))
+    assert rd.objective_of(run, options={"adv_estimator": "rloo"}).advantage.estimator == "rloo"
+    assert rd.diff(run, against={"actor.use_kl_loss": False}, steps="0:3").differs
+    assert not rd.diff(run, against={"actor.use_kl_loss": True}, steps="0:3").differs
+    with pytest.raises(UsageError, match="nothing to compare"):
+        rd.diff(run)
