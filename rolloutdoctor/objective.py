@@ -97,6 +97,11 @@ class Surrogate:
     counts_empty: bool = False
     numbers: Mapping[str, float] = field(default_factory=dict, hash=False)
 
+    @property
+    def moves_without_advantage(self) -> bool:
+        """True if a token whose advantage is zero can have a policy gradient."""
+        return self.kind in ("verl_dro", "verl_kl_cov")
+
 
 @dataclass(frozen=True, kw_only=True)
 class KlTerm:

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 
 from rolloutdoctor.findings import Example, Measure, Severity
 from rolloutdoctor.needs import loss_columns
-from rolloutdoctor.rules.base import KEEP_EXAMPLES, Context, Judgement, Rule, counted, number, percent
+from rolloutdoctor.rules.base import KEEP_EXAMPLES, Context, Judgement, Missing, Rule, counted, number, percent
 from rolloutdoctor.stats.sums import Sums, largest, ratio
 
 if TYPE_CHECKING:
@@ -99,6 +99,17 @@ class ZeroStdKl(Rule[ZeroStdTally]):
     def wanted(self, context: Context) -> frozenset[str]:
         """Make the logit-space share exact, and the confirmation stricter."""
         return frozenset({"sum_pi_squared", "advantage", "advantages"}) if self.columns(context) else frozenset()
+
+    def missing(self, context: Context) -> Missing | None:
+        """Losses whose policy term moves such groups too."""
+        mine = context.objective
+        if mine is None or mine.kl_loss is None or not mine.surrogate.moves_without_advantage:
+            return None
+        return Missing(
+            "the policy term of this loss moves tokens without advantage too, so what such groups get is not the KL "
+            "term's alone",
+            "compare with and without the KL term of such groups: diff --fix zero-std",
+        )
 
     def measure(self, step: "StepView") -> ZeroStdTally:
         """Count one step."""

@@ -17,7 +17,7 @@ from rolloutdoctor.fixes import choose
 from rolloutdoctor.losses.surrogates import SURROGATES
 from rolloutdoctor.losses.terms import TokenInputs
 from rolloutdoctor.objective import Objective, Surrogate
-from rolloutdoctor.testing import random_batch, toy_batch
+from rolloutdoctor.testing import diagnose_one, random_batch, toy_batch
 from rolloutdoctor.trainers import table, verl, verl_policy
 from rolloutdoctor.trainers.options import Layer, parse_version, resolve
 
@@ -264,3 +264,15 @@ def test_only_what_the_mode_uses_is_assumed():
         found = resolve(spec.options, (0, 9, 1), [Layer("test", {"loss_mode": mode})], trainer="verl")
         assumed = {name.rpartition(".")[2] for name, setting in found.settings.items() if setting.assumed}
         assert assumed & {"tau_pos", "tau_neg", "clip_ratio_c", "dro_beta", "ppo_kl_coef"} == used
+
+
+@pytest.mark.parametrize("mode", ["vanilla", *MODES])
+def test_zero_std_kl_speaks_where_the_kl_term_is_alone(mode):
+    batch = one_micro_batch(toy_batch([[1, 1], [1, 0]], policy=-1.0, ref=-1.5))
+    options = {"adv_estimator": "grpo", "loss_mode": mode, "use_kl_loss": True, "kl_loss_coef": 0.1}
+    options |= {"dro": {"dro_beta": 0.5}, "clip_cov": {"clip_cov_ratio": 1}}.get(mode, {})
+    found = diagnose_one("RDG001", batch, trainer="verl", **options)
+    if mode in ("dro", "kl_cov"):
+        assert found.startswith("RDG001 skipped: the policy term of this loss moves tokens without advantage too")
+    else:
+        assert found == "RDG001 info exposed: groups_share 0.5"
