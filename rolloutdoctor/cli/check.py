@@ -54,7 +54,7 @@ def check(
     ] = False,
     color: opt.ColorOption = opt.Color.auto,
     quiet: opt.QuietOption = False,
-    verbose: Annotated[bool, typer.Option("--verbose", "-v", help="All examples and references.")] = False,
+    verbose: Annotated[bool, typer.Option("--verbose", "-v", help="All examples, references and histograms.")] = False,
 ) -> None:
     """Run the rules on a run, and print what they found."""
     from rolloutdoctor.findings import Severity
@@ -67,6 +67,9 @@ def check(
     from rolloutdoctor.cli.progress import progress_bar
     from rolloutdoctor.engine.check import CheckOptions
     from rolloutdoctor.engine.check import check as run_check
+    from rolloutdoctor.engine.pictures import check_and_draw
+    from rolloutdoctor.pictures import Gallery
+    from rolloutdoctor.report.histogram import histograms
     from rolloutdoctor.report.table import RENDERERS
 
     dump = dumps.convert_options(importer, columns, map_file, allow_pickle=allow_pickle)
@@ -82,10 +85,13 @@ def check(
         dtype=dtype.value,
     )
     with progress_bar(run.rows, quiet=quiet) as progress:
-        report = run_check(run, options, progress)
+        if verbose and format_ is opt.Format.full:
+            report, gallery = check_and_draw(run, ("advantages", "kl", "ratio"), options, progress=progress)
+        else:
+            report, gallery = run_check(run, options, progress), Gallery({}, {})
     fails = None if fail_on is opt.FailOn.never else Severity[fail_on.value.upper()]
     style = replace(opt.style_of(color, to_file=output_file is not None, verbose=verbose), fail_at=fails)
-    opt.deliver(RENDERERS[format_.value](report, style), output_file)
+    opt.deliver(RENDERERS[format_.value](report, style) + histograms(gallery, style), output_file)
     opt.warn_of_partial(run, quiet=quiet)
     raise typer.Exit(_exit_code(report.worst(), report.nothing_checked, fail_on, exit_zero))
 

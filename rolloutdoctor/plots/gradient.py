@@ -9,6 +9,7 @@ from matplotlib.figure import Figure
 from rolloutdoctor.pictures import GradientData
 from rolloutdoctor.plots.style import (
     DARK,
+    GUIDE,
     INK,
     MARKED,
     MOST_POINTS,
@@ -31,8 +32,8 @@ def title(data: GradientData) -> str:
         return "The gradient is NaN or infinite in every step"
     policy, kl = math.fsum(finite(data.policy)), math.fsum(finite(data.kl))
     if data.fix is None or not finite(data.spurious):
-        share = f"{short(100 * kl / (policy + kl))} % of the two parts" if policy + kl else "nothing: the gradient is 0"
-        return f"The KL part of the gradient is {share}"
+        share = f"{short(100 * kl / (policy + kl))} % of the two parts" if policy + kl else ""
+        return f"The KL part of the gradient is {share}" if share else "The gradient is 0 in every step"
     pairs = [(w, s) for w, s in zip(data.whole, data.spurious, strict=True) if math.isfinite(w) and math.isfinite(s)]
     whole = math.fsum(w for w, _ in pairs)
     changed = 100 * math.fsum(w * s for w, s in pairs) / whole if whole else math.nan
@@ -77,15 +78,13 @@ def draw(data: GradientData) -> Figure:
     angle.axhline(1, color=INK, linewidth=1.0, linestyle=(0, (1, 2)))
     angle.set_ylabel("cosine with\nthe fixed one")
     if not known:
-        empty(angle, "not defined: one of the gradients is 0 or not finite")
+        words = "not defined: one of the gradients is 0 or not finite"
+        angle.text(0.5, 0.35, words, transform=angle.transAxes, ha="center", va="center", color=GUIDE, fontsize=13)
+        angle.set_yticks([])
     elif low > 0.99:
         angle.set_ylim(0.99, 1.001)
     figure.align_ylabels([share, parts, angle])
-    if known:
-        step_axis(angle, data.steps)
-    else:
-        parts.set_xlabel("optimiser step")
-        parts.tick_params(labelbottom=True)
+    step_axis(angle, data.steps)
     return figure
 
 

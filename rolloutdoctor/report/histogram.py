@@ -1,8 +1,9 @@
 """Histograms in a terminal: block characters, or plain ASCII where there are none."""
 
 import math
+from collections.abc import Iterator
 
-from rolloutdoctor.pictures import Bins, Histogram, on_one_grid
+from rolloutdoctor.pictures import AdvantagesData, Bins, Gallery, Histogram, KlData, RatioData, on_one_grid
 from rolloutdoctor.report.style import Style
 
 _BLOCKS = " ▁▂▃▄▅▆▇█"
@@ -38,3 +39,28 @@ def _axis(bins: Bins, parts: list[Histogram]) -> str:
     lost = sum(part.nonfinite for part in parts)
     words += f", {beyond:,} beyond" if beyond else ""
     return words + (f", {lost:,} not finite" if lost else "")
+
+
+def histograms(gallery: Gallery, style: Style) -> str:
+    """The distributions of a run, one under the other; an empty text if there is none."""
+    lines: list[str] = []
+    for title, values in _distributions(gallery):
+        lines += ["", f"{title}: {values.total:,}", *(f"  {line}" for line in histogram(values, style))]
+    if not lines:
+        return ""
+    return "\n".join([*lines, "", "Heights go with the square root of the count."]) + "\n"
+
+
+def _distributions(gallery: Gallery) -> Iterator[tuple[str, Histogram]]:
+    for data in gallery.drawn.values():
+        match data:
+            case AdvantagesData():
+                yield f"advantages of trained {data.unit}", data.before
+            case KlData():
+                yield f"KL of trained tokens ({data.estimator}), nats", data.tokens
+            case RatioData():
+                yield "log of the importance ratio of trained tokens", data.log_ratio
+                if data.gap is not None:
+                    yield f"{data.gap_of} - rollout_log_probs of trained tokens, nats", data.gap
+            case _:
+                pass
