@@ -3,6 +3,7 @@
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 
+import numpy as np
 import pyarrow as pa
 from pyarrow import types
 
@@ -119,16 +120,29 @@ def _cell(name: str, value: object, where: str) -> object:
         return str(value).encode("utf-8", "replace").decode()
     if not isinstance(value, list):
         raise DataError(f"{where} is {lines.shown(value)} where a list was expected")
-    if not all(each is None or isinstance(each, (bool, int, float)) for each in value):
-        raise DataError(f"{where} holds something that is not a number")
-    if column.kind is not Kind.FLOATS:
-        if not all(isinstance(each, int) for each in value):
-            raise DataError(f"{where} holds something that is not an integer")
-        return [int(each) for each in value]
+    return _list(value, column.kind, where)
+
+
+def _list(value: list[object], kind: Kind, where: str) -> np.ndarray:
+    """One number for each token; only what is not plain numbers is looked at one by one."""
     try:
-        return [float("nan") if each is None else float(each) for each in value]
-    except OverflowError:
-        raise DataError(f"{where} holds a number beyond float64") from None
+        array = np.array(value)
+    except (ValueError, OverflowError):
+        array = np.array([None])
+    if array.dtype == object and kind is Kind.FLOATS and all(each is None or _is_number(each) for each in value):
+        try:
+            array = np.array([np.nan if each is None else float(each) for each in value])  # type: ignore[arg-type]
+        except OverflowError:
+            raise DataError(f"{where} holds a number beyond float64") from None
+    wanted = "biuf" if kind is Kind.FLOATS else "biu"
+    if value and (array.ndim != 1 or array.dtype.kind not in wanted):
+        what = "a number" if kind is Kind.FLOATS else "an integer"
+        raise DataError(f"{where} holds something that is not {what}")
+    return array.astype(np.float64 if kind is Kind.FLOATS else np.int64)
+
+
+def _is_number(value: object) -> bool:
+    return isinstance(value, (int, float))
 
 
 def _get(body: Mapping[str, object], path: str) -> object:

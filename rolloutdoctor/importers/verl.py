@@ -101,7 +101,8 @@ class _Reader:
             return
         names = ("step", "group_id", "sample_id", "reward", "prompt", "response")
         columns: dict[str, Sequence[object]] = dict(zip(names, zip(*self._rows, strict=True), strict=True))
-        columns["prompt"], columns["response"] = _texts(columns["prompt"]), _texts(columns["response"])
+        if self.sink.text:
+            columns["prompt"], columns["response"] = _texts(columns["prompt"]), _texts(columns["response"])
         self.sink.write(columns)
         self._rows = []
 
