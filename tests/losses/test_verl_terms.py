@@ -276,3 +276,39 @@ def test_zero_std_kl_speaks_where_the_kl_term_is_alone(mode):
         assert found.startswith("RDG001 skipped: the policy term of this loss moves tokens without advantage too")
     else:
         assert found == "RDG001 info exposed: groups_share 0.5"
+
+
+@pytest.mark.parametrize("mode", ["vanilla", *MODES])
+def test_what_works_on_micro_batches_needs_to_know_them(mode):
+    batch = toy_batch([[1, 0]])
+    tokens = evaluate(batch, objective(loss_mode=mode)).tokens
+    assert (tokens is None) == (mode in ("kl_cov", "clip_cov", "geo_mean"))
+
+
+def test_bypass_mode_compares_with_the_sampler_everywhere():
+    """And corrects for nothing before the loss; a short name is that of the trainer's own correction."""
+    options = {"rollout_rs": "token_k1", "use_kl_in_reward": True, "kl_ctrl.kl_coef": 0.1}
+    before = objective(**options)
+    assert before.correction.rejects
+    assert before.policy_correction is None
+    mine = objective(**options, **{"rollout_correction.bypass_mode": True})
+    assert mine.surrogate.old == mine.kl_reward.log_probs == "rollout_log_probs"
+    assert not mine.correction.rejects
+    assert not mine.aggregation.counted_before_rejection
+    assert mine.policy_correction is None
+    assert mine.surrogate.kind == "ppo_dual_clip"
+    inside = objective(loss_mode="bypass_mode", **{"policy_loss.rollout_correction.loss_type": "reinforce"})
+    # Where nothing is set, verl's dataclass has weights of rows.
+    assert inside.policy_correction.weights.level == "sequence"
+    assert inside.surrogate.old == "old_log_probs"
+
+
+def test_equal_covariances_of_kl_cov():
+    """Of a micro-batch of one row every covariance is 0: the choice is that of torch.topk, one token of each row."""
+    batch = random_batch(2, sizes=(3, 3), empty=0, holes=0, rejected=0, dtype=torch.float64)
+    batch = replace(batch, per_row={**batch.per_row, "micro_batch_id": torch.arange(6)})
+    mine = objective(loss_mode="kl_cov", loss_agg_mode="token-sum")
+    grad_T = evaluate(batch, mine, dtype=torch.float64, per_token=True).per_token.grad_T
+    free = objective(loss_mode="kl_cov", loss_agg_mode="token-sum", **{"policy_loss.ppo_kl_coef": 0})
+    moved_T = grad_T != evaluate(batch, free, dtype=torch.float64, per_token=True).per_token.grad_T
+    assert [int(row.sum()) for row in moved_T.split(batch.rows.diff().tolist())] == [1] * 6
