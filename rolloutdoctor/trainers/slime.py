@@ -6,7 +6,7 @@ Read and compared: slime 0.3.1 and the commits around its fix of `rollout/kl`, w
 from typing import TYPE_CHECKING, Literal
 
 from rolloutdoctor.errors import UsageError
-from rolloutdoctor.objective import AdvantageRule, Aggregation, KlBuffer, KlTerm, Objective, Surrogate
+from rolloutdoctor.objective import AdvantageRule, Aggregation, Gate, KlBuffer, KlTerm, Objective, Surrogate
 from rolloutdoctor.trainers.options import Config, Option
 from rolloutdoctor.trainers.spec import Trainer
 
@@ -19,6 +19,8 @@ if TYPE_CHECKING:
 EPSILON = 1e-6
 """What slime adds to the standard deviation of a group."""
 
+ICEPOP = "slime.backends.megatron_utils.loss.icepop_function"
+
 KL_TYPES = ("k1", "k2", "k3", "low_var_kl")
 
 OPTIONS = (
@@ -28,9 +30,10 @@ OPTIONS = (
         "grpo",
         "how rewards become advantages",
         choices=("grpo", "gspo", "cispo", "reinforce_plus_plus", "reinforce_plus_plus_baseline", "ppo"),
-        computed=("grpo", "ppo"),
     ),
-    Option("kl_coef", "number", 0.0, "coefficient of the KL penalty in the token rewards (ppo)", low=0),
+    Option(
+        "kl_coef", "number", 0.0, "coefficient of the KL penalty in the rewards; of no use to grpo and its like", low=0
+    ),
     Option("use_kl_loss", "flag", False, "add a KL term to the loss"),
     Option("kl_loss_coef", "number", 0.0, "its coefficient", low=0),
     Option("kl_loss_type", "word", "k1", "the KL estimator, in the reward and in the loss", choices=KL_TYPES),
@@ -40,14 +43,71 @@ OPTIONS = (
     Option("eps_clip_c", "number", None, "dual clip for negative advantages; null: none", low=1, optional=True),
     Option("gamma", "number", 1.0, "discount per token", low=0, high=1),
     Option("lambd", "number", 1.0, "lambda of generalised advantage estimation", low=0, high=1),
-    Option("normalize_advantages", "flag", False, "whiten the advantages", computed=(False,)),
-    Option("rewards_normalization", "flag", True, "centre the rewards by group", computed=(True,)),
+    Option("normalize_advantages", "flag", False, "whiten the advantages over the tokens of the step"),
+    Option("rewards_normalization", "flag", True, "centre the rewards by group"),
     Option("grpo_std_normalization", "flag", True, "divide by the group's standard deviation"),
     Option("calculate_per_token_loss", "flag", False, "token mean instead of the mean of row means"),
     Option("use_rollout_logprobs", "flag", False, "take the sampler's log-probs for the KL and the ratio"),
-    Option("use_tis", "flag", False, "truncated importance sampling", computed=(False,), decides=False),
-    Option("use_opsm", "flag", False, "mask off-policy rows", computed=(False,), decides=False),
-    Option("entropy_coef", "number", 0.0, "coefficient of the entropy bonus", computed=(0.0,), decides=False),
+    Option("use_tis", "flag", False, "weight the policy term by trainer over sampler", decides=False),
+    Option("tis_clip", "number", 2.0, "largest weight", low=0, only_with={"use_tis": (True,)}),
+    Option("tis_clip_low", "number", 0.0, "smallest weight", low=0, only_with={"use_tis": (True,)}),
+    Option(
+        "custom_tis_function_path",
+        "word",
+        None,
+        "what weights outside of the bounds become: null: they are cut; icepop_function: they are 0",
+        computed=(None, ICEPOP),
+        optional=True,
+        decides=False,
+        why_not="a function of your own is not in the run",
+    ),
+    Option(
+        "get_mismatch_metrics",
+        "flag",
+        False,
+        "log how far the sampler is, which weights the policy term as use_tis does",
+        decides=False,
+    ),
+    Option("use_opsm", "flag", False, "tokens of negative advantage in rows that drifted lose the term", decides=False),
+    Option("opsm_delta", "number", 1e-4, "largest drift", only_with={"use_opsm": (True,)}),
+    Option(
+        "use_opd",
+        "flag",
+        False,
+        "distil a teacher on policy",
+        computed=(False,),
+        decides=False,
+        why_not="the teacher's log-probs are not in the rows",
+    ),
+    Option(
+        "custom_advantage_function_path",
+        "any",
+        None,
+        "advantages of your own",
+        computed=(None,),
+        optional=True,
+        decides=False,
+        why_not="a function of your own is not in the run",
+    ),
+    Option(
+        "custom_pg_loss_reducer_function_path",
+        "any",
+        None,
+        "an aggregation of your own",
+        computed=(None,),
+        optional=True,
+        decides=False,
+        why_not="a function of your own is not in the run",
+    ),
+    Option(
+        "entropy_coef",
+        "number",
+        0.0,
+        "coefficient of the entropy bonus",
+        computed=(0.0,),
+        decides=False,
+        why_not="the entropy's gradient needs the logits, which are not in the rows",
+    ),
     Option("n_samples_per_prompt", "integer", 1, "rows of a group", low=1, decides=False),
 )
 
@@ -56,7 +116,7 @@ def objective(config: Config) -> Objective:
     """Build what slime's Megatron backend computes.
 
     Raises:
-        UsageError: if both KL coefficients are set, which slime itself refuses.
+        UsageError: for combinations that slime itself refuses.
     """
     in_reward, in_loss = config.number("kl_coef"), config.number("kl_loss_coef")
     if in_reward != 0 and in_loss != 0:
@@ -66,28 +126,22 @@ def objective(config: Config) -> Objective:
     name = "k3" if kl_type == "low_var_kl" else kl_type
     clamp = 10.0 if kl_type == "low_var_kl" else None
     sampler = bool(config["use_rollout_logprobs"])
-    scale: Literal["group", "none"] = "group" if config["grpo_std_normalization"] else "none"
     high = config.optional_number("eps_clip_high")
     return Objective(
         trainer="slime",
         version=".".join(map(str, config.version)),
-        advantage=AdvantageRule(
-            estimator="gae" if estimator == "ppo" else "grpo",
-            scale=scale,
-            epsilon=EPSILON,
-            lone="zero",
-            gamma=config.number("gamma"),
-            lam=config.number("lambd"),
-            batch_if_unequal=True,
-        ),
+        advantage=_advantage(config, estimator, in_reward),
         surrogate=Surrogate(
-            kind="ppo_dual_clip",
+            # slime's cispo is verl's.
+            kind="verl_cispo" if estimator == "cispo" else "ppo_dual_clip",
             clip_low=config.number("eps_clip"),
             clip_high=config.number("eps_clip") if high is None else high,
             cap=config.optional_number("eps_clip_c"),
             old="rollout_log_probs" if sampler else "old_log_probs",
+            level="sequence" if estimator == "gspo" else "token",
         ),
         aggregation=Aggregation(mode="slime/token-mean" if config["calculate_per_token_loss"] else "slime/sample-mean"),
+        # The ratio of the KL is the token's, with gspo too.
         kl_loss=KlTerm(estimator=name, coef=in_loss, ratio_weighted=bool(config["use_unbiased_kl"]), clamp=clamp)
         if config["use_kl_loss"]
         else None,
@@ -97,9 +151,71 @@ def objective(config: Config) -> Objective:
             clamp=clamp,
             log_probs="rollout_log_probs" if sampler else "old_log_probs",
         ),
+        gates=_gates(config),
         # Release 0.3.1 and before build the reward in the tensor that is logged as rollout/kl.
         kl_buffer=KlBuffer.REWARD if estimator == "ppo" and config.version <= (0, 3, 1) else KlBuffer.COPY,
     )
+
+
+def _advantage(config: Config, estimator: str, kl_coef: float) -> AdvantageRule:
+    """Build how rewards become advantages.
+
+    Raises:
+        UsageError: if an estimator that needs whitening is to go without, which slime itself refuses.
+    """
+    whitened = bool(config["normalize_advantages"])
+    if estimator.startswith("reinforce_plus_plus") and not whitened:
+        raise UsageError(f"advantage_estimator = {estimator} needs normalize_advantages = true, and slime says so too")
+    baseline = estimator == "reinforce_plus_plus_baseline"
+    centred = bool(config["rewards_normalization"])
+    scale: Literal["group", "none"]
+    scale = "group" if config["grpo_std_normalization"] and not baseline else "none"
+    if estimator == "ppo":
+        name = "gae"
+    elif estimator == "reinforce_plus_plus":
+        name = "slime_reinforce_plus_plus"
+    elif baseline and kl_coef != 0:
+        # The penalty gives every token an advantage of its own.
+        if not centred:
+            raise UsageError(
+                "advantage_estimator = reinforce_plus_plus_baseline with kl_coef above 0 and rewards_normalization = "
+                "false is not computed by this version"
+            )
+        name = "slime_reinforce_plus_plus_baseline"
+    else:
+        name = "grpo" if centred else "raw"
+    return AdvantageRule(
+        estimator=name,
+        scale=scale,
+        epsilon=EPSILON,
+        lone="zero",
+        gamma=config.number("gamma"),
+        lam=config.number("lambd"),
+        batch_if_unequal=True,
+        whitened=whitened,
+    )
+
+
+def _gates(config: Config) -> tuple[Gate, ...]:
+    """Build what multiplies the policy term.
+
+    Raises:
+        UsageError: for combinations that slime itself refuses.
+    """
+    found = []
+    sampler = bool(config["use_rollout_logprobs"])
+    if config["use_opsm"]:
+        against: Literal["rollout_log_probs", "old_log_probs"] = "rollout_log_probs" if sampler else "old_log_probs"
+        found.append(Gate(kind="off_policy", against=against, high=config.number("opsm_delta")))
+    if config["use_tis"] and sampler:
+        raise UsageError("use_tis and use_rollout_logprobs are both true, and slime allows only one of them")
+    icepop = config["custom_tis_function_path"] is not None
+    if config["get_mismatch_metrics"] and not icepop:
+        raise UsageError("get_mismatch_metrics needs custom_tis_function_path, and slime says so too")
+    if config["use_tis"] or config["get_mismatch_metrics"]:
+        low, high = config.number("tis_clip_low"), config.number("tis_clip")
+        found.append(Gate(kind="importance", low=low, high=high, outside="zero" if icepop else "cut"))
+    return tuple(found)
 
 
 def group_size(config: Config, split: str) -> int | None:
@@ -108,46 +224,17 @@ def group_size(config: Config, split: str) -> int | None:
 
 
 def metrics(evaluation: "Evaluation") -> dict[str, float]:
-    """slime's logged metrics: `rollout/kl`, `rollout/rewards`, `train/*`."""
-    from rolloutdoctor.evaluate import stored_kl
+    """slime's logged metrics: `rollout/kl`, `rollout/raw_reward`, `rollout/log_probs` and its like, `train/*`."""
+    from rolloutdoctor.trainers import slime_metrics
 
-    found: dict[str, float] = {}
-    batch, rows, tokens = evaluation.batch, evaluation.rows, evaluation.tokens
-    kl_T = stored_kl(batch, evaluation.objective, evaluation.dtype)
-    if kl_T is not None and batch.tokens:
-        found["rollout/kl"] = rollout_mean(batch, kl_T)
-    if rows is not None:
-        found["rollout/raw_reward"] = float(rows.score_N.mean())
-    if tokens is None or rows is None or rows.length_N is None:
-        return found
-    found["train/pg_loss"] = evaluation.policy_loss
-    found["train/loss"] = evaluation.loss
-    if evaluation.objective.kl_loss is not None:
-        in_kl_N = evaluation.in_scope(evaluation.objective.kl)
-        found["train/kl_loss"] = float((tokens.kl_N * tokens.weight_N * in_kl_N).sum())
-    if tokens.drift_N is not None:
-        found["train/ppo_kl"] = float((tokens.drift_N * tokens.weight_N).sum())
-    return found
+    return slime_metrics.slime(evaluation)
 
 
 def rollout_mean(batch: "RolloutBatch", x_T: "Tensor") -> float:
-    """Reduce as slime reduces `rollout/kl`: the plain mean over all response tokens of a rank, weighted by its rows.
+    """Reduce as slime reduces `rollout/kl`; see `rolloutdoctor.trainers.slime_metrics`."""
+    from rolloutdoctor.trainers import slime_metrics
 
-    The loss mask does not enter. Source: slime ``log_rollout_data`` and ``gather_log_data``.
-    """
-    from rolloutdoctor.ops import segments as seg
-
-    sums_N, lengths_N = seg.total(x_T, batch.rows), batch.rows.diff().double()
-    rank_N = batch.per_row.get("rank")
-    if rank_N is None:
-        return float(sums_N.sum() / lengths_N.sum())
-    value = weight = 0.0
-    for rank in sorted(set(rank_N.tolist())):
-        here_N = rank_N == rank
-        rows = float(here_N.sum())
-        value += rows * float(sums_N[here_N].sum() / lengths_N[here_N].sum())
-        weight += rows
-    return value / weight
+    return slime_metrics.rollout_mean(batch, x_T)
 
 
 _DUMP = "--dump-details DIR makes slime write it"

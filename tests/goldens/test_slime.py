@@ -9,28 +9,15 @@ from goldens import golden_data as gold
 from torch import Tensor
 
 from rolloutdoctor import kl
-from rolloutdoctor.batch import RolloutBatch
-from rolloutdoctor.evaluate import evaluate, evaluate_rows, stored_kl
+from rolloutdoctor.batch import Groups, RolloutBatch
+from rolloutdoctor.errors import CannotComputeError
+from rolloutdoctor.evaluate import RowPart, evaluate, evaluate_rows, stored_kl
 from rolloutdoctor.fixes import choose
 from rolloutdoctor.objective import Objective, RowSet
 from rolloutdoctor.ops import segments as seg
 from rolloutdoctor.trainers import slime
 
-LATER = (
-    ("slime.advantages", "*|norm"),  # normalize_advantages; the KL that these leave behind is tested
-    ("slime.advantages", "cispo*"),
-    ("slime.advantages", "gspo*"),
-    ("slime.advantages", "reinforce_plus_plus*"),
-    ("slime.log_rollout_data", "cispo*"),
-    ("slime.log_rollout_data", "gspo*"),
-    ("slime.log_rollout_data", "reinforce_plus_plus*"),
-    ("slime.policy_loss", "cispo*"),
-    ("slime.policy_loss", "gspo*"),
-    ("slime.policy_loss", "grpo|icepop"),
-    ("slime.policy_loss", "grpo|opsm"),
-    ("slime.policy_loss", "grpo|tis"),
-    ("slime.rewards_post_process", "rfpp_baseline"),
-)
+LATER = ()
 """Functions and configurations that the package does not compute today."""
 
 ENTRIES = [entry for entry in gold.entries() if entry[1].startswith(("slime.", "reference."))]
@@ -70,12 +57,21 @@ def objective_of(config: str, variant: str = "asis") -> Objective:
     for part in parts:
         if part in slime.KL_TYPES:
             options["kl_loss_type"] = part
+        elif part == "norm":
+            options["normalize_advantages"] = True
+        elif part.startswith("g") and "_l" not in part:
+            options["gamma"] = float(part[1:])
         elif part.startswith("g"):
             gamma, lambd = part.split("_l")
             options |= {"gamma": float(gamma[1:]), "lambd": float(lambd)}
         elif part.startswith("c"):
             options["kl_coef"] = float(part[1:])
+    whitened = options.get("normalize_advantages", False)
+    if estimator.startswith("reinforce"):
+        # slime insists on whitening; upstream's function was called without it too.
+        options["normalize_advantages"] = True
     found = gold.objective("slime", **options)
+    found = replace(found, advantage=replace(found.advantage, whitened=whitened))
     return choose("kl-inplace").apply(found) if variant == "fixed" and estimator == "ppo" else found
 
 
@@ -107,7 +103,11 @@ REWARDS = chosen("slime.rewards_post_process")
 @pytest.mark.parametrize(("case", "function", "config", "variant"), REWARDS)
 def test_rewards_post_process(case, function, config, variant):
     """slime normalises the rewards where they are sampled; here that is the advantage of grpo."""
-    objective = gold.objective("slime", grpo_std_normalization=config == "grpo_std")
+    options = {"grpo_std_normalization": config == "grpo_std"}
+    if config == "rfpp_baseline":
+        options = {"advantage_estimator": "reinforce_plus_plus_baseline", "normalize_advantages": True}
+    objective = gold.objective("slime", **options)
+    objective = replace(objective, advantage=replace(objective.advantage, whitened=False))
     if variant == "fixed_per_group":
         rule = replace(objective.advantage, batch_if_unequal=False)
         objective = replace(objective, advantage=rule, vote=objective.vote.leaving_out(RowSet.REJECTED))
@@ -137,25 +137,76 @@ def row_scale(wanted: Tensor, batch: RolloutBatch) -> Tensor:
 @pytest.mark.parametrize(("case", "function", "config", "variant"), ADVANTAGES)
 def test_advantages(case, function, config, variant):
     objective = objective_of(config, variant)
-    frame = gold.expected(case, "tokens")[function, config, variant]
+    # Where every call of upstream raised there is nothing but the exceptions.
+    frame = gold.expected(case, "tokens").get((function, config, variant))
+    estimator = objective.advantage.estimator
+    whitened, baseline = objective.advantage.whitened, estimator == "slime_reinforce_plus_plus_baseline"
     for step in gold.steps(case):
+        batch = gold.batch(case, step, empty_rows=False)
+        if gold.failures(frame_of(case, function, config, variant), step):
+            with pytest.raises(CannotComputeError, match="slime fails here"):
+                evaluate_rows(batch, objective)
+            continue
+        if variant == "asis_accepted_only":
+            batch = accepted(batch)
         # The rewards were normalised with the empty rows, and the advantages made without them.
-        whole, batch = gold.batch(case, step), gold.batch(case, step, empty_rows=False)
+        whole = gold.batch(case, step) if variant != "asis_accepted_only" else batch
         wanted = gold.per_token(frame, step, "advantages", "f32", batch)
         found = evaluate_rows(whole, objective)
-        if objective.advantage.estimator == "gae":
+        # Residue of equal rewards is whitened with the rest, so it shows in every value.
+        normed = estimator in ("grpo", "slime_reinforce_plus_plus_baseline")
+        equal_T = gold.equal_reward_tokens(whole) if normed else torch.zeros(whole.tokens, dtype=torch.bool)
+        own = found.advantage_T
+        if own is None:
+            own = seg.expand(found.advantage_N, whole.rows)
+        if whitened:
+            kind = "float32 equal rewards" if estimator == "grpo" and bool(equal_T.any()) else "float32 whitened"
+            plain = evaluate_rows(whole, replace(objective, advantage=replace(objective.advantage, whitened=False)))
+            scale = cancellation(plain, whole) * wanted.abs().max()
+            gold.assert_close(own, wanted, kind, f"{function} {estimator} whitened", scale=scale)
+        elif own is found.advantage_T and not baseline:
             scale = row_scale(wanted, batch)
-            gold.assert_close(found.advantage_T, wanted, "float32 scan", f"{function} ppo", scale=scale)
-            returns = found.advantage_T + whole.column("values")
+            gold.assert_close(own, wanted, "float32 scan", f"{function} {estimator}", scale=scale)
+        else:
+            gold.assert_close(own, wanted, "float32", f"{function} {estimator}", where=~equal_T)
+            residue = "float32" if baseline else "float32 equal rewards"
+            gold.assert_close(own, wanted, residue, f"{function} {estimator} residue", where=equal_T)
+        if estimator == "gae":
+            returns = evaluate_rows(whole, replace(objective, advantage=replace(objective.advantage, whitened=False)))
+            returns = returns.advantage_T + whole.column("values")
             wanted = gold.per_token(frame, step, "returns", "f32", batch)
             # Returns are the sum of advantages and values, which may cancel.
-            scale = torch.maximum(scale, row_scale(batch.column("values").double(), batch))
+            scale = torch.maximum(row_scale(wanted, batch), row_scale(batch.column("values").double(), batch))
             gold.assert_close(returns, wanted, "float32 scan", f"{function} ppo returns", scale=scale)
-        else:
-            own = seg.expand(found.advantage_N, whole.rows)
-            equal_T = gold.equal_reward_tokens(whole)
-            gold.assert_close(own, wanted, "float32", f"{function} grpo", where=~equal_T)
-            gold.assert_close(own, wanted, "float32 equal rewards", f"{function} grpo residue", where=equal_T)
+
+
+def cancellation(plain: RowPart, batch: RolloutBatch) -> float:
+    """Square of the mean over the variance, one at least: slime's one-pass variance in float32 loses that factor."""
+    value_T = plain.advantage_T if plain.advantage_T is not None else seg.expand(plain.advantage_N, batch.rows)
+    trained = value_T[batch.column("response_mask")]
+    return max(1.0, float(trained.mean() ** 2 / (trained.var() + 1e-8)))
+
+
+def frame_of(case: str, function: str, config: str, variant: str):
+    """Expected scalars, which hold upstream's exceptions; None if there are none."""
+    return gold.expected(case, "scalars").get((function, config, variant))
+
+
+def accepted(batch: RolloutBatch) -> RolloutBatch:
+    """The rows with a trained token."""
+    kept_N = seg.total(batch.column("response_mask"), batch.rows) > 0
+    kept_T = torch.repeat_interleave(kept_N, batch.rows.diff())
+    lengths_N = batch.rows.diff()[kept_N]
+    return replace(
+        batch,
+        rows=torch.cat([lengths_N.new_zeros(1), lengths_N.cumsum(0)]),
+        groups=Groups.of(batch.groups.index_N[kept_N], len(batch.groups)) if bool(kept_N.any()) else None,
+        group_ids=batch.group_ids,
+        per_row={name: column[kept_N] for name, column in batch.per_row.items()},
+        per_token={name: column[kept_T] for name, column in batch.per_token.items()},
+        rewards={},
+        sample_ids=[name for name, kept in zip(batch.sample_ids, kept_N.tolist(), strict=True) if kept],
+    )
 
 
 # --- the stored KL and its metric ------------------------------------------------------------------------------------
@@ -191,10 +242,13 @@ def test_logged_kl(case, function, config, variant):
         wanted = gold.scalar(frame, step, "rollout/kl", "f32")
         gold.assert_close(own["rollout/kl"], wanted, tolerance, f"rollout/kl {variant}", scale=scale)
         wanted = gold.scalar(frame, step, "rollout/raw_reward", "f32")
-        if config.startswith("grpo"):
-            assert wanted is None  # upstream was called without raw rewards there
+        if not config.startswith("ppo"):
+            assert wanted is None  # upstream was called with the KL alone there
             continue
         gold.assert_close(own["rollout/raw_reward"], wanted, "float32", "rollout/raw_reward", scale=1.0)
+        for name in ("log_probs", "ref_log_probs", "rollout_log_probs", "values"):
+            wanted = gold.scalar(frame, step, f"rollout/{name}", "f32")
+            gold.assert_close(own[f"rollout/{name}"], wanted, "float32", f"rollout/{name}", scale=1.0)
 
 
 REFERENCE = chosen("reference.rollout_kl")
@@ -219,6 +273,16 @@ LOSSES = chosen("slime.policy_loss")
 COEF = 0.01
 OPTIONS = {
     "grpo|default": {},
+    "cispo|tight": {"advantage_estimator": "cispo", "eps_clip": 0.03, "eps_clip_high": 0.03},
+    "gspo|tight": {"advantage_estimator": "gspo", "eps_clip": 0.0003, "eps_clip_high": 0.0004},
+    "grpo|opsm": {"use_opsm": True},
+    "grpo|tis": {"use_tis": True, "tis_clip": 1.02, "tis_clip_low": 0.5},
+    "grpo|icepop": {
+        "use_tis": True,
+        "tis_clip": 1.05,
+        "tis_clip_low": 0.95,
+        "custom_tis_function_path": slime.ICEPOP,
+    },
     "grpo|clip_c3|kl_k3": {"eps_clip_c": 3.0, "use_kl_loss": True, "kl_loss_coef": COEF, "kl_loss_type": "k3"},
     "grpo|kl_k2|per_token": {
         "use_kl_loss": True,
@@ -243,9 +307,23 @@ OPTIONS = {
 }
 
 
+TRAIN = (
+    "pg_loss",
+    "kl_loss",
+    "ppo_kl",
+    "pg_clipfrac",
+    "ois",
+    "tis",
+    "tis_abs",
+    "tis_clipfrac",
+    "opsm_clipfrac",
+    "train_rollout_logprob_abs_diff",
+)
+
+
 @pytest.mark.parametrize(("case", "function", "config", "variant"), LOSSES)
 def test_policy_loss(case, function, config, variant):
-    objective = gold.objective("slime", eps_clip=0.2, eps_clip_high=0.28, **OPTIONS[config])
+    objective = gold.objective("slime", **({"eps_clip": 0.2, "eps_clip_high": 0.28} | OPTIONS[config]))
     # Upstream was called with advantages whose KL is of the old log-probs.
     objective = replace(objective, kl_reward=replace(objective.kl_reward, log_probs="old_log_probs"))
     scalars = gold.expected(case, "scalars")[function, config, variant]
@@ -263,7 +341,7 @@ def test_policy_loss(case, function, config, variant):
         scale = float(found.per_token.loss_T.abs().double().sum()) * share
         where_T = batch.column("response_mask")
         # The residue of equal rewards is in upstream's float32 loss and gradient.
-        residue = case.startswith("g06") and config.startswith("grpo")
+        residue = case.startswith("g06") and not config.startswith("ppo")
         if residue:
             where_T = where_T & ~gold.equal_reward_tokens(batch)
         else:
@@ -274,9 +352,9 @@ def test_policy_loss(case, function, config, variant):
         gold.assert_close(own, wanted, "float32", f"{function} grad", where=where_T)
         sums = divisor if config.endswith("per_token") else rows
         own = slime.metrics(found)
-        for name in ("pg_loss", "kl_loss", "ppo_kl"):
+        for name in TRAIN:
             wanted = gold.scalar(scalars, step, f"log_sum:{name}", "f32")
             if wanted is not None and not (residue and name == "pg_loss"):
                 kind = "float32 k3" if name == "kl_loss" else "float32"
-                size = 1.0 if name == "ppo_kl" else None if name == "kl_loss" else scale
+                size = scale if name == "pg_loss" else None if name == "kl_loss" else 1.0
                 gold.assert_close(own[f"train/{name}"] * share, wanted / sums, kind, f"train/{name}", scale=size)
