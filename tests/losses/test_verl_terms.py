@@ -312,3 +312,11 @@ def test_equal_covariances_of_kl_cov():
     free = objective(loss_mode="kl_cov", loss_agg_mode="token-sum", **{"policy_loss.ppo_kl_coef": 0})
     moved_T = grad_T != evaluate(batch, free, dtype=torch.float64, per_token=True).per_token.grad_T
     assert [int(row.sum()) for row in moved_T.split(batch.rows.diff().tolist())] == [1] * 6
+
+
+def test_gspo_beyond_its_bound_has_no_gradient():
+    batch = toy_batch([[1, 0]], lengths=2, policy=-1.0, old=[[-1.0, -1.0], [-13.0, -13.0]])
+    found = evaluate(batch, objective(loss_mode="gspo", loss_agg_mode="token-sum"), dtype=torch.float64, per_token=True)
+    advantage = found.rows.advantage_N.tolist()
+    assert found.per_token.grad_T.tolist() == [-advantage[0]] * 2 + [0.0] * 2
+    assert found.per_token.loss_T.tolist()[2:] == pytest.approx([-advantage[1] * math.exp(10)] * 2, rel=1e-12)
