@@ -120,7 +120,7 @@ class Evaluation:
             found |= {"score": rows.score_N, "advantage": rows.advantage_N, "baseline": rows.baseline_N}
             found["tokens"] = rows.length_N
         if tokens is not None:
-            policy_N, kl_N = tokens.policy_N * tokens.weight_N, tokens.kl_loss_N * tokens.weight_N
+            policy_N, kl_N = tokens.policy_N * tokens.policy_weight_N, tokens.kl_loss_N * tokens.weight_N
             found |= {"loss": policy_N + kl_N, "policy_loss": policy_N, "kl_loss": kl_N, "kl": tokens.kl_N}
             found |= {"weight": tokens.weight_N, "grad_l1": tokens.grad_l1_N, "grad_l2": tokens.grad_sq_N.sqrt()}
         for name, x_N in found.items():

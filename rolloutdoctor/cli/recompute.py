@@ -11,6 +11,7 @@ from rolloutdoctor.errors import UsageError
 EPILOG = (
     "Columns: advantages_re, kl_re, ratio_re, loss_re (they sum to the loss of the step) and grad_re (derivative of "
     "that loss with respect to policy_log_probs), 0 where the mask is 0; with --fix each again with the suffix _fixed. "
+    "Where a rollout correction is configured, is_weights_re and response_mask_re. "
     "Rows keep step, split, group_id and sample_id. "
     "Examples: rolloutdoctor recompute run.parquet -o tokens.parquet; rolloutdoctor recompute run.parquet --format json"
 )

@@ -87,7 +87,7 @@ def diff(run: Run, options: DiffOptions, progress: Callable[[int, int], None] | 
                 input_.rows + len(batch), input_.steps + 1, input_.groups + groups, input_.tokens + batch.tokens
             )
             try:
-                found = evaluate_all(batch.to(device), sides, dtype=dtype)
+                found = evaluate_all(batch.to(device), sides, dtype=dtype, logged=run.metrics.at(batch.key))
             except CannotComputeError as error:
                 failures.setdefault(str(error), []).append(batch.step)
                 continue

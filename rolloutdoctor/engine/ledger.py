@@ -126,8 +126,8 @@ def row_changes(before: Evaluation, after: Evaluation) -> dict[str, Tensor]:
     one, other = before.tokens, after.tokens
     found |= {
         "tokens": length_N,
-        "policy": one.policy_N * one.weight_N,
-        "policy_after": other.policy_N * other.weight_N,
+        "policy": one.policy_N * one.policy_weight_N,
+        "policy_after": other.policy_N * other.policy_weight_N,
         "kl_loss": one.kl_loss_N * one.weight_N,
         "kl_loss_after": other.kl_loss_N * other.weight_N,
         "kl": one.kl_N,
@@ -139,14 +139,18 @@ def row_changes(before: Evaluation, after: Evaluation) -> dict[str, Tensor]:
         "versus_l1": other.versus_l1_N,
         "versus_dot": other.versus_dot_N,
     }
-    same_N = live_N & (found["shifted"] == 0) & (one.weight_N > 0) & (other.weight_N > 0)
+    same_N = live_N & (found["shifted"] == 0)
+    for weight_N in (one.weight_N, other.weight_N, one.policy_weight_N, other.policy_weight_N):
+        same_N &= weight_N > 0
     for scope in ("policy", "kl"):
         inside_N = before.in_scope(getattr(before.objective, scope))
         same_N &= inside_N == after.in_scope(getattr(after.objective, scope))
-    weight_N = torch.where(same_N, other.weight_N / one.weight_N, 0.0)
+    weight_N = torch.where(same_N, other.policy_weight_N / one.policy_weight_N, 0.0)
+    of_kl_N = torch.where(same_N, other.weight_N / one.weight_N, 0.0)
+    rescaled_N = same_N & (((weight_N - 1).abs() > ROUNDING) | ((of_kl_N - 1).abs() > ROUNDING))
     found |= {
         "same": same_N.double(),
-        "rescaled": (same_N & ((weight_N - 1).abs() > ROUNDING)).double(),
+        "rescaled": rescaled_N.double(),
         "same_sq": torch.where(same_N, one.grad_sq_N, 0.0),
         "same_dot": torch.where(same_N, other.versus_dot_N, 0.0),
         "weight": weight_N,

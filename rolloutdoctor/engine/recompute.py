@@ -11,6 +11,9 @@ from torch import Tensor
 from rolloutdoctor import __version__
 from rolloutdoctor.batch import STAND_INS, RolloutBatch
 from rolloutdoctor.comparison import Numbers, Recomputed, RecomputedStep
+from rolloutdoctor.corrections.inside import inside_the_loss
+from rolloutdoctor.corrections.masked import LogRatios
+from rolloutdoctor.corrections.rejection import kept_tokens
 from rolloutdoctor.engine.check import DTYPES, find_device, one_torch_thread, run_context
 from rolloutdoctor.engine.configure import Configured, configure
 from rolloutdoctor.engine.logged import comparable
@@ -22,13 +25,15 @@ from rolloutdoctor.fixes import ChosenFix
 from rolloutdoctor.io.metadata import RunMetadata
 from rolloutdoctor.io.run import LoggedMetrics, Run, StepRange
 from rolloutdoctor.io.writer import TableWriter
-from rolloutdoctor.needs import LAYOUT_COLUMNS, advantage_columns, loss_columns, reward_kl_columns
-from rolloutdoctor.objective import Objective
+from rolloutdoctor.needs import advantage_columns, loss_columns, optional_columns, reward_kl_columns
+from rolloutdoctor.objective import Objective, RolloutCorrection
 from rolloutdoctor.ops import segments as seg
+from rolloutdoctor.reward_pass import log_ratios
 from rolloutdoctor.trainers.options import Layer
 
 TOKEN_COLUMNS = ("advantages_re", "kl_re", "ratio_re", "loss_re", "grad_re")
 LOGITS_COLUMN = "grad_logits_re"
+WEIGHTS_COLUMN, MASK_COLUMN = "is_weights_re", "response_mask_re"
 FIXED = "_fixed"
 
 
@@ -110,7 +115,7 @@ def need_trainer(configured: Configured | None) -> Configured:
 
 def evaluation_columns(objective: Objective) -> frozenset[str]:
     """Columns that the loss, the metrics and the layout need or use."""
-    columns = set(loss_columns(objective) | reward_kl_columns(objective) | {"reward", *LAYOUT_COLUMNS})
+    columns = set(loss_columns(objective) | reward_kl_columns(objective) | {"reward"} | optional_columns(objective))
     for name in tuple(columns):
         columns |= set(STAND_INS.get(name, ()))
     return frozenset(columns)
@@ -138,6 +143,8 @@ def _wanted(
             f"{run.files[0]}: --logits needs the column sum_pi_squared; {remedy(['sum_pi_squared'], context)}"
         )
     columns = frozenset().union(*(evaluation_columns(objective) for objective in objectives.values()))
+    if any(_corrected(configured.objective)):
+        columns |= {"rollout_log_probs", "old_log_probs", "response_mask_pre"}
     return (columns | ({"sum_pi_squared"} if options.logits else set())) & run.columns
 
 
@@ -149,12 +156,14 @@ class _Work:
     ) -> None:
         self._run, self._configured, self._options, self._objectives = run, configured, options, objectives
         names = (*TOKEN_COLUMNS, LOGITS_COLUMN) if options.logits else TOKEN_COLUMNS
-        self.columns = tuple(f"{name}{side}" for side in objectives for name in names)
+        corrected = tuple(_corrected(configured.objective))
+        self.columns = (*(f"{name}{side}" for side in objectives for name in names), *corrected)
         keys: list[tuple[str, pa.DataType]] = [("step", pa.int64()), ("split", pa.string())]
         if "group_id" in run.columns:
             keys.append(("group_id", run.identifier_type("group_id")))
         keys.append(("sample_id", run.identifier_type("sample_id")))
-        self.schema = pa.schema([*keys, *((name, pa.list_(pa.float64())) for name in self.columns)])
+        kinds = {name: pa.uint8() if name == MASK_COLUMN else pa.float64() for name in self.columns}
+        self.schema = pa.schema([*keys, *((name, pa.list_(kind)) for name, kind in kinds.items())])
         self._logged = comparable(run.metrics, configured)
         self._steps: list[RecomputedStep] = []
         self._groups = 0
@@ -163,7 +172,9 @@ class _Work:
     def add(self, batch: RolloutBatch, dtype: torch.dtype, *, per_token: bool) -> dict[str, Evaluation]:
         """Evaluate a step and keep its numbers; empty where the trainer itself would fail."""
         try:
-            found = evaluate_all(batch, self._objectives, dtype=dtype, per_token=per_token)
+            found = evaluate_all(
+                batch, self._objectives, dtype=dtype, per_token=per_token, logged=self._logged.at(batch.key)
+            )
         except CannotComputeError as error:
             self._failures.setdefault(str(error), []).append(batch.step)
             found = {}
@@ -213,6 +224,9 @@ class _Work:
             for name, values_T in _token_values(evaluation, logits=self._options.logits):
                 values = pa.array(values_T.double().cpu().numpy())
                 cells[f"{name}{side}"] = pa.ListArray.from_arrays(offsets, values)
+        for name, values_T in _correction_values(found[""]) if "" in found else ():
+            kind = torch.uint8 if name == MASK_COLUMN else torch.float64
+            cells[name] = pa.ListArray.from_arrays(offsets, pa.array(values_T.to(kind).cpu().numpy()))
         arrays = [
             cells[field.name].cast(field.type) if field.name in cells else pa.nulls(count, field.type)
             for field in self.schema
@@ -239,6 +253,10 @@ class _Work:
         )
 
     def _notes(self) -> Iterator[str]:
+        if MASK_COLUMN in self.columns and self._configured.objective.correction.rejections:
+            absent = [name for name in ("rollout_log_probs", "response_mask_pre") if name not in self._run.columns]
+            if absent:
+                yield f"{MASK_COLUMN} is null: what is rejected does not follow without {' and '.join(absent)}"
         for why, steps in sorted(self._failures.items()):
             yield f"{len(steps):,} steps could not be computed and are null, the first is step {min(steps)}: {why}"
         objective = self._configured.objective
@@ -280,6 +298,36 @@ def _token_values(evaluation: Evaluation, *, logits: bool) -> Iterator[tuple[str
         # Never below (1 - p)^2, but rounding of the column gets there where p is about one.
         spread_T = (1 - 2 * p_T + batch.column("sum_pi_squared").double()).maximum((1 - p_T) ** 2)
         yield LOGITS_COLUMN, torch.where(mask_T, kept.grad_T.double().abs() * spread_T.sqrt(), 0.0)
+
+
+def _corrected(objective: Objective) -> Iterator[str]:
+    """Names of the columns about the rollout correction, of those that the configuration gives a meaning."""
+    for correction in (objective.correction, objective.policy_correction or RolloutCorrection()):
+        if correction.weights is not None:
+            yield WEIGHTS_COLUMN
+        if correction.rejections:
+            yield MASK_COLUMN
+
+
+def _correction_values(evaluation: Evaluation) -> Iterator[tuple[str, Tensor]]:
+    """Importance weights and the mask after rejection, ``[T]`` each, of those that could be computed.
+
+    The mask is that of the rejection anew, from the mask before it; a run without that mask does not tell.
+    """
+    batch, rows, objective = evaluation.batch, evaluation.rows, evaluation.objective
+    inside = objective.policy_correction
+    if inside is not None and batch.has(*loss_columns(objective)):
+        trainer_T, sampler_T = (batch.column(name) for name in ("policy_log_probs", objective.surrogate.old))
+        ratios = LogRatios((trainer_T - sampler_T).to(evaluation.dtype), batch.column("response_mask"), batch.rows)
+        kept_T, gate_T = inside_the_loss(ratios, inside)
+        if inside.weights is not None:
+            yield WEIGHTS_COLUMN, gate_T
+        if inside.rejections:
+            yield MASK_COLUMN, kept_T
+    if rows is not None and rows.weight_T is not None:
+        yield WEIGHTS_COLUMN, torch.where(batch.column("response_mask"), rows.weight_T, 0.0)
+    if objective.correction.rejections and batch.has("rollout_log_probs", "old_log_probs", "response_mask_pre"):
+        yield MASK_COLUMN, kept_tokens(log_ratios(batch, evaluation.dtype), objective.correction.rejections)
 
 
 def _kl_values(evaluation: Evaluation, in_loss_T: Tensor) -> Tensor | None:

@@ -1,5 +1,6 @@
 import json
 import math
+from pathlib import Path
 
 import numpy as np
 import pyarrow.parquet as pq
@@ -204,3 +205,47 @@ def test_the_file_says_who_made_the_run(tmp_path):
     recomputed(write(tmp_path / "run.parquet", small()), tmp_path / "out.parquet")
     body = json.loads(pq.read_schema(tmp_path / "out.parquet").metadata[b"rolloutdoctor"])
     assert (body["trainer"], body["trainer_version"], body["config"]["beta"]) == ("trl", "1.16.0", 0.5)
+
+
+CORRECTED = {
+    "trainer": "verl",
+    "trainer_version": "0.9.1",
+    "config": {
+        "algorithm.adv_estimator": "rloo",
+        "trainer.use_v1": False,
+        "algorithm.rollout_correction.rollout_is": "token",
+        "algorithm.rollout_correction.rollout_is_threshold": 2.0,
+        "algorithm.rollout_correction.rollout_rs": "token_k1",
+        "algorithm.rollout_correction.rollout_rs_threshold": "0.3_2.0",
+    },
+}
+
+
+def test_the_rollout_correction(tmp_path):
+    """Trainer over sampler is 1 and 3 (cut to 2) in the first row, 1/4 in the second.
+
+    verl rejects by the sampler over the trainer: 1/3 is within 0.3 and 2, and 4 is not.
+    """
+    old = [[-1.0, -1.0], [-2.0, -9.0], [-1.0], []]
+    sampler = [[-1.0, -1.0 - math.log(3)], [-2.0 + math.log(4), -1.0], [-1.0], []]
+    columns = small(
+        old_log_probs=old,
+        rollout_log_probs=sampler,
+        response_mask=[[1, 1], [0, 0], [1], []],
+        response_mask_pre=[[1, 1], [1, 0], [1], []],
+    )
+    result, rows = recomputed(write(tmp_path / "run.parquet", columns, CORRECTED), tmp_path / "out.parquet")
+    assert result.columns[-2:] == ("is_weights_re", "response_mask_re")
+    assert rows["response_mask_re"] == [[1, 1], [0, 0], [1], []]
+    assert flat(rows["is_weights_re"]) == pytest.approx([1, 2, 0, 0, 1])
+    del columns["response_mask_pre"]
+    result, rows = recomputed(write(tmp_path / "less.parquet", columns, CORRECTED), tmp_path / "out.parquet")
+    assert rows["response_mask_re"] == [None] * 4
+    assert any("response_mask_re is null" in note for note in result.notes)
+
+
+def test_the_rejection_of_the_sample_is_the_one_that_happened(tmp_path):
+    path = Path(__file__).parent.parent.parent / "sample_data" / "verl_rejected.parquet"
+    _, rows = recomputed(path, tmp_path / "out.parquet")
+    assert rows["response_mask_re"] == pq.read_table(path).to_pydict()["response_mask"]
+    assert "is_weights_re" not in rows
