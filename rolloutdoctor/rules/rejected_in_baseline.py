@@ -254,6 +254,6 @@ class RejectedInBaseline(Rule[RejectedTally]):
             ),
             evidence=evidence,
             advice=(
-                "leave such rows out of the group's statistics (`rolloutdoctor fixes` tells the story of rejected-rows)"
+                "leave such rows out of the group's statistics; compare with `rolloutdoctor diff --fix rejected-rows`"
             ),
         )

@@ -244,6 +244,6 @@ class ZeroStdKl(Rule[ZeroStdTally]):
             evidence=evidence,
             advice=(
                 "a design choice upstream, not a fault; if it is not wanted, filter such prompts or set the KL "
-                "coefficient to 0 (`rolloutdoctor fixes` tells the story of zero-std)"
+                "coefficient to 0; compare with `rolloutdoctor diff --fix zero-std`"
             ),
         )
