@@ -9,6 +9,7 @@ from pyarrow import types
 
 from rolloutdoctor.errors import DataError, InputError, SchemaError, UsageError, nearest
 from rolloutdoctor.importers import base, lines
+from rolloutdoctor.importers.parquet_files import batches
 from rolloutdoctor.io.metadata import RunMetadata
 from rolloutdoctor.io.parquet import open_parquet, reading
 from rolloutdoctor.io.paths import Source, natural_key
@@ -72,7 +73,7 @@ def _read_lines(
             sink.note(f"{file.name}: the last line was not written to its end, and is left out")
             continue
         if where is None:
-            where = _where(line.body, options.columns, file.name, strict=True)
+            where = _wanted(_where(line.body, options.columns, file.name, strict=True), options)
             sink.begin(RunMetadata())
         if not cells:
             cells = {name: [] for name in where}
@@ -156,6 +157,11 @@ def _get(body: Mapping[str, object], path: str) -> object:
     return here
 
 
+def _wanted(where: dict[str, str], options: base.ImportOptions) -> dict[str, str]:
+    """Without the texts where nobody wants them: they are most of a file."""
+    return where if options.text else {name: path for name, path in where.items() if name not in ("prompt", "response")}
+
+
 def _where(body: Mapping[str, object], mapping: Mapping[str, str], file: str, *, strict: bool) -> dict[str, str]:
     """Find each column in the first row: as mapped, else by its name, else by an alias."""
     found: dict[str, str] = {}
@@ -197,17 +203,12 @@ def _read_parquet(
             schema = parquet.schema_arrow
             metadata = schema.metadata or {}
         if where is None:
-            where = _stored(schema, options.columns, file.name)
+            where = _wanted(_stored(schema, options.columns, file.name), options)
             sink.begin(RunMetadata.decode(metadata if METADATA_KEY.encode() in metadata else None, file.name))
-        with reading(file.name, "the rows"):
-            batches = parquet.iter_batches(_CHUNK_ROWS // 4, columns=list(dict.fromkeys(where.values())))
-        while True:
-            with reading(file.name, "the rows"):
-                batch = next(batches, None)
-            if batch is None:
-                return where
+        for batch in batches(parquet, file.name, list(dict.fromkeys(where.values()))):
             if batch.num_rows:
                 _write(file, sink, {name: _column(batch, name, path, file) for name, path in where.items()})
+        return where
 
 
 def _column(batch: pa.RecordBatch, name: str, path: str, file: Source) -> Sequence[object]:

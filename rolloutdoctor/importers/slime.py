@@ -203,6 +203,8 @@ class _Dump:
         length = _integer(
             train.get("response_lengths", (rollout or {}).get("response_length")), f"{where}: response length"
         )
+        if length > _LONGEST:
+            raise DataError(f"{where}: a response of {length} tokens, more than any response has")
         if tokens is not None and length > len(tokens):
             raise DataError(f"{where}: a response of {length} tokens in a sample of {len(tokens)}")
         start = 0 if tokens is None else len(tokens) - length
@@ -262,7 +264,7 @@ def _integer(value: object, what: str) -> int:
     item = getattr(value, "item", None)
     if callable(item) and getattr(value, "shape", None) in ((), (1,)):
         value = item()
-    if not isinstance(value, int) or not 0 <= value < 2**63:
+    if not isinstance(value, int) or isinstance(value, bool) or not 0 <= value < 2**63:
         raise DataError(f"{what} is {lines.shown(value)} where an integer of 0 or more was expected")
     return value
 
@@ -283,7 +285,10 @@ def _numbers(value: object, what: str, dtype: type) -> "np.ndarray | None":
                 value = value.float()
             return value.numpy().astype(dtype)
     elif isinstance(value, (list, tuple)) and all(isinstance(each, (bool, int, float)) for each in value):
-        return np.array(value, dtype)
+        try:
+            return np.array(value, dtype)
+        except OverflowError:
+            raise DataError(f"{what} holds a number that is too large") from None
     raise DataError(f"{what} is not one number for each token")
 
 

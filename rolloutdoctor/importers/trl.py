@@ -12,6 +12,7 @@ from rolloutdoctor.batch import EVAL, TRAIN
 from rolloutdoctor.errors import InputError
 from rolloutdoctor.importers import base
 from rolloutdoctor.importers.metric_logs import read_trainer_state
+from rolloutdoctor.importers.parquet_files import batches
 from rolloutdoctor.importers.trl_groups import File, Scheme, find_scheme, split_point, weighted
 from rolloutdoctor.io.metadata import RunMetadata
 from rolloutdoctor.io.parquet import open_parquet, reading
@@ -192,7 +193,7 @@ def _read(source: Source, *, text: bool) -> File:
         names = parquet.schema_arrow.names
         if tuple(names[:3]) != _FIRST or _LAST not in names:
             raise InputError(f"{source.name}: not a completions file of TRL: it has the columns {', '.join(names[:9])}")
-        for batch in parquet.iter_batches(256):
+        for batch in batches(parquet, source.name):
             held += batch.nbytes
             if held > _MOST_BYTES:
                 raise InputError(f"{source.name}: more than {_MOST_BYTES >> 30} GiB in one step; that is no log of TRL")

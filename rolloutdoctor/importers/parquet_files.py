@@ -1,0 +1,38 @@
+"""Parquet from elsewhere, in batches that stay small whatever a few stored bytes expand to."""
+
+from collections.abc import Iterator, Sequence
+
+import pyarrow as pa
+import pyarrow.parquet as pq
+
+from rolloutdoctor.io.parquet import reading
+
+_BATCH_BYTES = 256 * 2**20
+_BATCH_ROWS = 1024
+
+
+def batches(parquet: pq.ParquetFile, name: str, columns: Sequence[str] | None = None) -> Iterator[pa.RecordBatch]:
+    """Yield the rows of an open file.
+
+    A cell that is stored once may be repeated in every row. It is no larger than the stored columns, so batches have
+    as many rows as fit if every one of them is that large.
+
+    Args:
+        parquet: the file.
+        name: of the file, for messages.
+        columns: names to read; None: all.
+
+    Raises:
+        InputError: if the file is damaged.
+    """
+    with reading(name, "the footer"):
+        footer = parquet.metadata
+        sizes = [footer.row_group(group).total_byte_size for group in range(footer.num_row_groups)]
+        rows = min(_BATCH_ROWS, max(1, _BATCH_BYTES // max(1, *sizes, 1)))
+        found = parquet.iter_batches(rows, columns=None if columns is None else list(columns))
+    while True:
+        with reading(name, "the rows"):
+            batch = next(found, None)
+        if batch is None:
+            return
+        yield batch
