@@ -1,6 +1,7 @@
 """Every picture by name, and figures as bytes."""
 
 import io
+import re
 from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
@@ -88,4 +89,10 @@ def as_bytes(figure: Figure, kind: str, form: str, *, inline: bool = False) -> b
         mpl.rcParams["svg.hashsalt"] = f"rolloutdoctor-{kind}"
         mpl.rcParams["svg.fonttype"] = "none" if inline else "path"
         figure.savefig(target, format=form, metadata=dates[form], transparent=inline)
-    return target.getvalue()
+    return _named_in_order(target.getvalue()) if form == "svg" else target.getvalue()
+
+
+def _named_in_order(svg: bytes) -> bytes:
+    """Number the clip paths: matplotlib names some of them by an address in memory, another one each time."""
+    names = {name: b"clip%d" % number for number, name in enumerate(re.findall(rb'<clipPath id="(\w+)"', svg))}
+    return re.sub(rb"\b(p[0-9a-f]{10})\b", lambda found: names.get(found[1], found[1]), svg)

@@ -273,6 +273,6 @@ def _book(lines: Iterable[str]) -> Iterator[str]:
             if line.startswith("## "):
                 shown_part = line != "## Example"
                 if shown_part:
-                    yield f"<h4>{text(line[3:])}</h4>"
+                    yield f"<h3>{text(line[3:])}</h3>"
         else:
             paragraph.append(line.strip())
