@@ -63,9 +63,12 @@ def vespo(given: TokenInputs, rule: Surrogate) -> PolicyTerm:
         log_N = log_N + given.log_weight_N
     log_T = given.expand(log_N).clamp(SMALLEST, 20.0)
     positive_T = advantage_T >= 0
-    numbers = rule.numbers
-    power_T = torch.where(positive_T, numbers["k_pos"], numbers["k_neg"]).to(log_T.dtype)
-    decay_T = torch.where(positive_T, numbers["lambda_pos"], numbers["lambda_neg"]).to(log_T.dtype).clamp(min=1e-4)
+    k, decay = (
+        torch.tensor([rule.numbers[f"{name}_pos"], rule.numbers[f"{name}_neg"]], dtype=log_T.dtype, device=log_T.device)
+        for name in ("k", "lambda")
+    )
+    power_T = torch.where(positive_T, k[0], k[1])
+    decay_T = torch.where(positive_T, decay[0], decay[1]).clamp(min=1e-4)
     phi_T = torch.exp(decay_T + power_T * log_T - decay_T * log_T.exp()).nan_to_num(0.0, 0.0, 0.0)
     value_T = -phi_T * advantage_T * given.policy_T
     return PolicyTerm(

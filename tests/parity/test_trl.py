@@ -1,7 +1,9 @@
 """TRL's real `GRPOTrainer._compute_loss`, called micro-batch by micro-batch, against the packed code."""
 
+import math
 from collections import defaultdict
 from dataclasses import replace
+from functools import partial
 from types import SimpleNamespace
 
 import pytest
@@ -12,7 +14,7 @@ from rolloutdoctor.batch import RolloutBatch
 from rolloutdoctor.evaluate import evaluate
 from rolloutdoctor.objective import Objective
 from rolloutdoctor.testing import random_batch
-from rolloutdoctor.trainers import table, trl
+from rolloutdoctor.trainers import table, trl, trl_metrics
 from rolloutdoctor.trainers.options import Layer, parse_version, resolve
 
 pytestmark = [pytest.mark.parity, pytest.mark.filterwarnings("ignore")]
@@ -20,7 +22,17 @@ pytestmark = [pytest.mark.parity, pytest.mark.filterwarnings("ignore")]
 WIDTH = 40
 SINGLE, DOUBLE = 2e-6, 1e-10
 """Largest difference as a share of the largest magnitude; float32's `exp(x) - 1` costs a factor of two."""
-METRICS = ("kl", "clip_ratio/low_mean", "clip_ratio/high_mean", "clip_ratio/region_mean")
+METRICS = (
+    "kl",
+    "entropy",
+    "clip_ratio/low_mean",
+    "clip_ratio/high_mean",
+    "clip_ratio/region_mean",
+    "clip_ratio/low_min",
+    "clip_ratio/high_max",
+    "cispo_clip_ratio",
+    "vespo/phi_seq_mean",
+)
 
 
 @pytest.fixture(scope="module")
@@ -45,16 +57,48 @@ class Ranks:
         self.sync_gradients = True
         self.totals: list[torch.Tensor] | None = None
         self.seen: list[torch.Tensor] = []
+        self.gathered: list[torch.Tensor] | None = None
+        self.given: list[torch.Tensor] = []
 
     def reduce(self, value, reduction="sum"):
         self.seen.append(value)
         return value if self.totals is None else self.totals[len(self.seen) - 1]
 
     def gather(self, value):
+        self.given.append(value)
+        return value if self.gathered is None else self.gathered[len(self.given) - 1]
+
+    def pad_across_processes(self, value, **_):
         return value
 
 
-def stub(mine: Objective, options: dict, accumulation: int, per_generation: int, ranks: Ranks, training: bool):
+SHAPES = {
+    "sapo_temperature_pos": 1.0,
+    "sapo_temperature_neg": 1.05,
+    "vespo_k_pos": 2.0,
+    "vespo_lambda_pos": 3.0,
+    "vespo_k_neg": 3.0,
+    "vespo_lambda_neg": 2.0,
+}
+
+
+def sampler_ratio(old, sampling, mask, options):
+    """The weights as `_generate_and_score_completions` makes them: there is no smaller function upstream to call."""
+    difference = torch.nan_to_num((old - sampling) * mask, nan=0.0)
+    mode = options.get("vllm_importance_sampling_mode", "sequence_mask")
+    if mode.startswith("sequence"):
+        difference = difference.sum(-1, keepdim=True)
+    ratio = difference.exp()
+    low, high = options.get("vllm_importance_sampling_clip_min"), options.get("vllm_importance_sampling_clip_max", 3.0)
+    if mode.endswith("truncate"):
+        return ratio.clamp(min=low, max=high)
+    outside = (ratio < (-math.inf if low is None else low)) | (ratio > (math.inf if high is None else high))
+    return ratio.masked_fill(outside, 0.0)
+
+
+def stub(
+    trainer_class, mine: Objective, options: dict, accumulation: int, per_generation: int, ranks: Ranks, training: bool
+):
     """The attributes of a trainer that the loss reads."""
     return SimpleNamespace(
         accelerator=ranks,
@@ -62,16 +106,19 @@ def stub(mine: Objective, options: dict, accumulation: int, per_generation: int,
             use_bias_correction_kl=options.get("use_bias_correction_kl", True),
             delta=options.get("delta"),
             steps_per_generation=per_generation,
+            **{name: options.get(name, default) for name, default in SHAPES.items()},
         ),
         model=SimpleNamespace(training=training),
         beta=options.get("beta", 0.0),
         loss_type=options["loss_type"],
         epsilon_low=mine.surrogate.clip_low,
         epsilon_high=mine.surrogate.clip_high,
-        importance_sampling_level="token",
-        top_entropy_quantile=1.0,
-        off_policy_mask_threshold=None,
-        use_vllm=False,
+        importance_sampling_level=options.get("importance_sampling_level", "token"),
+        top_entropy_quantile=options.get("top_entropy_quantile", 1.0),
+        off_policy_mask_threshold=options.get("off_policy_mask_threshold"),
+        get_off_policy_mask=trainer_class.get_off_policy_mask,
+        get_gamma_weights=trainer_class.get_gamma_weights,
+        use_vllm=options.get("use_vllm", False),
         vllm_importance_sampling_correction=True,
         current_gradient_accumulation_steps=accumulation,
         max_completion_length=WIDTH,
@@ -94,6 +141,8 @@ def upstream(trainer_class, batch: RolloutBatch, mine: Objective, options: dict,
     accumulation = len(cells) // len(optims)
     leaf = pad(batch, batch.column("policy_log_probs"), dtype).requires_grad_()
     old, ref = (pad(batch, batch.column(name), dtype) for name in ("old_log_probs", "ref_log_probs"))
+    sampling = pad(batch, batch.column("rollout_log_probs"), dtype)
+    entropy = pad(batch, batch.per_token.get("entropy", torch.zeros(batch.tokens)), dtype)
     mask = pad(batch, batch.column("response_mask"), torch.int64)
     advantage_N = evaluate(batch, mine, dtype=dtype).rows.advantage_N.to(dtype)
     total, metrics = torch.zeros((), dtype=dtype), defaultdict(list)
@@ -101,14 +150,14 @@ def upstream(trainer_class, batch: RolloutBatch, mine: Objective, options: dict,
         accelerator = Ranks(len(ranks))
         sums = []
         for attempt in ("count", "use"):
-            seen = []
+            seen, given = [], []
             for rank in ranks:
                 here = (part["optim_step_id"] == optim) & (part["micro_batch_id"] == micro) & (part["rank"] == rank)
-                accelerator.seen = []
-                self = stub(mine, options, accumulation, len(cells), accelerator, training)
+                accelerator.seen, accelerator.given = [], []
+                self = stub(trainer_class, mine, options, accumulation, len(cells), accelerator, training)
                 self._get_per_token_logps_and_entropies = lambda *_, here=here, **__: (
                     leaf[here],
-                    torch.zeros_like(leaf[here]),
+                    entropy[here],
                     None,
                 )
                 counted = mask if training else mask[here]
@@ -124,8 +173,13 @@ def upstream(trainer_class, batch: RolloutBatch, mine: Objective, options: dict,
                 }
                 if not on_policy:
                     inputs["old_per_token_logps"] = old[here]
+                if options.get("use_vllm"):
+                    inputs["sampling_per_token_logps"] = sampling[here]
+                    inputs["importance_sampling_ratio"] = sampler_ratio(old[here], sampling[here], mask[here], options)
+                self.get_high_entropy_mask = partial(trainer_class.get_high_entropy_mask, self)
                 loss = trainer_class._compute_loss(self, None, inputs)
                 seen.append(accelerator.seen)
+                given.append(accelerator.given)
                 if attempt == "use":
                     # The data-parallel wrapper averages over ranks; a logged step is the mean of its optimiser steps.
                     share = 1 / len(ranks) / len(optims) if training else float(here.sum()) / len(batch)
@@ -133,10 +187,11 @@ def upstream(trainer_class, batch: RolloutBatch, mine: Objective, options: dict,
             if attempt == "count":
                 sums = [torch.stack(column).sum(0) for column in zip(*seen, strict=True)]
                 accelerator.totals = sums
+                accelerator.gathered = [torch.cat(column) for column in zip(*given, strict=True)]
         for name, values in self._metrics[batch.split].items():
             metrics[name] += values
     total.backward()
-    return total.item(), pack(batch, leaf.grad), {name: sum(values) / len(values) for name, values in metrics.items()}
+    return total.item(), pack(batch, leaf.grad), {name: trl_metrics.nanmean(values) for name, values in metrics.items()}
 
 
 def laid_out(batch: RolloutBatch, layout: str) -> RolloutBatch:
@@ -177,7 +232,12 @@ def check(trainer_class, batch, options, dtype, tolerance, *, on_policy=False):
     if on_policy:
         batch = replace(batch, per_token={k: v for k, v in batch.per_token.items() if k != "old_log_probs"})
     found = evaluate(batch, mine, dtype=dtype, per_token=True)
-    loss, grad_T, metrics = upstream(trainer_class, batch, mine, options, dtype, on_policy)
+    # Upstream makes tensors of its numbers, in the default type.
+    torch.set_default_dtype(dtype)
+    try:
+        loss, grad_T, metrics = upstream(trainer_class, batch, mine, options, dtype, on_policy)
+    finally:
+        torch.set_default_dtype(torch.float32)
     mask_T = batch.column("response_mask")
     scale = float(found.per_token.loss_T.double().abs().sum())
     assert abs(found.loss - loss) <= tolerance * scale
@@ -185,6 +245,8 @@ def check(trainer_class, batch, options, dtype, tolerance, *, on_policy=False):
     assert bool((found.per_token.grad_T[~mask_T] == 0).all())
     own = trl.metrics(found)
     for name in METRICS:
+        if name == "entropy" and name not in own:
+            continue  # not logged per token
         assert (name in own) == (name in metrics)
         if name in own:
             assert own[name] == pytest.approx(metrics[name], rel=1e-5, abs=1e-6), name
@@ -224,3 +286,62 @@ def test_evaluation_batches(trainer_class, mode):
     columns = {**batch.per_row, "micro_batch_id": torch.tensor([0] * 5 + [1] * 5 + [2] * 2)}
     batch = replace(batch, split="eval", per_row=columns)
     check(trainer_class, batch, {"loss_type": mode, "beta": 0.1}, torch.float64, DOUBLE)
+
+
+LOSS_TYPES = ("grpo", "bnpo", "dr_grpo", "dapo", "cispo", "sapo", "luspo", "vespo")
+TOKEN_MASK = {"use_vllm": True, "vllm_importance_sampling_mode": "token_mask"}
+GATES = {
+    "none": {},
+    "off policy": {"off_policy_mask_threshold": 0.05},
+    "entropy": {"top_entropy_quantile": 0.3},
+    "token truncate": TOKEN_MASK | {"vllm_importance_sampling_mode": "token_truncate"},
+    "token mask": TOKEN_MASK | {"vllm_importance_sampling_clip_max": 1.3, "vllm_importance_sampling_clip_min": 0.7},
+    "sequence truncate": {"use_vllm": True, "vllm_importance_sampling_mode": "sequence_truncate"},
+    "sequence mask": {"use_vllm": True, "vllm_importance_sampling_clip_max": 1.5},
+    "all": TOKEN_MASK | {"off_policy_mask_threshold": 0.05, "top_entropy_quantile": 0.6},
+}
+
+
+def gated_batch(seed: int, *, unknown: bool) -> RolloutBatch:
+    """With entropies, and a sampler that gives none for some tokens."""
+    batch = random_batch(seed, sizes=(4, 4, 4), adjacent=True, spread=0.4, empty=0.0, dtype=torch.float64)
+    draw = torch.Generator().manual_seed(seed)
+    entropy_T = torch.rand(batch.tokens, generator=draw).double()
+    sampler_T = batch.column("rollout_log_probs")
+    if unknown:
+        sampler_T = torch.where(torch.rand(batch.tokens, generator=draw) < 0.1, torch.nan, sampler_T)
+    columns = {"entropy": entropy_T, "rollout_log_probs": sampler_T}
+    return replace(batch, per_token={**batch.per_token, **columns})
+
+
+@pytest.mark.parametrize("layout", ["uneven", "ranks and steps"])
+@pytest.mark.parametrize("beta", [0.0, 0.1], ids=["no kl", "kl"])
+@pytest.mark.parametrize("gate", GATES)
+@pytest.mark.parametrize("level", ["token", "sequence"])
+@pytest.mark.parametrize("mode", LOSS_TYPES)
+def test_every_loss_level_and_gate(trainer_class, mode, level, gate, beta, layout):
+    options = {"loss_type": mode, "importance_sampling_level": level, "beta": beta, **GATES[gate]}
+    batch = laid_out(gated_batch(len(gate), unknown="use_vllm" in GATES[gate]), layout)
+    check(trainer_class, batch, options, torch.float64, DOUBLE)
+
+
+@pytest.mark.parametrize("level", ["token", "sequence"])
+@pytest.mark.parametrize("mode", LOSS_TYPES)
+def test_plain_kl_shapes_and_float32(trainer_class, mode, level):
+    options = {"loss_type": mode, "importance_sampling_level": level, "beta": 0.1, "epsilon_high": 1.1}
+    options |= {"sapo_temperature_pos": 1.7, "sapo_temperature_neg": 0.6, "vespo_k_pos": 1.2, "vespo_lambda_neg": 0.4}
+    batch = laid_out(gated_batch(1, unknown=False), "accumulated")
+    check(trainer_class, batch, options | {"use_bias_correction_kl": False}, torch.float64, DOUBLE)
+    single = {
+        name: column if column.dtype == torch.bool else column.float() for name, column in batch.per_token.items()
+    }
+    check(trainer_class, replace(batch, per_token=single), options, torch.float32, SINGLE)
+
+
+@pytest.mark.parametrize("level", ["token", "sequence"])
+@pytest.mark.parametrize("mode", LOSS_TYPES)
+def test_every_loss_in_evaluation(trainer_class, mode, level):
+    batch = gated_batch(4, unknown=False)
+    columns = {**batch.per_row, "micro_batch_id": torch.tensor([0] * 5 + [1] * 5 + [2] * 2)}
+    options = {"loss_type": mode, "importance_sampling_level": level, "beta": 0.1}
+    check(trainer_class, replace(batch, split="eval", per_row=columns), options, torch.float64, DOUBLE)

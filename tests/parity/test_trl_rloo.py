@@ -1,0 +1,147 @@
+"""TRL's real `RLOOTrainer._compute_loss` against the packed code; rewards and advantages against loops."""
+
+import math
+from collections import defaultdict
+from dataclasses import replace
+from types import SimpleNamespace
+
+import oracles
+import pytest
+import torch
+from parity.padded import error, pack, pad
+
+from rolloutdoctor.batch import RolloutBatch
+from rolloutdoctor.evaluate import evaluate
+from rolloutdoctor.fixes import choose
+from rolloutdoctor.objective import Objective
+from rolloutdoctor.testing import random_batch
+from rolloutdoctor.trainers import table
+from rolloutdoctor.trainers.options import Layer, parse_version, resolve
+
+pytestmark = [pytest.mark.parity, pytest.mark.filterwarnings("ignore")]
+
+LAYOUTS = {
+    "one": {},
+    "uneven": {"micro_batch_id": [0, 0, 0, 0, 0, 1, 1, 2, 2, 2, 3, 3]},
+    "two steps": {"micro_batch_id": [0, 0, 0, 1, 1, 1] * 2, "optim_step_id": [0] * 6 + [1] * 6},
+}
+
+
+def objective(**options: object) -> Objective:
+    spec = table.TRAINERS["trl-rloo"]
+    version = parse_version(spec.newest)
+    return spec.objective(resolve(spec.options, version, [Layer("test", options)], trainer="trl-rloo"))
+
+
+def batch_of(seed: int, layout: str = "one", dtype: torch.dtype = torch.float64) -> RolloutBatch:
+    batch = random_batch(seed, sizes=(4, 4, 4), adjacent=True, spread=0.2, dtype=dtype)
+    columns = {name: torch.tensor(numbers) for name, numbers in LAYOUTS[layout].items()}
+    return replace(batch, per_row={**batch.per_row, **columns})
+
+
+def upstream(batch: RolloutBatch, mine: Objective, dtype: torch.dtype) -> tuple[float, torch.Tensor, dict[str, float]]:
+    trainer_class = pytest.importorskip("trl.trainer.rloo_trainer").RLOOTrainer
+    zero_N = torch.zeros(len(batch), dtype=torch.int64)
+    optim_N, micro_N = (batch.per_row.get(name, zero_N) for name in ("optim_step_id", "micro_batch_id"))
+    leaf = pad(batch, batch.column("policy_log_probs"), dtype).requires_grad_()
+    old, mask = pad(batch, batch.column("old_log_probs"), dtype), pad(batch, batch.column("response_mask"), torch.int64)
+    advantage_N = evaluate(batch, mine, dtype=dtype).rows.advantage_N.to(dtype)
+    metrics = {"train": defaultdict(list)}
+    cells = torch.stack([optim_N, micro_N]).unique(dim=1).T.tolist()
+    total = torch.zeros((), dtype=dtype)
+    for optim, micro in cells:
+        here = (optim_N == optim) & (micro_N == micro)
+        trainer = SimpleNamespace(
+            accelerator=SimpleNamespace(reduce=lambda value, reduction: value, gather=lambda value: value),
+            model=SimpleNamespace(training=True),
+            epsilon_low=mine.surrogate.clip_low,
+            epsilon_high=mine.surrogate.clip_high,
+            aux_loss_enabled=False,
+            _metrics=metrics,
+            _get_per_token_logps_and_entropies=lambda *_, here=here, **__: (leaf[here], 0 * leaf[here].detach(), None),
+        )
+        ids = torch.zeros_like(mask[here])
+        inputs = {
+            "prompt_ids": ids[:, :1],
+            "prompt_mask": ids[:, :1] + 1,
+            "completion_ids": ids,
+            "completion_mask": mask[here],
+            "old_logps": (old[here] * mask[here]).sum(1),
+            "advantages": advantage_N[here],
+        }
+        # The Trainer divides by the micro-batches of an optimiser step.
+        total = total + trainer_class._compute_loss(trainer, None, inputs) / len(cells)
+    total.backward()
+    means = {name: sum(values) / len(values) for name, values in metrics["train"].items()}
+    return total.item(), pack(batch, leaf.grad), means
+
+
+@pytest.mark.parametrize(("dtype", "tolerance"), [(torch.float32, 2e-6), (torch.float64, 1e-10)], ids=["32", "64"])
+@pytest.mark.parametrize("layout", LAYOUTS)
+@pytest.mark.parametrize("options", [{}, {"beta": 0.0, "epsilon_high": 0.4}, {"normalize_advantages": True}])
+def test_loss_gradient_metrics(options, layout, dtype, tolerance):
+    batch, mine = batch_of(2, layout, dtype), objective(**options)
+    assert bool((evaluate(batch, mine, dtype=dtype).rows.length_N == 0).any())
+    found = evaluate(batch, mine, dtype=dtype, per_token=True)
+    loss, grad_T, metrics = upstream(batch, mine, dtype)
+    mask_T = batch.column("response_mask")
+    scale = float(found.rows.advantage_N.abs().mean())
+    assert abs(found.loss - loss) <= tolerance * scale
+    assert error(found.per_token.grad_T[mask_T], grad_T[mask_T]) < tolerance
+    own = table.TRAINERS["trl-rloo"].metrics(found)
+    for name in ("low_mean", "high_mean", "region_mean", "low_min", "high_max"):
+        assert own[f"clip_ratio/{name}"] == pytest.approx(metrics[f"clip_ratio/{name}"], abs=1e-7)
+    assert metrics["clip_ratio/region_mean"] > 0
+
+
+@pytest.mark.parametrize("seed", range(4))
+@pytest.mark.parametrize("normalised", [False, True])
+@pytest.mark.parametrize("bounds", [None, (-0.5, 0.7)])
+def test_rewards_and_advantages_against_loops(bounds, normalised, seed):
+    batch = batch_of(seed)
+    reward_N = batch.column("reward").clone()
+    reward_N[[1, 4, 5, 6]] = torch.nan
+    batch = replace(batch, per_row={"reward": reward_N})
+    mine = objective(beta=0.3, normalize_advantages=normalised, reward_clip_range=bounds)
+    found = evaluate(batch, mine, dtype=torch.float64).rows
+    wanted, kl = [], []
+    for reward, old, ref, mask in zip(
+        reward_N.tolist(),
+        *(
+            oracles.cut(batch.column(name).tolist(), batch.rows.tolist())
+            for name in ("old_log_probs", "ref_log_probs", "response_mask")
+        ),
+        strict=True,
+    ):
+        kl.append(sum(o - f for o, f, on in zip(old, ref, mask, strict=True) if on))
+        clamped = reward if bounds is None or math.isnan(reward) else oracles.clipped(reward, *bounds)
+        wanted.append(clamped - 0.3 * kl[-1])
+    assert found.score_N.tolist() == pytest.approx(wanted, rel=1e-12, abs=1e-12, nan_ok=True)
+    advantages, groups = [], batch.groups.index_N.tolist()
+    for row, score in enumerate(wanted):
+        others = [
+            wanted[other]
+            for other in range(len(wanted))
+            if other != row and groups[other] == groups[row] and not math.isnan(wanted[other])
+        ]
+        advantages.append(score - oracles.mean(others) if others else math.nan)
+    known = [value for value in advantages if not math.isnan(value)]
+    assert len(known) == 7  # a group of three, one of a single row, one of four
+    if normalised:
+        middle, spread = oracles.mean(known), oracles.std(known)
+        advantages = [(value - middle) / (spread + 1e-4) for value in advantages]
+    advantages = [0.0 if math.isnan(value) else value for value in advantages]
+    assert found.advantage_N.tolist() == pytest.approx(advantages, rel=1e-10, abs=1e-12)
+    tokens = float(batch.column("response_mask").sum())
+    metrics = table.TRAINERS["trl-rloo"].metrics(evaluate(batch, mine, dtype=torch.float64))
+    assert metrics["kl"] == pytest.approx(sum(kl) / tokens)
+    assert metrics["reward"] == pytest.approx(oracles.mean([x for x in reward_N.tolist() if not math.isnan(x)]))
+
+
+def test_rejected_rows_lose_their_vote():
+    batch = batch_of(2)
+    fixed = choose("rejected-rows").apply(objective(beta=0.0))
+    found = evaluate(batch, fixed).rows
+    assert bool(found.rejected_N.any())
+    assert found.vote_N.tolist() == (~found.rejected_N).tolist()
+    assert bool((found.advantage_N[found.rejected_N] == 0).all())
