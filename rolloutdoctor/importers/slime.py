@@ -284,12 +284,16 @@ def _numbers(value: object, what: str, dtype: type) -> "np.ndarray | None":
             if value.dtype == torch.bfloat16:
                 value = value.float()
             return value.numpy().astype(dtype)
-    elif isinstance(value, (list, tuple)) and all(isinstance(each, (bool, int, float)) for each in value):
+    elif isinstance(value, (list, tuple)) and all(isinstance(each, _allowed(dtype)) for each in value):
         try:
             return np.array(value, dtype)
         except OverflowError:
             raise DataError(f"{what} holds a number that is too large") from None
     raise DataError(f"{what} is not one number for each token")
+
+
+def _allowed(dtype: type) -> tuple[type, ...]:
+    return (bool, int, float) if np.issubdtype(dtype, np.floating) else (bool, int)
 
 
 def _files(path: Path) -> list[Path]:
