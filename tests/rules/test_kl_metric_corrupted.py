@@ -196,7 +196,7 @@ def test_no_kl_term_is_clean():
     ("trainer", "options", "names"),
     [
         ("trl", {"beta": 0.1}, "kl"),
-        ("verl", {"adv_estimator": "grpo", "use_kl_loss": True}, "actor/kl_loss"),
+        ("verl", {"adv_estimator": "grpo", "use_kl_loss": True}, "actor/kl_loss or actor/reward_kl_penalty"),
         ("slime", {}, "rollout/kl or train/kl_loss"),
     ],
 )

@@ -1,4 +1,4 @@
-"""verl's options of advantages, of the KL in the reward and of the rollout correction: meaning, refusals, whole checks."""
+"""verl's options of advantages, KL in the reward and rollout correction: meaning, refusals, whole checks."""
 
 import math
 from dataclasses import replace
