@@ -20,7 +20,7 @@ def title(data: BaselineData) -> str:
 def draw(data: BaselineData) -> Figure:
     """Draw drift against share, and the distribution of the drift beside it."""
     left_out = f"; {many(data.undefined, 'group')} without a defined drift left out" if data.undefined else ""
-    note = f"drift: baseline as configured minus baseline with {data.fix}, mean over the group's live rows\n"
+    note = f"drift: baseline as configured minus baseline with {data.fix}, mean over the group's live rows;\n"
     note += f"{many(data.untouched, 'group')} without such a row not drawn: their drift is 0{left_out}"
     figure = blank(title(data), note)
     if not data.drift.total:

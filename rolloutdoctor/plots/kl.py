@@ -68,7 +68,7 @@ def draw(data: KlData) -> Figure:
         series.set_ylabel(f"{data.metric}, nats")
         if min(known) >= 0:
             series.set_ylim(bottom=0)
-        above(series)
+        above(series, 3)
         step_axis(series, data.steps)
     if has_inverse:
         other = axes["B"]
