@@ -151,8 +151,8 @@ def test_logged_metrics_are_reproduced(name, dtype):
         for metric in sorted(own.keys() & logged.keys()):
             compared.add(metric)
             absolute = 0.0 if dtype == "float32" and metric in KL_METRICS else ABSOLUTE[name]
-            # Differences of float32 means of order one.
-            absolute = max(absolute, 2.0**-22) if metric.startswith("rollout_corr/") else absolute
+            # Differences of two float32 means below 4, of which each is known to one unit in the last place, 2^-22.
+            absolute = max(absolute, 2.0**-21) if metric.startswith("rollout_corr/") else absolute
             wanted = pytest.approx(logged[metric], rel=RELATIVE, abs=absolute)
             assert own[metric] == wanted, (found.batch.key, metric)
     assert compared >= AT_LEAST[name]
