@@ -27,7 +27,7 @@ from rolloutdoctor.evaluate import evaluate_all
 from rolloutdoctor.findings import Report
 from rolloutdoctor.fixes import ChosenFix, choose
 from rolloutdoctor.io.run import Run
-from rolloutdoctor.needs import LAYOUT_COLUMNS, advantage_columns, loss_columns, reward_kl_columns
+from rolloutdoctor.needs import advantage_columns, has_time_axis, loss_columns, optional_columns, reward_kl_columns
 from rolloutdoctor.objective import Objective
 from rolloutdoctor.pictures import KINDS, Gallery, PictureData
 from rolloutdoctor.rules.base import Context
@@ -64,6 +64,10 @@ class _Planned:
     per_token: bool = False
 
 
+def _optional(context: Context) -> frozenset[str]:
+    return frozenset() if context.objective is None else optional_columns(context.objective)
+
+
 class Pictures:
     """The pictures of a run, as they are being gathered.
 
@@ -81,7 +85,7 @@ class Pictures:
                 self._planned[known_kind(kind)] = _plan(kind, context, fixes)
             except InputError as error:
                 self.left_out[kind] = str(error)
-        columns = set().union(*(planned.columns for planned in self._planned.values()), LAYOUT_COLUMNS)
+        columns = set().union(*(planned.columns for planned in self._planned.values()), _optional(context))
         for name in tuple(columns):
             columns |= set(STAND_INS.get(name, ()))
         self.columns = frozenset(columns) & context.columns
@@ -97,7 +101,7 @@ class Pictures:
             objectives |= planned.objectives
         per_token = any(planned.per_token for planned in self._planned.values())
         try:
-            found = evaluate_all(batch, objectives, dtype=dtype, per_token=per_token)
+            found = evaluate_all(batch, objectives, dtype=dtype, per_token=per_token, logged=logged)
         except CannotComputeError:
             return
         self._seen += 1
@@ -134,8 +138,8 @@ def _plan(kind: str, context: Context, fixes: Sequence[ChosenFix]) -> _Planned:
         case "kl":
             planned = _kl(KlSketch(label), context, objective, edited)
         case "baseline":
-            if objective.advantage.estimator == "gae":
-                raise InputError("the estimator has no group baseline: its baseline is the critic's value")
+            if has_time_axis(objective):
+                raise InputError("the estimator has one baseline per token or none, and none of a group")
             if label is None:
                 raise InputError("no fix of a baseline applies to this run; name one with --fix")
             planned = _Planned(BaselineSketch(label), frozenset(columns | {"response_mask", "group_id"}), edited)
