@@ -61,8 +61,14 @@ def objective(config: Config) -> Objective:
     """Build what verl's actor update computes.
 
     Raises:
-        UsageError: if options contradict each other.
+        UsageError: if options contradict each other, or nothing says which estimator was used.
     """
+    if config.settings["algorithm.adv_estimator"].assumed:
+        # Every verdict about advantages hangs on it, and few runs keep verl's default.
+        raise UsageError(
+            "nothing says which advantage estimator the run used, and verl's default (gae) is too much to assume: add "
+            "--set algorithm.adv_estimator=NAME"
+        )
     mode = config.word(f"{_ACTOR}.loss_agg_mode")
     factor = config.optional_number(f"{_ACTOR}.loss_scale_factor")
     if mode == "seq-mean-token-sum-norm" and factor is None:

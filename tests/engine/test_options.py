@@ -85,13 +85,6 @@ def test_defaults_can_be_read(option):
     assert option.wanted()
 
 
-def test_the_uncomputed_default_is_refused():
-    # verl's own default estimator needs a critic.
-    (estimator,) = (each for each in TRAINERS["verl"].options if each.name == "algorithm.adv_estimator")
-    with pytest.raises(UsageError, match=r"adv_estimator = gae \(default\): this version does not compute it"):
-        estimator.read(estimator.default, "default")
-
-
 @pytest.mark.parametrize("trainer", TRAINERS)
 def test_names_are_unique(trainer):
     names = [option.name for option in TRAINERS[trainer].options]
