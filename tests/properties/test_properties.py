@@ -139,9 +139,7 @@ def test_k3_is_never_negative(u):
     assert float(slope) * u >= 0
 
 
-@pytest.mark.parametrize(
-    "name", ["grpo", "grpo_passk", "rloo", "opo", "gpg", "reinforce_plus_plus_baseline", "normalize_then_sum"]
-)
+@pytest.mark.parametrize("name", ["grpo", "grpo_passk", "rloo", "opo", "gpg", "reinforce_plus_plus_baseline"])
 @given(seed=seeds)
 def test_with_nothing_rejected_live_voters_are_all_voters(name, seed):
     batch = batch_of(seed, name, empty=0.0, rejected=0.0, holes=0.0)
