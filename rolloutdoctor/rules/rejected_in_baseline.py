@@ -42,7 +42,6 @@ class RejectedTally(Sums):
     shift: float = 0.0
     shift_max: float = largest()
     sign_flips: int = 0
-    with_gradient: int = 0
     fixed_l1: float = 0.0
     grad_sq: float = 0.0
     fixed_sq: float = 0.0
@@ -113,7 +112,8 @@ class RejectedInBaseline(Rule[RejectedTally]):
             return RejectedTally()
         rejected_N = rows.rejected_N & ~rows.score_N.isnan()
         if not bool(rejected_N.any()):
-            return RejectedTally()
+            # Its gradient is part of the run's all the same, and the shares of the run are shares of all of it.
+            return self._gradient(step)
         shift_N, drift_N = self._shift(step)
         # Where the trainer's own advantage is NaN there is nothing to compare; nonfinite-values is about that.
         live_N = self._live_in_affected(step) & ~shift_N.isnan()
@@ -163,7 +163,6 @@ class RejectedInBaseline(Rule[RejectedTally]):
         if before is None or after is None:
             return RejectedTally()
         return RejectedTally(
-            with_gradient=1,
             fixed_l1=float(after.grad_l1_N.sum()),
             grad_sq=float(before.grad_sq_N.sum()),
             fixed_sq=float(after.grad_sq_N.sum()),
