@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
     from rolloutdoctor.api import batches, check, diff, objective_of, open, recompute
-    from rolloutdoctor.evaluate import evaluate
+    from rolloutdoctor.evaluation import evaluate
 
 __version__ = "0.1.0"
 
@@ -18,8 +18,7 @@ __all__ = ["__version__", "batches", "check", "diff", "evaluate", "objective_of"
 
 def __getattr__(name: str) -> object:
     if name == "evaluate":
-        # The module of that name, which can be called: importing it puts it here, whoever does.
-        return import_module("rolloutdoctor.evaluate")
+        return getattr(import_module("rolloutdoctor.evaluation"), name)
     if name in __all__:
         return getattr(import_module("rolloutdoctor.api"), name)
     raise AttributeError(f"module 'rolloutdoctor' has no attribute {name!r}")

@@ -33,7 +33,9 @@ def test_the_example_of_the_readme_runs():
     assert "changed_rows" in done.stdout
 
 
-@pytest.mark.parametrize("first", ["", "import rolloutdoctor.evaluate", "from rolloutdoctor.evaluate import evaluate"])
+@pytest.mark.parametrize(
+    "first", ["", "import rolloutdoctor.evaluation", "from rolloutdoctor.evaluation import evaluate"]
+)
 def test_evaluate_can_be_called_whoever_imported_it_first(first):
     code = f"""
 {first}
@@ -42,7 +44,7 @@ run = rd.open({str(SAMPLE)!r})
 objective = rd.objective_of(run)
 batch = next(rd.batches(run, objective))
 found = rd.evaluate(batch, objective)
-from rolloutdoctor.evaluate import Evaluation, evaluate
+from rolloutdoctor.evaluation import Evaluation, evaluate
 assert isinstance(found, Evaluation)
 assert found.loss == evaluate(batch, objective).loss
 """

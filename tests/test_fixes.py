@@ -5,7 +5,7 @@ import torch
 
 from rolloutdoctor.batch import Groups
 from rolloutdoctor.errors import UsageError
-from rolloutdoctor.evaluate import evaluate, evaluate_all
+from rolloutdoctor.evaluation import evaluate, evaluate_all
 from rolloutdoctor.fixes import FIXES, choose
 from rolloutdoctor.objective import KlBuffer, Objective, RowSet
 from rolloutdoctor.testing import random_batch, toy_batch

@@ -22,7 +22,7 @@ LAYERS = [
     ["errors", "schema", "findings", "pictures", "comparison", "objective", "needs", "batch"],
     ["ops"],
     ["stats", "kl", "advantages", "corrections", "losses"],
-    ["fixes", "reward_pass", "row_pass", "token_pass", "evaluate"],
+    ["fixes", "reward_pass", "row_pass", "token_pass", "evaluation"],
     ["trainers"],
     ["rules"],
     ["io", "importers", "recorders"],
@@ -128,7 +128,7 @@ def test_these_tests_see_something():
     assert ("rules", "trainers") in edges()  # at the top of a file
     assert ("trainers", "advantages") in edges()  # inside a function
     assert ("batch", "errors") in edges()
-    assert "rolloutdoctor.evaluate" not in {name for name, _ in imports_of(MODULES["rolloutdoctor.trainers.spec"])}
+    assert "rolloutdoctor.evaluation" not in {name for name, _ in imports_of(MODULES["rolloutdoctor.trainers.spec"])}
 
 
 def loaded_after(code):

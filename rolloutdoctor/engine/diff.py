@@ -17,7 +17,7 @@ from rolloutdoctor.engine.parts import PARTS, Key, part_rows, part_slices
 from rolloutdoctor.engine.plan import remedy
 from rolloutdoctor.engine.recompute import absent_columns, evaluation_columns, need_trainer
 from rolloutdoctor.errors import CannotComputeError, InputError, UsageError
-from rolloutdoctor.evaluate import Evaluation, evaluate_all
+from rolloutdoctor.evaluation import Evaluation, evaluate_all
 from rolloutdoctor.findings import InputSummary
 from rolloutdoctor.fixes import ChosenFix
 from rolloutdoctor.io.run import LoggedMetrics, Run, StepRange

@@ -9,7 +9,7 @@ import torch
 from rolloutdoctor.batch import RolloutBatch, StepKey
 from rolloutdoctor.engine.plan import Plan
 from rolloutdoctor.errors import CannotComputeError
-from rolloutdoctor.evaluate import Evaluation, evaluate_all
+from rolloutdoctor.evaluation import Evaluation, evaluate_all
 from rolloutdoctor.findings import Example, InputSummary
 from rolloutdoctor.rules.base import KEEP_EXAMPLES
 from rolloutdoctor.rules.step import StepView

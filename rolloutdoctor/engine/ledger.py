@@ -7,7 +7,7 @@ from dataclasses import dataclass, fields
 import torch
 from torch import Tensor
 
-from rolloutdoctor.evaluate import Evaluation, RowPart
+from rolloutdoctor.evaluation import Evaluation, RowPart
 from rolloutdoctor.findings import Measure
 from rolloutdoctor.ops import segments as seg
 from rolloutdoctor.stats.sums import Sums, largest, ratio, smallest

@@ -23,7 +23,7 @@ from rolloutdoctor.engine.sketches import (
     Sketch,
 )
 from rolloutdoctor.errors import CannotComputeError, InputError, UsageError, nearest
-from rolloutdoctor.evaluate import evaluate_all
+from rolloutdoctor.evaluation import evaluate_all
 from rolloutdoctor.findings import Report
 from rolloutdoctor.fixes import ChosenFix, choose
 from rolloutdoctor.io.run import Run

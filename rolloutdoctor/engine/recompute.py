@@ -19,7 +19,7 @@ from rolloutdoctor.engine.configure import Configured, configure
 from rolloutdoctor.engine.logged import comparable
 from rolloutdoctor.engine.plan import available, remedy
 from rolloutdoctor.errors import CannotComputeError, InputError, UsageError
-from rolloutdoctor.evaluate import Evaluation, evaluate_all, reward_kl_tokens
+from rolloutdoctor.evaluation import Evaluation, evaluate_all, reward_kl_tokens
 from rolloutdoctor.findings import InputSummary
 from rolloutdoctor.fixes import ChosenFix
 from rolloutdoctor.io.metadata import RunMetadata

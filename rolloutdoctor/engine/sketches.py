@@ -8,7 +8,7 @@ import torch
 from torch import Tensor
 
 from rolloutdoctor.batch import RolloutBatch
-from rolloutdoctor.evaluate import Evaluation, reward_kl_tokens
+from rolloutdoctor.evaluation import Evaluation, reward_kl_tokens
 from rolloutdoctor.objective import KlBuffer
 from rolloutdoctor.ops import segments as seg
 from rolloutdoctor.pictures import (

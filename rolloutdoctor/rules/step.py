@@ -8,7 +8,7 @@ from torch import Tensor
 
 from rolloutdoctor.advantages.float32 import residue, trl_flags
 from rolloutdoctor.batch import TRAIN, Groups, RolloutBatch
-from rolloutdoctor.evaluate import Evaluation, RowPart, TokenPart, compared_groups, stored_kl
+from rolloutdoctor.evaluation import Evaluation, RowPart, TokenPart, compared_groups, stored_kl
 from rolloutdoctor.findings import Example
 from rolloutdoctor.objective import KlBuffer, Objective
 from rolloutdoctor.ops import segments as seg

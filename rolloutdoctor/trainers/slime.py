@@ -14,7 +14,7 @@ if TYPE_CHECKING:
     from torch import Tensor
 
     from rolloutdoctor.batch import RolloutBatch
-    from rolloutdoctor.evaluate import Evaluation
+    from rolloutdoctor.evaluation import Evaluation
 
 EPSILON = 1e-6
 """What slime adds to the standard deviation of a group."""

@@ -7,7 +7,7 @@ import torch
 from torch import Tensor
 
 from rolloutdoctor.batch import RolloutBatch
-from rolloutdoctor.evaluate import Evaluation, RowPart, TokenPart, stored_kl
+from rolloutdoctor.evaluation import Evaluation, RowPart, TokenPart, stored_kl
 from rolloutdoctor.losses.gates import weights
 from rolloutdoctor.losses.terms import TokenInputs
 from rolloutdoctor.objective import Gate

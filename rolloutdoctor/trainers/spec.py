@@ -8,7 +8,7 @@ from rolloutdoctor.objective import Objective
 from rolloutdoctor.trainers.options import Config, Option
 
 if TYPE_CHECKING:
-    from rolloutdoctor.evaluate import Evaluation
+    from rolloutdoctor.evaluation import Evaluation
 
 
 @dataclass(frozen=True)

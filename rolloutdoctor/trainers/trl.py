@@ -14,7 +14,7 @@ from rolloutdoctor.trainers.options import Config, Option
 from rolloutdoctor.trainers.spec import Trainer
 
 if TYPE_CHECKING:
-    from rolloutdoctor.evaluate import Evaluation
+    from rolloutdoctor.evaluation import Evaluation
 
 EPSILON = 1e-4
 """What TRL adds to the standard deviation of rewards."""

@@ -11,7 +11,7 @@ import torch
 from torch import Tensor
 
 from rolloutdoctor.advantages.float32 import trl_flags
-from rolloutdoctor.evaluate import Evaluation, RowPart, TokenPart
+from rolloutdoctor.evaluation import Evaluation, RowPart, TokenPart
 from rolloutdoctor.losses.gates import weights
 from rolloutdoctor.losses.terms import TokenInputs
 from rolloutdoctor.objective import Gate

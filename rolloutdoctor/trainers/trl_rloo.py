@@ -12,7 +12,7 @@ from rolloutdoctor.trainers.options import Config, Option
 from rolloutdoctor.trainers.spec import Trainer
 
 if TYPE_CHECKING:
-    from rolloutdoctor.evaluate import Evaluation
+    from rolloutdoctor.evaluation import Evaluation
 
 _SHARED = {option.name: option for option in trl.OPTIONS}
 

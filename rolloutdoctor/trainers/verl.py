@@ -14,7 +14,7 @@ from rolloutdoctor.trainers.spec import Trainer
 if TYPE_CHECKING:
     from torch import Tensor
 
-    from rolloutdoctor.evaluate import Evaluation
+    from rolloutdoctor.evaluation import Evaluation
 
 _ACTOR = verl_policy.ACTOR
 

@@ -7,7 +7,7 @@ from rolloutdoctor.objective import AdvantageRule, KlTerm
 from rolloutdoctor.trainers.options import Config, Option
 
 if TYPE_CHECKING:
-    from rolloutdoctor.evaluate import Evaluation
+    from rolloutdoctor.evaluation import Evaluation
 
 EPSILON = 1e-6
 """What verl adds to the standard deviation of a group."""

@@ -8,7 +8,7 @@ from rolloutdoctor.objective import ImportanceWeights, Rejection, RolloutCorrect
 from rolloutdoctor.trainers.options import Config, Option
 
 if TYPE_CHECKING:
-    from rolloutdoctor.evaluate import Evaluation
+    from rolloutdoctor.evaluation import Evaluation
 
 _PREFIX = "algorithm.rollout_correction"
 _IS, _RS = f"{_PREFIX}.rollout_is", f"{_PREFIX}.rollout_rs"

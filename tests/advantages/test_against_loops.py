@@ -6,7 +6,7 @@ import torch
 
 from rolloutdoctor.advantages.scores import Scores
 from rolloutdoctor.advantages.table import ESTIMATORS
-from rolloutdoctor.evaluate import evaluate_rows
+from rolloutdoctor.evaluation import evaluate_rows
 from rolloutdoctor.objective import AdvantageRule
 from rolloutdoctor.testing import random_batch
 from rolloutdoctor.trainers import table

@@ -9,7 +9,7 @@ import torch
 
 from rolloutdoctor.advantages.table import ESTIMATORS, TOKEN_ESTIMATORS
 from rolloutdoctor.errors import CannotComputeError
-from rolloutdoctor.evaluate import evaluate, evaluate_rows
+from rolloutdoctor.evaluation import evaluate, evaluate_rows
 from rolloutdoctor.fixes import choose
 from rolloutdoctor.needs import TOKEN_COLUMNS, WEIGHTED, advantage_columns, has_time_axis
 from rolloutdoctor.objective import RowSet

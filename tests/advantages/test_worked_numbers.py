@@ -7,7 +7,7 @@ import pytest
 import torch
 
 from rolloutdoctor.errors import CannotComputeError
-from rolloutdoctor.evaluate import evaluate, evaluate_rows, stored_kl
+from rolloutdoctor.evaluation import evaluate, evaluate_rows, stored_kl
 from rolloutdoctor.fixes import choose
 from rolloutdoctor.objective import Objective
 from rolloutdoctor.testing import toy_batch

@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 
 from rolloutdoctor.batch import Groups, RolloutBatch
-from rolloutdoctor.evaluate import RowPart
+from rolloutdoctor.evaluation import RowPart
 from rolloutdoctor.objective import Objective
 from rolloutdoctor.trainers import table
 from rolloutdoctor.trainers.options import Layer, parse_version, resolve

@@ -11,7 +11,7 @@ from torch import Tensor
 from rolloutdoctor import kl
 from rolloutdoctor.batch import Groups, RolloutBatch
 from rolloutdoctor.errors import CannotComputeError
-from rolloutdoctor.evaluate import RowPart, evaluate, evaluate_rows, stored_kl
+from rolloutdoctor.evaluation import RowPart, evaluate, evaluate_rows, stored_kl
 from rolloutdoctor.fixes import choose
 from rolloutdoctor.objective import Objective, RowSet
 from rolloutdoctor.ops import segments as seg

@@ -12,7 +12,7 @@ import torch
 from goldens import golden_data as gold
 
 from rolloutdoctor.batch import RolloutBatch
-from rolloutdoctor.evaluate import evaluate, evaluate_rows
+from rolloutdoctor.evaluation import evaluate, evaluate_rows
 from rolloutdoctor.fixes import choose
 from rolloutdoctor.objective import Objective, RowSet, Scope
 from rolloutdoctor.trainers import trl

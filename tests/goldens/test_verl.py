@@ -10,7 +10,7 @@ from goldens import golden_data as gold
 from rolloutdoctor import kl
 from rolloutdoctor.batch import RolloutBatch
 from rolloutdoctor.errors import CannotComputeError
-from rolloutdoctor.evaluate import evaluate, evaluate_rows
+from rolloutdoctor.evaluation import evaluate, evaluate_rows
 from rolloutdoctor.objective import Objective, RowSet
 from rolloutdoctor.trainers import verl
 

@@ -11,7 +11,7 @@ from goldens.test_verl import CORRECTIONS, DTYPES
 from rolloutdoctor.corrections.controller import next_coefficient
 from rolloutdoctor.corrections.rejection import kept_tokens
 from rolloutdoctor.errors import CannotComputeError
-from rolloutdoctor.evaluate import evaluate, evaluate_rows
+from rolloutdoctor.evaluation import evaluate, evaluate_rows
 from rolloutdoctor.objective import RowSet
 from rolloutdoctor.reward_pass import log_ratios, reward_penalty, rollout_weights
 from rolloutdoctor.trainers import verl, verl_correction

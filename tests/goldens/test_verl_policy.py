@@ -8,7 +8,7 @@ from goldens import golden_data as gold
 from goldens.test_verl import DTYPES, POLICY_MODES, row_share
 
 from rolloutdoctor.batch import RolloutBatch
-from rolloutdoctor.evaluate import Evaluation, evaluate
+from rolloutdoctor.evaluation import Evaluation, evaluate
 from rolloutdoctor.objective import Objective
 from rolloutdoctor.trainers import table, verl
 from rolloutdoctor.trainers.options import Layer, parse_version, resolve

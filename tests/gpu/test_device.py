@@ -7,7 +7,7 @@ import pytest
 import torch
 
 from rolloutdoctor.engine.check import CheckOptions, check
-from rolloutdoctor.evaluate import evaluate
+from rolloutdoctor.evaluation import evaluate
 from rolloutdoctor.fixes import FIXES, ChosenFix
 from rolloutdoctor.io.run import open_run
 from rolloutdoctor.testing import random_batch

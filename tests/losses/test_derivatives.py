@@ -9,7 +9,7 @@ from torch import Tensor
 
 from rolloutdoctor import kl
 from rolloutdoctor.batch import RolloutBatch
-from rolloutdoctor.evaluate import Evaluation, evaluate, evaluate_all
+from rolloutdoctor.evaluation import Evaluation, evaluate, evaluate_all
 from rolloutdoctor.losses.aggregation import AGGREGATIONS
 from rolloutdoctor.losses.surrogates import SURROGATES
 from rolloutdoctor.losses.terms import TokenInputs

@@ -6,7 +6,7 @@ import oracles
 import pytest
 import torch
 
-from rolloutdoctor.evaluate import evaluate, evaluate_rows
+from rolloutdoctor.evaluation import evaluate, evaluate_rows
 from rolloutdoctor.losses.gates import high_entropy
 from rolloutdoctor.objective import Objective
 from rolloutdoctor.testing import random_batch, toy_batch

@@ -12,7 +12,7 @@ from losses.test_derivatives import spread_batch
 
 from rolloutdoctor.batch import RolloutBatch
 from rolloutdoctor.errors import UsageError
-from rolloutdoctor.evaluate import evaluate
+from rolloutdoctor.evaluation import evaluate
 from rolloutdoctor.fixes import choose
 from rolloutdoctor.losses.surrogates import SURROGATES
 from rolloutdoctor.losses.terms import TokenInputs

@@ -11,7 +11,7 @@ import torch
 from parity.padded import error, pack, pad
 
 from rolloutdoctor.batch import RolloutBatch
-from rolloutdoctor.evaluate import evaluate
+from rolloutdoctor.evaluation import evaluate
 from rolloutdoctor.objective import Objective
 from rolloutdoctor.testing import random_batch
 from rolloutdoctor.trainers import table, trl, trl_metrics

@@ -8,7 +8,7 @@ import pytest
 import torch
 from parity.padded import error, pack, pad
 
-from rolloutdoctor.evaluate import evaluate, evaluate_rows
+from rolloutdoctor.evaluation import evaluate, evaluate_rows
 from rolloutdoctor.objective import Objective
 from rolloutdoctor.testing import random_batch
 from rolloutdoctor.trainers import table, verl

@@ -14,7 +14,7 @@ from parity.test_verl import DOUBLE, MASKED_MEAN, SEEDS, SINGLE, default_dtype, 
 from rolloutdoctor.corrections.controller import next_coefficient
 from rolloutdoctor.corrections.rejection import STATISTICS, kept_tokens
 from rolloutdoctor.errors import CannotComputeError
-from rolloutdoctor.evaluate import evaluate, evaluate_rows
+from rolloutdoctor.evaluation import evaluate, evaluate_rows
 from rolloutdoctor.reward_pass import log_ratios
 from rolloutdoctor.testing import random_batch
 from rolloutdoctor.trainers import verl, verl_correction

@@ -13,7 +13,7 @@ import torch
 from parity.padded import error, pack, pad
 
 from rolloutdoctor.batch import RolloutBatch
-from rolloutdoctor.evaluate import evaluate_all
+from rolloutdoctor.evaluation import evaluate_all
 from rolloutdoctor.objective import Objective
 from rolloutdoctor.testing import random_batch
 from rolloutdoctor.trainers import table, verl, verl_policy

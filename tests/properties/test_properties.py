@@ -11,7 +11,7 @@ from rolloutdoctor import kl
 from rolloutdoctor.advantages.scores import Scores
 from rolloutdoctor.advantages.table import ESTIMATORS
 from rolloutdoctor.batch import Groups, RolloutBatch
-from rolloutdoctor.evaluate import evaluate, evaluate_all, evaluate_rows
+from rolloutdoctor.evaluation import evaluate, evaluate_all, evaluate_rows
 from rolloutdoctor.fixes import choose
 from rolloutdoctor.objective import AdvantageRule, Objective
 from rolloutdoctor.testing import random_batch, toy_batch

@@ -3,7 +3,7 @@ import math
 import pytest
 from rules.checking import found_by, values
 
-from rolloutdoctor.evaluate import evaluate
+from rolloutdoctor.evaluation import evaluate
 from rolloutdoctor.findings import Severity
 from rolloutdoctor.testing import toy_batch
 from rolloutdoctor.trainers.options import Layer, resolve

@@ -2,7 +2,7 @@ import math
 
 import torch
 
-from rolloutdoctor.evaluate import evaluate
+from rolloutdoctor.evaluation import evaluate
 from rolloutdoctor.objective import KlBuffer
 from rolloutdoctor.rules.step import StepView
 from rolloutdoctor.testing import toy_batch

@@ -15,7 +15,7 @@ from parity.padded import error, pack, pad
 from rolloutdoctor.batch import TRAIN
 from rolloutdoctor.engine.check import DTYPES, CheckOptions, check
 from rolloutdoctor.engine.configure import configure
-from rolloutdoctor.evaluate import evaluate, reward_kl_tokens, stored_kl
+from rolloutdoctor.evaluation import evaluate, reward_kl_tokens, stored_kl
 from rolloutdoctor.findings import Severity
 from rolloutdoctor.fixes import choose
 from rolloutdoctor.io.run import open_run

@@ -7,7 +7,7 @@ import pytest
 import torch
 
 from rolloutdoctor.errors import CannotComputeError, UsageError
-from rolloutdoctor.evaluate import evaluate, evaluate_all, evaluate_rows
+from rolloutdoctor.evaluation import evaluate, evaluate_all, evaluate_rows
 from rolloutdoctor.needs import advantage_columns, loss_columns, optional_columns
 from rolloutdoctor.objective import ImportanceWeights, Rejection
 from rolloutdoctor.testing import diagnose, toy_batch

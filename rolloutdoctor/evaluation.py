@@ -9,10 +9,8 @@ The derivative lives in log-prob space: it is ``dLoss / d policy_log_probs``, no
 """
 
 import math
-import sys
 from collections.abc import Mapping
 from dataclasses import dataclass
-from types import ModuleType
 from typing import TYPE_CHECKING
 
 import torch
@@ -191,21 +189,3 @@ def evaluate_all(
         tokens, kept = passes.get(name, (None, None))
         found[name] = Evaluation(batch, objective, row_parts[name], tokens, dtype, kept)
     return found
-
-
-class _Callable(ModuleType):
-    """A module that can be called: `rolloutdoctor.evaluate` is this file and its function at once."""
-
-    def __call__(
-        self,
-        batch: RolloutBatch,
-        objective: Objective,
-        *,
-        dtype: torch.dtype = torch.float32,
-        per_token: bool = False,
-        logged: Mapping[str, float] | None = None,
-    ) -> Evaluation:
-        return evaluate(batch, objective, dtype=dtype, per_token=per_token, logged=logged)
-
-
-sys.modules[__name__].__class__ = _Callable
