@@ -15,6 +15,10 @@ class UsageError(RolloutDoctorError):
     """An option, a rule code, a fix or a trainer's setting is unknown, out of range or contradictory."""
 
 
+class UnstatedError(UsageError):
+    """An option that every verdict hangs on was not stated, and its default is too much to assume."""
+
+
 class InputError(RolloutDoctorError):
     """A file or a path cannot be read as a run."""
 

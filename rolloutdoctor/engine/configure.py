@@ -6,7 +6,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from rolloutdoctor.errors import UsageError
+from rolloutdoctor.errors import UnstatedError, UsageError
 from rolloutdoctor.findings import Setting
 from rolloutdoctor.fixes import ChosenFix
 from rolloutdoctor.io.metadata import RunMetadata
@@ -57,7 +57,7 @@ def configure(
         fixes: fixes that the run already had.
 
     Returns:
-        None if neither the user nor the file says which trainer made the run.
+        None if neither the user nor the file says which trainer made the run, or with which options.
 
     Raises:
         UsageError: for an unknown trainer, version or option, or a value that cannot be used.
@@ -83,7 +83,13 @@ def configure(
         )
     file_layer = [Layer("file metadata", metadata.config, strict=False)] if same else []
     config = resolve(spec.options, parsed, [*layers, *file_layer], trainer=name)
-    objective = spec.objective(config)
+    try:
+        objective = spec.objective(config)
+    except UnstatedError:
+        if trainer or fixes or any(layer.values for layer in layers):
+            raise
+        # The rules that look at the rows alone can still run.
+        return None
     for fix in fixes:
         objective = fix.apply(objective)
     return Configured(spec, version, origin, assumed, config, objective, tuple(fix.label for fix in fixes))

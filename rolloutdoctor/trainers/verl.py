@@ -5,7 +5,7 @@ Read and compared: verl 0.9.1.
 
 from typing import TYPE_CHECKING
 
-from rolloutdoctor.errors import UsageError
+from rolloutdoctor.errors import UnstatedError, UsageError
 from rolloutdoctor.objective import Aggregation, KlTerm, Objective
 from rolloutdoctor.trainers import verl_advantages, verl_correction, verl_policy
 from rolloutdoctor.trainers.options import Config, Option
@@ -65,7 +65,7 @@ def objective(config: Config) -> Objective:
     """
     if config.settings["algorithm.adv_estimator"].assumed:
         # Every verdict about advantages hangs on it, and few runs keep verl's default.
-        raise UsageError(
+        raise UnstatedError(
             "nothing says which advantage estimator the run used, and verl's default (gae) is too much to assume: add "
             "--set algorithm.adv_estimator=NAME"
         )

@@ -354,3 +354,12 @@ def test_yaml_without_the_package(tmp_path, monkeypatch):
     monkeypatch.setitem(sys.modules, "yaml", None)
     with pytest.raises(UsageError, match=r"reading YAML needs PyYAML; install rolloutdoctor\[yaml\]"):
         read_trainer_config(write(tmp_path, "a.yaml", "a: 1"))
+
+
+def test_a_file_that_names_verl_without_its_estimator_is_looked_at_for_its_rows_alone():
+    assert configure(RunMetadata("verl", "0.9.1"), None, []) is None
+    with pytest.raises(UsageError, match=r"--set algorithm\.adv_estimator=NAME"):
+        configure(RunMetadata("verl", "0.9.1"), "verl", [])
+    found = configure(RunMetadata("verl", "0.9.1", {"algorithm.adv_estimator": "rloo"}), None, [])
+    assert found is not None
+    assert found.objective.advantage.estimator == "rloo"

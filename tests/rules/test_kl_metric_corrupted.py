@@ -185,7 +185,9 @@ def test_nan_in_the_rows_explains_nan_in_the_log():
 
 def test_metric_of_one_of_several_optimiser_steps_is_not_compared():
     batch = rows(per_row={"optim_step_id": [0, 1]})
-    assert found_by(CODE, batch, trainer="trl", beta=0.1, logged={"kl": 9.0}) is None
+    report = diagnose([batch], trainer="trl", options={"beta": 0.1}, logged={"kl": 9.0}, select=[CODE])
+    assert not report.findings
+    assert report.skipped[0].reason == "no step has a logged KL that belongs to one optimiser step"
 
 
 def test_no_kl_term_is_clean():
