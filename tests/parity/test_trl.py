@@ -20,7 +20,7 @@ from rolloutdoctor.trainers.options import Layer, parse_version, resolve
 pytestmark = [pytest.mark.parity, pytest.mark.filterwarnings("ignore")]
 
 WIDTH = 40
-SINGLE, DOUBLE = 2e-6, 1e-10
+SINGLE, DOUBLE = 1e-6, 1e-10
 """Largest difference as a share of the largest magnitude; float32's `exp(x) - 1` costs a factor of two."""
 METRICS = (
     "kl",
