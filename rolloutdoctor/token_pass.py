@@ -135,6 +135,12 @@ class _Block:
         return seg.expand(x_N[self.rows], self.offsets)
 
 
+def _inside(block: _Block, rows_N: Tensor, x_T: Tensor) -> Tensor:
+    """`x_T` at rows of a scope and 0 elsewhere: nothing of a row outside enters, NaN included."""
+    here_N = rows_N[block.rows]
+    return x_T if bool(here_N.all()) else torch.where(seg.expand(here_N, block.offsets), x_T, 0.0)
+
+
 class _Pass:
     """The second pass for one objective: per-row sums that grow block by block."""
 
@@ -237,14 +243,14 @@ class _Pass:
         term = SURROGATES[rule.kind](given, rule)
         value_T, slope_T, ratio_T = term.value_T, term.slope_T, term.ratio_T
         policy_weight_T = block.expand(self.policy_weight_N)
-        grad_T = policy_weight_T * slope_T
-        loss_T = policy_weight_T * value_T
+        grad_T = _inside(block, self.policy_N, policy_weight_T * slope_T)
+        loss_T = _inside(block, self.policy_N, policy_weight_T * value_T)
         kl_T = torch.zeros_like(policy_T)
         if self.objective.kl_loss is not None:
             kl_T, kl_slope_T = self._kl(block, self.objective.kl_loss, given)
             kl_weight_T = block.expand(self.kl_weight_N)
-            grad_T = grad_T + kl_weight_T * kl_slope_T
-            loss_T = loss_T + kl_weight_T * kl_T
+            grad_T = grad_T + _inside(block, self.kl_N, kl_weight_T * kl_slope_T)
+            loss_T = loss_T + _inside(block, self.kl_N, kl_weight_T * kl_T)
         grad_T = torch.where(block.mask_T, grad_T, 0.0)
         square_T = grad_T.double() ** 2
         miss_T = (1 - policy_T.double().exp()) ** 2
@@ -295,14 +301,14 @@ class _Pass:
         drift, clipped, capped, logged, logits = (
             torch.cat(self.sums[name]) if name in self.sums else None for name in _OPTIONAL
         )
-        kl_loss_N = sums["kl_N"] * self.coef * self.kl_N
+        kl_loss_N = torch.where(self.kl_N, sums["kl_N"] * self.coef, 0.0)
         if self.objective.surrogate.counts_empty and self.advantage_N is not None:
             # No token carries the term of an empty row.
             assert self.part.length_N is not None  # loss_columns asked for the mask
             bare_N = torch.where(self.part.length_N == 0, -self.advantage_N.double(), 0.0)
             sums["policy_N"], sums["at_one_N"] = sums["policy_N"] + bare_N, sums["at_one_N"] + bare_N
-        sums["policy_N"] = sums["policy_N"] * self.policy_N
-        sums["at_one_N"] = sums["at_one_N"] * self.policy_N
+        sums["policy_N"] = torch.where(self.policy_N, sums["policy_N"], 0.0)
+        sums["at_one_N"] = torch.where(self.policy_N, sums["at_one_N"], 0.0)
         tokens = TokenPart(
             layout=self.layout,
             weight_N=self.weight_N,

@@ -1,4 +1,5 @@
 import dataclasses
+import math
 
 import pytest
 import torch
@@ -390,3 +391,16 @@ def test_kl_inplace_leaves_advantages_and_loss_alone():
     assert before.loss == after.loss
     metrics = [TRAINERS["slime"].metrics(each) for each in (before, after)]
     assert {name for name in metrics[0] if metrics[0][name] != metrics[1][name]} == {"rollout/kl"}
+
+
+@pytest.mark.parametrize("variant", ["loss", "pr5640", "renormalised"])
+def test_nothing_of_a_row_that_a_fix_leaves_out_enters(variant):
+    # The first group has equal rewards and a reference log-prob that makes its KL infinite.
+    ref = [[-1.0, 200.0], [-1.0], [-1.5], [-0.5]]
+    batch = toy_batch([[1, 1], [1, 0]], lengths=[2, 1, 1, 1], policy=-1.0, ref=ref)
+    before = objective_of("trl", beta=0.1, loss_type="grpo")
+    found = evaluate_all(batch, {"": before, "fixed": choose(f"zero-std:{variant}").apply(before)})
+    assert not math.isfinite(found[""].loss)
+    assert math.isfinite(found["fixed"].loss)
+    assert math.isfinite(found["fixed"].kl_loss)
+    assert math.isfinite(found["fixed"].grad_l1)
