@@ -4,7 +4,7 @@ VENV ?= .venv
 BIN := $(VENV)/bin
 PIP := $(BIN)/python -m pip install --quiet --disable-pip-version-check --constraint constraints.txt
 
-.PHONY: demo test lint types bench samples clean
+.PHONY: demo test parity lint types bench samples clean
 
 demo: $(VENV)/.core
 	@echo "A real TRL run:"
@@ -15,6 +15,9 @@ demo: $(VENV)/.core
 
 test: $(VENV)/.dev
 	$(BIN)/python -m pytest
+
+parity: $(VENV)/.dev
+	$(BIN)/python tests/proof/table.py
 
 lint: $(VENV)/.dev
 	$(BIN)/ruff check .

@@ -13,5 +13,8 @@ os.environ["TORCHDYNAMO_DISABLE"] = "1"
 # Helpers of the tests (`oracles`, `goldens.*`, `parity.*`) are imported from here, whatever the working directory.
 sys.path.insert(0, str(Path(__file__).parent))
 
+# The marks `covers` and `compared`, and the option `--proof`.
+pytest_plugins = ["proof.plugin"]
+
 settings.register_profile("deterministic", derandomize=True, deadline=None, max_examples=40, database=None)
 settings.load_profile("deterministic")

@@ -10,7 +10,8 @@ from functools import cache
 
 import pytest
 import torch
-from parity.padded import error, pack, pad
+from parity.padded import pack, pad
+from proof.claims import agree, compared, covers, each
 
 from rolloutdoctor.batch import RolloutBatch
 from rolloutdoctor.evaluation import evaluate_all
@@ -19,10 +20,9 @@ from rolloutdoctor.testing import random_batch
 from rolloutdoctor.trainers import table, verl, verl_policy
 from rolloutdoctor.trainers.options import Layer, parse_version, resolve
 
-pytestmark = [pytest.mark.parity, pytest.mark.filterwarnings("ignore")]
+pytestmark = [pytest.mark.parity, pytest.mark.filterwarnings("ignore"), compared("package")]
 
-TOLERANCE = {torch.float32: 1e-6, torch.float64: 1e-10}
-"""Largest difference as a share of the largest magnitude."""
+DTYPES = {"float32": torch.float32, "float64": torch.float64}
 AGGREGATIONS = ("token-mean", "token-sum", "seq-mean-token-sum", "seq-mean-token-sum-norm", "seq-mean-token-mean")
 KL_NAMES = {"wide": [name + plus for name in ("k1", "abs", "k2", "k3") for plus in ("", "+")], "cut": ["k3", "k1+"]}
 """The other names are the same estimators."""
@@ -165,10 +165,13 @@ def test_every_mode_is_compared():
     assert set(VARIANTS) == set(verl_policy.LOSS_MODES)
 
 
-@pytest.mark.parametrize("dtype", TOLERANCE, ids=["float32", "float64"])
-@pytest.mark.parametrize("layout", ["wide", "cut"])
-@pytest.mark.parametrize("aggregation", AGGREGATIONS)
-@pytest.mark.parametrize("mode", VARIANTS)
+@pytest.mark.parametrize("dtype", DTYPES.values(), ids=DTYPES)
+@pytest.mark.parametrize(
+    "layout",
+    [pytest.param(layout, marks=covers("verl", "kl_loss_type", *names)) for layout, names in KL_NAMES.items()],
+)
+@pytest.mark.parametrize("aggregation", each("verl", "loss_agg_mode", AGGREGATIONS))
+@pytest.mark.parametrize("mode", each("verl", "loss_mode", VARIANTS))
 def test_loss_gradient_metrics(algos, mode, aggregation, layout, dtype):
     batch = batch_of(layout, dtype)
     options = {"loss_mode": mode, "loss_agg_mode": aggregation, **VARIANTS[mode]}
@@ -182,15 +185,15 @@ def test_loss_gradient_metrics(algos, mode, aggregation, layout, dtype):
     for name, found in evaluations.items():
         kl_loss, kl_grad_T = upstream_kl(layout, aggregation, name, dtype) if name else (0.0, 0.0)
         scale = float(found.per_token.loss_T.double().abs().sum())
-        assert abs(found.policy_loss - policy) <= TOLERANCE[dtype] * scale
-        assert abs(found.kl_loss - COEF * kl_loss) <= TOLERANCE[dtype] * scale
+        agree(found.policy_loss, policy, dtype, "policy loss", scale=scale)
+        agree(found.kl_loss, COEF * kl_loss, dtype, "KL loss", scale=scale)
         wanted_T = policy_grad_T + COEF * kl_grad_T
-        assert error(found.per_token.grad_T[mask_T], wanted_T[mask_T]) <= TOLERANCE[dtype]
-        assert float(found.per_token.loss_T.double().sum()) == pytest.approx(found.loss, abs=TOLERANCE[dtype] * scale)
+        agree(found.per_token.grad_T, wanted_T, dtype, "gradient", where=mask_T)
+        agree(found.per_token.loss_T.double().sum(), found.loss, dtype, "sum of terms", scale=scale)
         own = verl.metrics(found)
         assert {each for each in own if each in METRICS} == set(logged)
         for metric, value in logged.items():
-            assert own[metric] == pytest.approx(value, rel=1e-5, abs=1e-6), metric
+            agree(own[metric], value, dtype, metric, scale=1.0)
         assert own["actor/pg_loss"] == found.policy_loss
 
 
@@ -212,10 +215,11 @@ CORRECTIONS = {
 }
 
 
-@pytest.mark.parametrize("dtype", TOLERANCE, ids=["float32", "float64"])
+@pytest.mark.parametrize("dtype", DTYPES.values(), ids=DTYPES)
 @pytest.mark.parametrize("correction", CORRECTIONS)
 @pytest.mark.parametrize("aggregation", AGGREGATIONS)
-@pytest.mark.parametrize("loss_type", ["ppo_clip", "reinforce"])
+@pytest.mark.parametrize("loss_type", each("verl", f"{INSIDE}.loss_type", ["ppo_clip", "reinforce"]))
+@covers("verl", "loss_mode", "bypass_mode")
 def test_bypass_mode(algos, loss_type, aggregation, correction, dtype):
     """What is rejected inside the loss keeps its KL term, and its tokens stay in the count of token-mean."""
     from verl.trainer.config.algorithm import RolloutCorrectionConfig
@@ -252,13 +256,13 @@ def test_bypass_mode(algos, loss_type, aggregation, correction, dtype):
         kl = algos.agg_loss(algos.kl_penalty(leaf, ref, "low_var_kl"), mask, aggregation, **sizes)
         (policy + COEF * kl).backward()
     scale = float(found.per_token.loss_T.double().abs().sum())
-    assert abs(found.policy_loss - policy.item()) <= TOLERANCE[dtype] * scale
-    assert abs(found.kl_loss - COEF * kl.item()) <= TOLERANCE[dtype] * scale
+    agree(found.policy_loss, policy.item(), dtype, "policy loss", scale=scale)
+    agree(found.kl_loss, COEF * kl.item(), dtype, "KL loss", scale=scale)
     mask_T = batch.column("response_mask")
-    assert error(found.per_token.grad_T[mask_T], pack(batch, leaf.grad)[mask_T]) <= TOLERANCE[dtype]
+    agree(found.per_token.grad_T, pack(batch, leaf.grad), dtype, "gradient", where=mask_T)
     own = verl.metrics(found)
     assert {each for each in own if each in METRICS} == {each for each in logged if each in METRICS}
     for metric in set(METRICS) & set(logged):
-        assert own[metric] == pytest.approx(logged[metric], rel=1e-5, abs=1e-6), metric
+        agree(own[metric], logged[metric], dtype, metric, scale=1.0)
     kept = float(found.tokens.counted_N.sum() / mask_T.sum())
     assert (0.2 < kept < 0.95) if "rejected" in correction else kept == 1

@@ -1,0 +1,44 @@
+"""The pytest plugin of the proof table: the marks, what the running test claims, and the file that holds it all."""
+
+import json
+from collections.abc import Generator
+from pathlib import Path
+
+import pytest
+from proof.claims import RUNNING, claims_of
+
+CLAIMS: dict[str, None] = {}
+
+
+def pytest_addoption(parser: pytest.Parser) -> None:
+    parser.addoption("--proof", metavar="FILE", help="write what the tests cover, and the worst errors, as JSON")
+
+
+def pytest_configure(config: pytest.Config) -> None:
+    config.addinivalue_line("markers", "covers(trainer, option, *values): what the test proves")
+    config.addinivalue_line("markers", "compared(against, bound, **quantities): with what, and how closely")
+
+
+def pytest_collection_finish(session: pytest.Session) -> None:
+    for item in session.items:
+        CLAIMS.update((json.dumps(claim.plain()), None) for claim in claims_of(item))
+
+
+@pytest.hookimpl(wrapper=True)
+def pytest_runtest_call(item: pytest.Item) -> Generator[None, object, object]:
+    RUNNING.claims, RUNNING.compared = claims_of(item), 0
+    found = yield
+    assert RUNNING.compared or not RUNNING.claims, "the test is marked as a proof, and compares nothing with `agree`"
+    return found
+
+
+def pytest_sessionfinish(session: pytest.Session) -> None:
+    target = session.config.getoption("--proof")
+    if target is None:
+        return
+    errors = [
+        {"claim": claim.plain(), "what": what, "precision": precision, "error": error, "used": used}
+        for (claim, what, precision), (error, used) in RUNNING.errors.items()
+    ]
+    text = json.dumps({"claims": [json.loads(claim) for claim in CLAIMS], "errors": errors})
+    Path(target).write_text(text, encoding="utf-8")
