@@ -1,4 +1,4 @@
-# Both targets set up everything they need in a virtual environment of their own.
+# Every target sets up all it needs in a virtual environment of its own.
 PYTHON ?= python3
 VENV ?= .venv
 BIN := $(VENV)/bin

@@ -11,7 +11,7 @@ from functools import cache
 import pytest
 import torch
 from parity.padded import pack, pad
-from proof.claims import agree, compared, covers, each
+from proof.claims import agree, compared, covers, values_of
 
 from rolloutdoctor.batch import RolloutBatch
 from rolloutdoctor.evaluation import evaluate_all
@@ -170,8 +170,8 @@ def test_every_mode_is_compared():
     "layout",
     [pytest.param(layout, marks=covers("verl", "kl_loss_type", *names)) for layout, names in KL_NAMES.items()],
 )
-@pytest.mark.parametrize("aggregation", each("verl", "loss_agg_mode", AGGREGATIONS))
-@pytest.mark.parametrize("mode", each("verl", "loss_mode", VARIANTS))
+@pytest.mark.parametrize("aggregation", values_of("verl", "loss_agg_mode", AGGREGATIONS))
+@pytest.mark.parametrize("mode", values_of("verl", "loss_mode", VARIANTS))
 def test_loss_gradient_metrics(algos, mode, aggregation, layout, dtype):
     batch = batch_of(layout, dtype)
     options = {"loss_mode": mode, "loss_agg_mode": aggregation, **VARIANTS[mode]}
@@ -218,7 +218,7 @@ CORRECTIONS = {
 @pytest.mark.parametrize("dtype", DTYPES.values(), ids=DTYPES)
 @pytest.mark.parametrize("correction", CORRECTIONS)
 @pytest.mark.parametrize("aggregation", AGGREGATIONS)
-@pytest.mark.parametrize("loss_type", each("verl", f"{INSIDE}.loss_type", ["ppo_clip", "reinforce"]))
+@pytest.mark.parametrize("loss_type", values_of("verl", f"{INSIDE}.loss_type", ["ppo_clip", "reinforce"]))
 @covers("verl", "loss_mode", "bypass_mode")
 def test_bypass_mode(algos, loss_type, aggregation, correction, dtype):
     """What is rejected inside the loss keeps its KL term, and its tokens stay in the count of token-mean."""

@@ -4,7 +4,7 @@ A test says so with two marks, and compares with one function::
 
     pytestmark = [compared("package")]
 
-    @pytest.mark.parametrize("mode", each("verl", "loss_mode", ["vanilla", "gspo"]))
+    @pytest.mark.parametrize("mode", values_of("verl", "loss_mode", ["vanilla", "gspo"]))
     def test_loss(mode, dtype):
         agree(own_T, wanted_T, dtype)
 
@@ -93,7 +93,7 @@ def compared(against: str, bound: Bound = EXACT, **quantities: Bound) -> pytest.
     return pytest.mark.compared(against, bound, **quantities)
 
 
-def each(trainer: str, option: str, values: Iterable[object], *marks: pytest.MarkDecorator) -> list:
+def values_of(trainer: str, option: str, values: Iterable[object], *marks: pytest.MarkDecorator) -> list:
     """Values of an option as parameters of a test, each marked as covered."""
     return [pytest.param(value, marks=[covers(trainer, option, value), *marks], id=str(value)) for value in values]
 
