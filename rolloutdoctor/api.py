@@ -6,13 +6,14 @@ from pathlib import Path
 
 from rolloutdoctor.batch import RolloutBatch
 from rolloutdoctor.comparison import Comparison, Recomputed
-from rolloutdoctor.engine.check import DTYPES, CheckOptions
+from rolloutdoctor.engine.check import CheckOptions
 from rolloutdoctor.engine.check import check as _check
 from rolloutdoctor.engine.configure import configure
 from rolloutdoctor.engine.diff import DiffOptions
 from rolloutdoctor.engine.diff import diff as _diff
 from rolloutdoctor.engine.recompute import RecomputeOptions, evaluation_columns, need_trainer
 from rolloutdoctor.engine.recompute import recompute as _recompute
+from rolloutdoctor.engine.sweep import find_dtype
 from rolloutdoctor.findings import Report
 from rolloutdoctor.fixes import choose
 from rolloutdoctor.io.run import Run, StepRange, open_run
@@ -172,7 +173,7 @@ def batches(
     run: Run, objective: Objective, *, steps: str | None = None, dtype: str = "float32"
 ) -> Iterator[RolloutBatch]:
     """Read a run one step at a time, with the columns that `evaluate` can use under an objective."""
-    return run.batches(evaluation_columns(objective) & run.columns, steps=_steps(steps), dtype=DTYPES[dtype])
+    return run.batches(evaluation_columns(objective) & run.columns, steps=_steps(steps), dtype=find_dtype(dtype))
 
 
 def _layers(options: Options | None) -> tuple[Layer, ...]:

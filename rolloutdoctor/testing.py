@@ -9,10 +9,11 @@ import torch
 from torch import Tensor
 
 from rolloutdoctor.batch import TRAIN, Groups, RolloutBatch
-from rolloutdoctor.engine.check import DTYPES, context_for, judge
+from rolloutdoctor.engine.check import context_for, judge
 from rolloutdoctor.engine.configure import configure
 from rolloutdoctor.engine.fold import Fold
 from rolloutdoctor.engine.plan import make_plan
+from rolloutdoctor.engine.sweep import Show, find_dtype
 from rolloutdoctor.findings import Report
 from rolloutdoctor.io.metadata import RunMetadata
 from rolloutdoctor.rules.table import RULES, find
@@ -195,9 +196,10 @@ def diagnose(
     )
     rules = [find(code) for code in select] or list(RULES)
     plan = make_plan(rules, context_for(columns, frozenset(logged or {}), configured))
-    fold = Fold(plan, torch.device("cpu"), DTYPES[dtype])
+    fold = Fold(plan)
+    show = Show([fold], find_dtype(dtype))
     for batch in batches:
-        fold.add(batch, dict(logged or {}) if batch.split == TRAIN else {})
+        show.step(batch, dict(logged or {}) if batch.split == TRAIN else {})
     return judge(plan, fold.state(), configured, device="cpu", dtype=dtype)
 
 

@@ -1,51 +1,33 @@
 """`check`: read a run, run the rules, judge, report."""
 
-from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
-from dataclasses import dataclass, field
-
-import torch
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
 
 from rolloutdoctor import __version__
 from rolloutdoctor.engine.configure import Configured, configure
 from rolloutdoctor.engine.fold import Fold, RuleState, RunState, run_total
 from rolloutdoctor.engine.logged import comparable
 from rolloutdoctor.engine.plan import Plan, make_plan
-from rolloutdoctor.errors import UsageError
+from rolloutdoctor.engine.sweep import ReadOptions, find_device, sweep
 from rolloutdoctor.findings import Finding, Report, Skipped
 from rolloutdoctor.fixes import ChosenFix
-from rolloutdoctor.io.run import LoggedMetrics, Run, StepRange
+from rolloutdoctor.io.run import LoggedMetrics, Run
 from rolloutdoctor.needs import LAYOUT_COLUMNS, loss_columns
 from rolloutdoctor.rules.base import Context, counted
 from rolloutdoctor.rules.table import RULES, AnyRule
-from rolloutdoctor.trainers.options import Layer
-
-DTYPES = {"float32": torch.float32, "float64": torch.float64}
 
 
-@dataclass(frozen=True)
-class CheckOptions:
+@dataclass(frozen=True, kw_only=True)
+class CheckOptions(ReadOptions):
     """What to check, and how.
 
     Attributes:
         rules: the rules to run.
-        trainer: ``NAME`` or ``NAME@VERSION``; None: as the file says.
-        layers: option values of the user, most important first.
         fixes: fixes that the run already had.
-        steps: which steps.
-        split: only ``train`` or ``eval``; None: both.
-        device: ``auto``, ``cpu`` or ``cuda``.
-        dtype: ``float32`` or ``float64``.
     """
 
     rules: Sequence[AnyRule] = RULES
-    trainer: str | None = None
-    layers: Sequence[Layer] = field(default_factory=tuple)
     fixes: Sequence[ChosenFix] = ()
-    steps: StepRange | None = None
-    split: str | None = None
-    device: str = "auto"
-    dtype: str = "float32"
 
 
 def check(run: Run, options: CheckOptions, progress: Callable[[int, int], None] | None = None) -> Report:
@@ -55,44 +37,42 @@ def check(run: Run, options: CheckOptions, progress: Callable[[int, int], None] 
         UsageError: if an option cannot be used.
         InputError: if a file cannot be read, or breaks the contract.
     """
-    device, dtype = find_device(options.device), DTYPES[options.dtype]
-    configured = configure(run.metadata, options.trainer, options.layers, options.fixes)
-    metrics = comparable(run.metrics, configured)
-    plan = make_plan(options.rules, run_context(run, metrics, configured))
-    fold = Fold(plan, device, dtype)
-    batches = run.batches(plan.columns, steps=options.steps, split=options.split, dtype=dtype, progress=progress)
-    with one_torch_thread():
-        for batch in batches:
-            fold.add(batch, metrics.at(batch.key))
-    return judge(plan, fold.state(), configured, device=device.type, dtype=options.dtype)
+    ready = prepare(run, options)
+    fold = Fold(make_plan(options.rules, ready.context))
+    sweep(run, [fold], options, ready.metrics, progress)
+    return report_of(fold, ready.configured, options)
 
 
-@contextmanager
-def one_torch_thread() -> Iterator[None]:
-    """Give torch one thread.
+@dataclass(frozen=True)
+class Prepared:
+    """What is known of a run before its first row is read.
 
-    Blocks fit the cache, so a second thread gains little, and on busy cores the barriers between threads cost many
-    times the work itself. The decoder keeps its own threads.
+    Attributes:
+        configured: its trainer and options, or None if nothing says.
+        metrics: those of its logged metrics that can be compared with one step.
+        context: the same, as rules and pictures see it.
     """
-    before = torch.get_num_threads()
-    torch.set_num_threads(1)
-    try:
-        yield
-    finally:
-        torch.set_num_threads(before)
+
+    configured: Configured | None
+    metrics: LoggedMetrics
+    context: Context
 
 
-def find_device(name: str) -> torch.device:
-    """Return the device of a name; ``auto`` is a GPU if there is one.
+def prepare(run: Run, options: CheckOptions) -> Prepared:
+    """Find out what made a run.
 
     Raises:
-        UsageError: if ``cuda`` is asked for and there is none.
+        UsageError: if an option cannot be used.
     """
-    if name == "auto":
-        return torch.device("cuda" if torch.cuda.is_available() else "cpu")
-    if name == "cuda" and not torch.cuda.is_available():
-        raise UsageError("--device cuda: torch finds no CUDA device here; use --device cpu, or auto")
-    return torch.device(name)
+    configured = configure(run.metadata, options.trainer, options.layers, options.fixes)
+    metrics = comparable(run.metrics, configured)
+    return Prepared(configured, metrics, run_context(run, metrics, configured))
+
+
+def report_of(fold: Fold, configured: Configured | None, options: CheckOptions) -> Report:
+    """Judge what a sweep has folded."""
+    device = find_device(options.device).type
+    return judge(fold.plan, fold.state(), configured, device=device, dtype=options.dtype)
 
 
 def context_for(

@@ -9,13 +9,14 @@ import torch
 from rolloutdoctor import __version__
 from rolloutdoctor.batch import TRAIN, StepKey
 from rolloutdoctor.comparison import Comparison, Effect, Pair, Slice
-from rolloutdoctor.engine.check import DTYPES, find_device, one_torch_thread, run_context
+from rolloutdoctor.engine.check import run_context
 from rolloutdoctor.engine.configure import Configured, configure, read_settings
 from rolloutdoctor.engine.ledger import Change, measures, row_changes, tallies
 from rolloutdoctor.engine.moved import Candidate, most_moved, moved_groups
 from rolloutdoctor.engine.parts import PARTS, Key, part_rows, part_slices
 from rolloutdoctor.engine.plan import remedy
 from rolloutdoctor.engine.recompute import absent_columns, evaluation_columns, need_trainer
+from rolloutdoctor.engine.sweep import DTYPES, find_device, one_torch_thread
 from rolloutdoctor.errors import CannotComputeError, InputError, UsageError
 from rolloutdoctor.evaluation import Evaluation, evaluate_all
 from rolloutdoctor.findings import InputSummary

@@ -4,18 +4,13 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
-import torch
-
 from rolloutdoctor.batch import RolloutBatch, StepKey
 from rolloutdoctor.engine.plan import Plan
-from rolloutdoctor.errors import CannotComputeError
-from rolloutdoctor.evaluation import Evaluation, evaluate_all
+from rolloutdoctor.engine.sweep import AS_CONFIGURED, Consumer, SeenStep
 from rolloutdoctor.findings import Example, InputSummary
 from rolloutdoctor.rules.base import KEEP_EXAMPLES
 from rolloutdoctor.rules.step import StepView
 from rolloutdoctor.rules.table import AnyRule
-
-AS_CONFIGURED = ""
 
 
 @dataclass(frozen=True)
@@ -78,14 +73,20 @@ class RunState:
         )
 
 
-class Fold:
-    """Adds steps to a state; the state is taken out at the end.
+class Fold(Consumer):
+    """The rules, looking at every step; the state is taken out at the end.
 
     Appending and sorting once keeps the fold linear in the number of steps.
     """
 
-    def __init__(self, plan: Plan, device: torch.device, dtype: torch.dtype) -> None:
-        self.plan, self.device, self.dtype = plan, device, dtype
+    def __init__(self, plan: Plan) -> None:
+        self.plan, self.columns = plan, plan.columns
+        objective = plan.context.objective
+        self.objectives = (
+            {}
+            if objective is None
+            else {AS_CONFIGURED: objective} | {fix.label: fix.apply(objective) for fix in plan.fixes}
+        )
         self._steps: dict[str, list[tuple[StepKey, Any]]] = {rule.code: [] for rule in plan.rules}
         self._examples: dict[str, list[Example]] = {rule.code: [] for rule in plan.rules}
         self._unmeasured: dict[str, int] = dict.fromkeys(self._steps, 0)
@@ -93,13 +94,17 @@ class Fold:
         self._odd_groups = 0
         self._failures: dict[str, tuple[int, int]] = {}
 
-    def add(self, batch: RolloutBatch, logged: Mapping[str, float]) -> None:
-        """Evaluate a step and let every rule count it."""
+    def add(self, step: SeenStep) -> None:
+        """Let every rule count a step."""
+        batch = step.batch
         groups = 0 if batch.groups is None else len(batch.groups)
         for position, count in enumerate((len(batch), 1, groups, batch.tokens)):
             self._counts[position] += count
         self._odd_groups += self._odd(batch)
-        view = self._view(batch.to(self.device), logged)
+        if step.failure is not None:
+            first, times = self._failures.get(step.failure, (batch.step, 0))
+            self._failures[step.failure] = (min(first, batch.step), times + 1)
+        view = self._view(step)
         for rule in self.plan.rules:
             if batch.split not in rule.splits:
                 continue
@@ -111,24 +116,15 @@ class Fold:
             examples = [*self._examples[rule.code], *rule.examples(view)]
             self._examples[rule.code] = sorted(examples, key=_worst_first)[:KEEP_EXAMPLES]
 
-    def _view(self, batch: RolloutBatch, logged: Mapping[str, float]) -> StepView:
-        context = self.plan.context
-        evaluations: dict[str, Evaluation] = {}
-        if context.objective is not None:
-            objectives = {AS_CONFIGURED: context.objective}
-            objectives |= {fix.label: fix.apply(context.objective) for fix in self.plan.fixes}
-            try:
-                evaluations = evaluate_all(batch, objectives, dtype=self.dtype, logged=logged)
-            except CannotComputeError as error:
-                step, count = self._failures.get(str(error), (batch.step, 0))
-                self._failures[str(error)] = (min(step, batch.step), count + 1)
+    def _view(self, step: SeenStep) -> StepView:
+        evaluations = dict(step.evaluations)
         return StepView(
-            batch=batch,
-            logged=logged,
-            trainer=context.trainer,
+            batch=step.batch,
+            logged=step.logged,
+            trainer=self.plan.context.trainer,
             evaluation=evaluations.pop(AS_CONFIGURED, None),
             fixed=evaluations,
-            dtype=self.dtype,
+            dtype=step.dtype,
         )
 
     def _odd(self, batch: RolloutBatch) -> int:

@@ -3,27 +3,21 @@
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 
-import torch
-
-from rolloutdoctor.batch import STAND_INS, TRAIN, RolloutBatch
-from rolloutdoctor.engine.check import DTYPES, CheckOptions, find_device, judge, one_torch_thread, run_context
-from rolloutdoctor.engine.configure import Configured, configure
+from rolloutdoctor.batch import STAND_INS, TRAIN
+from rolloutdoctor.engine.check import CheckOptions, prepare, report_of
 from rolloutdoctor.engine.fold import Fold
-from rolloutdoctor.engine.logged import comparable
 from rolloutdoctor.engine.plan import available, make_plan, remedy
 from rolloutdoctor.engine.sketches import (
-    AS_CONFIGURED,
     POLICY_ONLY,
     AdvantagesSketch,
     BaselineSketch,
-    Drawn,
     GradientSketch,
     KlSketch,
     RatioSketch,
     Sketch,
 )
-from rolloutdoctor.errors import CannotComputeError, InputError, UsageError, nearest
-from rolloutdoctor.evaluation import evaluate_all
+from rolloutdoctor.engine.sweep import AS_CONFIGURED, Consumer, SeenStep, sweep
+from rolloutdoctor.errors import InputError, UsageError, nearest
 from rolloutdoctor.findings import Report
 from rolloutdoctor.fixes import ChosenFix, choose
 from rolloutdoctor.io.run import Run
@@ -68,16 +62,15 @@ def _optional(context: Context) -> frozenset[str]:
     return frozenset() if context.objective is None else optional_columns(context.objective)
 
 
-class Pictures:
+class Pictures(Consumer):
     """The pictures of a run, as they are being gathered.
 
     Attributes:
-        columns: to be read for them.
         left_out: kind to why it cannot be made.
     """
 
     def __init__(self, kinds: Iterable[str], context: Context, fixes: Sequence[ChosenFix], split: str = TRAIN) -> None:
-        self.context, self.split = context, split
+        self.split: str = split
         self._planned: dict[str, _Planned] = {}
         self.left_out: dict[str, str] = {}
         for kind in kinds:
@@ -89,23 +82,19 @@ class Pictures:
         for name in tuple(columns):
             columns |= set(STAND_INS.get(name, ()))
         self.columns = frozenset(columns) & context.columns
+        self.objectives: dict[str, Objective] = {}
+        if context.objective is not None and self._planned:
+            self.objectives = {AS_CONFIGURED: context.objective}
+        for planned in self._planned.values():
+            self.objectives |= planned.objectives
+        self.per_token = any(planned.per_token for planned in self._planned.values())
         self._seen = 0
 
-    def add(self, batch: RolloutBatch, logged: Mapping[str, float], dtype: torch.dtype) -> None:
-        """Take in one step; rows of the other split and steps that the trainer cannot compute are passed over."""
-        objective = self.context.objective
-        if batch.split != self.split or objective is None or not self._planned:
-            return
-        objectives = {AS_CONFIGURED: objective}
-        for planned in self._planned.values():
-            objectives |= planned.objectives
-        per_token = any(planned.per_token for planned in self._planned.values())
-        try:
-            found = evaluate_all(batch, objectives, dtype=dtype, per_token=per_token, logged=logged)
-        except CannotComputeError:
+    def add(self, step: SeenStep) -> None:
+        """Take in one step; one that the trainer cannot compute is passed over."""
+        if not step.evaluations:
             return
         self._seen += 1
-        step = Drawn(batch, logged, self.context, found, dtype)
         for planned in self._planned.values():
             planned.sketch.add(step)
 
@@ -136,7 +125,7 @@ def _plan(kind: str, context: Context, fixes: Sequence[ChosenFix]) -> _Planned:
         case "advantages":
             planned = _Planned(AdvantagesSketch(label), frozenset(columns), edited)
         case "kl":
-            planned = _kl(KlSketch(label), context, objective, edited)
+            planned = _kl(KlSketch(context.trainer, label), context, objective, edited)
         case "baseline":
             if has_time_axis(objective):
                 raise InputError("the estimator has one baseline per token or none, and none of a group")
@@ -191,14 +180,11 @@ def draw(
         UsageError: if an option cannot be used.
         InputError: if a file cannot be read, breaks the contract, or lacks what the picture needs.
     """
-    pictures, configured, device, dtype = _prepare(run, [kind], options, fixes)
-    metrics = comparable(run.metrics, configured)
+    ready = prepare(run, options)
+    pictures = Pictures([kind], ready.context, fixes, options.split or TRAIN)
     if kind in pictures.left_out:
         raise InputError(f"no picture of {kind}: {pictures.left_out[kind]}")
-    batches = run.batches(pictures.columns, steps=options.steps, split=pictures.split, dtype=dtype, progress=progress)
-    with one_torch_thread():
-        for batch in batches:
-            pictures.add(batch.to(device), metrics.at(batch.key), dtype)
+    sweep(run, [pictures], replace(options, split=pictures.split), ready.metrics, progress)
     gallery = pictures.gallery()
     if kind in gallery.left_out:
         raise InputError(f"no picture of {kind}: {gallery.left_out[kind]}")
@@ -218,24 +204,8 @@ def check_and_draw(
         UsageError: if an option cannot be used.
         InputError: if a file cannot be read, or breaks the contract.
     """
-    pictures, configured, device, dtype = _prepare(run, kinds, options, fixes)
-    plan = make_plan(options.rules, pictures.context)
-    metrics = comparable(run.metrics, configured)
-    fold = Fold(plan, device, dtype)
-    columns = plan.columns | pictures.columns
-    with one_torch_thread():
-        for batch in run.batches(columns, steps=options.steps, split=options.split, dtype=dtype, progress=progress):
-            logged = metrics.at(batch.key)
-            fold.add(batch, logged)
-            pictures.add(batch.to(device), logged, dtype)
-    report = judge(plan, fold.state(), configured, device=device.type, dtype=options.dtype)
-    return report, pictures.gallery()
-
-
-def _prepare(
-    run: Run, kinds: Sequence[str], options: CheckOptions, fixes: Sequence[ChosenFix]
-) -> tuple[Pictures, Configured | None, torch.device, torch.dtype]:
-    device, dtype = find_device(options.device), DTYPES[options.dtype]
-    configured = configure(run.metadata, options.trainer, options.layers, options.fixes)
-    context = run_context(run, comparable(run.metrics, configured), configured)
-    return Pictures(kinds, context, fixes, options.split or TRAIN), configured, device, dtype
+    ready = prepare(run, options)
+    fold = Fold(make_plan(options.rules, ready.context))
+    pictures = Pictures(kinds, ready.context, fixes, options.split or TRAIN)
+    sweep(run, [fold, pictures], options, ready.metrics, progress)
+    return report_of(fold, ready.configured, options), pictures.gallery()

@@ -14,10 +14,11 @@ from rolloutdoctor.comparison import Numbers, Recomputed, RecomputedStep
 from rolloutdoctor.corrections.inside import inside_the_loss
 from rolloutdoctor.corrections.masked import LogRatios
 from rolloutdoctor.corrections.rejection import kept_tokens
-from rolloutdoctor.engine.check import DTYPES, find_device, one_torch_thread, run_context
+from rolloutdoctor.engine.check import run_context
 from rolloutdoctor.engine.configure import Configured, configure
 from rolloutdoctor.engine.logged import comparable
 from rolloutdoctor.engine.plan import available, remedy
+from rolloutdoctor.engine.sweep import DTYPES, find_device, one_torch_thread
 from rolloutdoctor.errors import CannotComputeError, InputError, UsageError
 from rolloutdoctor.evaluation import Evaluation, evaluate_all, reward_kl_tokens
 from rolloutdoctor.findings import InputSummary

@@ -1,14 +1,13 @@
 """Sketches: what each picture gathers from a step. Each keeps histograms and one number a step, whatever the length."""
 
 from abc import ABC, abstractmethod
-from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 
 import torch
 from torch import Tensor
 
-from rolloutdoctor.batch import RolloutBatch
-from rolloutdoctor.evaluation import Evaluation, reward_kl_tokens
+from rolloutdoctor.engine.sweep import AS_CONFIGURED, SeenStep
+from rolloutdoctor.evaluation import reward_kl_tokens
 from rolloutdoctor.objective import KlBuffer
 from rolloutdoctor.ops import segments as seg
 from rolloutdoctor.pictures import (
@@ -22,46 +21,21 @@ from rolloutdoctor.pictures import (
     PictureData,
     RatioData,
 )
-from rolloutdoctor.rules.base import Context
 from rolloutdoctor.rules.kl_metric_corrupted import KlMetricCorrupted
 from rolloutdoctor.rules.step import StepView
 from rolloutdoctor.stats.histogram import histogram
+from rolloutdoctor.trainers.spec import Trainer
 
-AS_CONFIGURED = ""
 POLICY_ONLY = "policy part"
 ROUNDING = 1e-9
 """A change below this share of the largest value of the step is rounding, not a change."""
-
-
-@dataclass(frozen=True)
-class Drawn:
-    """One step as a sketch sees it.
-
-    Attributes:
-        batch: the rows.
-        logged: the metrics logged at the step.
-        context: who made the run.
-        evaluations: by name; `AS_CONFIGURED` is the reference of the others, fixes have their labels.
-        dtype: of token values.
-    """
-
-    batch: RolloutBatch
-    logged: Mapping[str, float]
-    context: Context
-    evaluations: Mapping[str, Evaluation]
-    dtype: torch.dtype
-
-    @property
-    def configured(self) -> Evaluation:
-        """The evaluation as configured."""
-        return self.evaluations[AS_CONFIGURED]
 
 
 class Sketch(ABC):
     """Gathers one picture."""
 
     @abstractmethod
-    def add(self, step: Drawn) -> None:
+    def add(self, step: SeenStep) -> None:
         """Take in one step; a step in which a column is null is passed over."""
 
     @abstractmethod
@@ -106,7 +80,7 @@ class AdvantagesSketch(Sketch):
         self.changed = 0
         self.by_step = Bands()
 
-    def add(self, step: Drawn) -> None:
+    def add(self, step: SeenStep) -> None:
         """Count one step."""
         before = self._values(step, AS_CONFIGURED)
         after = None if self.fix is None else self._values(step, self.fix)
@@ -125,7 +99,7 @@ class AdvantagesSketch(Sketch):
             self.flipped += histogram(before[moved & (before * after < 0)])
         self.by_step.add(step.batch.step, found, with_fix)
 
-    def _values(self, step: Drawn, name: str) -> Tensor | None:
+    def _values(self, step: SeenStep, name: str) -> Tensor | None:
         rows = step.evaluations[name].rows
         if rows is None:
             return None
@@ -161,13 +135,13 @@ class Series:
 class KlSketch(Sketch):
     """The KL metric as logged and recomputed, and the per-token KL."""
 
-    def __init__(self, fix: str | None) -> None:
-        self.fix, self.series, self.tokens = fix, Series(), Histogram()
+    def __init__(self, trainer: Trainer | None, fix: str | None) -> None:
+        self.trainer, self.fix, self.series, self.tokens = trainer, fix, Series(), Histogram()
         self.metric, self.estimator = "", ""
 
-    def add(self, step: Drawn) -> None:
+    def add(self, step: SeenStep) -> None:
         """Take the metric, and count the tokens."""
-        evaluation, batch, trainer = step.configured, step.batch, step.context.trainer
+        evaluation, batch, trainer = step.evaluations[AS_CONFIGURED], step.batch, self.trainer
         term = evaluation.objective.kl_loss
         kl_T = None
         if term is not None and evaluation.per_token is not None:
@@ -191,10 +165,10 @@ class KlSketch(Sketch):
         logged = seen.get("logged", step.logged.get(name))
         self.series.add(batch.step, logged, recomputed[name], seen.get("inverted"), fixed)
 
-    def _seen(self, step: Drawn) -> dict[str, float | None]:
+    def _seen(self, step: SeenStep) -> dict[str, float | None]:
         """What the rule about this metric makes of the step."""
         rule = KlMetricCorrupted()
-        view = StepView(step.batch, step.logged, step.context.trainer, step.configured, dtype=step.dtype)
+        view = StepView(step.batch, step.logged, self.trainer, step.evaluations[AS_CONFIGURED], dtype=step.dtype)
         tally = rule.measure(view)
         return {name: one.value for name, one in rule.measures(tally).items()} if tally.steps else {}
 
@@ -222,9 +196,9 @@ class BaselineSketch(Sketch):
         self.shares: dict[float, Histogram] = {}
         self.untouched = self.undefined = 0
 
-    def add(self, step: Drawn) -> None:
+    def add(self, step: SeenStep) -> None:
         """Count the groups of one step."""
-        before, after = step.configured.rows, step.evaluations[self.fix].rows
+        before, after = step.evaluations[AS_CONFIGURED].rows, step.evaluations[self.fix].rows
         groups = step.batch.groups
         if before is None or after is None or groups is None or before.rejected_N is None:
             return
@@ -262,9 +236,9 @@ class GradientSketch(Sketch):
     def __init__(self, fix: str | None) -> None:
         self.fix, self.series = fix, Series()
 
-    def add(self, step: Drawn) -> None:
+    def add(self, step: SeenStep) -> None:
         """Take the norms of one step."""
-        whole, policy = step.configured.tokens, step.evaluations[POLICY_ONLY].tokens
+        whole, policy = step.evaluations[AS_CONFIGURED].tokens, step.evaluations[POLICY_ONLY].tokens
         if whole is None or policy is None:
             return
         l1, square = float(whole.grad_l1_N.sum()), float(whole.grad_sq_N.sum())
@@ -294,9 +268,9 @@ class RatioSketch(Sketch):
         self.rule = ("", 0.0, 0.0)
         self.outside = 0
 
-    def add(self, step: Drawn) -> None:
+    def add(self, step: SeenStep) -> None:
         """Count the trained tokens of one step."""
-        evaluation, batch = step.configured, step.batch
+        evaluation, batch = step.evaluations[AS_CONFIGURED], step.batch
         if evaluation.per_token is None:
             return
         rule, mask_T = evaluation.objective.surrogate, batch.column("response_mask")

@@ -6,8 +6,9 @@ import torch
 from rules.checking import folded, report_on
 
 from rolloutdoctor.batch import StepKey
-from rolloutdoctor.engine.check import find_device, judge
+from rolloutdoctor.engine.check import judge
 from rolloutdoctor.engine.fold import RuleState, RunState, run_total
+from rolloutdoctor.engine.sweep import find_device
 from rolloutdoctor.errors import UsageError
 from rolloutdoctor.findings import Example, InputSummary
 from rolloutdoctor.rules.base import KEEP_EXAMPLES

@@ -9,6 +9,7 @@ import torch
 from rolloutdoctor.engine.check import CheckOptions, check
 from rolloutdoctor.engine.pictures import Pictures, check_and_draw, draw
 from rolloutdoctor.engine.sketches import Bands
+from rolloutdoctor.engine.sweep import Show
 from rolloutdoctor.errors import InputError, UsageError
 from rolloutdoctor.fixes import choose
 from rolloutdoctor.io.run import open_run
@@ -137,5 +138,5 @@ def test_without_a_trainer_there_is_nothing_to_draw():
     pictures = Pictures(KINDS, Context(columns=frozenset()), ())
     assert set(pictures.left_out) == set(KINDS)
     assert all("--trainer NAME" in why for why in pictures.left_out.values())
-    pictures.add(next(iter(sample("run").batches(set()))), {}, torch.float32)
+    Show([pictures], torch.float32).step(next(iter(sample("run").batches(set()))), {})
     assert pictures.gallery().drawn == {}

@@ -2,13 +2,12 @@
 
 from collections.abc import Mapping, Sequence
 
-import torch
-
 from rolloutdoctor.batch import RolloutBatch
-from rolloutdoctor.engine.check import DTYPES, context_for, judge
+from rolloutdoctor.engine.check import context_for, judge
 from rolloutdoctor.engine.configure import configure
 from rolloutdoctor.engine.fold import Fold
 from rolloutdoctor.engine.plan import make_plan
+from rolloutdoctor.engine.sweep import Show, find_dtype
 from rolloutdoctor.findings import Finding, Report
 from rolloutdoctor.io.metadata import RunMetadata
 from rolloutdoctor.rules.table import RULES, find
@@ -42,9 +41,10 @@ def folded(
     configured = configure(RunMetadata(), trainer, [Layer("test", options)])
     rules = [find(code) for code in select] or list(RULES)
     plan = make_plan(rules, context_for(columns_of(batches), names, configured))
-    fold = Fold(plan, torch.device("cpu"), DTYPES[dtype])
+    fold = Fold(plan)
+    show = Show([fold], find_dtype(dtype))
     for batch, metrics in zip(batches, each, strict=True):
-        fold.add(batch, metrics)
+        show.step(batch, metrics)
     return plan, fold, configured
 
 

@@ -1,0 +1,205 @@
+"""The sweep: every step of a run is read once, evaluated once, and shown to everyone who looks at it."""
+
+from abc import ABC, abstractmethod
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+
+import torch
+
+from rolloutdoctor.batch import RolloutBatch
+from rolloutdoctor.errors import CannotComputeError, UsageError
+from rolloutdoctor.evaluation import Evaluation, evaluate_all
+from rolloutdoctor.io.run import LoggedMetrics, Run, StepRange
+from rolloutdoctor.objective import Objective
+from rolloutdoctor.trainers.options import Layer
+
+AS_CONFIGURED = ""
+"""Label of the evaluation that the others are compared with."""
+
+DTYPES = {"float32": torch.float32, "float64": torch.float64}
+
+
+@dataclass(frozen=True, kw_only=True)
+class ReadOptions:
+    """What to read of a run, and how.
+
+    Attributes:
+        trainer: ``NAME`` or ``NAME@VERSION``; None: as the file says.
+        layers: option values of the user, most important first.
+        steps: which steps.
+        split: only ``train`` or ``eval``; None: both.
+        device: ``auto``, ``cpu`` or ``cuda``.
+        dtype: ``float32`` or ``float64``.
+    """
+
+    trainer: str | None = None
+    layers: Sequence[Layer] = field(default_factory=tuple)
+    steps: StepRange | None = None
+    split: str | None = None
+    device: str = "auto"
+    dtype: str = "float32"
+
+
+@dataclass(frozen=True, eq=False)
+class SeenStep:
+    """One step as a consumer sees it.
+
+    Attributes:
+        batch: the rows.
+        logged: the metrics logged at the step.
+        dtype: of the token values.
+        evaluations: by the consumer's own labels; the `versus_*` sums compare with `AS_CONFIGURED`. Empty if the
+            consumer asked for none, or if the step cannot be evaluated.
+        failure: why the step cannot be evaluated, or None.
+    """
+
+    batch: RolloutBatch
+    logged: Mapping[str, float]
+    dtype: torch.dtype
+    evaluations: Mapping[str, Evaluation] = field(default_factory=dict)
+    failure: str | None = None
+
+
+class Consumer(ABC):
+    """Someone who looks at every step, and keeps what is needed of it.
+
+    Attributes:
+        columns: canonical columns to be read.
+        objectives: label to what is to be evaluated; `AS_CONFIGURED` is there unless nothing is.
+        per_token: True if token values are to be kept in the evaluations.
+        split: only steps of this split are shown; None: of both.
+    """
+
+    columns: frozenset[str]
+    objectives: Mapping[str, Objective]
+    per_token: bool = False
+    split: str | None = None
+
+    @abstractmethod
+    def add(self, step: SeenStep) -> None:
+        """Take in one step."""
+
+
+def sweep(
+    run: Run,
+    consumers: Sequence[Consumer],
+    options: ReadOptions,
+    metrics: LoggedMetrics,
+    progress: Callable[[int, int], None] | None = None,
+) -> None:
+    """Show every step of a run to all consumers; no more than one step is in memory.
+
+    Args:
+        run: what to read.
+        consumers: who looks.
+        options: which steps, on which device.
+        metrics: what was logged, as far as it can be compared with one step.
+        progress: called after each row group with the rows done and the rows to do.
+
+    Raises:
+        UsageError: if an option cannot be used.
+        InputError: if a file cannot be read, or breaks the contract.
+    """
+    device, dtype = find_device(options.device), find_dtype(options.dtype)
+    columns = frozenset[str]().union(*(each.columns for each in consumers))
+    batches = run.batches(columns, steps=options.steps, split=options.split, dtype=dtype, progress=progress)
+    show = Show(consumers, dtype)
+    with one_torch_thread():
+        for batch in batches:
+            show.step(batch.to(device), metrics.at(batch.key))
+
+
+class Show:
+    """Shows steps to consumers, each evaluated once for all of them."""
+
+    def __init__(self, consumers: Sequence[Consumer], dtype: torch.dtype) -> None:
+        self._consumers, self._dtype = tuple(consumers), dtype
+        self._shared: dict[str, _Shared] = {}
+
+    def step(self, batch: RolloutBatch, logged: Mapping[str, float]) -> None:
+        """Evaluate a step, and show it to everyone who looks at its split."""
+        if batch.split not in self._shared:
+            lookers = [each for each in self._consumers if each.split in (None, batch.split)]
+            self._shared[batch.split] = _Shared(lookers)
+        shared = self._shared[batch.split]
+        for consumer, seen in zip(shared.consumers, shared.evaluate(batch, logged, self._dtype), strict=True):
+            consumer.add(seen)
+
+
+class _Shared:
+    """What some consumers ask for together: objectives that are equal are one."""
+
+    def __init__(self, consumers: Sequence[Consumer]) -> None:
+        self.consumers = tuple(consumers)
+        self._distinct: list[Objective] = []
+        self._names = [self._named(each.objectives) for each in consumers]
+        self._per_token = any(each.per_token for each in consumers)
+        if any(names.get(AS_CONFIGURED) != "0" for names in self._names if names):
+            raise ValueError("consumers of one sweep compare with one and the same objective")
+
+    def _named(self, objectives: Mapping[str, Objective]) -> dict[str, str]:
+        """Label to the name under which the objective is evaluated; the reference comes first."""
+        names = {}
+        for label in sorted(objectives, key=lambda label: label != AS_CONFIGURED):
+            if objectives[label] not in self._distinct:
+                self._distinct.append(objectives[label])
+            names[label] = str(self._distinct.index(objectives[label]))
+        return names
+
+    def evaluate(self, batch: RolloutBatch, logged: Mapping[str, float], dtype: torch.dtype) -> Iterator[SeenStep]:
+        """What each consumer sees of a step."""
+        objectives = {str(number): objective for number, objective in enumerate(self._distinct)}
+        try:
+            found = evaluate_all(batch, objectives, dtype=dtype, per_token=self._per_token, logged=logged)
+        except CannotComputeError as error:
+            if len(self.consumers) == 1:
+                yield SeenStep(batch, logged, dtype, failure=str(error))
+                return
+            # What cannot be computed may be another's: nobody goes without because of who else looks.
+            for consumer in self.consumers:
+                yield from _Shared([consumer]).evaluate(batch, logged, dtype)
+            return
+        for names in self._names:
+            yield SeenStep(batch, logged, dtype, {label: found[name] for label, name in names.items()})
+
+
+@contextmanager
+def one_torch_thread() -> Iterator[None]:
+    """Give torch one thread.
+
+    Blocks fit the cache, so a second thread gains little, and on busy cores the barriers between threads cost many
+    times the work itself. The decoder keeps its own threads.
+    """
+    before = torch.get_num_threads()
+    torch.set_num_threads(1)
+    try:
+        yield
+    finally:
+        torch.set_num_threads(before)
+
+
+def find_device(name: str) -> torch.device:
+    """Return the device of a name; ``auto`` is a GPU if there is one.
+
+    Raises:
+        UsageError: if there is no such device.
+    """
+    if name == "auto":
+        return torch.device("cuda" if torch.cuda.is_available() else "cpu")
+    if name not in ("cpu", "cuda"):
+        raise UsageError(f"no device {name!r} (known: auto, cpu, cuda)")
+    if name == "cuda" and not torch.cuda.is_available():
+        raise UsageError("--device cuda: torch finds no CUDA device here; use --device cpu, or auto")
+    return torch.device(name)
+
+
+def find_dtype(name: str) -> torch.dtype:
+    """Return the type of token values of a name.
+
+    Raises:
+        UsageError: if it is none of them.
+    """
+    if name not in DTYPES:
+        raise UsageError(f"no dtype {name!r} (known: {', '.join(DTYPES)})")
+    return DTYPES[name]
