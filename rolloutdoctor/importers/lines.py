@@ -1,5 +1,6 @@
 """JSON Lines, one object at a time and in bounded memory, whatever the file holds."""
 
+import io
 import json
 from collections.abc import Iterator
 from dataclasses import dataclass
@@ -11,7 +12,25 @@ from rolloutdoctor.io.paths import Source, reason
 LONGEST_LINE = 32 * 2**20
 """Bytes. A rollout of a million tokens with three log-probs each is about as long."""
 
-_DEEPEST = 64
+DEEPEST = 64
+"""Levels of nesting; a log has few."""
+
+_CHUNK_BYTES = 8 * 2**20
+
+
+@dataclass(frozen=True)
+class Chunk:
+    """Some whole lines of a file.
+
+    Attributes:
+        first: number of the first line, counted from 1.
+        raw: the lines with their ends; only the last line of a file may lack its own.
+        bytes_read: of the file, up to the end of these lines.
+    """
+
+    first: int
+    raw: bytes
+    bytes_read: int
 
 
 @dataclass(frozen=True)
@@ -36,32 +55,60 @@ def objects(source: Source) -> Iterator[Line]:
         InputError: if the file cannot be read.
         DataError: if another line is not a JSON object, or is too long or too deep; the message names the line.
     """
-    read = 0
+    for chunk in chunks(source):
+        yield from objects_of(chunk, source.name)
+
+
+def chunks(source: Source) -> Iterator[Chunk]:
+    """Yield the lines of a file, many at a time; a last line without an end comes alone.
+
+    Raises:
+        InputError: if the file cannot be read.
+        DataError: if a line is too long.
+    """
+    first, read, rest = 1, 0, b""
     try:
         with Path(source.path).open("rb") as file:
-            number = 0
-            while raw := file.readline(LONGEST_LINE + 1):
-                number += 1
-                read += len(raw)
-                where = f"{source.name}, line {number}"
-                if len(raw) > LONGEST_LINE:
-                    raise DataError(
-                        f"{where}: longer than {LONGEST_LINE // 2**20} MiB; write one rollout per line, or as Parquet"
-                    )
-                if number == 1:
-                    # A byte order mark is what some editors put before the first line.
-                    raw = raw.removeprefix(b"\xef\xbb\xbf")
-                if not raw.strip():
-                    continue
-                body = parse(raw)
-                if body is None and not raw.endswith(b"\n"):
-                    yield Line(number, None, read)
-                elif body is None:
-                    raise DataError(f"{where}: not a JSON object; write one object on each line")
-                else:
-                    yield Line(number, body, read)
+            while block := file.read(_CHUNK_BYTES):
+                rest += block
+                cut = rest.rfind(b"\n") + 1
+                if cut:
+                    read += cut
+                    yield Chunk(first, rest[:cut], read)
+                    first += rest.count(b"\n")
+                    rest = rest[cut:]
+                elif len(rest) > LONGEST_LINE:
+                    raise _too_long(source.name, first)
     except OSError as error:
         raise InputError(f"{source.name}: {reason(error)}") from None
+    if rest:
+        yield Chunk(first, rest, read + len(rest))
+
+
+def objects_of(chunk: Chunk, name: str) -> Iterator[Line]:
+    """Yield the objects of some lines of a file called `name`, as `objects` does."""
+    read = chunk.bytes_read - len(chunk.raw)
+    for number, raw in enumerate(io.BytesIO(chunk.raw), start=chunk.first):
+        read += len(raw)
+        if len(raw) > LONGEST_LINE:
+            raise _too_long(name, number)
+        if number == 1:
+            # A byte order mark is what some editors put before the first line.
+            raw = raw.removeprefix(b"\xef\xbb\xbf")
+        if not raw.strip():
+            continue
+        body = parse(raw)
+        if body is None and not raw.endswith(b"\n"):
+            yield Line(number, None, read)
+        elif body is None:
+            raise DataError(f"{name}, line {number}: not a JSON object; write one object on each line")
+        else:
+            yield Line(number, body, read)
+
+
+def _too_long(name: str, number: int) -> DataError:
+    limit = LONGEST_LINE // 2**20
+    return DataError(f"{name}, line {number}: longer than {limit} MiB; write one rollout per line, or as Parquet")
 
 
 def parse(raw: bytes) -> dict[str, object] | None:
@@ -71,7 +118,7 @@ def parse(raw: bytes) -> dict[str, object] | None:
     except (ValueError, RecursionError):
         return None
     # Few brackets cannot nest deep, and most lines have few: their lists need not be walked.
-    deep = raw.count(b"[") + raw.count(b"{") > _DEEPEST and _too_deep(body)
+    deep = raw.count(b"[") + raw.count(b"{") > DEEPEST and _too_deep(body)
     return body if isinstance(body, dict) and not deep else None
 
 
@@ -92,7 +139,7 @@ def first_object(path: Path) -> dict[str, object] | None:
 def _too_deep(body: object) -> bool:
     """Tell nesting that later steps, which walk what they get, should not meet."""
     level = [body]
-    for _ in range(_DEEPEST):
+    for _ in range(DEEPEST):
         level = [
             inner
             for outer in level
