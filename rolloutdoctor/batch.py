@@ -2,12 +2,14 @@
 
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from functools import cached_property
 from typing import NamedTuple
 
 import torch
 from torch import Tensor
 
 from rolloutdoctor.errors import BatchError
+from rolloutdoctor.ops import segments as seg
 from rolloutdoctor.schema import BY_NAME
 
 TRAIN = "train"
@@ -68,6 +70,7 @@ class RolloutBatch:
         rewards: name of a reward function to ``[N]`` float64.
         group_ids: ``[G]`` names of the groups.
         sample_ids: ``[N]`` names of the rows.
+        statuses: ``[N]`` column `status`, None where null; empty if it was not read.
     """
 
     step: int
@@ -79,6 +82,7 @@ class RolloutBatch:
     rewards: Mapping[str, Tensor] = field(default_factory=dict)
     group_ids: Sequence[str] = ()
     sample_ids: Sequence[str] = ()
+    statuses: Sequence[str | None] = ()
 
     def __post_init__(self) -> None:
         rows = self.rows
@@ -98,6 +102,7 @@ class RolloutBatch:
                 raise BatchError(f"{name} has {column.numel()} values where {len(self)} were expected", column=name)
         for name, ids, count in (
             ("sample_id", self.sample_ids, len(self)),
+            ("status", self.statuses, len(self)),
             ("group_id", self.group_ids, len(self.groups) if self.groups else 0),
         ):
             if len(ids) not in (0, count):
@@ -118,6 +123,12 @@ class RolloutBatch:
         """Number of response tokens, masked ones included."""
         return int(self.rows[-1])
 
+    @cached_property
+    def trained(self) -> Tensor:
+        """``[N+1]`` int64 offsets of the rows into the trained tokens (`response_mask`), packed in their order."""
+        lengths_N = seg.total(self.column("response_mask"), self.rows).long()
+        return torch.cat([lengths_N.new_zeros(1), lengths_N.cumsum(0)])
+
     @property
     def device(self) -> torch.device:
         """Where the tensors are."""
@@ -130,6 +141,8 @@ class RolloutBatch:
     def _has(self, name: str) -> bool:
         if name == "group_id":
             return self.groups is not None
+        if name == "status":
+            return len(self.statuses) > 0
         return bool(self.rewards) if name == "rewards" else self._find(name) is not None
 
     def column(self, name: str) -> Tensor:

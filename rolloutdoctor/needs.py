@@ -86,6 +86,10 @@ def loss_columns(objective: Objective) -> frozenset[str]:
             needed.add("micro_batch_id")
     if objective.kl_loss is not None:
         needed.add("ref_log_probs")
+    if objective.mismatch is not None:
+        needed |= {"old_log_probs", "rollout_log_probs"}
+        if objective.mismatch.normalised:
+            needed.add("micro_batch_id")
     for gate in objective.gates:
         needed |= {"entropy"} if gate.kind == "high_entropy" else {"old_log_probs", gate.against}
     return frozenset(needed)
@@ -101,5 +105,10 @@ def optional_columns(objective: Objective) -> frozenset[str]:
     return frozenset(wanted)
 
 
-LAYOUT_COLUMNS = ("optim_step_id", "micro_batch_id", "rank")
+def metric_columns(objective: Objective) -> frozenset[str]:
+    """Return the columns that every metric of the trainer needs or uses, where they are there."""
+    return loss_columns(objective) | reward_kl_columns(objective) | {"reward"} | objective.metric_columns
+
+
+LAYOUT_COLUMNS = ("optim_step_id", "micro_batch_id", "rank", "trajectory_id")
 """Columns that say how a step was cut up; read where they are there."""

@@ -244,6 +244,37 @@ class Gate:
     inside: bool = False
 
 
+@dataclass(frozen=True, kw_only=True)
+class Mismatch:
+    """What slime's loss does about sampler and trainer differing, with its helper of that name.
+
+    A ratio is trainer over sampler: of the token, or the product (sequence) or geometric mean of its row.
+
+    Attributes:
+        weighs: False: nothing is weighted or rejected, and only metrics are logged.
+        level: of the ratio that weighs.
+        mode: weights are cut at `high`, cut at both bounds, or tokens outside of both are rejected.
+        low: smallest weight.
+        high: largest weight.
+        reject_level: of the ratio that rejects; None: nothing more is rejected.
+        reject_low: smallest ratio that is kept.
+        reject_high: largest ratio that is kept.
+        veto: a row with a token of a smaller ratio is rejected; None: none is.
+        normalised: weights are divided by their mean over the micro-batch.
+    """
+
+    weighs: bool
+    level: Literal["token", "sequence", "geometric"] = "token"
+    mode: Literal["truncate", "clip", "mask"] = "truncate"
+    low: float = 0.0
+    high: float = float("inf")
+    reject_level: Literal["token", "sequence", "geometric"] | None = None
+    reject_low: float = 0.0
+    reject_high: float = float("inf")
+    veto: float | None = None
+    normalised: bool = False
+
+
 class KlBuffer(Enum):
     """What the stored KL metric is."""
 
@@ -267,6 +298,8 @@ class Objective:
         correction: what is done about sampler and trainer differing.
         policy_correction: the same inside the policy term, with the log-probs at the loss against those that the term
             compares them with: what it rejects keeps its KL term; or None.
+        mismatch: weights of the policy term and rejections that take out the KL term too, made inside the loss; or
+            None.
         gates: what else the policy term is multiplied by.
         reward_weights: weight of each reward function, or None for all one.
         vote: rows that enter baselines and scales.
@@ -275,6 +308,9 @@ class Objective:
         denominator: rows whose tokens are counted in denominators.
         metric: rows whose tokens enter the loss's metrics.
         kl_buffer: what the stored KL metric is.
+        metric_columns: columns that metrics are made of where they are there, beyond those of the loss.
+        also_logs: metrics that an option switches on.
+        context_slices: over how many slices of every row the trainer adds up the metric of the stored KL.
     """
 
     trainer: str
@@ -287,6 +323,7 @@ class Objective:
     kl_reward: KlTerm | None = None
     correction: RolloutCorrection = field(default_factory=RolloutCorrection)
     policy_correction: RolloutCorrection | None = None
+    mismatch: Mismatch | None = None
     gates: tuple[Gate, ...] = ()
     reward_weights: tuple[float, ...] | None = None
     vote: Scope = field(default_factory=Scope)
@@ -295,6 +332,9 @@ class Objective:
     denominator: Scope = field(default_factory=Scope)
     metric: Scope = field(default_factory=Scope)
     kl_buffer: KlBuffer = KlBuffer.COPY
+    metric_columns: frozenset[str] = frozenset()
+    also_logs: frozenset[str] = frozenset()
+    context_slices: int = 1
 
     def with_lone(self, lone: Literal["raw", "zero"]) -> "Objective":
         """Return the objective with another rule for the only voter of a group."""

@@ -8,6 +8,7 @@ from rolloutdoctor.advantages.tokens import TokenScores
 from rolloutdoctor.batch import Groups, RolloutBatch
 from rolloutdoctor.corrections.importance import importance_weights
 from rolloutdoctor.corrections.masked import LogRatios
+from rolloutdoctor.corrections.mis import Corrected, Rows, corrected
 from rolloutdoctor.errors import CannotComputeError
 from rolloutdoctor.needs import TOKEN_COLUMNS, WEIGHTED, weight_columns
 from rolloutdoctor.objective import Objective
@@ -107,6 +108,24 @@ def rollout_weights(batch: RolloutBatch, objective: Objective, dtype: torch.dtyp
     if rule is None or not batch.has(*weight_columns(objective)):
         return None
     return importance_weights(log_ratios(batch, dtype), rule).value_T
+
+
+def mismatch_of(batch: RolloutBatch, objective: Objective, micro_N: Tensor, dtype: torch.dtype) -> Corrected | None:
+    """What slime's loss makes of sampler and trainer differing; None where it makes nothing of it.
+
+    Args:
+        batch: the step.
+        objective: whose `mismatch` says what.
+        micro_N: ``[N]`` int64, the row's micro-batch.
+        dtype: of the token values.
+    """
+    if objective.mismatch is None:
+        return None
+    mask_T = batch.column("response_mask")
+    trainer_T, sampler_T = (
+        torch.where(mask_T, batch.column(name).to(dtype), 0.0) for name in ("old_log_probs", "rollout_log_probs")
+    )
+    return corrected(Rows(trainer_T, sampler_T, mask_T, batch.rows, micro_N), objective.mismatch)
 
 
 def token_scores(

@@ -135,6 +135,12 @@ COLUMNS: tuple[Column, ...] = (
     Column("micro_batch_id", Kind.INTEGER, "which micro-batch of the optimiser step the row was in"),
     Column("optim_step_id", Kind.INTEGER, "which optimiser step, where one logged step holds several"),
     Column("rank", Kind.INTEGER, "which data-parallel rank the row was on", ("data_parallel_rank", "dp_rank")),
+    Column(
+        "trajectory_id",
+        Kind.INTEGER,
+        "which trajectory the row is a part of, where one gives several rows",
+        ("rollout_ids",),
+    ),
     Column("status", Kind.TEXT, "finish reason: stop, length, aborted, ...", ("finish_reason", "stop_reason")),
     Column("policy_version_min", Kind.INTEGER, "oldest policy version that sampled the row", ("min_global_steps",)),
     Column("policy_version_max", Kind.INTEGER, "newest policy version that sampled the row", ("max_global_steps",)),

@@ -1,7 +1,7 @@
 """`recompute`: the values of every token, written out step by step, and the numbers of every step."""
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from pathlib import Path
 
 import pyarrow as pa
@@ -18,19 +18,24 @@ from rolloutdoctor.engine.check import run_context
 from rolloutdoctor.engine.configure import Configured, configure
 from rolloutdoctor.engine.logged import comparable
 from rolloutdoctor.engine.plan import available, remedy
-from rolloutdoctor.engine.sweep import DTYPES, find_device, one_torch_thread
+from rolloutdoctor.engine.sweep import ReadOptions, find_device, find_dtype, one_torch_thread
 from rolloutdoctor.errors import CannotComputeError, InputError, UsageError
 from rolloutdoctor.evaluation import Evaluation, evaluate_all, reward_kl_tokens
 from rolloutdoctor.findings import InputSummary
 from rolloutdoctor.fixes import ChosenFix
 from rolloutdoctor.io.metadata import RunMetadata
-from rolloutdoctor.io.run import LoggedMetrics, Run, StepRange
+from rolloutdoctor.io.run import LoggedMetrics, Run
 from rolloutdoctor.io.writer import TableWriter
-from rolloutdoctor.needs import advantage_columns, loss_columns, optional_columns, reward_kl_columns
+from rolloutdoctor.needs import (
+    advantage_columns,
+    loss_columns,
+    metric_columns,
+    optional_columns,
+    reward_kl_columns,
+)
 from rolloutdoctor.objective import Objective, RolloutCorrection
 from rolloutdoctor.ops import segments as seg
-from rolloutdoctor.reward_pass import log_ratios
-from rolloutdoctor.trainers.options import Layer
+from rolloutdoctor.reward_pass import log_ratios, mismatch_of
 
 TOKEN_COLUMNS = ("advantages_re", "kl_re", "ratio_re", "loss_re", "grad_re")
 LOGITS_COLUMN = "grad_logits_re"
@@ -38,28 +43,17 @@ WEIGHTS_COLUMN, MASK_COLUMN = "is_weights_re", "response_mask_re"
 FIXED = "_fixed"
 
 
-@dataclass(frozen=True)
-class RecomputeOptions:
-    """What to recompute, and how.
+@dataclass(frozen=True, kw_only=True)
+class RecomputeOptions(ReadOptions):
+    """What to recompute, and how; in float64 unless asked otherwise.
 
     Attributes:
-        trainer: ``NAME`` or ``NAME@VERSION``; None: as the file says.
-        layers: option values of the user, most important first.
         fixes: the second set of columns and numbers has these.
-        steps: which steps.
-        split: only ``train`` or ``eval``; None: both.
-        device: ``auto``, ``cpu`` or ``cuda``.
-        dtype: ``float32`` or ``float64``.
         logits: write the norm of the gradient with respect to each token's logits, too.
     """
 
-    trainer: str | None = None
-    layers: Sequence[Layer] = field(default_factory=tuple)
-    fixes: Sequence[ChosenFix] = ()
-    steps: StepRange | None = None
-    split: str | None = None
-    device: str = "auto"
     dtype: str = "float64"
+    fixes: Sequence[ChosenFix] = ()
     logits: bool = False
 
 
@@ -77,7 +71,7 @@ def recompute(
         UsageError: if an option cannot be used, or the file cannot be written.
         InputError: if a file cannot be read, breaks the contract, or lacks what the advantages need.
     """
-    device, dtype = find_device(options.device), DTYPES[options.dtype]
+    device, dtype = find_device(options.device), find_dtype(options.dtype)
     configured = need_trainer(configure(run.metadata, options.trainer, options.layers))
     objectives = {"": configured.objective}
     for fix in options.fixes:
@@ -116,7 +110,7 @@ def need_trainer(configured: Configured | None) -> Configured:
 
 def evaluation_columns(objective: Objective) -> frozenset[str]:
     """Columns that the loss, the metrics and the layout need or use."""
-    columns = set(loss_columns(objective) | reward_kl_columns(objective) | {"reward"} | optional_columns(objective))
+    columns = set(metric_columns(objective) | optional_columns(objective))
     for name in tuple(columns):
         columns |= set(STAND_INS.get(name, ()))
     return frozenset(columns)
@@ -308,6 +302,9 @@ def _corrected(objective: Objective) -> Iterator[str]:
             yield WEIGHTS_COLUMN
         if correction.rejections:
             yield MASK_COLUMN
+    if objective.mismatch is not None and objective.mismatch.weighs:
+        yield WEIGHTS_COLUMN
+        yield MASK_COLUMN
 
 
 def _correction_values(evaluation: Evaluation) -> Iterator[tuple[str, Tensor]]:
@@ -325,6 +322,11 @@ def _correction_values(evaluation: Evaluation) -> Iterator[tuple[str, Tensor]]:
             yield WEIGHTS_COLUMN, gate_T
         if inside.rejections:
             yield MASK_COLUMN, kept_T
+    part = evaluation.tokens
+    made = None if part is None else mismatch_of(batch, objective, part.layout.micro_N, evaluation.dtype)
+    if made is not None and objective.mismatch is not None and objective.mismatch.weighs:
+        yield WEIGHTS_COLUMN, made.gate_T
+        yield MASK_COLUMN, made.kept_T
     if rows is not None and rows.weight_T is not None:
         yield WEIGHTS_COLUMN, torch.where(batch.column("response_mask"), rows.weight_T, 0.0)
     if objective.correction.rejections and batch.has("rollout_log_probs", "old_log_probs", "response_mask_pre"):

@@ -110,6 +110,15 @@ def identifiers(column: pa.ChunkedArray, place: Place) -> pa.Array:
     return _text(column, place)
 
 
+def texts(column: pa.ChunkedArray, place: Place) -> pa.Array:
+    """Return ``[N]`` text, null where the cell is.
+
+    Raises:
+        DataError: on bytes that are no text.
+    """
+    return _text(column, place)
+
+
 def named_numbers(column: pa.ChunkedArray, place: Place) -> dict[str, Tensor]:
     """Return ``[N]`` float64 by name, NaN where a row does not have it; a struct's order, a map's first appearance.
 

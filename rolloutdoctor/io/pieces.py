@@ -20,8 +20,10 @@ from rolloutdoctor.io.decode import (
     lists,
     named_numbers,
     numbers,
+    texts,
 )
 from rolloutdoctor.io.parquet import RunFile
+from rolloutdoctor.io.spill import Spill, Stored, joined
 from rolloutdoctor.schema import BY_NAME, Kind
 
 
@@ -35,6 +37,7 @@ class Wanted:
         rewards: the column of named rewards is one of them.
         groups: rows can be gathered into groups.
         samples: rows have names of their own.
+        statuses: the finish reasons are among them.
     """
 
     tokens: tuple[str, ...]
@@ -42,13 +45,14 @@ class Wanted:
     rewards: bool
     groups: bool
     samples: bool
+    statuses: bool = False
 
     @classmethod
     def of(cls, columns: Iterable[str], present: frozenset[str]) -> "Wanted":
         """Choose from the columns that are `present`.
 
-        A column that another may stand in for is fetched as that other one if it is absent. Text and messages have
-        no place in a batch, nor have the prompt's tokens: they are left out.
+        A column that another may stand in for is fetched as that other one if it is absent. Messages have no place in
+        a batch, nor have the prompt's tokens: they are left out.
 
         Raises:
             ValueError: if a name is not a column of the contract.
@@ -69,12 +73,18 @@ class Wanted:
             rewards="rewards" in chosen,
             groups="group_id" in present,
             samples="sample_id" in present,
+            statuses="status" in chosen,
         )
 
     @property
     def names(self) -> tuple[str, ...]:
         """All columns to read beside the key columns."""
-        also = (("rewards", self.rewards), ("group_id", self.groups), ("sample_id", self.samples))
+        also = (
+            ("rewards", self.rewards),
+            ("group_id", self.groups),
+            ("sample_id", self.samples),
+            ("status", self.statuses),
+        )
         return (*self.tokens, *self.rows, *(name for name, is_wanted in also if is_wanted))
 
 
@@ -86,30 +96,50 @@ class Piece:
         file: that they are in.
         rows: ``[N]`` their numbers in the file.
         lengths: ``[N]`` int64 tokens per row, or None if no token column has values here.
-        tokens: token column to ``[T]`` values; None where all cells are null.
+        tokens: token column to ``[T]`` values, in memory or in the temporary file; None where all cells are null.
         numbers: row column to ``[N]`` values.
         rewards: reward function to ``[N]`` float64.
         groups: ``[N]`` group identifiers, or None.
         samples: ``[N]`` sample identifiers, or None.
+        statuses: ``[N]`` finish reasons, or None.
     """
 
     file: RunFile
     rows: "range | np.ndarray"
     lengths: np.ndarray | None
-    tokens: dict[str, Tensor | None]
+    tokens: dict[str, Tensor | Stored | None]
     numbers: dict[str, Tensor]
     rewards: dict[str, Tensor]
     groups: pa.Array | None
     samples: pa.Array | None
+    statuses: pa.Array | None = None
 
     def place(self, column: str) -> Place:
         """Return where a column's cells are."""
         return Place(self.file.name, self.file.columns[column].label, self.rows)
 
+    @property
+    def held(self) -> int:
+        """Bytes of the token values that are in memory."""
+        return sum(values.nbytes for values in self.tokens.values() if isinstance(values, Tensor))
+
     def detached(self) -> "Piece":
         """Return the piece in memory of its own, so that it does not keep its row group's."""
         return replace(
-            self, tokens={name: None if values is None else copied(values) for name, values in self.tokens.items()}
+            self,
+            tokens={
+                name: copied(values) if isinstance(values, Tensor) else values for name, values in self.tokens.items()
+            },
+        )
+
+    def stored(self, spill: Spill) -> "Piece":
+        """Return the piece with its token values in the temporary file."""
+        return replace(
+            self,
+            tokens={
+                name: spill.store(values) if isinstance(values, Tensor) else values
+                for name, values in self.tokens.items()
+            },
         )
 
 
@@ -144,6 +174,7 @@ def decode_piece(
         rewards=named_numbers(table.column("rewards"), places["rewards"]) if wanted.rewards else {},
         groups=identifiers(table.column("group_id"), places["group_id"]) if wanted.groups else None,
         samples=identifiers(table.column("sample_id"), places["sample_id"]) if wanted.samples else None,
+        statuses=texts(table.column("status"), places["status"]) if wanted.statuses else None,
     )
 
 
@@ -178,6 +209,7 @@ def assemble(key: StepKey, pieces: Sequence[Piece], *, several_files: bool) -> R
         },
         group_ids=group_ids,
         sample_ids=_sample_ids(pieces, several_files),
+        statuses=[text for piece in pieces if piece.statuses is not None for text in piece.statuses.to_pylist()],
     )
 
 
@@ -222,18 +254,22 @@ def _null_cell(place: Place, row: int, other: str | None, length: int | None) ->
 
 
 def _joined_tokens(pieces: Sequence[Piece]) -> dict[str, Tensor]:
-    joined = {}
+    """Join the token columns; each leaves the pieces as it is joined, so that a step is in memory once, not twice."""
     for name in pieces[0].tokens:
-        parts = [piece.tokens[name] for piece in pieces]
-        filled = [part for part in parts if part is not None]
-        if filled and len(filled) < len(parts):
-            piece = next(piece for piece in pieces if piece.tokens[name] is None)
-            other = next((to for to, values in piece.tokens.items() if values is not None), None)
-            length = None if piece.lengths is None else int(piece.lengths[0])
-            raise _null_cell(piece.place(name), 0, other and piece.place(other).label, length)
-        if filled:
-            joined[name] = concatenated(filled)
-    return joined
+        empty = next((piece for piece in pieces if piece.tokens[name] is None), None)
+        if empty is not None and any(piece.tokens[name] is not None for piece in pieces):
+            other = next((to for to, values in empty.tokens.items() if values is not None), None)
+            length = None if empty.lengths is None else int(empty.lengths[0])
+            raise _null_cell(empty.place(name), 0, other and empty.place(other).label, length)
+    found = {}
+    for name in pieces[0].tokens:
+        parts = []
+        for piece in pieces:
+            values, piece.tokens[name] = piece.tokens[name], None
+            parts += [] if values is None else [values]
+        if parts:
+            found[name] = joined(parts)
+    return found
 
 
 def _groups(pieces: Sequence[Piece]) -> tuple[Groups | None, list[str]]:

@@ -29,6 +29,8 @@ class Layout:
         steps_N: ``[N]`` float64, optimiser steps in the row's generation batch.
         share_N: ``[N]`` float64, weight of the row's optimiser step in the loss of the step.
         ranks_N: ``[N]`` float64, data-parallel ranks in the row's optimiser step.
+        trajectory_N: ``[N]`` int64, the trajectory that the row is a part of: its own, unless several rows share one.
+        trajectories_N: ``[N]`` float64, trajectories in the row's optimiser step.
     """
 
     micro_N: Tensor
@@ -42,6 +44,8 @@ class Layout:
     steps_N: Tensor
     share_N: Tensor
     ranks_N: Tensor
+    trajectory_N: Tensor
+    trajectories_N: Tensor
 
     @classmethod
     def of(
@@ -50,6 +54,7 @@ class Layout:
         optim_N: Tensor | None = None,
         micro_N: Tensor | None = None,
         rank_N: Tensor | None = None,
+        trajectory_N: Tensor | None = None,
         *,
         separate: bool = False,
     ) -> "Layout":
@@ -60,6 +65,7 @@ class Layout:
             optim_N: column `optim_step_id`.
             micro_N: column `micro_batch_id`.
             rank_N: column `rank`.
+            trajectory_N: column `trajectory_id`; below 0 the row is a trajectory of its own.
             separate: every micro-batch is a loss of its own, and they are averaged by rows (evaluation).
         """
         zero_N = torch.zeros(len(rows) - 1, dtype=torch.int64, device=rows.device)
@@ -74,6 +80,7 @@ class Layout:
             optim_of_M = torch.searchsorted(steps, cells[0].contiguous())
         steps_N = one_N if separate else one_N * len(torch.unique(parts[0]))
         optim_rows_N = _summed(optim_index_N, one_N)
+        trajectory_index_N, trajectories_N = _trajectories(trajectory_N, optim_index_N)
         return cls(
             micro_N=micro_index_N,
             micro_rows_N=_summed(micro_index_N, one_N),
@@ -86,6 +93,8 @@ class Layout:
             steps_N=steps_N,
             share_N=optim_rows_N / len(zero_N) if separate else 1 / steps_N,
             ranks_N=one_N if separate else _ranks(parts[0], parts[1]),
+            trajectory_N=trajectory_index_N,
+            trajectories_N=trajectories_N,
         )
 
     def micro_total(self, x_N: Tensor) -> Tensor:
@@ -100,6 +109,10 @@ class Layout:
         """Sum of `x_N` over the row's optimiser step, ``[N]`` float64."""
         return _summed(self.optim_N, x_N)
 
+    def trajectory_total(self, x_N: Tensor) -> Tensor:
+        """Sum of `x_N` over the row's trajectory, ``[N]`` float64."""
+        return _summed(self.trajectory_N, x_N)
+
     def generation_total(self, x_N: Tensor) -> Tensor:
         """Sum of `x_N` over the row's generation batch, ``[N]`` float64."""
         return _summed(self.generation_N, x_N)
@@ -108,6 +121,17 @@ class Layout:
 def _summed(index_N: Tensor, x_N: Tensor) -> Tensor:
     """Sum of `x_N` over rows of equal index, told to every row."""
     return torch.bincount(index_N, weights=x_N.double())[index_N]
+
+
+def _trajectories(trajectory_N: Tensor | None, optim_N: Tensor) -> tuple[Tensor, Tensor]:
+    """Index of the row's trajectory ``[N]`` int64, and how many its optimiser step has ``[N]`` float64."""
+    row_N = torch.arange(len(optim_N), device=optim_N.device)
+    if trajectory_N is None:
+        return row_N, _summed(optim_N, torch.ones_like(row_N))
+    alone_N = trajectory_N < 0
+    keys = [optim_N, alone_N.long(), torch.where(alone_N, row_N, trajectory_N)]
+    found, index_N = torch.unique(torch.stack(keys), dim=1, return_inverse=True)
+    return index_N, torch.bincount(found[0])[optim_N].double()
 
 
 def _ranks(optim_N: Tensor, rank_N: Tensor) -> Tensor:
@@ -183,8 +207,8 @@ def _micro_row_mean(length_N: Tensor, layout: Layout, _: Aggregation) -> Tensor:
 
 
 def _sample_mean(length_N: Tensor, layout: Layout, _: Aggregation) -> Tensor:
-    """slime's default: row means over the rows of the step, rows without tokens counted."""
-    return 1 / (length_N.clamp(min=1) * layout.optim_rows_N)
+    """slime's default: token means of trajectories over those of the step, ones without tokens counted."""
+    return 1 / (layout.trajectory_total(length_N).clamp(min=1) * layout.trajectories_N)
 
 
 def _phantom_token_mean(length_N: Tensor, layout: Layout, _: Aggregation) -> Tensor:

@@ -185,7 +185,7 @@ class KlMetricCorrupted(Rule[KlMetricTally]):
         buffer_T = step.stored_kl(objective, KlBuffer.REWARD)
         if kl_T is None or buffer_T is None or objective.kl_reward is None or not batch.tokens:
             return None
-        logged = step.logged.get("rollout/kl")
+        logged = step.logged.get("rollout/kl") if objective.context_slices == 1 else None
         if logged is None and "kl" in batch.per_token:
             logged = rollout_mean(batch, batch.column("kl"))
         if logged is None:

@@ -7,7 +7,9 @@ from typing import TYPE_CHECKING, Literal
 
 from rolloutdoctor.errors import UsageError
 from rolloutdoctor.objective import AdvantageRule, Aggregation, Gate, KlBuffer, KlTerm, Objective, Surrogate
+from rolloutdoctor.trainers import slime_mis
 from rolloutdoctor.trainers.options import Config, Option
+from rolloutdoctor.trainers.slime_mis import MIS
 from rolloutdoctor.trainers.spec import Trainer
 
 if TYPE_CHECKING:
@@ -20,6 +22,9 @@ EPSILON = 1e-6
 """What slime adds to the standard deviation of a group."""
 
 ICEPOP = "slime.backends.megatron_utils.loss.icepop_function"
+
+MIS_FILE = "examples/train_infer_mismatch_helper/mis.py:compute_mis_weights_with_cp"
+"""How slime's own help spells it."""
 
 KL_TYPES = ("k1", "k2", "k3", "low_var_kl")
 
@@ -55,8 +60,10 @@ OPTIONS = (
         "custom_tis_function_path",
         "word",
         None,
-        "what weights outside of the bounds become: null: they are cut; icepop_function: they are 0",
-        computed=(None, ICEPOP),
+        "what weights outside of the bounds become: null: they are cut; icepop_function: they are 0; mis: slime's "
+        "helper of train-inference mismatch",
+        computed=(None, ICEPOP, MIS),
+        spellings={MIS_FILE: MIS},
         optional=True,
         decides=False,
         why_not="a function of your own is not in the run",
@@ -68,6 +75,7 @@ OPTIONS = (
         "log how far the sampler is, which weights the policy term as use_tis does",
         decides=False,
     ),
+    *slime_mis.OPTIONS,
     Option("use_opsm", "flag", False, "tokens of negative advantage in rows that drifted lose the term", decides=False),
     Option("opsm_delta", "number", 1e-4, "largest drift", only_with={"use_opsm": (True,)}),
     Option(
@@ -107,6 +115,16 @@ OPTIONS = (
         computed=(0.0,),
         decides=False,
         why_not="the entropy's gradient needs the logits, which are not in the rows",
+    ),
+    Option("use_rollout_entropy", "flag", False, "compute and log rollout/entropy", decides=False),
+    Option(
+        "context_parallel_size",
+        "integer",
+        1,
+        "slices of every row; above 1 rollout/kl and rollout/entropy are sums over slices whose bounds are not in the "
+        "rows, and are not recomputed; all else is the same",
+        low=1,
+        decides=False,
     ),
     Option("n_samples_per_prompt", "integer", 1, "rows of a group", low=1, decides=False),
 )
@@ -151,9 +169,13 @@ def objective(config: Config) -> Objective:
             clamp=clamp,
             log_probs="rollout_log_probs" if sampler else "old_log_probs",
         ),
+        mismatch=slime_mis.mismatch(config),
         gates=_gates(config),
         # Release 0.3.1 and before build the reward in the tensor that is logged as rollout/kl.
         kl_buffer=KlBuffer.REWARD if estimator == "ppo" and config.version <= (0, 3, 1) else KlBuffer.COPY,
+        metric_columns=frozenset({"entropy", "response_mask_pre", "rollout_log_probs", "status", "values"}),
+        also_logs=frozenset({"rollout/entropy"} if config["use_rollout_entropy"] else ()),
+        context_slices=int(config.number("context_parallel_size")),
     )
 
 
@@ -209,12 +231,12 @@ def _gates(config: Config) -> tuple[Gate, ...]:
         found.append(Gate(kind="off_policy", against=against, high=config.number("opsm_delta")))
     if config["use_tis"] and sampler:
         raise UsageError("use_tis and use_rollout_logprobs are both true, and slime allows only one of them")
-    icepop = config["custom_tis_function_path"] is not None
-    if config["get_mismatch_metrics"] and not icepop:
+    function = config["custom_tis_function_path"]
+    if config["get_mismatch_metrics"] and function is None:
         raise UsageError("get_mismatch_metrics needs custom_tis_function_path, and slime says so too")
-    if config["use_tis"] or config["get_mismatch_metrics"]:
+    if (config["use_tis"] or config["get_mismatch_metrics"]) and function != MIS:
         low, high = config.number("tis_clip_low"), config.number("tis_clip")
-        found.append(Gate(kind="importance", low=low, high=high, outside="zero" if icepop else "cut"))
+        found.append(Gate(kind="importance", low=low, high=high, outside="cut" if function is None else "zero"))
     return tuple(found)
 
 
