@@ -81,7 +81,8 @@ class Option:
             raise UsageError(f"{self.name} = {value!r} ({origin}): expected {wanted}")
         if isinstance(found, int | float) and not isinstance(found, bool):
             too_low = self.low is not None and found < self.low
-            unbounded = isinstance(found, float) and not math.isfinite(found)
+            # What an option of any kind takes is for its trainer's table to say.
+            unbounded = self.kind != "any" and isinstance(found, float) and not math.isfinite(found)
             if unbounded or too_low or (self.high is not None and found > self.high):
                 raise UsageError(f"{self.name} = {value!r} ({origin}) is out of range: expected {wanted}")
         if self.choices and found is not None and found not in self.choices:

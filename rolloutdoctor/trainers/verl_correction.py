@@ -38,7 +38,7 @@ OPTIONS = (
         f"{_RS}_threshold",
         "any",
         None,
-        "one bound or one for each, separated by commas; lower_upper of sampler over trainer for k1",
+        "one bound or one for each, separated by commas; lower_upper of sampler over trainer for k1; no default",
         optional=True,
         decides=False,
     ),
@@ -47,15 +47,14 @@ OPTIONS = (
 
 
 def correction(config: Config) -> RolloutCorrection:
-    """Build the rollout correction; in bypass mode verl skips it.
+    """Build the rollout correction; in bypass mode verl skips it, and looks at none of its options.
 
     Raises:
         UsageError: if verl itself refuses the options.
     """
-    bounds = rejections(config)
     if config[BYPASS]:
         return RolloutCorrection()
-    return RolloutCorrection(weights=weights(config), rejects=config[_RS] is not None, rejections=bounds)
+    return RolloutCorrection(weights=weights(config), rejects=config[_RS] is not None, rejections=rejections(config))
 
 
 def weights(config: Config, prefix: str = _PREFIX) -> ImportanceWeights | None:
@@ -65,59 +64,98 @@ def weights(config: Config, prefix: str = _PREFIX) -> ImportanceWeights | None:
     if config[rollout_is] is None or threshold is None:
         return None
     level: Literal["token", "sequence"] = "token" if config.word(rollout_is) == "token" else "sequence"
-    low, high = _bounds(str(threshold), f"{rollout_is}_threshold")
+    low, high = weight_bounds(threshold, f"{rollout_is}_threshold")
     normalised = bool(config[f"{rollout_is}_batch_normalize"])
     return ImportanceWeights(level=level, high=high, low=low, normalised=normalised)
 
 
 def rejections(config: Config, prefix: str = _PREFIX) -> tuple[Rejection, ...]:
-    """The bounds of the rejections that the options under `prefix` ask for; none where they are not known."""
+    """The bounds of the rejections that the options under `prefix` ask for."""
     rollout_rs = f"{prefix}.rollout_rs"
     if config[rollout_rs] is None:
         return ()
-    names = list(dict.fromkeys(part.strip() for part in config.word(rollout_rs).split(",") if part.strip()))
-    unknown = [name for name in names if name not in STATISTICS]
-    if unknown or not names:
-        raise UsageError(f"{rollout_rs} = {config[rollout_rs]}: expected one or more of {', '.join(STATISTICS)}")
-    value = config[f"{rollout_rs}_threshold"]
+    return rejection_rules(config.word(rollout_rs), config[f"{rollout_rs}_threshold"], rollout_rs)
+
+
+def weight_bounds(value: object, option: str) -> tuple[float | None, float]:
+    """Read the bounds of importance weights: ``upper``, or ``lower_upper``.
+
+    Accepts and refuses what verl's ``_parse_rollout_is_threshold`` does, NaN and infinity included.
+
+    Raises:
+        UsageError: for anything else.
+
+    >>> weight_bounds("0.5_5", "rollout_is_threshold")
+    (0.5, 5.0)
+    """
+    if isinstance(value, bool) or not isinstance(value, int | float | str):
+        raise UsageError(f"{option} = {value!r}: expected a number, or two as in 0.5_2.0")
+    low, high = _numbers(value, option)
+    if high <= 0 or (low is not None and (low <= 0 or low > high)):
+        raise UsageError(f"{option} = {value}: expected bounds above 0, the lower one first")
+    return low, high
+
+
+def rejection_rules(names: str, value: object, option: str) -> tuple[Rejection, ...]:
+    """Read statistics separated by commas and their bounds: one for all of them, or one for each.
+
+    k1 is a log-ratio of sampler over trainer, and its bounds ``lower_upper`` are of the ratio; ``upper`` alone is
+    ``1/upper_upper``. The other statistics take an upper bound. Accepts and refuses what verl's
+    ``compute_rollout_rejection_mask`` does, NaN and infinity included.
+
+    Args:
+        names: value of the option.
+        value: value of the option with ``_threshold``.
+        option: name of the option.
+
+    Raises:
+        UsageError: for anything else.
+
+    >>> rejection_rules("token_k2,seq_max_k3", 0.5, "rollout_rs")[1]
+    Rejection(statistic='seq_max_k3', high=0.5, low=None)
+    """
+    chosen = list(dict.fromkeys(part.strip() for part in names.split(",") if part.strip()))
+    if not chosen or not set(chosen) <= set(STATISTICS):
+        raise UsageError(f"{option} = {names}: expected one or more of {', '.join(STATISTICS)}")
     if value is None:
-        return ()  # The run's mask is known all the same.
-    thresholds = [part.strip() for part in str(value).split(",") if part.strip()]
-    if len(thresholds) not in (1, len(names)):
+        raise UsageError(f"{option} = {names} needs {option}_threshold, and so does verl")
+    if not isinstance(value, int | float | str):
         raise UsageError(
-            f"{rollout_rs} = {config[rollout_rs]} needs one bound or {len(names)} in {rollout_rs}_threshold, "
-            "as verl does"
+            f"{option}_threshold = {value!r}: expected a number, or a text with one bound or {len(chosen)} separated "
+            "by commas"
         )
-    return tuple(
-        _rejection(name, text) for name, text in zip(names, thresholds * (len(names) // len(thresholds)), strict=True)
-    )
+    parts = [part.strip() for part in str(value).split(",") if part.strip()]
+    if len(parts) not in (1, len(chosen)):
+        raise UsageError(f"{option} = {names} needs one bound or {len(chosen)} in {option}_threshold, as verl does")
+    if len(parts) == 1:
+        parts = parts * len(chosen)
+    return tuple(_rejection(name, text, f"{option}_threshold") for name, text in zip(chosen, parts, strict=True))
 
 
-def _rejection(name: str, text: str) -> Rejection:
-    """The bounds of a statistic: k1 is a log-ratio of sampler over trainer, and its bounds are of the ratio."""
-    low, high = _bounds(text, f"{_RS}_threshold")
+def _rejection(name: str, text: str, option: str) -> Rejection:
+    low, high = _numbers(text, option)
     if not name.endswith("k1"):
         if low is not None:
-            raise UsageError(f"{_RS}_threshold = {text}: {name} takes one upper bound")
+            raise UsageError(f"{option} = {text}: {name} takes one upper bound")
+        if high <= 0:
+            raise UsageError(f"{option} = {text}: {name} needs a bound above 0")
         return Rejection(statistic=name, high=high)
-    low = 1.0 / high if low is None else low
+    if low is None and high != 0:
+        low = 1.0 / high
+    if low is None or low <= 0 or high <= 0:
+        raise UsageError(f"{option} = {text}: {name} needs bounds above 0 whose inverses are above 0")
     if low > high:
-        raise UsageError(
-            f"{_RS}_threshold = {text}: {name} needs a lower bound up to the upper one ({low:g}, {high:g})"
-        )
+        raise UsageError(f"{option} = {text}: {name} needs a lower bound up to the upper one ({low:g}, {high:g})")
     return Rejection(statistic=name, high=math.log(high), low=math.log(low))
 
 
-def _bounds(text: str, option: str) -> tuple[float | None, float]:
-    """Read ``upper`` or ``lower_upper``."""
-    first, separated, second = text.strip().partition("_")
+def _numbers(value: float | str, option: str) -> tuple[float | None, float]:
+    """Read ``upper`` or ``lower_upper``; Python reads underscores inside a number, so ``1_2_3`` is 1 and 23."""
+    first, separated, second = value.partition("_") if isinstance(value, str) else (value, "", "")
     try:
-        low, high = (float(first), float(second)) if separated else (None, float(first))
-    except ValueError:
-        raise UsageError(f"{option} = {text}: expected a number, or two as in 0.5_2.0") from None
-    if not high > 0 or (low is not None and not 0 < low <= high):
-        raise UsageError(f"{option} = {text}: expected bounds above 0, the lower one first")
-    return low, high
+        return (float(first), float(second)) if separated else (None, float(first))
+    except (ValueError, OverflowError):
+        raise UsageError(f"{option} = {value}: expected a number, or two as in 0.5_2.0") from None
 
 
 def metrics(evaluation: "Evaluation") -> dict[str, float]:

@@ -185,8 +185,6 @@ def correction(config: Config) -> RolloutCorrection | None:
     if config.word(_MODE) != _BYPASS:
         return None
     rejections = verl_correction.rejections(config, _INSIDE)
-    if config[f"{_INSIDE}.rollout_rs"] is not None and not rejections:
-        raise UsageError(f"{_INSIDE}.rollout_rs needs {_INSIDE}.rollout_rs_threshold, and so does verl")
     weights = verl_correction.weights(config, _INSIDE)
     if config.word(f"{_INSIDE}.loss_type") != "reinforce":
         return RolloutCorrection(rejections=rejections)  # verl computes weights there for its metrics alone

@@ -58,7 +58,7 @@ def test_only_what_is_needed_is_read(code, options, columns):
     [
         ("verl", {}, set(), {"ref_log_probs", "values", "response_mask_pre"}),
         ("verl", {"use_kl_loss": True}, {"ref_log_probs"}, {"values"}),
-        ("verl", {"rollout_rs": "token_k1"}, {"response_mask_pre"}, {"values"}),
+        ("verl", {"rollout_rs": "token_k1", "rollout_rs_threshold": 2}, {"response_mask_pre"}, {"values"}),
         ("slime", {"advantage_estimator": "ppo"}, {"values"}, {"ref_log_probs", "group_id"}),
         ("slime", {"advantage_estimator": "ppo", "kl_coef": 0.1}, {"values", "ref_log_probs"}, {"group_id"}),
         ("slime", {"use_rollout_logprobs": True}, {"rollout_log_probs"}, {"values"}),
@@ -130,7 +130,7 @@ def test_several_missing_columns():
     ("trainer", "options", "column", "words"),
     [
         ("verl", {"use_kl_loss": True}, "ref_log_probs", "actor_rollout_ref.actor.use_kl_loss=true"),
-        ("verl", {"rollout_rs": "token_k1"}, "response_mask_pre", "save `response_mask` before"),
+        ("verl", {"rollout_rs": "token_k1", "rollout_rs_threshold": 2}, "response_mask_pre", "save `response_mask` before"),
         ("slime", {"advantage_estimator": "ppo"}, "values", "--dump-details DIR .* with advantage_estimator ppo"),
         ("slime", {}, "response_mask", "--dump-details DIR makes slime write it"),
     ],

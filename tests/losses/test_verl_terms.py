@@ -287,7 +287,7 @@ def test_what_works_on_micro_batches_needs_to_know_them(mode):
 
 def test_bypass_mode_compares_with_the_sampler_everywhere():
     """And corrects for nothing before the loss; a short name is that of the trainer's own correction."""
-    options = {"rollout_rs": "token_k1", "use_kl_in_reward": True, "kl_ctrl.kl_coef": 0.1}
+    options = {"rollout_rs": "token_k1", "rollout_rs_threshold": 2, "use_kl_in_reward": True, "kl_ctrl.kl_coef": 0.1}
     before = objective(**options)
     assert before.correction.rejects
     assert before.policy_correction is None

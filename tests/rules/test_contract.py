@@ -54,7 +54,12 @@ SETUPS = {
     "trl-bnpo": {"trainer": "trl@1.16.0", "beta": 0.1, "loss_type": "bnpo", "scale_rewards": "batch"},
     "verl-grpo": {"trainer": "verl", "adv_estimator": "grpo", "use_kl_loss": True},
     "verl-gpg": {"trainer": "verl", "adv_estimator": "gpg", "loss_agg_mode": "seq-mean-token-mean"},
-    "verl-rf++": {"trainer": "verl", "adv_estimator": "reinforce_plus_plus_baseline", "rollout_rs": "token_k1"},
+    "verl-rf++": {
+        "trainer": "verl",
+        "adv_estimator": "reinforce_plus_plus_baseline",
+        "rollout_rs": "token_k1",
+        "rollout_rs_threshold": 2,
+    },
     "slime-grpo": {"trainer": "slime", "use_kl_loss": True, "kl_loss_coef": 0.1},
     "slime-ppo": {"trainer": "slime", "advantage_estimator": "ppo", "kl_coef": 0.1},
 }

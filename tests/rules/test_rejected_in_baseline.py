@@ -93,7 +93,7 @@ def test_opo_is_immune_where_two_survive():
 def test_token_mean_counted_before_rejection():
     # The rejected row's token stays in the denominator of both, so the shares do not move.
     before = batch(per_token={"response_mask_pre": 1})
-    options = {**RLOO, "rollout_rs": "token_k1"}
+    options = {**RLOO, "rollout_rs": "token_k1", "rollout_rs_threshold": 2}
     assert values(found_by(CODE, before, **options)) == pytest.approx(values(found_by(CODE, batch(), **RLOO)))
 
 

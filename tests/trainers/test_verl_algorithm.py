@@ -15,6 +15,7 @@ from rolloutdoctor.trainers import table, verl
 from rolloutdoctor.trainers.options import Layer, parse_version, resolve
 
 COEF = "actor/reward_kl_penalty_coeff"
+REJECTING = {"rollout_rs": "token_k1", "rollout_rs_threshold": 2}
 
 
 def objective(**options):
@@ -43,6 +44,10 @@ def objective(**options):
         ({"rollout_rs": "token_k1,token_k2", "rollout_rs_threshold": "2,1,1"}, "needs one bound or 2"),
         ({"rollout_rs": "token_k2", "rollout_rs_threshold": "0.5_2"}, "token_k2 takes one upper bound"),
         ({"rollout_rs": "token_k1", "rollout_rs_threshold": "0.5"}, "a lower bound up to the upper one"),
+        ({"rollout_rs": "token_k1"}, "rollout_rs = token_k1 needs .*rollout_rs_threshold, and so does verl"),
+        ({"rollout_rs": "token_k1", "rollout_rs_threshold": [2, 3]}, "expected a number, or a text"),
+        ({"rollout_rs": "token_k1", "rollout_rs_threshold": "inf"}, "bounds above 0 whose inverses are above 0"),
+        ({"rollout_rs": "token_k3", "rollout_rs_threshold": 0}, "token_k3 needs a bound above 0"),
     ],
 )
 def test_refusals(options, sentence):
@@ -59,9 +64,7 @@ def test_meanings():
     assert shared.rejections == tuple(Rejection(statistic=name, high=0.3) for name in ("token_k2", "token_k3"))
     single = objective(rollout_rs="token_k1", rollout_rs_threshold="4").correction.rejections[0]
     assert (single.low, single.high) == pytest.approx((-math.log(4), math.log(4)))
-    # Without bounds nothing but the metrics is lost: the run's mask is the one after rejection.
-    unbounded = objective(rollout_rs="token_k1").correction
-    assert (unbounded.rejects, unbounded.rejections) == (True, ())
+    assert shared.rejects
     for keys in ("a,b", "['a', 'b']", ["a", "b"]):
         assert objective(adv_estimator="gdpo", gdpo_reward_keys=keys).advantage.reward_keys == ("a", "b")
     assert objective().kl_reward is None
@@ -73,11 +76,11 @@ def test_columns():
     in_reward = objective(use_kl_in_reward=True)
     assert advantage_columns(in_reward) >= {"ref_log_probs", "old_log_probs", "response_mask"}
     assert "response_mask_pre" in optional_columns(in_reward)
-    rejecting = objective(use_kl_in_reward=True, rollout_rs="token_k1")
+    rejecting = objective(use_kl_in_reward=True, **REJECTING)
     assert "response_mask_pre" in advantage_columns(rejecting)
     assert "rollout_log_probs" in loss_columns(objective(rollout_is="token"))
     # The weight of a trained token does not depend on those that were rejected, that of a row does.
-    token, row = (objective(rollout_is=level, rollout_rs="token_k1", trainer__use_v1=False) for level in verl_levels())
+    token, row = (objective(rollout_is=level, trainer__use_v1=False, **REJECTING) for level in verl_levels())
     assert "response_mask_pre" not in loss_columns(token)
     assert "response_mask_pre" in loss_columns(row)
     assert "rewards" in advantage_columns(objective(adv_estimator="gdpo", gdpo_reward_keys="a"))
@@ -99,10 +102,10 @@ def two_rows():
 
 
 def test_rejected_tokens_pay_the_penalty():
-    found = evaluate_rows(two_rows(), in_reward(rollout_rs="token_k1"), torch.float64)
+    found = evaluate_rows(two_rows(), in_reward(**REJECTING), torch.float64)
     # 4 - 0.5 * 0.5 * 2, and 1 - 0.5 * 0.5 * 3: masked tool tokens pay nothing
     assert found.score_N.tolist() == [3.5, 0.25]
-    metrics = verl.metrics(evaluate(two_rows(), in_reward(rollout_rs="token_k1"), dtype=torch.float64))
+    metrics = verl.metrics(evaluate(two_rows(), in_reward(**REJECTING), dtype=torch.float64))
     assert metrics["critic/score/mean"] == 2.5
     assert metrics["critic/rewards/mean"] == 1.875
     assert metrics["actor/reward_kl_penalty"] == pytest.approx(0.5, rel=1e-7)
