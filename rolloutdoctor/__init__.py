@@ -1,6 +1,6 @@
 """rolloutdoctor: recompute what an RL post-training step computed, with and without the known faults.
 
-`open` a run, then `check`, `diff` or `recompute` it, or `evaluate` one batch under one objective. Nothing heavy is
+`open` a run, then `check`, `diff`, `plot` or `recompute` it, or `evaluate` one batch under one objective. Nothing heavy is
 imported before one of these is used.
 """
 
@@ -8,12 +8,12 @@ from importlib import import_module
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
-    from rolloutdoctor.api import batches, check, diff, objective_of, open, recompute
+    from rolloutdoctor.api import batches, check, diff, objective_of, open, plot, recompute
     from rolloutdoctor.evaluation import evaluate
 
 __version__ = "0.1.0"
 
-__all__ = ["__version__", "batches", "check", "diff", "evaluate", "objective_of", "open", "recompute"]
+__all__ = ["__version__", "batches", "check", "diff", "evaluate", "objective_of", "open", "plot", "recompute"]
 
 
 def __getattr__(name: str) -> object:

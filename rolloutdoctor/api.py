@@ -3,6 +3,7 @@
 import os
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 from rolloutdoctor.batch import RolloutBatch
 from rolloutdoctor.comparison import Comparison, Recomputed
@@ -11,6 +12,7 @@ from rolloutdoctor.engine.check import check as _check
 from rolloutdoctor.engine.configure import configure
 from rolloutdoctor.engine.diff import DiffOptions
 from rolloutdoctor.engine.diff import diff as _diff
+from rolloutdoctor.engine.pictures import draw, known_kind
 from rolloutdoctor.engine.recompute import RecomputeOptions, evaluation_columns, need_trainer
 from rolloutdoctor.engine.recompute import recompute as _recompute
 from rolloutdoctor.engine.sweep import find_dtype
@@ -20,6 +22,9 @@ from rolloutdoctor.io.run import Run, StepRange, open_run
 from rolloutdoctor.objective import Objective
 from rolloutdoctor.rules.table import pick
 from rolloutdoctor.trainers.options import Layer
+
+if TYPE_CHECKING:
+    from matplotlib.figure import Figure
 
 Options = Mapping[str, object]
 
@@ -118,6 +123,47 @@ def diff(
         text=text,
     )
     return _diff(run, chosen)
+
+
+def plot(
+    kind: str,
+    run: Run,
+    *,
+    fixes: Sequence[str] = (),
+    by: str | None = None,
+    trainer: str | None = None,
+    options: Options | None = None,
+    steps: str | None = None,
+    split: str | None = None,
+    device: str = "auto",
+    dtype: str = "float32",
+) -> "Figure":
+    """Draw a picture of a run, as the command `plot` does; save it with the figure's own `savefig`.
+
+    Args:
+        kind: ``advantages``, ``kl``, ``baseline``, ``gradient`` or ``ratio``.
+        run: from `open`.
+        fixes: ``NAME`` or ``NAME:VARIANT``: before against after.
+        by: ``step`` for one ridge for each band of steps, where the picture has that form.
+        trainer: ``NAME`` or ``NAME@VERSION``, over what the file says.
+        options: the trainer's own options by name, over what the file says.
+        steps: ``START:STOP``.
+        split: only ``train`` or ``eval``; None: training rows.
+        device: ``auto``, ``cpu`` or ``cuda``.
+        dtype: ``float32`` or ``float64``.
+
+    Raises:
+        UsageError: if an option cannot be used.
+        InputError: if the run lacks what the picture needs.
+    """
+    from rolloutdoctor.plots.table import figure_of, known_by
+
+    by_step = known_by(known_kind(kind), by)
+    chosen = CheckOptions(
+        trainer=trainer, layers=_layers(options), steps=_steps(steps), split=split, device=device, dtype=dtype
+    )
+    data = draw(run, kind, chosen, tuple(choose(text) for text in fixes))
+    return figure_of(kind, data, by_step=by_step)
 
 
 def recompute(

@@ -16,21 +16,60 @@ ROOT = Path(__file__).parent.parent
 SAMPLE = ROOT / "sample_data" / "verl_rejected.parquet"
 
 
-def test_the_example_of_the_readme_runs():
+def test_the_example_of_the_readme_runs(tmp_path):
     text = (ROOT / "README.md").read_text(encoding="utf-8")
     (code,) = [block for block in re.findall(r"```python\n(.*?)```", text, re.DOTALL) if "rolloutdoctor as rd" in block]
     assert len(code.splitlines()) <= 12
+    (tmp_path / "sample_data").symlink_to(ROOT / "sample_data")
     done = subprocess.run(
         [sys.executable, "-c", code],
         capture_output=True,
         encoding="utf-8",
-        cwd=ROOT,
+        cwd=tmp_path,
         check=False,
         env=os.environ | {"PYTHONPATH": str(ROOT)},
     )
     assert done.returncode == 0, done.stderr
     assert "advantages of 334 rows off by 0.145 on average, 1.33 at most" in done.stdout
     assert "changed_rows" in done.stdout
+    assert (tmp_path / "advantages.png").read_bytes().startswith(b"\x89PNG")
+
+
+def test_figures_are_those_of_the_command(tmp_path, monkeypatch):
+    from matplotlib.figure import Figure
+
+    from rolloutdoctor.cli import main
+
+    run = rd.open(SAMPLE)
+    figure = rd.plot("advantages", run, fixes=["rejected-rows"], steps="0:20", by="step")
+    assert isinstance(figure, Figure)
+    target = tmp_path / "command.png"
+    words = ["plot", "advantages", str(SAMPLE), "--fix", "rejected-rows", "--steps", "0:20", "--by", "step"]
+    monkeypatch.setattr(sys, "argv", ["rolloutdoctor", *words, "-o", str(target), "--quiet"])
+    with pytest.raises(SystemExit) as end:
+        main()
+    assert not end.value.code
+    figure.savefig(tmp_path / "own.png", metadata={"Software": None})
+    assert (tmp_path / "own.png").read_bytes() == target.read_bytes()
+
+
+@pytest.mark.parametrize(
+    ("call", "part"),
+    [
+        (lambda run: rd.plot("advantges", run), "did you mean 'advantages'?"),
+        (lambda run: rd.plot("kl", run, by="step"), "--by step is for advantages"),
+        (lambda run: rd.plot("kl", run, fixes=["zero"]), "did you mean 'zero-std'?"),
+        (lambda run: rd.plot("kl", run, split="test"), r"no split 'test' \(known: train, eval\)"),
+        (lambda run: rd.check(run, dtype="float16"), "no dtype 'float16'"),
+        (lambda run: rd.check(run, device="gpu"), "no device 'gpu'"),
+        (lambda run: rd.check(run, split="both"), "no split 'both'"),
+        (lambda run: rd.diff(run, fixes=["zero-std"], by="row"), "no parts by 'row'"),
+        (lambda run: rd.recompute(run, dtype="double"), "no dtype 'double'"),
+    ],
+)
+def test_bad_arguments_are_one_sentence(call, part):
+    with pytest.raises(UsageError, match=part):
+        call(rd.open(SAMPLE))
 
 
 @pytest.mark.parametrize(

@@ -56,11 +56,10 @@ def plot(
     fixes = tuple(choose(text) for text in fix or [])
     step_range = opt.step_range(steps)
     layers = opt.layers(context, settings, trainer_config)
-    from rolloutdoctor.plots.table import PICTURES, as_bytes, figure_of, format_for
+    from rolloutdoctor.plots.table import as_bytes, figure_of, format_for, known_by
 
     form = format_for(output)
-    if by is not None and PICTURES[kind].by_step is None:
-        raise UsageError(f"--by step is for advantages; {kind} has its steps on an axis already")
+    by_step = known_by(kind, by)
     from rolloutdoctor.cli.progress import progress_bar
     from rolloutdoctor.engine.check import CheckOptions
     from rolloutdoctor.engine.pictures import draw
@@ -77,5 +76,5 @@ def plot(
     )
     with progress_bar(run.rows, quiet=quiet) as progress:
         data = draw(run, kind, options, fixes, progress)
-    write_whole(as_bytes(figure_of(kind, data, by_step=by is not None), kind, form), output)
+    write_whole(as_bytes(figure_of(kind, data, by_step=by_step), kind, form), output)
     opt.warn_of_partial(run, quiet=quiet)

@@ -2,7 +2,7 @@
 
 import math
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, replace
 
 import torch
 
@@ -16,48 +16,36 @@ from rolloutdoctor.engine.moved import Candidate, most_moved, moved_groups
 from rolloutdoctor.engine.parts import PARTS, Key, part_rows, part_slices
 from rolloutdoctor.engine.plan import remedy
 from rolloutdoctor.engine.recompute import absent_columns, evaluation_columns, need_trainer
-from rolloutdoctor.engine.sweep import DTYPES, find_device, one_torch_thread
+from rolloutdoctor.engine.sweep import ReadOptions, find_device, find_dtype, one_torch_thread
 from rolloutdoctor.errors import CannotComputeError, InputError, UsageError
 from rolloutdoctor.evaluation import Evaluation, evaluate_all
 from rolloutdoctor.findings import InputSummary
 from rolloutdoctor.fixes import ChosenFix
-from rolloutdoctor.io.run import LoggedMetrics, Run, StepRange
+from rolloutdoctor.io.run import LoggedMetrics, Run
 from rolloutdoctor.needs import advantage_columns, loss_columns
 from rolloutdoctor.objective import Objective
 from rolloutdoctor.stats.sums import ratio
-from rolloutdoctor.trainers.options import Layer
 
 BEFORE = ""
 BY_GRADIENT = "absolute change of the log-prob gradient"
 BY_ADVANTAGE = "absolute change of advantages"
 
 
-@dataclass(frozen=True)
-class DiffOptions:
-    """What to compare, and how.
+@dataclass(frozen=True, kw_only=True)
+class DiffOptions(ReadOptions):
+    """What to compare, and how; an evaluation trains nothing, so the two splits are never mixed.
 
     Attributes:
         fixes: the other side has these.
         against: ``KEY=VALUE`` texts: the other side's options, where they differ.
-        trainer: ``NAME`` or ``NAME@VERSION``; None: as the file says.
-        layers: option values of the user, most important first.
-        steps: which steps.
-        split: ``train`` or ``eval``; an evaluation trains nothing, so the two are never mixed.
-        device: ``auto``, ``cpu`` or ``cuda``.
-        dtype: ``float32`` or ``float64``.
         by: break the numbers down by this: a name in `parts.PARTS`.
         top: how many of the groups that moved most to keep.
         text: read the prompts and responses of these.
     """
 
+    split: str = TRAIN
     fixes: Sequence[ChosenFix] = ()
     against: Sequence[str] = ()
-    trainer: str | None = None
-    layers: Sequence[Layer] = field(default_factory=tuple)
-    steps: StepRange | None = None
-    split: str = TRAIN
-    device: str = "auto"
-    dtype: str = "float32"
     by: str | None = None
     top: int = 0
     text: bool = False
@@ -74,7 +62,7 @@ def diff(run: Run, options: DiffOptions, progress: Callable[[int, int], None] | 
         raise UsageError("nothing to compare with: add --fix NAME (see `rolloutdoctor fixes`) or --against KEY=VALUE")
     if options.by is not None and options.by not in PARTS:
         raise UsageError(f"no parts by {options.by!r} (known: {', '.join(PARTS)})")
-    device, dtype = find_device(options.device), DTYPES[options.dtype]
+    device, dtype = find_device(options.device), find_dtype(options.dtype)
     configured = need_trainer(configure(run.metadata, options.trainer, options.layers))
     sides = _sides(run, configured, options)
     columns, notes = _columns(run, configured, sides)

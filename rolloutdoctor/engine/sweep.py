@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 
 import torch
 
-from rolloutdoctor.batch import RolloutBatch
+from rolloutdoctor.batch import EVAL, TRAIN, RolloutBatch
 from rolloutdoctor.errors import CannotComputeError, UsageError
 from rolloutdoctor.evaluation import Evaluation, evaluate_all
 from rolloutdoctor.io.run import LoggedMetrics, Run, StepRange
@@ -39,6 +39,15 @@ class ReadOptions:
     split: str | None = None
     device: str = "auto"
     dtype: str = "float32"
+
+    def __post_init__(self) -> None:
+        """Refuse a split that no row has.
+
+        Raises:
+            UsageError: if it is neither ``train`` nor ``eval``.
+        """
+        if self.split not in (None, TRAIN, EVAL):
+            raise UsageError(f"no split {self.split!r} (known: {TRAIN}, {EVAL})")
 
 
 @dataclass(frozen=True, eq=False)

@@ -44,17 +44,26 @@ PICTURES: dict[str, Picture] = {
 SUFFIXES = {".png": "png", ".svg": "svg", ".pdf": "pdf"}
 
 
-def figure_of(kind: str, data: PictureData, *, by_step: bool = False) -> Figure:
-    """Draw a picture as a matplotlib figure.
+def known_by(kind: str, by: str | None) -> bool:
+    """True if a picture is to be drawn by step.
 
     Raises:
-        UsageError: if `by_step` is asked of a picture that has no such form.
+        UsageError: if it has no such form.
     """
-    picture = PICTURES[kind]
-    if by_step and picture.by_step is None:
+    if by is None:
+        return False
+    if by != "step":
+        raise UsageError(f"no picture by {by!r} (known: step)")
+    if PICTURES[kind].by_step is None:
         raise UsageError(f"--by step is for advantages; {kind} has its steps on an axis already")
+    return True
+
+
+def figure_of(kind: str, data: PictureData, *, by_step: bool = False) -> Figure:
+    """Draw a picture as a matplotlib figure; `by_step` is for those that have that form (`known_by`)."""
+    picture = PICTURES[kind]
     with styled():
-        return picture.by_step(data) if by_step and picture.by_step is not None else picture.draw(data)
+        return picture.draw(data) if not by_step or picture.by_step is None else picture.by_step(data)
 
 
 def format_for(name: str) -> str:

@@ -20,7 +20,7 @@ from rolloutdoctor.pictures import (
 )
 from rolloutdoctor.plots.inline import inline_svg
 from rolloutdoctor.plots.style import MOST_POINTS, condensed
-from rolloutdoctor.plots.table import PICTURES, as_bytes, figure_of, format_for
+from rolloutdoctor.plots.table import PICTURES, as_bytes, figure_of, format_for, known_by
 
 NAN = math.nan
 SOME = Histogram(-2, -9, (4, 0, 3, 0, 0, 1, 9, 0, 2, 7, 0, 0, 5, 0, 3))
@@ -285,4 +285,8 @@ def test_an_unknown_suffix_is_refused(name, part):
 
 def test_only_advantages_have_ridges():
     with pytest.raises(UsageError, match="--by step is for advantages"):
-        figure_of("kl", kl(), by_step=True)
+        known_by("kl", "step")
+    with pytest.raises(UsageError, match="no picture by 'row'"):
+        known_by("advantages", "row")
+    assert known_by("advantages", "step")
+    assert not known_by("kl", None)
