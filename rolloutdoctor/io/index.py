@@ -36,7 +36,7 @@ class RowGroup:
     low: int
     high: int
     splits: frozenset[str]
-    keys: frozenset[StepKey] | None = None
+    keys: tuple[StepKey, ...] | None = None
 
     def may_hold(self, steps: StepRange, split: str | None) -> bool:
         """Tell whether a row of these steps and this split can be in it."""
@@ -47,7 +47,7 @@ class RowGroup:
 
 @dataclass(frozen=True)
 class Index:
-    """The row groups of a run in reading order.
+    """The row groups of a run in reading order: files in turn where steps are scattered over them.
 
     Attributes:
         row_groups: those that have rows.
@@ -70,6 +70,19 @@ def build_index(files: Sequence[RunFile]) -> Index:
         InputError: if a file cannot be read.
     """
     return _from_statistics(files) or _from_rows(files)
+
+
+def in_reading_order(row_groups: Sequence[RowGroup]) -> tuple[RowGroup, ...]:
+    """Put the row groups of several files in the order of their steps, so that a step's rows are read together.
+
+    Each file keeps its own order, whatever the steps in it; files of which one ends where the next begins do, too.
+    """
+    highest: dict[int, int] = {}
+    order = []
+    for place, found in enumerate(row_groups):
+        highest[found.file] = max(found.low, highest.get(found.file, 0))
+        order.append((highest[found.file], place))
+    return tuple(row_groups[place] for _, place in sorted(order))
 
 
 def read_keys(file: RunFile, table: pa.Table, rows: range) -> tuple[np.ndarray, np.ndarray | None]:
@@ -137,11 +150,12 @@ def _from_statistics(files: Sequence[RunFile]) -> Index | None:
         spans = sorted((found.low, found.high) for found in row_groups if split in found.splits)
         if any(after[0] < before[1] for before, after in pairwise(spans)):
             return None
+    ordered = in_reading_order(row_groups)
     return Index(
-        tuple(row_groups),
+        ordered,
         {
             StepKey(step, split): position
-            for position, found in enumerate(row_groups)
+            for position, found in enumerate(ordered)
             for split in found.splits
             for step in (found.low, found.high)
         },
@@ -150,17 +164,19 @@ def _from_statistics(files: Sequence[RunFile]) -> Index | None:
 
 def _from_rows(files: Sequence[RunFile]) -> Index:
     row_groups: list[RowGroup] = []
-    last: dict[StepKey, int] = {}
+    # One object for a key, however many row groups it is in.
+    known: dict[StepKey, StepKey] = {}
     for position, file in enumerate(files):
         with file.opened() as opened:
             for group, first_row, rows in _numbered(file):
                 table = opened.read(group, KEY_COLUMNS)
-                keys = [key for key, _ in rows_by_key(*read_keys(file, table, range(first_row, first_row + rows)))]
-                last.update(dict.fromkeys(keys, len(row_groups)))
+                found = rows_by_key(*read_keys(file, table, range(first_row, first_row + rows)))
+                keys = tuple(known.setdefault(key, key) for key, _ in found)
                 low, high = min(key.step for key in keys), max(key.step for key in keys)
                 splits = frozenset(key.split for key in keys)
-                row_groups.append(RowGroup(position, group, first_row, rows, low, high, splits, frozenset(keys)))
-    return Index(tuple(row_groups), last)
+                row_groups.append(RowGroup(position, group, first_row, rows, low, high, splits, keys))
+    ordered = in_reading_order(row_groups)
+    return Index(ordered, {key: position for position, each in enumerate(ordered) for key in each.keys or ()})
 
 
 def _numbered(file: RunFile) -> Iterator[tuple[int, int, int]]:

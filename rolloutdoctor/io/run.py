@@ -4,7 +4,6 @@ import json
 import os
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from functools import cached_property
-from itertools import groupby
 from pathlib import Path
 
 import numpy as np
@@ -18,8 +17,10 @@ from rolloutdoctor.io.metadata import RunMetadata
 from rolloutdoctor.io.metrics import LoggedMetrics, read_metrics
 from rolloutdoctor.io.parquet import OpenFile, RunFile, read_footer
 from rolloutdoctor.io.paths import expand
-from rolloutdoctor.io.pieces import Piece, Wanted, assemble, decode_piece
+from rolloutdoctor.io.pieces import Wanted, assemble, decode_piece
+from rolloutdoctor.io.spill import Spill
 from rolloutdoctor.io.steps import StepRange
+from rolloutdoctor.io.waiting import Waiting, row_groups_opened
 
 __all__ = ["LoggedMetrics", "Run", "StepRange", "open_run"]
 
@@ -74,8 +75,10 @@ class Run:
         """Yield one batch per step and split, each as soon as its last row has been read.
 
         So batches come in the order of their last rows in the files, whatever the row groups; rows of a batch keep
-        file order. For files sorted by step, memory follows one step and one row group. Tensors may view the memory
-        of the file's buffers: treat them as read-only. Abandoning the iterator closes the file that it has open.
+        file order. Files over which steps are scattered are read in turn, in the order of their steps. Memory follows
+        one step and one row group, whatever the order of the rows: where the rows of a step lie far apart, what has
+        to wait for them goes through a temporary file, at the cost of writing and reading it once. Tensors may view
+        the memory of the file's buffers: treat them as read-only. Abandoning the iterator closes its files.
 
         Args:
             columns: canonical names to carry; those that are absent are left out, and a token column that is null in
@@ -154,28 +157,28 @@ class Run:
         index = self._index
         plan = [(position, found) for position, found in enumerate(index.row_groups) if found.may_hold(steps, split)]
         total, done = sum(found.rows for _, found in plan), 0
-        pending: dict[StepKey, list[Piece]] = {}
         finished: set[StepKey] = set()
-        for number, here in groupby(plan, key=lambda entry: entry[1].file):
-            with self._files[number].opened() as opened:
-                for position, row_group in here:
-                    for key, rows, table in _wanted_rows(opened, row_group, wanted, steps, split):
-                        if key in finished:
-                            raise _contradiction(opened.file, key)
-                        piece = decode_piece(opened.file, table, rows, wanted, dtype)
-                        is_complete = index.is_complete(key, position)
-                        # A slice that waits for later row groups must not keep all of this one in memory.
-                        is_slice = isinstance(rows, range) and not is_complete and len(rows) < row_group.rows
-                        pending.setdefault(key, []).append(piece.detached() if is_slice else piece)
-                        # No reference may be left in this frame, or a step would live on while the next is decoded.
-                        del piece, table, rows
-                        if is_complete:
-                            finished.add(key)
-                            yield assemble(key, pending.pop(key), several_files=len(self._files) > 1)
-                    done += row_group.rows
-                    progress(done, total)
-        for key, pieces in pending.items():
-            raise _contradiction(pieces[0].file, key)
+        with Spill() as spill, row_groups_opened(self._files, plan) as walk:
+            waiting = Waiting(index, spill)
+            for position, row_group, opened in walk:
+                for key, rows, table in _wanted_rows(opened, row_group, wanted, steps, split):
+                    if key in finished:
+                        raise _contradiction(opened.file, key)
+                    piece = decode_piece(opened.file, table, rows, wanted, dtype)
+                    is_complete = index.is_complete(key, position)
+                    # A slice that waits for later row groups must not keep all of this one in memory.
+                    is_slice = isinstance(rows, range) and not is_complete and len(rows) < row_group.rows
+                    waiting.add(key, row_group, piece.detached() if is_slice else piece)
+                    # No reference may be left in this frame, or a step would live on while the next is decoded.
+                    del piece, table, rows
+                    if is_complete:
+                        finished.add(key)
+                        yield assemble(key, waiting.take(key), several_files=len(self._files) > 1)
+                done += row_group.rows
+                progress(done, total)
+            left = waiting.leftover()
+            if left is not None:
+                raise _contradiction(left[1].file, left[0])
 
 
 def _holds_any(row_group: RowGroup, keys: Iterable[StepKey]) -> bool:
