@@ -65,7 +65,7 @@ def evaluate_rows(batch: RolloutBatch, objective: Objective, dtype: torch.dtype 
     weight_T = rollout_weights(batch, objective, dtype)
     length_N = rejected_N = None
     if "response_mask" in batch.per_token:
-        length_N = seg.total(batch.column("response_mask"), batch.rows)
+        length_N = batch.trained.diff().double()
         rejected_N = length_N == 0
     vote_N = torch.ones_like(score_N, dtype=torch.bool)
     if RowSet.UNSCORED in objective.vote.without:

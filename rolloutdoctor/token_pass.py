@@ -1,6 +1,7 @@
 """The second pass of an evaluation: the terms of every token and their derivative, reduced to sums per row.
 
-Blocks of whole rows go through in turn, so that the temporaries of a block stay in the cache.
+Blocks of whole rows go through in turn, so that the temporaries of a block stay in the cache. Of several objectives the
+first is the reference: another one is evaluated on the rows where it can differ from it, and shares its sums elsewhere.
 """
 
 from collections.abc import Mapping
@@ -19,14 +20,13 @@ from rolloutdoctor.losses.gates import high_entropy, importance_of_rows, product
 from rolloutdoctor.losses.levels import row_mean
 from rolloutdoctor.losses.selections import SELECTIONS
 from rolloutdoctor.losses.surrogates import SURROGATES
-from rolloutdoctor.losses.terms import TokenInputs
+from rolloutdoctor.losses.terms import PolicyTerm, TokenInputs
 from rolloutdoctor.needs import LAYOUT_COLUMNS
 from rolloutdoctor.objective import Aggregation, KlTerm
 from rolloutdoctor.ops import segments as seg
+from rolloutdoctor.reward_pass import mismatch_of
 from rolloutdoctor.row_pass import RowPart, in_scope
-
-BLOCK_TOKENS = 131_072
-"""Tokens that are worked on at a time: their temporaries stay in the cache."""
+from rolloutdoctor.token_blocks import Block, blocks_of, whole
 
 
 @dataclass(frozen=True, eq=False)
@@ -99,46 +99,20 @@ def token_pass(
 ) -> dict[str, tuple[TokenPart, PerToken | None]]:
     """Run the second pass for all objectives, block by block."""
     passes = {name: _Pass(batch, part, dtype, per_token) for name, part in parts.items()}
-    for rows, tokens in batch.blocks(BLOCK_TOKENS):
-        block = _Block(batch, rows, tokens, dtype)
-        reference: Tensor | None = None
-        for each in passes.values():
-            grad_T = each.add(block, reference)
-            reference = grad_T if reference is None else reference
+    reference, *others = passes.values()
+    for other in others:
+        other.compare_with(reference)
+    for block in blocks_of(batch, dtype):
+        grad_T = reference.add(block)
+        for other in others:
+            other.add_compared(block, grad_T)
     return {name: each.result() for name, each in passes.items()}
 
 
-class _Block:
-    """The columns of some whole rows, masked tokens set to zero so that nothing of them leaks."""
-
-    def __init__(self, batch: RolloutBatch, rows: slice, tokens: slice, dtype: torch.dtype) -> None:
-        self.rows, self.tokens = rows, tokens
-        self.offsets = batch.rows[rows.start : rows.stop + 1] - batch.rows[rows.start]
-        self.mask_T = batch.column("response_mask")[tokens]
-        self.dtype = dtype
-        self._batch = batch
-        self._columns: dict[str, Tensor] = {}
-
-    def column(self, name: str) -> Tensor:
-        """A token column of the block, ``[t]``, 0 at masked tokens."""
-        if name not in self._columns:
-            values_T = self._batch.column(name)[self.tokens].to(self.dtype)
-            self._columns[name] = torch.where(self.mask_T, values_T, 0.0)
-        return self._columns[name]
-
-    def per_row(self, x_T: Tensor) -> Tensor:
-        """Sum over the trained tokens of each row of the block, float64."""
-        return seg.total(x_T * self.mask_T, self.offsets)
-
-    def expand(self, x_N: Tensor) -> Tensor:
-        """Give the block's share of a row value to its tokens."""
-        return seg.expand(x_N[self.rows], self.offsets)
-
-
-def _inside(block: _Block, rows_N: Tensor, x_T: Tensor) -> Tensor:
+def _inside(block: Block, rows_N: Tensor, x_T: Tensor) -> Tensor:
     """`x_T` at rows of a scope and 0 elsewhere: nothing of a row outside enters, NaN included."""
-    here_N = rows_N[block.rows]
-    return x_T if bool(here_N.all()) else torch.where(seg.expand(here_N, block.offsets), x_T, 0.0)
+    here_n = rows_N[block.rows]
+    return x_T if bool(here_n.all()) else torch.where(seg.expand(here_n, block.offsets), x_T, 0.0)
 
 
 class _Pass:
@@ -150,7 +124,7 @@ class _Pass:
         layout_columns = [batch.per_row.get(name) for name in LAYOUT_COLUMNS]
         separate = batch.split != TRAIN and objective.aggregation.eval_batches
         self.layout = Layout.of(batch.rows, *layout_columns, separate=separate)
-        self.objective, self.part, self.batch = objective, part, batch
+        self.objective, self.part, self.batch, self.dtype = objective, part, batch, dtype
         self.counted_N, self.kept_T, self.inner_T = part.length_N, None, None
         if objective.policy_correction is not None:
             trainer_T, sampler_T = (
@@ -159,6 +133,9 @@ class _Pass:
             ratios = LogRatios(trainer_T - sampler_T, batch.column("response_mask"), batch.rows)
             self.kept_T, self.inner_T = inside_the_loss(ratios, objective.policy_correction)
             self.counted_N = seg.total(self.kept_T, batch.rows)
+        mismatch = mismatch_of(batch, objective, self.layout.micro_N, dtype)
+        if mismatch is not None:
+            self.kept_T, self.inner_T = mismatch.kept_T, mismatch.gate_T
         self.weight_N = self._row_weights(objective.aggregation)
         self.of_policy_N = self.weight_N
         if objective.policy_aggregation is not None:
@@ -171,12 +148,14 @@ class _Pass:
         self.kl_weight_N = (self.weight_N * self.kl_N * self.coef).to(dtype)
         self.advantage_N = None if part.advantage_N is None else part.advantage_N.to(dtype)
         self.has_logits = "sum_pi_squared" in batch.per_token
-        self.sums: dict[str, list[Tensor]] = {}
+        self.sums: dict[str, Tensor] = {}
+        self.reference: _Pass | None = None
+        self.differs_N: Tensor | None = None
         self.kept: list[tuple[Tensor, ...]] | None = [] if per_token else None
         self.chosen_T: Tensor | None = None
         self.open_T = self._open_tokens()
         if objective.surrogate.kind in SELECTIONS:
-            step = _Block(batch, slice(0, len(batch)), slice(0, batch.tokens), dtype)
+            step = whole(batch, dtype)
             micro_T = step.expand(self.layout.micro_N)
             self.chosen_T = SELECTIONS[objective.surrogate.kind](self._given(step), micro_T, objective.surrogate)
 
@@ -193,7 +172,7 @@ class _Pass:
         # A row that no denominator counts has no weight, and a mean over its own tokens no meaning.
         return torch.where(in_count_N, row_weights(counted_N, self.layout, rule), 0.0)
 
-    def _given(self, block: _Block) -> TokenInputs:
+    def _given(self, block: Block) -> TokenInputs:
         """What the policy term sees of a block."""
         policy_T = block.column("policy_log_probs")
         old_T = policy_T if self.on_policy else block.column(self.objective.surrogate.old)
@@ -201,27 +180,24 @@ class _Pass:
             advantage_T = block.expand(self.advantage_N)
         else:
             assert self.part.advantage_T is not None
-            advantage_T = self.part.advantage_T[block.tokens].to(policy_T.dtype)
-        advantage_T = torch.where(block.mask_T, advantage_T, 0.0)
-        chosen_T = None if self.chosen_T is None else self.chosen_T[block.tokens]
-        outer_T = self.part.weight_T if self.inner_T is None else self.inner_T
+            advantage_T = block.packed(self.part.advantage_T).to(policy_T.dtype)
+        gate_T = self.part.weight_T if self.inner_T is None else self.inner_T
         # Of one column with itself the log-ratio is 0, or NaN where the trainer gets NaN too.
         given = TokenInputs(
             policy_T,
             old_T,
             policy_T - old_T,
             advantage_T,
-            block.mask_T,
             block.offsets,
-            gate_T=None if outer_T is None else outer_T[block.tokens].to(policy_T.dtype),
-            chosen_T=chosen_T,
+            gate_T=None if gate_T is None else block.packed(gate_T).to(policy_T.dtype),
+            chosen_T=None if self.chosen_T is None else block.packed_trained(self.chosen_T),
         )
         return self._gated(given, block) if self.objective.gates else given
 
-    def _gated(self, given: TokenInputs, block: _Block) -> TokenInputs:
+    def _gated(self, given: TokenInputs, block: Block) -> TokenInputs:
         """The same with the multipliers of the policy term."""
         gates = self.objective.gates
-        open_T = None if self.open_T is None else self.open_T[block.tokens]
+        open_T = None if self.open_T is None else block.packed(self.open_T)
         gate_T = product(gates, given, block.column, open_T)
         inside = [importance_of_rows(given, block.column, gate) for gate in gates if gate.inside]
         return replace(given, gate_T=gate_T, log_weight_N=inside[0] if inside else None)
@@ -235,51 +211,114 @@ class _Pass:
                 return high_entropy(entropy_T, self.batch.column("response_mask"), forward_T, gate.high)
         return None
 
-    def add(self, block: _Block, reference_T: Tensor | None) -> Tensor:
+    def compare_with(self, reference: "_Pass") -> None:
+        """Compare derivatives with those of `reference`, which every block goes through first."""
+        self.reference, self.differs_N = reference, self._differs(reference)
+
+    def _differs(self, other: "_Pass") -> Tensor:
+        """Rows whose token terms can differ from another pass's, ``[N]`` bool."""
+        everywhere_N = torch.ones_like(self.policy_N)
+        if self.kept is not None or self._terms() != other._terms():
+            return everywhere_N
+        if not all(map(_same, self._token_values(), other._token_values())):
+            return everywhere_N
+        differs_N = ~everywhere_N
+        for mine_N, theirs_N in zip(self._row_values(), other._row_values(), strict=True):
+            if (mine_N is None) != (theirs_N is None):
+                return everywhere_N
+            if mine_N is not None and theirs_N is not None:
+                differs_N |= mine_N != theirs_N
+        return differs_N
+
+    def _terms(self) -> tuple[object, ...]:
+        """What decides a token's terms beside its columns."""
+        one = self.objective
+        return one.surrogate, one.gates, one.kl_loss, one.policy_correction, one.mismatch
+
+    def _token_values(self) -> tuple[Tensor | None, ...]:
+        return self.part.advantage_T, self.part.weight_T, self.inner_T, self.kept_T, self.chosen_T, self.open_T
+
+    def _row_values(self) -> tuple[Tensor | None, ...]:
+        return self.policy_N, self.kl_N, self.policy_weight_N, self.kl_weight_N, self.advantage_N
+
+    def add_compared(self, block: Block, reference_T: Tensor) -> None:
+        """Add the rows of a block that can differ from the reference, whose derivative is `reference_T`, ``[t]``."""
+        assert self.differs_N is not None
+        part = block.of_rows(self.differs_N)
+        if part is not None:
+            grad_T, other_T = self.add(part), part.of_block(reference_T)
+            self._sum(part, "versus_l1_N", (grad_T - other_T).abs_())
+            self._sum(part, "versus_dot_N", grad_T.double() * other_T)
+
+    def add(self, block: Block) -> Tensor:
         """Add a block and return its derivative, ``[t]``."""
-        rule = self.objective.surrogate
         given = self._given(block)
-        policy_T, advantage_T = given.policy_T, given.advantage_T
-        term = SURROGATES[rule.kind](given, rule)
-        value_T, slope_T, ratio_T = term.value_T, term.slope_T, term.ratio_T
-        policy_weight_T = block.expand(self.policy_weight_N)
-        grad_T = _inside(block, self.policy_N, policy_weight_T * slope_T)
-        loss_T = _inside(block, self.policy_N, policy_weight_T * value_T)
-        kl_T = torch.zeros_like(policy_T)
+        term = SURROGATES[self.objective.surrogate.kind](given, self.objective.surrogate)
+        grad_T = _inside(block, self.policy_N, block.expand(self.policy_weight_N) * term.slope_T)
+        kl_T: Tensor | None = None
         if self.objective.kl_loss is not None:
             kl_T, kl_slope_T = self._kl(block, self.objective.kl_loss, given)
-            kl_weight_T = block.expand(self.kl_weight_N)
-            grad_T = grad_T + _inside(block, self.kl_N, kl_weight_T * kl_slope_T)
-            loss_T = loss_T + _inside(block, self.kl_N, kl_weight_T * kl_T)
-        grad_T = torch.where(block.mask_T, grad_T, 0.0)
-        square_T = grad_T.double() ** 2
-        miss_T = (1 - policy_T.double().exp()) ** 2
-        self._sum(block, "policy_N", value_T)
-        self._sum(block, "at_one_N", given.gated(-advantage_T) if term.at_one_T is None else term.at_one_T)
-        self._sum(block, "kl_N", kl_T)
-        self._sum(block, "low_clipped_N", (ratio_T < 1 - rule.clip_low) & (advantage_T < 0))
-        self._sum(block, "high_clipped_N", (ratio_T > 1 + rule.clip_high) & (advantage_T > 0))
+            if self.kept_T is not None and self.objective.mismatch is not None:
+                kept_T = block.packed(self.kept_T)
+                kl_T, kl_slope_T = torch.where(kept_T, kl_T, 0.0), torch.where(kept_T, kl_slope_T, 0.0)
+            grad_T = grad_T + _inside(block, self.kl_N, block.expand(self.kl_weight_N) * kl_slope_T)
+            self._sum(block, "kl_N", kl_T)
+        self._sum(block, "policy_N", term.value_T)
+        self._sum_at_one(block, given, term)
+        self._sum_metrics(block, given, term)
+        self._sum_derivative(block, grad_T)
+        if self.kept is not None:
+            self._keep(block, given, term, kl_T, grad_T)
+        return grad_T
+
+    def _sum_at_one(self, block: Block, given: TokenInputs, term: PolicyTerm) -> None:
+        if term.at_one_T is None and given.gate_T is None and self.advantage_N is not None:
+            at_one_n = -self.advantage_N[block.rows].double() * block.offsets.diff()
+            self._set(block, "at_one_N", at_one_n)
+        else:
+            self._sum(block, "at_one_N", given.gated(-given.advantage_T) if term.at_one_T is None else term.at_one_T)
+
+    def _sum_metrics(self, block: Block, given: TokenInputs, term: PolicyTerm) -> None:
+        """Count what the trainers log of the policy term."""
+        rule = self.objective.surrogate
+        outside = {
+            "low_clipped_N": (seg.below(term.ratio_T, 1 - rule.clip_low), torch.lt),
+            "high_clipped_N": (seg.above(term.ratio_T, 1 + rule.clip_high), torch.gt),
+        }
+        for name, (outside_T, sign) in outside.items():
+            if self.advantage_N is None:
+                self._sum(block, name, outside_T & sign(given.advantage_T, 0))
+            else:
+                count_n = block.per_row(outside_T)
+                self._set(block, name, torch.where(sign(self.advantage_N[block.rows], 0), count_n, 0.0))
         for name in ("drift_N", "clipped_N", "capped_N", "logged_N"):
             x_T = getattr(term, name[:-1] + "T")
             if x_T is not None:
-                self._sum(block, name, x_T if self.kept_T is None else x_T * self.kept_T[block.tokens])
+                self._sum(block, name, x_T if self.kept_T is None else x_T * block.packed(self.kept_T))
+
+    def _sum_derivative(self, block: Block, grad_T: Tensor) -> None:
+        square_T = grad_T.double().square()
         self._sum(block, "grad_l1_N", grad_T.abs())
         self._sum(block, "grad_sq_N", square_T)
-        self._sum(block, "logits_low_sq_N", square_T * miss_T)
+        low_T = square_T * block.miss_sq_T
+        self._sum(block, "logits_low_sq_N", low_T)
         if self.has_logits:
-            spread_T = 1 - 2 * policy_T.double().exp() + block.column("sum_pi_squared").double()
+            spread_T = 1 - 2 * block.column("policy_log_probs").double().exp()
+            spread_T += block.column("sum_pi_squared")
             # Never below (1 - p)^2, but rounding of the column gets there where p is about one.
-            self._sum(block, "logits_sq_N", square_T * spread_T.maximum(miss_T))
-        other_T = grad_T if reference_T is None else reference_T
-        self._sum(block, "versus_l1_N", (grad_T - other_T).abs())
-        self._sum(block, "versus_dot_N", grad_T.double() * other_T)
-        if self.kept is not None:
-            mask_T = block.mask_T
-            kept = (advantage_T, kl_T, torch.where(mask_T, ratio_T, 0.0), torch.where(mask_T, loss_T, 0.0), grad_T)
-            self.kept.append(kept)
-        return grad_T
+            self._sum(block, "logits_sq_N", torch.maximum(square_T * spread_T, low_T))
 
-    def _kl(self, block: _Block, term: KlTerm, given: TokenInputs) -> kl.Term:
+    def _keep(self, block: Block, given: TokenInputs, term: PolicyTerm, kl_T: Tensor | None, grad_T: Tensor) -> None:
+        """Keep the token values of a block."""
+        assert self.kept is not None
+        loss_T = _inside(block, self.policy_N, block.expand(self.policy_weight_N) * term.value_T)
+        if kl_T is None:
+            kl_T = torch.zeros_like(loss_T)
+        else:
+            loss_T = loss_T + _inside(block, self.kl_N, block.expand(self.kl_weight_N) * kl_T)
+        self.kept.append((given.advantage_T, kl_T, term.ratio_T, loss_T, grad_T))
+
+    def _kl(self, block: Block, term: KlTerm, given: TokenInputs) -> kl.Term:
         u_T = block.column(term.log_probs) - block.column("ref_log_probs")
         ratio_T, gather = None, None
         if term.ratio_weighted and term.ratio_level == "token":
@@ -290,17 +329,32 @@ class _Pass:
         straight, clamp = term.straight_through, term.clamp
         return kl.term(term.estimator, u_T, ratio_T, straight_through=straight, clamp=clamp, gather=gather)
 
-    def _sum(self, block: _Block, name: str, x_T: Tensor) -> None:
-        self.sums.setdefault(name, []).append(block.per_row(x_T))
+    def _sum(self, block: Block, name: str, x_T: Tensor) -> None:
+        self._set(block, name, block.per_row(x_T))
+
+    def _set(self, block: Block, name: str, sums_n: Tensor) -> None:
+        if name not in self.sums:
+            self.sums[name] = torch.zeros(len(self.batch), dtype=torch.float64, device=self.batch.device)
+        self.sums[name][block.rows] = sums_n
+
+    def _summed(self, name: str) -> Tensor | None:
+        """Sums of all rows, ``[N]`` float64, those shared with the reference included; None if there are none."""
+        mine_N = self.sums.get(name)
+        if self.reference is None or self.differs_N is None or name == "versus_l1_N":
+            return mine_N
+        theirs_N = self.reference.sums.get("grad_sq_N" if name == "versus_dot_N" else name)
+        if mine_N is None or theirs_N is None:
+            return theirs_N if mine_N is None and not bool(self.differs_N.all()) else mine_N
+        return torch.where(self.differs_N, mine_N, theirs_N)
 
     def result(self) -> tuple[TokenPart, PerToken | None]:
         """Put the blocks together."""
-        empty = torch.zeros(0, dtype=torch.float64, device=self.batch.device)
+        zero_N = torch.zeros(len(self.batch), dtype=torch.float64, device=self.batch.device)
         names = [name for name in TokenPart.__dataclass_fields__ if name not in _NOT_SUMMED]
-        sums = {name: torch.cat(self.sums[name]) if name in self.sums else empty for name in names}
-        drift, clipped, capped, logged, logits = (
-            torch.cat(self.sums[name]) if name in self.sums else None for name in _OPTIONAL
-        )
+        found = {name: self._summed(name) for name in (*names, *_OPTIONAL)}
+        sums = {name: zero_N if (x_N := found[name]) is None else x_N for name in names}
+        if self.reference is None:
+            sums["versus_dot_N"] = sums["grad_sq_N"]
         kl_loss_N = torch.where(self.kl_N, sums["kl_N"] * self.coef, 0.0)
         if self.objective.surrogate.counts_empty and self.advantage_N is not None:
             # No token carries the term of an empty row.
@@ -315,14 +369,29 @@ class _Pass:
             policy_weight_N=self.of_policy_N,
             counted_N=self.counted_N,
             kl_loss_N=kl_loss_N,
-            drift_N=drift,
-            clipped_N=clipped,
-            capped_N=capped,
-            logged_N=logged,
-            logits_sq_N=logits,
+            drift_N=found["drift_N"],
+            clipped_N=found["clipped_N"],
+            capped_N=found["capped_N"],
+            logged_N=found["logged_N"],
+            logits_sq_N=found["logits_sq_N"],
             **sums,
         )
-        if self.kept is None:
-            return tokens, None
-        columns = [torch.cat(column) for column in zip(*self.kept, strict=True)] or [empty] * 5
-        return tokens, PerToken(*columns)
+        return tokens, None if self.kept is None else self._per_token(self.kept)
+
+    def _per_token(self, kept: list[tuple[Tensor, ...]]) -> PerToken:
+        """The token values of the step, 0 where the mask is 0."""
+        mask_T = self.batch.column("response_mask")
+        columns = []
+        for number in range(5):
+            column_T = torch.zeros(self.batch.tokens, dtype=self.dtype, device=self.batch.device)
+            if kept:
+                column_T[mask_T] = torch.cat([values[number] for values in kept])
+            columns.append(column_T)
+        return PerToken(*columns)
+
+
+def _same(mine_T: Tensor | None, theirs_T: Tensor | None) -> bool:
+    """True if two values per token are the same everywhere."""
+    if mine_T is None or theirs_T is None:
+        return mine_T is theirs_T
+    return mine_T is theirs_T or torch.equal(mine_T, theirs_T)

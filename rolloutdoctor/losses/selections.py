@@ -25,7 +25,7 @@ def band(given: TokenInputs, micro_T: Tensor, rule: Surrogate) -> Tensor:
     clipped_T = -given.advantage_T * ratio_T.clamp(1 - rule.clip_low, 1 + rule.clip_high) > free_T
     covariance_T = _covariance(given, micro_T)
     inside_T = (covariance_T > rule.numbers["lower"]) & (covariance_T < rule.numbers["upper"])
-    return inside_T & given.mask_T & ~clipped_T
+    return inside_T & ~clipped_T
 
 
 def largest(given: TokenInputs, micro_T: Tensor, rule: Surrogate) -> Tensor:
@@ -36,13 +36,12 @@ def largest(given: TokenInputs, micro_T: Tensor, rule: Surrogate) -> Tensor:
     done with its operations, in the precision of the log-probs, on the CPU as upstream does; it gives upstream's
     tokens if the rows of a micro-batch are in upstream's order. Source: verl ``compute_policy_loss_kl_cov``.
     """
-    trained_t = given.mask_T.nonzero().squeeze(1)
-    order_t = torch.argsort(micro_T[trained_t], stable=True)
-    counts = torch.bincount(micro_T[trained_t]).tolist()
-    places = torch.split(trained_t[order_t], counts)
-    advantages = torch.split(given.advantage_T[trained_t][order_t].cpu(), counts)
-    log_probs = torch.split(given.policy_T[trained_t][order_t].cpu(), counts)
-    chosen_T = torch.zeros_like(given.mask_T)
+    order_t = torch.argsort(micro_T, stable=True)
+    counts = torch.bincount(micro_T).tolist()
+    places = torch.split(order_t, counts)
+    advantages = torch.split(given.advantage_T[order_t].cpu(), counts)
+    log_probs = torch.split(given.policy_T[order_t].cpu(), counts)
+    chosen_T = torch.zeros_like(micro_T, dtype=torch.bool)
     for tokens_t, advantage_t, policy_t in zip(places, advantages, log_probs, strict=True):
         if len(tokens_t):
             covariance_t = (advantage_t - advantage_t.mean()) * (policy_t - policy_t.mean())
@@ -52,11 +51,11 @@ def largest(given: TokenInputs, micro_T: Tensor, rule: Surrogate) -> Tensor:
 
 
 def _covariance(given: TokenInputs, micro_T: Tensor) -> Tensor:
-    """Each token's part of the covariance over its micro-batch, ``[T]``; masked tokens hold anything."""
-    count_M = torch.bincount(micro_T, weights=given.mask_T.double())
+    """Each token's part of the covariance over its micro-batch, ``[T]``."""
+    count_M = torch.bincount(micro_T).double()
 
     def centred(x_T: Tensor) -> Tensor:
-        mean_M = torch.bincount(micro_T, weights=torch.where(given.mask_T, x_T, 0.0).double()) / count_M
+        mean_M = torch.bincount(micro_T, weights=x_T.double()) / count_M
         return x_T - mean_M[micro_T].to(x_T.dtype)
 
     return centred(given.advantage_T) * centred(given.policy_T)

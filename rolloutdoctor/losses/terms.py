@@ -11,14 +11,13 @@ from rolloutdoctor.ops import segments as seg
 
 @dataclass(frozen=True, eq=False)
 class TokenInputs:
-    """Some whole rows as a policy term sees them; masked tokens hold 0.
+    """The trained tokens of some whole rows, as a policy term sees them.
 
     Attributes:
         policy_T: ``[T]`` log-probs at the loss.
         old_T: ``[T]`` the log-probs that they are compared with.
         log_ratio_T: ``[T]`` policy minus old log-probs.
         advantage_T: ``[T]`` advantages.
-        mask_T: ``[T]`` bool, trained tokens.
         offsets: ``[N+1]`` int64 row offsets.
         gate_T: ``[T]`` detached multipliers of the policy term (importance weights, masks of tokens), or None for one.
         chosen_T: ``[T]`` bool, tokens that `rolloutdoctor.losses.selections` picked over the whole micro-batch, or
@@ -31,7 +30,6 @@ class TokenInputs:
     old_T: Tensor
     log_ratio_T: Tensor
     advantage_T: Tensor
-    mask_T: Tensor
     offsets: Tensor
     gate_T: Tensor | None = None
     chosen_T: Tensor | None = None
@@ -41,12 +39,11 @@ class TokenInputs:
     def of(cls, log_ratio_T: Tensor, advantage_T: Tensor) -> "TokenInputs":
         """One row, every token trained, with log-ratio and advantage alone; the old log-probs are 0."""
         offsets = torch.tensor([0, len(log_ratio_T)], device=log_ratio_T.device)
-        trained_T = torch.ones_like(log_ratio_T, dtype=torch.bool)
-        return cls(log_ratio_T, torch.zeros_like(log_ratio_T), log_ratio_T, advantage_T, trained_T, offsets)
+        return cls(log_ratio_T, torch.zeros_like(log_ratio_T), log_ratio_T, advantage_T, offsets)
 
     def row_sum(self, x_T: Tensor) -> Tensor:
-        """Sum over the trained tokens of each row, float64 ``[N]``."""
-        return seg.total(torch.where(self.mask_T, x_T, 0.0), self.offsets)
+        """Sum over the tokens of each row, float64 ``[N]``."""
+        return seg.total(x_T, self.offsets)
 
     def expand(self, x_N: Tensor) -> Tensor:
         """Give a row value to its tokens, in the dtype of the log-probs."""

@@ -57,6 +57,6 @@ def cispo(given: TokenInputs, rule: Surrogate) -> PolicyTerm:
         ratio_T=clipped_T,
         at_one_T=given.gated(-given.advantage_T * given.policy_T),
         clipped_T=ratio_T != clipped_T,
-        capped_T=torch.zeros_like(given.mask_T),
+        capped_T=torch.zeros_like(given.policy_T, dtype=torch.bool),
         drift_T=-delta_T,
     )

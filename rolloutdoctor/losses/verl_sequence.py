@@ -30,7 +30,7 @@ def gspo(given: TokenInputs, rule: Surrogate) -> PolicyTerm:
         slope_T=given.gated(torch.where(flows_T, free_T, 0.0)),
         ratio_T=ratio_T,
         clipped_T=bound_T > free_T,
-        capped_T=torch.zeros_like(given.mask_T),
+        capped_T=torch.zeros_like(given.policy_T, dtype=torch.bool),
         drift_T=-given.log_ratio_T,
     )
 

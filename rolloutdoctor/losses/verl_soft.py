@@ -18,7 +18,7 @@ def sapo(given: TokenInputs, rule: Surrogate) -> PolicyTerm:
     pair = torch.tensor([rule.numbers["tau_pos"], rule.numbers["tau_neg"]], dtype=ratio_T.dtype, device=ratio_T.device)
     tau_T = torch.where(advantage_T > 0, pair[0], pair[1])
     gate_T = torch.sigmoid(tau_T * (ratio_T - 1.0))
-    none_T = torch.zeros_like(given.mask_T)
+    none_T = torch.zeros_like(given.policy_T, dtype=torch.bool)
     return PolicyTerm(
         value_T=given.gated(-gate_T * (4.0 / tau_T) * advantage_T),
         slope_T=given.gated(-advantage_T * slope_T * 4 * gate_T * (1 - gate_T)),

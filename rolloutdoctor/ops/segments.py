@@ -3,12 +3,19 @@
 A run is ``x[offsets[i]:offsets[i + 1]]``. Offsets are int64, start at 0, never fall and end at ``len(x)``; they are
 validated once, by `RolloutBatch`. Sums are float64 whatever the input is: a float32 sum over a long response loses
 the digits that a difference of two losses needs.
+
+On the CPU numpy works on the tensors' own memory: its sums are pairwise and vectorised, and its repeats and selections
+cost a fraction of torch's. Either way the order of a sum is fixed.
 """
 
+from typing import TYPE_CHECKING
+
+import numpy as np
 import torch
 from torch import Tensor
 
-from rolloutdoctor.batch import Groups
+if TYPE_CHECKING:
+    from rolloutdoctor.batch import Groups
 
 
 def total(x: Tensor, offsets: Tensor) -> Tensor:
@@ -17,7 +24,14 @@ def total(x: Tensor, offsets: Tensor) -> Tensor:
     >>> total(torch.tensor([1.0, 2.0, 4.0]), torch.tensor([0, 2, 2, 3])).tolist()
     [3.0, 0.0, 4.0]
     """
-    return torch.segment_reduce(x.double(), "sum", offsets=offsets, unsafe=True)
+    if x.device.type != "cpu":
+        return torch.segment_reduce(x.double(), "sum", offsets=offsets, unsafe=True)
+    values, cuts = x.numpy(), offsets.numpy()
+    # Of an empty run numpy would give the value that follows it.
+    filled = cuts[1:] > cuts[:-1]
+    sums = np.zeros(len(filled))
+    sums[filled] = np.add.reduceat(values[: cuts[-1]], cuts[:-1][filled], dtype=np.float64)
+    return torch.from_numpy(sums)
 
 
 def high(x: Tensor, offsets: Tensor) -> Tensor:
@@ -36,15 +50,38 @@ def expand(x_R: Tensor, offsets: Tensor) -> Tensor:
     >>> expand(torch.tensor([5.0, 7.0]), torch.tensor([0, 2, 3])).tolist()
     [5.0, 5.0, 7.0]
     """
-    return torch.repeat_interleave(x_R, offsets.diff(), output_size=int(offsets[-1]))
+    if x_R.device.type != "cpu":
+        return torch.repeat_interleave(x_R, offsets.diff(), output_size=int(offsets[-1]))
+    return torch.from_numpy(np.repeat(x_R.numpy(), np.diff(offsets.numpy())))
 
 
-def group_total(x_N: Tensor, groups: Groups) -> Tensor:
+def pick(x: Tensor, chosen: Tensor) -> Tensor:
+    """The values at chosen places, in their order.
+
+    >>> pick(torch.tensor([1.0, 2.0, 3.0]), torch.tensor([True, False, True])).tolist()
+    [1.0, 3.0]
+    """
+    if x.device.type != "cpu":
+        return x[chosen]
+    return torch.from_numpy(x.numpy()[chosen.numpy()])
+
+
+def below(x: Tensor, bound: float) -> Tensor:
+    """Where ``x < bound``, bool; False for NaN."""
+    return x < bound if x.device.type != "cpu" else torch.from_numpy(x.numpy() < bound)
+
+
+def above(x: Tensor, bound: float) -> Tensor:
+    """Where ``x > bound``, bool; False for NaN."""
+    return x > bound if x.device.type != "cpu" else torch.from_numpy(x.numpy() > bound)
+
+
+def group_total(x_N: Tensor, groups: "Groups") -> Tensor:
     """Sum over the rows of each group, float64 ``[G]``."""
     return total(x_N[groups.order_N], groups.offsets)
 
 
-def group_mean(x_N: Tensor, groups: Groups, vote_N: Tensor) -> Tensor:
+def group_mean(x_N: Tensor, groups: "Groups", vote_N: Tensor) -> Tensor:
     """Mean over the voting rows of each group, float64 ``[G]``; NaN where nobody votes.
 
     Computed as the smallest value plus the mean excess over it, so that equal values have exactly that mean.
@@ -56,7 +93,7 @@ def group_mean(x_N: Tensor, groups: Groups, vote_N: Tensor) -> Tensor:
     return base_G + group_total(excess_N, groups) / count_G
 
 
-def group_std(x_N: Tensor, groups: Groups, vote_N: Tensor) -> Tensor:
+def group_std(x_N: Tensor, groups: "Groups", vote_N: Tensor) -> Tensor:
     """Unbiased standard deviation over the voting rows of each group, float64 ``[G]``; NaN below two voters."""
     mean_G = group_mean(x_N, groups, vote_N)
     square_N = torch.where(vote_N, (x_N - mean_G[groups.index_N]) ** 2, 0.0)
@@ -65,7 +102,7 @@ def group_std(x_N: Tensor, groups: Groups, vote_N: Tensor) -> Tensor:
     return torch.where(freedom_G > 0, variance_G.sqrt(), torch.nan)
 
 
-def group_spread(x_N: Tensor, groups: Groups, vote_N: Tensor) -> Tensor:
+def group_spread(x_N: Tensor, groups: "Groups", vote_N: Tensor) -> Tensor:
     """Largest minus smallest value among the voting rows of each group, ``[G]``; NaN where nobody votes.
 
     This, and never a standard deviation, says whether rewards are equal: eight times 0.3 has a float32 standard
@@ -76,7 +113,7 @@ def group_spread(x_N: Tensor, groups: Groups, vote_N: Tensor) -> Tensor:
     return torch.where(count_G > 0, spread_G, torch.nan)
 
 
-def _extreme(x_N: Tensor, groups: Groups, vote_N: Tensor, *, largest: bool) -> Tensor:
+def _extreme(x_N: Tensor, groups: "Groups", vote_N: Tensor, *, largest: bool) -> Tensor:
     """Largest or smallest voting value of each group; NaN among the voters gives NaN."""
     filler = -torch.inf if largest else torch.inf
     masked_N = torch.where(vote_N, x_N, filler)[groups.order_N]
