@@ -3,20 +3,17 @@
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 
-import numpy as np
 import pyarrow as pa
 from pyarrow import types
 
-from rolloutdoctor.errors import DataError, InputError, SchemaError, UsageError, nearest
+from rolloutdoctor.errors import InputError, SchemaError, UsageError, nearest
 from rolloutdoctor.importers import base, lines
+from rolloutdoctor.importers.mapped_lines import LinesReader, cell, value_at, write
 from rolloutdoctor.importers.parquet_files import batches
 from rolloutdoctor.io.metadata import RunMetadata
 from rolloutdoctor.io.parquet import open_parquet, reading
 from rolloutdoctor.io.paths import Source, natural_key
 from rolloutdoctor.schema import BY_NAME, COLUMNS, METADATA_KEY, Kind
-
-_CHUNK_BYTES = 8 * 2**20
-_CHUNK_ROWS = 4096
 
 
 class MappedTable:
@@ -52,109 +49,35 @@ class MappedTable:
         total = sum(Path(file.path).stat().st_size for file in files)
         done = 0
         where: dict[str, str] | None = None
+        reader: LinesReader | None = None
         for file in files:
             if file.path.endswith(".parquet"):
                 where = _read_parquet(file, sink, options, where)
             else:
-                where = _read_lines(file, sink, options, where, done, total)
+                if reader is None:
+                    reader = _lines_reader(file, sink, options, where)
+                if reader is not None:
+                    where = reader.where
+                    reader.add(file, done, total)
             done += Path(file.path).stat().st_size
             sink.advance(done, total)
         if not sink.rows:
             raise InputError(f"{sources[0].name}: no whole row in these files")
 
 
-def _read_lines(
-    file: Source, sink: base.Sink, options: base.ImportOptions, where: dict[str, str] | None, done: int, total: int
-) -> dict[str, str] | None:
-    cells: dict[str, list[object]] = {}
-    rows, mark = 0, 0
-    for line in lines.objects(file):
-        if line.body is None:
-            sink.note(f"{file.name}: the last line was not written to its end, and is left out")
-            continue
-        if where is None:
-            where = _wanted(_where(line.body, options.columns, file.name, strict=True), options)
-            sink.begin(RunMetadata())
-        if not cells:
-            cells = {name: [] for name in where}
-        at = f"{file.name}, line {line.number}"
-        for name, path in where.items():
-            cells[name].append(_cell(name, _get(line.body, path), f"{at}: {path}"))
-        rows += 1
-        if rows >= _CHUNK_ROWS or line.bytes_read - mark > _CHUNK_BYTES:
-            mark = line.bytes_read
-            _write(file, sink, cells)
-            cells, rows = {}, 0
-            sink.advance(done + mark, total)
-    if rows:
-        _write(file, sink, cells)
-    return where
-
-
-def _write(file: Source, sink: base.Sink, cells: Mapping[str, Sequence[object]]) -> None:
-    try:
-        sink.write(cells)
-    except DataError as error:
-        message = str(error).removeprefix(f"{sink.path}: ")
-        raise DataError(f"{file.name}: {message}") from None
-
-
-def _cell(name: str, value: object, where: str) -> object:
-    """Check a value of JSON against its column, so that what the writer gets is what it expects."""
-    column = BY_NAME[name]
-    if value is None:
-        if name in ("step", "group_id", "split"):
-            raise DataError(f"{where} is missing; every row needs its {name}")
-        return None
-    if column.kind is Kind.INTEGER:
-        place, _, label = where.rpartition(": ")
-        return lines.natural({label: value}, label, place)
-    if column.kind is Kind.NUMBER:
-        return lines.number(value, where)
-    if column.kind is Kind.NAMED_NUMBERS:
-        if not isinstance(value, dict):
-            raise DataError(f"{where} is {lines.shown(value)} where an object of numbers was expected")
-        return {key: lines.number(each, f"{where}.{key}") for key, each in value.items()}
-    if column.kind in (Kind.IDENTIFIER, Kind.TEXT, Kind.MESSAGES):
-        if column.kind is not Kind.MESSAGES and isinstance(value, (dict, list)):
-            raise DataError(f"{where} is {lines.shown(value)} where text was expected")
-        return str(value).encode("utf-8", "replace").decode()
-    if not isinstance(value, list):
-        raise DataError(f"{where} is {lines.shown(value)} where a list was expected")
-    return _list(value, column.kind, where)
-
-
-def _list(value: list[object], kind: Kind, where: str) -> np.ndarray:
-    """One number for each token; only what is not plain numbers is looked at one by one."""
-    try:
-        array = np.array(value)
-    except (ValueError, OverflowError):
-        array = np.array([None])
-    if array.dtype == object and kind is Kind.FLOATS and all(each is None or _is_number(each) for each in value):
-        try:
-            array = np.array([np.nan if each is None else float(each) for each in value])  # type: ignore[arg-type]
-        except OverflowError:
-            raise DataError(f"{where} holds a number beyond float64") from None
-    wanted = "biuf" if kind is Kind.FLOATS else "biu"
-    if value and (array.ndim != 1 or array.dtype.kind not in wanted):
-        what = "a number" if kind is Kind.FLOATS else "an integer"
-        raise DataError(f"{where} holds something that is not {what}")
-    return array.astype(np.float64 if kind is Kind.FLOATS else np.int64)
-
-
-def _is_number(value: object) -> bool:
-    return isinstance(value, (int, float))
-
-
-def _get(body: Mapping[str, object], path: str) -> object:
-    if path in body:
-        return body[path]
-    here: object = body
-    for part in path.split("."):
-        if not isinstance(here, dict) or part not in here:
+def _lines_reader(
+    file: Source, sink: base.Sink, options: base.ImportOptions, where: dict[str, str] | None
+) -> LinesReader | None:
+    """Return what reads JSON Lines, given the first file of them; None if it has no whole line."""
+    if where is None:
+        first = next(lines.objects(file), None)
+        if first is None or first.body is None:
+            if first is not None:
+                sink.note(f"{file.name}: the last line was not written to its end, and is left out")
             return None
-        here = here[part]
-    return here
+        where = _wanted(_where(first.body, options.columns, file.name, strict=True), options)
+        sink.begin(RunMetadata())
+    return LinesReader(sink, where)
 
 
 def _wanted(where: dict[str, str], options: base.ImportOptions) -> dict[str, str]:
@@ -168,7 +91,7 @@ def _where(body: Mapping[str, object], mapping: Mapping[str, str], file: str, *,
     for column in COLUMNS:
         if column.name in mapping:
             path = mapping[column.name]
-            if _get(body, path) is None and path not in body:
+            if value_at(body, path) is None and path not in body:
                 names = list(body)
                 have = ", ".join(names[:20])
                 raise SchemaError(
@@ -207,7 +130,7 @@ def _read_parquet(
             sink.begin(RunMetadata.decode(metadata if METADATA_KEY.encode() in metadata else None, file.name))
         for batch in batches(parquet, file.name, list(dict.fromkeys(where.values()))):
             if batch.num_rows:
-                _write(file, sink, {name: _column(batch, name, path, file) for name, path in where.items()})
+                write(file, sink, {name: _column(batch, name, path, file) for name, path in where.items()})
         return where
 
 
@@ -220,7 +143,7 @@ def _column(batch: pa.RecordBatch, name: str, path: str, file: Source) -> Sequen
         return plain
     cells = array.to_pylist()
     return [
-        _cell(name, dict(cell) if types.is_map(array.type) and cell else cell, f"{file.name}: {path}") for cell in cells
+        cell(name, dict(each) if types.is_map(array.type) and each else each, f"{file.name}: {path}") for each in cells
     ]
 
 

@@ -5,11 +5,24 @@ from pathlib import Path
 from rolloutdoctor.errors import UsageError, nearest
 from rolloutdoctor.importers.base import Importer
 from rolloutdoctor.importers.mapped import MappedTable
+from rolloutdoctor.importers.nemo_rl import NemoRl
+from rolloutdoctor.importers.open_instruct import OpenInstruct
+from rolloutdoctor.importers.prime_rl_tokens import PrimeRlTokens
+from rolloutdoctor.importers.prime_rl_traces import PrimeRlTraces
 from rolloutdoctor.importers.slime import SlimeDump
 from rolloutdoctor.importers.trl import TrlCompletions
 from rolloutdoctor.importers.verl import VerlRollouts
 
-IMPORTERS: tuple[Importer, ...] = (TrlCompletions(), VerlRollouts(), SlimeDump(), MappedTable())
+IMPORTERS: tuple[Importer, ...] = (
+    TrlCompletions(),
+    VerlRollouts(),
+    SlimeDump(),
+    NemoRl(),
+    PrimeRlTokens(),
+    PrimeRlTraces(),
+    OpenInstruct(),
+    MappedTable(),
+)
 
 
 def find(name: str) -> Importer:

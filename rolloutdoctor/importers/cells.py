@@ -1,0 +1,74 @@
+"""Lists of one number for each token, as JSON has them, and where the response begins in a whole sequence."""
+
+import numpy as np
+
+from rolloutdoctor.errors import DataError
+from rolloutdoctor.importers import lines
+from rolloutdoctor.schema import Kind
+
+
+def per_token(value: object, kind: Kind, where: str) -> np.ndarray:
+    """Return ``[T]`` float64 with NaN for null, or int64 for token ids and masks.
+
+    Args:
+        value: a list; only what is not plain numbers is looked at one by one.
+        kind: of the column.
+        where: file, line and field, for messages.
+
+    Raises:
+        DataError: if it is no list of numbers.
+    """
+    if not isinstance(value, list):
+        raise DataError(f"{where} is {lines.shown(value)} where a list was expected")
+    try:
+        array = np.array(value)
+    except (ValueError, OverflowError):
+        array = np.array([None])
+    if array.dtype == object and kind is Kind.FLOATS and all(each is None or _is_number(each) for each in value):
+        try:
+            array = np.array([np.nan if each is None else float(each) for each in value])
+        except OverflowError:
+            raise DataError(f"{where} holds a number beyond float64") from None
+    wanted = "biuf" if kind is Kind.FLOATS else "biu"
+    if value and (array.ndim != 1 or array.dtype.kind not in wanted):
+        what = "a number" if kind is Kind.FLOATS else "an integer"
+        raise DataError(f"{where} holds something that is not {what}")
+    return array.astype(np.float64 if kind is Kind.FLOATS else np.int64)
+
+
+def zeros_and_ones(value: object, where: str) -> np.ndarray:
+    """Return a mask ``[T]`` of uint8; a mask may be stored as floats.
+
+    Raises:
+        DataError: if it is no list of zeros and ones.
+    """
+    mask = per_token(value, Kind.FLOATS, where)
+    if not np.isin(mask, (0.0, 1.0)).all():
+        raise DataError(f"{where} holds something that is neither 0 nor 1")
+    return mask.astype(np.uint8)
+
+
+def response_start(mask: np.ndarray) -> int:
+    """Return where the response begins in a sequence with the trained tokens ``[T]``: at the first of them.
+
+    A sequence of which nothing was trained on is all prompt.
+
+    >>> response_start(np.array([0, 0, 1, 0, 1]))
+    2
+    """
+    return int(mask.argmax()) if mask.any() else len(mask)
+
+
+def aligned(arrays: dict[str, np.ndarray], length: int, where: str) -> None:
+    """Check that every array has a value for each of `length` tokens.
+
+    Raises:
+        DataError: if one does not; the message names it.
+    """
+    for name, array in arrays.items():
+        if len(array) != length:
+            raise DataError(f"{where}: {name} has {len(array)} values for a sequence of {length} tokens")
+
+
+def _is_number(value: object) -> bool:
+    return isinstance(value, (int, float))

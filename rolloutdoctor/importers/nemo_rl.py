@@ -1,0 +1,181 @@
+"""NeMo-RL's training data: `train_data_step{N}.jsonl` in its log directory."""
+
+import re
+from collections.abc import Mapping, Sequence
+from itertools import pairwise
+from pathlib import Path
+
+import numpy as np
+
+from rolloutdoctor.batch import TRAIN
+from rolloutdoctor.errors import DataError, InputError
+from rolloutdoctor.importers import base, lines
+from rolloutdoctor.importers.cells import aligned, per_token, response_start, zeros_and_ones
+from rolloutdoctor.io.metadata import RunMetadata
+from rolloutdoctor.io.paths import Source, natural_key
+from rolloutdoctor.schema import Kind
+
+_NAME = re.compile(r"train_data_step(\d+)\.jsonl")
+_KEYS = {"rewards", "input_lengths", "idx"}
+_TOKENS = {"token_ids", "token_loss_mask", "sample_loss_mask"}
+_LOG_PROBS = {"rollout_log_probs": "generation_logprobs", "old_log_probs": "prev_logprobs"}
+
+
+class NemoRl:
+    """What NeMo-RL's GRPO and PPO log of every step.
+
+    Written by ``Logger.log_batched_dict_as_jsonl`` (nemo_rl/utils/logger.py), called by nemo_rl/algorithms/grpo.py,
+    grpo_sync.py and ppo.py; read and compared with the writer of 7ea279abf. NeMo-RL v0.6 and later: earlier files have
+    no token ids and no masks, and are refused. None are written where `env.should_log_nemo_gym_responses` is true.
+
+    Every field is a list of one. The step is in the file's name. Sequences are padded on the right and are cut to
+    `input_lengths`; the response begins at the first token with a mask. Rows of a step with the same prompt are one
+    group: NeMo-RL itself takes its baseline over rows of equal prompts. `response_mask` is `token_loss_mask` times
+    `sample_loss_mask`, `response_mask_pre` the first alone. With dynamic sampling `rewards` is the unfiltered batch,
+    which is not that of the other fields, so the reward is `filtered_rewards`. `prev_logprobs` of zeros alone are a
+    placeholder (`force_on_policy_ratio`) and are left out. The text is prompt and response in one, and is left out
+    too. There are no log-probs of the reference model.
+    """
+
+    name = "nemo-rl"
+    summary = "NeMo-RL's train_data_step*.jsonl (v0.6 and later)"
+
+    def sniff(self, path: Path) -> str | None:
+        """By file names and the keys of the first line."""
+        files = _files(path)
+        first = lines.first_object(files[0]) if files else None
+        if first is None or not first.keys() >= _KEYS:
+            return None
+        return f"{'the file' if path.is_file() else files[0].name} is a train_data_step*.jsonl with rewards and idx"
+
+    def read(self, sources: Sequence[Source], sink: base.Sink, options: base.ImportOptions) -> None:
+        """Stream the files in the order of their steps; one step is in memory at a time."""
+        base.only_columns(self.name, options, ())
+        files = [file for source in sources for file in _named(source)]
+        files.sort(key=lambda file: _step(file))
+        for one, other in pairwise(files):
+            if _step(one) == _step(other):
+                raise InputError(f"{one.name} and {other.name} are both step {_step(one)}; give one run at a time")
+        total = sum(Path(file.path).stat().st_size for file in files)
+        done = 0
+        placeholder: bool | None = None
+        for file in files:
+            rows = _rows(file, sink)
+            if rows and placeholder is None:
+                placeholder = _is_placeholder(rows)
+                sink.begin(RunMetadata())
+            if rows:
+                if not placeholder and _is_placeholder(rows):
+                    raise DataError(
+                        f"{file.name}: prev_logprobs are zeros here and not in earlier steps, as force_on_policy_ratio "
+                        "makes them; give these steps by themselves"
+                    )
+                _write(file, rows, sink, leave_out=("old_log_probs",) if placeholder else ())
+            done += Path(file.path).stat().st_size
+            sink.advance(done, total)
+        if not sink.rows:
+            raise InputError(f"{sources[0].name}: no rows of NeMo-RL's train_data_step*.jsonl there")
+        if placeholder:
+            sink.note("prev_logprobs are zeros, which NeMo-RL logs where force_on_policy_ratio skips them: left out")
+
+
+def _rows(file: Source, sink: base.Sink) -> list[dict[str, object]]:
+    step = _step(file)
+    groups: dict[bytes, str] = {}
+    found: list[dict[str, object]] = []
+    torn = 0
+    for line in lines.objects(file):
+        where = f"{file.name}, line {line.number}"
+        if line.body is None:
+            sink.note(f"{file.name}: the last line was not written to its end, and is left out")
+            torn += 1
+            continue
+        if line.body.get("token_ids") == []:
+            # The unfiltered rewards may be more than there are rows, and the writer goes on for all of them.
+            continue
+        row = _row(line.body, where)
+        prompt = np.asarray(row["prompt_ids"]).tobytes()
+        row["step"], row["group_id"] = step, groups.setdefault(prompt, f"{step}-{len(groups)}")
+        row["sample_id"] = f"{step}-{lines.natural(line.body, 'idx', where)}"
+        found.append(row)
+    if torn and found:
+        sink.fact(step, TRAIN, base.TORN_LINES, torn)
+    return found
+
+
+def _row(body: Mapping[str, object], where: str) -> dict[str, object]:
+    for name in sorted(_TOKENS):
+        if name not in body:
+            raise InputError(
+                f"{where}: no {name}; NeMo-RL writes it with GRPO and PPO since v0.6, and without it the response "
+                "cannot be told from the prompt"
+            )
+    length = lines.natural({"input_lengths": _one(body, "input_lengths", where)}, "input_lengths", where)
+    ids = per_token(_one(body, "token_ids", where), Kind.TOKENS, f"{where}: token_ids")
+    mask = zeros_and_ones(_one(body, "token_loss_mask", where), f"{where}: token_loss_mask")
+    weight = lines.number(_one(body, "sample_loss_mask", where), f"{where}: sample_loss_mask")
+    if weight not in (0.0, 1.0):
+        raise DataError(f"{where}: sample_loss_mask is {lines.shown(weight)} where 0 or 1 was expected")
+    if length > len(ids):
+        raise DataError(f"{where}: input_lengths is {length} for a sequence of {len(ids)} tokens")
+    arrays = {"token_ids": ids, "token_loss_mask": mask}
+    for column, name in _LOG_PROBS.items():
+        arrays[column] = per_token(_one(body, name, where), Kind.FLOATS, f"{where}: {name}")
+    arrays["advantages"] = per_token(_one(body, "advantages", where), Kind.FLOATS, f"{where}: advantages")
+    aligned(arrays, len(ids), where)
+    # Where nothing was sampled there are zeros in the place of log-probs.
+    arrays["rollout_log_probs"] = np.where(mask == 1, arrays["rollout_log_probs"], np.nan)
+    start = response_start(mask[:length])
+    row: dict[str, object] = {
+        name: arrays[name][start:length] for name in ("rollout_log_probs", "old_log_probs", "advantages")
+    }
+    row["prompt_ids"], row["response_ids"] = ids[:start], ids[start:length]
+    row["response_mask_pre"] = mask[start:length]
+    row["response_mask"] = mask[start:length] * np.uint8(weight)
+    name = "filtered_rewards" if "filtered_rewards" in body else "rewards"
+    row["reward"] = lines.number(_one(body, name, where), f"{where}: {name}")
+    return row
+
+
+def _one(body: Mapping[str, object], name: str, where: str) -> object:
+    """A field is written as a slice of the batch: a list of one."""
+    value = body.get(name)
+    if not isinstance(value, list) or len(value) != 1:
+        raise DataError(f"{where}: {name} is {lines.shown(value)} where a list of one was expected")
+    return value[0]
+
+
+def _is_placeholder(rows: Sequence[Mapping[str, object]]) -> bool:
+    return not any(np.any(row["old_log_probs"]) for row in rows)  # type: ignore[call-overload]
+
+
+def _write(file: Source, rows: Sequence[Mapping[str, object]], sink: base.Sink, leave_out: tuple[str, ...]) -> None:
+    columns = {name: [row[name] for row in rows] for name in rows[0] if name not in leave_out}
+    try:
+        sink.write(columns)
+    except DataError as error:
+        message = str(error).removeprefix(f"{sink.path}: ")
+        raise DataError(f"{file.name}: {message}") from None
+
+
+def _step(file: Source) -> int:
+    found = _NAME.fullmatch(Path(file.path).name)
+    if found is None or len(found[1]) > 18:
+        raise InputError(f"{file.name}: NeMo-RL calls it train_data_step{{N}}.jsonl; the step is in the name")
+    return int(found[1])
+
+
+def _files(path: Path) -> list[Path]:
+    if path.is_file():
+        return [path] if _NAME.fullmatch(path.name) else []
+    try:
+        found = [entry for entry in path.iterdir() if _NAME.fullmatch(entry.name) and entry.is_file()]
+    except OSError:
+        return []
+    return sorted(found, key=lambda entry: natural_key(entry.name))
+
+
+def _named(source: Source) -> list[Source]:
+    if Path(source.path).is_file():
+        return [source]
+    return [Source(str(file), f"{source.name.rstrip('/')}/{file.name}") for file in _files(Path(source.path))]

@@ -1,0 +1,186 @@
+"""open-instruct's traces: `{run}_rollouts_{shard}.jsonl`."""
+
+import re
+from collections import Counter
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+
+import numpy as np
+
+from rolloutdoctor.batch import TRAIN
+from rolloutdoctor.errors import DataError, InputError
+from rolloutdoctor.importers import base, lines
+from rolloutdoctor.importers.cells import aligned, per_token
+from rolloutdoctor.io.metadata import RunMetadata
+from rolloutdoctor.io.paths import Source, natural_key
+from rolloutdoctor.schema import Kind
+
+_NAME = re.compile(r"(.*)_rollouts_(\d{6,})\.jsonl")
+_KEYS = {"step", "sample_idx", "prompt_idx", "response_tokens", "reward", "advantage"}
+_CHUNK_BYTES = 8 * 2**20
+_CHUNK_ROWS = 4096
+
+
+class OpenInstruct:
+    """What `--save_traces` with `--rollouts_save_path` makes open-instruct's GRPO save, 10,000 rows a file.
+
+    Written by ``_save_rollouts`` (open_instruct/rl_utils.py), called by ``DataPreparationActor``
+    (open_instruct/data_loader.py); v0.1 to v0.3, read and compared with the writer of e6c3044aa. `prompt_idx` counts
+    within a step, so the group is step and `prompt_idx`. The recorded step counts from 0 and the logged `training_step`
+    from 1: `step` is the logged one. A run that resumes begins again with file 0, appends, and repeats the steps after
+    its checkpoint: of a step that was written more than once, the last time in the first of its files counts. There is
+    no mask, so that the tokens of tools cannot be told from the model's, and there are no log-probs of trainer or
+    reference. Runs may share a directory; one is read at a time.
+    """
+
+    name = "open-instruct"
+    summary = "open-instruct's rollouts (save_traces), *_rollouts_NNNNNN.jsonl"
+
+    def sniff(self, path: Path) -> str | None:
+        """By file names and the keys of the first line."""
+        files = _files(path)
+        first = lines.first_object(files[0]) if files else None
+        if first is None or not first.keys() >= _KEYS:
+            return None
+        return f"{'the file' if path.is_file() else files[0].name} has the keys step, sample_idx, prompt_idx and reward"
+
+    def read(self, sources: Sequence[Source], sink: base.Sink, options: base.ImportOptions) -> None:
+        """Count how often each step was written, then stream the files in the order of their shards."""
+        base.only_columns(self.name, options, ())
+        files = [file for source in sources for file in _named(source)]
+        runs = sorted({_run(file) for file in files})
+        if len(runs) > 1:
+            raise InputError(
+                f"{sources[0].name}: rollouts of several runs ({', '.join(runs[:5])}); give one run's files"
+            )
+        reader = _Reader(sink, 2 * sum(Path(file.path).stat().st_size for file in files))
+        for file in files:
+            reader.count(file)
+        for file in files:
+            reader.add(file)
+        reader.finish(sources[0].name)
+
+
+class _Reader:
+    def __init__(self, sink: base.Sink, total: int) -> None:
+        self.sink, self.total = sink, total
+        self._done = 0
+        self._home: dict[int, str] = {}
+        self._written: Counter[int] = Counter()
+        self._now: Counter[int] = Counter()
+        self._rows: list[dict[str, object]] = []
+        self._repeated: Counter[int] = Counter()
+        self._torn: list[tuple[str, int | None]] = []
+        self._has_log_probs: bool | None = None
+
+    def count(self, file: Source) -> None:
+        """Find the file of each step that counts, and how often the step begins there, always with `sample_idx` 0."""
+        for line in lines.objects(file):
+            if line.body is not None:
+                where = f"{file.name}, line {line.number}"
+                step = lines.natural(line.body, "step", where)
+                if self._home.setdefault(step, file.path) == file.path:
+                    self._written[step] += lines.natural(line.body, "sample_idx", where) == 0
+        self._done += Path(file.path).stat().st_size
+        self.sink.advance(self._done, self.total)
+
+    def add(self, file: Source) -> None:
+        """Stream one file."""
+        size, chunk = 0, 0
+        last: int | None = None
+        for line in lines.objects(file):
+            where = f"{file.name}, line {line.number}"
+            chunk, size = chunk + line.bytes_read - size, line.bytes_read
+            if line.body is None:
+                self._torn.append((file.name, last))
+                continue
+            step = lines.natural(line.body, "step", where)
+            is_home = self._home[step] == file.path
+            self._now[step] += is_home and lines.natural(line.body, "sample_idx", where) == 0
+            if not is_home or self._now[step] < self._written[step]:
+                self._repeated[step] += 1
+                continue
+            last = step + 1
+            self._rows.append(self._row(line.body, step, where))
+            if chunk > _CHUNK_BYTES or len(self._rows) >= _CHUNK_ROWS:
+                chunk = 0
+                self._flush(file)
+                self.sink.advance(self._done + size, self.total)
+        self._flush(file)
+        self._done += size
+        self.sink.advance(self._done, self.total)
+
+    def _row(self, body: Mapping[str, object], step: int, where: str) -> dict[str, object]:
+        sample = lines.natural(dict(body), "sample_idx", where)
+        group = lines.natural(dict(body), "prompt_idx", where)
+        ids = per_token(body.get("response_tokens"), Kind.TOKENS, f"{where}: response_tokens")
+        prompt = per_token(body.get("prompt_tokens"), Kind.TOKENS, f"{where}: prompt_tokens")
+        status = body.get("finish_reason")
+        row: dict[str, object] = {
+            "step": step + 1,
+            "group_id": f"{step + 1}-{group}",
+            "sample_id": f"{step + 1}-{sample}",
+            "reward": lines.number(body.get("reward"), f"{where}: reward"),
+            "advantage": lines.number(body.get("advantage"), f"{where}: advantage"),
+            "prompt_ids": prompt,
+            "response_ids": ids,
+            "status": None if status is None else str(status).encode("utf-8", "replace").decode(),
+        }
+        if self._has_log_probs is None:
+            self._has_log_probs = body.get("logprobs") is not None
+            self.sink.begin(RunMetadata())
+        if self._has_log_probs:
+            given = body.get("logprobs")
+            log_probs = (
+                np.full(len(ids), np.nan) if given is None else per_token(given, Kind.FLOATS, f"{where}: logprobs")
+            )
+            aligned({"logprobs": log_probs}, len(ids), where)
+            row["rollout_log_probs"] = log_probs
+        return row
+
+    def _flush(self, file: Source) -> None:
+        if not self._rows:
+            return
+        try:
+            self.sink.write({name: [row[name] for row in self._rows] for name in self._rows[0]})
+        except DataError as error:
+            message = str(error).removeprefix(f"{self.sink.path}: ")
+            raise DataError(f"{file.name}: {message}") from None
+        self._rows = []
+
+    def finish(self, name: str) -> None:
+        """Say what was found out."""
+        if not self.sink.rows:
+            raise InputError(f"{name}: no whole row of open-instruct's rollouts there")
+        steps = [step + 1 for step in self._home]
+        for file, last in self._torn:
+            self.sink.fact(min(steps) if last is None else last, TRAIN, base.TORN_LINES, 1)
+            self.sink.note(f"{file}: the last line was not written to its end, and is left out")
+        for step, rows in sorted(self._repeated.items()):
+            self.sink.fact(step + 1, TRAIN, base.REPEATED_ROWS, rows)
+        if self._repeated:
+            self.sink.note(
+                f"{len(self._repeated)} steps were written more than once, as by a resumed run; the last time counts"
+            )
+        self.sink.note("open-instruct records steps from 0 and logs them from 1; step is the logged one")
+
+
+def _run(file: Source) -> str:
+    found = _NAME.fullmatch(Path(file.path).name)
+    return found[1] if found else Path(file.path).name
+
+
+def _files(path: Path) -> list[Path]:
+    if path.is_file():
+        return [path] if path.suffix == ".jsonl" else []
+    try:
+        found = [entry for entry in path.iterdir() if _NAME.fullmatch(entry.name) and entry.is_file()]
+    except OSError:
+        return []
+    return sorted(found, key=lambda entry: natural_key(entry.name))
+
+
+def _named(source: Source) -> list[Source]:
+    if Path(source.path).is_file():
+        return [source]
+    return [Source(str(file), f"{source.name.rstrip('/')}/{file.name}") for file in _files(Path(source.path))]

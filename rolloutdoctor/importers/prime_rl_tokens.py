@@ -1,0 +1,181 @@
+"""prime-rl's token exports: `token_exports/step_{N}/rank_{R}.jsonl`."""
+
+import re
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+
+import numpy as np
+
+from rolloutdoctor.batch import TRAIN
+from rolloutdoctor.errors import DataError, InputError
+from rolloutdoctor.importers import base, lines
+from rolloutdoctor.importers.cells import aligned, per_token, response_start, zeros_and_ones
+from rolloutdoctor.io.metadata import RunMetadata
+from rolloutdoctor.io.paths import Source, natural_key
+from rolloutdoctor.schema import Kind
+
+SCHEMA_VERSION = 1
+
+_STEP = re.compile(r"step_\d+")
+_RANK = re.compile(r"rank_\d+\.jsonl")
+_KEYS = {"schema_version", "export_sequence_idx", "token_ids", "loss_mask", "trainer_logprobs"}
+_FLOATS = {
+    "rollout_log_probs": "inference_logprobs",
+    "policy_log_probs": "trainer_logprobs",
+    "advantages": "advantages",
+    "entropy": "entropy",
+}
+_CHUNK_BYTES = 8 * 2**20
+_WEIGHTS = ("rl_weights", "ce_weights", "ref_kl_weights")
+
+
+class PrimeRlTokens:
+    """What `trainer.enable_token_export` makes prime-rl's trainer write, a file for each step and rank.
+
+    Written by ``TokenExporter`` (src/prime_rl/trainer/rl/token_export.py, `schema_version` 1; v0.5.1 and later), read
+    and compared with the writer of 559b44772. A row is a whole sequence; the response begins at the first token of
+    `loss_mask`. `trainer_logprobs` are the policy's at the loss. Numbers that are not finite are null, and read as NaN.
+    `mismatch_kl` compares trainer and sampler, so it is not `kl`. Rewards and groups are in prime-rl's traces and not
+    here, and a row cannot be matched with its trace. The exporter leaves out sequences without a trained token.
+    """
+
+    name = "prime-rl-tokens"
+    summary = "prime-rl's token_exports (trainer.enable_token_export)"
+
+    def sniff(self, path: Path) -> str | None:
+        """By the keys of the first line."""
+        files = _files(path)
+        first = lines.first_object(files[0]) if files else None
+        if first is None or not first.keys() >= _KEYS:
+            return None
+        what = "the file" if path.is_file() else f"{files[0].parent.name}/{files[0].name}"
+        return f"{what} has the keys schema_version, export_sequence_idx, token_ids and trainer_logprobs"
+
+    def read(self, sources: Sequence[Source], sink: base.Sink, options: base.ImportOptions) -> None:
+        """Stream the files in the order of their steps and ranks."""
+        base.only_columns(self.name, options, ())
+        files = _finished([file for source in sources for file in _named(source)], sink)
+        reader = _Reader(sink, sum(Path(file.path).stat().st_size for file in files))
+        for file in files:
+            reader.add(file)
+        if not sink.rows:
+            raise InputError(f"{sources[0].name}: no rows of prime-rl's token exports (step_*/rank_*.jsonl) there")
+        if reader.weighted:
+            sink.note(
+                f"{reader.weighted} rows have component weights ({', '.join(_WEIGHTS)}), which are not read: "
+                "their tokens do not all count alike in prime-rl's loss"
+            )
+
+
+class _Reader:
+    def __init__(self, sink: base.Sink, total: int) -> None:
+        self.sink, self.total = sink, total
+        self.weighted = 0
+        self._done = 0
+        self._begun = False
+
+    def add(self, file: Source) -> None:
+        """Stream one file."""
+        rows: list[dict[str, object]] = []
+        size, chunk = 0, 0
+        last: int | None = None
+        for line in lines.objects(file):
+            chunk, size = chunk + line.bytes_read - size, line.bytes_read
+            if line.body is None:
+                self.sink.note(f"{file.name}: the last line was not written to its end, and is left out")
+                if last is not None:
+                    self.sink.fact(last, TRAIN, base.TORN_LINES, 1)
+                continue
+            row = _row(line.body, f"{file.name}, line {line.number}")
+            self.weighted += any(_is_given(line.body.get(name)) for name in _WEIGHTS)
+            last = int(row["step"])  # type: ignore[call-overload]
+            rows.append(row)
+            if chunk > _CHUNK_BYTES:
+                chunk = 0
+                self._write(file, rows)
+                rows = []
+                self.sink.advance(self._done + size, self.total)
+        self._write(file, rows)
+        self._done += size
+        self.sink.advance(self._done, self.total)
+
+    def _write(self, file: Source, rows: Sequence[Mapping[str, object]]) -> None:
+        if not rows:
+            return
+        if not self._begun:
+            self._begun = True
+            self.sink.begin(RunMetadata())
+        try:
+            self.sink.write({name: [row[name] for row in rows] for name in rows[0]})
+        except DataError as error:
+            message = str(error).removeprefix(f"{self.sink.path}: ")
+            raise DataError(f"{file.name}: {message}") from None
+
+
+def _row(body: dict[str, object], where: str) -> dict[str, object]:
+    version = body.get("schema_version")
+    if version != SCHEMA_VERSION or isinstance(version, bool):
+        raise InputError(
+            f"{where}: schema_version {lines.shown(version)} of a token export, where {SCHEMA_VERSION} is known"
+        )
+    ids = per_token(body.get("token_ids"), Kind.TOKENS, f"{where}: token_ids")
+    mask = zeros_and_ones(body.get("loss_mask"), f"{where}: loss_mask")
+    arrays = {"token_ids": ids, "loss_mask": mask}
+    for column, name in _FLOATS.items():
+        arrays[column] = per_token(body.get(name), Kind.FLOATS, f"{where}: {name}")
+    aligned(arrays, len(ids), where)
+    # The sampler has log-probs for what it sampled; elsewhere there are zeros in their place.
+    arrays["rollout_log_probs"] = np.where(mask == 1, arrays["rollout_log_probs"], np.nan)
+    start = response_start(mask)
+    step, rank = lines.natural(body, "step", where), lines.natural(body, "rank", where)
+    row: dict[str, object] = {name: arrays[name][start:] for name in _FLOATS}
+    return row | {
+        "step": step,
+        "sample_id": f"{step}-{rank}-{lines.natural(body, 'export_sequence_idx', where)}",
+        "prompt_ids": ids[:start],
+        "response_ids": ids[start:],
+        "response_mask": mask[start:],
+        "micro_batch_id": lines.natural(body, "micro_step", where),
+        "rank": rank,
+    }
+
+
+def _is_given(weights: object) -> bool:
+    return isinstance(weights, list) and any(each is not None for each in weights)
+
+
+def _finished(files: Sequence[Source], sink: base.Sink) -> list[Source]:
+    """Without the steps that prime-rl did not mark as complete, where it marks any."""
+    marked = {file.path for file in files if (Path(file.path).parent / "STABLE").is_file()}
+    if not marked:
+        if files:
+            sink.note("no step has prime-rl's mark STABLE: the last step may lack the rows of some ranks")
+        return list(files)
+    open_steps = sorted({Path(file.path).parent.name for file in files if file.path not in marked}, key=natural_key)
+    if open_steps:
+        sink.note(
+            f"{len(open_steps)} steps without prime-rl's mark STABLE are left out, since ranks may be missing: "
+            f"{', '.join(open_steps[:5])}"
+        )
+    return [file for file in files if file.path in marked]
+
+
+def _files(path: Path) -> list[Path]:
+    if path.is_file():
+        return [path] if path.suffix == ".jsonl" else []
+    found: list[Path] = []
+    for folder in (path, path / "token_exports"):
+        try:
+            steps = [each for each in folder.iterdir() if _STEP.fullmatch(each.name) and each.is_dir()]
+            steps = [folder] if not steps and _STEP.fullmatch(folder.resolve().name) else steps
+            found += [file for step in steps for file in step.iterdir() if _RANK.fullmatch(file.name)]
+        except OSError:
+            continue
+    return sorted((file for file in found if file.is_file()), key=lambda file: natural_key(str(file)))
+
+
+def _named(source: Source) -> list[Source]:
+    root = Path(source.path)
+    if root.is_file():
+        return [source]
+    return [Source(str(file), f"{source.name.rstrip('/')}/{file.relative_to(root)}") for file in _files(root)]

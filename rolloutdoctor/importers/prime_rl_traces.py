@@ -1,0 +1,215 @@
+"""prime-rl's traces: `rollouts/step_{N}/{train,eval}/effective/traces.jsonl`."""
+
+import re
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+
+import numpy as np
+
+from rolloutdoctor.errors import DataError, InputError
+from rolloutdoctor.importers import base, lines
+from rolloutdoctor.importers.cells import aligned, per_token, response_start, zeros_and_ones
+from rolloutdoctor.io.metadata import RunMetadata
+from rolloutdoctor.io.paths import Source, natural_key
+from rolloutdoctor.schema import Kind
+
+_PLACE = re.compile(r"step_(\d{1,18})/(train|eval)/(all|effective)/traces\.jsonl")
+_KEYS = {"task", "traces"}
+_SPREAD = {"rollout_log_probs": "logprobs", "advantages": "advantages", "ref_log_probs": "reference_logprobs"}
+_TOKENS = ("prompt_ids", "response_ids", "response_mask", *_SPREAD)
+_DEEPEST_GRAPH = 100_000
+
+
+class PrimeRlTraces:
+    """The episodes that prime-rl's file monitor writes, one row for each trace.
+
+    Written by ``FileMonitor.log_episodes`` (src/prime_rl/monitors/file.py) as ``Episode.to_record`` of verifiers
+    (verifiers/v1/episode.py), since prime-rl 9975d8868; read and compared with prime-rl 559b44772 and verifiers
+    a60a606e. `step` and `split` are those of the path: the step inside a record is the one at which the work was sent
+    out. `effective` is what was trained on; `all` has rejected and failed work besides, and every effective episode
+    too, so it is read only if the file itself is given. The reward is the sum of the weighted rewards, as in
+    ``Trace.reward``; the group is the episode's. Messages form a graph: where a trace of a step branches, prime-rl
+    trains on several sequences of it, and the step is read without its tokens. There are no log-probs of the trainer.
+    A run that resumes appends to the steps that it repeats, and these are then read twice.
+    """
+
+    name = "prime-rl-traces"
+    summary = "prime-rl's rollouts/step_*/train/effective/traces.jsonl"
+
+    def sniff(self, path: Path) -> str | None:
+        """By the path and the keys of the first line."""
+        files = _files(path)
+        first = lines.first_object(files[0]) if files else None
+        if first is None or not first.keys() >= _KEYS or not isinstance(first["traces"], list):
+            return None
+        return f"{'the file' if path.is_file() else 'the first traces.jsonl'} has episodes with a task and traces"
+
+    def read(self, sources: Sequence[Source], sink: base.Sink, options: base.ImportOptions) -> None:
+        """Stream the files in the order of their steps; one step and split is in memory at a time."""
+        base.only_columns(self.name, options, ())
+        files = [file for source in sources for file in _named(source)]
+        files.sort(key=lambda file: natural_key(_place(file)[0]))
+        for file in files:
+            step, split, _ = _place(file)[1:]
+            if sum(_place(other)[1:3] == (step, split) for other in files) > 1:
+                raise InputError(f"{file.name}: several files of step {step}, split {split}; give one run and subset")
+        total, done = sum(Path(file.path).stat().st_size for file in files), 0
+        branched = 0
+        for file in files:
+            rows = _rows(file, sink)
+            if rows:
+                if not sink.rows:
+                    sink.begin(RunMetadata())
+                branched += any(row["response_ids"] is None for row in rows)
+                _write(file, rows, sink)
+            done += Path(file.path).stat().st_size
+            sink.advance(done, total)
+        if not sink.rows:
+            raise InputError(f"{sources[0].name}: no traces in prime-rl's rollouts/step_*/train/effective there")
+        if branched:
+            sink.note(
+                f"{branched} steps have traces without tokens or with branches, and are read without their tokens"
+            )
+
+
+def _rows(file: Source, sink: base.Sink) -> list[dict[str, object]]:
+    _, step, split, _ = _place(file)
+    found: list[dict[str, object]] = []
+    torn = 0
+    for line in lines.objects(file):
+        where = f"{file.name}, line {line.number}"
+        if line.body is None:
+            sink.note(f"{file.name}: the last line was not written to its end, and is left out")
+            torn += 1
+            continue
+        traces = line.body.get("traces", [])
+        if not isinstance(traces, list) or not all(isinstance(trace, dict) for trace in traces):
+            raise DataError(f"{where}: traces is {lines.shown(traces)} where a list of objects was expected")
+        for number, trace in enumerate(traces):
+            row = _row(line.body, trace, f"{where}, trace {number}")
+            found.append(row | {"step": step, "split": split})
+    if torn and found:
+        sink.fact(step, split, base.TORN_LINES, torn)
+    return found
+
+
+def _row(episode: Mapping[str, object], trace: Mapping[str, object], where: str) -> dict[str, object]:
+    group = _object(episode.get("group")).get("id")
+    if group is None:
+        raise DataError(f"{where}: its episode has no group, and so its reward no baseline to compare with")
+    policy = _object(_object(_object(episode.get("run")).get("work")).get("policy"))
+    status = trace.get("stop_condition")
+    row: dict[str, object] = {
+        "group_id": _text(group),
+        "sample_id": _text(trace.get("id")),
+        "reward": _reward(trace, where),
+        "status": None if status is None else _text(status),
+        "policy_version_min": None if "start" not in policy else lines.natural(policy, "start", where),
+        "policy_version_max": None if "end" not in policy else lines.natural(policy, "end", where),
+    }
+    tokens = _tokens(trace.get("nodes"), where)
+    return row | {name: tokens.get(name) for name in _TOKENS}
+
+
+def _reward(trace: Mapping[str, object], where: str) -> float | None:
+    rewards = trace.get("rewards", {})
+    if not isinstance(rewards, dict):
+        raise DataError(f"{where}: rewards is {lines.shown(rewards)} where an object was expected")
+    total, scored = 0.0, not rewards
+    for name, reward in rewards.items():
+        if reward is not None:
+            score = lines.number(_object(reward).get("score"), f"{where}: rewards.{name}")
+            weight = lines.number(_object(reward).get("weight", 1.0), f"{where}: rewards.{name}")
+            if score is None or weight is None:
+                raise DataError(f"{where}: rewards.{name} is {lines.shown(reward)} where a score was expected")
+            total, scored = total + score * weight, True
+    return total if scored else None
+
+
+def _tokens(nodes: object, where: str) -> dict[str, np.ndarray]:
+    """Return the columns of one chain of messages; nothing if they branch or carry no tokens."""
+    if not isinstance(nodes, list) or not all(isinstance(node, dict) for node in nodes):
+        raise DataError(f"{where}: nodes is {lines.shown(nodes)} where a list of objects was expected")
+    if not nodes or any(node.get("parent") != (index - 1 if index else None) for index, node in enumerate(nodes)):
+        return {}
+    if len(nodes) > _DEEPEST_GRAPH:
+        raise DataError(f"{where}: {len(nodes)} messages, more than any trace has")
+    ids_parts, masks = [], []
+    spread: dict[str, list[np.ndarray]] = {column: [] for column in _SPREAD}
+    given: dict[str, bool] = dict.fromkeys(_SPREAD, False)
+    for index, node in enumerate(nodes):
+        at = f"{where}, node {index}"
+        ids = per_token(node.get("token_ids", []), Kind.TOKENS, f"{at}: token_ids")
+        mask = zeros_and_ones(node.get("mask", []), f"{at}: mask")
+        aligned({"mask": mask}, len(ids), at)
+        ids_parts.append(ids)
+        masks.append(mask)
+        for column, name in _SPREAD.items():
+            # One number for each sampled token.
+            numbers = per_token(node.get(name) or [], Kind.FLOATS, f"{at}: {name}")
+            given[column] |= bool(len(numbers))
+            if len(numbers) not in (0, int(mask.sum())):
+                raise DataError(f"{at}: {name} has {len(numbers)} values for {int(mask.sum())} sampled tokens")
+            values = np.full(len(ids), np.nan if column == "rollout_log_probs" else 0.0)
+            if len(numbers):
+                values[mask == 1] = numbers
+            spread[column].append(values)
+    mask = np.concatenate(masks)
+    if not mask.any():
+        return {}
+    start = response_start(mask)
+    ids = np.concatenate(ids_parts)
+    columns = {"prompt_ids": ids[:start], "response_ids": ids[start:], "response_mask": mask[start:]}
+    return columns | {name: np.concatenate(parts)[start:] for name, parts in spread.items() if given[name]}
+
+
+def _write(file: Source, rows: Sequence[Mapping[str, object]], sink: base.Sink) -> None:
+    columns = {name: [row[name] for row in rows] for name in rows[0]}
+    bare = any(ids is None for ids in columns["response_ids"])
+    for name in _TOKENS:
+        # A token column is there for every row of a step and split, or for none of them.
+        if bare or any(cell is None for cell in columns[name]):
+            columns[name] = [None] * len(rows)
+    try:
+        sink.write(columns)
+    except DataError as error:
+        message = str(error).removeprefix(f"{sink.path}: ")
+        raise DataError(f"{file.name}: {message}") from None
+
+
+def _object(value: object) -> dict[str, object]:
+    return value if isinstance(value, dict) else {}
+
+
+def _text(value: object) -> str:
+    return str(value).encode("utf-8", "replace").decode()
+
+
+def _place(file: Source) -> tuple[str, int, str, str]:
+    """Where a file is: the end of its path, its step, split and subset."""
+    found = _PLACE.search(Path(file.path).absolute().as_posix())
+    if found is None:
+        raise InputError(
+            f"{file.name}: prime-rl writes step_N/train/effective/traces.jsonl; the step is known from the directory"
+        )
+    return found[0], int(found[1]), found[2], found[3]
+
+
+def _files(path: Path) -> list[Path]:
+    if path.is_file():
+        return [path] if path.name == "traces.jsonl" else []
+    patterns = ("step_*/*/effective", "*/effective", "effective", "")
+    for root in (path / "rollouts", path):
+        for pattern in patterns:
+            found = list(root.glob(f"{pattern}/traces.jsonl" if pattern else "traces.jsonl"))
+            found = [file for file in found if _PLACE.search(file.absolute().as_posix()) and file.is_file()]
+            if found:
+                return sorted(found, key=lambda file: natural_key(str(file)))
+    return []
+
+
+def _named(source: Source) -> list[Source]:
+    root = Path(source.path)
+    if root.is_file():
+        return [source]
+    return [Source(str(file), f"{source.name.rstrip('/')}/{file.relative_to(root)}") for file in _files(root)]

@@ -1,0 +1,205 @@
+"""prime-rl: token exports that its own exporter wrote, and traces built to the documented layout (not by prime-rl)."""
+
+import json
+import shutil
+from collections import Counter
+
+import numpy as np
+import pytest
+from importers.importing import DATA, converted, findings, findings_of_run
+
+from rolloutdoctor.engine.convert import ConvertOptions, detect_dump
+from rolloutdoctor.errors import DataError, InputError
+
+EXPORTS = DATA / "prime_rl" / "token_exports"
+TRACES = DATA / "prime_rl" / "rollouts"
+EFFECTIVE = TRACES / "step_1" / "train" / "effective" / "traces.jsonl"
+
+
+def stored(path):
+    return [json.loads(line) for line in path.read_text().splitlines()]
+
+
+def rewritten(path, rows):
+    path.parent.mkdir(parents=True, exist_ok=True)
+    path.write_text("".join(json.dumps(row) + "\n" for row in rows))
+    return path
+
+
+def test_tokens_of_an_export(tmp_path):
+    rows, _ = converted(tmp_path / "run.parquet", EXPORTS)
+    raw = stored(EXPORTS / "step_1" / "rank_0.jsonl")[0]
+    row = rows[0]
+    start = raw["loss_mask"].index(True)
+    assert (row["step"], row["rank"], row["micro_batch_id"], row["sample_id"]) == (1, 0, 0, "1-0-0")
+    assert row["prompt_ids"] == raw["token_ids"][:start]
+    assert row["response_ids"] == raw["token_ids"][start:]
+    assert row["response_mask"] == raw["loss_mask"][start:]
+    assert row["policy_log_probs"] == pytest.approx(raw["trainer_logprobs"][start:])
+    sampled = [
+        value if kept else np.nan for value, kept in zip(raw["inference_logprobs"], raw["loss_mask"], strict=True)
+    ]
+    assert np.array_equal(row["rollout_log_probs"], np.float32(sampled[start:]), equal_nan=True)
+
+
+def test_what_is_null_is_nan(tmp_path):
+    rows, _ = converted(tmp_path / "run.parquet", EXPORTS)
+    assert stored(EXPORTS / "step_1" / "rank_0.jsonl")[0]["entropy"][4] is None
+    assert np.isnan(rows[0]["entropy"][1])
+
+
+def test_mismatch_kl_is_not_the_kl_to_the_reference_model(tmp_path):
+    rows, _ = converted(tmp_path / "run.parquet", EXPORTS)
+    assert not {"kl", "reward", "group_id", "is_weights"} & set(rows[0])
+
+
+def test_steps_that_are_not_marked_as_complete_are_left_out(tmp_path):
+    rows, sink = converted(tmp_path / "run.parquet", EXPORTS)
+    assert Counter(row["step"] for row in rows) == {1: 8, 2: 8}
+    assert "step_3" in sink.notes[0]
+    rows, sink = converted(tmp_path / "run.parquet", EXPORTS / "step_3")
+    assert Counter(row["step"] for row in rows) == {3: 8}
+    assert "no step has prime-rl's mark STABLE" in sink.notes[0]
+
+
+def test_component_weights_are_spoken_of(tmp_path):
+    rows = stored(EXPORTS / "step_1" / "rank_0.jsonl")
+    rows[0]["rl_weights"] = [0.0] * len(rows[0]["token_ids"])
+    path = rewritten(tmp_path / "rank_0.jsonl", rows)
+    _, sink = converted(tmp_path / "run.parquet", path)
+    assert "1 rows have component weights" in sink.notes[-1]
+
+
+@pytest.mark.parametrize("name", ["token_exports", "rollouts"])
+def test_round_trip(tmp_path, name):
+    converted(tmp_path / "run.parquet", DATA / "prime_rl" / name)
+    assert findings(DATA / "prime_rl" / name) == findings_of_run(tmp_path / "run.parquet")
+
+
+@pytest.mark.parametrize(
+    ("fields", "error", "message"),
+    [
+        ({"schema_version": 2}, InputError, "schema_version 2 of a token export, where 1 is known"),
+        ({"loss_mask": [True]}, DataError, "loss_mask has 1 values for a sequence of 5 tokens"),
+        ({"trainer_logprobs": None}, DataError, "trainer_logprobs is None where a list"),
+        ({"step": 1.5}, DataError, "step is 1.5"),
+        ({"token_ids": [[1]] * 7}, DataError, "token_ids holds something that is not an integer"),
+    ],
+)
+def test_a_wrong_field_of_an_export_names_its_line(tmp_path, fields, error, message):
+    rows = stored(EXPORTS / "step_1" / "rank_0.jsonl")
+    rows[1] |= fields
+    path = rewritten(tmp_path / "dump" / "rank_0.jsonl", rows)
+    with pytest.raises(error, match=r"rank_0\.jsonl, line 2: " + message):
+        converted(tmp_path / "run.parquet", path)
+    assert [each.name for each in tmp_path.iterdir()] == ["dump"]
+
+
+def test_traces_are_those_that_were_trained_on(tmp_path):
+    rows, _ = converted(tmp_path / "run.parquet", TRACES)
+    assert Counter((row["step"], row["split"]) for row in rows) == {(1, "train"): 12, (1, "eval"): 12, (2, "train"): 12}
+    assert len(stored(EFFECTIVE.parent.parent / "all" / "traces.jsonl")) == 16
+    groups = Counter((row["step"], row["split"], row["group_id"]) for row in rows)
+    assert set(groups.values()) == {4}
+
+
+def test_a_trace(tmp_path):
+    rows, _ = converted(tmp_path / "run.parquet", TRACES / "step_2")
+    episode = stored(TRACES / "step_2" / "train" / "effective" / "traces.jsonl")[0]
+    trace = episode["traces"][0]
+    row = rows[0]
+    assert episode["run"]["work"]["step"] == 1  # when the work was sent out; it was trained on at step 2
+    assert (row["step"], row["policy_version_min"], row["policy_version_max"]) == (2, 0, 1)
+    rewards = trace["rewards"]
+    assert row["reward"] == rewards["correct"]["score"] + 0.5 * rewards["short"]["score"]
+    node = trace["nodes"][1]
+    assert row["prompt_ids"] == [*trace["nodes"][0]["token_ids"], 7]
+    assert row["response_ids"] == node["token_ids"][1:]
+    assert row["rollout_log_probs"] == pytest.approx(node["logprobs"])
+    assert row["advantages"] == node["advantages"]
+    assert row["sample_id"] == trace["id"]
+
+
+def test_every_way_to_name_the_traces(tmp_path):
+    for path, steps in [
+        (DATA / "prime_rl" / "rollouts", {1, 2}),
+        (TRACES / "step_1", {1}),
+        (TRACES / "step_1" / "train", {1}),
+        (EFFECTIVE.parent, {1}),
+        (EFFECTIVE, {1}),
+    ]:
+        rows, _ = converted(tmp_path / "run.parquet", path)
+        assert {row["step"] for row in rows} == steps, path
+    rows, _ = converted(tmp_path / "run.parquet", TRACES / "step_1" / "train" / "all" / "traces.jsonl")
+    assert len(rows) == 16
+    both = detect_dump([str(EFFECTIVE), str(EFFECTIVE.parents[1] / "all" / "traces.jsonl")], ConvertOptions())
+    assert both.importer.name == "prime-rl-traces"
+    with pytest.raises(InputError, match="several files of step 1, split train"):
+        converted(tmp_path / "run.parquet", EFFECTIVE, EFFECTIVE.parents[1] / "all" / "traces.jsonl")
+
+
+def edited(tmp_path, change):
+    rows = stored(EFFECTIVE)
+    change(rows[1]["traces"][0], rows[1])
+    return rewritten(tmp_path / "dump" / "step_1" / "train" / "effective" / "traces.jsonl", rows)
+
+
+def test_a_trace_with_branches_has_no_tokens(tmp_path):
+    path = edited(tmp_path, lambda trace, _: trace["nodes"].append(trace["nodes"][1] | {"parent": 0}))
+    rows, sink = converted(tmp_path / "run.parquet", path)
+    assert len(rows) == 12
+    assert all(row["response_ids"] is None and row["advantages"] is None for row in rows)
+    assert "1 steps have traces without tokens or with branches" in sink.notes[0]
+    findings(path)
+
+
+def test_reference_log_probs_of_a_trace(tmp_path):
+    rows = stored(EFFECTIVE)
+    for row in rows:
+        node = row["traces"][0]["nodes"][1]
+        node["reference_logprobs"] = [each - 0.25 for each in node["logprobs"]]
+    path = rewritten(tmp_path / "step_1" / "train" / "effective" / "traces.jsonl", rows)
+    found, _ = converted(tmp_path / "run.parquet", path)
+    assert found[0]["ref_log_probs"] == pytest.approx([each - 0.25 for each in found[0]["rollout_log_probs"]])
+
+
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        (lambda trace, episode: episode.update(group=None), "trace 0: its episode has no group"),
+        (lambda trace, episode: trace["nodes"][1].update(logprobs=[0.5] * 9), "logprobs has 9 values for"),
+        (lambda trace, episode: trace["nodes"][1].update(mask=[True]), "mask has 1 values for a sequence of"),
+        (lambda trace, episode: trace.update(nodes=3), "nodes is 3 where a list"),
+        (lambda trace, episode: trace.update(rewards={"a": {}}), r"rewards.a is {} where a score"),
+        (lambda trace, episode: episode.update(traces=[1]), r"traces is \[1\] where a list of objects"),
+    ],
+)
+def test_a_wrong_trace_names_its_line(tmp_path, change, message):
+    path = edited(tmp_path, change)
+    with pytest.raises(DataError, match=r"traces\.jsonl, line 2.*" + message):
+        converted(tmp_path / "run.parquet", path)
+
+
+def test_a_trace_that_was_not_scored(tmp_path):
+    path = edited(tmp_path, lambda trace, _: trace.update(rewards={"correct": None}))
+    rows, _ = converted(tmp_path / "run.parquet", path)
+    assert rows[1]["reward"] is None
+
+
+def test_the_step_is_in_the_path(tmp_path):
+    shutil.copy(EFFECTIVE, tmp_path / "traces.jsonl")
+    with pytest.raises(InputError, match="the step is known from the directory"):
+        converted(tmp_path / "run.parquet", tmp_path / "traces.jsonl")
+
+
+@pytest.mark.parametrize("name", ["token_exports/step_1/rank_0.jsonl", "rollouts/step_1/train/effective/traces.jsonl"])
+def test_a_torn_last_line_is_left_out_and_counted(tmp_path, name):
+    path = tmp_path / name
+    path.parent.mkdir(parents=True)
+    path.write_text((DATA / "prime_rl" / name).read_text()[:-30])
+    before, _ = converted(tmp_path / "before.parquet", DATA / "prime_rl" / name)
+    rows, sink = converted(tmp_path / "run.parquet", path)
+    assert len(rows) == len(before) - 1
+    assert any("not written to its end" in note for note in sink.notes)
+    found = next(found for found in findings(path).findings if found.code == "RDI002")
+    assert found.measures["torn_lines"].value == 1
