@@ -21,7 +21,7 @@ _FIXED: dict[Kind, pa.DataType] = {
 # The contract stores these as int32: they count a handful of things.
 _SMALL_INTEGERS = frozenset({"micro_batch_id", "optim_step_id", "rank"})
 
-_CONVERSATION = pa.list_(pa.struct([("role", pa.string()), ("content", pa.string())]))
+CONVERSATION = pa.list_(pa.struct([("role", pa.string()), ("content", pa.string())]))
 
 
 def arrow_type(column: Column, values: Iterable[object] = ()) -> pa.DataType:
@@ -39,12 +39,14 @@ def arrow_type(column: Column, values: Iterable[object] = ()) -> pa.DataType:
     """
     if column.name in _SMALL_INTEGERS:
         return pa.int32()
+    if isinstance(values, (pa.Array, pa.ChunkedArray)) and column.kind in (Kind.NAMED_NUMBERS, Kind.MESSAGES):
+        return values.type
     if column.kind is Kind.NAMED_NUMBERS:
         names = {name: None for cell in values if isinstance(cell, Mapping) for name in cell}
         return pa.struct([(str(name), pa.float64()) for name in names])
     if column.kind is Kind.MESSAGES:
         first = next((cell for cell in values if cell is not None), None)
-        return pa.string() if first is None or isinstance(first, str) else _CONVERSATION
+        return pa.string() if first is None or isinstance(first, str) else CONVERSATION
     return _FIXED[column.kind]
 
 
@@ -59,7 +61,7 @@ def to_arrow(column: Column, values: Sequence[object], data_type: pa.DataType) -
     """
     try:
         if isinstance(values, (pa.Array, pa.ChunkedArray)):
-            array = values.cast(data_type)
+            array = values if values.type == data_type else values.cast(data_type)
             return array.combine_chunks() if isinstance(array, pa.ChunkedArray) else array
         if column.kind is Kind.IDENTIFIER:
             values = [None if cell is None else str(cell) for cell in values]

@@ -17,12 +17,14 @@ class RunMetadata:
         trainer_version: version of the trainer, or None.
         config: the trainer's own option names to JSON values.
         schema_version: version of the column contract.
+        recording: what a recorder says of its own work, such as ``dropped_steps``; empty if there is nothing to say.
     """
 
     trainer: str | None = None
     trainer_version: str | None = None
     config: Mapping[str, object] = field(default_factory=dict)
     schema_version: int = SCHEMA_VERSION
+    recording: Mapping[str, object] = field(default_factory=dict)
 
     def encode(self) -> dict[bytes, bytes]:
         """Return the Parquet key-value metadata."""
@@ -32,6 +34,8 @@ class RunMetadata:
         if self.trainer_version is not None:
             body["trainer_version"] = self.trainer_version
         body["config"] = dict(self.config)
+        if self.recording:
+            body["recording"] = dict(self.recording)
         return {METADATA_KEY.encode(): json.dumps(body, sort_keys=True).encode()}
 
     @classmethod
@@ -60,9 +64,11 @@ class RunMetadata:
                 "version reads; upgrade rolloutdoctor"
             )
         trainer, trainer_version = body.get("trainer"), body.get("trainer_version")
+        recording = body.get("recording")
         return cls(
             trainer=None if trainer is None else str(trainer),
             trainer_version=None if trainer_version is None else str(trainer_version),
             config=body.get("config", {}),
             schema_version=version,
+            recording=recording if isinstance(recording, dict) else {},
         )

@@ -7,25 +7,22 @@ from pathlib import Path
 from types import TracebackType
 from typing import Self
 
-import numpy as np
 import pyarrow as pa
-import pyarrow.compute as pc
 import pyarrow.parquet as pq
 
-from rolloutdoctor.errors import DataError, SchemaError, UsageError, nearest
-from rolloutdoctor.io.arrow_types import arrow_type, to_arrow
+from rolloutdoctor.errors import SchemaError, UsageError
+from rolloutdoctor.io.arrow_types import arrow_type
 from rolloutdoctor.io.metadata import RunMetadata
-from rolloutdoctor.schema import BY_NAME, COLUMNS
+from rolloutdoctor.io.run_table import Rows, by_column, run_table
+from rolloutdoctor.schema import BY_NAME
 
 ROW_GROUP_BYTES = 64 * 2**20
 
-_METRICS_SCHEMA = pa.schema(
+METRICS_SCHEMA = pa.schema(
     [("step", pa.int64()), ("split", pa.string()), ("name", pa.string()), ("value", pa.float64())]
 )
 _MOST_WAITING_TABLES = 256
 _EMPTY_RUN = ("step", "group_id", "sample_id", "reward")
-
-Rows = Sequence[Mapping[str, object]] | Mapping[str, Sequence[object]]
 
 
 def metrics_path(run_path: str | Path) -> Path:
@@ -144,7 +141,7 @@ class _TableWriter:
         )
 
     def _empty_schema(self) -> pa.Schema:
-        return _METRICS_SCHEMA
+        return METRICS_SCHEMA
 
 
 class RunWriter(_TableWriter):
@@ -171,66 +168,12 @@ class RunWriter(_TableWriter):
             SchemaError: if a column is unknown, or was not there when the first rows were written.
             DataError: if a cell does not fit its column, or the token columns of a row differ in length.
         """
-        columns = _by_column(rows)
+        columns = by_column(rows)
         if not columns or not len(next(iter(columns.values()))):
             return
-        for name in columns:
-            if name not in BY_NAME:
-                raise SchemaError(f"{self.path}: no column is called {name!r}{nearest(name, list(BY_NAME))}")
-        if self._schema is None:
-            self._schema = pa.schema(
-                [
-                    (column.name, arrow_type(column, columns[column.name]))
-                    for column in COLUMNS
-                    if column.name in columns
-                ]
-            )
-        elif set(columns) != set(self._schema.names):
-            changed = sorted(set(columns) ^ set(self._schema.names))
-            raise SchemaError(f"{self.path}: every write needs the same columns; these differ: {', '.join(changed)}")
-        for field in self._schema:
-            if pa.types.is_struct(field.type):
-                if not field.type.num_fields:
-                    raise DataError(f"{self.path}: {field.name} names nothing; leave the column out")
-                self._check_names(field, columns[field.name])
-        try:
-            arrays = [to_arrow(BY_NAME[field.name], columns[field.name], field.type) for field in self._schema]
-        except DataError as error:
-            raise DataError(f"{self.path}: {error}") from error
-        counts = {name: len(array) for name, array in zip(self._schema.names, arrays, strict=True)}
-        if len(set(counts.values())) != 1:
-            raise DataError(f"{self.path}: the columns differ in length: {counts}")
-        table = pa.Table.from_arrays(arrays, schema=self._schema)
-        self._check_lengths(table)
+        table = run_table(columns, self._schema, where=str(self.path), first_row=self.rows)
+        self._schema = table.schema
         self._append(table)
-
-    def _check_names(self, field: pa.Field, cells: Sequence[object]) -> None:
-        known = {field.type.field(i).name for i in range(field.type.num_fields)}
-        for cell in cells:
-            if isinstance(cell, Mapping) and not known.issuperset(cell):
-                extra = ", ".join(sorted(str(name) for name in set(cell) - known))
-                raise SchemaError(
-                    f"{self.path}: {field.name} gained {extra} after the first rows were written; "
-                    "give every name, null where it does not apply, from the first row on"
-                )
-
-    def _check_lengths(self, table: pa.Table) -> None:
-        token_columns = [name for name in table.column_names if BY_NAME[name].per_token]
-        expected: np.ndarray | None = None
-        first = ""
-        for name in token_columns:
-            lengths = pc.fill_null(pc.list_value_length(table[name]), -1).to_numpy()
-            if expected is None:
-                expected, first = lengths, name
-                continue
-            differs = (lengths != expected) & (lengths >= 0) & (expected >= 0)
-            if differs.any():
-                row = int(differs.argmax())
-                raise DataError(
-                    f"{self.path}: row {self.rows + row}: {name} has {lengths[row]} tokens where {first} has "
-                    f"{expected[row]}; token columns of one row are equally long and never padded"
-                )
-            expected = np.where(expected >= 0, expected, lengths)
 
     def _empty_schema(self) -> pa.Schema:
         return pa.schema([(name, arrow_type(BY_NAME[name])) for name in _EMPTY_RUN])
@@ -277,10 +220,19 @@ class MetricsWriter(_TableWriter):
     def write(self, step: int, split: str, values: Mapping[str, float | None]) -> None:
         """Append what was logged at one step; None is a metric that had no value."""
         if values:
-            count = len(values)
-            columns = [[step] * count, [split] * count, list(values), list(values.values())]
-            arrays = [pa.array(cells, type=kind) for cells, kind in zip(columns, _METRICS_SCHEMA.types, strict=True)]
-            self._append(pa.Table.from_arrays(arrays, schema=_METRICS_SCHEMA))
+            self._append(metrics_table(step, split, values))
+
+    def write_table(self, table: pa.Table) -> None:
+        """Append a table that `metrics_table` made."""
+        self._append(table.cast(METRICS_SCHEMA))
+
+
+def metrics_table(step: int, split: str, values: Mapping[str, float | None]) -> pa.Table:
+    """Return what was logged at one step as a table; None is a metric that had no value."""
+    count = len(values)
+    columns = [[step] * count, [split] * count, list(values), list(values.values())]
+    arrays = [pa.array(cells, type=kind) for cells, kind in zip(columns, METRICS_SCHEMA.types, strict=True)]
+    return pa.Table.from_arrays(arrays, schema=METRICS_SCHEMA)
 
 
 def write_metrics(path: str | Path, rows: Sequence[tuple[int, str, str, float | None]]) -> None:
@@ -288,13 +240,6 @@ def write_metrics(path: str | Path, rows: Sequence[tuple[int, str, str, float | 
     with MetricsWriter(path) as writer:
         for step, split, name, value in rows:
             writer.write(step, split, {name: value})
-
-
-def _by_column(rows: Rows) -> dict[str, Sequence[object]]:
-    if isinstance(rows, Mapping):
-        return dict(rows)
-    names = {name: None for row in rows for name in row}
-    return {name: [row.get(name) for row in rows] for name in names}
 
 
 def _pieces(table: pa.Table, limit: int) -> Iterator[pa.Table]:
