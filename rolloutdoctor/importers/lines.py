@@ -15,7 +15,8 @@ LONGEST_LINE = 32 * 2**20
 DEEPEST = 64
 """Levels of nesting; a log has few."""
 
-_CHUNK_BYTES = 8 * 2**20
+CHUNK_BYTES = 8 * 2**20
+"""What is read at a time."""
 
 
 @dataclass(frozen=True)
@@ -69,7 +70,7 @@ def chunks(source: Source) -> Iterator[Chunk]:
     first, read, rest = 1, 0, b""
     try:
         with Path(source.path).open("rb") as file:
-            while block := file.read(_CHUNK_BYTES):
+            while block := file.read(CHUNK_BYTES):
                 rest += block
                 cut = rest.rfind(b"\n") + 1
                 if cut:
