@@ -21,7 +21,8 @@ from rolloutdoctor.needs import loss_columns
 from rolloutdoctor.objective import Objective, Scope
 from rolloutdoctor.reward_pass import reward_kl_tokens
 from rolloutdoctor.row_pass import RowPart, compared_groups, evaluate_rows, in_scope, stored_kl
-from rolloutdoctor.token_pass import PerToken, TokenPart, token_pass
+from rolloutdoctor.token_part import PerToken, TokenPart
+from rolloutdoctor.token_pass import token_pass
 
 if TYPE_CHECKING:
     import polars as pl

@@ -5,7 +5,7 @@ first is the reference: another one is evaluated on the rows where it can differ
 """
 
 from collections.abc import Mapping
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from functools import partial
 
 import torch
@@ -14,7 +14,6 @@ from torch import Tensor
 from rolloutdoctor import kl
 from rolloutdoctor.batch import TRAIN, RolloutBatch
 from rolloutdoctor.corrections.inside import inside_the_loss
-from rolloutdoctor.corrections.masked import LogRatios
 from rolloutdoctor.losses.aggregation import Layout, row_weights
 from rolloutdoctor.losses.gates import high_entropy, importance_of_rows, product
 from rolloutdoctor.losses.levels import row_mean
@@ -24,81 +23,23 @@ from rolloutdoctor.losses.terms import PolicyTerm, TokenInputs
 from rolloutdoctor.needs import LAYOUT_COLUMNS
 from rolloutdoctor.objective import Aggregation, KlTerm
 from rolloutdoctor.ops import segments as seg
-from rolloutdoctor.reward_pass import mismatch_of
+from rolloutdoctor.reward_pass import mismatch_of, ratios_at_loss
 from rolloutdoctor.row_pass import RowPart, in_scope
 from rolloutdoctor.token_blocks import Block, blocks_of, whole
-
-
-@dataclass(frozen=True, eq=False)
-class TokenPart:
-    """The second pass, reduced to float64 sums per row; masked tokens are left out unless said.
-
-    Attributes:
-        layout: how the step was cut up.
-        weight_N: weight of a token of the row in the loss of the step.
-        policy_weight_N: the same in the policy part, where the trainer aggregates that in another way.
-        counted_N: tokens of the row that enter the metrics of the policy term.
-        policy_N: policy terms of the rows that carry one, before the weight.
-        at_one_N: what the policy terms would be if policy and old log-probs were equal.
-        kl_N: KL of the row, before coefficient, weight and scope.
-        kl_loss_N: KL of the rows that carry the KL term, times the coefficient, before the weight.
-        low_clipped_N: tokens with negative advantage and a ratio below the clip range.
-        high_clipped_N: tokens with positive advantage and a ratio above it.
-        drift_N: what the trainer logs as KL from the old policy; None: it logs none.
-        clipped_N: tokens that the trainer's metric counts as clipped; None: it logs none.
-        capped_N: tokens that its second such metric counts; None: it logs none.
-        logged_N: a further value that the trainer logs; None: it logs none.
-        grad_l1_N: absolute values of the derivative.
-        grad_sq_N: squares of the derivative.
-        logits_low_sq_N: squares of the derivative times ``(1 - p)^2``: the squared norm of the gradient with respect
-            to the logits is between this and twice this.
-        logits_sq_N: the exact squared norm with respect to the logits; None without `sum_pi_squared`.
-        versus_l1_N: absolute differences from the reference evaluation's derivative.
-        versus_dot_N: products with the reference evaluation's derivative.
-    """
-
-    layout: Layout
-    weight_N: Tensor
-    policy_weight_N: Tensor
-    counted_N: Tensor
-    policy_N: Tensor
-    at_one_N: Tensor
-    kl_N: Tensor
-    kl_loss_N: Tensor
-    low_clipped_N: Tensor
-    high_clipped_N: Tensor
-    drift_N: Tensor | None
-    clipped_N: Tensor | None
-    capped_N: Tensor | None
-    logged_N: Tensor | None
-    grad_l1_N: Tensor
-    grad_sq_N: Tensor
-    logits_low_sq_N: Tensor
-    logits_sq_N: Tensor | None
-    versus_l1_N: Tensor
-    versus_dot_N: Tensor
-
+from rolloutdoctor.token_part import PerToken, TokenPart
 
 _OPTIONAL = ("drift_N", "clipped_N", "capped_N", "logged_N", "logits_sq_N")
 _NOT_SUMMED = ("layout", "weight_N", "policy_weight_N", "counted_N", "kl_loss_N", *_OPTIONAL)
-
-
-@dataclass(frozen=True, eq=False)
-class PerToken:
-    """What `recompute` writes, ``[T]`` each, 0 where the mask is 0."""
-
-    advantage_T: Tensor
-    kl_T: Tensor
-    ratio_T: Tensor
-    loss_T: Tensor
-    grad_T: Tensor
 
 
 def token_pass(
     batch: RolloutBatch, parts: Mapping[str, RowPart], dtype: torch.dtype, per_token: bool
 ) -> dict[str, tuple[TokenPart, PerToken | None]]:
     """Run the second pass for all objectives, block by block."""
-    passes = {name: _Pass(batch, part, dtype, per_token) for name, part in parts.items()}
+    layouts = {separate: _layout(batch, separate) for separate in {_separate(batch, part) for part in parts.values()}}
+    passes = {
+        name: _Pass(part, batch, layouts[_separate(batch, part)], dtype, per_token) for name, part in parts.items()
+    }
     reference, *others = passes.values()
     for other in others:
         other.compare_with(reference)
@@ -107,6 +48,15 @@ def token_pass(
         for other in others:
             other.add_compared(block, grad_T)
     return {name: each.result() for name, each in passes.items()}
+
+
+def _separate(batch: RolloutBatch, part: RowPart) -> bool:
+    """True if every micro-batch is a loss of its own."""
+    return batch.split != TRAIN and part.objective.aggregation.eval_batches
+
+
+def _layout(batch: RolloutBatch, separate: bool) -> Layout:
+    return Layout.of(batch.rows, *(batch.per_row.get(name) for name in LAYOUT_COLUMNS), separate=separate)
 
 
 def _inside(block: Block, rows_N: Tensor, x_T: Tensor) -> Tensor:
@@ -118,20 +68,14 @@ def _inside(block: Block, rows_N: Tensor, x_T: Tensor) -> Tensor:
 class _Pass:
     """The second pass for one objective: per-row sums that grow block by block."""
 
-    def __init__(self, batch: RolloutBatch, part: RowPart, dtype: torch.dtype, per_token: bool) -> None:
+    def __init__(self, part: RowPart, batch: RolloutBatch, layout: Layout, dtype: torch.dtype, per_token: bool) -> None:
         objective = part.objective
         assert part.length_N is not None  # loss_columns asked for the mask
-        layout_columns = [batch.per_row.get(name) for name in LAYOUT_COLUMNS]
-        separate = batch.split != TRAIN and objective.aggregation.eval_batches
-        self.layout = Layout.of(batch.rows, *layout_columns, separate=separate)
-        self.objective, self.part, self.batch, self.dtype = objective, part, batch, dtype
+        self.objective, self.part, self.batch, self.layout, self.dtype = objective, part, batch, layout, dtype
         self.counted_N, self.kept_T, self.inner_T = part.length_N, None, None
         if objective.policy_correction is not None:
-            trainer_T, sampler_T = (
-                batch.column(name).to(dtype) for name in ("policy_log_probs", objective.surrogate.old)
-            )
-            ratios = LogRatios(trainer_T - sampler_T, batch.column("response_mask"), batch.rows)
-            self.kept_T, self.inner_T = inside_the_loss(ratios, objective.policy_correction)
+            ratios = ratios_at_loss(batch, objective, self.layout.micro_N, dtype)
+            self.kept_T, self.inner_T = inside_the_loss(ratios, objective.policy_correction, self.layout.forward_N)
             self.counted_N = seg.total(self.kept_T, batch.rows)
         mismatch = mismatch_of(batch, objective, self.layout.micro_N, dtype)
         if mismatch is not None:

@@ -70,15 +70,11 @@ class Layout:
         """
         zero_N = torch.zeros(len(rows) - 1, dtype=torch.int64, device=rows.device)
         one_N = zero_N.double() + 1
-        parts = [zero_N if part is None else part for part in (optim_N, rank_N, micro_N)]
-        cells, micro_index_N = torch.unique(torch.stack(parts), dim=1, return_inverse=True)
-        forward_index_N = torch.unique(torch.stack([parts[0], parts[2]]), dim=1, return_inverse=True)[1]
-        if separate:
-            optim_index_N, optim_of_M = micro_index_N, torch.arange(cells.shape[1], device=rows.device)
-        else:
-            steps, optim_index_N = torch.unique(parts[0], return_inverse=True)
-            optim_of_M = torch.searchsorted(steps, cells[0].contiguous())
-        steps_N = one_N if separate else one_N * len(torch.unique(parts[0]))
+        optim_value_N, rank_N, micro_N = (zero_N if part is None else part for part in (optim_N, rank_N, micro_N))
+        micro_index_N = _numbered(optim_value_N, rank_N, micro_N)
+        forward_index_N = _numbered(optim_value_N, micro_N)
+        optim_index_N = micro_index_N if separate else _numbered(optim_value_N)
+        steps_N = one_N if separate else one_N * (int(optim_index_N.max()) + 1 if len(zero_N) else 0)
         optim_rows_N = _summed(optim_index_N, one_N)
         trajectory_index_N, trajectories_N = _trajectories(trajectory_N, optim_index_N)
         return cls(
@@ -86,13 +82,13 @@ class Layout:
             micro_rows_N=_summed(micro_index_N, one_N),
             forward_N=forward_index_N,
             forward_rows_N=_summed(forward_index_N, one_N),
-            micros_N=torch.bincount(optim_of_M)[optim_index_N].double(),
+            micros_N=_distinct(micro_index_N, optim_index_N),
             optim_N=optim_index_N,
             optim_rows_N=optim_rows_N,
             generation_N=micro_index_N if separate else zero_N,
             steps_N=steps_N,
             share_N=optim_rows_N / len(zero_N) if separate else 1 / steps_N,
-            ranks_N=one_N if separate else _ranks(parts[0], parts[1]),
+            ranks_N=one_N if separate else _distinct(_numbered(optim_value_N, rank_N), optim_index_N),
             trajectory_N=trajectory_index_N,
             trajectories_N=trajectories_N,
         )
@@ -123,22 +119,31 @@ def _summed(index_N: Tensor, x_N: Tensor) -> Tensor:
     return torch.bincount(index_N, weights=x_N.double())[index_N]
 
 
+def _numbered(*parts_N: Tensor) -> Tensor:
+    """Number the distinct combinations of some columns in their order, ``[N]`` int64."""
+    numbered: list[Tensor] = [torch.unique(part_N, return_inverse=True)[1] for part_N in parts_N]
+    index_N = numbered[0]
+    for other_N in numbered[1:]:
+        if len(other_N) and int(other_N.max()) > 0:
+            index_N = torch.unique(index_N * (other_N.max() + 1) + other_N, return_inverse=True)[1]
+    return index_N
+
+
+def _distinct(part_N: Tensor, whole_N: Tensor) -> Tensor:
+    """How many parts the row's whole has, ``[N]`` float64; every part lies in one whole."""
+    whole_P = torch.zeros(int(part_N.max()) + 1 if len(part_N) else 0, dtype=torch.int64, device=part_N.device)
+    whole_P[part_N] = whole_N
+    return torch.bincount(whole_P)[whole_N].double()
+
+
 def _trajectories(trajectory_N: Tensor | None, optim_N: Tensor) -> tuple[Tensor, Tensor]:
     """Index of the row's trajectory ``[N]`` int64, and how many its optimiser step has ``[N]`` float64."""
     row_N = torch.arange(len(optim_N), device=optim_N.device)
     if trajectory_N is None:
         return row_N, _summed(optim_N, torch.ones_like(row_N))
     alone_N = trajectory_N < 0
-    keys = [optim_N, alone_N.long(), torch.where(alone_N, row_N, trajectory_N)]
-    found, index_N = torch.unique(torch.stack(keys), dim=1, return_inverse=True)
-    return index_N, torch.bincount(found[0])[optim_N].double()
-
-
-def _ranks(optim_N: Tensor, rank_N: Tensor) -> Tensor:
-    """How many ranks the row's optimiser step has, ``[N]`` float64."""
-    pairs = torch.unique(torch.stack([optim_N, rank_N]), dim=1)
-    steps, optim_index_N = torch.unique(optim_N, return_inverse=True)
-    return torch.bincount(torch.searchsorted(steps, pairs[0].contiguous()))[optim_index_N].double()
+    index_N = _numbered(optim_N, alone_N.long(), torch.where(alone_N, row_N, trajectory_N))
+    return index_N, _distinct(index_N, optim_N)
 
 
 def _row_means(length_N: Tensor, layout: Layout, _: Aggregation) -> Tensor:
