@@ -1,5 +1,9 @@
 """Packed batches as the padded matrices that the trainers work on, and back."""
 
+from collections.abc import Iterator
+from contextlib import contextmanager
+
+import numpy as np
 import torch
 from torch import Tensor
 
@@ -29,3 +33,27 @@ def error(own_T: Tensor, wanted_T: Tensor) -> float:
     largest = float(wanted_T.abs().max())
     worst = float((own_T.double() - wanted_T.double()).abs().max())
     return worst / largest if largest else worst
+
+
+@contextmanager
+def precision(dtype: torch.dtype) -> Iterator[None]:
+    """Call upstream in a precision.
+
+    It makes tensors without a dtype inside, which follow the default, and some that it wants in float32: in float64
+    those names mean float64 too, so that nothing but the precision changes.
+    """
+    before = torch.get_default_dtype(), torch.float32, np.float32, torch.Tensor.float
+    torch.set_default_dtype(dtype)
+    if dtype == torch.float64:
+        torch.float32, np.float32, torch.Tensor.float = torch.float64, np.float64, torch.Tensor.double
+    try:
+        yield
+    finally:
+        torch.float32, np.float32, torch.Tensor.float = before[1:]
+        torch.set_default_dtype(before[0])
+
+
+def rounding(single: Tensor | float, double: Tensor | float, dtype: torch.dtype) -> Tensor:
+    """What upstream rounds off: its distance in float32 from itself in float64; nothing in float64."""
+    lost = (torch.as_tensor(single, dtype=torch.float64) - torch.as_tensor(double, dtype=torch.float64)).abs()
+    return lost if dtype == torch.float32 else torch.zeros_like(lost)

@@ -1,12 +1,12 @@
 """The real verl functions on random ragged batches against the packed code."""
 
-from contextlib import contextmanager
 from dataclasses import replace
 
 import numpy as np
 import pytest
 import torch
-from parity.padded import error, pack, pad
+from parity.padded import pack, pad, precision
+from proof.claims import agree, compared, values_of
 
 from rolloutdoctor.evaluation import evaluate, evaluate_rows
 from rolloutdoctor.objective import Objective
@@ -14,14 +14,10 @@ from rolloutdoctor.testing import random_batch
 from rolloutdoctor.trainers import table, verl
 from rolloutdoctor.trainers.options import Layer, parse_version, resolve
 
-pytestmark = [pytest.mark.parity, pytest.mark.filterwarnings("ignore")]
+pytestmark = [pytest.mark.parity, pytest.mark.filterwarnings("ignore"), compared("package")]
 
 SEEDS = range(6)
-SINGLE, DOUBLE = 1e-6, 1e-10
-"""Largest difference as a share of the largest magnitude, in float32 and in float64."""
-MASKED_MEAN = 2e-8
-"""In float64, where upstream adds 1e-8 to a count of tokens and this package does not."""
-
+DTYPES = {"float32": torch.float32, "float64": torch.float64}
 
 OUTCOME = (
     "grpo",
@@ -39,17 +35,6 @@ OUTCOME = (
 @pytest.fixture(scope="module")
 def algos():
     return pytest.importorskip("verl.trainer.ppo.core_algos")
-
-
-@contextmanager
-def default_dtype(dtype):
-    """Upstream makes tensors without a dtype inside, so float64 needs float64 as the default."""
-    before = torch.get_default_dtype()
-    torch.set_default_dtype(dtype)
-    try:
-        yield
-    finally:
-        torch.set_default_dtype(before)
 
 
 def objective(**options: object) -> Objective:
@@ -74,7 +59,7 @@ def upstream_advantages(algos, name, batch, dtype, config):
 
 @pytest.mark.parametrize("seed", SEEDS)
 @pytest.mark.parametrize("norm", [True, False], ids=["norm", "nonorm"])
-@pytest.mark.parametrize("name", OUTCOME)
+@pytest.mark.parametrize("name", values_of("verl", "adv_estimator", OUTCOME))
 def test_advantages(algos, name, norm, seed):
     sizes = (6, 5, 4, 4, 2, 2) if name == "grpo_passk" else (6, 5, 4, 3, 2, 1, 1)
     batch = random_batch(seed, sizes=sizes)
@@ -85,14 +70,12 @@ def test_advantages(algos, name, norm, seed):
 
     mine = objective(adv_estimator=name, norm_adv_by_std_in_grpo=norm)
     mask_T = batch.column("response_mask")
-    for dtype, tolerance in ((torch.float32, SINGLE), (torch.float64, DOUBLE)):
-        if name == "grpo_vectorized" and dtype == torch.float64:
-            continue  # its statistics are float32 inside
-        with default_dtype(dtype):
+    for dtype in DTYPES.values():
+        with precision(dtype):
             wanted = upstream_advantages(algos, name, batch, dtype, Config(config))
         own_N = evaluate_rows(batch, mine, dtype).advantage_N
         own_T = torch.repeat_interleave(own_N, batch.rows.diff())
-        assert error(own_T[mask_T], wanted[mask_T]) < tolerance
+        agree(own_T, wanted, dtype, "advantages", where=mask_T)
 
 
 KL_NAMES = sorted(name + plus for name in verl.KL_TYPES for plus in ("", "+"))
@@ -118,18 +101,19 @@ def upstream_loss(algos, batch, mine, mode, dtype, kl_name, coef, advantage_T, s
     mask = pad(batch, batch.column("response_mask"))
     leaf = pad(batch, batch.column("policy_log_probs"), dtype).requires_grad_()
     old, ref = (pad(batch, batch.column(name), dtype) for name in ("old_log_probs", "ref_log_probs"))
-    policy, metrics = algos.compute_policy_loss_vanilla(
-        old, leaf, pad(batch, advantage_T, dtype), mask, loss_agg_mode=mode, config=config
-    )
-    kl_mat = algos.kl_penalty(leaf, ref, kl_name)
-    kl_loss = algos.agg_loss(loss_mat=kl_mat, loss_mask=mask, loss_agg_mode=mode, **sizes)
-    (policy + coef * kl_loss).backward()
+    with precision(dtype):
+        policy, metrics = algos.compute_policy_loss_vanilla(
+            old, leaf, pad(batch, advantage_T, dtype), mask, loss_agg_mode=mode, config=config
+        )
+        kl_mat = algos.kl_penalty(leaf, ref, kl_name)
+        kl_loss = algos.agg_loss(loss_mat=kl_mat, loss_mask=mask, loss_agg_mode=mode, **sizes)
+        (policy + coef * kl_loss).backward()
     return policy.item(), kl_loss.item(), pack(batch, leaf.grad), metrics
 
 
-@pytest.mark.parametrize("dtype", [torch.float32, torch.float64], ids=["float32", "float64"])
-@pytest.mark.parametrize("kl_name", KL_NAMES)
-@pytest.mark.parametrize("mode", MODES)
+@pytest.mark.parametrize("dtype", DTYPES.values(), ids=DTYPES)
+@pytest.mark.parametrize("kl_name", values_of("verl", "kl_loss_type", KL_NAMES))
+@pytest.mark.parametrize("mode", values_of("verl", "loss_agg_mode", MODES))
 def test_loss_and_gradient(algos, mode, kl_name, dtype):
     for seed in (1, 2):
         # A spread of 4 reaches the clip ranges, the dual clip, and both clamps of the KL.
@@ -158,19 +142,17 @@ def test_loss_and_gradient(algos, mode, kl_name, dtype):
         )
         mask_T = batch.column("response_mask")
         scale = float(found.per_token.loss_T.double().abs().sum())
-        tolerance = SINGLE if dtype == torch.float32 else MASKED_MEAN
-        assert abs(found.policy_loss - policy) < tolerance * scale
-        assert abs(found.kl_loss - 0.07 * kl_loss) < tolerance * scale
-        # Upstream divides by a float32 count, in which its 1e-8 is lost.
-        exact = SINGLE if dtype == torch.float32 else MASKED_MEAN if mode == "seq-mean-token-mean" else DOUBLE
-        assert error(found.per_token.grad_T[mask_T], grad_T[mask_T]) < exact
+        agree(found.policy_loss, policy, dtype, "policy loss", scale=scale)
+        agree(found.kl_loss, 0.07 * kl_loss, dtype, "KL loss", scale=scale)
+        agree(found.per_token.grad_T, grad_T, dtype, "gradient", where=mask_T)
         own = verl.metrics(found)
         assert own["actor/pg_loss"] == found.policy_loss
-        assert own["actor/kl_loss"] == pytest.approx(kl_loss, rel=1e-5)
-        assert own["actor/ppo_kl"] == pytest.approx(logged["actor/ppo_kl"], rel=1e-5, abs=1e-6)
+        # The KL of one sign and of both: a mean cancels.
+        agree(own["actor/kl_loss"], kl_loss, dtype, "actor/kl_loss", scale=scale / 0.07)
+        agree(own["actor/ppo_kl"], logged["actor/ppo_kl"], dtype, "actor/ppo_kl", scale=1.0)
 
 
-@pytest.mark.parametrize("mode", MODES)
+@pytest.mark.parametrize("mode", values_of("verl", "loss_agg_mode", MODES))
 def test_mini_batches_and_micro_batches(algos, mode):
     """The engine's loss: micro-batches are summed with the sizes of their mini-batch, mini-batches are averaged."""
     batch = random_batch(5, sizes=(6, 6), empty=0.0, longest=7)
@@ -198,6 +180,6 @@ def test_mini_batches_and_micro_batches(algos, mode):
             delta = (new - old).clamp(-20, 20).exp()
             term = torch.maximum(-adv * delta, -adv * delta.clamp(0.8, 1.2))
             term = torch.where(adv < 0, torch.minimum(-adv * 3.0, term), term)
-            loss += float(algos.agg_loss(term, mask[rows], mode, **sizes)) / 2
-    scale = float(found.per_token.loss_T.abs().sum())
-    assert abs(found.loss - loss) < MASKED_MEAN * scale
+            with precision(torch.float64):
+                loss += float(algos.agg_loss(term, mask[rows], mode, **sizes)) / 2
+    agree(found.loss, loss, torch.float64, "loss", scale=found.per_token.loss_T.abs().sum())

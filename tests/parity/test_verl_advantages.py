@@ -8,21 +8,23 @@ from pathlib import Path
 import numpy as np
 import pytest
 import torch
-from parity.padded import error, pack, pad
-from parity.test_verl import DOUBLE, MASKED_MEAN, SEEDS, SINGLE, default_dtype, objective
+from parity.padded import pack, pad, precision, rounding
+from parity.test_verl import DTYPES, SEEDS, objective
+from proof.claims import Bound, agree, compared, covers, fail_alike, values_of
 
 from rolloutdoctor.corrections.controller import next_coefficient
 from rolloutdoctor.corrections.rejection import STATISTICS, kept_tokens
-from rolloutdoctor.errors import CannotComputeError
 from rolloutdoctor.evaluation import evaluate, evaluate_rows
 from rolloutdoctor.reward_pass import log_ratios
 from rolloutdoctor.testing import random_batch
 from rolloutdoctor.trainers import verl, verl_correction
 
-pytestmark = [pytest.mark.parity, pytest.mark.filterwarnings("ignore")]
+pytestmark = [pytest.mark.parity, pytest.mark.filterwarnings("ignore"), compared("package")]
 
-SUMMED = 5e-6
-"""In float32, where upstream adds up returns, path weights or log-ratios in float32, and this package in float64."""
+ROUNDED = Bound(
+    why="in float32 on top of it what verl itself rounds off, which is how far its function is from itself in float64: "
+    "it adds log-ratios up in float32, and takes roots of differences of means"
+)
 
 
 @pytest.fixture(scope="module")
@@ -61,7 +63,10 @@ def full_batch(seed, *, dense=False, **options):
     """
     batch = random_batch(seed, sizes=(6, 5, 4, 3, 2, 1, 1), **options)
     draw = torch.Generator().manual_seed(seed + 1000)
-    columns = {**batch.per_token, "sum_pi_squared": torch.rand(batch.tokens, generator=draw)}
+    # What a distribution with this probability of the token can have.
+    p_T = batch.column("old_log_probs").double().exp()
+    squared_T = p_T.square() + torch.rand(batch.tokens, generator=draw) * (1 - p_T).square()
+    columns = {**batch.per_token, "sum_pi_squared": squared_T.float()}
     if dense:
         columns["token_rewards"] = torch.randn(batch.tokens, generator=draw)
     draws = torch.randn(3, len(batch), generator=draw, dtype=torch.float64)
@@ -127,9 +132,13 @@ CASES = [
 ]
 
 
+def marked(name, options):
+    return pytest.param(name, options, marks=covers("verl", "adv_estimator", name), id=f"{name}-{options}")
+
+
 @pytest.mark.parametrize("seed", SEEDS)
 @pytest.mark.parametrize("dense", [False, True], ids=["scalar", "dense"])
-@pytest.mark.parametrize(("name", "options"), CASES, ids=str)
+@pytest.mark.parametrize(("name", "options"), [marked(*case) for case in CASES])
 def test_advantages(algos, name, options, dense, seed):
     batch = full_batch(seed, dense=dense)
     mine = objective(adv_estimator=name, **options)
@@ -139,22 +148,23 @@ def test_advantages(algos, name, options, dense, seed):
     if "gdpo_reward_weights" in options:
         config["gdpo_reward_weights"] = [float(weight) for weight in options["gdpo_reward_weights"].split(",")]
     mask_T = batch.column("response_mask")
-    for dtype in (torch.float32, torch.float64):
-        if name in ("gdpo", "grpo_vectorized") and dtype == torch.float64:
-            continue  # float32 inside
-        with default_dtype(dtype):
-            wanted = upstream(algos, name, batch, dtype, config)
+    wanted = {}
+    for dtype in DTYPES.values():
+        with precision(dtype):
+            wanted[dtype] = upstream(algos, name, batch, dtype, config)
+    for dtype in DTYPES.values():
         found = evaluate_rows(batch, mine, dtype)
         own_T = found.advantage_T
         if own_T is None:
             own_T = torch.repeat_interleave(found.advantage_N, batch.rows.diff())
-        single = SUMMED if name.endswith("token_baseline") else SINGLE
-        assert error(own_T[mask_T], wanted[mask_T]) < (single if dtype == torch.float32 else DOUBLE)
+        agree(own_T, wanted[dtype], dtype, "advantages", where=mask_T)
 
 
 @pytest.mark.parametrize("seed", SEEDS)
 @pytest.mark.parametrize("tail", [True, False], ids=["tail", "no tail"])
-@pytest.mark.parametrize("name", ["optimal_token_baseline", "tir_optimal_token_baseline"])
+@pytest.mark.parametrize(
+    "name", values_of("verl", "adv_estimator", ["optimal_token_baseline", "tir_optimal_token_baseline"])
+)
 def test_optimal_baselines_with_weights(algos, helper, name, tail, seed):
     batch = full_batch(seed, dense=True, spread=0.5)
     mine = objective(adv_estimator=name, rollout_is="sequence", rollout_is_batch_normalize=True)
@@ -162,11 +172,12 @@ def test_optimal_baselines_with_weights(algos, helper, name, tail, seed):
     batch = replace(batch, per_token={k: v for k, v in batch.per_token.items() if k != "response_mask_pre"})
     mask = pad(batch, batch.column("response_mask"), torch.int64)
     mask_T = batch.column("response_mask")
-    for dtype, tolerance in ((torch.float32, SUMMED), (torch.float64, DOUBLE)):
+    wanted = {}
+    for dtype in DTYPES.values():
         difference = pad(batch, batch.column("old_log_probs").to(dtype) - batch.column("rollout_log_probs").to(dtype))
-        with default_dtype(dtype):
+        with precision(dtype):
             weights, _ = helper.compute_rollout_correction_weights(difference, mask, "sequence", 2.0, True)
-            wanted = pack(
+            wanted[dtype] = pack(
                 batch,
                 algos.get_adv_estimator_fn(name)(
                     token_level_rewards=token_rewards(batch, dtype),
@@ -178,15 +189,16 @@ def test_optimal_baselines_with_weights(algos, helper, name, tail, seed):
                     handle_zero_tail=tail,
                 )[0],
             )
+    for dtype in DTYPES.values():
         found = evaluate_rows(batch, mine, dtype)
-        assert error(found.advantage_T[mask_T], wanted[mask_T]) < tolerance
+        agree(found.advantage_T, wanted[dtype], dtype, "advantages", where=mask_T)
 
 
 KL_NAMES = sorted(name + plus for name in verl.KL_TYPES for plus in ("", "+"))
 
 
 @pytest.mark.parametrize("name", ["gae", "grpo", "rloo", "remax", "reinforce_plus_plus"])
-@pytest.mark.parametrize("kl_name", KL_NAMES)
+@pytest.mark.parametrize("kl_name", values_of("verl", "kl_penalty", KL_NAMES))
 def test_kl_in_reward(algos, apply_kl_penalty, kl_name, name):
     from verl.protocol import DataProto
 
@@ -194,11 +206,12 @@ def test_kl_in_reward(algos, apply_kl_penalty, kl_name, name):
         batch = full_batch(seed, spread=3.0 if seed == 1 else 0.3, dense=seed == 2)
         before, after = batch.column("response_mask_pre"), batch.column("response_mask")
         assert not torch.equal(before, after)
-        options = {"use_kl_in_reward": True, "kl_penalty": kl_name, "kl_ctrl.kl_coef": 0.05, "rollout_rs": "token_k1"}
+        options = {"use_kl_in_reward": True, "kl_penalty": kl_name, "kl_ctrl.kl_coef": 0.05}
+        options |= {"rollout_rs": "token_k1", "rollout_rs_threshold": 2}
         mine = objective(adv_estimator=name, gamma=0.99, lam=0.9, **options)
         config = Config(norm_adv_by_std_in_grpo=True, gamma=0.99, lam=0.9)
-        for dtype, tolerance in ((torch.float32, SINGLE), (torch.float64, DOUBLE)):
-            with default_dtype(dtype):
+        for dtype in DTYPES.values():
+            with precision(dtype):
                 data = DataProto.from_dict(
                     {
                         "response_mask": pad(batch, before, torch.int64),
@@ -214,29 +227,31 @@ def test_kl_in_reward(algos, apply_kl_penalty, kl_name, name):
             own_T = found.rows.advantage_T
             if own_T is None:
                 own_T = torch.repeat_interleave(found.rows.advantage_N, batch.rows.diff())
-            assert error(own_T[after], wanted[after]) < tolerance
+            agree(own_T, wanted, dtype, "advantages", where=after)
             own = verl.metrics(found)
             assert own["actor/reward_kl_penalty_coeff"] == logged["actor/reward_kl_penalty_coeff"]
-            exact = SINGLE if dtype == torch.float32 else MASKED_MEAN
-            assert own["actor/reward_kl_penalty"] == pytest.approx(
-                logged["actor/reward_kl_penalty"], rel=5 * exact, abs=exact
-            )
+            penalty = logged["actor/reward_kl_penalty"]
+            agree(own["actor/reward_kl_penalty"], penalty, dtype, "actor/reward_kl_penalty", scale=max(1, abs(penalty)))
             filled_N = batch.rows.diff() > 0
-            assert own["critic/rewards/mean"] == pytest.approx(float(rewards.sum(1)[filled_N].mean()), rel=1e-5)
+            wanted = rewards.sum(1)[filled_N]
+            agree(own["critic/rewards/mean"], wanted.mean(), dtype, "critic/rewards/mean", scale=wanted.abs().max())
 
 
+@covers("verl", "kl_ctrl.type", "adaptive")
+@compared("package", Bound(None, 1e-10, "Python numbers"))
 def test_adaptive_controller(algos):
+    """The coefficient after each step; the tests of the engine take the logged one."""
     theirs = algos.AdaptiveKLController(0.02, 0.05, 100)
     own = 0.02
     for kl, rows in ((0.5, 10), (0.01, 32), (0.052, 7), (-1.0, 3), (0.05, 64)):
         theirs.update(kl, rows)
         own = next_coefficient(own, kl, rows, target_kl=0.05, horizon=100)
-        assert own == pytest.approx(theirs.value, rel=1e-15)
+        agree(own, theirs.value, torch.float64, "coefficient")
 
 
 def correct(helper, batch, dtype, **options):
     """verl's unified function: weights, mask and metrics."""
-    with default_dtype(dtype):
+    with precision(dtype):
         weights, mask, metrics = helper.compute_rollout_correction_and_rejection_mask(
             old_log_prob=pad(batch, batch.column("old_log_probs"), dtype),
             rollout_log_prob=pad(batch, batch.column("rollout_log_probs"), dtype),
@@ -248,18 +263,18 @@ def correct(helper, batch, dtype, **options):
 
 
 def same_metrics(own, theirs, dtype):
-    assert own.keys() == theirs.keys()
-    for name, value in theirs.items():
-        # Upstream takes shares in float32; roots of differences of means cancel.
-        loose = 1e-5 if dtype == torch.float32 or "fraction" in name or "oob" in name else MASKED_MEAN
-        absolute = 1e-3 if name.endswith("std") and dtype == torch.float32 else loose
-        assert own[name] == pytest.approx(value, rel=loose, abs=absolute), name
+    """`theirs` by precision."""
+    assert own.keys() == theirs[dtype].keys()
+    for name, value in theirs[dtype].items():
+        lost = rounding(*(found[name] for found in theirs.values()), dtype)
+        agree(own[name], value, dtype, name, scale=max(1.0, abs(value)), rounding=lost)
 
 
 @pytest.mark.parametrize("seed", range(3))
 @pytest.mark.parametrize("normalised", [False, True], ids=["raw", "normalised"])
 @pytest.mark.parametrize("threshold", [2.0, 1.05, "0.7_1.5", "3"], ids=str)
-@pytest.mark.parametrize("level", ["token", "sequence"])
+@pytest.mark.parametrize("level", values_of("verl", "rollout_is", ["token", "sequence"]))
+@compared("package", ROUNDED)
 def test_importance_weights(helper, level, threshold, normalised, seed):
     for spread in (0.1, 2.0, 15.0):
         batch = random_batch(seed, sizes=(6, 5, 4, 3), spread=spread)
@@ -268,22 +283,35 @@ def test_importance_weights(helper, level, threshold, normalised, seed):
             "rollout_is_threshold": threshold,
             "rollout_is_batch_normalize": normalised,
         }
-        mine = objective(adv_estimator="grpo", rollout_rs="token_k1", **options)
-        for dtype in (torch.float32, torch.float64):
-            try:
-                weights, _, metrics = correct(helper, batch, dtype, **options)
-            except ZeroDivisionError:
-                with pytest.raises(CannotComputeError, match="every importance weight"):
+        mine = objective(adv_estimator="grpo", **options)
+        try:
+            theirs = {dtype: correct(helper, batch, dtype, **options) for dtype in DTYPES.values()}
+        except ZeroDivisionError:
+            for dtype in DTYPES.values():
+                with fail_alike("every importance weight"):
                     evaluate(batch, mine, dtype=dtype)
-                continue
+            continue
+        weights, metrics = ({dtype: found[part] for dtype, found in theirs.items()} for part in (0, 2))
+        for dtype in DTYPES.values():
             found = evaluate(batch, mine, dtype=dtype)
-            single = SUMMED if level == "sequence" else SINGLE
-            assert error(found.rows.weight_T, weights) < (single if dtype == torch.float32 else DOUBLE)
+            agree(found.rows.weight_T, weights[dtype], dtype, "weights", rounding=rounding(*weights.values(), dtype))
             same_metrics(verl_correction.metrics(found), metrics, dtype)
 
 
+def several(names):
+    """A rejection by several statistics."""
+    return pytest.param(names, marks=covers("verl", "rollout_rs", *(name.strip() for name in names.split(","))))
+
+
 @pytest.mark.parametrize("seed", range(3))
-@pytest.mark.parametrize("name", [*STATISTICS, "token_k1,seq_max_k2", "seq_sum_k1, seq_mean_k3 ,token_k2"])
+@pytest.mark.parametrize(
+    "name",
+    [
+        *values_of("verl", "rollout_rs", STATISTICS),
+        *map(several, ("token_k1,seq_max_k2", "seq_sum_k1, seq_mean_k3 ,token_k2")),
+    ],
+)
+@compared("package", ROUNDED)
 def test_rejection(helper, name, seed):
     for spread in (0.1, 2.0, 15.0):
         batch = random_batch(seed, sizes=(6, 5, 4, 3), spread=spread)
@@ -292,9 +320,12 @@ def test_rejection(helper, name, seed):
             bounds = f"{upper}" if lower is None else f"{lower}_{upper}"
             threshold = ",".join(bounds if part.endswith("k1") else str(upper - 1) for part in names)
             mine = objective(adv_estimator="grpo", rollout_rs=name, rollout_rs_threshold=threshold)
-            for dtype in (torch.float32, torch.float64):
-                _, mask_T, metrics = correct(helper, batch, dtype, rollout_rs=name, rollout_rs_threshold=threshold)
-                assert torch.equal(kept_tokens(log_ratios(batch, dtype), mine.correction.rejections), mask_T)
+            options = {"rollout_rs": name, "rollout_rs_threshold": threshold}
+            theirs = {dtype: correct(helper, batch, dtype, **options) for dtype in DTYPES.values()}
+            metrics = {dtype: each[2] for dtype, each in theirs.items()}
+            for dtype in DTYPES.values():
+                kept_T = kept_tokens(log_ratios(batch, dtype), mine.correction.rejections)
+                assert torch.equal(kept_T, theirs[dtype][1])
                 same_metrics(verl_correction.metrics(evaluate(batch, mine, dtype=dtype)), metrics, dtype)
 
 
@@ -305,18 +336,19 @@ def test_bounds_of_k1_are_of_the_inverse_ratio():
     assert (second.low, second.high) == (None, 0.1)
 
 
-@pytest.mark.parametrize("level", ["token", "sequence"])
+@pytest.mark.parametrize("level", values_of("verl", "rollout_is", ["token", "sequence"]))
 def test_weighted_loss_and_gradient(algos, helper, level):
     from verl.workers.config import ActorConfig
 
     for seed in (1, 2):
         batch = random_batch(seed, sizes=(6, 5, 4), spread=0.8, longest=12)
-        mine = objective(adv_estimator="grpo", loss_agg_mode="token-sum", rollout_is=level, rollout_rs="token_k1")
+        options = {"rollout_is": level, "rollout_rs": "token_k1", "rollout_rs_threshold": 2}
+        mine = objective(adv_estimator="grpo", loss_agg_mode="token-sum", **options)
         config = ActorConfig(
             strategy="fsdp", rollout_n=1, ppo_micro_batch_size_per_gpu=1, loss_agg_mode="token-sum", clip_ratio_c=3.0
         )
         mask_T = batch.column("response_mask")
-        for dtype, tolerance in ((torch.float32, SINGLE), (torch.float64, DOUBLE)):
+        for dtype in DTYPES.values():
             found = evaluate(batch, mine, dtype=dtype, per_token=True)
             weights, _, _ = correct(helper, batch, dtype, rollout_is=level, rollout_is_threshold=2.0)
             leaf = pad(batch, batch.column("policy_log_probs"), dtype).requires_grad_()
@@ -331,6 +363,6 @@ def test_weighted_loss_and_gradient(algos, helper, level):
                 rollout_is_weights=pad(batch, weights, dtype),
             )
             loss.backward()
-            assert error(found.per_token.grad_T[mask_T], pack(batch, leaf.grad)[mask_T]) < tolerance
+            agree(found.per_token.grad_T, pack(batch, leaf.grad), dtype, "gradient", where=mask_T)
             scale = float(found.per_token.loss_T.double().abs().sum())
-            assert abs(found.policy_loss - loss.item()) < tolerance * scale
+            agree(found.policy_loss, loss.item(), dtype, "policy loss", scale=scale)

@@ -4,13 +4,12 @@ The real functions are called as verl's engine calls them: micro-batch by micro-
 mini-batch; micro-batches are added, ranks and mini-batches averaged.
 """
 
-from contextlib import contextmanager
 from dataclasses import replace
 from functools import cache
 
 import pytest
 import torch
-from parity.padded import pack, pad
+from parity.padded import pack, pad, precision
 from proof.claims import agree, compared, covers, values_of
 
 from rolloutdoctor.batch import RolloutBatch
@@ -47,17 +46,6 @@ VARIANTS = {
 @pytest.fixture(scope="module")
 def algos():
     return pytest.importorskip("verl.trainer.ppo.core_algos")
-
-
-@contextmanager
-def default_dtype(dtype):
-    """Upstream makes tensors without a dtype inside, so float64 needs float64 as the default."""
-    before = torch.get_default_dtype()
-    torch.set_default_dtype(dtype)
-    try:
-        yield
-    finally:
-        torch.set_default_dtype(before)
 
 
 def objective(*, version: str | None = None, **options: object) -> Objective:
@@ -131,7 +119,7 @@ def upstream_policy(algos, batch: RolloutBatch, mode: str, aggregation: str, adv
         )
     )
     total, logged = torch.zeros((), dtype=dtype), []
-    with default_dtype(dtype):
+    with precision(dtype):
         for rows, sizes, share in parts_of(batch):
             config.global_batch_info.update(sizes)
             loss, metrics = algos.get_policy_loss_fn(mode)(
@@ -153,7 +141,7 @@ def upstream_kl(layout: str, aggregation: str, name: str, dtype):
     leaf = pad(batch, batch.column("policy_log_probs"), dtype).requires_grad_()
     ref, mask = pad(batch, batch.column("ref_log_probs"), dtype), pad(batch, batch.column("response_mask"))
     total = torch.zeros((), dtype=dtype)
-    with default_dtype(dtype):
+    with precision(dtype):
         for rows, sizes, share in parts_of(batch):
             mat = core_algos.kl_penalty(leaf[rows], ref[rows], name)
             total = total + share * core_algos.agg_loss(mat, mask[rows], aggregation, **sizes)
@@ -249,7 +237,7 @@ def test_bypass_mode(algos, loss_type, aggregation, correction, dtype):
     rollout, ref = (pad(batch, batch.column(name), dtype) for name in ("rollout_log_probs", "ref_log_probs"))
     advantage_T = torch.repeat_interleave(found.rows.advantage_N, batch.rows.diff())
     mask = pad(batch, batch.column("response_mask"))
-    with default_dtype(dtype):
+    with precision(dtype):
         policy, logged = algos.compute_policy_loss_bypass_mode(
             rollout, leaf, pad(batch, advantage_T, dtype), mask, loss_agg_mode=aggregation, config=config
         )
