@@ -86,6 +86,9 @@ def loss_columns(objective: Objective) -> frozenset[str]:
             needed.add("micro_batch_id")
     if objective.kl_loss is not None:
         needed.add("ref_log_probs")
+    inside = objective.policy_correction
+    if inside is not None and inside.weights is not None and inside.weighs and inside.weights.normalised:
+        needed.add("micro_batch_id")
     if objective.mismatch is not None:
         needed |= {"old_log_probs", "rollout_log_probs"}
         if objective.mismatch.normalised:

@@ -211,12 +211,14 @@ class RolloutCorrection:
     Attributes:
         weights: importance weights of the policy term, or None.
         rejects: tokens or rows are rejected, and the run's mask is the one after it.
-        rejections: by what; none where the bounds are not known, on which nothing but metrics depends.
+        rejections: by what.
+        weighs: False: the weights are computed for their metrics alone.
     """
 
     weights: ImportanceWeights | None = None
     rejects: bool = False
     rejections: tuple[Rejection, ...] = ()
+    weighs: bool = True
 
 
 @dataclass(frozen=True, kw_only=True)

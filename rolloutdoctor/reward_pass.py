@@ -98,6 +98,22 @@ def log_ratios(batch: RolloutBatch, dtype: torch.dtype) -> LogRatios:
     return LogRatios(value_T, mask_before(batch), batch.rows)
 
 
+def ratios_at_loss(batch: RolloutBatch, objective: Objective, micro_N: Tensor, dtype: torch.dtype) -> LogRatios:
+    """The same with the log-probs at the loss, on the mask of the loss, a part for each micro-batch.
+
+    Args:
+        batch: the step.
+        objective: whose surrogate says what the log-probs are compared with.
+        micro_N: ``[N]`` int64, the row's micro-batch.
+        dtype: of the token values.
+
+    Raises:
+        CannotComputeError: if a micro-batch has no token, where verl fails.
+    """
+    value_T = batch.column("policy_log_probs").to(dtype) - batch.column(objective.surrogate.old).to(dtype)
+    return LogRatios(value_T, batch.column("response_mask"), batch.rows, micro_N)
+
+
 def rollout_weights(batch: RolloutBatch, objective: Objective, dtype: torch.dtype) -> Tensor | None:
     """Importance weights of the rollout correction, ``[T]``; None if there are none or a column is missing.
 

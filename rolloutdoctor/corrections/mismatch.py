@@ -5,14 +5,14 @@ from torch import Tensor
 from rolloutdoctor.corrections.masked import SAFETY_BOUND, LogRatios
 
 
-def mismatch_metrics(ratios: LogRatios, trainer_T: Tensor, sampler_T: Tensor) -> dict[str, float]:
-    """verl's off-policy metrics on the mask before rejection, without the prefix ``rollout_corr/``.
+def mismatch_metrics(ratios: LogRatios, trainer_T: Tensor, sampler_T: Tensor) -> dict[str, Tensor]:
+    """verl's off-policy metrics on the mask before rejection, ``[M]`` each, without the prefix ``rollout_corr/``.
 
     Rows without a token count as perplexity one. KL is from the sampler to the trainer.
 
     Args:
         ratios: the two log-probs' differences.
-        trainer_T: ``[T]`` log-probs of the trainer before the update.
+        trainer_T: ``[T]`` log-probs of the trainer: before the update, or at the loss.
         sampler_T: ``[T]`` log-probs of the sampler.
 
     Source: verl ``compute_offpolicy_metrics``.
@@ -22,17 +22,17 @@ def mismatch_metrics(ratios: LogRatios, trainer_T: Tensor, sampler_T: Tensor) ->
     u_T = ratios.value_T
     sum_N = ratios.row_sum(u_T).clamp(-SAFETY_BOUND, SAFETY_BOUND)
     return {
-        "training_ppl": float((-trainer_N).exp().mean()),
-        "training_log_ppl": float((-trainer_N).mean()),
+        "training_ppl": ratios.rows_mean((-trainer_N).exp()),
+        "training_log_ppl": ratios.rows_mean(-trainer_N),
         "kl": ratios.mean(-u_T),
         "k3_kl": ratios.mean(u_T.exp() - u_T - 1),
-        "rollout_ppl": float((-sampler_N).exp().mean()),
-        "rollout_log_ppl": float((-sampler_N).mean()),
-        "log_ppl_diff": float(difference_N.mean()),
-        "log_ppl_abs_diff": float(difference_N.abs().mean()),
-        "log_ppl_diff_max": float(difference_N.max()),
-        "log_ppl_diff_min": float(difference_N.min()),
-        "ppl_ratio": float(difference_N.exp().mean()),
+        "rollout_ppl": ratios.rows_mean((-sampler_N).exp()),
+        "rollout_log_ppl": ratios.rows_mean(-sampler_N),
+        "log_ppl_diff": ratios.rows_mean(difference_N),
+        "log_ppl_abs_diff": ratios.rows_mean(difference_N.abs()),
+        "log_ppl_diff_max": ratios.rows_high(difference_N),
+        "log_ppl_diff_min": ratios.rows_low(difference_N),
+        "ppl_ratio": ratios.rows_mean(difference_N.exp()),
         "chi2_token": ratios.mean(ratios.safe_T.exp().square()) - 1.0,
-        "chi2_seq": float((2.0 * sum_N).exp().mean()) - 1.0,
+        "chi2_seq": ratios.rows_mean((2.0 * sum_N).exp()) - 1.0,
     }

@@ -11,7 +11,7 @@ from collections.abc import Callable, Sequence
 import torch
 from torch import Tensor
 
-from rolloutdoctor.corrections.masked import LogRatios, share, spread, std
+from rolloutdoctor.corrections.masked import LogRatios
 from rolloutdoctor.objective import Rejection
 from rolloutdoctor.ops import segments as seg
 
@@ -69,44 +69,49 @@ def kept_tokens(ratios: LogRatios, rules: Sequence[Rejection]) -> Tensor:
     return mask_T
 
 
-def rejection_metrics(ratios: LogRatios, rules: Sequence[Rejection]) -> dict[str, float]:
-    """verl's metrics of the rejection, without the prefix ``rollout_corr/``.
+def rejection_metrics(ratios: LogRatios, rules: Sequence[Rejection]) -> dict[str, Tensor]:
+    """verl's metrics of the rejection, ``[M]`` each, without the prefix ``rollout_corr/``.
 
     Source: verl ``compute_rollout_rejection_mask`` and ``compute_rs_metrics``.
     """
-    found: dict[str, float] = {}
+    found: dict[str, Tensor] = {}
     for rule in rules:
-        found |= {f"rollout_rs_{rule.statistic}_{name}": value for name, value in _of_rule(ratios, rule).items()}
+        found |= {f"rollout_rs_{rule.statistic}_{name}": x_M for name, x_M in _of_rule(ratios, rule).items()}
     lost_T = ratios.mask_T & ~kept_tokens(ratios, rules)
     found["rollout_rs_masked_fraction"] = ratios.mean(lost_T)
-    found["rollout_rs_seq_masked_fraction"] = share(ratios.row_sum(lost_T) > 0)
+    found["rollout_rs_seq_masked_fraction"] = ratios.rows_mean(ratios.row_sum(lost_T) > 0)
     return found
 
 
-def _of_rule(ratios: LogRatios, rule: Rejection) -> dict[str, float]:
+def _of_rule(ratios: LogRatios, rule: Rejection) -> dict[str, Tensor]:
     value_T, value_N = statistic(ratios, rule.statistic)
-    filled_N = ratios.count_N > 0
-    tokens = value_T[ratios.mask_T]
-    rows = (ratios.row_mean(value_T) if value_N is None else value_N)[filled_N]
-    # What maxima and shares are taken over: rows with a token, or tokens.
-    units = tokens if value_N is None else rows
+    filled_N = ratios.filled_N
+    row_N = ratios.row_mean(value_T) if value_N is None else value_N
+    lost_T = ratios.mask_T & ~_kept(value_T, rule)
+    row_high = ratios.rows_mean(row_N > rule.high, filled_N)
+    row_low = torch.zeros_like(row_high) if rule.low is None else ratios.rows_mean(row_N < rule.low, filled_N)
     found = {
         "mean": ratios.mean(value_T),
-        "max": float(units.max()),
-        "min": float(units.min()),
-        "fraction_high": share(units > rule.high),
-        "fraction_low": 0.0 if rule.low is None else share(units < rule.low),
-        "std": spread(tokens, 0.0 if rule.low is None else rule.low, rule.high),
-        "seq_mean": float(rows.double().mean()),
-        "seq_std": std(rows.double()),
-        "seq_max": float(rows.max()),
-        "seq_min": float(rows.min()),
-        "seq_max_deviation": float(rows.abs().max()),
-        "seq_fraction_high": share(rows > rule.high),
+        "max": ratios.rows_high(row_N, filled_N),
+        "min": ratios.rows_low(row_N, filled_N),
+        "fraction_high": row_high,
+        "fraction_low": row_low,
+        "std": ratios.spread(value_T, 0.0 if rule.low is None else rule.low, rule.high),
+        "seq_mean": ratios.rows_mean(row_N, filled_N),
+        "seq_std": ratios.rows_std(row_N, filled_N),
+        "seq_max": ratios.rows_high(row_N, filled_N),
+        "seq_min": ratios.rows_low(row_N, filled_N),
+        "seq_max_deviation": ratios.rows_high(row_N.abs(), filled_N),
+        "seq_fraction_high": row_high,
+        "masked_fraction": ratios.mean(lost_T),
+        "seq_masked_fraction": ratios.rows_mean(ratios.row_sum(lost_T) > 0, filled_N),
     }
     if rule.low is not None:
-        found["seq_fraction_low"] = share(rows < rule.low)
-    lost_T = ratios.mask_T & ~_kept(value_T, rule)
-    found["masked_fraction"] = ratios.mean(lost_T)
-    found["seq_masked_fraction"] = share(ratios.row_sum(lost_T)[filled_N] > 0)
+        found["seq_fraction_low"] = row_low
+    if value_N is None:
+        # These are over tokens where the statistic is one of tokens.
+        found["max"], found["min"] = ratios.largest(value_T), ratios.smallest(value_T)
+        found["fraction_high"] = ratios.mean(value_T > rule.high)
+        if rule.low is not None:
+            found["fraction_low"] = ratios.mean(value_T < rule.low)
     return found

@@ -12,7 +12,6 @@ from rolloutdoctor import __version__
 from rolloutdoctor.batch import STAND_INS, RolloutBatch
 from rolloutdoctor.comparison import Numbers, Recomputed, RecomputedStep
 from rolloutdoctor.corrections.inside import inside_the_loss
-from rolloutdoctor.corrections.masked import LogRatios
 from rolloutdoctor.corrections.rejection import kept_tokens
 from rolloutdoctor.engine.check import run_context
 from rolloutdoctor.engine.configure import Configured, configure
@@ -35,7 +34,7 @@ from rolloutdoctor.needs import (
 )
 from rolloutdoctor.objective import Objective, RolloutCorrection
 from rolloutdoctor.ops import segments as seg
-from rolloutdoctor.reward_pass import log_ratios, mismatch_of
+from rolloutdoctor.reward_pass import log_ratios, mismatch_of, ratios_at_loss
 
 TOKEN_COLUMNS = ("advantages_re", "kl_re", "ratio_re", "loss_re", "grad_re")
 LOGITS_COLUMN = "grad_logits_re"
@@ -313,21 +312,19 @@ def _correction_values(evaluation: Evaluation) -> Iterator[tuple[str, Tensor]]:
     The mask is that of the rejection anew, from the mask before it; a run without that mask does not tell.
     """
     batch, rows, objective = evaluation.batch, evaluation.rows, evaluation.objective
-    inside = objective.policy_correction
-    if inside is not None and batch.has(*loss_columns(objective)):
-        trainer_T, sampler_T = (batch.column(name) for name in ("policy_log_probs", objective.surrogate.old))
-        ratios = LogRatios((trainer_T - sampler_T).to(evaluation.dtype), batch.column("response_mask"), batch.rows)
-        kept_T, gate_T = inside_the_loss(ratios, inside)
-        if inside.weights is not None:
+    inside, part = objective.policy_correction, evaluation.tokens
+    if inside is not None and part is not None:
+        ratios = ratios_at_loss(batch, objective, part.layout.micro_N, evaluation.dtype)
+        kept_T, gate_T = inside_the_loss(ratios, inside, part.layout.forward_N)
+        if inside.weights is not None and inside.weighs:
             yield WEIGHTS_COLUMN, gate_T
         if inside.rejections:
             yield MASK_COLUMN, kept_T
-    part = evaluation.tokens
     made = None if part is None else mismatch_of(batch, objective, part.layout.micro_N, evaluation.dtype)
     if made is not None and objective.mismatch is not None and objective.mismatch.weighs:
         yield WEIGHTS_COLUMN, made.gate_T
         yield MASK_COLUMN, made.kept_T
-    if rows is not None and rows.weight_T is not None:
+    if inside is None and rows is not None and rows.weight_T is not None:
         yield WEIGHTS_COLUMN, torch.where(batch.column("response_mask"), rows.weight_T, 0.0)
     if objective.correction.rejections and batch.has("rollout_log_probs", "old_log_probs", "response_mask_pre"):
         yield MASK_COLUMN, kept_tokens(log_ratios(batch, evaluation.dtype), objective.correction.rejections)

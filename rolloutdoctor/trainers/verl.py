@@ -7,13 +7,11 @@ from typing import TYPE_CHECKING
 
 from rolloutdoctor.errors import UnstatedError, UsageError
 from rolloutdoctor.objective import Aggregation, KlTerm, Objective
-from rolloutdoctor.trainers import verl_advantages, verl_correction, verl_policy
+from rolloutdoctor.trainers import verl_advantages, verl_correction, verl_micro, verl_policy
 from rolloutdoctor.trainers.options import Config, Option
 from rolloutdoctor.trainers.spec import Trainer
 
 if TYPE_CHECKING:
-    from torch import Tensor
-
     from rolloutdoctor.evaluation import Evaluation
 
 _ACTOR = verl_policy.ACTOR
@@ -112,16 +110,10 @@ def group_size(config: Config, split: str) -> int | None:
 def metrics(evaluation: "Evaluation") -> dict[str, float]:
     """verl's logged metrics: `critic/score/*`, `critic/advantages/*`, `actor/*`."""
     found = verl_advantages.metrics(evaluation) | verl_correction.metrics(evaluation)
+    found |= verl_micro.inside_metrics(evaluation)
     rows, tokens = evaluation.rows, evaluation.tokens
     if tokens is None or rows is None or rows.length_N is None:
         return found
-    counted_N, layout = tokens.counted_N, tokens.layout
-
-    def token_mean(sum_N: "Tensor") -> float:
-        means_N = layout.micro_total(sum_N) / (layout.micro_total(counted_N) + 1e-8)
-        share_N = 1 / layout.micro_rows_N
-        return float((means_N * share_N).sum() / share_N.sum())
-
     found["actor/pg_loss"] = evaluation.policy_loss
     if evaluation.objective.kl_loss is not None:
         in_kl_N = evaluation.in_scope(evaluation.objective.kl)
@@ -131,7 +123,9 @@ def metrics(evaluation: "Evaluation") -> dict[str, float]:
         "actor/pg_clipfrac": tokens.clipped_N,
         "actor/pg_clipfrac_lower": tokens.capped_N,
     }
-    found |= {name: token_mean(sum_N) for name, sum_N in logged.items() if sum_N is not None}
+    for name, sum_N in logged.items():
+        if sum_N is not None:
+            found[name] = verl_micro.token_mean(name, sum_N, tokens.counted_N, tokens.layout)
     return found
 
 

@@ -8,6 +8,8 @@ from rolloutdoctor.objective import ImportanceWeights, Rejection, RolloutCorrect
 from rolloutdoctor.trainers.options import Config, Option
 
 if TYPE_CHECKING:
+    from torch import Tensor
+
     from rolloutdoctor.evaluation import Evaluation
 
 _PREFIX = "algorithm.rollout_correction"
@@ -175,7 +177,7 @@ def metrics(evaluation: "Evaluation") -> dict[str, float]:
         ratios = log_ratios(batch, evaluation.dtype)
     except CannotComputeError:
         return {}
-    found: dict[str, float] = {}
+    found: dict[str, Tensor] = {}
     rule = objective.correction.weights
     if rule is not None:
         found |= importance_metrics(ratios, rule, importance_weights(ratios, rule))
@@ -183,4 +185,4 @@ def metrics(evaluation: "Evaluation") -> dict[str, float]:
         found |= rejection_metrics(ratios, objective.correction.rejections)
     trainer_T, sampler_T = (batch.column(name).to(evaluation.dtype) for name in ("old_log_probs", "rollout_log_probs"))
     found |= mismatch_metrics(ratios, trainer_T, sampler_T)
-    return {f"rollout_corr/{name}": value for name, value in found.items()}
+    return {f"rollout_corr/{name}": float(x_M) for name, x_M in found.items()}

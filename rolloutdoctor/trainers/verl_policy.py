@@ -177,23 +177,20 @@ def aggregations(config: Config, configured: Aggregation) -> tuple[Aggregation, 
 
 
 def correction(config: Config) -> RolloutCorrection | None:
-    """The correction inside the bypass loss: rejection, and importance weights if the loss is reinforce.
+    """The correction inside the bypass loss: rejection, and importance weights.
+
+    The weights are multiplied in if the loss is reinforce; that of ppo_clip has the ratio in it, and logs them alone.
 
     Raises:
-        UsageError: if verl itself refuses the options, or they ask for a mean over all ranks.
+        UsageError: if verl itself refuses the options.
     """
     if config.word(_MODE) != _BYPASS:
         return None
-    rejections = verl_correction.rejections(config, _INSIDE)
-    weights = verl_correction.weights(config, _INSIDE)
-    if config.word(f"{_INSIDE}.loss_type") != "reinforce":
-        return RolloutCorrection(rejections=rejections)  # verl computes weights there for its metrics alone
-    if weights is not None and weights.normalised:
-        raise UsageError(
-            f"{_INSIDE}.rollout_is_batch_normalize = true divides by a mean over the micro-batches that "
-            "the ranks run at the same time, which is not computed"
-        )
-    return RolloutCorrection(weights=weights, rejections=rejections)
+    return RolloutCorrection(
+        weights=verl_correction.weights(config, _INSIDE),
+        rejections=verl_correction.rejections(config, _INSIDE),
+        weighs=config.word(f"{_INSIDE}.loss_type") == "reinforce",
+    )
 
 
 def against_sampler(config: Config, term: KlTerm | None) -> KlTerm | None:

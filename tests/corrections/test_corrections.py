@@ -27,6 +27,11 @@ def drawn(seed, spread=1.0):
     return ratios, oracles.cut(list(columns), batch.rows.tolist())
 
 
+def of_step(metrics):
+    """Metrics of a step that is one part."""
+    return {name: x_M.item() for name, x_M in metrics.items()}
+
+
 def flat(rows):
     return torch.tensor([value for row in rows for value in row], dtype=torch.float64)
 
@@ -44,9 +49,9 @@ def test_weights(level, low, high, spread, seed):
         return
     found = importance_weights(ratios, ImportanceWeights(level=level, high=high, low=low))
     torch.testing.assert_close(found.value_T, wanted, rtol=1e-12, atol=1e-12)
-    assert found.factor == 1.0
+    assert found.factor_M.tolist() == [1.0]
     scaled = importance_weights(ratios, ImportanceWeights(level=level, high=high, low=low, normalised=True))
-    torch.testing.assert_close(scaled.value_T * scaled.factor, wanted, rtol=1e-12, atol=1e-12)
+    torch.testing.assert_close(scaled.value_T * scaled.factor_M, wanted, rtol=1e-12, atol=1e-12)
     if level == "token":
         units = scaled.value_T[ratios.mask_T]
     else:
@@ -63,7 +68,7 @@ def test_rejection(name, low, high, seed):
     kept_T = kept_tokens(ratios, [rule])
     assert torch.equal(kept_T, flat(oracles.rejected(name, rows, low, high)) != 0)
     assert not bool((kept_T & ~ratios.mask_T).any())
-    metrics = rejection_metrics(ratios, [rule])
+    metrics = of_step(rejection_metrics(ratios, [rule]))
     tokens = [on for row in rows for _, on in row]
     lost = 1 - int(kept_T.sum()) / sum(tokens)
     assert metrics["rollout_rs_masked_fraction"] == pytest.approx(lost, abs=1e-9)
@@ -95,14 +100,14 @@ def test_equal_log_probs_have_weight_one_and_lose_nothing(level):
     rule = ImportanceWeights(level=level, high=2.0)
     weights = importance_weights(ratios, rule)
     assert weights.value_T.tolist() == mask_T.float().tolist()
-    metrics = importance_metrics(ratios, rule, weights)
+    metrics = of_step(importance_metrics(ratios, rule, weights))
     assert metrics["rollout_is_mean"] == pytest.approx(1.0, rel=1e-7)
     assert metrics["rollout_is_eff_sample_size"] == pytest.approx(1.0, rel=1e-7)
     # upstream counts the row without a token as weight 0
     assert metrics["rollout_is_seq_min"] == 0.0
     rules = [Rejection(statistic=name, high=0.1, low=-0.1) for name in STATISTICS]
     assert torch.equal(kept_tokens(ratios, rules), mask_T)
-    far = mismatch_metrics(ratios, torch.full((5,), -1.0), torch.full((5,), -1.0))
+    far = of_step(mismatch_metrics(ratios, torch.full((5,), -1.0), torch.full((5,), -1.0)))
     assert far["kl"] == far["k3_kl"] == far["log_ppl_diff"] == 0.0
     assert far["chi2_token"] == pytest.approx(0.0, abs=1e-8)
     # two rows of perplexity e, and one without a token
