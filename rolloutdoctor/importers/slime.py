@@ -146,6 +146,8 @@ class _Dump:
         if paired or not trained:
             columns += ["group_id", "response_mask_pre"]
         fields = {name for name, field in _TOKEN_FIELDS.items() if field in found} if trained else set()
+        if trained and "rollout_ids" in found:
+            columns.append("trajectory_id")
         self.columns = (*columns, *(fields or ("response_mask", "rollout_log_probs")), *(["rank"] if trained else []))
 
     def _load(self, file: Source) -> dict[str, Any]:
@@ -217,6 +219,8 @@ class _Dump:
             "status": (rollout or {}).get("status") if rollout else _status(train),
             "rank": train.get("data_parallel_rank"),
         }
+        if train.get("rollout_ids") is not None:
+            row["trajectory_id"] = _integer(train["rollout_ids"], f"{where}: rollout_ids")
         row["status"] = None if row["status"] is None else str(row["status"])
         if rollout is not None:
             if rollout.get("group_index") is None:

@@ -31,6 +31,14 @@ def test_a_removed_sample_keeps_its_mask_from_before(tmp_path):
     assert "RDA001" in [found.code for found in report.findings]
 
 
+def test_rows_of_one_rollout_are_one_trajectory(tmp_path):
+    rows, _ = converted(tmp_path / "run.parquet", slime_dump(tmp_path / "dump", train={"rollout_ids": 7}))
+    assert {row["trajectory_id"] for row in rows} == {7}
+    dump = slime_dump(tmp_path / "other", train={"rollout_ids": "7"})
+    with pytest.raises(DataError, match="rollout_ids is '7' where an integer of 0 or more was expected"):
+        converted(tmp_path / "run.parquet", dump)
+
+
 def test_round_trip(tmp_path):
     dump = slime_dump(tmp_path / "dump")
     converted(tmp_path / "run.parquet", dump)
