@@ -220,4 +220,4 @@ def test_verl_lines_of_any_kind(rows, first, end, text_too):
 @pytest.mark.parametrize("layout", ["v0", "v1"])
 def test_real_verl_dumps(layout):
     for path in sorted((DATA / "verl" / layout).glob("*.jsonl")):
-        assert same(path.read_bytes(), 700, importer="verl") == [1]
+        assert same(path.read_bytes(), 700, importer="verl") == []
