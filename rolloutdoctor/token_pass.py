@@ -7,6 +7,7 @@ first is the reference: another one is evaluated on the rows where it can differ
 from collections.abc import Mapping
 from dataclasses import replace
 from functools import partial
+from operator import itemgetter
 
 import torch
 from torch import Tensor
@@ -23,6 +24,7 @@ from rolloutdoctor.losses.terms import PolicyTerm, TokenInputs
 from rolloutdoctor.needs import LAYOUT_COLUMNS
 from rolloutdoctor.objective import Aggregation, KlTerm
 from rolloutdoctor.ops import segments as seg
+from rolloutdoctor.ops.threads import over_blocks
 from rolloutdoctor.reward_pass import mismatch_of, ratios_at_loss
 from rolloutdoctor.row_pass import RowPart, in_scope
 from rolloutdoctor.token_blocks import Block, blocks_of, whole
@@ -43,10 +45,13 @@ def token_pass(
     reference, *others = passes.values()
     for other in others:
         other.compare_with(reference)
-    for block in blocks_of(batch, dtype):
+
+    def work(block: Block) -> None:
         grad_T = reference.add(block)
         for other in others:
             other.add_compared(block, grad_T)
+
+    over_blocks(work, blocks_of(batch, dtype))
     return {name: each.result() for name, each in passes.items()}
 
 
@@ -56,7 +61,9 @@ def _separate(batch: RolloutBatch, part: RowPart) -> bool:
 
 
 def _layout(batch: RolloutBatch, separate: bool) -> Layout:
-    return Layout.of(batch.rows, *(batch.per_row.get(name) for name in LAYOUT_COLUMNS), separate=separate)
+    columns = (batch.per_row.get(name) for name in LAYOUT_COLUMNS)
+    prompts = None if batch.groups is None else len(batch.groups)
+    return Layout.of(batch.rows, *columns, separate=separate, prompts=prompts)
 
 
 def _inside(block: Block, rows_N: Tensor, x_T: Tensor) -> Tensor:
@@ -95,7 +102,8 @@ class _Pass:
         self.sums: dict[str, Tensor] = {}
         self.reference: _Pass | None = None
         self.differs_N: Tensor | None = None
-        self.kept: list[tuple[Tensor, ...]] | None = [] if per_token else None
+        # Blocks may end in any order: sums go to the block's own rows, token values under the block's first row.
+        self.kept: dict[int, tuple[Tensor, ...]] | None = {} if per_token else None
         self.chosen_T: Tensor | None = None
         self.open_T = self._open_tokens()
         if objective.surrogate.kind in SELECTIONS:
@@ -260,7 +268,7 @@ class _Pass:
             kl_T = torch.zeros_like(loss_T)
         else:
             loss_T = loss_T + _inside(block, self.kl_N, block.expand(self.kl_weight_N) * kl_T)
-        self.kept.append((given.advantage_T, kl_T, term.ratio_T, loss_T, grad_T))
+        self.kept[int(block.rows[0])] = given.advantage_T, kl_T, term.ratio_T, loss_T, grad_T
 
     def _kl(self, block: Block, term: KlTerm, given: TokenInputs) -> kl.Term:
         u_T = block.column(term.log_probs) - block.column("ref_log_probs")
@@ -278,7 +286,8 @@ class _Pass:
 
     def _set(self, block: Block, name: str, sums_n: Tensor) -> None:
         if name not in self.sums:
-            self.sums[name] = torch.zeros(len(self.batch), dtype=torch.float64, device=self.batch.device)
+            zero_N = torch.zeros(len(self.batch), dtype=torch.float64, device=self.batch.device)
+            self.sums.setdefault(name, zero_N)
         self.sums[name][block.rows] = sums_n
 
     def _summed(self, name: str) -> Tensor | None:
@@ -322,14 +331,14 @@ class _Pass:
         )
         return tokens, None if self.kept is None else self._per_token(self.kept)
 
-    def _per_token(self, kept: list[tuple[Tensor, ...]]) -> PerToken:
+    def _per_token(self, kept: Mapping[int, tuple[Tensor, ...]]) -> PerToken:
         """The token values of the step, 0 where the mask is 0."""
         mask_T = self.batch.column("response_mask")
         columns = []
         for number in range(5):
             column_T = torch.zeros(self.batch.tokens, dtype=self.dtype, device=self.batch.device)
             if kept:
-                column_T[mask_T] = torch.cat([values[number] for values in kept])
+                column_T[mask_T] = torch.cat([values[number] for _, values in sorted(kept.items(), key=itemgetter(0))])
             columns.append(column_T)
         return PerToken(*columns)
 

@@ -57,6 +57,7 @@ class Layout:
         trajectory_N: Tensor | None = None,
         *,
         separate: bool = False,
+        prompts: int | None = None,
     ) -> "Layout":
         """Number the parts from the columns that are there; none of them: one micro-batch, one optimiser step.
 
@@ -66,7 +67,8 @@ class Layout:
             micro_N: column `micro_batch_id`.
             rank_N: column `rank`.
             trajectory_N: column `trajectory_id`; below 0 the row is a trajectory of its own.
-            separate: every micro-batch is a loss of its own, and they are averaged by rows (evaluation).
+            separate: every micro-batch is a loss of its own, and they are averaged (evaluation).
+            prompts: how many prompts were evaluated; with None, and on several ranks, the average is by rows.
         """
         zero_N = torch.zeros(len(rows) - 1, dtype=torch.int64, device=rows.device)
         one_N = zero_N.double() + 1
@@ -76,6 +78,8 @@ class Layout:
         optim_index_N = micro_index_N if separate else _numbered(optim_value_N)
         steps_N = one_N if separate else one_N * (int(optim_index_N.max()) + 1 if len(zero_N) else 0)
         optim_rows_N = _summed(optim_index_N, one_N)
+        # Ranks pad an evaluation with rows that it had before, and how many does not follow from the rows.
+        one_rank = len(torch.unique(rank_N)) == 1
         trajectory_index_N, trajectories_N = _trajectories(trajectory_N, optim_index_N)
         return cls(
             micro_N=micro_index_N,
@@ -87,7 +91,7 @@ class Layout:
             optim_rows_N=optim_rows_N,
             generation_N=micro_index_N if separate else zero_N,
             steps_N=steps_N,
-            share_N=optim_rows_N / len(zero_N) if separate else 1 / steps_N,
+            share_N=_evaluation_shares(micro_index_N, prompts if one_rank else None) if separate else 1 / steps_N,
             ranks_N=one_N if separate else _distinct(_numbered(optim_value_N, rank_N), optim_index_N),
             trajectory_N=trajectory_index_N,
             trajectories_N=trajectories_N,
@@ -134,6 +138,22 @@ def _distinct(part_N: Tensor, whole_N: Tensor) -> Tensor:
     whole_P = torch.zeros(int(part_N.max()) + 1 if len(part_N) else 0, dtype=torch.int64, device=part_N.device)
     whole_P[part_N] = whole_N
     return torch.bincount(whole_P)[whole_N].double()
+
+
+def _evaluation_shares(batch_N: Tensor, prompts: int | None) -> Tensor:
+    """Weight of the loss of each row's batch in the mean over an evaluation, ``[N]`` float64.
+
+    A full batch counts for its rows, and so does the last one however few it has, unless the number of prompts (not
+    of their responses) divided by the rows of a full batch leaves a remainder: then it counts for that.
+
+    Source: transformers ``Trainer.evaluation_loop``, accelerate ``gather_for_metrics``.
+    """
+    rows_M = torch.bincount(batch_N).double()
+    if prompts is not None and len(rows_M):
+        full = int(rows_M.max())
+        rows_M = torch.full_like(rows_M, full)
+        rows_M[-1] = prompts % full or full
+    return (rows_M / rows_M.sum())[batch_N]
 
 
 def _trajectories(trajectory_N: Tensor | None, optim_N: Tensor) -> tuple[Tensor, Tensor]:

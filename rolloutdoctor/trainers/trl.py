@@ -19,6 +19,12 @@ if TYPE_CHECKING:
 EPSILON = 1e-4
 """What TRL adds to the standard deviation of rewards."""
 
+METRIC_COLUMNS = frozenset({"entropy", "rewards", "response_mask_pre", "status"})
+"""Columns that TRL's logged metrics are made of, beyond those of the loss."""
+
+METRIC_COLUMNS = frozenset({"entropy", "response_mask_pre", "rewards", "status"})
+"""What the metrics are made of beyond the loss."""
+
 _WEIGHTED: dict[str, tuple[object, ...]] = {"use_vllm": (True,), "vllm_importance_sampling_correction": (True,)}
 _NO_LOGITS = "the entropy's gradient needs the logits, which are not in the rows"
 
@@ -217,6 +223,7 @@ def objective(config: Config) -> Objective:
         gates=found,
         reward_weights=weights,
         vote=Scope().leaving_out(RowSet.UNSCORED),
+        metric_columns=METRIC_COLUMNS,
     )
 
 

@@ -11,6 +11,7 @@ import torch
 from torch import Tensor
 
 from rolloutdoctor.advantages.float32 import trl_flags
+from rolloutdoctor.batch import TRAIN
 from rolloutdoctor.evaluation import Evaluation, RowPart, TokenPart
 from rolloutdoctor.losses.gates import weights
 from rolloutdoctor.losses.terms import TokenInputs
@@ -24,13 +25,11 @@ def grpo(evaluation: Evaluation) -> dict[str, float]:
     rows, tokens = evaluation.rows, evaluation.tokens
     if tokens is None or rows is None or rows.length_N is None:
         return found
-    found["loss"] = evaluation.loss
     counts = _Counts(evaluation, rows, tokens)
+    found |= _loss(evaluation, tokens)
     if evaluation.objective.kl_loss is not None:
         found["kl"] = counts.token_mean(tokens.kl_N)
-    if "entropy" in evaluation.batch.per_token:
-        mask_T, entropy_T = evaluation.batch.column("response_mask"), evaluation.batch.column("entropy")
-        found["entropy"] = counts.token_mean(seg.total(torch.where(mask_T, entropy_T, 0.0), evaluation.batch.rows))
+    found |= _entropy(evaluation, counts)
     kind = evaluation.objective.surrogate.kind
     if kind == "ppo_delta_clip":
         found |= counts.clip_ratios(tokens.low_clipped_N, tokens.high_clipped_N)
@@ -58,14 +57,21 @@ def rloo(evaluation: Evaluation) -> dict[str, float]:
     batch, rows, tokens = evaluation.batch, evaluation.rows, evaluation.tokens
     if tokens is None or rows is None or rows.length_N is None:
         return found
-    found["loss"] = evaluation.loss
     counts = _Counts(evaluation, rows, tokens)
+    found |= _loss(evaluation, tokens)
     if evaluation.objective.kl_reward is not None:
         u_T = batch.column("old_log_probs").to(evaluation.dtype) - batch.column("ref_log_probs").to(evaluation.dtype)
         sum_N = seg.total(torch.where(batch.column("response_mask"), u_T, 0.0), batch.rows)
         parts = _generations(evaluation)
         found["kl"] = nanmean([float(sum_N[part].sum() / counts.length_N[part].sum().clamp(min=1)) for part in parts])
-    return found | counts.clip_ratios(tokens.low_clipped_N, tokens.high_clipped_N)
+    return found | _entropy(evaluation, counts) | counts.clip_ratios(tokens.low_clipped_N, tokens.high_clipped_N)
+
+
+def _loss(evaluation: Evaluation, tokens: TokenPart) -> dict[str, float]:
+    """The logged loss; that of an evaluation on several ranks, which repeat rows to fill their batches, is unknown."""
+    rank_N = evaluation.batch.per_row.get("rank")
+    padded = evaluation.batch.split != TRAIN and rank_N is not None and len(torch.unique(rank_N)) > 1
+    return {} if padded else {"loss": evaluation.loss}
 
 
 class _Counts:
@@ -117,6 +123,14 @@ class _Counts:
         return float((x_N * share_N).sum() / share_N.sum())
 
 
+def _entropy(evaluation: Evaluation, counts: _Counts) -> dict[str, float]:
+    batch = evaluation.batch
+    if "entropy" not in batch.per_token:
+        return {}
+    entropy_T = torch.where(batch.column("response_mask"), batch.column("entropy"), 0.0)
+    return {"entropy": counts.token_mean(seg.total(entropy_T, batch.rows))}
+
+
 def _of_generation(evaluation: Evaluation) -> dict[str, float]:
     """Rewards and lengths of the rows that were generated."""
     found: dict[str, float] = {}
@@ -143,12 +157,36 @@ def _of_generation(evaluation: Evaluation) -> dict[str, float]:
     else:
         scale = "group" if rule.estimator == "rloo" else rule.scale
         found["frac_reward_zero_std"] = float(trl_flags(rows.score_N, batch.groups, scale).double().mean())
+    return found | _completions(evaluation, parts)
+
+
+ENDS = {"stop": False, "length": True}
+"""Column `status` to whether TRL counts the response as truncated; of any other word that is not known."""
+
+
+def _completions(evaluation: Evaluation, parts: list[Tensor]) -> dict[str, float]:
+    """Tokens that the model generated in each response, of all and of those that ended by themselves."""
+    batch = evaluation.batch
     length_N = _completion_lengths(evaluation)
-    if length_N is not None:
-        found["completions/mean_length"] = over(lambda x_N: float(x_N.mean()), length_N)
-        found["completions/min_length"] = over(lambda x_N: float(x_N.min()), length_N)
-        found["completions/max_length"] = over(lambda x_N: float(x_N.max()), length_N)
-    return found
+    cut_N = None
+    if batch.statuses and all(status in ENDS for status in batch.statuses):
+        cut_N = torch.tensor([ENDS[str(status)] for status in batch.statuses], device=batch.device)
+    found: dict[str, list[float]] = {}
+    for part in parts:
+        if length_N is not None:
+            _append(found, "completions/{}_length", length_N[part])
+        if cut_N is not None:
+            found.setdefault("completions/clipped_ratio", []).append(float(cut_N[part].double().mean()))
+        if cut_N is not None and length_N is not None:
+            ended_N = length_N[part & ~cut_N]
+            # Without any the metric is 0.
+            _append(found, "completions/{}_terminated_length", ended_N if len(ended_N) else ended_N.new_zeros(1))
+    return {name: nanmean(values) for name, values in found.items()}
+
+
+def _append(found: dict[str, list[float]], name: str, length_N: Tensor) -> None:
+    for word, value in (("mean", length_N.mean()), ("min", length_N.min()), ("max", length_N.max())):
+        found.setdefault(name.format(word), []).append(float(value))
 
 
 def _completion_lengths(evaluation: Evaluation) -> Tensor | None:
@@ -165,7 +203,7 @@ def _generations(evaluation: Evaluation) -> list[Tensor]:
     """Rows of each generation batch, ``[N]`` bool: one in training, one for each batch of an evaluation."""
     batch = evaluation.batch
     micro_N = batch.per_row.get("micro_batch_id")
-    if batch.split == "train" or micro_N is None:
+    if batch.split == TRAIN or micro_N is None:
         return [torch.ones(len(batch), dtype=torch.bool, device=batch.device)]
     return [micro_N == micro for micro in sorted(set(micro_N.tolist()))]
 

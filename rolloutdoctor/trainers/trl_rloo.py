@@ -87,6 +87,7 @@ def objective(config: Config) -> Objective:
         else KlTerm(estimator="k1", coef=beta, log_probs="old_log_probs", masked=True, of_trained=True),
         reward_weights=cast("tuple[float, ...] | None", config["reward_weights"]),
         vote=Scope().leaving_out(RowSet.UNSCORED),
+        metric_columns=trl.METRIC_COLUMNS,
     )
 
 

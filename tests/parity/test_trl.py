@@ -8,7 +8,8 @@ from types import SimpleNamespace
 
 import pytest
 import torch
-from parity.padded import error, pack, pad
+from parity.padded import pack, pad, precision
+from proof.claims import agree, compared, covers, values_of
 
 from rolloutdoctor.batch import RolloutBatch
 from rolloutdoctor.evaluation import evaluate
@@ -17,11 +18,10 @@ from rolloutdoctor.testing import random_batch
 from rolloutdoctor.trainers import table, trl, trl_metrics
 from rolloutdoctor.trainers.options import Layer, parse_version, resolve
 
-pytestmark = [pytest.mark.parity, pytest.mark.filterwarnings("ignore")]
+pytestmark = [pytest.mark.parity, pytest.mark.filterwarnings("ignore"), compared("package")]
 
 WIDTH = 40
-SINGLE, DOUBLE = 1e-6, 1e-10
-"""Largest difference as a share of the largest magnitude; float32's `exp(x) - 1` costs a factor of two."""
+DTYPES = {"float32": torch.float32, "float64": torch.float64}
 METRICS = (
     "kl",
     "entropy",
@@ -182,7 +182,7 @@ def upstream(trainer_class, batch: RolloutBatch, mine: Objective, options: dict,
                 given.append(accelerator.given)
                 if attempt == "use":
                     # The data-parallel wrapper averages over ranks; a logged step is the mean of its optimiser steps.
-                    share = 1 / len(ranks) / len(optims) if training else float(here.sum()) / len(batch)
+                    share = 1 / len(ranks) / len(optims) if training else evaluation_share(batch, micro)
                     total = total + loss * share
             if attempt == "count":
                 sums = [torch.stack(column).sum(0) for column in zip(*seen, strict=True)]
@@ -192,6 +192,15 @@ def upstream(trainer_class, batch: RolloutBatch, mine: Objective, options: dict,
             metrics[name] += values
     total.backward()
     return total.item(), pack(batch, leaf.grad), {name: trl_metrics.nanmean(values) for name, values in metrics.items()}
+
+
+def evaluation_share(batch: RolloutBatch, micro: int) -> float:
+    """The evaluation loop repeats a loss for a full batch, and cuts the last to what is left of the prompts."""
+    sizes = batch.per_row["micro_batch_id"].bincount().tolist()
+    losses = [number for number in range(len(sizes)) for _ in range(sizes[0])]
+    left = len(batch.groups) % sizes[0]
+    losses = losses[: len(losses) - sizes[0] + left] if left else losses
+    return losses.count(micro) / len(losses)
 
 
 def laid_out(batch: RolloutBatch, layout: str) -> RolloutBatch:
@@ -227,21 +236,23 @@ VARIANTS = {
 LAYOUTS = ("one", "uneven", "accumulated", "two steps", "counted through", "two ranks", "ranks and steps")
 
 
-def check(trainer_class, batch, options, dtype, tolerance, *, on_policy=False):
+def marked(name, options):
+    """A set of options as a parameter."""
+    shown = {option: value for option, value in options.items() if isinstance(value, str | bool)}
+    return pytest.param(name, marks=[covers("trl", option, value) for option, value in shown.items()], id=name)
+
+
+def check(trainer_class, batch, options, dtype, *, on_policy=False):
     mine = objective(max_completion_length=WIDTH, **options)
     if on_policy:
         batch = replace(batch, per_token={k: v for k, v in batch.per_token.items() if k != "old_log_probs"})
     found = evaluate(batch, mine, dtype=dtype, per_token=True)
-    # Upstream makes tensors of its numbers, in the default type.
-    torch.set_default_dtype(dtype)
-    try:
+    with precision(dtype):
         loss, grad_T, metrics = upstream(trainer_class, batch, mine, options, dtype, on_policy)
-    finally:
-        torch.set_default_dtype(torch.float32)
     mask_T = batch.column("response_mask")
     scale = float(found.per_token.loss_T.double().abs().sum())
-    assert abs(found.loss - loss) <= tolerance * scale
-    assert error(found.per_token.grad_T[mask_T], grad_T[mask_T]) < tolerance
+    agree(found.loss, loss, dtype, "loss", scale=scale)
+    agree(found.per_token.grad_T, grad_T, dtype, "gradient", where=mask_T)
     assert bool((found.per_token.grad_T[~mask_T] == 0).all())
     own = trl.metrics(found)
     for name in METRICS:
@@ -249,26 +260,20 @@ def check(trainer_class, batch, options, dtype, tolerance, *, on_policy=False):
             continue  # not logged per token
         assert (name in own) == (name in metrics)
         if name in own:
-            assert own[name] == pytest.approx(metrics[name], rel=1e-5, abs=1e-6), name
+            agree(own[name], metrics[name], dtype, name, scale=max(1.0, abs(metrics[name])))
 
 
-@pytest.mark.parametrize("dtype", [torch.float32, torch.float64], ids=["float32", "float64"])
+@pytest.mark.parametrize("dtype", DTYPES.values(), ids=DTYPES)
 @pytest.mark.parametrize("layout", LAYOUTS)
-@pytest.mark.parametrize("variant", VARIANTS)
-@pytest.mark.parametrize("mode", ["grpo", "bnpo", "dr_grpo", "dapo"])
+@pytest.mark.parametrize("variant", [marked(variant, VARIANTS[variant]) for variant in VARIANTS])
+@pytest.mark.parametrize("mode", values_of("trl", "loss_type", ["grpo", "bnpo", "dr_grpo", "dapo"]))
 def test_loss_gradient_metrics(trainer_class, mode, variant, layout, dtype):
     batch = laid_out(random_batch(len(variant), sizes=(4, 4, 4), adjacent=True, spread=0.4, empty=0.0), layout)
-    check(
-        trainer_class,
-        batch,
-        {"loss_type": mode, **VARIANTS[variant]},
-        dtype,
-        SINGLE if dtype == torch.float32 else DOUBLE,
-    )
+    check(trainer_class, batch, {"loss_type": mode, **VARIANTS[variant]}, dtype)
 
 
 @pytest.mark.parametrize("scale", ["group", "batch", "none"])
-@pytest.mark.parametrize("mode", ["grpo", "bnpo", "dr_grpo", "dapo"])
+@pytest.mark.parametrize("mode", values_of("trl", "loss_type", ["grpo", "bnpo", "dr_grpo", "dapo"]))
 def test_on_policy_and_scales(trainer_class, mode, scale):
     """At a ratio of one both branches of the minimum are equal; unscored rows have no advantage."""
     batch = laid_out(random_batch(3, sizes=(4, 4, 4), adjacent=True, empty=0.0), "accumulated")
@@ -276,16 +281,16 @@ def test_on_policy_and_scales(trainer_class, mode, scale):
     reward_N[[1, 4, 5, 6]] = torch.nan
     batch = replace(batch, per_row={**batch.per_row, "reward": reward_N})
     options = {"loss_type": mode, "beta": 0.1, "scale_rewards": scale}
-    check(trainer_class, batch, options, torch.float64, DOUBLE, on_policy=True)
+    check(trainer_class, batch, options, torch.float64, on_policy=True)
 
 
-@pytest.mark.parametrize("mode", ["grpo", "bnpo", "dr_grpo", "dapo"])
+@pytest.mark.parametrize("mode", values_of("trl", "loss_type", ["grpo", "bnpo", "dr_grpo", "dapo"]))
 def test_evaluation_batches(trainer_class, mode):
-    """Every evaluation batch is a loss of its own; the logged loss weighs them by rows."""
+    """Every evaluation batch is a loss of its own; the logged loss weighs the last one by what is left of prompts."""
     batch = random_batch(4, sizes=(4, 4, 4), adjacent=True, empty=0.0)
     columns = {**batch.per_row, "micro_batch_id": torch.tensor([0] * 5 + [1] * 5 + [2] * 2)}
     batch = replace(batch, split="eval", per_row=columns)
-    check(trainer_class, batch, {"loss_type": mode, "beta": 0.1}, torch.float64, DOUBLE)
+    check(trainer_class, batch, {"loss_type": mode, "beta": 0.1}, torch.float64)
 
 
 LOSS_TYPES = ("grpo", "bnpo", "dr_grpo", "dapo", "cispo", "sapo", "luspo", "vespo")
@@ -297,7 +302,11 @@ GATES = {
     "token truncate": TOKEN_MASK | {"vllm_importance_sampling_mode": "token_truncate"},
     "token mask": TOKEN_MASK | {"vllm_importance_sampling_clip_max": 1.3, "vllm_importance_sampling_clip_min": 0.7},
     "sequence truncate": {"use_vllm": True, "vllm_importance_sampling_mode": "sequence_truncate"},
-    "sequence mask": {"use_vllm": True, "vllm_importance_sampling_clip_max": 1.5},
+    "sequence mask": {
+        "use_vllm": True,
+        "vllm_importance_sampling_mode": "sequence_mask",
+        "vllm_importance_sampling_clip_max": 1.5,
+    },
     "all": TOKEN_MASK | {"off_policy_mask_threshold": 0.05, "top_entropy_quantile": 0.6},
 }
 
@@ -314,34 +323,48 @@ def gated_batch(seed: int, *, unknown: bool) -> RolloutBatch:
     return replace(batch, per_token={**batch.per_token, **columns})
 
 
+def in_single(batch: RolloutBatch) -> RolloutBatch:
+    """The same numbers in float32."""
+    columns = {
+        name: column if column.dtype == torch.bool else column.float() for name, column in batch.per_token.items()
+    }
+    return replace(batch, per_token=columns)
+
+
 @pytest.mark.parametrize("layout", ["uneven", "ranks and steps"])
 @pytest.mark.parametrize("beta", [0.0, 0.1], ids=["no kl", "kl"])
-@pytest.mark.parametrize("gate", GATES)
-@pytest.mark.parametrize("level", ["token", "sequence"])
-@pytest.mark.parametrize("mode", LOSS_TYPES)
+@pytest.mark.parametrize("gate", [marked(gate, GATES[gate]) for gate in GATES])
+@pytest.mark.parametrize("level", values_of("trl", "importance_sampling_level", ["token", "sequence"]))
+@pytest.mark.parametrize("mode", values_of("trl", "loss_type", LOSS_TYPES))
 def test_every_loss_level_and_gate(trainer_class, mode, level, gate, beta, layout):
     options = {"loss_type": mode, "importance_sampling_level": level, "beta": beta, **GATES[gate]}
     batch = laid_out(gated_batch(len(gate), unknown="use_vllm" in GATES[gate]), layout)
-    check(trainer_class, batch, options, torch.float64, DOUBLE)
+    check(trainer_class, batch, options, torch.float64)
 
 
-@pytest.mark.parametrize("level", ["token", "sequence"])
-@pytest.mark.parametrize("mode", LOSS_TYPES)
+@pytest.mark.parametrize("level", values_of("trl", "importance_sampling_level", ["token", "sequence"]))
+@pytest.mark.parametrize("mode", values_of("trl", "loss_type", LOSS_TYPES))
 def test_plain_kl_shapes_and_float32(trainer_class, mode, level):
     options = {"loss_type": mode, "importance_sampling_level": level, "beta": 0.1, "epsilon_high": 1.1}
     options |= {"sapo_temperature_pos": 1.7, "sapo_temperature_neg": 0.6, "vespo_k_pos": 1.2, "vespo_lambda_neg": 0.4}
     batch = laid_out(gated_batch(1, unknown=False), "accumulated")
-    check(trainer_class, batch, options | {"use_bias_correction_kl": False}, torch.float64, DOUBLE)
-    single = {
-        name: column if column.dtype == torch.bool else column.float() for name, column in batch.per_token.items()
-    }
-    check(trainer_class, replace(batch, per_token=single), options, torch.float32, SINGLE)
+    check(trainer_class, batch, options | {"use_bias_correction_kl": False}, torch.float64)
+    check(trainer_class, in_single(batch), options, torch.float32)
 
 
-@pytest.mark.parametrize("level", ["token", "sequence"])
-@pytest.mark.parametrize("mode", LOSS_TYPES)
+@pytest.mark.parametrize("gate", [marked(gate, GATES[gate]) for gate in GATES])
+@pytest.mark.parametrize("level", values_of("trl", "importance_sampling_level", ["token", "sequence"]))
+@pytest.mark.parametrize("mode", values_of("trl", "loss_type", LOSS_TYPES))
+def test_every_gate_in_float32(trainer_class, mode, level, gate):
+    options = {"loss_type": mode, "importance_sampling_level": level, "beta": 0.1, **GATES[gate]}
+    batch = laid_out(gated_batch(len(gate), unknown="use_vllm" in GATES[gate]), "uneven")
+    check(trainer_class, in_single(batch), options, torch.float32)
+
+
+@pytest.mark.parametrize("level", values_of("trl", "importance_sampling_level", ["token", "sequence"]))
+@pytest.mark.parametrize("mode", values_of("trl", "loss_type", LOSS_TYPES))
 def test_every_loss_in_evaluation(trainer_class, mode, level):
     batch = gated_batch(4, unknown=False)
     columns = {**batch.per_row, "micro_batch_id": torch.tensor([0] * 5 + [1] * 5 + [2] * 2)}
     options = {"loss_type": mode, "importance_sampling_level": level, "beta": 0.1}
-    check(trainer_class, replace(batch, split="eval", per_row=columns), options, torch.float64, DOUBLE)
+    check(trainer_class, replace(batch, split="eval", per_row=columns), options, torch.float64)
