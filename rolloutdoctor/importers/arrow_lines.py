@@ -24,7 +24,7 @@ _ESCAPED_ASCII = re.compile(rb"\\u00[2-7]")
 _STRING = re.compile(rb'"[^"\\]*(?:\\.[^"\\]*)*"')
 _NEWLINE, _OPEN, _CLOSE = b"\n{}"
 _BEFORE_OPEN = np.isin(np.arange(256), list(b" \t\r\n[,:"))
-_AHEAD = 2
+_THREADS, _AHEAD = 2, 2
 
 T = TypeVar("T")
 U = TypeVar("U")
@@ -68,8 +68,8 @@ def parsed(raw: bytes, fields: pa.Schema, *, closed: bool = False, without: Iter
 
 
 def ahead(work: Callable[[T], U], items: Iterable[T]) -> Iterator[tuple[T, U]]:
-    """Yield each item with what `work` makes of it; it is at work on the next ones meanwhile, in a thread."""
-    with ThreadPoolExecutor(1) as pool:
+    """Yield each item with what `work` makes of it; it is at work on the next ones meanwhile, in threads."""
+    with ThreadPoolExecutor(_THREADS) as pool:
         waiting: deque[tuple[T, Future[U]]] = deque()
         for item in items:
             waiting.append((item, pool.submit(work, item)))

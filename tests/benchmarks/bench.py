@@ -111,6 +111,29 @@ def advantages(repeats, rows=32_768, width=1024):
     return ratios
 
 
+def converting(folder, sizes, repeats):
+    """Converting JSON Lines against `json.loads` of the lines alone, MB a second, and peak memory by size of the dump."""
+    import json
+
+    from dumps import write_dump
+
+    from rolloutdoctor.engine.convert import ConvertOptions, convert, detect_dump
+
+    paths = [folder / f"{size}.jsonl" for size in sizes]
+    written = [write_dump(path, megabytes=size) for path, size in zip(paths, sizes, strict=True)]
+    found = detect_dump([str(paths[0])], ConvertOptions())
+
+    def parse():
+        with paths[0].open("rb") as file:
+            for line in file:
+                json.loads(line)
+
+    parsing, seconds = interleaved(repeats, parse, lambda: convert(found, folder / "dump.parquet", ConvertOptions()))
+    words = ("-m", "rolloutdoctor", "convert", "--quiet", "-o", folder / "dump.parquet")
+    peaks = [peak_mib(*words, path) for path in paths]
+    return seconds / parsing, written[0] / 1e6 / seconds, peaks
+
+
 def main():
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--quick", action="store_true", help="small files and few repeats")
@@ -140,6 +163,11 @@ def main():
             write_run(path, tokens=sizes[0] // 16 * steps, steps=steps)
             peaks.append(peak_mib("-m", "rolloutdoctor", "check", path, "--quiet", "--device", "cpu"))
         rows.append(("peak memory, 16 steps", "1 step", peaks[2] / peaks[0], "1.15"))
+        dumps = (60, 240) if options.quick else (250, 2000)
+        slower, rate, (small, large) = converting(Path(folder), dumps, repeats)
+        rows.append((f"convert, {dumps[0]} MB of JSON Lines", "json.loads of the lines alone", slower, "1.5"))
+        rows.append(("convert, MB a second", "80", rate / 80, ">= 1"))
+        rows.append((f"peak memory of convert, {dumps[1]} MB", f"{dumps[0]} MB", large / small, "1.15"))
     for name, ratio in advantages(repeats).items():
         rows.append((f"verl's {name}, 32k rows", "ours", ratio, ">= 50"))
     help_seconds, typer_seconds = interleaved(
