@@ -112,7 +112,7 @@ def advantages(repeats, rows=32_768, width=1024):
 
 
 def converting(folder, sizes, repeats):
-    """Converting JSON Lines against `json.loads` of the lines alone, MB a second, and peak memory by size of the dump."""
+    """Converting JSON Lines against `json.loads` of the lines alone, MB a second, and peak memory by size."""
     import json
 
     from dumps import write_dump
