@@ -3,7 +3,7 @@
 import torch
 
 from rolloutdoctor.losses.levels import gathered, log_weights
-from rolloutdoctor.losses.ratio import bounded, importance_ratio
+from rolloutdoctor.losses.ratio import bounded, importance_ratio, share_of_first, unmoved
 from rolloutdoctor.losses.terms import PolicyTerm, TokenInputs
 from rolloutdoctor.objective import Surrogate
 
@@ -20,15 +20,17 @@ def ppo_dual_clip(given: TokenInputs, rule: Surrogate) -> PolicyTerm:
     free_T, bound_T = -advantage_T * ratio_T, -advantage_T * clipped_T
     value_T = torch.maximum(free_T, bound_T)
     capped_T = None
-    negative_T = advantage_T < 0
-    flows_T = torch.where(negative_T, ratio_T >= 1 - rule.clip_low, ratio_T <= 1 + rule.clip_high)
+    free_share_T = share_of_first(free_T, bound_T)
+    flows_T = free_share_T + (1 - free_share_T) * unmoved(ratio_T, clipped_T)
     if rule.cap is not None:
-        capped_T = negative_T & (value_T > -advantage_T * rule.cap)
-        value_T = torch.where(negative_T, torch.minimum(value_T, -advantage_T * rule.cap), value_T)
-        flows_T = flows_T & (~negative_T | (ratio_T <= rule.cap))
+        negative_T, limit_T = advantage_T < 0, -advantage_T * rule.cap
+        capped_T = negative_T & (value_T > limit_T)
+        # At a tie the limit, which has no derivative, gets one half.
+        flows_T = torch.where(negative_T, flows_T * share_of_first(limit_T, value_T), flows_T)
+        value_T = torch.where(negative_T, torch.minimum(value_T, limit_T), value_T)
     return PolicyTerm(
         value_T=given.gated(value_T),
-        slope_T=gathered(given, rule, given.gated(torch.where(flows_T, -advantage_T * slope_T, 0.0))),
+        slope_T=gathered(given, rule, given.gated(-advantage_T * slope_T * flows_T)),
         ratio_T=ratio_T,
         clipped_T=bound_T > free_T,
         capped_T=capped_T,
@@ -44,16 +46,11 @@ def ppo_delta_clip(given: TokenInputs, rule: Surrogate) -> PolicyTerm:
     advantage_T, log_T = given.advantage_T, log_weights(given, rule)
     ratio_T, slope_T = importance_ratio(log_T, rule)
     clipped_T = ratio_T.clamp(1 - rule.clip_low, 1 + rule.clip_high)
-    inside_T = (ratio_T >= 1 - rule.clip_low) & (ratio_T <= 1 + rule.clip_high)
-    if rule.cap is not None:
-        capped_T = ratio_T.clamp(max=rule.cap)
-        below_T = ratio_T <= rule.cap
-    else:
-        capped_T, below_T = ratio_T, torch.ones_like(inside_T)
+    capped_T = ratio_T if rule.cap is None else ratio_T.clamp(max=rule.cap)
     first_T, second_T = -capped_T * advantage_T, -clipped_T * advantage_T
-    # Where both branches are equal autograd gives each one half.
-    share_T = torch.where(first_T > second_T, 1.0, torch.where(first_T == second_T, 0.5, 0.0))
-    flows_T = share_T * below_T + (1 - share_T) * inside_T
+    first_share_T = share_of_first(first_T, second_T)
+    flows_T = first_share_T if rule.cap is None else first_share_T * unmoved(ratio_T, capped_T)
+    flows_T = flows_T + (1 - first_share_T) * unmoved(ratio_T, clipped_T)
     value_T = torch.maximum(first_T, second_T)
     gathered_T = gathered(given, rule, given.gated(-advantage_T * slope_T * flows_T))
     return PolicyTerm(given.gated(value_T), gathered_T, capped_T)

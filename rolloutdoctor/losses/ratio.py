@@ -18,3 +18,16 @@ def importance_ratio(log_ratio_T: Tensor, rule: Surrogate) -> tuple[Tensor, Tens
     if rule.log_ratio_bound is None:
         return ratio_T, ratio_T
     return ratio_T, torch.where(log_ratio_T.abs() <= rule.log_ratio_bound, ratio_T, 0.0)
+
+
+def unmoved(x_T: Tensor, clamped_T: Tensor) -> Tensor:
+    """1 where a clamp left a value as it was, else 0, in its dtype: what autograd lets through the clamp.
+
+    Arithmetic, because torch's comparisons and selections on the CPU cost several times as much.
+    """
+    return 1 - (x_T - clamped_T).abs_().sign_()
+
+
+def share_of_first(first_T: Tensor, second_T: Tensor) -> Tensor:
+    """The share of the derivative of a maximum that autograd gives to the first: 1, 0, or 0.5 where both are equal."""
+    return (first_T - second_T).sign_().mul_(0.5).add_(0.5)

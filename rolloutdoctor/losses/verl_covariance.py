@@ -5,6 +5,7 @@ The tokens are chosen over the whole micro-batch: see `rolloutdoctor.losses.sele
 
 import torch
 
+from rolloutdoctor.losses.ratio import share_of_first, unmoved
 from rolloutdoctor.losses.terms import PolicyTerm, TokenInputs
 from rolloutdoctor.objective import Surrogate
 
@@ -17,12 +18,14 @@ def clip_cov(given: TokenInputs, rule: Surrogate) -> PolicyTerm:
     assert given.chosen_T is not None  # the kind is in the table of selections
     advantage_T, ratio_T = given.advantage_T, given.log_ratio_T.exp()
     free_T = -advantage_T * ratio_T
-    bound_T = -advantage_T * ratio_T.clamp(1 - rule.clip_low, 1 + rule.clip_high)
-    inside_T = torch.where(advantage_T < 0, ratio_T >= 1 - rule.clip_low, ratio_T <= 1 + rule.clip_high)
+    near_T = ratio_T.clamp(1 - rule.clip_low, 1 + rule.clip_high)
+    bound_T = -advantage_T * near_T
+    free_share_T = share_of_first(free_T, bound_T)
+    flows_T = free_share_T + (1 - free_share_T) * unmoved(ratio_T, near_T)
     left_T = ~given.chosen_T
     return PolicyTerm(
         value_T=given.gated(torch.maximum(free_T, bound_T) * left_T),
-        slope_T=given.gated(torch.where(inside_T & left_T, free_T, 0.0)),
+        slope_T=given.gated(free_T * flows_T * left_T),
         ratio_T=ratio_T,
         at_one_T=given.gated(-advantage_T * left_T),
         clipped_T=given.chosen_T,

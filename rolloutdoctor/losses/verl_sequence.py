@@ -3,6 +3,7 @@
 import torch
 from torch import Tensor
 
+from rolloutdoctor.losses.ratio import share_of_first, unmoved
 from rolloutdoctor.losses.terms import PolicyTerm, TokenInputs
 from rolloutdoctor.objective import Surrogate
 
@@ -22,12 +23,13 @@ def gspo(given: TokenInputs, rule: Surrogate) -> PolicyTerm:
     log_T = given.expand(given.row_sum(given.log_ratio_T) / length_N)
     ratio_T = log_T.clamp(max=LARGEST_LOG_RATIO).exp()
     free_T = -given.advantage_T * ratio_T
-    bound_T = -given.advantage_T * ratio_T.clamp(1 - rule.clip_low, 1 + rule.clip_high)
-    inside_T = torch.where(given.advantage_T < 0, ratio_T >= 1 - rule.clip_low, ratio_T <= 1 + rule.clip_high)
-    flows_T = inside_T & (log_T <= LARGEST_LOG_RATIO)
+    clipped_T = ratio_T.clamp(1 - rule.clip_low, 1 + rule.clip_high)
+    bound_T = -given.advantage_T * clipped_T
+    free_share_T = share_of_first(free_T, bound_T)
+    flows_T = free_share_T + (1 - free_share_T) * unmoved(ratio_T, clipped_T)
     return PolicyTerm(
         value_T=given.gated(torch.maximum(free_T, bound_T)),
-        slope_T=given.gated(torch.where(flows_T, free_T, 0.0)),
+        slope_T=given.gated(torch.where(log_T <= LARGEST_LOG_RATIO, free_T * flows_T, 0.0)),
         ratio_T=ratio_T,
         clipped_T=bound_T > free_T,
         capped_T=torch.zeros_like(given.policy_T, dtype=torch.bool),
