@@ -16,7 +16,7 @@ from rolloutdoctor.engine.moved import Candidate, most_moved, moved_groups
 from rolloutdoctor.engine.parts import PARTS, Key, part_rows, part_slices
 from rolloutdoctor.engine.plan import remedy
 from rolloutdoctor.engine.recompute import absent_columns, evaluation_columns, need_trainer
-from rolloutdoctor.engine.sweep import ReadOptions, find_device, find_dtype, one_torch_thread
+from rolloutdoctor.engine.sweep import ReadOptions, find_device, find_dtype
 from rolloutdoctor.errors import CannotComputeError, InputError, UsageError
 from rolloutdoctor.evaluation import Evaluation, evaluate_all
 from rolloutdoctor.findings import InputSummary
@@ -24,6 +24,7 @@ from rolloutdoctor.fixes import ChosenFix
 from rolloutdoctor.io.run import LoggedMetrics, Run
 from rolloutdoctor.needs import advantage_columns, loss_columns
 from rolloutdoctor.objective import Objective
+from rolloutdoctor.ops.threads import block_threads
 from rolloutdoctor.stats.sums import ratio
 
 BEFORE = ""
@@ -69,7 +70,7 @@ def diff(run: Run, options: DiffOptions, progress: Callable[[int, int], None] | 
     folds = {label: _Fold(configured, options) for label in sides if label != BEFORE}
     input_, failures = InputSummary(), dict[str, list[int]]()
     batches = run.batches(columns, steps=options.steps, split=options.split, dtype=dtype, progress=progress)
-    with one_torch_thread():
+    with block_threads():
         for batch in batches:
             groups = 0 if batch.groups is None else len(batch.groups)
             input_ = InputSummary(

@@ -17,7 +17,7 @@ from rolloutdoctor.engine.check import run_context
 from rolloutdoctor.engine.configure import Configured, configure
 from rolloutdoctor.engine.logged import comparable
 from rolloutdoctor.engine.plan import available, remedy
-from rolloutdoctor.engine.sweep import ReadOptions, find_device, find_dtype, one_torch_thread
+from rolloutdoctor.engine.sweep import ReadOptions, find_device, find_dtype
 from rolloutdoctor.errors import CannotComputeError, InputError, UsageError
 from rolloutdoctor.evaluation import Evaluation, evaluate_all, reward_kl_tokens
 from rolloutdoctor.findings import InputSummary
@@ -34,6 +34,7 @@ from rolloutdoctor.needs import (
 )
 from rolloutdoctor.objective import Objective, RolloutCorrection
 from rolloutdoctor.ops import segments as seg
+from rolloutdoctor.ops.threads import block_threads
 from rolloutdoctor.reward_pass import log_ratios, mismatch_of, ratios_at_loss
 
 TOKEN_COLUMNS = ("advantages_re", "kl_re", "ratio_re", "loss_re", "grad_re")
@@ -78,7 +79,7 @@ def recompute(
     columns = _wanted(run, configured, objectives, options)
     work = _Work(run, configured, options, objectives)
     batches = run.batches(columns, steps=options.steps, split=options.split, dtype=dtype, progress=progress)
-    with one_torch_thread():
+    with block_threads():
         if path is None:
             for batch in batches:
                 work.add(batch.to(device), dtype, per_token=False)

@@ -2,7 +2,6 @@
 
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
 from dataclasses import dataclass, field
 
 import torch
@@ -12,6 +11,7 @@ from rolloutdoctor.errors import CannotComputeError, UsageError
 from rolloutdoctor.evaluation import Evaluation, evaluate_all
 from rolloutdoctor.io.run import LoggedMetrics, Run, StepRange
 from rolloutdoctor.objective import Objective
+from rolloutdoctor.ops.threads import block_threads
 from rolloutdoctor.trainers.options import Layer
 
 AS_CONFIGURED = ""
@@ -114,7 +114,7 @@ def sweep(
     columns = frozenset[str]().union(*(each.columns for each in consumers))
     batches = run.batches(columns, steps=options.steps, split=options.split, dtype=dtype, progress=progress)
     show = Show(consumers, dtype)
-    with one_torch_thread():
+    with block_threads():
         for batch in batches:
             show.step(batch.to(device), metrics.at(batch.key))
 
@@ -171,21 +171,6 @@ class _Shared:
             return
         for names in self._names:
             yield SeenStep(batch, logged, dtype, {label: found[name] for label, name in names.items()})
-
-
-@contextmanager
-def one_torch_thread() -> Iterator[None]:
-    """Give torch one thread.
-
-    Blocks fit the cache, so a second thread gains little, and on busy cores the barriers between threads cost many
-    times the work itself. The decoder keeps its own threads.
-    """
-    before = torch.get_num_threads()
-    torch.set_num_threads(1)
-    try:
-        yield
-    finally:
-        torch.set_num_threads(before)
 
 
 def find_device(name: str) -> torch.device:

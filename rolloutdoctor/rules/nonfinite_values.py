@@ -1,5 +1,6 @@
 """RDI001: NaN and infinity in the rows."""
 
+import math
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
@@ -32,9 +33,18 @@ LOWEST, HIGHEST = -1000.0, 88.0
 """Beyond these a log-prob, or its difference from another, has no finite exponential in float32."""
 
 
-def _bad(name: str, column_T: "Tensor") -> "Tensor":
-    """Values that are not finite, or are log-probs without a finite exponential."""
-    if not name.endswith("log_probs"):
+def _bad(name: str, column_T: "Tensor") -> "Tensor | None":
+    """Values that are not finite, or are log-probs without a finite exponential; None if there are none."""
+    import torch
+
+    is_log_prob = name.endswith("log_probs")
+    if not len(column_T):
+        return None
+    # One look settles it for nearly every step: NaN is the smallest of values that hold one.
+    low, high = (float(end) for end in torch.aminmax(column_T))
+    if (low >= LOWEST and high <= HIGHEST) if is_log_prob else (low > -math.inf and high < math.inf):
+        return None
+    if not is_log_prob:
         return ~column_T.isfinite()
     if name == "rollout_log_probs":
         # NaN has a meaning here: the engine gave none.
@@ -130,9 +140,9 @@ class NonfiniteValues(Rule[NonfiniteTally]):
         loss_T: Tensor | None = None
         for name in TOKEN_COLUMNS:
             column_T = step.batch.per_token.get(name)
-            if column_T is None:
+            here_T = None if column_T is None else _bad(name, column_T)
+            if here_T is None:
                 continue
-            here_T = _bad(name, column_T)
             bad_T = here_T if bad_T is None else bad_T | here_T
             if name in LOSS_COLUMNS:
                 loss_T = here_T if loss_T is None else loss_T | here_T
@@ -171,9 +181,9 @@ class NonfiniteValues(Rule[NonfiniteTally]):
                 column_T = step.batch.per_token.get(name)
                 if column_T is None:
                     continue
-                bad = _bad(name, column_T[start:stop]).nonzero()
-                if len(bad):
-                    token = int(bad[0])
+                bad = _bad(name, column_T[start:stop])
+                if bad is not None and bool(bad.any()):
+                    token = int(bad.nonzero()[0])
                     return f"{name} is {float(column_T[start + token])} at token {token}"
             return "reward or advantage is not finite"
 

@@ -1,0 +1,83 @@
+"""Several objectives in one pass: each gives what it gives alone, and the comparison is that of the token values."""
+
+from dataclasses import fields, replace
+
+import pytest
+import torch
+
+from rolloutdoctor import token_blocks
+from rolloutdoctor.evaluation import evaluate, evaluate_all
+from rolloutdoctor.fixes import FIXES, choose
+from rolloutdoctor.ops import segments as seg
+from rolloutdoctor.testing import random_batch
+from rolloutdoctor.trainers.options import Layer, parse_version, resolve
+from rolloutdoctor.trainers.table import find
+
+RUNS = {
+    "trl dapo": ("trl", {"beta": 0.04}),
+    "trl bnpo, delta": ("trl", {"beta": 0.04, "loss_type": "bnpo", "delta": 1.5}),
+    "trl sequence ratio": ("trl", {"beta": 0.04, "importance_sampling_level": "sequence"}),
+    "verl grpo": ("verl", {"adv_estimator": "grpo", "actor.use_kl_loss": True, "actor.kl_loss_coef": 0.01}),
+    "verl tokens": (
+        "verl",
+        {"adv_estimator": "reinforce_plus_plus_baseline", "actor.use_kl_loss": True, "actor.kl_loss_coef": 0.01},
+    ),
+    "verl kl_cov": (
+        "verl",
+        {"adv_estimator": "grpo", "actor.policy_loss.loss_mode": "kl_cov", "actor.use_kl_loss": True},
+    ),
+    "slime gspo": ("slime", {"advantage_estimator": "gspo", "use_kl_loss": True, "kl_loss_coef": 0.1}),
+}
+FIXED = [f"{name}:{variant}" for name, fix in FIXES.items() for variant in fix.variants]
+
+
+def objectives_of(run):
+    name, options = RUNS[run]
+    trainer = find(name)
+    config = resolve(trainer.options, parse_version(trainer.newest), [Layer("", options)], trainer=name)
+    objective = trainer.objective(config)
+    chosen = [choose(label) for label in FIXED]
+    fixed = {fix.label: fix.apply(objective) for fix in chosen if fix.applies_to(objective)}
+    return {"": objective, **fixed}
+
+
+def a_batch(seed):
+    """Groups with and without spread, rejected rows, and rows that are masked in part."""
+    batch = random_batch(seed, sizes=(4, 2, 5, 3) * 6, longest=25)
+    reward_N = batch.per_row["reward"]
+    reward_N[batch.groups.index_N % 3 == 0] = 1.0
+    micro_N = torch.arange(len(batch)) // 6
+    return replace(batch, per_row={**batch.per_row, "micro_batch_id": micro_N})
+
+
+@pytest.mark.parametrize("run", RUNS)
+def test_together_as_alone(run, monkeypatch):
+    monkeypatch.setattr(token_blocks, "BLOCK_TOKENS", 120)
+    batch, objectives = a_batch(7), objectives_of(run)
+    together = evaluate_all(batch, objectives)
+    shared = 0
+    for label, objective in objectives.items():
+        alone, found = evaluate(batch, objective).tokens, together[label].tokens
+        for field in fields(alone):
+            mine, theirs = getattr(alone, field.name), getattr(found, field.name)
+            if isinstance(mine, torch.Tensor) and not field.name.startswith("versus"):
+                assert torch.equal(mine, theirs), (label, field.name)
+        shared += int((found.versus_l1_N == 0).sum())
+    assert shared > len(batch)
+
+
+@pytest.mark.parametrize("run", RUNS)
+def test_the_comparison_is_that_of_the_tokens(run):
+    batch, objectives = a_batch(8), objectives_of(run)
+    sums = evaluate_all(batch, objectives)
+    tokens = evaluate_all(batch, objectives, per_token=True)
+    reference_T = tokens[""].per_token.grad_T.double()
+    changed = 0
+    for label, found in sums.items():
+        grad_T = tokens[label].per_token.grad_T.double()
+        l1_N = seg.total((grad_T - reference_T).abs(), batch.rows)
+        dot_N = seg.total(grad_T * reference_T, batch.rows)
+        torch.testing.assert_close(found.tokens.versus_l1_N, l1_N, rtol=1e-6, atol=1e-9)
+        torch.testing.assert_close(found.tokens.versus_dot_N, dot_N, rtol=1e-6, atol=1e-12)
+        changed += int((l1_N > 0).sum())
+    assert changed
