@@ -9,6 +9,7 @@ from collections.abc import Callable
 import torch
 from torch import Tensor
 
+from rolloutdoctor.errors import CannotComputeError
 from rolloutdoctor.losses.terms import TokenInputs
 from rolloutdoctor.objective import Surrogate
 
@@ -16,16 +17,30 @@ from rolloutdoctor.objective import Surrogate
 def band(given: TokenInputs, micro_T: Tensor, rule: Surrogate) -> Tensor:
     """Every trained token that is not clipped and whose covariance lies between `lower` and `upper`, ``[T]`` bool.
 
-    Upstream draws at most ``int(ratio * tokens)`` of them at random; with a ratio of one it takes them all, which is
-    what this gives. The means are float64 here: a token within rounding of a bound can fall on its other side.
+    Upstream takes at most ``max(1, int(ratio * tokens))`` of them in a micro-batch, and draws these at random where
+    there are more. The means are float64 here: a token within rounding of a bound can fall on its other side.
     Source: verl ``compute_policy_loss_clip_cov``.
+
+    Raises:
+        CannotComputeError: where it draws.
     """
     ratio_T = given.log_ratio_T.exp()
     free_T = -given.advantage_T * ratio_T
     clipped_T = -given.advantage_T * ratio_T.clamp(1 - rule.clip_low, 1 + rule.clip_high) > free_T
     covariance_T = _covariance(given, micro_T)
     inside_T = (covariance_T > rule.numbers["lower"]) & (covariance_T < rule.numbers["upper"])
-    return inside_T & ~clipped_T
+    chosen_T = inside_T & ~clipped_T
+    count_M, found_M = (torch.bincount(micro_T, weights=x_T.double()) for x_T in (torch.ones_like(ratio_T), chosen_T))
+    wanted_M = (rule.numbers["ratio"] * count_M).floor().clamp(min=1)
+    drawn_M = found_M > wanted_M
+    if bool(drawn_M.any()):
+        worst = int((found_M - wanted_M).argmax())
+        raise CannotComputeError(
+            f"clip_cov draws at random in {int(drawn_M.sum())} of {int((count_M > 0).sum())} micro-batches (one of "
+            f"{int(count_M[worst])} trained tokens drops {int(wanted_M[worst])} of {int(found_M[worst])} candidates), "
+            "and no log tells which tokens it dropped"
+        )
+    return chosen_T
 
 
 def largest(given: TokenInputs, micro_T: Tensor, rule: Surrogate) -> Tensor:

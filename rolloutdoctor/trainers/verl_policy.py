@@ -77,7 +77,8 @@ OPTIONS = (
     _number(
         "policy_loss.clip_cov_ratio",
         0.0002,
-        "share of tokens whose policy term is dropped; computed from 1 on, as below that verl draws them at random",
+        "share of tokens whose policy term is dropped at most; where more could be, verl draws them at random, and "
+        "the step is not computed",
         "clip_cov",
         low=0,
     ),
@@ -110,7 +111,7 @@ def surrogate(config: Config) -> Surrogate:
     """Build the policy term.
 
     Raises:
-        UsageError: if verl itself refuses the options, or what it computes is random.
+        UsageError: if verl itself refuses the options.
     """
     mode = config.word(_MODE)
     kind = _BYPASS_KINDS[config.word(f"{_INSIDE}.loss_type")] if mode == _BYPASS else LOSS_MODES[mode]
@@ -143,18 +144,12 @@ def _numbers(config: Config, mode: str) -> dict[str, float]:
     if mode == "kl_cov":
         names = {"ratio": "kl_cov_ratio", "coef": "ppo_kl_coef"}
     elif mode == "clip_cov":
-        ratio = config.number(f"{ACTOR}.policy_loss.clip_cov_ratio")
-        if ratio < 1:
-            raise UsageError(
-                f"loss_mode = clip_cov with {ACTOR}.policy_loss.clip_cov_ratio = {ratio:g}: verl draws the tokens at "
-                "random, so no log tells which ones they were (computed: ratios from 1 on, which take every candidate)"
-            )
-        names = {"lower": "clip_cov_lb", "upper": "clip_cov_ub"}
+        names = {"ratio": "clip_cov_ratio", "lower": "clip_cov_lb", "upper": "clip_cov_ub"}
     else:
         return {}
     numbers = {name: config.number(f"{ACTOR}.policy_loss.{option}") for name, option in names.items()}
     if numbers.get("ratio") == 0:
-        raise UsageError(f"loss_mode = kl_cov needs {ACTOR}.policy_loss.kl_cov_ratio > 0, and so does verl")
+        raise UsageError(f"loss_mode = {mode} needs {ACTOR}.policy_loss.{names['ratio']} > 0, and so does verl")
     return numbers
 
 

@@ -29,7 +29,7 @@ RULES = {
     "sapo": Surrogate(kind="verl_sapo", **CLIP, log_ratio_bound=20.0, numbers={"tau_pos": 1.2, "tau_neg": 1.9}),
     "gpg": Surrogate(kind="verl_gpg", **CLIP),
     "reinforce": Surrogate(kind="verl_reinforce", **CLIP),
-    "clip_cov": Surrogate(kind="verl_clip_cov", **CLIP, numbers={"lower": 0.1, "upper": 2.0}),
+    "clip_cov": Surrogate(kind="verl_clip_cov", **CLIP, numbers={"ratio": 1.0, "lower": 0.1, "upper": 2.0}),
     "kl_cov": Surrogate(kind="verl_kl_cov", **CLIP, numbers={"ratio": 0.3, "coef": 0.7}),
     "geo_mean": Surrogate(kind="verl_geo_mean", clip_low=0.4, clip_high=0.5),
     "dro": Surrogate(kind="verl_dro", **CLIP, numbers={"beta": 0.6}),
@@ -235,7 +235,7 @@ def test_the_drift_is_within_the_clamp_where_the_loss_clamps():
 @pytest.mark.parametrize(
     ("options", "words"),
     [
-        ({"loss_mode": "clip_cov", "policy_loss.clip_cov_ratio": 0.5}, "at random"),
+        ({"loss_mode": "clip_cov", "policy_loss.clip_cov_ratio": 0}, "clip_cov_ratio > 0"),
         ({"loss_mode": "dro", "policy_loss.dro_beta": None}, "dro_beta > 0"),
         ({"loss_mode": "dro", "policy_loss.dro_beta": 0}, "dro_beta > 0"),
         ({"loss_mode": "kl_cov", "policy_loss.kl_cov_ratio": 0}, "kl_cov_ratio > 0"),
@@ -243,14 +243,6 @@ def test_the_drift_is_within_the_clamp_where_the_loss_clamps():
         ({"clip_ratio_c": 1.0}, "refuses values up to 1"),
         ({"loss_mode": "ppo"}, "expected one of"),
         ({"loss_mode": "bypass_mode", "policy_loss.rollout_correction.rollout_rs": "token_k1"}, "rollout_rs_threshold"),
-        (
-            {
-                "loss_mode": "bypass_mode",
-                "policy_loss.rollout_correction.loss_type": "reinforce",
-                "policy_loss.rollout_correction.rollout_is_batch_normalize": True,
-            },
-            "not computed",
-        ),
     ],
 )
 def test_what_is_refused(options, words):
