@@ -8,7 +8,8 @@ from types import SimpleNamespace
 import oracles
 import pytest
 import torch
-from parity.padded import error, pack, pad
+from parity.padded import pack, pad, precision
+from proof.claims import ONLY_DOUBLE, agree, compared, covers, values_of
 
 from rolloutdoctor.batch import RolloutBatch
 from rolloutdoctor.evaluation import evaluate
@@ -18,7 +19,7 @@ from rolloutdoctor.testing import random_batch
 from rolloutdoctor.trainers import table
 from rolloutdoctor.trainers.options import Layer, parse_version, resolve
 
-pytestmark = [pytest.mark.parity, pytest.mark.filterwarnings("ignore")]
+pytestmark = [pytest.mark.parity, pytest.mark.filterwarnings("ignore"), compared("package")]
 
 LAYOUTS = {
     "one": {},
@@ -76,27 +77,31 @@ def upstream(batch: RolloutBatch, mine: Objective, dtype: torch.dtype) -> tuple[
     return total.item(), pack(batch, leaf.grad), means
 
 
-@pytest.mark.parametrize(("dtype", "tolerance"), [(torch.float32, 1e-6), (torch.float64, 1e-10)], ids=["32", "64"])
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64], ids=["float32", "float64"])
 @pytest.mark.parametrize("layout", LAYOUTS)
 @pytest.mark.parametrize("options", [{}, {"beta": 0.0, "epsilon_high": 0.4}, {"normalize_advantages": True}])
-def test_loss_gradient_metrics(options, layout, dtype, tolerance):
+@covers("trl-rloo", "loss", "clipped")
+def test_loss_gradient_metrics(options, layout, dtype):
     batch, mine = batch_of(2, layout, dtype), objective(**options)
     assert bool((evaluate(batch, mine, dtype=dtype).rows.length_N == 0).any())
     found = evaluate(batch, mine, dtype=dtype, per_token=True)
-    loss, grad_T, metrics = upstream(batch, mine, dtype)
+    with precision(dtype):
+        loss, grad_T, metrics = upstream(batch, mine, dtype)
     mask_T = batch.column("response_mask")
     scale = float(found.rows.advantage_N.abs().mean())
-    assert abs(found.loss - loss) <= tolerance * scale
-    assert error(found.per_token.grad_T[mask_T], grad_T[mask_T]) < tolerance
+    agree(found.loss, loss, dtype, "loss", scale=scale)
+    agree(found.per_token.grad_T, grad_T, dtype, "gradient", where=mask_T)
     own = table.TRAINERS["trl-rloo"].metrics(found)
     for name in ("low_mean", "high_mean", "region_mean", "low_min", "high_max"):
-        assert own[f"clip_ratio/{name}"] == pytest.approx(metrics[f"clip_ratio/{name}"], abs=1e-7)
+        metric = f"clip_ratio/{name}"
+        agree(own[metric], metrics[metric], dtype, metric, scale=1.0)
     assert metrics["clip_ratio/region_mean"] > 0
 
 
 @pytest.mark.parametrize("seed", range(4))
-@pytest.mark.parametrize("normalised", [False, True])
-@pytest.mark.parametrize("bounds", [None, (-0.5, 0.7)])
+@pytest.mark.parametrize("normalised", values_of("trl-rloo", "normalize_advantages", [False, True]))
+@pytest.mark.parametrize("bounds", values_of("trl-rloo", "reward_clip_range", [None, (-0.5, 0.7)]))
+@compared("loop", ONLY_DOUBLE)
 def test_rewards_and_advantages_against_loops(bounds, normalised, seed):
     batch = batch_of(seed)
     reward_N = batch.column("reward").clone()
@@ -116,7 +121,7 @@ def test_rewards_and_advantages_against_loops(bounds, normalised, seed):
         kl.append(sum(o - f for o, f, on in zip(old, ref, mask, strict=True) if on))
         clamped = reward if bounds is None or math.isnan(reward) else oracles.clipped(reward, *bounds)
         wanted.append(clamped - 0.3 * kl[-1])
-    assert found.score_N.tolist() == pytest.approx(wanted, rel=1e-12, abs=1e-12, nan_ok=True)
+    agree(found.score_N, wanted, torch.float64, "rewards", scale=1.0)
     advantages, groups = [], batch.groups.index_N.tolist()
     for row, score in enumerate(wanted):
         others = [
@@ -131,11 +136,12 @@ def test_rewards_and_advantages_against_loops(bounds, normalised, seed):
         middle, spread = oracles.mean(known), oracles.std(known)
         advantages = [(value - middle) / (spread + 1e-4) for value in advantages]
     advantages = [0.0 if math.isnan(value) else value for value in advantages]
-    assert found.advantage_N.tolist() == pytest.approx(advantages, rel=1e-10, abs=1e-12)
+    agree(found.advantage_N, advantages, torch.float64, "advantages")
     tokens = float(batch.column("response_mask").sum())
     metrics = table.TRAINERS["trl-rloo"].metrics(evaluate(batch, mine, dtype=torch.float64))
-    assert metrics["kl"] == pytest.approx(sum(kl) / tokens)
-    assert metrics["reward"] == pytest.approx(oracles.mean([x for x in reward_N.tolist() if not math.isnan(x)]))
+    agree(metrics["kl"], sum(kl) / tokens, torch.float64, "kl", scale=1.0)
+    known = [reward for reward in reward_N.tolist() if not math.isnan(reward)]
+    agree(metrics["reward"], oracles.mean(known), torch.float64, "reward", scale=1.0)
 
 
 def test_rejected_rows_lose_their_vote():
