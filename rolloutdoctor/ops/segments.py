@@ -56,7 +56,7 @@ def expand(x_R: Tensor, offsets: Tensor) -> Tensor:
 
 
 def pick(x: Tensor, chosen: Tensor) -> Tensor:
-    """The values at chosen places, in their order.
+    """The values at chosen places: those of a mask in their order, or those of indices in the order of these.
 
     >>> pick(torch.tensor([1.0, 2.0, 3.0]), torch.tensor([True, False, True])).tolist()
     [1.0, 3.0]
@@ -78,7 +78,7 @@ def above(x: Tensor, bound: float) -> Tensor:
 
 def group_total(x_N: Tensor, groups: "Groups") -> Tensor:
     """Sum over the rows of each group, float64 ``[G]``."""
-    return total(x_N[groups.order_N], groups.offsets)
+    return total(pick(x_N, groups.order_N), groups.offsets)
 
 
 def group_mean(x_N: Tensor, groups: "Groups", vote_N: Tensor) -> Tensor:
@@ -116,5 +116,5 @@ def group_spread(x_N: Tensor, groups: "Groups", vote_N: Tensor) -> Tensor:
 def _extreme(x_N: Tensor, groups: "Groups", vote_N: Tensor, *, largest: bool) -> Tensor:
     """Largest or smallest voting value of each group; NaN among the voters gives NaN."""
     filler = -torch.inf if largest else torch.inf
-    masked_N = torch.where(vote_N, x_N, filler)[groups.order_N]
+    masked_N = pick(torch.where(vote_N, x_N, filler), groups.order_N)
     return (high if largest else low)(masked_N, groups.offsets)
