@@ -1,18 +1,21 @@
-"""What TRL computed for one generated batch, copied to the CPU and cut into rows of a run file."""
+"""What TRL computed for one generated batch: copied at once, made into rows of a run file later and elsewhere."""
 
 import json
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
+from functools import cached_property
 from typing import TYPE_CHECKING
 
 import numpy as np
+import pyarrow as pa
+
+from rolloutdoctor.io.run_table import run_table
+from rolloutdoctor.recorders._cells import at_rows, copied, floats, present, ragged
 
 if TYPE_CHECKING:
     from torch import Tensor
 
     from rolloutdoctor.recorders._trl_config import Trainer
-
-Columns = dict[str, list[object]]
 
 # Per-token tensors of the batch that TRL hands to the loss, where it computed them.
 _TOKEN_TENSORS = {
@@ -21,6 +24,7 @@ _TOKEN_TENSORS = {
     "ref_log_probs": "ref_per_token_logps",
     "is_weights": "importance_sampling_ratio",
 }
+_OTHER_TENSORS = ("advantages", "prompt_ids", "prompt_mask", "completion_ids", "completion_mask", "tool_mask")
 
 
 @dataclass(frozen=True)
@@ -40,21 +44,83 @@ class Generation:
     Attributes:
         name: names the batch within the run; rows and groups are named after it.
         split: ``train`` or ``eval``.
-        lengths: tokens of each response.
-        columns: cells that do not change while the batch is trained on.
+        lengths: ``[N]``, tokens of each response.
+        group_size: rows of a group.
+        rank: which process.
+        tensors: copies of what the trainer made, by its own names.
+        reward_names: of the reward functions.
+        weights: ``[F]``, of the reward functions.
+        tool_masks: the mask of tool tokens as generated, where a mask hides them later.
+        masked_later: True if the trainer empties the mask of truncated rows.
+        ends: token ids that end a response.
+        texts: prompts and responses, where they are kept.
         touched: True once a loss was computed on a part of it.
         passes: how many times training has gone over it.
     """
 
     name: str
     split: str
-    lengths: list[int]
-    columns: Columns
+    lengths: np.ndarray
+    group_size: int
+    rank: int
+    tensors: Mapping[str, "Tensor"]
+    reward_names: Sequence[str]
+    weights: "Tensor"
+    tool_masks: Sequence[Sequence[int]] | None
+    masked_later: bool
+    ends: frozenset[int]
+    texts: Mapping[str, list[object]]
     touched: bool = False
     passes: int = 0
 
     def __len__(self) -> int:
         return len(self.lengths)
+
+    @cached_property
+    def slots(self) -> np.ndarray:
+        """Tokens that there are, ``[N, T]`` bool."""
+        return present(self.lengths)
+
+    @cached_property
+    def columns(self) -> dict[str, Sequence[object]]:
+        """Cells that do not change while the batch is trained on; made when first asked for, not when copied."""
+        found: dict[str, Sequence[object]] = dict(self.texts)
+        found |= _rewards(self.tensors["rewards"], self.weights, self.reward_names)
+        advantages = floats(self.tensors["advantages"])
+        if advantages.ndim == 1:
+            found["advantage"] = pa.array(advantages, pa.float32()).cast(pa.float64())
+        else:
+            found["advantages"] = ragged(advantages, self.slots, pa.float32())
+        is_prompt = self.tensors["prompt_mask"].bool().numpy()
+        found["prompt_ids"] = ragged(self.tensors["prompt_ids"].numpy(), is_prompt, pa.int32())
+        ids = self.tensors["completion_ids"].numpy()
+        found["response_ids"] = ragged(ids, self.slots, pa.int32())
+        found |= self._masks()
+        for column, key in _TOKEN_TENSORS.items():
+            if key in self.tensors:
+                found[column] = ragged(floats(self.tensors[key]), self.slots, pa.float32())
+        found["rank"] = [self.rank] * len(self)
+        # As TRL decides what is truncated: by the last token. None for an empty response.
+        last = ids[np.arange(len(self)), np.maximum(self.lengths - 1, 0)]
+        stopped = np.isin(last, list(self.ends))
+        found["status"] = [
+            None if not length else "stop" if stop else "length"
+            for length, stop in zip(self.lengths, stopped, strict=True)
+        ]
+        return found
+
+    def _masks(self) -> dict[str, Sequence[object]]:
+        mask = self.tensors["completion_mask"]
+        if "tool_mask" in self.tensors:
+            mask = mask * self.tensors["tool_mask"]
+        columns: dict[str, Sequence[object]] = {"response_mask": ragged(mask.numpy(), self.slots, pa.uint8())}
+        if self.masked_later:
+            # TRL zeroes both masks of a truncated row: what was there before is known from the generation alone.
+            before = pa.array(np.ones(int(self.lengths.sum()), np.uint8))
+            if "tool_mask" in self.tensors and self.tool_masks is not None:
+                before = pa.array(np.concatenate([np.asarray(row, np.uint8) for row in self.tool_masks]))
+            columns["response_mask_pre"] = pa.ListArray.from_arrays(columns["response_mask"].offsets, before)  # type: ignore[attr-defined]
+        return columns
 
 
 @dataclass
@@ -65,53 +131,55 @@ class Pass:
         generation: the batch.
         step: optimiser step of the first micro-batch, as logged.
         suffix: tells a second pass in the same optimiser step apart.
-        found: row to its values at the loss.
+        parts: of each micro-batch: its rows, what the loss saw of them, its number, and its optimiser step.
     """
 
     generation: Generation
     step: int
     suffix: str = ""
-    found: dict[int, dict[str, object]] = field(default_factory=dict)
+    parts: list[tuple[np.ndarray, "Tensor", "Tensor | None", int, int]] = field(default_factory=list)
+    seen: set[int] = field(default_factory=set)
 
     @property
     def complete(self) -> bool:
         """True if every row of the batch went through the loss."""
-        return len(self.found) == len(self.generation)
+        return len(self.seen) == len(self.generation)
 
     def add(
         self, rows: Sequence[int], logps: "Tensor", entropies: "Tensor | None", micro_batch: int, optim_step: int
     ) -> None:
         """Keep what the loss saw of one micro-batch."""
-        policy = to_numpy(logps)
-        entropy = None if entropies is None else to_numpy(entropies)
-        for position, row in enumerate(rows):
-            length = self.generation.lengths[row]
-            values: dict[str, object] = {
-                "policy_log_probs": policy[position, :length].copy(),
-                "micro_batch_id": micro_batch,
-                "optim_step_id": optim_step,
-            }
-            if entropy is not None:
-                values["entropy"] = entropy[position, :length].copy()
-            self.found[row] = values
+        entropy = None if entropies is None else copied(entropies)
+        self.parts.append((np.array(rows), copied(logps), entropy, micro_batch, optim_step))
+        self.seen.update(rows)
 
-    def columns(self) -> Columns:
+    def table(self) -> pa.Table:
         """Return the rows of the pass in group order."""
-        count = len(self.generation)
-        columns = dict(self.generation.columns)
+        generation = self.generation
+        count, slots = len(generation), generation.slots
+        columns = dict(generation.columns)
         columns["step"] = [self.step] * count
-        columns["split"] = [self.generation.split] * count
-        batch = f"{self.generation.name}{self.suffix}"
-        for name in ("group_id", "sample_id"):
-            columns[name] = [f"{batch}/{key}" for key in columns[name]]
-        for name in self.found[0]:
-            columns[name] = [self.found[row][name] for row in range(count)]
-        return columns
+        columns["split"] = [generation.split] * count
+        first = generation.rank * count
+        places = [divmod(first + row, generation.group_size) for row in range(count)]
+        batch = f"{generation.name}{self.suffix}"
+        columns["group_id"] = [f"{batch}/{group}" for group, _ in places]
+        columns["sample_id"] = [f"{batch}/{group}/{place}" for group, place in places]
+        policy = at_rows([(rows, floats(logps)) for rows, logps, *_ in self.parts], slots.shape)
+        columns["policy_log_probs"] = ragged(policy, slots, pa.float32())
+        entropies = [(rows, floats(entropy)) for rows, _, entropy, *_ in self.parts if entropy is not None]
+        if len(entropies) == len(self.parts):
+            columns["entropy"] = ragged(at_rows(entropies, slots.shape), slots, pa.float32())
+        numbers = np.zeros((2, count), np.int32)
+        for rows, _, _, *pair in self.parts:
+            numbers[:, rows] = np.array(pair, np.int32)[:, None]
+        columns["micro_batch_id"], columns["optim_step_id"] = map(pa.array, numbers)
+        return run_table(columns, where="rows of TRL")
 
 
 def capture(
     trainer: "Trainer",
-    output: Mapping[str, "Tensor"],
+    output: Mapping[str, "Tensor | None"],
     scoring: Scoring,
     tool_masks: Sequence[Sequence[int]] | None,
     *,
@@ -123,119 +191,68 @@ def capture(
 
     Args:
         trainer: the trainer that made it.
-        output: what its `_generate_and_score_completions` returned.
+        output: what its `_generate_and_score_completions` returned, and log-probs of the same layout.
         scoring: how the same batch was scored.
         tool_masks: the mask of tool tokens as generated, where there are tools.
         name: names the batch within the run.
         split: ``train`` or ``eval``.
         text: True to keep prompts and responses as text.
     """
-    lengths = [len(ids) for ids in scoring.completion_ids]
-    rows = range(len(lengths))
+    lengths = np.array([len(ids) for ids in scoring.completion_ids], np.int64)
     rank = int(trainer.accelerator.process_index)
     first = rank * len(lengths)
-    columns: Columns = {}
-
+    tensors = {}
+    for key in (*_OTHER_TENSORS, *_TOKEN_TENSORS.values()):
+        tensor = output.get(key)
+        if tensor is not None:
+            tensors[key] = copied(tensor)
+    tensors["rewards"] = copied(scoring.rewards[first : first + len(lengths)])
     # Groups may span processes, so they are counted over the gathered batch, as TRL does.
     size = trainer.num_generations
     if split == "eval":
         size = getattr(trainer, "num_generations_eval", size)
-    columns["group_id"] = [str((first + row) // size) for row in rows]
-    columns["sample_id"] = [f"{(first + row) // size}/{(first + row) % size}" for row in rows]
-    columns |= _rewards(trainer, scoring.rewards[first : first + len(lengths)])
-    advantages = to_numpy(output["advantages"])
-    if advantages.ndim == 1:
-        columns["advantage"] = [float(advantage) for advantage in advantages]
-    else:
-        columns["advantages"] = _cut(advantages, lengths)
-    if text:
-        columns["prompt"] = _texts(scoring.prompts)
-        columns["response"] = _texts(scoring.completions)
-
-    prompt_ids = output["prompt_ids"].cpu().numpy()
-    is_prompt = output["prompt_mask"].cpu().numpy().astype(bool)
-    columns["prompt_ids"] = [prompt_ids[row][is_prompt[row]].astype(np.int32) for row in rows]
-    columns["response_ids"] = [np.asarray(ids, np.int32) for ids in scoring.completion_ids]
-    columns |= _masks(trainer, output, lengths, tool_masks)
-    for column, key in _TOKEN_TENSORS.items():
-        tensor = output.get(key)
-        if tensor is not None:
-            columns[column] = _cut(to_numpy(tensor), lengths)
-    columns["rank"] = [rank] * len(lengths)
-    columns["status"] = _statuses(trainer, scoring.completion_ids)
-    return Generation(name, split, lengths, columns)
+    texts = {"prompt": _texts(scoring.prompts), "response": _texts(scoring.completions)} if text else {}
+    return Generation(
+        name=name,
+        split=split,
+        lengths=lengths,
+        group_size=size,
+        rank=rank,
+        tensors=tensors,
+        reward_names=_distinct(trainer.reward_func_names),
+        weights=copied(trainer.reward_weights),
+        tool_masks=tool_masks,
+        masked_later=bool(getattr(trainer.args, "mask_truncated_completions", False)),
+        ends=_ends(trainer),
+        texts=texts,
+    )
 
 
-def to_numpy(tensor: "Tensor") -> np.ndarray:
-    """Copy a float tensor to the CPU as float32; TRL goes on using the original."""
-    return tensor.detach().float().cpu().clone().numpy()
-
-
-def nbytes(columns: Columns) -> int:
-    """Estimate the uncompressed size of some rows."""
-    total = 0
-    for cells in columns.values():
-        for cell in cells:
-            total += cell.nbytes + 4 if isinstance(cell, np.ndarray) else len(str(cell)) if _is_text(cell) else 8
-    return total
-
-
-def _is_text(cell: object) -> bool:
-    return isinstance(cell, (str, list, dict))
-
-
-def _rewards(trainer: "Trainer", rewards: "Tensor") -> Columns:
-    per_function = rewards.detach().cpu().double().numpy()
-    weights = trainer.reward_weights.detach().cpu().double().numpy()
+def _rewards(rewards: "Tensor", weights: "Tensor", names: Sequence[str]) -> dict[str, Sequence[object]]:
+    per_function = rewards.double().numpy()
     unscorable = np.isnan(per_function).all(axis=1)
-    total = np.nansum(per_function * weights, axis=1)
-    names: list[str] = []
-    for name in trainer.reward_func_names:
-        # Two functions may share a name (lambdas); the fields of a struct may not.
-        names.append(name if name not in names else f"{name}_{len(names)}")
+    total = np.nansum(per_function * weights.double().numpy(), axis=1)
+    cells = [pa.array(column, from_pandas=True) for column in per_function.T]
     return {
-        "reward": [None if unknown else float(reward) for reward, unknown in zip(total, unscorable, strict=True)],
-        "rewards": [
-            {name: None if np.isnan(value) else float(value) for name, value in zip(names, row, strict=True)}
-            for row in per_function
-        ],
+        "reward": pa.array(total, mask=unscorable),
+        "rewards": pa.StructArray.from_arrays(cells, names=list(names)),
     }
 
 
-def _masks(
-    trainer: "Trainer",
-    output: Mapping[str, "Tensor"],
-    lengths: Sequence[int],
-    tool_masks: Sequence[Sequence[int]] | None,
-) -> Columns:
-    mask = output["completion_mask"]
-    tool_mask = output.get("tool_mask")
-    if tool_mask is not None:
-        mask = mask * tool_mask
-    columns: Columns = {"response_mask": _cut(mask.cpu().numpy().astype(np.uint8), lengths)}
-    if getattr(trainer.args, "mask_truncated_completions", False):
-        # TRL zeroes both masks of a truncated row: what was there before is known from the generation alone.
-        before = [np.ones(length, np.uint8) for length in lengths]
-        if tool_mask is not None and tool_masks is not None:
-            before = [np.asarray(row, np.uint8) for row in tool_masks]
-        columns["response_mask_pre"] = list(before)
-    return columns
+def _distinct(names: Sequence[str]) -> list[str]:
+    """Two functions may share a name (lambdas); the fields of a struct may not."""
+    found: list[str] = []
+    for name in names:
+        found.append(name if name not in found else f"{name}_{len(found)}")
+    return found
 
 
-def _statuses(trainer: "Trainer", completion_ids: Sequence[Sequence[int]]) -> list[object]:
-    """`stop` if the last token ends a sequence, as TRL decides what is truncated; None for an empty response."""
+def _ends(trainer: "Trainer") -> frozenset[int]:
     tokenizer = getattr(trainer, "processing_class", None)
     tokenizer = getattr(trainer, "_tokenizer", None) or getattr(tokenizer, "tokenizer", tokenizer)
     ends = {getattr(tokenizer, "eos_token_id", None), getattr(tokenizer, "pad_token_id", None)}
     ends.update(getattr(trainer, "eos_token_ids", ()))
-    return [None if len(ids) == 0 else "stop" if int(ids[-1]) in ends else "length" for ids in completion_ids]
-
-
-def _cut(array: np.ndarray, lengths: Sequence[int]) -> list[object]:
-    """Cut a padded ``[N, T]`` array into rows; ``[N, 1]`` holds one value for all tokens of a row."""
-    if array.shape[1] == 1:
-        return [np.repeat(row, length) for row, length in zip(array, lengths, strict=True)]
-    return [row[:length] for row, length in zip(array, lengths, strict=True)]
+    return frozenset(int(end) for end in ends if end is not None)
 
 
 def _texts(values: Sequence[object]) -> list[object]:

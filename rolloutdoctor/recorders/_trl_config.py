@@ -18,6 +18,8 @@ OPTIONS = (
     "scale_rewards",
     "multi_objective_aggregation",
     "reward_weights",
+    "normalize_advantages",
+    "reward_clip_range",
     "use_bias_correction_kl",
     "importance_sampling_level",
     "mask_truncated_completions",
@@ -62,7 +64,7 @@ _RESOLVED_ON_TRAINER = ("num_generations_eval",)
 
 
 class Trainer(Protocol):
-    """The part of `trl.GRPOTrainer` that is read here."""
+    """The part of `trl.GRPOTrainer` and `trl.RLOOTrainer` that is read here."""
 
     args: Any
     accelerator: Any
@@ -71,6 +73,11 @@ class Trainer(Protocol):
     num_generations: int
     reward_func_names: list[str]
     reward_weights: Any
+
+
+def is_rloo(trainer: Trainer) -> bool:
+    """Tell TRL's RLOOTrainer and its subclasses."""
+    return any(kind.__name__ == "RLOOTrainer" for kind in type(trainer).__mro__)
 
 
 def metadata_of(trainer: Trainer, version: str) -> RunMetadata:
@@ -86,7 +93,7 @@ def metadata_of(trainer: Trainer, version: str) -> RunMetadata:
     if getattr(trainer, "aux_loss_enabled", False):
         # Left open, it is the model's own; the trainer knows. Without the auxiliary loss it means nothing.
         config["router_aux_loss_coef"] = _json(getattr(trainer, "router_aux_loss_coef", None))
-    return RunMetadata(trainer="trl", trainer_version=version, config=config)
+    return RunMetadata(trainer="trl-rloo" if is_rloo(trainer) else "trl", trainer_version=version, config=config)
 
 
 def _json(value: object) -> object:

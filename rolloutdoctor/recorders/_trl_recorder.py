@@ -1,19 +1,19 @@
-"""The recording itself: what is hooked into the trainer, and which rows belong to which optimiser step."""
+"""The recording of a TRL trainer: what is hooked into it, and what is done with what the hooks see."""
 
-import atexit
 import functools
-import logging
-import warnings
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from types import TracebackType
 from typing import TYPE_CHECKING, Any, Self, SupportsFloat
 
 from rolloutdoctor.errors import UsageError
-from rolloutdoctor.recorders._trl_capture import Columns, Generation, Pass, Scoring, capture, nbytes
-from rolloutdoctor.recorders._trl_config import Trainer, metadata_of
+from rolloutdoctor.recorders._background import BackgroundWriter, close_at_exit, warn
+from rolloutdoctor.recorders._trl_capture import Pass, Scoring, capture
+from rolloutdoctor.recorders._trl_config import Trainer, is_rloo, metadata_of
+from rolloutdoctor.recorders._trl_steps import Steps
 
 if TYPE_CHECKING:
+    import pyarrow as pa
     from torch import Tensor
 
 # An integer for each row, which goes through TRL's shuffling and splitting with the tensors of the batch.
@@ -26,80 +26,60 @@ _REQUIRED = (
     "_compute_loss",
 )
 
-_log = logging.getLogger(__name__)
-
 
 class Recorder:
     """A recording in progress; made by `record`.
 
     Attributes:
         path: where the run file will be.
+        recording: True until it is closed or has stopped.
     """
 
     def __init__(self, trainer: Trainer, path: str | Path, *, every: int, max_bytes: int, text: bool) -> None:
         if every < 1:
             raise UsageError(f"every must be at least 1, not {every}")
-        if any(kind.__name__ == "RLOOTrainer" for kind in type(trainer).__mro__):
-            raise UsageError("an RLOOTrainer cannot be recorded yet; GRPOTrainer and its subclasses can")
         lacking = [name for name in _REQUIRED if not callable(getattr(trainer, name, None))]
         if lacking:
             raise UsageError(
                 f"{type(trainer).__name__} cannot be recorded: it has no {', '.join(lacking)}; "
-                "a trl.GRPOTrainer of release 1.3 or newer is expected"
+                "a trl.GRPOTrainer of release 1.3 or newer is expected, or a trl.RLOOTrainer of 1.10 or newer"
             )
         import trl
 
-        from rolloutdoctor.io.writer import MetricsWriter, RunWriter, metrics_path
-
-        self._trainer = trainer
-        self._every, self._max_bytes, self._text = every, max_bytes, text
+        self._trainer, self._text = trainer, text
+        self._is_rloo = is_rloo(trainer)
         path = Path(path)
         rank = int(trainer.accelerator.process_index)
-        self.path = path
         if trainer.accelerator.num_processes > 1:
-            self.path = path.with_name(f"{path.name.removesuffix('.parquet')}.rank{rank}.parquet")
-        try:
-            path.parent.mkdir(parents=True, exist_ok=True)
-        except OSError as error:
-            raise UsageError(f"{path.parent}: cannot be made ({error.strerror})") from error
-        self._writer = RunWriter(self.path, metadata_of(trainer, trl.__version__))
-        self._metrics = MetricsWriter(metrics_path(self.path)) if rank == 0 else None
-
+            path = path.with_name(f"{path.name.removesuffix('.parquet')}.rank{rank}.parquet")
+        self.path = path
+        self._logs_here = rank == 0
+        self._writer = BackgroundWriter(path, metadata_of(trainer, trl.__version__), max_bytes=max_bytes)
+        self._steps = Steps(every, self._emit)
         self._scoring: Scoring | None = None
         self._tool_masks: Sequence[Sequence[int]] | None = None
-        self._generated = {"train": 0, "eval": 0}
-        self._recorded_steps = 0
-        self._generation_step: int | None = None
-        self._wanted = True
-        self._generation: dict[str, Generation] = {}
-        # The rows of the optimiser step in progress, and the micro-batches counted in it so far.
-        self._pass: Pass | None = None
-        self._step: int | None = None
-        self._rows: list[Columns] = []
-        self._micro_batches = 0
-        self._eval_step: int | None = None
-        self._eval_batches = 0
-        # Inside `_compute_loss`: the rows of the micro-batch, and what the policy's forward pass gave for them.
+        # What the forward passes gave: while a batch is generated and scored, and in the loss of a micro-batch.
+        self._generating: list[tuple[Tensor, Tensor | None]] = []
         self._micro_batch_rows: list[int] | None = None
         self._forward: tuple[Tensor, Tensor | None] | None = None
-
         self.recording = True
-        atexit.register(self.close)
+        self._forget = close_at_exit(self.close)
         self._install()
 
     def close(self) -> None:
         """Complete the files and leave the trainer as it was; does nothing the second time."""
         if not self.recording:
             return
-        unfinished = self._pass is not None or bool(self._rows)
+        self._steps.end_evaluation()
+        left_out = self._steps.step if self._steps.unfinished else None
         lost = self._finish()
-        if unfinished:
-            _warn(
-                f"rolloutdoctor left step {self._step} out of {self.path}: training ended before all rows of its "
+        if left_out is not None:
+            warn(
+                f"rolloutdoctor left step {left_out} out of {self.path}: training ended before all rows of its "
                 f"generated batch were trained on{lost}"
             )
         elif lost:
-            _warn(f"rolloutdoctor closed {self.path}{lost}")
+            warn(f"rolloutdoctor closed {self.path}{lost}")
 
     def __enter__(self) -> Self:
         return self
@@ -114,27 +94,23 @@ class Recorder:
     def _install(self) -> None:
         trainer = self._trainer
         self._hooks: dict[str, Callable[..., object]] = {
-            "_calculate_rewards": self._after(trainer, "_calculate_rewards", self._on_rewards),
-            "_generate_and_score_completions": self._after(
-                trainer, "_generate_and_score_completions", self._on_generation
+            "_calculate_rewards": self._after("_calculate_rewards", self._on_rewards),
+            "_generate_and_score_completions": self._around(
+                "_generate_and_score_completions", self._before_generation, self._on_generation
             ),
-            "_get_per_token_logps_and_entropies": self._after(
-                trainer, "_get_per_token_logps_and_entropies", self._on_forward
-            ),
-            "_compute_loss": self._around_loss(trainer),
+            "_get_per_token_logps_and_entropies": self._after("_get_per_token_logps_and_entropies", self._on_forward),
+            "_compute_loss": self._around("_compute_loss", self._before_loss, self._after_loss),
         }
         if hasattr(trainer, "_generate"):
-            self._hooks["_generate"] = self._after(trainer, "_generate", self._on_generated)
+            self._hooks["_generate"] = self._after("_generate", self._on_generated)
         # What another tool may have set on the instance before comes back on close.
         self._replaced = {name: vars(trainer)[name] for name in self._hooks if name in vars(trainer)}
         for name, hook in self._hooks.items():
             setattr(trainer, name, hook)
         _add_callback(trainer, self)
 
-    def _after(
-        self, trainer: Trainer, name: str, look: Callable[[tuple[Any, ...], Any], None]
-    ) -> Callable[..., object]:
-        original = getattr(trainer, name)
+    def _after(self, name: str, look: Callable[[tuple[Any, ...], Any], None]) -> Callable[..., object]:
+        original = getattr(self._trainer, name)
 
         @functools.wraps(original)
         def hook(*args: object, **kwargs: object) -> object:
@@ -144,18 +120,21 @@ class Recorder:
 
         return hook
 
-    def _around_loss(self, trainer: Trainer) -> Callable[..., object]:
-        original = trainer._compute_loss  # type: ignore[attr-defined]
+    def _around(
+        self, name: str, before: Callable[[tuple[Any, ...]], None], after: Callable[[tuple[Any, ...], Any], None]
+    ) -> Callable[..., object]:
+        original = getattr(self._trainer, name)
 
         @functools.wraps(original)
         def hook(*args: object, **kwargs: object) -> object:
-            self.guarded(self._before_loss, (*args, *kwargs.values()))
+            values = (*args, *kwargs.values())
+            self.guarded(before, values)
             try:
                 result = original(*args, **kwargs)
             except BaseException:
                 self._micro_batch_rows, self._forward = None, None
                 raise
-            self.guarded(self._after_loss)
+            self.guarded(after, values, result)
             return result
 
         return hook
@@ -164,67 +143,51 @@ class Recorder:
         """Do the recorder's own work; whatever goes wrong in it ends the recording, never the training."""
         if not self.recording:
             return
+        problem = self._writer.failure
         try:
-            work(*args)
+            if not problem:
+                work(*args)
         except Exception as error:  # the boundary that keeps the recorder's faults out of the training
+            problem = f"{type(error).__name__}: {error}"
+        if problem:
             lost = self._finish()
-            _warn(
-                f"rolloutdoctor stopped recording to {self.path}, and training goes on unchanged: "
-                f"{type(error).__name__}: {error}{lost}"
-            )
+            warn(f"rolloutdoctor stopped recording to {self.path}, and training goes on unchanged: {problem}{lost}")
 
     def _split(self) -> str:
         return "train" if self._trainer.model.training else "eval"
 
     def _on_generated(self, args: tuple[Any, ...], result: Any) -> None:  # noqa: ANN401 - a tuple that grew over time
-        self._tool_masks = result[2]
+        self._tool_masks = None if self._is_rloo else result[2]
 
     def _on_rewards(self, args: tuple[Any, ...], result: Any) -> None:  # noqa: ANN401 - a torch.Tensor
         _, prompts, completions, completion_ids = args[:4]
         self._scoring = Scoring(prompts, completions, completion_ids, result)
 
+    def _before_generation(self, args: tuple[Any, ...]) -> None:
+        self._generating.clear()
+
     def _on_generation(self, args: tuple[Any, ...], output: Any) -> None:  # noqa: ANN401 - TRL's dict of tensors
         split = self._split()
         scoring, self._scoring = self._scoring, None
-        number = self._generated[split]
-        self._generated[split] += 1
-        before = self._generation.pop(split, None)
-        if before is not None and not before.touched:
-            raise RuntimeError(
-                "the loss did not go through _compute_loss, so its log-probabilities are unknown "
-                "(the Liger loss of older releases does that: set use_liger_kernel=False to record)"
-            )
-        if split == "train":
-            self._choose()
-            if not self._wanted:
-                return
+        forwards, self._generating[:] = list(self._generating), []
+        name = self._steps.name_next(split, self._trainer.state.global_step)
+        if name is None:
+            return
         if scoring is None:
             raise RuntimeError("the trainer did not call _calculate_rewards")
-        generation = capture(
-            self._trainer,
-            output,
-            scoring,
-            self._tool_masks,
-            name=str(number) if split == "train" else f"eval-{number}",
-            split=split,
-            text=self._text,
-        )
-        self._generation[split] = generation
+        tensors = {**output, **_rloo_log_probs(output, forwards)} if self._is_rloo else output
+        generation = capture(self._trainer, tensors, scoring, self._tool_masks, name=name, split=split, text=self._text)
+        self._steps.begin(generation)
         output[ROW_KEY] = output["completion_ids"].new_tensor(list(range(len(generation))))
 
-    def _choose(self) -> None:
-        """Decide whether the batch just generated is one of every N; batches of one optimiser step go together."""
-        step = self._trainer.state.global_step + 1
-        if step != self._generation_step:
-            self._generation_step = step
-            self._wanted = self._recorded_steps % self._every == 0
-            self._recorded_steps += 1
-
     def _on_forward(self, args: tuple[Any, ...], result: Any) -> None:  # noqa: ANN401 - a tuple that grew over time
-        if self._micro_batch_rows is not None and self._forward is None:
-            entropies = result[1]
-            # Detached, so that no graph outlives its step.
-            self._forward = (result[0].detach(), None if entropies is None else entropies.detach())
+        entropies = result[1]
+        # Detached, so that no graph outlives its step.
+        found = result[0].detach(), None if entropies is None else entropies.detach()
+        if self._micro_batch_rows is None:
+            self._generating.append(found)
+        elif self._forward is None:
+            self._forward = found
 
     def _before_loss(self, args: tuple[Any, ...]) -> None:
         _, inputs = args[:2]
@@ -232,54 +195,27 @@ class Recorder:
         self._forward = None
         self._micro_batch_rows = None if rows is None else rows.tolist()
 
-    def _after_loss(self) -> None:
+    def _after_loss(self, args: tuple[Any, ...], result: Any) -> None:  # noqa: ANN401 - a torch.Tensor
         rows, forward = self._micro_batch_rows, self._forward
         self._micro_batch_rows, self._forward = None, None
+        self._generating.clear()
         if rows is None:
             return
         if forward is None:
             raise RuntimeError("the loss did not call _get_per_token_logps_and_entropies")
-        split = self._split()
-        generation = self._generation[split]
-        generation.touched = True
-        done = self._trainer.state.global_step
-        if split == "eval":
-            if done != self._eval_step:
-                self._eval_step, self._eval_batches = done, 0
-            evaluated = Pass(generation, done)
-            # Each batch of an evaluation has a loss of its own, as if it were a step.
-            evaluated.add(rows, *forward, self._eval_batches, self._eval_batches)
-            self._eval_batches += 1
-            self._write([evaluated.columns()])
-            return
-        current = self._pass
-        if current is None or current.generation is not generation or not current.found.keys().isdisjoint(rows):
-            current = self._begin_pass(generation, done + 1)
-        current.add(rows, *forward, self._micro_batches, done + 1 - current.step)
-        self._micro_batches += 1
-        if current.complete:
-            self._rows.append(current.columns())
-            self._pass = None
-
-    def _begin_pass(self, generation: Generation, step: int) -> Pass:
-        if step != self._step:
-            self._write_step()
-            self._step, self._micro_batches = step, 0
-            generation.passes = 0
-        # Rows trained on twice before one optimiser step are two rows of that step.
-        suffix = f"+{generation.passes}" if generation.passes else ""
-        generation.passes += 1
-        self._pass = Pass(generation, step, suffix)
-        return self._pass
+        self._steps.add(self._split(), rows, forward, self._trainer.state.global_step)
 
     def on_step_end(self) -> None:
-        """Write the rows of the optimiser step that just ended, if its generated batch was trained on to its end."""
-        if self._pass is None:
-            self._write_step()
+        """An optimiser step is done."""
+        self._steps.end_step()
+
+    def on_evaluate(self) -> None:
+        """An evaluation is done."""
+        self._steps.end_evaluation()
 
     def on_log(self, logs: Mapping[str, object]) -> None:
         """Keep the numbers that the trainer logs; those of an evaluation without their prefix."""
-        if self._metrics is None:
+        if not self._logs_here:
             return
         # The summary at the end of training may come while the model is still in evaluation mode.
         split = "train" if "train_runtime" in logs else self._split()
@@ -291,31 +227,16 @@ class Recorder:
                 values[name] = None
             elif isinstance(value, SupportsFloat):
                 values[name] = float(value)
-        self._metrics.write(self._trainer.state.global_step, split, values)
+        step = self._trainer.state.global_step
+        self._writer.put(functools.partial(_metrics_table, step, split, values))
 
-    def _write_step(self) -> None:
-        rows, self._rows = self._rows, []
-        if rows:
-            self._write(rows)
-
-    def _write(self, batches: list[Columns]) -> None:
-        """Write rows that belong together, or none of them."""
-        size = self._writer.size + (self._metrics.size if self._metrics else 0)
-        if size + sum(map(nbytes, batches)) > self._max_bytes:
-            lost = self._finish()
-            _warn(
-                f"rolloutdoctor stopped recording to {self.path} at step {batches[0]['step'][0]}: max_bytes="
-                f"{self._max_bytes} is reached; training goes on unchanged{lost}"
-            )
-            return
-        for columns in batches:
-            self._writer.write(columns)
+    def _emit(self, step: int, split: str, passes: Sequence[Pass]) -> None:
+        self._writer.put(functools.partial(_table, passes), (step, split))
 
     def _finish(self) -> str:
         """Complete the files with the steps that are whole, and take the hooks out; return what went wrong."""
         self.recording = False
-        lost = ""
-        atexit.unregister(self.close)
+        self._forget()
         for name, hook in self._hooks.items():
             # A hook that someone else has wrapped since stays: it does nothing any more.
             if vars(self._trainer).get(name) is hook:
@@ -323,15 +244,35 @@ class Recorder:
                     setattr(self._trainer, name, self._replaced[name])
                 else:
                     delattr(self._trainer, name)
-        for writer in (self._writer, self._metrics):
-            if writer is None:
-                continue
-            try:
-                # A file without rows would only replace an older one.
-                writer.close() if writer.rows else writer.abort()
-            except Exception as error:  # the same boundary as in `guarded`
-                lost += f"; {writer.path} could not be completed: {type(error).__name__}: {error}"
-        return lost
+        return self._writer.close()
+
+
+def _table(passes: Sequence[Pass]) -> "pa.Table":
+    import pyarrow as pa
+
+    return pa.concat_tables([each.table() for each in passes], promote_options="default")
+
+
+def _metrics_table(step: int, split: str, values: Mapping[str, float | None]) -> "pa.Table":
+    from rolloutdoctor.io.writer import metrics_table
+
+    return metrics_table(step, split, values)
+
+
+def _rloo_log_probs(
+    output: "Mapping[str, Tensor]", forwards: "Sequence[tuple[Tensor, Tensor | None]]"
+) -> "dict[str, Tensor]":
+    """What RLOOTrainer scores with but hands on summed: the policy's log-probs, then those of a reference.
+
+    Raises:
+        RuntimeError: if their sum is not what the trainer handed on, so that they are not what they seem.
+    """
+    if not 1 <= len(forwards) <= 2:
+        raise RuntimeError(f"the trainer made {len(forwards)} forward passes over a generated batch, not one or two")
+    old, *reference = (log_probs for log_probs, _ in forwards)
+    if not ((old * output["completion_mask"]).sum(1) == output["old_logps"]).all():
+        raise RuntimeError("the sums of the first forward pass are not the trainer's old_logps")
+    return {"old_per_token_logps": old} | ({"ref_per_token_logps": reference[0]} if reference else {})
 
 
 def _add_callback(trainer: Trainer, recorder: Recorder) -> None:
@@ -343,6 +284,9 @@ def _add_callback(trainer: Trainer, recorder: Recorder) -> None:
         def on_step_end(self, *args: object, **kwargs: object) -> None:
             recorder.guarded(recorder.on_step_end)
 
+        def on_evaluate(self, *args: object, **kwargs: object) -> None:
+            recorder.guarded(recorder.on_evaluate)
+
         def on_log(self, *args: object, logs: Mapping[str, object] | None = None, **kwargs: object) -> None:
             recorder.guarded(recorder.on_log, logs or {})
 
@@ -350,11 +294,3 @@ def _add_callback(trainer: Trainer, recorder: Recorder) -> None:
             recorder.guarded(recorder.close)
 
     trainer.add_callback(RecorderCallback())  # type: ignore[attr-defined]
-
-
-def _warn(message: str) -> None:
-    try:
-        warnings.warn(message, RuntimeWarning, stacklevel=3)
-    except Warning:
-        # Where warnings are errors, one of ours must not stop a training either.
-        _log.warning(message)

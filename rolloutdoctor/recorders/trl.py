@@ -1,12 +1,14 @@
-"""Record a run of an unmodified `trl.GRPOTrainer`.
+"""Record a run of an unmodified `trl.GRPOTrainer` or `trl.RLOOTrainer`.
 
     trainer = GRPOTrainer(...)
     record(trainer, "run.parquet")
     trainer.train()
 
 Nothing of the training changes: no random number is drawn, no tensor is written to, and a failure in here
-stops the recording with one warning, not the training. With several processes each one writes
-``run.rank0.parquet``, ``run.rank1.parquet``, ...; the first also writes ``run.rank0.metrics.parquet``.
+stops the recording with one warning, not the training. While it goes on, a thread writes ``run.parquet.journal``,
+step by step: what a killed process leaves of it is read by every command like a run file. With several processes each
+one writes ``run.rank0.parquet``, ``run.rank1.parquet``, ...; the first also writes ``run.rank0.metrics.parquet``, and
+``run.rank*.parquet`` is the run.
 """
 
 from collections.abc import Mapping
@@ -32,7 +34,7 @@ def record(
     """Record what `trainer` trains and evaluates on, from now until its training ends.
 
     Args:
-        trainer: a `trl.GRPOTrainer`, or an instance of a subclass.
+        trainer: a `trl.GRPOTrainer` or `trl.RLOOTrainer`, or an instance of a subclass.
         path: the run file; the logged metrics go beside it. Both appear when the recorder closes.
         every: record every Nth generated training batch. Evaluations and metrics are always recorded.
         max_bytes: about how large the files may get; recording stops with a warning where they would grow larger.
@@ -49,7 +51,7 @@ def record(
 
 
 class RecorderMixin:
-    """`class MyTrainer(RecorderMixin, GRPOTrainer)`: a trainer that records itself.
+    """`class MyTrainer(RecorderMixin, GRPOTrainer)`, or `RLOOTrainer`: a trainer that records itself.
 
     Args:
         record_path: the run file; by default ``run.parquet`` in the trainer's output directory.

@@ -1,0 +1,156 @@
+"""Writing beside a training: a thread, a bounded queue, a count of what it could not take."""
+
+import atexit
+import contextlib
+import logging
+import os
+import queue
+import threading
+import warnings
+from collections.abc import Callable
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from rolloutdoctor.errors import UsageError
+from rolloutdoctor.io.metadata import RunMetadata
+
+if TYPE_CHECKING:
+    import pyarrow as pa
+
+QUEUE_STEPS = 16
+"""Steps that wait for the writer at most; the next one waits `LONGEST_WAIT` for a place and is dropped then."""
+
+LONGEST_WAIT = 0.25
+"""Seconds that a full queue may hold the training up, for each step."""
+
+_log = logging.getLogger(__name__)
+
+# What is queued: makes the table in the thread. A step of rows has its key, logged metrics have none.
+_Item = tuple["Callable[[], pa.Table] | None", tuple[int, str] | None]
+
+
+def warn(message: str) -> None:
+    """Warn, or log it where warnings are errors: one of ours must not stop a training."""
+    try:
+        warnings.warn(message, RuntimeWarning, stacklevel=3)
+    except Warning:
+        _log.warning(message)
+
+
+class BackgroundWriter:
+    """Takes tables from a training and writes them, in a thread, to a journal that becomes a run file on closing.
+
+    Nothing here raises into the training once it is made: what goes wrong is kept in `failure`. Items are closures, so
+    that encoding is the thread's work too.
+
+    Args:
+        path: the run file.
+        metadata: who makes the run, and the options.
+        max_bytes: about how large the journal may get; what would make it larger ends the recording.
+
+    Raises:
+        UsageError: if nothing can be written at `path`.
+    """
+
+    def __init__(self, path: Path, metadata: RunMetadata, *, max_bytes: int) -> None:
+        from rolloutdoctor.io.journal import Dropped, JournalWriter
+
+        try:
+            path.parent.mkdir(parents=True, exist_ok=True)
+        except OSError as error:
+            raise UsageError(f"{path.parent}: cannot be made ({error.strerror})") from error
+        self.path = path
+        self.failure = ""
+        self.dropped = Dropped()
+        self._max_bytes = max_bytes
+        self._journal = JournalWriter(path, metadata)
+        self._queue: queue.Queue[_Item] = queue.Queue(QUEUE_STEPS)
+        # A forked child has the object but not the thread, and must leave the files alone.
+        self._process = os.getpid()
+        self._closed = False
+        self._thread = threading.Thread(target=self._work, name="rolloutdoctor", daemon=True)
+        self._thread.start()
+
+    @property
+    def journal_path(self) -> Path:
+        """Where the recording is while it goes on."""
+        return self._journal.path
+
+    def put(self, make: "Callable[[], pa.Table]", key: tuple[int, str] | None = None) -> bool:
+        """Queue a table; False if the recording has ended or the queue stayed full, which is counted.
+
+        Args:
+            make: makes the table, in the thread.
+            key: step and split of rows; None for logged metrics.
+        """
+        if self._closed or self.failure or os.getpid() != self._process:
+            return False
+        try:
+            self._queue.put((make, key), timeout=LONGEST_WAIT)
+        except queue.Full:
+            from rolloutdoctor.io.journal import Dropped
+
+            steps = self.dropped.steps if key is None else (*self.dropped.steps, key)
+            self.dropped = Dropped(steps, self.dropped.logs + (key is None))
+            return False
+        return True
+
+    def close(self) -> str:
+        """Write what is queued and complete the run file; return what went wrong, in words, or nothing."""
+        if self._closed or os.getpid() != self._process:
+            return ""
+        self._closed = True
+        known = self.failure
+        self._queue.put((None, None))
+        self._thread.join()
+        late = f"; {self.failure}" if self.failure != known else ""
+        try:
+            return late + self._finish()
+        except Exception as error:  # the boundary that keeps the recorder's faults out of the training
+            return f"; {self.path} could not be completed: {type(error).__name__}: {error} ({self._rescue()})"
+
+    def _finish(self) -> str:
+        from rolloutdoctor.io.journal import finish
+
+        if self.dropped:
+            self._journal.drop(self.dropped)
+        self._journal.close()
+        finish(self._journal.path, self.path)
+        self._journal.path.unlink()
+        return f"; {self.dropped}" if self.dropped else ""
+
+    def _rescue(self) -> str:
+        return (
+            f"what was recorded is in {self.journal_path}; every command reads it, and convert makes a run file of it"
+        )
+
+    def _work(self) -> None:
+        noted = self.dropped
+        while True:
+            make, key = self._queue.get()
+            if make is None:
+                return
+            if self.failure:
+                continue  # the queue is emptied, so that nobody waits for a place
+            try:
+                table = make()
+                if key is not None and self._journal.size + table.nbytes > self._max_bytes:
+                    self.failure = f"at step {key[0]}: max_bytes={self._max_bytes} is reached"
+                    continue
+                self._journal.append(table)
+                if self.dropped is not noted:
+                    noted = self.dropped
+                    self._journal.drop(noted)
+            except Exception as error:  # the same boundary as in `close`
+                self.failure = f"{type(error).__name__}: {error}"
+
+
+def close_at_exit(close: Callable[[], None]) -> Callable[[], None]:
+    """Close when the interpreter exits; returns what takes that back."""
+    atexit.register(close)
+
+    def forget() -> None:
+        with contextlib.suppress(Exception):
+            atexit.unregister(close)
+
+    return forget

@@ -1,0 +1,208 @@
+"""The run file of a recorded TRL run reproduces every metric that TRL logged: GRPO and RLOO, one rank and two."""
+
+import math
+import os
+import socket
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+from recorders.trl_runs import close, read, run, sometimes, trl
+
+import rolloutdoctor as rd
+from rolloutdoctor.io.metadata import RunMetadata
+
+pytestmark = [pytest.mark.parity, pytest.mark.filterwarnings("ignore")]
+
+NOT_OF_THE_ROWS = {
+    "grad_norm": "the norm of the parameters' gradient needs the model",
+    "learning_rate": "of the schedule",
+    "epoch": "of the data loader",
+    "step_time": "a clock's",
+    "runtime": "a clock's",
+    "samples_per_second": "a clock's",
+    "steps_per_second": "a clock's",
+    "train_runtime": "a clock's",
+    "train_samples_per_second": "a clock's",
+    "train_steps_per_second": "a clock's",
+    "train_loss": "the mean of the logged losses over the whole training",
+    "num_tokens": "a sum over all steps so far; follows from the lengths of prompt_ids and response_ids, see below",
+}
+"""Every logged name that `recompute` does not give, and why."""
+
+GRPO_ALWAYS = {
+    *("loss", "kl", "entropy", "reward", "reward_std", "frac_reward_zero_std"),
+    *(f"completions/{each}_length" for each in ("mean", "min", "max")),
+    *(f"completions/{each}_terminated_length" for each in ("mean", "min", "max")),
+    "completions/clipped_ratio",
+}
+CLIPPED = {f"clip_ratio/{each}" for each in ("low_mean", "low_min", "high_mean", "high_max", "region_mean")}
+
+
+def shade(completions, **kwargs):
+    """A reward that hardly ever ties, so that no advantage is a rounding error of equal rewards."""
+    return [
+        sum(int(character) * 0.11 for character in text if character.isdigit()) / (1 + len(text))
+        for text in completions
+    ]
+
+
+def check_every_metric(paths, logged):
+    """Compare every logged number; return the names that were compared."""
+    recomputed = rd.recompute(rd.open(paths), dtype="float32")
+    assert not [note for note in recomputed.notes if "no KL term" not in note]
+    steps = {(step.step, step.split): step.before.metrics for step in recomputed.steps}
+    compared = set()
+    for key, values in logged.items():
+        for name, value in values.items():
+            if name in NOT_OF_THE_ROWS:
+                assert name not in steps.get(key, {})
+                continue
+            found = steps[key][name]
+            # Where TRL had no value to average it logs None.
+            assert math.isnan(found) if value is None else close(found, value), (key, name, found, value)
+            compared.add((key[1], name))
+    return compared
+
+
+GRPO = {
+    "evaluation": {"evaluate": True, "eval_prompts": 8},
+    "iterations": {"num_iterations": 2, "steps": 4},
+    "bnpo": {"loss_type": "bnpo", "num_iterations": 2, "steps": 2},
+    "dr_grpo": {"loss_type": "dr_grpo", "scale_rewards": "none"},
+    "cispo": {"loss_type": "cispo", "num_iterations": 2, "steps": 2, "epsilon_high": 0.1},
+    "sapo": {"loss_type": "sapo", "num_iterations": 2, "steps": 2},
+    "vespo": {"loss_type": "vespo", "num_iterations": 2, "steps": 2},
+    "rows": {"loss_type": "grpo", "importance_sampling_level": "sequence", "num_iterations": 2, "steps": 2},
+    "truncated": {"mask_truncated_completions": True, "evaluate": True, "eval_prompts": 8},
+    "batch": {"scale_rewards": "batch"},
+    "two rewards": {"rewards": (shade, sometimes), "reward_weights": [0.5, 2.0]},
+}
+
+
+@pytest.mark.parametrize("name", GRPO)
+def test_grpo(tmp_path, name):
+    options = {"rewards": (shade,), **GRPO[name]}
+    _, rows, logged = run(tmp_path, **options)
+    compared = check_every_metric(tmp_path / "run.parquet", logged)
+    always = GRPO_ALWAYS | {
+        f"rewards/{each.__name__}/{kind}" for each in options["rewards"] for kind in ("mean", "std")
+    }
+    own = {"cispo": {"cispo_clip_ratio"}, "vespo": {"vespo/phi_seq_mean"}, "sapo": set()}.get(name, CLIPPED)
+    splits = ("train", "eval") if options.get("evaluate") else ("train",)
+    assert compared == {(split, each) for split in splits for each in always | own}
+    if "num_iterations" in options:
+        # Off the policy, or the clip ratios say nothing.
+        assert any(values.get(each, 1) > 0 for values in logged.values() for each in own or {"kl"})
+    total, counted = 0, set()
+    for step in sorted(step for step, split in logged if split == "train" and "num_tokens" in logged[step, split]):
+        batch = [row for row in rows if (row["step"], row["split"]) == (step, "train")]
+        # A batch that is trained on again was generated, and counted, once.
+        fresh = [row for row in batch if row["sample_id"] not in counted]
+        counted |= {row["sample_id"] for row in batch}
+        total += sum(len(row["prompt_ids"]) + len(row["response_ids"]) for row in fresh)
+        assert logged[step, "train"]["num_tokens"] == total or not fresh
+
+
+RLOO = {
+    "evaluation": {"evaluate": True, "eval_prompts": 8},
+    "normalised": {"normalize_advantages": True, "num_iterations": 2, "steps": 4},
+    "clamped": {"reward_clip_range": [0.1, 0.4], "steps": 3},
+    "no reference": {"beta": 0.0, "num_iterations": 2, "steps": 2},
+    "truncated": {"mask_truncated_completions": True, "evaluate": True, "eval_prompts": 8},
+    "two rewards": {"rewards": (shade, sometimes), "reward_weights": [0.5, 2.0], "steps": 2},
+}
+
+
+@pytest.mark.parametrize("name", RLOO)
+def test_rloo(tmp_path, name):
+    options = {"rewards": (shade,), "learning_rate": 5e-2, **RLOO[name]}
+    _, rows, logged = run(tmp_path, cls=trl.RLOOTrainer, **options)
+    import pyarrow.parquet as pq
+
+    metadata = RunMetadata.decode(pq.read_schema(tmp_path / "run.parquet").metadata, "")
+    assert metadata.trainer == "trl-rloo"
+    assert metadata.config["reward_clip_range"] == options.get("reward_clip_range")
+    compared = check_every_metric(tmp_path / "run.parquet", logged)
+    always = (GRPO_ALWAYS | CLIPPED) - ({"kl"} if options.get("beta") == 0 else set())
+    always |= {f"rewards/{each.__name__}/{kind}" for each in options["rewards"] for kind in ("mean", "std")}
+    splits = ("train", "eval") if options.get("evaluate") else ("train",)
+    assert compared == {(split, each) for split in splits for each in always}
+    assert ("ref_log_probs" in rows[0]) == (options.get("beta") != 0)
+    again = rd.recompute(rd.open(tmp_path / "run.parquet"), tmp_path / "tokens.parquet", dtype="float32")
+    values = {
+        (row["step"], row["split"], row["sample_id"]): row["advantages_re"]
+        for row in pq.read_table(tmp_path / "tokens.parquet").to_pylist()
+    }
+    assert len(values) == again.input.rows == len(rows)
+    for row in rows:
+        found = [
+            value
+            for value, on in zip(values[row["step"], row["split"], row["sample_id"]], row["response_mask"], strict=True)
+            if on
+        ]
+        assert found == pytest.approx([row["advantage"]] * len(found), rel=1e-6, abs=1e-6)
+
+
+RANK = """
+import os, sys, warnings
+warnings.simplefilter("ignore")
+from pathlib import Path
+from recorders.trl_runs import make_trainer, trl
+from recorders.test_trl_metrics import shade
+from rolloutdoctor.recorders.trl import record
+folder, name = Path(sys.argv[1]), sys.argv[2]
+(folder / os.environ["RANK"]).mkdir()
+trainer = make_trainer(
+    folder / os.environ["RANK"], cls=getattr(trl, name), rewards=(shade,), num_generations=8, steps=2, num_iterations=2,
+    ddp_backend="gloo", gradient_accumulation_steps=2, steps_per_generation=2,
+)
+record(trainer, folder / "run.parquet")
+trainer.train()
+"""
+
+
+@pytest.mark.parametrize("name", ["GRPOTrainer", "RLOOTrainer"])
+def test_two_processes(tmp_path, name):
+    """A group lies on both ranks; each rank writes its file, and the files together are the run."""
+    with socket.socket() as free:
+        free.bind(("127.0.0.1", 0))
+        port = free.getsockname()[1]
+    shared = {
+        "MASTER_ADDR": "127.0.0.1",
+        "MASTER_PORT": str(port),
+        "WORLD_SIZE": "2",
+        "ACCELERATE_USE_CPU": "true",
+        "OMP_NUM_THREADS": "1",
+        "PYTHONPATH": str(Path(__file__).parent.parent),
+        "HF_HUB_OFFLINE": "1",
+    }
+    ranks = [
+        subprocess.Popen(
+            [sys.executable, "-c", RANK, str(tmp_path), name],
+            env={**os.environ, **shared, "RANK": str(rank), "LOCAL_RANK": str(rank)},
+            stdout=subprocess.PIPE,
+            stderr=subprocess.STDOUT,
+            text=True,
+        )
+        for rank in (0, 1)
+    ]
+    try:
+        for rank in ranks:
+            said = rank.communicate(timeout=240)[0]
+            assert rank.returncode == 0, said[-3000:]
+    finally:
+        for rank in ranks:
+            rank.kill()
+    rows = [row for rank in (0, 1) for row in read(tmp_path, f"run.rank{rank}")[0]]
+    assert {row["rank"] for row in rows} == {0, 1}
+    assert len({(row["step"], row["sample_id"]) for row in rows}) == len(rows) == 2 * 16
+    groups = {}
+    for row in rows:
+        groups.setdefault((row["step"], row["group_id"]), set()).add(row["rank"])
+    assert any(len(found) == 2 for found in groups.values()) or len(groups) == 4
+    assert not (tmp_path / "run.rank1.metrics.parquet").exists()
+    logged = read(tmp_path, "run.rank0")[1]
+    compared = check_every_metric(str(tmp_path / "run.rank*.parquet"), logged)
+    assert compared >= {("train", each) for each in GRPO_ALWAYS | CLIPPED}
