@@ -1,6 +1,5 @@
 """TRL's real `GRPOTrainer._compute_loss`, called micro-batch by micro-batch, against the packed code."""
 
-import math
 from collections import defaultdict
 from dataclasses import replace
 from functools import partial
@@ -9,6 +8,7 @@ from types import SimpleNamespace
 import pytest
 import torch
 from parity.padded import pack, pad, precision
+from parity.trl_generation import sampler_ratio
 from proof.claims import agree, compared, covers, values_of
 
 from rolloutdoctor.batch import RolloutBatch
@@ -80,20 +80,6 @@ SHAPES = {
     "vespo_k_neg": 3.0,
     "vespo_lambda_neg": 2.0,
 }
-
-
-def sampler_ratio(old, sampling, mask, options):
-    """The weights as `_generate_and_score_completions` makes them: there is no smaller function upstream to call."""
-    difference = torch.nan_to_num((old - sampling) * mask, nan=0.0)
-    mode = options.get("vllm_importance_sampling_mode", "sequence_mask")
-    if mode.startswith("sequence"):
-        difference = difference.sum(-1, keepdim=True)
-    ratio = difference.exp()
-    low, high = options.get("vllm_importance_sampling_clip_min"), options.get("vllm_importance_sampling_clip_max", 3.0)
-    if mode.endswith("truncate"):
-        return ratio.clamp(min=low, max=high)
-    outside = (ratio < (-math.inf if low is None else low)) | (ratio > (math.inf if high is None else high))
-    return ratio.masked_fill(outside, 0.0)
 
 
 def stub(
