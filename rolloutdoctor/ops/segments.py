@@ -30,7 +30,13 @@ def total(x: Tensor, offsets: Tensor) -> Tensor:
     # Of an empty run numpy would give the value that follows it.
     filled = cuts[1:] > cuts[:-1]
     sums = np.zeros(len(filled))
-    sums[filled] = np.add.reduceat(values[: cuts[-1]], cuts[:-1][filled], dtype=np.float64)
+    if values.dtype == bool:
+        # A count fits the integer that holds the longest run, and small integers add up fastest.
+        kind: type[np.generic] = np.uint16 if (cuts[1:] - cuts[:-1]).max(initial=0) < 2**16 else np.int64
+        values = values.view(np.uint8)
+    else:
+        kind = np.float64
+    sums[filled] = np.add.reduceat(values[: cuts[-1]], cuts[:-1][filled], dtype=kind)
     return torch.from_numpy(sums)
 
 

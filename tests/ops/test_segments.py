@@ -85,3 +85,9 @@ def test_equal_values_have_exactly_that_mean(value, size):
     assert seg.group_mean(x_N, groups, vote_N).tolist() == [value]
     assert seg.group_std(x_N, groups, vote_N).tolist() == [0.0]
     assert seg.group_spread(x_N, groups, vote_N).tolist() == [0.0]
+
+
+@pytest.mark.parametrize("length", [255, 256, 65_535, 65_536, 70_000])
+def test_counts_do_not_overflow(length):
+    mask_T = torch.ones(length + 3, dtype=torch.bool)
+    assert seg.total(mask_T, torch.tensor([0, 3, 3, length + 3])).tolist() == [3.0, 0.0, float(length)]
