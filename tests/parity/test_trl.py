@@ -8,7 +8,7 @@ from types import SimpleNamespace
 import pytest
 import torch
 from parity.padded import pack, pad, precision
-from parity.trl_generation import sampler_ratio
+from parity.trl_generation import evaluation_share, sampler_ratio
 from proof.claims import agree, compared, covers, values_of
 
 from rolloutdoctor.batch import RolloutBatch
@@ -180,15 +180,6 @@ def upstream(trainer_class, batch: RolloutBatch, mine: Objective, options: dict,
     return total.item(), pack(batch, leaf.grad), {name: trl_metrics.nanmean(values) for name, values in metrics.items()}
 
 
-def evaluation_share(batch: RolloutBatch, micro: int) -> float:
-    """The evaluation loop repeats a loss for a full batch, and cuts the last to what is left of the prompts."""
-    sizes = batch.per_row["micro_batch_id"].bincount().tolist()
-    losses = [number for number in range(len(sizes)) for _ in range(sizes[0])]
-    left = len(batch.groups) % sizes[0]
-    losses = losses[: len(losses) - sizes[0] + left] if left else losses
-    return losses.count(micro) / len(losses)
-
-
 def laid_out(batch: RolloutBatch, layout: str) -> RolloutBatch:
     """Cut 12 rows into micro-batches, optimiser steps and ranks."""
     cut = {
@@ -241,6 +232,7 @@ def check(trainer_class, batch, options, dtype, *, on_policy=False):
     agree(found.per_token.grad_T, grad_T, dtype, "gradient", where=mask_T)
     assert bool((found.per_token.grad_T[~mask_T] == 0).all())
     own = trl.metrics(found)
+    assert set(metrics) <= {*own, "entropy"}
     for name in METRICS:
         if name == "entropy" and name not in own:
             continue  # not logged per token

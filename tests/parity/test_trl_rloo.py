@@ -9,6 +9,7 @@ import oracles
 import pytest
 import torch
 from parity.padded import pack, pad, precision
+from parity.trl_generation import evaluation_share
 from proof.claims import ONLY_DOUBLE, agree, compared, covers, values_of
 
 from rolloutdoctor.batch import RolloutBatch
@@ -37,7 +38,9 @@ def objective(**options: object) -> Objective:
 def batch_of(seed: int, layout: str = "one", dtype: torch.dtype = torch.float64) -> RolloutBatch:
     batch = random_batch(seed, sizes=(4, 4, 4), adjacent=True, spread=0.2, dtype=dtype)
     columns = {name: torch.tensor(numbers) for name, numbers in LAYOUTS[layout].items()}
-    return replace(batch, per_row={**batch.per_row, **columns})
+    entropy_T = torch.rand(batch.tokens, generator=torch.Generator().manual_seed(seed), dtype=torch.float64).to(dtype)
+    per_token = {**batch.per_token, "entropy": entropy_T}
+    return replace(batch, per_row={**batch.per_row, **columns}, per_token=per_token)
 
 
 def upstream(batch: RolloutBatch, mine: Objective, dtype: torch.dtype) -> tuple[float, torch.Tensor, dict[str, float]]:
@@ -47,19 +50,20 @@ def upstream(batch: RolloutBatch, mine: Objective, dtype: torch.dtype) -> tuple[
     leaf = pad(batch, batch.column("policy_log_probs"), dtype).requires_grad_()
     old, mask = pad(batch, batch.column("old_log_probs"), dtype), pad(batch, batch.column("response_mask"), torch.int64)
     advantage_N = evaluate(batch, mine, dtype=dtype).rows.advantage_N.to(dtype)
-    metrics = {"train": defaultdict(list)}
+    entropy = pad(batch, batch.column("entropy"), dtype)
+    training, metrics = batch.split == "train", {batch.split: defaultdict(list)}
     cells = torch.stack([optim_N, micro_N]).unique(dim=1).T.tolist()
     total = torch.zeros((), dtype=dtype)
     for optim, micro in cells:
         here = (optim_N == optim) & (micro_N == micro)
         trainer = SimpleNamespace(
             accelerator=SimpleNamespace(reduce=lambda value, reduction: value, gather=lambda value: value),
-            model=SimpleNamespace(training=True),
+            model=SimpleNamespace(training=training),
             epsilon_low=mine.surrogate.clip_low,
             epsilon_high=mine.surrogate.clip_high,
             aux_loss_enabled=False,
             _metrics=metrics,
-            _get_per_token_logps_and_entropies=lambda *_, here=here, **__: (leaf[here], 0 * leaf[here].detach(), None),
+            _get_per_token_logps_and_entropies=lambda *_, here=here, **__: (leaf[here], entropy[here], None),
         )
         ids = torch.zeros_like(mask[here])
         inputs = {
@@ -71,18 +75,19 @@ def upstream(batch: RolloutBatch, mine: Objective, dtype: torch.dtype) -> tuple[
             "advantages": advantage_N[here],
         }
         # The Trainer divides by the micro-batches of an optimiser step.
-        total = total + trainer_class._compute_loss(trainer, None, inputs) / len(cells)
+        share = 1 / len(cells) if training else evaluation_share(batch, micro)
+        total = total + trainer_class._compute_loss(trainer, None, inputs) * share
     total.backward()
-    means = {name: sum(values) / len(values) for name, values in metrics["train"].items()}
+    means = {name: sum(values) / len(values) for name, values in metrics[batch.split].items()}
     return total.item(), pack(batch, leaf.grad), means
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float64], ids=["float32", "float64"])
-@pytest.mark.parametrize("layout", LAYOUTS)
+@pytest.mark.parametrize(("layout", "split"), [*((name, "train") for name in LAYOUTS), ("uneven", "eval")])
 @pytest.mark.parametrize("options", [{}, {"beta": 0.0, "epsilon_high": 0.4}, {"normalize_advantages": True}])
 @covers("trl-rloo", "loss", "clipped")
-def test_loss_gradient_metrics(options, layout, dtype):
-    batch, mine = batch_of(2, layout, dtype), objective(**options)
+def test_loss_gradient_metrics(options, layout, split, dtype):
+    batch, mine = replace(batch_of(2, layout, dtype), split=split), objective(**options)
     assert bool((evaluate(batch, mine, dtype=dtype).rows.length_N == 0).any())
     found = evaluate(batch, mine, dtype=dtype, per_token=True)
     with precision(dtype):
@@ -95,7 +100,10 @@ def test_loss_gradient_metrics(options, layout, dtype):
     for name in ("low_mean", "high_mean", "region_mean", "low_min", "high_max"):
         metric = f"clip_ratio/{name}"
         agree(own[metric], metrics[metric], dtype, metric, scale=1.0)
+    agree(own["entropy"], metrics["entropy"], dtype, "entropy")
     assert metrics["clip_ratio/region_mean"] > 0
+    # Every metric of the loss is there.
+    assert set(metrics) <= set(own)
 
 
 @pytest.mark.parametrize("seed", range(4))

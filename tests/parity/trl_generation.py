@@ -175,3 +175,12 @@ def sampler_ratio(old, sampling, mask, options):
         return ratio.clamp(min=low, max=high)
     outside = (ratio < (-math.inf if low is None else low)) | (ratio > (math.inf if high is None else high))
     return ratio.masked_fill(outside, 0.0)
+
+
+def evaluation_share(batch: RolloutBatch, micro: int) -> float:
+    """The evaluation loop repeats a loss for a full batch, and cuts the last to what is left of the prompts."""
+    sizes = batch.per_row["micro_batch_id"].bincount().tolist()
+    losses = [number for number in range(len(sizes)) for _ in range(sizes[0])]
+    left = len(batch.groups) % sizes[0]
+    losses = losses[: len(losses) - sizes[0] + left] if left else losses
+    return losses.count(micro) / len(losses)
