@@ -128,7 +128,7 @@ def _read_parquet(
         if where is None:
             where = _wanted(_stored(schema, options.columns, file.name), options)
             sink.begin(RunMetadata.decode(metadata if METADATA_KEY.encode() in metadata else None, file.name))
-        for batch in batches(parquet, file.name, list(dict.fromkeys(where.values()))):
+        for batch in batches(parquet, file, list(dict.fromkeys(where.values()))):
             if batch.num_rows:
                 write(file, sink, {name: _column(batch, name, path, file) for name, path in where.items()})
         return where

@@ -5,13 +5,14 @@ from collections.abc import Iterator, Sequence
 import pyarrow as pa
 import pyarrow.parquet as pq
 
-from rolloutdoctor.io.parquet import reading
+from rolloutdoctor.io.parquet import check_size, reading
+from rolloutdoctor.io.paths import Source
 
 _BATCH_BYTES = 256 * 2**20
 _BATCH_ROWS = 1024
 
 
-def batches(parquet: pq.ParquetFile, name: str, columns: Sequence[str] | None = None) -> Iterator[pa.RecordBatch]:
+def batches(parquet: pq.ParquetFile, source: Source, columns: Sequence[str] | None = None) -> Iterator[pa.RecordBatch]:
     """Yield the rows of an open file.
 
     A cell that is stored once may be repeated in every row. It is no larger than the stored columns, so batches have
@@ -19,19 +20,20 @@ def batches(parquet: pq.ParquetFile, name: str, columns: Sequence[str] | None = 
 
     Args:
         parquet: the file.
-        name: of the file, for messages.
+        source: what was opened.
         columns: names to read; None: all.
 
     Raises:
-        InputError: if the file is damaged.
+        InputError: if the file is damaged, or decodes to far more than it stores.
     """
-    with reading(name, "the footer"):
+    check_size(source, parquet.metadata, columns)
+    with reading(source.name, "the footer"):
         footer = parquet.metadata
         sizes = [footer.row_group(group).total_byte_size for group in range(footer.num_row_groups)]
         rows = min(_BATCH_ROWS, max(1, _BATCH_BYTES // max(1, *sizes, 1)))
         found = parquet.iter_batches(rows, columns=None if columns is None else list(columns))
     while True:
-        with reading(name, "the rows"):
+        with reading(source.name, "the rows"):
             batch = next(found, None)
         if batch is None:
             return

@@ -193,7 +193,7 @@ def _read(source: Source, *, text: bool) -> File:
         names = parquet.schema_arrow.names
         if tuple(names[:3]) != _FIRST or _LAST not in names:
             raise InputError(f"{source.name}: not a completions file of TRL: it has the columns {', '.join(names[:9])}")
-        for batch in batches(parquet, source.name):
+        for batch in batches(parquet, source):
             held += batch.nbytes
             if held > _MOST_BYTES:
                 raise InputError(f"{source.name}: more than {_MOST_BYTES >> 30} GiB in one step; that is no log of TRL")

@@ -11,7 +11,7 @@ from pyarrow import types
 from rolloutdoctor.batch import EVAL, TRAIN, StepKey
 from rolloutdoctor.errors import DataError, InputError, SchemaError
 from rolloutdoctor.io.decode import Place, evals, identifiers, numbers, step_numbers
-from rolloutdoctor.io.parquet import open_parquet, reading
+from rolloutdoctor.io.parquet import check_size, open_parquet, reading
 from rolloutdoctor.io.paths import Source, reason
 from rolloutdoctor.schema import METRIC_COLUMNS
 
@@ -34,6 +34,10 @@ class LoggedMetrics:
     def at(self, key: StepKey) -> Mapping[str, float]:
         """Return the metrics of one step and split by name; empty if none were logged."""
         return self._values.get(key, {})
+
+    def steps(self) -> list[StepKey]:
+        """Return the steps and splits at which something was logged, in order."""
+        return sorted(self._values)
 
     def names(self) -> frozenset[str]:
         """Return every name that was logged at least once."""
@@ -81,6 +85,7 @@ def _parquet_rows(source: Source) -> Iterator[tuple[StepKey, str, float]]:
             schema = parquet.schema_arrow
             names = schema.names
         _check_schema(schema, names, source.name)
+        check_size(source, parquet.metadata, METRIC_COLUMNS)
         with reading(source.name, "the table"):
             table = parquet.read(columns=[name for name in METRIC_COLUMNS if name in names])
     places = {name: Place(source.name, name, range(table.num_rows)) for name in table.column_names}

@@ -2,20 +2,25 @@
 
 import os
 import re
-from collections.abc import Iterator, Sequence
+from collections.abc import Collection, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
+from functools import partial
+from pathlib import Path
 
 import pyarrow as pa
 import pyarrow.parquet as pq
 
 from rolloutdoctor.errors import InputError
 from rolloutdoctor.io.columns import StoredColumn, resolve
+from rolloutdoctor.io.declared import check_declared, damaged
+from rolloutdoctor.io.footer import read_chunks
 from rolloutdoctor.io.metadata import RunMetadata
 from rolloutdoctor.io.paths import Source, reason
 
 _MAGIC = b"PAR1"
 _ENCRYPTED_MAGIC = b"PARE"
+_TEXTS = ("prompt", "response")
 
 
 @dataclass(frozen=True)
@@ -73,6 +78,9 @@ class OpenFile:
             InputError: if the row group is damaged.
         """
         stored = {self.file.columns[name].stored: name for name in columns if name in self.file.columns}
+        texts = [each for each, name in stored.items() if name in _TEXTS]
+        if texts:
+            check_size(self.file.source, self.file.footer, texts, [group])
         with reading(self.file.name, f"row group {group}"):
             table = self.parquet.read_row_group(group, columns=list(stored))
             # Columns are picked by name: a prefix such as "kl" also fetches a column called "kl.x".
@@ -111,6 +119,7 @@ def read_footer(source: Source, trainer: str | None) -> RunFile:
             raise InputError(f"{source.name}: the file has no rows; check the run that wrote it, or leave it out")
         metadata = RunMetadata.decode(footer.metadata, source.name)
         columns = resolve(schema, source.name, trainer=trainer or metadata.trainer)
+        check_size(source, footer, [each.stored for name, each in columns.items() if name not in _TEXTS])
         with reading(source.name, "the file"):
             # pyarrow aborts the process when it hands out statistics of a damaged row group, and reports the same
             # damage when it prepares to read: so prepare once, before anyone asks for statistics.
@@ -119,9 +128,34 @@ def read_footer(source: Source, trainer: str | None) -> RunFile:
         return RunFile(source, footer, columns, metadata)
 
 
+def check_size(
+    source: Source, footer: pq.FileMetaData, columns: Collection[str] | None, groups: Sequence[int] | None = None
+) -> None:
+    """Refuse a file of which `columns` decode to far more than it stores; see `declared`.
+
+    Raises:
+        InputError: if it declares too much, or is damaged.
+    """
+    with reading(source.name, "the file"):
+        try:
+            chunks = read_chunks(source.path)
+        except ValueError as error:
+            raise damaged(source.name, str(error)) from None
+        size = Path(source.path).stat().st_size
+        reopen = partial(open_parquet, source, footer)
+        check_declared(footer, chunks, size, source.name, columns, reopen, groups)
+
+
 @contextmanager
-def open_parquet(source: Source, footer: pq.FileMetaData | None = None) -> Iterator[pq.ParquetFile]:
+def open_parquet(
+    source: Source, footer: pq.FileMetaData | None = None, dictionaries: Sequence[str] = ()
+) -> Iterator[pq.ParquetFile]:
     """Open a Parquet file of any kind; it is closed on leaving.
+
+    Args:
+        source: the file.
+        footer: what its footer says, if that is known.
+        dictionaries: paths of columns that stay dictionaries.
 
     Raises:
         InputError: if it cannot be opened or is not Parquet.
@@ -134,7 +168,9 @@ def open_parquet(source: Source, footer: pq.FileMetaData | None = None) -> Itera
     with handle:
         _check_magic(handle, source.name)
         with reading(source.name, "the footer"):
-            parquet = pq.ParquetFile(handle, metadata=footer, page_checksum_verification=True)
+            parquet = pq.ParquetFile(
+                handle, metadata=footer, page_checksum_verification=True, read_dictionary=list(dictionaries)
+            )
         with parquet:
             yield parquet
 

@@ -77,7 +77,7 @@ def test_map_file(rolloutdoctor, tmp_path):
 @pytest.mark.parametrize(
     ("words", "message"),
     [
-        (["check", MIXED, "--from", "tlr"], "--from tlr: no such importer; did you mean 'trl'? (known: trl, verl"),
+        (["check", MIXED, "--from", "tlr"], "--from tlr: no such importer; did you mean 'trl'? (known: "),
         (["check", MIXED, "--from", "verl"], "no rollouts (*.jsonl with input, output, score and step) there"),
         (["check", MIXED, "--map", "reward"], "--map reward: expected COLUMN=WHERE"),
         (["check", MIXED, "--map", "kl=x"], "the importer trl knows its columns; only reward can be mapped there"),

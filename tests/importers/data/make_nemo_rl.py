@@ -12,7 +12,6 @@ from pathlib import Path
 from types import ModuleType, SimpleNamespace
 
 import torch
-from stubs import stub
 
 HERE = Path(__file__).parent / "nemo_rl"
 PROMPTS = [[5, 6, 7], [8, 9], [5, 6, 7, 4]]
@@ -69,6 +68,8 @@ def make_sync():
 
 
 if __name__ == "__main__":
+    from stubs import stub
+
     sys.path.insert(0, sys.argv[1])
     stub("mlflow", "ray", "requests", "swanlab", "wandb", "prometheus_client", "torch.utils.tensorboard")
     stub("nemo_rl.data", "nemo_rl.distributed.collectives", "nemo_rl.utils.venvs", "nemo_rl.distributed.model_utils")

@@ -12,7 +12,6 @@ from pathlib import Path
 from types import SimpleNamespace
 
 import numpy as np
-from stubs import stub
 
 HERE = Path(__file__).parent / "open_instruct"
 PROMPTS, SIZE = 3, 4
@@ -46,6 +45,8 @@ def save(step, seed, shard=0):
 
 
 if __name__ == "__main__":
+    from stubs import stub
+
     sys.path.insert(0, sys.argv[1])
     stub("open_instruct.logger_utils", "open_instruct.model_utils", "open_instruct.utils")
     from open_instruct import rl_utils

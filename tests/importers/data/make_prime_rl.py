@@ -16,7 +16,6 @@ from pathlib import Path
 from types import ModuleType
 
 import torch
-from stubs import stub
 
 HERE = Path(__file__).parent / "prime_rl"
 
@@ -122,6 +121,8 @@ def make_traces():
 
 
 if __name__ == "__main__":
+    from stubs import stub
+
     stub("prime_rl.configs")
     package = ModuleType("prime_rl")
     package.__path__ = [f"{sys.argv[1]}/src/prime_rl"]

@@ -21,7 +21,7 @@ from trl import GRPOConfig, GRPOTrainer
 HERE = Path(__file__).parent
 sys.path.insert(0, str(HERE.parent.parent / "recorders"))
 
-from test_trl import digits, make_model, make_tokenizer  # noqa: E402
+from trl_runs import digits, make_model, make_tokenizer  # noqa: E402
 
 RUNS = {
     # 16 prompts, two answers each: an evaluation fills the file and replaces the training rows

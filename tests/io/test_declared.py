@@ -1,0 +1,143 @@
+"""Files of a few kilobytes that declare more than any machine holds: one sentence, and nothing is decoded."""
+
+import resource
+import subprocess
+import sys
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.parquet as pq
+import pytest
+
+from rolloutdoctor.errors import InputError
+from rolloutdoctor.io import declared
+from rolloutdoctor.io.metrics import read_metrics
+from rolloutdoctor.io.parquet import check_size, read_footer
+from rolloutdoctor.io.paths import Source
+from rolloutdoctor.io.run import open_run
+
+ROWS = 800_000
+
+
+def one_text_for_all(rows=ROWS, size=2**20):
+    return pa.DictionaryArray.from_arrays(pa.array(np.zeros(rows, np.int32)), pa.array(["x" * size]))
+
+
+def written(path, columns, **options):
+    table = pa.table(columns)
+    pq.write_table(
+        table, path, compression="zstd", row_group_size=len(table), dictionary_pagesize_limit=2**24, **options
+    )
+    assert path.stat().st_size < 50_000
+    return path
+
+
+def numbers(rows=ROWS):
+    return {"step": np.ones(rows, np.int64), "reward": np.zeros(rows)}
+
+
+@pytest.mark.parametrize("column", ["group_id", "sample_id", "status"])
+def test_one_long_text_in_every_row(tmp_path, column):
+    path = written(tmp_path / "run.parquet", numbers() | {column: one_text_for_all()}, store_schema=False)
+    with pytest.raises(InputError, match=r"run\.parquet: the file declares up to 8\d\d GB of cells in \d+\.?\d* KB, "):
+        open_run([str(path)])
+
+
+def test_a_text_that_nobody_reads_does_not_matter(tmp_path):
+    path = written(tmp_path / "run.parquet", numbers() | {"prompt": one_text_for_all()}, store_schema=False)
+    assert open_run([str(path)]).rows == ROWS
+    source = Source.of(str(path))
+    with pytest.raises(InputError, match="the file declares up to"):
+        check_size(source, read_footer(source, None).footer, ["prompt"], [0])
+    with read_footer(source, None).opened() as opened, pytest.raises(InputError, match="the file declares up to"):
+        opened.read(0, ["prompt"])
+
+
+def test_a_list_that_repeats_one_number(tmp_path, monkeypatch):
+    monkeypatch.setattr(declared, "LARGEST_FREE", 2**20)
+    lists = pa.LargeListArray.from_arrays(pa.array([0, 5_000_000]), pa.array(np.zeros(5_000_000, np.float32)))
+    columns = {"step": [1], "group_id": ["a"], "reward": [0.0], "policy_log_probs": lists}
+    path = written(tmp_path / "run.parquet", columns)
+    with pytest.raises(InputError, match="the file declares up to 20 MB of cells in 1"):
+        open_run([str(path)])
+
+
+def test_metrics(tmp_path):
+    columns = {"step": np.ones(ROWS, np.int64), "name": one_text_for_all(), "value": np.zeros(ROWS)}
+    path = written(tmp_path / "run.metrics.parquet", columns, store_schema=False)
+    with pytest.raises(InputError, match=r"run\.metrics\.parquet: the file declares up to"):
+        read_metrics([Source.of(str(path))])
+
+
+def test_many_short_texts_are_counted_and_read(tmp_path, monkeypatch):
+    """What could be too much by the footer alone is added up, and it is not."""
+    monkeypatch.setattr(declared, "LARGEST_FREE", 2**22)
+    monkeypatch.setattr(declared, "LARGEST_RATIO", 10)
+    opened = []
+    reading = pq.ParquetFile.iter_batches
+    monkeypatch.setattr(pq.ParquetFile, "iter_batches", lambda *a, **k: opened.append(k["columns"]) or reading(*a, **k))
+    ids = np.array([f"{group:08}" for group in range(500)])[np.arange(50_000) // 100]
+    columns = numbers(50_000) | {"group_id": ids}
+    path = written(tmp_path / "run.parquet", columns)
+    assert open_run([str(path)]).rows == 50_000
+    assert ["group_id"] in opened
+
+
+@pytest.mark.parametrize("nested", [False, True])
+def test_text_in_structs_is_counted_as_it_is_stored(tmp_path, monkeypatch, nested):
+    monkeypatch.setattr(declared, "LARGEST_FREE", 5_000)
+    monkeypatch.setattr(declared, "LARGEST_RATIO", 1)
+    texts = ["y" * 100] * 40
+    cells = [[{"role": "user", "content": text}] for text in texts] if nested else texts
+    path = tmp_path / "some.parquet"
+    pq.write_table(pa.table({"step": [1] * 40, "prompt": cells}), path)
+    source = Source.of(str(path))
+    footer = pq.read_metadata(path)
+    check_size(source, footer, ["prompt"])
+    monkeypatch.setattr(declared, "LARGEST_FREE", 3_000)
+    with pytest.raises(InputError, match="the file declares up to"):
+        check_size(source, footer, ["prompt"])
+
+
+def test_an_encoding_of_which_nothing_can_be_counted(tmp_path):
+    ids = pa.array(["x" * 2**16] * 2**10)
+    columns = numbers(2**10) | {"group_id": ids}
+    encodings = {"use_dictionary": ["step"], "column_encoding": {"group_id": "DELTA_BYTE_ARRAY"}}
+    path = tmp_path / "run.parquet"
+    pq.write_table(pa.table(columns), path, compression="zstd", **encodings)
+    footer = pq.read_metadata(path)
+    assert footer.row_group(0).column(2).total_uncompressed_size < 2**18
+    open_run([str(path)])
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(declared, "LARGEST_FREE", 2**20)
+        patch.setattr(declared, "LARGEST_RATIO", 1)
+        with pytest.raises(InputError, match="the file declares up to"):
+            open_run([str(path)])
+
+
+@pytest.mark.parametrize("importer", ["trl", "mapped"])
+def test_the_command_ends_in_one_sentence_and_little_memory(tmp_path, importer):
+    rows = numbers() | {"prompt": one_text_for_all(), "completion": one_text_for_all(), "advantage": np.zeros(ROWS)}
+    columns = {name: rows[name] for name in ("step", "prompt", "completion", "reward", "advantage")}
+    written(tmp_path / "completions_00001.parquet", columns, store_schema=False)
+    done = subprocess.run(
+        [
+            sys.executable,
+            "-m",
+            "rolloutdoctor",
+            "convert",
+            "completions_00001.parquet",
+            "--from",
+            importer,
+            "-o",
+            "r.parquet",
+        ],
+        cwd=tmp_path,
+        capture_output=True,
+        text=True,
+        timeout=120,
+        preexec_fn=lambda: resource.setrlimit(resource.RLIMIT_DATA, (2 * 2**30, 2 * 2**30)),
+    )
+    assert done.returncode == 2
+    assert "completions_00001.parquet: the file declares up to 8" in done.stderr
+    assert [each.name for each in tmp_path.iterdir()] == ["completions_00001.parquet"]
