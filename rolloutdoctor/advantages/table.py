@@ -11,7 +11,15 @@ from rolloutdoctor.advantages.normalised import normalize_then_sum
 from rolloutdoctor.advantages.opo import opo
 from rolloutdoctor.advantages.scores import Advantages, Scores
 from rolloutdoctor.advantages.token_baselines import optimal_token_baseline, tir_optimal_token_baseline
-from rolloutdoctor.advantages.tokens import TokenScores, masked_gae, reinforce_plus_plus, remax
+from rolloutdoctor.advantages.tokens import (
+    TokenScores,
+    discounted_returns,
+    gae_returns,
+    masked_gae,
+    reinforce_plus_plus,
+    remax,
+    rewards_to_go,
+)
 from rolloutdoctor.objective import AdvantageRule
 
 ESTIMATORS: dict[str, Callable[[Scores, AdvantageRule], Advantages]] = {
@@ -34,3 +42,12 @@ TOKEN_ESTIMATORS: dict[str, Callable[[TokenScores, AdvantageRule], Tensor]] = {
     "tir_optimal_token_baseline": tir_optimal_token_baseline,
 }
 """What they need beyond rewards and mask is in `rolloutdoctor.needs.TOKEN_COLUMNS`."""
+
+RETURNS: dict[str, Callable[[TokenScores, AdvantageRule], Tensor]] = {
+    "masked_gae": gae_returns,
+    "optimal_token_baseline": rewards_to_go,
+    "reinforce_plus_plus": discounted_returns,
+    "remax": rewards_to_go,
+    "tir_optimal_token_baseline": rewards_to_go,
+}
+"""What verl calls their returns, ``[V]`` each; those of an estimator with one advantage per row are its advantages."""

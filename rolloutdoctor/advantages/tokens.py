@@ -47,13 +47,26 @@ def masked_gae(scores: TokenScores, rule: AdvantageRule) -> Tensor:
     Raises:
         CannotComputeError: for fewer than two trained tokens, where verl fails.
     """
+    return whiten(_generalised(scores, rule))
+
+
+def _generalised(scores: TokenScores, rule: AdvantageRule) -> Tensor:
+    """Generalised advantages before they are whitened, ``[V]``."""
     value_V = scores.columns["values"].double()
     next_V = torch.zeros_like(value_V)
     next_V[:-1] = value_V[1:]
     filled_N = scores.offsets.diff() > 0
     next_V[scores.offsets[1:][filled_N] - 1] = 0.0
     delta_V = scores.reward_V + rule.gamma * next_V - value_V
-    return whiten(reverse_scan(delta_V, rule.gamma * rule.lam, scores.offsets))
+    return reverse_scan(delta_V, rule.gamma * rule.lam, scores.offsets)
+
+
+def gae_returns(scores: TokenScores, rule: AdvantageRule) -> Tensor:
+    """What the critic is trained on: generalised advantages, not whitened, plus values, ``[V]``.
+
+    Source: verl ``compute_gae_advantage_return``.
+    """
+    return _generalised(scores, rule) + scores.columns["values"].double()
 
 
 def reinforce_plus_plus(scores: TokenScores, rule: AdvantageRule) -> Tensor:
@@ -64,7 +77,12 @@ def reinforce_plus_plus(scores: TokenScores, rule: AdvantageRule) -> Tensor:
     Raises:
         CannotComputeError: for fewer than two trained tokens, where verl fails.
     """
-    return whiten(reverse_scan(scores.reward_V, rule.gamma, scores.offsets))
+    return whiten(discounted_returns(scores, rule))
+
+
+def discounted_returns(scores: TokenScores, rule: AdvantageRule) -> Tensor:
+    """``G_t = r_t + gamma G_{t+1}``, ``[V]``. Source: verl ``compute_reinforce_plus_plus_outcome_advantage``."""
+    return reverse_scan(scores.reward_V, rule.gamma, scores.offsets)
 
 
 def remax(scores: TokenScores, rule: AdvantageRule) -> Tensor:
@@ -73,4 +91,13 @@ def remax(scores: TokenScores, rule: AdvantageRule) -> Tensor:
     Source: arXiv 2310.10505; verl ``compute_remax_outcome_advantage``.
     """
     baseline_V = seg.expand(scores.columns["reward_baseline"].double(), scores.offsets)
-    return reverse_scan(scores.reward_V, 1.0, scores.offsets) - baseline_V
+    return rewards_to_go(scores, rule) - baseline_V
+
+
+def rewards_to_go(scores: TokenScores, rule: AdvantageRule) -> Tensor:
+    """Sum of the rewards from each token on, ``[V]``; no discount.
+
+    Source: verl ``compute_remax_outcome_advantage``, ``compute_optimal_token_baseline_advantage`` and
+    ``compute_multi_turn_optimal_token_baseline_advantage``.
+    """
+    return reverse_scan(scores.reward_V, 1.0, scores.offsets)

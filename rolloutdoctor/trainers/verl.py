@@ -3,13 +3,14 @@
 Read and compared: verl 0.9.1.
 """
 
+from collections.abc import Mapping
 from typing import TYPE_CHECKING
 
 from rolloutdoctor.errors import UnstatedError, UsageError
 from rolloutdoctor.objective import Aggregation, KlTerm, Objective
-from rolloutdoctor.trainers import verl_advantages, verl_correction, verl_micro, verl_policy
+from rolloutdoctor.trainers import verl_advantages, verl_correction, verl_data, verl_micro, verl_policy
 from rolloutdoctor.trainers.options import Config, Option
-from rolloutdoctor.trainers.spec import Trainer
+from rolloutdoctor.trainers.spec import LossParts, Trainer
 
 if TYPE_CHECKING:
     from rolloutdoctor.evaluation import Evaluation
@@ -17,6 +18,8 @@ if TYPE_CHECKING:
 _ACTOR = verl_policy.ACTOR
 
 KL_TYPES = verl_advantages.KL_TYPES
+
+AGGREGATIONS = ("token-mean", "token-sum", "seq-mean-token-sum", "seq-mean-token-sum-norm", "seq-mean-token-mean")
 
 OPTIONS = (
     *verl_advantages.OPTIONS,
@@ -26,7 +29,7 @@ OPTIONS = (
         "word",
         "token-mean",
         "how token terms become one loss",
-        choices=("token-mean", "token-sum", "seq-mean-token-sum", "seq-mean-token-sum-norm", "seq-mean-token-mean"),
+        choices=AGGREGATIONS,
     ),
     Option(
         f"{_ACTOR}.loss_scale_factor", "integer", None, "what seq-mean-token-sum-norm divides by", low=1, optional=True
@@ -45,6 +48,23 @@ OPTIONS = (
     ),
     Option(f"{_ACTOR}.ppo_mini_batch_size", "integer", 256, "prompts of a mini-batch", low=1, decides=False),
     Option("actor_rollout_ref.rollout.n", "integer", None, "rows of a group", low=1, optional=True, decides=False),
+    Option(
+        "critic.cliprange_value",
+        "number",
+        0.5,
+        "clip range of the critic's loss, which is not recomputed: no column holds its predictions at the update",
+        low=0,
+        decides=False,
+    ),
+    Option(
+        "critic.loss_agg_mode",
+        "word",
+        "token-mean",
+        "how the tokens of the critic's loss become one",
+        choices=AGGREGATIONS,
+        decides=False,
+        yields=True,
+    ),
     *verl_correction.OPTIONS,
     Option(
         "trainer.use_v1",
@@ -108,8 +128,12 @@ def group_size(config: Config, split: str) -> int | None:
 
 
 def metrics(evaluation: "Evaluation") -> dict[str, float]:
-    """verl's logged metrics: `critic/score/*`, `critic/advantages/*`, `actor/*`."""
-    found = verl_advantages.metrics(evaluation) | verl_correction.metrics(evaluation)
+    """verl's logged metrics: of the batch (`critic/*`, `response_length/*`), its correction, and the `actor/*`.
+
+    Left out is what depends on more than the rows: `critic/vf_loss` on predictions at the critic's update, and
+    `response_length/clip_ratio` on the padded width.
+    """
+    found = verl_data.metrics(evaluation) | verl_correction.metrics(evaluation)
     found |= verl_micro.inside_metrics(evaluation)
     rows, tokens = evaluation.rows, evaluation.tokens
     if tokens is None or rows is None or rows.length_N is None:
@@ -118,6 +142,8 @@ def metrics(evaluation: "Evaluation") -> dict[str, float]:
     if evaluation.objective.kl_loss is not None:
         in_kl_N = evaluation.in_scope(evaluation.objective.kl)
         found["actor/kl_loss"] = float((tokens.kl_N * tokens.weight_N * in_kl_N).sum())
+        found["actor/kl_coef"] = evaluation.objective.kl_loss.coef
+    found["actor/loss"] = evaluation.loss
     logged = {
         "actor/ppo_kl": tokens.drift_N,
         "actor/pg_clipfrac": tokens.clipped_N,
@@ -127,6 +153,21 @@ def metrics(evaluation: "Evaluation") -> dict[str, float]:
         if sum_N is not None:
             found[name] = verl_micro.token_mean(name, sum_N, tokens.counted_N, tokens.layout)
     return found
+
+
+def reward_free(logged: Mapping[str, float]) -> bool | None:
+    """True where the advantage of every trained token was 0."""
+    extremes = [logged.get(f"critic/advantages/{name}") for name in ("min", "max")]
+    return None if None in extremes else extremes == [0, 0]
+
+
+def loss_parts(logged: Mapping[str, float], config: Config | None) -> LossParts | None:
+    """The two parts as the actor logs them."""
+    names = ("actor/pg_loss", "actor/kl_loss", "actor/kl_coef")
+    if any(name not in logged for name in names):
+        return None
+    policy, kl, coef = (logged[name] for name in names)
+    return LossParts(policy, coef * kl)
 
 
 _DRIVER = "verl's rollout dump has text and scores only: save the fields of the batch after the advantages"
@@ -155,4 +196,6 @@ TRAINER = Trainer(
     loss_metric="actor/pg_loss",
     grad_norm_metric="actor/grad_norm",
     group_size=group_size,
+    reward_free=reward_free,
+    loss_parts=loss_parts,
 )

@@ -1,13 +1,10 @@
 """verl's `algorithm`: estimators of the advantage and the KL penalty in the reward."""
 
-from typing import TYPE_CHECKING, Literal
+from typing import Literal
 
 from rolloutdoctor.errors import UsageError
 from rolloutdoctor.objective import AdvantageRule, KlTerm
 from rolloutdoctor.trainers.options import Config, Option
-
-if TYPE_CHECKING:
-    from rolloutdoctor.evaluation import Evaluation
 
 EPSILON = 1e-6
 """What verl adds to the standard deviation of a group."""
@@ -178,42 +175,3 @@ def kl_reward(config: Config) -> KlTerm | None:
         masked=True,
         coef_metric=COEFFICIENT_METRIC if config[f"{_CONTROL}.type"] == "adaptive" else None,
     )
-
-
-def metrics(evaluation: "Evaluation") -> dict[str, float]:
-    """`critic/score/*`, `critic/rewards/*`, `critic/advantages/*` and `actor/reward_kl_penalty*`.
-
-    Rows without a token are left out of scores and rewards; the KL counts them as 0.
-    """
-    from rolloutdoctor.ops import segments as seg
-    from rolloutdoctor.reward_pass import mask_before, reward_kl_tokens, task_scores
-
-    rows, batch, objective = evaluation.rows, evaluation.batch, evaluation.objective
-    if rows is None:
-        return {}
-    filled_N = batch.rows.diff() > 0
-    named = {
-        "critic/score": task_scores(batch, objective, evaluation.dtype)[filled_N],
-        "critic/rewards": rows.score_N[filled_N],
-    }
-    if rows.advantage_N is not None and rows.length_N is not None:
-        named["critic/advantages"] = rows.advantage_N[rows.length_N > 0]
-    elif rows.advantage_T is not None:
-        named["critic/advantages"] = rows.advantage_T[batch.column("response_mask")]
-    found: dict[str, float] = {}
-    for name, values in named.items():
-        if len(values):
-            found[f"{name}/mean"] = float(values.mean())
-            found[f"{name}/max"] = float(values.max())
-            found[f"{name}/min"] = float(values.min())
-    if "critic/advantages/mean" in found and rows.advantage_N is not None and rows.length_N is not None:
-        # Every token of a row counts.
-        weights = rows.length_N[rows.length_N > 0]
-        found["critic/advantages/mean"] = float((named["critic/advantages"] * weights).sum() / weights.sum())
-    if objective.kl_reward is not None:
-        found[COEFFICIENT_METRIC] = objective.kl_reward.coef
-        kl_T = reward_kl_tokens(batch, objective, evaluation.dtype) if objective.kl_reward.coef != 0 else None
-        if kl_T is not None:
-            count_N = seg.total(mask_before(batch), batch.rows)
-            found["actor/reward_kl_penalty"] = float((seg.total(kl_T, batch.rows) / (count_N + 1e-8)).mean())
-    return found

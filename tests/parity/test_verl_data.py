@@ -1,0 +1,154 @@
+"""verl's metrics of the batch and its value loss: the real functions on what its real estimators give."""
+
+import pytest
+import torch
+from parity.padded import pack, pad, precision
+from parity.test_verl import objective
+from parity.test_verl_advantages import Config, full_batch, token_rewards, uids
+
+from rolloutdoctor.evaluation import evaluate
+from rolloutdoctor.losses.aggregation import Layout, row_weights
+from rolloutdoctor.losses.value import clipped_value_loss
+from rolloutdoctor.objective import Aggregation
+from rolloutdoctor.ops import segments as seg
+from rolloutdoctor.testing import random_batch
+from rolloutdoctor.trainers import verl, verl_data
+
+pytestmark = [pytest.mark.parity, pytest.mark.filterwarnings("ignore")]
+
+algos = pytest.importorskip("verl.trainer.ppo.core_algos")
+
+DTYPES = {"float32": torch.float32, "float64": torch.float64}
+ESTIMATORS = {
+    "gae": {"gamma": 0.97, "lam": 0.9},
+    "reinforce_plus_plus": {"gamma": 0.95},
+    "remax": {},
+    "optimal_token_baseline": {},
+    "tir_optimal_token_baseline": {},
+    "grpo": {},
+    "rloo": {},
+    "opo": {},
+    "gpg": {},
+    "reinforce_plus_plus_baseline": {},
+}
+WIDTH_ALONE = ("clip_ratio", "prompt_length")
+"""What depends on padding or prompts."""
+
+
+def estimated(name, batch, options, dtype):
+    """Advantages and returns of the real estimator, padded."""
+    arguments = {
+        "token_level_rewards": token_rewards(batch, dtype),
+        "response_mask": pad(batch, batch.column("response_mask"), torch.int64),
+    }
+    if name == "gae":
+        return algos.compute_gae_advantage_return(
+            **arguments, values=pad(batch, batch.column("values"), dtype), **options
+        )
+    arguments |= {"config": Config(norm_adv_by_std_in_grpo=True, **options), "index": uids(batch)}
+    if name == "remax":
+        arguments["reward_baselines"] = batch.column("reward_baseline").to(dtype)
+    for column in ("old_log_probs", "sum_pi_squared") if name.endswith("token_baseline") else ():
+        arguments[column] = pad(batch, batch.column(column), dtype)
+    return algos.get_adv_estimator_fn(name)(**arguments)
+
+
+@pytest.mark.parametrize("dtype", DTYPES.values(), ids=DTYPES)
+@pytest.mark.parametrize("seed", range(3))
+@pytest.mark.parametrize("name", ESTIMATORS)
+def test_metrics_of_the_batch(name, seed, dtype):
+    from verl.protocol import DataProto
+    from verl.trainer.ppo.metric_utils import compute_data_metrics
+
+    batch = full_batch(seed, dense=seed == 2)
+    options = ESTIMATORS[name]
+    with precision(dtype):
+        advantages, returns = estimated(name, batch, options, dtype)
+        rewards, lengths_N = token_rewards(batch, dtype), batch.rows.diff()
+        attention = (torch.arange(rewards.shape[1]) < lengths_N[:, None]).long()
+        prompts = torch.ones(len(batch), 3, dtype=torch.int64)
+        data = {
+            "token_level_scores": rewards,
+            "token_level_rewards": rewards,
+            "advantages": advantages,
+            "returns": returns,
+            "values": pad(batch, batch.column("values"), dtype),
+            "prompts": prompts,
+            "responses": torch.zeros_like(attention),
+            "attention_mask": torch.cat([prompts, attention], 1),
+            "response_mask": pad(batch, batch.column("response_mask"), torch.int64),
+        }
+        logged = compute_data_metrics(DataProto.from_dict(data), use_critic=name == "gae")
+    wanted = {key: value for key, value in logged.items() if not any(part in key for part in WIDTH_ALONE)}
+    found = evaluate(batch, objective(adv_estimator=name, **options), dtype=dtype)
+    own = verl_data.metrics(found)
+    assert own.items() <= verl.metrics(found).items()
+    assert own.keys() == wanted.keys()
+    for key, value in wanted.items():
+        # Whitening and path weights are float32 sums upstream, and a mean of centred values cancels; 1e-8 is added
+        # to a count by masked means in float64, and shares of rows are float32 always.
+        scale = max(abs(logged[key.rpartition("/")[0] + "/max"]) if key.endswith("/mean") else 0.0, abs(value), 1e-2)
+        bound = 5e-6 if dtype == torch.float32 else 3e-8 if key == "response/aborted_ratio" else 1e-9
+        assert abs(own[key] - value) <= bound * scale, key
+    assert ("critic/vf_explained_var" in own) == (name == "gae")
+    if name in ("gae", "reinforce_plus_plus", "remax"):
+        assert own["critic/returns/mean"] != own["critic/advantages/mean"]
+
+
+def test_where_nothing_is_left_nothing_is_said():
+    """verl logs NaN there."""
+    batch = random_batch(1, sizes=(4, 3), rejected=1.0)
+    found = verl_data.metrics(evaluate(batch, objective(adv_estimator="grpo")))
+    assert not any(name.startswith(("critic/advantages", "critic/returns")) for name in found)
+    assert "critic/score/mean" in found
+    empty = random_batch(1, sizes=(2,), empty=1.0)
+    found = verl_data.metrics(evaluate(empty, objective(adv_estimator="grpo")))
+    assert found["response/aborted_ratio"] == 1.0
+    assert found["response_length/max"] == 0.0
+    assert not any("critic" in name or "non_aborted" in name for name in found)
+
+
+AGGREGATIONS = ("token-mean", "token-sum", "seq-mean-token-sum", "seq-mean-token-sum-norm", "seq-mean-token-mean")
+
+
+@pytest.mark.parametrize("dtype", DTYPES.values(), ids=DTYPES)
+@pytest.mark.parametrize("bound", [0.1, 0.5, 3.0])
+@pytest.mark.parametrize("mode", AGGREGATIONS)
+def test_value_loss(mode, bound, dtype):
+    batch = random_batch(4, sizes=(6, 5, 4), dtype=dtype)
+    draw = torch.Generator().manual_seed(8)
+    old_T = batch.column("values")
+    return_T = torch.randn(batch.tokens, generator=draw, dtype=dtype)
+    prediction_T = old_T + 0.6 * torch.randn(batch.tokens, generator=draw, dtype=dtype)
+    # Ties: at either end of the range, and with the return halfway between prediction and bound.
+    ends = torch.arange(batch.tokens) % 5
+    prediction_T = torch.where(ends == 1, old_T + bound, torch.where(ends == 2, old_T - bound, prediction_T))
+    prediction_T = torch.where(ends == 3, old_T + 2 * bound, prediction_T)
+    return_T = torch.where(ends == 3, old_T + 1.5 * bound, return_T)
+    mask_T = batch.column("response_mask")
+    sizes = {"batch_num_tokens": int(mask_T.sum()), "global_batch_size": len(batch), "loss_scale_factor": 37}
+    leaf = pad(batch, prediction_T, dtype).requires_grad_()
+    with precision(dtype):
+        loss, clipped = algos.compute_value_loss(
+            leaf,
+            pad(batch, return_T, dtype),
+            pad(batch, old_T, dtype),
+            pad(batch, mask_T),
+            bound,
+            loss_agg_mode=mode,
+            **sizes,
+        )
+        loss.backward()
+    term = clipped_value_loss(prediction_T, return_T, old_T, bound)
+    length_N = seg.total(mask_T, batch.rows)
+    weight_N = row_weights(length_N, Layout.of(batch.rows), Aggregation(mode=f"verl/{mode}", length=37))
+    weight_T = torch.where(mask_T, seg.expand(weight_N, batch.rows), 0.0)
+    tolerance = 1e-6 if dtype == torch.float32 else 1e-10
+    own = float((weight_T * term.value_T).sum())
+    assert own == pytest.approx(loss.item(), rel=tolerance)
+    wanted_T = pack(batch, leaf.grad).double()
+    worst = float((weight_T * term.slope_T - wanted_T).abs().max())
+    assert worst <= tolerance * float(wanted_T.abs().max())
+    assert float(term.clipped_T[mask_T].double().mean()) == pytest.approx(clipped.item(), rel=1e-6)
+    assert clipped.item() < 1
+    assert clipped.item() > 0 or bound == 3.0
