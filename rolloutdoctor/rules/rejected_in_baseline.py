@@ -31,7 +31,7 @@ def _gap(before_N: "Tensor", after_N: "Tensor") -> "Tensor":
 
 @dataclass(frozen=True)
 class RejectedTally(Sums):
-    """What `rejected-in-baseline` adds up; shifts and drifts are over live rows of affected groups."""
+    """What `rejected-in-baseline` adds up; shifts and drifts are over the live rows whose advantage changes."""
 
     rejected_rows: int = 0
     proven_rows: int = 0
@@ -59,17 +59,20 @@ class RejectedInBaseline(Rule[RejectedTally]):
     """Rows without a trained token vote in the baseline of their siblings.
 
     ## What it does
-    Finds rows whose response mask is all zero but whose reward is known, in groups with at least one live row, and
-    recomputes the advantages with live voters only.
+    Finds rows whose response mask is all zero but whose reward is known, recomputes the advantages with live voters
+    only, and reports the live rows whose advantage changes.
 
     ## Why it matters
     The rejected row trains nothing, and still its reward moves the mean and the standard deviation that its siblings
     are compared with: by 49.5 for a reward of 1 beside a rejected 100. A sibling's advantage can change its sign.
-    Some projects keep such rows in the baseline on purpose, since their reward is evidence about the prompt.
+    Some estimators carry it to other groups: verl's gpg scales all rows by a count over the batch, and others whiten
+    or normalise over it. Some projects keep such rows in the baseline on purpose, since their reward is evidence
+    about the prompt.
 
     ## How it is measured
-    `baseline_drift` is what the estimator subtracts, all voters against live voters; `advantage_shift` the change of
-    the advantage; `live_rows` the rows they are taken over. Gradient numbers are in log-prob space and need
+    `live_rows` are all live rows of the step whose advantage changes, in groups with a rejected row or not, and
+    `affected_groups` the groups they are in. Over them, `baseline_drift` is the change of what the estimator
+    subtracts, all voters against live voters, and `advantage_shift` that of the advantage. Gradient numbers are in log-prob space and need
     log-probs. Confirmed: on rows where the two differ, the logged advantages equal the ones with all rows voting.
 
     ## What to do
@@ -115,8 +118,7 @@ class RejectedInBaseline(Rule[RejectedTally]):
             # Its gradient is part of the run's all the same, and the shares of the run are shares of all of it.
             return self._gradient(step)
         shift_N, drift_N = self._shift(step)
-        # Where the trainer's own advantage is NaN there is nothing to compare; nonfinite-values is about that.
-        live_N = self._live_in_affected(step) & ~shift_N.isnan()
+        live_N = self._affected(step, shift_N)
         before_N, after_N = rows.advantage_N, fixed.rows.advantage_N
         assert before_N is not None
         assert after_N is not None
@@ -137,15 +139,16 @@ class RejectedInBaseline(Rule[RejectedTally]):
         )
         return found + self._gradient(step) + self._compare(step, live_N, before_N, after_N)
 
-    def _live_in_affected(self, step: "StepView") -> "Tensor":
-        """Live rows of groups that hold a rejected row, ``[N]`` bool."""
+    def _affected(self, step: "StepView", shift_N: "Tensor") -> "Tensor":
+        """Live rows whose advantage changes, ``[N]`` bool.
+
+        Not those where it is NaN: there is nothing to compare, and nonfinite-values is about that.
+        """
         rows = step.rows
         assert rows is not None
         assert rows.rejected_N is not None
-        rejected_N = rows.rejected_N & ~rows.score_N.isnan()
-        hit_N = (step.compared_sum(rejected_N) > 0)[step.compared.index_N]
-        live_N: Tensor = hit_N & ~rows.rejected_N & ~rows.score_N.isnan()
-        return live_N
+        affected_N: Tensor = (shift_N > 0) & ~rows.rejected_N & ~rows.score_N.isnan()
+        return affected_N
 
     def _shift(self, step: "StepView") -> "tuple[Tensor, Tensor]":
         """Absolute change of the advantage and of the baseline, ``[N]`` each."""
@@ -201,7 +204,8 @@ class RejectedInBaseline(Rule[RejectedTally]):
         def note(row: int) -> str:
             return f"advantage {float(before_N[row]):.4g}, with live voters only {float(after_N[row]):.4g}"
 
-        return step.worst_rows(shift_N * self._live_in_affected(step), note, KEEP_EXAMPLES)
+        moved_N = shift_N.nan_to_num(0.0) * self._affected(step, shift_N)
+        return step.worst_rows(moved_N, note, KEEP_EXAMPLES)
 
     def measures(self, tally: RejectedTally) -> Mapping[str, Measure]:
         """How far baselines and advantages move, and what that does to the gradient."""
@@ -247,7 +251,7 @@ class RejectedInBaseline(Rule[RejectedTally]):
             headline=f"advantages of {counted(run.live_rows, 'row')} off by {number(shift)} on average, "
             f"{number(run.shift_max)} at most",
             message=(
-                f"{counted(run.rejected_rows, 'row')} without a trained token still vote in "
+                f"{counted(run.rejected_rows, 'row')} without a trained token still vote, which changes advantages in "
                 f"{counted(run.affected_groups, 'group')}; {counted(run.sign_flips, 'live row')} get an advantage of "
                 f"the wrong sign"
             ),

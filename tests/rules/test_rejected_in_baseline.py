@@ -228,6 +228,39 @@ def test_slime_with_groups_of_unequal_size_is_one_group():
     assert values(found)["advantage_shift_mean"] == pytest.approx(19.5)
 
 
+def test_gpg_rescales_every_row_of_the_batch():
+    # alpha is rows over rows with a score: 5 / 4 with all voting, 4 / 3 without the rejected 100. So the group without
+    # a rejected row moves too: from -+0.5 * 5 / 4 to -+0.5 * 4 / 3. The other: mean 104 / 3, live 2.
+    rows = toy_batch([[100, 1, 3], [1, 0]], mask=[[0], [1], [1], [1], [1]])
+    found = values(found_by(CODE, rows, trainer="verl", adv_estimator="gpg"))
+    before, after = 5 / 4, 4 / 3
+    shifts = [abs((score - 104 / 3) * before - (score - 2) * after) for score in (1, 3)]
+    shifts += [0.5 * (after - before)] * 2
+    assert found["live_rows"] == 4
+    assert found["affected_groups"] == 2
+    assert found["advantage_shift_mean"] == pytest.approx(sum(shifts) / 4, rel=1e-9)
+    assert found["advantage_shift_max"] == pytest.approx(max(shifts), rel=1e-9)
+    assert found["baseline_drift_mean"] == pytest.approx((104 / 3 - 2) / 2, rel=1e-9)  # 0 in the other group
+    assert found["sign_flips"] == 1
+
+
+def test_gpg_where_only_the_count_moves():
+    # A group whose rows are all rejected changes no baseline of another, but the count over the batch.
+    rows = toy_batch([[0, 0], [1, 0]], mask=[[0], [0], [1], [1]])
+    found = values(found_by(CODE, rows, trainer="verl", adv_estimator="gpg"))
+    assert (found["live_rows"], found["affected_groups"], found["baseline_drift_max"]) == (2, 1, 0.0)
+    # alpha: 4 / 1 against 2 / 1
+    assert found["advantage_shift_mean"] == pytest.approx(1.0, rel=1e-12)
+
+
+def test_only_rows_that_move_count():
+    # The rejected row of the second group has its siblings' mean.
+    rows = toy_batch([[100, 1, 3], [2, 1, 3]], mask=[[0], [1], [1], [0], [1], [1]])
+    options = {"trainer": "verl", "adv_estimator": "grpo", "norm_adv_by_std_in_grpo": False}
+    found = values(found_by(CODE, rows, **options))
+    assert (found["rejected_rows"], found["live_rows"], found["affected_groups"]) == (2, 2, 1)
+
+
 def test_a_missing_mask_is_skipped():
     rows = toy_batch([[1, 0]])
     del rows.per_token["response_mask"]
