@@ -1,13 +1,17 @@
 """``rolloutdoctor convert``."""
 
+from dataclasses import replace
 from pathlib import Path
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
 from rolloutdoctor.cli import dumps
 from rolloutdoctor.cli import options as opt
 from rolloutdoctor.cli.border import guarded
+
+if TYPE_CHECKING:
+    from rolloutdoctor.engine.convert import ConvertOptions
 
 EPILOG = (
     "Examples: rolloutdoctor convert outputs/completions -o run.parquet; "
@@ -17,6 +21,7 @@ EPILOG = (
 
 
 @guarded
+@dumps.takes_dumps
 def convert(
     sources: Annotated[
         list[str],
@@ -25,10 +30,7 @@ def convert(
         ),
     ],
     output: Annotated[str, typer.Option("--output", "-o", metavar="OUT.parquet", help="The run file to write.")],
-    importer: dumps.FromOption = None,
-    columns: dumps.MapOption = None,
-    map_file: dumps.MapFileOption = None,
-    allow_pickle: dumps.AllowPickleOption = False,
+    dump: "ConvertOptions",
     no_text: Annotated[bool, typer.Option("--no-text", help="Leave prompts and responses out.")] = False,
     quiet: opt.QuietOption = False,
 ) -> None:
@@ -38,7 +40,7 @@ def convert(
     from rolloutdoctor.engine.convert import detect_dump
     from rolloutdoctor.errors import UsageError
 
-    options = dumps.convert_options(importer, columns, map_file, allow_pickle=allow_pickle, text=not no_text)
+    options = replace(dump, text=not no_text)
     if not output.endswith(".parquet") or output.endswith(".metrics.parquet"):
         raise UsageError(f"-o {output}: a run file is called NAME.parquet, its metrics NAME.metrics.parquet")
     found = detect_dump(sources, options)

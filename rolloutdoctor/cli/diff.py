@@ -1,11 +1,15 @@
 """``rolloutdoctor diff``."""
 
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
+from rolloutdoctor.cli import dumps
 from rolloutdoctor.cli import options as opt
 from rolloutdoctor.cli.border import FINDINGS, guarded
+
+if TYPE_CHECKING:
+    from rolloutdoctor.engine.convert import ConvertOptions
 
 EPILOG = (
     "Exit codes: 0, with --exit-code 1 if anything differs; 2 usage, unreadable input or internal error. "
@@ -15,9 +19,11 @@ EPILOG = (
 
 
 @guarded
+@dumps.takes_dumps
 def diff(
     context: typer.Context,
     paths: opt.Paths,
+    dump: "ConvertOptions",
     fix: opt.CompareFixOption = None,
     against: Annotated[
         list[str] | None,
@@ -59,7 +65,7 @@ def diff(
     from rolloutdoctor.engine.diff import diff as run_diff
     from rolloutdoctor.report.diff_table import RENDERERS
 
-    run = opt.opened(paths, trainer)
+    run = dumps.opened(paths, trainer, dump, quiet=quiet, text=top > 0 and not no_text)
     options = DiffOptions(
         fixes=fixes,
         against=tuple(against or ()),

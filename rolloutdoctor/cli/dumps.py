@@ -1,8 +1,12 @@
 """Options about a trainer's own dump, which commands take in place of a run file."""
 
+import functools
+import inspect
 import tomllib
+from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
@@ -13,30 +17,59 @@ if TYPE_CHECKING:
     from rolloutdoctor.engine.convert import ConvertOptions
     from rolloutdoctor.io.run import Run
 
-FromOption = Annotated[
-    str | None,
-    typer.Option("--from", metavar="NAME", help="Importer of a trainer's own dump: trl, verl, slime or mapped."),
-]
-MapOption = Annotated[
-    list[str] | None,
-    typer.Option("--map", metavar="COLUMN=WHERE", help="Where the dump has a column, as reward=score; repeatable."),
-]
-MapFileOption = Annotated[
-    str | None, typer.Option("--map-file", metavar="FILE.toml", help="The same as a TOML table: reward = 'score'.")
-]
-AllowPickleOption = Annotated[
-    bool,
-    typer.Option("--allow-pickle", help="Load torch files that can run code. Only for files whose writer you trust."),
-]
+_OPTIONS = {
+    "importer": Annotated[
+        str | None,
+        typer.Option(
+            "--from",
+            metavar="NAME",
+            envvar="ROLLOUTDOCTOR_FROM",
+            help="Importer of a trainer's own dump, where it is not recognised; a wrong name lists them all.",
+        ),
+    ],
+    "columns": Annotated[
+        list[str] | None,
+        typer.Option("--map", metavar="COLUMN=WHERE", help="Where the dump has a column, as reward=score; repeatable."),
+    ],
+    "map_file": Annotated[
+        str | None, typer.Option("--map-file", metavar="FILE.toml", help="The same as a TOML table: reward = 'score'.")
+    ],
+    "allow_pickle": Annotated[
+        bool,
+        typer.Option(
+            "--allow-pickle", help="Load torch files that can run code. Only for files whose writer you trust."
+        ),
+    ],
+}
 
 
-def convert_options(
-    importer: str | None,
-    columns: list[str] | None,
-    map_file: str | None,
-    *,
-    allow_pickle: bool,
-    text: bool = True,
+def takes_dumps(command: Callable[..., None]) -> Callable[..., None]:
+    """Give a command the options about dumps; what they say comes as its argument `dump`, a `ConvertOptions`."""
+    taken = inspect.signature(command)
+    parameters: list[inspect.Parameter] = []
+    for found in taken.parameters.values():
+        parameter = found.replace(kind=inspect.Parameter.KEYWORD_ONLY)
+        if parameter.name != "dump":
+            parameters.append(parameter)
+            continue
+        parameters += [
+            parameter.replace(name=name, annotation=option, default=False if name == "allow_pickle" else None)
+            for name, option in _OPTIONS.items()
+        ]
+
+    @functools.wraps(command)
+    def inner(**given: Any) -> None:  # noqa: ANN401 - what the command takes
+        about = {name: given.pop(name) for name in _OPTIONS}
+        command(dump=_convert_options(**about), **given)
+
+    signature = taken.replace(parameters=parameters)
+    inner.__signature__ = signature  # type: ignore[attr-defined]
+    inner.__annotations__ = {each.name: each.annotation for each in parameters} | {"return": None}
+    return inner
+
+
+def _convert_options(
+    importer: str | None, columns: list[str] | None, map_file: str | None, allow_pickle: bool
 ) -> "ConvertOptions":
     """Put the options about a dump together; the command line goes over the file.
 
@@ -46,12 +79,12 @@ def convert_options(
     from rolloutdoctor.engine.convert import ConvertOptions
 
     found = {} if map_file is None else _read_map(map_file)
-    for text_ in columns or []:
-        name, equals, where = text_.partition("=")
+    for text in columns or []:
+        name, equals, where = text.partition("=")
         if not equals or not name.strip() or not where.strip():
-            raise UsageError(f"--map {text_}: expected COLUMN=WHERE, such as reward=score")
+            raise UsageError(f"--map {text}: expected COLUMN=WHERE, such as reward=score")
         found[name.strip()] = where.strip()
-    return ConvertOptions(importer, found, allow_pickle, text)
+    return ConvertOptions(importer, found, allow_pickle)
 
 
 def _read_map(path: str) -> dict[str, str]:
@@ -68,22 +101,38 @@ def _read_map(path: str) -> dict[str, str]:
 
 
 def opened(
-    paths: list[str], trainer: str | None, options: "ConvertOptions | None" = None, *, quiet: bool = False
+    paths: list[str],
+    trainer: str | None,
+    dump: "ConvertOptions",
+    *,
+    quiet: bool = False,
+    text: bool = False,
+    logs_alone: bool = False,
 ) -> "Run":
-    """Open the run that the arguments name: run files, or a trainer's own dump, until the command ends."""
-    from rolloutdoctor.cli.progress import bytes_bar
-    from rolloutdoctor.engine.convert import ConvertOptions, open_any
+    """Open the run that the arguments name: run files, or a trainer's own dump, until the command ends.
 
-    def tell(text: str) -> None:
+    Args:
+        paths: as the user gave them.
+        trainer: as the user gave it.
+        dump: how to read a dump.
+        quiet: True to say nothing and draw no bar.
+        text: True if prompts and responses of a dump are wanted.
+        logs_alone: True if logged metrics will do without rollouts.
+    """
+    from rolloutdoctor.cli.progress import bytes_bar
+    from rolloutdoctor.engine.convert import open_any
+
+    def tell(sentence: str) -> None:
         if not quiet:
-            typer.echo(f"rolloutdoctor: {text}", err=True)
+            typer.echo(f"rolloutdoctor: {sentence}", err=True)
 
     return until_the_end(
         open_any(
             paths,
             trainer=(trainer or "").partition("@")[0] or None,
-            options=options or ConvertOptions(),
+            options=replace(dump, text=text),
             tell=tell,
             progress=lambda: bytes_bar(quiet=quiet),
+            logs_alone=logs_alone,
         )
     )

@@ -10,20 +10,19 @@ from rolloutdoctor.cli import options as opt
 from rolloutdoctor.cli.border import guarded
 
 if TYPE_CHECKING:
+    from rolloutdoctor.engine.convert import ConvertOptions
     from rolloutdoctor.engine.survey import Survey
 
 
 @guarded
+@dumps.takes_dumps
 def info(
     context: typer.Context,
     paths: opt.Paths,
+    dump: "ConvertOptions",
     trainer: opt.TrainerOption = None,
     settings: opt.SetOption = None,
     trainer_config: opt.TrainerConfigOption = None,
-    importer: dumps.FromOption = None,
-    columns: dumps.MapOption = None,
-    map_file: dumps.MapFileOption = None,
-    allow_pickle: dumps.AllowPickleOption = False,
     steps: opt.StepsOption = None,
     split: opt.SplitOption = None,
     format_: Annotated[
@@ -37,8 +36,7 @@ def info(
     from rolloutdoctor.engine.check import CheckOptions
     from rolloutdoctor.engine.survey import survey
 
-    dump = dumps.convert_options(importer, columns, map_file, allow_pickle=allow_pickle)
-    run = dumps.opened(paths, trainer, dump)
+    run = dumps.opened(paths, trainer, dump, logs_alone=True)
     options = CheckOptions(trainer=trainer, layers=layers, steps=step_range, split=split.value if split else None)
     found = survey(run, options)
     text = _as_json(found) if format_ is opt.BookFormat.json else _as_text(found)

@@ -9,7 +9,6 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from rolloutdoctor.cli.dumps import opened as opened
 from rolloutdoctor.errors import UsageError
 
 if TYPE_CHECKING:
@@ -105,7 +104,11 @@ class BookFormat(StrEnum):
 
 Paths = Annotated[
     list[str],
-    typer.Argument(metavar="PATH...", help="Run files, directories of them, or patterns.", show_default=False),
+    typer.Argument(
+        metavar="PATH...",
+        help="Run files, directories or patterns; a trainer's own dump; logs.",
+        show_default=False,
+    ),
 ]
 TrainerOption = Annotated[
     str | None,

@@ -1,15 +1,19 @@
 """``rolloutdoctor plot``."""
 
 from enum import StrEnum
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
+from rolloutdoctor.cli import dumps
 from rolloutdoctor.cli import options as opt
 from rolloutdoctor.cli.border import guarded
 from rolloutdoctor.cli.output import check_target, write_whole
 from rolloutdoctor.errors import UsageError
 from rolloutdoctor.pictures import KINDS
+
+if TYPE_CHECKING:
+    from rolloutdoctor.engine.convert import ConvertOptions
 
 EPILOG = (
     "KIND: advantages (distribution; zero and turned signs marked), kl (logged against recomputed, per token, and a "
@@ -28,10 +32,12 @@ class By(StrEnum):
 
 
 @guarded
+@dumps.takes_dumps
 def plot(
     context: typer.Context,
     kind: Annotated[str, typer.Argument(metavar="KIND", help=", ".join(KINDS), show_default=False)],
     paths: opt.Paths,
+    dump: "ConvertOptions",
     output: Annotated[
         str, typer.Option("--output", "-o", metavar="FILE", help="Where to: PNG, SVG or PDF by its suffix.")
     ],
@@ -64,7 +70,7 @@ def plot(
     from rolloutdoctor.engine.check import CheckOptions
     from rolloutdoctor.engine.pictures import draw
 
-    run = opt.opened(paths, trainer)
+    run = dumps.opened(paths, trainer, dump, quiet=quiet)
     check_target(output, run)
     options = CheckOptions(
         trainer=trainer,

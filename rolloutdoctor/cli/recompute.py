@@ -1,12 +1,16 @@
 """``rolloutdoctor recompute``."""
 
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
+from rolloutdoctor.cli import dumps
 from rolloutdoctor.cli import options as opt
 from rolloutdoctor.cli.border import guarded
 from rolloutdoctor.errors import UsageError
+
+if TYPE_CHECKING:
+    from rolloutdoctor.engine.convert import ConvertOptions
 
 EPILOG = (
     "Columns: advantages_re, kl_re, ratio_re, loss_re (they sum to the loss of the step) and grad_re (derivative of "
@@ -18,9 +22,11 @@ EPILOG = (
 
 
 @guarded
+@dumps.takes_dumps
 def recompute(
     context: typer.Context,
     paths: opt.Paths,
+    dump: "ConvertOptions",
     output: Annotated[
         str | None,
         typer.Option("--output", "-o", metavar="OUT.parquet", help="Write the values of every token there."),
@@ -59,7 +65,7 @@ def recompute(
     from rolloutdoctor.engine.recompute import recompute as run_recompute
     from rolloutdoctor.report.recompute_views import RENDERERS
 
-    run = opt.opened(paths, trainer)
+    run = dumps.opened(paths, trainer, dump, quiet=quiet)
     options = RecomputeOptions(
         trainer=trainer,
         layers=layers,

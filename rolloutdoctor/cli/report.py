@@ -2,14 +2,18 @@
 
 import inspect
 from pathlib import PurePath
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
+from rolloutdoctor.cli import dumps
 from rolloutdoctor.cli import options as opt
 from rolloutdoctor.cli.border import guarded
 from rolloutdoctor.cli.output import check_target, write_whole
 from rolloutdoctor.errors import UsageError
+
+if TYPE_CHECKING:
+    from rolloutdoctor.engine.convert import ConvertOptions
 
 EPILOG = (
     "The page holds the verdict, the findings with their evidence, pictures, a table of steps, the configuration with "
@@ -21,9 +25,11 @@ EPILOG = (
 
 
 @guarded
+@dumps.takes_dumps
 def report(
     context: typer.Context,
     paths: opt.Paths,
+    dump: "ConvertOptions",
     output: Annotated[str, typer.Option("--output", "-o", metavar="FILE.html", help="Where to write the page.")],
     trainer: opt.TrainerOption = None,
     settings: opt.SetOption = None,
@@ -57,7 +63,7 @@ def report(
     from rolloutdoctor.report.html import Drawing, Page, render
     from rolloutdoctor.rules.table import RULES
 
-    run = opt.opened(paths, trainer)
+    run = dumps.opened(paths, trainer, dump, quiet=quiet)
     check_target(output, run)
     options = CheckOptions(
         trainer=trainer,

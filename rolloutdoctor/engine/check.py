@@ -1,13 +1,14 @@
 """`check`: read a run, run the rules, judge, report."""
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from rolloutdoctor import __version__
 from rolloutdoctor.engine.configure import Configured, configure
 from rolloutdoctor.engine.fold import Fold, RuleState, RunState, run_total
 from rolloutdoctor.engine.logged import comparable
 from rolloutdoctor.engine.plan import Plan, make_plan
+from rolloutdoctor.engine.recording import how_to_record
 from rolloutdoctor.engine.sweep import ReadOptions, find_device, sweep
 from rolloutdoctor.findings import Finding, Report, Skipped
 from rolloutdoctor.fixes import ChosenFix
@@ -37,10 +38,15 @@ def check(run: Run, options: CheckOptions, progress: Callable[[int, int], None] 
         UsageError: if an option cannot be used.
         InputError: if a file cannot be read, or breaks the contract.
     """
+    return report_from(measure(run, options, progress).state(), run, options)
+
+
+def measure(run: Run, options: CheckOptions, progress: Callable[[int, int], None] | None = None) -> Fold:
+    """Let the rules look at every step of a run, and judge nothing yet."""
     ready = prepare(run, options)
     fold = Fold(make_plan(options.rules, ready.context))
     sweep(run, [fold], options, ready.metrics, progress)
-    return report_of(fold, ready.configured, options)
+    return fold
 
 
 @dataclass(frozen=True)
@@ -65,7 +71,8 @@ def prepare(run: Run, options: CheckOptions) -> Prepared:
         UsageError: if an option cannot be used.
     """
     configured = configure(run.metadata, options.trainer, options.layers, options.fixes)
-    metrics = comparable(run.metrics, configured)
+    # A log alone is compared with nothing: what its rules say holds for means over several steps too.
+    metrics = run.metrics if run.metrics_only else comparable(run.metrics, configured)
     return Prepared(configured, metrics, run_context(run, metrics, configured))
 
 
@@ -73,6 +80,13 @@ def report_of(fold: Fold, configured: Configured | None, options: CheckOptions) 
     """Judge what a sweep has folded."""
     device = find_device(options.device).type
     return judge(fold.plan, fold.state(), configured, device=device, dtype=options.dtype)
+
+
+def report_from(state: RunState, run: Run, options: CheckOptions) -> Report:
+    """Judge what was seen of a run, whoever looked."""
+    ready = prepare(run, options)
+    device = find_device(options.device).type
+    return judge(make_plan(options.rules, ready.context), state, ready.configured, device=device, dtype=options.dtype)
 
 
 def context_for(
@@ -96,7 +110,9 @@ def context_for(
 
 def run_context(run: Run, metrics: LoggedMetrics, configured: Configured | None) -> Context:
     """What is known of a run, given those of its logged metrics that can be compared with one step."""
-    return context_for(run.columns, metrics.names(), configured, metrics.left_out)
+    context = context_for(run.columns, metrics.names(), configured, metrics.left_out)
+    unstated, recording = how_to_record(run.metadata, metrics.names(), configured)
+    return replace(context, has_rows=not run.metrics_only, recording=recording, unstated=unstated)
 
 
 def judge(plan: Plan, state: RunState, configured: Configured | None, *, device: str, dtype: str) -> Report:

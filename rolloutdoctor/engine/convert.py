@@ -2,18 +2,20 @@
 
 import os
 import tempfile
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, contextmanager, nullcontext
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from pathlib import Path
 
+from rolloutdoctor.batch import StepKey
 from rolloutdoctor.errors import InputError, UsageError
 from rolloutdoctor.importers.base import Importer, ImportOptions, Sink
-from rolloutdoctor.importers.metric_logs import kind_of, read_log
+from rolloutdoctor.importers.metric_logs import Entry, kind_of, read_log
 from rolloutdoctor.importers.table import detect, find
-from rolloutdoctor.io.metrics import read_metrics
+from rolloutdoctor.io.metadata import RunMetadata
+from rolloutdoctor.io.metrics import LoggedMetrics, read_metrics
 from rolloutdoctor.io.parquet import read_footer
-from rolloutdoctor.io.paths import Source
+from rolloutdoctor.io.paths import METRIC_SUFFIXES, Source
 from rolloutdoctor.io.run import Run, open_run
 from rolloutdoctor.io.writer import metrics_path
 
@@ -76,7 +78,7 @@ def detect_dump(paths: Sequence[str], options: ConvertOptions) -> Detected | Non
             if path not in existing:
                 raise InputError(f"{Source.of(path).name}: no such file or directory; check the path")
     if logs and not dumps:
-        raise InputError(f"{Source.of(logs[0]).name}: logged metrics, not rollouts; give the rollouts as well")
+        raise InputError(f"{Source.of(logs[0]).name}: logged metrics, not rollouts; give those as well")
     if chosen is None and options.columns and not any(detect(Path(path)) for path in dumps):
         chosen = find(MAPPED)
     if chosen is not None:
@@ -97,6 +99,50 @@ def detect_dump(paths: Sequence[str], options: ConvertOptions) -> Detected | Non
     return Detected(chosen, why, tuple(map(Source.of, dumps)), tuple(map(Source.of, logs)))
 
 
+def logs_of(paths: Sequence[str]) -> tuple[Source, ...]:
+    """Return the logs of numbers that `paths` name, a folder by those in it; none if something else is there too."""
+    logs: list[str] = []
+    for path in paths:
+        here = Path(path)
+        if here.is_dir() and detect(here) is None and not any(_is_run_file(each) for each in here.iterdir()):
+            inside = sorted(str(each) for each in here.iterdir() if _is_log(each))
+        else:
+            inside = [path] if _is_log(here) else []
+        if not inside:
+            return ()
+        logs += inside
+    return tuple(map(Source.of, logs))
+
+
+def read_logs(logs: Sequence[Source]) -> LoggedMetrics:
+    """Read logs of numbers; where a step, split and name occur twice the last wins, as in a table of metrics.
+
+    Raises:
+        InputError: if one cannot be read, or holds no number.
+    """
+    values: dict[StepKey, dict[str, float]] = {}
+    for log in logs:
+        if log.path.endswith(METRIC_SUFFIXES):
+            table = read_metrics([log])
+            entries: Iterable[Entry] = ((key.step, key.split, dict(table.at(key))) for key in table.steps())
+        else:
+            entries = read_log(log)
+        for step, split, found in entries:
+            known = {name: value for name, value in found.items() if value is not None}
+            values.setdefault(StepKey(step, split), {}).update(known)
+    if not any(values.values()):
+        raise InputError(f"{logs[0].name}: no number was logged there")
+    return LoggedMetrics(values)
+
+
+def _is_log(path: Path) -> bool:
+    return path.is_file() and (path.name.endswith(METRIC_SUFFIXES) or kind_of(path) is not None)
+
+
+def _is_run_file(path: Path) -> bool:
+    return path.suffix == ".parquet" and not path.name.endswith(METRIC_SUFFIXES)
+
+
 def convert(found: Detected, output: Path, options: ConvertOptions, progress: Progress | None = None) -> Sink:
     """Write a dump as a run file with its metrics table; both appear whole or not at all.
 
@@ -108,7 +154,7 @@ def convert(found: Detected, output: Path, options: ConvertOptions, progress: Pr
         if output.exists() and Path(source.path).exists() and output.samefile(source.path):
             raise UsageError(f"{output}: the output would replace the input; give it another name")
     import_options = ImportOptions(options.columns, options.allow_pickle, options.text)
-    with Sink(output, text=options.text, progress=progress) as sink:
+    with Sink(output, text=options.text, progress=progress, importer=found.importer.name) as sink:
         for log in found.logs:
             for step, split, values in read_log(log):
                 sink.log(step, split, values)
@@ -126,19 +172,27 @@ def open_any(
     options: ConvertOptions,
     tell: Callable[[str], None],
     progress: "Callable[[], AbstractContextManager[Progress | None]]" = nullcontext,
+    logs_alone: bool = False,
 ) -> Iterator[Run]:
     """Open run files as they are, and a trainer's own dump through a temporary run file, removed on leaving.
 
     Args:
         paths: as the user gave them.
         trainer: who wrote the files, or None: as they say.
-        options: how to read a dump.
+        options: how to read a dump; with `text` its prompts and responses too.
         tell: called with sentences for the user: which importer and why, and what it found out.
         progress: entered while a dump is converted; gives what takes bytes read and bytes to read.
+        logs_alone: True to take logged metrics without rollouts.
 
     Raises:
         InputError: if nothing is found or it cannot be read.
     """
+    logs = logs_of(paths) if logs_alone and not options.asked_for else ()
+    if logs:
+        kinds = ", ".join(dict.fromkeys(kind_of(Path(log.path)) or "a table of metrics" for log in logs))
+        tell(f"logged metrics without rollouts ({kinds})")
+        yield Run((), RunMetadata(), read_logs(logs), logs)
+        return
     found = detect_dump(paths, options)
     if found is None:
         yield open_run(paths, trainer=trainer)
@@ -147,10 +201,10 @@ def open_any(
     with tempfile.TemporaryDirectory(prefix="rolloutdoctor-") as folder:
         path = Path(folder) / "run.parquet"
         with progress() as advance:
-            sink = convert(found, path, replace(options, text=False), advance)
+            sink = convert(found, path, options, advance)
         for note in sink.notes:
             tell(note)
         name = " ".join(source.name for source in found.sources)
         file = read_footer(Source(str(path), name), trainer)
         logged = [Source(str(each), name) for each in [metrics_path(path)] if each.exists()]
-        yield Run([file], file.metadata, read_metrics(logged))
+        yield Run([file], file.metadata, read_metrics(logged), found.sources)

@@ -46,12 +46,14 @@ class RunState:
         rules: code of a rule to its state.
         odd_groups: groups whose size is not the configured one.
         failures: why steps could not be evaluated, with the first step each, and how many.
+        seen: the steps and splits that were read, in order.
     """
 
     input: InputSummary = field(default_factory=InputSummary)
     rules: Mapping[str, RuleState] = field(default_factory=dict)
     odd_groups: int = 0
     failures: Mapping[str, tuple[int, int]] = field(default_factory=dict)
+    seen: tuple[StepKey, ...] = ()
 
     def __add__(self, other: "RunState") -> "RunState":
         mine, theirs = self.input, other.input
@@ -70,6 +72,7 @@ class RunState:
             rules={code: self.rules.get(code, RuleState()) + other.rules.get(code, RuleState()) for code in codes},
             odd_groups=self.odd_groups + other.odd_groups,
             failures=failures,
+            seen=tuple(sorted((*self.seen, *other.seen))),
         )
 
 
@@ -93,10 +96,12 @@ class Fold(Consumer):
         self._counts = [0, 0, 0, 0]
         self._odd_groups = 0
         self._failures: dict[str, tuple[int, int]] = {}
+        self._seen: list[StepKey] = []
 
     def add(self, step: SeenStep) -> None:
         """Let every rule count a step."""
         batch = step.batch
+        self._seen.append(batch.key)
         groups = 0 if batch.groups is None else len(batch.groups)
         for position, count in enumerate((len(batch), 1, groups, batch.tokens)):
             self._counts[position] += count
@@ -122,6 +127,7 @@ class Fold(Consumer):
             batch=step.batch,
             logged=step.logged,
             trainer=self.plan.context.trainer,
+            config=self.plan.context.config,
             evaluation=evaluations.pop(AS_CONFIGURED, None),
             fixed=evaluations,
             dtype=step.dtype,
@@ -147,6 +153,7 @@ class Fold(Consumer):
             },
             odd_groups=self._odd_groups,
             failures=self._failures,
+            seen=tuple(sorted(self._seen)),
         )
 
 

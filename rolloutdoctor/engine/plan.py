@@ -69,18 +69,21 @@ def available(name: str, columns: frozenset[str]) -> bool:
 
 def remedy(names: Sequence[str], context: Context) -> str:
     """Words for what would record some columns."""
-    recording = context.trainer.recording if context.trainer is not None else {}
+    recording = context.recording or (context.trainer.recording if context.trainer is not None else {})
     fallback = recording.get("*", "record these columns, or name them as `rolloutdoctor info` lists them")
     return "; ".join(dict.fromkeys(recording.get(name, fallback) for name in names))
 
 
 def _obstacle(rule: AnyRule, context: Context) -> Skipped | None:
+    if rule.needs_rows and not context.has_rows:
+        wanted = sorted(rule.columns(context)) or ["*"]
+        return Skipped(rule.code, rule.name, "there are logged metrics and no rollouts", remedy(wanted, context))
     if context.objective is None and rule.needs_objective:
         return Skipped(
             rule.code,
             rule.name,
             "nothing says which trainer made the run, and with which options",
-            "name it with --trainer NAME (and --set KEY=VALUE); `rolloutdoctor trainers` lists them",
+            f"{context.unstated}; {remedy(['*'], context)}" if context.recording else context.unstated,
         )
     metric = None if context.objective is None else context.objective.step_metric
     if rule.needs_objective and metric is not None and metric not in context.metrics:

@@ -1,7 +1,7 @@
 """What an importer is, and the sink that it streams canonical rows, logged metrics and facts into."""
 
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from types import TracebackType
 from typing import Protocol, Self
@@ -41,6 +41,8 @@ class Importer(Protocol):
 
     name: str
     summary: str
+    recording: Mapping[str, str]
+    """Canonical column to what would bring it, in the words of who wrote the dump; ``*`` is any other column."""
 
     def sniff(self, path: Path) -> str | None:
         """Say why `path`, a file or a directory, is a dump of this kind; None if it is not. Reads little of it."""
@@ -62,10 +64,14 @@ class Sink:
         path: name of the run file.
         text: False to drop prompts and responses.
         progress: called with the bytes read so far, and the bytes to read.
+        importer: name of the importer, for the metadata of the file; None: it says nothing of it.
     """
 
-    def __init__(self, path: Path, *, text: bool = True, progress: Progress | None = None) -> None:
+    def __init__(
+        self, path: Path, *, text: bool = True, progress: Progress | None = None, importer: str | None = None
+    ) -> None:
         self.path = path
+        self.importer = importer
         self.text = text
         self.notes: list[str] = []
         self.advance: Progress = progress or (lambda done, total: None)
@@ -80,7 +86,12 @@ class Sink:
 
     def begin(self, metadata: RunMetadata) -> None:
         """Say who wrote the dump; to be called once, before the first rows."""
-        self._run = RunWriter(self.path, metadata)
+        self._run = RunWriter(
+            self.path,
+            metadata
+            if self.importer is None
+            else replace(metadata, recording={**metadata.recording, "importer": self.importer}),
+        )
 
     def write(self, columns: Mapping[str, Sequence[object]]) -> None:
         """Append rows, one sequence of cells for each column; every call brings the same columns."""

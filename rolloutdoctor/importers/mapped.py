@@ -26,6 +26,9 @@ class MappedTable:
 
     name = "mapped"
     summary = "any JSON Lines or Parquet, columns named with --map or --map-file"
+    recording: Mapping[str, str] = {
+        "*": "say where the file has it with --map COLUMN=WHERE, or write it with rolloutdoctor.recorders.own_loop"
+    }
 
     def sniff(self, path: Path) -> str | None:
         """JSON Lines with a step and something to check, under names that are known."""

@@ -35,6 +35,11 @@ class OpenInstruct:
 
     name = "open-instruct"
     summary = "open-instruct's rollouts (save_traces), *_rollouts_NNNNNN.jsonl"
+    recording: Mapping[str, str] = {
+        "rollout_log_probs": "open-instruct writes `logprobs` where the engine returns them",
+        "*": "open-instruct's traces (--save_traces) hold no trainer-side values: write them with "
+        "rolloutdoctor.recorders.own_loop in its training step",
+    }
 
     def sniff(self, path: Path) -> str | None:
         """By file names and the keys of the first line."""

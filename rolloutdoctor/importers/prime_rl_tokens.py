@@ -41,6 +41,12 @@ class PrimeRlTokens:
 
     name = "prime-rl-tokens"
     summary = "prime-rl's token_exports (trainer.enable_token_export)"
+    recording: Mapping[str, str] = {
+        "reward": "prime-rl's token export has no rewards: give its traces instead (rollouts/step_*/train), or record "
+        "with rolloutdoctor.recorders.own_loop",
+        "*": "prime-rl's token export (trainer.enable_token_export) does not hold it: record with "
+        "rolloutdoctor.recorders.own_loop",
+    }
 
     def sniff(self, path: Path) -> str | None:
         """By the keys of the first line."""

@@ -35,6 +35,11 @@ class PrimeRlTraces:
 
     name = "prime-rl-traces"
     summary = "prime-rl's rollouts/step_*/train/effective/traces.jsonl"
+    recording: Mapping[str, str] = {
+        "old_log_probs": "the trainer's log-probs are in the token export: trainer.enable_token_export=true",
+        "policy_log_probs": "the trainer's log-probs are in the token export: trainer.enable_token_export=true",
+        "*": "prime-rl's traces do not hold it: record with rolloutdoctor.recorders.own_loop",
+    }
 
     def sniff(self, path: Path) -> str | None:
         """By the path and the keys of the first line."""

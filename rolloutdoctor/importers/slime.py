@@ -45,6 +45,11 @@ class SlimeDump:
 
     name = "slime"
     summary = "slime's --dump-details, --save-debug-train-data and --save-debug-rollout-data (*.pt)"
+    recording: Mapping[str, str] = {
+        "group_id": "keep rollout_data/ beside train_data/: --dump-details DIR, or --save-debug-rollout-data "
+        "'DIR/rollout_data/{rollout_id}.pt' with --save-debug-train-data 'DIR/train_data/{rollout_id}.pt'",
+        "*": "--save-debug-train-data 'DIR/train_data/{rollout_id}.pt' (or --dump-details DIR) makes slime write it",
+    }
 
     def sniff(self, path: Path) -> str | None:
         """By file names; nothing is loaded."""

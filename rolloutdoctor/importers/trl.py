@@ -35,6 +35,7 @@ class TrlCompletions:
 
     name = "trl"
     summary = "TRL's completions directory (log_completions=True)"
+    recording: Mapping[str, str] = {}
 
     def sniff(self, path: Path) -> str | None:
         """By file names and columns."""

@@ -1,6 +1,6 @@
 """verl's rollout dumps: `trainer.rollout_data_dir/{step}.jsonl`."""
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 from rolloutdoctor.errors import InputError
@@ -25,6 +25,7 @@ class VerlRollouts:
 
     name = "verl"
     summary = "verl's rollout_data_dir (JSON Lines), with its file logger beside it"
+    recording: Mapping[str, str] = {}
 
     def sniff(self, path: Path) -> str | None:
         """By the keys of the first line."""

@@ -4,6 +4,7 @@ import json
 import os
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from functools import cached_property
+from itertools import pairwise
 from pathlib import Path
 
 import numpy as np
@@ -16,7 +17,7 @@ from rolloutdoctor.io.index import KEY_COLUMNS, Index, RowGroup, build_index, re
 from rolloutdoctor.io.metadata import RunMetadata
 from rolloutdoctor.io.metrics import LoggedMetrics, read_metrics
 from rolloutdoctor.io.parquet import OpenFile, RunFile, read_footer
-from rolloutdoctor.io.paths import expand
+from rolloutdoctor.io.paths import Source, expand
 from rolloutdoctor.io.pieces import Wanted, assemble, decode_piece
 from rolloutdoctor.io.spill import Spill
 from rolloutdoctor.io.steps import StepRange
@@ -44,8 +45,10 @@ def open_run(paths: Sequence[str | os.PathLike[str]], *, trainer: str | None = N
 class Run:
     """A run, as its files' footers describe it. No file is open except while `batches` is being consumed.
 
+    A run without files is a log of numbers: its batches have no rows, one for each step and split that was logged.
+
     Attributes:
-        files: names of the files as the user gave them, in reading order.
+        files: names of the files as the user gave them, in reading order; of the logs, if there are only those.
         metadata: of all files; files that say nothing agree with any.
         columns: canonical names present in every file; a column of nulls only, by its type, is not present.
         partial_columns: canonical names present in some of the files: read as absent. `split` is the exception:
@@ -54,11 +57,19 @@ class Run:
         metrics: what the trainer logged; empty if there is none.
     """
 
-    def __init__(self, files: Sequence[RunFile], metadata: RunMetadata, metrics: LoggedMetrics) -> None:
+    def __init__(
+        self,
+        files: Sequence[RunFile],
+        metadata: RunMetadata,
+        metrics: LoggedMetrics,
+        origins: Sequence[Source] = (),
+    ) -> None:
         self._files = tuple(files)
-        self.files = tuple(file.name for file in files)
+        self._origins = tuple(origins)
+        self.files = tuple(file.name for file in files) or tuple(source.name for source in origins)
         self.metadata = metadata
-        self.columns: frozenset[str] = frozenset.intersection(*(frozenset(file.columns) for file in files))
+        columns = [frozenset(file.columns) for file in files]
+        self.columns: frozenset[str] = frozenset.intersection(*columns) if columns else frozenset()
         self.partial_columns: frozenset[str] = frozenset().union(*(file.columns for file in files)) - self.columns
         self.rows = sum(file.rows for file in files)
         self.metrics = metrics
@@ -96,7 +107,40 @@ class Run:
         if dtype not in (torch.float32, torch.float64):
             raise ValueError(f"{dtype} where torch.float32 or torch.float64 was expected")
         wanted = Wanted.of(columns, self.columns)
+        if self.metrics_only:
+            return self._logged_steps(steps or StepRange(), split)
         return self._stream(wanted, steps or StepRange(), split, dtype, progress or (lambda done, total: None))
+
+    @property
+    def metrics_only(self) -> bool:
+        """True if there are logged metrics and no rows."""
+        return not self._files
+
+    def _logged_steps(self, steps: StepRange, split: str | None) -> Iterator[RolloutBatch]:
+        for key in self.metrics.steps():
+            if key.step in steps and split in (None, key.split):
+                yield RolloutBatch(step=key.step, split=key.split, rows=torch.zeros(1, dtype=torch.int64))
+
+    def step_ranges(self, steps: StepRange | None, split: str | None, count: int) -> list[StepRange]:
+        """Cut `steps` into at most `count` ranges that hold about equally many rows, as far as row groups tell."""
+        wanted = steps or StepRange()
+        weights: dict[int, float] = {}
+        for found in self._index.row_groups:
+            if found.may_hold(wanted, split):
+                # Where only the ends are known, the rows are taken to be spread evenly between them.
+                points = min(found.high - found.low + 1, count)
+                for point in range(points):
+                    step = found.low + (found.high - found.low) * (2 * point + 1) // (2 * points)
+                    weights[step] = weights.get(step, 0.0) + found.rows / points
+        inside = sorted((step, weight) for step, weight in weights.items() if step in wanted)
+        total, before = sum(weight for _, weight in inside), 0.0
+        cuts: list[int] = []
+        for (step, weight), (after, _) in pairwise(inside):
+            before += weight
+            if before >= total * (len(cuts) + 1) / count and after > step:
+                cuts.append(after)
+        cuts = cuts[: count - 1]
+        return [StepRange(start, stop) for start, stop in pairwise([wanted.start, *cuts, wanted.stop])]
 
     def identifier_type(self, name: str) -> pa.DataType:
         """Return the type that identifiers go back to: int64 if every file stores integers, else string.
@@ -110,10 +154,11 @@ class Run:
         return pa.int64() if whole else pa.string()
 
     def reads(self, path: "str | os.PathLike[str]") -> bool:
-        """Tell whether a path is one of the files of the run."""
-        target = Path(path)
-        sources = [Path(file.source.path) for file in self._files]
-        return target.exists() and any(source.exists() and source.samefile(target) for source in sources)
+        """Tell whether a path is one of the files of the run, or of the dump that it was read from."""
+        target = Path(path).resolve()
+        given = (*self._origins, *(file.source for file in self._files))
+        sources = [Path(source.path).resolve() for source in given]
+        return target.exists() and any(source == target or source in target.parents for source in sources)
 
     def texts(self, rows: Mapping[StepKey, Collection[int]]) -> dict[tuple[StepKey, int], dict[str, object]]:
         """Read `prompt` and `response` of a few rows, as stored; what a file lacks is left out.

@@ -5,7 +5,7 @@ This module and the rules import no tensors, so that the rule book opens at once
 
 from abc import ABC, abstractmethod
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, ClassVar, Generic, TypeVar
 
 from rolloutdoctor.findings import Example, Measure, Severity
@@ -33,6 +33,9 @@ class Context:
         trainer: who made the run, or None if nothing says.
         config: its configuration, or None.
         objective: what it computes, or None.
+        has_rows: False if there are logged metrics and no rollouts.
+        recording: canonical column to what would record it, in the words of the trainer or of the dump; ``*`` is any.
+        unstated: what to state of the run where nothing says which trainer made it, or with which options.
         averaged: names of metrics that were logged as means over several steps, and so are no value of one.
     """
 
@@ -42,6 +45,9 @@ class Context:
     config: Config | None = None
     objective: Objective | None = None
     averaged: frozenset[str] = frozenset()
+    has_rows: bool = True
+    recording: Mapping[str, str] = field(default_factory=dict)
+    unstated: str = "name it with --trainer NAME (and --set KEY=VALUE); `rolloutdoctor trainers` lists them"
 
 
 @dataclass(frozen=True)
@@ -73,6 +79,7 @@ class Rule(ABC, Generic[T]):
         fix: the fix (``NAME:VARIANT``) that `measure` compares with, or None.
         references: upstream threads and papers.
         tally: the record that steps add up to.
+        needs_rows: False if the rule looks at the log alone.
         needs_objective: False if the rule runs without knowing the trainer.
         splits: the splits it is about.
     """
@@ -83,6 +90,7 @@ class Rule(ABC, Generic[T]):
     references: ClassVar[tuple[str, ...]] = ()
     tally: ClassVar[type[Sums]]
     needs_objective: ClassVar[bool] = True
+    needs_rows: ClassVar[bool] = True
     splits: ClassVar[tuple[str, ...]] = ("train", "eval")
 
     @abstractmethod

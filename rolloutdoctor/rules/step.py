@@ -12,6 +12,7 @@ from rolloutdoctor.evaluation import Evaluation, RowPart, TokenPart, compared_gr
 from rolloutdoctor.findings import Example
 from rolloutdoctor.objective import KlBuffer, Objective
 from rolloutdoctor.ops import segments as seg
+from rolloutdoctor.trainers.options import Config
 from rolloutdoctor.trainers.spec import Trainer
 
 
@@ -26,6 +27,7 @@ class StepView:
         evaluation: the objective as configured, or None without a trainer.
         fixed: ``NAME:VARIANT`` of a fix to its evaluation; its `versus_*` sums compare with `evaluation`.
         dtype: of the token values.
+        config: configuration of the trainer, or None.
     """
 
     batch: RolloutBatch
@@ -34,6 +36,7 @@ class StepView:
     evaluation: Evaluation | None = None
     fixed: Mapping[str, Evaluation] = field(default_factory=dict)
     dtype: torch.dtype = torch.float32
+    config: Config | None = None
 
     @property
     def training(self) -> bool:

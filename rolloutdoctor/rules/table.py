@@ -8,10 +8,13 @@ from rolloutdoctor.rules.base import Rule
 from rolloutdoctor.rules.eval_group_of_one import EvalGroupOfOne
 from rolloutdoctor.rules.float_residue import FloatResidue
 from rolloutdoctor.rules.kl_metric_corrupted import KlMetricCorrupted
+from rolloutdoctor.rules.kl_only_loss import KlOnlyLoss
+from rolloutdoctor.rules.logged_anomaly import LoggedAnomaly
 from rolloutdoctor.rules.loss_near_zero import LossNearZero
 from rolloutdoctor.rules.nonfinite_values import NonfiniteValues
 from rolloutdoctor.rules.overwritten_completions import OverwrittenCompletions
 from rolloutdoctor.rules.rejected_in_baseline import RejectedInBaseline
+from rolloutdoctor.rules.reward_free_step import RewardFreeStep
 from rolloutdoctor.rules.singleton_group import SingletonGroup
 from rolloutdoctor.rules.zero_std_kl import ZeroStdKl
 
@@ -23,10 +26,13 @@ RULES: tuple[AnyRule, ...] = (
     FloatResidue(),
     ZeroStdKl(),
     LossNearZero(),
+    RewardFreeStep(),
+    KlOnlyLoss(),
     NonfiniteValues(),
     OverwrittenCompletions(),
     KlMetricCorrupted(),
     EvalGroupOfOne(),
+    LoggedAnomaly(),
 )
 
 FAMILIES = {

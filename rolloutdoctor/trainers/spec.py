@@ -12,6 +12,22 @@ if TYPE_CHECKING:
 
 
 @dataclass(frozen=True)
+class LossParts:
+    """The logged loss of one step in two parts: they add up to it, but for entropy and auxiliary terms."""
+
+    policy: float
+    kl: float
+
+
+def _does_not_say(logged: Mapping[str, float]) -> bool | None:
+    return None
+
+
+def _not_logged(logged: Mapping[str, float], config: Config | None) -> LossParts | None:
+    return None
+
+
+@dataclass(frozen=True)
 class Trainer:
     """One trainer.
 
@@ -30,6 +46,11 @@ class Trainer:
         group_size: how many rows a group of a split should have under a configuration, or None if anything goes.
         window_option: the option that says over how many steps a logged line averages, or None if each step is logged.
         instant_metrics: metrics that are of the logged step alone, whatever that option says.
+        reward_free: tells from the metrics of a training step that no group had a spread of rewards; None where they
+            do not say.
+        loss_parts: takes the loss of a training step apart from what was logged; None where that does not do. The
+            configuration is None where nothing states it.
+        loss_is_whole: True if `loss_metric` is the whole loss, not its policy part.
     """
 
     name: str
@@ -45,3 +66,6 @@ class Trainer:
     group_size: Callable[[Config, str], int | None]
     window_option: str | None = None
     instant_metrics: frozenset[str] = frozenset()
+    reward_free: Callable[[Mapping[str, float]], bool | None] = _does_not_say
+    loss_parts: Callable[[Mapping[str, float], Config | None], LossParts | None] = _not_logged
+    loss_is_whole: bool = False

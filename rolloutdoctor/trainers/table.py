@@ -1,5 +1,7 @@
 """Every trainer by name."""
 
+from collections.abc import Collection
+
 from rolloutdoctor.errors import UsageError, nearest
 from rolloutdoctor.trainers import slime, trl, trl_rloo, verl
 from rolloutdoctor.trainers.spec import Trainer
@@ -7,6 +9,20 @@ from rolloutdoctor.trainers.spec import Trainer
 TRAINERS: dict[str, Trainer] = {
     trainer.name: trainer for trainer in (trl.TRAINER, trl_rloo.TRAINER, verl.TRAINER, slime.TRAINER)
 }
+
+
+def writer_of(names: Collection[str]) -> Trainer | None:
+    """Return the trainer whose names a log of numbers has; TRL's trainers share theirs.
+
+    >>> writer_of(["actor/pg_loss", "actor/grad_norm"]).name
+    'verl'
+    """
+    for trainer in TRAINERS.values():
+        others = (trainer.grad_norm_metric, *trainer.kl_metrics)
+        if trainer.loss_metric in names and any(name in names for name in others):
+            return trainer
+    return None
+
 
 PLANNED: dict[str, str] = {}
 """Trainers that are known and not computed, with the reason."""

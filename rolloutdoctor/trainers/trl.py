@@ -6,12 +6,13 @@ batch, and the mean that `luspo` takes; 1.11.0 lets a sampler give no log-prob f
 its own that `use_liger_kernel` had. Before 1.9.0 tokens were counted before masks, and metrics were means of ranks.
 """
 
+from collections.abc import Mapping
 from typing import TYPE_CHECKING, Literal, cast
 
 from rolloutdoctor.errors import UsageError
 from rolloutdoctor.objective import AdvantageRule, Aggregation, Gate, KlTerm, Objective, RowSet, Scope, Surrogate
 from rolloutdoctor.trainers.options import Config, Option
-from rolloutdoctor.trainers.spec import Trainer
+from rolloutdoctor.trainers.spec import LossParts, Trainer
 
 if TYPE_CHECKING:
     from rolloutdoctor.evaluation import Evaluation
@@ -330,6 +331,20 @@ def metrics(evaluation: "Evaluation") -> dict[str, float]:
     return trl_metrics.grpo(evaluation)
 
 
+def reward_free(logged: Mapping[str, float]) -> bool | None:
+    """True where every group's rewards had a standard deviation of (isclose) 0: a mean of shares is 1 if each is."""
+    share = logged.get("frac_reward_zero_std")
+    return None if share is None else share == 1
+
+
+def loss_parts(logged: Mapping[str, float], config: Config | None) -> LossParts | None:
+    """The loss less beta times the KL, where beta is stated; means over several steps add up as well."""
+    if config is None or config.settings["beta"].assumed or not config["beta"] or not {"loss", "kl"} <= logged.keys():
+        return None
+    kl = config.number("beta") * logged["kl"]
+    return LossParts(logged["loss"] - kl, kl)
+
+
 _RECORDER = 'record the run with rolloutdoctor.recorders.trl: `record(trainer, "run.parquet")`'
 
 TRAINER = Trainer(
@@ -353,4 +368,7 @@ TRAINER = Trainer(
     group_size=group_size,
     window_option="logging_steps",
     instant_metrics=frozenset({"grad_norm", "learning_rate", "epoch", "num_tokens"}),
+    reward_free=reward_free,
+    loss_parts=loss_parts,
+    loss_is_whole=True,
 )

@@ -117,4 +117,5 @@ TRAINER = Trainer(
     group_size=trl.group_size,
     window_option="logging_steps",
     instant_metrics=trl.TRAINER.instant_metrics,
+    reward_free=trl.reward_free,
 )

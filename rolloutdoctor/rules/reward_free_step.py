@@ -1,0 +1,157 @@
+"""RDG003: steps whose whole gradient is free of reward, from the trainer's log alone."""
+
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+from rolloutdoctor.findings import Example, Measure, Severity
+from rolloutdoctor.rules.base import Context, Judgement, Missing, Rule, counted, number, percent
+from rolloutdoctor.stats.sums import Sums, largest, ratio, smallest
+from rolloutdoctor.trainers.table import writer_of
+
+if TYPE_CHECKING:
+    from rolloutdoctor.rules.step import StepView
+
+
+@dataclass(frozen=True)
+class RewardFreeTally(Sums):
+    """What `reward-free-step` adds up: training steps whose log tells, and those of them without reward."""
+
+    steps: int = 0
+    reward_free: int = 0
+    dead: int = 0
+    grad_norm: float = 0.0
+    others: int = 0
+    grad_norm_others: float = 0.0
+    with_kl: int = 0
+    loss: float = 0.0
+    kl: float = 0.0
+    lowest: float = smallest()
+    highest: float = largest()
+
+
+@dataclass(frozen=True)
+class RewardFreeStep(Rule[RewardFreeTally]):
+    """Updates in which no reward had a say, and the model moved all the same.
+
+    ## What it does
+    Finds the steps at which the trainer logged that no group had a spread of rewards, and shows the gradient norm
+    that it logged for them. No rollouts are needed.
+
+    ## Why it matters
+    Without a spread every advantage is 0 and so is the policy term. Whatever moved the model at such a step is the KL
+    term, an entropy bonus or an auxiliary loss. Where these steps are many, the run is pulled to the reference, or
+    apart, by terms that know nothing of the task.
+
+    ## How it is measured
+    A TRL step counts if the logged `frac_reward_zero_std` is exactly 1: a mean over groups, or over several steps, is 1
+    only if each of them is, and the logged `grad_norm` is that of the last. TRL means a standard deviation below 1e-8,
+    which leaves advantages of at most 1e-4 times the root of the group size. A verl step counts if
+    `critic/advantages/max` and `/min`, over all trained tokens, are both 0. `grad_norm` is the mean of the logged
+    norms over these steps, before clipping and over parameters; `grad_norm_ratio` is that by the mean over the other
+    steps. `loss_by_kl` is the logged loss by the logged KL: at these steps the loss is beta times the KL, so it is
+    beta, where both are averaged over tokens in the same way (`loss_by_kl_low` and `_high` are its extremes).
+    Confirmed: it is what the trainer logged.
+
+    ## What to do
+    Read the share and the ratio. `diff --fix zero-std` on recorded rollouts shows what a step without these terms is;
+    drawing prompts again until their rewards differ avoids the steps.
+
+    ## Example
+    >>> from rolloutdoctor.testing import diagnose_one, toy_batch
+    >>> logged = {"frac_reward_zero_std": 1.0, "grad_norm": 0.00132, "loss": 9.192e-06, "kl": 2.298e-04}
+    >>> diagnose_one("RDG003", toy_batch([[1, 1]]), trainer="trl", logged=logged)
+    'RDG003 warning confirmed: steps_share 1'
+    """
+
+    code = "RDG003"
+    name = "reward-free-step"
+    references = (
+        "https://github.com/huggingface/trl/issues/5588",
+        "https://github.com/huggingface/trl/issues/2703",
+    )
+    tally = RewardFreeTally
+    needs_objective = False
+    needs_rows = False
+    splits = ("train",)
+
+    warn_above: float = 0.1
+
+    def columns(self, context: Context) -> frozenset[str]:
+        """None: it is all in the log."""
+        return frozenset()
+
+    def measure(self, step: "StepView") -> RewardFreeTally:
+        """Count one step."""
+        logged = step.logged
+        trainer = step.trainer or writer_of(logged)
+        free = None if trainer is None or not step.training else trainer.reward_free(logged)
+        norm = None if trainer is None else logged.get(trainer.grad_norm_metric)
+        if trainer is None or free is None or norm is None or not norm >= 0:
+            return RewardFreeTally()
+        if not free:
+            return RewardFreeTally(steps=1, others=1, grad_norm_others=norm)
+        loss, kl = logged.get(trainer.loss_metric), logged.get(trainer.kl_metrics[0])
+        part = RewardFreeTally(steps=1, reward_free=1, dead=int(norm == 0), grad_norm=norm)
+        if not trainer.loss_is_whole or loss is None or kl is None or not kl > 0:
+            return part
+        return part + RewardFreeTally(with_kl=1, loss=loss, kl=kl, lowest=loss / kl, highest=loss / kl)
+
+    def examples(self, step: "StepView") -> Iterable[Example]:
+        """The steps that moved the model most."""
+        tally = self.measure(step)
+        if tally.reward_free and tally.grad_norm:
+            yield Example(step.batch.step, None, None, tally.grad_norm, f"logged gradient norm {tally.grad_norm:.3g}")
+
+    def measures(self, tally: RewardFreeTally) -> Mapping[str, Measure]:
+        """Shares of steps, and means over them."""
+        mean, others = ratio(tally.grad_norm, tally.reward_free), ratio(tally.grad_norm_others, tally.others)
+        return {
+            "steps_share": Measure(ratio(tally.reward_free, tally.steps), "share"),
+            "reward_free_steps": Measure(tally.reward_free, "steps"),
+            "dead_steps": Measure(tally.dead, "steps"),
+            "grad_norm": Measure(mean, "parameter norm"),
+            "grad_norm_others": Measure(others, "parameter norm"),
+            "grad_norm_ratio": Measure(None if mean is None or not others else ratio(mean, others), "1"),
+            "loss_by_kl": Measure(ratio(tally.loss, tally.kl), "1"),
+            "loss_by_kl_low": Measure(tally.lowest if tally.with_kl else None, "1"),
+            "loss_by_kl_high": Measure(tally.highest if tally.with_kl else None, "1"),
+        }
+
+    def unseen(self, run: RewardFreeTally, context: Context) -> Missing | None:
+        """A log that does not say which steps had a spread of rewards."""
+        if run.steps:
+            return None
+        return Missing(
+            "no step has a logged gradient norm and a metric that tells whether any group had a spread of rewards",
+            "TRL logs frac_reward_zero_std and grad_norm, verl critic/advantages/max, /min and actor/grad_norm: give "
+            'that log (trainer_state.json, trainer.logger=["file"], or an export), one line for each step',
+        )
+
+    def judge(self, run: RewardFreeTally, context: Context) -> Judgement | None:
+        """Information with a magnitude; a warning where such steps are many."""
+        if not run.reward_free:
+            return None
+        share, moved = ratio(run.reward_free, run.steps), run.reward_free - run.dead
+        found = {name: measure.value for name, measure in self.measures(run).items()}
+        message = (
+            f"no group had a spread of rewards in {percent(share)} of the steps; {moved:,} of them moved the model, "
+            f"with a logged gradient norm of {number(found['grad_norm'])} on average"
+        )
+        if found["grad_norm_ratio"] is not None:
+            message += f", {number(found['grad_norm_ratio'])} times that of the other steps"
+        evidence = "the trainer's log says that no group had a spread of rewards, and gives the norm"
+        if run.with_kl:
+            evidence += (
+                f"; the logged loss is {number(run.lowest)} to {number(run.highest)} times the logged KL in "
+                f"{counted(run.with_kl, 'such step')}"
+            )
+        return Judgement(
+            severity=Severity.WARNING if (share or 0.0) > self.warn_above and moved else Severity.INFO,
+            confirmed=True,
+            headline=f"{counted(run.reward_free, 'step')} of {run.steps:,} without reward: {moved:,} moved the model",
+            message=message,
+            evidence=evidence,
+            advice="KL, entropy or an auxiliary loss moved it: record the rollouts and see `diff --fix zero-std`, or "
+            "draw prompts again until their rewards differ",
+        )
