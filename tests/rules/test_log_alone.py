@@ -1,0 +1,199 @@
+"""The rules that read a trainer's log and nothing else: what each claims follows from what the trainer logs."""
+
+import json
+
+import pytest
+from importers.importing import DATA
+
+from rolloutdoctor.engine.check import CheckOptions, check
+from rolloutdoctor.engine.configure import read_settings
+from rolloutdoctor.engine.convert import ConvertOptions, open_any
+from rolloutdoctor.engine.survey import survey
+from rolloutdoctor.errors import InputError
+
+REWARD_FREE = {"frac_reward_zero_std": 1.0, "loss": 9.192e-06, "kl": 2.298e-04, "grad_norm": 1.32e-03}
+ORDINARY = {"frac_reward_zero_std": 0.25, "loss": 0.01, "kl": 1e-04, "grad_norm": 0.8}
+
+
+def trainer_state(folder, *entries, name="trainer_state.json"):
+    history = [{"step": step, **values} for step, values in enumerate(entries, start=1)]
+    (folder / name).write_text(json.dumps({"log_history": history, "logging_steps": 1}))
+    return folder / name
+
+
+def opened(path):
+    return open_any([str(path)], trainer=None, options=ConvertOptions(), tell=lambda text: None, logs_alone=True)
+
+
+def report_of(path, *settings, trainer=None):
+    layers = [read_settings(settings, "command line")]
+    with opened(path) as run:
+        return check(run, CheckOptions(trainer=trainer, layers=layers, device="cpu"))
+
+
+def only(report, code):
+    (found,) = [finding for finding in report.findings if finding.code == code]
+    return found, {name: measure.value for name, measure in found.measures.items()}
+
+
+def test_a_step_without_reward_in_a_trl_log(tmp_path):
+    found, value = only(report_of(trainer_state(tmp_path, ORDINARY, ORDINARY, REWARD_FREE, ORDINARY)), "RDG003")
+    assert (found.severity.label, found.verdict) == ("warning", "confirmed")
+    assert value["steps_share"] == 0.25
+    assert value["grad_norm"] == 1.32e-03
+    assert value["grad_norm_ratio"] == pytest.approx(1.32e-03 / 0.8)
+    # The identity that gives the coefficient away.
+    assert value["loss_by_kl"] == pytest.approx(0.04, rel=1e-4)
+    assert [example.step for example in found.examples] == [3]
+
+
+def test_dead_steps_moved_nothing(tmp_path):
+    found, value = only(report_of(trainer_state(tmp_path, ORDINARY, REWARD_FREE | {"grad_norm": 0.0})), "RDG003")
+    assert found.severity.label == "info"
+    assert value["dead_steps"] == 1
+    assert found.examples == ()
+
+
+@pytest.mark.parametrize("share", [0.999, 0.0])
+def test_a_share_below_one_says_nothing(tmp_path, share):
+    report = report_of(trainer_state(tmp_path, ORDINARY | {"frac_reward_zero_std": share}))
+    assert "RDG003" in [code for code, _ in report.clean]
+
+
+def test_a_log_that_does_not_tell_is_skipped_with_what_would(tmp_path):
+    report = report_of(trainer_state(tmp_path, {"loss": 0.1, "grad_norm": 1.0}))
+    (skipped,) = [one for one in report.skipped if one.code == "RDG003"]
+    assert "frac_reward_zero_std" in skipped.remedy
+
+
+@pytest.mark.parametrize(("lowest", "code"), [(0.0, "RDG003"), (-1e-9, None)])
+def test_advantages_of_zero_in_a_verl_log(tmp_path, lowest, code):
+    data = {"critic/advantages/max": 0.0, "critic/advantages/min": lowest, "actor/grad_norm": 0.5}
+    data |= {"actor/pg_loss": 0.0, "actor/kl_loss": 0.25, "actor/kl_coef": 0.001}
+    (tmp_path / "log.jsonl").write_text(json.dumps({"step": 1, "data": data}) + "\n")
+    report = report_of(tmp_path / "log.jsonl")
+    _, value = only(report, "RDG004")
+    assert value["kl_loss"] == 0.25 * 0.001
+    assert value["grad_norm"] == 0.5
+    assert [finding.code for finding in report.findings if finding.code == "RDG003"] == [code] * bool(code)
+
+
+def test_the_loss_is_the_kl_term_only_where_beta_is_stated(tmp_path):
+    path = trainer_state(tmp_path, ORDINARY, REWARD_FREE | {"frac_reward_zero_std": 0.5})
+    assert "RDG004" in [skipped.code for skipped in report_of(path, trainer="trl").skipped]
+    found, value = only(report_of(path, "beta=0.04", trainer="trl"), "RDG004")
+    assert found.severity.label == "info"
+    assert value["kl_only_steps"] == 1
+    assert value["loss"] == 9.192e-06
+    report = report_of(path, "beta=0.05", trainer="trl")
+    assert "RDG004" in [code for code, _ in report.clean]
+
+
+def test_a_loss_rounded_to_four_digits_is_not_taken_for_the_kl_term(tmp_path):
+    path = trainer_state(tmp_path, REWARD_FREE | {"loss": 0.0})
+    assert "RDG004" in [code for code, _ in report_of(path, "beta=0.04", trainer="trl").clean]
+
+
+@pytest.mark.parametrize("name", ["loss", "grad_norm", "kl"])
+def test_nan_in_the_log_is_an_error(tmp_path, name):
+    found, value = only(report_of(trainer_state(tmp_path, ORDINARY, ORDINARY | {name: float("nan")})), "RDM003")
+    assert (found.severity.label, found.verdict) == ("error", "confirmed")
+    assert value["nonfinite_steps"] == 1
+    assert found.examples[0].step == 2
+
+
+def test_a_kl_that_cannot_be_negative(tmp_path):
+    path = trainer_state(tmp_path, ORDINARY | {"kl": -0.5})
+    found, value = only(report_of(path, "beta=0.04", trainer="trl"), "RDM003")
+    assert (found.severity.label, found.verdict) == ("warning", "confirmed")
+    assert value["lowest_kl"] == -0.5
+    # k1, which RLOO has, may be negative; and nothing says what an unnamed trainer estimates.
+    for trainer in ("trl-rloo", None):
+        assert "RDM003" in [code for code, _ in report_of(path, trainer=trainer).clean]
+    path = trainer_state(tmp_path, ORDINARY | {"kl": -0.009})
+    assert "RDM003" in [code for code, _ in report_of(path, "beta=0.04", trainer="trl").clean]
+
+
+def test_one_step_that_stands_out(tmp_path):
+    usual = [ORDINARY | {"grad_norm": 1.0}] * 10
+    found, value = only(report_of(trainer_state(tmp_path, *usual, ORDINARY | {"grad_norm": 20.0})), "RDM003")
+    assert (found.severity.label, found.verdict) == ("warning", "exposed")
+    assert value["grad_norm_peak"] == pytest.approx(20.0)
+    assert found.examples[0].step == 11
+    report = report_of(trainer_state(tmp_path, *usual, ORDINARY | {"grad_norm": 10.0}))
+    assert "RDM003" in [code for code, _ in report.clean]
+
+
+def test_means_over_several_steps_are_read_too(tmp_path):
+    path = trainer_state(tmp_path, ORDINARY, REWARD_FREE)
+    body = json.loads(path.read_text())
+    for entry in body["log_history"]:
+        entry["step"] *= 10
+    path.write_text(json.dumps(body))
+    found, _ = only(report_of(path, "beta=0.04", "logging_steps=10", trainer="trl"), "RDG003")
+    assert found.examples[0].step == 20
+
+
+ROWS_OF_A_LOG = [{"step": 1, **ORDINARY}, {"step": 2, **REWARD_FREE}]
+
+
+def as_csv(folder):
+    names = list(ROWS_OF_A_LOG[0])
+    lines = [",".join(names), *(",".join(str(row[name]) for name in names) for row in ROWS_OF_A_LOG)]
+    (folder / "log.csv").write_text("\n".join(lines) + "\n")
+    return folder / "log.csv"
+
+
+def as_long_lines(folder):
+    path = folder / "run.metrics.jsonl"
+    entries = [
+        {"step": row["step"], "split": "train", "name": name, "value": value}
+        for row in ROWS_OF_A_LOG
+        for name, value in row.items()
+        if name != "step"
+    ]
+    path.write_text("".join(json.dumps(entry) + "\n" for entry in entries))
+    return path
+
+
+def as_parquet(folder):
+    from rolloutdoctor.io.writer import write_metrics
+
+    path = folder / "run.metrics.parquet"
+    write_metrics(
+        path, [(row["step"], "train", name, row[name]) for row in ROWS_OF_A_LOG for name in row if name != "step"]
+    )
+    return path
+
+
+def as_folder(folder):
+    trainer_state(folder, ORDINARY, REWARD_FREE)
+    return folder
+
+
+@pytest.mark.parametrize("written", [as_csv, as_long_lines, as_parquet, as_folder])
+def test_every_container_says_the_same(tmp_path, written):
+    expected = report_of(trainer_state(tmp_path, ORDINARY, REWARD_FREE))
+    (tmp_path / "other").mkdir()
+    report = report_of(written(tmp_path / "other"))
+    assert report.findings == expected.findings
+    assert report.clean == expected.clean
+
+
+def test_a_real_trl_log_alone():
+    with opened(DATA / "trl" / "mixed" / "trainer_state.json") as run:
+        found = survey(run, CheckOptions())
+    assert found.tier == 0
+    assert {"RDG003", "RDM003"} <= {code for code, _ in found.runnable}
+    for skipped in found.skipped:
+        if skipped.code != "RDG004":
+            assert "rolloutdoctor.recorders.trl" in skipped.remedy
+
+
+def test_other_commands_still_ask_for_rollouts(tmp_path):
+    path = trainer_state(tmp_path, ORDINARY)
+    with (
+        pytest.raises(InputError, match="logged metrics, not rollouts"),
+        open_any([str(path)], trainer=None, options=ConvertOptions(), tell=lambda text: None),
+    ):
+        pass
