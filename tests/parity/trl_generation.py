@@ -66,7 +66,7 @@ class Trainer:
             reduce=lambda value, reduction: value,
         )
         self.state = SimpleNamespace(global_step=0, num_input_tokens_seen=0)
-        self._tokenizer = SimpleNamespace(pad_token_id=PAD)
+        self._tokenizer = SimpleNamespace(eos_token_id=END, pad_token_id=PAD)
         self.processing_class = SimpleNamespace(batch_decode=lambda ids, **_: [""] * len(ids))
         self.eos_token_ids = [END]
         self.pad_to_multiple_of = None
