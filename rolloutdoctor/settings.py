@@ -22,6 +22,7 @@ KEYS = (
     "split",
     "color",
     "quiet",
+    "workers",
 )
 
 

@@ -8,7 +8,7 @@ from typing import Annotated
 import typer
 
 from rolloutdoctor import __version__
-from rolloutdoctor.cli import book, check, convert, diff, info, plot, recompute, report
+from rolloutdoctor.cli import book, check, convert, diff, info, merge, plot, recompute, report
 from rolloutdoctor.cli.border import fail
 from rolloutdoctor.errors import RolloutDoctorError
 from rolloutdoctor.settings import find_settings
@@ -21,6 +21,7 @@ app = typer.Typer(
     context_settings={"help_option_names": ["-h", "--help"], "max_content_width": 100},
 )
 app.command("check", epilog=check.EPILOG)(check.check)
+app.command("merge", epilog=merge.EPILOG)(merge.merge)
 app.command("diff", epilog=diff.EPILOG)(diff.diff)
 app.command("recompute", epilog=recompute.EPILOG)(recompute.recompute)
 app.command("plot", epilog=plot.EPILOG)(plot.plot)
@@ -66,4 +67,12 @@ def _defaults() -> Mapping[str, Mapping[str, object]]:
     # `check` has formats, and its own way to fail, that the others have not.
     known = {"full", "json", "jsonl"}
     shared = {name: value for name, value in values.items() if name != "format_" or value in known}
-    return {"check": values, "info": values, "diff": shared, "recompute": shared, "plot": values, "report": values}
+    return {
+        "check": values,
+        "merge": values,
+        "info": values,
+        "diff": shared,
+        "recompute": shared,
+        "plot": values,
+        "report": values,
+    }

@@ -1,13 +1,17 @@
 """``rolloutdoctor check``."""
 
 from dataclasses import replace
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from rolloutdoctor.cli import dumps
+from rolloutdoctor.cli import dumps, verdict
 from rolloutdoctor.cli import options as opt
-from rolloutdoctor.cli.border import FINDINGS, NOTHING_CHECKED, guarded
+from rolloutdoctor.cli.border import guarded
+from rolloutdoctor.errors import UsageError
+
+if TYPE_CHECKING:
+    from rolloutdoctor.engine.convert import ConvertOptions
 
 EPILOG = (
     "Exit codes: 0 nothing at or above --fail-on, 1 findings, 2 usage, unreadable input or internal error, "
@@ -18,62 +22,62 @@ EPILOG = (
 
 
 @guarded
+@dumps.takes_dumps
 def check(
     context: typer.Context,
     paths: opt.Paths,
+    dump: "ConvertOptions",
     trainer: opt.TrainerOption = None,
     settings: opt.SetOption = None,
     trainer_config: opt.TrainerConfigOption = None,
     fix: opt.FixOption = None,
-    select: Annotated[
-        list[str] | None,
-        typer.Option("--select", metavar="CODE", envvar="ROLLOUTDOCTOR_SELECT", help="Only these rules or families."),
-    ] = None,
-    ignore: Annotated[
-        list[str] | None,
-        typer.Option("--ignore", metavar="CODE", envvar="ROLLOUTDOCTOR_IGNORE", help="Not these rules or families."),
-    ] = None,
-    importer: dumps.FromOption = None,
-    columns: dumps.MapOption = None,
-    map_file: dumps.MapFileOption = None,
-    allow_pickle: dumps.AllowPickleOption = False,
+    select: verdict.SelectOption = None,
+    ignore: verdict.IgnoreOption = None,
     steps: opt.StepsOption = None,
     split: opt.SplitOption = None,
     device: opt.DeviceOption = opt.Device.auto,
     dtype: opt.DtypeOption = opt.Dtype.float32,
-    format_: Annotated[
-        opt.Format, typer.Option("--format", envvar="ROLLOUTDOCTOR_FORMAT", help="Format of the report.")
-    ] = opt.Format.full,
+    format_: verdict.FormatOption = opt.Format.full,
     output_file: opt.OutputOption = None,
-    fail_on: Annotated[
-        opt.FailOn,
-        typer.Option("--fail-on", envvar="ROLLOUTDOCTOR_FAIL_ON", help="Lowest severity that makes the exit code 1."),
-    ] = opt.FailOn.error,
-    exit_zero: Annotated[
-        bool, typer.Option("--exit-zero", envvar="ROLLOUTDOCTOR_EXIT_ZERO", help="Findings never change the exit code.")
-    ] = False,
+    fail_on: verdict.FailOnOption = opt.FailOn.error,
+    exit_zero: verdict.ExitZeroOption = False,
+    workers: verdict.WorkersOption = 1,
+    save_state: Annotated[
+        str | None,
+        typer.Option("--save-state", metavar="FILE.json", help="Also write what merge adds up to a report."),
+    ] = None,
     color: opt.ColorOption = opt.Color.auto,
     quiet: opt.QuietOption = False,
     verbose: Annotated[bool, typer.Option("--verbose", "-v", help="All examples, references and histograms.")] = False,
 ) -> None:
     """Run the rules on a run, and print what they found."""
+    draws = verbose and format_ is opt.Format.full
+    if draws and (workers > 1 or save_state is not None):
+        raise UsageError(
+            "--verbose draws histograms, which take one process and are not part of a state: leave it out, or "
+            "--workers and --save-state"
+        )
     from rolloutdoctor.findings import Severity
     from rolloutdoctor.fixes import choose
     from rolloutdoctor.rules.table import pick
 
-    rules = pick(_words(select), _words(ignore))
+    rules = pick(verdict.words(select), verdict.words(ignore))
     step_range = opt.step_range(steps)
     layers = opt.layers(context, settings, trainer_config)
+    from rolloutdoctor.cli.output import check_target, write_whole
     from rolloutdoctor.cli.progress import progress_bar
-    from rolloutdoctor.engine.check import CheckOptions
-    from rolloutdoctor.engine.check import check as run_check
+    from rolloutdoctor.engine.check import CheckOptions, prepare, report_from
+    from rolloutdoctor.engine.merge import saved_state
     from rolloutdoctor.engine.pictures import check_and_draw
+    from rolloutdoctor.engine.states import dumped
+    from rolloutdoctor.engine.workers import measured
     from rolloutdoctor.pictures import Gallery
     from rolloutdoctor.report.histogram import histograms
     from rolloutdoctor.report.table import RENDERERS
 
-    dump = dumps.convert_options(importer, columns, map_file, allow_pickle=allow_pickle)
-    run = dumps.opened(paths, trainer, dump, quiet=quiet)
+    run = dumps.opened(paths, trainer, dump, quiet=quiet, logs_alone=True)
+    if save_state is not None:
+        check_target(save_state, run)
     options = CheckOptions(
         rules=rules,
         trainer=trainer,
@@ -85,27 +89,16 @@ def check(
         dtype=dtype.value,
     )
     with progress_bar(run.rows, quiet=quiet) as progress:
-        if verbose and format_ is opt.Format.full:
+        if draws:
             report, gallery = check_and_draw(run, ("advantages", "kl", "ratio"), options, progress=progress)
         else:
-            report, gallery = run_check(run, options, progress), Gallery({}, {})
+            state = measured(run, options, workers, progress)
+            report, gallery = report_from(state, run, options), Gallery({}, {})
+            if save_state is not None:
+                saved = saved_state(run, state, prepare(run, options), options)
+                write_whole(dumped(saved).encode(), save_state)
     fails = None if fail_on is opt.FailOn.never else Severity[fail_on.value.upper()]
     style = replace(opt.style_of(color, to_file=output_file is not None, verbose=verbose), fail_at=fails)
     opt.deliver(RENDERERS[format_.value](report, style) + histograms(gallery, style), output_file)
     opt.warn_of_partial(run, quiet=quiet)
-    raise typer.Exit(_exit_code(report.worst(), report.nothing_checked, fail_on, exit_zero))
-
-
-def _words(texts: list[str] | None) -> list[str]:
-    """Codes may be repeated, or separated by commas."""
-    return [word for text in texts or [] for word in text.replace(",", " ").split()]
-
-
-def _exit_code(worst: int | None, nothing_checked: bool, fail_on: opt.FailOn, exit_zero: bool) -> int:
-    from rolloutdoctor.findings import Severity
-
-    if nothing_checked:
-        return NOTHING_CHECKED
-    if exit_zero or fail_on is opt.FailOn.never or worst is None:
-        return 0
-    return FINDINGS if worst >= Severity[fail_on.value.upper()] else 0
+    raise typer.Exit(verdict.exit_code(report, fail_on, exit_zero=exit_zero))

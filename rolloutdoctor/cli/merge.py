@@ -1,0 +1,47 @@
+"""``rolloutdoctor merge``."""
+
+from dataclasses import replace
+from typing import Annotated
+
+import typer
+
+from rolloutdoctor.cli import options as opt
+from rolloutdoctor.cli import verdict
+from rolloutdoctor.cli.border import guarded
+
+EPILOG = (
+    "The report is that of one check over all parts, byte for byte. Parts are whole steps, checked with the same "
+    "options; what does not add up is refused. Exit codes are those of check. "
+    "Examples: rolloutdoctor check run.parquet --steps 0:100 --save-state a.json; "
+    "rolloutdoctor check run.parquet --steps 100: --save-state b.json; rolloutdoctor merge a.json b.json"
+)
+
+
+@guarded
+def merge(
+    states: Annotated[
+        list[str],
+        typer.Argument(metavar="STATE...", help="Files that check --save-state wrote.", show_default=False),
+    ],
+    select: verdict.SelectOption = None,
+    ignore: verdict.IgnoreOption = None,
+    format_: verdict.FormatOption = opt.Format.full,
+    output_file: opt.OutputOption = None,
+    fail_on: verdict.FailOnOption = opt.FailOn.error,
+    exit_zero: verdict.ExitZeroOption = False,
+    color: opt.ColorOption = opt.Color.auto,
+) -> None:
+    """Add up the saved states of the parts of a run, and print what they found together."""
+    from rolloutdoctor.findings import Severity
+    from rolloutdoctor.rules.table import pick
+
+    rules = pick(verdict.words(select), verdict.words(ignore)) if select or ignore else None
+    from rolloutdoctor.engine.merge import merged
+    from rolloutdoctor.engine.states import load_state
+    from rolloutdoctor.report.table import RENDERERS
+
+    report = merged([(path, load_state(path)) for path in states], rules, required=bool(select))
+    fails = None if fail_on is opt.FailOn.never else Severity[fail_on.value.upper()]
+    style = replace(opt.style_of(color, to_file=output_file is not None, verbose=False), fail_at=fails)
+    opt.deliver(RENDERERS[format_.value](report, style), output_file)
+    raise typer.Exit(verdict.exit_code(report, fail_on, exit_zero=exit_zero))
