@@ -11,7 +11,8 @@ def opo(scores: Scores, rule: AdvantageRule) -> Advantages:
     r"""``A_i = s_i - sum_g L_j s_j / sum_g L_j`` over the voters, L the number of trained tokens.
 
     A row with no token left has no weight, so it does not move the baseline; but it still counts as a sibling, and
-    a group with no token at all has the baseline 0 / 0, which is NaN upstream too.
+    a group with no token at all has the baseline 0 / 0, which is NaN upstream too. verl's mask keeps that NaN out of
+    the loss but not out of its gradient, and the optimiser step is skipped; rule ``nonfinite-values`` names the rows.
 
     Source: arXiv 2505.23585; verl ``compute_opo_outcome_advantage``.
     """

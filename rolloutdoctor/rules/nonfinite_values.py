@@ -6,6 +6,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from rolloutdoctor.findings import Example, Measure, Severity
+from rolloutdoctor.needs import advantage_columns
 from rolloutdoctor.objective import RowSet
 from rolloutdoctor.rules.base import KEEP_EXAMPLES, Context, Judgement, Rule, counted
 from rolloutdoctor.stats.sums import Sums, smallest
@@ -62,6 +63,7 @@ class NonfiniteTally(Sums):
     rows: int = 0
     rewards: int = 0
     unscored: int = 0
+    undefined: int = 0
     first_step: float = smallest()
 
 
@@ -82,6 +84,11 @@ class NonfiniteValues(Rule[NonfiniteTally]):
     a placeholder or a fault, and its exponential, or that of its difference from another, is not finite. A missing
     reward is no fault where the trainer leaves such rows out (TRL); NaN in `rollout_log_probs` means that the engine
     gave none. All numbers elsewhere in a report leave masked values out. Confirmed: the values are in the file.
+    `undefined_advantages` counts rows whose advantage the trainer itself computes as NaN from finite values: verl's
+    opo divides by the trained tokens of the group, which are none where all of its rows were rejected. The mask keeps
+    such a NaN out of the loss, but not out of its gradient, so verl skips the whole optimiser step. Recomputed
+    gradients leave masked tokens out, so they say what the step would be without those rows. Exposed, where nothing
+    else was found: the rows and the configuration would make it happen.
 
     ## What to do
     Look at the rows named, and at what made the value: an empty response, an exponential, a failed reward.
@@ -108,7 +115,12 @@ class NonfiniteValues(Rule[NonfiniteTally]):
 
     def wanted(self, context: Context) -> frozenset[str]:
         """Every column that can hold such a value and enters a loss or an advantage."""
-        return frozenset({"reward", "advantage", "response_mask", *TOKEN_COLUMNS})
+        found = frozenset({"reward", "advantage", "response_mask", *TOKEN_COLUMNS})
+        if context.objective is None:
+            return found
+        needed = advantage_columns(context.objective)
+        # Advantages that depend on which tokens are left can be undefined.
+        return found | needed if "response_mask" in needed else found
 
     def measure(self, step: "StepView") -> NonfiniteTally:
         """Count one step."""
@@ -124,6 +136,8 @@ class NonfiniteValues(Rule[NonfiniteTally]):
             masked = int(bad_T.sum()) - live
             loss = int((loss_T & trained_T).sum())
             bad_N = bad_N | (step.row_sum(bad_T) > 0)
+        undefined_N = self._undefined(step)
+        undefined = 0 if undefined_N is None else int(undefined_N.sum())
         return NonfiniteTally(
             tokens=live,
             masked_tokens=masked,
@@ -131,8 +145,21 @@ class NonfiniteValues(Rule[NonfiniteTally]):
             rows=int(bad_N.sum()),
             rewards=int(bad_reward_N.sum()),
             unscored=int(unscored_N.sum()),
-            first_step=float(batch.step) if bool(bad_N.any()) else float("inf"),
+            undefined=undefined,
+            first_step=float(batch.step) if undefined or bool(bad_N.any()) else float("inf"),
         )
+
+    def _undefined(self, step: "StepView") -> "Tensor | None":
+        """Rows of groups without a trained token whose advantage comes out as NaN although their score is finite.
+
+        None where there are no advantages.
+        """
+        rows = step.rows
+        if rows is None or rows.advantage_N is None or rows.length_N is None:
+            return None
+        empty_N = (step.compared_sum(rows.length_N) == 0)[step.compared.index_N]
+        undefined_N: Tensor = empty_N & rows.vote_N & rows.advantage_N.isnan() & rows.score_N.isfinite()
+        return undefined_N
 
     def _bad_tokens(self, step: "StepView") -> "tuple[Tensor | None, Tensor | None]":
         """Tokens with a value that is not finite in any column, and in a column that the loss reads."""
@@ -173,6 +200,9 @@ class NonfiniteValues(Rule[NonfiniteTally]):
         weight_N = bad_N.double()
         if bad_T is not None:
             weight_N = weight_N + step.row_sum(bad_T)
+        undefined_N = self._undefined(step)
+        if undefined_N is not None:
+            weight_N = weight_N + undefined_N
         offsets = step.batch.rows
 
         def note(row: int) -> str:
@@ -185,6 +215,8 @@ class NonfiniteValues(Rule[NonfiniteTally]):
                 if bad is not None and bool(bad.any()):
                     token = int(bad.nonzero()[0])
                     return f"{name} is {float(column_T[start + token])} at token {token}"
+            if undefined_N is not None and bool(undefined_N[row]):
+                return "its group has no trained token, and its advantage is 0 / 0"
             return "reward or advantage is not finite"
 
         return step.worst_rows(weight_N, note, KEEP_EXAMPLES)
@@ -198,12 +230,28 @@ class NonfiniteValues(Rule[NonfiniteTally]):
             "first_step": Measure(first, "step"),
             "masked_tokens": Measure(tally.masked_tokens, "tokens"),
             "rewards": Measure(tally.rewards, "rows"),
+            "undefined_advantages": Measure(tally.undefined, "rows"),
         }
 
     def judge(self, run: NonfiniteTally, context: Context) -> Judgement | None:
         """An error where the loss or an advantage is reached, a warning where a mask stands before it."""
-        if not run.rows:
+        if not run.rows and not run.undefined:
             return None
+        undefined = (
+            f"{counted(run.undefined, 'row')} in groups without a trained token get the advantage 0 / 0, which is "
+            "masked in the loss and not in its gradient: the gradient of the step is NaN, and verl skips its update"
+        )
+        if not run.rows:
+            return Judgement(
+                severity=Severity.WARNING,
+                confirmed=False,
+                headline=(
+                    f"{counted(run.undefined, 'row')} with an advantage of 0 / 0, first at step {int(run.first_step)}"
+                ),
+                message=undefined,
+                evidence="the rows and the configuration would make it happen; no column shows the update",
+                advice="leave fully rejected groups out of the batch, or use another estimator than opo",
+            )
         reached = run.loss_tokens > 0 or run.rewards > 0
         leak = (
             "TRL multiplies by the mask, so a masked NaN reaches its loss"
@@ -221,7 +269,8 @@ class NonfiniteValues(Rule[NonfiniteTally]):
                 f"{int(run.first_step)}"
             ),
             message=f"values that are not finite, or log-probs without a finite exponential, in {', '.join(parts)}"
-            + (f"; {leak}" if run.masked_tokens else ""),
+            + (f"; {leak}" if run.masked_tokens else "")
+            + (f"; {undefined}" if run.undefined else ""),
             evidence="the values are in the file",
             advice="look at the rows named; numbers elsewhere in this report that such values reach are shown as n/a",
         )

@@ -10,6 +10,7 @@ CODE = "RDI001"
 NAN, INF = math.nan, math.inf
 LOG_PROBS = ["policy_log_probs", "old_log_probs", "ref_log_probs"]
 OTHERS = ["rollout_log_probs", "kl", "values"]
+NO_MORE = {"undefined_advantages": 0}
 
 
 def rows(step=0, rewards=((1, 0),), mask=((1, 1), (1, 0)), **per_token):
@@ -24,7 +25,7 @@ def counts(finding):
 @pytest.mark.parametrize("column", [*LOG_PROBS, "advantages"])
 def test_trained_token(column, bad):
     found = found_by(CODE, rows(3, **{column: [[bad, -1], [-1, -1]]}), trainer="trl")
-    assert values(found) == {"tokens": 1, "rows": 1, "first_step": 3, "masked_tokens": 0, "rewards": 0}
+    assert values(found) == {"tokens": 1, "rows": 1, "first_step": 3, "masked_tokens": 0, "rewards": 0} | NO_MORE
     assert (found.severity, found.verdict, found.fix) == (Severity.ERROR, "confirmed", None)
     assert found.examples[0].note == f"{column} is {bad} at token 0"
 
@@ -112,7 +113,7 @@ def test_run_and_steps():
         rows(2, ref_log_probs=-1.0),
     ]
     found = found_by(CODE, batches, trainer="trl")
-    assert values(found) == {"tokens": 3, "rows": 3, "first_step": 4, "masked_tokens": 1, "rewards": 1}
+    assert values(found) == {"tokens": 3, "rows": 3, "first_step": 4, "masked_tokens": 1, "rewards": 1} | NO_MORE
     assert [row["first_step"] for row in found.per_step] == [None, 4, 7]
     assert found.headline == "3 rows with NaN, infinity or an impossible log-prob, first at step 4"
     assert [(one.step, one.sample_id, one.weight) for one in found.examples] == [
@@ -142,3 +143,34 @@ def test_a_log_prob_without_a_finite_exponential_counts(value):
 def test_a_log_prob_that_is_merely_odd_does_not(value):
     batch = toy_batch([[1, 0]], lengths=[2, 1], policy=[[-1.0, value], [-1.0]])
     assert not diagnose([batch], trainer="trl", select=["RDI001"]).findings
+
+
+@pytest.mark.parametrize("policy", [-1.0, None], ids=["log-probs", "none"])
+def test_a_group_without_a_token_has_no_advantage_under_opo(policy):
+    rows = toy_batch([[3, 1], [1, 0], [2]], mask=[[0, 0], [0], [1], [1], [1]], policy=policy)
+    found = found_by(CODE, rows, trainer="verl", adv_estimator="opo")
+    assert values(found) == {
+        "tokens": 0,
+        "rows": 0,
+        "first_step": 0,
+        "masked_tokens": 0,
+        "rewards": 0,
+        "undefined_advantages": 2,
+    }
+    assert (found.severity, found.verdict) == (Severity.WARNING, "exposed")
+    assert "gradient of the step is NaN" in found.message
+    assert [one.sample_id for one in found.examples] == ["r0", "r1"]
+    assert "0 / 0" in found.examples[0].note
+    for estimator in ("grpo", "rloo", "gpg"):
+        assert found_by(CODE, rows, trainer="verl", adv_estimator=estimator) is None
+    # A single row has its raw score, and a group with one survivor has a baseline.
+    lone = toy_batch([[3], [1, 0]], mask=[[0], [0], [1]], policy=policy)
+    assert found_by(CODE, lone, trainer="verl", adv_estimator="opo") is None
+
+
+def test_an_undefined_advantage_beside_a_value_that_is_not_finite():
+    rows = toy_batch([[3, 1], [1, 0]], mask=[[0], [0], [1], [1]], policy=[[-1], [-1], [math.nan], [-1]])
+    found = found_by(CODE, rows, trainer="verl", adv_estimator="opo")
+    assert (found.severity, found.verdict) == (Severity.ERROR, "confirmed")
+    assert values(found)["undefined_advantages"] == 2
+    assert "verl skips its update" in found.message
