@@ -2,6 +2,7 @@
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from operator import add
 
 FINE_BINS = 729
 """A histogram never has more bins; three of them become one when it would."""
@@ -49,8 +50,8 @@ class Histogram:
         first = min(one.first, two.first)
         counts = [0] * (max(one.first + len(one.counts), two.first + len(two.counts)) - first)
         for part in (one, two):
-            for position, count in enumerate(part.counts, part.first - first):
-                counts[position] += count
+            here = slice(part.first - first, part.first - first + len(part.counts))
+            counts[here] = map(add, counts[here], part.counts)
         return Histogram(power, first, tuple(counts), nonfinite)
 
     def widened(self, power: int) -> "Histogram":
@@ -163,12 +164,14 @@ class Band:
         last_step: highest step in it.
         before: values as configured.
         after: values with the fix, or None.
+        flipped: how many of them the fix gives the other sign.
     """
 
     first_step: int
     last_step: int
     before: Histogram
     after: Histogram | None = None
+    flipped: int = 0
 
 
 @dataclass(frozen=True)
@@ -210,7 +213,8 @@ class KlData:
         inverted: solved back out of a series that holds the reward.
         fix: what `after` was computed with, or None.
         after: the metric with the fix, or empty.
-        tokens: per-token values of the trained tokens.
+        tokens: per-token values of the trained tokens that carry the KL term.
+        tokens_after: the same with the fix, or None.
     """
 
     metric: str
@@ -222,6 +226,7 @@ class KlData:
     tokens: Histogram
     fix: str | None = None
     after: tuple[float, ...] = ()
+    tokens_after: Histogram | None = None
 
 
 @dataclass(frozen=True)
@@ -269,7 +274,7 @@ class GradientData:
 
 @dataclass(frozen=True)
 class RatioData:
-    """Importance ratios of the trained tokens, and how far sampler and trainer disagree.
+    """Importance ratios of the trained tokens that carry the policy term, and how far sampler and trainer disagree.
 
     Attributes:
         old: the column that the policy's log-probs are compared with.
@@ -284,6 +289,9 @@ class RatioData:
         above: share of the step's finite ratios that are above it.
         outside: tokens of the run with a ratio below or above it.
         mean_gap: mean absolute gap of the step, or empty.
+        fix: what the last two were computed with, or None.
+        log_ratio_after: of the tokens that carry the policy term with the fix, or None.
+        outside_after: share of the step's finite ratios that are outside the range with the fix, or empty.
     """
 
     old: str
@@ -298,6 +306,9 @@ class RatioData:
     above: tuple[float, ...]
     outside: int = 0
     mean_gap: tuple[float, ...] = ()
+    fix: str | None = None
+    log_ratio_after: Histogram | None = None
+    outside_after: tuple[float, ...] = ()
 
 
 PictureData = AdvantagesData | KlData | BaselineData | GradientData | RatioData

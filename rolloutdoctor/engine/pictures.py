@@ -136,13 +136,21 @@ def _plan(kind: str, context: Context, fixes: Sequence[ChosenFix]) -> _Planned:
             objectives = edited | {POLICY_ONLY: replace(objective, kl_loss=None)}
             planned = _Planned(GradientSketch(label), frozenset(columns), objectives)
         case _:
-            planned = _Planned(RatioSketch(), frozenset(columns), {}, per_token=True)
+            # A fix that moves no ratio and masks no token has nothing to show here.
+            moved = {} if fixed is None or not _moves_ratios(objective, fixed) else edited
+            planned = _Planned(RatioSketch(label if moved else None), frozenset(columns), moved, per_token=True)
     absent = sorted(name for name in planned.columns if not available(name, context.columns))
     if absent:
         word = "column" if len(absent) == 1 else "columns"
         raise InputError(f"missing {word} {', '.join(absent)}: {remedy(absent, context)}")
     wanted = {"advantages": {"response_mask"}, "kl": {"kl"}, "ratio": {"rollout_log_probs", "old_log_probs"}}
     return replace(planned, columns=planned.columns | wanted.get(kind, set()))
+
+
+def _moves_ratios(objective: Objective, fixed: Objective) -> bool:
+    """True if a fix can change an importance ratio, its range, or which tokens have one."""
+    same = replace(objective, policy=fixed.policy, surrogate=fixed.surrogate, policy_correction=fixed.policy_correction)
+    return same != objective
 
 
 def _kl(sketch: KlSketch, context: Context, objective: Objective, edited: Mapping[str, Objective]) -> _Planned:
@@ -184,6 +192,12 @@ def draw(
     pictures = Pictures([kind], ready.context, fixes, options.split or TRAIN)
     if kind in pictures.left_out:
         raise InputError(f"no picture of {kind}: {pictures.left_out[kind]}")
+    if kind == "ratio" and fixes and len(pictures.objectives) == 1:
+        label = " + ".join(fix.label for fix in fixes)
+        raise UsageError(
+            f"--fix {label} changes no importance ratio and no trained token, so there is no ratio before and after; "
+            "leave --fix out, or draw advantages, gradient or baseline with it"
+        )
     sweep(run, [pictures], replace(options, split=pictures.split), ready.metrics, progress)
     gallery = pictures.gallery()
     if kind in gallery.left_out:

@@ -6,9 +6,10 @@ from dataclasses import dataclass, field, replace
 import torch
 from torch import Tensor
 
+from rolloutdoctor.batch import RolloutBatch
 from rolloutdoctor.engine.sweep import AS_CONFIGURED, SeenStep
-from rolloutdoctor.evaluation import reward_kl_tokens
-from rolloutdoctor.objective import KlBuffer
+from rolloutdoctor.evaluation import Evaluation, reward_kl_tokens
+from rolloutdoctor.objective import KlBuffer, Surrogate
 from rolloutdoctor.ops import segments as seg
 from rolloutdoctor.pictures import (
     MOST_BANDS,
@@ -21,6 +22,7 @@ from rolloutdoctor.pictures import (
     PictureData,
     RatioData,
 )
+from rolloutdoctor.row_pass import in_scope
 from rolloutdoctor.rules.kl_metric_corrupted import KlMetricCorrupted
 from rolloutdoctor.rules.step import StepView
 from rolloutdoctor.stats.histogram import histogram
@@ -48,27 +50,32 @@ class Bands:
     """Histograms of at most `MOST_BANDS` bands of steps; bands double in width when there would be more."""
 
     width: int = 1
-    cells: dict[int, tuple[int, int, Histogram, Histogram | None]] = field(default_factory=dict)
+    cells: dict[int, Band] = field(default_factory=dict)
 
-    def add(self, step: int, before: Histogram, after: Histogram | None) -> None:
+    def add(self, band: Band) -> None:
         """Add one step."""
-        self._put(step // self.width, (step, step, before, after))
+        self._put(band.first_step // self.width, band)
         while len(self.cells) > MOST_BANDS:
             self.width *= 2
             before_cells, self.cells = self.cells, {}
             for index, cell in before_cells.items():
                 self._put(index // 2, cell)
 
-    def _put(self, index: int, cell: tuple[int, int, Histogram, Histogram | None]) -> None:
-        if index in self.cells:
-            low, high, before, after = self.cells[index]
-            both = None if after is None or cell[3] is None else after + cell[3]
-            cell = (min(low, cell[0]), max(high, cell[1]), before + cell[2], both)
+    def _put(self, index: int, cell: Band) -> None:
+        seen = self.cells.get(index)
+        if seen is not None:
+            cell = Band(
+                min(seen.first_step, cell.first_step),
+                max(seen.last_step, cell.last_step),
+                seen.before + cell.before,
+                None if seen.after is None or cell.after is None else seen.after + cell.after,
+                seen.flipped + cell.flipped,
+            )
         self.cells[index] = cell
 
     def bands(self) -> tuple[Band, ...]:
         """The bands in step order."""
-        return tuple(Band(*cell) for _, cell in sorted(self.cells.items()))
+        return tuple(cell for _, cell in sorted(self.cells.items()))
 
 
 class AdvantagesSketch(Sketch):
@@ -88,7 +95,7 @@ class AdvantagesSketch(Sketch):
             return
         found = histogram(before)
         self.before += found
-        with_fix = None
+        with_fix, flips = None, Histogram()
         if after is not None:
             with_fix = histogram(after)
             self.after += with_fix
@@ -96,8 +103,9 @@ class AdvantagesSketch(Sketch):
             scale = before.abs().maximum(after.abs()).nan_to_num(0.0, 0.0)
             moved = gap > ROUNDING * (scale.max() if len(scale) else 0.0)
             self.changed += int(moved.sum())
-            self.flipped += histogram(before[moved & (before * after < 0)])
-        self.by_step.add(step.batch.step, found, with_fix)
+            flips = histogram(before[moved & (before.sign() * after.sign() < 0)])
+            self.flipped += flips
+        self.by_step.add(Band(step.batch.step, step.batch.step, found, with_fix, flips.total))
 
     def _values(self, step: SeenStep, name: str) -> Tensor | None:
         rows = step.evaluations[name].rows
@@ -132,11 +140,22 @@ class Series:
         return tuple(step for step, _ in ordered), [tuple(values[n] for _, values in ordered) for n in range(count)]
 
 
+def _carrying(batch: RolloutBatch, evaluation: Evaluation, term: str) -> Tensor:
+    """Trained tokens that carry the policy term, or the KL term if the loss has one, ``[T]`` bool."""
+    mask_T, objective = batch.column("response_mask"), evaluation.objective
+    scope = objective.policy if term == "policy" else objective.kl
+    if evaluation.rows is None or (term == "kl_loss" and objective.kl_loss is None):
+        return mask_T
+    return mask_T & seg.expand(in_scope(batch, evaluation.rows, scope), batch.rows)
+
+
 class KlSketch(Sketch):
     """The KL metric as logged and recomputed, and the per-token KL."""
 
     def __init__(self, trainer: Trainer | None, fix: str | None) -> None:
-        self.trainer, self.fix, self.series, self.tokens = trainer, fix, Series(), Histogram()
+        self.trainer, self.fix, self.series = trainer, fix, Series()
+        self.tokens = Histogram()
+        self.tokens_after = None if fix is None else Histogram()
         self.metric, self.estimator = "", ""
 
     def add(self, step: SeenStep) -> None:
@@ -152,7 +171,9 @@ class KlSketch(Sketch):
         if trainer is None or term is None or kl_T is None:
             return
         self.estimator = term.estimator
-        self.tokens += histogram(kl_T[batch.column("response_mask")])
+        self.tokens += histogram(kl_T[_carrying(batch, evaluation, "kl_loss")])
+        if self.fix is not None and self.tokens_after is not None:
+            self.tokens_after += histogram(kl_T[_carrying(batch, step.evaluations[self.fix], "kl_loss")])
         copied = replace(evaluation, objective=replace(evaluation.objective, kl_buffer=KlBuffer.COPY))
         recomputed = trainer.metrics(copied)
         known = [name for name in trainer.kl_metrics if name in recomputed]
@@ -168,7 +189,9 @@ class KlSketch(Sketch):
     def _seen(self, step: SeenStep) -> dict[str, float | None]:
         """What the rule about this metric makes of the step."""
         rule = KlMetricCorrupted()
-        view = StepView(step.batch, step.logged, self.trainer, step.evaluations[AS_CONFIGURED], dtype=step.dtype)
+        view = StepView(
+            step.batch, step.logged, self.trainer, evaluation=step.evaluations[AS_CONFIGURED], dtype=step.dtype
+        )
         tally = rule.measure(view)
         return {name: one.value for name, one in rule.measures(tally).items()} if tally.steps else {}
 
@@ -185,6 +208,7 @@ class KlSketch(Sketch):
             tokens=self.tokens,
             fix=self.fix,
             after=after if self.fix is not None else (),
+            tokens_after=self.tokens_after,
         )
 
 
@@ -261,41 +285,52 @@ class GradientSketch(Sketch):
 class RatioSketch(Sketch):
     """Importance ratios, and the gap between sampler and trainer."""
 
-    def __init__(self) -> None:
+    def __init__(self, fix: str | None) -> None:
+        self.fix = fix
         self.log_ratio, self.gap = Histogram(), Histogram()
+        self.after = None if fix is None else Histogram()
         self.has_gap, self.on_policy, self.gap_of = True, True, "old_log_probs"
         self.series = Series()
         self.rule = ("", 0.0, 0.0)
         self.outside = 0
 
     def add(self, step: SeenStep) -> None:
-        """Count the trained tokens of one step."""
+        """Count the tokens of one step that carry the policy term."""
         evaluation, batch = step.evaluations[AS_CONFIGURED], step.batch
-        if evaluation.per_token is None:
+        ratios = _ratios(batch, evaluation)
+        if ratios is None:
             return
-        rule, mask_T = evaluation.objective.surrogate, batch.column("response_mask")
+        rule = evaluation.objective.surrogate
         self.rule = (rule.old, rule.clip_low, rule.clip_high)
-        ratio_T = evaluation.per_token.ratio_T[mask_T].double()
-        self.log_ratio += histogram(ratio_T.log())
+        self.log_ratio += histogram(ratios.log())
         self.on_policy &= batch.column(rule.old) is batch.column("policy_log_probs")
-        known_T = ratio_T[ratio_T.isfinite()]
-        count = len(known_T)
-        below, above = int((known_T < 1 - rule.clip_low).sum()), int((known_T > 1 + rule.clip_high).sum())
+        count, below, above = _outside(ratios, rule)
         self.outside += below + above
         mean_gap = None
         if batch.has("rollout_log_probs") and batch.has("old_log_probs"):
-            gap_T = (batch.column("old_log_probs").double() - batch.column("rollout_log_probs").double())[mask_T]
+            gap_T = batch.column("old_log_probs").double() - batch.column("rollout_log_probs").double()
+            gap_T = gap_T[batch.column("response_mask")]
             self.gap += histogram(gap_T)
             gap_T = gap_T[gap_T.isfinite()]
             mean_gap = float(gap_T.abs().mean()) if len(gap_T) else None
         else:
             self.has_gap = False
         shares = (below / count, above / count) if count else (None, None)
-        self.series.add(batch.step, *shares, mean_gap)
+        self.series.add(batch.step, *shares, mean_gap, self._fixed(step))
+
+    def _fixed(self, step: SeenStep) -> float | None:
+        """Count the tokens that carry the policy term with the fix; the share of them outside its range."""
+        fixed = None if self.fix is None else step.evaluations[self.fix]
+        ratios = None if fixed is None else _ratios(step.batch, fixed)
+        if fixed is None or ratios is None or self.after is None:
+            return None
+        self.after += histogram(ratios.log())
+        count, below, above = _outside(ratios, fixed.objective.surrogate)
+        return (below + above) / count if count else None
 
     def data(self) -> RatioData:
         """Return histograms and series."""
-        steps, (below, above, mean_gap) = self.series.columns(3)
+        steps, (below, above, mean_gap, after) = self.series.columns(4)
         old, low, high = self.rule
         with_gap = self.has_gap and bool(self.gap.total)
         return RatioData(
@@ -311,4 +346,20 @@ class RatioSketch(Sketch):
             above=above,
             outside=self.outside,
             mean_gap=mean_gap if with_gap else (),
+            fix=self.fix,
+            log_ratio_after=self.after,
+            outside_after=after if self.fix is not None else (),
         )
+
+
+def _ratios(batch: RolloutBatch, evaluation: Evaluation) -> Tensor | None:
+    """Ratios of the tokens that carry the policy term, float64."""
+    if evaluation.per_token is None:
+        return None
+    return evaluation.per_token.ratio_T[_carrying(batch, evaluation, "policy")].double()
+
+
+def _outside(ratios: Tensor, rule: Surrogate) -> tuple[int, int, int]:
+    """How many ratios are finite, below the clip range and above it."""
+    known = ratios[ratios.isfinite()]
+    return len(known), int((known < 1 - rule.clip_low).sum()), int((known > 1 + rule.clip_high).sum())

@@ -27,6 +27,8 @@ def title(data: AdvantagesData) -> str:
     """What the picture says, in a sentence."""
     noun = data.unit[:-1]
     count = many(data.before.total, noun)
+    if not data.before.total:
+        return f"None of {many(data.before.nonfinite, noun)} has a finite advantage"
     if data.fix is None:
         return f"Advantages of {count} as configured"
     if not data.changed:
@@ -39,22 +41,29 @@ def title(data: AdvantagesData) -> str:
 def draw(data: AdvantagesData) -> Figure:
     """Draw the histogram over all steps."""
     note = f"{many(data.before.nonfinite, 'value')} that are NaN or infinite left out" if data.before.nonfinite else ""
-    figure = blank(title(data), note)
-    ax = figure.add_subplot()
+    flips = data.flipped.total
+    figure = blank(title(data), note, 6.4 if flips else 5.6)
     if not data.before.total:
-        empty(ax, "no finite advantage")
+        empty(figure.add_subplot(), "no finite advantage")
         return figure
+    ax, *below = figure.subplots(2, 1, sharex=True, height_ratios=[4, 1]) if flips else [figure.add_subplot()]
     bins = on_one_grid([data.before, data.after or data.before, data.flipped])
     bars(ax, bins, 0, fill=True, color=PALE, label="as configured")
     if data.after is not None:
         bars(ax, bins, 1, color=DARK, linewidth=2.4, label=f"with {data.fix}")
-    if data.flipped.total:
-        label = f"sign turned by it ({data.flipped.total:,})"
-        bars(ax, bins, 2, fill=True, facecolor="none", edgecolor=ALARM, hatch="////", linewidth=1.4, label=label)
+    for under in below:
+        # Few among many: on the axis above they could not be seen.
+        bars(under, bins, 2, fill=True, facecolor="none", edgecolor=ALARM, hatch="////", linewidth=1.4)
+        under.axvline(0, color=INK, linewidth=1.2, linestyle=(0, (4, 3)))
+        under.set_ylabel("signs\nturned")
+        under.set_ylim(0, 1.15 * max(bins.counts[2]))
+        under.yaxis.set_major_locator(MaxNLocator(nbins=2, integer=True))
+        under.set_xlabel("advantage as configured, of the values above whose sign the fix turns")
     ax.axvline(0, color=INK, linewidth=1.2, linestyle=(0, (4, 3)))
     ax.set_xlim(room(bins))
     say_cut(ax, bins, 0)
-    ax.set_xlabel("advantage (as the loss uses it)")
+    if not below:
+        ax.set_xlabel("advantage (as the loss uses it)")
     ax.set_ylabel(f"{data.unit} per bin of {short(bins.width)}")
     ax.set_ylim(bottom=0)
     ax.yaxis.set_major_locator(MaxNLocator(integer=True))
@@ -89,6 +98,10 @@ def draw_by_step(data: AdvantagesData) -> Figure:
             label = f"with {data.fix}" if position == 0 else None
             heights = [base + scale * share for share in after]
             ax.stairs(heights, edges, baseline=base, color=DARK, linewidth=1.8, label=label, zorder=front + 1)
+        if band.flipped:
+            words = f"{many(band.flipped, 'sign')} turned"
+            look = {"transform": ax.get_yaxis_transform(), "ha": "right", "va": "bottom", "zorder": 101}
+            ax.text(1.0, base + 0.06, words, color=ALARM, fontsize=11, **cast(Any, look))
         one = band.first_step == band.last_step
         names.append((base, f"{band.first_step}" if one else f"{band.first_step}–{band.last_step}"))
     ax.axvline(0, color=INK, linewidth=1.2, linestyle=(0, (4, 3)), zorder=100)

@@ -11,6 +11,8 @@ def title(data: BaselineData) -> str:
     """What the picture says, in a sentence."""
     if not data.drift.total:
         return "No group has a row without a trained token beside a live one"
+    if not any(drift for _, drift, _ in data.points):
+        return f"{data.fix} moves none of the baselines of {many(data.drift.total, 'group')} with such rows"
     weight = sum(count for _, _, count in data.points)
     size = sum(abs(drift) * count for _, drift, count in data.points) / weight
     most = max(abs(drift) for _, drift, _ in data.points)

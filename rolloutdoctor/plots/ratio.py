@@ -1,6 +1,7 @@
 """Ratio: importance ratios with the clip range, and the gap between sampler and trainer."""
 
 import math
+from typing import Any
 
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
@@ -17,6 +18,7 @@ from rolloutdoctor.plots.style import (
     blank,
     empty,
     finite,
+    from_zero,
     line,
     log_counts,
     many,
@@ -30,9 +32,14 @@ from rolloutdoctor.plots.style import (
 
 def title(data: RatioData) -> str:
     """What the picture says, in a sentence."""
+    if data.log_ratio_after is not None and data.log_ratio.total:
+        left = data.log_ratio_after.total
+        return f"{data.fix} leaves {left:,} of {many(data.log_ratio.total, 'importance ratio')} in the policy loss"
     if _all_one(data.log_ratio):
         return f"All {many(data.log_ratio.total, 'ratio')} are exactly 1: nothing can be clipped"
     count = data.log_ratio.total
+    if not count and not data.log_ratio.nonfinite:
+        return "No token is trained, so there is no importance ratio"
     if not count:
         return f"None of {many(data.log_ratio.nonfinite, 'importance ratio')} is finite"
     share = 100 * data.outside / count
@@ -54,26 +61,38 @@ def draw(data: RatioData) -> Figure:
     _ratios(axes["A"], data)
     if data.gap is not None:
         _gap(axes["B"], data)
-    below, steps = axes["C"], data.steps
-    line(below, steps, [100 * value for value in data.above], color=DARK, label="above the range")
-    line(below, steps, [100 * value for value in data.below], color=ALARM, linestyle="--", label="below the range")
-    below.set_ylabel("tokens outside, %")
-    if not finite(data.above):
-        empty(below, "no step has a finite ratio")
-        return figure
-    top = max(finite([*data.above, *data.below]), default=0.0)
-    below.set_ylim(0, 100 * top * 1.08 if top else 1)
-    above(below)
-    step_axis(below, data.steps)
+    _outside(axes["C"], data)
     return figure
+
+
+def _outside(ax: Axes, data: RatioData) -> None:
+    steps = data.steps
+    ax.set_ylabel("tokens outside, %")
+    if not finite(data.above):
+        empty(ax, "no step has a finite ratio")
+        return
+    if data.fix is None:
+        shares = {"above the range": data.above, "below the range": data.below}
+    else:
+        both = tuple(low + high for low, high in zip(data.below, data.above, strict=True))
+        shares = {f"with {data.fix}": data.outside_after, "as configured": both}
+    looks: list[dict[str, Any]] = [{"color": DARK}, {"color": ALARM if data.fix is None else INK, "linestyle": "--"}]
+    for (name, values), look in zip(shares.items(), looks, strict=True):
+        line(ax, steps, [100 * value for value in values], label=name, **look)
+    from_zero(ax, [100 * value for values in shares.values() for value in values])
+    above(ax)
+    step_axis(ax, data.steps)
 
 
 def _ratios(ax: Axes, data: RatioData) -> None:
     if not data.log_ratio.total:
         empty(ax, "no finite ratio")
         return
-    bins = on_one_grid([data.log_ratio])
+    after = data.log_ratio_after
+    bins = on_one_grid([data.log_ratio] if after is None else [data.log_ratio, after])
     bars(ax, bins, 0, fill=True, color=PALE)
+    if after is not None:
+        bars(ax, bins, 1, color=DARK, linewidth=2.0)
     low = math.log(1 - data.clip_low) if data.clip_low < 1 else None
     high = math.log1p(data.clip_high)
     for limit, words in ((low, f"1 - {data.clip_low:g}"), (high, f"1 + {data.clip_high:g}")):
@@ -84,6 +103,8 @@ def _ratios(ax: Axes, data: RatioData) -> None:
     ax.axvline(0, color=INK, linewidth=1.0, linestyle=(0, (1, 2)))
     log_counts(ax)
     say_cut(ax, bins, 0)
+    left, right = ax.get_xlim()
+    ax.set_xlim(left - 0.06 * (right - left), right + 0.06 * (right - left))
     _tick_ratios(ax)
     lost = f"; {many(data.log_ratio.nonfinite, 'token')} not finite" if data.log_ratio.nonfinite else ""
     ax.set_xlabel(f"importance ratio (log scale){lost}")
@@ -95,7 +116,8 @@ _ROUND = (
     (0.5, 0.6, 0.7, 0.8, 0.9, 1, 1.1, 1.2, 1.3, 1.4),
     (0.4, 0.5, 0.65, 0.8, 1, 1.25, 1.5, 2, 2.5),
     (0.1, 0.2, 0.5, 1, 2, 5, 10),
-    (0.001, 0.01, 0.1, 1, 10, 100, 1000),
+    (0.01, 0.03, 0.1, 0.3, 1, 3, 10, 30, 100),
+    *(tuple(10.0 ** (size * power) for power in range(-4, 5)) for size in (1, 2, 5, 10, 20, 50)),
 )
 """Ratios that read well, finest first."""
 

@@ -9,7 +9,7 @@ import matplotlib as mpl
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 from matplotlib.patches import StepPatch
-from matplotlib.ticker import FuncFormatter, LogLocator, MaxNLocator, NullLocator
+from matplotlib.ticker import FuncFormatter, LogLocator, MaxNLocator, NullLocator, ScalarFormatter
 
 from rolloutdoctor.pictures import Bins
 
@@ -159,6 +159,25 @@ def empty(ax: Axes, words: str) -> None:
     ax.text(0.5, 0.5, words, transform=ax.transAxes, ha="center", va="center", color=GUIDE, fontsize=13, wrap=True)
     ax.set_xticks([])
     ax.set_yticks([])
+    ax.spines[:].set_visible(False)
+
+
+def from_zero(ax: Axes, values: Sequence[float]) -> None:
+    """Let the axis of values that are not negative begin at zero, with room above the highest."""
+    top = max(finite(values), default=0.0)
+    ax.set_ylim(0, 1.08 * top if 0 < top < 1e300 else 1)
+
+
+def plain_numbers(figure: Figure) -> None:
+    """Write very large and very small numbers out at each tick: a common factor is overlooked, and in the way."""
+    for ax in figure.axes:
+        for axis in (ax.xaxis, ax.yaxis):
+            low, high = axis.get_view_interval()
+            most = max(abs(low), abs(high))
+            if axis.get_scale() == "linear" and not 1e-3 <= most < 1e6:
+                formatter = axis.get_major_formatter()
+                if isinstance(formatter, ScalarFormatter):
+                    axis.set_major_formatter(FuncFormatter(lambda value, _: f"{value:.3g}"))
 
 
 def finite(values: Sequence[float]) -> list[float]:

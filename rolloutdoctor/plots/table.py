@@ -12,7 +12,7 @@ from matplotlib.figure import Figure
 from rolloutdoctor.errors import UsageError, nearest
 from rolloutdoctor.pictures import PictureData
 from rolloutdoctor.plots import advantages, baseline, gradient, kl, ratio
-from rolloutdoctor.plots.style import styled
+from rolloutdoctor.plots.style import plain_numbers, styled
 
 Draw = Callable[[Any], Figure]
 """Takes the data of its own picture."""
@@ -63,7 +63,9 @@ def figure_of(kind: str, data: PictureData, *, by_step: bool = False) -> Figure:
     """Draw a picture as a matplotlib figure; `by_step` is for those that have that form (`known_by`)."""
     picture = PICTURES[kind]
     with styled():
-        return picture.draw(data) if not by_step or picture.by_step is None else picture.by_step(data)
+        figure = picture.draw(data) if not by_step or picture.by_step is None else picture.by_step(data)
+        plain_numbers(figure)
+    return figure
 
 
 def format_for(name: str) -> str:

@@ -91,12 +91,17 @@ def test_every_kind_has_its_picture():
 
 def test_advantages_before_and_after_lie_over_each_other():
     figure = figure_of("advantages", advantages())
-    (ax,) = figure.axes
+    ax, flips = figure.axes
     assert ax.get_ylabel() == "rows per bin of 0.111"
-    assert legend_of(figure) == ["as configured", "with rejected-rows:singleton-raw", "sign turned by it (2)"]
+    assert legend_of(figure) == ["as configured", "with rejected-rows:singleton-raw"]
     assert sum(heights(ax, 0)) == SOME.total
     assert sum(heights(ax, 1)) == MOVED.total
-    assert sum(heights(ax, 2)) == 2
+    # Few among many have an axis of their own, over the same values.
+    assert flips.get_ylabel() == "signs\nturned"
+    assert sum(heights(flips, 0)) == 2
+    assert flips.get_ylim()[1] < 3 < ax.get_ylim()[1]
+    assert flips.get_xlim() == ax.get_xlim()
+    assert len(figure_of("advantages", advantages(flipped=Histogram())).axes) == 1
     assert [line.get_xdata() for line in ax.lines] == [[0, 0]]
     edges = ax.patches[0].get_data().edges
     # A bin is centred on zero, so that it mixes no signs.
@@ -110,6 +115,10 @@ def test_advantages_by_step_has_a_ridge_for_each_band():
     figure = figure_of("advantages", advantages(), by_step=True)
     (ax,) = figure.axes
     assert [label.get_text() for label in ax.get_yticklabels()] == ["0–4", "5–9"]
+    assert [text.get_text() for text in ax.texts] == []
+    turned = replace(advantages(), bands=(Band(0, 4, SOME, MOVED, 2), Band(5, 9, SOME, MOVED, 0)))
+    (ax,) = figure_of("advantages", turned, by_step=True).axes
+    assert [text.get_text() for text in ax.texts] == ["2 signs turned"]
     assert len(ax.patches) == 4
     assert ax.patches[0].get_facecolor() != ax.patches[1].get_facecolor()
 
@@ -119,13 +128,37 @@ def test_kl_shows_logged_recomputed_solved_back_and_tokens():
     assert axes_of(figure) == {
         ("optimiser step", "rollout/kl, nats"),
         ("optimiser step", "KL, nats"),
-        ("KL of one token (k1), nats; 34 trained tokens", "tokens per bin\nof 0.111 (log)"),
+        ("KL of one token (k1), nats; 34 trained tokens that carry it", "tokens per bin\nof 0.111 (log)"),
     }
-    assert legend_of(figure) == ["recomputed", "as logged", "recomputed", "solved back"]
+    assert legend_of(figure) == ["recomputed", "as logged", "recomputed", "solved back from what was logged"]
     assert figure.axes[0].lines[1].get_ydata()[5] == -0.05
     without = figure_of("kl", kl(inverted=(NAN,) * 12, fix="kl-inplace:copy", after=(0.5,) * 12))
     assert len(without.axes) == 2
     assert legend_of(without) == ["recomputed", "as logged", "with kl-inplace:copy"]
+    fixed = figure_of("kl", kl(fix="zero-std:loss", tokens_after=Histogram(-2, 0, (3,))))
+    assert legend_of(fixed)[-2:] == ["as configured (34)", "with zero-std:loss (3)"]
+    assert sum(heights(fixed.axes[-1], 1)) == 3
+
+
+@pytest.mark.parametrize("kind", MAKE)
+def test_nothing_of_a_picture_lies_outside_it(kind):
+    """Titles and legends fit, with the longest name of a fix and with every panel there."""
+    name = "zero-std:renormalised + rejected-rows:singleton-zero"
+    changes = {"fix": name}
+    if kind == "kl":
+        changes |= {"after": (0.5,) * 12, "tokens_after": SOME}
+    if kind == "ratio":
+        changes |= {"log_ratio_after": SOME, "outside_after": (0.5,) * 12}
+    figure = figure_of(kind, replace(MAKE[kind](), **changes))
+    figure.draw_without_rendering()
+    width, height = figure.canvas.get_width_height()
+    boxes = [text.get_window_extent() for text in (figure._suptitle, figure._supxlabel) if text is not None]
+    for ax in figure.axes:
+        boxes += [legend.get_window_extent() for legend in [ax.get_legend()] if legend is not None]
+        boxes += [ax.xaxis.label.get_window_extent(), ax.yaxis.label.get_window_extent(), ax.get_window_extent()]
+    for box in boxes:
+        assert -1 <= box.x0 <= box.x1 <= width + 1
+        assert -1 <= box.y0 <= box.y1 <= height + 1
 
 
 def test_baseline_shows_points_and_their_distribution():
@@ -167,6 +200,13 @@ def test_ratio_draws_the_clip_range_and_the_gap():
     assert below.get_ylabel() == "tokens outside, %"
     limits = [line.get_xdata()[0] for line in left.lines]
     assert limits == [math.log(0.8), math.log(1.28), 0]
+    fixed = ratio(fix="zero-std:pr5640", log_ratio_after=Histogram(-2, 0, (3,)), outside_after=(0.25,) * 12)
+    figure = figure_of("ratio", fixed)
+    assert sum(heights(figure.axes[0], 1)) == 3
+    assert legend_of(figure) == ["with zero-std:pr5640", "as configured"]
+    assert figure.axes[2].lines[0].get_ydata()[0] == 25
+    assert figure.axes[2].lines[1].get_ydata()[5] == 100 * (fixed.below[5] + fixed.above[5])
+    assert figure.get_suptitle() == "zero-std:pr5640 leaves 3 of 34 importance ratios in the policy loss"
     assert "no gap to the sampler" in figure_of("ratio", ratio(gap=None)).get_supxlabel()
 
 
@@ -212,6 +252,29 @@ def test_odd_data_is_drawn_without_a_warning(kind, data):
 def test_what_is_not_finite_is_not_called_zero():
     assert PICTURES["gradient"].title(ODD["NaN"]["gradient"]) == "The gradient is NaN or infinite in every step"
     assert PICTURES["ratio"].title(ODD["NaN"]["ratio"]) == "None of 5 importance ratios is finite"
+    assert PICTURES["kl"].title(ODD["NaN"]["kl"]) == "rollout/kl: finite in no step"
+    assert PICTURES["advantages"].title(ODD["NaN"]["advantages"]) == "None of 9 tokens has a finite advantage"
+
+
+def test_very_large_numbers_stand_at_every_tick():
+    """Matplotlib would write a factor into the corner, where the legend is."""
+    figure = figure_of("kl", kl(recomputed=(2e16,) * 12, logged=(1e16,) * 12, inverted=(NAN,) * 12))
+    figure.draw_without_rendering()
+    ax = figure.axes[0]
+    assert ax.yaxis.get_offset_text().get_text() == ""
+    assert "2e+16" in [label.get_text() for label in ax.get_yticklabels()]
+
+
+@pytest.mark.parametrize("span", [0, 1, 3.0, 12.0, 60.0, 300.0])
+def test_ratios_stand_at_round_ticks(span):
+    wide = Histogram(-40, 0, (1,)) + Histogram(0, round(span), (1,)) + Histogram(0, -round(span), (1,))
+    figure = figure_of("ratio", ratio(log_ratio=wide))
+    figure.draw_without_rendering()
+    ax = figure.axes[0]
+    low, high = ax.get_xlim()
+    ticks = [math.exp(tick) for tick in ax.get_xticks() if low <= tick <= high]
+    assert 2 <= len(ticks) <= 9
+    assert all(float(f"{tick:.3g}") == pytest.approx(tick) for tick in ticks)
 
 
 @pytest.mark.parametrize("kind", KINDS)
