@@ -1,12 +1,13 @@
-"""Reading the golden data: batches, expected values, and the tolerances that they are compared with."""
+"""Reading the golden data: batches, expected values, and what each entry covers."""
 
 import json
-from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
 
 import polars as pl
+import pytest
 import torch
+from proof.claims import Bound, agree, covers
 from torch import Tensor
 
 from rolloutdoctor.batch import Groups, RolloutBatch
@@ -20,29 +21,86 @@ CASES = sorted(path.name for path in DATA.iterdir() if path.is_dir())
 LOG_PROBS = ("rollout_log_probs", "old_log_probs", "policy_log_probs", "ref_log_probs", "values")
 
 
-@dataclass(frozen=True)
-class Tolerance:
-    """``|own - expected| <= absolute + relative * |expected| + of_largest * largest |expected| of the step``."""
-
-    relative: float
-    of_largest: float
-    absolute: float = 0.0
+DTYPES = {"f32": torch.float32, "f64": torch.float64}
 
 
-TOLERANCES = {
-    "float64": Tolerance(1e-9, 1e-9),
-    # upstream adds 1e-8 to the token counts of masked means; where this package leaves that out
-    "float64 masked mean": Tolerance(2e-8, 1e-9),
-    "float32": Tolerance(1e-5, 1e-6),
-    # exp(x) - 1 - x cancels in float32
-    "float32 k3": Tolerance(1e-5, 1e-6, 5e-7),
-    # rsqrt(1e-8) amplifies rounding where all returns are nearly equal
-    "float32 whitened": Tolerance(1e-5, 1e-6, 1e-3),
-    # equal rewards that float32 cannot represent, divided by their rounding
-    "float32 equal rewards": Tolerance(1e-5, 1e-6, 0.5),
-    # upstream's chunked scan in float32; the scale is the largest magnitude of the row
-    "float32 scan": Tolerance(2e-5, 2e-6),
-}
+SINGLE = Bound(
+    1e-6, None, "the results were made in float32; a k3 cancels, and loses four roundings of exp(|u|) on top"
+)
+"""Of the trainers whose code was called in float32 alone."""
+
+
+def options_of(function: str, config: str) -> list[pytest.MarkDecorator]:
+    """What an entry covers, as marks."""
+    trainer, _, name = function.partition(".")
+    shown = "slime" if trainer == "reference" else trainer
+    return [covers(shown, *each) for each in COVERED[trainer](name, config.split("|"))]
+
+
+def _trl(name: str, parts: list[str]) -> list[tuple[str, ...]]:
+    if name == "advantages":
+        several = "sum_then_normalize" if parts == ["two_rewards_sum"] else "normalize_then_sum"
+        if parts[0].startswith("two_rewards"):
+            return [("multi_objective_aggregation", several)]
+        return [("scale_rewards", parts[0] if parts[0] in ("batch", "none") else "group")]
+    found = [("loss_type", parts[0])]
+    found += [("importance_sampling_level", "sequence")] if {"seq", "seq_is"} & set(parts) else []
+    modes = {"vllm_seq_mask": "sequence_mask", "vllm_token_truncate": "token_truncate"}
+    found += [("vllm_importance_sampling_mode", mode) for part, mode in modes.items() if part in parts]
+    return found
+
+
+def _verl(name: str, parts: list[str]) -> list[tuple[str, ...]]:
+    group, _, mode = name.partition(".")
+    several = {"multi": ("token_k1", "seq_max_k3"), "multi_seq": ("seq_mean_k1", "seq_max_k2")}
+    match group:
+        case "adv":
+            return [("adv_estimator", mode)]
+        case "kl_penalty":
+            return [("kl_penalty", parts[0]), ("kl_loss_type", parts[0])]
+        case "kl_loss":
+            return [("kl_loss_type", parts[0]), ("loss_agg_mode", parts[1])]
+        case "agg_loss":
+            return [("loss_agg_mode", parts[0])]
+        case "policy_loss":
+            return [("loss_mode", mode)]
+        case "actor_loss":
+            return [("loss_mode", "vanilla"), ("loss_agg_mode", parts[1])]
+        case "value_loss":
+            return [("critic.loss_agg_mode", parts[0])]
+        case "rollout_is":
+            return [("rollout_is", "token" if parts[0].startswith("token") else "sequence")]
+        case "rollout_rs":
+            return [("rollout_rs", *several.get(parts[0], (parts[0].partition("@")[0],)))]
+        case "pipeline":
+            return [("adv_estimator", parts[0]), ("rollout_rs", parts[1])]
+        case "value_loss":
+            return [("critic.loss_agg_mode", parts[0])]
+        case "adaptive_kl_controller":
+            return [("kl_ctrl.type", "adaptive")]
+    raise AssertionError(name)
+
+
+def _slime(name: str, parts: list[str]) -> list[tuple[str, ...]]:
+    match name:
+        case "compute_approx_kl":
+            return [("kl_loss_type", parts[0])]
+        case "rewards_post_process":
+            estimator = "reinforce_plus_plus_baseline" if parts[0] == "rfpp_baseline" else "grpo"
+            return [("advantage_estimator", estimator), ("grpo_std_normalization", str(parts[0] == "grpo_std"))]
+        case "policy_loss":
+            found = [("advantage_estimator", parts[0])]
+            found += [("use_tis", "True")] if {"tis", "icepop"} & set(parts) else []
+            found += [("use_opsm", "True")] if "opsm" in parts else []
+            found += [("calculate_per_token_loss", "True")] if "per_token" in parts else []
+            return found
+    estimator, *rest = parts
+    found = [("advantage_estimator", estimator)]
+    found += [("kl_loss_type", part) for part in rest if part in ("k1", "k2", "k3", "low_var_kl")]
+    return found + ([("normalize_advantages", "True")] if "norm" in rest else [])
+
+
+COVERED = {"trl": _trl, "verl": _verl, "slime": _slime, "reference": _slime}
 
 
 @cache
@@ -185,45 +243,29 @@ def objective(trainer: str, **options: object) -> Objective:
     return spec.objective(resolve(spec.options, parse_version(spec.newest), [Layer("test", named)], trainer=trainer))
 
 
+def lost(frame: pl.DataFrame, step: int, output: str, of: RolloutBatch | None = None) -> Tensor | float:
+    """What upstream itself rounds off in float32: how far its stored float32 result is from its float64 one."""
+    if of is None:
+        return abs(scalar(frame, step, output, "f32") - scalar(frame, step, output, "f64"))
+    exact = per_token(frame, step, output, "f64", of)
+    return 0.0 if exact is None else (per_token(frame, step, output, "f32", of) - exact).abs()
+
+
+def k3_rounding(u_T: Tensor) -> Tensor:
+    """What float32 loses of ``exp(-u) - 1 + u``, which cancels, ``[T]``: four roundings of up to ``exp(|u|)``."""
+    return 4 * 2**-24 * u_T.double().abs().exp()
+
+
 def assert_close(
     own: Tensor | float,
     wanted: Tensor | float | None,
-    tolerance: str,
+    precision: str,
     what: str,
     *,
     scale: Tensor | float | None = None,
     where: Tensor | None = None,
+    rounding: Tensor | float = 0.0,
 ) -> None:
-    """Compare within a row of `TOLERANCES`.
-
-    Args:
-        own: computed here.
-        wanted: computed upstream; None is a mistake of the test.
-        tolerance: name in `TOLERANCES`.
-        what: for the message.
-        scale: largest magnitude of the step, or one for each value; by default the largest of `wanted`.
-        where: positions that are compared.
-    """
+    """`proof.claims.agree` with a stored result in "f32" or "f64"; None is a mistake of the test."""
     assert wanted is not None, f"{what}: nothing was expected"
-    own_T = torch.as_tensor(own, dtype=torch.float64).reshape(-1)
-    wanted_T = torch.as_tensor(wanted, dtype=torch.float64).reshape(-1)
-    assert own_T.shape == wanted_T.shape, f"{what}: {tuple(own_T.shape)} against {tuple(wanted_T.shape)}"
-    if where is not None:
-        own_T, wanted_T = own_T[where], wanted_T[where]
-        scale = scale[where] if isinstance(scale, Tensor) else scale
-    if not own_T.numel():
-        return
-    rule = TOLERANCES[tolerance]
-    largest = wanted_T.abs().max() if scale is None else torch.as_tensor(scale, dtype=torch.float64)
-    allowed_T = rule.absolute + rule.relative * wanted_T.abs() + rule.of_largest * largest
-    error_T = (own_T - wanted_T).abs()
-    worst = int((error_T - allowed_T).argmax())
-    assert bool((error_T <= allowed_T).all()), (
-        f"{what}: {float(own_T[worst])!r} against {float(wanted_T[worst])!r} upstream, "
-        f"{float(error_T[worst]):.3g} apart where {float(allowed_T[worst]):.3g} is allowed"
-    )
-    WORST[what] = max(WORST.get(what, 0.0), float((error_T / torch.where(largest > 0, largest, 1.0)).max()))
-
-
-WORST: dict[str, float] = {}
-"""Largest error seen for each kind of comparison, as a share of the largest magnitude."""
+    agree(own, wanted, DTYPES[precision], what, scale=scale, where=where, rounding=rounding)

@@ -5,13 +5,17 @@ from dataclasses import replace
 import pytest
 import torch
 from goldens import golden_data as gold
-from goldens.test_verl import DTYPES, POLICY_MODES, row_share
+from goldens.golden_data import DTYPES
+from goldens.test_verl import POLICY_MODES, row_share
+from proof.claims import compared
 
 from rolloutdoctor.batch import RolloutBatch
 from rolloutdoctor.evaluation import Evaluation, evaluate
 from rolloutdoctor.objective import Objective
 from rolloutdoctor.trainers import table, verl
 from rolloutdoctor.trainers.options import Layer, parse_version, resolve
+
+pytestmark = [compared("golden")]
 
 GAE = {"adv_estimator": "gae", "gamma": 0.99, "lam": 0.95}
 TOKEN_WEIGHTS = {"algorithm.rollout_correction.rollout_is": "token"}
@@ -103,20 +107,18 @@ def test_policy_mode(case, function, config, variant):
         for precision, dtype in DTYPES.items():
             found = evaluate(batch, objective, dtype=dtype, per_token=True)
             share = local_share(batch, found, variant)
-            tolerance = "float64 masked mean" if precision == "f64" else "float32"
             # The residue of equal rewards is in upstream's float32 loss; its gradients are stored in float64.
             residue = precision == "f32" and case.startswith("g06") and "gae" not in config
             scale = float(found.per_token.loss_T.abs().double().sum()) * share
             wanted = gold.scalar(scalars, step, "loss", precision)
             if not residue:
-                label = f"{function} loss {precision}"
-                gold.assert_close(found.loss * share, wanted, tolerance, label, scale=max(scale, abs(wanted)))
+                gold.assert_close(found.loss * share, wanted, precision, "loss", scale=max(scale, abs(wanted)))
             if tokens is not None:
                 gold.assert_close(
                     found.per_token.grad_T.double() * share,
                     gold.per_token(tokens, step, "grad", precision, batch),
-                    tolerance,
-                    f"{function} grad {precision}",
+                    precision,
+                    "gradient",
                     where=mask_T,
                 )
             if variant == "fixed":
@@ -126,4 +128,4 @@ def test_policy_mode(case, function, config, variant):
             assert own.keys() == {name for name, value in logged.items() if value is not None}
             for name, value in own.items():
                 if not (residue and "clipfrac" in name):
-                    gold.assert_close(value, logged[name], "float32", f"{name} {precision}", scale=1.0)
+                    gold.assert_close(value, logged[name], precision, name, scale=1.0)

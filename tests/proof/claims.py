@@ -12,7 +12,7 @@ A test says so with two marks, and compares with one function::
 holds it without the errors. A value of an option that no test covers fails in `proof/test_complete.py`.
 """
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from contextlib import AbstractContextManager
 from dataclasses import asdict, dataclass, field
 
@@ -129,15 +129,15 @@ RUNNING = Measured()
 """What the running test claims, and what was measured so far; `proof.plugin` keeps it."""
 
 
-def fail_alike(match: str) -> AbstractContextManager:
+def fail_alike(match: str | None = None) -> AbstractContextManager:
     """Upstream raised where this package must; that is a comparison too."""
     RUNNING.compared += 1
     return pytest.raises(CannotComputeError, match=match)
 
 
 def agree(
-    own: Tensor | float,
-    wanted: Tensor | float,
+    own: Tensor | float | Sequence[float],
+    wanted: Tensor | float | Sequence[float],
     dtype: torch.dtype,
     what: str = "",
     *,
