@@ -4,6 +4,7 @@ from pathlib import Path
 
 from rolloutdoctor.errors import UsageError, nearest
 from rolloutdoctor.importers.base import Importer
+from rolloutdoctor.importers.journal import RecordingJournal
 from rolloutdoctor.importers.mapped import MappedTable
 from rolloutdoctor.importers.nemo_rl import NemoRl
 from rolloutdoctor.importers.open_instruct import OpenInstruct
@@ -14,6 +15,7 @@ from rolloutdoctor.importers.trl import TrlCompletions
 from rolloutdoctor.importers.verl import VerlRollouts
 
 IMPORTERS: tuple[Importer, ...] = (
+    RecordingJournal(),
     TrlCompletions(),
     VerlRollouts(),
     SlimeDump(),

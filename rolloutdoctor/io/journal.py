@@ -7,7 +7,7 @@ metrics have the columns of the metrics table; a table of rows has columns of th
 """
 
 import json
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any, BinaryIO
@@ -125,14 +125,26 @@ class Journal:
             if table.num_columns and table.schema != METRICS_SCHEMA:
                 for each in table.schema:
                     fields[each.name] = _wider(fields.get(each.name), each, source.name)
-        journal.schema = pa.schema([fields[column.name] for column in COLUMNS if column.name in fields])
+        journal.schema = _in_order(fields)
         return journal
 
-    def tables(self) -> Iterator[pa.Table]:
+    def joined(self, other: "Journal") -> "Journal":
+        """Return this journal with a schema that holds the rows of another one too.
+
+        Raises:
+            InputError: if a column is of one type here and of another there.
+        """
+        fields = {each.name: each for each in self.schema}
+        for each in other.schema:
+            fields[each.name] = _wider(fields.get(each.name), each, other.source.name)
+        return replace(self, schema=_in_order(fields))
+
+    def tables(self, schema: pa.Schema | None = None) -> Iterator[pa.Table]:
         """Yield the tables of rows, each with every column of `schema`, null where it was not recorded."""
+        schema = schema or self.schema
         for _, table in self._entries():
             if table.num_columns and table.schema != METRICS_SCHEMA:
-                yield pa.Table.from_arrays([_filled(table, each) for each in self.schema], schema=self.schema)
+                yield pa.Table.from_arrays([_filled(table, each) for each in schema], schema=schema)
 
     def logs(self) -> Iterator[pa.Table]:
         """Yield the tables of logged metrics."""
@@ -154,7 +166,8 @@ class Journal:
                     with pa.ipc.open_stream(file) as stream:
                         table = pa.Table.from_batches(list(stream), stream.schema)
                     table.validate(full=True)
-                except (pa.ArrowInvalid, OSError, pa.ArrowNotImplementedError, EOFError, MemoryError):
+                    str(table.schema)  # its names have to be text
+                except (pa.ArrowException, ValueError, OSError, EOFError, MemoryError):
                     break
                 position, first = 0 if first else file.tell(), False
                 self.end = file.tell()
@@ -221,6 +234,10 @@ def _dropped(raw: bytes, name: str) -> Dropped:
         return Dropped(tuple((int(step), str(split)) for step, split in steps), int(logs))
     except (ValueError, TypeError, RecursionError):
         raise InputError(f"{name}: the note of what was dropped is damaged; the journal cannot be trusted") from None
+
+
+def _in_order(fields: Mapping[str, pa.Field]) -> pa.Schema:
+    return pa.schema([fields[column.name] for column in COLUMNS if column.name in fields])
 
 
 def _wider(known: pa.Field | None, found: pa.Field, name: str) -> pa.Field:

@@ -94,7 +94,7 @@ def _expand_one(given: str) -> Iterator[str]:
         mode = os.stat(given).st_mode  # noqa: PTH116 - a Path would rewrite the name that the user gave
     except FileNotFoundError:
         if not _MAGIC.search(given):
-            raise InputError(f"{name}: no such file or directory; check the path") from None
+            raise InputError(f"{name}: no such file or directory; {_instead(given, name)}") from None
         yield from _expand_glob(given, name)
         return
     except OSError as error:
@@ -107,6 +107,12 @@ def _expand_one(given: str) -> Iterator[str]:
         yield given
     else:
         raise InputError(f"{name}: neither a file nor a directory; a run has to be a regular Parquet file")
+
+
+def _instead(given: str, name: str) -> str:
+    if os.path.isfile(f"{given}.journal"):  # noqa: PTH113 - keeps the name as given
+        return f"a recording that was not closed lies there: give {name}.journal"
+    return "check the path"
 
 
 def _expand_directory(given: str, name: str) -> Iterator[str]:

@@ -17,11 +17,11 @@ from rolloutdoctor.io.metadata import RunMetadata
 if TYPE_CHECKING:
     import pyarrow as pa
 
-QUEUE_STEPS = 16
-"""Steps that wait for the writer at most; the next one waits `LONGEST_WAIT` for a place and is dropped then."""
+QUEUE_TABLES = 16
+"""Tables that wait for the writer at most; the next one waits `LONGEST_WAIT` for a place and is dropped then."""
 
 LONGEST_WAIT = 0.25
-"""Seconds that a full queue may hold the training up, for each step."""
+"""Seconds that a slow disk may hold the training up, for each step."""
 
 _log = logging.getLogger(__name__)
 
@@ -64,7 +64,7 @@ class BackgroundWriter:
         self.dropped = Dropped()
         self._max_bytes = max_bytes
         self._journal = JournalWriter(path, metadata)
-        self._queue: queue.Queue[_Item] = queue.Queue(QUEUE_STEPS)
+        self._queue: queue.Queue[_Item] = queue.Queue(QUEUE_TABLES)
         # A forked child has the object but not the thread, and must leave the files alone.
         self._process = os.getpid()
         self._closed = False
@@ -86,7 +86,11 @@ class BackgroundWriter:
         if self._closed or self.failure or os.getpid() != self._process:
             return False
         try:
-            self._queue.put((make, key), timeout=LONGEST_WAIT)
+            if key is not None:
+                # A kill then loses this step and no earlier one, unless writing is slower than training.
+                with self._queue.all_tasks_done:
+                    self._queue.all_tasks_done.wait_for(self._is_idle, LONGEST_WAIT / 2)
+            self._queue.put((make, key), timeout=LONGEST_WAIT / 2)
         except queue.Full:
             from rolloutdoctor.io.journal import Dropped
 
@@ -94,6 +98,9 @@ class BackgroundWriter:
             self.dropped = Dropped(steps, self.dropped.logs + (key is None))
             return False
         return True
+
+    def _is_idle(self) -> bool:
+        return not self._queue.unfinished_tasks
 
     def close(self) -> str:
         """Write what is queued and complete the run file; return what went wrong, in words, or nothing."""
@@ -130,19 +137,23 @@ class BackgroundWriter:
             make, key = self._queue.get()
             if make is None:
                 return
-            if self.failure:
-                continue  # the queue is emptied, so that nobody waits for a place
             try:
-                table = make()
-                if key is not None and self._journal.size + table.nbytes > self._max_bytes:
-                    self.failure = f"at step {key[0]}: max_bytes={self._max_bytes} is reached"
-                    continue
-                self._journal.append(table)
+                # After a failure the queue is only emptied, so that nobody waits for a place.
+                if not self.failure:
+                    self._write(make(), key)
                 if self.dropped is not noted:
                     noted = self.dropped
                     self._journal.drop(noted)
             except Exception as error:  # the same boundary as in `close`
                 self.failure = f"{type(error).__name__}: {error}"
+            finally:
+                self._queue.task_done()
+
+    def _write(self, table: "pa.Table", key: tuple[int, str] | None) -> None:
+        if key is not None and self._journal.size + table.nbytes > self._max_bytes:
+            self.failure = f"at step {key[0]}: max_bytes={self._max_bytes} is reached"
+        else:
+            self._journal.append(table)
 
 
 def close_at_exit(close: Callable[[], None]) -> Callable[[], None]:

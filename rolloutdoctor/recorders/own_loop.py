@@ -1,0 +1,211 @@
+"""Record a training loop of your own, step by step.
+
+    with StepRecorder("run.parquet", trainer="trl", version="1.16.0", config={"beta": 0.04}) as recorder:
+        for step in range(1, steps + 1):
+            ...
+            recorder.record_step(step, group_id=groups, reward=rewards, advantage=advantages, lengths=lengths,
+                                 response_mask=mask, policy_log_probs=log_probs, metrics={"loss": loss})
+
+Tensors and arrays are copied at once and written by a thread. While the recording goes on it is
+``run.parquet.journal``; what a killed process leaves of it is read by every command like a run file.
+"""
+
+from collections.abc import Mapping, Sequence
+from functools import partial
+from pathlib import Path
+from types import TracebackType
+from typing import TYPE_CHECKING, Any, Self, SupportsFloat
+
+import numpy as np
+
+from rolloutdoctor.errors import DataError, SchemaError, nearest
+from rolloutdoctor.io.metadata import RunMetadata
+from rolloutdoctor.recorders._background import BackgroundWriter, close_at_exit, warn
+from rolloutdoctor.schema import BY_NAME, Kind
+
+if TYPE_CHECKING:
+    import pyarrow as pa
+
+DEFAULT_MAX_BYTES = 2 * 2**30
+_OWN = ("step", "split", "rank")
+
+
+class StepRecorder:
+    """A recording in progress. Once it is made it never raises: a problem ends it with one warning.
+
+    Args:
+        path: the run file; the logged metrics go beside it. Both appear on closing.
+        trainer: whose maths the loop follows, as `--trainer` takes it (``trl``, ``trl-rloo``, ``verl``, ``slime``);
+            None: to be said on the command line.
+        version: version of that trainer.
+        config: its option names to values, those that decide the maths.
+        rank: which process this is, where there are several: each writes its own file, ``run.rank0.parquet``.
+        max_bytes: about how large the file may get.
+
+    Raises:
+        UsageError: if nothing can be written at `path`.
+
+    Attributes:
+        path: where the run file will be.
+        recording: True until it is closed or has stopped.
+    """
+
+    def __init__(
+        self,
+        path: str | Path,
+        *,
+        trainer: str | None = None,
+        version: str | None = None,
+        config: Mapping[str, object] | None = None,
+        rank: int | None = None,
+        max_bytes: int = DEFAULT_MAX_BYTES,
+    ) -> None:
+        path = Path(path)
+        self.path = path
+        if rank is not None:
+            self.path = path.with_name(f"{path.name.removesuffix('.parquet')}.rank{rank}.parquet")
+        self._rank = rank
+        metadata = RunMetadata(trainer=trainer, trainer_version=version, config=dict(config or {}))
+        self._writer = BackgroundWriter(self.path, metadata, max_bytes=max_bytes)
+        self.recording = True
+        self._forget = close_at_exit(self.close)
+
+    def record_step(
+        self,
+        step: int,
+        *,
+        split: str = "train",
+        lengths: object = None,
+        metrics: Mapping[str, SupportsFloat | None] | None = None,
+        **columns: object,
+    ) -> None:
+        """Record the rows of one optimiser step, and what was logged for it.
+
+        Args:
+            step: the optimiser step, as logged.
+            split: ``train`` or ``eval``.
+            lengths: ``[N]``, tokens of each response; needed where a column is padded.
+            metrics: logged numbers by name.
+            columns: by the names of a run file. One value for each row: ``[N]`` tensor, array or list. Token columns:
+                ``[N, T]`` tensors or arrays padded on the right, or N lists, arrays or tensors of the rows' own
+                lengths. `rewards`: a mapping of names to ``[N]``, or N mappings. Without `sample_id` rows are
+                numbered.
+        """
+        if not self.recording:
+            return
+        problem = self._writer.failure
+        try:
+            if not problem:
+                self._put(step, split, lengths, columns, metrics or {})
+        except Exception as error:  # the boundary that keeps the recorder's faults out of the training
+            problem = f"{type(error).__name__}: {error}"
+        if problem:
+            lost = self._finish()
+            warn(f"rolloutdoctor stopped recording to {self.path}, and training goes on unchanged: {problem}{lost}")
+
+    def close(self) -> None:
+        """Complete the files; does nothing the second time."""
+        if self.recording:
+            known = self._writer.failure
+            lost = self._finish()
+            if known or lost:
+                warn(f"rolloutdoctor closed {self.path}{f': {known}' if known else ''}{lost}")
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self.close()
+
+    def _put(
+        self,
+        step: int,
+        split: str,
+        lengths: object,
+        columns: Mapping[str, object],
+        metrics: Mapping[str, SupportsFloat | None],
+    ) -> None:
+        for name in columns:
+            if name not in BY_NAME or name in _OWN:
+                why = "is given by the recorder itself" if name in _OWN else f"is none{nearest(name, list(BY_NAME))}"
+                raise SchemaError(f"the column {name!r} {why}")
+        copies = {name: _copied(value) for name, value in columns.items() if value is not None}
+        if copies:
+            own = None if lengths is None else np.asarray(_copied(lengths), np.int64)
+            key = (int(step), str(split))
+            self._writer.put(partial(_table, key, self._rank, copies, own, str(self.path)), key)
+        if metrics:
+            values = {name: None if value is None else float(value) for name, value in metrics.items()}
+            self._writer.put(partial(_metrics_table, int(step), str(split), values))
+
+    def _finish(self) -> str:
+        self.recording = False
+        self._forget()
+        return self._writer.close()
+
+
+def _copied(value: object) -> Any:  # noqa: ANN401 - an array, or a list or mapping of the like
+    """Copy tensors and arrays to the CPU, whatever they are nested in; the loop goes on using the originals."""
+    if hasattr(value, "detach"):
+        tensor = value.detach().to("cpu", copy=True)
+        return (tensor.float() if tensor.is_floating_point() and tensor.dtype.itemsize < 4 else tensor).numpy()
+    if isinstance(value, np.ndarray):
+        return value.copy()
+    if isinstance(value, Mapping):
+        return {str(name): _copied(each) for name, each in value.items()}
+    if isinstance(value, Sequence) and not isinstance(value, (str, bytes)):
+        return [_copied(each) for each in value]
+    return value
+
+
+def _table(
+    key: tuple[int, str], rank: int | None, copies: Mapping[str, Any], lengths: np.ndarray | None, where: str
+) -> "pa.Table":
+    from rolloutdoctor.io.run_table import run_table
+
+    columns = {name: _cells(name, value, lengths) for name, value in copies.items()}
+    count = len(next(iter(columns.values())))
+    columns["step"], columns["split"] = [key[0]] * count, [key[1]] * count
+    if rank is not None:
+        columns["rank"] = [rank] * count
+    if "sample_id" not in columns:
+        columns["sample_id"] = [f"{'' if rank is None else f'{rank}/'}{row}" for row in range(count)]
+    return run_table(columns, where=where)
+
+
+def _cells(name: str, value: Any, lengths: np.ndarray | None) -> Any:  # noqa: ANN401 - see `_copied`
+    import pyarrow as pa
+
+    from rolloutdoctor.recorders._cells import present, ragged
+
+    column = BY_NAME[name]
+    if isinstance(value, dict):
+        arrays = [pa.array(np.asarray(each, np.float64), from_pandas=True) for each in value.values()]
+        return pa.StructArray.from_arrays(arrays, names=list(value))
+    if column.kind is Kind.MASK:
+        value = _whole(value) if isinstance(value, np.ndarray) else [_whole(np.asarray(row)) for row in value]
+    if not column.kind.per_token or not isinstance(value, np.ndarray) or value.ndim != 2:
+        return value.tolist() if isinstance(value, np.ndarray) and value.dtype != object else value
+    if lengths is None or not column.aligned:
+        how = "lengths= says where its rows end" if column.aligned else "give one list for each row"
+        raise DataError(f"column {name!r} is padded: {how}")
+    if len(lengths) != len(value):
+        raise DataError(f"column {name!r} has {len(value)} rows where lengths has {len(lengths)}")
+    kinds = {Kind.FLOATS: pa.float32(), Kind.MASK: pa.uint8()}
+    return ragged(value, present(lengths), kinds.get(column.kind, pa.int32()))
+
+
+def _whole(mask: np.ndarray) -> np.ndarray:
+    """A mask of zeros and ones, whatever numbers they are."""
+    marked = mask.astype(bool)
+    if not np.array_equal(marked, mask):
+        raise DataError("a mask holds other values than 0 and 1")
+    return marked.astype(np.uint8)
+
+
+def _metrics_table(step: int, split: str, values: Mapping[str, float | None]) -> "pa.Table":
+    from rolloutdoctor.io.writer import metrics_table
+
+    return metrics_table(step, split, values)

@@ -1,0 +1,229 @@
+"""A recording that was not closed: killed, cut off, or left by one rank earlier than by another."""
+
+import os
+import signal
+import subprocess
+import sys
+import time
+from dataclasses import replace
+from pathlib import Path
+
+import numpy as np
+import pyarrow.parquet as pq
+import pytest
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+from typer.testing import CliRunner
+
+import rolloutdoctor as rd
+from rolloutdoctor.cli.app import app
+from rolloutdoctor.errors import InputError
+from rolloutdoctor.io.journal import Dropped, Journal, JournalWriter, finish
+from rolloutdoctor.io.metadata import RunMetadata
+from rolloutdoctor.io.paths import Source
+from rolloutdoctor.io.run_table import run_table
+from rolloutdoctor.io.writer import metrics_table
+
+METADATA = RunMetadata("trl", "1.16.0", {"beta": 0.04, "num_generations": 4, "steps_per_generation": 1})
+
+
+def rows(step, split="train", **more):
+    generator = np.random.default_rng(step)
+    lengths = generator.integers(1, 9, 8)
+    columns = {
+        "step": [step] * 8,
+        "split": [split] * 8,
+        "group_id": ["a"] * 4 + ["b"] * 4,
+        "sample_id": [str(row) for row in range(8)],
+        "reward": generator.random(8),
+        "advantage": generator.normal(size=8),
+        "response_mask": [np.ones(length, np.uint8) for length in lengths],
+        "policy_log_probs": [-generator.random(length) for length in lengths],
+        "ref_log_probs": [-generator.random(length) for length in lengths],
+    }
+    return columns | more
+
+
+def journal_of(path, steps):
+    writer = JournalWriter(path, METADATA)
+    for columns in steps:
+        writer.append(run_table(columns, where="test"))
+        writer.append(metrics_table(columns["step"][0], "train", {"loss": 0.5, "kl": None}))
+    writer.close()
+    return writer.path
+
+
+def opened(path):
+    return Journal.open(Source.of(str(path)))
+
+
+LOOP = """
+import sys, time
+import numpy as np
+from rolloutdoctor.recorders.own_loop import StepRecorder
+recorder = StepRecorder(sys.argv[1], trainer="trl", version="1.16.0", config={"beta": 0.04})
+for step in range(1, 100_000):
+    lengths = np.full(8, 50)
+    recorder.record_step(
+        step, lengths=lengths, group_id=["a"] * 4 + ["b"] * 4, reward=np.arange(8.0) + step, advantage=np.arange(8.0),
+        response_mask=np.ones((8, 50)), policy_log_probs=-np.full((8, 50), step / 1e5), ref_log_probs=-np.ones((8, 50)),
+        metrics={"loss": float(step)},
+    )
+    print(step, flush=True)
+    time.sleep(0.005)
+"""
+
+
+def test_kill_9_loses_at_most_the_step_in_flight(tmp_path):
+    """The loop is killed outright; every command reads what it left, and convert makes a run file of it."""
+    path = tmp_path / "run.parquet"
+    loop = subprocess.Popen([sys.executable, "-c", LOOP, str(path)], stdout=subprocess.PIPE, text=True)
+    try:
+        said = 0
+        for line in loop.stdout:
+            said = int(line)
+            if said == 30:
+                break
+        os.kill(loop.pid, signal.SIGKILL)
+        said = max([said, *map(int, loop.stdout.read().split())])
+    finally:
+        loop.kill()
+        loop.wait()
+        loop.stdout.close()
+    journal = tmp_path / "run.parquet.journal"
+    assert not path.exists()
+    done = sorted(set(pq_steps(journal, tmp_path)))
+    assert done == list(range(1, done[-1] + 1))
+    # The step that was handed over last may be in flight; every one before it is written.
+    assert done[-1] >= said - 1
+    result = CliRunner().invoke(app, ["check", str(journal), "--format", "concise", "--exit-zero"])
+    assert result.exit_code == 0, result.output
+    assert "read with the importer journal" in result.stderr
+    missing = CliRunner().invoke(app, ["check", str(path)])
+    assert missing.exit_code == 2
+    assert "run.parquet.journal" in missing.stderr
+    table = pq.read_table(tmp_path / "converted.parquet")
+    assert table["policy_log_probs"][8 * 4].as_py() == pytest.approx([-5e-5] * 50)
+    metrics = pq.read_table(tmp_path / "converted.metrics.parquet").to_pylist()
+    assert {entry["step"]: entry["value"] for entry in metrics}[5] == 5.0
+
+
+def pq_steps(journal, folder):
+    result = CliRunner().invoke(app, ["convert", str(journal), "-o", str(folder / "converted.parquet")])
+    assert result.exit_code == 0, result.output
+    return pq.read_table(folder / "converted.parquet")["step"].to_pylist()
+
+
+def test_a_closed_recording_and_its_journal_are_the_same_run(tmp_path):
+    steps = [rows(step) for step in (1, 2, 3)]
+    journal = journal_of(tmp_path / "run.parquet", steps)
+    assert finish(journal, tmp_path / "run.parquet") == 24
+    result = CliRunner().invoke(app, ["convert", str(journal), "-o", str(tmp_path / "again.parquet")])
+    assert result.exit_code == 0, result.output
+    assert pq.read_table(tmp_path / "run.parquet").equals(pq.read_table(tmp_path / "again.parquet"))
+    metrics = [pq.read_table(tmp_path / f"{name}.metrics.parquet") for name in ("run", "again")]
+    assert metrics[0].equals(metrics[1])
+    first, second = (rd.check(rd.open(tmp_path / name)) for name in ("run.parquet", "again.parquet"))
+    assert first.findings == second.findings
+    said = [RunMetadata.decode(pq.read_schema(tmp_path / f"{name}.parquet").metadata, "") for name in ("run", "again")]
+    assert said == [METADATA, replace(METADATA, recording={"importer": "journal"})]
+
+
+@settings(max_examples=60, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@given(share=st.floats(0, 1))
+def test_cut_anywhere_it_gives_the_whole_steps(tmp_path, share):
+    path = tmp_path / f"run-{time.monotonic_ns()}.parquet"
+    journal = journal_of(path, [rows(step) for step in (1, 2, 3)])
+    whole = opened(journal)
+    ends = [whole.end]
+    content = journal.read_bytes()
+    cut = int(share * len(content))
+    journal.write_bytes(content[:cut])
+    header = journal_of(path.with_name("empty.parquet"), []).stat().st_size
+    if cut < header:
+        if cut < header - 8:  # the mark that ends an entry
+            with pytest.raises(InputError, match="not the journal"):
+                opened(journal)
+        return
+    found = opened(journal)
+    assert found.end <= cut
+    assert found.metadata == METADATA
+    tables = list(found.tables())
+    assert [set(table["step"].to_pylist()) for table in tables] == [{step} for step in range(1, len(tables) + 1)]
+    assert all(len(table) == 8 for table in tables)
+    if cut == len(content):
+        assert (len(tables), found.end, found.size) == (3, ends[0], len(content))
+
+
+@settings(max_examples=150, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@given(data=st.data())
+def test_damaged_bytes_end_in_a_sentence_or_in_rows(tmp_path, data):
+    path = tmp_path / f"run-{time.monotonic_ns()}.parquet"
+    journal = journal_of(path, [rows(1), rows(2)])
+    content = bytearray(journal.read_bytes())
+    for _ in range(data.draw(st.integers(1, 4))):
+        content[data.draw(st.integers(0, len(content) - 1))] = data.draw(st.integers(0, 255))
+    journal.write_bytes(bytes(content))
+    sentence = ""
+    try:
+        found = opened(journal)
+        for table in found.tables():
+            table.validate(full=True)
+        list(found.logs())
+    except InputError as error:
+        sentence = str(error)
+    assert not sentence or (sentence.startswith(str(journal)) and "\n" not in sentence)
+
+
+def test_columns_that_come_and_go(tmp_path):
+    """An evaluation without a reference, a reward function that starts later: null where it was not recorded."""
+    later = rows(2, rewards=[{"a": 1.0, "b": None}] * 8)
+    evaluation = {name: cells for name, cells in rows(2, "eval").items() if name != "ref_log_probs"}
+    journal = journal_of(tmp_path / "run.parquet", [rows(1, rewards=[{"a": 0.5}] * 8), later, evaluation])
+    finish(journal, tmp_path / "run.parquet")
+    found = pq.read_table(tmp_path / "run.parquet").to_pylist()
+    assert [row["rewards"] for row in found[::8]] == [{"a": 0.5, "b": None}, {"a": 1.0, "b": None}, None]
+    assert [row["ref_log_probs"] is None for row in found[::8]] == [False, False, True]
+
+
+def test_what_was_dropped_is_said(tmp_path):
+    writer = JournalWriter(tmp_path / "run.parquet", METADATA)
+    writer.append(run_table(rows(1), where="test"))
+    writer.drop(Dropped(((2, "train"),), 1))
+    writer.drop(Dropped(((2, "train"), (4, "eval")), 3))
+    writer.close()
+    finish(writer.path, tmp_path / "run.parquet")
+    metadata = RunMetadata.decode(pq.read_schema(tmp_path / "run.parquet").metadata, "")
+    assert metadata.recording == {"dropped_steps": [[2, "train"], [4, "eval"]], "dropped_logs": 3}
+    result = CliRunner().invoke(app, ["check", str(writer.path), "--exit-zero"])
+    assert "2 steps and 3 logs were dropped" in result.stderr
+
+
+def test_steps_that_not_every_rank_has(tmp_path):
+    ranks = [
+        journal_of(tmp_path / f"run.rank{rank}.parquet", [rows(step, rank=[rank] * 8) for step in range(1, 4 - rank)])
+        for rank in (0, 1)
+    ]
+    result = CliRunner().invoke(app, ["convert", *map(str, ranks), "-o", str(tmp_path / "run.parquet")])
+    assert result.exit_code == 0, result.output
+    assert "1 steps that not every rank had recorded are left out" in result.stderr
+    assert set(pq.read_table(tmp_path / "run.parquet")["step"].to_pylist()) == {1, 2}
+
+
+def test_an_older_journal_is_never_overwritten(tmp_path):
+    first = journal_of(tmp_path / "run.parquet", [rows(1)])
+    before = first.read_bytes()
+    second = journal_of(tmp_path / "run.parquet", [rows(2)])
+    assert (first.name, second.name) == ("run.parquet.journal", "run.parquet.2.journal")
+    assert first.read_bytes() == before
+
+
+@pytest.mark.parametrize(
+    "content", [b"", b"PAR1", b"\xff\xff\xff\xff\x00\x00\x00\x00", b"\xff\xff\xff\xff" + b"\x7f" * 99]
+)
+def test_what_is_no_journal(tmp_path, content):
+    path = tmp_path / "run.parquet.journal"
+    path.write_bytes(content)
+    with pytest.raises(InputError, match=r"run\.parquet\.journal: .*not the journal"):
+        opened(path)
+    assert Path(path).read_bytes() == content
