@@ -191,9 +191,7 @@ def diagnose(
         dtype: ``float32`` or ``float64``.
     """
     configured = configure(RunMetadata(), trainer, [Layer("test", dict(options or {}))])
-    columns = frozenset.intersection(
-        *(frozenset([*batch.per_row, *batch.per_token, *(["group_id"] if batch.groups else [])]) for batch in batches)
-    )
+    columns = frozenset.intersection(*map(_columns, batches))
     rules = [find(code) for code in select] or list(RULES)
     plan = make_plan(rules, context_for(columns, frozenset(logged or {}), configured))
     fold = Fold(plan)
@@ -201,6 +199,11 @@ def diagnose(
     for batch in batches:
         show.step(batch, dict(logged or {}) if batch.split == TRAIN else {})
     return judge(plan, fold.state(), configured, device="cpu", dtype=dtype)
+
+
+def _columns(batch: RolloutBatch) -> frozenset[str]:
+    held = {*batch.per_row, *batch.per_token}
+    return frozenset(held | {name for name in ("group_id", "rewards", "status") if batch.has(name)})
 
 
 def diagnose_one(

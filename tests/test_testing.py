@@ -1,4 +1,5 @@
 import math
+from dataclasses import replace
 
 import pytest
 import torch
@@ -76,3 +77,17 @@ def test_diagnose_one():
     assert diagnose_one("RDA002", nothing, trainer="trl") == "RDA002 info exposed: groups 1"
     with pytest.raises(UsageError, match="no rule"):
         diagnose_one("RDX001", batch, trainer="trl")
+
+
+def test_diagnose_passes_rewards_by_function():
+    parts = {
+        name: torch.tensor(values, dtype=torch.float64) for name, values in (("a", [1, 1, 0, 1]), ("b", [2, 2, 5, 5]))
+    }
+    batch = replace(toy_batch([[3, 3], [5, 6]], ref=-1.5), rewards=parts)
+    options = {"beta": 0.1, "multi_objective_aggregation": "normalize_then_sum"}
+    report = diagnose([batch], trainer="trl", options=options, select=["RDG001"])
+    assert not report.skipped
+    # Only the first group has equal rewards in both functions.
+    assert report.findings[0].measures["groups_share"].value == 0.5
+    without = diagnose([replace(batch, rewards={})], trainer="trl", options=options, select=["RDG001"])
+    assert "rewards" in without.skipped[0].reason
