@@ -166,8 +166,8 @@ OPTIONS = (
     Option(
         "router_aux_loss_coef",
         "number",
-        0.0,
-        "coefficient of the load-balancing loss of a mixture of experts",
+        None,
+        "coefficient of the load-balancing loss of a mixture of experts; null: the model's own",
         optional=True,
         computed=(0.0, None),
         decides=False,
@@ -231,7 +231,7 @@ def objective(config: Config) -> Objective:
 def surrogate(config: Config) -> Surrogate:
     """Build the policy term."""
     mode = config.word("loss_type")
-    low, high = config.number("epsilon"), config.optional_number("epsilon_high")
+    low, high = clip_range(config)
     numbers: dict[str, float] = {}
     if mode == "sapo":
         numbers = {"tau_pos": config.number("sapo_temperature_pos"), "tau_neg": config.number("sapo_temperature_neg")}
@@ -240,11 +240,17 @@ def surrogate(config: Config) -> Surrogate:
     return Surrogate(
         kind=f"trl_{mode}" if mode in ("cispo", "sapo", "vespo") else "ppo_delta_clip",
         clip_low=low,
-        clip_high=low if high is None else high,
+        clip_high=high,
         cap=config.optional_number("delta"),
         level=cast(Literal["token", "sequence"], config.word("importance_sampling_level")),
         numbers=numbers,
     )
+
+
+def clip_range(config: Config) -> tuple[float, float]:
+    """How far below and above one the ratio may fall and rise."""
+    low, high = config.number("epsilon"), config.optional_number("epsilon_high")
+    return low, low if high is None else high
 
 
 def gates(config: Config) -> tuple[Gate, ...]:
@@ -361,6 +367,7 @@ TRAINER = Trainer(
         "rollout_log_probs": f"{_RECORDER}, with use_vllm so that the sampler gives log-probs",
         "rewards": f"{_RECORDER}; it writes one number for each reward function",
         "*": _RECORDER,
+        "metrics": "give OUTPUT_DIR/checkpoint-N/trainer_state.json as well, with logging_steps=1",
     },
     kl_metrics=("kl",),
     loss_metric="loss",

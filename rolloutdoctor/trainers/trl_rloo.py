@@ -38,16 +38,7 @@ OPTIONS = (
     _SHARED["num_iterations"],
     _SHARED["logging_steps"],
     Option("use_vllm", "flag", False, "sample with vLLM; nothing corrects for its log-probs", decides=False),
-    Option(
-        "router_aux_loss_coef",
-        "number",
-        None,
-        "coefficient of the load-balancing loss of a mixture of experts",
-        optional=True,
-        computed=(0.0, None),
-        decides=False,
-        why_not="the loss of the router is not in the rows",
-    ),
+    _SHARED["router_aux_loss_coef"],
 )
 
 
@@ -60,7 +51,7 @@ def objective(config: Config) -> Objective:
     bounds = cast("tuple[float, ...] | None", config["reward_clip_range"]) or None
     if bounds is not None and (len(bounds) != 2 or bounds[0] > bounds[1]):
         raise UsageError(f"reward_clip_range = {bounds}: expected two numbers, the lower one first")
-    low, high = config.number("epsilon"), config.optional_number("epsilon_high")
+    low, high = trl.clip_range(config)
     beta = config.number("beta")
     return Objective(
         trainer="trl-rloo",
@@ -77,7 +68,7 @@ def objective(config: Config) -> Objective:
         surrogate=Surrogate(
             kind="trl_rloo",
             clip_low=low,
-            clip_high=low if high is None else high,
+            clip_high=high,
             level="sequence-sum",
             counts_empty=True,
         ),
@@ -110,6 +101,7 @@ TRAINER = Trainer(
     recording={
         "ref_log_probs": f"{_SAVE}, with beta > 0 so that TRL has a reference model",
         "*": _SAVE,
+        "metrics": trl.TRAINER.recording["metrics"],
     },
     kl_metrics=("kl",),
     loss_metric="loss",
