@@ -5,6 +5,7 @@ import json
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
+from reprlib import Repr
 
 from rolloutdoctor.errors import DataError, InputError
 from rolloutdoctor.io.paths import Source, reason
@@ -14,6 +15,10 @@ LONGEST_LINE = 32 * 2**20
 
 DEEPEST = 64
 """Levels of nesting; a log has few."""
+
+# Lists of a hostile pickle may hold each other, and print as more than any memory holds.
+_SHORT = Repr()
+_SHORT.maxlevel = 2
 
 CHUNK_BYTES = 8 * 2**20
 """What is read at a time."""
@@ -188,4 +193,5 @@ def shown(value: object) -> str:
     >>> shown("a" * 100)
     "'aaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaa"
     """
-    return " ".join(f"{value!r:.40}".split())
+    words = repr(value[:80]) if isinstance(value, str) else _SHORT.repr(value)
+    return " ".join(words[:40].split())

@@ -10,6 +10,7 @@ import numpy as np
 
 from rolloutdoctor.errors import DataError, InputError
 from rolloutdoctor.importers import base, lines
+from rolloutdoctor.importers.slime_layout import cuts
 from rolloutdoctor.importers.torch_files import load, looks_like_one
 from rolloutdoctor.io.metadata import RunMetadata
 from rolloutdoctor.io.paths import Source, natural_key
@@ -38,9 +39,10 @@ class SlimeDump:
 
     The train file is format version 2 of ``slime/observability/train_data_utils.py``, the rollout file that of
     ``slime/observability/rollout_data_utils.py`` (slime 0.3.1). They are joined on `rollout_position`, because the
-    train file has no group, and its `rewards` are already normalised: the raw reward is the rollout's. Rollout files
-    alone give rewards, masks and the sampler's log-probs. Evaluation files (``eval_*.pt``) carry no group and are left
-    out.
+    train file has no group, and its `rewards` are already normalised: the raw reward is the rollout's. `dp_shards` says
+    how the rollout was cut into optimiser steps and micro-batches; where it is not whole, these are left out. Rollout
+    files alone give rewards, masks and the sampler's log-probs. Evaluation files (``eval_*.pt``) carry no group and are
+    left out.
     """
 
     name = "slime"
@@ -105,6 +107,7 @@ class _Dump:
         dump = cls(sink, options)
         evaluations = 0
         found: set[str] = set()
+        uncut, contradicting = 0, 0
         for file in [each for source in sources for each in _named(source)]:
             if Path(file.path).name.startswith("eval_"):
                 evaluations += 1
@@ -122,13 +125,15 @@ class _Dump:
             if is_train:
                 pair.train = file
                 found.update(name for sample in body["samples"][:1] for name in sample)
+                uncut += cuts(body) is None
+                contradicting += cuts(body) is None and bool(body.get("dp_shards"))
             else:
                 pair.rollout = file
             dump.sizes[step] = dump.sizes.get(step, 0) + Path(file.path).stat().st_size
-        dump._settle(found, evaluations)
+        dump._settle(found, evaluations, uncut, contradicting)
         return dump
 
-    def _settle(self, found: set[str], evaluations: int) -> None:
+    def _settle(self, found: set[str], evaluations: int, uncut: int, contradicting: int) -> None:
         if evaluations:
             self.sink.note(f"{evaluations} evaluation files (eval_*.pt) carry no group and are left out")
         trained = {step for step, pair in self.files.items() if pair.train is not None}
@@ -154,6 +159,13 @@ class _Dump:
         if trained and "rollout_ids" in found:
             columns.append("trajectory_id")
         self.columns = (*columns, *(fields or ("response_mask", "rollout_log_probs")), *(["rank"] if trained else []))
+        if trained and not uncut:
+            self.columns += ("optim_step_id", "micro_batch_id")
+        elif trained and contradicting:
+            self.sink.note(
+                f"the dp_shards of {contradicting} train files do not say in which micro-batch every sample was: "
+                "optim_step_id and micro_batch_id are left out"
+            )
 
     def _load(self, file: Source) -> dict[str, Any]:
         body = load(file, allow_pickle=self.options.allow_pickle)
@@ -184,6 +196,7 @@ class _Dump:
             return cells
         train = self._load(pair.train)
         raw = train.get("raw_reward")
+        cut = cuts(train) or {}
         for index, sample in enumerate(train["samples"]):
             where = f"{pair.train.name}, sample {index}"
             position = _integer(sample.get("rollout_position", index), f"{where}: rollout_position")
@@ -194,6 +207,8 @@ class _Dump:
                 partner = rollout["samples"][position]
             score = raw[position] if isinstance(raw, list) and position < len(raw) else None
             self._append(cells, step, position, sample, partner, score, where)
+            if "micro_batch_id" in cells:
+                cells["optim_step_id"][-1], cells["micro_batch_id"][-1] = cut[position]
         return cells
 
     def _append(
@@ -226,11 +241,11 @@ class _Dump:
         }
         if train.get("rollout_ids") is not None:
             row["trajectory_id"] = _integer(train["rollout_ids"], f"{where}: rollout_ids")
-        row["status"] = None if row["status"] is None else str(row["status"])
+        row["status"] = None if row["status"] is None else _label(row["status"], f"{where}: status")
         if rollout is not None:
             if rollout.get("group_index") is None:
                 raise DataError(f"{where}: no group_index in the rollout data, so its group is unknown")
-            row["group_id"] = str(rollout["group_index"])
+            row["group_id"] = _label(rollout["group_index"], f"{where}: group_index")
             mask = _numbers(rollout.get("loss_mask"), f"{where}: loss_mask", np.uint8)
             row["response_mask_pre"] = np.ones(length, np.uint8) if mask is None else mask
             if not train:
@@ -267,6 +282,12 @@ class _Dump:
 
 def _status(train: Mapping[str, Any]) -> str | None:
     return None if train.get("truncated") is None else ("truncated" if train["truncated"] else "completed")
+
+
+def _label(value: object, what: str) -> str:
+    if not isinstance(value, (str, int)):
+        raise DataError(f"{what} is {lines.shown(value)} where a name or a number was expected")
+    return str(value).encode("utf-8", "replace").decode()
 
 
 def _integer(value: object, what: str) -> int:

@@ -1,11 +1,12 @@
-"""slime's documented layout: the join of its two files, and what must not be run or believed."""
+"""slime: dumps that its own functions wrote, the documented layout, and what must not be run or believed."""
 
 import pickle
+import shutil
 import zipfile
 
 import pytest
 import torch
-from importers.importing import converted, findings, findings_of_run, slime_dump
+from importers.importing import DATA, converted, findings, findings_of_run, slime_dump
 
 from rolloutdoctor.errors import DataError, InputError
 
@@ -152,3 +153,93 @@ def test_a_truncated_archive(tmp_path):
     path.write_bytes(path.read_bytes()[:-200])
     with pytest.raises(InputError, match="truncated or damaged"):
         converted(tmp_path / "run.parquet", dump)
+
+
+REAL = DATA / "slime"
+
+
+def train_file(rollout=0):
+    return torch.load(REAL / "train_data" / f"{rollout}.pt", weights_only=True)
+
+
+def test_a_dump_of_slimes_own_functions(tmp_path):
+    rows, sink = converted(tmp_path / "run.parquet", REAL)
+    assert sink.notes == ["1 evaluation files (eval_*.pt) carry no group and are left out"]
+    assert len(rows) == 24
+    for row in rows:
+        sample = train_file(row["step"])["samples"][int(row["sample_id"])]
+        length = sample["response_lengths"]
+        assert row["response_ids"] == sample["tokens"].tolist()[-length:]
+        assert row["old_log_probs"] == sample["log_probs"].tolist()
+        assert row["ref_log_probs"] == sample["ref_log_probs"].tolist()
+        assert row["reward"] == train_file(row["step"])["raw_reward"][int(row["sample_id"])]
+        assert row["group_id"] == str(3 * row["step"] + int(row["sample_id"]) // 4)
+    converted(tmp_path / "again.parquet", REAL)
+    assert findings(REAL) == findings_of_run(tmp_path / "again.parquet")
+
+
+def test_how_the_rollout_was_cut(tmp_path):
+    rows, _ = converted(tmp_path / "run.parquet", REAL)
+    for row in rows:
+        shard = train_file(row["step"])["dp_shards"][row["rank"]]
+        local = shard["partition"].index(int(row["sample_id"]))
+        number = next(number for number, each in enumerate(shard["micro_batch_indices"]) if local in each)
+        first = shard["num_microbatches"][0]
+        assert (row["optim_step_id"], row["micro_batch_id"]) == (number >= first, number % first)
+    cells = {(row["step"], row["optim_step_id"], row["rank"], row["micro_batch_id"]) for row in rows}
+    assert len(cells) == 2 * 2 * 2 * 3
+
+
+@pytest.mark.parametrize(
+    "change",
+    [
+        lambda shard: shard.update(partition=None),
+        lambda shard: shard.update(num_microbatches=[3]),
+        lambda shard: shard["micro_batch_indices"].pop(),
+        lambda shard: shard["micro_batch_indices"][0].append(5),
+        lambda shard: shard.update(micro_batch_indices=[[[0]]]),
+        lambda shard: shard["partition"].__setitem__(0, 0),
+        lambda shard: shard.update(num_microbatches=[10**12, 3]),
+    ],
+)
+def test_a_cut_that_is_not_whole_is_left_out(tmp_path, change):
+    shutil.copytree(REAL, tmp_path / "dump")
+    body = train_file()
+    change(body["dp_shards"][0])
+    torch.save(body, tmp_path / "dump" / "train_data" / "0.pt")
+    rows, sink = converted(tmp_path / "run.parquet", tmp_path / "dump")
+    assert len(rows) == 24
+    assert not {"optim_step_id", "micro_batch_id"} & set(rows[0])
+    assert "the dp_shards of 1 train files do not say" in sink.notes[-1]
+
+
+def laughs(depth=60):
+    """Lists in lists: a hundred bytes of pickle that print as 2**60 of them."""
+    inner = ["ha"]
+    for _ in range(depth):
+        inner = [inner, inner]
+    return inner
+
+
+@pytest.mark.parametrize("field", ["reward", "tokens", "loss_mask", "group_index", "status", "response_length"])
+def test_what_prints_without_end_is_not_printed(tmp_path, field):
+    dump = slime_dump(tmp_path / "dump", rollouts=(0,), rollout={field: laughs()})
+    with pytest.raises((DataError, InputError)) as error:
+        converted(tmp_path / "run.parquet", dump / "rollout_data")
+    assert len(str(error.value)) < 400
+
+
+def test_an_archive_whose_records_overlap(tmp_path):
+    """Many names for one stretch of the file: what a zip bomb does without compression."""
+    path = tmp_path / "0.pt"
+    with zipfile.ZipFile(path, "w", zipfile.ZIP_STORED) as archive:
+        archive.writestr("archive/data.pkl", b"\0" * 10**6)
+        record = archive.infolist()[0]
+        for number in range(1000):
+            again = zipfile.ZipInfo(f"archive/data/{number}")
+            for name in ("header_offset", "file_size", "compress_size", "CRC"):
+                setattr(again, name, getattr(record, name))
+            archive.filelist.append(again)
+    assert path.stat().st_size < 2 * 10**6
+    with pytest.raises(InputError, match=r"declares 1,001,000,000 bytes in a file of"):
+        converted(tmp_path / "run.parquet", path)
