@@ -44,6 +44,8 @@ def info(
 
 
 def _as_json(found: "Survey") -> str:
+    from rolloutdoctor.engine.survey import TIERS
+
     body = {
         "schema_version": 1,
         "files": list(found.files),
@@ -52,6 +54,7 @@ def _as_json(found: "Survey") -> str:
         "first_step": found.first_step,
         "last_step": found.last_step,
         "tier": found.tier,
+        "tier_meaning": TIERS[found.tier],
         "trainer": found.trainer,
         "config": {
             key: {"value": one.value, "origin": one.origin, "assumed": one.assumed} for key, one in found.config.items()
@@ -72,12 +75,14 @@ def _as_text(found: "Survey") -> str:
     size = found.input
     lines = [f"{len(found.files)} file{'s' if len(found.files) != 1 else ''}: {', '.join(map(plain, found.files[:5]))}"]
     splits = ", ".join(f"{rows:,} {split}" for split, rows in sorted(found.splits.items()))
-    lines.append(f"rows      {size.rows:,} ({splits}) in {size.groups:,} groups, {size.tokens:,} tokens")
+    rows = f"{size.rows:,} ({splits}) in {size.groups:,} groups, {size.tokens:,} tokens"
+    lines.append(f"rows      {rows if size.rows else 'none: logged metrics without rollouts'}")
     lines.append(f"steps     {found.first_step} to {found.last_step}, {size.steps:,} of them with their splits")
-    lines.append(f"trainer   {found.trainer or 'the file does not say: name it with --trainer'}")
+    lines.append(f"trainer   {found.trainer or f'not known in full: {found.unstated}'}")
     lines.append(f"tier      {found.tier}: {TIERS[found.tier]}")
-    lines.append("\ncolumns")
-    lines += [f"  {name:<20} {meaning}" for name, meaning in found.columns.items()]
+    if found.columns:
+        lines.append("\ncolumns")
+        lines += [f"  {name:<20} {meaning}" for name, meaning in found.columns.items()]
     if found.metrics:
         lines.append(f"\nlogged metrics\n  {', '.join(map(plain, found.metrics))}")
     if found.config:
@@ -93,5 +98,7 @@ def _as_text(found: "Survey") -> str:
         lines += [f"  {one.code} {one.name}: {one.reason}\n    to run it: {one.remedy}" for one in found.skipped]
     if found.absent:
         lines.append("\nabsent columns that would tell more")
-        lines += [f"  {name:<20} {how}" for name, how in found.absent.items()]
+        for how in dict.fromkeys(found.absent.values()):
+            names = [name for name, each in found.absent.items() if each == how]
+            lines.append(f"  {', '.join(names)}\n    {how}")
     return "\n".join(lines) + "\n"

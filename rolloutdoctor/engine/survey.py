@@ -2,9 +2,8 @@
 
 from dataclasses import dataclass, field
 
-from rolloutdoctor.engine.check import CheckOptions, run_context
-from rolloutdoctor.engine.configure import Configured, configure
-from rolloutdoctor.engine.logged import comparable
+from rolloutdoctor.engine.check import CheckOptions, prepare
+from rolloutdoctor.engine.configure import Configured
 from rolloutdoctor.engine.plan import available, make_plan, remedy
 from rolloutdoctor.findings import InputSummary, Setting, Skipped
 from rolloutdoctor.io.run import Run
@@ -12,7 +11,7 @@ from rolloutdoctor.rules.base import Context
 from rolloutdoctor.schema import COLUMNS
 
 TIERS = {
-    0: "metrics only",
+    0: "metrics only: what the log itself gives, no rows",
     1: "scalars: rewards and groups, no log-probs",
     2: "one log-prob: advantages and masks, no reference",
     3: "exact: loss, KL and its gradient for every logged token",
@@ -37,6 +36,7 @@ class Survey:
         skipped: the rules that cannot, with remedies.
         trainer: name of the trainer, or None.
         config: its options with origins.
+        unstated: what to state of the run where there is no trainer.
     """
 
     files: tuple[str, ...]
@@ -52,6 +52,7 @@ class Survey:
     skipped: tuple[Skipped, ...]
     trainer: str | None = None
     config: dict[str, Setting] = field(default_factory=dict)
+    unstated: str = ""
 
 
 def survey(run: Run, options: CheckOptions) -> Survey:
@@ -61,8 +62,8 @@ def survey(run: Run, options: CheckOptions) -> Survey:
         UsageError: if an option cannot be used.
         InputError: if a file cannot be read, or breaks the contract.
     """
-    configured = configure(run.metadata, options.trainer, options.layers, options.fixes)
-    context = run_context(run, comparable(run.metrics, configured), configured)
+    ready = prepare(run, options)
+    configured, context = ready.configured, ready.context
     plan = make_plan(options.rules, context)
     splits: dict[str, int] = {}
     steps: set[int] = set()
@@ -91,6 +92,7 @@ def survey(run: Run, options: CheckOptions) -> Survey:
         skipped=plan.skipped,
         trainer=None if configured is None else f"{configured.trainer.name} {configured.version}",
         config=_settings(configured),
+        unstated=context.unstated,
     )
 
 

@@ -23,6 +23,10 @@ KEEP_EXAMPLES = 5
 """Examples kept by each rule, the worst of the run."""
 
 
+LOGS = "give the trainer's log as well: trainer_state.json, verl's file logger, or an export as CSV or JSON Lines"
+"""What brings logged metrics where nothing says which trainer made the run."""
+
+
 @dataclass(frozen=True)
 class Context:
     """What is known before the first row is read.
@@ -34,7 +38,8 @@ class Context:
         config: its configuration, or None.
         objective: what it computes, or None.
         has_rows: False if there are logged metrics and no rollouts.
-        recording: canonical column to what would record it, in the words of the trainer or of the dump; ``*`` is any.
+        recording: canonical column to what would record it, in the words of the trainer or of the dump; ``*`` is any
+            other, and ``metrics`` its log.
         unstated: what to state of the run where nothing says which trainer made it, or with which options.
         averaged: names of metrics that were logged as means over several steps, and so are no value of one.
     """

@@ -5,7 +5,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from rolloutdoctor.findings import Example, Measure, Severity
-from rolloutdoctor.rules.base import Context, Judgement, Missing, Rule, counted, number, percent
+from rolloutdoctor.rules.base import LOGS, Context, Judgement, Missing, Rule, counted, number, percent
 from rolloutdoctor.stats.sums import Sums, largest, ratio
 from rolloutdoctor.trainers.table import writer_of
 
@@ -76,6 +76,20 @@ class KlOnlyLoss(Rule[KlOnlyTally]):
         """None: it is all in the log."""
         return frozenset()
 
+    def missing(self, context: Context) -> Missing | None:
+        """A log from which the two parts of the loss cannot be told."""
+        trainer = context.trainer or writer_of(context.metrics)
+        told = trainer is not None and trainer.loss_parts(dict.fromkeys(context.metrics, 0.0), context.config)
+        return None if told else self._untold(context)
+
+    def _untold(self, context: Context) -> Missing:
+        return Missing(
+            "the log does not give the policy and the KL part of the loss",
+            "TRL logs loss and kl where beta > 0, and beta has to be stated (--trainer trl --set beta=NUMBER); verl "
+            "logs actor/pg_loss, actor/kl_loss and actor/kl_coef with actor_rollout_ref.actor.use_kl_loss=true: "
+            f"{context.recording.get('metrics', LOGS)}",
+        )
+
     def measure(self, step: "StepView") -> KlOnlyTally:
         """Count one step."""
         logged = step.logged
@@ -119,13 +133,7 @@ class KlOnlyLoss(Rule[KlOnlyTally]):
 
     def unseen(self, run: KlOnlyTally, context: Context) -> Missing | None:
         """A log from which the two parts of the loss cannot be told."""
-        if run.steps:
-            return None
-        return Missing(
-            "the log does not give the policy and the KL part of the loss",
-            "TRL: log loss and kl, and state beta (--trainer trl --set beta=...); verl: "
-            "actor_rollout_ref.actor.use_kl_loss=true logs actor/pg_loss, actor/kl_loss and actor/kl_coef",
-        )
+        return None if run.steps else self._untold(context)
 
     def judge(self, run: KlOnlyTally, context: Context) -> Judgement | None:
         """Information; a warning where the gradient is dead as well."""

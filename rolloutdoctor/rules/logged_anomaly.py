@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from rolloutdoctor.findings import Example, Measure, Severity
-from rolloutdoctor.rules.base import Context, Judgement, Missing, Rule, counted, number
+from rolloutdoctor.rules.base import LOGS, Context, Judgement, Missing, Rule, counted, number
 from rolloutdoctor.stats.sums import Sums, largest, ratio
 from rolloutdoctor.trainers.table import writer_of
 
@@ -77,6 +77,18 @@ class LoggedAnomaly(Rule[AnomalyTally]):
         """None: it is all in the log."""
         return frozenset()
 
+    def missing(self, context: Context) -> Missing | None:
+        """A log without any of the three."""
+        trainer = context.trainer or writer_of(context.metrics)
+        names = () if trainer is None else (trainer.loss_metric, trainer.grad_norm_metric, *trainer.kl_metrics)
+        return None if context.metrics.intersection(names) else self._untold(context)
+
+    def _untold(self, context: Context) -> Missing:
+        return Missing(
+            "no step has a logged loss, KL or gradient norm under a name that is known",
+            context.recording.get("metrics", LOGS),
+        )
+
     def measure(self, step: "StepView") -> AnomalyTally:
         """Count one step."""
         logged = step.logged
@@ -119,12 +131,7 @@ class LoggedAnomaly(Rule[AnomalyTally]):
 
     def unseen(self, run: AnomalyTally, context: Context) -> Missing | None:
         """A log without any of the three."""
-        if run.steps:
-            return None
-        return Missing(
-            "no step has a logged loss, KL or gradient norm under a name that is known",
-            'give the trainer\'s log (trainer_state.json; trainer.logger=["file"]), or an export under its own names',
-        )
+        return None if run.steps else self._untold(context)
 
     def judge(self, run: AnomalyTally, context: Context) -> Judgement | None:
         """An error for what is no number, a warning for what cannot be or stands out."""

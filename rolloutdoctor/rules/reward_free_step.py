@@ -5,7 +5,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from rolloutdoctor.findings import Example, Measure, Severity
-from rolloutdoctor.rules.base import Context, Judgement, Missing, Rule, counted, number, percent
+from rolloutdoctor.rules.base import LOGS, Context, Judgement, Missing, Rule, counted, number, percent
 from rolloutdoctor.stats.sums import Sums, largest, ratio, smallest
 from rolloutdoctor.trainers.table import writer_of
 
@@ -81,6 +81,19 @@ class RewardFreeStep(Rule[RewardFreeTally]):
         """None: it is all in the log."""
         return frozenset()
 
+    def missing(self, context: Context) -> Missing | None:
+        """A log that does not say which steps had a spread of rewards."""
+        trainer = context.trainer or writer_of(context.metrics)
+        tells = trainer is not None and trainer.reward_free(dict.fromkeys(context.metrics, 0.0)) is not None
+        return None if tells and trainer and trainer.grad_norm_metric in context.metrics else self._untold(context)
+
+    def _untold(self, context: Context) -> Missing:
+        return Missing(
+            "no step has a logged gradient norm and a metric that tells whether any group had a spread of rewards",
+            f"TRL logs frac_reward_zero_std and grad_norm, verl critic/advantages/max, /min and actor/grad_norm: "
+            f"{context.recording.get('metrics', LOGS)}",
+        )
+
     def measure(self, step: "StepView") -> RewardFreeTally:
         """Count one step."""
         logged = step.logged
@@ -120,13 +133,7 @@ class RewardFreeStep(Rule[RewardFreeTally]):
 
     def unseen(self, run: RewardFreeTally, context: Context) -> Missing | None:
         """A log that does not say which steps had a spread of rewards."""
-        if run.steps:
-            return None
-        return Missing(
-            "no step has a logged gradient norm and a metric that tells whether any group had a spread of rewards",
-            "TRL logs frac_reward_zero_std and grad_norm, verl critic/advantages/max, /min and actor/grad_norm: give "
-            'that log (trainer_state.json, trainer.logger=["file"], or an export), one line for each step',
-        )
+        return None if run.steps else self._untold(context)
 
     def judge(self, run: RewardFreeTally, context: Context) -> Judgement | None:
         """Information with a magnitude; a warning where such steps are many."""

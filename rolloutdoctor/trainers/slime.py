@@ -272,6 +272,7 @@ TRAINER = Trainer(
         "ref_log_probs": f"{_DUMP}, once kl_coef > 0 or use_kl_loss loads a reference model",
         "values": f"{_DUMP} with advantage_estimator ppo",
         "*": _DUMP,
+        "metrics": "slime logs to W&B (--use-wandb) or TensorBoard (--use-tensorboard): give an export of that as well",
     },
     kl_metrics=("rollout/kl", "train/kl_loss"),
     loss_metric="train/loss",

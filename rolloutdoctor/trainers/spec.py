@@ -1,7 +1,7 @@
 """What the rest of the package knows of a trainer."""
 
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
 from rolloutdoctor.objective import Objective
@@ -39,13 +39,15 @@ class Trainer:
         objective: builds what it computes from a configuration.
         metrics: its logged metrics under its own names, recomputed from an evaluation; a metric whose ingredients
             are missing is left out.
-        recording: canonical column to the option or recorder that makes the trainer log it.
+        recording: canonical column to the option or recorder that makes the trainer log it; ``*`` is any other column,
+            and ``metrics`` its log of numbers.
         kl_metrics: its metrics that are a KL from the reference.
         loss_metric: the metric that best shows the loss.
         grad_norm_metric: the metric that holds the norm of the parameters' gradient.
         group_size: how many rows a group of a split should have under a configuration, or None if anything goes.
         window_option: the option that says over how many steps a logged line averages, or None if each step is logged.
         instant_metrics: metrics that are of the logged step alone, whatever that option says.
+        not_recomputed: metrics that it logs (a star stands for any ending) and `metrics` never gives, with the reason.
         reward_free: tells from the metrics of a training step that no group had a spread of rewards; None where they
             do not say.
         loss_parts: takes the loss of a training step apart from what was logged; None where that does not do. The
@@ -66,6 +68,7 @@ class Trainer:
     group_size: Callable[[Config, str], int | None]
     window_option: str | None = None
     instant_metrics: frozenset[str] = frozenset()
+    not_recomputed: Mapping[str, str] = field(default_factory=dict)
     reward_free: Callable[[Mapping[str, float]], bool | None] = _does_not_say
     loss_parts: Callable[[Mapping[str, float], Config | None], LossParts | None] = _not_logged
     loss_is_whole: bool = False

@@ -353,6 +353,14 @@ def loss_parts(logged: Mapping[str, float], config: Config | None) -> LossParts 
 
 _RECORDER = 'record the run with rolloutdoctor.recorders.trl: `record(trainer, "run.parquet")`'
 
+NOT_RECOMPUTED = {
+    "grad_norm": "the norm of the parameters' gradient needs the model",
+    "learning_rate, epoch, step_time": "they are of the schedule and the clock, not of the rows",
+    "num_tokens": "it counts tokens, the prompts' too, since training began",
+    "aux_loss": "the loss of the router is not in the rows",
+}
+"""What both trainers log and no row gives."""
+
 TRAINER = Trainer(
     name="trl",
     newest="1.16.0",

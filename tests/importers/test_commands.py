@@ -91,3 +91,107 @@ def test_what_cannot_be_done_is_one_sentence_and_2(rolloutdoctor, words, message
     assert found.code == 2
     assert message in found.err.splitlines()[-1]
     assert found.out == ""
+
+
+FULL = {
+    "it": 1,
+    "r": 0.5,
+    "gid": "a",
+    "m": [1, 1],
+    "pol": [-0.5, -0.25],
+    "old": [-0.5, -0.25],
+    "ref": [-0.75, -0.5],
+}
+FULL_MAP = {"step": "it", "reward": "r", "group_id": "gid", "response_mask": "m", "policy_log_probs": "pol"}
+FULL_MAP |= {"old_log_probs": "old", "ref_log_probs": "ref"}
+
+
+@pytest.fixture
+def full_dump(tmp_path):
+    """Four rows of two groups under names of their own, and the words that say what they are."""
+    rows = [FULL | {"gid": group, "r": reward} for group, reward in [("a", 1.0), ("a", 0.0), ("b", 1.0), ("b", 1.0)]]
+    path = tmp_path / "mine.jsonl"
+    path.write_text("".join(json.dumps(row) + "\n" for row in rows))
+    mapping = [word for column, name in FULL_MAP.items() for word in ("--map", f"{column}={name}")]
+    return path, mapping
+
+
+TRL = ("--trainer", "trl", "--set", "beta=0.1", "--set", "num_generations=2")
+COMMANDS = {
+    "check": ("check", "--format", "json"),
+    "info": ("info", "--format", "json"),
+    "diff": ("diff", "--fix", "zero-std", "--format", "json"),
+    "recompute": ("recompute", "--format", "json"),
+    "plot": ("plot", "gradient", "-o", "OUT.svg"),
+    "report": ("report", "-o", "OUT.html"),
+}
+
+
+@pytest.mark.parametrize("command", COMMANDS)
+def test_every_command_takes_a_mapped_dump(rolloutdoctor, tmp_path, full_dump, command):
+    path, mapping = full_dump
+    run = tmp_path / "run.parquet"
+    assert rolloutdoctor("convert", path, *mapping, "-o", run).code == 0
+
+    def outcome(name, *words):
+        target = tmp_path / name
+        found = rolloutdoctor(*(word.replace("OUT", str(target)) for word in COMMANDS[command]), *words, *TRL)
+        assert found.code in (0, 1), found.err
+        drawn = [each.read_bytes() for each in tmp_path.glob(f"{name}.*")]
+        return found.out.replace(str(path), "RUN").replace(str(run), "RUN"), drawn
+
+    direct, converted = outcome("direct", path, *mapping), outcome("converted", run)
+    assert direct[0] == converted[0]
+    assert len(direct[1]) == len(converted[1]) == (command in ("plot", "report"))
+    if command == "plot":
+        assert direct == converted
+
+
+@pytest.mark.parametrize("command", COMMANDS)
+def test_every_command_knows_the_options_of_dumps(rolloutdoctor, tmp_path, full_dump, command):
+    path, _ = full_dump
+    words = [word.replace("OUT", str(tmp_path / "x")) for word in COMMANDS[command]]
+    found = rolloutdoctor(*words, path, "--from", "tlr", "--allow-pickle")
+    assert (found.code, "--from tlr: no such importer; did you mean 'trl'?" in found.err) == (2, True)
+    (tmp_path / "map.toml").write_text("nothing = 'x'\n")
+    found = rolloutdoctor(*words, path, "--map-file", tmp_path / "map.toml")
+    assert (found.code, "no column is called 'nothing'" in found.err) == (2, True)
+
+
+def test_a_dump_is_never_written_over(rolloutdoctor, full_dump):
+    path, mapping = full_dump
+    before = path.read_bytes()
+    folder = path.parent / "rows"
+    folder.mkdir()
+    inside = folder / "rows.jsonl"
+    inside.write_bytes(before)
+    target = folder / "x.svg"
+    target.write_text("kept")
+    found = rolloutdoctor("plot", "gradient", folder, *mapping, *TRL, "-o", target)
+    assert found.code == 2
+    assert "is a file of the run itself" in found.err
+    assert target.read_text() == "kept"
+
+
+def test_diff_shows_the_texts_of_a_dump_unless_told_not_to(rolloutdoctor, tmp_path, full_dump):
+    path, mapping = full_dump
+    rows = [json.loads(line) | {"prompt": "what is it"} for line in path.read_text().splitlines()]
+    path.write_text("".join(json.dumps(row) + "\n" for row in rows))
+    words = ("diff", path, *mapping, *TRL, "--fix", "zero-std")
+    assert "what is it" in rolloutdoctor(*words).out
+    assert "what is it" not in rolloutdoctor(*words, "--no-text").out
+
+
+def test_a_log_alone(rolloutdoctor, tmp_path):
+    log = tmp_path / "log.jsonl"
+    data = {"critic/advantages/max": 0.0, "critic/advantages/min": 0.0, "actor/grad_norm": 0.5, "actor/pg_loss": 0.0}
+    log.write_text(json.dumps({"step": 1, "data": data}) + "\n")
+    found = rolloutdoctor("check", log, "--fail-on", "warning", "--format", "concise")
+    assert found.code == 1
+    assert found.err == "rolloutdoctor: logged metrics without rollouts (verl's file logger)\n"
+    assert "RDG003 reward-free-step confirmed" in found.out
+    assert "0: metrics only" in rolloutdoctor("info", log).out
+    for command in ("diff", "recompute", "plot", "report"):
+        words = [word.replace("OUT", str(tmp_path / "x")) for word in COMMANDS[command]]
+        refused = rolloutdoctor(*words, log)
+        assert (refused.code, "logged metrics, not rollouts" in refused.err) == (2, True)

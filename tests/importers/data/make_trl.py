@@ -23,6 +23,11 @@ sys.path.insert(0, str(HERE.parent.parent / "recorders"))
 
 from trl_runs import digits, make_model, make_tokenizer  # noqa: E402
 
+
+def every_second(completions, trainer_state, **kwargs):
+    return digits(completions) if trainer_state.global_step % 2 else [1.0] * len(completions)
+
+
 RUNS = {
     # 16 prompts, two answers each: an evaluation fills the file and replaces the training rows
     "overwritten": {"evals": 16, "options": {}},
@@ -30,6 +35,8 @@ RUNS = {
     "mixed": {"evals": 4, "options": {}},
     # every generation is trained on twice, so that its rows are logged twice
     "two_passes": {"steps": 4, "rewards": [digits], "options": {"scale_rewards": "none", "num_iterations": 2}},
+    # every second step has equal rewards, which TRL logs as frac_reward_zero_std = 1; its log alone is kept
+    "reward_free": {"steps": 6, "rewards": [every_second], "log_alone": True, "options": {"accumulation": 1}},
     "weights": {"steps": 4, "options": {"reward_weights": [1.0, 0.5]}},
 }
 
@@ -38,7 +45,7 @@ def has7(completions, **kwargs):
     return [float("7" in text) for text in completions]
 
 
-def make(name, folder, *, evals=0, steps=6, rewards=(digits, has7), options):
+def make(name, folder, *, evals=0, steps=6, rewards=(digits, has7), log_alone=False, options):
     draw = torch.Generator().manual_seed(1)
     prompts = [f"{a}+{b}=" for a, b in torch.randint(0, 100, (60, 2), generator=draw).tolist()]
     evaluation = {"eval_strategy": "steps", "eval_steps": 3} if evals else {}
@@ -52,7 +59,7 @@ def make(name, folder, *, evals=0, steps=6, rewards=(digits, has7), options):
             num_generations=4,
             num_generations_eval=2,
             max_completion_length=5,
-            gradient_accumulation_steps=2,
+            gradient_accumulation_steps=options.pop("accumulation", 2),
             max_steps=steps,
             learning_rate=1e-3,
             beta=0.04,
@@ -76,7 +83,8 @@ def make(name, folder, *, evals=0, steps=6, rewards=(digits, has7), options):
     target = HERE / "trl" / name
     shutil.rmtree(target, ignore_errors=True)
     target.mkdir(parents=True)
-    shutil.copytree(folder / "trainer" / "completions", target / "completions")
+    if not log_alone:
+        shutil.copytree(folder / "trainer" / "completions", target / "completions")
     shutil.copy(folder / "trainer" / "trainer_state.json", target)
 
 
