@@ -12,22 +12,22 @@ from rolloutdoctor.comparison import Comparison, Effect, Pair, Slice
 from rolloutdoctor.engine.check import run_context
 from rolloutdoctor.engine.configure import Configured, configure, read_settings
 from rolloutdoctor.engine.ledger import Change, measures, row_changes, tallies
+from rolloutdoctor.engine.logged import comparable
 from rolloutdoctor.engine.moved import Candidate, most_moved, moved_groups
 from rolloutdoctor.engine.parts import PARTS, Key, part_rows, part_slices
 from rolloutdoctor.engine.plan import remedy
 from rolloutdoctor.engine.recompute import absent_columns, evaluation_columns, need_trainer
-from rolloutdoctor.engine.sweep import ReadOptions, find_device, find_dtype
-from rolloutdoctor.errors import CannotComputeError, InputError, UsageError
-from rolloutdoctor.evaluation import Evaluation, evaluate_all
+from rolloutdoctor.engine.sweep import AS_CONFIGURED, Consumer, ReadOptions, SeenStep, find_device, sweep
+from rolloutdoctor.errors import InputError, UsageError
+from rolloutdoctor.evaluation import Evaluation
 from rolloutdoctor.findings import InputSummary
 from rolloutdoctor.fixes import ChosenFix
 from rolloutdoctor.io.run import LoggedMetrics, Run
 from rolloutdoctor.needs import advantage_columns, loss_columns
 from rolloutdoctor.objective import Objective
-from rolloutdoctor.ops.threads import block_threads
+from rolloutdoctor.rules.base import counted
 from rolloutdoctor.stats.sums import ratio
 
-BEFORE = ""
 BY_GRADIENT = "absolute change of the log-prob gradient"
 BY_ADVANTAGE = "absolute change of advantages"
 
@@ -63,42 +63,25 @@ def diff(run: Run, options: DiffOptions, progress: Callable[[int, int], None] | 
         raise UsageError("nothing to compare with: add --fix NAME (see `rolloutdoctor fixes`) or --against KEY=VALUE")
     if options.by is not None and options.by not in PARTS:
         raise UsageError(f"no parts by {options.by!r} (known: {', '.join(PARTS)})")
-    device, dtype = find_device(options.device), find_dtype(options.dtype)
     configured = need_trainer(configure(run.metadata, options.trainer, options.layers))
+    metrics = comparable(run.metrics, configured)
     sides = _sides(run, configured, options)
-    columns, notes = _columns(run, configured, sides)
-    folds = {label: _Fold(configured, options) for label in sides if label != BEFORE}
-    input_, failures = InputSummary(), dict[str, list[int]]()
-    batches = run.batches(columns, steps=options.steps, split=options.split, dtype=dtype, progress=progress)
-    with block_threads():
-        for batch in batches:
-            groups = 0 if batch.groups is None else len(batch.groups)
-            input_ = InputSummary(
-                input_.rows + len(batch), input_.steps + 1, input_.groups + groups, input_.tokens + batch.tokens
-            )
-            try:
-                found = evaluate_all(batch.to(device), sides, dtype=dtype, logged=run.metrics.at(batch.key))
-            except CannotComputeError as error:
-                failures.setdefault(str(error), []).append(batch.step)
-                continue
-            before = _metrics(configured, found[BEFORE])
-            for label, fold in folds.items():
-                fold.add(found[BEFORE], before, found[label])
-    if not input_.rows:
+    columns, notes = _columns(run, metrics, configured, sides)
+    seen = _Sides(configured, options, sides, columns)
+    sweep(run, [seen], options, metrics, progress)
+    if not seen.input.rows:
         raise UsageError(f"no {options.split} rows to compare; widen --steps or set --split")
-    notes += [
-        f"{len(steps):,} steps could not be evaluated, the first is step {min(steps)}: {why}"
-        for why, steps in sorted(failures.items())
-    ]
+    notes += seen.failures()
+    folds = seen.folds
     effects = [fold.effect(label, joint=not at and len(folds) > 1) for at, (label, fold) in enumerate(folds.items())]
     if options.top:
         groups_moved = moved_groups(run, next(iter(folds.values())).candidates, text=options.text)
         effects[0] = replace(effects[0], groups=groups_moved)
     return Comparison(
         version=__version__,
-        device=device.type,
+        device=find_device(options.device).type,
         dtype=options.dtype,
-        input=input_,
+        input=seen.input,
         trainer=configured.trainer.name,
         trainer_version=configured.version,
         config=configured.settings(),
@@ -120,13 +103,15 @@ def _sides(run: Run, configured: Configured, options: DiffOptions) -> dict[str, 
     for fix in options.fixes:
         changed = fix.apply(changed)
         alone[fix.label] = fix.apply(configured.objective)
-    sides = {BEFORE: configured.objective, " + ".join(alone): changed}
+    sides = {AS_CONFIGURED: configured.objective, " + ".join(alone): changed}
     return sides if len(alone) == 1 else sides | alone
 
 
-def _columns(run: Run, configured: Configured, sides: Mapping[str, Objective]) -> tuple[frozenset[str], list[str]]:
+def _columns(
+    run: Run, metrics: LoggedMetrics, configured: Configured, sides: Mapping[str, Objective]
+) -> tuple[frozenset[str], list[str]]:
     """What to read, and what the numbers lack."""
-    context = run_context(run, LoggedMetrics(), configured)
+    context = run_context(run, metrics, configured)
     needed = frozenset().union(*(advantage_columns(objective) for objective in sides.values()))
     absent = absent_columns(run, needed)
     if absent:
@@ -146,6 +131,45 @@ def _columns(run: Run, configured: Configured, sides: Mapping[str, Objective]) -
 
 def _metrics(configured: Configured, evaluation: Evaluation) -> Mapping[str, float]:
     return configured.trainer.metrics(evaluation) if len(evaluation.batch) else {}
+
+
+class _Sides(Consumer):
+    """All sides of a comparison, as a sweep shows them."""
+
+    def __init__(
+        self,
+        configured: Configured,
+        options: DiffOptions,
+        sides: Mapping[str, Objective],
+        columns: frozenset[str],
+    ) -> None:
+        self.columns, self.objectives, self.split = columns, sides, options.split
+        self.folds = {label: _Fold(configured, options) for label in sides if label != AS_CONFIGURED}
+        self.input = InputSummary()
+        self._configured = configured
+        self._failed: dict[str, list[int]] = {}
+
+    def add(self, step: SeenStep) -> None:
+        """Count a step."""
+        batch, seen = step.batch, self.input
+        groups = 0 if batch.groups is None else len(batch.groups)
+        self.input = InputSummary(
+            seen.rows + len(batch), seen.steps + 1, seen.groups + groups, seen.tokens + batch.tokens
+        )
+        if step.failure is not None:
+            self._failed.setdefault(step.failure, []).append(batch.step)
+            return
+        found = step.evaluations
+        before = _metrics(self._configured, found[AS_CONFIGURED])
+        for label, fold in self.folds.items():
+            fold.add(found[AS_CONFIGURED], before, found[label])
+
+    def failures(self) -> list[str]:
+        """Which steps could not be evaluated, and why."""
+        return [
+            f"{counted(len(steps), 'step')} could not be evaluated, the first is step {min(steps)}: {why}"
+            for why, steps in sorted(self._failed.items())
+        ]
 
 
 class _Fold:
@@ -198,9 +222,7 @@ class _Fold:
             metrics=metrics,
             per_step=per_step,
             parts=() if by is None else per_step if by == "step" else part_slices(by, self._parts, total.steps),
-            moved_by="absolute change of the log-prob gradient"
-            if self._by_gradient
-            else "absolute change of advantages",
+            moved_by=BY_GRADIENT if self._by_gradient else BY_ADVANTAGE,
             remarks=tuple(_remarks(total, moved)),
         )
 

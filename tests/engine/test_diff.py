@@ -10,6 +10,7 @@ from hypothesis import strategies as st
 from rolloutdoctor.engine.diff import DiffOptions, diff
 from rolloutdoctor.engine.parts import PARTS
 from rolloutdoctor.errors import InputError, UsageError
+from rolloutdoctor.evaluation import evaluate_all
 from rolloutdoctor.fixes import choose
 from rolloutdoctor.io.run import StepRange, open_run
 from rolloutdoctor.trainers.options import Layer
@@ -325,3 +326,61 @@ def test_the_same_numbers_in_float32(tmp_path):
     for mine, theirs in zip(one.effects, other.effects, strict=True):
         close(values(mine.total), values(theirs.total), rel=1e-4)
     assert replace(one, dtype="") != replace(other, dtype="")
+
+
+def test_dense_rewards_are_what_advantages_are_made_of(tmp_path):
+    """Where rewards are dense the trainer sums them, whatever the column of scores says."""
+    metadata = VERL | {"config": VERL["config"] | {"algorithm.adv_estimator": "rloo"}}
+    columns = {
+        "step": [0] * 3, "group_id": ["a"] * 3, "sample_id": ["1", "2", "3"], "reward": [9.0, 9.0, 9.0],
+        "response_mask": [[1, 1], [1], [0]], "policy_log_probs": [[-1.0, -1.0], [-1.0], [-1.0]],
+        "token_rewards": [[1.0, 1.0], [0.0], [4.0]],
+    }  # fmt: skip
+    path = write(tmp_path / "run.parquet", columns, metadata)
+    effect = compared(path, "rejected-rows", top=1).effects[0]
+    # Of scores 2, 0 and 4 the siblings' means are 2, 3 and 1; without the row that trains nothing 0 and 2.
+    found = {row.sample_id: (row.advantage.before, row.advantage.after) for row in effect.groups[0].rows}
+    assert {name: found[name] for name in ("1", "2")} == {"1": (0.0, 2.0), "2": (-3.0, -2.0)}
+    assert values(effect.total)["changed_rows"] == 2
+
+
+def test_rows_without_a_score_are_counted_and_move_nothing(tmp_path):
+    columns = random_columns(12)
+    columns["reward"][3] = columns["reward"][40] = float("nan")
+    comparison = compared(
+        write(tmp_path / "run.parquet", columns, replace_config(loss_type="grpo")), "rejected-rows", top=3
+    )
+    found = values(comparison.effects[0].total)
+    assert found["rows"] == 72
+    assert math.isfinite(found["advantage_shift_max"])
+    assert math.isfinite(found["advantage_shift_mean"])
+    assert all(math.isfinite(group.moved) for group in comparison.effects[0].groups)
+
+
+def test_steps_that_the_trainer_cannot_compute_are_said(tmp_path):
+    metadata = VERL | {"config": VERL["config"] | {"algorithm.adv_estimator": "reinforce_plus_plus_baseline"}}
+    columns = random_columns(13, steps=2)
+    columns["response_mask"][24:] = [np.zeros(len(row), "uint8") for row in columns["response_mask"][24:]]
+    comparison = compared(write(tmp_path / "run.parquet", columns, metadata), "rejected-rows")
+    assert comparison.notes[-1].startswith("1 step could not be evaluated, the first is step 1: whitening needs")
+    assert len(comparison.effects[0].per_step) == 1
+    assert comparison.input.steps == 2
+
+
+def test_a_step_is_evaluated_once(tmp_path, monkeypatch):
+    """However many fixes: each step, and each objective in it, once."""
+    from rolloutdoctor.engine import sweep
+
+    calls = []
+
+    def counting(batch, objectives, **kwargs):
+        calls.append((batch.step, len(objectives)))
+        return evaluate_all(batch, objectives, **kwargs)
+
+    monkeypatch.setattr(sweep, "evaluate_all", counting)
+    path = write(tmp_path / "run.parquet", random_columns(14))
+    compared(path, "zero-std", "rejected-rows", top=2, by="reward")
+    assert calls == [(0, 4), (1, 4), (2, 4)]
+    calls.clear()
+    compared(path, "rejected-rows", against=["beta=0.5"])  # the option is as it was
+    assert calls == [(0, 2), (1, 2), (2, 2)]
