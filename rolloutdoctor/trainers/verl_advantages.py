@@ -89,6 +89,13 @@ OPTIONS = (
         optional=True,
         only_with={_ESTIMATOR: ("gdpo",)},
     ),
+    Option(
+        "algorithm.filter_groups.enable",
+        "flag",
+        False,
+        "leave groups of equal scores out before the update; a run file has the rows that were left",
+        decides=False,
+    ),
     Option(_IN_REWARD, "flag", False, "subtract a KL penalty from the token rewards"),
     Option(
         "algorithm.kl_penalty",

@@ -16,6 +16,7 @@ _PREFIX = "algorithm.rollout_correction"
 _IS, _RS = f"{_PREFIX}.rollout_is", f"{_PREFIX}.rollout_rs"
 _LEVELS = ("token", "sequence")
 BYPASS = f"{_PREFIX}.bypass_mode"
+LOSS_TYPE = f"{_PREFIX}.loss_type"
 
 STATISTICS = (
     *(f"{over}_k{k}" for over in ("token", "seq_sum", "seq_mean") for k in (1, 2, 3)),
@@ -42,6 +43,15 @@ OPTIONS = (
         None,
         "one bound or one for each, separated by commas; lower_upper of sampler over trainer for k1; no default",
         optional=True,
+        decides=False,
+    ),
+    Option(
+        LOSS_TYPE,
+        "word",
+        "ppo_clip",
+        "never reaches the loss, whose workers were made before; what counts is the option of this name under "
+        "actor.policy_loss, with loss_mode = bypass_mode",
+        choices=("ppo_clip", "reinforce"),
         decides=False,
     ),
     Option(BYPASS, "flag", False, "take the sampler's log-probs for the old ones, and correct for nothing"),

@@ -66,7 +66,6 @@ OPTIONS = (
         "number",
         3.0,
         "dual clip for negative advantages; truncates the ratio (dppo_tv, dppo_kl)",
-        low=1,
         only_with={_MODE: ("vanilla", "dppo_tv", "dppo_kl")},
     ),
     _number("tau_pos", 1.0, "slope of the gate where the advantage is positive", "sapo"),
@@ -88,9 +87,10 @@ OPTIONS = (
         f"{_INSIDE}.loss_type",
         "word",
         "ppo_clip",
-        "the loss of bypass_mode; verl's option of this name under algorithm never reaches the loss",
+        "the loss of bypass_mode",
         choices=tuple(_BYPASS_KINDS),
         only_with={_MODE: (_BYPASS,)},
+        yields=True,
     ),
     *(
         replace(
@@ -102,7 +102,7 @@ OPTIONS = (
             yields=True,
         )
         for option in verl_correction.OPTIONS
-        if option.name != verl_correction.BYPASS
+        if option.name not in (verl_correction.BYPASS, verl_correction.LOSS_TYPE)
     ),
 )
 
