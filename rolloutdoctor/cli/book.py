@@ -115,7 +115,14 @@ def trainers(
             }
             for option in trainer.options
         ]
-        body.append({"name": trainer.name, "version": version or trainer.newest, "options": options})
+        body.append(
+            {
+                "name": trainer.name,
+                "version": version or trainer.newest,
+                "options": options,
+                "not_recomputed": dict(trainer.not_recomputed),
+            }
+        )
     if format_ is BookFormat.json:
         typer.echo(json.dumps(body, indent=2))
         return
@@ -131,6 +138,10 @@ def trainers(
             if option.changes is not None:
                 words += f"; before {option.changes[0]} the default was {_word(option.changes[1])}"
             typer.echo(_indented(words, 6))
+        if trainer.not_recomputed:
+            typer.echo("  logged metrics that are not recomputed:")
+        for names, why in trainer.not_recomputed.items():
+            typer.echo(_indented(f"{names}: {why}", 6))
         typer.echo("")
     if not wanted:
         for planned, why in PLANNED.items():

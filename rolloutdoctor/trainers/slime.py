@@ -259,6 +259,19 @@ def rollout_mean(batch: "RolloutBatch", x_T: "Tensor") -> float:
     return slime_metrics.rollout_mean(batch, x_T)
 
 
+_NOT_RECOMPUTED = {
+    "train/grad_norm, train/lr*": "they are of the parameters and the schedule",
+    "train/value_loss, train/value_clipfrac": "the critic's values at the loss are not in the rows, only those before",
+    "rollout/total_lengths": "a batch holds no prompts",
+    "rollout/zero_std/count_*": "the name holds the reward as Python writes it, 1 or 1.0, and rows hold a number",
+    "rollout/repetition_frac, rollout/error_cat/*": "they are of the text, or of a reward's own fields",
+    "rollout/spec_*, rollout/prefix_cache*, rollout/avg_cached*, rollout/top_p_kept*": "they are of the engine",
+    "rollout/correct_*, multi_turn/*, passrate/*": "statistics of further flags, about no part of the loss",
+    "rollout/teacher_log_probs, */opd_reverse_kl": "the teacher's log-probs are not in the rows",
+    "perf/*": "they are of the clock",
+    "eval/*": "their names hold the names of datasets, which are not in the rows",
+}
+
 _DUMP = "--dump-details DIR makes slime write it"
 
 TRAINER = Trainer(
@@ -278,4 +291,5 @@ TRAINER = Trainer(
     loss_metric="train/loss",
     grad_norm_metric="train/grad_norm",
     group_size=group_size,
+    not_recomputed=_NOT_RECOMPUTED,
 )

@@ -383,6 +383,11 @@ TRAINER = Trainer(
     group_size=group_size,
     window_option="logging_steps",
     instant_metrics=frozenset({"grad_norm", "learning_rate", "epoch", "num_tokens"}),
+    not_recomputed=NOT_RECOMPUTED
+    | {
+        "policy_loss, entropy_coef": f"they are logged with an entropy bonus alone; {_NO_LOGITS}",
+        "tools/*": "calls of tools are not in the rows",
+    },
     reward_free=reward_free,
     loss_parts=loss_parts,
     loss_is_whole=True,

@@ -109,5 +109,6 @@ TRAINER = Trainer(
     group_size=trl.group_size,
     window_option="logging_steps",
     instant_metrics=trl.TRAINER.instant_metrics,
+    not_recomputed=trl.NOT_RECOMPUTED,
     reward_free=trl.reward_free,
 )

@@ -1,0 +1,54 @@
+"""What is listed as not recomputed is not recomputed, and the book says so."""
+
+import json
+from dataclasses import replace
+from fnmatch import fnmatch
+
+import pytest
+import torch
+from typer.testing import CliRunner
+
+from rolloutdoctor.cli.app import app
+from rolloutdoctor.evaluation import evaluate
+from rolloutdoctor.testing import random_batch
+from rolloutdoctor.trainers.options import Layer, parse_version, resolve
+from rolloutdoctor.trainers.slime_mis import MIS
+from rolloutdoctor.trainers.table import TRAINERS
+
+OPTIONS = {
+    "trl": {"beta": 0.1, "use_vllm": True},
+    "trl-rloo": {},
+    "slime": {
+        "use_kl_loss": True,
+        "kl_loss_coef": 0.1,
+        "use_opsm": True,
+        "use_tis": True,
+        "custom_tis_function_path": MIS,
+        "use_rollout_entropy": True,
+    },
+}
+
+
+@pytest.mark.parametrize("name", OPTIONS)
+def test_no_metric_is_on_both_sides(name):
+    spec = TRAINERS[name]
+    mine = spec.objective(
+        resolve(spec.options, parse_version(spec.newest), [Layer("test", OPTIONS[name])], trainer=name)
+    )
+    batch = random_batch(0, sizes=(4, 4))
+    columns = {**batch.per_token, "entropy": -batch.column("policy_log_probs")}
+    rows = {**batch.per_row, "micro_batch_id": torch.tensor([0, 1] * 4)}
+    batch = replace(batch, per_token=columns, per_row=rows, statuses=["stop", "length"] * 4)
+    batch = replace(batch, rewards={"f": batch.column("reward")})
+    own = spec.metrics(evaluate(batch, mine))
+    assert len(own) > 15
+    patterns = [pattern for names in spec.not_recomputed for pattern in names.split(", ")]
+    assert patterns
+    assert not [metric for metric in own for pattern in patterns if fnmatch(metric, pattern)]
+
+
+def test_the_book_lists_them():
+    text = CliRunner().invoke(app, ["trainers", "slime"]).stdout
+    assert "logged metrics that are not recomputed:" in text
+    body = json.loads(CliRunner().invoke(app, ["trainers", "slime", "--format", "json"]).stdout)
+    assert body[0]["not_recomputed"] == dict(TRAINERS["slime"].not_recomputed)
