@@ -1,0 +1,212 @@
+"""Record a verl run through what verl lets users register, without touching its files.
+
+verl takes advantage estimators under new names (`register_adv_est`), and imports modules that a user names. A module
+
+    from rolloutdoctor.recorders.verl import record_estimator
+    record_estimator("grpo", "run.parquet")
+
+and ``VERL_USE_EXTERNAL_MODULES=that_module ... algorithm.adv_estimator=recorded_grpo`` compute what ``grpo`` computes,
+and record what an estimator is given: the groups, the scores, the mask that is left after rejection, the advantages.
+Log-probs are not given to an estimator. Whoever has verl's whole batch in hand, in a trainer of their own, records all
+of it with `columns_of`.
+"""
+
+import importlib
+import inspect
+from collections.abc import Mapping
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from rolloutdoctor.errors import UsageError
+from rolloutdoctor.recorders._background import warn
+from rolloutdoctor.recorders.own_loop import DEFAULT_MAX_BYTES, StepRecorder
+
+if TYPE_CHECKING:
+    from torch import Tensor
+
+PREFIX = "recorded_"
+
+ESTIMATORS = (
+    "grpo",
+    "grpo_vectorized",
+    "grpo_passk",
+    "reinforce_plus_plus",
+    "reinforce_plus_plus_baseline",
+    "rloo",
+    "rloo_vectorized",
+    "opo",
+    "gpg",
+)
+"""Those that work under any name: verl asks for the others by name, for a critic, greedy rollouts or more inputs."""
+
+_BATCH_COLUMNS = {
+    "old_log_probs": "old_log_probs",
+    "ref_log_probs": "ref_log_prob",
+    "rollout_log_probs": "rollout_log_probs",
+    "response_mask": "response_mask",
+    "response_ids": "responses",
+    "advantages": "advantages",
+    "returns": "returns",
+    "values": "values",
+    "entropy": "entropys",
+    "is_weights": "rollout_is_weights",
+    "sum_pi_squared": "sum_pi_squared",
+}
+
+
+def record_estimator(
+    name: str,
+    path: str | Path,
+    *,
+    config: Mapping[str, object] | None = None,
+    first_step: int = 1,
+    max_bytes: int = DEFAULT_MAX_BYTES,
+) -> str:
+    """Register an advantage estimator that computes what another one does and records it.
+
+    The file is made at the first call, so that only the process that computes advantages writes one, and completed
+    when that process exits; until then it is ``run.parquet.journal``. It never raises into the training.
+
+    Args:
+        name: the estimator, one of `ESTIMATORS`.
+        path: the run file.
+        config: options outside `algorithm` that the analysis should know, by their dotted names.
+        first_step: number of the first call; each further call is the next step, so `trainer.v1.*.parameter_sync_step`
+            has to be 1.
+        max_bytes: about how large the file may get.
+
+    Returns:
+        The name for `algorithm.adv_estimator`.
+
+    Raises:
+        UsageError: if this estimator cannot be recorded so.
+    """
+    if name not in ESTIMATORS:
+        raise UsageError(f"{name} cannot be recorded through an estimator; these can: {', '.join(ESTIMATORS)}")
+    verl = importlib.import_module("verl.trainer.ppo.core_algos")
+    original = verl.get_adv_estimator_fn(name)
+    recording = _Recording(name, Path(path), dict(config or {}), first_step, max_bytes)
+    taken = inspect.signature(original).parameters
+    takes_all = any(each.kind is inspect.Parameter.VAR_KEYWORD for each in taken.values())
+
+    def estimate(
+        token_level_rewards: "Tensor",
+        response_mask: "Tensor",
+        config: Any = None,  # noqa: ANN401 - verl's AlgoConfig
+        **given: Any,  # noqa: ANN401 - what verl gives to an estimator
+    ) -> "tuple[Tensor, Tensor]":
+        inputs = {"config": config, **given}
+        if name == "grpo" and config is not None:
+            # verl hands this over to the estimator of that name alone: the other forms of it normalise either way.
+            inputs["norm_adv_by_std_in_grpo"] = config.get("norm_adv_by_std_in_grpo", True)
+        kept = inputs if takes_all else {key: value for key, value in inputs.items() if key in taken}
+        advantages, returns = original(token_level_rewards=token_level_rewards, response_mask=response_mask, **kept)
+        recording.add(token_level_rewards, response_mask, advantages, given.get("index"), config)
+        return advantages, returns
+
+    verl.register_adv_est(f"{PREFIX}{name}")(estimate)
+    return f"{PREFIX}{name}"
+
+
+def columns_of(data: Any, response_mask_pre: "Tensor | None" = None) -> dict[str, object]:  # noqa: ANN401 - a DataProto
+    """Return what a verl batch says of its rows, as arguments of `StepRecorder.record_step`.
+
+    Args:
+        data: a `verl.DataProto` whose advantages are computed, with `responses` and `attention_mask`.
+        response_mask_pre: ``[N, T]``, `response_mask` before the rollout correction replaced it.
+
+    Raises:
+        UsageError: if the batch lacks `responses` or `attention_mask`.
+    """
+    batch, others = data.batch, data.non_tensor_batch
+    names = set(batch.keys())
+    absent = [name for name in ("responses", "attention_mask", "response_mask") if name not in names]
+    if absent:
+        raise UsageError(f"this batch of verl has no {', '.join(absent)}; record it after its advantages are computed")
+    width = batch["responses"].shape[1]
+    found: dict[str, object] = {"lengths": batch["attention_mask"][:, -width:].sum(1)}
+    found |= {column: batch[key] for column, key in _BATCH_COLUMNS.items() if key in names}
+    if response_mask_pre is not None:
+        found["response_mask_pre"] = response_mask_pre
+    if "token_level_scores" in names:
+        found |= _scores(batch["token_level_scores"])
+    if "uid" in others:
+        found["group_id"] = [str(each) for each in others["uid"]]
+    return found
+
+
+class _Recording:
+    """The file of an estimator, made when it is called first."""
+
+    def __init__(self, name: str, path: Path, config: dict[str, object], first_step: int, max_bytes: int) -> None:
+        self._name, self._path, self._config, self._max_bytes = name, path, config, max_bytes
+        self._step = first_step
+        self._recorder: StepRecorder | None = None
+        self._ended = False
+
+    def add(self, scores: "Tensor", mask: "Tensor", advantages: "Tensor", index: Any, config: Any) -> None:  # noqa: ANN401
+        """Record one call; whatever goes wrong ends the recording, never the training."""
+        if self._ended:
+            return
+        try:
+            if self._recorder is None:
+                self._recorder = self._begin(config)
+            lengths = _last(mask != 0).maximum(_last(scores != 0))
+            columns: dict[str, Any] = _scores(scores)
+            if index is not None:
+                columns["group_id"] = [str(each) for each in index]
+            self._recorder.record_step(
+                self._step, lengths=lengths, response_mask=mask, advantages=advantages, **columns
+            )
+            self._step += 1
+        except Exception as error:  # the boundary that keeps the recorder's faults out of the training
+            self._ended = True
+            warn(f"rolloutdoctor does not record to {self._path}, and training goes on unchanged: {error}")
+
+    def _begin(self, config: Any) -> StepRecorder:  # noqa: ANN401 - verl's AlgoConfig
+        from rolloutdoctor.trainers.verl import TRAINER
+
+        if config is not None and config.get("use_kl_in_reward", False):
+            raise UsageError(
+                "with algorithm.use_kl_in_reward an estimator is given the scores minus the KL penalty, and the rows "
+                "need the scores themselves; record the whole batch with columns_of"
+            )
+        known = {option.name for option in TRAINER.options}
+        options = {name: value for name, value in self._config.items() if name in known}
+        for option in sorted(known):
+            section, *keys = option.split(".")
+            value = _inside(config, keys) if section == "algorithm" else None
+            if value is not None:
+                options[option] = value
+        options["algorithm.adv_estimator"] = self._name
+        return StepRecorder(
+            self._path,
+            trainer="verl",
+            version=importlib.import_module("verl").__version__,
+            config=options,
+            max_bytes=self._max_bytes,
+        )
+
+
+def _scores(scores: "Tensor") -> dict[str, object]:
+    """The score of each row, and those of its tokens where more than one has any."""
+    found: dict[str, object] = {"reward": scores.double().sum(1)}
+    if bool(((scores != 0).sum(1) > 1).any()):
+        found["token_rewards"] = scores
+    return found
+
+
+def _last(marked: "Tensor") -> "Tensor":
+    """How long each row is up to its last marked slot, ``[N]``; 0 without one."""
+    import torch
+
+    return (marked * torch.arange(1, marked.shape[1] + 1, device=marked.device)).amax(1)
+
+
+def _inside(config: Any, keys: list[str]) -> object:  # noqa: ANN401 - verl's configuration
+    """A plain value inside a configuration; None where it is not there."""
+    for key in keys:
+        if config is None or not callable(getattr(config, "get", None)):
+            return None
+        config = config.get(key, None)
+    return config if isinstance(config, (str, bool, int, float)) else None

@@ -1,0 +1,183 @@
+"""The verl recorder: verl's own `compute_advantage` calls the recorded estimator, and a whole `DataProto` is recorded.
+
+verl's trainer module imports its serving stack, which is not here; those packages alone are stood in for, in a process
+of their own.
+"""
+
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import numpy as np
+import pyarrow.parquet as pq
+import pytest
+import torch
+
+import rolloutdoctor as rd
+from rolloutdoctor.errors import UsageError
+from rolloutdoctor.io.metadata import RunMetadata
+
+pytestmark = [pytest.mark.parity, pytest.mark.filterwarnings("ignore")]
+
+MODULE = """
+from rolloutdoctor.recorders.verl import record_estimator
+for name in ("grpo", "grpo_vectorized", "rloo", "opo", "reinforce_plus_plus"):
+    record_estimator(name, f"{name}.parquet", config={"actor_rollout_ref.rollout.n": 4, "data.secret": 1})
+"""
+
+STEPS = """
+import importlib.abc, importlib.machinery, sys
+from unittest.mock import MagicMock
+
+class Serving(importlib.abc.MetaPathFinder, importlib.abc.Loader):
+    names = ("uvicorn", "fastapi", "starlette", "transfer_queue", "aiohttp", "vllm", "sglang", "httpx")
+    def find_spec(self, name, path, target=None):
+        if name.split(".")[0] in self.names:
+            return importlib.machinery.ModuleSpec(name, self, is_package=True)
+    def create_module(self, spec):
+        module = MagicMock()
+        module.__spec__, module.__path__, module.__name__ = spec, [], spec.name
+        return module
+    def exec_module(self, module):
+        pass
+
+sys.meta_path.append(Serving())
+import numpy as np
+import torch
+from verl import DataProto
+from verl.trainer.config import AlgoConfig
+from verl.trainer.ppo.ray_trainer import compute_advantage
+
+def batch(step):
+    generator = torch.Generator().manual_seed(step)
+    lengths = torch.randint(1, 7, (12,), generator=generator)
+    mask = (torch.arange(7) < lengths[:, None]).long()
+    scores = torch.zeros(12, 7)
+    scores[torch.arange(12), lengths - 1] = torch.randint(-2, 5, (12,), generator=generator) / 4
+    mask[5] = 0  # rejected
+    return DataProto.from_dict(
+        {"token_level_rewards": scores, "response_mask": mask},
+        {"uid": np.array([f"prompt-{row // 4}" for row in range(12)], dtype=object)},
+    )
+
+found = {}
+for name in ("grpo", "grpo_vectorized", "rloo", "opo", "reinforce_plus_plus"):
+    config = AlgoConfig(adv_estimator=name, norm_adv_by_std_in_grpo=False)
+    for step in (1, 2):
+        data = [
+            compute_advantage(batch(step), each, norm_adv_by_std_in_grpo=False, config=config).batch["advantages"]
+            for each in (name, "recorded_" + name)
+        ]
+        assert torch.equal(*data), name
+        found[name, step] = data[0]
+torch.save(found, "advantages.pt")
+config = AlgoConfig(adv_estimator="grpo", use_kl_in_reward=True)
+"""
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory):
+    """A training's calls of the estimators, in a process of their own."""
+    folder = tmp_path_factory.mktemp("verl")
+    (folder / "recording.py").write_text(MODULE)
+    more = {"TORCHDYNAMO_DISABLE": "1", "VERL_USE_EXTERNAL_MODULES": "recording", "PYTHONPATH": str(folder)}
+    done = subprocess.run(
+        [sys.executable, "-W", "ignore", "-c", STEPS],
+        cwd=folder,
+        env={**os.environ, **more, "OMP_NUM_THREADS": "1"},
+        capture_output=True,
+        text=True,
+        timeout=300,
+        check=False,
+    )
+    assert done.returncode == 0, done.stderr[-3000:]
+    return folder
+
+
+@pytest.mark.parametrize("name", ["grpo", "grpo_vectorized", "rloo", "opo", "reinforce_plus_plus"])
+def test_a_recorded_estimator_computes_the_same_and_its_rows_give_its_advantages(folder, name):
+    path = folder / f"{name}.parquet"
+    rows = pq.read_table(path).to_pylist()
+    metadata = RunMetadata.decode(pq.read_schema(path).metadata, "")
+    assert metadata.trainer == "verl"
+    assert metadata.config["algorithm.adv_estimator"] == name
+    assert metadata.config["algorithm.norm_adv_by_std_in_grpo"] is False
+    assert metadata.config["actor_rollout_ref.rollout.n"] == 4
+    assert "data.secret" not in metadata.config
+    upstream = torch.load(folder / "advantages.pt")
+    rd.recompute(rd.open(path), folder / "tokens.parquet", dtype="float32")
+    again = {
+        (row["step"], row["sample_id"]): row["advantages_re"]
+        for row in pq.read_table(folder / "tokens.parquet").to_pylist()
+    }
+    assert len(rows) == len(again) == 24
+    for row in rows:
+        expected = upstream[name, row["step"]][int(row["sample_id"])]
+        length = len(row["response_mask"])
+        assert row["advantages"] == expected[:length].tolist()
+        assert not expected[length:].any()
+        kept = [value * on for value, on in zip(row["advantages"], row["response_mask"], strict=True)]
+        assert again[row["step"], row["sample_id"]] == pytest.approx(kept, rel=1e-6, abs=2e-6)
+        assert row["group_id"] == f"prompt-{int(row['sample_id']) // 4}"
+
+
+def test_what_a_rejected_row_does_to_its_group_is_found(folder):
+    """The headline of verl's fault needs no log-prob."""
+    report = rd.check(rd.open(folder / "grpo.parquet"), select=["RDA001"])
+    assert [finding.code for finding in report.findings] == ["RDA001"]
+    assert report.findings[0].verdict == "confirmed"
+
+
+class Batch:
+    """The two parts of a `DataProto` that are read."""
+
+    def __init__(self, batch, non_tensor_batch):
+        self.batch, self.non_tensor_batch = batch, non_tensor_batch
+
+
+def test_a_whole_batch(tmp_path, monkeypatch):
+    monkeypatch.setenv("TORCHDYNAMO_DISABLE", "1")
+    protocol = pytest.importorskip("verl.protocol")
+    from rolloutdoctor.recorders.own_loop import StepRecorder
+    from rolloutdoctor.recorders.verl import columns_of
+
+    generator = torch.Generator().manual_seed(0)
+    lengths = torch.tensor([2, 4, 1, 3])
+    inside = (torch.arange(4) < lengths[:, None]).long()
+    floats = {
+        name: torch.randn(4, 4, generator=generator) * inside
+        for name in ("old_log_probs", "ref_log_prob", "rollout_log_probs", "advantages", "token_level_scores")
+    }
+    rejected = inside * torch.tensor([1, 1, 0, 1])[:, None]
+    data = protocol.DataProto.from_dict(
+        {
+            **floats,
+            "responses": torch.arange(16).view(4, 4),
+            "attention_mask": torch.cat([torch.ones(4, 3).long(), inside], 1),
+            "response_mask": rejected,
+        },
+        {"uid": np.array(["a", "a", "b", "b"], dtype=object)},
+    )
+    with StepRecorder(tmp_path / "run.parquet", trainer="verl", version="0.9.1") as recorder:
+        recorder.record_step(1, **columns_of(data, response_mask_pre=inside))
+    rows = pq.read_table(tmp_path / "run.parquet").to_pylist()
+    names = {"ref_log_prob": "ref_log_probs", "token_level_scores": "token_rewards"}
+    for row, length in enumerate(lengths):
+        assert rows[row]["response_ids"] == list(range(4 * row, 4 * row + int(length)))
+        assert rows[row]["response_mask"] == rejected[row, :length].tolist()
+        assert rows[row]["response_mask_pre"] == [1] * int(length)
+        assert rows[row]["reward"] == pytest.approx(float(floats["token_level_scores"][row].sum()), rel=1e-6)
+        for name, values in floats.items():
+            assert rows[row][names.get(name, name)] == values[row, :length].tolist()
+    assert [row["group_id"] for row in rows] == ["a", "a", "b", "b"]
+    with pytest.raises(UsageError, match="has no attention_mask, response_mask"):
+        columns_of(Batch({"responses": inside}, {}))
+
+
+def test_estimators_that_verl_asks_for_by_name():
+    from rolloutdoctor.recorders.verl import record_estimator
+
+    for name in ("gae", "remax", "optimal_token_baseline", "mine"):
+        with pytest.raises(UsageError, match=f"{name} cannot be recorded through an estimator"):
+            record_estimator(name, Path("run.parquet"))
