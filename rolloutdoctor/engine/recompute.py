@@ -83,6 +83,7 @@ def recompute(
         if path is None:
             for batch in batches:
                 work.add(batch.to(device), dtype, per_token=False)
+                del batch
         else:
             if run.reads(path):
                 raise UsageError(f"{path} is a file of the run itself; name another file to write to")
@@ -91,6 +92,8 @@ def recompute(
             with TableWriter(path, metadata, schema=work.schema) as writer:
                 for batch in batches:
                     writer.write(work.table(batch, work.add(batch.to(device), dtype, per_token=True)))
+                    # Or this step would stay in memory while the next one is decoded.
+                    del batch
     return work.result(device.type)
 
 

@@ -117,6 +117,8 @@ def sweep(
     with block_threads():
         for batch in batches:
             show.step(batch.to(device), metrics.at(batch.key))
+            # Or this step would stay in memory while the next one is decoded.
+            del batch
 
 
 class Show:
