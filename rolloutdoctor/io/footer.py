@@ -4,9 +4,10 @@ The footer is a struct of Thrift's compact protocol, and only its few fields tha
 parquet.thrift of Apache Parquet for their numbers.
 """
 
-import os
 from collections.abc import Iterator
 from typing import NamedTuple
+
+from rolloutdoctor.io.stores import open_bytes
 
 DELTA_BYTE_ARRAY = 7
 
@@ -31,8 +32,8 @@ def read_chunks(path: str) -> list[list[Chunk]]:
         ValueError: if the footer is damaged.
         OSError: if the file cannot be read.
     """
-    with open(os.fsencode(path), "rb") as file:  # noqa: PTH123 - a Path would rewrite the name
-        size = file.seek(0, os.SEEK_END)
+    with open_bytes(path) as file:
+        size = int(file.size())
         file.seek(max(0, size - 8))
         length = int.from_bytes(file.read(4), "little")
         if not 0 < length <= size - 12:

@@ -1,9 +1,9 @@
 """What the trainer logged beside the rollouts: one number per step, split and name."""
 
+import io
 import json
 from collections.abc import Iterator, Mapping, Sequence
 from itertools import pairwise
-from pathlib import Path
 
 import pyarrow as pa
 from pyarrow import types
@@ -13,6 +13,7 @@ from rolloutdoctor.errors import DataError, InputError, SchemaError
 from rolloutdoctor.io.decode import Place, evals, identifiers, numbers, step_numbers
 from rolloutdoctor.io.parquet import check_size, open_parquet, reading
 from rolloutdoctor.io.paths import Source, reason
+from rolloutdoctor.io.stores import open_bytes
 from rolloutdoctor.schema import METRIC_COLUMNS
 
 _EXPECTED = {"step": "int64", "split": "string", "name": "string", "value": "float64"}
@@ -73,7 +74,7 @@ def read_metrics(sources: Sequence[Source]) -> LoggedMetrics:
     """
     values: dict[StepKey, dict[str, float]] = {}
     for source in sources:
-        rows = _json_rows(source) if source.path.endswith(".jsonl") else _parquet_rows(source)
+        rows = _json_rows(source) if source.name.endswith(".jsonl") else _parquet_rows(source)
         for key, name, value in rows:
             values.setdefault(key, {})[name] = value
     return LoggedMetrics(values)
@@ -118,7 +119,7 @@ def _check_schema(schema: pa.Schema, names: list[str], file: str) -> None:
 def _json_rows(source: Source) -> Iterator[tuple[StepKey, str, float]]:
     try:
         # A byte order mark is what some editors put before the first line.
-        with Path(source.path).open(encoding="utf-8-sig") as lines:
+        with open_bytes(source.path) as file, io.TextIOWrapper(file, encoding="utf-8-sig") as lines:
             for number, line in enumerate(lines, start=1):
                 if line.strip():
                     row = _json_row(line, f"{source.name}, line {number}")

@@ -1,12 +1,10 @@
 """One Parquet file of a run: its footer, its row groups, and the border where pyarrow's errors become ours."""
 
-import os
 import re
 from collections.abc import Collection, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import partial
-from pathlib import Path
 
 import pyarrow as pa
 import pyarrow.parquet as pq
@@ -17,6 +15,7 @@ from rolloutdoctor.io.declared import check_declared, damaged
 from rolloutdoctor.io.footer import read_chunks
 from rolloutdoctor.io.metadata import RunMetadata
 from rolloutdoctor.io.paths import Source, reason
+from rolloutdoctor.io.stores import address_of, open_bytes, size_of
 
 _MAGIC = b"PAR1"
 _ENCRYPTED_MAGIC = b"PARE"
@@ -141,7 +140,7 @@ def check_size(
             chunks = read_chunks(source.path)
         except ValueError as error:
             raise damaged(source.name, str(error)) from None
-        size = Path(source.path).stat().st_size
+        size = size_of(source.path)
         reopen = partial(open_parquet, source, footer)
         check_declared(footer, chunks, size, source.name, columns, reopen, groups)
 
@@ -161,15 +160,19 @@ def open_parquet(
         InputError: if it cannot be opened or is not Parquet.
     """
     try:
-        # Bytes, because arrow refuses names that are not UTF-8.
-        handle = pa.OSFile(os.fsencode(source.path))
+        handle = open_bytes(source.path)
     except OSError as error:
         raise InputError(f"{source.name}: {reason(error)}") from None
     with handle:
         _check_magic(handle, source.name)
         with reading(source.name, "the footer"):
             parquet = pq.ParquetFile(
-                handle, metadata=footer, page_checksum_verification=True, read_dictionary=list(dictionaries)
+                handle,
+                metadata=footer,
+                page_checksum_verification=True,
+                read_dictionary=list(dictionaries),
+                # Of a remote file neighbouring columns come in one request.
+                pre_buffer=address_of(source.path) is not None,
             )
         with parquet:
             yield parquet
@@ -194,6 +197,10 @@ def reading(name: str, what: str) -> Iterator[None]:
             raise InputError(
                 f"{name}: {what} uses a Parquet feature that this pyarrow does not have ({_words(error)}); "
                 "write the file with plain columns and zstd or snappy"
+            ) from None
+        if isinstance(error, OSError) and "://" in name:
+            raise InputError(
+                f"{name}: {what} cannot be read ({_words(error)}); check the connection, or copy the file here"
             ) from None
         raise InputError(
             f"{name}: {what} cannot be read ({_words(error)}); the file is damaged, write or copy it again"

@@ -5,9 +5,11 @@ import re
 import stat
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
+from fnmatch import fnmatchcase
 from pathlib import Path
 
 from rolloutdoctor.errors import InputError, UsageError
+from rolloutdoctor.io.stores import Address, address_of, is_there, listing
 
 METRIC_SUFFIXES = (".metrics.parquet", ".metrics.jsonl")
 
@@ -20,7 +22,7 @@ class Source:
     """One file to read.
 
     Attributes:
-        path: what to open.
+        path: what to open, an address perhaps.
         name: how to call it in messages and results: built from what the user gave, never made absolute.
     """
 
@@ -29,7 +31,13 @@ class Source:
 
     @classmethod
     def of(cls, path: str) -> "Source":
-        """Name a path after itself; bytes that are not UTF-8 are shown escaped, so that the name can be printed."""
+        """Name a path after itself; bytes that are not UTF-8 are shown escaped, so that the name can be printed.
+
+        An address is named without what may be a secret in it.
+        """
+        address = address_of(path)
+        if address is not None:
+            return cls(path, address.name)
         return cls(path, os.fsencode(path).decode("utf-8", "backslashreplace"))
 
 
@@ -48,6 +56,9 @@ def expand(paths: Sequence[str | os.PathLike[str]]) -> RunPaths:
     A file that is reached twice is read once. Hidden and temporary names are left out unless given by name.
     ``**`` does not follow links to directories. Metrics tables (`*.metrics.parquet`, `*.metrics.jsonl`) are never
     run files: they are taken beside each run file, from each directory given, and where given by name.
+
+    Addresses (``s3://``, ``gs://``, ``hf://``, ``https://``) are taken in the same way, except that a pattern may only
+    be in the last part, and that the web knows files alone.
 
     Raises:
         InputError: if a path does not exist, cannot be reached, or holds no run file.
@@ -90,6 +101,10 @@ def reason(error: OSError) -> str:
 
 def _expand_one(given: str) -> Iterator[str]:
     name = Source.of(given).name
+    address = address_of(given)
+    if address is not None:
+        yield from _expand_address(given, address)
+        return
     try:
         mode = os.stat(given).st_mode  # noqa: PTH116 - a Path would rewrite the name that the user gave
     except FileNotFoundError:
@@ -152,7 +167,34 @@ def _expand_glob(given: str, name: str) -> Iterator[str]:
     yield from (prefix + path for path in sorted(parquet or kept, key=natural_key))
 
 
+def _expand_address(given: str, address: Address) -> Iterator[str]:
+    folder, _, last = address.path.rpartition("/")
+    is_pattern = "*" in address.path or "[" in address.path
+    if is_pattern and (address.scheme in ("http", "https") or "*" in folder or "[" in folder):
+        raise UsageError(f"{address.name}: a pattern can only be in the last part of an s3://, gs:// or hf:// address")
+    found = listing(address._replace(path=folder) if is_pattern else address)
+    if found is None:
+        yield given
+        return
+    names = {path.rpartition("/")[2]: path for path in found}
+    kept = [name for name in sorted(names, key=natural_key) if not _is_passing(name)]
+    if is_pattern:
+        kept = [name for name in kept if fnmatchcase(name, last) and not _is_metrics(name)]
+        kept = [name for name in kept if name.endswith(".parquet")] or kept
+    else:
+        kept = [name for name in kept if name.endswith(".parquet") or _is_metrics(name)]
+    if all(map(_is_metrics, kept)):
+        what = "no file matches the pattern; check it" if is_pattern else "there is no run file (*.parquet); check it"
+        raise InputError(f"{address.name}: {what}")
+    yield from (address.with_path(names[name]) for name in kept)
+
+
 def _metrics_beside(run: str) -> Iterator[str]:
+    address = address_of(run)
+    if address is not None:
+        stem = address.path.removesuffix(".parquet")
+        yield from filter(is_there, (address.with_path(stem + suffix) for suffix in METRIC_SUFFIXES))
+        return
     stem = run.removesuffix(".parquet")
     for path in (stem + suffix for suffix in METRIC_SUFFIXES):
         if Path(path).is_file():
@@ -160,7 +202,8 @@ def _metrics_beside(run: str) -> Iterator[str]:
 
 
 def _is_metrics(path: str) -> bool:
-    return path.endswith(METRIC_SUFFIXES)
+    address = address_of(path)
+    return (path if address is None else address.path).endswith(METRIC_SUFFIXES)
 
 
 def _is_passing(name: str) -> bool:
@@ -171,5 +214,5 @@ def _is_passing(name: str) -> bool:
 def _distinct(paths: Iterable[str]) -> tuple[Source, ...]:
     seen: dict[str, str] = {}
     for path in paths:
-        seen.setdefault(os.path.realpath(path), path)
+        seen.setdefault(os.path.realpath(path) if address_of(path) is None else path, path)
     return tuple(map(Source.of, seen.values()))

@@ -229,7 +229,7 @@ def test_ctrl_c_is_one_sentence_and_130():
     code = (
         "import time, rolloutdoctor.engine.check as c, sys\n"
         "def slow(*a, **k): print('ready', flush=True); time.sleep(60)\n"
-        "c.check = slow\n"
+        "c.measure = slow\n"
         f"sys.argv = ['rolloutdoctor', 'check', {RUN!r}]\n"
         "from rolloutdoctor.cli import main\n"
         "main()\n"
@@ -250,7 +250,7 @@ def test_an_internal_error_is_told_apart_and_2():
     code = (
         "import rolloutdoctor.engine.check as c, sys\n"
         "def broken(*a, **k): raise ZeroDivisionError('oops')\n"
-        "c.check = broken\n"
+        "c.measure = broken\n"
         f"sys.argv = ['rolloutdoctor', 'check', {RUN!r}]\n"
         "from rolloutdoctor.cli import main\n"
         "main()\n"
