@@ -7,6 +7,7 @@ from itertools import product
 import oracles
 import pytest
 import torch
+from proof.claims import ONLY_DOUBLE, agree, compared, covers
 
 from rolloutdoctor.batch import RolloutBatch
 from rolloutdoctor.errors import UsageError
@@ -171,7 +172,15 @@ RULES += [
 ]
 
 
-@pytest.mark.parametrize("rule", RULES, ids=lambda rule: "-".join(map(str, rule.values())))
+def marked(rule: dict) -> object:
+    """A set of options as a parameter, marked with the values that it covers."""
+    chosen = {"custom_tis_function_path": MIS} | {key: rule[key] for key in rule if "bound" not in key}
+    marks = [covers("slime", option, value) for option, value in chosen.items()]
+    return pytest.param(rule, marks=marks, id="-".join(map(str, rule.values())))
+
+
+@pytest.mark.parametrize("rule", [marked(rule) for rule in RULES])
+@compared("loop", ONLY_DOUBLE)
 def test_weights_rejections_and_metrics(rule):
     rule = {"use_tis": True, "use_rs": True, "tis_level": "token", "tis_mode": "truncate"} | BOUNDS | rule
     rule = {"rs_level": "token", "tis_batch_normalize": True} | rule
@@ -195,9 +204,9 @@ def test_weights_rejections_and_metrics(rule):
     weight_T = torch.repeat_interleave(1 / (length_N.double() * 12), batch.rows.diff())
     loss = (torch.where(kept_T, policy_T + kl_T, 0.0) * weight_T).sum()
     loss.backward()
-    assert found.loss == pytest.approx(float(loss.detach()), rel=1e-12, abs=1e-14)
+    agree(found.loss, loss, torch.float64, "loss", scale=1.0)
     assert found.kl_loss == pytest.approx(float((torch.where(kept_T, kl_T, 0.0) * weight_T).sum().detach()), rel=1e-12)
-    torch.testing.assert_close(found.per_token.grad_T, leaf.grad, rtol=1e-11, atol=1e-14)
+    agree(found.per_token.grad_T, leaf.grad, torch.float64, "gradient")
 
     own = slime.metrics(found)
 
@@ -206,7 +215,7 @@ def test_weights_rejections_and_metrics(rule):
 
     for name, rows in metrics.items():
         wanted = reduced(torch.tensor([value for row in rows for value in row], dtype=torch.float64), mask_T)
-        assert own[f"train/mis_{name}"] == pytest.approx(wanted, rel=1e-10, abs=1e-13), name
+        agree(own[f"train/mis_{name}"], wanted, torch.float64, name)
     assert {name for name in own if name.startswith("train/mis_")} == {f"train/mis_{name}" for name in metrics}
     # The other numbers of the loss are of what is left; the ratio itself is of all.
     assert own["train/entropy_loss"] == pytest.approx(reduced(batch.column("entropy"), kept_T))
