@@ -101,9 +101,18 @@ def advantages(name, scores, groups, votes, lengths, *, scale="group", epsilon=1
 def whitened_rows(found, lengths):
     """Each row counts once for each of its tokens."""
     tokens = [value for value, length in zip(found, lengths, strict=True) for _ in range(length)]
-    middle, spread = mean(tokens), std(tokens)
-    whitened = [(value - middle) / math.sqrt(spread**2 + 1e-8) for value in found]
+    middle, spread = masked_moments(tokens)
+    whitened = [(value - middle) / math.sqrt(spread + 1e-8) for value in found]
     return [value if length else 0.0 for value, length in zip(whitened, lengths, strict=True)]
+
+
+def masked_moments(values):
+    """Mean and unbiased variance as verl takes them, with 1e-8 added to the count of a mean."""
+    count = len(values)
+    if count < 2:
+        return NAN, NAN
+    middle = math.fsum(values) / (count + 1e-8)
+    return middle, math.fsum((value - middle) ** 2 for value in values) / (count + 1e-8) * count / (count - 1)
 
 
 def normalized_then_summed(rewards, weights, groups, votes, epsilon):
@@ -172,7 +181,9 @@ def aggregated(mode, terms, masks, *, length=None):
     counts = [sum(mask) for mask in masks]
     rows, tokens = len(terms), sum(counts)
     total = sum(sums)
-    if mode in ("trl/grpo", "verl/seq-mean-token-mean", "slime/sample-mean"):
+    if mode == "verl/seq-mean-token-mean":
+        return sum(each / (count + 1e-8) for each, count in zip(sums, counts, strict=True)) / rows
+    if mode in ("trl/grpo", "slime/sample-mean"):
         return sum(each / max(count, 1) for each, count in zip(sums, counts, strict=True)) / rows
     if mode in ("trl/bnpo", "trl/dapo", "trl/dapo-before-1.10", "verl/token-mean"):
         return total / max(tokens, 1)
@@ -187,9 +198,9 @@ def aggregated(mode, terms, masks, *, length=None):
 
 
 def whitened(values):
-    """A list over tokens."""
-    middle, spread = mean(values), std(values)
-    return [(value - middle) / math.sqrt(spread**2 + 1e-8) for value in values]
+    """A list over tokens, as verl whitens it."""
+    middle, spread = masked_moments(values)
+    return [(value - middle) / math.sqrt(spread + 1e-8) for value in values]
 
 
 def returns(rewards, masks, gamma=1.0):

@@ -3,14 +3,29 @@
 import oracles
 import pytest
 import torch
+from proof.claims import ONLY_DOUBLE, agree, compared, covers, values_of
 
 from rolloutdoctor.advantages.scores import Scores
 from rolloutdoctor.advantages.table import ESTIMATORS
 from rolloutdoctor.evaluation import evaluate_rows
 from rolloutdoctor.objective import AdvantageRule
 from rolloutdoctor.testing import random_batch
-from rolloutdoctor.trainers import table
+from rolloutdoctor.trainers import table, verl_advantages
 from rolloutdoctor.trainers.options import Layer, parse_version, resolve
+
+VERL = verl_advantages.ESTIMATORS
+
+
+def marked(name, scale):
+    """An estimator, and the options that stand for it."""
+    marks = [covers("verl", "adv_estimator", *(own for own, ours in VERL.items() if ours == name))]
+    if name == "grpo":
+        marks += [covers("trl", "scale_rewards", scale), covers("slime", "advantage_estimator", "grpo")]
+    if name == "normalize_then_sum":
+        marks.append(covers("trl", "multi_objective_aggregation", name))
+    if name == "raw":
+        marks.append(covers("slime", "rewards_normalization", False))
+    return pytest.param(name, scale, marks=marks, id=f"{name}-{scale}")
 
 
 @pytest.mark.parametrize("seed", range(5))
@@ -18,9 +33,9 @@ from rolloutdoctor.trainers.options import Layer, parse_version, resolve
 @pytest.mark.parametrize("live", [False, True], ids=["all vote", "live vote"])
 @pytest.mark.parametrize(
     ("name", "scale"),
-    [*[(name, scale) for name in ESTIMATORS for scale in ("group", "none")], ("grpo", "batch")],
-    ids="-".join,
+    [*[marked(name, scale) for name in ESTIMATORS for scale in ("group", "none")], marked("grpo", "batch")],
 )
+@compared("loop", ONLY_DOUBLE)
 def test_estimators(name, live, scale, lone, seed):
     sizes = (6, 5, 4, 3, 2) if name == "grpo_passk" else (6, 5, 4, 3, 2, 1, 1)
     batch = random_batch(seed, sizes=sizes, rejected=0.3, binary=seed == 4)
@@ -41,8 +56,7 @@ def test_estimators(name, live, scale, lone, seed):
         lone=lone,
     )
     wanted = torch.tensor(wanted, dtype=torch.float64)
-    rtol = 2e-8 if name in ("gdpo", "reinforce_plus_plus_baseline") else 1e-11
-    torch.testing.assert_close(found.value_N, wanted, rtol=rtol, atol=1e-11, equal_nan=True)
+    agree(found.value_N, wanted, torch.float64, "advantages")
     if name in ("rloo", "opo") or (name == "grpo" and scale == "none"):
         difference_N = torch.where(vote_N, score_N - found.baseline_N, 0.0)
         torch.testing.assert_close(difference_N, found.value_N, rtol=1e-11, atol=1e-11, equal_nan=True)
@@ -50,7 +64,9 @@ def test_estimators(name, live, scale, lone, seed):
 
 @pytest.mark.parametrize("seed", range(4))
 @pytest.mark.parametrize(("gamma", "lambd"), [(1.0, 1.0), (0.99, 0.95), (1.0, 0.0), (0.0, 1.0)])
-@pytest.mark.parametrize("kl_type", ["k1", "k2", "k3", "low_var_kl"])
+@pytest.mark.parametrize("kl_type", values_of("slime", "kl_loss_type", ["k1", "k2", "k3", "low_var_kl"]))
+@covers("slime", "advantage_estimator", "ppo")
+@compared("loop", ONLY_DOUBLE)
 def test_gae(kl_type, gamma, lambd, seed):
     batch = random_batch(seed, dtype=torch.float64)
     options = {"advantage_estimator": "ppo", "kl_coef": 0.1, "kl_loss_type": kl_type, "gamma": gamma, "lambd": lambd}
@@ -63,4 +79,4 @@ def test_gae(kl_type, gamma, lambd, seed):
         rewards = [-0.1 * oracles.kl(name, old, ref) for old, ref in zip(*columns[:2], strict=True)]
         if rewards:
             rewards[-1] += float(batch.column("reward")[row])
-        assert found[start:stop] == pytest.approx(oracles.gae(rewards, columns[2], gamma, lambd), rel=1e-10, abs=1e-12)
+        agree(found[start:stop], oracles.gae(rewards, columns[2], gamma, lambd), torch.float64, "advantages")

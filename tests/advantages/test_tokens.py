@@ -6,6 +6,7 @@ from dataclasses import replace
 import oracles
 import pytest
 import torch
+from proof.claims import ONLY_DOUBLE, agree, compared, values_of
 
 from rolloutdoctor.advantages.table import ESTIMATORS, TOKEN_ESTIMATORS
 from rolloutdoctor.errors import CannotComputeError
@@ -87,7 +88,8 @@ def wanted(name, batch, gamma, lam, votes):
 @pytest.mark.parametrize("seed", range(4))
 @pytest.mark.parametrize("dense", [False, True], ids=["scalar", "dense"])
 @pytest.mark.parametrize("live", [False, True], ids=["all vote", "live vote"])
-@pytest.mark.parametrize("name", TOKEN_NAMES)
+@pytest.mark.parametrize("name", values_of("verl", "adv_estimator", TOKEN_NAMES))
+@compared("loop", ONLY_DOUBLE)
 def test_against_loops(name, live, dense, seed):
     batch = full_batch(seed, dense=dense, rejected=0.3)
     mine = objective(adv_estimator=name, gamma=0.9, lam=0.8)
@@ -97,8 +99,7 @@ def test_against_loops(name, live, dense, seed):
     votes = [bool(vote) for vote in found.vote_N]
     assert all(votes) is not live
     own = wanted(name, batch, 0.9, 0.8, votes)
-    rtol = 3e-8 if name in ("gae", "reinforce_plus_plus") else 1e-10  # upstream's 1e-8 in masked means
-    torch.testing.assert_close(found.advantage_T, own, rtol=rtol, atol=rtol)
+    agree(found.advantage_T, own, torch.float64, "advantages", scale=max(1.0, float(own.abs().max())))
     assert found.advantage_N is None
 
 

@@ -5,6 +5,7 @@ from dataclasses import replace
 import oracles
 import pytest
 import torch
+from proof.claims import ONLY_DOUBLE, agree, compared, covers
 from torch import Tensor
 
 from rolloutdoctor import kl
@@ -16,6 +17,7 @@ from rolloutdoctor.losses.terms import TokenInputs
 from rolloutdoctor.objective import AdvantageRule, Aggregation, KlTerm, Objective, Surrogate
 from rolloutdoctor.testing import random_batch, toy_batch
 
+AUTOGRAD = compared("autograd", ONLY_DOUBLE)
 LENGTH = 17
 SURROGATE_RULES = {
     "dual": Surrogate(kind="ppo_dual_clip", clip_low=0.2, clip_high=0.3),
@@ -33,6 +35,30 @@ KL_RULES = {
     "k3-clamped": KlTerm(estimator="k3", coef=0.1, clamp=10.0),
     "k3-weighted-clamped": KlTerm(estimator="k3", coef=0.1, ratio_weighted=True, clamp=10.0),
 }
+VERL_MODES = [mode for mode in AGGREGATIONS if mode.startswith("verl/") and mode != "verl/geo-mean"]
+CLIPPED = {"dual": (("verl", "loss_mode", "vanilla"), ("slime", "advantage_estimator", "grpo", "ppo")), "delta": ()}
+"""Options whose policy term is the clipped one; those of the other terms are in their own tests."""
+
+
+def clipped_of(name):
+    """Options that a policy term stands for."""
+    return [covers(*options) for options in CLIPPED[name.partition("-")[0]]]
+
+
+def kl_of(name):
+    """Options that a KL term stands for."""
+    base, *parts = name.split("-")
+    marks = []
+    named = {"k1": ("kl", "k1"), "abs": ("abs",), "k2": ("mse", "k2"), "k3_clamped": ("low_var_kl", "k3")}
+    if base in named and "weighted" not in parts:
+        plus = "+" if "straight" in parts else ""
+        marks.append(covers("verl", "kl_loss_type", *(each + plus for each in named[base])))
+    if base in ("k1", "k2", "k3") and "straight" not in parts:
+        marks.append(covers("slime", "kl_loss_type", "low_var_kl" if "clamped" in parts else base))
+        marks.append(covers("slime", "use_unbiased_kl", "weighted" in parts))
+    if base == "k3" and not {"straight", "clamped"} & set(parts):
+        marks.append(covers("trl", "use_bias_correction_kl", "weighted" in parts))
+    return marks
 
 
 def log_ratios(policy: Tensor, old: Tensor, rule: Surrogate) -> Tensor:
@@ -126,8 +152,12 @@ def rounding(batch: RolloutBatch, mine: Objective, found: Evaluation) -> Tensor:
     return 1e-14 * weight_T * mine.kl_loss.coef * (policy_T - old_T + ref_T - policy_T).exp()
 
 
-@pytest.mark.parametrize("term", KL_RULES)
-@pytest.mark.parametrize("surrogate", SURROGATE_RULES)
+@pytest.mark.parametrize("term", [pytest.param(name, marks=kl_of(name)) for name in KL_RULES])
+@pytest.mark.parametrize("surrogate", [pytest.param(name, marks=clipped_of(name)) for name in SURROGATE_RULES])
+@covers("verl", "loss_agg_mode", *(mode.removeprefix("verl/") for mode in VERL_MODES))
+@covers("slime", "calculate_per_token_loss", False, True)
+@covers("trl", "loss_type", "grpo", "bnpo", "dr_grpo", "dapo")
+@AUTOGRAD
 def test_derivative(surrogate, term):
     batch = spread_batch(len(term))
     objectives = {mode: objective(SURROGATE_RULES[surrogate], KL_RULES[term], mode) for mode in AGGREGATIONS}
@@ -137,15 +167,13 @@ def test_derivative(surrogate, term):
     mask_T = batch.column("response_mask")
     for mode, found in evaluations.items():
         loss, grad_T = expected[mode]
-        # verl adds 1e-8 to the tokens of a row.
-        tolerance = 2e-8 if mode == "verl/seq-mean-token-mean" else 1e-10
-        difference_T = (found.per_token.grad_T - grad_T)[mask_T].abs()
-        allowed_T = 1e-10 + tolerance * grad_T[mask_T].abs() + rounding(batch, objectives[mode], found)[mask_T]
-        assert bool((difference_T <= allowed_T).all()), (mode, float((difference_T - allowed_T).max()))
+        lost_T = rounding(batch, objectives[mode], found)
+        size_T = 1 + grad_T.abs()
+        agree(found.per_token.grad_T, grad_T, torch.float64, "gradient", scale=size_T, rounding=lost_T, where=mask_T)
         assert bool((found.per_token.grad_T[~mask_T] == 0).all())
         scale = float(found.per_token.loss_T.abs().sum())
-        assert abs(found.loss - loss) <= tolerance * scale
-        assert abs(float(found.per_token.loss_T.sum()) - loss) <= tolerance * scale
+        agree(found.loss, loss, torch.float64, "loss", scale=scale)
+        agree(found.per_token.loss_T.sum(), loss, torch.float64, "sum of terms", scale=scale)
 
 
 def test_the_batch_reaches_every_branch():

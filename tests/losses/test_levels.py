@@ -5,6 +5,7 @@ from dataclasses import replace
 import oracles
 import pytest
 import torch
+from proof.claims import ONLY_DOUBLE, agree, compared, covers
 
 from rolloutdoctor.evaluation import evaluate, evaluate_rows
 from rolloutdoctor.losses.gates import high_entropy
@@ -27,6 +28,11 @@ def row_means(x_T, mask_T, lengths):
 
 @pytest.mark.parametrize("cap", [None, 1.4])
 @pytest.mark.parametrize("seed", range(3))
+@covers("slime", "advantage_estimator", "gspo")
+@covers("slime", "use_tis", True)
+@covers("slime", "use_opsm", True)
+@covers("slime", "use_unbiased_kl", True)
+@compared("autograd", ONLY_DOUBLE)
 def test_slime_gspo_against_autograd(cap, seed):
     """The gradient flows through the mean; dual clip, TIS, OPSM, and the KL that stays under both."""
     batch = random_batch(seed, sizes=(4, 4, 4), spread=0.8, dtype=torch.float64)
@@ -47,8 +53,8 @@ def test_slime_gspo_against_autograd(cap, seed):
     term = term + 0.1 * (leaf - old).exp() * (leaf - ref).square() / 2
     loss = row_means(term, mask, lengths).mean()
     loss.backward()
-    assert found.loss == pytest.approx(loss.item(), rel=1e-10)
-    torch.testing.assert_close(found.per_token.grad_T, torch.where(mask, leaf.grad, 0.0), rtol=1e-10, atol=1e-12)
+    agree(found.loss, loss.item(), torch.float64, "loss", scale=found.per_token.loss_T.abs().sum())
+    agree(found.per_token.grad_T, torch.where(mask, leaf.grad, 0.0), torch.float64, "gradient")
 
 
 @pytest.mark.parametrize(
@@ -111,6 +117,8 @@ def test_high_entropy_against_torch(share):
 
 
 @pytest.mark.parametrize("seed", range(4))
+@covers("trl", "multi_objective_aggregation", "normalize_then_sum")
+@compared("loop", ONLY_DOUBLE)
 def test_normalize_then_sum_with_rewards_that_some_rows_lack(seed):
     batch = random_batch(seed, sizes=(4, 4, 2, 1), rejected=0.3)
     draw = torch.Generator().manual_seed(seed)
@@ -129,7 +137,7 @@ def test_normalize_then_sum_with_rewards_that_some_rows_lack(seed):
         1e-4,
     )
     found = evaluate_rows(batch, mine, torch.float64)
-    assert found.advantage_N.tolist() == pytest.approx(wanted, rel=1e-10, abs=1e-12)
+    agree(found.advantage_N, wanted, torch.float64, "advantages")
     metrics = table.TRAINERS["trl"].metrics(evaluate(batch, mine, dtype=torch.float64))
     known = [value for value in rewards["a"].tolist() if value == value]
     assert metrics["rewards/a/mean"] == pytest.approx(oracles.mean(known))

@@ -9,6 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from losses.test_derivatives import objective as plain_objective
 from losses.test_derivatives import spread_batch
+from proof.claims import ONLY_DOUBLE, agree, compared, covers
 
 from rolloutdoctor.batch import RolloutBatch
 from rolloutdoctor.errors import UsageError
@@ -99,8 +100,18 @@ def test_every_kind_is_compared():
     assert {rule.kind for rule in RULES.values()} == {kind for kind in SURROGATES if kind.startswith("verl_")}
 
 
+def marked(name):
+    """What a term stands for."""
+    marks = [covers("verl", "loss_mode", "bypass_mode" if name == "reinforce" else name)]
+    # slime's cispo is verl's.
+    return pytest.param(
+        name, marks=[*marks, covers("slime", "advantage_estimator", name)] if name == "cispo" else marks
+    )
+
+
 @pytest.mark.parametrize("seed", range(3))
-@pytest.mark.parametrize("name", RULES)
+@pytest.mark.parametrize("name", [marked(name) for name in RULES])
+@compared("autograd", ONLY_DOUBLE)
 def test_derivative(name, seed):
     """Token sums over all rows: loss and gradient, with everything that no ratio-one batch reaches."""
     batch, rule = spread_batch(seed), RULES[name]
@@ -137,9 +148,9 @@ def test_derivative(name, seed):
     loss = torch.stack(terms).sum()
     loss.backward()
     scale = float(found.per_token.loss_T.abs().sum())
-    assert abs(found.loss - loss.item()) <= 1e-10 * scale
-    miss_T = (found.per_token.grad_T - ell_T.grad)[mask_T].abs()
-    assert bool((miss_T <= 1e-10 * (1 + ell_T.grad[mask_T].abs())).all())
+    agree(found.loss, loss.item(), torch.float64, "loss", scale=scale)
+    wanted_T = ell_T.grad
+    agree(found.per_token.grad_T, wanted_T, torch.float64, "gradient", scale=1 + wanted_T.abs(), where=mask_T)
 
 
 @pytest.mark.parametrize("name", RULES)
