@@ -17,6 +17,7 @@ from rolloutdoctor.io.metrics import LoggedMetrics, read_metrics
 from rolloutdoctor.io.parquet import read_footer
 from rolloutdoctor.io.paths import METRIC_SUFFIXES, Source
 from rolloutdoctor.io.run import Run, open_run
+from rolloutdoctor.io.stores import address_of
 from rolloutdoctor.io.writer import metrics_path
 
 Progress = Callable[[int, int], None]
@@ -76,7 +77,10 @@ def detect_dump(paths: Sequence[str], options: ConvertOptions) -> Detected | Non
     if options.asked_for or logs:
         for path in paths:
             if path not in existing:
-                raise InputError(f"{Source.of(path).name}: no such file or directory; check the path")
+                why = "no such file or directory; check the path"
+                if address_of(path) is not None:
+                    why = "dumps, and runs that logs are given with, are read from this machine; copy it here"
+                raise InputError(f"{Source.of(path).name}: {why}")
     if logs and not dumps:
         raise InputError(f"{Source.of(logs[0]).name}: logged metrics, not rollouts; give those as well")
     if chosen is None and options.columns and not any(detect(Path(path)) for path in dumps):
