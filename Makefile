@@ -43,7 +43,7 @@ $(VENV)/.core: pyproject.toml constraints.txt
 
 # verl's own dependencies pull a serving stack; the parity tests only call its maths.
 $(VENV)/.dev: $(VENV)/.core
-	$(PIP) --editable '.[test,lint,parity,yaml]'
+	$(PIP) --editable '.[test,lint,parity,yaml,tensorboard]'
 	$(PIP) --no-deps verl
 	@touch $@
 

@@ -1,4 +1,4 @@
-"""Logged numbers, as trainers and loggers write them: trainer_state.json, verl's file logger, CSV and JSON Lines."""
+"""Logged numbers, as trainers and loggers write them; a wandb history is a CSV, JSON Lines or Parquet export."""
 
 import csv
 import math
@@ -8,19 +8,36 @@ from pathlib import Path
 from rolloutdoctor.batch import EVAL, TRAIN
 from rolloutdoctor.errors import DataError, InputError
 from rolloutdoctor.importers import lines
+from rolloutdoctor.importers.parquet_files import batches
+from rolloutdoctor.importers.tensorboard_logs import is_event_file, read_events
+from rolloutdoctor.io.parquet import open_parquet, reading
 from rolloutdoctor.io.paths import Source, reason
 
 Entry = tuple[int, str, dict[str, float | None]]
 """Step, split, and value by name."""
 
 _LARGEST_STATE = 256 * 2**20
-_STEPS = ("step", "_step", "global_step", "train/global_step", "trainer/global_step", "training/global_step")
+_STEPS = (
+    "step",
+    "global_step",
+    "train/global_step",
+    "trainer/global_step",
+    "training/global_step",
+    "training_step",
+    # wandb's own counter, which grows with every call
+    "_step",
+)
+_WANDB = {"_step", "_timestamp"}
 
 
 def kind_of(path: Path) -> str | None:
     """Say what log of numbers a file is; None if it is none."""
     if path.suffix == ".csv" and path.is_file():
         return "a CSV with a column step" if _csv_step(path) else None
+    if is_event_file(path):
+        return "a TensorBoard event file"
+    if path.suffix == ".parquet" and not path.name.endswith(".metrics.parquet") and path.is_file():
+        return "the history of a wandb run" if set(_parquet_names(path)) >= _WANDB else None
     if path.name == "trainer_state.json" and path.is_file():
         return "the log of the transformers Trainer"
     if path.suffix != ".jsonl" or path.name.endswith(".metrics.jsonl") or not path.is_file():
@@ -48,6 +65,10 @@ def read_log(source: Source) -> Iterator[Entry]:
     path = Path(source.path)
     if path.suffix == ".csv":
         yield from _csv(source)
+    elif path.suffix == ".parquet":
+        yield from _parquet(source)
+    elif is_event_file(path):
+        yield from read_events(source)
     elif path.suffix == ".json":
         for (step, split), values in read_trainer_state(source).items():
             yield step, split, dict(values)
@@ -115,6 +136,37 @@ def _row(row: Mapping[str, object], where: str) -> Iterator[Entry]:
         yield step, split, values
 
 
+def _parquet_names(path: Path) -> list[str]:
+    import pyarrow as pa
+    import pyarrow.parquet as pq
+
+    try:
+        names: list[str] = pq.read_schema(path).names
+    except (pa.ArrowException, OSError, UnicodeDecodeError):
+        return []
+    return names
+
+
+def _parquet(source: Source) -> Iterator[Entry]:
+    """A wandb history: a row for each call, null for what it did not log, and columns of histograms among the rest."""
+    from pyarrow import types
+
+    with open_parquet(source) as parquet:
+        with reading(source.name, "the footer"):
+            schema = parquet.schema_arrow
+            plain = [field.name for field in schema if types.is_integer(field.type) or types.is_floating(field.type)]
+        named = next((name for name in _STEPS if name in plain), None)
+        if named is None:
+            raise DataError(f"{source.name}: no step; its number has to be in a column of {', '.join(_STEPS)}")
+        row = 0
+        for batch in batches(parquet, source, plain):
+            for cells in batch.to_pylist():
+                row += 1
+                if cells[named] is not None and not math.isnan(cells[named]):
+                    given = {name: cell for name, cell in cells.items() if cell is not None}
+                    yield from _row(given, f"{source.name}, row {row}")
+
+
 def _long(row: Mapping[str, object]) -> bool:
     return {"step", "name", "value"} <= set(row) <= {"step", "name", "value", "split"}
 
@@ -122,12 +174,14 @@ def _long(row: Mapping[str, object]) -> bool:
 def _csv(source: Source) -> Iterator[Entry]:
     try:
         with Path(source.path).open(encoding="utf-8-sig", newline="") as file:
-            for number, row in enumerate(csv.DictReader(_bounded(file, source.name)), start=2):
+            table = csv.DictReader(_bounded(file, source.name))
+            named = next((name for name in _STEPS if name in (table.fieldnames or ())), None)
+            for number, row in enumerate(table, start=2):
                 cells: dict[str, object] = {}
                 for name, cell in row.items():
                     if isinstance(name, str) and isinstance(cell, str) and cell.strip():
                         cells[name] = _cell(cell)
-                if any(name in cells for name in _STEPS):
+                if named in cells:
                     yield from _row(cells, f"{source.name}, line {number}")
     except OSError as error:
         raise InputError(f"{source.name}: {reason(error)}") from None

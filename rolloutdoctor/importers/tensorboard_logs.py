@@ -1,0 +1,74 @@
+"""TensorBoard event files, read with the tensorboard package (the extra `tensorboard`)."""
+
+from collections.abc import Iterator
+from itertools import islice
+from pathlib import Path
+from typing import Any
+
+from rolloutdoctor.batch import EVAL, TRAIN
+from rolloutdoctor.errors import InputError
+from rolloutdoctor.io.paths import Source, reason
+
+_ARGUMENTS = "args/text_summary"
+_BEGINNING = 64
+
+
+def is_event_file(path: Path) -> bool:
+    """Tell by the name that `SummaryWriter` gives."""
+    return ".tfevents." in path.name and path.is_file()
+
+
+def read_events(source: Source) -> Iterator[tuple[int, str, dict[str, float | None]]]:
+    """Yield the scalars of an event file one by one: step, split, and value by name.
+
+    The transformers Trainer writes train/kl and eval/kl for what it logs as kl and eval_kl; its files begin with its
+    arguments (``TensorBoardCallback``, transformers/integrations/integration_utils.py), and the prefix is taken off.
+
+    Raises:
+        InputError: if the tensorboard package is missing, or the file cannot be read.
+    """
+    is_prefixed = any(
+        value.tag == _ARGUMENTS for event in islice(_events(source), _BEGINNING) for value in event.summary.value
+    )
+    for event in _events(source):
+        for value in event.summary.value:
+            number = _scalar(value)
+            if number is None:
+                continue
+            name, split = value.tag, TRAIN
+            if is_prefixed:
+                split = EVAL if name.startswith("eval/") else TRAIN
+                name = name.removeprefix("eval/").removeprefix("train/")
+            if event.step < 0:
+                raise InputError(f"{source.name}: step {event.step} of {name}; steps count from 0")
+            yield event.step, split, {name: number}
+
+
+def _events(source: Source) -> "Iterator[Any]":
+    try:
+        from tensorboard.backend.event_processing.event_file_loader import EventFileLoader
+    except ImportError:
+        raise InputError(
+            f"{source.name}: TensorBoard event files need the tensorboard package; "
+            "pip install 'rolloutdoctor[tensorboard]'"
+        ) from None
+    try:
+        with Path(source.path).open("rb") as file:
+            file.read(1)
+        yield from EventFileLoader(source.path).Load()
+    except OSError as error:
+        raise InputError(f"{source.name}: {reason(error)}") from None
+    except Exception as error:  # tensorboard's reader raises anything on damaged records, protobuf's own errors too
+        kind = type(error).__name__
+        raise InputError(f"{source.name}: not a readable TensorBoard event file ({kind}); copy it again") from None
+
+
+def _scalar(value: Any) -> float | None:  # noqa: ANN401 - a protobuf message, whose classes are made at run time
+    from tensorboard.util import tensor_util
+
+    if value.metadata.plugin_data.plugin_name != "scalars" or not value.HasField("tensor"):
+        return None
+    tensor = value.tensor
+    if any(dim.size != 1 for dim in tensor.tensor_shape.dim):
+        return None
+    return float(tensor_util.make_ndarray(tensor).reshape(()))
