@@ -5,6 +5,7 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
 from rolloutdoctor.findings import InputSummary, Measure, Setting
+from rolloutdoctor.pictures import AdvantagesData
 
 if TYPE_CHECKING:
     import polars as pl
@@ -215,6 +216,7 @@ class Comparison:
         by: what `Effect.parts` is broken down by, or None.
         effects: all changes together first, then each alone where there are several.
         notes: what the numbers rest on, one sentence each.
+        advantages: their distribution as configured and under all changes together, if it was asked for.
     """
 
     version: str
@@ -227,6 +229,7 @@ class Comparison:
     by: str | None
     effects: tuple[Effect, ...]
     notes: tuple[str, ...] = ()
+    advantages: AdvantagesData | None = None
 
     def frame(self) -> "pl.DataFrame":
         """One row for each effect and step as a polars frame."""

@@ -78,6 +78,7 @@ def diff(
         by=by.value if by else None,
         top=top,
         text=not no_text,
+        distribution=format_ is opt.DiffFormat.full,
     )
     with progress_bar(run.rows, quiet=quiet) as progress:
         result = run_diff(run, options, progress)

@@ -17,6 +17,7 @@ from rolloutdoctor.engine.moved import Candidate, most_moved, moved_groups
 from rolloutdoctor.engine.parts import PARTS, Key, part_rows, part_slices
 from rolloutdoctor.engine.plan import remedy
 from rolloutdoctor.engine.recompute import absent_columns, evaluation_columns, need_trainer
+from rolloutdoctor.engine.sketches import AdvantagesSketch
 from rolloutdoctor.engine.sweep import AS_CONFIGURED, Consumer, ReadOptions, SeenStep, find_device, sweep
 from rolloutdoctor.errors import InputError, UsageError
 from rolloutdoctor.evaluation import Evaluation
@@ -25,6 +26,7 @@ from rolloutdoctor.fixes import ChosenFix
 from rolloutdoctor.io.run import LoggedMetrics, Run
 from rolloutdoctor.needs import advantage_columns, loss_columns
 from rolloutdoctor.objective import Objective
+from rolloutdoctor.pictures import AdvantagesData
 from rolloutdoctor.rules.base import counted
 from rolloutdoctor.stats.sums import ratio
 
@@ -42,6 +44,7 @@ class DiffOptions(ReadOptions):
         by: break the numbers down by this: a name in `parts.PARTS`.
         top: how many of the groups that moved most to keep.
         text: read the prompts and responses of these.
+        distribution: keep the distribution of the advantages, before and after.
     """
 
     split: str = TRAIN
@@ -50,6 +53,7 @@ class DiffOptions(ReadOptions):
     by: str | None = None
     top: int = 0
     text: bool = False
+    distribution: bool = False
 
 
 def diff(run: Run, options: DiffOptions, progress: Callable[[int, int], None] | None = None) -> Comparison:
@@ -88,6 +92,7 @@ def diff(run: Run, options: DiffOptions, progress: Callable[[int, int], None] | 
         by=options.by,
         effects=tuple(effects),
         notes=tuple(notes),
+        advantages=seen.distribution(),
     )
 
 
@@ -145,6 +150,7 @@ class _Sides(Consumer):
     ) -> None:
         self.columns, self.objectives, self.split = columns, sides, options.split
         self.folds = {label: _Fold(configured, options) for label in sides if label != AS_CONFIGURED}
+        self._sketch = AdvantagesSketch(next(iter(self.folds))) if options.distribution else None
         self.input = InputSummary()
         self._configured = configured
         self._failed: dict[str, list[int]] = {}
@@ -163,6 +169,12 @@ class _Sides(Consumer):
         before = _metrics(self._configured, found[AS_CONFIGURED])
         for label, fold in self.folds.items():
             fold.add(found[AS_CONFIGURED], before, found[label])
+        if self._sketch is not None and batch.has("response_mask"):
+            self._sketch.add(step)
+
+    def distribution(self) -> AdvantagesData | None:
+        """The advantages as configured and under all changes together."""
+        return None if self._sketch is None else self._sketch.data()
 
     def failures(self) -> list[str]:
         """Which steps could not be evaluated, and why."""

@@ -8,6 +8,7 @@ from rich.text import Text
 
 from rolloutdoctor.comparison import Comparison, Effect
 from rolloutdoctor.report import diff_words as words
+from rolloutdoctor.report.histogram import before_and_after
 from rolloutdoctor.report.layout import as_text, configuration, fitting, hanging, header, numbers
 from rolloutdoctor.report.style import Style, plain, shown
 
@@ -38,6 +39,10 @@ def _parts(result: Comparison, style: Style) -> Iterator[RenderableType]:
     yield Text(f"as configured against {plain(main.label, 200)}", style="bold" if style.color else "")
     yield ""
     yield from _effect(main)
+    if result.advantages is not None and result.advantages.changed:
+        yield _title(f"advantages of trained {result.advantages.unit}, heights by the square root of the count", style)
+        yield from (Text(f"    {line}") for line in before_and_after(result.advantages, style))
+        yield ""
     if len(result.effects) > 1:
         yield _title("each alone, and together", style)
         yield from _fitted(*words.effect_lines(result), 1, style)

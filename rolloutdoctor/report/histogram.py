@@ -15,8 +15,11 @@ def histogram(values: Histogram, style: Style, *, width: int = 61, other: Histog
 
     The height goes with the square root of the count, so that bins with little in them stay visible.
 
-    >>> histogram(Histogram(0, -1, (1, 0, 4)), Style(unicode=False), width=5)
-    ['= @', '-1 .. 1, bins of 1']
+    >>> for line in histogram(Histogram(0, -4, (1, 0, 0, 0, 4, 0, 0, 2)), Style(unicode=False), width=9):
+    ...     print(line)
+    =   @  *
+    -4  0  3
+    bins of 1
     """
     width = max(9, min(width, style.width - 24))
     parts = [values] if other is None else [values, other]
@@ -25,7 +28,7 @@ def histogram(values: Histogram, style: Style, *, width: int = 61, other: Histog
     bins = on_one_grid(parts, most=width)
     most = max(max(counts) for counts in bins.counts)
     lines = [_bars(counts, most, style) for counts in bins.counts]
-    return [*lines, _axis(bins, parts)]
+    return [*lines, _axis(bins), _words(bins, parts)]
 
 
 def _bars(counts: tuple[int, ...], most: int, style: Style) -> str:
@@ -33,12 +36,31 @@ def _bars(counts: tuple[int, ...], most: int, style: Style) -> str:
     return "".join(marks[math.ceil(math.sqrt(count / most) * (len(marks) - 1)) if count else 0] for count in counts)
 
 
-def _axis(bins: Bins, parts: list[Histogram]) -> str:
-    words = f"{bins.centers[0]:.3g} .. {bins.centers[-1]:.3g}, bins of {bins.width:.3g}"
+def _axis(bins: Bins) -> str:
+    """The first value under its bin, the last one under its own, and zero between them where there is room."""
+    low, high = f"{bins.centers[0]:.3g}", f"{bins.centers[-1]:.3g}"
+    if len(bins.centers) == 1:
+        return low
+    room = max(len(bins.centers), len(low) + 1 + len(high))
+    line = f"{low}{high:>{room - len(low)}}"
+    zero = next((index for index, center in enumerate(bins.centers) if center == 0), 0)
+    clear = len(low) < zero < room - len(high) - 1
+    return f"{line[:zero]}0{line[zero + 1 :]}" if clear else line
+
+
+def _words(bins: Bins, parts: list[Histogram]) -> str:
+    words = f"bins of {bins.width:.3g}"
     beyond = sum(bins.below) + sum(bins.above)
     lost = sum(part.nonfinite for part in parts)
     words += f", {beyond:,} beyond" if beyond else ""
     return words + (f", {lost:,} not finite" if lost else "")
+
+
+def before_and_after(data: AdvantagesData, style: Style) -> list[str]:
+    """Two lines of bars on one grid, the advantages as configured and with the fix, and their axis."""
+    lines = histogram(data.before, style, other=data.after or data.before)
+    names = ("before  ", "after   ") if len(lines) > 2 else ()
+    return [f"{name}{line}" for name, line in zip([*names, *[" " * 8] * len(lines)], lines, strict=False)]
 
 
 def histograms(gallery: Gallery, style: Style) -> str:

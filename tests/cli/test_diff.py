@@ -149,3 +149,18 @@ def test_broken_pipe_is_silent(run):
     command = f"{sys.executable} -m rolloutdoctor diff {run} --fix zero-std --format json | head -c 1"
     found = subprocess.run(["bash", "-c", command], capture_output=True, encoding="utf-8", timeout=120)
     assert (found.stdout, found.stderr) == ("{", "")
+
+
+def test_the_distribution_of_advantages_is_in_the_full_comparison_alone(rolloutdoctor):
+    words = ["diff", SAMPLES / "verl_rejected.parquet", "--fix", "rejected-rows", "--steps", "30:60", "-q"]
+    found = rolloutdoctor(*words).stdout
+    assert "advantages of trained rows" in found
+    before, after = (next(line for line in found.splitlines() if line.strip().startswith(side + "  ")) for side in
+                     ("before", "after"))  # fmt: skip
+    assert before != after
+    assert "█" in before + after
+    assert "advantages of trained rows" not in rolloutdoctor(*words, "--format", "markdown").stdout
+    assert (
+        "advantages of trained rows"
+        not in rolloutdoctor("diff", SAMPLES / "verl_rejected.parquet", "--fix", "zero-std", "-q").stdout
+    )
