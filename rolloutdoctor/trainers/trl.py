@@ -11,8 +11,9 @@ from typing import TYPE_CHECKING, Literal, cast
 
 from rolloutdoctor.errors import UsageError
 from rolloutdoctor.objective import AdvantageRule, Aggregation, Gate, KlTerm, Objective, RowSet, Scope, Surrogate
-from rolloutdoctor.trainers.options import Config, Option
+from rolloutdoctor.trainers.options import Config
 from rolloutdoctor.trainers.spec import LossParts, Trainer
+from rolloutdoctor.trainers.trl_options import NO_LOGITS, NOT_RECOMPUTED, OPTIONS
 
 if TYPE_CHECKING:
     from rolloutdoctor.evaluation import Evaluation
@@ -20,160 +21,8 @@ if TYPE_CHECKING:
 EPSILON = 1e-4
 """What TRL adds to the standard deviation of rewards."""
 
-METRIC_COLUMNS = frozenset({"entropy", "rewards", "response_mask_pre", "status"})
-"""Columns that TRL's logged metrics are made of, beyond those of the loss."""
-
 METRIC_COLUMNS = frozenset({"entropy", "response_mask_pre", "rewards", "status"})
 """What the metrics are made of beyond the loss."""
-
-_WEIGHTED: dict[str, tuple[object, ...]] = {"use_vllm": (True,), "vllm_importance_sampling_correction": (True,)}
-_NO_LOGITS = "the entropy's gradient needs the logits, which are not in the rows"
-
-OPTIONS = (
-    Option(
-        "loss_type",
-        "word",
-        "dapo",
-        "how token terms become one loss",
-        choices=("grpo", "bnpo", "dr_grpo", "dapo", "cispo", "sapo", "luspo", "vespo"),
-    ),
-    Option("beta", "number", 0.0, "coefficient of the KL term in the loss", low=0),
-    Option(
-        "use_bias_correction_kl",
-        "flag",
-        True,
-        "multiply the KL by the importance ratio, gradient included",
-        changes=("1.10.0", False),
-    ),
-    Option(
-        "scale_rewards",
-        "word",
-        "group",
-        "whose standard deviation divides the centred rewards",
-        choices=("group", "batch", "none"),
-        spellings={True: "group", False: "none", "true": "group", "false": "none", "True": "group", "False": "none"},
-    ),
-    Option(
-        "multi_objective_aggregation",
-        "word",
-        "sum_then_normalize",
-        "how several reward functions become one advantage",
-        choices=("sum_then_normalize", "normalize_then_sum"),
-    ),
-    Option("reward_weights", "numbers", None, "weight of each reward function", optional=True, decides=False),
-    Option("epsilon", "number", 0.2, "how far below one the ratio may fall", low=0),
-    Option("epsilon_high", "number", None, "how far above one it may rise; null: epsilon", low=0, optional=True),
-    Option("delta", "number", None, "upper bound of the ratio outside the clip; null: none", low=0, optional=True),
-    Option(
-        "importance_sampling_level",
-        "word",
-        "token",
-        "one ratio per token or per sequence",
-        choices=("token", "sequence"),
-    ),
-    Option("num_generations", "integer", 8, "rows of a training group", low=2),
-    Option(
-        "num_generations_eval", "integer", None, "rows of an eval group; null: as in training", low=1, optional=True
-    ),
-    Option("max_completion_length", "integer", 512, "fixed length that dr_grpo divides by", low=1, optional=True),
-    Option("mask_truncated_completions", "flag", False, "truncated rows get an empty mask", decides=False),
-    Option("gradient_accumulation_steps", "integer", 1, "micro-batches of an optimiser step", low=1, decides=False),
-    Option(
-        "steps_per_generation", "integer", None, "micro-batches of a generation", low=1, optional=True, decides=False
-    ),
-    Option("num_iterations", "integer", 1, "passes over a generation", low=1, decides=False),
-    Option("logging_steps", "number", 10, "optimiser steps that a logged line averages over", low=0),
-    Option(
-        "top_entropy_quantile", "number", 1.0, "share of tokens, by entropy, that carry the policy term", low=0, high=1
-    ),
-    Option(
-        "off_policy_mask_threshold",
-        "number",
-        None,
-        "drift beyond which rows of negative advantage lose the policy term; null: none do",
-        optional=True,
-    ),
-    *(
-        Option(name, "number", default, meaning, only_with={"loss_type": (loss_type,)})
-        for name, default, meaning, loss_type in (
-            ("sapo_temperature_pos", 1.0, "steepness of sapo for positive advantages", "sapo"),
-            ("sapo_temperature_neg", 1.05, "steepness of sapo for the others", "sapo"),
-            ("vespo_k_pos", 2.0, "exponent of vespo's weight for advantages >= 0", "vespo"),
-            ("vespo_lambda_pos", 3.0, "decay of vespo's weight for advantages >= 0", "vespo"),
-            ("vespo_k_neg", 3.0, "exponent of vespo's weight for negative advantages", "vespo"),
-            ("vespo_lambda_neg", 2.0, "decay of vespo's weight for negative advantages", "vespo"),
-        )
-    ),
-    Option("use_vllm", "flag", False, "sample with vLLM", decides=False),
-    Option(
-        "vllm_importance_sampling_correction",
-        "flag",
-        True,
-        "weight the policy term by trainer over sampler, where vLLM samples",
-        only_with={"use_vllm": (True,)},
-    ),
-    Option(
-        "vllm_importance_sampling_mode",
-        "word",
-        "sequence_mask",
-        "one weight per token or per row; outside of the bounds it is cut, or 0",
-        choices=("sequence_mask", "sequence_truncate", "token_mask", "token_truncate"),
-        only_with=_WEIGHTED,
-    ),
-    Option(
-        "vllm_importance_sampling_clip_max",
-        "number",
-        3.0,
-        "largest weight; null: none",
-        optional=True,
-        only_with=_WEIGHTED,
-    ),
-    Option(
-        "vllm_importance_sampling_clip_min",
-        "number",
-        None,
-        "smallest weight; null: none",
-        optional=True,
-        only_with=_WEIGHTED,
-    ),
-    Option(
-        "vllm_importance_sampling_cap",
-        "number",
-        None,
-        "older name of the largest weight; it wins",
-        optional=True,
-        only_with=_WEIGHTED,
-    ),
-    Option("use_liger_kernel", "flag", False, "fused kernels; before 1.14.0 with a loss of their own", decides=False),
-    Option(
-        "entropy_coef",
-        "number",
-        0.0,
-        "coefficient of the entropy bonus",
-        computed=(0.0,),
-        decides=False,
-        why_not=_NO_LOGITS,
-    ),
-    Option(
-        "use_adaptive_entropy",
-        "flag",
-        False,
-        "adapt that coefficient",
-        computed=(False,),
-        decides=False,
-        why_not=_NO_LOGITS,
-    ),
-    Option(
-        "router_aux_loss_coef",
-        "number",
-        None,
-        "coefficient of the load-balancing loss of a mixture of experts; null: the model's own",
-        optional=True,
-        computed=(0.0, None),
-        decides=False,
-        why_not="the loss of the router is not in the rows",
-    ),
-)
 
 
 def objective(config: Config) -> Objective:
@@ -353,13 +202,7 @@ def loss_parts(logged: Mapping[str, float], config: Config | None) -> LossParts 
 
 _RECORDER = 'record the run with rolloutdoctor.recorders.trl: `record(trainer, "run.parquet")`'
 
-NOT_RECOMPUTED = {
-    "grad_norm": "the norm of the parameters' gradient needs the model",
-    "learning_rate, epoch, step_time": "they are of the schedule and the clock, not of the rows",
-    "num_tokens": "it counts tokens, the prompts' too, since training began",
-    "aux_loss": "the loss of the router is not in the rows",
-}
-"""What both trainers log and no row gives."""
+_STATE = "give OUTPUT_DIR/checkpoint-N/trainer_state.json as well"
 
 TRAINER = Trainer(
     name="trl",
@@ -375,7 +218,9 @@ TRAINER = Trainer(
         "rollout_log_probs": f"{_RECORDER}, with use_vllm so that the sampler gives log-probs",
         "rewards": f"{_RECORDER}; it writes one number for each reward function",
         "*": _RECORDER,
-        "metrics": "give OUTPUT_DIR/checkpoint-N/trainer_state.json as well, with logging_steps=1",
+        "metrics": _STATE,
+        "reward_free": f"TRL logs frac_reward_zero_std and grad_norm: {_STATE}",
+        "loss_parts": f"TRL logs loss and kl where beta > 0: {_STATE}, and state beta with --set beta=NUMBER",
     },
     kl_metrics=("kl",),
     loss_metric="loss",
@@ -385,7 +230,7 @@ TRAINER = Trainer(
     instant_metrics=frozenset({"grad_norm", "learning_rate", "epoch", "num_tokens"}),
     not_recomputed=NOT_RECOMPUTED
     | {
-        "policy_loss, entropy_coef": f"they are logged with an entropy bonus alone; {_NO_LOGITS}",
+        "policy_loss, entropy_coef": f"they are logged with an entropy bonus alone; {NO_LOGITS}",
         "tools/*": "calls of tools are not in the rows",
     },
     reward_free=reward_free,

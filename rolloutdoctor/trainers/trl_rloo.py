@@ -10,11 +10,13 @@ from rolloutdoctor.objective import AdvantageRule, Aggregation, KlTerm, Objectiv
 from rolloutdoctor.trainers import trl
 from rolloutdoctor.trainers.options import Config, Option
 from rolloutdoctor.trainers.spec import Trainer
+from rolloutdoctor.trainers.trl_options import NOT_RECOMPUTED
+from rolloutdoctor.trainers.trl_options import OPTIONS as SHARED
 
 if TYPE_CHECKING:
     from rolloutdoctor.evaluation import Evaluation
 
-_SHARED = {option.name: option for option in trl.OPTIONS}
+_SHARED = {option.name: option for option in SHARED}
 
 OPTIONS = (
     Option("beta", "number", 0.05, "coefficient of the KL penalty in the reward", low=0),
@@ -102,6 +104,8 @@ TRAINER = Trainer(
         "ref_log_probs": f"{_SAVE}, with beta > 0 so that TRL has a reference model",
         "*": _SAVE,
         "metrics": trl.TRAINER.recording["metrics"],
+        "reward_free": trl.TRAINER.recording["reward_free"],
+        "loss_parts": "RLOO has its KL in the reward: no part of the loss is KL",
     },
     kl_metrics=("kl",),
     loss_metric="loss",
@@ -109,6 +113,6 @@ TRAINER = Trainer(
     group_size=trl.group_size,
     window_option="logging_steps",
     instant_metrics=trl.TRAINER.instant_metrics,
-    not_recomputed=trl.NOT_RECOMPUTED,
+    not_recomputed=NOT_RECOMPUTED,
     reward_free=trl.reward_free,
 )

@@ -7,7 +7,8 @@ from rolloutdoctor.evaluation import evaluate
 from rolloutdoctor.findings import Severity
 from rolloutdoctor.testing import toy_batch
 from rolloutdoctor.trainers.options import Layer, resolve
-from rolloutdoctor.trainers.trl import OPTIONS, objective
+from rolloutdoctor.trainers.trl import objective
+from rolloutdoctor.trainers.trl_options import OPTIONS
 
 CODE = "RDG002"
 TRL = {"trainer": "trl@1.16.0", "scale_rewards": "none"}

@@ -1,0 +1,160 @@
+"""Options of TRL's GRPOConfig, under its own names."""
+
+from rolloutdoctor.trainers.options import Option
+
+_WEIGHTED: dict[str, tuple[object, ...]] = {"use_vllm": (True,), "vllm_importance_sampling_correction": (True,)}
+NO_LOGITS = "the entropy's gradient needs the logits, which are not in the rows"
+
+OPTIONS = (
+    Option(
+        "loss_type",
+        "word",
+        "dapo",
+        "how token terms become one loss",
+        choices=("grpo", "bnpo", "dr_grpo", "dapo", "cispo", "sapo", "luspo", "vespo"),
+    ),
+    Option("beta", "number", 0.0, "coefficient of the KL term in the loss", low=0),
+    Option(
+        "use_bias_correction_kl",
+        "flag",
+        True,
+        "multiply the KL by the importance ratio, gradient included",
+        changes=("1.10.0", False),
+    ),
+    Option(
+        "scale_rewards",
+        "word",
+        "group",
+        "whose standard deviation divides the centred rewards",
+        choices=("group", "batch", "none"),
+        spellings={True: "group", False: "none", "true": "group", "false": "none", "True": "group", "False": "none"},
+    ),
+    Option(
+        "multi_objective_aggregation",
+        "word",
+        "sum_then_normalize",
+        "how several reward functions become one advantage",
+        choices=("sum_then_normalize", "normalize_then_sum"),
+    ),
+    Option("reward_weights", "numbers", None, "weight of each reward function", optional=True, decides=False),
+    Option("epsilon", "number", 0.2, "how far below one the ratio may fall", low=0),
+    Option("epsilon_high", "number", None, "how far above one it may rise; null: epsilon", low=0, optional=True),
+    Option("delta", "number", None, "upper bound of the ratio outside the clip; null: none", low=0, optional=True),
+    Option(
+        "importance_sampling_level",
+        "word",
+        "token",
+        "one ratio per token or per sequence",
+        choices=("token", "sequence"),
+    ),
+    Option("num_generations", "integer", 8, "rows of a training group", low=2),
+    Option(
+        "num_generations_eval", "integer", None, "rows of an eval group; null: as in training", low=1, optional=True
+    ),
+    Option("max_completion_length", "integer", 512, "fixed length that dr_grpo divides by", low=1, optional=True),
+    Option("mask_truncated_completions", "flag", False, "truncated rows get an empty mask", decides=False),
+    Option("gradient_accumulation_steps", "integer", 1, "micro-batches of an optimiser step", low=1, decides=False),
+    Option(
+        "steps_per_generation", "integer", None, "micro-batches of a generation", low=1, optional=True, decides=False
+    ),
+    Option("num_iterations", "integer", 1, "passes over a generation", low=1, decides=False),
+    Option("logging_steps", "number", 10, "optimiser steps that a logged line averages over", low=0),
+    Option(
+        "top_entropy_quantile", "number", 1.0, "share of tokens, by entropy, that carry the policy term", low=0, high=1
+    ),
+    Option(
+        "off_policy_mask_threshold",
+        "number",
+        None,
+        "drift beyond which rows of negative advantage lose the policy term; null: none do",
+        optional=True,
+    ),
+    *(
+        Option(name, "number", default, meaning, only_with={"loss_type": (loss_type,)})
+        for name, default, meaning, loss_type in (
+            ("sapo_temperature_pos", 1.0, "steepness of sapo for positive advantages", "sapo"),
+            ("sapo_temperature_neg", 1.05, "steepness of sapo for the others", "sapo"),
+            ("vespo_k_pos", 2.0, "exponent of vespo's weight for advantages >= 0", "vespo"),
+            ("vespo_lambda_pos", 3.0, "decay of vespo's weight for advantages >= 0", "vespo"),
+            ("vespo_k_neg", 3.0, "exponent of vespo's weight for negative advantages", "vespo"),
+            ("vespo_lambda_neg", 2.0, "decay of vespo's weight for negative advantages", "vespo"),
+        )
+    ),
+    Option("use_vllm", "flag", False, "sample with vLLM", decides=False),
+    Option(
+        "vllm_importance_sampling_correction",
+        "flag",
+        True,
+        "weight the policy term by trainer over sampler, where vLLM samples",
+        only_with={"use_vllm": (True,)},
+    ),
+    Option(
+        "vllm_importance_sampling_mode",
+        "word",
+        "sequence_mask",
+        "one weight per token or per row; outside of the bounds it is cut, or 0",
+        choices=("sequence_mask", "sequence_truncate", "token_mask", "token_truncate"),
+        only_with=_WEIGHTED,
+    ),
+    Option(
+        "vllm_importance_sampling_clip_max",
+        "number",
+        3.0,
+        "largest weight; null: none",
+        optional=True,
+        only_with=_WEIGHTED,
+    ),
+    Option(
+        "vllm_importance_sampling_clip_min",
+        "number",
+        None,
+        "smallest weight; null: none",
+        optional=True,
+        only_with=_WEIGHTED,
+    ),
+    Option(
+        "vllm_importance_sampling_cap",
+        "number",
+        None,
+        "older name of the largest weight; it wins",
+        optional=True,
+        only_with=_WEIGHTED,
+    ),
+    Option("use_liger_kernel", "flag", False, "fused kernels; before 1.14.0 with a loss of their own", decides=False),
+    Option(
+        "entropy_coef",
+        "number",
+        0.0,
+        "coefficient of the entropy bonus",
+        computed=(0.0,),
+        decides=False,
+        why_not=NO_LOGITS,
+    ),
+    Option(
+        "use_adaptive_entropy",
+        "flag",
+        False,
+        "adapt that coefficient",
+        computed=(False,),
+        decides=False,
+        why_not=NO_LOGITS,
+    ),
+    Option(
+        "router_aux_loss_coef",
+        "number",
+        None,
+        "coefficient of the load-balancing loss of a mixture of experts; null: the model's own",
+        optional=True,
+        computed=(0.0, None),
+        decides=False,
+        why_not="the loss of the router is not in the rows",
+    ),
+)
+
+NOT_RECOMPUTED = {
+    "grad_norm": "the norm of the parameters' gradient needs the model",
+    "learning_rate, epoch, step_time": "they are of the schedule and the clock, not of the rows",
+    "num_tokens": "it counts tokens, the prompts' too, since training began",
+    "aux_loss": "the loss of the router is not in the rows",
+}
+"""What both trainers log and no row gives."""
