@@ -85,9 +85,7 @@ class KlOnlyLoss(Rule[KlOnlyTally]):
     def _untold(self, context: Context) -> Missing:
         return Missing(
             "the log does not give the policy and the KL part of the loss",
-            "TRL logs loss and kl where beta > 0, and beta has to be stated (--trainer trl --set beta=NUMBER); verl "
-            "logs actor/pg_loss, actor/kl_loss and actor/kl_coef with actor_rollout_ref.actor.use_kl_loss=true: "
-            f"{context.recording.get('metrics', LOGS)}",
+            context.recording.get("loss_parts", f"name the trainer with --trainer NAME, and {LOGS}"),
         )
 
     def measure(self, step: "StepView") -> KlOnlyTally:

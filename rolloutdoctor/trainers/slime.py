@@ -285,6 +285,8 @@ TRAINER = Trainer(
         "ref_log_probs": f"{_DUMP}, once kl_coef > 0 or use_kl_loss loads a reference model",
         "values": f"{_DUMP} with advantage_estimator ppo",
         "*": _DUMP,
+        "reward_free": f"slime's log does not tell it: {_DUMP}, and RDG001 finds such groups there",
+        "loss_parts": f"slime's log does not tell them apart: {_DUMP}, and RDG002 does it there",
         "metrics": "slime logs to W&B (--use-wandb) or TensorBoard (--use-tensorboard): give an export of that as well",
     },
     kl_metrics=("rollout/kl", "train/kl_loss"),

@@ -40,7 +40,7 @@ class Trainer:
         metrics: its logged metrics under its own names, recomputed from an evaluation; a metric whose ingredients
             are missing is left out.
         recording: canonical column to the option or recorder that makes the trainer log it; ``*`` is any other column,
-            and ``metrics`` its log of numbers.
+            ``metrics`` its log of numbers, ``reward_free`` and ``loss_parts`` what the functions below need.
         kl_metrics: its metrics that are a KL from the reference.
         loss_metric: the metric that best shows the loss.
         grad_norm_metric: the metric that holds the norm of the parameters' gradient.

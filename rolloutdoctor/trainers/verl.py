@@ -204,6 +204,8 @@ def loss_parts(logged: Mapping[str, float], config: Config | None) -> LossParts 
 
 _DRIVER = "verl's rollout dump has text and scores only: save the fields of the batch after the advantages"
 
+_FILE_LOGGER = 'give the file of trainer.logger=["console","file"] as well (VERL_FILE_LOGGER_PATH says where)'
+
 TRAINER = Trainer(
     name="verl",
     newest="0.9.1",
@@ -223,7 +225,10 @@ TRAINER = Trainer(
         "micro_batch_id": "number the actor's micro-batches: kl_cov, clip_cov and geo_mean work on each one",
         "kl": "verl does not store a per-token KL; its `actor/kl_loss` metric is compared instead",
         "*": _DRIVER,
-        "metrics": 'give the file of trainer.logger=["console","file"] as well (VERL_FILE_LOGGER_PATH says where)',
+        "metrics": _FILE_LOGGER,
+        "reward_free": f"verl logs critic/advantages/max, /min and actor/grad_norm: {_FILE_LOGGER}",
+        "loss_parts": "actor_rollout_ref.actor.use_kl_loss=true makes verl log actor/pg_loss, actor/kl_loss and "
+        f"actor/kl_coef: {_FILE_LOGGER}",
     },
     kl_metrics=("actor/kl_loss", "actor/reward_kl_penalty"),
     loss_metric="actor/pg_loss",
