@@ -5,6 +5,7 @@ import shutil
 import tempfile
 from pathlib import Path
 
+import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
@@ -12,6 +13,8 @@ from importers.importing import DATA, slime_dump
 
 from rolloutdoctor.engine.convert import ConvertOptions, convert, detect_dump
 from rolloutdoctor.errors import RolloutDoctorError
+from rolloutdoctor.importers.metric_logs import read_log
+from rolloutdoctor.io.paths import Source
 from rolloutdoctor.io.run import open_run
 
 scalars = (
@@ -114,16 +117,111 @@ def test_slime_samples(train, rollout):
 
 
 def files_of(kind, folder):
-    if kind == "slime":
+    if kind == "slime-layout":
         slime_dump(folder / "dump", rollouts=(0,))
     else:
         shutil.copytree(DATA / kind, folder / "dump")
     return sorted(path for path in (folder / "dump").rglob("*") if path.is_file())
 
 
+JSON_DUMPS = {
+    "nemo-rl": "nemo_rl/dynamic_sync/train_data_step1.jsonl",
+    "prime-rl-tokens": "prime_rl/token_exports/step_1/rank_0.jsonl",
+    "prime-rl-traces": "prime_rl/rollouts/step_1/train/effective/traces.jsonl",
+    "open-instruct": "open_instruct/run_rollouts_000000.jsonl",
+    "verl": "verl/v1/1.jsonl",
+}
+
+
+def places(body, path=()):
+    """Every place of a JSON object, inner ones too."""
+    found = [path] if path else []
+    inner = body.items() if isinstance(body, dict) else enumerate(body) if isinstance(body, list) else ()
+    return found + [place for key, value in inner for place in places(value, (*path, key))]
+
+
+def replaced(body, path, value):
+    if not path:
+        return value
+    copy = dict(body) if isinstance(body, dict) else list(body)
+    copy[path[0]] = replaced(copy[path[0]], path[1:], value)
+    return copy
+
+
+@settings(max_examples=60)
+@given(
+    importer=st.sampled_from(sorted(JSON_DUMPS)),
+    edits=st.lists(st.tuples(st.integers(0, 7), st.integers(0, 10**6), anything), min_size=1, max_size=3),
+    cut=st.integers(0, 2),
+)
+def test_real_rows_with_anything_in_some_places(importer, edits, cut):
+    """Rows of a real dump of which some fields, or values inside of them, are replaced."""
+    name = Path(JSON_DUMPS[importer])
+    rows = [json.loads(line) for line in (DATA / name).read_text().splitlines()[:8]]
+    for row, place, value in edits:
+        row %= len(rows)
+        found = places(rows[row])
+        if found:
+            rows[row] = replaced(rows[row], found[place % len(found)], value)
+    with tempfile.TemporaryDirectory() as scratch:
+        target = Path(scratch) / name
+        target.parent.mkdir(parents=True)
+        text = "".join(json.dumps(each) + "\n" for each in rows)
+        target.write_text(text[: len(text) - cut], encoding="utf-8", errors="surrogatepass")
+        survives(Path(scratch), str(name), importer=importer)
+
+
+@settings(max_examples=20)
+@given(
+    key=st.sampled_from(["partition", "num_microbatches", "micro_batch_indices", None]),
+    value=anything
+    | st.lists(st.integers(-1, 12), max_size=12)
+    | st.lists(st.lists(st.integers(-1, 6), max_size=3), max_size=6),
+)
+def test_slime_cuts(key, value):
+    body = torch.load(DATA / "slime" / "train_data" / "0.pt", weights_only=True)
+    if key is None:
+        body["dp_shards"] = value
+    else:
+        body["dp_shards"][0][key] = value
+    with tempfile.TemporaryDirectory() as scratch:
+        torch.save(body, Path(scratch) / "0.pt")
+        assert survives(Path(scratch), "0.pt") == 12
+
+
+def tensorboard_file(folder):
+    from torch.utils.tensorboard import SummaryWriter
+
+    with SummaryWriter(str(folder)) as writer:
+        for step in range(4):
+            writer.add_scalar("actor/kl_loss", 0.5, step)
+    return next(folder.iterdir())
+
+
 @settings(max_examples=15)
 @given(
-    kind=st.sampled_from(["slime", "trl/mixed", "verl/v1"]),
+    edits=st.lists(st.tuples(st.floats(0, 1, exclude_max=True), st.integers(0, 255)), max_size=4),
+    cut=st.floats(0, 1, exclude_max=True),
+)
+def test_damaged_event_files(edits, cut):
+    pytest.importorskip("tensorboard")
+    with tempfile.TemporaryDirectory() as scratch:
+        path = tensorboard_file(Path(scratch))
+        body = bytearray(path.read_bytes())
+        for place, value in edits:
+            body[int(place * len(body))] = value
+        path.write_bytes(bytes(body[: len(body) - int(cut * len(body))]))
+        try:
+            assert all(step >= 0 for step, _, _ in read_log(Source.of(str(path))))
+        except RolloutDoctorError as error:
+            one_sentence(error)
+
+
+@settings(max_examples=15)
+@given(
+    kind=st.sampled_from(
+        ["slime-layout", "slime", "trl/mixed", "verl/v1", "nemo_rl/grpo", "open_instruct", "prime_rl"]
+    ),
     which=st.integers(0, 30),
     edits=st.lists(st.tuples(st.floats(0, 1, exclude_max=True), st.integers(0, 255)), min_size=1, max_size=4),
     cut=st.just(0) | st.floats(0, 1, exclude_max=True),
