@@ -190,6 +190,20 @@ def test_a_real_trl_log_alone():
             assert "rolloutdoctor.recorders.trl" in skipped.remedy
 
 
+def test_real_trl_steps_without_reward():
+    """Steps 1, 3 and 5 had equal rewards and beta was 0.04; at step 1 policy and reference were the same."""
+    path = DATA / "trl" / "reward_free" / "trainer_state.json"
+    found, value = only(report_of(path), "RDG003")
+    assert (value["reward_free_steps"], value["dead_steps"]) == (3, 1)
+    assert {example.step for example in found.examples} == {3, 5}
+    assert value["loss_by_kl_low"] == pytest.approx(0.04, rel=1e-6)
+    assert value["loss_by_kl_high"] == pytest.approx(0.04, rel=1e-6)
+    assert 0 < value["grad_norm_ratio"] < 0.01
+    found, value = only(report_of(path, "beta=0.04", "logging_steps=1", trainer="trl"), "RDG004")
+    assert {example.step for example in found.examples} == {3, 5}
+    assert value["largest_policy_loss"] < 1e-6 * value["loss"]
+
+
 def test_other_commands_still_ask_for_rollouts(tmp_path):
     path = trainer_state(tmp_path, ORDINARY)
     with (
