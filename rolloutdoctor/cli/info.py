@@ -51,6 +51,7 @@ def _as_json(found: "Survey") -> str:
         "files": list(found.files),
         "input": vars(found.input),
         "splits": found.splits,
+        "dropped_steps": [list(key) for key in found.dropped],
         "first_step": found.first_step,
         "last_step": found.last_step,
         "tier": found.tier,
@@ -78,6 +79,9 @@ def _as_text(found: "Survey") -> str:
     rows = f"{size.rows:,} ({splits}) in {size.groups:,} groups, {size.tokens:,} tokens"
     lines.append(f"rows      {rows if size.rows else 'none: logged metrics without rollouts'}")
     lines.append(f"steps     {found.first_step} to {found.last_step}, {size.steps:,} of them with their splits")
+    if found.dropped:
+        steps = ", ".join(f"{step} ({split})" for step, split in found.dropped[:5])
+        lines.append(f"left out  {len(found.dropped):,} steps that the recorder could not write in time: {steps}")
     lines.append(f"trainer   {found.trainer or f'not known in full: {found.unstated}'}")
     lines.append(f"tier      {found.tier}: {TIERS[found.tier]}")
     if found.columns:

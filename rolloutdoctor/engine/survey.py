@@ -37,6 +37,7 @@ class Survey:
         trainer: name of the trainer, or None.
         config: its options with origins.
         unstated: what to state of the run where there is no trainer.
+        dropped: steps and splits that a recorder let go because writing could not keep up.
     """
 
     files: tuple[str, ...]
@@ -53,6 +54,7 @@ class Survey:
     trainer: str | None = None
     config: dict[str, Setting] = field(default_factory=dict)
     unstated: str = ""
+    dropped: tuple[tuple[int, str], ...] = ()
 
 
 def survey(run: Run, options: CheckOptions) -> Survey:
@@ -93,6 +95,7 @@ def survey(run: Run, options: CheckOptions) -> Survey:
         trainer=None if configured is None else f"{configured.trainer.name} {configured.version}",
         config=_settings(configured),
         unstated=context.unstated,
+        dropped=tuple(sorted(run.dropped)),
     )
 
 

@@ -26,6 +26,14 @@ class RunMetadata:
     schema_version: int = SCHEMA_VERSION
     recording: Mapping[str, object] = field(default_factory=dict)
 
+    @property
+    def dropped_steps(self) -> frozenset[tuple[int, str]]:
+        """Step and split of the rows that a recorder let go."""
+        found = self.recording.get("dropped_steps", ())
+        pairs = found if isinstance(found, list) else []
+        known = [pair for pair in pairs if isinstance(pair, list) and [*map(type, pair)] == [int, str]]
+        return frozenset((step, split) for step, split in known)
+
     def encode(self) -> dict[bytes, bytes]:
         """Return the Parquet key-value metadata."""
         body: dict[str, object] = {"schema_version": self.schema_version}

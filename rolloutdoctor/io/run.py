@@ -55,6 +55,7 @@ class Run:
             files without it hold train rows, files with it are read as it says.
         rows: number of rows, from the footers.
         metrics: what the trainer logged; empty if there is none.
+        dropped: steps and splits that a recorder let go in one of the files at least: no batch has them.
     """
 
     def __init__(
@@ -73,6 +74,7 @@ class Run:
         self.partial_columns: frozenset[str] = frozenset().union(*(file.columns for file in files)) - self.columns
         self.rows = sum(file.rows for file in files)
         self.metrics = metrics
+        self.dropped = frozenset(key for file in files for key in file.metadata.dropped_steps)
 
     def batches(
         self,
@@ -109,7 +111,11 @@ class Run:
         wanted = Wanted.of(columns, self.columns)
         if self.metrics_only:
             return self._logged_steps(steps or StepRange(), split)
-        return self._stream(wanted, steps or StepRange(), split, dtype, progress or (lambda done, total: None))
+        found = self._stream(wanted, steps or StepRange(), split, dtype, progress or (lambda done, total: None))
+        if not self.dropped:
+            return found
+        # What the other ranks have of such a step is not the step.
+        return (batch for batch in found if (batch.step, batch.split) not in self.dropped)
 
     @property
     def metrics_only(self) -> bool:

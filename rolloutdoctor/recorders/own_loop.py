@@ -137,7 +137,7 @@ class StepRecorder:
             key = (int(step), str(split))
             self._writer.put(partial(_table, key, self._rank, copies, own, str(self.path)), key)
         if metrics:
-            values = {name: None if value is None else float(value) for name, value in metrics.items()}
+            values = {name: None if value is None else float(_copied(value)) for name, value in metrics.items()}
             self._writer.put(partial(_metrics_table, int(step), str(split), values))
 
     def _finish(self) -> str:

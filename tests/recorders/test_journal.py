@@ -1,5 +1,6 @@
 """A recording that was not closed: killed, cut off, or left by one rank earlier than by another."""
 
+import json
 import os
 import signal
 import subprocess
@@ -197,6 +198,25 @@ def test_what_was_dropped_is_said(tmp_path):
     assert metadata.recording == {"dropped_steps": [[2, "train"], [4, "eval"]], "dropped_logs": 3}
     result = CliRunner().invoke(app, ["check", str(writer.path), "--exit-zero"])
     assert "2 steps and 3 logs were dropped" in result.stderr
+
+
+def test_a_step_that_one_rank_dropped_is_none_of_the_run(tmp_path):
+    for rank, kept in ((0, (1, 2, 3)), (1, (1, 3))):
+        writer = JournalWriter(tmp_path / f"run.rank{rank}.parquet", METADATA)
+        for step in kept:
+            own = [f"{rank}/{row}" for row in range(8)]
+            writer.append(run_table(rows(step, rank=[rank] * 8, sample_id=own), where="test"))
+        if rank:
+            writer.drop(Dropped(((2, "train"),), 0))
+        writer.close()
+        finish(writer.path, tmp_path / f"run.rank{rank}.parquet")
+    run = rd.open(str(tmp_path / "run.rank*.parquet"))
+    assert run.dropped == {(2, "train")}
+    assert [batch.step for batch in run.batches({"reward"})] == [1, 3]
+    result = CliRunner().invoke(app, ["info", str(tmp_path / "run.rank*.parquet")])
+    assert "left out  1 steps that the recorder could not write in time: 2 (train)" in result.stdout
+    found = json.loads(CliRunner().invoke(app, ["info", str(tmp_path), "--format", "json"]).stdout)
+    assert found["dropped_steps"] == [[2, "train"]]
 
 
 def test_steps_that_not_every_rank_has(tmp_path):
