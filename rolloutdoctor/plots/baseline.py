@@ -4,7 +4,7 @@ from matplotlib.figure import Figure
 from matplotlib.ticker import MaxNLocator
 
 from rolloutdoctor.pictures import BaselineData, on_one_grid
-from rolloutdoctor.plots.style import DARK, INK, PALE, blank, empty, many, room, short
+from rolloutdoctor.plots.style import DARK, INK, PALE, bars, blank, empty, many, room, short
 
 
 def title(data: BaselineData) -> str:
@@ -43,8 +43,7 @@ def draw(data: BaselineData) -> Figure:
     if most > 1:
         scatter.set_title(f"area: number of groups (up to {most:,})", fontsize=12)
     bins = on_one_grid([data.drift], most=41, zoom=False)
-    edges = [center - bins.width / 2 for center in bins.centers] + [bins.centers[-1] + bins.width / 2]
-    side.stairs(bins.counts[0], edges, orientation="horizontal", fill=True, color=PALE)
+    bars(side, bins, 0, orientation="horizontal", fill=True, color=PALE)
     side.axhline(0, color=INK, linewidth=1.2, linestyle=(0, (4, 3)))
     side.set_xlabel(f"groups per bin of {short(bins.width)}")
     side.set_xlim(left=0)

@@ -96,7 +96,7 @@ def _parts(ax: Axes, data: GradientData) -> None:
         steps, policy, *_ = condensed(data.steps, data.policy)
         _, kl, *_ = condensed(data.steps, data.kl)
     if len(steps) <= MARKED:
-        ax.bar(steps, policy, width=0.8 * _gap(steps), color=PALE, label="policy part")
+        ax.bar(steps, policy, width=0.8 * _gap(steps), color=PALE, edgecolor=GUIDE, linewidth=0.8, label="policy part")
         ax.bar(
             steps,
             kl,
@@ -110,6 +110,7 @@ def _parts(ax: Axes, data: GradientData) -> None:
         )
     else:
         ax.stackplot(steps, policy, kl, colors=[PALE, DARK], labels=["policy part", "KL part"])
+        ax.plot(steps, policy, color=GUIDE, linewidth=0.8)
     ax.set_ylabel("|gradient|, L1\n(log-prob space)")
     ax.set_ylim(bottom=0)
     above(ax)

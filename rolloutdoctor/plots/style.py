@@ -77,6 +77,10 @@ def blank(title: str, note: str = "", height: float = 5.6) -> Figure:
 def bars(ax: Axes, bins: Bins, which: int, **look: Any) -> None:  # noqa: ANN401  # matplotlib's own words
     """Draw one of the histograms as filled steps."""
     edges = [center - bins.width / 2 for center in bins.centers] + [bins.centers[-1] + bins.width / 2]
+    if look.get("color") == PALE:
+        # The line around it keeps a pale area apart from white, on a projector too.
+        del look["color"]
+        look |= {"facecolor": PALE, "edgecolor": GUIDE, "linewidth": 0.8}
     ax.stairs(bins.counts[which], edges, **look)
 
 
