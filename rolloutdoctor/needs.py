@@ -113,5 +113,8 @@ def metric_columns(objective: Objective) -> frozenset[str]:
     return loss_columns(objective) | reward_kl_columns(objective) | {"reward"} | objective.metric_columns
 
 
-LAYOUT_COLUMNS = ("optim_step_id", "micro_batch_id", "rank", "trajectory_id")
+CUT_COLUMNS = ("optim_step_id", "micro_batch_id", "rank")
 """Columns that say how a step was cut up; read where they are there."""
+
+LAYOUT_COLUMNS = (*CUT_COLUMNS, "trajectory_id")
+"""These, and the one that says which rows are parts of one trajectory."""

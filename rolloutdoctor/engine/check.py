@@ -13,7 +13,7 @@ from rolloutdoctor.engine.sweep import ReadOptions, find_device, sweep
 from rolloutdoctor.findings import Finding, Report, Skipped
 from rolloutdoctor.fixes import ChosenFix
 from rolloutdoctor.io.run import LoggedMetrics, Run
-from rolloutdoctor.needs import LAYOUT_COLUMNS, loss_columns
+from rolloutdoctor.needs import CUT_COLUMNS, loss_columns
 from rolloutdoctor.rules.base import Context, counted
 from rolloutdoctor.rules.table import RULES, AnyRule
 
@@ -216,7 +216,7 @@ def _notes(plan: Plan, state: RunState) -> list[str]:
         )
     objective, columns = plan.context.objective, plan.context.columns
     evaluates_loss = objective is not None and plan.columns >= (loss_columns(objective) & columns)
-    if evaluates_loss and not any(name in columns for name in LAYOUT_COLUMNS):
+    if evaluates_loss and not any(name in columns for name in CUT_COLUMNS):
         notes.append(
             "no column says how a step was cut up (micro_batch_id, optim_step_id): each logged step is taken as one "
             "optimiser step on one micro-batch"
