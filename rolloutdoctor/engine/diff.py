@@ -135,7 +135,7 @@ def _columns(
 
 
 def _metrics(configured: Configured, evaluation: Evaluation) -> Mapping[str, float]:
-    return configured.trainer.metrics(evaluation) if len(evaluation.batch) else {}
+    return dict(configured.trainer.metrics(evaluation)) if len(evaluation.batch) else {}
 
 
 class _Sides(Consumer):

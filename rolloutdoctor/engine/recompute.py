@@ -194,7 +194,7 @@ class _Work:
         return found
 
     def _numbers(self, evaluation: Evaluation) -> Numbers:
-        metrics = {} if not len(evaluation.batch) else self._configured.trainer.metrics(evaluation)
+        metrics = {} if not len(evaluation.batch) else dict(self._configured.trainer.metrics(evaluation))
         if evaluation.tokens is None:
             return Numbers(metrics=metrics)
         return Numbers(

@@ -4,11 +4,13 @@ Read and compared: verl 0.9.1.
 """
 
 from collections.abc import Mapping
+from functools import partial
 from typing import TYPE_CHECKING
 
 from rolloutdoctor.errors import UnstatedError, UsageError
 from rolloutdoctor.objective import Aggregation, KlTerm, Objective
 from rolloutdoctor.trainers import verl_advantages, verl_correction, verl_data, verl_micro, verl_policy
+from rolloutdoctor.trainers.lazy import LazyMetrics
 from rolloutdoctor.trainers.options import Config, Option
 from rolloutdoctor.trainers.spec import LossParts, Trainer
 
@@ -159,14 +161,34 @@ def group_size(config: Config, split: str) -> int | None:
     return None
 
 
-def metrics(evaluation: "Evaluation") -> dict[str, float]:
-    """verl's logged metrics: of the batch (`critic/*`, `response_length/*`), its correction, and the `actor/*`.
+def metrics(evaluation: "Evaluation") -> Mapping[str, float]:
+    """verl's logged metrics: of the batch (`critic/*`, `response*/*`), its correction, and the `actor/*`."""
+    return LazyMetrics(
+        {
+            "actor/": partial(_actor, evaluation),
+            "actor/reward_kl_penalty": partial(verl_data.penalty, evaluation),
+            "actor/rollout_corr/": partial(verl_micro.inside_metrics, evaluation),
+            "critic/": partial(verl_data.critic, evaluation),
+            "response": partial(verl_data.lengths, evaluation),
+            "rollout_corr/": partial(verl_correction.metrics, evaluation),
+        }
+    )
 
-    Left out is what depends on more than the rows: `critic/vf_loss` on predictions at the critic's update, and
-    `response_length/clip_ratio` on the padded width.
-    """
-    found = verl_data.metrics(evaluation) | verl_correction.metrics(evaluation)
-    found |= verl_micro.inside_metrics(evaluation)
+
+NOT_RECOMPUTED = {
+    "critic/vf_loss, critic/vf_clipfrac, critic/vpred_mean": "they are about the critic's predictions at its update, "
+    "which no column holds; losses.value has the loss",
+    "critic/grad_norm, actor/grad_norm": "a norm of the parameters' gradient needs the model",
+    "actor/entropy, actor/entropy_loss": "an entropy needs the probability of every token of the vocabulary",
+    "response_length/clip_ratio, response_length_non_aborted/clip_ratio": "the padded width is in no column",
+    "prompt_length/*, num_turns/*, tool_call_counts/*": "they are not about what is trained",
+}
+"""Logged metrics that are not recomputed, and why."""
+
+
+def _actor(evaluation: "Evaluation") -> dict[str, float]:
+    """What the actor logs of its loss."""
+    found: dict[str, float] = {}
     rows, tokens = evaluation.rows, evaluation.tokens
     if tokens is None or rows is None or rows.length_N is None:
         return found
@@ -202,7 +224,10 @@ def loss_parts(logged: Mapping[str, float], config: Config | None) -> LossParts 
     return LossParts(policy, coef * kl)
 
 
-_DRIVER = "verl's rollout dump has text and scores only: save the fields of the batch after the advantages"
+_DRIVER = (
+    "verl's rollout dump has text and scores only; rolloutdoctor.recorders.verl records what an advantage estimator is "
+    "given (record_estimator: rewards, masks, advantages) or all fields of a batch (columns_of)"
+)
 
 _FILE_LOGGER = 'give the file of trainer.logger=["console","file"] as well (VERL_FILE_LOGGER_PATH says where)'
 
@@ -236,4 +261,5 @@ TRAINER = Trainer(
     group_size=group_size,
     reward_free=reward_free,
     loss_parts=loss_parts,
+    not_recomputed=NOT_RECOMPUTED,
 )

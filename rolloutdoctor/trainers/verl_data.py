@@ -11,28 +11,36 @@ if TYPE_CHECKING:
     from rolloutdoctor.evaluation import Evaluation
 
 
-def metrics(evaluation: "Evaluation") -> dict[str, float]:
-    """`critic/*`, `response_length*/*`, `response/aborted_ratio` and `actor/reward_kl_penalty*`.
+def lengths(evaluation: "Evaluation") -> dict[str, float]:
+    """`response_length*/*` and `response/aborted_ratio`: tokens of a response, masked ones included.
 
-    Scores, rewards and lengths without the aborted leave out rows without a response token; advantages, returns and
-    values are those of the tokens that are left after rejection. Where nothing is left verl logs NaN, and here the
-    name is left out.
+    Source: verl ``compute_data_metrics``; where nothing is left verl logs NaN, and here the name is left out.
+    """
+    lengths_N = evaluation.batch.rows.diff().double()
+    if not len(lengths_N):
+        return {}
+    found = _three({"response_length": lengths_N, "response_length_non_aborted": lengths_N[lengths_N > 0]})
+    found["response/aborted_ratio"] = float((lengths_N == 0).double().mean())
+    return found
 
-    Source: verl ``compute_data_metrics`` and ``apply_kl_penalty``.
+
+def critic(evaluation: "Evaluation") -> dict[str, float]:
+    """`critic/*`, with the values of a critic where the estimator has one.
+
+    Scores and rewards leave out rows without a response token; advantages, returns and values are those of the tokens
+    that are left after rejection. Where nothing is left verl logs NaN, and here the name is left out.
+
+    Source: verl ``compute_data_metrics``.
     """
     from rolloutdoctor.reward_pass import task_scores
 
     rows, batch = evaluation.rows, evaluation.batch
-    lengths_N = batch.rows.diff().double()
-    found: dict[str, float] = {}
-    if len(lengths_N):
-        found = _three({"response_length": lengths_N, "response_length_non_aborted": lengths_N[lengths_N > 0]})
-        found["response/aborted_ratio"] = float((lengths_N == 0).double().mean())
     if rows is None:
-        return found
+        return {}
+    filled_N = batch.rows.diff() > 0
     scores_N = task_scores(batch, evaluation.objective, evaluation.dtype)
-    found |= _three({"critic/score": scores_N[lengths_N > 0], "critic/rewards": rows.score_N[lengths_N > 0]})
-    return found | _trained(evaluation) | _penalty(evaluation)
+    found = _three({"critic/score": scores_N[filled_N], "critic/rewards": rows.score_N[filled_N]})
+    return found | _trained(evaluation)
 
 
 def _three(named: "Mapping[str, Tensor]") -> dict[str, float]:
@@ -77,13 +85,16 @@ def _of_rows(advantage_N: "Tensor | None", length_N: "Tensor") -> dict[str, floa
     return found | {name.replace("advantages", "returns"): value for name, value in found.items()}
 
 
-def _penalty(evaluation: "Evaluation") -> dict[str, float]:
-    """The KL in the reward: every row counts alike, those without a token as 0."""
+def penalty(evaluation: "Evaluation") -> dict[str, float]:
+    """`actor/reward_kl_penalty*`, the KL in the reward: every row counts alike, those without a token as 0.
+
+    Source: verl ``apply_kl_penalty``.
+    """
     from rolloutdoctor.ops import segments as seg
     from rolloutdoctor.reward_pass import mask_before, reward_kl_tokens
 
     batch, term = evaluation.batch, evaluation.objective.kl_reward
-    if term is None:
+    if term is None or evaluation.rows is None:
         return {}
     found = {COEFFICIENT_METRIC: term.coef}
     kl_T = reward_kl_tokens(batch, evaluation.objective, evaluation.dtype) if term.coef != 0 else None
