@@ -1,11 +1,14 @@
 """The progress bar is for people at a terminal, on stderr, for long files."""
 
 import io
+import json
 import sys
 
 import pytest
 
-from rolloutdoctor.cli.progress import LONG_RUN_ROWS, progress_bar
+from rolloutdoctor.cli.progress import LONG_RUN_ROWS, bytes_bar, progress_bar
+from rolloutdoctor.engine.convert import ConvertOptions, convert, detect_dump
+from rolloutdoctor.importers import lines
 
 
 class Terminal(io.StringIO):
@@ -35,3 +38,37 @@ def test_nobody_else_sees_one(monkeypatch, rows, quiet, stream):
     with progress_bar(rows, quiet=quiet) as advance:
         assert advance is None
     assert stream.getvalue() == ""
+
+
+def test_a_conversion_at_a_terminal_shows_bytes(monkeypatch):
+    terminal = Terminal()
+    monkeypatch.setattr(sys, "stderr", terminal)
+    with bytes_bar(quiet=False) as advance:
+        assert advance is not None
+        advance(500_000, 2_000_000)
+    assert "converting" in terminal.getvalue()
+    assert "0.5/2.0 MB" in terminal.getvalue()
+
+
+@pytest.mark.parametrize(("quiet", "stream"), [(True, Terminal()), (False, io.StringIO())])
+def test_nobody_else_sees_a_conversion(monkeypatch, quiet, stream):
+    monkeypatch.setattr(sys, "stderr", stream)
+    with bytes_bar(quiet=quiet) as advance:
+        assert advance is None
+    assert stream.getvalue() == ""
+
+
+def test_importers_say_how_far_they_are(tmp_path):
+    row = {"input": "a", "output": "b" * 1000, "score": 1.0, "step": 1, "uid": "a_0_0"}
+    (tmp_path / "1.jsonl").write_text((json.dumps(row) + "\n") * 200)
+    size = (tmp_path / "1.jsonl").stat().st_size
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(lines, "CHUNK_BYTES", 50_000)
+        for importer in ("verl", "mapped"):
+            seen = []
+            options = ConvertOptions(importer=importer)
+            found = detect_dump([str(tmp_path / "1.jsonl")], options)
+            convert(found, tmp_path / "run.parquet", options, lambda done, total, seen=seen: seen.append((done, total)))
+            assert len(seen) > 3
+            assert seen == sorted(seen)
+            assert seen[-1] == (size, size)
