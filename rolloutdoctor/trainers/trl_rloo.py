@@ -91,7 +91,7 @@ def metrics(evaluation: "Evaluation") -> dict[str, float]:
     return trl_metrics.rloo(evaluation)
 
 
-_SAVE = "save what `RLOOTrainer._generate_and_score_completions` and `_get_per_token_logps_and_entropies` return"
+_RECORDER = trl.TRAINER.recording["*"]
 
 TRAINER = Trainer(
     name="trl-rloo",
@@ -101,8 +101,8 @@ TRAINER = Trainer(
     objective=objective,
     metrics=metrics,
     recording={
-        "ref_log_probs": f"{_SAVE}, with beta > 0 so that TRL has a reference model",
-        "*": _SAVE,
+        "ref_log_probs": f"{_RECORDER}, with beta > 0 so that TRL has a reference model",
+        "*": _RECORDER,
         "metrics": trl.TRAINER.recording["metrics"],
         "reward_free": trl.TRAINER.recording["reward_free"],
         "loss_parts": "RLOO has its KL in the reward: no part of the loss is KL",

@@ -36,7 +36,7 @@ def rows(step, split="train", **more):
         "split": [split] * 8,
         "group_id": ["a"] * 4 + ["b"] * 4,
         "sample_id": [str(row) for row in range(8)],
-        "reward": generator.random(8),
+        "reward": [*generator.random(4), 0.5, 0.5, 0.5, 0.5],
         "advantage": generator.normal(size=8),
         "response_mask": [np.ones(length, np.uint8) for length in lengths],
         "policy_log_probs": [-generator.random(length) for length in lengths],
@@ -126,6 +126,7 @@ def test_a_closed_recording_and_its_journal_are_the_same_run(tmp_path):
     assert metrics[0].equals(metrics[1])
     first, second = (rd.check(rd.open(tmp_path / name)) for name in ("run.parquet", "again.parquet"))
     assert first.findings == second.findings
+    assert "RDG001" in [finding.code for finding in first.findings]
     said = [RunMetadata.decode(pq.read_schema(tmp_path / f"{name}.parquet").metadata, "") for name in ("run", "again")]
     assert said == [METADATA, replace(METADATA, recording={"importer": "journal"})]
 

@@ -1,5 +1,6 @@
 """The run file of a recorded TRL run reproduces every metric that TRL logged: GRPO and RLOO, one rank and two."""
 
+import json
 import math
 import os
 import socket
@@ -8,10 +9,13 @@ import sys
 from pathlib import Path
 
 import pytest
-from recorders.trl_runs import close, read, run, sometimes, trl
+from recorders.trl_runs import close, make_trainer, read, run, sometimes, trl
+from typer.testing import CliRunner
 
 import rolloutdoctor as rd
+from rolloutdoctor.cli.app import app
 from rolloutdoctor.io.metadata import RunMetadata
+from rolloutdoctor.recorders.trl import record
 
 pytestmark = [pytest.mark.parity, pytest.mark.filterwarnings("ignore")]
 
@@ -143,6 +147,31 @@ def test_rloo(tmp_path, name):
             if on
         ]
         assert found == pytest.approx([row["advantage"]] * len(found), rel=1e-6, abs=1e-6)
+
+
+@pytest.mark.parametrize("name", ["GRPOTrainer", "RLOOTrainer"])
+def test_a_killed_training_gives_the_findings_of_a_closed_one(tmp_path, name):
+    """The journal as it is before the recording closes, every command's input, against the run file made of it."""
+    trainer = make_trainer(tmp_path, cls=getattr(trl, name), mask_truncated_completions=True, learning_rate=5e-2)
+    recorder = record(trainer, tmp_path / "run.parquet")
+    finish, kept = recorder._writer._finish, []
+
+    def copy_first():
+        kept.append(recorder._writer.journal_path.read_bytes())
+        return finish()
+
+    recorder._writer._finish = copy_first
+    trainer.train()
+    left = tmp_path / "left.parquet.journal"
+    left.write_bytes(kept[0])
+    closed = CliRunner().invoke(app, ["check", str(tmp_path / "run.parquet"), "--format", "json", "--exit-zero"])
+    killed = CliRunner().invoke(app, ["check", str(left), "--format", "json", "--exit-zero"])
+    made = CliRunner().invoke(app, ["convert", str(left), "-o", str(tmp_path / "made.parquet")])
+    again = CliRunner().invoke(app, ["check", str(tmp_path / "made.parquet"), "--format", "json", "--exit-zero"])
+    assert [each.exit_code for each in (closed, killed, made, again)] == [0] * 4
+    findings = [json.loads(each.stdout)["findings"] for each in (closed, killed, again)]
+    assert findings[0]
+    assert findings[0] == findings[1] == findings[2]
 
 
 RANK = """
