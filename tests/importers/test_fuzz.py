@@ -121,7 +121,7 @@ def files_of(kind, folder):
         slime_dump(folder / "dump", rollouts=(0,))
     else:
         shutil.copytree(DATA / kind, folder / "dump")
-    return sorted(path for path in (folder / "dump").rglob("*") if path.is_file())
+    return sorted(path for path in (folder / "dump").rglob("*") if path.is_file() and path.stat().st_size)
 
 
 JSON_DUMPS = {
