@@ -56,11 +56,15 @@ def check(trainer: str, batch: RolloutBatch, options: dict, dtype: torch.dtype) 
     rows = evaluate(batch, mine, dtype=dtype)
     own = table.TRAINERS[trainer].metrics(rows)
     wanted_N = torch.zeros(len(batch), dtype=torch.float64)
+    counted_N = torch.tensor(
+        [int(row.sum()) for row in batch.column("response_mask").split(batch.rows.diff().tolist())]
+    )
     for output, part in zip(outputs, parts, strict=True):
         wanted_N[part] = output["advantages"].double()
-        mask = [int(row.sum()) for row in batch.column("response_mask").split(batch.rows.diff().tolist())]
         if trainer == "trl":
-            assert int(output["num_items_in_batch"]) == sum(each for each, here in zip(mask, part, strict=True) if here)
+            # In training all rows are one generation batch, over all ranks.
+            whole = counted_N if batch.split == "train" else counted_N[part]
+            assert int(output["num_items_in_batch"]) == int(whole.sum())
     if batch.split == "train" or not options.get("normalize_advantages"):
         agree(rows.rows.advantage_N, wanted_N, dtype, "advantages")
     for name, wanted in metrics.items():
@@ -96,6 +100,15 @@ GRPO = {
 @pytest.mark.parametrize("variant", marked("trl", GRPO))
 def test_grpo(variant, seed, dtype):
     check("trl", batch_of(seed, dtype), GRPO[variant], dtype)
+
+
+@SINGLE_AND_DOUBLE
+@pytest.mark.parametrize("variant", [*marked("trl", GRPO), *marked("trl-rloo", {"rloo": {"beta": 0.3}})])
+def test_groups_that_span_two_ranks(variant, dtype):
+    trainer = "trl-rloo" if variant == "rloo" else "trl"
+    batch = batch_of(4, dtype, masks=trainer == "trl")
+    batch = replace(batch, per_row={**batch.per_row, "rank": torch.tensor([0] * 6 + [1] * 6)})
+    check(trainer, batch, {"beta": 0.3} if variant == "rloo" else GRPO[variant], dtype)
 
 
 @SINGLE_AND_DOUBLE
@@ -145,6 +158,14 @@ SAMPLER = {
         "vllm_importance_sampling_clip_min": 0.9,
     },
 }
+
+
+@SINGLE_AND_DOUBLE
+@pytest.mark.parametrize("mode", marked("trl", SAMPLER))
+def test_weights_on_two_ranks(mode, dtype):
+    batch = batch_of(1, dtype)
+    batch = replace(batch, per_row={**batch.per_row, "rank": torch.tensor([0] * 6 + [1] * 6)})
+    check("trl", batch, {"use_vllm": True, **SAMPLER[mode]}, dtype)
 
 
 @SINGLE_AND_DOUBLE

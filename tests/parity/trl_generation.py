@@ -1,6 +1,7 @@
 """TRL's real `_generate_and_score_completions` of either trainer, called with rows of a batch instead of a model."""
 
 import math
+import sys
 from collections import defaultdict
 from dataclasses import replace
 from types import SimpleNamespace
@@ -37,10 +38,47 @@ def weighed(batch: RolloutBatch, weights: list[float]) -> RolloutBatch:
     return replace(batch, per_row={**batch.per_row, "reward": reward_N})
 
 
-class Trainer:
-    """What the two functions use of a trainer."""
+class Processes:
+    """What the ranks tell each other: collected in a first pass, given in a second one."""
 
-    def __init__(self, cls: type, batch: RolloutBatch, rows: Tensor, options: dict, weights: list[float]) -> None:
+    def __init__(self, count: int) -> None:
+        self.count = count
+        self.told: list[list[Tensor]] = []
+        self.place = 0
+
+    def gather(self, value: Tensor) -> Tensor:
+        """The values of all ranks, one after another."""
+        return torch.cat([each.reshape(-1) if each.dim() == 0 else each for each in self._of_all(value)])
+
+    def reduce(self, value: Tensor, reduction: str) -> Tensor:
+        """Their sum."""
+        return torch.stack(self._of_all(value)).sum(0)
+
+    def _of_all(self, value: Tensor) -> list[Tensor]:
+        if self.place == len(self.told):
+            self.told.append([])
+        found = self.told[self.place]
+        self.place += 1
+        if len(found) < self.count:
+            found.append(value)
+            # In the first pass the others are not known, and only the shape matters.
+            return [value] * self.count
+        return found
+
+
+class Trainer:
+    """What the two functions use of a trainer, on one rank."""
+
+    def __init__(
+        self,
+        cls: type,
+        batch: RolloutBatch,
+        rows: Tensor,
+        options: dict,
+        weights: list[float],
+        processes: Processes,
+        rank: int = 0,
+    ) -> None:
         self.cls, self.batch, self.rows = cls, batch, rows.nonzero().squeeze(1).tolist()
         self.options = options
         training = batch.split == "train"
@@ -59,11 +97,11 @@ class Trainer:
         )
         self.accelerator = SimpleNamespace(
             device=torch.device("cpu"),
-            process_index=0,
-            num_processes=1,
-            is_main_process=True,
-            gather=lambda value: value,
-            reduce=lambda value, reduction: value,
+            process_index=rank,
+            num_processes=processes.count,
+            is_main_process=rank == 0,
+            gather=processes.gather,
+            reduce=processes.reduce,
         )
         self.state = SimpleNamespace(global_step=0, num_input_tokens_seen=0)
         self._tokenizer = SimpleNamespace(eos_token_id=END, pad_token_id=PAD)
@@ -146,20 +184,36 @@ class Trainer:
 def scored(
     cls: type, batch: RolloutBatch, options: dict, weights: list[float]
 ) -> tuple[list[dict[str, Tensor]], list[Tensor], dict[str, float]]:
-    """Outputs of every generation batch, which rows they were of, and TRL's metrics over all of them."""
+    """Outputs of every generation batch and rank, which rows they were of, and TRL's metrics over all of them."""
     from accelerate import PartialState
 
     PartialState()  # TRL's warning about rows without any score wants to know the rank
-    micro_N = batch.per_row.get("micro_batch_id")
-    parts = [torch.ones(len(batch), dtype=torch.bool)]
-    if batch.split != "train" and micro_N is not None:
-        parts = [micro_N == number for number in micro_N.unique().tolist()]
-    outputs, metrics = [], defaultdict(list)
-    for part in parts:
-        trainer = Trainer(cls, batch, part, options, weights)
-        outputs.append(trainer.score())
-        for name, values in trainer._metrics[batch.split].items():
-            metrics[name] += values
+    zero_N = torch.zeros(len(batch), dtype=torch.int64)
+    batch_N = zero_N if batch.split == "train" else batch.per_row.get("micro_batch_id", zero_N)
+    rank_N = batch.per_row.get("rank", zero_N)
+    ranks = rank_N.unique().tolist()
+    module = sys.modules[cls.__module__]
+    outputs, parts, metrics = [], [], defaultdict(list)
+    before = module.gather
+    try:
+        for number in batch_N.unique().tolist():
+            processes = Processes(len(ranks))
+            # Rewards and the KL in them are gathered by a function of the module.
+            module.gather = processes.gather
+            for known in (False, True):
+                for rank in ranks:
+                    here = (batch_N == number) & (rank_N == rank)
+                    processes.place = 0
+                    trainer = Trainer(cls, batch, here, options, weights, processes, rank)
+                    output = trainer.score()
+                    if known:
+                        outputs.append(output)
+                        parts.append(here)
+            # Every rank logs what all of them found.
+            for name, values in trainer._metrics[batch.split].items():
+                metrics[name] += values
+    finally:
+        module.gather = before
     return outputs, parts, {name: trl_metrics.nanmean(values) for name, values in metrics.items()}
 
 
