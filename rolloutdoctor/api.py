@@ -12,7 +12,7 @@ from rolloutdoctor.engine.check import check as _check
 from rolloutdoctor.engine.configure import configure
 from rolloutdoctor.engine.diff import DiffOptions
 from rolloutdoctor.engine.diff import diff as _diff
-from rolloutdoctor.engine.pictures import draw, known_kind
+from rolloutdoctor.engine.pictures import draw
 from rolloutdoctor.engine.recompute import RecomputeOptions, evaluation_columns, need_trainer
 from rolloutdoctor.engine.recompute import recompute as _recompute
 from rolloutdoctor.engine.sweep import find_dtype
@@ -20,6 +20,7 @@ from rolloutdoctor.findings import Report
 from rolloutdoctor.fixes import choose
 from rolloutdoctor.io.run import Run, StepRange, open_run
 from rolloutdoctor.objective import Objective
+from rolloutdoctor.pictures import known_kind
 from rolloutdoctor.rules.table import pick
 from rolloutdoctor.trainers.options import Layer
 

@@ -4,6 +4,8 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from operator import add
 
+from rolloutdoctor.errors import UsageError, nearest
+
 FINE_BINS = 729
 """A histogram never has more bins; three of them become one when it would."""
 
@@ -314,6 +316,17 @@ class RatioData:
 PictureData = AdvantagesData | KlData | BaselineData | GradientData | RatioData
 
 KINDS = ("advantages", "kl", "baseline", "gradient", "ratio")
+
+
+def known_kind(kind: str) -> str:
+    """Return the kind.
+
+    Raises:
+        UsageError: if there is no such picture.
+    """
+    if kind not in KINDS:
+        raise UsageError(f"no picture {kind!r} (known: {', '.join(KINDS)}){nearest(kind, KINDS)}")
+    return kind
 
 
 @dataclass(frozen=True)

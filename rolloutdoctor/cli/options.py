@@ -9,9 +9,11 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
+from rolloutdoctor.cli.output import write_whole
 from rolloutdoctor.errors import UsageError
 
 if TYPE_CHECKING:
+    from rolloutdoctor.engine.check import CheckOptions
     from rolloutdoctor.io.run import Run, StepRange
     from rolloutdoctor.report.style import Style
     from rolloutdoctor.trainers.options import Layer
@@ -196,6 +198,27 @@ def step_range(text: str | None) -> "StepRange | None":
     return None if text is None else StepRange.parse(text)
 
 
+def check_options(
+    trainer: str | None,
+    layers: "list[Layer]",
+    steps: "StepRange | None",
+    split: Split | None,
+    device: Device,
+    dtype: Dtype,
+) -> "CheckOptions":
+    """What these options ask to read, with every rule."""
+    from rolloutdoctor.engine.check import CheckOptions
+
+    return CheckOptions(
+        trainer=trainer,
+        layers=layers,
+        steps=steps,
+        split=split.value if split else None,
+        device=device.value,
+        dtype=dtype.value,
+    )
+
+
 def style_of(color: Color, *, to_file: bool, verbose: bool) -> "Style":
     """What the place that shows the result can do.
 
@@ -227,11 +250,4 @@ def deliver(text: str, path: str | None) -> None:
     if path is None:
         sys.stdout.write(text)
         return
-    target = Path(path)
-    temporary = target.with_name(f".{target.name}.{os.getpid()}.tmp")
-    try:
-        temporary.write_text(text, encoding="utf-8")
-        temporary.replace(target)
-    except OSError as error:
-        temporary.unlink(missing_ok=True)
-        raise UsageError(f"--output-file {path}: {error.strerror}; name a file that can be written") from None
+    write_whole(text.encode(), path, f"--output-file {path}")

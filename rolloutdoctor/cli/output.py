@@ -27,8 +27,13 @@ def check_target(path: str, run: "Run") -> None:
         raise UsageError(f"{path} is a file of the run itself; name another file to write to")
 
 
-def write_whole(content: bytes, path: str) -> None:
-    """Write a file under a temporary name, then put it in place.
+def write_whole(content: bytes, path: str, name: str = "") -> None:
+    """Write a file under a temporary name, then put it in place: nobody ever sees a part of it.
+
+    Args:
+        content: of the file.
+        path: where to.
+        name: what a message calls the file; empty: its path.
 
     Raises:
         UsageError: if it cannot be written.
@@ -39,6 +44,6 @@ def write_whole(content: bytes, path: str) -> None:
         temporary.write_bytes(content)
         temporary.replace(target)
     except OSError as error:
-        raise UsageError(f"{path}: {error.strerror}; name a file that can be written") from None
+        raise UsageError(f"{name or path}: {error.strerror}; name a file that can be written") from None
     finally:
         temporary.unlink(missing_ok=True)

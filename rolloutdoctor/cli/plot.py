@@ -9,8 +9,7 @@ from rolloutdoctor.cli import dumps
 from rolloutdoctor.cli import options as opt
 from rolloutdoctor.cli.border import guarded
 from rolloutdoctor.cli.output import check_target, write_whole
-from rolloutdoctor.errors import UsageError
-from rolloutdoctor.pictures import KINDS
+from rolloutdoctor.pictures import KINDS, known_kind
 
 if TYPE_CHECKING:
     from rolloutdoctor.engine.convert import ConvertOptions
@@ -55,10 +54,7 @@ def plot(
     """Draw a picture of a run; with --fix, before against after."""
     from rolloutdoctor.fixes import choose
 
-    if kind not in KINDS:
-        from rolloutdoctor.errors import nearest
-
-        raise UsageError(f"no picture {kind!r} (known: {', '.join(KINDS)}){nearest(kind, KINDS)}")
+    known_kind(kind)
     fixes = tuple(choose(text) for text in fix or [])
     step_range = opt.step_range(steps)
     layers = opt.layers(context, settings, trainer_config)
@@ -67,19 +63,11 @@ def plot(
     form = format_for(output)
     by_step = known_by(kind, by)
     from rolloutdoctor.cli.progress import progress_bar
-    from rolloutdoctor.engine.check import CheckOptions
     from rolloutdoctor.engine.pictures import draw
 
     run = dumps.opened(paths, trainer, dump, quiet=quiet)
     check_target(output, run)
-    options = CheckOptions(
-        trainer=trainer,
-        layers=layers,
-        steps=step_range,
-        split=split.value if split else None,
-        device=device.value,
-        dtype=dtype.value,
-    )
+    options = opt.check_options(trainer, layers, step_range, split, device, dtype)
     with progress_bar(run.rows, quiet=quiet) as progress:
         data = draw(run, kind, options, fixes, progress)
     write_whole(as_bytes(figure_of(kind, data, by_step=by_step), kind, form), output)

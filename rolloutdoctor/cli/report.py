@@ -55,7 +55,6 @@ def report(
     step_range = opt.step_range(steps)
     layers = opt.layers(context, settings, trainer_config)
     from rolloutdoctor.cli.progress import progress_bar
-    from rolloutdoctor.engine.check import CheckOptions
     from rolloutdoctor.engine.pictures import check_and_draw
     from rolloutdoctor.pictures import KINDS
     from rolloutdoctor.plots.inline import inline_svg
@@ -65,14 +64,7 @@ def report(
 
     run = dumps.opened(paths, trainer, dump, quiet=quiet)
     check_target(output, run)
-    options = CheckOptions(
-        trainer=trainer,
-        layers=layers,
-        steps=step_range,
-        split=split.value if split else None,
-        device=device.value,
-        dtype=dtype.value,
-    )
+    options = opt.check_options(trainer, layers, step_range, split, device, dtype)
     with progress_bar(run.rows, quiet=quiet) as progress:
         found, gallery = check_and_draw(run, KINDS, options, fixes, progress)
     drawings = []

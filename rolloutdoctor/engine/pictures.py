@@ -17,28 +17,17 @@ from rolloutdoctor.engine.sketches import (
     Sketch,
 )
 from rolloutdoctor.engine.sweep import AS_CONFIGURED, Consumer, SeenStep, sweep
-from rolloutdoctor.errors import InputError, UsageError, nearest
+from rolloutdoctor.errors import InputError, UsageError
 from rolloutdoctor.findings import Report
 from rolloutdoctor.fixes import ChosenFix, choose
 from rolloutdoctor.io.run import Run
 from rolloutdoctor.needs import advantage_columns, has_time_axis, loss_columns, optional_columns, reward_kl_columns
 from rolloutdoctor.objective import Objective
-from rolloutdoctor.pictures import KINDS, Gallery, PictureData
+from rolloutdoctor.pictures import Gallery, PictureData, known_kind
 from rolloutdoctor.rules.base import Context
 
 DEFAULT_FIX = {"baseline": "rejected-rows", "gradient": "zero-std"}
 """What a picture that needs a comparison compares with, if the user says nothing."""
-
-
-def known_kind(kind: str) -> str:
-    """Return the kind.
-
-    Raises:
-        UsageError: if there is no such picture.
-    """
-    if kind not in KINDS:
-        raise UsageError(f"no picture {kind!r} (known: {', '.join(KINDS)}){nearest(kind, KINDS)}")
-    return kind
 
 
 @dataclass(frozen=True)

@@ -117,3 +117,47 @@ def test_help_says_what_each_picture_is(rolloutdoctor):
     for kind in ("advantages", "kl", "baseline", "gradient", "ratio"):
         assert f"{kind} (" in text
     assert "no network and no script" in " ".join(rolloutdoctor("report", "--help").stdout.split())
+
+
+@pytest.mark.parametrize("error", [ValueError("drawing failed"), MemoryError(), KeyboardInterrupt()])
+@pytest.mark.parametrize("words", [["plot", "kl"], ["report"]])
+def test_what_goes_wrong_while_drawing_leaves_the_file_as_it_was(rolloutdoctor, tmp_path, monkeypatch, words, error):
+    from rolloutdoctor.plots import kl
+
+    def fails(*_):
+        raise error
+
+    target = tmp_path / ("x.svg" if words[0] == "plot" else "x.html")
+    target.write_text("before")
+    monkeypatch.setattr(kl, "_series", fails)
+    found = rolloutdoctor(*words, RUN, "--steps", "0:5", "-o", target)
+    assert found.returncode not in (0, 1)
+    assert "Traceback" not in found.stderr
+    assert target.read_text() == "before"
+    assert [path.name for path in tmp_path.iterdir()] == [target.name]
+
+
+@pytest.mark.parametrize("words", [["plot", "kl"], ["report"], ["diff", "--fix", "zero-std"]])
+def test_a_disk_that_is_full_leaves_the_file_as_it_was(rolloutdoctor, tmp_path, monkeypatch, words):
+    def full(self, content):
+        with self.open("wb") as file:
+            file.write(content[: len(content) // 2])
+        raise OSError(28, "No space left on device")
+
+    target = tmp_path / {"plot": "x.svg", "report": "x.html", "diff": "x.txt"}[words[0]]
+    target.write_text("before")
+    monkeypatch.setattr(Path, "write_bytes", full)
+    option = "--output-file" if words[0] == "diff" else "-o"
+    found = rolloutdoctor(*words, RUN, "--steps", "0:5", option, target)
+    assert found.returncode == 2
+    assert "No space left on device; name a file that can be written" in " ".join(found.stderr.split())
+    assert found.stdout == ""
+    assert target.read_text() == "before"
+    assert [path.name for path in tmp_path.iterdir()] == [target.name]
+
+
+def test_a_picture_that_a_fix_cannot_change_is_refused(rolloutdoctor, tmp_path):
+    found = rolloutdoctor("plot", "ratio", RUN, "--fix", "rejected-rows", "-o", tmp_path / "x.png")
+    assert found.returncode == 2
+    assert "changes no importance ratio and no trained token" in " ".join(found.stderr.split())
+    assert list(tmp_path.iterdir()) == []
