@@ -1,5 +1,6 @@
 """How far the trainer's log-probs are from the sampler's: perplexities, KL and chi-squared."""
 
+import torch
 from torch import Tensor
 
 from rolloutdoctor.corrections.masked import SAFETY_BOUND, LogRatios
@@ -36,3 +37,28 @@ def mismatch_metrics(ratios: LogRatios, trainer_T: Tensor, sampler_T: Tensor) ->
         "chi2_token": ratios.mean(ratios.safe_T.exp().square()) - 1.0,
         "chi2_seq": ratios.rows_mean((2.0 * sum_N).exp()) - 1.0,
     }
+
+
+def probability_metrics(ratios: LogRatios, trainer_T: Tensor, sampler_T: Tensor) -> dict[str, float]:
+    """How far the two probabilities of a token are apart, over all tokens, without the prefix ``training/``.
+
+    Of a single token there is neither a spread nor a correlation; verl logs NaN, and here the names are left out.
+
+    Args:
+        ratios: whose mask says which tokens.
+        trainer_T: ``[T]`` log-probs of the trainer before the update.
+        sampler_T: ``[T]`` log-probs of the sampler.
+
+    Source: verl ``calculate_debug_metrics``.
+    """
+    trainer, sampler = (x_T[ratios.mask_T].double().exp() for x_T in (trainer_T, sampler_T))
+    apart = (trainer - sampler).abs()
+    found = {
+        "rollout_probs_diff_valid": 1.0,
+        "rollout_probs_diff_max": float(apart.max()),
+        "rollout_probs_diff_mean": float(apart.mean()),
+    }
+    if len(apart) > 1:
+        found["rollout_probs_diff_std"] = float(apart.std())
+        found["rollout_actor_probs_pearson_corr"] = float(torch.corrcoef(torch.stack([trainer, sampler]))[0, 1])
+    return found

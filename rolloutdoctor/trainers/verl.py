@@ -171,6 +171,8 @@ def metrics(evaluation: "Evaluation") -> Mapping[str, float]:
             "critic/": partial(verl_data.critic, evaluation),
             "response": partial(verl_data.lengths, evaluation),
             "rollout_corr/": partial(verl_correction.metrics, evaluation),
+            "training/rollout_": partial(verl_correction.probabilities, evaluation),
+            "gdpo/": partial(verl_data.named_rewards, evaluation),
         }
     )
 

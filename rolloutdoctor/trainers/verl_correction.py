@@ -10,6 +10,7 @@ from rolloutdoctor.trainers.options import Config, Option
 if TYPE_CHECKING:
     from torch import Tensor
 
+    from rolloutdoctor.corrections.masked import LogRatios
     from rolloutdoctor.evaluation import Evaluation
 
 _PREFIX = "algorithm.rollout_correction"
@@ -175,24 +176,46 @@ def metrics(evaluation: "Evaluation") -> dict[str, float]:
     from rolloutdoctor.corrections.importance import importance_metrics, importance_weights
     from rolloutdoctor.corrections.mismatch import mismatch_metrics
     from rolloutdoctor.corrections.rejection import rejection_metrics
+
+    seen = _before_the_loss(evaluation)
+    if seen is None:
+        return {}
+    ratios, trainer_T, sampler_T = seen
+    correction = evaluation.objective.correction
+    found: dict[str, Tensor] = {}
+    if correction.weights is not None:
+        weights = importance_weights(ratios, correction.weights)
+        found |= importance_metrics(ratios, correction.weights, weights)
+    if correction.rejections:
+        found |= rejection_metrics(ratios, correction.rejections)
+    found |= mismatch_metrics(ratios, trainer_T, sampler_T)
+    return {f"rollout_corr/{name}": float(x_M) for name, x_M in found.items()}
+
+
+def probabilities(evaluation: "Evaluation") -> dict[str, float]:
+    """`training/rollout_probs_diff_*` and their correlation, on the same columns."""
+    from rolloutdoctor.corrections.mismatch import probability_metrics
+
+    seen = _before_the_loss(evaluation)
+    return {} if seen is None else {f"training/{name}": x for name, x in probability_metrics(*seen).items()}
+
+
+def _before_the_loss(evaluation: "Evaluation") -> "tuple[LogRatios, Tensor, Tensor] | None":
+    """Log-ratios before rejection, and the log-probs of trainer and sampler; None in bypass mode or without columns.
+
+    In bypass mode verl has no log-probs of the trainer before the loss.
+    """
     from rolloutdoctor.needs import mask_before_rejection
     from rolloutdoctor.reward_pass import log_ratios
 
     batch, objective = evaluation.batch, evaluation.objective
     if objective.surrogate.old != "old_log_probs":
-        return {}  # bypass mode: verl computes none before the loss
+        return None
     if not batch.has("rollout_log_probs", "old_log_probs", mask_before_rejection(objective)):
-        return {}
+        return None
     try:
         ratios = log_ratios(batch, evaluation.dtype)
     except CannotComputeError:
-        return {}
-    found: dict[str, Tensor] = {}
-    rule = objective.correction.weights
-    if rule is not None:
-        found |= importance_metrics(ratios, rule, importance_weights(ratios, rule))
-    if objective.correction.rejections:
-        found |= rejection_metrics(ratios, objective.correction.rejections)
+        return None
     trainer_T, sampler_T = (batch.column(name).to(evaluation.dtype) for name in ("old_log_probs", "rollout_log_probs"))
-    found |= mismatch_metrics(ratios, trainer_T, sampler_T)
-    return {f"rollout_corr/{name}": float(x_M) for name, x_M in found.items()}
+    return ratios, trainer_T, sampler_T

@@ -85,6 +85,22 @@ def _of_rows(advantage_N: "Tensor | None", length_N: "Tensor") -> dict[str, floa
     return found | {name.replace("advantages", "returns"): value for name, value in found.items()}
 
 
+def named_rewards(evaluation: "Evaluation") -> dict[str, float]:
+    """`gdpo/NAME/*`: mean, biased standard deviation and extremes of each reward that gdpo normalises, over all rows.
+
+    Source: verl ``RayPPOTrainer.fit``.
+    """
+    from rolloutdoctor.reward_pass import named_scores
+
+    found: dict[str, float] = {}
+    if evaluation.rows is None or not evaluation.objective.advantage.reward_keys or not len(evaluation.batch):
+        return found
+    for key, x_N in named_scores(evaluation.batch, evaluation.objective, evaluation.dtype).items():
+        found |= _three({f"gdpo/{key}": x_N})
+        found[f"gdpo/{key}/std"] = float(x_N.double().std(correction=0))
+    return found
+
+
 def penalty(evaluation: "Evaluation") -> dict[str, float]:
     """`actor/reward_kl_penalty*`, the KL in the reward: every row counts alike, those without a token as 0.
 

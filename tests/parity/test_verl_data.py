@@ -1,5 +1,7 @@
 """verl's metrics of the batch and its value loss: the real functions on what its real estimators give."""
 
+from dataclasses import replace
+
 import pytest
 import torch
 from parity.padded import pack, pad, precision
@@ -152,3 +154,45 @@ def test_value_loss(mode, bound, dtype):
     assert float(term.clipped_T[mask_T].double().mean()) == pytest.approx(clipped.item(), rel=1e-6)
     assert clipped.item() < 1
     assert clipped.item() > 0 or bound == 3.0
+
+
+@pytest.mark.parametrize("dtype", DTYPES.values(), ids=DTYPES)
+@pytest.mark.parametrize("spread", [0.05, 1.0])
+def test_probabilities(spread, dtype):
+    from verl.protocol import DataProto
+    from verl.utils.debug.metrics import calculate_debug_metrics
+
+    for seed in range(3):
+        batch = random_batch(seed, sizes=(6, 5, 4), spread=spread, dtype=dtype)
+        before = batch.column("response_mask_pre")
+        data = {name: pad(batch, batch.column(name), dtype) for name in ("old_log_probs", "rollout_log_probs")}
+        data |= {"response_mask": pad(batch, before, torch.int64), "responses": pad(batch, before, torch.int64)}
+        with precision(dtype):
+            wanted = calculate_debug_metrics(DataProto.from_dict(data))
+        options = {"rollout_rs": "token_k1", "rollout_rs_threshold": 2}
+        found = verl.metrics(evaluate(batch, objective(adv_estimator="grpo", **options), dtype=dtype))
+        own = {name: value for name, value in found.items() if name.startswith("training/")}
+        assert own.keys() == wanted.keys()
+        for name, value in wanted.items():
+            assert own[name] == pytest.approx(value, rel=2e-6 if dtype == torch.float32 else 1e-10), name
+        assert 0 < own["training/rollout_actor_probs_pearson_corr"] < 1
+
+
+def test_probabilities_of_one_token():
+    batch = random_batch(1, sizes=(3,), empty=0.0, rejected=0.0)
+    one_T = torch.arange(batch.tokens) == 2
+    columns = {**batch.per_token, "response_mask": one_T, "response_mask_pre": one_T}
+    found = verl.metrics(evaluate(replace(batch, per_token=columns), objective(adv_estimator="grpo")))
+    named = {name.removeprefix("training/rollout_") for name in found if name.startswith("training/")}
+    assert named == {"probs_diff_valid", "probs_diff_max", "probs_diff_mean"}
+
+
+def test_named_rewards():
+    """What the trainer's loop does with numpy, a biased standard deviation included."""
+    batch = full_batch(3)
+    found = verl.metrics(evaluate(batch, objective(adv_estimator="gdpo", gdpo_reward_keys="a,b"), dtype=torch.float64))
+    for key in ("a", "b"):
+        values = batch.rewards[key].numpy()
+        wanted = {"mean": values.mean(), "std": values.std(), "max": values.max(), "min": values.min()}
+        assert {name: found[f"gdpo/{key}/{name}"] for name in wanted} == pytest.approx(wanted, rel=1e-12)
+    assert not any(name.startswith("gdpo/") for name in verl.metrics(evaluate(batch, objective(adv_estimator="grpo"))))
