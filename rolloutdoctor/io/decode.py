@@ -179,7 +179,18 @@ def concatenated(parts: Sequence[Tensor]) -> Tensor:
     """
     if len(parts) == 1:
         return parts[0]
-    return torch.from_numpy(np.concatenate([part.numpy() for part in parts]))
+    arrays = [part.numpy() for part in parts]
+    out = empty(sum(map(len, arrays)), np.result_type(*arrays))
+    return torch.from_numpy(np.concatenate(arrays, out=out))
+
+
+def empty(count: int, dtype: np.dtype) -> np.ndarray:
+    """Room for `count` values in arrow's memory.
+
+    Columns of a step come and go with those that arrow decodes. From one allocator, each takes the place of another;
+    from two, the holes that either leaves are lost to the other, and memory grows with the number of steps.
+    """
+    return np.frombuffer(pa.allocate_buffer(count * dtype.itemsize), dtype)
 
 
 def copied(values: Tensor) -> Tensor:

@@ -267,8 +267,14 @@ def _joined_tokens(pieces: Sequence[Piece]) -> dict[str, Tensor]:
         for piece in pieces:
             values, piece.tokens[name] = piece.tokens[name], None
             parts += [] if values is None else [values]
-        if parts:
+        if len(parts) == 1:
             found[name] = joined(parts)
+        elif parts:
+            found[name] = joined(parts)
+            # The parts are free now; arrow would keep their pages, and the next column would take new ones.
+            parts.clear()
+            del values
+            pa.default_memory_pool().release_unused()
     return found
 
 

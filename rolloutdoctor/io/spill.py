@@ -12,7 +12,7 @@ import torch
 from torch import Tensor
 
 from rolloutdoctor.errors import InputError
-from rolloutdoctor.io.decode import concatenated
+from rolloutdoctor.io.decode import concatenated, empty
 
 WAITING_BYTES = 64 * 2**20
 """What may wait in memory, beside the step that will be complete first."""
@@ -96,7 +96,7 @@ def joined(parts: Sequence[Tensor | Stored]) -> Tensor:
         return concatenated([part for part in parts if isinstance(part, Tensor)])
     first = parts[0]
     dtype = first.dtype if isinstance(first, Stored) else first.numpy().dtype
-    out = np.empty(sum(map(len, parts)), dtype)
+    out = empty(sum(map(len, parts)), dtype)
     start = 0
     for part in parts:
         target = out[start : start + len(part)]
