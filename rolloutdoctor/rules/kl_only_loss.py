@@ -5,6 +5,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from rolloutdoctor.findings import Example, Measure, Severity
+from rolloutdoctor.needs import loss_columns
 from rolloutdoctor.rules.base import LOGS, Context, Judgement, Missing, Rule, counted, number, percent
 from rolloutdoctor.stats.sums import Sums, largest, ratio
 from rolloutdoctor.trainers.table import writer_of
@@ -32,7 +33,8 @@ class KlOnlyLoss(Rule[KlOnlyTally]):
     """The logged loss is the KL term alone: the curve shows drift from the reference, not learning.
 
     ## What it does
-    Compares the logged loss with the logged KL times its coefficient. No rollouts are needed.
+    Compares the logged loss with the logged KL times its coefficient. No rollouts are needed; where they are there and
+    give the loss exactly, `RDG002` takes it apart and this rule steps back.
 
     ## Why it matters
     At ratio one the policy term is worth minus the mean advantage, which is 0 for centred advantages of equal weight.
@@ -130,7 +132,12 @@ class KlOnlyLoss(Rule[KlOnlyTally]):
         }
 
     def unseen(self, run: KlOnlyTally, context: Context) -> Missing | None:
-        """A log from which the two parts of the loss cannot be told."""
+        """A log from which the two parts of the loss cannot be told; or rows that tell them exactly."""
+        # The two log-probs stand in for each other.
+        either = {"old_log_probs", "policy_log_probs"}
+        held = context.columns | (either if either & context.columns else set())
+        if context.objective is not None and loss_columns(context.objective) <= held:
+            return Missing("the rows give the loss exactly, and RDG002 takes it apart", "nothing: see RDG002")
         return None if run.steps else self._untold(context)
 
     def judge(self, run: KlOnlyTally, context: Context) -> Judgement | None:
