@@ -32,6 +32,7 @@ class VerlReader:
         self._torn: list[tuple[str, int | None]] = []
         self._empty = 0
         self._without_uid = False
+        self._has_several = False
         self._first_step: int | None = None
 
     def add(self, file: Source) -> None:
@@ -51,6 +52,8 @@ class VerlReader:
                 last = columns["step"][-1].as_py()
                 self._saw(pc.min(columns["step"]).as_py())
                 self._without_uid |= "uid" not in table.column_names
+                if "uid" in table.column_names:
+                    self._has_several |= not pc.all(pc.ends_with(columns["sample_id"], "_0")).as_py()
                 self.sink.write(columns)
             size = chunk.bytes_read
             self.sink.advance(self._done + size, self.total)
@@ -71,6 +74,11 @@ class VerlReader:
             self.sink.note(f"{name}: the last line was not written to its end, and is left out")
         if self._empty:
             self.sink.note(f"{self._empty} files are empty")
+        if self._has_several:
+            self.sink.note(
+                "sessions with several outputs (a uid that does not end in _0): verl takes its baseline over the last "
+                "output of each session alone, and here every output is a row of the group"
+            )
         if self._without_uid:
             self.sink.note(
                 "no uid in the rows: rows of a step with the same input are one group, so a prompt that was drawn "
@@ -108,6 +116,7 @@ class VerlReader:
             self._without_uid |= "uid" not in row
             score = lines.number(row.get(self.score), f"{where}: {self.score}")
             sample = str(row["uid"]) if "uid" in row else f"{step}-{line.number - 1}"
+            self._has_several |= "uid" in row and not sample.endswith("_0")
             texts = (row.get("input"), row.get("output")) if self.sink.text else ()
             rows.append((step, _group(row, step, groups), sample, score, *map(_text, texts)))
         if rows:

@@ -74,7 +74,9 @@ def read_metrics(sources: Sequence[Source]) -> LoggedMetrics:
     """
     values: dict[StepKey, dict[str, float]] = {}
     for source in sources:
-        rows = _json_rows(source) if source.name.endswith(".jsonl") else _parquet_rows(source)
+        # The name may be that of the dump from which the table was made.
+        is_json = source.name.endswith(".jsonl") and not source.path.endswith(".parquet")
+        rows = _json_rows(source) if is_json else _parquet_rows(source)
         for key, name, value in rows:
             values.setdefault(key, {})[name] = value
     return LoggedMetrics(values)

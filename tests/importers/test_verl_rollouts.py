@@ -98,3 +98,29 @@ def test_unscored_rows(tmp_path):
     rows, _ = converted(tmp_path / "run.parquet", tmp_path)
     assert rows[0]["reward"] is None
     assert rows[0]["prompt"] == "a?"
+
+
+@pytest.mark.parametrize("uid", ["a_b_c_0_0", "_0_0", "0_0", "x_0", "no", "", "a__0_0"])
+def test_the_group_is_what_is_before_the_last_two_parts(tmp_path, uid):
+    row = {"input": "a", "output": "b", "score": 1.0, "step": 1}
+    (tmp_path / "1.jsonl").write_text(json.dumps(row | {"uid": uid}) + "\n" + json.dumps(row | {"uid": "p_1_0"}) + "\n")
+    rows, _ = converted(tmp_path / "run.parquet", tmp_path)
+    assert [each["group_id"] for each in rows] == [uid.rsplit("_", 2)[0], "p"]
+
+
+@pytest.mark.parametrize("odd", [{}, {"step": 1.0}])
+def test_several_outputs_of_a_session_are_spoken_of(tmp_path, odd):
+    """verl's baseline has one vote for each session; whichever way the lines are read."""
+    row = {"input": "a", "output": "b", "score": 1.0, "step": 1} | odd
+    (tmp_path / "1.jsonl").write_text("".join(json.dumps(row | {"uid": f"p_0_{each}"}) + "\n" for each in (0, 1)))
+    rows, sink = converted(tmp_path / "run.parquet", tmp_path)
+    assert [each["group_id"] for each in rows] == ["p", "p"]
+    assert "sessions with several outputs" in sink.notes[0]
+
+
+def test_a_prompt_that_was_drawn_twice_is_one_group_without_uid(tmp_path):
+    lines = [json.loads(line) for line in (VERL / "v0" / "1.jsonl").read_text().splitlines()]
+    (tmp_path / "1.jsonl").write_text("".join(json.dumps(row | {"input": "the same"}) + "\n" for row in lines))
+    rows, sink = converted(tmp_path / "run.parquet", tmp_path)
+    assert len({row["group_id"] for row in rows}) == 1
+    assert "a prompt that was drawn twice in a step makes one group of two" in sink.notes[0]
