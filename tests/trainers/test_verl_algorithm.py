@@ -9,9 +9,9 @@ import torch
 from rolloutdoctor.errors import CannotComputeError, UsageError
 from rolloutdoctor.evaluation import evaluate, evaluate_all, evaluate_rows
 from rolloutdoctor.needs import advantage_columns, loss_columns, optional_columns
-from rolloutdoctor.objective import ImportanceWeights, Rejection
+from rolloutdoctor.objective import ImportanceWeights, Rejection, RolloutCorrection
 from rolloutdoctor.testing import diagnose, toy_batch
-from rolloutdoctor.trainers import table, verl
+from rolloutdoctor.trainers import table, verl, verl_correction, verl_data, verl_micro
 from rolloutdoctor.trainers.options import Layer, parse_version, resolve
 
 COEF = "actor/reward_kl_penalty_coeff"
@@ -69,6 +69,40 @@ def test_meanings():
         assert objective(adv_estimator="gdpo", gdpo_reward_keys=keys).advantage.reward_keys == ("a", "b")
     assert objective().kl_reward is None
     assert objective(use_kl_in_reward=True, kl_penalty="k3+").kl_reward.estimator == "k3_clamped"
+
+
+def test_bypass_mode_looks_at_none_of_the_bounds():
+    """verl skips its correction then, so what would stop it elsewhere is never read."""
+    inert = {"rollout_rs": "seq_max_k1", "rollout_is": "token", "rollout_is_threshold": "2_1"}
+    bypassed = objective(algorithm__rollout_correction__bypass_mode=True, **inert)
+    assert bypassed.correction == RolloutCorrection()
+    with pytest.raises(UsageError):
+        objective(**inert)
+
+
+def test_short_names_mean_the_actor_and_the_trainers_own_correction():
+    mine = objective(loss_agg_mode="token-sum", loss_mode="bypass_mode", rollout_correction__loss_type="reinforce")
+    assert mine.aggregation.mode == "verl/token-sum"
+    # The option of algorithm never reaches the loss.
+    assert mine.surrogate.kind == "ppo_dual_clip"
+    inside = objective(loss_mode="bypass_mode", policy_loss__rollout_correction__loss_type="reinforce")
+    assert inside.surrogate.kind == "verl_reinforce"
+    with pytest.raises(UsageError, match="not in the rows"):
+        objective(distillation__enabled=True)
+
+
+def test_metrics_are_computed_when_asked_for(monkeypatch):
+    def fail(evaluation):
+        raise AssertionError("nobody asked")
+
+    for module, name in ((verl_correction, "metrics"), (verl_data, "critic"), (verl_micro, "inside_metrics")):
+        monkeypatch.setattr(module, name, fail)
+    found = verl.metrics(evaluate(two_rows(), objective()))
+    assert found["actor/pg_loss"] == found.get("actor/pg_loss")
+    assert found.get("actor/kl_loss") is None
+    assert found["response_length/max"] == 3
+    with pytest.raises(AssertionError, match="nobody asked"):
+        list(found)
 
 
 def test_columns():
