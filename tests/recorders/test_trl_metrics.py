@@ -72,6 +72,8 @@ def check_every_metric(paths, logged):
 
 GRPO = {
     "evaluation": {"evaluate": True, "eval_prompts": 8},
+    # The last batch of an evaluation counts for what is left of the prompts, however many responses they got.
+    "a remainder": {"evaluate": True, "eval_prompts": 7, "loss_type": "grpo"},
     "iterations": {"num_iterations": 2, "steps": 4},
     "bnpo": {"loss_type": "bnpo", "num_iterations": 2, "steps": 2},
     "dr_grpo": {"loss_type": "dr_grpo", "scale_rewards": "none"},
@@ -111,6 +113,7 @@ def test_grpo(tmp_path, name):
 
 RLOO = {
     "evaluation": {"evaluate": True, "eval_prompts": 8},
+    "a remainder": {"evaluate": True, "eval_prompts": 7, "steps": 2},
     "normalised": {"normalize_advantages": True, "num_iterations": 2, "steps": 4},
     "clamped": {"reward_clip_range": [0.1, 0.4], "steps": 3},
     "no reference": {"beta": 0.0, "num_iterations": 2, "steps": 2},
