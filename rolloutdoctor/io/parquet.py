@@ -4,15 +4,15 @@ import re
 from collections.abc import Collection, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
-from functools import partial
+from functools import cached_property, partial
 
 import pyarrow as pa
 import pyarrow.parquet as pq
 
-from rolloutdoctor.errors import InputError
+from rolloutdoctor.errors import InputError, RolloutDoctorError
 from rolloutdoctor.io.columns import StoredColumn, resolve
 from rolloutdoctor.io.declared import check_declared, damaged
-from rolloutdoctor.io.footer import read_chunks
+from rolloutdoctor.io.footer import Chunk, read_chunks
 from rolloutdoctor.io.metadata import RunMetadata
 from rolloutdoctor.io.paths import Source, reason
 from rolloutdoctor.io.stores import address_of, open_bytes, size_of
@@ -70,6 +70,10 @@ class OpenFile:
     file: RunFile
     parquet: pq.ParquetFile
 
+    @cached_property
+    def _chunks(self) -> list[list[Chunk]]:
+        return _read_chunks(self.file.source)
+
     def read(self, group: int, columns: Sequence[str]) -> pa.Table:
         """Decode canonical `columns` of one row group, under their canonical names; those it lacks are left out.
 
@@ -79,7 +83,7 @@ class OpenFile:
         stored = {self.file.columns[name].stored: name for name in columns if name in self.file.columns}
         texts = [each for each, name in stored.items() if name in _TEXTS]
         if texts:
-            check_size(self.file.source, self.file.footer, texts, [group])
+            check_size(self.file.source, self.file.footer, texts, [group], self._chunks)
         with reading(self.file.name, f"row group {group}"):
             table = self.parquet.read_row_group(group, columns=list(stored))
             # Columns are picked by name: a prefix such as "kl" also fetches a column called "kl.x".
@@ -128,7 +132,11 @@ def read_footer(source: Source, trainer: str | None) -> RunFile:
 
 
 def check_size(
-    source: Source, footer: pq.FileMetaData, columns: Collection[str] | None, groups: Sequence[int] | None = None
+    source: Source,
+    footer: pq.FileMetaData,
+    columns: Collection[str] | None,
+    groups: Sequence[int] | None = None,
+    chunks: list[list[Chunk]] | None = None,
 ) -> None:
     """Refuse a file of which `columns` decode to far more than it stores; see `declared`.
 
@@ -136,13 +144,17 @@ def check_size(
         InputError: if it declares too much, or is damaged.
     """
     with reading(source.name, "the file"):
+        found = _read_chunks(source) if chunks is None else chunks
+        reopen = partial(open_parquet, source, footer)
+        check_declared(footer, found, size_of(source.path), source.name, columns, reopen, groups)
+
+
+def _read_chunks(source: Source) -> list[list[Chunk]]:
+    with reading(source.name, "the footer"):
         try:
-            chunks = read_chunks(source.path)
+            return read_chunks(source.path)
         except ValueError as error:
             raise damaged(source.name, str(error)) from None
-        size = size_of(source.path)
-        reopen = partial(open_parquet, source, footer)
-        check_declared(footer, chunks, size, source.name, columns, reopen, groups)
 
 
 @contextmanager
@@ -199,12 +211,17 @@ def reading(name: str, what: str) -> Iterator[None]:
                 "write the file with plain columns and zstd or snappy"
             ) from None
         if isinstance(error, OSError) and "://" in name:
-            raise InputError(
-                f"{name}: {what} cannot be read ({_words(error)}); check the connection, or copy the file here"
-            ) from None
+            raise _no_connection(name, what, error) from None
         raise InputError(
             f"{name}: {what} cannot be read ({_words(error)}); the file is damaged, write or copy it again"
         ) from None
+    except RolloutDoctorError:
+        raise
+    except Exception as error:
+        # Libraries of stores have errors of their own.
+        if "://" not in name:
+            raise
+        raise _no_connection(name, what, error) from None
 
 
 def _check_magic(handle: pa.NativeFile, name: str) -> None:
@@ -224,6 +241,10 @@ def _check_magic(handle: pa.NativeFile, name: str) -> None:
         raise InputError(
             f"{name}: the Parquet file is truncated (it has no footer); its writer or copy did not finish, so repeat it"
         )
+
+
+def _no_connection(name: str, what: str, error: BaseException) -> InputError:
+    return InputError(f"{name}: {what} cannot be read ({_words(error)}); check the connection, or copy the file here")
 
 
 def _words(error: BaseException) -> str:

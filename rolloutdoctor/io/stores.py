@@ -124,7 +124,8 @@ def listing(address: Address) -> list[str] | None:
         found = store.get_file_info(fs.FileSelector(_key(address), allow_not_found=True))
         if info.type == fs.FileType.NotFound and not found:
             raise FileNotFoundError(address.path)
-        return [one.path for one in found if one.type == fs.FileType.File]
+        account = _account(address)
+        return [f"{account}@{one.path}" if account else one.path for one in found if one.type == fs.FileType.File]
 
 
 def is_there(path: str) -> bool:

@@ -1,10 +1,10 @@
-"""A web server and object store on loopback, in the standard library: ranges of bytes, and the part of S3 that reads.
-
-Checked against moto's server when it was written: the same tests pass against both.
+"""A web server and object stores on loopback, in the standard library: ranges of bytes, and the parts that read of S3,
+of Google's JSON interface and of the Hugging Face Hub's.
 """
 
+import json
 import threading
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 from urllib.parse import parse_qs, unquote, urlsplit
@@ -44,6 +44,9 @@ class _Handler(BaseHTTPRequestHandler):
     def do_GET(self):
         self._serve(with_body=True)
 
+    def do_POST(self):
+        self._serve(with_body=True)
+
     def _serve(self, *, with_body):
         address = urlsplit(self.path)
         query = {name: values[0] for name, values in parse_qs(address.query, keep_blank_values=True).items()}
@@ -51,6 +54,12 @@ class _Handler(BaseHTTPRequestHandler):
         self.server.requests.append((self.command, address.path, self.headers.get("Range")))
         if self.server.login and "Authorization" not in self.headers:
             self._answer(403, _error("AccessDenied"), with_body)
+        elif address.path.startswith("/storage/v1/b/"):
+            self._google(*unquote(address.path.removeprefix("/storage/v1/b/")).split("/", 2), query=query)
+        elif address.path.startswith("/api/"):
+            self._hub(address.path.split("/")[5:])
+        elif address.path.startswith("/datasets/owner/"):
+            self._file((self.server.folder / unquote(address.path).split("/", 6)[6]).read_bytes(), with_body)
         elif "list-type" in query or "prefix" in query:
             self._answer(200, self._listed(path, query), with_body)
         elif self.command == "HEAD" and path.is_dir() and path.parent == self.server.folder:
@@ -59,6 +68,56 @@ class _Handler(BaseHTTPRequestHandler):
             self._answer(404, _error("NoSuchKey"), with_body)
         else:
             self._file(path.read_bytes(), with_body)
+
+    def _google(self, bucket, _, key="", *, query):
+        folder = self.server.folder / bucket
+
+        def said(path):
+            name = path.relative_to(folder).as_posix()
+            when = "2026-08-01T00:00:00.000Z"
+            return {"kind": "storage#object", "name": name, "bucket": bucket, "generation": "1", "updated": when} | {
+                "size": str(path.stat().st_size)
+            }
+
+        if not key:
+            prefix = query.get("prefix", "")
+            found = [path for path in sorted(folder.rglob("*")) if path.is_file()]
+            found = [path for path in found if path.relative_to(folder).as_posix().startswith(prefix)]
+            if query.get("delimiter"):
+                found = [path for path in found if "/" not in path.relative_to(folder).as_posix()[len(prefix) :]]
+            self._json({"kind": "storage#objects", "items": [said(path) for path in found]})
+        elif not (folder / key).is_file():
+            self._json({"error": {"code": 404, "message": "no"}}, 404)
+        elif query.get("alt") == "media":
+            self._file((folder / key).read_bytes(), with_body=True)
+        else:
+            self._json(said(folder / key))
+
+    def _hub(self, parts):
+        """What the hub answers on the one repository there is, `owner/repo`."""
+        body = self.rfile.read(int(self.headers.get("Content-Length", 0)))
+
+        def said(path):
+            name = path.relative_to(self.server.folder).as_posix()
+            if path.is_dir():
+                return {"type": "directory", "path": name, "oid": "0"}
+            return {"type": "file", "path": name, "oid": "0", "size": path.stat().st_size}
+
+        if not parts or parts[0] == "revision":
+            self._json({"id": "owner/repo", "sha": "0", "_id": "0", "tags": [], "siblings": []})
+        elif parts[0] == "paths-info":
+            asked = json.loads(body) if body[:1] == b"{" else parse_qs(body.decode())
+            paths = [self.server.folder / name for name in asked["paths"]]
+            self._json([said(path) for path in paths if path.exists()])
+        else:
+            folder = self.server.folder / unquote("/".join(parts[2:]))
+            if not folder.is_dir():
+                self._json({"error": "no"}, 404)
+                return
+            self._json([said(path) for path in sorted(folder.iterdir())])
+
+    def _json(self, body, status=200):
+        self._answer(status, json.dumps(body).encode(), True, {"Content-Type": "application/json"})
 
     def _file(self, body, with_body):
         span = self.headers.get("Range")
@@ -102,7 +161,9 @@ class _Handler(BaseHTTPRequestHandler):
         self.send_header("Content-Length", str(len(body)))
         self.end_headers()
         if with_body:
-            self.wfile.write(body)
+            # Who has read enough of a file hangs up.
+            with suppress(BrokenPipeError, ConnectionResetError):
+                self.wfile.write(body)
 
 
 def _error(code):
