@@ -5,6 +5,7 @@ import re
 from pathlib import Path
 
 import pytest
+from proof.table import claimed, markdown
 
 from rolloutdoctor.fixes import FIXES
 from rolloutdoctor.rules.table import RULES
@@ -35,11 +36,17 @@ def fixes_table() -> str:
     return "\n".join(rows)
 
 
+def parity_table() -> str:
+    return markdown(claimed())
+
+
 @pytest.mark.parametrize(
-    ("name", "table"), [("rules", rules_table()), ("columns", columns_table()), ("fixes", fixes_table())]
+    ("name", "table_of"),
+    [("rules", rules_table), ("columns", columns_table), ("fixes", fixes_table), ("parity", parity_table)],
+    ids=["rules", "columns", "fixes", "parity"],
 )
-def test_table_is_what_the_code_says(name, table):
-    text = README.read_text(encoding="utf-8")
+def test_table_is_what_the_code_says(name, table_of):
+    table, text = table_of(), README.read_text(encoding="utf-8")
     begin, end = f"<!-- {name}: begin -->\n", f"<!-- {name}: end -->"
     pattern = re.compile(re.escape(begin) + "(.*?)" + re.escape(end), re.DOTALL)
     if os.environ.get("UPDATE"):

@@ -199,6 +199,7 @@ KL_NAMES = sorted(name + plus for name in verl.KL_TYPES for plus in ("", "+"))
 
 @pytest.mark.parametrize("name", ["gae", "grpo", "rloo", "remax", "reinforce_plus_plus"])
 @pytest.mark.parametrize("kl_name", values_of("verl", "kl_penalty", KL_NAMES))
+@covers("verl", "kl_ctrl.type", "fixed")
 def test_kl_in_reward(algos, apply_kl_penalty, kl_name, name):
     from verl.protocol import DataProto
 

@@ -9,10 +9,14 @@ import subprocess
 import sys
 import tempfile
 from collections.abc import Mapping, Sequence
+from functools import cache
 from pathlib import Path
 
+sys.path.insert(0, str(Path(__file__).parents[1]))
+from proof.claims import ONLY_DOUBLE
+
 ROOT = Path(__file__).parents[2]
-FOLDERS = [f"tests/{name}" for name in ("parity", "goldens", "losses", "advantages", "corrections", "sample_data")]
+FOLDERS = [f"tests/{name}" for name in ("parity", "goldens", "losses", "advantages", "trainers")]
 WORDS = {
     "package": "the real function",
     "golden": "stored results of the real function",
@@ -20,6 +24,7 @@ WORDS = {
     "loop": "a slow loop",
     "log": "what the real trainer logged",
 }
+HEADS = {"package": "real function", "golden": "its stored results", "autograd": "autograd", "loop": "slow loop"}
 TRAINERS = {"trl": "TRL GRPO", "trl-rloo": "TRL RLOO", "verl": "verl", "slime": "slime"}
 
 
@@ -32,11 +37,18 @@ def proof_of(*arguments: str) -> tuple[int, dict[str, list[dict]]]:
         return done.returncode, json.loads(target.read_text(encoding="utf-8"))
 
 
+@cache
+def collected() -> tuple[int, list[dict]]:
+    """Collect the tests once; the exit code, and every claim."""
+    code, proof = proof_of("--collect-only", *FOLDERS)
+    return code, proof["claims"]
+
+
 def claimed() -> list[dict]:
     """Every claim of the tests, without running them."""
-    code, proof = proof_of("--collect-only", *FOLDERS)
-    assert code == 0, "the tests could not be collected"
-    return proof["claims"]
+    code, claims = collected()
+    assert code == 0, f"tests could not be collected: pytest --collect-only {' '.join(FOLDERS)}"
+    return claims
 
 
 def number(value: float | None) -> str:
@@ -74,23 +86,41 @@ def reasons(claim: Mapping) -> str:
 
 
 def markdown(claims: Sequence[Mapping]) -> str:
-    """The table of README."""
-    rows = [
-        "| trainer | option | values | compared with | float32 | float64 | why not 1e-6 / 1e-10 |",
-        "| --- | --- | --- | --- | --- | --- | --- |",
-    ]
+    """The table of README: a row for each option, a column for each thing that it is compared with.
+
+    Options that take a number have no row; the command lists them too.
+    """
+    notes: dict[str, int] = {}
+    table: dict[tuple[str, str], list[tuple[Mapping, list[str]]]] = {}
     for claim, values in rows_of(claims):
-        cells = [
-            TRAINERS[claim["trainer"]],
-            f"`{claim['option']}`",
-            ", ".join(f"`{value}`" for value in values),
-            WORDS[claim["against"]],
-            number(claim["bound"]["single"]),
-            number(claim["bound"]["double"]),
-            reasons(claim),
-        ]
+        if not any(value.lstrip("(-")[:1].isdigit() for value in values):
+            table.setdefault((claim["trainer"], claim["option"]), []).append((claim, values))
+    rows = [f"| trainer | option | values | {' | '.join(HEADS.values())} |", "| --- " * (3 + len(HEADS)) + "|"]
+    for (trainer, option), found in table.items():
+        everything = sorted({value for _, values in found for value in values})
+        cells = [TRAINERS[trainer], f"`{option}`", quoted(everything)]
+        for against in HEADS:
+            parts = [
+                bounds(claim, notes)
+                + ("" if values == everything else f" ({', '.join(f'`{each}`' for each in values)})")
+                for claim, values in found
+                if claim["against"] == against
+            ]
+            cells.append("; ".join(parts))
         rows.append(f"| {' | '.join(cells)} |")
-    return "\n".join(rows)
+    return "\n".join([*rows, "", *(f"{position}. {note}" for note, position in notes.items())])
+
+
+def quoted(values: Sequence[str]) -> str:
+    """Values in a cell."""
+    return ", ".join(f"`{value}`" for value in values)
+
+
+def bounds(claim: Mapping, notes: dict[str, int]) -> str:
+    """Both bounds, and the number of the note that says why."""
+    pair = " / ".join(number(claim["bound"][name]) or "-" for name in ("single", "double"))
+    why = "" if claim["bound"]["why"] == ONLY_DOUBLE.why else reasons(claim)
+    return f"{pair} [{notes.setdefault(why, len(notes) + 1)}]" if why else pair
 
 
 def worst(errors: Sequence[Mapping], claim: Mapping, precision: str) -> tuple[float, float, str] | None:
