@@ -2,7 +2,7 @@
 
 import re
 from collections import Counter
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 
 import numpy as np
@@ -16,6 +16,7 @@ from rolloutdoctor.io.paths import Source, natural_key
 from rolloutdoctor.schema import Kind
 
 _NAME = re.compile(r"(.*)_rollouts_(\d{6,})\.jsonl")
+_HEAD = re.compile(rb'^\{"step": (\d{1,18}), "sample_idx": (\d{1,18}), ', re.M)
 _KEYS = {"step", "sample_idx", "prompt_idx", "response_tokens", "reward", "advantage"}
 _CHUNK_BYTES = 8 * 2**20
 _CHUNK_ROWS = 4096
@@ -80,12 +81,10 @@ class _Reader:
 
     def count(self, file: Source) -> None:
         """Find the file of each step that counts, and how often the step begins there, always with `sample_idx` 0."""
-        for line in lines.objects(file):
-            if line.body is not None:
-                where = f"{file.name}, line {line.number}"
-                step = lines.natural(line.body, "step", where)
+        for chunk in lines.chunks(file):
+            for step, sample in _beginnings(chunk, file.name):
                 if self._home.setdefault(step, file.path) == file.path:
-                    self._written[step] += lines.natural(line.body, "sample_idx", where) == 0
+                    self._written[step] += sample == 0
         self._done += Path(file.path).stat().st_size
         self.sink.advance(self._done, self.total)
 
@@ -100,7 +99,7 @@ class _Reader:
                 self._torn.append((file.name, last))
                 continue
             step = lines.natural(line.body, "step", where)
-            is_home = self._home[step] == file.path
+            is_home = self._home.setdefault(step, file.path) == file.path
             self._now[step] += is_home and lines.natural(line.body, "sample_idx", where) == 0
             if not is_home or self._now[step] < self._written[step]:
                 self._repeated[step] += 1
@@ -168,6 +167,18 @@ class _Reader:
                 f"{len(self._repeated)} steps were written more than once, as by a resumed run; the last time counts"
             )
         self.sink.note("open-instruct records steps from 0 and logs them from 1; step is the logged one")
+
+
+def _beginnings(chunk: lines.Chunk, name: str) -> Iterator[tuple[int, int]]:
+    """Yield `step` and `sample_idx` of each whole line, which are its first two fields as open-instruct writes it."""
+    heads = _HEAD.findall(chunk.raw)
+    if len(heads) == chunk.raw.count(b"\n") and chunk.raw.endswith(b"\n"):
+        yield from ((int(step), int(sample)) for step, sample in heads)
+        return
+    for line in lines.objects_of(chunk, name):
+        if line.body is not None:
+            where = f"{name}, line {line.number}"
+            yield lines.natural(line.body, "step", where), lines.natural(line.body, "sample_idx", where)
 
 
 def _run(file: Source) -> str:

@@ -115,3 +115,14 @@ def test_a_wrong_field_names_its_line(tmp_path, fields, message):
     with pytest.raises(DataError, match=f"line 2: {message}"):
         converted(tmp_path / "run.parquet", tmp_path)
     assert [each.name for each in tmp_path.iterdir()] == [FIRST]
+
+
+def test_fields_in_another_order_are_the_same_rows(tmp_path):
+    """The first two fields of a line are looked at without reading the line, where it begins with them."""
+    (tmp_path / "dump").mkdir()
+    for name in (FIRST, "run_rollouts_000001.jsonl"):
+        rows = [dict(reversed(row.items())) for row in stored(name)]
+        (tmp_path / "dump" / name).write_text("".join(json.dumps(row) + "\n" for row in rows))
+    one, _ = converted(tmp_path / "one.parquet", DUMP)
+    other, _ = converted(tmp_path / "other.parquet", tmp_path / "dump")
+    assert repr(one) == repr(other)
