@@ -156,5 +156,6 @@ NOT_RECOMPUTED = {
     "learning_rate, epoch, step_time": "they are of the schedule and the clock, not of the rows",
     "num_tokens": "it counts tokens, the prompts' too, since training began",
     "aux_loss": "the loss of the router is not in the rows",
+    "eval_loss on several ranks": "they repeat rows to fill their batches, and which is not in the rows",
 }
 """What both trainers log and no row gives."""
