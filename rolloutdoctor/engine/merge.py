@@ -117,11 +117,15 @@ def _said(setting: Setting | None) -> str:
 
 
 def _check_disjoint(parts: Sequence[tuple[str, SavedState]]) -> None:
+    names = [name for name, _ in parts]
+    twice = next((name for name in names if names.count(name) > 1), None)
+    if twice is not None:
+        raise UsageError(f"{twice}: the state is given twice; give each part once")
     owner: dict[StepKey, str] = {}
     for name, part in parts:
         for key in part.state.seen:
             other = owner.setdefault(key, name)
-            if other is not name:
+            if other != name:
                 raise InputError(
                     f"{other} and {name} both hold {key.split} rows of step {key.step}: a step is evaluated as a "
                     "whole, so check all of its rows in one part"
