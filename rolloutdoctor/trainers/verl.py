@@ -249,8 +249,8 @@ TRAINER = Trainer(
         "response_mask_pre": "save `response_mask` before the rollout correction replaces it",
         "rollout_log_probs": "actor_rollout_ref.rollout.calculate_log_probs=true; save `rollout_log_probs`",
         "sum_pi_squared": "actor_rollout_ref.actor.calculate_sum_pi_squared=true; save `sum_pi_squared`",
-        "micro_batch_id": "number the actor's micro-batches: kl_cov, clip_cov, geo_mean and the weights that bypass_mode "
-        "normalises work on each one",
+        "micro_batch_id": "number the actor's micro-batches: kl_cov, clip_cov, geo_mean and the weights that "
+        "bypass_mode normalises work on each one",
         "kl": "verl does not store a per-token KL; its `actor/kl_loss` metric is compared instead",
         "*": _DRIVER,
         "metrics": _FILE_LOGGER,
