@@ -1,7 +1,8 @@
 """How large a Parquet file becomes in memory, from what its footer declares, before anything is decoded.
 
 A few stored kilobytes may be decoded to any size: a page that repeats one value, a dictionary of one long text that
-every row points to, a zstd block of zeros.
+every row points to, a zstd block of zeros. The footer's counts are believed: a file that was made to lie about them is
+not caught here.
 """
 
 from collections.abc import Callable, Collection, Iterator, Sequence

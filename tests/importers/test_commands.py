@@ -41,6 +41,26 @@ def test_check_says_which_importer_and_why(rolloutdoctor):
     assert rolloutdoctor("check", MIXED, "--select", "RDI", "--format", "concise", "--quiet").err == ""
 
 
+@pytest.mark.parametrize(
+    ("importer", "path", "why"),
+    [
+        ("nemo-rl", "nemo_rl/grpo", "train_data_step1.jsonl is a train_data_step*.jsonl with rewards and idx"),
+        ("prime-rl-tokens", "prime_rl/token_exports", "step_1/rank_0.jsonl has the keys schema_version"),
+        ("prime-rl-traces", "prime_rl/rollouts", "the first traces.jsonl has episodes with a task and traces"),
+        ("open-instruct", "open_instruct", "run_rollouts_000000.jsonl has the keys step, sample_idx"),
+        ("slime", "slime", "the directory holds numbered *.pt of torch.save (rollout_data, train_data)"),
+    ],
+)
+def test_every_dump_is_detected_and_can_be_named(rolloutdoctor, importer, path, why):
+    words = ("check", DATA / path, "--select", "RDI001", "--format", "concise")
+    found = rolloutdoctor(*words)
+    assert found.code == 0
+    assert found.err.startswith(f"rolloutdoctor: read with the importer {importer}: {why}")
+    named = rolloutdoctor(*words, "--from", importer)
+    assert named.err.startswith(f"rolloutdoctor: read with the importer {importer}: as asked for")
+    assert named.out == found.out
+
+
 def test_findings_in_a_dump_exit_with_1_and_leave_nothing(rolloutdoctor):
     assert rolloutdoctor("check", MIXED, "--fail-on", "warning").code == 1
 
