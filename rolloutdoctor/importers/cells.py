@@ -29,7 +29,8 @@ def per_token(value: object, kind: Kind, where: str) -> np.ndarray:
             array = np.array([np.nan if each is None else float(each) for each in value])
         except OverflowError:
             raise DataError(f"{where} holds a number beyond float64") from None
-    wanted = "biuf" if kind is Kind.FLOATS else "biu"
+    # Unsigned is what int64 does not hold.
+    wanted = "biuf" if kind is Kind.FLOATS else "bi"
     if value and (array.ndim != 1 or array.dtype.kind not in wanted):
         what = "a number" if kind is Kind.FLOATS else "an integer"
         raise DataError(f"{where} holds something that is not {what}")

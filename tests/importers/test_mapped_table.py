@@ -147,3 +147,10 @@ def test_a_line_without_an_end(tmp_path):
         file.truncate(2**30)
     with pytest.raises(DataError, match="line 2: longer than 32 MiB"):
         converted(tmp_path / "run.parquet", path)
+
+
+def test_a_token_id_beyond_int64_is_not_wrapped(tmp_path):
+    row = {"step": 1, "group_id": "a", "reward": 1.0, "response_ids": [2**64 - 1]}
+    (tmp_path / "mine.jsonl").write_text(json.dumps(row) + "\n")
+    with pytest.raises(DataError, match="line 1: response_ids holds something that is not an integer"):
+        converted(tmp_path / "run.parquet", tmp_path / "mine.jsonl")
