@@ -14,7 +14,7 @@ from torch import Tensor
 from rolloutdoctor.errors import InputError
 from rolloutdoctor.io.decode import concatenated, empty
 
-WAITING_BYTES = 64 * 2**20
+WAITING_BYTES = 16 * 2**20
 """What may wait in memory, beside the step that will be complete first."""
 
 
