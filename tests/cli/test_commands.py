@@ -279,12 +279,12 @@ def test_the_book_imports_nothing_heavy(words):
 
 def test_help_names_every_command_and_every_option_has_words(rolloutdoctor):
     text = rolloutdoctor("--help").stdout
-    for command in ("check", "info", "rule", "fixes", "trainers"):
+    for command in ("check", "merge", "info", "rule", "fixes", "trainers"):
         assert f"  {command} " in text
     help_text = rolloutdoctor("check", "--help").stdout
     options = (
         "--trainer --set --trainer-config --fix --select --ignore --steps --split --device --dtype --format "
-        "--output-file --fail-on --exit-zero --color --quiet --verbose"
+        "--output-file --fail-on --exit-zero --workers --save-state --color --quiet --verbose"
     )
     for option in options.split():
         assert option in help_text
