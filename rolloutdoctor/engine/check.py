@@ -12,6 +12,7 @@ from rolloutdoctor.engine.recording import how_to_record
 from rolloutdoctor.engine.sweep import ReadOptions, find_device, sweep
 from rolloutdoctor.findings import Finding, Report, Skipped
 from rolloutdoctor.fixes import ChosenFix
+from rolloutdoctor.io.metadata import RunMetadata
 from rolloutdoctor.io.run import LoggedMetrics, Run
 from rolloutdoctor.needs import CUT_COLUMNS, loss_columns
 from rolloutdoctor.rules.base import Context, counted
@@ -110,9 +111,21 @@ def context_for(
 
 def run_context(run: Run, metrics: LoggedMetrics, configured: Configured | None) -> Context:
     """What is known of a run, given those of its logged metrics that can be compared with one step."""
-    context = context_for(run.columns, metrics.names(), configured, metrics.left_out)
-    unstated, recording = how_to_record(run.metadata, metrics.names(), configured)
-    return replace(context, has_rows=not run.metrics_only, recording=recording, unstated=unstated)
+    return whole_context(run.columns, run.metadata, metrics, configured, has_rows=not run.metrics_only)
+
+
+def whole_context(
+    columns: frozenset[str],
+    metadata: RunMetadata,
+    metrics: LoggedMetrics,
+    configured: Configured | None,
+    *,
+    has_rows: bool,
+) -> Context:
+    """The same of a run that is not at hand."""
+    context = context_for(columns, metrics.names(), configured, metrics.left_out)
+    unstated, recording = how_to_record(metadata, metrics.names(), configured)
+    return replace(context, has_rows=has_rows, recording=recording, unstated=unstated)
 
 
 def judge(plan: Plan, state: RunState, configured: Configured | None, *, device: str, dtype: str) -> Report:

@@ -5,7 +5,7 @@ from dataclasses import replace
 
 from rolloutdoctor import __version__
 from rolloutdoctor.batch import EVAL, TRAIN, StepKey
-from rolloutdoctor.engine.check import CheckOptions, Prepared, context_for, judge
+from rolloutdoctor.engine.check import CheckOptions, Prepared, judge, whole_context
 from rolloutdoctor.engine.configure import Configured
 from rolloutdoctor.engine.fold import RunState
 from rolloutdoctor.engine.logged import comparable
@@ -38,6 +38,8 @@ def saved_state(run: Run, state: RunState, ready: Prepared, options: CheckOption
         else Maker(
             made.trainer.name, made.version, made.version_origin, made.version_assumed, made.config.settings, made.fixes
         ),
+        metadata=run.metadata,
+        has_rows=not run.metrics_only,
         state=state,
     )
 
@@ -64,7 +66,7 @@ def merged(
     wanted = [find(code) for code in first.rules]
     plan = _plan(wanted, first, _logged([part for _, part in parts]), configured)
     for name, part in parts:
-        _check_plan(name, part, _plan(wanted, part, _metrics(part.logged), configured), plan)
+        _check_plan(name, part, first, _plan(wanted, part, _metrics(part.logged), configured), plan)
     if rules is not None:
         absent = [rule.code for rule in rules if rule not in wanted]
         if absent and required:
@@ -164,10 +166,11 @@ def _metrics(logged: Mapping[str, LoggedNames]) -> LoggedMetrics:
 
 def _plan(rules: Sequence[AnyRule], part: SavedState, metrics: LoggedMetrics, configured: Configured | None) -> Plan:
     kept = comparable(metrics, configured)
-    return make_plan(rules, context_for(part.columns, kept.names(), configured, kept.left_out))
+    context = whole_context(part.columns, part.metadata, kept, configured, has_rows=part.has_rows)
+    return make_plan(rules, context)
 
 
-def _check_plan(name: str, part: SavedState, own: Plan, whole: Plan) -> None:
+def _check_plan(name: str, part: SavedState, first: SavedState, own: Plan, whole: Plan) -> None:
     """Refuse a part in which another rule ran, or a metric was taken as something else, than in one check over all."""
     ran, runs = {rule.code for rule in own.rules}, {rule.code for rule in whole.rules}
     if ran != runs:
@@ -177,6 +180,11 @@ def _check_plan(name: str, part: SavedState, own: Plan, whole: Plan) -> None:
         raise InputError(
             f"{name}: {code} can run {where} on all parts together ({skipped.reason}); check the parts with the logged "
             "metrics of the whole run beside them"
+        )
+    if (part.said, part.has_rows) != (first.said, first.has_rows):
+        raise InputError(
+            f"{name}: its files say something else of who wrote them, or hold something else, than those of the other "
+            "parts, so that no one check could read all of them; check them one by one"
         )
     averaged = whole.context.averaged & frozenset(part.logged[TRAIN].names)
     if own.context.averaged != averaged or own.columns != whole.columns:

@@ -17,6 +17,7 @@ from rolloutdoctor.batch import EVAL, TRAIN, StepKey
 from rolloutdoctor.engine.fold import RuleState, RunState
 from rolloutdoctor.errors import InputError
 from rolloutdoctor.findings import Example, InputSummary, Setting
+from rolloutdoctor.io.metadata import RunMetadata
 from rolloutdoctor.io.metrics import LoggedMetrics
 from rolloutdoctor.rules.table import RULES
 
@@ -65,6 +66,8 @@ class SavedState:
         logged: split to the metrics logged in it.
         rules: codes of the rules that were selected.
         maker: who made the run, or None if nothing says.
+        metadata: what the files say of themselves.
+        has_rows: False if there are logged metrics alone.
         state: what was seen.
     """
 
@@ -76,7 +79,15 @@ class SavedState:
     logged: Mapping[str, LoggedNames]
     rules: tuple[str, ...]
     maker: Maker | None
+    metadata: RunMetadata
+    has_rows: bool
     state: RunState
+
+    @property
+    def said(self) -> str:
+        """Who made the run by its files, as text, in which NaN is what it is."""
+        found = self.metadata
+        return repr((found.trainer, found.trainer_version, sorted(found.config.items())))
 
 
 def logged_names(metrics: LoggedMetrics) -> dict[str, LoggedNames]:
@@ -104,6 +115,8 @@ def dumped(saved: SavedState) -> str:
         "trainer": None
         if maker is None
         else {**_record(maker), "config": {name: _record(one) for name, one in maker.config.items()}},
+        "metadata": {**_record(saved.metadata), "config": _plain(dict(saved.metadata.config))},
+        "has_rows": saved.has_rows,
         "state": {
             "input": _record(state.input),
             "odd_groups": state.odd_groups,
@@ -166,6 +179,8 @@ def _loaded(body: Mapping[str, Any]) -> SavedState:
         else _built(
             Maker, made | {"config": {"map": {}}}, config={k: _built(Setting, v) for k, v in made["config"].items()}
         ),
+        metadata=_built(RunMetadata, body["metadata"]),
+        has_rows=bool(body["has_rows"]),
         state=RunState(
             input=_built(InputSummary, state["input"]),
             rules={
