@@ -1,7 +1,7 @@
 """rolloutdoctor: recompute what an RL post-training step computed, with and without the known faults.
 
-`open` a run, then `check`, `diff`, `plot` or `recompute` it, or `evaluate` one batch under one objective. Nothing heavy is
-imported before one of these is used.
+`open` a run, then `check`, `diff`, `plot` or `recompute` it, or `evaluate` one batch under one objective. Nothing heavy
+is imported before one of these is used.
 """
 
 from importlib import import_module

@@ -9,7 +9,7 @@ The derivative lives in log-prob space: it is ``dLoss / d policy_log_probs``, no
 """
 
 import math
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
@@ -170,12 +170,22 @@ def evaluate_all(
     objectives: Mapping[str, Objective],
     *,
     dtype: torch.dtype = torch.float32,
-    per_token: bool = False,
+    per_token: bool | Collection[str] = False,
     logged: Mapping[str, float] | None = None,
 ) -> dict[str, Evaluation]:
     """Evaluate several objectives in one pass over the tokens.
 
     The first is the reference: the others' `versus_*` sums compare their derivatives with its derivative.
+
+    Args:
+        batch: the step; the evaluation runs on its device.
+        objectives: name to what the trainer computes.
+        dtype: of the token values; sums are float64.
+        per_token: keep the token values too: of all objectives, or of those named.
+        logged: the step's metrics, for objectives that change from step to step.
+
+    Raises:
+        CannotComputeError: where the trainer itself fails, or what changes from step to step was not logged.
     """
     objectives = {name: objective.at_step(logged or {}) for name, objective in objectives.items()}
     row_parts = {name: evaluate_rows(batch, objective, dtype) for name, objective in objectives.items()}
@@ -184,7 +194,8 @@ def evaluate_all(
         for name, part in row_parts.items()
         if part is not None and batch.has(*loss_columns(objectives[name]))
     }
-    passes = token_pass(batch, able, dtype, per_token) if able else {}
+    wanted = (able if per_token else ()) if isinstance(per_token, bool) else per_token
+    passes = token_pass(batch, able, dtype, frozenset(wanted)) if able else {}
     found = {}
     for name, objective in objectives.items():
         tokens, kept = passes.get(name, (None, None))

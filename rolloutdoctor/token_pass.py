@@ -4,7 +4,7 @@ Blocks of whole rows go through in turn, so that the temporaries of a block stay
 first is the reference: another one is evaluated on the rows where it can differ from it, and shares its sums elsewhere.
 """
 
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from dataclasses import replace
 from functools import partial
 from operator import itemgetter
@@ -35,12 +35,13 @@ _NOT_SUMMED = ("layout", "weight_N", "policy_weight_N", "counted_N", "kl_loss_N"
 
 
 def token_pass(
-    batch: RolloutBatch, parts: Mapping[str, RowPart], dtype: torch.dtype, per_token: bool
+    batch: RolloutBatch, parts: Mapping[str, RowPart], dtype: torch.dtype, per_token: Collection[str]
 ) -> dict[str, tuple[TokenPart, PerToken | None]]:
-    """Run the second pass for all objectives, block by block."""
+    """Run the second pass for all objectives, block by block; token values are kept of those in `per_token`."""
     layouts = {separate: _layout(batch, separate) for separate in {_separate(batch, part) for part in parts.values()}}
     passes = {
-        name: _Pass(part, batch, layouts[_separate(batch, part)], dtype, per_token) for name, part in parts.items()
+        name: _Pass(part, batch, layouts[_separate(batch, part)], dtype, per_token=name in per_token)
+        for name, part in parts.items()
     }
     reference, *others = passes.values()
     for other in others:
@@ -75,7 +76,9 @@ def _inside(block: Block, rows_N: Tensor, x_T: Tensor) -> Tensor:
 class _Pass:
     """The second pass for one objective: per-row sums that grow block by block."""
 
-    def __init__(self, part: RowPart, batch: RolloutBatch, layout: Layout, dtype: torch.dtype, per_token: bool) -> None:
+    def __init__(
+        self, part: RowPart, batch: RolloutBatch, layout: Layout, dtype: torch.dtype, *, per_token: bool
+    ) -> None:
         objective = part.objective
         assert part.length_N is not None  # loss_columns asked for the mask
         self.objective, self.part, self.batch, self.layout, self.dtype = objective, part, batch, layout, dtype

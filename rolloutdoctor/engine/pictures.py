@@ -38,13 +38,13 @@ class _Planned:
         sketch: gathers it.
         columns: that it reads.
         objectives: name of an evaluation that it looks at to its objective, beside the one as configured.
-        per_token: True if it looks at token values.
+        per_token: labels of the evaluations whose token values it looks at.
     """
 
     sketch: Sketch
     columns: frozenset[str]
     objectives: Mapping[str, Objective]
-    per_token: bool = False
+    per_token: frozenset[str] = frozenset()
 
 
 def _optional(context: Context) -> frozenset[str]:
@@ -76,7 +76,7 @@ class Pictures(Consumer):
             self.objectives = {AS_CONFIGURED: context.objective}
         for planned in self._planned.values():
             self.objectives |= planned.objectives
-        self.per_token = any(planned.per_token for planned in self._planned.values())
+        self.per_token = frozenset[str]().union(*(planned.per_token for planned in self._planned.values()))
         self._seen = 0
 
     def add(self, step: SeenStep) -> None:
@@ -127,7 +127,8 @@ def _plan(kind: str, context: Context, fixes: Sequence[ChosenFix]) -> _Planned:
         case _:
             # A fix that moves no ratio and masks no token has nothing to show here.
             moved = {} if fixed is None or not _moves_ratios(objective, fixed) else edited
-            planned = _Planned(RatioSketch(label if moved else None), frozenset(columns), moved, per_token=True)
+            kept = frozenset({AS_CONFIGURED, *moved})
+            planned = _Planned(RatioSketch(label if moved else None), frozenset(columns), moved, per_token=kept)
     absent = sorted(name for name in planned.columns if not available(name, context.columns))
     if absent:
         word = "column" if len(absent) == 1 else "columns"
@@ -144,7 +145,7 @@ def _moves_ratios(objective: Objective, fixed: Objective) -> bool:
 
 def _kl(sketch: KlSketch, context: Context, objective: Objective, edited: Mapping[str, Objective]) -> _Planned:
     if objective.kl_loss is not None:
-        return _Planned(sketch, loss_columns(objective), edited, per_token=True)
+        return _Planned(sketch, loss_columns(objective), edited, per_token=frozenset({AS_CONFIGURED}))
     term = objective.kl_reward
     logged = context.metrics & set(context.trainer.kl_metrics if context.trainer else ())
     if term is None or (term.coef == 0 and not logged):

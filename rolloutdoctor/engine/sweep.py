@@ -76,13 +76,13 @@ class Consumer(ABC):
     Attributes:
         columns: canonical columns to be read.
         objectives: label to what is to be evaluated; `AS_CONFIGURED` is there unless nothing is.
-        per_token: True if token values are to be kept in the evaluations.
+        per_token: labels of the evaluations whose token values are to be kept.
         split: only steps of this split are shown; None: of both.
     """
 
     columns: frozenset[str]
     objectives: Mapping[str, Objective]
-    per_token: bool = False
+    per_token: frozenset[str] = frozenset()
     split: str | None = None
 
     @abstractmethod
@@ -145,7 +145,9 @@ class _Shared:
         self.consumers = tuple(consumers)
         self._distinct: list[Objective] = []
         self._names = [self._named(each.objectives) for each in consumers]
-        self._per_token = any(each.per_token for each in consumers)
+        self._per_token = {
+            names[label] for each, names in zip(consumers, self._names, strict=True) for label in each.per_token
+        }
         if any(names.get(AS_CONFIGURED) != "0" for names in self._names if names):
             raise ValueError("consumers of one sweep compare with one and the same objective")
 

@@ -72,8 +72,9 @@ class RejectedInBaseline(Rule[RejectedTally]):
     ## How it is measured
     `live_rows` are all live rows of the step whose advantage changes, in groups with a rejected row or not, and
     `affected_groups` the groups they are in. Over them, `baseline_drift` is the change of what the estimator
-    subtracts, all voters against live voters, and `advantage_shift` that of the advantage. Gradient numbers are in log-prob space and need
-    log-probs. Confirmed: on rows where the two differ, the logged advantages equal the ones with all rows voting.
+    subtracts, all voters against live voters, and `advantage_shift` that of the advantage. Gradient numbers are in
+    log-prob space and need log-probs. Confirmed: on rows where the two differ, the logged advantages equal the ones
+    with all rows voting.
 
     ## What to do
     The numbers compare with the fix `rejected-rows`. Leave such rows out of the group statistics in the trainer.

@@ -36,9 +36,9 @@ FIXED = choose("zero-std").apply(PLAIN)
 class Looker(Consumer):
     """Keeps every step that it is shown."""
 
-    def __init__(self, objectives=None, *, columns=(), per_token=False, split=None):
+    def __init__(self, objectives=None, *, columns=(), per_token=(), split=None):
         self.objectives, self.columns = dict(objectives or {}), frozenset(columns)
-        self.per_token, self.split, self.seen = per_token, split, []
+        self.per_token, self.split, self.seen = frozenset(per_token), split, []
 
     def add(self, step):
         self.seen.append(step)
@@ -62,7 +62,7 @@ def test_equal_objectives_are_evaluated_once(evaluated):
     # equal, not the same; and the reference is not named first
     other = Looker({"theirs": dataclasses.replace(FIXED), "same": PLAIN, AS_CONFIGURED: dataclasses.replace(PLAIN)})
     Show([one, other, Looker()], torch.float64).step(toy_batch([[1, 1], [1, 0]], ref=-1.5), {"kl": 0.5})
-    assert [(objectives, kept) for _, objectives, kept in evaluated] == [([PLAIN, FIXED], False)]
+    assert [(objectives, kept) for _, objectives, kept in evaluated] == [([PLAIN, FIXED], set())]
     (mine,), (theirs,) = one.seen, other.seen
     assert set(mine.evaluations) == {AS_CONFIGURED, "mine"}
     assert set(theirs.evaluations) == {AS_CONFIGURED, "theirs", "same"}
@@ -95,10 +95,12 @@ def test_a_split_is_evaluated_for_those_who_look_at_it(evaluated):
 
 def test_token_values_are_kept_if_anyone_wants_them():
     batch = toy_batch([[1, 0]], ref=-1.5)
-    for wanted in (False, True):
-        plain, keen = Looker({AS_CONFIGURED: PLAIN}), Looker({AS_CONFIGURED: PLAIN}, per_token=wanted)
+    both = {AS_CONFIGURED: PLAIN, "mine": FIXED}
+    for wanted in ([], [AS_CONFIGURED], ["mine"], [AS_CONFIGURED, "mine"]):
+        plain, keen = Looker({AS_CONFIGURED: PLAIN}), Looker(both, per_token=wanted)
         Show([plain, keen], torch.float64).step(batch, {})
-        assert (keen.seen[0].evaluations[AS_CONFIGURED].per_token is not None) is wanted
+        kept = [label for label, seen in keen.seen[0].evaluations.items() if seen.per_token is not None]
+        assert kept == wanted
 
 
 WHITENED = objective_of("verl", adv_estimator="reinforce_plus_plus_baseline")
