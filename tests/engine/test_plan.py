@@ -133,7 +133,7 @@ def test_several_missing_columns():
     ("trainer", "options", "column", "words"),
     [
         ("verl", {"use_kl_loss": True}, "ref_log_probs", "actor_rollout_ref.actor.use_kl_loss=true"),
-        ("verl", {"rollout_rs": "token_k1", "rollout_rs_threshold": 2}, "response_mask_pre", "save `response_mask` before"),
+        ("verl", {"rollout_rs": "token_k1", "rollout_rs_threshold": 2}, "response_mask_pre", "`response_mask` before"),
         ("slime", {"advantage_estimator": "ppo"}, "values", "--dump-details DIR .* with advantage_estimator ppo"),
         ("slime", {}, "response_mask", "--dump-details DIR makes slime write it"),
     ],
