@@ -10,7 +10,7 @@ from torch import Tensor
 from rolloutdoctor.batch import RolloutBatch
 from rolloutdoctor.ops import segments as seg
 
-BLOCK_TOKENS = 131_072
+BLOCK_TOKENS = 65_536
 """Tokens that are worked on at a time: their temporaries stay in the cache."""
 
 
@@ -29,18 +29,16 @@ class Block(ABC):
     """Some whole rows, their trained tokens packed: nothing of a masked token is there to leak.
 
     Attributes:
-        rows: ``[n]`` numbers of the rows in the step, ascending.
-        offsets: ``[n+1]`` int64 offsets into the block's tokens.
+        rows: where the block's rows are in the step: ``x_N[rows]`` is the block's share of a value per row, ``[n]``.
+        first: number of its first row in the step.
+        runs: the block's tokens by row.
+        tokens: trained tokens in the block.
     """
 
-    def __init__(self, rows: Tensor, offsets: Tensor) -> None:
-        self.rows, self.offsets = rows, offsets
+    def __init__(self, rows: slice | Tensor, first: int, offsets: Tensor) -> None:
+        self.rows, self.first = rows, first
+        self.runs, self.tokens = seg.Runs(offsets), int(offsets[-1])
         self._columns: dict[str, Tensor] = {}
-
-    @property
-    def tokens(self) -> int:
-        """Trained tokens in the block."""
-        return int(self.offsets[-1])
 
     def column(self, name: str) -> Tensor:
         """A token column, ``[t]``."""
@@ -70,11 +68,11 @@ class Block(ABC):
 
     def per_row(self, x_T: Tensor) -> Tensor:
         """Sum over the tokens of each row, ``[n]`` float64."""
-        return seg.total(x_T, self.offsets)
+        return self.runs.total(x_T)
 
     def expand(self, x_N: Tensor) -> Tensor:
         """Give the block's share of a row value to its tokens, ``[N] -> [t]``."""
-        return seg.expand(x_N[self.rows], self.offsets)
+        return self.runs.expand(x_N[self.rows])
 
     def of_rows(self, chosen_N: Tensor) -> "Block | None":
         """The block of some of its rows, given as ``[N]`` bool of the step; None if none of them is here."""
@@ -83,9 +81,10 @@ class Block(ABC):
             return self
         if not bool(here_n.any()):
             return None
-        lengths = self.offsets.diff()[here_n]
-        offsets = torch.cat([lengths.new_zeros(1), lengths.cumsum(0)])
-        return _Part(self, seg.expand(here_n, self.offsets), self.rows[here_n], offsets)
+        lengths = self.runs.lengths[here_n]
+        places_n = here_n.nonzero().squeeze(1)
+        rows = self.first + places_n if isinstance(self.rows, slice) else self.rows[places_n]
+        return _Part(self, self.runs.expand(here_n), rows, torch.cat([lengths.new_zeros(1), lengths.cumsum(0)]))
 
 
 class _Run(Block):
@@ -93,7 +92,7 @@ class _Run(Block):
 
     def __init__(self, batch: RolloutBatch, rows: slice, tokens: slice, dtype: torch.dtype) -> None:
         trained = batch.trained[rows.start : rows.stop + 1]
-        super().__init__(torch.arange(rows.start, rows.stop, device=batch.device), trained - trained[0])
+        super().__init__(rows, rows.start, trained - trained[0])
         self._batch, self._places, self._dtype = batch, tokens, dtype
         self._start = int(trained[0])
         mask_T = batch.column("response_mask")[tokens]
@@ -121,7 +120,7 @@ class _Part(Block):
     """Some rows of a block."""
 
     def __init__(self, whole: Block, chosen_T: Tensor, rows: Tensor, offsets: Tensor) -> None:
-        super().__init__(rows, offsets)
+        super().__init__(rows, int(rows[0]), offsets)
         self._whole, self._chosen_T = whole, chosen_T
 
     def _column(self, name: str) -> Tensor:

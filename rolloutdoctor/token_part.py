@@ -29,8 +29,8 @@ class TokenPart:
         grad_l1_N: absolute values of the derivative.
         grad_sq_N: squares of the derivative.
         logits_low_sq_N: squares of the derivative times ``(1 - p)^2``: the squared norm of the gradient with respect
-            to the logits is between this and twice this.
-        logits_sq_N: the exact squared norm with respect to the logits; None without `sum_pi_squared`.
+            to the logits is between this and twice this. None where the evaluation was compared with a reference.
+        logits_sq_N: the exact squared norm with respect to the logits; None without `sum_pi_squared`, or like above.
         versus_l1_N: absolute differences from the reference evaluation's derivative.
         versus_dot_N: products with the reference evaluation's derivative.
     """
@@ -51,7 +51,7 @@ class TokenPart:
     logged_N: Tensor | None
     grad_l1_N: Tensor
     grad_sq_N: Tensor
-    logits_low_sq_N: Tensor
+    logits_low_sq_N: Tensor | None
     logits_sq_N: Tensor | None
     versus_l1_N: Tensor
     versus_dot_N: Tensor

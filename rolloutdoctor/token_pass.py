@@ -4,10 +4,9 @@ Blocks of whole rows go through in turn, so that the temporaries of a block stay
 first is the reference: another one is evaluated on the rows where it can differ from it, and shares its sums elsewhere.
 """
 
-from collections.abc import Collection, Mapping
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import replace
 from functools import partial
-from operator import itemgetter
 
 import torch
 from torch import Tensor
@@ -24,13 +23,15 @@ from rolloutdoctor.losses.terms import PolicyTerm, TokenInputs
 from rolloutdoctor.needs import LAYOUT_COLUMNS
 from rolloutdoctor.objective import Aggregation, KlTerm
 from rolloutdoctor.ops import segments as seg
-from rolloutdoctor.ops.threads import over_blocks
 from rolloutdoctor.reward_pass import mismatch_of, ratios_at_loss
 from rolloutdoctor.row_pass import RowPart, in_scope
 from rolloutdoctor.token_blocks import Block, blocks_of, whole
 from rolloutdoctor.token_part import PerToken, TokenPart
 
-_OPTIONAL = ("drift_N", "clipped_N", "capped_N", "logged_N", "logits_sq_N")
+_DERIVATIVE = ("grad_l1_N", "grad_sq_N", "versus_l1_N", "versus_dot_N")
+_SHARED = {"versus_l1_N": "grad_l1_N", "versus_dot_N": "grad_sq_N"}
+"""Sum of a comparison to the sum of the reference's derivative that it is where only one side, or both, has that."""
+_OPTIONAL = ("drift_N", "clipped_N", "capped_N", "logged_N", "logits_low_sq_N", "logits_sq_N")
 _NOT_SUMMED = ("layout", "weight_N", "policy_weight_N", "counted_N", "kl_loss_N", *_OPTIONAL)
 
 
@@ -46,13 +47,10 @@ def token_pass(
     reference, *others = passes.values()
     for other in others:
         other.compare_with(reference)
-
-    def work(block: Block) -> None:
+    for block in blocks_of(batch, dtype):
         grad_T = reference.add(block)
         for other in others:
             other.add_compared(block, grad_T)
-
-    over_blocks(work, blocks_of(batch, dtype))
     return {name: each.result() for name, each in passes.items()}
 
 
@@ -70,7 +68,7 @@ def _layout(batch: RolloutBatch, separate: bool) -> Layout:
 def _inside(block: Block, rows_N: Tensor, x_T: Tensor) -> Tensor:
     """`x_T` at rows of a scope and 0 elsewhere: nothing of a row outside enters, NaN included."""
     here_n = rows_N[block.rows]
-    return x_T if bool(here_n.all()) else torch.where(seg.expand(here_n, block.offsets), x_T, 0.0)
+    return x_T if bool(here_n.all()) else torch.where(block.runs.expand(here_n), x_T, 0.0)
 
 
 class _Pass:
@@ -104,9 +102,8 @@ class _Pass:
         self.has_logits = "sum_pi_squared" in batch.per_token
         self.sums: dict[str, Tensor] = {}
         self.reference: _Pass | None = None
-        self.differs_N: Tensor | None = None
-        # Blocks may end in any order: sums go to the block's own rows, token values under the block's first row.
-        self.kept: dict[int, tuple[Tensor, ...]] | None = {} if per_token else None
+        self.differs_N = self.still_N = torch.zeros(len(batch), dtype=torch.bool, device=batch.device)
+        self.kept: list[tuple[Tensor, ...]] | None = [] if per_token else None
         self.chosen_T: Tensor | None = None
         self.open_T = self._open_tokens()
         if objective.surrogate.kind in SELECTIONS:
@@ -143,7 +140,7 @@ class _Pass:
             old_T,
             policy_T - old_T,
             advantage_T,
-            block.offsets,
+            block.runs,
             gate_T=None if gate_T is None else block.packed(gate_T).to(policy_T.dtype),
             chosen_T=None if self.chosen_T is None else block.packed_trained(self.chosen_T),
         )
@@ -168,22 +165,34 @@ class _Pass:
 
     def compare_with(self, reference: "_Pass") -> None:
         """Compare derivatives with those of `reference`, which every block goes through first."""
-        self.reference, self.differs_N = reference, self._differs(reference)
+        self.reference = reference
+        if self._shares(reference):
+            self.differs_N, self.still_N = self._differs(reference), self._can_be_still(reference)
+        else:
+            self.differs_N = torch.ones_like(self.policy_N)
+
+    def _shares(self, other: "_Pass") -> bool:
+        """True if what both make of a token can differ only where a value of its row does."""
+        if self.kept is not None or self._terms() != other._terms():
+            return False
+        mine, theirs = self._row_values(), other._row_values()
+        if any((one is None) != (another is None) for one, another in zip(mine, theirs, strict=True)):
+            return False
+        return all(map(_same, self._token_values(), other._token_values()))
 
     def _differs(self, other: "_Pass") -> Tensor:
-        """Rows whose token terms can differ from another pass's, ``[N]`` bool."""
-        everywhere_N = torch.ones_like(self.policy_N)
-        if self.kept is not None or self._terms() != other._terms():
-            return everywhere_N
-        if not all(map(_same, self._token_values(), other._token_values())):
-            return everywhere_N
-        differs_N = ~everywhere_N
+        """Rows of which a value differs from another pass's, ``[N]`` bool."""
+        differs_N = torch.zeros_like(self.policy_N)
         for mine_N, theirs_N in zip(self._row_values(), other._row_values(), strict=True):
-            if (mine_N is None) != (theirs_N is None):
-                return everywhere_N
             if mine_N is not None and theirs_N is not None:
                 differs_N |= mine_N != theirs_N
         return differs_N
+
+    def _can_be_still(self, other: "_Pass") -> Tensor:
+        """Rows without a derivative: no KL term, and on both sides no advantage for the policy term, ``[N]`` bool."""
+        if self.advantage_N is None or other.advantage_N is None or self.objective.surrogate.moves_without_advantage:
+            return torch.zeros_like(self.policy_N)
+        return ~self.kl_N & (self.advantage_N == 0) & (other.advantage_N == 0)
 
     def _terms(self) -> tuple[object, ...]:
         """What decides a token's terms beside its columns."""
@@ -198,8 +207,12 @@ class _Pass:
 
     def add_compared(self, block: Block, reference_T: Tensor) -> None:
         """Add the rows of a block that can differ from the reference, whose derivative is `reference_T`, ``[t]``."""
-        assert self.differs_N is not None
-        part = block.of_rows(self.differs_N)
+        assert self.reference is not None
+        # A policy term without advantage is 0 times the ratio: NaN in the reference's sum tells that this is not 0.
+        still_n = self.still_N[block.rows]
+        still_n &= self.differs_N[block.rows] & (self.reference.sums["policy_N"][block.rows] == 0)
+        self.still_N[block.rows] = still_n
+        part = block.of_rows(self.differs_N & ~self.still_N)
         if part is not None:
             grad_T, other_T = self.add(part), part.of_block(reference_T)
             self._sum(part, "versus_l1_N", (grad_T - other_T).abs_())
@@ -228,7 +241,7 @@ class _Pass:
 
     def _sum_at_one(self, block: Block, given: TokenInputs, term: PolicyTerm) -> None:
         if term.at_one_T is None and given.gate_T is None and self.advantage_N is not None:
-            at_one_n = -self.advantage_N[block.rows].double() * block.offsets.diff()
+            at_one_n = -self.advantage_N[block.rows].double() * block.runs.lengths
             self._set(block, "at_one_N", at_one_n)
         else:
             self._sum(block, "at_one_N", given.gated(-given.advantage_T) if term.at_one_T is None else term.at_one_T)
@@ -255,6 +268,9 @@ class _Pass:
         square_T = grad_T.double().square()
         self._sum(block, "grad_l1_N", grad_T.abs())
         self._sum(block, "grad_sq_N", square_T)
+        if self.reference is not None:
+            # Only the reference's are looked at.
+            return
         low_T = square_T * block.miss_sq_T
         self._sum(block, "logits_low_sq_N", low_T)
         if self.has_logits:
@@ -271,7 +287,7 @@ class _Pass:
             kl_T = torch.zeros_like(loss_T)
         else:
             loss_T = loss_T + _inside(block, self.kl_N, block.expand(self.kl_weight_N) * kl_T)
-        self.kept[int(block.rows[0])] = given.advantage_T, kl_T, term.ratio_T, loss_T, grad_T
+        self.kept.append((given.advantage_T, kl_T, term.ratio_T, loss_T, grad_T))
 
     def _kl(self, block: Block, term: KlTerm, given: TokenInputs) -> kl.Term:
         u_T = block.column(term.log_probs) - block.column("ref_log_probs")
@@ -289,19 +305,25 @@ class _Pass:
 
     def _set(self, block: Block, name: str, sums_n: Tensor) -> None:
         if name not in self.sums:
-            zero_N = torch.zeros(len(self.batch), dtype=torch.float64, device=self.batch.device)
-            self.sums.setdefault(name, zero_N)
+            self.sums[name] = torch.zeros(len(self.batch), dtype=torch.float64, device=self.batch.device)
         self.sums[name][block.rows] = sums_n
 
     def _summed(self, name: str) -> Tensor | None:
         """Sums of all rows, ``[N]`` float64, those shared with the reference included; None if there are none."""
         mine_N = self.sums.get(name)
-        if self.reference is None or self.differs_N is None or name == "versus_l1_N":
+        if self.reference is None:
             return mine_N
-        theirs_N = self.reference.sums.get("grad_sq_N" if name == "versus_dot_N" else name)
-        if mine_N is None or theirs_N is None:
-            return theirs_N if mine_N is None and not bool(self.differs_N.all()) else mine_N
-        return torch.where(self.differs_N, mine_N, theirs_N)
+        own_N, theirs = self.differs_N & ~self.still_N, self.reference.sums
+        shared_N = theirs.get(_SHARED.get(name, name))
+        if name in _DERIVATIVE and shared_N is not None:
+            # What does not differ has the reference's derivative; what is still has none.
+            at_still_N, elsewhere_N = torch.zeros_like(shared_N), shared_N
+            if name == "versus_l1_N":
+                at_still_N, elsewhere_N = elsewhere_N, at_still_N
+            shared_N = torch.where(self.still_N, at_still_N, elsewhere_N)
+        if mine_N is None or shared_N is None:
+            return shared_N if mine_N is None and not bool(own_N.all()) else mine_N
+        return torch.where(own_N, mine_N, shared_N)
 
     def result(self) -> tuple[TokenPart, PerToken | None]:
         """Put the blocks together."""
@@ -329,19 +351,20 @@ class _Pass:
             clipped_N=found["clipped_N"],
             capped_N=found["capped_N"],
             logged_N=found["logged_N"],
-            logits_sq_N=found["logits_sq_N"],
+            logits_low_sq_N=found["logits_low_sq_N"] if self.reference is None else None,
+            logits_sq_N=found["logits_sq_N"] if self.reference is None else None,
             **sums,
         )
         return tokens, None if self.kept is None else self._per_token(self.kept)
 
-    def _per_token(self, kept: Mapping[int, tuple[Tensor, ...]]) -> PerToken:
+    def _per_token(self, kept: Sequence[tuple[Tensor, ...]]) -> PerToken:
         """The token values of the step, 0 where the mask is 0."""
         mask_T = self.batch.column("response_mask")
         columns = []
         for number in range(5):
             column_T = torch.zeros(self.batch.tokens, dtype=self.dtype, device=self.batch.device)
             if kept:
-                column_T[mask_T] = torch.cat([values[number] for _, values in sorted(kept.items(), key=itemgetter(0))])
+                column_T[mask_T] = torch.cat([values[number] for values in kept])
             columns.append(column_T)
         return PerToken(*columns)
 

@@ -34,7 +34,7 @@ RANK = {room: rank for rank, rooms in enumerate(LAYERS) for room in rooms}
 
 MATHS = ["ops", "stats", "kl", "advantages", "corrections", "losses"]
 MATHS_IMPORTS = {"collections", "dataclasses", "enum", "functools", "itertools", "math", "operator", "torch", "typing"}
-OPS_IMPORTS = MATHS_IMPORTS | {"concurrent", "contextlib", "contextvars", "numpy"}
+OPS_IMPORTS = MATHS_IMPORTS | {"contextlib", "numpy"}
 HEAVY = ["torch", "polars", "pyarrow", "matplotlib"]
 
 

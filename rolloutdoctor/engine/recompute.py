@@ -34,7 +34,7 @@ from rolloutdoctor.needs import (
 )
 from rolloutdoctor.objective import Objective, RolloutCorrection
 from rolloutdoctor.ops import segments as seg
-from rolloutdoctor.ops.threads import block_threads
+from rolloutdoctor.ops.threads import one_torch_thread
 from rolloutdoctor.reward_pass import log_ratios, mismatch_of, ratios_at_loss
 
 TOKEN_COLUMNS = ("advantages_re", "kl_re", "ratio_re", "loss_re", "grad_re")
@@ -79,7 +79,7 @@ def recompute(
     columns = _wanted(run, configured, objectives, options)
     work = _Work(run, configured, options, objectives)
     batches = run.batches(columns, steps=options.steps, split=options.split, dtype=dtype, progress=progress)
-    with block_threads():
+    with one_torch_thread():
         if path is None:
             for batch in batches:
                 work.add(batch.to(device), dtype, per_token=False)

@@ -11,7 +11,7 @@ from rolloutdoctor.errors import CannotComputeError, UsageError
 from rolloutdoctor.evaluation import Evaluation, evaluate_all
 from rolloutdoctor.io.run import LoggedMetrics, Run, StepRange
 from rolloutdoctor.objective import Objective
-from rolloutdoctor.ops.threads import block_threads
+from rolloutdoctor.ops.threads import one_torch_thread
 from rolloutdoctor.trainers.options import Layer
 
 AS_CONFIGURED = ""
@@ -114,7 +114,7 @@ def sweep(
     columns = frozenset[str]().union(*(each.columns for each in consumers))
     batches = run.batches(columns, steps=options.steps, split=options.split, dtype=dtype, progress=progress)
     show = Show(consumers, dtype)
-    with block_threads():
+    with one_torch_thread():
         for batch in batches:
             show.step(batch.to(device), metrics.at(batch.key))
             # Or this step would stay in memory while the next one is decoded.

@@ -8,7 +8,7 @@ from rolloutdoctor.objective import Surrogate
 
 def lengths(given: TokenInputs) -> Tensor:
     """Trained tokens of each row, float64 ``[N]``, 1 for a row without any."""
-    return given.offsets.diff().double().clamp(min=1)
+    return given.runs.lengths.double().clamp(min=1)
 
 
 def row_mean(given: TokenInputs, x_T: Tensor) -> Tensor:

@@ -18,7 +18,7 @@ class TokenInputs:
         old_T: ``[T]`` the log-probs that they are compared with.
         log_ratio_T: ``[T]`` policy minus old log-probs.
         advantage_T: ``[T]`` advantages.
-        offsets: ``[N+1]`` int64 row offsets.
+        runs: the tokens by row.
         gate_T: ``[T]`` detached multipliers of the policy term (importance weights, masks of tokens), or None for one.
         chosen_T: ``[T]`` bool, tokens that `rolloutdoctor.losses.selections` picked over the whole micro-batch, or
             None for kinds that pick none.
@@ -30,7 +30,7 @@ class TokenInputs:
     old_T: Tensor
     log_ratio_T: Tensor
     advantage_T: Tensor
-    offsets: Tensor
+    runs: seg.Runs
     gate_T: Tensor | None = None
     chosen_T: Tensor | None = None
     log_weight_N: Tensor | None = None
@@ -38,16 +38,16 @@ class TokenInputs:
     @classmethod
     def of(cls, log_ratio_T: Tensor, advantage_T: Tensor) -> "TokenInputs":
         """One row, every token trained, with log-ratio and advantage alone; the old log-probs are 0."""
-        offsets = torch.tensor([0, len(log_ratio_T)], device=log_ratio_T.device)
-        return cls(log_ratio_T, torch.zeros_like(log_ratio_T), log_ratio_T, advantage_T, offsets)
+        runs = seg.Runs(torch.tensor([0, len(log_ratio_T)], device=log_ratio_T.device))
+        return cls(log_ratio_T, torch.zeros_like(log_ratio_T), log_ratio_T, advantage_T, runs)
 
     def row_sum(self, x_T: Tensor) -> Tensor:
         """Sum over the tokens of each row, float64 ``[N]``."""
-        return seg.total(x_T, self.offsets)
+        return self.runs.total(x_T)
 
     def expand(self, x_N: Tensor) -> Tensor:
         """Give a row value to its tokens, in the dtype of the log-probs."""
-        return seg.expand(x_N.to(self.policy_T.dtype), self.offsets)
+        return self.runs.expand(x_N.to(self.policy_T.dtype))
 
     def gated(self, x_T: Tensor) -> Tensor:
         """`x_T` times the multipliers."""

@@ -18,26 +18,57 @@ if TYPE_CHECKING:
     from rolloutdoctor.batch import Groups
 
 
+class Runs:
+    """Runs that are reduced and filled many times: what the offsets say about them is worked out once.
+
+    Attributes:
+        offsets: ``[R+1]`` int64.
+        lengths: ``[R]`` int64.
+    """
+
+    def __init__(self, offsets: Tensor) -> None:
+        self.offsets, self.lengths = offsets, offsets.diff()
+        self._on_cpu = offsets.device.type == "cpu"
+        if self._on_cpu:
+            self._cuts, self._sizes = offsets.numpy(), self.lengths.numpy()
+            # Of an empty run numpy would give the value that follows it.
+            self._filled = self._sizes > 0
+            self._starts = self._cuts[:-1][self._filled]
+            self._some_empty = len(self._starts) < len(self._sizes)
+            # A count fits the integer that holds the longest run, and small integers add up fastest.
+            self._count = np.uint16 if self._sizes.max(initial=0) < 2**16 else np.int64
+
+    def __len__(self) -> int:
+        return len(self.lengths)
+
+    def total(self, x: Tensor) -> Tensor:
+        """Sum of each run, float64 ``[R]``; 0 for an empty run."""
+        if not self._on_cpu:
+            return torch.segment_reduce(x.double(), "sum", offsets=self.offsets, unsafe=True)
+        values = x.numpy()[: self._cuts[-1]]
+        if values.dtype == bool:
+            sums = np.add.reduceat(values.view(np.uint8), self._starts, dtype=self._count).astype(np.float64)
+        else:
+            sums = np.add.reduceat(values, self._starts, dtype=np.float64)
+        if self._some_empty:
+            filled, sums = sums, np.zeros(len(self))
+            sums[self._filled] = filled
+        return torch.from_numpy(sums)
+
+    def expand(self, x_R: Tensor) -> Tensor:
+        """Repeat the value of each run over its elements: ``[R] -> [offsets[-1]]``."""
+        if not self._on_cpu:
+            return torch.repeat_interleave(x_R, self.lengths, output_size=int(self.offsets[-1]))
+        return torch.from_numpy(np.repeat(x_R.numpy(), self._sizes))
+
+
 def total(x: Tensor, offsets: Tensor) -> Tensor:
     """Sum of each run, float64 ``[R]``; 0 for an empty run.
 
     >>> total(torch.tensor([1.0, 2.0, 4.0]), torch.tensor([0, 2, 2, 3])).tolist()
     [3.0, 0.0, 4.0]
     """
-    if x.device.type != "cpu":
-        return torch.segment_reduce(x.double(), "sum", offsets=offsets, unsafe=True)
-    values, cuts = x.numpy(), offsets.numpy()
-    # Of an empty run numpy would give the value that follows it.
-    filled = cuts[1:] > cuts[:-1]
-    sums = np.zeros(len(filled))
-    if values.dtype == bool:
-        # A count fits the integer that holds the longest run, and small integers add up fastest.
-        kind: type[np.generic] = np.uint16 if (cuts[1:] - cuts[:-1]).max(initial=0) < 2**16 else np.int64
-        values = values.view(np.uint8)
-    else:
-        kind = np.float64
-    sums[filled] = np.add.reduceat(values[: cuts[-1]], cuts[:-1][filled], dtype=kind)
-    return torch.from_numpy(sums)
+    return Runs(offsets).total(x)
 
 
 def high(x: Tensor, offsets: Tensor) -> Tensor:
@@ -56,9 +87,7 @@ def expand(x_R: Tensor, offsets: Tensor) -> Tensor:
     >>> expand(torch.tensor([5.0, 7.0]), torch.tensor([0, 2, 3])).tolist()
     [5.0, 5.0, 7.0]
     """
-    if x_R.device.type != "cpu":
-        return torch.repeat_interleave(x_R, offsets.diff(), output_size=int(offsets[-1]))
-    return torch.from_numpy(np.repeat(x_R.numpy(), np.diff(offsets.numpy())))
+    return Runs(offsets).expand(x_R)
 
 
 def pick(x: Tensor, chosen: Tensor) -> Tensor:

@@ -121,7 +121,8 @@ class ZeroStdKl(Rule[ZeroStdTally]):
         assert rows.length_N is not None
         dead_N = rows.zero_std_N
         dead_groups = int((step.group_sum(dead_N) > 0).sum())
-        exact = tokens.logits_sq_N
+        exact, low_N = tokens.logits_sq_N, tokens.logits_low_sq_N
+        assert low_N is not None  # the evaluation as configured is the reference
         kl_loss_N = tokens.kl_loss_N * tokens.weight_N
         all_dead = bool(dead_N.all()) and len(dead_N) > 0
         grad_norm = self._logged_norm(step) if all_dead else None
@@ -144,8 +145,8 @@ class ZeroStdKl(Rule[ZeroStdTally]):
             dead_kl_loss=float(kl_loss_N[dead_N].sum()),
             logits_sq=0.0 if exact is None else float(exact.sum()),
             dead_logits_sq=0.0 if exact is None else float(exact[dead_N].sum()),
-            logits_low_sq=float(tokens.logits_low_sq_N.sum()),
-            dead_logits_low_sq=float(tokens.logits_low_sq_N[dead_N].sum()),
+            logits_low_sq=float(low_N.sum()),
+            dead_logits_low_sq=float(low_N[dead_N].sum()),
             exact_logits_steps=0 if exact is None else 1,
             steps=1,
             dead_steps=int(all_dead),

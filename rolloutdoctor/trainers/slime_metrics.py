@@ -136,7 +136,7 @@ def _train(evaluation: Evaluation, rows: RowPart, tokens: TokenPart) -> dict[str
         sampler_T = batch.column("rollout_log_probs").to(dtype)
         compared_T = policy_T if objective.surrogate.old == "rollout_log_probs" else old_T
         found["train/train_rollout_logprob_abs_diff"] = reduced((compared_T - sampler_T).abs(), kept_T)
-    given = TokenInputs(policy_T, old_T, policy_T - old_T, policy_T, batch.rows)
+    given = TokenInputs(policy_T, old_T, policy_T - old_T, policy_T, seg.Runs(batch.rows))
     if made is not None or any(gate.kind == "importance" for gate in objective.gates):
         log_ratio_T = given.log_ratio_T
         if objective.surrogate.level == "sequence":

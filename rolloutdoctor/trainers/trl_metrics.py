@@ -226,7 +226,7 @@ def _sampling(evaluation: Evaluation, gate: Gate) -> dict[str, float]:
         torch.where(mask_T, batch.column(name).to(dtype), 0.0) for name in ("old_log_probs", gate.against)
     )
     difference_T = trainer_T - sampler_T
-    given = TokenInputs(trainer_T, sampler_T, difference_T, trainer_T, batch.rows)
+    given = TokenInputs(trainer_T, sampler_T, difference_T, trainer_T, seg.Runs(batch.rows))
     weight = weights(difference_T, given, gate)
     found: dict[str, list[float]] = {}
     for part_N in _generations(evaluation):
