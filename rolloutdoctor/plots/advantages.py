@@ -84,7 +84,7 @@ def draw_by_step(data: AdvantagesData) -> Figure:
     bins = on_one_grid(parts)
     shares = [[count / max(part.total, 1) for count in counts] for part, counts in zip(parts, bins.counts, strict=True)]
     edges = [center - bins.width / 2 for center in bins.centers] + [bins.centers[-1] + bins.width / 2]
-    scale = 1.25 / max(map(max, shares))
+    scale = 0.94 / max(map(max, shares))
     names = []
     for position, band in enumerate(data.bands):
         base = len(data.bands) - 1 - position

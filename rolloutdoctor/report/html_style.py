@@ -57,6 +57,7 @@ code { font: .92em ui-monospace, "DejaVu Sans Mono", monospace; }
 footer { color: var(--soft); padding: 2rem 1rem; }
 @media (max-width: 40rem) { body { font-size: 15px; } article { padding: .75rem; }
   .scroll svg { min-width: 34rem; } }
-@media print { nav, .skip { display: none; } article, figure { break-inside: avoid; } body { font-size: 10.5pt; }
-  a { text-decoration: none; } .scroll { overflow: visible; } }
+@media print { nav, .skip { display: none; } figure, tr, .measures div { break-inside: avoid; }
+  h2, h3, h4, summary { break-after: avoid; } body { font-size: 10.5pt; } a { text-decoration: none; }
+  .scroll { overflow: visible; } table { width: 100%; } th { white-space: normal; } td { overflow-wrap: normal; } }
 """
