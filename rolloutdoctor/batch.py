@@ -47,6 +47,11 @@ class Groups:
         torch.cumsum(sizes_G, 0, out=offsets[1:])
         return cls(index_N, torch.argsort(index_N, stable=True), offsets)
 
+    @cached_property
+    def runs(self) -> seg.Runs:
+        """The groups as runs of `order_N`."""
+        return seg.Runs(self.offsets)
+
     @property
     def size_G(self) -> Tensor:
         """``[G]`` int64, rows per group."""

@@ -113,7 +113,7 @@ def above(x: Tensor, bound: float) -> Tensor:
 
 def group_total(x_N: Tensor, groups: "Groups") -> Tensor:
     """Sum over the rows of each group, float64 ``[G]``."""
-    return total(pick(x_N, groups.order_N), groups.offsets)
+    return groups.runs.total(pick(x_N, groups.order_N))
 
 
 def group_mean(x_N: Tensor, groups: "Groups", vote_N: Tensor) -> Tensor:
