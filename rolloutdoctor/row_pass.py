@@ -12,7 +12,8 @@ from rolloutdoctor.advantages.scores import Scores
 from rolloutdoctor.advantages.slime import discounted_returns, whiten
 from rolloutdoctor.advantages.table import ESTIMATORS, TOKEN_ESTIMATORS
 from rolloutdoctor.batch import TRAIN, Groups, RolloutBatch
-from rolloutdoctor.needs import WHOLE_COLUMNS, advantage_columns, reward_kl_columns
+from rolloutdoctor.losses.aggregation import Layout
+from rolloutdoctor.needs import LAYOUT_COLUMNS, WHOLE_COLUMNS, advantage_columns, reward_kl_columns
 from rolloutdoctor.objective import KlBuffer, Objective, RowSet, Scope
 from rolloutdoctor.ops import segments as seg
 from rolloutdoctor.reward_pass import (
@@ -89,7 +90,8 @@ def evaluate_rows(batch: RolloutBatch, objective: Objective, dtype: torch.dtype 
     clean_N = torch.where(vote_N, score_N, 0.0)
     named = named_scores(batch, objective, dtype)
     counted_N = torch.zeros_like(score_N) if length_N is None else length_N
-    scores = Scores(clean_N, vote_N, counted_N, groups, {key: torch.where(vote_N, x, 0.0) for key, x in named.items()})
+    clean = {key: torch.where(vote_N, x, 0.0) for key, x in named.items()}
+    scores = Scores(clean_N, vote_N, counted_N, groups, clean, _scaled_together(batch, objective))
     found = ESTIMATORS[objective.advantage.estimator](scores, objective.advantage)
     partial = objective.advantage.estimator == "normalize_then_sum"
     value_N = whiten(found.value_N, counted_N) if objective.advantage.whitened else found.value_N
@@ -104,6 +106,26 @@ def evaluate_rows(batch: RolloutBatch, objective: Objective, dtype: torch.dtype 
         baseline_N=found.baseline_N,
         weight_T=weight_T,
     )
+
+
+def in_separate_batches(batch: RolloutBatch, objective: Objective) -> bool:
+    """True if every micro-batch of the step is generated, normalised and taken as a loss by itself (evaluation)."""
+    return batch.split != TRAIN and objective.aggregation.eval_batches
+
+
+def layout_of(batch: RolloutBatch, *, separate: bool) -> Layout:
+    """How a step was cut up, from the columns that are there."""
+    columns = (batch.per_row.get(name) for name in LAYOUT_COLUMNS)
+    prompts = None if batch.groups is None else len(batch.groups)
+    return Layout.of(batch.rows, *columns, separate=separate, prompts=prompts)
+
+
+def _scaled_together(batch: RolloutBatch, objective: Objective) -> Groups | None:
+    """Rows that a scale over the batch is taken over; None: all of them."""
+    if not in_separate_batches(batch, objective):
+        return None
+    # The rewards of all ranks are gathered before they are normalised.
+    return Groups.of(layout_of(batch, separate=True).forward_N)
 
 
 def _over_all_tokens(

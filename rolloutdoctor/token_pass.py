@@ -12,7 +12,7 @@ import torch
 from torch import Tensor
 
 from rolloutdoctor import kl
-from rolloutdoctor.batch import TRAIN, RolloutBatch
+from rolloutdoctor.batch import RolloutBatch
 from rolloutdoctor.corrections.inside import inside_the_loss
 from rolloutdoctor.losses.aggregation import Layout, row_weights
 from rolloutdoctor.losses.gates import high_entropy, importance_of_rows, product
@@ -20,11 +20,10 @@ from rolloutdoctor.losses.levels import row_mean
 from rolloutdoctor.losses.selections import SELECTIONS
 from rolloutdoctor.losses.surrogates import SURROGATES
 from rolloutdoctor.losses.terms import PolicyTerm, TokenInputs
-from rolloutdoctor.needs import LAYOUT_COLUMNS
 from rolloutdoctor.objective import Aggregation, KlTerm
 from rolloutdoctor.ops import segments as seg
 from rolloutdoctor.reward_pass import mismatch_of, ratios_at_loss
-from rolloutdoctor.row_pass import RowPart, in_scope
+from rolloutdoctor.row_pass import RowPart, in_scope, in_separate_batches, layout_of
 from rolloutdoctor.token_blocks import Block, blocks_of, whole
 from rolloutdoctor.token_part import PerToken, TokenPart
 
@@ -39,9 +38,10 @@ def token_pass(
     batch: RolloutBatch, parts: Mapping[str, RowPart], dtype: torch.dtype, per_token: Collection[str]
 ) -> dict[str, tuple[TokenPart, PerToken | None]]:
     """Run the second pass for all objectives, block by block; token values are kept of those in `per_token`."""
-    layouts = {separate: _layout(batch, separate) for separate in {_separate(batch, part) for part in parts.values()}}
+    apart = {name: in_separate_batches(batch, part.objective) for name, part in parts.items()}
+    layouts = {separate: layout_of(batch, separate=separate) for separate in set(apart.values())}
     passes = {
-        name: _Pass(part, batch, layouts[_separate(batch, part)], dtype, per_token=name in per_token)
+        name: _Pass(part, batch, layouts[apart[name]], dtype, per_token=name in per_token)
         for name, part in parts.items()
     }
     reference, *others = passes.values()
@@ -52,17 +52,6 @@ def token_pass(
         for other in others:
             other.add_compared(block, grad_T)
     return {name: each.result() for name, each in passes.items()}
-
-
-def _separate(batch: RolloutBatch, part: RowPart) -> bool:
-    """True if every micro-batch is a loss of its own."""
-    return batch.split != TRAIN and part.objective.aggregation.eval_batches
-
-
-def _layout(batch: RolloutBatch, separate: bool) -> Layout:
-    columns = (batch.per_row.get(name) for name in LAYOUT_COLUMNS)
-    prompts = None if batch.groups is None else len(batch.groups)
-    return Layout.of(batch.rows, *columns, separate=separate, prompts=prompts)
 
 
 def _inside(block: Block, rows_N: Tensor, x_T: Tensor) -> Tensor:

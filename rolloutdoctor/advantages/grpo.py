@@ -24,8 +24,10 @@ def grpo(scores: Scores, rule: AdvantageRule) -> Advantages:
         # The only voter has no standard deviation; verl divides its raw score by 1 + epsilon.
         scale_N = torch.where(scores.voters_N > 1, scores.std_N(), 1.0) + rule.epsilon
     elif rule.scale == "batch":
-        voting = scores.score_N[scores.vote_N]
-        scale_N = (voting.std() if len(voting) > 1 else torch.zeros_like(scores.score_N).sum()) + rule.epsilon
+        batches = scores.whole
+        std_B = seg.group_std(scores.score_N, batches, scores.vote_N)
+        std_B = torch.where(seg.group_total(scores.vote_N, batches) > 1, std_B, 0.0)
+        scale_N = std_B[batches.index_N] + rule.epsilon
     else:
         scale_N = torch.ones_like(centred_N)
     raw = lone_voter(scores, Advantages(centred_N, mean_N), rule.lone)

@@ -20,4 +20,5 @@ def rloo(scores: Scores, rule: AdvantageRule) -> Advantages:
     found = lone_voter(scores, Advantages(value_N, scores.score_N - value_N), rule.lone)
     if not rule.normalised:
         return found
-    return found._replace(value_N=over_batch(found.value_N, scores.vote_N & (voters_N > 1), rule.epsilon))
+    able_N = scores.vote_N & (voters_N > 1)
+    return found._replace(value_N=over_batch(found.value_N, able_N, rule.epsilon, scores.whole))

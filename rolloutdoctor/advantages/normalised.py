@@ -4,22 +4,20 @@ import torch
 from torch import Tensor
 
 from rolloutdoctor.advantages.scores import Advantages, Scores
+from rolloutdoctor.batch import Groups
 from rolloutdoctor.objective import AdvantageRule
 from rolloutdoctor.ops import segments as seg
 
 
-def over_batch(x_N: Tensor, vote_N: Tensor, epsilon: float) -> Tensor:
-    """``(x - mean) / (std + epsilon)`` over the voters, 0 for the rest, ``[N]`` float64.
+def over_batch(x_N: Tensor, vote_N: Tensor, epsilon: float, batches: Groups) -> Tensor:
+    """``(x - mean) / (std + epsilon)`` over the voters of the row's batch, 0 for the rest, ``[N]`` float64.
 
     A single voter among several rows has no standard deviation, so it gets 0, as any row does that is alone.
     """
-    voting = x_N[vote_N]
-    if len(voting) < 2:
-        return torch.zeros_like(x_N)
-    # From the smallest value, so that equal values have exactly no spread.
-    excess = voting - voting.min()
-    scaled = (excess - excess.mean()) / (excess.std() + epsilon)
-    return torch.zeros_like(x_N).masked_scatter(vote_N, scaled)
+    mean_N = seg.group_mean(x_N, batches, vote_N)[batches.index_N]
+    std_N = seg.group_std(x_N, batches, vote_N)[batches.index_N]
+    able_N = vote_N & (seg.group_total(vote_N, batches) > 1)[batches.index_N]
+    return torch.where(able_N, (x_N - mean_N) / (std_N + epsilon), 0.0)
 
 
 def normalize_then_sum(scores: Scores, rule: AdvantageRule) -> Advantages:
@@ -43,4 +41,4 @@ def normalize_then_sum(scores: Scores, rule: AdvantageRule) -> Advantages:
         able_N = has_N & ~std_N.isnan()
         sum_N += weight * torch.where(able_N, (clean_N - mean_N) / (std_N + rule.epsilon), 0.0)
         baseline_N += weight * torch.where(has_N, mean_N, 0.0)
-    return Advantages(over_batch(sum_N, scores.vote_N, rule.epsilon), baseline_N)
+    return Advantages(over_batch(sum_N, scores.vote_N, rule.epsilon, scores.whole), baseline_N)

@@ -21,6 +21,7 @@ class Scores:
         length_N: ``[N]`` int64, trained tokens of the row.
         groups: rows gathered by prompt.
         named: reward function to ``[N]`` float64, for estimators that normalise one by one.
+        batches: rows gathered by the batch over which scales are taken; None: all of them are one.
     """
 
     score_N: Tensor
@@ -28,6 +29,7 @@ class Scores:
     length_N: Tensor
     groups: Groups
     named: Mapping[str, Tensor] = field(default_factory=dict)
+    batches: Groups | None = None
 
     def of(self, score_N: Tensor) -> "Scores":
         """The same rows with another score."""
@@ -45,6 +47,11 @@ class Scores:
     def mean_N(self) -> Tensor:
         """``[N]`` mean score of the voters in the row's group."""
         return seg.group_mean(self.score_N, self.groups, self.vote_N)[self.groups.index_N]
+
+    @property
+    def whole(self) -> Groups:
+        """Rows gathered by the batch over which scales are taken."""
+        return Groups.of(torch.zeros_like(self.groups.index_N)) if self.batches is None else self.batches
 
     def std_N(self) -> Tensor:
         """``[N]`` unbiased standard deviation of the voters in the row's group; NaN below two."""

@@ -118,9 +118,6 @@ def test_grpo_in_evaluation(variant, size, dtype):
     """Every batch of an evaluation is normalised by itself; groups of one have advantage 0."""
     batch = batch_of(5, dtype, size=size, split="eval")
     batch = replace(batch, per_row={**batch.per_row, "micro_batch_id": torch.tensor([0] * 4 + [1] * 4 + [2] * 4)})
-    if variant == "batch":
-        # One batch: the standard deviation of the step is that of its evaluation batch.
-        batch = replace(batch, per_row={"reward": batch.per_row["reward"]})
     check("trl", batch, GRPO[variant] | {"num_generations_eval": size}, dtype)
 
 

@@ -82,7 +82,8 @@ GRPO = {
     "vespo": {"loss_type": "vespo", "num_iterations": 2, "steps": 2},
     "rows": {"loss_type": "grpo", "importance_sampling_level": "sequence", "num_iterations": 2, "steps": 2},
     "truncated": {"mask_truncated_completions": True, "evaluate": True, "eval_prompts": 8},
-    "batch": {"scale_rewards": "batch"},
+    # Every batch of an evaluation is scaled by itself.
+    "batch": {"scale_rewards": "batch", "evaluate": True, "eval_prompts": 7},
     "two rewards": {"rewards": (shade, sometimes), "reward_weights": [0.5, 2.0]},
 }
 
@@ -114,7 +115,7 @@ def test_grpo(tmp_path, name):
 RLOO = {
     "evaluation": {"evaluate": True, "eval_prompts": 8},
     "a remainder": {"evaluate": True, "eval_prompts": 7, "steps": 2},
-    "normalised": {"normalize_advantages": True, "num_iterations": 2, "steps": 4},
+    "normalised": {"normalize_advantages": True, "num_iterations": 2, "steps": 4, "evaluate": True, "eval_prompts": 7},
     "clamped": {"reward_clip_range": [0.1, 0.4], "steps": 3},
     "no reference": {"beta": 0.0, "num_iterations": 2, "steps": 2},
     "truncated": {"mask_truncated_completions": True, "evaluate": True, "eval_prompts": 8},
