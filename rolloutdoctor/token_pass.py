@@ -30,8 +30,9 @@ from rolloutdoctor.token_part import PerToken, TokenPart
 _DERIVATIVE = ("grad_l1_N", "grad_sq_N", "versus_l1_N", "versus_dot_N")
 _SHARED = {"versus_l1_N": "grad_l1_N", "versus_dot_N": "grad_sq_N"}
 """Sum of a comparison to the sum of the reference's derivative that it is where only one side, or both, has that."""
-_OPTIONAL = ("drift_N", "clipped_N", "capped_N", "logged_N", "logits_low_sq_N", "logits_sq_N")
-_NOT_SUMMED = ("layout", "weight_N", "policy_weight_N", "counted_N", "kl_loss_N", *_OPTIONAL)
+_OPTIONAL = ("drift_N", "clipped_N", "capped_N", "logged_N")
+_LOGITS = ("logits_low_sq_N", "logits_sq_N")
+_NOT_SUMMED = ("layout", "weight_N", "policy_weight_N", "counted_N", "kl_loss_N", *_OPTIONAL, *_LOGITS)
 
 
 def token_pass(
@@ -340,8 +341,8 @@ class _Pass:
             clipped_N=found["clipped_N"],
             capped_N=found["capped_N"],
             logged_N=found["logged_N"],
-            logits_low_sq_N=found["logits_low_sq_N"] if self.reference is None else None,
-            logits_sq_N=found["logits_sq_N"] if self.reference is None else None,
+            logits_low_sq_N=self.sums.get("logits_low_sq_N", zero_N) if self.reference is None else None,
+            logits_sq_N=self.sums.get("logits_sq_N"),
             **sums,
         )
         return tokens, None if self.kept is None else self._per_token(self.kept)

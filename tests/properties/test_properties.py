@@ -157,7 +157,7 @@ def test_the_size_of_a_block_does_not_matter(trainer, block, seed):
     objectives = {"": mine, "fixed": choose("rejected-rows").apply(mine)}
     wanted = evaluate_all(batch, objectives, dtype=torch.float64, per_token=True)["fixed"]
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr("rolloutdoctor.token_pass.BLOCK_TOKENS", block)
+        patch.setattr("rolloutdoctor.token_blocks.BLOCK_TOKENS", block)
         found = evaluate_all(batch, objectives, dtype=torch.float64, per_token=True)["fixed"]
     for name in ("grad_T", "kl_T", "ratio_T", "loss_T", "advantage_T"):
         assert torch.equal(getattr(found.per_token, name), getattr(wanted.per_token, name))
