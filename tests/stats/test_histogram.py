@@ -65,7 +65,7 @@ def test_terminal_histograms_degrade_to_ascii():
     plain = drawn(values, Style(unicode=False), other=values)
     assert all(line.isascii() for line in plain)
     assert plain[0] == plain[1]
-    assert len(plain) == 3
+    assert len(plain) == 4
     assert max(map(len, drawn(values, Style(width=60)))) <= 60
     assert drawn(Histogram(nonfinite=3), Style()) == ["no finite value"]
     # A bin with one value is never blank.
