@@ -68,7 +68,7 @@ def _mean(ratios: LogRatios, rule: ImportanceWeights, bounded_T: Tensor, togethe
     else:
         sum_N, count_N = ratios.row_mean(bounded_T), ratios.filled_N
     if together_N is not None:
-        sums, counts = (torch.bincount(together_N, weights=x_N.double()) for x_N in (sum_N, count_N))
+        sums, counts = (seg.total_by(together_N, x_N) for x_N in (sum_N, count_N))
         return (sums / counts)[together_N]
     # One process alone uses a masked mean for tokens, which adds 1e-8 to the count.
     added = 1e-8 if rule.level == "token" else 0.0

@@ -72,7 +72,7 @@ class LogRatios:
         """Sum over the rows of each part, ``[M]`` float64."""
         if self.part_N is None:
             return x_N.double().sum().reshape(1)
-        return torch.bincount(self.part_N, weights=x_N.double())
+        return seg.total_by(self.part_N, x_N)
 
     def to_rows(self, x_M: Tensor) -> Tensor:
         """Give the value of a part to its rows, ``[N]``."""

@@ -124,10 +124,10 @@ def _factor(rows: Rows, weight_T: Tensor, level: str) -> Tensor:
     """What the weights of a micro-batch are divided by, ``[N]`` float64: their mean over tokens, or over rows."""
     micro_N = rows.micro_N
     if level == "token":
-        total_M = torch.bincount(micro_N, weights=rows.row_sum(weight_T))
-        count_M = torch.bincount(micro_N, weights=rows.row_sum(rows.mask_T)).clamp(min=1)
+        total_M = seg.total_by(micro_N, rows.row_sum(weight_T))
+        count_M = seg.total_by(micro_N, rows.row_sum(rows.mask_T)).clamp(min=1)
     else:
-        total_M = torch.bincount(micro_N, weights=rows.row_mean(weight_T))
+        total_M = seg.total_by(micro_N, rows.row_mean(weight_T))
         count_M = torch.bincount(micro_N).clamp(min=1)
     mean_M = total_M / count_M
     return torch.where(mean_M > 1e-8, mean_M, 1.0)[micro_N]

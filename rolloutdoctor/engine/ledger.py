@@ -227,7 +227,7 @@ def tallies(changes: Mapping[str, Tensor], index_N: Tensor, count: int) -> list[
     parts: dict[str, list[float]] = {}
     for name in ADDED:
         values_N = changes[name].double().cpu() if name in changes else zero_N
-        parts[name] = torch.bincount(index_N, weights=values_N, minlength=count).tolist()
+        parts[name] = seg.total_by(index_N, values_N, count).tolist()
     for names, reduction, start in ((HIGHEST, "amax", 0.0), (LOWEST, "amin", math.inf)):
         for name in names:
             if name in changes:

@@ -11,6 +11,7 @@ import torch
 from torch import Tensor
 
 from rolloutdoctor.objective import Aggregation
+from rolloutdoctor.ops import segments as seg
 
 
 @dataclass(frozen=True, eq=False)
@@ -120,7 +121,7 @@ class Layout:
 
 def _summed(index_N: Tensor, x_N: Tensor) -> Tensor:
     """Sum of `x_N` over rows of equal index, told to every row."""
-    return torch.bincount(index_N, weights=x_N.double())[index_N]
+    return seg.total_by(index_N, x_N)[index_N]
 
 
 def _numbered(*parts_N: Tensor) -> Tensor:

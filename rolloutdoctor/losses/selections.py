@@ -12,6 +12,7 @@ from torch import Tensor
 from rolloutdoctor.errors import CannotComputeError
 from rolloutdoctor.losses.terms import TokenInputs
 from rolloutdoctor.objective import Surrogate
+from rolloutdoctor.ops import segments as seg
 
 
 def band(given: TokenInputs, micro_T: Tensor, rule: Surrogate) -> Tensor:
@@ -30,7 +31,7 @@ def band(given: TokenInputs, micro_T: Tensor, rule: Surrogate) -> Tensor:
     covariance_T = _covariance(given, micro_T)
     inside_T = (covariance_T > rule.numbers["lower"]) & (covariance_T < rule.numbers["upper"])
     chosen_T = inside_T & ~clipped_T
-    count_M, found_M = (torch.bincount(micro_T, weights=x_T.double()) for x_T in (torch.ones_like(ratio_T), chosen_T))
+    count_M, found_M = (seg.total_by(micro_T, x_T) for x_T in (torch.ones_like(ratio_T), chosen_T))
     wanted_M = (rule.numbers["ratio"] * count_M).floor().clamp(min=1)
     drawn_M = found_M > wanted_M
     if bool(drawn_M.any()):
@@ -70,7 +71,7 @@ def _covariance(given: TokenInputs, micro_T: Tensor) -> Tensor:
     count_M = torch.bincount(micro_T).double()
 
     def centred(x_T: Tensor) -> Tensor:
-        mean_M = torch.bincount(micro_T, weights=x_T.double()) / count_M
+        mean_M = seg.total_by(micro_T, x_T) / count_M
         return x_T - mean_M[micro_T].to(x_T.dtype)
 
     return centred(given.advantage_T) * centred(given.policy_T)

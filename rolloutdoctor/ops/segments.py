@@ -90,6 +90,24 @@ def expand(x_R: Tensor, offsets: Tensor) -> Tensor:
     return Runs(offsets).expand(x_R)
 
 
+def total_by(index: Tensor, x: Tensor, count: int = 0) -> Tensor:
+    """Sum of the values at every index, float64, of as many indices as there are, and at least `count`.
+
+    >>> total_by(torch.tensor([1, 0, 1]), torch.tensor([1.0, 2.0, 4.0])).tolist()
+    [2.0, 5.0]
+    """
+    if x.device.type == "cpu":
+        return torch.bincount(index, weights=x.double(), minlength=count)
+    return _total_by_sorting(index, x, count)
+
+
+def _total_by_sorting(index: Tensor, x: Tensor, count: int) -> Tensor:
+    """The same in a fixed order: on a GPU bincount adds up weights as they come."""
+    counts = torch.bincount(index, minlength=count)
+    offsets = torch.cat([counts.new_zeros(1), counts.cumsum(0)])
+    return Runs(offsets).total(x[torch.argsort(index, stable=True)])
+
+
 def pick(x: Tensor, chosen: Tensor) -> Tensor:
     """The values at chosen places: those of a mask in their order, or those of indices in the order of these.
 

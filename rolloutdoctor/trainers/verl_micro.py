@@ -15,10 +15,10 @@ def over_micro_batches(name: str, value_N: "Tensor", layout: "Layout") -> float:
     The mean over the micro-batches and ranks of a mini-batch; of these the largest where the name holds ``max``, the
     smallest where it holds ``min``, else the mean. Source: verl ``Metric.aggregate_dp`` and ``reduce_metrics``.
     """
-    import torch
+    from rolloutdoctor.ops import segments as seg
 
     share_N = 1 / (layout.micro_rows_N * layout.micros_N)
-    mean_S = torch.bincount(layout.optim_N, weights=value_N.double() * share_N)
+    mean_S = seg.total_by(layout.optim_N, value_N.double() * share_N)
     if "max" in name:
         return float(mean_S.max())
     return float(mean_S.min() if "min" in name else mean_S.mean())

@@ -91,3 +91,12 @@ def test_equal_values_have_exactly_that_mean(value, size):
 def test_counts_do_not_overflow(length):
     mask_T = torch.ones(length + 3, dtype=torch.bool)
     assert seg.total(mask_T, torch.tensor([0, 3, 3, length + 3])).tolist() == [3.0, 0.0, float(length)]
+
+
+@pytest.mark.parametrize("count", [0, 7])
+def test_totals_by_index(count):
+    """By sorting, as on a GPU, as by counting."""
+    index_N, x_N = torch.tensor([3, 0, 3, 1, 0]), torch.tensor([1.0, 2.0, 4.0, 8.0, 16.0])
+    by_counting = seg.total_by(index_N, x_N, count)
+    assert by_counting.tolist() == [18.0, 8.0, 0.0, 5.0] + [0.0] * (count - 4)
+    assert torch.equal(seg._total_by_sorting(index_N, x_N, count), by_counting)
