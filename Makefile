@@ -14,7 +14,7 @@ demo: $(VENV)/.core
 		echo "\n$$run"; $(BIN)/rolloutdoctor check sample_data/$$run.parquet --format concise --exit-zero; done
 
 test: $(VENV)/.dev
-	$(BIN)/python -m pytest
+	$(BIN)/python -m pytest -n 2
 
 parity: $(VENV)/.dev
 	$(BIN)/python tests/proof/table.py
