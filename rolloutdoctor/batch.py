@@ -200,12 +200,12 @@ class RolloutBatch:
 
     def blocks(self, tokens: int) -> Iterator[tuple[slice, slice]]:
         """Cut the batch into runs of whole rows of about `tokens` tokens: pairs of row and token slices."""
-        offsets = self.rows.tolist()
         start = 0
-        for row in range(1, len(offsets)):
-            if offsets[row] - offsets[start] >= tokens or row == len(offsets) - 1:
-                yield slice(start, row), slice(offsets[start], offsets[row])
-                start = row
+        while start < len(self):
+            begin = int(self.rows[start])
+            stop = min(int(torch.searchsorted(self.rows, begin + tokens)), len(self))
+            yield slice(start, stop), slice(begin, int(self.rows[stop]))
+            start = stop
 
 
 STAND_INS = {

@@ -27,9 +27,6 @@ from rolloutdoctor.row_pass import RowPart, in_scope, in_separate_batches, layou
 from rolloutdoctor.token_blocks import Block, blocks_of, whole
 from rolloutdoctor.token_part import PerToken, TokenPart
 
-_DERIVATIVE = ("grad_l1_N", "grad_sq_N", "versus_l1_N", "versus_dot_N")
-_SHARED = {"versus_l1_N": "grad_l1_N", "versus_dot_N": "grad_sq_N"}
-"""Sum of a comparison to the sum of the reference's derivative that it is where only one side, or both, has that."""
 _OPTIONAL = ("drift_N", "clipped_N", "capped_N", "logged_N")
 _LOGITS = ("logits_low_sq_N", "logits_sq_N")
 _NOT_SUMMED = ("layout", "weight_N", "policy_weight_N", "counted_N", "kl_loss_N", *_OPTIONAL, *_LOGITS)
@@ -298,31 +295,28 @@ class _Pass:
             self.sums[name] = torch.zeros(len(self.batch), dtype=torch.float64, device=self.batch.device)
         self.sums[name][block.rows] = sums_n
 
-    def _summed(self, name: str) -> Tensor | None:
-        """Sums of all rows, ``[N]`` float64, those shared with the reference included; None if there are none."""
-        mine_N = self.sums.get(name)
+    def _all_sums(self) -> dict[str, Tensor]:
+        """Sums of all rows, ``[N]`` float64: those shared with the reference included, and the comparison with it."""
         if self.reference is None:
-            return mine_N
-        own_N, theirs = self.differs_N & ~self.still_N, self.reference.sums
-        shared_N = theirs.get(_SHARED.get(name, name))
-        if name in _DERIVATIVE and shared_N is not None:
-            # What does not differ has the reference's derivative; what is still has none.
-            at_still_N, elsewhere_N = torch.zeros_like(shared_N), shared_N
-            if name == "versus_l1_N":
-                at_still_N, elsewhere_N = elsewhere_N, at_still_N
-            shared_N = torch.where(self.still_N, at_still_N, elsewhere_N)
-        if mine_N is None or shared_N is None:
-            return shared_N if mine_N is None and not bool(own_N.all()) else mine_N
-        return torch.where(own_N, mine_N, shared_N)
+            return {**self.sums, "versus_dot_N": self.sums["grad_sq_N"]} if self.sums else {}
+        # A row that does not differ has the reference's derivative, and one that is still has none.
+        theirs = {name: sum_N for name, sum_N in self.reference.sums.items() if name not in _LOGITS}
+        if theirs:
+            none_N = torch.zeros_like(theirs["grad_l1_N"])
+            l1_N, sq_N = (torch.where(self.still_N, none_N, theirs[name]) for name in ("grad_l1_N", "grad_sq_N"))
+            theirs |= {"versus_l1_N": torch.where(self.still_N, theirs["grad_l1_N"], none_N), "versus_dot_N": sq_N}
+            theirs |= {"grad_l1_N": l1_N, "grad_sq_N": sq_N}
+        own_N = self.differs_N & ~self.still_N
+        if bool(own_N.all()):
+            return self.sums
+        return {name: torch.where(own_N, self.sums.get(name, sum_N), sum_N) for name, sum_N in theirs.items()}
 
     def result(self) -> tuple[TokenPart, PerToken | None]:
         """Put the blocks together."""
         zero_N = torch.zeros(len(self.batch), dtype=torch.float64, device=self.batch.device)
         names = [name for name in TokenPart.__dataclass_fields__ if name not in _NOT_SUMMED]
-        found = {name: self._summed(name) for name in (*names, *_OPTIONAL)}
-        sums = {name: zero_N if (x_N := found[name]) is None else x_N for name in names}
-        if self.reference is None:
-            sums["versus_dot_N"] = sums["grad_sq_N"]
+        found = self._all_sums()
+        sums = {name: found.get(name, zero_N) for name in names}
         kl_loss_N = torch.where(self.kl_N, sums["kl_N"] * self.coef, 0.0)
         if self.objective.surrogate.counts_empty and self.advantage_N is not None:
             # No token carries the term of an empty row.
@@ -337,12 +331,12 @@ class _Pass:
             policy_weight_N=self.of_policy_N,
             counted_N=self.counted_N,
             kl_loss_N=kl_loss_N,
-            drift_N=found["drift_N"],
-            clipped_N=found["clipped_N"],
-            capped_N=found["capped_N"],
-            logged_N=found["logged_N"],
-            logits_low_sq_N=self.sums.get("logits_low_sq_N", zero_N) if self.reference is None else None,
-            logits_sq_N=self.sums.get("logits_sq_N"),
+            drift_N=found.get("drift_N"),
+            clipped_N=found.get("clipped_N"),
+            capped_N=found.get("capped_N"),
+            logged_N=found.get("logged_N"),
+            logits_low_sq_N=found.get("logits_low_sq_N", zero_N) if self.reference is None else None,
+            logits_sq_N=found.get("logits_sq_N"),
             **sums,
         )
         return tokens, None if self.kept is None else self._per_token(self.kept)

@@ -63,7 +63,8 @@ def takes_dumps(command: Callable[..., None]) -> Callable[..., None]:
         command(dump=_convert_options(**about), **given)
 
     signature = taken.replace(parameters=parameters)
-    inner.__signature__ = signature  # type: ignore[attr-defined]
+    # What `inspect.signature` gives back, which typer makes the options from.
+    inner.__signature__ = signature  # type: ignore[attr-defined]  # a function has no such attribute of its own
     inner.__annotations__ = {each.name: each.annotation for each in parameters} | {"return": None}
     return inner
 

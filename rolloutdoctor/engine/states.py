@@ -237,7 +237,7 @@ def _value(plain: object) -> object:
     raise ValueError(f"unknown kind of value {kind!r}")
 
 
-def _built(kind: Callable[..., Any], plain: Mapping[str, object], **given: object) -> Any:  # noqa: ANN401
+def _built(kind: Callable[..., Any], plain: Mapping[str, object], **given: object) -> Any:  # noqa: ANN401  # an instance of `kind`
     """The dataclass of these fields: all of them, and numbers where numbers belong.
 
     Raises:

@@ -1,18 +1,19 @@
 """Any JSON Lines or Parquet with one rollout in each row: names that are not ours are mapped by the user."""
 
 from collections.abc import Mapping, Sequence
+from functools import partial
 from pathlib import Path
 
 import pyarrow as pa
 from pyarrow import types
 
 from rolloutdoctor.errors import InputError, SchemaError, UsageError, nearest
-from rolloutdoctor.importers import base, lines
+from rolloutdoctor.importers import base, folders, lines
 from rolloutdoctor.importers.mapped_lines import LinesReader, cell, value_at, write
 from rolloutdoctor.importers.parquet_files import batches
 from rolloutdoctor.io.metadata import RunMetadata
 from rolloutdoctor.io.parquet import open_parquet, reading
-from rolloutdoctor.io.paths import Source, natural_key
+from rolloutdoctor.io.paths import Source
 from rolloutdoctor.schema import BY_NAME, COLUMNS, METADATA_KEY, Kind
 
 
@@ -46,7 +47,7 @@ class MappedTable:
         for column in options.columns:
             if column not in BY_NAME:
                 raise UsageError(f"--map {column}=...: no column is called {column!r}{nearest(column, list(BY_NAME))}")
-        files = [file for source in sources for file in _named(source)]
+        files = folders.named(sources, partial(_files, endings=(".jsonl", ".json", ".parquet")))
         if not files:
             raise InputError(f"{sources[0].name}: no JSON Lines and no Parquet there")
         total = sum(Path(file.path).stat().st_size for file in files)
@@ -164,18 +165,7 @@ def _stored(schema: pa.Schema, mapping: Mapping[str, str], file: str) -> dict[st
 def _files(path: Path, endings: tuple[str, ...]) -> list[Path]:
     if path.is_file():
         return [path] if path.suffix in endings else []
-    try:
-        found = [entry for entry in path.iterdir() if entry.suffix in endings and entry.is_file()]
-    except OSError:
-        return []
     from rolloutdoctor.importers.metric_logs import kind_of
 
-    rows = [each for each in found if ".metrics." not in each.name and kind_of(each) is None]
-    return sorted(rows, key=lambda entry: natural_key(entry.name))
-
-
-def _named(source: Source) -> list[Source]:
-    if Path(source.path).is_file():
-        return [source]
-    files = _files(Path(source.path), (".jsonl", ".json", ".parquet"))
-    return [Source(str(file), f"{source.name.rstrip('/')}/{file.name}") for file in files]
+    found = folders.listed(path, lambda entry: entry.suffix in endings and ".metrics." not in entry.name)
+    return [each for each in found if kind_of(each) is None]

@@ -2,8 +2,9 @@
 
 import csv
 import math
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Iterator, Mapping
 from pathlib import Path
+from typing import TextIO
 
 from rolloutdoctor.batch import EVAL, TRAIN
 from rolloutdoctor.errors import DataError, InputError
@@ -189,9 +190,8 @@ def _csv(source: Source) -> Iterator[Entry]:
         raise InputError(f"{source.name}: not a CSV in UTF-8 ({error})") from None
 
 
-def _bounded(file: Iterator[str], name: str) -> Iterator[str]:
-    readline: Callable[[int], str] = file.readline  # type: ignore[attr-defined]
-    while line := readline(lines.LONGEST_LINE + 1):
+def _bounded(file: TextIO, name: str) -> Iterator[str]:
+    while line := file.readline(lines.LONGEST_LINE + 1):
         if len(line) > lines.LONGEST_LINE:
             raise InputError(f"{name}: a line is longer than {lines.LONGEST_LINE >> 20} MiB; that is no log of numbers")
         yield line
@@ -222,9 +222,9 @@ def _is_number(value: object) -> bool:
 
 
 def _float(value: object) -> float | None:
-    if value is None:
+    if not isinstance(value, (int, float)):
         return None
     try:
-        return float(value)  # type: ignore[arg-type]
+        return float(value)
     except OverflowError:
         return math.inf

@@ -9,10 +9,10 @@ import numpy as np
 
 from rolloutdoctor.batch import TRAIN
 from rolloutdoctor.errors import DataError, InputError
-from rolloutdoctor.importers import base, lines
+from rolloutdoctor.importers import base, folders, lines
 from rolloutdoctor.importers.cells import aligned, per_token, response_start, zeros_and_ones
 from rolloutdoctor.io.metadata import RunMetadata
-from rolloutdoctor.io.paths import Source, natural_key
+from rolloutdoctor.io.paths import Source
 from rolloutdoctor.schema import Kind
 
 _NAME = re.compile(r"train_data_step(\d+)\.jsonl")
@@ -55,7 +55,7 @@ class NemoRl:
     def read(self, sources: Sequence[Source], sink: base.Sink, options: base.ImportOptions) -> None:
         """Stream the files in the order of their steps; one step is in memory at a time."""
         base.only_columns(self.name, options, ())
-        files = [file for source in sources for file in _named(source)]
+        files = folders.named(sources, _files)
         files.sort(key=lambda file: _step(file))
         for one, other in pairwise(files):
             if _step(one) == _step(other):
@@ -150,7 +150,8 @@ def _one(body: Mapping[str, object], name: str, where: str) -> object:
 
 
 def _is_placeholder(rows: Sequence[Mapping[str, object]]) -> bool:
-    return not any(np.any(row["old_log_probs"]) for row in rows)  # type: ignore[call-overload]
+    """True if every log-prob is 0: nothing but the buffer that NeMo-RL made for them."""
+    return not any(np.any(row["old_log_probs"]) for row in rows)  # type: ignore[call-overload]  # lists of numbers
 
 
 def _write(file: Source, rows: Sequence[Mapping[str, object]], sink: base.Sink, leave_out: tuple[str, ...]) -> None:
@@ -172,14 +173,4 @@ def _step(file: Source) -> int:
 def _files(path: Path) -> list[Path]:
     if path.is_file():
         return [path] if _NAME.fullmatch(path.name) else []
-    try:
-        found = [entry for entry in path.iterdir() if _NAME.fullmatch(entry.name) and entry.is_file()]
-    except OSError:
-        return []
-    return sorted(found, key=lambda entry: natural_key(entry.name))
-
-
-def _named(source: Source) -> list[Source]:
-    if Path(source.path).is_file():
-        return [source]
-    return [Source(str(file), f"{source.name.rstrip('/')}/{file.name}") for file in _files(Path(source.path))]
+    return folders.listed(path, lambda entry: _NAME.fullmatch(entry.name))

@@ -9,10 +9,10 @@ import numpy as np
 
 from rolloutdoctor.batch import TRAIN
 from rolloutdoctor.errors import DataError, InputError
-from rolloutdoctor.importers import base, lines
+from rolloutdoctor.importers import base, folders, lines
 from rolloutdoctor.importers.cells import aligned, per_token
 from rolloutdoctor.io.metadata import RunMetadata
-from rolloutdoctor.io.paths import Source, natural_key
+from rolloutdoctor.io.paths import Source
 from rolloutdoctor.schema import Kind
 
 _NAME = re.compile(r"(.*)_rollouts_(\d{6,})\.jsonl")
@@ -53,7 +53,7 @@ class OpenInstruct:
     def read(self, sources: Sequence[Source], sink: base.Sink, options: base.ImportOptions) -> None:
         """Count how often each step was written, then stream the files in the order of their shards."""
         base.only_columns(self.name, options, ())
-        files = [file for source in sources for file in _named(source)]
+        files = folders.named(sources, _files)
         runs = sorted({_run(file) for file in files})
         if len(runs) > 1:
             raise InputError(
@@ -189,14 +189,4 @@ def _run(file: Source) -> str:
 def _files(path: Path) -> list[Path]:
     if path.is_file():
         return [path] if path.suffix == ".jsonl" else []
-    try:
-        found = [entry for entry in path.iterdir() if _NAME.fullmatch(entry.name) and entry.is_file()]
-    except OSError:
-        return []
-    return sorted(found, key=lambda entry: natural_key(entry.name))
-
-
-def _named(source: Source) -> list[Source]:
-    if Path(source.path).is_file():
-        return [source]
-    return [Source(str(file), f"{source.name.rstrip('/')}/{file.name}") for file in _files(Path(source.path))]
+    return folders.listed(path, lambda entry: _NAME.fullmatch(entry.name))

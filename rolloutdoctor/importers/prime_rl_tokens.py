@@ -8,7 +8,7 @@ import numpy as np
 
 from rolloutdoctor.batch import TRAIN
 from rolloutdoctor.errors import DataError, InputError
-from rolloutdoctor.importers import base, lines
+from rolloutdoctor.importers import base, folders, lines
 from rolloutdoctor.importers.cells import aligned, per_token, response_start, zeros_and_ones
 from rolloutdoctor.io.metadata import RunMetadata
 from rolloutdoctor.io.paths import Source, natural_key
@@ -60,7 +60,7 @@ class PrimeRlTokens:
     def read(self, sources: Sequence[Source], sink: base.Sink, options: base.ImportOptions) -> None:
         """Stream the files in the order of their steps and ranks."""
         base.only_columns(self.name, options, ())
-        files = _finished([file for source in sources for file in _named(source)], sink)
+        files = _finished(folders.named(sources, _files), sink)
         reader = _Reader(sink, sum(Path(file.path).stat().st_size for file in files))
         for file in files:
             reader.add(file)
@@ -94,7 +94,7 @@ class _Reader:
                 continue
             row = _row(line.body, f"{file.name}, line {line.number}")
             self.weighted += any(_is_given(line.body.get(name)) for name in _WEIGHTS)
-            last = int(row["step"])  # type: ignore[call-overload]
+            last = int(row["step"])  # type: ignore[call-overload]  # `_row` has made sure of it
             rows.append(row)
             if chunk > _CHUNK_BYTES:
                 chunk = 0
@@ -178,10 +178,3 @@ def _files(path: Path) -> list[Path]:
         except OSError:
             continue
     return sorted((file for file in found if file.is_file()), key=lambda file: natural_key(str(file)))
-
-
-def _named(source: Source) -> list[Source]:
-    root = Path(source.path)
-    if root.is_file():
-        return [source]
-    return [Source(str(file), f"{source.name.rstrip('/')}/{file.relative_to(root)}") for file in _files(root)]

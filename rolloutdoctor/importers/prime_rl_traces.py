@@ -7,7 +7,7 @@ from pathlib import Path
 import numpy as np
 
 from rolloutdoctor.errors import DataError, InputError
-from rolloutdoctor.importers import base, lines
+from rolloutdoctor.importers import base, folders, lines
 from rolloutdoctor.importers.cells import aligned, per_token, response_start, zeros_and_ones
 from rolloutdoctor.io.metadata import RunMetadata
 from rolloutdoctor.io.paths import Source, natural_key
@@ -52,7 +52,7 @@ class PrimeRlTraces:
     def read(self, sources: Sequence[Source], sink: base.Sink, options: base.ImportOptions) -> None:
         """Stream the files in the order of their steps; one step and split is in memory at a time."""
         base.only_columns(self.name, options, ())
-        files = [file for source in sources for file in _named(source)]
+        files = folders.named(sources, _files)
         files.sort(key=lambda file: natural_key(_place(file)[0]))
         for file in files:
             step, split, _ = _place(file)[1:]
@@ -211,10 +211,3 @@ def _files(path: Path) -> list[Path]:
             if found:
                 return sorted(found, key=lambda file: natural_key(str(file)))
     return []
-
-
-def _named(source: Source) -> list[Source]:
-    root = Path(source.path)
-    if root.is_file():
-        return [source]
-    return [Source(str(file), f"{source.name.rstrip('/')}/{file.relative_to(root)}") for file in _files(root)]

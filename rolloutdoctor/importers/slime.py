@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 
 from rolloutdoctor.errors import DataError, InputError
-from rolloutdoctor.importers import base, lines
+from rolloutdoctor.importers import base, folders, lines
 from rolloutdoctor.importers.slime_layout import cuts
 from rolloutdoctor.importers.torch_files import load, looks_like_one
 from rolloutdoctor.io.metadata import RunMetadata
@@ -108,7 +108,7 @@ class _Dump:
         evaluations = 0
         found: set[str] = set()
         uncut, contradicting = 0, 0
-        for file in [each for source in sources for each in _named(source)]:
+        for file in folders.named(sources, _files):
             if Path(file.path).name.startswith("eval_"):
                 evaluations += 1
                 continue
@@ -275,7 +275,7 @@ class _Dump:
         if value is None:
             return None
         try:
-            return float(value)  # type: ignore[arg-type]
+            return float(value)  # type: ignore[arg-type]  # anything that is not a number raises
         except (TypeError, ValueError):
             raise DataError(f"{where}: the reward is {lines.shown(value)} where a number was expected") from None
 
@@ -334,10 +334,3 @@ def _files(path: Path) -> list[Path]:
         if folder.is_dir():
             found += [each for each in folder.iterdir() if re.search(r"\d[^/]*\.pt$", each.name) and each.is_file()]
     return sorted(found, key=lambda each: natural_key(str(each)))
-
-
-def _named(source: Source) -> list[Source]:
-    root = Path(source.path)
-    if root.is_file():
-        return [source]
-    return [Source(str(each), f"{source.name.rstrip('/')}/{each.relative_to(root)}") for each in _files(root)]

@@ -4,10 +4,10 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 from rolloutdoctor.errors import InputError
-from rolloutdoctor.importers import base, lines
+from rolloutdoctor.importers import base, folders, lines
 from rolloutdoctor.importers.verl_lines import VerlReader
 from rolloutdoctor.io.metadata import RunMetadata
-from rolloutdoctor.io.paths import Source, natural_key
+from rolloutdoctor.io.paths import Source
 
 _KEYS = {"input", "output", "score", "step"}
 
@@ -43,7 +43,7 @@ class VerlRollouts:
     def read(self, sources: Sequence[Source], sink: base.Sink, options: base.ImportOptions) -> None:
         """Stream the files in the order of their names."""
         base.only_columns(self.name, options, ("reward",))
-        files = [file for source in sources for file in _named(source)]
+        files = folders.named(sources, _files)
         files = [file for file in files if not _is_log(Path(file.path))]
         if not files:
             raise InputError(f"{sources[0].name}: no rollouts (*.jsonl with input, output, score and step) there")
@@ -61,20 +61,10 @@ def _size_of(files: Sequence[Source]) -> int:
 def _files(path: Path) -> list[Path]:
     if path.is_file():
         return [path] if path.suffix == ".jsonl" else []
-    try:
-        found = [entry for entry in path.iterdir() if entry.suffix == ".jsonl" and entry.is_file()]
-    except OSError:
-        return []
-    return sorted((each for each in found if not _is_log(each)), key=lambda entry: natural_key(entry.name))
+    return [file for file in folders.listed(path, lambda entry: entry.suffix == ".jsonl") if not _is_log(file)]
 
 
 def _is_log(path: Path) -> bool:
     from rolloutdoctor.importers.metric_logs import kind_of
 
     return kind_of(path) is not None
-
-
-def _named(source: Source) -> list[Source]:
-    if Path(source.path).is_file():
-        return [source]
-    return [Source(str(file), f"{source.name.rstrip('/')}/{file.name}") for file in _files(Path(source.path))]

@@ -1,0 +1,28 @@
+"""The files of a dump, by the names under which the user knows them."""
+
+from collections.abc import Callable, Iterable, Sequence
+from pathlib import Path
+
+from rolloutdoctor.io.paths import Source, natural_key
+
+
+def listed(folder: Path, is_wanted: Callable[[Path], object]) -> list[Path]:
+    """The files in a folder that are wanted, in the natural order of their names; none if it cannot be read."""
+    try:
+        found = [entry for entry in folder.iterdir() if is_wanted(entry) and entry.is_file()]
+    except OSError:
+        return []
+    return sorted(found, key=lambda entry: natural_key(entry.name))
+
+
+def named(sources: Iterable[Source], find: Callable[[Path], Sequence[Path]]) -> list[Source]:
+    """Every source that is a file, and in place of a folder what `find` makes of it, named as the folder was."""
+    found: list[Source] = []
+    for source in sources:
+        root = Path(source.path)
+        if root.is_file():
+            found.append(source)
+        else:
+            name = source.name.rstrip("/")
+            found += [Source(str(file), f"{name}/{file.relative_to(root)}") for file in find(root)]
+    return found
