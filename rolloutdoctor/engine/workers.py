@@ -6,6 +6,7 @@ import signal
 from collections.abc import Callable, Sequence
 from contextlib import suppress
 from dataclasses import replace
+from multiprocessing import resource_tracker
 from multiprocessing.connection import Connection, wait
 from multiprocessing.process import BaseProcess
 
@@ -58,6 +59,8 @@ class _Pool:
         """Start processes, and give each its first part."""
         # Spawned: a fork would copy locks that threads of arrow and torch hold.
         context = multiprocessing.get_context("spawn")
+        # The first start brings up Python's tracker, which leaves SIGINT unblocked: so before the mask is set below.
+        resource_tracker.ensure_running()
         for _ in range(workers):
             mine, theirs = context.Pipe()
             process = context.Process(target=_work, args=(theirs,), daemon=True)

@@ -95,6 +95,7 @@ def test_nobody_is_left_when_the_command_is_ended(tmp_path, how):
     words = [sys.executable, "-m", "rolloutdoctor", "check", str(path), "--workers", "2", "--device", "cpu"]
     process = subprocess.Popen(words, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, start_new_session=True)
     children = _until(lambda: len(_children(process.pid)) >= 2 and _children(process.pid))
+    assert all(_blocks(child, signal.SIGINT) for child in children)
     if how is signal.SIGINT:
         os.killpg(process.pid, how)  # as a terminal does: to all of them
     else:
@@ -117,6 +118,11 @@ def _children(pid):
         if int(fields[1]) == pid and "spawn_main" in command:
             found.append(int(stat.parent.name))
     return found
+
+
+def _blocks(pid, number):
+    (mask,) = (line for line in Path(f"/proc/{pid}/status").read_text().splitlines() if line.startswith("SigBlk"))
+    return bool(int(mask.split()[1], 16) >> (number - 1) & 1)
 
 
 def _runs(pid):
