@@ -7,8 +7,6 @@ from collections.abc import Callable
 from contextlib import AbstractContextManager, ExitStack
 from typing import ParamSpec, TypeVar
 
-import typer
-
 from rolloutdoctor.errors import RolloutDoctorError
 
 P = ParamSpec("P")
@@ -23,7 +21,7 @@ BROKEN_PIPE = 141
 
 def fail(message: str, code: int) -> int:
     """Print one sentence to stderr and return the exit code."""
-    typer.echo(f"rolloutdoctor: {message}", err=True)
+    print(f"rolloutdoctor: {message}", file=sys.stderr)
     return code
 
 
@@ -54,21 +52,19 @@ def guarded(command: Callable[P, None]) -> Callable[P, None]:
                     _STACKS.pop()
             sys.stdout.flush()
         except RolloutDoctorError as error:
-            raise typer.Exit(fail(str(error), error.exit_code)) from None
+            raise SystemExit(fail(str(error), error.exit_code)) from None
         except KeyboardInterrupt:
-            raise typer.Exit(fail("interrupted; nothing was written", INTERRUPTED)) from None
+            raise SystemExit(fail("interrupted; nothing was written", INTERRUPTED)) from None
         except BrokenPipeError:
             # Whoever read our output has gone: say nothing, and keep the interpreter from flushing into the void.
             os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
-            raise typer.Exit(BROKEN_PIPE) from None
+            raise SystemExit(BROKEN_PIPE) from None
         except MemoryError:
-            raise typer.Exit(fail("out of memory; select fewer steps with --steps", ABNORMAL)) from None
-        except typer.Exit:
-            raise
+            raise SystemExit(fail("out of memory; select fewer steps with --steps", ABNORMAL)) from None
         except Exception as error:
             if os.environ.get("ROLLOUTDOCTOR_DEBUG"):
                 raise
             message = f"internal error: {type(error).__name__}: {error}; set ROLLOUTDOCTOR_DEBUG=1 for the traceback"
-            raise typer.Exit(fail(message, ABNORMAL)) from None
+            raise SystemExit(fail(message, ABNORMAL)) from None
 
     return inner

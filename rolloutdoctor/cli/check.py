@@ -101,4 +101,4 @@ def check(
     style = replace(opt.style_of(color, to_file=output_file is not None, verbose=verbose), fail_at=fails)
     opt.deliver(RENDERERS[format_.value](report, style) + histograms(gallery, style), output_file)
     opt.warn_of_partial(run, quiet=quiet)
-    raise typer.Exit(verdict.exit_code(report, fail_on, exit_zero=exit_zero))
+    raise SystemExit(verdict.exit_code(report, fail_on, exit_zero=exit_zero))

@@ -86,4 +86,4 @@ def diff(
     opt.deliver(RENDERERS[format_.value](result, style), output_file)
     opt.warn_of_partial(run, quiet=quiet)
     if exit_code and result.differs:
-        raise typer.Exit(FINDINGS)
+        raise SystemExit(FINDINGS)

@@ -44,4 +44,4 @@ def merge(
     fails = None if fail_on is opt.FailOn.never else Severity[fail_on.value.upper()]
     style = replace(opt.style_of(color, to_file=output_file is not None, verbose=False), fail_at=fails)
     opt.deliver(RENDERERS[format_.value](report, style), output_file)
-    raise typer.Exit(verdict.exit_code(report, fail_on, exit_zero=exit_zero))
+    raise SystemExit(verdict.exit_code(report, fail_on, exit_zero=exit_zero))

@@ -1,6 +1,6 @@
 """What a rule is: measure each step into a tally, add the tallies up, judge once at the end.
 
-This module and the rules import no tensors, so that the rule book opens at once.
+This module and the rules import no tensors and no trainers, so that the rule book opens at once.
 """
 
 from abc import ABC, abstractmethod
@@ -9,13 +9,13 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, ClassVar, Generic, TypeVar
 
 from rolloutdoctor.findings import Example, Measure, Severity
-from rolloutdoctor.objective import Objective
 from rolloutdoctor.stats.sums import Sums
-from rolloutdoctor.trainers.options import Config
-from rolloutdoctor.trainers.spec import Trainer
 
 if TYPE_CHECKING:
+    from rolloutdoctor.objective import Objective
     from rolloutdoctor.rules.step import StepView
+    from rolloutdoctor.trainers.options import Config
+    from rolloutdoctor.trainers.spec import Trainer
 
 T = TypeVar("T", bound=Sums)
 
@@ -46,13 +46,20 @@ class Context:
 
     columns: frozenset[str]
     metrics: frozenset[str] = frozenset()
-    trainer: Trainer | None = None
-    config: Config | None = None
-    objective: Objective | None = None
+    trainer: "Trainer | None" = None
+    config: "Config | None" = None
+    objective: "Objective | None" = None
     averaged: frozenset[str] = frozenset()
     has_rows: bool = True
     recording: Mapping[str, str] = field(default_factory=dict)
     unstated: str = "name it with --trainer NAME (and --set KEY=VALUE); `rolloutdoctor trainers` lists them"
+
+    @property
+    def writer(self) -> "Trainer | None":
+        """Who made the run; where nothing says, the trainer whose names the log has."""
+        from rolloutdoctor.trainers.table import writer_of
+
+        return self.trainer or writer_of(self.metrics)
 
 
 @dataclass(frozen=True)

@@ -8,7 +8,6 @@ from rolloutdoctor.findings import Example, Measure, Severity
 from rolloutdoctor.needs import loss_columns
 from rolloutdoctor.rules.base import LOGS, Context, Judgement, Missing, Rule, counted, number, percent
 from rolloutdoctor.stats.sums import Sums, largest, ratio
-from rolloutdoctor.trainers.table import writer_of
 
 if TYPE_CHECKING:
     from rolloutdoctor.rules.step import StepView
@@ -80,7 +79,7 @@ class KlOnlyLoss(Rule[KlOnlyTally]):
 
     def missing(self, context: Context) -> Missing | None:
         """A log from which the two parts of the loss cannot be told."""
-        trainer = context.trainer or writer_of(context.metrics)
+        trainer = context.writer
         told = trainer is not None and trainer.loss_parts(dict.fromkeys(context.metrics, 0.0), context.config)
         return None if told else self._untold(context)
 
@@ -93,7 +92,7 @@ class KlOnlyLoss(Rule[KlOnlyTally]):
     def measure(self, step: "StepView") -> KlOnlyTally:
         """Count one step."""
         logged = step.logged
-        trainer = step.trainer or writer_of(logged)
+        trainer = step.writer
         if trainer is None or not step.training:
             return KlOnlyTally()
         parts = trainer.loss_parts(logged, step.config)

@@ -8,7 +8,6 @@ from typing import TYPE_CHECKING
 from rolloutdoctor.findings import Example, Measure, Severity
 from rolloutdoctor.rules.base import LOGS, Context, Judgement, Missing, Rule, counted, number
 from rolloutdoctor.stats.sums import Sums, largest, ratio
-from rolloutdoctor.trainers.table import writer_of
 
 if TYPE_CHECKING:
     from rolloutdoctor.rules.step import StepView
@@ -79,7 +78,7 @@ class LoggedAnomaly(Rule[AnomalyTally]):
 
     def missing(self, context: Context) -> Missing | None:
         """A log without any of the three."""
-        trainer = context.trainer or writer_of(context.metrics)
+        trainer = context.writer
         names = () if trainer is None else (trainer.loss_metric, trainer.grad_norm_metric, *trainer.kl_metrics)
         return None if context.metrics.intersection(names) else self._untold(context)
 
@@ -92,7 +91,7 @@ class LoggedAnomaly(Rule[AnomalyTally]):
     def measure(self, step: "StepView") -> AnomalyTally:
         """Count one step."""
         logged = step.logged
-        trainer = step.trainer or writer_of(logged)
+        trainer = step.writer
         if trainer is None or not step.training:
             return AnomalyTally()
         names = (trainer.loss_metric, trainer.grad_norm_metric, *trainer.kl_metrics)

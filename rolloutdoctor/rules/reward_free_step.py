@@ -7,7 +7,6 @@ from typing import TYPE_CHECKING
 from rolloutdoctor.findings import Example, Measure, Severity
 from rolloutdoctor.rules.base import LOGS, Context, Judgement, Missing, Rule, counted, number, percent
 from rolloutdoctor.stats.sums import Sums, largest, ratio, smallest
-from rolloutdoctor.trainers.table import writer_of
 
 if TYPE_CHECKING:
     from rolloutdoctor.rules.step import StepView
@@ -83,7 +82,7 @@ class RewardFreeStep(Rule[RewardFreeTally]):
 
     def missing(self, context: Context) -> Missing | None:
         """A log that does not say which steps had a spread of rewards."""
-        trainer = context.trainer or writer_of(context.metrics)
+        trainer = context.writer
         tells = trainer is not None and trainer.reward_free(dict.fromkeys(context.metrics, 0.0)) is not None
         return None if tells and trainer and trainer.grad_norm_metric in context.metrics else self._untold(context)
 
@@ -96,7 +95,7 @@ class RewardFreeStep(Rule[RewardFreeTally]):
     def measure(self, step: "StepView") -> RewardFreeTally:
         """Count one step."""
         logged = step.logged
-        trainer = step.trainer or writer_of(logged)
+        trainer = step.writer
         free = None if trainer is None or not step.training else trainer.reward_free(logged)
         norm = None if trainer is None else logged.get(trainer.grad_norm_metric)
         if trainer is None or free is None or norm is None or not norm >= 0:

@@ -14,6 +14,7 @@ from rolloutdoctor.objective import KlBuffer, Objective
 from rolloutdoctor.ops import segments as seg
 from rolloutdoctor.trainers.options import Config
 from rolloutdoctor.trainers.spec import Trainer
+from rolloutdoctor.trainers.table import writer_of
 
 
 @dataclass(frozen=True, eq=False)
@@ -42,6 +43,11 @@ class StepView:
     def training(self) -> bool:
         """True for training rows."""
         return self.batch.split == TRAIN
+
+    @property
+    def writer(self) -> Trainer | None:
+        """Who made the run; where nothing says, the trainer whose names the log of this step has."""
+        return self.trainer or writer_of(self.logged)
 
     @property
     def rows(self) -> RowPart | None:

@@ -123,5 +123,7 @@ def start(quick, folder):
     """What a command costs that reads no run."""
     typer = ("-c", "import typer")
     for words in (["--help"], ["rule", "RDG001"], ["--version"]):
-        mine, bare = interleaved(7, lambda words=words: process("-m", "rolloutdoctor", *words), lambda: process(*typer))
+        mine, bare = interleaved(
+            11, lambda words=words: process("-m", "rolloutdoctor", *words), lambda: process(*typer)
+        )
         yield Row(f"`{' '.join(words)}`", "`import typer`", f"+{mine - bare:.2f} s", "<= +0.1 s")

@@ -260,21 +260,63 @@ def test_an_internal_error_is_told_apart_and_2():
     assert found.stderr.startswith("rolloutdoctor: internal error: ZeroDivisionError: oops; set ROLLOUTDOCTOR_DEBUG=1")
 
 
+TENSORS = ("torch", "polars", "pyarrow", "matplotlib", "numpy")
+PARSER = ("typer", "click", "pydantic", "rich")
+
+
 @pytest.mark.parametrize(
-    "words", [["--help"], ["check", "--help"], ["rule"], ["rule", "RDG001"], ["fixes"], ["trainers"], ["--version"]]
+    ("words", "unwanted"),
+    [
+        (["--help"], TENSORS),
+        (["check", "--help"], TENSORS),
+        (["--version"], TENSORS),
+        (["rule", "RDG001", "--format", "json"], TENSORS),
+        (["rule"], TENSORS + PARSER),
+        (["rule", "RDG001"], TENSORS + PARSER),
+        (["rule", "zero-std-kl"], TENSORS + PARSER),
+        (["fixes"], TENSORS + PARSER),
+        (["trainers"], TENSORS + PARSER),
+        (["trainers", "trl@1.10"], TENSORS + PARSER),
+    ],
 )
-def test_the_book_imports_nothing_heavy(words):
+def test_the_book_imports_nothing_heavy(words, unwanted):
     code = (
         "import sys\n"
         f"sys.argv = ['rolloutdoctor', *{words!r}]\n"
         "from rolloutdoctor.cli import main\n"
         "try:\n    main()\n"
         "except SystemExit as stop:\n    assert not stop.code, stop.code\n"
-        "heavy = {'torch', 'polars', 'pyarrow', 'matplotlib', 'numpy'} & set(sys.modules)\n"
+        f"heavy = set({unwanted!r}) & set(sys.modules)\n"
         "assert not heavy, heavy\n"
     )
     found = subprocess.run([sys.executable, "-c", code], capture_output=True, encoding="utf-8", timeout=60)
     assert found.returncode == 0, found.stderr
+
+
+def test_one_rule_of_the_book_needs_no_trainer():
+    code = (
+        "import sys, rolloutdoctor.rules.table\n"
+        "unwanted = 'rolloutdoctor.trainers', 'rolloutdoctor.engine'\n"
+        "heavy = [name for name in sys.modules if name.startswith(unwanted)]\n"
+        "assert not heavy, heavy\n"
+    )
+    found = subprocess.run([sys.executable, "-c", code], capture_output=True, encoding="utf-8", timeout=60)
+    assert found.returncode == 0, found.stderr
+
+
+@pytest.mark.parametrize("words", [["rule"], ["rule", "RDG001"], ["fixes"], ["trainers"], ["trainers", "verl@0.9.0"]])
+def test_pages_are_the_same_with_and_without_options(rolloutdoctor, words):
+    at_once, parsed = rolloutdoctor(*words), rolloutdoctor(*words, "--format", "full")
+    assert (at_once.returncode, at_once.stdout, at_once.stderr) == (0, parsed.stdout, "")
+    assert len(at_once.stdout) > 500
+
+
+@pytest.mark.parametrize("words", [["rule", "RDG01"], ["trainers", "tlr"], ["trainers", "trl@x"]])
+def test_pages_that_are_not_there_fail_the_same_with_and_without_options(rolloutdoctor, words):
+    at_once, parsed = rolloutdoctor(*words), rolloutdoctor(*words, "--format", "full")
+    assert (at_once.returncode, at_once.stdout, at_once.stderr) == (2, "", parsed.stderr)
+    assert at_once.stderr.startswith("rolloutdoctor: ")
+    assert at_once.stderr.count("\n") == 1
 
 
 def test_help_names_every_command_and_every_option_has_words(rolloutdoctor):

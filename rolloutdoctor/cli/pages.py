@@ -1,0 +1,168 @@
+"""The book as text: rules, fixes and trainers, printed from the code. Nothing here needs an option parser."""
+
+import inspect
+import json
+import textwrap
+from collections.abc import Callable, Sequence
+from functools import partial
+
+
+def page_for(words: Sequence[str]) -> Callable[[], str] | None:
+    """Return what makes the page that the words of a command line ask for; None where there is an option to parse.
+
+    The option parser takes longer to import than any page to print.
+    """
+    match words:
+        case ["rule"]:
+            return rule
+        case ["fixes"]:
+            return fixes
+        case ["trainers"]:
+            return trainers
+        case ["rule", code] if not code.startswith("-"):
+            return partial(rule, code)
+        case ["trainers", name] if not name.startswith("-"):
+            return partial(trainers, name)
+    return None
+
+
+def rule(code: str | None = None, *, as_json: bool = False) -> str:
+    """Explain one rule, or list them all.
+
+    Raises:
+        UsageError: if there is no such rule.
+    """
+    from rolloutdoctor.rules.table import FAMILIES, RULES, find
+
+    chosen = RULES if code is None else (find(code),)
+    if as_json:
+        pages = [
+            {
+                "code": each.code,
+                "name": each.name,
+                "family": FAMILIES[each.code[:3]],
+                "summary": each.title(),
+                "page": inspect.getdoc(type(each)),
+                "measures": list(each.measures(each.tally())),
+                "fix": each.fix,
+                "references": list(each.references),
+            }
+            for each in chosen
+        ]
+        return json.dumps(pages if code is None else pages[0], indent=2)
+    if code is None:
+        lines = [f"{each.code}  {each.name:<22} {each.title()}" for each in chosen]
+        return "\n".join([*lines, "", "`rolloutdoctor rule CODE` explains one."])
+    (each,) = chosen
+    parts = [
+        f"{each.code} {each.name} ({FAMILIES[each.code[:3]]})",
+        inspect.getdoc(type(each)) or "",
+        "## Measures\n" + ", ".join(each.measures(each.tally())),
+        "## References\n" + "\n".join(each.references),
+    ]
+    if each.fix:
+        parts.insert(3, f"## Fix\n{each.fix.partition(':')[0]} (`rolloutdoctor fixes` tells its story)")
+    return "\n\n".join(parts)
+
+
+def fixes(*, as_json: bool = False) -> str:
+    """List the fixes, their variants, and how they stand upstream."""
+    from rolloutdoctor.fixes import FIXES
+
+    if as_json:
+        body = [
+            {
+                "name": fix.name,
+                "summary": fix.summary,
+                "story": fix.story,
+                "contested": fix.contested,
+                "trainers": list(fix.trainers),
+                "variants": [
+                    {"name": name, "note": fix.notes[name], "trainers": list(fix.only_for.get(name, fix.trainers))}
+                    for name in fix.variants
+                ],
+                "references": list(fix.references),
+            }
+            for fix in FIXES.values()
+        ]
+        return json.dumps(body, indent=2)
+    lines = []
+    for fix in FIXES.values():
+        contested = "contested upstream" if fix.contested else "accepted upstream"
+        lines.append(f"{fix.name}  ({', '.join(fix.trainers)}; {contested})")
+        lines.append(_indented(f"{fix.summary}.", 2))
+        lines.append(_indented(fix.story, 2))
+        for position, (name, note) in enumerate(fix.notes.items()):
+            default = " (default)" if position == 0 else ""
+            only = f" [{', '.join(fix.only_for[name])} only]" if name in fix.only_for else ""
+            lines.append(_indented(f"{fix.name}:{name}{default}{only}: {note}", 4))
+        lines += [f"    {reference}" for reference in fix.references]
+        lines.append("")
+    return "\n".join(lines)
+
+
+def trainers(name: str | None = None, *, as_json: bool = False) -> str:
+    """List one trainer (``NAME[@VERSION]``), or all, and every option that is understood, with its default.
+
+    Raises:
+        UsageError: if there is no such trainer, or the version is none.
+    """
+    from rolloutdoctor.trainers.options import parse_version
+    from rolloutdoctor.trainers.table import PLANNED, TRAINERS, find
+
+    wanted, _, version = (name or "").partition("@")
+    chosen = [find(wanted)] if wanted else list(TRAINERS.values())
+    body = []
+    for trainer in chosen:
+        at = parse_version(version or trainer.newest)
+        options = [
+            {
+                "name": option.name,
+                "default": option.default_at(at),
+                "takes": option.wanted(),
+                "computed": None if option.computed is None else list(option.computed),
+                "decides": option.decides,
+                "meaning": option.meaning,
+                "changed": None if option.changes is None else {"in": option.changes[0], "before": option.changes[1]},
+            }
+            for option in trainer.options
+        ]
+        body.append(
+            {
+                "name": trainer.name,
+                "version": version or trainer.newest,
+                "options": options,
+                "not_recomputed": dict(trainer.not_recomputed),
+            }
+        )
+    if as_json:
+        return json.dumps(body, indent=2)
+    lines = []
+    for page, trainer in zip(body, chosen, strict=True):
+        lines.append(f"{trainer.name}  (versions from {trainer.oldest}; defaults of {page['version']})")
+        for option in trainer.options:
+            default = option.default_at(parse_version(version or trainer.newest))
+            lines.append(f"  {option.name} = {_word(default)}")
+            words = f"{option.meaning}; takes {option.wanted()}"
+            if option.computed is not None:
+                able = ", ".join(_word(value) for value in option.computed)
+                words += f"; computed here: {able} ({option.why_not})"
+            if option.changes is not None:
+                words += f"; before {option.changes[0]} the default was {_word(option.changes[1])}"
+            lines.append(_indented(words, 6))
+        if trainer.not_recomputed:
+            lines.append("  logged metrics that are not recomputed:")
+        lines += [_indented(f"{names}: {why}", 6) for names, why in trainer.not_recomputed.items()]
+        lines.append("")
+    if not wanted:
+        lines += [f"{planned}: {why}." for planned, why in PLANNED.items()]
+    return "\n".join(lines)
+
+
+def _word(value: object) -> str:
+    return json.dumps(value) if value is None or isinstance(value, bool) else str(value)
+
+
+def _indented(text: str, spaces: int) -> str:
+    margin = " " * spaces
+    return textwrap.fill(text, 100, initial_indent=margin, subsequent_indent=margin)
