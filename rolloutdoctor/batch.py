@@ -11,6 +11,7 @@ from torch import Tensor
 from rolloutdoctor.errors import BatchError
 from rolloutdoctor.ops import segments as seg
 from rolloutdoctor.schema import BY_NAME
+from rolloutdoctor.token_columns import TokenColumns
 
 TRAIN = "train"
 EVAL = "eval"
@@ -71,7 +72,8 @@ class RolloutBatch:
         rows: ``[N+1]`` int64 offsets into the token axis; empty rows are allowed.
         groups: the rows gathered into groups, or None if the file has no groups.
         per_row: canonical column name to ``[N]`` tensor (float64 for numbers, int64 for integers; NaN is null).
-        per_token: canonical column name to ``[T]`` tensor (float for log-probs, bool for masks).
+        per_token: canonical column name to ``[T]`` tensor (float for log-probs, bool for masks). Any mapping may be
+            given; what is kept is `TokenColumns`, whose chunks are joined only for who asks for a whole column.
         rewards: name of a reward function to ``[N]`` float64.
         group_ids: ``[G]`` names of the groups.
         sample_ids: ``[N]`` names of the rows.
@@ -95,13 +97,14 @@ class RolloutBatch:
             raise BatchError("row offsets must be int64, one-dimensional and start at 0")
         if bool((rows.diff() < 0).any()):
             raise BatchError("row offsets must not fall", row=int((rows.diff() < 0).nonzero()[0]))
-        for name, column in self.per_token.items():
+        object.__setattr__(self, "per_token", TokenColumns.of(self.per_token))
+        for name in self.token_columns:
             if name not in BY_NAME or not BY_NAME[name].per_token:
                 raise BatchError(f"{name!r} is not a token column", column=name)
-            if column.shape != (self.tokens,):
-                raise BatchError(
-                    f"{name} has shape {tuple(column.shape)} where ({self.tokens},) was expected", column=name
-                )
+            chunks = self.token_columns.chunks(name)
+            if self.token_columns.tokens(name) != self.tokens or any(chunk.dim() != 1 for chunk in chunks):
+                shape = tuple(chunks[0].shape) if len(chunks) == 1 else (self.token_columns.tokens(name),)
+                raise BatchError(f"{name} has shape {shape} where ({self.tokens},) was expected", column=name)
         for name, column in [*self.per_row.items(), *self.rewards.items()]:
             if column.shape != (len(self),):
                 raise BatchError(f"{name} has {column.numel()} values where {len(self)} were expected", column=name)
@@ -128,6 +131,12 @@ class RolloutBatch:
         """Number of response tokens, masked ones included."""
         return int(self.rows[-1])
 
+    @property
+    def token_columns(self) -> TokenColumns:
+        """`per_token`, as it is kept."""
+        assert isinstance(self.per_token, TokenColumns)
+        return self.per_token
+
     @cached_property
     def trained(self) -> Tensor:
         """``[N+1]`` int64 offsets of the rows into the trained tokens (`response_mask`), packed in their order."""
@@ -148,7 +157,7 @@ class RolloutBatch:
             return self.groups is not None
         if name == "status":
             return len(self.statuses) > 0
-        return bool(self.rewards) if name == "rewards" else self._find(name) is not None
+        return bool(self.rewards) if name == "rewards" else self.stored_name(name) is not None
 
     def column(self, name: str) -> Tensor:
         """Return a row or token column.
@@ -158,19 +167,26 @@ class RolloutBatch:
         Raises:
             KeyError: if the batch has no such column.
         """
-        found = self._find(name)
-        if found is None:
+        stored = self.stored_name(name)
+        if stored is None:
             raise KeyError(name)
-        return found
+        return self.per_token[stored] if stored in self.per_token else self.per_row[stored]
 
-    def _find(self, name: str) -> Tensor | None:
-        for candidate in STAND_INS.get(name, (name,)):
-            column = self.per_token.get(candidate)
-            if column is None:
-                column = self.per_row.get(candidate)
-            if column is not None:
-                return column
-        return None
+    def stored_name(self, name: str) -> str | None:
+        """The row or token column that gives a column: itself or its stand-in; None if there is neither."""
+        candidates = STAND_INS.get(name, (name,))
+        return next((each for each in candidates if each in self.per_token or each in self.per_row), None)
+
+    def tokens_of(self, name: str, places: slice) -> Tensor:
+        """Return some adjacent values of a token column, without joining its chunks.
+
+        Raises:
+            KeyError: if the batch has no such column.
+        """
+        stored = self.stored_name(name)
+        if stored is None:
+            raise KeyError(name)
+        return self.token_columns.part(stored, places)
 
     def group_name(self, group: int) -> str:
         """Name of a group, for messages and examples."""
@@ -194,7 +210,7 @@ class RolloutBatch:
             rows=self.rows.to(device),
             groups=groups and Groups(groups.index_N.to(device), groups.order_N.to(device), groups.offsets.to(device)),
             per_row=moved(self.per_row),
-            per_token=moved(self.per_token),
+            per_token=self.token_columns.mapped(lambda chunks: [chunk.to(device) for chunk in chunks]),
             rewards=moved(self.rewards),
         )
 

@@ -95,14 +95,16 @@ class _Run(Block):
         super().__init__(rows, rows.start, trained - trained[0])
         self._batch, self._places, self._dtype = batch, tokens, dtype
         self._start = int(trained[0])
-        mask_T = batch.column("response_mask")[tokens]
+        mask_T = batch.tokens_of("response_mask", tokens)
         self._mask_T = None if self.tokens == len(mask_T) else mask_T
 
     def _column(self, name: str) -> Tensor:
-        return self.packed(self._batch.column(name)).to(self._dtype)
+        return self._trained(self._batch.tokens_of(name, self._places)).to(self._dtype)
 
     def packed(self, x_T: Tensor) -> Tensor:
-        here_T = x_T[self._places]
+        return self._trained(x_T[self._places])
+
+    def _trained(self, here_T: Tensor) -> Tensor:
         return here_T if self._mask_T is None else seg.pick(here_T, self._mask_T)
 
     def packed_trained(self, x_V: Tensor) -> Tensor:

@@ -82,7 +82,7 @@ class _Pass:
         self.policy_N = in_scope(batch, part, objective.policy)
         self.kl_N = in_scope(batch, part, objective.kl)
         self.coef = objective.kl_loss.coef if objective.kl_loss else 0.0
-        self.on_policy = batch.column(objective.surrogate.old) is batch.column("policy_log_probs")
+        self.on_policy = batch.stored_name(objective.surrogate.old) == batch.stored_name("policy_log_probs")
         self.policy_weight_N = (self.of_policy_N * self.policy_N).to(dtype)
         self.kl_weight_N = (self.weight_N * self.kl_N * self.coef).to(dtype)
         self.advantage_N = None if part.advantage_N is None else part.advantage_N.to(dtype)

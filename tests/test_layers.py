@@ -19,7 +19,7 @@ MODULES = {
 # `objective` is plain data below the maths: it says what a trainer computes in names and numbers, and estimators and
 # aggregations take their part of it as their argument. `fixes` edits it, and knows nothing of tensors either.
 LAYERS = [
-    ["ops", "errors", "schema", "findings", "pictures", "comparison", "objective", "needs", "batch"],
+    ["ops", "errors", "schema", "findings", "pictures", "comparison", "objective", "needs", "token_columns", "batch"],
     ["stats", "kl", "advantages", "corrections", "losses"],
     ["fixes", "reward_pass", "row_pass", "token_part", "token_blocks", "token_pass", "evaluation"],
     ["trainers"],

@@ -303,7 +303,7 @@ class RatioSketch(Sketch):
         rule = evaluation.objective.surrogate
         self.rule = (rule.old, rule.clip_low, rule.clip_high)
         self.log_ratio += histogram(ratios.log())
-        self.on_policy &= batch.column(rule.old) is batch.column("policy_log_probs")
+        self.on_policy &= batch.stored_name(rule.old) == batch.stored_name("policy_log_probs")
         count, below, above = _outside(ratios, rule)
         self.outside += below + above
         mean_gap = None

@@ -25,6 +25,7 @@ from rolloutdoctor.io.decode import (
 from rolloutdoctor.io.parquet import RunFile
 from rolloutdoctor.io.spill import Spill, Stored, joined
 from rolloutdoctor.schema import BY_NAME, Kind
+from rolloutdoctor.token_columns import TokenColumns
 
 
 @dataclass(frozen=True)
@@ -185,7 +186,7 @@ def assemble(key: StepKey, pieces: Sequence[Piece], *, several_files: bool) -> R
         DataError: if a token column has values in some pieces only, or a sample identifier occurs twice.
     """
     counts = [len(piece.rows) for piece in pieces]
-    tokens = _joined_tokens(pieces)
+    tokens = _token_columns(pieces)
     lengths = [piece.lengths for piece in pieces if piece.lengths is not None]
     offsets = torch.zeros(sum(counts) + 1, dtype=torch.int64)
     if tokens:
@@ -253,29 +254,22 @@ def _null_cell(place: Place, row: int, other: str | None, length: int | None) ->
     )
 
 
-def _joined_tokens(pieces: Sequence[Piece]) -> dict[str, Tensor]:
-    """Join the token columns; each leaves the pieces as it is joined, so that a step is in memory once, not twice."""
+def _token_columns(pieces: Sequence[Piece]) -> TokenColumns:
+    """The token columns, a chunk for each piece that is in memory."""
     for name in pieces[0].tokens:
         empty = next((piece for piece in pieces if piece.tokens[name] is None), None)
         if empty is not None and any(piece.tokens[name] is not None for piece in pieces):
             other = next((to for to, values in empty.tokens.items() if values is not None), None)
             length = None if empty.lengths is None else int(empty.lengths[0])
             raise _null_cell(empty.place(name), 0, other and empty.place(other).label, length)
-    found = {}
+    found: dict[str, list[Tensor]] = {}
     for name in pieces[0].tokens:
-        parts = []
-        for piece in pieces:
-            values, piece.tokens[name] = piece.tokens[name], None
-            parts += [] if values is None else [values]
-        if len(parts) == 1:
-            found[name] = joined(parts)
+        parts = [values for piece in pieces if (values := piece.tokens[name]) is not None]
+        if any(isinstance(part, Stored) for part in parts):
+            found[name] = [joined(parts)]
         elif parts:
-            found[name] = joined(parts)
-            # The parts are free now; arrow would keep their pages, and the next column would take new ones.
-            parts.clear()
-            del values
-            pa.default_memory_pool().release_unused()
-    return found
+            found[name] = [part for part in parts if isinstance(part, Tensor)]
+    return TokenColumns(found)
 
 
 def _groups(pieces: Sequence[Piece]) -> tuple[Groups | None, list[str]]:

@@ -166,10 +166,11 @@ class NonfiniteValues(Rule[NonfiniteTally]):
         bad_T: Tensor | None = None
         loss_T: Tensor | None = None
         for name in TOKEN_COLUMNS:
-            column_T = step.batch.per_token.get(name)
-            here_T = None if column_T is None else _bad(name, column_T)
-            if here_T is None:
+            chunks = step.batch.token_columns.chunks(name) if name in step.batch.per_token else ()
+            if all(_bad(name, chunk_T) is None for chunk_T in chunks):
                 continue
+            here_T = _bad(name, step.batch.per_token[name])
+            assert here_T is not None
             bad_T = here_T if bad_T is None else bad_T | here_T
             if name in LOSS_COLUMNS:
                 loss_T = here_T if loss_T is None else loss_T | here_T

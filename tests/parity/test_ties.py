@@ -5,6 +5,7 @@ products of a ratio's neighbours with an advantage can round to the product of t
 """
 
 from collections.abc import Iterator
+from dataclasses import replace
 
 import pytest
 import torch
@@ -108,8 +109,9 @@ def test_ratios_of_rows(dtype):
     drift_T = wide.column("policy_log_probs")[: wide.tokens // len(wide)]
     rewards = [[each, 0.0] for each in (1.0, 5.3) for _ in drift_T]
     batch = toy_batch(rewards, lengths=1, policy=0.0, old=0.0)
-    batch.per_token["policy_log_probs"] = drift_T.repeat_interleave(2).repeat(2)
-    batch.per_token["old_log_probs"] = torch.zeros_like(batch.per_token["policy_log_probs"])
+    policy_T = drift_T.repeat_interleave(2).repeat(2)
+    columns = {"policy_log_probs": policy_T, "old_log_probs": torch.zeros_like(policy_T)}
+    batch = replace(batch, per_token={**batch.per_token, **columns})
     options = {"loss_mode": "gspo", "loss_agg_mode": "token-sum", "norm_adv_by_std_in_grpo": False}
     found = evaluate(batch, test_verl_policy.objective(**options, **bounds), dtype=dtype, per_token=True)
     config = ActorConfig(strategy="fsdp", rollout_n=1, ppo_micro_batch_size_per_gpu=1, **bounds)

@@ -1,4 +1,5 @@
 import math
+from dataclasses import replace
 
 import pytest
 from rules.checking import found_by, report_on, values
@@ -262,8 +263,7 @@ def test_only_rows_that_move_count():
 
 
 def test_a_missing_mask_is_skipped():
-    rows = toy_batch([[1, 0]])
-    del rows.per_token["response_mask"]
+    rows = replace(toy_batch([[1, 0]]), per_token={})
     (skipped,) = report_on(rows, select=[CODE], trainer="trl").skipped
     assert skipped.reason == "missing column response_mask"
     assert "rolloutdoctor.recorders.trl" in skipped.remedy

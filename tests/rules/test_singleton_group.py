@@ -1,4 +1,5 @@
 import math
+from dataclasses import replace
 
 import pytest
 from rules.checking import found_by, values
@@ -62,8 +63,7 @@ def test_missing_rewards_make_a_lone_row():
 
 
 def test_without_a_mask_the_rows_are_counted():
-    rows = toy_batch([[1], [1, 0]])
-    rows.per_token.clear()
+    rows = replace(toy_batch([[1], [1, 0]]), per_token={})
     assert values(found_by(CODE, rows, trainer="verl", adv_estimator="rloo"))["groups"] == 1
 
 
