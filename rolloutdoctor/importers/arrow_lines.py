@@ -16,14 +16,10 @@ import pyarrow.compute as pc
 import pyarrow.json as pj
 from pyarrow import types
 
-from rolloutdoctor.importers.lines import DEEPEST, LONGEST_LINE
+from rolloutdoctor.importers import json_bytes
 
-_INF = re.compile(rb"Inf(?=[\s,\]}])")
 _NEGATIVE_ZERO = re.compile(rb"-0(?=[\s,\]}])")
-_ESCAPED_ASCII = re.compile(rb"\\u00[2-7]")
-_STRING = re.compile(rb'"[^"\\]*(?:\\.[^"\\]*)*"')
-_NEWLINE, _OPEN, _CLOSE = b"\n{}"
-_BEFORE_OPEN = np.isin(np.arange(256), list(b" \t\r\n[,:"))
+_SIGN = np.iinfo(np.int64).min
 _THREADS, _AHEAD = 2, 2
 
 T = TypeVar("T")
@@ -43,8 +39,8 @@ def parsed(raw: bytes, fields: pa.Schema, *, closed: bool = False, without: Iter
     Returns:
         None if Python's parser has to read the lines: because something in them is not as asked for, or to be sure.
     """
-    ends = _ends(raw)
-    if ends is None or _is_doubtful(raw, ends, without):
+    ends = json_bytes.line_ends(raw)
+    if ends is None or json_bytes.may_hold(raw, without):
         return None
     options = pj.ParseOptions(explicit_schema=fields, unexpected_field_behavior="infer" if closed else "ignore")
     try:
@@ -61,7 +57,7 @@ def parsed(raw: bytes, fields: pa.Schema, *, closed: bool = False, without: Iter
     if any(np.isinf(values).any() for values in floats):
         # Arrow makes infinity of an integer that is too large, where Python has integers of any size.
         return None
-    if any((np.signbit(values) & (values == 0)).any() for values in floats) and _NEGATIVE_ZERO.search(raw):
+    if any((values.view(np.int64) == _SIGN).any() for values in floats) and _NEGATIVE_ZERO.search(raw):
         # Python reads -0 as an integer, which has no sign.
         return None
     return table
@@ -80,48 +76,6 @@ def ahead(work: Callable[[T], U], items: Iterable[T]) -> Iterator[tuple[T, U]]:
             yield item, future.result()
 
 
-def _ends(raw: bytes) -> np.ndarray | None:
-    """Where the lines end; None unless each begins and ends as an object does."""
-    if not raw.endswith(b"}\n") or len(raw) > LONGEST_LINE:
-        return None
-    at = np.frombuffer(raw, np.uint8)
-    ends = np.flatnonzero(at == _NEWLINE)
-    whole = (at[ends - 1] == _CLOSE).all() and (at[np.concatenate([[0], ends[:-1] + 1])] == _OPEN).all()
-    return ends if whole else None
-
-
-def _is_doubtful(raw: bytes, ends: np.ndarray, without: Iterable[str]) -> bool:
-    """Tell lines that the two parsers may read differently."""
-    names = [name.encode("utf-8", "replace") for name in without]
-    if any(b'"%b"' % name in raw or not name.isascii() for name in names) or (names and _ESCAPED_ASCII.search(raw)):
-        return True
-    is_lenient = b"-NaN" in raw or (b"Inf" in raw and _INF.search(raw) is not None)
-    return is_lenient or b"\0" in raw or not _is_utf8(raw) or _is_deep(raw, ends)
-
-
-def _is_utf8(raw: bytes) -> bool:
-    try:
-        pa.array([raw], pa.binary()).cast(pa.string())
-    except pa.ArrowInvalid:
-        return False
-    return True
-
-
-def _is_deep(raw: bytes, ends: np.ndarray) -> bool:
-    """Tell whether a line nests deeper than `DEEPEST`."""
-    at = np.frombuffer(raw, np.uint8)
-    # A bracket and a brace differ in one bit. Most of those in texts do not follow what one of JSON follows.
-    opens = np.flatnonzero((at | 0x20) == _OPEN)
-    opens = opens[_BEFORE_OPEN[at[opens - 1]]]
-    counts = np.diff(np.searchsorted(opens, ends), prepend=0)
-    for line in np.flatnonzero(counts > DEEPEST):
-        bare = _STRING.sub(b"", raw[ends[line - 1] + 1 if line else 0 : ends[line]])
-        code = np.frombuffer(bare, np.uint8) | 0x20
-        if ((code == _OPEN).cumsum() - (code == _CLOSE).cumsum()).max() > DEEPEST:
-            return True
-    return False
-
-
 def _floats(array: pa.Array) -> Iterator[np.ndarray]:
     """Yield the floats in an array."""
     if types.is_struct(array.type):
@@ -130,4 +84,5 @@ def _floats(array: pa.Array) -> Iterator[np.ndarray]:
     elif types.is_list(array.type):
         yield from _floats(array.values)
     elif types.is_floating(array.type):
-        yield pc.fill_null(array, 1.0).to_numpy(zero_copy_only=False)
+        # Without `to_numpy`, which imports pandas where it is installed.
+        yield np.from_dlpack(pc.fill_null(array, 1.0) if array.null_count else array)

@@ -7,6 +7,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from reprlib import Repr
 
+import numpy as np
+
 from rolloutdoctor.errors import DataError, InputError
 from rolloutdoctor.io.paths import Source, reason
 
@@ -15,6 +17,8 @@ LONGEST_LINE = 32 * 2**20
 
 DEEPEST = 64
 """Levels of nesting; a log has few."""
+
+_NEWLINE = ord("\n")
 
 # Lists of a hostile pickle may hold each other, and print as more than any memory holds.
 _SHORT = Repr()
@@ -76,15 +80,16 @@ def chunks(source: Source) -> Iterator[Chunk]:
     try:
         with Path(source.path).open("rb") as file:
             while block := file.read(CHUNK_BYTES):
-                rest += block
-                cut = rest.rfind(b"\n") + 1
+                cut = block.rfind(b"\n") + 1
                 if cut:
-                    read += cut
-                    yield Chunk(first, rest[:cut], read)
-                    first += rest.count(b"\n")
-                    rest = rest[cut:]
-                elif len(rest) > LONGEST_LINE:
-                    raise _too_long(source.name, first)
+                    whole, rest = b"".join((rest, memoryview(block)[:cut])), block[cut:]
+                    read += len(whole)
+                    yield Chunk(first, whole, read)
+                    first += _newlines(whole)
+                else:
+                    rest += block
+                    if len(rest) > LONGEST_LINE:
+                        raise _too_long(source.name, first)
     except OSError as error:
         raise InputError(f"{source.name}: {reason(error)}") from None
     if rest:
@@ -110,6 +115,12 @@ def objects_of(chunk: Chunk, name: str) -> Iterator[Line]:
             raise DataError(f"{name}, line {number}: not a JSON object; write one object on each line")
         else:
             yield Line(number, body, read)
+
+
+def _newlines(raw: bytes) -> int:
+    at = np.frombuffer(raw, np.uint8)
+    # Blocks that stay in a core's cache, and other threads can run meanwhile.
+    return sum(int(np.count_nonzero(at[start : start + 2**17] == _NEWLINE)) for start in range(0, len(at), 2**17))
 
 
 def _too_long(name: str, number: int) -> DataError:

@@ -1,6 +1,8 @@
 """JSON Lines into canonical columns: many lines at once where Arrow reads them as Python does, else cell by cell."""
 
 from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
+from itertools import chain
 
 import numpy as np
 import pyarrow as pa
@@ -14,7 +16,22 @@ from rolloutdoctor.io.paths import Source
 from rolloutdoctor.schema import BY_NAME, Kind
 
 _CHUNK_ROWS = 4096
+_SAMPLE_BYTES = 2**19
 _ALWAYS = ("step", "group_id", "split")
+
+
+@dataclass(frozen=True)
+class _Layout:
+    """What lines are expected to hold.
+
+    Attributes:
+        fields: name and type of each field.
+        names: type of each column of named numbers, with the names that the run file has for it.
+    """
+
+    fields: pa.Schema
+    names: Mapping[str, pa.DataType]
+
 
 Tables = Iterator[tuple[lines.Chunk, dict[str, pa.Array] | None]]
 
@@ -29,7 +46,7 @@ class LinesReader:
 
     def __init__(self, sink: base.Sink, where: Mapping[str, str]) -> None:
         self.sink, self.where = sink, dict(where)
-        self._fields: pa.Schema | None = None
+        self._layout: _Layout | None = None
         self._names: dict[str, dict[str, None]] = {}
         self._seen: dict[str, object] = {}
         self._fitted = True
@@ -43,21 +60,49 @@ class LinesReader:
         for chunk, columns in self._parsed(file):
             fits = columns is not None and self._written(columns)
             if not fits:
+                is_first = not self.sink.rows
+                if is_first:
+                    self._names = {}
                 self._one_by_one(file, chunk)
-                if self._fields is None or not self._fitted:
+                if is_first or self._layout is None or not self._fitted:
                     # Odd lines here and there say nothing of the next; twice in a row they do.
-                    self._fields = self._expected()
+                    self._layout = self._expected()
             self._fitted = fits
             self.sink.advance(done + chunk.bytes_read, total)
 
     def _parsed(self, file: Source) -> Tables:
         chunks = lines.chunks(file)
-        if self._fields is None:
+        if self._layout is None:
             # What the first lines hold says what to expect of the others.
             for chunk in chunks:
-                yield chunk, None
+                self._learn(file, chunk)
+                if self._layout is not None:
+                    chunks = chain([chunk], chunks)
+                else:
+                    yield chunk, None
                 break
-        yield from arrow_lines.ahead(self._columns, chunks)
+        # Taken here and not in the threads, so that the same lines always go the same way.
+        expected = ((chunk, self._layout) for chunk in chunks)
+        for (chunk, _), columns in arrow_lines.ahead(self._columns, expected):
+            yield chunk, columns
+
+    def _learn(self, file: Source, chunk: lines.Chunk) -> None:
+        """Look at the first lines; too few, or some that say too little, leave the chunk to Python."""
+        start = chunk.raw[: chunk.raw.find(b"\n", _SAMPLE_BYTES) + 1]
+        self._seen, self._names = {}, {}
+        try:
+            for line in lines.objects_of(replace(chunk, raw=start), file.name):
+                for name, path in self.where.items():
+                    value = value_at(line.body or {}, path)
+                    if value is not None:
+                        self._seen.setdefault(name, value)
+                    if isinstance(value, dict) and BY_NAME[name].kind is Kind.NAMED_NUMBERS:
+                        self._names.setdefault(name, {}).update(dict.fromkeys(value))
+        except DataError:
+            # Python says it when it reads the chunk.
+            return
+        if self._seen.keys() == self.where.keys() and all(self._names.values()):
+            self._layout = self._expected()
 
     def _written(self, columns: dict[str, pa.Array]) -> bool:
         try:
@@ -93,7 +138,7 @@ class LinesReader:
             if BY_NAME[name].kind is Kind.NAMED_NUMBERS and name not in self._names:
                 self._names[name] = {key: None for each in values if isinstance(each, dict) for key in each}
 
-    def _expected(self) -> pa.Schema | None:
+    def _expected(self) -> _Layout | None:
         """What the next lines will hold if they are like those that were just read; None if only Python reads them."""
         tree: dict[str, object] = {}
         for name, path in self.where.items():
@@ -107,7 +152,7 @@ class LinesReader:
                 here = inner
             if type_ is None or here.setdefault(leaf, type_) != type_:
                 return None
-        return pa.schema(_struct(tree))
+        return _Layout(pa.schema(_struct(tree)), {name: self._type(name, {}) for name in self._names})
 
     def _type(self, name: str, value: object) -> pa.DataType | None:
         kind = BY_NAME[name].kind
@@ -117,14 +162,14 @@ class LinesReader:
             return pa.struct([(key, pa.float64()) for key in self._names.get(name, ())])
         return _json_type(kind, value)
 
-    def _columns(self, chunk: lines.Chunk) -> dict[str, pa.Array] | None:
-        fields = self._fields
-        if fields is None:
+    def _columns(self, given: tuple[lines.Chunk, _Layout | None]) -> dict[str, pa.Array] | None:
+        chunk, layout = given
+        if layout is None:
             return None
         # The name of a field may hold dots of its own, and then goes before a path.
         paths = [path for path in self.where.values() if "." in path]
         closed = any(BY_NAME[name].kind is Kind.NAMED_NUMBERS for name in self.where)
-        table = arrow_lines.parsed(chunk.raw, fields, closed=closed, without=paths)
+        table = arrow_lines.parsed(chunk.raw, layout.fields, closed=closed, without=paths)
         if table is None:
             return None
         found: dict[str, pa.Array] = {}
@@ -132,7 +177,7 @@ class LinesReader:
             first, *rest = path.split(".")
             array = table.column(first).combine_chunks()
             column = _canonical(name, pc.struct_field(array, rest) if rest else array)
-            if column is None or (name in self._names and column.type != self._type(name, {})):
+            if column is None or column.type != layout.names.get(name, column.type):
                 return None
             found[name] = column
         return found

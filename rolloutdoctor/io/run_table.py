@@ -101,5 +101,6 @@ def _check_lengths(table: pa.Table, where: str, first_row: int) -> None:
 def _lengths(cells: pa.ChunkedArray) -> np.ndarray:
     """Values of each list, -1 for a null."""
     if cells.num_chunks == 1 and not cells.null_count:
-        return np.diff(cells.chunk(0).offsets.to_numpy())
+        # Without `to_numpy`, which imports pandas where it is installed.
+        return np.diff(np.from_dlpack(cells.chunk(0).offsets))
     return np.asarray(pc.fill_null(pc.list_value_length(cells), -1).to_numpy())

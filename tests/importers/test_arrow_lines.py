@@ -13,7 +13,7 @@ from importers.importing import DATA
 
 from rolloutdoctor.engine.convert import ConvertOptions, convert, detect_dump
 from rolloutdoctor.errors import RolloutDoctorError
-from rolloutdoctor.importers import arrow_lines, lines
+from rolloutdoctor.importers import arrow_lines, json_bytes, lines, mapped_lines
 
 COLUMNS = {"reward": "info.score", "step": "step", "group_id": "g", "old_log_probs": "lp", "response_ids": "ids"}
 COLUMNS |= {"response_mask": "mask", "rewards": "rewards", "response": "out", "status": "status"}
@@ -34,6 +34,9 @@ def outcome(folder, raw, chunk_bytes, fast, **options):
         if not fast:
             patch.setattr(arrow_lines, "parsed", lambda *words, **names: None)
         patch.setattr(lines, "CHUNK_BYTES", chunk_bytes)
+        patch.setattr(mapped_lines, "_SAMPLE_BYTES", chunk_bytes // 4)
+        # What is looked for may lie across two blocks.
+        patch.setattr(json_bytes, "_BLOCK", 5)
         target = folder / "run.parquet"
         chosen = ConvertOptions(**options)
         try:
@@ -215,6 +218,39 @@ def test_only_what_drifts_is_left_to_python(changes, left_to_python):
 def test_verl_lines_of_any_kind(rows, first, end, text_too):
     start = '{"input": "a", "output": "b", ' + first + '"score": 1, "step": 1}'
     same(("\n".join([start, *rows]) + end).encode("utf-8", "surrogatepass"), 64, importer="verl", text=text_too)
+
+
+@pytest.mark.parametrize(
+    ("line", "is_plain"),
+    [
+        ('{"a": Infinity, "b": "-Na Inf. NaN"}', True),
+        ('{"a": Inf}', False),
+        ('{"a": -Inf }', False),
+        ('{"a": -NaN}', False),
+        ('{"a": "\0"}', False),
+        ('{"a": ' + "[" * 64 + "]" * 64 + "}", False),
+        ('{"a": ' + "[" * 63 + "]" * 63 + "}", True),
+        ('{"a": "' + "[," * 200 + '"}', True),
+        (' {"a": 1}', False),
+        ('{"a": 1} ', False),
+    ],
+)
+@pytest.mark.parametrize("block", [1, 2, 3, 4, 5, 64, 2**17])
+@pytest.mark.parametrize("before", [0, 1, 2])
+def test_doubtful_bytes_are_seen_wherever_they_lie(monkeypatch, line, is_plain, block, before):
+    monkeypatch.setattr(json_bytes, "_BLOCK", block)
+    raw = ("{}\n" * before + line + "\n{}\n").encode()
+    found = json_bytes.line_ends(raw)
+    if is_plain:
+        assert found.tolist() == [at for at, byte in enumerate(raw) if byte == ord("\n")]
+    else:
+        assert found is None
+
+
+def test_bytes_that_are_no_text_are_seen():
+    assert json_bytes.line_ends('{"a": "é"}\n'.encode("latin-1")) is None
+    assert json_bytes.line_ends(b"\n") is None
+    assert json_bytes.line_ends(b"{}\n").tolist() == [2]
 
 
 @pytest.mark.parametrize("layout", ["v0", "v1"])
