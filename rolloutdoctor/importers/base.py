@@ -18,6 +18,9 @@ REPEATED_ROWS = f"{FACTS}repeated_rows"
 TORN_LINES = f"{FACTS}torn_lines"
 """Facts about a dump, which go to rule RDI002 as metrics of the step."""
 
+_ROW_GROUP_BYTES = 16 * 2**20
+"""Small, so that rows are encoded while the next lines are parsed, and few of them wait in memory."""
+
 Progress = Callable[[int, int], None]
 
 
@@ -91,6 +94,7 @@ class Sink:
             metadata
             if self.importer is None
             else replace(metadata, recording={**metadata.recording, "importer": self.importer}),
+            row_group_bytes=_ROW_GROUP_BYTES,
         )
 
     def write(self, columns: Mapping[str, Sequence[object]]) -> None:

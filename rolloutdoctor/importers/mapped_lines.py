@@ -269,7 +269,7 @@ def _canonical(name: str, array: pa.Array) -> pa.Array | None:
         return array
     values = array.values
     if kind is Kind.FLOATS:
-        values = pc.fill_null(values, np.nan)
+        values = pc.fill_null(values, np.nan) if values.null_count else values
     elif values.null_count:
         return None
     elif types.is_boolean(values.type):
