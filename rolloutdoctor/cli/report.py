@@ -58,6 +58,7 @@ def report(
     from rolloutdoctor.engine.pictures import check_and_draw
     from rolloutdoctor.pictures import KINDS
     from rolloutdoctor.plots.inline import inline_svg
+    from rolloutdoctor.plots.style import words_alone
     from rolloutdoctor.plots.table import PICTURES, figure_of
     from rolloutdoctor.report.html import Drawing, Page, render
     from rolloutdoctor.rules.table import RULES
@@ -71,8 +72,9 @@ def report(
     for kind, data in gallery.drawn.items():
         title = PICTURES[kind].title(data)
         figure = figure_of(kind, data)
-        note = figure.get_supxlabel().replace("\n", " ")
-        drawings.append(Drawing(kind, title, note, inline_svg(figure, kind, f"{kind}: {title}")))
+        note, nothing = figure.get_supxlabel().replace("\n", " "), words_alone(figure)
+        svg = inline_svg(figure, kind, f"{kind}: {title}") if nothing is None else None
+        drawings.append(Drawing(kind, title, nothing or note, svg))
     names = [PurePath(name).name for name in run.files]
     page = Page(
         name=names[0] if len(names) == 1 else f"{names[0]} and {len(names) - 1:,} more",

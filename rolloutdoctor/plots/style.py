@@ -158,12 +158,23 @@ def above(ax: Axes, columns: int = 2) -> None:
     ax.legend(loc="lower left", bbox_to_anchor=(0, 1.0), ncols=columns, **cast(Any, look))
 
 
+_EMPTY = "nothing to be seen"
+
+
 def empty(ax: Axes, words: str) -> None:
     """Say why there is nothing to be seen."""
+    ax.set_label(_EMPTY)
     ax.text(0.5, 0.5, words, transform=ax.transAxes, ha="center", va="center", color=GUIDE, fontsize=13, wrap=True)
     ax.set_xticks([])
     ax.set_yticks([])
     ax.spines[:].set_visible(False)
+
+
+def words_alone(figure: Figure) -> str | None:
+    """The words of a figure that has nothing else in it (`empty`); None if any of its panels shows something."""
+    if any(ax.get_label() != _EMPTY for ax in figure.axes):
+        return None
+    return "; ".join(text.get_text() for ax in figure.axes for text in ax.texts)
 
 
 def from_zero(ax: Axes, values: Sequence[float]) -> None:

@@ -25,14 +25,14 @@ class Drawing:
     Attributes:
         kind: its name.
         title: what it says.
-        note: what its numbers are.
-        svg: an SVG element, trusted.
+        note: what its numbers are, or why there is nothing to be seen.
+        svg: an SVG element, trusted; None if there is nothing to be seen.
     """
 
     kind: str
     title: str
     note: str
-    svg: str
+    svg: str | None
 
 
 @dataclass(frozen=True)
@@ -163,6 +163,10 @@ def _link(address: str) -> str:
 
 def _pictures(page: Page) -> Iterator[str]:
     for drawing in page.drawings:
+        if drawing.svg is None:
+            words = f"{text(drawing.title)}: {text(drawing.note)}. There is no picture of {text(drawing.kind)} to draw."
+            yield f'<p id="picture-{drawing.kind}">{words}</p>'
+            continue
         yield f'<figure id="picture-{drawing.kind}"><figcaption><p class="title">{text(drawing.title)}</p>'
         yield f'<p class="soft">{text(drawing.note)}</p></figcaption>' if drawing.note else "</figcaption>"
         yield f'<div class="scroll" role="region" tabindex="0" aria-label="{text(drawing.kind)}">{drawing.svg}</div>'
@@ -240,7 +244,8 @@ def _configuration(report: Report) -> Iterator[str]:
 def _skipped(page: Page) -> Iterator[str]:
     left_out = page.gallery.left_out
     if not page.report.skipped and not left_out:
-        yield "<p>Every rule ran, and every picture was drawn.</p>"
+        drawn = ", and every picture was drawn" if all(drawing.svg for drawing in page.drawings) else ""
+        yield f"<p>Every rule ran{drawn}.</p>"
         return
     yield "<dl>"
     for one in page.report.skipped:

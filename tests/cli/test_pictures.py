@@ -103,6 +103,16 @@ def test_report_writes_one_page_and_the_same_each_time(rolloutdoctor, tmp_path):
     assert target.read_text(encoding="utf-8") == page
 
 
+def test_report_has_words_in_place_of_a_picture_of_nothing(rolloutdoctor, tmp_path):
+    target = tmp_path / "report.html"
+    found = rolloutdoctor("report", SAMPLES / "healthy.parquet", "--steps", "0:6", "-o", target)
+    assert (found.returncode, found.stderr) == (0, "")
+    page = target.read_text(encoding="utf-8")
+    assert page.count("<svg ") == page.count("<figure ") == 4
+    assert '<p id="picture-baseline">No group has a row without a trained token' in page
+    assert "There is no picture of baseline to draw." in page
+
+
 def test_check_shows_distributions_when_asked_for_everything(rolloutdoctor):
     found = rolloutdoctor("check", RUN, "-v", "--exit-zero")
     assert "advantages of trained rows: 1,486" in found.stdout

@@ -19,7 +19,7 @@ from rolloutdoctor.pictures import (
     RatioData,
 )
 from rolloutdoctor.plots.inline import inline_svg
-from rolloutdoctor.plots.style import MOST_POINTS, condensed
+from rolloutdoctor.plots.style import MOST_POINTS, condensed, words_alone
 from rolloutdoctor.plots.table import PICTURES, as_bytes, figure_of, format_for, known_by
 
 NAN = math.nan
@@ -247,6 +247,21 @@ def test_odd_data_is_drawn_without_a_warning(kind, data):
     assert as_bytes(figure_of(kind, data), kind, "svg").startswith(b"<?xml")
     if kind == "advantages":
         as_bytes(figure_of(kind, data, by_step=True), kind, "svg")
+
+
+@pytest.mark.parametrize(("kind", "data"), [*ODD["nothing"].items(), ("gradient", ODD["NaN"]["gradient"])])
+def test_a_figure_of_words_alone_is_told_from_one_that_shows_something(kind, data):
+    words = words_alone(figure_of(kind, data))
+    assert words
+    assert words_alone(figure_of(kind, MAKE[kind]())) is None
+    svg = as_bytes(figure_of(kind, data), kind, "svg", inline=True).decode()
+    assert all(each in svg for each in words.split("; "))
+
+
+def test_a_figure_with_one_empty_panel_shows_something():
+    assert words_alone(figure_of("kl", kl(3, tokens=Histogram()))) is None
+    assert words_alone(figure_of("ratio", ODD["NaN"]["ratio"])) is None
+    assert words_alone(figure_of("baseline", baseline(points=((0.5, 0.0, 4),)))) is None
 
 
 def test_what_is_not_finite_is_not_called_zero():

@@ -25,6 +25,21 @@ def a_page(text="g7", **changes):
     return replace(page, **changes)
 
 
+@pytest.mark.parametrize("svg", [SVG, None])
+def test_a_picture_of_nothing_is_a_line_of_words(svg):
+    report = replace(a_report("g7"), skipped=())
+    page = a_page(drawings=[Drawing("baseline", "No <group> moves", "nothing drifts", svg)], report=report)
+    page = replace(page, gallery=Gallery({}, {}))
+    tags = [(tag, attrs.get("id")) for tag, attrs in read(page).tags if attrs.get("id") == "picture-baseline"]
+    assert tags == [("p" if svg is None else "figure", "picture-baseline")]
+    found = render(page)
+    assert ("<svg" in found) == (svg is not None)
+    words = "No &lt;group&gt; moves: nothing drifts. There is no picture of baseline to draw."
+    assert (words in found) == (svg is None)
+    assert ("Every rule ran, and every picture was drawn." in found) == (svg is not None)
+    assert "Every rule ran" in found
+
+
 class Reader(HTMLParser):
     """Holds the tags in their order, and fails where they do not nest."""
 
