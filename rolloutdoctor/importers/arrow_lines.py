@@ -16,6 +16,7 @@ import pyarrow.compute as pc
 import pyarrow.json as pj
 from pyarrow import types
 
+from rolloutdoctor.errors import RolloutDoctorError
 from rolloutdoctor.importers import json_bytes
 
 _NEGATIVE_ZERO = re.compile(rb"-0(?=[\s,\]}])")
@@ -64,16 +65,27 @@ def parsed(raw: bytes, fields: pa.Schema, *, closed: bool = False, without: Iter
 
 
 def ahead(work: Callable[[T], U], items: Iterable[T]) -> Iterator[tuple[T, U]]:
-    """Yield each item with what `work` makes of it; it is at work on the next ones meanwhile, in threads."""
+    """Yield each item with what `work` makes of it; it is at work on the next ones meanwhile, in threads.
+
+    An error of an item that cannot be had comes when those before it were yielded.
+    """
+    coming = iter(items)
+    end: BaseException | None = None
     with ThreadPoolExecutor(_THREADS) as pool:
         waiting: deque[tuple[T, Future[U]]] = deque()
-        for item in items:
-            waiting.append((item, pool.submit(work, item)))
-            if len(waiting) > _AHEAD:
-                first, future = waiting.popleft()
-                yield first, future.result()
-        for item, future in waiting:
-            yield item, future.result()
+        while end is None or waiting:
+            while end is None and len(waiting) <= _AHEAD:
+                try:
+                    item = next(coming)
+                except (StopIteration, RolloutDoctorError) as error:
+                    end = error
+                else:
+                    waiting.append((item, pool.submit(work, item)))
+            if waiting:
+                item, future = waiting.popleft()
+                yield item, future.result()
+    if isinstance(end, RolloutDoctorError):
+        raise end
 
 
 def _floats(array: pa.Array) -> Iterator[np.ndarray]:

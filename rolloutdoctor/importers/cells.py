@@ -11,17 +11,17 @@ def per_token(value: object, kind: Kind, where: str) -> np.ndarray:
     """Return ``[T]`` float64 with NaN for null, or int64 for token ids and masks.
 
     Args:
-        value: a list; only what is not plain numbers is looked at one by one.
+        value: a list, of which only what is not plain numbers is looked at one by one; or an array ``[T]``.
         kind: of the column.
         where: file, line and field, for messages.
 
     Raises:
         DataError: if it is no list of numbers.
     """
-    if not isinstance(value, list):
+    if not isinstance(value, (list, np.ndarray)):
         raise DataError(f"{where} is {lines.shown(value)} where a list was expected")
     try:
-        array = np.array(value)
+        array = np.asarray(value)
     except (ValueError, OverflowError):
         array = np.array([None])
     if array.dtype == object and kind is Kind.FLOATS and all(each is None or _is_number(each) for each in value):
@@ -31,10 +31,10 @@ def per_token(value: object, kind: Kind, where: str) -> np.ndarray:
             raise DataError(f"{where} holds a number beyond float64") from None
     # Unsigned is what int64 does not hold.
     wanted = "biuf" if kind is Kind.FLOATS else "bi"
-    if value and (array.ndim != 1 or array.dtype.kind not in wanted):
+    if len(value) and (array.ndim != 1 or array.dtype.kind not in wanted):
         what = "a number" if kind is Kind.FLOATS else "an integer"
         raise DataError(f"{where} holds something that is not {what}")
-    return array.astype(np.float64 if kind is Kind.FLOATS else np.int64)
+    return array.astype(np.float64 if kind is Kind.FLOATS else np.int64, copy=False)
 
 
 def zeros_and_ones(value: object, where: str) -> np.ndarray:
@@ -44,7 +44,7 @@ def zeros_and_ones(value: object, where: str) -> np.ndarray:
         DataError: if it is no list of zeros and ones.
     """
     mask = per_token(value, Kind.FLOATS, where)
-    if not np.isin(mask, (0.0, 1.0)).all():
+    if not ((mask == 0) | (mask == 1)).all():
         raise DataError(f"{where} holds something that is neither 0 nor 1")
     return mask.astype(np.uint8)
 

@@ -1,21 +1,23 @@
 """NeMo-RL's training data: `train_data_step{N}.jsonl` in its log directory."""
 
 import re
-from collections.abc import Mapping, Sequence
-from itertools import pairwise
+from collections.abc import Iterable, Mapping, Sequence
+from itertools import groupby, pairwise
 from pathlib import Path
 
 import numpy as np
+import pyarrow as pa
 
 from rolloutdoctor.batch import TRAIN
 from rolloutdoctor.errors import DataError, InputError
-from rolloutdoctor.importers import base, folders, lines
+from rolloutdoctor.importers import arrow_rows, base, folders, lines
 from rolloutdoctor.importers.cells import aligned, per_token, response_start, zeros_and_ones
 from rolloutdoctor.io.metadata import RunMetadata
 from rolloutdoctor.io.paths import Source
 from rolloutdoctor.schema import Kind
 
 _NAME = re.compile(r"train_data_step(\d+)\.jsonl")
+_FILTERED = "filtered_rewards"
 _KEYS = {"rewards", "input_lengths", "idx"}
 _TOKENS = {"token_ids", "token_loss_mask", "sample_loss_mask"}
 _LOG_PROBS = {"rollout_log_probs": "generation_logprobs", "old_log_probs": "prev_logprobs"}
@@ -61,10 +63,9 @@ class NemoRl:
             if _step(one) == _step(other):
                 raise InputError(f"{one.name} and {other.name} are both step {_step(one)}; give one run at a time")
         total = sum(Path(file.path).stat().st_size for file in files)
-        done = 0
         placeholder: bool | None = None
-        for file in files:
-            rows = _rows(file, sink)
+        for file, parts in groupby(arrow_rows.parts(files, _layout), lambda part: part.file):
+            rows = _rows(file, parts, sink, total)
             if rows and placeholder is None:
                 placeholder = _is_placeholder(rows)
                 sink.begin(RunMetadata())
@@ -75,39 +76,55 @@ class NemoRl:
                         "makes them; give these steps by themselves"
                     )
                 _write(file, rows, sink, leave_out=("old_log_probs",) if placeholder else ())
-            done += Path(file.path).stat().st_size
-            sink.advance(done, total)
+        sink.advance(total, total)
         if not sink.rows:
             raise InputError(f"{sources[0].name}: no rows of NeMo-RL's train_data_step*.jsonl there")
         if placeholder:
             sink.note("prev_logprobs are zeros, which NeMo-RL logs where force_on_policy_ratio skips them: left out")
 
 
-def _rows(file: Source, sink: base.Sink) -> list[dict[str, object]]:
+def _layout(first: Mapping[str, object]) -> arrow_rows.Layout:
+    numbers, mask = pa.list_(pa.float64()), arrow_rows.leaf_type(first.get("token_loss_mask"))
+    fields = {
+        "idx": pa.int64(),
+        "input_lengths": pa.list_(pa.int64()),
+        "token_ids": pa.list_(pa.list_(pa.int64())),
+        "token_loss_mask": pa.list_(pa.list_(mask)),
+        "sample_loss_mask": numbers,
+        "advantages": pa.list_(numbers),
+        _reward_of(first): numbers,
+    }
+    fields |= {name: pa.list_(numbers) for name in _LOG_PROBS.values()}
+    return arrow_rows.Layout(pa.schema(fields), without=() if _FILTERED in fields else (_FILTERED,))
+
+
+def _rows(file: Source, parts: Iterable[arrow_rows.Part], sink: base.Sink, total: int) -> list[dict[str, object]]:
     step = _step(file)
     groups: dict[bytes, str] = {}
     found: list[dict[str, object]] = []
     torn = 0
-    for line in lines.objects(file):
-        where = f"{file.name}, line {line.number}"
-        if line.body is None:
-            sink.note(f"{file.name}: the last line was not written to its end, and is left out")
-            torn += 1
-            continue
-        if line.body.get("token_ids") == []:
-            # The unfiltered rewards may be more than there are rows, and the writer goes on for all of them.
-            continue
-        row = _row(line.body, where)
-        prompt = np.asarray(row["prompt_ids"]).tobytes()
-        row["step"], row["group_id"] = step, groups.setdefault(prompt, f"{step}-{len(groups)}")
-        row["sample_id"] = f"{step}-{lines.natural(line.body, 'idx', where)}"
-        found.append(row)
+    for part in parts:
+        for line in part.rows:
+            if line.body is None:
+                sink.note(f"{file.name}: the last line was not written to its end, and is left out")
+                torn += 1
+                continue
+            if line.body.get("token_ids") == []:
+                # The unfiltered rewards may be more than there are rows, and the writer goes on for all of them.
+                continue
+            row, number = line.made(_row)
+            prompt = np.asarray(row["prompt_ids"]).tobytes()
+            row["step"], row["group_id"] = step, groups.setdefault(prompt, f"{step}-{len(groups)}")
+            row["sample_id"] = f"{step}-{number}"
+            found.append(row)
+        sink.advance(part.bytes_read, total)
     if torn and found:
         sink.fact(step, TRAIN, base.TORN_LINES, torn)
     return found
 
 
-def _row(body: Mapping[str, object], where: str) -> dict[str, object]:
+def _row(body: dict[str, object], where: str) -> tuple[dict[str, object], int]:
+    """Make a row, and its number."""
     for name in sorted(_TOKENS):
         if name not in body:
             raise InputError(
@@ -136,14 +153,19 @@ def _row(body: Mapping[str, object], where: str) -> dict[str, object]:
     row["prompt_ids"], row["response_ids"] = ids[:start], ids[start:length]
     row["response_mask_pre"] = mask[start:length]
     row["response_mask"] = mask[start:length] * np.uint8(weight)
-    name = "filtered_rewards" if "filtered_rewards" in body else "rewards"
+    name = _reward_of(body)
     row["reward"] = lines.number(_one(body, name, where), f"{where}: {name}")
-    return row
+    return row, lines.natural(body, "idx", where)
+
+
+def _reward_of(body: Mapping[str, object]) -> str:
+    return _FILTERED if _FILTERED in body else "rewards"
 
 
 def _one(body: Mapping[str, object], name: str, where: str) -> object:
     """A field is written as a slice of the batch: a list of one."""
     value = body.get(name)
+    value = value.tolist() if isinstance(value, np.ndarray) else value
     if not isinstance(value, list) or len(value) != 1:
         raise DataError(f"{where}: {name} is {lines.shown(value)} where a list of one was expected")
     return value[0]

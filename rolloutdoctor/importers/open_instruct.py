@@ -6,19 +6,19 @@ from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 
 import numpy as np
+import pyarrow as pa
 
 from rolloutdoctor.batch import TRAIN
 from rolloutdoctor.errors import DataError, InputError
-from rolloutdoctor.importers import base, folders, lines
+from rolloutdoctor.importers import arrow_rows, base, folders, lines
 from rolloutdoctor.importers.cells import aligned, per_token
 from rolloutdoctor.io.metadata import RunMetadata
 from rolloutdoctor.io.paths import Source
 from rolloutdoctor.schema import Kind
 
 _NAME = re.compile(r"(.*)_rollouts_(\d{6,})\.jsonl")
-_HEAD = re.compile(rb'^\{"step": (\d{1,18}), "sample_idx": (\d{1,18}), ', re.M)
+_HEAD = re.compile(rb'\{"step": (\d{1,18}), "sample_idx": (\d{1,18}), ')
 _KEYS = {"step", "sample_idx", "prompt_idx", "response_tokens", "reward", "advantage"}
-_CHUNK_BYTES = 8 * 2**20
 _CHUNK_ROWS = 4096
 
 
@@ -62,8 +62,8 @@ class OpenInstruct:
         reader = _Reader(sink, 2 * sum(Path(file.path).stat().st_size for file in files))
         for file in files:
             reader.count(file)
-        for file in files:
-            reader.add(file)
+        for part in arrow_rows.parts(files, _layout):
+            reader.add(part)
         reader.finish(sources[0].name)
 
 
@@ -75,6 +75,7 @@ class _Reader:
         self._written: Counter[int] = Counter()
         self._now: Counter[int] = Counter()
         self._rows: list[dict[str, object]] = []
+        self._last: tuple[Source, int] | None = None
         self._repeated: Counter[int] = Counter()
         self._torn: list[tuple[str, int | None]] = []
         self._has_log_probs: bool | None = None
@@ -88,35 +89,30 @@ class _Reader:
         self._done += Path(file.path).stat().st_size
         self.sink.advance(self._done, self.total)
 
-    def add(self, file: Source) -> None:
-        """Stream one file."""
-        size, chunk = 0, 0
-        last: int | None = None
-        for line in lines.objects(file):
-            where = f"{file.name}, line {line.number}"
-            chunk, size = chunk + line.bytes_read - size, line.bytes_read
+    def add(self, part: arrow_rows.Part) -> None:
+        """Write some lines of a file."""
+        file = part.file
+        for line in part.rows:
             if line.body is None:
+                last = self._last[1] if self._last is not None and self._last[0] == file else None
                 self._torn.append((file.name, last))
                 continue
-            step = lines.natural(line.body, "step", where)
+            step = line.made(_step)
             is_home = self._home.setdefault(step, file.path) == file.path
-            self._now[step] += is_home and lines.natural(line.body, "sample_idx", where) == 0
+            self._now[step] += is_home and line.made(_sample) == 0
             if not is_home or self._now[step] < self._written[step]:
                 self._repeated[step] += 1
                 continue
-            last = step + 1
-            self._rows.append(self._row(line.body, step, where))
-            if chunk > _CHUNK_BYTES or len(self._rows) >= _CHUNK_ROWS:
-                chunk = 0
+            self._last = file, step + 1
+            self._rows.append(line.made(self._row))
+            if len(self._rows) >= _CHUNK_ROWS:
                 self._flush(file)
-                self.sink.advance(self._done + size, self.total)
         self._flush(file)
-        self._done += size
-        self.sink.advance(self._done, self.total)
+        self.sink.advance(self._done + part.bytes_read, self.total)
 
-    def _row(self, body: Mapping[str, object], step: int, where: str) -> dict[str, object]:
-        sample = lines.natural(dict(body), "sample_idx", where)
-        group = lines.natural(dict(body), "prompt_idx", where)
+    def _row(self, body: dict[str, object], where: str) -> dict[str, object]:
+        step, sample = _step(body, where), _sample(body, where)
+        group = lines.natural(body, "prompt_idx", where)
         ids = per_token(body.get("response_tokens"), Kind.TOKENS, f"{where}: response_tokens")
         prompt = per_token(body.get("prompt_tokens"), Kind.TOKENS, f"{where}: prompt_tokens")
         status = body.get("finish_reason")
@@ -169,11 +165,35 @@ class _Reader:
         self.sink.note("open-instruct records steps from 0 and logs them from 1; step is the logged one")
 
 
+def _layout(first: Mapping[str, object]) -> arrow_rows.Layout:
+    counts = dict.fromkeys(("step", "sample_idx", "prompt_idx"), pa.int64())
+    tokens = dict.fromkeys(("prompt_tokens", "response_tokens"), pa.list_(pa.int64()))
+    scores = dict.fromkeys(("reward", "advantage"), pa.float64())
+    others = {"logprobs": pa.list_(pa.float64()), "finish_reason": pa.string()}
+    fields = pa.schema({**counts, **tokens, **scores, **others})
+    return arrow_rows.Layout(fields, optional=(*scores, *others), gaps=("logprobs",))
+
+
+def _step(body: dict[str, object], where: str) -> int:
+    return lines.natural(body, "step", where)
+
+
+def _sample(body: dict[str, object], where: str) -> int:
+    return lines.natural(body, "sample_idx", where)
+
+
 def _beginnings(chunk: lines.Chunk, name: str) -> Iterator[tuple[int, int]]:
     """Yield `step` and `sample_idx` of each whole line, which are its first two fields as open-instruct writes it."""
-    heads = _HEAD.findall(chunk.raw)
-    if len(heads) == chunk.raw.count(b"\n") and chunk.raw.endswith(b"\n"):
-        yield from ((int(step), int(sample)) for step, sample in heads)
+    heads: list[tuple[int, int]] = []
+    start = 0
+    while start < len(chunk.raw):
+        head = _HEAD.match(chunk.raw, start)
+        start = chunk.raw.find(b"\n", start) + 1
+        if head is None or not start:
+            break
+        heads.append((int(head[1]), int(head[2])))
+    else:
+        yield from heads
         return
     for line in lines.objects_of(chunk, name):
         if line.body is not None:

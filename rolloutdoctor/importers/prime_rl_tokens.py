@@ -5,10 +5,11 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 import numpy as np
+import pyarrow as pa
 
 from rolloutdoctor.batch import TRAIN
 from rolloutdoctor.errors import DataError, InputError
-from rolloutdoctor.importers import base, folders, lines
+from rolloutdoctor.importers import arrow_rows, base, folders, lines
 from rolloutdoctor.importers.cells import aligned, per_token, response_start, zeros_and_ones
 from rolloutdoctor.io.metadata import RunMetadata
 from rolloutdoctor.io.paths import Source, natural_key
@@ -25,7 +26,7 @@ _FLOATS = {
     "advantages": "advantages",
     "entropy": "entropy",
 }
-_CHUNK_BYTES = 8 * 2**20
+_COUNTS = ("schema_version", "step", "rank", "micro_step", "export_sequence_idx")
 _WEIGHTS = ("rl_weights", "ce_weights", "ref_kl_weights")
 
 
@@ -61,9 +62,11 @@ class PrimeRlTokens:
         """Stream the files in the order of their steps and ranks."""
         base.only_columns(self.name, options, ())
         files = _finished(folders.named(sources, _files), sink)
-        reader = _Reader(sink, sum(Path(file.path).stat().st_size for file in files))
-        for file in files:
-            reader.add(file)
+        total = sum(Path(file.path).stat().st_size for file in files)
+        reader = _Reader(sink)
+        for part in arrow_rows.parts(files, _layout):
+            reader.add(part)
+            sink.advance(part.bytes_read, total)
         if not sink.rows:
             raise InputError(f"{sources[0].name}: no rows of prime-rl's token exports (step_*/rank_*.jsonl) there")
         if reader.weighted:
@@ -74,36 +77,27 @@ class PrimeRlTokens:
 
 
 class _Reader:
-    def __init__(self, sink: base.Sink, total: int) -> None:
-        self.sink, self.total = sink, total
+    def __init__(self, sink: base.Sink) -> None:
+        self.sink = sink
         self.weighted = 0
-        self._done = 0
         self._begun = False
+        self._last: tuple[Source, int] | None = None
 
-    def add(self, file: Source) -> None:
-        """Stream one file."""
+    def add(self, part: arrow_rows.Part) -> None:
+        """Write some lines of a file."""
+        file = part.file
         rows: list[dict[str, object]] = []
-        size, chunk = 0, 0
-        last: int | None = None
-        for line in lines.objects(file):
-            chunk, size = chunk + line.bytes_read - size, line.bytes_read
+        for line in part.rows:
             if line.body is None:
                 self.sink.note(f"{file.name}: the last line was not written to its end, and is left out")
-                if last is not None:
-                    self.sink.fact(last, TRAIN, base.TORN_LINES, 1)
+                if self._last is not None and self._last[0] == file:
+                    self.sink.fact(self._last[1], TRAIN, base.TORN_LINES, 1)
                 continue
-            row = _row(line.body, f"{file.name}, line {line.number}")
-            self.weighted += any(_is_given(line.body.get(name)) for name in _WEIGHTS)
-            last = int(row["step"])  # type: ignore[call-overload]  # `_row` has made sure of it
+            row, is_weighted = line.made(_row)
+            self.weighted += is_weighted
+            self._last = file, int(row["step"])  # type: ignore[call-overload]  # `_row` has made sure of it
             rows.append(row)
-            if chunk > _CHUNK_BYTES:
-                chunk = 0
-                self._write(file, rows)
-                rows = []
-                self.sink.advance(self._done + size, self.total)
         self._write(file, rows)
-        self._done += size
-        self.sink.advance(self._done, self.total)
 
     def _write(self, file: Source, rows: Sequence[Mapping[str, object]]) -> None:
         if not rows:
@@ -118,7 +112,18 @@ class _Reader:
             raise DataError(f"{file.name}: {message}") from None
 
 
-def _row(body: dict[str, object], where: str) -> dict[str, object]:
+def _layout(first: Mapping[str, object]) -> arrow_rows.Layout | None:
+    if any(_is_given(first.get(name)) for name in _WEIGHTS):
+        return None
+    counts = dict.fromkeys(_COUNTS, pa.int64())
+    numbers = dict.fromkeys((*_FLOATS.values(), *_WEIGHTS), pa.list_(pa.float64()))
+    tokens = {"token_ids": pa.list_(pa.int64()), "loss_mask": pa.list_(arrow_rows.leaf_type(first.get("loss_mask")))}
+    fields = pa.schema({**counts, **tokens, **numbers})
+    return arrow_rows.Layout(fields, gaps=tuple(_FLOATS.values()), blank=_WEIGHTS)
+
+
+def _row(body: dict[str, object], where: str) -> tuple[dict[str, object], bool]:
+    """Make a row, and say whether its tokens have weights of their own."""
     version = body.get("schema_version")
     if version != SCHEMA_VERSION or isinstance(version, bool):
         raise InputError(
@@ -135,7 +140,7 @@ def _row(body: dict[str, object], where: str) -> dict[str, object]:
     start = response_start(mask)
     step, rank = lines.natural(body, "step", where), lines.natural(body, "rank", where)
     row: dict[str, object] = {name: arrays[name][start:] for name in _FLOATS}
-    return row | {
+    row |= {
         "step": step,
         "sample_id": f"{step}-{rank}-{lines.natural(body, 'export_sequence_idx', where)}",
         "prompt_ids": ids[:start],
@@ -144,6 +149,7 @@ def _row(body: dict[str, object], where: str) -> dict[str, object]:
         "micro_batch_id": lines.natural(body, "micro_step", where),
         "rank": rank,
     }
+    return row, any(_is_given(body.get(name)) for name in _WEIGHTS)
 
 
 def _is_given(weights: object) -> bool:

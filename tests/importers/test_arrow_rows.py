@@ -1,0 +1,178 @@
+"""Rows that Arrow reads give what Python's give, whichever way the lines look; or Python reads them."""
+
+import json
+import shutil
+import tempfile
+from pathlib import Path
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.parquet as pq
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from importers.importing import DATA
+
+from rolloutdoctor.engine.convert import ConvertOptions, convert, detect_dump
+from rolloutdoctor.errors import InputError, RolloutDoctorError
+from rolloutdoctor.importers import arrow_lines, arrow_rows, json_bytes, lines
+from rolloutdoctor.io.paths import Source
+
+DUMPS = {
+    "nemo-rl": ("nemo_rl/grpo", "train_data_step1.jsonl"),
+    "nemo-rl, dynamic": ("nemo_rl/dynamic", "train_data_step1.jsonl"),
+    "prime-rl-tokens": ("prime_rl/token_exports", "step_1/rank_0.jsonl"),
+    "open-instruct": ("open_instruct", "run_rollouts_000000.jsonl"),
+}
+
+
+def outcome(source, importer, target, fast, chunk_bytes):
+    """Rows as written, in bytes of Arrow, with metrics and notes; or the message of the error. And what Python read."""
+    read = []
+
+    def objects_of(chunk, name):
+        read.append(chunk.first)
+        return real(chunk, name)
+
+    real = lines.objects_of
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(lines, "CHUNK_BYTES", chunk_bytes)
+        patch.setattr(json_bytes, "_BLOCK", 61)
+        if not fast:
+            patch.setattr(arrow_lines, "parsed", lambda *words, **names: None)
+        patch.setattr(lines, "objects_of", objects_of)
+        try:
+            options = ConvertOptions(importer=importer)
+            sink = convert(detect_dump([str(source)], options), target, options)
+        except RolloutDoctorError as error:
+            assert not target.exists()
+            return str(error), read
+    stream = pa.BufferOutputStream()
+    table = pq.read_table(target).combine_chunks()
+    with pa.ipc.new_stream(stream, table.schema) as writer:
+        writer.write_table(table)
+    metrics = target.with_name(f"{target.stem}.metrics.parquet")
+    logged = pq.read_table(metrics).to_pylist() if metrics.exists() else None
+    return (table.schema.names, stream.getvalue().to_pybytes(), sink.notes, logged), read
+
+
+def same(dump, change, chunk_bytes=700):
+    """Convert a dump, of which the lines of one file were changed, both ways; which chunks Python read in the fast."""
+    folder, file = DUMPS[dump]
+    with tempfile.TemporaryDirectory() as scratch:
+        source = Path(scratch) / "dump"
+        shutil.copytree(DATA / folder, source)
+        changed = source / file
+        changed.write_bytes(change(changed.read_bytes()))
+        slow, _ = outcome(source, dump.partition(",")[0], Path(scratch) / "run.parquet", False, chunk_bytes)
+        shutil.rmtree(Path(scratch), ignore_errors=True)
+        source.parent.mkdir(exist_ok=True)
+        shutil.copytree(DATA / folder, source)
+        changed.write_bytes(change((DATA / folder / file).read_bytes()))
+        fast, read = outcome(source, dump.partition(",")[0], Path(scratch) / "run.parquet", True, chunk_bytes)
+    assert fast == slow
+    return read
+
+
+@pytest.mark.parametrize("chunk_bytes", [700, 2**23])
+@pytest.mark.parametrize("dump", DUMPS)
+def test_real_dumps(dump, chunk_bytes):
+    assert same(dump, lambda raw: raw, chunk_bytes) == []
+
+
+SCALARS = st.sampled_from(["null", "0", "1", "-1", "0.0", "-0.0", "-0", "1.5", "true", "false", "NaN", "Inf", "1e400"])
+SCALARS |= st.sampled_from([str(2**63), str(2**70), '""', '"stop"', '"\\ud800"', "Infinity", "{}", "[]"])
+VALUES = SCALARS | st.lists(SCALARS, max_size=4).map(lambda cells: f"[{', '.join(cells)}]")
+VALUES |= VALUES.map(lambda cell: f"[{cell}]")
+
+
+@st.composite
+def changes(draw, names):
+    """What is done to one line: a field that is other, null, gone or there twice; a number in a list; a torn end."""
+    place, name = draw(st.integers(0, 10**6)), draw(st.sampled_from(names))
+    kind = draw(st.sampled_from(["value", "element", "gone", "twice", "torn"]))
+    value = draw(VALUES if kind in ("value", "twice") else SCALARS)
+
+    def change(raw):
+        found = raw.decode().splitlines()
+        if kind == "torn":
+            return raw[: len(raw) - 1 - place % 60]
+        at = place % len(found)
+        body = json.loads(found[at])
+        if kind == "gone":
+            body.pop(name, None)
+        else:
+            leaf = body.get(name)
+            if kind == "element" and isinstance(leaf, list) and leaf:
+                holder = leaf[0] if isinstance(leaf[0], list) and leaf[0] else leaf
+                holder[place % len(holder)] = "MARK"
+            else:
+                body[name] = "MARK"
+        text = json.dumps(body).replace('"MARK"', value)
+        if kind == "twice" and name in body:
+            text = f'{{"{name}": {value}, ' + text[1:]
+        return "".join(line + "\n" for line in [*found[:at], text, *found[at + 1 :]]).encode()
+
+    return change
+
+
+@pytest.mark.parametrize("dump", DUMPS)
+def test_changed_lines(dump):
+    folder, file = DUMPS[dump]
+    names = sorted(json.loads((DATA / folder / file).read_text().splitlines()[0]))
+
+    @settings(max_examples=60)
+    @given(change=changes([*names, "filtered_rewards", "rl_weights", "logprobs"]))
+    def each(change):
+        same(dump, change)
+
+    each()
+
+
+@pytest.mark.parametrize(
+    ("line", "body"),
+    [
+        ({"a": 1, "b": [1, None], "c": [None]}, None),
+        ({"a": 1, "b": [], "c": None, "d": "x"}, None),
+        ({"a": 1, "b": [0.5]}, None),
+        ({"a": None, "b": [2]}, {"a": None, "b": [2]}),
+        ({"b": [2]}, {"b": [2]}),
+        ({"a": 1, "b": None}, {"a": 1, "b": None}),
+        ({"a": 1, "b": [2], "c": [None, 1]}, {"a": 1, "b": [2], "c": [None, 1]}),
+        ({"a": 1, "b": [2], "e": [1, None]}, {"a": 1, "b": [2], "e": [1, None]}),
+        ({"a": 1, "b": [2], "e": [True]}, {"a": 1, "b": [2], "e": [True]}),
+    ],
+)
+def test_a_row_that_lacks_something_is_as_python_reads_it(tmp_path, line, body):
+    numbers = pa.list_(pa.float64())
+    fields = pa.schema([("a", pa.int64()), ("b", numbers), ("c", numbers), ("d", pa.string()), ("e", numbers)])
+    layout = arrow_rows.Layout(fields, optional=("d", "e"), gaps=("b",), blank=("c",))
+    path = tmp_path / "x.jsonl"
+    path.write_text(json.dumps({"a": 7, "b": []}) + "\n" + json.dumps(line) + "\n")
+    (part,) = arrow_rows.parts([Source.of(str(path))], lambda first: layout)
+    rows = list(part.rows)
+    assert [row.where.partition(", ")[2] for row in rows] == ["line 1", "line 2"]
+    if body is not None:
+        assert rows[1].body == body
+    else:
+        found = rows[1].body
+        assert rows[1].plain() == line
+        assert (found["a"], found["c"], found["d"]) == (line["a"], None, line.get("d"))
+        np.testing.assert_array_equal(found["b"], np.array(line["b"], float))
+
+
+def test_files_follow_each_other(tmp_path):
+    files = []
+    for name in "abc":
+        path = tmp_path / name
+        path.write_text(f'{{"a": "{name}"}}\n' * 3)
+        files.append(Source.of(str(path)))
+    missing = Source.of(str(tmp_path / "none"))
+    layout = arrow_rows.Layout(pa.schema([("a", pa.string())]))
+    coming = arrow_rows.parts([*files, missing], lambda first: layout)
+    for number, file in enumerate(files, start=1):
+        part = next(coming)
+        assert (part.file, part.bytes_read) == (file, number * 33)
+        assert [row.body for row in part.rows] == [{"a": file.path[-1]}] * 3
+    with pytest.raises(InputError, match=r"none: no such file"):
+        next(coming)
