@@ -53,6 +53,15 @@ class Groups:
         """The groups as runs of `order_N`."""
         return seg.Runs(self.offsets)
 
+    @cached_property
+    def _in_order(self) -> bool:
+        order = self.order_N.cpu().numpy()
+        return bool((order[1:] > order[:-1]).all())
+
+    def gathered(self, x_N: Tensor) -> Tensor:
+        """The values of the rows, group after group; the same tensor if the rows are in that order."""
+        return x_N if self._in_order else seg.pick(x_N, self.order_N)
+
     @property
     def size_G(self) -> Tensor:
         """``[G]`` int64, rows per group."""

@@ -16,6 +16,7 @@ from rolloutdoctor.losses.aggregation import Layout
 from rolloutdoctor.needs import LAYOUT_COLUMNS, WHOLE_COLUMNS, advantage_columns, reward_kl_columns
 from rolloutdoctor.objective import KlBuffer, Objective, RowSet, Scope
 from rolloutdoctor.ops import segments as seg
+from rolloutdoctor.ops.votes import Votes
 from rolloutdoctor.reward_pass import (
     named_scores,
     reward_kl_tokens,
@@ -101,7 +102,7 @@ def evaluate_rows(batch: RolloutBatch, objective: Objective, dtype: torch.dtype 
         vote_N=vote_N,
         length_N=length_N,
         rejected_N=rejected_N,
-        zero_std_N=zero_std_rows(batch, list(named.values()) or [clean_N], vote_N, groups, partial=partial),
+        zero_std_N=zero_std_rows(batch, list(named.values()) or [clean_N], scores.votes, partial=partial),
         advantage_N=value_N,
         baseline_N=found.baseline_N,
         weight_T=weight_T,
@@ -156,22 +157,19 @@ def compared_groups(groups: Groups, objective: Objective) -> Groups:
     return groups
 
 
-def zero_std_rows(
-    batch: RolloutBatch, scores: Sequence[Tensor], vote_N: Tensor, groups: Groups, *, partial: bool = False
-) -> Tensor:
+def zero_std_rows(batch: RolloutBatch, scores: Sequence[Tensor], votes: Votes, *, partial: bool = False) -> Tensor:
     """Rows of groups whose voters' rewards are all equal, in each of some ``[N]`` scores, ``[N]`` bool.
 
     Never eval rows, and never groups with fewer than two voters. With `partial`, a score that some voters do not have
     (NaN) is compared among those that do.
     """
     if batch.split != TRAIN:
-        return torch.zeros_like(vote_N)
-    equal_G = seg.group_total(vote_N, groups) > 1
+        return torch.zeros_like(votes.vote_N)
+    equal_G = votes.count_G > 1
     for score_N in scores:
-        has_N = vote_N & ~score_N.isnan() if partial else vote_N
-        spread_G = seg.group_spread(torch.where(has_N, score_N, 0.0), groups, has_N)
-        equal_G &= (spread_G == 0) | (seg.group_total(has_N, groups) == 0)
-    return equal_G[groups.index_N]
+        having = Votes(votes.groups, votes.vote_N & ~score_N.isnan()) if partial else votes
+        equal_G &= (having.spread(score_N) == 0) | (having.count_G == 0)
+    return votes.per_row(equal_G)
 
 
 def stored_kl(batch: RolloutBatch, objective: Objective, dtype: torch.dtype = torch.float32) -> Tensor | None:

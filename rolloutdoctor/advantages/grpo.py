@@ -7,6 +7,7 @@ from rolloutdoctor.advantages.whitening import whiten
 from rolloutdoctor.errors import CannotComputeError
 from rolloutdoctor.objective import AdvantageRule
 from rolloutdoctor.ops import segments as seg
+from rolloutdoctor.ops.votes import Votes
 
 
 def grpo(scores: Scores, rule: AdvantageRule) -> Advantages:
@@ -24,10 +25,9 @@ def grpo(scores: Scores, rule: AdvantageRule) -> Advantages:
         # The only voter has no standard deviation; verl divides its raw score by 1 + epsilon.
         scale_N = torch.where(scores.voters_N > 1, scores.std_N(), 1.0) + rule.epsilon
     elif rule.scale == "batch":
-        batches = scores.whole
-        std_B = seg.group_std(scores.score_N, batches, scores.vote_N)
-        std_B = torch.where(seg.group_total(scores.vote_N, batches) > 1, std_B, 0.0)
-        scale_N = std_B[batches.index_N] + rule.epsilon
+        votes = Votes(scores.whole, scores.vote_N)
+        std_B = torch.where(votes.count_G > 1, votes.std(scores.score_N), 0.0)
+        scale_N = votes.per_row(std_B) + rule.epsilon
     else:
         scale_N = torch.ones_like(centred_N)
     raw = lone_voter(scores, Advantages(centred_N, mean_N), rule.lone)

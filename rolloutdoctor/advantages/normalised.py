@@ -6,7 +6,7 @@ from torch import Tensor
 from rolloutdoctor.advantages.scores import Advantages, Scores
 from rolloutdoctor.batch import Groups
 from rolloutdoctor.objective import AdvantageRule
-from rolloutdoctor.ops import segments as seg
+from rolloutdoctor.ops.votes import Votes
 
 
 def over_batch(x_N: Tensor, vote_N: Tensor, epsilon: float, batches: Groups) -> Tensor:
@@ -14,9 +14,10 @@ def over_batch(x_N: Tensor, vote_N: Tensor, epsilon: float, batches: Groups) -> 
 
     A single voter among several rows has no standard deviation, so it gets 0, as any row does that is alone.
     """
-    mean_N = seg.group_mean(x_N, batches, vote_N)[batches.index_N]
-    std_N = seg.group_std(x_N, batches, vote_N)[batches.index_N]
-    able_N = vote_N & (seg.group_total(vote_N, batches) > 1)[batches.index_N]
+    votes = Votes(batches, vote_N)
+    mean_G = votes.mean(x_N)
+    mean_N, std_N = votes.per_row(mean_G), votes.per_row(votes.std(x_N, mean_G))
+    able_N = vote_N & (votes.count_N > 1)
     return torch.where(able_N, (x_N - mean_N) / (std_N + epsilon), 0.0)
 
 
@@ -35,8 +36,9 @@ def normalize_then_sum(scores: Scores, rule: AdvantageRule) -> Advantages:
     for weight, part_N in zip(weights, parts_N, strict=True):
         has_N = scores.vote_N & ~part_N.isnan()
         clean_N = torch.where(has_N, part_N, 0.0)
-        mean_N = seg.group_mean(clean_N, groups, has_N)[groups.index_N]
-        std_N = seg.group_std(clean_N, groups, has_N)[groups.index_N]
+        votes = Votes(groups, has_N)
+        mean_G = votes.mean(clean_N)
+        mean_N, std_N = votes.per_row(mean_G), votes.per_row(votes.std(clean_N, mean_G))
         # The only row of a group that has the reward has no standard deviation, and adds nothing.
         able_N = has_N & ~std_N.isnan()
         sum_N += weight * torch.where(able_N, (clean_N - mean_N) / (std_N + rule.epsilon), 0.0)

@@ -21,5 +21,5 @@ def opo(scores: Scores, rule: AdvantageRule) -> Advantages:
     # Measured from the mean, so that equal scores have exactly that baseline.
     mean_N = scores.mean_N()
     excess_G = seg.group_total(weight_N * scores.of_voters(scores.score_N - mean_N), groups)
-    baseline_N = mean_N + (excess_G / seg.group_total(weight_N, groups))[groups.index_N]
+    baseline_N = mean_N + scores.votes.per_row(excess_G / seg.group_total(weight_N, groups))
     return lone_voter(scores, Advantages(scores.of_voters(scores.score_N - baseline_N), baseline_N), rule.lone)

@@ -2,13 +2,14 @@
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
+from functools import cached_property
 from typing import NamedTuple
 
 import torch
 from torch import Tensor
 
 from rolloutdoctor.batch import Groups
-from rolloutdoctor.ops import segments as seg
+from rolloutdoctor.ops.votes import Votes
 
 
 @dataclass(frozen=True, eq=False)
@@ -35,18 +36,27 @@ class Scores:
         """The same rows with another score."""
         return replace(self, score_N=torch.where(self.vote_N, score_N, 0.0))
 
+    @cached_property
+    def votes(self) -> Votes:
+        """The voters of each group."""
+        return Votes(self.groups, self.vote_N)
+
     @property
     def voters_N(self) -> Tensor:
         """``[N]`` float64, how many rows vote in the row's group."""
-        return seg.group_total(self.vote_N, self.groups)[self.groups.index_N]
+        return self.votes.count_N
 
     def of_voters(self, x_N: Tensor) -> Tensor:
         """`x_N` for voters and 0 for the rest: a row without a vote is not compared with anything."""
-        return torch.where(self.vote_N, x_N, 0.0)
+        return self.votes.only(x_N)
+
+    @cached_property
+    def _mean_G(self) -> Tensor:
+        return self.votes.mean(self.score_N)
 
     def mean_N(self) -> Tensor:
         """``[N]`` mean score of the voters in the row's group."""
-        return seg.group_mean(self.score_N, self.groups, self.vote_N)[self.groups.index_N]
+        return self.votes.per_row(self._mean_G)
 
     @property
     def whole(self) -> Groups:
@@ -55,7 +65,7 @@ class Scores:
 
     def std_N(self) -> Tensor:
         """``[N]`` unbiased standard deviation of the voters in the row's group; NaN below two."""
-        return seg.group_std(self.score_N, self.groups, self.vote_N)[self.groups.index_N]
+        return self.votes.per_row(self.votes.std(self.score_N, self._mean_G))
 
 
 class Advantages(NamedTuple):
@@ -72,6 +82,8 @@ class Advantages(NamedTuple):
 
 def lone_voter(scores: Scores, found: Advantages, lone: str) -> Advantages:
     """Replace the advantage of rows that are the only voter of their group: raw score, or zero."""
+    if not bool((scores.votes.count_G == 1).any()):
+        return found
     alone_N = scores.vote_N & (scores.voters_N == 1)
     zero_N = torch.zeros_like(scores.score_N)
     value_N, baseline_N = (scores.score_N, zero_N) if lone == "raw" else (zero_N, scores.score_N)

@@ -62,6 +62,16 @@ class Runs:
             sums[self._filled] = filled
         return torch.from_numpy(sums)
 
+    def some(self, chosen_R: Tensor) -> "Runs":
+        """The chosen runs, ``[R]`` bool, one after another."""
+        if not self._on_cpu:
+            lengths = self.lengths[chosen_R]
+            return Runs(torch.cat([lengths.new_zeros(1), lengths.cumsum(0)]))
+        sizes = self._sizes[chosen_R.numpy()]
+        cuts = np.zeros(len(sizes) + 1, np.int64)
+        np.cumsum(sizes, out=cuts[1:])
+        return Runs(torch.from_numpy(cuts))
+
     def expand(self, x_R: Tensor) -> Tensor:
         """Repeat the value of each run over its elements: ``[R] -> [offsets[-1]]``."""
         if not self._on_cpu:
@@ -138,43 +148,4 @@ def above(x: Tensor, bound: float) -> Tensor:
 
 def group_total(x_N: Tensor, groups: "Groups") -> Tensor:
     """Sum over the rows of each group, float64 ``[G]``."""
-    return groups.runs.total(pick(x_N, groups.order_N))
-
-
-def group_mean(x_N: Tensor, groups: "Groups", vote_N: Tensor) -> Tensor:
-    """Mean over the voting rows of each group, float64 ``[G]``; NaN where nobody votes.
-
-    Computed as the smallest value plus the mean excess over it, so that equal values have exactly that mean.
-    """
-    count_G = group_total(vote_N, groups)
-    base_G = _extreme(x_N, groups, vote_N, largest=False)
-    base_G = torch.where(count_G > 0, base_G, 0.0)
-    excess_N = torch.where(vote_N, x_N - base_G[groups.index_N], 0.0)
-    return base_G + group_total(excess_N, groups) / count_G
-
-
-def group_std(x_N: Tensor, groups: "Groups", vote_N: Tensor) -> Tensor:
-    """Unbiased standard deviation over the voting rows of each group, float64 ``[G]``; NaN below two voters."""
-    mean_G = group_mean(x_N, groups, vote_N)
-    square_N = torch.where(vote_N, (x_N - mean_G[groups.index_N]) ** 2, 0.0)
-    freedom_G = group_total(vote_N, groups) - 1
-    variance_G = group_total(square_N, groups) / freedom_G
-    return torch.where(freedom_G > 0, variance_G.sqrt(), torch.nan)
-
-
-def group_spread(x_N: Tensor, groups: "Groups", vote_N: Tensor) -> Tensor:
-    """Largest minus smallest value among the voting rows of each group, ``[G]``; NaN where nobody votes.
-
-    This, and never a standard deviation, says whether rewards are equal: eight times 0.3 has a float32 standard
-    deviation above zero.
-    """
-    count_G = group_total(vote_N, groups)
-    spread_G = _extreme(x_N, groups, vote_N, largest=True) - _extreme(x_N, groups, vote_N, largest=False)
-    return torch.where(count_G > 0, spread_G, torch.nan)
-
-
-def _extreme(x_N: Tensor, groups: "Groups", vote_N: Tensor, *, largest: bool) -> Tensor:
-    """Largest or smallest voting value of each group; NaN among the voters gives NaN."""
-    filler = -torch.inf if largest else torch.inf
-    masked_N = pick(torch.where(vote_N, x_N, filler), groups.order_N)
-    return (high if largest else low)(masked_N, groups.offsets)
+    return groups.runs.total(groups.gathered(x_N))

@@ -2,6 +2,7 @@
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, replace
+from typing import Any, TypeVar
 
 import torch
 from torch import Tensor
@@ -12,9 +13,12 @@ from rolloutdoctor.evaluation import Evaluation, RowPart, TokenPart, compared_gr
 from rolloutdoctor.findings import Example
 from rolloutdoctor.objective import KlBuffer, Objective
 from rolloutdoctor.ops import segments as seg
+from rolloutdoctor.ops.votes import Votes
 from rolloutdoctor.trainers.options import Config
 from rolloutdoctor.trainers.spec import Trainer
 from rolloutdoctor.trainers.table import writer_of
+
+T = TypeVar("T")
 
 
 @dataclass(frozen=True, eq=False)
@@ -38,6 +42,19 @@ class StepView:
     fixed: Mapping[str, Evaluation] = field(default_factory=dict)
     dtype: torch.dtype = torch.float32
     config: Config | None = None
+    _known: dict[str, Any] = field(default_factory=dict, init=False, repr=False)
+
+    def once(self, name: str, make: Callable[[], T]) -> T:
+        """What a rule works out of a step for its count and for its examples alike.
+
+        Args:
+            name: of what is worked out; the same for the same thing.
+            make: works it out.
+        """
+        if name not in self._known:
+            self._known[name] = make()
+        found: T = self._known[name]
+        return found
 
     @property
     def training(self) -> bool:
@@ -105,7 +122,7 @@ class StepView:
         """Groups (`compared`) of two or more rows with equal rewards (max - min = 0), ``[G]`` bool."""
         reward_N, groups = self.scores(), self.compared
         everyone_N = torch.ones_like(reward_N, dtype=torch.bool)
-        return (seg.group_spread(reward_N, groups, everyone_N) == 0) & (groups.size_G > 1)
+        return (Votes(groups, everyone_N).spread(reward_N) == 0) & (groups.size_G > 1)
 
     def float32_advantages(self, epsilon: float) -> Tensor:
         """What float32 arithmetic makes of group-normalised advantages, ``[N]``."""
