@@ -7,7 +7,6 @@ _LIMIT = 255
 """So many words add up before a byte of their sum can overflow."""
 
 _EVEN_BYTES = np.uint64(0x00FF00FF00FF00FF)
-_TO_TOP_BYTE = np.uint64(0x0101010101010101)
 _TO_TOP_SHORT = np.uint64(0x0001000100010001)
 
 
@@ -33,8 +32,7 @@ def count(values: NDArray[np.bool_], cuts: NDArray[np.int64]) -> NDArray[np.int6
     shared = np.where(word_of < whole, words[np.minimum(word_of, whole - 1)], rest.view("<u8"))
     # The first value is in the lowest byte: those before a cut are below its place in the word.
     shared &= (np.uint64(1) << ((cuts & 7) << 3).astype(np.uint64)) - np.uint64(1)
-    before = ((shared * _TO_TOP_BYTE) >> np.uint64(56)).astype(np.int64)
-    return _of_words(words, word_of) + np.diff(before)
+    return _of_words(words, word_of) + np.diff(_bytes_of(shared))
 
 
 def _of_words(words: NDArray[np.uint64], cuts: NDArray[np.int64]) -> NDArray[np.int64]:
@@ -42,12 +40,19 @@ def _of_words(words: NDArray[np.uint64], cuts: NDArray[np.int64]) -> NDArray[np.
     # Of an empty run numpy would give the value that follows it.
     sizes = np.diff(cuts)
     filled = sizes > 0
+    begins, counts = cuts[:-1][filled], np.zeros(len(sizes), dtype=np.int64)
+    if sizes.max(initial=0) <= _LIMIT:
+        counts[filled] = _bytes_of(np.add.reduceat(words[: cuts[-1]], begins))
+        return counts
     pieces = (sizes[filled] + (_LIMIT - 1)) // _LIMIT
     first = np.cumsum(pieces) - pieces
-    begins = np.repeat(cuts[:-1][filled] - _LIMIT * first, pieces)
+    begins = np.repeat(begins - _LIMIT * first, pieces)
     begins += _LIMIT * np.arange(len(begins))
-    sums = np.add.reduceat(words[: cuts[-1]], begins)
-    shorts = (sums & _EVEN_BYTES) + ((sums >> np.uint64(8)) & _EVEN_BYTES)
-    counts = np.zeros(len(sizes), dtype=np.int64)
-    counts[filled] = np.add.reduceat(((shorts * _TO_TOP_SHORT) >> np.uint64(48)).astype(np.int64), first)
+    counts[filled] = np.add.reduceat(_bytes_of(np.add.reduceat(words[: cuts[-1]], begins)), first)
     return counts
+
+
+def _bytes_of(sums: NDArray[np.uint64]) -> NDArray[np.int64]:
+    """The sum of the eight bytes of each word."""
+    shorts = (sums & _EVEN_BYTES) + ((sums >> np.uint64(8)) & _EVEN_BYTES)
+    return ((shorts * _TO_TOP_SHORT) >> np.uint64(48)).astype(np.int64)
