@@ -2,40 +2,19 @@
 
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass
-from functools import cached_property
-from itertools import pairwise
+from functools import cached_property, partial
 from typing import TypeVar
 
 import numpy as np
 import pyarrow as pa
-import pyarrow.compute as pc
-from pyarrow import types
 
 from rolloutdoctor.errors import InputError
 from rolloutdoctor.importers import arrow_lines, lines
+from rolloutdoctor.importers.arrow_cells import Layout, Unsure, cells_of
 from rolloutdoctor.io.paths import Source
 
 T = TypeVar("T")
 Body = dict[str, object]
-
-
-@dataclass(frozen=True)
-class Layout:
-    """What the lines of one file are expected to hold.
-
-    Attributes:
-        fields: name and type of each field that is looked at.
-        optional: names of those that a line may lack, or have null.
-        gaps: names of those whose lists may hold null, which is NaN.
-        blank: names of those that lines lack, or have lists of nothing but null for; their cells are None.
-        without: names of fields that no line may have.
-    """
-
-    fields: pa.Schema
-    optional: tuple[str, ...] = ()
-    gaps: tuple[str, ...] = ()
-    blank: tuple[str, ...] = ()
-    without: tuple[str, ...] = ()
 
 
 Expecting = Callable[[Mapping[str, object]], Layout | None]
@@ -96,7 +75,7 @@ def parts(files: Iterable[Source], layout: Expecting) -> Iterator[Part]:
         InputError: if a file cannot be read, or a line is no object; the message names it.
     """
     for (file, chunk, _, read), table in arrow_lines.ahead(_table, _chunks(files, layout)):
-        rows = _by_python(file, chunk) if table is None else _Table(file, chunk, *table).rows()
+        rows = _by_python(file, chunk) if table is None else table.rows()
         yield Part(file, rows, read)
 
 
@@ -130,10 +109,15 @@ def _chunks(files: Iterable[Source], layout: Expecting) -> Iterator[Item]:
         done += size
 
 
-def _table(item: Item) -> tuple[pa.Table, Layout] | None:
-    _, chunk, layout, _ = item
+def _table(item: Item) -> "_Table | None":
+    file, chunk, layout, _ = item
     table = None if layout is None else arrow_lines.parsed(chunk.raw, layout.fields, without=layout.without)
-    return None if table is None or layout is None else (table, layout)
+    if table is None or layout is None:
+        return None
+    try:
+        return _Table(file, chunk, *cells_of(table, layout, chunk.raw))
+    except Unsure:
+        return None
 
 
 def _by_python(file: Source, chunk: lines.Chunk) -> Iterator[Row]:
@@ -142,10 +126,10 @@ def _by_python(file: Source, chunk: lines.Chunk) -> Iterator[Row]:
 
 
 class _Table:
-    """The rows of parsed lines."""
+    """The rows of parsed lines: their cells by column, and which of them Python has to read."""
 
-    def __init__(self, file: Source, chunk: lines.Chunk, table: pa.Table, layout: Layout) -> None:
-        self.file, self.chunk, self.table, self.layout = file, chunk, table, layout
+    def __init__(self, file: Source, chunk: lines.Chunk, columns: dict[str, list[object]], odd: np.ndarray) -> None:
+        self.file, self.chunk, self.columns, self.odd = file, chunk, columns, odd
 
     @cached_property
     def _raw(self) -> list[bytes]:
@@ -153,68 +137,15 @@ class _Table:
 
     def rows(self) -> Iterator[Row]:
         """Yield one row for each line; those that lack something are as Python reads them."""
-        columns: dict[str, list[object]] = {}
-        odd = np.zeros(len(self.table), bool)
-        for name in self.table.column_names:
-            array = self.table.column(name).combine_chunks()
-            if name in self.layout.blank:
-                columns[name] = [None] * len(odd)
-                if array.values.null_count < len(array.values):
-                    odd |= _holding(np.from_dlpack(array.offsets), ~_nulls(array.values))
-                continue
-            columns[name], lacks = _cells(array, name in self.layout.gaps)
-            odd |= lacks if name not in self.layout.optional else lacks & ~_nulls(array)
-        for place in range(len(odd)):
+        for place, is_odd in enumerate(self.odd):
             where = f"{self.file.name}, line {self.chunk.first + place}"
-            if odd[place]:
+            if is_odd:
                 yield Row(where, self._plain(place))
             else:
-                body = {name: cells[place] for name, cells in columns.items()}
-                yield Row(where, body, lambda place=place: self._plain(place))  # type: ignore[misc]  # bound at once
+                body = {name: cells[place] for name, cells in self.columns.items()}
+                yield Row(where, body, partial(self._plain, place))
 
     def _plain(self, place: int) -> Body:
         body = lines.parse(self._raw[place])
         assert body is not None  # Arrow has read it, and `json_bytes` found nothing to doubt
         return body
-
-
-def _nulls(array: pa.Array) -> np.ndarray:
-    return np.asarray(array.is_null()) if array.null_count else np.zeros(len(array), bool)
-
-
-def _cells(array: pa.Array, gaps: bool) -> tuple[list[object], np.ndarray]:
-    """Return the cells of a column, and which of them hold a null that is not a gap."""
-    lacks = _nulls(array)
-    if not types.is_list(array.type):
-        return array.to_pylist(), lacks
-    values = array.values
-    if types.is_string(values.type) or types.is_null(values.type):
-        return array.to_pylist(), lacks
-    starts = np.from_dlpack(array.offsets)
-    if types.is_list(values.type):
-        inner, bad = _cells(values, gaps)
-        found: list[object] = [inner[start:stop] for start, stop in pairwise(starts)]
-    else:
-        flat = _numbers(values)
-        found = [flat[start:stop] for start, stop in pairwise(starts)]
-        bad = np.zeros(0, bool) if gaps or not values.null_count else _nulls(values)
-    if bad.any():
-        lacks = lacks | _holding(starts, bad)
-    if array.null_count:
-        found = [None if null else cell for cell, null in zip(found, _nulls(array), strict=True)]
-    return found, lacks
-
-
-def _holding(starts: np.ndarray, is_marked: np.ndarray) -> np.ndarray:
-    """Return which lists hold a marked value."""
-    counts = np.concatenate([[0], np.cumsum(is_marked)])
-    found: np.ndarray = counts[starts[1:]] > counts[starts[:-1]]
-    return found
-
-
-def _numbers(values: pa.Array) -> np.ndarray:
-    if types.is_boolean(values.type):
-        return np.from_dlpack(pc.fill_null(values, False).cast(pa.uint8())).view(bool)
-    if values.null_count:
-        values = pc.fill_null(values, np.nan if types.is_floating(values.type) else 0)
-    return np.from_dlpack(values)

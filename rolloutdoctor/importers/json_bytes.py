@@ -48,7 +48,12 @@ def may_hold(raw: bytes, names: Iterable[str]) -> bool:
     wanted = [name.encode("utf-8", "replace") for name in names]
     if any(b'"%b"' % name in raw or not name.isascii() for name in wanted):
         return True
-    return bool(wanted) and b"\\u" in raw and _ESCAPED_ASCII.search(raw) is not None
+    return bool(wanted) and escapes_ascii(raw)
+
+
+def escapes_ascii(raw: bytes) -> bool:
+    """Tell whether a letter is written as an escape, so that names need not be what they look like."""
+    return b"\\u" in raw and _ESCAPED_ASCII.search(raw) is not None
 
 
 def _has_inf(at: np.ndarray, start: int) -> bool:

@@ -11,6 +11,7 @@ import pyarrow as pa
 from rolloutdoctor.batch import TRAIN
 from rolloutdoctor.errors import DataError, InputError
 from rolloutdoctor.importers import arrow_rows, base, folders, lines
+from rolloutdoctor.importers.arrow_cells import Layout
 from rolloutdoctor.importers.cells import aligned, per_token, response_start, zeros_and_ones
 from rolloutdoctor.io.metadata import RunMetadata
 from rolloutdoctor.io.paths import Source
@@ -83,7 +84,7 @@ class NemoRl:
             sink.note("prev_logprobs are zeros, which NeMo-RL logs where force_on_policy_ratio skips them: left out")
 
 
-def _layout(first: Mapping[str, object]) -> arrow_rows.Layout:
+def _layout(first: Mapping[str, object]) -> Layout:
     numbers, mask = pa.list_(pa.float64()), arrow_rows.leaf_type(first.get("token_loss_mask"))
     fields = {
         "idx": pa.int64(),
@@ -95,7 +96,7 @@ def _layout(first: Mapping[str, object]) -> arrow_rows.Layout:
         _reward_of(first): numbers,
     }
     fields |= {name: pa.list_(numbers) for name in _LOG_PROBS.values()}
-    return arrow_rows.Layout(pa.schema(fields), without=() if _FILTERED in fields else (_FILTERED,))
+    return Layout(pa.schema(fields), without=() if _FILTERED in fields else (_FILTERED,))
 
 
 def _rows(file: Source, parts: Iterable[arrow_rows.Part], sink: base.Sink, total: int) -> list[dict[str, object]]:

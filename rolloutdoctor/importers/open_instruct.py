@@ -11,6 +11,7 @@ import pyarrow as pa
 from rolloutdoctor.batch import TRAIN
 from rolloutdoctor.errors import DataError, InputError
 from rolloutdoctor.importers import arrow_rows, base, folders, lines
+from rolloutdoctor.importers.arrow_cells import Layout
 from rolloutdoctor.importers.cells import aligned, per_token
 from rolloutdoctor.io.metadata import RunMetadata
 from rolloutdoctor.io.paths import Source
@@ -165,13 +166,13 @@ class _Reader:
         self.sink.note("open-instruct records steps from 0 and logs them from 1; step is the logged one")
 
 
-def _layout(first: Mapping[str, object]) -> arrow_rows.Layout:
+def _layout(first: Mapping[str, object]) -> Layout:
     counts = dict.fromkeys(("step", "sample_idx", "prompt_idx"), pa.int64())
     tokens = dict.fromkeys(("prompt_tokens", "response_tokens"), pa.list_(pa.int64()))
     scores = dict.fromkeys(("reward", "advantage"), pa.float64())
     others = {"logprobs": pa.list_(pa.float64()), "finish_reason": pa.string()}
     fields = pa.schema({**counts, **tokens, **scores, **others})
-    return arrow_rows.Layout(fields, optional=(*scores, *others), gaps=("logprobs",))
+    return Layout(fields, optional=(*scores, *others), gaps=("logprobs",))
 
 
 def _step(body: dict[str, object], where: str) -> int:

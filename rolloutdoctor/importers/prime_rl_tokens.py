@@ -10,6 +10,7 @@ import pyarrow as pa
 from rolloutdoctor.batch import TRAIN
 from rolloutdoctor.errors import DataError, InputError
 from rolloutdoctor.importers import arrow_rows, base, folders, lines
+from rolloutdoctor.importers.arrow_cells import Layout
 from rolloutdoctor.importers.cells import aligned, per_token, response_start, zeros_and_ones
 from rolloutdoctor.io.metadata import RunMetadata
 from rolloutdoctor.io.paths import Source, natural_key
@@ -112,14 +113,14 @@ class _Reader:
             raise DataError(f"{file.name}: {message}") from None
 
 
-def _layout(first: Mapping[str, object]) -> arrow_rows.Layout | None:
+def _layout(first: Mapping[str, object]) -> Layout | None:
     if any(_is_given(first.get(name)) for name in _WEIGHTS):
         return None
     counts = dict.fromkeys(_COUNTS, pa.int64())
     numbers = dict.fromkeys((*_FLOATS.values(), *_WEIGHTS), pa.list_(pa.float64()))
     tokens = {"token_ids": pa.list_(pa.int64()), "loss_mask": pa.list_(arrow_rows.leaf_type(first.get("loss_mask")))}
     fields = pa.schema({**counts, **tokens, **numbers})
-    return arrow_rows.Layout(fields, gaps=tuple(_FLOATS.values()), blank=_WEIGHTS)
+    return Layout(fields, gaps=tuple(_FLOATS.values()), blank=_WEIGHTS)
 
 
 def _row(body: dict[str, object], where: str) -> tuple[dict[str, object], bool]:

@@ -16,6 +16,7 @@ from importers.importing import DATA
 from rolloutdoctor.engine.convert import ConvertOptions, convert, detect_dump
 from rolloutdoctor.errors import InputError, RolloutDoctorError
 from rolloutdoctor.importers import arrow_lines, arrow_rows, json_bytes, lines
+from rolloutdoctor.importers.arrow_cells import Layout
 from rolloutdoctor.io.paths import Source
 
 DUMPS = {
@@ -146,7 +147,7 @@ def test_changed_lines(dump):
 def test_a_row_that_lacks_something_is_as_python_reads_it(tmp_path, line, body):
     numbers = pa.list_(pa.float64())
     fields = pa.schema([("a", pa.int64()), ("b", numbers), ("c", numbers), ("d", pa.string()), ("e", numbers)])
-    layout = arrow_rows.Layout(fields, optional=("d", "e"), gaps=("b",), blank=("c",))
+    layout = Layout(fields, optional=("d", "e"), gaps=("b",), blank=("c",))
     path = tmp_path / "x.jsonl"
     path.write_text(json.dumps({"a": 7, "b": []}) + "\n" + json.dumps(line) + "\n")
     (part,) = arrow_rows.parts([Source.of(str(path))], lambda first: layout)
@@ -168,7 +169,7 @@ def test_files_follow_each_other(tmp_path):
         path.write_text(f'{{"a": "{name}"}}\n' * 3)
         files.append(Source.of(str(path)))
     missing = Source.of(str(tmp_path / "none"))
-    layout = arrow_rows.Layout(pa.schema([("a", pa.string())]))
+    layout = Layout(pa.schema([("a", pa.string())]))
     coming = arrow_rows.parts([*files, missing], lambda first: layout)
     for number, file in enumerate(files, start=1):
         part = next(coming)
