@@ -1,13 +1,16 @@
 """prime-rl's traces: `rollouts/step_{N}/{train,eval}/effective/traces.jsonl`."""
 
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
+from itertools import groupby
 from pathlib import Path
 
 import numpy as np
+import pyarrow as pa
 
 from rolloutdoctor.errors import DataError, InputError
-from rolloutdoctor.importers import base, folders, lines
+from rolloutdoctor.importers import arrow_rows, base, folders, lines
+from rolloutdoctor.importers.arrow_cells import Layout
 from rolloutdoctor.importers.cells import aligned, per_token, response_start, zeros_and_ones
 from rolloutdoctor.io.metadata import RunMetadata
 from rolloutdoctor.io.paths import Source, natural_key
@@ -58,17 +61,16 @@ class PrimeRlTraces:
             step, split, _ = _place(file)[1:]
             if sum(_place(other)[1:3] == (step, split) for other in files) > 1:
                 raise InputError(f"{file.name}: several files of step {step}, split {split}; give one run and subset")
-        total, done = sum(Path(file.path).stat().st_size for file in files), 0
+        total = sum(Path(file.path).stat().st_size for file in files)
         branched = 0
-        for file in files:
-            rows = _rows(file, sink)
+        for file, parts in groupby(arrow_rows.parts(files, _layout), lambda part: part.file):
+            rows = _rows(file, parts, sink, total)
             if rows:
                 if not sink.rows:
                     sink.begin(RunMetadata())
                 branched += any(row["response_ids"] is None for row in rows)
                 _write(file, rows, sink)
-            done += Path(file.path).stat().st_size
-            sink.advance(done, total)
+        sink.advance(total, total)
         if not sink.rows:
             raise InputError(f"{sources[0].name}: no traces in prime-rl's rollouts/step_*/train/effective there")
         if branched:
@@ -77,25 +79,52 @@ class PrimeRlTraces:
             )
 
 
-def _rows(file: Source, sink: base.Sink) -> list[dict[str, object]]:
+def _layout(first: Mapping[str, object]) -> Layout | None:
+    policy = _object(_object(_object(first.get("run")).get("work")).get("policy"))
+    traces = first.get("traces")
+    if not policy.keys() >= {"start", "end"} or not isinstance(traces, list):
+        return None
+    nodes = [node for trace in traces for node in _list(_object(trace).get("nodes"))]
+    mask = next((mask for mask in (_object(node).get("mask") for node in nodes) if mask), None)
+    numbers, work = pa.list_(pa.float64()), pa.struct([("start", pa.int64()), ("end", pa.int64())])
+    node = {"parent": pa.int64(), "token_ids": pa.list_(pa.int64()), "mask": pa.list_(arrow_rows.leaf_type(mask))}
+    node |= dict.fromkeys(_SPREAD.values(), numbers)
+    trace = {"id": _name_type(traces[0] if traces else None), "rewards": pa.struct([]), "stop_condition": pa.string()}
+    fields = {
+        "group": pa.struct({"id": _name_type(first.get("group"))}),
+        "run": pa.struct({"work": pa.struct({"policy": work})}),
+        "traces": pa.list_(pa.struct(trace | {"nodes": pa.list_(pa.struct(node))})),
+    }
+    optional = ("run", "work", "policy", "parent", "stop_condition", *_SPREAD.values())
+    return Layout(pa.schema(fields), optional=optional, gaps=tuple(_SPREAD.values()), free="rewards")
+
+
+def _name_type(owner: object) -> pa.DataType:
+    return pa.int64() if isinstance(_object(owner).get("id"), int) else pa.string()
+
+
+def _rows(file: Source, parts: Iterable[arrow_rows.Part], sink: base.Sink, total: int) -> list[dict[str, object]]:
     _, step, split, _ = _place(file)
     found: list[dict[str, object]] = []
     torn = 0
-    for line in lines.objects(file):
-        where = f"{file.name}, line {line.number}"
-        if line.body is None:
-            sink.note(f"{file.name}: the last line was not written to its end, and is left out")
-            torn += 1
-            continue
-        traces = line.body.get("traces", [])
-        if not isinstance(traces, list) or not all(isinstance(trace, dict) for trace in traces):
-            raise DataError(f"{where}: traces is {lines.shown(traces)} where a list of objects was expected")
-        for number, trace in enumerate(traces):
-            row = _row(line.body, trace, f"{where}, trace {number}")
-            found.append(row | {"step": step, "split": split})
+    for part in parts:
+        for line in part.rows:
+            if line.body is None:
+                sink.note(f"{file.name}: the last line was not written to its end, and is left out")
+                torn += 1
+            else:
+                found += [row | {"step": step, "split": split} for row in line.made(_episode)]
+        sink.advance(part.bytes_read, total)
     if torn and found:
         sink.fact(step, split, base.TORN_LINES, torn)
     return found
+
+
+def _episode(body: dict[str, object], where: str) -> list[dict[str, object]]:
+    traces = body.get("traces", [])
+    if not isinstance(traces, list) or not all(isinstance(trace, dict) for trace in traces):
+        raise DataError(f"{where}: traces is {lines.shown(traces)} where a list of objects was expected")
+    return [_row(body, trace, f"{where}, trace {number}") for number, trace in enumerate(traces)]
 
 
 def _row(episode: Mapping[str, object], trace: Mapping[str, object], where: str) -> dict[str, object]:
@@ -151,7 +180,8 @@ def _tokens(nodes: object, where: str) -> dict[str, np.ndarray]:
         masks.append(mask)
         for column, name in _SPREAD.items():
             # One number for each sampled token.
-            numbers = per_token(node.get(name) or [], Kind.FLOATS, f"{at}: {name}")
+            cell = node.get(name)
+            numbers = per_token(cell if isinstance(cell, np.ndarray) else cell or [], Kind.FLOATS, f"{at}: {name}")
             given[column] |= bool(len(numbers))
             if len(numbers) not in (0, int(mask.sum())):
                 raise DataError(f"{at}: {name} has {len(numbers)} values for {int(mask.sum())} sampled tokens")
@@ -184,6 +214,10 @@ def _write(file: Source, rows: Sequence[Mapping[str, object]], sink: base.Sink) 
 
 def _object(value: object) -> dict[str, object]:
     return value if isinstance(value, dict) else {}
+
+
+def _list(value: object) -> list[object]:
+    return value if isinstance(value, list) else []
 
 
 def _text(value: object) -> str:

@@ -23,6 +23,7 @@ DUMPS = {
     "nemo-rl": ("nemo_rl/grpo", "train_data_step1.jsonl"),
     "nemo-rl, dynamic": ("nemo_rl/dynamic", "train_data_step1.jsonl"),
     "prime-rl-tokens": ("prime_rl/token_exports", "step_1/rank_0.jsonl"),
+    "prime-rl-traces": ("prime_rl/rollouts", "step_1/train/effective/traces.jsonl"),
     "open-instruct": ("open_instruct", "run_rollouts_000000.jsonl"),
 }
 
@@ -87,43 +88,50 @@ VALUES = SCALARS | st.lists(SCALARS, max_size=4).map(lambda cells: f"[{', '.join
 VALUES |= VALUES.map(lambda cell: f"[{cell}]")
 
 
+def holders(body):
+    """Every object and list in an object."""
+    found = [body]
+    for inner in body.values() if isinstance(body, dict) else body:
+        if isinstance(inner, (dict, list)):
+            found += holders(inner)
+    return found
+
+
 @st.composite
-def changes(draw, names):
-    """What is done to one line: a field that is other, null, gone or there twice; a number in a list; a torn end."""
-    place, name = draw(st.integers(0, 10**6)), draw(st.sampled_from(names))
-    kind = draw(st.sampled_from(["value", "element", "gone", "twice", "torn"]))
-    value = draw(VALUES if kind in ("value", "twice") else SCALARS)
+def changes(draw):
+    """What is done to one line: a value anywhere that is other, gone, new or there twice; or a torn end."""
+    line, place, at = draw(st.tuples(*[st.integers(0, 10**6)] * 3))
+    kind = draw(st.sampled_from(["value", "value", "gone", "twice", "new", "torn"]))
+    value = draw(VALUES)
+    new = draw(st.sampled_from(["filtered_rewards", "rl_weights", "logprobs", "rewards", "start", "a\\u0062"]))
 
     def change(raw):
         found = raw.decode().splitlines()
         if kind == "torn":
             return raw[: len(raw) - 1 - place % 60]
-        at = place % len(found)
-        body = json.loads(found[at])
-        if kind == "gone":
-            body.pop(name, None)
-        else:
-            leaf = body.get(name)
-            if kind == "element" and isinstance(leaf, list) and leaf:
-                holder = leaf[0] if isinstance(leaf[0], list) and leaf[0] else leaf
-                holder[place % len(holder)] = "MARK"
-            else:
-                body[name] = "MARK"
-        text = json.dumps(body).replace('"MARK"', value)
-        if kind == "twice" and name in body:
-            text = f'{{"{name}": {value}, ' + text[1:]
-        return "".join(line + "\n" for line in [*found[:at], text, *found[at + 1 :]]).encode()
+        here = line % len(found)
+        body = json.loads(found[here])
+        every = holders(body)
+        # Half of the time near the top.
+        holder = every[place % len(every) if place % 2 else place % min(len(every), 3)]
+        keys = list(holder) if isinstance(holder, dict) else list(range(len(holder)))
+        key = keys[at % len(keys)] if keys else None
+        if kind == "value" and keys:
+            holder[key] = "MARK"
+        elif kind == "gone" and keys:
+            del holder[key]
+        elif isinstance(holder, dict):
+            holder["TWIN" if kind == "twice" and keys else new] = "MARK"
+        text = json.dumps(body).replace("TWIN", str(key)).replace('"MARK"', value).replace("\\\\u0062", "\\u0062")
+        return "".join(line + "\n" for line in [*found[:here], text, *found[here + 1 :]]).encode()
 
     return change
 
 
 @pytest.mark.parametrize("dump", DUMPS)
 def test_changed_lines(dump):
-    folder, file = DUMPS[dump]
-    names = sorted(json.loads((DATA / folder / file).read_text().splitlines()[0]))
-
     @settings(max_examples=60)
-    @given(change=changes([*names, "filtered_rewards", "rl_weights", "logprobs"]))
+    @given(change=changes())
     def each(change):
         same(dump, change)
 
@@ -177,3 +185,46 @@ def test_files_follow_each_other(tmp_path):
         assert [row.body for row in part.rows] == [{"a": file.path[-1]}] * 3
     with pytest.raises(InputError, match=r"none: no such file"):
         next(coming)
+
+
+def every_trace(change):
+    """Change the first trace of every episode."""
+
+    def each(raw):
+        episodes = [json.loads(line) for line in raw.splitlines()]
+        for episode in episodes:
+            change(episode, episode["traces"][0])
+        return "".join(json.dumps(episode) + "\n" for episode in episodes).encode()
+
+    return each
+
+
+def swapped(_, trace):
+    trace["rewards"] = dict(reversed(trace["rewards"].items()))
+
+
+@pytest.mark.parametrize(
+    ("change", "by_python"),
+    [
+        (swapped, False),
+        (lambda episode, trace: trace["rewards"].update(more={"score": 0.1}, none=None), False),
+        (lambda episode, trace: trace["rewards"].update(more={"score": 0.1, "weight": 10**20}), False),
+        (lambda episode, trace: trace["rewards"].clear(), False),
+        (lambda episode, trace: trace["nodes"][1].update(logprobs=None), False),
+        (lambda episode, trace: trace["nodes"][0].update(message={"content": '"rewards": {"a": 1}'}), False),
+        (lambda episode, trace: trace["nodes"][0].update(message={"content": [1, "x", {}]}), False),
+        (lambda episode, trace: trace["nodes"][0].pop("mask"), False),
+        (lambda episode, trace: episode.pop("run"), True),
+        (lambda episode, trace: episode["run"]["work"]["policy"].pop("start"), True),
+        (lambda episode, trace: trace.pop("rewards"), True),
+        (lambda episode, trace: trace.update(rewards=None), True),
+        (lambda episode, trace: trace.update(info={"rewards": {"other": {"score": 3}}}), True),
+        (lambda episode, trace: trace.update(info={"rewards": trace.pop("rewards")}), True),
+        (lambda episode, trace: trace.update(nodes=trace["nodes"][:1]), False),
+        (lambda episode, trace: trace.update(info="\x7f"), True),
+    ],
+)
+def test_changed_traces(change, by_python):
+    read = same("prime-rl-traces", every_trace(change), 2**20)
+    # The first of them is that of the file that was changed.
+    assert bool(read) == by_python
