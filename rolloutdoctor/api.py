@@ -1,7 +1,10 @@
 """The Python interface: the commands as functions on a run that is open. Import it as `rolloutdoctor`."""
 
+import logging
 import os
+import weakref
 from collections.abc import Iterator, Mapping, Sequence
+from contextlib import ExitStack
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -10,6 +13,7 @@ from rolloutdoctor.comparison import Comparison, Recomputed
 from rolloutdoctor.engine.check import CheckOptions
 from rolloutdoctor.engine.check import check as _check
 from rolloutdoctor.engine.configure import configure
+from rolloutdoctor.engine.convert import ConvertOptions, open_any
 from rolloutdoctor.engine.diff import DiffOptions
 from rolloutdoctor.engine.diff import diff as _diff
 from rolloutdoctor.engine.pictures import draw
@@ -18,7 +22,7 @@ from rolloutdoctor.engine.recompute import recompute as _recompute
 from rolloutdoctor.engine.sweep import find_dtype
 from rolloutdoctor.findings import Report
 from rolloutdoctor.fixes import choose
-from rolloutdoctor.io.run import Run, StepRange, open_run
+from rolloutdoctor.io.run import Run, StepRange
 from rolloutdoctor.objective import Objective
 from rolloutdoctor.pictures import known_kind
 from rolloutdoctor.rules.table import pick
@@ -29,14 +33,44 @@ if TYPE_CHECKING:
 
 Options = Mapping[str, object]
 
+_log = logging.getLogger("rolloutdoctor")
 
-def open(*paths: str | os.PathLike[str], trainer: str | None = None) -> Run:
-    """Open the files of a run: files, directories and patterns.
+
+def open(
+    *paths: str | os.PathLike[str],
+    trainer: str | None = None,
+    from_: str | None = None,
+    map: Mapping[str, str] | None = None,
+    allow_pickle: bool = False,
+) -> Run:
+    """Open what the commands open: run files, directories and patterns, a trainer's own dump, or logged metrics alone.
+
+    Of a dump, which importer read it and what it found out goes to the logger ``rolloutdoctor``; the run file that it
+    is read through is removed with the run.
+
+    Args:
+        paths: files, directories, patterns and remote addresses.
+        trainer: who wrote the files, where they do not say.
+        from_: importer of a dump, where it is not recognised, as ``--from``.
+        map: canonical column to where the dump has it, as ``--map``.
+        allow_pickle: load torch files that can run code.
 
     Raises:
         InputError: if nothing is found, or a file cannot be read as a run.
+        UsageError: for an unknown importer or column.
     """
-    return open_run(paths, trainer=(trainer or "").partition("@")[0] or None)
+    with ExitStack() as stack:
+        run = stack.enter_context(
+            open_any(
+                [os.fspath(path) for path in paths],
+                trainer=(trainer or "").partition("@")[0] or None,
+                options=ConvertOptions(from_, dict(map or {}), allow_pickle),
+                tell=_log.warning,
+                logs_alone=True,
+            )
+        )
+        weakref.finalize(run, stack.pop_all().close)
+    return run
 
 
 def check(

@@ -1,16 +1,19 @@
 """`import rolloutdoctor as rd`: the example of the README runs, and the functions are those of the commands."""
 
+import gc
+import json
 import os
 import re
 import subprocess
 import sys
+import tempfile
 from pathlib import Path
 
 import pytest
 import torch
 
 import rolloutdoctor as rd
-from rolloutdoctor.errors import UsageError
+from rolloutdoctor.errors import InputError, UsageError
 
 ROOT = Path(__file__).parent.parent
 SAMPLE = ROOT / "sample_data" / "verl_rejected.parquet"
@@ -138,3 +141,44 @@ def test_options_go_over_the_file():
     assert not rd.diff(run, against={"actor.use_kl_loss": True}, steps="0:3").differs
     with pytest.raises(UsageError, match="nothing to compare"):
         rd.diff(run)
+
+
+def test_a_log_of_numbers_alone_is_opened_as_check_opens_it(tmp_path):
+    log = tmp_path / "log.csv"
+    log.write_text("step,loss,grad_norm\n1,0.5,0.1\n2,0.4,nan\n3,0.3,0.3\n", encoding="utf-8")
+    report = rd.check(rd.open(log))
+    assert [found.code for found in report.findings] == ["RDM003"]
+    assert "RDG001" in [each.code for each in report.skipped]
+    with pytest.raises(InputError, match=r"log\.csv: nothing can be compared without the columns"):
+        rd.diff(rd.open(log), fixes=["zero-std"], trainer="trl")
+
+
+def test_a_dump_is_opened_through_a_run_file_that_goes_with_the_run(tmp_path, monkeypatch, caplog):
+    folder = tmp_path / "temporary"
+    folder.mkdir()
+    monkeypatch.setattr(tempfile, "tempdir", str(folder))
+    dump = tmp_path / "mine.jsonl"
+    rows = [{"s": 1, "g": row // 4, "score": row % 3} for row in range(8)]
+    dump.write_text("".join(json.dumps(row) + "\n" for row in rows), encoding="utf-8")
+    run = rd.open(dump, map={"step": "s", "group_id": "g", "reward": "score"})
+    assert "read with the importer mapped" in caplog.text
+    assert (run.rows, run.files) == (8, (str(dump),))
+    assert rd.check(run, trainer="trl").input.groups == 2
+    (batch,) = run.batches({"reward"})
+    assert batch.column("reward").tolist() == [row % 3 for row in range(8)]
+    assert len(list(folder.iterdir())) == 1
+    del run
+    gc.collect()
+    assert not list(folder.iterdir())
+    with pytest.raises(UsageError, match="did you mean 'verl'"):
+        rd.open(dump, from_="verll")
+    assert not list(folder.iterdir())
+
+
+def test_what_needs_pickle_is_refused_until_it_is_allowed(tmp_path):
+    torch.save({"samples": [Path("x")]}, tmp_path / "rollout_0.pt")
+    with pytest.raises(InputError, match="allow-pickle"):
+        rd.open(tmp_path / "rollout_0.pt", from_="slime")
+    with pytest.raises(InputError) as refused:
+        rd.open(tmp_path / "rollout_0.pt", from_="slime", allow_pickle=True)
+    assert "allow-pickle" not in str(refused.value)

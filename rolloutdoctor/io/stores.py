@@ -17,6 +17,7 @@ import pyarrow as pa
 from pyarrow import fs
 
 from rolloutdoctor.errors import InputError, RolloutDoctorError, UsageError
+from rolloutdoctor.io.google import has_credentials
 from rolloutdoctor.io.web import WebFile
 
 _ADDRESS = re.compile(r"([A-Za-z][A-Za-z0-9+.-]+)://")
@@ -27,7 +28,8 @@ _DENIED = re.compile(
 )
 _HELP = {
     "s3": "set AWS_ACCESS_KEY_ID and AWS_SECRET_ACCESS_KEY, or AWS_PROFILE",
-    "gs": "run 'gcloud auth application-default login', or write gs://anonymous@BUCKET for a public one",
+    "gs": "run 'gcloud auth application-default login' or set GOOGLE_APPLICATION_CREDENTIALS, "
+    "or write gs://anonymous@BUCKET for a public one",
     "hf": "set HF_TOKEN, or run 'hf auth login'",
 }
 
@@ -147,6 +149,10 @@ def _key(address: Address) -> str:
     return address.path[len(account) + 1 :] if account else address.path
 
 
+class _NoCredentialsError(Exception):
+    """There is nothing to log in with."""
+
+
 @lru_cache(maxsize=8)
 def _store(scheme: str, query: str, account: str) -> fs.FileSystem:
     """The file system of a scheme; options in the query go over the environment, as in pyarrow's own addresses."""
@@ -168,9 +174,12 @@ def _store(scheme: str, query: str, account: str) -> fs.FileSystem:
         from datetime import timedelta
 
         emulator = urlsplit(os.environ.get("STORAGE_EMULATOR_HOST", ""))
+        endpoint = given.get("endpoint_override") or emulator.netloc or None
+        if account != "anonymous" and endpoint is None and not has_credentials():
+            raise _NoCredentialsError
         return fs.GcsFileSystem(
             anonymous=account == "anonymous",
-            endpoint_override=given.get("endpoint_override") or emulator.netloc or None,
+            endpoint_override=endpoint,
             scheme=given.get("scheme") or emulator.scheme or "https",
             retry_time_limit=timedelta(seconds=_SECONDS),
         )
@@ -188,6 +197,8 @@ def _told(address: Address) -> Iterator[None]:
         yield
     except RolloutDoctorError:
         raise
+    except _NoCredentialsError:
+        raise InputError(f"{address.name}: no credentials were found; {_HELP[address.scheme]}") from None
     except FileNotFoundError:
         raise InputError(f"{address.name}: no such file; check the address") from None
     except Exception as error:
