@@ -69,13 +69,17 @@ class JournalWriter:
         self.rows = 0
         self.append(pa.schema([]).empty_table().replace_schema_metadata(metadata.encode()))
 
-    def append(self, table: pa.Table) -> None:
-        """Append a table."""
+    def append(self, table: pa.Table, *, within: int | None = None) -> bool:
+        """Append a table; False, and nothing is written, if the journal would grow beyond `within` bytes."""
         buffer = pa.BufferOutputStream()
         with pa.ipc.new_stream(buffer, table.schema) as stream:
             stream.write_table(table)
-        self.size += self._file.write(buffer.getvalue())
+        encoded = buffer.getvalue()
+        if within is not None and self.size + encoded.size > within:
+            return False
+        self.size += self._file.write(encoded)
         self.rows += len(table) if table.schema != METRICS_SCHEMA else 0
+        return True
 
     def drop(self, dropped: Dropped) -> None:
         """Note what is missing so far; the last note counts."""

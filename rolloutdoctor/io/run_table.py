@@ -46,45 +46,48 @@ def run_table(
     elif set(columns) != set(schema.names):
         changed = sorted(set(columns) ^ set(schema.names))
         raise SchemaError(f"{where}: every write needs the same columns; these differ: {', '.join(changed)}")
-    for field in schema:
-        if pa.types.is_struct(field.type):
-            if not field.type.num_fields:
-                raise DataError(f"{where}: {field.name} names nothing; leave the column out")
-            _check_names(field, columns[field.name], where)
+    kinds = dict(zip(schema.names, schema.types, strict=True))
+    for name, kind in kinds.items():
+        if pa.types.is_struct(kind):
+            if not kind.num_fields:
+                raise DataError(f"{where}: {name} names nothing; leave the column out")
+            _check_names(name, kind, columns[name], where)
     try:
-        arrays = [to_arrow(BY_NAME[field.name], columns[field.name], field.type) for field in schema]
+        arrays = {name: to_arrow(BY_NAME[name], columns[name], kind) for name, kind in kinds.items()}
     except DataError as error:
         raise DataError(f"{where}: {error}") from error
-    counts = {name: len(array) for name, array in zip(schema.names, arrays, strict=True)}
+    counts = {name: len(array) for name, array in arrays.items()}
     if len(set(counts.values())) > 1:
         raise DataError(f"{where}: the columns differ in length: {counts}")
-    table = pa.Table.from_arrays(arrays, schema=schema)
-    _check_lengths(table, where, first_row)
-    return table
+    _check_lengths({name: array for name, array in arrays.items() if BY_NAME[name].per_token}, where, first_row)
+    return pa.Table.from_arrays(list(arrays.values()), schema=schema)
 
 
-def _check_names(field: pa.Field, cells: Sequence[object], where: str) -> None:
+def _check_names(name: str, kind: pa.StructType, cells: Sequence[object], where: str) -> None:
     if isinstance(cells, (pa.Array, pa.ChunkedArray)):
         return  # the cast to the field's type says it
-    known = {field.type.field(i).name for i in range(field.type.num_fields)}
+    known = {kind.field(i).name for i in range(kind.num_fields)}
     for cell in cells:
         if isinstance(cell, Mapping) and not known.issuperset(cell):
-            extra = ", ".join(sorted(str(name) for name in set(cell) - known))
+            extra = ", ".join(sorted(str(each) for each in set(cell) - known))
             raise SchemaError(
-                f"{where}: {field.name} gained {extra} after the first rows were written; "
+                f"{where}: {name} gained {extra} after the first rows were written; "
                 "give every name, null where it does not apply, from the first row on"
             )
 
 
-def _check_lengths(table: pa.Table, where: str, first_row: int) -> None:
+def _check_lengths(lists: Mapping[str, pa.Array], where: str, first_row: int) -> None:
     expected: np.ndarray | None = None
+    offsets: pa.Array | None = None
     first = ""
-    for name in table.column_names:
-        if not BY_NAME[name].per_token:
+    for name, cells in lists.items():
+        # Columns of one step are usually cut at the same places, which is seen at once.
+        if offsets is not None and not cells.null_count and offsets.equals(cells.offsets):
             continue
-        lengths = _lengths(table[name])
+        lengths = _lengths(cells)
         if expected is None:
             expected, first = lengths, name
+            offsets = None if cells.null_count else cells.offsets
             continue
         if np.array_equal(lengths, expected):
             continue
@@ -98,9 +101,9 @@ def _check_lengths(table: pa.Table, where: str, first_row: int) -> None:
         expected = np.where(expected >= 0, expected, lengths)
 
 
-def _lengths(cells: pa.ChunkedArray) -> np.ndarray:
+def _lengths(cells: pa.Array) -> np.ndarray:
     """Values of each list, -1 for a null."""
-    if cells.num_chunks == 1 and not cells.null_count:
+    if not cells.null_count:
         # Without `to_numpy`, which imports pandas where it is installed.
-        return np.diff(np.from_dlpack(cells.chunk(0).offsets))
+        return np.diff(np.from_dlpack(cells.offsets))
     return np.asarray(pc.fill_null(pc.list_value_length(cells), -1).to_numpy())

@@ -150,10 +150,9 @@ class BackgroundWriter:
                 self._queue.task_done()
 
     def _write(self, table: "pa.Table", key: tuple[int, str] | None) -> None:
-        if key is not None and self._journal.size + table.nbytes > self._max_bytes:
+        within = None if key is None else self._max_bytes
+        if not self._journal.append(table, within=within) and key is not None:
             self.failure = f"at step {key[0]}: max_bytes={self._max_bytes} is reached"
-        else:
-            self._journal.append(table)
 
 
 def close_at_exit(close: Callable[[], None]) -> Callable[[], None]:

@@ -1,7 +1,7 @@
 """Padded arrays of a batch as the ragged cells of a run file, without a loop over rows or tokens."""
 
 from collections.abc import Sequence
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Self
 
 import numpy as np
 import pyarrow as pa
@@ -20,29 +20,51 @@ def floats(tensor: "Tensor") -> np.ndarray:
     return tensor.float().numpy()
 
 
-def present(lengths: np.ndarray) -> np.ndarray:
-    """Mark the slots of a padded array that rows of these lengths have, ``[N, T]`` bool."""
-    return np.arange(int(lengths.max(initial=0)))[None, :] < lengths[:, None]
-
-
-def ragged(padded: np.ndarray, slots: np.ndarray, kind: pa.DataType) -> pa.Array:
-    """Cut a padded array into lists.
+class Cut:
+    """How padded rows become lists: made once, used by every column of the same rows.
 
     Args:
-        padded: ``[N, T']``, of which the marked slots count; ``[N, 1]`` holds one value for all tokens of a row.
-        slots: ``[N, T]`` bool, T' >= T.
-        kind: of the values.
+        slots: ``[N, T]`` bool, the slots that hold tokens.
+        lengths: ``[N]``, how many each row has.
 
-    Raises:
-        ValueError: if `padded` is narrower than its longest row.
+    Attributes:
+        slots: the same.
+        offsets: ``[N + 1]`` int32, where the list of each row begins.
     """
-    if padded.shape[1] == 1:
-        padded = np.broadcast_to(padded, (len(padded), slots.shape[1]))
-    if padded.shape[1] < slots.shape[1]:
-        raise ValueError(f"an array is padded to {padded.shape[1]} tokens where a row has {slots.shape[1]}")
-    values = padded[:, : slots.shape[1]][slots].astype(kind.to_pandas_dtype(), copy=False)
-    offsets = np.concatenate([[0], np.cumsum(slots.sum(1))]).astype(np.int32)
-    return pa.ListArray.from_arrays(pa.array(offsets), pa.array(values, kind))
+
+    def __init__(self, slots: np.ndarray, lengths: np.ndarray) -> None:
+        self.slots = slots
+        offsets = np.zeros(len(lengths) + 1, np.int32)
+        lengths.cumsum(out=offsets[1:])
+        self.offsets = pa.array(offsets)
+
+    @classmethod
+    def after(cls, lengths: np.ndarray) -> "Self":
+        """Rows of these lengths, padded on the right."""
+        return cls(np.arange(lengths.max(initial=0)) < lengths[:, None], lengths)
+
+    @classmethod
+    def of(cls, slots: np.ndarray) -> "Self":
+        """Rows with tokens in these slots, ``[N, T]`` bool."""
+        return cls(slots, slots.sum(1))
+
+    def lists(self, padded: np.ndarray, kind: pa.DataType) -> pa.Array:
+        """Cut a padded array into lists.
+
+        Args:
+            padded: ``[N, T']`` with T' >= T; ``[N, 1]`` holds one value for all tokens of a row.
+            kind: of the values.
+
+        Raises:
+            ValueError: if `padded` is narrower than its longest row.
+        """
+        width = self.slots.shape[1]
+        if padded.shape[1] == 1:
+            padded = np.broadcast_to(padded, (len(padded), width))
+        if padded.shape[1] < width:
+            raise ValueError(f"an array is padded to {padded.shape[1]} tokens where a row has {width}")
+        values = padded[:, :width][self.slots].astype(kind.to_pandas_dtype(), copy=False)
+        return pa.ListArray.from_arrays(self.offsets, pa.array(values, kind))
 
 
 def at_rows(parts: Sequence[tuple[np.ndarray, np.ndarray]], shape: tuple[int, int]) -> np.ndarray:

@@ -10,7 +10,7 @@ import numpy as np
 import pyarrow as pa
 
 from rolloutdoctor.io.run_table import run_table
-from rolloutdoctor.recorders._cells import at_rows, copied, floats, present, ragged
+from rolloutdoctor.recorders._cells import Cut, at_rows, copied, floats
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -77,9 +77,9 @@ class Generation:
         return len(self.lengths)
 
     @cached_property
-    def slots(self) -> np.ndarray:
-        """Tokens that there are, ``[N, T]`` bool."""
-        return present(self.lengths)
+    def cut(self) -> Cut:
+        """The tokens that there are."""
+        return Cut.after(self.lengths)
 
     @cached_property
     def columns(self) -> dict[str, Sequence[object]]:
@@ -88,24 +88,23 @@ class Generation:
         found |= _rewards(self.tensors["rewards"], self.weights, self.reward_names)
         advantages = floats(self.tensors["advantages"])
         if advantages.ndim == 1:
-            found["advantage"] = pa.array(advantages, pa.float32()).cast(pa.float64())
+            found["advantage"] = pa.array(advantages.astype(np.float64))
         else:
-            found["advantages"] = ragged(advantages, self.slots, pa.float32())
+            found["advantages"] = self.cut.lists(advantages, pa.float32())
         is_prompt = self.tensors["prompt_mask"].bool().numpy()
-        found["prompt_ids"] = ragged(self.tensors["prompt_ids"].numpy(), is_prompt, pa.int32())
+        found["prompt_ids"] = Cut.of(is_prompt).lists(self.tensors["prompt_ids"].numpy(), pa.int32())
         ids = self.tensors["completion_ids"].numpy()
-        found["response_ids"] = ragged(ids, self.slots, pa.int32())
+        found["response_ids"] = self.cut.lists(ids, pa.int32())
         found |= self._masks()
         for column, key in _TOKEN_TENSORS.items():
             if key in self.tensors:
-                found[column] = ragged(floats(self.tensors[key]), self.slots, pa.float32())
-        found["rank"] = [self.rank] * len(self)
+                found[column] = self.cut.lists(floats(self.tensors[key]), pa.float32())
+        found["rank"] = pa.array(np.full(len(self), self.rank, np.int32))
         # As TRL decides what is truncated: by the last token. None for an empty response.
         last = ids[np.arange(len(self)), np.maximum(self.lengths - 1, 0)]
-        stopped = np.isin(last, list(self.ends))
         found["status"] = [
-            None if not length else "stop" if stop else "length"
-            for length, stop in zip(self.lengths, stopped, strict=True)
+            None if not length else "stop" if token in self.ends else "length"
+            for length, token in zip(self.lengths.tolist(), last.tolist(), strict=True)
         ]
         return found
 
@@ -113,13 +112,13 @@ class Generation:
         mask = self.tensors["completion_mask"]
         if "tool_mask" in self.tensors:
             mask = mask * self.tensors["tool_mask"]
-        columns: dict[str, Sequence[object]] = {"response_mask": ragged(mask.numpy(), self.slots, pa.uint8())}
+        columns: dict[str, Sequence[object]] = {"response_mask": self.cut.lists(mask.numpy(), pa.uint8())}
         if self.masked_later:
             # TRL zeroes both masks of a truncated row: what was there before is known from the generation alone.
             before = pa.array(np.ones(int(self.lengths.sum()), np.uint8))
             if "tool_mask" in self.tensors and self.tool_masks is not None:
                 before = pa.array(np.concatenate([np.asarray(row, np.uint8) for row in self.tool_masks]))
-            columns["response_mask_pre"] = pa.ListArray.from_arrays(columns["response_mask"].offsets, before)  # type: ignore[attr-defined]
+            columns["response_mask_pre"] = pa.ListArray.from_arrays(self.cut.offsets, before)
         return columns
 
 
@@ -156,20 +155,20 @@ class Pass:
     def table(self) -> pa.Table:
         """Return the rows of the pass in group order."""
         generation = self.generation
-        count, slots = len(generation), generation.slots
+        count, cut = len(generation), generation.cut
         columns = dict(generation.columns)
-        columns["step"] = [self.step] * count
+        columns["step"] = pa.array(np.full(count, self.step))
         columns["split"] = [generation.split] * count
         first = generation.rank * count
         places = [divmod(first + row, generation.group_size) for row in range(count)]
         batch = f"{generation.name}{self.suffix}"
         columns["group_id"] = [f"{batch}/{group}" for group, _ in places]
         columns["sample_id"] = [f"{batch}/{group}/{place}" for group, place in places]
-        policy = at_rows([(rows, floats(logps)) for rows, logps, *_ in self.parts], slots.shape)
-        columns["policy_log_probs"] = ragged(policy, slots, pa.float32())
+        policy = at_rows([(rows, floats(logps)) for rows, logps, *_ in self.parts], cut.slots.shape)
+        columns["policy_log_probs"] = cut.lists(policy, pa.float32())
         entropies = [(rows, floats(entropy)) for rows, _, entropy, *_ in self.parts if entropy is not None]
         if len(entropies) == len(self.parts):
-            columns["entropy"] = ragged(at_rows(entropies, slots.shape), slots, pa.float32())
+            columns["entropy"] = cut.lists(at_rows(entropies, cut.slots.shape), pa.float32())
         numbers = np.zeros((2, count), np.int32)
         for rows, _, _, *pair in self.parts:
             numbers[:, rows] = np.array(pair, np.int32)[:, None]
@@ -230,11 +229,11 @@ def capture(
 
 def _rewards(rewards: "Tensor", weights: "Tensor", names: Sequence[str]) -> dict[str, Sequence[object]]:
     per_function = rewards.double().numpy()
-    unscorable = np.isnan(per_function).all(axis=1)
-    total = np.nansum(per_function * weights.double().numpy(), axis=1)
+    weighted = per_function * weights.double().numpy()
+    total = np.where(np.isnan(weighted), 0.0, weighted).sum(1)
     cells = [pa.array(column, from_pandas=True) for column in per_function.T]
     return {
-        "reward": pa.array(total, mask=unscorable),
+        "reward": pa.array(total, mask=np.isnan(per_function).all(1)),
         "rewards": pa.StructArray.from_arrays(cells, names=list(names)),
     }
 

@@ -225,7 +225,8 @@ class Recorder:
                 name = name.removeprefix("eval_")
             if value is None:
                 values[name] = None
-            elif isinstance(value, SupportsFloat):
+            # Asking for the protocol takes as long as all the rest of this, and most values are plain numbers.
+            elif isinstance(value, (float, int)) or isinstance(value, SupportsFloat):  # noqa: SIM101 - in this order
                 values[name] = float(value)
         step = self._trainer.state.global_step
         self._writer.put(functools.partial(_metrics_table, step, split, values))
@@ -250,7 +251,8 @@ class Recorder:
 def _table(passes: Sequence[Pass]) -> "pa.Table":
     import pyarrow as pa
 
-    return pa.concat_tables([each.table() for each in passes], promote_options="default")
+    tables = [each.table() for each in passes]
+    return tables[0] if len(tables) == 1 else pa.concat_tables(tables, promote_options="default")
 
 
 def _metrics_table(step: int, split: str, values: Mapping[str, float | None]) -> "pa.Table":

@@ -26,6 +26,8 @@ from rolloutdoctor.schema import BY_NAME, Kind
 if TYPE_CHECKING:
     import pyarrow as pa
 
+    from rolloutdoctor.recorders._cells import Cut
+
 DEFAULT_MAX_BYTES = 2 * 2**30
 _OWN = ("step", "split", "rank")
 
@@ -164,8 +166,10 @@ def _table(
     key: tuple[int, str], rank: int | None, copies: Mapping[str, Any], lengths: np.ndarray | None, where: str
 ) -> "pa.Table":
     from rolloutdoctor.io.run_table import run_table
+    from rolloutdoctor.recorders._cells import Cut
 
-    columns = {name: _cells(name, value, lengths) for name, value in copies.items()}
+    cut = None if lengths is None else Cut.after(lengths)
+    columns = {name: _cells(name, value, cut) for name, value in copies.items()}
     count = len(next(iter(columns.values())))
     columns["step"], columns["split"] = [key[0]] * count, [key[1]] * count
     if rank is not None:
@@ -175,10 +179,8 @@ def _table(
     return run_table(columns, where=where)
 
 
-def _cells(name: str, value: Any, lengths: np.ndarray | None) -> Any:  # noqa: ANN401 - see `_copied`
+def _cells(name: str, value: Any, cut: "Cut | None") -> Any:  # noqa: ANN401 - see `_copied`
     import pyarrow as pa
-
-    from rolloutdoctor.recorders._cells import present, ragged
 
     column = BY_NAME[name]
     if isinstance(value, dict):
@@ -188,13 +190,13 @@ def _cells(name: str, value: Any, lengths: np.ndarray | None) -> Any:  # noqa: A
         value = _whole(value) if isinstance(value, np.ndarray) else [_whole(np.asarray(row)) for row in value]
     if not column.kind.per_token or not isinstance(value, np.ndarray) or value.ndim != 2:
         return value.tolist() if isinstance(value, np.ndarray) and value.dtype != object else value
-    if lengths is None or not column.aligned:
+    if cut is None or not column.aligned:
         how = "lengths= says where its rows end" if column.aligned else "give one list for each row"
         raise DataError(f"column {name!r} is padded: {how}")
-    if len(lengths) != len(value):
-        raise DataError(f"column {name!r} has {len(value)} rows where lengths has {len(lengths)}")
+    if len(cut.slots) != len(value):
+        raise DataError(f"column {name!r} has {len(value)} rows where lengths has {len(cut.slots)}")
     kinds = {Kind.FLOATS: pa.float32(), Kind.MASK: pa.uint8()}
-    return ragged(value, present(lengths), kinds.get(column.kind, pa.int32()))
+    return cut.lists(value, kinds.get(column.kind, pa.int32()))
 
 
 def _whole(mask: np.ndarray) -> np.ndarray:
