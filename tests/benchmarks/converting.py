@@ -2,8 +2,11 @@
 
 import json
 
-from dumps import write_dump
+from dumps import write_dump, write_tokens
 from measure import Row, interleaved, peak_mib, ratio
+
+COLUMNS = {"step": "train_step", "group_id": "prompt_id", "reward": "info.score", "response_ids": "ids"}
+COLUMNS |= {"response_mask": "mask", "old_log_probs": "old", "ref_log_probs": "ref"}
 
 
 def rows(quick, folder):
@@ -25,6 +28,13 @@ def rows(quick, folder):
         f"`convert`, {sizes[0]} MB of JSON Lines", "`json.loads` of the lines alone", seconds / parsing, "<= 1.5"
     )
     yield Row("`convert`, MB a second", "", f"{written[0] / 1e6 / seconds:.0f}", ">= 80")
+    tokens = folder / "tokens.jsonl"
+    count = write_tokens(tokens, megabytes=sizes[0])
+    mapped = ConvertOptions(columns=COLUMNS)
+    given = detect_dump([str(tokens)], mapped)
+    (seconds,) = interleaved(repeats, lambda: convert(given, folder / "dump.parquet", mapped))
+    yield Row("`convert --map` of token ids and log-probs, MB a second", "", f"{count / 1e6 / seconds:.0f}", ">= 80")
+    tokens.unlink()
     words = ("-m", "rolloutdoctor", "convert", "--quiet", "-o", folder / "dump.parquet")
     small, large = (peak_mib(*words, path) for path in paths)
     yield ratio(f"peak memory of `convert`, {sizes[1]} MB", f"{sizes[0]} MB", large / small, "<= 1.15")
