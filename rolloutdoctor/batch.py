@@ -67,6 +67,11 @@ class Groups:
         """``[G]`` int64, rows per group."""
         return self.offsets.diff()
 
+    @cached_property
+    def sizes(self) -> tuple[int, ...]:
+        """The distinct numbers of rows that a group has, ascending."""
+        return tuple(sorted(set(self.size_G.tolist())))
+
     def __len__(self) -> int:
         return len(self.offsets) - 1
 
@@ -128,7 +133,8 @@ class RolloutBatch:
             raise BatchError("every row needs a group", column="group_id")
 
     def __len__(self) -> int:
-        return len(self.rows) - 1
+        # Of a tensor, len() is slow, and a step is asked for its rows often.
+        return self.rows.shape[0] - 1
 
     @property
     def key(self) -> StepKey:
@@ -183,8 +189,10 @@ class RolloutBatch:
 
     def stored_name(self, name: str) -> str | None:
         """The row or token column that gives a column: itself or its stand-in; None if there is neither."""
-        candidates = STAND_INS.get(name, (name,))
-        return next((each for each in candidates if each in self.per_token or each in self.per_row), None)
+        for each in STAND_INS.get(name, (name,)):
+            if each in self.per_token or each in self.per_row:
+                return each
+        return None
 
     def tokens_of(self, name: str, places: slice) -> Tensor:
         """Return some adjacent values of a token column, without joining its chunks.

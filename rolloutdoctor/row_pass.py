@@ -152,7 +152,7 @@ def _over_all_tokens(
 
 def compared_groups(groups: Groups, objective: Objective) -> Groups:
     """Rows that are compared with each other: the groups, or all rows where the trainer falls back to the batch."""
-    if objective.advantage.batch_if_unequal and len(groups) and int(groups.size_G.max()) != int(groups.size_G.min()):
+    if objective.advantage.batch_if_unequal and len(groups.sizes) > 1:
         return Groups.of(torch.zeros_like(groups.index_N))
     return groups
 

@@ -15,7 +15,7 @@ from rolloutdoctor.batch import Groups
 def by_size(x_N: Tensor, groups: Groups) -> Iterator[tuple[Tensor, Tensor]]:
     """Yield, for each group size, the group indices ``[k]`` and their rows' values ``[k, size]`` in float32."""
     sorted_N = x_N[groups.order_N].float()
-    for size in torch.unique(groups.size_G).tolist():
+    for size in groups.sizes:
         chosen_k = (groups.size_G == size).nonzero().squeeze(1)
         starts_k = groups.offsets[chosen_k]
         yield chosen_k, sorted_N[starts_k[:, None] + torch.arange(size, device=x_N.device)]

@@ -2,6 +2,7 @@
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
+from typing import Any
 
 from rolloutdoctor import __version__
 from rolloutdoctor.engine.configure import Configured, configure
@@ -145,11 +146,12 @@ def judge(plan: Plan, state: RunState, configured: Configured | None, *, device:
         if seen.unmeasured:
             reason = "where a column it needs is null" + (", or which could not be evaluated" if state.failures else "")
             notes.append(f"{rule.code} could not look at {counted(seen.unmeasured, 'step')}, {reason}")
-        unseen = rule.unseen(run_total(rule, seen), plan.context)
+        total = run_total(rule, seen)
+        unseen = rule.unseen(total, plan.context)
         if unseen is not None:
             skipped.append(Skipped(rule.code, rule.name, unseen.reason, unseen.remedy))
             continue
-        finding = _finding(rule, seen, plan.context)
+        finding = _finding(rule, seen, total, plan.context)
         if finding is None:
             clean.append((rule.code, rule.name))
         else:
@@ -169,8 +171,7 @@ def judge(plan: Plan, state: RunState, configured: Configured | None, *, device:
     )
 
 
-def _finding(rule: AnyRule, seen: RuleState, context: Context) -> Finding | None:
-    total = run_total(rule, seen)
+def _finding(rule: AnyRule, seen: RuleState, total: Any, context: Context) -> Finding | None:  # noqa: ANN401
     judgement = rule.judge(total, context)
     if judgement is None:
         return None

@@ -90,6 +90,7 @@ class Fold(Consumer):
             if objective is None
             else {AS_CONFIGURED: objective} | {fix.label: fix.apply(objective) for fix in plan.fixes}
         )
+        self._needs = {rule.code: rule.columns(plan.context) for rule in plan.rules}
         self._steps: dict[str, list[tuple[StepKey, Any]]] = {rule.code: [] for rule in plan.rules}
         self._examples: dict[str, list[Example]] = {rule.code: [] for rule in plan.rules}
         self._unmeasured: dict[str, int] = dict.fromkeys(self._steps, 0)
@@ -114,7 +115,7 @@ class Fold(Consumer):
             if batch.split not in rule.splits:
                 continue
             blind = rule.needs_objective and view.evaluation is None
-            if blind or not batch.has(*rule.columns(self.plan.context)):
+            if blind or not batch.has(*self._needs[rule.code]):
                 self._unmeasured[rule.code] += 1
                 continue
             self._steps[rule.code].append((batch.key, rule.measure(view)))

@@ -156,7 +156,7 @@ def lists(column: pa.ChunkedArray, kind: Kind, dtype: torch.dtype, place: Place)
     chunks = column.chunks or [pa.array([], column.type)]
     lengths = pc.list_value_length(column)
     is_null_N = _numpy(pc.is_null(column)) if column.null_count else None
-    lengths_N = _numpy(pc.fill_null(lengths, 0).cast(pa.int64()))
+    lengths_N = _numpy(pc.fill_null(lengths, 0) if column.null_count else lengths).astype(np.int64, copy=False)
     # Not `.values`, which ignores the slice of a sliced array, nor offsets, in which a null looks like an empty list.
     flat = [chunk.flatten() for chunk in chunks]
     if kind is Kind.FLOATS:

@@ -80,7 +80,7 @@ class Layout:
         steps_N = one_N if separate else one_N * (int(optim_index_N.max()) + 1 if len(zero_N) else 0)
         optim_rows_N = _summed(optim_index_N, one_N)
         # Ranks pad an evaluation with rows that it had before, and how many does not follow from the rows.
-        one_rank = len(torch.unique(rank_N)) == 1
+        one_rank = len(rank_N) > 0 and not bool((rank_N != rank_N[:1]).any())
         trajectory_index_N, trajectories_N = _trajectories(trajectory_N, optim_index_N)
         return cls(
             micro_N=micro_index_N,
@@ -121,15 +121,16 @@ class Layout:
 
 def _summed(index_N: Tensor, x_N: Tensor) -> Tensor:
     """Sum of `x_N` over rows of equal index, told to every row."""
-    return seg.total_by(index_N, x_N)[index_N]
+    return seg.pick(seg.total_by(index_N, x_N), index_N)
 
 
 def _numbered(*parts_N: Tensor) -> Tensor:
     """Number the distinct combinations of some columns in their order, ``[N]`` int64."""
-    numbered: list[Tensor] = [torch.unique(part_N, return_inverse=True)[1] for part_N in parts_N]
-    index_N = numbered[0]
-    for other_N in numbered[1:]:
-        if len(other_N) and int(other_N.max()) > 0:
+    index_N = torch.zeros(len(parts_N[0]), dtype=torch.int64, device=parts_N[0].device)
+    for part_N in parts_N:
+        # Most steps are one micro-batch on one rank.
+        if bool((part_N != part_N[:1]).any()):
+            other_N = torch.unique(part_N, return_inverse=True)[1]
             index_N = torch.unique(index_N * (other_N.max() + 1) + other_N, return_inverse=True)[1]
     return index_N
 

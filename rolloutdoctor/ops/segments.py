@@ -44,7 +44,7 @@ class Runs:
             self._count = np.uint16 if self._sizes.max(initial=0) < 2**16 else np.int64
 
     def __len__(self) -> int:
-        return len(self.lengths)
+        return self.lengths.shape[0]
 
     def total(self, x: Tensor) -> Tensor:
         """Sum of each run, float64 ``[R]``; 0 for an empty run."""

@@ -85,7 +85,10 @@ class StepView:
     @property
     def compared(self) -> Groups:
         """The rows gathered as the trainer compares them: by group, or all together where it falls back to that."""
-        return self.groups if self.evaluation is None else compared_groups(self.groups, self.evaluation.objective)
+        if self.evaluation is None:
+            return self.groups
+        objective = self.evaluation.objective
+        return self.once("compared", lambda: compared_groups(self.groups, objective))
 
     def group_sum(self, x_N: Tensor) -> Tensor:
         """Sum over the rows of each group, float64 ``[G]``."""
@@ -104,6 +107,9 @@ class StepView:
 
         Of advantages logged per token the mean over the trained tokens is taken; NaN for a row without one.
         """
+        return self.once("logged advantages", self._logged_advantages)
+
+    def _logged_advantages(self) -> Tensor | None:
         batch = self.batch
         if "advantage" in batch.per_row:
             return batch.column("advantage").double()
@@ -120,13 +126,16 @@ class StepView:
 
     def equal_reward_groups(self) -> Tensor:
         """Groups (`compared`) of two or more rows with equal rewards (max - min = 0), ``[G]`` bool."""
+        return self.once("equal rewards", self._equal_reward_groups)
+
+    def _equal_reward_groups(self) -> Tensor:
         reward_N, groups = self.scores(), self.compared
         everyone_N = torch.ones_like(reward_N, dtype=torch.bool)
         return (Votes(groups, everyone_N).spread(reward_N) == 0) & (groups.size_G > 1)
 
     def float32_advantages(self, epsilon: float) -> Tensor:
         """What float32 arithmetic makes of group-normalised advantages, ``[N]``."""
-        return residue(self.scores(), self.compared, epsilon)
+        return self.once(f"float32 {epsilon}", lambda: residue(self.scores(), self.compared, epsilon))
 
     def flagged_rows(self, scale: str) -> Tensor:
         """Rows that TRL flags as zero-std, ``[N]`` bool."""
@@ -164,7 +173,10 @@ class StepView:
 
 def _worst(weight: Tensor, keep: int) -> list[tuple[float, int]]:
     """Largest positive weights with their positions, the first of equals first; NaN is no weight."""
-    positive = torch.where(weight > 0, weight, 0.0)
+    is_positive = weight > 0
+    if not bool(is_positive.any()):
+        return []
+    positive = torch.where(is_positive, weight, 0.0)
     values, chosen = torch.sort(positive, descending=True, stable=True)
-    count = min(keep, int((positive > 0).sum()))
+    count = min(keep, int(is_positive.sum()))
     return list(zip(values[:count].tolist(), chosen[:count].tolist(), strict=True))

@@ -1,7 +1,10 @@
 """`Sums`: a frozen record of counts and totals that adds up field by field."""
 
 import math
+from collections.abc import Callable
 from dataclasses import dataclass, field, fields
+from functools import cache
+from operator import add
 from typing import Any, Self
 
 
@@ -28,12 +31,15 @@ class Sums:
     """
 
     def __add__(self, other: Self) -> Self:
-        merged = {}
-        for each in fields(self):
-            mine, theirs = getattr(self, each.name), getattr(other, each.name)
-            merge = each.metadata.get("merge")
-            merged[each.name] = mine + theirs if merge is None else merge(mine, theirs)
-        return type(self)(**merged)
+        kind: Any = type(self)  # a class can be hashed, whatever mypy thinks of a frozen one
+        merges = _merges(kind)
+        return type(self)(*[merge(getattr(self, name), getattr(other, name)) for name, merge in merges])
+
+
+@cache
+def _merges(kind: type[Sums]) -> tuple[tuple[str, Callable[[Any, Any], Any]], ...]:
+    """How each field is merged, in the order in which a record takes them."""
+    return tuple((each.name, each.metadata.get("merge", add)) for each in fields(kind))
 
 
 def ratio(part: float, whole: float) -> float | None:
