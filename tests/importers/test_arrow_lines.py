@@ -201,6 +201,18 @@ def test_only_what_drifts_is_left_to_python(changes, left_to_python):
     assert set(read) == ({1, 3} if left_to_python else {1})
 
 
+def test_what_comes_after_the_first_lines_of_the_first_chunk_belongs_to_the_file():
+    rows = [PLAIN] * 6 + [{**PLAIN, "rewards": {"a": 1.0, "b": 2, "c": 0.5}}] + [PLAIN] * 40
+    raw = "".join(json.dumps(row) + "\n" for row in rows).encode()
+    with tempfile.TemporaryDirectory() as scratch:
+        (names, _, notes), read = outcome(Path(scratch), raw, 2000, True, importer="mapped", columns=COLUMNS)
+    assert "rewards" in names
+    assert notes == []
+    # The first line, the first lines, and all of the first chunk.
+    assert read == [1, 1, 1]
+    assert same(raw, 2000, importer="mapped", columns=COLUMNS) == read
+
+
 @settings(max_examples=50)
 @given(
     rows=st.lists(
