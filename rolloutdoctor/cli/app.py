@@ -7,8 +7,7 @@ from typing import Annotated
 
 import typer
 
-from rolloutdoctor import __version__
-from rolloutdoctor.cli import book, check, convert, diff, info, merge, plot, recompute, report
+from rolloutdoctor.cli import book, check, convert, diff, info, merge, pages, plot, recompute, report
 from rolloutdoctor.cli.border import fail
 from rolloutdoctor.errors import RolloutDoctorError
 from rolloutdoctor.settings import find_settings
@@ -35,7 +34,7 @@ app.command("trainers")(book.trainers)
 
 def _version(wanted: bool) -> None:
     if wanted:
-        typer.echo(f"rolloutdoctor {__version__}")
+        typer.echo(pages.version())
         raise typer.Exit
 
 

@@ -6,6 +6,8 @@ import textwrap
 from collections.abc import Callable, Sequence
 from functools import partial
 
+from rolloutdoctor import __version__
+
 
 def page_for(words: Sequence[str]) -> Callable[[], str] | None:
     """Return what makes the page that the words of a command line ask for; None where there is an option to parse.
@@ -13,6 +15,8 @@ def page_for(words: Sequence[str]) -> Callable[[], str] | None:
     The option parser takes longer to import than any page to print.
     """
     match words:
+        case ["--version"]:
+            return version
         case ["rule"]:
             return rule
         case ["fixes"]:
@@ -24,6 +28,11 @@ def page_for(words: Sequence[str]) -> Callable[[], str] | None:
         case ["trainers", name] if not name.startswith("-"):
             return partial(trainers, name)
     return None
+
+
+def version() -> str:
+    """The program's name and version."""
+    return f"rolloutdoctor {__version__}"
 
 
 def rule(code: str | None = None, *, as_json: bool = False) -> str:

@@ -11,6 +11,7 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 
+from rolloutdoctor import __version__
 from rolloutdoctor.rules.table import RULES
 
 SAMPLES = Path(__file__).parent.parent.parent / "sample_data"
@@ -269,7 +270,7 @@ PARSER = ("typer", "click", "pydantic", "rich")
     [
         (["--help"], TENSORS),
         (["check", "--help"], TENSORS),
-        (["--version"], TENSORS),
+        (["--version"], TENSORS + PARSER),
         (["rule", "RDG001", "--format", "json"], TENSORS),
         (["rule"], TENSORS + PARSER),
         (["rule", "RDG001"], TENSORS + PARSER),
@@ -309,6 +310,11 @@ def test_pages_are_the_same_with_and_without_options(rolloutdoctor, words):
     at_once, parsed = rolloutdoctor(*words), rolloutdoctor(*words, "--format", "full")
     assert (at_once.returncode, at_once.stdout, at_once.stderr) == (0, parsed.stdout, "")
     assert len(at_once.stdout) > 500
+
+
+def test_the_version_is_the_same_with_other_words(rolloutdoctor):
+    at_once, parsed = rolloutdoctor("--version"), rolloutdoctor("--version", "check")
+    assert at_once.stdout == parsed.stdout == f"rolloutdoctor {__version__}\n"
 
 
 @pytest.mark.parametrize("words", [["rule", "RDG01"], ["trainers", "tlr"], ["trainers", "trl@x"]])
