@@ -25,8 +25,8 @@ def k2(u: Tensor) -> Term:
 
 def k3(u: Tensor) -> Term:
     """``exp(-u) - 1 + u``, derivative ``1 - exp(-u)``; never negative in exact arithmetic."""
-    grown = torch.exp(-u)
-    return grown + u - 1, 1 - grown
+    grown = u.neg().exp_()
+    return (grown + u).sub_(1), 1 - grown
 
 
 def absolute(u: Tensor) -> Term:

@@ -1,16 +1,18 @@
 """Blocks: some whole rows of a step with their trained tokens alone, small enough to stay in the cache."""
 
 from abc import ABC, abstractmethod
-from collections.abc import Iterator
+from collections.abc import Callable, Hashable, Iterator
 from functools import cached_property
 
 import torch
 from torch import Tensor
 
 from rolloutdoctor.batch import RolloutBatch
+from rolloutdoctor.ops import elementwise as el
 from rolloutdoctor.ops import segments as seg
+from rolloutdoctor.ops.chosen import Chosen
 
-BLOCK_TOKENS = 65_536
+BLOCK_TOKENS = 131_072
 """Tokens that are worked on at a time: their temporaries stay in the cache."""
 
 
@@ -35,16 +37,32 @@ class Block(ABC):
         tokens: trained tokens in the block.
     """
 
-    def __init__(self, rows: slice | Tensor, first: int, offsets: Tensor) -> None:
+    def __init__(self, rows: slice | Tensor, first: int, runs: seg.Runs) -> None:
         self.rows, self.first = rows, first
-        self.runs, self.tokens = seg.Runs(offsets), int(offsets[-1])
+        self.runs, self.tokens = runs, int(runs.offsets[-1])
         self._columns: dict[str, Tensor] = {}
+        self._shared: dict[Hashable, tuple[Tensor, ...]] = {}
 
     def column(self, name: str) -> Tensor:
         """A token column, ``[t]``."""
         if name not in self._columns:
             self._columns[name] = self._column(name)
         return self._columns[name]
+
+    def shared(self, key: Hashable, make: Callable[[], tuple[Tensor, ...]]) -> tuple[Tensor, ...]:
+        """Values per token, ``[t]`` each, that are made once for all objectives.
+
+        Args:
+            key: all that decides the values beside the block's columns.
+            make: makes them.
+        """
+        if key not in self._shared:
+            self._shared[key] = self._made(key) or make()
+        return self._shared[key]
+
+    def _made(self, key: Hashable) -> tuple[Tensor, ...] | None:
+        """Such values as far as they are known already."""
+        return self._shared.get(key)
 
     @abstractmethod
     def _column(self, name: str) -> Tensor: ...
@@ -77,14 +95,13 @@ class Block(ABC):
     def of_rows(self, chosen_N: Tensor) -> "Block | None":
         """The block of some of its rows, given as ``[N]`` bool of the step; None if none of them is here."""
         here_n = chosen_N[self.rows]
-        if bool(here_n.all()):
-            return self
-        if not bool(here_n.any()):
-            return None
-        lengths = self.runs.lengths[here_n]
         places_n = here_n.nonzero().squeeze(1)
+        if len(places_n) == len(here_n):
+            return self
+        if not len(places_n):
+            return None
         rows = self.first + places_n if isinstance(self.rows, slice) else self.rows[places_n]
-        return _Part(self, self.runs.expand(here_n), rows, torch.cat([lengths.new_zeros(1), lengths.cumsum(0)]))
+        return _Part(self, Chosen(here_n, self.runs), rows, self.runs.some(here_n))
 
 
 class _Run(Block):
@@ -92,11 +109,11 @@ class _Run(Block):
 
     def __init__(self, batch: RolloutBatch, rows: slice, tokens: slice, dtype: torch.dtype) -> None:
         trained = batch.trained[rows.start : rows.stop + 1]
-        super().__init__(rows, rows.start, trained - trained[0])
+        super().__init__(rows, rows.start, seg.Runs(trained - trained[0]))
         self._batch, self._places, self._dtype = batch, tokens, dtype
         self._start = int(trained[0])
         mask_T = batch.tokens_of("response_mask", tokens)
-        self._mask_T = None if self.tokens == len(mask_T) else mask_T
+        self._chosen = None if self.tokens == len(mask_T) else Chosen(mask_T)
 
     def _column(self, name: str) -> Tensor:
         return self._trained(self._batch.tokens_of(name, self._places)).to(self._dtype)
@@ -105,7 +122,7 @@ class _Run(Block):
         return self._trained(x_T[self._places])
 
     def _trained(self, here_T: Tensor) -> Tensor:
-        return here_T if self._mask_T is None else seg.pick(here_T, self._mask_T)
+        return here_T if self._chosen is None else self._chosen.pick(here_T)
 
     def packed_trained(self, x_V: Tensor) -> Tensor:
         return x_V[self._start : self._start + self.tokens]
@@ -115,15 +132,19 @@ class _Run(Block):
 
     @cached_property
     def miss_sq_T(self) -> Tensor:
-        return torch.expm1(self.column("policy_log_probs")).double().square_()
+        return el.expm1(self.column("policy_log_probs")).double().square_()
 
 
 class _Part(Block):
     """Some rows of a block."""
 
-    def __init__(self, whole: Block, chosen_T: Tensor, rows: Tensor, offsets: Tensor) -> None:
-        super().__init__(rows, int(rows[0]), offsets)
-        self._whole, self._chosen_T = whole, chosen_T
+    def __init__(self, whole: Block, chosen: Chosen, rows: Tensor, runs: seg.Runs) -> None:
+        super().__init__(rows, int(rows[0]), runs)
+        self._whole, self._chosen = whole, chosen
+
+    def _made(self, key: Hashable) -> tuple[Tensor, ...] | None:
+        made = self._whole._made(key)
+        return None if made is None else tuple(map(self._chosen.pick, made))
 
     def _column(self, name: str) -> Tensor:
         return self.of_block(self._whole.column(name))
@@ -135,7 +156,7 @@ class _Part(Block):
         return self.of_block(self._whole.packed_trained(x_V))
 
     def of_block(self, x_T: Tensor) -> Tensor:
-        return seg.pick(x_T, self._chosen_T)
+        return self._chosen.pick(x_T)
 
     @cached_property
     def miss_sq_T(self) -> Tensor:

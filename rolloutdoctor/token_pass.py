@@ -5,8 +5,8 @@ first is the reference: another one is evaluated on the rows where it can differ
 """
 
 from collections.abc import Collection, Mapping, Sequence
-from dataclasses import replace
-from functools import partial
+from dataclasses import dataclass, replace
+from functools import cached_property, partial
 
 import torch
 from torch import Tensor
@@ -21,7 +21,9 @@ from rolloutdoctor.losses.selections import SELECTIONS
 from rolloutdoctor.losses.surrogates import SURROGATES
 from rolloutdoctor.losses.terms import PolicyTerm, TokenInputs
 from rolloutdoctor.objective import Aggregation, KlTerm
+from rolloutdoctor.ops import elementwise as el
 from rolloutdoctor.ops import segments as seg
+from rolloutdoctor.ops.chosen import Chosen
 from rolloutdoctor.reward_pass import mismatch_of, ratios_at_loss
 from rolloutdoctor.row_pass import RowPart, in_scope, in_separate_batches, layout_of
 from rolloutdoctor.token_blocks import Block, blocks_of, whole
@@ -52,10 +54,20 @@ def token_pass(
     return {name: each.result() for name, each in passes.items()}
 
 
-def _inside(block: Block, rows_N: Tensor, x_T: Tensor) -> Tensor:
-    """`x_T` at rows of a scope and 0 elsewhere: nothing of a row outside enters, NaN included."""
-    here_n = rows_N[block.rows]
-    return x_T if bool(here_n.all()) else torch.where(block.runs.expand(here_n), x_T, 0.0)
+@dataclass(frozen=True, eq=False)
+class _Scope:
+    """Rows that carry a term, ``[N]`` bool."""
+
+    rows_N: Tensor
+
+    @cached_property
+    def is_all(self) -> bool:
+        """True if every row does."""
+        return bool(self.rows_N.all())
+
+    def inside(self, block: Block, x_T: Tensor) -> Tensor:
+        """Set `x_T` to 0 at rows outside, and return it: nothing of them enters, NaN included."""
+        return x_T if self.is_all else Chosen(~self.rows_N[block.rows], block.runs).fill_(x_T, 0.0)
 
 
 class _Pass:
@@ -81,6 +93,7 @@ class _Pass:
             self.of_policy_N = self._row_weights(objective.policy_aggregation)
         self.policy_N = in_scope(batch, part, objective.policy)
         self.kl_N = in_scope(batch, part, objective.kl)
+        self.policy_scope, self.kl_scope = _Scope(self.policy_N), _Scope(self.kl_N)
         self.coef = objective.kl_loss.coef if objective.kl_loss else 0.0
         self.on_policy = batch.stored_name(objective.surrogate.old) == batch.stored_name("policy_log_probs")
         self.policy_weight_N = (self.of_policy_N * self.policy_N).to(dtype)
@@ -89,6 +102,7 @@ class _Pass:
         self.has_logits = "sum_pi_squared" in batch.per_token
         self.sums: dict[str, Tensor] = {}
         self.reference: _Pass | None = None
+        self.shares = self.some_still = False
         self.differs_N = self.still_N = torch.zeros(len(batch), dtype=torch.bool, device=batch.device)
         self.kept: list[tuple[Tensor, ...]] | None = [] if per_token else None
         self.chosen_T: Tensor | None = None
@@ -130,6 +144,7 @@ class _Pass:
             block.runs,
             gate_T=None if gate_T is None else block.packed(gate_T).to(policy_T.dtype),
             chosen_T=None if self.chosen_T is None else block.packed_trained(self.chosen_T),
+            once=block.shared,
         )
         return self._gated(given, block) if self.objective.gates else given
 
@@ -153,12 +168,15 @@ class _Pass:
     def compare_with(self, reference: "_Pass") -> None:
         """Compare derivatives with those of `reference`, which every block goes through first."""
         self.reference = reference
-        if self._shares(reference):
+        self.shares = self._can_share(reference)
+        if self.shares:
             self.differs_N, self.still_N = self._differs(reference), self._can_be_still(reference)
+            self.still_N &= self.differs_N
+            self.some_still = bool(self.still_N.any())
         else:
             self.differs_N = torch.ones_like(self.policy_N)
 
-    def _shares(self, other: "_Pass") -> bool:
+    def _can_share(self, other: "_Pass") -> bool:
         """True if what both make of a token can differ only where a value of its row does."""
         if self.kept is not None or self._terms() != other._terms():
             return False
@@ -195,64 +213,61 @@ class _Pass:
     def add_compared(self, block: Block, reference_T: Tensor) -> None:
         """Add the rows of a block that can differ from the reference, whose derivative is `reference_T`, ``[t]``."""
         assert self.reference is not None
-        # A policy term without advantage is 0 times the ratio: NaN in the reference's sum tells that this is not 0.
-        still_n = self.still_N[block.rows]
-        still_n &= self.differs_N[block.rows] & (self.reference.sums["policy_N"][block.rows] == 0)
-        self.still_N[block.rows] = still_n
+        if self.some_still:
+            # A policy term without advantage is 0 times the ratio: NaN in the reference's sum says that this is not 0.
+            self.still_N[block.rows] &= self.reference.sums["policy_N"][block.rows] == 0
         part = block.of_rows(self.differs_N & ~self.still_N)
         if part is not None:
             grad_T, other_T = self.add(part), part.of_block(reference_T)
-            self._sum(part, "versus_l1_N", (grad_T - other_T).abs_())
             self._sum(part, "versus_dot_N", grad_T.double() * other_T)
+            self._sum(part, "versus_l1_N", (grad_T - other_T).abs_())
 
     def add(self, block: Block) -> Tensor:
         """Add a block and return its derivative, ``[t]``."""
         given = self._given(block)
         term = SURROGATES[self.objective.surrogate.kind](given, self.objective.surrogate)
-        grad_T = _inside(block, self.policy_N, block.expand(self.policy_weight_N) * term.slope_T)
+        grad_T = self.policy_scope.inside(block, block.expand(self.policy_weight_N) * term.slope_T)
         kl_T: Tensor | None = None
         if self.objective.kl_loss is not None:
             kl_T, kl_slope_T = self._kl(block, self.objective.kl_loss, given)
             if self.kept_T is not None and self.objective.mismatch is not None:
                 kept_T = block.packed(self.kept_T)
                 kl_T, kl_slope_T = torch.where(kept_T, kl_T, 0.0), torch.where(kept_T, kl_slope_T, 0.0)
-            grad_T = grad_T + _inside(block, self.kl_N, block.expand(self.kl_weight_N) * kl_slope_T)
-            self._sum(block, "kl_N", kl_T)
+            grad_T = grad_T.add_(self.kl_scope.inside(block, block.expand(self.kl_weight_N) * kl_slope_T))
+            if not self.shares:
+                self._sum(block, "kl_N", kl_T)
         self._sum(block, "policy_N", term.value_T)
-        self._sum_at_one(block, given, term)
+        if term.at_one_T is not None or given.gate_T is not None or self.advantage_N is None:
+            self._sum(block, "at_one_N", given.gated(-given.advantage_T) if term.at_one_T is None else term.at_one_T)
         self._sum_metrics(block, given, term)
         self._sum_derivative(block, grad_T)
         if self.kept is not None:
             self._keep(block, given, term, kl_T, grad_T)
         return grad_T
 
-    def _sum_at_one(self, block: Block, given: TokenInputs, term: PolicyTerm) -> None:
-        if term.at_one_T is None and given.gate_T is None and self.advantage_N is not None:
-            at_one_n = -self.advantage_N[block.rows].double() * block.runs.lengths
-            self._set(block, "at_one_N", at_one_n)
-        else:
-            self._sum(block, "at_one_N", given.gated(-given.advantage_T) if term.at_one_T is None else term.at_one_T)
-
     def _sum_metrics(self, block: Block, given: TokenInputs, term: PolicyTerm) -> None:
         """Count what the trainers log of the policy term."""
         rule = self.objective.surrogate
         outside = {
-            "low_clipped_N": (seg.below(term.ratio_T, 1 - rule.clip_low), torch.lt),
-            "high_clipped_N": (seg.above(term.ratio_T, 1 + rule.clip_high), torch.gt),
+            "low_clipped_N": (el.below, 1 - rule.clip_low, torch.lt),
+            "high_clipped_N": (el.above, 1 + rule.clip_high, torch.gt),
         }
-        for name, (outside_T, sign) in outside.items():
+        for name, (is_outside, bound, sign) in outside.items():
             if self.advantage_N is None:
-                self._sum(block, name, outside_T & sign(given.advantage_T, 0))
-            else:
-                count_n = block.per_row(outside_T)
-                self._set(block, name, torch.where(sign(self.advantage_N[block.rows], 0), count_n, 0.0))
+                self._sum(block, name, is_outside(term.ratio_T, bound) & sign(given.advantage_T, 0))
+            elif not self.shares:
+                # The sign of a row's advantage is looked at in the end.
+                outside_T = is_outside(term.ratio_T, bound)
+                if bool(outside_T.any()):
+                    self._sum(block, name, outside_T)
         for name in ("drift_N", "clipped_N", "capped_N", "logged_N"):
             x_T = getattr(term, name[:-1] + "T")
             if x_T is not None:
                 self._sum(block, name, x_T if self.kept_T is None else x_T * block.packed(self.kept_T))
 
     def _sum_derivative(self, block: Block, grad_T: Tensor) -> None:
-        square_T = grad_T.double().square()
+        square_T = grad_T.double()
+        square_T = square_T.square_() if square_T is not grad_T else square_T.square()
         self._sum(block, "grad_l1_N", grad_T.abs())
         self._sum(block, "grad_sq_N", square_T)
         if self.reference is not None:
@@ -269,14 +284,19 @@ class _Pass:
     def _keep(self, block: Block, given: TokenInputs, term: PolicyTerm, kl_T: Tensor | None, grad_T: Tensor) -> None:
         """Keep the token values of a block."""
         assert self.kept is not None
-        loss_T = _inside(block, self.policy_N, block.expand(self.policy_weight_N) * term.value_T)
+        loss_T = self.policy_scope.inside(block, block.expand(self.policy_weight_N) * term.value_T)
         if kl_T is None:
             kl_T = torch.zeros_like(loss_T)
         else:
-            loss_T = loss_T + _inside(block, self.kl_N, block.expand(self.kl_weight_N) * kl_T)
+            loss_T = loss_T + self.kl_scope.inside(block, block.expand(self.kl_weight_N) * kl_T)
         self.kept.append((given.advantage_T, kl_T, term.ratio_T, loss_T, grad_T))
 
     def _kl(self, block: Block, term: KlTerm, given: TokenInputs) -> kl.Term:
+        key = ("kl", term, self.objective.surrogate.old)
+        value_T, slope_T = block.shared(key, lambda: self._kl_afresh(block, term, given))
+        return value_T, slope_T
+
+    def _kl_afresh(self, block: Block, term: KlTerm, given: TokenInputs) -> kl.Term:
         u_T = block.column(term.log_probs) - block.column("ref_log_probs")
         ratio_T, gather = None, None
         if term.ratio_weighted and term.ratio_level == "token":
@@ -293,7 +313,7 @@ class _Pass:
     def _set(self, block: Block, name: str, sums_n: Tensor) -> None:
         if name not in self.sums:
             self.sums[name] = torch.zeros(len(self.batch), dtype=torch.float64, device=self.batch.device)
-        self.sums[name][block.rows] = sums_n
+        el.put(self.sums[name], block.rows, sums_n)
 
     def _all_sums(self) -> dict[str, Tensor]:
         """Sums of all rows, ``[N]`` float64: those shared with the reference included, and the comparison with it."""
@@ -306,9 +326,9 @@ class _Pass:
             l1_N, sq_N = (torch.where(self.still_N, none_N, theirs[name]) for name in ("grad_l1_N", "grad_sq_N"))
             theirs |= {"versus_l1_N": torch.where(self.still_N, theirs["grad_l1_N"], none_N), "versus_dot_N": sq_N}
             theirs |= {"grad_l1_N": l1_N, "grad_sq_N": sq_N}
-        own_N = self.differs_N & ~self.still_N
-        if bool(own_N.all()):
+        if not self.shares:
             return self.sums
+        own_N = self.differs_N & ~self.still_N
         return {name: torch.where(own_N, self.sums.get(name, sum_N), sum_N) for name, sum_N in theirs.items()}
 
     def result(self) -> tuple[TokenPart, PerToken | None]:
@@ -317,6 +337,13 @@ class _Pass:
         names = [name for name in TokenPart.__dataclass_fields__ if name not in _NOT_SUMMED]
         found = self._all_sums()
         sums = {name: found.get(name, zero_N) for name in names}
+        if self.advantage_N is not None:
+            below_N, above_N = self.advantage_N < 0, self.advantage_N > 0
+            sums["low_clipped_N"] = torch.where(below_N, sums["low_clipped_N"], 0.0)
+            sums["high_clipped_N"] = torch.where(above_N, sums["high_clipped_N"], 0.0)
+            if "at_one_N" not in found:
+                # Without multipliers every token of a row has minus its advantage.
+                sums["at_one_N"] = -self.advantage_N.double() * self.batch.trained.diff()
         kl_loss_N = torch.where(self.kl_N, sums["kl_N"] * self.coef, 0.0)
         if self.objective.surrogate.counts_empty and self.advantage_N is not None:
             # No token carries the term of an empty row.

@@ -7,6 +7,7 @@ from dataclasses import dataclass, field
 import torch
 
 from rolloutdoctor.batch import EVAL, TRAIN, RolloutBatch
+from rolloutdoctor.engine.allocation import prepare_memory
 from rolloutdoctor.errors import CannotComputeError, UsageError
 from rolloutdoctor.evaluation import Evaluation, evaluate_all
 from rolloutdoctor.io.run import LoggedMetrics, Run, StepRange
@@ -114,6 +115,7 @@ def sweep(
     columns = frozenset[str]().union(*(each.columns for each in consumers))
     batches = run.batches(columns, steps=options.steps, split=options.split, dtype=dtype, progress=progress)
     show = Show(consumers, dtype)
+    prepare_memory()
     with one_torch_thread():
         for batch in batches:
             show.step(batch.to(device), metrics.at(batch.key))

@@ -7,18 +7,18 @@ from functools import cached_property
 from itertools import pairwise
 from pathlib import Path
 
-import numpy as np
 import pyarrow as pa
 import torch
 
 from rolloutdoctor.batch import RolloutBatch, StepKey
 from rolloutdoctor.errors import InputError
+from rolloutdoctor.io.ahead import LEAST_ROOM, Ahead
 from rolloutdoctor.io.index import KEY_COLUMNS, Index, RowGroup, build_index, read_keys, rows_by_key
 from rolloutdoctor.io.metadata import RunMetadata
 from rolloutdoctor.io.metrics import LoggedMetrics, read_metrics
 from rolloutdoctor.io.parquet import OpenFile, RunFile, read_footer
 from rolloutdoctor.io.paths import Source, expand
-from rolloutdoctor.io.pieces import Wanted, assemble, decode_piece
+from rolloutdoctor.io.pieces import Piece, Wanted, assemble, decode_piece
 from rolloutdoctor.io.spill import Spill
 from rolloutdoctor.io.steps import StepRange
 from rolloutdoctor.io.waiting import Waiting, row_groups_opened
@@ -209,22 +209,34 @@ class Run:
         plan = [(position, found) for position, found in enumerate(index.row_groups) if found.may_hold(steps, split)]
         total, done = sum(found.rows for _, found in plan), 0
         finished: set[StepKey] = set()
-        with Spill() as spill, row_groups_opened(self._files, plan) as walk:
+
+        def decoded() -> Iterator[tuple[tuple[int, RowGroup, dict[StepKey, Piece]], int]]:
+            with row_groups_opened(self._files, plan) as walk:
+                for position, row_group, opened in walk:
+                    pieces = _pieces(opened, row_group, wanted, steps, split, dtype)
+                    yield (position, row_group, pieces), sum(piece.held for piece in pieces.values())
+                    del pieces
+
+        with Spill() as spill, Ahead(decoded) as ahead:
             waiting = Waiting(index, spill)
-            for position, row_group, opened in walk:
-                for key, rows, table in _wanted_rows(opened, row_group, wanted, steps, split):
+            for position, row_group, pieces in ahead:
+                for key in list(pieces):
+                    # No reference may be left in this frame, or a step would live on while the next is decoded.
+                    piece = pieces.pop(key)
                     if key in finished:
-                        raise _contradiction(opened.file, key)
-                    piece = decode_piece(opened.file, table, rows, wanted, dtype)
+                        raise _contradiction(piece.file, key)
                     is_complete = index.is_complete(key, position)
                     # A slice that waits for later row groups must not keep all of this one in memory.
-                    is_slice = isinstance(rows, range) and not is_complete and len(rows) < row_group.rows
+                    is_slice = isinstance(piece.rows, range) and not is_complete and len(piece.rows) < row_group.rows
                     waiting.add(key, row_group, piece.detached() if is_slice else piece)
-                    # No reference may be left in this frame, or a step would live on while the next is decoded.
-                    del piece, table, rows
+                    del piece
                     if is_complete:
                         finished.add(key)
-                        yield assemble(key, waiting.take(key), several_files=len(self._files) > 1)
+                        found = waiting.take(key)
+                        # While a step is worked on, half as much again may be read ahead.
+                        ahead.room = max(LEAST_ROOM, sum(piece.held for piece in found) // 2)
+                        yield assemble(key, found, several_files=len(self._files) > 1)
+                        del found
                 done += row_group.rows
                 progress(done, total)
             left = waiting.leftover()
@@ -236,20 +248,24 @@ def _holds_any(row_group: RowGroup, keys: Iterable[StepKey]) -> bool:
     return any(row_group.may_hold(StepRange(key.step, key.step + 1), key.split) for key in keys)
 
 
-def _wanted_rows(
-    opened: OpenFile, row_group: RowGroup, wanted: Wanted, steps: StepRange, split: str | None
-) -> Iterator[tuple[StepKey, "range | np.ndarray", pa.Table]]:
-    """Decode a row group and yield key, row numbers in the file, and columns, in the order in which keys end."""
+def _pieces(
+    opened: OpenFile, row_group: RowGroup, wanted: Wanted, steps: StepRange, split: str | None, dtype: torch.dtype
+) -> dict[StepKey, Piece]:
+    """Decode what a row group holds of the wanted steps, in the order in which they end."""
     table = opened.read(row_group.group, (*KEY_COLUMNS, *wanted.names))
     numbers = range(row_group.first_row, row_group.first_row + row_group.rows)
+    found = {}
     for key, rows in rows_by_key(*read_keys(opened.file, table, numbers)):
         if key.step not in steps or split not in (None, key.split):
             continue
         if isinstance(rows, range):
             # A slice shares the memory of the row group.
-            yield key, numbers[rows.start : rows.stop], table.slice(rows.start, len(rows))
+            here = table.slice(rows.start, len(rows))
+            found[key] = decode_piece(opened.file, here, numbers[rows.start : rows.stop], wanted, dtype)
         else:
-            yield key, rows + row_group.first_row, table.take(pa.array(rows))
+            here = table.take(pa.array(rows))
+            found[key] = decode_piece(opened.file, here, rows + row_group.first_row, wanted, dtype)
+    return found
 
 
 def _contradiction(file: RunFile, key: StepKey) -> InputError:

@@ -1,11 +1,22 @@
-"""PPO's clipped term, with the second bound that each trainer puts on it."""
+"""PPO's clipped term, with the second bound that each trainer puts on it.
+
+Within the bounds every clamp leaves the ratio as it is, both sides of the maximum are equal, and the derivative is that
+of ``-A r``: so the bounds are worked out for the few tokens that lie outside.
+"""
+
+from collections.abc import Callable, Sequence
 
 import torch
+from torch import Tensor
 
-from rolloutdoctor.losses.levels import gathered, log_weights
-from rolloutdoctor.losses.ratio import bounded, importance_ratio, share_of_first, unmoved
+from rolloutdoctor.losses.levels import gathered
+from rolloutdoctor.losses.ratio import bounded, share_of_first, unmoved, weights
 from rolloutdoctor.losses.terms import PolicyTerm, TokenInputs
 from rolloutdoctor.objective import Surrogate
+from rolloutdoctor.ops import elementwise as el
+
+Bounded = Callable[[Tensor, Tensor, Surrogate], tuple[Tensor, ...]]
+"""Ratio and advantage, ``[P]`` each, to the term, the share of the ratio's derivative that flows, and counts."""
 
 
 def ppo_dual_clip(given: TokenInputs, rule: Surrogate) -> PolicyTerm:
@@ -14,26 +25,15 @@ def ppo_dual_clip(given: TokenInputs, rule: Surrogate) -> PolicyTerm:
     Source: verl ``compute_policy_loss_vanilla``; slime ``compute_policy_loss`` (whose cap is off by default
     and whose gspo has one ratio per row).
     """
-    advantage_T, log_T = given.advantage_T, log_weights(given, rule)
-    ratio_T, slope_T = importance_ratio(log_T, rule)
-    clipped_T = ratio_T.clamp(1 - rule.clip_low, 1 + rule.clip_high)
-    free_T, bound_T = -advantage_T * ratio_T, -advantage_T * clipped_T
-    value_T = torch.maximum(free_T, bound_T)
-    capped_T = None
-    free_share_T = share_of_first(free_T, bound_T)
-    flows_T = free_share_T + (1 - free_share_T) * unmoved(ratio_T, clipped_T)
-    if rule.cap is not None:
-        negative_T, limit_T = advantage_T < 0, -advantage_T * rule.cap
-        capped_T = negative_T & (value_T > limit_T)
-        # At a tie the limit, which has no derivative, gets one half.
-        flows_T = torch.where(negative_T, flows_T * share_of_first(limit_T, value_T), flows_T)
-        value_T = torch.where(negative_T, torch.minimum(value_T, limit_T), value_T)
+    log_T, ratio_T, slope_T = weights(given, rule)
+    counts = [torch.zeros_like(ratio_T, dtype=torch.bool) for _ in range(1 if rule.cap is None else 2)]
+    value_T, turned_T = _clipped(given, rule, (ratio_T, slope_T), _dual, counts)
     return PolicyTerm(
         value_T=given.gated(value_T),
-        slope_T=gathered(given, rule, given.gated(-advantage_T * slope_T * flows_T)),
+        slope_T=gathered(given, rule, given.gated(turned_T)),
         ratio_T=ratio_T,
-        clipped_T=bound_T > free_T,
-        capped_T=capped_T,
+        clipped_T=counts[0],
+        capped_T=None if rule.cap is None else counts[1],
         drift_T=-bounded(log_T, rule),
     )
 
@@ -43,14 +43,65 @@ def ppo_delta_clip(given: TokenInputs, rule: Surrogate) -> PolicyTerm:
 
     Source: TRL ``GRPOTrainer._compute_loss`` for grpo, bnpo, dr_grpo, dapo and luspo.
     """
-    advantage_T, log_T = given.advantage_T, log_weights(given, rule)
-    ratio_T, slope_T = importance_ratio(log_T, rule)
-    clipped_T = ratio_T.clamp(1 - rule.clip_low, 1 + rule.clip_high)
+    _, ratio_T, slope_T = weights(given, rule)
+    value_T, turned_T = _clipped(given, rule, (ratio_T, slope_T), _delta, [])
     capped_T = ratio_T if rule.cap is None else ratio_T.clamp(max=rule.cap)
-    first_T, second_T = -capped_T * advantage_T, -clipped_T * advantage_T
-    first_share_T = share_of_first(first_T, second_T)
-    flows_T = first_share_T if rule.cap is None else first_share_T * unmoved(ratio_T, capped_T)
-    flows_T = flows_T + (1 - first_share_T) * unmoved(ratio_T, clipped_T)
-    value_T = torch.maximum(first_T, second_T)
-    gathered_T = gathered(given, rule, given.gated(-advantage_T * slope_T * flows_T))
-    return PolicyTerm(given.gated(value_T), gathered_T, capped_T)
+    return PolicyTerm(given.gated(value_T), gathered(given, rule, given.gated(turned_T)), capped_T)
+
+
+def _clipped(
+    given: TokenInputs, rule: Surrogate, ratio: tuple[Tensor, Tensor], bounds: Bounded, counts: Sequence[Tensor]
+) -> tuple[Tensor, Tensor]:
+    """The term and its derivative by the log-ratio, ``[T]`` each, before the gates.
+
+    Args:
+        given: the tokens.
+        rule: where the bounds are.
+        ratio: the importance ratio and its derivative.
+        bounds: what becomes of a token outside of them.
+        counts: ``[T]`` bool each, to be set where such a token is counted.
+    """
+    ratio_T, slope_T = ratio
+    against_T = -given.advantage_T
+    value_T = ratio_T * against_T
+    turned_T = value_T if slope_T is ratio_T else slope_T * against_T
+    low, high = 1 - rule.clip_low, 1 + rule.clip_high
+    if rule.cap is not None:
+        # Products with a ratio just below the cap may round to those with the cap: then every token is looked at.
+        high = min(high, rule.cap) if rule.cap > high * (1 + 1e-5) else -torch.inf
+    places_P = el.outside(ratio_T, low, high)
+    if places_P is not None:
+        advantage_P = given.advantage_T[places_P]
+        value_P, flows_P, *counts_P = bounds(ratio_T[places_P], advantage_P, rule)
+        turned_T = turned_T.clone() if turned_T is value_T else turned_T
+        el.put(value_T, places_P, value_P)
+        el.put(turned_T, places_P, -advantage_P * slope_T[places_P] * flows_P)
+        for count_T, count_P in zip(counts, counts_P, strict=True):
+            el.put(count_T, places_P, count_P)
+    return value_T, turned_T
+
+
+def _dual(ratio_P: Tensor, advantage_P: Tensor, rule: Surrogate) -> tuple[Tensor, ...]:
+    clipped_P = ratio_P.clamp(1 - rule.clip_low, 1 + rule.clip_high)
+    free_P, bound_P = -advantage_P * ratio_P, -advantage_P * clipped_P
+    value_P = torch.maximum(free_P, bound_P)
+    free_share_P = share_of_first(free_P, bound_P)
+    flows_P = free_share_P + (1 - free_share_P) * unmoved(ratio_P, clipped_P)
+    if rule.cap is None:
+        return value_P, flows_P, bound_P > free_P
+    negative_P, limit_P = advantage_P < 0, -advantage_P * rule.cap
+    capped_P = negative_P & (value_P > limit_P)
+    # At a tie the limit, which has no derivative, gets one half.
+    flows_P = torch.where(negative_P, flows_P * share_of_first(limit_P, value_P), flows_P)
+    value_P = torch.where(negative_P, torch.minimum(value_P, limit_P), value_P)
+    return value_P, flows_P, bound_P > free_P, capped_P
+
+
+def _delta(ratio_P: Tensor, advantage_P: Tensor, rule: Surrogate) -> tuple[Tensor, ...]:
+    clipped_P = ratio_P.clamp(1 - rule.clip_low, 1 + rule.clip_high)
+    capped_P = ratio_P if rule.cap is None else ratio_P.clamp(max=rule.cap)
+    first_P, second_P = -capped_P * advantage_P, -clipped_P * advantage_P
+    first_share_P = share_of_first(first_P, second_P)
+    flows_P = first_share_P if rule.cap is None else first_share_P * unmoved(ratio_P, capped_P)
+    flows_P = flows_P + (1 - first_share_P) * unmoved(ratio_P, clipped_P)
+    return torch.maximum(first_P, second_P), flows_P

@@ -3,6 +3,8 @@
 import torch
 from torch import Tensor
 
+from rolloutdoctor.losses.levels import log_weights
+from rolloutdoctor.losses.terms import TokenInputs
 from rolloutdoctor.objective import Surrogate
 
 
@@ -18,6 +20,20 @@ def importance_ratio(log_ratio_T: Tensor, rule: Surrogate) -> tuple[Tensor, Tens
     if rule.log_ratio_bound is None:
         return ratio_T, ratio_T
     return ratio_T, torch.where(log_ratio_T.abs() <= rule.log_ratio_bound, ratio_T, 0.0)
+
+
+def weights(given: TokenInputs, rule: Surrogate) -> tuple[Tensor, Tensor, Tensor]:
+    """Log of the ratio that the term weighs with, the ratio, and its derivative, ``[T]`` each: made once for all."""
+
+    def make() -> tuple[Tensor, ...]:
+        log_T = log_weights(given, rule)
+        ratio_T, slope_T = importance_ratio(log_T, rule)
+        return (ratio_T, *([] if slope_T is ratio_T else [slope_T]), *([] if of_token else [log_T]))
+
+    of_token = rule.level == "token"
+    ratio_T, *rest = given.once(("weights", rule.old, rule.level, rule.log_ratio_bound), make)
+    log_T = given.log_ratio_T if of_token else rest.pop()
+    return log_T, ratio_T, rest.pop() if rest else ratio_T
 
 
 def unmoved(x_T: Tensor, clamped_T: Tensor) -> Tensor:

@@ -1,5 +1,6 @@
 """What a policy term sees, and what it gives back."""
 
+from collections.abc import Callable, Hashable
 from dataclasses import dataclass
 from typing import NamedTuple
 
@@ -7,6 +8,12 @@ import torch
 from torch import Tensor
 
 from rolloutdoctor.ops import segments as seg
+
+Values = tuple[Tensor, ...]
+
+
+def _make(key: Hashable, make: Callable[[], Values]) -> Values:
+    return make()
 
 
 @dataclass(frozen=True, eq=False)
@@ -24,6 +31,8 @@ class TokenInputs:
             None for kinds that pick none.
         log_weight_N: ``[N]`` float64 log of the row's importance weight against the sampler, for terms that take it
             in by themselves, or None.
+        once: gives values per token that objectives share, by a key that says all that decides them beside the
+            log-probs; by default it makes them.
     """
 
     policy_T: Tensor
@@ -34,6 +43,7 @@ class TokenInputs:
     gate_T: Tensor | None = None
     chosen_T: Tensor | None = None
     log_weight_N: Tensor | None = None
+    once: Callable[[Hashable, Callable[[], Values]], Values] = _make
 
     @classmethod
     def of(cls, log_ratio_T: Tensor, advantage_T: Tensor) -> "TokenInputs":

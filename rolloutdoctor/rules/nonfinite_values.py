@@ -36,13 +36,13 @@ LOWEST, HIGHEST = -1000.0, 88.0
 
 def _bad(name: str, column_T: "Tensor") -> "Tensor | None":
     """Values that are not finite, or are log-probs without a finite exponential; None if there are none."""
-    import torch
+    from rolloutdoctor.ops.elementwise import extremes
 
     is_log_prob = name.endswith("log_probs")
     if not len(column_T):
         return None
     # One look settles it for nearly every step: NaN is the smallest of values that hold one.
-    low, high = (float(end) for end in torch.aminmax(column_T))
+    low, high = extremes(column_T)
     if (low >= LOWEST and high <= HIGHEST) if is_log_prob else (low > -math.inf and high < math.inf):
         return None
     if not is_log_prob:
@@ -162,6 +162,9 @@ class NonfiniteValues(Rule[NonfiniteTally]):
         return undefined_N
 
     def _bad_tokens(self, step: "StepView") -> "tuple[Tensor | None, Tensor | None]":
+        return step.once("nonfinite tokens", lambda: self._bad_tokens_afresh(step))
+
+    def _bad_tokens_afresh(self, step: "StepView") -> "tuple[Tensor | None, Tensor | None]":
         """Tokens with a value that is not finite in any column, and in a column that the loss reads."""
         bad_T: Tensor | None = None
         loss_T: Tensor | None = None

@@ -1,0 +1,88 @@
+"""Reading ahead: a thread decodes what comes next while the caller works on what came last."""
+
+import threading
+from collections import deque
+from collections.abc import Callable, Iterator
+from types import TracebackType
+from typing import Generic, Self, TypeVar
+
+T = TypeVar("T")
+
+LEAST_ROOM = 8 * 2**20
+"""Bytes that may be read ahead in any case."""
+
+_PATIENCE = 10.0
+"""Seconds that an end waits for a read under way: a store may hang."""
+
+
+class Ahead(Generic[T]):
+    """Items of an iterator that runs in a thread of its own, a bounded number of bytes before the caller.
+
+    An error of the iterator reaches the caller when it has taken everything that came before.
+
+    Attributes:
+        room: bytes that may be waiting; one item more is read whatever its size. May be set at any time.
+    """
+
+    def __init__(self, start: Callable[[], Iterator[tuple[T, int]]]) -> None:
+        """Prepare to read; the thread lives inside a ``with`` block.
+
+        Args:
+            start: called in the thread; its items are pairs of an item and the bytes that it holds.
+        """
+        self.room = LEAST_ROOM
+        self._start = start
+        self._found: deque[tuple[T, int]] = deque()
+        self._held = 0
+        self._error: BaseException | None = None
+        self._done = self._stopped = False
+        self._changed = threading.Condition()
+        self._thread = threading.Thread(target=self._read, name="rolloutdoctor-reader", daemon=True)
+
+    def __iter__(self) -> Iterator[T]:
+        while True:
+            with self._changed:
+                while not self._found and not self._done:
+                    self._changed.wait()
+                if not self._found:
+                    break
+                item, size = self._found.popleft()
+                self._held -= size
+                self._changed.notify_all()
+            yield item
+            # Or the item would live on while the next one is waited for.
+            del item
+        if self._error is not None:
+            raise self._error
+
+    def __enter__(self) -> Self:
+        self._thread.start()
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        with self._changed:
+            self._stopped = True
+            self._found.clear()
+            self._changed.notify_all()
+        self._thread.join(_PATIENCE)
+
+    def _read(self) -> None:
+        try:
+            for item, size in self._start():
+                with self._changed:
+                    self._found.append((item, size))
+                    self._held += size
+                    self._changed.notify_all()
+                    del item
+                    while self._held > self.room and not self._stopped:
+                        self._changed.wait()
+                    if self._stopped:
+                        break
+        except BaseException as error:
+            self._error = error
+        finally:
+            with self._changed:
+                self._done = True
+                self._changed.notify_all()

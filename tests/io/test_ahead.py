@@ -1,0 +1,77 @@
+"""Reading ahead: order, bounds, errors, and that the thread ends."""
+
+import threading
+import time
+
+import pytest
+
+from rolloutdoctor.io.ahead import Ahead
+
+
+def counting(count, size, made):
+    for number in range(count):
+        made.append(number)
+        yield number, size
+
+
+def readers():
+    return [thread for thread in threading.enumerate() if thread.name == "rolloutdoctor-reader"]
+
+
+def settled(made):
+    """What was made once nothing more is."""
+    before = -1
+    while before != len(made):
+        before = len(made)
+        time.sleep(0.05)
+    return before
+
+
+def test_everything_comes_in_order():
+    made = []
+    with Ahead(lambda: counting(1000, 10**6, made)) as ahead:
+        assert list(ahead) == list(range(1000))
+    assert not readers()
+
+
+@pytest.mark.parametrize(("room", "waiting"), [(0, 1), (25, 3), (10**9, 20)])
+def test_no_more_than_the_room_is_read_ahead(room, waiting):
+    made = []
+    ahead = Ahead(lambda: counting(20, 10, made))
+    ahead.room = room
+    with ahead:
+        assert settled(made) == waiting
+        found = iter(ahead)
+        assert next(found) == 0
+        assert settled(made) == min(20, waiting + 1)
+        ahead.room = 10**9
+        assert list(found) == list(range(1, 20))
+
+
+def test_an_error_comes_after_what_was_before():
+    def broken():
+        yield "first", 1
+        raise ValueError("row 7")
+
+    seen = []
+    with Ahead(broken) as ahead, pytest.raises(ValueError, match="row 7"):
+        seen.extend(ahead)
+    assert seen == ["first"]
+    assert not readers()
+
+
+def test_leaving_early_ends_the_thread_and_closes_what_it_reads():
+    closed = threading.Event()
+
+    def endless():
+        try:
+            while True:
+                yield 0, 1
+        finally:
+            closed.set()
+
+    with Ahead(endless) as ahead:
+        ahead.room = 5
+        next(iter(ahead))
+    assert closed.is_set()
+    assert not readers()

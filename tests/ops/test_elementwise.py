@@ -1,0 +1,48 @@
+"""Numpy's shortcuts against torch."""
+
+import math
+
+import pytest
+import torch
+
+from rolloutdoctor.ops import elementwise as el
+
+VALUES = [-math.inf, -3.0, -0.0, 0.1, 0.8, 1.2, 1.5, math.inf, math.nan]
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
+def test_comparisons(dtype):
+    x_T = torch.tensor(VALUES, dtype=dtype)
+    assert el.below(x_T, 0.8).tolist() == (x_T < 0.8).tolist()
+    assert el.above(x_T, 1.2).tolist() == (x_T > 1.2).tolist()
+    assert el.outside(x_T, 0.8, 1.2).tolist() == [0, 1, 2, 3, 6, 7]
+    assert el.outside(x_T[4:6], 0.8, 1.2) is None
+    assert el.outside(x_T[:0], 0.8, 1.2) is None
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
+def test_a_bound_is_rounded_as_torch_rounds_it(dtype):
+    """Where a clamp moves a value and where it counts as outside is one and the same."""
+    near = torch.tensor([0.8, 1.2], dtype=dtype)
+    x_T = torch.cat([near, torch.nextafter(near, torch.zeros(2, dtype=dtype)), torch.nextafter(near, near * 2)])
+    moved = (x_T.clamp(0.8, 1.2) != x_T).nonzero().squeeze(1)
+    assert el.outside(x_T, 0.8, 1.2).tolist() == moved.tolist() == [2, 5]
+
+
+def test_expm1():
+    x_T = torch.tensor([-1e-7, -1e-3, -1.0, -30.0, 0.0], dtype=torch.float32)
+    torch.testing.assert_close(el.expm1(x_T).double(), x_T.double().expm1(), rtol=5e-7, atol=0.0)
+    assert el.expm1(torch.tensor([1e4, -math.inf])).tolist() == [math.inf, -1.0]
+    assert math.isnan(el.expm1(torch.tensor([math.nan]))[0])
+
+
+def test_extremes():
+    assert el.extremes(torch.tensor([2.0, -1.0, 3.0])) == (-1.0, 3.0)
+    assert all(map(math.isnan, el.extremes(torch.tensor([2.0, math.nan, 3.0]))))
+
+
+def test_put():
+    x_T = torch.zeros(4)
+    el.put(x_T, slice(1, 3), torch.tensor([1.0, 2.0]))
+    el.put(x_T, torch.tensor([3, 0]), torch.tensor([3.0, 4.0]))
+    assert x_T.tolist() == [4.0, 1.0, 2.0, 3.0]
