@@ -227,7 +227,7 @@ class RolloutBatch:
             rows=self.rows.to(device),
             groups=groups and Groups(groups.index_N.to(device), groups.order_N.to(device), groups.offsets.to(device)),
             per_row=moved(self.per_row),
-            per_token=self.token_columns.mapped(lambda chunks: [chunk.to(device) for chunk in chunks]),
+            per_token=self.token_columns.to(device),
             rewards=moved(self.rewards),
         )
 

@@ -15,10 +15,13 @@ from rolloutdoctor.ops.chosen import Chosen
 BLOCK_TOKENS = 131_072
 """Tokens that are worked on at a time: their temporaries stay in the cache."""
 
+DEVICE_BLOCK_TOKENS = 2**24
+"""The same on a GPU, where a block must be long enough to keep it busy."""
+
 
 def blocks_of(batch: RolloutBatch, dtype: torch.dtype) -> Iterator["Block"]:
     """Cut a step into blocks."""
-    for rows, tokens in batch.blocks(BLOCK_TOKENS):
+    for rows, tokens in batch.blocks(BLOCK_TOKENS if batch.device.type == "cpu" else DEVICE_BLOCK_TOKENS):
         yield _Run(batch, rows, tokens, dtype)
 
 

@@ -1,7 +1,8 @@
 """Token columns in the chunks in which they were read: a step need not be copied to be looked at."""
 
 from bisect import bisect_right
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from functools import reduce
 from itertools import accumulate
 
 import numpy as np
@@ -17,7 +18,8 @@ class TokenColumns(Mapping[str, Tensor]):
 
     def __init__(self, chunks: Mapping[str, Tensor | Sequence[Tensor]]) -> None:
         self._chunks: dict[str, Sequence[Tensor]] = {
-            name: (found,) if isinstance(found, Tensor) else tuple(found) for name, found in chunks.items()
+            name: (found,) if isinstance(found, Tensor) else tuple(found) or (torch.zeros(0),)
+            for name, found in chunks.items()
         }
         self._ends = {name: _ends(found) for name, found in self._chunks.items()}
 
@@ -47,7 +49,7 @@ class TokenColumns(Mapping[str, Tensor]):
 
     def tokens(self, name: str) -> int:
         """The number of a column's values."""
-        return self._ends[name][-1] if self._ends[name] else 0
+        return self._ends[name][-1]
 
     def part(self, name: str, places: slice) -> Tensor:
         """Some adjacent values of a column; they are copied only where they lie in several chunks."""
@@ -63,9 +65,9 @@ class TokenColumns(Mapping[str, Tensor]):
             found.append(chunks[number][max(0, start - begin) : stop - begin])
         return _joined(found) if len(found) != 1 else found[0]
 
-    def mapped(self, change: Callable[[Sequence[Tensor]], Sequence[Tensor]]) -> "TokenColumns":
-        """The columns with other chunks, as `change` makes them of a column's."""
-        return TokenColumns({name: change(chunks) for name, chunks in self._chunks.items()})
+    def to(self, device: torch.device | str) -> "TokenColumns":
+        """Return the columns on a device, whole; a GPU copies a chunk from pinned memory while the next is pinned."""
+        return TokenColumns({name: _moved(chunks, torch.device(device)) for name, chunks in self._chunks.items()})
 
     def _replace(self, name: str, column_T: Tensor) -> None:
         self._chunks[name], self._ends[name] = (column_T,), [len(column_T)]
@@ -73,6 +75,18 @@ class TokenColumns(Mapping[str, Tensor]):
 
 def _ends(chunks: Sequence[Tensor]) -> list[int]:
     return list(accumulate(chunk.numel() for chunk in chunks))
+
+
+def _moved(chunks: Sequence[Tensor], device: torch.device) -> Tensor:
+    dtype = reduce(torch.promote_types, (chunk.dtype for chunk in chunks))
+    column_T = torch.empty(sum(map(len, chunks)), dtype=dtype, device=device)
+    start = 0
+    for chunk in chunks:
+        # Pinned memory is kept until the copy is done, and used again for the chunks to come.
+        source = chunk.pin_memory() if device.type == "cuda" else chunk
+        column_T[start : start + len(chunk)].copy_(source, non_blocking=True)
+        start += len(chunk)
+    return column_T
 
 
 def _joined(chunks: Sequence[Tensor]) -> Tensor:

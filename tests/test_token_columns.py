@@ -47,11 +47,18 @@ def test_looking_does_not_join():
     assert [len(chunk) for chunk in columns.chunks("kl")] == [7]
 
 
-def test_other_chunks():
-    columns = TokenColumns({"kl": [torch.zeros(1), torch.ones(1)]})
-    doubled = columns.mapped(lambda chunks: [chunk * 2 for chunk in chunks])
-    assert doubled["kl"].tolist() == [0.0, 2.0]
-    assert len(doubled.chunks("kl")) == 1
-    assert TokenColumns.of(doubled) is doubled
+def test_a_device_gets_whole_columns():
+    ids = [torch.tensor([1], dtype=torch.int32), torch.tensor([2, 3], dtype=torch.int64)]
+    columns = TokenColumns({"kl": [torch.zeros(1), torch.ones(2)], "response_token_ids": ids, "values": []})
+    moved = columns.to("cpu")
+    assert moved["kl"].tolist() == [0.0, 1.0, 1.0]
+    assert moved["response_token_ids"].tolist() == columns["response_token_ids"].tolist() == [1, 2, 3]
+    assert moved["values"].tolist() == []
+    assert all(len(moved.chunks(name)) == 1 for name in moved)
+
+
+def test_what_is_kept_in_chunks_is_not_wrapped_again():
+    columns = TokenColumns({"kl": torch.zeros(1)})
+    assert TokenColumns.of(columns) is columns
     with pytest.raises(KeyError):
         columns["values"]
