@@ -1,9 +1,10 @@
 """A recording in progress: an append-only file that a killed process leaves readable up to its last whole step.
 
 Parquet cannot be read before its footer is written, so a recorder writes this first and turns it into a run file when
-it closes. A journal is a sequence of Arrow IPC streams, one for each table that was appended, uncompressed: whatever
-was appended before a kill is whole, and the tail of an append that was cut off is recognised as such. Tables of logged
-metrics have the columns of the metrics table; a table of rows has columns of the contract, not every one the same.
+it closes. A journal is a sequence of Arrow IPC streams and frames of `packed`, one for each table that was appended,
+uncompressed: whatever was appended before a kill is whole, and the tail of an append that was cut off is recognised as
+such. Tables of logged metrics have the columns of the metrics table; a table of rows has columns of the contract, not
+every one the same.
 """
 
 import json
@@ -14,7 +15,8 @@ from typing import Any, BinaryIO
 
 import pyarrow as pa
 
-from rolloutdoctor.errors import InputError, UsageError
+from rolloutdoctor.errors import DataError, InputError, SchemaError, UsageError
+from rolloutdoctor.io import packed
 from rolloutdoctor.io.arrow_types import CONVERSATION, arrow_type
 from rolloutdoctor.io.metadata import RunMetadata
 from rolloutdoctor.io.paths import Source, reason
@@ -66,19 +68,18 @@ class JournalWriter:
     def __init__(self, run_path: Path, metadata: RunMetadata) -> None:
         self._file, self.path = _create(run_path)
         self.size = 0
-        self.rows = 0
         self.append(pa.schema([]).empty_table().replace_schema_metadata(metadata.encode()))
 
-    def append(self, table: pa.Table, *, within: int | None = None) -> bool:
-        """Append a table; False, and nothing is written, if the journal would grow beyond `within` bytes."""
-        buffer = pa.BufferOutputStream()
-        with pa.ipc.new_stream(buffer, table.schema) as stream:
-            stream.write_table(table)
-        encoded = buffer.getvalue()
-        if within is not None and self.size + encoded.size > within:
+    def append(self, entry: pa.Table | bytes, *, within: int | None = None) -> bool:
+        """Append a table, or a frame of `packed`; False if the journal would grow beyond `within` bytes."""
+        if not isinstance(entry, bytes):
+            buffer = pa.BufferOutputStream()
+            with pa.ipc.new_stream(buffer, entry.schema) as stream:
+                stream.write_table(entry)
+            entry = buffer.getvalue().to_pybytes()
+        if within is not None and self.size + len(entry) > within:
             return False
-        self.size += self._file.write(encoded)
-        self.rows += len(table) if table.schema != METRICS_SCHEMA else 0
+        self.size += self._file.write(entry)
         return True
 
     def drop(self, dropped: Dropped) -> None:
@@ -146,40 +147,58 @@ class Journal:
     def tables(self, schema: pa.Schema | None = None) -> Iterator[pa.Table]:
         """Yield the tables of rows, each with every column of `schema`, null where it was not recorded."""
         schema = schema or self.schema
-        for _, table in self._entries():
+        for _, table in self._entries(logs=False):
             if table.num_columns and table.schema != METRICS_SCHEMA:
                 yield pa.Table.from_arrays([_filled(table, each) for each in schema], schema=schema)
 
     def logs(self) -> Iterator[pa.Table]:
         """Yield the tables of logged metrics."""
-        for _, table in self._entries():
+        for _, table in self._entries(logs=True):
             if table.schema == METRICS_SCHEMA:
                 yield table
 
-    def _entries(self) -> Iterator[tuple[int, pa.Table]]:
-        """Every whole table and where it ends in the file, 0 for the first; sets `end` and `size`."""
+    def _entries(self, *, logs: bool | None = None) -> Iterator[tuple[int, pa.Table]]:
+        """Every whole table and where it ends in the file, 0 for the first; sets `end` and `size`.
+
+        Once these are known, frames may be passed over that hold no logged metrics (`logs` is True), or only those
+        (False).
+        """
         try:
             file = pa.memory_map(self.source.path)
         except (OSError, ValueError) as error:
             raise InputError(f"{self.source.name}: {reason(error) if isinstance(error, OSError) else error}") from None
         with file:
             self.size, first = file.size(), True
-            while file.tell() < self.size:
+            stop = self.size if logs is None else self.end
+            while file.tell() < stop:
                 try:
                     # A damaged file may declare anything: nothing is allocated here, and everything is checked.
-                    with pa.ipc.open_stream(file) as stream:
-                        table = pa.Table.from_batches(list(stream), stream.schema)
+                    table = _next_table(file, self.size, logs)
+                    if table is None:
+                        continue
                     table.validate(full=True)
                     str(table.schema)  # its names have to be text
-                except (pa.ArrowException, ValueError, OSError, EOFError, MemoryError):
+                except (pa.ArrowException, OSError, EOFError, MemoryError, DataError, SchemaError, *packed.BROKEN):
                     break
                 position, first = 0 if first else file.tell(), False
-                self.end = file.tell()
+                self.end = file.tell() if logs is None else self.end
                 yield position, table
             if first:
                 raise InputError(
                     f"{self.source.name}: not the journal of a recording, or cut off before anything was recorded"
                 )
+
+
+def _next_table(file: pa.NativeFile, size: int, logs: bool | None) -> pa.Table | None:
+    at = file.tell()
+    head = file.read(packed.HEAD_SIZE)
+    rest = packed.frame_size(head)
+    if rest is None:
+        file.seek(at)
+        with pa.ipc.open_stream(file) as stream:
+            return pa.Table.from_batches(list(stream), stream.schema)
+    body = file.read(min(rest, size))
+    return None if logs is not None and packed.is_log(body) is not logs else packed.unpack(head, body)
 
 
 def finish(journal_path: Path, run_path: Path) -> int:

@@ -4,7 +4,8 @@ from collections.abc import Sequence
 from typing import TYPE_CHECKING, Self
 
 import numpy as np
-import pyarrow as pa
+
+from rolloutdoctor.io.packed import Lists
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -36,7 +37,7 @@ class Cut:
         self.slots = slots
         offsets = np.zeros(len(lengths) + 1, np.int32)
         lengths.cumsum(out=offsets[1:])
-        self.offsets = pa.array(offsets)
+        self.offsets = offsets
 
     @classmethod
     def after(cls, lengths: np.ndarray) -> "Self":
@@ -48,12 +49,12 @@ class Cut:
         """Rows with tokens in these slots, ``[N, T]`` bool."""
         return cls(slots, slots.sum(1))
 
-    def lists(self, padded: np.ndarray, kind: pa.DataType) -> pa.Array:
+    def lists(self, padded: np.ndarray, dtype: type[np.generic]) -> Lists:
         """Cut a padded array into lists.
 
         Args:
             padded: ``[N, T']`` with T' >= T; ``[N, 1]`` holds one value for all tokens of a row.
-            kind: of the values.
+            dtype: of the values.
 
         Raises:
             ValueError: if `padded` is narrower than its longest row.
@@ -63,8 +64,7 @@ class Cut:
             padded = np.broadcast_to(padded, (len(padded), width))
         if padded.shape[1] < width:
             raise ValueError(f"an array is padded to {padded.shape[1]} tokens where a row has {width}")
-        values = padded[:, :width][self.slots].astype(kind.to_pandas_dtype(), copy=False)
-        return pa.ListArray.from_arrays(self.offsets, pa.array(values, kind))
+        return Lists(padded[:, :width][self.slots].astype(dtype, copy=False), self.offsets)
 
 
 def at_rows(parts: Sequence[tuple[np.ndarray, np.ndarray]], shape: tuple[int, int]) -> np.ndarray:

@@ -7,9 +7,8 @@ from functools import cached_property
 from typing import TYPE_CHECKING
 
 import numpy as np
-import pyarrow as pa
 
-from rolloutdoctor.io.run_table import run_table
+from rolloutdoctor.io.packed import Cells, Lists
 from rolloutdoctor.recorders._cells import Cut, at_rows, copied, floats
 
 if TYPE_CHECKING:
@@ -82,24 +81,24 @@ class Generation:
         return Cut.after(self.lengths)
 
     @cached_property
-    def columns(self) -> dict[str, Sequence[object]]:
+    def columns(self) -> dict[str, Cells]:
         """Cells that do not change while the batch is trained on; made when first asked for, not when copied."""
-        found: dict[str, Sequence[object]] = dict(self.texts)
+        found: dict[str, Cells] = dict(self.texts)
         found |= _rewards(self.tensors["rewards"], self.weights, self.reward_names)
         advantages = floats(self.tensors["advantages"])
         if advantages.ndim == 1:
-            found["advantage"] = pa.array(advantages.astype(np.float64))
+            found["advantage"] = advantages.astype(np.float64)
         else:
-            found["advantages"] = self.cut.lists(advantages, pa.float32())
+            found["advantages"] = self.cut.lists(advantages, np.float32)
         is_prompt = self.tensors["prompt_mask"].bool().numpy()
-        found["prompt_ids"] = Cut.of(is_prompt).lists(self.tensors["prompt_ids"].numpy(), pa.int32())
+        found["prompt_ids"] = Cut.of(is_prompt).lists(self.tensors["prompt_ids"].numpy(), np.int32)
         ids = self.tensors["completion_ids"].numpy()
-        found["response_ids"] = self.cut.lists(ids, pa.int32())
+        found["response_ids"] = self.cut.lists(ids, np.int32)
         found |= self._masks()
         for column, key in _TOKEN_TENSORS.items():
             if key in self.tensors:
-                found[column] = self.cut.lists(floats(self.tensors[key]), pa.float32())
-        found["rank"] = pa.array(np.full(len(self), self.rank, np.int32))
+                found[column] = self.cut.lists(floats(self.tensors[key]), np.float32)
+        found["rank"] = np.full(len(self), self.rank, np.int32)
         # As TRL decides what is truncated: by the last token. None for an empty response.
         last = ids[np.arange(len(self)), np.maximum(self.lengths - 1, 0)]
         found["status"] = [
@@ -108,17 +107,17 @@ class Generation:
         ]
         return found
 
-    def _masks(self) -> dict[str, Sequence[object]]:
+    def _masks(self) -> dict[str, Cells]:
         mask = self.tensors["completion_mask"]
         if "tool_mask" in self.tensors:
             mask = mask * self.tensors["tool_mask"]
-        columns: dict[str, Sequence[object]] = {"response_mask": self.cut.lists(mask.numpy(), pa.uint8())}
+        columns: dict[str, Cells] = {"response_mask": self.cut.lists(mask.numpy(), np.uint8)}
         if self.masked_later:
             # TRL zeroes both masks of a truncated row: what was there before is known from the generation alone.
-            before = pa.array(np.ones(int(self.lengths.sum()), np.uint8))
+            before = np.ones(int(self.lengths.sum()), np.uint8)
             if "tool_mask" in self.tensors and self.tool_masks is not None:
-                before = pa.array(np.concatenate([np.asarray(row, np.uint8) for row in self.tool_masks]))
-            columns["response_mask_pre"] = pa.ListArray.from_arrays(self.cut.offsets, before)
+                before = np.concatenate([np.asarray(row, np.uint8) for row in self.tool_masks])
+            columns["response_mask_pre"] = Lists(before, self.cut.offsets)
         return columns
 
 
@@ -152,12 +151,12 @@ class Pass:
         self.parts.append((np.array(rows), copied(logps), entropy, micro_batch, optim_step))
         self.seen.update(rows)
 
-    def table(self) -> pa.Table:
+    def columns(self) -> dict[str, Cells]:
         """Return the rows of the pass in group order."""
         generation = self.generation
         count, cut = len(generation), generation.cut
         columns = dict(generation.columns)
-        columns["step"] = pa.array(np.full(count, self.step))
+        columns["step"] = np.full(count, self.step, np.int64)
         columns["split"] = [generation.split] * count
         first = generation.rank * count
         places = [divmod(first + row, generation.group_size) for row in range(count)]
@@ -165,15 +164,15 @@ class Pass:
         columns["group_id"] = [f"{batch}/{group}" for group, _ in places]
         columns["sample_id"] = [f"{batch}/{group}/{place}" for group, place in places]
         policy = at_rows([(rows, floats(logps)) for rows, logps, *_ in self.parts], cut.slots.shape)
-        columns["policy_log_probs"] = cut.lists(policy, pa.float32())
+        columns["policy_log_probs"] = cut.lists(policy, np.float32)
         entropies = [(rows, floats(entropy)) for rows, _, entropy, *_ in self.parts if entropy is not None]
         if len(entropies) == len(self.parts):
-            columns["entropy"] = cut.lists(at_rows(entropies, cut.slots.shape), pa.float32())
+            columns["entropy"] = cut.lists(at_rows(entropies, cut.slots.shape), np.float32)
         numbers = np.zeros((2, count), np.int32)
         for rows, _, _, *pair in self.parts:
             numbers[:, rows] = np.array(pair, np.int32)[:, None]
-        columns["micro_batch_id"], columns["optim_step_id"] = map(pa.array, numbers)
-        return run_table(columns, where="rows of TRL")
+        columns["micro_batch_id"], columns["optim_step_id"] = numbers
+        return columns
 
 
 def capture(
@@ -185,6 +184,7 @@ def capture(
     name: str,
     split: str,
     text: bool,
+    ends: frozenset[int],
 ) -> Generation:
     """Copy a generated batch.
 
@@ -196,6 +196,7 @@ def capture(
         name: names the batch within the run.
         split: ``train`` or ``eval``.
         text: True to keep prompts and responses as text.
+        ends: token ids that end a response; see `ends_of`.
     """
     lengths = np.array([len(ids) for ids in scoring.completion_ids], np.int64)
     rank = int(trainer.accelerator.process_index)
@@ -222,19 +223,19 @@ def capture(
         weights=copied(trainer.reward_weights),
         tool_masks=tool_masks,
         masked_later=bool(getattr(trainer.args, "mask_truncated_completions", False)),
-        ends=_ends(trainer),
+        ends=ends,
         texts=texts,
     )
 
 
-def _rewards(rewards: "Tensor", weights: "Tensor", names: Sequence[str]) -> dict[str, Sequence[object]]:
+def _rewards(rewards: "Tensor", weights: "Tensor", names: Sequence[str]) -> dict[str, Cells]:
     per_function = rewards.double().numpy()
     weighted = per_function * weights.double().numpy()
     total = np.where(np.isnan(weighted), 0.0, weighted).sum(1)
-    cells = [pa.array(column, from_pandas=True) for column in per_function.T]
+    unscorable = np.isnan(per_function).all(1)
     return {
-        "reward": pa.array(total, mask=np.isnan(per_function).all(1)),
-        "rewards": pa.StructArray.from_arrays(cells, names=list(names)),
+        "reward": [None if no else each for no, each in zip(unscorable.tolist(), total.tolist(), strict=True)],
+        "rewards": dict(zip(names, per_function.T, strict=True)),
     }
 
 
@@ -246,7 +247,8 @@ def _distinct(names: Sequence[str]) -> list[str]:
     return found
 
 
-def _ends(trainer: "Trainer") -> frozenset[int]:
+def ends_of(trainer: "Trainer") -> frozenset[int]:
+    """Return the token ids that end a response; asking a tokenizer takes long enough to do it once."""
     tokenizer = getattr(trainer, "processing_class", None)
     tokenizer = getattr(trainer, "_tokenizer", None) or getattr(tokenizer, "tokenizer", tokenizer)
     ends = {getattr(tokenizer, "eos_token_id", None), getattr(tokenizer, "pad_token_id", None)}

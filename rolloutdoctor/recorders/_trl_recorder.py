@@ -7,13 +7,13 @@ from types import TracebackType
 from typing import TYPE_CHECKING, Any, Self, SupportsFloat
 
 from rolloutdoctor.errors import UsageError
+from rolloutdoctor.io.packed import pack_log, pack_rows
 from rolloutdoctor.recorders._background import BackgroundWriter, close_at_exit, warn
-from rolloutdoctor.recorders._trl_capture import Pass, Scoring, capture
+from rolloutdoctor.recorders._trl_capture import Pass, Scoring, capture, ends_of
 from rolloutdoctor.recorders._trl_config import Trainer, is_rloo, metadata_of
 from rolloutdoctor.recorders._trl_steps import Steps
 
 if TYPE_CHECKING:
-    import pyarrow as pa
     from torch import Tensor
 
 # An integer for each row, which goes through TRL's shuffling and splitting with the tensors of the batch.
@@ -48,6 +48,7 @@ class Recorder:
 
         self._trainer, self._text = trainer, text
         self._is_rloo = is_rloo(trainer)
+        self._ends: frozenset[int] | None = None
         path = Path(path)
         rank = int(trainer.accelerator.process_index)
         if trainer.accelerator.num_processes > 1:
@@ -175,8 +176,19 @@ class Recorder:
             return
         if scoring is None:
             raise RuntimeError("the trainer did not call _calculate_rewards")
+        if self._ends is None:
+            self._ends = ends_of(self._trainer)
         tensors = {**output, **_rloo_log_probs(output, forwards)} if self._is_rloo else output
-        generation = capture(self._trainer, tensors, scoring, self._tool_masks, name=name, split=split, text=self._text)
+        generation = capture(
+            self._trainer,
+            tensors,
+            scoring,
+            self._tool_masks,
+            name=name,
+            split=split,
+            text=self._text,
+            ends=self._ends,
+        )
         self._steps.begin(generation)
         output[ROW_KEY] = output["completion_ids"].new_tensor(list(range(len(generation))))
 
@@ -229,10 +241,10 @@ class Recorder:
             elif isinstance(value, (float, int)) or isinstance(value, SupportsFloat):  # noqa: SIM101 - in this order
                 values[name] = float(value)
         step = self._trainer.state.global_step
-        self._writer.put(functools.partial(_metrics_table, step, split, values))
+        self._writer.put(functools.partial(pack_log, step, split, values))
 
     def _emit(self, step: int, split: str, passes: Sequence[Pass]) -> None:
-        self._writer.put(functools.partial(_table, passes), (step, split))
+        self._writer.put(functools.partial(_rows, passes), (step, split))
 
     def _finish(self) -> str:
         """Complete the files with the steps that are whole, and take the hooks out; return what went wrong."""
@@ -248,17 +260,8 @@ class Recorder:
         return self._writer.close()
 
 
-def _table(passes: Sequence[Pass]) -> "pa.Table":
-    import pyarrow as pa
-
-    tables = [each.table() for each in passes]
-    return tables[0] if len(tables) == 1 else pa.concat_tables(tables, promote_options="default")
-
-
-def _metrics_table(step: int, split: str, values: Mapping[str, float | None]) -> "pa.Table":
-    from rolloutdoctor.io.writer import metrics_table
-
-    return metrics_table(step, split, values)
+def _rows(passes: Sequence[Pass]) -> bytes:
+    return pack_rows([each.columns() for each in passes])
 
 
 def _rloo_log_probs(

@@ -195,8 +195,9 @@ def _cells(name: str, value: Any, cut: "Cut | None") -> Any:  # noqa: ANN401 - s
         raise DataError(f"column {name!r} is padded: {how}")
     if len(cut.slots) != len(value):
         raise DataError(f"column {name!r} has {len(value)} rows where lengths has {len(cut.slots)}")
-    kinds = {Kind.FLOATS: pa.float32(), Kind.MASK: pa.uint8()}
-    return cut.lists(value, kinds.get(column.kind, pa.int32()))
+    dtypes: dict[Kind, type[np.generic]] = {Kind.FLOATS: np.float32, Kind.MASK: np.uint8}
+    lists = cut.lists(value, dtypes.get(column.kind, np.int32))
+    return pa.ListArray.from_arrays(pa.array(lists.offsets), pa.array(lists.values))
 
 
 def _whole(mask: np.ndarray) -> np.ndarray:

@@ -17,6 +17,7 @@ sys.path.insert(0, str(HERE))
 
 import converting  # noqa: E402
 import reading  # noqa: E402
+import recording  # noqa: E402
 import upstream  # noqa: E402
 
 SECTIONS = {
@@ -26,6 +27,7 @@ SECTIONS = {
     "advantages": upstream.advantages,
     "loss": upstream.loss,
     "convert": converting.rows,
+    "recording": recording.trl_steps,
     "start": reading.start,
 }
 

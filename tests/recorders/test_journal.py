@@ -21,6 +21,7 @@ from rolloutdoctor.cli.app import app
 from rolloutdoctor.errors import InputError
 from rolloutdoctor.io.journal import Dropped, Journal, JournalWriter, finish
 from rolloutdoctor.io.metadata import RunMetadata
+from rolloutdoctor.io.packed import Lists, pack_log, pack_rows
 from rolloutdoctor.io.paths import Source
 from rolloutdoctor.io.run_table import run_table
 from rolloutdoctor.io.writer import metrics_table
@@ -45,13 +46,22 @@ def rows(step, split="train", **more):
     return columns | more
 
 
-def journal_of(path, steps):
+def journal_of(path, steps, *, as_frames=False):
     writer = JournalWriter(path, METADATA)
     for columns in steps:
-        writer.append(run_table(columns, where="test"))
-        writer.append(metrics_table(columns["step"][0], "train", {"loss": 0.5, "kl": None}))
+        log = columns["step"][0], "train", {"loss": 0.5, "kl": None}
+        writer.append(pack_rows([packed_columns(columns)]) if as_frames else run_table(columns, where="test"))
+        writer.append(pack_log(*log) if as_frames else metrics_table(*log))
     writer.close()
     return writer.path
+
+
+def packed_columns(columns):
+    found = dict(columns)
+    kinds = {"response_mask": np.uint8, "policy_log_probs": np.float32, "ref_log_probs": np.float32}
+    offsets = np.cumsum([0, *map(len, columns["response_mask"])]).astype(np.int32)
+    found |= {name: Lists(np.concatenate(columns[name]).astype(kind), offsets) for name, kind in kinds.items()}
+    return found | {"advantage": np.asarray(columns["advantage"])}
 
 
 def opened(path):
@@ -132,10 +142,10 @@ def test_a_closed_recording_and_its_journal_are_the_same_run(tmp_path):
 
 
 @settings(max_examples=60, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
-@given(share=st.floats(0, 1))
-def test_cut_anywhere_it_gives_the_whole_steps(tmp_path, share):
+@given(share=st.floats(0, 1), as_frames=st.booleans())
+def test_cut_anywhere_it_gives_the_whole_steps(tmp_path, share, as_frames):
     path = tmp_path / f"run-{time.monotonic_ns()}.parquet"
-    journal = journal_of(path, [rows(step) for step in (1, 2, 3)])
+    journal = journal_of(path, [rows(step) for step in (1, 2, 3)], as_frames=as_frames)
     whole = opened(journal)
     ends = [whole.end]
     content = journal.read_bytes()
@@ -161,7 +171,7 @@ def test_cut_anywhere_it_gives_the_whole_steps(tmp_path, share):
 @given(data=st.data())
 def test_damaged_bytes_end_in_a_sentence_or_in_rows(tmp_path, data):
     path = tmp_path / f"run-{time.monotonic_ns()}.parquet"
-    journal = journal_of(path, [rows(1), rows(2)])
+    journal = journal_of(path, [rows(1), rows(2)], as_frames=data.draw(st.booleans()))
     content = bytearray(journal.read_bytes())
     for _ in range(data.draw(st.integers(1, 4))):
         content[data.draw(st.integers(0, len(content) - 1))] = data.draw(st.integers(0, 255))
@@ -175,6 +185,15 @@ def test_damaged_bytes_end_in_a_sentence_or_in_rows(tmp_path, data):
     except InputError as error:
         sentence = str(error)
     assert not sentence or (sentence.startswith(str(journal)) and "\n" not in sentence)
+
+
+def test_frames_and_tables_make_the_same_run_file(tmp_path):
+    steps = [rows(step) for step in (1, 2, 3)]
+    for name in ("tables", "frames"):
+        journal = journal_of(tmp_path / f"{name}.parquet", steps, as_frames=name == "frames")
+        assert finish(journal, tmp_path / f"{name}.parquet") == 24
+    for end in ("parquet", "metrics.parquet"):
+        assert (tmp_path / f"tables.{end}").read_bytes() == (tmp_path / f"frames.{end}").read_bytes()
 
 
 def test_columns_that_come_and_go(tmp_path):

@@ -106,8 +106,8 @@ def test_a_failure_where_warnings_are_errors(tmp_path, monkeypatch):
 
 def test_max_bytes_ends_the_recording(tmp_path):
     trainer = make_trainer(tmp_path, steps=6)
-    record(trainer, tmp_path / "run.parquet", max_bytes=20_000)
-    with pytest.warns(RuntimeWarning, match="max_bytes=20000 is reached"):
+    record(trainer, tmp_path / "run.parquet", max_bytes=8_000)
+    with pytest.warns(RuntimeWarning, match="max_bytes=8000 is reached"):
         trainer.train()
     assert trainer.state.global_step == 6
     rows, _ = read(tmp_path)
