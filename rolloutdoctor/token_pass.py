@@ -248,18 +248,17 @@ class _Pass:
     def _sum_metrics(self, block: Block, given: TokenInputs, term: PolicyTerm) -> None:
         """Count what the trainers log of the policy term."""
         rule = self.objective.surrogate
-        outside = {
-            "low_clipped_N": (el.below, 1 - rule.clip_low, torch.lt),
-            "high_clipped_N": (el.above, 1 + rule.clip_high, torch.gt),
-        }
-        for name, (is_outside, bound, sign) in outside.items():
-            if self.advantage_N is None:
-                self._sum(block, name, is_outside(term.ratio_T, bound) & sign(given.advantage_T, 0))
-            elif not self.shares:
-                # The sign of a row's advantage is looked at in the end.
-                outside_T = is_outside(term.ratio_T, bound)
-                if bool(outside_T.any()):
-                    self._sum(block, name, outside_T)
+        low, high = 1 - rule.clip_low, 1 + rule.clip_high
+        if self.advantage_N is None:
+            self._sum(block, "low_clipped_N", (term.ratio_T < low) & (given.advantage_T < 0))
+            self._sum(block, "high_clipped_N", (term.ratio_T > high) & (given.advantage_T > 0))
+        elif not self.shares:
+            # The sign of a row's advantage is looked at in the end.
+            places_P = el.outside(term.ratio_T, low, high)
+            if places_P is not None:
+                ratio_P = term.ratio_T[places_P]
+                self._set(block, "low_clipped_N", block.runs.count(places_P[ratio_P < low]))
+                self._set(block, "high_clipped_N", block.runs.count(places_P[ratio_P > high]))
         for name in ("drift_N", "clipped_N", "capped_N", "logged_N"):
             x_T = getattr(term, name[:-1] + "T")
             if x_T is not None:

@@ -5,16 +5,6 @@ import torch
 from torch import Tensor
 
 
-def below(x: Tensor, bound: float) -> Tensor:
-    """Where ``x < bound``, bool; False for NaN."""
-    return x < bound if x.device.type != "cpu" else torch.from_numpy(x.numpy() < bound)
-
-
-def above(x: Tensor, bound: float) -> Tensor:
-    """Where ``x > bound``, bool; False for NaN."""
-    return x > bound if x.device.type != "cpu" else torch.from_numpy(x.numpy() > bound)
-
-
 def outside(x: Tensor, low: float, high: float) -> Tensor | None:
     """Places where ``x < low`` or ``x > high``, int64 in their order; None if there are none. NaN is at neither.
 

@@ -72,6 +72,11 @@ class Runs:
         np.cumsum(sizes, out=cuts[1:])
         return Runs(torch.from_numpy(cuts))
 
+    def count(self, places: Tensor) -> Tensor:
+        """How many of some places each run holds, float64 ``[R]``."""
+        run_of = torch.searchsorted(self.offsets, places, right=True) - 1
+        return torch.bincount(run_of, minlength=len(self)).double()
+
     def expand(self, x_R: Tensor) -> Tensor:
         """Repeat the value of each run over its elements: ``[R] -> [offsets[-1]]``."""
         if not self._on_cpu:
@@ -134,16 +139,6 @@ def pick(x: Tensor, chosen: Tensor) -> Tensor:
     if x.device.type != "cpu":
         return x[chosen]
     return torch.from_numpy(x.numpy()[chosen.numpy()])
-
-
-def below(x: Tensor, bound: float) -> Tensor:
-    """Where ``x < bound``, bool; False for NaN."""
-    return x < bound if x.device.type != "cpu" else torch.from_numpy(x.numpy() < bound)
-
-
-def above(x: Tensor, bound: float) -> Tensor:
-    """Where ``x > bound``, bool; False for NaN."""
-    return x > bound if x.device.type != "cpu" else torch.from_numpy(x.numpy() > bound)
 
 
 def group_total(x_N: Tensor, groups: "Groups") -> Tensor:

@@ -1,5 +1,7 @@
 """Chosen places against a mask, however they lie."""
 
+from itertools import pairwise
+
 import pytest
 import torch
 from hypothesis import given
@@ -43,6 +45,16 @@ def test_by_runs(stretches):
 def test_only_long_stretches_are_copied_as_such(stretch, spans):
     chosen = Chosen(masked([(True, stretch), (False, stretch)] * 10))
     assert (chosen._spans is not None) is spans
+
+
+@given(st.lists(st.integers(0, 9), min_size=1, max_size=8), st.data())
+def test_places_are_counted_by_run(lengths, data):
+    offsets = torch.tensor([0, *lengths]).cumsum(0)
+    places = sorted(data.draw(st.sets(st.integers(0, max(0, sum(lengths) - 1))))) if sum(lengths) else []
+    found = Runs(offsets).count(torch.tensor(places, dtype=torch.int64))
+    cuts = offsets.tolist()
+    assert found.tolist() == [sum(a <= place < b for place in places) for a, b in pairwise(cuts)]
+    assert found.dtype == torch.float64
 
 
 def test_one_stretch_is_not_copied():
