@@ -32,10 +32,15 @@ def _keep_freed_memory() -> None:
 
 
 def _choose_pool() -> None:
-    """Decode into jemalloc's memory: arrow's default keeps about a third more of what steps have left behind."""
+    """Decode into jemalloc's memory, and have it give back what is free at once.
+
+    Arrow's default keeps most of what steps have left behind: with 16 steps twice the memory of this.
+    """
     if "ARROW_DEFAULT_MEMORY_POOL" in os.environ or pa.default_memory_pool().backend_name != "mimalloc":
         return
     try:
-        pa.set_memory_pool(pa.jemalloc_memory_pool())
+        pool = pa.jemalloc_memory_pool()
     except NotImplementedError:
         return
+    pa.set_memory_pool(pool)
+    pa.jemalloc_set_decay_ms(0)

@@ -22,18 +22,20 @@ class Ahead(Generic[T]):
 
     Attributes:
         room: bytes that may be waiting; one item more is read whatever its size. May be set at any time.
+        is_waited_for: whether the caller has nothing to work on.
     """
 
-    def __init__(self, start: Callable[[], Iterator[tuple[T, int]]]) -> None:
+    def __init__(self, start: "Callable[[Ahead[T]], Iterator[tuple[T, int]]]") -> None:
         """Prepare to read; the thread lives inside a ``with`` block.
 
         Args:
-            start: called in the thread; its items are pairs of an item and the bytes that it holds.
+            start: called in the thread, with this; its items are pairs of an item and the bytes that it holds.
         """
         self.room = LEAST_ROOM
         self._start = start
         self._found: deque[tuple[T, int]] = deque()
         self._held = 0
+        self.is_waited_for = False
         self._error: BaseException | None = None
         self._done = self._stopped = False
         self._changed = threading.Condition()
@@ -43,7 +45,9 @@ class Ahead(Generic[T]):
         while True:
             with self._changed:
                 while not self._found and not self._done:
+                    self.is_waited_for = True
                     self._changed.wait()
+                self.is_waited_for = False
                 if not self._found:
                     break
                 item, size = self._found.popleft()
@@ -70,7 +74,7 @@ class Ahead(Generic[T]):
 
     def _read(self) -> None:
         try:
-            for item, size in self._start():
+            for item, size in self._start(self):
                 with self._changed:
                     self._found.append((item, size))
                     self._held += size

@@ -74,8 +74,13 @@ class OpenFile:
     def _chunks(self) -> list[list[Chunk]]:
         return _read_chunks(self.file.source)
 
-    def read(self, group: int, columns: Sequence[str]) -> pa.Table:
+    def read(self, group: int, columns: Sequence[str], *, threads: bool = True) -> pa.Table:
         """Decode canonical `columns` of one row group, under their canonical names; those it lacks are left out.
+
+        Args:
+            group: number of the row group.
+            columns: canonical names.
+            threads: whether several columns are decoded at a time.
 
         Raises:
             InputError: if the row group is damaged.
@@ -85,7 +90,7 @@ class OpenFile:
         if texts:
             check_size(self.file.source, self.file.footer, texts, [group], self._chunks)
         with reading(self.file.name, f"row group {group}"):
-            table = self.parquet.read_row_group(group, columns=list(stored))
+            table = self.parquet.read_row_group(group, columns=list(stored), use_threads=threads)
             # Columns are picked by name: a prefix such as "kl" also fetches a column called "kl.x".
             table = table.select(list(stored)).rename_columns(list(stored.values()))
         declared = self.file.footer.row_group(group).num_rows

@@ -16,7 +16,7 @@ from rolloutdoctor.io.ahead import LEAST_ROOM, Ahead
 from rolloutdoctor.io.index import KEY_COLUMNS, Index, RowGroup, build_index, read_keys, rows_by_key
 from rolloutdoctor.io.metadata import RunMetadata
 from rolloutdoctor.io.metrics import LoggedMetrics, read_metrics
-from rolloutdoctor.io.parquet import OpenFile, RunFile, read_footer
+from rolloutdoctor.io.parquet import RunFile, read_footer
 from rolloutdoctor.io.paths import Source, expand
 from rolloutdoctor.io.pieces import Piece, Wanted, assemble, decode_piece
 from rolloutdoctor.io.spill import Spill
@@ -210,10 +210,13 @@ class Run:
         total, done = sum(found.rows for _, found in plan), 0
         finished: set[StepKey] = set()
 
-        def decoded() -> Iterator[tuple[tuple[int, RowGroup, dict[StepKey, Piece]], int]]:
+        def decoded(reader: Ahead[_Decoded]) -> Iterator[tuple[_Decoded, int]]:
             with row_groups_opened(self._files, plan) as walk:
                 for position, row_group, opened in walk:
-                    pieces = _pieces(opened, row_group, wanted, steps, split, dtype)
+                    # A second thread inside the decoder pays only where nothing else is to be done.
+                    table = opened.read(row_group.group, (*KEY_COLUMNS, *wanted.names), threads=reader.is_waited_for)
+                    pieces = _pieces(opened.file, row_group, table, wanted, steps, split, dtype)
+                    del table
                     yield (position, row_group, pieces), sum(piece.held for piece in pieces.values())
                     del pieces
 
@@ -233,8 +236,8 @@ class Run:
                     if is_complete:
                         finished.add(key)
                         found = waiting.take(key)
-                        # While a step is worked on, half as much again may be read ahead.
-                        ahead.room = max(LEAST_ROOM, sum(piece.held for piece in found) // 2)
+                        # While a step is worked on, as much again may be read ahead.
+                        ahead.room = max(LEAST_ROOM, sum(piece.held for piece in found))
                         yield assemble(key, found, several_files=len(self._files) > 1)
                         del found
                 done += row_group.rows
@@ -244,27 +247,36 @@ class Run:
                 raise _contradiction(left[1].file, left[0])
 
 
+_Decoded = tuple[int, RowGroup, dict[StepKey, Piece]]
+"""Position of a row group in the index, the row group, and what it holds of the wanted steps."""
+
+
 def _holds_any(row_group: RowGroup, keys: Iterable[StepKey]) -> bool:
     return any(row_group.may_hold(StepRange(key.step, key.step + 1), key.split) for key in keys)
 
 
 def _pieces(
-    opened: OpenFile, row_group: RowGroup, wanted: Wanted, steps: StepRange, split: str | None, dtype: torch.dtype
+    file: RunFile,
+    row_group: RowGroup,
+    table: pa.Table,
+    wanted: Wanted,
+    steps: StepRange,
+    split: str | None,
+    dtype: torch.dtype,
 ) -> dict[StepKey, Piece]:
     """Decode what a row group holds of the wanted steps, in the order in which they end."""
-    table = opened.read(row_group.group, (*KEY_COLUMNS, *wanted.names))
     numbers = range(row_group.first_row, row_group.first_row + row_group.rows)
     found = {}
-    for key, rows in rows_by_key(*read_keys(opened.file, table, numbers)):
+    for key, rows in rows_by_key(*read_keys(file, table, numbers)):
         if key.step not in steps or split not in (None, key.split):
             continue
         if isinstance(rows, range):
             # A slice shares the memory of the row group.
             here = table.slice(rows.start, len(rows))
-            found[key] = decode_piece(opened.file, here, numbers[rows.start : rows.stop], wanted, dtype)
+            found[key] = decode_piece(file, here, numbers[rows.start : rows.stop], wanted, dtype)
         else:
             here = table.take(pa.array(rows))
-            found[key] = decode_piece(opened.file, here, rows + row_group.first_row, wanted, dtype)
+            found[key] = decode_piece(file, here, rows + row_group.first_row, wanted, dtype)
     return found
 
 

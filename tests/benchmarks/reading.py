@@ -24,9 +24,9 @@ def columns_of(path):
     seen = set()
     before = OpenFile.read
 
-    def spied(self, group, columns):
+    def spied(self, group, columns, **options):
         seen.update(name for name in columns if name in self.file.columns)
-        return before(self, group, columns)
+        return before(self, group, columns, **options)
 
     OpenFile.read = spied
     try:

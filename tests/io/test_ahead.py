@@ -29,7 +29,7 @@ def settled(made):
 
 def test_everything_comes_in_order():
     made = []
-    with Ahead(lambda: counting(1000, 10**6, made)) as ahead:
+    with Ahead(lambda _: counting(1000, 10**6, made)) as ahead:
         assert list(ahead) == list(range(1000))
     assert not readers()
 
@@ -37,7 +37,7 @@ def test_everything_comes_in_order():
 @pytest.mark.parametrize(("room", "waiting"), [(0, 1), (25, 3), (10**9, 20)])
 def test_no_more_than_the_room_is_read_ahead(room, waiting):
     made = []
-    ahead = Ahead(lambda: counting(20, 10, made))
+    ahead = Ahead(lambda _: counting(20, 10, made))
     ahead.room = room
     with ahead:
         assert settled(made) == waiting
@@ -49,7 +49,7 @@ def test_no_more_than_the_room_is_read_ahead(room, waiting):
 
 
 def test_an_error_comes_after_what_was_before():
-    def broken():
+    def broken(_):
         yield "first", 1
         raise ValueError("row 7")
 
@@ -63,7 +63,7 @@ def test_an_error_comes_after_what_was_before():
 def test_leaving_early_ends_the_thread_and_closes_what_it_reads():
     closed = threading.Event()
 
-    def endless():
+    def endless(_):
         try:
             while True:
                 yield 0, 1
@@ -75,3 +75,22 @@ def test_leaving_early_ends_the_thread_and_closes_what_it_reads():
         next(iter(ahead))
     assert closed.is_set()
     assert not readers()
+
+
+def test_it_knows_whether_it_is_waited_for():
+    seen = []
+
+    def slow(ahead):
+        while not ahead.is_waited_for:
+            time.sleep(0.01)
+        yield "first", 10
+        while ahead.is_waited_for:
+            time.sleep(0.01)
+        seen.append("working")
+        yield "second", 10
+
+    with Ahead(slow) as ahead:
+        for _ in ahead:
+            while not seen:
+                time.sleep(0.01)
+    assert seen == ["working"]
