@@ -79,7 +79,7 @@ def evals(column: pa.ChunkedArray, place: Place) -> np.ndarray:
         value = text[row].as_py()
         found = "null" if value is None else repr(value)
         raise place.error(row, f"split {found} where 'train' or 'eval' was expected; rename it, or drop those rows")
-    return _numpy(is_eval)
+    return as_numpy(is_eval)
 
 
 def integers(column: pa.ChunkedArray, place: Place) -> Tensor:
@@ -96,7 +96,7 @@ def numbers(column: "pa.ChunkedArray | pa.Array") -> Tensor:
     if types.is_boolean(column.type):
         column = column.cast(pa.uint8())
     # Logged integers beyond 2**53 round: they are numbers, not keys.
-    return torch.from_numpy(_numpy(column.cast(pa.float64(), safe=False)))
+    return torch.from_numpy(as_numpy(column.cast(pa.float64(), safe=False)))
 
 
 def identifiers(column: pa.ChunkedArray, place: Place) -> pa.Array:
@@ -131,14 +131,14 @@ def named_numbers(column: pa.ChunkedArray, place: Place) -> dict[str, Tensor]:
         names = [array.type.field(index).name for index in range(array.type.num_fields)]
         return dict(zip(names, map(numbers, array.flatten()), strict=True))
     # A map's keys and items ignore the slice, its offsets know it.
-    offsets = _numpy(array.offsets)
+    offsets = as_numpy(array.offsets)
     row_K = np.repeat(np.arange(len(array)), np.diff(offsets))
     keys = array.keys.slice(offsets[0], len(row_K)).dictionary_encode()
     value_K = numbers(array.items.slice(offsets[0], len(row_K)))
     _refuse_bytes(keys.dictionary, place)
     found = {}
     for code, name in enumerate(keys.dictionary.to_pylist()):
-        is_it_K = _numpy(pc.equal(keys.indices, code))
+        is_it_K = as_numpy(pc.equal(keys.indices, code))
         found[name] = torch.full((len(array),), torch.nan, dtype=torch.float64)
         found[name][torch.from_numpy(row_K[is_it_K])] = value_K[torch.from_numpy(is_it_K)]
     return found
@@ -155,8 +155,8 @@ def lists(column: pa.ChunkedArray, kind: Kind, dtype: torch.dtype, place: Place)
     """
     chunks = column.chunks or [pa.array([], column.type)]
     lengths = pc.list_value_length(column)
-    is_null_N = _numpy(pc.is_null(column)) if column.null_count else None
-    lengths_N = _numpy(pc.fill_null(lengths, 0) if column.null_count else lengths).astype(np.int64, copy=False)
+    is_null_N = as_numpy(pc.is_null(column)) if column.null_count else None
+    lengths_N = as_numpy(pc.fill_null(lengths, 0) if column.null_count else lengths).astype(np.int64, copy=False)
     # Not `.values`, which ignores the slice of a sliced array, nor offsets, in which a null looks like an empty list.
     flat = [chunk.flatten() for chunk in chunks]
     if kind is Kind.FLOATS:
@@ -258,7 +258,7 @@ def _int64(column: pa.ChunkedArray, place: Place) -> np.ndarray:
         if pc.any(too_large).as_py():
             row = _first(too_large)
             raise place.error(row, f"{column[row].as_py()} is beyond int64; log the number itself, not a hash or bits")
-    return _numpy(column.cast(pa.int64()))
+    return as_numpy(column.cast(pa.int64()))
 
 
 def _text(column: pa.ChunkedArray, place: Place) -> pa.Array:
@@ -288,7 +288,18 @@ def _first(is_it: "pa.ChunkedArray | pa.Array") -> int:
     return int(pc.index(is_it, True).as_py())
 
 
-def _numpy(values: "pa.ChunkedArray | pa.Array") -> np.ndarray:
-    """Copy to numpy, so that it can be written; a null float is NaN."""
-    array = values.to_numpy() if isinstance(values, pa.ChunkedArray) else values.to_numpy(zero_copy_only=False)
-    return np.array(array)
+def as_numpy(values: "pa.ChunkedArray | pa.Array") -> np.ndarray:
+    """Copy numbers or booleans to numpy, so that they can be written; a null float is NaN.
+
+    By DLPack: arrow's own conversion imports pandas wherever that is installed.
+    """
+    chunks = values.chunks if isinstance(values, pa.ChunkedArray) else [values]
+    return np.concatenate([_viewed(chunk) for chunk in chunks or [pa.nulls(0, values.type)]])
+
+
+def _viewed(array: pa.Array) -> np.ndarray:
+    if types.is_boolean(array.type):
+        return _viewed(array.cast(pa.uint8())).view(np.bool_)
+    if array.null_count:
+        array = pc.fill_null(array, pa.scalar(float("nan"), array.type))
+    return np.from_dlpack(array)

@@ -13,6 +13,7 @@ from rolloutdoctor.errors import DataError, nearest
 from rolloutdoctor.io.decode import (
     Lists,
     Place,
+    as_numpy,
     concatenated,
     copied,
     identifiers,
@@ -278,7 +279,7 @@ def _groups(pieces: Sequence[Piece]) -> tuple[Groups | None, list[str]]:
         return None, []
     # Codes are given in the order of first appearance.
     encoded = pa.concat_arrays(names).dictionary_encode()
-    index_N = torch.from_numpy(encoded.indices.to_numpy(zero_copy_only=False).astype(np.int64))
+    index_N = torch.from_numpy(as_numpy(encoded.indices).astype(np.int64))
     return Groups.of(index_N, len(encoded.dictionary)), encoded.dictionary.to_pylist()
 
 
@@ -289,7 +290,7 @@ def _sample_ids(pieces: Sequence[Piece], several_files: bool) -> list[str]:
     ids = pa.concat_arrays(names)
     encoded = ids.dictionary_encode()
     if len(encoded.dictionary) < len(ids):
-        raise _duplicate(pieces, encoded.indices.to_numpy(zero_copy_only=False), encoded.dictionary)
+        raise _duplicate(pieces, as_numpy(encoded.indices), encoded.dictionary)
     found: list[str] = ids.to_pylist()
     return found
 
