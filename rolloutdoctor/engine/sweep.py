@@ -7,9 +7,9 @@ from dataclasses import dataclass, field
 import torch
 
 from rolloutdoctor.batch import EVAL, TRAIN, RolloutBatch
-from rolloutdoctor.engine.allocation import prepare_memory
 from rolloutdoctor.errors import CannotComputeError, UsageError
 from rolloutdoctor.evaluation import Evaluation, evaluate_all
+from rolloutdoctor.io.allocation import prepare_memory
 from rolloutdoctor.io.run import LoggedMetrics, Run, StepRange
 from rolloutdoctor.objective import Objective
 from rolloutdoctor.ops.threads import one_torch_thread

@@ -11,8 +11,19 @@ T = TypeVar("T")
 LEAST_ROOM = 8 * 2**20
 """Bytes that may be read ahead in any case."""
 
+FULL_ROOM = 64 * 2**20
+"""Up to so many bytes, as much may be read ahead as is being worked on."""
+
 _PATIENCE = 10.0
 """Seconds that an end waits for a read under way: a store may hang."""
+
+
+def room_beside(held: int) -> int:
+    """Bytes that may be read ahead while so many are worked on: as many, but beyond `FULL_ROOM` half of them.
+
+    So a step of usual size is decoded while the one before it is evaluated, and a very large one does not meet another.
+    """
+    return max(LEAST_ROOM, min(held, FULL_ROOM), held // 2)
 
 
 class Ahead(Generic[T]):

@@ -12,7 +12,8 @@ import torch
 
 from rolloutdoctor.batch import RolloutBatch, StepKey
 from rolloutdoctor.errors import InputError
-from rolloutdoctor.io.ahead import LEAST_ROOM, Ahead
+from rolloutdoctor.io.ahead import Ahead, room_beside
+from rolloutdoctor.io.allocation import prepare_memory
 from rolloutdoctor.io.index import KEY_COLUMNS, Index, RowGroup, build_index, read_keys, rows_by_key
 from rolloutdoctor.io.metadata import RunMetadata
 from rolloutdoctor.io.metrics import LoggedMetrics, read_metrics
@@ -37,6 +38,7 @@ def open_run(paths: Sequence[str | os.PathLike[str]], *, trainer: str | None = N
         InputError: if nothing is found, a file cannot be read, or two files are not of one run.
         SchemaError: if a file's columns break the contract.
     """
+    prepare_memory()
     found = expand(paths)
     files = [read_footer(source, trainer) for source in found.files]
     return Run(files, _agreed_metadata(files), read_metrics(found.metrics))
@@ -236,8 +238,7 @@ class Run:
                     if is_complete:
                         finished.add(key)
                         found = waiting.take(key)
-                        # While a step is worked on, as much again may be read ahead.
-                        ahead.room = max(LEAST_ROOM, sum(piece.held for piece in found))
+                        ahead.room = room_beside(sum(piece.held for piece in found))
                         yield assemble(key, found, several_files=len(self._files) > 1)
                         del found
                 done += row_group.rows

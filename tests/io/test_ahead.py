@@ -5,7 +5,7 @@ import time
 
 import pytest
 
-from rolloutdoctor.io.ahead import Ahead
+from rolloutdoctor.io.ahead import FULL_ROOM, LEAST_ROOM, Ahead, room_beside
 
 
 def counting(count, size, made):
@@ -94,3 +94,11 @@ def test_it_knows_whether_it_is_waited_for():
             while not seen:
                 time.sleep(0.01)
     assert seen == ["working"]
+
+
+@pytest.mark.parametrize(
+    ("held", "room"),
+    [(0, LEAST_ROOM), (FULL_ROOM // 2, FULL_ROOM // 2), (FULL_ROOM * 3 // 2, FULL_ROOM), (10**9, 5 * 10**8)],
+)
+def test_room(held, room):
+    assert room_beside(held) == room

@@ -12,7 +12,6 @@ import torch
 from rolloutdoctor.batch import StepKey
 from rolloutdoctor.errors import UsageError
 from rolloutdoctor.io import ahead as io_ahead
-from rolloutdoctor.io import run as io_run
 from rolloutdoctor.io.metadata import RunMetadata
 from rolloutdoctor.io.run import StepRange, open_run
 
@@ -385,8 +384,7 @@ def test_fixed_size_lists_with_null_cells():
 
 def test_the_file_is_closed_when_the_iterator_is_abandoned(monkeypatch):
     # Little is read ahead, so that the file is not read to its end by itself.
-    for module in (io_run, io_ahead):
-        monkeypatch.setattr(module, "LEAST_ROOM", 0)
+    monkeypatch.setattr(io_ahead, "LEAST_ROOM", 0)
     write(row_group_size=1, step=list(range(9)), kl=[[1.0]] * 9)
 
     def handles():
