@@ -103,6 +103,11 @@ def memory(quick, folder):
     beyond = (peaks[16] - peak_mib(*CHECK, tiny)) / decoded
     what = f"peak memory beyond start-up, steps of {exact / 16e6:.1f} M tokens"
     yield ratio(what, "decoded bytes of a step", beyond, "<= 2")
+    large = folder / "large.parquet"
+    exact = write_run(large, tokens=tokens * 4 * 3, steps=3)
+    beyond = (peak_mib(*CHECK, large) - peak_mib(*CHECK, tiny)) / (exact / 3 * (4 * 4 + 1) / 2**20)
+    what = f"peak memory beyond start-up, steps of {exact / 3e6:.1f} M tokens"
+    yield ratio(what, "decoded bytes of a step", beyond, "<= 2")
 
 
 def layouts(quick, folder):

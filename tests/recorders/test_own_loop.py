@@ -144,6 +144,7 @@ def test_the_example_of_the_readme(tmp_path, monkeypatch):
     readme = (Path(__file__).parents[2] / "README.md").read_text()
     code = next(block for block in re.findall(r"```python\n(.*?)```", readme, re.DOTALL) if "record_step" in block)
     monkeypatch.chdir(tmp_path)
+    torch.manual_seed(0)
     exec(compile(code, "README.md", "exec"), {})
     report = rd.check(rd.open("run.parquet"))
     assert not [finding for finding in report.findings if finding.severity == "error"]
