@@ -131,4 +131,4 @@ def start(quick, folder):
         mine, bare = interleaved(
             11, lambda words=words: process("-m", "rolloutdoctor", *words), lambda: process(*typer)
         )
-        yield Row(f"`{' '.join(words)}`", "`import typer`", f"+{mine - bare:.2f} s", "<= +0.1 s")
+        yield Row(f"`{' '.join(words)}`", "`import typer`", f"{mine - bare:+.2f} s", "<= +0.1 s")
