@@ -91,10 +91,11 @@ class Run:
 
         So batches come in the order of their last rows in the files, whatever the row groups; rows of a batch keep
         file order. Files over which steps are scattered are read in turn, in the order of their steps. A thread
-        decodes what comes next while the caller works on a batch, as far as `ahead.room_beside` lets it. So memory follows
-        one step and what is read beside it, whatever the order of the rows: where the rows of a step lie far apart, what has
-        to wait for them goes through a temporary file, at the cost of writing and reading it once. Tensors may view
-        the memory of the file's buffers: treat them as read-only. Abandoning the iterator closes its files.
+        decodes what comes next while the caller works on a batch, as far as `ahead.room_beside` lets it. So memory
+        follows one step and what is read beside it, whatever the order of the rows: where the rows of a step lie far
+        apart, what has to wait for them goes through a temporary file, at the cost of writing and reading it once.
+        Tensors may view the memory of the file's buffers: treat them as read-only. Abandoning the iterator closes its
+        files.
 
         Args:
             columns: canonical names to carry; those that are absent are left out, and a token column that is null in
