@@ -29,9 +29,9 @@ class TokenColumns(Mapping[str, Tensor]):
         return columns if isinstance(columns, TokenColumns) else cls(columns)
 
     def __getitem__(self, name: str) -> Tensor:
-        chunks = self._chunks[name]
-        if len(chunks) != 1:
-            self._replace(name, _joined(chunks))
+        if len(self._chunks[name]) != 1:
+            column_T = _joined(self._chunks[name])
+            self._chunks[name], self._ends[name] = (column_T,), [len(column_T)]
         return self._chunks[name][0]
 
     def __iter__(self) -> Iterator[str]:
@@ -63,14 +63,11 @@ class TokenColumns(Mapping[str, Tensor]):
             if begin >= stop:
                 break
             found.append(chunks[number][max(0, start - begin) : stop - begin])
-        return _joined(found) if len(found) != 1 else found[0]
+        return _joined(found) if found else chunks[0][:0]
 
     def to(self, device: torch.device | str) -> "TokenColumns":
         """Return the columns on a device, whole; a GPU copies a chunk from pinned memory while the next is pinned."""
         return TokenColumns({name: _moved(chunks, torch.device(device)) for name, chunks in self._chunks.items()})
-
-    def _replace(self, name: str, column_T: Tensor) -> None:
-        self._chunks[name], self._ends[name] = (column_T,), [len(column_T)]
 
 
 def _ends(chunks: Sequence[Tensor]) -> list[int]:
@@ -90,8 +87,8 @@ def _moved(chunks: Sequence[Tensor], device: torch.device) -> Tensor:
 
 
 def _joined(chunks: Sequence[Tensor]) -> Tensor:
-    if not chunks:
-        return torch.zeros(0)
+    if len(chunks) == 1:
+        return chunks[0]
     if chunks[0].device.type != "cpu":
         return torch.cat(list(chunks))
     # Numpy copies on the calling thread: waking torch's threads costs more than most of these copies.

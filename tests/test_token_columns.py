@@ -34,6 +34,11 @@ def test_a_part_of_one_chunk_is_not_copied():
     assert columns.part("kl", slice(3, 7)).data_ptr() == chunks[1].data_ptr()
 
 
+def test_a_part_without_values_has_the_type_of_the_column():
+    columns = TokenColumns({"response_mask": [torch.tensor([True]), torch.tensor([False])]})
+    assert columns.part("response_mask", slice(2, 2)).dtype is torch.bool
+
+
 def test_looking_does_not_join():
     columns = TokenColumns({"kl": [torch.zeros(3), torch.ones(4)], "values": torch.zeros(7)})
     assert "kl" in columns

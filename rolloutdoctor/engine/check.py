@@ -171,7 +171,7 @@ def judge(plan: Plan, state: RunState, configured: Configured | None, *, device:
     )
 
 
-def _finding(rule: AnyRule, seen: RuleState, total: Any, context: Context) -> Finding | None:  # noqa: ANN401
+def _finding(rule: AnyRule, seen: RuleState, total: Any, context: Context) -> Finding | None:  # noqa: ANN401  # the rule's own tally
     judgement = rule.judge(total, context)
     if judgement is None:
         return None

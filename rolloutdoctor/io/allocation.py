@@ -44,7 +44,7 @@ def _choose_pool() -> None:
         return
     try:
         pool = pa.jemalloc_memory_pool()
-    except NotImplementedError:
+    except NotImplementedError:  # this build of arrow has no jemalloc
         return
     pa.set_memory_pool(pool)
     pa.jemalloc_set_decay_ms(1)
