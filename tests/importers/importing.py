@@ -1,17 +1,49 @@
 """Import a dump and look at the rows; a slime dump to the documented layout (not written by slime itself)."""
 
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
 from dataclasses import replace
 from pathlib import Path
 
+import pyarrow as pa
 import pyarrow.parquet as pq
+import pytest
 import torch
 
 from rolloutdoctor.engine.check import CheckOptions, check
 from rolloutdoctor.engine.convert import ConvertOptions, convert, detect_dump, open_any
+from rolloutdoctor.importers import arrow_lines, json_bytes, lines
 from rolloutdoctor.io.run import open_run
 
 DATA = Path(__file__).parent / "data"
+
+
+@contextmanager
+def in_small_pieces(*, fast: bool, chunk_bytes: int, block: int) -> Iterator[list[int]]:
+    """Read JSON Lines in small chunks, by Arrow too or by Python alone; gives the first lines of what Python read."""
+    read, real = [], lines.objects_of
+
+    def objects_of(chunk, name):
+        read.append(chunk.first)
+        return real(chunk, name)
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(lines, "objects_of", objects_of)
+        patch.setattr(lines, "CHUNK_BYTES", chunk_bytes)
+        # What is looked for may lie across two blocks.
+        patch.setattr(json_bytes, "_BLOCK", block)
+        if not fast:
+            patch.setattr(arrow_lines, "parsed", lambda *words, **names: None)
+        yield read
+
+
+def bytes_of(path: Path) -> tuple[list[str], bytes]:
+    """Column names and rows of a Parquet file, in bytes of Arrow: Parquet keeps every bit of a float."""
+    stream = pa.BufferOutputStream()
+    table = pq.read_table(path).combine_chunks()
+    with pa.ipc.new_stream(stream, table.schema) as writer:
+        writer.write_table(table)
+    return table.schema.names, stream.getvalue().to_pybytes()
 
 
 def converted(target: Path, *sources: Path, **options: object):

@@ -4,16 +4,14 @@ import json
 import tempfile
 from pathlib import Path
 
-import pyarrow as pa
-import pyarrow.parquet as pq
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from importers.importing import DATA
+from importers.importing import DATA, bytes_of, in_small_pieces
 
 from rolloutdoctor.engine.convert import ConvertOptions, convert, detect_dump
 from rolloutdoctor.errors import RolloutDoctorError
-from rolloutdoctor.importers import arrow_lines, json_bytes, lines, mapped_lines
+from rolloutdoctor.importers import json_bytes, mapped_lines
 
 COLUMNS = {"reward": "info.score", "step": "step", "group_id": "g", "old_log_probs": "lp", "response_ids": "ids"}
 COLUMNS |= {"response_mask": "mask", "rewards": "rewards", "response": "out", "status": "status"}
@@ -22,34 +20,17 @@ COLUMNS |= {"response_mask": "mask", "rewards": "rewards", "response": "out", "s
 def outcome(folder, raw, chunk_bytes, fast, **options):
     """Rows as written, in bytes of Arrow, or the message of the error; and the first lines of what Python read."""
     (folder / "1.jsonl").write_bytes(raw)
-    read = []
-
-    def objects_of(chunk, name):
-        read.append(chunk.first)
-        return real(chunk, name)
-
-    real = lines.objects_of
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(lines, "objects_of", objects_of)
-        if not fast:
-            patch.setattr(arrow_lines, "parsed", lambda *words, **names: None)
-        patch.setattr(lines, "CHUNK_BYTES", chunk_bytes)
+    with in_small_pieces(fast=fast, chunk_bytes=chunk_bytes, block=5) as read, pytest.MonkeyPatch.context() as patch:
         patch.setattr(mapped_lines, "_SAMPLE_BYTES", chunk_bytes // 4)
-        # What is looked for may lie across two blocks.
-        patch.setattr(json_bytes, "_BLOCK", 5)
         target = folder / "run.parquet"
         chosen = ConvertOptions(**options)
         try:
             sink = convert(detect_dump([str(folder / "1.jsonl")], chosen), target, chosen)
         except RolloutDoctorError as error:
             return str(error), read
-    # Parquet keeps every bit of a float.
-    stream = pa.BufferOutputStream()
-    table = pq.read_table(target).combine_chunks()
-    with pa.ipc.new_stream(stream, table.schema) as writer:
-        writer.write_table(table)
+    found = bytes_of(target)
     target.unlink()
-    return (table.schema.names, stream.getvalue().to_pybytes(), sink.notes), read
+    return (*found, sink.notes), read
 
 
 def same(raw, chunk_bytes=64, **options):

@@ -11,11 +11,11 @@ import pyarrow.parquet as pq
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from importers.importing import DATA
+from importers.importing import DATA, bytes_of, in_small_pieces
 
 from rolloutdoctor.engine.convert import ConvertOptions, convert, detect_dump
 from rolloutdoctor.errors import InputError, RolloutDoctorError
-from rolloutdoctor.importers import arrow_lines, arrow_rows, json_bytes, lines
+from rolloutdoctor.importers import arrow_rows
 from rolloutdoctor.importers.arrow_cells import Layout
 from rolloutdoctor.io.paths import Source
 
@@ -30,32 +30,16 @@ DUMPS = {
 
 def outcome(source, importer, target, fast, chunk_bytes):
     """Rows as written, in bytes of Arrow, with metrics and notes; or the message of the error. And what Python read."""
-    read = []
-
-    def objects_of(chunk, name):
-        read.append(chunk.first)
-        return real(chunk, name)
-
-    real = lines.objects_of
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(lines, "CHUNK_BYTES", chunk_bytes)
-        patch.setattr(json_bytes, "_BLOCK", 61)
-        if not fast:
-            patch.setattr(arrow_lines, "parsed", lambda *words, **names: None)
-        patch.setattr(lines, "objects_of", objects_of)
+    with in_small_pieces(fast=fast, chunk_bytes=chunk_bytes, block=61) as read:
         try:
             options = ConvertOptions(importer=importer)
             sink = convert(detect_dump([str(source)], options), target, options)
         except RolloutDoctorError as error:
             assert not target.exists()
             return str(error), read
-    stream = pa.BufferOutputStream()
-    table = pq.read_table(target).combine_chunks()
-    with pa.ipc.new_stream(stream, table.schema) as writer:
-        writer.write_table(table)
     metrics = target.with_name(f"{target.stem}.metrics.parquet")
     logged = pq.read_table(metrics).to_pylist() if metrics.exists() else None
-    return (table.schema.names, stream.getvalue().to_pybytes(), sink.notes, logged), read
+    return (*bytes_of(target), sink.notes, logged), read
 
 
 def same(dump, change, chunk_bytes=700):
