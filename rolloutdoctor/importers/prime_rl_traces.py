@@ -33,7 +33,8 @@ class PrimeRlTraces:
     too, so it is read only if the file itself is given. The reward is the sum of the weighted rewards, as in
     ``Trace.reward``; the group is the episode's. Messages form a graph: where a trace of a step branches, prime-rl
     trains on several sequences of it, and the step is read without its tokens. There are no log-probs of the trainer.
-    A run that resumes appends to the steps that it repeats, and these are then read twice.
+    A run that resumes appends to the steps that it repeats. Its episodes have another run's id, unless PRL_RUN_ID gave
+    both the same: of several runs in a file the last one counts, and the rows of the others are counted as repeated.
     """
 
     name = "prime-rl-traces"
@@ -62,17 +63,23 @@ class PrimeRlTraces:
             if sum(_place(other)[1:3] == (step, split) for other in files) > 1:
                 raise InputError(f"{file.name}: several files of step {step}, split {split}; give one run and subset")
         total = sum(Path(file.path).stat().st_size for file in files)
-        branched = 0
+        branched = repeated = 0
         for file, parts in groupby(arrow_rows.parts(files, _layout), lambda part: part.file):
-            rows = _rows(file, parts, sink, total)
+            found = _rows(file, parts, sink, total)
+            rows = [row for run, row in found if run == found[-1][0]]
             if rows:
                 if not sink.rows:
                     sink.begin(RunMetadata())
+                if len(rows) < len(found):
+                    sink.fact(*_place(file)[1:3], base.REPEATED_ROWS, len(found) - len(rows))
+                    repeated += 1
                 branched += any(row["response_ids"] is None for row in rows)
                 _write(file, rows, sink)
         sink.advance(total, total)
         if not sink.rows:
             raise InputError(f"{sources[0].name}: no traces in prime-rl's rollouts/step_*/train/effective there")
+        if repeated:
+            sink.note(f"{repeated} steps were written more than once, by a run that resumed; the last time counts")
         if branched:
             sink.note(
                 f"{branched} steps have traces without tokens or with branches, and are read without their tokens"
@@ -90,9 +97,12 @@ def _layout(first: Mapping[str, object]) -> Layout | None:
     node = {"parent": pa.int64(), "token_ids": pa.list_(pa.int64()), "mask": pa.list_(arrow_rows.leaf_type(mask))}
     node |= dict.fromkeys(_SPREAD.values(), numbers)
     trace = {"id": _name_type(traces[0] if traces else None), "rewards": pa.struct([]), "stop_condition": pa.string()}
+    run = {"work": pa.struct({"policy": work})}
+    if "id" in _object(first.get("run")):
+        run["id"] = _name_type(first.get("run"))
     fields = {
         "group": pa.struct({"id": _name_type(first.get("group"))}),
-        "run": pa.struct({"work": pa.struct({"policy": work})}),
+        "run": pa.struct(run),
         "traces": pa.list_(pa.struct(trace | {"nodes": pa.list_(pa.struct(node))})),
     }
     optional = ("run", "work", "policy", "parent", "stop_condition", *_SPREAD.values())
@@ -103,9 +113,12 @@ def _name_type(owner: object) -> pa.DataType:
     return pa.int64() if isinstance(_object(owner).get("id"), int) else pa.string()
 
 
-def _rows(file: Source, parts: Iterable[arrow_rows.Part], sink: base.Sink, total: int) -> list[dict[str, object]]:
+def _rows(
+    file: Source, parts: Iterable[arrow_rows.Part], sink: base.Sink, total: int
+) -> list[tuple[object, dict[str, object]]]:
+    """The rows of a file, each with the id of the run that wrote it."""
     _, step, split, _ = _place(file)
-    found: list[dict[str, object]] = []
+    found: list[tuple[object, dict[str, object]]] = []
     torn = 0
     for part in parts:
         for line in part.rows:
@@ -113,18 +126,20 @@ def _rows(file: Source, parts: Iterable[arrow_rows.Part], sink: base.Sink, total
                 sink.note(f"{file.name}: the last line was not written to its end, and is left out")
                 torn += 1
             else:
-                found += [row | {"step": step, "split": split} for row in line.made(_episode)]
+                run, rows = line.made(_episode)
+                found += [(run, row | {"step": step, "split": split}) for row in rows]
         sink.advance(part.bytes_read, total)
     if torn and found:
         sink.fact(step, split, base.TORN_LINES, torn)
     return found
 
 
-def _episode(body: dict[str, object], where: str) -> list[dict[str, object]]:
+def _episode(body: dict[str, object], where: str) -> tuple[object, list[dict[str, object]]]:
     traces = body.get("traces", [])
     if not isinstance(traces, list) or not all(isinstance(trace, dict) for trace in traces):
         raise DataError(f"{where}: traces is {lines.shown(traces)} where a list of objects was expected")
-    return [_row(body, trace, f"{where}, trace {number}") for number, trace in enumerate(traces)]
+    rows = [_row(body, trace, f"{where}, trace {number}") for number, trace in enumerate(traces)]
+    return _object(body.get("run")).get("id"), rows
 
 
 def _row(episode: Mapping[str, object], trace: Mapping[str, object], where: str) -> dict[str, object]:

@@ -120,6 +120,25 @@ def test_a_trace(tmp_path):
     assert row["sample_id"] == trace["id"]
 
 
+@pytest.mark.parametrize("runs", [["first", "again"], ["first", None], ["first", "second", "again"], [7, 8]])
+def test_of_a_step_that_a_resumed_run_repeats_the_last_time_counts(tmp_path, runs):
+    def attempt(run, number):
+        rows = [json.loads(json.dumps(row).replace('"1-', f'"{number}-')) for row in stored(EFFECTIVE)]
+        for row in rows:
+            row["run"]["id"] = run
+            row["traces"][0]["id"] += f"-{number}"
+        return rows[number:]
+
+    attempts = [attempt(run, number) for number, run in enumerate(runs)]
+    path = tmp_path / "dump" / "step_1" / "train" / "effective" / "traces.jsonl"
+    rewritten(path, [row for rows in attempts for row in rows])
+    rows, sink = converted(tmp_path / "run.parquet", path)
+    assert [row["sample_id"] for row in rows] == [row["traces"][0]["id"] for row in attempts[-1]]
+    assert any("1 steps were written more than once" in note for note in sink.notes)
+    found = next(found for found in findings(path).findings if found.code == "RDI002")
+    assert found.measures["repeated_rows"].value == sum(map(len, attempts[:-1]))
+
+
 def test_every_way_to_name_the_traces(tmp_path):
     for path, steps in [
         (DATA / "prime_rl" / "rollouts", {1, 2}),

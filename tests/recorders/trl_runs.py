@@ -58,7 +58,9 @@ def rarely(completions, **kwargs):
     return [1.0 if "7" in text else None for text in completions]
 
 
-def make_trainer(folder, *, rewards=(digits,), cls=None, evaluate=False, eval_prompts=6, steps=3, **options):
+def make_trainer(
+    folder, *, rewards=(digits,), cls=None, evaluate=False, eval_prompts=6, steps=3, model=make_model, **options
+):
     from datasets import Dataset
 
     prompts = Dataset.from_dict({"prompt": ["1+1=", "12+3=", "4+15=", "7+8=", "20+2=", "3+9="]})
@@ -87,7 +89,7 @@ def make_trainer(folder, *, rewards=(digits,), cls=None, evaluate=False, eval_pr
     config = trl.RLOOConfig if issubclass(cls, trl.RLOOTrainer) else trl.GRPOConfig
     more = {"rollout_func": options.pop("rollout_func")} if "rollout_func" in options else {}
     return cls(
-        model=make_model(folder),
+        model=model(folder),
         reward_funcs=list(rewards),
         args=config(**(settings | options)),
         train_dataset=prompts,
