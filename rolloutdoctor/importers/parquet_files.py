@@ -35,6 +35,8 @@ def batches(parquet: pq.ParquetFile, source: Source, columns: Sequence[str] | No
     while True:
         with reading(source.name, "the rows"):
             batch = next(found, None)
-        if batch is None:
-            return
+            if batch is None:
+                return
+            # Damage can hide in what arrow hands on unseen: bytes that are no text, offsets beyond the end.
+            batch.validate(full=True)
         yield batch

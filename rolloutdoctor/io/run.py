@@ -17,7 +17,7 @@ from rolloutdoctor.io.allocation import prepare_memory
 from rolloutdoctor.io.index import KEY_COLUMNS, Index, RowGroup, build_index, read_keys, rows_by_key
 from rolloutdoctor.io.metadata import RunMetadata
 from rolloutdoctor.io.metrics import LoggedMetrics, read_metrics
-from rolloutdoctor.io.parquet import RunFile, read_footer
+from rolloutdoctor.io.parquet import RunFile, read_footer, reading
 from rolloutdoctor.io.paths import Source, expand
 from rolloutdoctor.io.pieces import Piece, Wanted, assemble, decode_piece
 from rolloutdoctor.io.spill import Spill
@@ -193,7 +193,8 @@ class Run:
                         for row in rows[key]:
                             if seen[key] <= row < seen[key] + len(places):
                                 at = int(places[row - seen[key]])
-                                found[key, row] = {name: table.column(name)[at].as_py() for name in names}
+                                with reading(file.name, "the text"):
+                                    found[key, row] = {name: table.column(name)[at].as_py() for name in names}
                         seen[key] += len(places)
         return found
 

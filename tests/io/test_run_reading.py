@@ -10,7 +10,7 @@ import pytest
 import torch
 
 from rolloutdoctor.batch import StepKey
-from rolloutdoctor.errors import UsageError
+from rolloutdoctor.errors import InputError, UsageError
 from rolloutdoctor.io import ahead as io_ahead
 from rolloutdoctor.io.metadata import RunMetadata
 from rolloutdoctor.io.run import StepRange, open_run
@@ -399,3 +399,11 @@ def test_the_file_is_closed_when_the_iterator_is_abandoned(monkeypatch):
     assert len(handles()) == 1
     batches.close()
     assert handles() == []
+
+
+def test_a_prompt_that_is_not_text():
+    write(step=[0], prompt=["éé"], reward=[1.0])
+    body = Path("run.parquet").read_bytes()
+    Path("run.parquet").write_bytes(body.replace("éé".encode(), b"\xc3\xc3\xc3\xc3"))
+    with pytest.raises(InputError, match=r"^run\.parquet: the text cannot be read \(.*\); the file is damaged, "):
+        open_run(["run.parquet"]).texts({StepKey(0, "train"): [0]})
