@@ -115,9 +115,8 @@ class RolloutBatch:
         for name in self.token_columns:
             if name not in BY_NAME or not BY_NAME[name].per_token:
                 raise BatchError(f"{name!r} is not a token column", column=name)
-            chunks = self.token_columns.chunks(name)
-            if self.token_columns.tokens(name) != self.tokens or any(chunk.dim() != 1 for chunk in chunks):
-                shape = tuple(chunks[0].shape) if len(chunks) == 1 else (self.token_columns.tokens(name),)
+            shape = self.token_columns.shape(name)
+            if shape != (self.tokens,):
                 raise BatchError(f"{name} has shape {shape} where ({self.tokens},) was expected", column=name)
         for name, column in [*self.per_row.items(), *self.rewards.items()]:
             if column.shape != (len(self),):
@@ -218,6 +217,8 @@ class RolloutBatch:
         if torch.device(device).type == self.device.type:
             return self
         groups = self.groups
+        if groups is not None:
+            groups = Groups(groups.index_N.to(device), groups.order_N.to(device), groups.offsets.to(device))
 
         def moved(columns: Mapping[str, Tensor]) -> dict[str, Tensor]:
             return {name: column.to(device) for name, column in columns.items()}
@@ -225,7 +226,7 @@ class RolloutBatch:
         return replace(
             self,
             rows=self.rows.to(device),
-            groups=groups and Groups(groups.index_N.to(device), groups.order_N.to(device), groups.offsets.to(device)),
+            groups=groups,
             per_row=moved(self.per_row),
             per_token=self.token_columns.to(device),
             rewards=moved(self.rewards),

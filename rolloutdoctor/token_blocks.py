@@ -20,9 +20,10 @@ DEVICE_BLOCK_TOKENS = 2**24
 
 
 def blocks_of(batch: RolloutBatch, dtype: torch.dtype) -> Iterator["Block"]:
-    """Cut a step into blocks."""
+    """Cut a step into blocks; the tokens of a block are done with when the next one is asked for."""
     for rows, tokens in batch.blocks(BLOCK_TOKENS if batch.device.type == "cpu" else DEVICE_BLOCK_TOKENS):
         yield _Run(batch, rows, tokens, dtype)
+        batch.token_columns.passed(tokens.stop)
 
 
 def whole(batch: RolloutBatch, dtype: torch.dtype) -> "Block":

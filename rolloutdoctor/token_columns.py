@@ -1,7 +1,11 @@
-"""Token columns in the chunks in which they were read: a step need not be copied to be looked at."""
+"""Token columns in the chunks in which they were read: a step need not be copied to be looked at.
+
+What the evaluation is done with may be let go before the step ends, and what comes next takes its place in memory.
+"""
 
 from bisect import bisect_right
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from dataclasses import dataclass
 from functools import reduce
 from itertools import accumulate
 
@@ -9,11 +13,32 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from rolloutdoctor.ops import elementwise as el
+
+
+@dataclass(frozen=True)
+class Lease:
+    """Columns that may go as soon as they are passed.
+
+    Attributes:
+        names: of the columns.
+        freed: is told how many bytes went.
+        again: reads the columns of the step once more, for who asks for one that went.
+    """
+
+    names: Collection[str]
+    freed: Callable[[int], None]
+    again: Callable[[], "TokenColumns"]
+
 
 class TokenColumns(Mapping[str, Tensor]):
     """Token columns of a step: a mapping of names to ``[T]`` tensors, each in one chunk or several.
 
     Asking for a column joins its chunks, once; asking for a part of it, or chunk by chunk, does not.
+
+    Attributes:
+        lease: which columns may go before the step does; None: none of them.
+        asked_again: columns that were asked for after the last token was passed; None as long as it was not.
     """
 
     def __init__(self, chunks: Mapping[str, Tensor | Sequence[Tensor]]) -> None:
@@ -22,6 +47,11 @@ class TokenColumns(Mapping[str, Tensor]):
             for name, found in chunks.items()
         }
         self._ends = {name: _ends(found) for name, found in self._chunks.items()}
+        self._extremes: dict[str, list[tuple[float, float]]] = {}
+        # How many chunks of a column went; what is left of them is empty.
+        self._gone: dict[str, int] = {}
+        self.lease: Lease | None = None
+        self.asked_again: set[str] | None = None
 
     @classmethod
     def of(cls, columns: Mapping[str, Tensor]) -> "TokenColumns":
@@ -29,10 +59,13 @@ class TokenColumns(Mapping[str, Tensor]):
         return columns if isinstance(columns, TokenColumns) else cls(columns)
 
     def __getitem__(self, name: str) -> Tensor:
-        if len(self._chunks[name]) != 1:
-            column_T = _joined(self._chunks[name])
-            self._chunks[name], self._ends[name] = (column_T,), [len(column_T)]
-        return self._chunks[name][0]
+        chunks = self.chunks(name)
+        if len(chunks) == 1:
+            return chunks[0]
+        column_T = _joined(chunks)
+        self._chunks[name], self._ends[name] = (column_T,), [len(column_T)]
+        self._extremes.pop(name, None)
+        return column_T
 
     def __iter__(self) -> Iterator[str]:
         return iter(self._chunks)
@@ -45,7 +78,16 @@ class TokenColumns(Mapping[str, Tensor]):
 
     def chunks(self, name: str) -> Sequence[Tensor]:
         """The chunks of a column, in order."""
+        if self.asked_again is not None:
+            self.asked_again.add(name)
+        if name in self._gone:
+            self._recall()
         return self._chunks[name]
+
+    def shape(self, name: str) -> tuple[int, ...]:
+        """The shape of a column; if a chunk of it is not flat, that of the chunk."""
+        odd = next((chunk for chunk in self._chunks[name] if chunk.dim() != 1), None)
+        return (self._ends[name][-1],) if odd is None else tuple(odd.shape)
 
     def tokens(self, name: str) -> int:
         """The number of a column's values."""
@@ -53,6 +95,8 @@ class TokenColumns(Mapping[str, Tensor]):
 
     def part(self, name: str, places: slice) -> Tensor:
         """Some adjacent values of a column; they are copied only where they lie in several chunks."""
+        if self.asked_again is not None or self._gone.get(name, 0) > bisect_right(self._ends[name], places.start):
+            self.chunks(name)
         chunks, ends = self._chunks[name], self._ends[name]
         if len(chunks) == 1:
             return chunks[0][places]
@@ -65,9 +109,49 @@ class TokenColumns(Mapping[str, Tensor]):
             found.append(chunks[number][max(0, start - begin) : stop - begin])
         return _joined(found) if found else chunks[0][:0]
 
+    def extremes(self, name: str) -> tuple[float, float]:
+        """Smallest and largest value of a column, NaN for both if there is one, known of what went too.
+
+        Those of a column without values are ``(inf, -inf)``.
+        """
+        known = self._extremes.setdefault(name, [])
+        for chunk in self._chunks[name][len(known) :]:
+            known.append(el.extremes(chunk) if chunk.numel() else (np.inf, -np.inf))
+        lows, highs = zip(*known, strict=True)
+        return float(np.min(lows)), float(np.max(highs))
+
+    def passed(self, stop: int) -> None:
+        """Let go what lies before a token, as far as the lease allows: the evaluation is done with it."""
+        if self.lease is not None:
+            freed = sum(self._let_go(name, bisect_right(self._ends[name], stop)) for name in self.lease.names)
+            if freed:
+                self.lease.freed(freed)
+        if self.asked_again is None and all(stop >= ends[-1] for ends in self._ends.values()):
+            self.asked_again = set()
+
+    def _let_go(self, name: str, count: int) -> int:
+        first = self._gone.get(name, 0)
+        if first >= count:
+            return 0
+        self.extremes(name)
+        chunks = self._chunks[name]
+        self._chunks[name] = (*chunks[:first], *(chunk[:0].clone() for chunk in chunks[first:count]), *chunks[count:])
+        self._gone[name] = count
+        return sum(chunk.nbytes for chunk in chunks[first:count])
+
+    def _recall(self) -> None:
+        """Read once more what went; from now on nothing goes."""
+        assert self.lease is not None  # or nothing would have gone
+        found, self.lease = self.lease.again(), None
+        for name in self._gone:
+            self._chunks[name] = found.chunks(name)
+            self._ends[name] = _ends(self._chunks[name])
+            self._extremes.pop(name, None)
+        self._gone = {}
+
     def to(self, device: torch.device | str) -> "TokenColumns":
         """Return the columns on a device, whole; a GPU copies a chunk from pinned memory while the next is pinned."""
-        return TokenColumns({name: _moved(chunks, torch.device(device)) for name, chunks in self._chunks.items()})
+        return TokenColumns({name: _moved(self.chunks(name), torch.device(device)) for name in self})
 
 
 def _ends(chunks: Sequence[Tensor]) -> list[int]:

@@ -1,11 +1,13 @@
 """Chunks are only a way to keep a column: whatever is asked of them is what the whole column would answer."""
 
+import math
+
 import pytest
 import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from rolloutdoctor.token_columns import TokenColumns
+from rolloutdoctor.token_columns import Lease, TokenColumns
 
 SIZES = st.lists(st.integers(0, 5), min_size=1, max_size=5)
 
@@ -67,3 +69,91 @@ def test_what_is_kept_in_chunks_is_not_wrapped_again():
     assert TokenColumns.of(columns) is columns
     with pytest.raises(KeyError):
         columns["values"]
+
+
+def leased(names, **chunks):
+    """Columns that may go, what went as it is told, and how often the columns were read once more."""
+    columns, freed, read = TokenColumns(chunks), [], []
+
+    def again():
+        read.append(None)
+        return TokenColumns(chunks)
+
+    columns.lease = Lease(names, freed.append, again)
+    return columns, freed, read
+
+
+@given(SIZES, st.data())
+def test_what_is_passed_goes_and_nothing_else(sizes, data):
+    whole_T, chunks = cut(sizes)
+    mask_T = torch.ones(len(whole_T), dtype=torch.bool)
+    columns, freed, read = leased(["kl"], kl=chunks, response_mask=[mask_T])
+    stops = {*data.draw(st.lists(st.integers(0, len(whole_T)), max_size=4)), len(whole_T)}
+    start = 0
+    for stop in sorted(stops):
+        assert columns.part("kl", slice(start, stop)).tolist() == whole_T[start:stop].tolist()
+        columns.passed(stop)
+        left = sum(chunk.numel() for chunk in columns._chunks["kl"])
+        ends = [sum(sizes[: number + 1]) for number in range(len(sizes))]
+        assert len(whole_T) - left == max([end for end in ends if end <= stop], default=0)
+        start = stop
+    assert sum(freed) == 4 * len(whole_T)
+    assert not read
+    assert columns.tokens("kl") == len(whole_T)
+
+
+def test_what_went_is_read_once_more_for_who_asks():
+    for ask in (
+        lambda columns: columns["kl"],
+        lambda columns: columns.part("kl", slice(0, 5)),
+        lambda columns: torch.cat(list(columns.chunks("kl"))),
+        lambda columns: columns.to("cpu")["kl"],
+    ):
+        columns, _, read = leased(["kl"], kl=[torch.arange(2.0), torch.arange(2.0, 5.0)])
+        columns.passed(3)
+        assert columns.part("kl", slice(2, 5)).tolist() == [2.0, 3.0, 4.0]
+        assert not read
+        assert ask(columns).tolist() == [0.0, 1.0, 2.0, 3.0, 4.0]
+        assert len(read) == 1
+        # From now on nothing goes.
+        columns.passed(5)
+        assert ask(columns).tolist() == [0.0, 1.0, 2.0, 3.0, 4.0]
+        assert len(read) == 1
+
+
+def test_who_asks_again_is_known():
+    columns = TokenColumns({"kl": torch.zeros(3), "values": torch.zeros(3), "entropy": torch.zeros(3)})
+    columns["kl"], columns.part("values", slice(0, 3))
+    columns.passed(2)
+    columns.chunks("kl")
+    assert columns.asked_again is None
+    columns.passed(3)
+    columns.tokens("entropy"), columns.shape("entropy"), columns.extremes("entropy"), "entropy" in columns
+    assert columns.asked_again == set()
+    columns["values"]
+    assert columns.asked_again == {"values"}
+    columns.part("kl", slice(1, 1))
+    assert columns.asked_again == {"kl", "values"}
+
+
+@given(st.lists(st.lists(st.floats(width=32), max_size=3), min_size=1, max_size=4), st.integers(0, 12))
+def test_extremes_are_those_of_the_whole_also_of_what_went(values, stop):
+    chunks = [torch.tensor(chunk, dtype=torch.float32) for chunk in values]
+    whole_T = torch.cat(chunks)
+    columns, _, read = leased(["kl"], kl=chunks)
+    columns.passed(min(stop, len(whole_T)))
+    low, high = columns.extremes("kl")
+    if whole_T.isnan().any():
+        assert math.isnan(low)
+        assert math.isnan(high)
+    else:
+        wanted = (float(whole_T.min()), float(whole_T.max())) if len(whole_T) else (math.inf, -math.inf)
+        assert (low, high) == wanted
+    assert not read
+
+
+def test_extremes_of_a_joined_column():
+    columns = TokenColumns({"kl": [torch.tensor([3.0]), torch.tensor([1.0, 2.0])]})
+    assert columns.extremes("kl") == (1.0, 3.0)
+    assert len(columns["kl"]) == 3
+    assert columns.extremes("kl") == (1.0, 3.0)

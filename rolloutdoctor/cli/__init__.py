@@ -1,5 +1,6 @@
 """The command line: parse, call, render, exit. The only place that prints."""
 
+import os
 import sys
 
 from rolloutdoctor.cli.border import guarded
@@ -10,6 +11,8 @@ def main() -> None:
     """Run the command line."""
     page = page_for(sys.argv[1:])
     if page is None:
+        # Arrow's jemalloc reads this when it is loaded: one arena, so that a step takes the place of the one before.
+        os.environ.setdefault("JE_ARROW_MALLOC_CONF", "narenas:1,dirty_decay_ms:50,muzzy_decay_ms:0")
         from rolloutdoctor.cli.app import main as parse
 
         parse()

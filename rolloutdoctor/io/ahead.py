@@ -32,7 +32,6 @@ class Ahead(Generic[T]):
     An error of the iterator reaches the caller when it has taken everything that came before.
 
     Attributes:
-        room: bytes that may be waiting; one item more is read whatever its size. May be set at any time.
         is_waited_for: whether the caller has nothing to work on.
     """
 
@@ -42,7 +41,7 @@ class Ahead(Generic[T]):
         Args:
             start: called in the thread, with this; its items are pairs of an item and the bytes that it holds.
         """
-        self.room = LEAST_ROOM
+        self._room = LEAST_ROOM
         self._start = start
         self._found: deque[tuple[T, int]] = deque()
         self._held = 0
@@ -51,6 +50,21 @@ class Ahead(Generic[T]):
         self._done = self._stopped = False
         self._changed = threading.Condition()
         self._thread = threading.Thread(target=self._read, name="rolloutdoctor-reader", daemon=True)
+
+    @property
+    def room(self) -> int:
+        """Bytes that may be waiting; one item more is read whatever its size. May be set at any time."""
+        return self._room
+
+    @room.setter
+    def room(self, room: int) -> None:
+        with self._changed:
+            self._room = room
+            self._changed.notify_all()
+
+    def widen(self, more: int) -> None:
+        """Make room for more bytes."""
+        self.room += more
 
     def __iter__(self) -> Iterator[T]:
         while True:
@@ -91,7 +105,7 @@ class Ahead(Generic[T]):
                     self._held += size
                     self._changed.notify_all()
                     del item
-                    while self._held > self.room and not self._stopped:
+                    while self._held > self._room and not self._stopped:
                         self._changed.wait()
                     if self._stopped:
                         break

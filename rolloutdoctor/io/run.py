@@ -2,8 +2,9 @@
 
 import json
 import os
-from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
-from functools import cached_property
+from collections.abc import Callable, Collection, Generator, Iterable, Iterator, Mapping, Sequence
+from contextlib import closing
+from functools import cached_property, partial
 from itertools import pairwise
 from pathlib import Path
 
@@ -12,9 +13,10 @@ import torch
 
 from rolloutdoctor.batch import RolloutBatch, StepKey
 from rolloutdoctor.errors import InputError
-from rolloutdoctor.io.ahead import Ahead, room_beside
+from rolloutdoctor.io.ahead import Ahead
 from rolloutdoctor.io.allocation import prepare_memory
 from rolloutdoctor.io.index import KEY_COLUMNS, Index, RowGroup, build_index, read_keys, rows_by_key
+from rolloutdoctor.io.leases import Leases
 from rolloutdoctor.io.metadata import RunMetadata
 from rolloutdoctor.io.metrics import LoggedMetrics, read_metrics
 from rolloutdoctor.io.parquet import RunFile, read_footer, reading
@@ -23,6 +25,7 @@ from rolloutdoctor.io.pieces import Piece, Wanted, assemble, decode_piece
 from rolloutdoctor.io.spill import Spill
 from rolloutdoctor.io.steps import StepRange
 from rolloutdoctor.io.waiting import Waiting, row_groups_opened
+from rolloutdoctor.token_columns import TokenColumns
 
 __all__ = ["LoggedMetrics", "Run", "StepRange", "open_run"]
 
@@ -91,7 +94,7 @@ class Run:
 
         So batches come in the order of their last rows in the files, whatever the row groups; rows of a batch keep
         file order. Files over which steps are scattered are read in turn, in the order of their steps. A thread
-        decodes what comes next while the caller works on a batch, as far as `ahead.room_beside` lets it. So memory
+        decodes what comes next while the caller works on a batch, as far as `Leases.grant` lets it. So memory
         follows one step and what is read beside it, whatever the order of the rows: where the rows of a step lie far
         apart, what has to wait for them goes through a temporary file, at the cost of writing and reading it once.
         Tensors may view the memory of the file's buffers: treat them as read-only. Abandoning the iterator closes its
@@ -209,7 +212,7 @@ class Run:
         split: str | None,
         dtype: torch.dtype,
         progress: Callable[[int, int], None],
-    ) -> Iterator[RolloutBatch]:
+    ) -> Generator[RolloutBatch, None, None]:
         index = self._index
         plan = [(position, found) for position, found in enumerate(index.row_groups) if found.may_hold(steps, split)]
         total, done = sum(found.rows for _, found in plan), 0
@@ -226,7 +229,7 @@ class Run:
                     del pieces
 
         with Spill() as spill, Ahead(decoded) as ahead:
-            waiting = Waiting(index, spill)
+            waiting, leases = Waiting(index, spill), Leases()
             for position, row_group, pieces in ahead:
                 for key in list(pieces):
                     # No reference may be left in this frame, or a step would live on while the next is decoded.
@@ -240,15 +243,27 @@ class Run:
                     del piece
                     if is_complete:
                         finished.add(key)
-                        found = waiting.take(key)
-                        ahead.room = room_beside(sum(piece.held for piece in found))
-                        yield assemble(key, found, several_files=len(self._files) > 1)
-                        del found
+                        batch = assemble(key, waiting.take(key), several_files=len(self._files) > 1)
+                        columns, again = batch.token_columns, partial(self._again, key, wanted, dtype)
+                        ahead.room = leases.grant(key.split, columns, ahead.widen, again)
+                        yield batch
+                        leases.learn(key.split, columns)
+                        del batch, columns, again
                 done += row_group.rows
                 progress(done, total)
             left = waiting.leftover()
             if left is not None:
                 raise _contradiction(left[1].file, left[0])
+
+    def _again(self, key: StepKey, wanted: Wanted, dtype: torch.dtype) -> TokenColumns:
+        """Read the token columns of a step once more."""
+        steps = StepRange(key.step, key.step + 1)
+        with closing(self._stream(wanted, steps, key.split, dtype, lambda done, total: None)) as batches:
+            found = next(batches, None)
+        if found is None:
+            name = ", ".join(self.files[:3])
+            raise InputError(f"{name}: step {key.step} is no longer there; leave the files alone while they are read")
+        return found.token_columns
 
 
 _Decoded = tuple[int, RowGroup, dict[StepKey, Piece]]

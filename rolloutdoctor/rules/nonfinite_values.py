@@ -34,18 +34,20 @@ LOWEST, HIGHEST = -1000.0, 88.0
 """Beyond these a log-prob, or its difference from another, has no finite exponential in float32."""
 
 
+def _is_sound(name: str, low: float, high: float) -> bool:
+    """True if a column with these extremes has no value to look at; they are NaN if it holds one."""
+    if name.endswith("log_probs"):
+        return low >= LOWEST and high <= HIGHEST
+    return low > -math.inf and high < math.inf
+
+
 def _bad(name: str, column_T: "Tensor") -> "Tensor | None":
     """Values that are not finite, or are log-probs without a finite exponential; None if there are none."""
     from rolloutdoctor.ops.elementwise import extremes
 
-    is_log_prob = name.endswith("log_probs")
-    if not len(column_T):
+    if not len(column_T) or _is_sound(name, *extremes(column_T)):
         return None
-    # One look settles it for nearly every step: NaN is the smallest of values that hold one.
-    low, high = extremes(column_T)
-    if (low >= LOWEST and high <= HIGHEST) if is_log_prob else (low > -math.inf and high < math.inf):
-        return None
-    if not is_log_prob:
+    if not name.endswith("log_probs"):
         return ~column_T.isfinite()
     if name == "rollout_log_probs":
         # NaN has a meaning here: the engine gave none.
@@ -168,11 +170,12 @@ class NonfiniteValues(Rule[NonfiniteTally]):
         """Tokens with a value that is not finite in any column, and in a column that the loss reads."""
         bad_T: Tensor | None = None
         loss_T: Tensor | None = None
+        columns = step.batch.token_columns
         for name in TOKEN_COLUMNS:
-            chunks = step.batch.token_columns.chunks(name) if name in step.batch.per_token else ()
-            if all(_bad(name, chunk_T) is None for chunk_T in chunks):
+            # One look settles it for nearly every step.
+            if name not in columns or not columns.tokens(name) or _is_sound(name, *columns.extremes(name)):
                 continue
-            here_T = _bad(name, step.batch.per_token[name])
+            here_T = _bad(name, columns[name])
             assert here_T is not None
             bad_T = here_T if bad_T is None else bad_T | here_T
             if name in LOSS_COLUMNS:

@@ -1,0 +1,162 @@
+"""What may go before a step ends: learnt from the steps before, and never seen in what comes out."""
+
+import shutil
+from pathlib import Path
+
+import pyarrow as pa
+import pyarrow.parquet as pq
+import pytest
+import torch
+
+from rolloutdoctor.engine.check import CheckOptions, check
+from rolloutdoctor.errors import InputError
+from rolloutdoctor.evaluation import evaluate
+from rolloutdoctor.io import leases as io_leases
+from rolloutdoctor.io.leases import Leases
+from rolloutdoctor.io.run import open_run
+from rolloutdoctor.token_columns import TokenColumns
+from rolloutdoctor.trainers.options import parse_version, resolve
+from rolloutdoctor.trainers.table import TRAINERS
+
+SAMPLES = Path(__file__).parent.parent.parent / "sample_data"
+COLUMNS = ("reward", "response_mask", "policy_log_probs", "ref_log_probs")
+STEPS, ROWS, TOKENS = 6, 8, 40
+
+
+@pytest.fixture
+def run_file(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    return write("run.parquet")
+
+
+def write(name, **changed):
+    """A run of some steps, each of four row groups."""
+    generator = torch.Generator().manual_seed(0)
+    rows = STEPS * ROWS
+    floats = pa.list_(pa.float32())
+    log_probs = {
+        column: (-torch.rand(rows, TOKENS, generator=generator)).tolist()
+        for column in ("policy_log_probs", "ref_log_probs")
+    }
+    columns = {
+        "step": [row // ROWS for row in range(rows)],
+        "group_id": [str(row // 4) for row in range(rows)],
+        "reward": [float(row % 3) for row in range(rows)],
+        "response_mask": pa.array([[1] * TOKENS] * rows, pa.list_(pa.uint8())),
+        **{column: pa.array(cells, floats) for column, cells in (log_probs | changed).items()},
+    }
+    pq.write_table(pa.table(columns), name, row_group_size=ROWS // 4)
+    return name
+
+
+def objective():
+    trainer = TRAINERS["trl"]
+    return trainer.objective(resolve(trainer.options, parse_version(trainer.newest), [], trainer="trl"))
+
+
+def remaining(batch):
+    return {name: sum(map(len, batch.token_columns._chunks[name])) for name in batch.token_columns}
+
+
+def test_the_first_step_is_kept_and_the_others_go(run_file):
+    left, widened = [], []
+    for batch in open_run([run_file]).batches(COLUMNS):
+        before = remaining(batch)
+        assert set(before.values()) == {ROWS * TOKENS}
+        evaluate(batch, objective())
+        left.append(remaining(batch))
+        widened.append(batch.token_columns.lease is not None)
+    assert widened == [False] + [True] * (STEPS - 1)
+    assert set(left[0].values()) == {ROWS * TOKENS}
+    assert all(set(each.values()) == {0} for each in left[1:])
+
+
+def test_what_is_asked_for_again_stays(run_file):
+    left = []
+    for batch in open_run([run_file]).batches(COLUMNS):
+        evaluate(batch, objective())
+        left.append(remaining(batch)["ref_log_probs"])
+        if batch.step != 3:
+            assert batch.column("ref_log_probs").shape == (ROWS * TOKENS,)
+    assert left == [ROWS * TOKENS] * STEPS
+
+
+def test_who_asks_late_gets_what_was_there(run_file):
+    wanted = [batch.column("ref_log_probs") for batch in open_run([run_file]).batches(COLUMNS)]
+    left = []
+    for batch in open_run([run_file]).batches(COLUMNS):
+        evaluate(batch, objective())
+        left.append(remaining(batch)["ref_log_probs"])
+        if batch.step >= 2:
+            assert torch.equal(batch.column("ref_log_probs"), wanted[batch.step])
+    # It was gone at step 2, and is kept from then on.
+    assert left == [ROWS * TOKENS, 0, 0] + [ROWS * TOKENS] * (STEPS - 3)
+
+
+def test_steps_that_nobody_goes_over_are_kept(run_file):
+    for batch in open_run([run_file]).batches(COLUMNS):
+        assert batch.token_columns.lease is None
+
+
+def test_a_file_that_went_too_is_one_sentence(run_file):
+    batches = open_run([run_file]).batches(COLUMNS)
+    evaluate(next(batches), objective())
+    batch = next(batches)
+    evaluate(batch, objective())
+    Path(run_file).unlink()
+    with pytest.raises(InputError, match=r"^run\.parquet: "):
+        batch.column("policy_log_probs")
+
+
+def test_a_file_that_changed_is_one_sentence(run_file):
+    batches = open_run([run_file]).batches(COLUMNS)
+    for _ in range(STEPS - 1):
+        batch = next(batches)
+        evaluate(batch, objective())
+    table = pq.read_table(run_file)
+    pq.write_table(table.set_column(0, "step", pa.array([0] * len(table))), run_file, row_group_size=ROWS // 4)
+    with pytest.raises(InputError, match=r"^run\.parquet: .*(step 4 is no longer there|contradict|damaged)"):
+        batch.column("policy_log_probs")
+
+
+@pytest.mark.parametrize("place", [0, STEPS * ROWS - 1])
+def test_a_late_nan_is_found(run_file, monkeypatch, place):
+    cells = -torch.rand(STEPS * ROWS, TOKENS, generator=torch.Generator().manual_seed(1))
+    cells[place, 3] = torch.nan
+    write("nan.parquet", ref_log_probs=cells.tolist())
+    report = check(open_run(["nan.parquet"]), CheckOptions(trainer="trl", device="cpu"))
+    found = next(found for found in report.findings if found.code == "RDI001")
+    assert found.measures["tokens"].value == 1
+    assert report == without_leases(monkeypatch, "nan.parquet", trainer="trl")
+
+
+def without_leases(monkeypatch, name, **options):
+    monkeypatch.setattr(Leases, "grant", lambda *_: 2**30)
+    return check(open_run([name]), CheckOptions(device="cpu", **options))
+
+
+@pytest.mark.parametrize("sample", ["run", "verl_rejected", "slime_ppo", "healthy"])
+def test_the_samples_give_the_same(sample, monkeypatch, tmp_path):
+    for path in SAMPLES.glob(f"{sample}*.parquet"):
+        shutil.copy(path, tmp_path)
+    went = []
+    before = TokenColumns._let_go
+    monkeypatch.setattr(TokenColumns, "_let_go", lambda *args: went.append(args[1]) or before(*args))
+    name = tmp_path / f"{sample}.parquet"
+    report = check(open_run([name]), CheckOptions(device="cpu"))
+    assert went
+    assert report == without_leases(monkeypatch, name)
+
+
+def test_room():
+    columns = TokenColumns({"kl": torch.zeros(2**26), "response_mask": torch.zeros(2**26, dtype=torch.bool)})
+    leases = Leases()
+    least = 2**26 * 5 // 8
+    assert leases.grant("train", columns, lambda _: None, lambda: columns) == least
+    columns.passed(2**26)
+    columns.chunks("response_mask")
+    leases.learn("train", columns)
+    again = TokenColumns({name: columns[name] for name in columns})
+    room = leases.grant("train", again, lambda _: None, lambda: columns)
+    assert room == max(least, io_leases.room_beside(2**26))
+    assert set(again.lease.names) == {"kl"}
