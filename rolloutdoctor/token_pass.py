@@ -14,6 +14,7 @@ from torch import Tensor
 from rolloutdoctor import kl
 from rolloutdoctor.batch import RolloutBatch
 from rolloutdoctor.corrections.inside import inside_the_loss
+from rolloutdoctor.fused import sums as fused
 from rolloutdoctor.losses.aggregation import Layout, row_weights
 from rolloutdoctor.losses.gates import high_entropy, importance_of_rows, product
 from rolloutdoctor.losses.levels import row_mean
@@ -47,10 +48,15 @@ def token_pass(
     reference, *others = passes.values()
     for other in others:
         other.compare_with(reference)
-    for block in blocks_of(batch, dtype):
-        grad_T = reference.add(block)
-        for other in others:
-            other.add_compared(block, grad_T)
+    if fused.is_possible(batch) and reference.is_plain and all(other.shares for other in others):
+        found = fused.token_sums(batch, reference.objective, [each.row_values() for each in passes.values()], dtype)
+        for each, sums in zip(passes.values(), found, strict=True):
+            each.sums, each.still_N = dict(sums), each.still_N & (found[0]["policy_N"] == 0)
+    else:
+        for block in blocks_of(batch, dtype):
+            grad_T = reference.add(block)
+            for other in others:
+                other.add_compared(block, grad_T)
     return {name: each.result() for name, each in passes.items()}
 
 
@@ -180,7 +186,7 @@ class _Pass:
         """True if what both make of a token can differ only where a value of its row does."""
         if self.kept is not None or self._terms() != other._terms():
             return False
-        mine, theirs = self._row_values(), other._row_values()
+        mine, theirs = self.row_values(), other.row_values()
         if any((one is None) != (another is None) for one, another in zip(mine, theirs, strict=True)):
             return False
         return all(map(_same, self._token_values(), other._token_values()))
@@ -188,7 +194,7 @@ class _Pass:
     def _differs(self, other: "_Pass") -> Tensor:
         """Rows of which a value differs from another pass's, ``[N]`` bool."""
         differs_N = torch.zeros_like(self.policy_N)
-        for mine_N, theirs_N in zip(self._row_values(), other._row_values(), strict=True):
+        for mine_N, theirs_N in zip(self.row_values(), other.row_values(), strict=True):
             if mine_N is not None and theirs_N is not None:
                 differs_N |= mine_N != theirs_N
         return differs_N
@@ -207,8 +213,15 @@ class _Pass:
     def _token_values(self) -> tuple[Tensor | None, ...]:
         return self.part.advantage_T, self.part.weight_T, self.inner_T, self.kept_T, self.chosen_T, self.open_T
 
-    def _row_values(self) -> tuple[Tensor | None, ...]:
-        return self.policy_N, self.kl_N, self.policy_weight_N, self.kl_weight_N, self.advantage_N
+    def row_values(self) -> fused.RowValues:
+        """What its rows give to their tokens."""
+        return fused.RowValues(self.policy_N, self.kl_N, self.policy_weight_N, self.kl_weight_N, self.advantage_N)
+
+    @property
+    def is_plain(self) -> bool:
+        """True if columns and values of rows alone decide its tokens, in a way that `fused` knows, and none is kept."""
+        has_more = any(x is not None for x in (self.kept, *self._token_values()))
+        return not has_more and self.advantage_N is not None and fused.is_covered(self.objective)
 
     def add_compared(self, block: Block, reference_T: Tensor) -> None:
         """Add the rows of a block that can differ from the reference, whose derivative is `reference_T`, ``[t]``."""
