@@ -16,6 +16,7 @@ HERE = Path(__file__).parent
 sys.path.insert(0, str(HERE))
 
 import converting  # noqa: E402
+import gpu  # noqa: E402
 import reading  # noqa: E402
 import recording  # noqa: E402
 import upstream  # noqa: E402
@@ -28,6 +29,7 @@ SECTIONS = {
     "loss": upstream.loss,
     "convert": converting.rows,
     "recording": recording.trl_steps,
+    "gpu": gpu.evaluation,
     "start": reading.start,
 }
 

@@ -52,8 +52,10 @@ def ragged_batch(rows, *, group=16, longest=4096, seed=0):
 def padded(batch, name, dtype=torch.float32):
     """A token column as the matrix that the trainers hold, zeros to the right."""
     lengths = batch.rows.diff()
-    there = torch.arange(int(lengths.max())) < lengths[:, None]
-    return torch.zeros(there.shape, dtype=dtype).masked_scatter_(there, batch.column(name).to(dtype))
+    there = torch.arange(int(lengths.max()), device=batch.device) < lengths[:, None]
+    return torch.zeros(there.shape, dtype=dtype, device=batch.device).masked_scatter_(
+        there, batch.column(name).to(dtype)
+    )
 
 
 def advantages(quick, folder):
@@ -97,7 +99,7 @@ def theirs_on(batch):
     leaf, old, ref = (padded(batch, f"{name}_log_probs") for name in ("policy", "old", "ref"))
     leaf.requires_grad_()
     mask = padded(batch, "response_mask", torch.int64)
-    self._get_per_token_logps_and_entropies = lambda *_, **__: (leaf, torch.zeros(()).expand(leaf.shape), None)
+    self._get_per_token_logps_and_entropies = lambda *_, **__: (leaf, leaf.new_zeros(()).expand(leaf.shape), None)
     inputs = {
         "prompt_ids": mask[:, :1],
         "prompt_mask": mask[:, :1],
@@ -118,10 +120,38 @@ def theirs_on(batch):
     return work
 
 
-def ours_on(batch):
+def verl_on(batch, kl_coef=0.001):
+    """verl's own policy and KL loss and their backward pass on the padded batch."""
+    os.environ["TORCHDYNAMO_DISABLE"] = "1"
+    from verl.trainer.ppo import core_algos
+    from verl.workers.config import ActorConfig
+
+    from rolloutdoctor.row_pass import evaluate_rows
+
+    config = ActorConfig(strategy="fsdp", rollout_n=1, ppo_micro_batch_size_per_gpu=1)
+    leaf, old, ref = (padded(batch, f"{name}_log_probs") for name in ("policy", "old", "ref"))
+    leaf.requires_grad_()
+    mask = padded(batch, "response_mask")
+    advantage = evaluate_rows(batch, objective_of("verl", {"adv_estimator": "grpo"})).advantage_N.float()
+    advantage = (advantage[:, None] * mask).contiguous()
+
+    def work():
+        leaf.grad = None
+        policy, _ = core_algos.compute_policy_loss_vanilla(
+            old, leaf, advantage, mask, loss_agg_mode="token-mean", config=config
+        )
+        kl = core_algos.kl_penalty(leaf, ref, "low_var_kl")
+        loss = policy + kl_coef * core_algos.agg_loss(loss_mat=kl, loss_mask=mask, loss_agg_mode="token-mean")
+        loss.backward()
+        return loss.item()
+
+    return work
+
+
+def ours_on(batch, trainer="trl", options=OPTIONS):
     from rolloutdoctor.evaluation import evaluate
 
-    objective = objective_of("trl", OPTIONS)
+    objective = objective_of(trainer, options)
     return lambda: evaluate(replace(batch), objective).loss
 
 
