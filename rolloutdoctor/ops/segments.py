@@ -8,6 +8,7 @@ On the CPU numpy works on the tensors' own memory: its sums are pairwise and vec
 cost a fraction of torch's. Either way the order of a sum is fixed.
 """
 
+from functools import cached_property
 from typing import TYPE_CHECKING
 
 import numpy as np
@@ -46,6 +47,11 @@ class Runs:
     def __len__(self) -> int:
         return self.lengths.shape[0]
 
+    @cached_property
+    def _places(self) -> int:
+        """How many elements there are: a GPU is waited for once."""
+        return int(self.offsets[-1])
+
     def total(self, x: Tensor) -> Tensor:
         """Sum of each run, float64 ``[R]``; 0 for an empty run."""
         if not self._on_cpu:
@@ -80,7 +86,7 @@ class Runs:
     def expand(self, x_R: Tensor) -> Tensor:
         """Repeat the value of each run over its elements: ``[R] -> [offsets[-1]]``."""
         if not self._on_cpu:
-            return torch.repeat_interleave(x_R, self.lengths, output_size=int(self.offsets[-1]))
+            return torch.repeat_interleave(x_R, self.lengths, output_size=self._places)
         return torch.from_numpy(np.repeat(x_R.numpy(), self._sizes))
 
 
