@@ -313,13 +313,23 @@ def _numbers(value: object, what: str, dtype: type) -> "np.ndarray | None":
             value = value.detach()
             if value.dtype == torch.bfloat16:
                 value = value.float()
-            return value.numpy().astype(dtype)
+            return _cast(value.numpy(), what, dtype)
     elif isinstance(value, (list, tuple)) and all(isinstance(each, _allowed(dtype)) for each in value):
         try:
-            return np.array(value, dtype)
+            # What a float32 cannot hold is infinite here.
+            with np.errstate(over="ignore"):
+                return np.array(value, dtype)
         except OverflowError:
             raise DataError(f"{what} holds a number that is too large") from None
     raise DataError(f"{what} is not one number for each token")
+
+
+def _cast(values: np.ndarray, what: str, dtype: type) -> np.ndarray:
+    with np.errstate(over="ignore", invalid="ignore"):
+        found = values.astype(dtype)
+    if np.issubdtype(dtype, np.integer) and not np.array_equal(found, values):
+        raise DataError(f"{what} holds numbers that are no {np.dtype(dtype)}")
+    return found
 
 
 def _allowed(dtype: type) -> tuple[type, ...]:

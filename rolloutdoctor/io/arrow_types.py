@@ -97,9 +97,11 @@ def _checked(cell: np.ndarray, dtype: type) -> np.ndarray:
         limits = np.iinfo(dtype)
         if cell.dtype != bool and (cell.min() < limits.min or cell.max() > limits.max):
             raise ValueError(f"a cell holds values outside {limits.min} to {limits.max}")
-    elif len(cell) and cell.dtype.kind not in "fiu":
-        # Missing numbers inside a list come as None, that is, as an object array: unknown is NaN here.
-        if cell.dtype != object:
-            raise ValueError(f"a cell holds {cell.dtype} where numbers were expected")
-        cell = np.array([np.nan if number is None else number for number in cell], dtype)
-    return cell.astype(dtype, copy=False)
+    # What a float32 cannot hold is infinite here, and found as such.
+    with np.errstate(over="ignore"):
+        if len(cell) and not np.issubdtype(dtype, np.integer) and cell.dtype.kind not in "fiu":
+            # Missing numbers inside a list come as None, that is, as an object array: unknown is NaN here.
+            if cell.dtype != object:
+                raise ValueError(f"a cell holds {cell.dtype} where numbers were expected")
+            cell = np.array([np.nan if number is None else number for number in cell], dtype)
+        return cell.astype(dtype, copy=False)

@@ -64,7 +64,9 @@ class Cut:
             padded = np.broadcast_to(padded, (len(padded), width))
         if padded.shape[1] < width:
             raise ValueError(f"an array is padded to {padded.shape[1]} tokens where a row has {width}")
-        return Lists(padded[:, :width][self.slots].astype(dtype, copy=False), self.offsets)
+        # What a float32 cannot hold is infinite here.
+        with np.errstate(over="ignore"):
+            return Lists(padded[:, :width][self.slots].astype(dtype, copy=False), self.offsets)
 
 
 def at_rows(parts: Sequence[tuple[np.ndarray, np.ndarray]], shape: tuple[int, int]) -> np.ndarray:

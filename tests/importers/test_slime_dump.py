@@ -83,6 +83,8 @@ def test_rewards_by_name(tmp_path):
         ({"response_lengths": True}, {}, "response length is True"),
         ({"response_lengths": 10**18, "tokens": None}, {"tokens": None}, "more than any response has"),
         ({"tokens": [10**20]}, {}, "tokens holds a number that is too large"),
+        ({"loss_masks": torch.tensor([1.0, 0.5, 1.0])}, {}, "loss_masks holds numbers that are no uint8"),
+        ({"loss_masks": torch.tensor([1, 256, 1])}, {}, "loss_masks holds numbers that are no uint8"),
         ({}, {"group_index": None}, "no group_index"),
         ({}, {"reward": "high"}, "the reward is 'high' where a number was expected"),
     ],

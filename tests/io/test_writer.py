@@ -115,6 +115,13 @@ def test_none_inside_a_float_list_is_nan(tmp_path):
     assert cell[1] == -1.0
 
 
+@pytest.mark.parametrize("cell", [[3.5e38, -1.0], [3.5e38, None], np.array([3.5e38, -1.0])])
+def test_what_float32_cannot_hold_is_infinite_and_no_warning(tmp_path, cell):
+    with RunWriter(tmp_path / "run.parquet") as writer:
+        writer.write([{"step": 1, "rollout_log_probs": cell}])
+    assert np.isposinf(pq.read_table(tmp_path / "run.parquet")["rollout_log_probs"].to_pylist()[0][0])
+
+
 def test_messages_and_texts(tmp_path):
     messages = [{"role": "user", "content": "1+1"}]
     with RunWriter(tmp_path / "run.parquet") as writer:
