@@ -326,7 +326,7 @@ def _numbers(value: object, what: str, dtype: type) -> "np.ndarray | None":
 
 def _cast(values: np.ndarray, what: str, dtype: type) -> np.ndarray:
     with np.errstate(over="ignore", invalid="ignore"):
-        found = values.astype(dtype)
+        found: np.ndarray = values.astype(dtype)
     if np.issubdtype(dtype, np.integer) and not np.array_equal(found, values):
         raise DataError(f"{what} holds numbers that are no {np.dtype(dtype)}")
     return found
