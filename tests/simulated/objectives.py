@@ -64,7 +64,7 @@ def _tables() -> Iterator[tuple[str, str, dict[str, object]]]:
     for name, (trainer, options) in RUNS.items():
         yield trainer, name, options
     for name, options in GATES.items():
-        for loss in ("dapo", "bnpo", "vespo"):
+        for loss in ("bnpo", "vespo"):
             yield "trl", f"{loss}, {name}", {"beta": 0.04, "loss_type": loss, **options}
     for name, options in CASES:
         yield "verl", f"{name} {options}", {"use_kl_loss": True, "adv_estimator": name, **options}

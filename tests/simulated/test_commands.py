@@ -24,7 +24,7 @@ FIX = {
     "slime_ppo": "kl-inplace",
     "healthy": "zero-std:renormalised",
 }
-STEPS = {"run": "14:17", "verl_rejected": "3:5", "slime_ppo": "3:6", "healthy": "20:22"}
+STEPS = {"run": "14:16", "verl_rejected": "3:5", "slime_ppo": "3:5", "healthy": "20:22"}
 """Of two samples with an evaluation among them."""
 
 
