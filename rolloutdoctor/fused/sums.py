@@ -1,6 +1,8 @@
 """Which evaluations the kernel can do, and the sums that it makes of a step."""
 
+import warnings
 from collections.abc import Mapping, Sequence
+from functools import cache
 from importlib.util import find_spec
 from typing import NamedTuple
 
@@ -37,10 +39,25 @@ class RowValues(NamedTuple):
 
 
 def is_possible(batch: RolloutBatch) -> bool:
-    """True if the step is on a GPU that the kernel is compiled for, and Triton is installed."""
+    """True if the step is on a GPU that the kernel is compiled for, and Triton is installed and works."""
     if batch.device.type != "cuda" or torch.version.cuda is None or find_spec("triton") is None:
         return False
-    return torch.cuda.get_device_capability(batch.device) >= (8, 0)
+    return torch.cuda.get_device_capability(batch.device) >= (8, 0) and _launches()
+
+
+@cache
+def _launches() -> bool:
+    """True if Triton launches a kernel here: it builds a part of it with a C compiler and Python's headers."""
+    try:
+        from rolloutdoctor.fused import kernel
+
+        found = torch.zeros(1, device="cuda")
+        kernel.probe[(1,)](found)
+        return found.item() == 1
+    except Exception as error:
+        why = str(error).partition("\n")[0] or type(error).__name__
+        warnings.warn(f"Triton launches no kernel here, so steps are evaluated through torch: {why}", stacklevel=2)
+        return False
 
 
 def is_covered(objective: Objective) -> bool:

@@ -264,6 +264,14 @@ def test_no_tokens_at_all(monkeypatch):
     check(monkeypatch, batch, with_fixes(objective_of("trl kl")))
 
 
+def test_the_probe():
+    from rolloutdoctor.fused import kernel
+
+    found = torch.zeros(1)
+    kernel.probe[(1,)](found)
+    assert found.item() == 1
+
+
 def test_the_same_twice(monkeypatch):
     objectives = with_fixes(objective_of("trl kl"))
     one, two = (both(monkeypatch, a_batch(15), objectives, torch.float32)[1] for _ in range(2))

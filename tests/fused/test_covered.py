@@ -1,11 +1,14 @@
 """What the kernel is given, and what stays with torch."""
 
+import sys
 from dataclasses import replace
 from importlib.util import find_spec
+from types import SimpleNamespace
 
 import pytest
 import torch
 
+import rolloutdoctor.fused
 from rolloutdoctor import token_pass
 from rolloutdoctor.evaluation import evaluate_all
 from rolloutdoctor.fused import sums as fused
@@ -87,6 +90,17 @@ def test_not_on_the_cpu():
     assert not fused.is_possible(random_batch(0))
 
 
+def test_a_triton_that_cannot_launch_is_left_alone(monkeypatch):
+    class Broken:
+        def __getitem__(self, grid):
+            raise RuntimeError("Failed to find C compiler.\nPlease specify one")
+
+    monkeypatch.setattr(rolloutdoctor.fused, "kernel", SimpleNamespace(probe=Broken()), raising=False)
+    monkeypatch.setattr(torch, "zeros", lambda *size, device: None)
+    with pytest.warns(UserWarning, match=r"through torch: Failed to find C compiler\.$"):
+        assert not fused._launches.__wrapped__()
+
+
 def test_every_estimator_of_the_kernel_is_known():
     """A new estimator is refused until the kernel has it."""
     objective = objective_of(*COVERED["verl grpo"])
@@ -96,7 +110,5 @@ def test_every_estimator_of_the_kernel_is_known():
 
 @pytest.mark.skipif(find_spec("triton") is not None, reason="Triton is here")
 def test_without_triton_nothing_imports_it():
-    import sys
-
     evaluate_all(random_batch(0), {"": objective_of(*COVERED["trl dapo"])})
     assert "rolloutdoctor.fused.kernel" not in sys.modules

@@ -8,21 +8,17 @@ from pathlib import Path
 
 import pytest
 import torch
+from fused.interpreted import objective_of, with_fixes, with_pi
 
-from rolloutdoctor.fused import sums as fused
-from rolloutdoctor.objective import KlTerm, Surrogate
+from rolloutdoctor import token_pass
+from rolloutdoctor.evaluation import evaluate_all
+from rolloutdoctor.testing import random_batch
 
 triton = pytest.importorskip("triton", reason="Triton is not installed")
 
-DUAL = Surrogate(kind="ppo_dual_clip", clip_low=0.2, clip_high=0.2, cap=3.0, log_ratio_bound=20.0)
-DELTA = Surrogate(kind="ppo_delta_clip", clip_low=0.2, clip_high=0.2, cap=2)
-TERMS = {
-    "verl": (DUAL, KlTerm(estimator="k3_clamped", coef=0.1)),
-    "trl": (DELTA, KlTerm(estimator="k3", coef=0.1, ratio_weighted=True)),
-    "no kl": (DELTA, None),
-}
-POINTERS = ("policy_ptr", "old_ptr", "ref_ptr", "kl_ptr", "pi_ptr", "values_ptr")
-OFFSETS = ("rows_ptr", "chunks_ptr", "row_of_ptr")
+compiles = pytest.mark.skipif(
+    os.environ.get("TRITON_INTERPRET") == "1", reason="the interpreter compiles nothing (TRITON_INTERPRET=1)"
+)
 
 
 def test_the_sums_in_the_interpreter():
@@ -35,27 +31,47 @@ def test_the_sums_in_the_interpreter():
     assert "skipped" not in done.stdout
 
 
-def machine_code(rule, term, dtype, others, has_pi, capability):
-    """The kernel as it is compiled for a GPU."""
-    from triton.backends.compiler import GPUTarget
-    from triton.compiler import ASTSource
+class Absent:
+    """A GPU of some capability that is not there: Triton compiles for it, and launches nothing."""
 
+    def __init__(self, capability):
+        from triton.backends.compiler import GPUTarget
+
+        self.target = GPUTarget("cuda", capability, 32)
+
+    def get_current_target(self):
+        return self.target
+
+    def get_current_device(self):
+        return 0
+
+    def get_current_stream(self, device):
+        return 0
+
+
+@pytest.fixture
+def compiled(monkeypatch, tmp_path):
+    """Gives the machine code of every launch that an evaluation makes, as it would be on a GPU of some capability."""
     from rolloutdoctor.fused import kernel
 
-    given = {
-        **fused.constants(rule, term, dtype),
-        **{"ON_POLICY": False, "HAS_PI": has_pi, "KL_COLUMN": "policy", "OTHERS": others},
-        **{"CHUNK": fused.CHUNK_TOKENS, "BLOCK": fused.tile(others)},
-    }
-    signature = {
-        **dict.fromkeys(POINTERS, "*fp64" if dtype == torch.float64 else "*fp32"),
-        **dict.fromkeys(OFFSETS, "*i64"),
-        **{"mask_ptr": "*u8", "out_ptr": "*fp64", "rows": "i32", "objectives": "i32", "width": "i32"},
-        **dict.fromkeys(given, "constexpr"),
-    }
-    ordered = {name: signature[name] for name in kernel.token_sums.arg_names}
-    source = ASTSource(kernel.token_sums, ordered, given)
-    return triton.compile(source, target=GPUTarget("cuda", capability, 32), options=kernel.OPTIONS).asm
+    monkeypatch.setenv("TRITON_CACHE_DIR", str(tmp_path / "cache"))
+    monkeypatch.setattr(token_pass.fused, "is_possible", lambda batch: True)
+    original = kernel.token_sums
+
+    def of(batch, objectives, dtype, capability):
+        found = []
+
+        class Launches:
+            def __getitem__(self, grid):
+                return lambda *given, **options: found.append(original.warmup(*given, grid=grid, **options))
+
+        monkeypatch.setattr(kernel, "token_sums", Launches())
+        original.device_caches.clear()
+        monkeypatch.setattr(triton.runtime.driver, "_active", Absent(capability))
+        evaluate_all(batch, objectives, dtype=dtype)
+        return [each.asm for each in found]
+
+    return of
 
 
 def resources(cubin, folder):
@@ -67,16 +83,26 @@ def resources(cubin, folder):
     return tuple(int(re.search(rf"{name}:(\d+)", said)[1]) for name in ("REG", "STACK", "LOCAL"))
 
 
-@pytest.mark.skipif(os.environ.get("TRITON_INTERPRET") == "1", reason="the interpreter compiles nothing")
+@compiles
 @pytest.mark.parametrize("capability", [80, 90])
-@pytest.mark.parametrize("dtype", fused.TOGETHER)
-@pytest.mark.parametrize("name", TERMS)
-def test_it_compiles_without_spills(name, dtype, capability, tmp_path, monkeypatch):
-    monkeypatch.setenv("TRITON_CACHE_DIR", str(tmp_path / "cache"))
-    for others, has_pi in ((0, False), (fused.TOGETHER[dtype], True)):
-        asm = machine_code(*TERMS[name], dtype, others, has_pi, capability)
-        assert f".target sm_{capability}" in asm["ptx"]
-        assert asm["cubin"][:4] == b"\x7fELF"
-        registers, *spilled = resources(asm["cubin"], tmp_path)
-        assert 16 < registers < 256
-        assert spilled == [0, 0], (others, has_pi)
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
+@pytest.mark.parametrize("run", ["trl", "trl bnpo, delta", "verl low_var_kl"])
+def test_it_compiles_without_spills(run, dtype, capability, compiled, tmp_path):
+    objective, batch = objective_of(run), random_batch(0, dtype=dtype)
+    for objectives, columns in (({"": objective}, batch), (with_fixes(objective), with_pi(batch))):
+        launches = compiled(columns, objectives, dtype, capability)
+        assert launches
+        for asm in launches:
+            assert f".target sm_{capability}" in asm["ptx"]
+            assert asm["cubin"][:4] == b"\x7fELF"
+            registers, *spilled = resources(asm["cubin"], tmp_path)
+            assert 16 < registers < 256
+            assert spilled == [0, 0]
+
+
+@compiles
+@pytest.mark.parametrize("columns", [torch.float16, torch.bfloat16, torch.float64])
+def test_columns_of_other_types_compile(columns, compiled):
+    """In a step of one row, where Triton makes a constant of it."""
+    batch = random_batch(0, sizes=(1,), empty=0.0, dtype=columns)
+    assert len(compiled(batch, with_fixes(objective_of("trl kl")), torch.float32, 90)) == 1
