@@ -9,7 +9,7 @@ from collections.abc import Callable
 from rolloutdoctor.io.ahead import LEAST_ROOM, room_beside
 from rolloutdoctor.token_columns import Lease, TokenColumns
 
-_SHARE = 8
+_SHARE = 4
 """A step is decoded ahead of the evaluation by what has gone and this part of a step."""
 
 
