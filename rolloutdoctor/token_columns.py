@@ -22,7 +22,7 @@ class Lease:
 
     Attributes:
         names: of the columns.
-        freed: is told how many bytes went.
+        freed: is told of how many bytes the tokens were passed; those of a chunk go together when its last one is.
         again: reads the columns of the step once more, for who asks for one that went.
     """
 
@@ -50,6 +50,7 @@ class TokenColumns(Mapping[str, Tensor]):
         self._extremes: dict[str, list[tuple[float, float]]] = {}
         # How many chunks of a column went; what is left of them is empty.
         self._gone: dict[str, int] = {}
+        self._passed = 0
         self.lease: Lease | None = None
         self.asked_again: set[str] | None = None
 
@@ -123,21 +124,24 @@ class TokenColumns(Mapping[str, Tensor]):
     def passed(self, stop: int) -> None:
         """Let go what lies before a token, as far as the lease allows: the evaluation is done with it."""
         if self.lease is not None:
-            freed = sum(self._let_go(name, bisect_right(self._ends[name], stop)) for name in self.lease.names)
-            if freed:
-                self.lease.freed(freed)
+            for name in self.lease.names:
+                self._let_go(name, bisect_right(self._ends[name], stop))
+            # Said as the tokens are passed and not chunk by chunk: what comes next takes its time to be there.
+            done = sum(self._chunks[name][-1].element_size() for name in self.lease.names) * (stop - self._passed)
+            if done:
+                self.lease.freed(done)
+        self._passed = stop
         if self.asked_again is None and all(stop >= ends[-1] for ends in self._ends.values()):
             self.asked_again = set()
 
-    def _let_go(self, name: str, count: int) -> int:
+    def _let_go(self, name: str, count: int) -> None:
         first = self._gone.get(name, 0)
-        if first >= count:
-            return 0
-        self.extremes(name)
-        chunks = self._chunks[name]
-        self._chunks[name] = (*chunks[:first], *(chunk[:0].clone() for chunk in chunks[first:count]), *chunks[count:])
-        self._gone[name] = count
-        return sum(chunk.nbytes for chunk in chunks[first:count])
+        if first < count:
+            self.extremes(name)
+            chunks = self._chunks[name]
+            emptied = (chunk[:0].clone() for chunk in chunks[first:count])
+            self._chunks[name] = (*chunks[:first], *emptied, *chunks[count:])
+            self._gone[name] = count
 
     def _recall(self) -> None:
         """Read once more what went; from now on nothing goes."""

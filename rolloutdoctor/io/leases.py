@@ -9,8 +9,8 @@ from collections.abc import Callable
 from rolloutdoctor.io.ahead import LEAST_ROOM, room_beside
 from rolloutdoctor.token_columns import Lease, TokenColumns
 
-_SHARE = 4
-"""A step is decoded ahead of the evaluation by what has gone and this part of a step."""
+_SHARE = 8
+"""A step is decoded ahead of the evaluation by what was passed and this part of a step."""
 
 
 class Leases:
@@ -28,7 +28,7 @@ class Leases:
         Args:
             split: of the step.
             columns: of the step.
-            freed: is told how many bytes went.
+            freed: is told of how many bytes the tokens were passed.
             again: reads the columns once more.
 
         Returns:

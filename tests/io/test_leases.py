@@ -151,7 +151,7 @@ def test_the_samples_give_the_same(sample, monkeypatch, tmp_path):
 def test_room():
     columns = TokenColumns({"kl": torch.zeros(2**26), "response_mask": torch.zeros(2**26, dtype=torch.bool)})
     leases = Leases()
-    least = 2**26 * 5 // 4
+    least = 2**26 * 5 // 8
     assert leases.grant("train", columns, lambda _: None, lambda: columns) == least
     columns.passed(2**26)
     columns.chunks("response_mask")
