@@ -136,7 +136,7 @@ def agree(one: object, other: object, path: str = "") -> None:
         same = (one != one and other != other) or math.isclose(one, other, rel_tol=RELATIVE, abs_tol=ABSOLUTE)
         assert same, f"{path}: {one} != {other}"
     elif isinstance(one, torch.Tensor | np.ndarray):
-        agree(one.tolist(), other.tolist(), path)  # type: ignore[attr-defined]
+        agree(one.tolist(), other.tolist(), path)
     elif isinstance(one, Mapping):
         assert isinstance(other, Mapping)
         assert list(one) == list(other), path

@@ -35,10 +35,11 @@ def _keep_freed_memory() -> None:
 
 
 def _choose_pool() -> None:
-    """Decode into jemalloc's memory, and have it give back what has been free for a millisecond.
+    """Decode into jemalloc's memory, and have it give back soon what is free.
 
     Arrow's default keeps more of what steps have left behind. At once would be too soon: the next columns would take
-    new pages from the system, which costs as much as half of their decoding.
+    new pages from the system, which costs as much as half of their decoding. A millisecond holds for arenas to come;
+    that of the main thread is set up when the library is loaded, which the command line does with one arena for all.
     """
     if "ARROW_DEFAULT_MEMORY_POOL" in os.environ or pa.default_memory_pool().backend_name != "mimalloc":
         return

@@ -115,7 +115,7 @@ def test_a_file_that_changed_is_one_sentence(run_file):
         evaluate(batch, objective())
     table = pq.read_table(run_file)
     pq.write_table(table.set_column(0, "step", pa.array([0] * len(table))), run_file, row_group_size=ROWS // 4)
-    with pytest.raises(InputError, match=r"^run\.parquet: .*(step 4 is no longer there|contradict|damaged)"):
+    with pytest.raises(InputError, match=r"^run\.parquet: step 4 is no longer there; leave the files alone"):
         batch.column("policy_log_probs")
 
 

@@ -279,7 +279,7 @@ def _everywhere(
 
 
 # The wrapper of modes would load torch's compiler.
-_Everywhere.__torch_dispatch__ = _everywhere  # type: ignore[method-assign]
+_Everywhere.__torch_dispatch__ = _everywhere
 
 
 @contextmanager
