@@ -76,7 +76,9 @@ def _list_array(values: Sequence[object], data_type: pa.DataType) -> pa.Array:
     element = data_type.value_type
     dtype = element.to_pandas_dtype()
     cells = [None if cell is None else np.asarray(cell) for cell in values]
-    present = [_checked(cell, dtype) for cell in cells if cell is not None]
+    # What a float32 cannot hold is infinite here, and found as such.
+    with np.errstate(over="ignore"):
+        present = [_checked(cell, dtype) for cell in cells if cell is not None]
     lengths = np.array([0 if cell is None else len(cell) for cell in cells], dtype=np.int64)
     offsets = np.concatenate([[0], np.cumsum(lengths)])
     if offsets[-1] > np.iinfo(np.int32).max:
@@ -97,11 +99,9 @@ def _checked(cell: np.ndarray, dtype: type) -> np.ndarray:
         limits = np.iinfo(dtype)
         if cell.dtype != bool and (cell.min() < limits.min or cell.max() > limits.max):
             raise ValueError(f"a cell holds values outside {limits.min} to {limits.max}")
-    # What a float32 cannot hold is infinite here, and found as such.
-    with np.errstate(over="ignore"):
-        if len(cell) and not np.issubdtype(dtype, np.integer) and cell.dtype.kind not in "fiu":
-            # Missing numbers inside a list come as None, that is, as an object array: unknown is NaN here.
-            if cell.dtype != object:
-                raise ValueError(f"a cell holds {cell.dtype} where numbers were expected")
-            cell = np.array([np.nan if number is None else number for number in cell], dtype)
-        return cell.astype(dtype, copy=False)
+    elif len(cell) and cell.dtype.kind not in "fiu":
+        # Missing numbers inside a list come as None, that is, as an object array: unknown is NaN here.
+        if cell.dtype != object:
+            raise ValueError(f"a cell holds {cell.dtype} where numbers were expected")
+        cell = np.array([np.nan if number is None else number for number in cell], dtype)
+    return cell.astype(dtype, copy=False)
