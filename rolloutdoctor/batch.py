@@ -1,5 +1,6 @@
 """`RolloutBatch`: one step of a run, packed twice (tokens into rows, rows into groups)."""
 
+from bisect import bisect_right
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cached_property
@@ -233,11 +234,19 @@ class RolloutBatch:
         )
 
     def blocks(self, tokens: int) -> Iterator[tuple[slice, slice]]:
-        """Cut the batch into runs of whole rows of about `tokens` tokens: pairs of row and token slices."""
-        start = 0
+        """Cut the batch into runs of whole rows of about `tokens` tokens: pairs of row and token slices.
+
+        A run ends with a chunk of the token columns where one is near, so that its columns need not be joined.
+        """
+        start, ends = 0, self.token_columns.chunk_ends
         while start < len(self):
             begin = int(self.rows[start])
             stop = min(int(torch.searchsorted(self.rows, begin + tokens)), len(self))
+            near = bisect_right(ends, begin + tokens * 5 // 4) - 1
+            if near >= 0 and ends[near] >= begin + tokens // 4:
+                last = int(torch.searchsorted(self.rows, ends[near]))
+                # The chunks of a caller may end inside a row.
+                stop = last if int(self.rows[last]) == ends[near] else stop
             yield slice(start, stop), slice(begin, int(self.rows[stop]))
             start = stop
 

@@ -85,6 +85,11 @@ class TokenColumns(Mapping[str, Tensor]):
             self._recall()
         return self._chunks[name]
 
+    @property
+    def chunk_ends(self) -> Sequence[int]:
+        """Where the chunks of the columns end, as far as they are not joined."""
+        return max(self._ends.values(), key=len, default=())
+
     def shape(self, name: str) -> tuple[int, ...]:
         """The shape of a column; if a chunk of it is not flat, that of the chunk."""
         odd = next((chunk for chunk in self._chunks[name] if chunk.dim() != 1), None)

@@ -6,6 +6,7 @@ import torch
 from rolloutdoctor.batch import Groups, RolloutBatch, StepKey
 from rolloutdoctor.errors import BatchError
 from rolloutdoctor.testing import random_batch, toy_batch
+from rolloutdoctor.token_columns import TokenColumns
 
 ROWS = torch.tensor([0, 2, 2, 5])
 
@@ -76,6 +77,26 @@ def test_blocks_are_whole_rows_and_cover_the_batch_once(tokens):
         assert (span.start, span.stop) == (offsets[rows.start], offsets[rows.stop])
     for _, span in blocks[:-1]:
         assert span.stop - span.start >= tokens
+
+
+@pytest.mark.parametrize(
+    ("chunks", "cuts"),
+    [
+        ([4, 4, 4], [4, 8, 12]),
+        ([5, 5, 2], [5, 10, 12]),
+        # A chunk that ends inside a row, or too late, does not matter.
+        ([4, 3, 5], [4, 8, 12]),
+        ([1, 11], [4, 8, 12]),
+        ([12], [4, 8, 12]),
+    ],
+)
+def test_blocks_end_with_chunks_where_one_is_near(chunks, cuts):
+    rows = torch.tensor([0, 2, 4, 5, 8, 10, 12])
+    columns = TokenColumns({"kl": torch.zeros(12).split(chunks), "response_mask": torch.ones(12, dtype=torch.bool)})
+    found = list(RolloutBatch(step=0, rows=rows, per_token=columns).blocks(4))
+    assert [tokens.stop for _, tokens in found] == cuts
+    assert [tokens.start for _, tokens in found] == [0, *cuts[:-1]]
+    assert [int(rows[block.stop]) for block, _ in found] == cuts
 
 
 def test_a_batch_without_rows_has_no_blocks():

@@ -95,7 +95,9 @@ class Ahead(Generic[T]):
             self._stopped = True
             self._found.clear()
             self._changed.notify_all()
-        self._thread.join(_PATIENCE)
+        # A caller that was forgotten may be found as garbage here, in this thread.
+        if threading.current_thread() is not self._thread:
+            self._thread.join(_PATIENCE)
 
     def _read(self) -> None:
         try:

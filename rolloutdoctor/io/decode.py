@@ -95,8 +95,10 @@ def numbers(column: "pa.ChunkedArray | pa.Array") -> Tensor:
     """Return ``[N]`` float64, NaN where null."""
     if types.is_boolean(column.type):
         column = column.cast(pa.uint8())
-    # Logged integers beyond 2**53 round: they are numbers, not keys.
-    return torch.from_numpy(as_numpy(column.cast(pa.float64(), safe=False)))
+    if column.type != pa.float64():
+        # Logged integers beyond 2**53 round: they are numbers, not keys.
+        column = column.cast(pa.float64(), safe=False)
+    return torch.from_numpy(as_numpy(column))
 
 
 def identifiers(column: pa.ChunkedArray, place: Place) -> pa.Array:
@@ -154,11 +156,10 @@ def lists(column: pa.ChunkedArray, kind: Kind, dtype: torch.dtype, place: Place)
         DataError: on a null in a mask or in token ids, or a mask value other than 0 and 1.
     """
     chunks = column.chunks or [pa.array([], column.type)]
-    lengths = pc.list_value_length(column)
     is_null_N = as_numpy(pc.is_null(column)) if column.null_count else None
-    lengths_N = as_numpy(pc.fill_null(lengths, 0) if column.null_count else lengths).astype(np.int64, copy=False)
-    # Not `.values`, which ignores the slice of a sliced array, nor offsets, in which a null looks like an empty list.
-    flat = [chunk.flatten() for chunk in chunks]
+    cells = [_cells(chunk) for chunk in chunks]
+    flat = [values for values, _ in cells]
+    lengths_N = np.concatenate([lengths for _, lengths in cells])
     if kind is Kind.FLOATS:
         parts = [_floats(values, dtype) for values in flat]
     else:
@@ -169,6 +170,16 @@ def lists(column: pa.ChunkedArray, kind: Kind, dtype: torch.dtype, place: Place)
             parts.append(pack(values, start, ends, place))
             start += len(values)
     return Lists(concatenated(parts), lengths_N, is_null_N)
+
+
+def _cells(chunk: pa.Array) -> tuple[pa.Array, np.ndarray]:
+    """The values of all cells, and ``[N]`` int64 how many each has; a null cell has none."""
+    if not chunk.null_count and (types.is_list(chunk.type) or types.is_large_list(chunk.type)):
+        # The same as below with fewer calls: `.values` ignores the slice of a sliced array, its offsets know it.
+        offsets = np.from_dlpack(chunk.offsets).astype(np.int64, copy=False)
+        return chunk.values.slice(offsets[0], offsets[-1] - offsets[0]), offsets[1:] - offsets[:-1]
+    lengths = pc.list_value_length(chunk)
+    return chunk.flatten(), as_numpy(pc.fill_null(lengths, 0)).astype(np.int64, copy=False)
 
 
 def concatenated(parts: Sequence[Tensor]) -> Tensor:

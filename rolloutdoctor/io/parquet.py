@@ -1,7 +1,7 @@
 """One Parquet file of a run: its footer, its row groups, and the border where pyarrow's errors become ours."""
 
 import re
-from collections.abc import Collection, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import cached_property, partial
@@ -20,6 +20,11 @@ from rolloutdoctor.io.stores import address_of, open_bytes, size_of
 _MAGIC = b"PAR1"
 _ENCRYPTED_MAGIC = b"PARE"
 _TEXTS = ("prompt", "response")
+_BUFFER_BYTES = 2**18
+"""Of each column read at a time."""
+
+_LEAST_ROWS = 32
+"""Of a slice: a footer may claim more values than there are."""
 
 
 @dataclass(frozen=True)
@@ -74,32 +79,80 @@ class OpenFile:
     def _chunks(self) -> list[list[Chunk]]:
         return _read_chunks(self.file.source)
 
-    def read(self, group: int, columns: Sequence[str], *, threads: bool = True) -> pa.Table:
+    def read(self, group: int, columns: Sequence[str]) -> pa.Table:
         """Decode canonical `columns` of one row group, under their canonical names; those it lacks are left out.
 
         Args:
             group: number of the row group.
             columns: canonical names.
-            threads: whether several columns are decoded at a time.
 
         Raises:
             InputError: if the row group is damaged.
         """
+        stored = self._stored(group, columns)
+        with reading(self.file.name, f"row group {group}"):
+            table = _renamed(self.parquet.read_row_group(group, columns=list(stored)), stored)
+        self._check_rows(group, table.num_rows)
+        return table
+
+    def slices(
+        self, group: int, columns: Sequence[str], values: int, *, threads: Callable[[], bool]
+    ) -> Iterator[pa.Table]:
+        """Decode the same as `read` some rows at a time: what a decoder needs beside them is small, as they are.
+
+        Args:
+            group: number of the row group.
+            columns: canonical names, one at least.
+            values: how many a slice has of the longest list column, about.
+            threads: asked before each slice whether several columns are decoded at a time.
+
+        Raises:
+            InputError: if the row group is damaged.
+        """
+        stored = self._stored(group, columns)
+        seen = 0
+        with reading(self.file.name, f"row group {group}"):
+            rows = _rows_of(self.file.footer.row_group(group), stored, values)
+            batches = self.parquet.iter_batches(rows, row_groups=[group], columns=list(stored), use_threads=False)
+            while True:
+                # iter_batches itself can only switch this on.
+                self.parquet.reader.set_use_threads(threads())
+                batch = next(batches, None)
+                if batch is None:
+                    break
+                seen += batch.num_rows
+                yield _renamed(pa.Table.from_batches([batch]), stored)
+                del batch
+        self._check_rows(group, seen)
+
+    def _stored(self, group: int, columns: Sequence[str]) -> dict[str, str]:
+        """Stored to canonical names of those columns that the file has, none of them too large."""
         stored = {self.file.columns[name].stored: name for name in columns if name in self.file.columns}
         texts = [each for each, name in stored.items() if name in _TEXTS]
         if texts:
             check_size(self.file.source, self.file.footer, texts, [group], self._chunks)
-        with reading(self.file.name, f"row group {group}"):
-            table = self.parquet.read_row_group(group, columns=list(stored), use_threads=threads)
-            # Columns are picked by name: a prefix such as "kl" also fetches a column called "kl.x".
-            table = table.select(list(stored)).rename_columns(list(stored.values()))
+        return stored
+
+    def _check_rows(self, group: int, found: int) -> None:
         declared = self.file.footer.row_group(group).num_rows
-        if table.num_rows != declared:
+        if found != declared:
             raise InputError(
-                f"{self.file.name}: row group {group} has {table.num_rows} rows where its footer says {declared}; "
+                f"{self.file.name}: row group {group} has {found} rows where its footer says {declared}; "
                 "the file is damaged, write or copy it again"
             )
-        return table
+
+
+def _renamed(table: pa.Table, stored: Mapping[str, str]) -> pa.Table:
+    # Columns are picked by name: a prefix such as "kl" also fetches a column called "kl.x".
+    return table.select(list(stored)).rename_columns(list(stored.values()))
+
+
+def _rows_of(row_group: pq.RowGroupMetaData, stored: Collection[str], values: int) -> int:
+    """Rows of a slice that has about so many values of the longest column."""
+    leaves = [row_group.column(leaf) for leaf in range(row_group.num_columns)]
+    most = max((leaf.num_values for leaf in leaves if leaf.path_in_schema.split(".")[0] in stored), default=0)
+    count = max(1, round(most / values))
+    return max(_LEAST_ROWS, -(-int(row_group.num_rows) // count))
 
 
 def read_footer(source: Source, trainer: str | None) -> RunFile:
@@ -182,14 +235,16 @@ def open_parquet(
         raise InputError(f"{source.name}: {reason(error)}") from None
     with handle:
         _check_magic(handle, source.name)
+        is_remote = address_of(source.path) is not None
         with reading(source.name, "the footer"):
             parquet = pq.ParquetFile(
                 handle,
                 metadata=footer,
                 page_checksum_verification=True,
                 read_dictionary=list(dictionaries),
-                # Of a remote file neighbouring columns come in one request.
-                pre_buffer=address_of(source.path) is not None,
+                # Of a remote file neighbouring columns come in one request; of a local one none is in memory whole.
+                pre_buffer=is_remote,
+                buffer_size=0 if is_remote else _BUFFER_BYTES,
             )
         with parquet:
             yield parquet

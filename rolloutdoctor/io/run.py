@@ -21,7 +21,8 @@ from rolloutdoctor.io.metadata import RunMetadata
 from rolloutdoctor.io.metrics import LoggedMetrics, read_metrics
 from rolloutdoctor.io.parquet import RunFile, read_footer, reading
 from rolloutdoctor.io.paths import Source, expand
-from rolloutdoctor.io.pieces import Piece, Wanted, assemble, decode_piece
+from rolloutdoctor.io.pieces import Wanted, assemble
+from rolloutdoctor.io.slices import Asked, Slice, slices_of
 from rolloutdoctor.io.spill import Spill
 from rolloutdoctor.io.steps import StepRange
 from rolloutdoctor.io.waiting import Waiting, row_groups_opened
@@ -217,29 +218,28 @@ class Run:
         plan = [(position, found) for position, found in enumerate(index.row_groups) if found.may_hold(steps, split)]
         total, done = sum(found.rows for _, found in plan), 0
         finished: set[StepKey] = set()
+        asked = Asked(wanted, steps, split, dtype)
 
-        def decoded(reader: Ahead[_Decoded]) -> Iterator[tuple[_Decoded, int]]:
+        def decoded(reader: Ahead[tuple[int, Slice]]) -> Iterator[tuple[tuple[int, Slice], int]]:
             with row_groups_opened(self._files, plan) as walk:
                 for position, row_group, opened in walk:
                     # A second thread inside the decoder pays only where nothing else is to be done.
-                    table = opened.read(row_group.group, (*KEY_COLUMNS, *wanted.names), threads=reader.is_waited_for)
-                    pieces = _pieces(opened.file, row_group, table, wanted, steps, split, dtype)
-                    del table
-                    yield (position, row_group, pieces), sum(piece.held for piece in pieces.values())
-                    del pieces
+                    for part in slices_of(opened, row_group, asked, threads=lambda: reader.is_waited_for):
+                        yield (position, part), part.held
+                        del part
 
         with Spill() as spill, Ahead(decoded) as ahead:
             waiting, leases = Waiting(index, spill), Leases()
-            for position, row_group, pieces in ahead:
-                for key in list(pieces):
+            for position, part in ahead:
+                for key in list(part.pieces):
                     # No reference may be left in this frame, or a step would live on while the next is decoded.
-                    piece = pieces.pop(key)
+                    piece = part.pieces.pop(key)
                     if key in finished:
                         raise _contradiction(piece.file, key)
-                    is_complete = index.is_complete(key, position)
-                    # A slice that waits for later row groups must not keep all of this one in memory.
-                    is_slice = isinstance(piece.rows, range) and not is_complete and len(piece.rows) < row_group.rows
-                    waiting.add(key, row_group, piece.detached() if is_slice else piece)
+                    is_complete = key in part.ended and index.is_complete(key, position)
+                    # A slice that waits for later rows must not keep those of other steps in memory.
+                    is_slice = isinstance(piece.rows, range) and not is_complete and len(piece.rows) < part.rows
+                    waiting.add(key, index.row_groups[position], piece.detached() if is_slice else piece)
                     del piece
                     if is_complete:
                         finished.add(key)
@@ -249,8 +249,9 @@ class Run:
                         yield batch
                         leases.learn(key.split, columns)
                         del batch, columns, again
-                done += row_group.rows
+                done += part.rows
                 progress(done, total)
+                del part
             left = waiting.leftover()
             if left is not None:
                 raise _contradiction(left[1].file, left[0])
@@ -266,37 +267,8 @@ class Run:
         return found.token_columns
 
 
-_Decoded = tuple[int, RowGroup, dict[StepKey, Piece]]
-"""Position of a row group in the index, the row group, and what it holds of the wanted steps."""
-
-
 def _holds_any(row_group: RowGroup, keys: Iterable[StepKey]) -> bool:
     return any(row_group.may_hold(StepRange(key.step, key.step + 1), key.split) for key in keys)
-
-
-def _pieces(
-    file: RunFile,
-    row_group: RowGroup,
-    table: pa.Table,
-    wanted: Wanted,
-    steps: StepRange,
-    split: str | None,
-    dtype: torch.dtype,
-) -> dict[StepKey, Piece]:
-    """Decode what a row group holds of the wanted steps, in the order in which they end."""
-    numbers = range(row_group.first_row, row_group.first_row + row_group.rows)
-    found = {}
-    for key, rows in rows_by_key(*read_keys(file, table, numbers)):
-        if key.step not in steps or split not in (None, key.split):
-            continue
-        if isinstance(rows, range):
-            # A slice shares the memory of the row group.
-            here = table.slice(rows.start, len(rows))
-            found[key] = decode_piece(file, here, numbers[rows.start : rows.stop], wanted, dtype)
-        else:
-            here = table.take(pa.array(rows))
-            found[key] = decode_piece(file, here, rows + row_group.first_row, wanted, dtype)
-    return found
 
 
 def _contradiction(file: RunFile, key: StepKey) -> InputError:

@@ -15,6 +15,11 @@ from pathlib import Path
 HERE = Path(__file__).parent
 sys.path.insert(0, str(HERE))
 
+from rolloutdoctor.cli.process import prepare_process  # noqa: E402
+
+# Before anything heavy is imported, as the command line does it.
+prepare_process()
+
 import converting  # noqa: E402
 import gpu  # noqa: E402
 import reading  # noqa: E402

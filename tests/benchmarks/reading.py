@@ -22,17 +22,17 @@ def columns_of(path):
     from rolloutdoctor.io.run import open_run
 
     seen = set()
-    before = OpenFile.read
+    before = OpenFile._stored
 
-    def spied(self, group, columns, **options):
+    def spied(self, group, columns):
         seen.update(name for name in columns if name in self.file.columns)
-        return before(self, group, columns, **options)
+        return before(self, group, columns)
 
-    OpenFile.read = spied
+    OpenFile._stored = spied
     try:
         check(open_run([path]), CheckOptions(device="cpu"))
     finally:
-        OpenFile.read = before
+        OpenFile._stored = before
     return sorted(seen)
 
 

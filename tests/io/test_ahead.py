@@ -102,3 +102,19 @@ def test_it_knows_whether_it_is_waited_for():
 )
 def test_room(held, room):
     assert room_beside(held) == room
+
+
+def test_a_forgotten_caller_may_be_found_in_the_thread_itself():
+    left = threading.Event()
+
+    def start(ahead):
+        yield 0, 1
+        # As the collector of garbage does, in whichever thread it runs.
+        ahead.__exit__(None, None, None)
+        left.set()
+        yield 1, 1
+
+    ahead = Ahead(start).__enter__()
+    assert left.wait(5)
+    ahead.__exit__(None, None, None)
+    assert not readers()

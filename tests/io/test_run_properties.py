@@ -143,6 +143,18 @@ def test_any_layout_gives_the_batches_of_the_obvious_reader(data):
 
 @CASES
 @given(st.data())
+def test_slices_of_any_size_give_the_same(data):
+    rows = data.draw(run_rows())
+    layout = data.draw(layouts(len(rows)))
+    whole = [unpacked(batch) for batch in read(rows, layout)]
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr("rolloutdoctor.io.slices.SLICE_TOKENS", data.draw(st.integers(1, 20)))
+        patch.setattr("rolloutdoctor.io.parquet._LEAST_ROWS", data.draw(st.integers(1, 3)))
+        assert [unpacked(batch) for batch in read(rows, layout)] == whole
+
+
+@CASES
+@given(st.data())
 def test_what_waits_in_a_file_comes_back_as_it_was(data):
     rows = data.draw(run_rows())
     layout = data.draw(layouts(len(rows)))

@@ -13,6 +13,7 @@ from rolloutdoctor.batch import StepKey
 from rolloutdoctor.errors import InputError, UsageError
 from rolloutdoctor.io import ahead as io_ahead
 from rolloutdoctor.io.metadata import RunMetadata
+from rolloutdoctor.io.parquet import OpenFile
 from rolloutdoctor.io.run import StepRange, open_run
 
 FLOATS = pa.list_(pa.float32())
@@ -175,13 +176,14 @@ def test_tensor_points_into_the_arrow_buffer(monkeypatch):
         response_mask=pa.array([[1, 0], [1], [0]], MASK),
     )
     tables = []
-    original = pq.ParquetFile.read_row_group
+    original = OpenFile.slices
 
     def spy(self, *arguments, **options):
-        tables.append(original(self, *arguments, **options))
-        return tables[-1]
+        for table in original(self, *arguments, **options):
+            tables.append(table)
+            yield table
 
-    monkeypatch.setattr(pq.ParquetFile, "read_row_group", spy)
+    monkeypatch.setattr(OpenFile, "slices", spy)
     batches = read("kl", "response_mask")
     for name in ("kl", "response_mask"):
         buffer = tables[-1].column(name).chunk(0).values.buffers()[1]

@@ -1,0 +1,31 @@
+"""What a process of its own may choose before anything heavy is imported; a library leaves these to its caller."""
+
+import gc
+import os
+from importlib.util import find_spec
+from pathlib import Path
+
+_HABITS = "narenas:1,dirty_decay_ms:-1,background_thread:false"
+"""One arena that gives nothing back before the end: a step takes the place of the last, in pages that are there."""
+
+
+_GARBAGE = 50_000
+"""New objects between two looks for cycles: imports make a million that stay."""
+
+
+def prepare_process() -> None:
+    """Choose arrow's allocator and its habits, unless the environment does, and look for garbage less often."""
+    gc.set_threshold(_GARBAGE)
+    os.environ.setdefault("JE_ARROW_MALLOC_CONF", _HABITS)
+    if _has_jemalloc():
+        # The pool set later is not that of the buffers of files; from two pools, what one frees is lost to the other.
+        os.environ.setdefault("ARROW_DEFAULT_MEMORY_POOL", "jemalloc")
+
+
+def _has_jemalloc() -> bool:
+    """True where arrow is known to have it: other builds would complain on standard error."""
+    found = find_spec("pyarrow")
+    if found is None or found.origin is None:
+        return False
+    wheels = Path(found.origin).parent.parent.glob("pyarrow-*.dist-info/WHEEL")
+    return any("manylinux" in wheel.read_text(encoding="utf-8") for wheel in wheels)

@@ -1,0 +1,111 @@
+"""A row group some rows at a time: what is decoded but not yet evaluated is small, whatever the file's row groups."""
+
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+
+import numpy as np
+import pyarrow as pa
+import torch
+
+from rolloutdoctor.batch import StepKey
+from rolloutdoctor.io.index import KEY_COLUMNS, RowGroup, read_keys, rows_by_key
+from rolloutdoctor.io.parquet import OpenFile
+from rolloutdoctor.io.pieces import Piece, Wanted, decode_piece
+from rolloutdoctor.io.steps import StepRange
+
+SLICE_TOKENS = 131_072
+"""Tokens of a slice, about."""
+
+
+@dataclass(frozen=True)
+class Asked:
+    """What of a run is to be decoded.
+
+    Attributes:
+        wanted: the columns.
+        steps: only these.
+        split: only this one; None: both.
+        dtype: of float lists.
+    """
+
+    wanted: Wanted
+    steps: StepRange
+    split: str | None
+    dtype: torch.dtype
+
+    def __contains__(self, key: StepKey) -> bool:
+        return key.step in self.steps and self.split in (None, key.split)
+
+
+@dataclass(frozen=True)
+class Slice:
+    """Some adjacent rows of a row group, decoded.
+
+    Attributes:
+        rows: how many they are.
+        pieces: what they hold of the steps asked for, in the order in which those end.
+        ended: steps and splits of which the row group has no more rows.
+    """
+
+    rows: int
+    pieces: dict[StepKey, Piece]
+    ended: frozenset[StepKey]
+
+    @property
+    def held(self) -> int:
+        """Bytes of its token values."""
+        return sum(piece.held for piece in self.pieces.values())
+
+
+def slices_of(opened: OpenFile, row_group: RowGroup, asked: Asked, *, threads: Callable[[], bool]) -> Iterator[Slice]:
+    """Decode what a row group holds of the steps asked for.
+
+    Args:
+        opened: the file that it is in.
+        row_group: to go through.
+        asked: columns and steps.
+        threads: asked before each slice whether several columns are decoded at a time.
+
+    Raises:
+        DataError: if a value breaks the contract of its column.
+        InputError: if the file is damaged.
+    """
+    file, first = opened.file, row_group.first_row
+    keys = opened.read(row_group.group, KEY_COLUMNS)
+    gathered = rows_by_key(*read_keys(file, keys, range(first, first + row_group.rows)))
+    chosen = [(key, rows) for key, rows in gathered if key in asked]
+    start = 0
+    names = asked.wanted.names or KEY_COLUMNS
+    for table in opened.slices(row_group.group, names, SLICE_TOKENS, threads=threads):
+        stop = start + table.num_rows
+        within = {key: _between(rows, start, stop) for key, rows in chosen}
+        pieces = {
+            key: decode_piece(file, _taken(table, rows, start), _shifted(rows, first), asked.wanted, asked.dtype)
+            for key, rows in within.items()
+            if len(rows)
+        }
+        yield Slice(table.num_rows, pieces, frozenset(key for key, rows in chosen if key in pieces and rows[-1] < stop))
+        start = stop
+
+
+_Rows = range | np.ndarray
+"""Numbers of rows, ascending."""
+
+
+def _between(rows: _Rows, start: int, stop: int) -> _Rows:
+    """Those of some numbers that are from `start` on and before `stop`."""
+    if isinstance(rows, range):
+        return range(max(rows.start, start), max(min(rows.stop, stop), rows.start, start))
+    low, high = np.searchsorted(rows, [start, stop])
+    return rows[low:high]
+
+
+def _shifted(rows: _Rows, by: int) -> _Rows:
+    return range(rows.start + by, rows.stop + by) if isinstance(rows, range) else rows + by
+
+
+def _taken(table: pa.Table, rows: _Rows, start: int) -> pa.Table:
+    """Some rows of a table of which the first is number `start`; adjacent ones share its memory."""
+    if isinstance(rows, range):
+        return table.slice(rows.start - start, len(rows))
+    return table.take(pa.array(rows - start))
