@@ -19,7 +19,7 @@ from rolloutdoctor.io.index import KEY_COLUMNS, Index, RowGroup, build_index, re
 from rolloutdoctor.io.leases import Leases
 from rolloutdoctor.io.metadata import RunMetadata
 from rolloutdoctor.io.metrics import LoggedMetrics, read_metrics
-from rolloutdoctor.io.parquet import RunFile, read_footer, reading
+from rolloutdoctor.io.parquet import OpenFile, RunFile, read_footer, reading
 from rolloutdoctor.io.paths import Source, expand
 from rolloutdoctor.io.pieces import Wanted, assemble
 from rolloutdoctor.io.slices import Asked, Slice, slices_of
@@ -29,6 +29,9 @@ from rolloutdoctor.io.waiting import Waiting, row_groups_opened
 from rolloutdoctor.token_columns import TokenColumns
 
 __all__ = ["LoggedMetrics", "Run", "StepRange", "open_run"]
+
+_TEXT_ROWS = 1024
+"""Rows of which the texts are read at a time."""
 
 
 def open_run(paths: Sequence[str | os.PathLike[str]], *, trainer: str | None = None) -> "Run":
@@ -189,17 +192,15 @@ class Run:
                 continue
             with file.opened() as opened:
                 for row_group in here:
-                    table = opened.read(row_group.group, (*KEY_COLUMNS, *names))
                     numbers = range(row_group.first_row, row_group.first_row + row_group.rows)
-                    for key, places in rows_by_key(*read_keys(file, table, numbers)):
-                        if key not in rows:
-                            continue
-                        for row in rows[key]:
-                            if seen[key] <= row < seen[key] + len(places):
-                                at = int(places[row - seen[key]])
-                                with reading(file.name, "the text"):
-                                    found[key, row] = {name: table.column(name)[at].as_py() for name in names}
-                        seen[key] += len(places)
+                    keys = read_keys(file, opened.read(row_group.group, KEY_COLUMNS), numbers)
+                    at: dict[int, tuple[StepKey, int]] = {}
+                    for key, places in rows_by_key(*keys):
+                        if key in rows:
+                            inside = (row for row in rows[key] if seen[key] <= row < seen[key] + len(places))
+                            at.update((int(places[row - seen[key]]), (key, row)) for row in inside)
+                            seen[key] += len(places)
+                    found.update(_texts_at(opened, row_group.group, names, at))
         return found
 
     @cached_property
@@ -265,6 +266,19 @@ class Run:
             name = ", ".join(self.files[:3])
             raise InputError(f"{name}: step {key.step} is no longer there; leave the files alone while they are read")
         return found.token_columns
+
+
+def _texts_at(
+    opened: OpenFile, group: int, names: Sequence[str], at: Mapping[int, tuple[StepKey, int]]
+) -> Iterator[tuple[tuple[StepKey, int], dict[str, object]]]:
+    """Read the texts of some rows of a row group, given by their places in it."""
+    start = 0
+    for table in opened.slices(group, names, _TEXT_ROWS, threads=lambda: True) if at else ():
+        with reading(opened.file.name, "the text"):
+            for place, row in at.items():
+                if start <= place < start + table.num_rows:
+                    yield row, {name: table.column(name)[place - start].as_py() for name in names}
+        start += table.num_rows
 
 
 def _holds_any(row_group: RowGroup, keys: Iterable[StepKey]) -> bool:

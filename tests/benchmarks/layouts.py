@@ -19,6 +19,11 @@ def half_steps(table, folder, draw):
     _write(table, folder / "0.parquet", row_group=max(1, rows // 2))
 
 
+def one_row_group(table, folder, draw):
+    """All steps in one row group, as some libraries write a table by default."""
+    _write(table, folder / "0.parquet", row_group=len(table))
+
+
 def straddling(table, folder, draw):
     """Row groups of which many hold the end of one step and the start of the next."""
     _write(table, folder / "0.parquet", row_group=ROW_GROUP * 3 // 4 + 1)
@@ -43,6 +48,7 @@ def rows_anywhere(table, folder, draw):
 
 LAYOUTS = {
     "row groups of half a step": half_steps,
+    "one row group for all steps": one_row_group,
     "row groups across steps": straddling,
     "groups scattered over a step": groups_scattered,
     "steps scattered over 4 files": files_per_rank,

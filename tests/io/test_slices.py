@@ -103,3 +103,19 @@ def test_too_few_rows_are_one_sentence(path):
         short = OpenFile(file, Watched(opened.parquet, lambda batch: batch.slice(1)))
         with pytest.raises(InputError, match=r"^run\.parquet: row group 0 has 119 rows where its footer says 120"):
             list(short.slices(0, ["kl"], 10**6, threads=lambda: False))
+
+
+@pytest.mark.parametrize("at_a_time", [1, 64, 1024])
+def test_texts_of_a_few_rows(tmp_path, monkeypatch, at_a_time):
+    monkeypatch.setattr("rolloutdoctor.io.run._TEXT_ROWS", at_a_time)
+    rows = range(500)
+    texts = {"prompt": [f"p{row}" for row in rows], "response": [f"r{row}" for row in rows]}
+    table = pa.table({"step": [row // 100 for row in rows], "reward": [0.0] * len(rows)} | texts)
+    pq.write_table(table, tmp_path / "run.parquet", row_group_size=333)
+    asked_for = {StepKey(3, "train"): [0, 32, 33, 34, 99], StepKey(0, "train"): [7]}
+    found = open_run([tmp_path / "run.parquet"]).texts(asked_for)
+    assert found == {
+        (key, row): {"prompt": f"p{100 * key.step + row}", "response": f"r{100 * key.step + row}"}
+        for key, places in asked_for.items()
+        for row in places
+    }
