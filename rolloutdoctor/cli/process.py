@@ -8,7 +8,6 @@ from pathlib import Path
 _HABITS = "narenas:1,dirty_decay_ms:-1,background_thread:false"
 """One arena that gives nothing back before the end: a step takes the place of the last, in pages that are there."""
 
-
 _GARBAGE = 50_000
 """New objects between two looks for cycles: imports make a million that stay."""
 

@@ -1,5 +1,6 @@
 """A row group some rows at a time: what is decoded but not yet evaluated is small, whatever the file's row groups."""
 
+from collections import deque
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 
@@ -74,17 +75,25 @@ def slices_of(opened: OpenFile, row_group: RowGroup, asked: Asked, *, threads: C
     keys = opened.read(row_group.group, KEY_COLUMNS)
     gathered = rows_by_key(*read_keys(file, keys, range(first, first + row_group.rows)))
     chosen = [(key, rows) for key, rows in gathered if key in asked]
-    start = 0
+    # Where rows of several steps take turns, small slices would have few rows of each.
+    tokens = SLICE_TOKENS * (1 if all(isinstance(rows, range) for _, rows in chosen) else len(chosen))
     names = asked.wanted.names or KEY_COLUMNS
-    for table in opened.slices(row_group.group, names, SLICE_TOKENS, threads=threads):
+    ahead = deque(sorted(chosen, key=lambda entry: entry[1][0]))
+    here: list[tuple[StepKey, _Rows]] = []
+    start = 0
+    for table in opened.slices(row_group.group, names, tokens, threads=threads):
         stop = start + table.num_rows
-        within = {key: _between(rows, start, stop) for key, rows in chosen}
-        pieces = {
-            key: decode_piece(file, _taken(table, rows, start), _shifted(rows, first), asked.wanted, asked.dtype)
-            for key, rows in within.items()
-            if len(rows)
-        }
-        yield Slice(table.num_rows, pieces, frozenset(key for key, rows in chosen if key in pieces and rows[-1] < stop))
+        while ahead and ahead[0][1][0] < stop:
+            here.append(ahead.popleft())
+        here.sort(key=lambda entry: entry[1][-1])
+        pieces = {}
+        for key, rows in here:
+            inside = _between(rows, start, stop)
+            if len(inside):
+                part = _taken(table, inside, start)
+                pieces[key] = decode_piece(file, part, _shifted(inside, first), asked.wanted, asked.dtype)
+        yield Slice(table.num_rows, pieces, frozenset(key for key, rows in here if rows[-1] < stop))
+        here = [(key, rows) for key, rows in here if rows[-1] >= stop]
         start = stop
 
 

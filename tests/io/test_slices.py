@@ -66,6 +66,17 @@ def test_only_the_steps_asked_for(path, monkeypatch):
     assert sum(one.rows for one in found) == ROWS
 
 
+def test_steps_that_take_turns_have_longer_slices(tmp_path, monkeypatch):
+    monkeypatch.setattr("rolloutdoctor.io.parquet._LEAST_ROWS", 1)
+    monkeypatch.setattr("rolloutdoctor.io.slices.SLICE_TOKENS", 10)
+    turns = pa.table({"step": [row % 3 for row in range(ROWS)], "kl": pa.array([[0.5]] * ROWS, pa.list_(pa.float32()))})
+    pq.write_table(turns, tmp_path / "turns.parquet")
+    found = sliced(tmp_path / "turns.parquet", asked("kl"))
+    assert [one.rows for one in found] == [30] * 4
+    assert [[len(piece.rows) for piece in one.pieces.values()] for one in found] == [[10] * 3] * 4
+    assert [len(one.ended) for one in found] == [0, 0, 0, 3]
+
+
 def test_without_columns_there_are_rows(path):
     (found,) = sliced(path, asked())
     assert found.rows == ROWS
