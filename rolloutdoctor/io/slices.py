@@ -17,6 +17,9 @@ from rolloutdoctor.io.steps import StepRange
 SLICE_TOKENS = 131_072
 """Tokens of a slice, about."""
 
+_MOST_TURNS = 4
+"""So many times longer are slices where the rows of that many steps take turns: each has few rows of a step."""
+
 
 @dataclass(frozen=True)
 class Asked:
@@ -75,8 +78,8 @@ def slices_of(opened: OpenFile, row_group: RowGroup, asked: Asked, *, threads: C
     keys = opened.read(row_group.group, KEY_COLUMNS)
     gathered = rows_by_key(*read_keys(file, keys, range(first, first + row_group.rows)))
     chosen = [(key, rows) for key, rows in gathered if key in asked]
-    # Where rows of several steps take turns, small slices would have few rows of each.
-    tokens = SLICE_TOKENS * (1 if all(isinstance(rows, range) for _, rows in chosen) else len(chosen))
+    take_turns = any(not isinstance(rows, range) for _, rows in chosen)
+    tokens = SLICE_TOKENS * (min(len(chosen), _MOST_TURNS) if take_turns else 1)
     names = asked.wanted.names or KEY_COLUMNS
     ahead = deque(sorted(chosen, key=lambda entry: entry[1][0]))
     here: list[tuple[StepKey, _Rows]] = []
