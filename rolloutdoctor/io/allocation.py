@@ -38,8 +38,8 @@ def _choose_pool() -> None:
     """Decode into jemalloc's memory, and have it give back soon what is free.
 
     Arrow's default keeps more of what steps have left behind. At once would be too soon: the next columns would take
-    new pages from the system, which costs as much as half of their decoding. A millisecond holds for arenas to come;
-    that of the main thread is set up when the library is loaded, which the command line does with one arena for all.
+    new pages from the system, which costs as much as half of their decoding. A millisecond holds for arenas to come.
+    A process of our own has chosen better before arrow was loaded: see `cli.process`.
     """
     if "ARROW_DEFAULT_MEMORY_POOL" in os.environ or pa.default_memory_pool().backend_name != "mimalloc":
         return

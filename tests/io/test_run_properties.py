@@ -141,27 +141,26 @@ def test_any_layout_gives_the_batches_of_the_obvious_reader(data):
     assert found == wanted
 
 
-@CASES
-@given(st.data())
-def test_slices_of_any_size_give_the_same(data):
-    rows = data.draw(run_rows())
-    layout = data.draw(layouts(len(rows)))
-    whole = [unpacked(batch) for batch in read(rows, layout)]
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setattr("rolloutdoctor.io.slices.SLICE_TOKENS", data.draw(st.integers(1, 20)))
-        patch.setattr("rolloutdoctor.io.parquet._LEAST_ROWS", data.draw(st.integers(1, 3)))
-        assert [unpacked(batch) for batch in read(rows, layout)] == whole
+HOW = {
+    "what waits goes through a file": {"rolloutdoctor.io.waiting.WAITING_BYTES": st.sampled_from([0, 1, 8, 32])},
+    "slices of any size": {
+        "rolloutdoctor.io.slices.SLICE_TOKENS": st.integers(1, 20),
+        "rolloutdoctor.io.parquet._LEAST_ROWS": st.integers(1, 3),
+    },
+}
 
 
+@pytest.mark.parametrize("how", HOW)
 @CASES
 @given(st.data())
-def test_what_waits_in_a_file_comes_back_as_it_was(data):
+def test_how_it_is_read_changes_nothing(how, data):
     rows = data.draw(run_rows())
     layout = data.draw(layouts(len(rows)))
-    in_memory = [unpacked(batch) for batch in read(rows, layout)]
+    usual = [unpacked(batch) for batch in read(rows, layout)]
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr("rolloutdoctor.io.waiting.WAITING_BYTES", data.draw(st.sampled_from([0, 1, 8, 32])))
-        assert [unpacked(batch) for batch in read(rows, layout)] == in_memory
+        for name, values in HOW[how].items():
+            patch.setattr(name, data.draw(values))
+        assert [unpacked(batch) for batch in read(rows, layout)] == usual
 
 
 @CASES
