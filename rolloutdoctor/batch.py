@@ -239,15 +239,16 @@ class RolloutBatch:
         A run ends with a chunk of the token columns where one is near, so that its columns need not be joined.
         """
         start, ends = 0, self.token_columns.chunk_ends
+        cuts = self.rows.cpu().numpy()
         while start < len(self):
-            begin = int(self.rows[start])
-            stop = min(int(torch.searchsorted(self.rows, begin + tokens)), len(self))
+            begin = int(cuts[start])
+            stop = min(int(cuts.searchsorted(begin + tokens)), len(self))
             near = bisect_right(ends, begin + tokens * 5 // 4) - 1
-            if near >= 0 and ends[near] >= begin + tokens // 4:
-                last = int(torch.searchsorted(self.rows, ends[near]))
+            if near >= 0 and ends[near] >= begin + max(1, tokens // 4):
+                last = int(cuts.searchsorted(ends[near]))
                 # The chunks of a caller may end inside a row.
-                stop = last if int(self.rows[last]) == ends[near] else stop
-            yield slice(start, stop), slice(begin, int(self.rows[stop]))
+                stop = last if cuts[last] == ends[near] else stop
+            yield slice(start, stop), slice(begin, int(cuts[stop]))
             start = stop
 
 

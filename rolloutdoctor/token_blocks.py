@@ -3,8 +3,11 @@
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Hashable, Iterator
 from functools import cached_property
+from typing import NamedTuple
 
+import numpy as np
 import torch
+from numpy.typing import NDArray
 from torch import Tensor
 
 from rolloutdoctor.batch import RolloutBatch
@@ -12,23 +15,23 @@ from rolloutdoctor.ops import elementwise as el
 from rolloutdoctor.ops import segments as seg
 from rolloutdoctor.ops.chosen import Chosen
 
-BLOCK_TOKENS = 131_072
+BLOCK_TOKENS = 196_608
 """Tokens that are worked on at a time: their temporaries stay in the cache."""
 
 DEVICE_BLOCK_TOKENS = 2**24
 """The same on a GPU, where a block must be long enough to keep it busy."""
 
 
-def blocks_of(batch: RolloutBatch, dtype: torch.dtype) -> Iterator["Block"]:
+def blocks_of(batch: RolloutBatch, dtype: torch.dtype) -> Iterator["AdjacentRows"]:
     """Cut a step into blocks; the tokens of a block are done with when the next one is asked for."""
     for rows, tokens in batch.blocks(BLOCK_TOKENS if batch.device.type == "cpu" else DEVICE_BLOCK_TOKENS):
-        yield _Run(batch, rows, tokens, dtype)
+        yield AdjacentRows(batch, rows, tokens, dtype)
         batch.token_columns.passed(tokens.stop)
 
 
 def whole(batch: RolloutBatch, dtype: torch.dtype) -> "Block":
     """A whole step as one block."""
-    return _Run(batch, slice(0, len(batch)), slice(0, batch.tokens), dtype)
+    return AdjacentRows(batch, slice(0, len(batch)), slice(0, batch.tokens), dtype)
 
 
 class Block(ABC):
@@ -96,9 +99,8 @@ class Block(ABC):
         """Give the block's share of a row value to its tokens, ``[N] -> [t]``."""
         return self.runs.expand(x_N[self.rows])
 
-    def of_rows(self, chosen_N: Tensor) -> "Block | None":
-        """The block of some of its rows, given as ``[N]`` bool of the step; None if none of them is here."""
-        here_n = chosen_N[self.rows]
+    def of_rows(self, here_n: Tensor) -> "Block | None":
+        """The block of some of its rows, ``[n]`` bool; None if there are none."""
         places_n = here_n.nonzero().squeeze(1)
         if len(places_n) == len(here_n):
             return self
@@ -108,34 +110,73 @@ class Block(ABC):
         return _Part(self, Chosen(here_n, self.runs), rows, self.runs.some(here_n))
 
 
-class _Run(Block):
+class WholeRows(NamedTuple):
+    """Rows of a block with all their tokens, or with the trained ones where a row is trained in part; on the CPU.
+
+    Attributes:
+        runs: the tokens by row.
+        left_out_n: ``[n]``, rows that are not trained though tokens of them are here; None: there are none.
+        column: gives a token column.
+    """
+
+    runs: seg.Runs
+    left_out_n: NDArray[np.bool_] | None
+    column: Callable[[str], Tensor]
+
+
+class AdjacentRows(Block):
     """Adjacent rows of a step."""
+
+    rows: slice
 
     def __init__(self, batch: RolloutBatch, rows: slice, tokens: slice, dtype: torch.dtype) -> None:
         trained = batch.trained[rows.start : rows.stop + 1]
         super().__init__(rows, rows.start, seg.Runs(trained - trained[0]))
         self._batch, self._places, self._dtype = batch, tokens, dtype
         self._start = int(trained[0])
-        mask_T = batch.tokens_of("response_mask", tokens)
-        self._chosen = None if self.tokens == len(mask_T) else Chosen(mask_T)
+        self._uncut_columns: dict[str, Tensor] = {}
+
+    @cached_property
+    def _chosen(self) -> Chosen | None:
+        is_all = self.tokens == self._places.stop - self._places.start
+        return None if is_all else Chosen(self._batch.tokens_of("response_mask", self._places))
+
+    def whole_rows(self) -> WholeRows:
+        """The same with rows that are not trained at all, where no row is trained in part: nothing is copied then."""
+        if self.tokens < self._places.stop - self._places.start:
+            cuts = self._batch.rows.numpy()[self.first : self.first + len(self.runs) + 1]
+            lengths_n, sizes_n = np.diff(self.runs.cuts), np.diff(cuts)
+            is_cut_n = lengths_n < sizes_n
+            if not lengths_n[is_cut_n].any():
+                return WholeRows(seg.Runs(torch.from_numpy(cuts - cuts[0])), is_cut_n, self._uncut)
+        return WholeRows(self.runs, None, self.column)
+
+    def _uncut(self, name: str) -> Tensor:
+        if name not in self._uncut_columns:
+            self._uncut_columns[name] = self._batch.tokens_of(name, self._places).to(self._dtype)
+        return self._uncut_columns[name]
 
     def _column(self, name: str) -> Tensor:
         return self._trained(self._batch.tokens_of(name, self._places)).to(self._dtype)
 
     def packed(self, x_T: Tensor) -> Tensor:
+        """See `Block`."""
         return self._trained(x_T[self._places])
 
     def _trained(self, here_T: Tensor) -> Tensor:
         return here_T if self._chosen is None else self._chosen.pick(here_T)
 
     def packed_trained(self, x_V: Tensor) -> Tensor:
+        """See `Block`."""
         return x_V[self._start : self._start + self.tokens]
 
     def of_block(self, x_T: Tensor) -> Tensor:
+        """See `Block`."""
         return x_T
 
     @cached_property
     def miss_sq_T(self) -> Tensor:
+        """See `Block`."""
         return el.expm1(self.column("policy_log_probs")).double().square_()
 
 

@@ -15,6 +15,7 @@ from rolloutdoctor import kl
 from rolloutdoctor.batch import RolloutBatch
 from rolloutdoctor.corrections.inside import inside_the_loss
 from rolloutdoctor.fused import sums as fused
+from rolloutdoctor.fused.host import Host, Part
 from rolloutdoctor.losses.aggregation import Layout, row_weights
 from rolloutdoctor.losses.gates import high_entropy, importance_of_rows, product
 from rolloutdoctor.losses.levels import row_mean
@@ -48,15 +49,22 @@ def token_pass(
     reference, *others = passes.values()
     for other in others:
         other.compare_with(reference)
-    if fused.is_possible(batch) and reference.is_plain and all(other.shares for other in others):
-        found = fused.token_sums(batch, reference.objective, [each.row_values() for each in passes.values()], dtype)
+    plain = [each.row_values() for each in passes.values()] if reference.is_plain_with(others) else None
+    if plain is not None and fused.is_possible(batch):
+        found = fused.token_sums(batch, reference.objective, plain, dtype)
         for each, sums in zip(passes.values(), found, strict=True):
             each.sums, each.still_N = dict(sums), each.still_N & (found[0]["policy_N"] == 0)
-    else:
-        for block in blocks_of(batch, dtype):
-            grad_T = reference.add(block)
-            for other in others:
-                other.add_compared(block, grad_T)
+        return {name: each.result() for name, each in passes.items()}
+    host = None
+    if plain is not None and batch.device.type == "cpu":
+        taking = [Part(values, each.own_N, each.sums) for values, each in zip(plain, passes.values(), strict=True)]
+        host = Host.of(batch, reference.objective, taking, dtype)
+    for block in blocks_of(batch, dtype):
+        if host is not None and host.add(block):
+            continue
+        grad_T = reference.add(block)
+        for other in others:
+            other.add_compared(block, grad_T)
     return {name: each.result() for name, each in passes.items()}
 
 
@@ -217,11 +225,16 @@ class _Pass:
         """What its rows give to their tokens."""
         return fused.RowValues(self.policy_N, self.kl_N, self.policy_weight_N, self.kl_weight_N, self.advantage_N)
 
-    @property
-    def is_plain(self) -> bool:
-        """True if columns and values of rows alone decide its tokens, in a way that `fused` knows, and none is kept."""
+    def is_plain_with(self, others: Sequence["_Pass"]) -> bool:
+        """True if columns and values of rows decide their tokens, in a way that `fused` knows, and none is kept."""
         has_more = any(x is not None for x in (self.kept, *self._token_values()))
-        return not has_more and self.advantage_N is not None and fused.is_covered(self.objective)
+        is_plain = not has_more and self.advantage_N is not None and fused.is_covered(self.objective)
+        return is_plain and all(other.shares for other in others)
+
+    @property
+    def own_N(self) -> Tensor:
+        """Rows that differ from the reference and may have a derivative, ``[N]`` bool."""
+        return self.differs_N & ~self.still_N
 
     def add_compared(self, block: Block, reference_T: Tensor) -> None:
         """Add the rows of a block that can differ from the reference, whose derivative is `reference_T`, ``[t]``."""
@@ -229,7 +242,7 @@ class _Pass:
         if self.some_still:
             # A policy term without advantage is 0 times the ratio: NaN in the reference's sum says that this is not 0.
             self.still_N[block.rows] &= self.reference.sums["policy_N"][block.rows] == 0
-        part = block.of_rows(self.differs_N & ~self.still_N)
+        part = block.of_rows(self.own_N[block.rows])
         if part is not None:
             grad_T, other_T = self.add(part), part.of_block(reference_T)
             self._sum(part, "versus_dot_N", grad_T.double() * other_T)
@@ -340,7 +353,7 @@ class _Pass:
             theirs |= {"grad_l1_N": l1_N, "grad_sq_N": sq_N}
         if not self.shares:
             return self.sums
-        own_N = self.differs_N & ~self.still_N
+        own_N = self.own_N
         return {name: torch.where(own_N, self.sums.get(name, sum_N), sum_N) for name, sum_N in theirs.items()}
 
     def result(self) -> tuple[TokenPart, PerToken | None]:

@@ -1,1 +1,1 @@
-"""The second pass of an evaluation in one read of every column, on a GPU, for the objectives that most runs have."""
+"""The second pass of an evaluation by a short way, for the objectives that most runs have: on a GPU and on the CPU."""

@@ -14,7 +14,7 @@ from rolloutdoctor.io.parquet import OpenFile
 from rolloutdoctor.io.pieces import Piece, Wanted, decode_piece
 from rolloutdoctor.io.steps import StepRange
 
-SLICE_TOKENS = 131_072
+SLICE_TOKENS = 196_608
 """Tokens of a slice, about."""
 
 _MOST_TURNS = 4

@@ -9,10 +9,11 @@ cost a fraction of torch's. Either way the order of a sum is fixed.
 """
 
 from functools import cached_property
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import torch
+from numpy.typing import NDArray
 from torch import Tensor
 
 from rolloutdoctor.ops.counting import count
@@ -29,23 +30,32 @@ class Runs:
 
     Attributes:
         offsets: ``[R+1]`` int64.
-        lengths: ``[R]`` int64.
+        cuts: the offsets as numpy's, on the CPU.
     """
 
     def __init__(self, offsets: Tensor) -> None:
-        self.offsets, self.lengths = offsets, offsets.diff()
+        self.offsets = offsets
         self._on_cpu = offsets.device.type == "cpu"
         if self._on_cpu:
-            self._cuts, self._sizes = offsets.numpy(), self.lengths.numpy()
+            self.cuts = offsets.numpy()
+            self._sizes = np.diff(self.cuts)
             # Of an empty run numpy would give the value that follows it.
             self._filled = self._sizes > 0
-            self._starts = self._cuts[:-1][self._filled]
+            self._starts = self.cuts[:-1][self._filled]
             self._some_empty = len(self._starts) < len(self._sizes)
-            # A count fits the integer that holds the longest run, and small integers add up fastest.
-            self._count = np.uint16 if self._sizes.max(initial=0) < 2**16 else np.int64
+
+    @cached_property
+    def lengths(self) -> Tensor:
+        """``[R]`` int64."""
+        return torch.from_numpy(self._sizes) if self._on_cpu else self.offsets.diff()
+
+    @cached_property
+    def _count(self) -> type[np.unsignedinteger[Any]] | type[np.signedinteger[Any]]:
+        """A count fits the integer that holds the longest run, and small integers add up fastest."""
+        return np.uint16 if self._sizes.max(initial=0) < 2**16 else np.int64
 
     def __len__(self) -> int:
-        return self.lengths.shape[0]
+        return self.offsets.shape[0] - 1
 
     @cached_property
     def _places(self) -> int:
@@ -56,9 +66,13 @@ class Runs:
         """Sum of each run, float64 ``[R]``; 0 for an empty run."""
         if not self._on_cpu:
             return torch.segment_reduce(x.double(), "sum", offsets=self.offsets, unsafe=True)
-        values = x.numpy()[: self._cuts[-1]]
+        return torch.from_numpy(self.sums(x.numpy()))
+
+    def sums(self, x: NDArray[Any]) -> NDArray[np.float64]:
+        """The same of numpy's values, on the CPU."""
+        values = x[: self.cuts[-1]]
         if values.dtype == bool and len(values) >= max(_MANY, _LONG * len(self)):
-            return torch.from_numpy(count(values, self._cuts).astype(np.float64))
+            return count(values, self.cuts).astype(np.float64)
         if values.dtype == bool:
             sums = np.add.reduceat(values.view(np.uint8), self._starts, dtype=self._count).astype(np.float64)
         else:
@@ -66,7 +80,7 @@ class Runs:
         if self._some_empty:
             filled, sums = sums, np.zeros(len(self))
             sums[self._filled] = filled
-        return torch.from_numpy(sums)
+        return sums
 
     def some(self, chosen_R: Tensor) -> "Runs":
         """The chosen runs, ``[R]`` bool, one after another."""
@@ -87,7 +101,11 @@ class Runs:
         """Repeat the value of each run over its elements: ``[R] -> [offsets[-1]]``."""
         if not self._on_cpu:
             return torch.repeat_interleave(x_R, self.lengths, output_size=self._places)
-        return torch.from_numpy(np.repeat(x_R.numpy(), self._sizes))
+        return torch.from_numpy(self.spread(x_R.numpy()))
+
+    def spread(self, x_R: NDArray[Any]) -> NDArray[Any]:
+        """The same of numpy's values, on the CPU."""
+        return x_R.repeat(self._sizes)
 
 
 def total(x: Tensor, offsets: Tensor) -> Tensor:

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 import torch
-from fused.interpreted import objective_of, with_fixes, with_pi
+from fused.cases import objective_of, with_fixes, with_pi
 
 from rolloutdoctor import token_pass
 from rolloutdoctor.evaluation import evaluate_all

@@ -4,7 +4,7 @@ from dataclasses import fields
 
 import pytest
 import torch
-from fused.interpreted import NAN, RUNS, agree, objective_of, with_columns, with_fixes, with_pi
+from fused.cases import NAN, RUNS, agree, objective_of, with_columns, with_fixes, with_pi
 
 from rolloutdoctor import token_pass
 from rolloutdoctor.evaluation import evaluate_all

@@ -1,0 +1,95 @@
+"""The short way on the CPU against the general one, in blocks of few tokens."""
+
+import pytest
+import torch
+from fused.cases import *  # noqa: F403 - its tests are these
+from fused.cases import NAN, RUNS, a_batch, agree, objective_of, with_columns, with_fixes, with_pi
+
+from rolloutdoctor import token_blocks
+from rolloutdoctor.evaluation import evaluate_all
+from rolloutdoctor.fused.host import Host
+from rolloutdoctor.testing import random_batch
+
+
+@pytest.fixture
+def taken():
+    """Of every block that the short way was asked for, whether it took it."""
+    return []
+
+
+@pytest.fixture
+def both(monkeypatch, taken):
+    """Evaluations of the general way, and of the short one where it can."""
+    original = Host.add
+
+    def add(self, block):
+        taken.append(original(self, block))
+        return taken[-1]
+
+    def evaluated(batch, objectives, dtype, chunk=16):
+        with monkeypatch.context() as patch:
+            patch.setattr(Host, "of", lambda *given: None)
+            straight = evaluate_all(batch, objectives, dtype=dtype)
+        with monkeypatch.context() as patch:
+            patch.setattr(token_blocks, "BLOCK_TOKENS", chunk)
+            patch.setattr(Host, "add", add)
+            together = evaluate_all(batch, objectives, dtype=dtype)
+        return straight, together
+
+    return evaluated
+
+
+@pytest.mark.parametrize("run", RUNS)
+def test_every_block_of_usual_values_is_taken(run, check, taken):
+    check(with_pi(a_batch(16)), with_fixes(objective_of(run)))
+    has_free_range = run != "trl delta within the bounds"
+    assert taken == [True] * len(taken)
+    assert (len(taken) > 3) == has_free_range
+
+
+@pytest.mark.parametrize("rejected", [0.0, 0.4, 1.0])
+@pytest.mark.parametrize("run", ["trl kl", "trl bnpo, delta", "verl low_var_kl"])
+def test_rows_that_are_not_trained_stay_where_they_are(run, rejected, check, taken):
+    """Nothing is packed where a row is trained as a whole or not at all, and nothing of a rejected row enters."""
+    batch = a_batch(17, rejected=rejected, holes=0.0)
+    mask_T = batch.column("response_mask")
+    assert bool(mask_T.all()) == (rejected == 0.0)
+    spoilt = {
+        name: torch.where(mask_T, column, NAN) for name, column in batch.per_token.items() if column.is_floating_point()
+    }
+    found = check(with_columns(batch, **spoilt), with_fixes(objective_of(run)))
+    assert all(taken)
+    assert len(taken) > 1
+    assert not any(each.tokens.grad_l1_N.isnan().any() for each in found.values())
+
+
+@pytest.mark.parametrize("run", ["trl kl", "verl low_var_kl", "slime low_var_kl, dual clip"])
+def test_a_value_that_is_not_finite_sends_its_block_the_general_way(run, check, taken):
+    batch = a_batch(18)
+    policy_T = batch.column("policy_log_probs").clone()
+    policy_T[int(batch.column("response_mask").nonzero()[len(policy_T) // 2])] = NAN
+    check(with_columns(batch, policy_log_probs=policy_T), with_fixes(objective_of(run)))
+    assert sorted(taken) == [False] + [True] * (len(taken) - 1)
+    assert len(taken) > 3
+
+
+def test_an_advantage_that_is_not_finite_sends_the_step_the_general_way(check, taken):
+    batch = a_batch(19)
+    batch.per_row["reward"][0] = NAN
+    found = check(batch, {"": objective_of("verl low_var_kl")})
+    assert found[""].rows.advantage_N.isnan().any()
+    assert taken == []
+
+
+def test_a_row_longer_than_a_block(check, taken):
+    check(random_batch(20, sizes=(3, 2), longest=900), with_fixes(objective_of("trl kl")))
+    assert all(taken)
+    assert len(taken) > 3
+
+
+def test_what_the_comparison_would_miss(both):
+    """The tests above can fail."""
+    straight, together = both(a_batch(21), {"": objective_of("trl kl")}, torch.float32)
+    together[""].tokens.grad_sq_N[3] *= 1 + 1e-4
+    with pytest.raises(AssertionError):
+        agree(straight, together, torch.float32)
