@@ -2,6 +2,7 @@
 
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Hashable, Iterator
+from dataclasses import dataclass
 from functools import cached_property
 from typing import NamedTuple
 
@@ -206,3 +207,19 @@ class _Part(Block):
     @cached_property
     def miss_sq_T(self) -> Tensor:
         return self.of_block(self._whole.miss_sq_T)
+
+
+@dataclass(frozen=True, eq=False)
+class Scope:
+    """Rows that carry a term, ``[N]`` bool."""
+
+    rows_N: Tensor
+
+    @cached_property
+    def is_all(self) -> bool:
+        """True if every row does."""
+        return bool(self.rows_N.all())
+
+    def inside(self, block: Block, x_T: Tensor) -> Tensor:
+        """Set `x_T` to 0 at rows outside, and return it: nothing of them enters, NaN included."""
+        return x_T if self.is_all else Chosen(~self.rows_N[block.rows], block.runs).fill_(x_T, 0.0)

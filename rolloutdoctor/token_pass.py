@@ -5,8 +5,8 @@ first is the reference: another one is evaluated on the rows where it can differ
 """
 
 from collections.abc import Collection, Mapping, Sequence
-from dataclasses import dataclass, replace
-from functools import cached_property, partial
+from dataclasses import replace
+from functools import partial
 
 import torch
 from torch import Tensor
@@ -25,10 +25,9 @@ from rolloutdoctor.losses.terms import PolicyTerm, TokenInputs
 from rolloutdoctor.objective import Aggregation, KlTerm
 from rolloutdoctor.ops import elementwise as el
 from rolloutdoctor.ops import segments as seg
-from rolloutdoctor.ops.chosen import Chosen
 from rolloutdoctor.reward_pass import mismatch_of, ratios_at_loss
 from rolloutdoctor.row_pass import RowPart, in_scope, in_separate_batches, layout_of
-from rolloutdoctor.token_blocks import Block, blocks_of, whole
+from rolloutdoctor.token_blocks import Block, Scope, blocks_of, whole
 from rolloutdoctor.token_part import PerToken, TokenPart
 
 _OPTIONAL = ("drift_N", "clipped_N", "capped_N", "logged_N")
@@ -49,39 +48,26 @@ def token_pass(
     reference, *others = passes.values()
     for other in others:
         other.compare_with(reference)
-    plain = [each.row_values() for each in passes.values()] if reference.is_plain_with(others) else None
-    if plain is not None and fused.is_possible(batch):
-        found = fused.token_sums(batch, reference.objective, plain, dtype)
+    sharing = [other for other in others if other.shares]
+    if reference.is_plain and len(sharing) == len(others) and not per_token and fused.is_possible(batch):
+        found = fused.token_sums(batch, reference.objective, [each.row_values() for each in passes.values()], dtype)
         for each, sums in zip(passes.values(), found, strict=True):
             each.sums, each.still_N = dict(sums), each.still_N & (found[0]["policy_N"] == 0)
         return {name: each.result() for name, each in passes.items()}
     host = None
-    if plain is not None and batch.device.type == "cpu":
-        taking = [Part(values, each.own_N, each.sums) for values, each in zip(plain, passes.values(), strict=True)]
+    if reference.is_plain and batch.device.type == "cpu":
+        taking = [Part(each.row_values(), each.own_N, each.sums) for each in (reference, *sharing)]
         host = Host.of(batch, reference.objective, taking, dtype)
     for block in blocks_of(batch, dtype):
-        if host is not None and host.add(block):
-            continue
-        grad_T = reference.add(block)
-        for other in others:
-            other.add_compared(block, grad_T)
+        is_added = host is not None and host.add(block)
+        left = [other for other in others if not is_added or not other.shares]
+        if left or not is_added:
+            grad_T = reference.values(block)[-1] if is_added else reference.add(block)
+            for other in left:
+                other.add_compared(block, grad_T)
+        for each in [*sharing, *([reference] if is_added else [])]:
+            each.keep(block)
     return {name: each.result() for name, each in passes.items()}
-
-
-@dataclass(frozen=True, eq=False)
-class _Scope:
-    """Rows that carry a term, ``[N]`` bool."""
-
-    rows_N: Tensor
-
-    @cached_property
-    def is_all(self) -> bool:
-        """True if every row does."""
-        return bool(self.rows_N.all())
-
-    def inside(self, block: Block, x_T: Tensor) -> Tensor:
-        """Set `x_T` to 0 at rows outside, and return it: nothing of them enters, NaN included."""
-        return x_T if self.is_all else Chosen(~self.rows_N[block.rows], block.runs).fill_(x_T, 0.0)
 
 
 class _Pass:
@@ -107,7 +93,7 @@ class _Pass:
             self.of_policy_N = self._row_weights(objective.policy_aggregation)
         self.policy_N = in_scope(batch, part, objective.policy)
         self.kl_N = in_scope(batch, part, objective.kl)
-        self.policy_scope, self.kl_scope = _Scope(self.policy_N), _Scope(self.kl_N)
+        self.policy_scope, self.kl_scope = Scope(self.policy_N), Scope(self.kl_N)
         self.coef = objective.kl_loss.coef if objective.kl_loss else 0.0
         self.on_policy = batch.stored_name(objective.surrogate.old) == batch.stored_name("policy_log_probs")
         self.policy_weight_N = (self.of_policy_N * self.policy_N).to(dtype)
@@ -192,7 +178,7 @@ class _Pass:
 
     def _can_share(self, other: "_Pass") -> bool:
         """True if what both make of a token can differ only where a value of its row does."""
-        if self.kept is not None or self._terms() != other._terms():
+        if self._terms() != other._terms():
             return False
         mine, theirs = self.row_values(), other.row_values()
         if any((one is None) != (another is None) for one, another in zip(mine, theirs, strict=True)):
@@ -225,11 +211,11 @@ class _Pass:
         """What its rows give to their tokens."""
         return fused.RowValues(self.policy_N, self.kl_N, self.policy_weight_N, self.kl_weight_N, self.advantage_N)
 
-    def is_plain_with(self, others: Sequence["_Pass"]) -> bool:
-        """True if columns and values of rows decide their tokens, in a way that `fused` knows, and none is kept."""
-        has_more = any(x is not None for x in (self.kept, *self._token_values()))
-        is_plain = not has_more and self.advantage_N is not None and fused.is_covered(self.objective)
-        return is_plain and all(other.shares for other in others)
+    @property
+    def is_plain(self) -> bool:
+        """True if columns and values of rows alone decide its tokens, in a way that `fused` knows."""
+        has_more = any(x is not None for x in self._token_values())
+        return not has_more and self.advantage_N is not None and fused.is_covered(self.objective)
 
     @property
     def own_N(self) -> Tensor:
@@ -249,27 +235,37 @@ class _Pass:
             self._sum(part, "versus_l1_N", (grad_T - other_T).abs_())
 
     def add(self, block: Block) -> Tensor:
-        """Add a block and return its derivative, ``[t]``."""
-        given = self._given(block)
-        term = SURROGATES[self.objective.surrogate.kind](given, self.objective.surrogate)
-        grad_T = self.policy_scope.inside(block, block.expand(self.policy_weight_N) * term.slope_T)
-        kl_T: Tensor | None = None
-        if self.objective.kl_loss is not None:
-            kl_T, kl_slope_T = self._kl(block, self.objective.kl_loss, given)
-            if self.kept_T is not None and self.objective.mismatch is not None:
-                kept_T = block.packed(self.kept_T)
-                kl_T, kl_slope_T = torch.where(kept_T, kl_T, 0.0), torch.where(kept_T, kl_slope_T, 0.0)
-            grad_T = grad_T.add_(self.kl_scope.inside(block, block.expand(self.kl_weight_N) * kl_slope_T))
-            if not self.shares:
-                self._sum(block, "kl_N", kl_T)
+        """Add a block and return its derivative, ``[t]``; its tokens are kept if they are wanted and all here."""
+        given, term, kl_T, grad_T = self.values(block)
+        if kl_T is not None and not self.shares:
+            self._sum(block, "kl_N", kl_T)
         self._sum(block, "policy_N", term.value_T)
         if term.at_one_T is not None or given.gate_T is not None or self.advantage_N is None:
             self._sum(block, "at_one_N", given.gated(-given.advantage_T) if term.at_one_T is None else term.at_one_T)
         self._sum_metrics(block, given, term)
         self._sum_derivative(block, grad_T)
-        if self.kept is not None:
+        if self.kept is not None and not self.shares:
             self._keep(block, given, term, kl_T, grad_T)
         return grad_T
+
+    def keep(self, block: Block) -> None:
+        """Keep the tokens of a block if they are wanted; its sums were made without all of them."""
+        if self.kept is not None:
+            self._keep(block, *self.values(block))
+
+    def values(self, block: Block) -> tuple[TokenInputs, PolicyTerm, Tensor | None, Tensor]:
+        """What the policy term sees, the term, the KL and the derivative, of the tokens of a block."""
+        given = self._given(block)
+        term = SURROGATES[self.objective.surrogate.kind](given, self.objective.surrogate)
+        grad_T = self.policy_scope.inside(block, block.expand(self.policy_weight_N) * term.slope_T)
+        if self.objective.kl_loss is None:
+            return given, term, None, grad_T
+        kl_T, kl_slope_T = self._kl(block, self.objective.kl_loss, given)
+        if self.kept_T is not None and self.objective.mismatch is not None:
+            kept_T = block.packed(self.kept_T)
+            kl_T, kl_slope_T = torch.where(kept_T, kl_T, 0.0), torch.where(kept_T, kl_slope_T, 0.0)
+        grad_T = grad_T.add_(self.kl_scope.inside(block, block.expand(self.kl_weight_N) * kl_slope_T))
+        return given, term, kl_T, grad_T
 
     def _sum_metrics(self, block: Block, given: TokenInputs, term: PolicyTerm) -> None:
         """Count what the trainers log of the policy term."""

@@ -39,7 +39,7 @@ FIXED = [f"{name}:{variant}" for name, fix in FIXES.items() for variant in fix.v
 
 
 @pytest.fixture(autouse=True)
-def _quiet():
+def quiet():
     """Overflow to infinity is what a ratio without bound does, on a GPU too."""
     with np.errstate(all="ignore"):
         yield

@@ -1,5 +1,7 @@
 """The short way on the CPU against the general one, in blocks of few tokens."""
 
+from dataclasses import fields, replace
+
 import pytest
 import torch
 from fused.cases import *  # noqa: F403 - its tests are these
@@ -85,6 +87,33 @@ def test_a_row_longer_than_a_block(check, taken):
     check(random_batch(20, sizes=(3, 2), longest=900), with_fixes(objective_of("trl kl")))
     assert all(taken)
     assert len(taken) > 3
+
+
+def test_beside_objectives_that_do_not_share_their_terms(check, taken):
+    objective = objective_of("verl low_var_kl")
+    other = replace(objective, surrogate=replace(objective.surrogate, cap=2.0))
+    found = check(a_batch(22), {"": objective, "other": other, **with_fixes(objective)})
+    assert all(taken)
+    assert taken
+    assert float(found["other"].tokens.versus_l1_N.sum()) > 0
+
+
+@pytest.mark.parametrize("value", [0.0, NAN])
+def test_token_values_are_kept_beside(value, monkeypatch):
+    """The sums are the same whether tokens are wanted or not, and so are the tokens."""
+    objectives, batch = with_fixes(objective_of("trl kl")), a_batch(23)
+    batch.column("policy_log_probs")[batch.column("response_mask").nonzero()[5]] = value
+    monkeypatch.setattr(token_blocks, "BLOCK_TOKENS", 16)
+    sums, kept = evaluate_all(batch, objectives), evaluate_all(batch, objectives, per_token=True)
+    monkeypatch.setattr(Host, "of", lambda *given: None)
+    straight = evaluate_all(batch, objectives, per_token=True)
+    for label in objectives:
+        for field in fields(straight[label].per_token):
+            wanted, found = (getattr(each[label].per_token, field.name) for each in (straight, kept))
+            assert torch.equal(wanted.nan_to_num(7.0), found.nan_to_num(7.0)), (label, field.name)
+        for name in ("grad_l1_N", "policy_N", "versus_l1_N"):
+            wanted, found = (getattr(each[label].tokens, name) for each in (sums, kept))
+            assert torch.equal(wanted.nan_to_num(7.0), found.nan_to_num(7.0)), (label, name)
 
 
 def test_what_the_comparison_would_miss(both):
