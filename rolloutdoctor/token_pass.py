@@ -54,18 +54,22 @@ def token_pass(
         for each, sums in zip(passes.values(), found, strict=True):
             each.sums, each.still_N = dict(sums), each.still_N & (found[0]["policy_N"] == 0)
         return {name: each.result() for name, each in passes.items()}
-    host = None
-    if reference.is_plain and batch.device.type == "cpu":
-        taking = [Part(each.row_values(), each.own_N, each.sums) for each in (reference, *sharing)]
-        host = Host.of(batch, reference.objective, taking, dtype)
+    host = reference.host([reference, *sharing])
+    alone = [] if host is None else [(other, other.host([other])) for other in others if not other.shares]
     for block in blocks_of(batch, dtype):
-        is_added = host is not None and host.add(block)
-        left = [other for other in others if not is_added or not other.shares]
-        if left or not is_added:
-            grad_T = reference.values(block)[-1] if is_added else reference.add(block)
+        added: list[_Pass] = []
+        if host is not None and host.add(block):
+            added = [reference, *sharing]
+            for other, own in alone:
+                if own is not None and own.add(block):
+                    host.compare(own)
+                    added.append(other)
+        left = [other for other in others if other not in added]
+        if left or not added:
+            grad_T = reference.values(block)[-1] if added else reference.add(block)
             for other in left:
                 other.add_compared(block, grad_T)
-        for each in [*sharing, *([reference] if is_added else [])]:
+        for each in dict.fromkeys([*sharing, *added]):
             each.keep(block)
     return {name: each.result() for name, each in passes.items()}
 
@@ -221,6 +225,13 @@ class _Pass:
     def own_N(self) -> Tensor:
         """Rows that differ from the reference and may have a derivative, ``[N]`` bool."""
         return self.differs_N & ~self.still_N
+
+    def host(self, passes: Sequence["_Pass"]) -> Host | None:
+        """What sums up its blocks and those of passes that share with it in a short way, if there is one."""
+        if not self.is_plain or self.batch.device.type != "cpu":
+            return None
+        parts = [Part(each.row_values(), each.own_N, each.sums) for each in passes]
+        return Host.of(self.batch, self.objective, parts, self.dtype, logits=self.reference is None)
 
     def add_compared(self, block: Block, reference_T: Tensor) -> None:
         """Add the rows of a block that can differ from the reference, whose derivative is `reference_T`, ``[t]``."""

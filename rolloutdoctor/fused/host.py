@@ -33,6 +33,9 @@ Bools = NDArray[np.bool_]
 Sums = dict[str, Floats]
 """Float64 sums of some rows, ``[n]``, by their names in `TokenPart`."""
 
+_OF_DERIVATIVE = ("grad_l1_N", "grad_sq_N", "versus_dot_N")
+"""Sums that are 0 where there is no derivative."""
+
 
 class Part(NamedTuple):
     """What an objective takes part with.
@@ -144,20 +147,32 @@ class _Seen:
 class Host:
     """The sums of objectives that share what becomes of a token, block by block."""
 
-    def __init__(self, batch: RolloutBatch, objective: Objective, parts: Sequence[Part], dtype: torch.dtype) -> None:
+    def __init__(
+        self, batch: RolloutBatch, objective: Objective, parts: Sequence[Part], dtype: torch.dtype, *, logits: bool
+    ) -> None:
         """Take what `of` found fit."""
-        self._rule, self._kl, self._has_pi = objective.surrogate, objective.kl_loss, batch.has("sum_pi_squared")
+        self._rule, self._kl = objective.surrogate, objective.kl_loss
+        self._logits, self._has_pi = logits, batch.has("sum_pi_squared")
         self._given = [_Given(part.values) for part in parts]
         self._own = [part.own_N.numpy() for part in parts]
         self._sums = [part.sums for part in parts]
         self._dtype = torch.zeros(0, dtype=dtype).numpy().dtype
         self._buffers: dict[str, Floats] = {}
         self._views: dict[tuple[int, str], Floats] = {}
+        self._seen: _Seen | None = None
         counted = ("clipped_N", "capped_N") if self._rule.kind == "ppo_dual_clip" else ()
         self._counted = counted[: 1 if self._rule.cap is None else 2]
 
     @classmethod
-    def of(cls, batch: RolloutBatch, objective: Objective, parts: Sequence[Part], dtype: torch.dtype) -> "Host | None":
+    def of(
+        cls,
+        batch: RolloutBatch,
+        objective: Objective,
+        parts: Sequence[Part],
+        dtype: torch.dtype,
+        *,
+        logits: bool = True,
+    ) -> "Host | None":
         """Prepare for the blocks of a step; None if there is no free range, or a value of a row is not finite.
 
         Args:
@@ -165,8 +180,9 @@ class Host:
             objective: `is_covered`; it says what becomes of a token.
             parts: of each objective; the first is the reference: the others are compared with its derivative.
             dtype: of the values per token.
+            logits: whether the derivative by the logits is wanted of the reference.
         """
-        found = cls(batch, objective, parts, dtype)
+        found = cls(batch, objective, parts, dtype, logits=logits)
         is_finite = all(_is_finite(x_N) for each in found._given for x_N in (each.ratio_N, each.slope_N))
         return found if is_finite and free_range(objective.surrogate)[1] > 0 else None
 
@@ -181,7 +197,19 @@ class Host:
             if seen is not None:
                 for number in range(1, len(self._own)):
                     self._other(number, seen, self._own[number][block.rows])
+        self._seen = seen
         return seen is not None
+
+    def compare(self, other: "Host") -> None:
+        """Compare the reference of another, which has added the same block, with this one's."""
+        seen, theirs = self._seen, other._seen
+        assert seen is not None  # both have added it
+        assert theirs is not None
+        with np.errstate(all="ignore"):
+            product_T = self._buffer("other", len(seen.wide_T), np.float64)
+            other._of(0, "versus_dot_N")[seen.rows] = seen.total(np.multiply(theirs.wide_T, seen.wide_T, out=product_T))
+            np.subtract(theirs.wide_T, seen.wide_T, out=product_T)
+            other._of(0, "versus_l1_N")[seen.rows] = seen.total(np.abs(product_T, out=product_T))
 
     def _reference(self, block: AdjacentRows) -> _Seen | None:
         here, sums = block.whole_rows(), dict[str, Floats]()
@@ -190,8 +218,9 @@ class Host:
             return None
         turned_P = self._policy(self._given[0], seen, sums)
         seen.wide_T, square_T = self._derivative(self._given[0], seen, turned_P, sums, "reference")
-        self._logits(here.column, seen, square_T, sums)
-        if not (_is_finite(sums["grad_l1_N"]) and _is_finite(sums["logits_low_sq_N"])):
+        if self._logits:
+            self._by_logits(here.column, seen, square_T, sums)
+        if not (_is_finite(sums["grad_l1_N"]) and _is_finite(sums.get("logits_low_sq_N", sums["grad_l1_N"]))):
             return None
         for name, sums_n in sums.items():
             self._of(0, name)[seen.rows] = sums_n
@@ -206,7 +235,7 @@ class Host:
         sums: Sums = {}
         turned_P = self._policy(given, seen, sums)
         # A row without a derivative is as far from the reference as that is from 0.
-        sums["versus_l1_N"] = self._of(0, "grad_l1_N")[rows]
+        sums |= {"versus_l1_N": self._of(0, "grad_l1_N")[rows], **dict.fromkeys(_OF_DERIVATIVE, np.zeros(1))}
         if self._counted:
             sums["drift_N"] = self._of(0, "drift_N")[rows]
         for name, sums_n in sums.items():
@@ -285,7 +314,7 @@ class Host:
         sums["grad_sq_N"] = seen.total(np.multiply(wide_T, wide_T, out=square_T))
         return wide_T, square_T
 
-    def _logits(self, column: Callable[[str], Tensor], seen: _Seen, square_T: Floats, sums: Sums) -> None:
+    def _by_logits(self, column: Callable[[str], Tensor], seen: _Seen, square_T: Floats, sums: Sums) -> None:
         """Add the bounds on the derivative by the logits; `square_T` is that by the log-prob, squared."""
         policy_T, low_T = column("policy_log_probs"), self._buffer("other", len(square_T), np.float64)
         np.copyto(low_T, el.expm1(policy_T).numpy())

@@ -10,6 +10,7 @@ from fused.cases import NAN, RUNS, a_batch, agree, objective_of, with_columns, w
 from rolloutdoctor import token_blocks
 from rolloutdoctor.evaluation import evaluate_all
 from rolloutdoctor.fused.host import Host
+from rolloutdoctor.objective import RowSet
 from rolloutdoctor.testing import random_batch
 
 
@@ -30,7 +31,7 @@ def both(monkeypatch, taken):
 
     def evaluated(batch, objectives, dtype, chunk=16):
         with monkeypatch.context() as patch:
-            patch.setattr(Host, "of", lambda *given: None)
+            patch.setattr(Host, "of", lambda *given, **options: None)
             straight = evaluate_all(batch, objectives, dtype=dtype)
         with monkeypatch.context() as patch:
             patch.setattr(token_blocks, "BLOCK_TOKENS", chunk)
@@ -89,9 +90,30 @@ def test_a_row_longer_than_a_block(check, taken):
     assert len(taken) > 3
 
 
+@pytest.mark.parametrize("run", ["slime k1", "slime low_var_kl, dual clip"])
+def test_rows_of_which_a_fix_leaves_nothing(run, check, taken):
+    """Those without spread have advantages, for scores are not centred, and with the fix no derivative."""
+    objective = objective_of(run)
+    objective = replace(objective, advantage=replace(objective.advantage, estimator="raw"))
+    out = replace(
+        objective,
+        policy=objective.policy.leaving_out(RowSet.ZERO_STD),
+        kl=objective.kl.leaving_out(RowSet.ZERO_STD),
+    )
+    batch = a_batch(24)
+    batch.per_row["reward"][:] = 1.0 + torch.arange(len(batch)) * (batch.groups.index_N % 2)
+    found = check(batch, {"": objective, "out": out})
+    assert all(taken)
+    still_N = found["out"].rows.zero_std_N
+    assert 0 < int(still_N.sum()) < len(batch)
+    assert float(found[""].tokens.grad_l1_N[still_N].sum()) > 0
+    assert float(found["out"].tokens.grad_l1_N[still_N].sum()) == 0
+    assert float(found["out"].tokens.grad_l1_N[~still_N].sum()) > 0
+
+
 def test_beside_objectives_that_do_not_share_their_terms(check, taken):
     objective = objective_of("verl low_var_kl")
-    other = replace(objective, surrogate=replace(objective.surrogate, cap=2.0))
+    other = replace(objective, surrogate=replace(objective.surrogate, clip_low=0.05, clip_high=0.05))
     found = check(a_batch(22), {"": objective, "other": other, **with_fixes(objective)})
     assert all(taken)
     assert taken
@@ -105,7 +127,7 @@ def test_token_values_are_kept_beside(value, monkeypatch):
     batch.column("policy_log_probs")[batch.column("response_mask").nonzero()[5]] = value
     monkeypatch.setattr(token_blocks, "BLOCK_TOKENS", 16)
     sums, kept = evaluate_all(batch, objectives), evaluate_all(batch, objectives, per_token=True)
-    monkeypatch.setattr(Host, "of", lambda *given: None)
+    monkeypatch.setattr(Host, "of", lambda *given, **options: None)
     straight = evaluate_all(batch, objectives, per_token=True)
     for label in objectives:
         for field in fields(straight[label].per_token):
