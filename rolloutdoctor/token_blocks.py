@@ -17,7 +17,7 @@ from rolloutdoctor.ops import segments as seg
 from rolloutdoctor.ops.chosen import Chosen
 
 BLOCK_TOKENS = 196_608
-"""Tokens that are worked on at a time: their temporaries stay in the cache."""
+"""Tokens that are worked on at a time: of more, temporaries leave the cache; of fewer, the calls outweigh the work."""
 
 DEVICE_BLOCK_TOKENS = 2**24
 """The same on a GPU, where a block must be long enough to keep it busy."""

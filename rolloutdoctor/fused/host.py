@@ -171,7 +171,7 @@ class Host:
         parts: Sequence[Part],
         dtype: torch.dtype,
         *,
-        logits: bool = True,
+        logits: bool,
     ) -> "Host | None":
         """Prepare for the blocks of a step; None if there is no free range, or a value of a row is not finite.
 

@@ -15,7 +15,7 @@ from pathlib import Path
 HERE = Path(__file__).parent
 sys.path.insert(0, str(HERE))
 
-from rolloutdoctor.cli.process import prepare_process  # noqa: E402
+from rolloutdoctor.cli.process import prepare_process  # noqa: E402 - called before the imports below
 
 # Before anything heavy is imported, as the command line does it.
 prepare_process()
