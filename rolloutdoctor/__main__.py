@@ -1,5 +1,5 @@
 """``python -m rolloutdoctor``."""
 
-from rolloutdoctor.cli import main
+from rolloutdoctor.cli import program
 
-main()
+program()

@@ -1,6 +1,7 @@
 """Several processes over one run: each is dealt whole steps, and their states add up to that of one process."""
 
 import multiprocessing
+import os
 import pickle
 import signal
 from collections.abc import Callable, Sequence
@@ -137,6 +138,8 @@ def _work(pipe: Connection) -> None:
         while (dealt := pipe.recv()) is not None:
             number, steps = dealt
             pipe.send(("state", number, _measured(run, replace(options, steps=steps), _teller(pipe, number))))
+    # Nothing is left to do but to take apart what was imported, for which the other end would wait.
+    os._exit(0)
 
 
 def _measured(run: Run, options: CheckOptions, progress: Callable[[int, int], None]) -> RunState | Exception:

@@ -1,5 +1,6 @@
 """How the benchmarks measure: two works in turn, processes of their own, peaks of memory."""
 
+import os
 import statistics
 import subprocess
 import sys
@@ -8,6 +9,10 @@ from pathlib import Path
 from typing import NamedTuple
 
 HERE = Path(__file__).parent
+
+
+# Installed packages are compiled; this one would be at every start where the environment forbids to keep that.
+ENVIRONMENT = {name: value for name, value in os.environ.items() if name != "PYTHONDONTWRITEBYTECODE"}
 
 
 class Row(NamedTuple):
@@ -35,7 +40,7 @@ def interleaved(repeats, *works):
 
 
 def process(*words):
-    subprocess.run([sys.executable, *map(str, words)], check=True, stdout=subprocess.DEVNULL)
+    subprocess.run([sys.executable, *map(str, words)], check=True, stdout=subprocess.DEVNULL, env=ENVIRONMENT)
 
 
 def peak_mib(*words):
@@ -46,7 +51,10 @@ def peak_mib(*words):
         "print(resource.getrusage(resource.RUSAGE_CHILDREN).ru_maxrss)"
     )
     found = subprocess.run(
-        [sys.executable, "-c", code, sys.executable, *map(str, words)], capture_output=True, check=True
+        [sys.executable, "-c", code, sys.executable, *map(str, words)],
+        capture_output=True,
+        check=True,
+        env=ENVIRONMENT,
     )
     return int(found.stdout) / 1024
 

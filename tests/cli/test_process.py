@@ -4,12 +4,14 @@ import gc
 import os
 import subprocess
 import sys
+from pathlib import Path
 
 import pytest
 
 from rolloutdoctor.cli import process
 
 POOL, HABITS = "ARROW_DEFAULT_MEMORY_POOL", "JE_ARROW_MALLOC_CONF"
+FULL = Path("/dev/full")
 
 
 @pytest.fixture(autouse=True)
@@ -66,3 +68,43 @@ def test_arrow_agrees():
     bare = {name: value for name, value in os.environ.items() if name not in (POOL, HABITS)}
     done = subprocess.run([sys.executable, "-c", code], env=bare, capture_output=True, text=True, check=True)
     assert (done.stdout, done.stderr) == ("True\n", "")
+
+
+ENDS = """
+import atexit, sys
+from rolloutdoctor.cli.process import ShortWayOut
+
+class Kept:
+    def __del__(self):
+        print("taken apart")
+
+kept, way_out = Kept(), ShortWayOut()
+atexit.register(print, "handler")
+print("work")
+way_out.code = {code}
+sys.exit(7)
+"""
+
+
+@pytest.mark.parametrize(("code", "said"), [(7, "work\nhandler\n"), (None, "work\nhandler\ntaken apart\n")])
+def test_what_was_imported_is_not_taken_apart(code, said):
+    """But handlers run, what was printed into a pipe arrives, and the exit code is the same."""
+    done = subprocess.run([sys.executable, "-c", ENDS.format(code=code)], capture_output=True, text=True, check=False)
+    assert (done.stdout, done.stderr, done.returncode) == (said, "", 7)
+
+
+@pytest.mark.skipif(not FULL.exists(), reason="there is no full device here")
+def test_output_that_cannot_be_written_is_not_lost_in_silence():
+    with FULL.open("w") as full:
+        done = subprocess.run(
+            [sys.executable, "-c", ENDS.format(code=7)], stdout=full, stderr=subprocess.PIPE, text=True, check=False
+        )
+    assert done.returncode != 7
+    assert "No space left" in done.stderr
+
+
+@pytest.mark.parametrize(("words", "code"), [(["--version"], 0), (["check", "no-such-file.parquet"], 2)])
+def test_the_program_and_its_module_end_alike(words, code):
+    script = f"import sys; sys.argv[1:] = {words!r}\nfrom rolloutdoctor.cli import program; program()"
+    for command in (["-m", "rolloutdoctor", *words], ["-c", script]):
+        assert subprocess.run([sys.executable, *command], capture_output=True, check=False).returncode == code
