@@ -17,6 +17,9 @@ from rolloutdoctor.token_columns import TokenColumns
 TRAIN = "train"
 EVAL = "eval"
 
+_PART = 2**18
+"""Tokens that are counted at a time."""
+
 
 class StepKey(NamedTuple):
     """What identifies a batch: training and evaluation rows of one logged step are two batches."""
@@ -155,8 +158,13 @@ class RolloutBatch:
     @cached_property
     def trained(self) -> Tensor:
         """``[N+1]`` int64 offsets of the rows into the trained tokens (`response_mask`), packed in their order."""
-        lengths_N = seg.total(self.column("response_mask"), self.rows).long()
-        return torch.cat([lengths_N.new_zeros(1), lengths_N.cumsum(0)])
+        lengths_N = torch.zeros(len(self) + 1, dtype=torch.int64, device=self.device)
+        # Part by part on the CPU, where the chunks of a step would else be joined for this alone.
+        for rows, tokens in self.blocks(_PART if self.device.type == "cpu" else max(1, self.tokens)):
+            cuts = self.rows[rows.start : rows.stop + 1]
+            is_trained_T = self.tokens_of("response_mask", tokens)
+            lengths_N[rows.start + 1 : rows.stop + 1] = seg.total(is_trained_T, cuts - cuts[0])
+        return lengths_N.cumsum_(0)
 
     @property
     def device(self) -> torch.device:

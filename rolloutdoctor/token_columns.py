@@ -50,6 +50,7 @@ class TokenColumns(Mapping[str, Tensor]):
         self._extremes: dict[str, list[tuple[float, float]]] = {}
         # How many chunks of a column went; what is left of them is empty.
         self._gone: dict[str, int] = {}
+        self._emptied: dict[str, Tensor] = {}
         self._passed = 0
         self.lease: Lease | None = None
         self.asked_again: set[str] | None = None
@@ -144,8 +145,9 @@ class TokenColumns(Mapping[str, Tensor]):
         if first < count:
             self.extremes(name)
             chunks = self._chunks[name]
-            emptied = (chunk[:0].clone() for chunk in chunks[first:count])
-            self._chunks[name] = (*chunks[:first], *emptied, *chunks[count:])
+            # One for all: what stays in the place of something large keeps the allocator from using that whole again.
+            emptied = self._emptied.setdefault(name, chunks[first][:0].clone())
+            self._chunks[name] = (*chunks[:first], *[emptied] * (count - first), *chunks[count:])
             self._gone[name] = count
 
     def _recall(self) -> None:

@@ -10,7 +10,6 @@ from rolloutdoctor.batch import RolloutBatch
 from rolloutdoctor.comparison import Slice
 from rolloutdoctor.engine.ledger import Change, measures
 from rolloutdoctor.findings import Measure
-from rolloutdoctor.ops import segments as seg
 
 Key = tuple[int | float | str, ...]
 """Key of a part; keys of one kind sort."""
@@ -36,10 +35,8 @@ def _by_reward(batch: RolloutBatch) -> tuple[list[Key], Tensor]:
 
 def _by_length(batch: RolloutBatch) -> tuple[list[Key], Tensor]:
     """Trained tokens by powers of two: 0, 1, 2 to 3, 4 to 7, ..."""
-    if "response_mask" in batch.per_token:
-        length_N = seg.total(batch.column("response_mask"), batch.rows)
-    else:
-        length_N = batch.rows.diff().double()
+    offsets = batch.trained if "response_mask" in batch.per_token else batch.rows
+    length_N = offsets.diff().double()
     return _distinct(torch.where(length_N > 0, 2.0 ** length_N.clamp(min=1).log2().floor(), 0.0))
 
 

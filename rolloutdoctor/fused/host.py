@@ -25,13 +25,16 @@ from rolloutdoctor.objective import Objective
 from rolloutdoctor.ops import elementwise as el
 from rolloutdoctor.ops.chosen import Chosen
 from rolloutdoctor.ops.segments import Runs
-from rolloutdoctor.token_blocks import AdjacentRows, WholeRows
+from rolloutdoctor.token_blocks import BLOCK_TOKENS, AdjacentRows, WholeRows
 
 Floats = NDArray[np.floating[Any]]
 Ints = NDArray[np.int64]
 Bools = NDArray[np.bool_]
 Sums = dict[str, Floats]
 """Float64 sums of some rows, ``[n]``, by their names in `TokenPart`."""
+
+_PIECE = 65_536
+"""Tokens whose KL is made at a time: what lies between its steps stays in the cache, and needs no room beside."""
 
 _OF_DERIVATIVE = ("grad_l1_N", "grad_sq_N", "versus_dot_N")
 """Sums that are 0 where there is no derivative."""
@@ -158,6 +161,7 @@ class Host:
         self._sums = [part.sums for part in parts]
         self._dtype = torch.zeros(0, dtype=dtype).numpy().dtype
         self._buffers: dict[str, Floats] = {}
+        self._room = min(batch.tokens, BLOCK_TOKENS * 5 // 4)
         self._views: dict[tuple[int, str], Floats] = {}
         self._seen: _Seen | None = None
         counted = ("clipped_N", "capped_N") if self._rule.kind == "ppo_dual_clip" else ()
@@ -257,7 +261,7 @@ class Host:
         """What a block gives to every objective, and the sums that no value of a row enters."""
         (runs, left_out_n, column), rule, term = here, self._rule, self._kl
         count, none = int(runs.cuts[-1]), np.zeros(0, np.int64)
-        ratio_T = self._buffer("ratio", count, self._dtype)
+        ratio_T, wide_T = self._buffer("ratio", count, self._dtype), self._buffer("square", count, np.float64)
         same_T = torch.from_numpy(ratio_T)
         seen = _Seen(block.rows, runs, left_out_n, ratio_T, ratio_T, None, ratio_T, none, none, ratio_T[:0])
         np.subtract(column("policy_log_probs").numpy(), column(rule.old).numpy(), out=ratio_T)
@@ -265,23 +269,38 @@ class Host:
         if not count or (bound is not None and el.outside(same_T, -bound, bound) is not None):
             return None
         if self._counted:
-            sums["drift_N"] = -seen.total(ratio_T)
+            np.copyto(wide_T, ratio_T)
+            sums["drift_N"] = -seen.total(wide_T)
         same_T.exp_()
         if term is not None:
-            u_T, weight_T = self._buffer("log-ratio", count, self._dtype), same_T if term.ratio_weighted else None
-            np.subtract(column(term.log_probs).numpy(), column("ref_log_probs").numpy(), out=u_T)
-            straight, clamp = term.straight_through, term.clamp
-            kl_T, slope_T = kl.term(
-                term.estimator, torch.from_numpy(u_T), weight_T, straight_through=straight, clamp=clamp
-            )
-            sums["kl_N"], seen.slope_T = seen.total(kl_T.numpy()), slope_T.numpy()
+            seen.slope_T = self._buffer("slope", count, self._dtype)
+            self._by_reference(column, same_T, wide_T, seen.slope_T)
+            sums["kl_N"] = seen.total(wide_T)
         place_P = el.outside(same_T, *free_range(rule))
         if place_P is not None:
             seen.set_apart(place_P.numpy())
             sums["low_clipped_N"] = seen.count(seen.ratio_P < 1 - rule.clip_low)
             sums["high_clipped_N"] = seen.count(seen.ratio_P > 1 + rule.clip_high)
-        seen.ratio_n = seen.total(ratio_T)
+        np.copyto(wide_T, ratio_T)
+        seen.ratio_n = seen.total(wide_T)
         return seen if all(map(_is_finite, (seen.ratio_n, seen.ratio_P, sums.get("kl_N", seen.ratio_n)))) else None
+
+    def _by_reference(self, column: Callable[[str], Tensor], ratio_T: Tensor, kl_T: Floats, slope_T: Floats) -> None:
+        """Fill in the KL and its derivative, some tokens at a time."""
+        term = self._kl
+        assert term is not None
+        policy_T, reference_T = column(term.log_probs), column("ref_log_probs")
+        for start in range(0, len(kl_T), _PIECE):
+            here = slice(start, start + _PIECE)
+            kl_P, slope_P = kl.term(
+                term.estimator,
+                policy_T[here] - reference_T[here],
+                ratio_T[here] if term.ratio_weighted else None,
+                straight_through=term.straight_through,
+                clamp=term.clamp,
+            )
+            np.copyto(kl_T[here], kl_P.numpy())
+            np.copyto(slope_T[here], slope_P.numpy())
 
     def _policy(self, given: _Given, seen: _Seen, sums: Sums) -> Floats:
         """Add the policy term of rows, and return its derivative at the tokens set apart, ``[P]``."""
@@ -317,8 +336,9 @@ class Host:
     def _by_logits(self, column: Callable[[str], Tensor], seen: _Seen, square_T: Floats, sums: Sums) -> None:
         """Add the bounds on the derivative by the logits; `square_T` is that by the log-prob, squared."""
         policy_T, low_T = column("policy_log_probs"), self._buffer("other", len(square_T), np.float64)
-        np.copyto(low_T, el.expm1(policy_T).numpy())
-        low_T *= low_T
+        # (1 - p)^2, where 1 - p has the precision of the log-probs, as elsewhere.
+        miss_T = np.expm1(policy_T.numpy(), out=self._buffer("derivative", len(square_T), self._dtype))
+        np.multiply(miss_T, miss_T, out=low_T, dtype=np.float64)
         low_T *= square_T
         sums["logits_low_sq_N"] = seen.total(low_T)
         if self._has_pi:
@@ -339,7 +359,7 @@ class Host:
         """Memory for a value per token, the same for every block."""
         held = self._buffers.get(name)
         if held is None or len(held) < count:
-            held = self._buffers[name] = np.empty(count + count // 4, dtype)
+            held = self._buffers[name] = np.empty(max(count, self._room), dtype)
         return held[:count]
 
 
