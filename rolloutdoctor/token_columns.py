@@ -8,12 +8,32 @@ from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import reduce
 from itertools import accumulate
+from typing import NamedTuple, Self
 
 import numpy as np
 import torch
 from torch import Tensor
 
 from rolloutdoctor.ops import elementwise as el
+
+
+class Glance(NamedTuple):
+    """What is known of a chunk that went before anybody asked for its values.
+
+    Attributes:
+        size: how many they are.
+        extremes: the smallest and the largest, NaN for both if there is one; ``(inf, -inf)`` of none.
+        dtype: of the chunk.
+    """
+
+    size: int
+    extremes: tuple[float, float]
+    dtype: torch.dtype
+
+    @classmethod
+    def of(cls, chunk: Tensor) -> Self:
+        """Look at a chunk."""
+        return cls(chunk.numel(), el.extremes(chunk) if chunk.numel() else (np.inf, -np.inf), chunk.dtype)
 
 
 @dataclass(frozen=True)
@@ -23,12 +43,10 @@ class Lease:
     Attributes:
         names: of the columns.
         freed: is told of how many bytes the tokens were passed; those of a chunk go together when its last one is.
-        again: reads the columns of the step once more, for who asks for one that went.
     """
 
     names: Collection[str]
     freed: Callable[[int], None]
-    again: Callable[[], "TokenColumns"]
 
 
 class TokenColumns(Mapping[str, Tensor]):
@@ -38,22 +56,38 @@ class TokenColumns(Mapping[str, Tensor]):
 
     Attributes:
         lease: which columns may go before the step does; None: none of them.
-        asked_again: columns that were asked for after the last token was passed; None as long as it was not.
+        again: reads the columns of the step once more, for who asks for one that went.
+        asked: columns of which values were asked for.
+        asked_again: those of them that were asked for after the last token was passed; None as long as it was not.
     """
 
-    def __init__(self, chunks: Mapping[str, Tensor | Sequence[Tensor]]) -> None:
-        self._chunks: dict[str, Sequence[Tensor]] = {
-            name: (found,) if isinstance(found, Tensor) else tuple(found) or (torch.zeros(0),)
-            for name, found in chunks.items()
-        }
-        self._ends = {name: _ends(found) for name, found in self._chunks.items()}
+    def __init__(self, chunks: Mapping[str, Tensor | Sequence[Tensor | Glance]]) -> None:
+        self._chunks: dict[str, Sequence[Tensor]] = {}
+        self._ends: dict[str, list[int]] = {}
         self._extremes: dict[str, list[tuple[float, float]]] = {}
         # How many chunks of a column went; what is left of them is empty.
         self._gone: dict[str, int] = {}
         self._emptied: dict[str, Tensor] = {}
+        for name, found in chunks.items():
+            self._take(name, (found,) if isinstance(found, Tensor) else tuple(found) or (torch.zeros(0),))
         self._passed = 0
         self.lease: Lease | None = None
+        self.again: Callable[[], TokenColumns] | None = None
+        self.asked: set[str] = set()
         self.asked_again: set[str] | None = None
+
+    def _take(self, name: str, found: Sequence[Tensor | Glance]) -> None:
+        """Take in a column; if a chunk of it went, the others go with it."""
+        held = [chunk for chunk in found if isinstance(chunk, Tensor)]
+        if len(held) == len(found):
+            self._chunks[name], self._ends[name] = tuple(held), _ends(held)
+            return
+        glances = [Glance.of(chunk) if isinstance(chunk, Tensor) else chunk for chunk in found]
+        self._emptied[name] = torch.zeros(0, dtype=glances[0].dtype)
+        self._chunks[name] = [self._emptied[name]] * len(glances)
+        self._ends[name] = list(accumulate(glance.size for glance in glances))
+        self._extremes[name] = [glance.extremes for glance in glances]
+        self._gone[name] = len(glances)
 
     @classmethod
     def of(cls, columns: Mapping[str, Tensor]) -> "TokenColumns":
@@ -80,11 +114,16 @@ class TokenColumns(Mapping[str, Tensor]):
 
     def chunks(self, name: str) -> Sequence[Tensor]:
         """The chunks of a column, in order."""
+        self.asked.add(name)
         if self.asked_again is not None:
             self.asked_again.add(name)
         if name in self._gone:
             self._recall()
         return self._chunks[name]
+
+    def held(self, name: str) -> int:
+        """Bytes of a column that are in memory."""
+        return sum(chunk.nbytes for chunk in self._chunks[name])
 
     @property
     def chunk_ends(self) -> Sequence[int]:
@@ -102,6 +141,7 @@ class TokenColumns(Mapping[str, Tensor]):
 
     def part(self, name: str, places: slice) -> Tensor:
         """Some adjacent values of a column; they are copied only where they lie in several chunks."""
+        self.asked.add(name)
         if self.asked_again is not None or self._gone.get(name, 0) > bisect_right(self._ends[name], places.start):
             self.chunks(name)
         chunks, ends = self._chunks[name], self._ends[name]
@@ -123,7 +163,7 @@ class TokenColumns(Mapping[str, Tensor]):
         """
         known = self._extremes.setdefault(name, [])
         for chunk in self._chunks[name][len(known) :]:
-            known.append(el.extremes(chunk) if chunk.numel() else (np.inf, -np.inf))
+            known.append(Glance.of(chunk).extremes)
         lows, highs = zip(*known, strict=True)
         return float(np.min(lows)), float(np.max(highs))
 
@@ -152,8 +192,8 @@ class TokenColumns(Mapping[str, Tensor]):
 
     def _recall(self) -> None:
         """Read once more what went; from now on nothing goes."""
-        assert self.lease is not None  # or nothing would have gone
-        found, self.lease = self.lease.again(), None
+        assert self.again is not None  # or nothing would have gone
+        found, self.lease = self.again(), None
         for name in self._gone:
             self._chunks[name] = found.chunks(name)
             self._ends[name] = _ends(self._chunks[name])

@@ -7,7 +7,7 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from rolloutdoctor.token_columns import Lease, TokenColumns
+from rolloutdoctor.token_columns import Glance, Lease, TokenColumns
 
 SIZES = st.lists(st.integers(0, 5), min_size=1, max_size=5)
 
@@ -79,7 +79,7 @@ def leased(names, **chunks):
         read.append(None)
         return TokenColumns(chunks)
 
-    columns.lease = Lease(names, freed.append, again)
+    columns.lease, columns.again = Lease(names, freed.append), again
     return columns, freed, read
 
 
@@ -119,6 +119,25 @@ def test_what_went_is_read_once_more_for_who_asks():
         columns.passed(5)
         assert ask(columns).tolist() == [0.0, 1.0, 2.0, 3.0, 4.0]
         assert len(read) == 1
+
+
+@given(SIZES, st.data())
+def test_a_column_of_which_a_part_went_goes_whole(sizes, data):
+    whole_T, chunks = cut(sizes)
+    kept = data.draw(st.lists(st.booleans(), min_size=len(chunks), max_size=len(chunks)))
+    mixed = [chunk if here else Glance.of(chunk) for chunk, here in zip(chunks, kept, strict=True)]
+    columns, read = TokenColumns({"kl": mixed}), []
+    columns.again = lambda: read.append(None) or TokenColumns({"kl": chunks})
+    assert columns.extremes("kl") == TokenColumns({"kl": chunks}).extremes("kl")
+    assert columns.tokens("kl") == len(whole_T)
+    assert columns.shape("kl") == (len(whole_T),)
+    assert columns.chunk_ends[-1] == len(whole_T)
+    assert columns.held("kl") == (4 * len(whole_T) if all(kept) else 0)
+    columns.passed(len(whole_T))
+    assert not columns.asked
+    assert columns["kl"].tolist() == whole_T.tolist()
+    assert columns.asked == columns.asked_again == {"kl"}
+    assert len(read) == (not all(kept))
 
 
 def test_who_asks_again_is_known():

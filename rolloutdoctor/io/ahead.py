@@ -8,7 +8,7 @@ from typing import Generic, Self, TypeVar
 
 T = TypeVar("T")
 
-LEAST_ROOM = 8 * 2**20
+LEAST_ROOM = 4 * 2**20
 """Bytes that may be read ahead in any case."""
 
 FULL_ROOM = 64 * 2**20

@@ -1,7 +1,8 @@
 """Which columns of a step may go before the step does, learnt from what is done with the steps before it.
 
 An evaluation goes once over the tokens. What no rule and no picture asks for afterwards need not wait for the end of
-the step: its memory goes to the step that is decoded meanwhile, so that both together are little more than one.
+the step: its memory goes to the step that is decoded meanwhile, so that both together are little more than one. A
+column of which only the extremes are asked for need not wait for the evaluation either.
 """
 
 from collections.abc import Callable
@@ -9,7 +10,7 @@ from collections.abc import Callable
 from rolloutdoctor.io.ahead import LEAST_ROOM, room_beside
 from rolloutdoctor.token_columns import Lease, TokenColumns
 
-_SHARE = 8
+_SHARE = 16
 """A step is decoded ahead of the evaluation by what was passed and this part of a step."""
 
 
@@ -19,22 +20,25 @@ class Leases:
     def __init__(self) -> None:
         # Of a split, the columns that were asked for again; None where nobody goes over the tokens.
         self._kept: dict[str, set[str] | None] = {}
+        # Of a split, the columns of which nobody has asked for a value.
+        self._unread: dict[str, frozenset[str]] = {}
 
-    def grant(
-        self, split: str, columns: TokenColumns, freed: Callable[[int], None], again: Callable[[], TokenColumns]
-    ) -> int:
+    def unread(self, split: str) -> frozenset[str]:
+        """Columns of which a glance has been enough; may be asked in any thread."""
+        return self._unread.get(split, frozenset())
+
+    def grant(self, split: str, columns: TokenColumns, freed: Callable[[int], None]) -> int:
         """Let the columns of a step go as far as is known to do no harm.
 
         Args:
             split: of the step.
             columns: of the step.
             freed: is told of how many bytes the tokens were passed.
-            again: reads the columns once more.
 
         Returns:
             How many bytes may be read ahead from now, beside those that go.
         """
-        sizes = {name: sum(chunk.nbytes for chunk in columns.chunks(name)) for name in columns}
+        sizes = {name: size for name in columns if (size := columns.held(name))}
         held, least = sum(sizes.values()), max(LEAST_ROOM, sum(sizes.values()) // _SHARE)
         if split not in self._kept:
             # What becomes of the first one shows what others need.
@@ -42,7 +46,7 @@ class Leases:
         kept = self._kept[split]
         if kept is None:
             return room_beside(held)
-        columns.lease = Lease(sizes.keys() - kept, freed, again)
+        columns.lease = Lease(sizes.keys() - kept, freed)
         return max(least, room_beside(sum(sizes[name] for name in sizes.keys() & kept)))
 
     def learn(self, split: str, columns: TokenColumns) -> None:
@@ -51,3 +55,5 @@ class Leases:
             self._kept.setdefault(split, None)
         else:
             self._kept[split] = (self._kept.get(split) or set()) | columns.asked_again
+            self._unread.setdefault(split, frozenset(columns))
+        self._unread = {of: names - columns.asked if of == split else names for of, names in self._unread.items()}

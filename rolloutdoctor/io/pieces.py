@@ -1,6 +1,6 @@
 """What one row group holds of one step, and how such pieces become a batch."""
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Collection, Iterable, Sequence
 from dataclasses import dataclass, replace
 
 import numpy as np
@@ -26,7 +26,7 @@ from rolloutdoctor.io.decode import (
 from rolloutdoctor.io.parquet import RunFile
 from rolloutdoctor.io.spill import Spill, Stored, joined
 from rolloutdoctor.schema import BY_NAME, Kind
-from rolloutdoctor.token_columns import TokenColumns
+from rolloutdoctor.token_columns import Glance, TokenColumns
 
 
 @dataclass(frozen=True)
@@ -98,7 +98,8 @@ class Piece:
         file: that they are in.
         rows: ``[N]`` their numbers in the file.
         lengths: ``[N]`` int64 tokens per row, or None if no token column has values here.
-        tokens: token column to ``[T]`` values, in memory or in the temporary file; None where all cells are null.
+        tokens: token column to ``[T]`` values, in memory, in the temporary file, or merely looked at; None where all
+            cells are null.
         numbers: row column to ``[N]`` values.
         rewards: reward function to ``[N]`` float64.
         groups: ``[N]`` group identifiers, or None.
@@ -109,7 +110,7 @@ class Piece:
     file: RunFile
     rows: "range | np.ndarray"
     lengths: np.ndarray | None
-    tokens: dict[str, Tensor | Stored | None]
+    tokens: dict[str, Tensor | Stored | Glance | None]
     numbers: dict[str, Tensor]
     rewards: dict[str, Tensor]
     groups: pa.Array | None
@@ -131,6 +132,16 @@ class Piece:
             self,
             tokens={
                 name: copied(values) if isinstance(values, Tensor) else values for name, values in self.tokens.items()
+            },
+        )
+
+    def glanced(self, names: Collection[str]) -> "Piece":
+        """Return the piece without the values of some token columns, which are looked at."""
+        return replace(
+            self,
+            tokens={
+                name: Glance.of(values) if name in names and isinstance(values, Tensor) else values
+                for name, values in self.tokens.items()
             },
         )
 
@@ -263,14 +274,17 @@ def _token_columns(pieces: Sequence[Piece]) -> TokenColumns:
             other = next((to for to, values in empty.tokens.items() if values is not None), None)
             length = None if empty.lengths is None else int(empty.lengths[0])
             raise _null_cell(empty.place(name), 0, other and empty.place(other).label, length)
-    found: dict[str, list[Tensor]] = {}
+    found: dict[str, Sequence[Tensor | Glance]] = {}
     for name in pieces[0].tokens:
         parts = [values for piece in pieces if (values := piece.tokens[name]) is not None]
-        if any(isinstance(part, Stored) for part in parts):
-            found[name] = [joined(parts)]
-        elif parts:
-            found[name] = [part for part in parts if isinstance(part, Tensor)]
-    return TokenColumns(found)
+        whole = [part for part in parts if not isinstance(part, Glance)]
+        if len(whole) < len(parts):
+            found[name] = [Glance.of(joined([part])) if isinstance(part, Stored) else part for part in parts]
+        elif any(isinstance(part, Stored) for part in whole):
+            found[name] = [joined(whole)]
+        else:
+            found[name] = [part for part in whole if isinstance(part, Tensor)]
+    return TokenColumns({name: chunks for name, chunks in found.items() if chunks})
 
 
 def _groups(pieces: Sequence[Piece]) -> tuple[Groups | None, list[str]]:

@@ -219,18 +219,20 @@ class Run:
         plan = [(position, found) for position, found in enumerate(index.row_groups) if found.may_hold(steps, split)]
         total, done = sum(found.rows for _, found in plan), 0
         finished: set[StepKey] = set()
-        asked = Asked(wanted, steps, split, dtype)
+        asked, leases = Asked(wanted, steps, split, dtype), Leases()
 
         def decoded(reader: Ahead[tuple[int, Slice]]) -> Iterator[tuple[tuple[int, Slice], int]]:
             with row_groups_opened(self._files, plan) as walk:
                 for position, row_group, opened in walk:
                     # A second thread inside the decoder pays only where nothing else is to be done.
                     for part in slices_of(opened, row_group, asked, threads=lambda: reader.is_waited_for):
-                        yield (position, part), part.held
+                        seen = part.glanced(leases.unread)
                         del part
+                        yield (position, seen), seen.held
+                        del seen
 
         with Spill() as spill, Ahead(decoded) as ahead:
-            waiting, leases = Waiting(index, spill), Leases()
+            waiting = Waiting(index, spill)
             for position, part in ahead:
                 for key in list(part.pieces):
                     # No reference may be left in this frame, or a step would live on while the next is decoded.
@@ -245,11 +247,12 @@ class Run:
                     if is_complete:
                         finished.add(key)
                         batch = assemble(key, waiting.take(key), several_files=len(self._files) > 1)
-                        columns, again = batch.token_columns, partial(self._again, key, wanted, dtype)
-                        ahead.room = leases.grant(key.split, columns, ahead.widen, again)
+                        columns = batch.token_columns
+                        columns.again = partial(self._again, key, wanted, dtype)
+                        ahead.room = leases.grant(key.split, columns, ahead.widen)
                         yield batch
                         leases.learn(key.split, columns)
-                        del batch, columns, again
+                        del batch, columns
                 done += part.rows
                 progress(done, total)
                 del part

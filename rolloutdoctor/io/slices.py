@@ -1,8 +1,8 @@
 """A row group some rows at a time: what is decoded but not yet evaluated is small, whatever the file's row groups."""
 
 from collections import deque
-from collections.abc import Callable, Iterator
-from dataclasses import dataclass
+from collections.abc import Callable, Collection, Iterator
+from dataclasses import dataclass, replace
 
 import numpy as np
 import pyarrow as pa
@@ -60,6 +60,11 @@ class Slice:
         """Bytes of its token values."""
         return sum(piece.held for piece in self.pieces.values())
 
+    def glanced(self, names: Callable[[str], Collection[str]]) -> "Slice":
+        """Return the slice without the values of some token columns, given by split."""
+        pieces = {key: piece.glanced(found) for key, piece in self.pieces.items() if (found := names(key.split))}
+        return replace(self, pieces=self.pieces | pieces) if pieces else self
+
 
 def slices_of(opened: OpenFile, row_group: RowGroup, asked: Asked, *, threads: Callable[[], bool]) -> Iterator[Slice]:
     """Decode what a row group holds of the steps asked for.
@@ -89,13 +94,15 @@ def slices_of(opened: OpenFile, row_group: RowGroup, asked: Asked, *, threads: C
         while ahead and ahead[0][1][0] < stop:
             here.append(ahead.popleft())
         here.sort(key=lambda entry: entry[1][-1])
-        pieces = {}
-        for key, rows in here:
-            inside = _between(rows, start, stop)
-            if len(inside):
-                part = _taken(table, inside, start)
-                pieces[key] = decode_piece(file, part, _shifted(inside, first), asked.wanted, asked.dtype)
-        yield Slice(table.num_rows, pieces, frozenset(key for key, rows in here if rows[-1] < stop))
+        pieces = {
+            key: decode_piece(file, _taken(table, inside, start), _shifted(inside, first), asked.wanted, asked.dtype)
+            for key, rows in here
+            if len(inside := _between(rows, start, stop))
+        }
+        found = [Slice(table.num_rows, pieces, frozenset(key for key, rows in here if rows[-1] < stop))]
+        # No reference may be left in this frame: a column may go while the next slice is decoded.
+        del table, pieces
+        yield found.pop()
         here = [(key, rows) for key, rows in here if rows[-1] >= stop]
         start = stop
 

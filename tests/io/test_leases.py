@@ -15,7 +15,7 @@ from rolloutdoctor.io import leases as io_leases
 from rolloutdoctor.io.leases import Leases
 from rolloutdoctor.io.run import open_run
 from rolloutdoctor.token_columns import TokenColumns
-from rolloutdoctor.trainers.options import parse_version, resolve
+from rolloutdoctor.trainers.options import Layer, parse_version, resolve
 from rolloutdoctor.trainers.table import TRAINERS
 
 SAMPLES = Path(__file__).parent.parent.parent / "sample_data"
@@ -51,7 +51,8 @@ def write(name, **changed):
 
 def objective():
     trainer = TRAINERS["trl"]
-    return trainer.objective(resolve(trainer.options, parse_version(trainer.newest), [], trainer="trl"))
+    kl = Layer("", {"beta": 0.04})
+    return trainer.objective(resolve(trainer.options, parse_version(trainer.newest), [kl], trainer="trl"))
 
 
 def remaining(batch):
@@ -132,6 +133,7 @@ def test_a_late_nan_is_found(run_file, monkeypatch, place):
 
 def without_leases(monkeypatch, name, **options):
     monkeypatch.setattr(Leases, "grant", lambda *_: 2**30)
+    monkeypatch.setattr(Leases, "unread", lambda *_: frozenset())
     return check(open_run([name]), CheckOptions(device="cpu", **options))
 
 
@@ -148,15 +150,83 @@ def test_the_samples_give_the_same(sample, monkeypatch, tmp_path):
     assert report == without_leases(monkeypatch, name)
 
 
+@pytest.fixture
+def two_readers(run_file):
+    """A run with a column of which an evaluation asks for nothing."""
+    cells = (-torch.rand(STEPS * ROWS, TOKENS, generator=torch.Generator().manual_seed(2))).tolist()
+    return write("sampled.parquet", rollout_log_probs=cells), torch.tensor(cells)
+
+
+def test_a_column_that_nobody_reads_goes_at_once(two_readers):
+    name, cells = two_readers
+    left = []
+    for batch in open_run([name]).batches((*COLUMNS, "rollout_log_probs")):
+        left.append(remaining(batch))
+        assert batch.token_columns.tokens("rollout_log_probs") == ROWS * TOKENS
+        assert batch.token_columns.shape("rollout_log_probs") == (ROWS * TOKENS,)
+        evaluate(batch, objective())
+        here = cells[batch.step * ROWS : (batch.step + 1) * ROWS]
+        assert batch.token_columns.extremes("rollout_log_probs") == (float(here.min()), float(here.max()))
+    assert [each.pop("rollout_log_probs") for each in left] == [ROWS * TOKENS] + [0] * (STEPS - 1)
+    assert all(set(each.values()) == {ROWS * TOKENS} for each in left)
+
+
+def test_who_reads_it_after_all_gets_it_and_it_stays_from_then_on(two_readers):
+    name, cells = two_readers
+    left = []
+    for batch in open_run([name]).batches((*COLUMNS, "rollout_log_probs")):
+        left.append(remaining(batch)["rollout_log_probs"])
+        evaluate(batch, objective())
+        if batch.step == 2:
+            here = cells[2 * ROWS : 3 * ROWS].flatten()
+            assert torch.equal(batch.token_columns.part("rollout_log_probs", slice(5, 9)), here[5:9])
+            assert torch.equal(batch.column("rollout_log_probs"), here)
+    # Of what was decoded meanwhile it may have gone already.
+    assert left[:3] == [ROWS * TOKENS, 0, 0]
+    assert left[-1] == ROWS * TOKENS
+
+
+def test_where_nobody_goes_over_the_tokens_no_column_goes(two_readers):
+    batches = list(open_run([two_readers[0]]).batches((*COLUMNS, "rollout_log_probs")))
+    assert all(set(remaining(batch).values()) == {ROWS * TOKENS} for batch in batches)
+
+
+@pytest.mark.parametrize("place", [0, 2 * ROWS, STEPS * ROWS - 1])
+def test_a_late_infinity_is_found_where_nobody_reads(run_file, monkeypatch, place):
+    cells = -torch.rand(STEPS * ROWS, TOKENS, generator=torch.Generator().manual_seed(1))
+    cells[place, 3] = torch.inf
+    name = write("sampled.parquet", rollout_log_probs=cells.tolist())
+    report = check(open_run([name]), CheckOptions(trainer="trl", device="cpu"))
+    found = next(found for found in report.findings if found.code == "RDI001")
+    assert found.measures["tokens"].value == 1
+    assert report == without_leases(monkeypatch, name, trainer="trl")
+
+
+def test_rows_that_waited_in_the_temporary_file_are_looked_at_too(two_readers, monkeypatch):
+    """The steps take turns, so that what waits is a mixture of what was stored and what was let go."""
+    name, cells = two_readers
+    table = pq.read_table(name)
+    order = [row for _, row in sorted((row % ROWS, row) for row in range(ROWS, STEPS * ROWS))]
+    pq.write_table(pa.concat_tables([table.slice(0, ROWS), table.take(order)]), name, row_group_size=4)
+    monkeypatch.setattr("rolloutdoctor.io.waiting.WAITING_BYTES", 0)
+    for batch in open_run([name]).batches((*COLUMNS, "rollout_log_probs")):
+        here = cells[batch.step * ROWS : (batch.step + 1) * ROWS]
+        assert batch.token_columns.extremes("rollout_log_probs") == (float(here.min()), float(here.max()))
+        evaluate(batch, objective())
+        assert bool(remaining(batch)["rollout_log_probs"]) == (batch.step == 0)
+        if batch.step == STEPS - 1:
+            assert torch.equal(batch.column("rollout_log_probs"), here.flatten())
+
+
 def test_room():
     columns = TokenColumns({"kl": torch.zeros(2**26), "response_mask": torch.zeros(2**26, dtype=torch.bool)})
     leases = Leases()
-    least = 2**26 * 5 // 8
-    assert leases.grant("train", columns, lambda _: None, lambda: columns) == least
+    least = 2**26 * 5 // 16
+    assert leases.grant("train", columns, lambda _: None) == least
     columns.passed(2**26)
     columns.chunks("response_mask")
     leases.learn("train", columns)
     again = TokenColumns({name: columns[name] for name in columns})
-    room = leases.grant("train", again, lambda _: None, lambda: columns)
+    room = leases.grant("train", again, lambda _: None)
     assert room == max(least, io_leases.room_beside(2**26))
     assert set(again.lease.names) == {"kl"}
