@@ -121,6 +121,11 @@ class TokenColumns(Mapping[str, Tensor]):
             self._recall()
         return self._chunks[name]
 
+    @property
+    def may_go(self) -> bool:
+        """True if a column went, or may go before the step does."""
+        return self.lease is not None or bool(self._gone)
+
     def held(self, name: str) -> int:
         """Bytes of a column that are in memory."""
         return sum(chunk.nbytes for chunk in self._chunks[name])

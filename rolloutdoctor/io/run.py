@@ -248,8 +248,9 @@ class Run:
                         finished.add(key)
                         batch = assemble(key, waiting.take(key), several_files=len(self._files) > 1)
                         columns = batch.token_columns
-                        columns.again = partial(self._again, key, wanted, dtype)
                         ahead.room = leases.grant(key.split, columns, ahead.widen)
+                        if columns.may_go:
+                            columns.again = partial(self._again, key, wanted, dtype)
                         yield batch
                         leases.learn(key.split, columns)
                         del batch, columns

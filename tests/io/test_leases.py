@@ -151,8 +151,10 @@ def test_the_samples_give_the_same(sample, monkeypatch, tmp_path):
 
 
 @pytest.fixture
-def two_readers(run_file):
-    """A run with a column of which an evaluation asks for nothing."""
+def two_readers(run_file, monkeypatch):
+    """A run with a column of which an evaluation asks for nothing, read one slice ahead."""
+    for module in ("ahead", "leases"):
+        monkeypatch.setattr(f"rolloutdoctor.io.{module}.LEAST_ROOM", 0)
     cells = (-torch.rand(STEPS * ROWS, TOKENS, generator=torch.Generator().manual_seed(2))).tolist()
     return write("sampled.parquet", rollout_log_probs=cells), torch.tensor(cells)
 
@@ -171,19 +173,37 @@ def test_a_column_that_nobody_reads_goes_at_once(two_readers):
     assert all(set(each.values()) == {ROWS * TOKENS} for each in left)
 
 
-def test_who_reads_it_after_all_gets_it_and_it_stays_from_then_on(two_readers):
+def test_who_reads_it_after_all_gets_it(two_readers):
     name, cells = two_readers
     left = []
     for batch in open_run([name]).batches((*COLUMNS, "rollout_log_probs")):
         left.append(remaining(batch)["rollout_log_probs"])
         evaluate(batch, objective())
-        if batch.step == 2:
-            here = cells[2 * ROWS : 3 * ROWS].flatten()
+        if batch.step >= 2:
+            here = cells[batch.step * ROWS : (batch.step + 1) * ROWS].flatten()
             assert torch.equal(batch.token_columns.part("rollout_log_probs", slice(5, 9)), here[5:9])
             assert torch.equal(batch.column("rollout_log_probs"), here)
-    # Of what was decoded meanwhile it may have gone already.
+    # Of what is decoded meanwhile it may have gone already.
     assert left[:3] == [ROWS * TOKENS, 0, 0]
-    assert left[-1] == ROWS * TOKENS
+
+
+def test_what_was_read_once_is_kept_from_then_on():
+    leases = Leases()
+    for split, asked, unread in (
+        ("train", ["kl"], {"values", "entropy"}),
+        ("eval", ["values"], {"kl", "entropy"}),
+        ("train", ["kl", "values"], {"entropy"}),
+        ("train", ["kl"], {"entropy"}),
+        ("eval", [], {"kl", "entropy"}),
+    ):
+        columns = TokenColumns({name: torch.zeros(2) for name in ("kl", "values", "entropy")})
+        leases.grant(split, columns, lambda _: None)
+        for name in asked:
+            columns.part(name, slice(0, 2))
+        columns.passed(2)
+        leases.learn(split, columns)
+        assert leases.unread(split) == unread
+    assert leases.unread("train") == {"entropy"}
 
 
 def test_where_nobody_goes_over_the_tokens_no_column_goes(two_readers):
