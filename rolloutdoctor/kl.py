@@ -82,7 +82,7 @@ def term(
     if straight_through:
         derivative = u
     if ratio is not None:
-        own = ratio * (derivative + value) if gather is None else ratio * derivative + gather(ratio * value)
+        own = (derivative + value).mul_(ratio) if gather is None else ratio * derivative + gather(ratio * value)
         value, derivative = ratio * value, own
     if clamp is not None:
         derivative = torch.where(value.abs() <= clamp, derivative, 0.0)

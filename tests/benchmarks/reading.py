@@ -43,7 +43,7 @@ def checks(quick, folder):
     from rolloutdoctor.engine.check import CheckOptions, check
     from rolloutdoctor.io.run import open_run
 
-    sizes, repeats = ((2_000_000, 8_000_000), 3) if quick else ((15_000_000, 60_000_000), 5)
+    sizes, repeats = ((2_000_000, 8_000_000), 3) if quick else ((15_000_000, 60_000_000), 7)
     measured = []
     for tokens in sizes:
         path = folder / f"{tokens}.parquet"
