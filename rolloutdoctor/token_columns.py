@@ -67,7 +67,6 @@ class TokenColumns(Mapping[str, Tensor]):
         self._extremes: dict[str, list[tuple[float, float]]] = {}
         # How many chunks of a column went; what is left of them is empty.
         self._gone: dict[str, int] = {}
-        self._emptied: dict[str, Tensor] = {}
         for name, found in chunks.items():
             self._take(name, (found,) if isinstance(found, Tensor) else tuple(found) or (torch.zeros(0),))
         self._passed = 0
@@ -83,8 +82,7 @@ class TokenColumns(Mapping[str, Tensor]):
             self._chunks[name], self._ends[name] = tuple(held), _ends(held)
             return
         glances = [Glance.of(chunk) if isinstance(chunk, Tensor) else chunk for chunk in found]
-        self._emptied[name] = torch.zeros(0, dtype=glances[0].dtype)
-        self._chunks[name] = [self._emptied[name]] * len(glances)
+        self._chunks[name] = (torch.zeros(0, dtype=glances[0].dtype),) * len(glances)
         self._ends[name] = list(accumulate(glance.size for glance in glances))
         self._extremes[name] = [glance.extremes for glance in glances]
         self._gone[name] = len(glances)
@@ -191,7 +189,7 @@ class TokenColumns(Mapping[str, Tensor]):
             self.extremes(name)
             chunks = self._chunks[name]
             # One for all: what stays in the place of something large keeps the allocator from using that whole again.
-            emptied = self._emptied.setdefault(name, chunks[first][:0].clone())
+            emptied = chunks[0] if first else chunks[0][:0].clone()
             self._chunks[name] = (*chunks[:first], *[emptied] * (count - first), *chunks[count:])
             self._gone[name] = count
 

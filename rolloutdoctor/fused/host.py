@@ -161,6 +161,7 @@ class Host:
         self._sums = [part.sums for part in parts]
         self._dtype = torch.zeros(0, dtype=dtype).numpy().dtype
         self._buffers: dict[str, Floats] = {}
+        # No block has more, unless one of its rows is long: see `RolloutBatch.blocks`.
         self._room = min(batch.tokens, BLOCK_TOKENS * 5 // 4)
         self._views: dict[tuple[int, str], Floats] = {}
         self._seen: _Seen | None = None

@@ -13,6 +13,7 @@ from rolloutdoctor.errors import InputError
 from rolloutdoctor.evaluation import evaluate
 from rolloutdoctor.io import leases as io_leases
 from rolloutdoctor.io.leases import Leases
+from rolloutdoctor.io.pieces import Piece
 from rolloutdoctor.io.run import open_run
 from rolloutdoctor.token_columns import TokenColumns
 from rolloutdoctor.trainers.options import Layer, parse_version, resolve
@@ -151,10 +152,15 @@ def test_the_samples_give_the_same(sample, monkeypatch, tmp_path):
 
 
 @pytest.fixture
-def two_readers(run_file, monkeypatch):
-    """A run with a column of which an evaluation asks for nothing, read one slice ahead."""
+def one_slice_ahead(monkeypatch):
+    """Or a small run would be decoded before anything is learnt of it."""
     for module in ("ahead", "leases"):
         monkeypatch.setattr(f"rolloutdoctor.io.{module}.LEAST_ROOM", 0)
+
+
+@pytest.fixture
+def two_readers(run_file, one_slice_ahead):
+    """A run with a column of which an evaluation asks for nothing."""
     cells = (-torch.rand(STEPS * ROWS, TOKENS, generator=torch.Generator().manual_seed(2))).tolist()
     return write("sampled.parquet", rollout_log_probs=cells), torch.tensor(cells)
 
@@ -212,11 +218,15 @@ def test_where_nobody_goes_over_the_tokens_no_column_goes(two_readers):
 
 
 @pytest.mark.parametrize("place", [0, 2 * ROWS, STEPS * ROWS - 1])
-def test_a_late_infinity_is_found_where_nobody_reads(run_file, monkeypatch, place):
+def test_a_late_infinity_is_found_where_nobody_reads(run_file, one_slice_ahead, monkeypatch, place):
+    went, before = [], Piece.glanced
+    monkeypatch.setattr(Piece, "glanced", lambda piece, names: went.append(names) or before(piece, names))
     cells = -torch.rand(STEPS * ROWS, TOKENS, generator=torch.Generator().manual_seed(1))
     cells[place, 3] = torch.inf
     name = write("sampled.parquet", rollout_log_probs=cells.tolist())
     report = check(open_run([name]), CheckOptions(trainer="trl", device="cpu"))
+    # In the first step it is seen by who reads it, so that it does not go.
+    assert any("rollout_log_probs" in names for names in went) == (place > 0)
     found = next(found for found in report.findings if found.code == "RDI001")
     assert found.measures["tokens"].value == 1
     assert report == without_leases(monkeypatch, name, trainer="trl")
