@@ -159,11 +159,12 @@ class RolloutBatch:
     def trained(self) -> Tensor:
         """``[N+1]`` int64 offsets of the rows into the trained tokens (`response_mask`), packed in their order."""
         lengths_N = torch.zeros(len(self) + 1, dtype=torch.int64, device=self.device)
-        # Part by part on the CPU, where the chunks of a step would else be joined for this alone.
-        for rows, tokens in self.blocks(_PART if self.device.type == "cpu" else max(1, self.tokens)):
+        # Part by part where the mask is in several chunks: they would else be joined for this alone.
+        in_one = len(self.token_columns.chunks("response_mask")) == 1
+        for rows, tokens in self.blocks(max(1, self.tokens) if in_one else _PART):
             cuts = self.rows[rows.start : rows.stop + 1]
             is_trained_T = self.tokens_of("response_mask", tokens)
-            lengths_N[rows.start + 1 : rows.stop + 1] = seg.total(is_trained_T, cuts - cuts[0])
+            lengths_N[rows.start + 1 : rows.stop + 1] = seg.trues(is_trained_T, cuts - cuts[0])
         return lengths_N.cumsum_(0)
 
     @property

@@ -20,7 +20,7 @@ from rolloutdoctor.batch import RolloutBatch
 from rolloutdoctor.needs import loss_columns
 from rolloutdoctor.objective import Objective, Scope
 from rolloutdoctor.reward_pass import reward_kl_tokens
-from rolloutdoctor.row_pass import RowPart, compared_groups, evaluate_rows, in_scope, stored_kl
+from rolloutdoctor.row_pass import RowPart, compared_groups, evaluate_rows, in_scope, row_parts, stored_kl
 from rolloutdoctor.token_part import PerToken, TokenPart
 from rolloutdoctor.token_pass import token_pass
 
@@ -188,16 +188,14 @@ def evaluate_all(
         CannotComputeError: where the trainer itself fails, or what changes from step to step was not logged.
     """
     objectives = {name: objective.at_step(logged or {}) for name, objective in objectives.items()}
-    row_parts = {name: evaluate_rows(batch, objective, dtype) for name, objective in objectives.items()}
+    parts = row_parts(batch, objectives, dtype)
     able = {
-        name: part
-        for name, part in row_parts.items()
-        if part is not None and batch.has(*loss_columns(objectives[name]))
+        name: part for name, part in parts.items() if part is not None and batch.has(*loss_columns(objectives[name]))
     }
     wanted = (able if per_token else ()) if isinstance(per_token, bool) else per_token
     passes = token_pass(batch, able, dtype, frozenset(wanted)) if able else {}
     found = {}
     for name, objective in objectives.items():
         tokens, kept = passes.get(name, (None, None))
-        found[name] = Evaluation(batch, objective, row_parts[name], tokens, dtype, kept)
+        found[name] = Evaluation(batch, objective, parts[name], tokens, dtype, kept)
     return found

@@ -1,7 +1,7 @@
 """The first pass of an evaluation: scores, votes and advantages, everything that has one value per row."""
 
-from collections.abc import Sequence
-from dataclasses import dataclass
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
 
 import torch
 from torch import Tensor
@@ -54,6 +54,23 @@ class RowPart:
     baseline_N: Tensor | None
     advantage_T: Tensor | None = None
     weight_T: Tensor | None = None
+
+
+def row_parts(
+    batch: RolloutBatch, objectives: Mapping[str, Objective], dtype: torch.dtype
+) -> dict[str, RowPart | None]:
+    """Run the first pass for several objectives; once for those that differ only in which rows carry which term."""
+    alike: list[Objective] = []
+    parts: list[RowPart | None] = []
+    found = {}
+    for name, objective in objectives.items():
+        bare = replace(objective, policy=Scope(), kl=Scope(), denominator=Scope(), metric=Scope())
+        if bare not in alike:
+            alike.append(bare)
+            parts.append(evaluate_rows(batch, objective, dtype))
+        part = parts[alike.index(bare)]
+        found[name] = None if part is None else replace(part, objective=objective)
+    return found
 
 
 def evaluate_rows(batch: RolloutBatch, objective: Objective, dtype: torch.dtype = torch.float32) -> RowPart | None:

@@ -21,7 +21,8 @@ MODULES = {
 LAYERS = [
     ["ops", "errors", "schema", "findings", "pictures", "comparison", "objective", "needs", "token_columns", "batch"],
     ["stats", "kl", "advantages", "corrections", "losses"],
-    ["fixes", "reward_pass", "row_pass", "token_part", "token_blocks", "fused", "token_pass", "evaluation"],
+    ["fixes", "reward_pass", "row_pass", "token_part", "token_blocks", "fused"],
+    ["objective_pass", "token_pass", "evaluation"],
     ["trainers"],
     ["rules"],
     ["io", "importers", "recorders"],

@@ -5,7 +5,7 @@ from dataclasses import fields, replace
 import pytest
 import torch
 
-from rolloutdoctor import token_blocks
+from rolloutdoctor import row_pass, token_blocks
 from rolloutdoctor.evaluation import evaluate, evaluate_all
 from rolloutdoctor.fixes import FIXES, choose
 from rolloutdoctor.ops import segments as seg
@@ -81,3 +81,22 @@ def test_the_comparison_is_that_of_the_tokens(run):
         torch.testing.assert_close(found.tokens.versus_dot_N, dot_N, rtol=1e-6, atol=1e-12)
         changed += int((l1_N > 0).sum())
     assert changed
+
+
+@pytest.mark.parametrize("run", ["trl dapo", "verl tokens", "slime gspo"])
+def test_what_only_moves_terms_shares_its_rows(run, monkeypatch):
+    seen, original = [], row_pass.evaluate_rows
+    monkeypatch.setattr(row_pass, "evaluate_rows", lambda *given: seen.append(given[1]) or original(*given))
+    batch, objectives = a_batch(8), objectives_of(run)
+    parts = row_pass.row_parts(batch, objectives, torch.float32)
+    assert parts["zero-std:loss"].score_N is parts[""].score_N
+    assert 1 < len(seen) < len(objectives)
+    for label, objective in objectives.items():
+        alone, found = original(batch, objective), parts[label]
+        assert found.objective is objective
+        for field in fields(alone):
+            mine, theirs = getattr(alone, field.name), getattr(found, field.name)
+            if isinstance(mine, torch.Tensor):
+                assert torch.equal(mine, theirs), (label, field.name)
+            elif field.name != "objective":
+                assert mine is theirs is None, (label, field.name)

@@ -8,6 +8,7 @@ way is taken, which knows what each value enters.
 This is numpy's, because torch takes several times as long to begin.
 """
 
+import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any, NamedTuple
@@ -21,7 +22,7 @@ from rolloutdoctor import kl
 from rolloutdoctor.batch import RolloutBatch
 from rolloutdoctor.fused.sums import RowValues
 from rolloutdoctor.losses.clipped import BOUNDS, free_range
-from rolloutdoctor.objective import Objective
+from rolloutdoctor.objective import KlTerm, Objective
 from rolloutdoctor.ops import elementwise as el
 from rolloutdoctor.ops.chosen import Chosen
 from rolloutdoctor.ops.segments import Runs
@@ -110,6 +111,12 @@ class _Seen:
             sums_n[self.left_out_n] = 0.0
         return sums_n
 
+    def versus(self, other_T: Floats, room_T: Floats) -> Sums:
+        """Compare another derivative with the reference's, both float64; `room_T` is overwritten."""
+        dot_n = self.total(np.multiply(other_T, self.wide_T, out=room_T))
+        np.subtract(other_T, self.wide_T, out=room_T)
+        return {"versus_dot_N": dot_n, "versus_l1_N": self.total(np.abs(room_T, out=room_T))}
+
     def count(self, is_it_P: Bools) -> Floats:
         """How many of the tokens set apart each row has of some kind, ``[n]``."""
         return np.bincount(self.row_P[is_it_P], minlength=len(self.runs)).astype(np.float64)
@@ -155,12 +162,13 @@ class Host:
     ) -> None:
         """Take what `of` found fit."""
         self._rule, self._kl = objective.surrogate, objective.kl_loss
+        self._k3_up_to = None if self._kl is None else _k3_up_to(self._kl)
         self._logits, self._has_pi = logits, batch.has("sum_pi_squared")
         self._given = [_Given(part.values) for part in parts]
         self._own = [part.own_N.numpy() for part in parts]
         self._sums = [part.sums for part in parts]
         self._dtype = torch.zeros(0, dtype=dtype).numpy().dtype
-        self._buffers: dict[str, Floats] = {}
+        self._buffers: dict[str, Floats] = {"kl": np.empty(min(batch.tokens, _PIECE), self._dtype)}
         # No block has more, unless one of its rows is long: see `RolloutBatch.blocks`.
         self._room = min(batch.tokens, BLOCK_TOKENS * 5 // 4)
         self._views: dict[tuple[int, str], Floats] = {}
@@ -211,10 +219,8 @@ class Host:
         assert seen is not None  # both have added it
         assert theirs is not None
         with np.errstate(all="ignore"):
-            product_T = self._buffer("other", len(seen.wide_T), np.float64)
-            other._of(0, "versus_dot_N")[seen.rows] = seen.total(np.multiply(theirs.wide_T, seen.wide_T, out=product_T))
-            np.subtract(theirs.wide_T, seen.wide_T, out=product_T)
-            other._of(0, "versus_l1_N")[seen.rows] = seen.total(np.abs(product_T, out=product_T))
+            for name, sums_n in seen.versus(theirs.wide_T, self._buffer("other", len(seen.wide_T), np.float64)).items():
+                other._of(0, name)[seen.rows] = sums_n
 
     def _reference(self, block: AdjacentRows) -> _Seen | None:
         here, sums = block.whole_rows(), dict[str, Floats]()
@@ -252,10 +258,7 @@ class Host:
             return
         part, sums = seen.some(rows.start + np.flatnonzero(moves_n), moves_n), {}
         wide_T, other_T = self._derivative(given, part, turned_P[moves_n[seen.row_P]], sums, "other")
-        sums["versus_dot_N"] = part.total(np.multiply(wide_T, part.wide_T, out=other_T))
-        np.subtract(wide_T, part.wide_T, out=other_T)
-        sums["versus_l1_N"] = part.total(np.abs(other_T, out=other_T))
-        for name, sums_n in sums.items():
+        for name, sums_n in (sums | part.versus(wide_T, other_T)).items():
             self._of(number, name)[part.rows] = sums_n
 
     def _look(self, block: AdjacentRows, here: WholeRows, sums: Sums) -> _Seen | None:
@@ -291,11 +294,19 @@ class Host:
         term = self._kl
         assert term is not None
         policy_T, reference_T = column(term.log_probs), column("ref_log_probs")
+        of_kl_T = torch.from_numpy(slope_T)
         for start in range(0, len(kl_T), _PIECE):
             here = slice(start, start + _PIECE)
+            policy_P, reference_P = policy_T[here], reference_T[here]
+            if self._k3_up_to is not None:
+                room_P = self._buffer("kl", len(policy_P), self._dtype)
+                kl.k3_into(policy_P, reference_P, torch.from_numpy(room_P), of_kl_T[here])
+                if room_P.max() <= self._k3_up_to:
+                    np.copyto(kl_T[here], room_P)
+                    continue
             kl_P, slope_P = kl.term(
                 term.estimator,
-                policy_T[here] - reference_T[here],
+                policy_P - reference_P,
                 ratio_T[here] if term.ratio_weighted else None,
                 straight_through=term.straight_through,
                 clamp=term.clamp,
@@ -338,8 +349,8 @@ class Host:
         """Add the bounds on the derivative by the logits; `square_T` is that by the log-prob, squared."""
         policy_T, low_T = column("policy_log_probs"), self._buffer("other", len(square_T), np.float64)
         # (1 - p)^2, where 1 - p has the precision of the log-probs, as elsewhere.
-        miss_T = np.expm1(policy_T.numpy(), out=self._buffer("derivative", len(square_T), self._dtype))
-        np.multiply(miss_T, miss_T, out=low_T, dtype=np.float64)
+        np.copyto(low_T, np.expm1(policy_T.numpy(), out=self._buffer("derivative", len(square_T), self._dtype)))
+        low_T *= low_T
         low_T *= square_T
         sums["logits_low_sq_N"] = seen.total(low_T)
         if self._has_pi:
@@ -362,6 +373,13 @@ class Host:
         if held is None or len(held) < count:
             held = self._buffers[name] = np.empty(max(count, self._room), dtype)
         return held[:count]
+
+
+def _k3_up_to(term: KlTerm) -> float | None:
+    """The largest value up to which a term is `k3` and nothing else; None if it never is."""
+    if term.estimator not in kl.K3_UP_TO or term.ratio_weighted or term.straight_through:
+        return None
+    return min(kl.K3_UP_TO[term.estimator], math.inf if term.clamp is None else term.clamp)
 
 
 def _is_finite(x: Floats) -> bool:

@@ -7,6 +7,9 @@ _LIMIT = 255
 """So many words add up before a byte of their sum can overflow."""
 
 _EVEN_BYTES = np.uint64(0x00FF00FF00FF00FF)
+_BEFORE = (np.uint64(1) << np.arange(0, 64, 8, dtype=np.uint64)) - np.uint64(1)
+"""The values of a word before a place in it: the first is in the lowest byte."""
+
 _TO_TOP_SHORT = np.uint64(0x0001000100010001)
 
 
@@ -29,17 +32,17 @@ def count(values: NDArray[np.bool_], cuts: NDArray[np.int64]) -> NDArray[np.int6
     rest = np.zeros(8, dtype=np.bool_)
     rest[: len(values) - 8 * whole] = values[8 * whole :]
     word_of = cuts >> 3
-    shared = np.where(word_of < whole, words[np.minimum(word_of, whole - 1)], rest.view("<u8"))
-    # The first value is in the lowest byte: those before a cut are below its place in the word.
-    shared &= (np.uint64(1) << ((cuts & 7) << 3).astype(np.uint64)) - np.uint64(1)
+    shared = words.take(word_of, mode="clip")
+    shared[word_of.searchsorted(whole) :] = rest.view("<u8")
+    shared &= _BEFORE.take(cuts & 7)
     return _of_words(words, word_of) + np.diff(_bytes_of(shared))
 
 
 def _of_words(words: NDArray[np.uint64], cuts: NDArray[np.int64]) -> NDArray[np.int64]:
     """How many bytes of each run of words are 1; longer runs are added up in pieces."""
-    # Of an empty run numpy would give the value that follows it.
     sizes = np.diff(cuts)
-    filled = sizes > 0
+    # Of an empty run numpy would give the value that follows it.
+    filled = sizes > 0 if sizes.min(initial=1) == 0 else slice(None)
     begins, counts = cuts[:-1][filled], np.zeros(len(sizes), dtype=np.int64)
     if sizes.max(initial=0) <= _LIMIT:
         counts[filled] = _bytes_of(np.add.reduceat(words[: cuts[-1]], begins))

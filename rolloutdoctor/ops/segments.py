@@ -71,7 +71,7 @@ class Runs:
     def sums(self, x: NDArray[Any]) -> NDArray[np.float64]:
         """The same of numpy's values, on the CPU."""
         values = x[: self.cuts[-1]]
-        if values.dtype == bool and len(values) >= max(_MANY, _LONG * len(self)):
+        if values.dtype == bool and _is_worth_counting(values, self.cuts):
             return count(values, self.cuts).astype(np.float64)
         if values.dtype == bool:
             sums = np.add.reduceat(values.view(np.uint8), self._starts, dtype=self._count).astype(np.float64)
@@ -115,6 +115,21 @@ def total(x: Tensor, offsets: Tensor) -> Tensor:
     [3.0, 0.0, 4.0]
     """
     return Runs(offsets).total(x)
+
+
+def trues(x: Tensor, offsets: Tensor) -> Tensor:
+    """How many values of each run are true, int64 ``[R]``.
+
+    >>> trues(torch.tensor([True, False, True]), torch.tensor([0, 2, 2, 3])).tolist()
+    [1, 0, 1]
+    """
+    if x.device.type == "cpu" and x.dtype == torch.bool and _is_worth_counting(x.numpy(), offsets.numpy()):
+        return torch.from_numpy(count(x.numpy(), offsets.numpy()))
+    return total(x, offsets).long()
+
+
+def _is_worth_counting(values: NDArray[Any], cuts: NDArray[np.int64]) -> bool:
+    return len(values) >= max(_MANY, _LONG * (len(cuts) - 1))
 
 
 def high(x: Tensor, offsets: Tensor) -> Tensor:

@@ -1,5 +1,6 @@
 """The short way on the CPU against the general one, in blocks of few tokens."""
 
+import math
 from dataclasses import fields, replace
 
 import pytest
@@ -7,8 +8,9 @@ import torch
 from fused.cases import *  # noqa: F403 - its tests are these
 from fused.cases import NAN, RUNS, a_batch, agree, objective_of, with_columns, with_fixes, with_pi
 
-from rolloutdoctor import token_blocks
+from rolloutdoctor import kl, token_blocks
 from rolloutdoctor.evaluation import evaluate_all
+from rolloutdoctor.fused import host
 from rolloutdoctor.fused.host import Host
 from rolloutdoctor.objective import RowSet
 from rolloutdoctor.testing import random_batch
@@ -74,6 +76,34 @@ def test_a_value_that_is_not_finite_sends_its_block_the_general_way(run, check, 
     check(with_columns(batch, policy_log_probs=policy_T), with_fixes(objective_of(run)))
     assert sorted(taken) == [False] + [True] * (len(taken) - 1)
     assert len(taken) > 3
+
+
+@pytest.mark.parametrize("far", [9.9, 10.1, 25.0])
+@pytest.mark.parametrize("side", [-1, 1])
+@pytest.mark.parametrize("run", ["trl kl", "verl low_var_kl", "slime low_var_kl, dual clip"])
+def test_a_kl_at_its_clamp_and_beyond(run, side, far, check, taken, monkeypatch):
+    """`k3` is 10 at u = 11 and at u = -2.61; verl clamps u at 20 as well."""
+    monkeypatch.setattr(host, "_PIECE", 8)
+    batch = a_batch(21)
+    reference_T = batch.column("ref_log_probs").clone()
+    place = int(batch.column("response_mask").nonzero()[len(reference_T) // 2])
+    u = far + 1 if side > 0 else -math.log(far + 3.6)
+    reference_T[place] = batch.column("policy_log_probs")[place] - u
+    check(with_columns(batch, ref_log_probs=reference_T), with_fixes(objective_of(run)))
+    assert all(taken)
+    assert len(taken) > 3
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
+def test_k3_in_memory_at_hand_is_the_same_to_the_bit(dtype):
+    generator = torch.Generator().manual_seed(22)
+    policy_T, reference_T = torch.randn(2, 4096, generator=generator, dtype=dtype) * torch.logspace(-6, 2, 4096)
+    policy_T[:4], reference_T[:4] = torch.tensor([0.0, 200.0, math.inf, NAN]), 0.0
+    policy_T, reference_T = policy_T.to(dtype), reference_T.to(dtype)
+    room_T, slope_T = torch.full((2, 4096), NAN, dtype=dtype)
+    kl.k3_into(policy_T, reference_T, room_T, slope_T)
+    for found, wanted in zip((room_T, slope_T), kl.k3(policy_T - reference_T), strict=True):
+        assert torch.equal(found.nan_to_num(7.0), wanted.nan_to_num(7.0))
 
 
 def test_an_advantage_that_is_not_finite_sends_the_step_the_general_way(check, taken):
