@@ -42,11 +42,11 @@ class Lease:
 
     Attributes:
         names: of the columns.
-        freed: is told of how many bytes the tokens were passed; those of a chunk go together when its last one is.
+        passed: is told of how many bytes the tokens were passed; those of a chunk go together when its last one is.
     """
 
     names: Collection[str]
-    freed: Callable[[int], None]
+    passed: Callable[[int], None]
 
 
 class TokenColumns(Mapping[str, Tensor]):
@@ -178,7 +178,7 @@ class TokenColumns(Mapping[str, Tensor]):
             # Said as the tokens are passed and not chunk by chunk: what comes next takes its time to be there.
             done = sum(self._chunks[name][-1].element_size() for name in self.lease.names) * (stop - self._passed)
             if done:
-                self.lease.freed(done)
+                self.lease.passed(done)
         self._passed = stop
         if self.asked_again is None and all(stop >= ends[-1] for ends in self._ends.values()):
             self.asked_again = set()

@@ -73,21 +73,21 @@ def test_what_is_kept_in_chunks_is_not_wrapped_again():
 
 def leased(names, **chunks):
     """Columns that may go, what went as it is told, and how often the columns were read once more."""
-    columns, freed, read = TokenColumns(chunks), [], []
+    columns, passed, read = TokenColumns(chunks), [], []
 
     def again():
         read.append(None)
         return TokenColumns(chunks)
 
-    columns.lease, columns.again = Lease(names, freed.append), again
-    return columns, freed, read
+    columns.lease, columns.again = Lease(names, passed.append), again
+    return columns, passed, read
 
 
 @given(SIZES, st.data())
 def test_what_is_passed_goes_and_nothing_else(sizes, data):
     whole_T, chunks = cut(sizes)
     mask_T = torch.ones(len(whole_T), dtype=torch.bool)
-    columns, freed, read = leased(["kl"], kl=chunks, response_mask=[mask_T])
+    columns, passed, read = leased(["kl"], kl=chunks, response_mask=[mask_T])
     stops = {*data.draw(st.lists(st.integers(0, len(whole_T)), max_size=4)), len(whole_T)}
     start = 0
     for stop in sorted(stops):
@@ -97,7 +97,7 @@ def test_what_is_passed_goes_and_nothing_else(sizes, data):
         ends = [sum(sizes[: number + 1]) for number in range(len(sizes))]
         assert len(whole_T) - left == max([end for end in ends if end <= stop], default=0)
         start = stop
-    assert sum(freed) == 4 * len(whole_T)
+    assert sum(passed) == 4 * len(whole_T)
     assert not read
     assert columns.tokens("kl") == len(whole_T)
 

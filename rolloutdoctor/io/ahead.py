@@ -1,4 +1,4 @@
-"""Reading ahead: a thread decodes what comes next while the caller works on what came last."""
+"""Reading ahead: a thread reads what comes next while the caller works on what came last."""
 
 import threading
 from collections import deque
@@ -6,9 +6,10 @@ from collections.abc import Callable, Iterator
 from types import TracebackType
 from typing import Generic, Self, TypeVar
 
+R = TypeVar("R")
 T = TypeVar("T")
 
-LEAST_ROOM = 4 * 2**20
+LEAST_ROOM = 6 * 2**20
 """Bytes that may be read ahead in any case."""
 
 FULL_ROOM = 64 * 2**20
@@ -26,24 +27,29 @@ def room_beside(held: int) -> int:
     return max(LEAST_ROOM, min(held, FULL_ROOM), held // 2)
 
 
-class Ahead(Generic[T]):
+class Ahead(Generic[R, T]):
     """Items of an iterator that runs in a thread of its own, a bounded number of bytes before the caller.
 
-    An error of the iterator reaches the caller when it has taken everything that came before.
+    An item is finished in the caller's thread: two threads that both run Python wait for each other more than they
+    work. An error of either reaches the caller when it has taken everything that came before.
 
     Attributes:
         is_waited_for: whether the caller has nothing to work on.
     """
 
-    def __init__(self, start: "Callable[[Ahead[T]], Iterator[tuple[T, int]]]") -> None:
+    def __init__(
+        self, start: "Callable[[Ahead[R, T]], Iterator[tuple[R, int]]]", finish: Callable[[R], tuple[T, int]]
+    ) -> None:
         """Prepare to read; the thread lives inside a ``with`` block.
 
         Args:
             start: called in the thread, with this; its items are pairs of an item and the bytes that it holds.
+            finish: makes of an item what the caller takes, and the bytes that this holds.
         """
         self._room = LEAST_ROOM
-        self._start = start
-        self._found: deque[tuple[T, int]] = deque()
+        self._start, self._finish = start, finish
+        self._found: deque[tuple[R, int]] = deque()
+        self._finished: deque[tuple[T, int]] = deque()
         self._held = 0
         self.is_waited_for = False
         self._error: BaseException | None = None
@@ -63,19 +69,37 @@ class Ahead(Generic[T]):
             self._changed.notify_all()
 
     def widen(self, more: int) -> None:
-        """Make room for more bytes."""
+        """Make room for more bytes, and finish what was found, so that it holds no more than it has to."""
+        while self._found:
+            try:
+                self._finish_first()
+            except Exception:
+                # The caller takes what came before first.
+                break
         self.room += more
+
+    def _finish_first(self) -> None:
+        found, before = self._found[0]
+        item, size = self._finish(found)
+        with self._changed:
+            self._finished.append((item, size))
+            self._found.popleft()
+            self._held += size - before
+            self._changed.notify_all()
 
     def __iter__(self) -> Iterator[T]:
         while True:
             with self._changed:
-                while not self._found and not self._done:
+                while not self._finished and not self._found and not self._done:
                     self.is_waited_for = True
                     self._changed.wait()
                 self.is_waited_for = False
+            if not self._finished:
                 if not self._found:
                     break
-                item, size = self._found.popleft()
+                self._finish_first()
+            with self._changed:
+                item, size = self._finished.popleft()
                 self._held -= size
                 self._changed.notify_all()
             yield item
@@ -94,6 +118,7 @@ class Ahead(Generic[T]):
         with self._changed:
             self._stopped = True
             self._found.clear()
+            self._finished.clear()
             self._changed.notify_all()
         # A caller that was forgotten may be found as garbage here, in this thread.
         if threading.current_thread() is not self._thread:

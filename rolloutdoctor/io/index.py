@@ -8,6 +8,7 @@ import numpy as np
 import pyarrow as pa
 
 from rolloutdoctor.batch import EVAL, TRAIN, StepKey
+from rolloutdoctor.errors import InputError
 from rolloutdoctor.io.decode import Place, evals, step_numbers
 from rolloutdoctor.io.parquet import RunFile
 from rolloutdoctor.io.steps import StepRange
@@ -37,6 +38,13 @@ class RowGroup:
     high: int
     splits: frozenset[str]
     keys: tuple[StepKey, ...] | None = None
+
+    @property
+    def only(self) -> StepKey | None:
+        """The step and split that all its rows are of; None if there are several."""
+        if self.low < self.high or len(self.splits) > 1:
+            return None
+        return StepKey(self.low, next(iter(self.splits)))
 
     def may_hold(self, steps: StepRange, split: str | None) -> bool:
         """Tell whether a row of these steps and this split can be in it."""
@@ -103,6 +111,26 @@ def read_keys(file: RunFile, table: pa.Table, rows: range) -> tuple[np.ndarray, 
     if "split" not in file.columns:
         return steps_N, None
     return steps_N, evals(table.column("split"), Place(file.name, file.columns["split"].label, rows))
+
+
+def check_key(file: RunFile, table: pa.Table, rows: range, key: StepKey) -> None:
+    """Refuse rows of another step or split than the one that the footer says they are of; arguments as of `read_keys`.
+
+    Raises:
+        DataError: if a value breaks the contract.
+        InputError: if a row is of another one.
+    """
+    steps_N, is_eval_N = read_keys(file, table, rows)
+    if (steps_N != key.step).any() or (is_eval_N is not None and (is_eval_N != (key.split == EVAL)).any()):
+        raise contradiction(file, key)
+
+
+def contradiction(file: RunFile, key: StepKey) -> InputError:
+    """Return the error for statistics that are not those of the rows."""
+    return InputError(
+        f"{file.name}: the statistics in the footer contradict the rows of step {key.step}; write the file again, "
+        "and leave it alone while it is read"
+    )
 
 
 def rows_by_key(steps_N: np.ndarray, is_eval_N: np.ndarray | None) -> list[tuple[StepKey, "range | np.ndarray"]]:

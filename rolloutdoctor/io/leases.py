@@ -24,16 +24,16 @@ class Leases:
         self._unread: dict[str, frozenset[str]] = {}
 
     def unread(self, split: str) -> frozenset[str]:
-        """Columns of which a glance has been enough; may be asked in any thread."""
+        """Columns of which a glance has been enough."""
         return self._unread.get(split, frozenset())
 
-    def grant(self, split: str, columns: TokenColumns, freed: Callable[[int], None]) -> int:
+    def grant(self, split: str, columns: TokenColumns, passed: Callable[[int], None]) -> int:
         """Let the columns of a step go as far as is known to do no harm.
 
         Args:
             split: of the step.
             columns: of the step.
-            freed: is told of how many bytes the tokens were passed.
+            passed: is told of how many bytes the tokens were passed.
 
         Returns:
             How many bytes may be read ahead from now, beside those that go.
@@ -46,7 +46,7 @@ class Leases:
         kept = self._kept[split]
         if kept is None:
             return room_beside(held)
-        columns.lease = Lease(sizes.keys() - kept, freed)
+        columns.lease = Lease(sizes.keys() - kept, passed)
         return max(least, room_beside(sum(sizes[name] for name in sizes.keys() & kept)))
 
     def learn(self, split: str, columns: TokenColumns) -> None:

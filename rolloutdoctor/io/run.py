@@ -15,14 +15,14 @@ from rolloutdoctor.batch import RolloutBatch, StepKey
 from rolloutdoctor.errors import InputError
 from rolloutdoctor.io.ahead import Ahead
 from rolloutdoctor.io.allocation import prepare_memory
-from rolloutdoctor.io.index import KEY_COLUMNS, Index, RowGroup, build_index, read_keys, rows_by_key
+from rolloutdoctor.io.index import KEY_COLUMNS, Index, RowGroup, build_index, contradiction, read_keys, rows_by_key
 from rolloutdoctor.io.leases import Leases
 from rolloutdoctor.io.metadata import RunMetadata
 from rolloutdoctor.io.metrics import LoggedMetrics, read_metrics
 from rolloutdoctor.io.parquet import OpenFile, RunFile, read_footer, reading
 from rolloutdoctor.io.paths import Source, expand
 from rolloutdoctor.io.pieces import Wanted, assemble
-from rolloutdoctor.io.slices import Asked, Slice, slices_of
+from rolloutdoctor.io.slices import Asked, RawSlice, Slice, slices_of
 from rolloutdoctor.io.spill import Spill
 from rolloutdoctor.io.steps import StepRange
 from rolloutdoctor.io.waiting import Waiting, row_groups_opened
@@ -32,6 +32,10 @@ __all__ = ["LoggedMetrics", "Run", "StepRange", "open_run"]
 
 _TEXT_ROWS = 1024
 """Rows of which the texts are read at a time."""
+
+
+_Reader = Ahead[tuple[int, RawSlice], tuple[int, Slice]]
+"""What it reads are slices, and the positions of their row groups in the index."""
 
 
 def open_run(paths: Sequence[str | os.PathLike[str]], *, trainer: str | None = None) -> "Run":
@@ -221,24 +225,27 @@ class Run:
         finished: set[StepKey] = set()
         asked, leases = Asked(wanted, steps, split, dtype), Leases()
 
-        def decoded(reader: Ahead[tuple[int, Slice]]) -> Iterator[tuple[tuple[int, Slice], int]]:
+        def read(reader: _Reader) -> Iterator[tuple[tuple[int, RawSlice], int]]:
             with row_groups_opened(self._files, plan) as walk:
                 for position, row_group, opened in walk:
                     # A second thread inside the decoder pays only where nothing else is to be done.
                     for part in slices_of(opened, row_group, asked, threads=lambda: reader.is_waited_for):
-                        seen = part.glanced(leases.unread)
+                        yield (position, part), part.held
                         del part
-                        yield (position, seen), seen.held
-                        del seen
 
-        with Spill() as spill, Ahead(decoded) as ahead:
+        def decode(found: tuple[int, RawSlice]) -> tuple[tuple[int, Slice], int]:
+            position, part = found
+            seen = part.decoded(asked).glanced(leases.unread)
+            return (position, seen), seen.held
+
+        with Spill() as spill, Ahead(read, decode) as ahead:
             waiting = Waiting(index, spill)
             for position, part in ahead:
                 for key in list(part.pieces):
                     # No reference may be left in this frame, or a step would live on while the next is decoded.
                     piece = part.pieces.pop(key)
                     if key in finished:
-                        raise _contradiction(piece.file, key)
+                        raise contradiction(piece.file, key)
                     is_complete = key in part.ended and index.is_complete(key, position)
                     # A slice that waits for later rows must not keep those of other steps in memory.
                     is_slice = isinstance(piece.rows, range) and not is_complete and len(piece.rows) < part.rows
@@ -259,7 +266,7 @@ class Run:
                 del part
             left = waiting.leftover()
             if left is not None:
-                raise _contradiction(left[1].file, left[0])
+                raise contradiction(left[1].file, left[0])
 
     def _again(self, key: StepKey, wanted: Wanted, dtype: torch.dtype) -> TokenColumns:
         """Read the token columns of a step once more."""
@@ -287,12 +294,6 @@ def _texts_at(
 
 def _holds_any(row_group: RowGroup, keys: Iterable[StepKey]) -> bool:
     return any(row_group.may_hold(StepRange(key.step, key.step + 1), key.split) for key in keys)
-
-
-def _contradiction(file: RunFile, key: StepKey) -> InputError:
-    return InputError(
-        f"{file.name}: the statistics in the footer contradict the rows of step {key.step}; write the file again"
-    )
 
 
 def _agreed_metadata(files: Sequence[RunFile]) -> RunMetadata:

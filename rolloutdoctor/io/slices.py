@@ -9,8 +9,8 @@ import pyarrow as pa
 import torch
 
 from rolloutdoctor.batch import StepKey
-from rolloutdoctor.io.index import KEY_COLUMNS, RowGroup, read_keys, rows_by_key
-from rolloutdoctor.io.parquet import OpenFile
+from rolloutdoctor.io.index import KEY_COLUMNS, RowGroup, check_key, read_keys, rows_by_key
+from rolloutdoctor.io.parquet import OpenFile, RunFile
 from rolloutdoctor.io.pieces import Piece, Wanted, decode_piece
 from rolloutdoctor.io.steps import StepRange
 
@@ -66,8 +66,55 @@ class Slice:
         return replace(self, pieces=self.pieces | pieces) if pieces else self
 
 
-def slices_of(opened: OpenFile, row_group: RowGroup, asked: Asked, *, threads: Callable[[], bool]) -> Iterator[Slice]:
-    """Decode what a row group holds of the steps asked for.
+_Rows = range | np.ndarray
+"""Numbers of rows, ascending."""
+
+
+@dataclass(frozen=True)
+class RawSlice:
+    """Some adjacent rows of a row group as arrow has them: what is left to do takes Python, which one thread has.
+
+    Attributes:
+        file: that they are in.
+        table: their columns, under their canonical names.
+        first: number in the file of the first of them.
+        rows: numbers in the file of those asked for, by step and split, in the order in which those end.
+        ended: steps and splits of which the row group has no more rows.
+        only: the step and split that all of them are of, as the footer says; None: the rows have said themselves.
+    """
+
+    file: RunFile
+    table: pa.Table
+    first: int
+    rows: dict[StepKey, _Rows]
+    ended: frozenset[StepKey]
+    only: StepKey | None
+
+    @property
+    def held(self) -> int:
+        """Bytes of its columns."""
+        return int(self.table.nbytes)
+
+    def decoded(self, asked: Asked) -> Slice:
+        """Check the values, and make tensors of them.
+
+        Raises:
+            DataError: if a value breaks the contract of its column.
+            InputError: if the rows are of another step than the footer says.
+        """
+        if self.only is not None:
+            check_key(self.file, self.table, range(self.first, self.first + self.table.num_rows), self.only)
+        pieces = {
+            key: decode_piece(self.file, _taken(self.table, rows, self.first), rows, asked.wanted, asked.dtype)
+            for key, rows in self.rows.items()
+        }
+        return Slice(self.table.num_rows, pieces, self.ended)
+
+
+def slices_of(
+    opened: OpenFile, row_group: RowGroup, asked: Asked, *, threads: Callable[[], bool]
+) -> Iterator[RawSlice]:
+    """Read what a row group holds of the steps asked for.
 
     Args:
         opened: the file that it is in.
@@ -76,16 +123,20 @@ def slices_of(opened: OpenFile, row_group: RowGroup, asked: Asked, *, threads: C
         threads: asked before each slice whether several columns are decoded at a time.
 
     Raises:
-        DataError: if a value breaks the contract of its column.
+        DataError: if a step or a split is not valid.
         InputError: if the file is damaged.
     """
     file, first = opened.file, row_group.first_row
-    keys = opened.read(row_group.group, KEY_COLUMNS)
-    gathered = rows_by_key(*read_keys(file, keys, range(first, first + row_group.rows)))
+    if row_group.only is not None:
+        gathered: list[tuple[StepKey, _Rows]] = [(row_group.only, range(row_group.rows))]
+        names = (*KEY_COLUMNS, *asked.wanted.names)
+    else:
+        keys = opened.read(row_group.group, KEY_COLUMNS)
+        gathered = rows_by_key(*read_keys(file, keys, range(first, first + row_group.rows)))
+        names = asked.wanted.names or KEY_COLUMNS
     chosen = [(key, rows) for key, rows in gathered if key in asked]
     take_turns = any(not isinstance(rows, range) for _, rows in chosen)
     tokens = SLICE_TOKENS * (min(len(chosen), _MOST_TURNS) if take_turns else 1)
-    names = asked.wanted.names or KEY_COLUMNS
     ahead = deque(sorted(chosen, key=lambda entry: entry[1][0]))
     here: list[tuple[StepKey, _Rows]] = []
     start = 0
@@ -94,21 +145,14 @@ def slices_of(opened: OpenFile, row_group: RowGroup, asked: Asked, *, threads: C
         while ahead and ahead[0][1][0] < stop:
             here.append(ahead.popleft())
         here.sort(key=lambda entry: entry[1][-1])
-        pieces = {
-            key: decode_piece(file, _taken(table, inside, start), _shifted(inside, first), asked.wanted, asked.dtype)
-            for key, rows in here
-            if len(inside := _between(rows, start, stop))
-        }
-        found = [Slice(table.num_rows, pieces, frozenset(key for key, rows in here if rows[-1] < stop))]
+        rows_here = {key: _shifted(part, first) for key, rows in here if len(part := _between(rows, start, stop))}
+        ended = frozenset(key for key, rows in here if rows[-1] < stop)
+        found = [RawSlice(file, table, first + start, rows_here, ended, row_group.only)]
         # No reference may be left in this frame: a column may go while the next slice is decoded.
-        del table, pieces
+        del table
         yield found.pop()
         here = [(key, rows) for key, rows in here if rows[-1] >= stop]
         start = stop
-
-
-_Rows = range | np.ndarray
-"""Numbers of rows, ascending."""
 
 
 def _between(rows: _Rows, start: int, stop: int) -> _Rows:

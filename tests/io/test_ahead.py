@@ -14,22 +14,26 @@ def counting(count, size, made):
         yield number, size
 
 
+def as_found(item):
+    return item, 10**6
+
+
 def readers():
     return [thread for thread in threading.enumerate() if thread.name == "rolloutdoctor-reader"]
 
 
-def settled(made):
-    """What was made once nothing more is."""
-    before = -1
-    while before != len(made):
-        before = len(made)
-        time.sleep(0.05)
-    return before
+def settled(made, count):
+    """What was made, some time after so many were, however slow the machine is."""
+    end = time.monotonic() + 30
+    while len(made) < count and time.monotonic() < end:
+        time.sleep(0.005)
+    time.sleep(0.05)
+    return len(made)
 
 
 def test_everything_comes_in_order():
     made = []
-    with Ahead(lambda _: counting(1000, 10**6, made)) as ahead:
+    with Ahead(lambda _: counting(1000, 10**6, made), as_found) as ahead:
         assert list(ahead) == list(range(1000))
     assert not readers()
 
@@ -37,13 +41,13 @@ def test_everything_comes_in_order():
 @pytest.mark.parametrize(("room", "waiting"), [(0, 1), (25, 3), (10**9, 20)])
 def test_no_more_than_the_room_is_read_ahead(room, waiting):
     made = []
-    ahead = Ahead(lambda _: counting(20, 10, made))
+    ahead = Ahead(lambda _: counting(20, 10, made), lambda item: (item, 10))
     ahead.room = room
     with ahead:
-        assert settled(made) == waiting
+        assert settled(made, waiting) == waiting
         found = iter(ahead)
         assert next(found) == 0
-        assert settled(made) == min(20, waiting + 1)
+        assert settled(made, min(20, waiting + 1)) == min(20, waiting + 1)
         ahead.room = 10**9
         assert list(found) == list(range(1, 20))
 
@@ -54,9 +58,58 @@ def test_an_error_comes_after_what_was_before():
         raise ValueError("row 7")
 
     seen = []
-    with Ahead(broken) as ahead, pytest.raises(ValueError, match="row 7"):
+    with Ahead(broken, as_found) as ahead, pytest.raises(ValueError, match="row 7"):
         seen.extend(ahead)
     assert seen == ["first"]
+    assert not readers()
+
+
+def test_items_are_finished_where_they_are_taken():
+    found, threads = [], []
+
+    def finish(item):
+        threads.append(threading.current_thread())
+        return item * 10, 1
+
+    with Ahead(lambda _: counting(5, 1, found), finish) as ahead:
+        assert settled(found, 5) == 5
+        assert not threads
+        assert list(ahead) == [0, 10, 20, 30, 40]
+    assert set(threads) == {threading.main_thread()}
+
+
+def test_what_is_finished_holds_less():
+    made = []
+    ahead = Ahead(lambda _: counting(100, 100, made), lambda item: (item, 10))
+    ahead.room = 250
+    with ahead:
+        assert settled(made, 3) == 3
+        # Three that hold 10 each leave room for three more of 100.
+        ahead.widen(0)
+        assert settled(made, 6) == 6
+        ahead.widen(300)
+        assert settled(made, 7) > 6
+        assert list(ahead) == list(range(100))
+
+
+def test_an_item_that_cannot_be_finished_comes_after_what_was_before():
+    def finish(item):
+        if item == 2:
+            raise ValueError("row 7")
+        return item, 1
+
+    def taken(ahead):
+        for item in ahead:
+            # In the middle of the caller's work nothing is said.
+            ahead.widen(1)
+            seen.append(item)
+
+    made, seen = [], []
+    with Ahead(lambda _: counting(5, 1, made), finish) as ahead:
+        assert settled(made, 5) == 5
+        with pytest.raises(ValueError, match="row 7"):
+            taken(ahead)
+    assert seen == [0, 1]
     assert not readers()
 
 
@@ -70,7 +123,7 @@ def test_leaving_early_ends_the_thread_and_closes_what_it_reads():
         finally:
             closed.set()
 
-    with Ahead(endless) as ahead:
+    with Ahead(endless, as_found) as ahead:
         ahead.room = 5
         next(iter(ahead))
     assert closed.is_set()
@@ -89,7 +142,7 @@ def test_it_knows_whether_it_is_waited_for():
         seen.append("working")
         yield "second", 10
 
-    with Ahead(slow) as ahead:
+    with Ahead(slow, as_found) as ahead:
         for _ in ahead:
             while not seen:
                 time.sleep(0.01)
@@ -114,7 +167,7 @@ def test_a_forgotten_caller_may_be_found_in_the_thread_itself():
         left.set()
         yield 1, 1
 
-    ahead = Ahead(start).__enter__()
+    ahead = Ahead(start, as_found).__enter__()
     assert left.wait(5)
     ahead.__exit__(None, None, None)
     assert not readers()

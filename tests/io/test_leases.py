@@ -117,6 +117,20 @@ def test_a_file_that_changed_is_one_sentence(run_file):
         evaluate(batch, objective())
     table = pq.read_table(run_file)
     pq.write_table(table.set_column(0, "step", pa.array([0] * len(table))), run_file, row_group_size=ROWS // 4)
+    with pytest.raises(InputError, match=r"contradict the rows of step 4; write the file again, and leave it alone"):
+        batch.column("policy_log_probs")
+
+
+def test_a_step_that_is_no_longer_there_is_one_sentence(run_file):
+    table = pq.read_table(run_file)
+    # Every page stays in its place, and a row group holds all steps.
+    options = {"row_group_size": len(table), "use_dictionary": False, "compression": "none"}
+    pq.write_table(table, run_file, **options)
+    batches = open_run([run_file]).batches(COLUMNS)
+    for _ in range(STEPS - 1):
+        batch = next(batches)
+        evaluate(batch, objective())
+    pq.write_table(table.set_column(0, "step", pa.array([0] * len(table))), run_file, **options)
     with pytest.raises(InputError, match=r"^run\.parquet: step 4 is no longer there; leave the files alone"):
         batch.column("policy_log_probs")
 
