@@ -25,7 +25,8 @@ DEVICE_BLOCK_TOKENS = 2**24
 
 def blocks_of(batch: RolloutBatch, dtype: torch.dtype) -> Iterator["AdjacentRows"]:
     """Cut a step into blocks; the tokens of a block are done with when the next one is asked for."""
-    for rows, tokens in batch.blocks(BLOCK_TOKENS if batch.device.type == "cpu" else DEVICE_BLOCK_TOKENS):
+    size = BLOCK_TOKENS if batch.device.type == "cpu" else DEVICE_BLOCK_TOKENS
+    for rows, tokens in batch.blocks(size, wait=True):
         yield AdjacentRows(batch, rows, tokens, dtype)
         batch.token_columns.passed(tokens.stop)
 

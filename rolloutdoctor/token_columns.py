@@ -1,11 +1,12 @@
 """Token columns in the chunks in which they were read: a step need not be copied to be looked at.
 
-What the evaluation is done with may be let go before the step ends, and what comes next takes its place in memory.
+Columns may still be arriving while the evaluation goes over what is there, and what it is done with may be let go
+before the step ends: then no more of them than what is being worked on is in memory.
 """
 
 from bisect import bisect_right
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import reduce
 from itertools import accumulate
 from typing import NamedTuple, Self
@@ -49,10 +50,26 @@ class Lease:
     passed: Callable[[int], None]
 
 
+@dataclass(frozen=True)
+class Arriving:
+    """Columns of which the chunks are yet to be read.
+
+    Attributes:
+        names: of the columns.
+        tokens: values that each will have, one at least.
+        more: reads the next chunk of each; None if it no longer can.
+    """
+
+    names: Sequence[str]
+    tokens: int
+    more: Callable[[], Mapping[str, Tensor | Glance]] | None
+
+
 class TokenColumns(Mapping[str, Tensor]):
     """Token columns of a step: a mapping of names to ``[T]`` tensors, each in one chunk or several.
 
-    Asking for a column joins its chunks, once; asking for a part of it, or chunk by chunk, does not.
+    Asking for a column joins its chunks, once; asking for a part of it, or chunk by chunk, does not. What is asked for
+    and has not arrived is waited for.
 
     Attributes:
         lease: which columns may go before the step does; None: none of them.
@@ -70,6 +87,9 @@ class TokenColumns(Mapping[str, Tensor]):
         for name, found in chunks.items():
             self._take(name, (found,) if isinstance(found, Tensor) else tuple(found) or (torch.zeros(0),))
         self._passed = 0
+        # What arrives, or has, and how many values of each column did.
+        self._arriving: Arriving | None = None
+        self._arrived = 0
         self.lease: Lease | None = None
         self.again: Callable[[], TokenColumns] | None = None
         self.asked: set[str] = set()
@@ -86,6 +106,43 @@ class TokenColumns(Mapping[str, Tensor]):
         self._ends[name] = list(accumulate(glance.size for glance in glances))
         self._extremes[name] = [glance.extremes for glance in glances]
         self._gone[name] = len(glances)
+
+    def expect(self, arriving: Arriving) -> None:
+        """Have more columns, which are to arrive."""
+        self._arriving = arriving
+        for name in arriving.names:
+            self._chunks[name], self._ends[name] = (), []
+
+    def wait(self, stop: int | None = None) -> None:
+        """See to it that what arrives has arrived up to a token, by default to the last one."""
+        arriving = self._arriving
+        if arriving is None:
+            return
+        # The first chunk tells the type of a column.
+        stop = arriving.tokens if stop is None else min(max(1, stop), arriving.tokens)
+        while self._arrived < stop:
+            if arriving.more is None:
+                self._recall()
+                return
+            size = 0
+            for name, found in arriving.more().items():
+                glance = found if isinstance(found, Glance) else None
+                chunk = torch.zeros(0, dtype=found.dtype) if isinstance(found, Glance) else found
+                size = chunk.numel() if glance is None else glance.size
+                self._chunks[name] = (*self._chunks[name], chunk)
+                self._ends[name].append(self._arrived + size)
+                if glance is not None:
+                    self._extremes.setdefault(name, []).append(glance.extremes)
+                    self._gone[name] = len(self._chunks[name])
+            self._arrived += size
+
+    def forget(self) -> None:
+        """Wait no longer: what has not arrived is read again, should anyone ask for it."""
+        if self._arriving is not None:
+            self._arriving = replace(self._arriving, more=None)
+
+    def _awaits(self, name: str) -> bool:
+        return self._arriving is not None and name in self._arriving.names
 
     @classmethod
     def of(cls, columns: Mapping[str, Tensor]) -> "TokenColumns":
@@ -115,14 +172,16 @@ class TokenColumns(Mapping[str, Tensor]):
         self.asked.add(name)
         if self.asked_again is not None:
             self.asked_again.add(name)
+        if self._awaits(name):
+            self.wait()
         if name in self._gone:
             self._recall()
         return self._chunks[name]
 
     @property
     def may_go(self) -> bool:
-        """True if a column went, or may go before the step does."""
-        return self.lease is not None or bool(self._gone)
+        """True if a column went, may go before the step does, or may never arrive."""
+        return self.lease is not None or bool(self._gone) or self._arriving is not None
 
     def held(self, name: str) -> int:
         """Bytes of a column that are in memory."""
@@ -130,21 +189,25 @@ class TokenColumns(Mapping[str, Tensor]):
 
     @property
     def chunk_ends(self) -> Sequence[int]:
-        """Where the chunks of the columns end, as far as they are not joined."""
-        return max(self._ends.values(), key=len, default=())
+        """Where the chunks of the columns end, as far as they are not joined; of those that arrive, where they did."""
+        names = self._ends if self._arriving is None else self._arriving.names
+        return max((self._ends[name] for name in names), key=len, default=())
 
     def shape(self, name: str) -> tuple[int, ...]:
         """The shape of a column; if a chunk of it is not flat, that of the chunk."""
         odd = next((chunk for chunk in self._chunks[name] if chunk.dim() != 1), None)
-        return (self._ends[name][-1],) if odd is None else tuple(odd.shape)
+        return (self.tokens(name),) if odd is None else tuple(odd.shape)
 
     def tokens(self, name: str) -> int:
-        """The number of a column's values."""
-        return self._ends[name][-1]
+        """The number of a column's values, arrived or not."""
+        arriving = self._arriving
+        return arriving.tokens if arriving is not None and name in arriving.names else self._ends[name][-1]
 
     def part(self, name: str, places: slice) -> Tensor:
         """Some adjacent values of a column; they are copied only where they lie in several chunks."""
         self.asked.add(name)
+        if self._awaits(name):
+            self.wait(places.stop)
         if self.asked_again is not None or self._gone.get(name, 0) > bisect_right(self._ends[name], places.start):
             self.chunks(name)
         chunks, ends = self._chunks[name], self._ends[name]
@@ -164,11 +227,17 @@ class TokenColumns(Mapping[str, Tensor]):
 
         Those of a column without values are ``(inf, -inf)``.
         """
+        if self._awaits(name):
+            self.wait()
+        lows, highs = zip(*self._look(name), strict=True)
+        return float(np.min(lows)), float(np.max(highs))
+
+    def _look(self, name: str) -> Sequence[tuple[float, float]]:
+        """The extremes of the chunks of a column that are there, or went."""
         known = self._extremes.setdefault(name, [])
         for chunk in self._chunks[name][len(known) :]:
             known.append(Glance.of(chunk).extremes)
-        lows, highs = zip(*known, strict=True)
-        return float(np.min(lows)), float(np.max(highs))
+        return known
 
     def passed(self, stop: int) -> None:
         """Let go what lies before a token, as far as the lease allows: the evaluation is done with it."""
@@ -176,17 +245,18 @@ class TokenColumns(Mapping[str, Tensor]):
             for name in self.lease.names:
                 self._let_go(name, bisect_right(self._ends[name], stop))
             # Said as the tokens are passed and not chunk by chunk: what comes next takes its time to be there.
-            done = sum(self._chunks[name][-1].element_size() for name in self.lease.names) * (stop - self._passed)
+            sizes = [chunk.element_size() for name in self.lease.names for chunk in self._chunks[name][-1:]]
+            done = sum(sizes) * (stop - self._passed)
             if done:
                 self.lease.passed(done)
         self._passed = stop
-        if self.asked_again is None and all(stop >= ends[-1] for ends in self._ends.values()):
+        if self.asked_again is None and all(stop >= self.tokens(name) for name in self._ends):
             self.asked_again = set()
 
     def _let_go(self, name: str, count: int) -> None:
         first = self._gone.get(name, 0)
         if first < count:
-            self.extremes(name)
+            self._look(name)
             chunks = self._chunks[name]
             # One for all: what stays in the place of something large keeps the allocator from using that whole again.
             emptied = chunks[0] if first else chunks[0][:0].clone()
@@ -196,12 +266,17 @@ class TokenColumns(Mapping[str, Tensor]):
     def _recall(self) -> None:
         """Read once more what went; from now on nothing goes."""
         assert self.again is not None  # or nothing would have gone
+        names = set(self._gone)
+        if self._arriving is not None and self._arriving.more is None:
+            names |= set(self._arriving.names)
+        elif self._arriving is not None:
+            self.wait()
         found, self.lease = self.again(), None
-        for name in self._gone:
+        for name in names:
             self._chunks[name] = found.chunks(name)
             self._ends[name] = _ends(self._chunks[name])
             self._extremes.pop(name, None)
-        self._gone = {}
+        self._gone, self._arriving = {}, None
 
     def to(self, device: torch.device | str) -> "TokenColumns":
         """Return the columns on a device, whole; a GPU copies a chunk from pinned memory while the next is pinned."""

@@ -79,6 +79,15 @@ def test_blocks_are_whole_rows_and_cover_the_batch_once(tokens):
         assert span.stop - span.start >= tokens
 
 
+@pytest.mark.parametrize("chunks", [[6], [3, 3], [2, 4]])
+def test_no_block_is_of_empty_rows_alone(chunks):
+    rows = torch.tensor([0, 0, 3, 3, 3, 6, 6, 6])
+    batch = RolloutBatch(step=0, rows=rows, per_token={"kl": torch.zeros(6).split(chunks)})
+    blocks = list(batch.blocks(3))
+    assert [(block.start, block.stop) for block, _ in blocks] == [(0, 4), (4, 7)]
+    assert [(tokens.start, tokens.stop) for _, tokens in blocks] == [(0, 3), (3, 6)]
+
+
 @pytest.mark.parametrize(
     ("chunks", "cuts"),
     [

@@ -7,9 +7,12 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from rolloutdoctor.token_columns import Glance, Lease, TokenColumns
+from rolloutdoctor.token_columns import Arriving, Glance, Lease, TokenColumns
 
 SIZES = st.lists(st.integers(0, 5), min_size=1, max_size=5)
+
+
+SOME = SIZES.filter(any)
 
 
 def cut(sizes):
@@ -138,6 +141,95 @@ def test_a_column_of_which_a_part_went_goes_whole(sizes, data):
     assert columns["kl"].tolist() == whole_T.tolist()
     assert columns.asked == columns.asked_again == {"kl"}
     assert len(read) == (not all(kept))
+
+
+def arriving(chunks, seen=lambda chunk: chunk):
+    """Columns of which one is there and one arrives, what was read of it, and how often all was read once more."""
+    came, read = [], []
+    whole_T = torch.cat(chunks)
+    columns = TokenColumns({"response_mask": torch.ones(len(whole_T), dtype=torch.bool)})
+
+    def more():
+        came.append(chunks[len(came)])
+        return {"kl": seen(came[-1])}
+
+    columns.again = lambda: read.append(None) or TokenColumns({"kl": chunks, "response_mask": columns["response_mask"]})
+    columns.expect(Arriving(["kl"], len(whole_T), more))
+    return columns, came, read
+
+
+@given(SOME, st.data())
+def test_what_is_asked_for_is_waited_for_and_no_more(sizes, data):
+    whole_T, chunks = cut(sizes)
+    columns, came, read = arriving(chunks)
+    assert columns.tokens("kl") == len(whole_T)
+    assert columns.shape("kl") == (len(whole_T),)
+    assert list(columns) == ["response_mask", "kl"]
+    assert columns.part("response_mask", slice(0, 1)).dtype is columns["response_mask"].dtype
+    assert not came
+    for stop in sorted(data.draw(st.lists(st.integers(0, len(whole_T)), max_size=3))):
+        start = data.draw(st.integers(0, stop))
+        assert columns.part("kl", slice(start, stop)).tolist() == whole_T[start:stop].tolist()
+        assert sum(map(len, came[:-1])) < max(stop, 1)
+        assert columns.chunk_ends == [sum(sizes[: number + 1]) for number in range(len(came))]
+    ask = data.draw(st.sampled_from(["column", "chunks", "extremes", "device"]))
+    if ask == "column":
+        assert columns["kl"].tolist() == whole_T.tolist()
+    elif ask == "chunks":
+        assert torch.equal(torch.cat(list(columns.chunks("kl")) or [whole_T]), whole_T)
+    elif ask == "extremes":
+        assert columns.extremes("kl") == TokenColumns({"kl": whole_T}).extremes("kl")
+    else:
+        assert columns.to("cpu")["kl"].tolist() == whole_T.tolist()
+    assert sum(map(len, came)) == len(whole_T)
+    assert not read
+
+
+@given(SOME, st.booleans())
+def test_what_arrives_and_is_passed_goes(sizes, is_glance):
+    whole_T, chunks = cut(sizes)
+    columns, came, read = arriving(chunks, Glance.of if is_glance else lambda chunk: chunk)
+    columns.lease = Lease(["kl"], lambda _: None)
+    for stop in range(1, len(whole_T) + 1):
+        columns.wait(stop)
+        columns.passed(stop)
+        assert columns.asked_again == (set() if stop == len(whole_T) else None)
+    assert columns.extremes("kl") == TokenColumns({"kl": whole_T}).extremes("kl")
+    assert columns.held("kl") == 0
+    assert not read
+    assert columns["kl"].tolist() == whole_T.tolist()
+    assert len(read) == 1
+    assert sum(map(len, came)) == len(whole_T)
+
+
+@given(SOME, st.data())
+def test_what_will_not_arrive_is_read_again(sizes, data):
+    whole_T, chunks = cut(sizes)
+    columns, came, read = arriving(chunks)
+    stop = data.draw(st.integers(0, len(whole_T)))
+    columns.wait(stop)
+    count = len(came)
+    columns.forget()
+    assert columns.part("kl", slice(0, stop)).tolist() == whole_T[:stop].tolist()
+    assert not read
+    assert columns.extremes("kl") == TokenColumns({"kl": whole_T}).extremes("kl")
+    assert columns["kl"].tolist() == whole_T.tolist()
+    assert len(came) == count
+    assert len(read) == (sum(sizes[:count]) < len(whole_T))
+
+
+def test_what_went_comes_again_when_the_rest_has_come():
+    chunks = [torch.arange(2.0), torch.arange(2.0, 5.0), torch.arange(5.0, 6.0)]
+    columns, came, read = arriving(chunks)
+    columns.lease = Lease(["kl"], lambda _: None)
+    columns.wait(2)
+    columns.passed(2)
+    assert columns.part("kl", slice(1, 4)).tolist() == [1.0, 2.0, 3.0]
+    # Whoever reads the file goes on after the last of it.
+    assert (len(came), len(read)) == (3, 1)
+    columns.passed(6)
+    assert columns["kl"].tolist() == list(range(6))
+    assert len(read) == 1
 
 
 def test_who_asks_again_is_known():

@@ -14,6 +14,10 @@ _SHARE = 16
 """A step is decoded ahead of the evaluation by what was passed and this part of a step."""
 
 
+ARRIVING_ROOM = 12 * 2**20
+"""Bytes that are read ahead of an evaluation that goes over its step as that arrives."""
+
+
 class Leases:
     """What is known of the steps of each split."""
 
@@ -48,6 +52,16 @@ class Leases:
             return room_beside(held)
         columns.lease = Lease(sizes.keys() - kept, passed)
         return max(least, room_beside(sum(sizes[name] for name in sizes.keys() & kept)))
+
+    def grant_arriving(self, split: str, columns: TokenColumns) -> int:
+        """The same of a step that arrives while it is gone over, the first one included.
+
+        Most rules want a token once. Where one wants it again, the first step is read again, and others stay.
+        """
+        kept = self._kept.get(split, set())
+        if kept is not None:
+            columns.lease = Lease(set(columns) - kept, lambda _: None)
+        return ARRIVING_ROOM
 
     def learn(self, split: str, columns: TokenColumns) -> None:
         """See what became of a step."""

@@ -28,6 +28,9 @@ from rolloutdoctor.io.spill import Spill, Stored, joined
 from rolloutdoctor.schema import BY_NAME, Kind
 from rolloutdoctor.token_columns import Glance, TokenColumns
 
+MASK = "response_mask"
+"""The token column that says how long a response is."""
+
 
 @dataclass(frozen=True)
 class Wanted:
@@ -77,6 +80,17 @@ class Wanted:
             samples="sample_id" in present,
             statuses="status" in chosen,
         )
+
+    @property
+    def head(self) -> "Wanted":
+        """What has to be known of a whole step before its tokens are gone over: the mask, and what is of rows."""
+        return replace(self, tokens=(MASK,))
+
+    @property
+    def rest(self) -> "Wanted":
+        """All other token columns."""
+        tokens = tuple(name for name in self.tokens if name != MASK)
+        return Wanted(tokens, rows=(), rewards=False, groups=False, samples=False)
 
     @property
     def names(self) -> tuple[str, ...]:
@@ -157,7 +171,12 @@ class Piece:
 
 
 def decode_piece(
-    file: RunFile, table: pa.Table, rows: "range | np.ndarray", wanted: Wanted, dtype: torch.dtype
+    file: RunFile,
+    table: pa.Table,
+    rows: "range | np.ndarray",
+    wanted: Wanted,
+    dtype: torch.dtype,
+    lengths: np.ndarray | None = None,
 ) -> Piece:
     """Decode the rows of one step and split.
 
@@ -167,16 +186,24 @@ def decode_piece(
         rows: ``[N]`` their numbers in the file.
         wanted: which columns.
         dtype: of float lists.
+        lengths: ``[N]`` tokens of the rows, as their mask says that was read before; None if it is among the columns.
 
     Raises:
         DataError: if a value breaks the contract of its column, or lists of one row differ in length.
     """
     places = {name: Place(file.name, file.columns[name].label, rows) for name in wanted.names}
     packed = {name: lists(table.column(name), BY_NAME[name].kind, dtype, places[name]) for name in wanted.tokens}
+    known: dict[str, Lists] = {}
+    if lengths is not None:
+        places[MASK] = Place(file.name, file.columns[MASK].label, rows)
+        known[MASK] = Lists(torch.zeros(0), lengths, None)
+        for name, found in packed.items():
+            if _is_absent(found):
+                raise _null_cell(places[name], 0, places[MASK].label, int(lengths[0]))
     return Piece(
         file=file,
         rows=rows,
-        lengths=_agreed_lengths(packed, places),
+        lengths=_agreed_lengths(known | packed, places),
         tokens={name: None if _is_absent(found) else found.values for name, found in packed.items()},
         numbers={
             name: integers(table.column(name), places[name])
@@ -246,7 +273,7 @@ def _agreed_lengths(packed: dict[str, Lists], places: dict[str, Place]) -> np.nd
     if not filled:
         return None
     # The mask is what a user thinks of as the length of a response.
-    reference = "response_mask" if "response_mask" in filled else next(iter(filled))
+    reference = MASK if MASK in filled else next(iter(filled))
     lengths_N = filled[reference].lengths
     for name, found in filled.items():
         if not np.array_equal(found.lengths, lengths_N):

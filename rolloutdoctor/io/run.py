@@ -4,6 +4,7 @@ import json
 import os
 from collections.abc import Callable, Collection, Generator, Iterable, Iterator, Mapping, Sequence
 from contextlib import closing
+from dataclasses import replace
 from functools import cached_property, partial
 from itertools import pairwise
 from pathlib import Path
@@ -13,29 +14,22 @@ import torch
 
 from rolloutdoctor.batch import RolloutBatch, StepKey
 from rolloutdoctor.errors import InputError
-from rolloutdoctor.io.ahead import Ahead
 from rolloutdoctor.io.allocation import prepare_memory
-from rolloutdoctor.io.index import KEY_COLUMNS, Index, RowGroup, build_index, contradiction, read_keys, rows_by_key
-from rolloutdoctor.io.leases import Leases
+from rolloutdoctor.io.index import KEY_COLUMNS, Index, RowGroup, build_index, read_keys, rows_by_key
 from rolloutdoctor.io.metadata import RunMetadata
 from rolloutdoctor.io.metrics import LoggedMetrics, read_metrics
 from rolloutdoctor.io.parquet import OpenFile, RunFile, read_footer, reading
 from rolloutdoctor.io.paths import Source, expand
-from rolloutdoctor.io.pieces import Wanted, assemble
-from rolloutdoctor.io.slices import Asked, RawSlice, Slice, slices_of
-from rolloutdoctor.io.spill import Spill
+from rolloutdoctor.io.pieces import Wanted
+from rolloutdoctor.io.slices import Asked
 from rolloutdoctor.io.steps import StepRange
-from rolloutdoctor.io.waiting import Waiting, row_groups_opened
+from rolloutdoctor.io.stream import Stream
 from rolloutdoctor.token_columns import TokenColumns
 
 __all__ = ["LoggedMetrics", "Run", "StepRange", "open_run"]
 
 _TEXT_ROWS = 1024
 """Rows of which the texts are read at a time."""
-
-
-_Reader = Ahead[tuple[int, RawSlice], tuple[int, Slice]]
-"""What it reads are slices, and the positions of their row groups in the index."""
 
 
 def open_run(paths: Sequence[str | os.PathLike[str]], *, trainer: str | None = None) -> "Run":
@@ -108,6 +102,10 @@ class Run:
         Tensors may view the memory of the file's buffers: treat them as read-only. Abandoning the iterator closes its
         files.
 
+        A large step in row groups of its own comes as soon as its mask and what is of rows have been read. Its other
+        token columns arrive as they are asked for, and all have when the next batch is asked for: what is wrong with
+        them is said by then. What has not arrived when the iterator is abandoned is read again for who asks for it.
+
         Args:
             columns: canonical names to carry; those that are absent are left out, and a token column that is null in
                 all rows of a batch is left out of that batch. Groups and sample names come in any case.
@@ -126,7 +124,7 @@ class Run:
         wanted = Wanted.of(columns, self.columns)
         if self.metrics_only:
             return self._logged_steps(steps or StepRange(), split)
-        found = self._stream(wanted, steps or StepRange(), split, dtype, progress or (lambda done, total: None))
+        found = self._stream(Asked(wanted, steps or StepRange(), split, dtype), progress or (lambda done, total: None))
         if not self.dropped:
             return found
         # What the other ranks have of such a step is not the step.
@@ -211,68 +209,16 @@ class Run:
     def _index(self) -> Index:
         return build_index(self._files)
 
-    def _stream(
-        self,
-        wanted: Wanted,
-        steps: StepRange,
-        split: str | None,
-        dtype: torch.dtype,
-        progress: Callable[[int, int], None],
-    ) -> Generator[RolloutBatch, None, None]:
-        index = self._index
-        plan = [(position, found) for position, found in enumerate(index.row_groups) if found.may_hold(steps, split)]
-        total, done = sum(found.rows for _, found in plan), 0
-        finished: set[StepKey] = set()
-        asked, leases = Asked(wanted, steps, split, dtype), Leases()
+    def _stream(self, asked: Asked, progress: Callable[[int, int], None]) -> Generator[RolloutBatch, None, None]:
+        yield from Stream(self._files, self._index, asked, partial(self._again, asked), progress).batches()
 
-        def read(reader: _Reader) -> Iterator[tuple[tuple[int, RawSlice], int]]:
-            with row_groups_opened(self._files, plan) as walk:
-                for position, row_group, opened in walk:
-                    # A second thread inside the decoder pays only where nothing else is to be done.
-                    for part in slices_of(opened, row_group, asked, threads=lambda: reader.is_waited_for):
-                        yield (position, part), part.held
-                        del part
-
-        def decode(found: tuple[int, RawSlice]) -> tuple[tuple[int, Slice], int]:
-            position, part = found
-            seen = part.decoded(asked).glanced(leases.unread)
-            return (position, seen), seen.held
-
-        with Spill() as spill, Ahead(read, decode) as ahead:
-            waiting = Waiting(index, spill)
-            for position, part in ahead:
-                for key in list(part.pieces):
-                    # No reference may be left in this frame, or a step would live on while the next is decoded.
-                    piece = part.pieces.pop(key)
-                    if key in finished:
-                        raise contradiction(piece.file, key)
-                    is_complete = key in part.ended and index.is_complete(key, position)
-                    # A slice that waits for later rows must not keep those of other steps in memory.
-                    is_slice = isinstance(piece.rows, range) and not is_complete and len(piece.rows) < part.rows
-                    waiting.add(key, index.row_groups[position], piece.detached() if is_slice else piece)
-                    del piece
-                    if is_complete:
-                        finished.add(key)
-                        batch = assemble(key, waiting.take(key), several_files=len(self._files) > 1)
-                        columns = batch.token_columns
-                        ahead.room = leases.grant(key.split, columns, ahead.widen)
-                        if columns.may_go:
-                            columns.again = partial(self._again, key, wanted, dtype)
-                        yield batch
-                        leases.learn(key.split, columns)
-                        del batch, columns
-                done += part.rows
-                progress(done, total)
-                del part
-            left = waiting.leftover()
-            if left is not None:
-                raise contradiction(left[1].file, left[0])
-
-    def _again(self, key: StepKey, wanted: Wanted, dtype: torch.dtype) -> TokenColumns:
+    def _again(self, asked: Asked, key: StepKey) -> TokenColumns:
         """Read the token columns of a step once more."""
-        steps = StepRange(key.step, key.step + 1)
-        with closing(self._stream(wanted, steps, key.split, dtype, lambda done, total: None)) as batches:
+        one = replace(asked, steps=StepRange(key.step, key.step + 1), split=key.split)
+        with closing(self._stream(one, lambda done, total: None)) as batches:
             found = next(batches, None)
+            if found is not None:
+                found.token_columns.wait()
         if found is None:
             name = ", ".join(self.files[:3])
             raise InputError(f"{name}: step {key.step} is no longer there; leave the files alone while they are read")

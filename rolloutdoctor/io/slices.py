@@ -3,6 +3,7 @@
 from collections import deque
 from collections.abc import Callable, Collection, Iterator
 from dataclasses import dataclass, replace
+from enum import Enum
 
 import numpy as np
 import pyarrow as pa
@@ -17,8 +18,19 @@ from rolloutdoctor.io.steps import StepRange
 SLICE_TOKENS = 196_608
 """Tokens of a slice, about."""
 
+_HEAD = 8
+"""So many times longer are slices of heads: a value of a mask is small."""
+
 _MOST_TURNS = 4
 """So many times longer are slices where the rows of that many steps take turns: each has few rows of a step."""
+
+
+class Share(Enum):
+    """Which columns of a row group are read together."""
+
+    ALL = "all"
+    HEAD = "head"
+    REST = "rest"
 
 
 @dataclass(frozen=True)
@@ -30,12 +42,24 @@ class Asked:
         steps: only these.
         split: only this one; None: both.
         dtype: of float lists.
+        share: what part of the columns of a step `wanted` is; what is the rest comes when the head was checked.
     """
 
     wanted: Wanted
     steps: StepRange
     split: str | None
     dtype: torch.dtype
+    share: Share = Share.ALL
+
+    @property
+    def head(self) -> "Asked":
+        """The same, of it what has to be known before the tokens are gone over."""
+        return replace(self, wanted=self.wanted.head, share=Share.HEAD)
+
+    @property
+    def rest(self) -> "Asked":
+        """The same, of it what the head leaves."""
+        return replace(self, wanted=self.wanted.rest, share=Share.REST)
 
     def __contains__(self, key: StepKey) -> bool:
         return key.step in self.steps and self.split in (None, key.split)
@@ -49,11 +73,13 @@ class Slice:
         rows: how many they are.
         pieces: what they hold of the steps asked for, in the order in which those end.
         ended: steps and splits of which the row group has no more rows.
+        is_whole: whether nothing that was asked for of these rows is to be read later.
     """
 
     rows: int
     pieces: dict[StepKey, Piece]
     ended: frozenset[StepKey]
+    is_whole: bool
 
     @property
     def held(self) -> int:
@@ -75,6 +101,7 @@ class RawSlice:
     """Some adjacent rows of a row group as arrow has them: what is left to do takes Python, which one thread has.
 
     Attributes:
+        asked: what they were read for.
         file: that they are in.
         table: their columns, under their canonical names.
         first: number in the file of the first of them.
@@ -83,6 +110,7 @@ class RawSlice:
         only: the step and split that all of them are of, as the footer says; None: the rows have said themselves.
     """
 
+    asked: Asked
     file: RunFile
     table: pa.Table
     first: int
@@ -95,20 +123,24 @@ class RawSlice:
         """Bytes of its columns."""
         return int(self.table.nbytes)
 
-    def decoded(self, asked: Asked) -> Slice:
+    def decoded(self, lengths: np.ndarray | None = None) -> Slice:
         """Check the values, and make tensors of them.
+
+        Args:
+            lengths: ``[N]`` tokens of the rows, where they are the rest of what was read before.
 
         Raises:
             DataError: if a value breaks the contract of its column.
             InputError: if the rows are of another step than the footer says.
         """
-        if self.only is not None:
+        if self.only is not None and self.asked.share is not Share.REST:
             check_key(self.file, self.table, range(self.first, self.first + self.table.num_rows), self.only)
+        wanted, dtype = self.asked.wanted, self.asked.dtype
         pieces = {
-            key: decode_piece(self.file, _taken(self.table, rows, self.first), rows, asked.wanted, asked.dtype)
+            key: decode_piece(self.file, _taken(self.table, rows, self.first), rows, wanted, dtype, lengths)
             for key, rows in self.rows.items()
         }
-        return Slice(self.table.num_rows, pieces, self.ended)
+        return Slice(self.table.num_rows, pieces, self.ended, self.asked.share is not Share.HEAD)
 
 
 def slices_of(
@@ -129,7 +161,7 @@ def slices_of(
     file, first = opened.file, row_group.first_row
     if row_group.only is not None:
         gathered: list[tuple[StepKey, _Rows]] = [(row_group.only, range(row_group.rows))]
-        names = (*KEY_COLUMNS, *asked.wanted.names)
+        names = asked.wanted.names if asked.share is Share.REST else (*KEY_COLUMNS, *asked.wanted.names)
     else:
         keys = opened.read(row_group.group, KEY_COLUMNS)
         gathered = rows_by_key(*read_keys(file, keys, range(first, first + row_group.rows)))
@@ -137,6 +169,8 @@ def slices_of(
     chosen = [(key, rows) for key, rows in gathered if key in asked]
     take_turns = any(not isinstance(rows, range) for _, rows in chosen)
     tokens = SLICE_TOKENS * (min(len(chosen), _MOST_TURNS) if take_turns else 1)
+    if asked.share is Share.HEAD:
+        tokens *= _HEAD
     ahead = deque(sorted(chosen, key=lambda entry: entry[1][0]))
     here: list[tuple[StepKey, _Rows]] = []
     start = 0
@@ -147,7 +181,7 @@ def slices_of(
         here.sort(key=lambda entry: entry[1][-1])
         rows_here = {key: _shifted(part, first) for key, rows in here if len(part := _between(rows, start, stop))}
         ended = frozenset(key for key, rows in here if rows[-1] < stop)
-        found = [RawSlice(file, table, first + start, rows_here, ended, row_group.only)]
+        found = [RawSlice(asked, file, table, first + start, rows_here, ended, row_group.only)]
         # No reference may be left in this frame: a column may go while the next slice is decoded.
         del table
         yield found.pop()

@@ -147,6 +147,11 @@ HOW = {
         "rolloutdoctor.io.slices.SLICE_TOKENS": st.integers(1, 20),
         "rolloutdoctor.io.parquet._LEAST_ROWS": st.integers(1, 3),
     },
+    "steps that arrive": {
+        "rolloutdoctor.io.arrivals._LEAST_SLICES": st.just(0),
+        "rolloutdoctor.io.slices.SLICE_TOKENS": st.integers(1, 20),
+        "rolloutdoctor.io.parquet._LEAST_ROWS": st.integers(1, 3),
+    },
 }
 
 

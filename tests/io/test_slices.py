@@ -35,7 +35,7 @@ def sliced(path, wanted):
     file = open_run([path])._files[0]
     (row_group,) = build_index([file]).row_groups
     with file.opened() as opened:
-        return [one.decoded(wanted) for one in slices_of(opened, row_group, wanted, threads=lambda: False)]
+        return [one.decoded() for one in slices_of(opened, row_group, wanted, threads=lambda: False)]
 
 
 def test_a_step_ends_in_the_slice_of_its_last_row(path, monkeypatch):
