@@ -13,7 +13,6 @@ from rolloutdoctor.token_columns import Lease, TokenColumns
 _SHARE = 16
 """A step is decoded ahead of the evaluation by what was passed and this part of a step."""
 
-
 ARRIVING_ROOM = 12 * 2**20
 """Bytes that are read ahead of an evaluation that goes over its step as that arrives."""
 
