@@ -113,6 +113,10 @@ class Stream:
         """Say what of a batch is to arrive, and what may go."""
         key, columns = batch.key, batch.token_columns
         if key in self._arrives:
+            if not batch.tokens:
+                # It was said to have more values than rows.
+                first = next(task.row_group for task in self._tasks if task.row_group.only == key)
+                raise contradiction(self._files[first.file], key)
             rest = Rest(key, batch.rows.diff().numpy(), parts, self._seen)
             columns.expect(Arriving(self._wanted.rest.tokens, batch.tokens, rest.more))
             ahead.room = self._leases.grant_arriving(key.split, columns)

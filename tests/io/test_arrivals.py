@@ -295,6 +295,14 @@ def test_damage_in_the_rest_is_one_sentence():
     assert "row group 6 cannot be read" in refusal(columns=COLUMNS)
 
 
+def test_a_step_without_the_tokens_that_the_footer_says(monkeypatch):
+    empty = [[]] * (STEPS * ROWS)
+    write(response_mask=pa.array(empty, MASK), **{name: pa.array(empty, FLOATS) for name in LOG_PROBS})
+    assert goes() == dict.fromkeys(range(STEPS), 1)
+    monkeypatch.setattr(arrivals._Judge, "_values", lambda *_: 10 * ROWS)
+    assert "run.parquet: the statistics in the footer contradict the rows of step 0" in refusal(columns=COLUMNS)
+
+
 def test_rows_of_another_step_than_the_footer_says():
     # The second file has pages of the same length in the same places, and is read with the first one's footer.
     options = {"row_group_size": ROWS // 4, "use_dictionary": False, "compression": "none"}
