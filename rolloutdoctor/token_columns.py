@@ -87,9 +87,8 @@ class TokenColumns(Mapping[str, Tensor]):
         for name, found in chunks.items():
             self._take(name, (found,) if isinstance(found, Tensor) else tuple(found) or (torch.zeros(0),))
         self._passed = 0
-        # What arrives, or has, and how many values of each column did.
+        # What arrives, or has.
         self._arriving: Arriving | None = None
-        self._arrived = 0
         self.lease: Lease | None = None
         self.again: Callable[[], TokenColumns] | None = None
         self.asked: set[str] = set()
@@ -120,21 +119,24 @@ class TokenColumns(Mapping[str, Tensor]):
             return
         # The first chunk tells the type of a column.
         stop = arriving.tokens if stop is None else min(max(1, stop), arriving.tokens)
-        while self._arrived < stop:
+        # All of them arrive together.
+        while max(self._ends[arriving.names[0]], default=0) < stop:
             if arriving.more is None:
                 self._recall()
                 return
-            size = 0
             for name, found in arriving.more().items():
-                glance = found if isinstance(found, Glance) else None
-                chunk = torch.zeros(0, dtype=found.dtype) if isinstance(found, Glance) else found
-                size = chunk.numel() if glance is None else glance.size
-                self._chunks[name] = (*self._chunks[name], chunk)
-                self._ends[name].append(self._arrived + size)
-                if glance is not None:
-                    self._extremes.setdefault(name, []).append(glance.extremes)
-                    self._gone[name] = len(self._chunks[name])
-            self._arrived += size
+                self._append(name, found)
+
+    def _append(self, name: str, found: Tensor | Glance) -> None:
+        before = max(self._ends[name], default=0)
+        if isinstance(found, Glance):
+            self._ends[name].append(before + found.size)
+            self._chunks[name] = (*self._chunks[name], torch.zeros(0, dtype=found.dtype))
+            self._extremes.setdefault(name, []).append(found.extremes)
+            self._gone[name] = len(self._chunks[name])
+        else:
+            self._ends[name].append(before + found.numel())
+            self._chunks[name] = (*self._chunks[name], found)
 
     def forget(self) -> None:
         """Wait no longer: what has not arrived is read again, should anyone ask for it."""
@@ -201,7 +203,7 @@ class TokenColumns(Mapping[str, Tensor]):
     def tokens(self, name: str) -> int:
         """The number of a column's values, arrived or not."""
         arriving = self._arriving
-        return arriving.tokens if arriving is not None and name in arriving.names else self._ends[name][-1]
+        return arriving.tokens if arriving is not None and self._awaits(name) else self._ends[name][-1]
 
     def part(self, name: str, places: slice) -> Tensor:
         """Some adjacent values of a column; they are copied only where they lie in several chunks."""

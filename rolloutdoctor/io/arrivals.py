@@ -71,15 +71,15 @@ class _Judge:
         places = [(found.file, found.group) for found in row_groups]
         if not self._rest or key in self._mixed or self._counts[key] > len(row_groups) or places != sorted(places):
             return False
-        if sum(self._values(found, MASK) for found in row_groups) < _LEAST_SLICES * slices.SLICE_TOKENS:
+        masks = [self._values(found, MASK) for found in row_groups]
+        if sum(masks) < _LEAST_SLICES * slices.SLICE_TOKENS:
             return False
-        return all(self._is_filled(found) for found in row_groups)
+        return all(self._is_filled(found, values) for found, values in zip(row_groups, masks, strict=True))
 
-    def _is_filled(self, row_group: RowGroup) -> bool:
+    def _is_filled(self, row_group: RowGroup, values: int) -> bool:
         """True if all token columns have as many values as the mask, and surely some; an empty row counts as one."""
-        tokens = self._values(row_group, MASK)
         # A column of nulls has a value for each row.
-        return tokens > row_group.rows and all(self._values(row_group, name) == tokens for name in self._rest)
+        return values > row_group.rows and all(self._values(row_group, name) == values for name in self._rest)
 
     def _values(self, row_group: RowGroup, name: str) -> int:
         """Values of a column, as the footer says; 0 if it leaves a doubt which leaf is the column's."""

@@ -107,7 +107,7 @@ class RawSlice:
         first: number in the file of the first of them.
         rows: numbers in the file of those asked for, by step and split, in the order in which those end.
         ended: steps and splits of which the row group has no more rows.
-        only: the step and split that all of them are of, as the footer says; None: the rows have said themselves.
+        only: the step and split that all of them are of, as the footer says; None: rows or head have told.
     """
 
     asked: Asked
@@ -133,7 +133,7 @@ class RawSlice:
             DataError: if a value breaks the contract of its column.
             InputError: if the rows are of another step than the footer says.
         """
-        if self.only is not None and self.asked.share is not Share.REST:
+        if self.only is not None:
             check_key(self.file, self.table, range(self.first, self.first + self.table.num_rows), self.only)
         wanted, dtype = self.asked.wanted, self.asked.dtype
         pieces = {
@@ -159,9 +159,11 @@ def slices_of(
         InputError: if the file is damaged.
     """
     file, first = opened.file, row_group.first_row
+    # The keys of the rest of a step were checked with its head.
+    only = None if asked.share is Share.REST else row_group.only
     if row_group.only is not None:
         gathered: list[tuple[StepKey, _Rows]] = [(row_group.only, range(row_group.rows))]
-        names = asked.wanted.names if asked.share is Share.REST else (*KEY_COLUMNS, *asked.wanted.names)
+        names = asked.wanted.names if only is None else (*KEY_COLUMNS, *asked.wanted.names)
     else:
         keys = opened.read(row_group.group, KEY_COLUMNS)
         gathered = rows_by_key(*read_keys(file, keys, range(first, first + row_group.rows)))
@@ -181,7 +183,7 @@ def slices_of(
         here.sort(key=lambda entry: entry[1][-1])
         rows_here = {key: _shifted(part, first) for key, rows in here if len(part := _between(rows, start, stop))}
         ended = frozenset(key for key, rows in here if rows[-1] < stop)
-        found = [RawSlice(asked, file, table, first + start, rows_here, ended, row_group.only)]
+        found = [RawSlice(asked, file, table, first + start, rows_here, ended, only)]
         # No reference may be left in this frame: a column may go while the next slice is decoded.
         del table
         yield found.pop()

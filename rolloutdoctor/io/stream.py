@@ -47,7 +47,9 @@ class Stream:
         numbered = enumerate(index.row_groups)
         plan = [(position, found) for position, found in numbered if found.may_hold(asked.steps, asked.split)]
         self._tasks = tasks_of(files, plan, asked)
-        self._arrives = {task.row_group.only for task in self._tasks if task.asked.share is Share.HEAD}
+        # Steps that arrive, with the number of a file that each is in.
+        heads = [task.row_group for task in self._tasks if task.asked.share is Share.HEAD]
+        self._arrives = {found.only: found.file for found in heads}
         self._total, self._done = sum(found.rows for _, found in plan), 0
         self._finished: set[StepKey] = set()
         self._leases = Leases()
@@ -115,8 +117,7 @@ class Stream:
         if key in self._arrives:
             if not batch.tokens:
                 # It was said to have more values than rows.
-                first = next(task.row_group for task in self._tasks if task.row_group.only == key)
-                raise contradiction(self._files[first.file], key)
+                raise contradiction(self._files[self._arrives[key]], key)
             rest = Rest(key, batch.rows.diff().numpy(), parts, self._seen)
             columns.expect(Arriving(self._wanted.rest.tokens, batch.tokens, rest.more))
             ahead.room = self._leases.grant_arriving(key.split, columns)

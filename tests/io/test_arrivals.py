@@ -7,7 +7,7 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 import torch
-from run_files import FLOATS, MASK, refusal
+from run_files import FLOATS, MASK, in_memory, objective, refusal
 
 from rolloutdoctor.engine.check import CheckOptions, check
 from rolloutdoctor.errors import DataError, InputError
@@ -15,8 +15,6 @@ from rolloutdoctor.evaluation import evaluate
 from rolloutdoctor.io import arrivals
 from rolloutdoctor.io.run import StepRange, open_run
 from rolloutdoctor.token_columns import TokenColumns
-from rolloutdoctor.trainers.options import Layer, parse_version, resolve
-from rolloutdoctor.trainers.table import TRAINERS
 
 COLUMNS = ("reward", "response_mask", "policy_log_probs", "ref_log_probs")
 LOG_PROBS = ("policy_log_probs", "ref_log_probs")
@@ -72,18 +70,12 @@ def filled_row(least=3):
     return next(row for row in range(2 * ROWS - 5, 0, -1) if lengths[row] >= least)
 
 
-def goes(*names, columns=COLUMNS, **options):
+def goes(*names, columns=COLUMNS):
     """Of each step read, in how many goes."""
     run = open_run(names or ["run.parquet"])
-    steps = options.get("steps")
-    plan = [
-        (place, found)
-        for place, found in enumerate(run._index.row_groups)
-        if found.may_hold(steps or StepRange(), None)
-    ]
-    asked = arrivals.Asked(arrivals.Wanted.of(columns, run.columns), steps or StepRange(), None, torch.float32)
+    asked = arrivals.Asked(arrivals.Wanted.of(columns, run.columns), StepRange(), None, torch.float32)
     shares = {}
-    for task in arrivals.tasks_of(run._files, plan, asked):
+    for task in arrivals.tasks_of(run._files, list(enumerate(run._index.row_groups)), asked):
         shares.setdefault(task.row_group.only, []).append(task.asked.share.value)
     return {None if key is None else key.step: len(set(each)) for key, each in shares.items()}
 
@@ -91,16 +83,6 @@ def goes(*names, columns=COLUMNS, **options):
 def content(batch):
     token_columns = {name: batch.per_token[name].tolist() for name in sorted(batch.per_token)}
     return batch.key, batch.rows.tolist(), batch.group_ids, batch.column("reward").tolist(), token_columns
-
-
-def objective():
-    trainer = TRAINERS["trl"]
-    kl = Layer("", {"beta": 0.04})
-    return trainer.objective(resolve(trainer.options, parse_version(trainer.newest), [kl], trainer="trl"))
-
-
-def in_memory(batch):
-    return {name: sum(map(len, batch.token_columns._chunks[name])) for name in batch.token_columns}
 
 
 def test_batches_are_the_same(in_one_go):

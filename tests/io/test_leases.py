@@ -7,6 +7,7 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 import torch
+from run_files import in_memory, objective
 
 from rolloutdoctor.engine.check import CheckOptions, check
 from rolloutdoctor.errors import InputError
@@ -16,8 +17,6 @@ from rolloutdoctor.io.leases import Leases
 from rolloutdoctor.io.pieces import Piece
 from rolloutdoctor.io.run import open_run
 from rolloutdoctor.token_columns import TokenColumns
-from rolloutdoctor.trainers.options import Layer, parse_version, resolve
-from rolloutdoctor.trainers.table import TRAINERS
 
 SAMPLES = Path(__file__).parent.parent.parent / "sample_data"
 COLUMNS = ("reward", "response_mask", "policy_log_probs", "ref_log_probs")
@@ -50,23 +49,13 @@ def write(name, **changed):
     return name
 
 
-def objective():
-    trainer = TRAINERS["trl"]
-    kl = Layer("", {"beta": 0.04})
-    return trainer.objective(resolve(trainer.options, parse_version(trainer.newest), [kl], trainer="trl"))
-
-
-def remaining(batch):
-    return {name: sum(map(len, batch.token_columns._chunks[name])) for name in batch.token_columns}
-
-
 def test_the_first_step_is_kept_and_the_others_go(run_file):
     left, widened = [], []
     for batch in open_run([run_file]).batches(COLUMNS):
-        before = remaining(batch)
+        before = in_memory(batch)
         assert set(before.values()) == {ROWS * TOKENS}
         evaluate(batch, objective())
-        left.append(remaining(batch))
+        left.append(in_memory(batch))
         widened.append(batch.token_columns.lease is not None)
     assert widened == [False] + [True] * (STEPS - 1)
     assert set(left[0].values()) == {ROWS * TOKENS}
@@ -77,7 +66,7 @@ def test_what_is_asked_for_again_stays(run_file):
     left = []
     for batch in open_run([run_file]).batches(COLUMNS):
         evaluate(batch, objective())
-        left.append(remaining(batch)["ref_log_probs"])
+        left.append(in_memory(batch)["ref_log_probs"])
         if batch.step != 3:
             assert batch.column("ref_log_probs").shape == (ROWS * TOKENS,)
     assert left == [ROWS * TOKENS] * STEPS
@@ -88,7 +77,7 @@ def test_who_asks_late_gets_what_was_there(run_file):
     left = []
     for batch in open_run([run_file]).batches(COLUMNS):
         evaluate(batch, objective())
-        left.append(remaining(batch)["ref_log_probs"])
+        left.append(in_memory(batch)["ref_log_probs"])
         if batch.step >= 2:
             assert torch.equal(batch.column("ref_log_probs"), wanted[batch.step])
     # It was gone at step 2, and is kept from then on.
@@ -183,7 +172,7 @@ def test_a_column_that_nobody_reads_goes_at_once(two_readers):
     name, cells = two_readers
     left = []
     for batch in open_run([name]).batches((*COLUMNS, "rollout_log_probs")):
-        left.append(remaining(batch))
+        left.append(in_memory(batch))
         assert batch.token_columns.tokens("rollout_log_probs") == ROWS * TOKENS
         assert batch.token_columns.shape("rollout_log_probs") == (ROWS * TOKENS,)
         evaluate(batch, objective())
@@ -197,7 +186,7 @@ def test_who_reads_it_after_all_gets_it(two_readers):
     name, cells = two_readers
     left = []
     for batch in open_run([name]).batches((*COLUMNS, "rollout_log_probs")):
-        left.append(remaining(batch)["rollout_log_probs"])
+        left.append(in_memory(batch)["rollout_log_probs"])
         evaluate(batch, objective())
         if batch.step >= 2:
             here = cells[batch.step * ROWS : (batch.step + 1) * ROWS].flatten()
@@ -228,7 +217,7 @@ def test_what_was_read_once_is_kept_from_then_on():
 
 def test_where_nobody_goes_over_the_tokens_no_column_goes(two_readers):
     batches = list(open_run([two_readers[0]]).batches((*COLUMNS, "rollout_log_probs")))
-    assert all(set(remaining(batch).values()) == {ROWS * TOKENS} for batch in batches)
+    assert all(set(in_memory(batch).values()) == {ROWS * TOKENS} for batch in batches)
 
 
 @pytest.mark.parametrize("place", [0, 2 * ROWS, STEPS * ROWS - 1])
@@ -257,7 +246,7 @@ def test_rows_that_waited_in_the_temporary_file_are_looked_at_too(two_readers, m
         here = cells[batch.step * ROWS : (batch.step + 1) * ROWS]
         assert batch.token_columns.extremes("rollout_log_probs") == (float(here.min()), float(here.max()))
         evaluate(batch, objective())
-        assert bool(remaining(batch)["rollout_log_probs"]) == (batch.step == 0)
+        assert bool(in_memory(batch)["rollout_log_probs"]) == (batch.step == 0)
         if batch.step == STEPS - 1:
             assert torch.equal(batch.column("rollout_log_probs"), here.flatten())
 
