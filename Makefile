@@ -1,10 +1,12 @@
 # Every target sets up all it needs in a virtual environment of its own.
 PYTHON ?= python3
 VENV ?= .venv
+COMPARING := tests/sample_data tests/goldens tests/rules tests/report tests/recorders tests/test_shared_evaluation.py \
+	tests/test_float32.py tests/parity/test_radii.py
 BIN := $(VENV)/bin
 PIP := $(BIN)/python -m pip install --quiet --disable-pip-version-check --constraint constraints.txt
 
-.PHONY: demo test parity lint types bench samples clean
+.PHONY: demo test test-portable test-lowest parity lint types bench samples clean
 
 demo: $(VENV)/.core
 	@echo "A real TRL run:"
@@ -15,6 +17,15 @@ demo: $(VENV)/.core
 
 test: $(VENV)/.dev
 	$(BIN)/python -m pytest -n 2
+
+# The whole suite as other processors would run it: torch's, numpy's and MKL's instructions at their lowest, at AVX2,
+# and as they are here.
+test-portable: $(VENV)/.dev
+	@for level in lowest avx2 native; do $(BIN)/python tests/portable.py $$level -n 2 || exit 1; done
+
+# Of these, what compares with logs and stored numbers.
+test-lowest: $(VENV)/.dev
+	$(BIN)/python tests/portable.py lowest -n 2 -q $(COMPARING)
 
 parity: $(VENV)/.dev
 	$(BIN)/python tests/proof/table.py

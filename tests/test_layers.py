@@ -22,7 +22,7 @@ LAYERS = [
     ["ops", "errors", "schema", "findings", "pictures", "comparison", "objective", "needs", "token_columns", "batch"],
     ["stats", "kl", "advantages", "corrections", "losses"],
     ["fixes", "reward_pass", "row_pass", "token_part", "token_blocks", "fused"],
-    ["objective_pass", "token_pass", "evaluation"],
+    ["objective_pass", "token_pass", "evaluation", "radii"],
     ["trainers"],
     ["rules"],
     ["io", "importers", "recorders"],

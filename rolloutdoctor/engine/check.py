@@ -126,7 +126,8 @@ def whole_context(
     """The same of a run that is not at hand."""
     context = context_for(columns, metrics.names(), configured, metrics.left_out)
     unstated, recording = how_to_record(metadata, metrics.names(), configured)
-    return replace(context, has_rows=has_rows, recording=recording, unstated=unstated)
+    spacing = {} if configured is None else metrics.spacing(configured.trainer.loss_metric)
+    return replace(context, has_rows=has_rows, recording=recording, unstated=unstated, spacing=spacing)
 
 
 def judge(plan: Plan, state: RunState, configured: Configured | None, *, device: str, dtype: str) -> Report:

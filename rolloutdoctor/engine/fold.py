@@ -129,6 +129,7 @@ class Fold(Consumer):
             logged=step.logged,
             trainer=self.plan.context.trainer,
             config=self.plan.context.config,
+            spacing=self.plan.context.spacing,
             evaluation=evaluations.pop(AS_CONFIGURED, None),
             fixed=evaluations,
             dtype=step.dtype,

@@ -14,6 +14,7 @@ from rolloutdoctor.io.decode import Place, evals, identifiers, numbers, step_num
 from rolloutdoctor.io.parquet import check_size, open_parquet, reading
 from rolloutdoctor.io.paths import Source, reason
 from rolloutdoctor.io.stores import open_bytes
+from rolloutdoctor.ops.rounding import decimal_spacing
 from rolloutdoctor.schema import METRIC_COLUMNS
 
 _EXPECTED = {"step": "int64", "split": "string", "name": "string", "value": "float64"}
@@ -48,6 +49,15 @@ class LoggedMetrics:
         """Return the smallest distance between two logged steps of a split; None below two steps."""
         steps = sorted(key.step for key in self._values if key.split == split)
         return min((later - earlier for earlier, later in pairwise(steps)), default=None)
+
+    def spacing(self, name: str) -> dict[str, float]:
+        """Return the spacing of the decimal digits that the values of a metric were rounded to, by its name.
+
+        Empty if they were not rounded, or too few tell.
+        """
+        values = [found[name] for found in self._values.values() if name in found]
+        spacing = decimal_spacing(values)
+        return {name: spacing} if spacing else {}
 
     def keeping(self, split: str, names: frozenset[str]) -> "LoggedMetrics":
         """Return the metrics with only these names in one split, and all in the other."""

@@ -40,6 +40,7 @@ class Context:
         has_rows: False if there are logged metrics and no rollouts.
         recording: canonical column to what would record it, in the words of the trainer or of the dump; ``*`` is any
             other, and ``metrics`` its log.
+        spacing: name of a logged metric to the spacing of the decimal digits that it was rounded to.
         unstated: what to state of the run where nothing says which trainer made it, or with which options.
         averaged: names of metrics that were logged as means over several steps, and so are no value of one.
     """
@@ -51,6 +52,7 @@ class Context:
     objective: "Objective | None" = None
     averaged: frozenset[str] = frozenset()
     has_rows: bool = True
+    spacing: Mapping[str, float] = field(default_factory=dict)
     recording: Mapping[str, str] = field(default_factory=dict)
     unstated: str = "name it with --trainer NAME (and --set KEY=VALUE); `rolloutdoctor trainers` lists them"
 

@@ -42,14 +42,20 @@ class KlMetricTally(Sums):
 
 @dataclass(frozen=True)
 class _Seen:
-    """A logged KL beside what it could be."""
+    """A logged KL beside what it could be, and how far float32 may put it from each."""
 
     logged: float
     true: float
+    radius: float
     reward: float | None = None
+    reward_radius: float = 0.0
     reward_part: float = 0.0
     kl_part: float = 0.0
     coef: float = 0.0
+
+
+def _fits(logged: float, predicted: float, radius: float) -> bool:
+    return (isnan(logged) and isnan(predicted)) or abs(logged - predicted) <= radius
 
 
 @dataclass(frozen=True)
@@ -69,7 +75,8 @@ class KlMetricCorrupted(Rule[KlMetricTally]):
     `rel_error` is the mean absolute error by the mean absolute recomputed value; `reward_share` the part of the
     logged value that is reward; `tokens_matching` the share of stored token values that equal the reward buffer.
     `inverted` is the KL solved back out of the logged series: (mean reward / mean length - logged) / kl_coef.
-    Confirmed: the logged values equal the reward buffer and not the KL.
+    Two values agree if they differ by no more than float32 arithmetic may lose, which for k3 is some `4e-7` a token
+    however small the KL is. Confirmed: the logged values equal the reward buffer and not the KL.
 
     ## What to do
     Upgrade the trainer; invert the old series with the numbers given here; ignore alarms that were set on it.
@@ -88,8 +95,6 @@ class KlMetricCorrupted(Rule[KlMetricTally]):
     references = ("https://github.com/THUDM/slime/pull/2114",)
     tally = KlMetricTally
 
-    match_rel: float = 1e-4
-    match_abs: float = 1e-7
     warn_above: float = 0.05
 
     def columns(self, context: Context) -> frozenset[str]:
@@ -135,9 +140,9 @@ class KlMetricCorrupted(Rule[KlMetricTally]):
         if seen is None:
             return tokens
         gap = abs(seen.logged - seen.true)
-        fits_kl = self._fits(seen.logged, seen.true)
+        fits_kl = _fits(seen.logged, seen.true, seen.radius)
         reward_gap = None if seen.reward is None else abs(seen.logged - seen.reward)
-        fits_reward = not fits_kl and seen.reward is not None and self._fits(seen.logged, seen.reward)
+        fits_reward = not fits_kl and seen.reward is not None and _fits(seen.logged, seen.reward, seen.reward_radius)
         inverts = fits_reward and seen.coef > 0
         return tokens + KlMetricTally(
             steps=1,
@@ -154,10 +159,6 @@ class KlMetricCorrupted(Rule[KlMetricTally]):
             inverted_steps=int(inverts),
         )
 
-    def _fits(self, logged: float, predicted: float) -> bool:
-        both_nan = isnan(logged) and isnan(predicted)
-        return both_nan or abs(logged - predicted) <= self.match_abs + self.match_rel * abs(predicted)
-
     def _seen(self, step: "StepView") -> _Seen | None:
         """The step's logged KL and what it could be; None if nothing usable was logged."""
         evaluation, trainer = step.evaluation, step.trainer
@@ -171,7 +172,7 @@ class KlMetricCorrupted(Rule[KlMetricTally]):
         recomputed = trainer.metrics(evaluation)
         for name in trainer.kl_metrics:
             if name in step.logged and name in recomputed:
-                return _Seen(step.logged[name], recomputed[name])
+                return _Seen(step.logged[name], recomputed[name], step.radius(name, recomputed[name]))
         return None
 
     def _stored(self, step: "StepView") -> _Seen | None:
@@ -192,7 +193,16 @@ class KlMetricCorrupted(Rule[KlMetricTally]):
             return None
         true, coef = rollout_mean(batch, kl_T), objective.kl_reward.coef
         reward = rollout_mean(batch, buffer_T)
-        return _Seen(logged, true, reward, reward_part=reward + coef * true, kl_part=coef * true, coef=coef)
+        return _Seen(
+            logged,
+            true,
+            step.stored_mean_radius(kl_T),
+            reward,
+            step.stored_mean_radius(buffer_T),
+            reward_part=reward + coef * true,
+            kl_part=coef * true,
+            coef=coef,
+        )
 
     def _tokens(self, step: "StepView") -> KlMetricTally:
         """Stored token values against the copy and the reward buffer."""
@@ -205,14 +215,15 @@ class KlMetricCorrupted(Rule[KlMetricTally]):
             return KlMetricTally()
         stored_T = batch.column("kl")
 
-        def fitting(predicted_T: "Tensor") -> "Tensor":
-            gap_T = (stored_T - predicted_T).abs()
-            fits_T: Tensor = gap_T <= 1e-6 + self.match_rel * predicted_T.abs()
+        kl_radius_T, buffer_radius_T = step.stored_radius(kl_T), step.stored_radius(buffer_T)
+
+        def fitting(predicted_T: "Tensor", radius_T: "Tensor") -> "Tensor":
+            fits_T: Tensor = (stored_T.double() - predicted_T.double()).abs() <= radius_T
             return fits_T
 
-        fits_kl_T, fits_reward_T = fitting(kl_T), fitting(buffer_T)
+        fits_kl_T, fits_reward_T = fitting(kl_T, kl_radius_T), fitting(buffer_T, buffer_radius_T)
         # Where the KL is about 0 both predict the same, and the token tells nothing.
-        telling_T = (kl_T - buffer_T).abs() > 1e-5 + 10 * self.match_rel * kl_T.abs()
+        telling_T = (kl_T.double() - buffer_T.double()).abs() > kl_radius_T + buffer_radius_T
         return KlMetricTally(
             tokens=batch.tokens,
             tokens_fit_reward=int(fits_reward_T.sum()),
@@ -224,7 +235,7 @@ class KlMetricCorrupted(Rule[KlMetricTally]):
     def examples(self, step: "StepView") -> Iterable[Example]:
         """The step, weighed by its error."""
         seen = self._seen(step)
-        if seen is None or self._fits(seen.logged, seen.true):
+        if seen is None or _fits(seen.logged, seen.true, seen.radius):
             return
         note = f"logged {number(seen.logged)}, recomputed {number(seen.true)}"
         yield Example(step.batch.step, None, None, abs(seen.logged - seen.true), note)

@@ -69,7 +69,7 @@ class KlOnlyLoss(Rule[KlOnlyTally]):
     needs_rows = False
     splits = ("train",)
 
-    match_rel: float = 1e-4
+    negligible: float = 1e-4
     smallest_kl: float = 1e-7
     dead_warn_above: float = 0.1
 
@@ -98,7 +98,7 @@ class KlOnlyLoss(Rule[KlOnlyTally]):
         parts = trainer.loss_parts(logged, step.config)
         if parts is None or not abs(parts.policy) + abs(parts.kl) < float("inf"):
             return KlOnlyTally()
-        if not (abs(parts.kl) >= self.smallest_kl and abs(parts.policy) <= self.match_rel * abs(parts.kl)):
+        if not (abs(parts.kl) >= self.smallest_kl and abs(parts.policy) <= self.negligible * abs(parts.kl)):
             return KlOnlyTally(steps=1)
         norm = logged.get(trainer.grad_norm_metric)
         return KlOnlyTally(

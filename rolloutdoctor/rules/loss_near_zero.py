@@ -72,8 +72,6 @@ class LossNearZero(Rule[LossTally]):
 
     near_zero: float = 1e-3
     dead_warn_above: float = 0.1
-    match_rel: float = 1e-4
-    match_abs: float = 2e-6
 
     def columns(self, context: Context) -> frozenset[str]:
         """Everything that the loss needs."""
@@ -92,9 +90,10 @@ class LossNearZero(Rule[LossTally]):
         one_optimiser_step = not bool((evaluation.tokens.layout.steps_N > 1).any())
         logged = step.logged.get(step.trainer.loss_metric) if one_optimiser_step else None
         norm = step.logged.get(step.trainer.grad_norm_metric) if one_optimiser_step else None
-        recomputed = step.trainer.metrics(evaluation).get(step.trainer.loss_metric, evaluation.loss)
+        name = step.trainer.loss_metric
+        recomputed = step.trainer.metrics(evaluation).get(name, evaluation.loss)
         gap = 0.0 if logged is None else abs(logged - recomputed)
-        matched = logged is not None and gap <= self.match_abs + self.match_rel * abs(recomputed)
+        matched = logged is not None and gap <= step.radius(name, recomputed)
         return LossTally(
             steps=1,
             near_zero=1,

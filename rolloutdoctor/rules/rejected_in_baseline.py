@@ -15,18 +15,8 @@ if TYPE_CHECKING:
 
     from rolloutdoctor.rules.step import StepView
 
-ROUNDING = 1e-9
-"""A change below this share of the largest value in the step is rounding, not a change."""
-
-
-def _gap(before_N: "Tensor", after_N: "Tensor") -> "Tensor":
-    """Absolute change, 0 where it is rounding; NaN stays NaN."""
-    gap_N = (before_N - after_N).abs()
-    if not len(gap_N):
-        return gap_N
-    largest_one = before_N.abs().maximum(after_N.abs()).nan_to_num(0.0, 0.0).max()
-    found_N: Tensor = gap_N * ~(gap_N <= ROUNDING * largest_one)
-    return found_N
+DOUBLE = 2.0**-29
+"""What float64 loses of what float32 loses: unit roundoffs of 2^-53 and 2^-24."""
 
 
 @dataclass(frozen=True)
@@ -95,8 +85,6 @@ class RejectedInBaseline(Rule[RejectedTally]):
     )
     tally = RejectedTally
 
-    match_rel: float = 1e-5
-
     def columns(self, context: Context) -> frozenset[str]:
         """What the advantages need, and the mask; nothing for estimators without a group baseline."""
         if context.objective is None or has_time_axis(context.objective):
@@ -160,7 +148,10 @@ class RejectedInBaseline(Rule[RejectedTally]):
         assert after.advantage_N is not None
         assert before.baseline_N is not None
         assert after.baseline_N is not None
-        return _gap(before.advantage_N, after.advantage_N), _gap(before.baseline_N, after.baseline_N)
+        shift_N = (before.advantage_N - after.advantage_N).abs()
+        # Statistics of other rows round otherwise; NaN stays NaN.
+        changed_N = ~(shift_N <= DOUBLE * (step.advantage_radius() + step.advantage_radius(self.fix)))
+        return shift_N * changed_N, (before.baseline_N - after.baseline_N).abs()
 
     def _gradient(self, step: "StepView") -> RejectedTally:
         before, after = step.tokens, step.fixed[self.fix or ""].tokens
@@ -179,11 +170,11 @@ class RejectedInBaseline(Rule[RejectedTally]):
         logged_N = step.logged_advantages()
         if logged_N is None:
             return RejectedTally()
-        scale_N = all_N.abs().clamp(min=1e-12).maximum(kept_N.abs()).clamp(min=1.0 * self.match_rel)
-        differ_N = live_N & ((all_N - kept_N).abs() > 10 * self.match_rel * scale_N) & ~logged_N.isnan()
+        radius_all_N, radius_live_N = step.advantage_radius(), step.advantage_radius(self.fix)
+        differ_N = live_N & ((all_N - kept_N).abs() > radius_all_N + radius_live_N) & ~logged_N.isnan()
         error_all_N, error_live_N = (logged_N - all_N).abs(), (logged_N - kept_N).abs()
-        matched_all_N = differ_N & (error_all_N <= self.match_rel * scale_N)
-        matched_live_N = differ_N & (error_live_N <= self.match_rel * scale_N)
+        matched_all_N = differ_N & (error_all_N <= radius_all_N)
+        matched_live_N = differ_N & (error_live_N <= radius_live_N)
         return RejectedTally(
             compared=int(differ_N.sum()),
             matched_all=int(matched_all_N.sum()),

@@ -61,8 +61,6 @@ class SingletonGroup(Rule[SingletonTally]):
     tally = SingletonTally
     splits = ("train",)
 
-    match_rel: float = 1e-5
-
     def columns(self, context: Context) -> frozenset[str]:
         """What the advantages need; nothing for estimators without a group baseline."""
         if context.objective is None or has_time_axis(context.objective):
@@ -91,7 +89,7 @@ class SingletonGroup(Rule[SingletonTally]):
             return found
         known_N = single_N & ~logged_N.isnan()
         error_N = (logged_N - advantage_N).abs()
-        matched_N = known_N & (error_N <= self.match_rel * advantage_N.abs().clamp(min=1e-3))
+        matched_N = known_N & (error_N <= step.advantage_radius())
         return found + SingletonTally(
             compared=int(known_N.sum()),
             matched=int(matched_N.sum()),

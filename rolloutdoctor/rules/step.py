@@ -14,6 +14,8 @@ from rolloutdoctor.findings import Example
 from rolloutdoctor.objective import KlBuffer, Objective
 from rolloutdoctor.ops import segments as seg
 from rolloutdoctor.ops.votes import Votes
+from rolloutdoctor.radii.advantages import advantage_radius
+from rolloutdoctor.radii.metrics import metric_radius, stored_mean_radius, token_kl_radius
 from rolloutdoctor.trainers.options import Config
 from rolloutdoctor.trainers.spec import Trainer
 from rolloutdoctor.trainers.table import writer_of
@@ -33,6 +35,7 @@ class StepView:
         fixed: ``NAME:VARIANT`` of a fix to its evaluation; its `versus_*` sums compare with `evaluation`.
         dtype: of the token values.
         config: configuration of the trainer, or None.
+        spacing: name of a logged metric to the spacing of the decimal digits that it was rounded to.
     """
 
     batch: RolloutBatch
@@ -42,6 +45,7 @@ class StepView:
     fixed: Mapping[str, Evaluation] = field(default_factory=dict)
     dtype: torch.dtype = torch.float32
     config: Config | None = None
+    spacing: Mapping[str, float] = field(default_factory=dict)
     _known: dict[str, Any] = field(default_factory=dict, init=False, repr=False)
 
     def once(self, name: str, make: Callable[[], T]) -> T:
@@ -118,6 +122,33 @@ class StepView:
         mask_T = batch.column("response_mask")
         kept_T = torch.where(mask_T, batch.column("advantages"), 0.0)
         return seg.total(kept_T, batch.rows) / seg.total(mask_T, batch.rows)
+
+    def advantage_radius(self, fix: str | None = None) -> Tensor:
+        """How far float32 may put the advantage of each row from the exact one, ``[N]`` float64.
+
+        Args:
+            fix: ``NAME:VARIANT`` of a fix; None: of the objective as configured.
+        """
+        evaluation = self.evaluation if fix is None else self.fixed[fix]
+        assert evaluation is not None
+        return self.once(f"advantage radius {fix}", lambda: advantage_radius(evaluation).likely)
+
+    def radius(self, name: str, value: float) -> float:
+        """How far a logged metric may lie from its recomputed value: rounding of the trainer, and of its log."""
+        assert self.evaluation is not None
+        assert self.trainer is not None
+        found = metric_radius(self.evaluation, self.trainer.quantities, name, value)
+        return float(found) + self.spacing.get(name, 0.0) / 2
+
+    def stored_radius(self, stored_T: Tensor) -> Tensor:
+        """How far float32 may put each stored KL, or value of a reward buffer, from the exact one, ``[T]`` float64."""
+        assert self.evaluation is not None
+        return token_kl_radius(self.evaluation, stored_T).likely
+
+    def stored_mean_radius(self, stored_T: Tensor) -> float:
+        """The same of their mean, as it is logged."""
+        assert self.evaluation is not None
+        return float(stored_mean_radius(self.evaluation, stored_T))
 
     def scores(self) -> Tensor:
         """The reward that the estimator sees, ``[N]`` float64: sums of token rewards, less any KL penalty in them."""

@@ -293,5 +293,17 @@ TRAINER = Trainer(
     loss_metric="train/loss",
     grad_norm_metric="train/grad_norm",
     group_size=group_size,
+    quantities={
+        "rollout/kl": "stored_kl",
+        "rollout/raw_reward": "rewards",
+        "rollout/rewards": "advantages",
+        "rollout/advantages": "advantages",
+        "rollout/returns": "advantages",
+        "rollout/values": "values",
+        "train/loss": "loss",
+        "train/pg_loss": "policy_loss",
+        "train/kl_loss": "kl",
+        "train/ppo_kl": "drift",
+    },
     not_recomputed=_NOT_RECOMPUTED,
 )

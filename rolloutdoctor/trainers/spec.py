@@ -47,6 +47,8 @@ class Trainer:
         group_size: how many rows a group of a split should have under a configuration, or None if anything goes.
         window_option: the option that says over how many steps a logged line averages, or None if each step is logged.
         instant_metrics: metrics that are of the logged step alone, whatever that option says.
+        quantities: what each recomputed metric is, by name or pattern, in the words of
+            `rolloutdoctor.radii.metrics.METRICS`; a metric that is not named is a mean of values of one sign.
         not_recomputed: metrics that it logs (a star stands for any ending) and `metrics` never gives, with the reason.
         reward_free: tells from the metrics of a training step that no group had a spread of rewards; None where they
             do not say.
@@ -68,6 +70,7 @@ class Trainer:
     group_size: Callable[[Config, str], int | None]
     window_option: str | None = None
     instant_metrics: frozenset[str] = frozenset()
+    quantities: Mapping[str, str] = field(default_factory=dict)
     not_recomputed: Mapping[str, str] = field(default_factory=dict)
     reward_free: Callable[[Mapping[str, float]], bool | None] = _does_not_say
     loss_parts: Callable[[Mapping[str, float], Config | None], LossParts | None] = _not_logged

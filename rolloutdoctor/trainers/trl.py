@@ -204,6 +204,16 @@ _RECORDER = 'record the run with rolloutdoctor.recorders.trl: `record(trainer, "
 
 _STATE = "give OUTPUT_DIR/checkpoint-N/trainer_state.json as well"
 
+QUANTITIES = {
+    "loss": "loss",
+    "kl": "kl",
+    "reward": "rewards",
+    "reward_std": "rewards",
+    "rewards/*": "rewards",
+    "sampling/*": "sampler_gap",
+}
+"""What its metrics are, as far as they are no means of values of one sign."""
+
 TRAINER = Trainer(
     name="trl",
     newest="1.16.0",
@@ -228,6 +238,7 @@ TRAINER = Trainer(
     group_size=group_size,
     window_option="logging_steps",
     instant_metrics=frozenset({"grad_norm", "learning_rate", "epoch", "num_tokens"}),
+    quantities=QUANTITIES,
     not_recomputed=NOT_RECOMPUTED
     | {
         "policy_loss, entropy_coef": f"they are logged with an entropy bonus alone; {NO_LOGITS}",

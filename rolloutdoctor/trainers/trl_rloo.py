@@ -113,6 +113,7 @@ TRAINER = Trainer(
     group_size=trl.group_size,
     window_option="logging_steps",
     instant_metrics=trl.TRAINER.instant_metrics,
+    quantities=trl.QUANTITIES | {"kl": "reward_kl"},
     not_recomputed=NOT_RECOMPUTED,
     reward_free=trl.reward_free,
 )

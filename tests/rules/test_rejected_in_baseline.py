@@ -98,7 +98,7 @@ def test_token_mean_counted_before_rejection():
     assert values(found_by(CODE, before, **options)) == pytest.approx(values(found_by(CODE, batch(), **RLOO)))
 
 
-@pytest.mark.parametrize("wobble", [0.0, 2e-6])
+@pytest.mark.parametrize("wobble", [0.0, 2**-23])
 def test_confirmed_if_logged_advantages_show_that_all_vote(wobble):
     logged = [value * (1 + wobble) for value in ALL_VOTE]
     found = found_by(CODE, batch(per_row={"advantage": logged}), **RLOO)
@@ -111,7 +111,7 @@ def test_confirmed_by_token_advantages():
     assert found_by(CODE, batch(per_token={"advantages": tokens}), **RLOO).verdict == "confirmed"
 
 
-@pytest.mark.parametrize("wobble", [0.0, 2e-6])
+@pytest.mark.parametrize("wobble", [0.0, 2**-23])
 def test_clean_if_logged_advantages_show_that_live_rows_vote(wobble):
     logged = [value * (1 + wobble) for value in LIVE_VOTE]
     assert found_by(CODE, batch(per_row={"advantage": logged}), **RLOO) is None

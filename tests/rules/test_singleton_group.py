@@ -85,7 +85,12 @@ def test_estimators_without_groups_are_clean():
 
 @pytest.mark.parametrize(
     ("logged", "verdict"),
-    [([0.75, 1, -1], "confirmed"), ([0.75 * (1 + 5e-6), 9, 9], "confirmed"), ([0.0, 1, -1], "exposed")],
+    [
+        ([0.75, 1, -1], "confirmed"),
+        ([0.75 * (1 + 1e-7), 9, 9], "confirmed"),
+        ([0.75 * (1 + 5e-6), 9, 9], "exposed"),
+        ([0.0, 1, -1], "exposed"),
+    ],
 )
 def test_logged_advantages_decide(logged, verdict):
     rows = toy_batch([[0.75], [1, 0]], per_row={"advantage": logged})

@@ -1,0 +1,114 @@
+"""Radii against the float32 arithmetic of the real verl: no number of it lies outside, and none is wide for nothing."""
+
+from dataclasses import replace
+
+import pytest
+import torch
+from parity.padded import pack, pad
+from parity.test_verl import KL_NAMES, MODES, OUTCOME, objective, upstream_advantages, upstream_loss
+
+from rolloutdoctor.evaluation import Evaluation, evaluate, evaluate_rows
+from rolloutdoctor.radii.advantages import advantage_radius
+from rolloutdoctor.radii.loss import kl_loss_radius, policy_loss_radius
+from rolloutdoctor.radii.metrics import metric_radius
+from rolloutdoctor.testing import random_batch
+from rolloutdoctor.trainers import verl
+
+pytestmark = [pytest.mark.parity, pytest.mark.filterwarnings("ignore")]
+
+SIZES = (16, 8, 8, 4, 4, 2, 2)
+REWARDS = {
+    "binary": lambda x: (x > 0).double(),
+    "normal": lambda x: x,
+    "tenths": lambda x: (x * 3).round() / 10,
+    "far from zero": lambda x: 50 + x * 0.01,
+    "one value": lambda x: torch.full_like(x, 0.3),
+}
+
+
+class Config(dict):
+    __getattr__ = dict.__getitem__
+
+
+@pytest.fixture(scope="module")
+def algos():
+    return pytest.importorskip("verl.trainer.ppo.core_algos")
+
+
+def batch_of(seed, rewards="normal", **options):
+    batch = random_batch(seed, sizes=SIZES, longest=20, empty=0.0, **options)
+    return replace(batch, per_row={**batch.per_row, "reward": REWARDS[rewards](batch.column("reward"))})
+
+
+@pytest.mark.parametrize("rewards", REWARDS)
+@pytest.mark.parametrize("norm", [True, False], ids=["norm", "nonorm"])
+@pytest.mark.parametrize("name", OUTCOME)
+def test_advantages(algos, name, norm, rewards):
+    config, worst = Config(norm_adv_by_std_in_grpo=norm), 0.0
+    mine = objective(adv_estimator=name, norm_adv_by_std_in_grpo=norm)
+    for seed in range(4):
+        batch = batch_of(seed, rewards)
+        logged_T = upstream_advantages(algos, name, batch, torch.float32, config)
+        for dtype in (torch.float32, torch.float64):
+            rows = evaluate_rows(batch, mine, dtype)
+            radius = advantage_radius(Evaluation(batch, mine, rows, None, dtype))
+            gap_T = (torch.repeat_interleave(rows.advantage_N, batch.rows.diff()) - logged_T).abs()
+            radius_T = torch.repeat_interleave(radius.likely, batch.rows.diff())
+            mask_T = batch.column("response_mask")
+            assert bool((gap_T <= radius_T)[mask_T].all())
+            assert bool((radius.likely <= radius.largest).all())
+            worst = max(worst, float((radius_T / rows.advantage_N.abs().max().clamp(min=1e-9))[mask_T].max()))
+    if rewards in ("binary", "normal"):
+        assert worst < 1e-4
+
+
+@pytest.mark.parametrize("spread", [1e-4, 0.05, 0.5])
+@pytest.mark.parametrize("kl_name", KL_NAMES)
+@pytest.mark.parametrize("mode", MODES)
+def test_loss(algos, mode, kl_name, spread):
+    """The advantages are those that verl's own float32 arithmetic gives."""
+    mine = objective(
+        adv_estimator="grpo",
+        loss_agg_mode=mode,
+        loss_scale_factor=37,
+        clip_ratio_low=0.2,
+        clip_ratio_high=0.3,
+        use_kl_loss=True,
+        kl_loss_coef=0.07,
+        kl_loss_type=kl_name,
+    )
+    batch = batch_of(1, spread=spread)
+    sizes = {
+        "dp_size": 1,
+        "batch_num_tokens": int(batch.column("response_mask").sum()),
+        "global_batch_size": len(batch),
+        "loss_scale_factor": 37,
+    }
+    advantage_T = upstream_advantages(algos, "grpo", batch, torch.float32, Config(norm_adv_by_std_in_grpo=True))
+    policy, kl_loss, _, logged = upstream_loss(
+        algos, batch, mine, mode, torch.float32, kl_name, 0.07, advantage_T, sizes
+    )
+    for dtype in (torch.float32, torch.float64):
+        found = evaluate(batch, mine, dtype=dtype)
+        assert abs(found.policy_loss - policy) <= float(policy_loss_radius(found))
+        assert abs(found.kl_loss - 0.07 * kl_loss) <= float(kl_loss_radius(found)) + 2**-24 * abs(found.kl_loss)
+        for name, value in {
+            "actor/pg_loss": policy,
+            "actor/kl_loss": kl_loss,
+            "actor/ppo_kl": logged["actor/ppo_kl"],
+        }.items():
+            own = verl.metrics(found)[name]
+            radius = float(metric_radius(found, verl.TRAINER.quantities, name, own))
+            assert abs(own - value) <= radius, name
+            size = float((found.tokens.policy_N.abs() * found.tokens.policy_weight_N).sum())
+            assert radius < 1e-3 * max(size, abs(own)), name
+
+
+def test_another_formula_lies_outside(algos):
+    """Half a percent of the KL, or of an advantage, is no rounding."""
+    mine = objective(adv_estimator="grpo", use_kl_loss=True, kl_loss_coef=0.07, kl_loss_type="low_var_kl")
+    found = evaluate(batch_of(1, spread=0.1), mine)
+    own = verl.metrics(found)["actor/kl_loss"]
+    assert float(metric_radius(found, verl.TRAINER.quantities, "actor/kl_loss", own)) < 0.005 * own
+    assert float(policy_loss_radius(found)) < 1e-5
+    assert pack(found.batch, pad(found.batch, found.batch.column("policy_log_probs"))).shape[0] == found.batch.tokens
