@@ -83,7 +83,8 @@ class Surrogate:
         log_ratio_bound: the log-ratio is clamped to this absolute value; None: not clamped.
         old: the column that the policy's log-probs are compared with.
         level: one ratio per token, or per row: the geometric mean or the product of its tokens' ratios.
-        counts_empty: rows without a trained token have their term too, at ratio one.
+        empty_share: a row without a trained token has a term too: minus this share of its advantage. A share of 0
+            lets only NaN and infinity through, as 0 times the advantage does; None: such a row has no term.
         numbers: further parameters, by the names that the function of the kind documents.
     """
 
@@ -94,7 +95,7 @@ class Surrogate:
     log_ratio_bound: float | None = None
     old: Literal["old_log_probs", "rollout_log_probs"] = "old_log_probs"
     level: Literal["token", "sequence", "sequence-sum"] = "token"
-    counts_empty: bool = False
+    empty_share: float | None = None
     numbers: Mapping[str, float] = field(default_factory=dict, hash=False)
 
     @property

@@ -334,10 +334,11 @@ class ObjectivePass:
                 # Without multipliers every token of a row has minus its advantage.
                 sums["at_one_N"] = -self.advantage_N.double() * self.batch.trained.diff()
         kl_loss_N = torch.where(self.kl_N, sums["kl_N"] * self.coef, 0.0)
-        if self.objective.surrogate.counts_empty and self.advantage_N is not None:
+        share = self.objective.surrogate.empty_share
+        if share is not None and self.advantage_N is not None:
             # No token carries the term of an empty row.
             assert self.part.length_N is not None  # loss_columns asked for the mask
-            bare_N = torch.where(self.part.length_N == 0, -self.advantage_N.double(), 0.0)
+            bare_N = torch.where(self.part.length_N == 0, -share * self.advantage_N.double(), 0.0)
             sums["policy_N"], sums["at_one_N"] = sums["policy_N"] + bare_N, sums["at_one_N"] + bare_N
         sums["policy_N"] = torch.where(self.policy_N, sums["policy_N"], 0.0)
         sums["at_one_N"] = torch.where(self.policy_N, sums["at_one_N"], 0.0)

@@ -41,23 +41,26 @@ def geo_mean(given: TokenInputs, rule: Surrogate) -> PolicyTerm:
     """One term per row: minus the row's mean advantage times the geometric mean of its clipped ratios.
 
     The clip range bounds the log-ratio. A token's value is its own share of the mean advantage, so that values of a
-    row add up to the row's term. Multipliers enter as their geometric mean over the row. Source: verl
+    row add up to the row's term. Multipliers enter as their geometric mean over the row. A NaN advantage makes the
+    term of its row NaN, and so the loss, even where no token of the row is trained. Source: verl
     ``compute_policy_loss_geo_mean``, which adds 1e-8 to the tokens of a row.
     """
     advantage_T, delta_T = given.advantage_T, given.log_ratio_T
     length_N = given.row_sum(torch.ones_like(given.policy_T)) + 1e-8
     near_T = delta_T.clamp(-rule.clip_low, rule.clip_high)
     rises_T, falls_T = advantage_T > 0, advantage_T < 0
-    kept_T = torch.where(rises_T, torch.minimum(delta_T, near_T), torch.maximum(delta_T, near_T))
-    kept_T = torch.where(rises_T | falls_T, kept_T, 0.0)
-    flows_T = (rises_T & (delta_T <= rule.clip_high)) | (falls_T & (delta_T >= -rule.clip_low))
+    sign_T = advantage_T.sign()
+    # Without advantage 0 times the log-ratio; of a NaN advantage NaN, and so is the ratio of its row.
+    kept_T = sign_T * torch.minimum(sign_T * delta_T, sign_T * near_T)
+    stops_T = (rises_T & (delta_T > rule.clip_high)) | (falls_T & (delta_T < -rule.clip_low))
     ratio_N = (given.row_sum(kept_T) / length_N).exp()
     ratio_T, share_T = given.expand(ratio_N), given.expand(_row_gates(given, length_N) / length_N)
     mean_T = given.expand(given.row_sum(advantage_T) / length_N)
     outside_T = delta_T != near_T
     return PolicyTerm(
         value_T=-advantage_T * ratio_T * share_T,
-        slope_T=torch.where(flows_T, -mean_T * ratio_T * share_T, 0.0),
+        # The clamp of a clipped token takes out what is not finite too; a factor of 0 does not.
+        slope_T=torch.where(stops_T, 0.0, -mean_T * ratio_T * share_T * sign_T.square()),
         ratio_T=ratio_T,
         at_one_T=-advantage_T * share_T,
         clipped_T=outside_T & rises_T,

@@ -72,7 +72,7 @@ def objective(config: Config) -> Objective:
             clip_low=low,
             clip_high=high,
             level="sequence-sum",
-            counts_empty=True,
+            empty_share=1.0,
         ),
         aggregation=Aggregation(mode="trl/row-sums", eval_batches=True),
         kl_reward=None

@@ -128,6 +128,8 @@ def surrogate(config: Config) -> Surrogate:
         cap=cap if kind in ("ppo_dual_clip", "verl_dppo_tv", "verl_dppo_kl") else None,
         log_ratio_bound=None if mode in _NOT_CLAMPED or kind == "verl_reinforce" else 20.0,
         old="rollout_log_probs" if config[verl_correction.BYPASS] else "old_log_probs",
+        # The mean advantage of a row without a token is 0 times the advantage.
+        empty_share=0.0 if kind == "verl_geo_mean" else None,
         numbers=_numbers(config, mode),
     )
 
