@@ -4,6 +4,7 @@ import torch
 from torch import Tensor
 
 from rolloutdoctor.batch import RolloutBatch
+from rolloutdoctor.errors import CannotComputeError
 from rolloutdoctor.objective import Objective
 from rolloutdoctor.ops.scan import reverse_scan
 
@@ -11,7 +12,8 @@ from rolloutdoctor.ops.scan import reverse_scan
 def token_rewards(batch: RolloutBatch, objective: Objective, kl_T: Tensor | None, reward_N: Tensor) -> Tensor:
     """``-coef * kl_t``, with the reward added to the last response token, whatever its mask, ``[T]`` float64.
 
-    This is also what slime's stored KL holds when the metric buffer is the reward buffer.
+    This is also what slime's stored KL holds when the metric buffer is the reward buffer. A row without a token has
+    no place for its reward.
     Source: slime ``compute_advantages_and_returns``, estimator ppo.
     """
     coef = objective.kl_reward.coef if objective.kl_reward else 0.0
@@ -27,12 +29,19 @@ def gae(batch: RolloutBatch, objective: Objective, kl_T: Tensor | None, reward_N
     """``A_t = delta_t + gamma lam A_{t+1}`` with ``delta_t = r_t + gamma V_{t+1} - V_t``, ``[T]`` float64.
 
     No mask enters, and values beyond the end of a row are 0, as in slime's ``vanilla_gae``.
+
+    Raises:
+        CannotComputeError: if a row has no token, where slime has no last one to add the reward to.
     """
-    rule = objective.advantage
+    rule, empty = objective.advantage, int((batch.rows.diff() == 0).sum())
+    if empty:
+        raise CannotComputeError(
+            f"ppo adds the reward to the last token of a row, and {empty} rows have no token; slime fails here "
+            f"(IndexError)"
+        )
     values_T = batch.column("values").double()
     next_T = torch.zeros_like(values_T)
     next_T[:-1] = values_T[1:]
-    filled_N = batch.rows.diff() > 0
-    next_T[batch.rows[1:][filled_N] - 1] = 0.0
+    next_T[batch.rows[1:] - 1] = 0.0
     delta_T = token_rewards(batch, objective, kl_T, reward_N) + rule.gamma * next_T - values_T
     return reverse_scan(delta_T, rule.gamma * rule.lam, batch.rows)

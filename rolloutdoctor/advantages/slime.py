@@ -13,24 +13,23 @@ def discounted_returns(
 ) -> Tensor:
     """REINFORCE++: ``G_t = r_t + gamma G_{t+1}`` with ``r_t = -coef kl_t m_t``, ``[T]`` float64.
 
-    The reward goes to the last trained token. The discount counts masked tokens too, unlike verl's. A row without a
-    token at all is left out. Source: slime ``get_reinforce_plus_plus_returns``.
+    The reward goes to the last trained token. The discount counts masked tokens too, unlike verl's. Source: slime
+    ``get_reinforce_plus_plus_returns``.
 
     Raises:
-        CannotComputeError: if a row has tokens and none is trained, where slime's assertion fails.
+        CannotComputeError: if a row has no trained token, where slime's assertion fails.
     """
-    trained_N, filled_N = seg.total(mask_T, offsets) > 0, offsets.diff() > 0
-    dead = filled_N & ~trained_N
-    if bool(dead.any()):
+    dead_N = seg.total(mask_T, offsets) == 0
+    if bool(dead_N.any()):
         raise CannotComputeError(
-            f"reinforce_plus_plus needs a trained token in every row, and {int(dead.sum())} rows have none; "
-            f"slime fails here"
+            f"reinforce_plus_plus needs a trained token in every row, and {int(dead_N.sum())} rows have none; "
+            f"slime fails here (its assertion that a sequence is not fully masked)"
         )
     rewards_T = torch.zeros(len(mask_T), dtype=torch.float64, device=mask_T.device)
     if kl_T is not None:
         rewards_T = torch.where(mask_T, -coef * kl_T.double(), rewards_T)
     place_T = torch.where(mask_T, torch.arange(len(mask_T), device=mask_T.device), -1)
-    rewards_T.index_add_(0, seg.high(place_T.double(), offsets)[trained_N].long(), reward_N[trained_N])
+    rewards_T.index_add_(0, seg.high(place_T.double(), offsets).long(), reward_N)
     return reverse_scan(rewards_T, gamma, offsets)
 
 

@@ -68,7 +68,7 @@ def test_estimators(name, live, scale, lone, seed):
 @covers("slime", "advantage_estimator", "ppo")
 @compared("loop", ONLY_DOUBLE)
 def test_gae(kl_type, gamma, lambd, seed):
-    batch = random_batch(seed, dtype=torch.float64)
+    batch = random_batch(seed, empty=0.0, dtype=torch.float64)
     options = {"advantage_estimator": "ppo", "kl_coef": 0.1, "kl_loss_type": kl_type, "gamma": gamma, "lambd": lambd}
     spec = table.TRAINERS["slime"]
     mine = spec.objective(resolve(spec.options, parse_version(spec.newest), [Layer("test", options)], trainer="slime"))
@@ -77,6 +77,5 @@ def test_gae(kl_type, gamma, lambd, seed):
     for row, (start, stop) in enumerate(zip(batch.rows[:-1].tolist(), batch.rows[1:].tolist(), strict=True)):
         columns = [batch.column(each)[start:stop].tolist() for each in ("old_log_probs", "ref_log_probs", "values")]
         rewards = [-0.1 * oracles.kl(name, old, ref) for old, ref in zip(*columns[:2], strict=True)]
-        if rewards:
-            rewards[-1] += float(batch.column("reward")[row])
+        rewards[-1] += float(batch.column("reward")[row])
         agree(found[start:stop], oracles.gae(rewards, columns[2], gamma, lambd), torch.float64, "advantages")

@@ -101,12 +101,16 @@ def objectives() -> dict[str, Objective]:
 
 
 def full_batch(
-    seed: int, *, split: str = "train", rejected: float = 0.15, dtype: torch.dtype = torch.float32
+    seed: int,
+    *,
+    split: str = "train",
+    empty: float = 0.1,
+    rejected: float = 0.15,
+    dtype: torch.dtype = torch.float32,
 ) -> RolloutBatch:
     """A step with every column that a trainer reads; some rows are empty, some groups have equal rewards."""
-    batch = random_batch(
-        seed, sizes=(4, 4, 4, 4, 4, 4), longest=12, spread=0.2, adjacent=True, rejected=rejected, dtype=dtype
-    )
+    sizes, shares = (4, 4, 4, 4, 4, 4), {"empty": empty, "rejected": rejected}
+    batch = random_batch(seed, sizes=sizes, longest=12, spread=0.2, adjacent=True, dtype=dtype, **shares)
     draw = torch.Generator().manual_seed(seed)
 
     def uniform(count: int) -> torch.Tensor:

@@ -37,6 +37,11 @@ OBJECTIVES = objectives()
 CHOSEN = [name for name in OBJECTIVES if name.endswith(("dapo", "loss_mode=kl_cov", "loss_mode=clip_cov", "=ppo"))]
 
 
+def batch_for(name, seed):
+    """slime's ppo fails on a row without a token."""
+    return full_batch(seed, empty=0.0 if name.endswith("=ppo") else 0.1)
+
+
 def metrics(name, evaluation):
     return TRAINERS[name.partition(" ")[0]].metrics(evaluation)
 
@@ -68,7 +73,7 @@ def test_every_objective(device, name):
     batch, fixed = full_batch(4), with_every_fix(OBJECTIVES[name])
     assert rejected_rows(batch) > 0
     if refuses(batch, fixed[""], device):
-        batch = full_batch(3)  # where every row is trained
+        batch = full_batch(4, empty=0.0, rejected=0.0)
     others = list(fixed)[1:]
     # One of the fixes, and over all objectives every one many times.
     turn = list(OBJECTIVES).index(name)
@@ -92,7 +97,7 @@ def test_these_are_all():
 def test_blocks(device, name, monkeypatch):
     """Blocks are cut in other places than on the CPU; a fix is compared with the reference block by block."""
     monkeypatch.setattr(token_blocks, "DEVICE_BLOCK_TOKENS", 30)
-    batch, objective = full_batch(4), OBJECTIVES[name]
+    batch, objective = batch_for(name, 4), OBJECTIVES[name]
     assert sum(1 for _ in token_blocks.blocks_of(batch.to(device), torch.float32)) > 3
     evaluations_agree(batch, with_every_fix(objective), torch.float32, device)
 
@@ -110,6 +115,8 @@ def test_columns_in_chunks(device, split):
         assert moved.per_token[name].tolist() == column.tolist()
         assert moved.tokens_of(name, slice(3, 9)).tolist() == column[3:9].tolist()
     for name in CHOSEN:
+        if refuses(batch, OBJECTIVES[name], device):
+            continue
         here, there = (evaluate(each, OBJECTIVES[name]) for each in (batch, moved))
         rows_agree(here, there, torch.float32, name)
         agree(metrics(name, here), metrics(name, there))
@@ -153,7 +160,7 @@ def test_steps_without_anything(device, make):
 
 @pytest.mark.parametrize("name", CHOSEN)
 def test_twice_the_same(device, name):
-    batch = full_batch(7).to(device)
+    batch = batch_for(name, 7).to(device)
     one, other = (evaluate(batch, OBJECTIVES[name], per_token=True) for _ in range(2))
     for field in TOKEN_VALUES:
         values, again = (getattr(each.per_token, field).cpu().numpy().tobytes() for each in (one, other))
