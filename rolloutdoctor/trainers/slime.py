@@ -173,7 +173,9 @@ def objective(config: Config) -> Objective:
         gates=_gates(config),
         # Release 0.3.1 and before build the reward in the tensor that is logged as rollout/kl.
         kl_buffer=KlBuffer.REWARD if estimator == "ppo" and config.version <= (0, 3, 1) else KlBuffer.COPY,
-        metric_columns=frozenset({"entropy", "response_mask_pre", "rollout_log_probs", "status", "values"}),
+        metric_columns=frozenset(
+            {"entropy", "ref_log_probs", "response_mask_pre", "rollout_log_probs", "status", "values"}
+        ),
         also_logs=frozenset({"rollout/entropy"} if config["use_rollout_entropy"] else ()),
         context_slices=int(config.number("context_parallel_size")),
     )

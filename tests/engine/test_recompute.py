@@ -161,9 +161,38 @@ def test_without_a_kl_term_there_is_no_kl(tmp_path):
 def test_the_penalty_in_the_reward_is_a_kl_too(tmp_path):
     metadata = {"trainer": "slime", "trainer_version": "0.3.1", "config": {"kl_coef": 0.1, "kl_loss_type": "k1"}}
     columns = small(values=[[0.0, 0.0], [0.0, 0.0], [0.0], []]) | {"old_log_probs": small()["policy_log_probs"]}
+    columns = {name: values[:3] for name, values in columns.items()}
     metadata["config"]["advantage_estimator"] = "ppo"
     _, rows = recomputed(write(tmp_path / "run.parquet", columns, metadata), tmp_path / "out.parquet")
-    assert rows["kl_re"] == [[0.5, 0.5], [0.5, 0.0], [0.5], []]
+    assert rows["kl_re"] == [[0.5, 0.5], [0.5, 0.0], [0.5]]
+
+
+@pytest.mark.parametrize(
+    ("estimator", "why"),
+    [
+        ("ppo", "ppo adds the reward to the last token of a row, and 1 rows have no token; slime fails here"),
+        ("reinforce_plus_plus", "reinforce_plus_plus needs a trained token in every row, and 1 rows have none; slime"),
+    ],
+)
+def test_a_row_without_a_token_where_slime_needs_one(tmp_path, estimator, why):
+    config = {"advantage_estimator": estimator, "normalize_advantages": True}
+    columns = small(values=[[0.0, 0.0], [0.0, 0.0], [0.0], []])
+    path = write(tmp_path / "run.parquet", columns, {"trainer": "slime", "trainer_version": "0.3.1", "config": config})
+    result, rows = recomputed(path, tmp_path / "out.parquet")
+    assert rows["advantages_re"] == [None] * 4
+    assert result.steps[0].before.loss is None
+    assert any(f"could not be computed and are null, the first is step 0: {why}" in note for note in result.notes)
+
+
+def test_slime_logs_the_reference_wherever_it_is_in_the_file(tmp_path):
+    """With neither a KL penalty nor a KL loss, too; masked tokens are left out."""
+    metadata = {"trainer": "slime", "trainer_version": "0.3.1", "config": {"kl_coef": 0.0}}
+    columns = small(ref_log_probs=[[-1.0, -2.0], [-3.0, 99.0], [-4.0], []])
+    result, _ = recomputed(write(tmp_path / "run.parquet", columns, metadata))
+    assert result.steps[0].before.metrics["rollout/ref_log_probs"] == pytest.approx((-1.5 - 3.0 - 4.0 + 0.0) / 4)
+    del columns["ref_log_probs"]
+    result, _ = recomputed(write(tmp_path / "less.parquet", columns, metadata))
+    assert "rollout/ref_log_probs" not in result.steps[0].before.metrics
 
 
 def test_steps_select(tmp_path):
