@@ -43,13 +43,13 @@ def _mask_kl(objective: Objective) -> Objective:
 def _mask_completions(objective: Objective) -> Objective:
     masked = replace(
         objective,
-        policy=objective.policy.leaving_out(RowSet.ZERO_STD),
-        kl=objective.kl.leaving_out(RowSet.ZERO_STD),
-        metric=objective.metric.leaving_out(RowSet.ZERO_STD),
+        policy=objective.policy.leaving_out(RowSet.STD_FLAGGED),
+        kl=objective.kl.leaving_out(RowSet.STD_FLAGGED),
+        metric=objective.metric.leaving_out(RowSet.STD_FLAGGED),
     )
     if not objective.aggregation.counted_in_loss:
         return masked
-    return replace(masked, denominator=objective.denominator.leaving_out(RowSet.ZERO_STD))
+    return replace(masked, denominator=objective.denominator.leaving_out(RowSet.STD_FLAGGED))
 
 
 def _mask_and_renormalise(objective: Objective) -> Objective:
@@ -86,10 +86,12 @@ FIXES: dict[str, Fix] = {
         trainers=("trl", "verl", "slime"),
         variants={"loss": _mask_kl, "pr5640": _mask_completions, "renormalised": _mask_and_renormalise},
         notes={
-            "loss": "mask the KL term at loss level; denominators are kept",
-            "pr5640": "mask the completions, as proposed: token counts made inside the loss (bnpo) shrink, and "
-            "metrics leave those rows out",
-            "renormalised": "mask the rows and recompute every token count in a denominator; row counts stay",
+            "loss": "mask the KL term at loss level; denominators are kept, and metrics count those rows as before",
+            "pr5640": "mask the completions of the rows that TRL's own flag is true for, as proposed (|std| <= 1e-8 "
+            "in float32, of the group, or of the batch with scale_rewards = batch or normalize_then_sum; eval rows "
+            "and groups of one too): token counts made inside the loss (bnpo) shrink, and metrics leave those rows out",
+            "renormalised": "mask the rows and recompute every token count in a denominator; row counts stay, and "
+            "metrics count those rows as before",
         },
         only_for={"pr5640": ("trl",)},
         references=(

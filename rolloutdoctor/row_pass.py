@@ -6,7 +6,7 @@ from dataclasses import dataclass, replace
 import torch
 from torch import Tensor
 
-from rolloutdoctor.advantages.float32 import trl_flags
+from rolloutdoctor.advantages.float32 import trl_flags, trl_sums
 from rolloutdoctor.advantages.gae import gae, token_rewards
 from rolloutdoctor.advantages.scores import Scores
 from rolloutdoctor.advantages.slime import discounted_returns, whiten
@@ -54,6 +54,10 @@ class RowPart:
     baseline_N: Tensor | None
     advantage_T: Tensor | None = None
     weight_T: Tensor | None = None
+
+    def voting_N(self, x_N: Tensor) -> Tensor:
+        """`x_N` for rows that vote, NaN for the rest."""
+        return torch.where(self.vote_N, x_N, torch.nan)
 
 
 def row_parts(
@@ -205,6 +209,22 @@ def stored_kl(batch: RolloutBatch, objective: Objective, dtype: torch.dtype = to
     return token_rewards(batch, objective, kl_T, batch.column("reward").to(dtype).double())
 
 
+def std_flagged(batch: RolloutBatch, part: RowPart) -> Tensor:
+    """Rows that TRL flags as zero-std, ``[N]`` bool, by its float32 statistics of those that vote.
+
+    TRL's RLOO flags groups, whatever it normalises after.
+    """
+    assert batch.groups is not None  # advantage_columns asked for it
+    rule, batches = part.objective.advantage, _scaled_together(batch, part.objective)
+    if rule.estimator == "rloo":
+        return trl_flags(part.voting_N(part.score_N), batch.groups, "group")
+    if rule.estimator != "normalize_then_sum":
+        return trl_flags(part.voting_N(part.score_N), batch.groups, rule.scale, batches)
+    parts = [part.voting_N(x_N) for x_N in batch.rewards.values()] or [part.voting_N(part.score_N)]
+    sum_N = trl_sums(parts, rule.reward_weights or (1.0,) * len(parts), batch.groups, rule.epsilon)
+    return trl_flags(sum_N, batch.groups, "batch", batches)
+
+
 def in_scope(batch: RolloutBatch, part: RowPart, scope: Scope) -> Tensor:
     """Rows of a scope, ``[N]`` bool."""
     inside_N = torch.ones_like(part.vote_N)
@@ -223,5 +243,4 @@ def _row_set(batch: RolloutBatch, part: RowPart, rows: RowSet) -> Tensor:
             assert part.rejected_N is not None  # scopes other than the vote are read only with a mask at hand
             return part.rejected_N
         case RowSet.STD_FLAGGED:
-            assert batch.groups is not None
-            return trl_flags(part.score_N, batch.groups, part.objective.advantage.scale)
+            return std_flagged(batch, part)

@@ -130,8 +130,8 @@ def test_trainers_of_a_variant(label, trainers):
         ("zero-std:loss", "trl", {"kl": RowSet.ZERO_STD}),
         ("zero-std:loss", "verl", {"kl": RowSet.ZERO_STD}),
         # dapo counts its tokens before the loss, so the proposed mask does not reach them
-        ("zero-std:pr5640", "trl", dict.fromkeys(("policy", "kl", "metric"), RowSet.ZERO_STD)),
-        ("zero-std:pr5640", "trl-bnpo", dict.fromkeys(("policy", "kl", "metric", "denominator"), RowSet.ZERO_STD)),
+        ("zero-std:pr5640", "trl", dict.fromkeys(("policy", "kl", "metric"), RowSet.STD_FLAGGED)),
+        ("zero-std:pr5640", "trl-bnpo", dict.fromkeys(("policy", "kl", "metric", "denominator"), RowSet.STD_FLAGGED)),
         ("zero-std:renormalised", "trl", dict.fromkeys(("policy", "kl", "denominator"), RowSet.ZERO_STD)),
         ("zero-std:renormalised", "slime", dict.fromkeys(("policy", "kl", "denominator"), RowSet.ZERO_STD)),
         ("rejected-rows:singleton-raw", "verl", {"vote": RowSet.REJECTED}),
@@ -175,7 +175,7 @@ def test_fixes_of_different_scopes_commute():
 # Whom `zero-std` touches.
 
 
-@pytest.mark.parametrize("variant", ["loss", "pr5640", "renormalised"])
+@pytest.mark.parametrize("variant", ["loss", "renormalised"])
 @pytest.mark.parametrize("loss_type", ["grpo", "bnpo", "dapo", "dr_grpo"])
 def test_zero_std_never_touches_eval_rows(variant, loss_type):
     objective = objective_of("trl", beta=0.1, loss_type=loss_type)
@@ -186,6 +186,36 @@ def test_zero_std_never_touches_eval_rows(variant, loss_type):
         assert torch.equal(before.per_token.grad_T, after.per_token.grad_T)
         assert before.loss == after.loss != 0
         assert TRAINERS["trl"].metrics(before) == TRAINERS["trl"].metrics(after)
+
+
+@pytest.mark.parametrize(
+    ("scale", "masked"),
+    [
+        # 0.3 eight times has a standard deviation in float32, and 0.5 has none.
+        ({"scale_rewards": "group"}, [False, True, False]),
+        ({"scale_rewards": "none"}, [False, True, False]),
+        # The flag is about the batch there, whose rewards differ.
+        ({"scale_rewards": "batch"}, [False, False, False]),
+        ({"multi_objective_aggregation": "normalize_then_sum"}, [False, False, False]),
+    ],
+    ids=["group", "none", "batch", "normalize_then_sum"],
+)
+@pytest.mark.parametrize("split", ["train", "eval"])
+def test_proposed_mask_goes_by_the_flag_of_trl(scale, masked, split):
+    objective = objective_of("trl", beta=0.1, loss_type="grpo", **scale)
+    batch = toy_batch([[0.3] * 8, [0.5] * 8, [1, 0] * 4], lengths=2, policy=-1.0, ref=-1.5, split=split)
+    batch = dataclasses.replace(batch, rewards={"a": batch.per_row["reward"]})
+    found = evaluate(batch, choose("zero-std:pr5640").apply(objective))
+    without = (found.tokens.grad_l1_N == 0).view(3, 8)
+    assert without.all(1).tolist() == without.any(1).tolist() == masked
+
+
+@pytest.mark.parametrize("scale", ["group", "batch", "none"])
+def test_proposed_mask_takes_a_flat_batch_whole(scale):
+    objective = objective_of("trl", beta=0.1, loss_type="grpo", scale_rewards=scale)
+    batch = toy_batch([[1, 1], [1, 1]], lengths=2, policy=-1.0, ref=-1.5)
+    assert evaluate(batch, objective).grad_l1 > 0
+    assert evaluate(batch, choose("zero-std:pr5640").apply(objective)).grad_l1 == 0
 
 
 @pytest.mark.parametrize("variant", ["loss", "renormalised"])
@@ -385,7 +415,7 @@ def test_only_survivor():
 
 def test_kl_inplace_leaves_advantages_and_loss_alone():
     objective = OBJECTIVES["slime-ppo"]
-    batch = random_batch(3)
+    batch = random_batch(3, empty=0.0)
     before, after = (evaluate(batch, each) for each in (objective, choose("kl-inplace").apply(objective)))
     assert torch.equal(before.rows.advantage_T, after.rows.advantage_T)
     assert before.loss == after.loss

@@ -4,7 +4,7 @@ Everywhere else statistics are float64. Here the trainers' float32 reductions ar
 the mean of equal float32 values need not be that value, and a tiny standard deviation is not zero.
 """
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 
 import torch
 from torch import Tensor
@@ -43,20 +43,43 @@ def residue(score_N: Tensor, groups: Groups, epsilon: float) -> Tensor:
     return unsorted_N
 
 
-def trl_flags(score_N: Tensor, groups: Groups, scale: str) -> Tensor:
+def trl_flags(score_N: Tensor, groups: Groups, scale: str, batches: Groups | None = None) -> Tensor:
     """Rows that TRL flags as zero-std, ``[N]`` bool: ``isclose(std, 0)`` with the std of the scale in force.
 
-    With scale ``batch`` the flag is about the batch, so it holds for all rows or for none. A group of one has std 0.
-    NaN scores are left out, as TRL's `nanstd` does. Source: TRL ``GRPOTrainer._generate_and_score_completions``.
+    With scale ``batch`` the flag is about the batch, so it holds for all of its rows or for none. Groups, and batches,
+    of one row have std 0. NaN scores are left out, as TRL's `nanstd` does.
+    Source: TRL ``GRPOTrainer._generate_and_score_completions``.
+
+    Args:
+        score_N: ``[N]`` rewards.
+        groups: the rows by prompt.
+        scale: what TRL divides by: the standard deviation of the ``group``, of the ``batch``, or ``none``.
+        batches: the rows by the batch over which that scale is taken; None: all of them are one.
     """
     if scale == "batch":
-        std = _nanstd(score_N.float()[None])[0] if len(score_N) > 1 else torch.zeros(())
-        return torch.full_like(score_N, bool(torch.isclose(std, torch.zeros_like(std))), dtype=torch.bool)
+        groups = Groups.of(torch.zeros_like(groups.index_N)) if batches is None else batches
     flag_G = torch.zeros(len(groups), dtype=torch.bool, device=score_N.device)
     for chosen_k, values in by_size(score_N, groups):
         std_k = _nanstd(values) if values.shape[1] > 1 else torch.zeros_like(values[:, 0])
         flag_G[chosen_k] = torch.isclose(std_k, torch.zeros_like(std_k))
     return flag_G[groups.index_N]
+
+
+def trl_sums(parts: Sequence[Tensor], weights: Sequence[float], groups: Groups, epsilon: float) -> Tensor:
+    """Weighted sums of rewards that TRL normalises one by one, ``[N]`` float32; NaN for a row without any of them.
+
+    Source: TRL ``GRPOTrainer._generate_and_score_completions``, `normalize_then_sum`.
+    """
+    sum_N = torch.zeros(len(groups.index_N), dtype=torch.float32, device=groups.index_N.device)
+    for part_N, weight in zip(parts, weights, strict=True):
+        for chosen_k, values in by_size(part_N, groups):
+            size = values.shape[1]
+            std_k = _nanstd(values) if size > 1 else torch.zeros_like(values[:, 0])
+            found = weight * (values - values.nanmean(1, keepdim=True)) / (std_k[:, None] + epsilon)
+            places = groups.offsets[chosen_k][:, None] + torch.arange(size, device=values.device)
+            sum_N[groups.order_N[places]] += found.nan_to_num(nan=0.0)
+    without_N = torch.stack([part_N.isnan() for part_N in parts]).all(0)
+    return sum_N.masked_fill(without_N, torch.nan)
 
 
 def _nanstd(values: Tensor) -> Tensor:

@@ -10,13 +10,13 @@ from collections.abc import Callable, Iterator
 import torch
 from torch import Tensor
 
-from rolloutdoctor.advantages.float32 import trl_flags
 from rolloutdoctor.batch import TRAIN
 from rolloutdoctor.evaluation import Evaluation, RowPart, TokenPart
 from rolloutdoctor.losses.gates import weights
 from rolloutdoctor.losses.terms import TokenInputs
 from rolloutdoctor.objective import Gate
 from rolloutdoctor.ops import segments as seg
+from rolloutdoctor.row_pass import std_flagged
 
 
 def grpo(evaluation: Evaluation) -> dict[str, float]:
@@ -148,15 +148,7 @@ def _of_generation(evaluation: Evaluation) -> dict[str, float]:
     for name, each_N in batch.rewards.items():
         each_N = each_N.to(evaluation.dtype).double()
         found[f"rewards/{name}/mean"], found[f"rewards/{name}/std"] = over(_mean, each_N), over(_std, each_N)
-    rule = evaluation.objective.advantage
-    if rule.estimator == "normalize_then_sum":
-        assert rows.advantage_N is not None  # not an estimator with a time axis
-        # A standard deviation of 1e-8 before the division by itself and epsilon.
-        flat = [float(rows.advantage_N[part].std()) <= 1e-8 / (1e-8 + rule.epsilon) for part in parts]
-        found["frac_reward_zero_std"] = sum(flat) / len(flat)
-    else:
-        scale = "group" if rule.estimator == "rloo" else rule.scale
-        found["frac_reward_zero_std"] = float(trl_flags(rows.score_N, batch.groups, scale).double().mean())
+    found["frac_reward_zero_std"] = over(_mean, std_flagged(batch, rows).double())
     return found | _completions(evaluation, parts)
 
 

@@ -16,7 +16,7 @@ from proof.claims import compared
 from rolloutdoctor.batch import RolloutBatch
 from rolloutdoctor.evaluation import evaluate, evaluate_rows
 from rolloutdoctor.fixes import choose
-from rolloutdoctor.objective import Objective, RowSet, Scope
+from rolloutdoctor.objective import Objective
 from rolloutdoctor.trainers import trl
 
 pytestmark = [compared("golden", SINGLE)]
@@ -71,17 +71,6 @@ def test_every_entry_is_tested_or_named():
     assert all(any(entry[1] == name and fnmatch(entry[2], pattern) for entry in ENTRIES) for name, pattern in LATER)
 
 
-def as_proposed(objective: Objective) -> Objective:
-    """The proposed masking, with TRL's own flag."""
-    fixed = choose("zero-std:pr5640").apply(objective)
-
-    def flagged(scope: Scope) -> Scope:
-        return Scope(frozenset(RowSet.STD_FLAGGED if rows is RowSet.ZERO_STD else rows for rows in scope.without))
-
-    names = ("policy", "kl", "metric", "denominator")
-    return replace(fixed, **{name: flagged(getattr(fixed, name)) for name in names})
-
-
 def truncation(config: str) -> str:
     return "masked" if config.endswith("truncated_masked") else "unscored" if config == "unscorable" else ""
 
@@ -123,7 +112,7 @@ def test_advantages(case, function, config, variant):
 def assert_mask(batch: RolloutBatch, step: int, objective: Objective, variant: str, tokens) -> None:
     """The mask that the loss sees: with the proposal, that of the rows in the policy's scope."""
     if variant == "pr5640":
-        objective = as_proposed(objective)
+        objective = choose("zero-std:pr5640").apply(objective)
     scope_N = evaluate(batch, objective).in_scope(objective.policy)
     own = batch.column("response_mask") & torch.repeat_interleave(scope_N, batch.rows.diff())
     wanted = gold.per_token(tokens, step, "loss_mask", "f32", batch)
@@ -173,7 +162,7 @@ def loss_objective(case: str, config: str) -> Objective:
 def test_loss(case, function, config, variant):
     objective = loss_objective(case, config)
     if variant == "pr5640":
-        objective = as_proposed(objective)
+        objective = choose("zero-std:pr5640").apply(objective)
     tokens = gold.expected(case, "tokens")[function, config, variant]
     scalars = gold.expected(case, "scalars")[function, config, variant]
     for step in gold.steps(case):
