@@ -87,9 +87,10 @@ FIXES: dict[str, Fix] = {
         variants={"loss": _mask_kl, "pr5640": _mask_completions, "renormalised": _mask_and_renormalise},
         notes={
             "loss": "mask the KL term at loss level; denominators are kept, and metrics count those rows as before",
-            "pr5640": "mask the completions of the rows that TRL's own flag is true for, as proposed (|std| <= 1e-8 "
-            "in float32, of the group, or of the batch with scale_rewards = batch or normalize_then_sum; eval rows "
-            "and groups of one too): token counts made inside the loss (bnpo) shrink, and metrics leave those rows out",
+            "pr5640": "mask the completions of the rows that TRL itself flags as zero-std, as proposed (a float32 std "
+            "of at most 1e-8, of the group, or of the batch with scale_rewards = batch or normalize_then_sum; eval "
+            "rows and groups of one too): token counts made inside the loss (bnpo) shrink, and metrics leave those "
+            "rows out",
             "renormalised": "mask the rows and recompute every token count in a denominator; row counts stay, and "
             "metrics count those rows as before",
         },
