@@ -45,6 +45,8 @@ class AdvantageRule:
         gamma: discount per token, for estimators with a time axis.
         lam: lambda of generalised advantage estimation.
         batch_if_unequal: where groups differ in size the whole batch is one group (slime reshapes by position).
+        numeric_ids: group ids that are whole numbers are compared as numbers, so that "7" and "007" are one group:
+            never, only where rejected rows have no vote (as the proposal for verl has it), or always.
         sums_tokens: the score of a row is the unmasked sum of its token rewards (`token_rewards` where the file has
             them), the KL penalty inside the reward included; False: it is `reward` as logged.
         reward_keys: the reward functions that are normalised one by one; none: the score alone.
@@ -62,6 +64,7 @@ class AdvantageRule:
     gamma: float = 1.0
     lam: float = 1.0
     batch_if_unequal: bool = False
+    numeric_ids: Literal["never", "rejected-rows", "always"] = "never"
     sums_tokens: bool = False
     reward_keys: tuple[str, ...] = ()
     reward_weights: tuple[float, ...] = ()

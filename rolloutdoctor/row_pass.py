@@ -8,6 +8,7 @@ from torch import Tensor
 
 from rolloutdoctor.advantages.float32 import trl_flags, trl_sums
 from rolloutdoctor.advantages.gae import gae, token_rewards
+from rolloutdoctor.advantages.group_ids import by_number
 from rolloutdoctor.advantages.scores import Scores
 from rolloutdoctor.advantages.slime import discounted_returns, whiten
 from rolloutdoctor.advantages.table import ESTIMATORS, TOKEN_ESTIMATORS
@@ -107,8 +108,7 @@ def evaluate_rows(batch: RolloutBatch, objective: Objective, dtype: torch.dtype 
         )
         nobody_N = torch.zeros_like(vote_N)
         return RowPart(objective, score_N, vote_N, length_N, rejected_N, nobody_N, None, None, advantage_T, weight_T)
-    assert batch.groups is not None  # advantage_columns asked for it
-    groups = compared_groups(batch.groups, objective)
+    groups = compared_groups(batch, objective)
     clean_N = torch.where(vote_N, score_N, 0.0)
     named = named_scores(batch, objective, dtype)
     counted_N = torch.zeros_like(score_N) if length_N is None else length_N
@@ -163,19 +163,30 @@ def _over_all_tokens(
     elif rule.estimator == "slime_reinforce_plus_plus":
         advantage_T = discounted_returns(kl_T, score_N, mask_T, batch.rows, coef, rule.gamma)
     else:
-        assert batch.groups is not None  # advantage_columns asked for it
-        groups = compared_groups(batch.groups, objective)
+        groups = compared_groups(batch, objective)
         scores = Scores(torch.where(vote_N, score_N, 0.0), vote_N, torch.zeros_like(score_N), groups)
         advantage_T = seg.expand(ESTIMATORS["grpo"](scores, rule).value_N, batch.rows)
         advantage_T = advantage_T if kl_T is None else advantage_T - coef * kl_T.double()
     return whiten(advantage_T, mask_T) if rule.whitened else advantage_T
 
 
-def compared_groups(groups: Groups, objective: Objective) -> Groups:
-    """Rows that are compared with each other: the groups, or all rows where the trainer falls back to the batch."""
-    if objective.advantage.batch_if_unequal and len(groups.sizes) > 1:
+def compared_groups(batch: RolloutBatch, objective: Objective) -> Groups:
+    """Rows that are compared with each other: the groups, or what the trainer makes of them.
+
+    All rows where it falls back to the batch; groups whose ids are one number where it reads them as numbers.
+
+    Raises:
+        CannotComputeError: if such a number is one that the trainer fails on.
+    """
+    groups = batch.groups
+    assert groups is not None  # advantage_columns asked for it
+    rule = objective.advantage
+    if rule.batch_if_unequal and len(groups.sizes) > 1:
         return Groups.of(torch.zeros_like(groups.index_N))
-    return groups
+    is_numeric = rule.numeric_ids == "always"
+    if rule.numeric_ids == "rejected-rows":
+        is_numeric = RowSet.REJECTED in objective.vote.without
+    return by_number(groups, batch.group_ids) if is_numeric else groups
 
 
 def zero_std_rows(batch: RolloutBatch, scores: Sequence[Tensor], votes: Votes, *, partial: bool = False) -> Tensor:

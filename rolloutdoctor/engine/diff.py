@@ -13,6 +13,7 @@ from rolloutdoctor.engine.check import run_context
 from rolloutdoctor.engine.configure import Configured, configure, read_settings
 from rolloutdoctor.engine.ledger import Change, measures, row_changes, tallies
 from rolloutdoctor.engine.logged import comparable
+from rolloutdoctor.engine.merged_ids import MergedIds
 from rolloutdoctor.engine.moved import Candidate, most_moved, moved_groups
 from rolloutdoctor.engine.parts import PARTS, Key, part_rows, part_slices
 from rolloutdoctor.engine.plan import remedy
@@ -75,7 +76,7 @@ def diff(run: Run, options: DiffOptions, progress: Callable[[int, int], None] | 
     sweep(run, [seen], options, metrics, progress)
     if not seen.input.rows:
         raise UsageError(f"no {options.split} rows to compare; widen --steps or set --split")
-    notes += seen.failures()
+    notes += seen.notes()
     folds = seen.folds
     effects = [fold.effect(label, joint=not at and len(folds) > 1) for at, (label, fold) in enumerate(folds.items())]
     if options.top:
@@ -154,6 +155,7 @@ class _Sides(Consumer):
         self.input = InputSummary()
         self._configured = configured
         self._failed: dict[str, list[int]] = {}
+        self._merged = MergedIds(sides.values())
 
     def add(self, step: SeenStep) -> None:
         """Count a step."""
@@ -165,6 +167,7 @@ class _Sides(Consumer):
         if step.failure is not None:
             self._failed.setdefault(step.failure, []).append(batch.step)
             return
+        self._merged.add(batch)
         found = step.evaluations
         before = _metrics(self._configured, found[AS_CONFIGURED])
         for label, fold in self.folds.items():
@@ -176,12 +179,13 @@ class _Sides(Consumer):
         """The advantages as configured and under all changes together."""
         return None if self._sketch is None else self._sketch.data()
 
-    def failures(self) -> list[str]:
-        """Which steps could not be evaluated, and why."""
-        return [
+    def notes(self) -> list[str]:
+        """Which steps could not be evaluated, and why, and which groups are one to the trainer."""
+        failures = [
             f"{counted(len(steps), 'step')} could not be evaluated, the first is step {min(steps)}: {why}"
             for why, steps in sorted(self._failed.items())
         ]
+        return failures + self._merged.notes()
 
 
 class _Fold:

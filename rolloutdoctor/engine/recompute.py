@@ -16,6 +16,7 @@ from rolloutdoctor.corrections.rejection import kept_tokens
 from rolloutdoctor.engine.check import run_context
 from rolloutdoctor.engine.configure import Configured, configure
 from rolloutdoctor.engine.logged import comparable
+from rolloutdoctor.engine.merged_ids import MergedIds
 from rolloutdoctor.engine.plan import available, remedy
 from rolloutdoctor.engine.sweep import ReadOptions, find_device, find_dtype
 from rolloutdoctor.errors import CannotComputeError, InputError, UsageError
@@ -166,6 +167,7 @@ class _Work:
         self._steps: list[RecomputedStep] = []
         self._groups = 0
         self._failures: dict[str, list[int]] = {}
+        self._merged = MergedIds(objectives.values())
 
     def add(self, batch: RolloutBatch, dtype: torch.dtype, *, per_token: bool) -> dict[str, Evaluation]:
         """Evaluate a step and keep its numbers; empty where the trainer itself would fail."""
@@ -176,6 +178,8 @@ class _Work:
         except CannotComputeError as error:
             self._failures.setdefault(str(error), []).append(batch.step)
             found = {}
+        else:
+            self._merged.add(batch)
         sides = {side: self._numbers(evaluation) for side, evaluation in found.items()}
         before = sides.get("", Numbers())
         logged = self._logged.at(batch.key)
@@ -257,6 +261,7 @@ class _Work:
                 yield f"{MASK_COLUMN} is null: what is rejected does not follow without {' and '.join(absent)}"
         for why, steps in sorted(self._failures.items()):
             yield f"{len(steps):,} steps could not be computed and are null, the first is step {min(steps)}: {why}"
+        yield from self._merged.notes()
         objective = self._configured.objective
         absent = absent_columns(self._run, loss_columns(objective))
         if absent:

@@ -92,7 +92,7 @@ class StepView:
         if self.evaluation is None:
             return self.groups
         objective = self.evaluation.objective
-        return self.once("compared", lambda: compared_groups(self.groups, objective))
+        return self.once("compared", lambda: compared_groups(self.batch, objective))
 
     def group_sum(self, x_N: Tensor) -> Tensor:
         """Sum over the rows of each group, float64 ``[G]``."""

@@ -41,6 +41,12 @@ KL_TYPES = {
     "k3": "k3_clamped",
 }
 
+NUMERIC_IDS: dict[str, Literal["rejected-rows", "always"]] = {
+    "grpo_vectorized": "always",
+    "rloo_vectorized": "rejected-rows",
+}
+"""Estimators that read group ids as numbers; rloo_vectorized does so in the proposal of the fix `rejected-rows`."""
+
 COEFFICIENT_METRIC = "actor/reward_kl_penalty_coeff"
 """Where verl logs the coefficient that an adaptive controller had at a step."""
 
@@ -146,6 +152,7 @@ def advantage_rule(config: Config) -> AdvantageRule:
         lone="zero" if estimator == "rloo_vectorized" else "raw",
         gamma=config.number("algorithm.gamma"),
         lam=config.number("algorithm.lam"),
+        numeric_ids=NUMERIC_IDS.get(estimator, "never"),
         sums_tokens=True,
         reward_keys=keys,
         reward_weights=weights,

@@ -8,6 +8,7 @@ import pytest
 import torch
 from engine.runs import TRL, VERL, random_columns, small, write
 
+from rolloutdoctor.engine.diff import DiffOptions, diff
 from rolloutdoctor.engine.recompute import RecomputeOptions, recompute
 from rolloutdoctor.errors import InputError, UsageError
 from rolloutdoctor.fixes import choose
@@ -278,3 +279,29 @@ def test_the_rejection_of_the_sample_is_the_one_that_happened(tmp_path):
     _, rows = recomputed(path, tmp_path / "out.parquet")
     assert rows["response_mask_re"] == pq.read_table(path).to_pydict()["response_mask"]
     assert "is_weights_re" not in rows
+
+
+@pytest.mark.parametrize(
+    ("estimator", "ids", "fix", "merged"),
+    [
+        ("grpo_vectorized", ["7", "7", "007", "007"], [], True),
+        ("grpo_vectorized", ["7", "7", "b", "b"], [], False),
+        ("grpo", ["7", "7", "007", "007"], [], False),
+        ("rloo_vectorized", ["7", "7", "007", "007"], [], False),
+        ("rloo_vectorized", ["7", "7", "007", "007"], ["rejected-rows"], True),
+    ],
+)
+def test_group_ids_that_are_one_number_are_noted(tmp_path, estimator, ids, fix, merged):
+    metadata = {"trainer": "verl", "trainer_version": "0.9.1", "config": {"algorithm.adv_estimator": estimator}}
+    path = write(tmp_path / "run.parquet", small(group_id=ids), metadata)
+    result, rows = recomputed(path, tmp_path / "out.parquet", fixes=fix)
+    note = (
+        "1 group more than the trainer has: it reads group ids that are whole numbers as numbers, so ids such as '7' "
+        "and '007' of step 0 are one group"
+    )
+    assert (note in result.notes) == merged
+    if merged and not fix:
+        # One group of rewards 1, 0, 1, 1, and of standard deviation 0.5.
+        assert rows["advantages_re"][1] == pytest.approx([-0.75 / (0.5 + 1e-6), 0.0])
+    comparison = diff(open_run([path]), DiffOptions(device="cpu", fixes=(choose("rejected-rows"),)))
+    assert (note in comparison.notes) == (merged or estimator == "rloo_vectorized")
