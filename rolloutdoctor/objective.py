@@ -47,6 +47,7 @@ class AdvantageRule:
         batch_if_unequal: where groups differ in size the whole batch is one group (slime reshapes by position).
         numeric_ids: group ids that are whole numbers are compared as numbers, so that "7" and "007" are one group:
             never, only where rejected rows have no vote (as the proposal for verl has it), or always.
+        single: statistics are float32 where TRL's are, rounding of equal rewards included; False: float64.
         sums_tokens: the score of a row is the unmasked sum of its token rewards (`token_rewards` where the file has
             them), the KL penalty inside the reward included; False: it is `reward` as logged.
         reward_keys: the reward functions that are normalised one by one; none: the score alone.
@@ -65,6 +66,7 @@ class AdvantageRule:
     lam: float = 1.0
     batch_if_unequal: bool = False
     numeric_ids: Literal["never", "rejected-rows", "always"] = "never"
+    single: bool = False
     sums_tokens: bool = False
     reward_keys: tuple[str, ...] = ()
     reward_weights: tuple[float, ...] = ()
@@ -345,6 +347,12 @@ class Objective:
     def with_lone(self, lone: Literal["raw", "zero"]) -> "Objective":
         """Return the objective with another rule for the only voter of a group."""
         return replace(self, advantage=replace(self.advantage, lone=lone))
+
+    def in_single(self) -> "Objective":
+        """Return the objective with TRL's group statistics in float32; the same for estimators that are not TRL's."""
+        if self.trainer != "trl" or self.advantage.estimator not in ("grpo", "normalize_then_sum"):
+            return self
+        return replace(self, advantage=replace(self.advantage, single=True))
 
     @property
     def step_metric(self) -> str | None:

@@ -6,7 +6,7 @@ from dataclasses import dataclass, replace
 import torch
 from torch import Tensor
 
-from rolloutdoctor.advantages.float32 import trl_flags, trl_sums
+from rolloutdoctor.advantages.float32 import trl_advantages, trl_flags, trl_sums
 from rolloutdoctor.advantages.gae import gae, token_rewards
 from rolloutdoctor.advantages.group_ids import by_number
 from rolloutdoctor.advantages.scores import Scores
@@ -117,7 +117,7 @@ def evaluate_rows(batch: RolloutBatch, objective: Objective, dtype: torch.dtype 
     found = ESTIMATORS[objective.advantage.estimator](scores, objective.advantage)
     partial = objective.advantage.estimator == "normalize_then_sum"
     value_N = whiten(found.value_N, counted_N) if objective.advantage.whitened else found.value_N
-    return RowPart(
+    part = RowPart(
         objective=objective,
         score_N=score_N,
         vote_N=vote_N,
@@ -128,6 +128,7 @@ def evaluate_rows(batch: RolloutBatch, objective: Objective, dtype: torch.dtype 
         baseline_N=found.baseline_N,
         weight_T=weight_T,
     )
+    return replace(part, advantage_N=_in_single(batch, part)) if objective.advantage.single else part
 
 
 def in_separate_batches(batch: RolloutBatch, objective: Objective) -> bool:
@@ -231,9 +232,26 @@ def std_flagged(batch: RolloutBatch, part: RowPart) -> Tensor:
         return trl_flags(part.voting_N(part.score_N), batch.groups, "group")
     if rule.estimator != "normalize_then_sum":
         return trl_flags(part.voting_N(part.score_N), batch.groups, rule.scale, batches)
+    return trl_flags(_sums_in_single(batch, part), batch.groups, "batch", batches)
+
+
+def _in_single(batch: RolloutBatch, part: RowPart) -> Tensor:
+    """TRL's advantages with its own float32 statistics, ``[N]`` float64."""
+    assert batch.groups is not None  # advantage_columns asked for it
+    rule, batches = part.objective.advantage, _scaled_together(batch, part.objective)
+    score_N, groups, scale = part.voting_N(part.score_N), batch.groups, rule.scale
+    if rule.estimator == "normalize_then_sum":
+        score_N, scale = _sums_in_single(batch, part), "batch"
+        groups = Groups.of(torch.zeros_like(groups.index_N)) if batches is None else batches
+    return trl_advantages(score_N, groups, scale, rule.epsilon, batches).double()
+
+
+def _sums_in_single(batch: RolloutBatch, part: RowPart) -> Tensor:
+    """What TRL makes of rewards that it normalises one by one, ``[N]`` float32."""
+    assert batch.groups is not None  # advantage_columns asked for it
+    rule = part.objective.advantage
     parts = [part.voting_N(x_N) for x_N in batch.rewards.values()] or [part.voting_N(part.score_N)]
-    sum_N = trl_sums(parts, rule.reward_weights or (1.0,) * len(parts), batch.groups, rule.epsilon)
-    return trl_flags(sum_N, batch.groups, "batch", batches)
+    return trl_sums(parts, rule.reward_weights or (1.0,) * len(parts), batch.groups, rule.epsilon)
 
 
 def in_scope(batch: RolloutBatch, part: RowPart, scope: Scope) -> Tensor:

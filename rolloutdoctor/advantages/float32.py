@@ -15,10 +15,15 @@ from rolloutdoctor.batch import Groups
 def by_size(x_N: Tensor, groups: Groups) -> Iterator[tuple[Tensor, Tensor]]:
     """Yield, for each group size, the group indices ``[k]`` and their rows' values ``[k, size]`` in float32."""
     sorted_N = x_N[groups.order_N].float()
+    for chosen_k, places in _places(groups):
+        yield chosen_k, sorted_N[places]
+
+
+def _places(groups: Groups) -> Iterator[tuple[Tensor, Tensor]]:
+    """The same with the places of their rows in `order_N`, ``[k, size]``."""
     for size in groups.sizes:
         chosen_k = (groups.size_G == size).nonzero().squeeze(1)
-        starts_k = groups.offsets[chosen_k]
-        yield chosen_k, sorted_N[starts_k[:, None] + torch.arange(size, device=x_N.device)]
+        yield chosen_k, groups.offsets[chosen_k][:, None] + torch.arange(size, device=groups.offsets.device)
 
 
 def residue(score_N: Tensor, groups: Groups, epsilon: float) -> Tensor:
@@ -43,6 +48,32 @@ def residue(score_N: Tensor, groups: Groups, epsilon: float) -> Tensor:
     return unsorted_N
 
 
+def trl_advantages(
+    score_N: Tensor, groups: Groups, scale: str, epsilon: float, batches: Groups | None = None
+) -> Tensor:
+    """Advantages as TRL makes them in float32, ``[N]``: ``(r - mean) / (std + epsilon)``, 0 for NaN.
+
+    Bit for bit those of TRL where the sums are of the same order, that is on the same kind of device. For equal
+    rewards they are the rounding of these sums: another device has other ones.
+    Source: TRL ``GRPOTrainer._generate_and_score_completions``.
+
+    Args:
+        score_N: ``[N]`` rewards, NaN for rows that have no say.
+        groups: the rows that have a mean in common.
+        scale: what is divided by: the standard deviation of the ``group``, of the ``batch``, or ``none``.
+        epsilon: added to that standard deviation.
+        batches: the rows by the batch over which that scale is taken; None: all of them are one.
+    """
+    mean_G = torch.zeros(len(groups), device=score_N.device)
+    for chosen_k, values in by_size(score_N, groups):
+        mean_G[chosen_k] = values.nanmean(1)
+    advantage_N = score_N.float() - mean_G[groups.index_N]
+    if scale != "none":
+        wider = groups if scale == "group" else _whole(groups) if batches is None else batches
+        advantage_N = advantage_N / (_std_G(score_N, wider)[wider.index_N] + epsilon)
+    return advantage_N.nan_to_num(nan=0.0)
+
+
 def trl_flags(score_N: Tensor, groups: Groups, scale: str, batches: Groups | None = None) -> Tensor:
     """Rows that TRL flags as zero-std, ``[N]`` bool: ``isclose(std, 0)`` with the std of the scale in force.
 
@@ -57,12 +88,9 @@ def trl_flags(score_N: Tensor, groups: Groups, scale: str, batches: Groups | Non
         batches: the rows by the batch over which that scale is taken; None: all of them are one.
     """
     if scale == "batch":
-        groups = Groups.of(torch.zeros_like(groups.index_N)) if batches is None else batches
-    flag_G = torch.zeros(len(groups), dtype=torch.bool, device=score_N.device)
-    for chosen_k, values in by_size(score_N, groups):
-        std_k = _nanstd(values) if values.shape[1] > 1 else torch.zeros_like(values[:, 0])
-        flag_G[chosen_k] = torch.isclose(std_k, torch.zeros_like(std_k))
-    return flag_G[groups.index_N]
+        groups = _whole(groups) if batches is None else batches
+    std_G = _std_G(score_N, groups)
+    return torch.isclose(std_G, torch.zeros_like(std_G))[groups.index_N]
 
 
 def trl_sums(parts: Sequence[Tensor], weights: Sequence[float], groups: Groups, epsilon: float) -> Tensor:
@@ -70,20 +98,34 @@ def trl_sums(parts: Sequence[Tensor], weights: Sequence[float], groups: Groups, 
 
     Source: TRL ``GRPOTrainer._generate_and_score_completions``, `normalize_then_sum`.
     """
-    sum_N = torch.zeros(len(groups.index_N), dtype=torch.float32, device=groups.index_N.device)
-    for part_N, weight in zip(parts, weights, strict=True):
-        for chosen_k, values in by_size(part_N, groups):
-            size = values.shape[1]
-            std_k = _nanstd(values) if size > 1 else torch.zeros_like(values[:, 0])
-            found = weight * (values - values.nanmean(1, keepdim=True)) / (std_k[:, None] + epsilon)
-            places = groups.offsets[chosen_k][:, None] + torch.arange(size, device=values.device)
-            sum_N[groups.order_N[places]] += found.nan_to_num(nan=0.0)
-    without_N = torch.stack([part_N.isnan() for part_N in parts]).all(0)
-    return sum_N.masked_fill(without_N, torch.nan)
+    parts_NK = torch.stack([part_N.float() for part_N in parts], 1)
+    weights_K = torch.tensor(weights, dtype=torch.float32, device=parts_NK.device)
+    sum_N = torch.zeros(len(parts_NK), dtype=torch.float32, device=parts_NK.device)
+    for _, places in _places(groups):
+        # The rewards of a row side by side, as TRL has them: the sums are then of the same order.
+        values = parts_NK[groups.order_N[places]]
+        std = _nanstd(values) if values.shape[1] > 1 else torch.zeros_like(values[:, :1])
+        found = (values - values.nanmean(1, keepdim=True)) / (std + epsilon)
+        sum_N[groups.order_N[places]] = (found * weights_K).nansum(2)
+    return sum_N.masked_fill(parts_NK.isnan().all(1), torch.nan)
+
+
+def _whole(groups: Groups) -> Groups:
+    """All rows as one group."""
+    return Groups.of(torch.zeros_like(groups.index_N))
+
+
+def _std_G(score_N: Tensor, groups: Groups) -> Tensor:
+    """Standard deviation of each group without its NaN values, ``[G]`` float32; 0 for a group of one row."""
+    std_G = torch.zeros(len(groups), device=score_N.device)
+    for chosen_k, values in by_size(score_N, groups):
+        if values.shape[1] > 1:
+            std_G[chosen_k] = _nanstd(values).squeeze(1)
+    return std_G
 
 
 def _nanstd(values: Tensor) -> Tensor:
-    """Unbiased standard deviation of each row without its NaN values; NaN below two values."""
-    count = (~values.isnan()).sum(1)
-    variance = (values - values.nanmean(1, keepdim=True)).square().nanmean(1)
-    return torch.where(count > 1, (variance * count / (count - 1)).sqrt(), torch.nan)
+    """Unbiased standard deviation over axis 1, which stays, without NaN values; NaN below two."""
+    count = (~values.isnan()).sum(1, keepdim=True)
+    variance = (values - values.nanmean(1, keepdim=True)).square().nanmean(1, keepdim=True)
+    return torch.where(count > 1, (variance * (count / (count - 1))).sqrt(), torch.nan)

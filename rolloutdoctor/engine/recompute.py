@@ -77,6 +77,8 @@ def recompute(
     objectives = {"": configured.objective}
     for fix in options.fixes:
         objectives[FIXED] = fix.apply(objectives.get(FIXED, configured.objective))
+    if dtype == torch.float32:
+        objectives = {side: objective.in_single() for side, objective in objectives.items()}
     columns = _wanted(run, configured, objectives, options)
     work = _Work(run, configured, options, objectives)
     batches = run.batches(columns, steps=options.steps, split=options.split, dtype=dtype, progress=progress)
@@ -263,6 +265,8 @@ class _Work:
             yield f"{len(steps):,} steps could not be computed and are null, the first is step {min(steps)}: {why}"
         yield from self._merged.notes()
         objective = self._configured.objective
+        if self._options.dtype == "float32":
+            yield _about_float32(self._objectives[""])
         absent = absent_columns(self._run, loss_columns(objective))
         if absent:
             context = run_context(self._run, LoggedMetrics(), self._configured)
@@ -275,6 +279,19 @@ class _Work:
         without = sum(step.before.loss is None for step in self._steps)
         if without and not absent and not self._failures:
             yield f"{without:,} steps have null in a column that the loss needs, and no loss"
+
+
+def _about_float32(objective: Objective) -> str:
+    """What of the numbers is in float32, and what is not."""
+    if objective.advantage.single:
+        return (
+            "group statistics are float32 sums, as TRL's: where rewards are equal the advantage is their rounding, "
+            "which depends on the device"
+        )
+    return (
+        "token values are float32, and statistics of groups and batches float64: the rounding that the trainer's own "
+        "statistics have, where rewards are equal above all, is not in the advantages (rule RDA003 repeats it)"
+    )
 
 
 def _token_values(evaluation: Evaluation, *, logits: bool) -> Iterator[tuple[str, Tensor]]:

@@ -16,6 +16,9 @@ from rolloutdoctor.io.run import StepRange, open_run
 from rolloutdoctor.trainers.options import Layer
 
 
+SCALED = TRL | {"config": TRL["config"] | {"scale_rewards": "group"}}
+
+
 def recomputed(path, out=None, **options):
     fixes = tuple(choose(text) for text in options.pop("fixes", []))
     result = recompute(open_run([path]), RecomputeOptions(device="cpu", fixes=fixes, **options), out)
@@ -305,3 +308,30 @@ def test_group_ids_that_are_one_number_are_noted(tmp_path, estimator, ids, fix, 
         assert rows["advantages_re"][1] == pytest.approx([-0.75 / (0.5 + 1e-6), 0.0])
     comparison = diff(open_run([path]), DiffOptions(device="cpu", fixes=(choose("rejected-rows"),)))
     assert (note in comparison.notes) == (merged or estimator == "rloo_vectorized")
+
+
+@pytest.mark.parametrize("dtype", ["float32", "float64"])
+@pytest.mark.parametrize(
+    ("metadata", "words"),
+    [(SCALED, "group statistics are float32 sums, as TRL's"), (VERL, "statistics of groups and batches float64")],
+    ids=["trl", "verl"],
+)
+def test_which_statistics_are_float32_is_said(tmp_path, metadata, words, dtype):
+    """Eight times 0.3 has a mean that is not 0.3 in float32; on the CPU the rest is the advantage of TRL."""
+    columns = {
+        "step": [0] * 8,
+        "group_id": ["a"] * 8,
+        "sample_id": [str(row) for row in range(8)],
+        "reward": [0.3] * 8,
+        "response_mask": [[1]] * 8,
+        "policy_log_probs": [[-1.0]] * 8,
+        "ref_log_probs": [[-1.5]] * 8,
+    }
+    path = write(tmp_path / "run.parquet", columns, metadata)
+    result, rows = recomputed(path, tmp_path / "out.parquet", dtype=dtype)
+    assert any(words in note for note in result.notes) == (dtype == "float32")
+    reward_N = torch.full((8,), 0.3)
+    mean, std = reward_N.nanmean(), ((reward_N - reward_N.nanmean()) ** 2).nanmean().mul(8 / 7).sqrt()
+    residue = float((reward_N[0] - mean) / (std + 1e-4))
+    wanted = residue if metadata["trainer"] == "trl" and dtype == "float32" else 0.0
+    assert flat(rows["advantages_re"]) == pytest.approx([wanted] * 8, abs=1e-12)

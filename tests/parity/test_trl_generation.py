@@ -205,3 +205,43 @@ def test_rloo_in_evaluation(size, dtype):
     batch = batch_of(5, dtype, size=size, split="eval", masks=False)
     batch = replace(batch, per_row={**batch.per_row, "micro_batch_id": torch.tensor([0] * 4 + [1] * 4 + [2] * 4)})
     check("trl-rloo", batch, {"num_generations_eval": size}, dtype)
+
+
+VALUES = (0.3, 0.5, 1.1, 0.7, 2.7, 10.1)
+
+
+def fractional(batch: RolloutBatch, size: int) -> RolloutBatch:
+    """Groups of equal fractional rewards, but for the last one; one row has none."""
+    values = [VALUES[row // size % len(VALUES)] for row in range(len(batch) - size)] + list(range(size))
+    reward_N = torch.tensor(values, dtype=torch.float64)
+    reward_N[1] = torch.nan
+    rewards = {
+        "f0": reward_N.float().double(),
+        "f1": torch.where(torch.arange(len(batch)) // size % 3 == 0, torch.nan, 0.3),
+    }
+    return weighed(replace(batch, rewards=rewards), WEIGHTS)
+
+
+@pytest.mark.parametrize("ranks", [1, 2])
+@pytest.mark.parametrize("size", [2, 3, 5, 8, 12, 16, 32, 64])
+@pytest.mark.parametrize("variant", ["group", "batch", "none", "gdpo"])
+def test_float32_is_bit_for_bit_that_of_trl(variant, size, ranks):
+    """Rounding of equal rewards included."""
+    batch = random_batch(1, sizes=(size,) * 8, adjacent=True, empty=0.0, rejected=0.0)
+    batch = fractional(generated(batch, 1), size)
+    rank_N = torch.arange(len(batch)) * ranks // len(batch)
+    batch = replace(batch, per_row={**batch.per_row, "rank": rank_N})
+    # The weighted sum as float32 has it.
+    parts = torch.stack([reward_N.float() for reward_N in batch.rewards.values()], 1)
+    sum_N = (parts * torch.tensor(WEIGHTS)).nansum(1).masked_fill(parts.isnan().all(1), torch.nan)
+    batch = replace(batch, per_row={**batch.per_row, "reward": sum_N.double()})
+    outputs, rows, _ = scored(trainer_class("trl"), batch, {"beta": 0.0, **GRPO[variant]}, WEIGHTS)
+    wanted_N = torch.zeros(len(batch))
+    for output, part in zip(outputs, rows, strict=True):
+        wanted_N[part] = output["advantages"]
+    mine = objective("trl", reward_weights=WEIGHTS, beta=0.0, **GRPO[variant])
+    found_N = evaluate(batch, mine.in_single()).rows.advantage_N
+    assert found_N.float().tolist() == wanted_N.tolist()
+    if variant == "group" and size == 8:
+        flat_N = evaluate(batch, mine).rows.zero_std_N
+        assert float(found_N[flat_N].abs().max()) > 1e-4
