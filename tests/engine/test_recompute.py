@@ -15,7 +15,6 @@ from rolloutdoctor.fixes import choose
 from rolloutdoctor.io.run import StepRange, open_run
 from rolloutdoctor.trainers.options import Layer
 
-
 SCALED = TRL | {"config": TRL["config"] | {"scale_rewards": "group"}}
 
 
