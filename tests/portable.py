@@ -1,8 +1,8 @@
 """Run the tests as another processor would: `portable.py LEVEL [pytest options]`.
 
-torch, numpy and MKL choose their instructions when they start, and `exp` and sums differ in the last digit between them.
-Their switches stand for other processors: `lowest` is what every x86-64 has (MKL's is also what it takes on processors of
-other makers), `avx2` is without AVX-512, `native` is this machine as it is.
+torch, numpy and MKL choose their instructions when they start, and `exp` and sums differ in the last digit between
+them. Their switches stand for other processors: `lowest` is what every x86-64 has (and MKL's is what it takes on
+processors of other makers), `avx2` is without AVX-512, `native` is this machine as it is.
 """
 
 import os
@@ -31,7 +31,8 @@ def main() -> None:
     environment = os.environ | LEVELS[level]
     if level != "native" and disabled(level):
         environment["NPY_DISABLE_CPU_FEATURES"] = disabled(level)
-    print(f"at {level}: " + ", ".join(f"{name}={environment[name]}" for name in sorted(environment.keys() - os.environ)))
+    chosen = [f"{name}={environment[name]}" for name in sorted(environment.keys() - os.environ)]
+    print(f"at {level}: {', '.join(chosen) or 'nothing switched off'}")
     sys.stdout.flush()
     os.execve(sys.executable, [sys.executable, "-m", "pytest", *options], environment)
 

@@ -90,7 +90,7 @@ def _compared(evaluation: Evaluation) -> Groups:
     assert groups is not None  # estimators with one advantage per row ask for group_id
     if evaluation.objective.advantage.scale == "batch":
         return Groups.of(torch.zeros_like(groups.index_N))
-    return compared_groups(groups, evaluation.objective)
+    return compared_groups(evaluation.batch, evaluation.objective)
 
 
 def _centred(
