@@ -18,8 +18,9 @@ def opo(scores: Scores, rule: AdvantageRule) -> Advantages:
     """
     groups = scores.groups
     weight_N = torch.where(scores.vote_N, scores.length_N.double(), 0.0)
-    # Measured from the mean, so that equal scores have exactly that baseline.
+    # Measured from the mean, so that equal scores have exactly that baseline; an infinite one has no distances.
     mean_N = scores.mean_N()
+    mean_N = torch.where(mean_N.isinf(), 0.0, mean_N)
     excess_G = seg.group_total(weight_N * scores.of_voters(scores.score_N - mean_N), groups)
     baseline_N = mean_N + scores.votes.per_row(excess_G / seg.group_total(weight_N, groups))
     return lone_voter(scores, Advantages(scores.of_voters(scores.score_N - baseline_N), baseline_N), rule.lone)

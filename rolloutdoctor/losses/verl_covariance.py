@@ -36,9 +36,9 @@ def clip_cov(given: TokenInputs, rule: Surrogate) -> PolicyTerm:
 def kl_cov(given: TokenInputs, rule: Surrogate) -> PolicyTerm:
     """``-A r``, never clipped, and for the chosen tokens plus `coef` times the absolute log-ratio.
 
-    `coef` is in `numbers`. A chosen token without advantage has a gradient; one whose ``-A r`` is infinite has none
-    that is a number, because verl overwrites its term, and autograd takes the overwritten one times 0. The drift that
-    it logs is the absolute one. Source: verl ``compute_policy_loss_kl_cov``.
+    `coef` is in `numbers`. A chosen token without advantage has a gradient; a token whose ``-A r`` is infinite has none
+    that is a number, because verl makes both terms of every token, and autograd takes the unused one times 0. The
+    drift that it logs is the absolute one. Source: verl ``compute_policy_loss_kl_cov``.
     """
     assert given.chosen_T is not None  # the kind is in the table of selections
     delta_T = given.log_ratio_T
@@ -47,7 +47,7 @@ def kl_cov(given: TokenInputs, rule: Surrogate) -> PolicyTerm:
     coef, chosen_T = rule.numbers["coef"], given.chosen_T
     return PolicyTerm(
         value_T=given.gated(free_T + torch.where(chosen_T, coef * delta_T.abs(), 0.0)),
-        slope_T=given.gated(free_T + torch.where(chosen_T, coef * delta_T.sign() + 0 * free_T, 0.0)),
+        slope_T=given.gated(free_T + 0 * free_T + torch.where(chosen_T, coef * delta_T.sign(), 0.0)),
         ratio_T=ratio_T,
         drift_T=delta_T.abs(),
     )

@@ -58,9 +58,11 @@ class Votes:
     def mean(self, x_N: Tensor) -> Tensor:
         """Mean over the voting rows of each group, float64 ``[G]``; NaN where nobody votes.
 
-        Computed as the smallest value plus the mean excess over it, so that equal values have exactly that mean.
+        Computed as the smallest value plus the mean excess over it, so that equal values have exactly that mean; where
+        the smallest is not finite it has no excess, and the mean is that of the values.
         """
-        base_G = torch.where(self.count_G > 0, self.low(x_N), 0.0)
+        low_G = self.low(x_N)
+        base_G = torch.where(low_G.isfinite(), low_G, 0.0)
         return base_G + self.total(x_N - self.per_row(base_G)) / self.count_G
 
     def std(self, x_N: Tensor, mean_G: Tensor | None = None) -> Tensor:
