@@ -149,6 +149,7 @@ def evaluate(
     dtype: torch.dtype = torch.float32,
     per_token: bool = False,
     logged: Mapping[str, float] | None = None,
+    kernel: str = "torch",
 ) -> Evaluation:
     """Evaluate one objective on one step.
 
@@ -158,11 +159,12 @@ def evaluate(
         dtype: of the token values; sums are float64.
         per_token: keep the token values too.
         logged: the step's metrics, for objectives that change from step to step.
+        kernel: what evaluates a step on a GPU: "torch", or "triton" for the kernel, where it covers the objectives.
 
     Raises:
         CannotComputeError: where the trainer itself fails, or what changes from step to step was not logged.
     """
-    return evaluate_all(batch, {"": objective}, dtype=dtype, per_token=per_token, logged=logged)[""]
+    return evaluate_all(batch, {"": objective}, dtype=dtype, per_token=per_token, logged=logged, kernel=kernel)[""]
 
 
 def evaluate_all(
@@ -172,6 +174,7 @@ def evaluate_all(
     dtype: torch.dtype = torch.float32,
     per_token: bool | Collection[str] = False,
     logged: Mapping[str, float] | None = None,
+    kernel: str = "torch",
 ) -> dict[str, Evaluation]:
     """Evaluate several objectives in one pass over the tokens.
 
@@ -183,6 +186,7 @@ def evaluate_all(
         dtype: of the token values; sums are float64.
         per_token: keep the token values too: of all objectives, or of those named.
         logged: the step's metrics, for objectives that change from step to step.
+        kernel: what evaluates a step on a GPU: "torch", or "triton" for the kernel, where it covers the objectives.
 
     Raises:
         CannotComputeError: where the trainer itself fails, or what changes from step to step was not logged.
@@ -193,7 +197,7 @@ def evaluate_all(
         name: part for name, part in parts.items() if part is not None and batch.has(*loss_columns(objectives[name]))
     }
     wanted = (able if per_token else ()) if isinstance(per_token, bool) else per_token
-    passes = token_pass(batch, able, dtype, frozenset(wanted)) if able else {}
+    passes = token_pass(batch, able, dtype, frozenset(wanted), kernel) if able else {}
     found = {}
     for name, objective in objectives.items():
         tokens, kept = passes.get(name, (None, None))

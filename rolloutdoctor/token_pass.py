@@ -17,9 +17,16 @@ from rolloutdoctor.token_part import PerToken, TokenPart
 
 
 def token_pass(
-    batch: RolloutBatch, parts: Mapping[str, RowPart], dtype: torch.dtype, per_token: Collection[str]
+    batch: RolloutBatch,
+    parts: Mapping[str, RowPart],
+    dtype: torch.dtype,
+    per_token: Collection[str],
+    kernel: str = "torch",
 ) -> dict[str, tuple[TokenPart, PerToken | None]]:
-    """Run the second pass for all objectives, block by block; token values are kept of those in `per_token`."""
+    """Run the second pass for all objectives, block by block; token values are kept of those in `per_token`.
+
+    With `kernel` "triton" a step on a GPU is summed up in one read, if its objectives allow it.
+    """
     apart = {name: in_separate_batches(batch, part.objective) for name, part in parts.items()}
     layouts = {separate: layout_of(batch, separate=separate) for separate in set(apart.values())}
     passes = {
@@ -30,7 +37,8 @@ def token_pass(
     for other in others:
         other.compare_with(reference)
     sharing = [other for other in others if other.shares]
-    if reference.is_plain and len(sharing) == len(others) and not per_token and fused.is_possible(batch):
+    fits = reference.is_plain and len(sharing) == len(others) and not per_token
+    if fits and fused.is_taken(batch, kernel):
         found = fused.token_sums(batch, reference.objective, [each.row_values() for each in passes.values()], dtype)
         for each, sums in zip(passes.values(), found, strict=True):
             each.sums, each.still_N = dict(sums), each.still_N & (found[0]["policy_N"] == 0)

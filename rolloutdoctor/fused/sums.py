@@ -1,6 +1,5 @@
 """Which evaluations the kernel can do, and the sums that it makes of a step."""
 
-import warnings
 from collections.abc import Mapping, Sequence
 from functools import cache
 from importlib.util import find_spec
@@ -38,26 +37,45 @@ class RowValues(NamedTuple):
     advantage_N: Tensor | None
 
 
-def is_possible(batch: RolloutBatch) -> bool:
-    """True if the step is on a GPU that the kernel is compiled for, and Triton is installed and works."""
-    if batch.device.type != "cuda" or torch.version.cuda is None or find_spec("triton") is None:
-        return False
-    return torch.cuda.get_device_capability(batch.device) >= (8, 0) and _launches()
+KERNELS = ("torch", "triton")
+"""What evaluates a step on a GPU: torch alone, or for objectives that it covers the kernel in Triton."""
+
+OLDEST = (8, 0)
+"""Compute capability of the oldest GPU that the kernel is compiled for."""
+
+
+def why_not(device: torch.device) -> str | None:
+    """Why the kernel cannot run on a device; None if it can."""
+    if device.type != "cuda":
+        return "the kernel runs on a GPU, and this run is evaluated on the CPU"
+    if find_spec("triton") is None:
+        return "Triton is not installed"
+    if torch.version.cuda is None:
+        return "the kernel is compiled for CUDA, and this torch is built without it"
+    capability = torch.cuda.get_device_capability(device)
+    if capability < OLDEST:
+        found, needed = (".".join(map(str, each)) for each in (capability, OLDEST))
+        return f"the kernel needs compute capability {needed}, and this GPU has {found}"
+    return _launch_failure()
 
 
 @cache
-def _launches() -> bool:
-    """True if Triton launches a kernel here: it builds a part of it with a C compiler and Python's headers."""
+def _launch_failure() -> str | None:
+    """Why Triton launches no kernel here: it builds a part of it with a C compiler and Python's headers."""
     try:
         from rolloutdoctor.fused import kernel
 
         found = torch.zeros(1, device="cuda")
         kernel.probe[(1,)](found)
-        return found.item() == 1
+        return None if found.item() == 1 else "Triton launches kernels here that write nothing"
     except Exception as error:
         why = str(error).partition("\n")[0] or type(error).__name__
-        warnings.warn(f"Triton launches no kernel here, so steps are evaluated through torch: {why}", stacklevel=2)
-        return False
+        return f"Triton launches no kernel here: {why}"
+
+
+def is_taken(batch: RolloutBatch, kernel: str) -> bool:
+    """True if a step goes to the kernel, should it cover the objectives: it is asked for, and never on the CPU."""
+    return kernel == "triton" and batch.device.type == "cuda"
 
 
 def is_covered(objective: Objective) -> bool:

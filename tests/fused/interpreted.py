@@ -26,9 +26,9 @@ def both(monkeypatch):
             return partial(original, chunk=chunk)(*given)
 
         with monkeypatch.context() as patch:
-            patch.setattr(token_pass.fused, "is_possible", lambda batch: True)
+            patch.setattr(token_pass.fused, "is_taken", lambda batch, kernel: kernel == "triton")
             patch.setattr(token_pass.fused, "token_sums", sums)
-            together = evaluate_all(batch, objectives, dtype=dtype)
+            together = evaluate_all(batch, objectives, dtype=dtype, kernel="triton")
         assert used == [len(objectives)]
         return straight, together
 

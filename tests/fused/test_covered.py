@@ -50,7 +50,7 @@ def given(monkeypatch):
         names = ("policy_N", "kl_N", "grad_l1_N", "grad_sq_N", "versus_l1_N")
         return [dict.fromkeys(names, torch.zeros(len(batch), dtype=torch.float64)) for _ in values]
 
-    monkeypatch.setattr(token_pass.fused, "is_possible", lambda batch: True)
+    monkeypatch.setattr(token_pass.fused, "is_taken", lambda batch, kernel: kernel == "triton")
     monkeypatch.setattr(token_pass.fused, "token_sums", sums)
     return calls
 
@@ -59,46 +59,73 @@ def given(monkeypatch):
 def test_covered(name, given):
     objective = objective_of(*COVERED[name])
     evaluate_all(random_batch(0), {"": objective, "again": replace(objective)})
+    assert given == []
+    evaluate_all(random_batch(0), {"": objective, "again": replace(objective)}, kernel="triton")
     assert given == [2]
 
 
 @pytest.mark.parametrize("name", LEFT)
-def test_left_to_torch(name, given, monkeypatch):
+def test_left_to_torch(name, given):
     objective, batch = objective_of(*LEFT[name]), random_batch(0)
     batch = replace(batch, per_row={**batch.per_row, "micro_batch_id": torch.zeros(len(batch), dtype=torch.int64)})
-    found = evaluate_all(batch, {"": objective})[""]
+    found = evaluate_all(batch, {"": objective}, kernel="triton")[""]
     assert given == []
-    monkeypatch.setattr(token_pass.fused, "is_possible", lambda batch: False)
     assert found.loss == evaluate_all(batch, {"": objective})[""].loss
 
 
 def test_kept_tokens_are_left_to_torch(given):
     objective = objective_of(*COVERED["trl dapo"])
-    evaluate_all(random_batch(0), {"": objective}, per_token=True)
-    evaluate_all(random_batch(0), {"": objective, "kept": objective}, per_token=["kept"])
+    evaluate_all(random_batch(0), {"": objective}, per_token=True, kernel="triton")
+    evaluate_all(random_batch(0), {"": objective, "kept": objective}, per_token=["kept"], kernel="triton")
     assert given == []
 
 
 def test_objectives_that_do_not_share_are_left_to_torch(given):
     objective = objective_of(*COVERED["verl grpo"])
     other = replace(objective, surrogate=replace(objective.surrogate, cap=2.0))
-    evaluate_all(random_batch(0), {"": objective, "other": other})
+    evaluate_all(random_batch(0), {"": objective, "other": other}, kernel="triton")
     assert given == []
 
 
 def test_not_on_the_cpu():
-    assert not fused.is_possible(random_batch(0))
+    assert not fused.is_taken(random_batch(0), "triton")
+    assert fused.why_not(torch.device("cpu")) == "the kernel runs on a GPU, and this run is evaluated on the CPU"
 
 
-def test_a_triton_that_cannot_launch_is_left_alone(monkeypatch):
+@pytest.fixture
+def gpu(monkeypatch):
+    """A GPU as far as it is asked what it is: everything that the kernel needs is there."""
+    monkeypatch.setattr(fused, "find_spec", lambda name: name)
+    monkeypatch.setattr(torch.version, "cuda", "13.0")
+    monkeypatch.setattr(torch.cuda, "get_device_capability", lambda device: (8, 0))
+    monkeypatch.setattr(fused, "_launch_failure", lambda: None)
+    return torch.device("cuda")
+
+
+MISSING = {
+    "Triton is not installed": (fused, "find_spec", lambda name: None),
+    "this torch is built without it": (torch.version, "cuda", None),
+    "needs compute capability 8.0, and this GPU has 7.5": (torch.cuda, "get_device_capability", lambda device: (7, 5)),
+    "launches no kernel here": (fused, "_launch_failure", lambda: "Triton launches no kernel here: no C compiler"),
+}
+
+
+@pytest.mark.parametrize("why", MISSING)
+def test_why_it_cannot_run(why, gpu, monkeypatch):
+    assert fused.why_not(gpu) is None
+    monkeypatch.setattr(*MISSING[why])
+    assert why in fused.why_not(gpu)
+
+
+def test_a_triton_that_cannot_launch_says_why(monkeypatch):
     class Broken:
         def __getitem__(self, grid):
             raise RuntimeError("Failed to find C compiler.\nPlease specify one")
 
     monkeypatch.setattr(rolloutdoctor.fused, "kernel", SimpleNamespace(probe=Broken()), raising=False)
     monkeypatch.setattr(torch, "zeros", lambda *size, device: None)
-    with pytest.warns(UserWarning, match=r"through torch: Failed to find C compiler\.$"):
-        assert not fused._launches.__wrapped__()
+    found = fused._launch_failure.__wrapped__()
+    assert found == "Triton launches no kernel here: Failed to find C compiler."
 
 
 def test_every_estimator_of_the_kernel_is_known():

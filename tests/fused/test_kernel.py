@@ -55,7 +55,7 @@ def compiled(monkeypatch, tmp_path):
     from rolloutdoctor.fused import kernel
 
     monkeypatch.setenv("TRITON_CACHE_DIR", str(tmp_path / "cache"))
-    monkeypatch.setattr(token_pass.fused, "is_possible", lambda batch: True)
+    monkeypatch.setattr(token_pass.fused, "is_taken", lambda batch, kernel: kernel == "triton")
     original = kernel.token_sums
 
     def of(batch, objectives, dtype, capability):
@@ -68,7 +68,7 @@ def compiled(monkeypatch, tmp_path):
         monkeypatch.setattr(kernel, "token_sums", Launches())
         original.device_caches.clear()
         monkeypatch.setattr(triton.runtime.driver, "_active", Absent(capability))
-        evaluate_all(batch, objectives, dtype=dtype)
+        evaluate_all(batch, objectives, dtype=dtype, kernel="triton")
         return [each.asm for each in found]
 
     return of
