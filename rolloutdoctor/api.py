@@ -85,6 +85,7 @@ def check(
     split: str | None = None,
     device: str = "auto",
     dtype: str = "float32",
+    kernel: str = "torch",
 ) -> Report:
     """Run the rules, as the command `check` does.
 
@@ -99,6 +100,7 @@ def check(
         split: only ``train`` or ``eval``.
         device: ``auto``, ``cpu`` or ``cuda``.
         dtype: ``float32`` or ``float64``.
+        kernel: what evaluates a step on a GPU, ``torch`` or ``triton``.
     """
     chosen = CheckOptions(
         rules=pick(list(select), list(ignore)),
@@ -109,6 +111,7 @@ def check(
         split=split,
         device=device,
         dtype=dtype,
+        kernel=kernel,
     )
     return _check(run, chosen)
 
@@ -127,6 +130,7 @@ def diff(
     split: str = "train",
     device: str = "auto",
     dtype: str = "float32",
+    kernel: str = "torch",
 ) -> Comparison:
     """Compute a run as configured and with changes, as the command `diff` does.
 
@@ -143,6 +147,7 @@ def diff(
         split: ``train`` or ``eval``.
         device: ``auto``, ``cpu`` or ``cuda``.
         dtype: ``float32`` or ``float64``.
+        kernel: what evaluates a step on a GPU, ``torch`` or ``triton``.
     """
     chosen = DiffOptions(
         fixes=tuple(choose(text_) for text_ in fixes),
@@ -153,6 +158,7 @@ def diff(
         split=split,
         device=device,
         dtype=dtype,
+        kernel=kernel,
         by=by,
         top=top,
         text=text,
@@ -172,6 +178,7 @@ def plot(
     split: str | None = None,
     device: str = "auto",
     dtype: str = "float32",
+    kernel: str = "torch",
 ) -> "Figure":
     """Draw a picture of a run, as the command `plot` does; save it with the figure's own `savefig`.
 
@@ -186,6 +193,7 @@ def plot(
         split: only ``train`` or ``eval``; None: training rows.
         device: ``auto``, ``cpu`` or ``cuda``.
         dtype: ``float32`` or ``float64``.
+        kernel: what evaluates a step on a GPU, ``torch`` or ``triton``.
 
     Raises:
         UsageError: if an option cannot be used.
@@ -195,7 +203,13 @@ def plot(
 
     by_step = known_by(known_kind(kind), by)
     chosen = CheckOptions(
-        trainer=trainer, layers=_layers(options), steps=_steps(steps), split=split, device=device, dtype=dtype
+        trainer=trainer,
+        layers=_layers(options),
+        steps=_steps(steps),
+        split=split,
+        device=device,
+        dtype=dtype,
+        kernel=kernel,
     )
     data = draw(run, kind, chosen, tuple(choose(text) for text in fixes))
     return figure_of(kind, data, by_step=by_step)
@@ -212,6 +226,7 @@ def recompute(
     split: str | None = None,
     device: str = "auto",
     dtype: str = "float64",
+    kernel: str = "torch",
     logits: bool = False,
 ) -> Recomputed:
     """Recompute the numbers of every step and, where `path` is given, write the values of every token there.
@@ -226,6 +241,7 @@ def recompute(
         split: only ``train`` or ``eval``.
         device: ``auto``, ``cpu`` or ``cuda``.
         dtype: ``float32`` or ``float64``.
+        kernel: what evaluates a step on a GPU, ``torch`` or ``triton``.
         logits: write the norm of the gradient with respect to each token's logits, too.
     """
     chosen = RecomputeOptions(
@@ -236,6 +252,7 @@ def recompute(
         split=split,
         device=device,
         dtype=dtype,
+        kernel=kernel,
         logits=logits,
     )
     return _recompute(run, chosen, path)

@@ -47,6 +47,10 @@ class BatchError(RolloutDoctorError):
         self.row = row
 
 
+class DeviceError(RolloutDoctorError):
+    """A GPU does not compute what the CPU computes, so nothing that it says is taken."""
+
+
 class CannotComputeError(RolloutDoctorError):
     """The trainer itself would fail on this step, so no number exists to be reported."""
 

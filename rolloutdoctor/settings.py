@@ -13,6 +13,7 @@ KEYS = (
     "set",
     "device",
     "dtype",
+    "kernel",
     "format",
     "select",
     "ignore",

@@ -37,6 +37,7 @@ def check(
     split: opt.SplitOption = None,
     device: opt.DeviceOption = opt.Device.auto,
     dtype: opt.DtypeOption = opt.Dtype.float32,
+    kernel: opt.KernelOption = opt.Kernel.torch,
     format_: verdict.FormatOption = opt.Format.full,
     output_file: opt.OutputOption = None,
     fail_on: verdict.FailOnOption = opt.FailOn.error,
@@ -87,6 +88,7 @@ def check(
         split=split.value if split else None,
         device=device.value,
         dtype=dtype.value,
+        kernel=kernel.value,
     )
     with progress_bar(run.rows, quiet=quiet) as progress:
         if draws:

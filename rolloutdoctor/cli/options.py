@@ -34,6 +34,13 @@ class Dtype(StrEnum):
     float64 = "float64"
 
 
+class Kernel(StrEnum):
+    """What evaluates a step on a GPU."""
+
+    torch = "torch"
+    triton = "triton"
+
+
 class Split(StrEnum):
     """Which rows."""
 
@@ -149,7 +156,20 @@ CompareFixOption = Annotated[
     typer.Option("--fix", metavar="NAME[:VARIANT]", help="A fix to compute the run with, beside without; repeatable."),
 ]
 DeviceOption = Annotated[
-    Device, typer.Option("--device", envvar="ROLLOUTDOCTOR_DEVICE", help="Where the evaluation runs.")
+    Device,
+    typer.Option(
+        "--device",
+        envvar="ROLLOUTDOCTOR_DEVICE",
+        help="Where the evaluation runs; a GPU's first step is held against the CPU's.",
+    ),
+]
+KernelOption = Annotated[
+    Kernel,
+    typer.Option(
+        "--kernel",
+        envvar="ROLLOUTDOCTOR_KERNEL",
+        help="What evaluates a step on a GPU: torch, or for PPO's clipped terms a kernel in Triton.",
+    ),
 ]
 DtypeOption = Annotated[Dtype, typer.Option("--dtype", envvar="ROLLOUTDOCTOR_DTYPE", help="Type of token values.")]
 OutputOption = Annotated[
@@ -205,6 +225,7 @@ def check_options(
     split: Split | None,
     device: Device,
     dtype: Dtype,
+    kernel: Kernel,
 ) -> "CheckOptions":
     """What these options ask to read, with every rule."""
     from rolloutdoctor.engine.check import CheckOptions
@@ -216,6 +237,7 @@ def check_options(
         split=split.value if split else None,
         device=device.value,
         dtype=dtype.value,
+        kernel=kernel.value,
     )
 
 

@@ -50,6 +50,7 @@ def plot(
     split: opt.SplitOption = None,
     device: opt.DeviceOption = opt.Device.auto,
     dtype: opt.DtypeOption = opt.Dtype.float32,
+    kernel: opt.KernelOption = opt.Kernel.torch,
     quiet: opt.QuietOption = False,
 ) -> None:
     """Draw a picture of a run; with --fix, before against after."""
@@ -68,7 +69,7 @@ def plot(
 
     run = dumps.opened(paths, trainer, dump, quiet=quiet)
     check_target(output, run)
-    options = opt.check_options(trainer, layers, step_range, split, device, dtype)
+    options = opt.check_options(trainer, layers, step_range, split, device, dtype, kernel)
     with progress_bar(run.rows, quiet=quiet) as progress:
         data = draw(run, kind, options, fixes, progress)
     write_whole(as_bytes(figure_of(kind, data, by_step=by_step), kind, form), output)

@@ -43,6 +43,7 @@ def recompute(
     split: opt.SplitOption = None,
     device: opt.DeviceOption = opt.Device.auto,
     dtype: opt.DtypeOption = opt.Dtype.float64,
+    kernel: opt.KernelOption = opt.Kernel.torch,
     format_: Annotated[
         opt.NumbersFormat, typer.Option("--format", help="Format of the numbers of each step, on stdout.")
     ] = opt.NumbersFormat.full,
@@ -74,6 +75,7 @@ def recompute(
         split=split.value if split else None,
         device=device.value,
         dtype=dtype.value,
+        kernel=kernel.value,
         logits=logits,
     )
     with progress_bar(run.rows, quiet=quiet) as progress:

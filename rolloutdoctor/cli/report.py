@@ -44,6 +44,7 @@ def report(
     split: opt.SplitOption = None,
     device: opt.DeviceOption = opt.Device.auto,
     dtype: opt.DtypeOption = opt.Dtype.float32,
+    kernel: opt.KernelOption = opt.Kernel.torch,
     quiet: opt.QuietOption = False,
 ) -> None:
     """Write everything that is known of a run into one page."""
@@ -65,7 +66,7 @@ def report(
 
     run = dumps.opened(paths, trainer, dump, quiet=quiet)
     check_target(output, run)
-    options = opt.check_options(trainer, layers, step_range, split, device, dtype)
+    options = opt.check_options(trainer, layers, step_range, split, device, dtype, kernel)
     with progress_bar(run.rows, quiet=quiet) as progress:
         found, gallery = check_and_draw(run, KINDS, options, fixes, progress)
     drawings = []

@@ -15,12 +15,13 @@ from rolloutdoctor.corrections.inside import inside_the_loss
 from rolloutdoctor.corrections.rejection import kept_tokens
 from rolloutdoctor.engine.check import run_context
 from rolloutdoctor.engine.configure import Configured, configure
+from rolloutdoctor.engine.device_check import Asked, Evaluator
 from rolloutdoctor.engine.logged import comparable
 from rolloutdoctor.engine.merged_ids import MergedIds
 from rolloutdoctor.engine.plan import available, remedy
-from rolloutdoctor.engine.sweep import ReadOptions, find_device, find_dtype
+from rolloutdoctor.engine.sweep import ReadOptions, find_dtype, find_evaluator
 from rolloutdoctor.errors import CannotComputeError, InputError, UsageError
-from rolloutdoctor.evaluation import Evaluation, evaluate_all, reward_kl_tokens
+from rolloutdoctor.evaluation import Evaluation, reward_kl_tokens
 from rolloutdoctor.findings import InputSummary
 from rolloutdoctor.fixes import ChosenFix
 from rolloutdoctor.io.metadata import RunMetadata
@@ -71,8 +72,9 @@ def recompute(
     Raises:
         UsageError: if an option cannot be used, or the file cannot be written.
         InputError: if a file cannot be read, breaks the contract, or lacks what the advantages need.
+        DeviceError: if a GPU does not compute what the CPU computes.
     """
-    device, dtype = find_device(options.device), find_dtype(options.dtype)
+    evaluator, dtype = find_evaluator(options), find_dtype(options.dtype)
     configured = need_trainer(configure(run.metadata, options.trainer, options.layers))
     objectives = {"": configured.objective}
     for fix in options.fixes:
@@ -80,12 +82,12 @@ def recompute(
     if dtype == torch.float32:
         objectives = {side: objective.in_single() for side, objective in objectives.items()}
     columns = _wanted(run, configured, objectives, options)
-    work = _Work(run, configured, options, objectives)
+    work = _Work(run, configured, options, objectives, evaluator)
     batches = run.batches(columns, steps=options.steps, split=options.split, dtype=dtype, progress=progress)
     with one_torch_thread():
         if path is None:
             for batch in batches:
-                work.add(batch.to(device), dtype, per_token=False)
+                work.add(batch, dtype, per_token=False)
                 del batch
         else:
             if run.reads(path):
@@ -94,10 +96,10 @@ def recompute(
             metadata = RunMetadata(configured.trainer.name, configured.version, values)
             with TableWriter(path, metadata, schema=work.schema) as writer:
                 for batch in batches:
-                    writer.write(work.table(batch, work.add(batch.to(device), dtype, per_token=True)))
+                    writer.write(work.table(batch, work.add(batch, dtype, per_token=True)))
                     # Or this step would stay in memory while the next one is decoded.
                     del batch
-    return work.result(device.type)
+    return work.result(evaluator.device.type)
 
 
 def need_trainer(configured: Configured | None) -> Configured:
@@ -153,9 +155,15 @@ class _Work:
     """Recomputes steps in turn, and keeps the numbers of each."""
 
     def __init__(
-        self, run: Run, configured: Configured, options: RecomputeOptions, objectives: Mapping[str, Objective]
+        self,
+        run: Run,
+        configured: Configured,
+        options: RecomputeOptions,
+        objectives: Mapping[str, Objective],
+        evaluator: Evaluator,
     ) -> None:
         self._run, self._configured, self._options, self._objectives = run, configured, options, objectives
+        self._evaluator = evaluator
         names = (*TOKEN_COLUMNS, LOGITS_COLUMN) if options.logits else TOKEN_COLUMNS
         corrected = tuple(_corrected(configured.objective))
         self.columns = (*(f"{name}{side}" for side in objectives for name in names), *corrected)
@@ -173,10 +181,10 @@ class _Work:
 
     def add(self, batch: RolloutBatch, dtype: torch.dtype, *, per_token: bool) -> dict[str, Evaluation]:
         """Evaluate a step and keep its numbers; empty where the trainer itself would fail."""
+        wanted = tuple(self._objectives) if per_token else ()
+        there, logged = self._evaluator.moved(batch), self._logged.at(batch.key)
         try:
-            found = evaluate_all(
-                batch, self._objectives, dtype=dtype, per_token=per_token, logged=self._logged.at(batch.key)
-            )
+            found = self._evaluator.evaluate(there, Asked(self._objectives, dtype, wanted, logged))
         except CannotComputeError as error:
             self._failures.setdefault(str(error), []).append(batch.step)
             found = {}
@@ -184,7 +192,7 @@ class _Work:
             self._merged.add(batch)
         sides = {side: self._numbers(evaluation) for side, evaluation in found.items()}
         before = sides.get("", Numbers())
-        logged = self._logged.at(batch.key)
+        self._evaluator.done()
         self._groups += 0 if batch.groups is None else len(batch.groups)
         self._steps.append(
             RecomputedStep(

@@ -7,8 +7,10 @@ from dataclasses import dataclass, field
 import torch
 
 from rolloutdoctor.batch import EVAL, TRAIN, RolloutBatch
+from rolloutdoctor.engine.device_check import Asked, Evaluator
 from rolloutdoctor.errors import CannotComputeError, UsageError
-from rolloutdoctor.evaluation import Evaluation, evaluate_all
+from rolloutdoctor.evaluation import Evaluation
+from rolloutdoctor.fused.sums import KERNELS, why_not
 from rolloutdoctor.io.allocation import prepare_memory
 from rolloutdoctor.io.run import LoggedMetrics, Run, StepRange
 from rolloutdoctor.objective import Objective
@@ -32,6 +34,7 @@ class ReadOptions:
         split: only ``train`` or ``eval``; None: both.
         device: ``auto``, ``cpu`` or ``cuda``.
         dtype: ``float32`` or ``float64``.
+        kernel: what evaluates a step on a GPU, ``torch`` or ``triton``.
     """
 
     trainer: str | None = None
@@ -40,6 +43,7 @@ class ReadOptions:
     split: str | None = None
     device: str = "auto"
     dtype: str = "float32"
+    kernel: str = "torch"
 
     def __post_init__(self) -> None:
         """Refuse a split that no row has.
@@ -110,15 +114,17 @@ def sweep(
     Raises:
         UsageError: if an option cannot be used.
         InputError: if a file cannot be read, or breaks the contract.
+        DeviceError: if a GPU does not compute what the CPU computes.
     """
-    device, dtype = find_device(options.device), find_dtype(options.dtype)
+    evaluator, dtype = find_evaluator(options), find_dtype(options.dtype)
     columns = frozenset[str]().union(*(each.columns for each in consumers))
     batches = run.batches(columns, steps=options.steps, split=options.split, dtype=dtype, progress=progress)
-    show = Show(consumers, dtype)
+    show = Show(consumers, dtype, evaluator)
     prepare_memory()
     with one_torch_thread():
         for batch in batches:
-            show.step(batch.to(device), metrics.at(batch.key))
+            show.step(evaluator.moved(batch), metrics.at(batch.key))
+            evaluator.done()
             # Or this step would stay in memory while the next one is decoded.
             del batch
 
@@ -126,15 +132,16 @@ def sweep(
 class Show:
     """Shows steps to consumers, each evaluated once for all of them."""
 
-    def __init__(self, consumers: Sequence[Consumer], dtype: torch.dtype) -> None:
+    def __init__(self, consumers: Sequence[Consumer], dtype: torch.dtype, evaluator: Evaluator | None = None) -> None:
         self._consumers, self._dtype = tuple(consumers), dtype
+        self._evaluator = evaluator or Evaluator(torch.device("cpu"))
         self._shared: dict[str, _Shared] = {}
 
     def step(self, batch: RolloutBatch, logged: Mapping[str, float]) -> None:
         """Evaluate a step, and show it to everyone who looks at its split."""
         if batch.split not in self._shared:
             lookers = [each for each in self._consumers if each.split in (None, batch.split)]
-            self._shared[batch.split] = _Shared(lookers)
+            self._shared[batch.split] = _Shared(lookers, self._evaluator)
         shared = self._shared[batch.split]
         for consumer, seen in zip(shared.consumers, shared.evaluate(batch, logged, self._dtype), strict=True):
             consumer.add(seen)
@@ -143,8 +150,8 @@ class Show:
 class _Shared:
     """What some consumers ask for together: objectives that are equal are one."""
 
-    def __init__(self, consumers: Sequence[Consumer]) -> None:
-        self.consumers = tuple(consumers)
+    def __init__(self, consumers: Sequence[Consumer], evaluator: Evaluator) -> None:
+        self.consumers, self._evaluator = tuple(consumers), evaluator
         self._distinct: list[Objective] = []
         self._names = [self._named(each.objectives) for each in consumers]
         self._per_token = {
@@ -166,14 +173,14 @@ class _Shared:
         """What each consumer sees of a step."""
         objectives = {str(number): objective for number, objective in enumerate(self._distinct)}
         try:
-            found = evaluate_all(batch, objectives, dtype=dtype, per_token=self._per_token, logged=logged)
+            found = self._evaluator.evaluate(batch, Asked(objectives, dtype, self._per_token, logged))
         except CannotComputeError as error:
             if len(self.consumers) == 1:
                 yield SeenStep(batch, logged, dtype, failure=str(error))
                 return
             # What cannot be computed may be another's: nobody goes without because of who else looks.
             for consumer in self.consumers:
-                yield from _Shared([consumer]).evaluate(batch, logged, dtype)
+                yield from _Shared([consumer], self._evaluator).evaluate(batch, logged, dtype)
             return
         for names in self._names:
             yield SeenStep(batch, logged, dtype, {label: found[name] for label, name in names.items()})
@@ -192,6 +199,21 @@ def find_device(name: str) -> torch.device:
     if name == "cuda" and not torch.cuda.is_available():
         raise UsageError("--device cuda: torch finds no CUDA device here; use --device cpu, or auto")
     return torch.device(name)
+
+
+def find_evaluator(options: ReadOptions) -> Evaluator:
+    """Return what evaluates steps under some options.
+
+    Raises:
+        UsageError: if there is no such device or kernel, or the kernel cannot run on the device.
+    """
+    device = find_device(options.device)
+    if options.kernel not in KERNELS:
+        raise UsageError(f"no kernel {options.kernel!r} (known: {', '.join(KERNELS)})")
+    why = why_not(device) if options.kernel == "triton" else None
+    if why is not None:
+        raise UsageError(f"--kernel triton: {why}; use --kernel torch")
+    return Evaluator(device, options.kernel)
 
 
 def find_dtype(name: str) -> torch.dtype:

@@ -44,22 +44,23 @@ def column_bytes(batch, objective):
 
 def resident(device, quick):
     """Columns that are on the device: tokens a second, and bytes a second against those of a copy on it."""
-    from rolloutdoctor.fused.sums import is_possible
+    from rolloutdoctor.fused.sums import KERNELS, why_not
 
     rows, repeats = (8_192, 5) if quick else (131_072, 9)
     batch = ragged_batch(rows).to(device)
-    how = "in one read" if is_possible(batch) else "through torch"
     source = torch.empty(batch.tokens, dtype=torch.float32, device=device)
     target = torch.empty_like(source)
-    for trainer, options in (("trl", OPTIONS), ("verl", VERL)):
+    kernels = [kernel for kernel in KERNELS if kernel == "torch" or why_not(batch.device) is None]
+    runs = [(kernel, *run) for kernel in kernels for run in (("trl", OPTIONS), ("verl", VERL))]
+    for kernel, trainer, options in runs:
         objective = objective_of(trainer, options)
-        ours = waiting(ours_on(batch, trainer, options))
+        ours = waiting(ours_on(batch, trainer, options, kernel))
         copy = waiting(lambda: target.copy_(source))
         ours(), copy()
         seconds, copied = interleaved(repeats, ours, copy)
         # A copy reads and writes; the evaluation reads.
         share = (column_bytes(batch, objective) / seconds) / (2 * source.nbytes / copied)
-        what = f"{trainer}'s objective on the GPU, {batch.tokens / 1e6:.1f} M resident tokens, {how}"
+        what = f"{trainer}'s objective on the GPU, {batch.tokens / 1e6:.1f} M resident tokens, {kernel}"
         yield ratio(f"{what}: bytes a second", "a copy on the device, read and written", share, ">= 0.5")
         yield Row(f"{what}: tokens a second", "", f"{batch.tokens / seconds / 1e6:,.0f} M", "")
 
@@ -67,15 +68,21 @@ def resident(device, quick):
 def checks(quick, folder):
     """A full check of one file on either device."""
     from rolloutdoctor.engine.check import CheckOptions, check
+    from rolloutdoctor.fused.sums import KERNELS, why_not
     from rolloutdoctor.io.run import open_run
 
     tokens, repeats = (8_000_000, 3) if quick else (60_000_000, 5)
     path = folder / "run.parquet"
     exact = write_run(path, tokens=tokens)
-    on = {name: lambda name=name: check(open_run([path]), CheckOptions(device=name)) for name in ("cpu", "cuda")}
-    on["cuda"]()
-    cpu, cuda = interleaved(repeats, on["cpu"], on["cuda"])
-    yield ratio(f"`check` on the CPU, {exact / 1e6:.1f} M tokens, warm", "`check` on the GPU", cpu / cuda, "")
+    cpu = CheckOptions(device="cpu")
+    for kernel in KERNELS:
+        if kernel == "torch" or why_not(torch.device("cuda")) is None:
+            cuda = CheckOptions(device="cuda", kernel=kernel)
+            sides = [lambda options=options: check(open_run([path]), options) for options in (cpu, cuda)]
+            sides[1]()
+            slow, fast = interleaved(repeats, *sides)
+            what = f"`check` on the CPU, {exact / 1e6:.1f} M tokens, warm"
+            yield ratio(what, f"`check` on the GPU, {kernel}, its first step on both", slow / fast, "")
 
 
 def losses(device, quick):

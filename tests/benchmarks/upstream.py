@@ -149,11 +149,11 @@ def verl_on(batch, kl_coef=0.001):
     return work
 
 
-def ours_on(batch, trainer="trl", options=OPTIONS):
+def ours_on(batch, trainer="trl", options=OPTIONS, kernel="torch"):
     from rolloutdoctor.evaluation import evaluate
 
     objective = objective_of(trainer, options)
-    return lambda: evaluate(replace(batch), objective).loss
+    return lambda: evaluate(replace(batch), objective, kernel=kernel).loss
 
 
 def loss(quick, folder):
