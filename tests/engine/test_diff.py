@@ -369,7 +369,7 @@ def test_steps_that_the_trainer_cannot_compute_are_said(tmp_path):
 
 def test_a_step_is_evaluated_once(tmp_path, monkeypatch):
     """However many fixes: each step, and each objective in it, once."""
-    from rolloutdoctor.engine import sweep
+    from rolloutdoctor.engine import device_check
 
     calls = []
 
@@ -377,7 +377,7 @@ def test_a_step_is_evaluated_once(tmp_path, monkeypatch):
         calls.append((batch.step, len(objectives)))
         return evaluate_all(batch, objectives, **kwargs)
 
-    monkeypatch.setattr(sweep, "evaluate_all", counting)
+    monkeypatch.setattr(device_check, "evaluate_all", counting)
     path = write(tmp_path / "run.parquet", random_columns(14))
     compared(path, "zero-std", "rejected-rows", top=2, by="reward")
     assert calls == [(0, 4), (1, 4), (2, 4)]

@@ -6,7 +6,7 @@ from pathlib import Path
 import pytest
 import torch
 
-from rolloutdoctor.engine import sweep as module
+from rolloutdoctor.engine import device_check
 from rolloutdoctor.engine.check import CheckOptions, check
 from rolloutdoctor.engine.configure import configure
 from rolloutdoctor.engine.pictures import check_and_draw
@@ -53,7 +53,7 @@ def evaluated(monkeypatch):
         calls.append((batch.key, list(objectives.values()), kwargs["per_token"]))
         return evaluate_all(batch, objectives, **kwargs)
 
-    monkeypatch.setattr(module, "evaluate_all", counting)
+    monkeypatch.setattr(device_check, "evaluate_all", counting)
     return calls
 
 
