@@ -15,7 +15,7 @@ from rolloutdoctor.corrections.inside import inside_the_loss
 from rolloutdoctor.corrections.rejection import kept_tokens
 from rolloutdoctor.engine.check import run_context
 from rolloutdoctor.engine.configure import Configured, configure
-from rolloutdoctor.engine.device_check import Asked, Evaluator
+from rolloutdoctor.engine.device.evaluator import Asked, Evaluator
 from rolloutdoctor.engine.logged import comparable
 from rolloutdoctor.engine.merged_ids import MergedIds
 from rolloutdoctor.engine.plan import available, remedy

@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 import torch
 
 from rolloutdoctor.batch import EVAL, TRAIN, RolloutBatch
-from rolloutdoctor.engine.device_check import Asked, Evaluator
+from rolloutdoctor.engine.device.evaluator import Asked, Evaluator
 from rolloutdoctor.errors import CannotComputeError, UsageError
 from rolloutdoctor.evaluation import Evaluation
 from rolloutdoctor.fused.sums import KERNELS, why_not

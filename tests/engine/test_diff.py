@@ -369,7 +369,7 @@ def test_steps_that_the_trainer_cannot_compute_are_said(tmp_path):
 
 def test_a_step_is_evaluated_once(tmp_path, monkeypatch):
     """However many fixes: each step, and each objective in it, once."""
-    from rolloutdoctor.engine import device_check
+    from rolloutdoctor.engine.device import evaluator as device_check
 
     calls = []
 

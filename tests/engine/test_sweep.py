@@ -6,9 +6,9 @@ from pathlib import Path
 import pytest
 import torch
 
-from rolloutdoctor.engine import device_check
 from rolloutdoctor.engine.check import CheckOptions, check
 from rolloutdoctor.engine.configure import configure
+from rolloutdoctor.engine.device import evaluator as device_check
 from rolloutdoctor.engine.pictures import check_and_draw
 from rolloutdoctor.engine.sweep import AS_CONFIGURED, Consumer, Show, find_device, find_dtype, sweep
 from rolloutdoctor.errors import UsageError

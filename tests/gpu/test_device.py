@@ -13,7 +13,7 @@ from device_agreement import (
 )
 from simulated.objectives import full_batch, objectives
 
-from rolloutdoctor.engine.device_check import Asked, Evaluator
+from rolloutdoctor.engine.device.evaluator import Asked, Evaluator
 from rolloutdoctor.errors import CannotComputeError
 from rolloutdoctor.fused.sums import KERNELS, why_not
 from rolloutdoctor.testing import random_batch

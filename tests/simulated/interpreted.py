@@ -14,7 +14,7 @@ import rolloutdoctor as rd
 from rolloutdoctor.batch import RolloutBatch
 from rolloutdoctor.cli import main
 from rolloutdoctor.engine import sweep
-from rolloutdoctor.engine.device_check import Asked, Evaluator
+from rolloutdoctor.engine.device.evaluator import Asked, Evaluator
 from rolloutdoctor.errors import DeviceError
 from rolloutdoctor.fused import sums as fused
 

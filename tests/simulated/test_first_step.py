@@ -12,17 +12,18 @@ from pathlib import Path
 
 import pytest
 import torch
-from device_agreement import SAMPLE_FILES, TOKEN_VALUES, TOLERANCE, plain_objective, with_every_fix
+from device_agreement import SAMPLE_FILES, TOKEN_VALUES, TOLERANCE, objective_of, plain_objective, with_every_fix
 from simulated.objectives import full_batch, objectives
 from simulated.processors import FAULTS, instead, other_library
 from simulated.test_commands import STEPS
 from simulated.test_objectives import without_tokens
 
+from rolloutdoctor import row_pass
 from rolloutdoctor.cli import main
-from rolloutdoctor.engine import device_check
-from rolloutdoctor.engine.device_check import Asked, Evaluator
-from rolloutdoctor.engine.least_radii import least_radii
-from rolloutdoctor.engine.step_radii import step_radii
+from rolloutdoctor.engine.device import evaluator as device_check
+from rolloutdoctor.engine.device.evaluator import Asked, Evaluator
+from rolloutdoctor.engine.device.least_radii import least_radii
+from rolloutdoctor.engine.device.step_radii import step_radii
 from rolloutdoctor.errors import CannotComputeError, DeviceError
 from rolloutdoctor.evaluation import evaluate_all
 from rolloutdoctor.testing import random_batch
@@ -53,7 +54,7 @@ def test_another_library_is_right(device, name):
     others, turn = list(fixed)[1:], list(OBJECTIVES).index(name)
     taken = {"": fixed[""]} | {label: fixed[label] for label in others[turn % len(others) :][:1]}
     with other_library(seed=turn):
-        for batch in (full_batch(4), full_batch(5, rejected=0.0)):
+        for batch in (full_batch(4), full_batch(5, rejected=0.0), full_batch(6, rejected=0.0, empty=0.0)):
             try:
                 evaluated(batch, taken, device, per_token={""})
             except CannotComputeError:
@@ -71,6 +72,26 @@ def test_another_library_is_right_in_long_rows(device, name, dtype):
         evaluated(batch, with_every_fix(plain_objective(name)), device, dtype)
 
 
+@pytest.mark.parametrize("options", [{}, {"scale_rewards": "batch"}, {"scale_rewards": "none"}], ids=str)
+def test_statistics_in_float32_have_the_radius_of_float32(device, options, monkeypatch):
+    """TRL's own statistics, as `recompute --dtype float32` has them, of a GPU that adds up rewards in another order."""
+    objective = objective_of("trl", {"beta": 0.1, **options}).in_single()
+    original = row_pass.trl_advantages
+
+    def other_order(score_N, *rest):
+        found = original(score_N, *rest)
+        return found if score_N.device.type == "cpu" else found * (1 + 2**-21)
+
+    monkeypatch.setattr(row_pass, "trl_advantages", other_order)
+    batch = random_batch(2, sizes=(8,) * 8, longest=60)
+    evaluated(batch, {"": objective}, device)
+    monkeypatch.setattr(
+        row_pass, "trl_advantages", lambda x_N, *rest: original(x_N, *rest) * (1 + 2**-8 * (x_N.device.type != "cpu"))
+    )
+    with pytest.raises(DeviceError, match="advantage is"):
+        evaluated(batch, {"": objective}, device)
+
+
 @pytest.mark.parametrize("dtype", TOLERANCE)
 @pytest.mark.parametrize("fault", FAULTS)
 @pytest.mark.parametrize("name", TRAINERS)
@@ -84,7 +105,7 @@ def test_what_is_wrong_is_refused(device, name, fault, dtype):
 @pytest.mark.parametrize("fault", FAULTS)
 @pytest.mark.parametrize("name", list(OBJECTIVES)[::14])
 def test_what_is_wrong_is_refused_of_any_objective(device, name, fault):
-    batch = full_batch(3, rejected=0.0)
+    batch = full_batch(3, rejected=0.0, empty=0.0)
     with instead(FAULTS[fault]), pytest.raises((DeviceError, CannotComputeError)):
         evaluated(batch, {"": OBJECTIVES[name]}, device, per_token={""})
 
@@ -92,7 +113,7 @@ def test_what_is_wrong_is_refused_of_any_objective(device, name, fault):
 @pytest.mark.parametrize("name", OBJECTIVES)
 def test_what_needs_no_closer_look_would_pass_one(name):
     """The part of a radius that follows from the value alone is never more than the whole."""
-    batch, fixed = full_batch(3, rejected=0.0), with_every_fix(OBJECTIVES[name])
+    batch, fixed = full_batch(3, rejected=0.0, empty=0.0), with_every_fix(OBJECTIVES[name])
     taken = dict(list(fixed.items())[:2])
     try:
         found = evaluate_all(batch, taken, per_token=True)

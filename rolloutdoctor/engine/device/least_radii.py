@@ -5,7 +5,7 @@ from dataclasses import fields
 import torch
 from torch import Tensor
 
-from rolloutdoctor.engine.token_radii import ROUNDINGS, unit_of
+from rolloutdoctor.engine.device.token_radii import ROUNDINGS, unit_of
 from rolloutdoctor.objective import Objective
 from rolloutdoctor.token_part import PerToken, TokenPart
 

@@ -27,8 +27,8 @@ import torch
 from torch import Tensor
 
 from rolloutdoctor.batch import RolloutBatch
-from rolloutdoctor.engine.shifted import Source, apart, plain, together
-from rolloutdoctor.engine.token_radii import (
+from rolloutdoctor.engine.device.shifted import Source, apart, plain, together
+from rolloutdoctor.engine.device.token_radii import (
     EXP_UNITS,
     ROUNDINGS,
     difference,

@@ -14,9 +14,9 @@ import torch
 from torch import Tensor
 
 from rolloutdoctor.batch import RolloutBatch
-from rolloutdoctor.engine.least_radii import least_radii
-from rolloutdoctor.engine.row_radii import least_row_radii, row_radii
-from rolloutdoctor.engine.step_radii import StepRadii, step_radii
+from rolloutdoctor.engine.device.least_radii import least_radii
+from rolloutdoctor.engine.device.row_radii import least_row_radii, row_radii
+from rolloutdoctor.engine.device.step_radii import StepRadii, step_radii
 from rolloutdoctor.errors import CannotComputeError, DeviceError
 from rolloutdoctor.evaluation import Evaluation, evaluate_all
 from rolloutdoctor.losses.aggregation import Layout

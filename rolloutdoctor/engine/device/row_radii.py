@@ -6,7 +6,8 @@ the rows that it is compared with; responses to different columns add up. Two th
 
 - what comes from `exp` in the dtype of the tokens, the KL inside the reward, importance weights, and the probabilities
   of optimal token baselines: by as much as two processors leave open (`token_radii`), every token of a row;
-- the rewards, by `PROBE` of the largest. Statistics are float64 on both sides, of the same rewards, but sums are taken
+- the rewards, by `PROBE` of the largest. Statistics are float64 on both sides (or float32, where TRL's own are asked
+  for), of the same rewards, but sums are taken
   in different orders: n additions lose ``n 2^-53`` of the largest score. That is far less than `PROBE`, and too little
   to be seen in float64 itself; so the response is taken at `PROBE` and scaled down. Estimators are linear that close.
 """
@@ -18,8 +19,8 @@ import torch
 from torch import Tensor
 
 from rolloutdoctor.batch import RolloutBatch
-from rolloutdoctor.engine.shifted import Source, apart, plain, signs, together
-from rolloutdoctor.engine.token_radii import EXP_UNITS, ROUNDINGS, difference, kl_as_shift, log_shift, unit_of
+from rolloutdoctor.engine.device.shifted import Source, apart, plain, signs, together
+from rolloutdoctor.engine.device.token_radii import EXP_UNITS, ROUNDINGS, difference, kl_as_shift, log_shift, unit_of
 from rolloutdoctor.errors import CannotComputeError
 from rolloutdoctor.needs import WEIGHTED
 from rolloutdoctor.objective import KlTerm, Objective
@@ -45,15 +46,21 @@ def row_radii(
         dtype: of the token values.
     """
     batch, unit = plain(batch, dtype), unit_of(dtype)
+    statistics = {name: unit_of(torch.float32) if one.advantage.single else DOUBLE for name, one in objectives.items()}
+    # A movement far below the rounding of float32 statistics shows in exact ones alone.
+    objectives = {
+        name: replace(one, advantage=replace(one.advantage, single=False)) for name, one in objectives.items()
+    }
     parts = row_parts(batch, objectives, torch.float64)
     sources = _sources(batch, list(objectives.values()), unit)
     by_source = [_again(source.moved, objectives) for source in sources]
     size = max((_size(batch, part) for part in parts.values() if part is not None), default=0.0)
     probed = _again(_with_rewards(batch, size * PROBE), objectives)
     # Eight times, for the sums of a mean, a variance and their like on two sides.
-    share = 8 * _additions(batch) * DOUBLE / PROBE
+    additions = 8 * _additions(batch)
     found = least_row_radii(batch, parts, dtype)
     for name, part in parts.items():
+        share = additions * statistics[name] / PROBE
         radii = found.get(name, {})
         for field in radii:
             here = getattr(part, field)
