@@ -2,13 +2,30 @@
 
 import sys
 
-from rolloutdoctor.cli.border import guarded
-from rolloutdoctor.cli.pages import page_for
-from rolloutdoctor.cli.process import ShortWayOut, prepare_process
+from rolloutdoctor.cli import signals
 
 
 def program() -> None:
     """Run the command line as the whole of a process: the console script, and ``python -m rolloutdoctor``."""
+    # Before anything that takes time is imported.
+    signals.heed()
+    try:
+        with signals.stopping():
+            _run()
+    except signals.Stopped as stop:
+        print(f"rolloutdoctor: {stop}", file=sys.stderr)
+        code = stop.exit_code
+        raise SystemExit(code) from None
+    finally:
+        signals.unheed()
+        signals.clean_up()
+
+
+def _run() -> None:
+    from rolloutdoctor.cli.process import ShortWayOut
+    from rolloutdoctor.cli.streams import prepare_streams
+
+    prepare_streams()
     way_out = ShortWayOut()
     try:
         main()
@@ -20,6 +37,11 @@ def program() -> None:
 
 def main() -> None:
     """Run the command line, and raise `SystemExit`."""
+    from rolloutdoctor.cli.border import guarded
+    from rolloutdoctor.cli.pages import page_for
+    from rolloutdoctor.cli.process import prepare_process
+    from rolloutdoctor.cli.streams import print_result
+
     page = page_for(sys.argv[1:])
     if page is None:
         prepare_process()
@@ -27,7 +49,7 @@ def main() -> None:
 
         parse()
     else:
-        guarded(lambda: print(page()))()
+        guarded(lambda: print_result(f"{page()}\n"))()
     sys.exit()
 
 

@@ -2,7 +2,6 @@
 
 import sys
 from collections.abc import Mapping
-from pathlib import Path
 from typing import Annotated
 
 import typer
@@ -60,7 +59,7 @@ def _defaults() -> Mapping[str, Mapping[str, object]]:
     """Defaults of the commands from the settings file, in the form that the option parser takes."""
     if any(word in sys.argv[1:] for word in ("-h", "--help", "--version")):
         return {}
-    found = find_settings(Path.cwd())
+    found = find_settings()
     # `format` is a word of Python, so its parameter carries an underscore.
     values = {{"format": "format_"}.get(key, key.replace("-", "_")): value for key, value in found.values.items()}
     # `check` has formats, and its own way to fail, that the others have not.

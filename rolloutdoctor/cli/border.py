@@ -7,6 +7,9 @@ from collections.abc import Callable
 from contextlib import AbstractContextManager, ExitStack
 from typing import ParamSpec, TypeVar
 
+from rolloutdoctor.cli import inputs
+from rolloutdoctor.cli.signals import Stopped, stopping
+from rolloutdoctor.cli.streams import print_result, silence
 from rolloutdoctor.errors import RolloutDoctorError
 
 P = ParamSpec("P")
@@ -44,20 +47,22 @@ def guarded(command: Callable[P, None]) -> Callable[P, None]:
     @functools.wraps(command)
     def inner(*args: P.args, **kwargs: P.kwargs) -> None:
         try:
-            with ExitStack() as stack:
+            with stopping(), inputs.command(), ExitStack() as stack:
                 _STACKS.append(stack)
                 try:
                     command(*args, **kwargs)
                 finally:
                     _STACKS.pop()
-            sys.stdout.flush()
+            print_result("")
         except RolloutDoctorError as error:
             raise SystemExit(fail(str(error), error.exit_code)) from None
+        except Stopped as stop:
+            raise SystemExit(fail(str(stop), stop.exit_code)) from None
         except KeyboardInterrupt:
             raise SystemExit(fail("interrupted; nothing was written", INTERRUPTED)) from None
         except BrokenPipeError:
             # Whoever read our output has gone: say nothing, and keep the interpreter from flushing into the void.
-            os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+            silence(sys.stdout)
             raise SystemExit(BROKEN_PIPE) from None
         except MemoryError:
             raise SystemExit(fail("out of memory; select fewer steps with --steps", ABNORMAL)) from None

@@ -77,8 +77,8 @@ def check(
     from rolloutdoctor.report.table import RENDERERS
 
     run = dumps.opened(paths, trainer, dump, quiet=quiet, logs_alone=True)
-    if save_state is not None:
-        check_target(save_state, run)
+    check_target(output_file, "--output-file")
+    check_target(save_state)
     options = CheckOptions(
         rules=rules,
         trainer=trainer,

@@ -9,6 +9,8 @@ import typer
 from rolloutdoctor.cli import dumps
 from rolloutdoctor.cli import options as opt
 from rolloutdoctor.cli.border import guarded
+from rolloutdoctor.cli.inputs import note_file
+from rolloutdoctor.cli.output import check_target
 
 if TYPE_CHECKING:
     from rolloutdoctor.engine.convert import ConvertOptions
@@ -39,6 +41,7 @@ def convert(
     from rolloutdoctor.engine.convert import convert as run_convert
     from rolloutdoctor.engine.convert import detect_dump
     from rolloutdoctor.errors import UsageError
+    from rolloutdoctor.io.writer import metrics_path
 
     options = replace(dump, text=not no_text)
     if not output.endswith(".parquet") or output.endswith(".metrics.parquet"):
@@ -48,6 +51,11 @@ def convert(
         raise UsageError(
             f"{sources[0]}: no importer knows this; name one with --from, or its columns with --map NAME=WHERE"
         )
+
+    for source in (*found.sources, *found.logs):
+        note_file(source.path)
+    check_target(output, whole="a Parquet file")
+    check_target(str(metrics_path(output)), whole="a Parquet file")
 
     def tell(text: str) -> None:
         if not quiet:

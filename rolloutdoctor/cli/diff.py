@@ -7,6 +7,7 @@ import typer
 from rolloutdoctor.cli import dumps
 from rolloutdoctor.cli import options as opt
 from rolloutdoctor.cli.border import FINDINGS, guarded
+from rolloutdoctor.cli.output import check_target
 
 if TYPE_CHECKING:
     from rolloutdoctor.engine.convert import ConvertOptions
@@ -67,6 +68,7 @@ def diff(
     from rolloutdoctor.report.diff_table import RENDERERS
 
     run = dumps.opened(paths, trainer, dump, quiet=quiet, text=top > 0 and not no_text)
+    check_target(output_file, "--output-file")
     options = DiffOptions(
         fixes=fixes,
         against=tuple(against or ()),

@@ -5,13 +5,15 @@ import inspect
 import tomllib
 from collections.abc import Callable
 from dataclasses import replace
-from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
 from rolloutdoctor.cli.border import until_the_end
+from rolloutdoctor.cli.inputs import note_file, note_run
 from rolloutdoctor.errors import UsageError
+from rolloutdoctor.io.small_files import read_small
+from rolloutdoctor.io.targets import shown
 
 if TYPE_CHECKING:
     from rolloutdoctor.engine.convert import ConvertOptions
@@ -89,15 +91,18 @@ def _convert_options(
 
 
 def _read_map(path: str) -> dict[str, str]:
+    note_file(path)
+    called = f"--map-file {shown(path)}"
+    text = read_small(path, name=called, expected="give a TOML file, such as reward = 'score'")
     try:
-        table = tomllib.loads(Path(path).read_text(encoding="utf-8"))
-    except OSError as error:
-        raise UsageError(f"--map-file {path}: {error.strerror}") from None
-    except (UnicodeDecodeError, tomllib.TOMLDecodeError, RecursionError) as error:
-        raise UsageError(f"--map-file {path}: not TOML ({error})") from None
+        table = tomllib.loads(text)
+    except RecursionError:
+        raise UsageError(f"{called}: not TOML (nested too deeply)") from None
+    except ValueError as error:
+        raise UsageError(f"{called}: not TOML ({error})") from None
     for name, where in table.items():
         if not isinstance(where, str):
-            raise UsageError(f"--map-file {path}: {name} has to be a name in quotes, such as reward = 'score'")
+            raise UsageError(f"{called}: {name} has to be a name in quotes, such as reward = 'score'")
     return table
 
 
@@ -122,12 +127,15 @@ def opened(
     """
     from rolloutdoctor.cli.progress import bytes_bar
     from rolloutdoctor.engine.convert import open_any
+    from rolloutdoctor.io.scratch import sweep_scratch
+
+    sweep_scratch()
 
     def tell(sentence: str) -> None:
         if not quiet:
             typer.echo(f"rolloutdoctor: {sentence}", err=True)
 
-    return until_the_end(
+    run = until_the_end(
         open_any(
             paths,
             trainer=(trainer or "").partition("@")[0] or None,
@@ -137,3 +145,5 @@ def opened(
             logs_alone=logs_alone,
         )
     )
+    note_run(run)
+    return run

@@ -8,6 +8,7 @@ import typer
 from rolloutdoctor.cli import dumps
 from rolloutdoctor.cli import options as opt
 from rolloutdoctor.cli.border import guarded
+from rolloutdoctor.cli.output import check_target
 
 if TYPE_CHECKING:
     from rolloutdoctor.engine.convert import ConvertOptions
@@ -37,6 +38,7 @@ def info(
     from rolloutdoctor.engine.survey import survey
 
     run = dumps.opened(paths, trainer, dump, logs_alone=True)
+    check_target(output_file, "--output-file")
     options = CheckOptions(trainer=trainer, layers=layers, steps=step_range, split=split.value if split else None)
     found = survey(run, options)
     text = _as_json(found) if format_ is opt.BookFormat.json else _as_text(found)

@@ -8,6 +8,8 @@ import typer
 from rolloutdoctor.cli import options as opt
 from rolloutdoctor.cli import verdict
 from rolloutdoctor.cli.border import guarded
+from rolloutdoctor.cli.inputs import note_file
+from rolloutdoctor.cli.output import check_target
 
 EPILOG = (
     "The report is that of one check over all parts, byte for byte. Parts are whole steps, checked with the same "
@@ -40,6 +42,9 @@ def merge(
     from rolloutdoctor.engine.states import load_state
     from rolloutdoctor.report.table import RENDERERS
 
+    for path in states:
+        note_file(path)
+    check_target(output_file, "--output-file")
     report = merged([(path, load_state(path)) for path in states], rules, required=bool(select))
     fails = None if fail_on is opt.FailOn.never else Severity[fail_on.value.upper()]
     style = replace(opt.style_of(color, to_file=output_file is not None, verbose=False), fail_at=fails)

@@ -4,12 +4,13 @@ import os
 import shlex
 import sys
 from enum import StrEnum
-from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
 import typer
 
+from rolloutdoctor.cli.inputs import note_file
 from rolloutdoctor.cli.output import write_whole
+from rolloutdoctor.cli.streams import print_result
 from rolloutdoctor.errors import UsageError
 
 if TYPE_CHECKING:
@@ -196,10 +197,13 @@ def layers(context: typer.Context, settings: list[str] | None, config: str | Non
     except ValueError as error:
         raise UsageError(f"ROLLOUTDOCTOR_SET: {error}") from None
     found.append(read_settings(words, "environment"))
-    file = find_settings(Path.cwd())
+    file = find_settings()
+    if file.source is not None:
+        note_file(file.source)
     if file.path is not None:
         found.append(Layer(file.path, file.trainer_options))
     if config is not None:
+        note_file(config)
         found.append(read_trainer_config(config))
     return found
 
@@ -267,9 +271,9 @@ def deliver(text: str, path: str | None) -> None:
     """Print a result, or write it to a file, whole or not at all.
 
     Raises:
-        UsageError: if the file cannot be written.
+        UsageError: if it cannot be written.
     """
     if path is None:
-        sys.stdout.write(text)
+        print_result(text)
         return
-    write_whole(text.encode(), path, f"--output-file {path}")
+    write_whole(text.encode(), path, "--output-file")

@@ -1,49 +1,46 @@
-"""Files that a command writes: whole, or not at all."""
+"""Files that a command writes: whole, or not at all, and never over what it reads."""
 
-import os
-from pathlib import Path
-from typing import TYPE_CHECKING
-
-from rolloutdoctor.errors import UsageError
-
-if TYPE_CHECKING:
-    from rolloutdoctor.io.run import Run
+from rolloutdoctor.cli.inputs import claim, refuse_inputs
+from rolloutdoctor.io import replacing
+from rolloutdoctor.io.targets import Target, shown
 
 
-def check_target(path: str, run: "Run") -> None:
+def check_target(path: str | None, name: str = "", *, whole: str = "") -> None:
     """Refuse, before a long run is read, what could not be written at its end.
 
+    Args:
+        path: where a result will go; None: to standard output.
+        name: what a message calls the file; empty: its path.
+        whole: what it is, if that can only be written to a file.
+
     Raises:
-        UsageError: if the folder does not take a file, or the file is one of the run's own.
+        UsageError: if nothing can be written there, or the file is one that the command reads or writes already.
     """
-    target = Path(path)
-    if target.is_dir():
-        raise UsageError(f"{path} is a folder; name a file to write to")
-    if not target.parent.is_dir():
-        raise UsageError(f"{path}: there is no folder {target.parent}; make it, or name another file")
-    if not os.access(target.parent, os.W_OK):
-        raise UsageError(f"{path}: the folder {target.parent} cannot be written to; name another file")
-    if run.reads(target):
-        raise UsageError(f"{path} is a file of the run itself; name another file to write to")
+    if path is not None:
+        target = Target.of(path, _called(name, path))
+        if whole:
+            target.check_whole(whole)
+        claim(target)
 
 
 def write_whole(content: bytes, path: str, name: str = "") -> None:
     """Write a file under a temporary name, then put it in place: nobody ever sees a part of it.
 
+    A device, a pipe or an open file is written into; a link stays one, and its target is replaced.
+
     Args:
         content: of the file.
         path: where to.
-        name: what a message calls the file; empty: its path.
+        name: what a message calls the file before its path, such as ``--output-file``; empty: by its path alone.
 
     Raises:
         UsageError: if it cannot be written.
     """
-    target = Path(path)
-    temporary = target.with_name(f".{target.name}.{os.getpid()}.tmp")
-    try:
-        temporary.write_bytes(content)
-        temporary.replace(target)
-    except OSError as error:
-        raise UsageError(f"{name or path}: {error.strerror}; name a file that can be written") from None
-    finally:
-        temporary.unlink(missing_ok=True)
+    target = Target.of(path, _called(name, path))
+    # Again: what it is may have changed while the run was read.
+    refuse_inputs(target)
+    replacing.write_whole(content, target)
+
+
+def _called(name: str, path: str) -> str:
+    return f"{name} {shown(path)}" if name else ""

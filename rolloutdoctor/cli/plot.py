@@ -68,7 +68,7 @@ def plot(
     from rolloutdoctor.engine.pictures import draw
 
     run = dumps.opened(paths, trainer, dump, quiet=quiet)
-    check_target(output, run)
+    check_target(output)
     options = opt.check_options(trainer, layers, step_range, split, device, dtype, kernel)
     with progress_bar(run.rows, quiet=quiet) as progress:
         data = draw(run, kind, options, fixes, progress)

@@ -7,6 +7,7 @@ import typer
 from rolloutdoctor.cli import dumps
 from rolloutdoctor.cli import options as opt
 from rolloutdoctor.cli.border import guarded
+from rolloutdoctor.cli.output import check_target
 from rolloutdoctor.errors import UsageError
 
 if TYPE_CHECKING:
@@ -67,6 +68,8 @@ def recompute(
     from rolloutdoctor.report.recompute_views import RENDERERS
 
     run = dumps.opened(paths, trainer, dump, quiet=quiet)
+    check_target(output, whole="a Parquet file")
+    check_target(output_file, "--output-file")
     options = RecomputeOptions(
         trainer=trainer,
         layers=layers,

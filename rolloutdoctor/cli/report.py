@@ -65,7 +65,7 @@ def report(
     from rolloutdoctor.rules.table import RULES
 
     run = dumps.opened(paths, trainer, dump, quiet=quiet)
-    check_target(output, run)
+    check_target(output)
     options = opt.check_options(trainer, layers, step_range, split, device, dtype, kernel)
     with progress_bar(run.rows, quiet=quiet) as progress:
         found, gallery = check_and_draw(run, KINDS, options, fixes, progress)

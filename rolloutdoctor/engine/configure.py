@@ -2,18 +2,21 @@
 
 import json
 import os
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
-from pathlib import Path
 
 from rolloutdoctor.errors import UnstatedError, UsageError
 from rolloutdoctor.findings import Setting
 from rolloutdoctor.fixes import ChosenFix
 from rolloutdoctor.io.metadata import RunMetadata
+from rolloutdoctor.io.small_files import flat, read_small
+from rolloutdoctor.io.targets import shown
 from rolloutdoctor.objective import Objective
 from rolloutdoctor.trainers.options import Config, Layer, parse_version, resolve
 from rolloutdoctor.trainers.spec import Trainer
 from rolloutdoctor.trainers.table import find
+
+_TRAINER_FILE = "--trainer-config takes a JSON or YAML file"
 
 
 @dataclass(frozen=True)
@@ -119,39 +122,30 @@ def read_trainer_config(path: str) -> Layer:
     Raises:
         UsageError: if it cannot be read, or YAML support is not installed.
     """
-    try:
-        text = Path(path).read_text(encoding="utf-8")
-    except (OSError, UnicodeDecodeError) as error:
-        reason = error.strerror if isinstance(error, OSError) else "not UTF-8 text"
-        raise UsageError(f"{path}: {reason}; --trainer-config takes a JSON or YAML file") from None
+    text = read_small(path, expected=_TRAINER_FILE)
+    name = shown(path)
     body: object
     if path.endswith((".yaml", ".yml")):
         try:
             import yaml
         except ImportError:
             raise UsageError(
-                f"{path}: reading YAML needs PyYAML; install rolloutdoctor[yaml], or give a JSON file"
+                f"{name}: reading YAML needs PyYAML; install rolloutdoctor[yaml], or give a JSON file"
             ) from None
         try:
             body = yaml.safe_load(text)
-        except (yaml.YAMLError, RecursionError) as error:
+        except RecursionError:
+            raise UsageError(f"{name}: nested too deeply; {_TRAINER_FILE}") from None
+        except (yaml.YAMLError, ValueError) as error:
             where = str(getattr(error, "problem_mark", "")).strip()
-            raise UsageError(f"{path}: not YAML {where}".rstrip()) from None
+            raise UsageError(f"{name}: not YAML {where}".rstrip()) from None
     else:
         try:
             body = json.loads(text)
-        except (ValueError, RecursionError):
-            raise UsageError(f"{path}: not JSON; --trainer-config takes a JSON or YAML file") from None
+        except RecursionError:
+            raise UsageError(f"{name}: nested too deeply; {_TRAINER_FILE}") from None
+        except ValueError:
+            raise UsageError(f"{name}: not JSON; {_TRAINER_FILE}") from None
     if not isinstance(body, dict):
-        raise UsageError(f"{path}: expected an object of options")
-    return Layer(os.fspath(path), _flat(body, ""), strict=False)
-
-
-def _flat(body: Mapping[object, object], prefix: str) -> dict[str, object]:
-    values: dict[str, object] = {}
-    for key, value in body.items():
-        if isinstance(value, dict):
-            values.update(_flat(value, f"{prefix}{key}."))
-        else:
-            values[f"{prefix}{key}"] = value
-    return values
+        raise UsageError(f"{name}: expected an object of options")
+    return Layer(os.fspath(path), flat(body, name), strict=False)

@@ -1,7 +1,6 @@
 """A trainer's own dump into a run file; and one way for every command to open either of them."""
 
 import os
-import tempfile
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import dataclass, field
@@ -17,7 +16,9 @@ from rolloutdoctor.io.metrics import LoggedMetrics, read_metrics
 from rolloutdoctor.io.parquet import read_footer
 from rolloutdoctor.io.paths import METRIC_SUFFIXES, Source
 from rolloutdoctor.io.run import Run, open_run
+from rolloutdoctor.io.scratch import scratch_folder
 from rolloutdoctor.io.stores import address_of
+from rolloutdoctor.io.targets import OutputError, Target
 from rolloutdoctor.io.writer import metrics_path
 
 Progress = Callable[[int, int], None]
@@ -154,9 +155,7 @@ def convert(found: Detected, output: Path, options: ConvertOptions, progress: Pr
         InputError: if the dump cannot be read.
         UsageError: if nothing can be written there, or the output is one of the inputs.
     """
-    for source in found.sources:
-        if output.exists() and Path(source.path).exists() and output.samefile(source.path):
-            raise UsageError(f"{output}: the output would replace the input; give it another name")
+    _check_outputs(found, output)
     import_options = ImportOptions(options.columns, options.allow_pickle, options.text)
     with Sink(output, text=options.text, progress=progress, importer=found.importer.name) as sink:
         for log in found.logs:
@@ -166,6 +165,24 @@ def convert(found: Detected, output: Path, options: ConvertOptions, progress: Pr
         if not sink.rows:
             raise InputError(f"{found.sources[0].name}: the dump holds no rollouts")
     return sink
+
+
+def _check_outputs(found: Detected, output: Path) -> None:
+    """Refuse to write a run file and its metrics table over what is read, or over metrics that are of something else.
+
+    Raises:
+        UsageError: if one of them cannot be written there.
+    """
+    inputs = [source.path for source in (*found.sources, *found.logs)]
+    run, metrics = Target.of(output), Target.of(metrics_path(output))
+    for target in (run, metrics):
+        target.check_whole("a Parquet file")
+        target.refuse(inputs, "is an input")
+    if metrics.found is not None and run.found is None:
+        raise UsageError(
+            f"{metrics.name} is there without {run.name}: a run file of that name would be read with these metrics, "
+            "and its own would replace them; name another file, or move the table"
+        )
 
 
 @contextmanager
@@ -202,13 +219,19 @@ def open_any(
         yield open_run(paths, trainer=trainer)
         return
     tell(f"read with the importer {found.importer.name}: {found.why}")
-    with tempfile.TemporaryDirectory(prefix="rolloutdoctor-") as folder:
-        path = Path(folder) / "run.parquet"
+    with scratch_folder() as folder:
+        path = folder / "run.parquet"
         with progress() as advance:
-            sink = convert(found, path, options, advance)
+            try:
+                sink = convert(found, path, options, advance)
+            except OutputError as error:
+                raise InputError(
+                    f"a dump is read through a temporary file, and {path.parent.parent} cannot take it "
+                    f"({error.why or error}); set TMPDIR to a folder with more room"
+                ) from None
         for note in sink.notes:
             tell(note)
         name = " ".join(source.name for source in found.sources)
         file = read_footer(Source(str(path), name), trainer)
         logged = [Source(str(each), name) for each in [metrics_path(path)] if each.exists()]
-        yield Run([file], file.metadata, read_metrics(logged), found.sources)
+        yield Run([file], file.metadata, read_metrics(logged), found.sources, found.logs)

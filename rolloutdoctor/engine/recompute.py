@@ -26,6 +26,7 @@ from rolloutdoctor.findings import InputSummary
 from rolloutdoctor.fixes import ChosenFix
 from rolloutdoctor.io.metadata import RunMetadata
 from rolloutdoctor.io.run import LoggedMetrics, Run
+from rolloutdoctor.io.targets import Target
 from rolloutdoctor.io.writer import TableWriter
 from rolloutdoctor.needs import (
     advantage_columns,
@@ -90,8 +91,7 @@ def recompute(
                 work.add(batch, dtype, per_token=False)
                 del batch
         else:
-            if run.reads(path):
-                raise UsageError(f"{path} is a file of the run itself; name another file to write to")
+            Target.of(path).refuse(run.inputs, "is a file of the run itself")
             values = {name: setting.value for name, setting in configured.config.settings.items()}
             metadata = RunMetadata(configured.trainer.name, configured.version, values)
             with TableWriter(path, metadata, schema=work.schema) as writer:

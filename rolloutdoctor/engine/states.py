@@ -8,7 +8,6 @@ import json
 import math
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, fields
-from pathlib import Path
 from types import UnionType
 from typing import Any
 
@@ -19,9 +18,13 @@ from rolloutdoctor.errors import InputError
 from rolloutdoctor.findings import Example, InputSummary, Setting
 from rolloutdoctor.io.metadata import RunMetadata
 from rolloutdoctor.io.metrics import LoggedMetrics
+from rolloutdoctor.io.small_files import read_small
+from rolloutdoctor.io.targets import shown
 from rolloutdoctor.rules.table import RULES
 
 STATE_SCHEMA = 1
+_MOST_BYTES = 2**30
+"""Of a state: it grows with the number of steps, by some kilobytes for each."""
 
 
 @dataclass(frozen=True)
@@ -141,12 +144,15 @@ def load_state(path: str) -> SavedState:
     Raises:
         InputError: if it cannot be read, was not written by `dumped`, or by another version of this package.
     """
+    given, expected = path, "name a file that check --save-state wrote"
+    path = shown(given)
+    text = read_small(given, expected=expected, most=_MOST_BYTES, error=InputError)
     try:
-        body = json.loads(Path(path).read_text(encoding="utf-8"))
-    except OSError as error:
-        raise InputError(f"{path}: {error.strerror}; name a file that check --save-state wrote") from None
-    except (ValueError, RecursionError):
-        raise InputError(f"{path}: not JSON; name a file that check --save-state wrote") from None
+        body = json.loads(text)
+    except RecursionError:
+        raise InputError(f"{path}: nested too deeply; {expected}") from None
+    except ValueError:
+        raise InputError(f"{path}: not JSON; {expected}") from None
     if not isinstance(body, dict) or "schema_version" not in body or "state" not in body:
         raise InputError(f"{path}: not a state of a check; name a file that check --save-state wrote")
     written = (body["schema_version"], body.get("rolloutdoctor"))
@@ -157,6 +163,8 @@ def load_state(path: str) -> SavedState:
         )
     try:
         return _loaded(body)
+    except RecursionError:
+        raise InputError(f"{path}: nested too deeply; {expected}") from None
     except (KeyError, TypeError, ValueError, AttributeError) as error:
         raise InputError(
             f"{path}: the state is damaged ({type(error).__name__}: {error}); check that part again"

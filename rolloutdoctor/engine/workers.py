@@ -4,6 +4,7 @@ import multiprocessing
 import os
 import pickle
 import signal
+import threading
 from collections.abc import Callable, Sequence
 from contextlib import suppress
 from dataclasses import replace
@@ -15,6 +16,8 @@ from rolloutdoctor.engine.check import CheckOptions, measure
 from rolloutdoctor.engine.fold import RunState
 from rolloutdoctor.errors import InputError
 from rolloutdoctor.io.run import Run, StepRange
+
+_FOR_THE_FIRST = {signal.SIGINT, signal.SIGTERM, signal.SIGHUP}
 
 PARTS_PER_WORKER = 4
 """Parts are dealt out as workers become free, so that steps of unequal size even out."""
@@ -65,9 +68,9 @@ class _Pool:
         for _ in range(workers):
             mine, theirs = context.Pipe()
             process = context.Process(target=_work, args=(theirs,), daemon=True)
-            # A terminal sends Ctrl-C to every process. A blocked signal stays blocked in a process that is started:
-            # this one ends the others, and none of them has anything to say about it.
-            before = signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT})
+            # A terminal sends Ctrl-C, or that it has closed, to every process. A blocked signal stays blocked in a
+            # process that is started: this one ends the others, and none of them has anything to say about it.
+            before = signal.pthread_sigmask(signal.SIG_BLOCK, _FOR_THE_FIRST)
             try:
                 process.start()
                 self._busy[mine] = process
@@ -132,6 +135,7 @@ def _work(pipe: Connection) -> None:
     import torch
 
     torch.set_num_threads(1)
+    threading.Thread(target=_end_with_the_first, daemon=True).start()
     # Whoever would read the answers is gone: so is the reason to work.
     with suppress(BrokenPipeError, EOFError):
         run, options = pipe.recv()
@@ -140,6 +144,14 @@ def _work(pipe: Connection) -> None:
             pipe.send(("state", number, _measured(run, replace(options, steps=steps), _teller(pipe, number))))
     # Nothing is left to do but to take apart what was imported, for which the other end would wait.
     os._exit(0)
+
+
+def _end_with_the_first() -> None:
+    """Wait until the process that deals out the work is gone, killed perhaps, and end at once."""
+    first = multiprocessing.parent_process()
+    if first is not None:
+        first.join()
+        os._exit(0)
 
 
 def _measured(run: Run, options: CheckOptions, progress: Callable[[int, int], None]) -> RunState | Exception:

@@ -9,7 +9,7 @@ from typing import Protocol, Self
 from rolloutdoctor.errors import UsageError
 from rolloutdoctor.io.metadata import RunMetadata
 from rolloutdoctor.io.paths import Source
-from rolloutdoctor.io.writer import MetricsWriter, RunWriter, metrics_path
+from rolloutdoctor.io.writer import MetricsWriter, RunWriter, metrics_path, placed_together
 from rolloutdoctor.rules.overwritten_completions import FACTS
 
 LOST_ROWS = f"{FACTS}lost_rows"
@@ -128,19 +128,12 @@ class Sink:
             if self._run is not None:
                 self._run.abort()
             return
-        for (step, split), facts in sorted(self._facts.items()):
-            self._metrics.write(step, split, facts)
-        stale = metrics_path(self.path).exists()
-        try:
-            if self._metrics.rows or stale:
-                # An older table of that name would be taken for the metrics of the new run.
-                self._metrics.close()
-            else:
+        with placed_together(self._run, self._metrics):
+            for (step, split), facts in sorted(self._facts.items()):
+                self._metrics.write(step, split, facts)
+            # An older table of that name would be taken for the metrics of the new run.
+            if not self._metrics.rows and not metrics_path(self.path).exists():
                 self._metrics.abort()
-        except BaseException:
-            self._run.abort()
-            raise
-        self._run.close()
 
 
 def stored_name(options: ImportOptions, column: str, default: str) -> str:

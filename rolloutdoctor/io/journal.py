@@ -11,19 +11,18 @@ import json
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import Any, BinaryIO
 
 import pyarrow as pa
 
-from rolloutdoctor.errors import DataError, InputError, SchemaError, UsageError
+from rolloutdoctor.errors import DataError, InputError, SchemaError
 from rolloutdoctor.io import packed
 from rolloutdoctor.io.arrow_types import CONVERSATION, arrow_type
 from rolloutdoctor.io.metadata import RunMetadata
 from rolloutdoctor.io.paths import Source, reason
-from rolloutdoctor.io.writer import METRICS_SCHEMA, MetricsWriter, RunWriter, metrics_path
+from rolloutdoctor.io.recordings import SUFFIX, append, begin, release
+from rolloutdoctor.io.writer import METRICS_SCHEMA, MetricsWriter, RunWriter, metrics_path, placed_together
 from rolloutdoctor.schema import BY_NAME, COLUMNS, Kind
 
-SUFFIX = ".journal"
 _MAGIC = b"\xff\xff\xff\xff"
 _DROPPED = b"rolloutdoctor.dropped"
 
@@ -58,28 +57,32 @@ class JournalWriter:
     before; it is not synchronised to the disk, which a power failure would need.
 
     Args:
-        run_path: the run file. The journal gets its name and ``.journal``, numbered where an older one lies there.
+        run_path: the run file; where it has another name than asked for is for `begin` to say. The journal gets that
+            name and ``.journal``, numbered where an older one lies there.
         metadata: who makes the run, and the options.
+
+    Attributes:
+        path: of the journal.
+        run_path: name that the run file will have.
+        size: bytes so far.
 
     Raises:
         UsageError: if nothing can be written there.
     """
 
     def __init__(self, run_path: Path, metadata: RunMetadata) -> None:
-        self._file, self.path = _create(run_path)
-        self.size = 0
-        self.append(pa.schema([]).empty_table().replace_schema_metadata(metadata.encode()))
+        header = _encoded(pa.schema([]).empty_table().replace_schema_metadata(metadata.encode()))
+        self._file, self.path, self.run_path = begin(run_path, header)
+        self.size = len(header)
 
     def append(self, entry: pa.Table | bytes, *, within: int | None = None) -> bool:
         """Append a table, or a frame of `packed`; False if the journal would grow beyond `within` bytes."""
         if not isinstance(entry, bytes):
-            buffer = pa.BufferOutputStream()
-            with pa.ipc.new_stream(buffer, entry.schema) as stream:
-                stream.write_table(entry)
-            entry = buffer.getvalue().to_pybytes()
+            entry = _encoded(entry)
         if within is not None and self.size + len(entry) > within:
             return False
-        self.size += self._file.write(entry)
+        append(self._file, entry, self.size)
+        self.size += len(entry)
         return True
 
     def drop(self, dropped: Dropped) -> None:
@@ -89,7 +92,7 @@ class JournalWriter:
 
     def close(self) -> None:
         """Stop appending; the journal stays."""
-        self._file.close()
+        release(self._file)
 
 
 @dataclass
@@ -202,7 +205,7 @@ def _next_table(file: pa.NativeFile, size: int, logs: bool | None) -> pa.Table |
 
 
 def finish(journal_path: Path, run_path: Path) -> int:
-    """Turn a journal into a run file with its metrics table; both appear whole.
+    """Turn a journal into a run file with its metrics table; both appear whole, and replace nothing.
 
     Args:
         journal_path: a journal that nobody writes to any more; it stays.
@@ -212,20 +215,21 @@ def finish(journal_path: Path, run_path: Path) -> int:
         How many rows there are.
 
     Raises:
+        TakenError: if the run file or its metrics table is there.
         InputError, UsageError, OSError: if something cannot be read or written.
     """
     journal = Journal.open(Source.of(str(journal_path)))
     metadata = replace(journal.metadata, recording={**journal.metadata.recording, **journal.dropped.metadata()})
-    with RunWriter(run_path, metadata) as run, MetricsWriter(metrics_path(run_path)) as metrics:
+    run, metrics = RunWriter(run_path, metadata, fresh=True), MetricsWriter(metrics_path(run_path), fresh=True)
+    with placed_together(run, metrics, fresh=True):
         for table in journal.tables():
             run.write({name: table[name] for name in table.column_names})
         for table in journal.logs():
             metrics.write_table(table)
-        # A file without rows would only replace an older one.
         for writer in (run, metrics):
             if not writer.rows:
                 writer.abort()
-        return run.rows
+    return run.rows
 
 
 def is_journal(path: Path) -> bool:
@@ -236,19 +240,12 @@ def is_journal(path: Path) -> bool:
         return file.read(len(_MAGIC)) == _MAGIC
 
 
-def _create(run_path: Path) -> tuple[BinaryIO, Path]:
-    """Open a journal that was not there: one that is was left by a process that died, or is still written to."""
-    number = 1
-    while True:
-        path = run_path.with_name(f"{run_path.name}{'' if number == 1 else f'.{number}'}{SUFFIX}")
-        try:
-            # Unbuffered: what was appended is the operating system's.
-            file: Any = path.open("xb", buffering=0)
-            return file, path
-        except FileExistsError:
-            number += 1
-        except OSError as error:
-            raise UsageError(f"{run_path}: cannot write there ({error.strerror}); name a writable folder") from error
+def _encoded(table: pa.Table) -> bytes:
+    buffer = pa.BufferOutputStream()
+    with pa.ipc.new_stream(buffer, table.schema) as stream:
+        stream.write_table(table)
+    content: bytes = buffer.getvalue().to_pybytes()
+    return content
 
 
 def _dropped(raw: bytes, name: str) -> Dropped:

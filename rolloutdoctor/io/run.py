@@ -7,7 +7,6 @@ from contextlib import closing
 from dataclasses import replace
 from functools import cached_property, partial
 from itertools import pairwise
-from pathlib import Path
 
 import pyarrow as pa
 import torch
@@ -24,6 +23,7 @@ from rolloutdoctor.io.pieces import Wanted
 from rolloutdoctor.io.slices import Asked
 from rolloutdoctor.io.steps import StepRange
 from rolloutdoctor.io.stream import Stream
+from rolloutdoctor.io.targets import Target
 from rolloutdoctor.token_columns import TokenColumns
 
 __all__ = ["LoggedMetrics", "Run", "StepRange", "open_run"]
@@ -46,7 +46,7 @@ def open_run(paths: Sequence[str | os.PathLike[str]], *, trainer: str | None = N
     prepare_memory()
     found = expand(paths)
     files = [read_footer(source, trainer) for source in found.files]
-    return Run(files, _agreed_metadata(files), read_metrics(found.metrics))
+    return Run(files, _agreed_metadata(files), read_metrics(found.metrics), beside=found.metrics)
 
 
 class Run:
@@ -71,9 +71,11 @@ class Run:
         metadata: RunMetadata,
         metrics: LoggedMetrics,
         origins: Sequence[Source] = (),
+        beside: Sequence[Source] = (),
     ) -> None:
         self._files = tuple(files)
         self._origins = tuple(origins)
+        self._beside = tuple(beside)
         self.files = tuple(file.name for file in files) or tuple(source.name for source in origins)
         self.metadata = metadata
         columns = [frozenset(file.columns) for file in files]
@@ -173,11 +175,18 @@ class Run:
         return pa.int64() if whole else pa.string()
 
     def reads(self, path: "str | os.PathLike[str]") -> bool:
-        """Tell whether a path is one of the files of the run, or of the dump that it was read from."""
-        target = Path(path).resolve()
-        given = (*self._origins, *(file.source for file in self._files))
-        sources = [Path(source.path).resolve() for source in given]
-        return target.exists() and any(source == target or source in target.parents for source in sources)
+        """Tell whether a path is, under any name, a file that the run was read from.
+
+        Raises:
+            UsageError: if nothing could be written there.
+        """
+        return Target.of(path).is_any(self.inputs)
+
+    @property
+    def inputs(self) -> tuple[str, ...]:
+        """Paths of what the run was read from: its files or the dump, folders of it too, and logged metrics."""
+        given = (*self._origins, *(file.source for file in self._files), *self._beside)
+        return tuple(source.path for source in given)
 
     def texts(self, rows: Mapping[StepKey, Collection[int]]) -> dict[tuple[StepKey, int], dict[str, object]]:
         """Read `prompt` and `response` of a few rows, as stored; what a file lacks is left out.

@@ -1,7 +1,6 @@
 """Writing run files and their metrics tables, bit by bit and never half."""
 
-import os
-import uuid
+import contextlib
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from types import TracebackType
@@ -13,7 +12,9 @@ import pyarrow.parquet as pq
 from rolloutdoctor.errors import SchemaError, UsageError
 from rolloutdoctor.io.arrow_types import arrow_type
 from rolloutdoctor.io.metadata import RunMetadata
+from rolloutdoctor.io.replacing import Replacement
 from rolloutdoctor.io.run_table import Rows, by_column, run_table
+from rolloutdoctor.io.targets import Target
 from rolloutdoctor.schema import BY_NAME
 
 ROW_GROUP_BYTES = 64 * 2**20
@@ -38,10 +39,13 @@ def metrics_path(run_path: str | Path) -> Path:
 class _TableWriter:
     """A Parquet file that appears under its name only when it is whole.
 
-    Rows go to a temporary file in the same directory; `close` completes and renames it, `abort` removes it.
+    Rows go to a temporary file in the same directory; `close` completes and renames it, `abort` removes it. Whatever
+    cannot be written leaves nothing behind.
     """
 
-    def __init__(self, path: str | Path, metadata: RunMetadata | None, row_group_bytes: int) -> None:
+    def __init__(
+        self, path: str | Path, metadata: RunMetadata | None, row_group_bytes: int, *, fresh: bool = False
+    ) -> None:
         self.path = Path(path)
         self._metadata = metadata
         self._row_group_bytes = row_group_bytes
@@ -50,12 +54,8 @@ class _TableWriter:
         self._waiting: list[pa.Table] = []
         self._waiting_bytes = 0
         self.rows = 0
-        # Not named *.parquet: whoever lists a directory of runs must not pick up an unfinished one.
-        self._temporary = self.path.with_name(f".{self.path.name}.{uuid.uuid4().hex[:12]}.part")
-        try:
-            self._file = self._temporary.open("xb")
-        except OSError as error:
-            raise UsageError(f"{self.path}: cannot write there ({error.strerror}); name a writable folder") from error
+        self._replacement = Replacement(Target.of(path), "a Parquet file", fresh=fresh)
+        self._file = self._replacement.file
 
     @property
     def closed(self) -> bool:
@@ -68,28 +68,46 @@ class _TableWriter:
         return (0 if self.closed else self._file.tell()) + self._waiting_bytes
 
     def close(self) -> None:
-        """Complete the file and give it its name; does nothing the second time."""
-        if self.closed:
-            return
-        try:
+        """Complete the file and give it its name; does nothing the second time.
+
+        Raises:
+            OutputError: if the file cannot be written; what had the name before still has it.
+        """
+        if not self.closed:
+            self.complete()
+            self.place()
+
+    def complete(self) -> None:
+        """Complete the file under its temporary name; `place` gives it its own."""
+        with self._written():
             self._flush()
             if self._parquet is None:
                 self._open(self._schema or self._empty_schema())
             assert self._parquet is not None
             self._parquet.close()
-            self._file.flush()
-            os.fsync(self._file.fileno())
-            self._file.close()
-            self._temporary.replace(self.path)
+            self._replacement.complete()
+
+    def place(self) -> None:
+        """Give the complete file its name."""
+        self._replacement.place()
+
+    def abort(self) -> None:
+        """Remove what was written; the final name is left as it was. Never fails."""
+        self._waiting, self._waiting_bytes = [], 0
+        if self._parquet is not None:
+            # It would write a footer when it is collected, and complain that there is no file.
+            self._parquet.is_open = False
+        self._replacement.discard()
+
+    @contextlib.contextmanager
+    def _written(self) -> Iterator[None]:
+        """Turn what cannot be written into one sentence, and leave nothing behind."""
+        try:
+            with self._replacement.told():
+                yield
         except BaseException:
             self.abort()
             raise
-
-    def abort(self) -> None:
-        """Remove what was written; the final name is left as it was."""
-        self._waiting, self._waiting_bytes = [], 0
-        self._file.close()
-        self._temporary.unlink(missing_ok=True)
 
     def __enter__(self) -> Self:
         return self
@@ -108,7 +126,8 @@ class _TableWriter:
         self.rows += len(table)
         for piece in _pieces(table, self._row_group_bytes):
             if self._waiting and self._waiting_bytes + piece.nbytes > self._row_group_bytes:
-                self._flush()
+                with self._written():
+                    self._flush()
             self._waiting.append(piece)
             self._waiting_bytes += piece.nbytes
         if len(self._waiting) > _MOST_WAITING_TABLES:
@@ -154,12 +173,18 @@ class RunWriter(_TableWriter):
         path: final name of the file.
         metadata: who wrote it, and the options it ran with.
         row_group_bytes: largest row group, in uncompressed bytes.
+        fresh: True to replace nothing, not even what gets the name before this file is complete.
     """
 
     def __init__(
-        self, path: str | Path, metadata: RunMetadata | None = None, *, row_group_bytes: int = ROW_GROUP_BYTES
+        self,
+        path: str | Path,
+        metadata: RunMetadata | None = None,
+        *,
+        row_group_bytes: int = ROW_GROUP_BYTES,
+        fresh: bool = False,
     ) -> None:
-        super().__init__(path, metadata or RunMetadata(), row_group_bytes)
+        super().__init__(path, metadata or RunMetadata(), row_group_bytes, fresh=fresh)
 
     def write(self, rows: Rows) -> None:
         """Append rows: a list of records, or one sequence of cells for each column, under canonical names.
@@ -212,10 +237,11 @@ class MetricsWriter(_TableWriter):
 
     Args:
         path: final name of the table (see `metrics_path`).
+        fresh: as of a `RunWriter`.
     """
 
-    def __init__(self, path: str | Path, *, row_group_bytes: int = ROW_GROUP_BYTES) -> None:
-        super().__init__(path, None, row_group_bytes)
+    def __init__(self, path: str | Path, *, row_group_bytes: int = ROW_GROUP_BYTES, fresh: bool = False) -> None:
+        super().__init__(path, None, row_group_bytes, fresh=fresh)
 
     def write(self, step: int, split: str, values: Mapping[str, float | None]) -> None:
         """Append what was logged at one step; None is a metric that had no value."""
@@ -233,6 +259,28 @@ def metrics_table(step: int, split: str, values: Mapping[str, float | None]) -> 
     columns = [[step] * count, [split] * count, list(values), list(values.values())]
     arrays = [pa.array(cells, type=kind) for cells, kind in zip(columns, METRICS_SCHEMA.types, strict=True)]
     return pa.Table.from_arrays(arrays, schema=METRICS_SCHEMA)
+
+
+@contextlib.contextmanager
+def placed_together(run: RunWriter, metrics: MetricsWriter, *, fresh: bool = False) -> Iterator[None]:
+    """Write a run file and its metrics table inside; both are complete before either gets its name.
+
+    Args:
+        run: aborted inside if there are no rows.
+        metrics: aborted inside if there are none.
+        fresh: True if both replace nothing. The run is first then, so that metrics are never put beside another one.
+    """
+    try:
+        yield
+        kept = [writer for writer in ((run, metrics) if fresh else (metrics, run)) if not writer.closed]
+        for writer in kept:
+            writer.complete()
+        for writer in kept:
+            writer.place()
+    except BaseException:
+        for writer in (run, metrics):
+            writer.abort()
+        raise
 
 
 def write_metrics(path: str | Path, rows: Sequence[tuple[int, str, str, float | None]]) -> None:

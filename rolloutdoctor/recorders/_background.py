@@ -43,6 +43,10 @@ class BackgroundWriter:
     Nothing here raises into the training once it is made: what goes wrong is kept in `failure`. Items are closures, so
     that encoding is the thread's work too.
 
+    A recording never replaces another one. Where the run file is there already, or somebody else records it, the
+    recording takes the next free name, ``run.2.parquet``, and says so in a warning: to refuse would raise into a
+    training that may have waited long for its machines.
+
     Args:
         path: the run file.
         metadata: who makes the run, and the options.
@@ -59,11 +63,14 @@ class BackgroundWriter:
             path.parent.mkdir(parents=True, exist_ok=True)
         except OSError as error:
             raise UsageError(f"{path.parent}: cannot be made ({error.strerror})") from error
-        self.path = path
         self.failure = ""
         self.dropped = Dropped()
-        self._max_bytes = max_bytes
+        self._asked, self._max_bytes = path, max_bytes
         self._journal = JournalWriter(path, metadata)
+        self.path = self._journal.run_path
+        """The run file, under the name that was free."""
+        if self.path != path:
+            warn(f"rolloutdoctor records to {self.path}: {path} is there already, or is being recorded")
         self._queue: queue.Queue[_Item] = queue.Queue(QUEUE_TABLES)
         # A forked child has the object but not the thread, and must leave the files alone.
         self._process = os.getpid()
@@ -117,14 +124,30 @@ class BackgroundWriter:
             return f"; {self.path} could not be completed: {type(error).__name__}: {error} ({self._rescue()})"
 
     def _finish(self) -> str:
-        from rolloutdoctor.io.journal import finish
+        try:
+            if self.dropped:
+                self._journal.drop(self.dropped)
+            taken = self._placed()
+            self._journal.path.unlink()
+        finally:
+            # Not before: until the journal is gone the name is seen to be in use.
+            self._journal.close()
+        return taken + (f"; {self.dropped}" if self.dropped else "")
 
-        if self.dropped:
-            self._journal.drop(self.dropped)
-        self._journal.close()
-        finish(self._journal.path, self.path)
-        self._journal.path.unlink()
-        return f"; {self.dropped}" if self.dropped else ""
+    def _placed(self) -> str:
+        """Complete the run file; say so if somebody who could not know of this recording has got its name."""
+        from rolloutdoctor.io.journal import finish
+        from rolloutdoctor.io.recordings import free_names
+        from rolloutdoctor.io.replacing import TakenError
+
+        try:
+            finish(self._journal.path, self.path)
+        except TakenError:
+            wanted = self.path
+            self.path = next(free_names(self._asked))
+            finish(self._journal.path, self.path)
+            return f"; another file has got the name {wanted} meanwhile, so the recording is {self.path}"
+        return ""
 
     def _rescue(self) -> str:
         return (

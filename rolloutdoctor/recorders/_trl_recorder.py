@@ -53,9 +53,9 @@ class Recorder:
         rank = int(trainer.accelerator.process_index)
         if trainer.accelerator.num_processes > 1:
             path = path.with_name(f"{path.name.removesuffix('.parquet')}.rank{rank}.parquet")
-        self.path = path
         self._logs_here = rank == 0
         self._writer = BackgroundWriter(path, metadata_of(trainer, trl.__version__), max_bytes=max_bytes)
+        self.path = self._writer.path
         self._steps = Steps(every, self._emit)
         self._scoring: Scoring | None = None
         self._tool_masks: Sequence[Sequence[int]] | None = None
@@ -257,7 +257,9 @@ class Recorder:
                     setattr(self._trainer, name, self._replaced[name])
                 else:
                     delattr(self._trainer, name)
-        return self._writer.close()
+        lost = self._writer.close()
+        self.path = self._writer.path
+        return lost
 
 
 def _rows(passes: Sequence[Pass]) -> bytes:

@@ -36,7 +36,8 @@ class StepRecorder:
     """A recording in progress. Once it is made it never raises: a problem ends it with one warning.
 
     Args:
-        path: the run file; the logged metrics go beside it. Both appear on closing.
+        path: the run file; the logged metrics go beside it. Both appear on closing. Where it is there already, or
+            somebody else records it, the recorder warns and takes the next free name, ``run.2.parquet``.
         trainer: whose maths the loop follows, as `--trainer` takes it (``trl``, ``trl-rloo``, ``verl``, ``slime``);
             None: to be said on the command line.
         version: version of that trainer.
@@ -69,6 +70,7 @@ class StepRecorder:
         self._rank = rank
         metadata = RunMetadata(trainer=trainer, trainer_version=version, config=dict(config or {}))
         self._writer = BackgroundWriter(self.path, metadata, max_bytes=max_bytes)
+        self.path = self._writer.path
         self.recording = True
         self._forget = close_at_exit(self.close)
 
@@ -145,7 +147,9 @@ class StepRecorder:
     def _finish(self) -> str:
         self.recording = False
         self._forget()
-        return self._writer.close()
+        lost = self._writer.close()
+        self.path = self._writer.path
+        return lost
 
 
 def _copied(value: object) -> Any:  # noqa: ANN401 - an array, or a list or mapping of the like

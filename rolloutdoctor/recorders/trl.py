@@ -35,7 +35,9 @@ def record(
 
     Args:
         trainer: a `trl.GRPOTrainer` or `trl.RLOOTrainer`, or an instance of a subclass.
-        path: the run file; the logged metrics go beside it. Both appear when the recorder closes.
+        path: the run file; the logged metrics go beside it. Both appear when the recorder closes. Where it is there
+            already, as when a training is resumed, or somebody else records it, the recorder warns and takes the next
+            free name, ``run.2.parquet``.
         every: record every Nth generated training batch. Evaluations and metrics are always recorded.
         max_bytes: about how large the files may get; recording stops with a warning where they would grow larger.
         text: True to keep prompts and responses as text too.
@@ -54,7 +56,7 @@ class RecorderMixin:
     """`class MyTrainer(RecorderMixin, GRPOTrainer)`, or `RLOOTrainer`: a trainer that records itself.
 
     Args:
-        record_path: the run file; by default ``run.parquet`` in the trainer's output directory.
+        record_path: the run file, as of `record`; by default ``run.parquet`` in the trainer's output directory.
         record_options: the other arguments of `record`.
     """
 

@@ -69,7 +69,8 @@ def record_estimator(
 
     Args:
         name: the estimator, one of `ESTIMATORS`.
-        path: the run file.
+        path: the run file. Where it is there already at the first call, or somebody else records it, the recording
+            takes the next free name, ``run.2.parquet``, with a warning.
         config: options outside `algorithm` that the analysis should know, by their dotted names.
         first_step: number of the first call; each further call is the next step, so `trainer.v1.*.parameter_sync_step`
             has to be 1.

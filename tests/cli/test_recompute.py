@@ -74,7 +74,7 @@ def test_samples_reproduce_what_was_logged(rolloutdoctor, sample):
     [
         ([], "name a file with -o OUT.parquet"),
         (["--logits", "--format", "json"], "--logits adds a column to the file"),
-        (["-o", "nowhere/out.parquet"], "cannot write there"),
+        (["-o", "nowhere/out.parquet"], "there is no folder"),
         (["-o", "out.parquet", "--fix", "zero-sdt"], "did you mean 'zero-std'?"),
         (["-o", "out.parquet", "--fix", "kl-inplace"], "is about slime"),
         (["-o", "out.parquet", "--set", "betta=1"], "did you mean 'beta'?"),

@@ -107,7 +107,7 @@ def test_a_stale_metrics_table_does_not_stay(tmp_path):
 
 def test_the_output_never_replaces_the_input(tmp_path):
     write(tmp_path / "run.parquet", ROWS)
-    with pytest.raises(UsageError, match="the output would replace the input"):
+    with pytest.raises(UsageError, match="is an input; name another file"):
         converted(tmp_path / "run.parquet", tmp_path / "run.parquet", importer="mapped", columns=COLUMNS)
 
 

@@ -231,7 +231,7 @@ def test_later_writes_need_the_same_columns(tmp_path):
 
 
 def test_a_folder_that_is_not_there(tmp_path):
-    with pytest.raises(UsageError, match="cannot write there"):
+    with pytest.raises(UsageError, match="there is no folder"):
         RunWriter(tmp_path / "missing" / "run.parquet")
 
 

@@ -1,0 +1,95 @@
+"""Signals that ask the program to end: it cleans up, says so in one sentence, and ends with 128 and their number.
+
+Nothing is imported here that takes time: until this is in force, a signal ends the process as it would any other.
+"""
+
+import os
+import signal
+import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
+from types import FrameType
+
+_WORDS = {signal.SIGINT: "interrupted", signal.SIGTERM: "terminated", signal.SIGHUP: "terminal closed"}
+_BASE = 128
+
+_received: signal.Signals | None = None
+_is_over = False
+
+
+class Stopped(BaseException):
+    """The process was asked to end. No library takes it for an error of its own, as some do with an interrupt.
+
+    Attributes:
+        exit_code: what the process ends with.
+    """
+
+    def __init__(self, number: signal.Signals) -> None:
+        super().__init__(number)
+        self.exit_code = _BASE + number
+
+    def __str__(self) -> str:
+        from rolloutdoctor.io.replacing import placed
+
+        done = placed()
+        what = f"{', '.join(done)} was written before" if done else "nothing was written"
+        return f"{_WORDS[self.args[0]]}; {what}"
+
+
+def heed() -> None:
+    """From now on raise `Stopped` for these signals, except for those that the parent process had ignored."""
+    for number in _WORDS:
+        if signal.getsignal(number) is not signal.SIG_IGN:
+            signal.signal(number, _stop)
+    sys.unraisablehook = _not_lost
+
+
+def unheed() -> None:
+    """Leave the signals to the system: the work is done."""
+    global _is_over
+    _is_over = True
+    for number in _WORDS:
+        if signal.getsignal(number) is _stop:
+            signal.signal(number, signal.SIG_DFL)
+
+
+@contextmanager
+def stopping() -> Iterator[None]:
+    """Take what a signal has led to for the signal: a library that is being imported may raise an error of its own."""
+    try:
+        yield
+    except Stopped:
+        raise
+    except BaseException:
+        if _received is not None:
+            raise Stopped(_received) from None
+        raise
+
+
+def clean_up() -> None:
+    """Remove what this process has not finished."""
+    # Where these are not imported, nothing has been begun.
+    for name, function in (("replacing", "remove_unfinished"), ("scratch", "remove_scratch")):
+        module = sys.modules.get(f"rolloutdoctor.io.{name}")
+        if module is not None:
+            getattr(module, function)()
+
+
+def _stop(number: int, frame: FrameType | None) -> None:
+    global _received
+    if _received is not None or _is_over:
+        # Cleaning up takes too long for somebody, or nobody is there any more to catch anything.
+        clean_up()
+        os._exit(_BASE + number)
+    _received = signal.Signals(number)
+    raise Stopped(_received)
+
+
+def _not_lost(found: "sys.UnraisableHookArgs") -> None:
+    """What is raised while an object is collected is printed and lost; a signal comes again."""
+    global _received
+    if isinstance(found.exc_value, Stopped):
+        number, _received = found.exc_value.args[0], None
+        signal.raise_signal(number)
+    else:
+        sys.__unraisablehook__(found)
