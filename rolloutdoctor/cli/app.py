@@ -7,7 +7,7 @@ from typing import Annotated
 import typer
 
 from rolloutdoctor.cli import book, check, convert, diff, info, merge, pages, plot, recompute, report
-from rolloutdoctor.cli.border import fail
+from rolloutdoctor.cli.border import fail, guarded
 from rolloutdoctor.errors import RolloutDoctorError
 from rolloutdoctor.settings import find_settings
 
@@ -52,7 +52,8 @@ def main() -> None:
         defaults = _defaults()
     except RolloutDoctorError as error:
         sys.exit(fail(str(error), error.exit_code))
-    app(default_map=defaults)
+    # The pages of the option parser itself are printed before any command is begun.
+    guarded(lambda: app(default_map=defaults))()
 
 
 def _defaults() -> Mapping[str, Mapping[str, object]]:

@@ -58,7 +58,7 @@ def stopping() -> Iterator[None]:
     """Take what a signal has led to for the signal: a library that is being imported may raise an error of its own."""
     try:
         yield
-    except Stopped:
+    except (Stopped, SystemExit):
         raise
     except BaseException:
         if _received is not None:

@@ -99,6 +99,15 @@ class Replacement:
             _placed.append(self.target.name)
         self.discard()
 
+    def check_free(self) -> None:
+        """Insist that no file has the name.
+
+        Raises:
+            TakenError: if one has it.
+        """
+        if os.path.lexists(self.target.path):
+            raise _taken(self.target)
+
     def discard(self) -> None:
         """Remove what was written, whatever happened to it; does nothing to a file that has its name."""
         if hasattr(self, "file"):
@@ -165,6 +174,10 @@ def _remove(path: Path) -> None:
         _unfinished.discard(path)
 
 
+def _taken(target: Target) -> TakenError:
+    return TakenError(f"{target.name}: another file has got this name meanwhile; name another one")
+
+
 def _permit(number: int, old: os.stat_result) -> None:
     """Let the same people read and write a file as the one that it replaces, and nobody else."""
     mode = stat.S_IMODE(old.st_mode) & 0o777
@@ -181,17 +194,16 @@ def _permit(number: int, old: os.stat_result) -> None:
 
 def _link(temporary: Path, target: Target) -> None:
     """Give a file a name that no other has; what is there is never replaced, whoever put it there."""
-    taken = TakenError(f"{target.name}: another file has got this name meanwhile; name another one")
     try:
         os.link(temporary, target.path)
     except FileExistsError:
-        raise taken from None
+        raise _taken(target) from None
     except OSError as error:
         if error.errno not in (errno.EPERM, errno.ENOTSUP, errno.ENOSYS, errno.EMLINK, errno.EXDEV):
             raise
         # A file system without links: this is as close to it as it allows.
         if os.path.lexists(target.path):
-            raise taken from None
+            raise _taken(target) from None
         temporary.rename(target.path)
 
 

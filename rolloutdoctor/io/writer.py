@@ -91,6 +91,14 @@ class _TableWriter:
         """Give the complete file its name."""
         self._replacement.place()
 
+    def check_free(self) -> None:
+        """Insist that no file has the name.
+
+        Raises:
+            TakenError: if one has it.
+        """
+        self._replacement.check_free()
+
     def abort(self) -> None:
         """Remove what was written; the final name is left as it was. Never fails."""
         self._waiting, self._waiting_bytes = [], 0
@@ -275,6 +283,10 @@ def placed_together(run: RunWriter, metrics: MetricsWriter, *, fresh: bool = Fal
         kept = [writer for writer in ((run, metrics) if fresh else (metrics, run)) if not writer.closed]
         for writer in kept:
             writer.complete()
+        if fresh:
+            # Both, before the first is in place: beside another's metrics a run would be read with those.
+            for writer in kept:
+                writer.check_free()
         for writer in kept:
             writer.place()
     except BaseException:

@@ -322,7 +322,7 @@ def test_flat_file_of_trl(tmp_path):
         ("a.json", "", "not JSON"),
         ("a.json", "[1]", "expected an object of options"),
         ("a.json", "1", "expected an object of options"),
-        ("a.json", "[" * 100_000, "not JSON"),
+        ("a.json", "[" * 100_000, "nested too deeply"),
         ("a.txt", "beta: 1", "not JSON"),
         ("a.yaml", "a: [", "a.yaml: not YAML"),
         ("a.yaml", "a: !!python/object:x.y {}", "not YAML"),
@@ -341,7 +341,7 @@ def test_bad_files(tmp_path, name, text, message):
 def test_files_that_cannot_be_read(tmp_path):
     with pytest.raises(UsageError, match="No such file or directory; --trainer-config takes"):
         read_trainer_config(str(tmp_path / "none.json"))
-    with pytest.raises(UsageError, match="Is a directory"):
+    with pytest.raises(UsageError, match="a folder where a regular file was expected"):
         read_trainer_config(str(tmp_path))
     (tmp_path / "latin.json").write_bytes(b'{"a": "\xff"}')
     with pytest.raises(UsageError, match="not UTF-8 text"):

@@ -29,7 +29,8 @@ def outcome(folder, raw, chunk_bytes, fast, **options):
         except RolloutDoctorError as error:
             return str(error), read
     found = bytes_of(target)
-    target.unlink()
+    for each in folder.glob("run.*"):
+        each.unlink()
     return (*found, sink.notes), read
 
 
