@@ -49,15 +49,16 @@ def find_settings(start: Path | None = None) -> FileSettings:
     """Read the nearest settings file at or above `start`; the first directory that has one decides.
 
     Args:
-        start: a directory; None: the working directory. Where that was removed, there are no settings.
+        start: a directory; None: the working directory.
 
     Raises:
         UsageError: if the file is not TOML, or has a key that is not an option.
     """
     try:
         start = start or Path.cwd()
-    except OSError:
-        return FileSettings()
+    except OSError as error:
+        # Libraries that are imported next end the process without a word that a user could act on.
+        raise UsageError(f"the working directory is gone ({error.strerror}); change to another one") from None
     for folder in [start, *start.parents]:
         own, project = folder / "rolloutdoctor.toml", folder / "pyproject.toml"
         if own.is_file():

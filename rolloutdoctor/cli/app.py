@@ -8,6 +8,7 @@ import typer
 
 from rolloutdoctor.cli import book, check, convert, diff, info, merge, pages, plot, recompute, report
 from rolloutdoctor.cli.border import fail, guarded
+from rolloutdoctor.cli.streams import printing
 from rolloutdoctor.errors import RolloutDoctorError
 from rolloutdoctor.settings import find_settings
 
@@ -52,8 +53,13 @@ def main() -> None:
         defaults = _defaults()
     except RolloutDoctorError as error:
         sys.exit(fail(str(error), error.exit_code))
-    # The pages of the option parser itself are printed before any command is begun.
-    guarded(lambda: app(default_map=defaults))()
+    guarded(_parse)(defaults)
+
+
+def _parse(defaults: Mapping[str, Mapping[str, object]]) -> None:
+    # What a command prints is its own affair; the option parser prints pages of help before one is begun.
+    with printing():
+        app(default_map=defaults)
 
 
 def _defaults() -> Mapping[str, Mapping[str, object]]:

@@ -3,6 +3,8 @@
 import io
 import os
 import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
 from typing import TextIO
 
 from rolloutdoctor.errors import UsageError
@@ -36,16 +38,16 @@ def prepare_streams() -> None:
     sys.stderr = io.TextIOWrapper(raw, encoding=encoding, errors="backslashreplace", line_buffering=True)
 
 
-def print_result(text: str) -> None:
-    """Write a result to standard output, all of it.
+@contextmanager
+def printing() -> Iterator[None]:
+    """Turn what cannot be printed into one sentence.
 
     Raises:
-        UsageError: if it cannot be written.
+        UsageError: if standard output cannot be written.
         BrokenPipeError: if whoever read it has gone.
     """
     try:
-        sys.stdout.write(text)
-        sys.stdout.flush()
+        yield
     except BrokenPipeError:
         raise
     except OSError as error:
@@ -53,6 +55,18 @@ def print_result(text: str) -> None:
         raise UsageError(
             f"standard output cannot be written ({error.strerror}); send it elsewhere, or name a file"
         ) from None
+
+
+def print_result(text: str) -> None:
+    """Write a result to standard output, all of it.
+
+    Raises:
+        UsageError: if it cannot be written.
+        BrokenPipeError: if whoever read it has gone.
+    """
+    with printing():
+        sys.stdout.write(text)
+        sys.stdout.flush()
 
 
 def silence(stream: TextIO) -> None:
