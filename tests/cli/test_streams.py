@@ -1,4 +1,4 @@
-"""Standard streams that are closed, full or without a reader, folders that are gone or shut: one sentence and a code."""
+"""Standard streams that are closed, full or without a reader, and folders that are gone: one sentence and a code."""
 
 import os
 import subprocess
@@ -126,25 +126,16 @@ def test_a_folder_that_cannot_be_read(tmp_path, words):
     shut.mkdir()
     (shut / "run.parquet").write_bytes(RUN.read_bytes())
     shut.chmod(0)
-    tmp_path.chmod(0o777)
-    for folder in tmp_path.parents:
-        if folder != Path(tmp_path.anchor) and os.access(folder, os.W_OK) and folder.stat().st_uid == os.geteuid():
-            folder.chmod(folder.stat().st_mode | 0o055)
-    code = "import os, sys\nif os.geteuid() == 0: os.setgid(65534); os.setuid(65534)\n"
-    code += "from rolloutdoctor.cli import program; program()"
+    # Root may read everything, unless it gives that up.
+    less = ["setpriv", "--bounding-set", "-dac_override,-dac_read_search"] if os.geteuid() == 0 else []
     try:
-        found = subprocess.run(
-            [sys.executable, "-c", code, *words],
-            cwd=tmp_path,
-            capture_output=True,
-            text=True,
-            check=False,
-            env={**os.environ, "HOME": str(tmp_path)},
-        )
+        if subprocess.run([*less, "ls", str(shut)], capture_output=True, check=False).returncode == 0:
+            pytest.skip("nothing can be shut here")
+        found = subprocess.run([*less, *PROGRAM, *words], cwd=tmp_path, capture_output=True, text=True, check=False)
+    except FileNotFoundError:
+        pytest.skip("there is no setpriv here")
     finally:
         shut.chmod(0o700)
-    if "ModuleNotFoundError" in found.stderr or "No module named" in found.stderr or found.returncode == 126:
-        pytest.skip("another user cannot read the installation")
     assert (found.returncode, found.stdout) == (2, "")
     assert "ermission denied" in found.stderr
     assert "internal" not in found.stderr

@@ -1,0 +1,257 @@
+"""Ended at any moment, by a signal, a kill or a full disk: a name holds the old or the whole new content."""
+
+import os
+import random
+import resource
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import numpy as np
+import pyarrow.parquet as pq
+import pytest
+
+from rolloutdoctor.io.metadata import RunMetadata
+from rolloutdoctor.io.owners import tag
+from rolloutdoctor.io.writer import RunWriter
+
+PROGRAM = [sys.executable, "-m", "rolloutdoctor"]
+CODES = {signal.SIGINT: 130, signal.SIGTERM: 143, signal.SIGHUP: 129}
+ROWS, STEPS = 64, 60
+OLD = b"what was there before"
+
+# Each writes for a while: through a temporary file, and through a temporary folder.
+COMMANDS = {
+    "recompute": ["recompute", "run.parquet", "-o", "out.parquet", "-q"],
+    "convert": ["convert", "rows.jsonl", "--map", "reward=score", "-o", "out.parquet", "-q"],
+    "check a dump": [
+        "check",
+        "rows.jsonl",
+        "--map",
+        "reward=score",
+        "--exit-zero",
+        "-q",
+        "--output-file",
+        "out.parquet",
+    ],
+    "workers": ["check", "run.parquet", "--workers", "2", "--exit-zero", "-q", "--output-file", "out.parquet"],
+}
+
+
+@pytest.fixture(scope="module")
+def inputs(tmp_path_factory):
+    folder = tmp_path_factory.mktemp("inputs")
+    draw = np.random.default_rng(5)
+    metadata = RunMetadata("trl", "1.16.0", {"beta": 0.04, "num_generations": 4, "steps_per_generation": 1})
+    with RunWriter(folder / "run.parquet", metadata, row_group_bytes=2**19) as writer:
+        for step in range(STEPS):
+            columns = {
+                "step": [step] * ROWS,
+                "group_id": [str(row // 4) for row in range(ROWS)],
+                "sample_id": [str(row) for row in range(ROWS)],
+                "reward": draw.random(ROWS),
+                "response_mask": [np.ones(40, np.uint8)] * ROWS,
+            }
+            for name in ("policy_log_probs", "ref_log_probs"):
+                columns[name] = list(-draw.random((ROWS, 40)))
+            writer.write(columns)
+    lines = (
+        f'{{"step": {n // 64}, "group_id": "{n // 4}", "score": {n % 3}, "text": "{"x" * 300}"}}' for n in range(20_000)
+    )
+    (folder / "rows.jsonl").write_text("\n".join(lines))
+    return folder
+
+
+@pytest.fixture
+def folder(inputs, tmp_path):
+    for name in ("run.parquet", "rows.jsonl"):
+        (tmp_path / name).hardlink_to(inputs / name)
+    (tmp_path / "out.parquet").write_bytes(OLD)
+    (tmp_path / "tmp").mkdir()
+    return tmp_path
+
+
+def start(folder, name, **options):
+    # As a shell starts it: with the signals that this process may have blocked or ignored in force.
+    environment = {**os.environ, "TMPDIR": str(folder / "tmp")}
+    return subprocess.Popen(
+        [*PROGRAM, *COMMANDS[name]],
+        cwd=folder,
+        env=environment,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+        start_new_session=True,
+        **options,
+    )
+
+
+def whole(folder, name):
+    """What is under the final name: the old content, or all of the new one."""
+    content = (folder / "out.parquet").read_bytes()
+    if content == OLD:
+        return False
+    if name in ("recompute", "convert"):
+        assert pq.read_table(folder / "out.parquet").num_rows in (ROWS * STEPS, 20_000)
+    else:
+        assert content.endswith(b"\n")
+    return True
+
+
+def left(folder):
+    known = {"run.parquet", "rows.jsonl", "out.parquet", "out.metrics.parquet", "tmp"}
+    return sorted({path.name for path in folder.iterdir()} - known) + sorted(
+        path.name for path in (folder / "tmp").iterdir()
+    )
+
+
+def seconds(folder, name):
+    begun = time.monotonic()
+    process = start(folder, name)
+    process.communicate()
+    assert process.returncode == 0
+    (folder / "out.parquet").write_bytes(OLD)
+    (folder / "out.metrics.parquet").unlink(missing_ok=True)
+    return time.monotonic() - begun
+
+
+def group_is_gone(pid):
+    end = time.monotonic() + 20
+    while time.monotonic() < end:
+        try:
+            os.killpg(pid, 0)
+        except ProcessLookupError:
+            return True
+        time.sleep(0.02)
+    return False
+
+
+@pytest.mark.parametrize("name", COMMANDS)
+def test_a_signal_at_any_moment(folder, name):
+    """From the first import to the last rename; imports are as quiet as the rest."""
+    draw, length = random.Random(f"signals {name}"), seconds(folder, name)
+    for number in CODES:
+        for moment in (draw.uniform(0.05, 0.35), draw.uniform(0.35, 0.95)):
+            process = start(folder, name)
+            # Before the first line of this package runs, a signal is Python's own affair.
+            time.sleep(max(0.25, moment * length))
+            process.send_signal(number)
+            out, err = process.communicate(timeout=60)
+            is_new = whole(folder, name)
+            if process.returncode != 0:
+                assert process.returncode == CODES[number], err
+                assert err.startswith("rolloutdoctor: ")
+                assert err.count("\n") == 1
+                assert ("nothing was written" in err) is not is_new
+            assert out == ""
+            assert left(folder) == []
+            assert group_is_gone(process.pid)
+            (folder / "out.parquet").write_bytes(OLD)
+            (folder / "out.metrics.parquet").unlink(missing_ok=True)
+
+
+@pytest.mark.parametrize("name", COMMANDS)
+def test_a_kill_at_any_moment(folder, name):
+    """What it leaves goes with the next run that writes there; what others are writing stays."""
+    draw, length = random.Random(f"kills {name}"), seconds(folder, name)
+    alive = f".other.parquet.{tag()}.part"
+    (folder / alive).write_bytes(b"of this process, which lives")
+    for _ in range(3):
+        process = start(folder, name)
+        time.sleep(draw.uniform(0.4, 0.95) * length)
+        process.kill()
+        process.communicate()
+        whole(folder, name)
+        assert group_is_gone(process.pid)
+        (folder / "out.metrics.parquet").unlink(missing_ok=True)
+        (folder / "out.parquet").write_bytes(OLD)
+    seconds(folder, name)
+    assert left(folder) == [alive]
+
+
+def test_a_second_signal_ends_at_once_and_leaves_nothing(folder):
+    process = start(folder, "recompute")
+    wait_for(lambda: list(folder.glob(".*.part")))
+    for _ in range(50):
+        process.terminate()
+    assert process.wait(20) == 143
+    process.communicate()
+    assert left(folder) == []
+
+
+@pytest.mark.parametrize("number", CODES)
+def test_a_signal_that_was_ignored_stays_so(folder, number):
+    """As under nohup, or in the background of a script."""
+    process = start(folder, "recompute", preexec_fn=lambda: signal.signal(number, signal.SIG_IGN))
+    wait_for(lambda: list(folder.glob(".*.part")))
+    process.send_signal(number)
+    assert process.wait(60) == 0
+    process.communicate()
+    assert whole(folder, "recompute")
+
+
+def test_workers_end_when_the_first_process_is_killed(folder):
+    process = start(folder, "workers")
+    time.sleep(1.5)
+    process.kill()
+    process.communicate()
+    assert group_is_gone(process.pid)
+
+
+def wait_for(condition):
+    end = time.monotonic() + 60
+    while not condition():
+        assert time.monotonic() < end
+        time.sleep(0.005)
+
+
+@pytest.mark.parametrize("name", ["recompute", "convert", "check a dump"])
+@pytest.mark.parametrize("share", [0.0, 0.3, 0.9])
+def test_a_disk_that_is_full(folder, name, share):
+    """A limit on the size of files fails as a full disk does: at any write, the last one included."""
+    process = start(folder, name)
+    process.communicate()
+    size = (folder / "out.parquet").stat().st_size
+    if name == "check a dump":
+        size = 20_000  # of the temporary run file
+    (folder / "out.parquet").write_bytes(OLD)
+    (folder / "out.metrics.parquet").unlink(missing_ok=True)
+    limit = int(size * share)
+
+    def bounded():
+        resource.setrlimit(resource.RLIMIT_FSIZE, (limit, limit))
+
+    process = start(folder, name, preexec_fn=bounded)
+    out, err = process.communicate(timeout=60)
+    assert (process.returncode, out) == (2, ""), err
+    assert "File too large" in err
+    assert "out" in err or str(folder / "tmp") in err
+    assert err.count("\n") == 1
+    assert not whole(folder, name)
+    assert left(folder) == []
+
+
+def test_a_file_system_that_is_really_full(folder):
+    """In a small file system of its own, where this may be made."""
+    script = (
+        'mount -t tmpfs -o size=200k none "$1/tmp" && cp "$1/out.parquet" "$1/tmp/" && cd "$1" && shift && '
+        '"$@"; code=$?; ls -A tmp; cmp out.parquet tmp/out.parquet; exit $code'
+    )
+    if subprocess.run(
+        ["unshare", "-m", "mount", "-t", "tmpfs", "none", "/mnt"], capture_output=True, check=False
+    ).returncode:
+        pytest.skip("no file system can be mounted here")
+    words = [*PROGRAM, "recompute", "run.parquet", "-o", "tmp/out.parquet", "-q"]
+    found = subprocess.run(
+        ["unshare", "-m", "sh", "-c", script, "sh", str(folder), *words], capture_output=True, text=True, check=False
+    )
+    why = "cannot be written (No space left on device); make room, or name a file elsewhere"
+    assert found.stderr == f"rolloutdoctor: tmp/out.parquet: {why}\n"
+    assert (found.returncode, found.stdout) == (2, "out.parquet\n")
+
+
+def test_inputs_are_as_they_were(inputs):
+    assert pq.read_table(inputs / "run.parquet").num_rows == ROWS * STEPS
+    assert sorted(path.name for path in Path(inputs).iterdir()) == ["rows.jsonl", "run.parquet"]
