@@ -4,8 +4,8 @@
 is imported before one of these is used.
 """
 
-from importlib import import_module
-from typing import TYPE_CHECKING
+# Not from `typing`, which takes longer to import than the command line needs to be ready for signals.
+TYPE_CHECKING = False
 
 if TYPE_CHECKING:
     from rolloutdoctor.api import batches, check, diff, objective_of, open, plot, recompute
@@ -17,6 +17,8 @@ __all__ = ["__version__", "batches", "check", "diff", "evaluate", "objective_of"
 
 
 def __getattr__(name: str) -> object:
+    from importlib import import_module
+
     if name == "evaluate":
         return getattr(import_module("rolloutdoctor.evaluation"), name)
     if name in __all__:

@@ -10,7 +10,7 @@ def program() -> None:
     # Before anything that takes time is imported.
     signals.heed()
     try:
-        with signals.stopping():
+        with signals.Stopping():
             _run()
     except signals.Stopped as stop:
         print(f"rolloutdoctor: {stop}", file=sys.stderr)

@@ -8,7 +8,7 @@ from contextlib import AbstractContextManager, ExitStack
 from typing import ParamSpec, TypeVar
 
 from rolloutdoctor.cli import inputs
-from rolloutdoctor.cli.signals import Stopped, stopping
+from rolloutdoctor.cli.signals import Stopped, Stopping
 from rolloutdoctor.cli.streams import print_result, silence
 from rolloutdoctor.errors import RolloutDoctorError
 
@@ -47,7 +47,7 @@ def guarded(command: Callable[P, None]) -> Callable[P, None]:
     @functools.wraps(command)
     def inner(*args: P.args, **kwargs: P.kwargs) -> None:
         try:
-            with stopping(), inputs.command(), ExitStack() as stack:
+            with Stopping(), inputs.command(), ExitStack() as stack:
                 _STACKS.append(stack)
                 try:
                     command(*args, **kwargs)

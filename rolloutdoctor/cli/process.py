@@ -4,6 +4,7 @@ import atexit
 import gc
 import os
 import sys
+import tempfile
 from contextlib import suppress
 from importlib.util import find_spec
 from pathlib import Path
@@ -22,6 +23,18 @@ def prepare_process() -> None:
     if _has_jemalloc():
         # The pool set later is not that of the buffers of files; from two pools, what one frees is lost to the other.
         os.environ.setdefault("ARROW_DEFAULT_MEMORY_POOL", "jemalloc")
+    _name_temporary_folder()
+
+
+def _name_temporary_folder() -> None:
+    """Choose the folder of temporary files, even where every one is full.
+
+    Libraries ask which it is while they are imported, and fail if it takes no file; who puts one there says what to do.
+    """
+    try:
+        tempfile.gettempdir()
+    except OSError:
+        tempfile.tempdir = os.environ.get("TMPDIR") or "/tmp"  # noqa: S108 - nothing is put there
 
 
 class ShortWayOut:

@@ -6,9 +6,10 @@ Nothing is imported here that takes time: until this is in force, a signal ends 
 import os
 import signal
 import sys
-from collections.abc import Iterator
-from contextlib import contextmanager
-from types import FrameType
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from types import FrameType, TracebackType
 
 _WORDS = {signal.SIGINT: "interrupted", signal.SIGTERM: "terminated", signal.SIGHUP: "terminal closed"}
 _BASE = 128
@@ -53,17 +54,17 @@ def unheed() -> None:
             signal.signal(number, signal.SIG_DFL)
 
 
-@contextmanager
-def stopping() -> Iterator[None]:
-    """Take what a signal has led to for the signal: a library that is being imported may raise an error of its own."""
-    try:
-        yield
-    except (Stopped, SystemExit):
-        raise
-    except BaseException:
-        if _received is not None:
+class Stopping:
+    """Inside, whatever a signal has led to is taken for it: a library that is being imported raises its own errors."""
+
+    def __enter__(self) -> None:
+        pass
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: "TracebackType | None"
+    ) -> None:
+        if error is not None and not isinstance(error, (Stopped, SystemExit)) and _received is not None:
             raise Stopped(_received) from None
-        raise
 
 
 def clean_up() -> None:
@@ -75,7 +76,7 @@ def clean_up() -> None:
             getattr(module, function)()
 
 
-def _stop(number: int, frame: FrameType | None) -> None:
+def _stop(number: int, frame: "FrameType | None") -> None:
     global _received
     if _received is not None or _is_over:
         # Cleaning up takes too long for somebody, or nobody is there any more to catch anything.

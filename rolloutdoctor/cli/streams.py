@@ -51,6 +51,9 @@ def printing() -> Iterator[None]:
     except BrokenPipeError:
         raise
     except OSError as error:
+        if not _fails(sys.stdout):
+            # Something else does: what it was is for somebody else to say.
+            raise
         silence(sys.stdout)
         raise UsageError(
             f"standard output cannot be written ({error.strerror}); send it elsewhere, or name a file"
@@ -67,6 +70,15 @@ def print_result(text: str) -> None:
     with printing():
         sys.stdout.write(text)
         sys.stdout.flush()
+
+
+def _fails(stream: TextIO) -> bool:
+    """True if what waits in a stream still cannot be written."""
+    try:
+        stream.flush()
+    except OSError:
+        return True
+    return False
 
 
 def silence(stream: TextIO) -> None:

@@ -14,7 +14,7 @@ from rolloutdoctor.importers.table import detect, find
 from rolloutdoctor.io.metadata import RunMetadata
 from rolloutdoctor.io.metrics import LoggedMetrics, read_metrics
 from rolloutdoctor.io.parquet import read_footer
-from rolloutdoctor.io.paths import METRIC_SUFFIXES, Source
+from rolloutdoctor.io.paths import METRIC_SUFFIXES, Source, reason
 from rolloutdoctor.io.run import Run, open_run
 from rolloutdoctor.io.scratch import scratch_folder
 from rolloutdoctor.io.stores import address_of
@@ -64,6 +64,16 @@ class Detected:
     logs: tuple[Source, ...]
 
 
+@contextmanager
+def _looking(paths: Sequence[str]) -> Iterator[None]:
+    """Turn what cannot be looked at, a folder that is shut, into one sentence."""
+    try:
+        yield
+    except OSError as error:
+        where = error.filename if isinstance(error.filename, str) else paths[0]
+        raise InputError(f"{Source.of(where).name}: {reason(error)}") from None
+
+
 def detect_dump(paths: Sequence[str], options: ConvertOptions) -> Detected | None:
     """Find out whether `paths` are a trainer's own dump; None if they are run files.
 
@@ -71,6 +81,11 @@ def detect_dump(paths: Sequence[str], options: ConvertOptions) -> Detected | Non
         InputError: if a path does not exist, or two are dumps of different kinds.
         UsageError: for an unknown importer.
     """
+    with _looking(paths):
+        return _detect_dump(paths, options)
+
+
+def _detect_dump(paths: Sequence[str], options: ConvertOptions) -> Detected | None:
     chosen = find(options.importer) if options.importer is not None else None
     existing = [path for path in paths if os.path.exists(path)]  # noqa: PTH110 - keeps the name as given
     logs = [path for path in existing if kind_of(Path(path)) is not None]
@@ -106,6 +121,11 @@ def detect_dump(paths: Sequence[str], options: ConvertOptions) -> Detected | Non
 
 def logs_of(paths: Sequence[str]) -> tuple[Source, ...]:
     """Return the logs of numbers that `paths` name, a folder by those in it; none if something else is there too."""
+    with _looking(paths):
+        return _logs_of(paths)
+
+
+def _logs_of(paths: Sequence[str]) -> tuple[Source, ...]:
     logs: list[str] = []
     for path in paths:
         here = Path(path)
