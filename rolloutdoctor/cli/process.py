@@ -34,7 +34,7 @@ def _name_temporary_folder() -> None:
     try:
         tempfile.gettempdir()
     except OSError:
-        tempfile.tempdir = os.environ.get("TMPDIR") or "/tmp"  # noqa: S108 - nothing is put there
+        tempfile.tempdir = os.environ.get("TMPDIR") or "/tmp"
 
 
 class ShortWayOut:
