@@ -19,7 +19,19 @@ MODULES = {
 # `objective` is plain data below the maths: it says what a trainer computes in names and numbers, and estimators and
 # aggregations take their part of it as their argument. `fixes` edits it, and knows nothing of tensors either.
 LAYERS = [
-    ["ops", "errors", "schema", "findings", "pictures", "comparison", "objective", "needs", "token_columns", "batch"],
+    [
+        "ops",
+        "errors",
+        "escapes",
+        "schema",
+        "findings",
+        "pictures",
+        "comparison",
+        "objective",
+        "needs",
+        "token_columns",
+        "batch",
+    ],
     ["stats", "kl", "advantages", "corrections", "losses"],
     ["fixes", "reward_pass", "row_pass", "token_part", "token_blocks", "fused"],
     ["objective_pass", "token_pass", "evaluation", "radii"],
@@ -30,7 +42,10 @@ LAYERS = [
     ["testing", "api", "cli", "__main__"],
 ]
 # Beside the layers: these know plain data only, and are known only by the command line and the Python interface.
-VIEWS = {"report": {"findings", "pictures", "comparison", "errors"}, "plots": {"findings", "pictures", "errors"}}
+VIEWS = {
+    "report": {"findings", "pictures", "comparison", "errors", "escapes"},
+    "plots": {"findings", "pictures", "errors", "escapes"},
+}
 RANK = {room: rank for rank, rooms in enumerate(LAYERS) for room in rooms}
 
 MATHS = ["ops", "stats", "kl", "advantages", "corrections", "losses"]

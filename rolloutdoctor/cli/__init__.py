@@ -40,7 +40,7 @@ def main() -> None:
     from rolloutdoctor.cli.border import guarded
     from rolloutdoctor.cli.pages import page_for
     from rolloutdoctor.cli.process import prepare_process
-    from rolloutdoctor.cli.streams import print_result
+    from rolloutdoctor.cli.terminal import show
 
     page = page_for(sys.argv[1:])
     if page is None:
@@ -49,7 +49,7 @@ def main() -> None:
 
         parse()
     else:
-        guarded(lambda: print_result(f"{page()}\n"))()
+        guarded(lambda: show(f"{page()}\n"))()
     sys.exit()
 
 

@@ -8,11 +8,14 @@ import typer
 
 from rolloutdoctor.cli import book, check, convert, diff, info, merge, pages, plot, recompute, report
 from rolloutdoctor.cli.border import fail, guarded
+from rolloutdoctor.cli.parsing import Commands
 from rolloutdoctor.cli.streams import printing
+from rolloutdoctor.cli.terminal import show
 from rolloutdoctor.errors import RolloutDoctorError
 from rolloutdoctor.settings import find_settings
 
 app = typer.Typer(
+    cls=Commands,
     name="rolloutdoctor",
     no_args_is_help=True,
     rich_markup_mode=None,
@@ -34,7 +37,7 @@ app.command("trainers")(book.trainers)
 
 def _version(wanted: bool) -> None:
     if wanted:
-        typer.echo(pages.version())
+        show(f"{pages.version()}\n")
         raise typer.Exit
 
 

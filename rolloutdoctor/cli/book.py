@@ -7,7 +7,7 @@ import typer
 from rolloutdoctor.cli import pages
 from rolloutdoctor.cli.border import guarded
 from rolloutdoctor.cli.options import BookFormat
-from rolloutdoctor.cli.streams import print_result
+from rolloutdoctor.cli.terminal import show
 
 FormatOption = Annotated[BookFormat, typer.Option("--format", help="Text, or JSON for programs.")]
 
@@ -18,13 +18,13 @@ def rule(
     format_: FormatOption = BookFormat.full,
 ) -> None:
     """Explain one rule, or list them all."""
-    print_result(f"{pages.rule(code, as_json=format_ is BookFormat.json)}\n")
+    show(pages.rule(code, as_json=format_ is BookFormat.json) + "\n")
 
 
 @guarded
 def fixes(format_: FormatOption = BookFormat.full) -> None:
     """List the fixes, their variants, and how they stand upstream."""
-    print_result(f"{pages.fixes(as_json=format_ is BookFormat.json)}\n")
+    show(pages.fixes(as_json=format_ is BookFormat.json) + "\n")
 
 
 @guarded
@@ -33,4 +33,4 @@ def trainers(
     format_: FormatOption = BookFormat.full,
 ) -> None:
     """List the trainers and every option that is understood, with its default."""
-    print_result(f"{pages.trainers(name, as_json=format_ is BookFormat.json)}\n")
+    show(pages.trainers(name, as_json=format_ is BookFormat.json) + "\n")

@@ -9,7 +9,8 @@ from typing import ParamSpec, TypeVar
 
 from rolloutdoctor.cli import inputs
 from rolloutdoctor.cli.signals import Stopped, Stopping
-from rolloutdoctor.cli.streams import print_result, silence
+from rolloutdoctor.cli.streams import silence
+from rolloutdoctor.cli.terminal import say, show
 from rolloutdoctor.errors import RolloutDoctorError
 
 P = ParamSpec("P")
@@ -24,7 +25,7 @@ BROKEN_PIPE = 141
 
 def fail(message: str, code: int) -> int:
     """Print one sentence to stderr and return the exit code."""
-    print(f"rolloutdoctor: {message}", file=sys.stderr)
+    say(message)
     return code
 
 
@@ -53,7 +54,7 @@ def guarded(command: Callable[P, None]) -> Callable[P, None]:
                     command(*args, **kwargs)
                 finally:
                     _STACKS.pop()
-            print_result("")
+            show("")
         except RolloutDoctorError as error:
             raise SystemExit(fail(str(error), error.exit_code)) from None
         except Stopped as stop:

@@ -101,6 +101,6 @@ def check(
                 write_whole(dumped(saved).encode(), save_state)
     fails = None if fail_on is opt.FailOn.never else Severity[fail_on.value.upper()]
     style = replace(opt.style_of(color, to_file=output_file is not None, verbose=verbose), fail_at=fails)
-    opt.deliver(RENDERERS[format_.value](report, style) + histograms(gallery, style), output_file)
+    opt.deliver(RENDERERS[format_.value](report, style) + histograms(gallery, style), output_file, colored=style.color)
     opt.warn_of_partial(run, quiet=quiet)
     raise SystemExit(verdict.exit_code(report, fail_on, exit_zero=exit_zero))

@@ -11,6 +11,7 @@ from rolloutdoctor.cli import options as opt
 from rolloutdoctor.cli.border import guarded
 from rolloutdoctor.cli.inputs import note_file
 from rolloutdoctor.cli.output import check_target
+from rolloutdoctor.cli.terminal import say
 
 if TYPE_CHECKING:
     from rolloutdoctor.engine.convert import ConvertOptions
@@ -59,7 +60,7 @@ def convert(
 
     def tell(text: str) -> None:
         if not quiet:
-            typer.echo(f"rolloutdoctor: {text}", err=True)
+            say(text)
 
     tell(f"read with the importer {found.importer.name}: {found.why}")
     with bytes_bar(quiet=quiet) as progress:

@@ -87,7 +87,7 @@ def diff(
     with progress_bar(run.rows, quiet=quiet) as progress:
         result = run_diff(run, options, progress)
     style = opt.style_of(color, to_file=output_file is not None, verbose=False)
-    opt.deliver(RENDERERS[format_.value](result, style), output_file)
+    opt.deliver(RENDERERS[format_.value](result, style), output_file, colored=style.color)
     opt.warn_of_partial(run, quiet=quiet)
     if exit_code and result.differs:
         raise SystemExit(FINDINGS)

@@ -11,6 +11,7 @@ import typer
 
 from rolloutdoctor.cli.border import until_the_end
 from rolloutdoctor.cli.inputs import note_file, note_run
+from rolloutdoctor.cli.terminal import say
 from rolloutdoctor.errors import UsageError
 from rolloutdoctor.io.small_files import read_small
 from rolloutdoctor.io.targets import shown
@@ -133,7 +134,7 @@ def opened(
 
     def tell(sentence: str) -> None:
         if not quiet:
-            typer.echo(f"rolloutdoctor: {sentence}", err=True)
+            say(sentence)
 
     run = until_the_end(
         open_any(

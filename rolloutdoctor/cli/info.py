@@ -1,6 +1,5 @@
 """``rolloutdoctor info``."""
 
-import json
 from typing import TYPE_CHECKING, Annotated
 
 import typer
@@ -9,6 +8,7 @@ from rolloutdoctor.cli import dumps
 from rolloutdoctor.cli import options as opt
 from rolloutdoctor.cli.border import guarded
 from rolloutdoctor.cli.output import check_target
+from rolloutdoctor.escapes import json_text
 
 if TYPE_CHECKING:
     from rolloutdoctor.engine.convert import ConvertOptions
@@ -68,7 +68,7 @@ def _as_json(found: "Survey") -> str:
         "runnable": [code for code, _ in found.runnable],
         "skipped": [{"code": one.code, "reason": one.reason, "remedy": one.remedy} for one in found.skipped],
     }
-    return json.dumps(body, indent=2, ensure_ascii=False) + "\n"
+    return json_text(body, indent=2) + "\n"
 
 
 def _as_text(found: "Survey") -> str:
@@ -82,9 +82,9 @@ def _as_text(found: "Survey") -> str:
     lines.append(f"rows      {rows if size.rows else 'none: logged metrics without rollouts'}")
     lines.append(f"steps     {found.first_step} to {found.last_step}, {size.steps:,} of them with their splits")
     if found.dropped:
-        steps = ", ".join(f"{step} ({split})" for step, split in found.dropped[:5])
+        steps = ", ".join(f"{step} ({plain(split)})" for step, split in found.dropped[:5])
         lines.append(f"left out  {len(found.dropped):,} steps that the recorder could not write in time: {steps}")
-    lines.append(f"trainer   {found.trainer or f'not known in full: {found.unstated}'}")
+    lines.append(f"trainer   {plain(found.trainer or f'not known in full: {found.unstated}', 600)}")
     lines.append(f"tier      {found.tier}: {TIERS[found.tier]}")
     if found.columns:
         lines.append("\ncolumns")
@@ -94,7 +94,7 @@ def _as_text(found: "Survey") -> str:
     if found.config:
         lines.append("\noptions")
         lines += [
-            f"  {name} = {plain(json.dumps(one.value, default=str))}  ({'assumed: ' * one.assumed}{plain(one.origin)})"
+            f"  {plain(name)} = {plain(json_text(one.value))}  ({'assumed: ' * one.assumed}{plain(one.origin)})"
             for name, one in found.config.items()
         ]
     lines.append("\ncan be checked")

@@ -48,5 +48,5 @@ def merge(
     report = merged([(path, load_state(path)) for path in states], rules, required=bool(select))
     fails = None if fail_on is opt.FailOn.never else Severity[fail_on.value.upper()]
     style = replace(opt.style_of(color, to_file=output_file is not None, verbose=False), fail_at=fails)
-    opt.deliver(RENDERERS[format_.value](report, style), output_file)
+    opt.deliver(RENDERERS[format_.value](report, style), output_file, colored=style.color)
     raise SystemExit(verdict.exit_code(report, fail_on, exit_zero=exit_zero))

@@ -10,8 +10,9 @@ import typer
 
 from rolloutdoctor.cli.inputs import note_file
 from rolloutdoctor.cli.output import write_whole
-from rolloutdoctor.cli.streams import print_result
+from rolloutdoctor.cli.terminal import say, show
 from rolloutdoctor.errors import UsageError
+from rolloutdoctor.escapes import visible_lines
 
 if TYPE_CHECKING:
     from rolloutdoctor.engine.check import CheckOptions
@@ -212,7 +213,7 @@ def warn_of_partial(run: "Run", *, quiet: bool) -> None:
     """Say on stderr which columns are not in every file, and so were not read."""
     if run.partial_columns and not quiet:
         names = ", ".join(sorted(run.partial_columns))
-        typer.echo(f"rolloutdoctor: not in every file, so not read: {names}", err=True)
+        say(f"not in every file, so not read: {names}")
 
 
 def step_range(text: str | None) -> "StepRange | None":
@@ -267,13 +268,18 @@ def style_of(color: Color, *, to_file: bool, verbose: bool) -> "Style":
     return Style(width=max(60, min(width, 160)), color=colored, unicode="utf" in encoding, verbose=verbose)
 
 
-def deliver(text: str, path: str | None) -> None:
+def deliver(text: str, path: str | None, *, colored: bool = False) -> None:
     """Print a result, or write it to a file, whole or not at all.
+
+    Args:
+        text: whole lines.
+        path: of the file; None: stdout.
+        colored: True if it has sequences for colours.
 
     Raises:
         UsageError: if it cannot be written.
     """
     if path is None:
-        print_result(text)
+        show(text, colored=colored)
         return
-    write_whole(text.encode(), path, "--output-file")
+    write_whole(visible_lines(text, colored=colored).encode(), path, "--output-file")

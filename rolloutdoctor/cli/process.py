@@ -5,6 +5,7 @@ import gc
 import os
 import sys
 import tempfile
+import warnings
 from contextlib import suppress
 from importlib.util import find_spec
 from pathlib import Path
@@ -19,6 +20,9 @@ _GARBAGE = 50_000
 def prepare_process() -> None:
     """Choose arrow's allocator and its habits, unless the environment does, and look for garbage less often."""
     gc.set_threshold(_GARBAGE)
+    # What a library warns its caller of says nothing to a user; whoever asks for it with -W gets it.
+    if not sys.warnoptions:
+        warnings.simplefilter("ignore")
     os.environ.setdefault("JE_ARROW_MALLOC_CONF", _HABITS)
     if _has_jemalloc():
         # The pool set later is not that of the buffers of files; from two pools, what one frees is lost to the other.

@@ -8,6 +8,7 @@ from rolloutdoctor.cli import dumps
 from rolloutdoctor.cli import options as opt
 from rolloutdoctor.cli.border import guarded
 from rolloutdoctor.cli.output import check_target
+from rolloutdoctor.cli.terminal import say
 from rolloutdoctor.errors import UsageError
 
 if TYPE_CHECKING:
@@ -84,7 +85,7 @@ def recompute(
     with progress_bar(run.rows, quiet=quiet) as progress:
         result = run_recompute(run, options, output, progress)
     style = opt.style_of(color, to_file=output_file is not None, verbose=False)
-    opt.deliver(RENDERERS[format_.value](result, style), output_file)
+    opt.deliver(RENDERERS[format_.value](result, style), output_file, colored=style.color)
     opt.warn_of_partial(run, quiet=quiet)
     if output is not None and not quiet:
-        typer.echo(f"rolloutdoctor: wrote {result.input.rows:,} rows to {output}", err=True)
+        say(f"wrote {result.input.rows:,} rows to {output}")

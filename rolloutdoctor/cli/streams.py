@@ -60,18 +60,6 @@ def printing() -> Iterator[None]:
         ) from None
 
 
-def print_result(text: str) -> None:
-    """Write a result to standard output, all of it.
-
-    Raises:
-        UsageError: if it cannot be written.
-        BrokenPipeError: if whoever read it has gone.
-    """
-    with printing():
-        sys.stdout.write(text)
-        sys.stdout.flush()
-
-
 def _fails(stream: TextIO) -> bool:
     """True if what waits in a stream still cannot be written."""
     try:

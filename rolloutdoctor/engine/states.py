@@ -15,6 +15,7 @@ from rolloutdoctor import __version__
 from rolloutdoctor.batch import EVAL, TRAIN, StepKey
 from rolloutdoctor.engine.fold import RuleState, RunState
 from rolloutdoctor.errors import InputError
+from rolloutdoctor.escapes import json_text
 from rolloutdoctor.findings import Example, InputSummary, Setting
 from rolloutdoctor.io.metadata import RunMetadata
 from rolloutdoctor.io.metrics import LoggedMetrics
@@ -135,7 +136,7 @@ def dumped(saved: SavedState) -> str:
             },
         },
     }
-    return json.dumps(body, allow_nan=False, ensure_ascii=False, separators=(",", ":")) + "\n"
+    return json_text(body, compact=True) + "\n"
 
 
 def load_state(path: str) -> SavedState:

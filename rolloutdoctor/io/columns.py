@@ -74,7 +74,7 @@ def resolve(schema: pa.Schema, name: str, *, trainer: str | None = None) -> dict
             stored[column.name] = _checked(StoredColumn(column, candidates[0].name, candidates[0].type), name)
     if "step" not in stored:
         names = ["step", *(alias for alias, canonical in aliases.items() if canonical == "step")]
-        have = ", ".join(have if have.isprintable() else ascii(have) for have in schema.names[:30])
+        have = ", ".join(schema.names[:30])
         more = ", ..." if len(schema.names) > 30 else ""
         raise SchemaError(
             f"{name}: no column step (accepted names: {', '.join(names)}; the file has: {have}{more}); "

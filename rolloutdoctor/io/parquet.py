@@ -308,5 +308,5 @@ def _no_connection(name: str, what: str, error: BaseException) -> InputError:
 
 
 def _words(error: BaseException) -> str:
-    words = " ".join("".join(letter if letter.isprintable() else " " for letter in str(error)).split())
+    words = " ".join(str(error).split())
     return words if len(words) <= 160 else words[:157] + "..."

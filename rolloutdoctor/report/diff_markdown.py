@@ -1,11 +1,11 @@
 """A comparison as Markdown, for a pull request or an issue."""
 
-import re
 from collections.abc import Iterator, Sequence
 
 from rolloutdoctor.comparison import Comparison
 from rolloutdoctor.report import diff_words as words
 from rolloutdoctor.report.layout import many
+from rolloutdoctor.report.markup import inert
 from rolloutdoctor.report.style import Style, plain
 
 MOST_PARTS = 40
@@ -14,7 +14,7 @@ MOST_PARTS = 40
 def as_markdown(result: Comparison, style: Style) -> str:
     """Render headings, sentences and tables."""
     text = "\n".join(_lines(result)) + "\n"
-    return text if style.unicode else text.encode("ascii", "replace").decode()
+    return text if style.unicode else text.encode("ascii", "xmlcharrefreplace").decode()
 
 
 def _lines(result: Comparison) -> Iterator[str]:
@@ -72,4 +72,4 @@ def _table(head: Sequence[str], lines: Sequence[Sequence[str]], left: int) -> It
 
 def _safe(text: object) -> str:
     """Text that Markdown takes for text."""
-    return re.sub(r"([\\`*_{}\[\]<>|#~&])", r"\\\1", plain(text, 500))
+    return inert(plain(text, 500))

@@ -1,9 +1,9 @@
 """A comparison as JSON and JSON Lines: numbers are never rounded; what is not defined or not finite is null."""
 
-import json
 from collections.abc import Iterator, Mapping
 
 from rolloutdoctor.comparison import Comparison, Effect, MovedGroup, Pair, Slice
+from rolloutdoctor.escapes import json_text
 from rolloutdoctor.findings import Measure
 from rolloutdoctor.report.structured import SCHEMA_VERSION, known, settings
 from rolloutdoctor.report.style import Style
@@ -12,7 +12,7 @@ from rolloutdoctor.report.style import Style
 def as_json(result: Comparison, style: Style) -> str:
     """Render the whole comparison as one JSON object."""
     body = {**_head(result), "effects": [_effect(effect) for effect in result.effects], "notes": list(result.notes)}
-    return json.dumps(body, indent=2, ensure_ascii=not style.unicode, allow_nan=False) + "\n"
+    return json_text(body, indent=2, ascii_only=not style.unicode) + "\n"
 
 
 def as_json_lines(result: Comparison, style: Style) -> str:
@@ -29,7 +29,7 @@ def as_json_lines(result: Comparison, style: Style) -> str:
                 for entry in entries:
                     yield {"type": kind, "effect": effect.label, **entry}
 
-    return "".join(json.dumps(line, ensure_ascii=not style.unicode, allow_nan=False) + "\n" for line in lines())
+    return "".join(json_text(line, ascii_only=not style.unicode) + "\n" for line in lines())
 
 
 def _head(result: Comparison) -> dict[str, object]:

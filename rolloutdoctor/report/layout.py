@@ -4,10 +4,12 @@ import io
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import Protocol
 
-from rich.console import Console, RenderableType
+from rich.console import Console, ConsoleOptions, RenderableType
+from rich.segment import Segment
 from rich.table import Table
 from rich.text import Text
 
+from rolloutdoctor.escapes import visible_lines
 from rolloutdoctor.findings import InputSummary, Setting
 from rolloutdoctor.report.style import Style, plain
 
@@ -31,9 +33,17 @@ class Subject(Protocol):
     def config(self) -> Mapping[str, Setting]: ...  # noqa: D102
 
 
+class _EscapingConsole(Console):
+    """A console whose only escape sequences are its own colours: what came with the text is shown."""
+
+    def render(self, renderable: RenderableType, options: ConsoleOptions | None = None) -> Iterator[Segment]:
+        for segment in super().render(renderable, options):
+            yield segment if segment.control else segment._replace(text=visible_lines(segment.text))
+
+
 def as_text(parts: Iterable[RenderableType], style: Style) -> str:
     """Print the parts one under the other, with escape sequences if `style.color`."""
-    console = Console(
+    console = _EscapingConsole(
         file=io.StringIO(),
         width=style.width,
         force_terminal=style.color,
@@ -54,7 +64,7 @@ def as_text(parts: Iterable[RenderableType], style: Style) -> str:
 def header(subject: Subject) -> Text:
     """Version, trainer, size of the input, device and dtype."""
     size = subject.input
-    who = f"{subject.trainer} {subject.trainer_version}" if subject.trainer else "trainer unknown"
+    who = plain(f"{subject.trainer} {subject.trainer_version}") if subject.trainer else "trainer unknown"
     words = (
         f"{who}   {many(size.rows, 'row')} in {many(size.groups, 'group')}, {many(size.steps, 'step')}, "
         f"{many(size.tokens, 'token')}   {subject.device} {subject.dtype}"
@@ -91,7 +101,7 @@ def configuration(subject: Subject) -> Iterator[RenderableType]:
 def _set(name: str, setting: Setting) -> str:
     value = setting.value
     words = {None: "null", True: "true", False: "false"}.get(value) if isinstance(value, bool | None) else None
-    return f"{name}={plain(words or (f'{value:g}' if isinstance(value, float) else value), 60)}"
+    return f"{plain(name)}={plain(words or (f'{value:g}' if isinstance(value, float) else value), 60)}"
 
 
 def hanging(first: Text, rest: Text, width: int) -> Table:

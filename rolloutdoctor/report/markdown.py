@@ -5,9 +5,8 @@ from collections.abc import Iterator
 
 from rolloutdoctor.findings import Finding, Report
 from rolloutdoctor.report.concise import counts
+from rolloutdoctor.report.markup import inert
 from rolloutdoctor.report.style import Style, plain, set_to, shown, where
-
-_SPECIAL = re.compile(r"([\\`*_\[\]<>|&~#])")
 
 
 def render(report: Report, style: Style) -> str:
@@ -66,7 +65,7 @@ def _finding(found: Finding) -> Iterator[str]:
 
 def _text(text: object, limit: int = 300) -> str:
     """Words whose punctuation means nothing to Markdown or HTML."""
-    return _SPECIAL.sub(r"\\\1", plain(text, limit))
+    return inert(plain(text, limit))
 
 
 def _code(text: object) -> str:

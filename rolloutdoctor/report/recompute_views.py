@@ -1,6 +1,5 @@
 """What `recompute` found, for people and for programs: the numbers of every step beside what the trainer logged."""
 
-import json
 import math
 from collections.abc import Callable, Iterator
 
@@ -8,6 +7,7 @@ from rich.console import RenderableType
 from rich.text import Text
 
 from rolloutdoctor.comparison import Numbers, Recomputed, RecomputedStep
+from rolloutdoctor.escapes import json_text
 from rolloutdoctor.report.layout import as_text, configuration, hanging, header, many, numbers
 from rolloutdoctor.report.structured import SCHEMA_VERSION, known, settings
 from rolloutdoctor.report.style import Style, plain
@@ -23,14 +23,14 @@ def as_full(result: Recomputed, style: Style) -> str:
 def as_json(result: Recomputed, style: Style) -> str:
     """Render everything as one JSON object; numbers are never rounded."""
     body = {**_head(result), "per_step": [_step(step) for step in result.steps], "notes": list(result.notes)}
-    return json.dumps(body, indent=2, ensure_ascii=not style.unicode, allow_nan=False) + "\n"
+    return json_text(body, indent=2, ascii_only=not style.unicode) + "\n"
 
 
 def as_json_lines(result: Recomputed, style: Style) -> str:
     """Render one JSON object a line: the run, then every step."""
     lines = [{"type": "run", **_head(result), "notes": list(result.notes)}]
     lines += [{"type": "step", **_step(step)} for step in result.steps]
-    return "".join(json.dumps(line, ensure_ascii=not style.unicode, allow_nan=False) + "\n" for line in lines)
+    return "".join(json_text(line, ascii_only=not style.unicode) + "\n" for line in lines)
 
 
 def _head(result: Recomputed) -> dict[str, object]:

@@ -1,9 +1,9 @@
 """JSON and JSON Lines: for programs. Numbers are never rounded; what is not defined or not finite is null."""
 
-import json
 from collections.abc import Iterator, Mapping
 from typing import Any
 
+from rolloutdoctor.escapes import json_text
 from rolloutdoctor.findings import Finding, Report, Setting
 from rolloutdoctor.report.style import Style, is_known
 
@@ -12,7 +12,7 @@ SCHEMA_VERSION = 1
 
 def as_json(report: Report, style: Style) -> str:
     """Render the whole report as one JSON object."""
-    return json.dumps(_body(report), indent=2, ensure_ascii=not style.unicode, allow_nan=False) + "\n"
+    return json_text(_body(report), indent=2, ascii_only=not style.unicode) + "\n"
 
 
 def as_json_lines(report: Report, style: Style) -> str:
@@ -29,7 +29,7 @@ def as_json_lines(report: Report, style: Style) -> str:
         for one in skipped:
             yield {"type": "skipped", **one}
 
-    return "".join(json.dumps(line, ensure_ascii=not style.unicode, allow_nan=False) + "\n" for line in lines())
+    return "".join(json_text(line, ascii_only=not style.unicode) + "\n" for line in lines())
 
 
 def _body(report: Report) -> dict[str, Any]:

@@ -1,9 +1,9 @@
 """How text may look, and how text that came out of a file is made harmless."""
 
 import math
-import re
 from dataclasses import dataclass
 
+from rolloutdoctor.escapes import visible
 from rolloutdoctor.findings import Example, Measure, Setting, Severity
 
 
@@ -28,16 +28,17 @@ class Style:
 
 COLORS = {Severity.ERROR: "bold red", Severity.WARNING: "bold yellow", Severity.INFO: "bold blue"}
 
-_CONTROL = re.compile(r"\x1b\[[0-?]*[ -/]*[@-~]|[\x00-\x1f\x7f-\x9f\u2028\u2029\u200e\u200f\u202a-\u202e\u2066-\u2069]")
+_SPACES = str.maketrans("\n\r\t", "   ")
 
 
 def plain(text: object, limit: int = 80) -> str:
-    r"""Text from a file without control characters or escape sequences, cut to `limit` characters.
+    r"""Text from a file on one line, its control characters shown escaped, cut to `limit` characters.
 
-    >>> plain("a\x1b[31mred\x1b[0m\nb")
-    'ared b'
+    >>> print(plain("a\x1b[31mred\x1b[0m\nb"))
+    a\x1b[31mred\x1b[0m b
     """
-    clean = _CONTROL.sub(lambda found: " " if found[0] in "\n\r\t" else "", str(text))
+    # What is beyond the limit is not looked at: a text may be as long as a file.
+    clean = visible(str(text)[: limit + 1].translate(_SPACES))
     return clean if len(clean) <= limit else clean[: limit - 3] + "..."
 
 
@@ -75,7 +76,7 @@ def set_to(name: str, setting: Setting) -> str:
     >>> set_to("beta", Setting(0.04, "command line")), set_to("use_kl_loss", Setting(None, "default"))
     ('beta=0.04', 'use_kl_loss=null')
     """
-    return f"{name}={value_of(setting)}"
+    return f"{plain(name)}={value_of(setting)}"
 
 
 def value_of(setting: Setting) -> str:

@@ -18,9 +18,9 @@ def here(tmp_path, monkeypatch):
 
 
 def test_no_step():
-    write(reward=[1.0], **{"od\nd": [1]})
+    write(reward=[1.0], **{"od d": [1]})
     assert refusal(error=SchemaError) == (
-        "run.parquet: no column step (accepted names: step, global_step, iteration; the file has: reward, 'od\\nd'); "
+        "run.parquet: no column step (accepted names: step, global_step, iteration; the file has: reward, od d); "
         "add the optimiser step of every row as an integer"
     )
 

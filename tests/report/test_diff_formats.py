@@ -114,7 +114,7 @@ def test_text_from_a_file_cannot_draw(name):
     if name == "markdown":
         assert "<script>" not in text
         assert "\n" + "next line" not in text
-        assert "| \\[bold\\]x" in text
+        assert "| \\\\x1b\\[2J\\[bold\\]x" in text
         assert not re.search(r"(?<!\\)`a", text)
 
 

@@ -1,0 +1,38 @@
+"""The option parser, whose complaints leave the process as every other message does."""
+
+import io
+import sys
+from typing import Any
+
+import typer
+from typer.core import TyperGroup
+
+from rolloutdoctor.cli.border import INTERRUPTED, fail
+from rolloutdoctor.cli.terminal import write
+from rolloutdoctor.escapes import sentence, visible_lines
+
+
+class Commands(TyperGroup):
+    """The commands, with what the option parser complains about escaped as every other message is."""
+
+    def main(self, args: Any = None, *, standalone_mode: bool = True, **extra: Any) -> Any:  # noqa: ANN401  # as of its base
+        """Parse and run; see `click.Command.main`."""
+        if not standalone_mode:
+            return super().main(args, standalone_mode=False, **extra)
+        try:
+            code = super().main(args, standalone_mode=False, **extra)
+        except typer.Abort:
+            sys.exit(fail("interrupted; nothing was written", INTERRUPTED))
+        except Exception as error:
+            # Which class of which package the parser raises depends on the version of typer.
+            if not hasattr(error, "format_message"):
+                raise
+            text = io.StringIO()
+            error.show(file=text)  # type: ignore[attr-defined]  # what has the one has the other
+            lines = text.getvalue().split("\n")
+            complaint = next((place for place, line in enumerate(lines) if line.startswith("Error: ")), len(lines))
+            # A value with line breaks is part of the complaint.
+            lines[complaint:] = [sentence("\n".join(lines[complaint:]).rstrip("\n"))]
+            write(visible_lines("\n".join(lines).rstrip("\n") + "\n"), sys.stderr)
+            sys.exit(getattr(error, "exit_code", 2))
+        sys.exit(code if isinstance(code, int) else 0)

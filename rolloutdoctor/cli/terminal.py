@@ -1,0 +1,34 @@
+"""Where text leaves the process: everything that is printed goes through here, escaped."""
+
+import sys
+from typing import IO
+
+from rolloutdoctor.cli.streams import printing
+from rolloutdoctor.escapes import sentence, visible_lines
+
+
+def say(message: str) -> None:
+    """Print one sentence to stderr."""
+    write(f"rolloutdoctor: {sentence(message)}\n", sys.stderr)
+
+
+def show(text: str, *, colored: bool = False) -> None:
+    """Print a result to stdout.
+
+    Args:
+        text: whole lines.
+        colored: True if it has sequences for colours, all of them our own.
+
+    Raises:
+        UsageError: if it cannot be written.
+        BrokenPipeError: if whoever read it has gone.
+    """
+    with printing():
+        write(visible_lines(text, colored=colored), sys.stdout)
+        sys.stdout.flush()
+
+
+def write(text: str, stream: IO[str]) -> None:
+    """Write text that is escaped already; what the stream cannot encode is written as its number."""
+    encoding = getattr(stream, "encoding", None) or "utf-8"
+    stream.write(text.encode(encoding, "backslashreplace").decode(encoding))

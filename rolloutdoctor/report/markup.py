@@ -1,0 +1,22 @@
+r"""Text that Markdown, and GitHub's reading of it, takes for nothing but text."""
+
+import re
+
+_SPECIAL = re.compile(r"[\\`*_{}\[\]<>|&~#]")
+
+_JOINER = "\u2060"
+"""A word joiner: it has no width and breaks no line, and what it stands in is no address and no name."""
+
+# Markdown links bare addresses, and GitHub people, issues and pull requests, wherever they stand outside of code: no
+# backslash keeps it from that.
+_LINKED = re.compile(r"(@)(?=[\w-])|(:)(?=//)|(www|WWW)(?=\.)|(#)(?=\d)|(GH-|gh-)(?=\d)", re.IGNORECASE)
+
+
+def inert(words: str) -> str:
+    r"""Escape what is markup, and break what would become a link or a mention.
+
+    >>> ascii(inert("*see* https://a.b, @me"))
+    "'\\\\*see\\\\* https:\\u2060//a.b, @\\u2060me'"
+    """
+    broken = _LINKED.sub(lambda found: found[0] + _JOINER, words)
+    return _SPECIAL.sub(lambda found: "\\" + found[0], broken)
