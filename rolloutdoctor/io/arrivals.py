@@ -15,7 +15,7 @@ from torch import Tensor
 from rolloutdoctor.batch import StepKey
 from rolloutdoctor.io import slices
 from rolloutdoctor.io.index import RowGroup, contradiction
-from rolloutdoctor.io.parquet import RunFile, reading
+from rolloutdoctor.io.parquet import RunFile
 from rolloutdoctor.io.pieces import MASK, Wanted
 from rolloutdoctor.io.slices import Asked, RawSlice, Slice
 from rolloutdoctor.token_columns import Glance
@@ -65,7 +65,6 @@ class _Judge:
         # Of a row group with rows of several steps, only its ends are in others, unless all its steps are known.
         mixed = [found for _, found in plan if found.only is None]
         self._mixed = set(chain.from_iterable(found.keys or _ends(found) for found in mixed))
-        self._leaves = [_leaves(file) for file in files]
 
     def __call__(self, key: StepKey, row_groups: Sequence[RowGroup]) -> bool:
         places = [(found.file, found.group) for found in row_groups]
@@ -84,23 +83,12 @@ class _Judge:
     def _values(self, row_group: RowGroup, name: str) -> int:
         """Values of a column, as the footer says; 0 if it leaves a doubt which leaf is the column's."""
         file = self._files[row_group.file]
-        leaves = self._leaves[row_group.file].get(file.columns[name].stored, [])
-        if len(leaves) != 1:
-            return 0
-        with reading(file.name, f"row group {row_group.group}"):
-            return int(file.footer.row_group(row_group.group).column(leaves[0]).num_values)
+        leaves = file.leaves.get(file.columns[name].stored, [])
+        return file.chunks[row_group.group][leaves[0]].values if len(leaves) == 1 else 0
 
 
 def _ends(row_group: RowGroup) -> Iterator[StepKey]:
     return (StepKey(step, split) for step in (row_group.low, row_group.high) for split in row_group.splits)
-
-
-def _leaves(file: RunFile) -> dict[str, list[int]]:
-    schema = file.footer.schema
-    found: dict[str, list[int]] = {}
-    for leaf in range(len(schema)):
-        found.setdefault(schema.column(leaf).path.split(".")[0], []).append(leaf)
-    return found
 
 
 class Rest:

@@ -12,17 +12,32 @@ from rolloutdoctor.io.stores import open_bytes
 DELTA_BYTE_ARRAY = 7
 
 _ROW_GROUPS, _COLUMNS, _META_DATA = 4, 1, 3
-_ENCODINGS, _NUM_VALUES, _UNCOMPRESSED = 2, 5, 6
+_ENCODINGS, _NUM_VALUES, _UNCOMPRESSED, _STATISTICS = 2, 5, 6, 12
+_OLD_MAX, _OLD_MIN, _NULL_COUNT, _MAX, _MIN = 1, 2, 3, 5, 6
 _TRUE, _FALSE, _BYTE, _DOUBLE, _BINARY, _LIST, _SET, _MAP, _STRUCT = 1, 2, 3, 7, 8, 9, 10, 11, 12
+_INTEGERS = (4, 5, 6)
 _DEEPEST = 32
 
 
+_LONGEST_END = 64
+"""Bytes of a smallest or largest value that is kept: a number or a short word."""
+
+
 class Chunk(NamedTuple):
-    """One column of one row group: how many values, their bytes before compression, and their encodings."""
+    """One column of one row group.
+
+    Attributes:
+        values: how many it has.
+        uncompressed: their bytes before compression.
+        encodings: of its pages.
+        ends: the smallest and the largest value as stored, of a chunk that says it has no null; None if it does not
+            say all of that.
+    """
 
     values: int
     uncompressed: int
     encodings: tuple[int, ...]
+    ends: tuple[bytes, bytes] | None = None
 
 
 def read_chunks(path: str) -> list[list[Chunk]]:
@@ -66,6 +81,7 @@ def _row_group(cursor: "_Cursor") -> list[Chunk]:
 def _column(cursor: "_Cursor") -> Chunk:
     values, uncompressed = 0, 0
     encodings: tuple[int, ...] = ()
+    ends = None
     for outer, outer_kind in cursor.fields():
         if (outer, outer_kind) != (_META_DATA, _STRUCT):
             cursor.skip(outer_kind)
@@ -77,11 +93,29 @@ def _column(cursor: "_Cursor") -> Chunk:
                 uncompressed = cursor.integer()
             elif (field, kind) == (_ENCODINGS, _LIST):
                 encodings = tuple(cursor.integer() for _ in cursor.items(5))
+            elif (field, kind) == (_STATISTICS, _STRUCT):
+                ends = _ends(cursor)
             else:
                 cursor.skip(kind)
     if values < 0 or uncompressed < 0:
         raise ValueError("a size in it is negative")
-    return Chunk(values, uncompressed, encodings)
+    return Chunk(values, uncompressed, encodings, ends)
+
+
+def _ends(cursor: "_Cursor") -> tuple[bytes, bytes] | None:
+    found: dict[int, bytes] = {}
+    nulls = None
+    for field, kind in cursor.fields():
+        if kind == _BINARY and field in (_OLD_MAX, _OLD_MIN, _MAX, _MIN):
+            found[field] = cursor.binary()
+        elif field == _NULL_COUNT and kind in _INTEGERS:
+            nulls = cursor.integer()
+        else:
+            cursor.skip(kind)
+    low, high = found.get(_MIN, found.get(_OLD_MIN)), found.get(_MAX, found.get(_OLD_MAX))
+    if nulls != 0 or low is None or high is None or max(len(low), len(high)) > _LONGEST_END:
+        return None
+    return low, high
 
 
 class _Cursor:
@@ -107,6 +141,11 @@ class _Cursor:
     def integer(self) -> int:
         value = self.varint()
         return (value >> 1) ^ -(value & 1)
+
+    def binary(self) -> bytes:
+        length = self.varint()
+        start, self.at = self.at, self.at + length
+        return self.raw[start : self.at]
 
     def fields(self) -> Iterator[tuple[int, int]]:
         """Yield number and type of each field of a struct; the caller reads or skips the value."""
@@ -136,13 +175,12 @@ class _Cursor:
             return
         if kind == _BYTE:
             self.at += 1
-        elif kind in (4, 5, 6):
+        elif kind in _INTEGERS:
             self.varint()
         elif kind == _DOUBLE:
             self.at += 8
         elif kind == _BINARY:
-            length = self.varint()
-            self.at += length
+            self.binary()
         elif kind in (_LIST, _SET):
             inner = self.raw[self.at] & 0x0F
             for _ in self.items(inner):

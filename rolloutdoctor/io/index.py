@@ -220,33 +220,34 @@ class _Statistics:
     """Row-group statistics of `step` and `split`, where they can be relied on."""
 
     def __init__(self, file: RunFile) -> None:
-        self._footer = file.footer
-        schema = file.footer.schema
-        leaves = {schema.column(leaf).path: leaf for leaf in range(len(schema))}
-        self._step = leaves.get(file.columns["step"].stored)
+        self._file = file
+        self._step = _leaf(file, "step")
         self._has_split = "split" in file.columns
-        self._split = leaves.get(file.columns["split"].stored) if self._has_split else None
+        self._split = _leaf(file, "split") if self._has_split else None
 
     def steps(self, group: int) -> tuple[int, int] | None:
-        low, high = self._ends(group, self._step)
-        if isinstance(low, int) and isinstance(high, int) and 0 <= low <= high < 2**63:
-            return low, high
-        return None
+        low, high = (self._number(end) for end in self._ends(group, self._step) or (b"", b""))
+        return (low, high) if low is not None and high is not None and 0 <= low <= high < 2**63 else None
 
     def splits(self, group: int) -> frozenset[str] | None:
         if not self._has_split:
             return frozenset({TRAIN})
-        low, high = self._ends(group, self._split)
-        return frozenset({str(low)}) if low == high and low in (TRAIN, EVAL) else None
+        low, high = self._ends(group, self._split) or (b"", b"")
+        return frozenset({low.decode()}) if low == high and low in (TRAIN.encode(), EVAL.encode()) else None
 
-    def _ends(self, group: int, leaf: int | None) -> tuple[object, object]:
-        if leaf is None:
-            return None, None
-        try:
-            found = self._footer.row_group(group).column(leaf).statistics
-            if found is None or not found.has_min_max or not found.has_null_count or found.null_count:
-                return None, None
-            return found.min, found.max
-        except (pa.ArrowException, OSError, UnicodeDecodeError):
-            # Statistics only save a pass over the rows: damaged ones are as good as none.
-            return None, None
+    def _ends(self, group: int, leaf: int | None) -> tuple[bytes, bytes] | None:
+        return None if leaf is None else self._file.chunks[group][leaf].ends
+
+    def _number(self, end: bytes) -> int | None:
+        """What an integer column stores in so many bytes; None if its width is another."""
+        column = self._file.footer.schema.column(self._step)
+        if len(end) != {"INT32": 4, "INT64": 8}.get(column.physical_type):
+            return None
+        is_unsigned = pa.types.is_unsigned_integer(self._file.columns["step"].type)
+        return int.from_bytes(end, "little", signed=not is_unsigned)
+
+
+def _leaf(file: RunFile, column: str) -> int | None:
+    """The leaf of a column that is no list and no struct."""
+    leaves = file.leaves.get(file.columns[column].stored, ())
+    return leaves[0] if len(leaves) == 1 else None

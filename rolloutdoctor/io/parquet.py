@@ -36,12 +36,15 @@ class RunFile:
         footer: pyarrow's FileMetaData.
         columns: canonical name to the column that gives it.
         metadata: who wrote it.
+        chunks: what the footer says of each column chunk, read without pyarrow: asked for a damaged one, that aborts
+            the process.
     """
 
     source: Source
     footer: pq.FileMetaData
     columns: dict[str, StoredColumn]
     metadata: RunMetadata
+    chunks: list[list[Chunk]]
 
     @property
     def name(self) -> str:
@@ -56,6 +59,15 @@ class RunFile:
     def row_group_rows(self) -> list[int]:
         """Rows of every row group, from the footer."""
         return [int(self.footer.row_group(group).num_rows) for group in range(self.footer.num_row_groups)]
+
+    @cached_property
+    def leaves(self) -> dict[str, list[int]]:
+        """Stored column to the numbers of its leaves."""
+        schema = self.footer.schema
+        found: dict[str, list[int]] = {}
+        for leaf in range(len(schema)):
+            found.setdefault(schema.column(leaf).path.split(".")[0], []).append(leaf)
+        return found
 
     @contextmanager
     def opened(self) -> Iterator["OpenFile"]:
@@ -74,10 +86,6 @@ class OpenFile:
 
     file: RunFile
     parquet: pq.ParquetFile
-
-    @cached_property
-    def _chunks(self) -> list[list[Chunk]]:
-        return _read_chunks(self.file.source)
 
     def read(self, group: int, columns: Sequence[str]) -> pa.Table:
         """Decode canonical `columns` of one row group, under their canonical names; those it lacks are left out.
@@ -112,7 +120,7 @@ class OpenFile:
         stored = self._stored(group, columns)
         seen = 0
         with reading(self.file.name, f"row group {group}"):
-            rows = _rows_of(self.file.footer.row_group(group), stored, values)
+            rows = self._rows_of(group, stored, values)
             batches = self.parquet.iter_batches(rows, row_groups=[group], columns=list(stored), use_threads=False)
             while True:
                 # iter_batches itself can only switch this on.
@@ -130,8 +138,15 @@ class OpenFile:
         stored = {self.file.columns[name].stored: name for name in columns if name in self.file.columns}
         texts = [each for each, name in stored.items() if name in _TEXTS]
         if texts:
-            check_size(self.file.source, self.file.footer, texts, [group], self._chunks)
+            check_size(self.file.source, self.file.footer, texts, [group], self.file.chunks)
         return stored
+
+    def _rows_of(self, group: int, stored: Collection[str], values: int) -> int:
+        """Rows of a slice that has about so many values of the longest column."""
+        chunks, leaves = self.file.chunks[group], self.file.leaves
+        most = max((chunks[leaf].values for name in stored for leaf in leaves.get(name, ())), default=0)
+        count = max(1, round(most / values))
+        return max(_LEAST_ROWS, -(-int(self.file.footer.row_group(group).num_rows) // count))
 
     def _check_rows(self, group: int, found: int) -> None:
         declared = self.file.footer.row_group(group).num_rows
@@ -145,14 +160,6 @@ class OpenFile:
 def _renamed(table: pa.Table, stored: Mapping[str, str]) -> pa.Table:
     # Columns are picked by name: a prefix such as "kl" also fetches a column called "kl.x".
     return table.select(list(stored)).rename_columns(list(stored.values()))
-
-
-def _rows_of(row_group: pq.RowGroupMetaData, stored: Collection[str], values: int) -> int:
-    """Rows of a slice that has about so many values of the longest column."""
-    leaves = [row_group.column(leaf) for leaf in range(row_group.num_columns)]
-    most = max((leaf.num_values for leaf in leaves if leaf.path_in_schema.split(".")[0] in stored), default=0)
-    count = max(1, round(most / values))
-    return max(_LEAST_ROWS, -(-int(row_group.num_rows) // count))
 
 
 def read_footer(source: Source, trainer: str | None) -> RunFile:
@@ -180,13 +187,10 @@ def read_footer(source: Source, trainer: str | None) -> RunFile:
             raise InputError(f"{source.name}: the file has no rows; check the run that wrote it, or leave it out")
         metadata = RunMetadata.decode(footer.metadata, source.name)
         columns = resolve(schema, source.name, trainer=trainer or metadata.trainer)
-        check_size(source, footer, [each.stored for name, each in columns.items() if name not in _TEXTS])
-        with reading(source.name, "the file"):
-            # pyarrow aborts the process when it hands out statistics of a damaged row group, and reports the same
-            # damage when it prepares to read: so prepare once, before anyone asks for statistics.
-            keys = [columns[name].stored for name in ("step", "split") if name in columns]
-            next(parquet.iter_batches(1, row_groups=list(range(footer.num_row_groups)), columns=keys), None)
-        return RunFile(source, footer, columns, metadata)
+        chunks = _read_chunks(source)
+        numbers = [each.stored for name, each in columns.items() if name not in _TEXTS]
+        check_size(source, footer, numbers, chunks=chunks)
+        return RunFile(source, footer, columns, metadata, chunks)
 
 
 def check_size(
