@@ -1,7 +1,7 @@
 """`RolloutBatch`: one step of a run, packed twice (tokens into rows, rows into groups)."""
 
 from bisect import bisect_right
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cached_property
 from typing import NamedTuple
@@ -96,6 +96,7 @@ class RolloutBatch:
         group_ids: ``[G]`` names of the groups.
         sample_ids: ``[N]`` names of the rows.
         statuses: ``[N]`` column `status`, None where null; empty if it was not read.
+        incomplete: token column that some rows have and others lack to a row that lacks it; not in `per_token`.
     """
 
     step: int
@@ -108,6 +109,7 @@ class RolloutBatch:
     group_ids: Sequence[str] = ()
     sample_ids: Sequence[str] = ()
     statuses: Sequence[str | None] = ()
+    incomplete: Mapping[str, str] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
         rows = self.rows
@@ -213,6 +215,10 @@ class RolloutBatch:
         if stored is None:
             raise KeyError(name)
         return self.token_columns.part(stored, places)
+
+    def lacks(self, names: Collection[str]) -> list[str]:
+        """Those of some columns that are in part of the rows only."""
+        return sorted(self.incomplete.keys() & names) if self.incomplete else []
 
     def group_name(self, group: int) -> str:
         """Name of a group, for messages and examples."""

@@ -17,7 +17,8 @@ import torch
 from torch import Tensor
 
 from rolloutdoctor.batch import RolloutBatch
-from rolloutdoctor.needs import loss_columns
+from rolloutdoctor.errors import CannotComputeError
+from rolloutdoctor.needs import incomplete, loss_columns, optional_columns
 from rolloutdoctor.objective import Objective, Scope
 from rolloutdoctor.reward_pass import reward_kl_tokens
 from rolloutdoctor.row_pass import RowPart, compared_groups, evaluate_rows, in_scope, row_parts, stored_kl
@@ -192,6 +193,11 @@ def evaluate_all(
         CannotComputeError: where the trainer itself fails, or what changes from step to step was not logged.
     """
     objectives = {name: objective.at_step(logged or {}) for name, objective in objectives.items()}
+    for objective in objectives.values():
+        # Without such a column the numbers are others, not fewer.
+        absent = batch.lacks(optional_columns(objective))
+        if absent:
+            raise CannotComputeError(incomplete(absent))
     parts = row_parts(batch, objectives, dtype)
     able = {
         name: part for name, part in parts.items() if part is not None and batch.has(*loss_columns(objectives[name]))

@@ -1,5 +1,7 @@
 """Which columns an objective needs, so that only these are read."""
 
+from collections.abc import Sequence
+
 from rolloutdoctor.objective import Objective, RowSet
 
 TOKEN_COLUMNS: dict[str, frozenset[str]] = {
@@ -112,6 +114,18 @@ def metric_columns(objective: Objective) -> frozenset[str]:
     """Return the columns that every metric of the trainer needs or uses, where they are there."""
     return loss_columns(objective) | reward_kl_columns(objective) | {"reward"} | objective.metric_columns
 
+
+def incomplete(names: Sequence[str]) -> str:
+    """Say what is wrong with columns that only some rows of a step have."""
+    return f"{', '.join(names)}{_INCOMPLETE}"
+
+
+def is_incomplete(why: str) -> bool:
+    """Tell whether a reason is one of `incomplete`."""
+    return why.endswith(_INCOMPLETE)
+
+
+_INCOMPLETE = " null in some of its rows and not in others"
 
 CUT_COLUMNS = ("optim_step_id", "micro_batch_id", "rank")
 """Columns that say how a step was cut up; read where they are there."""

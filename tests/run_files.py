@@ -13,7 +13,17 @@ from rolloutdoctor.trainers.table import TRAINERS
 
 FLOATS = pa.list_(pa.float32())
 MASK = pa.list_(pa.uint8())
-ALL = ("reward", "rewards", "rank", "advantages", "response_mask", "response_ids", "ref_log_probs", "kl")
+ALL = (
+    "reward",
+    "rewards",
+    "rank",
+    "advantages",
+    "response_mask",
+    "response_ids",
+    "ref_log_probs",
+    "kl",
+    "old_log_probs",
+)
 
 
 def write(name="run.parquet", row_group_size=None, metadata=None, **columns):

@@ -210,10 +210,16 @@ def layers(context: typer.Context, settings: list[str] | None, config: str | Non
 
 
 def warn_of_partial(run: "Run", *, quiet: bool) -> None:
-    """Say on stderr which columns are not in every file, and so were not read."""
-    if run.partial_columns and not quiet:
+    """Say on stderr which columns are not in every file, or not in every row of a step, and so were not read."""
+    if quiet:
+        return
+    if run.partial_columns:
         names = ", ".join(sorted(run.partial_columns))
         say(f"not in every file, so not read: {names}")
+    for name, steps in sorted(run.incomplete.items()):
+        key, where = min(steps.items())
+        of = f"{len(steps):,} such steps" if len(steps) > 1 else "that step"
+        say(f"{where}: {name} is null, and not in other rows of step {key.step}; the column is left out of {of}")
 
 
 def step_range(text: str | None) -> "StepRange | None":

@@ -15,12 +15,12 @@ from rolloutdoctor.escapes import sentence, visible_lines
 class Commands(TyperGroup):
     """The commands, with what the option parser complains about escaped as every other message is."""
 
-    def main(self, args: Any = None, *, standalone_mode: bool = True, **extra: Any) -> Any:  # noqa: ANN401  # as of its base
+    def main(self, *args: Any, **extra: Any) -> Any:  # noqa: ANN401  # as of its base
         """Parse and run; see `click.Command.main`."""
-        if not standalone_mode:
-            return super().main(args, standalone_mode=False, **extra)
+        if not extra.pop("standalone_mode", True):
+            return super().main(*args, standalone_mode=False, **extra)
         try:
-            code = super().main(args, standalone_mode=False, **extra)
+            code = super().main(*args, standalone_mode=False, **extra)
         except typer.Abort:
             sys.exit(fail("interrupted; nothing was written", INTERRUPTED))
         except Exception as error:

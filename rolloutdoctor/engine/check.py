@@ -15,7 +15,7 @@ from rolloutdoctor.findings import Finding, Report, Skipped
 from rolloutdoctor.fixes import ChosenFix
 from rolloutdoctor.io.metadata import RunMetadata
 from rolloutdoctor.io.run import LoggedMetrics, Run
-from rolloutdoctor.needs import CUT_COLUMNS, loss_columns
+from rolloutdoctor.needs import CUT_COLUMNS, is_incomplete, loss_columns
 from rolloutdoctor.rules.base import Context, counted
 from rolloutdoctor.rules.table import RULES, AnyRule
 
@@ -223,7 +223,8 @@ def _notes(plan: Plan, state: RunState) -> list[str]:
     """What the numbers rest on."""
     notes: list[str] = []
     for why, (step, count) in _by_step(state):
-        notes.append(f"{counted(count, 'step')} could not be evaluated, the first is step {step}: {why}")
+        how = " in full" if is_incomplete(why) else ""
+        notes.append(f"{counted(count, 'step')} could not be evaluated{how}, the first is step {step}: {why}")
     if state.odd_groups:
         notes.append(
             f"{state.odd_groups:,} groups do not have the configured number of rows: if rows are missing from the "

@@ -8,6 +8,7 @@ from rolloutdoctor.batch import RolloutBatch, StepKey
 from rolloutdoctor.engine.plan import Plan
 from rolloutdoctor.engine.sweep import AS_CONFIGURED, Consumer, SeenStep
 from rolloutdoctor.findings import Example, InputSummary
+from rolloutdoctor.needs import incomplete
 from rolloutdoctor.rules.base import KEEP_EXAMPLES
 from rolloutdoctor.rules.step import StepView
 from rolloutdoctor.rules.table import AnyRule
@@ -91,6 +92,7 @@ class Fold(Consumer):
             else {AS_CONFIGURED: objective} | {fix.label: fix.apply(objective) for fix in plan.fixes}
         )
         self._needs = {rule.code: rule.columns(plan.context) for rule in plan.rules}
+        self._reads = {rule.code: self._needs[rule.code] | rule.wanted(plan.context) for rule in plan.rules}
         self._steps: dict[str, list[tuple[StepKey, Any]]] = {rule.code: [] for rule in plan.rules}
         self._examples: dict[str, list[Example]] = {rule.code: [] for rule in plan.rules}
         self._unmeasured: dict[str, int] = dict.fromkeys(self._steps, 0)
@@ -107,20 +109,24 @@ class Fold(Consumer):
         for position, count in enumerate((len(batch), 1, groups, batch.tokens)):
             self._counts[position] += count
         self._odd_groups += self._odd(batch)
-        if step.failure is not None:
-            first, times = self._failures.get(step.failure, (batch.step, 0))
-            self._failures[step.failure] = (min(first, batch.step), times + 1)
+        if step.failure is not None or batch.incomplete:
+            self._fail(step.failure or incomplete(sorted(batch.incomplete)), batch.step)
         view = self._view(step)
         for rule in self.plan.rules:
             if batch.split not in rule.splits:
                 continue
             blind = rule.needs_objective and view.evaluation is None
-            if blind or not batch.has(*self._needs[rule.code]):
+            # A rule that reads a column where it is there would see less than the run holds.
+            if blind or not batch.has(*self._needs[rule.code]) or batch.lacks(self._reads[rule.code]):
                 self._unmeasured[rule.code] += 1
                 continue
             self._steps[rule.code].append((batch.key, rule.measure(view)))
             examples = [*self._examples[rule.code], *rule.examples(view)]
             self._examples[rule.code] = sorted(examples, key=_worst_first)[:KEEP_EXAMPLES]
+
+    def _fail(self, why: str, step: int) -> None:
+        first, times = self._failures.get(why, (step, 0))
+        self._failures[why] = (min(first, step), times + 1)
 
     def _view(self, step: SeenStep) -> StepView:
         evaluations = dict(step.evaluations)

@@ -1,5 +1,6 @@
 """Which columns of the contract a file has, under which names and types."""
 
+from collections import Counter
 from collections.abc import Callable
 from dataclasses import dataclass
 
@@ -45,7 +46,7 @@ def resolve(schema: pa.Schema, name: str, *, trainer: str | None = None) -> dict
         SchemaError: on a missing `step`, a type that the column may not have, two aliases of one column, or two
             columns of one name.
     """
-    twice = sorted({stored for stored in schema.names if schema.names.count(stored) > 1})
+    twice = sorted(stored for stored, count in Counter(schema.names).items() if count > 1)
     if twice:
         raise SchemaError(f"{name}: two columns are called {twice[0]}; drop or rename one of them")
     aliases = _aliases(trainer)

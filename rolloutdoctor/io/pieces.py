@@ -1,7 +1,7 @@
 """What one row group holds of one step, and how such pieces become a batch."""
 
-from collections.abc import Collection, Iterable, Sequence
-from dataclasses import dataclass, replace
+from collections.abc import Collection, Iterable, Mapping, Sequence
+from dataclasses import dataclass, field, replace
 
 import numpy as np
 import pyarrow as pa
@@ -30,6 +30,9 @@ from rolloutdoctor.token_columns import Glance, TokenColumns
 
 MASK = "response_mask"
 """The token column that says how long a response is."""
+
+_INDISPENSABLE = frozenset({MASK, *STAND_INS})
+"""Token columns that no step is read without if some of its rows have them: another would be taken for them."""
 
 
 @dataclass(frozen=True)
@@ -119,6 +122,7 @@ class Piece:
         groups: ``[N]`` group identifiers, or None.
         samples: ``[N]`` sample identifiers, or None.
         statuses: ``[N]`` finish reasons, or None.
+        incomplete: token column that some rows lack and others have to the number of such a row; its `tokens` are None.
     """
 
     file: RunFile
@@ -130,6 +134,7 @@ class Piece:
     groups: pa.Array | None
     samples: pa.Array | None
     statuses: pa.Array | None = None
+    incomplete: Mapping[str, int] = field(default_factory=dict)
 
     def place(self, column: str) -> Place:
         """Return where a column's cells are."""
@@ -200,11 +205,15 @@ def decode_piece(
         for name, found in packed.items():
             if _is_absent(found):
                 raise _null_cell(places[name], 0, places[MASK].label, int(lengths[0]))
+    incomplete = {} if lengths is not None else _incomplete(packed, rows)
+    whole = {name: found for name, found in packed.items() if name not in incomplete}
     return Piece(
         file=file,
         rows=rows,
-        lengths=_agreed_lengths(known | packed, places),
-        tokens={name: None if _is_absent(found) else found.values for name, found in packed.items()},
+        lengths=_agreed_lengths(known | whole, places),
+        tokens={
+            name: None if name in incomplete or _is_absent(found) else found.values for name, found in packed.items()
+        },
         numbers={
             name: integers(table.column(name), places[name])
             if BY_NAME[name].kind is Kind.INTEGER
@@ -215,6 +224,7 @@ def decode_piece(
         groups=identifiers(table.column("group_id"), places["group_id"]) if wanted.groups else None,
         samples=identifiers(table.column("sample_id"), places["sample_id"]) if wanted.samples else None,
         statuses=texts(table.column("status"), places["status"]) if wanted.statuses else None,
+        incomplete=incomplete,
     )
 
 
@@ -225,7 +235,8 @@ def assemble(key: StepKey, pieces: Sequence[Piece], *, several_files: bool) -> R
         DataError: if a token column has values in some pieces only, or a sample identifier occurs twice.
     """
     counts = [len(piece.rows) for piece in pieces]
-    tokens = _token_columns(pieces)
+    incomplete = _incomplete_columns(pieces)
+    tokens = _token_columns(pieces, incomplete)
     lengths = [piece.lengths for piece in pieces if piece.lengths is not None]
     offsets = torch.zeros(sum(counts) + 1, dtype=torch.int64)
     if tokens:
@@ -250,7 +261,29 @@ def assemble(key: StepKey, pieces: Sequence[Piece], *, several_files: bool) -> R
         group_ids=group_ids,
         sample_ids=_sample_ids(pieces, several_files),
         statuses=[text for piece in pieces if piece.statuses is not None for text in piece.statuses.to_pylist()],
+        incomplete=incomplete,
     )
+
+
+def _incomplete(packed: dict[str, Lists], rows: "range | np.ndarray") -> dict[str, int]:
+    """Columns that can be done without, and are null in some rows and not in others, with the first such row."""
+    return {
+        name: int(rows[int(np.argmax(found.is_null))])
+        for name, found in packed.items()
+        if name not in _INDISPENSABLE and found.is_null is not None and not found.is_null.all()
+    }
+
+
+def _incomplete_columns(pieces: Sequence[Piece]) -> dict[str, str]:
+    """The same of a whole step, with the file of the row."""
+    found: dict[str, str] = {}
+    for name in pieces[0].tokens:
+        lacking = [piece for piece in pieces if piece.tokens[name] is None]
+        is_partial = any(name in piece.incomplete for piece in lacking) or len(lacking) < len(pieces)
+        if lacking and is_partial and name not in _INDISPENSABLE:
+            first = lacking[0]
+            found[name] = f"{first.file.name}, row {first.incomplete.get(name, int(first.rows[0]))}"
+    return found
 
 
 def _is_absent(found: Lists) -> bool:
@@ -293,16 +326,17 @@ def _null_cell(place: Place, row: int, other: str | None, length: int | None) ->
     )
 
 
-def _token_columns(pieces: Sequence[Piece]) -> TokenColumns:
-    """The token columns, a chunk for each piece that is in memory."""
-    for name in pieces[0].tokens:
+def _token_columns(pieces: Sequence[Piece], without: Collection[str]) -> TokenColumns:
+    """The token columns but those in `without`, a chunk for each piece that is in memory."""
+    names = [name for name in pieces[0].tokens if name not in without]
+    for name in names:
         empty = next((piece for piece in pieces if piece.tokens[name] is None), None)
         if empty is not None and any(piece.tokens[name] is not None for piece in pieces):
             other = next((to for to, values in empty.tokens.items() if values is not None), None)
             length = None if empty.lengths is None else int(empty.lengths[0])
             raise _null_cell(empty.place(name), 0, other and empty.place(other).label, length)
     found: dict[str, Sequence[Tensor | Glance]] = {}
-    for name in pieces[0].tokens:
+    for name in names:
         parts = [values for piece in pieces if (values := piece.tokens[name]) is not None]
         whole = [part for part in parts if not isinstance(part, Glance)]
         if len(whole) < len(parts):

@@ -63,6 +63,8 @@ class Run:
         rows: number of rows, from the footers.
         metrics: what the trainer logged; empty if there is none.
         dropped: steps and splits that a recorder let go in one of the files at least: no batch has them.
+        incomplete: token column that some rows of a step have and others lack to the steps that were read without it,
+            with a row that lacks it.
     """
 
     def __init__(
@@ -83,6 +85,7 @@ class Run:
         self.partial_columns: frozenset[str] = frozenset().union(*(file.columns for file in files)) - self.columns
         self.rows = sum(file.rows for file in files)
         self.metrics = metrics
+        self.incomplete: dict[str, dict[StepKey, str]] = {}
         self.dropped = frozenset(key for file in files for key in file.metadata.dropped_steps)
 
     def batches(
@@ -219,7 +222,11 @@ class Run:
         return build_index(self._files)
 
     def _stream(self, asked: Asked, progress: Callable[[int, int], None]) -> Generator[RolloutBatch, None, None]:
-        yield from Stream(self._files, self._index, asked, partial(self._again, asked), progress).batches()
+        yield from Stream(self._files, self._index, asked, partial(self._again, asked), progress, self._note).batches()
+
+    def _note(self, batch: RolloutBatch) -> None:
+        for name, where in batch.incomplete.items():
+            self.incomplete.setdefault(name, {})[batch.key] = where
 
     def _again(self, asked: Asked, key: StepKey) -> TokenColumns:
         """Read the token columns of a step once more."""

@@ -32,6 +32,7 @@ class Stream:
         asked: Asked,
         again: Callable[[StepKey], TokenColumns],
         progress: Callable[[int, int], None],
+        partial_step: Callable[[RolloutBatch], None],
     ) -> None:
         """Plan what is to be read.
 
@@ -41,8 +42,10 @@ class Stream:
             asked: columns and steps.
             again: reads the token columns of a step once more.
             progress: called with the rows done and the rows to do.
+            partial_step: told of a batch that goes without a column that some of its rows have.
         """
         self._files, self._index, self._again, self._progress = tuple(files), index, again, progress
+        self._partial_step = partial_step
         self._wanted = asked.wanted
         numbered = enumerate(index.row_groups)
         plan = [(position, found) for position, found in numbered if found.may_hold(asked.steps, asked.split)]
@@ -66,6 +69,8 @@ class Stream:
                 for key in self._completed(position, part, waiting):
                     batch = assemble(key, waiting.take(key), several_files=len(self._files) > 1)
                     columns = batch.token_columns
+                    if batch.incomplete:
+                        self._partial_step(batch)
                     self._prepare(batch, parts, ahead)
                     try:
                         yield batch

@@ -166,8 +166,8 @@ def mask(*cells):
             "write all token columns aligned to the response, without padding",
         ),
         (
-            {"step": [0, 0], "response_mask": mask([1], [1] * 12), "ref_log_probs": pa.array([[1.0], None], FLOATS)},
-            "column ref_log_probs, row 1: null where a list of 12 values was expected (as in response_mask); "
+            {"step": [0, 0], "response_mask": mask([1], [1] * 12), "old_log_probs": pa.array([[1.0], None], FLOATS)},
+            "column old_log_probs, row 1: null where a list of 12 values was expected (as in response_mask); "
             "log the column for every row of a step and split, or for none of them",
         ),
         (
@@ -177,8 +177,8 @@ def mask(*cells):
             "log the column for every row of a step and split, or for none of them",
         ),
         (
-            {"step": [0, 0], "kl": pa.array([None, [1.0]], FLOATS)},
-            "column kl, row 0: null where a list was expected; "
+            {"step": [0, 0], "old_log_probs": pa.array([None, [1.0]], FLOATS)},
+            "column old_log_probs, row 0: null where a list was expected; "
             "log the column for every row of a step and split, or for none of them",
         ),
     ],
@@ -198,13 +198,13 @@ def test_rows_are_counted_in_the_file_whatever_its_row_groups():
 
 def test_null_in_one_row_group_only():
     null = pa.array([[1.0], None, [2.0]], FLOATS)
-    write(step=[0, 0, 0], response_mask=mask([1], [0, 1], [1]), kl=null, row_group_size=1)
+    write(step=[0, 0, 0], response_mask=mask([1], [0, 1], [1]), old_log_probs=null, row_group_size=1)
     assert refusal(error=DataError) == (
-        "run.parquet: column kl, row 1: null where a list of 2 values was expected (as in response_mask); "
+        "run.parquet: column old_log_probs, row 1: null where a list of 2 values was expected (as in response_mask); "
         "log the column for every row of a step and split, or for none of them"
     )
-    assert refusal(columns=["kl"], error=DataError) == (
-        "run.parquet: column kl, row 1: null where a list was expected; "
+    assert refusal(columns=["old_log_probs"], error=DataError) == (
+        "run.parquet: column old_log_probs, row 1: null where a list was expected; "
         "log the column for every row of a step and split, or for none of them"
     )
 

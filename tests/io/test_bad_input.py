@@ -62,7 +62,7 @@ def test_codec_that_pyarrow_does_not_have():
     assert body.count(b"step\x15\x02") == 1
     path.write_bytes(body.replace(b"step\x15\x02", b"step\x15\x06"))
     assert refusal() == (
-        "run.parquet: the file uses a Parquet feature that this pyarrow does not have (While LZO compression is "
+        "run.parquet: row group 0 uses a Parquet feature that this pyarrow does not have (While LZO compression is "
         "supported by the Parquet format in general, it is currently not supported by the C++ implementation.); "
         "write the file with plain columns and zstd or snappy"
     )
