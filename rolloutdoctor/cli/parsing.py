@@ -17,10 +17,11 @@ class Commands(TyperGroup):
 
     def main(self, *args: Any, **extra: Any) -> Any:  # noqa: ANN401  # as of its base
         """Parse and run; see `click.Command.main`."""
-        if not extra.pop("standalone_mode", True):
-            return super().main(*args, standalone_mode=False, **extra)
+        if not extra.get("standalone_mode", True):
+            return super().main(*args, **extra)
+        extra["standalone_mode"] = False
         try:
-            code = super().main(*args, standalone_mode=False, **extra)
+            code = super().main(*args, **extra)
         except typer.Abort:
             sys.exit(fail("interrupted; nothing was written", INTERRUPTED))
         except Exception as error:

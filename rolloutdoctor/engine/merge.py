@@ -138,6 +138,13 @@ def _check_disjoint(parts: Sequence[tuple[str, SavedState]]) -> None:
 
 def _configured(maker: Maker) -> Configured:
     trainer = find_trainer(maker.name)
+    options = {option.name: option for option in trainer.options}
+    if options.keys() != maker.config.keys():
+        name = min(options.keys() ^ maker.config.keys())
+        raise InputError(f"the state is damaged (the option {name}); check that part again")
+    for name, setting in maker.config.items():
+        if repr(options[name].read(setting.value, setting.origin)) != repr(setting.value):
+            raise InputError(f"the state is damaged (the value of {name}); check that part again")
     config = Config(parse_version(maker.version), maker.config)
     objective = trainer.objective(config)
     for label in maker.fixes:

@@ -9,7 +9,7 @@ import math
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, fields
 from types import UnionType
-from typing import Any
+from typing import Any, get_args, get_origin
 
 from rolloutdoctor import __version__
 from rolloutdoctor.batch import EVAL, TRAIN, StepKey
@@ -26,6 +26,9 @@ from rolloutdoctor.rules.table import RULES
 STATE_SCHEMA = 1
 _MOST_BYTES = 2**30
 """Of a state: it grows with the number of steps, by some kilobytes for each."""
+
+_MOST = 2**63
+"""Whole numbers are below it."""
 
 
 @dataclass(frozen=True)
@@ -149,7 +152,7 @@ def load_state(path: str) -> SavedState:
     path = shown(given)
     text = read_small(given, expected=expected, most=_MOST_BYTES, error=InputError)
     try:
-        body = json.loads(text)
+        body = json.loads(text, parse_constant=_refused)
     except RecursionError:
         raise InputError(f"{path}: nested too deeply; {expected}") from None
     except ValueError:
@@ -231,7 +234,13 @@ def _plain(value: object) -> object:
     raise TypeError(f"{type(value).__name__} cannot be kept in a state")
 
 
+def _refused(constant: str) -> object:
+    raise ValueError(f"{constant} is no JSON")
+
+
 def _value(plain: object) -> object:
+    if isinstance(plain, float) and not math.isfinite(plain):
+        raise ValueError("a number is too large")
     if isinstance(plain, list):
         return [_value(one) for one in plain]
     if not isinstance(plain, dict):
@@ -260,11 +269,22 @@ def _built(kind: Callable[..., Any], plain: Mapping[str, object], **given: objec
 
 
 def _fits(value: object, kind: object) -> bool:
+    """Tell whether a value is of the type that a field is declared with; whole numbers are counts or steps."""
     if kind is float:
-        return type(value) in (int, float)
+        return type(value) is float or (type(value) is int and abs(value) < _MOST)
     if kind is int:
-        return type(value) is int
-    return isinstance(value, kind) if isinstance(kind, (type, UnionType)) else True
+        return type(value) is int and 0 <= value < _MOST
+    if isinstance(kind, UnionType):
+        return any(_fits(value, one) for one in get_args(kind))
+    origin, inner = get_origin(kind), get_args(kind)
+    if origin is tuple and isinstance(value, tuple):
+        kinds = inner[:1] * len(value) if inner[-1:] == (Ellipsis,) else inner
+        return len(kinds) == len(value) and all(map(_fits, value, kinds))
+    if origin is not None and isinstance(value, Mapping):
+        return all(_fits(name, inner[0]) and _fits(one, inner[1]) for name, one in value.items())
+    if origin is not None:
+        return False
+    return isinstance(value, kind) if isinstance(kind, type) else True
 
 
 def _key(step: object, split: object) -> StepKey:
@@ -274,8 +294,8 @@ def _key(step: object, split: object) -> StepKey:
 
 
 def _whole(value: object) -> int:
-    if type(value) is not int:
-        raise TypeError(f"{value!r} where a whole number was expected")
+    if type(value) is not int or not 0 <= value < _MOST:
+        raise TypeError(f"{value!r} where a whole number of 0 or more was expected")
     return value
 
 

@@ -126,7 +126,7 @@ class _Dump:
                 pair.train = file
                 found.update(name for sample in body["samples"][:1] for name in sample)
                 uncut += cuts(body) is None
-                contradicting += cuts(body) is None and bool(body.get("dp_shards"))
+                contradicting += cuts(body) is None and _holds_shards(body.get("dp_shards"))
             else:
                 pair.rollout = file
             dump.sizes[step] = dump.sizes.get(step, 0) + Path(file.path).stat().st_size
@@ -173,9 +173,10 @@ class _Dump:
             raise InputError(f"{file.name}: not a dump of slime: it has no list of samples")
         if not all(isinstance(sample, dict) for sample in body["samples"]):
             raise InputError(f"{file.name}: a sample is no dictionary; slime dumps each sample as one")
-        if body.get("format_version", FORMAT_VERSION) != FORMAT_VERSION:
+        version = _plain(body.get("format_version", FORMAT_VERSION))
+        if not isinstance(version, int) or version != FORMAT_VERSION:
             raise InputError(
-                f"{file.name}: format version {lines.shown(body['format_version'])} of slime's train data, where "
+                f"{file.name}: format version {lines.shown(version)} of slime's train data, where "
                 f"{FORMAT_VERSION} is known"
             )
         return body
@@ -236,7 +237,7 @@ class _Dump:
             "reward": self._reward(rollout, raw, where),
             "prompt_ids": None if tokens is None else tokens[:start],
             "response_ids": None if tokens is None else tokens[start:],
-            "status": (rollout or {}).get("status") if rollout else _status(train),
+            "status": (rollout or {}).get("status") if rollout else _status(train, where),
             "rank": train.get("data_parallel_rank"),
         }
         if train.get("rollout_ids") is not None:
@@ -250,7 +251,7 @@ class _Dump:
             row["response_mask_pre"] = np.ones(length, np.uint8) if mask is None else mask
             if not train:
                 # slime zeroes the mask of a removed sample when it makes train data of it.
-                removed = bool(rollout.get("remove_sample"))
+                removed = _flag(rollout.get("remove_sample"), f"{where}: remove_sample")
                 row["response_mask"] = np.zeros(length, np.uint8) if removed else row["response_mask_pre"]
         for name, field in (_TOKEN_FIELDS if train else _ROLLOUT_FIELDS).items():
             dtype = np.uint8 if name == "response_mask" else np.float32
@@ -274,14 +275,24 @@ class _Dump:
         value = raw if reward is None else reward
         if value is None:
             return None
-        try:
-            return float(value)  # type: ignore[arg-type]  # anything that is not a number raises
-        except (TypeError, ValueError):
-            raise DataError(f"{where}: the reward is {lines.shown(value)} where a number was expected") from None
+        return lines.number(_plain(value), f"{where}: the reward")
 
 
-def _status(train: Mapping[str, Any]) -> str | None:
-    return None if train.get("truncated") is None else ("truncated" if train["truncated"] else "completed")
+def _holds_shards(value: object) -> bool:
+    return value is not None and not (isinstance(value, (list, tuple, dict)) and not value)
+
+
+def _status(train: Mapping[str, Any], where: str) -> str | None:
+    if train.get("truncated") is None:
+        return None
+    return "truncated" if _flag(train["truncated"], f"{where}: truncated") else "completed"
+
+
+def _flag(value: object, what: str) -> bool:
+    value = _plain(value)
+    if value is not None and not isinstance(value, (bool, int, float)):
+        raise DataError(f"{what} is {lines.shown(value)} where true or false was expected")
+    return bool(value)
 
 
 def _label(value: object, what: str) -> str:
@@ -290,10 +301,21 @@ def _label(value: object, what: str) -> str:
     return str(value).encode("utf-8", "replace").decode()
 
 
+def _plain(value: object) -> object:
+    """The Python value of a tensor that holds one; anything else as it is."""
+    import torch
+
+    if not isinstance(value, torch.Tensor) or value.shape not in ((), (1,)):
+        return value
+    try:
+        return value.detach().item()
+    except (RuntimeError, NotImplementedError, TypeError, ValueError):
+        # Of a tensor without memory, or of a layout that holds no plain number.
+        return value
+
+
 def _integer(value: object, what: str) -> int:
-    item = getattr(value, "item", None)
-    if callable(item) and getattr(value, "shape", None) in ((), (1,)):
-        value = item()
+    value = _plain(value)
     if not isinstance(value, int) or isinstance(value, bool) or not 0 <= value < 2**63:
         raise DataError(f"{what} is {lines.shown(value)} where an integer of 0 or more was expected")
     return value
@@ -306,12 +328,13 @@ def _numbers(value: object, what: str, dtype: type) -> "np.ndarray | None":
     import torch
 
     if isinstance(value, torch.Tensor):
-        if value.dim() == 1 and not value.is_sparse and value.device.type == "cpu":
+        is_real = not value.is_complex() and not value.is_quantized
+        if value.dim() == 1 and value.layout is torch.strided and value.device.type == "cpu" and is_real:
             if value.numel() > _LONGEST:
                 # A view may declare any length over a single stored number, and a copy of it would take that memory.
                 raise DataError(f"{what} has {value.numel()} values, more than any response")
-            value = value.detach()
-            if value.dtype == torch.bfloat16:
+            value = value.detach().resolve_neg()
+            if value.is_floating_point() and value.dtype not in (torch.float16, torch.float32, torch.float64):
                 value = value.float()
             return _cast(value.numpy(), what, dtype)
     elif isinstance(value, (list, tuple)) and all(isinstance(each, _allowed(dtype)) for each in value):

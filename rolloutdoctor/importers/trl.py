@@ -131,7 +131,7 @@ class _Writer:
             columns["reward"] = weighted(file, self.scheme.weights)[start:stop].tolist()
         names = self.scheme.names
         if names:
-            scores = [file.numbers[name][start:stop].tolist() for name in names]
+            scores = [file.scores(name)[start:stop].tolist() for name in names]
             columns["rewards"] = [dict(zip(names, row, strict=True)) for row in zip(*scores, strict=True)]
         columns["advantage"] = file.advantage[start:stop].tolist()
         columns["prompt"] = [_words(cell) for cell in file.prompts[start:stop]]
@@ -200,24 +200,35 @@ def _read(source: Source, *, text: bool) -> File:
                 raise InputError(f"{source.name}: more than {_MOST_BYTES >> 30} GiB in one step; that is no log of TRL")
             tables.append(batch)
         table = pa.Table.from_batches(tables, schema=parquet.schema_arrow)
-    steps = set(table["step"].to_pylist())
+    steps = set(table["step"].to_pylist()) if pa.types.is_integer(table.schema.field("step").type) else set()
     if len(steps) != 1 or not isinstance(step := next(iter(steps)), int) or step < 0:
-        raise InputError(f"{source.name}: expected the rows of one step, found the steps {sorted(map(str, steps))[:5]}")
+        raise InputError(f"{source.name}: expected the rows of one step, found {_steps_found(table)}")
     between = names[3 : names.index(_LAST)]
     numbers = {}
     for name in between:
         kind = table.schema.field(name).type
-        if pa.types.is_floating(kind) or pa.types.is_integer(kind):
-            numbers[name] = table[name].cast(pa.float64()).to_numpy()
+        # A function that scored no row of a step leaves nulls, of which the file does not say what they would be.
+        if pa.types.is_floating(kind) or pa.types.is_integer(kind) or pa.types.is_null(kind):
+            numbers[name] = table[name].cast(pa.float64(), safe=False).to_numpy()
     if not pa.types.is_floating(table.schema.field(_LAST).type):
         raise InputError(f"{source.name}: the column advantage holds no numbers")
+    kinds = {name: str(table.schema.field(name).type) for name in between if name not in numbers}
     return File(
         step=step,
         prompts=table["prompt"].to_pylist(),
         completions=table["completion"].to_pylist() if text else [],
         advantage=table[_LAST].cast(pa.float64()).to_numpy(),
         numbers=numbers,
+        name=source.name,
+        kinds=kinds,
     )
+
+
+def _steps_found(table: pa.Table) -> str:
+    kind = table.schema.field("step").type
+    if not pa.types.is_integer(kind):
+        return f"a column step of {kind}"
+    return f"the steps {sorted(map(str, set(table['step'].to_pylist())))[:5]}"
 
 
 def _words(cell: object) -> object:

@@ -3,12 +3,12 @@
 import hashlib
 import math
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from itertools import groupby
 
 import numpy as np
 
-from rolloutdoctor.errors import UsageError, nearest
+from rolloutdoctor.errors import DataError, UsageError, nearest
 
 _EPSILON = 1e-4
 """TRL adds it to the standard deviation."""
@@ -26,11 +26,28 @@ class File:
     completions: Sequence[object]
     advantage: np.ndarray
     numbers: Mapping[str, np.ndarray]
+    name: str = ""
+    kinds: Mapping[str, str] = field(default_factory=dict)
+    """Types of the columns, where rewards are expected, that hold no numbers."""
 
     @property
     def rows(self) -> int:
         """How many."""
         return len(self.advantage)
+
+    def scores(self, name: str) -> np.ndarray:
+        """Return a column of rewards.
+
+        Raises:
+            DataError: if the file has no such column, or it holds something else.
+        """
+        if name not in self.numbers:
+            what = f"holds {self.kinds[name]}" if name in self.kinds else "is absent"
+            raise DataError(
+                f"{self.name}: the reward column {name} {what}, and holds numbers in other files; convert the files "
+                "with the same columns together, or say with --map reward=... which columns to read"
+            )
+        return self.numbers[name]
 
     def runs(self, start: int, stop: int) -> list[int]:
         """Lengths of the runs of equal prompts."""

@@ -76,7 +76,9 @@ class Runs:
         if values.dtype == bool:
             sums = np.add.reduceat(values.view(np.uint8), self._starts, dtype=self._count).astype(np.float64)
         else:
-            sums = np.add.reduceat(values, self._starts, dtype=np.float64)
+            # A sum that is infinite or undefined is one: rules look for it, and torch does not warn of it either.
+            with np.errstate(over="ignore", invalid="ignore"):
+                sums = np.add.reduceat(values, self._starts, dtype=np.float64)
         if self._some_empty:
             filled, sums = sums, np.zeros(len(self))
             sums[self._filled] = filled
