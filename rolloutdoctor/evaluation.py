@@ -20,6 +20,7 @@ from rolloutdoctor.batch import RolloutBatch
 from rolloutdoctor.errors import CannotComputeError
 from rolloutdoctor.needs import incomplete, loss_columns, optional_columns
 from rolloutdoctor.objective import Objective, Scope
+from rolloutdoctor.ops import elementwise as el
 from rolloutdoctor.reward_pass import reward_kl_tokens
 from rolloutdoctor.row_pass import RowPart, compared_groups, evaluate_rows, in_scope, row_parts, stored_kl
 from rolloutdoctor.token_part import PerToken, TokenPart
@@ -168,6 +169,7 @@ def evaluate(
     return evaluate_all(batch, {"": objective}, dtype=dtype, per_token=per_token, logged=logged, kernel=kernel)[""]
 
 
+@el.unwarned()
 def evaluate_all(
     batch: RolloutBatch,
     objectives: Mapping[str, Objective],

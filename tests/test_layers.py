@@ -23,6 +23,7 @@ LAYERS = [
         "ops",
         "errors",
         "escapes",
+        "exact",
         "schema",
         "findings",
         "pictures",
@@ -43,8 +44,8 @@ LAYERS = [
 ]
 # Beside the layers: these know plain data only, and are known only by the command line and the Python interface.
 VIEWS = {
-    "report": {"findings", "pictures", "comparison", "errors", "escapes"},
-    "plots": {"findings", "pictures", "errors", "escapes"},
+    "report": {"findings", "pictures", "comparison", "errors", "escapes", "exact"},
+    "plots": {"findings", "pictures", "errors", "escapes", "exact"},
 }
 RANK = {room: rank for rank, rooms in enumerate(LAYERS) for room in rooms}
 

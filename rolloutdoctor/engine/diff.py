@@ -22,6 +22,7 @@ from rolloutdoctor.engine.sketches import AdvantagesSketch
 from rolloutdoctor.engine.sweep import AS_CONFIGURED, Consumer, ReadOptions, SeenStep, find_device, sweep
 from rolloutdoctor.errors import InputError, UsageError
 from rolloutdoctor.evaluation import Evaluation
+from rolloutdoctor.exact import mean
 from rolloutdoctor.findings import InputSummary
 from rolloutdoctor.fixes import ChosenFix
 from rolloutdoctor.io.run import LoggedMetrics, Run
@@ -260,7 +261,7 @@ def _mean(pairs: Sequence[Pair]) -> Pair:
     ]
     if not known:
         return Pair(None, None)
-    return Pair(math.fsum(one for one, _ in known) / len(known), math.fsum(other for _, other in known) / len(known))
+    return Pair(mean([one for one, _ in known]), mean([other for _, other in known]))
 
 
 def _remarks(total: Change, metrics_moved: bool) -> Iterator[str]:

@@ -37,6 +37,7 @@ from rolloutdoctor.needs import (
 )
 from rolloutdoctor.objective import Objective, RolloutCorrection
 from rolloutdoctor.ops import segments as seg
+from rolloutdoctor.ops.elementwise import unwarned
 from rolloutdoctor.ops.threads import one_torch_thread
 from rolloutdoctor.reward_pass import log_ratios, mismatch_of, ratios_at_loss
 
@@ -85,7 +86,7 @@ def recompute(
     columns = _wanted(run, configured, objectives, options)
     work = _Work(run, configured, options, objectives, evaluator)
     batches = run.batches(columns, steps=options.steps, split=options.split, dtype=dtype, progress=progress)
-    with one_torch_thread():
+    with one_torch_thread(), unwarned():
         if path is None:
             for batch in batches:
                 work.add(batch, dtype, per_token=False)

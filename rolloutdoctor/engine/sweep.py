@@ -14,6 +14,7 @@ from rolloutdoctor.fused.sums import KERNELS, why_not
 from rolloutdoctor.io.allocation import prepare_memory
 from rolloutdoctor.io.run import LoggedMetrics, Run, StepRange
 from rolloutdoctor.objective import Objective
+from rolloutdoctor.ops.elementwise import unwarned
 from rolloutdoctor.ops.threads import one_torch_thread
 from rolloutdoctor.trainers.options import Layer
 
@@ -121,7 +122,7 @@ def sweep(
     batches = run.batches(columns, steps=options.steps, split=options.split, dtype=dtype, progress=progress)
     show = Show(consumers, dtype, evaluator)
     prepare_memory()
-    with one_torch_thread():
+    with one_torch_thread(), unwarned():
         for batch in batches:
             show.step(evaluator.moved(batch), metrics.at(batch.key))
             evaluator.done()

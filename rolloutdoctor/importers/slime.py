@@ -238,8 +238,10 @@ class _Dump:
             "prompt_ids": None if tokens is None else tokens[:start],
             "response_ids": None if tokens is None else tokens[start:],
             "status": (rollout or {}).get("status") if rollout else _status(train, where),
-            "rank": train.get("data_parallel_rank"),
+            "rank": None,
         }
+        if train.get("data_parallel_rank") is not None:
+            row["rank"] = _integer(train["data_parallel_rank"], f"{where}: data_parallel_rank")
         if train.get("rollout_ids") is not None:
             row["trajectory_id"] = _integer(train["rollout_ids"], f"{where}: rollout_ids")
         row["status"] = None if row["status"] is None else _label(row["status"], f"{where}: status")

@@ -5,6 +5,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
+import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
 
@@ -128,10 +129,18 @@ class _Writer:
             "split": [split] * rows,
         }
         if self.scheme.weights:
+            for name in self.scheme.weights:
+                file.scores(name)
             columns["reward"] = weighted(file, self.scheme.weights)[start:stop].tolist()
         names = self.scheme.names
         if names:
-            scores = [file.scores(name)[start:stop].tolist() for name in names]
+            unscored = np.full(file.rows, np.nan)
+            # What the user named as the reward has to be there, other columns need not.
+            strict = self.scheme.weights or names
+            scores = [
+                (file.scores(name) if name in strict else file.numbers.get(name, unscored))[start:stop].tolist()
+                for name in names
+            ]
             columns["rewards"] = [dict(zip(names, row, strict=True)) for row in zip(*scores, strict=True)]
         columns["advantage"] = file.advantage[start:stop].tolist()
         columns["prompt"] = [_words(cell) for cell in file.prompts[start:stop]]

@@ -100,16 +100,23 @@ def find_scheme(files: Sequence[File], given: str | None) -> Scheme:
         given: what the user said the reward is, a weighted sum of columns.
 
     Raises:
-        UsageError: if `given` names a column that a file does not have.
+        UsageError: if `given` names a column that no file has.
+        DataError: if a column of rewards is not in every file.
     """
-    every = [list(file.numbers) for file in files]
-    names = tuple(name for name in (every[0] if every else []) if all(name in each for each in every))
+    names = tuple(dict.fromkeys(name for file in files for name in file.numbers))
+    if given is None:
+        for name in names:
+            for file in files:
+                file.scores(name)
     sums = [dict.fromkeys(names[:count], 1.0) for count in range(1, len(names) + 1)]
     if given is not None:
         weights = reward_expression(given)
         for name in weights:
             if name not in names:
                 raise UsageError(f"--map reward={given}: no column {name!r} of numbers{nearest(name, names)}")
+        for name in weights:
+            for file in files:
+                file.scores(name)
         sums = [weights]
     lengths = {length for file in files for length in file.runs(0, file.rows)}
     common = math.gcd(*lengths)

@@ -68,8 +68,9 @@ def to_arrow(column: Column, values: Sequence[object], data_type: pa.DataType) -
         if column.kind.per_token:
             return _list_array(values, data_type)
         return pa.array(values, type=data_type)
-    except (pa.ArrowInvalid, pa.ArrowTypeError, pa.ArrowNotImplementedError, TypeError, ValueError) as error:
-        raise DataError(f"column {column.name!r} must hold {column.kind.value}: {error}") from error
+    except (pa.ArrowException, TypeError, ValueError, OverflowError) as error:
+        words = " ".join(str(error).split())
+        raise DataError(f"column {column.name!r} must hold {column.kind.value}: {words}") from error
 
 
 def _list_array(values: Sequence[object], data_type: pa.DataType) -> pa.Array:

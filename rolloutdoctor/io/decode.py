@@ -88,7 +88,12 @@ def integers(column: pa.ChunkedArray, place: Place) -> Tensor:
     Raises:
         DataError: on a value beyond int64.
     """
-    return torch.from_numpy(_int64(pc.fill_null(column, -1) if column.null_count else column, place))
+    if not column.null_count:
+        return torch.from_numpy(_int64(column, place))
+    # -1 is no value of an unsigned type.
+    found_N = _int64(pc.fill_null(column, 0), place)
+    found_N[as_numpy(pc.is_null(column))] = -1
+    return torch.from_numpy(found_N)
 
 
 def numbers(column: "pa.ChunkedArray | pa.Array") -> Tensor:

@@ -5,6 +5,14 @@ import torch
 from torch import Tensor
 
 
+def unwarned() -> np.errstate:
+    """Let numpy be as silent as torch about infinities and NaN: they are results, which rules look for.
+
+    The context is a decorator too.
+    """
+    return np.errstate(all="ignore")
+
+
 def outside(x: Tensor, low: float, high: float) -> Tensor | None:
     """Places where ``x < low`` or ``x > high``, int64 in their order; None if there are none. NaN is at neither.
 

@@ -6,6 +6,7 @@ from itertools import pairwise
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 
+from rolloutdoctor.exact import total
 from rolloutdoctor.pictures import GradientData
 from rolloutdoctor.plots.style import (
     DARK,
@@ -30,13 +31,13 @@ def title(data: GradientData) -> str:
     """What the picture says, in a sentence."""
     if data.steps and not finite(data.whole):
         return "The gradient is NaN or infinite in every step"
-    policy, kl = math.fsum(finite(data.policy)), math.fsum(finite(data.kl))
+    policy, kl = total(finite(data.policy)), total(finite(data.kl))
     if data.fix is None or not finite(data.spurious):
         share = f"{short(100 * kl / (policy + kl))} % of the two parts" if policy + kl else ""
         return f"The KL part of the gradient is {share}" if share else "The gradient is 0 in every step"
     pairs = [(w, s) for w, s in zip(data.whole, data.spurious, strict=True) if math.isfinite(w) and math.isfinite(s)]
-    whole = math.fsum(w for w, _ in pairs)
-    changed = 100 * math.fsum(w * s for w, s in pairs) / whole if whole else math.nan
+    whole = total([w for w, _ in pairs])
+    changed = 100 * total([w * s for w, s in pairs]) / whole if whole else math.nan
     if changed == 0:
         return f"{data.fix} changes nothing of the gradient"
     full = sum(s > 1 - 1e-9 for _, s in pairs)

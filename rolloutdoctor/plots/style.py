@@ -11,6 +11,7 @@ from matplotlib.figure import Figure
 from matplotlib.patches import StepPatch
 from matplotlib.ticker import FuncFormatter, LogLocator, MaxNLocator, NullLocator, ScalarFormatter
 
+from rolloutdoctor import exact
 from rolloutdoctor.pictures import Bins
 
 INK = "#1a1a1b"
@@ -135,7 +136,7 @@ def condensed(
         part = [value for value in values[start : start + size] if math.isfinite(value)]
         where = steps[start : start + size]
         centers.append(sum(where) / len(where))
-        means.append(math.fsum(part) / len(part) if part else math.nan)
+        means.append(exact.mean(part))
         lows.append(min(part, default=math.nan))
         highs.append(max(part, default=math.nan))
     return centers, means, lows, highs
@@ -203,7 +204,7 @@ def finite(values: Sequence[float]) -> list[float]:
 def mean(values: Sequence[float]) -> float:
     """Mean of the finite values; NaN if there are none."""
     known = finite(values)
-    return math.fsum(known) / len(known) if known else math.nan
+    return exact.mean(known)
 
 
 def short(value: float) -> str:

@@ -8,6 +8,7 @@ from rich.text import Text
 
 from rolloutdoctor.comparison import Numbers, Recomputed, RecomputedStep
 from rolloutdoctor.escapes import json_text
+from rolloutdoctor.exact import mean
 from rolloutdoctor.report.layout import as_text, configuration, hanging, header, many, numbers
 from rolloutdoctor.report.structured import SCHEMA_VERSION, known, settings
 from rolloutdoctor.report.style import Style, plain
@@ -107,7 +108,7 @@ def _value(one: Numbers | None, name: str) -> float:
 
 def _mean(values: list[float]) -> float:
     finite = [value for value in values if math.isfinite(value)]
-    return math.fsum(finite) / len(finite) if finite else math.nan
+    return mean(finite)
 
 
 def _shown(value: float) -> str:

@@ -81,12 +81,12 @@ def _edit(body, path, draw):
     return copy
 
 
-def _odd_type(draw, count):
-    """A column of some type that no contract names."""
+def odd_types(draw, count):
+    """What makes a column of each type that no contract names."""
     day = datetime.datetime(2024, 1, 2, 3, 4, 5)
     numbers = [draw.choice([0, 1, 2, None]) for _ in range(count)]
     lists = [[0, 1][: draw.randrange(3)] for _ in range(count)]
-    makers = [
+    return [
         lambda: pa.array(numbers, pa.int8()),
         lambda: pa.array(numbers, pa.uint64()),
         lambda: pa.array(numbers, pa.decimal128(10, 2)),
@@ -125,9 +125,8 @@ def _odd_type(draw, count):
         lambda: pa.array([[0, 1]] * count, pa.list_(pa.int64())).cast(pa.list_(pa.float32())),
         lambda: pa.array([[day]] * count),
     ]
-    return draw.choice(makers)()
 
 
 def odd_column(draw, count):
-    """A column of an odd type; none where this Parquet cannot write it."""
-    return _odd_type(draw, count)
+    """A column of some odd type."""
+    return draw.choice(odd_types(draw, count))()

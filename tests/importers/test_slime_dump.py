@@ -8,7 +8,7 @@ import pytest
 import torch
 from importers.importing import DATA, converted, findings, findings_of_run, slime_dump
 
-from rolloutdoctor.errors import DataError, InputError
+from rolloutdoctor.errors import DataError, InputError, RolloutDoctorError
 
 
 def test_the_join(tmp_path):
@@ -245,3 +245,36 @@ def test_an_archive_whose_records_overlap(tmp_path):
     assert path.stat().st_size < 2 * 10**6
     with pytest.raises(InputError, match=r"declares 1,001,000,000 bytes in a file of"):
         converted(tmp_path / "run.parquet", path)
+
+
+ODD = {
+    "complex": lambda: torch.zeros(3, dtype=torch.complex64),
+    "conjugate": lambda: torch.zeros(3, dtype=torch.complex64).conj(),
+    "float8": lambda: torch.zeros(3, dtype=torch.float8_e4m3fn),
+    "sparse": lambda: torch.zeros(3).to_sparse(),
+    "meta": lambda: torch.zeros(3, device="meta"),
+    "of one value without memory": lambda: torch.zeros(1, device="meta"),
+    "of two axes": lambda: torch.zeros(2, 2),
+    "with a gradient": lambda: torch.zeros(1, requires_grad=True),
+    "bytes": lambda: b"ab",
+    "object": lambda: {"a": [1]},
+    "too large": lambda: 10**400,
+    "lone surrogate": lambda: "\ud800",
+}
+
+
+@pytest.mark.parametrize("odd", ODD)
+@pytest.mark.parametrize("kind", ["train", "rollout"])
+def test_odd_values_anywhere(tmp_path, kind, odd):
+    """Each field of a sample in turn: read, or refused in one sentence."""
+    whole = slime_dump(tmp_path / "whole", rollouts=(0,))
+    names = torch.load(whole / f"{kind}_data" / "0.pt", weights_only=True)["samples"][0]
+    refused = []
+    for name in names:
+        dump = slime_dump(tmp_path / name, rollouts=(0,), **{kind: {name: ODD[odd]()}})
+        try:
+            converted(tmp_path / f"{name}.parquet", dump)
+        except RolloutDoctorError as error:
+            refused.append(str(error))
+    assert refused
+    assert not [words for words in refused if len(words.splitlines()) != 1]

@@ -1,14 +1,16 @@
 """Completions that the real GRPOTrainer wrote: groups, rewards, evaluations and repeats as the run had them."""
 
 import json
+import math
 import shutil
 from collections import Counter
 
+import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 from importers.importing import DATA, converted, findings, findings_of_run
 
-from rolloutdoctor.errors import InputError, UsageError
+from rolloutdoctor.errors import DataError, InputError, UsageError
 
 TRL = DATA / "trl"
 
@@ -116,3 +118,54 @@ def test_not_completions(tmp_path):
     with pytest.raises(InputError, match=r"completions_00001\.parquet: "):
         converted(tmp_path / "run.parquet", tmp_path, importer="trl")
     assert not (tmp_path / "run.parquet").exists()
+
+
+def changed_column(folder, name, change):
+    """A copy of a run in which a file in the middle has another column `name`."""
+    shutil.copytree(TRL / "overwritten", folder)
+    path = sorted((folder / "completions").iterdir())[2]
+    table = pq.read_table(path)
+    place = table.column_names.index(name)
+    if change == "absent":
+        table = table.remove_column(place)
+    else:
+        cells = pa.nulls(len(table)) if change == "null" else pa.array(["good"] * len(table))
+        table = table.set_column(place, name, cells)
+    pq.write_table(table, path)
+    return path
+
+
+@pytest.mark.parametrize("change", ["absent", "text"])
+def test_a_reward_column_that_one_file_lacks(tmp_path, change):
+    path = changed_column(tmp_path / "dump", "digits", change)
+    what = "is absent" if change == "absent" else "holds string"
+    with pytest.raises(DataError, match=rf"{path.name}: the reward column digits {what}, and holds numbers in other"):
+        converted(tmp_path / "run.parquet", tmp_path / "dump")
+    assert not (tmp_path / "run.parquet").exists()
+
+
+def test_a_reward_column_without_a_score_is_unscored(tmp_path):
+    changed_column(tmp_path / "dump", "digits", "null")
+    rows, _ = converted(tmp_path / "run.parquet", tmp_path / "dump")
+    null = [row for row in rows if row["step"] == 3]
+    assert null
+    assert all(row["rewards"]["digits"] is None or math.isnan(row["rewards"]["digits"]) for row in null)
+    assert all(row["reward"] == row["rewards"]["has7"] for row in null)
+
+
+@pytest.mark.parametrize("kind", ["absent", "text"])
+def test_a_reward_column_that_a_training_file_lacks(tmp_path, kind):
+    """The reward of a run is not guessed from the columns that are left."""
+    shutil.copytree(TRL / "overwritten", tmp_path / "dump")
+    path = sorted((tmp_path / "dump" / "completions").iterdir())[1]
+    table = pq.read_table(path)
+    place = table.column_names.index("has7")
+    table = table.remove_column(place)
+    if kind == "text":
+        table = table.add_column(place, "has7", pa.array(["x"] * len(table)))
+    pq.write_table(table, path)
+    with pytest.raises(DataError, match=rf"{path.name}: the reward column has7 "):
+        converted(tmp_path / "run.parquet", tmp_path / "dump")
+    rows, _ = converted(tmp_path / "digits.parquet", tmp_path / "dump", columns={"reward": "digits"})
+    assert all(row["reward"] == row["rewards"]["digits"] for row in rows)
+    assert {row["step"] for row in rows if math.isnan(row["rewards"]["has7"])} == {2}
