@@ -77,7 +77,14 @@ def merged(
     total = RunState()
     for _, part in parts:
         total = total + (_with_files(part) if several else part.state)
-    return judge(plan, total, configured, device=first.device, dtype=first.dtype)
+    try:
+        return judge(plan, total, configured, device=first.device, dtype=first.dtype)
+    except (ArithmeticError, ValueError) as error:
+        # Each number is one, and no check gives them together: an infinite first step beside a count of rows.
+        raise InputError(
+            f"{', '.join(name for name, _ in parts)}: the numbers of a state contradict each other ({error}); "
+            "check the parts again"
+        ) from None
 
 
 def _check_same(first_name: str, first: SavedState, name: str, part: SavedState) -> None:

@@ -231,7 +231,7 @@ def test_what_does_not_arrive(monkeypatch):
         lambda row: changed_cell("ref_log_probs", row, lambda cell: [*cell, None]),
         lambda row: changed_cell("ref_log_probs", row, lambda cell: [*cell, -0.5]),
         lambda row: changed_cell("policy_log_probs", row, lambda cell: cell[1:]),
-        lambda row: changed_cell("ref_log_probs", row, lambda _: None),
+        lambda row: changed_cell("policy_log_probs", row, lambda _: None),
         lambda row: changed_cell("response_mask", row, lambda cell: [2, *cell[1:]]),
         lambda row: changed_cell("response_mask", row, lambda _: None),
     ],
