@@ -4,7 +4,9 @@ import multiprocessing
 import os
 import pickle
 import signal
+import sys
 import threading
+import warnings
 from collections.abc import Callable, Sequence
 from contextlib import suppress
 from dataclasses import replace
@@ -132,6 +134,9 @@ class _Pool:
 
 def _work(pipe: Connection) -> None:
     """What a worker process does: measure parts until there are no more."""
+    # As in the process that started this one: what a library warns of says nothing to a user.
+    if not sys.warnoptions:
+        warnings.simplefilter("ignore")
     import torch
 
     torch.set_num_threads(1)

@@ -1,12 +1,14 @@
 """Token columns as they are stored, and the tensors that they become."""
 
 import gc
+import time
 
 import pyarrow as pa
 import pytest
 import torch
 from run_files import FLOATS, MASK, read, write
 
+from rolloutdoctor.io.columns import resolve
 from rolloutdoctor.io.parquet import OpenFile
 
 
