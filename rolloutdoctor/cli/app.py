@@ -1,7 +1,9 @@
 """The application: its commands, its version, and the settings file that gives defaults to all of them."""
 
+import os
 import sys
 from collections.abc import Mapping
+from contextlib import nullcontext
 from typing import Annotated
 
 import typer
@@ -60,8 +62,9 @@ def main() -> None:
 
 
 def _parse(defaults: Mapping[str, Mapping[str, object]]) -> None:
-    # What a command prints is its own affair; the option parser prints pages of help before one is begun.
-    with printing():
+    # The option parser prints pages of help before a command is begun. A command raises no such error, except where
+    # its traceback is asked for.
+    with nullcontext() if os.environ.get("ROLLOUTDOCTOR_DEBUG") else printing():
         app(default_map=defaults)
 
 

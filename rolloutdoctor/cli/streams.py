@@ -51,22 +51,10 @@ def printing() -> Iterator[None]:
     except BrokenPipeError:
         raise
     except OSError as error:
-        if not _fails(sys.stdout):
-            # Something else does: what it was is for somebody else to say.
-            raise
         silence(sys.stdout)
         raise UsageError(
             f"standard output cannot be written ({error.strerror}); send it elsewhere, or name a file"
         ) from None
-
-
-def _fails(stream: TextIO) -> bool:
-    """True if what waits in a stream still cannot be written."""
-    try:
-        stream.flush()
-    except OSError:
-        return True
-    return False
 
 
 def silence(stream: TextIO) -> None:
