@@ -51,7 +51,7 @@ def report(
     from rolloutdoctor.fixes import choose
 
     if PurePath(output).suffix.lower() not in (".html", ".htm"):
-        raise UsageError(f"{output}: a report is a page; name it FILE.html")
+        raise UsageError(f"{output or repr(output)}: a report is a page; name it FILE.html")
     fixes = tuple(choose(text) for text in fix or [])
     step_range = opt.step_range(steps)
     layers = opt.layers(context, settings, trainer_config)

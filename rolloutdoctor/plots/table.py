@@ -77,7 +77,7 @@ def format_for(name: str) -> str:
     suffix = name[name.rfind(".") :].lower() if "." in name else ""
     if suffix not in SUFFIXES:
         close = nearest(suffix, list(SUFFIXES))
-        raise UsageError(f"{name}: pictures are written as {', '.join(SUFFIXES)}{close}")
+        raise UsageError(f"{name or repr(name)}: pictures are written as {', '.join(SUFFIXES)}{close}")
     return SUFFIXES[suffix]
 
 
