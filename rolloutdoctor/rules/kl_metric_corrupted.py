@@ -135,7 +135,7 @@ class KlMetricCorrupted(Rule[KlMetricTally]):
 
     def measure(self, step: "StepView") -> KlMetricTally:
         """Count one step."""
-        seen = self._seen(step)
+        seen = step.once("logged KL", lambda: self._seen(step))
         tokens = self._tokens(step)
         if seen is None:
             return tokens
@@ -169,7 +169,7 @@ class KlMetricCorrupted(Rule[KlMetricTally]):
             return stored
         if evaluation.tokens is None or bool((evaluation.tokens.layout.steps_N > 1).any()):
             return None
-        recomputed = trainer.metrics(evaluation)
+        recomputed = step.metrics
         for name in trainer.kl_metrics:
             if name in step.logged and name in recomputed:
                 return _Seen(step.logged[name], recomputed[name], step.radius(name, recomputed[name]))
@@ -234,7 +234,7 @@ class KlMetricCorrupted(Rule[KlMetricTally]):
 
     def examples(self, step: "StepView") -> Iterable[Example]:
         """The step, weighed by its error."""
-        seen = self._seen(step)
+        seen = step.once("logged KL", lambda: self._seen(step))
         if seen is None or _fits(seen.logged, seen.true, seen.radius):
             return
         note = f"logged {number(seen.logged)}, recomputed {number(seen.true)}"

@@ -82,6 +82,9 @@ class LossNearZero(Rule[LossTally]):
 
     def measure(self, step: "StepView") -> LossTally:
         """Count one step."""
+        return step.once("loss near zero", lambda: self._measured(step))
+
+    def _measured(self, step: "StepView") -> LossTally:
         evaluation = step.evaluation
         if not step.training or evaluation is None or evaluation.tokens is None or step.trainer is None:
             return LossTally()
@@ -91,7 +94,7 @@ class LossNearZero(Rule[LossTally]):
         logged = step.logged.get(step.trainer.loss_metric) if one_optimiser_step else None
         norm = step.logged.get(step.trainer.grad_norm_metric) if one_optimiser_step else None
         name = step.trainer.loss_metric
-        recomputed = step.trainer.metrics(evaluation).get(name, evaluation.loss)
+        recomputed = step.metrics.get(name, evaluation.loss)
         gap = 0.0 if logged is None else abs(logged - recomputed)
         matched = logged is not None and gap <= step.radius(name, recomputed)
         return LossTally(

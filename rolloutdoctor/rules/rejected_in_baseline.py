@@ -13,6 +13,7 @@ from rolloutdoctor.stats.sums import Sums, largest, ratio
 if TYPE_CHECKING:
     from torch import Tensor
 
+    from rolloutdoctor.evaluation import RowPart
     from rolloutdoctor.rules.step import StepView
 
 DOUBLE = 2.0**-29
@@ -144,6 +145,9 @@ class RejectedInBaseline(Rule[RejectedTally]):
         before, after = step.rows, step.fixed[self.fix or ""].rows
         assert before is not None
         assert after is not None
+        return step.once("shift of advantages", lambda: self._shifted(step, before, after))
+
+    def _shifted(self, step: "StepView", before: "RowPart", after: "RowPart") -> "tuple[Tensor, Tensor]":
         assert before.advantage_N is not None
         assert after.advantage_N is not None
         assert before.baseline_N is not None
@@ -187,6 +191,8 @@ class RejectedInBaseline(Rule[RejectedTally]):
         """The live rows whose advantage moves most."""
         fixed, rows = step.fixed.get(self.fix or ""), step.rows
         if fixed is None or fixed.rows is None or rows is None or rows.rejected_N is None:
+            return ()
+        if not bool(rows.rejected_N.any()):
             return ()
         shift_N, _ = self._shift(step)
         before_N, after_N = rows.advantage_N, fixed.rows.advantage_N

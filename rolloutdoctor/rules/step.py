@@ -133,6 +133,14 @@ class StepView:
         assert evaluation is not None
         return self.once(f"advantage radius {fix}", lambda: advantage_radius(evaluation).likely)
 
+    @property
+    def metrics(self) -> Mapping[str, float]:
+        """The trainer's metrics under its own names, recomputed."""
+        trainer, evaluation = self.trainer, self.evaluation
+        if trainer is None or evaluation is None:
+            return {}
+        return self.once("metrics", lambda: trainer.metrics(evaluation))
+
     def radius(self, name: str, value: float) -> float:
         """How far a logged metric may lie from its recomputed value: rounding of the trainer, and of its log."""
         assert self.evaluation is not None
