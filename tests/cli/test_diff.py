@@ -8,6 +8,11 @@ from pathlib import Path
 import pytest
 from engine.runs import random_columns, small, write
 
+LAST_TRAINED = {
+    "policy_log_probs": [[-1.0, -1.0], [-1.0, float("nan")], [-1.0], [-1.0]],
+    "ref_log_probs": [[-1.5, -1.5], [-1.5, float("nan")], [-1.5], [-1.5]],
+}
+
 SAMPLES = Path(__file__).parent.parent.parent / "sample_data"
 
 
@@ -35,9 +40,11 @@ def test_both_sides_and_what_moved(rolloutdoctor, run):
     assert "group b:" not in rolloutdoctor("diff", run, "--fix", "zero-std", "--top", "0").stdout
 
 
-def test_exit_code_only_where_asked(rolloutdoctor, run):
+def test_exit_code_only_where_asked(rolloutdoctor, run, tmp_path):
+    # Without its row that is masked as a whole, whose group it would leave with a single row in the metrics.
+    kept = write(tmp_path / "kept.parquet", small(response_mask=[[1, 1], [1, 0], [1], [1]], **LAST_TRAINED))
     assert rolloutdoctor("diff", run, "--fix", "zero-std", "--exit-code").returncode == 1
-    assert rolloutdoctor("diff", run, "--fix", "rejected-rows", "--exit-code").returncode == 0
+    assert rolloutdoctor("diff", kept, "--fix", "rejected-rows", "--exit-code").returncode == 0
     assert rolloutdoctor("diff", run, "--against", "beta=0.5", "--exit-code").returncode == 0
     assert rolloutdoctor("diff", run, "--against", "beta=0.25", "--exit-code").returncode == 1
 
