@@ -1,5 +1,6 @@
 """Importance weights of the policy term, from how far the sampler's log-probs are from the trainer's."""
 
+import math
 from dataclasses import dataclass
 
 import torch
@@ -51,7 +52,8 @@ def importance_weights(ratios: LogRatios, rule: ImportanceWeights, together_N: T
         bounded_T = raw_T.clamp(max=rule.high)
     else:
         bounded_T = torch.where((raw_T >= rule.low) & (raw_T <= rule.high), raw_T, 0.0)
-    if not bool((ratios.parts(ratios.row_sum(bounded_T != 0)) > 0).all()):
+    # A bound that is not a number leaves nothing either, but then verl's metrics are not numbers and nothing fails.
+    if not math.isnan(rule.high) and not bool((ratios.parts(ratios.row_sum(bounded_T != 0)) > 0).all()):
         unit = "the step" if ratios.part_N is None else "a micro-batch"
         raise CannotComputeError(f"every importance weight of {unit} is 0, and verl fails here")
     if not rule.normalised:

@@ -4,7 +4,7 @@ import math
 
 import pytest
 import torch
-from hypothesis import given, settings
+from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
 from rolloutdoctor.corrections.importance import importance_weights
@@ -77,6 +77,7 @@ def test_rejection(names, value):
 
 
 @given(value=value)
+@example("1_nan")
 @settings(max_examples=600, deadline=None)
 def test_weights(value):
     try:
