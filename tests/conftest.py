@@ -1,7 +1,9 @@
 import os
+import signal
 import sys
 from pathlib import Path
 
+import pytest
 from hypothesis import settings
 
 # Small tensors gain nothing from threads, and on busy cores the barriers between them cost minutes.
@@ -18,3 +20,21 @@ pytest_plugins = ["proof.plugin"]
 
 settings.register_profile("deterministic", derandomize=True, deadline=None, max_examples=40, database=None)
 settings.load_profile("deterministic")
+
+
+@pytest.fixture(scope="session", autouse=True)
+def heeded_signals():
+    """Give commands the default handlers: under nohup, or in the background of a shell, they would ignore signals."""
+    defaults = {
+        signal.SIGINT: signal.default_int_handler,
+        signal.SIGHUP: signal.SIG_DFL,
+        signal.SIGTERM: signal.SIG_DFL,
+    }
+    before = {number: signal.getsignal(number) for number in defaults}
+    for number, handler in defaults.items():
+        if before[number] is signal.SIG_IGN:
+            signal.signal(number, handler)
+    yield
+    for number, handler in before.items():
+        if handler is signal.SIG_IGN:
+            signal.signal(number, handler)
