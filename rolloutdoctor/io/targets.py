@@ -105,7 +105,7 @@ class Target:
         if kind is not None and not os.access(path, os.W_OK):
             raise OutputError(f"{name}: the file is there and cannot be written to; name another file")
         if kind in (None, stat.S_IFREG):
-            _check_folder(Path(text).parent if path == Path(os.path.abspath(text)) else path.parent, name)  # noqa: PTH100
+            _check_folder(Path(text).parent if path == Path(os.path.abspath(text)) else path.parent, name)  # noqa: PTH100 - as given
         return cls(name, path, found)
 
     def check_whole(self, what: str) -> None:

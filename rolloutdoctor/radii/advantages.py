@@ -80,8 +80,11 @@ def _over_the_step(evaluation: Evaluation, first: Radius, inner_N: Tensor, value
     largest, likely = (
         rounding.scaled(size, count, factor, value_N, error=x.max()) for x in (first.largest, first.likely)
     )
+    found = Radius(largest.largest, likely.likely)
+    if not rule.whitened:
+        return found
     lost = rounding.total(value_N.abs() * (inner_N.mean() / spread.clamp(min=1e-4)).square(), count)
-    return Radius(largest.largest, likely.likely) + (lost if rule.whitened else lost * 0.0)
+    return found + lost
 
 
 def _compared(evaluation: Evaluation) -> Groups:

@@ -7,6 +7,7 @@ from pathlib import Path
 
 import pytest
 import torch
+from fuzz.examples import JSON_DUMPS
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
 from importers.importing import DATA, slime_dump
@@ -122,15 +123,6 @@ def files_of(kind, folder):
     else:
         shutil.copytree(DATA / kind, folder / "dump")
     return sorted(path for path in (folder / "dump").rglob("*") if path.is_file() and path.stat().st_size)
-
-
-JSON_DUMPS = {
-    "nemo-rl": "nemo_rl/dynamic_sync/train_data_step1.jsonl",
-    "prime-rl-tokens": "prime_rl/token_exports/step_1/rank_0.jsonl",
-    "prime-rl-traces": "prime_rl/rollouts/step_1/train/effective/traces.jsonl",
-    "open-instruct": "open_instruct/run_rollouts_000000.jsonl",
-    "verl": "verl/v1/1.jsonl",
-}
 
 
 def places(body, path=()):
