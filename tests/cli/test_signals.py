@@ -14,8 +14,8 @@ import pyarrow.parquet as pq
 import pytest
 
 from rolloutdoctor.io.metadata import RunMetadata
-from rolloutdoctor.io.owners import tag
-from rolloutdoctor.io.writer import RunWriter
+from rolloutdoctor.io.write.owners import tag
+from rolloutdoctor.io.write.writer import RunWriter
 
 PROGRAM = [sys.executable, "-m", "rolloutdoctor"]
 CODES = {signal.SIGINT: 130, signal.SIGTERM: 143, signal.SIGHUP: 129}
@@ -107,20 +107,20 @@ def left(folder):
     )
 
 
-LENGTHS = {}
+WHOLE = {}
 
 
-def seconds(folder, name):
-    """How long a command takes from when it heeds signals."""
-    if name not in LENGTHS:
+def undisturbed(folder, name):
+    """How long a command takes from when it heeds signals, and what it prints."""
+    if name not in WHOLE:
         process = start(folder, name)
         ready(process)
         begun = time.monotonic()
-        process.communicate()
+        out, _ = process.communicate()
         assert process.returncode == 0
-        LENGTHS[name] = time.monotonic() - begun
+        WHOLE[name] = time.monotonic() - begun, out
         restore(folder)
-    return LENGTHS[name]
+    return WHOLE[name]
 
 
 def restore(folder):
@@ -153,7 +153,8 @@ def group_is_gone(pid):
 @pytest.mark.parametrize("name", COMMANDS)
 def test_a_signal_at_any_moment(folder, name):
     """From the first import to the last rename; imports are as quiet as the rest."""
-    draw, length = random.Random(f"signals {name}"), seconds(folder, name)
+    draw = random.Random(f"signals {name}")
+    length, printed = undisturbed(folder, name)
     for part, number in enumerate(CODES):
         process = start(folder, name)
         ready(process)
@@ -166,7 +167,8 @@ def test_a_signal_at_any_moment(folder, name):
             assert err.startswith("rolloutdoctor: ")
             assert err.count("\n") == 1
             assert ("nothing was written" in err) is not (is_new or (folder / "out.metrics.parquet").exists())
-        assert out == ""
+        # Nothing, or all of it: the signal may come after the last line, or too late.
+        assert out in ({printed} if process.returncode == 0 else {"", printed})
         assert left(folder) == []
         assert group_is_gone(process.pid)
         restore(folder)
@@ -175,7 +177,7 @@ def test_a_signal_at_any_moment(folder, name):
 @pytest.mark.parametrize("name", ["recompute", "check a dump"])
 def test_a_kill_at_any_moment(folder, name):
     """What it leaves goes with the next run that writes there; what others are writing stays."""
-    draw, length = random.Random(f"kills {name}"), seconds(folder, name)
+    draw, length = random.Random(f"kills {name}"), undisturbed(folder, name)[0]
     alive = f".other.parquet.{tag()}.part"
     (folder / alive).write_bytes(b"of this process, which lives")
     for _ in range(2):
@@ -217,7 +219,7 @@ def test_a_signal_that_was_ignored_stays_so(folder, number):
 def test_workers_end_when_the_first_process_is_killed(folder):
     process = start(folder, "workers")
     ready(process)
-    time.sleep(0.6 * seconds(folder, "workers") if "workers" in LENGTHS else 1.5)
+    time.sleep(0.6 * undisturbed(folder, "workers")[0] if "workers" in WHOLE else 1.5)
     process.kill()
     process.communicate()
     assert group_is_gone(process.pid)
