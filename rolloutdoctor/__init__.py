@@ -9,9 +9,8 @@ TYPE_CHECKING = False
 
 if TYPE_CHECKING:
     from rolloutdoctor.api import batches, check, diff, objective_of, open, plot, recompute
-    from rolloutdoctor.evaluation import evaluate
-
-__version__ = "0.1.0"
+    from rolloutdoctor.evaluation.evaluate import evaluate
+    from rolloutdoctor.results.version import __version__
 
 __all__ = ["__version__", "batches", "check", "diff", "evaluate", "objective_of", "open", "plot", "recompute"]
 
@@ -19,8 +18,10 @@ __all__ = ["__version__", "batches", "check", "diff", "evaluate", "objective_of"
 def __getattr__(name: str) -> object:
     from importlib import import_module
 
+    if name == "__version__":
+        return getattr(import_module("rolloutdoctor.results.version"), name)
     if name == "evaluate":
-        return getattr(import_module("rolloutdoctor.evaluation"), name)
+        return getattr(import_module("rolloutdoctor.evaluation.evaluate"), name)
     if name in __all__:
         return getattr(import_module("rolloutdoctor.api"), name)
     raise AttributeError(f"module 'rolloutdoctor' has no attribute {name!r}")

@@ -8,23 +8,23 @@ from contextlib import ExitStack
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from rolloutdoctor.batch import RolloutBatch
-from rolloutdoctor.comparison import Comparison, Recomputed
-from rolloutdoctor.engine.check import CheckOptions
-from rolloutdoctor.engine.check import check as _check
+from rolloutdoctor.commands.check import check as _check
+from rolloutdoctor.commands.convert import ConvertOptions, open_any
+from rolloutdoctor.commands.diff import DiffOptions
+from rolloutdoctor.commands.diff import diff as _diff
+from rolloutdoctor.commands.plot import draw
+from rolloutdoctor.commands.recompute import RecomputeOptions, evaluation_columns, need_trainer
+from rolloutdoctor.commands.recompute import recompute as _recompute
+from rolloutdoctor.data.batch import RolloutBatch
 from rolloutdoctor.engine.configure import configure
-from rolloutdoctor.engine.convert import ConvertOptions, open_any
-from rolloutdoctor.engine.diff import DiffOptions
-from rolloutdoctor.engine.diff import diff as _diff
-from rolloutdoctor.engine.pictures import draw
-from rolloutdoctor.engine.recompute import RecomputeOptions, evaluation_columns, need_trainer
-from rolloutdoctor.engine.recompute import recompute as _recompute
-from rolloutdoctor.engine.sweep import find_dtype
-from rolloutdoctor.findings import Report
-from rolloutdoctor.fixes import choose
+from rolloutdoctor.engine.devices import find_dtype
+from rolloutdoctor.engine.options import CheckOptions
+from rolloutdoctor.hypotheses.fixes import choose
 from rolloutdoctor.io.run import Run, StepRange
-from rolloutdoctor.objective import Objective
-from rolloutdoctor.pictures import known_kind
+from rolloutdoctor.objective.objective import Objective
+from rolloutdoctor.results.comparison import Comparison, Recomputed
+from rolloutdoctor.results.figures import known_kind
+from rolloutdoctor.results.findings import Report
 from rolloutdoctor.rules.table import pick
 from rolloutdoctor.trainers.options import Layer
 
@@ -199,7 +199,7 @@ def plot(
         UsageError: if an option cannot be used.
         InputError: if the run lacks what the picture needs.
     """
-    from rolloutdoctor.plots.table import figure_of, known_by
+    from rolloutdoctor.report.plots.table import figure_of, known_by
 
     by_step = known_by(known_kind(kind), by)
     chosen = CheckOptions(

@@ -8,14 +8,17 @@ from collections.abc import Mapping, Sequence
 import torch
 from torch import Tensor
 
-from rolloutdoctor.batch import TRAIN, Groups, RolloutBatch
-from rolloutdoctor.engine.check import context_for, judge
+from rolloutdoctor.data.batch import TRAIN, RolloutBatch
+from rolloutdoctor.engine.accumulate import Fold
 from rolloutdoctor.engine.configure import configure
-from rolloutdoctor.engine.fold import Fold
+from rolloutdoctor.engine.devices import find_dtype
+from rolloutdoctor.engine.judge import judge
 from rolloutdoctor.engine.plan import make_plan
-from rolloutdoctor.engine.sweep import Show, find_dtype
-from rolloutdoctor.findings import Report
+from rolloutdoctor.engine.prepare import context_for
+from rolloutdoctor.engine.run_steps import Show
 from rolloutdoctor.io.metadata import RunMetadata
+from rolloutdoctor.ops.groups import Groups
+from rolloutdoctor.results.findings import Report
 from rolloutdoctor.rules.table import RULES, find
 from rolloutdoctor.trainers.options import Layer
 

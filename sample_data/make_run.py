@@ -22,7 +22,7 @@ from toy_task import exact, make_model, make_tokenizer, problems, warm_up, witho
 from transformers import LlamaForCausalLM
 from trl import GRPOConfig, GRPOTrainer
 
-from rolloutdoctor.io.writer import metrics_path
+from rolloutdoctor.io.write.writer import metrics_path
 from rolloutdoctor.recorders.trl import record
 
 SEED = 3

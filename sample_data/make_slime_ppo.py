@@ -21,7 +21,7 @@ import polars as pl
 import torch
 
 from rolloutdoctor.io.metadata import RunMetadata
-from rolloutdoctor.io.writer import RunWriter, metrics_path, write_metrics
+from rolloutdoctor.io.write.writer import RunWriter, metrics_path, write_metrics
 
 SEED = 7
 HERE = Path(__file__).parent

@@ -36,7 +36,7 @@ from verl.trainer.ppo.rollout_corr_helper import compute_rollout_correction_and_
 from verl.workers.config import ActorConfig
 
 from rolloutdoctor.io.metadata import RunMetadata
-from rolloutdoctor.io.writer import RunWriter, metrics_path, write_metrics
+from rolloutdoctor.io.write.writer import RunWriter, metrics_path, write_metrics
 
 SEED = 1
 HERE = Path(__file__).parent

@@ -9,7 +9,7 @@ import torch
 from tokenizers import Regex, Tokenizer, decoders, models, pre_tokenizers
 from transformers import LlamaConfig, LlamaForCausalLM, PreTrainedTokenizerFast
 
-from rolloutdoctor.io.writer import write_metrics
+from rolloutdoctor.io.write.writer import write_metrics
 
 SYMBOLS = ["<pad>", "<eos>", *"0123456789+="]
 INDEX = {symbol: index for index, symbol in enumerate(SYMBOLS)}

@@ -8,15 +8,16 @@ from pathlib import Path
 import numpy as np
 import torch
 
-from rolloutdoctor.batch import RolloutBatch
-from rolloutdoctor.engine.check import CheckOptions, check
-from rolloutdoctor.evaluation import Evaluation, evaluate, evaluate_all
-from rolloutdoctor.findings import Report
-from rolloutdoctor.fixes import FIXES, ChosenFix
+from rolloutdoctor.commands.check import check
+from rolloutdoctor.data.batch import RolloutBatch
+from rolloutdoctor.engine.options import CheckOptions
+from rolloutdoctor.evaluation.evaluate import Evaluation, evaluate, evaluate_all
+from rolloutdoctor.evaluation.token_sums import TokenPart
+from rolloutdoctor.hypotheses.fixes import FIXES, ChosenFix
 from rolloutdoctor.io.run import Run, StepRange, open_run
-from rolloutdoctor.objective import Objective
+from rolloutdoctor.objective.objective import Objective
+from rolloutdoctor.results.findings import Report
 from rolloutdoctor.testing import random_batch
-from rolloutdoctor.token_part import TokenPart
 from rolloutdoctor.trainers.options import Layer, parse_version, resolve
 from rolloutdoctor.trainers.table import TRAINERS
 

@@ -6,8 +6,8 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 
-from rolloutdoctor.errors import InputError
 from rolloutdoctor.io.run import open_run
+from rolloutdoctor.results.errors import InputError
 from rolloutdoctor.trainers.options import Layer, parse_version, resolve
 from rolloutdoctor.trainers.table import TRAINERS
 

@@ -13,7 +13,7 @@ import pytest
 import torch
 
 import rolloutdoctor as rd
-from rolloutdoctor.errors import InputError, UsageError
+from rolloutdoctor.results.errors import InputError, UsageError
 
 ROOT = Path(__file__).parent.parent
 SAMPLE = ROOT / "sample_data" / "verl_rejected.parquet"
@@ -83,7 +83,7 @@ def test_bad_arguments_are_one_sentence(call, part):
 
 
 @pytest.mark.parametrize(
-    "first", ["", "import rolloutdoctor.evaluation", "from rolloutdoctor.evaluation import evaluate"]
+    "first", ["", "import rolloutdoctor.evaluation.evaluate", "from rolloutdoctor.evaluation.evaluate import evaluate"]
 )
 def test_evaluate_can_be_called_whoever_imported_it_first(first):
     code = f"""
@@ -93,7 +93,7 @@ run = rd.open({str(SAMPLE)!r})
 objective = rd.objective_of(run)
 batch = next(rd.batches(run, objective))
 found = rd.evaluate(batch, objective)
-from rolloutdoctor.evaluation import Evaluation, evaluate
+from rolloutdoctor.evaluation.evaluate import Evaluation, evaluate
 assert isinstance(found, Evaluation)
 assert found.loss == evaluate(batch, objective).loss
 """

@@ -7,9 +7,9 @@ from pathlib import Path
 import pytest
 from proof.table import claimed, markdown
 
-from rolloutdoctor.fixes import FIXES
+from rolloutdoctor.data.schema import COLUMNS
+from rolloutdoctor.hypotheses.fixes import FIXES
 from rolloutdoctor.rules.table import RULES
-from rolloutdoctor.schema import COLUMNS
 
 README = Path(__file__).parent.parent / "README.md"
 

@@ -4,7 +4,7 @@ from dataclasses import replace
 import pytest
 import torch
 
-from rolloutdoctor.errors import UsageError
+from rolloutdoctor.results.errors import UsageError
 from rolloutdoctor.testing import diagnose, diagnose_one, random_batch, toy_batch
 
 

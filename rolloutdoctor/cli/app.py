@@ -11,10 +11,10 @@ import typer
 from rolloutdoctor.cli import book, check, convert, diff, info, merge, pages, plot, recompute, report
 from rolloutdoctor.cli.border import fail, guarded
 from rolloutdoctor.cli.parsing import Commands
+from rolloutdoctor.cli.settings import find_settings
 from rolloutdoctor.cli.streams import printing
 from rolloutdoctor.cli.terminal import show
-from rolloutdoctor.errors import RolloutDoctorError
-from rolloutdoctor.settings import find_settings
+from rolloutdoctor.results.errors import RolloutDoctorError
 
 app = typer.Typer(
     cls=Commands,

@@ -11,7 +11,7 @@ from rolloutdoctor.cli import inputs
 from rolloutdoctor.cli.signals import Stopped, Stopping
 from rolloutdoctor.cli.streams import silence
 from rolloutdoctor.cli.terminal import say, show
-from rolloutdoctor.errors import RolloutDoctorError
+from rolloutdoctor.results.errors import RolloutDoctorError
 
 P = ParamSpec("P")
 T = TypeVar("T")

@@ -8,10 +8,10 @@ import typer
 from rolloutdoctor.cli import dumps, verdict
 from rolloutdoctor.cli import options as opt
 from rolloutdoctor.cli.border import guarded
-from rolloutdoctor.errors import UsageError
+from rolloutdoctor.results.errors import UsageError
 
 if TYPE_CHECKING:
-    from rolloutdoctor.engine.convert import ConvertOptions
+    from rolloutdoctor.commands.convert import ConvertOptions
 
 EPILOG = (
     "Exit codes: 0 nothing at or above --fail-on, 1 findings, 2 usage, unreadable input or internal error, "
@@ -58,8 +58,8 @@ def check(
             "--verbose draws histograms, which take one process and are not part of a state: leave it out, or "
             "--workers and --save-state"
         )
-    from rolloutdoctor.findings import Severity
-    from rolloutdoctor.fixes import choose
+    from rolloutdoctor.hypotheses.fixes import choose
+    from rolloutdoctor.results.findings import Severity
     from rolloutdoctor.rules.table import pick
 
     rules = pick(verdict.words(select), verdict.words(ignore))
@@ -67,14 +67,16 @@ def check(
     layers = opt.layers(context, settings, trainer_config)
     from rolloutdoctor.cli.output import check_target, write_whole
     from rolloutdoctor.cli.progress import progress_bar
-    from rolloutdoctor.engine.check import CheckOptions, prepare, report_from
-    from rolloutdoctor.engine.merge import saved_state
-    from rolloutdoctor.engine.pictures import check_and_draw
-    from rolloutdoctor.engine.states import dumped
-    from rolloutdoctor.engine.workers import measured
-    from rolloutdoctor.pictures import Gallery
+    from rolloutdoctor.commands.check import report_of
+    from rolloutdoctor.commands.merge import saved_state
+    from rolloutdoctor.commands.plot import check_and_draw
+    from rolloutdoctor.engine.options import CheckOptions
+    from rolloutdoctor.engine.prepare import prepare
+    from rolloutdoctor.engine.processes import measure_in
+    from rolloutdoctor.engine.state_file import dumped
     from rolloutdoctor.report.histogram import histograms
     from rolloutdoctor.report.table import RENDERERS
+    from rolloutdoctor.results.figures import Gallery
 
     run = dumps.opened(paths, trainer, dump, quiet=quiet, logs_alone=True)
     check_target(output_file, "--output-file")
@@ -94,11 +96,11 @@ def check(
         if draws:
             report, gallery = check_and_draw(run, ("advantages", "kl", "ratio"), options, progress=progress)
         else:
-            state = measured(run, options, workers, progress)
-            report, gallery = report_from(state, run, options), Gallery({}, {})
+            prepared = prepare(run, options)
+            state = measure_in(workers, prepared, progress)
+            report, gallery = report_of(prepared, state), Gallery({}, {})
             if save_state is not None:
-                saved = saved_state(run, state, prepare(run, options), options)
-                write_whole(dumped(saved).encode(), save_state)
+                write_whole(dumped(saved_state(prepared, state)).encode(), save_state)
     fails = None if fail_on is opt.FailOn.never else Severity[fail_on.value.upper()]
     style = replace(opt.style_of(color, to_file=output_file is not None, verbose=verbose), fail_at=fails)
     opt.deliver(RENDERERS[format_.value](report, style) + histograms(gallery, style), output_file, colored=style.color)

@@ -14,7 +14,7 @@ from rolloutdoctor.cli.output import check_target
 from rolloutdoctor.cli.terminal import say
 
 if TYPE_CHECKING:
-    from rolloutdoctor.engine.convert import ConvertOptions
+    from rolloutdoctor.commands.convert import ConvertOptions
 
 EPILOG = (
     "Examples: rolloutdoctor convert outputs/completions -o run.parquet; "
@@ -39,10 +39,10 @@ def convert(
 ) -> None:
     """Write a trainer's own dump as a run file, with its logged metrics beside it."""
     from rolloutdoctor.cli.progress import bytes_bar
-    from rolloutdoctor.engine.convert import convert as run_convert
-    from rolloutdoctor.engine.convert import detect_dump
-    from rolloutdoctor.errors import UsageError
-    from rolloutdoctor.io.writer import metrics_path
+    from rolloutdoctor.commands.convert import convert as run_convert
+    from rolloutdoctor.commands.convert import detect_dump
+    from rolloutdoctor.io.write.writer import metrics_path
+    from rolloutdoctor.results.errors import UsageError
 
     options = replace(dump, text=not no_text)
     if not output.endswith(".parquet") or output.endswith(".metrics.parquet"):

@@ -10,7 +10,7 @@ from rolloutdoctor.cli.border import FINDINGS, guarded
 from rolloutdoctor.cli.output import check_target
 
 if TYPE_CHECKING:
-    from rolloutdoctor.engine.convert import ConvertOptions
+    from rolloutdoctor.commands.convert import ConvertOptions
 
 EPILOG = (
     "Exit codes: 0, with --exit-code 1 if anything differs; 2 usage, unreadable input or internal error. "
@@ -57,14 +57,14 @@ def diff(
     quiet: opt.QuietOption = False,
 ) -> None:
     """Compute the same run with and without fixes, or under other options, side by side."""
-    from rolloutdoctor.fixes import choose
+    from rolloutdoctor.hypotheses.fixes import choose
 
     fixes = tuple(choose(text) for text in fix or [])
     step_range = opt.step_range(steps)
     layers = opt.layers(context, settings, trainer_config)
     from rolloutdoctor.cli.progress import progress_bar
-    from rolloutdoctor.engine.diff import DiffOptions
-    from rolloutdoctor.engine.diff import diff as run_diff
+    from rolloutdoctor.commands.diff import DiffOptions
+    from rolloutdoctor.commands.diff import diff as run_diff
     from rolloutdoctor.report.diff_table import RENDERERS
 
     run = dumps.opened(paths, trainer, dump, quiet=quiet, text=top > 0 and not no_text)

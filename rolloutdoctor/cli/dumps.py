@@ -12,12 +12,12 @@ import typer
 from rolloutdoctor.cli.border import until_the_end
 from rolloutdoctor.cli.inputs import note_file, note_run
 from rolloutdoctor.cli.terminal import say
-from rolloutdoctor.errors import UsageError
-from rolloutdoctor.io.small_files import read_small
-from rolloutdoctor.io.targets import shown
+from rolloutdoctor.io.locations.small_files import read_small
+from rolloutdoctor.io.locations.targets import shown
+from rolloutdoctor.results.errors import UsageError
 
 if TYPE_CHECKING:
-    from rolloutdoctor.engine.convert import ConvertOptions
+    from rolloutdoctor.commands.convert import ConvertOptions
     from rolloutdoctor.io.run import Run
 
 _OPTIONS = {
@@ -80,7 +80,7 @@ def _convert_options(
     Raises:
         UsageError: if a mapping cannot be read.
     """
-    from rolloutdoctor.engine.convert import ConvertOptions
+    from rolloutdoctor.commands.convert import ConvertOptions
 
     found = {} if map_file is None else _read_map(map_file)
     for text in columns or []:
@@ -127,8 +127,8 @@ def opened(
         logs_alone: True if logged metrics will do without rollouts.
     """
     from rolloutdoctor.cli.progress import bytes_bar
-    from rolloutdoctor.engine.convert import open_any
-    from rolloutdoctor.io.scratch import sweep_scratch
+    from rolloutdoctor.commands.convert import open_any
+    from rolloutdoctor.io.write.scratch import sweep_scratch
 
     sweep_scratch()
 

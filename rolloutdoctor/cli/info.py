@@ -8,11 +8,11 @@ from rolloutdoctor.cli import dumps
 from rolloutdoctor.cli import options as opt
 from rolloutdoctor.cli.border import guarded
 from rolloutdoctor.cli.output import check_target
-from rolloutdoctor.escapes import json_text
+from rolloutdoctor.results.escapes import json_text
 
 if TYPE_CHECKING:
-    from rolloutdoctor.engine.convert import ConvertOptions
-    from rolloutdoctor.engine.survey import Survey
+    from rolloutdoctor.commands.convert import ConvertOptions
+    from rolloutdoctor.commands.info import Survey
 
 
 @guarded
@@ -34,8 +34,8 @@ def info(
     """Show what a run holds, what can be checked, and what would make the rest checkable."""
     step_range = opt.step_range(steps)
     layers = opt.layers(context, settings, trainer_config)
-    from rolloutdoctor.engine.check import CheckOptions
-    from rolloutdoctor.engine.survey import survey
+    from rolloutdoctor.commands.info import survey
+    from rolloutdoctor.engine.options import CheckOptions
 
     run = dumps.opened(paths, trainer, dump, logs_alone=True)
     check_target(output_file, "--output-file")
@@ -46,7 +46,7 @@ def info(
 
 
 def _as_json(found: "Survey") -> str:
-    from rolloutdoctor.engine.survey import TIERS
+    from rolloutdoctor.commands.info import TIERS
 
     body = {
         "schema_version": 1,
@@ -72,7 +72,7 @@ def _as_json(found: "Survey") -> str:
 
 
 def _as_text(found: "Survey") -> str:
-    from rolloutdoctor.engine.survey import TIERS
+    from rolloutdoctor.commands.info import TIERS
     from rolloutdoctor.report.style import plain
 
     size = found.input

@@ -8,8 +8,8 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from rolloutdoctor.errors import UsageError
-from rolloutdoctor.io.targets import Target
+from rolloutdoctor.io.locations.targets import Target
+from rolloutdoctor.results.errors import UsageError
 
 if TYPE_CHECKING:
     from rolloutdoctor.io.run import Run

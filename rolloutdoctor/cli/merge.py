@@ -34,12 +34,12 @@ def merge(
     color: opt.ColorOption = opt.Color.auto,
 ) -> None:
     """Add up the saved states of the parts of a run, and print what they found together."""
-    from rolloutdoctor.findings import Severity
+    from rolloutdoctor.results.findings import Severity
     from rolloutdoctor.rules.table import pick
 
     rules = pick(verdict.words(select), verdict.words(ignore)) if select or ignore else None
-    from rolloutdoctor.engine.merge import merged
-    from rolloutdoctor.engine.states import load_state
+    from rolloutdoctor.commands.merge import merged
+    from rolloutdoctor.engine.state_file import load_state
     from rolloutdoctor.report.table import RENDERERS
 
     for path in states:

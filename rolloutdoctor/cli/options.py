@@ -11,11 +11,11 @@ import typer
 from rolloutdoctor.cli.inputs import note_file
 from rolloutdoctor.cli.output import write_whole
 from rolloutdoctor.cli.terminal import say, show
-from rolloutdoctor.errors import UsageError
-from rolloutdoctor.escapes import visible_lines
+from rolloutdoctor.results.errors import UsageError
+from rolloutdoctor.results.escapes import visible_lines
 
 if TYPE_CHECKING:
-    from rolloutdoctor.engine.check import CheckOptions
+    from rolloutdoctor.engine.options import CheckOptions
     from rolloutdoctor.io.run import Run, StepRange
     from rolloutdoctor.report.style import Style
     from rolloutdoctor.trainers.options import Layer
@@ -188,8 +188,8 @@ ColorOption = Annotated[Color, typer.Option("--color", envvar="ROLLOUTDOCTOR_COL
 
 def layers(context: typer.Context, settings: list[str] | None, config: str | None) -> "list[Layer]":
     """Option values of the user, most important first: command line, environment, settings file, trainer's file."""
+    from rolloutdoctor.cli.settings import find_settings
     from rolloutdoctor.engine.configure import read_settings, read_trainer_config
-    from rolloutdoctor.settings import find_settings
     from rolloutdoctor.trainers.options import Layer
 
     found = [read_settings(settings or [], "command line")]
@@ -239,7 +239,7 @@ def check_options(
     kernel: Kernel,
 ) -> "CheckOptions":
     """What these options ask to read, with every rule."""
-    from rolloutdoctor.engine.check import CheckOptions
+    from rolloutdoctor.engine.options import CheckOptions
 
     return CheckOptions(
         trainer=trainer,

@@ -1,8 +1,8 @@
 """Files that a command writes: whole, or not at all, and never over what it reads."""
 
 from rolloutdoctor.cli.inputs import claim, refuse_inputs
-from rolloutdoctor.io import replacing
-from rolloutdoctor.io.targets import Target, shown
+from rolloutdoctor.io.locations.targets import Target, shown
+from rolloutdoctor.io.write import replacing
 
 
 def check_target(path: str | None, name: str = "", *, whole: str = "") -> None:

@@ -6,7 +6,7 @@ import textwrap
 from collections.abc import Callable, Sequence
 from functools import partial
 
-from rolloutdoctor import __version__
+from rolloutdoctor.results.version import __version__
 
 
 def page_for(words: Sequence[str]) -> Callable[[], str] | None:
@@ -76,7 +76,7 @@ def rule(code: str | None = None, *, as_json: bool = False) -> str:
 
 def fixes(*, as_json: bool = False) -> str:
     """List the fixes, their variants, and how they stand upstream."""
-    from rolloutdoctor.fixes import FIXES
+    from rolloutdoctor.hypotheses.fixes import FIXES
 
     if as_json:
         body = [

@@ -9,7 +9,7 @@ from typer.core import TyperGroup
 
 from rolloutdoctor.cli.border import INTERRUPTED, fail
 from rolloutdoctor.cli.terminal import write
-from rolloutdoctor.escapes import sentence, visible_lines
+from rolloutdoctor.results.escapes import sentence, visible_lines
 
 
 class Commands(TyperGroup):

@@ -9,10 +9,10 @@ from rolloutdoctor.cli import dumps
 from rolloutdoctor.cli import options as opt
 from rolloutdoctor.cli.border import guarded
 from rolloutdoctor.cli.output import check_target, write_whole
-from rolloutdoctor.pictures import KINDS, known_kind
+from rolloutdoctor.results.figures import KINDS, known_kind
 
 if TYPE_CHECKING:
-    from rolloutdoctor.engine.convert import ConvertOptions
+    from rolloutdoctor.commands.convert import ConvertOptions
 
 EPILOG = (
     "KIND: advantages (distribution; zero and turned signs marked), kl (logged against recomputed, per token, and a "
@@ -54,18 +54,18 @@ def plot(
     quiet: opt.QuietOption = False,
 ) -> None:
     """Draw a picture of a run; with --fix, before against after."""
-    from rolloutdoctor.fixes import choose
+    from rolloutdoctor.hypotheses.fixes import choose
 
     known_kind(kind)
     fixes = tuple(choose(text) for text in fix or [])
     step_range = opt.step_range(steps)
     layers = opt.layers(context, settings, trainer_config)
-    from rolloutdoctor.plots.table import as_bytes, figure_of, format_for, known_by
+    from rolloutdoctor.report.plots.table import as_bytes, figure_of, format_for, known_by
 
     form = format_for(output)
     by_step = known_by(kind, by)
     from rolloutdoctor.cli.progress import progress_bar
-    from rolloutdoctor.engine.pictures import draw
+    from rolloutdoctor.commands.plot import draw
 
     run = dumps.opened(paths, trainer, dump, quiet=quiet)
     check_target(output)

@@ -9,10 +9,10 @@ from rolloutdoctor.cli import options as opt
 from rolloutdoctor.cli.border import guarded
 from rolloutdoctor.cli.output import check_target
 from rolloutdoctor.cli.terminal import say
-from rolloutdoctor.errors import UsageError
+from rolloutdoctor.results.errors import UsageError
 
 if TYPE_CHECKING:
-    from rolloutdoctor.engine.convert import ConvertOptions
+    from rolloutdoctor.commands.convert import ConvertOptions
 
 EPILOG = (
     "Columns: advantages_re, kl_re, ratio_re, loss_re (they sum to the loss of the step) and grad_re (derivative of "
@@ -54,7 +54,7 @@ def recompute(
     quiet: opt.QuietOption = False,
 ) -> None:
     """Recompute every token's advantage, KL, ratio, loss and gradient, and every step's metrics."""
-    from rolloutdoctor.fixes import choose
+    from rolloutdoctor.hypotheses.fixes import choose
 
     if output is None and format_ is opt.NumbersFormat.full:
         raise UsageError("recompute writes the values of every token: name a file with -o OUT.parquet")
@@ -64,8 +64,8 @@ def recompute(
     step_range = opt.step_range(steps)
     layers = opt.layers(context, settings, trainer_config)
     from rolloutdoctor.cli.progress import progress_bar
-    from rolloutdoctor.engine.recompute import RecomputeOptions
-    from rolloutdoctor.engine.recompute import recompute as run_recompute
+    from rolloutdoctor.commands.recompute import RecomputeOptions
+    from rolloutdoctor.commands.recompute import recompute as run_recompute
     from rolloutdoctor.report.recompute_views import RENDERERS
 
     run = dumps.opened(paths, trainer, dump, quiet=quiet)

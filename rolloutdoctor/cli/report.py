@@ -10,10 +10,10 @@ from rolloutdoctor.cli import dumps
 from rolloutdoctor.cli import options as opt
 from rolloutdoctor.cli.border import guarded
 from rolloutdoctor.cli.output import check_target, write_whole
-from rolloutdoctor.errors import UsageError
+from rolloutdoctor.results.errors import UsageError
 
 if TYPE_CHECKING:
-    from rolloutdoctor.engine.convert import ConvertOptions
+    from rolloutdoctor.commands.convert import ConvertOptions
 
 EPILOG = (
     "The page holds the verdict, the findings with their evidence, pictures, a table of steps, the configuration with "
@@ -48,7 +48,7 @@ def report(
     quiet: opt.QuietOption = False,
 ) -> None:
     """Write everything that is known of a run into one page."""
-    from rolloutdoctor.fixes import choose
+    from rolloutdoctor.hypotheses.fixes import choose
 
     if PurePath(output).suffix.lower() not in (".html", ".htm"):
         raise UsageError(f"{output or repr(output)}: a report is a page; name it FILE.html")
@@ -56,12 +56,12 @@ def report(
     step_range = opt.step_range(steps)
     layers = opt.layers(context, settings, trainer_config)
     from rolloutdoctor.cli.progress import progress_bar
-    from rolloutdoctor.engine.pictures import check_and_draw
-    from rolloutdoctor.pictures import KINDS
-    from rolloutdoctor.plots.inline import inline_svg
-    from rolloutdoctor.plots.style import words_alone
-    from rolloutdoctor.plots.table import PICTURES, figure_of
+    from rolloutdoctor.commands.plot import check_and_draw
     from rolloutdoctor.report.html import Drawing, Page, render
+    from rolloutdoctor.report.plots.inline import inline_svg
+    from rolloutdoctor.report.plots.style import words_alone
+    from rolloutdoctor.report.plots.table import PICTURES, figure_of
+    from rolloutdoctor.results.figures import KINDS
     from rolloutdoctor.rules.table import RULES
 
     run = dumps.opened(paths, trainer, dump, quiet=quiet)

@@ -30,7 +30,7 @@ class Stopped(BaseException):
         self.exit_code = _BASE + number
 
     def __str__(self) -> str:
-        from rolloutdoctor.io.replacing import placed
+        from rolloutdoctor.io.write.replacing import placed
 
         done = placed()
         what = f"{', '.join(done)} was written before" if done else "nothing was written"

@@ -7,7 +7,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import TextIO
 
-from rolloutdoctor.errors import UsageError
+from rolloutdoctor.results.errors import UsageError
 
 
 class _Forgiving(io.FileIO):

@@ -4,7 +4,7 @@ import sys
 from typing import IO
 
 from rolloutdoctor.cli.streams import printing
-from rolloutdoctor.escapes import sentence, visible_lines
+from rolloutdoctor.results.escapes import sentence, visible_lines
 
 
 def say(message: str) -> None:

@@ -8,7 +8,7 @@ from rolloutdoctor.cli import options as opt
 from rolloutdoctor.cli.border import FINDINGS, NOTHING_CHECKED
 
 if TYPE_CHECKING:
-    from rolloutdoctor.findings import Report
+    from rolloutdoctor.results.findings import Report
 
 SelectOption = Annotated[
     list[str] | None,
@@ -47,7 +47,7 @@ def words(texts: list[str] | None) -> list[str]:
 
 def exit_code(report: "Report", fail_on: opt.FailOn, *, exit_zero: bool) -> int:
     """What a report makes of the process."""
-    from rolloutdoctor.findings import Severity
+    from rolloutdoctor.results.findings import Severity
 
     worst = report.worst()
     if report.nothing_checked:

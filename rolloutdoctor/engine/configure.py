@@ -5,13 +5,13 @@ import os
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from rolloutdoctor.errors import UnstatedError, UsageError
-from rolloutdoctor.findings import Setting
-from rolloutdoctor.fixes import ChosenFix
+from rolloutdoctor.hypotheses.fixes import ChosenFix
+from rolloutdoctor.io.locations.small_files import flat, read_small
+from rolloutdoctor.io.locations.targets import shown
 from rolloutdoctor.io.metadata import RunMetadata
-from rolloutdoctor.io.small_files import flat, read_small
-from rolloutdoctor.io.targets import shown
-from rolloutdoctor.objective import Objective
+from rolloutdoctor.objective.objective import Objective
+from rolloutdoctor.results.errors import UnstatedError, UsageError
+from rolloutdoctor.results.findings import Setting
 from rolloutdoctor.trainers.options import Config, Layer, parse_version, resolve
 from rolloutdoctor.trainers.spec import Trainer
 from rolloutdoctor.trainers.table import find

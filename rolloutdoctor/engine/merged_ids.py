@@ -2,9 +2,9 @@
 
 from collections.abc import Iterable
 
-from rolloutdoctor.batch import RolloutBatch
-from rolloutdoctor.evaluation import compared_groups
-from rolloutdoctor.objective import Objective
+from rolloutdoctor.data.batch import RolloutBatch
+from rolloutdoctor.evaluation.evaluate import compared_groups
+from rolloutdoctor.objective.objective import Objective
 from rolloutdoctor.rules.base import counted
 
 

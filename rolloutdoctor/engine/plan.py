@@ -3,10 +3,10 @@
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from rolloutdoctor.batch import STAND_INS
-from rolloutdoctor.findings import Skipped
-from rolloutdoctor.fixes import ChosenFix, choose
-from rolloutdoctor.needs import optional_columns
+from rolloutdoctor.data.batch import STAND_INS
+from rolloutdoctor.hypotheses.fixes import ChosenFix, choose
+from rolloutdoctor.objective.required_columns import optional_columns
+from rolloutdoctor.results.findings import Skipped
 from rolloutdoctor.rules.base import Context
 from rolloutdoctor.rules.table import AnyRule
 

@@ -16,8 +16,8 @@ import pyarrow.compute as pc
 import pyarrow.json as pj
 from pyarrow import types
 
-from rolloutdoctor.errors import RolloutDoctorError
 from rolloutdoctor.importers import json_bytes
+from rolloutdoctor.results.errors import RolloutDoctorError
 
 _NEGATIVE_ZERO = re.compile(rb"-0(?=[\s,\]}])")
 _SIGN = np.iinfo(np.int64).min

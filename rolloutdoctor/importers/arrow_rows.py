@@ -8,10 +8,10 @@ from typing import TypeVar
 import numpy as np
 import pyarrow as pa
 
-from rolloutdoctor.errors import InputError
 from rolloutdoctor.importers import arrow_lines, lines
 from rolloutdoctor.importers.arrow_cells import Layout, Unsure, cells_of
-from rolloutdoctor.io.paths import Source
+from rolloutdoctor.io.locations.paths import Source
+from rolloutdoctor.results.errors import InputError
 
 T = TypeVar("T")
 Body = dict[str, object]

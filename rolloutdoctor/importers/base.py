@@ -6,16 +6,16 @@ from pathlib import Path
 from types import TracebackType
 from typing import Protocol, Self
 
-from rolloutdoctor.errors import UsageError
+from rolloutdoctor.data.schema import IMPORT_METRICS
+from rolloutdoctor.io.locations.paths import Source
 from rolloutdoctor.io.metadata import RunMetadata
-from rolloutdoctor.io.paths import Source
-from rolloutdoctor.io.writer import MetricsWriter, RunWriter, metrics_path, placed_together
-from rolloutdoctor.rules.overwritten_completions import FACTS
+from rolloutdoctor.io.write.writer import MetricsWriter, RunWriter, metrics_path, placed_together
+from rolloutdoctor.results.errors import UsageError
 
-LOST_ROWS = f"{FACTS}lost_rows"
-MIXED_ROWS = f"{FACTS}mixed_rows"
-REPEATED_ROWS = f"{FACTS}repeated_rows"
-TORN_LINES = f"{FACTS}torn_lines"
+LOST_ROWS = f"{IMPORT_METRICS}lost_rows"
+MIXED_ROWS = f"{IMPORT_METRICS}mixed_rows"
+REPEATED_ROWS = f"{IMPORT_METRICS}repeated_rows"
+TORN_LINES = f"{IMPORT_METRICS}torn_lines"
 """Facts about a dump, which go to rule RDI002 as metrics of the step."""
 
 _ROW_GROUP_BYTES = 16 * 2**20

@@ -2,9 +2,9 @@
 
 import numpy as np
 
-from rolloutdoctor.errors import DataError
+from rolloutdoctor.data.schema import Kind
 from rolloutdoctor.importers import lines
-from rolloutdoctor.schema import Kind
+from rolloutdoctor.results.errors import DataError
 
 
 def per_token(value: object, kind: Kind, where: str) -> np.ndarray:

@@ -3,7 +3,7 @@
 from collections.abc import Callable, Iterable, Sequence
 from pathlib import Path
 
-from rolloutdoctor.io.paths import Source, natural_key
+from rolloutdoctor.io.locations.paths import Source, natural_key
 
 
 def listed(folder: Path, is_wanted: Callable[[Path], object]) -> list[Path]:

@@ -7,10 +7,10 @@ from pathlib import Path
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from rolloutdoctor.errors import InputError
 from rolloutdoctor.importers import base
-from rolloutdoctor.io.journal import Dropped, Journal, is_journal
-from rolloutdoctor.io.paths import Source
+from rolloutdoctor.io.locations.paths import Source
+from rolloutdoctor.io.write.journal import Dropped, Journal, is_journal
+from rolloutdoctor.results.errors import InputError
 
 Keys = set[tuple[int, str]]
 

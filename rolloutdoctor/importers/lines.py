@@ -9,8 +9,8 @@ from reprlib import Repr
 
 import numpy as np
 
-from rolloutdoctor.errors import DataError, InputError
-from rolloutdoctor.io.paths import Source, reason
+from rolloutdoctor.io.locations.paths import Source, reason
+from rolloutdoctor.results.errors import DataError, InputError
 
 LONGEST_LINE = 32 * 2**20
 """Bytes. A rollout of a million tokens with three log-probs each is about as long."""

@@ -7,14 +7,14 @@ from pathlib import Path
 import pyarrow as pa
 from pyarrow import types
 
-from rolloutdoctor.errors import InputError, SchemaError, UsageError, nearest
+from rolloutdoctor.data.schema import BY_NAME, COLUMNS, METADATA_KEY, Kind
 from rolloutdoctor.importers import base, folders, lines
 from rolloutdoctor.importers.mapped_lines import LinesReader, cell, value_at, write
 from rolloutdoctor.importers.parquet_files import batches
+from rolloutdoctor.io.locations.paths import Source
 from rolloutdoctor.io.metadata import RunMetadata
-from rolloutdoctor.io.parquet import open_parquet, reading
-from rolloutdoctor.io.paths import Source
-from rolloutdoctor.schema import BY_NAME, COLUMNS, METADATA_KEY, Kind
+from rolloutdoctor.io.parquet.files import open_parquet, reading
+from rolloutdoctor.results.errors import InputError, SchemaError, UsageError, nearest
 
 
 class MappedTable:

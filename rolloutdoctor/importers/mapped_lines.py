@@ -9,11 +9,11 @@ import pyarrow as pa
 import pyarrow.compute as pc
 from pyarrow import types
 
-from rolloutdoctor.errors import DataError, SchemaError
+from rolloutdoctor.data.schema import BY_NAME, Kind
 from rolloutdoctor.importers import arrow_lines, base, lines
 from rolloutdoctor.importers.cells import per_token
-from rolloutdoctor.io.paths import Source
-from rolloutdoctor.schema import BY_NAME, Kind
+from rolloutdoctor.io.locations.paths import Source
+from rolloutdoctor.results.errors import DataError, SchemaError
 
 _CHUNK_ROWS = 4096
 _SAMPLE_BYTES = 2**19

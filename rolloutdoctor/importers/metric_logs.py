@@ -6,13 +6,13 @@ from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import TextIO
 
-from rolloutdoctor.batch import EVAL, TRAIN
-from rolloutdoctor.errors import DataError, InputError
+from rolloutdoctor.data.batch import EVAL, TRAIN
 from rolloutdoctor.importers import lines
 from rolloutdoctor.importers.parquet_files import batches
 from rolloutdoctor.importers.tensorboard_logs import is_event_file, read_events
-from rolloutdoctor.io.parquet import open_parquet, reading
-from rolloutdoctor.io.paths import Source, reason
+from rolloutdoctor.io.locations.paths import Source, reason
+from rolloutdoctor.io.parquet.files import open_parquet, reading
+from rolloutdoctor.results.errors import DataError, InputError
 
 Entry = tuple[int, str, dict[str, float | None]]
 """Step, split, and value by name."""

@@ -8,14 +8,14 @@ from pathlib import Path
 import numpy as np
 import pyarrow as pa
 
-from rolloutdoctor.batch import TRAIN
-from rolloutdoctor.errors import DataError, InputError
+from rolloutdoctor.data.batch import TRAIN
+from rolloutdoctor.data.schema import Kind
 from rolloutdoctor.importers import arrow_rows, base, folders, lines
 from rolloutdoctor.importers.arrow_cells import Layout
 from rolloutdoctor.importers.cells import aligned, per_token
+from rolloutdoctor.io.locations.paths import Source
 from rolloutdoctor.io.metadata import RunMetadata
-from rolloutdoctor.io.paths import Source
-from rolloutdoctor.schema import Kind
+from rolloutdoctor.results.errors import DataError, InputError
 
 _NAME = re.compile(r"(.*)_rollouts_(\d{6,})\.jsonl")
 _HEAD = re.compile(rb'\{"step": (\d{1,18}), "sample_idx": (\d{1,18}), ')

@@ -5,8 +5,8 @@ from collections.abc import Iterator, Sequence
 import pyarrow as pa
 import pyarrow.parquet as pq
 
-from rolloutdoctor.io.parquet import check_size, reading
-from rolloutdoctor.io.paths import Source
+from rolloutdoctor.io.locations.paths import Source
+from rolloutdoctor.io.parquet.files import check_size, reading
 
 _BATCH_BYTES = 256 * 2**20
 _BATCH_ROWS = 1024

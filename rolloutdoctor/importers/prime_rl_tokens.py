@@ -7,14 +7,14 @@ from pathlib import Path
 import numpy as np
 import pyarrow as pa
 
-from rolloutdoctor.batch import TRAIN
-from rolloutdoctor.errors import DataError, InputError
+from rolloutdoctor.data.batch import TRAIN
+from rolloutdoctor.data.schema import Kind
 from rolloutdoctor.importers import arrow_rows, base, folders, lines
 from rolloutdoctor.importers.arrow_cells import Layout
 from rolloutdoctor.importers.cells import aligned, per_token, response_start, zeros_and_ones
+from rolloutdoctor.io.locations.paths import Source, natural_key
 from rolloutdoctor.io.metadata import RunMetadata
-from rolloutdoctor.io.paths import Source, natural_key
-from rolloutdoctor.schema import Kind
+from rolloutdoctor.results.errors import DataError, InputError
 
 SCHEMA_VERSION = 1
 

@@ -8,12 +8,12 @@ from typing import Any
 
 import numpy as np
 
-from rolloutdoctor.errors import DataError, InputError
 from rolloutdoctor.importers import base, folders, lines
 from rolloutdoctor.importers.slime_layout import cuts
 from rolloutdoctor.importers.torch_files import load, looks_like_one
+from rolloutdoctor.io.locations.paths import Source, natural_key
 from rolloutdoctor.io.metadata import RunMetadata
-from rolloutdoctor.io.paths import Source, natural_key
+from rolloutdoctor.results.errors import DataError, InputError
 
 FORMAT_VERSION = 2
 

@@ -2,7 +2,6 @@
 
 from pathlib import Path
 
-from rolloutdoctor.errors import UsageError, nearest
 from rolloutdoctor.importers.base import Importer
 from rolloutdoctor.importers.journal import RecordingJournal
 from rolloutdoctor.importers.mapped import MappedTable
@@ -13,6 +12,7 @@ from rolloutdoctor.importers.prime_rl_traces import PrimeRlTraces
 from rolloutdoctor.importers.slime import SlimeDump
 from rolloutdoctor.importers.trl import TrlCompletions
 from rolloutdoctor.importers.verl import VerlRollouts
+from rolloutdoctor.results.errors import UsageError, nearest
 
 IMPORTERS: tuple[Importer, ...] = (
     RecordingJournal(),

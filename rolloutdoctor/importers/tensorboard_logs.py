@@ -5,9 +5,9 @@ from itertools import islice
 from pathlib import Path
 from typing import Any
 
-from rolloutdoctor.batch import EVAL, TRAIN
-from rolloutdoctor.errors import InputError
-from rolloutdoctor.io.paths import Source, reason
+from rolloutdoctor.data.batch import EVAL, TRAIN
+from rolloutdoctor.io.locations.paths import Source, reason
+from rolloutdoctor.results.errors import InputError
 
 _ARGUMENTS = "args/text_summary"
 _BEGINNING = 64

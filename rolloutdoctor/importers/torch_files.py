@@ -5,8 +5,8 @@ import warnings
 import zipfile
 from pathlib import Path
 
-from rolloutdoctor.errors import InputError
-from rolloutdoctor.io.paths import Source, reason
+from rolloutdoctor.io.locations.paths import Source, reason
+from rolloutdoctor.results.errors import InputError
 
 _MOST_RECORDS = 2_000_000
 

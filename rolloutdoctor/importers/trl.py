@@ -9,15 +9,15 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
 
-from rolloutdoctor.batch import EVAL, TRAIN
-from rolloutdoctor.errors import InputError
+from rolloutdoctor.data.batch import EVAL, TRAIN
 from rolloutdoctor.importers import base
 from rolloutdoctor.importers.metric_logs import read_trainer_state
 from rolloutdoctor.importers.parquet_files import batches
 from rolloutdoctor.importers.trl_groups import File, Scheme, find_scheme, split_point, weighted
+from rolloutdoctor.io.locations.paths import Source, natural_key
 from rolloutdoctor.io.metadata import RunMetadata
-from rolloutdoctor.io.parquet import open_parquet, reading
-from rolloutdoctor.io.paths import Source, natural_key
+from rolloutdoctor.io.parquet.files import open_parquet, reading
+from rolloutdoctor.results.errors import InputError
 
 _NAME = re.compile(r"completions_(\d+)\.parquet")
 _FIRST, _LAST = ("step", "prompt", "completion"), "advantage"

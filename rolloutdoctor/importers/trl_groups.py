@@ -8,7 +8,7 @@ from itertools import groupby
 
 import numpy as np
 
-from rolloutdoctor.errors import DataError, UsageError, nearest
+from rolloutdoctor.results.errors import DataError, UsageError, nearest
 
 _EPSILON = 1e-4
 """TRL adds it to the standard deviation."""

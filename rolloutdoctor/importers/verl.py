@@ -3,11 +3,11 @@
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 
-from rolloutdoctor.errors import InputError
 from rolloutdoctor.importers import base, folders, lines
 from rolloutdoctor.importers.verl_lines import VerlReader
+from rolloutdoctor.io.locations.paths import Source
 from rolloutdoctor.io.metadata import RunMetadata
-from rolloutdoctor.io.paths import Source
+from rolloutdoctor.results.errors import InputError
 
 _KEYS = {"input", "output", "score", "step"}
 

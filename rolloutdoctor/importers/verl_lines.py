@@ -6,10 +6,10 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from rolloutdoctor.batch import TRAIN
-from rolloutdoctor.errors import InputError
+from rolloutdoctor.data.batch import TRAIN
 from rolloutdoctor.importers import arrow_lines, base, lines
-from rolloutdoctor.io.paths import Source
+from rolloutdoctor.io.locations.paths import Source
+from rolloutdoctor.results.errors import InputError
 
 _COLUMNS = ("step", "group_id", "sample_id", "reward", "prompt", "response")
 _PROMPT_OF_UID = r"(?s)^(.*?)(?:_[^_]*){1,2}$"

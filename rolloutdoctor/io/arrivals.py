@@ -12,13 +12,13 @@ from typing import NamedTuple
 import numpy as np
 from torch import Tensor
 
-from rolloutdoctor.batch import StepKey
-from rolloutdoctor.io import slices
-from rolloutdoctor.io.index import RowGroup, contradiction
-from rolloutdoctor.io.parquet import RunFile
-from rolloutdoctor.io.pieces import MASK, Wanted
-from rolloutdoctor.io.slices import Asked, RawSlice, Slice
-from rolloutdoctor.token_columns import Glance
+from rolloutdoctor.data.batch import StepKey
+from rolloutdoctor.data.token_columns import Glance
+from rolloutdoctor.io.parquet import slices
+from rolloutdoctor.io.parquet.files import RunFile
+from rolloutdoctor.io.parquet.index import RowGroup, contradiction
+from rolloutdoctor.io.parquet.slices import Asked, RawSlice, Slice
+from rolloutdoctor.io.parquet.step_chunks import MASK, Wanted
 
 _LEAST_SLICES = 3
 """A step of fewer is not worth reading in two goes."""

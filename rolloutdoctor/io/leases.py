@@ -7,8 +7,8 @@ column of which only the extremes are asked for need not wait for the evaluation
 
 from collections.abc import Callable
 
+from rolloutdoctor.data.token_columns import Lease, TokenColumns
 from rolloutdoctor.io.ahead import LEAST_ROOM, room_beside
-from rolloutdoctor.token_columns import Lease, TokenColumns
 
 _SHARE = 16
 """A step is decoded ahead of the evaluation by what was passed and this part of a step."""

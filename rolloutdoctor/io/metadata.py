@@ -4,8 +4,8 @@ import json
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 
-from rolloutdoctor.errors import InputError
-from rolloutdoctor.schema import METADATA_KEY, SCHEMA_VERSION
+from rolloutdoctor.data.schema import METADATA_KEY, SCHEMA_VERSION
+from rolloutdoctor.results.errors import InputError
 
 
 @dataclass(frozen=True)

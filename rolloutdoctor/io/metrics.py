@@ -8,14 +8,14 @@ from itertools import pairwise
 import pyarrow as pa
 from pyarrow import types
 
-from rolloutdoctor.batch import EVAL, TRAIN, StepKey
-from rolloutdoctor.errors import DataError, InputError, SchemaError
-from rolloutdoctor.io.decode import Place, evals, identifiers, numbers, step_numbers
-from rolloutdoctor.io.parquet import check_size, open_parquet, reading
-from rolloutdoctor.io.paths import Source, reason
-from rolloutdoctor.io.stores import open_bytes
+from rolloutdoctor.data.batch import EVAL, TRAIN, StepKey
+from rolloutdoctor.data.schema import METRIC_COLUMNS
+from rolloutdoctor.io.locations.paths import Source, reason
+from rolloutdoctor.io.locations.stores import open_bytes
+from rolloutdoctor.io.parquet.decode import Place, evals, identifiers, numbers, step_numbers
+from rolloutdoctor.io.parquet.files import check_size, open_parquet, reading
 from rolloutdoctor.ops.rounding import decimal_spacing
-from rolloutdoctor.schema import METRIC_COLUMNS
+from rolloutdoctor.results.errors import DataError, InputError, SchemaError
 
 _EXPECTED = {"step": "int64", "split": "string", "name": "string", "value": "float64"}
 

@@ -11,20 +11,20 @@ from itertools import pairwise
 import pyarrow as pa
 import torch
 
-from rolloutdoctor.batch import RolloutBatch, StepKey
-from rolloutdoctor.errors import InputError
+from rolloutdoctor.data.batch import RolloutBatch, StepKey
+from rolloutdoctor.data.token_columns import TokenColumns
 from rolloutdoctor.io.allocation import prepare_memory
-from rolloutdoctor.io.index import KEY_COLUMNS, Index, RowGroup, build_index, read_keys, rows_by_key
+from rolloutdoctor.io.locations.paths import Source, expand
+from rolloutdoctor.io.locations.targets import Target
 from rolloutdoctor.io.metadata import RunMetadata
 from rolloutdoctor.io.metrics import LoggedMetrics, read_metrics
-from rolloutdoctor.io.parquet import OpenFile, RunFile, read_footer, reading
-from rolloutdoctor.io.paths import Source, expand
-from rolloutdoctor.io.pieces import Wanted
-from rolloutdoctor.io.slices import Asked
-from rolloutdoctor.io.steps import StepRange
+from rolloutdoctor.io.parquet.files import OpenFile, RunFile, read_footer, reading
+from rolloutdoctor.io.parquet.index import KEY_COLUMNS, Index, RowGroup, build_index, read_keys, rows_by_key
+from rolloutdoctor.io.parquet.slices import Asked
+from rolloutdoctor.io.parquet.step_chunks import Wanted
+from rolloutdoctor.io.parquet.steps import StepRange
 from rolloutdoctor.io.stream import Stream
-from rolloutdoctor.io.targets import Target
-from rolloutdoctor.token_columns import TokenColumns
+from rolloutdoctor.results.errors import InputError
 
 __all__ = ["LoggedMetrics", "Run", "StepRange", "open_run"]
 

@@ -3,17 +3,17 @@
 from collections.abc import Callable, Generator, Iterator, Sequence
 from functools import partial
 
-from rolloutdoctor.batch import RolloutBatch, StepKey
+from rolloutdoctor.data.batch import RolloutBatch, StepKey
+from rolloutdoctor.data.token_columns import Arriving, TokenColumns
 from rolloutdoctor.io.ahead import Ahead
 from rolloutdoctor.io.arrivals import Rest, tasks_of
-from rolloutdoctor.io.index import Index, contradiction
 from rolloutdoctor.io.leases import Leases
-from rolloutdoctor.io.parquet import RunFile
-from rolloutdoctor.io.pieces import assemble
-from rolloutdoctor.io.slices import Asked, RawSlice, Share, Slice, slices_of
-from rolloutdoctor.io.spill import Spill
-from rolloutdoctor.io.waiting import Waiting, row_groups_opened
-from rolloutdoctor.token_columns import Arriving, TokenColumns
+from rolloutdoctor.io.parquet.files import RunFile
+from rolloutdoctor.io.parquet.index import Index, contradiction
+from rolloutdoctor.io.parquet.slices import Asked, RawSlice, Share, Slice, slices_of
+from rolloutdoctor.io.parquet.spill_file import Spill
+from rolloutdoctor.io.parquet.step_chunks import assemble
+from rolloutdoctor.io.pending_steps import Waiting, row_groups_opened
 
 _Raw = tuple[int, RawSlice]
 """A slice, and the position of its row group in the index."""

@@ -172,7 +172,7 @@ def kl(estimator: str, value: Value, count: Value = 1.0, unit: float = SINGLE) -
     difference is off by ``u |x|``, and each further operation adds one rounding, so that they lose 2 and 4 units.
 
     Args:
-        estimator: name in `rolloutdoctor.kl.ESTIMATORS`.
+        estimator: name in `rolloutdoctor.formulas.kl.ESTIMATORS`.
         value: sum of the absolute terms.
         count: how many tokens it is over.
         unit: of the format of the log-probs.

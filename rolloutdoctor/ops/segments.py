@@ -9,7 +9,7 @@ cost a fraction of torch's. Either way the order of a sum is fixed.
 """
 
 from functools import cached_property
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
 import torch
@@ -17,9 +17,6 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from rolloutdoctor.ops.counting import count
-
-if TYPE_CHECKING:
-    from rolloutdoctor.batch import Groups
 
 _MANY, _LONG = 2**15, 64
 """So many values, in runs so long, are counted eight at a time: else it takes longer to begin than to count."""
@@ -180,8 +177,3 @@ def pick(x: Tensor, chosen: Tensor) -> Tensor:
     if x.device.type != "cpu":
         return x[chosen]
     return torch.from_numpy(x.numpy()[chosen.numpy()])
-
-
-def group_total(x_N: Tensor, groups: "Groups") -> Tensor:
-    """Sum over the rows of each group, float64 ``[G]``."""
-    return groups.runs.total(groups.gathered(x_N))

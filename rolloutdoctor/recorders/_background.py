@@ -11,8 +11,8 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from rolloutdoctor.errors import UsageError
 from rolloutdoctor.io.metadata import RunMetadata
+from rolloutdoctor.results.errors import UsageError
 
 if TYPE_CHECKING:
     import pyarrow as pa
@@ -57,7 +57,7 @@ class BackgroundWriter:
     """
 
     def __init__(self, path: Path, metadata: RunMetadata, *, max_bytes: int) -> None:
-        from rolloutdoctor.io.journal import Dropped, JournalWriter
+        from rolloutdoctor.io.write.journal import Dropped, JournalWriter
 
         try:
             path.parent.mkdir(parents=True, exist_ok=True)
@@ -99,7 +99,7 @@ class BackgroundWriter:
                     self._queue.all_tasks_done.wait_for(self._is_idle, LONGEST_WAIT / 2)
             self._queue.put((make, key), timeout=LONGEST_WAIT / 2)
         except queue.Full:
-            from rolloutdoctor.io.journal import Dropped
+            from rolloutdoctor.io.write.journal import Dropped
 
             steps = self.dropped.steps if key is None else (*self.dropped.steps, key)
             self.dropped = Dropped(steps, self.dropped.logs + (key is None))
@@ -136,9 +136,9 @@ class BackgroundWriter:
 
     def _placed(self) -> str:
         """Complete the run file; say so if somebody who could not know of this recording has got its name."""
-        from rolloutdoctor.io.journal import finish
-        from rolloutdoctor.io.recordings import free_names
-        from rolloutdoctor.io.replacing import TakenError
+        from rolloutdoctor.io.write.journal import finish
+        from rolloutdoctor.io.write.recordings import free_names
+        from rolloutdoctor.io.write.replacing import TakenError
 
         try:
             finish(self._journal.path, self.path)

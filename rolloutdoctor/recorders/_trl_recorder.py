@@ -6,12 +6,12 @@ from pathlib import Path
 from types import TracebackType
 from typing import TYPE_CHECKING, Any, Self, SupportsFloat
 
-from rolloutdoctor.errors import UsageError
-from rolloutdoctor.io.packed import pack_log, pack_rows
+from rolloutdoctor.io.write.record_frames import pack_log, pack_rows
 from rolloutdoctor.recorders._background import BackgroundWriter, close_at_exit, warn
 from rolloutdoctor.recorders._trl_capture import Pass, Scoring, capture, ends_of
 from rolloutdoctor.recorders._trl_config import Trainer, is_rloo, metadata_of
 from rolloutdoctor.recorders._trl_steps import Steps
+from rolloutdoctor.results.errors import UsageError
 
 if TYPE_CHECKING:
     from torch import Tensor

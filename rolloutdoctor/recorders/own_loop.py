@@ -18,10 +18,10 @@ from typing import TYPE_CHECKING, Any, Self, SupportsFloat
 
 import numpy as np
 
-from rolloutdoctor.errors import DataError, SchemaError, nearest
+from rolloutdoctor.data.schema import BY_NAME, Kind
 from rolloutdoctor.io.metadata import RunMetadata
 from rolloutdoctor.recorders._background import BackgroundWriter, close_at_exit, warn
-from rolloutdoctor.schema import BY_NAME, Kind
+from rolloutdoctor.results.errors import DataError, SchemaError, nearest
 
 if TYPE_CHECKING:
     import pyarrow as pa
@@ -169,7 +169,7 @@ def _copied(value: object) -> Any:  # noqa: ANN401 - an array, or a list or mapp
 def _table(
     key: tuple[int, str], rank: int | None, copies: Mapping[str, Any], lengths: np.ndarray | None, where: str
 ) -> "pa.Table":
-    from rolloutdoctor.io.run_table import run_table
+    from rolloutdoctor.io.write.run_table import run_table
     from rolloutdoctor.recorders._cells import Cut
 
     cut = None if lengths is None else Cut.after(lengths)
@@ -213,6 +213,6 @@ def _whole(mask: np.ndarray) -> np.ndarray:
 
 
 def _metrics_table(step: int, split: str, values: Mapping[str, float | None]) -> "pa.Table":
-    from rolloutdoctor.io.writer import metrics_table
+    from rolloutdoctor.io.write.writer import metrics_table
 
     return metrics_table(step, split, values)

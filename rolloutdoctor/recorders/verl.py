@@ -17,9 +17,9 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from rolloutdoctor.errors import UsageError
 from rolloutdoctor.recorders._background import warn
 from rolloutdoctor.recorders.own_loop import DEFAULT_MAX_BYTES, StepRecorder
+from rolloutdoctor.results.errors import UsageError
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -165,7 +165,7 @@ class _Recording:
             warn(f"rolloutdoctor does not record to {self._path}, and training goes on unchanged: {error}")
 
     def _begin(self, config: Any) -> StepRecorder:  # noqa: ANN401 - verl's AlgoConfig
-        from rolloutdoctor.trainers.verl import TRAINER
+        from rolloutdoctor.trainers.verl.trainer import TRAINER
 
         if config is not None and config.get("use_kl_in_reward", False):
             raise UsageError(

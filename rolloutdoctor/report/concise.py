@@ -1,7 +1,7 @@
 """One line a rule, for logs and grep."""
 
-from rolloutdoctor.findings import Report
 from rolloutdoctor.report.style import Style, plain
+from rolloutdoctor.results.findings import Report
 
 
 def render(report: Report, style: Style) -> str:

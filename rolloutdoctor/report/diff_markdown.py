@@ -2,11 +2,11 @@
 
 from collections.abc import Iterator, Sequence
 
-from rolloutdoctor.comparison import Comparison
 from rolloutdoctor.report import diff_words as words
 from rolloutdoctor.report.layout import many
 from rolloutdoctor.report.markup import inert
 from rolloutdoctor.report.style import Style, plain
+from rolloutdoctor.results.comparison import Comparison
 
 MOST_PARTS = 40
 

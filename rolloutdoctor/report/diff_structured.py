@@ -2,11 +2,11 @@
 
 from collections.abc import Iterator, Mapping
 
-from rolloutdoctor.comparison import Comparison, Effect, MovedGroup, Pair, Slice
-from rolloutdoctor.escapes import json_text
-from rolloutdoctor.findings import Measure
 from rolloutdoctor.report.structured import SCHEMA_VERSION, known, settings
 from rolloutdoctor.report.style import Style
+from rolloutdoctor.results.comparison import Comparison, Effect, MovedGroup, Pair, Slice
+from rolloutdoctor.results.escapes import json_text
+from rolloutdoctor.results.findings import Measure
 
 
 def as_json(result: Comparison, style: Style) -> str:

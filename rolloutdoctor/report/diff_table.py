@@ -2,9 +2,9 @@
 
 from collections.abc import Callable
 
-from rolloutdoctor.comparison import Comparison
 from rolloutdoctor.report import diff_markdown, diff_structured, diff_terminal
 from rolloutdoctor.report.style import Style
+from rolloutdoctor.results.comparison import Comparison
 
 RENDERERS: dict[str, Callable[[Comparison, Style], str]] = {
     "full": diff_terminal.full,

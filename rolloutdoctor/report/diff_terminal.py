@@ -6,11 +6,11 @@ from rich.console import RenderableType
 from rich.table import Table
 from rich.text import Text
 
-from rolloutdoctor.comparison import Comparison, Effect
 from rolloutdoctor.report import diff_words as words
 from rolloutdoctor.report.histogram import before_and_after
 from rolloutdoctor.report.layout import as_text, configuration, fitting, hanging, header, numbers
 from rolloutdoctor.report.style import Style, plain, shown
+from rolloutdoctor.results.comparison import Comparison, Effect
 
 MOST_PARTS = 40
 _MARGIN = 12

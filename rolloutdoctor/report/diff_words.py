@@ -3,9 +3,9 @@
 import math
 from collections.abc import Iterator, Mapping, Sequence
 
-from rolloutdoctor.comparison import Comparison, Effect, Pair, Slice
-from rolloutdoctor.findings import Measure
 from rolloutdoctor.report.style import plain, shown
+from rolloutdoctor.results.comparison import Comparison, Effect, Pair, Slice
+from rolloutdoctor.results.findings import Measure
 
 SIDES = (
     ("loss", "loss"),

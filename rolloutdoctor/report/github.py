@@ -1,8 +1,8 @@
 """Annotations of a GitHub Actions job: one workflow command a finding, then a line that counts."""
 
-from rolloutdoctor.findings import Report
 from rolloutdoctor.report.concise import counts
 from rolloutdoctor.report.style import Style, plain
+from rolloutdoctor.results.findings import Report
 
 _COMMANDS = {"error": "error", "warning": "warning", "info": "notice"}
 

@@ -3,8 +3,8 @@
 import math
 from collections.abc import Iterator
 
-from rolloutdoctor.pictures import AdvantagesData, Bins, Gallery, Histogram, KlData, RatioData, on_one_grid
 from rolloutdoctor.report.style import Style
+from rolloutdoctor.results.figures import AdvantagesData, Bins, Gallery, Histogram, KlData, RatioData, on_one_grid
 
 _BLOCKS = " ▁▂▃▄▅▆▇█"
 _ASCII = " .:-=+*#@"

@@ -6,11 +6,11 @@ import re
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
-from rolloutdoctor.findings import Finding, Report
-from rolloutdoctor.pictures import Gallery, GradientData, KlData, RatioData
 from rolloutdoctor.report.concise import counts
 from rolloutdoctor.report.html_style import CSS
 from rolloutdoctor.report.style import plain, shown, value_of, where
+from rolloutdoctor.results.figures import Gallery, GradientData, KlData, RatioData
+from rolloutdoctor.results.findings import Finding, Report
 
 MOST_STEPS = 200
 """Rows of a table of steps; what is left out is said."""

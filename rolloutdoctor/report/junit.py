@@ -3,8 +3,8 @@
 import re
 from xml.sax.saxutils import escape, quoteattr
 
-from rolloutdoctor.findings import Finding, Report, Skipped
 from rolloutdoctor.report.style import Style, plain, shown, where
+from rolloutdoctor.results.findings import Finding, Report, Skipped
 
 _NOT_XML = re.compile("[^\t\n\r\x20-\ud7ff\ue000-\ufffd\U00010000-\U0010ffff]")
 

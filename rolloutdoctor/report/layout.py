@@ -9,9 +9,9 @@ from rich.segment import Segment
 from rich.table import Table
 from rich.text import Text
 
-from rolloutdoctor.escapes import visible_lines
-from rolloutdoctor.findings import InputSummary, Setting
 from rolloutdoctor.report.style import Style, plain
+from rolloutdoctor.results.escapes import visible_lines
+from rolloutdoctor.results.findings import InputSummary, Setting
 
 
 class Subject(Protocol):

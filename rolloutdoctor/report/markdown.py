@@ -3,10 +3,10 @@
 import re
 from collections.abc import Iterator
 
-from rolloutdoctor.findings import Finding, Report
 from rolloutdoctor.report.concise import counts
 from rolloutdoctor.report.markup import inert
 from rolloutdoctor.report.style import Style, plain, set_to, shown, where
+from rolloutdoctor.results.findings import Finding, Report
 
 
 def render(report: Report, style: Style) -> str:

@@ -6,12 +6,12 @@ from collections.abc import Callable, Iterator
 from rich.console import RenderableType
 from rich.text import Text
 
-from rolloutdoctor.comparison import Numbers, Recomputed, RecomputedStep
-from rolloutdoctor.escapes import json_text
-from rolloutdoctor.exact import mean
 from rolloutdoctor.report.layout import as_text, configuration, hanging, header, many, numbers
 from rolloutdoctor.report.structured import SCHEMA_VERSION, known, settings
 from rolloutdoctor.report.style import Style, plain
+from rolloutdoctor.results.comparison import Numbers, Recomputed, RecomputedStep
+from rolloutdoctor.results.escapes import json_text
+from rolloutdoctor.results.exact import mean
 
 _OWN = ("loss", "policy_loss", "kl_loss", "grad_l1", "grad_l2")
 

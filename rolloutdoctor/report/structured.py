@@ -3,9 +3,9 @@
 from collections.abc import Iterator, Mapping
 from typing import Any
 
-from rolloutdoctor.escapes import json_text
-from rolloutdoctor.findings import Finding, Report, Setting
 from rolloutdoctor.report.style import Style, is_known
+from rolloutdoctor.results.escapes import json_text
+from rolloutdoctor.results.findings import Finding, Report, Setting
 
 SCHEMA_VERSION = 1
 

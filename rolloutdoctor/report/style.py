@@ -3,8 +3,8 @@
 import math
 from dataclasses import dataclass
 
-from rolloutdoctor.escapes import visible
-from rolloutdoctor.findings import Example, Measure, Setting, Severity
+from rolloutdoctor.results.escapes import visible
+from rolloutdoctor.results.findings import Example, Measure, Setting, Severity
 
 
 @dataclass(frozen=True)

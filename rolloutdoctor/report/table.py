@@ -2,9 +2,9 @@
 
 from collections.abc import Callable
 
-from rolloutdoctor.findings import Report
 from rolloutdoctor.report import concise, github, junit, markdown, structured, terminal
 from rolloutdoctor.report.style import Style
+from rolloutdoctor.results.findings import Report
 
 RENDERERS: dict[str, Callable[[Report, Style], str]] = {
     "full": terminal.render,

@@ -7,10 +7,10 @@ from rich.padding import Padding
 from rich.table import Table
 from rich.text import Text
 
-from rolloutdoctor.findings import Finding, Report
 from rolloutdoctor.report.concise import counts
 from rolloutdoctor.report.layout import as_text, configuration, hanging, header
 from rolloutdoctor.report.style import COLORS, Style, plain, shown
+from rolloutdoctor.results.findings import Finding, Report
 
 _SIGNS = {"error": ("✖", "x"), "warning": ("▲", "!"), "info": ("●", "i")}
 

@@ -8,11 +8,11 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, ClassVar, Generic, TypeVar
 
-from rolloutdoctor.findings import Example, Measure, Severity
-from rolloutdoctor.stats.sums import Sums
+from rolloutdoctor.ops.tally import Sums
+from rolloutdoctor.results.findings import Example, Measure, Severity
 
 if TYPE_CHECKING:
-    from rolloutdoctor.objective import Objective
+    from rolloutdoctor.objective.objective import Objective
     from rolloutdoctor.rules.step import StepView
     from rolloutdoctor.trainers.options import Config
     from rolloutdoctor.trainers.spec import Trainer

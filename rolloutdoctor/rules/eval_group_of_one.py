@@ -4,9 +4,9 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-from rolloutdoctor.findings import Example, Measure, Severity
+from rolloutdoctor.ops.tally import Sums
+from rolloutdoctor.results.findings import Example, Measure, Severity
 from rolloutdoctor.rules.base import KEEP_EXAMPLES, Context, Judgement, Rule, counted
-from rolloutdoctor.stats.sums import Sums
 
 if TYPE_CHECKING:
     from torch import Tensor

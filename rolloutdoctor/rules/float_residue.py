@@ -4,11 +4,11 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-from rolloutdoctor.findings import Example, Measure, Severity
-from rolloutdoctor.needs import advantage_columns
-from rolloutdoctor.objective import Objective
+from rolloutdoctor.objective.objective import Objective
+from rolloutdoctor.objective.required_columns import advantage_columns
+from rolloutdoctor.ops.tally import Sums, largest, ratio
+from rolloutdoctor.results.findings import Example, Measure, Severity
 from rolloutdoctor.rules.base import KEEP_EXAMPLES, Context, Judgement, Rule, counted, number, percent
-from rolloutdoctor.stats.sums import Sums, largest, ratio
 
 if TYPE_CHECKING:
     from torch import Tensor

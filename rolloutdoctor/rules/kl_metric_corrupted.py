@@ -5,11 +5,11 @@ from dataclasses import dataclass
 from math import isnan
 from typing import TYPE_CHECKING
 
-from rolloutdoctor.findings import Example, Measure, Severity
-from rolloutdoctor.needs import loss_columns, reward_kl_columns
-from rolloutdoctor.objective import KlBuffer
+from rolloutdoctor.objective.objective import KlBuffer
+from rolloutdoctor.objective.required_columns import loss_columns, reward_kl_columns
+from rolloutdoctor.ops.tally import Sums, largest, ratio
+from rolloutdoctor.results.findings import Example, Measure, Severity
 from rolloutdoctor.rules.base import Context, Judgement, Missing, Rule, counted, number, percent
-from rolloutdoctor.stats.sums import Sums, largest, ratio
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -177,7 +177,7 @@ class KlMetricCorrupted(Rule[KlMetricTally]):
 
     def _stored(self, step: "StepView") -> _Seen | None:
         """The metric of a stored KL (slime): the copy and the reward buffer predict different values."""
-        from rolloutdoctor.trainers.slime import rollout_mean
+        from rolloutdoctor.trainers.slime.trainer import rollout_mean
 
         evaluation, batch = step.evaluation, step.batch
         assert evaluation is not None

@@ -5,9 +5,9 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-from rolloutdoctor.findings import Example, Measure, Severity
+from rolloutdoctor.ops.tally import Sums, largest, ratio
+from rolloutdoctor.results.findings import Example, Measure, Severity
 from rolloutdoctor.rules.base import LOGS, Context, Judgement, Missing, Rule, counted, number
-from rolloutdoctor.stats.sums import Sums, largest, ratio
 
 if TYPE_CHECKING:
     from rolloutdoctor.rules.step import StepView

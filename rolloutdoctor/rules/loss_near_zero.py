@@ -4,10 +4,10 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-from rolloutdoctor.findings import Example, Measure, Severity
-from rolloutdoctor.needs import loss_columns
+from rolloutdoctor.objective.required_columns import loss_columns
+from rolloutdoctor.ops.tally import Sums, largest, ratio
+from rolloutdoctor.results.findings import Example, Measure, Severity
 from rolloutdoctor.rules.base import Context, Judgement, Rule, counted, number, percent
-from rolloutdoctor.stats.sums import Sums, largest, ratio
 
 if TYPE_CHECKING:
     from rolloutdoctor.rules.step import StepView

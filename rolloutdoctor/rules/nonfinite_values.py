@@ -5,11 +5,11 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-from rolloutdoctor.findings import Example, Measure, Severity
-from rolloutdoctor.needs import advantage_columns
-from rolloutdoctor.objective import RowSet
+from rolloutdoctor.objective.objective import RowSet
+from rolloutdoctor.objective.required_columns import advantage_columns
+from rolloutdoctor.ops.tally import Sums, smallest
+from rolloutdoctor.results.findings import Example, Measure, Severity
 from rolloutdoctor.rules.base import KEEP_EXAMPLES, Context, Judgement, Rule, counted
-from rolloutdoctor.stats.sums import Sums, smallest
 
 if TYPE_CHECKING:
     from torch import Tensor

@@ -4,15 +4,13 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-from rolloutdoctor.findings import Example, Measure, Severity
+from rolloutdoctor.data.schema import IMPORT_METRICS
+from rolloutdoctor.ops.tally import Sums
+from rolloutdoctor.results.findings import Example, Measure, Severity
 from rolloutdoctor.rules.base import Context, Judgement, Rule, counted
-from rolloutdoctor.stats.sums import Sums
 
 if TYPE_CHECKING:
     from rolloutdoctor.rules.step import StepView
-
-FACTS = "import/"
-"""Prefix of the metrics that hold what an importer found out about the files themselves."""
 
 
 @dataclass(frozen=True)
@@ -69,12 +67,12 @@ class OverwrittenCompletions(Rule[OverwrittenTally]):
         """Read what the importer logged at this step."""
         if not len(step.batch):
             return OverwrittenTally()
-        found = {name: int(step.logged.get(f"{FACTS}{name}", 0)) for name in ("lost_rows", "mixed_rows")}
+        found = {name: int(step.logged.get(f"{IMPORT_METRICS}{name}", 0)) for name in ("lost_rows", "mixed_rows")}
         return OverwrittenTally(
             **found,
             lost_steps=int(found["lost_rows"] > 0),
-            repeated_rows=int(step.logged.get(f"{FACTS}repeated_rows", 0)),
-            torn_lines=int(step.logged.get(f"{FACTS}torn_lines", 0)),
+            repeated_rows=int(step.logged.get(f"{IMPORT_METRICS}repeated_rows", 0)),
+            torn_lines=int(step.logged.get(f"{IMPORT_METRICS}torn_lines", 0)),
         )
 
     def examples(self, step: "StepView") -> Iterable[Example]:

@@ -5,15 +5,15 @@ from dataclasses import dataclass
 from math import sqrt
 from typing import TYPE_CHECKING
 
-from rolloutdoctor.findings import Example, Measure, Severity
-from rolloutdoctor.needs import advantage_columns, has_time_axis, loss_columns
+from rolloutdoctor.objective.required_columns import advantage_columns, has_time_axis, loss_columns
+from rolloutdoctor.ops.tally import Sums, largest, ratio
+from rolloutdoctor.results.findings import Example, Measure, Severity
 from rolloutdoctor.rules.base import KEEP_EXAMPLES, Context, Judgement, Rule, counted, number
-from rolloutdoctor.stats.sums import Sums, largest, ratio
 
 if TYPE_CHECKING:
     from torch import Tensor
 
-    from rolloutdoctor.evaluation import RowPart
+    from rolloutdoctor.evaluation.evaluate import RowPart
     from rolloutdoctor.rules.step import StepView
 
 DOUBLE = 2.0**-29

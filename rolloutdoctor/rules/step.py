@@ -7,15 +7,16 @@ from typing import Any, TypeVar
 import torch
 from torch import Tensor
 
-from rolloutdoctor.advantages.float32 import residue, trl_flags
-from rolloutdoctor.batch import TRAIN, Groups, RolloutBatch
-from rolloutdoctor.evaluation import Evaluation, RowPart, TokenPart, compared_groups, stored_kl
-from rolloutdoctor.findings import Example
-from rolloutdoctor.objective import KlBuffer, Objective
+from rolloutdoctor.data.batch import TRAIN, RolloutBatch
+from rolloutdoctor.evaluation.evaluate import Evaluation, RowPart, TokenPart, compared_groups, stored_kl
+from rolloutdoctor.evaluation.radii.advantages import advantage_radius
+from rolloutdoctor.evaluation.radii.metrics import metric_radius, stored_mean_radius, token_kl_radius
+from rolloutdoctor.formulas.advantages.float32 import residue, trl_flags
+from rolloutdoctor.objective.objective import KlBuffer, Objective
 from rolloutdoctor.ops import segments as seg
-from rolloutdoctor.ops.votes import Votes
-from rolloutdoctor.radii.advantages import advantage_radius
-from rolloutdoctor.radii.metrics import metric_radius, stored_mean_radius, token_kl_radius
+from rolloutdoctor.ops.group_stats import Votes
+from rolloutdoctor.ops.groups import Groups
+from rolloutdoctor.results.findings import Example
 from rolloutdoctor.trainers.options import Config
 from rolloutdoctor.trainers.spec import Trainer
 from rolloutdoctor.trainers.table import writer_of
@@ -96,11 +97,11 @@ class StepView:
 
     def group_sum(self, x_N: Tensor) -> Tensor:
         """Sum over the rows of each group, float64 ``[G]``."""
-        return seg.group_total(x_N, self.groups)
+        return self.groups.total(x_N)
 
     def compared_sum(self, x_N: Tensor) -> Tensor:
         """Sum over the rows that the trainer compares with each other, float64 ``[G]``, as `compared` numbers them."""
-        return seg.group_total(x_N, self.compared)
+        return self.compared.total(x_N)
 
     def row_sum(self, x_T: Tensor) -> Tensor:
         """Sum over all tokens of each row, float64 ``[N]``."""

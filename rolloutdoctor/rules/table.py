@@ -3,7 +3,7 @@
 from collections.abc import Sequence
 from typing import Any
 
-from rolloutdoctor.errors import UsageError, nearest
+from rolloutdoctor.results.errors import UsageError, nearest
 from rolloutdoctor.rules.base import Rule
 from rolloutdoctor.rules.eval_group_of_one import EvalGroupOfOne
 from rolloutdoctor.rules.float_residue import FloatResidue

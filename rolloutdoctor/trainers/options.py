@@ -6,8 +6,8 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field, replace
 from typing import Literal
 
-from rolloutdoctor.errors import UsageError, nearest
-from rolloutdoctor.findings import Setting
+from rolloutdoctor.results.errors import UsageError, nearest
+from rolloutdoctor.results.findings import Setting
 
 OptionKind = Literal["number", "integer", "flag", "word", "numbers", "any"]
 

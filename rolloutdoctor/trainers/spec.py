@@ -4,11 +4,11 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
-from rolloutdoctor.objective import Objective
+from rolloutdoctor.objective.objective import Objective
 from rolloutdoctor.trainers.options import Config, Option
 
 if TYPE_CHECKING:
-    from rolloutdoctor.evaluation import Evaluation
+    from rolloutdoctor.evaluation.evaluate import Evaluation
 
 
 @dataclass(frozen=True)
@@ -48,7 +48,7 @@ class Trainer:
         window_option: the option that says over how many steps a logged line averages, or None if each step is logged.
         instant_metrics: metrics that are of the logged step alone, whatever that option says.
         quantities: what each recomputed metric is, by name or pattern, in the words of
-            `rolloutdoctor.radii.metrics.METRICS`; a metric that is not named is a mean of values of one sign.
+            `radii.metrics.METRICS`; a metric that is not named is a mean of values of one sign.
         not_recomputed: metrics that it logs (a star stands for any ending) and `metrics` never gives, with the reason.
         reward_free: tells from the metrics of a training step that no group had a spread of rewards; None where they
             do not say.

@@ -2,12 +2,15 @@
 
 from collections.abc import Collection
 
-from rolloutdoctor.errors import UsageError, nearest
-from rolloutdoctor.trainers import slime, trl, trl_rloo, verl
+from rolloutdoctor.results.errors import UsageError, nearest
+from rolloutdoctor.trainers.slime import trainer as slime
 from rolloutdoctor.trainers.spec import Trainer
+from rolloutdoctor.trainers.trl import grpo as trl
+from rolloutdoctor.trainers.trl import rloo
+from rolloutdoctor.trainers.verl import trainer as verl
 
 TRAINERS: dict[str, Trainer] = {
-    trainer.name: trainer for trainer in (trl.TRAINER, trl_rloo.TRAINER, verl.TRAINER, slime.TRAINER)
+    trainer.name: trainer for trainer in (trl.TRAINER, rloo.TRAINER, verl.TRAINER, slime.TRAINER)
 }
 
 

@@ -36,7 +36,7 @@ def waiting(work):
 
 def column_bytes(batch, objective):
     """Bytes of the token columns that an evaluation looks at, each once."""
-    from rolloutdoctor.needs import loss_columns
+    from rolloutdoctor.objective.required_columns import loss_columns
 
     stored = {batch.stored_name(name) for name in loss_columns(objective)} & set(batch.per_token)
     return sum(batch.column(name).nbytes for name in stored)
@@ -44,7 +44,7 @@ def column_bytes(batch, objective):
 
 def resident(device, quick):
     """Columns that are on the device: tokens a second, and bytes a second against those of a copy on it."""
-    from rolloutdoctor.fused.sums import KERNELS, why_not
+    from rolloutdoctor.evaluation.cuda.fused import KERNELS, why_not
 
     rows, repeats = (8_192, 5) if quick else (131_072, 9)
     batch = ragged_batch(rows).to(device)
@@ -67,8 +67,9 @@ def resident(device, quick):
 
 def checks(quick, folder):
     """A full check of one file on either device."""
-    from rolloutdoctor.engine.check import CheckOptions, check
-    from rolloutdoctor.fused.sums import KERNELS, why_not
+    from rolloutdoctor.commands.check import check
+    from rolloutdoctor.engine.options import CheckOptions
+    from rolloutdoctor.evaluation.cuda.fused import KERNELS, why_not
     from rolloutdoctor.io.run import open_run
 
     tokens, repeats = (8_000_000, 3) if quick else (60_000_000, 5)

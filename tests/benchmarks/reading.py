@@ -17,8 +17,9 @@ for group in range(file.num_row_groups):
 
 def columns_of(path):
     """The columns that a full check reads of a file, as the file calls them."""
-    from rolloutdoctor.engine.check import CheckOptions, check
-    from rolloutdoctor.io.parquet import OpenFile
+    from rolloutdoctor.commands.check import check
+    from rolloutdoctor.engine.options import CheckOptions
+    from rolloutdoctor.io.parquet.files import OpenFile
     from rolloutdoctor.io.run import open_run
 
     seen = set()
@@ -40,7 +41,8 @@ def checks(quick, folder):
     """Full `check`, warm and as a process; a further token; and whether time is linear."""
     import pyarrow.parquet as pq
 
-    from rolloutdoctor.engine.check import CheckOptions, check
+    from rolloutdoctor.commands.check import check
+    from rolloutdoctor.engine.options import CheckOptions
     from rolloutdoctor.io.run import open_run
 
     sizes, repeats = ((2_000_000, 8_000_000), 3) if quick else ((15_000_000, 60_000_000), 7)
@@ -75,7 +77,8 @@ def checks(quick, folder):
 
 def linear(quick, folder):
     """Seconds of a check in a warm process per row, 1 to 16 times the rows."""
-    from rolloutdoctor.engine.check import CheckOptions, check
+    from rolloutdoctor.commands.check import check
+    from rolloutdoctor.engine.options import CheckOptions
     from rolloutdoctor.io.run import open_run
 
     tokens, repeats = (500_000, 3) if quick else (2_000_000, 5)

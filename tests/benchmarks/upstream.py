@@ -25,7 +25,8 @@ def objective_of(trainer, options):
 
 def ragged_batch(rows, *, group=16, longest=4096, seed=0):
     """Lengths as a run has them, 3 % rejected rows, ratios and KL of a policy that moves."""
-    from rolloutdoctor.batch import Groups, RolloutBatch
+    from rolloutdoctor.data.batch import RolloutBatch
+    from rolloutdoctor.ops.groups import Groups
 
     draw = torch.Generator().manual_seed(seed)
     lengths = torch.empty(rows).log_normal_(6.4, 0.8, generator=draw).clamp(8, longest).long()
@@ -64,7 +65,7 @@ def advantages(quick, folder):
     import numpy as np
     from verl.trainer.ppo import core_algos
 
-    from rolloutdoctor.row_pass import evaluate_rows
+    from rolloutdoctor.evaluation.rows import evaluate_rows
 
     rows, repeats = (8_192, 3) if quick else (32_768, 15)
     batch = ragged_batch(rows, longest=1024)
@@ -93,7 +94,7 @@ def theirs_on(batch):
     from trl.trainer.grpo_trainer import GRPOTrainer
 
     objective = objective_of("trl", OPTIONS)
-    from rolloutdoctor.row_pass import evaluate_rows
+    from rolloutdoctor.evaluation.rows import evaluate_rows
 
     advantage = evaluate_rows(batch, objective).advantage_N.float()
     self = stub(GRPOTrainer, objective, OPTIONS, 1, 1, Ranks(1), True)
@@ -127,7 +128,7 @@ def verl_on(batch, kl_coef=0.001):
     from verl.trainer.ppo import core_algos
     from verl.workers.config import ActorConfig
 
-    from rolloutdoctor.row_pass import evaluate_rows
+    from rolloutdoctor.evaluation.rows import evaluate_rows
 
     config = ActorConfig(strategy="fsdp", rollout_n=1, ppo_micro_batch_size_per_gpu=1)
     leaf, old, ref = (padded(batch, f"{name}_log_probs") for name in ("policy", "old", "ref"))
@@ -150,7 +151,7 @@ def verl_on(batch, kl_coef=0.001):
 
 
 def ours_on(batch, trainer="trl", options=OPTIONS, kernel="torch"):
-    from rolloutdoctor.evaluation import evaluate
+    from rolloutdoctor.evaluation.evaluate import evaluate
 
     objective = objective_of(trainer, options)
     return lambda: evaluate(replace(batch), objective, kernel=kernel).loss
@@ -184,7 +185,7 @@ def _extra_mib(side, rows):
 def main():
     """One side as a process of its own: its peak memory beyond that of the imports."""
 
-    import rolloutdoctor.evaluation  # noqa: F401
+    import rolloutdoctor.evaluation.evaluate  # noqa: F401
 
     side, rows = sys.argv[1], int(sys.argv[2])
     before = memory_mib("VmRSS")

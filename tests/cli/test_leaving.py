@@ -13,10 +13,10 @@ import pytest
 from fuzz.harness import run
 
 from rolloutdoctor.cli import process, terminal
-from rolloutdoctor.escapes import LONGEST_QUOTE, json_text, sentence, visible, visible_lines
-from rolloutdoctor.exact import mean, total
 from rolloutdoctor.io.metadata import RunMetadata
 from rolloutdoctor.report.markup import inert
+from rolloutdoctor.results.escapes import LONGEST_QUOTE, json_text, sentence, visible, visible_lines
+from rolloutdoctor.results.exact import mean, total
 
 HIDDEN = [
     *map(chr, range(0x20)),

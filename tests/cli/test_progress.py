@@ -7,7 +7,7 @@ import sys
 import pytest
 
 from rolloutdoctor.cli.progress import LONG_RUN_ROWS, bytes_bar, progress_bar
-from rolloutdoctor.engine.convert import ConvertOptions, convert, detect_dump
+from rolloutdoctor.commands.convert import ConvertOptions, convert, detect_dump
 from rolloutdoctor.importers import lines
 
 

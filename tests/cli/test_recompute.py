@@ -116,7 +116,7 @@ def test_a_row_that_breaks_the_contract_leaves_nothing_half_written(rolloutdocto
 def test_ctrl_c_leaves_nothing_half_written(run, tmp_path):
     out = tmp_path / "out.parquet"
     code = (
-        "import time, sys, rolloutdoctor.engine.device.evaluator as r\n"
+        "import time, sys, rolloutdoctor.evaluation.gpu_check.first_step as r\n"
         "def slow(*a, **k): print('ready', flush=True); time.sleep(60)\n"
         "r.evaluate_all = slow\n"
         f"sys.argv = ['rolloutdoctor', 'recompute', {str(run)!r}, '-o', {str(out)!r}]\n"

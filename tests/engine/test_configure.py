@@ -3,8 +3,8 @@ import json
 import pytest
 
 from rolloutdoctor.engine.configure import configure, read_settings, read_trainer_config
-from rolloutdoctor.errors import UsageError
 from rolloutdoctor.io.metadata import RunMetadata
+from rolloutdoctor.results.errors import UsageError
 from rolloutdoctor.trainers.options import Layer
 from rolloutdoctor.trainers.table import TRAINERS
 

@@ -4,7 +4,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from rolloutdoctor.errors import UsageError
+from rolloutdoctor.results.errors import UsageError
 from rolloutdoctor.trainers.options import Layer, Option, parse_version, resolve
 from rolloutdoctor.trainers.table import TRAINERS, find
 

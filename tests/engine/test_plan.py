@@ -1,12 +1,12 @@
 import pytest
 
-from rolloutdoctor.engine.check import context_for
+from rolloutdoctor.data.schema import COLUMNS
 from rolloutdoctor.engine.configure import configure
 from rolloutdoctor.engine.plan import available, make_plan, remedy
+from rolloutdoctor.engine.prepare import context_for
 from rolloutdoctor.io.metadata import RunMetadata
-from rolloutdoctor.needs import LAYOUT_COLUMNS
+from rolloutdoctor.objective.required_columns import LAYOUT_COLUMNS
 from rolloutdoctor.rules.table import RULES, find
-from rolloutdoctor.schema import COLUMNS
 from rolloutdoctor.trainers.options import Layer
 
 EVERYTHING = frozenset(column.name for column in COLUMNS)

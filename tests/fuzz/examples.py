@@ -14,9 +14,9 @@ import torch
 from fuzz import values
 from fuzz.harness import run
 
+from rolloutdoctor.data.schema import COLUMNS, Kind
 from rolloutdoctor.io.metadata import RunMetadata
 from rolloutdoctor.rules.table import RULES
-from rolloutdoctor.schema import COLUMNS, Kind
 from rolloutdoctor.trainers.table import TRAINERS
 
 DATA = Path(__file__).parents[1] / "importers" / "data"

@@ -8,8 +8,8 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
 
-from rolloutdoctor.errors import RolloutDoctorError
 from rolloutdoctor.io.run import open_run
+from rolloutdoctor.results.errors import RolloutDoctorError
 
 _ROWS = 24
 _TELLING = (0, 1, 0x7F, 0x80, 0xFF, 0x15, 0x16, 0x19, 0x1C, 0x2C)

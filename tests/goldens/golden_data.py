@@ -10,9 +10,10 @@ import torch
 from proof.claims import Bound, agree, covers
 from torch import Tensor
 
-from rolloutdoctor.batch import Groups, RolloutBatch
-from rolloutdoctor.evaluation import RowPart
-from rolloutdoctor.objective import Objective
+from rolloutdoctor.data.batch import RolloutBatch
+from rolloutdoctor.evaluation.evaluate import RowPart
+from rolloutdoctor.objective.objective import Objective
+from rolloutdoctor.ops.groups import Groups
 from rolloutdoctor.trainers import table
 from rolloutdoctor.trainers.options import Layer, parse_version, resolve
 

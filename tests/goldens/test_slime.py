@@ -9,14 +9,15 @@ from goldens import golden_data as gold
 from proof.claims import Bound, compared, fail_alike
 from torch import Tensor
 
-from rolloutdoctor import kl
-from rolloutdoctor.batch import Groups, RolloutBatch
-from rolloutdoctor.errors import CannotComputeError
-from rolloutdoctor.evaluation import RowPart, evaluate, evaluate_rows, stored_kl
-from rolloutdoctor.fixes import choose
-from rolloutdoctor.objective import Objective, RowSet
+from rolloutdoctor.data.batch import RolloutBatch
+from rolloutdoctor.evaluation.evaluate import RowPart, evaluate, evaluate_rows, stored_kl
+from rolloutdoctor.formulas import kl
+from rolloutdoctor.hypotheses.fixes import choose
+from rolloutdoctor.objective.objective import Objective, RowSet
 from rolloutdoctor.ops import segments as seg
-from rolloutdoctor.trainers import slime
+from rolloutdoctor.ops.groups import Groups
+from rolloutdoctor.results.errors import CannotComputeError
+from rolloutdoctor.trainers.slime import trainer as slime
 
 EPS = 2**-24
 """Half a unit in the last place of float32, relative: what one rounding loses."""

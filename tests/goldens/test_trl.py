@@ -13,11 +13,11 @@ from goldens import golden_data as gold
 from goldens.golden_data import SINGLE
 from proof.claims import compared
 
-from rolloutdoctor.batch import RolloutBatch
-from rolloutdoctor.evaluation import evaluate, evaluate_rows
-from rolloutdoctor.fixes import choose
-from rolloutdoctor.objective import Objective
-from rolloutdoctor.trainers import trl
+from rolloutdoctor.data.batch import RolloutBatch
+from rolloutdoctor.evaluation.evaluate import evaluate, evaluate_rows
+from rolloutdoctor.hypotheses.fixes import choose
+from rolloutdoctor.objective.objective import Objective
+from rolloutdoctor.trainers.trl import grpo as trl
 
 pytestmark = [compared("golden", SINGLE)]
 

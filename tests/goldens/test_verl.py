@@ -8,12 +8,11 @@ from goldens import golden_data as gold
 from goldens.golden_data import DTYPES
 from proof.claims import Bound, compared, fail_alike
 
-from rolloutdoctor import kl
-from rolloutdoctor.batch import RolloutBatch
-from rolloutdoctor.evaluation import evaluate, evaluate_rows
-from rolloutdoctor.objective import Objective, RowSet
-from rolloutdoctor.ops import segments as seg
-from rolloutdoctor.trainers import verl
+from rolloutdoctor.data.batch import RolloutBatch
+from rolloutdoctor.evaluation.evaluate import evaluate, evaluate_rows
+from rolloutdoctor.formulas import kl
+from rolloutdoctor.objective.objective import Objective, RowSet
+from rolloutdoctor.trainers.verl import trainer as verl
 
 pytestmark = [compared("golden")]
 
@@ -98,7 +97,7 @@ def test_advantages(case, function, config, variant):
             elif function == "verl.adv.grpo_passk":
                 # On the accepted rows alone upstream fails for lone survivors, which get 0 in its proposal and here.
                 own = evaluate_rows(batch, objective)
-                alone_N = own.vote_N & (seg.group_total(own.vote_N, batch.groups)[batch.groups.index_N] == 1)
+                alone_N = own.vote_N & (batch.groups.total(own.vote_N)[batch.groups.index_N] == 1)
                 assert alone_N.any()
                 gold.assert_close(own.advantage_N, torch.zeros(len(batch)), "f64", "lone survivors", where=alone_N)
             steps_compared += 1

@@ -10,12 +10,13 @@ from goldens.golden_data import DTYPES
 from goldens.test_verl import CORRECTIONS, ROUNDED
 from proof.claims import Bound, compared, fail_alike
 
-from rolloutdoctor.corrections.controller import next_coefficient
-from rolloutdoctor.corrections.rejection import kept_tokens
-from rolloutdoctor.evaluation import evaluate, evaluate_rows
-from rolloutdoctor.objective import RowSet
-from rolloutdoctor.reward_pass import log_ratios, reward_penalty, rollout_weights
-from rolloutdoctor.trainers import verl, verl_correction
+from rolloutdoctor.evaluation.evaluate import evaluate, evaluate_rows
+from rolloutdoctor.evaluation.scores import log_ratios, reward_penalty, rollout_weights
+from rolloutdoctor.formulas.corrections.controller import next_coefficient
+from rolloutdoctor.formulas.corrections.rejection import kept_tokens
+from rolloutdoctor.objective.objective import RowSet
+from rolloutdoctor.trainers.verl import correction as verl_correction
+from rolloutdoctor.trainers.verl import trainer as verl
 
 pytestmark = [compared("golden", ROUNDED)]
 

@@ -9,11 +9,12 @@ from goldens.golden_data import DTYPES
 from goldens.test_verl import POLICY_MODES, row_share
 from proof.claims import compared
 
-from rolloutdoctor.batch import RolloutBatch
-from rolloutdoctor.evaluation import Evaluation, evaluate
-from rolloutdoctor.objective import Objective
-from rolloutdoctor.trainers import table, verl
+from rolloutdoctor.data.batch import RolloutBatch
+from rolloutdoctor.evaluation.evaluate import Evaluation, evaluate
+from rolloutdoctor.objective.objective import Objective
+from rolloutdoctor.trainers import table
 from rolloutdoctor.trainers.options import Layer, parse_version, resolve
+from rolloutdoctor.trainers.verl import trainer as verl
 
 pytestmark = [compared("golden")]
 

@@ -8,13 +8,13 @@ from goldens.golden_data import DTYPES
 from goldens.test_verl import VALUE_LOSSES
 from proof.claims import compared
 
-from rolloutdoctor.advantages.table import RETURNS
-from rolloutdoctor.evaluation import evaluate_rows
-from rolloutdoctor.losses.aggregation import Layout, row_weights
-from rolloutdoctor.losses.value import clipped_value_loss
-from rolloutdoctor.objective import Aggregation
+from rolloutdoctor.evaluation.evaluate import evaluate_rows
+from rolloutdoctor.evaluation.scores import token_scores
+from rolloutdoctor.formulas.advantages.table import RETURNS
+from rolloutdoctor.formulas.losses.aggregation import Layout, row_weights
+from rolloutdoctor.formulas.losses.value import clipped_value_loss
+from rolloutdoctor.objective.objective import Aggregation
 from rolloutdoctor.ops import segments as seg
-from rolloutdoctor.reward_pass import token_scores
 
 pytestmark = [compared("golden")]
 

@@ -13,9 +13,9 @@ from device_agreement import (
 )
 from simulated.objectives import full_batch, objectives
 
-from rolloutdoctor.engine.device.evaluator import Asked, Evaluator
-from rolloutdoctor.errors import CannotComputeError
-from rolloutdoctor.fused.sums import KERNELS, why_not
+from rolloutdoctor.evaluation.cuda.fused import KERNELS, why_not
+from rolloutdoctor.evaluation.gpu_check.first_step import Asked, Evaluator
+from rolloutdoctor.results.errors import CannotComputeError
 from rolloutdoctor.testing import random_batch
 from rolloutdoctor.trainers.table import TRAINERS
 

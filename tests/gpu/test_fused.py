@@ -4,11 +4,11 @@ from dataclasses import fields
 
 import pytest
 import torch
-from fused.cases import NAN, RUNS, agree, objective_of, with_columns, with_fixes, with_pi
+from evaluation.cases import NAN, RUNS, agree, objective_of, with_columns, with_fixes, with_pi
 
-from rolloutdoctor import token_pass
-from rolloutdoctor.evaluation import evaluate_all
-from rolloutdoctor.fused.sums import CHUNK_TOKENS
+from rolloutdoctor.evaluation import tokens
+from rolloutdoctor.evaluation.cuda.fused import CHUNK_TOKENS
+from rolloutdoctor.evaluation.evaluate import evaluate_all
 from rolloutdoctor.testing import random_batch
 
 pytestmark = [
@@ -22,13 +22,13 @@ DTYPES = [torch.float32, torch.float64]
 def given(monkeypatch):
     """How many objectives the kernel was given, each time that it was called."""
     pytest.importorskip("triton", reason="Triton is not installed")
-    calls, original = [], token_pass.fused.token_sums
+    calls, original = [], tokens.fused.token_sums
 
     def sums(*arguments):
         calls.append(len(arguments[2]))
         return original(*arguments)
 
-    monkeypatch.setattr(token_pass.fused, "token_sums", sums)
+    monkeypatch.setattr(tokens.fused, "token_sums", sums)
     return calls
 
 

@@ -10,8 +10,9 @@ import pyarrow.parquet as pq
 import pytest
 import torch
 
-from rolloutdoctor.engine.check import CheckOptions, check
-from rolloutdoctor.engine.convert import ConvertOptions, convert, detect_dump, open_any
+from rolloutdoctor.commands.check import check
+from rolloutdoctor.commands.convert import ConvertOptions, convert, detect_dump, open_any
+from rolloutdoctor.engine.options import CheckOptions
 from rolloutdoctor.importers import arrow_lines, json_bytes, lines
 from rolloutdoctor.io.run import open_run
 

@@ -9,9 +9,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from importers.importing import DATA, bytes_of, in_small_pieces
 
-from rolloutdoctor.engine.convert import ConvertOptions, convert, detect_dump
-from rolloutdoctor.errors import RolloutDoctorError
+from rolloutdoctor.commands.convert import ConvertOptions, convert, detect_dump
 from rolloutdoctor.importers import json_bytes, mapped_lines
+from rolloutdoctor.results.errors import RolloutDoctorError
 
 COLUMNS = {"reward": "info.score", "step": "step", "group_id": "g", "old_log_probs": "lp", "response_ids": "ids"}
 COLUMNS |= {"response_mask": "mask", "rewards": "rewards", "response": "out", "status": "status"}

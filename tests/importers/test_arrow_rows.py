@@ -13,11 +13,11 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from importers.importing import DATA, bytes_of, in_small_pieces
 
-from rolloutdoctor.engine.convert import ConvertOptions, convert, detect_dump
-from rolloutdoctor.errors import InputError, RolloutDoctorError
+from rolloutdoctor.commands.convert import ConvertOptions, convert, detect_dump
 from rolloutdoctor.importers import arrow_rows
 from rolloutdoctor.importers.arrow_cells import Layout
-from rolloutdoctor.io.paths import Source
+from rolloutdoctor.io.locations.paths import Source
+from rolloutdoctor.results.errors import InputError, RolloutDoctorError
 
 DUMPS = {
     "nemo-rl": ("nemo_rl/grpo", "train_data_step1.jsonl"),

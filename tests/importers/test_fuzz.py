@@ -12,11 +12,11 @@ from hypothesis import example, given, settings
 from hypothesis import strategies as st
 from importers.importing import DATA, slime_dump
 
-from rolloutdoctor.engine.convert import ConvertOptions, convert, detect_dump
-from rolloutdoctor.errors import RolloutDoctorError
+from rolloutdoctor.commands.convert import ConvertOptions, convert, detect_dump
 from rolloutdoctor.importers.metric_logs import read_log
-from rolloutdoctor.io.paths import Source
+from rolloutdoctor.io.locations.paths import Source
 from rolloutdoctor.io.run import open_run
+from rolloutdoctor.results.errors import RolloutDoctorError
 
 scalars = (
     st.none()

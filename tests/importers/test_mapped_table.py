@@ -7,8 +7,8 @@ import pyarrow.parquet as pq
 import pytest
 from importers.importing import DATA, converted, findings, findings_of_run
 
-from rolloutdoctor.engine.convert import ConvertOptions, detect_dump
-from rolloutdoctor.errors import DataError, InputError, SchemaError, UsageError
+from rolloutdoctor.commands.convert import ConvertOptions, detect_dump
+from rolloutdoctor.results.errors import DataError, InputError, SchemaError, UsageError
 
 ROWS = [
     {"it": 0, "uid": "a", "info": {"score": 1.0}, "tokens_mask": [1, 1], "logp": [-0.5, None]},

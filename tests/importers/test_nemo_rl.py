@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 from importers.importing import DATA, converted, findings, findings_of_run
 
-from rolloutdoctor.errors import DataError, InputError, UsageError
+from rolloutdoctor.results.errors import DataError, InputError, UsageError
 
 NEMO = DATA / "nemo_rl"
 

@@ -7,8 +7,8 @@ import numpy as np
 import pytest
 from importers.importing import DATA, converted, findings, findings_of_run
 
-from rolloutdoctor.engine.convert import ConvertOptions, detect_dump
-from rolloutdoctor.errors import DataError, InputError
+from rolloutdoctor.commands.convert import ConvertOptions, detect_dump
+from rolloutdoctor.results.errors import DataError, InputError
 
 DUMP = DATA / "open_instruct"
 FIRST = "run_rollouts_000000.jsonl"

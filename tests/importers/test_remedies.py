@@ -5,10 +5,10 @@ import json
 import pytest
 from importers.importing import DATA, slime_dump
 
-from rolloutdoctor.engine.check import CheckOptions
+from rolloutdoctor.commands.convert import ConvertOptions, convert, detect_dump, open_any
+from rolloutdoctor.commands.info import survey
 from rolloutdoctor.engine.configure import read_settings
-from rolloutdoctor.engine.convert import ConvertOptions, convert, detect_dump, open_any
-from rolloutdoctor.engine.survey import survey
+from rolloutdoctor.engine.options import CheckOptions
 from rolloutdoctor.importers.table import IMPORTERS
 from rolloutdoctor.io.run import open_run
 from rolloutdoctor.rules.table import RULES
@@ -91,7 +91,7 @@ def test_a_converted_dump_is_answered_in_the_words_of_the_dump(tmp_path):
 
 def test_a_recorded_run_is_answered_in_the_words_of_its_trainer(tmp_path):
     from rolloutdoctor.io.metadata import RunMetadata
-    from rolloutdoctor.io.writer import RunWriter
+    from rolloutdoctor.io.write.writer import RunWriter
 
     with RunWriter(tmp_path / "run.parquet", RunMetadata("slime", "0.3.1", {"use_kl_loss": True})) as writer:
         writer.write([{"step": 1, "group_id": "a", "sample_id": "b", "reward": 1.0}])

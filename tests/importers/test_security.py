@@ -9,8 +9,8 @@ import pytest
 import torch
 from importers.importing import DATA, converted, findings, slime_dump
 
-from rolloutdoctor.engine.convert import ConvertOptions, detect_dump
-from rolloutdoctor.errors import DataError, InputError
+from rolloutdoctor.commands.convert import ConvertOptions, detect_dump
+from rolloutdoctor.results.errors import DataError, InputError
 
 JSON_DUMPS = {
     "verl": "verl/v1/1.jsonl",
@@ -90,8 +90,8 @@ def test_hostile_input_stays_in_bounded_memory(tmp_path):
     script = """
 import sys
 from pathlib import Path
-from rolloutdoctor.engine.convert import ConvertOptions, convert, detect_dump
-from rolloutdoctor.errors import RolloutDoctorError
+from rolloutdoctor.commands.convert import ConvertOptions, convert, detect_dump
+from rolloutdoctor.results.errors import RolloutDoctorError
 for name, importer in (("deep.jsonl", "mapped"), ("endless.jsonl", "mapped"), ("dump", "slime")):
     try:
         options = ConvertOptions(importer=importer)

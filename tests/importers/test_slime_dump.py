@@ -8,7 +8,7 @@ import pytest
 import torch
 from importers.importing import DATA, converted, findings, findings_of_run, slime_dump
 
-from rolloutdoctor.errors import DataError, InputError, RolloutDoctorError
+from rolloutdoctor.results.errors import DataError, InputError, RolloutDoctorError
 
 
 def test_the_join(tmp_path):

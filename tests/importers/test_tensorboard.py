@@ -10,9 +10,9 @@ import pyarrow.parquet as pq
 import pytest
 from importers.importing import DATA, converted
 
-from rolloutdoctor.errors import InputError
 from rolloutdoctor.importers.metric_logs import kind_of, read_log
-from rolloutdoctor.io.paths import Source
+from rolloutdoctor.io.locations.paths import Source
+from rolloutdoctor.results.errors import InputError
 
 tensorboard = pytest.importorskip("tensorboard")
 

@@ -10,7 +10,7 @@ import pyarrow.parquet as pq
 import pytest
 from importers.importing import DATA, converted, findings, findings_of_run
 
-from rolloutdoctor.errors import DataError, InputError, UsageError
+from rolloutdoctor.results.errors import DataError, InputError, UsageError
 
 TRL = DATA / "trl"
 

@@ -6,7 +6,7 @@ import pyarrow.parquet as pq
 import pytest
 from importers.importing import DATA, converted, findings, findings_of_run
 
-from rolloutdoctor.errors import DataError, InputError
+from rolloutdoctor.results.errors import DataError, InputError
 
 VERL = DATA / "verl"
 

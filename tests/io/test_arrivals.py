@@ -9,12 +9,13 @@ import pytest
 import torch
 from run_files import FLOATS, MASK, in_memory, objective, refusal
 
-from rolloutdoctor.engine.check import CheckOptions, check
-from rolloutdoctor.errors import DataError, InputError
-from rolloutdoctor.evaluation import evaluate
+from rolloutdoctor.commands.check import check
+from rolloutdoctor.data.token_columns import TokenColumns
+from rolloutdoctor.engine.options import CheckOptions
+from rolloutdoctor.evaluation.evaluate import evaluate
 from rolloutdoctor.io import arrivals
 from rolloutdoctor.io.run import StepRange, open_run
-from rolloutdoctor.token_columns import TokenColumns
+from rolloutdoctor.results.errors import DataError, InputError
 
 COLUMNS = ("reward", "response_mask", "policy_log_probs", "ref_log_probs")
 LOG_PROBS = ("policy_log_probs", "ref_log_probs")
@@ -26,8 +27,8 @@ SLICE = 20
 @pytest.fixture(autouse=True)
 def small_slices(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
-    monkeypatch.setattr("rolloutdoctor.io.slices.SLICE_TOKENS", SLICE)
-    monkeypatch.setattr("rolloutdoctor.io.parquet._LEAST_ROWS", 1)
+    monkeypatch.setattr("rolloutdoctor.io.parquet.slices.SLICE_TOKENS", SLICE)
+    monkeypatch.setattr("rolloutdoctor.io.parquet.files._LEAST_ROWS", 1)
     for module in ("ahead", "leases"):
         monkeypatch.setattr(f"rolloutdoctor.io.{module}.LEAST_ROOM", 0)
     monkeypatch.setattr("rolloutdoctor.io.leases.ARRIVING_ROOM", 0)
@@ -117,7 +118,7 @@ def test_no_more_is_in_memory_than_what_is_gone_over(monkeypatch):
         before(columns, stop)
 
     monkeypatch.setattr(TokenColumns, "passed", passed)
-    monkeypatch.setattr("rolloutdoctor.token_blocks.BLOCK_TOKENS", SLICE)
+    monkeypatch.setattr("rolloutdoctor.evaluation.blocks.BLOCK_TOKENS", SLICE)
     for batch in open_run(["run.parquet"]).batches(COLUMNS):
         assert in_memory(batch) == {"response_mask": batch.tokens, "policy_log_probs": 0, "ref_log_probs": 0}
         assert batch.token_columns.shape("ref_log_probs") == (batch.tokens,)
@@ -221,7 +222,7 @@ def test_what_does_not_arrive(monkeypatch):
     assert not absent.has("ref_log_probs")
     # A small step.
     write()
-    monkeypatch.setattr("rolloutdoctor.io.slices.SLICE_TOKENS", 1000)
+    monkeypatch.setattr("rolloutdoctor.io.parquet.slices.SLICE_TOKENS", 1000)
     assert goes() == dict.fromkeys(range(STEPS), 1)
 
 

@@ -7,8 +7,8 @@ import pyarrow.parquet as pq
 import pytest
 from run_files import FLOATS, MASK, refusal, write
 
-from rolloutdoctor.errors import DataError, SchemaError
 from rolloutdoctor.io.metadata import RunMetadata
+from rolloutdoctor.results.errors import DataError, SchemaError
 
 
 @pytest.fixture(autouse=True)

@@ -8,7 +8,7 @@ import pyarrow.parquet as pq
 import pytest
 from run_files import FLOATS, refusal, write
 
-from rolloutdoctor.io.index import Index, RowGroup
+from rolloutdoctor.io.parquet.index import Index, RowGroup
 from rolloutdoctor.io.run import open_run
 
 
@@ -100,7 +100,7 @@ def test_page_checksums_are_verified():
 def test_a_row_of_another_step_than_the_footer_says(monkeypatch, columns, low, splits):
     write(**columns)
     index = Index((RowGroup(0, 0, 0, 3, low, low, frozenset(splits)),), {})
-    monkeypatch.setattr("rolloutdoctor.io.index._from_statistics", lambda files: index)
+    monkeypatch.setattr("rolloutdoctor.io.parquet.index._from_statistics", lambda files: index)
     assert refusal() == (
         f"run.parquet: the statistics in the footer contradict the rows of step {low}; write the file again, "
         "and leave it alone while it is read"
@@ -161,13 +161,13 @@ def test_metadata_that_is_not_json():
 def test_statistics_that_contradict_the_rows(monkeypatch):
     write(step=[0, 1, 0], row_group_size=1)
     groups = [RowGroup(0, number, number, 1, 0, 1, frozenset({"train"})) for number in range(3)]
-    monkeypatch.setattr("rolloutdoctor.io.index._from_statistics", lambda files: Index(tuple(groups), {}))
+    monkeypatch.setattr("rolloutdoctor.io.parquet.index._from_statistics", lambda files: Index(tuple(groups), {}))
     message = (
         "run.parquet: the statistics in the footer contradict the rows of step 0; write the file again, "
         "and leave it alone while it is read"
     )
     assert refusal() == message
     monkeypatch.setattr(
-        "rolloutdoctor.io.index._from_statistics", lambda files: Index(tuple(groups), {(0, "train"): 9})
+        "rolloutdoctor.io.parquet.index._from_statistics", lambda files: Index(tuple(groups), {(0, "train"): 9})
     )
     assert refusal() == message

@@ -8,8 +8,8 @@ import pytest
 import torch
 from run_files import FLOATS, MASK, read, write
 
-from rolloutdoctor.io.columns import resolve
-from rolloutdoctor.io.parquet import OpenFile
+from rolloutdoctor.io.parquet.columns import resolve
+from rolloutdoctor.io.parquet.files import OpenFile
 
 
 @pytest.fixture(autouse=True)

@@ -9,12 +9,12 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 
-from rolloutdoctor.errors import InputError
-from rolloutdoctor.io import declared
+from rolloutdoctor.io.locations.paths import Source
 from rolloutdoctor.io.metrics import read_metrics
-from rolloutdoctor.io.parquet import check_size, read_footer
-from rolloutdoctor.io.paths import Source
+from rolloutdoctor.io.parquet import size_guard
+from rolloutdoctor.io.parquet.files import check_size, read_footer
 from rolloutdoctor.io.run import open_run
+from rolloutdoctor.results.errors import InputError
 
 ROWS = 800_000
 
@@ -54,7 +54,7 @@ def test_a_text_that_nobody_reads_does_not_matter(tmp_path):
 
 
 def test_a_list_that_repeats_one_number(tmp_path, monkeypatch):
-    monkeypatch.setattr(declared, "LARGEST_FREE", 2**20)
+    monkeypatch.setattr(size_guard, "LARGEST_FREE", 2**20)
     lists = pa.LargeListArray.from_arrays(pa.array([0, 5_000_000]), pa.array(np.zeros(5_000_000, np.float32)))
     columns = {"step": [1], "group_id": ["a"], "reward": [0.0], "policy_log_probs": lists}
     path = written(tmp_path / "run.parquet", columns)
@@ -71,8 +71,8 @@ def test_metrics(tmp_path):
 
 def test_many_short_texts_are_counted_and_read(tmp_path, monkeypatch):
     """What could be too much by the footer alone is added up, and it is not."""
-    monkeypatch.setattr(declared, "LARGEST_FREE", 2**22)
-    monkeypatch.setattr(declared, "LARGEST_RATIO", 10)
+    monkeypatch.setattr(size_guard, "LARGEST_FREE", 2**22)
+    monkeypatch.setattr(size_guard, "LARGEST_RATIO", 10)
     opened = []
     reading = pq.ParquetFile.iter_batches
     monkeypatch.setattr(pq.ParquetFile, "iter_batches", lambda *a, **k: opened.append(k["columns"]) or reading(*a, **k))
@@ -85,8 +85,8 @@ def test_many_short_texts_are_counted_and_read(tmp_path, monkeypatch):
 
 @pytest.mark.parametrize("nested", [False, True])
 def test_text_in_structs_is_counted_as_it_is_stored(tmp_path, monkeypatch, nested):
-    monkeypatch.setattr(declared, "LARGEST_FREE", 5_000)
-    monkeypatch.setattr(declared, "LARGEST_RATIO", 1)
+    monkeypatch.setattr(size_guard, "LARGEST_FREE", 5_000)
+    monkeypatch.setattr(size_guard, "LARGEST_RATIO", 1)
     texts = ["y" * 100] * 40
     cells = [[{"role": "user", "content": text}] for text in texts] if nested else texts
     path = tmp_path / "some.parquet"
@@ -94,7 +94,7 @@ def test_text_in_structs_is_counted_as_it_is_stored(tmp_path, monkeypatch, neste
     source = Source.of(str(path))
     footer = pq.read_metadata(path)
     check_size(source, footer, ["prompt"])
-    monkeypatch.setattr(declared, "LARGEST_FREE", 3_000)
+    monkeypatch.setattr(size_guard, "LARGEST_FREE", 3_000)
     with pytest.raises(InputError, match="the file declares up to"):
         check_size(source, footer, ["prompt"])
 
@@ -109,8 +109,8 @@ def test_an_encoding_of_which_nothing_can_be_counted(tmp_path):
     assert footer.row_group(0).column(2).total_uncompressed_size < 2**18
     open_run([str(path)])
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(declared, "LARGEST_FREE", 2**20)
-        patch.setattr(declared, "LARGEST_RATIO", 1)
+        patch.setattr(size_guard, "LARGEST_FREE", 2**20)
+        patch.setattr(size_guard, "LARGEST_RATIO", 1)
         with pytest.raises(InputError, match="the file declares up to"):
             open_run([str(path)])
 

@@ -7,7 +7,7 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 
-from rolloutdoctor.io.footer import DELTA_BYTE_ARRAY, read_chunks
+from rolloutdoctor.io.parquet.footer import DELTA_BYTE_ARRAY, read_chunks
 
 
 @pytest.fixture

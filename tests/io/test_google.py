@@ -6,9 +6,9 @@ from threading import Thread
 
 import pytest
 
-from rolloutdoctor.errors import InputError
-from rolloutdoctor.io import google, stores
+from rolloutdoctor.io.locations import google, stores
 from rolloutdoctor.io.run import open_run
+from rolloutdoctor.results.errors import InputError
 
 
 @pytest.fixture

@@ -4,12 +4,13 @@ import pyarrow as pa
 import pytest
 from run_files import ALL, FLOATS, MASK, read, refusal, write
 
-from rolloutdoctor.batch import STAND_INS, StepKey
-from rolloutdoctor.engine.check import CheckOptions, check
-from rolloutdoctor.errors import DataError
+from rolloutdoctor.commands.check import check
+from rolloutdoctor.data.batch import STAND_INS, StepKey
+from rolloutdoctor.data.schema import BY_NAME, COLUMNS, Kind
+from rolloutdoctor.engine.options import CheckOptions
 from rolloutdoctor.io.metadata import RunMetadata
 from rolloutdoctor.io.run import open_run
-from rolloutdoctor.schema import BY_NAME, COLUMNS, Kind
+from rolloutdoctor.results.errors import DataError
 
 OPTIONAL = [
     column.name
@@ -96,7 +97,7 @@ def test_no_rule_that_reads_the_column_is_clean(name):
 
 
 def _context():
-    from rolloutdoctor.engine.check import prepare
+    from rolloutdoctor.engine.prepare import prepare
 
     return prepare(open_run(["run.parquet"]), CheckOptions(device="cpu")).context
 

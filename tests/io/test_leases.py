@@ -9,14 +9,15 @@ import pytest
 import torch
 from run_files import in_memory, objective
 
-from rolloutdoctor.engine.check import CheckOptions, check
-from rolloutdoctor.errors import InputError
-from rolloutdoctor.evaluation import evaluate
+from rolloutdoctor.commands.check import check
+from rolloutdoctor.data.token_columns import TokenColumns
+from rolloutdoctor.engine.options import CheckOptions
+from rolloutdoctor.evaluation.evaluate import evaluate
 from rolloutdoctor.io import leases as io_leases
 from rolloutdoctor.io.leases import Leases
-from rolloutdoctor.io.pieces import Piece
+from rolloutdoctor.io.parquet.step_chunks import Piece
 from rolloutdoctor.io.run import open_run
-from rolloutdoctor.token_columns import TokenColumns
+from rolloutdoctor.results.errors import InputError
 
 SAMPLES = Path(__file__).parent.parent.parent / "sample_data"
 COLUMNS = ("reward", "response_mask", "policy_log_probs", "ref_log_probs")
@@ -241,7 +242,7 @@ def test_rows_that_waited_in_the_temporary_file_are_looked_at_too(two_readers, m
     table = pq.read_table(name)
     order = [row for _, row in sorted((row % ROWS, row) for row in range(ROWS, STEPS * ROWS))]
     pq.write_table(pa.concat_tables([table.slice(0, ROWS), table.take(order)]), name, row_group_size=4)
-    monkeypatch.setattr("rolloutdoctor.io.waiting.WAITING_BYTES", 0)
+    monkeypatch.setattr("rolloutdoctor.io.pending_steps.WAITING_BYTES", 0)
     for batch in open_run([name]).batches((*COLUMNS, "rollout_log_probs")):
         here = cells[batch.step * ROWS : (batch.step + 1) * ROWS]
         assert batch.token_columns.extremes("rollout_log_probs") == (float(here.min()), float(here.max()))

@@ -4,9 +4,9 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 
-from rolloutdoctor.batch import StepKey
-from rolloutdoctor.errors import InputError
+from rolloutdoctor.data.batch import StepKey
 from rolloutdoctor.io.run import open_run
+from rolloutdoctor.results.errors import InputError
 
 
 @pytest.fixture

@@ -7,9 +7,9 @@ import pyarrow.parquet as pq
 import pytest
 from fuzz.values import odd_types
 
-from rolloutdoctor.errors import RolloutDoctorError
+from rolloutdoctor.data.schema import COLUMNS
 from rolloutdoctor.io.run import open_run
-from rolloutdoctor.schema import COLUMNS
+from rolloutdoctor.results.errors import RolloutDoctorError
 
 ROWS = 4
 TYPES = len(odd_types(random.Random(0), ROWS))

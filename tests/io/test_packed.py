@@ -8,10 +8,10 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from rolloutdoctor.errors import DataError, SchemaError
-from rolloutdoctor.io.packed import BROKEN, HEAD_SIZE, Lists, frame_size, pack_log, pack_rows, unpack
-from rolloutdoctor.io.run_table import run_table
-from rolloutdoctor.io.writer import metrics_table
+from rolloutdoctor.io.write.record_frames import BROKEN, HEAD_SIZE, Lists, frame_size, pack_log, pack_rows, unpack
+from rolloutdoctor.io.write.run_table import run_table
+from rolloutdoctor.io.write.writer import metrics_table
+from rolloutdoctor.results.errors import DataError, SchemaError
 
 
 def columns(step, lengths=(3, 0, 2)):

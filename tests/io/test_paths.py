@@ -3,8 +3,8 @@ from pathlib import Path
 
 import pytest
 
-from rolloutdoctor.errors import InputError, UsageError
-from rolloutdoctor.io.paths import expand, natural_key
+from rolloutdoctor.io.locations.paths import expand, natural_key
+from rolloutdoctor.results.errors import InputError, UsageError
 
 
 @pytest.fixture

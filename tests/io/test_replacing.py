@@ -7,13 +7,13 @@ import sys
 import pyarrow as pa
 import pytest
 
-from rolloutdoctor.errors import InputError, UsageError
-from rolloutdoctor.io import replacing, scratch
+from rolloutdoctor.io.locations.targets import Target
 from rolloutdoctor.io.metadata import RunMetadata
-from rolloutdoctor.io.owners import is_left_behind, tag
-from rolloutdoctor.io.replacing import Replacement, TakenError, write_whole
-from rolloutdoctor.io.targets import Target
-from rolloutdoctor.io.writer import MetricsWriter, RunWriter, TableWriter, placed_together
+from rolloutdoctor.io.write import replacing, scratch
+from rolloutdoctor.io.write.owners import is_left_behind, tag
+from rolloutdoctor.io.write.replacing import Replacement, TakenError, write_whole
+from rolloutdoctor.io.write.writer import MetricsWriter, RunWriter, TableWriter, placed_together
+from rolloutdoctor.results.errors import InputError, UsageError
 
 
 def names_in(folder):
@@ -166,7 +166,7 @@ def test_a_name_as_long_as_may_be(tmp_path):
 
 def dead_tag():
     """The tag of a process that has ended."""
-    code = "from rolloutdoctor.io.owners import tag; print(tag())"
+    code = "from rolloutdoctor.io.write.owners import tag; print(tag())"
     return subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True).stdout.strip()
 
 

@@ -11,8 +11,8 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from rolloutdoctor.errors import InputError
 from rolloutdoctor.io.run import open_run
+from rolloutdoctor.results.errors import InputError
 
 SCHEMA = pa.schema(
     [
@@ -142,15 +142,15 @@ def test_any_layout_gives_the_batches_of_the_obvious_reader(data):
 
 
 HOW = {
-    "what waits goes through a file": {"rolloutdoctor.io.waiting.WAITING_BYTES": st.sampled_from([0, 1, 8, 32])},
+    "what waits goes through a file": {"rolloutdoctor.io.pending_steps.WAITING_BYTES": st.sampled_from([0, 1, 8, 32])},
     "slices of any size": {
-        "rolloutdoctor.io.slices.SLICE_TOKENS": st.integers(1, 20),
-        "rolloutdoctor.io.parquet._LEAST_ROWS": st.integers(1, 3),
+        "rolloutdoctor.io.parquet.slices.SLICE_TOKENS": st.integers(1, 20),
+        "rolloutdoctor.io.parquet.files._LEAST_ROWS": st.integers(1, 3),
     },
     "steps that arrive": {
         "rolloutdoctor.io.arrivals._LEAST_SLICES": st.just(0),
-        "rolloutdoctor.io.slices.SLICE_TOKENS": st.integers(1, 20),
-        "rolloutdoctor.io.parquet._LEAST_ROWS": st.integers(1, 3),
+        "rolloutdoctor.io.parquet.slices.SLICE_TOKENS": st.integers(1, 20),
+        "rolloutdoctor.io.parquet.files._LEAST_ROWS": st.integers(1, 3),
     },
 }
 
@@ -189,7 +189,7 @@ def test_sorted_files_need_no_pass_over_the_rows(data):
     for row in rows:
         row["split"], row["entropy"] = "train", [0.0] * len(row["kl"])
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr("rolloutdoctor.io.index._from_rows", None)
+        patch.setattr("rolloutdoctor.io.parquet.index._from_rows", None)
         batches = read(rows, (spans, size, True))
     assert [unpacked(batch) for batch in batches] == list(expected(rows))
 

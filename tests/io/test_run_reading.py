@@ -9,10 +9,10 @@ import pytest
 import torch
 from run_files import FLOATS, MASK, read, write
 
-from rolloutdoctor.batch import StepKey
-from rolloutdoctor.errors import InputError, UsageError
+from rolloutdoctor.data.batch import StepKey
 from rolloutdoctor.io.metadata import RunMetadata
 from rolloutdoctor.io.run import StepRange, open_run
+from rolloutdoctor.results.errors import InputError, UsageError
 
 
 @pytest.fixture(autouse=True)
@@ -120,7 +120,7 @@ def test_row_groups_without_a_wanted_step_are_not_decoded():
 
 def test_statistics_are_enough_for_sorted_files(monkeypatch):
     write(step=[0, 0, 1, 1, 1, 2], row_group_size=2)
-    monkeypatch.setattr("rolloutdoctor.io.index._from_rows", None)
+    monkeypatch.setattr("rolloutdoctor.io.parquet.index._from_rows", None)
     assert [(batch.step, len(batch)) for batch in read()] == [(0, 2), (1, 3), (2, 1)]
 
 

@@ -5,14 +5,14 @@ import pyarrow.parquet as pq
 import pytest
 import torch
 
-from rolloutdoctor.batch import StepKey
-from rolloutdoctor.errors import InputError
-from rolloutdoctor.io.index import build_index
-from rolloutdoctor.io.parquet import OpenFile
-from rolloutdoctor.io.pieces import Wanted
+from rolloutdoctor.data.batch import StepKey
+from rolloutdoctor.io.parquet.files import OpenFile
+from rolloutdoctor.io.parquet.index import build_index
+from rolloutdoctor.io.parquet.slices import Asked, slices_of
+from rolloutdoctor.io.parquet.step_chunks import Wanted
+from rolloutdoctor.io.parquet.steps import StepRange
 from rolloutdoctor.io.run import open_run
-from rolloutdoctor.io.slices import Asked, slices_of
-from rolloutdoctor.io.steps import StepRange
+from rolloutdoctor.results.errors import InputError
 
 ROWS, LENGTH = 120, 10
 STEPS = [row // 40 for row in range(ROWS)]
@@ -39,7 +39,7 @@ def sliced(path, wanted):
 
 
 def test_a_step_ends_in_the_slice_of_its_last_row(path, monkeypatch):
-    monkeypatch.setattr("rolloutdoctor.io.slices.SLICE_TOKENS", 32 * LENGTH)
+    monkeypatch.setattr("rolloutdoctor.io.parquet.slices.SLICE_TOKENS", 32 * LENGTH)
     found = sliced(path, asked("kl"))
     assert [one.rows for one in found] == [32, 32, 32, 24]
     ended = [(sorted(one.ended), sorted(one.pieces)) for one in found]
@@ -50,16 +50,16 @@ def test_a_step_ends_in_the_slice_of_its_last_row(path, monkeypatch):
 
 
 def test_what_is_decoded_at_a_time_follows_the_tokens(path, monkeypatch):
-    monkeypatch.setattr("rolloutdoctor.io.parquet._LEAST_ROWS", 1)
+    monkeypatch.setattr("rolloutdoctor.io.parquet.files._LEAST_ROWS", 1)
     for tokens, rows in ((LENGTH, 1), (30 * LENGTH, 30), (10**6, ROWS)):
-        monkeypatch.setattr("rolloutdoctor.io.slices.SLICE_TOKENS", tokens)
+        monkeypatch.setattr("rolloutdoctor.io.parquet.slices.SLICE_TOKENS", tokens)
         found = sliced(path, asked("kl"))
         assert {one.rows for one in found} == {rows}
         assert {one.held for one in found} == {rows * LENGTH * 4}
 
 
 def test_only_the_steps_asked_for(path, monkeypatch):
-    monkeypatch.setattr("rolloutdoctor.io.slices.SLICE_TOKENS", 1)
+    monkeypatch.setattr("rolloutdoctor.io.parquet.slices.SLICE_TOKENS", 1)
     found = sliced(path, asked("kl", "reward", steps=StepRange(1, 2)))
     rows = [row for one in found for piece in one.pieces.values() for row in piece.rows]
     assert rows == [row for row, step in enumerate(STEPS) if step == 1]
@@ -67,8 +67,8 @@ def test_only_the_steps_asked_for(path, monkeypatch):
 
 
 def test_steps_that_take_turns_have_longer_slices(tmp_path, monkeypatch):
-    monkeypatch.setattr("rolloutdoctor.io.parquet._LEAST_ROWS", 1)
-    monkeypatch.setattr("rolloutdoctor.io.slices.SLICE_TOKENS", 10)
+    monkeypatch.setattr("rolloutdoctor.io.parquet.files._LEAST_ROWS", 1)
+    monkeypatch.setattr("rolloutdoctor.io.parquet.slices.SLICE_TOKENS", 10)
     turns = pa.table({"step": [row % 3 for row in range(ROWS)], "kl": pa.array([[0.5]] * ROWS, pa.list_(pa.float32()))})
     pq.write_table(turns, tmp_path / "turns.parquet")
     found = sliced(tmp_path / "turns.parquet", asked("kl"))

@@ -7,11 +7,11 @@ from pathlib import Path
 import pytest
 
 from rolloutdoctor.cli.dumps import _read_map
+from rolloutdoctor.cli.settings import find_settings
 from rolloutdoctor.engine.configure import read_trainer_config
-from rolloutdoctor.engine.states import load_state
-from rolloutdoctor.errors import RolloutDoctorError, UsageError
-from rolloutdoctor.io.small_files import MOST_BYTES, flat, read_small
-from rolloutdoctor.settings import find_settings
+from rolloutdoctor.engine.state_file import load_state
+from rolloutdoctor.io.locations.small_files import MOST_BYTES, flat, read_small
+from rolloutdoctor.results.errors import RolloutDoctorError, UsageError
 
 READERS = {
     "trainer.json": read_trainer_config,

@@ -11,13 +11,14 @@ from pathlib import Path
 import pytest
 from engine.runs import random_columns, write
 
-from rolloutdoctor.engine.check import CheckOptions, check
-from rolloutdoctor.errors import InputError, UsageError
-from rolloutdoctor.io import stores
-from rolloutdoctor.io.paths import Source
+from rolloutdoctor.commands.check import check
+from rolloutdoctor.engine.options import CheckOptions
+from rolloutdoctor.io.locations import stores
+from rolloutdoctor.io.locations.paths import Source
+from rolloutdoctor.io.locations.stores import address_of
+from rolloutdoctor.io.locations.web import WebFile
 from rolloutdoctor.io.run import open_run
-from rolloutdoctor.io.stores import address_of
-from rolloutdoctor.io.web import WebFile
+from rolloutdoctor.results.errors import InputError, UsageError
 
 from .store_server import serving
 

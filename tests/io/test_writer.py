@@ -6,11 +6,11 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 
-from rolloutdoctor.errors import DataError, SchemaError, UsageError
-from rolloutdoctor.io.arrow_types import arrow_type, to_arrow
+from rolloutdoctor.data.schema import COLUMNS, Kind
 from rolloutdoctor.io.metadata import RunMetadata
-from rolloutdoctor.io.writer import MetricsWriter, RunWriter, metrics_path, write_metrics
-from rolloutdoctor.schema import COLUMNS, Kind
+from rolloutdoctor.io.write.arrow_types import arrow_type, to_arrow
+from rolloutdoctor.io.write.writer import MetricsWriter, RunWriter, metrics_path, write_metrics
+from rolloutdoctor.results.errors import DataError, SchemaError, UsageError
 
 METADATA = RunMetadata(trainer="trl", trainer_version="1.16.0", config={"beta": 0.04})
 

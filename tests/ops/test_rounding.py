@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 import torch
 
-from rolloutdoctor import kl
+from rolloutdoctor.formulas import kl
 from rolloutdoctor.ops import rounding
 
 WIDTHS = (1e-5, 1e-3, 0.1, 1.0, 4.0)

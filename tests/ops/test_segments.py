@@ -6,10 +6,10 @@ import oracles
 import pytest
 import torch
 
-from rolloutdoctor.batch import Groups
 from rolloutdoctor.ops import segments as seg
+from rolloutdoctor.ops.group_stats import Votes
+from rolloutdoctor.ops.groups import Groups
 from rolloutdoctor.ops.scan import reverse_scan
-from rolloutdoctor.ops.votes import Votes
 
 LENGTHS = [[3, 0, 1, 5, 0], [0], [1], [0, 0, 4], [7, 2, 2, 9, 1, 0, 3], [64, 1, 33]]
 

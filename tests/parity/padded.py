@@ -7,7 +7,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from rolloutdoctor.batch import RolloutBatch
+from rolloutdoctor.data.batch import RolloutBatch
 
 
 def pad(batch: RolloutBatch, column_T: Tensor, dtype: torch.dtype | None = None) -> Tensor:

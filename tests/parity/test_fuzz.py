@@ -17,10 +17,12 @@ from parity.test_verl_advantages import Config, algos, upstream
 from parity.test_verl_policy import AGGREGATIONS, METRICS, VARIANTS, objective, upstream_policy
 from proof.claims import compared
 
-from rolloutdoctor.batch import Groups, RolloutBatch
-from rolloutdoctor.errors import CannotComputeError
-from rolloutdoctor.evaluation import evaluate, evaluate_rows
-from rolloutdoctor.trainers import trl, verl
+from rolloutdoctor.data.batch import RolloutBatch
+from rolloutdoctor.evaluation.evaluate import evaluate, evaluate_rows
+from rolloutdoctor.ops.groups import Groups
+from rolloutdoctor.results.errors import CannotComputeError
+from rolloutdoctor.trainers.trl import grpo as trl
+from rolloutdoctor.trainers.verl import trainer as verl
 
 pytestmark = [pytest.mark.parity, pytest.mark.filterwarnings("ignore"), compared("package")]
 

@@ -7,12 +7,12 @@ import torch
 from parity.padded import pack, pad
 from parity.test_verl import KL_NAMES, MODES, OUTCOME, objective, upstream_advantages, upstream_loss
 
-from rolloutdoctor.evaluation import Evaluation, evaluate, evaluate_rows
-from rolloutdoctor.radii.advantages import advantage_radius
-from rolloutdoctor.radii.loss import kl_loss_radius, policy_loss_radius
-from rolloutdoctor.radii.metrics import metric_radius
+from rolloutdoctor.evaluation.evaluate import Evaluation, evaluate, evaluate_rows
+from rolloutdoctor.evaluation.radii.advantages import advantage_radius
+from rolloutdoctor.evaluation.radii.loss import kl_loss_radius, policy_loss_radius
+from rolloutdoctor.evaluation.radii.metrics import metric_radius
 from rolloutdoctor.testing import random_batch
-from rolloutdoctor.trainers import verl
+from rolloutdoctor.trainers.verl import trainer as verl
 
 pytestmark = [pytest.mark.parity, pytest.mark.filterwarnings("ignore")]
 

@@ -12,9 +12,9 @@ import torch
 from parity import test_trl, test_verl_policy
 from parity.padded import pack, pad, precision
 
-from rolloutdoctor.batch import RolloutBatch
-from rolloutdoctor.evaluation import evaluate
-from rolloutdoctor.losses.terms import TokenInputs
+from rolloutdoctor.data.batch import RolloutBatch
+from rolloutdoctor.evaluation.evaluate import evaluate
+from rolloutdoctor.formulas.losses.terms import TokenInputs
 from rolloutdoctor.testing import toy_batch
 
 pytestmark = [pytest.mark.parity, pytest.mark.filterwarnings("ignore")]
@@ -147,8 +147,8 @@ def test_clip_and_delta(delta, dtype):
 @pytest.mark.parametrize("name", ["k1", "abs", "k2", "k3", "k1+", "abs+", "k2+", "k3+"])
 def test_kl(name, dtype):
     """At equal log-probs, at both clamps of k3, and where its value is the clamp's bound."""
-    from rolloutdoctor import kl
-    from rolloutdoctor.trainers.verl import KL_TYPES
+    from rolloutdoctor.formulas import kl
+    from rolloutdoctor.trainers.verl.trainer import KL_TYPES
 
     points = [0.0, 20.0, -20.0, 25.0, -25.0, 1e-30, 3.0, -11.0]
     top = torch.tensor([-2.0, -3.0], dtype=torch.float64)

@@ -11,12 +11,14 @@ from parity.padded import pack, pad, precision
 from parity.trl_generation import evaluation_share, sampler_ratio
 from proof.claims import agree, compared, covers, values_of
 
-from rolloutdoctor.batch import RolloutBatch
-from rolloutdoctor.evaluation import evaluate
-from rolloutdoctor.objective import Objective
+from rolloutdoctor.data.batch import RolloutBatch
+from rolloutdoctor.evaluation.evaluate import evaluate
+from rolloutdoctor.objective.objective import Objective
 from rolloutdoctor.testing import random_batch
-from rolloutdoctor.trainers import table, trl, trl_metrics
+from rolloutdoctor.trainers import table
 from rolloutdoctor.trainers.options import Layer, parse_version, resolve
+from rolloutdoctor.trainers.trl import grpo as trl
+from rolloutdoctor.trainers.trl import metrics as trl_metrics
 
 pytestmark = [pytest.mark.parity, pytest.mark.filterwarnings("ignore"), compared("package")]
 

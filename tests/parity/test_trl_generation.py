@@ -8,8 +8,8 @@ from parity.padded import pad, precision
 from parity.trl_generation import generated, sampler_ratio, scored, weighed
 from proof.claims import agree, compared, covers
 
-from rolloutdoctor.batch import RolloutBatch
-from rolloutdoctor.evaluation import evaluate
+from rolloutdoctor.data.batch import RolloutBatch
+from rolloutdoctor.evaluation.evaluate import evaluate
 from rolloutdoctor.testing import random_batch
 from rolloutdoctor.trainers import table
 from rolloutdoctor.trainers.options import Layer, parse_version, resolve

@@ -12,10 +12,10 @@ from parity.padded import pack, pad, precision
 from parity.trl_generation import evaluation_share
 from proof.claims import ONLY_DOUBLE, agree, compared, covers, values_of
 
-from rolloutdoctor.batch import RolloutBatch
-from rolloutdoctor.evaluation import evaluate
-from rolloutdoctor.fixes import choose
-from rolloutdoctor.objective import Objective
+from rolloutdoctor.data.batch import RolloutBatch
+from rolloutdoctor.evaluation.evaluate import evaluate
+from rolloutdoctor.hypotheses.fixes import choose
+from rolloutdoctor.objective.objective import Objective
 from rolloutdoctor.testing import random_batch
 from rolloutdoctor.trainers import table
 from rolloutdoctor.trainers.options import Layer, parse_version, resolve

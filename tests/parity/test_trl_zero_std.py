@@ -8,10 +8,11 @@ from parity.test_trl_generation import objective, trainer_class
 from parity.trl_generation import generated, scored, weighed
 from proof.claims import compared
 
-from rolloutdoctor.batch import Groups, RolloutBatch
-from rolloutdoctor.evaluation import evaluate
-from rolloutdoctor.fixes import choose
-from rolloutdoctor.row_pass import std_flagged
+from rolloutdoctor.data.batch import RolloutBatch
+from rolloutdoctor.evaluation.evaluate import evaluate
+from rolloutdoctor.evaluation.rows import std_flagged
+from rolloutdoctor.hypotheses.fixes import choose
+from rolloutdoctor.ops.groups import Groups
 from rolloutdoctor.testing import random_batch
 from rolloutdoctor.trainers import table
 

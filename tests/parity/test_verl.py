@@ -8,11 +8,12 @@ import torch
 from parity.padded import pack, pad, precision
 from proof.claims import agree, compared, values_of
 
-from rolloutdoctor.evaluation import evaluate, evaluate_rows
-from rolloutdoctor.objective import Objective
+from rolloutdoctor.evaluation.evaluate import evaluate, evaluate_rows
+from rolloutdoctor.objective.objective import Objective
 from rolloutdoctor.testing import random_batch
-from rolloutdoctor.trainers import table, verl
+from rolloutdoctor.trainers import table
 from rolloutdoctor.trainers.options import Layer, parse_version, resolve
+from rolloutdoctor.trainers.verl import trainer as verl
 
 pytestmark = [pytest.mark.parity, pytest.mark.filterwarnings("ignore"), compared("package")]
 

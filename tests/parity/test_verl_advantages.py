@@ -12,12 +12,13 @@ from parity.padded import pack, pad, precision, rounding
 from parity.test_verl import DTYPES, SEEDS, objective
 from proof.claims import Bound, agree, compared, covers, fail_alike, values_of
 
-from rolloutdoctor.corrections.controller import next_coefficient
-from rolloutdoctor.corrections.rejection import STATISTICS, kept_tokens
-from rolloutdoctor.evaluation import evaluate, evaluate_rows
-from rolloutdoctor.reward_pass import log_ratios
+from rolloutdoctor.evaluation.evaluate import evaluate, evaluate_rows
+from rolloutdoctor.evaluation.scores import log_ratios
+from rolloutdoctor.formulas.corrections.controller import next_coefficient
+from rolloutdoctor.formulas.corrections.rejection import STATISTICS, kept_tokens
 from rolloutdoctor.testing import random_batch
-from rolloutdoctor.trainers import verl, verl_correction
+from rolloutdoctor.trainers.verl import correction as verl_correction
+from rolloutdoctor.trainers.verl import trainer as verl
 
 pytestmark = [pytest.mark.parity, pytest.mark.filterwarnings("ignore"), compared("package")]
 

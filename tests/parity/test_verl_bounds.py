@@ -7,12 +7,12 @@ import torch
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
-from rolloutdoctor.corrections.importance import importance_weights
-from rolloutdoctor.corrections.masked import LogRatios
-from rolloutdoctor.corrections.rejection import STATISTICS, kept_tokens
-from rolloutdoctor.errors import UsageError
-from rolloutdoctor.objective import ImportanceWeights
-from rolloutdoctor.trainers.verl_correction import rejection_rules, weight_bounds
+from rolloutdoctor.formulas.corrections.importance import importance_weights
+from rolloutdoctor.formulas.corrections.masked import LogRatios
+from rolloutdoctor.formulas.corrections.rejection import STATISTICS, kept_tokens
+from rolloutdoctor.objective.objective import ImportanceWeights
+from rolloutdoctor.results.errors import UsageError
+from rolloutdoctor.trainers.verl.correction import rejection_rules, weight_bounds
 
 pytestmark = [pytest.mark.parity, pytest.mark.filterwarnings("ignore")]
 

@@ -15,10 +15,10 @@ from parity.padded import pack, pad
 from parity.test_verl_policy import CLIP, FACTOR, INSIDE, objective, parts_of
 from proof.claims import DOUBLE, SINGLE
 
-from rolloutdoctor.errors import CannotComputeError
-from rolloutdoctor.evaluation import evaluate
+from rolloutdoctor.evaluation.evaluate import evaluate
+from rolloutdoctor.results.errors import CannotComputeError
 from rolloutdoctor.testing import random_batch
-from rolloutdoctor.trainers import verl
+from rolloutdoctor.trainers.verl import trainer as verl
 
 pytestmark = [pytest.mark.parity, pytest.mark.filterwarnings("ignore")]
 

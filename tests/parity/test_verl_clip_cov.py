@@ -8,9 +8,9 @@ from parity.padded import pack, pad, precision
 from parity.test_verl_policy import actor_config, objective, parts_of
 from proof.claims import agree, compared, covers, fail_alike
 
-from rolloutdoctor.evaluation import evaluate
+from rolloutdoctor.evaluation.evaluate import evaluate
 from rolloutdoctor.testing import random_batch
-from rolloutdoctor.trainers import verl
+from rolloutdoctor.trainers.verl import trainer as verl
 
 pytestmark = [
     pytest.mark.parity,

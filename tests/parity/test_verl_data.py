@@ -8,13 +8,14 @@ from parity.padded import pack, pad, precision
 from parity.test_verl import objective
 from parity.test_verl_advantages import Config, full_batch, token_rewards, uids
 
-from rolloutdoctor.evaluation import evaluate
-from rolloutdoctor.losses.aggregation import Layout, row_weights
-from rolloutdoctor.losses.value import clipped_value_loss
-from rolloutdoctor.objective import Aggregation
+from rolloutdoctor.evaluation.evaluate import evaluate
+from rolloutdoctor.formulas.losses.aggregation import Layout, row_weights
+from rolloutdoctor.formulas.losses.value import clipped_value_loss
+from rolloutdoctor.objective.objective import Aggregation
 from rolloutdoctor.ops import segments as seg
 from rolloutdoctor.testing import random_batch
-from rolloutdoctor.trainers import verl, verl_data
+from rolloutdoctor.trainers.verl import data as verl_data
+from rolloutdoctor.trainers.verl import trainer as verl
 
 pytestmark = [pytest.mark.parity, pytest.mark.filterwarnings("ignore")]
 

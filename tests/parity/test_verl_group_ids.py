@@ -11,11 +11,11 @@ from parity.test_verl import objective
 from parity.test_verl_advantages import Config, algos, upstream
 from proof.claims import agree, compared, values_of
 
-from rolloutdoctor.advantages.group_ids import by_number
-from rolloutdoctor.batch import Groups
-from rolloutdoctor.errors import CannotComputeError
-from rolloutdoctor.evaluation import evaluate_rows
-from rolloutdoctor.fixes import choose
+from rolloutdoctor.evaluation.evaluate import evaluate_rows
+from rolloutdoctor.formulas.advantages.group_ids import by_number
+from rolloutdoctor.hypotheses.fixes import choose
+from rolloutdoctor.ops.groups import Groups
+from rolloutdoctor.results.errors import CannotComputeError
 from rolloutdoctor.testing import random_batch
 
 pytestmark = [pytest.mark.parity, pytest.mark.filterwarnings("ignore"), compared("package")]

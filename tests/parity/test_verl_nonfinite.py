@@ -8,10 +8,10 @@ import torch
 from parity.test_verl_policy import AGGREGATIONS, METRICS, VARIANTS, algos, objective, upstream_policy
 from proof.claims import compared
 
-from rolloutdoctor.batch import RolloutBatch
-from rolloutdoctor.evaluation import evaluate
+from rolloutdoctor.data.batch import RolloutBatch
+from rolloutdoctor.evaluation.evaluate import evaluate
 from rolloutdoctor.testing import random_batch
-from rolloutdoctor.trainers import verl
+from rolloutdoctor.trainers.verl import trainer as verl
 
 pytestmark = [pytest.mark.parity, pytest.mark.filterwarnings("ignore"), compared("package")]
 

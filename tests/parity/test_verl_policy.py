@@ -12,12 +12,14 @@ import torch
 from parity.padded import pack, pad, precision
 from proof.claims import agree, compared, covers, values_of
 
-from rolloutdoctor.batch import RolloutBatch
-from rolloutdoctor.evaluation import evaluate_all
-from rolloutdoctor.objective import Objective
+from rolloutdoctor.data.batch import RolloutBatch
+from rolloutdoctor.evaluation.evaluate import evaluate_all
+from rolloutdoctor.objective.objective import Objective
 from rolloutdoctor.testing import random_batch
-from rolloutdoctor.trainers import table, verl, verl_policy
+from rolloutdoctor.trainers import table
 from rolloutdoctor.trainers.options import Layer, parse_version, resolve
+from rolloutdoctor.trainers.verl import policy as verl_policy
+from rolloutdoctor.trainers.verl import trainer as verl
 
 pytestmark = [pytest.mark.parity, pytest.mark.filterwarnings("ignore"), compared("package")]
 

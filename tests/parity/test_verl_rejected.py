@@ -13,9 +13,10 @@ from parity.test_verl import objective
 from parity.test_verl_advantages import Config, full_batch, upstream
 from proof.claims import Bound, agree, compared, fail_alike, values_of
 
-from rolloutdoctor.batch import Groups, RolloutBatch
-from rolloutdoctor.evaluation import evaluate, evaluate_rows
-from rolloutdoctor.fixes import choose
+from rolloutdoctor.data.batch import RolloutBatch
+from rolloutdoctor.evaluation.evaluate import evaluate, evaluate_rows
+from rolloutdoctor.hypotheses.fixes import choose
+from rolloutdoctor.ops.groups import Groups
 
 pytestmark = [pytest.mark.parity, pytest.mark.filterwarnings("ignore")]
 

@@ -10,8 +10,8 @@ from parity.padded import pack, pad, precision
 from parity.test_verl_policy import AGGREGATIONS, COEF, VARIANTS, actor_config, objective, parts_of
 from proof.claims import agree, compared, values_of
 
-from rolloutdoctor.evaluation import evaluate_all
-from rolloutdoctor.fixes import choose
+from rolloutdoctor.evaluation.evaluate import evaluate_all
+from rolloutdoctor.hypotheses.fixes import choose
 from rolloutdoctor.testing import random_batch
 
 pytestmark = [pytest.mark.parity, pytest.mark.filterwarnings("ignore"), compared("package")]

@@ -9,8 +9,8 @@ from types import SimpleNamespace
 import torch
 from torch import Tensor
 
-from rolloutdoctor.batch import RolloutBatch
-from rolloutdoctor.trainers import trl_metrics
+from rolloutdoctor.data.batch import RolloutBatch
+from rolloutdoctor.trainers.trl import metrics as trl_metrics
 
 END, INNER, PAD = 1, 5, 0
 """Token ids: the one that ends a response, any other, and padding."""

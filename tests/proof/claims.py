@@ -20,7 +20,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from rolloutdoctor.errors import CannotComputeError
+from rolloutdoctor.results.errors import CannotComputeError
 
 AGAINST = ("package", "golden", "autograd", "loop", "log")
 """The real function of the installed package, its stored results, autograd of the loss written a second time, a slow

@@ -16,7 +16,7 @@ sys.path.insert(0, str(Path(__file__).parents[1]))
 from proof.claims import ONLY_DOUBLE
 
 ROOT = Path(__file__).parents[2]
-FOLDERS = [f"tests/{name}" for name in ("parity", "goldens", "losses", "advantages", "trainers")]
+FOLDERS = [f"tests/{name}" for name in ("parity", "goldens", "formulas/losses", "formulas/advantages", "trainers")]
 WORDS = {
     "package": "the real function",
     "golden": "stored results of the real function",

@@ -7,13 +7,14 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from rolloutdoctor import kl
-from rolloutdoctor.advantages.scores import Scores
-from rolloutdoctor.advantages.table import ESTIMATORS
-from rolloutdoctor.batch import Groups, RolloutBatch
-from rolloutdoctor.evaluation import evaluate, evaluate_all, evaluate_rows
-from rolloutdoctor.fixes import choose
-from rolloutdoctor.objective import AdvantageRule, Objective
+from rolloutdoctor.data.batch import RolloutBatch
+from rolloutdoctor.evaluation.evaluate import evaluate, evaluate_all, evaluate_rows
+from rolloutdoctor.formulas import kl
+from rolloutdoctor.formulas.advantages.scores import Scores
+from rolloutdoctor.formulas.advantages.table import ESTIMATORS
+from rolloutdoctor.hypotheses.fixes import choose
+from rolloutdoctor.objective.objective import AdvantageRule, Objective
+from rolloutdoctor.ops.groups import Groups
 from rolloutdoctor.testing import random_batch, toy_batch
 from rolloutdoctor.trainers import table
 from rolloutdoctor.trainers.options import Layer, parse_version, resolve
@@ -157,7 +158,7 @@ def test_the_size_of_a_block_does_not_matter(trainer, block, seed):
     objectives = {"": mine, "fixed": choose("rejected-rows").apply(mine)}
     wanted = evaluate_all(batch, objectives, dtype=torch.float64, per_token=True)["fixed"]
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr("rolloutdoctor.token_blocks.BLOCK_TOKENS", block)
+        patch.setattr("rolloutdoctor.evaluation.blocks.BLOCK_TOKENS", block)
         found = evaluate_all(batch, objectives, dtype=torch.float64, per_token=True)["fixed"]
     for name in ("grad_T", "kl_T", "ratio_T", "loss_T", "advantage_T"):
         assert torch.equal(getattr(found.per_token, name), getattr(wanted.per_token, name))

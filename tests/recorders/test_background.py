@@ -9,8 +9,8 @@ import pytest
 from recorders.test_journal import METADATA, rows
 
 from rolloutdoctor.io.metadata import RunMetadata
-from rolloutdoctor.io.run_table import run_table
-from rolloutdoctor.io.writer import metrics_table
+from rolloutdoctor.io.write.run_table import run_table
+from rolloutdoctor.io.write.writer import metrics_table
 from rolloutdoctor.recorders import _background
 from rolloutdoctor.recorders._background import BackgroundWriter
 

@@ -18,13 +18,13 @@ from typer.testing import CliRunner
 
 import rolloutdoctor as rd
 from rolloutdoctor.cli.app import app
-from rolloutdoctor.errors import InputError
-from rolloutdoctor.io.journal import Dropped, Journal, JournalWriter, finish
+from rolloutdoctor.io.locations.paths import Source
 from rolloutdoctor.io.metadata import RunMetadata
-from rolloutdoctor.io.packed import Lists, pack_log, pack_rows
-from rolloutdoctor.io.paths import Source
-from rolloutdoctor.io.run_table import run_table
-from rolloutdoctor.io.writer import metrics_table
+from rolloutdoctor.io.write.journal import Dropped, Journal, JournalWriter, finish
+from rolloutdoctor.io.write.record_frames import Lists, pack_log, pack_rows
+from rolloutdoctor.io.write.run_table import run_table
+from rolloutdoctor.io.write.writer import metrics_table
+from rolloutdoctor.results.errors import InputError
 
 METADATA = RunMetadata("trl", "1.16.0", {"beta": 0.04, "num_generations": 4, "steps_per_generation": 1})
 

@@ -10,9 +10,9 @@ import pyarrow.parquet as pq
 import pytest
 from recorders.test_journal import METADATA, rows
 
-from rolloutdoctor.io import recordings
-from rolloutdoctor.io.journal import JournalWriter
-from rolloutdoctor.io.run_table import run_table
+from rolloutdoctor.io.write import recordings
+from rolloutdoctor.io.write.journal import JournalWriter
+from rolloutdoctor.io.write.run_table import run_table
 from rolloutdoctor.recorders._background import BackgroundWriter
 from rolloutdoctor.recorders.own_loop import StepRecorder
 

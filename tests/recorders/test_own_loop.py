@@ -10,9 +10,9 @@ import pytest
 import torch
 
 import rolloutdoctor as rd
-from rolloutdoctor.errors import UsageError
 from rolloutdoctor.io.metadata import RunMetadata
 from rolloutdoctor.recorders.own_loop import StepRecorder
+from rolloutdoctor.results.errors import UsageError
 
 LENGTHS = [3, 1, 4, 2]
 

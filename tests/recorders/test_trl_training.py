@@ -8,9 +8,9 @@ import pyarrow.parquet as pq
 import pytest
 from recorders.trl_runs import SYMBOLS, digits, make_trainer, read, run, steps_of, torch, trl
 
-from rolloutdoctor.errors import UsageError
 from rolloutdoctor.io.metadata import RunMetadata
 from rolloutdoctor.recorders.trl import RecorderMixin, record
+from rolloutdoctor.results.errors import UsageError
 
 pytestmark = [pytest.mark.parity, pytest.mark.filterwarnings("ignore")]
 
@@ -163,7 +163,7 @@ def test_nothing_heavy_is_imported():
 
 
 def test_conversations_are_kept_as_messages(tmp_path):
-    from rolloutdoctor.io.writer import RunWriter
+    from rolloutdoctor.io.write.writer import RunWriter
     from rolloutdoctor.recorders._trl_capture import _texts
 
     blocks = [{"type": "text", "text": "1+1"}]

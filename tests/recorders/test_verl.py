@@ -15,8 +15,8 @@ import pytest
 import torch
 
 import rolloutdoctor as rd
-from rolloutdoctor.errors import UsageError
 from rolloutdoctor.io.metadata import RunMetadata
+from rolloutdoctor.results.errors import UsageError
 
 pytestmark = [pytest.mark.parity, pytest.mark.filterwarnings("ignore")]
 

@@ -8,8 +8,8 @@ import numpy as np
 import pyarrow.parquet as pq
 import pytest
 
+from rolloutdoctor.data.schema import BY_NAME
 from rolloutdoctor.recorders.trl import record
-from rolloutdoctor.schema import BY_NAME
 
 torch = pytest.importorskip("torch")
 trl = pytest.importorskip("trl")

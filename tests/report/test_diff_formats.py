@@ -9,10 +9,10 @@ from pathlib import Path
 
 import pytest
 
-from rolloutdoctor.comparison import Comparison, Effect, MovedGroup, MovedRow, Pair, Slice
-from rolloutdoctor.findings import InputSummary, Measure, Setting
 from rolloutdoctor.report.diff_table import RENDERERS
 from rolloutdoctor.report.style import Style
+from rolloutdoctor.results.comparison import Comparison, Effect, MovedGroup, MovedRow, Pair, Slice
+from rolloutdoctor.results.findings import InputSummary, Measure, Setting
 
 STORED = Path(__file__).parent / "stored"
 

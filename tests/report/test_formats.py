@@ -10,9 +10,9 @@ from pathlib import Path
 
 import pytest
 
-from rolloutdoctor.findings import Example, Finding, InputSummary, Measure, Report, Setting, Severity, Skipped
 from rolloutdoctor.report.style import Style, plain, shown
 from rolloutdoctor.report.table import RENDERERS
+from rolloutdoctor.results.findings import Example, Finding, InputSummary, Measure, Report, Setting, Severity, Skipped
 
 STORED = Path(__file__).parent / "stored"
 

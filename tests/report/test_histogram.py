@@ -2,9 +2,9 @@
 
 import pytest
 
-from rolloutdoctor.pictures import AdvantagesData, Gallery, Histogram, KlData
 from rolloutdoctor.report.histogram import before_and_after, histogram, histograms
 from rolloutdoctor.report.style import Style
+from rolloutdoctor.results.figures import AdvantagesData, Gallery, Histogram, KlData
 
 SPREAD = Histogram(0, -10, (1, 0, 0, 4, 0, 0, 0, 0, 9, 0, 16, 0, 0, 0, 0, 0, 0, 0, 0, 0, 4))
 PLAIN = Style(unicode=False, width=100)

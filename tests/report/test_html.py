@@ -8,9 +8,9 @@ from itertools import pairwise
 import pytest
 from report.test_formats import HOSTILE, a_report
 
-from rolloutdoctor.findings import InputSummary, Report, Setting
-from rolloutdoctor.pictures import Gallery, GradientData
 from rolloutdoctor.report.html import MOST_STEPS, Drawing, Page, render
+from rolloutdoctor.results.figures import Gallery, GradientData
+from rolloutdoctor.results.findings import InputSummary, Report, Setting
 
 VOID = {"meta", "br", "wbr", "path", "use", "rect", "line", "img", "link", "input", "hr"}
 SVG = '<svg role="img" aria-label="words" viewBox="0 0 1 1"><path d="M 0 0"/></svg>'

@@ -2,14 +2,16 @@
 
 from collections.abc import Mapping, Sequence
 
-from rolloutdoctor.batch import RolloutBatch
-from rolloutdoctor.engine.check import context_for, judge
+from rolloutdoctor.data.batch import RolloutBatch
+from rolloutdoctor.engine.accumulate import Fold
 from rolloutdoctor.engine.configure import configure
-from rolloutdoctor.engine.fold import Fold
+from rolloutdoctor.engine.devices import find_dtype
+from rolloutdoctor.engine.judge import judge
 from rolloutdoctor.engine.plan import make_plan
-from rolloutdoctor.engine.sweep import Show, find_dtype
-from rolloutdoctor.findings import Finding, Report
+from rolloutdoctor.engine.prepare import context_for
+from rolloutdoctor.engine.run_steps import Show
 from rolloutdoctor.io.metadata import RunMetadata
+from rolloutdoctor.results.findings import Finding, Report
 from rolloutdoctor.rules.table import RULES, find
 from rolloutdoctor.trainers.options import Layer
 

@@ -14,9 +14,9 @@ from hypothesis import strategies as st
 from rules.checking import columns_of, folded, report_on
 
 from rolloutdoctor import rules
-from rolloutdoctor.batch import Groups
-from rolloutdoctor.engine.check import judge
-from rolloutdoctor.errors import UsageError
+from rolloutdoctor.engine.judge import judge
+from rolloutdoctor.ops.groups import Groups
+from rolloutdoctor.results.errors import UsageError
 from rolloutdoctor.rules.table import FAMILIES, RULES, find, pick
 from rolloutdoctor.testing import random_batch, toy_batch
 

@@ -4,7 +4,7 @@ import pytest
 import torch
 from rules.checking import found_by, values
 
-from rolloutdoctor.findings import Severity
+from rolloutdoctor.results.findings import Severity
 from rolloutdoctor.testing import toy_batch
 
 CODE = "RDA003"

@@ -3,11 +3,12 @@ import math
 import pytest
 from rules.checking import found_by, report_on, values
 
-from rolloutdoctor.engine.check import CheckOptions, check
-from rolloutdoctor.findings import Severity
+from rolloutdoctor.commands.check import check
+from rolloutdoctor.engine.options import CheckOptions
 from rolloutdoctor.io.metadata import RunMetadata
 from rolloutdoctor.io.run import open_run
-from rolloutdoctor.io.writer import RunWriter, write_metrics
+from rolloutdoctor.io.write.writer import RunWriter, write_metrics
+from rolloutdoctor.results.findings import Severity
 from rolloutdoctor.rules.table import find
 from rolloutdoctor.testing import diagnose, toy_batch
 

@@ -5,11 +5,12 @@ import json
 import pytest
 from importers.importing import DATA
 
-from rolloutdoctor.engine.check import CheckOptions, check
+from rolloutdoctor.commands.check import check
+from rolloutdoctor.commands.convert import ConvertOptions, open_any
+from rolloutdoctor.commands.info import survey
 from rolloutdoctor.engine.configure import read_settings
-from rolloutdoctor.engine.convert import ConvertOptions, open_any
-from rolloutdoctor.engine.survey import survey
-from rolloutdoctor.errors import InputError
+from rolloutdoctor.engine.options import CheckOptions
+from rolloutdoctor.results.errors import InputError
 
 REWARD_FREE = {"frac_reward_zero_std": 1.0, "loss": 9.192e-06, "kl": 2.298e-04, "grad_norm": 1.32e-03}
 ORDINARY = {"frac_reward_zero_std": 0.25, "loss": 0.01, "kl": 1e-04, "grad_norm": 0.8}
@@ -157,7 +158,7 @@ def as_long_lines(folder):
 
 
 def as_parquet(folder):
-    from rolloutdoctor.io.writer import write_metrics
+    from rolloutdoctor.io.write.writer import write_metrics
 
     path = folder / "run.metrics.parquet"
     write_metrics(

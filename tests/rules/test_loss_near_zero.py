@@ -3,12 +3,12 @@ import math
 import pytest
 from rules.checking import found_by, values
 
-from rolloutdoctor.evaluation import evaluate
-from rolloutdoctor.findings import Severity
+from rolloutdoctor.evaluation.evaluate import evaluate
+from rolloutdoctor.results.findings import Severity
 from rolloutdoctor.testing import toy_batch
 from rolloutdoctor.trainers.options import Layer, resolve
-from rolloutdoctor.trainers.trl import objective
-from rolloutdoctor.trainers.trl_options import OPTIONS
+from rolloutdoctor.trainers.trl.grpo import objective
+from rolloutdoctor.trainers.trl.options import OPTIONS
 
 CODE = "RDG002"
 TRL = {"trainer": "trl@1.16.0", "scale_rewards": "none"}

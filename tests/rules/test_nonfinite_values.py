@@ -4,7 +4,7 @@ from dataclasses import replace
 import pytest
 from rules.checking import found_by, values
 
-from rolloutdoctor.findings import Severity
+from rolloutdoctor.results.findings import Severity
 from rolloutdoctor.testing import diagnose, toy_batch
 
 CODE = "RDI001"

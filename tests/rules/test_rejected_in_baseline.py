@@ -4,7 +4,7 @@ from dataclasses import replace
 import pytest
 from rules.checking import found_by, report_on, values
 
-from rolloutdoctor.findings import Severity
+from rolloutdoctor.results.findings import Severity
 from rolloutdoctor.testing import toy_batch
 
 CODE = "RDA001"

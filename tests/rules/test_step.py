@@ -2,12 +2,12 @@ import math
 
 import torch
 
-from rolloutdoctor.evaluation import evaluate
-from rolloutdoctor.objective import KlBuffer
+from rolloutdoctor.evaluation.evaluate import evaluate
+from rolloutdoctor.objective.objective import KlBuffer
 from rolloutdoctor.rules.step import StepView
 from rolloutdoctor.testing import toy_batch
-from rolloutdoctor.trainers import slime
 from rolloutdoctor.trainers.options import Layer, resolve
+from rolloutdoctor.trainers.slime import trainer as slime
 
 
 def view(batch, **options):

@@ -3,7 +3,7 @@ import math
 import pytest
 from rules.checking import found_by, report_on, values
 
-from rolloutdoctor.findings import Severity
+from rolloutdoctor.results.findings import Severity
 from rolloutdoctor.testing import toy_batch
 
 CODE = "RDG001"

@@ -12,19 +12,20 @@ import pytest
 import torch
 from parity.padded import error, pack, pad
 
-from rolloutdoctor.batch import TRAIN
-from rolloutdoctor.engine.check import CheckOptions, check
+from rolloutdoctor.commands.check import check
+from rolloutdoctor.data.batch import TRAIN
 from rolloutdoctor.engine.configure import configure
-from rolloutdoctor.engine.sweep import DTYPES
-from rolloutdoctor.evaluation import evaluate, reward_kl_tokens, stored_kl
-from rolloutdoctor.findings import Severity
-from rolloutdoctor.fixes import choose
+from rolloutdoctor.engine.devices import DTYPES
+from rolloutdoctor.engine.options import CheckOptions
+from rolloutdoctor.evaluation.evaluate import evaluate, reward_kl_tokens, stored_kl
+from rolloutdoctor.evaluation.radii.loss import loss_radius
+from rolloutdoctor.evaluation.radii.metrics import metric_radius
+from rolloutdoctor.hypotheses.fixes import choose
 from rolloutdoctor.io.run import open_run
 from rolloutdoctor.ops.rounding import SINGLE as SINGLE_UNIT
-from rolloutdoctor.radii.loss import loss_radius
-from rolloutdoctor.radii.metrics import metric_radius
+from rolloutdoctor.results.findings import Severity
 from rolloutdoctor.rules.table import find
-from rolloutdoctor.trainers.slime import rollout_mean
+from rolloutdoctor.trainers.slime.trainer import rollout_mean
 
 FOLDER = Path(__file__).parents[2] / "sample_data"
 NAMES = ("run", "verl_rejected", "slime_ppo", "healthy")

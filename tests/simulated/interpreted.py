@@ -6,17 +6,17 @@ The interpreter reads the CPU's memory: a launch takes its tensors from the devi
 import pytest
 import torch
 from device_agreement import SAMPLE_FILES
-from fused.cases import a_batch, objective_of, with_fixes, with_pi
+from evaluation.cases import a_batch, objective_of, with_fixes, with_pi
 from simulated.test_commands import STEPS
 from simulated.test_first_step import SENTENCE
 
 import rolloutdoctor as rd
-from rolloutdoctor.batch import RolloutBatch
 from rolloutdoctor.cli import main
-from rolloutdoctor.engine import sweep
-from rolloutdoctor.engine.device.evaluator import Asked, Evaluator
-from rolloutdoctor.errors import DeviceError
-from rolloutdoctor.fused import sums as fused
+from rolloutdoctor.data.batch import RolloutBatch
+from rolloutdoctor.engine import run_steps
+from rolloutdoctor.evaluation.cuda import fused
+from rolloutdoctor.evaluation.gpu_check.first_step import Asked, Evaluator
+from rolloutdoctor.results.errors import DeviceError
 
 RUNS = ["trl kl", "trl bnpo, delta", "verl low_var_kl"]
 
@@ -59,7 +59,7 @@ def launched(device, monkeypatch):
         return [{name: x.to(device) for name, x in each.items()} for each in found]
 
     monkeypatch.setattr(fused, "token_sums", sums)
-    monkeypatch.setattr(sweep, "why_not", lambda where: None)
+    monkeypatch.setattr(run_steps, "why_not", lambda where: None)
     return calls, change
 
 

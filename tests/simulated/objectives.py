@@ -5,15 +5,15 @@ from dataclasses import replace
 
 import torch
 from device_agreement import objective_of
+from evaluation.test_shared_evaluation import RUNS
 from parity.test_trl import GATES
 from parity.test_verl_advantages import CASES
 from parity.test_verl_policy import CORRECTIONS, INSIDE
-from test_shared_evaluation import RUNS
 
-from rolloutdoctor.batch import RolloutBatch
-from rolloutdoctor.objective import Objective
+from rolloutdoctor.data.batch import RolloutBatch
+from rolloutdoctor.objective.objective import Objective
 from rolloutdoctor.testing import random_batch
-from rolloutdoctor.trainers.slime_mis import MIS
+from rolloutdoctor.trainers.slime.mis import MIS
 from rolloutdoctor.trainers.table import TRAINERS
 
 KL = {

@@ -11,12 +11,12 @@ from device_agreement import DTYPES, SAMPLE_FILES, SAMPLES, agree, checks_agree,
 
 import rolloutdoctor as rd
 from rolloutdoctor.cli import main
-from rolloutdoctor.engine.check import CheckOptions
-from rolloutdoctor.engine.parts import PARTS
-from rolloutdoctor.engine.pictures import draw
-from rolloutdoctor.errors import InputError
+from rolloutdoctor.commands.breakdown import PARTS
+from rolloutdoctor.commands.plot import draw
+from rolloutdoctor.engine.options import CheckOptions
 from rolloutdoctor.io.run import StepRange
-from rolloutdoctor.pictures import KINDS
+from rolloutdoctor.results.errors import InputError
+from rolloutdoctor.results.figures import KINDS
 
 FIX = {
     "run": "zero-std",

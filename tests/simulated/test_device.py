@@ -12,7 +12,7 @@ import torch
 from simulated.device import WAITS, SimulatedTensor, simulated_device
 from simulated.refusals import RefusedError
 
-from rolloutdoctor.engine.sweep import find_device
+from rolloutdoctor.engine.devices import find_device
 from rolloutdoctor.ops import segments as seg
 
 TWO_DEVICES = "found at least two devices"

@@ -18,14 +18,14 @@ from simulated.processors import FAULTS, instead, other_library
 from simulated.test_commands import STEPS
 from simulated.test_objectives import without_tokens
 
-from rolloutdoctor import row_pass
 from rolloutdoctor.cli import main
-from rolloutdoctor.engine.device import evaluator as device_check
-from rolloutdoctor.engine.device.evaluator import Asked, Evaluator
-from rolloutdoctor.engine.device.least_radii import least_radii
-from rolloutdoctor.engine.device.step_radii import step_radii
-from rolloutdoctor.errors import CannotComputeError, DeviceError
-from rolloutdoctor.evaluation import evaluate_all
+from rolloutdoctor.evaluation import rows
+from rolloutdoctor.evaluation.evaluate import evaluate_all
+from rolloutdoctor.evaluation.gpu_check import first_step as device_check
+from rolloutdoctor.evaluation.gpu_check.first_step import Asked, Evaluator
+from rolloutdoctor.evaluation.gpu_check.least_radii import least_radii
+from rolloutdoctor.evaluation.gpu_check.step_radii import step_radii
+from rolloutdoctor.results.errors import CannotComputeError, DeviceError
 from rolloutdoctor.testing import random_batch
 from rolloutdoctor.trainers.table import TRAINERS
 
@@ -76,17 +76,17 @@ def test_another_library_is_right_in_long_rows(device, name, dtype):
 def test_statistics_in_float32_have_the_radius_of_float32(device, options, monkeypatch):
     """TRL's own statistics, as `recompute --dtype float32` has them, of a GPU that adds up rewards in another order."""
     objective = objective_of("trl", {"beta": 0.1, **options}).in_single()
-    original = row_pass.trl_advantages
+    original = rows.trl_advantages
 
     def other_order(score_N, *rest):
         found = original(score_N, *rest)
         return found if score_N.device.type == "cpu" else found * (1 + 2**-21)
 
-    monkeypatch.setattr(row_pass, "trl_advantages", other_order)
+    monkeypatch.setattr(rows, "trl_advantages", other_order)
     batch = random_batch(2, sizes=(8,) * 8, longest=60)
     evaluated(batch, {"": objective}, device)
     monkeypatch.setattr(
-        row_pass, "trl_advantages", lambda x_N, *rest: original(x_N, *rest) * (1 + 2**-8 * (x_N.device.type != "cpu"))
+        rows, "trl_advantages", lambda x_N, *rest: original(x_N, *rest) * (1 + 2**-8 * (x_N.device.type != "cpu"))
     )
     with pytest.raises(DeviceError, match="advantage is"):
         evaluated(batch, {"": objective}, device)

@@ -19,18 +19,18 @@ from device_agreement import (
     trainer_agrees,
     with_every_fix,
 )
+from evaluation.test_float32 import VALUES, grouped
 from simulated.device import WAITS
 from simulated.objectives import full_batch, objectives
-from test_float32 import VALUES, grouped
 
-from rolloutdoctor import token_blocks
-from rolloutdoctor.advantages.float32 import residue, trl_flags
-from rolloutdoctor.advantages.table import ESTIMATORS, TOKEN_ESTIMATORS
-from rolloutdoctor.batch import Groups
-from rolloutdoctor.errors import CannotComputeError
-from rolloutdoctor.evaluation import evaluate, evaluate_all
-from rolloutdoctor.losses.surrogates import SURROGATES
-from rolloutdoctor.token_columns import TokenColumns
+from rolloutdoctor.data.token_columns import TokenColumns
+from rolloutdoctor.evaluation import blocks
+from rolloutdoctor.evaluation.evaluate import evaluate, evaluate_all
+from rolloutdoctor.formulas.advantages.float32 import residue, trl_flags
+from rolloutdoctor.formulas.advantages.table import ESTIMATORS, TOKEN_ESTIMATORS
+from rolloutdoctor.formulas.losses.surrogates import SURROGATES
+from rolloutdoctor.ops.groups import Groups
+from rolloutdoctor.results.errors import CannotComputeError
 from rolloutdoctor.trainers.table import TRAINERS
 
 OBJECTIVES = objectives()
@@ -96,9 +96,9 @@ def test_these_are_all():
 @pytest.mark.parametrize("name", CHOSEN)
 def test_blocks(device, name, monkeypatch):
     """Blocks are cut in other places than on the CPU; a fix is compared with the reference block by block."""
-    monkeypatch.setattr(token_blocks, "DEVICE_BLOCK_TOKENS", 30)
+    monkeypatch.setattr(blocks, "DEVICE_BLOCK_TOKENS", 30)
     batch, objective = batch_for(name, 4), OBJECTIVES[name]
-    assert sum(1 for _ in token_blocks.blocks_of(batch.to(device), torch.float32)) > 3
+    assert sum(1 for _ in blocks.blocks_of(batch.to(device), torch.float32)) > 3
     evaluations_agree(batch, with_every_fix(objective), torch.float32, device)
 
 

@@ -9,10 +9,10 @@ import torch
 from typer.testing import CliRunner
 
 from rolloutdoctor.cli.app import app
-from rolloutdoctor.evaluation import evaluate
+from rolloutdoctor.evaluation.evaluate import evaluate
 from rolloutdoctor.testing import random_batch
 from rolloutdoctor.trainers.options import Layer, parse_version, resolve
-from rolloutdoctor.trainers.slime_mis import MIS
+from rolloutdoctor.trainers.slime.mis import MIS
 from rolloutdoctor.trainers.table import TRAINERS
 
 OPTIONS = {

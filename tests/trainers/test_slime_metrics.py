@@ -7,12 +7,12 @@ import oracles
 import pytest
 import torch
 
-from rolloutdoctor.batch import RolloutBatch
-from rolloutdoctor.evaluation import evaluate
-from rolloutdoctor.objective import Objective
+from rolloutdoctor.data.batch import RolloutBatch
+from rolloutdoctor.evaluation.evaluate import evaluate
+from rolloutdoctor.objective.objective import Objective
 from rolloutdoctor.testing import diagnose, random_batch, toy_batch
-from rolloutdoctor.trainers import slime
 from rolloutdoctor.trainers.options import Layer, parse_version, resolve
+from rolloutdoctor.trainers.slime import trainer as slime
 
 TRAJECTORY = [0, 0, 1, -1, 2, 2, 5, 6, 6, 6, -1, 9]
 """Below 0 a row is a trajectory of its own."""

@@ -9,15 +9,15 @@ import pytest
 import torch
 from proof.claims import ONLY_DOUBLE, agree, compared, covers
 
-from rolloutdoctor.batch import RolloutBatch
-from rolloutdoctor.errors import UsageError
-from rolloutdoctor.evaluation import evaluate
-from rolloutdoctor.needs import loss_columns
-from rolloutdoctor.objective import Objective
+from rolloutdoctor.data.batch import RolloutBatch
+from rolloutdoctor.evaluation.evaluate import evaluate
+from rolloutdoctor.objective.objective import Objective
+from rolloutdoctor.objective.required_columns import loss_columns
+from rolloutdoctor.results.errors import UsageError
 from rolloutdoctor.testing import random_batch
-from rolloutdoctor.trainers import slime
 from rolloutdoctor.trainers.options import Layer, parse_version, resolve
-from rolloutdoctor.trainers.slime_mis import MIS
+from rolloutdoctor.trainers.slime import trainer as slime
+from rolloutdoctor.trainers.slime.mis import MIS
 
 MICRO = [0, 0, 1, 1, 2, 2] * 2
 OPTIM = [0] * 6 + [1] * 6

@@ -9,7 +9,7 @@ import dataclasses
 
 import pytest
 
-from rolloutdoctor.errors import UsageError
+from rolloutdoctor.results.errors import UsageError
 from rolloutdoctor.trainers import table
 from rolloutdoctor.trainers.options import Layer, parse_version, resolve
 

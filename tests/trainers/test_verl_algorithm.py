@@ -6,13 +6,25 @@ from dataclasses import replace
 import pytest
 import torch
 
-from rolloutdoctor.errors import CannotComputeError, UsageError
-from rolloutdoctor.evaluation import evaluate, evaluate_all, evaluate_rows
-from rolloutdoctor.needs import advantage_columns, loss_columns, optional_columns
-from rolloutdoctor.objective import ImportanceWeights, Rejection, RolloutCorrection
+from rolloutdoctor.evaluation.evaluate import evaluate, evaluate_all, evaluate_rows
+from rolloutdoctor.objective.objective import ImportanceWeights, Rejection, RolloutCorrection
+from rolloutdoctor.objective.required_columns import advantage_columns, loss_columns, optional_columns
+from rolloutdoctor.results.errors import CannotComputeError, UsageError
 from rolloutdoctor.testing import diagnose, toy_batch
-from rolloutdoctor.trainers import table, verl, verl_correction, verl_data, verl_micro
+from rolloutdoctor.trainers import table
 from rolloutdoctor.trainers.options import Layer, parse_version, resolve
+from rolloutdoctor.trainers.verl import (
+    correction as verl_correction,
+)
+from rolloutdoctor.trainers.verl import (
+    data as verl_data,
+)
+from rolloutdoctor.trainers.verl import (
+    micro as verl_micro,
+)
+from rolloutdoctor.trainers.verl import (
+    trainer as verl,
+)
 
 COEF = "actor/reward_kl_penalty_coeff"
 REJECTING = {"rollout_rs": "token_k1", "rollout_rs_threshold": 2}

@@ -1,0 +1,30 @@
+"""`check`: run the rules over a run, and judge what they measured."""
+
+from collections.abc import Callable
+
+from rolloutdoctor.engine.accumulate import RunState
+from rolloutdoctor.engine.devices import find_device
+from rolloutdoctor.engine.judge import judge
+from rolloutdoctor.engine.options import CheckOptions
+from rolloutdoctor.engine.prepare import PreparedRun, prepare
+from rolloutdoctor.engine.serial import measure
+from rolloutdoctor.io.run import Run
+from rolloutdoctor.results.findings import Report
+
+
+def check(run: Run, options: CheckOptions, progress: Callable[[int, int], None] | None = None) -> Report:
+    """Run the rules over a run.
+
+    Raises:
+        UsageError: if an option cannot be used.
+        InputError: if a file cannot be read, or breaks the contract.
+    """
+    prepared = prepare(run, options)
+    return report_of(prepared, measure(prepared, progress))
+
+
+def report_of(prepared: PreparedRun, state: RunState) -> Report:
+    """Judge what was measured of a run, in one process or several."""
+    options = prepared.options
+    device = find_device(options.device).type
+    return judge(prepared.plan, state, prepared.configured, device=device, dtype=options.dtype)

@@ -1,0 +1,257 @@
+"""A trainer's own dump into a run file; and one way for every command to open either of them."""
+
+import os
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from contextlib import AbstractContextManager, contextmanager, nullcontext
+from dataclasses import dataclass, field
+from pathlib import Path
+
+from rolloutdoctor.data.batch import StepKey
+from rolloutdoctor.importers.base import Importer, ImportOptions, Sink
+from rolloutdoctor.importers.metric_logs import Entry, kind_of, read_log
+from rolloutdoctor.importers.table import detect, find
+from rolloutdoctor.io.locations.paths import METRIC_SUFFIXES, Source, reason
+from rolloutdoctor.io.locations.stores import address_of
+from rolloutdoctor.io.locations.targets import OutputError, Target
+from rolloutdoctor.io.metadata import RunMetadata
+from rolloutdoctor.io.metrics import LoggedMetrics, read_metrics
+from rolloutdoctor.io.parquet.files import read_footer
+from rolloutdoctor.io.run import Run, open_run
+from rolloutdoctor.io.write.scratch import scratch_folder
+from rolloutdoctor.io.write.writer import metrics_path
+from rolloutdoctor.results.errors import InputError, UsageError
+
+Progress = Callable[[int, int], None]
+MAPPED = "mapped"
+
+
+@dataclass(frozen=True)
+class ConvertOptions:
+    """How to read a dump.
+
+    Attributes:
+        importer: name of the importer; None: found out.
+        columns: canonical column to where the dump has it.
+        allow_pickle: True to load files that can run code.
+        text: False to leave prompts and responses out.
+    """
+
+    importer: str | None = None
+    columns: Mapping[str, str] = field(default_factory=dict)
+    allow_pickle: bool = False
+    text: bool = True
+
+    @property
+    def asked_for(self) -> bool:
+        """True if the user says that the input is a dump."""
+        return self.importer is not None or bool(self.columns)
+
+
+@dataclass(frozen=True)
+class Detected:
+    """A dump and who reads it.
+
+    Attributes:
+        importer: who.
+        why: in words.
+        sources: files and directories of the dump.
+        logs: logs of numbers that were given with it.
+    """
+
+    importer: Importer
+    why: str
+    sources: tuple[Source, ...]
+    logs: tuple[Source, ...]
+
+
+@contextmanager
+def _looking(paths: Sequence[str]) -> Iterator[None]:
+    """Turn what cannot be looked at, a folder that is shut, into one sentence."""
+    try:
+        yield
+    except OSError as error:
+        where = error.filename if isinstance(error.filename, str) else paths[0]
+        raise InputError(f"{Source.of(where).name}: {reason(error)}") from None
+
+
+def detect_dump(paths: Sequence[str], options: ConvertOptions) -> Detected | None:
+    """Find out whether `paths` are a trainer's own dump; None if they are run files.
+
+    Raises:
+        InputError: if a path does not exist, or two are dumps of different kinds.
+        UsageError: for an unknown importer.
+    """
+    with _looking(paths):
+        return _detect_dump(paths, options)
+
+
+def _detect_dump(paths: Sequence[str], options: ConvertOptions) -> Detected | None:
+    chosen = find(options.importer) if options.importer is not None else None
+    existing = [path for path in paths if os.path.exists(path)]  # noqa: PTH110 - keeps the name as given
+    logs = [path for path in existing if kind_of(Path(path)) is not None]
+    dumps = [path for path in existing if path not in logs]
+    if options.asked_for or logs:
+        for path in paths:
+            if path not in existing:
+                why = "no such file or directory; check the path"
+                if address_of(path) is not None:
+                    why = "dumps, and runs that logs are given with, are read from this machine; copy it here"
+                raise InputError(f"{Source.of(path).name}: {why}")
+    if logs and not dumps:
+        raise InputError(f"{Source.of(logs[0]).name}: logged metrics, not rollouts; give those as well")
+    if chosen is None and options.columns and not any(detect(Path(path)) for path in dumps):
+        chosen = find(MAPPED)
+    if chosen is not None:
+        why = "as asked for" if options.importer else "columns were mapped"
+    else:
+        found = [detect(Path(path)) for path in dumps]
+        known = [each for each in found if each is not None]
+        if not known:
+            return None
+        if len(known) < len(dumps) or len({importer.name for importer, _ in known}) > 1:
+            names = ", ".join(sorted({"run file" if each is None else each[0].name for each in found}))
+            raise InputError(f"the inputs are of different kinds ({names}); give one run at a time")
+        chosen, why = known[0]
+    for path in dumps:
+        if Path(path).is_dir() and chosen.name != "trl":
+            inside = sorted(str(each) for each in Path(path).iterdir() if kind_of(each) is not None)
+            logs += inside
+    return Detected(chosen, why, tuple(map(Source.of, dumps)), tuple(map(Source.of, logs)))
+
+
+def logs_of(paths: Sequence[str]) -> tuple[Source, ...]:
+    """Return the logs of numbers that `paths` name, a folder by those in it; none if something else is there too."""
+    with _looking(paths):
+        return _logs_of(paths)
+
+
+def _logs_of(paths: Sequence[str]) -> tuple[Source, ...]:
+    logs: list[str] = []
+    for path in paths:
+        here = Path(path)
+        if here.is_dir() and detect(here) is None and not any(_is_run_file(each) for each in here.iterdir()):
+            inside = sorted(str(each) for each in here.iterdir() if _is_log(each))
+        else:
+            inside = [path] if _is_log(here) else []
+        if not inside:
+            return ()
+        logs += inside
+    return tuple(map(Source.of, logs))
+
+
+def read_logs(logs: Sequence[Source]) -> LoggedMetrics:
+    """Read logs of numbers; where a step, split and name occur twice the last wins, as in a table of metrics.
+
+    Raises:
+        InputError: if one cannot be read, or holds no number.
+    """
+    values: dict[StepKey, dict[str, float]] = {}
+    for log in logs:
+        if log.path.endswith(METRIC_SUFFIXES):
+            table = read_metrics([log])
+            entries: Iterable[Entry] = ((key.step, key.split, dict(table.at(key))) for key in table.steps())
+        else:
+            entries = read_log(log)
+        for step, split, found in entries:
+            known = {name: value for name, value in found.items() if value is not None}
+            values.setdefault(StepKey(step, split), {}).update(known)
+    if not any(values.values()):
+        raise InputError(f"{logs[0].name}: no number was logged there")
+    return LoggedMetrics(values)
+
+
+def _is_log(path: Path) -> bool:
+    return path.is_file() and (path.name.endswith(METRIC_SUFFIXES) or kind_of(path) is not None)
+
+
+def _is_run_file(path: Path) -> bool:
+    return path.suffix == ".parquet" and not path.name.endswith(METRIC_SUFFIXES)
+
+
+def convert(found: Detected, output: Path, options: ConvertOptions, progress: Progress | None = None) -> Sink:
+    """Write a dump as a run file with its metrics table; both appear whole or not at all.
+
+    Raises:
+        InputError: if the dump cannot be read.
+        UsageError: if nothing can be written there, or the output is one of the inputs.
+    """
+    _check_outputs(found, output)
+    import_options = ImportOptions(options.columns, options.allow_pickle, options.text)
+    with Sink(output, text=options.text, progress=progress, importer=found.importer.name) as sink:
+        for log in found.logs:
+            for step, split, values in read_log(log):
+                sink.log(step, split, values)
+        found.importer.read(found.sources, sink, import_options)
+        if not sink.rows:
+            raise InputError(f"{found.sources[0].name}: the dump holds no rollouts")
+    return sink
+
+
+def _check_outputs(found: Detected, output: Path) -> None:
+    """Refuse to write a run file and its metrics table over what is read, or over metrics that are of something else.
+
+    Raises:
+        UsageError: if one of them cannot be written there.
+    """
+    inputs = [source.path for source in (*found.sources, *found.logs)]
+    run, metrics = Target.of(output), Target.of(metrics_path(output))
+    for target in (run, metrics):
+        target.check_whole("a Parquet file")
+        target.refuse(inputs, "is an input")
+    if metrics.found is not None and run.found is None:
+        raise UsageError(
+            f"{metrics.name} is there without {run.name}: a run file of that name would be read with these metrics, "
+            "and its own would replace them; name another file, or move the table"
+        )
+
+
+@contextmanager
+def open_any(
+    paths: Sequence[str],
+    *,
+    trainer: str | None,
+    options: ConvertOptions,
+    tell: Callable[[str], None],
+    progress: "Callable[[], AbstractContextManager[Progress | None]]" = nullcontext,
+    logs_alone: bool = False,
+) -> Iterator[Run]:
+    """Open run files as they are, and a trainer's own dump through a temporary run file, removed on leaving.
+
+    Args:
+        paths: as the user gave them.
+        trainer: who wrote the files, or None: as they say.
+        options: how to read a dump; with `text` its prompts and responses too.
+        tell: called with sentences for the user: which importer and why, and what it found out.
+        progress: entered while a dump is converted; gives what takes bytes read and bytes to read.
+        logs_alone: True to take logged metrics without rollouts.
+
+    Raises:
+        InputError: if nothing is found or it cannot be read.
+    """
+    logs = logs_of(paths) if logs_alone and not options.asked_for else ()
+    if logs:
+        kinds = ", ".join(dict.fromkeys(kind_of(Path(log.path)) or "a table of metrics" for log in logs))
+        tell(f"logged metrics without rollouts ({kinds})")
+        yield Run((), RunMetadata(), read_logs(logs), logs)
+        return
+    found = detect_dump(paths, options)
+    if found is None:
+        yield open_run(paths, trainer=trainer)
+        return
+    tell(f"read with the importer {found.importer.name}: {found.why}")
+    with scratch_folder() as folder:
+        path = folder / "run.parquet"
+        with progress() as advance:
+            try:
+                sink = convert(found, path, options, advance)
+            except OutputError as error:
+                raise InputError(
+                    f"a dump is read through a temporary file, and {path.parent.parent} cannot take it "
+                    f"({error.why or error}); set TMPDIR to a folder with more room"
+                ) from None
+        for note in sink.notes:
+            tell(note)
+        name = " ".join(source.name for source in found.sources)
+        file = read_footer(Source(str(path), name), trainer)
+        logged = [Source(str(each), name) for each in [metrics_path(path)] if each.exists()]
+        yield Run([file], file.metadata, read_metrics(logged), found.sources, found.logs)

@@ -1,0 +1,365 @@
+"""Sketches: what each picture gathers from a step. Each keeps histograms and one number a step, whatever the length."""
+
+from abc import ABC, abstractmethod
+from dataclasses import dataclass, field, replace
+
+import torch
+from torch import Tensor
+
+from rolloutdoctor.data.batch import RolloutBatch
+from rolloutdoctor.engine.run_steps import AS_CONFIGURED, SeenStep
+from rolloutdoctor.evaluation.evaluate import Evaluation, reward_kl_tokens
+from rolloutdoctor.evaluation.rows import in_scope
+from rolloutdoctor.objective.objective import KlBuffer, Surrogate
+from rolloutdoctor.ops import segments as seg
+from rolloutdoctor.ops.histogram import histogram
+from rolloutdoctor.results.figures import (
+    MOST_BANDS,
+    AdvantagesData,
+    Band,
+    BaselineData,
+    GradientData,
+    Histogram,
+    KlData,
+    PictureData,
+    RatioData,
+)
+from rolloutdoctor.rules.kl_metric_corrupted import KlMetricCorrupted
+from rolloutdoctor.rules.step import StepView
+from rolloutdoctor.trainers.spec import Trainer
+
+POLICY_ONLY = "policy part"
+ROUNDING = 1e-9
+"""A change below this share of the largest value of the step is rounding, not a change."""
+
+
+class Sketch(ABC):
+    """Gathers one picture."""
+
+    @abstractmethod
+    def add(self, step: SeenStep) -> None:
+        """Take in one step; a step in which a column is null is passed over."""
+
+    @abstractmethod
+    def data(self) -> PictureData:
+        """Return what has been gathered, in step order."""
+
+
+@dataclass
+class Bands:
+    """Histograms of at most `MOST_BANDS` bands of steps; bands double in width when there would be more."""
+
+    width: int = 1
+    cells: dict[int, Band] = field(default_factory=dict)
+
+    def add(self, band: Band) -> None:
+        """Add one step."""
+        self._put(band.first_step // self.width, band)
+        while len(self.cells) > MOST_BANDS:
+            self.width *= 2
+            before_cells, self.cells = self.cells, {}
+            for index, cell in before_cells.items():
+                self._put(index // 2, cell)
+
+    def _put(self, index: int, cell: Band) -> None:
+        seen = self.cells.get(index)
+        if seen is not None:
+            cell = Band(
+                min(seen.first_step, cell.first_step),
+                max(seen.last_step, cell.last_step),
+                seen.before + cell.before,
+                None if seen.after is None or cell.after is None else seen.after + cell.after,
+                seen.flipped + cell.flipped,
+            )
+        self.cells[index] = cell
+
+    def bands(self) -> tuple[Band, ...]:
+        """The bands in step order."""
+        return tuple(cell for _, cell in sorted(self.cells.items()))
+
+
+class AdvantagesSketch(Sketch):
+    """Histograms of the advantages of rows (tokens, with a time axis) that are trained on."""
+
+    def __init__(self, fix: str | None) -> None:
+        self.fix, self.unit = fix, "rows"
+        self.before, self.after, self.flipped = Histogram(), Histogram(), Histogram()
+        self.changed = 0
+        self.by_step = Bands()
+
+    def add(self, step: SeenStep) -> None:
+        """Count one step."""
+        before = self._values(step, AS_CONFIGURED)
+        after = None if self.fix is None else self._values(step, self.fix)
+        if before is None or (self.fix is not None and after is None):
+            return
+        found = histogram(before)
+        self.before += found
+        with_fix, flips = None, Histogram()
+        if after is not None:
+            with_fix = histogram(after)
+            self.after += with_fix
+            gap = (before - after).abs()
+            scale = before.abs().maximum(after.abs()).nan_to_num(0.0, 0.0)
+            moved = gap > ROUNDING * (scale.max() if len(scale) else 0.0)
+            self.changed += int(moved.sum())
+            flips = histogram(before[moved & (before.sign() * after.sign() < 0)])
+            self.flipped += flips
+        self.by_step.add(Band(step.batch.step, step.batch.step, found, with_fix, flips.total))
+
+    def _values(self, step: SeenStep, name: str) -> Tensor | None:
+        rows = step.evaluations[name].rows
+        if rows is None:
+            return None
+        if rows.advantage_N is not None:
+            return rows.advantage_N if rows.length_N is None else rows.advantage_N[rows.length_N > 0]
+        self.unit = "tokens"
+        assert rows.advantage_T is not None
+        return rows.advantage_T[step.batch.column("response_mask")].double()
+
+    def data(self) -> AdvantagesData:
+        """Return the histograms."""
+        after = None if self.fix is None else self.after
+        bands = self.by_step.bands()
+        return AdvantagesData(self.unit, self.before, self.fix, after, self.flipped, self.changed, bands)
+
+
+@dataclass
+class Series:
+    """Named numbers, one of each a step."""
+
+    rows: list[tuple[int, tuple[float, ...]]] = field(default_factory=list)
+
+    def add(self, step: int, *values: float | None) -> None:
+        """Add one step."""
+        self.rows.append((step, tuple(float("nan") if value is None else value for value in values)))
+
+    def columns(self, count: int) -> tuple[tuple[int, ...], list[tuple[float, ...]]]:
+        """Steps and columns in step order."""
+        ordered = sorted(self.rows, key=lambda row: row[0])
+        return tuple(step for step, _ in ordered), [tuple(values[n] for _, values in ordered) for n in range(count)]
+
+
+def _carrying(batch: RolloutBatch, evaluation: Evaluation, term: str) -> Tensor:
+    """Trained tokens that carry the policy term, or the KL term if the loss has one, ``[T]`` bool."""
+    mask_T, objective = batch.column("response_mask"), evaluation.objective
+    scope = objective.policy if term == "policy" else objective.kl
+    if evaluation.rows is None or (term == "kl_loss" and objective.kl_loss is None):
+        return mask_T
+    return mask_T & seg.expand(in_scope(batch, evaluation.rows, scope), batch.rows)
+
+
+class KlSketch(Sketch):
+    """The KL metric as logged and recomputed, and the per-token KL."""
+
+    def __init__(self, trainer: Trainer | None, fix: str | None) -> None:
+        self.trainer, self.fix, self.series = trainer, fix, Series()
+        self.tokens = Histogram()
+        self.tokens_after = None if fix is None else Histogram()
+        self.metric, self.estimator = "", ""
+
+    def add(self, step: SeenStep) -> None:
+        """Take the metric, and count the tokens."""
+        evaluation, batch, trainer = step.evaluations[AS_CONFIGURED], step.batch, self.trainer
+        term = evaluation.objective.kl_loss
+        kl_T = None
+        if term is not None and evaluation.per_token is not None:
+            kl_T = evaluation.per_token.kl_T
+        elif term is None and evaluation.objective.kl_reward is not None:
+            term = evaluation.objective.kl_reward
+            kl_T = reward_kl_tokens(batch, evaluation.objective, step.dtype)
+        if trainer is None or term is None or kl_T is None:
+            return
+        self.estimator = term.estimator
+        self.tokens += histogram(kl_T[_carrying(batch, evaluation, "kl_loss")])
+        if self.fix is not None and self.tokens_after is not None:
+            self.tokens_after += histogram(kl_T[_carrying(batch, step.evaluations[self.fix], "kl_loss")])
+        copied = replace(evaluation, objective=replace(evaluation.objective, kl_buffer=KlBuffer.COPY))
+        recomputed = trainer.metrics(copied)
+        known = [name for name in trainer.kl_metrics if name in recomputed]
+        if not known:
+            return
+        name = next((name for name in known if name in step.logged), known[0])
+        self.metric = self.metric or name
+        seen = self._seen(step)
+        fixed = None if self.fix is None else trainer.metrics(step.evaluations[self.fix]).get(name)
+        logged = seen.get("logged", step.logged.get(name))
+        self.series.add(batch.step, logged, recomputed[name], seen.get("inverted"), fixed)
+
+    def _seen(self, step: SeenStep) -> dict[str, float | None]:
+        """What the rule about this metric makes of the step."""
+        rule = KlMetricCorrupted()
+        view = StepView(
+            step.batch, step.logged, self.trainer, evaluation=step.evaluations[AS_CONFIGURED], dtype=step.dtype
+        )
+        tally = rule.measure(view)
+        return {name: one.value for name, one in rule.measures(tally).items()} if tally.steps else {}
+
+    def data(self) -> KlData:
+        """Return the series."""
+        steps, (logged, recomputed, inverted, after) = self.series.columns(4)
+        return KlData(
+            metric=self.metric,
+            estimator=self.estimator,
+            steps=steps,
+            logged=logged,
+            recomputed=recomputed,
+            inverted=inverted,
+            tokens=self.tokens,
+            fix=self.fix,
+            after=after if self.fix is not None else (),
+            tokens_after=self.tokens_after,
+        )
+
+
+class BaselineSketch(Sketch):
+    """Drift of each group's baseline against its share of rows without a trained token."""
+
+    def __init__(self, fix: str) -> None:
+        self.fix = fix
+        self.shares: dict[float, Histogram] = {}
+        self.untouched = self.undefined = 0
+
+    def add(self, step: SeenStep) -> None:
+        """Count the groups of one step."""
+        before, after = step.evaluations[AS_CONFIGURED].rows, step.evaluations[self.fix].rows
+        groups = step.batch.groups
+        if before is None or after is None or groups is None or before.rejected_N is None:
+            return
+        if before.baseline_N is None or after.baseline_N is None:
+            return
+        live_N = ~before.rejected_N
+        rejected_G = groups.total(before.rejected_N)
+        live_G = groups.total(live_N)
+        gap_N = torch.where(live_N, before.baseline_N - after.baseline_N, 0.0)
+        drift_G = groups.total(gap_N) / live_G
+        touched_G = rejected_G > 0
+        known_G = touched_G & drift_G.isfinite()
+        self.untouched += int((~touched_G).sum())
+        self.undefined += int((touched_G & ~known_G).sum())
+        share_G = (rejected_G / groups.size_G)[known_G]
+        drift = drift_G[known_G]
+        # Rounded, so that the number of distinct shares is bounded whatever the sizes of the groups.
+        for share in sorted(set(share_G.mul(240).round().tolist())):
+            here = histogram(drift[share_G.mul(240).round() == share])
+            self.shares[share / 240] = self.shares.get(share / 240, Histogram()) + here
+
+    def data(self) -> BaselineData:
+        """Return the points and their distribution."""
+        total = Histogram()
+        points = []
+        for share, one in sorted(self.shares.items()):
+            total += one
+            points += [(share, index * one.width, count) for index, count in enumerate(one.counts, one.first) if count]
+        return BaselineData(self.fix, tuple(points), total, self.untouched, self.undefined)
+
+
+class GradientSketch(Sketch):
+    """The parts of the gradient, and what the fix changes in it."""
+
+    def __init__(self, fix: str | None) -> None:
+        self.fix, self.series = fix, Series()
+
+    def add(self, step: SeenStep) -> None:
+        """Take the norms of one step."""
+        whole, policy = step.evaluations[AS_CONFIGURED].tokens, step.evaluations[POLICY_ONLY].tokens
+        if whole is None or policy is None:
+            return
+        l1, square = float(whole.grad_l1_N.sum()), float(whole.grad_sq_N.sum())
+        spurious = cosine = None
+        fixed = None if self.fix is None else step.evaluations[self.fix].tokens
+        if fixed is not None:
+            spurious = float(fixed.versus_l1_N.sum()) / l1 if l1 else None
+            norms = (square * float(fixed.grad_sq_N.sum())) ** 0.5
+            cosine = float(fixed.versus_dot_N.sum()) / norms if norms else None
+        # Policy-only against the whole: what they differ by is the KL part.
+        kl = float(policy.versus_l1_N.sum())
+        self.series.add(step.batch.step, l1, float(policy.grad_l1_N.sum()), kl, spurious, cosine)
+
+    def data(self) -> GradientData:
+        """Return the series."""
+        steps, (whole, policy, kl, spurious, cosine) = self.series.columns(5)
+        return GradientData(self.fix, steps, whole, policy, kl, spurious, cosine)
+
+
+class RatioSketch(Sketch):
+    """Importance ratios, and the gap between sampler and trainer."""
+
+    def __init__(self, fix: str | None) -> None:
+        self.fix = fix
+        self.log_ratio, self.gap = Histogram(), Histogram()
+        self.after = None if fix is None else Histogram()
+        self.has_gap, self.on_policy, self.gap_of = True, True, "old_log_probs"
+        self.series = Series()
+        self.rule = ("", 0.0, 0.0)
+        self.outside = 0
+
+    def add(self, step: SeenStep) -> None:
+        """Count the tokens of one step that carry the policy term."""
+        evaluation, batch = step.evaluations[AS_CONFIGURED], step.batch
+        ratios = _ratios(batch, evaluation)
+        if ratios is None:
+            return
+        rule = evaluation.objective.surrogate
+        self.rule = (rule.old, rule.clip_low, rule.clip_high)
+        self.log_ratio += histogram(ratios.log())
+        self.on_policy &= batch.stored_name(rule.old) == batch.stored_name("policy_log_probs")
+        count, below, above = _outside(ratios, rule)
+        self.outside += below + above
+        mean_gap = None
+        if batch.has("rollout_log_probs") and batch.has("old_log_probs"):
+            gap_T = batch.column("old_log_probs").double() - batch.column("rollout_log_probs").double()
+            gap_T = gap_T[batch.column("response_mask")]
+            self.gap += histogram(gap_T)
+            gap_T = gap_T[gap_T.isfinite()]
+            mean_gap = float(gap_T.abs().mean()) if len(gap_T) else None
+        else:
+            self.has_gap = False
+        shares = (below / count, above / count) if count else (None, None)
+        self.series.add(batch.step, *shares, mean_gap, self._fixed(step))
+
+    def _fixed(self, step: SeenStep) -> float | None:
+        """Count the tokens that carry the policy term with the fix; the share of them outside its range."""
+        fixed = None if self.fix is None else step.evaluations[self.fix]
+        ratios = None if fixed is None else _ratios(step.batch, fixed)
+        if fixed is None or ratios is None or self.after is None:
+            return None
+        self.after += histogram(ratios.log())
+        count, below, above = _outside(ratios, fixed.objective.surrogate)
+        return (below + above) / count if count else None
+
+    def data(self) -> RatioData:
+        """Return histograms and series."""
+        steps, (below, above, mean_gap, after) = self.series.columns(4)
+        old, low, high = self.rule
+        with_gap = self.has_gap and bool(self.gap.total)
+        return RatioData(
+            old=old,
+            on_policy=self.on_policy,
+            log_ratio=self.log_ratio,
+            gap=self.gap if with_gap else None,
+            gap_of=self.gap_of,
+            clip_low=low,
+            clip_high=high,
+            steps=steps,
+            below=below,
+            above=above,
+            outside=self.outside,
+            mean_gap=mean_gap if with_gap else (),
+            fix=self.fix,
+            log_ratio_after=self.after,
+            outside_after=after if self.fix is not None else (),
+        )
+
+
+def _ratios(batch: RolloutBatch, evaluation: Evaluation) -> Tensor | None:
+    """Ratios of the tokens that carry the policy term, float64."""
+    if evaluation.per_token is None:
+        return None
+    return evaluation.per_token.ratio_T[_carrying(batch, evaluation, "policy")].double()
+
+
+def _outside(ratios: Tensor, rule: Surrogate) -> tuple[int, int, int]:
+    """How many ratios are finite, below the clip range and above it."""
+    known = ratios[ratios.isfinite()]
+    return len(known), int((known < 1 - rule.clip_low).sum()), int((known > 1 + rule.clip_high).sum())

@@ -1,0 +1,119 @@
+"""`survey`: what a run holds, what can be checked, and what would make the rest checkable."""
+
+from dataclasses import dataclass, field
+
+from rolloutdoctor.data.schema import COLUMNS
+from rolloutdoctor.engine.configure import Configured
+from rolloutdoctor.engine.options import CheckOptions
+from rolloutdoctor.engine.plan import available, remedy
+from rolloutdoctor.engine.prepare import prepare
+from rolloutdoctor.io.run import Run
+from rolloutdoctor.results.findings import InputSummary, Setting, Skipped
+from rolloutdoctor.rules.base import Context
+
+TIERS = {
+    0: "metrics only: what the log itself gives, no rows",
+    1: "scalars: rewards and groups, no log-probs",
+    2: "one log-prob: advantages and masks, no reference",
+    3: "exact: loss, KL and its gradient for every logged token",
+}
+
+
+@dataclass(frozen=True)
+class Survey:
+    """What `info` shows.
+
+    Attributes:
+        files: names of the files.
+        input: rows, steps, groups and tokens.
+        splits: rows of each split.
+        first_step: the lowest step, or None.
+        last_step: the highest step, or None.
+        columns: canonical column to its meaning, for those that are there.
+        absent: canonical column to what would record it, for those that are not.
+        metrics: names of the logged metrics.
+        tier: how much can be computed.
+        runnable: ``(code, name)`` of the rules that can run.
+        skipped: the rules that cannot, with remedies.
+        trainer: name of the trainer, or None.
+        config: its options with origins.
+        unstated: what to state of the run where there is no trainer.
+        dropped: steps and splits that a recorder let go because writing could not keep up.
+    """
+
+    files: tuple[str, ...]
+    input: InputSummary
+    splits: dict[str, int]
+    first_step: int | None
+    last_step: int | None
+    columns: dict[str, str]
+    absent: dict[str, str]
+    metrics: tuple[str, ...]
+    tier: int
+    runnable: tuple[tuple[str, str], ...]
+    skipped: tuple[Skipped, ...]
+    trainer: str | None = None
+    config: dict[str, Setting] = field(default_factory=dict)
+    unstated: str = ""
+    dropped: tuple[tuple[int, str], ...] = ()
+
+
+def survey(run: Run, options: CheckOptions) -> Survey:
+    """Look at a run without evaluating it; of the rows only the small columns and one mask are read.
+
+    Raises:
+        UsageError: if an option cannot be used.
+        InputError: if a file cannot be read, or breaks the contract.
+    """
+    ready = prepare(run, options)
+    configured, context, plan = ready.configured, ready.context, ready.plan
+    splits: dict[str, int] = {}
+    steps: set[int] = set()
+    rows = batches = groups = tokens = 0
+    shape = {"response_mask"} & run.columns
+    for batch in run.batches(shape, steps=options.steps, split=options.split):
+        splits[batch.split] = splits.get(batch.split, 0) + len(batch)
+        steps.add(batch.step)
+        rows, batches, tokens = rows + len(batch), batches + 1, tokens + batch.tokens
+        groups += 0 if batch.groups is None else len(batch.groups)
+    return Survey(
+        files=run.files,
+        input=InputSummary(rows, batches, groups, tokens),
+        splits=splits,
+        first_step=min(steps, default=None),
+        last_step=max(steps, default=None),
+        columns={column.name: column.meaning for column in COLUMNS if column.name in run.columns},
+        absent={
+            column.name: remedy([column.name], context)
+            for column in COLUMNS
+            if not available(column.name, run.columns) and column.name in _useful(plan.columns, context)
+        },
+        metrics=tuple(sorted(run.metrics.names())),
+        tier=_tier(run.columns),
+        runnable=tuple((rule.code, rule.name) for rule in plan.rules),
+        skipped=plan.skipped,
+        trainer=None if configured is None else f"{configured.trainer.name} {configured.version}",
+        config=_settings(configured),
+        unstated=context.unstated,
+        dropped=tuple(sorted(run.dropped)),
+    )
+
+
+def _useful(read: frozenset[str], context: Context) -> frozenset[str]:
+    """Columns that some rule would read if they were there."""
+    from rolloutdoctor.rules.table import RULES
+
+    wanted = [rule.columns(context) | rule.wanted(context) for rule in RULES]
+    return read.union(*wanted)
+
+
+def _tier(columns: frozenset[str]) -> int:
+    if not available("reward", columns):
+        return 0
+    if "response_mask" not in columns or not available("policy_log_probs", columns):
+        return 1
+    return 3 if "ref_log_probs" in columns else 2
+
+
+def _settings(configured: Configured | None) -> dict[str, Setting]:
+    return {} if configured is None else configured.settings()

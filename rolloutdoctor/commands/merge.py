@@ -1,0 +1,224 @@
+"""States of the parts of a run, added up and judged as one check over all of them would judge."""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
+
+from rolloutdoctor.data.batch import EVAL, TRAIN, StepKey
+from rolloutdoctor.engine.accumulate import RunState
+from rolloutdoctor.engine.comparable import comparable
+from rolloutdoctor.engine.configure import Configured
+from rolloutdoctor.engine.devices import find_device
+from rolloutdoctor.engine.judge import judge
+from rolloutdoctor.engine.plan import Plan, make_plan
+from rolloutdoctor.engine.prepare import PreparedRun, whole_context
+from rolloutdoctor.engine.state_file import LoggedNames, Maker, SavedState, logged_names
+from rolloutdoctor.hypotheses.fixes import choose
+from rolloutdoctor.io.metrics import LoggedMetrics
+from rolloutdoctor.results.errors import InputError, UsageError
+from rolloutdoctor.results.findings import Report, Setting
+from rolloutdoctor.results.version import __version__
+from rolloutdoctor.rules.table import AnyRule, find
+from rolloutdoctor.trainers.options import Config, parse_version
+from rolloutdoctor.trainers.table import find as find_trainer
+
+
+def saved_state(prepared: PreparedRun, state: RunState) -> SavedState:
+    """Put together what `merged` needs of one check."""
+    run, options, made = prepared.run, prepared.options, prepared.configured
+    return SavedState(
+        version=__version__,
+        device=find_device(options.device).type,
+        dtype=options.dtype,
+        files=run.files,
+        columns=run.columns,
+        logged=logged_names(run.metrics),
+        rules=tuple(rule.code for rule in options.rules),
+        maker=None
+        if made is None
+        else Maker(
+            made.trainer.name, made.version, made.version_origin, made.version_assumed, made.config.settings, made.fixes
+        ),
+        metadata=run.metadata,
+        has_rows=not run.metrics_only,
+        state=state,
+    )
+
+
+def merged(
+    parts: Sequence[tuple[str, SavedState]], rules: Sequence[AnyRule] | None = None, *, required: bool = False
+) -> Report:
+    """Judge parts of a run together; the report is that of one check over all of them.
+
+    Args:
+        parts: the name of each state in messages, and the state.
+        rules: only these of the rules that were measured; None: all of them.
+        required: True to refuse rules that were not measured, rather than to leave them out.
+
+    Raises:
+        InputError: if the parts were not checked in the same way, or overlap.
+        UsageError: if a required rule was not measured.
+    """
+    first_name, first = parts[0]
+    for name, part in parts[1:]:
+        _check_same(first_name, first, name, part)
+    _check_disjoint(parts)
+    configured = None if first.maker is None else _configured(first.maker)
+    wanted = [find(code) for code in first.rules]
+    plan = _plan(wanted, first, _logged([part for _, part in parts]), configured)
+    for name, part in parts:
+        _check_plan(name, part, first, _plan(wanted, part, _metrics(part.logged), configured), plan)
+    if rules is not None:
+        absent = [rule.code for rule in rules if rule not in wanted]
+        if absent and required:
+            raise UsageError(f"{', '.join(absent)}: not among the rules that were measured; check the parts with it")
+        chosen = [rule for rule in wanted if rule in rules]
+        plan = _plan(chosen, first, _logged([part for _, part in parts]), configured)
+    several = len({name for _, part in parts for name in part.files}) > 1
+    total = RunState()
+    for _, part in parts:
+        total = total + (_with_files(part) if several else part.state)
+    try:
+        return judge(plan, total, configured, device=first.device, dtype=first.dtype)
+    except (ArithmeticError, ValueError) as error:
+        # Each number is one, and no check gives them together: an infinite first step beside a count of rows.
+        raise InputError(
+            f"{', '.join(name for name, _ in parts)}: the numbers of a state contradict each other ({error}); "
+            "check the parts again"
+        ) from None
+
+
+def _check_same(first_name: str, first: SavedState, name: str, part: SavedState) -> None:
+    """Refuse parts that one check could not have made."""
+
+    def refuse(what: str, one: object, other: object) -> InputError:
+        return InputError(
+            f"{first_name} and {name} do not add up: {what} is {one} in the first and {other} in the second; "
+            "check the parts in the same way"
+        )
+
+    for what in ("dtype", "device"):
+        if getattr(first, what) != getattr(part, what):
+            raise refuse(what, getattr(first, what), getattr(part, what))
+    if first.rules != part.rules:
+        raise refuse("the selection of rules", " ".join(first.rules), " ".join(part.rules))
+    if first.columns != part.columns:
+        column = min(first.columns ^ part.columns)
+        one, other = ("present", "absent") if column in first.columns else ("absent", "present")
+        raise refuse(f"column {column}", one, other)
+    made, remade = first.maker, part.maker
+    if made is None or remade is None:
+        if made is not remade:
+            raise refuse("the trainer", *("not said" if one is None else one.name for one in (made, remade)))
+        return
+    told = {"name": "the trainer", "version": "its version", "version_origin": "the origin of its version"}
+    told |= {"version_assumed": "the origin of its version", "fixes": "the list of fixes"}
+    for what, words in told.items():
+        if getattr(made, what) != getattr(remade, what):
+            raise refuse(words, getattr(made, what) or "none", getattr(remade, what) or "none")
+    for option, mine in made.config.items():
+        # As text, in which NaN is what it is, and 1 is not True.
+        if repr(mine) != repr(remade.config.get(option)):
+            raise refuse(option, _said(mine), _said(remade.config.get(option)))
+
+
+def _said(setting: Setting | None) -> str:
+    return "not set" if setting is None else f"{setting.value} ({setting.origin})"
+
+
+def _check_disjoint(parts: Sequence[tuple[str, SavedState]]) -> None:
+    names = [name for name, _ in parts]
+    twice = next((name for name in names if names.count(name) > 1), None)
+    if twice is not None:
+        raise UsageError(f"{twice}: the state is given twice; give each part once")
+    owner: dict[StepKey, str] = {}
+    for name, part in parts:
+        for key in part.state.seen:
+            other = owner.setdefault(key, name)
+            if other != name:
+                raise InputError(
+                    f"{other} and {name} both hold {key.split} rows of step {key.step}: a step is evaluated as a "
+                    "whole, so check all of its rows in one part"
+                )
+        if len(set(part.state.seen)) != len(part.state.seen):
+            raise InputError(f"{name}: the state is damaged (a step occurs twice); check that part again")
+
+
+def _configured(maker: Maker) -> Configured:
+    trainer = find_trainer(maker.name)
+    options = {option.name: option for option in trainer.options}
+    if options.keys() != maker.config.keys():
+        name = min(options.keys() ^ maker.config.keys())
+        raise InputError(f"the state is damaged (the option {name}); check that part again")
+    for name, setting in maker.config.items():
+        if repr(options[name].read(setting.value, setting.origin)) != repr(setting.value):
+            raise InputError(f"the state is damaged (the value of {name}); check that part again")
+    config = Config(parse_version(maker.version), maker.config)
+    objective = trainer.objective(config)
+    for label in maker.fixes:
+        objective = choose(label).apply(objective)
+    return Configured(
+        trainer, maker.version, maker.version_origin, maker.version_assumed, config, objective, maker.fixes
+    )
+
+
+def _logged(parts: Sequence[SavedState]) -> LoggedMetrics:
+    """What the parts logged together, as far as a plan looks at it: names and steps."""
+    found = {}
+    for split in (TRAIN, EVAL):
+        here = [part.logged[split] for part in parts]
+        steps = sorted({step for one in here for step in one.steps})
+        names = sorted({name for one in here for name in one.names})
+        found[split] = LoggedNames(tuple(steps), tuple(names))
+    return _metrics(found)
+
+
+def _metrics(logged: Mapping[str, LoggedNames]) -> LoggedMetrics:
+    return LoggedMetrics(
+        {StepKey(step, split): dict.fromkeys(one.names, 0.0) for split, one in logged.items() for step in one.steps}
+    )
+
+
+def _plan(rules: Sequence[AnyRule], part: SavedState, metrics: LoggedMetrics, configured: Configured | None) -> Plan:
+    kept = comparable(metrics, configured)
+    context = whole_context(part.columns, part.metadata, kept, configured, has_rows=part.has_rows)
+    return make_plan(rules, context)
+
+
+def _check_plan(name: str, part: SavedState, first: SavedState, own: Plan, whole: Plan) -> None:
+    """Refuse a part in which another rule ran, or a metric was taken as something else, than in one check over all."""
+    ran, runs = {rule.code for rule in own.rules}, {rule.code for rule in whole.rules}
+    if ran != runs:
+        code = min(ran ^ runs)
+        skipped = next(one for plan in (own, whole) for one in plan.skipped if one.code == code)
+        where = "there but not" if code in ran else "not there but"
+        raise InputError(
+            f"{name}: {code} can run {where} on all parts together ({skipped.reason}); check the parts with the logged "
+            "metrics of the whole run beside them"
+        )
+    if (part.said, part.has_rows) != (first.said, first.has_rows):
+        raise InputError(
+            f"{name}: its files say something else of who wrote them, or hold something else, than those of the other "
+            "parts, so that no one check could read all of them; check them one by one"
+        )
+    averaged = whole.context.averaged & frozenset(part.logged[TRAIN].names)
+    if own.context.averaged != averaged or own.columns != whole.columns:
+        raise InputError(
+            f"{name}: whether its logged metrics are of one step or means over several looks different from all parts "
+            "together; say with --set how often the trainer logged, and check the parts again"
+        )
+
+
+def _with_files(part: SavedState) -> RunState:
+    """The state with rows that have no name of their own named as in a run of several files."""
+    if "sample_id" in part.columns or len(part.files) > 1:
+        return part.state
+    (file,) = part.files
+
+    def renamed(name: str | None) -> str | None:
+        return f"{file}:{name.removeprefix('row ')}" if name is not None and name.startswith("row ") else name
+
+    rules = {
+        code: replace(one, examples=tuple(replace(each, sample_id=renamed(each.sample_id)) for each in one.examples))
+        for code, one in part.state.rules.items()
+    }
+    return replace(part.state, rules=rules)

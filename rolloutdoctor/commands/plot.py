@@ -1,0 +1,223 @@
+"""Gather pictures in one pass over a run, on their own or together with a check."""
+
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass, replace
+
+from rolloutdoctor.commands.check import report_of
+from rolloutdoctor.commands.figures import (
+    POLICY_ONLY,
+    AdvantagesSketch,
+    BaselineSketch,
+    GradientSketch,
+    KlSketch,
+    RatioSketch,
+    Sketch,
+)
+from rolloutdoctor.data.batch import STAND_INS, TRAIN
+from rolloutdoctor.engine.accumulate import Fold
+from rolloutdoctor.engine.options import CheckOptions
+from rolloutdoctor.engine.plan import available, remedy
+from rolloutdoctor.engine.prepare import prepare
+from rolloutdoctor.engine.run_steps import AS_CONFIGURED, Consumer, SeenStep, sweep
+from rolloutdoctor.hypotheses.fixes import ChosenFix, choose
+from rolloutdoctor.io.run import Run
+from rolloutdoctor.objective.objective import Objective
+from rolloutdoctor.objective.required_columns import (
+    advantage_columns,
+    has_time_axis,
+    loss_columns,
+    optional_columns,
+    reward_kl_columns,
+)
+from rolloutdoctor.results.errors import InputError, UsageError
+from rolloutdoctor.results.figures import Gallery, PictureData, known_kind
+from rolloutdoctor.results.findings import Report
+from rolloutdoctor.rules.base import Context
+
+DEFAULT_FIX = {"baseline": "rejected-rows", "gradient": "zero-std"}
+"""What a picture that needs a comparison compares with, if the user says nothing."""
+
+
+@dataclass(frozen=True)
+class _Planned:
+    """A picture that can be made.
+
+    Attributes:
+        sketch: gathers it.
+        columns: that it reads.
+        objectives: name of an evaluation that it looks at to its objective, beside the one as configured.
+        per_token: labels of the evaluations whose token values it looks at.
+    """
+
+    sketch: Sketch
+    columns: frozenset[str]
+    objectives: Mapping[str, Objective]
+    per_token: frozenset[str] = frozenset()
+
+
+def _optional(context: Context) -> frozenset[str]:
+    return frozenset() if context.objective is None else optional_columns(context.objective)
+
+
+class Pictures(Consumer):
+    """The pictures of a run, as they are being gathered.
+
+    Attributes:
+        left_out: kind to why it cannot be made.
+    """
+
+    def __init__(self, kinds: Iterable[str], context: Context, fixes: Sequence[ChosenFix], split: str = TRAIN) -> None:
+        self.split: str = split
+        self._planned: dict[str, _Planned] = {}
+        self.left_out: dict[str, str] = {}
+        for kind in kinds:
+            try:
+                self._planned[known_kind(kind)] = _plan(kind, context, fixes)
+            except InputError as error:
+                self.left_out[kind] = str(error)
+        columns = set().union(*(planned.columns for planned in self._planned.values()), _optional(context))
+        for name in tuple(columns):
+            columns |= set(STAND_INS.get(name, ()))
+        self.columns = frozenset(columns) & context.columns
+        self.objectives: dict[str, Objective] = {}
+        if context.objective is not None and self._planned:
+            self.objectives = {AS_CONFIGURED: context.objective}
+        for planned in self._planned.values():
+            self.objectives |= planned.objectives
+        self.per_token = frozenset[str]().union(*(planned.per_token for planned in self._planned.values()))
+        self._seen = 0
+
+    def add(self, step: SeenStep) -> None:
+        """Take in one step; one that the trainer cannot compute is passed over."""
+        if not step.evaluations:
+            return
+        self._seen += 1
+        for planned in self._planned.values():
+            planned.sketch.add(step)
+
+    def gallery(self) -> Gallery:
+        """Return what was gathered."""
+        if not self._seen:
+            nothing = f"no {self.split} rows that could be evaluated; widen --steps or --split"
+            return Gallery({}, self.left_out | dict.fromkeys(self._planned, nothing))
+        return Gallery({kind: planned.sketch.data() for kind, planned in self._planned.items()}, self.left_out)
+
+
+def _plan(kind: str, context: Context, fixes: Sequence[ChosenFix]) -> _Planned:
+    """Decide what a picture takes.
+
+    Raises:
+        InputError: if it cannot be made of this run; the message says what would help.
+        UsageError: if a fix that the user named is not about the trainer.
+    """
+    objective = context.objective
+    if objective is None:
+        raise InputError("nothing says which trainer made the run: name it with --trainer NAME")
+    label, fixed = _with_fixes(kind, objective, fixes)
+    edited = {} if label is None or fixed is None else {label: fixed}
+    columns = set(advantage_columns(objective)) if kind in ("advantages", "baseline") else set(loss_columns(objective))
+    for one in edited.values():
+        columns |= advantage_columns(one)
+    match kind:
+        case "advantages":
+            planned = _Planned(AdvantagesSketch(label), frozenset(columns), edited)
+        case "kl":
+            planned = _kl(KlSketch(context.trainer, label), context, objective, edited)
+        case "baseline":
+            if has_time_axis(objective):
+                raise InputError("the estimator has one baseline per token or none, and none of a group")
+            if label is None:
+                raise InputError("no fix of a baseline applies to this run; name one with --fix")
+            planned = _Planned(BaselineSketch(label), frozenset(columns | {"response_mask", "group_id"}), edited)
+        case "gradient":
+            objectives = edited | {POLICY_ONLY: replace(objective, kl_loss=None)}
+            planned = _Planned(GradientSketch(label), frozenset(columns), objectives)
+        case _:
+            # A fix that moves no ratio and masks no token has nothing to show here.
+            moved = {} if fixed is None or not _moves_ratios(objective, fixed) else edited
+            kept = frozenset({AS_CONFIGURED, *moved})
+            planned = _Planned(RatioSketch(label if moved else None), frozenset(columns), moved, per_token=kept)
+    absent = sorted(name for name in planned.columns if not available(name, context.columns))
+    if absent:
+        word = "column" if len(absent) == 1 else "columns"
+        raise InputError(f"missing {word} {', '.join(absent)}: {remedy(absent, context)}")
+    wanted = {"advantages": {"response_mask"}, "kl": {"kl"}, "ratio": {"rollout_log_probs", "old_log_probs"}}
+    return replace(planned, columns=planned.columns | wanted.get(kind, set()))
+
+
+def _moves_ratios(objective: Objective, fixed: Objective) -> bool:
+    """True if a fix can change an importance ratio, its range, or which tokens have one."""
+    same = replace(objective, policy=fixed.policy, surrogate=fixed.surrogate, policy_correction=fixed.policy_correction)
+    return same != objective
+
+
+def _kl(sketch: KlSketch, context: Context, objective: Objective, edited: Mapping[str, Objective]) -> _Planned:
+    if objective.kl_loss is not None:
+        return _Planned(sketch, loss_columns(objective), edited, per_token=frozenset({AS_CONFIGURED}))
+    term = objective.kl_reward
+    logged = context.metrics & set(context.trainer.kl_metrics if context.trainer else ())
+    if term is None or (term.coef == 0 and not logged):
+        raise InputError("the configuration has no KL term, so there is no KL to draw; set its options with --set")
+    return _Planned(sketch, reward_kl_columns(objective) | {"response_mask", "reward"}, edited)
+
+
+def _with_fixes(kind: str, objective: Objective, fixes: Sequence[ChosenFix]) -> tuple[str | None, Objective | None]:
+    """The label of what a picture compares with, and its objective; None if there is nothing to compare."""
+    if fixes:
+        for fix in fixes:
+            objective = fix.apply(objective)
+        return " + ".join(fix.label for fix in fixes), objective
+    if kind not in DEFAULT_FIX:
+        return None, None
+    fix = choose(DEFAULT_FIX[kind])
+    return (fix.label, fix.apply(objective)) if fix.applies_to(objective) else (None, None)
+
+
+def draw(
+    run: Run,
+    kind: str,
+    options: CheckOptions,
+    fixes: Sequence[ChosenFix] = (),
+    progress: Callable[[int, int], None] | None = None,
+) -> PictureData:
+    """Gather one picture in one pass over a run.
+
+    Raises:
+        UsageError: if an option cannot be used.
+        InputError: if a file cannot be read, breaks the contract, or lacks what the picture needs.
+    """
+    ready = prepare(run, options)
+    pictures = Pictures([kind], ready.context, fixes, options.split or TRAIN)
+    if kind in pictures.left_out:
+        raise InputError(f"no picture of {kind}: {pictures.left_out[kind]}")
+    if kind == "ratio" and fixes and len(pictures.objectives) == 1:
+        label = " + ".join(fix.label for fix in fixes)
+        raise UsageError(
+            f"--fix {label} changes no importance ratio and no trained token, so there is no ratio before and after; "
+            "leave --fix out, or draw advantages, gradient or baseline with it"
+        )
+    sweep(run, [pictures], replace(options, split=pictures.split), ready.metrics, progress)
+    gallery = pictures.gallery()
+    if kind in gallery.left_out:
+        raise InputError(f"no picture of {kind}: {gallery.left_out[kind]}")
+    return gallery.drawn[kind]
+
+
+def check_and_draw(
+    run: Run,
+    kinds: Sequence[str],
+    options: CheckOptions,
+    fixes: Sequence[ChosenFix] = (),
+    progress: Callable[[int, int], None] | None = None,
+) -> tuple[Report, Gallery]:
+    """Run the rules and gather pictures in one pass over a run.
+
+    Raises:
+        UsageError: if an option cannot be used.
+        InputError: if a file cannot be read, or breaks the contract.
+    """
+    ready = prepare(run, options)
+    fold = Fold(ready.plan)
+    pictures = Pictures(kinds, ready.context, fixes, options.split or TRAIN)
+    sweep(run, [fold, pictures], options, ready.metrics, progress)
+    return report_of(ready, fold.state()), pictures.gallery()

@@ -1,0 +1,229 @@
+"""`RolloutBatch`: one step of a run, packed twice (tokens into rows, rows into groups)."""
+
+from bisect import bisect_right
+from collections.abc import Collection, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from functools import cached_property
+from typing import NamedTuple
+
+import torch
+from torch import Tensor
+
+from rolloutdoctor.data.schema import BY_NAME
+from rolloutdoctor.data.token_columns import TokenColumns
+from rolloutdoctor.ops import segments as seg
+from rolloutdoctor.ops.groups import Groups
+from rolloutdoctor.results.errors import BatchError
+
+TRAIN = "train"
+EVAL = "eval"
+
+_PART = 2**18
+"""Tokens that are counted at a time."""
+
+
+class StepKey(NamedTuple):
+    """What identifies a batch: training and evaluation rows of one logged step are two batches."""
+
+    step: int
+    split: str
+
+
+@dataclass(frozen=True, kw_only=True, eq=False)
+class RolloutBatch:
+    """All rows of one step and split.
+
+    Attributes:
+        step: optimiser step as logged.
+        split: ``train`` or ``eval``.
+        rows: ``[N+1]`` int64 offsets into the token axis; empty rows are allowed.
+        groups: the rows gathered into groups, or None if the file has no groups.
+        per_row: canonical column name to ``[N]`` tensor (float64 for numbers, int64 for integers; NaN is null).
+        per_token: canonical column name to ``[T]`` tensor (float for log-probs, bool for masks). Any mapping may be
+            given; what is kept is `TokenColumns`, whose chunks are joined only for who asks for a whole column.
+        rewards: name of a reward function to ``[N]`` float64.
+        group_ids: ``[G]`` names of the groups.
+        sample_ids: ``[N]`` names of the rows.
+        statuses: ``[N]`` column `status`, None where null; empty if it was not read.
+        incomplete: token column that some rows have and others lack to a row that lacks it; not in `per_token`.
+    """
+
+    step: int
+    split: str = TRAIN
+    rows: Tensor
+    groups: Groups | None = None
+    per_row: Mapping[str, Tensor] = field(default_factory=dict)
+    per_token: Mapping[str, Tensor] = field(default_factory=dict)
+    rewards: Mapping[str, Tensor] = field(default_factory=dict)
+    group_ids: Sequence[str] = ()
+    sample_ids: Sequence[str] = ()
+    statuses: Sequence[str | None] = ()
+    incomplete: Mapping[str, str] = field(default_factory=dict)
+
+    def __post_init__(self) -> None:
+        rows = self.rows
+        if rows.dtype != torch.int64 or rows.dim() != 1 or len(rows) == 0 or int(rows[0]) != 0:
+            raise BatchError("row offsets must be int64, one-dimensional and start at 0")
+        if bool((rows.diff() < 0).any()):
+            raise BatchError("row offsets must not fall", row=int((rows.diff() < 0).nonzero()[0]))
+        object.__setattr__(self, "per_token", TokenColumns.of(self.per_token))
+        for name in self.token_columns:
+            if name not in BY_NAME or not BY_NAME[name].per_token:
+                raise BatchError(f"{name!r} is not a token column", column=name)
+            shape = self.token_columns.shape(name)
+            if shape != (self.tokens,):
+                raise BatchError(f"{name} has shape {shape} where ({self.tokens},) was expected", column=name)
+        for name, column in [*self.per_row.items(), *self.rewards.items()]:
+            if column.shape != (len(self),):
+                raise BatchError(f"{name} has {column.numel()} values where {len(self)} were expected", column=name)
+        for name, ids, count in (
+            ("sample_id", self.sample_ids, len(self)),
+            ("status", self.statuses, len(self)),
+            ("group_id", self.group_ids, len(self.groups) if self.groups else 0),
+        ):
+            if len(ids) not in (0, count):
+                raise BatchError(f"{len(ids)} {name}s for {count}", column=name)
+        if self.groups is not None and len(self.groups.index_N) != len(self):
+            raise BatchError("every row needs a group", column="group_id")
+
+    def __len__(self) -> int:
+        # Of a tensor, len() is slow, and a step is asked for its rows often.
+        return self.rows.shape[0] - 1
+
+    @property
+    def key(self) -> StepKey:
+        """Step and split."""
+        return StepKey(self.step, self.split)
+
+    @property
+    def tokens(self) -> int:
+        """Number of response tokens, masked ones included."""
+        return int(self.rows[-1])
+
+    @property
+    def token_columns(self) -> TokenColumns:
+        """`per_token`, as it is kept."""
+        assert isinstance(self.per_token, TokenColumns)
+        return self.per_token
+
+    @cached_property
+    def trained(self) -> Tensor:
+        """``[N+1]`` int64 offsets of the rows into the trained tokens (`response_mask`), packed in their order."""
+        lengths_N = torch.zeros(len(self) + 1, dtype=torch.int64, device=self.device)
+        # Part by part where the mask is in several chunks: they would else be joined for this alone.
+        in_one = len(self.token_columns.chunks("response_mask")) == 1
+        for rows, tokens in self.blocks(max(1, self.tokens) if in_one else _PART):
+            cuts = self.rows[rows.start : rows.stop + 1]
+            is_trained_T = self.tokens_of("response_mask", tokens)
+            lengths_N[rows.start + 1 : rows.stop + 1] = seg.trues(is_trained_T, cuts - cuts[0])
+        return lengths_N.cumsum_(0)
+
+    @property
+    def device(self) -> torch.device:
+        """Where the tensors are."""
+        return self.rows.device
+
+    def has(self, *names: str) -> bool:
+        """True if every named column (or its documented stand-in) is there."""
+        return all(self._has(name) for name in names)
+
+    def _has(self, name: str) -> bool:
+        if name == "group_id":
+            return self.groups is not None
+        if name == "status":
+            return len(self.statuses) > 0
+        return bool(self.rewards) if name == "rewards" else self.stored_name(name) is not None
+
+    def column(self, name: str) -> Tensor:
+        """Return a row or token column.
+
+        `old_log_probs` and `policy_log_probs` stand in for each other, as the contract says.
+
+        Raises:
+            KeyError: if the batch has no such column.
+        """
+        stored = self.stored_name(name)
+        if stored is None:
+            raise KeyError(name)
+        return self.per_token[stored] if stored in self.per_token else self.per_row[stored]
+
+    def stored_name(self, name: str) -> str | None:
+        """The row or token column that gives a column: itself or its stand-in; None if there is neither."""
+        for each in STAND_INS.get(name, (name,)):
+            if each in self.per_token or each in self.per_row:
+                return each
+        return None
+
+    def tokens_of(self, name: str, places: slice) -> Tensor:
+        """Return some adjacent values of a token column, without joining its chunks.
+
+        Raises:
+            KeyError: if the batch has no such column.
+        """
+        stored = self.stored_name(name)
+        if stored is None:
+            raise KeyError(name)
+        return self.token_columns.part(stored, places)
+
+    def lacks(self, names: Collection[str]) -> list[str]:
+        """Those of some columns that are in part of the rows only."""
+        return sorted(self.incomplete.keys() & names) if self.incomplete else []
+
+    def group_name(self, group: int) -> str:
+        """Name of a group, for messages and examples."""
+        return self.group_ids[group] if len(self.group_ids) else str(group)
+
+    def sample_name(self, row: int) -> str:
+        """Name of a row, for messages and examples."""
+        return self.sample_ids[row] if len(self.sample_ids) else str(row)
+
+    def to(self, device: torch.device | str) -> "RolloutBatch":
+        """Return the batch on `device`; the same object if it is there already."""
+        if torch.device(device).type == self.device.type:
+            return self
+        groups = self.groups
+        if groups is not None:
+            groups = Groups(groups.index_N.to(device), groups.order_N.to(device), groups.offsets.to(device))
+
+        def moved(columns: Mapping[str, Tensor]) -> dict[str, Tensor]:
+            return {name: column.to(device) for name, column in columns.items()}
+
+        return replace(
+            self,
+            rows=self.rows.to(device),
+            groups=groups,
+            per_row=moved(self.per_row),
+            per_token=self.token_columns.to(device),
+            rewards=moved(self.rewards),
+        )
+
+    def blocks(self, tokens: int, *, wait: bool = False) -> Iterator[tuple[slice, slice]]:
+        """Cut the batch into runs of whole rows of about `tokens` tokens: pairs of row and token slices.
+
+        A run ends with a chunk of the token columns where one is near, so that its columns need not be joined; with
+        `wait` also with one that is yet to arrive.
+        """
+        start = 0
+        cuts = self.rows.cpu().numpy()
+        while start < len(self):
+            begin = int(cuts[start])
+            if wait:
+                self.token_columns.wait(begin + tokens * 5 // 4)
+            ends = self.token_columns.chunk_ends
+            stop = min(int(cuts.searchsorted(begin + tokens)), len(self))
+            near = bisect_right(ends, begin + tokens * 5 // 4) - 1
+            if near >= 0 and ends[near] >= begin + max(1, tokens // 4):
+                last = int(cuts.searchsorted(ends[near]))
+                # The chunks of a caller may end inside a row.
+                stop = last if cuts[last] == ends[near] else stop
+            # Empty rows go with the tokens before them: at the end of a step they would have a run of their own.
+            stop = int(cuts.searchsorted(cuts[stop], side="right")) - 1
+            yield slice(start, stop), slice(begin, int(cuts[stop]))
+            start = stop
+
+
+STAND_INS = {
+    "old_log_probs": ("old_log_probs", "policy_log_probs"),
+    "policy_log_probs": ("policy_log_probs", "old_log_probs"),
+}
+"""Column to the columns that give it, best first."""

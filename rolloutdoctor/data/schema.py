@@ -1,0 +1,162 @@
+"""The columns of a run file: one table that reading, writing, `info` and the README share.
+
+One row of a run file is one trained response. Token columns are aligned to the response (tool and observation
+tokens included), never padded, and all of one row have the same length.
+"""
+
+from dataclasses import dataclass
+from enum import Enum
+
+SCHEMA_VERSION = 1
+METADATA_KEY = "rolloutdoctor"
+
+
+class Kind(Enum):
+    """What a column's cells are."""
+
+    INTEGER = "int64"
+    NUMBER = "float64"
+    IDENTIFIER = "string or integer"
+    TEXT = "string"
+    MESSAGES = "string or list<struct<role, content>>"
+    NAMED_NUMBERS = "struct or map of float64"
+    FLOATS = "list<float32>"
+    TOKENS = "list<int32>"
+    MASK = "list<bool or uint8>"
+
+    @property
+    def per_token(self) -> bool:
+        """True if a cell is a list with one value per response token."""
+        return self in (Kind.FLOATS, Kind.TOKENS, Kind.MASK)
+
+
+@dataclass(frozen=True)
+class Column:
+    """One column of the contract.
+
+    Attributes:
+        name: canonical name.
+        kind: what its cells are.
+        meaning: one line.
+        aliases: names of other trainers that are read as this column.
+        aligned: True if a list cell has exactly one value per response token.
+    """
+
+    name: str
+    kind: Kind
+    meaning: str
+    aliases: tuple[str, ...] = ()
+    aligned: bool = True
+
+    @property
+    def per_token(self) -> bool:
+        """True if the column is packed along the token axis of a batch."""
+        return self.kind.per_token and self.aligned
+
+
+COLUMNS: tuple[Column, ...] = (
+    Column("step", Kind.INTEGER, "optimiser step as logged", ("global_step", "iteration")),
+    Column(
+        "group_id",
+        Kind.IDENTIFIER,
+        "responses to one prompt; unique within a step",
+        ("uid", "group_index", "prompt_idx", "group_idx", "task_id"),
+    ),
+    Column("sample_id", Kind.IDENTIFIER, "stable row key", ("sample_index", "rollout_position", "idx")),
+    Column("split", Kind.TEXT, "train or eval; absent means train", ("kind",)),
+    Column(
+        "reward",
+        Kind.NUMBER,
+        "the task's score before any KL penalty; null or NaN: the row could not be scored",
+        ("score", "total_reward", "raw_reward", "scores"),
+    ),
+    Column("rewards", Kind.NAMED_NUMBERS, "one number per reward function"),
+    Column("token_rewards", Kind.FLOATS, "dense rewards, one per token", ("token_level_scores",)),
+    Column("reward_baseline", Kind.NUMBER, "reward of the greedy rollout (ReMax)", ("reward_baselines",)),
+    Column("advantage", Kind.NUMBER, "as the trainer computed it, one per row"),
+    Column("advantages", Kind.FLOATS, "as the trainer computed them, one per token"),
+    Column("prompt", Kind.MESSAGES, "the prompt; never needed for the maths", ("input",)),
+    Column("response", Kind.MESSAGES, "the response; never needed for the maths", ("completion", "output")),
+    Column("prompt_ids", Kind.TOKENS, "token ids of the prompt", ("prompt_tokens",), aligned=False),
+    Column(
+        "response_ids",
+        Kind.TOKENS,
+        "token ids of the response",
+        ("completion_ids", "response_tokens", "responses"),
+    ),
+    Column(
+        "response_mask",
+        Kind.MASK,
+        "tokens the trainer trained on, after rejection and filters",
+        ("loss_mask", "loss_masks", "action_mask"),
+    ),
+    Column("response_mask_pre", Kind.MASK, "the same before rejection", ("loss_mask_pre",)),
+    Column(
+        "rollout_log_probs",
+        Kind.FLOATS,
+        "log-probs of the sampler; NaN: the engine gave none",
+        (
+            "sampling_log_probs",
+            "rollout_logprobs",
+            "sampling_per_token_logps",
+            "generation_logprobs",
+            "inference_logprobs",
+        ),
+    ),
+    Column(
+        "old_log_probs",
+        Kind.FLOATS,
+        "log-probs of the trainer before the update; absent: equal to policy_log_probs",
+        ("old_per_token_logps", "old_log_prob", "prev_logprobs", "action_log_probs"),
+    ),
+    Column(
+        "policy_log_probs",
+        Kind.FLOATS,
+        "log-probs of the trainer at the loss; absent: equal to old_log_probs",
+        ("per_token_logps", "log_prob", "trainer_logprobs"),
+    ),
+    Column(
+        "ref_log_probs",
+        Kind.FLOATS,
+        "log-probs of the reference model",
+        ("ref_per_token_logps", "ref_log_prob", "base_action_log_probs", "ref_logprobs"),
+    ),
+    Column("kl", Kind.FLOATS, "per-token KL as the trainer stored it"),
+    Column("entropy", Kind.FLOATS, "per-token entropy as the trainer stored it", ("entropys",)),
+    Column("values", Kind.FLOATS, "value predictions before the update"),
+    Column("returns", Kind.FLOATS, "returns as the trainer stored them"),
+    Column(
+        "is_weights",
+        Kind.FLOATS,
+        "importance weights as the trainer stored them",
+        ("rollout_is_weights", "importance_sampling_ratio"),
+    ),
+    Column("sum_pi_squared", Kind.FLOATS, "sum over the vocabulary of the squared policy probability"),
+    Column("micro_batch_id", Kind.INTEGER, "which micro-batch of the optimiser step the row was in"),
+    Column("optim_step_id", Kind.INTEGER, "which optimiser step, where one logged step holds several"),
+    Column("rank", Kind.INTEGER, "which data-parallel rank the row was on", ("data_parallel_rank", "dp_rank")),
+    Column(
+        "trajectory_id",
+        Kind.INTEGER,
+        "which trajectory the row is a part of, where one gives several rows",
+        ("rollout_ids",),
+    ),
+    Column("status", Kind.TEXT, "finish reason: stop, length, aborted, ...", ("finish_reason", "stop_reason")),
+    Column("policy_version_min", Kind.INTEGER, "oldest policy version that sampled the row", ("min_global_steps",)),
+    Column("policy_version_max", Kind.INTEGER, "newest policy version that sampled the row", ("max_global_steps",)),
+)
+
+BY_NAME: dict[str, Column] = {column.name: column for column in COLUMNS}
+
+# Names that mean one thing in one trainer and another elsewhere: read only when the file says which trainer wrote it.
+TRAINER_ALIASES: dict[str, dict[str, str]] = {
+    "slime": {"log_probs": "old_log_probs"},
+    "verl": {"log_probs": "policy_log_probs", "rollout_is_weights": "is_weights"},
+    "trl": {"completion_mask": "response_mask"},
+    "trl-rloo": {"completion_mask": "response_mask"},
+}
+
+METRIC_COLUMNS = ("step", "split", "name", "value")
+
+IMPORT_METRICS = "import/"
+"""Prefix of the metrics in which an importer says what it found in the files themselves."""

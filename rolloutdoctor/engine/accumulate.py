@@ -1,0 +1,173 @@
+"""The fold: each step becomes a small state, states add up."""
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+from rolloutdoctor.data.batch import RolloutBatch, StepKey
+from rolloutdoctor.engine.plan import Plan
+from rolloutdoctor.engine.run_steps import AS_CONFIGURED, Consumer, SeenStep
+from rolloutdoctor.objective.required_columns import incomplete
+from rolloutdoctor.results.findings import Example, InputSummary
+from rolloutdoctor.rules.base import KEEP_EXAMPLES
+from rolloutdoctor.rules.step import StepView
+from rolloutdoctor.rules.table import AnyRule
+
+
+@dataclass(frozen=True)
+class RuleState:
+    """What a rule has seen so far.
+
+    Attributes:
+        steps: the tally of each step and split, in step order.
+        examples: the worst places, worst first.
+        unmeasured: steps in which a column that the rule needs was missing.
+    """
+
+    steps: tuple[tuple[StepKey, Any], ...] = ()
+    examples: tuple[Example, ...] = ()
+    unmeasured: int = 0
+
+    def __add__(self, other: "RuleState") -> "RuleState":
+        steps = sorted((*self.steps, *other.steps), key=lambda entry: entry[0])
+        examples = sorted((*self.examples, *other.examples), key=_worst_first)[:KEEP_EXAMPLES]
+        return RuleState(tuple(steps), tuple(examples), self.unmeasured + other.unmeasured)
+
+
+def _worst_first(example: Example) -> tuple[float, int, str, str]:
+    return (-example.weight, example.step, example.group_id or "", example.sample_id or "")
+
+
+@dataclass(frozen=True)
+class RunState:
+    """What a check has seen so far; states of parts of a run add up to the state of the whole.
+
+    Attributes:
+        input: how much was read.
+        rules: code of a rule to its state.
+        odd_groups: groups whose size is not the configured one.
+        failures: why steps could not be evaluated, with the first step each, and how many.
+        seen: the steps and splits that were read, in order.
+    """
+
+    input: InputSummary = field(default_factory=InputSummary)
+    rules: Mapping[str, RuleState] = field(default_factory=dict)
+    odd_groups: int = 0
+    failures: Mapping[str, tuple[int, int]] = field(default_factory=dict)
+    seen: tuple[StepKey, ...] = ()
+
+    def __add__(self, other: "RunState") -> "RunState":
+        mine, theirs = self.input, other.input
+        failures = dict(self.failures)
+        for why, (step, count) in other.failures.items():
+            first, before = failures.get(why, (step, 0))
+            failures[why] = (min(first, step), before + count)
+        codes = dict.fromkeys((*self.rules, *other.rules))
+        return RunState(
+            input=InputSummary(
+                mine.rows + theirs.rows,
+                mine.steps + theirs.steps,
+                mine.groups + theirs.groups,
+                mine.tokens + theirs.tokens,
+            ),
+            rules={code: self.rules.get(code, RuleState()) + other.rules.get(code, RuleState()) for code in codes},
+            odd_groups=self.odd_groups + other.odd_groups,
+            failures=failures,
+            seen=tuple(sorted((*self.seen, *other.seen))),
+        )
+
+
+class Fold(Consumer):
+    """The rules, looking at every step; the state is taken out at the end.
+
+    Appending and sorting once keeps the fold linear in the number of steps.
+    """
+
+    def __init__(self, plan: Plan) -> None:
+        self.plan, self.columns = plan, plan.columns
+        objective = plan.context.objective
+        self.objectives = (
+            {}
+            if objective is None
+            else {AS_CONFIGURED: objective} | {fix.label: fix.apply(objective) for fix in plan.fixes}
+        )
+        self._needs = {rule.code: rule.columns(plan.context) for rule in plan.rules}
+        self._reads = {rule.code: self._needs[rule.code] | rule.wanted(plan.context) for rule in plan.rules}
+        self._steps: dict[str, list[tuple[StepKey, Any]]] = {rule.code: [] for rule in plan.rules}
+        self._examples: dict[str, list[Example]] = {rule.code: [] for rule in plan.rules}
+        self._unmeasured: dict[str, int] = dict.fromkeys(self._steps, 0)
+        self._counts = [0, 0, 0, 0]
+        self._odd_groups = 0
+        self._failures: dict[str, tuple[int, int]] = {}
+        self._seen: list[StepKey] = []
+
+    def add(self, step: SeenStep) -> None:
+        """Let every rule count a step."""
+        batch = step.batch
+        self._seen.append(batch.key)
+        groups = 0 if batch.groups is None else len(batch.groups)
+        for position, count in enumerate((len(batch), 1, groups, batch.tokens)):
+            self._counts[position] += count
+        self._odd_groups += self._odd(batch)
+        if step.failure is not None or batch.incomplete:
+            self._fail(step.failure or incomplete(sorted(batch.incomplete)), batch.step)
+        view = self._view(step)
+        for rule in self.plan.rules:
+            if batch.split not in rule.splits:
+                continue
+            blind = rule.needs_objective and view.evaluation is None
+            # A rule that reads a column where it is there would see less than the run holds.
+            if blind or not batch.has(*self._needs[rule.code]) or batch.lacks(self._reads[rule.code]):
+                self._unmeasured[rule.code] += 1
+                continue
+            self._steps[rule.code].append((batch.key, rule.measure(view)))
+            examples = [*self._examples[rule.code], *rule.examples(view)]
+            self._examples[rule.code] = sorted(examples, key=_worst_first)[:KEEP_EXAMPLES]
+
+    def _fail(self, why: str, step: int) -> None:
+        first, times = self._failures.get(why, (step, 0))
+        self._failures[why] = (min(first, step), times + 1)
+
+    def _view(self, step: SeenStep) -> StepView:
+        evaluations = dict(step.evaluations)
+        return StepView(
+            batch=step.batch,
+            logged=step.logged,
+            trainer=self.plan.context.trainer,
+            config=self.plan.context.config,
+            spacing=self.plan.context.spacing,
+            evaluation=evaluations.pop(AS_CONFIGURED, None),
+            fixed=evaluations,
+            dtype=step.dtype,
+        )
+
+    def _odd(self, batch: RolloutBatch) -> int:
+        context = self.plan.context
+        if context.trainer is None or context.config is None or batch.groups is None:
+            return 0
+        wanted = context.trainer.group_size(context.config, batch.split)
+        return 0 if wanted is None else int((batch.groups.size_G != wanted).sum())
+
+    def state(self) -> RunState:
+        """Return the state of all steps added so far."""
+        return RunState(
+            input=InputSummary(*self._counts),
+            rules={
+                rule.code: RuleState()
+                + RuleState(
+                    tuple(self._steps[rule.code]), tuple(self._examples[rule.code]), self._unmeasured[rule.code]
+                )
+                for rule in self.plan.rules
+            },
+            odd_groups=self._odd_groups,
+            failures=self._failures,
+            seen=tuple(sorted(self._seen)),
+        )
+
+
+def run_total(rule: AnyRule, state: RuleState) -> Any:  # noqa: ANN401  # the tally type belongs to the rule
+    """Add up the tallies of all steps, in step order."""
+    total = rule.tally()
+    for _, tally in state.steps:
+        total = total + tally
+    return total

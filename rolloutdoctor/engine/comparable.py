@@ -1,0 +1,19 @@
+"""Which of the logged metrics can be compared with one step."""
+
+from rolloutdoctor.data.batch import TRAIN
+from rolloutdoctor.engine.configure import Configured
+from rolloutdoctor.io.metrics import LoggedMetrics
+
+
+def comparable(metrics: LoggedMetrics, configured: Configured | None) -> LoggedMetrics:
+    """Leave out training metrics that are means over several steps.
+
+    A trainer that logs every tenth step prints the mean of ten losses under the number of the last one; that is no
+    value of this step. What the trainer logs as it is at that step, such as the gradient norm, stays.
+    """
+    if configured is None or configured.trainer.window_option is None:
+        return metrics
+    setting = configured.config.settings[configured.trainer.window_option]
+    # Where nothing says how often was logged, the distance of the logged steps does.
+    averaged = (metrics.interval(TRAIN) or 1) > 1 if setting.assumed else setting.value != 1
+    return metrics.keeping(TRAIN, configured.trainer.instant_metrics) if averaged else metrics

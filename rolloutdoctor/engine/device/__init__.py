@@ -1,1 +1,0 @@
-"""What a GPU computes is held against the CPU before it is trusted."""

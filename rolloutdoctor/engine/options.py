@@ -1,0 +1,56 @@
+"""Options that commands share: what to read of a run, on which device, and with which rules."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+
+from rolloutdoctor.data.batch import EVAL, TRAIN
+from rolloutdoctor.hypotheses.fixes import ChosenFix
+from rolloutdoctor.io.run import StepRange
+from rolloutdoctor.results.errors import UsageError
+from rolloutdoctor.rules.table import RULES, AnyRule
+from rolloutdoctor.trainers.options import Layer
+
+
+@dataclass(frozen=True, kw_only=True)
+class ReadOptions:
+    """What to read of a run, and how.
+
+    Attributes:
+        trainer: ``NAME`` or ``NAME@VERSION``; None: as the file says.
+        layers: option values of the user, most important first.
+        steps: which steps.
+        split: only ``train`` or ``eval``; None: both.
+        device: ``auto``, ``cpu`` or ``cuda``.
+        dtype: ``float32`` or ``float64``.
+        kernel: what evaluates a step on a GPU, ``torch`` or ``triton``.
+    """
+
+    trainer: str | None = None
+    layers: Sequence[Layer] = field(default_factory=tuple)
+    steps: StepRange | None = None
+    split: str | None = None
+    device: str = "auto"
+    dtype: str = "float32"
+    kernel: str = "torch"
+
+    def __post_init__(self) -> None:
+        """Refuse a split that no row has.
+
+        Raises:
+            UsageError: if it is neither ``train`` nor ``eval``.
+        """
+        if self.split not in (None, TRAIN, EVAL):
+            raise UsageError(f"no split {self.split!r} (known: {TRAIN}, {EVAL})")
+
+
+@dataclass(frozen=True, kw_only=True)
+class CheckOptions(ReadOptions):
+    """What to check, and how.
+
+    Attributes:
+        rules: the rules to run.
+        fixes: fixes that the run already had.
+    """
+
+    rules: Sequence[AnyRule] = RULES
+    fixes: Sequence[ChosenFix] = ()

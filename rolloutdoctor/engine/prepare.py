@@ -1,0 +1,89 @@
+"""Prepare a run: its trainer, its options and its plan, once, before the first row is read."""
+
+from dataclasses import dataclass, replace
+
+from rolloutdoctor.engine.comparable import comparable
+from rolloutdoctor.engine.configure import Configured, configure
+from rolloutdoctor.engine.options import CheckOptions
+from rolloutdoctor.engine.plan import Plan, make_plan
+from rolloutdoctor.engine.remedies import how_to_record
+from rolloutdoctor.io.metadata import RunMetadata
+from rolloutdoctor.io.metrics import LoggedMetrics
+from rolloutdoctor.io.run import Run
+from rolloutdoctor.rules.base import Context
+
+
+@dataclass(frozen=True)
+class PreparedRun:
+    """What is known of a run before its first row is read.
+
+    Attributes:
+        run: the run.
+        options: what to check, and how.
+        configured: its trainer and options, or None if nothing says.
+        metrics: those of its logged metrics that can be compared with one step.
+        plan: the rules that can run, and the columns that they read.
+    """
+
+    run: Run
+    options: CheckOptions
+    configured: Configured | None
+    metrics: LoggedMetrics
+    plan: Plan
+
+    @property
+    def context(self) -> Context:
+        """The run as rules and plots see it before the first row."""
+        return self.plan.context
+
+
+def prepare(run: Run, options: CheckOptions) -> PreparedRun:
+    """Find the trainer and the options of a run, and plan what can be checked.
+
+    Raises:
+        UsageError: if an option cannot be used.
+    """
+    configured = configure(run.metadata, options.trainer, options.layers, options.fixes)
+    # A log alone is compared with nothing: what its rules say holds for means over several steps too.
+    metrics = run.metrics if run.metrics_only else comparable(run.metrics, configured)
+    plan = make_plan(options.rules, run_context(run, metrics, configured))
+    return PreparedRun(run, options, configured, metrics, plan)
+
+
+def context_for(
+    columns: frozenset[str],
+    metrics: frozenset[str],
+    configured: Configured | None,
+    averaged: frozenset[str] = frozenset(),
+) -> Context:
+    """What is known before the first row is read."""
+    if configured is None:
+        return Context(columns=columns, metrics=metrics)
+    return Context(
+        columns=columns,
+        metrics=metrics,
+        averaged=averaged,
+        trainer=configured.trainer,
+        config=configured.config,
+        objective=configured.objective,
+    )
+
+
+def run_context(run: Run, metrics: LoggedMetrics, configured: Configured | None) -> Context:
+    """What is known of a run, given those of its logged metrics that can be compared with one step."""
+    return whole_context(run.columns, run.metadata, metrics, configured, has_rows=not run.metrics_only)
+
+
+def whole_context(
+    columns: frozenset[str],
+    metadata: RunMetadata,
+    metrics: LoggedMetrics,
+    configured: Configured | None,
+    *,
+    has_rows: bool,
+) -> Context:
+    """The same of a run that is not at hand."""
+    context = context_for(columns, metrics.names(), configured, metrics.left_out)
+    unstated, recording = how_to_record(metadata, metrics.names(), configured)
+    spacing = {} if configured is None else metrics.spacing(configured.trainer.loss_metric)
+    return replace(context, has_rows=has_rows, recording=recording, unstated=unstated, spacing=spacing)

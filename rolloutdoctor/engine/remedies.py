@@ -1,0 +1,39 @@
+"""What would make more of a run known: which options to state, and which recorder or flag records a column."""
+
+from collections.abc import Mapping
+
+from rolloutdoctor.engine.configure import Configured, configure
+from rolloutdoctor.importers.table import IMPORTERS
+from rolloutdoctor.io.metadata import RunMetadata
+from rolloutdoctor.results.errors import UnstatedError, UsageError
+from rolloutdoctor.rules.base import Context
+from rolloutdoctor.trainers.spec import Trainer
+from rolloutdoctor.trainers.table import TRAINERS, writer_of
+
+
+def how_to_record(
+    metadata: RunMetadata, metrics: frozenset[str], configured: Configured | None
+) -> tuple[str, Mapping[str, str]]:
+    """Say what to state of a run that is not configured, and how each column would be recorded.
+
+    The trainer is the one that made the run; where nothing says which, the one whose names its metrics have. What the
+    importer of a dump knows goes over what its trainer knows.
+    """
+    trainer = configured.trainer if configured else TRAINERS.get(metadata.trainer or "") or writer_of(metrics)
+    recording = dict(trainer.recording) if trainer else {}
+    for importer in IMPORTERS:
+        if importer.name == metadata.recording.get("importer"):
+            recording |= importer.recording
+    return Context.unstated if trainer is None else _unstated(metadata, trainer), recording
+
+
+def _unstated(metadata: RunMetadata, trainer: Trainer) -> str:
+    named = metadata.trainer == trainer.name
+    start = "" if named else f"--trainer {trainer.name}, if that made it, "
+    try:
+        configure(metadata, trainer.name, ())
+    except UnstatedError as error:
+        return f"{start}{error}" if named else f"add {start}and --set for its options ({error})"
+    except UsageError:
+        pass
+    return f"add {start}and --set KEY=VALUE or --trainer-config FILE for its options"

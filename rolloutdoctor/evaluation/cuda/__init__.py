@@ -1,0 +1,1 @@
+"""The token pass on a GPU by one Triton kernel."""

@@ -1,0 +1,213 @@
+"""`evaluate(batch, objective)`: the whole physics of a step.
+
+Two passes. The first is over rows: scores, votes, advantages and the weight of each row's tokens in the loss. The
+second is over tokens, in blocks of whole rows that fit the cache: policy term, KL, ratio and the exact derivative of
+the loss with respect to every logged log-prob, reduced to one float64 sum per row. Nothing is padded, and nothing
+is kept per token unless the caller asks.
+
+The derivative lives in log-prob space: it is ``dLoss / d policy_log_probs``, not a gradient of parameters.
+"""
+
+import math
+from collections.abc import Collection, Mapping
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+import torch
+from torch import Tensor
+
+from rolloutdoctor.data.batch import RolloutBatch
+from rolloutdoctor.evaluation.rows import RowPart, compared_groups, evaluate_rows, in_scope, row_parts, stored_kl
+from rolloutdoctor.evaluation.scores import reward_kl_tokens
+from rolloutdoctor.evaluation.token_sums import PerToken, TokenPart
+from rolloutdoctor.evaluation.tokens import token_pass
+from rolloutdoctor.objective.objective import Objective, Scope
+from rolloutdoctor.objective.required_columns import incomplete, loss_columns, optional_columns
+from rolloutdoctor.ops import elementwise as el
+from rolloutdoctor.results.errors import CannotComputeError
+
+if TYPE_CHECKING:
+    import polars as pl
+
+__all__ = [
+    "Evaluation",
+    "PerToken",
+    "RowPart",
+    "TokenPart",
+    "compared_groups",
+    "evaluate",
+    "evaluate_all",
+    "evaluate_rows",
+    "reward_kl_tokens",
+    "stored_kl",
+]
+
+
+@dataclass(frozen=True, eq=False)
+class Evaluation:
+    """A step under an objective.
+
+    Attributes:
+        batch: the step.
+        objective: what was evaluated.
+        rows: the first pass; None if a column that the advantages need is missing.
+        tokens: the second pass; None if a column that the loss needs is missing.
+        dtype: of the token values.
+        per_token: the token values, if they were asked for.
+    """
+
+    batch: RolloutBatch
+    objective: Objective
+    rows: RowPart | None
+    tokens: TokenPart | None
+    dtype: torch.dtype = torch.float32
+    per_token: PerToken | None = None
+
+    @property
+    def policy_loss(self) -> float:
+        """The policy part of the step's loss."""
+        return self._weighted("policy_N", self._part().policy_weight_N)
+
+    @property
+    def kl_loss(self) -> float:
+        """The KL part of the step's loss, coefficient included."""
+        return self._weighted("kl_loss_N", self._part().weight_N)
+
+    @property
+    def loss(self) -> float:
+        """The step's loss: the mean of the losses of its optimiser steps."""
+        return self.policy_loss + self.kl_loss
+
+    @property
+    def loss_at_ratio_one(self) -> float:
+        """What the loss would be if policy and old log-probs were equal, the KL part as it is.
+
+        At ratio one a clipped surrogate is minus the advantage, so this is where the aggregation mode shows: row
+        means of centred advantages cancel, token means do not if length goes with reward. Terms that hold the
+        log-prob itself are taken at the policy's log-probs.
+        """
+        return self.kl_loss + self._weighted("at_one_N", self._part().policy_weight_N)
+
+    @property
+    def grad_l1(self) -> float:
+        """Sum of the absolute derivatives over the step's tokens."""
+        return self._total("grad_l1_N")
+
+    @property
+    def grad_l2(self) -> float:
+        """Euclidean norm of the derivatives over the step's tokens."""
+        return math.sqrt(self._total("grad_sq_N"))
+
+    def in_scope(self, scope: Scope) -> Tensor:
+        """Rows of a scope, ``[N]`` bool."""
+        assert self.rows is not None
+        return in_scope(self.batch, self.rows, scope)
+
+    def frame(self) -> "pl.DataFrame":
+        """One row per response as a polars frame; the loss's columns are null if it was not evaluated."""
+        import polars as pl
+
+        batch, rows, tokens = self.batch, self.rows, self.tokens
+        columns: dict[str, object] = {
+            "step": [batch.step] * len(batch),
+            "split": [batch.split] * len(batch),
+            "sample_id": [batch.sample_name(row) for row in range(len(batch))],
+        }
+        if batch.groups is not None:
+            columns["group_id"] = [batch.group_name(group) for group in batch.groups.index_N.tolist()]
+        names = ("score", "advantage", "baseline", "tokens", "loss", "policy_loss", "kl_loss", "kl", "weight")
+        found: dict[str, Tensor | None] = dict.fromkeys((*names, "grad_l1", "grad_l2"))
+        if rows is not None:
+            found |= {"score": rows.score_N, "advantage": rows.advantage_N, "baseline": rows.baseline_N}
+            found["tokens"] = rows.length_N
+        if tokens is not None:
+            policy_N, kl_N = tokens.policy_N * tokens.policy_weight_N, tokens.kl_loss_N * tokens.weight_N
+            found |= {"loss": policy_N + kl_N, "policy_loss": policy_N, "kl_loss": kl_N, "kl": tokens.kl_N}
+            found |= {"weight": tokens.weight_N, "grad_l1": tokens.grad_l1_N, "grad_l2": tokens.grad_sq_N.sqrt()}
+        for name, x_N in found.items():
+            columns[name] = pl.Series([None] * len(batch) if x_N is None else x_N.tolist(), dtype=pl.Float64)
+        return pl.DataFrame(columns)
+
+    def _total(self, name: str) -> float:
+        return float(self._sums(name).sum())
+
+    def _weighted(self, name: str, weight_N: Tensor) -> float:
+        return float((self._sums(name) * weight_N).sum())
+
+    def _sums(self, name: str) -> Tensor:
+        sums: Tensor = getattr(self._part(), name)
+        return sums
+
+    def _part(self) -> TokenPart:
+        if self.tokens is None:
+            raise ValueError("the loss was not evaluated: a column it needs is missing")
+        return self.tokens
+
+
+def evaluate(
+    batch: RolloutBatch,
+    objective: Objective,
+    *,
+    dtype: torch.dtype = torch.float32,
+    per_token: bool = False,
+    logged: Mapping[str, float] | None = None,
+    kernel: str = "torch",
+) -> Evaluation:
+    """Evaluate one objective on one step.
+
+    Args:
+        batch: the step; the evaluation runs on its device.
+        objective: what the trainer computes.
+        dtype: of the token values; sums are float64.
+        per_token: keep the token values too.
+        logged: the step's metrics, for objectives that change from step to step.
+        kernel: what evaluates a step on a GPU: "torch", or "triton" for the kernel, where it covers the objectives.
+
+    Raises:
+        CannotComputeError: where the trainer itself fails, or what changes from step to step was not logged.
+    """
+    return evaluate_all(batch, {"": objective}, dtype=dtype, per_token=per_token, logged=logged, kernel=kernel)[""]
+
+
+@el.unwarned()
+def evaluate_all(
+    batch: RolloutBatch,
+    objectives: Mapping[str, Objective],
+    *,
+    dtype: torch.dtype = torch.float32,
+    per_token: bool | Collection[str] = False,
+    logged: Mapping[str, float] | None = None,
+    kernel: str = "torch",
+) -> dict[str, Evaluation]:
+    """Evaluate several objectives in one pass over the tokens.
+
+    The first is the reference: the others' `versus_*` sums compare their derivatives with its derivative.
+
+    Args:
+        batch: the step; the evaluation runs on its device.
+        objectives: name to what the trainer computes.
+        dtype: of the token values; sums are float64.
+        per_token: keep the token values too: of all objectives, or of those named.
+        logged: the step's metrics, for objectives that change from step to step.
+        kernel: what evaluates a step on a GPU: "torch", or "triton" for the kernel, where it covers the objectives.
+
+    Raises:
+        CannotComputeError: where the trainer itself fails, or what changes from step to step was not logged.
+    """
+    objectives = {name: objective.at_step(logged or {}) for name, objective in objectives.items()}
+    for objective in objectives.values():
+        # Without such a column the numbers are others, not fewer.
+        absent = batch.lacks(optional_columns(objective))
+        if absent:
+            raise CannotComputeError(incomplete(absent))
+    parts = row_parts(batch, objectives, dtype)
+    able = {
+        name: part for name, part in parts.items() if part is not None and batch.has(*loss_columns(objectives[name]))
+    }
+    wanted = (able if per_token else ()) if isinstance(per_token, bool) else per_token
+    passes = token_pass(batch, able, dtype, frozenset(wanted), kernel) if able else {}
+    found = {}
+    for name, objective in objectives.items():
+        tokens, kept = passes.get(name, (None, None))
+        found[name] = Evaluation(batch, objective, parts[name], tokens, dtype, kept)
+    return found

@@ -1,0 +1,377 @@
+"""The second pass of an evaluation for one objective, in the general way, which knows all that one can ask for."""
+
+from collections.abc import Sequence
+from dataclasses import replace
+from functools import partial
+
+import torch
+from torch import Tensor
+
+from rolloutdoctor.data.batch import RolloutBatch
+from rolloutdoctor.evaluation.blocks import Block, Scope, whole
+from rolloutdoctor.evaluation.cuda import fused
+from rolloutdoctor.evaluation.fast_cpu import Host, Part
+from rolloutdoctor.evaluation.rows import RowPart, in_scope
+from rolloutdoctor.evaluation.scores import mismatch_of, ratios_at_loss
+from rolloutdoctor.evaluation.token_sums import PerToken, TokenPart
+from rolloutdoctor.formulas import kl
+from rolloutdoctor.formulas.corrections.inside import inside_the_loss
+from rolloutdoctor.formulas.losses.aggregation import Layout, row_weights
+from rolloutdoctor.formulas.losses.gates import high_entropy, importance_of_rows, product
+from rolloutdoctor.formulas.losses.levels import row_mean
+from rolloutdoctor.formulas.losses.selections import SELECTIONS
+from rolloutdoctor.formulas.losses.surrogates import SURROGATES
+from rolloutdoctor.formulas.losses.terms import PolicyTerm, TokenInputs
+from rolloutdoctor.objective.objective import Aggregation, KlTerm
+from rolloutdoctor.ops import elementwise as el
+from rolloutdoctor.ops import segments as seg
+
+_OPTIONAL = ("drift_N", "clipped_N", "capped_N", "logged_N")
+_LOGITS = ("logits_low_sq_N", "logits_sq_N")
+_NOT_SUMMED = ("layout", "weight_N", "policy_weight_N", "counted_N", "kl_loss_N", *_OPTIONAL, *_LOGITS)
+
+
+class ObjectivePass:
+    """The second pass for one objective: per-row sums that grow block by block."""
+
+    def __init__(
+        self, part: RowPart, batch: RolloutBatch, layout: Layout, dtype: torch.dtype, *, per_token: bool
+    ) -> None:
+        objective = part.objective
+        assert part.length_N is not None  # loss_columns asked for the mask
+        self.objective, self.part, self.batch, self.layout, self.dtype = objective, part, batch, layout, dtype
+        self.counted_N, self.kept_T, self.inner_T = part.length_N, None, None
+        if objective.policy_correction is not None:
+            ratios = ratios_at_loss(batch, objective, self.layout.micro_N, dtype)
+            self.kept_T, self.inner_T = inside_the_loss(ratios, objective.policy_correction, self.layout.forward_N)
+            self.counted_N = seg.total(self.kept_T, batch.rows)
+        mismatch = mismatch_of(batch, objective, self.layout.micro_N, dtype)
+        if mismatch is not None:
+            self.kept_T, self.inner_T = mismatch.kept_T, mismatch.gate_T
+        self.weight_N = self._row_weights(objective.aggregation)
+        self.of_policy_N = self.weight_N
+        if objective.policy_aggregation is not None:
+            self.of_policy_N = self._row_weights(objective.policy_aggregation)
+        self.policy_N = in_scope(batch, part, objective.policy)
+        self.kl_N = in_scope(batch, part, objective.kl)
+        self.policy_scope, self.kl_scope = Scope(self.policy_N), Scope(self.kl_N)
+        self.coef = objective.kl_loss.coef if objective.kl_loss else 0.0
+        self.on_policy = batch.stored_name(objective.surrogate.old) == batch.stored_name("policy_log_probs")
+        self.policy_weight_N = (self.of_policy_N * self.policy_N).to(dtype)
+        self.kl_weight_N = (self.weight_N * self.kl_N * self.coef).to(dtype)
+        self.advantage_N = None if part.advantage_N is None else part.advantage_N.to(dtype)
+        self.has_logits = "sum_pi_squared" in batch.per_token
+        self.sums: dict[str, Tensor] = {}
+        self.reference: ObjectivePass | None = None
+        self.shares = self.some_still = False
+        self.differs_N = self.still_N = torch.zeros(len(batch), dtype=torch.bool, device=batch.device)
+        self.kept: list[tuple[Tensor, ...]] | None = [] if per_token else None
+        self.chosen_T: Tensor | None = None
+        self.open_T = self._open_tokens()
+        if objective.surrogate.kind in SELECTIONS:
+            step = whole(batch, dtype)
+            micro_T = step.expand(self.layout.micro_N)
+            self.chosen_T = SELECTIONS[objective.surrogate.kind](self._given(step), micro_T, objective.surrogate)
+
+    def _row_weights(self, rule: Aggregation) -> Tensor:
+        """Weight of a token of every row under an aggregation, ``[N]`` float64."""
+        counted_N = self.part.length_N
+        assert counted_N is not None  # loss_columns asked for the mask
+        if rule.counted_in_policy:
+            counted_N = self.counted_N
+        if rule.counted_before_rejection:
+            counted_N = seg.total(self.batch.column("response_mask_pre"), self.batch.rows)
+        in_count_N = in_scope(self.batch, self.part, self.objective.denominator)
+        counted_N = torch.where(in_count_N, counted_N, 0.0)
+        # A row that no denominator counts has no weight, and a mean over its own tokens no meaning.
+        return torch.where(in_count_N, row_weights(counted_N, self.layout, rule), 0.0)
+
+    def _given(self, block: Block) -> TokenInputs:
+        """What the policy term sees of a block."""
+        policy_T = block.column("policy_log_probs")
+        old_T = policy_T if self.on_policy else block.column(self.objective.surrogate.old)
+        if self.advantage_N is not None:
+            advantage_T = block.expand(self.advantage_N)
+        else:
+            assert self.part.advantage_T is not None
+            advantage_T = block.packed(self.part.advantage_T).to(policy_T.dtype)
+        gate_T = self.part.weight_T if self.inner_T is None else self.inner_T
+        # Of one column with itself the log-ratio is 0, or NaN where the trainer gets NaN too.
+        given = TokenInputs(
+            policy_T,
+            old_T,
+            policy_T - old_T,
+            advantage_T,
+            block.runs,
+            gate_T=None if gate_T is None else block.packed(gate_T).to(policy_T.dtype),
+            chosen_T=None if self.chosen_T is None else block.packed_trained(self.chosen_T),
+            once=block.shared,
+        )
+        return self._gated(given, block) if self.objective.gates else given
+
+    def _gated(self, given: TokenInputs, block: Block) -> TokenInputs:
+        """The same with the multipliers of the policy term."""
+        gates = self.objective.gates
+        open_T = None if self.open_T is None else block.packed(self.open_T)
+        gate_T = product(gates, given, block.column, open_T)
+        inside = [importance_of_rows(given, block.column, gate) for gate in gates if gate.inside]
+        return replace(given, gate_T=gate_T, log_weight_N=inside[0] if inside else None)
+
+    def _open_tokens(self) -> Tensor | None:
+        """Tokens of high entropy, ``[T]`` bool, where the objective wants no others; None where it takes all."""
+        for gate in self.objective.gates:
+            if gate.kind == "high_entropy" and gate.high is not None:
+                forward_T = seg.expand(self.layout.forward_N, self.batch.rows)
+                entropy_T = self.batch.column("entropy")
+                return high_entropy(entropy_T, self.batch.column("response_mask"), forward_T, gate.high)
+        return None
+
+    def compare_with(self, reference: "ObjectivePass") -> None:
+        """Compare derivatives with those of `reference`, which every block goes through first."""
+        self.reference = reference
+        self.shares = self._can_share(reference)
+        if self.shares:
+            self.differs_N, self.still_N = self._differs(reference), self._can_be_still(reference)
+            self.still_N &= self.differs_N
+            self.some_still = bool(self.still_N.any())
+        else:
+            self.differs_N = torch.ones_like(self.policy_N)
+
+    def _can_share(self, other: "ObjectivePass") -> bool:
+        """True if what both make of a token can differ only where a value of its row does."""
+        if self._terms() != other._terms():
+            return False
+        mine, theirs = self.row_values(), other.row_values()
+        if any((one is None) != (another is None) for one, another in zip(mine, theirs, strict=True)):
+            return False
+        return all(map(_same, self._token_values(), other._token_values()))
+
+    def _differs(self, other: "ObjectivePass") -> Tensor:
+        """Rows of which a value differs from another pass's, ``[N]`` bool."""
+        differs_N = torch.zeros_like(self.policy_N)
+        for mine_N, theirs_N in zip(self.row_values(), other.row_values(), strict=True):
+            if mine_N is not None and theirs_N is not None:
+                differs_N |= mine_N != theirs_N
+        return differs_N
+
+    def _can_be_still(self, other: "ObjectivePass") -> Tensor:
+        """Rows without a derivative: no KL term, and on both sides no advantage for the policy term, ``[N]`` bool."""
+        if self.advantage_N is None or other.advantage_N is None or self.objective.surrogate.moves_without_advantage:
+            return torch.zeros_like(self.policy_N)
+        return ~self.kl_N & (self.advantage_N == 0) & (other.advantage_N == 0)
+
+    def _terms(self) -> tuple[object, ...]:
+        """What decides a token's terms beside its columns."""
+        one = self.objective
+        return one.surrogate, one.gates, one.kl_loss, one.policy_correction, one.mismatch
+
+    def _token_values(self) -> tuple[Tensor | None, ...]:
+        return self.part.advantage_T, self.part.weight_T, self.inner_T, self.kept_T, self.chosen_T, self.open_T
+
+    def row_values(self) -> fused.RowValues:
+        """What its rows give to their tokens."""
+        return fused.RowValues(self.policy_N, self.kl_N, self.policy_weight_N, self.kl_weight_N, self.advantage_N)
+
+    @property
+    def is_plain(self) -> bool:
+        """True if columns and values of rows alone decide its tokens, in a way that `fused` knows."""
+        has_more = any(x is not None for x in self._token_values())
+        return not has_more and self.advantage_N is not None and fused.is_covered(self.objective)
+
+    @property
+    def own_N(self) -> Tensor:
+        """Rows that differ from the reference and may have a derivative, ``[N]`` bool."""
+        return self.differs_N & ~self.still_N
+
+    def host(self, passes: Sequence["ObjectivePass"]) -> Host | None:
+        """What sums up its blocks and those of passes that share with it in a short way, if there is one."""
+        if not self.is_plain or self.batch.device.type != "cpu":
+            return None
+        parts = [Part(each.row_values(), each.own_N, each.sums) for each in passes]
+        return Host.of(self.batch, self.objective, parts, self.dtype, logits=self.reference is None)
+
+    def add_compared(self, block: Block, reference_T: Tensor) -> None:
+        """Add the rows of a block that can differ from the reference, whose derivative is `reference_T`, ``[t]``."""
+        assert self.reference is not None
+        if self.some_still:
+            # A policy term without advantage is 0 times the ratio: NaN in the reference's sum says that this is not 0.
+            self.still_N[block.rows] &= self.reference.sums["policy_N"][block.rows] == 0
+        part = block.of_rows(self.own_N[block.rows])
+        if part is not None:
+            grad_T, other_T = self.add(part), part.of_block(reference_T)
+            self._sum(part, "versus_dot_N", grad_T.double() * other_T)
+            self._sum(part, "versus_l1_N", (grad_T - other_T).abs_())
+
+    def add(self, block: Block) -> Tensor:
+        """Add a block and return its derivative, ``[t]``; its tokens are kept if they are wanted and all here."""
+        given, term, kl_T, grad_T = self.values(block)
+        if kl_T is not None and not self.shares:
+            self._sum(block, "kl_N", kl_T)
+        self._sum(block, "policy_N", term.value_T)
+        if term.at_one_T is not None or given.gate_T is not None or self.advantage_N is None:
+            self._sum(block, "at_one_N", given.gated(-given.advantage_T) if term.at_one_T is None else term.at_one_T)
+        self._sum_metrics(block, given, term)
+        self._sum_derivative(block, grad_T)
+        if self.kept is not None and not self.shares:
+            self._keep(block, given, term, kl_T, grad_T)
+        return grad_T
+
+    def keep(self, block: Block) -> None:
+        """Keep the tokens of a block if they are wanted; its sums were made without all of them."""
+        if self.kept is not None:
+            self._keep(block, *self.values(block))
+
+    def values(self, block: Block) -> tuple[TokenInputs, PolicyTerm, Tensor | None, Tensor]:
+        """What the policy term sees, the term, the KL and the derivative, of the tokens of a block."""
+        given = self._given(block)
+        term = SURROGATES[self.objective.surrogate.kind](given, self.objective.surrogate)
+        grad_T = self.policy_scope.inside(block, block.expand(self.policy_weight_N) * term.slope_T)
+        if self.objective.kl_loss is None:
+            return given, term, None, grad_T
+        kl_T, kl_slope_T = self._kl(block, self.objective.kl_loss, given)
+        if self.kept_T is not None and self.objective.mismatch is not None:
+            kept_T = block.packed(self.kept_T)
+            kl_T, kl_slope_T = torch.where(kept_T, kl_T, 0.0), torch.where(kept_T, kl_slope_T, 0.0)
+        grad_T = grad_T.add_(self.kl_scope.inside(block, block.expand(self.kl_weight_N) * kl_slope_T))
+        return given, term, kl_T, grad_T
+
+    def _sum_metrics(self, block: Block, given: TokenInputs, term: PolicyTerm) -> None:
+        """Count what the trainers log of the policy term."""
+        rule = self.objective.surrogate
+        low, high = 1 - rule.clip_low, 1 + rule.clip_high
+        if self.advantage_N is None:
+            self._sum(block, "low_clipped_N", (term.ratio_T < low) & (given.advantage_T < 0))
+            self._sum(block, "high_clipped_N", (term.ratio_T > high) & (given.advantage_T > 0))
+        elif not self.shares:
+            # The sign of a row's advantage is looked at in the end.
+            places_P = el.outside(term.ratio_T, low, high)
+            if places_P is not None:
+                ratio_P = term.ratio_T[places_P]
+                self._set(block, "low_clipped_N", block.runs.count(places_P[ratio_P < low]))
+                self._set(block, "high_clipped_N", block.runs.count(places_P[ratio_P > high]))
+        for name in ("drift_N", "clipped_N", "capped_N", "logged_N"):
+            x_T = getattr(term, name[:-1] + "T")
+            if x_T is not None:
+                self._sum(block, name, x_T if self.kept_T is None else x_T * block.packed(self.kept_T))
+
+    def _sum_derivative(self, block: Block, grad_T: Tensor) -> None:
+        square_T = grad_T.double()
+        square_T = square_T.square_() if square_T is not grad_T else square_T.square()
+        self._sum(block, "grad_l1_N", grad_T.abs())
+        self._sum(block, "grad_sq_N", square_T)
+        if self.reference is not None:
+            # Only the reference's are looked at.
+            return
+        low_T = square_T * block.miss_sq_T
+        self._sum(block, "logits_low_sq_N", low_T)
+        if self.has_logits:
+            spread_T = 1 - 2 * block.column("policy_log_probs").double().exp()
+            spread_T += block.column("sum_pi_squared")
+            # Never below (1 - p)^2, but rounding of the column gets there where p is about one.
+            self._sum(block, "logits_sq_N", torch.maximum(square_T * spread_T, low_T))
+
+    def _keep(self, block: Block, given: TokenInputs, term: PolicyTerm, kl_T: Tensor | None, grad_T: Tensor) -> None:
+        """Keep the token values of a block."""
+        assert self.kept is not None
+        loss_T = self.policy_scope.inside(block, block.expand(self.policy_weight_N) * term.value_T)
+        if kl_T is None:
+            kl_T = torch.zeros_like(loss_T)
+        else:
+            loss_T = loss_T + self.kl_scope.inside(block, block.expand(self.kl_weight_N) * kl_T)
+        self.kept.append((given.advantage_T, kl_T, term.ratio_T, loss_T, grad_T))
+
+    def _kl(self, block: Block, term: KlTerm, given: TokenInputs) -> kl.Term:
+        key = ("kl", term, self.objective.surrogate.old)
+        value_T, slope_T = block.shared(key, lambda: self._kl_afresh(block, term, given))
+        return value_T, slope_T
+
+    def _kl_afresh(self, block: Block, term: KlTerm, given: TokenInputs) -> kl.Term:
+        u_T = block.column(term.log_probs) - block.column("ref_log_probs")
+        ratio_T, gather = None, None
+        if term.ratio_weighted and term.ratio_level == "token":
+            ratio_T = given.log_ratio_T.exp()
+        elif term.ratio_weighted:
+            # The tokens of a row have one weight in the loss, so the ratio of a row gathers over all of them.
+            ratio_T, gather = row_mean(given, given.log_ratio_T).exp(), partial(row_mean, given)
+        straight, clamp = term.straight_through, term.clamp
+        return kl.term(term.estimator, u_T, ratio_T, straight_through=straight, clamp=clamp, gather=gather)
+
+    def _sum(self, block: Block, name: str, x_T: Tensor) -> None:
+        self._set(block, name, block.per_row(x_T))
+
+    def _set(self, block: Block, name: str, sums_n: Tensor) -> None:
+        if name not in self.sums:
+            self.sums[name] = torch.zeros(len(self.batch), dtype=torch.float64, device=self.batch.device)
+        el.put(self.sums[name], block.rows, sums_n)
+
+    def _all_sums(self) -> dict[str, Tensor]:
+        """Sums of all rows, ``[N]`` float64: those shared with the reference included, and the comparison with it."""
+        if self.reference is None:
+            return {**self.sums, "versus_dot_N": self.sums["grad_sq_N"]} if self.sums else {}
+        # A row that does not differ has the reference's derivative, and one that is still has none.
+        theirs = {name: sum_N for name, sum_N in self.reference.sums.items() if name not in _LOGITS}
+        if theirs:
+            none_N = torch.zeros_like(theirs["grad_l1_N"])
+            l1_N, sq_N = (torch.where(self.still_N, none_N, theirs[name]) for name in ("grad_l1_N", "grad_sq_N"))
+            theirs |= {"versus_l1_N": torch.where(self.still_N, theirs["grad_l1_N"], none_N), "versus_dot_N": sq_N}
+            theirs |= {"grad_l1_N": l1_N, "grad_sq_N": sq_N}
+        if not self.shares:
+            return self.sums
+        own_N = self.own_N
+        return {name: torch.where(own_N, self.sums.get(name, sum_N), sum_N) for name, sum_N in theirs.items()}
+
+    def result(self) -> tuple[TokenPart, PerToken | None]:
+        """Put the blocks together."""
+        zero_N = torch.zeros(len(self.batch), dtype=torch.float64, device=self.batch.device)
+        names = [name for name in TokenPart.__dataclass_fields__ if name not in _NOT_SUMMED]
+        found = self._all_sums()
+        sums = {name: found.get(name, zero_N) for name in names}
+        if self.advantage_N is not None:
+            below_N, above_N = self.advantage_N < 0, self.advantage_N > 0
+            sums["low_clipped_N"] = torch.where(below_N, sums["low_clipped_N"], 0.0)
+            sums["high_clipped_N"] = torch.where(above_N, sums["high_clipped_N"], 0.0)
+            if "at_one_N" not in found:
+                # Without multipliers every token of a row has minus its advantage.
+                sums["at_one_N"] = -self.advantage_N.double() * self.batch.trained.diff()
+        kl_loss_N = torch.where(self.kl_N, sums["kl_N"] * self.coef, 0.0)
+        share = self.objective.surrogate.empty_share
+        if share is not None and self.advantage_N is not None:
+            # No token carries the term of an empty row.
+            assert self.part.length_N is not None  # loss_columns asked for the mask
+            bare_N = torch.where(self.part.length_N == 0, -share * self.advantage_N.double(), 0.0)
+            sums["policy_N"], sums["at_one_N"] = sums["policy_N"] + bare_N, sums["at_one_N"] + bare_N
+        sums["policy_N"] = torch.where(self.policy_N, sums["policy_N"], 0.0)
+        sums["at_one_N"] = torch.where(self.policy_N, sums["at_one_N"], 0.0)
+        tokens = TokenPart(
+            layout=self.layout,
+            weight_N=self.weight_N,
+            policy_weight_N=self.of_policy_N,
+            counted_N=self.counted_N,
+            kl_loss_N=kl_loss_N,
+            drift_N=found.get("drift_N"),
+            clipped_N=found.get("clipped_N"),
+            capped_N=found.get("capped_N"),
+            logged_N=found.get("logged_N"),
+            logits_low_sq_N=found.get("logits_low_sq_N", zero_N) if self.reference is None else None,
+            logits_sq_N=found.get("logits_sq_N"),
+            **sums,
+        )
+        return tokens, None if self.kept is None else self._per_token(self.kept)
+
+    def _per_token(self, kept: Sequence[tuple[Tensor, ...]]) -> PerToken:
+        """The token values of the step, 0 where the mask is 0."""
+        mask_T = self.batch.column("response_mask")
+        columns = []
+        for number in range(5):
+            column_T = torch.zeros(self.batch.tokens, dtype=self.dtype, device=self.batch.device)
+            if kept:
+                column_T[mask_T] = torch.cat([values[number] for values in kept])
+            columns.append(column_T)
+        return PerToken(*columns)
+
+
+def _same(mine_T: Tensor | None, theirs_T: Tensor | None) -> bool:
+    """True if two values per token are the same everywhere."""
+    if mine_T is None or theirs_T is None:
+        return mine_T is theirs_T
+    return mine_T is theirs_T or torch.equal(mine_T, theirs_T)

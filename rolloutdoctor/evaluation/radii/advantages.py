@@ -1,0 +1,156 @@
+"""Radii of scores and advantages."""
+
+import torch
+from torch import Tensor
+
+from rolloutdoctor.evaluation.evaluate import Evaluation, compared_groups
+from rolloutdoctor.evaluation.radii.terms import kl_terms
+from rolloutdoctor.evaluation.scores import named_scores, reward_kl_tokens
+from rolloutdoctor.ops import rounding
+from rolloutdoctor.ops import segments as seg
+from rolloutdoctor.ops.group_stats import Votes
+from rolloutdoctor.ops.groups import Groups
+from rolloutdoctor.ops.rounding import Radius
+
+_EACH_REWARD = ("gdpo", "normalize_then_sum")
+"""Estimators that normalise every reward by itself before they add them up."""
+
+_DIVIDING = ("grpo", "grpo_passk", *_EACH_REWARD)
+"""Estimators that may divide by a standard deviation."""
+
+
+def score_radius(evaluation: Evaluation) -> Radius:
+    """Radius of the score of each row before it is stored, ``[N]``: of sums of token rewards and of a KL penalty."""
+    batch, rows = evaluation.batch, evaluation.rows
+    assert rows is not None
+    found = Radius.of(torch.zeros_like(rows.score_N))
+    rule, length_N = evaluation.objective.advantage, batch.rows.diff().double()
+    if rule.sums_tokens and "token_rewards" in batch.per_token:
+        found = found + rounding.total(seg.total(batch.column("token_rewards").abs(), batch.rows), length_N)
+    term = evaluation.objective.kl_reward
+    if term is None or term.coef == 0 or not rule.sums_tokens:
+        return found
+    kl_T = reward_kl_tokens(batch, evaluation.objective, evaluation.dtype)
+    assert kl_T is not None
+    size_N = seg.total(kl_T.abs(), batch.rows)
+    return found + kl_terms(evaluation, term, size_N, length_N) * abs(term.coef)
+
+
+def advantage_radius(evaluation: Evaluation) -> Radius:
+    """Radius of the advantage of each row, ``[N]``; for estimators with one advantage per row.
+
+    A score is centred among the rows that it is compared with, and multiplied by a factor (`rounding.scaled`). The
+    factor is read off the result, ``A / (score - baseline)``, so that it is that of any estimator; leave-one-out has
+    ``n / (n - 1)`` in it. Where the score of every row is the baseline, the factor is one over epsilon, or 2 where
+    nothing is divided by a deviation. Estimators that whiten or normalise over the step do the same once more with the
+    result.
+    """
+    rows, rule = evaluation.rows, evaluation.objective.advantage
+    assert rows is not None
+    assert rows.advantage_N is not None
+    value_N = rows.advantage_N.nan_to_num(0.0)
+    groups, error = _compared(evaluation), score_radius(evaluation)
+    again = rule.whitened or rule.normalised or rule.estimator in (*_EACH_REWARD, "reinforce_plus_plus_baseline")
+    divided = rule.scale != "none" and rule.estimator in _DIVIDING and rule.epsilon > 0
+    if again and divided:
+        first, inner_N = _of_each_reward(evaluation, groups, error)
+    else:
+        assert rows.baseline_N is not None
+        clean_N = torch.where(rows.vote_N, rows.score_N, 0.0)
+        inner_N = torch.where(rows.vote_N, clean_N - rows.baseline_N.nan_to_num(0.0), 0.0)
+        flat = 1 / rule.epsilon if divided else 2.0
+        if rule.estimator == "grpo_passk":
+            flat = 0.0  # a tie at the top is one of stored values, and no mean comes in
+        first = _centred(groups, (clean_N, inner_N, inner_N if again else value_N), rows.vote_N, flat, error)
+    return _over_the_step(evaluation, first, inner_N, value_N) if again else first
+
+
+def _over_the_step(evaluation: Evaluation, first: Radius, inner_N: Tensor, value_N: Tensor) -> Radius:
+    """Radius of advantages that were normalised over rows or tokens of the step, given that of what was normalised.
+
+    slime takes a variance as the difference of two means, which loses ``n u mean^2 / variance`` of it on top.
+    """
+    rows, rule = evaluation.rows, evaluation.objective.advantage
+    assert rows is not None
+    by_token = rows.length_N is not None and not rule.normalised and rule.estimator != "normalize_then_sum"
+    count = float(rows.length_N.sum()) if by_token and rows.length_N is not None else float(len(inner_N))
+    spread, steepest = inner_N.std(correction=0), value_N.std(correction=0)
+    factor = torch.where(spread > 0, steepest / spread, 1 / max(rule.epsilon, 1e-8)).clamp(min=1e-300)
+    size = inner_N.abs().max() if len(inner_N) else spread
+    largest, likely = (
+        rounding.scaled(size, count, factor, value_N, error=x.max()) for x in (first.largest, first.likely)
+    )
+    found = Radius(largest.largest, likely.likely)
+    if not rule.whitened:
+        return found
+    lost = rounding.total(value_N.abs() * (inner_N.mean() / spread.clamp(min=1e-4)).square(), count)
+    return found + lost
+
+
+def _compared(evaluation: Evaluation) -> Groups:
+    """The rows that are compared with each other: groups, or all rows of the step where a scale is over the batch."""
+    groups = evaluation.batch.groups
+    assert groups is not None  # estimators with one advantage per row ask for group_id
+    if evaluation.objective.advantage.scale == "batch":
+        return Groups.of(torch.zeros_like(groups.index_N))
+    return compared_groups(evaluation.batch, evaluation.objective)
+
+
+def _centred(
+    groups: Groups, values: tuple[Tensor, Tensor, Tensor], vote_N: Tensor, flat: float, error: Radius
+) -> Radius:
+    """`rounding.scaled` of every row, with the largest score, the count and the steepest factor of its group.
+
+    Args:
+        groups: rows that are compared with each other.
+        values: scores, centred scores and results, ``[N]`` each.
+        vote_N: ``[N]`` bool, rows that enter the mean.
+        flat: the factor of a group whose scores are all equal.
+        error: radius of the scores, ``[N]``.
+    """
+    score_N, centred_N, value_N = values
+    votes = Votes(groups, vote_N)
+    factor_N = torch.where(centred_N != 0, (value_N / centred_N).abs(), 0.0).nan_to_num(0.0, 0.0, 0.0)
+    steepest_G = Votes(groups, factor_N > 0).high(factor_N)
+    steepest_G = torch.where(steepest_G > 0, steepest_G, torch.where(votes.count_G > 1, flat, 1.0))
+    exact_G = _sums_are_exact(votes, score_N)
+    count_G = torch.where(exact_G, 0.0, votes.count_G.clamp(min=1))
+    size_G = torch.where(exact_G & (votes.spread(score_N) == 0), 0.0, votes.high(score_N.abs()).clamp(min=0))
+    size_N, count_N, factor_N = (votes.per_row(x_G) for x_G in (size_G, count_G, steepest_G))
+    largest_N, likely_N = (votes.per_row(votes.high(x_N).clamp(min=0)) for x_N in (error.largest, error.likely))
+    largest = rounding.scaled(size_N, count_N, factor_N, value_N, error=largest_N)
+    return Radius(largest.largest, rounding.scaled(size_N, count_N, factor_N, value_N, error=likely_N).likely)
+
+
+def _sums_are_exact(votes: Votes, score_N: Tensor) -> Tensor:
+    """Groups whose sums float32 makes without rounding, in any order, ``[G]`` bool; 0/1 rewards are the common case.
+
+    Where all scores are multiples of a power of two q and ``n max |s| / q <= 2^24``, every partial sum is one that
+    float32 holds. The mean of equal scores then is that score, and no residue is left.
+    """
+    digits_N, exponent_N = torch.frexp(score_N)
+    whole_N = (digits_N * 2.0**24).long()
+    is_single_N = whole_N.double() == digits_N * 2.0**24
+    lowest_N = torch.ldexp((whole_N & -whole_N).double(), exponent_N - 24)
+    step_G = votes.low(torch.where(whole_N == 0, torch.inf, lowest_N))
+    fits_G = votes.count_G * votes.high(score_N.abs()) <= 2.0**24 * step_G
+    return fits_G & (votes.total((~is_single_N).double()) == 0)
+
+
+def _of_each_reward(evaluation: Evaluation, groups: Groups, error: Radius) -> tuple[Radius, Tensor]:
+    """Radius and value of the weighted sum of rewards that were normalised one by one: without names, of the score."""
+    rows, rule = evaluation.rows, evaluation.objective.advantage
+    assert rows is not None
+    named = named_scores(evaluation.batch, evaluation.objective, evaluation.dtype)
+    parts = list(named.values()) or [rows.score_N]
+    weights = rule.reward_weights or (1.0,) * len(parts)
+    found, sum_N = Radius.of(torch.zeros_like(rows.score_N)), torch.zeros_like(rows.score_N)
+    for weight, part_N in zip(weights, parts, strict=False):
+        has_N = rows.vote_N & ~part_N.isnan()
+        clean_N = torch.where(has_N, part_N, 0.0)
+        votes = Votes(groups, has_N)
+        centred_N = torch.where(has_N, clean_N - votes.per_row(votes.mean(clean_N)).nan_to_num(0.0), 0.0)
+        value_N = centred_N / (votes.per_row(votes.std(clean_N)).nan_to_num(0.0) + rule.epsilon)
+        found = found + _centred(groups, (clean_N, centred_N, value_N), has_N, 1 / rule.epsilon, error) * abs(weight)
+        sum_N = sum_N + weight * value_N
+    return found + rounding.stored(sum_N) * len(parts), sum_N

@@ -1,0 +1,97 @@
+"""Radii of the KL, the policy terms and the loss of an evaluation.
+
+The radii are those of the trainer's float32 arithmetic, whatever the dtype of the evaluation, and follow from sums per
+row: no token is read again where the terms have one sign per row. Sums of the evaluation itself are float64 and lose
+nothing that counts. An evaluation in float32 has its own roundings per token; they are within the same bounds, so its
+terms count twice.
+"""
+
+import torch
+
+from rolloutdoctor.evaluation.evaluate import Evaluation, evaluate
+from rolloutdoctor.evaluation.radii.advantages import advantage_radius
+from rolloutdoctor.evaluation.radii.terms import kl_terms, on_policy, relative_ratio, sides
+from rolloutdoctor.ops import rounding
+from rolloutdoctor.ops import segments as seg
+from rolloutdoctor.ops.rounding import Radius
+
+
+def kl_radius(evaluation: Evaluation) -> Radius:
+    """Radius of the summed KL of the loss of each row, ``[N]``."""
+    tokens, rows, term = evaluation.tokens, evaluation.rows, evaluation.objective.kl_loss
+    assert tokens is not None
+    assert rows is not None
+    assert rows.length_N is not None
+    assert term is not None
+    size_N = tokens.kl_N.abs()
+    if term.estimator == "k1":
+        batch = evaluation.batch
+        u_T = batch.column(term.log_probs).double() - batch.column("ref_log_probs").double()
+        size_N = seg.total(torch.where(batch.column("response_mask"), u_T.abs(), 0.0), batch.rows)
+    return kl_terms(evaluation, term, size_N.nan_to_num(0.0), rows.length_N)
+
+
+def policy_radius(evaluation: Evaluation) -> Radius:
+    """Radius of the summed policy terms of each row, ``[N]``.
+
+    A term is the advantage times a function of the ratio: its size bounds the ratio's roundings (`rounding.ratio`), and
+    the radius of the advantage moves it in proportion. Terms of a row whose tokens share the advantage have one sign,
+    so that their sum is that of their sizes; else the tokens are evaluated.
+    """
+    rows, tokens = evaluation.rows, evaluation.tokens
+    assert rows is not None
+    assert tokens is not None
+    assert rows.length_N is not None
+    length_N, surrogate = rows.length_N, evaluation.objective.surrogate
+    if rows.advantage_N is None or surrogate.moves_without_advantage or surrogate.kind == "verl_kl_cov":
+        return _policy_tokens(evaluation)
+    size_N = tokens.policy_N.abs().nan_to_num(0.0)
+    advantage_N = rows.advantage_N.abs().nan_to_num(0.0)
+    over_N = torch.where(advantage_N > 0, size_N / advantage_N, 0.0)
+    own = rounding.ratio(over_N, length_N) * advantage_N
+    if surrogate.level != "token" and not on_policy(evaluation):
+        own = own + relative_ratio(evaluation, size_N) * length_N.clamp(min=1).sqrt()
+    moved = advantage_radius(evaluation) * torch.maximum(over_N, length_N)
+    return own * sides(evaluation) + rounding.total(size_N, length_N.clamp(min=1)) + moved
+
+
+def _policy_tokens(evaluation: Evaluation) -> Radius:
+    """The same from the terms of the tokens."""
+    batch, rows = evaluation.batch, evaluation.rows
+    assert rows is not None
+    assert rows.length_N is not None
+    alone = evaluate(batch, evaluation.objective, dtype=evaluation.dtype, per_token=True, logged={})
+    assert alone.per_token is not None
+    assert alone.tokens is not None
+    weight_N = alone.tokens.policy_weight_N.clamp(min=1e-300)
+    size_N = seg.total(alone.per_token.loss_T.abs(), batch.rows) / weight_N
+    largest_N = relative_ratio(evaluation, size_N) if not on_policy(evaluation) else rounding.stored(size_N) * 8
+    # A discounted sum has a rounding for every token that follows, and whitening one for every token of the step.
+    chain_N = rows.length_N.clamp(min=1)
+    moved = rounding.total(size_N * 3, chain_N) + rounding.total(size_N, chain_N.sum())
+    return largest_N * sides(evaluation) + rounding.total(size_N, chain_N) + moved
+
+
+def loss_radius(evaluation: Evaluation) -> Radius:
+    """Radius of the step's loss: the radii of its rows by their weights, and the addition of the rows."""
+    found = policy_loss_radius(evaluation)
+    return found + kl_loss_radius(evaluation) if evaluation.objective.kl_loss is not None else found
+
+
+def policy_loss_radius(evaluation: Evaluation) -> Radius:
+    """Radius of the policy part of the step's loss."""
+    tokens = evaluation.tokens
+    assert tokens is not None
+    weight_N = tokens.policy_weight_N.abs()
+    size_N = torch.maximum(tokens.policy_N.abs(), tokens.at_one_N.abs()).nan_to_num(0.0)
+    return (policy_radius(evaluation) * weight_N).sum() + rounding.total((size_N * weight_N).sum(), len(size_N) + 8)
+
+
+def kl_loss_radius(evaluation: Evaluation) -> Radius:
+    """Radius of the KL part of the step's loss, coefficient included."""
+    tokens, term = evaluation.tokens, evaluation.objective.kl_loss
+    assert tokens is not None
+    assert term is not None
+    weight_N = (tokens.weight_N * evaluation.in_scope(evaluation.objective.kl) * term.coef).abs()
+    size_N = tokens.kl_N.abs().nan_to_num(0.0)
+    return (kl_radius(evaluation) * weight_N).sum() + rounding.total((size_N * weight_N).sum(), len(size_N) + 8)

@@ -1,0 +1,174 @@
+"""Radii of the metrics that trainers log."""
+
+from collections.abc import Callable, Mapping
+from fnmatch import fnmatchcase
+from math import isfinite
+
+import torch
+from torch import Tensor
+
+from rolloutdoctor.evaluation.evaluate import Evaluation, stored_kl
+from rolloutdoctor.evaluation.radii.advantages import advantage_radius, score_radius
+from rolloutdoctor.evaluation.radii.loss import kl_loss_radius, kl_radius, loss_radius, policy_loss_radius
+from rolloutdoctor.evaluation.radii.terms import sides
+from rolloutdoctor.evaluation.scores import reward_kl_tokens
+from rolloutdoctor.ops import rounding
+from rolloutdoctor.ops import segments as seg
+from rolloutdoctor.ops.rounding import Radius
+
+
+def _mean_kl(evaluation: Evaluation, _: float) -> Radius:
+    """KL of the loss as a metric, coefficient left out, whichever of its tokens' means a trainer logs.
+
+    TRL averages over the tokens of each micro-batch and then over these, verl and slime as the loss does: a token's
+    weight is the larger of the two.
+    """
+    tokens, rows = evaluation.tokens, evaluation.rows
+    assert tokens is not None
+    assert rows is not None
+    assert rows.length_N is not None
+    layout = tokens.layout
+    length_N = rows.length_N * evaluation.in_scope(evaluation.objective.metric)
+    of_forward_N = 1 / (layout.forward_total(length_N).clamp(min=1) * (1 / layout.forward_rows_N).sum())
+    weight_N = torch.maximum(of_forward_N, tokens.weight_N.abs())
+    size_N = tokens.kl_N.abs().nan_to_num(0.0)
+    return (kl_radius(evaluation) * weight_N).sum() + rounding.total((size_N * weight_N).sum(), len(size_N) + 8)
+
+
+def _reward_kl(evaluation: Evaluation, _: float) -> Radius:
+    """KL of the penalty in the reward: a mean over all tokens, or over rows of their tokens' means."""
+    batch, term = evaluation.batch, evaluation.objective.kl_reward
+    assert term is not None
+    kl_T = reward_kl_tokens(batch, evaluation.objective, evaluation.dtype)
+    assert kl_T is not None
+    return _either_mean(token_kl_radius(evaluation, kl_T), kl_T, batch.rows)
+
+
+def _stored_kl(evaluation: Evaluation, _: float) -> Radius:
+    """What the trainer stored as its KL: the KL itself, or the reward buffer."""
+    kl_T = stored_kl(evaluation.batch, evaluation.objective, evaluation.dtype)
+    assert kl_T is not None
+    return stored_mean_radius(evaluation, kl_T)
+
+
+def stored_mean_radius(evaluation: Evaluation, stored_T: Tensor) -> Radius:
+    """Radius of the mean of what is stored as KL, and of its rounding when it is logged."""
+    found = _either_mean(token_kl_radius(evaluation, stored_T), stored_T, evaluation.batch.rows)
+    return found + rounding.stored(stored_T.double().nan_to_num(0.0).mean() if len(stored_T) else 0.0)
+
+
+def token_kl_radius(evaluation: Evaluation, stored_T: Tensor) -> Radius:
+    """Radius of each stored KL, or of each value of a reward buffer made of them, ``[T]``."""
+    term = evaluation.objective.kl_reward
+    assert term is not None
+    kl_T = reward_kl_tokens(evaluation.batch, evaluation.objective, evaluation.dtype)
+    assert kl_T is not None
+    own = rounding.kl(term.estimator, kl_T.double().abs().nan_to_num(0.0)) * (sides(evaluation) * max(term.coef, 1.0))
+    return own + rounding.stored(stored_T.nan_to_num(0.0)) * 2
+
+
+def _either_mean(own: Radius, x_T: Tensor, rows: Tensor) -> Radius:
+    """Radius of the mean of some token values, taken over tokens or over rows of their means, whichever is larger."""
+    length_N = rows.diff().clamp(min=1).double()
+    weight_T = torch.maximum(
+        seg.expand(1 / (length_N * max(len(length_N), 1)), rows), x_T.new_tensor(1 / max(len(x_T), 1)).double()
+    )
+    magnitude = (x_T.double().abs().nan_to_num(0.0) * weight_T).sum()
+    return (own * weight_T).sum() + rounding.mean(magnitude, max(len(x_T), 1))
+
+
+def _drift(evaluation: Evaluation, value: float) -> Radius:
+    """Mean difference of old and policy log-probs: each is rounded once, and both signs are there."""
+    batch, tokens = evaluation.batch, evaluation.tokens
+    assert tokens is not None
+    drift_T = batch.column("policy_log_probs").double() - batch.column(evaluation.objective.surrogate.old).double()
+    size_N = seg.total(torch.where(batch.column("response_mask"), drift_T.abs(), 0.0).nan_to_num(0.0), batch.rows)
+    weight_N = torch.maximum(tokens.weight_N.abs(), size_N.new_tensor(1 / max(float(batch.trained[-1]), 1.0)))
+    magnitude = (size_N * weight_N).sum()
+    return rounding.stored(magnitude) * 2 * sides(evaluation) + rounding.mean(magnitude, max(batch.tokens, 1))
+
+
+def _advantages(evaluation: Evaluation, value: float) -> Radius:
+    """Mean, least or largest advantage: the largest radius of a row, and a sum over all tokens."""
+    rows, batch = evaluation.rows, evaluation.batch
+    assert rows is not None
+    if rows.advantage_N is not None:
+        own, size = advantage_radius(evaluation), rows.advantage_N.abs().nan_to_num(0.0)
+        return Radius(own.largest.max(), own.likely.max()) + rounding.mean(size.max(), max(batch.tokens, 1))
+    assert rows.advantage_T is not None
+    size = rows.advantage_T.abs().nan_to_num(0.0)
+    largest = size.max() if len(size) else size.new_zeros(())
+    # A discounted sum has a rounding for each token that follows, and whitening one for each token of the step.
+    chain = float(batch.rows.diff().max()) if len(batch) else 1.0
+    return rounding.total(3 * largest, chain) + rounding.mean(largest, max(batch.tokens, 1)) * 2
+
+
+def _rewards(evaluation: Evaluation, value: float) -> Radius:
+    """Mean, extreme or standard deviation of the rewards, or of the scores that are made of them."""
+    rows, count = evaluation.rows, max(len(evaluation.batch), 1)
+    assert rows is not None
+    score = score_radius(evaluation) + rounding.stored(rows.score_N.nan_to_num(0.0))
+    known_N = rows.score_N.abs().nan_to_num(0.0, 0.0, 0.0)
+    largest = torch.maximum(known_N.max(), known_N.new_tensor(abs(value))) if len(known_N) else known_N.sum()
+    own = Radius(score.largest.max(), score.likely.max()) if len(known_N) else Radius.of(0.0)
+    return own * 2 + rounding.std(largest, largest, count)
+
+
+def _sampler_gap(evaluation: Evaluation, value: float) -> Radius:
+    """What compares the log-probs of sampler and trainer: differences, ratios and exponentials of two float32 means."""
+    batch = evaluation.batch
+    if not batch.has("old_log_probs", "rollout_log_probs") or not batch.tokens:
+        return rounding.stored(value) * 8
+    sizes = [
+        batch.column(name).double().abs().nan_to_num(0.0).mean() for name in ("old_log_probs", "rollout_log_probs")
+    ]
+    count = batch.tokens
+    of_means = rounding.mean(sizes[0], count) + rounding.mean(sizes[1], count)
+    # The exponential of a mean is off by its own size times the radius of the mean; a k3 of the gap loses like one.
+    exponential = max(1.0, abs(value)) * float(sizes[0].exp())
+    return of_means * exponential * 2 + rounding.k3(value) + rounding.stored(value) * 8
+
+
+def _values(evaluation: Evaluation, value: float) -> Radius:
+    """Mean or extreme of the critic's values, which have both signs."""
+    batch = evaluation.batch
+    size = batch.column("values").double().abs().nan_to_num(0.0) if batch.has("values") else torch.zeros(1)
+    return rounding.mean(size.max() if len(size) else abs(value), max(batch.tokens, 1))
+
+
+def _mean(evaluation: Evaluation, value: float) -> Radius:
+    """A count, a share or a mean of values of one sign."""
+    return (
+        rounding.mean(abs(value), max(evaluation.batch.tokens, len(evaluation.batch), 1)) + rounding.stored(value) * 8
+    )
+
+
+METRICS: dict[str, Callable[[Evaluation, float], Radius]] = {
+    "advantages": _advantages,
+    "drift": _drift,
+    "kl": _mean_kl,
+    "kl_loss": lambda evaluation, _: kl_loss_radius(evaluation),
+    "loss": lambda evaluation, _: loss_radius(evaluation),
+    "mean": _mean,
+    "policy_loss": lambda evaluation, _: policy_loss_radius(evaluation),
+    "reward_kl": _reward_kl,
+    "rewards": _rewards,
+    "sampler_gap": _sampler_gap,
+    "stored_kl": _stored_kl,
+    "values": _values,
+}
+"""What a metric is, as trainers name it in `Trainer.quantities`, to its radius given its recomputed value."""
+
+
+def metric_radius(evaluation: Evaluation, quantities: Mapping[str, str], name: str, value: float) -> Radius:
+    """Radius of a logged metric: that of the quantity, and the rounding of the logged value.
+
+    Args:
+        evaluation: of the step.
+        quantities: name or pattern (``critic/advantages/*``) of a metric to its name in `METRICS`; the first that fits
+            is taken, and one that none fits is a mean of values of one sign.
+        name: of the metric.
+        value: as recomputed.
+    """
+    kind = next((kind for pattern, kind in quantities.items() if fnmatchcase(name, pattern)), "mean")
+    return METRICS[kind](evaluation, value) + rounding.stored(value if isfinite(value) else 0.0)

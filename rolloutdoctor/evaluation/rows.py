@@ -1,0 +1,281 @@
+"""The first pass of an evaluation: scores, votes and advantages, everything that has one value per row."""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
+
+import torch
+from torch import Tensor
+
+from rolloutdoctor.data.batch import TRAIN, RolloutBatch
+from rolloutdoctor.evaluation.scores import (
+    named_scores,
+    reward_kl_tokens,
+    reward_penalty,
+    rollout_weights,
+    task_scores,
+    token_scores,
+)
+from rolloutdoctor.formulas.advantages.float32 import trl_advantages, trl_flags, trl_sums
+from rolloutdoctor.formulas.advantages.gae import gae, token_rewards
+from rolloutdoctor.formulas.advantages.group_ids import by_number
+from rolloutdoctor.formulas.advantages.scores import Scores
+from rolloutdoctor.formulas.advantages.slime import discounted_returns, whiten
+from rolloutdoctor.formulas.advantages.table import ESTIMATORS, TOKEN_ESTIMATORS
+from rolloutdoctor.formulas.losses.aggregation import Layout
+from rolloutdoctor.objective.objective import KlBuffer, Objective, RowSet, Scope
+from rolloutdoctor.objective.required_columns import (
+    LAYOUT_COLUMNS,
+    WHOLE_COLUMNS,
+    advantage_columns,
+    reward_kl_columns,
+)
+from rolloutdoctor.ops import segments as seg
+from rolloutdoctor.ops.group_stats import Votes
+from rolloutdoctor.ops.groups import Groups
+
+
+@dataclass(frozen=True, eq=False)
+class RowPart:
+    """The first pass: everything that has one value per row.
+
+    Attributes:
+        objective: what was evaluated.
+        score_N: ``[N]`` float64, the reward that the estimator sees, any KL penalty included.
+        vote_N: ``[N]`` bool, rows that enter baselines and scales.
+        length_N: ``[N]`` float64, trained tokens; None without a mask.
+        rejected_N: ``[N]`` bool, rows without a trained token; None without a mask.
+        zero_std_N: ``[N]`` bool, `RowSet.ZERO_STD`.
+        advantage_N: ``[N]`` float64; None for estimators with a time axis.
+        baseline_N: ``[N]`` float64, what was subtracted from the score; None like `advantage_N`.
+        advantage_T: ``[T]`` advantages for estimators with a time axis, else None.
+        weight_T: ``[T]`` importance weights of the rollout correction; None without any, or without their columns.
+    """
+
+    objective: Objective
+    score_N: Tensor
+    vote_N: Tensor
+    length_N: Tensor | None
+    rejected_N: Tensor | None
+    zero_std_N: Tensor
+    advantage_N: Tensor | None
+    baseline_N: Tensor | None
+    advantage_T: Tensor | None = None
+    weight_T: Tensor | None = None
+
+    def voting_N(self, x_N: Tensor) -> Tensor:
+        """`x_N` for rows that vote, NaN for the rest."""
+        return torch.where(self.vote_N, x_N, torch.nan)
+
+
+def row_parts(
+    batch: RolloutBatch, objectives: Mapping[str, Objective], dtype: torch.dtype
+) -> dict[str, RowPart | None]:
+    """Run the first pass for several objectives; once for those that differ only in which rows carry which term."""
+    alike: list[Objective] = []
+    parts: list[RowPart | None] = []
+    found = {}
+    for name, objective in objectives.items():
+        bare = replace(objective, policy=Scope(), kl=Scope(), denominator=Scope(), metric=Scope())
+        if bare not in alike:
+            alike.append(bare)
+            parts.append(evaluate_rows(batch, objective, dtype))
+        part = parts[alike.index(bare)]
+        found[name] = None if part is None else replace(part, objective=objective)
+    return found
+
+
+def evaluate_rows(batch: RolloutBatch, objective: Objective, dtype: torch.dtype = torch.float32) -> RowPart | None:
+    """Run the first pass; None if a column that the advantages need is missing."""
+    if not batch.has(*advantage_columns(objective)):
+        return None
+    score_N = task_scores(batch, objective, dtype)
+    penalty_T = reward_penalty(batch, objective, dtype)
+    if penalty_T is not None:
+        score_N = score_N - seg.total(penalty_T, batch.rows)
+    weight_T = rollout_weights(batch, objective, dtype)
+    length_N = rejected_N = None
+    if "response_mask" in batch.per_token:
+        length_N = batch.trained.diff().double()
+        rejected_N = length_N == 0
+    vote_N = torch.ones_like(score_N, dtype=torch.bool)
+    if RowSet.UNSCORED in objective.vote.without:
+        vote_N &= ~score_N.isnan()
+    if RowSet.REJECTED in objective.vote.without and rejected_N is not None:
+        vote_N &= ~rejected_N
+    if objective.advantage.estimator in WHOLE_COLUMNS:
+        nobody_N = torch.zeros_like(vote_N)
+        advantage_T = _over_all_tokens(batch, objective, score_N, vote_N, dtype)
+        return RowPart(objective, score_N, vote_N, length_N, rejected_N, nobody_N, None, None, advantage_T)
+    if objective.advantage.estimator in TOKEN_ESTIMATORS:
+        seen = token_scores(batch, objective, vote_N, weight_T, dtype)
+        advantage_T = torch.zeros(batch.tokens, dtype=torch.float64, device=batch.device)
+        advantage_T[batch.column("response_mask")] = TOKEN_ESTIMATORS[objective.advantage.estimator](
+            seen, objective.advantage
+        )
+        nobody_N = torch.zeros_like(vote_N)
+        return RowPart(objective, score_N, vote_N, length_N, rejected_N, nobody_N, None, None, advantage_T, weight_T)
+    groups = compared_groups(batch, objective)
+    clean_N = torch.where(vote_N, score_N, 0.0)
+    named = named_scores(batch, objective, dtype)
+    counted_N = torch.zeros_like(score_N) if length_N is None else length_N
+    clean = {key: torch.where(vote_N, x, 0.0) for key, x in named.items()}
+    scores = Scores(clean_N, vote_N, counted_N, groups, clean, _scaled_together(batch, objective))
+    found = ESTIMATORS[objective.advantage.estimator](scores, objective.advantage)
+    partial = objective.advantage.estimator == "normalize_then_sum"
+    value_N = whiten(found.value_N, counted_N) if objective.advantage.whitened else found.value_N
+    part = RowPart(
+        objective=objective,
+        score_N=score_N,
+        vote_N=vote_N,
+        length_N=length_N,
+        rejected_N=rejected_N,
+        zero_std_N=zero_std_rows(batch, list(named.values()) or [clean_N], scores.votes, partial=partial),
+        advantage_N=value_N,
+        baseline_N=found.baseline_N,
+        weight_T=weight_T,
+    )
+    return replace(part, advantage_N=_in_single(batch, part)) if objective.advantage.single else part
+
+
+def in_separate_batches(batch: RolloutBatch, objective: Objective) -> bool:
+    """True if every micro-batch of the step is generated, normalised and taken as a loss by itself (evaluation)."""
+    return batch.split != TRAIN and objective.aggregation.eval_batches
+
+
+def layout_of(batch: RolloutBatch, *, separate: bool) -> Layout:
+    """How a step was cut up, from the columns that are there."""
+    columns = (batch.per_row.get(name) for name in LAYOUT_COLUMNS)
+    prompts = None if batch.groups is None else len(batch.groups)
+    return Layout.of(batch.rows, *columns, separate=separate, prompts=prompts)
+
+
+def _scaled_together(batch: RolloutBatch, objective: Objective) -> Groups | None:
+    """Rows that a scale over the batch is taken over; None: all of them."""
+    if not in_separate_batches(batch, objective):
+        return None
+    # The rewards of all ranks are gathered before they are normalised.
+    return Groups.of(layout_of(batch, separate=True).forward_N)
+
+
+def _over_all_tokens(
+    batch: RolloutBatch, objective: Objective, score_N: Tensor, vote_N: Tensor, dtype: torch.dtype
+) -> Tensor:
+    """slime's advantages with one value per token, ``[T]`` float64."""
+    rule, term = objective.advantage, objective.kl_reward
+    kl_T = reward_kl_tokens(batch, objective, dtype)
+    coef = 0.0 if term is None else term.coef
+    mask_T = batch.column("response_mask")
+    if rule.estimator == "gae":
+        advantage_T = gae(batch, objective, kl_T, score_N)
+    elif rule.estimator == "slime_reinforce_plus_plus":
+        advantage_T = discounted_returns(kl_T, score_N, mask_T, batch.rows, coef, rule.gamma)
+    else:
+        groups = compared_groups(batch, objective)
+        scores = Scores(torch.where(vote_N, score_N, 0.0), vote_N, torch.zeros_like(score_N), groups)
+        advantage_T = seg.expand(ESTIMATORS["grpo"](scores, rule).value_N, batch.rows)
+        advantage_T = advantage_T if kl_T is None else advantage_T - coef * kl_T.double()
+    return whiten(advantage_T, mask_T) if rule.whitened else advantage_T
+
+
+def compared_groups(batch: RolloutBatch, objective: Objective) -> Groups:
+    """Rows that are compared with each other: the groups, or what the trainer makes of them.
+
+    All rows where it falls back to the batch; groups whose ids are one number where it reads them as numbers.
+
+    Raises:
+        CannotComputeError: if such a number is one that the trainer fails on.
+    """
+    groups = batch.groups
+    assert groups is not None  # advantage_columns asked for it
+    rule = objective.advantage
+    if rule.batch_if_unequal and len(groups.sizes) > 1:
+        return Groups.of(torch.zeros_like(groups.index_N))
+    is_numeric = rule.numeric_ids == "always"
+    if rule.numeric_ids == "rejected-rows":
+        is_numeric = RowSet.REJECTED in objective.vote.without
+    return by_number(groups, batch.group_ids) if is_numeric else groups
+
+
+def zero_std_rows(batch: RolloutBatch, scores: Sequence[Tensor], votes: Votes, *, partial: bool = False) -> Tensor:
+    """Rows of groups whose voters' rewards are all equal, in each of some ``[N]`` scores, ``[N]`` bool.
+
+    Never eval rows, and never groups with fewer than two voters. With `partial`, a score that some voters do not have
+    (NaN) is compared among those that do.
+    """
+    if batch.split != TRAIN:
+        return torch.zeros_like(votes.vote_N)
+    equal_G = votes.count_G > 1
+    for score_N in scores:
+        having = Votes(votes.groups, votes.vote_N & ~score_N.isnan()) if partial else votes
+        equal_G &= (having.spread(score_N) == 0) | (having.count_G == 0)
+    return votes.per_row(equal_G)
+
+
+def stored_kl(batch: RolloutBatch, objective: Objective, dtype: torch.dtype = torch.float32) -> Tensor | None:
+    """Per-token KL as the trainer stores it for its metric, ``[T]``, masked tokens included.
+
+    None if the trainer stores none, or a column it needs is missing.
+    """
+    # verl stores the KL of no token: only slime, whose penalty is on every token, does.
+    if objective.kl_reward is None or objective.kl_reward.masked or not batch.has(*reward_kl_columns(objective)):
+        return None
+    kl_T = reward_kl_tokens(batch, objective, dtype)
+    if objective.kl_buffer is KlBuffer.COPY:
+        return kl_T
+    if not batch.has("reward"):
+        return None
+    return token_rewards(batch, objective, kl_T, batch.column("reward").to(dtype).double())
+
+
+def std_flagged(batch: RolloutBatch, part: RowPart) -> Tensor:
+    """Rows that TRL flags as zero-std, ``[N]`` bool, by its float32 statistics of those that vote.
+
+    TRL's RLOO flags groups, whatever it normalises after.
+    """
+    assert batch.groups is not None  # advantage_columns asked for it
+    rule, batches = part.objective.advantage, _scaled_together(batch, part.objective)
+    if rule.estimator == "rloo":
+        return trl_flags(part.voting_N(part.score_N), batch.groups, "group")
+    if rule.estimator != "normalize_then_sum":
+        return trl_flags(part.voting_N(part.score_N), batch.groups, rule.scale, batches)
+    return trl_flags(_sums_in_single(batch, part), batch.groups, "batch", batches)
+
+
+def _in_single(batch: RolloutBatch, part: RowPart) -> Tensor:
+    """TRL's advantages with its own float32 statistics, ``[N]`` float64."""
+    assert batch.groups is not None  # advantage_columns asked for it
+    rule, batches = part.objective.advantage, _scaled_together(batch, part.objective)
+    score_N, groups, scale = part.voting_N(part.score_N), batch.groups, rule.scale
+    if rule.estimator == "normalize_then_sum":
+        score_N, scale = _sums_in_single(batch, part), "batch"
+        groups = Groups.of(torch.zeros_like(groups.index_N)) if batches is None else batches
+    return trl_advantages(score_N, groups, scale, rule.epsilon, batches).double()
+
+
+def _sums_in_single(batch: RolloutBatch, part: RowPart) -> Tensor:
+    """What TRL makes of rewards that it normalises one by one, ``[N]`` float32."""
+    assert batch.groups is not None  # advantage_columns asked for it
+    rule = part.objective.advantage
+    parts = [part.voting_N(x_N) for x_N in batch.rewards.values()] or [part.voting_N(part.score_N)]
+    return trl_sums(parts, rule.reward_weights or (1.0,) * len(parts), batch.groups, rule.epsilon)
+
+
+def in_scope(batch: RolloutBatch, part: RowPart, scope: Scope) -> Tensor:
+    """Rows of a scope, ``[N]`` bool."""
+    inside_N = torch.ones_like(part.vote_N)
+    for rows in scope.without:
+        inside_N &= ~_row_set(batch, part, rows)
+    return inside_N
+
+
+def _row_set(batch: RolloutBatch, part: RowPart, rows: RowSet) -> Tensor:
+    match rows:
+        case RowSet.ZERO_STD:
+            return part.zero_std_N
+        case RowSet.UNSCORED:
+            return part.score_N.isnan()
+        case RowSet.REJECTED:
+            assert part.rejected_N is not None  # scopes other than the vote are read only with a mask at hand
+            return part.rejected_N
+        case RowSet.STD_FLAGGED:
+            return std_flagged(batch, part)

@@ -1,0 +1,183 @@
+"""What the estimators see of a step: scores, token rewards, the KL penalty inside them, and importance weights."""
+
+import torch
+from torch import Tensor
+
+from rolloutdoctor.data.batch import RolloutBatch
+from rolloutdoctor.formulas import kl
+from rolloutdoctor.formulas.advantages.tokens import TokenScores
+from rolloutdoctor.formulas.corrections.importance import importance_weights
+from rolloutdoctor.formulas.corrections.masked import LogRatios
+from rolloutdoctor.formulas.corrections.mis import Corrected, Rows, corrected
+from rolloutdoctor.objective.objective import Objective
+from rolloutdoctor.objective.required_columns import TOKEN_COLUMNS, WEIGHTED, weight_columns
+from rolloutdoctor.ops import segments as seg
+from rolloutdoctor.ops.groups import Groups
+from rolloutdoctor.results.errors import CannotComputeError
+
+
+def task_scores(batch: RolloutBatch, objective: Objective, dtype: torch.dtype) -> Tensor:
+    """The task's score of each row, before any KL penalty, ``[N]`` float64.
+
+    The unmasked sum of `token_rewards` where the trainer sums them and the batch has them, else `reward`.
+    """
+    if objective.advantage.sums_tokens and "token_rewards" in batch.per_token:
+        return seg.total(batch.column("token_rewards").to(dtype), batch.rows)
+    # The trainers hold rewards in the dtype of the tokens; the statistics of these values are float64.
+    score_N = batch.column("reward").to(dtype).double()
+    bounds = objective.advantage.reward_bounds
+    return score_N if bounds is None else score_N.clamp(*bounds)
+
+
+def named_scores(batch: RolloutBatch, objective: Objective, dtype: torch.dtype) -> dict[str, Tensor]:
+    """The reward functions that are normalised one by one, ``[N]`` float64 each.
+
+    Raises:
+        CannotComputeError: if the run has no reward of such a name, or not as many as there are weights.
+    """
+    if objective.advantage.estimator == "normalize_then_sum":
+        return _every_reward(batch, len(objective.advantage.reward_weights), dtype)
+    absent = [key for key in objective.advantage.reward_keys if key not in batch.rewards]
+    if absent:
+        raise CannotComputeError(
+            f"column rewards has no {', '.join(absent)} (it has: {', '.join(batch.rewards) or 'none'})"
+        )
+    return {key: batch.rewards[key].to(dtype).double() for key in objective.advantage.reward_keys}
+
+
+def _every_reward(batch: RolloutBatch, weights: int, dtype: torch.dtype) -> dict[str, Tensor]:
+    if weights not in (0, len(batch.rewards)):
+        raise CannotComputeError(
+            f"reward_weights has {weights} numbers, and column rewards has {len(batch.rewards)}: "
+            f"{', '.join(batch.rewards)}"
+        )
+    return {key: reward_N.to(dtype).double() for key, reward_N in batch.rewards.items()}
+
+
+def reward_kl_tokens(batch: RolloutBatch, objective: Objective, dtype: torch.dtype) -> Tensor | None:
+    """Per-token KL of the penalty inside the reward, ``[T]``; zeros if its coefficient is 0.
+
+    Masked tokens are included, unless the penalty leaves them out. None if there is no such penalty.
+
+    Raises:
+        CannotComputeError: if the coefficient changes from step to step, and the step's is not known.
+    """
+    term = objective.kl_reward
+    if term is None:
+        return None
+    term = term.at_step({})
+    if term.coef == 0:
+        return torch.zeros(batch.tokens, dtype=dtype, device=batch.device)
+    policy_T, ref_T = batch.column(term.log_probs).to(dtype), batch.column("ref_log_probs").to(dtype)
+    kl_T = kl.term(term.estimator, policy_T - ref_T, clamp=term.clamp)[0]
+    if not term.masked:
+        return kl_T
+    mask_T = batch.column("response_mask") if term.of_trained else mask_before(batch)
+    return torch.where(mask_T, kl_T, 0.0)
+
+
+def mask_before(batch: RolloutBatch) -> Tensor:
+    """The mask before rejection, ``[T]`` bool: the mask itself where no other was logged."""
+    return batch.column("response_mask_pre" if "response_mask_pre" in batch.per_token else "response_mask")
+
+
+def reward_penalty(batch: RolloutBatch, objective: Objective, dtype: torch.dtype) -> Tensor | None:
+    """What the KL penalty takes from every token reward, ``[T]`` float64; None if the trainer takes nothing."""
+    if objective.kl_reward is None or not objective.advantage.sums_tokens:
+        return None
+    kl_T = reward_kl_tokens(batch, objective, dtype)
+    return None if kl_T is None else objective.kl_reward.coef * kl_T.double()
+
+
+def log_ratios(batch: RolloutBatch, dtype: torch.dtype) -> LogRatios:
+    """How far the trainer's log-probs are from the sampler's, on the mask before rejection.
+
+    Raises:
+        CannotComputeError: if no token is left, where verl fails.
+    """
+    value_T = batch.column("old_log_probs").to(dtype) - batch.column("rollout_log_probs").to(dtype)
+    return LogRatios(value_T, mask_before(batch), batch.rows)
+
+
+def ratios_at_loss(batch: RolloutBatch, objective: Objective, micro_N: Tensor, dtype: torch.dtype) -> LogRatios:
+    """The same with the log-probs at the loss, on the mask of the loss, a part for each micro-batch.
+
+    Args:
+        batch: the step.
+        objective: whose surrogate says what the log-probs are compared with.
+        micro_N: ``[N]`` int64, the row's micro-batch.
+        dtype: of the token values.
+
+    Raises:
+        CannotComputeError: if a micro-batch has no token, where verl fails.
+    """
+    value_T = batch.column("policy_log_probs").to(dtype) - batch.column(objective.surrogate.old).to(dtype)
+    return LogRatios(value_T, batch.column("response_mask"), batch.rows, micro_N)
+
+
+def rollout_weights(batch: RolloutBatch, objective: Objective, dtype: torch.dtype) -> Tensor | None:
+    """Importance weights of the rollout correction, ``[T]``; None if there are none or a column is missing.
+
+    Raises:
+        CannotComputeError: where verl fails.
+    """
+    rule = objective.correction.weights
+    if rule is None or not batch.has(*weight_columns(objective)):
+        return None
+    return importance_weights(log_ratios(batch, dtype), rule).value_T
+
+
+def mismatch_of(batch: RolloutBatch, objective: Objective, micro_N: Tensor, dtype: torch.dtype) -> Corrected | None:
+    """What slime's loss makes of sampler and trainer differing; None where it makes nothing of it.
+
+    Args:
+        batch: the step.
+        objective: whose `mismatch` says what.
+        micro_N: ``[N]`` int64, the row's micro-batch.
+        dtype: of the token values.
+    """
+    if objective.mismatch is None:
+        return None
+    mask_T = batch.column("response_mask")
+    trainer_T, sampler_T = (
+        torch.where(mask_T, batch.column(name).to(dtype), 0.0) for name in ("old_log_probs", "rollout_log_probs")
+    )
+    return corrected(Rows(trainer_T, sampler_T, mask_T, batch.rows, micro_N), objective.mismatch)
+
+
+def token_scores(
+    batch: RolloutBatch, objective: Objective, vote_N: Tensor, weight_T: Tensor | None, dtype: torch.dtype
+) -> TokenScores:
+    """What an estimator with a time axis sees: the trained tokens alone.
+
+    The reward of a row is at its last token, unless the batch has `token_rewards`.
+    """
+    if "token_rewards" in batch.per_token:
+        reward_T = batch.column("token_rewards").to(dtype).double()
+    else:
+        reward_T = torch.zeros(batch.tokens, dtype=torch.float64, device=batch.device)
+        filled_N = batch.rows.diff() > 0
+        reward_T[batch.rows[1:][filled_N] - 1] = task_scores(batch, objective, dtype)[filled_N]
+    penalty_T = reward_penalty(batch, objective, dtype)
+    if penalty_T is not None:
+        reward_T = reward_T - penalty_T
+    mask_T = batch.column("response_mask")
+    estimator = objective.advantage.estimator
+    columns: dict[str, Tensor] = {}
+    for name in TOKEN_COLUMNS[estimator] - {"group_id"}:
+        values = batch.column(name).to(dtype)
+        columns[name] = values if name in batch.per_row else values[mask_T]
+    if weight_T is not None and estimator in WEIGHTED:
+        columns["is_weights"] = weight_T[mask_T]
+    start_T = seg.expand(batch.rows[:-1], batch.rows)
+    position_T = torch.arange(batch.tokens, device=batch.device) - start_T
+    trained_N = seg.total(mask_T, batch.rows).long()
+    groups: Groups | None = batch.groups if "group_id" in TOKEN_COLUMNS[estimator] else None
+    return TokenScores(
+        reward_V=reward_T[mask_T],
+        offsets=torch.cat([trained_N.new_zeros(1), trained_N.cumsum(0)]),
+        position_V=position_T[mask_T],
+        vote_N=vote_N,
+        groups=groups,
+        columns=columns,
+    )

@@ -1,0 +1,63 @@
+"""The second pass of an evaluation: the terms of every token and their derivative, reduced to sums per row.
+
+Blocks of whole rows go through in turn, so that the temporaries of a block stay in the cache. Of several objectives the
+first is the reference: another one is evaluated on the rows where it can differ from it, and shares its sums elsewhere.
+"""
+
+from collections.abc import Collection, Mapping
+
+import torch
+
+from rolloutdoctor.data.batch import RolloutBatch
+from rolloutdoctor.evaluation.blocks import blocks_of
+from rolloutdoctor.evaluation.cuda import fused
+from rolloutdoctor.evaluation.general import ObjectivePass
+from rolloutdoctor.evaluation.rows import RowPart, in_separate_batches, layout_of
+from rolloutdoctor.evaluation.token_sums import PerToken, TokenPart
+
+
+def token_pass(
+    batch: RolloutBatch,
+    parts: Mapping[str, RowPart],
+    dtype: torch.dtype,
+    per_token: Collection[str],
+    kernel: str = "torch",
+) -> dict[str, tuple[TokenPart, PerToken | None]]:
+    """Run the second pass for all objectives, block by block; token values are kept of those in `per_token`.
+
+    With `kernel` "triton" a step on a GPU is summed up in one read, if its objectives allow it.
+    """
+    apart = {name: in_separate_batches(batch, part.objective) for name, part in parts.items()}
+    layouts = {separate: layout_of(batch, separate=separate) for separate in set(apart.values())}
+    passes = {
+        name: ObjectivePass(part, batch, layouts[apart[name]], dtype, per_token=name in per_token)
+        for name, part in parts.items()
+    }
+    reference, *others = passes.values()
+    for other in others:
+        other.compare_with(reference)
+    sharing = [other for other in others if other.shares]
+    fits = reference.is_plain and len(sharing) == len(others) and not per_token
+    if fits and fused.is_taken(batch, kernel):
+        found = fused.token_sums(batch, reference.objective, [each.row_values() for each in passes.values()], dtype)
+        for each, sums in zip(passes.values(), found, strict=True):
+            each.sums, each.still_N = dict(sums), each.still_N & (found[0]["policy_N"] == 0)
+        return {name: each.result() for name, each in passes.items()}
+    host = reference.host([reference, *sharing])
+    alone = [] if host is None else [(other, other.host([other])) for other in others if not other.shares]
+    for block in blocks_of(batch, dtype):
+        added: list[ObjectivePass] = []
+        if host is not None and host.add(block):
+            added = [reference, *sharing]
+            for other, own in alone:
+                if own is not None and own.add(block):
+                    host.compare(own)
+                    added.append(other)
+        left = [other for other in others if other not in added]
+        if left or not added:
+            grad_T = reference.values(block)[-1] if added else reference.add(block)
+            for other in left:
+                other.add_compared(block, grad_T)
+        for each in dict.fromkeys([*sharing, *added]):
+            each.keep(block)
+    return {name: each.result() for name, each in passes.items()}

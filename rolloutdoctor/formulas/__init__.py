@@ -1,0 +1,1 @@
+"""Pure formulas over packed tensors: advantages, losses, corrections, KL estimators."""

@@ -1,0 +1,97 @@
+"""Group-relative advantages: GRPO with its scales, GPG, pass@k, and REINFORCE++ with a group baseline."""
+
+import torch
+
+from rolloutdoctor.formulas.advantages.scores import Advantages, Scores, lone_voter
+from rolloutdoctor.formulas.advantages.whitening import whiten
+from rolloutdoctor.objective.objective import AdvantageRule
+from rolloutdoctor.ops import segments as seg
+from rolloutdoctor.ops.group_stats import Votes
+from rolloutdoctor.results.errors import CannotComputeError
+
+
+def grpo(scores: Scores, rule: AdvantageRule) -> Advantages:
+    r"""``A_i = (s_i - mean_g) / (std_g + epsilon)``, the standard deviation unbiased.
+
+    `rule.scale` takes the standard deviation over the group, over the batch, or leaves the division out. The only
+    voter of a group gets its raw score (verl, whose statistics fall back to mean 0 and std 1) or zero (TRL, slime).
+
+    Source: Shao et al. 2024, arXiv 2402.03300; verl ``compute_grpo_outcome_advantage`` and
+    ``compute_grpo_vectorized_outcome_advantage``; TRL ``GRPOTrainer._generate_and_score_completions``.
+    """
+    mean_N = scores.mean_N()
+    centred_N = scores.of_voters(scores.score_N - mean_N)
+    if rule.scale == "group":
+        # The only voter has no standard deviation; verl divides its raw score by 1 + epsilon.
+        scale_N = torch.where(scores.voters_N > 1, scores.std_N(), 1.0) + rule.epsilon
+    elif rule.scale == "batch":
+        votes = Votes(scores.whole, scores.vote_N)
+        std_B = torch.where(votes.count_G > 1, votes.std(scores.score_N), 0.0)
+        scale_N = votes.per_row(std_B) + rule.epsilon
+    else:
+        scale_N = torch.ones_like(centred_N)
+    raw = lone_voter(scores, Advantages(centred_N, mean_N), rule.lone)
+    return Advantages(raw.value_N / scale_N, raw.baseline_N)
+
+
+def raw(scores: Scores, rule: AdvantageRule) -> Advantages:
+    """The score itself. Source: slime without ``rewards_normalization``."""
+    return Advantages(scores.of_voters(scores.score_N), torch.zeros_like(scores.score_N))
+
+
+def gpg(scores: Scores, rule: AdvantageRule) -> Advantages:
+    r"""``A_i = alpha (s_i - mean_g)`` with ``alpha = voters / max(voters with a score other than zero, 1)``.
+
+    Rows without a vote leave both the group's mean and the batch-wide factor.
+
+    Source: arXiv 2504.02546; verl ``compute_gpg_outcome_advantage`` (f_norm = 1).
+    """
+    mean_N = scores.mean_N()
+    found = lone_voter(scores, Advantages(scores.of_voters(scores.score_N - mean_N), mean_N), rule.lone)
+    nonzero = (scores.vote_N & (scores.score_N != 0)).sum().clamp(min=1)
+    alpha = scores.vote_N.sum().double() / nonzero
+    return Advantages(found.value_N * alpha, found.baseline_N)
+
+
+def grpo_passk(scores: Scores, rule: AdvantageRule) -> Advantages:
+    """Best minus second best of the group for the best row, 0 for every other; divided by the group's std.
+
+    Source: arXiv 2503.19595; verl ``compute_grpo_passk_outcome_advantage``. verl raises for a group of one; where
+    rows without a vote leave fewer than two voters, the group gets 0, as proposed upstream.
+
+    Raises:
+        CannotComputeError: if a group has a single row, where verl itself fails.
+    """
+    groups = scores.groups
+    if bool((groups.size_G < 2).any()):
+        raise CannotComputeError("grpo_passk needs at least two rows in every group, and verl fails on a group of one")
+    masked_N = torch.where(scores.vote_N, scores.score_N, -torch.inf)
+    best_G = seg.high(masked_N[groups.order_N], groups.offsets)
+    is_best_N = scores.vote_N & (masked_N == best_G[groups.index_N])
+    # With a tie at the top the second best is the best, and the whole group gets 0.
+    tied_G = groups.total(is_best_N) > 1
+    rest_N = torch.where(is_best_N, -torch.inf, masked_N)
+    second_G = torch.where(tied_G, best_G, seg.high(rest_N[groups.order_N], groups.offsets))
+    second_N = second_G[groups.index_N]
+    scale_N = scores.std_N() + rule.epsilon if rule.scale == "group" else torch.ones_like(scores.score_N)
+    active_N = is_best_N & (scores.voters_N > 1)
+    return Advantages(
+        torch.where(active_N, (scores.score_N - second_N) / scale_N, 0.0),
+        torch.where(active_N, second_N, scores.score_N),
+    )
+
+
+def reinforce_plus_plus_baseline(scores: Scores, rule: AdvantageRule) -> Advantages:
+    """Scores centred by group, then whitened over the trained tokens of the step.
+
+    A row counts once for each of its tokens: ``A = (b - m) / sqrt(v + 1e-8)`` with m and v the token-weighted mean
+    and unbiased variance of b.
+
+    Source: arXiv 2501.03262; verl ``compute_reinforce_plus_plus_baseline_outcome_advantage``.
+
+    Raises:
+        CannotComputeError: if the step has fewer than two trained tokens, where verl's whitening fails.
+    """
+    mean_N = scores.mean_N()
+    found = lone_voter(scores, Advantages(scores.of_voters(scores.score_N - mean_N), mean_N), rule.lone)
+    return Advantages(whiten(found.value_N, scores.length_N), found.baseline_N)

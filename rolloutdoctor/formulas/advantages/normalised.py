@@ -1,0 +1,46 @@
+"""TRL's normalisation over the batch: of advantages, and of rewards that were normalised one by one before."""
+
+import torch
+from torch import Tensor
+
+from rolloutdoctor.formulas.advantages.scores import Advantages, Scores
+from rolloutdoctor.objective.objective import AdvantageRule
+from rolloutdoctor.ops.group_stats import Votes
+from rolloutdoctor.ops.groups import Groups
+
+
+def over_batch(x_N: Tensor, vote_N: Tensor, epsilon: float, batches: Groups) -> Tensor:
+    """``(x - mean) / (std + epsilon)`` over the voters of the row's batch, 0 for the rest, ``[N]`` float64.
+
+    A single voter among several rows has no standard deviation, so it gets 0, as any row does that is alone.
+    """
+    votes = Votes(batches, vote_N)
+    mean_G = votes.mean(x_N)
+    mean_N, std_N = votes.per_row(mean_G), votes.per_row(votes.std(x_N, mean_G))
+    able_N = vote_N & (votes.count_N > 1)
+    return torch.where(able_N, (x_N - mean_N) / (std_N + epsilon), 0.0)
+
+
+def normalize_then_sum(scores: Scores, rule: AdvantageRule) -> Advantages:
+    """GDPO as TRL has it: every reward is normalised in its group, then their weighted sum over the batch.
+
+    A reward that a row does not have (NaN) leaves its own mean and standard deviation, and adds nothing to that row;
+    the scale of the rewards that is configured has no say. The baseline is the weighted sum of the group means.
+
+    Source: arXiv 2601.05242; TRL ``GRPOTrainer._generate_and_score_completions``.
+    """
+    groups = scores.groups
+    parts_N = list(scores.named.values()) or [scores.score_N]
+    weights = rule.reward_weights or (1.0,) * len(parts_N)
+    sum_N, baseline_N = torch.zeros_like(scores.score_N), torch.zeros_like(scores.score_N)
+    for weight, part_N in zip(weights, parts_N, strict=True):
+        has_N = scores.vote_N & ~part_N.isnan()
+        clean_N = torch.where(has_N, part_N, 0.0)
+        votes = Votes(groups, has_N)
+        mean_G = votes.mean(clean_N)
+        mean_N, std_N = votes.per_row(mean_G), votes.per_row(votes.std(clean_N, mean_G))
+        # The only row of a group that has the reward has no standard deviation, and adds nothing.
+        able_N = has_N & ~std_N.isnan()
+        sum_N += weight * torch.where(able_N, (clean_N - mean_N) / (std_N + rule.epsilon), 0.0)
+        baseline_N += weight * torch.where(has_N, mean_N, 0.0)
+    return Advantages(over_batch(sum_N, scores.vote_N, rule.epsilon, scores.whole), baseline_N)

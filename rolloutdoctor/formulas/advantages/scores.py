@@ -1,0 +1,90 @@
+"""What an outcome estimator sees, and what it gives back."""
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field, replace
+from functools import cached_property
+from typing import NamedTuple
+
+import torch
+from torch import Tensor
+
+from rolloutdoctor.ops.group_stats import Votes
+from rolloutdoctor.ops.groups import Groups
+
+
+@dataclass(frozen=True, eq=False)
+class Scores:
+    """One score per row, and who votes.
+
+    Attributes:
+        score_N: ``[N]`` float64, the reward that the estimator sees.
+        vote_N: ``[N]`` bool, True if the row enters baselines and scales.
+        length_N: ``[N]`` int64, trained tokens of the row.
+        groups: rows gathered by prompt.
+        named: reward function to ``[N]`` float64, for estimators that normalise one by one.
+        batches: rows gathered by the batch over which scales are taken; None: all of them are one.
+    """
+
+    score_N: Tensor
+    vote_N: Tensor
+    length_N: Tensor
+    groups: Groups
+    named: Mapping[str, Tensor] = field(default_factory=dict)
+    batches: Groups | None = None
+
+    def of(self, score_N: Tensor) -> "Scores":
+        """The same rows with another score."""
+        return replace(self, score_N=torch.where(self.vote_N, score_N, 0.0))
+
+    @cached_property
+    def votes(self) -> Votes:
+        """The voters of each group."""
+        return Votes(self.groups, self.vote_N)
+
+    @property
+    def voters_N(self) -> Tensor:
+        """``[N]`` float64, how many rows vote in the row's group."""
+        return self.votes.count_N
+
+    def of_voters(self, x_N: Tensor) -> Tensor:
+        """`x_N` for voters and 0 for the rest: a row without a vote is not compared with anything."""
+        return self.votes.only(x_N)
+
+    @cached_property
+    def _mean_G(self) -> Tensor:
+        return self.votes.mean(self.score_N)
+
+    def mean_N(self) -> Tensor:
+        """``[N]`` mean score of the voters in the row's group."""
+        return self.votes.per_row(self._mean_G)
+
+    @property
+    def whole(self) -> Groups:
+        """Rows gathered by the batch over which scales are taken."""
+        return Groups.of(torch.zeros_like(self.groups.index_N)) if self.batches is None else self.batches
+
+    def std_N(self) -> Tensor:
+        """``[N]`` unbiased standard deviation of the voters in the row's group; NaN below two."""
+        return self.votes.per_row(self.votes.std(self.score_N, self._mean_G))
+
+
+class Advantages(NamedTuple):
+    """The result of an outcome estimator.
+
+    Attributes:
+        value_N: ``[N]`` float64 advantage of every row.
+        baseline_N: ``[N]`` float64, what was subtracted from the row's score.
+    """
+
+    value_N: Tensor
+    baseline_N: Tensor
+
+
+def lone_voter(scores: Scores, found: Advantages, lone: str) -> Advantages:
+    """Replace the advantage of rows that are the only voter of their group: raw score, or zero."""
+    if not bool((scores.votes.count_G == 1).any()):
+        return found
+    alone_N = scores.vote_N & (scores.voters_N == 1)
+    zero_N = torch.zeros_like(scores.score_N)
+    value_N, baseline_N = (scores.score_N, zero_N) if lone == "raw" else (zero_N, scores.score_N)
+    return Advantages(torch.where(alone_N, value_N, found.value_N), torch.where(alone_N, baseline_N, found.baseline_N))

@@ -1,0 +1,103 @@
+"""Estimators with a time axis: discounted returns, generalised advantages with a mask, ReMax.
+
+They see the trained tokens alone. That masked tokens are skipped, and what lies behind them is carried over, is the
+same as taking them out; a reward on a masked token is lost, as it is upstream.
+"""
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from rolloutdoctor.formulas.advantages.whitening import whiten
+from rolloutdoctor.objective.objective import AdvantageRule
+from rolloutdoctor.ops import segments as seg
+from rolloutdoctor.ops.groups import Groups
+from rolloutdoctor.ops.scan import reverse_scan
+
+
+@dataclass(frozen=True, eq=False)
+class TokenScores:
+    """The trained tokens of a step, masked ones taken out.
+
+    Attributes:
+        reward_V: ``[V]`` float64, reward of each token, KL penalty included.
+        offsets: ``[N+1]`` int64 row offsets of the trained tokens.
+        position_V: ``[V]`` int64, position in the response, masked tokens counted.
+        vote_N: ``[N]`` bool, rows that enter baselines.
+        groups: rows gathered by prompt; None for estimators without groups.
+        columns: further columns by canonical name, ``[V]`` or ``[N]``, in the dtype of the evaluation.
+    """
+
+    reward_V: Tensor
+    offsets: Tensor
+    position_V: Tensor
+    vote_N: Tensor
+    groups: Groups | None
+    columns: Mapping[str, Tensor]
+
+
+def masked_gae(scores: TokenScores, rule: AdvantageRule) -> Tensor:
+    """``A_t = delta_t + gamma lam A_{t+1}``, ``delta_t = r_t + gamma V_{t+1} - V_t``, then whitened, ``[V]``.
+
+    Source: Schulman et al. 2016, arXiv 1506.02438; verl ``compute_gae_advantage_return``, whose loop carries the next
+    value and advantage over masked tokens.
+
+    Raises:
+        CannotComputeError: for fewer than two trained tokens, where verl fails.
+    """
+    return whiten(_generalised(scores, rule))
+
+
+def _generalised(scores: TokenScores, rule: AdvantageRule) -> Tensor:
+    """Generalised advantages before they are whitened, ``[V]``."""
+    value_V = scores.columns["values"].double()
+    next_V = torch.zeros_like(value_V)
+    next_V[:-1] = value_V[1:]
+    filled_N = scores.offsets.diff() > 0
+    next_V[scores.offsets[1:][filled_N] - 1] = 0.0
+    delta_V = scores.reward_V + rule.gamma * next_V - value_V
+    return reverse_scan(delta_V, rule.gamma * rule.lam, scores.offsets)
+
+
+def gae_returns(scores: TokenScores, rule: AdvantageRule) -> Tensor:
+    """What the critic is trained on: generalised advantages, not whitened, plus values, ``[V]``.
+
+    Source: verl ``compute_gae_advantage_return``.
+    """
+    return _generalised(scores, rule) + scores.columns["values"].double()
+
+
+def reinforce_plus_plus(scores: TokenScores, rule: AdvantageRule) -> Tensor:
+    """Discounted returns ``G_t = r_t + gamma G_{t+1}``, whitened over the step, ``[V]``.
+
+    Source: arXiv 2501.03262; verl ``compute_reinforce_plus_plus_outcome_advantage``.
+
+    Raises:
+        CannotComputeError: for fewer than two trained tokens, where verl fails.
+    """
+    return whiten(discounted_returns(scores, rule))
+
+
+def discounted_returns(scores: TokenScores, rule: AdvantageRule) -> Tensor:
+    """``G_t = r_t + gamma G_{t+1}``, ``[V]``. Source: verl ``compute_reinforce_plus_plus_outcome_advantage``."""
+    return reverse_scan(scores.reward_V, rule.gamma, scores.offsets)
+
+
+def remax(scores: TokenScores, rule: AdvantageRule) -> Tensor:
+    """Undiscounted returns less the reward of the greedy rollout, ``[V]``.
+
+    Source: arXiv 2310.10505; verl ``compute_remax_outcome_advantage``.
+    """
+    baseline_V = seg.expand(scores.columns["reward_baseline"].double(), scores.offsets)
+    return rewards_to_go(scores, rule) - baseline_V
+
+
+def rewards_to_go(scores: TokenScores, rule: AdvantageRule) -> Tensor:
+    """Sum of the rewards from each token on, ``[V]``; no discount.
+
+    Source: verl ``compute_remax_outcome_advantage``, ``compute_optimal_token_baseline_advantage`` and
+    ``compute_multi_turn_optimal_token_baseline_advantage``.
+    """
+    return reverse_scan(scores.reward_V, 1.0, scores.offsets)

@@ -1,0 +1,122 @@
+"""Detached multipliers of the policy term: importance weights against the sampler, and masks of rows and tokens.
+
+They gate the policy term alone: what they take out keeps its KL term and its place in every denominator.
+"""
+
+from collections.abc import Callable, Iterable
+
+import torch
+from torch import Tensor
+
+from rolloutdoctor.formulas.losses.levels import row_mean
+from rolloutdoctor.formulas.losses.terms import TokenInputs
+from rolloutdoctor.formulas.losses.trl import SMALLEST
+from rolloutdoctor.objective.objective import Gate
+
+Column = Callable[[str], Tensor]
+"""Name of a token column to its values, ``[T]``, 0 at masked tokens."""
+
+
+def weights(log_ratio_T: Tensor, given: TokenInputs, gate: Gate) -> Tensor:
+    """Importance weights within the gate's bounds: ``[T]``, or ``[N]`` float64 with one weight per row.
+
+    Args:
+        log_ratio_T: ``[T]`` trainer's minus sampler's log-probs; NaN where the sampler gave none.
+        given: for the rows and the mask.
+        gate: level, bounds, and what becomes of weights outside of them: cut, or 0.
+
+    Source: TRL ``GRPOTrainer._generate_and_score_completions``; slime ``vanilla_tis_function``, ``icepop_function``.
+    """
+    if gate.nan_is_one:
+        log_ratio_T = torch.where(log_ratio_T.isnan(), 0.0, log_ratio_T)
+    free = (log_ratio_T if gate.level == "token" else given.row_sum(log_ratio_T)).exp()
+    if gate.outside == "cut":
+        return free.clamp(gate.low, gate.high) if gate.low is not None or gate.high is not None else free
+    low = -torch.inf if gate.low is None else gate.low
+    high = torch.inf if gate.high is None else gate.high
+    return torch.where((free < low) | (free > high), 0.0, free)
+
+
+def importance(given: TokenInputs, column: Column, gate: Gate) -> Tensor:
+    """The weights of the tokens, ``[T]``."""
+    found = weights(column("old_log_probs") - column(gate.against), given, gate)
+    return found if gate.level == "token" else given.expand(found)
+
+
+def importance_of_rows(given: TokenInputs, column: Column, gate: Gate) -> Tensor:
+    """Log of the product of each row's weights, each within vespo's bounds, float64 ``[N]``.
+
+    Source: TRL ``GRPOTrainer.get_gamma_weights``.
+    """
+    found = weights(column("old_log_probs") - column(gate.against), given, gate)
+    log = found.log().clamp(SMALLEST, 20.0)
+    return given.row_sum(log) if gate.level == "token" else log
+
+
+def off_policy(given: TokenInputs, column: Column, gate: Gate) -> Tensor:
+    """0 for tokens of negative advantage in rows that drifted by more than `high`, else 1, ``[T]``.
+
+    The drift is the mean of old minus policy log-probs.
+
+    Source: TRL ``GRPOTrainer.get_off_policy_mask``; slime ``compute_opsm_mask``.
+    """
+    drift_T = column(gate.against) - given.policy_T
+    if gate.nan_is_one:
+        drift_T = torch.where(drift_T.isnan(), 0.0, drift_T)
+    assert gate.high is not None
+    near_T = row_mean(given, drift_T) <= gate.high
+    return ((given.advantage_T >= 0) | near_T).to(given.policy_T.dtype)
+
+
+GATES: dict[str, Callable[[TokenInputs, Column, Gate], Tensor]] = {
+    "importance": importance,
+    "off_policy": off_policy,
+}
+"""Kinds that need no more than the rows themselves."""
+
+
+def high_entropy(entropy_T: Tensor, mask_T: Tensor, forward_T: Tensor, share: float) -> Tensor:
+    """Trained tokens whose entropy reaches the quantile ``1 - share`` of their micro-batch on all ranks, ``[T]`` bool.
+
+    The quantile interpolates between neighbours, in float32, as `torch.quantile` does upstream. Source: TRL
+    ``GRPOTrainer.get_high_entropy_mask``.
+
+    Args:
+        entropy_T: ``[T]`` entropies.
+        mask_T: ``[T]`` bool, trained tokens.
+        forward_T: ``[T]`` int64, index of the micro-batch.
+        share: of the tokens, which is kept.
+    """
+    value_V, forward_V = entropy_T[mask_T].float(), forward_T[mask_T]
+    order_V = torch.argsort(value_V, stable=True)
+    order_V = order_V[torch.argsort(forward_V[order_V], stable=True)]
+    sorted_V = value_V[order_V]
+    count_F = torch.bincount(forward_V)
+    start_F = count_F.cumsum(0) - count_F
+    place_F = torch.tensor(1 - share, dtype=torch.float32, device=value_V.device) * (count_F - 1).clamp(min=0)
+    below_F = place_F.long()
+    filled_F = count_F > 0
+    floor_F = torch.full_like(place_F, torch.inf)
+    first, last = (start_F + below_F)[filled_F], (start_F + place_F.ceil().long())[filled_F]
+    floor_F[filled_F] = torch.lerp(sorted_V[first], sorted_V[last], (place_F - below_F)[filled_F])
+    kept_T = torch.zeros_like(mask_T)
+    kept_T[mask_T] = value_V >= floor_F[forward_V]
+    return kept_T
+
+
+def product(gates: Iterable[Gate], given: TokenInputs, column: Column, open_T: Tensor | None) -> Tensor | None:
+    """All multipliers of a block, those that it has already included, ``[T]``; None for none.
+
+    Args:
+        gates: those of the objective; the ones that the policy term takes in by itself are left out.
+        given: the rows.
+        column: their columns.
+        open_T: ``[T]`` bool, what `high_entropy` lets through, or None.
+    """
+    found = [GATES[gate.kind](given, column, gate) for gate in gates if gate.kind in GATES and not gate.inside]
+    if open_T is not None:
+        found.append(open_T.to(given.policy_T.dtype))
+    whole_T = given.gate_T
+    for each_T in found:
+        whole_T = each_T if whole_T is None else whole_T * each_T
+    return whole_T

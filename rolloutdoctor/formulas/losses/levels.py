@@ -1,0 +1,42 @@
+"""One ratio per token or per row: what a policy term weighs with, and how the derivative comes back to the tokens."""
+
+from torch import Tensor
+
+from rolloutdoctor.formulas.losses.terms import TokenInputs
+from rolloutdoctor.objective.objective import Surrogate
+
+
+def lengths(given: TokenInputs) -> Tensor:
+    """Trained tokens of each row, float64 ``[N]``, 1 for a row without any."""
+    return given.runs.lengths.double().clamp(min=1)
+
+
+def row_mean(given: TokenInputs, x_T: Tensor) -> Tensor:
+    """Mean over the trained tokens of each row, given to its tokens, ``[T]``."""
+    return given.expand(given.row_sum(x_T) / lengths(given))
+
+
+def log_weights(given: TokenInputs, rule: Surrogate) -> Tensor:
+    """Log of the ratio that the term weighs with, ``[T]``: of the token, or the mean or the sum over its row."""
+    match rule.level:
+        case "token":
+            return given.log_ratio_T
+        case "sequence":
+            return row_mean(given, given.log_ratio_T)
+        case "sequence-sum":
+            return given.expand(given.row_sum(given.log_ratio_T))
+
+
+def gathered(given: TokenInputs, rule: Surrogate, slope_T: Tensor) -> Tensor:
+    """From the derivatives by `log_weights` to those by each token's own log-prob, ``[T]``.
+
+    A ratio of a row depends on every token of it, so each token gathers what all terms of the row contribute. The
+    gradient flows through the mean; verl's gspo, where it does not, is another term.
+    """
+    match rule.level:
+        case "token":
+            return slope_T
+        case "sequence":
+            return row_mean(given, slope_T)
+        case "sequence-sum":
+            return given.expand(given.row_sum(slope_T))

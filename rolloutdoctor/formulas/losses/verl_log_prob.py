@@ -1,0 +1,62 @@
+"""verl's terms that weigh the log-prob itself: gpg, reinforce, dro and cispo.
+
+Their value moves with the log-probs, not around the advantage, so the size of the loss says little; the derivative
+is what counts.
+"""
+
+import torch
+
+from rolloutdoctor.formulas.losses.ratio import bounded
+from rolloutdoctor.formulas.losses.terms import PolicyTerm, TokenInputs
+from rolloutdoctor.objective.objective import Surrogate
+
+
+def gpg(given: TokenInputs, rule: Surrogate) -> PolicyTerm:
+    """``-A * log-prob``; no ratio, and no metric. Source: verl ``compute_policy_loss_gpg``."""
+    value_T = given.gated(-given.policy_T * given.advantage_T)
+    one_T = torch.ones_like(value_T)
+    return PolicyTerm(value_T, given.gated(-given.advantage_T), one_T, at_one_T=value_T)
+
+
+def reinforce(given: TokenInputs, rule: Surrogate) -> PolicyTerm:
+    """``-A * log-prob`` times the importance weights in the gate; logs the drift from the sampler.
+
+    Source: verl ``compute_policy_loss_reinforce``.
+    """
+    return gpg(given, rule)._replace(drift_T=-given.log_ratio_T)
+
+
+def dro(given: TokenInputs, rule: Surrogate) -> PolicyTerm:
+    """``-A * log-prob + beta / 2 * log-ratio^2``, `beta` being in `numbers`.
+
+    A token without advantage is still pulled back to the old policy. Source: verl ``compute_policy_loss_dro``.
+    """
+    beta, delta_T = rule.numbers["beta"], given.log_ratio_T
+    weighted_T = given.policy_T * given.advantage_T
+    return PolicyTerm(
+        value_T=given.gated(-(weighted_T - 0.5 * beta * delta_T.square())),
+        slope_T=given.gated(-given.advantage_T + beta * delta_T),
+        ratio_T=delta_T.exp(),
+        at_one_T=given.gated(-weighted_T),
+        drift_T=-delta_T,
+    )
+
+
+def cispo(given: TokenInputs, rule: Surrogate) -> PolicyTerm:
+    """``-clip(r) * A * log-prob``, the clipped ratio detached: no token loses its gradient.
+
+    Source: verl ``compute_policy_loss_cispo``.
+    """
+    delta_T = bounded(given.log_ratio_T, rule)
+    ratio_T = delta_T.exp()
+    clipped_T = ratio_T.clamp(1 - rule.clip_low, 1 + rule.clip_high)
+    weight_T = -clipped_T * given.advantage_T
+    return PolicyTerm(
+        value_T=given.gated(weight_T * given.policy_T),
+        slope_T=given.gated(weight_T),
+        ratio_T=clipped_T,
+        at_one_T=given.gated(-given.advantage_T * given.policy_T),
+        clipped_T=ratio_T != clipped_T,
+        capped_T=torch.zeros_like(given.policy_T, dtype=torch.bool),
+        drift_T=-delta_T,
+    )

@@ -1,0 +1,30 @@
+"""verl's sapo: a smooth gate instead of a clip."""
+
+import torch
+
+from rolloutdoctor.formulas.losses.ratio import bounded, importance_ratio
+from rolloutdoctor.formulas.losses.terms import PolicyTerm, TokenInputs
+from rolloutdoctor.objective.objective import Surrogate
+
+
+def sapo(given: TokenInputs, rule: Surrogate) -> PolicyTerm:
+    """``-A * 4 / tau * sigmoid(tau (r - 1))``, tau being `tau_pos` or, unless A > 0, `tau_neg` in `numbers`.
+
+    At ratio one its derivative is minus the advantage and its value ``-2 A / tau``. Both of its clip metrics are
+    logged as 0. Source: verl ``compute_policy_loss_sapo``, which aggregates by seq-mean-token-mean whatever is set.
+    """
+    advantage_T = given.advantage_T
+    ratio_T, slope_T = importance_ratio(given.log_ratio_T, rule)
+    pair = torch.tensor([rule.numbers["tau_pos"], rule.numbers["tau_neg"]], dtype=ratio_T.dtype, device=ratio_T.device)
+    tau_T = torch.where(advantage_T > 0, pair[0], pair[1])
+    gate_T = torch.sigmoid(tau_T * (ratio_T - 1.0))
+    none_T = torch.zeros_like(given.policy_T, dtype=torch.bool)
+    return PolicyTerm(
+        value_T=given.gated(-gate_T * (4.0 / tau_T) * advantage_T),
+        slope_T=given.gated(-advantage_T * slope_T * 4 * gate_T * (1 - gate_T)),
+        ratio_T=ratio_T,
+        at_one_T=given.gated(-2 * advantage_T / tau_T),
+        clipped_T=none_T,
+        capped_T=none_T,
+        drift_T=-bounded(given.log_ratio_T, rule),
+    )

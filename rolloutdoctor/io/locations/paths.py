@@ -1,0 +1,218 @@
+"""From what the user typed to the run files and metrics tables that it means."""
+
+import os
+import re
+import stat
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import dataclass
+from fnmatch import fnmatchcase
+from pathlib import Path
+
+from rolloutdoctor.io.locations.stores import Address, address_of, is_there, listing
+from rolloutdoctor.results.errors import InputError, UsageError
+
+METRIC_SUFFIXES = (".metrics.parquet", ".metrics.jsonl")
+
+_MAGIC = re.compile(r"[*?\[]")
+_TEMPORARY = re.compile(r"\.tmp\b")
+
+
+@dataclass(frozen=True)
+class Source:
+    """One file to read.
+
+    Attributes:
+        path: what to open, an address perhaps.
+        name: how to call it in messages and results: built from what the user gave, never made absolute.
+    """
+
+    path: str
+    name: str
+
+    @classmethod
+    def of(cls, path: str) -> "Source":
+        """Name a path after itself; bytes that are not UTF-8 are shown escaped, so that the name can be printed.
+
+        An address is named without what may be a secret in it.
+        """
+        address = address_of(path)
+        if address is not None:
+            return cls(path, address.name)
+        return cls(path, os.fsencode(path).decode("utf-8", "backslashreplace"))
+
+
+@dataclass(frozen=True)
+class RunPaths:
+    """The files of a run, in reading order, and the tables of logged metrics beside them."""
+
+    files: tuple[Source, ...]
+    metrics: tuple[Source, ...]
+
+
+def expand(paths: Sequence[str | os.PathLike[str]]) -> RunPaths:
+    """Find the run files: files as given, the `*.parquet` of a directory, and the files that a glob matches.
+
+    Arguments keep their order; inside a directory or a glob the order is natural (``part-2`` before ``part-10``).
+    A file that is reached twice is read once. Hidden and temporary names are left out unless given by name.
+    ``**`` does not follow links to directories. Metrics tables (`*.metrics.parquet`, `*.metrics.jsonl`) are never
+    run files: they are taken beside each run file, from each directory given, and where given by name.
+
+    Addresses (``s3://``, ``gs://``, ``hf://``, ``https://``) are taken in the same way, except that a pattern may only
+    be in the last part, and that the web knows files alone.
+
+    Raises:
+        InputError: if a path does not exist, cannot be reached, or holds no run file.
+        UsageError: if a pattern is malformed.
+    """
+    if not paths:
+        raise InputError("no run file was given; name a Parquet file, a directory or a pattern")
+    files: list[str] = []
+    metrics: list[str] = []
+    for given in map(os.fsdecode, paths):
+        found = list(_expand_one(given))
+        metrics += filter(_is_metrics, found)
+        runs = [path for path in found if not _is_metrics(path)]
+        metrics += [path for run in runs for path in _metrics_beside(run)]
+        files += runs
+    if not files:
+        raise InputError(f"{_distinct(metrics)[0].name}: logged metrics, not rollouts; give the run file as well")
+    return RunPaths(_distinct(files), _distinct(metrics))
+
+
+def natural_key(name: str) -> list[tuple[int, int, str]]:
+    """Sort key that reads runs of digits as numbers.
+
+    >>> sorted(["part-10", "part-9", "part-x"], key=natural_key)
+    ['part-9', 'part-10', 'part-x']
+    """
+    parts = re.findall(r"[0-9]+|[^0-9]+", name)
+    return [(0, int(part), part) if part.isascii() and part.isdigit() else (1, 0, part) for part in parts]
+
+
+def reason(error: OSError) -> str:
+    """Say why a file could not be opened, without the path that the operating system's message repeats."""
+    if isinstance(error, FileNotFoundError):
+        return "no such file or directory; check the path"
+    if isinstance(error, PermissionError):
+        return "permission denied; make the file and its directories readable"
+    words = error.strerror or " ".join(str(error).split()) or type(error).__name__
+    return f"cannot be read ({words[:1].lower() + words[1:]}); check the path"
+
+
+def _expand_one(given: str) -> Iterator[str]:
+    name = Source.of(given).name
+    address = address_of(given)
+    if address is not None:
+        yield from _expand_address(given, address)
+        return
+    try:
+        mode = os.stat(given).st_mode  # noqa: PTH116 - a Path would rewrite the name that the user gave
+    except FileNotFoundError:
+        if not _MAGIC.search(given):
+            raise InputError(f"{name}: no such file or directory; {_instead(given, name)}") from None
+        yield from _expand_glob(given, name)
+        return
+    except OSError as error:
+        raise InputError(f"{name}: {reason(error)}") from None
+    except ValueError:
+        raise InputError(f"{name!r}: not a path; it holds a null character") from None
+    if stat.S_ISDIR(mode):
+        yield from _expand_directory(given, name)
+    elif stat.S_ISREG(mode):
+        yield given
+    else:
+        raise InputError(f"{name}: neither a file nor a directory; a run has to be a regular Parquet file")
+
+
+def _instead(given: str, name: str) -> str:
+    if os.path.isfile(f"{given}.journal"):  # noqa: PTH113 - keeps the name as given
+        return f"a recording that was not closed lies there: give {name}.journal"
+    return "check the path"
+
+
+def _expand_directory(given: str, name: str) -> Iterator[str]:
+    try:
+        names = sorted((entry for entry in os.listdir(given) if not _is_passing(entry)), key=natural_key)  # noqa: PTH208
+    except OSError as error:
+        raise InputError(f"{name}: {reason(error)}") from None
+    paths = [os.path.join(given, entry) for entry in names]  # noqa: PTH118 - keeps the name as given
+    runs = [path for path in paths if path.endswith(".parquet") and not _is_metrics(path)]
+    if not runs:
+        raise InputError(f"{name}: the directory holds no run file (*.parquet); give the files or a pattern such as **")
+    yield from runs
+    yield from filter(_is_metrics, paths)
+
+
+def _expand_glob(given: str, name: str) -> Iterator[str]:
+    parts = given.split("/")
+    first = next(index for index, part in enumerate(parts) if _MAGIC.search(part))
+    prefix = "/".join(parts[:first]) + "/" if first else ""
+    root = Path(prefix or ".")
+    pattern = [part for part in parts[first:] if part]
+    if pattern[-1] == "**":
+        # By itself it matches directories only.
+        pattern.append("*")
+    try:
+        matches = [match for match in root.glob("/".join(pattern)) if match.is_file()]
+    except (ValueError, NotImplementedError) as error:
+        raise UsageError(f"{name}: not a pattern that can be matched ({error}); '**' has to stand alone") from None
+    except OSError as error:
+        raise InputError(f"{name}: {reason(error)}") from None
+    below = [match.relative_to(root) for match in matches]
+    kept = [str(path) for path in below if not any(map(_is_passing, path.parts)) and not _is_metrics(path.name)]
+    # A pattern such as runs/* also matches notes beside the run.
+    parquet = [path for path in kept if path.endswith(".parquet")]
+    if not kept:
+        raise InputError(f"{name}: no file matches the pattern; check it, and quote it if the shell expands it")
+    yield from (prefix + path for path in sorted(parquet or kept, key=natural_key))
+
+
+def _expand_address(given: str, address: Address) -> Iterator[str]:
+    folder, _, last = address.path.rpartition("/")
+    is_pattern = "*" in address.path or "[" in address.path
+    if is_pattern and (address.scheme in ("http", "https") or "*" in folder or "[" in folder):
+        raise UsageError(f"{address.name}: a pattern can only be in the last part of an s3://, gs:// or hf:// address")
+    found = listing(address._replace(path=folder) if is_pattern else address)
+    if found is None:
+        yield given
+        return
+    names = {path.rpartition("/")[2]: path for path in found}
+    kept = [name for name in sorted(names, key=natural_key) if not _is_passing(name)]
+    if is_pattern:
+        kept = [name for name in kept if fnmatchcase(name, last) and not _is_metrics(name)]
+        kept = [name for name in kept if name.endswith(".parquet")] or kept
+    else:
+        kept = [name for name in kept if name.endswith(".parquet") or _is_metrics(name)]
+    if all(map(_is_metrics, kept)):
+        what = "no file matches the pattern; check it" if is_pattern else "there is no run file (*.parquet); check it"
+        raise InputError(f"{address.name}: {what}")
+    yield from (address.with_path(names[name]) for name in kept)
+
+
+def _metrics_beside(run: str) -> Iterator[str]:
+    address = address_of(run)
+    if address is not None:
+        stem = address.path.removesuffix(".parquet")
+        yield from filter(is_there, (address.with_path(stem + suffix) for suffix in METRIC_SUFFIXES))
+        return
+    stem = run.removesuffix(".parquet")
+    for path in (stem + suffix for suffix in METRIC_SUFFIXES):
+        if Path(path).is_file():
+            yield path
+
+
+def _is_metrics(path: str) -> bool:
+    address = address_of(path)
+    return (path if address is None else address.path).endswith(METRIC_SUFFIXES)
+
+
+def _is_passing(name: str) -> bool:
+    """Tell names that are hidden, or that a writer uses before it is done."""
+    return name.startswith((".", "_")) or name.endswith("~") or _TEMPORARY.search(name) is not None
+
+
+def _distinct(paths: Iterable[str]) -> tuple[Source, ...]:
+    seen: dict[str, str] = {}
+    for path in paths:
+        seen.setdefault(os.path.realpath(path) if address_of(path) is None else path, path)
+    return tuple(map(Source.of, seen.values()))

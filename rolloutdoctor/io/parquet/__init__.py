@@ -1,0 +1,1 @@
+"""Reading Parquet: guarded footers, an index of steps, row groups decoded to packed columns."""

@@ -1,0 +1,153 @@
+"""Which columns of the contract a file has, under which names and types."""
+
+from collections import Counter
+from collections.abc import Callable
+from dataclasses import dataclass
+
+import pyarrow as pa
+from pyarrow import types
+
+from rolloutdoctor.data.schema import BY_NAME, COLUMNS, TRAINER_ALIASES, Column, Kind
+from rolloutdoctor.results.errors import SchemaError
+
+
+@dataclass(frozen=True)
+class StoredColumn:
+    """A column of the contract as one file stores it.
+
+    Attributes:
+        column: what it is.
+        stored: its name in the file, an alias perhaps.
+        type: its arrow type.
+    """
+
+    column: Column
+    stored: str
+    type: pa.DataType
+
+    @property
+    def label(self) -> str:
+        """How messages name it: as the file does, with the canonical name if that differs."""
+        return self.stored if self.stored == self.column.name else f"{self.stored} ({self.column.name})"
+
+
+def resolve(schema: pa.Schema, name: str, *, trainer: str | None = None) -> dict[str, StoredColumn]:
+    """Map canonical names to the columns of a file.
+
+    The canonical name wins over aliases. `advantages` with one number per row is `advantage`, and `advantage` with
+    lists is `advantages`. A column whose type is null (nothing but nulls) is absent.
+
+    Args:
+        schema: of the file.
+        name: of the file, for messages.
+        trainer: who wrote it, for names that mean one thing in one trainer and another elsewhere.
+
+    Raises:
+        SchemaError: on a missing `step`, a type that the column may not have, two aliases of one column, or two
+            columns of one name.
+    """
+    twice = sorted(stored for stored, count in Counter(schema.names).items() if count > 1)
+    if twice:
+        raise SchemaError(f"{name}: two columns are called {twice[0]}; drop or rename one of them")
+    aliases = _aliases(trainer)
+    exact: dict[str, pa.Field] = {}
+    found: dict[str, list[pa.Field]] = {}
+    for field in schema:
+        if types.is_null(field.type):
+            continue
+        canonical = _advantage(field) or field.name
+        if canonical == field.name and canonical in BY_NAME:
+            exact[canonical] = field
+        elif canonical in BY_NAME:
+            found.setdefault(canonical, []).append(field)
+        elif field.name in aliases:
+            found.setdefault(aliases[field.name], []).append(field)
+    stored = {}
+    for column in COLUMNS:
+        candidates = [exact[column.name]] if column.name in exact else found.get(column.name, [])
+        if len(candidates) > 1:
+            names = [field.name for field in candidates]
+            raise SchemaError(
+                f"{name}: columns {' and '.join(names)} both mean {column.name}; "
+                f"rename the right one to {column.name}, or drop the others"
+            )
+        if candidates:
+            stored[column.name] = _checked(StoredColumn(column, candidates[0].name, candidates[0].type), name)
+    if "step" not in stored:
+        names = ["step", *(alias for alias, canonical in aliases.items() if canonical == "step")]
+        have = ", ".join(schema.names[:30])
+        more = ", ..." if len(schema.names) > 30 else ""
+        raise SchemaError(
+            f"{name}: no column step (accepted names: {', '.join(names)}; the file has: {have}{more}); "
+            "add the optimiser step of every row as an integer"
+        )
+    return stored
+
+
+def _aliases(trainer: str | None) -> dict[str, str]:
+    known = {alias: column.name for column in COLUMNS for alias in column.aliases}
+    return known | TRAINER_ALIASES.get((trainer or "").partition("@")[0], {})
+
+
+def _advantage(field: pa.Field) -> str | None:
+    if field.name in ("advantage", "advantages"):
+        return "advantages" if _is_list(field.type) else "advantage"
+    return None
+
+
+def _checked(stored: StoredColumn, name: str) -> StoredColumn:
+    kind = stored.column.kind
+    if not _ACCEPTS[kind](stored.type):
+        raise SchemaError(
+            f"{name}: column {stored.label} is {stored.type} where {kind.value} was expected; "
+            "write it with that type, or rename it if it is something else"
+        )
+    return stored
+
+
+def _is_list(type_: pa.DataType) -> bool:
+    return bool(types.is_list(type_) or types.is_large_list(type_) or types.is_fixed_size_list(type_))
+
+
+def _is_number(type_: pa.DataType) -> bool:
+    return bool(types.is_floating(type_) or types.is_integer(type_) or types.is_boolean(type_))
+
+
+def _is_text(type_: pa.DataType) -> bool:
+    if types.is_dictionary(type_):
+        type_ = type_.value_type
+    return bool(types.is_string(type_) or types.is_large_string(type_) or types.is_string_view(type_))
+
+
+def _is_identifier(type_: pa.DataType) -> bool:
+    if types.is_dictionary(type_):
+        type_ = type_.value_type
+    return bool(types.is_integer(type_)) or _is_text(type_)
+
+
+def _is_named_numbers(type_: pa.DataType) -> bool:
+    if types.is_map(type_):
+        return _is_text(type_.key_type) and _is_number(type_.item_type)
+    if not types.is_struct(type_):
+        return False
+    fields = [type_.field(index).type for index in range(type_.num_fields)]
+    return all(_is_number(field) or bool(types.is_null(field)) for field in fields)
+
+
+def _list_of(accepts: Callable[[pa.DataType], bool]) -> Callable[[pa.DataType], bool]:
+    # list<null> is what lists that are all empty are inferred to be.
+    return lambda type_: _is_list(type_) and (types.is_null(type_.value_type) or bool(accepts(type_.value_type)))
+
+
+_ACCEPTS: dict[Kind, Callable[[pa.DataType], bool]] = {
+    Kind.INTEGER: types.is_integer,
+    Kind.NUMBER: _is_number,
+    Kind.IDENTIFIER: _is_identifier,
+    Kind.TEXT: _is_text,
+    # Prompts and responses are never read, so whatever a trainer stores there is fine.
+    Kind.MESSAGES: lambda _: True,
+    Kind.NAMED_NUMBERS: _is_named_numbers,
+    Kind.FLOATS: _list_of(lambda type_: types.is_floating(type_) or types.is_integer(type_)),
+    Kind.TOKENS: _list_of(types.is_integer),
+    Kind.MASK: _list_of(lambda type_: types.is_boolean(type_) or types.is_integer(type_)),
+}

@@ -1,0 +1,316 @@
+"""One Parquet file of a run: its footer, its row groups, and the border where pyarrow's errors become ours."""
+
+import re
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from functools import cached_property, partial
+
+import pyarrow as pa
+import pyarrow.parquet as pq
+
+from rolloutdoctor.io.locations.paths import Source, reason
+from rolloutdoctor.io.locations.stores import address_of, open_bytes, size_of
+from rolloutdoctor.io.metadata import RunMetadata
+from rolloutdoctor.io.parquet.columns import StoredColumn, resolve
+from rolloutdoctor.io.parquet.footer import Chunk, read_chunks
+from rolloutdoctor.io.parquet.size_guard import check_declared, damaged
+from rolloutdoctor.results.errors import InputError, RolloutDoctorError
+
+_MAGIC = b"PAR1"
+_ENCRYPTED_MAGIC = b"PARE"
+_TEXTS = ("prompt", "response")
+_BUFFER_BYTES = 2**18
+"""Of each column read at a time."""
+
+_LEAST_ROWS = 32
+"""Of a slice: a footer may claim more values than there are."""
+
+
+@dataclass(frozen=True)
+class RunFile:
+    """What the footer of a run file says. Nothing is held open; plain data, it can be sent to another process.
+
+    Attributes:
+        source: what to open, and its name in messages.
+        footer: pyarrow's FileMetaData.
+        columns: canonical name to the column that gives it.
+        metadata: who wrote it.
+        chunks: what the footer says of each column chunk, read without pyarrow: asked for a damaged one, that aborts
+            the process.
+    """
+
+    source: Source
+    footer: pq.FileMetaData
+    columns: dict[str, StoredColumn]
+    metadata: RunMetadata
+    chunks: list[list[Chunk]]
+
+    @property
+    def name(self) -> str:
+        """How messages call the file."""
+        return self.source.name
+
+    @property
+    def rows(self) -> int:
+        """Number of rows, from the footer."""
+        return int(self.footer.num_rows)
+
+    def row_group_rows(self) -> list[int]:
+        """Rows of every row group, from the footer."""
+        return [int(self.footer.row_group(group).num_rows) for group in range(self.footer.num_row_groups)]
+
+    @cached_property
+    def leaves(self) -> dict[str, list[int]]:
+        """Stored column to the numbers of its leaves."""
+        schema = self.footer.schema
+        found: dict[str, list[int]] = {}
+        for leaf in range(len(schema)):
+            found.setdefault(schema.column(leaf).path.split(".")[0], []).append(leaf)
+        return found
+
+    @contextmanager
+    def opened(self) -> Iterator["OpenFile"]:
+        """Open the file for reading row groups; it is closed on leaving.
+
+        Raises:
+            InputError: if it cannot be opened.
+        """
+        with open_parquet(self.source, self.footer) as parquet:
+            yield OpenFile(self, parquet)
+
+
+@dataclass(frozen=True)
+class OpenFile:
+    """A run file while it is open."""
+
+    file: RunFile
+    parquet: pq.ParquetFile
+
+    def read(self, group: int, columns: Sequence[str]) -> pa.Table:
+        """Decode canonical `columns` of one row group, under their canonical names; those it lacks are left out.
+
+        Args:
+            group: number of the row group.
+            columns: canonical names.
+
+        Raises:
+            InputError: if the row group is damaged.
+        """
+        stored = self._stored(group, columns)
+        with reading(self.file.name, f"row group {group}"):
+            table = _renamed(self.parquet.read_row_group(group, columns=list(stored)), stored)
+        self._check_rows(group, table.num_rows)
+        return table
+
+    def slices(
+        self, group: int, columns: Sequence[str], values: int, *, threads: Callable[[], bool]
+    ) -> Iterator[pa.Table]:
+        """Decode the same as `read` some rows at a time: what a decoder needs beside them is small, as they are.
+
+        Args:
+            group: number of the row group.
+            columns: canonical names, one at least.
+            values: how many a slice has of the longest list column, about.
+            threads: asked before each slice whether several columns are decoded at a time.
+
+        Raises:
+            InputError: if the row group is damaged.
+        """
+        stored = self._stored(group, columns)
+        seen = 0
+        with reading(self.file.name, f"row group {group}"):
+            rows = self._rows_of(group, stored, values)
+            batches = self.parquet.iter_batches(rows, row_groups=[group], columns=list(stored), use_threads=False)
+            while True:
+                # iter_batches itself can only switch this on.
+                self.parquet.reader.set_use_threads(threads())
+                batch = next(batches, None)
+                if batch is None:
+                    break
+                seen += batch.num_rows
+                yield _renamed(pa.Table.from_batches([batch]), stored)
+                del batch
+        self._check_rows(group, seen)
+
+    def _stored(self, group: int, columns: Sequence[str]) -> dict[str, str]:
+        """Stored to canonical names of those columns that the file has, none of them too large."""
+        stored = {self.file.columns[name].stored: name for name in columns if name in self.file.columns}
+        texts = [each for each, name in stored.items() if name in _TEXTS]
+        if texts:
+            check_size(self.file.source, self.file.footer, texts, [group], self.file.chunks)
+        return stored
+
+    def _rows_of(self, group: int, stored: Collection[str], values: int) -> int:
+        """Rows of a slice that has about so many values of the longest column."""
+        chunks, leaves = self.file.chunks[group], self.file.leaves
+        most = max((chunks[leaf].values for name in stored for leaf in leaves.get(name, ())), default=0)
+        count = max(1, round(most / values))
+        return max(_LEAST_ROWS, -(-int(self.file.footer.row_group(group).num_rows) // count))
+
+    def _check_rows(self, group: int, found: int) -> None:
+        declared = self.file.footer.row_group(group).num_rows
+        if found != declared:
+            raise InputError(
+                f"{self.file.name}: row group {group} has {found} rows where its footer says {declared}; "
+                "the file is damaged, write or copy it again"
+            )
+
+
+def _renamed(table: pa.Table, stored: Mapping[str, str]) -> pa.Table:
+    # Columns are picked by name: a prefix such as "kl" also fetches a column called "kl.x".
+    return table.select(list(stored)).rename_columns(list(stored.values()))
+
+
+def read_footer(source: Source, trainer: str | None) -> RunFile:
+    """Open a run file, read what its footer says, and close it.
+
+    Args:
+        source: the file.
+        trainer: who wrote it; None: as the file says.
+
+    Raises:
+        InputError: if it is no Parquet file, damaged, or has no rows.
+        SchemaError: if its columns break the contract.
+    """
+    with open_parquet(source) as parquet:
+        with reading(source.name, "the footer"):
+            footer, schema = parquet.metadata, parquet.schema_arrow
+            counts = [footer.row_group(group).num_rows for group in range(footer.num_row_groups)]
+            # A damaged footer may hold names that cannot be decoded: find out here, where it is an input error.
+            _ = schema.names, str(schema), footer.metadata
+        if footer.num_rows < 0 or min(counts, default=0) < 0 or sum(counts) != footer.num_rows:
+            raise InputError(
+                f"{source.name}: the footer contradicts itself on the number of rows; write the file again"
+            )
+        if footer.num_rows == 0:
+            raise InputError(f"{source.name}: the file has no rows; check the run that wrote it, or leave it out")
+        metadata = RunMetadata.decode(footer.metadata, source.name)
+        columns = resolve(schema, source.name, trainer=trainer or metadata.trainer)
+        chunks = _read_chunks(source)
+        numbers = [each.stored for name, each in columns.items() if name not in _TEXTS]
+        check_size(source, footer, numbers, chunks=chunks)
+        return RunFile(source, footer, columns, metadata, chunks)
+
+
+def check_size(
+    source: Source,
+    footer: pq.FileMetaData,
+    columns: Collection[str] | None,
+    groups: Sequence[int] | None = None,
+    chunks: list[list[Chunk]] | None = None,
+) -> None:
+    """Refuse a file of which `columns` decode to far more than it stores; see `declared`.
+
+    Raises:
+        InputError: if it declares too much, or is damaged.
+    """
+    with reading(source.name, "the file"):
+        found = _read_chunks(source) if chunks is None else chunks
+        reopen = partial(open_parquet, source, footer)
+        check_declared(footer, found, size_of(source.path), source.name, columns, reopen, groups)
+
+
+def _read_chunks(source: Source) -> list[list[Chunk]]:
+    with reading(source.name, "the footer"):
+        try:
+            return read_chunks(source.path)
+        except ValueError as error:
+            raise damaged(source.name, str(error)) from None
+
+
+@contextmanager
+def open_parquet(
+    source: Source, footer: pq.FileMetaData | None = None, dictionaries: Sequence[str] = ()
+) -> Iterator[pq.ParquetFile]:
+    """Open a Parquet file of any kind; it is closed on leaving.
+
+    Args:
+        source: the file.
+        footer: what its footer says, if that is known.
+        dictionaries: paths of columns that stay dictionaries.
+
+    Raises:
+        InputError: if it cannot be opened or is not Parquet.
+    """
+    try:
+        handle = open_bytes(source.path)
+    except OSError as error:
+        raise InputError(f"{source.name}: {reason(error)}") from None
+    with handle:
+        _check_magic(handle, source.name)
+        is_remote = address_of(source.path) is not None
+        with reading(source.name, "the footer"):
+            parquet = pq.ParquetFile(
+                handle,
+                metadata=footer,
+                page_checksum_verification=True,
+                read_dictionary=list(dictionaries),
+                # Of a remote file neighbouring columns come in one request; of a local one none is in memory whole.
+                pre_buffer=is_remote,
+                buffer_size=0 if is_remote else _BUFFER_BYTES,
+            )
+        with parquet:
+            yield parquet
+
+
+@contextmanager
+def reading(name: str, what: str) -> Iterator[None]:
+    """Turn what pyarrow raises into an `InputError` about `what` in the file `name`.
+
+    UnicodeDecodeError is what pyarrow's own Python layer raises on damaged names.
+    """
+    try:
+        yield
+    except MemoryError:
+        raise InputError(
+            f"{name}: {what} asks for more memory than there is; "
+            "write the file with smaller row groups, or again if it is damaged"
+        ) from None
+    except (pa.ArrowException, OSError, UnicodeDecodeError) as error:
+        # Arrow reports a codec or an encoding that it lacks as one of several classes.
+        if isinstance(error, NotImplementedError) or re.search(r"not (yet )?(supported|implemented)", str(error), re.I):
+            raise InputError(
+                f"{name}: {what} uses a Parquet feature that this pyarrow does not have ({_words(error)}); "
+                "write the file with plain columns and zstd or snappy"
+            ) from None
+        if isinstance(error, OSError) and "://" in name:
+            raise _no_connection(name, what, error) from None
+        raise InputError(
+            f"{name}: {what} cannot be read ({_words(error)}); the file is damaged, write or copy it again"
+        ) from None
+    except RolloutDoctorError:
+        raise
+    except Exception as error:
+        # Libraries of stores have errors of their own.
+        if "://" not in name:
+            raise
+        raise _no_connection(name, what, error) from None
+
+
+def _check_magic(handle: pa.NativeFile, name: str) -> None:
+    with reading(name, "the file"):
+        size = handle.size()
+        head = handle.read(4)
+        handle.seek(max(0, size - 4))
+        tail = handle.read(4)
+        handle.seek(0)
+    if size == 0:
+        raise InputError(f"{name}: the file is empty (0 bytes); its writer did not finish, so write it again")
+    if _ENCRYPTED_MAGIC in (head, tail):
+        raise InputError(f"{name}: the Parquet file is encrypted; write it without encryption")
+    if head != _MAGIC:
+        raise InputError(f"{name}: not a Parquet file; convert it with 'rolloutdoctor convert', or give the run file")
+    if tail != _MAGIC or size < 12:
+        raise InputError(
+            f"{name}: the Parquet file is truncated (it has no footer); its writer or copy did not finish, so repeat it"
+        )
+
+
+def _no_connection(name: str, what: str, error: BaseException) -> InputError:
+    return InputError(f"{name}: {what} cannot be read ({_words(error)}); check the connection, or copy the file here")
+
+
+def _words(error: BaseException) -> str:
+    words = " ".join(str(error).split())
+    return words if len(words) <= 160 else words[:157] + "..."

@@ -1,0 +1,385 @@
+"""What one row group holds of one step, and how such pieces become a batch."""
+
+from collections.abc import Collection, Iterable, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+
+import numpy as np
+import pyarrow as pa
+import torch
+from torch import Tensor
+
+from rolloutdoctor.data.batch import STAND_INS, RolloutBatch, StepKey
+from rolloutdoctor.data.schema import BY_NAME, Kind
+from rolloutdoctor.data.token_columns import Glance, TokenColumns
+from rolloutdoctor.io.parquet.decode import (
+    Lists,
+    Place,
+    as_numpy,
+    concatenated,
+    copied,
+    identifiers,
+    integers,
+    lists,
+    named_numbers,
+    numbers,
+    texts,
+)
+from rolloutdoctor.io.parquet.files import RunFile
+from rolloutdoctor.io.parquet.spill_file import Spill, Stored, joined
+from rolloutdoctor.ops.groups import Groups
+from rolloutdoctor.results.errors import DataError, nearest
+
+MASK = "response_mask"
+"""The token column that says how long a response is."""
+
+_INDISPENSABLE = frozenset({MASK, *STAND_INS})
+"""Token columns that no step is read without if some of its rows have them: another would be taken for them."""
+
+
+@dataclass(frozen=True)
+class Wanted:
+    """The columns that a batch is to carry, by what becomes of them; every one is in every file.
+
+    Attributes:
+        tokens: packed along the token axis.
+        rows: one number or integer per row.
+        rewards: the column of named rewards is one of them.
+        groups: rows can be gathered into groups.
+        samples: rows have names of their own.
+        statuses: the finish reasons are among them.
+    """
+
+    tokens: tuple[str, ...]
+    rows: tuple[str, ...]
+    rewards: bool
+    groups: bool
+    samples: bool
+    statuses: bool = False
+
+    @classmethod
+    def of(cls, columns: Iterable[str], present: frozenset[str]) -> "Wanted":
+        """Choose from the columns that are `present`.
+
+        A column that another may stand in for is fetched as that other one if it is absent. Messages have no place in
+        a batch, nor have the prompt's tokens: they are left out.
+
+        Raises:
+            ValueError: if a name is not a column of the contract.
+        """
+        names = set(columns)
+        for name in names:
+            if name not in BY_NAME:
+                raise ValueError(f"{name!r} is not a column of a run file{nearest(name, list(BY_NAME))}")
+        chosen = {next((found for found in STAND_INS.get(name, (name,)) if found in present), None) for name in names}
+        ordered = [column for column in BY_NAME.values() if column.name in chosen]
+        return cls(
+            tokens=tuple(column.name for column in ordered if column.per_token),
+            rows=tuple(
+                column.name
+                for column in ordered
+                if column.kind in (Kind.NUMBER, Kind.INTEGER) and column.name != "step"
+            ),
+            rewards="rewards" in chosen,
+            groups="group_id" in present,
+            samples="sample_id" in present,
+            statuses="status" in chosen,
+        )
+
+    @property
+    def head(self) -> "Wanted":
+        """What has to be known of a whole step before its tokens are gone over: the mask, and what is of rows."""
+        return replace(self, tokens=(MASK,))
+
+    @property
+    def rest(self) -> "Wanted":
+        """All other token columns."""
+        tokens = tuple(name for name in self.tokens if name != MASK)
+        return Wanted(tokens, rows=(), rewards=False, groups=False, samples=False)
+
+    @property
+    def names(self) -> tuple[str, ...]:
+        """All columns to read beside the key columns."""
+        also = (
+            ("rewards", self.rewards),
+            ("group_id", self.groups),
+            ("sample_id", self.samples),
+            ("status", self.statuses),
+        )
+        return (*self.tokens, *self.rows, *(name for name, is_wanted in also if is_wanted))
+
+
+@dataclass(frozen=True)
+class Piece:
+    """The rows of one step and split in one row group, decoded.
+
+    Attributes:
+        file: that they are in.
+        rows: ``[N]`` their numbers in the file.
+        lengths: ``[N]`` int64 tokens per row, or None if no token column has values here.
+        tokens: token column to ``[T]`` values, in memory, in the temporary file, or merely looked at; None where all
+            cells are null.
+        numbers: row column to ``[N]`` values.
+        rewards: reward function to ``[N]`` float64.
+        groups: ``[N]`` group identifiers, or None.
+        samples: ``[N]`` sample identifiers, or None.
+        statuses: ``[N]`` finish reasons, or None.
+        incomplete: token column that some rows lack and others have to the number of such a row; its `tokens` are None.
+    """
+
+    file: RunFile
+    rows: "range | np.ndarray"
+    lengths: np.ndarray | None
+    tokens: dict[str, Tensor | Stored | Glance | None]
+    numbers: dict[str, Tensor]
+    rewards: dict[str, Tensor]
+    groups: pa.Array | None
+    samples: pa.Array | None
+    statuses: pa.Array | None = None
+    incomplete: Mapping[str, int] = field(default_factory=dict)
+
+    def place(self, column: str) -> Place:
+        """Return where a column's cells are."""
+        return Place(self.file.name, self.file.columns[column].label, self.rows)
+
+    @property
+    def held(self) -> int:
+        """Bytes of the token values that are in memory."""
+        return sum(values.nbytes for values in self.tokens.values() if isinstance(values, Tensor))
+
+    def detached(self) -> "Piece":
+        """Return the piece in memory of its own, so that it does not keep its row group's."""
+        return replace(
+            self,
+            tokens={
+                name: copied(values) if isinstance(values, Tensor) else values for name, values in self.tokens.items()
+            },
+        )
+
+    def glanced(self, names: Collection[str]) -> "Piece":
+        """Return the piece without the values of some token columns, which are looked at."""
+        return replace(
+            self,
+            tokens={
+                name: Glance.of(values) if name in names and isinstance(values, Tensor) else values
+                for name, values in self.tokens.items()
+            },
+        )
+
+    def stored(self, spill: Spill) -> "Piece":
+        """Return the piece with its token values in the temporary file."""
+        return replace(
+            self,
+            tokens={
+                name: spill.store(values) if isinstance(values, Tensor) else values
+                for name, values in self.tokens.items()
+            },
+        )
+
+
+def decode_piece(
+    file: RunFile,
+    table: pa.Table,
+    rows: "range | np.ndarray",
+    wanted: Wanted,
+    dtype: torch.dtype,
+    lengths: np.ndarray | None = None,
+) -> Piece:
+    """Decode the rows of one step and split.
+
+    Args:
+        file: that they are in.
+        table: their columns, under their canonical names.
+        rows: ``[N]`` their numbers in the file.
+        wanted: which columns.
+        dtype: of float lists.
+        lengths: ``[N]`` tokens of the rows, as their mask says that was read before; None if it is among the columns.
+
+    Raises:
+        DataError: if a value breaks the contract of its column, or lists of one row differ in length.
+    """
+    places = {name: Place(file.name, file.columns[name].label, rows) for name in wanted.names}
+    packed = {name: lists(table.column(name), BY_NAME[name].kind, dtype, places[name]) for name in wanted.tokens}
+    known: dict[str, Lists] = {}
+    if lengths is not None:
+        places[MASK] = Place(file.name, file.columns[MASK].label, rows)
+        known[MASK] = Lists(torch.zeros(0), lengths, None)
+        for name, found in packed.items():
+            if _is_absent(found):
+                raise _null_cell(places[name], 0, places[MASK].label, int(lengths[0]))
+    incomplete = {} if lengths is not None else _incomplete(packed, rows)
+    whole = {name: found for name, found in packed.items() if name not in incomplete}
+    return Piece(
+        file=file,
+        rows=rows,
+        lengths=_agreed_lengths(known | whole, places),
+        tokens={
+            name: None if name in incomplete or _is_absent(found) else found.values for name, found in packed.items()
+        },
+        numbers={
+            name: integers(table.column(name), places[name])
+            if BY_NAME[name].kind is Kind.INTEGER
+            else numbers(table.column(name))
+            for name in wanted.rows
+        },
+        rewards=named_numbers(table.column("rewards"), places["rewards"]) if wanted.rewards else {},
+        groups=identifiers(table.column("group_id"), places["group_id"]) if wanted.groups else None,
+        samples=identifiers(table.column("sample_id"), places["sample_id"]) if wanted.samples else None,
+        statuses=texts(table.column("status"), places["status"]) if wanted.statuses else None,
+        incomplete=incomplete,
+    )
+
+
+def assemble(key: StepKey, pieces: Sequence[Piece], *, several_files: bool) -> RolloutBatch:
+    """Join the pieces of one step and split, in file order.
+
+    Raises:
+        DataError: if a token column has values in some pieces only, or a sample identifier occurs twice.
+    """
+    counts = [len(piece.rows) for piece in pieces]
+    incomplete = _incomplete_columns(pieces)
+    tokens = _token_columns(pieces, incomplete)
+    lengths = [piece.lengths for piece in pieces if piece.lengths is not None]
+    offsets = torch.zeros(sum(counts) + 1, dtype=torch.int64)
+    if tokens:
+        torch.cumsum(torch.from_numpy(np.concatenate(lengths)), 0, out=offsets[1:])
+    groups, group_ids = _groups(pieces)
+    return RolloutBatch(
+        step=key.step,
+        split=key.split,
+        rows=offsets,
+        groups=groups,
+        per_row={name: concatenated([piece.numbers[name] for piece in pieces]) for name in pieces[0].numbers},
+        per_token=tokens,
+        rewards={
+            name: concatenated(
+                [
+                    piece.rewards.get(name, torch.full((count,), torch.nan, dtype=torch.float64))
+                    for piece, count in zip(pieces, counts, strict=True)
+                ]
+            )
+            for name in dict.fromkeys(name for piece in pieces for name in piece.rewards)
+        },
+        group_ids=group_ids,
+        sample_ids=_sample_ids(pieces, several_files),
+        statuses=[text for piece in pieces if piece.statuses is not None for text in piece.statuses.to_pylist()],
+        incomplete=incomplete,
+    )
+
+
+def _incomplete(packed: dict[str, Lists], rows: "range | np.ndarray") -> dict[str, int]:
+    """Columns that can be done without, and are null in some rows and not in others, with the first such row."""
+    return {
+        name: int(rows[int(np.argmax(found.is_null))])
+        for name, found in packed.items()
+        if name not in _INDISPENSABLE and found.is_null is not None and not found.is_null.all()
+    }
+
+
+def _incomplete_columns(pieces: Sequence[Piece]) -> dict[str, str]:
+    """The same of a whole step, with the file of the row."""
+    found: dict[str, str] = {}
+    for name in pieces[0].tokens:
+        lacking = [piece for piece in pieces if piece.tokens[name] is None]
+        is_partial = any(name in piece.incomplete for piece in lacking) or len(lacking) < len(pieces)
+        if lacking and is_partial and name not in _INDISPENSABLE:
+            first = lacking[0]
+            found[name] = f"{first.file.name}, row {first.incomplete.get(name, int(first.rows[0]))}"
+    return found
+
+
+def _is_absent(found: Lists) -> bool:
+    return found.is_null is not None and bool(found.is_null.all())
+
+
+def _agreed_lengths(packed: dict[str, Lists], places: dict[str, Place]) -> np.ndarray | None:
+    """Return the ``[N]`` lengths on which all token columns agree; None if no token column has values."""
+    filled = {name: found for name, found in packed.items() if not _is_absent(found)}
+    for name, found in filled.items():
+        if found.is_null is not None:
+            row = int(np.argmax(found.is_null))
+            other = next((to for to, its in filled.items() if its.is_null is None or not its.is_null[row]), None)
+            raise _null_cell(
+                places[name],
+                row,
+                None if other is None else places[other].label,
+                None if other is None else int(filled[other].lengths[row]),
+            )
+    if not filled:
+        return None
+    # The mask is what a user thinks of as the length of a response.
+    reference = MASK if MASK in filled else next(iter(filled))
+    lengths_N = filled[reference].lengths
+    for name, found in filled.items():
+        if not np.array_equal(found.lengths, lengths_N):
+            row = int(np.argmax(found.lengths != lengths_N))
+            raise places[name].error(
+                row,
+                f"{found.lengths[row]} values where {places[reference].label} has {lengths_N[row]}; "
+                "write all token columns aligned to the response, without padding",
+            )
+    return lengths_N
+
+
+def _null_cell(place: Place, row: int, other: str | None, length: int | None) -> DataError:
+    expected = "a list was expected" if other is None else f"a list of {length} values was expected (as in {other})"
+    return place.error(
+        row, f"null where {expected}; log the column for every row of a step and split, or for none of them"
+    )
+
+
+def _token_columns(pieces: Sequence[Piece], without: Collection[str]) -> TokenColumns:
+    """The token columns but those in `without`, a chunk for each piece that is in memory."""
+    names = [name for name in pieces[0].tokens if name not in without]
+    for name in names:
+        empty = next((piece for piece in pieces if piece.tokens[name] is None), None)
+        if empty is not None and any(piece.tokens[name] is not None for piece in pieces):
+            other = next((to for to, values in empty.tokens.items() if values is not None), None)
+            length = None if empty.lengths is None else int(empty.lengths[0])
+            raise _null_cell(empty.place(name), 0, other and empty.place(other).label, length)
+    found: dict[str, Sequence[Tensor | Glance]] = {}
+    for name in names:
+        parts = [values for piece in pieces if (values := piece.tokens[name]) is not None]
+        whole = [part for part in parts if not isinstance(part, Glance)]
+        if len(whole) < len(parts):
+            found[name] = [Glance.of(joined([part])) if isinstance(part, Stored) else part for part in parts]
+        elif any(isinstance(part, Stored) for part in whole):
+            found[name] = [joined(whole)]
+        else:
+            found[name] = [part for part in whole if isinstance(part, Tensor)]
+    return TokenColumns({name: chunks for name, chunks in found.items() if chunks})
+
+
+def _groups(pieces: Sequence[Piece]) -> tuple[Groups | None, list[str]]:
+    names = [piece.groups for piece in pieces if piece.groups is not None]
+    if not names:
+        return None, []
+    # Codes are given in the order of first appearance.
+    encoded = pa.concat_arrays(names).dictionary_encode()
+    index_N = torch.from_numpy(as_numpy(encoded.indices).astype(np.int64))
+    return Groups.of(index_N, len(encoded.dictionary)), encoded.dictionary.to_pylist()
+
+
+def _sample_ids(pieces: Sequence[Piece], several_files: bool) -> list[str]:
+    names = [piece.samples for piece in pieces if piece.samples is not None]
+    if not names:
+        return [f"{piece.file.name}:{row}" if several_files else f"row {row}" for piece in pieces for row in piece.rows]
+    ids = pa.concat_arrays(names)
+    encoded = ids.dictionary_encode()
+    if len(encoded.dictionary) < len(ids):
+        raise _duplicate(pieces, as_numpy(encoded.indices), encoded.dictionary)
+    found: list[str] = ids.to_pylist()
+    return found
+
+
+def _duplicate(pieces: Sequence[Piece], code_N: np.ndarray, names: pa.Array) -> DataError:
+    is_first_N = np.zeros(len(code_N), bool)
+    is_first_N[np.unique(code_N, return_index=True)[1]] = True
+    second = int(np.argmin(is_first_N))
+    first = int(np.argmax(code_N == code_N[second]))
+    where = [(piece, row) for piece in pieces for row in piece.rows]
+    (early, row), (late, again) = where[first], where[second]
+    at = f"rows {row} and {again}" if early.file is late.file else f"row {row} and {late.file.name}, row {again}"
+    return DataError(
+        f"{early.place('sample_id').file}: column {early.place('sample_id').label}, {at}: "
+        f"{names[int(code_N[second])].as_py()!r} twice in one step and split; give every row a key of its own"
+    )

@@ -1,0 +1,77 @@
+"""The pieces of steps of which more rows are to come, in bounded memory."""
+
+from collections.abc import Iterator
+from contextlib import ExitStack, contextmanager
+
+from rolloutdoctor.data.batch import StepKey
+from rolloutdoctor.io.parquet.files import OpenFile, RunFile
+from rolloutdoctor.io.parquet.index import Index, RowGroup
+from rolloutdoctor.io.parquet.spill_file import WAITING_BYTES, Spill
+from rolloutdoctor.io.parquet.step_chunks import Piece
+
+MOST_OPEN_FILES = 64
+
+
+class Waiting:
+    """Pieces by step and split. What waits beyond `WAITING_BYTES` is in the temporary file.
+
+    The step that is to be complete first stays in memory, however large: it is what memory is measured by.
+    """
+
+    def __init__(self, index: Index, spill: Spill) -> None:
+        self._index, self._spill = index, spill
+        self._pieces: dict[StepKey, list[tuple[tuple[int, int], Piece]]] = {}
+        self._held: dict[StepKey, int] = {}
+
+    def add(self, key: StepKey, row_group: RowGroup, piece: Piece) -> None:
+        """Keep a piece until its step is taken."""
+        self._pieces.setdefault(key, []).append(((row_group.file, row_group.group), piece))
+        self._held[key] = self._held.get(key, 0) + piece.held
+        if sum(self._held.values()) > WAITING_BYTES:
+            self._store_all_but(min(self._pieces, key=lambda each: (self._index.last.get(each, 0), each)))
+
+    def take(self, key: StepKey) -> list[Piece]:
+        """Hand over the pieces of a step, in the order of the files and their rows."""
+        self._held.pop(key, None)
+        return [piece for _, piece in sorted(self._pieces.pop(key), key=lambda entry: entry[0])]
+
+    def leftover(self) -> tuple[StepKey, Piece] | None:
+        """Return a step that was never complete, if there is one."""
+        return next(((key, entries[0][1]) for key, entries in self._pieces.items()), None)
+
+    def _store_all_but(self, first: StepKey) -> None:
+        if sum(self._held.values()) - self._held[first] <= WAITING_BYTES:
+            return
+        for key, entries in self._pieces.items():
+            if key != first:
+                entries[:] = [(place, piece.stored(self._spill)) for place, piece in entries]
+                self._held[key] = 0
+
+
+@contextmanager
+def row_groups_opened(
+    files: "tuple[RunFile, ...]", plan: list[tuple[int, RowGroup]]
+) -> Iterator[Iterator[tuple[int, RowGroup, OpenFile]]]:
+    """Go through row groups in their order; a file is open from its first to its last, `MOST_OPEN_FILES` at most."""
+    left: dict[int, int] = {}
+    for _, found in plan:
+        left[found.file] = left.get(found.file, 0) + 1
+    opened: dict[int, tuple[ExitStack, OpenFile]] = {}
+
+    def walk() -> Iterator[tuple[int, RowGroup, OpenFile]]:
+        for position, found in plan:
+            if found.file not in opened:
+                if len(opened) >= MOST_OPEN_FILES:
+                    opened.pop(next(iter(opened)))[0].close()
+                stack = ExitStack()
+                opened[found.file] = stack, stack.enter_context(files[found.file].opened())
+            yield position, found, opened[found.file][1]
+            left[found.file] -= 1
+            if not left[found.file]:
+                opened.pop(found.file)[0].close()
+
+    try:
+        yield walk()
+    finally:
+        for stack, _ in opened.values():
+            stack.close()

@@ -1,0 +1,1 @@
+"""Writing run files and journals: atomic targets, locks, recordings."""

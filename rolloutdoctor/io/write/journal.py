@@ -1,0 +1,304 @@
+"""A recording in progress: an append-only file that a killed process leaves readable up to its last whole step.
+
+Parquet cannot be read before its footer is written, so a recorder writes this first and turns it into a run file when
+it closes. A journal is a sequence of Arrow IPC streams and frames of `packed`, one for each table that was appended,
+uncompressed: whatever was appended before a kill is whole, and the tail of an append that was cut off is recognised as
+such. Tables of logged metrics have the columns of the metrics table; a table of rows has columns of the contract, not
+every one the same.
+"""
+
+import json
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+
+import pyarrow as pa
+
+from rolloutdoctor.data.schema import BY_NAME, COLUMNS, Kind
+from rolloutdoctor.io.locations.paths import Source, reason
+from rolloutdoctor.io.metadata import RunMetadata
+from rolloutdoctor.io.write import record_frames
+from rolloutdoctor.io.write.arrow_types import CONVERSATION, arrow_type
+from rolloutdoctor.io.write.recordings import SUFFIX, append, begin, release
+from rolloutdoctor.io.write.writer import METRICS_SCHEMA, MetricsWriter, RunWriter, metrics_path, placed_together
+from rolloutdoctor.results.errors import DataError, InputError, SchemaError
+
+_MAGIC = b"\xff\xff\xff\xff"
+_DROPPED = b"rolloutdoctor.dropped"
+
+
+@dataclass(frozen=True)
+class Dropped:
+    """What a recorder let go because writing could not keep up.
+
+    Attributes:
+        steps: ``step`` and ``split`` of the rows that are missing.
+        logs: how many times logged metrics are missing.
+    """
+
+    steps: tuple[tuple[int, str], ...] = ()
+    logs: int = 0
+
+    def __bool__(self) -> bool:
+        return bool(self.steps or self.logs)
+
+    def __str__(self) -> str:
+        return f"{len(self.steps)} steps and {self.logs} logs were dropped because writing could not keep up"
+
+    def metadata(self) -> dict[str, object]:
+        """Return what the metadata of a run file says of it; empty if nothing was dropped."""
+        return {"dropped_steps": [list(step) for step in self.steps], "dropped_logs": self.logs} if self else {}
+
+
+class JournalWriter:
+    """Appends tables to a journal beside the run file that it will become.
+
+    Each append goes to the operating system in one call, so that a kill of the process loses nothing that was appended
+    before; it is not synchronised to the disk, which a power failure would need.
+
+    Args:
+        run_path: the run file; where it has another name than asked for is for `begin` to say. The journal gets that
+            name and ``.journal``, numbered where an older one lies there.
+        metadata: who makes the run, and the options.
+
+    Attributes:
+        path: of the journal.
+        run_path: name that the run file will have.
+        size: bytes so far.
+
+    Raises:
+        UsageError: if nothing can be written there.
+    """
+
+    def __init__(self, run_path: Path, metadata: RunMetadata) -> None:
+        header = _encoded(pa.schema([]).empty_table().replace_schema_metadata(metadata.encode()))
+        self._file, self.path, self.run_path = begin(run_path, header)
+        self.size = len(header)
+
+    def append(self, entry: pa.Table | bytes, *, within: int | None = None) -> bool:
+        """Append a table, or a frame of `packed`; False if the journal would grow beyond `within` bytes."""
+        if not isinstance(entry, bytes):
+            entry = _encoded(entry)
+        if within is not None and self.size + len(entry) > within:
+            return False
+        append(self._file, entry, self.size)
+        self.size += len(entry)
+        return True
+
+    def drop(self, dropped: Dropped) -> None:
+        """Note what is missing so far; the last note counts."""
+        note = {_DROPPED: json.dumps([list(dropped.steps), dropped.logs]).encode()}
+        self.append(pa.schema([]).empty_table().replace_schema_metadata(note))
+
+    def close(self) -> None:
+        """Stop appending; the journal stays."""
+        release(self._file)
+
+
+@dataclass
+class Journal:
+    """A journal that is read, whole or cut off.
+
+    Attributes:
+        source: the file.
+        metadata: who made the run.
+        schema: every column that any table of rows has.
+        dropped: what the recorder dropped.
+        end: bytes that are whole.
+        size: bytes of the file; more than `end` if the last append was cut off.
+    """
+
+    source: Source
+    metadata: RunMetadata = field(default_factory=RunMetadata)
+    schema: pa.Schema = field(default_factory=lambda: pa.schema([]))
+    dropped: Dropped = field(default_factory=Dropped)
+    end: int = 0
+    size: int = 0
+
+    @classmethod
+    def open(cls, source: Source) -> "Journal":
+        """Look through a journal.
+
+        Raises:
+            InputError: if it cannot be read, is no journal, or holds columns that no recorder writes.
+        """
+        journal = cls(source)
+        fields: dict[str, pa.Field] = {}
+        for position, table in journal._entries():
+            entries = table.schema.metadata or {}
+            if not position:
+                journal.metadata = RunMetadata.decode(entries, source.name)
+            if _DROPPED in entries:
+                journal.dropped = _dropped(entries[_DROPPED], source.name)
+            if table.num_columns and table.schema != METRICS_SCHEMA:
+                for each in table.schema:
+                    fields[each.name] = _wider(fields.get(each.name), each, source.name)
+        journal.schema = _in_order(fields)
+        return journal
+
+    def joined(self, other: "Journal") -> "Journal":
+        """Return this journal with a schema that holds the rows of another one too.
+
+        Raises:
+            InputError: if a column is of one type here and of another there.
+        """
+        fields = {each.name: each for each in self.schema}
+        for each in other.schema:
+            fields[each.name] = _wider(fields.get(each.name), each, other.source.name)
+        return replace(self, schema=_in_order(fields))
+
+    def tables(self, schema: pa.Schema | None = None) -> Iterator[pa.Table]:
+        """Yield the tables of rows, each with every column of `schema`, null where it was not recorded."""
+        schema = schema or self.schema
+        for _, table in self._entries(logs=False):
+            if table.num_columns and table.schema != METRICS_SCHEMA:
+                yield pa.Table.from_arrays([_filled(table, each) for each in schema], schema=schema)
+
+    def logs(self) -> Iterator[pa.Table]:
+        """Yield the tables of logged metrics."""
+        for _, table in self._entries(logs=True):
+            if table.schema == METRICS_SCHEMA:
+                yield table
+
+    def _entries(self, *, logs: bool | None = None) -> Iterator[tuple[int, pa.Table]]:
+        """Every whole table and where it ends in the file, 0 for the first; sets `end` and `size`.
+
+        Once these are known, frames may be passed over that hold no logged metrics (`logs` is True), or only those
+        (False).
+        """
+        try:
+            file = pa.memory_map(self.source.path)
+        except (OSError, ValueError) as error:
+            raise InputError(f"{self.source.name}: {reason(error) if isinstance(error, OSError) else error}") from None
+        with file:
+            self.size, first = file.size(), True
+            stop = self.size if logs is None else self.end
+            while file.tell() < stop:
+                try:
+                    # A damaged file may declare anything: nothing is allocated here, and everything is checked.
+                    table = _next_table(file, self.size, logs)
+                    if table is None:
+                        continue
+                    table.validate(full=True)
+                    str(table.schema)  # its names have to be text
+                except (
+                    pa.ArrowException,
+                    OSError,
+                    EOFError,
+                    MemoryError,
+                    DataError,
+                    SchemaError,
+                    *record_frames.BROKEN,
+                ):
+                    break
+                position, first = 0 if first else file.tell(), False
+                self.end = file.tell() if logs is None else self.end
+                yield position, table
+            if first:
+                raise InputError(
+                    f"{self.source.name}: not the journal of a recording, or cut off before anything was recorded"
+                )
+
+
+def _next_table(file: pa.NativeFile, size: int, logs: bool | None) -> pa.Table | None:
+    at = file.tell()
+    head = file.read(record_frames.HEAD_SIZE)
+    rest = record_frames.frame_size(head)
+    if rest is None:
+        file.seek(at)
+        with pa.ipc.open_stream(file) as stream:
+            return pa.Table.from_batches(list(stream), stream.schema)
+    body = file.read(min(rest, size))
+    return None if logs is not None and record_frames.is_log(body) is not logs else record_frames.unpack(head, body)
+
+
+def finish(journal_path: Path, run_path: Path) -> int:
+    """Turn a journal into a run file with its metrics table; both appear whole, and replace nothing.
+
+    Args:
+        journal_path: a journal that nobody writes to any more; it stays.
+        run_path: final name of the run file. A journal without rows or without logs leaves no such file.
+
+    Returns:
+        How many rows there are.
+
+    Raises:
+        TakenError: if the run file or its metrics table is there.
+        InputError, UsageError, OSError: if something cannot be read or written.
+    """
+    journal = Journal.open(Source.of(str(journal_path)))
+    metadata = replace(journal.metadata, recording={**journal.metadata.recording, **journal.dropped.metadata()})
+    run, metrics = RunWriter(run_path, metadata, fresh=True), MetricsWriter(metrics_path(run_path), fresh=True)
+    with placed_together(run, metrics, fresh=True):
+        for table in journal.tables():
+            run.write({name: table[name] for name in table.column_names})
+        for table in journal.logs():
+            metrics.write_table(table)
+        for writer in (run, metrics):
+            if not writer.rows:
+                writer.abort()
+    return run.rows
+
+
+def is_journal(path: Path) -> bool:
+    """Tell a journal by its name and its first bytes."""
+    if not path.is_file() or not path.name.endswith(SUFFIX):
+        return False
+    with path.open("rb") as file:
+        return file.read(len(_MAGIC)) == _MAGIC
+
+
+def _encoded(table: pa.Table) -> bytes:
+    buffer = pa.BufferOutputStream()
+    with pa.ipc.new_stream(buffer, table.schema) as stream:
+        stream.write_table(table)
+    content: bytes = buffer.getvalue().to_pybytes()
+    return content
+
+
+def _dropped(raw: bytes, name: str) -> Dropped:
+    try:
+        steps, logs = json.loads(raw)
+        return Dropped(tuple((int(step), str(split)) for step, split in steps), int(logs))
+    except (ValueError, TypeError, RecursionError):
+        raise InputError(f"{name}: the note of what was dropped is damaged; the journal cannot be trusted") from None
+
+
+def _in_order(fields: Mapping[str, pa.Field]) -> pa.Schema:
+    return pa.schema([fields[column.name] for column in COLUMNS if column.name in fields])
+
+
+def _wider(known: pa.Field | None, found: pa.Field, name: str) -> pa.Field:
+    """The field that holds both; of rewards, every name that either has."""
+    column = BY_NAME.get(found.name)
+    kind = None if column is None else _expected(column.kind, found.type, arrow_type(column))
+    if kind is None:
+        raise InputError(f"{name}: the column {found.name!r} of type {found.type} is none that a recorder writes")
+    if known is None or known.type == found.type:
+        return pa.field(found.name, found.type)
+    if not pa.types.is_struct(found.type):
+        raise InputError(f"{name}: the column {found.name!r} is {known.type} in one step and {found.type} in another")
+    names = dict.fromkeys(each.type.field(i).name for each in (known, found) for i in range(each.type.num_fields))
+    return pa.field(found.name, pa.struct([(each, pa.float64()) for each in names]))
+
+
+def _expected(kind: Kind, found: pa.DataType, usual: pa.DataType) -> pa.DataType | None:
+    if kind is Kind.NAMED_NUMBERS:
+        members = range(found.num_fields) if pa.types.is_struct(found) else ()
+        numbers = [pa.types.is_float64(found.field(i).type) for i in members]
+        return found if numbers and all(numbers) else None
+    if kind is Kind.MESSAGES and found == CONVERSATION:
+        return found
+    return found if found == usual else None
+
+
+def _filled(table: pa.Table, wanted: pa.Field) -> pa.Array:
+    if wanted.name not in table.column_names:
+        return pa.nulls(len(table), wanted.type)
+    column = table[wanted.name].combine_chunks()
+    if column.type == wanted.type:
+        return column
+    members = {column.type.field(i).name: column.field(i) for i in range(column.type.num_fields)}
+    return pa.StructArray.from_arrays(
+        [members.get(each.name, pa.nulls(len(table), each.type)) for each in wanted.type], fields=list(wanted.type)
+    )

@@ -1,0 +1,62 @@
+"""Temporary folders, named by the process that made them, so that what a killed one left can be removed."""
+
+import os
+import shutil
+import stat
+import tempfile
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
+from pathlib import Path
+
+from rolloutdoctor.io.write.owners import is_left_behind, tag
+from rolloutdoctor.results.errors import InputError
+
+PREFIX = "rolloutdoctor-"
+
+_open: set[Path] = set()
+
+
+@contextmanager
+def scratch_folder() -> Iterator[Path]:
+    """Give a new folder that nobody else can read; it is removed with all that is in it, however this ends.
+
+    Raises:
+        InputError: if there is no room for temporary files.
+    """
+    sweep_scratch()
+    try:
+        folder = Path(tempfile.gettempdir()) / f"{PREFIX}{tag()}"
+        # Noted before it is there, so that a signal in between leaves nothing.
+        _open.add(folder)
+        folder.mkdir(mode=0o700)
+    except OSError as error:
+        raise InputError(
+            f"a dump is read through a temporary folder, and none can be made ({error.strerror or error}); set TMPDIR "
+            "to a folder that can be written to"
+        ) from None
+    try:
+        yield folder
+    finally:
+        _remove(folder)
+
+
+def sweep_scratch() -> None:
+    """Remove the folders of processes that are known to be dead; those of other users are left alone."""
+    with suppress(OSError), os.scandir(tempfile.gettempdir()) as entries:
+        for entry in entries:
+            if is_left_behind(entry.name, prefix=PREFIX):
+                with suppress(OSError):
+                    found = entry.stat(follow_symlinks=False)
+                    if stat.S_ISDIR(found.st_mode) and found.st_uid == os.geteuid():
+                        shutil.rmtree(entry.path, ignore_errors=True)
+
+
+def remove_scratch() -> None:
+    """Remove the folders of this process: for who ends it in the middle of anything."""
+    for folder in list(_open):
+        _remove(folder)
+
+
+def _remove(folder: Path) -> None:
+    shutil.rmtree(folder, ignore_errors=True)
+    _open.discard(folder)

@@ -1,0 +1,1 @@
+"""What a trainer computes, as plain data: names and numbers, no tensors."""

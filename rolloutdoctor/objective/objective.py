@@ -1,0 +1,368 @@
+"""`Objective`: what a trainer computes from a step, as one frozen value.
+
+Masks have scopes. Which rows *vote* in the baseline, which tokens carry the *policy* term, which the *KL* term,
+which are counted in a *denominator* and which enter a *metric* are different sets in almost every trainer. Each is
+a field here, so that a fix is an edit of one of them.
+"""
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field, replace
+from enum import Enum
+from typing import Literal
+
+from rolloutdoctor.results.errors import CannotComputeError
+
+
+class RowSet(Enum):
+    """A set of rows that a scope can leave out."""
+
+    REJECTED = "rows with no trained token left"
+    UNSCORED = "rows whose reward is null"
+    ZERO_STD = "train rows of groups of two or more whose rewards are all equal (max - min = 0)"
+    STD_FLAGGED = "rows that TRL flags as zero-std: |std| <= 1e-8 in float32, eval rows and groups of one included"
+
+
+@dataclass(frozen=True)
+class Scope:
+    """The rows that take part in something: all of them, less some sets."""
+
+    without: frozenset[RowSet] = frozenset()
+
+    def leaving_out(self, rows: RowSet) -> "Scope":
+        """Return the scope without `rows`."""
+        return Scope(self.without | {rows})
+
+
+@dataclass(frozen=True, kw_only=True)
+class AdvantageRule:
+    """How scores become advantages.
+
+    Attributes:
+        estimator: name in `rolloutdoctor.formulas.advantages.table`.
+        scale: the standard deviation that centred scores are divided by: of the group, of the batch, or none.
+        epsilon: added to that standard deviation.
+        lone: the advantage of a row that is the only voter of its group: its raw score, or zero.
+        gamma: discount per token, for estimators with a time axis.
+        lam: lambda of generalised advantage estimation.
+        batch_if_unequal: where groups differ in size the whole batch is one group (slime reshapes by position).
+        numeric_ids: group ids that are whole numbers are compared as numbers, so that "7" and "007" are one group:
+            never, only where rejected rows have no vote (as the proposal for verl has it), or always.
+        single: statistics are float32 where TRL's are, rounding of equal rewards included; False: float64.
+        sums_tokens: the score of a row is the unmasked sum of its token rewards (`token_rewards` where the file has
+            them), the KL penalty inside the reward included; False: it is `reward` as logged.
+        reward_keys: the reward functions that are normalised one by one; none: the score alone.
+        reward_weights: their weights; none: all one.
+        normalised: the advantages are centred over the step's voters and divided by their standard deviation (TRL).
+        reward_bounds: what the rewards are clamped to before any KL penalty; None: nothing.
+        whitened: the advantages are whitened over the trained tokens of the step (slime).
+        zero_tail: no baseline where the only longest row of a group is beyond every other (optimal token baselines).
+    """
+
+    estimator: str
+    scale: Literal["group", "batch", "none"] = "group"
+    epsilon: float = 1e-6
+    lone: Literal["raw", "zero"] = "raw"
+    gamma: float = 1.0
+    lam: float = 1.0
+    batch_if_unequal: bool = False
+    numeric_ids: Literal["never", "rejected-rows", "always"] = "never"
+    single: bool = False
+    sums_tokens: bool = False
+    reward_keys: tuple[str, ...] = ()
+    reward_weights: tuple[float, ...] = ()
+    normalised: bool = False
+    reward_bounds: tuple[float, float] | None = None
+    whitened: bool = False
+    zero_tail: bool = True
+
+
+@dataclass(frozen=True, kw_only=True)
+class Surrogate:
+    """The policy term.
+
+    Attributes:
+        kind: name in `rolloutdoctor.formulas.losses.surrogates`.
+        clip_low: how far below one the ratio may fall.
+        clip_high: how far above one it may rise.
+        cap: verl's and slime's dual clip for negative advantages, TRL's `delta`; None: no cap.
+        log_ratio_bound: the log-ratio is clamped to this absolute value; None: not clamped.
+        old: the column that the policy's log-probs are compared with.
+        level: one ratio per token, or per row: the geometric mean or the product of its tokens' ratios.
+        empty_share: a row without a trained token has a term too: minus this share of its advantage. A share of 0
+            lets only NaN and infinity through, as 0 times the advantage does; None: such a row has no term.
+        numbers: further parameters, by the names that the function of the kind documents.
+    """
+
+    kind: str
+    clip_low: float
+    clip_high: float
+    cap: float | None = None
+    log_ratio_bound: float | None = None
+    old: Literal["old_log_probs", "rollout_log_probs"] = "old_log_probs"
+    level: Literal["token", "sequence", "sequence-sum"] = "token"
+    empty_share: float | None = None
+    numbers: Mapping[str, float] = field(default_factory=dict, hash=False)
+
+    @property
+    def moves_without_advantage(self) -> bool:
+        """True if a token whose advantage is zero can have a policy gradient."""
+        return self.kind in ("verl_dro", "verl_kl_cov")
+
+
+@dataclass(frozen=True, kw_only=True)
+class KlTerm:
+    """A KL estimator with its coefficient.
+
+    Attributes:
+        estimator: name in `rolloutdoctor.formulas.kl`.
+        coef: what it is multiplied by.
+        straight_through: the derivative is that of k2.
+        ratio_weighted: multiplied by the importance ratio, not detached.
+        ratio_level: that ratio is the token's, or the geometric mean of the row's.
+        clamp: bound on the absolute value after weighting.
+        log_probs: the column compared with the reference.
+        masked: inside the reward, only tokens of the mask before rejection are penalised; False: every token is.
+        of_trained: that mask is the one after it.
+        coef_metric: the logged metric that holds the coefficient of each step; None: it is `coef` in every step.
+    """
+
+    estimator: str
+    coef: float
+    straight_through: bool = False
+    ratio_weighted: bool = False
+    ratio_level: Literal["token", "sequence"] = "token"
+    clamp: float | None = None
+    log_probs: Literal["policy_log_probs", "old_log_probs", "rollout_log_probs"] = "policy_log_probs"
+    masked: bool = False
+    of_trained: bool = False
+    coef_metric: str | None = None
+
+    def at_step(self, logged: Mapping[str, float]) -> "KlTerm":
+        """Return the term with the coefficient of one step, given the metrics logged at it.
+
+        Raises:
+            CannotComputeError: if the coefficient changes from step to step, and the step's was not logged.
+        """
+        if self.coef_metric is None:
+            return self
+        if self.coef_metric not in logged:
+            raise CannotComputeError(
+                f"the coefficient of the KL penalty in the reward depends on every step before, and the metric "
+                f"{self.coef_metric} that holds it was not logged"
+            )
+        return replace(self, coef=logged[self.coef_metric], coef_metric=None)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Aggregation:
+    """How token terms become one loss.
+
+    Attributes:
+        mode: name in `rolloutdoctor.formulas.losses.aggregation`.
+        length: the fixed length that sums are divided by (Dr. GRPO), or None.
+        counted_in_loss: True if the token count of the denominator is taken from the mask that the loss sees, False
+            if it was counted over the batch before; a fix that edits the loss's mask changes only the former.
+        counted_before_rejection: True if token counts are those of the mask before rejection.
+        needs_micro_batches: True if the number depends on how the step was cut into micro-batches, and it was.
+        eval_batches: True if every evaluation batch is a loss of its own, averaged by rows.
+        counted_in_policy: True if token counts are those of the tokens that the correction inside the policy term
+            keeps.
+    """
+
+    mode: str
+    length: int | None = None
+    counted_in_loss: bool = True
+    counted_before_rejection: bool = False
+    needs_micro_batches: bool = False
+    eval_batches: bool = False
+    counted_in_policy: bool = False
+
+
+@dataclass(frozen=True, kw_only=True)
+class ImportanceWeights:
+    """Weights of the policy term that correct for the sampler's log-probs differing from the trainer's.
+
+    Attributes:
+        level: one weight for each token, or one for each row.
+        high: the largest weight.
+        low: None: weights are cut at `high`; else weights outside of both bounds are 0 (IcePop).
+        normalised: weights are divided by their mean over the step.
+    """
+
+    level: Literal["token", "sequence"]
+    high: float
+    low: float | None = None
+    normalised: bool = False
+
+
+@dataclass(frozen=True, kw_only=True)
+class Rejection:
+    """A bound on how far the sampler's log-probs may be from the trainer's.
+
+    Attributes:
+        statistic: name in `rolloutdoctor.formulas.corrections.rejection`.
+        high: largest statistic that is kept.
+        low: smallest statistic that is kept, or None.
+    """
+
+    statistic: str
+    high: float
+    low: float | None = None
+
+
+@dataclass(frozen=True, kw_only=True)
+class RolloutCorrection:
+    """What is done about the sampler and the trainer giving different log-probs.
+
+    Attributes:
+        weights: importance weights of the policy term, or None.
+        rejects: tokens or rows are rejected, and the run's mask is the one after it.
+        rejections: by what.
+        weighs: False: the weights are computed for their metrics alone.
+    """
+
+    weights: ImportanceWeights | None = None
+    rejects: bool = False
+    rejections: tuple[Rejection, ...] = ()
+    weighs: bool = True
+
+
+@dataclass(frozen=True, kw_only=True)
+class Gate:
+    """A detached multiplier of the policy term: what it takes out keeps its KL term and its place in denominators.
+
+    Attributes:
+        kind: name in `rolloutdoctor.formulas.losses.gates`.
+        against: the log-probs that the trainer's are compared with.
+        level: one weight per token or per row.
+        low: smallest weight, or None.
+        high: largest weight, or None; of an off-policy mask the largest drift, of an entropy mask the share kept.
+        outside: weights outside of the bounds are cut to them, or 0.
+        nan_is_one: where there is nothing to compare with, the log-probs count as equal; False: NaN goes through.
+        inside: the policy term takes the weights in by itself.
+    """
+
+    kind: Literal["importance", "off_policy", "high_entropy"]
+    against: Literal["old_log_probs", "rollout_log_probs"] = "rollout_log_probs"
+    level: Literal["token", "sequence"] = "token"
+    low: float | None = None
+    high: float | None = None
+    outside: Literal["cut", "zero"] = "cut"
+    nan_is_one: bool = False
+    inside: bool = False
+
+
+@dataclass(frozen=True, kw_only=True)
+class Mismatch:
+    """What slime's loss does about sampler and trainer differing, with its helper of that name.
+
+    A ratio is trainer over sampler: of the token, or the product (sequence) or geometric mean of its row.
+
+    Attributes:
+        weighs: False: nothing is weighted or rejected, and only metrics are logged.
+        level: of the ratio that weighs.
+        mode: weights are cut at `high`, cut at both bounds, or tokens outside of both are rejected.
+        low: smallest weight.
+        high: largest weight.
+        reject_level: of the ratio that rejects; None: nothing more is rejected.
+        reject_low: smallest ratio that is kept.
+        reject_high: largest ratio that is kept.
+        veto: a row with a token of a smaller ratio is rejected; None: none is.
+        normalised: weights are divided by their mean over the micro-batch.
+    """
+
+    weighs: bool
+    level: Literal["token", "sequence", "geometric"] = "token"
+    mode: Literal["truncate", "clip", "mask"] = "truncate"
+    low: float = 0.0
+    high: float = float("inf")
+    reject_level: Literal["token", "sequence", "geometric"] | None = None
+    reject_low: float = 0.0
+    reject_high: float = float("inf")
+    veto: float | None = None
+    normalised: bool = False
+
+
+class KlBuffer(Enum):
+    """What the stored KL metric is."""
+
+    COPY = "a copy of the KL"
+    REWARD = "the reward buffer: -coef * KL, with the reward added to the last token"
+
+
+@dataclass(frozen=True, kw_only=True)
+class Objective:
+    """Everything that decides a step's numbers.
+
+    Attributes:
+        trainer: name of the trainer.
+        version: its version, as given or assumed.
+        advantage: how scores become advantages.
+        surrogate: the policy term.
+        aggregation: how token terms become one loss.
+        policy_aggregation: how the terms of the policy do, where the trainer forces another way on them; or None.
+        kl_loss: the KL term of the loss, or None.
+        kl_reward: the KL penalty inside the reward, or None.
+        correction: what is done about sampler and trainer differing.
+        policy_correction: the same inside the policy term, with the log-probs at the loss against those that the term
+            compares them with: what it rejects keeps its KL term; or None.
+        mismatch: weights of the policy term and rejections that take out the KL term too, made inside the loss; or
+            None.
+        gates: what else the policy term is multiplied by.
+        reward_weights: weight of each reward function, or None for all one.
+        vote: rows that enter baselines and scales.
+        policy: rows whose tokens carry the policy term.
+        kl: rows whose tokens carry the KL term.
+        denominator: rows whose tokens are counted in denominators.
+        metric: rows whose tokens enter the loss's metrics.
+        kl_buffer: what the stored KL metric is.
+        metric_columns: columns that metrics are made of where they are there, beyond those of the loss.
+        also_logs: metrics that an option switches on.
+        context_slices: over how many slices of every row the trainer adds up the metric of the stored KL.
+    """
+
+    trainer: str
+    version: str
+    advantage: AdvantageRule
+    surrogate: Surrogate
+    aggregation: Aggregation
+    policy_aggregation: Aggregation | None = None
+    kl_loss: KlTerm | None = None
+    kl_reward: KlTerm | None = None
+    correction: RolloutCorrection = field(default_factory=RolloutCorrection)
+    policy_correction: RolloutCorrection | None = None
+    mismatch: Mismatch | None = None
+    gates: tuple[Gate, ...] = ()
+    reward_weights: tuple[float, ...] | None = None
+    vote: Scope = field(default_factory=Scope)
+    policy: Scope = field(default_factory=Scope)
+    kl: Scope = field(default_factory=Scope)
+    denominator: Scope = field(default_factory=Scope)
+    metric: Scope = field(default_factory=Scope)
+    kl_buffer: KlBuffer = KlBuffer.COPY
+    metric_columns: frozenset[str] = frozenset()
+    also_logs: frozenset[str] = frozenset()
+    context_slices: int = 1
+
+    def with_lone(self, lone: Literal["raw", "zero"]) -> "Objective":
+        """Return the objective with another rule for the only voter of a group."""
+        return replace(self, advantage=replace(self.advantage, lone=lone))
+
+    def in_single(self) -> "Objective":
+        """Return the objective with TRL's group statistics in float32; the same for estimators that are not TRL's."""
+        if self.trainer != "trl" or self.advantage.estimator not in ("grpo", "normalize_then_sum"):
+            return self
+        return replace(self, advantage=replace(self.advantage, single=True))
+
+    @property
+    def step_metric(self) -> str | None:
+        """The logged metric that holds what changes from step to step, or None if nothing does."""
+        return None if self.kl_reward is None else self.kl_reward.coef_metric
+
+    def at_step(self, logged: Mapping[str, float]) -> "Objective":
+        """Return the objective of one step: what changes from step to step is taken from its logged metrics.
+
+        Raises:
+            CannotComputeError: if a metric that holds such a value was not logged.
+        """
+        return self if self.kl_reward is None else replace(self, kl_reward=self.kl_reward.at_step(logged))

@@ -1,0 +1,134 @@
+"""Which columns an objective needs, so that only these are read."""
+
+from collections.abc import Sequence
+
+from rolloutdoctor.objective.objective import Objective, RowSet
+
+TOKEN_COLUMNS: dict[str, frozenset[str]] = {
+    "masked_gae": frozenset({"values"}),
+    "optimal_token_baseline": frozenset({"group_id", "old_log_probs", "sum_pi_squared"}),
+    "reinforce_plus_plus": frozenset(),
+    "remax": frozenset({"reward_baseline"}),
+    "tir_optimal_token_baseline": frozenset({"group_id", "old_log_probs", "sum_pi_squared"}),
+}
+"""Estimators with one advantage per token, with what they need beyond rewards and mask."""
+
+WHOLE_COLUMNS: dict[str, frozenset[str]] = {
+    "gae": frozenset({"values"}),
+    "slime_reinforce_plus_plus": frozenset(),
+    "slime_reinforce_plus_plus_baseline": frozenset({"group_id"}),
+}
+"""The same for estimators over all response tokens, masked ones included."""
+
+WEIGHTED = frozenset({"optimal_token_baseline", "tir_optimal_token_baseline"})
+"""Estimators that see the importance weights of the rollout correction."""
+
+
+def has_time_axis(objective: Objective) -> bool:
+    """True if the estimator gives one advantage per token: nothing of it is about rows or their baselines."""
+    return objective.advantage.estimator in TOKEN_COLUMNS or objective.advantage.estimator in WHOLE_COLUMNS
+
+
+def advantage_columns(objective: Objective) -> frozenset[str]:
+    """Return the columns that the advantages of `objective` need."""
+    rule = objective.advantage
+    needed = {"reward", "group_id"}
+    if rule.estimator in ("gdpo", "opo", "reinforce_plus_plus_baseline"):
+        needed.add("response_mask")
+    if rule.whitened:
+        needed.add("response_mask")
+    if rule.reward_keys or rule.estimator == "normalize_then_sum":
+        needed.add("rewards")
+    if rule.estimator in WHOLE_COLUMNS:
+        needed = {"reward", "response_mask", *WHOLE_COLUMNS[rule.estimator]} | reward_kl_columns(objective)
+    if rule.estimator in TOKEN_COLUMNS:
+        needed = {"reward", "response_mask", *TOKEN_COLUMNS[rule.estimator]}
+    if rule.estimator in WEIGHTED:
+        needed |= weight_columns(objective)
+    if rule.sums_tokens:
+        needed |= reward_kl_columns(objective)
+    if RowSet.REJECTED in objective.vote.without:
+        needed.add("response_mask")
+    return frozenset(needed)
+
+
+def reward_kl_columns(objective: Objective) -> frozenset[str]:
+    """Return the columns that the KL penalty inside the reward needs."""
+    term = objective.kl_reward
+    if term is None or (term.coef == 0 and term.coef_metric is None):
+        return frozenset()
+    return frozenset({term.log_probs, "ref_log_probs", *([mask_before_rejection(objective)] if term.masked else [])})
+
+
+def weight_columns(objective: Objective) -> frozenset[str]:
+    """Return the columns that the importance weights of the rollout correction need."""
+    weights = objective.correction.weights
+    if weights is None:
+        return frozenset()
+    needed = {"rollout_log_probs", "old_log_probs", "response_mask"}
+    # The weight of a trained token does not depend on rejected ones, unless a sum or a mean is taken over them.
+    if weights.level == "sequence" or weights.normalised:
+        needed.add(mask_before_rejection(objective))
+    return frozenset(needed)
+
+
+def mask_before_rejection(objective: Objective) -> str:
+    """Name of the mask before rejection: without rejection it is the mask."""
+    return "response_mask_pre" if objective.correction.rejects else "response_mask"
+
+
+def loss_columns(objective: Objective) -> frozenset[str]:
+    """Return the columns that the loss and its gradient need."""
+    needed = set(advantage_columns(objective)) | {"response_mask", "policy_log_probs", objective.surrogate.old}
+    needed |= weight_columns(objective)
+    for rule in (objective.aggregation, objective.policy_aggregation):
+        if rule is not None and rule.counted_before_rejection:
+            needed.add("response_mask_pre")
+        if rule is not None and rule.needs_micro_batches:
+            needed.add("micro_batch_id")
+    if objective.kl_loss is not None:
+        needed.add("ref_log_probs")
+    inside = objective.policy_correction
+    if inside is not None and inside.weights is not None and inside.weighs and inside.weights.normalised:
+        needed.add("micro_batch_id")
+    if objective.mismatch is not None:
+        needed |= {"old_log_probs", "rollout_log_probs"}
+        if objective.mismatch.normalised:
+            needed.add("micro_batch_id")
+    for gate in objective.gates:
+        needed |= {"entropy"} if gate.kind == "high_entropy" else {"old_log_probs", gate.against}
+    return frozenset(needed)
+
+
+def optional_columns(objective: Objective) -> frozenset[str]:
+    """Return the columns that change the numbers where they are there, and are not missed where they are not."""
+    wanted = set(LAYOUT_COLUMNS)
+    if objective.advantage.sums_tokens:
+        wanted.add("token_rewards")
+    if weight_columns(objective) or reward_kl_columns(objective):
+        wanted.add("response_mask_pre")
+    return frozenset(wanted)
+
+
+def metric_columns(objective: Objective) -> frozenset[str]:
+    """Return the columns that every metric of the trainer needs or uses, where they are there."""
+    return loss_columns(objective) | reward_kl_columns(objective) | {"reward"} | objective.metric_columns
+
+
+def incomplete(names: Sequence[str]) -> str:
+    """Say what is wrong with columns that only some rows of a step have."""
+    return f"{', '.join(names)}{_INCOMPLETE}"
+
+
+def is_incomplete(why: str) -> bool:
+    """Tell whether a reason is one of `incomplete`."""
+    return why.endswith(_INCOMPLETE)
+
+
+_INCOMPLETE = " null in some of its rows and not in others"
+
+CUT_COLUMNS = ("optim_step_id", "micro_batch_id", "rank")
+"""Columns that say how a step was cut up; read where they are there."""
+
+LAYOUT_COLUMNS = (*CUT_COLUMNS, "trajectory_id")
+"""These, and the one that says which rows are parts of one trajectory."""

@@ -1,0 +1,86 @@
+"""Statistics of groups in which some rows have a vote, and the others are left out."""
+
+from functools import cached_property
+from typing import TYPE_CHECKING
+
+import torch
+from torch import Tensor
+
+from rolloutdoctor.ops import segments as seg
+
+if TYPE_CHECKING:
+    from rolloutdoctor.ops.groups import Groups
+
+
+class Votes:
+    """The voting rows of some groups: counted once, whatever is asked of them.
+
+    Attributes:
+        groups: rows gathered into groups.
+        vote_N: ``[N]`` bool, rows that have a vote.
+    """
+
+    def __init__(self, groups: "Groups", vote_N: Tensor) -> None:
+        self.groups, self.vote_N = groups, vote_N
+        # Where everyone votes, nothing has to be put in anyone's place.
+        self._all = bool(vote_N.numpy().all()) if vote_N.device.type == "cpu" else bool(vote_N.all())
+
+    @cached_property
+    def count_G(self) -> Tensor:
+        """``[G]`` float64, voting rows of each group."""
+        return self.groups.total(self.vote_N)
+
+    @cached_property
+    def count_N(self) -> Tensor:
+        """``[N]`` float64, voting rows of the row's group."""
+        return self.per_row(self.count_G)
+
+    def per_row(self, x_G: Tensor) -> Tensor:
+        """Give every row the value of its group: ``[G] -> [N]``."""
+        return seg.pick(x_G, self.groups.index_N)
+
+    def only(self, x_N: Tensor, filler: float = 0.0) -> Tensor:
+        """`x_N` for voters and `filler` for the rest."""
+        return x_N if self._all else torch.where(self.vote_N, x_N, filler)
+
+    def total(self, x_N: Tensor) -> Tensor:
+        """Sum over the voting rows of each group, float64 ``[G]``."""
+        return self.groups.total(self.only(x_N))
+
+    def high(self, x_N: Tensor) -> Tensor:
+        """Largest value of the voting rows of each group, ``[G]``; -inf where nobody votes, NaN for one among them."""
+        return seg.high(self.groups.gathered(self.only(x_N, -torch.inf)), self.groups.offsets)
+
+    def low(self, x_N: Tensor) -> Tensor:
+        """Smallest value of the voting rows of each group, ``[G]``; +inf where nobody votes, NaN for one among them."""
+        return seg.low(self.groups.gathered(self.only(x_N, torch.inf)), self.groups.offsets)
+
+    def mean(self, x_N: Tensor) -> Tensor:
+        """Mean over the voting rows of each group, float64 ``[G]``; NaN where nobody votes.
+
+        Computed as the smallest value plus the mean excess over it, so that equal values have exactly that mean; where
+        the smallest is not finite it has no excess, and the mean is that of the values.
+        """
+        low_G = self.low(x_N)
+        base_G = torch.where(low_G.isfinite(), low_G, 0.0)
+        return base_G + self.total(x_N - self.per_row(base_G)) / self.count_G
+
+    def std(self, x_N: Tensor, mean_G: Tensor | None = None) -> Tensor:
+        """Unbiased standard deviation over the voting rows of each group, float64 ``[G]``; NaN below two voters.
+
+        Args:
+            x_N: the values.
+            mean_G: their `mean`, where it is known already.
+        """
+        centre_G = self.mean(x_N) if mean_G is None else mean_G
+        freedom_G = self.count_G - 1
+        variance_G = self.total((x_N - self.per_row(centre_G)) ** 2) / freedom_G
+        return torch.where(freedom_G > 0, variance_G.sqrt(), torch.nan)
+
+    def spread(self, x_N: Tensor) -> Tensor:
+        """Largest minus smallest value among the voting rows of each group, ``[G]``; NaN where nobody votes.
+
+        This, and never a standard deviation, says whether rewards are equal: eight times 0.3 has a float32 standard
+        deviation above zero.
+        """
+        return torch.where(self.count_G > 0, self.high(x_N) - self.low(x_N), torch.nan)

@@ -1,0 +1,248 @@
+"""What `recompute` and `diff` give back: plain data that every view renders."""
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING
+
+from rolloutdoctor.results.figures import AdvantagesData
+from rolloutdoctor.results.findings import InputSummary, Measure, Setting
+
+if TYPE_CHECKING:
+    import polars as pl
+
+
+@dataclass(frozen=True)
+class Numbers:
+    """One step under one objective; None and absent: a column that it needs is missing.
+
+    Attributes:
+        loss: of the step.
+        policy_loss: its policy part.
+        kl_loss: its KL part, coefficient included.
+        grad_l1: sum of absolute derivatives with respect to the logged log-probs.
+        grad_l2: their Euclidean norm.
+        metrics: the trainer's own metrics under their own names.
+    """
+
+    loss: float | None = None
+    policy_loss: float | None = None
+    kl_loss: float | None = None
+    grad_l1: float | None = None
+    grad_l2: float | None = None
+    metrics: Mapping[str, float] = field(default_factory=dict)
+
+
+@dataclass(frozen=True)
+class RecomputedStep:
+    """One step, recomputed.
+
+    Attributes:
+        step: optimiser step.
+        split: ``train`` or ``eval``.
+        rows: how many.
+        tokens: how many, masked ones included.
+        before: as configured.
+        fixed: with the fixes, or None.
+        logged: metric to the value that the trainer logged, of those that were recomputed.
+    """
+
+    step: int
+    split: str
+    rows: int
+    tokens: int
+    before: Numbers
+    fixed: Numbers | None = None
+    logged: Mapping[str, float] = field(default_factory=dict)
+
+
+@dataclass(frozen=True)
+class Recomputed:
+    """Everything that `recompute` has to say besides the file that it writes.
+
+    Attributes:
+        version: version of this package.
+        device: where the evaluation ran.
+        dtype: of the token values.
+        input: how much was read.
+        trainer: name of the trainer.
+        trainer_version: its version.
+        config: option name to value and origin.
+        fixes: the fixes of the columns that end in ``_fixed``.
+        columns: the columns that were added.
+        steps: in step order.
+        notes: what the numbers rest on, one sentence each.
+    """
+
+    version: str
+    device: str
+    dtype: str
+    input: InputSummary
+    trainer: str | None
+    trainer_version: str | None
+    config: Mapping[str, Setting]
+    fixes: tuple[str, ...]
+    columns: tuple[str, ...]
+    steps: tuple[RecomputedStep, ...]
+    notes: tuple[str, ...] = ()
+
+    def frame(self) -> "pl.DataFrame":
+        """One row per step as a polars frame: our numbers, then the trainer's metrics, each with what was logged.
+
+        Numbers with the fixes end in ``_fixed``, logged values in ``_logged``.
+        """
+        import polars as pl
+
+        lines: list[dict[str, object]] = []
+        for step in self.steps:
+            line: dict[str, object] = {"step": step.step, "split": step.split, "rows": step.rows}
+            for side, found in (("", step.before), ("_fixed", step.fixed)):
+                if found is None:
+                    continue
+                own = {name: value for name, value in vars(found).items() if name != "metrics"}
+                line |= {f"{name}{side}": value for name, value in (dict(found.metrics) | own).items()}
+            lines.append(line | {f"{name}_logged": value for name, value in step.logged.items()})
+        return pl.DataFrame(lines, infer_schema_length=None)
+
+
+@dataclass(frozen=True)
+class Pair:
+    """A number before and after; None where it is not defined."""
+
+    before: float | None
+    after: float | None
+
+    @property
+    def change(self) -> float | None:
+        """After less before."""
+        return None if self.before is None or self.after is None else self.after - self.before
+
+
+@dataclass(frozen=True)
+class Slice:
+    """A part of a run, before against after.
+
+    Attributes:
+        where: what the part is, such as ``{"step": 3, "split": "train"}`` or ``{"reward": "0 to 0.5"}``.
+        measures: the numbers of the part.
+        metrics: the trainer's own metrics, where the part is a step.
+    """
+
+    where: Mapping[str, int | str]
+    measures: Mapping[str, Measure]
+    metrics: Mapping[str, Pair] = field(default_factory=dict)
+
+
+@dataclass(frozen=True)
+class MovedRow:
+    """A row of a group that moved.
+
+    Attributes:
+        sample_id: its name.
+        reward: as logged, or None.
+        advantage: before and after; the mean over its trained tokens for estimators with a time axis.
+        prompt: as stored, or None if it was not read.
+        response: likewise.
+    """
+
+    sample_id: str
+    reward: float | None
+    advantage: Pair
+    prompt: str | None = None
+    response: str | None = None
+
+
+@dataclass(frozen=True)
+class MovedGroup:
+    """A group that moved.
+
+    Attributes:
+        step: optimiser step.
+        split: ``train`` or ``eval``.
+        group_id: its name, or None where the run has no groups.
+        moved: how far: what `moved_by` of the effect says.
+        size: rows of the group.
+        rows: the rows that moved most, most first.
+    """
+
+    step: int
+    split: str
+    group_id: str | None
+    moved: float
+    size: int
+    rows: tuple[MovedRow, ...]
+
+
+@dataclass(frozen=True)
+class Effect:
+    """What one change, or several together, does to a run.
+
+    Attributes:
+        label: the fixes and options, joined by ``+``.
+        joint: True if it is several changes together.
+        differs: True if any number is another.
+        total: the numbers over the run.
+        metrics: the trainer's own metrics, means over the steps.
+        per_step: the same for each step.
+        parts: the same by whatever the user asked for.
+        groups: the groups that moved most, most first.
+        moved_by: what `MovedGroup.moved` is.
+        remarks: what the reader should know of it, one sentence each.
+    """
+
+    label: str
+    joint: bool
+    differs: bool
+    total: Mapping[str, Measure]
+    metrics: Mapping[str, Pair]
+    per_step: tuple[Slice, ...]
+    parts: tuple[Slice, ...] = ()
+    groups: tuple[MovedGroup, ...] = ()
+    moved_by: str = ""
+    remarks: tuple[str, ...] = ()
+
+
+@dataclass(frozen=True)
+class Comparison:
+    """A run computed twice or more, side by side.
+
+    Attributes:
+        version: version of this package.
+        device: where the evaluation ran.
+        dtype: of the token values.
+        input: how much was read.
+        trainer: name of the trainer.
+        trainer_version: its version.
+        config: option name to value and origin, of the side before.
+        by: what `Effect.parts` is broken down by, or None.
+        effects: all changes together first, then each alone where there are several.
+        notes: what the numbers rest on, one sentence each.
+        advantages: their distribution as configured and under all changes together, if it was asked for.
+    """
+
+    version: str
+    device: str
+    dtype: str
+    input: InputSummary
+    trainer: str | None
+    trainer_version: str | None
+    config: Mapping[str, Setting]
+    by: str | None
+    effects: tuple[Effect, ...]
+    notes: tuple[str, ...] = ()
+    advantages: AdvantagesData | None = None
+
+    def frame(self) -> "pl.DataFrame":
+        """One row for each effect and step as a polars frame."""
+        import polars as pl
+
+        lines = [
+            {"effect": effect.label, **part.where, **{name: measure.value for name, measure in part.measures.items()}}
+            for effect in self.effects
+            for part in effect.per_step
+        ]
+        return pl.DataFrame(lines, infer_schema_length=None)
+
+    @property
+    def differs(self) -> bool:
+        """True if any number of any effect is another."""
+        return any(effect.differs for effect in self.effects)

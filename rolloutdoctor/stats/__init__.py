@@ -1,1 +1,0 @@
-"""Pure: mergeable summaries, frozen values with ``+``."""

@@ -1,0 +1,1 @@
+"""slime: options, objective, metrics."""

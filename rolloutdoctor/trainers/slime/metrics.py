@@ -1,0 +1,205 @@
+"""The metrics that slime logs, under its own names, recomputed from an evaluation.
+
+Source: slime ``policy_loss_function``, ``log_rollout_data``, ``reduce_train_step_metrics``.
+"""
+
+from dataclasses import replace
+
+import torch
+from torch import Tensor
+
+from rolloutdoctor.data.batch import RolloutBatch
+from rolloutdoctor.evaluation.evaluate import Evaluation, RowPart, TokenPart, evaluate_rows, stored_kl
+from rolloutdoctor.evaluation.scores import mismatch_of
+from rolloutdoctor.formulas.losses.aggregation import Layout
+from rolloutdoctor.formulas.losses.gates import weights
+from rolloutdoctor.formulas.losses.terms import TokenInputs
+from rolloutdoctor.objective.objective import Gate
+from rolloutdoctor.ops import segments as seg
+
+COLUMNS = ("log_probs", "ref_log_probs", "rollout_log_probs", "values")
+"""Token columns whose mean slime logs; its `log_probs` are the old ones."""
+
+TRUNCATED = ("truncated", "length")
+"""Words for a response that was cut: slime's own, and that of its engine."""
+
+
+def slime(evaluation: Evaluation) -> dict[str, float]:
+    """Metrics of one rank; those of several ranks are the same but for `rollout/kl` and `rollout/entropy`."""
+    batch, rows, tokens = evaluation.batch, evaluation.rows, evaluation.tokens
+    found = _lengths_and_ends(batch)
+    whole = evaluation.objective.context_slices == 1
+    kl_T = stored_kl(batch, evaluation.objective, evaluation.dtype)
+    if kl_T is not None and batch.tokens and whole:
+        found["rollout/kl"] = rollout_mean(batch, kl_T)
+    if "entropy" in batch.per_token and batch.tokens and whole and "rollout/entropy" in evaluation.objective.also_logs:
+        found["rollout/entropy"] = rollout_mean(batch, batch.column("entropy").to(evaluation.dtype))
+    if rows is None:
+        return found
+    found["rollout/raw_reward"] = float(rows.score_N.mean())
+    found["rollout/rewards"] = float(_normalised_rewards(evaluation, rows).mean())
+    if rows.length_N is None:
+        return found
+    for name in COLUMNS:
+        column = "old_log_probs" if name == "log_probs" else name
+        if batch.has(column):
+            found[f"rollout/{name}"] = _row_means(evaluation, rows, batch.column(column).to(evaluation.dtype))
+    found["rollout/advantages"] = _row_means(evaluation, rows, _advantage(evaluation, rows))
+    found["rollout/returns"] = _row_means(evaluation, rows, _returns(evaluation, rows))
+    return found if tokens is None else found | _train(evaluation, rows, tokens)
+
+
+def _lengths_and_ends(batch: RolloutBatch) -> dict[str, float]:
+    """What slime logs of response lengths, and of responses that were cut."""
+    length_N = batch.rows.diff().double()
+    found = {}
+    if batch.per_token:
+        found["rollout/response_lengths"] = float(length_N.mean())
+    before = "response_mask_pre" if "response_mask_pre" in batch.per_token else "response_mask"
+    if before in batch.per_token:
+        model_N = seg.total(batch.column(before), batch.rows)
+        # A removed row keeps its length here, and without the mask before removal that is not known.
+        if before == "response_mask_pre" or bool((model_N > 0).all()):
+            found |= {
+                "rollout/response_len/mean": float(model_N.mean()),
+                "rollout/response_len/median": float(model_N.quantile(0.5)),
+                "rollout/response_len/max": float(model_N.max()),
+                "rollout/response_len/min": float(model_N.min()),
+            }
+    if batch.statuses and None not in batch.statuses:
+        share = sum(status in TRUNCATED for status in batch.statuses) / len(batch)
+        found |= {"rollout/truncated": share, "rollout/truncated_ratio": share}
+    return found
+
+
+def _advantage(evaluation: Evaluation, rows: RowPart) -> Tensor:
+    """Advantages of the tokens, ``[T]``."""
+    if rows.advantage_T is not None:
+        return rows.advantage_T
+    assert rows.advantage_N is not None  # a first pass has one of the two
+    return seg.expand(rows.advantage_N, evaluation.batch.rows)
+
+
+def _plain(evaluation: Evaluation, rows: RowPart, estimator: str | None = None) -> RowPart:
+    """The first pass without whitening."""
+    rule = evaluation.objective.advantage
+    if not rule.whitened and estimator is None:
+        return rows
+    rule = replace(rule, whitened=False, estimator=estimator or rule.estimator)
+    found = evaluate_rows(evaluation.batch, replace(evaluation.objective, advantage=rule), evaluation.dtype)
+    assert found is not None  # it needs no more than the pass that was made
+    return found
+
+
+def _normalised_rewards(evaluation: Evaluation, rows: RowPart) -> Tensor:
+    """Rewards as slime normalises them before any estimator sees them, ``[N]`` float64."""
+    estimator = evaluation.objective.advantage.estimator
+    if estimator in ("gae", "slime_reinforce_plus_plus"):
+        return rows.score_N
+    per_token = estimator == "slime_reinforce_plus_plus_baseline"
+    found = _plain(evaluation, rows, "grpo" if per_token else None).advantage_N
+    assert found is not None
+    return found
+
+
+def _returns(evaluation: Evaluation, rows: RowPart) -> Tensor:
+    """Returns of the tokens, ``[T]``: the advantages before whitening, plus the values where there are any."""
+    advantage_T = _advantage(evaluation, _plain(evaluation, rows))
+    if evaluation.objective.advantage.estimator != "gae":
+        return advantage_T
+    return advantage_T + evaluation.batch.column("values").to(evaluation.dtype)
+
+
+def _train(evaluation: Evaluation, rows: RowPart, tokens: TokenPart) -> dict[str, float]:
+    """What the loss logs: everything is aggregated like the loss."""
+    batch, objective, dtype = evaluation.batch, evaluation.objective, evaluation.dtype
+    mask_T = batch.column("response_mask")
+    made = mismatch_of(batch, objective, tokens.layout.micro_N, dtype)
+    # What the helper rejects is in no number of the loss, and in every number about the rejection.
+    kept_T = mask_T if made is None else made.kept_T
+
+    def reduced(x_T: Tensor, where_T: Tensor) -> float:
+        return float((seg.total(torch.where(where_T, x_T, 0.0), batch.rows) * tokens.weight_N).sum())
+
+    found = {"train/pg_loss": evaluation.policy_loss, "train/loss": evaluation.loss}
+    for name, sum_N in (("ppo_kl", tokens.drift_N), ("pg_clipfrac", tokens.clipped_N)):
+        if sum_N is not None:
+            found[f"train/{name}"] = float((sum_N * tokens.weight_N).sum())
+    if objective.kl_loss is not None:
+        found["train/kl_loss"] = float((tokens.kl_N * evaluation.in_scope(objective.kl) * tokens.weight_N).sum())
+    if "entropy" in batch.per_token:
+        found["train/entropy_loss"] = reduced(batch.column("entropy"), kept_T)
+    policy_T, old_T = (
+        torch.where(mask_T, batch.column(name).to(dtype), 0.0) for name in ("policy_log_probs", objective.surrogate.old)
+    )
+    if "rollout_log_probs" in batch.per_token:
+        sampler_T = batch.column("rollout_log_probs").to(dtype)
+        compared_T = policy_T if objective.surrogate.old == "rollout_log_probs" else old_T
+        found["train/train_rollout_logprob_abs_diff"] = reduced((compared_T - sampler_T).abs(), kept_T)
+    given = TokenInputs(policy_T, old_T, policy_T - old_T, policy_T, seg.Runs(batch.rows))
+    if made is not None or any(gate.kind == "importance" for gate in objective.gates):
+        log_ratio_T = given.log_ratio_T
+        if objective.surrogate.level == "sequence":
+            log_ratio_T = given.expand(given.row_sum(log_ratio_T) / _lengths(rows))
+        found["train/ois"] = reduced(log_ratio_T.exp(), mask_T)
+    if made is not None:
+        found |= {f"train/mis_{name}": reduced(x_T.double(), mask_T) for name, x_T in made.metrics.items()}
+    for gate in objective.gates:
+        if gate.kind == "importance":
+            log_T = batch.column("old_log_probs").to(dtype) - batch.column(gate.against).to(dtype)
+            free_T = torch.where(mask_T, log_T, 0.0).exp()
+            found["train/tis"] = reduced(free_T, mask_T)
+            found["train/tis_clipfrac"] = reduced((weights(log_T, given, gate) != free_T).double(), mask_T)
+            found["train/tis_abs"] = reduced((free_T - 1).abs(), mask_T)
+        else:
+            found["train/opsm_clipfrac"] = _opsm(evaluation, rows, tokens, gate)
+    return found
+
+
+def _opsm(evaluation: Evaluation, rows: RowPart, tokens: TokenPart, gate: Gate) -> float:
+    """Rows of negative advantage that drifted, as slime counts them."""
+    batch, dtype = evaluation.batch, evaluation.dtype
+    mask_T = batch.column("response_mask")
+    drift_T = batch.column(gate.against).to(dtype) - batch.column("policy_log_probs").to(dtype)
+    drift_N = seg.total(torch.where(mask_T, drift_T, 0.0), batch.rows) / _lengths(rows)
+    assert gate.high is not None
+    # slime counts masked tokens above the line, and trained ones below.
+    count_N = seg.total(_advantage(evaluation, rows) < 0, batch.rows) * (drift_N > gate.high)
+    # A sum over rows, divided by what everything is: trajectories, or tokens where the loss is a token mean.
+    layout = tokens.layout
+    of_tokens = evaluation.objective.aggregation.mode == "slime/token-mean"
+    divisor_N = layout.optim_total(_lengths(rows)) if of_tokens else layout.trajectories_N
+    return float((count_N / _lengths(rows) / divisor_N * layout.share_N).sum())
+
+
+def _lengths(rows: RowPart) -> Tensor:
+    assert rows.length_N is not None  # the loss was evaluated
+    return rows.length_N.clamp(min=1)
+
+
+def _row_means(evaluation: Evaluation, rows: RowPart, x_T: Tensor) -> float:
+    """Mean over the trained tokens of each trajectory, then over these, ones without a token counted as 0."""
+    batch = evaluation.batch
+    mean = Layout.of(batch.rows, trajectory_N=batch.per_row.get("trajectory_id"))
+    assert rows.length_N is not None  # the caller looked
+    length_N = mean.trajectory_total(rows.length_N).clamp(min=1)
+    sum_N = seg.total(torch.where(batch.column("response_mask"), x_T, 0.0), batch.rows)
+    return float((sum_N / length_N / mean.trajectories_N).sum())
+
+
+def rollout_mean(batch: RolloutBatch, x_T: Tensor) -> float:
+    """Reduce as slime reduces `rollout/kl`: the plain mean over all response tokens of a rank, weighted by its rows.
+
+    The loss mask does not enter. Source: slime ``log_rollout_data`` and ``gather_log_data``.
+    """
+    sums_N, lengths_N = seg.total(x_T, batch.rows), batch.rows.diff().double()
+    rank_N = batch.per_row.get("rank")
+    if rank_N is None:
+        return float(sums_N.sum() / lengths_N.sum())
+    value = weight = 0.0
+    for rank in sorted(set(rank_N.tolist())):
+        here_N = rank_N == rank
+        rows = float(here_N.sum())
+        value += rows * float(sums_N[here_N].sum() / lengths_N[here_N].sum())
+        weight += rows
+    return value / weight

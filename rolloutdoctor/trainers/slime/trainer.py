@@ -1,0 +1,311 @@
+"""slime: its flags with underscores, its objective, and its logged metrics.
+
+Read and compared: slime 0.3.1 and the commits around its fix of `rollout/kl`, which came after that release.
+"""
+
+from typing import TYPE_CHECKING, Literal
+
+from rolloutdoctor.objective.objective import AdvantageRule, Aggregation, Gate, KlBuffer, KlTerm, Objective, Surrogate
+from rolloutdoctor.results.errors import UsageError
+from rolloutdoctor.trainers.options import Config, Option
+from rolloutdoctor.trainers.slime import mis as slime_mis
+from rolloutdoctor.trainers.slime.mis import MIS
+from rolloutdoctor.trainers.spec import Trainer
+
+if TYPE_CHECKING:
+    from torch import Tensor
+
+    from rolloutdoctor.data.batch import RolloutBatch
+    from rolloutdoctor.evaluation.evaluate import Evaluation
+
+EPSILON = 1e-6
+"""What slime adds to the standard deviation of a group."""
+
+ICEPOP = "slime.backends.megatron_utils.loss.icepop_function"
+
+MIS_FILE = "examples/train_infer_mismatch_helper/mis.py:compute_mis_weights_with_cp"
+"""How slime's own help spells it."""
+
+KL_TYPES = ("k1", "k2", "k3", "low_var_kl")
+
+OPTIONS = (
+    Option(
+        "advantage_estimator",
+        "word",
+        "grpo",
+        "how rewards become advantages",
+        choices=("grpo", "gspo", "cispo", "reinforce_plus_plus", "reinforce_plus_plus_baseline", "ppo"),
+    ),
+    Option(
+        "kl_coef", "number", 0.0, "coefficient of the KL penalty in the rewards; of no use to grpo and its like", low=0
+    ),
+    Option("use_kl_loss", "flag", False, "add a KL term to the loss"),
+    Option("kl_loss_coef", "number", 0.0, "its coefficient", low=0),
+    Option("kl_loss_type", "word", "k1", "the KL estimator, in the reward and in the loss", choices=KL_TYPES),
+    Option("use_unbiased_kl", "flag", False, "multiply the KL of the loss by the importance ratio"),
+    Option("eps_clip", "number", 0.2, "how far below one the ratio may fall", low=0),
+    Option("eps_clip_high", "number", None, "how far above one it may rise; null: eps_clip", low=0, optional=True),
+    Option("eps_clip_c", "number", None, "dual clip for negative advantages; null: none", low=1, optional=True),
+    Option("gamma", "number", 1.0, "discount per token", low=0, high=1),
+    Option("lambd", "number", 1.0, "lambda of generalised advantage estimation", low=0, high=1),
+    Option("normalize_advantages", "flag", False, "whiten the advantages over the tokens of the step"),
+    Option("rewards_normalization", "flag", True, "centre the rewards by group"),
+    Option("grpo_std_normalization", "flag", True, "divide by the group's standard deviation"),
+    Option("calculate_per_token_loss", "flag", False, "token mean instead of the mean of row means"),
+    Option("use_rollout_logprobs", "flag", False, "take the sampler's log-probs for the KL and the ratio"),
+    Option("use_tis", "flag", False, "weight the policy term by trainer over sampler", decides=False),
+    Option("tis_clip", "number", 2.0, "largest weight", low=0, only_with={"use_tis": (True,)}),
+    Option("tis_clip_low", "number", 0.0, "smallest weight", low=0, only_with={"use_tis": (True,)}),
+    Option(
+        "custom_tis_function_path",
+        "word",
+        None,
+        "what weights outside of the bounds become: null: they are cut; icepop_function: they are 0; mis: slime's "
+        "helper of train-inference mismatch",
+        computed=(None, ICEPOP, MIS),
+        spellings={MIS_FILE: MIS},
+        optional=True,
+        decides=False,
+        why_not="a function of your own is not in the run",
+    ),
+    Option(
+        "get_mismatch_metrics",
+        "flag",
+        False,
+        "log how far the sampler is, which weights the policy term as use_tis does",
+        decides=False,
+    ),
+    *slime_mis.OPTIONS,
+    Option("use_opsm", "flag", False, "tokens of negative advantage in rows that drifted lose the term", decides=False),
+    Option("opsm_delta", "number", 1e-4, "largest drift", only_with={"use_opsm": (True,)}),
+    Option(
+        "use_opd",
+        "flag",
+        False,
+        "distil a teacher on policy",
+        computed=(False,),
+        decides=False,
+        why_not="the teacher's log-probs are not in the rows",
+    ),
+    Option(
+        "custom_advantage_function_path",
+        "any",
+        None,
+        "advantages of your own",
+        computed=(None,),
+        optional=True,
+        decides=False,
+        why_not="a function of your own is not in the run",
+    ),
+    Option(
+        "custom_pg_loss_reducer_function_path",
+        "any",
+        None,
+        "an aggregation of your own",
+        computed=(None,),
+        optional=True,
+        decides=False,
+        why_not="a function of your own is not in the run",
+    ),
+    Option(
+        "entropy_coef",
+        "number",
+        0.0,
+        "coefficient of the entropy bonus",
+        computed=(0.0,),
+        decides=False,
+        why_not="the entropy's gradient needs the logits, which are not in the rows",
+    ),
+    Option("use_rollout_entropy", "flag", False, "compute and log rollout/entropy", decides=False),
+    Option(
+        "context_parallel_size",
+        "integer",
+        1,
+        "slices of every row; above 1 rollout/kl and rollout/entropy are sums over slices whose bounds are not in the "
+        "rows, and are not recomputed; all else is the same",
+        low=1,
+        decides=False,
+    ),
+    Option("n_samples_per_prompt", "integer", 1, "rows of a group", low=1, decides=False),
+)
+
+
+def objective(config: Config) -> Objective:
+    """Build what slime's Megatron backend computes.
+
+    Raises:
+        UsageError: for combinations that slime itself refuses.
+    """
+    in_reward, in_loss = config.number("kl_coef"), config.number("kl_loss_coef")
+    if in_reward != 0 and in_loss != 0:
+        raise UsageError("kl_coef and kl_loss_coef are both above 0, and slime allows only one of them")
+    estimator = config.word("advantage_estimator")
+    kl_type = config.word("kl_loss_type")
+    name = "k3" if kl_type == "low_var_kl" else kl_type
+    clamp = 10.0 if kl_type == "low_var_kl" else None
+    sampler = bool(config["use_rollout_logprobs"])
+    high = config.optional_number("eps_clip_high")
+    return Objective(
+        trainer="slime",
+        version=".".join(map(str, config.version)),
+        advantage=_advantage(config, estimator, in_reward),
+        surrogate=Surrogate(
+            # slime's cispo is verl's.
+            kind="verl_cispo" if estimator == "cispo" else "ppo_dual_clip",
+            clip_low=config.number("eps_clip"),
+            clip_high=config.number("eps_clip") if high is None else high,
+            cap=config.optional_number("eps_clip_c"),
+            old="rollout_log_probs" if sampler else "old_log_probs",
+            level="sequence" if estimator == "gspo" else "token",
+        ),
+        aggregation=Aggregation(mode="slime/token-mean" if config["calculate_per_token_loss"] else "slime/sample-mean"),
+        # The ratio of the KL is the token's, with gspo too.
+        kl_loss=KlTerm(estimator=name, coef=in_loss, ratio_weighted=bool(config["use_unbiased_kl"]), clamp=clamp)
+        if config["use_kl_loss"]
+        else None,
+        kl_reward=KlTerm(
+            estimator=name,
+            coef=in_reward,
+            clamp=clamp,
+            log_probs="rollout_log_probs" if sampler else "old_log_probs",
+        ),
+        mismatch=slime_mis.mismatch(config),
+        gates=_gates(config),
+        # Release 0.3.1 and before build the reward in the tensor that is logged as rollout/kl.
+        kl_buffer=KlBuffer.REWARD if estimator == "ppo" and config.version <= (0, 3, 1) else KlBuffer.COPY,
+        metric_columns=frozenset(
+            {"entropy", "ref_log_probs", "response_mask_pre", "rollout_log_probs", "status", "values"}
+        ),
+        also_logs=frozenset({"rollout/entropy"} if config["use_rollout_entropy"] else ()),
+        context_slices=int(config.number("context_parallel_size")),
+    )
+
+
+def _advantage(config: Config, estimator: str, kl_coef: float) -> AdvantageRule:
+    """Build how rewards become advantages.
+
+    Raises:
+        UsageError: if an estimator that needs whitening is to go without, which slime itself refuses.
+    """
+    whitened = bool(config["normalize_advantages"])
+    if estimator.startswith("reinforce_plus_plus") and not whitened:
+        raise UsageError(f"advantage_estimator = {estimator} needs normalize_advantages = true, and slime says so too")
+    baseline = estimator == "reinforce_plus_plus_baseline"
+    centred = bool(config["rewards_normalization"])
+    scale: Literal["group", "none"]
+    scale = "group" if config["grpo_std_normalization"] and not baseline else "none"
+    if estimator == "ppo":
+        name = "gae"
+    elif estimator == "reinforce_plus_plus":
+        name = "slime_reinforce_plus_plus"
+    elif baseline and kl_coef != 0:
+        # The penalty gives every token an advantage of its own.
+        if not centred:
+            raise UsageError(
+                "advantage_estimator = reinforce_plus_plus_baseline with kl_coef above 0 and rewards_normalization = "
+                "false is not computed by this version"
+            )
+        name = "slime_reinforce_plus_plus_baseline"
+    else:
+        name = "grpo" if centred else "raw"
+    return AdvantageRule(
+        estimator=name,
+        scale=scale,
+        epsilon=EPSILON,
+        lone="zero",
+        gamma=config.number("gamma"),
+        lam=config.number("lambd"),
+        batch_if_unequal=True,
+        whitened=whitened,
+    )
+
+
+def _gates(config: Config) -> tuple[Gate, ...]:
+    """Build what multiplies the policy term.
+
+    Raises:
+        UsageError: for combinations that slime itself refuses.
+    """
+    found = []
+    sampler = bool(config["use_rollout_logprobs"])
+    if config["use_opsm"]:
+        against: Literal["rollout_log_probs", "old_log_probs"] = "rollout_log_probs" if sampler else "old_log_probs"
+        found.append(Gate(kind="off_policy", against=against, high=config.number("opsm_delta")))
+    if config["use_tis"] and sampler:
+        raise UsageError("use_tis and use_rollout_logprobs are both true, and slime allows only one of them")
+    function = config["custom_tis_function_path"]
+    if config["get_mismatch_metrics"] and function is None:
+        raise UsageError("get_mismatch_metrics needs custom_tis_function_path, and slime says so too")
+    if (config["use_tis"] or config["get_mismatch_metrics"]) and function != MIS:
+        low, high = config.number("tis_clip_low"), config.number("tis_clip")
+        found.append(Gate(kind="importance", low=low, high=high, outside="cut" if function is None else "zero"))
+    return tuple(found)
+
+
+def group_size(config: Config, split: str) -> int | None:
+    """slime groups by position and falls back to the whole batch, so any size can occur."""
+    return None
+
+
+def metrics(evaluation: "Evaluation") -> dict[str, float]:
+    """slime's logged metrics: `rollout/kl`, `rollout/raw_reward`, `rollout/log_probs` and its like, `train/*`."""
+    from rolloutdoctor.trainers.slime import metrics as slime_metrics
+
+    return slime_metrics.slime(evaluation)
+
+
+def rollout_mean(batch: "RolloutBatch", x_T: "Tensor") -> float:
+    """Reduce as slime reduces `rollout/kl`; see `rolloutdoctor.trainers.slime.metrics`."""
+    from rolloutdoctor.trainers.slime import metrics as slime_metrics
+
+    return slime_metrics.rollout_mean(batch, x_T)
+
+
+_NOT_RECOMPUTED = {
+    "train/grad_norm, train/lr*": "they are of the parameters and the schedule",
+    "train/value_loss, train/value_clipfrac": "the critic's values at the loss are not in the rows, only those before",
+    "rollout/total_lengths": "a batch holds no prompts",
+    "rollout/zero_std/count_*": "the name holds the reward as Python writes it, 1 or 1.0, and rows hold a number",
+    "rollout/repetition_frac, rollout/error_cat/*": "they are of the text, or of a reward's own fields",
+    "rollout/spec_*, rollout/prefix_cache*, rollout/avg_cached*, rollout/top_p_kept*": "they are of the engine",
+    "rollout/correct_*, multi_turn/*, passrate/*": "statistics of further flags, about no part of the loss",
+    "rollout/teacher_log_probs, */opd_reverse_kl": "the teacher's log-probs are not in the rows",
+    "perf/*": "they are of the clock",
+    "eval/*": "their names hold the names of datasets, which are not in the rows",
+}
+
+_DUMP = "--dump-details DIR makes slime write it"
+
+TRAINER = Trainer(
+    name="slime",
+    newest="0.3.1",
+    oldest="0.2.2",
+    options=OPTIONS,
+    objective=objective,
+    metrics=metrics,
+    recording={
+        "ref_log_probs": f"{_DUMP}, once kl_coef > 0 or use_kl_loss loads a reference model",
+        "values": f"{_DUMP} with advantage_estimator ppo",
+        "*": _DUMP,
+        "reward_free": f"slime's log does not tell it: {_DUMP}, and RDG001 finds such groups there",
+        "loss_parts": f"slime's log does not tell them apart: {_DUMP}, and RDG002 does it there",
+        "metrics": "slime logs to W&B (--use-wandb) or TensorBoard (--use-tensorboard): give an export of that as well",
+    },
+    kl_metrics=("rollout/kl", "train/kl_loss"),
+    loss_metric="train/loss",
+    grad_norm_metric="train/grad_norm",
+    group_size=group_size,
+    quantities={
+        "rollout/kl": "stored_kl",
+        "rollout/raw_reward": "rewards",
+        "rollout/rewards": "advantages",
+        "rollout/advantages": "advantages",
+        "rollout/returns": "advantages",
+        "rollout/values": "values",
+        "train/loss": "loss",
+        "train/pg_loss": "policy_loss",
+        "train/kl_loss": "kl",
+        "train/ppo_kl": "drift",
+    },
+    not_recomputed=_NOT_RECOMPUTED,
+)

@@ -1,0 +1,1 @@
+"""TRL's GRPO and RLOO trainers: options, objective, metrics."""

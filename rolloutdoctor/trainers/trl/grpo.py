@@ -1,0 +1,259 @@
+"""TRL's GRPOTrainer: options of its GRPOConfig, its objective, and its logged metrics.
+
+Read and compared: trl 1.16.0 and every minor release from 1.9.0 on. 1.10.0 changed the default of
+`use_bias_correction_kl`, how `dapo`, `cispo` and `vespo` share tokens out over the optimiser steps of one generation
+batch, and the mean that `luspo` takes; 1.11.0 lets a sampler give no log-prob for a token; 1.14.0 gave up the loss of
+its own that `use_liger_kernel` had. Before 1.9.0 tokens were counted before masks, and metrics were means of ranks.
+"""
+
+from collections.abc import Mapping
+from typing import TYPE_CHECKING, Literal, cast
+
+from rolloutdoctor.objective.objective import (
+    AdvantageRule,
+    Aggregation,
+    Gate,
+    KlTerm,
+    Objective,
+    RowSet,
+    Scope,
+    Surrogate,
+)
+from rolloutdoctor.results.errors import UsageError
+from rolloutdoctor.trainers.options import Config
+from rolloutdoctor.trainers.spec import LossParts, Trainer
+from rolloutdoctor.trainers.trl.options import NO_LOGITS, NOT_RECOMPUTED, OPTIONS
+
+if TYPE_CHECKING:
+    from rolloutdoctor.evaluation.evaluate import Evaluation
+
+EPSILON = 1e-4
+"""What TRL adds to the standard deviation of rewards."""
+
+METRIC_COLUMNS = frozenset({"entropy", "response_mask_pre", "rewards", "status"})
+"""What the metrics are made of beyond the loss."""
+
+
+def objective(config: Config) -> Objective:
+    """Build what GRPOTrainer computes.
+
+    Raises:
+        UsageError: if options contradict each other, or ask for what is not computed.
+    """
+    if config["use_liger_kernel"] and config.version < (1, 14):
+        raise UsageError(
+            "use_liger_kernel before TRL 1.14.0 computes the loss in a fused kernel, which this package has not "
+            "compared; set it to false to see what the plain loss would be"
+        )
+    mode = config.word("loss_type")
+    length = config.optional_number("max_completion_length")
+    if mode == "dr_grpo" and length is None:
+        raise UsageError("loss_type = dr_grpo divides by max_completion_length: set it to a whole number")
+    beta, found = config.number("beta"), gates(config)
+    if mode == "luspo" and config.version < (1, 10):
+        _refuse_padding(config, found)
+    named = config.word("multi_objective_aggregation") == "normalize_then_sum"
+    weights = cast("tuple[float, ...] | None", config["reward_weights"])
+    level = cast(Literal["token", "sequence"], config.word("importance_sampling_level"))
+    by_micro_batch = mode == "bnpo" or config.number("top_entropy_quantile") < 1
+    return Objective(
+        trainer="trl",
+        version=".".join(map(str, config.version)),
+        advantage=AdvantageRule(
+            estimator="normalize_then_sum" if named else "grpo",
+            scale=cast(Literal["group", "batch", "none"], config.word("scale_rewards")),
+            epsilon=EPSILON,
+            lone="zero",
+            reward_weights=(weights or ()) if named else (),
+        ),
+        surrogate=surrogate(config),
+        aggregation=Aggregation(
+            mode=_aggregation(mode, config.version),
+            length=None if length is None else int(length),
+            counted_in_loss=mode not in ("dapo", "cispo", "vespo"),
+            needs_micro_batches=by_micro_batch and config["gradient_accumulation_steps"] != 1,
+            eval_batches=True,
+        ),
+        kl_loss=None
+        if beta == 0
+        else KlTerm(
+            estimator="k3", coef=beta, ratio_weighted=bool(config["use_bias_correction_kl"]), ratio_level=level
+        ),
+        gates=found,
+        reward_weights=weights,
+        vote=Scope().leaving_out(RowSet.UNSCORED),
+        metric_columns=METRIC_COLUMNS,
+    )
+
+
+def surrogate(config: Config) -> Surrogate:
+    """Build the policy term."""
+    mode = config.word("loss_type")
+    low, high = clip_range(config)
+    numbers: dict[str, float] = {}
+    if mode == "sapo":
+        numbers = {"tau_pos": config.number("sapo_temperature_pos"), "tau_neg": config.number("sapo_temperature_neg")}
+    if mode == "vespo":
+        numbers = {name: config.number(f"vespo_{name}") for name in ("k_pos", "lambda_pos", "k_neg", "lambda_neg")}
+    return Surrogate(
+        kind=f"trl_{mode}" if mode in ("cispo", "sapo", "vespo") else "ppo_delta_clip",
+        clip_low=low,
+        clip_high=high,
+        cap=config.optional_number("delta"),
+        level=cast(Literal["token", "sequence"], config.word("importance_sampling_level")),
+        numbers=numbers,
+    )
+
+
+def clip_range(config: Config) -> tuple[float, float]:
+    """How far below and above one the ratio may fall and rise."""
+    low, high = config.number("epsilon"), config.optional_number("epsilon_high")
+    return low, low if high is None else high
+
+
+def gates(config: Config) -> tuple[Gate, ...]:
+    """Build what multiplies the policy term.
+
+    Raises:
+        UsageError: if bounds of weights contradict each other, or padding would enter the loss.
+    """
+    found = []
+    # Before 1.11.0 a sampler that gives no log-prob for a token ends the run.
+    lenient = config.version >= (1, 11)
+    threshold = config.optional_number("off_policy_mask_threshold")
+    if threshold is not None:
+        against: Literal["rollout_log_probs", "old_log_probs"]
+        against = "rollout_log_probs" if config["use_vllm"] else "old_log_probs"
+        found.append(Gate(kind="off_policy", against=against, high=threshold, nan_is_one=lenient))
+    share = config.number("top_entropy_quantile")
+    if share < 1:
+        found.append(Gate(kind="high_entropy", high=share))
+    if config["use_vllm"] and config["vllm_importance_sampling_correction"]:
+        level, _, outside = config.word("vllm_importance_sampling_mode").partition("_")
+        low = config.optional_number("vllm_importance_sampling_clip_min")
+        high = config.optional_number("vllm_importance_sampling_clip_max")
+        cap = config.optional_number("vllm_importance_sampling_cap")
+        high = high if cap is None else cap
+        if low is not None and high is not None and low >= high:
+            raise UsageError(f"vllm_importance_sampling_clip_min = {low:g} is not below the largest weight, {high:g}")
+        if outside == "truncate" and low is None and high is None:
+            raise UsageError(
+                "a *_truncate vllm_importance_sampling_mode needs vllm_importance_sampling_clip_min or _clip_max"
+            )
+        vespo = config.word("loss_type") == "vespo"
+        if vespo and ((low is not None and low > 1) or (high is not None and high < 1)):
+            raise UsageError(
+                "bounds of the importance weight that leave out one would put the padding of a batch into vespo's "
+                "weights, and its width is not in the rows"
+            )
+        found.append(
+            Gate(
+                kind="importance",
+                level=cast(Literal["token", "sequence"], level),
+                low=low,
+                high=high,
+                outside="cut" if outside == "truncate" else "zero",
+                nan_is_one=lenient,
+                inside=vespo,
+            )
+        )
+    return tuple(found)
+
+
+def _aggregation(mode: str, version: tuple[int, ...]) -> str:
+    """Mode of aggregation of a loss type."""
+    if mode in ("dapo", "cispo", "vespo"):
+        return "trl/dapo" if version >= (1, 10) else "trl/dapo-before-1.10"
+    return {"sapo": "trl/grpo", "luspo": "trl/row-sums"}.get(mode, f"trl/{mode}")
+
+
+def _refuse_padding(config: Config, found: tuple[Gate, ...]) -> None:
+    """Refuse luspo before 1.10.0 wherever it takes its mean over padded cells.
+
+    Raises:
+        UsageError: unless it has one term per row.
+    """
+    per_token = any(gate.kind != "off_policy" and gate.level == "token" for gate in found)
+    if config.word("importance_sampling_level") == "token" or config.number("beta") != 0 or per_token:
+        raise UsageError(
+            "loss_type = luspo before TRL 1.10.0 takes the mean over padded cells unless it has one term per row "
+            "(importance_sampling_level = sequence, beta = 0, no weight or mask per token), and the width of the "
+            "padding is not in the rows"
+        )
+
+
+def group_size(config: Config, split: str) -> int | None:
+    """Rows of a group."""
+    wanted = config["num_generations_eval"] if split == "eval" else None
+    return cast(int, config["num_generations"] if wanted is None else wanted)
+
+
+def metrics(evaluation: "Evaluation") -> dict[str, float]:
+    """TRL's logged metrics: `reward*`, `completions/*`, `loss`, `kl`, `clip_ratio/*` or their like, `sampling/*`."""
+    from rolloutdoctor.trainers.trl import metrics as trl_metrics
+
+    return trl_metrics.grpo(evaluation)
+
+
+def reward_free(logged: Mapping[str, float]) -> bool | None:
+    """True where every group's rewards had a standard deviation of (isclose) 0: a mean of shares is 1 if each is."""
+    share = logged.get("frac_reward_zero_std")
+    return None if share is None else share == 1
+
+
+def loss_parts(logged: Mapping[str, float], config: Config | None) -> LossParts | None:
+    """The loss less beta times the KL, where beta is stated; means over several steps add up as well."""
+    if config is None or config.settings["beta"].assumed or not config["beta"] or not {"loss", "kl"} <= logged.keys():
+        return None
+    kl = config.number("beta") * logged["kl"]
+    return LossParts(logged["loss"] - kl, kl)
+
+
+_RECORDER = 'record the run with rolloutdoctor.recorders.trl: `record(trainer, "run.parquet")`'
+
+_STATE = "give OUTPUT_DIR/checkpoint-N/trainer_state.json as well"
+
+QUANTITIES = {
+    "loss": "loss",
+    "kl": "kl",
+    "reward": "rewards",
+    "reward_std": "rewards",
+    "rewards/*": "rewards",
+    "sampling/*": "sampler_gap",
+}
+"""What its metrics are, as far as they are no means of values of one sign."""
+
+TRAINER = Trainer(
+    name="trl",
+    newest="1.16.0",
+    oldest="1.9.0",
+    options=OPTIONS,
+    objective=objective,
+    metrics=metrics,
+    recording={
+        "ref_log_probs": f"{_RECORDER}, with beta > 0 so that TRL has a reference model",
+        "kl": "TRL does not store a per-token KL; its `kl` metric is compared instead",
+        "entropy": f"{_RECORDER}, with the entropies of the tokens",
+        "rollout_log_probs": f"{_RECORDER}, with use_vllm so that the sampler gives log-probs",
+        "rewards": f"{_RECORDER}; it writes one number for each reward function",
+        "*": _RECORDER,
+        "metrics": _STATE,
+        "reward_free": f"TRL logs frac_reward_zero_std and grad_norm: {_STATE}",
+        "loss_parts": f"TRL logs loss and kl where beta > 0: {_STATE}, and state beta with --set beta=NUMBER",
+    },
+    kl_metrics=("kl",),
+    loss_metric="loss",
+    grad_norm_metric="grad_norm",
+    group_size=group_size,
+    window_option="logging_steps",
+    instant_metrics=frozenset({"grad_norm", "learning_rate", "epoch", "num_tokens"}),
+    quantities=QUANTITIES,
+    not_recomputed=NOT_RECOMPUTED
+    | {
+        "policy_loss, entropy_coef": f"they are logged with an entropy bonus alone; {NO_LOGITS}",
+        "tools/*": "calls of tools are not in the rows",
+    },
+    reward_free=reward_free,
+    loss_parts=loss_parts,
+    loss_is_whole=True,
+)

@@ -1,0 +1,119 @@
+"""TRL's RLOOTrainer: options of its RLOOConfig, its objective, and its logged metrics.
+
+Read and compared: trl 1.16.0; 1.10.0 computes the same.
+"""
+
+from typing import TYPE_CHECKING, cast
+
+from rolloutdoctor.objective.objective import AdvantageRule, Aggregation, KlTerm, Objective, RowSet, Scope, Surrogate
+from rolloutdoctor.results.errors import UsageError
+from rolloutdoctor.trainers.options import Config, Option
+from rolloutdoctor.trainers.spec import Trainer
+from rolloutdoctor.trainers.trl import grpo as trl
+from rolloutdoctor.trainers.trl.options import NOT_RECOMPUTED
+from rolloutdoctor.trainers.trl.options import OPTIONS as SHARED
+
+if TYPE_CHECKING:
+    from rolloutdoctor.evaluation.evaluate import Evaluation
+
+_SHARED = {option.name: option for option in SHARED}
+
+OPTIONS = (
+    Option("beta", "number", 0.05, "coefficient of the KL penalty in the reward", low=0),
+    Option("normalize_advantages", "flag", False, "normalise the advantages over the batch"),
+    Option(
+        "reward_clip_range",
+        "numbers",
+        None,
+        "bounds that rewards are clamped to before the KL penalty; null: none",
+        optional=True,
+    ),
+    _SHARED["reward_weights"],
+    _SHARED["epsilon"],
+    _SHARED["epsilon_high"],
+    Option("num_generations", "integer", 2, "rows of a training group", low=2),
+    _SHARED["num_generations_eval"],
+    Option("max_completion_length", "integer", 512, "longest response", low=1, optional=True, decides=False),
+    _SHARED["mask_truncated_completions"],
+    _SHARED["gradient_accumulation_steps"],
+    _SHARED["steps_per_generation"],
+    _SHARED["num_iterations"],
+    _SHARED["logging_steps"],
+    Option("use_vllm", "flag", False, "sample with vLLM; nothing corrects for its log-probs", decides=False),
+    _SHARED["router_aux_loss_coef"],
+)
+
+
+def objective(config: Config) -> Objective:
+    """Build what RLOOTrainer computes.
+
+    Raises:
+        UsageError: if `reward_clip_range` is not two numbers, the lower one first.
+    """
+    bounds = cast("tuple[float, ...] | None", config["reward_clip_range"]) or None
+    if bounds is not None and (len(bounds) != 2 or bounds[0] > bounds[1]):
+        raise UsageError(f"reward_clip_range = {bounds}: expected two numbers, the lower one first")
+    low, high = trl.clip_range(config)
+    beta = config.number("beta")
+    return Objective(
+        trainer="trl-rloo",
+        version=".".join(map(str, config.version)),
+        advantage=AdvantageRule(
+            estimator="rloo",
+            scale="none",
+            epsilon=trl.EPSILON,
+            lone="zero",
+            sums_tokens=True,
+            normalised=bool(config["normalize_advantages"]),
+            reward_bounds=None if bounds is None else (bounds[0], bounds[1]),
+        ),
+        surrogate=Surrogate(
+            kind="trl_rloo",
+            clip_low=low,
+            clip_high=high,
+            level="sequence-sum",
+            empty_share=1.0,
+        ),
+        aggregation=Aggregation(mode="trl/row-sums", eval_batches=True),
+        kl_reward=None
+        if beta == 0
+        else KlTerm(estimator="k1", coef=beta, log_probs="old_log_probs", masked=True, of_trained=True),
+        reward_weights=cast("tuple[float, ...] | None", config["reward_weights"]),
+        vote=Scope().leaving_out(RowSet.UNSCORED),
+        metric_columns=trl.METRIC_COLUMNS,
+    )
+
+
+def metrics(evaluation: "Evaluation") -> dict[str, float]:
+    """RLOO's logged metrics: `reward*`, `completions/*`, `loss`, `kl`, `clip_ratio/*`."""
+    from rolloutdoctor.trainers.trl import metrics as trl_metrics
+
+    return trl_metrics.rloo(evaluation)
+
+
+_RECORDER = trl.TRAINER.recording["*"]
+
+TRAINER = Trainer(
+    name="trl-rloo",
+    newest="1.16.0",
+    oldest="1.10.0",
+    options=OPTIONS,
+    objective=objective,
+    metrics=metrics,
+    recording={
+        "ref_log_probs": f"{_RECORDER}, with beta > 0 so that TRL has a reference model",
+        "*": _RECORDER,
+        "metrics": trl.TRAINER.recording["metrics"],
+        "reward_free": trl.TRAINER.recording["reward_free"],
+        "loss_parts": "RLOO has its KL in the reward: no part of the loss is KL",
+    },
+    kl_metrics=("kl",),
+    loss_metric="loss",
+    grad_norm_metric="grad_norm",
+    group_size=trl.group_size,
+    window_option="logging_steps",
+    instant_metrics=trl.TRAINER.instant_metrics,
+    quantities=trl.QUANTITIES | {"kl": "reward_kl"},
+    not_recomputed=NOT_RECOMPUTED,
+    reward_free=trl.reward_free,
+)

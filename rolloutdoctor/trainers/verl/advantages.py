@@ -1,0 +1,191 @@
+"""verl's `algorithm`: estimators of the advantage and the KL penalty in the reward."""
+
+from typing import Literal
+
+from rolloutdoctor.objective.objective import AdvantageRule, KlTerm
+from rolloutdoctor.results.errors import UsageError
+from rolloutdoctor.trainers.options import Config, Option
+
+EPSILON = 1e-6
+"""What verl adds to the standard deviation of a group."""
+
+_ESTIMATOR = "algorithm.adv_estimator"
+_IN_REWARD = "algorithm.use_kl_in_reward"
+_CONTROL = "algorithm.kl_ctrl"
+
+ESTIMATORS = {
+    "gae": "masked_gae",
+    "grpo": "grpo",
+    "grpo_vectorized": "grpo",
+    "gdpo": "gdpo",
+    "grpo_passk": "grpo_passk",
+    "reinforce_plus_plus": "reinforce_plus_plus",
+    "reinforce_plus_plus_baseline": "reinforce_plus_plus_baseline",
+    "remax": "remax",
+    "rloo": "rloo",
+    "rloo_vectorized": "rloo",
+    "opo": "opo",
+    "gpg": "gpg",
+    "optimal_token_baseline": "optimal_token_baseline",
+    "tir_optimal_token_baseline": "tir_optimal_token_baseline",
+}
+"""verl's names to those of `rolloutdoctor.formulas.advantages.table`."""
+
+KL_TYPES = {
+    "kl": "k1",
+    "k1": "k1",
+    "abs": "abs",
+    "mse": "k2",
+    "k2": "k2",
+    "low_var_kl": "k3_clamped",
+    "k3": "k3_clamped",
+}
+
+NUMERIC_IDS: dict[str, Literal["rejected-rows", "always"]] = {
+    "grpo_vectorized": "always",
+    "rloo_vectorized": "rejected-rows",
+}
+"""Estimators that read group ids as numbers; rloo_vectorized does so in the proposal of the fix `rejected-rows`."""
+
+COEFFICIENT_METRIC = "actor/reward_kl_penalty_coeff"
+"""Where verl logs the coefficient that an adaptive controller had at a step."""
+
+_WITH_PENALTY = {_IN_REWARD: (True,)}
+
+OPTIONS = (
+    Option(_ESTIMATOR, "word", "gae", "how scores become advantages", choices=tuple(ESTIMATORS)),
+    Option(
+        "algorithm.norm_adv_by_std_in_grpo",
+        "flag",
+        True,
+        "divide by the group's standard deviation (grpo, grpo_passk)",
+        only_with={_ESTIMATOR: ("grpo", "grpo_passk")},
+    ),
+    Option(
+        "algorithm.gamma",
+        "number",
+        1.0,
+        "discount per token (gae, reinforce_plus_plus)",
+        low=0,
+        high=1,
+        only_with={_ESTIMATOR: ("gae", "reinforce_plus_plus")},
+    ),
+    Option(
+        "algorithm.lam",
+        "number",
+        1.0,
+        "lambda of generalised advantage estimation (gae)",
+        low=0,
+        high=1,
+        only_with={_ESTIMATOR: ("gae",)},
+    ),
+    Option(
+        "algorithm.gdpo_reward_keys",
+        "any",
+        None,
+        "rewards that are normalised one by one, separated by commas (gdpo)",
+        optional=True,
+        only_with={_ESTIMATOR: ("gdpo",)},
+    ),
+    Option(
+        "algorithm.gdpo_reward_weights",
+        "numbers",
+        None,
+        "their weights; null: all one (gdpo)",
+        optional=True,
+        only_with={_ESTIMATOR: ("gdpo",)},
+    ),
+    Option(
+        "algorithm.filter_groups.enable",
+        "flag",
+        False,
+        "leave groups of equal scores out before the update; a run file has the rows that were left",
+        decides=False,
+    ),
+    Option(_IN_REWARD, "flag", False, "subtract a KL penalty from the token rewards"),
+    Option(
+        "algorithm.kl_penalty",
+        "word",
+        "kl",
+        "the estimator of that penalty",
+        choices=(*(name + plus for name in KL_TYPES for plus in ("", "+")), "full"),
+        computed=tuple(name + plus for name in KL_TYPES for plus in ("", "+")),
+        why_not="verl itself does not implement it",
+        only_with=_WITH_PENALTY,
+    ),
+    Option(
+        f"{_CONTROL}.type",
+        "word",
+        "fixed",
+        f"whether its coefficient is fixed, or follows a target and is taken from the logged {COEFFICIENT_METRIC}",
+        choices=("fixed", "adaptive"),
+        only_with=_WITH_PENALTY,
+    ),
+    Option(
+        f"{_CONTROL}.kl_coef",
+        "number",
+        0.001,
+        "its coefficient, the first one if adaptive",
+        low=0,
+        only_with=_WITH_PENALTY,
+    ),
+    Option(f"{_CONTROL}.target_kl", "number", 0.1, "the KL that an adaptive one aims at", decides=False),
+    Option(f"{_CONTROL}.horizon", "integer", 10000, "rows that a full correction takes", low=1, decides=False),
+)
+
+
+def advantage_rule(config: Config) -> AdvantageRule:
+    """Build how scores become advantages.
+
+    Raises:
+        UsageError: if verl itself refuses the options.
+    """
+    estimator = config.word(_ESTIMATOR)
+    # The trainer hands the flag to grpo alone; passk reads it itself; the vectorised form and gdpo always normalise.
+    normalised = bool(config["algorithm.norm_adv_by_std_in_grpo"]) or estimator in ("grpo_vectorized", "gdpo")
+    scale: Literal["group", "none"] = "group" if normalised else "none"
+    keys, weights = _rewards(config) if estimator == "gdpo" else ((), ())
+    return AdvantageRule(
+        estimator=ESTIMATORS[estimator],
+        scale=scale,
+        epsilon=EPSILON,
+        lone="zero" if estimator == "rloo_vectorized" else "raw",
+        gamma=config.number("algorithm.gamma"),
+        lam=config.number("algorithm.lam"),
+        numeric_ids=NUMERIC_IDS.get(estimator, "never"),
+        sums_tokens=True,
+        reward_keys=keys,
+        reward_weights=weights,
+    )
+
+
+def _rewards(config: Config) -> tuple[tuple[str, ...], tuple[float, ...]]:
+    """Names and weights of gdpo's rewards."""
+    value = config["algorithm.gdpo_reward_keys"]
+    parts = value.strip("[]() ").split(",") if isinstance(value, str) else value or ()
+    if not isinstance(parts, list | tuple):
+        raise UsageError(f"algorithm.gdpo_reward_keys = {value!r}: expected names separated by commas")
+    keys = tuple(name for part in parts if (name := str(part).strip(" '\"")))
+    if not keys:
+        raise UsageError(
+            "adv_estimator = gdpo needs algorithm.gdpo_reward_keys, and so does verl: the names, in column rewards, of "
+            "the rewards that are normalised one by one"
+        )
+    weights = config["algorithm.gdpo_reward_weights"]
+    assert weights is None or isinstance(weights, tuple)
+    if weights is not None and len(weights) < len(keys):
+        raise UsageError(f"algorithm.gdpo_reward_weights has {len(weights)} weights for {len(keys)} rewards")
+    return keys, weights or ()
+
+
+def kl_reward(config: Config) -> KlTerm | None:
+    """Build the KL penalty in the reward. A ``+`` changes the derivative alone, and none flows through a reward."""
+    if not config[_IN_REWARD]:
+        return None
+    return KlTerm(
+        estimator=KL_TYPES[config.word("algorithm.kl_penalty").rstrip("+")],
+        coef=config.number(f"{_CONTROL}.kl_coef"),
+        log_probs="old_log_probs",
+        masked=True,
+        coef_metric=COEFFICIENT_METRIC if config[f"{_CONTROL}.type"] == "adaptive" else None,
+    )

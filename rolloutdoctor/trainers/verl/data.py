@@ -1,0 +1,120 @@
+"""verl's metrics of the batch: scores, rewards, advantages, returns, values, lengths, and the KL in the reward."""
+
+from collections.abc import Mapping
+from typing import TYPE_CHECKING
+
+from rolloutdoctor.trainers.verl.advantages import COEFFICIENT_METRIC
+
+if TYPE_CHECKING:
+    from torch import Tensor
+
+    from rolloutdoctor.evaluation.evaluate import Evaluation
+
+
+def lengths(evaluation: "Evaluation") -> dict[str, float]:
+    """`response_length*/*` and `response/aborted_ratio`: tokens of a response, masked ones included.
+
+    Source: verl ``compute_data_metrics``; where nothing is left verl logs NaN, and here the name is left out.
+    """
+    lengths_N = evaluation.batch.rows.diff().double()
+    if not len(lengths_N):
+        return {}
+    found = _three({"response_length": lengths_N, "response_length_non_aborted": lengths_N[lengths_N > 0]})
+    found["response/aborted_ratio"] = float((lengths_N == 0).double().mean())
+    return found
+
+
+def critic(evaluation: "Evaluation") -> dict[str, float]:
+    """`critic/*`, with the values of a critic where the estimator has one.
+
+    Scores and rewards leave out rows without a response token; advantages, returns and values are those of the tokens
+    that are left after rejection. Where nothing is left verl logs NaN, and here the name is left out.
+
+    Source: verl ``compute_data_metrics``.
+    """
+    from rolloutdoctor.evaluation.scores import task_scores
+
+    rows, batch = evaluation.rows, evaluation.batch
+    if rows is None:
+        return {}
+    filled_N = batch.rows.diff() > 0
+    scores_N = task_scores(batch, evaluation.objective, evaluation.dtype)
+    found = _three({"critic/score": scores_N[filled_N], "critic/rewards": rows.score_N[filled_N]})
+    return found | _trained(evaluation)
+
+
+def _three(named: "Mapping[str, Tensor]") -> dict[str, float]:
+    """Mean, largest and smallest value of each, where there are values."""
+    found: dict[str, float] = {}
+    for name, x in named.items():
+        if len(x):
+            found[f"{name}/mean"] = float(x.double().mean())
+            found[f"{name}/max"] = float(x.max())
+            found[f"{name}/min"] = float(x.min())
+    return found
+
+
+def _trained(evaluation: "Evaluation") -> dict[str, float]:
+    """`critic/advantages/*`, `critic/returns/*`, and with a critic `critic/values/*` and `critic/vf_explained_var`."""
+    from rolloutdoctor.evaluation.scores import token_scores
+    from rolloutdoctor.formulas.advantages.table import RETURNS
+
+    rows, batch, rule = evaluation.rows, evaluation.batch, evaluation.objective.advantage
+    assert rows is not None
+    if rows.advantage_T is None:
+        return {} if rows.length_N is None else _of_rows(rows.advantage_N, rows.length_N)
+    seen = token_scores(batch, evaluation.objective, rows.vote_N, rows.weight_T, evaluation.dtype)
+    returns_V = RETURNS[rule.estimator](seen, rule)
+    named = {"critic/advantages": rows.advantage_T[batch.column("response_mask")], "critic/returns": returns_V}
+    if "values" in seen.columns:
+        named["critic/values"] = seen.columns["values"].double()
+    found = _three(named)
+    if "values" in seen.columns and len(returns_V) > 1:
+        unexplained = (returns_V - named["critic/values"]).var()
+        found["critic/vf_explained_var"] = float(1.0 - unexplained / (returns_V.var() + 1e-5))
+    return found
+
+
+def _of_rows(advantage_N: "Tensor | None", length_N: "Tensor") -> dict[str, float]:
+    """The same where all tokens of a row have its advantage, which is its return too."""
+    assert advantage_N is not None
+    kept_N = length_N > 0
+    found = _three({"critic/advantages": advantage_N[kept_N]})
+    if found:
+        found["critic/advantages/mean"] = float((advantage_N * length_N)[kept_N].sum() / length_N.sum())
+    return found | {name.replace("advantages", "returns"): value for name, value in found.items()}
+
+
+def named_rewards(evaluation: "Evaluation") -> dict[str, float]:
+    """`gdpo/NAME/*`: mean, biased standard deviation and extremes of each reward that gdpo normalises, over all rows.
+
+    Source: verl ``RayPPOTrainer.fit``.
+    """
+    from rolloutdoctor.evaluation.scores import named_scores
+
+    found: dict[str, float] = {}
+    if evaluation.rows is None or not evaluation.objective.advantage.reward_keys or not len(evaluation.batch):
+        return found
+    for key, x_N in named_scores(evaluation.batch, evaluation.objective, evaluation.dtype).items():
+        found |= _three({f"gdpo/{key}": x_N})
+        found[f"gdpo/{key}/std"] = float(x_N.double().std(correction=0))
+    return found
+
+
+def penalty(evaluation: "Evaluation") -> dict[str, float]:
+    """`actor/reward_kl_penalty*`, the KL in the reward: every row counts alike, those without a token as 0.
+
+    Source: verl ``apply_kl_penalty``.
+    """
+    from rolloutdoctor.evaluation.scores import mask_before, reward_kl_tokens
+    from rolloutdoctor.ops import segments as seg
+
+    batch, term = evaluation.batch, evaluation.objective.kl_reward
+    if term is None or evaluation.rows is None:
+        return {}
+    found = {COEFFICIENT_METRIC: term.coef}
+    kl_T = reward_kl_tokens(batch, evaluation.objective, evaluation.dtype) if term.coef != 0 else None
+    if kl_T is not None:
+        count_N = seg.total(mask_before(batch), batch.rows)
+        found["actor/reward_kl_penalty"] = float((seg.total(kl_T, batch.rows) / (count_N + 1e-8)).mean())
+    return found

@@ -1,0 +1,197 @@
+"""verl's `actor.policy_loss.loss_mode`: its options, its policy term and the aggregation that some modes force."""
+
+from dataclasses import replace
+
+from rolloutdoctor.objective.objective import Aggregation, KlTerm, RolloutCorrection, Surrogate
+from rolloutdoctor.results.errors import UsageError
+from rolloutdoctor.trainers.options import Config, Option
+from rolloutdoctor.trainers.verl import correction as verl_correction
+
+ACTOR = "actor_rollout_ref.actor"
+_MODE = f"{ACTOR}.policy_loss.loss_mode"
+
+LOSS_MODES = {
+    "vanilla": "ppo_dual_clip",
+    "dppo_tv": "verl_dppo_tv",
+    "dppo_kl": "verl_dppo_kl",
+    "gspo": "verl_gspo",
+    "sapo": "verl_sapo",
+    "gpg": "verl_gpg",
+    "clip_cov": "verl_clip_cov",
+    "kl_cov": "verl_kl_cov",
+    "geo_mean": "verl_geo_mean",
+    "dro": "verl_dro",
+    "cispo": "verl_cispo",
+}
+"""Loss mode to the kind of its policy term."""
+
+_BYPASS = "bypass_mode"
+_INSIDE = f"{ACTOR}.policy_loss.rollout_correction"
+_BYPASS_KINDS = {"ppo_clip": "ppo_dual_clip", "reinforce": "verl_reinforce"}
+"""Type of loss in bypass mode to the kind of its policy term."""
+
+_NOT_CLAMPED = ("gspo", "clip_cov", "kl_cov", "geo_mean", "dro", "gpg")
+"""Modes that take the log-ratio as it is; the others clamp it to +-20."""
+
+_BY_MICRO_BATCH = ("clip_cov", "kl_cov", "geo_mean")
+"""Modes whose result depends on which rows went through the model together."""
+
+
+def _number(name: str, default: float | None, meaning: str, mode: str, **bounds: float) -> Option:
+    """An option of one loss mode."""
+    return Option(
+        f"{ACTOR}.{name}",
+        "number",
+        default,
+        f"{meaning} ({mode})",
+        optional=default is None,
+        only_with={_MODE: (mode,)},
+        **bounds,  # type: ignore[arg-type]  # bounds alone
+    )
+
+
+OPTIONS = (
+    Option(
+        _MODE,
+        "word",
+        "vanilla",
+        "the policy term",
+        choices=(*LOSS_MODES, _BYPASS),
+    ),
+    Option(f"{ACTOR}.clip_ratio", "number", 0.2, "clip range, where low or high is null", low=0, decides=False),
+    Option(f"{ACTOR}.clip_ratio_low", "number", 0.2, "how far below one the ratio may fall", low=0, optional=True),
+    Option(f"{ACTOR}.clip_ratio_high", "number", 0.2, "how far above one it may rise", low=0, optional=True),
+    Option(
+        f"{ACTOR}.clip_ratio_c",
+        "number",
+        3.0,
+        "dual clip for negative advantages; truncates the ratio (dppo_tv, dppo_kl)",
+        only_with={_MODE: ("vanilla", "dppo_tv", "dppo_kl")},
+    ),
+    _number("tau_pos", 1.0, "slope of the gate where the advantage is positive", "sapo"),
+    _number("tau_neg", 1.05, "slope of the gate elsewhere", "sapo"),
+    _number("policy_loss.dro_beta", None, "coefficient of the squared log-ratio", "dro", low=0),
+    _number("policy_loss.kl_cov_ratio", 0.0002, "share of tokens with a KL penalty", "kl_cov", low=0, high=1),
+    _number("policy_loss.ppo_kl_coef", 0.1, "coefficient of that penalty", "kl_cov"),
+    _number(
+        "policy_loss.clip_cov_ratio",
+        0.0002,
+        "share of tokens whose policy term is dropped at most; where more could be, verl draws them at random, and "
+        "the step is not computed",
+        "clip_cov",
+        low=0,
+    ),
+    _number("policy_loss.clip_cov_lb", 1.0, "tokens of less covariance are never dropped", "clip_cov"),
+    _number("policy_loss.clip_cov_ub", 5.0, "tokens of more covariance are never dropped", "clip_cov"),
+    Option(
+        f"{_INSIDE}.loss_type",
+        "word",
+        "ppo_clip",
+        "the loss of bypass_mode",
+        choices=tuple(_BYPASS_KINDS),
+        only_with={_MODE: (_BYPASS,)},
+        yields=True,
+    ),
+    *(
+        replace(
+            option,
+            name=option.name.replace("algorithm.rollout_correction", _INSIDE),
+            default="sequence" if option.name.endswith("rollout_is") else option.default,
+            meaning=f"{option.meaning} (inside bypass_mode)",
+            only_with={_MODE: (_BYPASS,)},
+            yields=True,
+        )
+        for option in verl_correction.OPTIONS
+        if option.name not in (verl_correction.BYPASS, verl_correction.LOSS_TYPE)
+    ),
+)
+
+
+def surrogate(config: Config) -> Surrogate:
+    """Build the policy term.
+
+    Raises:
+        UsageError: if verl itself refuses the options.
+    """
+    mode = config.word(_MODE)
+    kind = _BYPASS_KINDS[config.word(f"{_INSIDE}.loss_type")] if mode == _BYPASS else LOSS_MODES[mode]
+    width = config.optional_number(f"{ACTOR}.clip_ratio")
+    low = config.optional_number(f"{ACTOR}.clip_ratio_low")
+    high = config.optional_number(f"{ACTOR}.clip_ratio_high")
+    cap = config.number(f"{ACTOR}.clip_ratio_c")
+    if kind == "ppo_dual_clip" and cap <= 1:
+        raise UsageError(f"{ACTOR}.clip_ratio_c = {cap:g}: verl's vanilla loss refuses values up to 1")
+    return Surrogate(
+        kind=kind,
+        clip_low=low if low is not None else width or 0.0,
+        clip_high=high if high is not None else width or 0.0,
+        cap=cap if kind in ("ppo_dual_clip", "verl_dppo_tv", "verl_dppo_kl") else None,
+        log_ratio_bound=None if mode in _NOT_CLAMPED or kind == "verl_reinforce" else 20.0,
+        old="rollout_log_probs" if config[verl_correction.BYPASS] else "old_log_probs",
+        # The mean advantage of a row without a token is 0 times the advantage.
+        empty_share=0.0 if kind == "verl_geo_mean" else None,
+        numbers=_numbers(config, mode),
+    )
+
+
+def _numbers(config: Config, mode: str) -> dict[str, float]:
+    """The further parameters of a mode."""
+    if mode == "sapo":
+        return {name: config.number(f"{ACTOR}.{name}") for name in ("tau_pos", "tau_neg")}
+    if mode == "dro":
+        beta = config.optional_number(f"{ACTOR}.policy_loss.dro_beta")
+        if not beta:
+            raise UsageError(f"loss_mode = dro needs {ACTOR}.policy_loss.dro_beta > 0, and so does verl")
+        return {"beta": beta}
+    if mode == "kl_cov":
+        names = {"ratio": "kl_cov_ratio", "coef": "ppo_kl_coef"}
+    elif mode == "clip_cov":
+        names = {"ratio": "clip_cov_ratio", "lower": "clip_cov_lb", "upper": "clip_cov_ub"}
+    else:
+        return {}
+    numbers = {name: config.number(f"{ACTOR}.policy_loss.{option}") for name, option in names.items()}
+    if numbers.get("ratio") == 0:
+        raise UsageError(f"loss_mode = {mode} needs {ACTOR}.policy_loss.{names['ratio']} > 0, and so does verl")
+    return numbers
+
+
+def aggregations(config: Config, configured: Aggregation) -> tuple[Aggregation, Aggregation | None]:
+    """How the terms are aggregated, and how those of the policy are where the mode forces another way on them.
+
+    sapo takes the mean of row means whatever is set, and so did gspo before 0.9.1; geo_mean has one term per row and
+    no denominator of the mini-batch. The bypass loss takes the mean of a row over the tokens that it keeps, while
+    rejected tokens stay in the count of token-mean. The KL term follows the configuration always.
+    """
+    mode = config.word(_MODE)
+    configured = replace(configured, needs_micro_batches=mode in _BY_MICRO_BATCH)
+    if mode == "geo_mean":
+        return configured, replace(configured, mode="verl/geo-mean", counted_before_rejection=False)
+    if mode == "sapo" or (mode == "gspo" and config.version < (0, 9, 1)):
+        return configured, replace(configured, mode="verl/seq-mean-token-mean", counted_before_rejection=False)
+    if mode == _BYPASS and configured.mode == "verl/seq-mean-token-mean":
+        return configured, replace(configured, counted_in_policy=True)
+    return configured, None
+
+
+def correction(config: Config) -> RolloutCorrection | None:
+    """The correction inside the bypass loss: rejection, and importance weights.
+
+    The weights are multiplied in if the loss is reinforce; that of ppo_clip has the ratio in it, and logs them alone.
+
+    Raises:
+        UsageError: if verl itself refuses the options.
+    """
+    if config.word(_MODE) != _BYPASS:
+        return None
+    return RolloutCorrection(
+        weights=verl_correction.weights(config, _INSIDE),
+        rejections=verl_correction.rejections(config, _INSIDE),
+        weighs=config.word(f"{_INSIDE}.loss_type") == "reinforce",
+    )
+
+
+def against_sampler(config: Config, term: KlTerm | None) -> KlTerm | None:
+    """The KL penalty inside the reward: in bypass mode the sampler's log-probs stand in for the old ones there too."""
+    if term is None or not config[verl_correction.BYPASS]:
+        return term
+    return replace(term, log_probs="rollout_log_probs")

@@ -1,0 +1,297 @@
+"""verl: its dotted options, its objective, and its logged metrics.
+
+Read and compared: verl 0.9.1.
+"""
+
+from collections.abc import Mapping
+from functools import partial
+from typing import TYPE_CHECKING
+
+from rolloutdoctor.objective.objective import Aggregation, KlTerm, Objective
+from rolloutdoctor.results.errors import UnstatedError, UsageError
+from rolloutdoctor.trainers.lazy import LazyMetrics
+from rolloutdoctor.trainers.options import Config, Option
+from rolloutdoctor.trainers.spec import LossParts, Trainer
+from rolloutdoctor.trainers.verl import (
+    advantages as verl_advantages,
+)
+from rolloutdoctor.trainers.verl import (
+    correction as verl_correction,
+)
+from rolloutdoctor.trainers.verl import (
+    data as verl_data,
+)
+from rolloutdoctor.trainers.verl import (
+    micro as verl_micro,
+)
+from rolloutdoctor.trainers.verl import (
+    policy as verl_policy,
+)
+
+if TYPE_CHECKING:
+    from rolloutdoctor.evaluation.evaluate import Evaluation
+
+_ACTOR = verl_policy.ACTOR
+
+KL_TYPES = verl_advantages.KL_TYPES
+
+AGGREGATIONS = ("token-mean", "token-sum", "seq-mean-token-sum", "seq-mean-token-sum-norm", "seq-mean-token-mean")
+
+OPTIONS = (
+    *verl_advantages.OPTIONS,
+    *verl_policy.OPTIONS,
+    Option(
+        f"{_ACTOR}.loss_agg_mode",
+        "word",
+        "token-mean",
+        "how token terms become one loss",
+        choices=AGGREGATIONS,
+    ),
+    Option(
+        f"{_ACTOR}.loss_scale_factor", "integer", None, "what seq-mean-token-sum-norm divides by", low=1, optional=True
+    ),
+    Option(f"{_ACTOR}.use_kl_loss", "flag", False, "add a KL term to the loss"),
+    Option(f"{_ACTOR}.kl_loss_coef", "number", 0.001, "its coefficient", low=0),
+    Option(
+        f"{_ACTOR}.kl_loss_type",
+        "word",
+        "low_var_kl",
+        "its estimator; with + the derivative is that of k2",
+        choices=tuple(name + plus for name in KL_TYPES for plus in ("", "+")),
+    ),
+    Option(
+        f"{_ACTOR}.entropy_coeff",
+        "number",
+        0.0,
+        "coefficient of the entropy bonus",
+        computed=(0.0,),
+        decides=False,
+        why_not="the entropy's gradient needs the logits, which are not in the rows",
+    ),
+    Option(
+        "algorithm.use_pf_ppo",
+        "flag",
+        False,
+        "draw the rows of the update again, weighted by their scores (gae)",
+        computed=(False,),
+        decides=False,
+        why_not="verl draws them at random",
+    ),
+    Option(
+        "distillation.enabled",
+        "flag",
+        False,
+        "distil a teacher on policy",
+        computed=(False,),
+        decides=False,
+        why_not="the teacher's log-probs are not in the rows",
+    ),
+    Option(
+        f"{_ACTOR}.ppo_epochs",
+        "integer",
+        1,
+        "passes over the rows of a step; the numbers are those of the pass whose log-probs the run has",
+        low=1,
+        decides=False,
+    ),
+    Option(f"{_ACTOR}.ppo_mini_batch_size", "integer", 256, "prompts of a mini-batch", low=1, decides=False),
+    Option("actor_rollout_ref.rollout.n", "integer", None, "rows of a group", low=1, optional=True, decides=False),
+    Option(
+        "critic.cliprange_value",
+        "number",
+        0.5,
+        "clip range of the critic's loss, which is not recomputed: no column holds its predictions at the update",
+        low=0,
+        decides=False,
+    ),
+    Option(
+        "critic.loss_agg_mode",
+        "word",
+        "token-mean",
+        "how the tokens of the critic's loss become one",
+        choices=AGGREGATIONS,
+        decides=False,
+        yields=True,
+    ),
+    *verl_correction.OPTIONS,
+    Option(
+        "trainer.use_v1",
+        "flag",
+        True,
+        "the trainer that divides token-mean by all generated tokens, rejected ones included",
+    ),
+)
+
+
+def objective(config: Config) -> Objective:
+    """Build what verl's actor update computes.
+
+    Raises:
+        UsageError: if options contradict each other, or nothing says which estimator was used.
+    """
+    if config.settings["algorithm.adv_estimator"].assumed:
+        # Every verdict about advantages hangs on it, and few runs keep verl's default.
+        raise UnstatedError(
+            "nothing says which advantage estimator the run used, and verl's default (gae) is too much to assume: add "
+            "--set algorithm.adv_estimator=NAME"
+        )
+    mode = config.word(f"{_ACTOR}.loss_agg_mode")
+    factor = config.optional_number(f"{_ACTOR}.loss_scale_factor")
+    if mode == "seq-mean-token-sum-norm" and factor is None:
+        raise UsageError(
+            f"loss_agg_mode = {mode} without {_ACTOR}.loss_scale_factor divides by the padded width of the batch, "
+            "which is not in the rows: set loss_scale_factor to that width"
+        )
+    kl_type = config.word(f"{_ACTOR}.kl_loss_type")
+    correction = verl_correction.correction(config)
+    configured = Aggregation(
+        mode=f"verl/{mode}",
+        length=None if factor is None else int(factor),
+        counted_before_rejection=bool(config["trainer.use_v1"]) and correction.rejects and mode == "token-mean",
+    )
+    aggregation, policy_aggregation = verl_policy.aggregations(config, configured)
+    return Objective(
+        trainer="verl",
+        version=".".join(map(str, config.version)),
+        advantage=verl_advantages.advantage_rule(config),
+        surrogate=verl_policy.surrogate(config),
+        aggregation=aggregation,
+        policy_aggregation=policy_aggregation,
+        kl_loss=KlTerm(
+            estimator=KL_TYPES[kl_type.rstrip("+")],
+            coef=config.number(f"{_ACTOR}.kl_loss_coef"),
+            straight_through=kl_type.endswith("+"),
+        )
+        if config[f"{_ACTOR}.use_kl_loss"]
+        else None,
+        kl_reward=verl_policy.against_sampler(config, verl_advantages.kl_reward(config)),
+        correction=correction,
+        policy_correction=verl_policy.correction(config),
+    )
+
+
+def group_size(config: Config, split: str) -> int | None:
+    """verl groups by uid, whatever the size."""
+    return None
+
+
+def metrics(evaluation: "Evaluation") -> Mapping[str, float]:
+    """verl's logged metrics: of the batch (`critic/*`, `response*/*`), its correction, and the `actor/*`."""
+    return LazyMetrics(
+        {
+            "actor/": partial(_actor, evaluation),
+            "actor/reward_kl_penalty": partial(verl_data.penalty, evaluation),
+            "actor/rollout_corr/": partial(verl_micro.inside_metrics, evaluation),
+            "critic/": partial(verl_data.critic, evaluation),
+            "response": partial(verl_data.lengths, evaluation),
+            "rollout_corr/": partial(verl_correction.metrics, evaluation),
+            "training/rollout_": partial(verl_correction.probabilities, evaluation),
+            "gdpo/": partial(verl_data.named_rewards, evaluation),
+        }
+    )
+
+
+NOT_RECOMPUTED = {
+    "critic/vf_loss, critic/vf_clipfrac, critic/vpred_mean": "they are about the critic's predictions at its update, "
+    "which no column holds; losses.value has the loss",
+    "critic/grad_norm, actor/grad_norm": "a norm of the parameters' gradient needs the model",
+    "actor/entropy, actor/entropy_loss": "an entropy needs the probability of every token of the vocabulary",
+    "response_length/clip_ratio, response_length_non_aborted/clip_ratio": "the padded width is in no column",
+    "prompt_length/*, num_turns/*, tool_call_counts/*": "they are not about what is trained",
+}
+"""Logged metrics that are not recomputed, and why."""
+
+
+def _actor(evaluation: "Evaluation") -> dict[str, float]:
+    """What the actor logs of its loss."""
+    found: dict[str, float] = {}
+    rows, tokens = evaluation.rows, evaluation.tokens
+    if tokens is None or rows is None or rows.length_N is None:
+        return found
+    found["actor/pg_loss"] = evaluation.policy_loss
+    if evaluation.objective.kl_loss is not None:
+        in_kl_N = evaluation.in_scope(evaluation.objective.kl)
+        found["actor/kl_loss"] = float((tokens.kl_N * tokens.weight_N * in_kl_N).sum())
+        found["actor/kl_coef"] = evaluation.objective.kl_loss.coef
+    found["actor/loss"] = evaluation.loss
+    logged = {
+        "actor/ppo_kl": tokens.drift_N,
+        "actor/pg_clipfrac": tokens.clipped_N,
+        "actor/pg_clipfrac_lower": tokens.capped_N,
+    }
+    for name, sum_N in logged.items():
+        if sum_N is not None:
+            found[name] = verl_micro.token_mean(name, sum_N, tokens.counted_N, tokens.layout)
+    return found
+
+
+def reward_free(logged: Mapping[str, float]) -> bool | None:
+    """True where the advantage of every trained token was 0."""
+    extremes = [logged.get(f"critic/advantages/{name}") for name in ("min", "max")]
+    return None if None in extremes else extremes == [0, 0]
+
+
+def loss_parts(logged: Mapping[str, float], config: Config | None) -> LossParts | None:
+    """The two parts as the actor logs them."""
+    names = ("actor/pg_loss", "actor/kl_loss", "actor/kl_coef")
+    if any(name not in logged for name in names):
+        return None
+    policy, kl, coef = (logged[name] for name in names)
+    return LossParts(policy, coef * kl)
+
+
+_DRIVER = (
+    "verl's rollout dump has text and scores only; rolloutdoctor.recorders.verl records what an advantage estimator is "
+    "given (record_estimator: rewards, masks, advantages) or all fields of a batch (columns_of)"
+)
+
+_FILE_LOGGER = 'give the file of trainer.logger=["console","file"] as well (VERL_FILE_LOGGER_PATH says where)'
+
+TRAINER = Trainer(
+    name="verl",
+    newest="0.9.1",
+    oldest="0.9.0",
+    options=OPTIONS,
+    objective=objective,
+    metrics=metrics,
+    recording={
+        "ref_log_probs": "actor_rollout_ref.actor.use_kl_loss=true or algorithm.use_kl_in_reward=true makes verl "
+        "compute `ref_log_prob`; save that field",
+        "values": "save `values`, which the critic predicts before its update",
+        "reward_baseline": "save `reward_baselines`, which remax computes",
+        "rewards": "save the rewards that algorithm.gdpo_reward_keys names as a struct",
+        "response_mask_pre": "save `response_mask` before the rollout correction replaces it",
+        "rollout_log_probs": "actor_rollout_ref.rollout.calculate_log_probs=true; save `rollout_log_probs`",
+        "sum_pi_squared": "actor_rollout_ref.actor.calculate_sum_pi_squared=true; save `sum_pi_squared`",
+        "micro_batch_id": "number the actor's micro-batches: kl_cov, clip_cov, geo_mean and the weights that "
+        "bypass_mode normalises work on each one",
+        "kl": "verl does not store a per-token KL; its `actor/kl_loss` metric is compared instead",
+        "*": _DRIVER,
+        "metrics": _FILE_LOGGER,
+        "reward_free": f"verl logs critic/advantages/max, /min and actor/grad_norm: {_FILE_LOGGER}",
+        "loss_parts": "actor_rollout_ref.actor.use_kl_loss=true makes verl log actor/pg_loss, actor/kl_loss and "
+        f"actor/kl_coef: {_FILE_LOGGER}",
+    },
+    kl_metrics=("actor/kl_loss", "actor/reward_kl_penalty"),
+    loss_metric="actor/pg_loss",
+    grad_norm_metric="actor/grad_norm",
+    group_size=group_size,
+    reward_free=reward_free,
+    loss_parts=loss_parts,
+    quantities={
+        "actor/loss": "loss",
+        "actor/pg_loss": "policy_loss",
+        "actor/kl_loss": "kl",
+        "actor/ppo_kl": "drift",
+        "actor/reward_kl_penalty": "reward_kl",
+        "critic/score/*": "rewards",
+        "critic/rewards/*": "rewards",
+        "critic/advantages/*": "advantages",
+        "critic/returns/*": "advantages",
+        "critic/values/*": "values",
+        "rollout_corr/*": "sampler_gap",
+        "actor/rollout_corr/*": "sampler_gap",
+        "training/rollout_*": "sampler_gap",
+    },
+    not_recomputed=NOT_RECOMPUTED,
+)

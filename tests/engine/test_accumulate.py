@@ -1,0 +1,221 @@
+import dataclasses
+import itertools
+
+import pytest
+import torch
+from rules.checking import folded, report_on
+
+from rolloutdoctor.data.batch import StepKey
+from rolloutdoctor.engine.accumulate import RuleState, RunState, run_total
+from rolloutdoctor.engine.devices import find_device
+from rolloutdoctor.engine.judge import judge
+from rolloutdoctor.results.errors import UsageError
+from rolloutdoctor.results.findings import Example, InputSummary
+from rolloutdoctor.rules.base import KEEP_EXAMPLES
+from rolloutdoctor.rules.table import find
+from rolloutdoctor.testing import toy_batch
+
+WHITENED = {"trainer": "verl", "adv_estimator": "reinforce_plus_plus_baseline"}
+
+
+def judged(plan, state, configured):
+    return judge(plan, state, configured, device="cpu", dtype="float64")
+
+
+def without(batch, column):
+    tokens = {name: values for name, values in batch.per_token.items() if name != column}
+    return dataclasses.replace(batch, per_token=tokens)
+
+
+def test_input_is_counted():
+    batches = [toy_batch([[1, 0], [1]], lengths=[1, 2, 3]), toy_batch([[1]], lengths=4, step=1, split="eval")]
+    assert report_on(batches, trainer="trl").input == InputSummary(rows=4, steps=2, groups=3, tokens=10)
+    no_groups = dataclasses.replace(batches[0], groups=None, group_ids=())
+    assert report_on(no_groups, trainer="trl").input == InputSummary(rows=3, steps=1, groups=0, tokens=6)
+
+
+# Steps that cannot be looked at.
+
+
+def test_column_that_is_null_in_some_steps():
+    batches = [toy_batch([[1, 1], [1, 0]], ref=-1.5, step=step) for step in range(4)]
+    batches[1] = without(batches[1], "ref_log_probs")
+    batches[2] = without(batches[2], "ref_log_probs")
+    _, fold, _ = folded(batches, trainer="trl", beta=0.1, select=["RDG001"])
+    state = fold.state().rules["RDG001"]
+    assert [key for key, _ in state.steps] == [StepKey(0, "train"), StepKey(3, "train")]
+    assert state.unmeasured == 2
+    report = report_on(batches, trainer="trl", beta=0.1, select=["RDG001"])
+    assert "RDG001 could not look at 2 steps, where a column it needs is null" in report.notes
+    assert [row["step"] for row in report.findings[0].per_step] == [0, 3]
+
+
+def test_column_that_is_null_in_all_steps():
+    batches = [without(toy_batch([[1, 1]], ref=-1.5, step=step), "ref_log_probs") for step in range(2)]
+    eval_rows = toy_batch([[1, 1]], ref=-1.5, split="eval")  # has the column, and is not looked at
+    (skipped,) = report_on([*batches, eval_rows], trainer="trl", beta=0.1, select=["RDG001"]).skipped
+    assert skipped.reason == "a column it needs is null in all of 2 steps"
+    assert skipped.remedy
+
+
+def test_step_that_the_trainer_itself_cannot_compute():
+    # One trained token: verl's whitening fails, and so does this; the other step is measured.
+    batches = [toy_batch([[1, 0]], mask=[[1], [0]], step=3), toy_batch([[1, 1], [1, 0]], step=5)]
+    report = report_on(batches, select=["RDG002", "RDI001"], **WHITENED)
+    assert report.notes[0].startswith("1 step could not be evaluated, the first is step 3: whitening needs")
+    assert (
+        "RDG002 could not look at 1 step, where a column it needs is null, or which could not be evaluated"
+        in report.notes
+    )
+    assert [row["step"] for finding in report.findings for row in finding.per_step] == [5]
+    assert ("RDI001", "nonfinite-values") in report.clean
+
+
+def test_no_step_can_be_computed():
+    batches = [toy_batch([[1, 0]], mask=[[1], [0]], step=step) for step in (4, 3)]
+    report = report_on(batches, select=["RDG002", "RDI001"], **WHITENED)
+    (skipped,) = report.skipped
+    assert skipped.reason.startswith("step 3 could not be evaluated: whitening needs at least two trained tokens")
+    assert [code for code, _ in report.clean] == ["RDI001"]
+
+
+def test_failures_do_not_depend_on_the_order_of_steps():
+    masks = {1: [[1], [0]], 2: [[0], [0]], 3: [[1], [0]]}
+    reports = {
+        repr(report_on([toy_batch([[1, 0]], mask=masks[step], step=step) for step in order], **WHITENED))
+        for order in itertools.permutations(masks)
+    }
+    assert len(reports) == 1
+
+
+def test_only_rows_of_another_split():
+    report = report_on(toy_batch([[1]], split="eval"), trainer="trl", select=["RDG002"])
+    assert report.nothing_checked
+    assert report.skipped[0].reason == "no training rows were read"
+
+
+# States.
+
+
+def example(step, weight, sample="r0", group="g0"):
+    return Example(step, group, sample, weight)
+
+
+def test_rule_states_add_up():
+    one = RuleState(((StepKey(2, "train"), "b"),), (example(2, 1.0),), 1)
+    other = RuleState(((StepKey(2, "eval"), "c"), (StepKey(1, "train"), "a")), (example(1, 3.0),), 2)
+    found = one + other
+    assert found == other + one
+    assert [tally for _, tally in found.steps] == ["a", "c", "b"]
+    assert [one.weight for one in found.examples] == [3.0, 1.0]
+    assert found.unmeasured == 3
+    assert RuleState() + one == one == one + RuleState()
+
+
+def test_worst_examples_are_kept_whatever_the_order():
+    examples = [example(step, float(step % 3)) for step in range(12)]
+    kept = set()
+    for rotation in range(12):
+        state = RuleState()
+        for each in examples[rotation:] + examples[:rotation]:
+            state = state + RuleState(examples=(each,))
+        kept.add(state.examples)
+    (found,) = kept
+    # the largest weight first, and of equal ones the first step
+    assert [(one.step, one.weight) for one in found] == [(2, 2.0), (5, 2.0), (8, 2.0), (11, 2.0), (1, 1.0)]
+    assert len(found) == KEEP_EXAMPLES
+
+
+def test_examples_of_equal_weight_are_sorted_by_name():
+    one, other = RuleState(examples=(example(1, 1.0, "b"),)), RuleState(examples=(example(1, 1.0, "a"),))
+    anonymous = RuleState(examples=(Example(1, None, None, 1.0),))
+    assert [each.sample_id for each in (one + other + anonymous).examples] == [None, "a", "b"]
+
+
+def test_examples_are_the_same_in_one_fold_and_in_parts():
+    batches = [toy_batch([[100 + step % 3, 1]] * 4, mask=[[0], [1]] * 4, step=step) for step in range(6)]
+    options = {"trainer": "verl", "adv_estimator": "rloo", "select": ["RDA001"]}
+    whole = folded(batches, **options)[1].state().rules["RDA001"].examples
+    assert [(one.step, one.group_id, one.weight) for one in whole] == [
+        *[(2, f"g{group}", 102.0) for group in range(4)],
+        (5, "g0", 102.0),
+    ]
+    for order in ([5, 4, 3, 2, 1, 0], [2, 0, 5, 1, 4, 3]):
+        state = RunState()
+        for index in order:
+            state = state + folded([batches[index]], **options)[1].state()
+        assert state.rules["RDA001"].examples == whole
+
+
+def test_run_states_add_up():
+    one = RunState(InputSummary(1, 2, 3, 4), {"A": RuleState(unmeasured=1)}, 1, {"x": (5, 2), "y": (1, 1)})
+    other = RunState(InputSummary(10, 20, 30, 40), {"B": RuleState(unmeasured=2)}, 2, {"x": (3, 1)})
+    found = one + other
+    assert found.input == InputSummary(11, 22, 33, 44)
+    assert found.rules == {"A": RuleState(unmeasured=1), "B": RuleState(unmeasured=2)}
+    assert found.odd_groups == 3
+    assert found.failures == {"x": (3, 3), "y": (1, 1)} == (other + one).failures
+    assert RunState() + one == one == one + RunState()
+
+
+def test_sums_are_taken_in_step_order():
+    # 1e16 + 1 - 1e16 depends on the order of addition; the order of arrival must not.
+    rule = find("RDA002")
+    tallies = {0: rule.tally(mass=1e16), 1: rule.tally(mass=1.0), 2: rule.tally(mass=-1e16), 3: rule.tally(mass=1.0)}
+    in_order = run_total(rule, RuleState(tuple((StepKey(step, "train"), tallies[step]) for step in range(4))))
+    assert in_order.mass == ((1e16 + 1.0) - 1e16) + 1.0
+    assert in_order.mass != ((1.0 + 1.0) + 1e16) - 1e16
+    for order in itertools.permutations(range(4)):
+        state = RuleState()
+        for step in order:
+            state = state + RuleState(((StepKey(step, "train"), tallies[step]),))
+        assert run_total(rule, state) == in_order
+
+
+def test_bytes_do_not_depend_on_the_order_of_arrival():
+    generator = torch.Generator().manual_seed(0)
+    rewards = torch.rand(7, 4, generator=generator).tolist()
+    batches = [toy_batch([row, [1, 1]], lengths=1, ref=-1.3, step=step) for step, row in enumerate(rewards)]
+    options = {"trainer": "trl", "beta": 0.1, "logged": {"kl": 0.1}}
+    reports = {
+        repr(report_on([batches[index] for index in order], **options))
+        for order in ([*range(7)], [6, 2, 4, 0, 1, 5, 3])
+    }
+    assert len(reports) == 1
+
+
+# What a report rests on.
+
+
+def test_groups_of_another_size_are_noted():
+    batches = [toy_batch([[1, 0, 1, 0], [1, 0]]), toy_batch([[1], [0]], split="eval")]
+    report = report_on(batches, trainer="trl", num_generations=4, num_generations_eval=1)
+    assert next(note for note in report.notes if "configured number of rows" in note).startswith("1 groups do not")
+    clean = report_on(batches[1:], trainer="trl", num_generations=4, num_generations_eval=1)
+    assert not [note for note in clean.notes if "configured number of rows" in note]
+
+
+def test_layout_is_noted_where_it_is_missing():
+    words = "no column says how a step was cut up"
+    assert any(words in note for note in report_on(toy_batch([[1, 0]]), trainer="trl").notes)
+    cut = toy_batch([[1, 0]], per_row={"micro_batch_id": [0, 1]})
+    assert not any(words in note for note in report_on(cut, trainer="trl").notes)
+    assert not any(words in note for note in report_on(toy_batch([[1, 0]]), trainer="trl", select=["RDA003"]).notes)
+
+
+def test_report_is_sorted():
+    batch = toy_batch([[100, 1], [1, 1], [1]], mask=[[0], [1], [1], [1], [1]], ref=-1.5)
+    report = report_on(batch, trainer="trl", beta=0.1)
+    keys = [(-finding.severity, finding.code) for finding in report.findings]
+    assert keys == sorted(keys)
+    assert len({severity for severity, _ in keys}) > 1
+    assert [one.code for one in report.skipped] == sorted(one.code for one in report.skipped)
+    assert report.worst() == report.findings[0].severity
+
+
+def test_devices():
+    assert find_device("cpu") == torch.device("cpu")
+    assert find_device("auto").type in ("cpu", "cuda")
+    if not torch.cuda.is_available():
+        with pytest.raises(UsageError, match="--device cuda: torch finds no CUDA device here; use --device cpu"):
+            find_device("cuda")

@@ -1,0 +1,145 @@
+"""Several processes give the bytes of one, the sentence of one, and leave nobody behind."""
+
+import multiprocessing
+import os
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import numpy as np
+import pytest
+from engine.runs import TRL, random_columns, write
+
+from rolloutdoctor.commands.check import report_of
+from rolloutdoctor.engine.options import CheckOptions
+from rolloutdoctor.engine.prepare import prepare
+from rolloutdoctor.engine.processes import measure_in
+from rolloutdoctor.io.run import StepRange, open_run
+from rolloutdoctor.report.style import Style
+from rolloutdoctor.report.table import RENDERERS
+from rolloutdoctor.results.errors import DataError, InputError
+
+STYLE = Style(width=100, color=False, unicode=True, verbose=False)
+
+
+def rendered(run, options, workers):
+    prepared = prepare(run, options)
+    report = report_of(prepared, measure_in(workers, prepared))
+    return {name: render(report, STYLE) for name, render in RENDERERS.items()}
+
+
+@pytest.fixture(scope="module")
+def path(tmp_path_factory):
+    folder = tmp_path_factory.mktemp("workers")
+    columns = random_columns(3, steps=7)
+    mixed = np.random.default_rng(0).permutation(len(columns["step"]))
+    write(folder / "sorted.parquet", columns, row_group_size=17, logged=[(step, "kl", 0.1) for step in range(7)])
+    return write(folder / "mixed.parquet", columns, rows=mixed, row_group_size=17)
+
+
+@pytest.mark.parametrize("name", ["sorted.parquet", "mixed.parquet"])
+def test_every_format_has_the_same_bytes(path, name):
+    run, options = open_run([path.with_name(name)]), CheckOptions(device="cpu")
+    one = rendered(run, options, 1)
+    assert "RDG001" in one["json"]
+    assert rendered(run, options, 2) == rendered(run, options, 3) == one
+
+
+def test_steps_are_dealt_whole_and_once(path):
+    for name in ("sorted.parquet", "mixed.parquet"):
+        run = open_run([path.with_name(name)])
+        for count in range(1, 10):
+            for steps in (None, StepRange(2, 5), StepRange(4, None), StepRange(6, 7)):
+                ranges = run.step_ranges(steps, None, count)
+                assert 1 <= len(ranges) <= count
+                wanted = [step for step in range(7) if step in (steps or StepRange())]
+                assert [step for one in ranges for step in range(7) if step in one] == wanted
+        assert len(run.step_ranges(None, None, 3)) == 3
+
+
+def test_an_error_in_a_worker_is_the_same_sentence(tmp_path):
+    columns = random_columns(1, steps=6)
+    for row in (30, 100):
+        columns["ref_log_probs"][row] = columns["ref_log_probs"][row][:-1]
+    run = open_run([write(tmp_path / "run.parquet", columns, row_group_size=24)])
+    said = set()
+    for workers in (1, 2, 3):
+        with pytest.raises(DataError) as caught:
+            measure_in(workers, prepare(run, CheckOptions(device="cpu")))
+        said.add(str(caught.value))
+    (message,) = said
+    assert "row 30" in message
+
+
+def test_progress_reaches_all_rows(path):
+    run = open_run([path])
+    calls = []
+    measure_in(2, prepare(run, CheckOptions(device="cpu")), lambda *call: calls.append(call))
+    assert max(done for done, _ in calls) == run.rows
+    assert {total for _, total in calls} == {run.rows}
+
+
+def test_a_worker_that_dies_is_told(path):
+    def kill(done, total):
+        for child in multiprocessing.active_children():
+            child.kill()
+
+    with pytest.raises(InputError, match=r"a worker process ended without a word \(exit code -9\)"):
+        measure_in(2, prepare(open_run([path]), CheckOptions(device="cpu")), kill)
+    assert not multiprocessing.active_children()
+
+
+@pytest.mark.parametrize("how", [signal.SIGINT, signal.SIGKILL])
+def test_nobody_is_left_when_the_command_is_ended(tmp_path, how):
+    columns = random_columns(0, steps=400, groups=8, longest=40)
+    path = write(tmp_path / "run.parquet", columns, TRL, row_group_size=64)
+    words = [sys.executable, "-m", "rolloutdoctor", "check", str(path), "--workers", "2", "--device", "cpu"]
+    process = subprocess.Popen(words, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, start_new_session=True)
+    children = _until(lambda: len(_children(process.pid)) >= 2 and _children(process.pid))
+    assert all(_blocks(child, signal.SIGINT) for child in children)
+    if how is signal.SIGINT:
+        os.killpg(process.pid, how)  # as a terminal does: to all of them
+    else:
+        os.kill(process.pid, how)
+    out, err = process.communicate(timeout=60)
+    if how is signal.SIGINT:
+        assert (out, err) == ("", "rolloutdoctor: interrupted; nothing was written\n")
+        assert process.returncode == 130
+    assert _until(lambda: not any(_runs(child) for child in children))
+
+
+def _children(pid):
+    found = []
+    for stat in Path("/proc").glob("[0-9]*/stat"):
+        try:
+            fields = stat.read_text().rpartition(")")[2].split()
+            command = stat.with_name("cmdline").read_text()
+        except OSError:
+            continue
+        if int(fields[1]) == pid and "spawn_main" in command:
+            found.append(int(stat.parent.name))
+    return found
+
+
+def _blocks(pid, number):
+    (mask,) = (line for line in Path(f"/proc/{pid}/status").read_text().splitlines() if line.startswith("SigBlk"))
+    return bool(int(mask.split()[1], 16) >> (number - 1) & 1)
+
+
+def _runs(pid):
+    try:
+        return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] != "Z"
+    except OSError:
+        return False
+
+
+def _until(condition, seconds=60):
+    end = time.monotonic() + seconds
+    while time.monotonic() < end:
+        found = condition()
+        if found:
+            return found
+        time.sleep(0.05)
+    raise AssertionError("did not happen in time")

@@ -1,0 +1,316 @@
+"""Saved states add up to what one check over all parts gives, or are refused."""
+
+import dataclasses
+import json
+import math
+
+import pytest
+from engine.runs import TRL, VERL, random_columns, write
+from hypothesis import given
+from hypothesis import strategies as st
+
+from rolloutdoctor.commands.check import report_of
+from rolloutdoctor.commands.merge import merged, saved_state
+from rolloutdoctor.engine.options import CheckOptions
+from rolloutdoctor.engine.prepare import prepare
+from rolloutdoctor.engine.processes import measure_in
+from rolloutdoctor.engine.state_file import _built, _plain, _value, dumped, load_state
+from rolloutdoctor.hypotheses.fixes import choose
+from rolloutdoctor.io.run import StepRange, open_run
+from rolloutdoctor.report.style import Style
+from rolloutdoctor.report.table import RENDERERS
+from rolloutdoctor.results.errors import InputError, RolloutDoctorError, UsageError
+from rolloutdoctor.rules.table import RULES, pick
+from rolloutdoctor.trainers.options import Layer
+
+STYLE = Style(width=100, color=False, unicode=True, verbose=False)
+STEPS = 6
+
+
+def options_of(**given):
+    return CheckOptions(device="cpu", **given)
+
+
+def rendered(report):
+    return {name: render(report, STYLE) for name, render in RENDERERS.items()}
+
+
+def whole(paths, **given):
+    run = open_run(paths)
+    prepared = prepare(run, options_of(**given))
+    return rendered(report_of(prepared, measure_in(1, prepared)))
+
+
+def save(path, paths, **given):
+    """Save the state of a check, as the command does, and read it back."""
+    run, options = open_run(paths), options_of(**given)
+    prepared = prepare(run, options)
+    path.write_text(dumped(saved_state(prepared, measure_in(1, prepared))))
+    return path.name, load_state(str(path))
+
+
+@pytest.fixture
+def columns():
+    return random_columns(5, steps=STEPS)
+
+
+def rows_of(columns, steps):
+    return [row for row, step in enumerate(columns["step"]) if step in steps]
+
+
+@pytest.mark.parametrize("cut", [1, 3, 5])
+@pytest.mark.parametrize("dtype", ["float32", "float64"])
+def test_split_by_steps(tmp_path, columns, cut, dtype):
+    run = write(tmp_path / "run.parquet", columns, logged=[(step, "kl", 0.1 * step) for step in range(STEPS)])
+    early = save(tmp_path / "a.json", [run], dtype=dtype, steps=StepRange(None, cut))
+    late = save(tmp_path / "b.json", [run], dtype=dtype, steps=StepRange(cut, None))
+    expected = whole([run], dtype=dtype)
+    assert "RDM001" in expected["json"]
+    assert rendered(merged([early, late])) == rendered(merged([late, early])) == expected
+
+
+@pytest.mark.parametrize("named", [True, False])
+def test_split_by_files(tmp_path, columns, named):
+    """Rows without a name of their own are named after their file where there are several."""
+    if not named:
+        del columns["sample_id"]
+    one = write(tmp_path / "one.parquet", columns, rows=rows_of(columns, {0, 1, 4}))
+    two = write(tmp_path / "two.parquet", columns, rows=rows_of(columns, {2, 3, 5}))
+    parts = [save(tmp_path / f"{path.stem}.json", [path]) for path in (one, two)]
+    expected = whole([one, two])
+    assert json.loads(expected["json"])["findings"][0]["examples"]
+    assert rendered(merged(parts)) == expected
+    if not named:
+        early = save(tmp_path / "early.json", [one], steps=StepRange(0, 1))
+        late = save(tmp_path / "late.json", [one], steps=StepRange(1, 9))
+        assert rendered(merged([early, late])) == whole([one])
+
+
+def test_split_by_split(tmp_path, columns):
+    columns["split"] = ["eval" if row % 24 < 8 else "train" for row in range(len(columns["step"]))]
+    run = write(tmp_path / "run.parquet", columns)
+    parts = [save(tmp_path / f"{split}.json", [run], split=split) for split in ("train", "eval")]
+    assert rendered(merged(parts)) == whole([run])
+
+
+def test_one_state_alone_and_only_some_of_its_rules(tmp_path, columns):
+    run = write(tmp_path / "run.parquet", columns)
+    state = save(tmp_path / "a.json", [run])
+    assert rendered(merged([state])) == whole([run])
+    assert rendered(merged([state], pick(["RDA"], []))) == whole([run], rules=pick(["RDA"], []))
+    few = save(tmp_path / "b.json", [run], rules=pick(["RDG001"], []))
+    with pytest.raises(UsageError, match=r"RDA001: not among the rules that were measured"):
+        merged([few], pick(["RDA001"], []), required=True)
+
+
+def test_without_a_trainer_with_fixes_and_with_failing_steps(tmp_path, columns):
+    run = write(tmp_path / "nobody.parquet", columns, None)
+    parts = [save(tmp_path / f"{n}.json", [run], steps=StepRange(n, n + 3)) for n in (0, 3)]
+    assert rendered(merged(parts)) == whole([run])
+    given = {
+        "trainer": "verl",
+        "layers": (Layer("command line", {"adv_estimator": "reinforce_plus_plus_baseline"}),),
+    }
+    columns["response_mask"] = [
+        mask * 0 if step in (2, 4) else mask
+        for step, mask in zip(columns["step"], columns["response_mask"], strict=True)
+    ]
+    run = write(tmp_path / "failing.parquet", columns, None)
+    parts = [save(tmp_path / f"{n}.json", [run], steps=StepRange(n, n + 3), **given) for n in (0, 3)]
+    expected = whole([run], **given)
+    assert "2 steps could not be evaluated, the first is step 2" in expected["full"]
+    assert rendered(merged(parts)) == expected
+    run = write(tmp_path / "fixed.parquet", columns)
+    given = {"fixes": (choose("zero-std"),)}
+    parts = [save(tmp_path / f"{n}.json", [run], steps=StepRange(n, n + 3), **given) for n in (0, 3)]
+    assert rendered(merged(parts)) == whole([run], **given)
+
+
+@pytest.mark.parametrize(
+    ("given", "words"),
+    [
+        ({"dtype": "float64"}, "dtype is float32 in the first and float64 in the second"),
+        ({"rules": pick(["RDA"], [])}, "the selection of rules is RDA001 RDA002"),
+        ({"trainer": "trl@1.15.0"}, "its version is 1.16.0 in the first and 1.15.0 in the second"),
+        ({"trainer": "verl", "layers": (Layer("", {"adv_estimator": "rloo"}),)}, "the trainer is trl in the first"),
+        (
+            {"layers": (Layer("command line", {"beta": 0.1}),)},
+            r"beta is 0.5 \(file metadata\) in the first and 0.1 \(comm",
+        ),
+        (
+            {"fixes": (choose("zero-std"),)},
+            "the list of fixes is none in the first and .*zero-std:loss.* in the second",
+        ),
+    ],
+)
+def test_states_of_other_checks_do_not_add_up(tmp_path, columns, given, words):
+    run = write(tmp_path / "run.parquet", columns)
+    one = save(tmp_path / "a.json", [run], steps=StepRange(0, 3))
+    other = save(tmp_path / "b.json", [run], steps=StepRange(3, 6), **given)
+    with pytest.raises(InputError, match=words) as caught:
+        merged([one, other])
+    assert str(caught.value).startswith("a.json and b.json do not add up: ")
+    assert str(caught.value).endswith("check the parts in the same way")
+
+
+def test_overlapping_steps_do_not_add_up(tmp_path, columns):
+    run = write(tmp_path / "run.parquet", columns)
+    one = save(tmp_path / "a.json", [run], steps=StepRange(0, 4))
+    other = save(tmp_path / "b.json", [run], steps=StepRange(3, 6))
+    with pytest.raises(InputError, match=r"a.json and b.json both hold train rows of step 3"):
+        merged([one, other])
+
+
+def test_other_columns_and_other_metrics_do_not_add_up(tmp_path, columns):
+    without = {name: cells for name, cells in columns.items() if name != "old_log_probs"}
+    one = save(tmp_path / "a.json", [write(tmp_path / "1.parquet", columns, rows=rows_of(columns, {0}))])
+    other = save(tmp_path / "b.json", [write(tmp_path / "2.parquet", without, rows=rows_of(columns, {1}))])
+    with pytest.raises(InputError, match="column old_log_probs is present in the first and absent in the second"):
+        merged([one, other])
+    logs = write(tmp_path / "3.parquet", columns, rows=rows_of(columns, {2}), logged=[(2, "kl", 0.1)])
+    with pytest.raises(InputError, match=r"a.json: RDM001 can run not there but on all parts together \(no logged KL"):
+        merged([one, save(tmp_path / "c.json", [logs])])
+
+
+def test_metrics_that_are_means_only_together_do_not_add_up(tmp_path, columns):
+    # Each part logged one step, so nothing says that a line is a mean; together they are ten steps apart.
+    columns["step"] = [10 * step for step in columns["step"]]
+    parts = []
+    for step in (0, 10):
+        path = write(tmp_path / f"{step}.parquet", columns, rows=rows_of(columns, {step}), logged=[(step, "kl", 0.1)])
+        parts.append(save(tmp_path / f"{step}.json", [path]))
+    with pytest.raises(InputError, match=r"0.json: (RDM001 can run there but not|whether its logged metrics are)"):
+        merged(parts)
+
+
+@pytest.mark.parametrize(
+    ("text", "words"),
+    [
+        ("", "not JSON; name a file that check --save-state wrote"),
+        ("[]", "not a state of a check"),
+        ('{"schema_version": 1}', "not a state of a check"),
+        ('{"schema_version": 99, "rolloutdoctor": "9.9", "state": {}}', r"a state of rolloutdoctor 9.9 \(schema 99\)"),
+    ],
+)
+def test_files_that_are_no_states(tmp_path, text, words):
+    path = tmp_path / "a.json"
+    path.write_text(text)
+    with pytest.raises(InputError, match=words):
+        load_state(str(path))
+    with pytest.raises(InputError, match="No such file"):
+        load_state(str(tmp_path / "none.json"))
+
+
+def test_damaged_states_are_refused(tmp_path, columns):
+    path = tmp_path / "a.json"
+    save(path, [write(tmp_path / "run.parquet", columns)])
+    body = json.loads(path.read_text())
+
+    def places(value, where=()):
+        if isinstance(value, dict):
+            for name, inner in value.items():
+                yield (*where, name)
+                yield from places(inner, (*where, name))
+        elif isinstance(value, list) and value:
+            yield from places(value[0], (*where, 0))
+
+    damaged = [place for place in places(body) if place[0] == "state" and len(place) > 1]
+    assert len(damaged) > 50
+    for place in damaged:
+        broken = json.loads(path.read_text())
+        inner = broken
+        for name in place[:-1]:
+            inner = inner[name]
+        inner[place[-1]] = [None]
+        (tmp_path / "broken.json").write_text(json.dumps(broken))
+        with pytest.raises(InputError, match=r"broken\.json: the state is damaged"):
+            load_state(str(tmp_path / "broken.json"))
+
+
+EDITS = {
+    "removed": None,
+    "null": None,
+    "flag": True,
+    "text": "x",
+    "negative": -1,
+    "huge": 2**70,
+    "fraction": 0.5,
+    "nan": float("nan"),
+    "infinite": float("inf"),
+    "list": [[]],
+    "object": {"map": {"x": []}},
+}
+
+
+@pytest.mark.parametrize("edit", EDITS)
+def test_any_field_may_be_edited(tmp_path, columns, edit):
+    """A state that somebody edited is refused in one sentence, or is still the state of some check."""
+    path = tmp_path / "a.json"
+    save(path, [write(tmp_path / "run.parquet", columns)])
+    body = json.loads(path.read_text())
+
+    def places(value, where=()):
+        inner = value.items() if isinstance(value, dict) else enumerate(value[:1]) if isinstance(value, list) else ()
+        for name, each in inner:
+            yield (*where, name)
+            yield from places(each, (*where, name))
+
+    refused = []
+    found = list(places(body))
+    assert len(found) > 100
+    for place in found:
+        broken = json.loads(path.read_text())
+        inner = broken
+        for name in place[:-1]:
+            inner = inner[name]
+        if edit == "removed":
+            del inner[place[-1]]
+        else:
+            inner[place[-1]] = EDITS[edit]
+        path_of_it = tmp_path / "broken.json"
+        path_of_it.write_text(json.dumps(broken))
+        try:
+            merged([("broken.json", load_state(str(path_of_it)))])
+        except RolloutDoctorError as error:
+            refused.append(str(error))
+    assert len(refused) > len(found) // 4
+    assert not [words for words in refused if "\n" in words]
+
+
+numbers = st.integers(-(2**53), 2**53) | st.floats(allow_nan=True, allow_infinity=True)
+
+
+@given(st.data())
+def test_every_tally_comes_back_as_it_was(data):
+    for rule in RULES:
+        made = {
+            one.name: data.draw(st.integers(0, 2**60) if one.type is int else numbers)
+            for one in dataclasses.fields(rule.tally)
+        }
+        tally = rule.tally(**made)
+        text = json.dumps({name: _plain(value) for name, value in made.items()}, allow_nan=False)
+        # As text: NaN is NaN, -0.0 is not 0.0, and 1 is not 1.0.
+        assert repr(_built(rule.tally, json.loads(text))) == repr(tally)
+
+
+@given(
+    st.recursive(
+        st.none() | st.booleans() | numbers | st.text(),
+        lambda inner: st.lists(inner) | st.lists(inner).map(tuple) | st.dictionaries(st.text(), inner),
+    )
+)
+def test_any_option_comes_back_as_it_was(value):
+    assert repr(_value(json.loads(json.dumps(_plain(value), allow_nan=False)))) == repr(value)
+
+
+def test_what_cannot_be_kept_is_an_error():
+    with pytest.raises(TypeError, match="object cannot be kept in a state"):
+        _plain(object())
+    assert math.isnan(_value({"float": "nan"}))
+
+
+def test_config_of_every_kind(tmp_path, columns):
+    run = write(tmp_path / "run.parquet", columns, VERL)
+    state = save(tmp_path / "a.json", [run])
+    assert rendered(merged([state])) == whole([run])
+    assert TRL["trainer"] != VERL["trainer"]

@@ -1,0 +1,145 @@
+"""Importance weights and rejection against loops, and what must hold for them."""
+
+import math
+
+import oracles
+import pytest
+import torch
+from hypothesis import given
+from hypothesis import strategies as st
+
+from rolloutdoctor.formulas.corrections.controller import next_coefficient
+from rolloutdoctor.formulas.corrections.importance import importance_metrics, importance_weights
+from rolloutdoctor.formulas.corrections.masked import LogRatios
+from rolloutdoctor.formulas.corrections.mismatch import mismatch_metrics
+from rolloutdoctor.formulas.corrections.rejection import STATISTICS, kept_tokens, rejection_metrics
+from rolloutdoctor.objective.objective import ImportanceWeights, Rejection
+from rolloutdoctor.results.errors import CannotComputeError
+from rolloutdoctor.testing import random_batch
+from rolloutdoctor.trainers.verl import correction as verl_correction
+
+
+def drawn(seed, spread=1.0):
+    batch = random_batch(seed, dtype=torch.float64, spread=spread, rejected=0.3, empty=0.2)
+    value_T = batch.column("old_log_probs") - batch.column("rollout_log_probs")
+    ratios = LogRatios(value_T, batch.column("response_mask"), batch.rows)
+    columns = zip(value_T.tolist(), ratios.mask_T.tolist(), strict=True)
+    return ratios, oracles.cut(list(columns), batch.rows.tolist())
+
+
+def of_step(metrics):
+    """Metrics of a step that is one part."""
+    return {name: x_M.item() for name, x_M in metrics.items()}
+
+
+def flat(rows):
+    return torch.tensor([value for row in rows for value in row], dtype=torch.float64)
+
+
+@pytest.mark.parametrize("seed", range(4))
+@pytest.mark.parametrize("spread", [0.3, 12.0])
+@pytest.mark.parametrize(("low", "high"), [(None, 1.2), (0.6, 1.7)])
+@pytest.mark.parametrize("level", ["token", "sequence"])
+def test_weights(level, low, high, spread, seed):
+    ratios, rows = drawn(seed, spread)
+    wanted = flat(oracles.importance(rows, level, high, low))
+    if not bool((wanted != 0).any()):
+        with pytest.raises(CannotComputeError, match="every importance weight"):
+            importance_weights(ratios, ImportanceWeights(level=level, high=high, low=low))
+        return
+    found = importance_weights(ratios, ImportanceWeights(level=level, high=high, low=low))
+    torch.testing.assert_close(found.value_T, wanted, rtol=1e-12, atol=1e-12)
+    assert found.factor_M.tolist() == [1.0]
+    scaled = importance_weights(ratios, ImportanceWeights(level=level, high=high, low=low, normalised=True))
+    torch.testing.assert_close(scaled.value_T * scaled.factor_M, wanted, rtol=1e-12, atol=1e-12)
+    if level == "token":
+        units = scaled.value_T[ratios.mask_T]
+    else:
+        units = (ratios.row_sum(scaled.value_T) / ratios.count_N)[ratios.count_N > 0]
+    assert float(units.mean()) == pytest.approx(1.0, rel=3e-8)
+
+
+@pytest.mark.parametrize("seed", range(4))
+@pytest.mark.parametrize(("low", "high"), [(None, 0.2), (-0.3, 0.4)])
+@pytest.mark.parametrize("name", STATISTICS)
+def test_rejection(name, low, high, seed):
+    ratios, rows = drawn(seed)
+    rule = Rejection(statistic=name, high=high, low=low)
+    kept_T = kept_tokens(ratios, [rule])
+    assert torch.equal(kept_T, flat(oracles.rejected(name, rows, low, high)) != 0)
+    assert not bool((kept_T & ~ratios.mask_T).any())
+    metrics = of_step(rejection_metrics(ratios, [rule]))
+    tokens = [on for row in rows for _, on in row]
+    lost = 1 - int(kept_T.sum()) / sum(tokens)
+    assert metrics["rollout_rs_masked_fraction"] == pytest.approx(lost, abs=1e-9)
+    if not name.startswith("token"):
+        # whole rows go
+        before_N, after_N = (ratios.row_sum(mask_T) for mask_T in (ratios.mask_T, kept_T))
+        assert bool(((after_N == before_N) | (after_N == 0)).all())
+
+
+def test_the_names_that_the_option_takes_are_computed():
+    assert verl_correction.STATISTICS == STATISTICS
+
+
+def test_rules_are_joined_by_and():
+    ratios, _ = drawn(2)
+    rules = [Rejection(statistic="token_k2", high=1.0), Rejection(statistic="seq_mean_k3", high=0.8)]
+    both = kept_tokens(ratios, rules)
+    one, other = (kept_tokens(ratios, [rule]) for rule in rules)
+    assert torch.equal(both, one & other)
+    assert not torch.equal(both, one)
+    assert not torch.equal(both, other)
+    assert torch.equal(kept_tokens(ratios, []), ratios.mask_T)
+
+
+@pytest.mark.parametrize("level", ["token", "sequence"])
+def test_equal_log_probs_have_weight_one_and_lose_nothing(level):
+    offsets, mask_T = torch.tensor([0, 3, 3, 5]), torch.tensor([True, False, True, True, True])
+    ratios = LogRatios(torch.zeros(5), mask_T, offsets)
+    rule = ImportanceWeights(level=level, high=2.0)
+    weights = importance_weights(ratios, rule)
+    assert weights.value_T.tolist() == mask_T.float().tolist()
+    metrics = of_step(importance_metrics(ratios, rule, weights))
+    assert metrics["rollout_is_mean"] == pytest.approx(1.0, rel=1e-7)
+    assert metrics["rollout_is_eff_sample_size"] == pytest.approx(1.0, rel=1e-7)
+    # upstream counts the row without a token as weight 0
+    assert metrics["rollout_is_seq_min"] == 0.0
+    rules = [Rejection(statistic=name, high=0.1, low=-0.1) for name in STATISTICS]
+    assert torch.equal(kept_tokens(ratios, rules), mask_T)
+    far = of_step(mismatch_metrics(ratios, torch.full((5,), -1.0), torch.full((5,), -1.0)))
+    assert far["kl"] == far["k3_kl"] == far["log_ppl_diff"] == 0.0
+    assert far["chi2_token"] == pytest.approx(0.0, abs=1e-8)
+    # two rows of perplexity e, and one without a token
+    assert far["training_ppl"] == far["rollout_ppl"] == pytest.approx((2 * math.e + 1) / 3, rel=1e-7)
+
+
+@pytest.mark.parametrize("level", ["token", "sequence"])
+def test_masked_tokens_do_not_matter(level):
+    ratios, _ = drawn(2)
+    spoilt = LogRatios(torch.where(ratios.mask_T, ratios.value_T, torch.nan), ratios.mask_T, ratios.offsets)
+    rule = ImportanceWeights(level=level, high=1.5, normalised=True)
+    first, second = (importance_weights(each, rule) for each in (ratios, spoilt))
+    assert torch.equal(first.value_T, second.value_T)
+    assert importance_metrics(ratios, rule, first) == importance_metrics(spoilt, rule, second)
+    rules = [Rejection(statistic=name, high=0.3, low=-0.3) for name in STATISTICS]
+    assert torch.equal(kept_tokens(ratios, rules), kept_tokens(spoilt, rules))
+    assert rejection_metrics(ratios, rules) == rejection_metrics(spoilt, rules)
+
+
+def test_a_step_without_a_token_cannot_be_corrected():
+    with pytest.raises(CannotComputeError, match="at least one token"):
+        LogRatios(torch.zeros(2), torch.zeros(2, dtype=torch.bool), torch.tensor([0, 2]))
+
+
+@given(
+    coef=st.floats(1e-4, 1.0),
+    kl=st.floats(-10, 10),
+    rows=st.integers(1, 10_000),
+    target=st.floats(1e-3, 1.0),
+    horizon=st.integers(1, 100_000),
+)
+def test_the_coefficient_moves_towards_the_target(coef, kl, rows, target, horizon):
+    after = next_coefficient(coef, kl, rows, target_kl=target, horizon=horizon)
+    assert abs(after / coef - 1) <= 0.2 * rows / horizon * (1 + 1e-9) + 1e-12
+    assert (after >= coef) == (kl >= target) or after == pytest.approx(coef, rel=1e-12)
