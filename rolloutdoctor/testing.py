@@ -9,14 +9,15 @@ import torch
 from torch import Tensor
 
 from rolloutdoctor.data.batch import TRAIN, RolloutBatch
-from rolloutdoctor.engine.accumulate import Fold
+from rolloutdoctor.engine.accumulate import RuleAccumulator
 from rolloutdoctor.engine.configure import configure
 from rolloutdoctor.engine.devices import find_dtype
 from rolloutdoctor.engine.judge import judge
 from rolloutdoctor.engine.plan import make_plan
 from rolloutdoctor.engine.prepare import context_for
-from rolloutdoctor.engine.run_steps import Show
+from rolloutdoctor.engine.run_steps import run_steps
 from rolloutdoctor.io.metadata import RunMetadata
+from rolloutdoctor.io.metrics import LoggedMetrics
 from rolloutdoctor.ops.groups import Groups
 from rolloutdoctor.results.findings import Report
 from rolloutdoctor.rules.table import RULES, find
@@ -197,11 +198,10 @@ def diagnose(
     columns = frozenset.intersection(*map(_columns, batches))
     rules = [find(code) for code in select] or list(RULES)
     plan = make_plan(rules, context_for(columns, frozenset(logged or {}), configured))
-    fold = Fold(plan)
-    show = Show([fold], find_dtype(dtype))
-    for batch in batches:
-        show.step(batch, dict(logged or {}) if batch.split == TRAIN else {})
-    return judge(plan, fold.state(), configured, device="cpu", dtype=dtype)
+    accumulator = RuleAccumulator(plan)
+    metrics = LoggedMetrics({batch.key: dict(logged or {}) for batch in batches if batch.split == TRAIN})
+    run_steps(batches, [accumulator], find_dtype(dtype), metrics)
+    return judge(plan, accumulator.state(), configured, device="cpu", dtype=dtype)
 
 
 def _columns(batch: RolloutBatch) -> frozenset[str]:

@@ -8,8 +8,6 @@ import pytest
 
 from rolloutdoctor.io.run import open_run
 from rolloutdoctor.results.errors import InputError
-from rolloutdoctor.trainers.options import Layer, parse_version, resolve
-from rolloutdoctor.trainers.table import TRAINERS
 
 FLOATS = pa.list_(pa.float32())
 MASK = pa.list_(pa.uint8())
@@ -51,15 +49,3 @@ def refusal(*paths, columns=ALL, error=InputError, **options):
     assert caught.value.__cause__ is None
     assert caught.value.__context__ is None or caught.value.__suppress_context__
     return str(caught.value)
-
-
-def objective():
-    """What TRL computes with a KL term."""
-    trainer = TRAINERS["trl"]
-    kl = Layer("", {"beta": 0.04})
-    return trainer.objective(resolve(trainer.options, parse_version(trainer.newest), [kl], trainer="trl"))
-
-
-def in_memory(batch):
-    """How many values of each token column a batch holds."""
-    return {name: sum(map(len, batch.token_columns._chunks[name])) for name in batch.token_columns}

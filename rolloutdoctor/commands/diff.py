@@ -8,7 +8,7 @@ import torch
 
 from rolloutdoctor.commands.breakdown import PARTS, Key, part_rows, part_slices
 from rolloutdoctor.commands.diff_stats import Change, measures, row_changes, tallies
-from rolloutdoctor.commands.figures import AdvantagesSketch
+from rolloutdoctor.commands.figures import AdvantagesFigure
 from rolloutdoctor.commands.recompute import absent_columns, evaluation_columns, need_trainer
 from rolloutdoctor.commands.top_groups import Candidate, most_moved, moved_groups
 from rolloutdoctor.data.batch import TRAIN, StepKey
@@ -19,7 +19,7 @@ from rolloutdoctor.engine.merged_ids import MergedIds
 from rolloutdoctor.engine.options import ReadOptions
 from rolloutdoctor.engine.plan import remedy
 from rolloutdoctor.engine.prepare import run_context
-from rolloutdoctor.engine.run_steps import AS_CONFIGURED, Consumer, SeenStep, sweep
+from rolloutdoctor.engine.run_steps import AS_CONFIGURED, EvaluatedStep, StepConsumer, run_file_steps
 from rolloutdoctor.evaluation.evaluate import Evaluation
 from rolloutdoctor.hypotheses.fixes import ChosenFix
 from rolloutdoctor.io.run import LoggedMetrics, Run
@@ -76,7 +76,7 @@ def diff(run: Run, options: DiffOptions, progress: Callable[[int, int], None] | 
     sides = _sides(run, configured, options)
     columns, notes = _columns(run, metrics, configured, sides)
     seen = _Sides(configured, options, sides, columns)
-    sweep(run, [seen], options, metrics, progress)
+    run_file_steps(run, [seen], options, metrics, progress)
     if not seen.input.rows:
         raise UsageError(f"no {options.split} rows to compare; widen --steps or set --split")
     notes += seen.notes()
@@ -142,8 +142,8 @@ def _metrics(configured: Configured, evaluation: Evaluation) -> Mapping[str, flo
     return dict(configured.trainer.metrics(evaluation)) if len(evaluation.batch) else {}
 
 
-class _Sides(Consumer):
-    """All sides of a comparison, as a sweep shows them."""
+class _Sides(StepConsumer):
+    """All sides of a comparison, step by step."""
 
     def __init__(
         self,
@@ -154,13 +154,13 @@ class _Sides(Consumer):
     ) -> None:
         self.columns, self.objectives, self.split = columns, sides, options.split
         self.folds = {label: _Fold(configured, options) for label in sides if label != AS_CONFIGURED}
-        self._sketch = AdvantagesSketch(next(iter(self.folds))) if options.distribution else None
+        self._figure = AdvantagesFigure(next(iter(self.folds))) if options.distribution else None
         self.input = InputSummary()
         self._configured = configured
         self._failed: dict[str, list[int]] = {}
         self._merged = MergedIds(sides.values())
 
-    def add(self, step: SeenStep) -> None:
+    def add(self, step: EvaluatedStep) -> None:
         """Count a step."""
         batch, seen = step.batch, self.input
         groups = 0 if batch.groups is None else len(batch.groups)
@@ -175,12 +175,12 @@ class _Sides(Consumer):
         before = _metrics(self._configured, found[AS_CONFIGURED])
         for label, fold in self.folds.items():
             fold.add(found[AS_CONFIGURED], before, found[label])
-        if self._sketch is not None and batch.has("response_mask"):
-            self._sketch.add(step)
+        if self._figure is not None and batch.has("response_mask"):
+            self._figure.add(step)
 
     def distribution(self) -> AdvantagesData | None:
         """The advantages as configured and under all changes together."""
-        return None if self._sketch is None else self._sketch.data()
+        return None if self._figure is None else self._figure.data()
 
     def notes(self) -> list[str]:
         """Which steps could not be evaluated, and why, and which groups are one to the trainer."""

@@ -1,4 +1,4 @@
-"""Sketches: what each picture gathers from a step. Each keeps histograms and one number a step, whatever the length."""
+"""Figure accumulators: each gathers one plot step by step, and keeps histograms and one number a step."""
 
 from abc import ABC, abstractmethod
 from dataclasses import dataclass, field, replace
@@ -7,7 +7,7 @@ import torch
 from torch import Tensor
 
 from rolloutdoctor.data.batch import RolloutBatch
-from rolloutdoctor.engine.run_steps import AS_CONFIGURED, SeenStep
+from rolloutdoctor.engine.run_steps import AS_CONFIGURED, EvaluatedStep
 from rolloutdoctor.evaluation.evaluate import Evaluation, reward_kl_tokens
 from rolloutdoctor.evaluation.rows import in_scope
 from rolloutdoctor.objective.objective import KlBuffer, Surrogate
@@ -33,11 +33,11 @@ ROUNDING = 1e-9
 """A change below this share of the largest value of the step is rounding, not a change."""
 
 
-class Sketch(ABC):
+class FigureAccumulator(ABC):
     """Gathers one picture."""
 
     @abstractmethod
-    def add(self, step: SeenStep) -> None:
+    def add(self, step: EvaluatedStep) -> None:
         """Take in one step; a step in which a column is null is passed over."""
 
     @abstractmethod
@@ -78,7 +78,7 @@ class Bands:
         return tuple(cell for _, cell in sorted(self.cells.items()))
 
 
-class AdvantagesSketch(Sketch):
+class AdvantagesFigure(FigureAccumulator):
     """Histograms of the advantages of rows (tokens, with a time axis) that are trained on."""
 
     def __init__(self, fix: str | None) -> None:
@@ -87,7 +87,7 @@ class AdvantagesSketch(Sketch):
         self.changed = 0
         self.by_step = Bands()
 
-    def add(self, step: SeenStep) -> None:
+    def add(self, step: EvaluatedStep) -> None:
         """Count one step."""
         before = self._values(step, AS_CONFIGURED)
         after = None if self.fix is None else self._values(step, self.fix)
@@ -107,7 +107,7 @@ class AdvantagesSketch(Sketch):
             self.flipped += flips
         self.by_step.add(Band(step.batch.step, step.batch.step, found, with_fix, flips.total))
 
-    def _values(self, step: SeenStep, name: str) -> Tensor | None:
+    def _values(self, step: EvaluatedStep, name: str) -> Tensor | None:
         rows = step.evaluations[name].rows
         if rows is None:
             return None
@@ -149,7 +149,7 @@ def _carrying(batch: RolloutBatch, evaluation: Evaluation, term: str) -> Tensor:
     return mask_T & seg.expand(in_scope(batch, evaluation.rows, scope), batch.rows)
 
 
-class KlSketch(Sketch):
+class KlFigure(FigureAccumulator):
     """The KL metric as logged and recomputed, and the per-token KL."""
 
     def __init__(self, trainer: Trainer | None, fix: str | None) -> None:
@@ -158,7 +158,7 @@ class KlSketch(Sketch):
         self.tokens_after = None if fix is None else Histogram()
         self.metric, self.estimator = "", ""
 
-    def add(self, step: SeenStep) -> None:
+    def add(self, step: EvaluatedStep) -> None:
         """Take the metric, and count the tokens."""
         evaluation, batch, trainer = step.evaluations[AS_CONFIGURED], step.batch, self.trainer
         term = evaluation.objective.kl_loss
@@ -186,7 +186,7 @@ class KlSketch(Sketch):
         logged = seen.get("logged", step.logged.get(name))
         self.series.add(batch.step, logged, recomputed[name], seen.get("inverted"), fixed)
 
-    def _seen(self, step: SeenStep) -> dict[str, float | None]:
+    def _seen(self, step: EvaluatedStep) -> dict[str, float | None]:
         """What the rule about this metric makes of the step."""
         rule = KlMetricCorrupted()
         view = StepView(
@@ -212,7 +212,7 @@ class KlSketch(Sketch):
         )
 
 
-class BaselineSketch(Sketch):
+class BaselineFigure(FigureAccumulator):
     """Drift of each group's baseline against its share of rows without a trained token."""
 
     def __init__(self, fix: str) -> None:
@@ -220,7 +220,7 @@ class BaselineSketch(Sketch):
         self.shares: dict[float, Histogram] = {}
         self.untouched = self.undefined = 0
 
-    def add(self, step: SeenStep) -> None:
+    def add(self, step: EvaluatedStep) -> None:
         """Count the groups of one step."""
         before, after = step.evaluations[AS_CONFIGURED].rows, step.evaluations[self.fix].rows
         groups = step.batch.groups
@@ -254,13 +254,13 @@ class BaselineSketch(Sketch):
         return BaselineData(self.fix, tuple(points), total, self.untouched, self.undefined)
 
 
-class GradientSketch(Sketch):
+class GradientFigure(FigureAccumulator):
     """The parts of the gradient, and what the fix changes in it."""
 
     def __init__(self, fix: str | None) -> None:
         self.fix, self.series = fix, Series()
 
-    def add(self, step: SeenStep) -> None:
+    def add(self, step: EvaluatedStep) -> None:
         """Take the norms of one step."""
         whole, policy = step.evaluations[AS_CONFIGURED].tokens, step.evaluations[POLICY_ONLY].tokens
         if whole is None or policy is None:
@@ -282,7 +282,7 @@ class GradientSketch(Sketch):
         return GradientData(self.fix, steps, whole, policy, kl, spurious, cosine)
 
 
-class RatioSketch(Sketch):
+class RatioFigure(FigureAccumulator):
     """Importance ratios, and the gap between sampler and trainer."""
 
     def __init__(self, fix: str | None) -> None:
@@ -294,7 +294,7 @@ class RatioSketch(Sketch):
         self.rule = ("", 0.0, 0.0)
         self.outside = 0
 
-    def add(self, step: SeenStep) -> None:
+    def add(self, step: EvaluatedStep) -> None:
         """Count the tokens of one step that carry the policy term."""
         evaluation, batch = step.evaluations[AS_CONFIGURED], step.batch
         ratios = _ratios(batch, evaluation)
@@ -318,7 +318,7 @@ class RatioSketch(Sketch):
         shares = (below / count, above / count) if count else (None, None)
         self.series.add(batch.step, *shares, mean_gap, self._fixed(step))
 
-    def _fixed(self, step: SeenStep) -> float | None:
+    def _fixed(self, step: EvaluatedStep) -> float | None:
         """Count the tokens that carry the policy term with the fix; the share of them outside its range."""
         fixed = None if self.fix is None else step.evaluations[self.fix]
         ratios = None if fixed is None else _ratios(step.batch, fixed)

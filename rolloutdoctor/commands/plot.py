@@ -6,19 +6,19 @@ from dataclasses import dataclass, replace
 from rolloutdoctor.commands.check import report_of
 from rolloutdoctor.commands.figures import (
     POLICY_ONLY,
-    AdvantagesSketch,
-    BaselineSketch,
-    GradientSketch,
-    KlSketch,
-    RatioSketch,
-    Sketch,
+    AdvantagesFigure,
+    BaselineFigure,
+    FigureAccumulator,
+    GradientFigure,
+    KlFigure,
+    RatioFigure,
 )
 from rolloutdoctor.data.batch import STAND_INS, TRAIN
-from rolloutdoctor.engine.accumulate import Fold
+from rolloutdoctor.engine.accumulate import RuleAccumulator
 from rolloutdoctor.engine.options import CheckOptions
 from rolloutdoctor.engine.plan import available, remedy
 from rolloutdoctor.engine.prepare import prepare
-from rolloutdoctor.engine.run_steps import AS_CONFIGURED, Consumer, SeenStep, sweep
+from rolloutdoctor.engine.run_steps import AS_CONFIGURED, EvaluatedStep, StepConsumer, run_file_steps
 from rolloutdoctor.hypotheses.fixes import ChosenFix, choose
 from rolloutdoctor.io.run import Run
 from rolloutdoctor.objective.objective import Objective
@@ -43,13 +43,13 @@ class _Planned:
     """A picture that can be made.
 
     Attributes:
-        sketch: gathers it.
+        figure: gathers it.
         columns: that it reads.
         objectives: name of an evaluation that it looks at to its objective, beside the one as configured.
         per_token: labels of the evaluations whose token values it looks at.
     """
 
-    sketch: Sketch
+    figure: FigureAccumulator
     columns: frozenset[str]
     objectives: Mapping[str, Objective]
     per_token: frozenset[str] = frozenset()
@@ -59,7 +59,7 @@ def _optional(context: Context) -> frozenset[str]:
     return frozenset() if context.objective is None else optional_columns(context.objective)
 
 
-class Pictures(Consumer):
+class Pictures(StepConsumer):
     """The pictures of a run, as they are being gathered.
 
     Attributes:
@@ -87,20 +87,20 @@ class Pictures(Consumer):
         self.per_token = frozenset[str]().union(*(planned.per_token for planned in self._planned.values()))
         self._seen = 0
 
-    def add(self, step: SeenStep) -> None:
+    def add(self, step: EvaluatedStep) -> None:
         """Take in one step; one that the trainer cannot compute is passed over."""
         if not step.evaluations:
             return
         self._seen += 1
         for planned in self._planned.values():
-            planned.sketch.add(step)
+            planned.figure.add(step)
 
     def gallery(self) -> Gallery:
         """Return what was gathered."""
         if not self._seen:
             nothing = f"no {self.split} rows that could be evaluated; widen --steps or --split"
             return Gallery({}, self.left_out | dict.fromkeys(self._planned, nothing))
-        return Gallery({kind: planned.sketch.data() for kind, planned in self._planned.items()}, self.left_out)
+        return Gallery({kind: planned.figure.data() for kind, planned in self._planned.items()}, self.left_out)
 
 
 def _plan(kind: str, context: Context, fixes: Sequence[ChosenFix]) -> _Planned:
@@ -120,23 +120,23 @@ def _plan(kind: str, context: Context, fixes: Sequence[ChosenFix]) -> _Planned:
         columns |= advantage_columns(one)
     match kind:
         case "advantages":
-            planned = _Planned(AdvantagesSketch(label), frozenset(columns), edited)
+            planned = _Planned(AdvantagesFigure(label), frozenset(columns), edited)
         case "kl":
-            planned = _kl(KlSketch(context.trainer, label), context, objective, edited)
+            planned = _kl(KlFigure(context.trainer, label), context, objective, edited)
         case "baseline":
             if has_time_axis(objective):
                 raise InputError("the estimator has one baseline per token or none, and none of a group")
             if label is None:
                 raise InputError("no fix of a baseline applies to this run; name one with --fix")
-            planned = _Planned(BaselineSketch(label), frozenset(columns | {"response_mask", "group_id"}), edited)
+            planned = _Planned(BaselineFigure(label), frozenset(columns | {"response_mask", "group_id"}), edited)
         case "gradient":
             objectives = edited | {POLICY_ONLY: replace(objective, kl_loss=None)}
-            planned = _Planned(GradientSketch(label), frozenset(columns), objectives)
+            planned = _Planned(GradientFigure(label), frozenset(columns), objectives)
         case _:
             # A fix that moves no ratio and masks no token has nothing to show here.
             moved = {} if fixed is None or not _moves_ratios(objective, fixed) else edited
             kept = frozenset({AS_CONFIGURED, *moved})
-            planned = _Planned(RatioSketch(label if moved else None), frozenset(columns), moved, per_token=kept)
+            planned = _Planned(RatioFigure(label if moved else None), frozenset(columns), moved, per_token=kept)
     absent = sorted(name for name in planned.columns if not available(name, context.columns))
     if absent:
         word = "column" if len(absent) == 1 else "columns"
@@ -151,14 +151,14 @@ def _moves_ratios(objective: Objective, fixed: Objective) -> bool:
     return same != objective
 
 
-def _kl(sketch: KlSketch, context: Context, objective: Objective, edited: Mapping[str, Objective]) -> _Planned:
+def _kl(figure: KlFigure, context: Context, objective: Objective, edited: Mapping[str, Objective]) -> _Planned:
     if objective.kl_loss is not None:
-        return _Planned(sketch, loss_columns(objective), edited, per_token=frozenset({AS_CONFIGURED}))
+        return _Planned(figure, loss_columns(objective), edited, per_token=frozenset({AS_CONFIGURED}))
     term = objective.kl_reward
     logged = context.metrics & set(context.trainer.kl_metrics if context.trainer else ())
     if term is None or (term.coef == 0 and not logged):
         raise InputError("the configuration has no KL term, so there is no KL to draw; set its options with --set")
-    return _Planned(sketch, reward_kl_columns(objective) | {"response_mask", "reward"}, edited)
+    return _Planned(figure, reward_kl_columns(objective) | {"response_mask", "reward"}, edited)
 
 
 def _with_fixes(kind: str, objective: Objective, fixes: Sequence[ChosenFix]) -> tuple[str | None, Objective | None]:
@@ -196,7 +196,7 @@ def draw(
             f"--fix {label} changes no importance ratio and no trained token, so there is no ratio before and after; "
             "leave --fix out, or draw advantages, gradient or baseline with it"
         )
-    sweep(run, [pictures], replace(options, split=pictures.split), ready.metrics, progress)
+    run_file_steps(run, [pictures], replace(options, split=pictures.split), ready.metrics, progress)
     gallery = pictures.gallery()
     if kind in gallery.left_out:
         raise InputError(f"no picture of {kind}: {gallery.left_out[kind]}")
@@ -217,7 +217,7 @@ def check_and_draw(
         InputError: if a file cannot be read, or breaks the contract.
     """
     ready = prepare(run, options)
-    fold = Fold(ready.plan)
+    rules = RuleAccumulator(ready.plan)
     pictures = Pictures(kinds, ready.context, fixes, options.split or TRAIN)
-    sweep(run, [fold, pictures], options, ready.metrics, progress)
-    return report_of(ready, fold.state()), pictures.gallery()
+    run_file_steps(run, [rules, pictures], options, ready.metrics, progress)
+    return report_of(ready, rules.state()), pictures.gallery()

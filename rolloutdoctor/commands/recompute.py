@@ -17,7 +17,7 @@ from rolloutdoctor.engine.options import ReadOptions
 from rolloutdoctor.engine.plan import available, remedy
 from rolloutdoctor.engine.prepare import run_context
 from rolloutdoctor.evaluation.evaluate import Evaluation, reward_kl_tokens
-from rolloutdoctor.evaluation.gpu_check.first_step import Asked, Evaluator
+from rolloutdoctor.evaluation.gpu_check.first_step import EvaluationRequest, Evaluator
 from rolloutdoctor.evaluation.scores import log_ratios, mismatch_of, ratios_at_loss
 from rolloutdoctor.formulas.corrections.inside import inside_the_loss
 from rolloutdoctor.formulas.corrections.rejection import kept_tokens
@@ -186,7 +186,7 @@ class _Work:
         wanted = tuple(self._objectives) if per_token else ()
         there, logged = self._evaluator.moved(batch), self._logged.at(batch.key)
         try:
-            found = self._evaluator.evaluate(there, Asked(self._objectives, dtype, wanted, logged))
+            found = self._evaluator.evaluate(there, EvaluationRequest(self._objectives, dtype, wanted, logged))
         except CannotComputeError as error:
             self._failures.setdefault(str(error), []).append(batch.step)
             found = {}

@@ -197,19 +197,15 @@ class RolloutBatch:
             rewards=moved(self.rewards),
         )
 
-    def blocks(self, tokens: int, *, wait: bool = False) -> Iterator[tuple[slice, slice]]:
+    def blocks(self, tokens: int) -> Iterator[tuple[slice, slice]]:
         """Cut the batch into runs of whole rows of about `tokens` tokens: pairs of row and token slices.
 
-        A run ends with a chunk of the token columns where one is near, so that its columns need not be joined; with
-        `wait` also with one that is yet to arrive.
+        A run ends with a chunk of the token columns where one is near, so that its columns need not be joined.
         """
         start = 0
-        cuts = self.rows.cpu().numpy()
+        cuts, ends = self.rows.cpu().numpy(), self.token_columns.chunk_ends
         while start < len(self):
             begin = int(cuts[start])
-            if wait:
-                self.token_columns.wait(begin + tokens * 5 // 4)
-            ends = self.token_columns.chunk_ends
             stop = min(int(cuts.searchsorted(begin + tokens)), len(self))
             near = bisect_right(ends, begin + tokens * 5 // 4) - 1
             if near >= 0 and ends[near] >= begin + max(1, tokens // 4):

@@ -1,4 +1,4 @@
-"""The fold: each step becomes a small state, states add up."""
+"""Add up what rules measure: each step becomes a small state, and states add up."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
@@ -6,7 +6,8 @@ from typing import Any
 
 from rolloutdoctor.data.batch import RolloutBatch, StepKey
 from rolloutdoctor.engine.plan import Plan
-from rolloutdoctor.engine.run_steps import AS_CONFIGURED, Consumer, SeenStep
+from rolloutdoctor.engine.run_steps import AS_CONFIGURED, EvaluatedStep, StepConsumer
+from rolloutdoctor.evaluation.token_measures import TokenMeasure
 from rolloutdoctor.objective.required_columns import incomplete
 from rolloutdoctor.results.findings import Example, InputSummary
 from rolloutdoctor.rules.base import KEEP_EXAMPLES
@@ -77,10 +78,10 @@ class RunState:
         )
 
 
-class Fold(Consumer):
-    """The rules, looking at every step; the state is taken out at the end.
+class RuleAccumulator(StepConsumer):
+    """Lets the rules measure every step, and adds up what they return; the state is taken out at the end.
 
-    Appending and sorting once keeps the fold linear in the number of steps.
+    Appending and sorting once keeps it linear in the number of steps.
     """
 
     def __init__(self, plan: Plan) -> None:
@@ -101,8 +102,20 @@ class Fold(Consumer):
         self._failures: dict[str, tuple[int, int]] = {}
         self._seen: list[StepKey] = []
 
-    def add(self, step: SeenStep) -> None:
-        """Let every rule count a step."""
+    def token_measures(self, batch: RolloutBatch) -> Mapping[str, TokenMeasure]:
+        """Return the token measures of the rules that have the columns they need in a step, by code."""
+        return {
+            rule.code: rule.measure_tokens
+            for rule in self.plan.rules
+            if rule.measures_tokens and batch.split in rule.splits and self._has_columns(rule, batch)
+        }
+
+    def _has_columns(self, rule: AnyRule, batch: RolloutBatch) -> bool:
+        # A rule that reads a column where it is there would see less than the run holds.
+        return batch.has(*self._needs[rule.code]) and not batch.lacks(self._reads[rule.code])
+
+    def add(self, step: EvaluatedStep) -> None:
+        """Let every rule measure a step."""
         batch = step.batch
         self._seen.append(batch.key)
         groups = 0 if batch.groups is None else len(batch.groups)
@@ -115,9 +128,8 @@ class Fold(Consumer):
         for rule in self.plan.rules:
             if batch.split not in rule.splits:
                 continue
-            blind = rule.needs_objective and view.evaluation is None
-            # A rule that reads a column where it is there would see less than the run holds.
-            if blind or not batch.has(*self._needs[rule.code]) or batch.lacks(self._reads[rule.code]):
+            lacks_evaluation = rule.needs_objective and view.evaluation is None
+            if lacks_evaluation or not self._has_columns(rule, batch):
                 self._unmeasured[rule.code] += 1
                 continue
             self._steps[rule.code].append((batch.key, rule.measure(view)))
@@ -128,7 +140,7 @@ class Fold(Consumer):
         first, times = self._failures.get(why, (step, 0))
         self._failures[why] = (min(first, step), times + 1)
 
-    def _view(self, step: SeenStep) -> StepView:
+    def _view(self, step: EvaluatedStep) -> StepView:
         evaluations = dict(step.evaluations)
         return StepView(
             batch=step.batch,
@@ -139,6 +151,7 @@ class Fold(Consumer):
             evaluation=evaluations.pop(AS_CONFIGURED, None),
             fixed=evaluations,
             dtype=step.dtype,
+            token_measures=step.token_measures,
         )
 
     def _odd(self, batch: RolloutBatch) -> int:

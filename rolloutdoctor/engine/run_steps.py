@@ -1,7 +1,7 @@
-"""The sweep: every step of a run is read once, evaluated once, and shown to everyone who looks at it."""
+"""Run the steps of a run: each is read once, evaluated once, and passed to every consumer."""
 
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 
 import torch
@@ -10,8 +10,8 @@ from rolloutdoctor.data.batch import RolloutBatch
 from rolloutdoctor.engine.devices import find_dtype, find_evaluator
 from rolloutdoctor.engine.options import ReadOptions
 from rolloutdoctor.evaluation.evaluate import Evaluation
-from rolloutdoctor.evaluation.gpu_check.first_step import Asked, Evaluator
-from rolloutdoctor.io.allocation import prepare_memory
+from rolloutdoctor.evaluation.gpu_check.first_step import EvaluationRequest, Evaluator
+from rolloutdoctor.evaluation.token_measures import TokenMeasure, TokenMeasures
 from rolloutdoctor.io.run import LoggedMetrics, Run
 from rolloutdoctor.objective.objective import Objective
 from rolloutdoctor.ops.elementwise import unwarned
@@ -23,7 +23,7 @@ AS_CONFIGURED = ""
 
 
 @dataclass(frozen=True, eq=False)
-class SeenStep:
+class EvaluatedStep:
     """One step as a consumer sees it.
 
     Attributes:
@@ -33,6 +33,7 @@ class SeenStep:
         evaluations: by the consumer's own labels; the `versus_*` sums compare with `AS_CONFIGURED`. Empty if the
             consumer asked for none, or if the step cannot be evaluated.
         failure: why the step cannot be evaluated, or None.
+        token_measures: name of a token measure to its values, ``[N, ...]`` each.
     """
 
     batch: RolloutBatch
@@ -40,16 +41,17 @@ class SeenStep:
     dtype: torch.dtype
     evaluations: Mapping[str, Evaluation] = field(default_factory=dict)
     failure: str | None = None
+    token_measures: Mapping[str, Mapping[str, torch.Tensor]] = field(default_factory=dict)
 
 
-class Consumer(ABC):
-    """Someone who looks at every step, and keeps what is needed of it.
+class StepConsumer(ABC):
+    """Takes in every step, and keeps what it needs of it.
 
     Attributes:
         columns: canonical columns to be read.
         objectives: label to what is to be evaluated; `AS_CONFIGURED` is there unless nothing is.
         per_token: labels of the evaluations whose token values are to be kept.
-        split: only steps of this split are shown; None: of both.
+        split: only steps of this split are passed on; None: of both.
     """
 
     columns: frozenset[str]
@@ -57,26 +59,30 @@ class Consumer(ABC):
     per_token: frozenset[str] = frozenset()
     split: str | None = None
 
+    def token_measures(self, batch: RolloutBatch) -> Mapping[str, TokenMeasure]:
+        """Return what is to be measured of the step's tokens while they are evaluated, by name."""
+        return {}
+
     @abstractmethod
-    def add(self, step: SeenStep) -> None:
+    def add(self, step: EvaluatedStep) -> None:
         """Take in one step."""
 
 
-def sweep(
+def run_file_steps(
     run: Run,
-    consumers: Sequence[Consumer],
+    consumers: Sequence[StepConsumer],
     options: ReadOptions,
     metrics: LoggedMetrics,
     progress: Callable[[int, int], None] | None = None,
 ) -> None:
-    """Show every step of a run to all consumers; no more than one step is in memory.
+    """Read every step of a run and pass it to all consumers; less than two steps are in memory.
 
     Args:
         run: what to read.
-        consumers: who looks.
+        consumers: what each step is passed to.
         options: which steps, on which device.
-        metrics: what was logged, as far as it can be compared with one step.
-        progress: called after each row group with the rows done and the rows to do.
+        metrics: the logged metrics that can be compared with one step.
+        progress: called after each slice of rows with the rows done and the rows to do.
 
     Raises:
         UsageError: if an option cannot be used.
@@ -86,38 +92,59 @@ def sweep(
     evaluator, dtype = find_evaluator(options), find_dtype(options.dtype)
     columns = frozenset[str]().union(*(each.columns for each in consumers))
     batches = run.batches(columns, steps=options.steps, split=options.split, dtype=dtype, progress=progress)
-    show = Show(consumers, dtype, evaluator)
-    prepare_memory()
+    run_steps(batches, consumers, dtype, metrics, evaluator)
+
+
+def run_steps(
+    batches: Iterable[RolloutBatch],
+    consumers: Sequence[StepConsumer],
+    dtype: torch.dtype,
+    metrics: LoggedMetrics,
+    evaluator: Evaluator | None = None,
+) -> None:
+    """Evaluate every step of an iterable once for all consumers, and pass it to them.
+
+    Args:
+        batches: steps: of a file, of a list, as they are being logged.
+        consumers: what each step is passed to.
+        dtype: of the token values.
+        metrics: the logged metrics that can be compared with one step.
+        evaluator: of a device; None: of the CPU.
+    """
+    evaluator = evaluator or Evaluator(torch.device("cpu"))
+    dispatcher = StepDispatcher(consumers, dtype, evaluator)
     with one_torch_thread(), unwarned():
         for batch in batches:
-            show.step(evaluator.moved(batch), metrics.at(batch.key))
+            dispatcher.step(evaluator.moved(batch), metrics.at(batch.key))
             evaluator.done()
             # Or this step would stay in memory while the next one is decoded.
             del batch
 
 
-class Show:
-    """Shows steps to consumers, each evaluated once for all of them."""
+class StepDispatcher:
+    """Passes steps to consumers, each evaluated once for all of them."""
 
-    def __init__(self, consumers: Sequence[Consumer], dtype: torch.dtype, evaluator: Evaluator | None = None) -> None:
+    def __init__(
+        self, consumers: Sequence[StepConsumer], dtype: torch.dtype, evaluator: Evaluator | None = None
+    ) -> None:
         self._consumers, self._dtype = tuple(consumers), dtype
         self._evaluator = evaluator or Evaluator(torch.device("cpu"))
-        self._shared: dict[str, _Shared] = {}
+        self._by_split: dict[str, SharedEvaluator] = {}
 
     def step(self, batch: RolloutBatch, logged: Mapping[str, float]) -> None:
-        """Evaluate a step, and show it to everyone who looks at its split."""
-        if batch.split not in self._shared:
-            lookers = [each for each in self._consumers if each.split in (None, batch.split)]
-            self._shared[batch.split] = _Shared(lookers, self._evaluator)
-        shared = self._shared[batch.split]
-        for consumer, seen in zip(shared.consumers, shared.evaluate(batch, logged, self._dtype), strict=True):
-            consumer.add(seen)
+        """Evaluate a step, and pass it to every consumer of its split."""
+        if batch.split not in self._by_split:
+            consumers = [each for each in self._consumers if each.split in (None, batch.split)]
+            self._by_split[batch.split] = SharedEvaluator(consumers, self._evaluator)
+        shared = self._by_split[batch.split]
+        for consumer, step in zip(shared.consumers, shared.evaluate(batch, logged, self._dtype), strict=True):
+            consumer.add(step)
 
 
-class _Shared:
-    """What some consumers ask for together: objectives that are equal are one."""
+class SharedEvaluator:
+    """Evaluates what some consumers ask for together: equal objectives are evaluated once."""
 
-    def __init__(self, consumers: Sequence[Consumer], evaluator: Evaluator) -> None:
+    def __init__(self, consumers: Sequence[StepConsumer], evaluator: Evaluator) -> None:
         self.consumers, self._evaluator = tuple(consumers), evaluator
         self._distinct: list[Objective] = []
         self._names = [self._named(each.objectives) for each in consumers]
@@ -125,10 +152,10 @@ class _Shared:
             names[label] for each, names in zip(consumers, self._names, strict=True) for label in each.per_token
         }
         if any(names.get(AS_CONFIGURED) != "0" for names in self._names if names):
-            raise ValueError("consumers of one sweep compare with one and the same objective")
+            raise ValueError("consumers of one run of steps compare with one and the same objective")
 
     def _named(self, objectives: Mapping[str, Objective]) -> dict[str, str]:
-        """Label to the name under which the objective is evaluated; the reference comes first."""
+        """Map labels to the names under which the objectives are evaluated; the reference comes first."""
         names = {}
         for label in sorted(objectives, key=lambda label: label != AS_CONFIGURED):
             if objectives[label] not in self._distinct:
@@ -136,18 +163,38 @@ class _Shared:
             names[label] = str(self._distinct.index(objectives[label]))
         return names
 
-    def evaluate(self, batch: RolloutBatch, logged: Mapping[str, float], dtype: torch.dtype) -> Iterator[SeenStep]:
-        """What each consumer sees of a step."""
+    def evaluate(self, batch: RolloutBatch, logged: Mapping[str, float], dtype: torch.dtype) -> Iterator[EvaluatedStep]:
+        """Yield what each consumer sees of a step."""
         objectives = {str(number): objective for number, objective in enumerate(self._distinct)}
+        measures = TokenMeasures(
+            {
+                f"{number} {name}": measure
+                for number, consumer in enumerate(self.consumers)
+                for name, measure in consumer.token_measures(batch).items()
+            }
+        )
+        request = EvaluationRequest(objectives, dtype, self._per_token, logged, measures.visit if measures else None)
         try:
-            found = self._evaluator.evaluate(batch, Asked(objectives, dtype, self._per_token, logged))
+            found = self._evaluator.evaluate(batch, request)
         except CannotComputeError as error:
             if len(self.consumers) == 1:
-                yield SeenStep(batch, logged, dtype, failure=str(error))
+                measured = _by_consumer(measures.finish(batch), 0)
+                yield EvaluatedStep(batch, logged, dtype, failure=str(error), token_measures=measured)
                 return
-            # What cannot be computed may be another's: nobody goes without because of who else looks.
+            # What cannot be computed may be another's: no consumer goes without because of the others.
             for consumer in self.consumers:
-                yield from _Shared([consumer], self._evaluator).evaluate(batch, logged, dtype)
+                yield from SharedEvaluator([consumer], self._evaluator).evaluate(batch, logged, dtype)
             return
-        for names in self._names:
-            yield SeenStep(batch, logged, dtype, {label: found[name] for label, name in names.items()})
+        all_measured = measures.finish(batch)
+        for number, names in enumerate(self._names):
+            evaluations = {label: found[name] for label, name in names.items()}
+            measured = _by_consumer(all_measured, number)
+            yield EvaluatedStep(batch, logged, dtype, evaluations, token_measures=measured)
+
+
+def _by_consumer(
+    measured: Mapping[str, Mapping[str, torch.Tensor]], number: int
+) -> dict[str, Mapping[str, torch.Tensor]]:
+    """Return the token measures of one consumer by its own names."""
+    start = f"{number} "
+    return {name.removeprefix(start): values for name, values in measured.items() if name.startswith(start)}

@@ -2,9 +2,9 @@
 
 from collections.abc import Callable
 
-from rolloutdoctor.engine.accumulate import Fold, RunState
+from rolloutdoctor.engine.accumulate import RuleAccumulator, RunState
 from rolloutdoctor.engine.prepare import PreparedRun
-from rolloutdoctor.engine.run_steps import sweep
+from rolloutdoctor.engine.run_steps import run_file_steps
 
 
 def measure(prepared: PreparedRun, progress: Callable[[int, int], None] | None = None) -> RunState:
@@ -14,6 +14,6 @@ def measure(prepared: PreparedRun, progress: Callable[[int, int], None] | None =
         UsageError: if an option cannot be used.
         InputError: if a file cannot be read, or breaks the contract.
     """
-    fold = Fold(prepared.plan)
-    sweep(prepared.run, [fold], prepared.options, prepared.metrics, progress)
-    return fold.state()
+    rules = RuleAccumulator(prepared.plan)
+    run_file_steps(prepared.run, [rules], prepared.options, prepared.metrics, progress)
+    return rules.state()

@@ -23,12 +23,15 @@ DEVICE_BLOCK_TOKENS = 2**24
 """The same on a GPU, where a block must be long enough to keep it busy."""
 
 
+def cut(batch: RolloutBatch) -> Iterator[tuple[slice, slice]]:
+    """Cut a step into blocks of whole rows: pairs of row and token slices."""
+    return batch.blocks(BLOCK_TOKENS if batch.device.type == "cpu" else DEVICE_BLOCK_TOKENS)
+
+
 def blocks_of(batch: RolloutBatch, dtype: torch.dtype) -> Iterator["AdjacentRows"]:
-    """Cut a step into blocks; the tokens of a block are done with when the next one is asked for."""
-    size = BLOCK_TOKENS if batch.device.type == "cpu" else DEVICE_BLOCK_TOKENS
-    for rows, tokens in batch.blocks(size, wait=True):
+    """Cut a step into blocks of whole rows."""
+    for rows, tokens in cut(batch):
         yield AdjacentRows(batch, rows, tokens, dtype)
-        batch.token_columns.passed(tokens.stop)
 
 
 def whole(batch: RolloutBatch, dtype: torch.dtype) -> "Block":
@@ -127,25 +130,29 @@ class WholeRows(NamedTuple):
 
 
 class AdjacentRows(Block):
-    """Adjacent rows of a step."""
+    """Adjacent rows of a step.
+
+    Attributes:
+        places: where their tokens are in the step.
+    """
 
     rows: slice
 
     def __init__(self, batch: RolloutBatch, rows: slice, tokens: slice, dtype: torch.dtype) -> None:
         trained = batch.trained[rows.start : rows.stop + 1]
         super().__init__(rows, rows.start, seg.Runs(trained - trained[0]))
-        self._batch, self._places, self._dtype = batch, tokens, dtype
+        self._batch, self.places, self._dtype = batch, tokens, dtype
         self._start = int(trained[0])
         self._uncut_columns: dict[str, Tensor] = {}
 
     @cached_property
     def _chosen(self) -> Chosen | None:
-        is_all = self.tokens == self._places.stop - self._places.start
-        return None if is_all else Chosen(self._batch.tokens_of("response_mask", self._places))
+        is_all = self.tokens == self.places.stop - self.places.start
+        return None if is_all else Chosen(self._batch.tokens_of("response_mask", self.places))
 
     def whole_rows(self) -> WholeRows:
         """The same with rows that are not trained at all, where no row is trained in part: nothing is copied then."""
-        if self.tokens < self._places.stop - self._places.start:
+        if self.tokens < self.places.stop - self.places.start:
             cuts = self._batch.rows.numpy()[self.first : self.first + len(self.runs) + 1]
             lengths_n, sizes_n = np.diff(self.runs.cuts), np.diff(cuts)
             is_cut_n = lengths_n < sizes_n
@@ -155,15 +162,15 @@ class AdjacentRows(Block):
 
     def _uncut(self, name: str) -> Tensor:
         if name not in self._uncut_columns:
-            self._uncut_columns[name] = self._batch.tokens_of(name, self._places).to(self._dtype)
+            self._uncut_columns[name] = self._batch.tokens_of(name, self.places).to(self._dtype)
         return self._uncut_columns[name]
 
     def _column(self, name: str) -> Tensor:
-        return self._trained(self._batch.tokens_of(name, self._places)).to(self._dtype)
+        return self._trained(self._batch.tokens_of(name, self.places)).to(self._dtype)
 
     def packed(self, x_T: Tensor) -> Tensor:
         """See `Block`."""
-        return self._trained(x_T[self._places])
+        return self._trained(x_T[self.places])
 
     def _trained(self, here_T: Tensor) -> Tensor:
         return here_T if self._chosen is None else self._chosen.pick(here_T)

@@ -9,7 +9,7 @@ The derivative lives in log-prob space: it is ``dLoss / d policy_log_probs``, no
 """
 
 import math
-from collections.abc import Collection, Mapping
+from collections.abc import Callable, Collection, Mapping
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
@@ -19,6 +19,7 @@ from torch import Tensor
 from rolloutdoctor.data.batch import RolloutBatch
 from rolloutdoctor.evaluation.rows import RowPart, compared_groups, evaluate_rows, in_scope, row_parts, stored_kl
 from rolloutdoctor.evaluation.scores import reward_kl_tokens
+from rolloutdoctor.evaluation.token_measures import TokenBlock
 from rolloutdoctor.evaluation.token_sums import PerToken, TokenPart
 from rolloutdoctor.evaluation.tokens import token_pass
 from rolloutdoctor.objective.objective import Objective, Scope
@@ -178,6 +179,7 @@ def evaluate_all(
     per_token: bool | Collection[str] = False,
     logged: Mapping[str, float] | None = None,
     kernel: str = "torch",
+    visit: Callable[[TokenBlock], None] | None = None,
 ) -> dict[str, Evaluation]:
     """Evaluate several objectives in one pass over the tokens.
 
@@ -190,6 +192,7 @@ def evaluate_all(
         per_token: keep the token values too: of all objectives, or of those named.
         logged: the step's metrics, for objectives that change from step to step.
         kernel: what evaluates a step on a GPU: "torch", or "triton" for the kernel, where it covers the objectives.
+        visit: is shown each block of tokens that the evaluation goes through; see `TokenMeasures`.
 
     Raises:
         CannotComputeError: where the trainer itself fails, or what changes from step to step was not logged.
@@ -205,7 +208,7 @@ def evaluate_all(
         name: part for name, part in parts.items() if part is not None and batch.has(*loss_columns(objectives[name]))
     }
     wanted = (able if per_token else ()) if isinstance(per_token, bool) else per_token
-    passes = token_pass(batch, able, dtype, frozenset(wanted), kernel) if able else {}
+    passes = token_pass(batch, able, dtype, frozenset(wanted), kernel, visit) if able else {}
     found = {}
     for name, objective in objectives.items():
         tokens, kept = passes.get(name, (None, None))

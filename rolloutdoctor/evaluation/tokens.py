@@ -4,7 +4,7 @@ Blocks of whole rows go through in turn, so that the temporaries of a block stay
 first is the reference: another one is evaluated on the rows where it can differ from it, and shares its sums elsewhere.
 """
 
-from collections.abc import Collection, Mapping
+from collections.abc import Callable, Collection, Mapping
 
 import torch
 
@@ -13,6 +13,7 @@ from rolloutdoctor.evaluation.blocks import blocks_of
 from rolloutdoctor.evaluation.cuda import fused
 from rolloutdoctor.evaluation.general import ObjectivePass
 from rolloutdoctor.evaluation.rows import RowPart, in_separate_batches, layout_of
+from rolloutdoctor.evaluation.token_measures import TokenBlock
 from rolloutdoctor.evaluation.token_sums import PerToken, TokenPart
 
 
@@ -22,9 +23,11 @@ def token_pass(
     dtype: torch.dtype,
     per_token: Collection[str],
     kernel: str = "torch",
+    visit: Callable[[TokenBlock], None] | None = None,
 ) -> dict[str, tuple[TokenPart, PerToken | None]]:
     """Run the second pass for all objectives, block by block; token values are kept of those in `per_token`.
 
+    Each block is shown to `visit` while it is in the cache, unless the kernel takes the step.
     With `kernel` "triton" a step on a GPU is summed up in one read, if its objectives allow it.
     """
     apart = {name: in_separate_batches(batch, part.objective) for name, part in parts.items()}
@@ -60,4 +63,6 @@ def token_pass(
                 other.add_compared(block, grad_T)
         for each in dict.fromkeys([*sharing, *added]):
             each.keep(block)
+        if visit is not None:
+            visit(TokenBlock(batch, block.rows, block.places))
     return {name: each.result() for name, each in passes.items()}

@@ -1,4 +1,4 @@
-"""The pieces of steps of which more rows are to come, in bounded memory."""
+"""The chunks of steps of which more rows are to come, in bounded memory."""
 
 from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager
@@ -6,45 +6,45 @@ from contextlib import ExitStack, contextmanager
 from rolloutdoctor.data.batch import StepKey
 from rolloutdoctor.io.parquet.files import OpenFile, RunFile
 from rolloutdoctor.io.parquet.index import Index, RowGroup
-from rolloutdoctor.io.parquet.spill_file import WAITING_BYTES, Spill
-from rolloutdoctor.io.parquet.step_chunks import Piece
+from rolloutdoctor.io.parquet.spill_file import WAITING_BYTES, SpillFile
+from rolloutdoctor.io.parquet.step_chunks import StepChunk
 
 MOST_OPEN_FILES = 64
 
 
-class Waiting:
-    """Pieces by step and split. What waits beyond `WAITING_BYTES` is in the temporary file.
+class PendingSteps:
+    """Chunks by step and split. What waits beyond `WAITING_BYTES` is in the temporary file.
 
     The step that is to be complete first stays in memory, however large: it is what memory is measured by.
     """
 
-    def __init__(self, index: Index, spill: Spill) -> None:
+    def __init__(self, index: Index, spill: SpillFile) -> None:
         self._index, self._spill = index, spill
-        self._pieces: dict[StepKey, list[tuple[tuple[int, int], Piece]]] = {}
+        self._chunks: dict[StepKey, list[tuple[tuple[int, int], StepChunk]]] = {}
         self._held: dict[StepKey, int] = {}
 
-    def add(self, key: StepKey, row_group: RowGroup, piece: Piece) -> None:
-        """Keep a piece until its step is taken."""
-        self._pieces.setdefault(key, []).append(((row_group.file, row_group.group), piece))
-        self._held[key] = self._held.get(key, 0) + piece.held
+    def add(self, key: StepKey, row_group: RowGroup, chunk: StepChunk) -> None:
+        """Keep a chunk until its step is taken."""
+        self._chunks.setdefault(key, []).append(((row_group.file, row_group.group), chunk))
+        self._held[key] = self._held.get(key, 0) + chunk.nbytes
         if sum(self._held.values()) > WAITING_BYTES:
-            self._store_all_but(min(self._pieces, key=lambda each: (self._index.last.get(each, 0), each)))
+            self._store_all_but(min(self._chunks, key=lambda each: (self._index.last.get(each, 0), each)))
 
-    def take(self, key: StepKey) -> list[Piece]:
-        """Hand over the pieces of a step, in the order of the files and their rows."""
+    def take(self, key: StepKey) -> list[StepChunk]:
+        """Hand over the chunks of a step, in the order of the files and their rows."""
         self._held.pop(key, None)
-        return [piece for _, piece in sorted(self._pieces.pop(key), key=lambda entry: entry[0])]
+        return [chunk for _, chunk in sorted(self._chunks.pop(key), key=lambda entry: entry[0])]
 
-    def leftover(self) -> tuple[StepKey, Piece] | None:
+    def leftover(self) -> tuple[StepKey, StepChunk] | None:
         """Return a step that was never complete, if there is one."""
-        return next(((key, entries[0][1]) for key, entries in self._pieces.items()), None)
+        return next(((key, entries[0][1]) for key, entries in self._chunks.items()), None)
 
     def _store_all_but(self, first: StepKey) -> None:
         if sum(self._held.values()) - self._held[first] <= WAITING_BYTES:
             return
-        for key, entries in self._pieces.items():
+        for key, entries in self._chunks.items():
             if key != first:
-                entries[:] = [(place, piece.stored(self._spill)) for place, piece in entries]
+                entries[:] = [(place, chunk.stored(self._spill)) for place, chunk in entries]
                 self._held[key] = 0
 
 

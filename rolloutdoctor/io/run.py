@@ -3,25 +3,21 @@
 import json
 import os
 from collections.abc import Callable, Collection, Generator, Iterable, Iterator, Mapping, Sequence
-from contextlib import closing
-from dataclasses import replace
-from functools import cached_property, partial
+from functools import cached_property
 from itertools import pairwise
 
 import pyarrow as pa
 import torch
 
 from rolloutdoctor.data.batch import RolloutBatch, StepKey
-from rolloutdoctor.data.token_columns import TokenColumns
-from rolloutdoctor.io.allocation import prepare_memory
 from rolloutdoctor.io.locations.paths import Source, expand
 from rolloutdoctor.io.locations.targets import Target
 from rolloutdoctor.io.metadata import RunMetadata
 from rolloutdoctor.io.metrics import LoggedMetrics, read_metrics
 from rolloutdoctor.io.parquet.files import OpenFile, RunFile, read_footer, reading
 from rolloutdoctor.io.parquet.index import KEY_COLUMNS, Index, RowGroup, build_index, read_keys, rows_by_key
-from rolloutdoctor.io.parquet.slices import Asked
-from rolloutdoctor.io.parquet.step_chunks import Wanted
+from rolloutdoctor.io.parquet.slices import ReadRequest
+from rolloutdoctor.io.parquet.step_chunks import ColumnSelection
 from rolloutdoctor.io.parquet.steps import StepRange
 from rolloutdoctor.io.stream import Stream
 from rolloutdoctor.results.errors import InputError
@@ -43,7 +39,6 @@ def open_run(paths: Sequence[str | os.PathLike[str]], *, trainer: str | None = N
         InputError: if nothing is found, a file cannot be read, or two files are not of one run.
         SchemaError: if a file's columns break the contract.
     """
-    prepare_memory()
     found = expand(paths)
     files = [read_footer(source, trainer) for source in found.files]
     return Run(files, _agreed_metadata(files), read_metrics(found.metrics), beside=found.metrics)
@@ -101,15 +96,11 @@ class Run:
 
         So batches come in the order of their last rows in the files, whatever the row groups; rows of a batch keep
         file order. Files over which steps are scattered are read in turn, in the order of their steps. A thread
-        decodes what comes next while the caller works on a batch, as far as `Leases.grant` lets it. So memory
-        follows one step and what is read beside it, whatever the order of the rows: where the rows of a step lie far
+        decodes what comes next while the caller works on a batch: at most `stream.AHEAD` of a step, so memory stays
+        below two steps where rows are in step order, whatever the order of the rows: where the rows of a step lie far
         apart, what has to wait for them goes through a temporary file, at the cost of writing and reading it once.
         Tensors may view the memory of the file's buffers: treat them as read-only. Abandoning the iterator closes its
         files.
-
-        A large step in row groups of its own comes as soon as its mask and what is of rows have been read. Its other
-        token columns arrive as they are asked for, and all have when the next batch is asked for: what is wrong with
-        them is said by then. What has not arrived when the iterator is abandoned is read again for who asks for it.
 
         Args:
             columns: canonical names to carry; those that are absent are left out, and a token column that is null in
@@ -126,10 +117,12 @@ class Run:
         """
         if dtype not in (torch.float32, torch.float64):
             raise ValueError(f"{dtype} where torch.float32 or torch.float64 was expected")
-        wanted = Wanted.of(columns, self.columns)
+        wanted = ColumnSelection.of(columns, self.columns)
         if self.metrics_only:
             return self._logged_steps(steps or StepRange(), split)
-        found = self._stream(Asked(wanted, steps or StepRange(), split, dtype), progress or (lambda done, total: None))
+        found = self._stream(
+            ReadRequest(wanted, steps or StepRange(), split, dtype), progress or (lambda done, total: None)
+        )
         if not self.dropped:
             return found
         # What the other ranks have of such a step is not the step.
@@ -221,24 +214,14 @@ class Run:
     def _index(self) -> Index:
         return build_index(self._files)
 
-    def _stream(self, asked: Asked, progress: Callable[[int, int], None]) -> Generator[RolloutBatch, None, None]:
-        yield from Stream(self._files, self._index, asked, partial(self._again, asked), progress, self._note).batches()
+    def _stream(
+        self, request: ReadRequest, progress: Callable[[int, int], None]
+    ) -> Generator[RolloutBatch, None, None]:
+        yield from Stream(self._files, self._index, request, progress, self._note).batches()
 
     def _note(self, batch: RolloutBatch) -> None:
         for name, where in batch.incomplete.items():
             self.incomplete.setdefault(name, {})[batch.key] = where
-
-    def _again(self, asked: Asked, key: StepKey) -> TokenColumns:
-        """Read the token columns of a step once more."""
-        one = replace(asked, steps=StepRange(key.step, key.step + 1), split=key.split)
-        with closing(self._stream(one, lambda done, total: None)) as batches:
-            found = next(batches, None)
-            if found is not None:
-                found.token_columns.wait()
-        if found is None:
-            name = ", ".join(self.files[:3])
-            raise InputError(f"{name}: step {key.step} is no longer there; leave the files alone while they are read")
-        return found.token_columns
 
 
 def _texts_at(

@@ -12,6 +12,9 @@ from rolloutdoctor.ops.tally import Sums
 from rolloutdoctor.results.findings import Example, Measure, Severity
 
 if TYPE_CHECKING:
+    from torch import Tensor
+
+    from rolloutdoctor.evaluation.token_measures import TokenBlock
     from rolloutdoctor.objective.objective import Objective
     from rolloutdoctor.rules.step import StepView
     from rolloutdoctor.trainers.options import Config
@@ -118,6 +121,25 @@ class Rule(ABC, Generic[T]):
     def missing(self, context: Context) -> Missing | None:
         """Say what else stands in the way."""
         return None
+
+    def measure_tokens(self, block: "TokenBlock") -> Mapping[str, "Tensor"]:
+        """Measure the tokens of some rows, in the pass that evaluates them; `measure` finds the result in its step.
+
+        Memory and reading cost no more than a block. To be overridden by rules that look at tokens.
+
+        Args:
+            block: rows with all their response tokens.
+
+        Returns:
+            Named values of the rows, ``[n, ...]`` each, the same names for every block; see
+            `StepView.token_measures`.
+        """
+        raise NotImplementedError
+
+    @property
+    def measures_tokens(self) -> bool:
+        """True if the rule has a measure of tokens."""
+        return type(self).measure_tokens is not Rule.measure_tokens
 
     @abstractmethod
     def measure(self, step: "StepView") -> T:

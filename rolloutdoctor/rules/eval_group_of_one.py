@@ -96,7 +96,7 @@ class EvalGroupOfOne(Rule[EvalTally]):
         """Single rows that have tokens and an all-zero mask."""
         if "response_mask" not in step.batch.per_token:
             return single_N & False
-        trained_N = step.row_sum(step.batch.column("response_mask"))
+        trained_N = step.batch.trained.diff()
         masked_N: Tensor = single_N & (trained_N == 0) & (step.batch.rows.diff() > 0)
         return masked_N
 

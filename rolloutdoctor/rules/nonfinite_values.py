@@ -14,6 +14,7 @@ from rolloutdoctor.rules.base import KEEP_EXAMPLES, Context, Judgement, Rule, co
 if TYPE_CHECKING:
     from torch import Tensor
 
+    from rolloutdoctor.evaluation.token_measures import TokenBlock
     from rolloutdoctor.rules.step import StepView
 
 TOKEN_COLUMNS = (
@@ -124,26 +125,37 @@ class NonfiniteValues(Rule[NonfiniteTally]):
         # Advantages that depend on which tokens are left can be undefined.
         return found | needed if "response_mask" in needed else found
 
+    def measure_tokens(self, block: "TokenBlock") -> "Mapping[str, Tensor]":
+        """Count the tokens of each row with a value that is not finite: in any column, trained ones, in the loss."""
+        bad_T = loss_T = None
+        for name in TOKEN_COLUMNS:
+            # Stand-ins are columns of their own here.
+            column_T = block.column(name) if block.is_logged(name) else None
+            # One look at the extremes settles it for nearly every block.
+            here_T = None if column_T is None else _bad(name, column_T)
+            if here_T is None:
+                continue
+            bad_T = here_T if bad_T is None else bad_T | here_T
+            if name in LOSS_COLUMNS:
+                loss_T = here_T if loss_T is None else loss_T | here_T
+        none_N = block.runs.lengths.double() * 0
+        return {
+            "all": none_N if bad_T is None else block.row_sum(bad_T),
+            "trained": none_N if bad_T is None else block.row_sum(bad_T & block.trained_T),
+            "loss": none_N if loss_T is None else block.row_sum(loss_T & block.trained_T),
+        }
+
     def measure(self, step: "StepView") -> NonfiniteTally:
         """Count one step."""
-        batch = step.batch
-        bad_T, loss_T = self._bad_tokens(step)
+        batch, tokens = step.batch, step.token_measures[self.code]
         bad_reward_N, unscored_N = self._bad_rewards(step)
-        bad_N = bad_reward_N
-        live = masked = loss = 0
-        if bad_T is not None and loss_T is not None:
-            mask_T = batch.per_token.get("response_mask")
-            trained_T = bad_T if mask_T is None else bad_T & mask_T
-            live = int(trained_T.sum())
-            masked = int(bad_T.sum()) - live
-            loss = int((loss_T & trained_T).sum())
-            bad_N = bad_N | (step.row_sum(bad_T) > 0)
+        bad_N = bad_reward_N | (tokens["all"] > 0)
         undefined_N = self._undefined(step)
         undefined = 0 if undefined_N is None else int(undefined_N.sum())
         return NonfiniteTally(
-            tokens=live,
-            masked_tokens=masked,
-            loss_tokens=loss,
+            tokens=int(tokens["trained"].sum()),
+            masked_tokens=int((tokens["all"] - tokens["trained"]).sum()),
+            loss_tokens=int(tokens["loss"].sum()),
             rows=int(bad_N.sum()),
             rewards=int(bad_reward_N.sum()),
             unscored=int(unscored_N.sum()),
@@ -163,27 +175,6 @@ class NonfiniteValues(Rule[NonfiniteTally]):
         undefined_N: Tensor = empty_N & rows.vote_N & rows.advantage_N.isnan() & rows.score_N.isfinite()
         return undefined_N
 
-    def _bad_tokens(self, step: "StepView") -> "tuple[Tensor | None, Tensor | None]":
-        return step.once("nonfinite tokens", lambda: self._bad_tokens_afresh(step))
-
-    def _bad_tokens_afresh(self, step: "StepView") -> "tuple[Tensor | None, Tensor | None]":
-        """Tokens with a value that is not finite in any column, and in a column that the loss reads."""
-        bad_T: Tensor | None = None
-        loss_T: Tensor | None = None
-        columns = step.batch.token_columns
-        for name in TOKEN_COLUMNS:
-            # One look settles it for nearly every step.
-            if name not in columns or not columns.tokens(name) or _is_sound(name, *columns.extremes(name)):
-                continue
-            here_T = _bad(name, columns[name])
-            assert here_T is not None
-            bad_T = here_T if bad_T is None else bad_T | here_T
-            if name in LOSS_COLUMNS:
-                loss_T = here_T if loss_T is None else loss_T | here_T
-        if bad_T is not None and loss_T is None:
-            loss_T = bad_T & False
-        return bad_T, loss_T
-
     def _bad_rewards(self, step: "StepView") -> "tuple[Tensor, Tensor]":
         """Rows with a reward or advantage that is not finite and hurts, and rows that are merely unscored."""
         reward_N = step.batch.per_row.get("reward")
@@ -202,11 +193,8 @@ class NonfiniteValues(Rule[NonfiniteTally]):
 
     def examples(self, step: "StepView") -> Iterable[Example]:
         """Rows with the most such values, and the first column that has one."""
-        bad_T, _ = self._bad_tokens(step)
         bad_N, _ = self._bad_rewards(step)
-        weight_N = bad_N.double()
-        if bad_T is not None:
-            weight_N = weight_N + step.row_sum(bad_T)
+        weight_N = bad_N.double() + step.token_measures[self.code]["all"]
         undefined_N = self._undefined(step)
         if undefined_N is not None:
             weight_N = weight_N + undefined_N
@@ -215,13 +203,13 @@ class NonfiniteValues(Rule[NonfiniteTally]):
         def note(row: int) -> str:
             start, stop = int(offsets[row]), int(offsets[row + 1])
             for name in TOKEN_COLUMNS:
-                column_T = step.batch.per_token.get(name)
-                if column_T is None:
+                if name not in step.batch.per_token:
                     continue
-                bad = _bad(name, column_T[start:stop])
-                if bad is not None and bool(bad.any()):
-                    token = int(bad.nonzero()[0])
-                    return f"{name} is {float(column_T[start + token])} at token {token}"
+                column_T = step.batch.token_columns.part(name, slice(start, stop))
+                bad_T = _bad(name, column_T)
+                if bad_T is not None and bool(bad_T.any()):
+                    token = int(bad_T.nonzero()[0])
+                    return f"{name} is {float(column_T[token])} at token {token}"
             if undefined_N is not None and bool(undefined_N[row]):
                 return "its group has no trained token, and its advantage is 0 / 0"
             return "reward or advantage is not finite"

@@ -14,6 +14,7 @@ if TYPE_CHECKING:
     from torch import Tensor
 
     from rolloutdoctor.evaluation.evaluate import RowPart
+    from rolloutdoctor.evaluation.token_measures import TokenBlock
     from rolloutdoctor.rules.step import StepView
 
 DOUBLE = 2.0**-29
@@ -98,6 +99,12 @@ class RejectedInBaseline(Rule[RejectedTally]):
             return frozenset()
         return loss_columns(context.objective) | {"advantage", "advantages", "response_mask_pre"}
 
+    def measure_tokens(self, block: "TokenBlock") -> "Mapping[str, Tensor]":
+        """Count the tokens of each row that were trained on before rejection."""
+        if not block.is_logged("response_mask_pre"):
+            return {}
+        return {"before_rejection": block.row_sum(block.column("response_mask_pre"))}
+
     def measure(self, step: "StepView") -> RejectedTally:
         """Count one step."""
         fixed, rows = step.fixed.get(self.fix or ""), step.rows
@@ -113,9 +120,9 @@ class RejectedInBaseline(Rule[RejectedTally]):
         assert before_N is not None
         assert after_N is not None
         proven = 0
-        if "response_mask_pre" in step.batch.per_token:
-            generated_N = step.row_sum(step.batch.column("response_mask_pre"))
-            proven = int((rejected_N & (generated_N > 0)).sum())
+        generated = step.token_measures.get(self.code, {})
+        if generated:
+            proven = int((rejected_N & (generated["before_rejection"] > 0)).sum())
         found = RejectedTally(
             rejected_rows=int(rejected_N.sum()),
             proven_rows=proven,

@@ -37,6 +37,7 @@ class StepView:
         dtype: of the token values.
         config: configuration of the trainer, or None.
         spacing: name of a logged metric to the spacing of the decimal digits that it was rounded to.
+        token_measures: code of a rule to what its `measure_tokens` returned, joined over the blocks, ``[N, ...]``.
     """
 
     batch: RolloutBatch
@@ -47,6 +48,7 @@ class StepView:
     dtype: torch.dtype = torch.float32
     config: Config | None = None
     spacing: Mapping[str, float] = field(default_factory=dict)
+    token_measures: Mapping[str, Mapping[str, Tensor]] = field(default_factory=dict)
     _known: dict[str, Any] = field(default_factory=dict, init=False, repr=False)
 
     def once(self, name: str, make: Callable[[], T]) -> T:

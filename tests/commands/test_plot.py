@@ -10,7 +10,7 @@ from rolloutdoctor.commands.check import check
 from rolloutdoctor.commands.figures import Bands
 from rolloutdoctor.commands.plot import Pictures, check_and_draw, draw
 from rolloutdoctor.engine.options import CheckOptions
-from rolloutdoctor.engine.run_steps import Show
+from rolloutdoctor.engine.run_steps import StepDispatcher
 from rolloutdoctor.hypotheses.fixes import choose
 from rolloutdoctor.io.run import open_run
 from rolloutdoctor.results.errors import InputError, UsageError
@@ -178,5 +178,5 @@ def test_without_a_trainer_there_is_nothing_to_draw():
     pictures = Pictures(KINDS, Context(columns=frozenset()), ())
     assert set(pictures.left_out) == set(KINDS)
     assert all("--trainer NAME" in why for why in pictures.left_out.values())
-    Show([pictures], torch.float32).step(next(iter(sample("run").batches(set()))), {})
+    StepDispatcher([pictures], torch.float32).step(next(iter(sample("run").batches(set()))), {})
     assert pictures.gallery().drawn == {}

@@ -1,4 +1,4 @@
-"""One sweep: every step is read once and evaluated once, whoever looks at it."""
+"""One pass: every step is read once and evaluated once, whoever looks at it."""
 
 import dataclasses
 from pathlib import Path
@@ -11,7 +11,7 @@ from rolloutdoctor.commands.plot import check_and_draw
 from rolloutdoctor.engine.configure import configure
 from rolloutdoctor.engine.devices import find_device, find_dtype
 from rolloutdoctor.engine.options import CheckOptions
-from rolloutdoctor.engine.run_steps import AS_CONFIGURED, Consumer, Show, sweep
+from rolloutdoctor.engine.run_steps import AS_CONFIGURED, StepConsumer, StepDispatcher, run_file_steps
 from rolloutdoctor.evaluation.evaluate import evaluate_all
 from rolloutdoctor.evaluation.gpu_check import first_step as device_check
 from rolloutdoctor.hypotheses.fixes import choose
@@ -35,7 +35,7 @@ PLAIN = objective_of(beta=0.1)
 FIXED = choose("zero-std").apply(PLAIN)
 
 
-class Looker(Consumer):
+class Looker(StepConsumer):
     """Keeps every step that it is shown."""
 
     def __init__(self, objectives=None, *, columns=(), per_token=(), split=None):
@@ -63,7 +63,7 @@ def test_equal_objectives_are_evaluated_once(evaluated):
     one = Looker({AS_CONFIGURED: PLAIN, "mine": FIXED})
     # equal, not the same; and the reference is not named first
     other = Looker({"theirs": dataclasses.replace(FIXED), "same": PLAIN, AS_CONFIGURED: dataclasses.replace(PLAIN)})
-    Show([one, other, Looker()], torch.float64).step(toy_batch([[1, 1], [1, 0]], ref=-1.5), {"kl": 0.5})
+    StepDispatcher([one, other, Looker()], torch.float64).step(toy_batch([[1, 1], [1, 0]], ref=-1.5), {"kl": 0.5})
     assert [(objectives, kept) for _, objectives, kept in evaluated] == [([PLAIN, FIXED], set())]
     (mine,), (theirs,) = one.seen, other.seen
     assert set(mine.evaluations) == {AS_CONFIGURED, "mine"}
@@ -77,9 +77,9 @@ def test_equal_objectives_are_evaluated_once(evaluated):
 
 def test_who_asks_for_nothing_is_shown_every_step(evaluated):
     looker = Looker()
-    show = Show([looker], torch.float32)
+    dispatcher = StepDispatcher([looker], torch.float32)
     for step in range(3):
-        show.step(toy_batch([[1, 0]], step=step), {})
+        dispatcher.step(toy_batch([[1, 0]], step=step), {})
     assert [seen.batch.step for seen in looker.seen] == [0, 1, 2]
     assert all(not seen.evaluations and seen.failure is None for seen in looker.seen)
     assert [objectives for _, objectives, _ in evaluated] == [[], [], []]
@@ -87,9 +87,9 @@ def test_who_asks_for_nothing_is_shown_every_step(evaluated):
 
 def test_a_split_is_evaluated_for_those_who_look_at_it(evaluated):
     both, training = Looker({AS_CONFIGURED: PLAIN}), Looker({AS_CONFIGURED: PLAIN, "fixed": FIXED}, split="train")
-    show = Show([both, training], torch.float64)
+    dispatcher = StepDispatcher([both, training], torch.float64)
     for split in ("train", "eval"):
-        show.step(toy_batch([[1, 1]], ref=-1.5, split=split), {})
+        dispatcher.step(toy_batch([[1, 1]], ref=-1.5, split=split), {})
     assert [seen.batch.split for seen in both.seen] == ["train", "eval"]
     assert [seen.batch.split for seen in training.seen] == ["train"]
     assert [objectives for _, objectives, _ in evaluated] == [[PLAIN, FIXED], [PLAIN]]
@@ -100,7 +100,7 @@ def test_token_values_are_kept_if_anyone_wants_them():
     both = {AS_CONFIGURED: PLAIN, "mine": FIXED}
     for wanted in ([], [AS_CONFIGURED], ["mine"], [AS_CONFIGURED, "mine"]):
         plain, keen = Looker({AS_CONFIGURED: PLAIN}), Looker(both, per_token=wanted)
-        Show([plain, keen], torch.float64).step(batch, {})
+        StepDispatcher([plain, keen], torch.float64).step(batch, {})
         kept = [label for label, seen in keen.seen[0].evaluations.items() if seen.per_token is not None]
         assert kept == wanted
 
@@ -114,7 +114,7 @@ def test_who_can_be_served_does_not_go_without():
     batch = toy_batch([[1, 0]], mask=[[1], [0]], step=3)
     one, other = Looker({AS_CONFIGURED: GROUPED}), Looker({AS_CONFIGURED: GROUPED, "whitened": WHITENED})
     nothing = Looker()
-    Show([one, other, nothing], torch.float64).step(batch, {})
+    StepDispatcher([one, other, nothing], torch.float64).step(batch, {})
     assert one.seen[0].failure is None
     assert one.seen[0].evaluations[AS_CONFIGURED].loss == pytest.approx(evaluate_all(batch, {"": GROUPED})[""].loss)
     assert other.seen[0].failure.startswith("whitening needs at least two trained tokens")
@@ -123,17 +123,17 @@ def test_who_can_be_served_does_not_go_without():
 
 
 def test_all_compare_with_one_objective():
-    show = Show([Looker({AS_CONFIGURED: PLAIN}), Looker({AS_CONFIGURED: FIXED})], torch.float32)
+    dispatcher = StepDispatcher([Looker({AS_CONFIGURED: PLAIN}), Looker({AS_CONFIGURED: FIXED})], torch.float32)
     with pytest.raises(ValueError, match="one and the same objective"):
-        show.step(toy_batch([[1, 0]]), {})
+        dispatcher.step(toy_batch([[1, 0]]), {})
     with pytest.raises(ValueError, match="one and the same objective"):
-        Show([Looker({"only": PLAIN})], torch.float32).step(toy_batch([[1, 0]]), {})
+        StepDispatcher([Looker({"only": PLAIN})], torch.float32).step(toy_batch([[1, 0]]), {})
 
 
 def test_the_columns_of_all_are_read():
     run = open_run([SAMPLES / "run.parquet"])
     one, other = Looker(columns={"reward"}), Looker(columns={"response_mask"})
-    sweep(run, [one, other], CheckOptions(steps=None), LoggedMetrics())
+    run_file_steps(run, [one, other], CheckOptions(steps=None), LoggedMetrics())
     assert all(seen.batch.has("reward", "response_mask") for seen in [*one.seen, *other.seen])
     assert not any(seen.batch.has("policy_log_probs") for seen in one.seen)
     assert len(one.seen) == len(other.seen) > 1

@@ -14,7 +14,7 @@ from device_agreement import (
 from simulated.objectives import full_batch, objectives
 
 from rolloutdoctor.evaluation.cuda.fused import KERNELS, why_not
-from rolloutdoctor.evaluation.gpu_check.first_step import Asked, Evaluator
+from rolloutdoctor.evaluation.gpu_check.first_step import EvaluationRequest, Evaluator
 from rolloutdoctor.results.errors import CannotComputeError
 from rolloutdoctor.testing import random_batch
 from rolloutdoctor.trainers.table import TRAINERS
@@ -39,7 +39,7 @@ def first_step(batch, objectives, kernel, dtype, per_token=()):
     if kernel == "triton" and why_not(device) is not None:
         pytest.skip(why_not(device))
     evaluator = Evaluator(device, kernel)
-    evaluator.evaluate(evaluator.moved(batch), Asked(objectives, dtype, per_token, {}))
+    evaluator.evaluate(evaluator.moved(batch), EvaluationRequest(objectives, dtype, per_token, {}))
     assert evaluator.compared == {batch.split}
 
 

@@ -147,11 +147,6 @@ HOW = {
         "rolloutdoctor.io.parquet.slices.SLICE_TOKENS": st.integers(1, 20),
         "rolloutdoctor.io.parquet.files._LEAST_ROWS": st.integers(1, 3),
     },
-    "steps that arrive": {
-        "rolloutdoctor.io.arrivals._LEAST_SLICES": st.just(0),
-        "rolloutdoctor.io.parquet.slices.SLICE_TOKENS": st.integers(1, 20),
-        "rolloutdoctor.io.parquet.files._LEAST_ROWS": st.integers(1, 3),
-    },
 }
 
 

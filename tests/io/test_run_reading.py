@@ -265,7 +265,7 @@ def test_a_run_can_be_sent_to_another_process():
 
 def test_the_file_is_closed_when_the_iterator_is_abandoned(monkeypatch):
     # One step is read ahead, or the file may have been read to its end, and closed, when it is looked for.
-    for module in ("ahead", "leases"):
+    for module in ("read_ahead", "stream"):
         monkeypatch.setattr(f"rolloutdoctor.io.{module}.LEAST_ROOM", 0)
     write(row_group_size=1, step=list(range(9)), kl=[[1.0]] * 9)
 

@@ -8,8 +8,8 @@ import torch
 from rolloutdoctor.data.batch import StepKey
 from rolloutdoctor.io.parquet.files import OpenFile
 from rolloutdoctor.io.parquet.index import build_index
-from rolloutdoctor.io.parquet.slices import Asked, slices_of
-from rolloutdoctor.io.parquet.step_chunks import Wanted
+from rolloutdoctor.io.parquet.slices import ReadRequest, slices_of
+from rolloutdoctor.io.parquet.step_chunks import ColumnSelection
 from rolloutdoctor.io.parquet.steps import StepRange
 from rolloutdoctor.io.run import open_run
 from rolloutdoctor.results.errors import InputError
@@ -27,8 +27,10 @@ def path(tmp_path, monkeypatch):
     return "run.parquet"
 
 
-def asked(*columns, steps=None, dtype=torch.float32):
-    return Asked(Wanted.of(columns, frozenset({"step", "kl", "reward"})), steps or StepRange(), None, dtype)
+def request(*columns, steps=None, dtype=torch.float32):
+    return ReadRequest(
+        ColumnSelection.of(columns, frozenset({"step", "kl", "reward"})), steps or StepRange(), None, dtype
+    )
 
 
 def sliced(path, wanted):
@@ -40,30 +42,30 @@ def sliced(path, wanted):
 
 def test_a_step_ends_in_the_slice_of_its_last_row(path, monkeypatch):
     monkeypatch.setattr("rolloutdoctor.io.parquet.slices.SLICE_TOKENS", 32 * LENGTH)
-    found = sliced(path, asked("kl"))
-    assert [one.rows for one in found] == [32, 32, 32, 24]
-    ended = [(sorted(one.ended), sorted(one.pieces)) for one in found]
+    found = sliced(path, request("kl"))
+    assert [one.count for one in found] == [32, 32, 32, 24]
+    ended = [(sorted(one.ended), sorted(one.chunks)) for one in found]
     first, second, third = (StepKey(step, "train") for step in range(3))
     assert [keys for keys, _ in ended if keys] == [[first], [second], [third]]
     assert all(set(keys) <= set(held) for keys, held in ended)
-    assert [row for one in found for piece in one.pieces.values() for row in piece.rows] == list(range(ROWS))
+    assert [row for one in found for chunk in one.chunks.values() for row in chunk.rows] == list(range(ROWS))
 
 
 def test_what_is_decoded_at_a_time_follows_the_tokens(path, monkeypatch):
     monkeypatch.setattr("rolloutdoctor.io.parquet.files._LEAST_ROWS", 1)
     for tokens, rows in ((LENGTH, 1), (30 * LENGTH, 30), (10**6, ROWS)):
         monkeypatch.setattr("rolloutdoctor.io.parquet.slices.SLICE_TOKENS", tokens)
-        found = sliced(path, asked("kl"))
-        assert {one.rows for one in found} == {rows}
-        assert {one.held for one in found} == {rows * LENGTH * 4}
+        found = sliced(path, request("kl"))
+        assert {one.count for one in found} == {rows}
+        assert {sum(chunk.nbytes for chunk in one.chunks.values()) for one in found} == {rows * LENGTH * 4}
 
 
 def test_only_the_steps_asked_for(path, monkeypatch):
     monkeypatch.setattr("rolloutdoctor.io.parquet.slices.SLICE_TOKENS", 1)
-    found = sliced(path, asked("kl", "reward", steps=StepRange(1, 2)))
-    rows = [row for one in found for piece in one.pieces.values() for row in piece.rows]
+    found = sliced(path, request("kl", "reward", steps=StepRange(1, 2)))
+    rows = [row for one in found for chunk in one.chunks.values() for row in chunk.rows]
     assert rows == [row for row, step in enumerate(STEPS) if step == 1]
-    assert sum(one.rows for one in found) == ROWS
+    assert sum(one.count for one in found) == ROWS
 
 
 def test_steps_that_take_turns_have_longer_slices(tmp_path, monkeypatch):
@@ -71,16 +73,16 @@ def test_steps_that_take_turns_have_longer_slices(tmp_path, monkeypatch):
     monkeypatch.setattr("rolloutdoctor.io.parquet.slices.SLICE_TOKENS", 10)
     turns = pa.table({"step": [row % 3 for row in range(ROWS)], "kl": pa.array([[0.5]] * ROWS, pa.list_(pa.float32()))})
     pq.write_table(turns, tmp_path / "turns.parquet")
-    found = sliced(tmp_path / "turns.parquet", asked("kl"))
-    assert [one.rows for one in found] == [30] * 4
-    assert [[len(piece.rows) for piece in one.pieces.values()] for one in found] == [[10] * 3] * 4
+    found = sliced(tmp_path / "turns.parquet", request("kl"))
+    assert [one.count for one in found] == [30] * 4
+    assert [[len(chunk.rows) for chunk in one.chunks.values()] for one in found] == [[10] * 3] * 4
     assert [len(one.ended) for one in found] == [0, 0, 0, 3]
 
 
 def test_without_columns_there_are_rows(path):
-    (found,) = sliced(path, asked())
-    assert found.rows == ROWS
-    assert [len(piece.rows) for piece in found.pieces.values()] == [40, 40, 40]
+    (found,) = sliced(path, request())
+    assert found.count == ROWS
+    assert [len(chunk.rows) for chunk in found.chunks.values()] == [40, 40, 40]
 
 
 class Watched:

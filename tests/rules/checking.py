@@ -3,13 +3,13 @@
 from collections.abc import Mapping, Sequence
 
 from rolloutdoctor.data.batch import RolloutBatch
-from rolloutdoctor.engine.accumulate import Fold
+from rolloutdoctor.engine.accumulate import RuleAccumulator
 from rolloutdoctor.engine.configure import configure
 from rolloutdoctor.engine.devices import find_dtype
 from rolloutdoctor.engine.judge import judge
 from rolloutdoctor.engine.plan import make_plan
 from rolloutdoctor.engine.prepare import context_for
-from rolloutdoctor.engine.run_steps import Show
+from rolloutdoctor.engine.run_steps import StepDispatcher
 from rolloutdoctor.io.metadata import RunMetadata
 from rolloutdoctor.results.findings import Finding, Report
 from rolloutdoctor.rules.table import RULES, find
@@ -43,10 +43,10 @@ def folded(
     configured = configure(RunMetadata(), trainer, [Layer("test", options)])
     rules = [find(code) for code in select] or list(RULES)
     plan = make_plan(rules, context_for(columns_of(batches), names, configured))
-    fold = Fold(plan)
-    show = Show([fold], find_dtype(dtype))
+    fold = RuleAccumulator(plan)
+    dispatcher = StepDispatcher([fold], find_dtype(dtype))
     for batch, metrics in zip(batches, each, strict=True):
-        show.step(batch, metrics)
+        dispatcher.step(batch, metrics)
     return plan, fold, configured
 
 

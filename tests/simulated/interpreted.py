@@ -15,7 +15,7 @@ from rolloutdoctor.cli import main
 from rolloutdoctor.data.batch import RolloutBatch
 from rolloutdoctor.engine import run_steps
 from rolloutdoctor.evaluation.cuda import fused
-from rolloutdoctor.evaluation.gpu_check.first_step import Asked, Evaluator
+from rolloutdoctor.evaluation.gpu_check.first_step import EvaluationRequest, Evaluator
 from rolloutdoctor.results.errors import DeviceError
 
 RUNS = ["trl kl", "trl bnpo, delta", "verl low_var_kl"]
@@ -66,7 +66,7 @@ def launched(device, monkeypatch):
 def evaluated(run, dtype, kernel="triton"):
     evaluator = Evaluator(torch.device("cuda"), kernel)
     there = evaluator.moved(with_pi(a_batch(3, dtype)))
-    evaluator.evaluate(there, Asked(with_fixes(objective_of(run)), dtype, (), {}))
+    evaluator.evaluate(there, EvaluationRequest(with_fixes(objective_of(run)), dtype, (), {}))
     return evaluator
 
 

@@ -22,7 +22,7 @@ from rolloutdoctor.cli import main
 from rolloutdoctor.evaluation import rows
 from rolloutdoctor.evaluation.evaluate import evaluate_all
 from rolloutdoctor.evaluation.gpu_check import first_step as device_check
-from rolloutdoctor.evaluation.gpu_check.first_step import Asked, Evaluator
+from rolloutdoctor.evaluation.gpu_check.first_step import EvaluationRequest, Evaluator
 from rolloutdoctor.evaluation.gpu_check.least_radii import least_radii
 from rolloutdoctor.evaluation.gpu_check.step_radii import step_radii
 from rolloutdoctor.results.errors import CannotComputeError, DeviceError
@@ -42,7 +42,7 @@ SENTENCE = re.compile(
 def evaluated(batch, objectives, device, dtype=torch.float32, per_token=()):
     """Evaluate a step on the device, held against the CPU."""
     evaluator = Evaluator(torch.device(device))
-    found = evaluator.evaluate(evaluator.moved(batch), Asked(objectives, dtype, per_token, {}))
+    found = evaluator.evaluate(evaluator.moved(batch), EvaluationRequest(objectives, dtype, per_token, {}))
     assert evaluator.compared == {batch.split}
     return found
 
@@ -134,7 +134,10 @@ def test_what_needs_no_closer_look_would_pass_one(name):
 
 
 def test_a_step_that_only_one_of_them_can_compute(device, monkeypatch):
-    evaluator, asked = Evaluator(torch.device(device)), Asked({"": plain_objective("trl")}, torch.float32, (), {})
+    evaluator, request = (
+        Evaluator(torch.device(device)),
+        EvaluationRequest({"": plain_objective("trl")}, torch.float32, (), {}),
+    )
     original = device_check.evaluate_all
 
     def failing(batch, *args, **words):
@@ -144,10 +147,10 @@ def test_a_step_that_only_one_of_them_can_compute(device, monkeypatch):
 
     monkeypatch.setattr(device_check, "evaluate_all", failing)
     with pytest.raises(DeviceError, match=r"can be computed on the CPU, but not on the GPU: no tokens$"):
-        evaluator.evaluate(evaluator.moved(random_batch(0)), asked)
+        evaluator.evaluate(evaluator.moved(random_batch(0)), request)
     monkeypatch.setattr(device_check, "evaluate_all", lambda batch, *_, **__: failing(batch.to("cuda")))
     with pytest.raises(CannotComputeError):
-        evaluator.evaluate(evaluator.moved(random_batch(0)), asked)
+        evaluator.evaluate(evaluator.moved(random_batch(0)), request)
     assert not evaluator.compared
 
 
@@ -159,11 +162,14 @@ def test_the_first_step_of_each_split_is_compared_and_no_other(device, monkeypat
         original(here, *rest)
 
     monkeypatch.setattr(device_check, "_compare", compare)
-    evaluator, asked = Evaluator(torch.device(device)), Asked({"": plain_objective("trl")}, torch.float32, (), {})
+    evaluator, request = (
+        Evaluator(torch.device(device)),
+        EvaluationRequest({"": plain_objective("trl")}, torch.float32, (), {}),
+    )
     steps = [without_tokens(), *(replace(random_batch(n), step=n) for n in (1, 2))]
     steps += [replace(random_batch(3), step=3, split="eval"), replace(random_batch(4), step=4)]
     for batch in steps:
-        evaluator.evaluate(evaluator.moved(batch), asked)
+        evaluator.evaluate(evaluator.moved(batch), request)
         evaluator.done()
     assert compared == [(1, "train"), (3, "eval")]
     assert Evaluator(torch.device("cpu")).moved(steps[1]) is steps[1]

@@ -6,7 +6,7 @@ each pass answers for itself. Where a value differs by more than its rounding ra
 nothing goes on.
 """
 
-from collections.abc import Collection, Iterator, Mapping
+from collections.abc import Callable, Collection, Iterator, Mapping
 from dataclasses import dataclass, fields, replace
 from typing import Any, NamedTuple
 
@@ -19,6 +19,7 @@ from rolloutdoctor.evaluation.gpu_check.least_radii import least_radii
 from rolloutdoctor.evaluation.gpu_check.row_radii import least_row_radii, row_radii
 from rolloutdoctor.evaluation.gpu_check.step_radii import StepRadii, step_radii
 from rolloutdoctor.evaluation.rows import RowPart, row_parts
+from rolloutdoctor.evaluation.token_measures import TokenBlock
 from rolloutdoctor.evaluation.token_sums import PerToken, TokenPart
 from rolloutdoctor.evaluation.tokens import token_pass
 from rolloutdoctor.formulas.losses.aggregation import Layout
@@ -80,13 +81,14 @@ class Difference(NamedTuple):
 
 
 @dataclass(frozen=True)
-class Asked:
+class EvaluationRequest:
     """What a step is evaluated for, as `evaluate_all` takes it."""
 
     objectives: Mapping[str, Objective]
     dtype: torch.dtype
     per_token: Collection[str]
     logged: Mapping[str, float]
+    visit: Callable[[TokenBlock], None] | None = None
 
 
 class Evaluator:
@@ -112,7 +114,7 @@ class Evaluator:
         """Keep nothing of the step that was moved last."""
         self._here = None
 
-    def evaluate(self, batch: RolloutBatch, asked: Asked) -> dict[str, Evaluation]:
+    def evaluate(self, batch: RolloutBatch, request: EvaluationRequest) -> dict[str, Evaluation]:
         """Evaluate a step that was moved, and compare it with the CPU's if it is the first.
 
         Raises:
@@ -123,35 +125,36 @@ class Evaluator:
         try:
             found = evaluate_all(
                 batch,
-                asked.objectives,
-                dtype=asked.dtype,
-                per_token=asked.per_token,
-                logged=asked.logged,
+                request.objectives,
+                dtype=request.dtype,
+                per_token=request.per_token,
+                logged=request.logged,
                 kernel=self._kernel,
+                visit=request.visit,
             )
         except CannotComputeError as error:
             if here is not None:
-                _compare_failure(here, asked, error)
+                _compare_failure(here, request, error)
             raise
-        if here is not None and asked.objectives and batch.tokens:
-            _compare(here, found, asked, self._kernel)
+        if here is not None and request.objectives and batch.tokens:
+            _compare(here, found, request, self._kernel)
             self.compared.add(batch.split)
         return found
 
 
-def _compare_failure(here: RolloutBatch, asked: Asked, error: CannotComputeError) -> None:
+def _compare_failure(here: RolloutBatch, request: EvaluationRequest, error: CannotComputeError) -> None:
     """Insist on the CPU failing too."""
     try:
-        evaluate_all(here, asked.objectives, dtype=asked.dtype, logged=asked.logged)
+        evaluate_all(here, request.objectives, dtype=request.dtype, logged=request.logged)
     except CannotComputeError:
         return
     raise DeviceError(f"step {here.step} ({here.split}) can be computed on the CPU, but not on the GPU: {error}")
 
 
-def _compare(here: RolloutBatch, found: Mapping[str, Evaluation], asked: Asked, kernel: str) -> None:
+def _compare(here: RolloutBatch, found: Mapping[str, Evaluation], request: EvaluationRequest, kernel: str) -> None:
     """Refuse the GPU's evaluation of a step if it is not the CPU's."""
     here = replace(here, per_token={name: here.per_token[name] for name in here.per_token})
-    step = _Step(here, {name: one.at_step(asked.logged) for name, one in asked.objectives.items()}, asked, kernel)
+    step = _Step(here, {name: one.at_step(request.logged) for name, one in request.objectives.items()}, request, kernel)
     try:
         there = {name: None if one.rows is None else _on_cpu(one.rows) for name, one in found.items()}
         step.compare_rows(there)
@@ -170,21 +173,21 @@ class _Step:
 
     here: RolloutBatch
     objectives: Mapping[str, Objective]
-    asked: Asked
+    request: EvaluationRequest
     kernel: str
 
     def compare_rows(self, there: Mapping[str, RowPart | None]) -> None:
         """Compare the first pass."""
-        parts = row_parts(self.here, self.objectives, self.asked.dtype)
-        radii = least_row_radii(self.here, parts, self.asked.dtype)
+        parts = row_parts(self.here, self.objectives, self.request.dtype)
+        radii = least_row_radii(self.here, parts, self.request.dtype)
         if any(_worst(parts[name], there[name], radii.get(name, {})) for name in parts):
-            radii = row_radii(self.here, self.objectives, self.asked.dtype)
+            radii = row_radii(self.here, self.objectives, self.request.dtype)
         for name, part in parts.items():
             self._refuse(_worst(part, there[name], radii.get(name, {})))
 
     def compare_tokens(self, parts: Mapping[str, RowPart], found: Mapping[str, Evaluation]) -> None:
         """Compare the second pass, which is given the GPU's first."""
-        dtype, wanted = self.asked.dtype, frozenset(self.asked.per_token) & parts.keys()
+        dtype, wanted = self.request.dtype, frozenset(self.request.per_token) & parts.keys()
         passes = token_pass(self.here, parts, dtype, wanted)
         open_N = torch.zeros(len(self.here), dtype=torch.bool)
         least: dict[str, dict[str, Tensor]] = {}

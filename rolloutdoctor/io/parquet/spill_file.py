@@ -29,7 +29,7 @@ class Stored:
         dtype: their type.
     """
 
-    spill: "Spill"
+    spill: "SpillFile"
     offset: int
     count: int
     dtype: np.dtype
@@ -38,7 +38,7 @@ class Stored:
         return self.count
 
 
-class Spill:
+class SpillFile:
     """A temporary file without a name, made when it is first written to: it is gone when the process is, however."""
 
     def __init__(self) -> None:

@@ -1,4 +1,4 @@
-"""What one row group holds of one step, and how such pieces become a batch."""
+"""What one row group holds of one step, and how such chunks become a batch."""
 
 from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
@@ -10,7 +10,7 @@ from torch import Tensor
 
 from rolloutdoctor.data.batch import STAND_INS, RolloutBatch, StepKey
 from rolloutdoctor.data.schema import BY_NAME, Kind
-from rolloutdoctor.data.token_columns import Glance, TokenColumns
+from rolloutdoctor.data.token_columns import TokenColumns
 from rolloutdoctor.io.parquet.decode import (
     Lists,
     Place,
@@ -25,7 +25,7 @@ from rolloutdoctor.io.parquet.decode import (
     texts,
 )
 from rolloutdoctor.io.parquet.files import RunFile
-from rolloutdoctor.io.parquet.spill_file import Spill, Stored, joined
+from rolloutdoctor.io.parquet.spill_file import SpillFile, Stored, joined
 from rolloutdoctor.ops.groups import Groups
 from rolloutdoctor.results.errors import DataError, nearest
 
@@ -37,7 +37,7 @@ _INDISPENSABLE = frozenset({MASK, *STAND_INS})
 
 
 @dataclass(frozen=True)
-class Wanted:
+class ColumnSelection:
     """The columns that a batch is to carry, by what becomes of them; every one is in every file.
 
     Attributes:
@@ -57,7 +57,7 @@ class Wanted:
     statuses: bool = False
 
     @classmethod
-    def of(cls, columns: Iterable[str], present: frozenset[str]) -> "Wanted":
+    def of(cls, columns: Iterable[str], present: frozenset[str]) -> "ColumnSelection":
         """Choose from the columns that are `present`.
 
         A column that another may stand in for is fetched as that other one if it is absent. Messages have no place in
@@ -86,17 +86,6 @@ class Wanted:
         )
 
     @property
-    def head(self) -> "Wanted":
-        """What has to be known of a whole step before its tokens are gone over: the mask, and what is of rows."""
-        return replace(self, tokens=(MASK,))
-
-    @property
-    def rest(self) -> "Wanted":
-        """All other token columns."""
-        tokens = tuple(name for name in self.tokens if name != MASK)
-        return Wanted(tokens, rows=(), rewards=False, groups=False, samples=False)
-
-    @property
     def names(self) -> tuple[str, ...]:
         """All columns to read beside the key columns."""
         also = (
@@ -109,15 +98,14 @@ class Wanted:
 
 
 @dataclass(frozen=True)
-class Piece:
+class StepChunk:
     """The rows of one step and split in one row group, decoded.
 
     Attributes:
         file: that they are in.
         rows: ``[N]`` their numbers in the file.
         lengths: ``[N]`` int64 tokens per row, or None if no token column has values here.
-        tokens: token column to ``[T]`` values, in memory, in the temporary file, or merely looked at; None where all
-            cells are null.
+        tokens: token column to ``[T]`` values, in memory or in the temporary file; None where all cells are null.
         numbers: row column to ``[N]`` values.
         rewards: reward function to ``[N]`` float64.
         groups: ``[N]`` group identifiers, or None.
@@ -129,7 +117,7 @@ class Piece:
     file: RunFile
     rows: "range | np.ndarray"
     lengths: np.ndarray | None
-    tokens: dict[str, Tensor | Stored | Glance | None]
+    tokens: dict[str, Tensor | Stored | None]
     numbers: dict[str, Tensor]
     rewards: dict[str, Tensor]
     groups: pa.Array | None
@@ -142,12 +130,12 @@ class Piece:
         return Place(self.file.name, self.file.columns[column].label, self.rows)
 
     @property
-    def held(self) -> int:
+    def nbytes(self) -> int:
         """Bytes of the token values that are in memory."""
         return sum(values.nbytes for values in self.tokens.values() if isinstance(values, Tensor))
 
-    def detached(self) -> "Piece":
-        """Return the piece in memory of its own, so that it does not keep its row group's."""
+    def detached(self) -> "StepChunk":
+        """Return the chunk in memory of its own, so that it does not keep its row group's."""
         return replace(
             self,
             tokens={
@@ -155,18 +143,8 @@ class Piece:
             },
         )
 
-    def glanced(self, names: Collection[str]) -> "Piece":
-        """Return the piece without the values of some token columns, which are looked at."""
-        return replace(
-            self,
-            tokens={
-                name: Glance.of(values) if name in names and isinstance(values, Tensor) else values
-                for name, values in self.tokens.items()
-            },
-        )
-
-    def stored(self, spill: Spill) -> "Piece":
-        """Return the piece with its token values in the temporary file."""
+    def stored(self, spill: SpillFile) -> "StepChunk":
+        """Return the chunk with its token values in the temporary file."""
         return replace(
             self,
             tokens={
@@ -176,14 +154,13 @@ class Piece:
         )
 
 
-def decode_piece(
+def decode_chunk(
     file: RunFile,
     table: pa.Table,
     rows: "range | np.ndarray",
-    wanted: Wanted,
+    wanted: ColumnSelection,
     dtype: torch.dtype,
-    lengths: np.ndarray | None = None,
-) -> Piece:
+) -> StepChunk:
     """Decode the rows of one step and split.
 
     Args:
@@ -192,26 +169,18 @@ def decode_piece(
         rows: ``[N]`` their numbers in the file.
         wanted: which columns.
         dtype: of float lists.
-        lengths: ``[N]`` tokens of the rows, as their mask says that was read before; None if it is among the columns.
 
     Raises:
         DataError: if a value breaks the contract of its column, or lists of one row differ in length.
     """
     places = {name: Place(file.name, file.columns[name].label, rows) for name in wanted.names}
     packed = {name: lists(table.column(name), BY_NAME[name].kind, dtype, places[name]) for name in wanted.tokens}
-    known: dict[str, Lists] = {}
-    if lengths is not None:
-        places[MASK] = Place(file.name, file.columns[MASK].label, rows)
-        known[MASK] = Lists(torch.zeros(0), lengths, None)
-        for name, found in packed.items():
-            if _is_absent(found):
-                raise _null_cell(places[name], 0, places[MASK].label, int(lengths[0]))
-    incomplete = {} if lengths is not None else _incomplete(packed, rows)
+    incomplete = _incomplete(packed, rows)
     whole = {name: found for name, found in packed.items() if name not in incomplete}
-    return Piece(
+    return StepChunk(
         file=file,
         rows=rows,
-        lengths=_agreed_lengths(known | whole, places),
+        lengths=_agreed_lengths(whole, places),
         tokens={
             name: None if name in incomplete or _is_absent(found) else found.values for name, found in packed.items()
         },
@@ -229,39 +198,39 @@ def decode_piece(
     )
 
 
-def assemble(key: StepKey, pieces: Sequence[Piece], *, several_files: bool) -> RolloutBatch:
-    """Join the pieces of one step and split, in file order.
+def assemble(key: StepKey, chunks: Sequence[StepChunk], *, several_files: bool) -> RolloutBatch:
+    """Join the chunks of one step and split, in file order.
 
     Raises:
-        DataError: if a token column has values in some pieces only, or a sample identifier occurs twice.
+        DataError: if a token column has values in some chunks only, or a sample identifier occurs twice.
     """
-    counts = [len(piece.rows) for piece in pieces]
-    incomplete = _incomplete_columns(pieces)
-    tokens = _token_columns(pieces, incomplete)
-    lengths = [piece.lengths for piece in pieces if piece.lengths is not None]
+    counts = [len(chunk.rows) for chunk in chunks]
+    incomplete = _incomplete_columns(chunks)
+    tokens = _token_columns(chunks, incomplete)
+    lengths = [chunk.lengths for chunk in chunks if chunk.lengths is not None]
     offsets = torch.zeros(sum(counts) + 1, dtype=torch.int64)
     if tokens:
         torch.cumsum(torch.from_numpy(np.concatenate(lengths)), 0, out=offsets[1:])
-    groups, group_ids = _groups(pieces)
+    groups, group_ids = _groups(chunks)
     return RolloutBatch(
         step=key.step,
         split=key.split,
         rows=offsets,
         groups=groups,
-        per_row={name: concatenated([piece.numbers[name] for piece in pieces]) for name in pieces[0].numbers},
+        per_row={name: concatenated([chunk.numbers[name] for chunk in chunks]) for name in chunks[0].numbers},
         per_token=tokens,
         rewards={
             name: concatenated(
                 [
-                    piece.rewards.get(name, torch.full((count,), torch.nan, dtype=torch.float64))
-                    for piece, count in zip(pieces, counts, strict=True)
+                    chunk.rewards.get(name, torch.full((count,), torch.nan, dtype=torch.float64))
+                    for chunk, count in zip(chunks, counts, strict=True)
                 ]
             )
-            for name in dict.fromkeys(name for piece in pieces for name in piece.rewards)
+            for name in dict.fromkeys(name for chunk in chunks for name in chunk.rewards)
         },
         group_ids=group_ids,
-        sample_ids=_sample_ids(pieces, several_files),
-        statuses=[text for piece in pieces if piece.statuses is not None for text in piece.statuses.to_pylist()],
+        sample_ids=_sample_ids(chunks, several_files),
+        statuses=[text for chunk in chunks if chunk.statuses is not None for text in chunk.statuses.to_pylist()],
         incomplete=incomplete,
     )
 
@@ -275,12 +244,12 @@ def _incomplete(packed: dict[str, Lists], rows: "range | np.ndarray") -> dict[st
     }
 
 
-def _incomplete_columns(pieces: Sequence[Piece]) -> dict[str, str]:
+def _incomplete_columns(chunks: Sequence[StepChunk]) -> dict[str, str]:
     """The same of a whole step, with the file of the row."""
     found: dict[str, str] = {}
-    for name in pieces[0].tokens:
-        lacking = [piece for piece in pieces if piece.tokens[name] is None]
-        is_partial = any(name in piece.incomplete for piece in lacking) or len(lacking) < len(pieces)
+    for name in chunks[0].tokens:
+        lacking = [chunk for chunk in chunks if chunk.tokens[name] is None]
+        is_partial = any(name in chunk.incomplete for chunk in lacking) or len(lacking) < len(chunks)
         if lacking and is_partial and name not in _INDISPENSABLE:
             first = lacking[0]
             found[name] = f"{first.file.name}, row {first.incomplete.get(name, int(first.rows[0]))}"
@@ -327,30 +296,25 @@ def _null_cell(place: Place, row: int, other: str | None, length: int | None) ->
     )
 
 
-def _token_columns(pieces: Sequence[Piece], without: Collection[str]) -> TokenColumns:
-    """The token columns but those in `without`, a chunk for each piece that is in memory."""
-    names = [name for name in pieces[0].tokens if name not in without]
+def _token_columns(chunks: Sequence[StepChunk], without: Collection[str]) -> TokenColumns:
+    """The token columns but those in `without`, a chunk for each chunk that is in memory."""
+    names = [name for name in chunks[0].tokens if name not in without]
     for name in names:
-        empty = next((piece for piece in pieces if piece.tokens[name] is None), None)
-        if empty is not None and any(piece.tokens[name] is not None for piece in pieces):
+        empty = next((chunk for chunk in chunks if chunk.tokens[name] is None), None)
+        if empty is not None and any(chunk.tokens[name] is not None for chunk in chunks):
             other = next((to for to, values in empty.tokens.items() if values is not None), None)
             length = None if empty.lengths is None else int(empty.lengths[0])
             raise _null_cell(empty.place(name), 0, other and empty.place(other).label, length)
-    found: dict[str, Sequence[Tensor | Glance]] = {}
+    found: dict[str, Sequence[Tensor]] = {}
     for name in names:
-        parts = [values for piece in pieces if (values := piece.tokens[name]) is not None]
-        whole = [part for part in parts if not isinstance(part, Glance)]
-        if len(whole) < len(parts):
-            found[name] = [Glance.of(joined([part])) if isinstance(part, Stored) else part for part in parts]
-        elif any(isinstance(part, Stored) for part in whole):
-            found[name] = [joined(whole)]
-        else:
-            found[name] = [part for part in whole if isinstance(part, Tensor)]
+        parts = [values for chunk in chunks if (values := chunk.tokens[name]) is not None]
+        is_stored = any(isinstance(part, Stored) for part in parts)
+        found[name] = [joined(parts)] if is_stored else [part for part in parts if isinstance(part, Tensor)]
     return TokenColumns({name: chunks for name, chunks in found.items() if chunks})
 
 
-def _groups(pieces: Sequence[Piece]) -> tuple[Groups | None, list[str]]:
-    names = [piece.groups for piece in pieces if piece.groups is not None]
+def _groups(chunks: Sequence[StepChunk]) -> tuple[Groups | None, list[str]]:
+    names = [chunk.groups for chunk in chunks if chunk.groups is not None]
     if not names:
         return None, []
     # Codes are given in the order of first appearance.
@@ -359,24 +323,24 @@ def _groups(pieces: Sequence[Piece]) -> tuple[Groups | None, list[str]]:
     return Groups.of(index_N, len(encoded.dictionary)), encoded.dictionary.to_pylist()
 
 
-def _sample_ids(pieces: Sequence[Piece], several_files: bool) -> list[str]:
-    names = [piece.samples for piece in pieces if piece.samples is not None]
+def _sample_ids(chunks: Sequence[StepChunk], several_files: bool) -> list[str]:
+    names = [chunk.samples for chunk in chunks if chunk.samples is not None]
     if not names:
-        return [f"{piece.file.name}:{row}" if several_files else f"row {row}" for piece in pieces for row in piece.rows]
+        return [f"{chunk.file.name}:{row}" if several_files else f"row {row}" for chunk in chunks for row in chunk.rows]
     ids = pa.concat_arrays(names)
     encoded = ids.dictionary_encode()
     if len(encoded.dictionary) < len(ids):
-        raise _duplicate(pieces, as_numpy(encoded.indices), encoded.dictionary)
+        raise _duplicate(chunks, as_numpy(encoded.indices), encoded.dictionary)
     found: list[str] = ids.to_pylist()
     return found
 
 
-def _duplicate(pieces: Sequence[Piece], code_N: np.ndarray, names: pa.Array) -> DataError:
+def _duplicate(chunks: Sequence[StepChunk], code_N: np.ndarray, names: pa.Array) -> DataError:
     is_first_N = np.zeros(len(code_N), bool)
     is_first_N[np.unique(code_N, return_index=True)[1]] = True
     second = int(np.argmin(is_first_N))
     first = int(np.argmax(code_N == code_N[second]))
-    where = [(piece, row) for piece in pieces for row in piece.rows]
+    where = [(chunk, row) for chunk in chunks for row in chunk.rows]
     (early, row), (late, again) = where[first], where[second]
     at = f"rows {row} and {again}" if early.file is late.file else f"row {row} and {late.file.name}, row {again}"
     return DataError(

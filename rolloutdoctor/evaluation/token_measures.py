@@ -1,0 +1,131 @@
+"""What rules measure of tokens, block by block: no rule needs a whole column, and terms of a block are made once."""
+
+from collections.abc import Callable, Hashable, Mapping, Sequence
+from functools import cached_property
+from typing import TypeVar
+
+import torch
+from torch import Tensor
+
+from rolloutdoctor.data.batch import RolloutBatch
+from rolloutdoctor.evaluation.blocks import cut
+from rolloutdoctor.ops import segments as seg
+
+T = TypeVar("T")
+
+TokenMeasure = Callable[["TokenBlock"], Mapping[str, Tensor]]
+"""Maps a block to named values of its rows, ``[n, ...]`` each; the names are the same for every block of a step."""
+
+
+class TokenBlock:
+    """All response tokens of some adjacent rows of a step, masked ones included, as they were logged.
+
+    Attributes:
+        rows: the rows in the step: ``x_N[rows]`` is the block's share of a value per row, ``[n]``.
+        tokens: the tokens in the step: ``x_T[tokens]`` is the block's share of a value per token, ``[t]``.
+        runs: the tokens by row.
+    """
+
+    def __init__(self, batch: RolloutBatch, rows: slice, tokens: slice) -> None:
+        self._batch, self.rows, self.tokens = batch, rows, tokens
+        cuts = batch.rows[rows.start : rows.stop + 1]
+        self.runs = seg.Runs(cuts - cuts[0])
+        self._cached: dict[Hashable, object] = {}
+
+    def __len__(self) -> int:
+        return int(self.tokens.stop) - int(self.tokens.start)
+
+    def has(self, *names: str) -> bool:
+        """Return True if every named token column, or its documented stand-in, is there."""
+        return all(self._batch.stored_name(name) in self._batch.per_token for name in names)
+
+    def is_logged(self, name: str) -> bool:
+        """Return True if a token column is there itself, and not a stand-in for it."""
+        return name in self._batch.per_token
+
+    def column(self, name: str) -> Tensor:
+        """Return a token column as it was logged, ``[t]``; a view where the block lies in one chunk of the file.
+
+        Raises:
+            KeyError: if the batch has no such column.
+        """
+        return self.cached(("column", name), lambda: self._batch.tokens_of(name, self.tokens))
+
+    def cached(self, key: Hashable, make: Callable[[], T]) -> T:
+        """Return what `make` returns, made once per block for all rules that use the same key."""
+        if key not in self._cached:
+            self._cached[key] = make()
+        found: T = self._cached[key]  # type: ignore[assignment]
+        return found
+
+    @cached_property
+    def trained_T(self) -> Tensor:
+        """Tokens of `response_mask`, ``[t]`` bool; all tokens where there is no mask."""
+        if self.has("response_mask"):
+            return self.column("response_mask")
+        return torch.ones(len(self), dtype=torch.bool, device=self._batch.device)
+
+    @cached_property
+    def position_T(self) -> Tensor:
+        """Index of each token in its row, ``[t]`` int64."""
+        places_T = torch.arange(len(self), device=self._batch.device)
+        return places_T - self.runs.expand(self.runs.offsets[:-1])
+
+    def log_ratio(self, numerator: str, denominator: str) -> Tensor:
+        """Return the difference of two log-prob columns, ``[t]`` float64."""
+        key = ("log_ratio", numerator, denominator)
+        return self.cached(key, lambda: self.column(numerator).double() - self.column(denominator).double())
+
+    def ratio(self, numerator: str, denominator: str) -> Tensor:
+        """Return the importance ratio of two log-prob columns, ``[t]`` float64."""
+        return self.cached(("ratio", numerator, denominator), lambda: torch.exp(self.log_ratio(numerator, denominator)))
+
+    def prob(self, name: str) -> Tensor:
+        """Return the probabilities of a log-prob column, ``[t]`` float64."""
+        return self.cached(("prob", name), lambda: torch.exp(self.column(name).double()))
+
+    def row_sum(self, x_T: Tensor) -> Tensor:
+        """Sum over the tokens of each row, ``[t] -> [n]`` float64."""
+        return self.runs.total(x_T)
+
+
+class TokenMeasures:
+    """Gathers token measures of one step while its blocks go by."""
+
+    def __init__(self, measures: Mapping[str, TokenMeasure]) -> None:
+        """Prepare to measure one step.
+
+        Args:
+            measures: name of whoever measures to its measure.
+        """
+        self._measures = dict(measures)
+        self._reset()
+
+    def __bool__(self) -> bool:
+        return bool(self._measures)
+
+    def _reset(self) -> None:
+        self._rows = 0
+        self._found: dict[str, list[Mapping[str, Tensor]]] = {name: [] for name in self._measures}
+
+    def visit(self, block: TokenBlock) -> None:
+        """Measure a block; blocks come in the order of their rows."""
+        for name, measure in self._measures.items():
+            self._found[name].append(measure(block))
+        self._rows = block.rows.stop
+
+    def finish(self, batch: RolloutBatch) -> dict[str, dict[str, Tensor]]:
+        """Return each measure's values, joined over the blocks, ``[N, ...]``.
+
+        A step that no evaluation went through, or not to its end, is gone through here.
+        """
+        if self._measures and (self._rows < len(batch) or not len(batch)):
+            self._reset()
+            for rows, tokens in cut(batch) if len(batch) else [(slice(0, 0), slice(0, 0))]:
+                self.visit(TokenBlock(batch, rows, tokens))
+        return {name: _joined(blocks) for name, blocks in self._found.items()}
+
+
+def _joined(blocks: Sequence[Mapping[str, Tensor]]) -> dict[str, Tensor]:
+    names = blocks[0] if blocks else {}
+    return {name: torch.cat([block[name] for block in blocks]) for name in names}
