@@ -341,7 +341,8 @@ def test_a_missing_column_is_skipped_with_a_remedy(setup, column):
 def test_policy_and_old_log_probs_both_missing():
     batches = [without(without(batch, "policy_log_probs"), "old_log_probs") for batch in run(steps=2)]
     report = report_on(batches, logged=logged_by("trl"), **SETUPS["trl"])
-    assert {skipped.code for skipped in report.skipped} == {"RDG001", "RDG002", "RDM001"}
+    missing = {skipped.code for skipped in report.skipped if "log_probs" in skipped.reason}
+    assert missing == {skipped.code for skipped in report.skipped} >= {"RDG001", "RDG002", "RDM001"}
 
 
 @each_setup

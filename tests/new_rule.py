@@ -1,0 +1,161 @@
+"""Write the skeleton of a rule: ``make rule NAME=kebab-case-name CODE=RDO001``.
+
+It writes the rule's file and its test, and enters the rule in `rules/table.py`. What it writes runs and passes as it
+is: it counts trained tokens whose two log-probs differ, until you say what it should measure instead.
+"""
+
+import re
+import subprocess
+import sys
+from pathlib import Path
+
+ROOT = Path(__file__).parent.parent
+TABLE = ROOT / "rolloutdoctor" / "rules" / "table.py"
+
+RULE = '''"""@CODE@: one line that says what is found."""
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+from rolloutdoctor.ops.tally import Sums, ratio
+from rolloutdoctor.results.findings import Measure, Severity
+from rolloutdoctor.rules.base import Context, Judgement, Rule, counted, percent
+
+if TYPE_CHECKING:
+    from torch import Tensor
+
+    from rolloutdoctor.evaluation.token_measures import TokenBlock
+    from rolloutdoctor.rules.step import StepView
+
+
+@dataclass(frozen=True)
+class @CLASS@Tally(Sums):
+    """What `@NAME@` adds up."""
+
+    tokens: int = 0
+    different: int = 0
+
+
+@dataclass(frozen=True)
+class @CLASS@(Rule[@CLASS@Tally]):
+    """One line that says what is found.
+
+    ## What it does
+    Counts trained tokens whose log-probs of the sampler and of the trainer differ.
+
+    ## Why it matters
+    Say what it does to the update, with the thread or paper that shows it.
+
+    ## How it is measured
+    Say what each measure is, in which unit, and what makes the verdict confirmed rather than exposed.
+
+    ## What to do
+    Say which option of the trainer to set, or what to change.
+
+    ## Example
+    >>> from rolloutdoctor.testing import diagnose_one, toy_batch
+    >>> diagnose_one("@CODE@", toy_batch([[1, 0]], rollout=-1.5), trainer="trl")
+    '@CODE@ info exposed: tokens_share 1'
+    """
+
+    code = "@CODE@"
+    name = "@NAME@"
+    references = ("https://github.com/huggingface/trl",)
+    tally = @CLASS@Tally
+    needs_objective = False
+    splits = ("train",)
+
+    def columns(self, context: Context) -> frozenset[str]:
+        """Both log-probs, and the mask."""
+        return frozenset({"old_log_probs", "rollout_log_probs", "response_mask"})
+
+    def measure_tokens(self, block: "TokenBlock") -> "Mapping[str, Tensor]":
+        """Count the trained tokens of each row, and those whose log-probs differ."""
+        differs_T = block.log_ratio("old_log_probs", "rollout_log_probs") != 0
+        return {
+            "tokens": block.row_sum(block.trained_T),
+            "different": block.row_sum(differs_T & block.trained_T),
+        }
+
+    def measure(self, step: "StepView") -> @CLASS@Tally:
+        """Count one step."""
+        found = step.token_measures[self.code]
+        return @CLASS@Tally(tokens=int(found["tokens"].sum()), different=int(found["different"].sum()))
+
+    def measures(self, tally: @CLASS@Tally) -> Mapping[str, Measure]:
+        """The share of such tokens."""
+        return {"tokens_share": Measure(ratio(tally.different, tally.tokens), "share")}
+
+    def judge(self, run: @CLASS@Tally, context: Context) -> Judgement | None:
+        """Information, if there is one such token."""
+        if not run.different:
+            return None
+        share = percent(ratio(run.different, run.tokens))
+        return Judgement(
+            severity=Severity.INFO,
+            confirmed=False,
+            headline=f"{counted(run.different, 'trained token')} ({share}) with different log-probs",
+            message="say what this does to the update",
+            evidence="say which logged value proves it",
+            advice="say what to change",
+        )
+'''
+
+TEST = """import pytest
+from rules.checking import found_by, values
+
+from rolloutdoctor.testing import toy_batch
+
+
+def test_found():
+    found = found_by("@CODE@", toy_batch([[1, 0]], rollout=-1.5), trainer="trl")
+    assert values(found) == pytest.approx({"tokens_share": 1.0})
+
+
+def test_clean():
+    assert found_by("@CODE@", toy_batch([[1, 0]], rollout=-1.0, policy=-1.0), trainer="trl") is None
+"""
+
+
+def main(name: str, code: str) -> None:
+    """Write the files, and enter the rule in the table."""
+    if not re.fullmatch(r"[a-z]+(-[a-z]+)*", name) or not re.fullmatch(r"RD[AGIMO]\d{3}", code):
+        raise SystemExit("make rule NAME=kebab-case-name CODE=RDO001 (a family of A, G, I, M, O and three digits)")
+    module, class_name = name.replace("-", "_"), name.title().replace("-", "")
+    table = TABLE.read_text(encoding="utf-8")
+    rule, test = TABLE.parent / f"{module}.py", ROOT / "tests" / "rules" / f"test_{module}.py"
+    codes = {_class(path): _code(path) for path in TABLE.parent.glob("*.py") if _code(path)}
+    if code in codes.values() or rule.exists() or test.exists():
+        raise SystemExit(f"{code} or {name} is there already; see rolloutdoctor/rules/table.py")
+    for path, text in ((rule, RULE), (test, TEST)):
+        for key, value in {"@CODE@": code, "@NAME@": name, "@CLASS@": class_name}.items():
+            text = text.replace(key, value)
+        path.write_text(text, encoding="utf-8")
+    start, rest = table.split("RULES: tuple[AnyRule, ...] = (\n", 1)
+    entries, end = rest.split(")\n\n", 1)
+    lines = [*entries.splitlines(), f"    {class_name}(),"]
+    codes[class_name] = code
+    lines.sort(key=lambda line: codes[line.strip().removesuffix("(),")])
+    start = start.replace("\nAnyRule =", f"from rolloutdoctor.rules.{module} import {class_name}\n\nAnyRule =", 1)
+    table = start + "RULES: tuple[AnyRule, ...] = (\n" + "\n".join(lines) + "\n)\n\n" + end
+    TABLE.write_text(table, encoding="utf-8")
+    written = [str(path) for path in (rule, test, TABLE)]
+    subprocess.run([sys.executable, "-m", "ruff", "check", "--quiet", "--fix", *written], check=True)
+    subprocess.run([sys.executable, "-m", "ruff", "format", "--quiet", *written], check=True)
+    print(f"wrote {rule.relative_to(ROOT)} and {test.relative_to(ROOT)}, and one line in rolloutdoctor/rules/table.py")
+    print("run UPDATE=1 pytest tests/test_readme.py for the tables of the README")
+
+
+def _code(path: Path) -> str:
+    found = re.search(r'^    code = "(.*)"$', path.read_text(encoding="utf-8"), re.MULTILINE)
+    return found[1] if found else ""
+
+
+def _class(path: Path) -> str:
+    found = re.search(r"^class (\w+)\(Rule\[", path.read_text(encoding="utf-8"), re.MULTILINE)
+    return found[1] if found else ""
+
+
+if __name__ == "__main__":
+    main(*sys.argv[1:3]) if len(sys.argv) == 3 else main("", "")
