@@ -9,6 +9,7 @@ from torch import Tensor
 from rolloutdoctor.data.batch import TRAIN, RolloutBatch
 from rolloutdoctor.evaluation.scores import (
     named_scores,
+    response_scores,
     reward_kl_tokens,
     reward_penalty,
     rollout_weights,
@@ -16,16 +17,16 @@ from rolloutdoctor.evaluation.scores import (
     token_scores,
 )
 from rolloutdoctor.formulas.advantages.float32 import trl_advantages, trl_flags, trl_sums
-from rolloutdoctor.formulas.advantages.gae import gae, token_rewards
 from rolloutdoctor.formulas.advantages.group_ids import by_number
+from rolloutdoctor.formulas.advantages.response_tokens import token_rewards
 from rolloutdoctor.formulas.advantages.scores import Scores
-from rolloutdoctor.formulas.advantages.slime import discounted_returns, whiten
-from rolloutdoctor.formulas.advantages.table import ESTIMATORS, TOKEN_ESTIMATORS
+from rolloutdoctor.formulas.advantages.table import ESTIMATORS, RESPONSE_ESTIMATORS, TOKEN_ESTIMATORS
+from rolloutdoctor.formulas.advantages.whitening import whiten_every_token
 from rolloutdoctor.formulas.losses.aggregation import Layout
+from rolloutdoctor.objective.estimators import Axis
 from rolloutdoctor.objective.objective import KlBuffer, Objective, RowSet, Scope
 from rolloutdoctor.objective.required_columns import (
     LAYOUT_COLUMNS,
-    WHOLE_COLUMNS,
     advantage_columns,
     reward_kl_columns,
 )
@@ -102,17 +103,10 @@ def evaluate_rows(batch: RolloutBatch, objective: Objective, dtype: torch.dtype 
         vote_N &= ~score_N.isnan()
     if RowSet.REJECTED in objective.vote.without and rejected_N is not None:
         vote_N &= ~rejected_N
-    if objective.advantage.estimator in WHOLE_COLUMNS:
+    rule = objective.advantage
+    if rule.spec.axis is not Axis.ROWS:
         nobody_N = torch.zeros_like(vote_N)
-        advantage_T = _over_all_tokens(batch, objective, score_N, vote_N, dtype)
-        return RowPart(objective, score_N, vote_N, length_N, rejected_N, nobody_N, None, None, advantage_T)
-    if objective.advantage.estimator in TOKEN_ESTIMATORS:
-        seen = token_scores(batch, objective, vote_N, weight_T, dtype)
-        advantage_T = torch.zeros(batch.tokens, dtype=torch.float64, device=batch.device)
-        advantage_T[batch.column("response_mask")] = TOKEN_ESTIMATORS[objective.advantage.estimator](
-            seen, objective.advantage
-        )
-        nobody_N = torch.zeros_like(vote_N)
+        advantage_T = _token_advantages(batch, objective, score_N, vote_N, weight_T, dtype)
         return RowPart(objective, score_N, vote_N, length_N, rejected_N, nobody_N, None, None, advantage_T, weight_T)
     groups = compared_groups(batch, objective)
     clean_N = torch.where(vote_N, score_N, 0.0)
@@ -120,21 +114,21 @@ def evaluate_rows(batch: RolloutBatch, objective: Objective, dtype: torch.dtype 
     counted_N = torch.zeros_like(score_N) if length_N is None else length_N
     clean = {key: torch.where(vote_N, x, 0.0) for key, x in named.items()}
     scores = Scores(clean_N, vote_N, counted_N, groups, clean, _scaled_together(batch, objective))
-    found = ESTIMATORS[objective.advantage.estimator](scores, objective.advantage)
-    partial = objective.advantage.estimator == "normalize_then_sum"
-    value_N = whiten(found.value_N, counted_N) if objective.advantage.whitened else found.value_N
+    found = ESTIMATORS[rule.estimator](scores, rule)
+    value_N = whiten_every_token(found.value_N, counted_N) if rule.whitened else found.value_N
+    equal_N = zero_std_rows(batch, list(named.values()) or [clean_N], scores.votes, partial=rule.spec.every_reward)
     part = RowPart(
         objective=objective,
         score_N=score_N,
         vote_N=vote_N,
         length_N=length_N,
         rejected_N=rejected_N,
-        zero_std_N=zero_std_rows(batch, list(named.values()) or [clean_N], scores.votes, partial=partial),
+        zero_std_N=equal_N,
         advantage_N=value_N,
         baseline_N=found.baseline_N,
         weight_T=weight_T,
     )
-    return replace(part, advantage_N=_in_single(batch, part)) if objective.advantage.single else part
+    return replace(part, advantage_N=_in_single(batch, part)) if rule.single else part
 
 
 def in_separate_batches(batch: RolloutBatch, objective: Objective) -> bool:
@@ -157,24 +151,25 @@ def _scaled_together(batch: RolloutBatch, objective: Objective) -> Groups | None
     return Groups.of(layout_of(batch, separate=True).forward_N)
 
 
-def _over_all_tokens(
-    batch: RolloutBatch, objective: Objective, score_N: Tensor, vote_N: Tensor, dtype: torch.dtype
+def _token_advantages(
+    batch: RolloutBatch,
+    objective: Objective,
+    score_N: Tensor,
+    vote_N: Tensor,
+    weight_T: Tensor | None,
+    dtype: torch.dtype,
 ) -> Tensor:
-    """slime's advantages with one value per token, ``[T]`` float64."""
-    rule, term = objective.advantage, objective.kl_reward
-    kl_T = reward_kl_tokens(batch, objective, dtype)
-    coef = 0.0 if term is None else term.coef
-    mask_T = batch.column("response_mask")
-    if rule.estimator == "gae":
-        advantage_T = gae(batch, objective, kl_T, score_N)
-    elif rule.estimator == "slime_reinforce_plus_plus":
-        advantage_T = discounted_returns(kl_T, score_N, mask_T, batch.rows, coef, rule.gamma)
-    else:
-        groups = compared_groups(batch, objective)
-        scores = Scores(torch.where(vote_N, score_N, 0.0), vote_N, torch.zeros_like(score_N), groups)
-        advantage_T = seg.expand(ESTIMATORS["grpo"](scores, rule).value_N, batch.rows)
-        advantage_T = advantage_T if kl_T is None else advantage_T - coef * kl_T.double()
-    return whiten(advantage_T, mask_T) if rule.whitened else advantage_T
+    """Advantages with one value per token, ``[T]`` float64."""
+    rule, mask_T = objective.advantage, batch.column("response_mask")
+    if rule.spec.axis is Axis.TRAINED_TOKENS:
+        advantage_T = torch.zeros(batch.tokens, dtype=torch.float64, device=batch.device)
+        trained = token_scores(batch, objective, vote_N, weight_T, dtype)
+        advantage_T[mask_T] = TOKEN_ESTIMATORS[rule.estimator].advantages(trained, rule)
+        return advantage_T
+    groups = compared_groups(batch, objective) if rule.spec.has_groups else None
+    seen = response_scores(batch, objective, score_N, vote_N, groups, dtype)
+    advantage_T = RESPONSE_ESTIMATORS[rule.estimator](seen, rule)
+    return whiten_every_token(advantage_T, mask_T) if rule.whitened else advantage_T
 
 
 def compared_groups(batch: RolloutBatch, objective: Objective) -> Groups:
@@ -224,19 +219,15 @@ def stored_kl(batch: RolloutBatch, objective: Objective, dtype: torch.dtype = to
         return kl_T
     if not batch.has("reward"):
         return None
-    return token_rewards(batch, objective, kl_T, batch.column("reward").to(dtype).double())
+    penalty_T = None if kl_T is None else objective.kl_reward.coef * kl_T.double()
+    return token_rewards(batch.column("reward").to(dtype).double(), penalty_T, batch.rows)
 
 
 def std_flagged(batch: RolloutBatch, part: RowPart) -> Tensor:
-    """Rows that TRL flags as zero-std, ``[N]`` bool, by its float32 statistics of those that vote.
-
-    TRL's RLOO flags groups, whatever it normalises after.
-    """
+    """Rows that TRL flags as zero-std, ``[N]`` bool, by its float32 statistics of those that vote."""
     assert batch.groups is not None  # advantage_columns asked for it
     rule, batches = part.objective.advantage, _scaled_together(batch, part.objective)
-    if rule.estimator == "rloo":
-        return trl_flags(part.voting_N(part.score_N), batch.groups, "group")
-    if rule.estimator != "normalize_then_sum":
+    if not rule.spec.every_reward:
         return trl_flags(part.voting_N(part.score_N), batch.groups, rule.scale, batches)
     return trl_flags(_sums_in_single(batch, part), batch.groups, "batch", batches)
 
@@ -246,7 +237,7 @@ def _in_single(batch: RolloutBatch, part: RowPart) -> Tensor:
     assert batch.groups is not None  # advantage_columns asked for it
     rule, batches = part.objective.advantage, _scaled_together(batch, part.objective)
     score_N, groups, scale = part.voting_N(part.score_N), batch.groups, rule.scale
-    if rule.estimator == "normalize_then_sum":
+    if rule.spec.every_reward:
         score_N, scale = _sums_in_single(batch, part), "batch"
         groups = Groups.of(torch.zeros_like(groups.index_N)) if batches is None else batches
     return trl_advantages(score_N, groups, scale, rule.epsilon, batches).double()

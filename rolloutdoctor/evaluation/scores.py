@@ -5,12 +5,14 @@ from torch import Tensor
 
 from rolloutdoctor.data.batch import RolloutBatch
 from rolloutdoctor.formulas import kl
+from rolloutdoctor.formulas.advantages.response_tokens import ResponseScores
+from rolloutdoctor.formulas.advantages.scores import Scores
 from rolloutdoctor.formulas.advantages.tokens import TokenScores
 from rolloutdoctor.formulas.corrections.importance import importance_weights
 from rolloutdoctor.formulas.corrections.masked import LogRatios
 from rolloutdoctor.formulas.corrections.mis import Corrected, Rows, corrected
 from rolloutdoctor.objective.objective import Objective
-from rolloutdoctor.objective.required_columns import TOKEN_COLUMNS, WEIGHTED, weight_columns
+from rolloutdoctor.objective.required_columns import weight_columns
 from rolloutdoctor.ops import segments as seg
 from rolloutdoctor.ops.groups import Groups
 from rolloutdoctor.results.errors import CannotComputeError
@@ -35,7 +37,7 @@ def named_scores(batch: RolloutBatch, objective: Objective, dtype: torch.dtype) 
     Raises:
         CannotComputeError: if the run has no reward of such a name, or not as many as there are weights.
     """
-    if objective.advantage.estimator == "normalize_then_sum":
+    if objective.advantage.spec.every_reward:
         return _every_reward(batch, len(objective.advantage.reward_weights), dtype)
     absent = [key for key in objective.advantage.reward_keys if key not in batch.rewards]
     if absent:
@@ -162,22 +164,53 @@ def token_scores(
     if penalty_T is not None:
         reward_T = reward_T - penalty_T
     mask_T = batch.column("response_mask")
-    estimator = objective.advantage.estimator
+    spec = objective.advantage.spec
     columns: dict[str, Tensor] = {}
-    for name in TOKEN_COLUMNS[estimator] - {"group_id"}:
+    for name in spec.columns - {"group_id"}:
         values = batch.column(name).to(dtype)
         columns[name] = values if name in batch.per_row else values[mask_T]
-    if weight_T is not None and estimator in WEIGHTED:
+    if weight_T is not None and spec.takes_weights:
         columns["is_weights"] = weight_T[mask_T]
     start_T = seg.expand(batch.rows[:-1], batch.rows)
     position_T = torch.arange(batch.tokens, device=batch.device) - start_T
     trained_N = seg.total(mask_T, batch.rows).long()
-    groups: Groups | None = batch.groups if "group_id" in TOKEN_COLUMNS[estimator] else None
     return TokenScores(
         reward_V=reward_T[mask_T],
         offsets=torch.cat([trained_N.new_zeros(1), trained_N.cumsum(0)]),
         position_V=position_T[mask_T],
         vote_N=vote_N,
-        groups=groups,
+        groups=batch.groups if spec.has_groups else None,
         columns=columns,
+    )
+
+
+def response_scores(
+    batch: RolloutBatch,
+    objective: Objective,
+    score_N: Tensor,
+    vote_N: Tensor,
+    groups: Groups | None,
+    dtype: torch.dtype,
+) -> ResponseScores:
+    """What an estimator over all response tokens sees.
+
+    Args:
+        batch: the step.
+        objective: whose estimator it is.
+        score_N: ``[N]`` float64 score of each row.
+        vote_N: ``[N]`` bool, rows that enter baselines.
+        groups: rows that are compared with each other; None for estimators without groups.
+        dtype: of the token values.
+    """
+    kl_T, term = reward_kl_tokens(batch, objective, dtype), objective.kl_reward
+    row_scores = None
+    if groups is not None:
+        row_scores = Scores(torch.where(vote_N, score_N, 0.0), vote_N, torch.zeros_like(score_N), groups)
+    return ResponseScores(
+        score_N=score_N,
+        penalty_T=None if kl_T is None or term is None else term.coef * kl_T.double(),
+        mask_T=batch.column("response_mask"),
+        offsets=batch.rows,
+        row_scores=row_scores,
+        columns={name: batch.column(name) for name in objective.advantage.spec.columns - {"group_id"}},
     )

@@ -10,6 +10,7 @@ from dataclasses import dataclass, field, replace
 from enum import Enum
 from typing import Literal
 
+from rolloutdoctor.objective.estimators import SPECS, EstimatorSpec
 from rolloutdoctor.results.errors import CannotComputeError
 
 
@@ -38,7 +39,7 @@ class AdvantageRule:
     """How scores become advantages.
 
     Attributes:
-        estimator: name in `rolloutdoctor.formulas.advantages.table`.
+        estimator: name in `rolloutdoctor.objective.estimators`.
         scale: the standard deviation that centred scores are divided by: of the group, of the batch, or none.
         epsilon: added to that standard deviation.
         lone: the advantage of a row that is the only voter of its group: its raw score, or zero.
@@ -74,6 +75,11 @@ class AdvantageRule:
     reward_bounds: tuple[float, float] | None = None
     whitened: bool = False
     zero_tail: bool = True
+
+    @property
+    def spec(self) -> EstimatorSpec:
+        """What is known of the estimator."""
+        return SPECS[self.estimator]
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -2,48 +2,26 @@
 
 from collections.abc import Sequence
 
+from rolloutdoctor.objective.estimators import Axis
 from rolloutdoctor.objective.objective import Objective, RowSet
-
-TOKEN_COLUMNS: dict[str, frozenset[str]] = {
-    "masked_gae": frozenset({"values"}),
-    "optimal_token_baseline": frozenset({"group_id", "old_log_probs", "sum_pi_squared"}),
-    "reinforce_plus_plus": frozenset(),
-    "remax": frozenset({"reward_baseline"}),
-    "tir_optimal_token_baseline": frozenset({"group_id", "old_log_probs", "sum_pi_squared"}),
-}
-"""Estimators with one advantage per token, with what they need beyond rewards and mask."""
-
-WHOLE_COLUMNS: dict[str, frozenset[str]] = {
-    "gae": frozenset({"values"}),
-    "slime_reinforce_plus_plus": frozenset(),
-    "slime_reinforce_plus_plus_baseline": frozenset({"group_id"}),
-}
-"""The same for estimators over all response tokens, masked ones included."""
-
-WEIGHTED = frozenset({"optimal_token_baseline", "tir_optimal_token_baseline"})
-"""Estimators that see the importance weights of the rollout correction."""
 
 
 def has_time_axis(objective: Objective) -> bool:
     """True if the estimator gives one advantage per token: nothing of it is about rows or their baselines."""
-    return objective.advantage.estimator in TOKEN_COLUMNS or objective.advantage.estimator in WHOLE_COLUMNS
+    return objective.advantage.spec.axis is not Axis.ROWS
 
 
 def advantage_columns(objective: Objective) -> frozenset[str]:
     """Return the columns that the advantages of `objective` need."""
     rule = objective.advantage
-    needed = {"reward", "group_id"}
-    if rule.estimator in ("gdpo", "opo", "reinforce_plus_plus_baseline"):
-        needed.add("response_mask")
+    needed = set(rule.spec.required_columns)
     if rule.whitened:
         needed.add("response_mask")
-    if rule.reward_keys or rule.estimator == "normalize_then_sum":
+    if rule.reward_keys:
         needed.add("rewards")
-    if rule.estimator in WHOLE_COLUMNS:
-        needed = {"reward", "response_mask", *WHOLE_COLUMNS[rule.estimator]} | reward_kl_columns(objective)
-    if rule.estimator in TOKEN_COLUMNS:
-        needed = {"reward", "response_mask", *TOKEN_COLUMNS[rule.estimator]}
-    if rule.estimator in WEIGHTED:
+    if rule.spec.axis is Axis.ALL_TOKENS:
+        needed |= reward_kl_columns(objective)
+    if rule.spec.takes_weights:
         needed |= weight_columns(objective)
     if rule.sums_tokens:
         needed |= reward_kl_columns(objective)

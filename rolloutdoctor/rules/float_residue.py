@@ -18,7 +18,7 @@ if TYPE_CHECKING:
 
 def _divides(objective: Objective) -> bool:
     """True if the configuration divides by a group's standard deviation."""
-    return objective.advantage.estimator == "grpo" and objective.advantage.scale == "group"
+    return objective.advantage.spec.is_standard_score and objective.advantage.scale == "group"
 
 
 @dataclass(frozen=True)

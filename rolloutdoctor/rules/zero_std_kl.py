@@ -173,7 +173,7 @@ class ZeroStdKl(Rule[ZeroStdTally]):
         """What the trainer's float32 arithmetic may have made of the equal rewards, ``[N]``."""
         assert step.evaluation is not None
         rule = step.evaluation.objective.advantage
-        scaled = rule.estimator == "grpo" and rule.scale == "group"
+        scaled = rule.spec.is_standard_score and rule.scale == "group"
         return step.float32_advantages(rule.epsilon) * scaled
 
     def examples(self, step: "StepView") -> Iterable[Example]:

@@ -208,7 +208,7 @@ def test_rows_without_a_token():
 
 def unwhitened_rounding(plain: RowPart, batch: RolloutBatch, objective: Objective) -> Tensor:
     """What slime's float32 loses before it whitens, ``[T]``: residue of equal rewards, or sums along the row."""
-    if plain.advantage_T is None or objective.advantage.estimator == "slime_reinforce_plus_plus_baseline":
+    if plain.advantage_T is None or objective.advantage.estimator == "penalised_group_scores":
         return seg.expand(residue(batch, objective), batch.rows)
     magnitude_T = plain.advantage_T.double().abs()
     if "values" in batch.per_token:

@@ -10,7 +10,7 @@ from proof.claims import compared
 
 from rolloutdoctor.evaluation.evaluate import evaluate_rows
 from rolloutdoctor.evaluation.scores import token_scores
-from rolloutdoctor.formulas.advantages.table import RETURNS
+from rolloutdoctor.formulas.advantages.table import TOKEN_ESTIMATORS
 from rolloutdoctor.formulas.losses.aggregation import Layout, row_weights
 from rolloutdoctor.formulas.losses.value import clipped_value_loss
 from rolloutdoctor.objective.objective import Aggregation
@@ -47,7 +47,7 @@ def test_value_loss(case, function, config, variant):
             rows = evaluate_rows(batch, objective, dtype)
             seen = token_scores(batch, objective, rows.vote_N, None, dtype)
             return_T = torch.zeros(batch.tokens, dtype=dtype)
-            return_T[mask_T] = RETURNS["masked_gae"](seen, objective.advantage).to(dtype)
+            return_T[mask_T] = TOKEN_ESTIMATORS["masked_gae"].returns(seen, objective.advantage).to(dtype)
             prediction_T = predictions(case, step, batch).to(dtype)
             term = clipped_value_loss(prediction_T, return_T, batch.column("values").to(dtype), BOUND)
             length_N = seg.total(mask_T, batch.rows)

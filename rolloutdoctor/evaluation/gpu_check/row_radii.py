@@ -31,7 +31,6 @@ from rolloutdoctor.evaluation.gpu_check.token_radii import (
 from rolloutdoctor.evaluation.rows import RowPart, row_parts
 from rolloutdoctor.evaluation.scores import reward_kl_tokens
 from rolloutdoctor.objective.objective import KlTerm, Objective
-from rolloutdoctor.objective.required_columns import WEIGHTED
 from rolloutdoctor.ops import segments as seg
 from rolloutdoctor.results.errors import CannotComputeError
 
@@ -122,7 +121,7 @@ def _sources(batch: RolloutBatch, objectives: Sequence[Objective], unit: float) 
         if objective.correction.weights is not None and batch.has("old_log_probs", "rollout_log_probs"):
             log_T = batch.column("old_log_probs").double() - batch.column("rollout_log_probs").double()
             shifts["rollout_log_probs"] = log_shift(log_T, unit)
-        if objective.advantage.estimator in WEIGHTED and batch.has("old_log_probs", "sum_pi_squared"):
+        if objective.advantage.spec.takes_weights and batch.has("old_log_probs", "sum_pi_squared"):
             # What the variance of a path is made of: 1 - 2 p + sum pi^2.
             grown_T = batch.column("old_log_probs").double().exp()
             size_T = 1 + 2 * grown_T + batch.column("sum_pi_squared").double().abs()

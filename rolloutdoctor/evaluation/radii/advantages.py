@@ -12,12 +12,6 @@ from rolloutdoctor.ops.group_stats import Votes
 from rolloutdoctor.ops.groups import Groups
 from rolloutdoctor.ops.rounding import Radius
 
-_EACH_REWARD = ("gdpo", "normalize_then_sum")
-"""Estimators that normalise every reward by itself before they add them up."""
-
-_DIVIDING = ("grpo", "grpo_passk", *_EACH_REWARD)
-"""Estimators that may divide by a standard deviation."""
-
 
 def score_radius(evaluation: Evaluation) -> Radius:
     """Radius of the score of each row before it is stored, ``[N]``: of sums of token rewards and of a KL penalty."""
@@ -50,8 +44,8 @@ def advantage_radius(evaluation: Evaluation) -> Radius:
     assert rows.advantage_N is not None
     value_N = rows.advantage_N.nan_to_num(0.0)
     groups, error = _compared(evaluation), score_radius(evaluation)
-    again = rule.whitened or rule.normalised or rule.estimator in (*_EACH_REWARD, "reinforce_plus_plus_baseline")
-    divided = rule.scale != "none" and rule.estimator in _DIVIDING and rule.epsilon > 0
+    again = rule.whitened or rule.normalised or rule.spec.normalised_over is not None
+    divided = rule.scale != "none" and rule.spec.divides and rule.epsilon > 0
     if again and divided:
         first, inner_N = _of_each_reward(evaluation, groups, error)
     else:
@@ -59,7 +53,7 @@ def advantage_radius(evaluation: Evaluation) -> Radius:
         clean_N = torch.where(rows.vote_N, rows.score_N, 0.0)
         inner_N = torch.where(rows.vote_N, clean_N - rows.baseline_N.nan_to_num(0.0), 0.0)
         flat = 1 / rule.epsilon if divided else 2.0
-        if rule.estimator == "grpo_passk":
+        if not rule.spec.subtracts_mean:
             flat = 0.0  # a tie at the top is one of stored values, and no mean comes in
         first = _centred(groups, (clean_N, inner_N, inner_N if again else value_N), rows.vote_N, flat, error)
     return _over_the_step(evaluation, first, inner_N, value_N) if again else first
@@ -72,7 +66,7 @@ def _over_the_step(evaluation: Evaluation, first: Radius, inner_N: Tensor, value
     """
     rows, rule = evaluation.rows, evaluation.objective.advantage
     assert rows is not None
-    by_token = rows.length_N is not None and not rule.normalised and rule.estimator != "normalize_then_sum"
+    by_token = rows.length_N is not None and not rule.normalised and rule.spec.normalised_over != "rows"
     count = float(rows.length_N.sum()) if by_token and rows.length_N is not None else float(len(inner_N))
     spread, steepest = inner_N.std(correction=0), value_N.std(correction=0)
     factor = torch.where(spread > 0, steepest / spread, 1 / max(rule.epsilon, 1e-8)).clamp(min=1e-300)

@@ -1,6 +1,7 @@
-"""Every estimator by name: those with one advantage per row, and those with one per token."""
+"""The formula of every estimator by name, a table for each axis; `rolloutdoctor.objective.estimators` has the rest."""
 
 from collections.abc import Callable
+from typing import NamedTuple
 
 from torch import Tensor
 
@@ -9,6 +10,12 @@ from rolloutdoctor.formulas.advantages.grpo import gpg, grpo, grpo_passk, raw, r
 from rolloutdoctor.formulas.advantages.leave_one_out import rloo
 from rolloutdoctor.formulas.advantages.normalised import normalize_then_sum
 from rolloutdoctor.formulas.advantages.opo import opo
+from rolloutdoctor.formulas.advantages.response_tokens import (
+    ResponseScores,
+    discounted_token_returns,
+    gae,
+    penalised_group_scores,
+)
 from rolloutdoctor.formulas.advantages.scores import Advantages, Scores
 from rolloutdoctor.formulas.advantages.token_baselines import optimal_token_baseline, tir_optimal_token_baseline
 from rolloutdoctor.formulas.advantages.tokens import (
@@ -22,6 +29,21 @@ from rolloutdoctor.formulas.advantages.tokens import (
 )
 from rolloutdoctor.objective.objective import AdvantageRule
 
+TokenFormula = Callable[[TokenScores, AdvantageRule], Tensor]
+
+
+class TokenEstimator(NamedTuple):
+    """The formulas of an estimator over the trained tokens, ``[V]`` each.
+
+    Attributes:
+        advantages: what the policy is trained with.
+        returns: what a critic would be trained on.
+    """
+
+    advantages: TokenFormula
+    returns: TokenFormula
+
+
 ESTIMATORS: dict[str, Callable[[Scores, AdvantageRule], Advantages]] = {
     "gdpo": gdpo,
     "gpg": gpg,
@@ -33,21 +55,20 @@ ESTIMATORS: dict[str, Callable[[Scores, AdvantageRule], Advantages]] = {
     "reinforce_plus_plus_baseline": reinforce_plus_plus_baseline,
     "rloo": rloo,
 }
+"""`Axis.ROWS`; the returns of a row are its advantages."""
 
-TOKEN_ESTIMATORS: dict[str, Callable[[TokenScores, AdvantageRule], Tensor]] = {
-    "masked_gae": masked_gae,
-    "optimal_token_baseline": optimal_token_baseline,
-    "reinforce_plus_plus": reinforce_plus_plus,
-    "remax": remax,
-    "tir_optimal_token_baseline": tir_optimal_token_baseline,
+TOKEN_ESTIMATORS: dict[str, TokenEstimator] = {
+    "masked_gae": TokenEstimator(masked_gae, gae_returns),
+    "optimal_token_baseline": TokenEstimator(optimal_token_baseline, rewards_to_go),
+    "reinforce_plus_plus": TokenEstimator(reinforce_plus_plus, discounted_returns),
+    "remax": TokenEstimator(remax, rewards_to_go),
+    "tir_optimal_token_baseline": TokenEstimator(tir_optimal_token_baseline, rewards_to_go),
 }
-"""What they need beyond rewards and mask is in `rolloutdoctor.objective.required_columns.TOKEN_COLUMNS`."""
+"""`Axis.TRAINED_TOKENS`."""
 
-RETURNS: dict[str, Callable[[TokenScores, AdvantageRule], Tensor]] = {
-    "masked_gae": gae_returns,
-    "optimal_token_baseline": rewards_to_go,
-    "reinforce_plus_plus": discounted_returns,
-    "remax": rewards_to_go,
-    "tir_optimal_token_baseline": rewards_to_go,
+RESPONSE_ESTIMATORS: dict[str, Callable[[ResponseScores, AdvantageRule], Tensor]] = {
+    "discounted_token_returns": discounted_token_returns,
+    "gae": gae,
+    "penalised_group_scores": penalised_group_scores,
 }
-"""What verl calls their returns, ``[V]`` each; those of an estimator with one advantage per row are its advantages."""
+"""`Axis.ALL_TOKENS`."""

@@ -14,6 +14,7 @@ from rolloutdoctor.evaluation.scores import mismatch_of
 from rolloutdoctor.formulas.losses.aggregation import Layout
 from rolloutdoctor.formulas.losses.gates import weights
 from rolloutdoctor.formulas.losses.terms import TokenInputs
+from rolloutdoctor.objective.estimators import Axis
 from rolloutdoctor.objective.objective import Gate
 from rolloutdoctor.ops import segments as seg
 
@@ -93,11 +94,10 @@ def _plain(evaluation: Evaluation, rows: RowPart, estimator: str | None = None) 
 
 def _normalised_rewards(evaluation: Evaluation, rows: RowPart) -> Tensor:
     """Rewards as slime normalises them before any estimator sees them, ``[N]`` float64."""
-    estimator = evaluation.objective.advantage.estimator
-    if estimator in ("gae", "slime_reinforce_plus_plus"):
+    spec = evaluation.objective.advantage.spec
+    if not spec.has_groups:
         return rows.score_N
-    per_token = estimator == "slime_reinforce_plus_plus_baseline"
-    found = _plain(evaluation, rows, "grpo" if per_token else None).advantage_N
+    found = _plain(evaluation, rows, None if spec.axis is Axis.ROWS else "grpo").advantage_N
     assert found is not None
     return found
 
@@ -105,7 +105,7 @@ def _normalised_rewards(evaluation: Evaluation, rows: RowPart) -> Tensor:
 def _returns(evaluation: Evaluation, rows: RowPart) -> Tensor:
     """Returns of the tokens, ``[T]``: the advantages before whitening, plus the values where there are any."""
     advantage_T = _advantage(evaluation, _plain(evaluation, rows))
-    if evaluation.objective.advantage.estimator != "gae":
+    if "values" not in evaluation.objective.advantage.spec.columns:
         return advantage_T
     return advantage_T + evaluation.batch.column("values").to(evaluation.dtype)
 

@@ -197,7 +197,7 @@ def _advantage(config: Config, estimator: str, kl_coef: float) -> AdvantageRule:
     if estimator == "ppo":
         name = "gae"
     elif estimator == "reinforce_plus_plus":
-        name = "slime_reinforce_plus_plus"
+        name = "discounted_token_returns"
     elif baseline and kl_coef != 0:
         # The penalty gives every token an advantage of its own.
         if not centred:
@@ -205,7 +205,7 @@ def _advantage(config: Config, estimator: str, kl_coef: float) -> AdvantageRule:
                 "advantage_estimator = reinforce_plus_plus_baseline with kl_coef above 0 and rewards_normalization = "
                 "false is not computed by this version"
             )
-        name = "slime_reinforce_plus_plus_baseline"
+        name = "penalised_group_scores"
     else:
         name = "grpo" if centred else "raw"
     return AdvantageRule(

@@ -57,14 +57,14 @@ def _three(named: "Mapping[str, Tensor]") -> dict[str, float]:
 def _trained(evaluation: "Evaluation") -> dict[str, float]:
     """`critic/advantages/*`, `critic/returns/*`, and with a critic `critic/values/*` and `critic/vf_explained_var`."""
     from rolloutdoctor.evaluation.scores import token_scores
-    from rolloutdoctor.formulas.advantages.table import RETURNS
+    from rolloutdoctor.formulas.advantages.table import TOKEN_ESTIMATORS
 
     rows, batch, rule = evaluation.rows, evaluation.batch, evaluation.objective.advantage
     assert rows is not None
     if rows.advantage_T is None:
         return {} if rows.length_N is None else _of_rows(rows.advantage_N, rows.length_N)
     seen = token_scores(batch, evaluation.objective, rows.vote_N, rows.weight_T, evaluation.dtype)
-    returns_V = RETURNS[rule.estimator](seen, rule)
+    returns_V = TOKEN_ESTIMATORS[rule.estimator].returns(seen, rule)
     named = {"critic/advantages": rows.advantage_T[batch.column("response_mask")], "critic/returns": returns_V}
     if "values" in seen.columns:
         named["critic/values"] = seen.columns["values"].double()

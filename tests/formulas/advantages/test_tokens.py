@@ -9,10 +9,11 @@ import torch
 from proof.claims import ONLY_DOUBLE, agree, compared, values_of
 
 from rolloutdoctor.evaluation.evaluate import evaluate, evaluate_rows
-from rolloutdoctor.formulas.advantages.table import ESTIMATORS, TOKEN_ESTIMATORS
+from rolloutdoctor.formulas.advantages.table import ESTIMATORS, RESPONSE_ESTIMATORS, TOKEN_ESTIMATORS
 from rolloutdoctor.hypotheses.fixes import choose
+from rolloutdoctor.objective.estimators import SPECS, Axis
 from rolloutdoctor.objective.objective import RowSet
-from rolloutdoctor.objective.required_columns import TOKEN_COLUMNS, WEIGHTED, advantage_columns, has_time_axis
+from rolloutdoctor.objective.required_columns import advantage_columns, has_time_axis
 from rolloutdoctor.results.errors import CannotComputeError
 from rolloutdoctor.testing import random_batch, toy_batch
 from rolloutdoctor.trainers import table
@@ -145,9 +146,10 @@ def test_whitening_needs_two_tokens(name, mask):
 
 
 def test_tables_agree():
-    assert TOKEN_COLUMNS.keys() == TOKEN_ESTIMATORS.keys()
-    assert TOKEN_ESTIMATORS.keys() >= WEIGHTED
-    assert not TOKEN_ESTIMATORS.keys() & ESTIMATORS.keys()
+    tables = {Axis.ROWS: ESTIMATORS, Axis.TRAINED_TOKENS: TOKEN_ESTIMATORS, Axis.ALL_TOKENS: RESPONSE_ESTIMATORS}
+    for axis in Axis:
+        assert {name for name, spec in SPECS.items() if spec.axis is axis} == tables[axis].keys()
+    assert {name for name, spec in SPECS.items() if spec.takes_weights} <= TOKEN_ESTIMATORS.keys()
     assert set(verl_advantages.ESTIMATORS.values()) <= TOKEN_ESTIMATORS.keys() | ESTIMATORS.keys()
     assert set(verl_advantages.ESTIMATORS.values()) >= TOKEN_ESTIMATORS.keys()
     for name in TOKEN_NAMES:

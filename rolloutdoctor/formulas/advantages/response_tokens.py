@@ -1,0 +1,114 @@
+"""Estimators over all response tokens, masked ones included, on token rewards that carry the KL penalty.
+
+`rolloutdoctor.formulas.advantages.tokens` has those over the trained tokens alone.
+"""
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from rolloutdoctor.formulas.advantages.grpo import grpo
+from rolloutdoctor.formulas.advantages.scores import Scores
+from rolloutdoctor.objective.objective import AdvantageRule
+from rolloutdoctor.ops import segments as seg
+from rolloutdoctor.ops.scan import reverse_scan
+from rolloutdoctor.results.errors import CannotComputeError
+
+
+@dataclass(frozen=True, eq=False)
+class ResponseScores:
+    """The response tokens of a step.
+
+    Attributes:
+        score_N: ``[N]`` float64 score of each row, without the penalty.
+        penalty_T: ``[T]`` float64 KL penalty of each token, coefficient included; None without any.
+        mask_T: ``[T]`` bool, trained tokens.
+        offsets: ``[N+1]`` int64 row offsets.
+        row_scores: the scores with their groups; None for estimators without groups.
+        columns: further columns by canonical name, ``[T]``.
+    """
+
+    score_N: Tensor
+    penalty_T: Tensor | None
+    mask_T: Tensor
+    offsets: Tensor
+    row_scores: Scores | None
+    columns: Mapping[str, Tensor]
+
+
+def token_rewards(score_N: Tensor, penalty_T: Tensor | None, offsets: Tensor) -> Tensor:
+    """Minus the penalty, with the score added to the last response token, whatever its mask, ``[T]`` float64.
+
+    This is also what slime's stored KL holds when the metric buffer is the reward buffer. A row without a token has
+    no place for its score. Source: slime ``compute_advantages_and_returns``, estimator ppo.
+
+    Args:
+        score_N: ``[N]`` float64 score of each row.
+        penalty_T: ``[T]`` float64 KL penalty, coefficient included; None without any.
+        offsets: ``[N+1]`` int64 row offsets.
+    """
+    rewards_T = torch.zeros(int(offsets[-1]), dtype=torch.float64, device=offsets.device)
+    if penalty_T is not None:
+        rewards_T -= penalty_T
+    filled_N = offsets.diff() > 0
+    rewards_T.index_add_(0, offsets[1:][filled_N] - 1, score_N[filled_N])
+    return rewards_T
+
+
+def gae(scores: ResponseScores, rule: AdvantageRule) -> Tensor:
+    """``A_t = delta_t + gamma lam A_{t+1}`` with ``delta_t = r_t + gamma V_{t+1} - V_t``, ``[T]`` float64.
+
+    No mask enters, and values beyond the end of a row are 0. Source: slime ``vanilla_gae``.
+
+    Raises:
+        CannotComputeError: if a row has no token, where slime has no last one to add the reward to.
+    """
+    offsets, empty = scores.offsets, int((scores.offsets.diff() == 0).sum())
+    if empty:
+        raise CannotComputeError(
+            f"ppo adds the reward to the last token of a row, and {empty} rows have no token; slime fails here "
+            f"(IndexError)"
+        )
+    values_T = scores.columns["values"].double()
+    next_T = torch.zeros_like(values_T)
+    next_T[:-1] = values_T[1:]
+    next_T[offsets[1:] - 1] = 0.0
+    rewards_T = token_rewards(scores.score_N, scores.penalty_T, offsets)
+    delta_T = rewards_T + rule.gamma * next_T - values_T
+    return reverse_scan(delta_T, rule.gamma * rule.lam, offsets)
+
+
+def discounted_token_returns(scores: ResponseScores, rule: AdvantageRule) -> Tensor:
+    """``G_t = r_t + gamma G_{t+1}`` with ``r_t = -penalty_t m_t``, ``[T]`` float64.
+
+    The score goes to the last trained token. The discount counts masked tokens too, unlike that of
+    `tokens.discounted_returns`. Source: slime ``get_reinforce_plus_plus_returns``.
+
+    Raises:
+        CannotComputeError: if a row has no trained token, where slime's assertion fails.
+    """
+    mask_T, offsets = scores.mask_T, scores.offsets
+    dead_N = seg.total(mask_T, offsets) == 0
+    if bool(dead_N.any()):
+        raise CannotComputeError(
+            f"reinforce_plus_plus needs a trained token in every row, and {int(dead_N.sum())} rows have none; "
+            f"slime fails here (its assertion that a sequence is not fully masked)"
+        )
+    rewards_T = torch.zeros(len(mask_T), dtype=torch.float64, device=mask_T.device)
+    if scores.penalty_T is not None:
+        rewards_T = torch.where(mask_T, -scores.penalty_T, rewards_T)
+    place_T = torch.where(mask_T, torch.arange(len(mask_T), device=mask_T.device), -1)
+    rewards_T.index_add_(0, seg.high(place_T.double(), offsets).long(), scores.score_N)
+    return reverse_scan(rewards_T, rule.gamma, offsets)
+
+
+def penalised_group_scores(scores: ResponseScores, rule: AdvantageRule) -> Tensor:
+    """GRPO's advantage of the row, less the penalty of the token, ``[T]`` float64.
+
+    Source: slime ``compute_advantages_and_returns``, estimator reinforce_plus_plus_baseline.
+    """
+    assert scores.row_scores is not None  # the estimator has groups
+    advantage_T = seg.expand(grpo(scores.row_scores, rule).value_N, scores.offsets)
+    return advantage_T if scores.penalty_T is None else advantage_T - scores.penalty_T
