@@ -181,19 +181,19 @@ def aggregated(mode, terms, masks, *, length=None):
     counts = [sum(mask) for mask in masks]
     rows, tokens = len(terms), sum(counts)
     total = sum(sums)
-    if mode == "verl/seq-mean-token-mean":
+    if mode == "seq-mean-token-mean":
         return sum(each / (count + 1e-8) for each, count in zip(sums, counts, strict=True)) / rows
-    if mode in ("trl/grpo", "slime/sample-mean"):
+    if mode in ("micro-batch-row-mean", "trajectory-mean-token-mean"):
         return sum(each / max(count, 1) for each, count in zip(sums, counts, strict=True)) / rows
-    if mode in ("trl/bnpo", "trl/dapo", "trl/dapo-before-1.10", "verl/token-mean"):
+    if mode in ("micro-batch-token-mean", "generation-token-mean", "generation-token-mean-unscaled", "token-mean"):
         return total / max(tokens, 1)
-    if mode == "trl/dr_grpo" or mode == "verl/seq-mean-token-sum-norm":
+    if mode == "micro-batch-fixed-length" or mode == "seq-mean-token-sum-norm":
         return total / (rows * length)
-    if mode == "verl/token-sum":
+    if mode == "token-sum":
         return total
-    if mode in ("verl/seq-mean-token-sum", "verl/geo-mean", "trl/row-sums"):
+    if mode in ("seq-mean-token-sum", "micro-batch-row-mean-added", "micro-batch-row-sum"):
         return total / rows
-    assert mode == "slime/token-mean"
+    assert mode == "token-mean-empty-as-one"
     return total / sum(max(count, 1) for count in counts)
 
 

@@ -18,7 +18,7 @@ from rolloutdoctor.engine.plan import available, remedy
 from rolloutdoctor.engine.prepare import run_context
 from rolloutdoctor.evaluation.evaluate import Evaluation, reward_kl_tokens
 from rolloutdoctor.evaluation.gpu_check.first_step import EvaluationRequest, Evaluator
-from rolloutdoctor.evaluation.scores import log_ratios, mismatch_of, ratios_at_loss
+from rolloutdoctor.evaluation.scores import log_ratios, ratios_at_loss, sampler_correction_of
 from rolloutdoctor.formulas.corrections.inside import inside_the_loss
 from rolloutdoctor.formulas.corrections.rejection import kept_tokens
 from rolloutdoctor.hypotheses.fixes import ChosenFix
@@ -337,7 +337,7 @@ def _corrected(objective: Objective) -> Iterator[str]:
             yield WEIGHTS_COLUMN
         if correction.rejections:
             yield MASK_COLUMN
-    if objective.mismatch is not None and objective.mismatch.weighs:
+    if objective.sampler_correction is not None and objective.sampler_correction.weighs:
         yield WEIGHTS_COLUMN
         yield MASK_COLUMN
 
@@ -356,8 +356,8 @@ def _correction_values(evaluation: Evaluation) -> Iterator[tuple[str, Tensor]]:
             yield WEIGHTS_COLUMN, gate_T
         if inside.rejections:
             yield MASK_COLUMN, kept_T
-    made = None if part is None else mismatch_of(batch, objective, part.layout.micro_N, evaluation.dtype)
-    if made is not None and objective.mismatch is not None and objective.mismatch.weighs:
+    made = None if part is None else sampler_correction_of(batch, objective, part.layout.micro_N, evaluation.dtype)
+    if made is not None and objective.sampler_correction is not None and objective.sampler_correction.weighs:
         yield WEIGHTS_COLUMN, made.gate_T
         yield MASK_COLUMN, made.kept_T
     if inside is None and rows is not None and rows.weight_T is not None:

@@ -12,7 +12,7 @@ from rolloutdoctor.evaluation.blocks import Block, Scope, whole
 from rolloutdoctor.evaluation.cuda import fused
 from rolloutdoctor.evaluation.fast_cpu import Host, Part
 from rolloutdoctor.evaluation.rows import RowPart, in_scope
-from rolloutdoctor.evaluation.scores import mismatch_of, ratios_at_loss
+from rolloutdoctor.evaluation.scores import ratios_at_loss, sampler_correction_of
 from rolloutdoctor.evaluation.token_sums import PerToken, TokenPart
 from rolloutdoctor.formulas import kl
 from rolloutdoctor.formulas.corrections.inside import inside_the_loss
@@ -45,9 +45,9 @@ class ObjectivePass:
             ratios = ratios_at_loss(batch, objective, self.layout.micro_N, dtype)
             self.kept_T, self.inner_T = inside_the_loss(ratios, objective.policy_correction, self.layout.forward_N)
             self.counted_N = seg.total(self.kept_T, batch.rows)
-        mismatch = mismatch_of(batch, objective, self.layout.micro_N, dtype)
-        if mismatch is not None:
-            self.kept_T, self.inner_T = mismatch.kept_T, mismatch.gate_T
+        corrected = sampler_correction_of(batch, objective, self.layout.micro_N, dtype)
+        if corrected is not None:
+            self.kept_T, self.inner_T = corrected.kept_T, corrected.gate_T
         self.weight_N = self._row_weights(objective.aggregation)
         self.of_policy_N = self.weight_N
         if objective.policy_aggregation is not None:
@@ -163,7 +163,7 @@ class ObjectivePass:
     def _terms(self) -> tuple[object, ...]:
         """What decides a token's terms beside its columns."""
         one = self.objective
-        return one.surrogate, one.gates, one.kl_loss, one.policy_correction, one.mismatch
+        return one.surrogate, one.gates, one.kl_loss, one.policy_correction, one.sampler_correction
 
     def _token_values(self) -> tuple[Tensor | None, ...]:
         return self.part.advantage_T, self.part.weight_T, self.inner_T, self.kept_T, self.chosen_T, self.open_T
@@ -229,7 +229,7 @@ class ObjectivePass:
         if self.objective.kl_loss is None:
             return given, term, None, grad_T
         kl_T, kl_slope_T = self._kl(block, self.objective.kl_loss, given)
-        if self.kept_T is not None and self.objective.mismatch is not None:
+        if self.kept_T is not None and self.objective.sampler_correction is not None:
             kept_T = block.packed(self.kept_T)
             kl_T, kl_slope_T = torch.where(kept_T, kl_T, 0.0), torch.where(kept_T, kl_slope_T, 0.0)
         grad_T = grad_T.add_(self.kl_scope.inside(block, block.expand(self.kl_weight_N) * kl_slope_T))

@@ -16,7 +16,7 @@ from rolloutdoctor.evaluation.scores import (
     task_scores,
     token_scores,
 )
-from rolloutdoctor.formulas.advantages.float32 import trl_advantages, trl_flags, trl_sums
+from rolloutdoctor.formulas.advantages.float32 import normalised_sums, standard_scores, zero_std_flags
 from rolloutdoctor.formulas.advantages.group_ids import by_number
 from rolloutdoctor.formulas.advantages.response_tokens import token_rewards
 from rolloutdoctor.formulas.advantages.scores import Scores
@@ -224,31 +224,31 @@ def stored_kl(batch: RolloutBatch, objective: Objective, dtype: torch.dtype = to
 
 
 def std_flagged(batch: RolloutBatch, part: RowPart) -> Tensor:
-    """Rows that TRL flags as zero-std, ``[N]`` bool, by its float32 statistics of those that vote."""
+    """Rows that the trainer flags as zero-std, ``[N]`` bool, by float32 statistics of those that vote."""
     assert batch.groups is not None  # advantage_columns asked for it
     rule, batches = part.objective.advantage, _scaled_together(batch, part.objective)
     if not rule.spec.every_reward:
-        return trl_flags(part.voting_N(part.score_N), batch.groups, rule.scale, batches)
-    return trl_flags(_sums_in_single(batch, part), batch.groups, "batch", batches)
+        return zero_std_flags(part.voting_N(part.score_N), batch.groups, rule.scale, batches)
+    return zero_std_flags(_sums_in_single(batch, part), batch.groups, "batch", batches)
 
 
 def _in_single(batch: RolloutBatch, part: RowPart) -> Tensor:
-    """TRL's advantages with its own float32 statistics, ``[N]`` float64."""
+    """Advantages with the trainer's own float32 statistics, ``[N]`` float64."""
     assert batch.groups is not None  # advantage_columns asked for it
     rule, batches = part.objective.advantage, _scaled_together(batch, part.objective)
     score_N, groups, scale = part.voting_N(part.score_N), batch.groups, rule.scale
     if rule.spec.every_reward:
         score_N, scale = _sums_in_single(batch, part), "batch"
         groups = Groups.of(torch.zeros_like(groups.index_N)) if batches is None else batches
-    return trl_advantages(score_N, groups, scale, rule.epsilon, batches).double()
+    return standard_scores(score_N, groups, scale, rule.epsilon, batches).double()
 
 
 def _sums_in_single(batch: RolloutBatch, part: RowPart) -> Tensor:
-    """What TRL makes of rewards that it normalises one by one, ``[N]`` float32."""
+    """Weighted sums of rewards that are normalised one by one, ``[N]`` float32."""
     assert batch.groups is not None  # advantage_columns asked for it
     rule = part.objective.advantage
     parts = [part.voting_N(x_N) for x_N in batch.rewards.values()] or [part.voting_N(part.score_N)]
-    return trl_sums(parts, rule.reward_weights or (1.0,) * len(parts), batch.groups, rule.epsilon)
+    return normalised_sums(parts, rule.reward_weights or (1.0,) * len(parts), batch.groups, rule.epsilon)
 
 
 def in_scope(batch: RolloutBatch, part: RowPart, scope: Scope) -> Tensor:

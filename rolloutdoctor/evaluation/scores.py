@@ -10,7 +10,7 @@ from rolloutdoctor.formulas.advantages.scores import Scores
 from rolloutdoctor.formulas.advantages.tokens import TokenScores
 from rolloutdoctor.formulas.corrections.importance import importance_weights
 from rolloutdoctor.formulas.corrections.masked import LogRatios
-from rolloutdoctor.formulas.corrections.mis import Corrected, Rows, corrected
+from rolloutdoctor.formulas.corrections.sampler import Corrected, Rows, corrected
 from rolloutdoctor.objective.objective import Objective
 from rolloutdoctor.objective.required_columns import weight_columns
 from rolloutdoctor.ops import segments as seg
@@ -129,22 +129,24 @@ def rollout_weights(batch: RolloutBatch, objective: Objective, dtype: torch.dtyp
     return importance_weights(log_ratios(batch, dtype), rule).value_T
 
 
-def mismatch_of(batch: RolloutBatch, objective: Objective, micro_N: Tensor, dtype: torch.dtype) -> Corrected | None:
-    """What slime's loss makes of sampler and trainer differing; None where it makes nothing of it.
+def sampler_correction_of(
+    batch: RolloutBatch, objective: Objective, micro_N: Tensor, dtype: torch.dtype
+) -> Corrected | None:
+    """Weights and rejections that the loss itself makes of sampler and trainer differing; None where it makes none.
 
     Args:
         batch: the step.
-        objective: whose `mismatch` says what.
+        objective: whose `sampler_correction` says what.
         micro_N: ``[N]`` int64, the row's micro-batch.
         dtype: of the token values.
     """
-    if objective.mismatch is None:
+    if objective.sampler_correction is None:
         return None
     mask_T = batch.column("response_mask")
     trainer_T, sampler_T = (
         torch.where(mask_T, batch.column(name).to(dtype), 0.0) for name in ("old_log_probs", "rollout_log_probs")
     )
-    return corrected(Rows(trainer_T, sampler_T, mask_T, batch.rows, micro_N), objective.mismatch)
+    return corrected(Rows(trainer_T, sampler_T, mask_T, batch.rows, micro_N), objective.sampler_correction)
 
 
 def token_scores(

@@ -20,7 +20,7 @@ class RowSet(Enum):
     REJECTED = "rows with no trained token left"
     UNSCORED = "rows whose reward is null"
     ZERO_STD = "train rows of groups of two or more whose rewards are all equal (max - min = 0)"
-    STD_FLAGGED = "rows that TRL flags as zero-std: |std| <= 1e-8 in float32, eval rows and groups of one included"
+    STD_FLAGGED = "rows of |std| <= 1e-8 in the trainer's own float32, eval rows and groups of one included"
 
 
 @dataclass(frozen=True)
@@ -45,17 +45,18 @@ class AdvantageRule:
         lone: the advantage of a row that is the only voter of its group: its raw score, or zero.
         gamma: discount per token, for estimators with a time axis.
         lam: lambda of generalised advantage estimation.
-        batch_if_unequal: where groups differ in size the whole batch is one group (slime reshapes by position).
+        batch_if_unequal: where groups differ in size the whole batch is one group (rewards reshaped by position).
         numeric_ids: group ids that are whole numbers are compared as numbers, so that "7" and "007" are one group:
-            never, only where rejected rows have no vote (as the proposal for verl has it), or always.
-        single: statistics are float32 where TRL's are, rounding of equal rewards included; False: float64.
+            never, only where rejected rows have no vote (as proposed upstream), or always.
+        knows_single: `formulas.advantages.float32` has the trainer's own float32 statistics, sum by sum.
+        single: statistics are these, rounding of equal rewards included; False: float64.
         sums_tokens: the score of a row is the unmasked sum of its token rewards (`token_rewards` where the file has
             them), the KL penalty inside the reward included; False: it is `reward` as logged.
         reward_keys: the reward functions that are normalised one by one; none: the score alone.
         reward_weights: their weights; none: all one.
-        normalised: the advantages are centred over the step's voters and divided by their standard deviation (TRL).
+        normalised: the advantages are centred over the step's voters and divided by their standard deviation.
         reward_bounds: what the rewards are clamped to before any KL penalty; None: nothing.
-        whitened: the advantages are whitened over the trained tokens of the step (slime).
+        whitened: the advantages are whitened over the trained tokens of the step.
         zero_tail: no baseline where the only longest row of a group is beyond every other (optimal token baselines).
     """
 
@@ -67,6 +68,7 @@ class AdvantageRule:
     lam: float = 1.0
     batch_if_unequal: bool = False
     numeric_ids: Literal["never", "rejected-rows", "always"] = "never"
+    knows_single: bool = False
     single: bool = False
     sums_tokens: bool = False
     reward_keys: tuple[str, ...] = ()
@@ -90,7 +92,7 @@ class Surrogate:
         kind: name in `rolloutdoctor.formulas.losses.surrogates`.
         clip_low: how far below one the ratio may fall.
         clip_high: how far above one it may rise.
-        cap: verl's and slime's dual clip for negative advantages, TRL's `delta`; None: no cap.
+        cap: largest ratio, as `kind` says: of negative advantages (dual clip) or of all (delta clip); None: no cap.
         log_ratio_bound: the log-ratio is clamped to this absolute value; None: not clamped.
         old: the column that the policy's log-probs are compared with.
         level: one ratio per token, or per row: the geometric mean or the product of its tokens' ratios.
@@ -112,7 +114,7 @@ class Surrogate:
     @property
     def moves_without_advantage(self) -> bool:
         """True if a token whose advantage is zero can have a policy gradient."""
-        return self.kind in ("verl_dro", "verl_kl_cov")
+        return self.kind in ("dro", "kl_cov")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -259,8 +261,8 @@ class Gate:
 
 
 @dataclass(frozen=True, kw_only=True)
-class Mismatch:
-    """What slime's loss does about sampler and trainer differing, with its helper of that name.
+class SamplerCorrection:
+    """Weights and rejections that the loss makes of the sampler's log-probs differing from the trainer's.
 
     A ratio is trainer over sampler: of the token, or the product (sequence) or geometric mean of its row.
 
@@ -312,8 +314,8 @@ class Objective:
         correction: what is done about sampler and trainer differing.
         policy_correction: the same inside the policy term, with the log-probs at the loss against those that the term
             compares them with: what it rejects keeps its KL term; or None.
-        mismatch: weights of the policy term and rejections that take out the KL term too, made inside the loss; or
-            None.
+        sampler_correction: weights of the policy term and rejections that take out the KL term too, made inside the
+            loss; or None.
         gates: what else the policy term is multiplied by.
         reward_weights: weight of each reward function, or None for all one.
         vote: rows that enter baselines and scales.
@@ -337,7 +339,7 @@ class Objective:
     kl_reward: KlTerm | None = None
     correction: RolloutCorrection = field(default_factory=RolloutCorrection)
     policy_correction: RolloutCorrection | None = None
-    mismatch: Mismatch | None = None
+    sampler_correction: SamplerCorrection | None = None
     gates: tuple[Gate, ...] = ()
     reward_weights: tuple[float, ...] | None = None
     vote: Scope = field(default_factory=Scope)
@@ -355,10 +357,8 @@ class Objective:
         return replace(self, advantage=replace(self.advantage, lone=lone))
 
     def in_single(self) -> "Objective":
-        """Return the objective with TRL's group statistics in float32; the same for estimators that are not TRL's."""
-        if self.trainer != "trl" or self.advantage.estimator not in ("grpo", "normalize_then_sum"):
-            return self
-        return replace(self, advantage=replace(self.advantage, single=True))
+        """Return the objective with the trainer's own float32 group statistics, where they are known."""
+        return replace(self, advantage=replace(self.advantage, single=self.advantage.knows_single))
 
     @property
     def step_metric(self) -> str | None:

@@ -69,9 +69,9 @@ def loss_columns(objective: Objective) -> frozenset[str]:
     inside = objective.policy_correction
     if inside is not None and inside.weights is not None and inside.weighs and inside.weights.normalised:
         needed.add("micro_batch_id")
-    if objective.mismatch is not None:
+    if objective.sampler_correction is not None:
         needed |= {"old_log_probs", "rollout_log_probs"}
-        if objective.mismatch.normalised:
+        if objective.sampler_correction.normalised:
             needed.add("micro_batch_id")
     for gate in objective.gates:
         needed |= {"entropy"} if gate.kind == "high_entropy" else {"old_log_probs", gate.against}

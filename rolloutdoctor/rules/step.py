@@ -11,7 +11,7 @@ from rolloutdoctor.data.batch import TRAIN, RolloutBatch
 from rolloutdoctor.evaluation.evaluate import Evaluation, RowPart, TokenPart, compared_groups, stored_kl
 from rolloutdoctor.evaluation.radii.advantages import advantage_radius
 from rolloutdoctor.evaluation.radii.metrics import metric_radius, stored_mean_radius, token_kl_radius
-from rolloutdoctor.formulas.advantages.float32 import residue, trl_flags
+from rolloutdoctor.formulas.advantages.float32 import residue, zero_std_flags
 from rolloutdoctor.objective.objective import KlBuffer, Objective
 from rolloutdoctor.ops import segments as seg
 from rolloutdoctor.ops.group_stats import Votes
@@ -180,8 +180,8 @@ class StepView:
         return self.once(f"float32 {epsilon}", lambda: residue(self.scores(), self.compared, epsilon))
 
     def flagged_rows(self, scale: str) -> Tensor:
-        """Rows that TRL flags as zero-std, ``[N]`` bool."""
-        return trl_flags(self.batch.column("reward"), self.groups, scale)
+        """Rows that float32 statistics flag as zero-std, ``[N]`` bool, as TRL does."""
+        return zero_std_flags(self.batch.column("reward"), self.groups, scale)
 
     def stored_kl(self, objective: Objective, buffer: KlBuffer) -> Tensor | None:
         """Per-token KL as it would be stored with `buffer`, ``[T]``."""

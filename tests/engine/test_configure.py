@@ -312,7 +312,7 @@ def test_flat_file_of_trl(tmp_path):
     text = json.dumps({"beta": 0.1, "loss_type": "grpo", "learning_rate": 1e-6, "reward_weights": None})
     objective = configure(NOTHING, "trl", [read_trainer_config(write(tmp_path, "args.json", text))]).objective
     assert objective.kl_loss.coef == 0.1
-    assert objective.aggregation.mode == "trl/grpo"
+    assert objective.aggregation.mode == "micro-batch-row-mean"
 
 
 @pytest.mark.parametrize(

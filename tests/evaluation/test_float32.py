@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 import torch
 
-from rolloutdoctor.formulas.advantages.float32 import residue, trl_flags
+from rolloutdoctor.formulas.advantages.float32 import residue, zero_std_flags
 from rolloutdoctor.ops.groups import Groups
 
 VALUES = torch.cat([torch.tensor([0.1, 0.3, 0.6, 0.7, 1.1, 1.2, 2.7, 10.1, 100.1]), torch.linspace(0.05, 9.95, 91)])
@@ -46,7 +46,7 @@ def test_flags_are_those_of_trl(size):
     std_N = nanstd(score_N.float().view(-1, size), dim=1).repeat_interleave(size)
     wanted_N = torch.isclose(std_N, torch.zeros_like(std_N))
     for scale in ("group", "none"):
-        assert torch.equal(trl_flags(score_N, groups, scale), wanted_N)
+        assert torch.equal(zero_std_flags(score_N, groups, scale), wanted_N)
     if size == 8:
         # Rounding hides equal rewards from the flag.
         assert 0 < int(wanted_N.sum()) < len(wanted_N)
@@ -62,13 +62,13 @@ def test_flags_of_a_batch_are_those_of_trl(rows, value):
     groups = Groups.of(torch.arange(rows) // 2)
     std = nanstd(score_N.float())
     wanted = bool(torch.isclose(std, torch.zeros_like(std)))
-    assert trl_flags(score_N, groups, "batch").tolist() == [wanted] * rows
+    assert zero_std_flags(score_N, groups, "batch").tolist() == [wanted] * rows
     score_N[0] += 1
-    assert not trl_flags(score_N, groups, "batch").any()
+    assert not zero_std_flags(score_N, groups, "batch").any()
 
 
 def test_groups_of_one_are_flagged():
     groups = Groups.of(torch.arange(3))
     score_N = torch.tensor([1.0, 2.0, torch.nan], dtype=torch.float64)
-    assert trl_flags(score_N, groups, "group").tolist() == [True, True, True]
-    assert trl_flags(score_N[:1], Groups.of(torch.zeros(1, dtype=torch.int64)), "batch").tolist() == [True]
+    assert zero_std_flags(score_N, groups, "group").tolist() == [True, True, True]
+    assert zero_std_flags(score_N[:1], Groups.of(torch.zeros(1, dtype=torch.int64)), "batch").tolist() == [True]

@@ -82,10 +82,10 @@ def local_share(batch: RolloutBatch, found: Evaluation, variant: str) -> float:
     if variant == "fixed":
         # geo_mean was called on the accepted rows alone, with the advantages of all.
         return len(batch) / int((found.rows.length_N > 0).sum())
-    if rule.mode == "verl/token-mean":
+    if rule.mode == "token-mean":
         # Told the size, token-mean keeps the tokens that bypass mode rejects in its count.
         return float(found.rows.length_N.sum() / found.tokens.counted_N.sum())
-    return row_share(batch, rule.mode.removeprefix("verl/"))
+    return row_share(batch, rule.mode)
 
 
 def test_every_configuration_has_its_options():

@@ -55,7 +55,7 @@ def test_value_loss(case, function, config, variant):
             counted = length_N[length_N > 0]
             layout = Layout.of(torch.arange(len(counted) + 1))
             weight_N = torch.zeros_like(length_N)
-            weight_N[length_N > 0] = row_weights(counted, layout, Aggregation(mode=f"verl/{config}"))
+            weight_N[length_N > 0] = row_weights(counted, layout, Aggregation(mode=config))
             weight_T = torch.where(mask_T, seg.expand(weight_N, batch.rows), 0.0)
             gold.assert_close((weight_T * term.value_T.double()).sum(), wanted, precision, "value loss")
             clipped = float(term.clipped_T[mask_T].double().mean())

@@ -144,7 +144,7 @@ def test_value_loss(mode, bound, dtype):
         loss.backward()
     term = clipped_value_loss(prediction_T, return_T, old_T, bound)
     length_N = seg.total(mask_T, batch.rows)
-    weight_N = row_weights(length_N, Layout.of(batch.rows), Aggregation(mode=f"verl/{mode}", length=37))
+    weight_N = row_weights(length_N, Layout.of(batch.rows), Aggregation(mode=mode, length=37))
     weight_T = torch.where(mask_T, seg.expand(weight_N, batch.rows), 0.0)
     tolerance = 1e-6 if dtype == torch.float32 else 1e-10
     own = float((weight_T * term.value_T).sum())

@@ -76,17 +76,17 @@ def test_another_library_is_right_in_long_rows(device, name, dtype):
 def test_statistics_in_float32_have_the_radius_of_float32(device, options, monkeypatch):
     """TRL's own statistics, as `recompute --dtype float32` has them, of a GPU that adds up rewards in another order."""
     objective = objective_of("trl", {"beta": 0.1, **options}).in_single()
-    original = rows.trl_advantages
+    original = rows.standard_scores
 
     def other_order(score_N, *rest):
         found = original(score_N, *rest)
         return found if score_N.device.type == "cpu" else found * (1 + 2**-21)
 
-    monkeypatch.setattr(rows, "trl_advantages", other_order)
+    monkeypatch.setattr(rows, "standard_scores", other_order)
     batch = random_batch(2, sizes=(8,) * 8, longest=60)
     evaluated(batch, {"": objective}, device)
     monkeypatch.setattr(
-        rows, "trl_advantages", lambda x_N, *rest: original(x_N, *rest) * (1 + 2**-8 * (x_N.device.type != "cpu"))
+        rows, "standard_scores", lambda x_N, *rest: original(x_N, *rest) * (1 + 2**-8 * (x_N.device.type != "cpu"))
     )
     with pytest.raises(DeviceError, match="advantage is"):
         evaluated(batch, {"": objective}, device)

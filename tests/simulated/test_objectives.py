@@ -26,7 +26,7 @@ from simulated.objectives import full_batch, objectives
 from rolloutdoctor.data.token_columns import TokenColumns
 from rolloutdoctor.evaluation import blocks
 from rolloutdoctor.evaluation.evaluate import evaluate, evaluate_all
-from rolloutdoctor.formulas.advantages.float32 import residue, trl_flags
+from rolloutdoctor.formulas.advantages.float32 import residue, zero_std_flags
 from rolloutdoctor.formulas.advantages.table import ESTIMATORS, TOKEN_ESTIMATORS
 from rolloutdoctor.formulas.losses.surrogates import SURROGATES
 from rolloutdoctor.ops.groups import Groups
@@ -175,7 +175,7 @@ def test_float32_arithmetic(device, size):
     moved = replace(moved, offsets=groups.offsets.to(device))
     there_N = score_N.to(device)
     for scale in ("group", "none", "batch"):
-        assert trl_flags(there_N, moved, scale).tolist() == trl_flags(score_N, groups, scale).tolist()
+        assert zero_std_flags(there_N, moved, scale).tolist() == zero_std_flags(score_N, groups, scale).tolist()
     assert residue(there_N, moved, 1e-6).tolist() == residue(score_N, groups, 1e-6).tolist()
     assert len(there_N) == size * len(VALUES)
 

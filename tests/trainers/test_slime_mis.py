@@ -233,7 +233,7 @@ def test_normalisation_needs_the_micro_batches():
 
 
 def test_the_file_name_that_slimes_help_writes():
-    assert objective(custom_tis_function_path=slime.MIS_FILE).mismatch == objective().mismatch
+    assert objective(custom_tis_function_path=slime.MIS_FILE).sampler_correction == objective().sampler_correction
 
 
 @pytest.mark.parametrize(

@@ -94,11 +94,11 @@ def test_bypass_mode_looks_at_none_of_the_bounds():
 
 def test_short_names_mean_the_actor_and_the_trainers_own_correction():
     mine = objective(loss_agg_mode="token-sum", loss_mode="bypass_mode", rollout_correction__loss_type="reinforce")
-    assert mine.aggregation.mode == "verl/token-sum"
+    assert mine.aggregation.mode == "token-sum"
     # The option of algorithm never reaches the loss.
     assert mine.surrogate.kind == "ppo_dual_clip"
     inside = objective(loss_mode="bypass_mode", policy_loss__rollout_correction__loss_type="reinforce")
-    assert inside.surrogate.kind == "verl_reinforce"
+    assert inside.surrogate.kind == "reinforce"
     with pytest.raises(UsageError, match="not in the rows"):
         objective(distillation__enabled=True)
 

@@ -25,7 +25,12 @@ def least_radii(tokens: TokenPart, kept: PerToken | None, one: Objective, dtype:
         value = getattr(tokens if each.name.endswith("_N") else kept, each.name, None)
         if isinstance(value, Tensor) and each.name not in EXACT:
             found[each.name] = (4 if each.name.startswith("kl") else ROUNDINGS) * unit * value.double().abs()
-    if term is not None and term.estimator.startswith("k3") and not term.ratio_weighted and one.mismatch is None:
+    if (
+        term is not None
+        and term.estimator.startswith("k3")
+        and not term.ratio_weighted
+        and one.sampler_correction is None
+    ):
         least_N = 8 * unit * tokens.counted_N
         if kept is not None:
             found["kl_T"] = found["kl_T"] + 8 * unit

@@ -150,7 +150,7 @@ def _sources(batch: RolloutBatch, objectives: Sequence[Objective], unit: float) 
         log_T = batch.column(name).double() - batch.column(other).double()
         shift_T = log_shift(log_T, unit)
         shifts[stored] = torch.maximum(shifts[stored], shift_T) if stored in shifts else shift_T
-    if any(objective.surrogate.kind.startswith("verl_dppo") for objective in objectives):
+    if any(objective.surrogate.kind.startswith("dppo_") for objective in objectives):
         # The distance that it bounds adds logs of 1 - p + 1e-8, 19 in size at most.
         shifts = {name: shift_T * (1 + 19 * ROUNDINGS / EXP_UNITS) for name, shift_T in shifts.items()}
     found = []
@@ -167,8 +167,8 @@ def _sources(batch: RolloutBatch, objectives: Sequence[Objective], unit: float) 
 def _is_coupled(objective: Objective) -> bool:
     """True if more than its own log-ratio decides what becomes of a token."""
     rule = objective.surrogate
-    more = objective.gates or objective.policy_correction is not None or objective.mismatch is not None
-    return bool(more) or rule.kind in SELECTIONS or rule.kind.startswith("verl_dppo")
+    more = objective.gates or objective.policy_correction is not None or objective.sampler_correction is not None
+    return bool(more) or rule.kind in SELECTIONS or rule.kind.startswith("dppo_")
 
 
 class _Radii:
@@ -249,11 +249,11 @@ class _Radii:
         """
         rule, ratio_T = self._one.objective.surrogate, term.ratio_T.abs()
         carried_T = given.gated(given.advantage_T).abs()
-        if rule.kind == "trl_vespo":
+        if rule.kind == "vespo":
             inside_T = _exponent(given, rule.numbers)
             return (term.value_T.abs() + term.slope_T.abs()) * inside_T, ratio_T * inside_T
         factor_T = 1 + given.log_ratio_T.abs()
-        if rule.kind == "verl_geo_mean" and given.gate_T is not None:
+        if rule.kind == "geo_mean" and given.gate_T is not None:
             # The log of a multiplier plus 1e-10 is 23 in size at most.
             factor_T = factor_T + 23
         size_T = (term.slope_T.abs() + carried_T * (1 + ratio_T)) * factor_T

@@ -43,7 +43,7 @@ def policy_radius(evaluation: Evaluation) -> Radius:
     assert tokens is not None
     assert rows.length_N is not None
     length_N, surrogate = rows.length_N, evaluation.objective.surrogate
-    if rows.advantage_N is None or surrogate.moves_without_advantage or surrogate.kind == "verl_kl_cov":
+    if rows.advantage_N is None or surrogate.moves_without_advantage:
         return _policy_tokens(evaluation)
     size_N = tokens.policy_N.abs().nan_to_num(0.0)
     advantage_N = rows.advantage_N.abs().nan_to_num(0.0)

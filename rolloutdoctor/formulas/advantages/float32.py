@@ -48,12 +48,12 @@ def residue(score_N: Tensor, groups: Groups, epsilon: float) -> Tensor:
     return unsorted_N
 
 
-def trl_advantages(
+def standard_scores(
     score_N: Tensor, groups: Groups, scale: str, epsilon: float, batches: Groups | None = None
 ) -> Tensor:
-    """Advantages as TRL makes them in float32, ``[N]``: ``(r - mean) / (std + epsilon)``, 0 for NaN.
+    """Centred and scaled scores in float32, ``[N]``: ``(r - mean) / (std + epsilon)``, 0 for NaN.
 
-    Bit for bit those of TRL where the sums are of the same order, that is on the same kind of device. For equal
+    Bit for bit TRL's advantages where the sums are of the same order, that is on the same kind of device. For equal
     rewards they are the rounding of these sums: another device has other ones.
     Source: TRL ``GRPOTrainer._generate_and_score_completions``.
 
@@ -74,8 +74,8 @@ def trl_advantages(
     return advantage_N.nan_to_num(nan=0.0)
 
 
-def trl_flags(score_N: Tensor, groups: Groups, scale: str, batches: Groups | None = None) -> Tensor:
-    """Rows that TRL flags as zero-std, ``[N]`` bool: ``isclose(std, 0)`` with the std of the scale in force.
+def zero_std_flags(score_N: Tensor, groups: Groups, scale: str, batches: Groups | None = None) -> Tensor:
+    """Rows that are flagged as zero-std, ``[N]`` bool: ``isclose(std, 0)`` with the std of the scale in force.
 
     With scale ``batch`` the flag is about the batch, so it holds for all of its rows or for none. Groups, and batches,
     of one row have std 0. NaN scores are left out, as TRL's `nanstd` does.
@@ -84,7 +84,7 @@ def trl_flags(score_N: Tensor, groups: Groups, scale: str, batches: Groups | Non
     Args:
         score_N: ``[N]`` rewards.
         groups: the rows by prompt.
-        scale: what TRL divides by: the standard deviation of the ``group``, of the ``batch``, or ``none``.
+        scale: what is divided by: the standard deviation of the ``group``, of the ``batch``, or ``none``.
         batches: the rows by the batch over which that scale is taken; None: all of them are one.
     """
     if scale == "batch":
@@ -93,8 +93,8 @@ def trl_flags(score_N: Tensor, groups: Groups, scale: str, batches: Groups | Non
     return torch.isclose(std_G, torch.zeros_like(std_G))[groups.index_N]
 
 
-def trl_sums(parts: Sequence[Tensor], weights: Sequence[float], groups: Groups, epsilon: float) -> Tensor:
-    """Weighted sums of rewards that TRL normalises one by one, ``[N]`` float32; NaN for a row without any of them.
+def normalised_sums(parts: Sequence[Tensor], weights: Sequence[float], groups: Groups, epsilon: float) -> Tensor:
+    """Weighted sums of rewards that are normalised one by one, ``[N]`` float32; NaN for a row without any of them.
 
     Source: TRL ``GRPOTrainer._generate_and_score_completions``, `normalize_then_sum`.
     """

@@ -1,4 +1,4 @@
-"""TRL's normalisation over the batch: of advantages, and of rewards that were normalised one by one before."""
+"""Normalisation over the batch: of advantages, and of rewards that were normalised one by one before."""
 
 import torch
 from torch import Tensor

@@ -251,20 +251,20 @@ def _length(rule: Aggregation) -> int:
 
 
 AGGREGATIONS: dict[str, Callable[[Tensor, Layout, Aggregation], Tensor]] = {
-    "slime/sample-mean": _sample_mean,
-    "slime/token-mean": _phantom_token_mean,
-    "trl/bnpo": _micro_token_means,
-    "trl/dapo": _generation_token_mean,
-    "trl/dapo-before-1.10": _unscaled_token_mean,
-    "trl/dr_grpo": _fixed_length,
-    "trl/grpo": _row_means,
-    "trl/row-sums": _row_sums,
-    "verl/geo-mean": _micro_row_mean,
-    "verl/seq-mean-token-mean": _row_mean_mean,
-    "verl/seq-mean-token-sum": _row_sum_mean,
-    "verl/seq-mean-token-sum-norm": _row_sum_mean_norm,
-    "verl/token-mean": _token_mean,
-    "verl/token-sum": _token_sum,
+    "generation-token-mean": _generation_token_mean,
+    "generation-token-mean-unscaled": _unscaled_token_mean,
+    "micro-batch-fixed-length": _fixed_length,
+    "micro-batch-row-mean": _row_means,
+    "micro-batch-row-mean-added": _micro_row_mean,
+    "micro-batch-row-sum": _row_sums,
+    "micro-batch-token-mean": _micro_token_means,
+    "seq-mean-token-mean": _row_mean_mean,
+    "seq-mean-token-sum": _row_sum_mean,
+    "seq-mean-token-sum-norm": _row_sum_mean_norm,
+    "token-mean": _token_mean,
+    "token-mean-empty-as-one": _phantom_token_mean,
+    "token-sum": _token_sum,
+    "trajectory-mean-token-mean": _sample_mean,
 }
 """Mode to the weight of a token of every row, ``[N]`` float64, within the row's optimiser step."""
 

@@ -10,7 +10,7 @@ from torch import Tensor
 
 from rolloutdoctor.formulas.losses.levels import row_mean
 from rolloutdoctor.formulas.losses.terms import TokenInputs
-from rolloutdoctor.formulas.losses.trl import SMALLEST
+from rolloutdoctor.formulas.losses.vespo import SMALLEST
 from rolloutdoctor.objective.objective import Gate
 
 Column = Callable[[str], Tensor]

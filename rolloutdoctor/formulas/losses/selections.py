@@ -78,7 +78,7 @@ def _covariance(given: TokenInputs, micro_T: Tensor) -> Tensor:
 
 
 SELECTIONS: dict[str, Callable[[TokenInputs, Tensor, Surrogate], Tensor]] = {
-    "verl_clip_cov": band,
-    "verl_kl_cov": largest,
+    "clip_cov": band,
+    "kl_cov": largest,
 }
 """Kind of surrogate to the tokens it picks: ``(the whole step, micro-batch of each token [T], rule) -> [T] bool``."""

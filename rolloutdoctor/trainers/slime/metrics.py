@@ -10,7 +10,7 @@ from torch import Tensor
 
 from rolloutdoctor.data.batch import RolloutBatch
 from rolloutdoctor.evaluation.evaluate import Evaluation, RowPart, TokenPart, evaluate_rows, stored_kl
-from rolloutdoctor.evaluation.scores import mismatch_of
+from rolloutdoctor.evaluation.scores import sampler_correction_of
 from rolloutdoctor.formulas.losses.aggregation import Layout
 from rolloutdoctor.formulas.losses.gates import weights
 from rolloutdoctor.formulas.losses.terms import TokenInputs
@@ -114,7 +114,7 @@ def _train(evaluation: Evaluation, rows: RowPart, tokens: TokenPart) -> dict[str
     """What the loss logs: everything is aggregated like the loss."""
     batch, objective, dtype = evaluation.batch, evaluation.objective, evaluation.dtype
     mask_T = batch.column("response_mask")
-    made = mismatch_of(batch, objective, tokens.layout.micro_N, dtype)
+    made = sampler_correction_of(batch, objective, tokens.layout.micro_N, dtype)
     # What the helper rejects is in no number of the loss, and in every number about the rejection.
     kept_T = mask_T if made is None else made.kept_T
 
@@ -167,7 +167,7 @@ def _opsm(evaluation: Evaluation, rows: RowPart, tokens: TokenPart, gate: Gate) 
     count_N = seg.total(_advantage(evaluation, rows) < 0, batch.rows) * (drift_N > gate.high)
     # A sum over rows, divided by what everything is: trajectories, or tokens where the loss is a token mean.
     layout = tokens.layout
-    of_tokens = evaluation.objective.aggregation.mode == "slime/token-mean"
+    of_tokens = evaluation.objective.aggregation.mode == "token-mean-empty-as-one"
     divisor_N = layout.optim_total(_lengths(rows)) if of_tokens else layout.trajectories_N
     return float((count_N / _lengths(rows) / divisor_N * layout.share_N).sum())
 

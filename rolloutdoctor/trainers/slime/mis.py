@@ -3,7 +3,7 @@
 from dataclasses import replace
 from typing import Literal, cast
 
-from rolloutdoctor.objective.objective import Mismatch
+from rolloutdoctor.objective.objective import SamplerCorrection
 from rolloutdoctor.results.errors import UsageError
 from rolloutdoctor.trainers.options import Config, Option
 
@@ -71,7 +71,7 @@ OPTIONS = (
 )
 
 
-def mismatch(config: Config) -> Mismatch | None:
+def sampler_correction(config: Config) -> SamplerCorrection | None:
     """Build what the helper does; None if it is not asked for.
 
     Raises:
@@ -81,7 +81,7 @@ def mismatch(config: Config) -> Mismatch | None:
     if config["custom_tis_function_path"] != MIS or not used:
         return None
     if not config["use_tis"]:
-        return Mismatch(weighs=False)
+        return SamplerCorrection(weighs=False)
     high = config.number("tis_upper_bound")
     if high == 0:
         raise UsageError("tis_upper_bound = 0 leaves no weight")
@@ -92,7 +92,7 @@ def mismatch(config: Config) -> Mismatch | None:
         _ordered("tis_lower_bound", low, "tis_upper_bound", high)
     if config["tis_batch_normalize"] and level == "geometric":
         raise UsageError("tis_batch_normalize knows no tis_level = geometric, and slime fails here")
-    rule = Mismatch(
+    rule = SamplerCorrection(
         weighs=True,
         level=cast(Literal["token", "sequence", "geometric"], level),
         mode=cast(Literal["truncate", "clip", "mask"], mode),
@@ -103,7 +103,7 @@ def mismatch(config: Config) -> Mismatch | None:
     return _rejecting(config, rule) if config["use_rs"] else rule
 
 
-def _rejecting(config: Config, rule: Mismatch) -> Mismatch:
+def _rejecting(config: Config, rule: SamplerCorrection) -> SamplerCorrection:
     low, high = config.optional_number("rs_lower_bound"), config.optional_number("rs_upper_bound")
     low, high = rule.low if low is None else low, rule.high if high is None else high
     _ordered("rs_lower_bound", low, "rs_upper_bound", high)

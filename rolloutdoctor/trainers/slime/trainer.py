@@ -150,15 +150,16 @@ def objective(config: Config) -> Objective:
         version=".".join(map(str, config.version)),
         advantage=_advantage(config, estimator, in_reward),
         surrogate=Surrogate(
-            # slime's cispo is verl's.
-            kind="verl_cispo" if estimator == "cispo" else "ppo_dual_clip",
+            kind="cispo_clipped" if estimator == "cispo" else "ppo_dual_clip",
             clip_low=config.number("eps_clip"),
             clip_high=config.number("eps_clip") if high is None else high,
             cap=config.optional_number("eps_clip_c"),
             old="rollout_log_probs" if sampler else "old_log_probs",
             level="sequence" if estimator == "gspo" else "token",
         ),
-        aggregation=Aggregation(mode="slime/token-mean" if config["calculate_per_token_loss"] else "slime/sample-mean"),
+        aggregation=Aggregation(
+            mode="token-mean-empty-as-one" if config["calculate_per_token_loss"] else "trajectory-mean-token-mean"
+        ),
         # The ratio of the KL is the token's, with gspo too.
         kl_loss=KlTerm(estimator=name, coef=in_loss, ratio_weighted=bool(config["use_unbiased_kl"]), clamp=clamp)
         if config["use_kl_loss"]
@@ -169,7 +170,7 @@ def objective(config: Config) -> Objective:
             clamp=clamp,
             log_probs="rollout_log_probs" if sampler else "old_log_probs",
         ),
-        mismatch=slime_mis.mismatch(config),
+        sampler_correction=slime_mis.sampler_correction(config),
         gates=_gates(config),
         # Release 0.3.1 and before build the reward in the tensor that is logged as rollout/kl.
         kl_buffer=KlBuffer.REWARD if estimator == "ppo" and config.version <= (0, 3, 1) else KlBuffer.COPY,

@@ -30,6 +30,21 @@ if TYPE_CHECKING:
 EPSILON = 1e-4
 """What TRL adds to the standard deviation of rewards."""
 
+_KINDS = {"cispo": "cispo_capped", "sapo": "sapo", "vespo": "vespo"}
+"""Loss type to the kind of its policy term, where that is not the clipped one."""
+
+_AGGREGATIONS = {
+    "bnpo": "micro-batch-token-mean",
+    "cispo": "generation-token-mean",
+    "dapo": "generation-token-mean",
+    "dr_grpo": "micro-batch-fixed-length",
+    "grpo": "micro-batch-row-mean",
+    "luspo": "micro-batch-row-sum",
+    "sapo": "micro-batch-row-mean",
+    "vespo": "generation-token-mean",
+}
+"""Loss type to the mode of its aggregation."""
+
 METRIC_COLUMNS = frozenset({"entropy", "response_mask_pre", "rewards", "status"})
 """What the metrics are made of beyond the loss."""
 
@@ -64,6 +79,7 @@ def objective(config: Config) -> Objective:
             scale=cast(Literal["group", "batch", "none"], config.word("scale_rewards")),
             epsilon=EPSILON,
             lone="zero",
+            knows_single=True,
             reward_weights=(weights or ()) if named else (),
         ),
         surrogate=surrogate(config),
@@ -96,7 +112,7 @@ def surrogate(config: Config) -> Surrogate:
     if mode == "vespo":
         numbers = {name: config.number(f"vespo_{name}") for name in ("k_pos", "lambda_pos", "k_neg", "lambda_neg")}
     return Surrogate(
-        kind=f"trl_{mode}" if mode in ("cispo", "sapo", "vespo") else "ppo_delta_clip",
+        kind=_KINDS.get(mode, "ppo_delta_clip"),
         clip_low=low,
         clip_high=high,
         cap=config.optional_number("delta"),
@@ -162,9 +178,8 @@ def gates(config: Config) -> tuple[Gate, ...]:
 
 def _aggregation(mode: str, version: tuple[int, ...]) -> str:
     """Mode of aggregation of a loss type."""
-    if mode in ("dapo", "cispo", "vespo"):
-        return "trl/dapo" if version >= (1, 10) else "trl/dapo-before-1.10"
-    return {"sapo": "trl/grpo", "luspo": "trl/row-sums"}.get(mode, f"trl/{mode}")
+    found = _AGGREGATIONS[mode]
+    return f"{found}-unscaled" if found == "generation-token-mean" and version < (1, 10) else found
 
 
 def _refuse_padding(config: Config, found: tuple[Gate, ...]) -> None:

@@ -33,7 +33,7 @@ def grpo(evaluation: Evaluation) -> dict[str, float]:
     kind = evaluation.objective.surrogate.kind
     if kind == "ppo_delta_clip":
         found |= counts.clip_ratios(tokens.low_clipped_N, tokens.high_clipped_N)
-    elif kind == "trl_cispo" and tokens.clipped_N is not None:
+    elif kind == "cispo_capped" and tokens.clipped_N is not None:
         clipped_N = tokens.clipped_N
         if counts.of_rows and evaluation.objective.surrogate.clip_high < 1 and rows.advantage_N is not None:
             # A row without tokens has ratio one, which is above a bound below one.
@@ -41,7 +41,7 @@ def grpo(evaluation: Evaluation) -> dict[str, float]:
             found["cispo_clip_ratio"] = counts.row_mean((clipped_N > 0) & counts.in_metric_N | empty_N)
         else:
             found["cispo_clip_ratio"] = counts.mean(clipped_N)
-    elif kind == "trl_vespo" and tokens.logged_N is not None:
+    elif kind == "vespo" and tokens.logged_N is not None:
         # The weight of a row without tokens is that of ratio one.
         phi_N = torch.where(counts.length_N > 0, tokens.logged_N / counts.length_N, 1.0)
         found["vespo/phi_seq_mean"] = counts.row_mean(phi_N)

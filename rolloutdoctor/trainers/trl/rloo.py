@@ -68,13 +68,13 @@ def objective(config: Config) -> Objective:
             reward_bounds=None if bounds is None else (bounds[0], bounds[1]),
         ),
         surrogate=Surrogate(
-            kind="trl_rloo",
+            kind="clipped_row",
             clip_low=low,
             clip_high=high,
             level="sequence-sum",
             empty_share=1.0,
         ),
-        aggregation=Aggregation(mode="trl/row-sums", eval_batches=True),
+        aggregation=Aggregation(mode="micro-batch-row-sum", eval_batches=True),
         kl_reward=None
         if beta == 0
         else KlTerm(estimator="k1", coef=beta, log_probs="old_log_probs", masked=True, of_trained=True),

@@ -12,22 +12,22 @@ _MODE = f"{ACTOR}.policy_loss.loss_mode"
 
 LOSS_MODES = {
     "vanilla": "ppo_dual_clip",
-    "dppo_tv": "verl_dppo_tv",
-    "dppo_kl": "verl_dppo_kl",
-    "gspo": "verl_gspo",
-    "sapo": "verl_sapo",
-    "gpg": "verl_gpg",
-    "clip_cov": "verl_clip_cov",
-    "kl_cov": "verl_kl_cov",
-    "geo_mean": "verl_geo_mean",
-    "dro": "verl_dro",
-    "cispo": "verl_cispo",
+    "dppo_tv": "dppo_tv",
+    "dppo_kl": "dppo_kl",
+    "gspo": "gspo",
+    "sapo": "sapo_of_tokens",
+    "gpg": "gpg",
+    "clip_cov": "clip_cov",
+    "kl_cov": "kl_cov",
+    "geo_mean": "geo_mean",
+    "dro": "dro",
+    "cispo": "cispo_clipped",
 }
 """Loss mode to the kind of its policy term."""
 
 _BYPASS = "bypass_mode"
 _INSIDE = f"{ACTOR}.policy_loss.rollout_correction"
-_BYPASS_KINDS = {"ppo_clip": "ppo_dual_clip", "reinforce": "verl_reinforce"}
+_BYPASS_KINDS = {"ppo_clip": "ppo_dual_clip", "reinforce": "reinforce"}
 """Type of loss in bypass mode to the kind of its policy term."""
 
 _NOT_CLAMPED = ("gspo", "clip_cov", "kl_cov", "geo_mean", "dro", "gpg")
@@ -125,11 +125,11 @@ def surrogate(config: Config) -> Surrogate:
         kind=kind,
         clip_low=low if low is not None else width or 0.0,
         clip_high=high if high is not None else width or 0.0,
-        cap=cap if kind in ("ppo_dual_clip", "verl_dppo_tv", "verl_dppo_kl") else None,
-        log_ratio_bound=None if mode in _NOT_CLAMPED or kind == "verl_reinforce" else 20.0,
+        cap=cap if kind in ("ppo_dual_clip", "dppo_tv", "dppo_kl") else None,
+        log_ratio_bound=None if mode in _NOT_CLAMPED or kind == "reinforce" else 20.0,
         old="rollout_log_probs" if config[verl_correction.BYPASS] else "old_log_probs",
         # The mean advantage of a row without a token is 0 times the advantage.
-        empty_share=0.0 if kind == "verl_geo_mean" else None,
+        empty_share=0.0 if kind == "geo_mean" else None,
         numbers=_numbers(config, mode),
     )
 
@@ -165,10 +165,10 @@ def aggregations(config: Config, configured: Aggregation) -> tuple[Aggregation, 
     mode = config.word(_MODE)
     configured = replace(configured, needs_micro_batches=mode in _BY_MICRO_BATCH)
     if mode == "geo_mean":
-        return configured, replace(configured, mode="verl/geo-mean", counted_before_rejection=False)
+        return configured, replace(configured, mode="micro-batch-row-mean-added", counted_before_rejection=False)
     if mode == "sapo" or (mode == "gspo" and config.version < (0, 9, 1)):
-        return configured, replace(configured, mode="verl/seq-mean-token-mean", counted_before_rejection=False)
-    if mode == _BYPASS and configured.mode == "verl/seq-mean-token-mean":
+        return configured, replace(configured, mode="seq-mean-token-mean", counted_before_rejection=False)
+    if mode == _BYPASS and configured.mode == "seq-mean-token-mean":
         return configured, replace(configured, counted_in_policy=True)
     return configured, None
 

@@ -145,7 +145,7 @@ def objective(config: Config) -> Objective:
     kl_type = config.word(f"{_ACTOR}.kl_loss_type")
     correction = verl_correction.correction(config)
     configured = Aggregation(
-        mode=f"verl/{mode}",
+        mode=mode,
         length=None if factor is None else int(factor),
         counted_before_rejection=bool(config["trainer.use_v1"]) and correction.rejects and mode == "token-mean",
     )

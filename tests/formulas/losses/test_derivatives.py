@@ -16,6 +16,7 @@ from rolloutdoctor.formulas.losses.surrogates import SURROGATES
 from rolloutdoctor.formulas.losses.terms import TokenInputs
 from rolloutdoctor.objective.objective import AdvantageRule, Aggregation, KlTerm, Objective, Surrogate
 from rolloutdoctor.testing import random_batch, toy_batch
+from rolloutdoctor.trainers.verl import trainer as verl
 
 AUTOGRAD = compared("autograd", ONLY_DOUBLE)
 LENGTH = 17
@@ -35,7 +36,7 @@ KL_RULES = {
     "k3-clamped": KlTerm(estimator="k3", coef=0.1, clamp=10.0),
     "k3-weighted-clamped": KlTerm(estimator="k3", coef=0.1, ratio_weighted=True, clamp=10.0),
 }
-VERL_MODES = [mode for mode in AGGREGATIONS if mode.startswith("verl/") and mode != "verl/geo-mean"]
+VERL_MODES = list(verl.AGGREGATIONS)
 CLIPPED = {"dual": (("verl", "loss_mode", "vanilla"), ("slime", "advantage_estimator", "grpo", "ppo")), "delta": ()}
 """Options whose policy term is the clipped one; those of the other terms are in their own tests."""
 
@@ -154,7 +155,7 @@ def rounding(batch: RolloutBatch, mine: Objective, found: Evaluation) -> Tensor:
 
 @pytest.mark.parametrize("term", [pytest.param(name, marks=kl_of(name)) for name in KL_RULES])
 @pytest.mark.parametrize("surrogate", [pytest.param(name, marks=clipped_of(name)) for name in SURROGATE_RULES])
-@covers("verl", "loss_agg_mode", *(mode.removeprefix("verl/") for mode in VERL_MODES))
+@covers("verl", "loss_agg_mode", *VERL_MODES)
 @covers("slime", "calculate_per_token_loss", False, True)
 @covers("trl", "loss_type", "grpo", "bnpo", "dr_grpo", "dapo")
 @AUTOGRAD
@@ -192,7 +193,7 @@ def test_the_batch_reaches_every_branch():
 @pytest.mark.parametrize("surrogate", SURROGATE_RULES)
 def test_on_policy_the_derivative_is_minus_the_advantage(surrogate):
     batch = toy_batch([[1, 0], [3, 1]], lengths=[1, 2, 3, 4])
-    mine = objective(SURROGATE_RULES[surrogate], None, "verl/token-sum")
+    mine = objective(SURROGATE_RULES[surrogate], None, "token-sum")
     found = evaluate(batch, mine, dtype=torch.float64, per_token=True)
     wanted_T = -torch.repeat_interleave(found.rows.advantage_N, batch.rows.diff())
     assert torch.equal(found.per_token.grad_T, wanted_T)

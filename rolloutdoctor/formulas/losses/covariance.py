@@ -1,4 +1,4 @@
-"""verl's clip_cov and kl_cov: tokens whose log-prob and advantage vary together are treated apart.
+"""clip_cov and kl_cov: tokens whose log-prob and advantage vary together are treated apart.
 
 The tokens are chosen over the whole micro-batch: see `rolloutdoctor.formulas.losses.selections`.
 """

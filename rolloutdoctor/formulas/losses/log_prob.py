@@ -1,4 +1,4 @@
-"""verl's terms that weigh the log-prob itself: gpg, reinforce, dro and cispo.
+"""Terms that weigh the log-prob itself: gpg, reinforce, dro and the two forms of cispo.
 
 Their value moves with the log-probs, not around the advantage, so the size of the loss says little; the derivative
 is what counts.
@@ -6,6 +6,7 @@ is what counts.
 
 import torch
 
+from rolloutdoctor.formulas.losses.levels import log_weights
 from rolloutdoctor.formulas.losses.ratio import bounded
 from rolloutdoctor.formulas.losses.terms import PolicyTerm, TokenInputs
 from rolloutdoctor.objective.objective import Surrogate
@@ -42,7 +43,7 @@ def dro(given: TokenInputs, rule: Surrogate) -> PolicyTerm:
     )
 
 
-def cispo(given: TokenInputs, rule: Surrogate) -> PolicyTerm:
+def cispo_clipped(given: TokenInputs, rule: Surrogate) -> PolicyTerm:
     """``-clip(r) * A * log-prob``, the clipped ratio detached: no token loses its gradient.
 
     Source: verl ``compute_policy_loss_cispo``.
@@ -59,4 +60,22 @@ def cispo(given: TokenInputs, rule: Surrogate) -> PolicyTerm:
         clipped_T=ratio_T != clipped_T,
         capped_T=torch.zeros_like(given.policy_T, dtype=torch.bool),
         drift_T=-delta_T,
+    )
+
+
+def cispo_capped(given: TokenInputs, rule: Surrogate) -> PolicyTerm:
+    """``-min(r, epsilon_high) * A * log-prob``, the weight detached: no token loses its gradient.
+
+    The bound is `clip_high` itself and not one plus it, as TRL has it: with the default of 0.2 every gradient is a
+    fifth of what it would be at ratio one. No lower bound. Source: TRL ``GRPOTrainer._compute_loss``.
+    """
+    free_T = log_weights(given, rule).exp()
+    ratio_T = free_T.clamp(max=rule.clip_high)
+    weighted_T = given.advantage_T * given.policy_T
+    return PolicyTerm(
+        value_T=given.gated(-ratio_T * weighted_T),
+        slope_T=given.gated(-ratio_T * given.advantage_T),
+        ratio_T=ratio_T,
+        at_one_T=given.gated(-min(1.0, rule.clip_high) * weighted_T),
+        clipped_T=(free_T > rule.clip_high) & (given.advantage_T > 0),
     )

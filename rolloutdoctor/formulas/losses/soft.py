@@ -1,13 +1,14 @@
-"""verl's sapo: a smooth gate instead of a clip."""
+"""sapo, a smooth gate instead of a clip: with a ratio of the token or of the row, and with one of the token alone."""
 
 import torch
 
+from rolloutdoctor.formulas.losses.levels import gathered, log_weights
 from rolloutdoctor.formulas.losses.ratio import bounded, importance_ratio
 from rolloutdoctor.formulas.losses.terms import PolicyTerm, TokenInputs
 from rolloutdoctor.objective.objective import Surrogate
 
 
-def sapo(given: TokenInputs, rule: Surrogate) -> PolicyTerm:
+def sapo_of_tokens(given: TokenInputs, rule: Surrogate) -> PolicyTerm:
     """``-A * 4 / tau * sigmoid(tau (r - 1))``, tau being `tau_pos` or, unless A > 0, `tau_neg` in `numbers`.
 
     At ratio one its derivative is minus the advantage and its value ``-2 A / tau``. Both of its clip metrics are
@@ -27,4 +28,23 @@ def sapo(given: TokenInputs, rule: Surrogate) -> PolicyTerm:
         clipped_T=none_T,
         capped_T=none_T,
         drift_T=-bounded(given.log_ratio_T, rule),
+    )
+
+
+def sapo(given: TokenInputs, rule: Surrogate) -> PolicyTerm:
+    """``-A * 4 / tau * sigmoid(tau (r - 1))``, tau being `tau_pos` or, unless A > 0, `tau_neg` in `numbers`.
+
+    At ratio one its derivative is minus the advantage and its value ``-2 A / tau``. Source: TRL
+    ``GRPOTrainer._compute_loss``, which clamps no log-ratio and logs no clip metrics.
+    """
+    advantage_T = given.advantage_T
+    ratio_T = log_weights(given, rule).exp()
+    pair = torch.tensor([rule.numbers["tau_pos"], rule.numbers["tau_neg"]], dtype=ratio_T.dtype, device=ratio_T.device)
+    tau_T = torch.where(advantage_T > 0, pair[0], pair[1])
+    gate_T = torch.sigmoid(tau_T * (ratio_T - 1))
+    return PolicyTerm(
+        value_T=given.gated(-(gate_T * 4 / tau_T) * advantage_T),
+        slope_T=gathered(given, rule, given.gated(-advantage_T * 4 * ratio_T * gate_T * (1 - gate_T))),
+        ratio_T=ratio_T,
+        at_one_T=given.gated(-2 * advantage_T / tau_T),
     )

@@ -1,8 +1,10 @@
-"""verl's terms with one ratio per row: gspo and geo_mean."""
+"""Terms with one ratio per row: gspo, geo_mean and the clipped product of ratios."""
 
 import torch
 from torch import Tensor
 
+from rolloutdoctor.formulas.losses.clipped import ppo_delta_clip
+from rolloutdoctor.formulas.losses.levels import lengths
 from rolloutdoctor.formulas.losses.ratio import share_of_first, unmoved
 from rolloutdoctor.formulas.losses.terms import PolicyTerm, TokenInputs
 from rolloutdoctor.objective.objective import Surrogate
@@ -74,3 +76,18 @@ def _row_gates(given: TokenInputs, length_N: Tensor) -> Tensor:
     if given.gate_T is None:
         return torch.ones_like(length_N)
     return (given.row_sum(torch.log(given.gate_T + 1e-10)) / length_N).exp()
+
+
+def clipped_row(given: TokenInputs, rule: Surrogate) -> PolicyTerm:
+    """One clipped term per row, its ratio the product of the row's: ``-min(r A, clip(r) A)``.
+
+    Each token's value is its share of the row's term, so that they add up to it. Source: TRL
+    ``RLOOTrainer._compute_loss``.
+    """
+    share_T = given.expand(1 / lengths(given))
+    term = ppo_delta_clip(given, rule)
+    return term._replace(
+        value_T=term.value_T * share_T,
+        slope_T=term.slope_T * share_T,
+        at_one_T=given.gated(-given.advantage_T) * share_T,
+    )

@@ -1,7 +1,7 @@
-"""slime's helper for train-inference mismatch: weights and rejections that its loss makes by itself.
+"""Weights and rejections that a loss makes by itself of trainer and sampler differing.
 
-Source: slime ``examples/train_infer_mismatch_helper/mis.py``: ``compute_mis_weights``. Unlike verl's rejection, what it
-takes out loses its KL term too, and no denominator changes; bounds hold for trainer over sampler.
+Source: slime ``examples/train_infer_mismatch_helper/mis.py``: ``compute_mis_weights``. Unlike `corrections.rejection`,
+what it takes out loses its KL term too, and no denominator changes; bounds hold for trainer over sampler.
 """
 
 import math
@@ -11,7 +11,7 @@ import torch
 from torch import Tensor
 
 from rolloutdoctor.formulas.corrections.masked import SAFETY_BOUND
-from rolloutdoctor.objective.objective import Mismatch
+from rolloutdoctor.objective.objective import SamplerCorrection
 from rolloutdoctor.ops import segments as seg
 
 
@@ -73,7 +73,7 @@ class Corrected:
     metrics: dict[str, Tensor]
 
 
-def corrected(rows: Rows, rule: Mismatch) -> Corrected:
+def corrected(rows: Rows, rule: SamplerCorrection) -> Corrected:
     """Weights, rejections and the metrics of both; without `rule.weighs` only how far the sampler is."""
     found = _distance(rows)
     if not rule.weighs:
@@ -105,7 +105,7 @@ def corrected(rows: Rows, rule: Mismatch) -> Corrected:
     return Corrected(kept_T, torch.where(kept_T, weight_T, 0.0), found)
 
 
-def _kept(rows: Rows, rule: Mismatch, level: str, found: dict[str, Tensor]) -> Tensor:
+def _kept(rows: Rows, rule: SamplerCorrection, level: str, found: dict[str, Tensor]) -> Tensor:
     """Tokens within the bounds, in rows without a token below the veto, ``[T]`` bool; adds the metrics."""
     ratio_T = rows.ratio(level)
     found["rs_mask_fraction_low"] = ratio_T < rule.reject_low

@@ -1,4 +1,4 @@
-"""verl's DPPO: the log-prob times a truncated ratio, for tokens whose probability has not moved too far.
+"""DPPO: the log-prob times a truncated ratio, for tokens whose probability has not moved too far.
 
 ``value = -A * min(r, cap) * log-prob * valid``, where ratio and `valid` are detached. The clip range bounds a
 divergence and not the ratio; `cap` truncates the ratio.
