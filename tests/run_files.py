@@ -8,6 +8,7 @@ import pytest
 
 from rolloutdoctor.io.run import open_run
 from rolloutdoctor.results.errors import InputError
+from rolloutdoctor.trainers.table import ALIASES
 
 FLOATS = pa.list_(pa.float32())
 MASK = pa.list_(pa.uint8())
@@ -35,7 +36,7 @@ def write(name="run.parquet", row_group_size=None, metadata=None, **columns):
 
 def read(*columns, paths=("run.parquet",), trainer=None, **options):
     """All batches of some files."""
-    return list(open_run(paths, trainer=trainer).batches(columns, **options))
+    return list(open_run(paths, trainer=trainer, aliases=ALIASES).batches(columns, **options))
 
 
 def refusal(*paths, columns=ALL, error=InputError, **options):

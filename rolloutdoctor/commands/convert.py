@@ -20,6 +20,7 @@ from rolloutdoctor.io.run import Run, open_run
 from rolloutdoctor.io.write.scratch import scratch_folder
 from rolloutdoctor.io.write.writer import metrics_path
 from rolloutdoctor.results.errors import InputError, UsageError
+from rolloutdoctor.trainers.table import ALIASES
 
 Progress = Callable[[int, int], None]
 MAPPED = "mapped"
@@ -236,7 +237,7 @@ def open_any(
         return
     found = detect_dump(paths, options)
     if found is None:
-        yield open_run(paths, trainer=trainer)
+        yield open_run(paths, trainer=trainer, aliases=ALIASES)
         return
     tell(f"read with the importer {found.importer.name}: {found.why}")
     with scratch_folder() as folder:
@@ -252,6 +253,6 @@ def open_any(
         for note in sink.notes:
             tell(note)
         name = " ".join(source.name for source in found.sources)
-        file = read_footer(Source(str(path), name), trainer)
+        file = read_footer(Source(str(path), name), trainer, ALIASES)
         logged = [Source(str(each), name) for each in [metrics_path(path)] if each.exists()]
         yield Run([file], file.metadata, read_metrics(logged), found.sources, found.logs)

@@ -148,14 +148,6 @@ COLUMNS: tuple[Column, ...] = (
 
 BY_NAME: dict[str, Column] = {column.name: column for column in COLUMNS}
 
-# Names that mean one thing in one trainer and another elsewhere: read only when the file says which trainer wrote it.
-TRAINER_ALIASES: dict[str, dict[str, str]] = {
-    "slime": {"log_probs": "old_log_probs"},
-    "verl": {"log_probs": "policy_log_probs", "rollout_is_weights": "is_weights"},
-    "trl": {"completion_mask": "response_mask"},
-    "trl-rloo": {"completion_mask": "response_mask"},
-}
-
 METRIC_COLUMNS = ("step", "split", "name", "value")
 
 IMPORT_METRICS = "import/"

@@ -14,6 +14,7 @@ from rolloutdoctor.io.locations.paths import Source, expand
 from rolloutdoctor.io.locations.targets import Target
 from rolloutdoctor.io.metadata import RunMetadata
 from rolloutdoctor.io.metrics import LoggedMetrics, read_metrics
+from rolloutdoctor.io.parquet.columns import NO_ALIASES, TrainerAliases
 from rolloutdoctor.io.parquet.files import OpenFile, RunFile, read_footer, reading
 from rolloutdoctor.io.parquet.index import KEY_COLUMNS, Index, RowGroup, build_index, read_keys, rows_by_key
 from rolloutdoctor.io.parquet.slices import ReadRequest
@@ -28,19 +29,22 @@ _TEXT_ROWS = 1024
 """Rows of which the texts are read at a time."""
 
 
-def open_run(paths: Sequence[str | os.PathLike[str]], *, trainer: str | None = None) -> "Run":
+def open_run(
+    paths: Sequence[str | os.PathLike[str]], *, trainer: str | None = None, aliases: TrainerAliases = NO_ALIASES
+) -> "Run":
     """Find the files of a run and read their footers and logged metrics.
 
     Args:
         paths: files, directories and patterns; see `paths.expand`.
         trainer: who wrote the files, for column names that depend on it; None: as their metadata say.
+        aliases: trainer to its own names of columns, which mean another one elsewhere, or none.
 
     Raises:
         InputError: if nothing is found, a file cannot be read, or two files are not of one run.
         SchemaError: if a file's columns break the contract.
     """
     found = expand(paths)
-    files = [read_footer(source, trainer) for source in found.files]
+    files = [read_footer(source, trainer, aliases) for source in found.files]
     return Run(files, _agreed_metadata(files), read_metrics(found.metrics), beside=found.metrics)
 
 

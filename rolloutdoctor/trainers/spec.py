@@ -44,6 +44,7 @@ class Trainer:
         kl_metrics: its metrics that are a KL from the reference.
         loss_metric: the metric that best shows the loss.
         grad_norm_metric: the metric that holds the norm of the parameters' gradient.
+        aliases: its names of columns that mean another column, or none, in files of other trainers.
         group_size: how many rows a group of a split should have under a configuration, or None if anything goes.
         window_option: the option that says over how many steps a logged line averages, or None if each step is logged.
         instant_metrics: metrics that are of the logged step alone, whatever that option says.
@@ -68,6 +69,7 @@ class Trainer:
     loss_metric: str
     grad_norm_metric: str
     group_size: Callable[[Config, str], int | None]
+    aliases: Mapping[str, str] = field(default_factory=dict)
     window_option: str | None = None
     instant_metrics: frozenset[str] = frozenset()
     quantities: Mapping[str, str] = field(default_factory=dict)

@@ -13,6 +13,9 @@ TRAINERS: dict[str, Trainer] = {
     trainer.name: trainer for trainer in (trl.TRAINER, rloo.TRAINER, verl.TRAINER, slime.TRAINER)
 }
 
+ALIASES = {trainer.name: trainer.aliases for trainer in TRAINERS.values()}
+"""Trainer to its own names of columns that mean another column elsewhere."""
+
 
 def writer_of(names: Collection[str]) -> Trainer | None:
     """Return the trainer whose names a log of numbers has; TRL's trainers share theirs.

@@ -13,6 +13,7 @@ from rolloutdoctor.data.batch import StepKey
 from rolloutdoctor.io.metadata import RunMetadata
 from rolloutdoctor.io.run import StepRange, open_run
 from rolloutdoctor.results.errors import InputError, UsageError
+from rolloutdoctor.trainers.table import ALIASES
 
 
 @pytest.fixture(autouse=True)
@@ -188,12 +189,13 @@ def test_aliases():
 def test_aliases_of_a_trainer():
     columns = {"step": [0], "log_probs": pa.array([[-1.0]], FLOATS)}
     write(**columns)
-    assert "old_log_probs" not in open_run(["run.parquet"]).columns
-    assert "old_log_probs" in open_run(["run.parquet"], trainer="slime").columns
-    assert "policy_log_probs" in open_run(["run.parquet"], trainer="verl@0.6.0").columns
+    assert "old_log_probs" not in open_run(["run.parquet"], aliases=ALIASES).columns
+    assert "old_log_probs" not in open_run(["run.parquet"], trainer="slime").columns
+    assert "old_log_probs" in open_run(["run.parquet"], trainer="slime", aliases=ALIASES).columns
+    assert "policy_log_probs" in open_run(["run.parquet"], trainer="verl@0.6.0", aliases=ALIASES).columns
     write(**columns, metadata=RunMetadata("slime", "0.2"))
-    assert "old_log_probs" in open_run(["run.parquet"]).columns
-    assert "policy_log_probs" in open_run(["run.parquet"], trainer="verl").columns
+    assert "old_log_probs" in open_run(["run.parquet"], aliases=ALIASES).columns
+    assert "policy_log_probs" in open_run(["run.parquet"], trainer="verl", aliases=ALIASES).columns
 
 
 def test_advantages_by_what_they_hold():

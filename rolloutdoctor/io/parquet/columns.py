@@ -1,14 +1,18 @@
 """Which columns of the contract a file has, under which names and types."""
 
 from collections import Counter
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
+from types import MappingProxyType
 
 import pyarrow as pa
 from pyarrow import types
 
-from rolloutdoctor.data.schema import BY_NAME, COLUMNS, TRAINER_ALIASES, Column, Kind
+from rolloutdoctor.data.schema import BY_NAME, COLUMNS, Column, Kind
 from rolloutdoctor.results.errors import SchemaError
+
+TrainerAliases = Mapping[str, Mapping[str, str]]
+NO_ALIASES: TrainerAliases = MappingProxyType({})
 
 
 @dataclass(frozen=True)
@@ -31,7 +35,9 @@ class StoredColumn:
         return self.stored if self.stored == self.column.name else f"{self.stored} ({self.column.name})"
 
 
-def resolve(schema: pa.Schema, name: str, *, trainer: str | None = None) -> dict[str, StoredColumn]:
+def resolve(
+    schema: pa.Schema, name: str, *, trainer: str | None = None, aliases: TrainerAliases = NO_ALIASES
+) -> dict[str, StoredColumn]:
     """Map canonical names to the columns of a file.
 
     The canonical name wins over aliases. `advantages` with one number per row is `advantage`, and `advantage` with
@@ -40,7 +46,8 @@ def resolve(schema: pa.Schema, name: str, *, trainer: str | None = None) -> dict
     Args:
         schema: of the file.
         name: of the file, for messages.
-        trainer: who wrote it, for names that mean one thing in one trainer and another elsewhere.
+        trainer: who wrote it.
+        aliases: trainer to its own names of columns, which mean another one elsewhere, or none.
 
     Raises:
         SchemaError: on a missing `step`, a type that the column may not have, two aliases of one column, or two
@@ -49,7 +56,8 @@ def resolve(schema: pa.Schema, name: str, *, trainer: str | None = None) -> dict
     twice = sorted(stored for stored, count in Counter(schema.names).items() if count > 1)
     if twice:
         raise SchemaError(f"{name}: two columns are called {twice[0]}; drop or rename one of them")
-    aliases = _aliases(trainer)
+    known = {alias: column.name for column in COLUMNS for alias in column.aliases}
+    known |= aliases.get((trainer or "").partition("@")[0], {})
     exact: dict[str, pa.Field] = {}
     found: dict[str, list[pa.Field]] = {}
     for field in schema:
@@ -60,8 +68,8 @@ def resolve(schema: pa.Schema, name: str, *, trainer: str | None = None) -> dict
             exact[canonical] = field
         elif canonical in BY_NAME:
             found.setdefault(canonical, []).append(field)
-        elif field.name in aliases:
-            found.setdefault(aliases[field.name], []).append(field)
+        elif field.name in known:
+            found.setdefault(known[field.name], []).append(field)
     stored = {}
     for column in COLUMNS:
         candidates = [exact[column.name]] if column.name in exact else found.get(column.name, [])
@@ -74,7 +82,7 @@ def resolve(schema: pa.Schema, name: str, *, trainer: str | None = None) -> dict
         if candidates:
             stored[column.name] = _checked(StoredColumn(column, candidates[0].name, candidates[0].type), name)
     if "step" not in stored:
-        names = ["step", *(alias for alias, canonical in aliases.items() if canonical == "step")]
+        names = ["step", *(alias for alias, canonical in known.items() if canonical == "step")]
         have = ", ".join(schema.names[:30])
         more = ", ..." if len(schema.names) > 30 else ""
         raise SchemaError(
@@ -82,11 +90,6 @@ def resolve(schema: pa.Schema, name: str, *, trainer: str | None = None) -> dict
             "add the optimiser step of every row as an integer"
         )
     return stored
-
-
-def _aliases(trainer: str | None) -> dict[str, str]:
-    known = {alias: column.name for column in COLUMNS for alias in column.aliases}
-    return known | TRAINER_ALIASES.get((trainer or "").partition("@")[0], {})
 
 
 def _advantage(field: pa.Field) -> str | None:

@@ -12,7 +12,7 @@ import pyarrow.parquet as pq
 from rolloutdoctor.io.locations.paths import Source, reason
 from rolloutdoctor.io.locations.stores import address_of, open_bytes, size_of
 from rolloutdoctor.io.metadata import RunMetadata
-from rolloutdoctor.io.parquet.columns import StoredColumn, resolve
+from rolloutdoctor.io.parquet.columns import NO_ALIASES, StoredColumn, TrainerAliases, resolve
 from rolloutdoctor.io.parquet.footer import Chunk, read_chunks
 from rolloutdoctor.io.parquet.size_guard import check_declared, damaged
 from rolloutdoctor.results.errors import InputError, RolloutDoctorError
@@ -162,12 +162,13 @@ def _renamed(table: pa.Table, stored: Mapping[str, str]) -> pa.Table:
     return table.select(list(stored)).rename_columns(list(stored.values()))
 
 
-def read_footer(source: Source, trainer: str | None) -> RunFile:
+def read_footer(source: Source, trainer: str | None, aliases: TrainerAliases = NO_ALIASES) -> RunFile:
     """Open a run file, read what its footer says, and close it.
 
     Args:
         source: the file.
         trainer: who wrote it; None: as the file says.
+        aliases: trainer to its own names of columns, which mean another one elsewhere, or none.
 
     Raises:
         InputError: if it is no Parquet file, damaged, or has no rows.
@@ -186,7 +187,7 @@ def read_footer(source: Source, trainer: str | None) -> RunFile:
         if footer.num_rows == 0:
             raise InputError(f"{source.name}: the file has no rows; check the run that wrote it, or leave it out")
         metadata = RunMetadata.decode(footer.metadata, source.name)
-        columns = resolve(schema, source.name, trainer=trainer or metadata.trainer)
+        columns = resolve(schema, source.name, trainer=trainer or metadata.trainer, aliases=aliases)
         chunks = _read_chunks(source)
         numbers = [each.stored for name, each in columns.items() if name not in _TEXTS]
         check_size(source, footer, numbers, chunks=chunks)

@@ -296,6 +296,7 @@ TRAINER = Trainer(
     loss_metric="train/loss",
     grad_norm_metric="train/grad_norm",
     group_size=group_size,
+    aliases={"log_probs": "old_log_probs"},
     quantities={
         "rollout/kl": "stored_kl",
         "rollout/raw_reward": "rewards",

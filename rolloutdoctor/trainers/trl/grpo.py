@@ -27,6 +27,8 @@ from rolloutdoctor.trainers.trl.options import NO_LOGITS, NOT_RECOMPUTED, OPTION
 if TYPE_CHECKING:
     from rolloutdoctor.evaluation.evaluate import Evaluation
 
+ALIASES = {"completion_mask": "response_mask"}
+
 EPSILON = 1e-4
 """What TRL adds to the standard deviation of rewards."""
 
@@ -260,6 +262,7 @@ TRAINER = Trainer(
     loss_metric="loss",
     grad_norm_metric="grad_norm",
     group_size=group_size,
+    aliases=ALIASES,
     window_option="logging_steps",
     instant_metrics=frozenset({"grad_norm", "learning_rate", "epoch", "num_tokens"}),
     quantities=QUANTITIES,

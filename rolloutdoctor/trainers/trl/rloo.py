@@ -111,6 +111,7 @@ TRAINER = Trainer(
     loss_metric="loss",
     grad_norm_metric="grad_norm",
     group_size=trl.group_size,
+    aliases=trl.ALIASES,
     window_option="logging_steps",
     instant_metrics=trl.TRAINER.instant_metrics,
     quantities=trl.QUANTITIES | {"kl": "reward_kl"},

@@ -276,6 +276,7 @@ TRAINER = Trainer(
     loss_metric="actor/pg_loss",
     grad_norm_metric="actor/grad_norm",
     group_size=group_size,
+    aliases={"log_probs": "policy_log_probs", "rollout_is_weights": "is_weights"},
     reward_free=reward_free,
     loss_parts=loss_parts,
     quantities={
