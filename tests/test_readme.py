@@ -32,7 +32,7 @@ def fixes_table() -> str:
     rows = ["| fix | what it changes | trainers | variants (the first is the default) |", "| --- | --- | --- | --- |"]
     for fix in FIXES.values():
         variants = "; ".join(f"`{name}`: {note}" for name, note in fix.notes.items())
-        rows.append(f"| `{fix.name}` | {fix.summary} | {', '.join(fix.trainers)} | {variants} |")
+        rows.append(f"| `{fix.name}` | {fix.summary} | {', '.join(fix.trainers())} | {variants} |")
     return "\n".join(rows)
 
 

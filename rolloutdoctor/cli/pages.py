@@ -85,9 +85,9 @@ def fixes(*, as_json: bool = False) -> str:
                 "summary": fix.summary,
                 "story": fix.story,
                 "contested": fix.contested,
-                "trainers": list(fix.trainers),
+                "trainers": list(fix.trainers()),
                 "variants": [
-                    {"name": name, "note": fix.notes[name], "trainers": list(fix.only_for.get(name, fix.trainers))}
+                    {"name": name, "note": fix.notes[name], "trainers": list(fix.trainers(name))}
                     for name in fix.variants
                 ],
                 "references": list(fix.references),
@@ -98,12 +98,12 @@ def fixes(*, as_json: bool = False) -> str:
     lines = []
     for fix in FIXES.values():
         contested = "contested upstream" if fix.contested else "accepted upstream"
-        lines.append(f"{fix.name}  ({', '.join(fix.trainers)}; {contested})")
+        lines.append(f"{fix.name}  ({', '.join(fix.trainers())}; {contested})")
         lines.append(_indented(f"{fix.summary}.", 2))
         lines.append(_indented(fix.story, 2))
         for position, (name, note) in enumerate(fix.notes.items()):
             default = " (default)" if position == 0 else ""
-            only = f" [{', '.join(fix.only_for[name])} only]" if name in fix.only_for else ""
+            only = f" [{', '.join(fix.trainers(name))} only]" if name in fix.only_where else ""
             lines.append(_indented(f"{fix.name}:{name}{default}{only}: {note}", 4))
         lines += [f"    {reference}" for reference in fix.references]
         lines.append("")

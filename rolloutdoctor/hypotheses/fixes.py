@@ -7,6 +7,7 @@ from rolloutdoctor.objective.objective import KlBuffer, Objective, RowSet
 from rolloutdoctor.results.errors import UsageError, nearest
 
 Edit = Callable[[Objective], Objective]
+Condition = Callable[[Objective], bool]
 
 
 @dataclass(frozen=True)
@@ -18,10 +19,10 @@ class Fix:
         summary: what it changes, in one line.
         story: where it comes from and how it stands upstream.
         contested: True if upstream holds the present behaviour to be a choice.
-        trainers: names of the trainers it applies to.
+        applies: tells whether it is about what an objective computes.
         variants: name to edit; the first is the default.
         notes: one line for each variant.
-        only_for: variant to the trainers it was proposed for, where these are fewer.
+        only_where: variant to what it needs beyond that, where it needs more.
         references: threads and papers.
     """
 
@@ -29,11 +30,40 @@ class Fix:
     summary: str
     story: str
     contested: bool
-    trainers: tuple[str, ...]
+    applies: Condition
     variants: Mapping[str, Edit]
     notes: Mapping[str, str]
-    only_for: Mapping[str, tuple[str, ...]]
+    only_where: Mapping[str, Condition]
     references: tuple[str, ...]
+
+    def applies_to(self, objective: Objective, variant: str) -> bool:
+        """True if a variant is about what an objective computes."""
+        return self.applies(objective) and self.only_where.get(variant, _anything)(objective)
+
+    def trainers(self, variant: str | None = None) -> tuple[str, ...]:
+        """Names of the trainers that it applies to: with a variant, or with any."""
+        # The rule book names fixes, and is opened without any trainer.
+        from rolloutdoctor.trainers.table import TRAINERS
+
+        chosen = self.variants if variant is None else (variant,)
+        examples = {trainer.name: trainer.example() for trainer in TRAINERS.values()}
+        return tuple(name for name, each in examples.items() if any(self.applies_to(each, one) for one in chosen))
+
+
+def _anything(objective: Objective) -> bool:
+    return True
+
+
+def _has_kl_loss(objective: Objective) -> bool:
+    return objective.has_kl_loss
+
+
+def _flags_zero_std(objective: Objective) -> bool:
+    return objective.advantage.flags_zero_std
+
+
+def _stores_kl(objective: Objective) -> bool:
+    return objective.stores_kl
 
 
 def _mask_kl(objective: Objective) -> Objective:
@@ -83,7 +113,7 @@ FIXES: dict[str, Fix] = {
             "change it were closed unmerged. verl and slime behave the same with the KL in the loss."
         ),
         contested=True,
-        trainers=("trl", "verl", "slime"),
+        applies=_has_kl_loss,
         variants={"loss": _mask_kl, "pr5640": _mask_completions, "renormalised": _mask_and_renormalise},
         notes={
             "loss": "mask the KL term at loss level; denominators are kept, and metrics count those rows as before",
@@ -94,7 +124,7 @@ FIXES: dict[str, Fix] = {
             "renormalised": "mask the rows and recompute every token count in a denominator; row counts stay, and "
             "metrics count those rows as before",
         },
-        only_for={"pr5640": ("trl",)},
+        only_where={"pr5640": _flags_zero_std},
         references=(
             "https://github.com/huggingface/trl/issues/5588",
             "https://github.com/huggingface/trl/pull/5640",
@@ -110,13 +140,13 @@ FIXES: dict[str, Fix] = {
             "keep such rows in the baseline on purpose, because their rewards are evidence about the prompt."
         ),
         contested=True,
-        trainers=("trl", "trl-rloo", "verl", "slime"),
+        applies=_anything,
         variants={"singleton-raw": _live_voters, "singleton-zero": _live_voters_zero},
         notes={
             "singleton-raw": "the only survivor of a group gets its raw score where verl gives one (as proposed)",
             "singleton-zero": "the only survivor of a group gets 0",
         },
-        only_for={},
+        only_where={},
         references=(
             "https://github.com/verl-project/verl/pull/6452",
             "https://github.com/verl-project/verl/pull/6375",
@@ -130,10 +160,10 @@ FIXES: dict[str, Fix] = {
             "reward. Advantages and loss are the same with the fix. Merged after release 0.3.1."
         ),
         contested=False,
-        trainers=("slime",),
+        applies=_stores_kl,
         variants={"copy": _copied_kl},
         notes={"copy": "store the KL before the reward is built"},
-        only_for={},
+        only_where={},
         references=("https://github.com/THUDM/slime/pull/2114",),
     ),
 }
@@ -152,17 +182,17 @@ class ChosenFix:
         return f"{self.fix.name}:{self.variant}"
 
     def applies_to(self, objective: Objective) -> bool:
-        """True if the fix, in this variant, is about the objective's trainer."""
-        return objective.trainer in self.fix.only_for.get(self.variant, self.fix.trainers)
+        """True if the fix, in this variant, is about what the objective computes."""
+        return self.fix.applies_to(objective, self.variant)
 
     def apply(self, objective: Objective) -> Objective:
         """Return the edited objective.
 
         Raises:
-            UsageError: if the fix is not about the objective's trainer.
+            UsageError: if the fix is not about what the objective computes.
         """
         if not self.applies_to(objective):
-            trainers = ", ".join(self.fix.only_for.get(self.variant, self.fix.trainers))
+            trainers = ", ".join(self.fix.trainers(self.variant))
             raise UsageError(f"fix {self.label} is about {trainers}, and the run was made by {objective.trainer}")
         return self.fix.variants[self.variant](objective)
 

@@ -48,6 +48,7 @@ class AdvantageRule:
         batch_if_unequal: where groups differ in size the whole batch is one group (rewards reshaped by position).
         numeric_ids: group ids that are whole numbers are compared as numbers, so that "7" and "007" are one group:
             never, only where rejected rows have no vote (as proposed upstream), or always.
+        flags_zero_std: the trainer flags the rows of `RowSet.STD_FLAGGED`.
         knows_single: `formulas.advantages.float32` has the trainer's own float32 statistics, sum by sum.
         single: statistics are these, rounding of equal rewards included; False: float64.
         sums_tokens: the score of a row is the unmasked sum of its token rewards (`token_rewards` where the file has
@@ -68,6 +69,7 @@ class AdvantageRule:
     lam: float = 1.0
     batch_if_unequal: bool = False
     numeric_ids: Literal["never", "rejected-rows", "always"] = "never"
+    flags_zero_std: bool = False
     knows_single: bool = False
     single: bool = False
     sums_tokens: bool = False
@@ -310,6 +312,7 @@ class Objective:
         aggregation: how token terms become one loss.
         policy_aggregation: how the terms of the policy do, where the trainer forces another way on them; or None.
         kl_loss: the KL term of the loss, or None.
+        has_kl_loss: the trainer has a KL term for its loss, configured or not.
         kl_reward: the KL penalty inside the reward, or None.
         correction: what is done about sampler and trainer differing.
         policy_correction: the same inside the policy term, with the log-probs at the loss against those that the term
@@ -336,6 +339,7 @@ class Objective:
     aggregation: Aggregation
     policy_aggregation: Aggregation | None = None
     kl_loss: KlTerm | None = None
+    has_kl_loss: bool = True
     kl_reward: KlTerm | None = None
     correction: RolloutCorrection = field(default_factory=RolloutCorrection)
     policy_correction: RolloutCorrection | None = None
@@ -359,6 +363,11 @@ class Objective:
     def in_single(self) -> "Objective":
         """Return the objective with the trainer's own float32 group statistics, where they are known."""
         return replace(self, advantage=replace(self.advantage, single=self.advantage.knows_single))
+
+    @property
+    def stores_kl(self) -> bool:
+        """True if the trainer stores the KL of its penalty for a metric: that of one on every token, masked or not."""
+        return self.kl_reward is not None and not self.kl_reward.masked
 
     @property
     def step_metric(self) -> str | None:

@@ -5,9 +5,12 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
 from rolloutdoctor.objective.objective import Objective
-from rolloutdoctor.trainers.options import Config, Option
+from rolloutdoctor.trainers.options import Config, Layer, Option, parse_version, resolve
 
 if TYPE_CHECKING:
+    from torch import Tensor
+
+    from rolloutdoctor.data.batch import RolloutBatch
     from rolloutdoctor.evaluation.evaluate import Evaluation
 
 
@@ -17,6 +20,19 @@ class LossParts:
 
     policy: float
     kl: float
+
+
+@dataclass(frozen=True)
+class StoredKl:
+    """The metric of a per-token KL that a trainer stores.
+
+    Attributes:
+        metric: its name.
+        reduce: the step and the values of its tokens, ``[T]``, to the metric.
+    """
+
+    metric: str
+    reduce: "Callable[[RolloutBatch, Tensor], float]"
 
 
 def _does_not_say(logged: Mapping[str, float]) -> bool | None:
@@ -33,6 +49,7 @@ class Trainer:
 
     Attributes:
         name: what `--trainer` takes.
+        title: how sentences call it.
         newest: the newest version whose code was read and compared.
         oldest: the oldest version whose semantics are known.
         options: its options, under its own names.
@@ -46,6 +63,10 @@ class Trainer:
         grad_norm_metric: the metric that holds the norm of the parameters' gradient.
         aliases: its names of columns that mean another column, or none, in files of other trainers.
         group_size: how many rows a group of a split should have under a configuration, or None if anything goes.
+        must_state: the options that are too much to assume, each with a common value.
+        log_file: its own log of numbers, in words; None if it has none of its own.
+        stored_kl: the metric of the per-token KL that it stores, or None.
+        masks_by_product: its loss multiplies by the mask, so that NaN in a masked token reaches it.
         window_option: the option that says over how many steps a logged line averages, or None if each step is logged.
         instant_metrics: metrics that are of the logged step alone, whatever that option says.
         quantities: what each recomputed metric is, by name or pattern, in the words of
@@ -59,6 +80,7 @@ class Trainer:
     """
 
     name: str
+    title: str
     newest: str
     oldest: str
     options: tuple[Option, ...]
@@ -70,6 +92,10 @@ class Trainer:
     grad_norm_metric: str
     group_size: Callable[[Config, str], int | None]
     aliases: Mapping[str, str] = field(default_factory=dict)
+    must_state: Mapping[str, object] = field(default_factory=dict)
+    log_file: str | None = None
+    stored_kl: StoredKl | None = None
+    masks_by_product: bool = False
     window_option: str | None = None
     instant_metrics: frozenset[str] = frozenset()
     quantities: Mapping[str, str] = field(default_factory=dict)
@@ -77,3 +103,8 @@ class Trainer:
     reward_free: Callable[[Mapping[str, float]], bool | None] = _does_not_say
     loss_parts: Callable[[Mapping[str, float], Config | None], LossParts | None] = _not_logged
     loss_is_whole: bool = False
+
+    def example(self) -> Objective:
+        """Return what its newest version computes with nothing stated but what has to be."""
+        stated = Layer("a common configuration", self.must_state)
+        return self.objective(resolve(self.options, parse_version(self.newest), [stated], trainer=self.name))

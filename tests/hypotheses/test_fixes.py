@@ -95,8 +95,8 @@ def test_every_variant_has_its_note():
     for name, fix in FIXES.items():
         assert fix.name == name
         assert fix.notes.keys() == fix.variants.keys()
-        assert fix.only_for.keys() <= fix.variants.keys()
-        assert set(fix.trainers) <= TRAINERS.keys()
+        assert fix.only_where.keys() <= fix.variants.keys()
+        assert set(fix.trainers()) <= TRAINERS.keys()
         assert fix.references
         assert fix.story.endswith(".")
 

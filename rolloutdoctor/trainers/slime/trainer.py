@@ -10,7 +10,7 @@ from rolloutdoctor.results.errors import UsageError
 from rolloutdoctor.trainers.options import Config, Option
 from rolloutdoctor.trainers.slime import mis as slime_mis
 from rolloutdoctor.trainers.slime.mis import MIS
-from rolloutdoctor.trainers.spec import Trainer
+from rolloutdoctor.trainers.spec import StoredKl, Trainer
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -279,6 +279,7 @@ _DUMP = "--dump-details DIR makes slime write it"
 
 TRAINER = Trainer(
     name="slime",
+    title="slime",
     newest="0.3.1",
     oldest="0.2.2",
     options=OPTIONS,
@@ -296,6 +297,7 @@ TRAINER = Trainer(
     loss_metric="train/loss",
     grad_norm_metric="train/grad_norm",
     group_size=group_size,
+    stored_kl=StoredKl("rollout/kl", rollout_mean),
     aliases={"log_probs": "old_log_probs"},
     quantities={
         "rollout/kl": "stored_kl",

@@ -81,6 +81,7 @@ def objective(config: Config) -> Objective:
             scale=cast(Literal["group", "batch", "none"], config.word("scale_rewards")),
             epsilon=EPSILON,
             lone="zero",
+            flags_zero_std=True,
             knows_single=True,
             reward_weights=(weights or ()) if named else (),
         ),
@@ -242,6 +243,7 @@ QUANTITIES = {
 
 TRAINER = Trainer(
     name="trl",
+    title="TRL",
     newest="1.16.0",
     oldest="1.9.0",
     options=OPTIONS,
@@ -261,6 +263,8 @@ TRAINER = Trainer(
     kl_metrics=("kl",),
     loss_metric="loss",
     grad_norm_metric="grad_norm",
+    log_file="trainer_state.json",
+    masks_by_product=True,
     group_size=group_size,
     aliases=ALIASES,
     window_option="logging_steps",

@@ -63,6 +63,7 @@ def objective(config: Config) -> Objective:
             scale="none",
             epsilon=trl.EPSILON,
             lone="zero",
+            flags_zero_std=True,
             sums_tokens=True,
             normalised=bool(config["normalize_advantages"]),
             reward_bounds=None if bounds is None else (bounds[0], bounds[1]),
@@ -75,6 +76,7 @@ def objective(config: Config) -> Objective:
             empty_share=1.0,
         ),
         aggregation=Aggregation(mode="micro-batch-row-sum", eval_batches=True),
+        has_kl_loss=False,
         kl_reward=None
         if beta == 0
         else KlTerm(estimator="k1", coef=beta, log_probs="old_log_probs", masked=True, of_trained=True),
@@ -95,6 +97,7 @@ _RECORDER = trl.TRAINER.recording["*"]
 
 TRAINER = Trainer(
     name="trl-rloo",
+    title="TRL",
     newest="1.16.0",
     oldest="1.10.0",
     options=OPTIONS,

@@ -249,6 +249,7 @@ _FILE_LOGGER = 'give the file of trainer.logger=["console","file"] as well (VERL
 
 TRAINER = Trainer(
     name="verl",
+    title="verl",
     newest="0.9.1",
     oldest="0.9.0",
     options=OPTIONS,
@@ -276,6 +277,8 @@ TRAINER = Trainer(
     loss_metric="actor/pg_loss",
     grad_norm_metric="actor/grad_norm",
     group_size=group_size,
+    log_file="verl's file logger",
+    must_state={"algorithm.adv_estimator": "grpo"},
     aliases={"log_probs": "policy_log_probs", "rollout_is_weights": "is_weights"},
     reward_free=reward_free,
     loss_parts=loss_parts,
