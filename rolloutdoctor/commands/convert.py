@@ -114,7 +114,7 @@ def _detect_dump(paths: Sequence[str], options: ConvertOptions) -> Detected | No
             raise InputError(f"the inputs are of different kinds ({names}); give one run at a time")
         chosen, why = known[0]
     for path in dumps:
-        if Path(path).is_dir() and chosen.name != "trl":
+        if Path(path).is_dir() and chosen.logs_beside:
             inside = sorted(str(each) for each in Path(path).iterdir() if kind_of(each) is not None)
             logs += inside
     return Detected(chosen, why, tuple(map(Source.of, dumps)), tuple(map(Source.of, logs)))

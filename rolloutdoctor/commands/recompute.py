@@ -41,6 +41,7 @@ from rolloutdoctor.results.comparison import Numbers, Recomputed, RecomputedStep
 from rolloutdoctor.results.errors import CannotComputeError, InputError, UsageError
 from rolloutdoctor.results.findings import InputSummary
 from rolloutdoctor.results.version import __version__
+from rolloutdoctor.trainers.spec import Trainer
 
 TOKEN_COLUMNS = ("advantages_re", "kl_re", "ratio_re", "loss_re", "grad_re")
 LOGITS_COLUMN = "grad_logits_re"
@@ -276,7 +277,7 @@ class _Work:
         yield from self._merged.notes()
         objective = self._configured.objective
         if self._options.dtype == "float32":
-            yield _about_float32(self._objectives[""])
+            yield _about_float32(self._objectives[""], self._configured.trainer)
         absent = absent_columns(self._run, loss_columns(objective))
         if absent:
             context = run_context(self._run, LoggedMetrics(), self._configured)
@@ -291,12 +292,12 @@ class _Work:
             yield f"{without:,} steps have null in a column that the loss needs, and no loss"
 
 
-def _about_float32(objective: Objective) -> str:
+def _about_float32(objective: Objective, trainer: Trainer) -> str:
     """What of the numbers is in float32, and what is not."""
     if objective.advantage.single:
         return (
-            "group statistics are float32 sums, as TRL's: where rewards are equal the advantage is their rounding, "
-            "which depends on the device"
+            f"group statistics are float32 sums, as {trainer.title}'s: where rewards are equal the advantage is their "
+            "rounding, which depends on the device"
         )
     return (
         "token values are float32, and statistics of groups and batches float64: the rounding that the trainer's own "

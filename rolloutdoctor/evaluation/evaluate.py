@@ -25,7 +25,7 @@ from rolloutdoctor.evaluation.tokens import token_pass
 from rolloutdoctor.objective.objective import Objective, Scope
 from rolloutdoctor.objective.required_columns import incomplete, loss_columns, optional_columns
 from rolloutdoctor.ops import elementwise as el
-from rolloutdoctor.results.errors import CannotComputeError
+from rolloutdoctor.results.errors import CannotComputeError, naming
 
 if TYPE_CHECKING:
     import polars as pl
@@ -208,7 +208,8 @@ def evaluate_all(
         name: part for name, part in parts.items() if part is not None and batch.has(*loss_columns(objectives[name]))
     }
     wanted = (able if per_token else ()) if isinstance(per_token, bool) else per_token
-    passes = token_pass(batch, able, dtype, frozenset(wanted), kernel, visit) if able else {}
+    with naming(next((objective.trainer for objective in objectives.values()), CannotComputeError.trainer)):
+        passes = token_pass(batch, able, dtype, frozenset(wanted), kernel, visit) if able else {}
     found = {}
     for name, objective in objectives.items():
         tokens, kept = passes.get(name, (None, None))

@@ -33,6 +33,7 @@ from rolloutdoctor.objective.required_columns import (
 from rolloutdoctor.ops import segments as seg
 from rolloutdoctor.ops.group_stats import Votes
 from rolloutdoctor.ops.groups import Groups
+from rolloutdoctor.results.errors import naming
 
 
 @dataclass(frozen=True, eq=False)
@@ -87,6 +88,11 @@ def row_parts(
 
 def evaluate_rows(batch: RolloutBatch, objective: Objective, dtype: torch.dtype = torch.float32) -> RowPart | None:
     """Run the first pass; None if a column that the advantages need is missing."""
+    with naming(objective.trainer):
+        return _rows(batch, objective, dtype)
+
+
+def _rows(batch: RolloutBatch, objective: Objective, dtype: torch.dtype) -> RowPart | None:
     if not batch.has(*advantage_columns(objective)):
         return None
     score_N = task_scores(batch, objective, dtype)
@@ -211,8 +217,7 @@ def stored_kl(batch: RolloutBatch, objective: Objective, dtype: torch.dtype = to
 
     None if the trainer stores none, or a column it needs is missing.
     """
-    # verl stores the KL of no token: only slime, whose penalty is on every token, does.
-    if objective.kl_reward is None or objective.kl_reward.masked or not batch.has(*reward_kl_columns(objective)):
+    if objective.kl_reward is None or not objective.stores_kl or not batch.has(*reward_kl_columns(objective)):
         return None
     kl_T = reward_kl_tokens(batch, objective, dtype)
     if objective.kl_buffer is KlBuffer.COPY:

@@ -44,6 +44,8 @@ class Importer(Protocol):
 
     name: str
     summary: str
+    logs_beside: bool
+    """True if a folder of the dump may hold logs of numbers too; False if the importer finds its own."""
     recording: Mapping[str, str]
     """Canonical column to what would bring it, in the words of who wrote the dump; ``*`` is any other column."""
 

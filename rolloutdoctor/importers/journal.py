@@ -24,6 +24,7 @@ class RecordingJournal:
 
     name = "journal"
     summary = "a recording that was not closed (run.parquet.journal)"
+    logs_beside = True
     recording: Mapping[str, str] = {}
 
     def sniff(self, path: Path) -> str | None:

@@ -36,6 +36,7 @@ class TrlCompletions:
 
     name = "trl"
     summary = "TRL's completions directory (log_completions=True)"
+    logs_beside = False
     recording: Mapping[str, str] = {}
 
     def sniff(self, path: Path) -> str | None:

@@ -25,6 +25,7 @@ class VerlRollouts:
 
     name = "verl"
     summary = "verl's rollout_data_dir (JSON Lines), with its file logger beside it"
+    logs_beside = True
     recording: Mapping[str, str] = {}
 
     def sniff(self, path: Path) -> str | None:

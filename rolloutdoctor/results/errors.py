@@ -4,6 +4,9 @@ Every message is one sentence that names the file, the column and the row where 
 expected, and what to do. Errors are raised where data or options enter and caught once, in the command line.
 """
 
+from collections.abc import Iterator
+from contextlib import contextmanager
+
 
 class RolloutDoctorError(Exception):
     """Root of every error that this package raises on purpose."""
@@ -51,8 +54,31 @@ class DeviceError(RolloutDoctorError):
     """A GPU does not compute what the CPU computes, so nothing that it says is taken."""
 
 
+TRAINER = "{trainer}"
+"""In the message of a `CannotComputeError`: whoever fails on the step; a formula does not know who uses it."""
+
+
 class CannotComputeError(RolloutDoctorError):
-    """The trainer itself would fail on this step, so no number exists to be reported."""
+    """The trainer itself would fail on this step, so no number exists to be reported.
+
+    Attributes:
+        trainer: what `TRAINER` stands for in the message.
+    """
+
+    trainer = "the trainer"
+
+    def __str__(self) -> str:
+        return super().__str__().replace(TRAINER, self.trainer)
+
+
+@contextmanager
+def naming(trainer: str) -> Iterator[None]:
+    """Name the trainer in a `CannotComputeError` that is raised inside."""
+    try:
+        yield
+    except CannotComputeError as error:
+        error.trainer = trainer
+        raise
 
 
 def nearest(word: str, known: "list[str] | tuple[str, ...]") -> str:

@@ -26,10 +26,6 @@ KEEP_EXAMPLES = 5
 """Examples kept by each rule, the worst of the run."""
 
 
-LOGS = "give the trainer's log as well: trainer_state.json, verl's file logger, or an export as CSV or JSON Lines"
-"""What brings logged metrics where nothing says which trainer made the run."""
-
-
 @dataclass(frozen=True)
 class Context:
     """What is known before the first row is read.
@@ -165,6 +161,14 @@ class Rule(ABC, Generic[T]):
     def title(cls) -> str:
         """First line of the rule's page."""
         return (cls.__doc__ or "").strip().splitlines()[0]
+
+
+def logs_remedy() -> str:
+    """What brings logged metrics where nothing says which trainer made the run."""
+    from rolloutdoctor.trainers.table import TRAINERS
+
+    own = ", ".join(trainer.log_file for trainer in TRAINERS.values() if trainer.log_file is not None)
+    return f"give the trainer's log as well: {own}, or an export as CSV or JSON Lines"
 
 
 def percent(share: float | None) -> str:

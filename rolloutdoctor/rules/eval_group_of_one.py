@@ -4,6 +4,7 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
+from rolloutdoctor.hypotheses.fixes import choose
 from rolloutdoctor.ops.tally import Sums
 from rolloutdoctor.results.findings import Example, Measure, Severity
 from rolloutdoctor.rules.base import KEEP_EXAMPLES, Context, Judgement, Rule, counted
@@ -12,6 +13,9 @@ if TYPE_CHECKING:
     from torch import Tensor
 
     from rolloutdoctor.rules.step import StepView
+
+_PROPOSED = "zero-std:pr5640"
+"""The fix that masks the completions of flagged rows."""
 
 
 @dataclass(frozen=True)
@@ -73,9 +77,9 @@ class EvalGroupOfOne(Rule[EvalTally]):
             return EvalTally()
         single_N = self._single(step)
         flagged = 0
-        is_trl = step.trainer is not None and step.trainer.name == "trl"
-        if is_trl and step.evaluation is not None and step.batch.has("reward"):
-            flagged_N = step.flagged_rows(step.evaluation.objective.advantage.scale)
+        objective = None if step.evaluation is None else step.evaluation.objective
+        if objective is not None and choose(_PROPOSED).applies_to(objective) and step.batch.has("reward"):
+            flagged_N = step.flagged_rows(objective.advantage.scale)
             flagged = int((flagged_N & single_N).sum())
         return EvalTally(
             rows=int(single_N.sum()),
@@ -130,7 +134,10 @@ class EvalGroupOfOne(Rule[EvalTally]):
             evidence = f"frac_reward_zero_std is logged as 1 in {counted(run.flagged_steps, 'evaluation')}" + (
                 "; the masks show the blank rows" if run.masked_rows else ""
             )
-        proposed = f"; the mask proposed in TRL PR 5640 would blank {run.pr_rows:,} of them" if run.pr_rows else ""
+        proposed = ""
+        if run.pr_rows and context.trainer is not None:
+            title = context.trainer.title
+            proposed = f"; the mask proposed in {title} PR 5640 would blank {run.pr_rows:,} of them"
         return Judgement(
             severity=Severity.WARNING if run.masked_rows else Severity.INFO,
             confirmed=bool(run.masked_rows or run.flagged_steps),

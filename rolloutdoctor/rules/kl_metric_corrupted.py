@@ -176,23 +176,22 @@ class KlMetricCorrupted(Rule[KlMetricTally]):
         return None
 
     def _stored(self, step: "StepView") -> _Seen | None:
-        """The metric of a stored KL (slime): the copy and the reward buffer predict different values."""
-        from rolloutdoctor.trainers.slime.trainer import rollout_mean
-
+        """The metric of a stored KL: the copy and the reward buffer predict different values."""
         evaluation, batch = step.evaluation, step.batch
+        metric = None if step.trainer is None else step.trainer.stored_kl
         assert evaluation is not None
         objective = evaluation.objective
         kl_T = step.stored_kl(objective, KlBuffer.COPY)
         buffer_T = step.stored_kl(objective, KlBuffer.REWARD)
-        if kl_T is None or buffer_T is None or objective.kl_reward is None or not batch.tokens:
+        if kl_T is None or buffer_T is None or objective.kl_reward is None or metric is None or not batch.tokens:
             return None
-        logged = step.logged.get("rollout/kl") if objective.context_slices == 1 else None
+        logged = step.logged.get(metric.metric) if objective.context_slices == 1 else None
         if logged is None and "kl" in batch.per_token:
-            logged = rollout_mean(batch, batch.column("kl"))
+            logged = metric.reduce(batch, batch.column("kl"))
         if logged is None:
             return None
-        true, coef = rollout_mean(batch, kl_T), objective.kl_reward.coef
-        reward = rollout_mean(batch, buffer_T)
+        true, coef = metric.reduce(batch, kl_T), objective.kl_reward.coef
+        reward = metric.reduce(batch, buffer_T)
         return _Seen(
             logged,
             true,

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 from rolloutdoctor.objective.required_columns import loss_columns
 from rolloutdoctor.ops.tally import Sums, largest, ratio
 from rolloutdoctor.results.findings import Example, Measure, Severity
-from rolloutdoctor.rules.base import LOGS, Context, Judgement, Missing, Rule, counted, number, percent
+from rolloutdoctor.rules.base import Context, Judgement, Missing, Rule, counted, logs_remedy, number, percent
 
 if TYPE_CHECKING:
     from rolloutdoctor.rules.step import StepView
@@ -86,7 +86,7 @@ class KlOnlyLoss(Rule[KlOnlyTally]):
     def _untold(self, context: Context) -> Missing:
         return Missing(
             "the log does not give the policy and the KL part of the loss",
-            context.recording.get("loss_parts", f"name the trainer with --trainer NAME, and {LOGS}"),
+            context.recording.get("loss_parts", f"name the trainer with --trainer NAME, and {logs_remedy()}"),
         )
 
     def measure(self, step: "StepView") -> KlOnlyTally:

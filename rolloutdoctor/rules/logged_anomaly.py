@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 
 from rolloutdoctor.ops.tally import Sums, largest, ratio
 from rolloutdoctor.results.findings import Example, Measure, Severity
-from rolloutdoctor.rules.base import LOGS, Context, Judgement, Missing, Rule, counted, number
+from rolloutdoctor.rules.base import Context, Judgement, Missing, Rule, counted, logs_remedy, number
 
 if TYPE_CHECKING:
     from rolloutdoctor.rules.step import StepView
@@ -85,7 +85,7 @@ class LoggedAnomaly(Rule[AnomalyTally]):
     def _untold(self, context: Context) -> Missing:
         return Missing(
             "no step has a logged loss, KL or gradient norm under a name that is known",
-            context.recording.get("metrics", LOGS),
+            context.recording.get("metrics", logs_remedy()),
         )
 
     def measure(self, step: "StepView") -> AnomalyTally:

@@ -232,9 +232,10 @@ class NonfiniteValues(Rule[NonfiniteTally]):
         """An error where the loss or an advantage is reached, a warning where a mask stands before it."""
         if not run.rows and not run.undefined:
             return None
+        title = "the trainer" if context.trainer is None else context.trainer.title
         undefined = (
             f"{counted(run.undefined, 'row')} in groups without a trained token get the advantage 0 / 0, which is "
-            "masked in the loss and not in its gradient: the gradient of the step is NaN, and verl skips its update"
+            f"masked in the loss and not in its gradient: the gradient of the step is NaN, and {title} skips its update"
         )
         if not run.rows:
             return Judgement(
@@ -249,8 +250,8 @@ class NonfiniteValues(Rule[NonfiniteTally]):
             )
         reached = run.loss_tokens > 0 or run.rewards > 0
         leak = (
-            "TRL multiplies by the mask, so a masked NaN reaches its loss"
-            if context.trainer is not None and context.trainer.name == "trl"
+            f"{title} multiplies by the mask, so a masked NaN reaches its loss"
+            if context.trainer is not None and context.trainer.masks_by_product
             else "harmless only where the mask is applied by selection"
         )
         parts = [f"{counted(run.tokens, 'trained token')} and {counted(run.masked_tokens, 'masked token')}"]

@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING
 
 from rolloutdoctor.ops.tally import Sums, largest, ratio, smallest
 from rolloutdoctor.results.findings import Example, Measure, Severity
-from rolloutdoctor.rules.base import LOGS, Context, Judgement, Missing, Rule, counted, number, percent
+from rolloutdoctor.rules.base import Context, Judgement, Missing, Rule, counted, logs_remedy, number, percent
 
 if TYPE_CHECKING:
     from rolloutdoctor.rules.step import StepView
@@ -89,7 +89,7 @@ class RewardFreeStep(Rule[RewardFreeTally]):
     def _untold(self, context: Context) -> Missing:
         return Missing(
             "no step has a logged gradient norm and a metric that tells whether any group had a spread of rewards",
-            context.recording.get("reward_free", LOGS),
+            context.recording.get("reward_free", logs_remedy()),
         )
 
     def measure(self, step: "StepView") -> RewardFreeTally:

@@ -5,7 +5,7 @@ from collections.abc import Sequence
 import torch
 
 from rolloutdoctor.ops.groups import Groups
-from rolloutdoctor.results.errors import CannotComputeError
+from rolloutdoctor.results.errors import TRAINER, CannotComputeError
 
 LARGEST_ID = 2**40
 """verl makes float32 vectors as long as the largest id: from here on each takes 4 TiB and more."""
@@ -27,12 +27,12 @@ def by_number(groups: Groups, group_ids: Sequence[str]) -> Groups:
     if lowest < 0:
         raise CannotComputeError(
             f"the vectorised estimators take group ids that are whole numbers as indices, and {lowest} is below 0; "
-            f"verl fails here (IndexError)"
+            f"{TRAINER} fails here (IndexError)"
         )
     if highest >= LARGEST_ID:
         raise CannotComputeError(
             f"the vectorised estimators take group ids that are whole numbers as indices, and {highest} asks for a "
-            f"vector of as many groups; verl fails here (out of memory)"
+            f"vector of as many groups; {TRAINER} fails here (out of memory)"
         )
     places = {number: place for place, number in enumerate(dict.fromkeys(numbers))}
     if len(places) == len(groups):

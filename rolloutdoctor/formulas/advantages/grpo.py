@@ -7,7 +7,7 @@ from rolloutdoctor.formulas.advantages.whitening import whiten
 from rolloutdoctor.objective.objective import AdvantageRule
 from rolloutdoctor.ops import segments as seg
 from rolloutdoctor.ops.group_stats import Votes
-from rolloutdoctor.results.errors import CannotComputeError
+from rolloutdoctor.results.errors import TRAINER, CannotComputeError
 
 
 def grpo(scores: Scores, rule: AdvantageRule) -> Advantages:
@@ -64,7 +64,9 @@ def grpo_passk(scores: Scores, rule: AdvantageRule) -> Advantages:
     """
     groups = scores.groups
     if bool((groups.size_G < 2).any()):
-        raise CannotComputeError("grpo_passk needs at least two rows in every group, and verl fails on a group of one")
+        raise CannotComputeError(
+            f"grpo_passk needs at least two rows in every group, and {TRAINER} fails on a group of one"
+        )
     masked_N = torch.where(scores.vote_N, scores.score_N, -torch.inf)
     best_G = seg.high(masked_N[groups.order_N], groups.offsets)
     is_best_N = scores.vote_N & (masked_N == best_G[groups.index_N])

@@ -14,7 +14,7 @@ from rolloutdoctor.formulas.advantages.scores import Scores
 from rolloutdoctor.objective.objective import AdvantageRule
 from rolloutdoctor.ops import segments as seg
 from rolloutdoctor.ops.scan import reverse_scan
-from rolloutdoctor.results.errors import CannotComputeError
+from rolloutdoctor.results.errors import TRAINER, CannotComputeError
 
 
 @dataclass(frozen=True, eq=False)
@@ -68,7 +68,7 @@ def gae(scores: ResponseScores, rule: AdvantageRule) -> Tensor:
     offsets, empty = scores.offsets, int((scores.offsets.diff() == 0).sum())
     if empty:
         raise CannotComputeError(
-            f"ppo adds the reward to the last token of a row, and {empty} rows have no token; slime fails here "
+            f"ppo adds the reward to the last token of a row, and {empty} rows have no token; {TRAINER} fails here "
             f"(IndexError)"
         )
     values_T = scores.columns["values"].double()
@@ -94,7 +94,7 @@ def discounted_token_returns(scores: ResponseScores, rule: AdvantageRule) -> Ten
     if bool(dead_N.any()):
         raise CannotComputeError(
             f"reinforce_plus_plus needs a trained token in every row, and {int(dead_N.sum())} rows have none; "
-            f"slime fails here (its assertion that a sequence is not fully masked)"
+            f"{TRAINER} fails here (its assertion that a sequence is not fully masked)"
         )
     rewards_T = torch.zeros(len(mask_T), dtype=torch.float64, device=mask_T.device)
     if scores.penalty_T is not None:

@@ -3,7 +3,7 @@
 import torch
 from torch import Tensor
 
-from rolloutdoctor.results.errors import CannotComputeError
+from rolloutdoctor.results.errors import TRAINER, CannotComputeError
 
 
 def whiten(x: Tensor, tokens: Tensor | None = None) -> Tensor:
@@ -25,7 +25,8 @@ def whiten(x: Tensor, tokens: Tensor | None = None) -> Tensor:
     count = weight.sum()
     if float(count) < 2:
         raise CannotComputeError(
-            f"whitening needs at least two trained tokens in a step, and this one has {int(count)}; verl fails here"
+            f"whitening needs at least two trained tokens in a step, and this one has {int(count)}; {TRAINER} fails "
+            "here"
         )
     value = torch.where(weight > 0, x.double(), 0.0)
     mean = (weight * value).sum() / (count + 1e-8)
@@ -50,7 +51,7 @@ def whiten_every_token(x: Tensor, tokens: Tensor) -> Tensor:
     weight = tokens.double()
     count = weight.sum()
     if float(count) == 0:
-        raise CannotComputeError("normalize_advantages needs a trained token in a step; slime fails here")
+        raise CannotComputeError(f"normalize_advantages needs a trained token in a step; {TRAINER} fails here")
     value = torch.where(weight > 0, x.double(), 0.0)
     mean = (weight * value).sum() / count
     variance = (weight * (value - mean).square()).sum() / (count - 1).clamp(min=1)

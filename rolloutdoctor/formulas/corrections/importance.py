@@ -9,7 +9,7 @@ from torch import Tensor
 from rolloutdoctor.formulas.corrections.masked import SAFETY_BOUND, LogRatios
 from rolloutdoctor.objective.objective import ImportanceWeights
 from rolloutdoctor.ops import segments as seg
-from rolloutdoctor.results.errors import CannotComputeError
+from rolloutdoctor.results.errors import TRAINER, CannotComputeError
 
 SMALLEST_MEAN = 1e-8
 """Weights of a mean up to this are not divided by it."""
@@ -55,7 +55,7 @@ def importance_weights(ratios: LogRatios, rule: ImportanceWeights, together_N: T
     # A bound that is not a number leaves nothing either, but then verl's metrics are not numbers and nothing fails.
     if not math.isnan(rule.high) and not bool((ratios.parts(ratios.row_sum(bounded_T != 0)) > 0).all()):
         unit = "the step" if ratios.part_N is None else "a micro-batch"
-        raise CannotComputeError(f"every importance weight of {unit} is 0, and verl fails here")
+        raise CannotComputeError(f"every importance weight of {unit} is 0, and {TRAINER} fails here")
     if not rule.normalised:
         return Weights(bounded_T, bounded_T, raw_T, torch.ones_like(ratios.count_M))
     factor_N = _mean(ratios, rule, bounded_T, together_N)

@@ -6,7 +6,7 @@ import torch
 from torch import Tensor
 
 from rolloutdoctor.ops import segments as seg
-from rolloutdoctor.results.errors import CannotComputeError
+from rolloutdoctor.results.errors import TRAINER, CannotComputeError
 
 SAFETY_BOUND = 20.0
 """Largest absolute log-ratio before it is exponentiated."""
@@ -34,7 +34,9 @@ class LogRatios:
     def __post_init__(self) -> None:
         if not bool((self.count_M > 0).all()):
             unit = "a step" if self.part_N is None else "every micro-batch"
-            raise CannotComputeError(f"the rollout correction needs at least one token in {unit}, and verl fails here")
+            raise CannotComputeError(
+                f"the rollout correction needs at least one token in {unit}, and {TRAINER} fails here"
+            )
 
     @property
     def safe_T(self) -> Tensor:
