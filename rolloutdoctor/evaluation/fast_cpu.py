@@ -190,7 +190,7 @@ class Host:
 
         Args:
             batch: the step, on the CPU.
-            objective: `is_covered`; it says what becomes of a token.
+            objective: `covered.is_covered`; it says what becomes of a token.
             parts: of each objective; the first is the reference: the others are compared with its derivative.
             dtype: of the values per token.
             logits: whether the derivative by the logits is wanted of the reference.

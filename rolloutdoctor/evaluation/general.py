@@ -9,6 +9,7 @@ from torch import Tensor
 
 from rolloutdoctor.data.batch import RolloutBatch
 from rolloutdoctor.evaluation.blocks import Block, Scope, whole
+from rolloutdoctor.evaluation.covered import is_covered, token_terms
 from rolloutdoctor.evaluation.cuda import fused
 from rolloutdoctor.evaluation.fast_cpu import Host, Part
 from rolloutdoctor.evaluation.rows import RowPart, in_scope
@@ -139,7 +140,7 @@ class ObjectivePass:
 
     def _can_share(self, other: "ObjectivePass") -> bool:
         """True if what both make of a token can differ only where a value of its row does."""
-        if self._terms() != other._terms():
+        if token_terms(self.objective) != token_terms(other.objective):
             return False
         mine, theirs = self.row_values(), other.row_values()
         if any((one is None) != (another is None) for one, another in zip(mine, theirs, strict=True)):
@@ -160,11 +161,6 @@ class ObjectivePass:
             return torch.zeros_like(self.policy_N)
         return ~self.kl_N & (self.advantage_N == 0) & (other.advantage_N == 0)
 
-    def _terms(self) -> tuple[object, ...]:
-        """What decides a token's terms beside its columns."""
-        one = self.objective
-        return one.surrogate, one.gates, one.kl_loss, one.policy_correction, one.sampler_correction
-
     def _token_values(self) -> tuple[Tensor | None, ...]:
         return self.part.advantage_T, self.part.weight_T, self.inner_T, self.kept_T, self.chosen_T, self.open_T
 
@@ -174,9 +170,9 @@ class ObjectivePass:
 
     @property
     def is_plain(self) -> bool:
-        """True if columns and values of rows alone decide its tokens, in a way that `fused` knows."""
+        """True if columns and values of rows alone decide its tokens, in a way that the short ways know."""
         has_more = any(x is not None for x in self._token_values())
-        return not has_more and self.advantage_N is not None and fused.is_covered(self.objective)
+        return not has_more and self.advantage_N is not None and is_covered(self.objective)
 
     @property
     def own_N(self) -> Tensor:

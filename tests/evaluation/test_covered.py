@@ -1,7 +1,7 @@
 """What the kernel is given, and what stays with torch."""
 
 import sys
-from dataclasses import replace
+from dataclasses import fields, make_dataclass, replace
 from importlib.util import find_spec
 from types import SimpleNamespace
 
@@ -10,8 +10,11 @@ import torch
 
 import rolloutdoctor.evaluation.cuda
 from rolloutdoctor.evaluation import tokens
+from rolloutdoctor.evaluation.covered import BY_ROW, OF_TOKENS, is_covered, token_terms
 from rolloutdoctor.evaluation.cuda import fused
 from rolloutdoctor.evaluation.evaluate import evaluate_all
+from rolloutdoctor.evaluation.fast_cpu import Host
+from rolloutdoctor.objective.objective import KlTerm, Objective, RowSet
 from rolloutdoctor.testing import random_batch
 from rolloutdoctor.trainers.options import Layer, parse_version, resolve
 from rolloutdoctor.trainers.table import find
@@ -131,8 +134,63 @@ def test_a_triton_that_cannot_launch_says_why(monkeypatch):
 def test_every_estimator_of_the_kernel_is_known():
     """A new estimator is refused until the kernel has it."""
     objective = objective_of(*COVERED["verl grpo"])
-    assert fused.is_covered(objective)
-    assert not fused.is_covered(replace(objective, kl_loss=replace(objective.kl_loss, estimator="k4")))
+    assert is_covered(objective)
+    assert not is_covered(replace(objective, kl_loss=replace(objective.kl_loss, estimator="k4")))
+
+
+def extended(record):
+    """The record with one more field, as a later version may have it, at its default."""
+    kind = make_dataclass("Extended", [("later", int, 0)], bases=(type(record),), frozen=True, kw_only=True)
+    return kind(**{one.name: getattr(record, one.name) for one in fields(record)})
+
+
+EXTENDED = {
+    "objective": extended,
+    "surrogate": lambda one: replace(one, surrogate=extended(one.surrogate)),
+    "KL of the loss": lambda one: replace(one, kl_loss=extended(one.kl_loss)),
+    "KL in the reward": lambda one: replace(one, kl_reward=extended(one.kl_reward)),
+    "aggregation": lambda one: replace(one, aggregation=extended(one.aggregation)),
+    "aggregation of the policy": lambda one: replace(one, policy_aggregation=extended(one.aggregation)),
+    "correction": lambda one: replace(one, correction=extended(one.correction)),
+    **{
+        f"scope {name}": lambda one, name=name: replace(one, **{name: extended(getattr(one, name))})
+        for name in ("vote", "policy", "kl", "denominator", "metric")
+    },
+}
+
+
+@pytest.mark.parametrize("where", EXTENDED)
+def test_a_field_that_no_short_way_knows_is_left_to_the_general_one(where, monkeypatch):
+    objective = replace(objective_of(*COVERED["verl grpo"]), kl_reward=KlTerm(estimator="k1", coef=0.1))
+    later = EXTENDED[where](objective)
+    assert is_covered(objective)
+    assert not is_covered(later)
+    taken, original = [], Host.of.__func__
+
+    def of(cls, *given, **also):
+        taken.append(cls)
+        return original(cls, *given, **also)
+
+    monkeypatch.setattr(Host, "of", classmethod(of))
+    batch = random_batch(0)
+    found = [evaluate_all(batch, {"": each})[""].loss for each in (objective, later)]
+    assert taken == [Host]
+    assert found[1] == pytest.approx(found[0], rel=1e-6)
+
+
+def test_an_unknown_field_that_differs_is_not_shared():
+    """Two objectives share a token's terms only where every field that may decide them is the same."""
+    objective = objective_of(*COVERED["verl grpo"])
+    later = extended(objective)
+    assert token_terms(later) == token_terms(replace(later, policy=objective.policy.leaving_out(RowSet.ZERO_STD)))
+    assert token_terms(later) != token_terms(replace(later, later=1))
+    assert token_terms(later) != token_terms(objective)
+
+
+def test_every_field_is_decided_on():
+    """A new field goes the general way; whether a short one can take it belongs into `covered`."""
+    assert {one.name for one in fields(Objective)} == BY_ROW.keys() | OF_TOKENS.keys()
+    assert not BY_ROW.keys() & OF_TOKENS.keys()
 
 
 @pytest.mark.skipif(find_spec("triton") is not None, reason="Triton is here")

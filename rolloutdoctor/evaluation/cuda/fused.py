@@ -1,4 +1,4 @@
-"""Which evaluations the kernel can do, and the sums that it makes of a step."""
+"""Where the kernel can run, and the sums that it makes of a step."""
 
 from collections.abc import Mapping, Sequence
 from functools import cache
@@ -9,7 +9,6 @@ import torch
 from torch import Tensor
 
 from rolloutdoctor.data.batch import RolloutBatch
-from rolloutdoctor.formulas.kl import ESTIMATORS
 from rolloutdoctor.objective.objective import KlTerm, Objective, Surrogate
 
 CHUNK_TOKENS = 8192
@@ -78,16 +77,6 @@ def is_taken(batch: RolloutBatch, kernel: str) -> bool:
     return kernel == "triton" and batch.device.type == "cuda"
 
 
-def is_covered(objective: Objective) -> bool:
-    """True if the kernel knows the terms of an objective: PPO's clips with one ratio per token, and a KL term."""
-    rule, term = objective.surrogate, objective.kl_loss
-    if rule.kind not in ("ppo_dual_clip", "ppo_delta_clip") or rule.level != "token" or objective.gates:
-        return False
-    if term is None:
-        return True
-    return term.estimator in ESTIMATORS and (term.ratio_level == "token" or not term.ratio_weighted)
-
-
 def token_sums(
     batch: RolloutBatch,
     objective: Objective,
@@ -100,7 +89,7 @@ def token_sums(
 
     Args:
         batch: the step, on the device where the kernel runs.
-        objective: `is_covered`; it says what becomes of a token.
+        objective: `covered.is_covered`; it says what becomes of a token.
         values: of each objective, advantages included; the first is the reference: the others are compared with its
             derivative.
         dtype: of the values per token.
