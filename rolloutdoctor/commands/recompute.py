@@ -26,7 +26,8 @@ from rolloutdoctor.io.locations.targets import Target
 from rolloutdoctor.io.metadata import RunMetadata
 from rolloutdoctor.io.run import LoggedMetrics, Run
 from rolloutdoctor.io.write.writer import TableWriter
-from rolloutdoctor.objective.objective import Objective, RolloutCorrection
+from rolloutdoctor.objective.corrections import RolloutCorrection
+from rolloutdoctor.objective.objective import Objective
 from rolloutdoctor.objective.required_columns import (
     advantage_columns,
     loss_columns,

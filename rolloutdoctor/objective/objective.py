@@ -10,6 +10,7 @@ from dataclasses import dataclass, field, replace
 from enum import Enum
 from typing import Literal
 
+from rolloutdoctor.objective.corrections import Gate, RolloutCorrection, SamplerCorrection
 from rolloutdoctor.objective.estimators import SPECS, EstimatorSpec
 from rolloutdoctor.results.errors import CannotComputeError
 
@@ -186,111 +187,6 @@ class Aggregation:
     needs_micro_batches: bool = False
     eval_batches: bool = False
     counted_in_policy: bool = False
-
-
-@dataclass(frozen=True, kw_only=True)
-class ImportanceWeights:
-    """Weights of the policy term that correct for the sampler's log-probs differing from the trainer's.
-
-    Attributes:
-        level: one weight for each token, or one for each row.
-        high: the largest weight.
-        low: None: weights are cut at `high`; else weights outside of both bounds are 0 (IcePop).
-        normalised: weights are divided by their mean over the step.
-    """
-
-    level: Literal["token", "sequence"]
-    high: float
-    low: float | None = None
-    normalised: bool = False
-
-
-@dataclass(frozen=True, kw_only=True)
-class Rejection:
-    """A bound on how far the sampler's log-probs may be from the trainer's.
-
-    Attributes:
-        statistic: name in `rolloutdoctor.formulas.corrections.rejection`.
-        high: largest statistic that is kept.
-        low: smallest statistic that is kept, or None.
-    """
-
-    statistic: str
-    high: float
-    low: float | None = None
-
-
-@dataclass(frozen=True, kw_only=True)
-class RolloutCorrection:
-    """What is done about the sampler and the trainer giving different log-probs.
-
-    Attributes:
-        weights: importance weights of the policy term, or None.
-        rejects: tokens or rows are rejected, and the run's mask is the one after it.
-        rejections: by what.
-        weighs: False: the weights are computed for their metrics alone.
-    """
-
-    weights: ImportanceWeights | None = None
-    rejects: bool = False
-    rejections: tuple[Rejection, ...] = ()
-    weighs: bool = True
-
-
-@dataclass(frozen=True, kw_only=True)
-class Gate:
-    """A detached multiplier of the policy term: what it takes out keeps its KL term and its place in denominators.
-
-    Attributes:
-        kind: name in `rolloutdoctor.formulas.losses.gates`.
-        against: the log-probs that the trainer's are compared with.
-        level: one weight per token or per row.
-        low: smallest weight, or None.
-        high: largest weight, or None; of an off-policy mask the largest drift, of an entropy mask the share kept.
-        outside: weights outside of the bounds are cut to them, or 0.
-        nan_is_one: where there is nothing to compare with, the log-probs count as equal; False: NaN goes through.
-        inside: the policy term takes the weights in by itself.
-    """
-
-    kind: Literal["importance", "off_policy", "high_entropy"]
-    against: Literal["old_log_probs", "rollout_log_probs"] = "rollout_log_probs"
-    level: Literal["token", "sequence"] = "token"
-    low: float | None = None
-    high: float | None = None
-    outside: Literal["cut", "zero"] = "cut"
-    nan_is_one: bool = False
-    inside: bool = False
-
-
-@dataclass(frozen=True, kw_only=True)
-class SamplerCorrection:
-    """Weights and rejections that the loss makes of the sampler's log-probs differing from the trainer's.
-
-    A ratio is trainer over sampler: of the token, or the product (sequence) or geometric mean of its row.
-
-    Attributes:
-        weighs: False: nothing is weighted or rejected, and only metrics are logged.
-        level: of the ratio that weighs.
-        mode: weights are cut at `high`, cut at both bounds, or tokens outside of both are rejected.
-        low: smallest weight.
-        high: largest weight.
-        reject_level: of the ratio that rejects; None: nothing more is rejected.
-        reject_low: smallest ratio that is kept.
-        reject_high: largest ratio that is kept.
-        veto: a row with a token of a smaller ratio is rejected; None: none is.
-        normalised: weights are divided by their mean over the micro-batch.
-    """
-
-    weighs: bool
-    level: Literal["token", "sequence", "geometric"] = "token"
-    mode: Literal["truncate", "clip", "mask"] = "truncate"
-    low: float = 0.0
-    high: float = float("inf")
-    reject_level: Literal["token", "sequence", "geometric"] | None = None
-    reject_low: float = 0.0
-    reject_high: float = float("inf")
-    veto: float | None = None
-    normalised: bool = False
 
 
 class KlBuffer(Enum):

@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 from rolloutdoctor.formulas.corrections.importance import importance_weights
 from rolloutdoctor.formulas.corrections.masked import LogRatios
 from rolloutdoctor.formulas.corrections.rejection import STATISTICS, kept_tokens
-from rolloutdoctor.objective.objective import ImportanceWeights
+from rolloutdoctor.objective.corrections import ImportanceWeights
 from rolloutdoctor.results.errors import UsageError
 from rolloutdoctor.trainers.verl.correction import rejection_rules, weight_bounds
 

@@ -7,7 +7,7 @@ import pytest
 import torch
 
 from rolloutdoctor.evaluation.evaluate import evaluate, evaluate_all, evaluate_rows
-from rolloutdoctor.objective.objective import ImportanceWeights, Rejection, RolloutCorrection
+from rolloutdoctor.objective.corrections import ImportanceWeights, Rejection, RolloutCorrection
 from rolloutdoctor.objective.required_columns import advantage_columns, loss_columns, optional_columns
 from rolloutdoctor.results.errors import CannotComputeError, UsageError
 from rolloutdoctor.testing import diagnose, toy_batch

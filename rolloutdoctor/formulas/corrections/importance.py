@@ -7,7 +7,7 @@ import torch
 from torch import Tensor
 
 from rolloutdoctor.formulas.corrections.masked import SAFETY_BOUND, LogRatios
-from rolloutdoctor.objective.objective import ImportanceWeights
+from rolloutdoctor.objective.corrections import ImportanceWeights
 from rolloutdoctor.ops import segments as seg
 from rolloutdoctor.results.errors import TRAINER, CannotComputeError
 

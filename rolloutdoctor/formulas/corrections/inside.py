@@ -7,7 +7,7 @@ from rolloutdoctor.formulas.corrections.importance import importance_metrics, im
 from rolloutdoctor.formulas.corrections.masked import LogRatios
 from rolloutdoctor.formulas.corrections.mismatch import mismatch_metrics
 from rolloutdoctor.formulas.corrections.rejection import kept_tokens, rejection_metrics
-from rolloutdoctor.objective.objective import RolloutCorrection
+from rolloutdoctor.objective.corrections import RolloutCorrection
 
 
 def inside_the_loss(

@@ -12,7 +12,7 @@ import torch
 from torch import Tensor
 
 from rolloutdoctor.formulas.corrections.masked import LogRatios
-from rolloutdoctor.objective.objective import Rejection
+from rolloutdoctor.objective.corrections import Rejection
 from rolloutdoctor.ops import segments as seg
 
 DIVERGENCES: dict[str, Callable[[Tensor], Tensor]] = {

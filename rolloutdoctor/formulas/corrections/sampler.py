@@ -11,7 +11,7 @@ import torch
 from torch import Tensor
 
 from rolloutdoctor.formulas.corrections.masked import SAFETY_BOUND
-from rolloutdoctor.objective.objective import SamplerCorrection
+from rolloutdoctor.objective.corrections import SamplerCorrection
 from rolloutdoctor.ops import segments as seg
 
 

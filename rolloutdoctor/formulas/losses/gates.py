@@ -11,7 +11,7 @@ from torch import Tensor
 from rolloutdoctor.formulas.losses.levels import row_mean
 from rolloutdoctor.formulas.losses.terms import TokenInputs
 from rolloutdoctor.formulas.losses.vespo import SMALLEST
-from rolloutdoctor.objective.objective import Gate
+from rolloutdoctor.objective.corrections import Gate
 
 Column = Callable[[str], Tensor]
 """Name of a token column to its values, ``[T]``, 0 at masked tokens."""

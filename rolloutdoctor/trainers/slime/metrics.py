@@ -14,8 +14,8 @@ from rolloutdoctor.evaluation.scores import sampler_correction_of
 from rolloutdoctor.formulas.losses.aggregation import Layout
 from rolloutdoctor.formulas.losses.gates import weights
 from rolloutdoctor.formulas.losses.terms import TokenInputs
+from rolloutdoctor.objective.corrections import Gate
 from rolloutdoctor.objective.estimators import Axis
-from rolloutdoctor.objective.objective import Gate
 from rolloutdoctor.ops import segments as seg
 
 COLUMNS = ("log_probs", "ref_log_probs", "rollout_log_probs", "values")

@@ -3,7 +3,7 @@
 from dataclasses import replace
 from typing import Literal, cast
 
-from rolloutdoctor.objective.objective import SamplerCorrection
+from rolloutdoctor.objective.corrections import SamplerCorrection
 from rolloutdoctor.results.errors import UsageError
 from rolloutdoctor.trainers.options import Config, Option
 

@@ -5,7 +5,8 @@ Read and compared: slime 0.3.1 and the commits around its fix of `rollout/kl`, w
 
 from typing import TYPE_CHECKING, Literal
 
-from rolloutdoctor.objective.objective import AdvantageRule, Aggregation, Gate, KlBuffer, KlTerm, Objective, Surrogate
+from rolloutdoctor.objective.corrections import Gate
+from rolloutdoctor.objective.objective import AdvantageRule, Aggregation, KlBuffer, KlTerm, Objective, Surrogate
 from rolloutdoctor.results.errors import UsageError
 from rolloutdoctor.trainers.options import Config, Option
 from rolloutdoctor.trainers.slime import mis as slime_mis

@@ -9,16 +9,8 @@ its own that `use_liger_kernel` had. Before 1.9.0 tokens were counted before mas
 from collections.abc import Mapping
 from typing import TYPE_CHECKING, Literal, cast
 
-from rolloutdoctor.objective.objective import (
-    AdvantageRule,
-    Aggregation,
-    Gate,
-    KlTerm,
-    Objective,
-    RowSet,
-    Scope,
-    Surrogate,
-)
+from rolloutdoctor.objective.corrections import Gate
+from rolloutdoctor.objective.objective import AdvantageRule, Aggregation, KlTerm, Objective, RowSet, Scope, Surrogate
 from rolloutdoctor.results.errors import UsageError
 from rolloutdoctor.trainers.options import Config
 from rolloutdoctor.trainers.spec import LossParts, Trainer

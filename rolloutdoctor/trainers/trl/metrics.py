@@ -15,7 +15,7 @@ from rolloutdoctor.evaluation.evaluate import Evaluation, RowPart, TokenPart
 from rolloutdoctor.evaluation.rows import std_flagged
 from rolloutdoctor.formulas.losses.gates import weights
 from rolloutdoctor.formulas.losses.terms import TokenInputs
-from rolloutdoctor.objective.objective import Gate
+from rolloutdoctor.objective.corrections import Gate
 from rolloutdoctor.ops import segments as seg
 
 

@@ -3,7 +3,7 @@
 import math
 from typing import TYPE_CHECKING, Literal
 
-from rolloutdoctor.objective.objective import ImportanceWeights, Rejection, RolloutCorrection
+from rolloutdoctor.objective.corrections import ImportanceWeights, Rejection, RolloutCorrection
 from rolloutdoctor.results.errors import CannotComputeError, UsageError
 from rolloutdoctor.trainers.options import Config, Option
 

@@ -2,7 +2,8 @@
 
 from dataclasses import replace
 
-from rolloutdoctor.objective.objective import Aggregation, KlTerm, RolloutCorrection, Surrogate
+from rolloutdoctor.objective.corrections import RolloutCorrection
+from rolloutdoctor.objective.objective import Aggregation, KlTerm, Surrogate
 from rolloutdoctor.results.errors import UsageError
 from rolloutdoctor.trainers.options import Config, Option
 from rolloutdoctor.trainers.verl import correction as verl_correction

@@ -13,7 +13,7 @@ from rolloutdoctor.formulas.corrections.importance import importance_metrics, im
 from rolloutdoctor.formulas.corrections.masked import LogRatios
 from rolloutdoctor.formulas.corrections.mismatch import mismatch_metrics
 from rolloutdoctor.formulas.corrections.rejection import STATISTICS, kept_tokens, rejection_metrics
-from rolloutdoctor.objective.objective import ImportanceWeights, Rejection
+from rolloutdoctor.objective.corrections import ImportanceWeights, Rejection
 from rolloutdoctor.results.errors import CannotComputeError
 from rolloutdoctor.testing import random_batch
 from rolloutdoctor.trainers.verl import correction as verl_correction
