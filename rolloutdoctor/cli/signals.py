@@ -71,7 +71,7 @@ def clean_up() -> None:
     """Remove what this process has not finished."""
     # Where these are not imported, nothing has been begun.
     for name, function in (("replacing", "remove_unfinished"), ("scratch", "remove_scratch")):
-        module = sys.modules.get(f"rolloutdoctor.io.{name}")
+        module = sys.modules.get(f"rolloutdoctor.io.write.{name}")
         if module is not None:
             getattr(module, function)()
 
