@@ -1,33 +1,40 @@
-"""Several processes over one run: each is dealt whole steps, and their states add up to that of one process."""
+"""Several processes over one run: each measures ranges of whole steps, whose states add up to that of one process."""
 
+import ctypes
 import multiprocessing
 import os
-import pickle
 import signal
 import sys
 import threading
 import warnings
 from collections.abc import Callable, Sequence
-from contextlib import suppress
+from concurrent.futures import FIRST_COMPLETED, Future, ProcessPoolExecutor, wait
+from concurrent.futures.process import BrokenProcessPool
 from dataclasses import replace
-from multiprocessing import resource_tracker
-from multiprocessing.connection import Connection, wait
+from multiprocessing import connection, resource_tracker
 from multiprocessing.process import BaseProcess
 
 from rolloutdoctor.engine.accumulate import RunState
 from rolloutdoctor.engine.options import CheckOptions
 from rolloutdoctor.engine.prepare import PreparedRun, prepare
 from rolloutdoctor.engine.serial import measure
-from rolloutdoctor.io.run import Run, StepRange
+from rolloutdoctor.io.run import Run
 from rolloutdoctor.results.errors import InputError
 
-_FOR_THE_FIRST = {signal.SIGINT, signal.SIGTERM, signal.SIGHUP}
-
 PARTS_PER_WORKER = 4
-"""Parts are dealt out as workers become free, so that steps of unequal size even out."""
+"""Parts are submitted one by one as workers become free, so that steps of unequal size even out."""
+
+PROGRESS_SECONDS = 0.1
+"""Time between two looks at how many rows the workers have done."""
+
+_FOR_THE_PARENT = {signal.SIGINT, signal.SIGTERM, signal.SIGHUP}
+
+_Progress = Callable[[int, int], None]
+_RowsDone = ctypes.Array[ctypes.c_longlong]
+_rows_done: _RowsDone
 
 
-def measure_in(workers: int, prepared: PreparedRun, progress: Callable[[int, int], None] | None = None) -> RunState:
+def measure_in(workers: int, prepared: PreparedRun, progress: _Progress | None = None) -> RunState:
     """Measure a run in this process, or in several with one torch thread each.
 
     The parts are ranges of steps with about equally many rows. States are added up in the order of their steps, so
@@ -40,141 +47,104 @@ def measure_in(workers: int, prepared: PreparedRun, progress: Callable[[int, int
     if workers == 1:
         return measure(prepared, progress)
     run, options = prepared.run, prepared.options
-    parts = run.step_ranges(options.steps, options.split, workers * PARTS_PER_WORKER)
-    pool = _Pool(parts, run.rows)
+    parts = [
+        replace(options, steps=steps)
+        for steps in run.step_ranges(options.steps, options.split, workers * PARTS_PER_WORKER)
+    ]
+    # Spawned: a fork would copy locks that threads of arrow and torch hold.
+    context = multiprocessing.get_context("spawn")
+    rows_done = context.RawArray(ctypes.c_longlong, len(parts))
+    pool = ProcessPoolExecutor(min(workers, len(parts)), context, initializer=_begin, initargs=(rows_done,))
+    started: list[BaseProcess] = []
+    dead: list[BaseProcess] = []
     try:
-        pool.start(run, options, min(workers, len(parts)))
-        found = pool.run(progress)
+        futures = _submit(pool, run, parts, started)
+        _follow(futures, started, lambda: progress and progress(min(sum(rows_done), run.rows), run.rows))
+        total = RunState()
+        for future in futures:
+            total = total + future.result()
+        return total
+    except BrokenProcessPool:
+        dead = [process for process in started if connection.wait([process.sentinel], 0)]
+        if not dead:
+            raise
     finally:
-        pool.end()
-    total = RunState()
-    for state in found:
-        total = total + state
-    return total
-
-
-class _Pool:
-    """Processes that work through parts; each is at the other end of a pipe."""
-
-    def __init__(self, parts: Sequence[StepRange], rows: int) -> None:
-        self._parts, self._rows = parts, rows
-        self._next, self._done = 0, [0] * len(parts)
-        self._found: dict[int, RunState | Exception] = {}
-        self._busy: dict[Connection, BaseProcess] = {}
-
-    def start(self, run: Run, options: CheckOptions, workers: int) -> None:
-        """Start processes, and give each its first part."""
-        # Spawned: a fork would copy locks that threads of arrow and torch hold.
-        context = multiprocessing.get_context("spawn")
-        # The first start brings up Python's tracker, which leaves SIGINT unblocked: so before the mask is set below.
-        resource_tracker.ensure_running()
-        for _ in range(workers):
-            mine, theirs = context.Pipe()
-            process = context.Process(target=_work, args=(theirs,), daemon=True)
-            # A terminal sends Ctrl-C, or that it has closed, to every process. A blocked signal stays blocked in a
-            # process that is started: this one ends the others, and none of them has anything to say about it.
-            before = signal.pthread_sigmask(signal.SIG_BLOCK, _FOR_THE_FIRST)
-            try:
-                process.start()
-                self._busy[mine] = process
-            finally:
-                signal.pthread_sigmask(signal.SIG_SETMASK, before)
-            theirs.close()
-        for pipe in list(self._busy):
-            pipe.send((run, options))
-            self._deal(pipe)
-
-    def run(self, progress: Callable[[int, int], None] | None) -> list[RunState]:
-        """The state of every part, in their order; what the first part that failed raised is raised."""
-        while self._busy:
-            for pipe in wait(list(self._busy)):
-                assert isinstance(pipe, Connection)
-                try:
-                    kind, part, value = pipe.recv()
-                except (EOFError, ConnectionResetError):
-                    self._busy[pipe].join()
-                    code = self._busy[pipe].exitcode
-                    raise InputError(
-                        f"a worker process ended without a word (exit code {code}), for want of memory perhaps; "
-                        "use fewer --workers"
-                    ) from None
-                if kind == "rows":
-                    self._done[part] = value
-                    if progress is not None:
-                        progress(min(sum(self._done), self._rows), self._rows)
-                    continue
-                self._found[part] = value
-                if isinstance(value, Exception):
-                    # Parts before this one are still finished: the first error in step order is the one to tell.
-                    self._next = len(self._parts)
-                self._deal(pipe)
-        states: list[RunState] = []
-        for _, state in sorted(self._found.items(), key=lambda entry: entry[0]):
-            if isinstance(state, Exception):
-                raise state
-            states.append(state)
-        return states
-
-    def _deal(self, pipe: Connection) -> None:
-        if self._next < len(self._parts):
-            pipe.send((self._next, self._parts[self._next]))
-            self._next += 1
-            return
-        pipe.send(None)
-        self._busy.pop(pipe).join()
-        pipe.close()
-
-    def end(self) -> None:
-        """End the processes that are still at work."""
-        for pipe, process in self._busy.items():
+        # Killed also when all is done: taking apart what they imported takes a worker long, and the pool would wait.
+        for process in started:
             process.kill()
-            process.join()
-            pipe.close()
-        self._busy.clear()
+        pool.shutdown(cancel_futures=True)
+    raise InputError(
+        f"a worker process ended without a word (exit code {dead[0].exitcode}), for want of memory perhaps; "
+        "use fewer --workers"
+    )
 
 
-def _work(pipe: Connection) -> None:
-    """What a worker process does: measure parts until there are no more."""
+def _submit(
+    pool: ProcessPoolExecutor, run: Run, parts: Sequence[CheckOptions], started: list[BaseProcess]
+) -> list[Future[RunState]]:
+    """Submit every part, which starts the processes, and add these to `started`."""
+    # The first start brings up Python's tracker, which leaves SIGINT unblocked: so before the mask is set below.
+    resource_tracker.ensure_running()
+    others = set(multiprocessing.active_children())
+    # A terminal sends Ctrl-C, or that it has closed, to every process. A blocked signal stays blocked in a process
+    # that is started: this one kills the others, and none of them has anything to say about it.
+    before = signal.pthread_sigmask(signal.SIG_BLOCK, _FOR_THE_PARENT)
+    try:
+        # The run goes with each part, not with the start of a process, which would wait until the process before has
+        # imported torch and can read it.
+        futures = [pool.submit(_measured, run, options, number) for number, options in enumerate(parts)]
+    finally:
+        started += set(multiprocessing.active_children()) - others
+        signal.pthread_sigmask(signal.SIG_SETMASK, before)
+    # The pool's thread waits for the rest of a result for ever if a worker is killed while it sends it, unless that was
+    # the last process that could send any.
+    pool._result_queue._writer.close()  # type: ignore[attr-defined]
+    return futures
+
+
+def _follow(futures: Sequence[Future[RunState]], started: Sequence[BaseProcess], tell: Callable[[], object]) -> None:
+    """Wait for every part up to the first one that fails, which is the error to raise.
+
+    Raises:
+        BrokenProcessPool: if a process died. The pool does not notice while it waits for the rest of a result.
+    """
+    pending = set(futures)
+    while pending:
+        _, pending = wait(pending, PROGRESS_SECONDS, FIRST_COMPLETED)
+        failed = [future.done() and not future.cancelled() and future.exception() is not None for future in futures]
+        if any(failed):
+            for later in futures[failed.index(True) + 1 :]:
+                later.cancel()
+        if pending and connection.wait([process.sentinel for process in started], 0):
+            raise BrokenProcessPool
+        tell()
+
+
+def _begin(rows_done: _RowsDone) -> None:
+    """Prepare a worker process."""
+    global _rows_done
+    _rows_done = rows_done
     # As in the process that started this one: what a library warns of says nothing to a user.
     if not sys.warnoptions:
         warnings.simplefilter("ignore")
     import torch
 
     torch.set_num_threads(1)
-    threading.Thread(target=_end_with_the_first, daemon=True).start()
-    # Whoever would read the answers is gone: so is the reason to work.
-    with suppress(BrokenPipeError, EOFError):
-        run, options = pipe.recv()
-        while (dealt := pipe.recv()) is not None:
-            number, steps = dealt
-            pipe.send(("state", number, _measured(run, replace(options, steps=steps), _teller(pipe, number))))
-    # Nothing is left to do but to take apart what was imported, for which the other end would wait.
-    os._exit(0)
+    # The pool's own processes wait for work for ever when the one that started them is killed.
+    threading.Thread(target=_end_with_the_parent, daemon=True).start()
 
 
-def _end_with_the_first() -> None:
-    """Wait until the process that deals out the work is gone, killed perhaps, and end at once."""
-    first = multiprocessing.parent_process()
-    if first is not None:
-        first.join()
+def _end_with_the_parent() -> None:
+    parent = multiprocessing.parent_process()
+    if parent is not None:
+        parent.join()
         os._exit(0)
 
 
-def _measured(run: Run, options: CheckOptions, progress: Callable[[int, int], None]) -> RunState | Exception:
-    try:
-        return measure(prepare(run, options), progress)
-    except BrokenPipeError:
-        raise
-    except Exception as error:
-        try:
-            pickle.dumps(error)
-        except Exception:
-            return RuntimeError(f"{type(error).__name__}: {error}")
-        return error
+def _measured(run: Run, options: CheckOptions, number: int) -> RunState:
+    """Measure a part in a worker process."""
 
-
-def _teller(pipe: Connection, number: int) -> Callable[[int, int], None]:
     def tell(done: int, total: int) -> None:
-        pipe.send(("rows", number, done))
+        _rows_done[number] = done
 
-    return tell
+    return measure(prepare(run, options), tell)

@@ -13,6 +13,7 @@ import pytest
 from engine.runs import TRL, random_columns, write
 
 from rolloutdoctor.commands.check import report_of
+from rolloutdoctor.engine import processes
 from rolloutdoctor.engine.options import CheckOptions
 from rolloutdoctor.engine.prepare import prepare
 from rolloutdoctor.engine.processes import measure_in
@@ -88,6 +89,29 @@ def test_a_worker_that_dies_is_told(path):
 
     with pytest.raises(InputError, match=r"a worker process ended without a word \(exit code -9\)"):
         measure_in(2, prepare(open_run([path]), CheckOptions(device="cpu")), kill)
+    assert not multiprocessing.active_children()
+
+
+class _DiesInTheMiddleOfItsResult:
+    """Becomes, in a worker, a function that sends a part of what it announces and is killed."""
+
+    CODE = """
+import os, signal
+from multiprocessing.connection import Connection
+def send(self, content):
+    os.write(self.fileno(), len(content).to_bytes(4, "big") + bytes(content[:3]))
+    os.kill(os.getpid(), signal.SIGKILL)
+Connection._send_bytes = send
+"""
+
+    def __reduce__(self):
+        return eval, (f"lambda *_: exec({self.CODE!r}, {{}})",)
+
+
+def test_a_worker_that_dies_in_the_middle_of_its_result_is_told(path, monkeypatch):
+    monkeypatch.setattr(processes, "_measured", _DiesInTheMiddleOfItsResult())
+    with pytest.raises(InputError, match=r"a worker process ended without a word \(exit code -9\)"):
+        measure_in(2, prepare(open_run([path]), CheckOptions(device="cpu")))
     assert not multiprocessing.active_children()
 
 
