@@ -19,7 +19,7 @@ TORN_LINES = f"{IMPORT_METRICS}torn_lines"
 """Facts about a dump, which go to rule RDI002 as metrics of the step."""
 
 _ROW_GROUP_BYTES = 16 * 2**20
-"""Small, so that rows are encoded while the next lines are parsed, and few of them wait in memory."""
+"""Small, so that few rows wait in memory."""
 
 Progress = Callable[[int, int], None]
 

@@ -11,14 +11,14 @@ def per_token(value: object, kind: Kind, where: str) -> np.ndarray:
     """Return ``[T]`` float64 with NaN for null, or int64 for token ids and masks.
 
     Args:
-        value: a list, of which only what is not plain numbers is looked at one by one; or an array ``[T]``.
+        value: a list, of which only what is not plain numbers is looked at one by one.
         kind: of the column.
         where: file, line and field, for messages.
 
     Raises:
         DataError: if it is no list of numbers.
     """
-    if not isinstance(value, (list, np.ndarray)):
+    if not isinstance(value, list):
         raise DataError(f"{where} is {lines.shown(value)} where a list was expected")
     try:
         array = np.asarray(value)

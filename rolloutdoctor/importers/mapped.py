@@ -9,7 +9,7 @@ from pyarrow import types
 
 from rolloutdoctor.data.schema import BY_NAME, COLUMNS, METADATA_KEY, Kind
 from rolloutdoctor.importers import base, folders, lines
-from rolloutdoctor.importers.mapped_lines import LinesReader, cell, value_at, write
+from rolloutdoctor.importers.mapped_lines import cell, read_lines, value_at, write
 from rolloutdoctor.importers.parquet_files import batches
 from rolloutdoctor.io.locations.paths import Source
 from rolloutdoctor.io.metadata import RunMetadata
@@ -54,35 +54,30 @@ class MappedTable:
         total = sum(Path(file.path).stat().st_size for file in files)
         done = 0
         where: dict[str, str] | None = None
-        reader: LinesReader | None = None
         for file in files:
             if file.path.endswith(".parquet"):
                 where = _read_parquet(file, sink, options, where)
             else:
-                if reader is None:
-                    reader = _lines_reader(file, sink, options, where)
-                if reader is not None:
-                    where = reader.where
-                    reader.add(file, done, total)
+                if where is None:
+                    where = _stored_in_lines(file, sink, options)
+                if where is not None:
+                    read_lines(file, sink, where, done, total)
             done += Path(file.path).stat().st_size
             sink.advance(done, total)
         if not sink.rows:
             raise InputError(f"{sources[0].name}: no whole row in these files")
 
 
-def _lines_reader(
-    file: Source, sink: base.Sink, options: base.ImportOptions, where: dict[str, str] | None
-) -> LinesReader | None:
-    """Return what reads JSON Lines, given the first file of them; None if it has no whole line."""
-    if where is None:
-        first = next(lines.objects(file), None)
-        if first is None or first.body is None:
-            if first is not None:
-                sink.note(f"{file.name}: the last line was not written to its end, and is left out")
-            return None
-        where = _wanted(_where(first.body, options.columns, file.name, strict=True), options)
-        sink.begin(RunMetadata())
-    return LinesReader(sink, where)
+def _stored_in_lines(file: Source, sink: base.Sink, options: base.ImportOptions) -> dict[str, str] | None:
+    """Find the columns in the first line of a file, and begin with them; None if it has no whole line."""
+    first = next(lines.objects(file), None)
+    if first is None or first.body is None:
+        if first is not None:
+            sink.note(f"{file.name}: the last line was not written to its end, and is left out")
+        return None
+    where = _wanted(_where(first.body, options.columns, file.name, strict=True), options)
+    sink.begin(RunMetadata())
+    return where
 
 
 def _wanted(where: dict[str, str], options: base.ImportOptions) -> dict[str, str]:

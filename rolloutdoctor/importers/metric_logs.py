@@ -76,7 +76,7 @@ def read_log(source: Source) -> Iterator[Entry]:
     else:
         for line in lines.objects(source):
             if line.body is not None:
-                yield from _row(line.body, f"{source.name}, line {line.number}")
+                yield from _row(line.body, line.where)
 
 
 def read_trainer_state(source: Source) -> Mapping[tuple[int, str], Mapping[str, float | None]]:

@@ -6,12 +6,10 @@ from itertools import groupby, pairwise
 from pathlib import Path
 
 import numpy as np
-import pyarrow as pa
 
 from rolloutdoctor.data.batch import TRAIN
 from rolloutdoctor.data.schema import Kind
-from rolloutdoctor.importers import arrow_rows, base, folders, lines
-from rolloutdoctor.importers.arrow_cells import Layout
+from rolloutdoctor.importers import base, folders, lines
 from rolloutdoctor.importers.cells import aligned, per_token, response_start, zeros_and_ones
 from rolloutdoctor.io.locations.paths import Source
 from rolloutdoctor.io.metadata import RunMetadata
@@ -66,8 +64,8 @@ class NemoRl:
                 raise InputError(f"{one.name} and {other.name} are both step {_step(one)}; give one run at a time")
         total = sum(Path(file.path).stat().st_size for file in files)
         placeholder: bool | None = None
-        for file, parts in groupby(arrow_rows.parts(files, _layout), lambda part: part.file):
-            rows = _rows(file, parts, sink, total)
+        for file, chunks in groupby(lines.chunks(files), lambda chunk: chunk.file):
+            rows = _rows(file, chunks, sink, total)
             if rows and placeholder is None:
                 placeholder = _is_placeholder(rows)
                 sink.begin(RunMetadata())
@@ -85,28 +83,13 @@ class NemoRl:
             sink.note("prev_logprobs are zeros, which NeMo-RL logs where force_on_policy_ratio skips them: left out")
 
 
-def _layout(first: Mapping[str, object]) -> Layout:
-    numbers, mask = pa.list_(pa.float64()), arrow_rows.leaf_type(first.get("token_loss_mask"))
-    fields = {
-        "idx": pa.int64(),
-        "input_lengths": pa.list_(pa.int64()),
-        "token_ids": pa.list_(pa.list_(pa.int64())),
-        "token_loss_mask": pa.list_(pa.list_(mask)),
-        "sample_loss_mask": numbers,
-        "advantages": pa.list_(numbers),
-        _reward_of(first): numbers,
-    }
-    fields |= {name: pa.list_(numbers) for name in _LOG_PROBS.values()}
-    return Layout(pa.schema(fields), without=() if _FILTERED in fields else (_FILTERED,))
-
-
-def _rows(file: Source, parts: Iterable[arrow_rows.Part], sink: base.Sink, total: int) -> list[dict[str, object]]:
+def _rows(file: Source, chunks: Iterable[lines.Chunk], sink: base.Sink, total: int) -> list[dict[str, object]]:
     step = _step(file)
     groups: dict[bytes, str] = {}
     found: list[dict[str, object]] = []
     torn = 0
-    for part in parts:
-        for line in part.rows:
+    for chunk in chunks:
+        for line in lines.objects_of(chunk):
             if line.body is None:
                 sink.note(f"{file.name}: the last line was not written to its end, and is left out")
                 torn += 1
@@ -114,12 +97,12 @@ def _rows(file: Source, parts: Iterable[arrow_rows.Part], sink: base.Sink, total
             if line.body.get("token_ids") == []:
                 # The unfiltered rewards may be more than there are rows, and the writer goes on for all of them.
                 continue
-            row, number = line.made(_row)
+            row, number = _row(line.body, line.where)
             prompt = np.asarray(row["prompt_ids"]).tobytes()
             row["step"], row["group_id"] = step, groups.setdefault(prompt, f"{step}-{len(groups)}")
             row["sample_id"] = f"{step}-{number}"
             found.append(row)
-        sink.advance(part.bytes_read, total)
+        sink.advance(chunk.bytes_read, total)
     if torn and found:
         sink.fact(step, TRAIN, base.TORN_LINES, torn)
     return found
@@ -167,7 +150,6 @@ def _reward_of(body: Mapping[str, object]) -> str:
 def _one(body: Mapping[str, object], name: str, where: str) -> object:
     """A field is written as a slice of the batch: a list of one."""
     value = body.get(name)
-    value = value.tolist() if isinstance(value, np.ndarray) else value
     if not isinstance(value, list) or len(value) != 1:
         raise DataError(f"{where}: {name} is {lines.shown(value)} where a list of one was expected")
     return value[0]

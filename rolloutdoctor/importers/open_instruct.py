@@ -6,12 +6,10 @@ from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 
 import numpy as np
-import pyarrow as pa
 
 from rolloutdoctor.data.batch import TRAIN
 from rolloutdoctor.data.schema import Kind
-from rolloutdoctor.importers import arrow_rows, base, folders, lines
-from rolloutdoctor.importers.arrow_cells import Layout
+from rolloutdoctor.importers import base, folders, lines
 from rolloutdoctor.importers.cells import aligned, per_token
 from rolloutdoctor.io.locations.paths import Source
 from rolloutdoctor.io.metadata import RunMetadata
@@ -64,8 +62,8 @@ class OpenInstruct:
         reader = _Reader(sink, 2 * sum(Path(file.path).stat().st_size for file in files))
         for file in files:
             reader.count(file)
-        for part in arrow_rows.parts(files, _layout):
-            reader.add(part)
+        for chunk in lines.chunks(files):
+            reader.add(chunk)
         reader.finish(sources[0].name)
 
 
@@ -84,33 +82,33 @@ class _Reader:
 
     def count(self, file: Source) -> None:
         """Find the file of each step that counts, and how often the step begins there, always with `sample_idx` 0."""
-        for chunk in lines.chunks(file):
-            for step, sample in _beginnings(chunk, file.name):
+        for chunk in lines.chunks([file]):
+            for step, sample in _beginnings(chunk):
                 if self._home.setdefault(step, file.path) == file.path:
                     self._written[step] += sample == 0
         self._done += Path(file.path).stat().st_size
         self.sink.advance(self._done, self.total)
 
-    def add(self, part: arrow_rows.Part) -> None:
+    def add(self, chunk: lines.Chunk) -> None:
         """Write some lines of a file."""
-        file = part.file
-        for line in part.rows:
+        file = chunk.file
+        for line in lines.objects_of(chunk):
             if line.body is None:
                 last = self._last[1] if self._last is not None and self._last[0] == file else None
                 self._torn.append((file.name, last))
                 continue
-            step = line.made(_step)
+            step = _step(line.body, line.where)
             is_home = self._home.setdefault(step, file.path) == file.path
-            self._now[step] += is_home and line.made(_sample) == 0
+            self._now[step] += is_home and _sample(line.body, line.where) == 0
             if not is_home or self._now[step] < self._written[step]:
                 self._repeated[step] += 1
                 continue
             self._last = file, step + 1
-            self._rows.append(line.made(self._row))
+            self._rows.append(self._row(line.body, line.where))
             if len(self._rows) >= _CHUNK_ROWS:
                 self._flush(file)
         self._flush(file)
-        self.sink.advance(self._done + part.bytes_read, self.total)
+        self.sink.advance(self._done + chunk.bytes_read, self.total)
 
     def _row(self, body: dict[str, object], where: str) -> dict[str, object]:
         step, sample = _step(body, where), _sample(body, where)
@@ -167,15 +165,6 @@ class _Reader:
         self.sink.note("open-instruct records steps from 0 and logs them from 1; step is the logged one")
 
 
-def _layout(first: Mapping[str, object]) -> Layout:
-    counts = dict.fromkeys(("step", "sample_idx", "prompt_idx"), pa.int64())
-    tokens = dict.fromkeys(("prompt_tokens", "response_tokens"), pa.list_(pa.int64()))
-    scores = dict.fromkeys(("reward", "advantage"), pa.float64())
-    others = {"logprobs": pa.list_(pa.float64()), "finish_reason": pa.string()}
-    fields = pa.schema({**counts, **tokens, **scores, **others})
-    return Layout(fields, optional=(*scores, *others), gaps=("logprobs",))
-
-
 def _step(body: dict[str, object], where: str) -> int:
     return lines.natural(body, "step", where)
 
@@ -184,7 +173,7 @@ def _sample(body: dict[str, object], where: str) -> int:
     return lines.natural(body, "sample_idx", where)
 
 
-def _beginnings(chunk: lines.Chunk, name: str) -> Iterator[tuple[int, int]]:
+def _beginnings(chunk: lines.Chunk) -> Iterator[tuple[int, int]]:
     """Yield `step` and `sample_idx` of each whole line, which are its first two fields as open-instruct writes it."""
     heads: list[tuple[int, int]] = []
     start = 0
@@ -197,10 +186,9 @@ def _beginnings(chunk: lines.Chunk, name: str) -> Iterator[tuple[int, int]]:
     else:
         yield from heads
         return
-    for line in lines.objects_of(chunk, name):
+    for line in lines.objects_of(chunk):
         if line.body is not None:
-            where = f"{name}, line {line.number}"
-            yield lines.natural(line.body, "step", where), lines.natural(line.body, "sample_idx", where)
+            yield _step(line.body, line.where), _sample(line.body, line.where)
 
 
 def _run(file: Source) -> str:

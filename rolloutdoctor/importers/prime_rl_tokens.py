@@ -5,12 +5,10 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 import numpy as np
-import pyarrow as pa
 
 from rolloutdoctor.data.batch import TRAIN
 from rolloutdoctor.data.schema import Kind
-from rolloutdoctor.importers import arrow_rows, base, folders, lines
-from rolloutdoctor.importers.arrow_cells import Layout
+from rolloutdoctor.importers import base, folders, lines
 from rolloutdoctor.importers.cells import aligned, per_token, response_start, zeros_and_ones
 from rolloutdoctor.io.locations.paths import Source, natural_key
 from rolloutdoctor.io.metadata import RunMetadata
@@ -27,7 +25,6 @@ _FLOATS = {
     "advantages": "advantages",
     "entropy": "entropy",
 }
-_COUNTS = ("schema_version", "step", "rank", "micro_step", "export_sequence_idx")
 _WEIGHTS = ("rl_weights", "ce_weights", "ref_kl_weights")
 
 
@@ -66,9 +63,9 @@ class PrimeRlTokens:
         files = _finished(folders.named(sources, _files), sink)
         total = sum(Path(file.path).stat().st_size for file in files)
         reader = _Reader(sink)
-        for part in arrow_rows.parts(files, _layout):
-            reader.add(part)
-            sink.advance(part.bytes_read, total)
+        for chunk in lines.chunks(files):
+            reader.add(chunk)
+            sink.advance(chunk.bytes_read, total)
         if not sink.rows:
             raise InputError(f"{sources[0].name}: no rows of prime-rl's token exports (step_*/rank_*.jsonl) there")
         if reader.weighted:
@@ -85,17 +82,17 @@ class _Reader:
         self._begun = False
         self._last: tuple[Source, int] | None = None
 
-    def add(self, part: arrow_rows.Part) -> None:
+    def add(self, chunk: lines.Chunk) -> None:
         """Write some lines of a file."""
-        file = part.file
+        file = chunk.file
         rows: list[dict[str, object]] = []
-        for line in part.rows:
+        for line in lines.objects_of(chunk):
             if line.body is None:
                 self.sink.note(f"{file.name}: the last line was not written to its end, and is left out")
                 if self._last is not None and self._last[0] == file:
                     self.sink.fact(self._last[1], TRAIN, base.TORN_LINES, 1)
                 continue
-            row, is_weighted = line.made(_row)
+            row, is_weighted = _row(line.body, line.where)
             self.weighted += is_weighted
             self._last = file, int(row["step"])  # type: ignore[call-overload]  # `_row` has made sure of it
             rows.append(row)
@@ -112,16 +109,6 @@ class _Reader:
         except DataError as error:
             message = str(error).removeprefix(f"{self.sink.path}: ")
             raise DataError(f"{file.name}: {message}") from None
-
-
-def _layout(first: Mapping[str, object]) -> Layout | None:
-    if any(_is_given(first.get(name)) for name in _WEIGHTS):
-        return None
-    counts = dict.fromkeys(_COUNTS, pa.int64())
-    numbers = dict.fromkeys((*_FLOATS.values(), *_WEIGHTS), pa.list_(pa.float64()))
-    tokens = {"token_ids": pa.list_(pa.int64()), "loss_mask": pa.list_(arrow_rows.leaf_type(first.get("loss_mask")))}
-    fields = pa.schema({**counts, **tokens, **numbers})
-    return Layout(fields, gaps=tuple(_FLOATS.values()), blank=_WEIGHTS)
 
 
 def _row(body: dict[str, object], where: str) -> tuple[dict[str, object], bool]:

@@ -6,11 +6,9 @@ from itertools import groupby
 from pathlib import Path
 
 import numpy as np
-import pyarrow as pa
 
 from rolloutdoctor.data.schema import Kind
-from rolloutdoctor.importers import arrow_rows, base, folders, lines
-from rolloutdoctor.importers.arrow_cells import Layout
+from rolloutdoctor.importers import base, folders, lines
 from rolloutdoctor.importers.cells import aligned, per_token, response_start, zeros_and_ones
 from rolloutdoctor.io.locations.paths import Source, natural_key
 from rolloutdoctor.io.metadata import RunMetadata
@@ -65,8 +63,8 @@ class PrimeRlTraces:
                 raise InputError(f"{file.name}: several files of step {step}, split {split}; give one run and subset")
         total = sum(Path(file.path).stat().st_size for file in files)
         branched = repeated = 0
-        for file, parts in groupby(arrow_rows.parts(files, _layout), lambda part: part.file):
-            found = _rows(file, parts, sink, total)
+        for file, chunks in groupby(lines.chunks(files), lambda chunk: chunk.file):
+            found = _rows(file, chunks, sink, total)
             rows = [row for run, row in found if run == found[-1][0]]
             if rows:
                 if not sink.rows:
@@ -87,49 +85,22 @@ class PrimeRlTraces:
             )
 
 
-def _layout(first: Mapping[str, object]) -> Layout | None:
-    policy = _object(_object(_object(first.get("run")).get("work")).get("policy"))
-    traces = first.get("traces")
-    if not policy.keys() >= {"start", "end"} or not isinstance(traces, list):
-        return None
-    nodes = [node for trace in traces for node in _list(_object(trace).get("nodes"))]
-    mask = next((mask for mask in (_object(node).get("mask") for node in nodes) if mask), None)
-    numbers, work = pa.list_(pa.float64()), pa.struct([("start", pa.int64()), ("end", pa.int64())])
-    node = {"parent": pa.int64(), "token_ids": pa.list_(pa.int64()), "mask": pa.list_(arrow_rows.leaf_type(mask))}
-    node |= dict.fromkeys(_SPREAD.values(), numbers)
-    trace = {"id": _name_type(traces[0] if traces else None), "rewards": pa.struct([]), "stop_condition": pa.string()}
-    run = {"work": pa.struct({"policy": work})}
-    if "id" in _object(first.get("run")):
-        run["id"] = _name_type(first.get("run"))
-    fields = {
-        "group": pa.struct({"id": _name_type(first.get("group"))}),
-        "run": pa.struct(run),
-        "traces": pa.list_(pa.struct(trace | {"nodes": pa.list_(pa.struct(node))})),
-    }
-    optional = ("run", "work", "policy", "parent", "stop_condition", *_SPREAD.values())
-    return Layout(pa.schema(fields), optional=optional, gaps=tuple(_SPREAD.values()), free="rewards")
-
-
-def _name_type(owner: object) -> pa.DataType:
-    return pa.int64() if isinstance(_object(owner).get("id"), int) else pa.string()
-
-
 def _rows(
-    file: Source, parts: Iterable[arrow_rows.Part], sink: base.Sink, total: int
+    file: Source, chunks: Iterable[lines.Chunk], sink: base.Sink, total: int
 ) -> list[tuple[object, dict[str, object]]]:
     """The rows of a file, each with the id of the run that wrote it."""
     _, step, split, _ = _place(file)
     found: list[tuple[object, dict[str, object]]] = []
     torn = 0
-    for part in parts:
-        for line in part.rows:
+    for chunk in chunks:
+        for line in lines.objects_of(chunk):
             if line.body is None:
                 sink.note(f"{file.name}: the last line was not written to its end, and is left out")
                 torn += 1
             else:
-                run, rows = line.made(_episode)
+                run, rows = _episode(line.body, line.where)
                 found += [(run, row | {"step": step, "split": split}) for row in rows]
-        sink.advance(part.bytes_read, total)
+        sink.advance(chunk.bytes_read, total)
     if torn and found:
         sink.fact(step, split, base.TORN_LINES, torn)
     return found
@@ -196,8 +167,7 @@ def _tokens(nodes: object, where: str) -> dict[str, np.ndarray]:
         masks.append(mask)
         for column, name in _SPREAD.items():
             # One number for each sampled token.
-            cell = node.get(name)
-            numbers = per_token(cell if isinstance(cell, np.ndarray) else cell or [], Kind.FLOATS, f"{at}: {name}")
+            numbers = per_token(node.get(name) or [], Kind.FLOATS, f"{at}: {name}")
             given[column] |= bool(len(numbers))
             if len(numbers) not in (0, int(mask.sum())):
                 raise DataError(f"{at}: {name} has {len(numbers)} values for {int(mask.sum())} sampled tokens")
@@ -230,10 +200,6 @@ def _write(file: Source, rows: Sequence[Mapping[str, object]], sink: base.Sink) 
 
 def _object(value: object) -> dict[str, object]:
     return value if isinstance(value, dict) else {}
-
-
-def _list(value: object) -> list[object]:
-    return value if isinstance(value, list) else []
 
 
 def _text(value: object) -> str:

@@ -1,15 +1,19 @@
 """verl's rollout dumps: `trainer.rollout_data_dir/{step}.jsonl`."""
 
+import hashlib
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 
+from rolloutdoctor.data.batch import TRAIN
 from rolloutdoctor.importers import base, folders, lines
-from rolloutdoctor.importers.verl_lines import VerlReader
 from rolloutdoctor.io.locations.paths import Source
 from rolloutdoctor.io.metadata import RunMetadata
 from rolloutdoctor.results.errors import InputError
 
 _KEYS = {"input", "output", "score", "step"}
+_COLUMNS = ("step", "group_id", "sample_id", "reward", "prompt", "response")
+
+Groups = dict[tuple[int, bytes], int]
 
 
 class VerlRollouts:
@@ -49,10 +53,109 @@ class VerlRollouts:
         if not files:
             raise InputError(f"{sources[0].name}: no rollouts (*.jsonl with input, output, score and step) there")
         sink.begin(RunMetadata("verl"))
-        reader = VerlReader(sink, base.stored_name(options, "reward", "score"), _size_of(files))
+        reader = _Reader(sink, base.stored_name(options, "reward", "score"), _size_of(files))
         for file in files:
             reader.add(file)
         reader.finish()
+
+
+class _Reader:
+    """Streams the files of one dump into a sink.
+
+    Args:
+        sink: begun.
+        score: name of the field that holds the reward.
+        total: bytes of all files.
+    """
+
+    def __init__(self, sink: base.Sink, score: str, total: int) -> None:
+        self.sink, self.score, self.total = sink, score, total
+        self._done = 0
+        self._torn: list[tuple[str, int | None]] = []
+        self._empty = 0
+        self._without_uid = False
+        self._has_several = False
+        self._first_step: int | None = None
+
+    def add(self, file: Source) -> None:
+        """Stream one file.
+
+        Raises:
+            DataError: if a line is no rollout; the message names it.
+        """
+        groups: Groups = {}
+        last: int | None = None
+        size = 0
+        for chunk in lines.chunks([file]):
+            last = self._write(chunk, groups, last)
+            size = chunk.bytes_read
+            self.sink.advance(self._done + size, self.total)
+        self._empty += not size
+        self._done += size
+        self.sink.advance(self._done, self.total)
+
+    def finish(self) -> None:
+        """Say what was found out.
+
+        Raises:
+            InputError: if there was no whole line.
+        """
+        if not self.sink.rows or self._first_step is None:
+            raise InputError("the dump holds no whole line; check that verl finished writing it")
+        for name, last in self._torn:
+            self.sink.fact(self._first_step if last is None else last, TRAIN, base.TORN_LINES, 1)
+            self.sink.note(f"{name}: the last line was not written to its end, and is left out")
+        if self._empty:
+            self.sink.note(f"{self._empty} files are empty")
+        if self._has_several:
+            self.sink.note(
+                "sessions with several outputs (a uid that does not end in _0): verl takes its baseline over the last "
+                "output of each session alone, and here every output is a row of the group"
+            )
+        if self._without_uid:
+            self.sink.note(
+                "no uid in the rows: rows of a step with the same input are one group, so a prompt that was drawn "
+                "twice in a step makes one group of two"
+            )
+
+    def _saw(self, step: int) -> None:
+        self._first_step = step if self._first_step is None else min(step, self._first_step)
+
+    def _write(self, chunk: lines.Chunk, groups: Groups, last: int | None) -> int | None:
+        """Write the rows of some lines, and return the step of the last."""
+        rows: list[tuple[object, ...]] = []
+        for line in lines.objects_of(chunk):
+            row = line.body
+            if row is None:
+                self._torn.append((chunk.file.name, last))
+                continue
+            last = step = lines.natural(row, "step", line.where)
+            self._saw(step)
+            self._without_uid |= "uid" not in row
+            score = lines.number(row.get(self.score), f"{line.where}: {self.score}")
+            sample = str(row["uid"]) if "uid" in row else f"{step}-{line.number - 1}"
+            self._has_several |= "uid" in row and not sample.endswith("_0")
+            texts = (row.get("input"), row.get("output")) if self.sink.text else ()
+            rows.append((step, _group(row, step, groups), sample, score, *map(_text, texts)))
+        if rows:
+            self.sink.write(dict(zip(_COLUMNS, zip(*rows, strict=True), strict=False)))
+        return last
+
+
+def _group(row: dict[str, object], step: int, groups: Groups) -> str:
+    uid = row.get("uid")
+    if uid is not None:
+        return str(uid).rsplit("_", 2)[0]
+    return f"{step}-{groups.setdefault((step, _digest(row.get('input'))), len(groups))}"
+
+
+def _digest(prompt: object) -> bytes:
+    return hashlib.blake2b(str(prompt).encode("utf-8", "replace"), digest_size=16).digest()
+
+
+def _text(value: object) -> str | None:
+    # A lone surrogate is valid JSON and not valid UTF-8.
+    return None if value is None else str(value).encode("utf-8", "replace").decode()
 
 
 def _size_of(files: Sequence[Source]) -> int:

@@ -1,5 +1,6 @@
 """Import a dump and look at the rows; a slime dump to the documented layout (not written by slime itself)."""
 
+import json
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import replace
@@ -13,29 +14,20 @@ import torch
 from rolloutdoctor.commands.check import check
 from rolloutdoctor.commands.convert import ConvertOptions, convert, detect_dump, open_any
 from rolloutdoctor.engine.options import CheckOptions
-from rolloutdoctor.importers import arrow_lines, json_bytes, lines
+from rolloutdoctor.importers import lines
 from rolloutdoctor.io.run import open_run
 
 DATA = Path(__file__).parent / "data"
 
 
 @contextmanager
-def in_small_pieces(*, fast: bool, chunk_bytes: int, block: int) -> Iterator[list[int]]:
-    """Read JSON Lines in small chunks, by Arrow too or by Python alone; gives the first lines of what Python read."""
-    read, real = [], lines.objects_of
-
-    def objects_of(chunk, name):
-        read.append(chunk.first)
-        return real(chunk, name)
-
+def in_small_pieces(chunk_bytes: int, *, by_orjson: bool = True) -> Iterator[None]:
+    """Read JSON Lines in small chunks; by Python's `json` alone if not by `orjson`."""
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(lines, "objects_of", objects_of)
         patch.setattr(lines, "CHUNK_BYTES", chunk_bytes)
-        # What is looked for may lie across two blocks.
-        patch.setattr(json_bytes, "_BLOCK", block)
-        if not fast:
-            patch.setattr(arrow_lines, "parsed", lambda *words, **names: None)
-        yield read
+        if not by_orjson:
+            patch.setattr(lines, "_loaded", json.loads)
+        yield
 
 
 def bytes_of(path: Path) -> tuple[list[str], bytes]:

@@ -1,4 +1,4 @@
-"""Lines that Arrow reads many at a time give what Python gives one by one, to the bit; or Python reads them."""
+"""Lines of JSON give what Python's `json` gives, to the bit, whichever parser reads them."""
 
 import json
 import tempfile
@@ -10,37 +10,37 @@ from hypothesis import strategies as st
 from importers.importing import DATA, bytes_of, in_small_pieces
 
 from rolloutdoctor.commands.convert import ConvertOptions, convert, detect_dump
-from rolloutdoctor.importers import json_bytes, mapped_lines
-from rolloutdoctor.results.errors import RolloutDoctorError
+from rolloutdoctor.importers import lines
+from rolloutdoctor.io.locations.paths import Source
+from rolloutdoctor.results.errors import InputError, RolloutDoctorError
 
 COLUMNS = {"reward": "info.score", "step": "step", "group_id": "g", "old_log_probs": "lp", "response_ids": "ids"}
 COLUMNS |= {"response_mask": "mask", "rewards": "rewards", "response": "out", "status": "status"}
 
 
-def outcome(folder, raw, chunk_bytes, fast, **options):
-    """Rows as written, in bytes of Arrow, or the message of the error; and the first lines of what Python read."""
+def outcome(folder, raw, chunk_bytes, by_orjson, **options):
+    """Rows as written, in bytes of Arrow, or the message of the error."""
     (folder / "1.jsonl").write_bytes(raw)
-    with in_small_pieces(fast=fast, chunk_bytes=chunk_bytes, block=5) as read, pytest.MonkeyPatch.context() as patch:
-        patch.setattr(mapped_lines, "_SAMPLE_BYTES", chunk_bytes // 4)
+    with in_small_pieces(chunk_bytes, by_orjson=by_orjson):
         target = folder / "run.parquet"
         chosen = ConvertOptions(**options)
         try:
             sink = convert(detect_dump([str(folder / "1.jsonl")], chosen), target, chosen)
         except RolloutDoctorError as error:
-            return str(error), read
+            return str(error)
     found = bytes_of(target)
     for each in folder.glob("run.*"):
         each.unlink()
-    return (*found, sink.notes), read
+    return (*found, sink.notes)
 
 
 def same(raw, chunk_bytes=64, **options):
-    """Compare both ways; return the first lines of the chunks that were left to Python."""
+    """Compare both parsers, and return the outcome."""
     with tempfile.TemporaryDirectory() as scratch:
-        slow, _ = outcome(Path(scratch), raw, chunk_bytes, fast=False, **options)
-        fast, read = outcome(Path(scratch), raw, chunk_bytes, fast=True, **options)
+        slow = outcome(Path(scratch), raw, chunk_bytes, False, **options)
+        fast = outcome(Path(scratch), raw, chunk_bytes, True, **options)
     assert fast == slow
-    return read
+    return fast
 
 
 HOSTILE_NUMBERS = [
@@ -158,41 +158,35 @@ def rows_with(**changes):
 
 
 @pytest.mark.parametrize(
-    ("changes", "left_to_python"),
+    "changes",
     [
-        ({}, 0),
-        ({"z": {"deep": [1, 2, None]}}, 0),
-        ({"info": None}, 0),
-        ({"out": None}, 0),
-        ({"info": {"score": float("nan")}}, 0),
-        ({"out": "\ud800"}, 1),
-        ({"info": {"score": True}}, 1),
-        ({"info": {"score": 10**400}}, 1),
-        ({"info.score": None}, 1),
-        ({"g": 7}, 1),
-        ({"lp": [-0.5, True]}, 1),
-        ({"rewards": {"a": 1.0, "c": None}}, 1),
-        ({"z": json.loads("[" * 65 + "]" * 65)}, 1),
-        ({"step": -1}, 1),
-        ({"ids": [1, 2**40]}, 1),
+        {},
+        {"z": {"deep": [1, 2, None]}},
+        {"info": None},
+        {"out": None},
+        {"info": {"score": float("nan")}},
+        {"out": "\ud800"},
+        {"info": {"score": True}},
+        {"info": {"score": 10**400}},
+        {"info.score": None},
+        {"g": 7},
+        {"lp": [-0.5, True]},
+        {"rewards": {"a": 1.0, "c": None}},
+        {"z": json.loads("[" * 65 + "]" * 65)},
+        {"step": -1},
+        {"ids": [1, 2**40]},
     ],
 )
-def test_only_what_drifts_is_left_to_python(changes, left_to_python):
-    # One line a chunk. Python reads the first, to know what to expect, and what a line that it read says of the next.
-    read = same(rows_with(**changes), 64, importer="mapped", columns=COLUMNS)
-    assert set(read) == ({1, 3} if left_to_python else {1})
+def test_a_line_that_differs_from_those_around_it(changes):
+    same(rows_with(**changes), 64, importer="mapped", columns=COLUMNS)
 
 
 def test_what_comes_after_the_first_lines_of_the_first_chunk_belongs_to_the_file():
     rows = [PLAIN] * 6 + [{**PLAIN, "rewards": {"a": 1.0, "b": 2, "c": 0.5}}] + [PLAIN] * 40
     raw = "".join(json.dumps(row) + "\n" for row in rows).encode()
-    with tempfile.TemporaryDirectory() as scratch:
-        (names, _, notes), read = outcome(Path(scratch), raw, 2000, True, importer="mapped", columns=COLUMNS)
+    names, _, notes = same(raw, 2000, importer="mapped", columns=COLUMNS)
     assert "rewards" in names
     assert notes == []
-    # The first line, the first lines, and all of the first chunk.
-    assert read == [1, 1, 1]
-    assert same(raw, 2000, importer="mapped", columns=COLUMNS) == read
 
 
 @settings(max_examples=50)
@@ -214,40 +208,73 @@ def test_verl_lines_of_any_kind(rows, first, end, text_too):
     same(("\n".join([start, *rows]) + end).encode("utf-8", "surrogatepass"), 64, importer="verl", text=text_too)
 
 
+def parsed(raw):
+    """What a line holds, with types, signs and every digit; None if it is no object."""
+    return repr(lines.parse(raw))
+
+
+@settings(max_examples=1000)
+@given(line=some_line | value.map(lambda cell: f'{{"a": {cell}, "b": [0, {cell}]}}'), flip=st.none() | st.integers(0))
+def test_any_line_is_what_python_reads(line, flip):
+    raw = bytearray(line.encode("utf-8", "surrogatepass"))
+    if flip is not None and raw:
+        raw[flip % len(raw)] = flip // len(raw) % 256
+    with in_small_pieces(64, by_orjson=False):
+        expected = parsed(bytes(raw))
+    assert parsed(bytes(raw)) == expected
+
+
+@pytest.mark.parametrize("sign", ["", "-"])
+@pytest.mark.parametrize("before", ["", " ", "\t", "\n", "\r", "[", "[0,", "[0, "])
+@pytest.mark.parametrize("number", [2**63 - 1, 2**63, 2**63 + 1, 2**64 - 1, 2**64, 10**18, 10**19, 10**40])
+def test_integers_of_any_size_are_integers(sign, before, number):
+    raw = f'{{"a":{before}{sign}{number}{"]" * before.count("[")}}}'.encode()
+    (found,) = lines.parse(raw).values()
+    found = found[-1] if isinstance(found, list) else found
+    assert isinstance(found, int)
+    assert found == int(f"{sign}{number}")
+
+
 @pytest.mark.parametrize(
     ("line", "is_plain"),
     [
-        ('{"a": Infinity, "b": "-Na Inf. NaN"}', True),
-        ('{"a": Inf}', False),
-        ('{"a": -Inf }', False),
-        ('{"a": -NaN}', False),
-        ('{"a": "\0"}', False),
-        ('{"a": ' + "[" * 64 + "]" * 64 + "}", False),
-        ('{"a": ' + "[" * 63 + "]" * 63 + "}", True),
-        ('{"a": "' + "[," * 200 + '"}', True),
-        (' {"a": 1}', False),
-        ('{"a": 1} ', False),
+        ('{"a": [0.5, 1, null, true], "b": "caf\\u00e9"}', True),
+        ('{"a": -0.00012345678901234567, "b": 999999999999999999}', True),
+        ('{"a": NaN}', False),
+        ('{"a": 1e400}', False),
+        ('{"a": "\\ud800"}', False),
+        ('{"a": 18446744073709551616}', False),
     ],
 )
-@pytest.mark.parametrize("block", [1, 2, 3, 4, 5, 64, 2**17])
-@pytest.mark.parametrize("before", [0, 1, 2])
-def test_doubtful_bytes_are_seen_wherever_they_lie(monkeypatch, line, is_plain, block, before):
-    monkeypatch.setattr(json_bytes, "_BLOCK", block)
-    raw = ("{}\n" * before + line + "\n{}\n").encode()
-    found = json_bytes.line_ends(raw)
-    if is_plain:
-        assert found.tolist() == [at for at, byte in enumerate(raw) if byte == ord("\n")]
-    else:
-        assert found is None
+def test_python_reads_only_what_the_fast_parser_reads_otherwise(monkeypatch, line, is_plain):
+    loaded = []
+    monkeypatch.setattr(json, "loads", lambda raw: loaded.append(raw) or {})
+    lines.parse(line.encode())
+    assert loaded == ([] if is_plain else [line.encode()])
 
 
-def test_bytes_that_are_no_text_are_seen():
-    assert json_bytes.line_ends('{"a": "é"}\n'.encode("latin-1")) is None
-    assert json_bytes.line_ends(b"\n") is None
-    assert json_bytes.line_ends(b"{}\n").tolist() == [2]
+@pytest.mark.parametrize("raw", [b"", b"\n", b" \t\r\n\n", b"\xef\xbb\xbf", b"\xef\xbb\xbf\n", b"\n  "])
+def test_lines_of_nothing_are_left_out(tmp_path, raw):
+    (tmp_path / "x.jsonl").write_bytes(raw)
+    assert list(lines.objects(Source.of(str(tmp_path / "x.jsonl")))) == []
+
+
+def test_chunks_of_files_follow_each_other(tmp_path):
+    files = []
+    for name in "abc":
+        path = tmp_path / name
+        path.write_text(f'{{"a": "{name}"}}\n' * 3)
+        files.append(Source.of(str(path)))
+    coming = lines.chunks([*files, Source.of(str(tmp_path / "none"))])
+    for number, file in enumerate(files, start=1):
+        chunk = next(coming)
+        assert (chunk.file, chunk.first, chunk.bytes_read) == (file, 1, number * 33)
+        assert [line.body for line in lines.objects_of(chunk)] == [{"a": file.path[-1]}] * 3
+    with pytest.raises(InputError, match=r"none: no such file"):
+        next(coming)
 
 
 @pytest.mark.parametrize("layout", ["v0", "v1"])
 def test_real_verl_dumps(layout):
     for path in sorted((DATA / "verl" / layout).glob("*.jsonl")):
-        assert same(path.read_bytes(), 700, importer="verl") == []
+        same(path.read_bytes(), 700, importer="verl")
