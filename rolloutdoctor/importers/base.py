@@ -10,7 +10,7 @@ from rolloutdoctor.data.schema import IMPORT_METRICS
 from rolloutdoctor.io.locations.paths import Source
 from rolloutdoctor.io.metadata import RunMetadata
 from rolloutdoctor.io.write.writer import MetricsWriter, RunWriter, metrics_path, placed_together
-from rolloutdoctor.results.errors import UsageError
+from rolloutdoctor.results.errors import DataError, UsageError
 
 LOST_ROWS = f"{IMPORT_METRICS}lost_rows"
 MIXED_ROWS = f"{IMPORT_METRICS}mixed_rows"
@@ -105,6 +105,18 @@ class Sink:
         if not self.text:
             columns = {name: cells for name, cells in columns.items() if name not in ("prompt", "response")}
         self._run.write(columns)
+
+    def write_from(self, file: Source, columns: Mapping[str, Sequence[object]]) -> None:
+        """Append rows that come from `file`, so that the message of an error names it.
+
+        Raises:
+            DataError: if a cell does not fit its column.
+        """
+        try:
+            self.write(columns)
+        except DataError as error:
+            message = str(error).removeprefix(f"{self.path}: ")
+            raise DataError(f"{file.name}: {message}") from None
 
     def log(self, step: int, split: str, values: Mapping[str, float | None]) -> None:
         """Append what the trainer logged at one step."""

@@ -8,9 +8,10 @@ import pyarrow as pa
 from pyarrow import types
 
 from rolloutdoctor.data.schema import BY_NAME, COLUMNS, METADATA_KEY, Kind
-from rolloutdoctor.importers import base, folders, lines
-from rolloutdoctor.importers.mapped_lines import cell, read_lines, value_at, write
-from rolloutdoctor.importers.parquet_files import batches
+from rolloutdoctor.importers import base
+from rolloutdoctor.importers.mapped_lines import cell, read_lines, value_at
+from rolloutdoctor.importers.reading import folders, lines
+from rolloutdoctor.importers.reading.parquet_files import batches
 from rolloutdoctor.io.locations.paths import Source
 from rolloutdoctor.io.metadata import RunMetadata
 from rolloutdoctor.io.parquet.files import open_parquet, reading
@@ -130,7 +131,7 @@ def _read_parquet(
             sink.begin(RunMetadata.decode(metadata if METADATA_KEY.encode() in metadata else None, file.name))
         for batch in batches(parquet, file, list(dict.fromkeys(where.values()))):
             if batch.num_rows:
-                write(file, sink, {name: _column(batch, name, path, file) for name, path in where.items()})
+                sink.write_from(file, {name: _column(batch, name, path, file) for name, path in where.items()})
         return where
 
 

@@ -3,8 +3,8 @@
 from collections.abc import Iterable, Mapping, Sequence
 
 from rolloutdoctor.data.schema import BY_NAME, Kind
-from rolloutdoctor.importers import base, lines
-from rolloutdoctor.importers.cells import per_token
+from rolloutdoctor.importers import base
+from rolloutdoctor.importers.reading import cells, lines
 from rolloutdoctor.io.locations.paths import Source
 from rolloutdoctor.results.errors import DataError
 
@@ -43,7 +43,7 @@ def read_lines(file: Source, sink: base.Sink, where: Mapping[str, str], done: in
 
 def _write_rows(file: Source, sink: base.Sink, names: Iterable[str], rows: Sequence[Sequence[object]]) -> None:
     if rows:
-        write(file, sink, dict(zip(names, zip(*rows, strict=True), strict=True)))
+        sink.write_from(file, dict(zip(names, zip(*rows, strict=True), strict=True)))
 
 
 def value_at(body: Mapping[str, object], path: str) -> object:
@@ -71,24 +71,15 @@ def cell(name: str, value: object, where: str) -> object:
         return None
     if column.kind is Kind.INTEGER:
         place, _, label = where.rpartition(": ")
-        return lines.natural({label: value}, label, place)
+        return cells.natural({label: value}, label, place)
     if column.kind is Kind.NUMBER:
-        return lines.number(value, where)
+        return cells.number(value, where)
     if column.kind is Kind.NAMED_NUMBERS:
         if not isinstance(value, dict):
-            raise DataError(f"{where} is {lines.shown(value)} where an object of numbers was expected")
-        return {key: lines.number(each, f"{where}.{key}") for key, each in value.items()}
+            raise DataError(f"{where} is {cells.shown(value)} where an object of numbers was expected")
+        return {key: cells.number(each, f"{where}.{key}") for key, each in value.items()}
     if column.kind in (Kind.IDENTIFIER, Kind.TEXT, Kind.MESSAGES):
         if column.kind is not Kind.MESSAGES and isinstance(value, (dict, list)):
-            raise DataError(f"{where} is {lines.shown(value)} where text was expected")
+            raise DataError(f"{where} is {cells.shown(value)} where text was expected")
         return str(value).encode("utf-8", "replace").decode()
-    return per_token(value, column.kind, where)
-
-
-def write(file: Source, sink: base.Sink, cells: Mapping[str, Sequence[object]]) -> None:
-    """Write rows that come from `file`, so that the message of an error names it."""
-    try:
-        sink.write(cells)
-    except DataError as error:
-        message = str(error).removeprefix(f"{sink.path}: ")
-        raise DataError(f"{file.name}: {message}") from None
+    return cells.per_token(value, column.kind, where)

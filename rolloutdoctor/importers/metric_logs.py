@@ -7,8 +7,8 @@ from pathlib import Path
 from typing import TextIO
 
 from rolloutdoctor.data.batch import EVAL, TRAIN
-from rolloutdoctor.importers import lines
-from rolloutdoctor.importers.parquet_files import batches
+from rolloutdoctor.importers.reading import cells, lines
+from rolloutdoctor.importers.reading.parquet_files import batches
 from rolloutdoctor.importers.tensorboard_logs import is_event_file, read_events
 from rolloutdoctor.io.locations.paths import Source, reason
 from rolloutdoctor.io.parquet.files import open_parquet, reading
@@ -101,7 +101,7 @@ def read_trainer_state(source: Source) -> Mapping[tuple[int, str], Mapping[str, 
     for entry in history:
         if not isinstance(entry, dict):
             raise DataError(f"{source.name}: log_history holds something that is not an object")
-        step = lines.natural(entry, "step", f"{source.name}, log_history")
+        step = cells.natural(entry, "step", f"{source.name}, log_history")
         for name, value in entry.items():
             if name != "step" and _is_number(value):
                 split = EVAL if name.startswith("eval_") else TRAIN
@@ -112,15 +112,15 @@ def read_trainer_state(source: Source) -> Mapping[tuple[int, str], Mapping[str, 
 def _row(row: Mapping[str, object], where: str) -> Iterator[Entry]:
     data = row.get("data")
     if isinstance(data, dict):
-        yield lines.natural(dict(row), "step", where), TRAIN, _numbers(data)
+        yield cells.natural(dict(row), "step", where), TRAIN, _numbers(data)
         return
     named = next((name for name in _STEPS if row.get(name) is not None), None)
     if named is None:
         raise DataError(f"{where}: no step; the number of the optimiser step has to be in one of {', '.join(_STEPS)}")
-    step = lines.natural(dict(row), named, where)
+    step = cells.natural(dict(row), named, where)
     if _long(row):
         split = EVAL if row.get("split") == EVAL else TRAIN
-        yield step, split, {str(row["name"]): lines.number(row["value"], f"{where}: value")}
+        yield step, split, {str(row["name"]): cells.number(row["value"], f"{where}: value")}
         return
     # The transformers Trainer reports to wandb and others as train/kl and eval/kl, beside its own step.
     prefixed = "train/global_step" in row
@@ -159,13 +159,13 @@ def _parquet(source: Source) -> Iterator[Entry]:
         named = next((name for name in _STEPS if name in plain), None)
         if named is None:
             raise DataError(f"{source.name}: no step; its number has to be in a column of {', '.join(_STEPS)}")
-        row = 0
+        number = 0
         for batch in batches(parquet, source, plain):
-            for cells in batch.to_pylist():
-                row += 1
-                if cells[named] is not None and not math.isnan(cells[named]):
-                    given = {name: cell for name, cell in cells.items() if cell is not None}
-                    yield from _row(given, f"{source.name}, row {row}")
+            for row in batch.to_pylist():
+                number += 1
+                if row[named] is not None and not math.isnan(row[named]):
+                    given = {name: cell for name, cell in row.items() if cell is not None}
+                    yield from _row(given, f"{source.name}, row {number}")
 
 
 def _long(row: Mapping[str, object]) -> bool:
@@ -178,12 +178,12 @@ def _csv(source: Source) -> Iterator[Entry]:
             table = csv.DictReader(_bounded(file, source.name))
             named = next((name for name in _STEPS if name in (table.fieldnames or ())), None)
             for number, row in enumerate(table, start=2):
-                cells: dict[str, object] = {}
+                given: dict[str, object] = {}
                 for name, cell in row.items():
                     if isinstance(name, str) and isinstance(cell, str) and cell.strip():
-                        cells[name] = _cell(cell)
-                if named in cells:
-                    yield from _row(cells, f"{source.name}, line {number}")
+                        given[name] = _cell(cell)
+                if named in given:
+                    yield from _row(given, f"{source.name}, line {number}")
     except OSError as error:
         raise InputError(f"{source.name}: {reason(error)}") from None
     except (UnicodeDecodeError, csv.Error) as error:

@@ -9,8 +9,8 @@ import numpy as np
 
 from rolloutdoctor.data.batch import TRAIN
 from rolloutdoctor.data.schema import Kind
-from rolloutdoctor.importers import base, folders, lines
-from rolloutdoctor.importers.cells import aligned, per_token, response_start, zeros_and_ones
+from rolloutdoctor.importers import base
+from rolloutdoctor.importers.reading import cells, folders, lines
 from rolloutdoctor.io.locations.paths import Source
 from rolloutdoctor.io.metadata import RunMetadata
 from rolloutdoctor.results.errors import DataError, InputError
@@ -116,22 +116,22 @@ def _row(body: dict[str, object], where: str) -> tuple[dict[str, object], int]:
                 f"{where}: no {name}; NeMo-RL writes it with GRPO and PPO since v0.6, and without it the response "
                 "cannot be told from the prompt"
             )
-    length = lines.natural({"input_lengths": _one(body, "input_lengths", where)}, "input_lengths", where)
-    ids = per_token(_one(body, "token_ids", where), Kind.TOKENS, f"{where}: token_ids")
-    mask = zeros_and_ones(_one(body, "token_loss_mask", where), f"{where}: token_loss_mask")
-    weight = lines.number(_one(body, "sample_loss_mask", where), f"{where}: sample_loss_mask")
+    length = cells.natural({"input_lengths": _one(body, "input_lengths", where)}, "input_lengths", where)
+    ids = cells.per_token(_one(body, "token_ids", where), Kind.TOKENS, f"{where}: token_ids")
+    mask = cells.zeros_and_ones(_one(body, "token_loss_mask", where), f"{where}: token_loss_mask")
+    weight = cells.number(_one(body, "sample_loss_mask", where), f"{where}: sample_loss_mask")
     if weight not in (0.0, 1.0):
-        raise DataError(f"{where}: sample_loss_mask is {lines.shown(weight)} where 0 or 1 was expected")
+        raise DataError(f"{where}: sample_loss_mask is {cells.shown(weight)} where 0 or 1 was expected")
     if length > len(ids):
         raise DataError(f"{where}: input_lengths is {length} for a sequence of {len(ids)} tokens")
     arrays = {"token_ids": ids, "token_loss_mask": mask}
     for column, name in _LOG_PROBS.items():
-        arrays[column] = per_token(_one(body, name, where), Kind.FLOATS, f"{where}: {name}")
-    arrays["advantages"] = per_token(_one(body, "advantages", where), Kind.FLOATS, f"{where}: advantages")
-    aligned(arrays, len(ids), where)
+        arrays[column] = cells.per_token(_one(body, name, where), Kind.FLOATS, f"{where}: {name}")
+    arrays["advantages"] = cells.per_token(_one(body, "advantages", where), Kind.FLOATS, f"{where}: advantages")
+    cells.aligned(arrays, len(ids), where)
     # Where nothing was sampled there are zeros in the place of log-probs.
     arrays["rollout_log_probs"] = np.where(mask == 1, arrays["rollout_log_probs"], np.nan)
-    start = response_start(mask[:length])
+    start = cells.response_start(mask[:length])
     row: dict[str, object] = {
         name: arrays[name][start:length] for name in ("rollout_log_probs", "old_log_probs", "advantages")
     }
@@ -139,8 +139,8 @@ def _row(body: dict[str, object], where: str) -> tuple[dict[str, object], int]:
     row["response_mask_pre"] = mask[start:length]
     row["response_mask"] = mask[start:length] * np.uint8(weight)
     name = _reward_of(body)
-    row["reward"] = lines.number(_one(body, name, where), f"{where}: {name}")
-    return row, lines.natural(body, "idx", where)
+    row["reward"] = cells.number(_one(body, name, where), f"{where}: {name}")
+    return row, cells.natural(body, "idx", where)
 
 
 def _reward_of(body: Mapping[str, object]) -> str:
@@ -151,7 +151,7 @@ def _one(body: Mapping[str, object], name: str, where: str) -> object:
     """A field is written as a slice of the batch: a list of one."""
     value = body.get(name)
     if not isinstance(value, list) or len(value) != 1:
-        raise DataError(f"{where}: {name} is {lines.shown(value)} where a list of one was expected")
+        raise DataError(f"{where}: {name} is {cells.shown(value)} where a list of one was expected")
     return value[0]
 
 
@@ -162,11 +162,7 @@ def _is_placeholder(rows: Sequence[Mapping[str, object]]) -> bool:
 
 def _write(file: Source, rows: Sequence[Mapping[str, object]], sink: base.Sink, leave_out: tuple[str, ...]) -> None:
     columns = {name: [row[name] for row in rows] for name in rows[0] if name not in leave_out}
-    try:
-        sink.write(columns)
-    except DataError as error:
-        message = str(error).removeprefix(f"{sink.path}: ")
-        raise DataError(f"{file.name}: {message}") from None
+    sink.write_from(file, columns)
 
 
 def _step(file: Source) -> int:

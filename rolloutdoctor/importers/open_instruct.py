@@ -9,11 +9,11 @@ import numpy as np
 
 from rolloutdoctor.data.batch import TRAIN
 from rolloutdoctor.data.schema import Kind
-from rolloutdoctor.importers import base, folders, lines
-from rolloutdoctor.importers.cells import aligned, per_token
+from rolloutdoctor.importers import base
+from rolloutdoctor.importers.reading import cells, folders, lines
 from rolloutdoctor.io.locations.paths import Source
 from rolloutdoctor.io.metadata import RunMetadata
-from rolloutdoctor.results.errors import DataError, InputError
+from rolloutdoctor.results.errors import InputError
 
 _NAME = re.compile(r"(.*)_rollouts_(\d{6,})\.jsonl")
 _HEAD = re.compile(rb'\{"step": (\d{1,18}), "sample_idx": (\d{1,18}), ')
@@ -112,16 +112,16 @@ class _Reader:
 
     def _row(self, body: dict[str, object], where: str) -> dict[str, object]:
         step, sample = _step(body, where), _sample(body, where)
-        group = lines.natural(body, "prompt_idx", where)
-        ids = per_token(body.get("response_tokens"), Kind.TOKENS, f"{where}: response_tokens")
-        prompt = per_token(body.get("prompt_tokens"), Kind.TOKENS, f"{where}: prompt_tokens")
+        group = cells.natural(body, "prompt_idx", where)
+        ids = cells.per_token(body.get("response_tokens"), Kind.TOKENS, f"{where}: response_tokens")
+        prompt = cells.per_token(body.get("prompt_tokens"), Kind.TOKENS, f"{where}: prompt_tokens")
         status = body.get("finish_reason")
         row: dict[str, object] = {
             "step": step + 1,
             "group_id": f"{step + 1}-{group}",
             "sample_id": f"{step + 1}-{sample}",
-            "reward": lines.number(body.get("reward"), f"{where}: reward"),
-            "advantage": lines.number(body.get("advantage"), f"{where}: advantage"),
+            "reward": cells.number(body.get("reward"), f"{where}: reward"),
+            "advantage": cells.number(body.get("advantage"), f"{where}: advantage"),
             "prompt_ids": prompt,
             "response_ids": ids,
             "status": None if status is None else str(status).encode("utf-8", "replace").decode(),
@@ -132,20 +132,18 @@ class _Reader:
         if self._has_log_probs:
             given = body.get("logprobs")
             log_probs = (
-                np.full(len(ids), np.nan) if given is None else per_token(given, Kind.FLOATS, f"{where}: logprobs")
+                np.full(len(ids), np.nan)
+                if given is None
+                else cells.per_token(given, Kind.FLOATS, f"{where}: logprobs")
             )
-            aligned({"logprobs": log_probs}, len(ids), where)
+            cells.aligned({"logprobs": log_probs}, len(ids), where)
             row["rollout_log_probs"] = log_probs
         return row
 
     def _flush(self, file: Source) -> None:
         if not self._rows:
             return
-        try:
-            self.sink.write({name: [row[name] for row in self._rows] for name in self._rows[0]})
-        except DataError as error:
-            message = str(error).removeprefix(f"{self.sink.path}: ")
-            raise DataError(f"{file.name}: {message}") from None
+        self.sink.write_from(file, {name: [row[name] for row in self._rows] for name in self._rows[0]})
         self._rows = []
 
     def finish(self, name: str) -> None:
@@ -166,11 +164,11 @@ class _Reader:
 
 
 def _step(body: dict[str, object], where: str) -> int:
-    return lines.natural(body, "step", where)
+    return cells.natural(body, "step", where)
 
 
 def _sample(body: dict[str, object], where: str) -> int:
-    return lines.natural(body, "sample_idx", where)
+    return cells.natural(body, "sample_idx", where)
 
 
 def _beginnings(chunk: lines.Chunk) -> Iterator[tuple[int, int]]:

@@ -8,11 +8,11 @@ import numpy as np
 
 from rolloutdoctor.data.batch import TRAIN
 from rolloutdoctor.data.schema import Kind
-from rolloutdoctor.importers import base, folders, lines
-from rolloutdoctor.importers.cells import aligned, per_token, response_start, zeros_and_ones
+from rolloutdoctor.importers import base
+from rolloutdoctor.importers.reading import cells, folders, lines
 from rolloutdoctor.io.locations.paths import Source, natural_key
 from rolloutdoctor.io.metadata import RunMetadata
-from rolloutdoctor.results.errors import DataError, InputError
+from rolloutdoctor.results.errors import InputError
 
 SCHEMA_VERSION = 1
 
@@ -104,11 +104,7 @@ class _Reader:
         if not self._begun:
             self._begun = True
             self.sink.begin(RunMetadata())
-        try:
-            self.sink.write({name: [row[name] for row in rows] for name in rows[0]})
-        except DataError as error:
-            message = str(error).removeprefix(f"{self.sink.path}: ")
-            raise DataError(f"{file.name}: {message}") from None
+        self.sink.write_from(file, {name: [row[name] for row in rows] for name in rows[0]})
 
 
 def _row(body: dict[str, object], where: str) -> tuple[dict[str, object], bool]:
@@ -116,26 +112,26 @@ def _row(body: dict[str, object], where: str) -> tuple[dict[str, object], bool]:
     version = body.get("schema_version")
     if version != SCHEMA_VERSION or isinstance(version, bool):
         raise InputError(
-            f"{where}: schema_version {lines.shown(version)} of a token export, where {SCHEMA_VERSION} is known"
+            f"{where}: schema_version {cells.shown(version)} of a token export, where {SCHEMA_VERSION} is known"
         )
-    ids = per_token(body.get("token_ids"), Kind.TOKENS, f"{where}: token_ids")
-    mask = zeros_and_ones(body.get("loss_mask"), f"{where}: loss_mask")
+    ids = cells.per_token(body.get("token_ids"), Kind.TOKENS, f"{where}: token_ids")
+    mask = cells.zeros_and_ones(body.get("loss_mask"), f"{where}: loss_mask")
     arrays = {"token_ids": ids, "loss_mask": mask}
     for column, name in _FLOATS.items():
-        arrays[column] = per_token(body.get(name), Kind.FLOATS, f"{where}: {name}")
-    aligned(arrays, len(ids), where)
+        arrays[column] = cells.per_token(body.get(name), Kind.FLOATS, f"{where}: {name}")
+    cells.aligned(arrays, len(ids), where)
     # The sampler has log-probs for what it sampled; elsewhere there are zeros in their place.
     arrays["rollout_log_probs"] = np.where(mask == 1, arrays["rollout_log_probs"], np.nan)
-    start = response_start(mask)
-    step, rank = lines.natural(body, "step", where), lines.natural(body, "rank", where)
+    start = cells.response_start(mask)
+    step, rank = cells.natural(body, "step", where), cells.natural(body, "rank", where)
     row: dict[str, object] = {name: arrays[name][start:] for name in _FLOATS}
     row |= {
         "step": step,
-        "sample_id": f"{step}-{rank}-{lines.natural(body, 'export_sequence_idx', where)}",
+        "sample_id": f"{step}-{rank}-{cells.natural(body, 'export_sequence_idx', where)}",
         "prompt_ids": ids[:start],
         "response_ids": ids[start:],
         "response_mask": mask[start:],
-        "micro_batch_id": lines.natural(body, "micro_step", where),
+        "micro_batch_id": cells.natural(body, "micro_step", where),
         "rank": rank,
     }
     return row, any(_is_given(body.get(name)) for name in _WEIGHTS)

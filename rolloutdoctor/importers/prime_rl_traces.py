@@ -8,8 +8,8 @@ from pathlib import Path
 import numpy as np
 
 from rolloutdoctor.data.schema import Kind
-from rolloutdoctor.importers import base, folders, lines
-from rolloutdoctor.importers.cells import aligned, per_token, response_start, zeros_and_ones
+from rolloutdoctor.importers import base
+from rolloutdoctor.importers.reading import cells, folders, lines
 from rolloutdoctor.io.locations.paths import Source, natural_key
 from rolloutdoctor.io.metadata import RunMetadata
 from rolloutdoctor.results.errors import DataError, InputError
@@ -109,7 +109,7 @@ def _rows(
 def _episode(body: dict[str, object], where: str) -> tuple[object, list[dict[str, object]]]:
     traces = body.get("traces", [])
     if not isinstance(traces, list) or not all(isinstance(trace, dict) for trace in traces):
-        raise DataError(f"{where}: traces is {lines.shown(traces)} where a list of objects was expected")
+        raise DataError(f"{where}: traces is {cells.shown(traces)} where a list of objects was expected")
     rows = [_row(body, trace, f"{where}, trace {number}") for number, trace in enumerate(traces)]
     return _object(body.get("run")).get("id"), rows
 
@@ -125,8 +125,8 @@ def _row(episode: Mapping[str, object], trace: Mapping[str, object], where: str)
         "sample_id": _text(trace.get("id")),
         "reward": _reward(trace, where),
         "status": None if status is None else _text(status),
-        "policy_version_min": None if "start" not in policy else lines.natural(policy, "start", where),
-        "policy_version_max": None if "end" not in policy else lines.natural(policy, "end", where),
+        "policy_version_min": None if "start" not in policy else cells.natural(policy, "start", where),
+        "policy_version_max": None if "end" not in policy else cells.natural(policy, "end", where),
     }
     tokens = _tokens(trace.get("nodes"), where)
     return row | {name: tokens.get(name) for name in _TOKENS}
@@ -135,14 +135,14 @@ def _row(episode: Mapping[str, object], trace: Mapping[str, object], where: str)
 def _reward(trace: Mapping[str, object], where: str) -> float | None:
     rewards = trace.get("rewards", {})
     if not isinstance(rewards, dict):
-        raise DataError(f"{where}: rewards is {lines.shown(rewards)} where an object was expected")
+        raise DataError(f"{where}: rewards is {cells.shown(rewards)} where an object was expected")
     total, scored = 0.0, not rewards
     for name, reward in rewards.items():
         if reward is not None:
-            score = lines.number(_object(reward).get("score"), f"{where}: rewards.{name}")
-            weight = lines.number(_object(reward).get("weight", 1.0), f"{where}: rewards.{name}")
+            score = cells.number(_object(reward).get("score"), f"{where}: rewards.{name}")
+            weight = cells.number(_object(reward).get("weight", 1.0), f"{where}: rewards.{name}")
             if score is None or weight is None:
-                raise DataError(f"{where}: rewards.{name} is {lines.shown(reward)} where a score was expected")
+                raise DataError(f"{where}: rewards.{name} is {cells.shown(reward)} where a score was expected")
             total, scored = total + score * weight, True
     return total if scored else None
 
@@ -150,7 +150,7 @@ def _reward(trace: Mapping[str, object], where: str) -> float | None:
 def _tokens(nodes: object, where: str) -> dict[str, np.ndarray]:
     """Return the columns of one chain of messages; nothing if they branch or carry no tokens."""
     if not isinstance(nodes, list) or not all(isinstance(node, dict) for node in nodes):
-        raise DataError(f"{where}: nodes is {lines.shown(nodes)} where a list of objects was expected")
+        raise DataError(f"{where}: nodes is {cells.shown(nodes)} where a list of objects was expected")
     if not nodes or any(node.get("parent") != (index - 1 if index else None) for index, node in enumerate(nodes)):
         return {}
     if len(nodes) > _DEEPEST_GRAPH:
@@ -160,14 +160,14 @@ def _tokens(nodes: object, where: str) -> dict[str, np.ndarray]:
     given: dict[str, bool] = dict.fromkeys(_SPREAD, False)
     for index, node in enumerate(nodes):
         at = f"{where}, node {index}"
-        ids = per_token(node.get("token_ids", []), Kind.TOKENS, f"{at}: token_ids")
-        mask = zeros_and_ones(node.get("mask", []), f"{at}: mask")
-        aligned({"mask": mask}, len(ids), at)
+        ids = cells.per_token(node.get("token_ids", []), Kind.TOKENS, f"{at}: token_ids")
+        mask = cells.zeros_and_ones(node.get("mask", []), f"{at}: mask")
+        cells.aligned({"mask": mask}, len(ids), at)
         ids_parts.append(ids)
         masks.append(mask)
         for column, name in _SPREAD.items():
             # One number for each sampled token.
-            numbers = per_token(node.get(name) or [], Kind.FLOATS, f"{at}: {name}")
+            numbers = cells.per_token(node.get(name) or [], Kind.FLOATS, f"{at}: {name}")
             given[column] |= bool(len(numbers))
             if len(numbers) not in (0, int(mask.sum())):
                 raise DataError(f"{at}: {name} has {len(numbers)} values for {int(mask.sum())} sampled tokens")
@@ -178,7 +178,7 @@ def _tokens(nodes: object, where: str) -> dict[str, np.ndarray]:
     mask = np.concatenate(masks)
     if not mask.any():
         return {}
-    start = response_start(mask)
+    start = cells.response_start(mask)
     ids = np.concatenate(ids_parts)
     columns = {"prompt_ids": ids[:start], "response_ids": ids[start:], "response_mask": mask[start:]}
     return columns | {name: np.concatenate(parts)[start:] for name, parts in spread.items() if given[name]}
@@ -191,11 +191,7 @@ def _write(file: Source, rows: Sequence[Mapping[str, object]], sink: base.Sink) 
         # A token column is there for every row of a step and split, or for none of them.
         if bare or any(cell is None for cell in columns[name]):
             columns[name] = [None] * len(rows)
-    try:
-        sink.write(columns)
-    except DataError as error:
-        message = str(error).removeprefix(f"{sink.path}: ")
-        raise DataError(f"{file.name}: {message}") from None
+    sink.write_from(file, columns)
 
 
 def _object(value: object) -> dict[str, object]:

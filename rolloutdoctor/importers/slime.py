@@ -8,9 +8,10 @@ from typing import Any
 
 import numpy as np
 
-from rolloutdoctor.importers import base, folders, lines
+from rolloutdoctor.importers import base
+from rolloutdoctor.importers.reading import cells, folders
+from rolloutdoctor.importers.reading.torch_files import load, looks_like_one
 from rolloutdoctor.importers.slime_layout import cuts
-from rolloutdoctor.importers.torch_files import load, looks_like_one
 from rolloutdoctor.io.locations.paths import Source, natural_key
 from rolloutdoctor.io.metadata import RunMetadata
 from rolloutdoctor.results.errors import DataError, InputError
@@ -177,7 +178,7 @@ class _Dump:
         version = _plain(body.get("format_version", FORMAT_VERSION))
         if not isinstance(version, int) or version != FORMAT_VERSION:
             raise InputError(
-                f"{file.name}: format version {lines.shown(version)} of slime's train data, where "
+                f"{file.name}: format version {cells.shown(version)} of slime's train data, where "
                 f"{FORMAT_VERSION} is known"
             )
         return body
@@ -188,14 +189,14 @@ class _Dump:
         if pair is None:
             return None
         rollout = None if pair.rollout is None else self._load(pair.rollout)
-        cells: dict[str, list[object]] = {name: [] for name in self.columns}
+        columns: dict[str, list[object]] = {name: [] for name in self.columns}
         if pair.train is None:
             assert rollout is not None
             assert pair.rollout is not None
             for position, sample in enumerate(rollout["samples"]):
                 where = f"{pair.rollout.name}, sample {position}"
-                self._append(cells, step, position, {}, sample, None, where)
-            return cells
+                self._append(columns, step, position, {}, sample, None, where)
+            return columns
         train = self._load(pair.train)
         raw = train.get("raw_reward")
         cut = cuts(train) or {}
@@ -208,14 +209,14 @@ class _Dump:
                     raise DataError(f"{where}: rollout_position {position} is not in the rollout data; give one run")
                 partner = rollout["samples"][position]
             score = raw[position] if isinstance(raw, list) and position < len(raw) else None
-            self._append(cells, step, position, sample, partner, score, where)
-            if "micro_batch_id" in cells:
-                cells["optim_step_id"][-1], cells["micro_batch_id"][-1] = cut[position]
-        return cells
+            self._append(columns, step, position, sample, partner, score, where)
+            if "micro_batch_id" in columns:
+                columns["optim_step_id"][-1], columns["micro_batch_id"][-1] = cut[position]
+        return columns
 
     def _append(
         self,
-        cells: dict[str, list[object]],
+        columns: dict[str, list[object]],
         step: int,
         position: int,
         train: Mapping[str, Any],
@@ -259,7 +260,7 @@ class _Dump:
         for name, field in (_TOKEN_FIELDS if train else _ROLLOUT_FIELDS).items():
             dtype = np.uint8 if name == "response_mask" else np.float32
             row[name] = _numbers((train or rollout or {}).get(field), f"{where}: {field}", dtype)
-        for name, column in cells.items():
+        for name, column in columns.items():
             value = row.get(name)
             if isinstance(value, np.ndarray) and name != "prompt_ids" and len(value) != length:
                 raise DataError(f"{where}: {name} has {len(value)} values for a response of {length} tokens")
@@ -278,7 +279,7 @@ class _Dump:
         value = raw if reward is None else reward
         if value is None:
             return None
-        return lines.number(_plain(value), f"{where}: the reward")
+        return cells.number(_plain(value), f"{where}: the reward")
 
 
 def _holds_shards(value: object) -> bool:
@@ -294,13 +295,13 @@ def _status(train: Mapping[str, Any], where: str) -> str | None:
 def _flag(value: object, what: str) -> bool:
     value = _plain(value)
     if value is not None and not isinstance(value, (bool, int, float)):
-        raise DataError(f"{what} is {lines.shown(value)} where true or false was expected")
+        raise DataError(f"{what} is {cells.shown(value)} where true or false was expected")
     return bool(value)
 
 
 def _label(value: object, what: str) -> str:
     if not isinstance(value, (str, int)):
-        raise DataError(f"{what} is {lines.shown(value)} where a name or a number was expected")
+        raise DataError(f"{what} is {cells.shown(value)} where a name or a number was expected")
     return str(value).encode("utf-8", "replace").decode()
 
 
@@ -320,7 +321,7 @@ def _plain(value: object) -> object:
 def _integer(value: object, what: str) -> int:
     value = _plain(value)
     if not isinstance(value, int) or isinstance(value, bool) or not 0 <= value < 2**63:
-        raise DataError(f"{what} is {lines.shown(value)} where an integer of 0 or more was expected")
+        raise DataError(f"{what} is {cells.shown(value)} where an integer of 0 or more was expected")
     return value
 
 

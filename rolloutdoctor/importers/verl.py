@@ -5,7 +5,8 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 from rolloutdoctor.data.batch import TRAIN
-from rolloutdoctor.importers import base, folders, lines
+from rolloutdoctor.importers import base
+from rolloutdoctor.importers.reading import cells, folders, lines
 from rolloutdoctor.io.locations.paths import Source
 from rolloutdoctor.io.metadata import RunMetadata
 from rolloutdoctor.results.errors import InputError
@@ -129,10 +130,10 @@ class _Reader:
             if row is None:
                 self._torn.append((chunk.file.name, last))
                 continue
-            last = step = lines.natural(row, "step", line.where)
+            last = step = cells.natural(row, "step", line.where)
             self._saw(step)
             self._without_uid |= "uid" not in row
-            score = lines.number(row.get(self.score), f"{line.where}: {self.score}")
+            score = cells.number(row.get(self.score), f"{line.where}: {self.score}")
             sample = str(row["uid"]) if "uid" in row else f"{step}-{line.number - 1}"
             self._has_several |= "uid" in row and not sample.endswith("_0")
             texts = (row.get("input"), row.get("output")) if self.sink.text else ()

@@ -8,7 +8,7 @@ import pytest
 
 from rolloutdoctor.cli.progress import LONG_RUN_ROWS, bytes_bar, progress_bar
 from rolloutdoctor.commands.convert import ConvertOptions, convert, detect_dump
-from rolloutdoctor.importers import lines
+from rolloutdoctor.importers.reading import lines
 
 
 class Terminal(io.StringIO):

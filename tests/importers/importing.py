@@ -14,7 +14,7 @@ import torch
 from rolloutdoctor.commands.check import check
 from rolloutdoctor.commands.convert import ConvertOptions, convert, detect_dump, open_any
 from rolloutdoctor.engine.options import CheckOptions
-from rolloutdoctor.importers import lines
+from rolloutdoctor.importers.reading import lines
 from rolloutdoctor.io.run import open_run
 
 DATA = Path(__file__).parent / "data"

@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 from importers.importing import DATA, bytes_of, in_small_pieces
 
 from rolloutdoctor.commands.convert import ConvertOptions, convert, detect_dump
-from rolloutdoctor.importers import lines
+from rolloutdoctor.importers.reading import lines
 from rolloutdoctor.io.locations.paths import Source
 from rolloutdoctor.results.errors import InputError, RolloutDoctorError
 

@@ -1,10 +1,55 @@
-"""Lists of one number for each token, as JSON has them, and where the response begins in a whole sequence."""
+"""Checks of the values that a dump holds, so that a message says where one is that does not fit."""
+
+from reprlib import Repr
 
 import numpy as np
 
 from rolloutdoctor.data.schema import Kind
-from rolloutdoctor.importers import lines
 from rolloutdoctor.results.errors import DataError
+
+# Lists of a hostile pickle may hold each other, and print as more than any memory holds.
+_SHORT = Repr()
+_SHORT.maxlevel = 2
+
+
+def natural(row: dict[str, object], name: str, where: str) -> int:
+    """Return a field that counts something: an integer of 0 or more.
+
+    Raises:
+        DataError: if it is absent, or anything else.
+    """
+    value = row.get(name)
+    if isinstance(value, float) and value.is_integer():
+        value = int(value)
+    if not isinstance(value, int) or isinstance(value, bool) or not 0 <= value < 2**63:
+        raise DataError(f"{where}: {name} is {shown(value)} where an integer of 0 or more was expected")
+    return value
+
+
+def number(value: object, what: str) -> float | None:
+    """Return a number, or None where there is none.
+
+    Raises:
+        DataError: if it is neither; `what` names the field in the message.
+    """
+    if value is None:
+        return None
+    try:
+        if not isinstance(value, (bool, int, float)):
+            raise TypeError
+        return float(value)
+    except (TypeError, OverflowError):
+        raise DataError(f"{what} is {shown(value)} where a number was expected") from None
+
+
+def shown(value: object) -> str:
+    """What a value looks like, short and on one line, for messages.
+
+    >>> shown("a" * 100)
+    "'aaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaa"
+    """
+    words = repr(value[:80]) if isinstance(value, str) else _SHORT.repr(value)
+    return " ".join(words[:40].split())
 
 
 def per_token(value: object, kind: Kind, where: str) -> np.ndarray:
@@ -19,7 +64,7 @@ def per_token(value: object, kind: Kind, where: str) -> np.ndarray:
         DataError: if it is no list of numbers.
     """
     if not isinstance(value, list):
-        raise DataError(f"{where} is {lines.shown(value)} where a list was expected")
+        raise DataError(f"{where} is {shown(value)} where a list was expected")
     try:
         array = np.asarray(value)
     except (ValueError, OverflowError):

@@ -5,7 +5,6 @@ import json
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
-from reprlib import Repr
 
 from rolloutdoctor.io.locations.paths import Source, reason
 from rolloutdoctor.results.errors import DataError, InputError
@@ -22,10 +21,6 @@ _NUMBERS = bytes.maketrans(b"123456789\t\r\n[,:-", b"000000000       ")
 _LONG_INTEGER = b" " + b"0" * 19
 """How the shortest integer beyond 64 bits begins, of either sign, once `_NUMBERS` has made digits and what comes before
 a number alike. Digits behind a decimal point are often more, and harmless."""
-
-# Lists of a hostile pickle may hold each other, and print as more than any memory holds.
-_SHORT = Repr()
-_SHORT.maxlevel = 2
 
 CHUNK_BYTES = 8 * 2**20
 """What is read at a time."""
@@ -176,43 +171,3 @@ def _too_deep(body: dict[str, object], raw: bytes) -> bool:
         if not level or (depth == 0 and raw.count(b"[") + raw.count(b"{") <= DEEPEST):
             return False
     return True
-
-
-def natural(row: dict[str, object], name: str, where: str) -> int:
-    """Return a field that counts something: an integer of 0 or more.
-
-    Raises:
-        DataError: if it is absent, or anything else.
-    """
-    value = row.get(name)
-    if isinstance(value, float) and value.is_integer():
-        value = int(value)
-    if not isinstance(value, int) or isinstance(value, bool) or not 0 <= value < 2**63:
-        raise DataError(f"{where}: {name} is {shown(value)} where an integer of 0 or more was expected")
-    return value
-
-
-def number(value: object, what: str) -> float | None:
-    """Return a number, or None where there is none.
-
-    Raises:
-        DataError: if it is neither; `what` names the field in the message.
-    """
-    if value is None:
-        return None
-    try:
-        if not isinstance(value, (bool, int, float)):
-            raise TypeError
-        return float(value)
-    except (TypeError, OverflowError):
-        raise DataError(f"{what} is {shown(value)} where a number was expected") from None
-
-
-def shown(value: object) -> str:
-    """What a value looks like, short and on one line, for messages.
-
-    >>> shown("a" * 100)
-    "'aaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaa"
-    """
-    words = repr(value[:80]) if isinstance(value, str) else _SHORT.repr(value)
-    return " ".join(words[:40].split())
