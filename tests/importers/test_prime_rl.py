@@ -120,12 +120,24 @@ def test_a_trace(tmp_path):
     assert row["sample_id"] == trace["id"]
 
 
-@pytest.mark.parametrize("runs", [["first", "again"], ["first", None], ["first", "second", "again"], [7, 8]])
+@pytest.mark.parametrize(
+    "runs",
+    [
+        ["first", "again"],
+        ["first", None],
+        ["first", "absent"],
+        ["absent", "again"],
+        ["first", "second", "again"],
+        [7, 8],
+    ],
+)
 def test_of_a_step_that_a_resumed_run_repeats_the_last_time_counts(tmp_path, runs):
     def attempt(run, number):
         rows = [json.loads(json.dumps(row).replace('"1-', f'"{number}-')) for row in stored(EFFECTIVE)]
         for row in rows:
             row["run"]["id"] = run
+            if run == "absent":
+                del row["run"]["id"]
             row["traces"][0]["id"] += f"-{number}"
         return rows[number:]
 
