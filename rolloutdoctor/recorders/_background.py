@@ -26,7 +26,7 @@ LONGEST_WAIT = 0.25
 _log = logging.getLogger(__name__)
 
 # What is queued: makes the table in the thread. A step of rows has its key, logged metrics have none.
-_Item = tuple["Callable[[], pa.Table | bytes] | None", tuple[int, str] | None]
+_Item = tuple["Callable[[], pa.Table] | None", tuple[int, str] | None]
 
 
 def warn(message: str) -> None:
@@ -83,11 +83,11 @@ class BackgroundWriter:
         """Where the recording is while it goes on."""
         return self._journal.path
 
-    def put(self, make: "Callable[[], pa.Table | bytes]", key: tuple[int, str] | None = None) -> bool:
+    def put(self, make: "Callable[[], pa.Table]", key: tuple[int, str] | None = None) -> bool:
         """Queue a table; False if the recording has ended or the queue stayed full, which is counted.
 
         Args:
-            make: makes the table, or a frame of `packed`, in the thread.
+            make: makes the table, in the thread.
             key: step and split of rows; None for logged metrics.
         """
         if self._closed or self.failure or os.getpid() != self._process:
@@ -172,7 +172,7 @@ class BackgroundWriter:
             finally:
                 self._queue.task_done()
 
-    def _write(self, entry: "pa.Table | bytes", key: tuple[int, str] | None) -> None:
+    def _write(self, entry: "pa.Table", key: tuple[int, str] | None) -> None:
         within = None if key is None else self._max_bytes
         if not self._journal.append(entry, within=within) and key is not None:
             self.failure = f"at step {key[0]}: max_bytes={self._max_bytes} is reached"

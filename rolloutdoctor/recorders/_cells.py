@@ -5,7 +5,7 @@ from typing import TYPE_CHECKING, Self
 
 import numpy as np
 
-from rolloutdoctor.io.write.record_frames import Lists
+from rolloutdoctor.io.write.recorded_rows import Lists
 
 if TYPE_CHECKING:
     from torch import Tensor

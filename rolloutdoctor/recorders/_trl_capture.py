@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from rolloutdoctor.io.write.record_frames import Cells, Lists
+from rolloutdoctor.io.write.recorded_rows import Cells, Lists
 from rolloutdoctor.recorders._cells import Cut, at_rows, copied, floats
 
 if TYPE_CHECKING:

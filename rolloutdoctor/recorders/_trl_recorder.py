@@ -6,7 +6,8 @@ from pathlib import Path
 from types import TracebackType
 from typing import TYPE_CHECKING, Any, Self, SupportsFloat
 
-from rolloutdoctor.io.write.record_frames import pack_log, pack_rows
+from rolloutdoctor.io.write.recorded_rows import rows_table
+from rolloutdoctor.io.write.writer import metrics_table
 from rolloutdoctor.recorders._background import BackgroundWriter, close_at_exit, warn
 from rolloutdoctor.recorders._trl_capture import Pass, Scoring, capture, ends_of
 from rolloutdoctor.recorders._trl_config import Trainer, is_rloo, metadata_of
@@ -14,6 +15,7 @@ from rolloutdoctor.recorders._trl_steps import Steps
 from rolloutdoctor.results.errors import UsageError
 
 if TYPE_CHECKING:
+    import pyarrow as pa
     from torch import Tensor
 
 # An integer for each row, which goes through TRL's shuffling and splitting with the tensors of the batch.
@@ -241,7 +243,7 @@ class Recorder:
             elif isinstance(value, (float, int)) or isinstance(value, SupportsFloat):  # noqa: SIM101 - in this order
                 values[name] = float(value)
         step = self._trainer.state.global_step
-        self._writer.put(functools.partial(pack_log, step, split, values))
+        self._writer.put(functools.partial(metrics_table, step, split, values))
 
     def _emit(self, step: int, split: str, passes: Sequence[Pass]) -> None:
         self._writer.put(functools.partial(_rows, passes), (step, split))
@@ -262,8 +264,8 @@ class Recorder:
         return lost
 
 
-def _rows(passes: Sequence[Pass]) -> bytes:
-    return pack_rows([each.columns() for each in passes])
+def _rows(passes: Sequence[Pass]) -> "pa.Table":
+    return rows_table([each.columns() for each in passes])
 
 
 def _rloo_log_probs(

@@ -184,12 +184,11 @@ def _table(
 
 
 def _cells(name: str, value: Any, cut: "Cut | None") -> Any:  # noqa: ANN401 - see `_copied`
-    import pyarrow as pa
+    from rolloutdoctor.io.write.recorded_rows import named_numbers
 
     column = BY_NAME[name]
     if isinstance(value, dict):
-        arrays = [pa.array(np.asarray(each, np.float64), from_pandas=True) for each in value.values()]
-        return pa.StructArray.from_arrays(arrays, names=list(value))
+        return named_numbers({each: np.asarray(cells, np.float64) for each, cells in value.items()})
     if column.kind is Kind.MASK:
         value = _whole(value) if isinstance(value, np.ndarray) else [_whole(np.asarray(row)) for row in value]
     if not column.kind.per_token or not isinstance(value, np.ndarray) or value.ndim != 2:
@@ -200,8 +199,7 @@ def _cells(name: str, value: Any, cut: "Cut | None") -> Any:  # noqa: ANN401 - s
     if len(cut.slots) != len(value):
         raise DataError(f"column {name!r} has {len(value)} rows where lengths has {len(cut.slots)}")
     dtypes: dict[Kind, type[np.generic]] = {Kind.FLOATS: np.float32, Kind.MASK: np.uint8}
-    lists = cut.lists(value, dtypes.get(column.kind, np.int32))
-    return pa.ListArray.from_arrays(pa.array(lists.offsets), pa.array(lists.values))
+    return cut.lists(value, dtypes.get(column.kind, np.int32)).arrow()
 
 
 def _whole(mask: np.ndarray) -> np.ndarray:

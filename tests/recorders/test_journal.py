@@ -21,7 +21,7 @@ from rolloutdoctor.cli.app import app
 from rolloutdoctor.io.locations.paths import Source
 from rolloutdoctor.io.metadata import RunMetadata
 from rolloutdoctor.io.write.journal import Dropped, Journal, JournalWriter, finish
-from rolloutdoctor.io.write.record_frames import Lists, pack_log, pack_rows
+from rolloutdoctor.io.write.recorded_rows import Lists, rows_table
 from rolloutdoctor.io.write.run_table import run_table
 from rolloutdoctor.io.write.writer import metrics_table
 from rolloutdoctor.results.errors import InputError
@@ -46,17 +46,17 @@ def rows(step, split="train", **more):
     return columns | more
 
 
-def journal_of(path, steps, *, as_frames=False):
+def journal_of(path, steps, *, as_arrays=False):
     writer = JournalWriter(path, METADATA)
     for columns in steps:
         log = columns["step"][0], "train", {"loss": 0.5, "kl": None}
-        writer.append(pack_rows([packed_columns(columns)]) if as_frames else run_table(columns, where="test"))
-        writer.append(pack_log(*log) if as_frames else metrics_table(*log))
+        writer.append(rows_table([as_recorded(columns)]) if as_arrays else run_table(columns, where="test"))
+        writer.append(metrics_table(*log))
     writer.close()
     return writer.path
 
 
-def packed_columns(columns):
+def as_recorded(columns):
     found = dict(columns)
     kinds = {"response_mask": np.uint8, "policy_log_probs": np.float32, "ref_log_probs": np.float32}
     offsets = np.cumsum([0, *map(len, columns["response_mask"])]).astype(np.int32)
@@ -142,10 +142,10 @@ def test_a_closed_recording_and_its_journal_are_the_same_run(tmp_path):
 
 
 @settings(max_examples=60, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
-@given(share=st.floats(0, 1), as_frames=st.booleans())
-def test_cut_anywhere_it_gives_the_whole_steps(tmp_path, share, as_frames):
+@given(share=st.floats(0, 1), as_arrays=st.booleans())
+def test_cut_anywhere_it_gives_the_whole_steps(tmp_path, share, as_arrays):
     path = tmp_path / f"run-{time.monotonic_ns()}.parquet"
-    journal = journal_of(path, [rows(step) for step in (1, 2, 3)], as_frames=as_frames)
+    journal = journal_of(path, [rows(step) for step in (1, 2, 3)], as_arrays=as_arrays)
     whole = opened(journal)
     ends = [whole.end]
     content = journal.read_bytes()
@@ -153,9 +153,8 @@ def test_cut_anywhere_it_gives_the_whole_steps(tmp_path, share, as_frames):
     journal.write_bytes(content[:cut])
     header = journal_of(path.with_name("empty.parquet"), []).stat().st_size
     if cut < header:
-        if cut < header - 8:  # the mark that ends an entry
-            with pytest.raises(InputError, match="not the journal"):
-                opened(journal)
+        with pytest.raises(InputError, match="not the journal"):
+            opened(journal)
         return
     found = opened(journal)
     assert found.end <= cut
@@ -171,7 +170,7 @@ def test_cut_anywhere_it_gives_the_whole_steps(tmp_path, share, as_frames):
 @given(data=st.data())
 def test_damaged_bytes_end_in_a_sentence_or_in_rows(tmp_path, data):
     path = tmp_path / f"run-{time.monotonic_ns()}.parquet"
-    journal = journal_of(path, [rows(1), rows(2)], as_frames=data.draw(st.booleans()))
+    journal = journal_of(path, [rows(1), rows(2)], as_arrays=data.draw(st.booleans()))
     content = bytearray(journal.read_bytes())
     for _ in range(data.draw(st.integers(1, 4))):
         content[data.draw(st.integers(0, len(content) - 1))] = data.draw(st.integers(0, 255))
@@ -187,13 +186,43 @@ def test_damaged_bytes_end_in_a_sentence_or_in_rows(tmp_path, data):
     assert not sentence or (sentence.startswith(str(journal)) and "\n" not in sentence)
 
 
-def test_frames_and_tables_make_the_same_run_file(tmp_path):
+@settings(max_examples=200, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@given(data=st.data())
+def test_a_damaged_entry_ends_the_journal(tmp_path, data):
+    """Whichever byte it is: no other rows are read than were recorded."""
+    journal = journal_of(tmp_path / f"run-{time.monotonic_ns()}.parquet", [rows(1), rows(2)], as_arrays=True)
+    content = bytearray(journal.read_bytes())
+    recorded, whole = list(opened(journal).tables()), len(content)
+    at = data.draw(st.integers(0, whole - 1))
+    content[at] ^= data.draw(st.integers(1, 255))
+    journal.write_bytes(bytes(content))
+    try:
+        found = opened(journal)
+    except InputError as error:
+        assert "not the journal" in str(error)  # noqa: PT017 - or nothing is raised
+        return
+    assert found.end <= at
+    tables = list(found.tables(recorded[0].schema))
+    assert all(table.equals(wanted) for table, wanted in zip(tables, recorded, strict=False))
+
+
+@pytest.mark.parametrize("length", [2**31, 2**62, 2**64 - 1])
+def test_an_entry_that_announces_more_than_there_is(tmp_path, length):
+    journal = journal_of(tmp_path / "run.parquet", [rows(1)])
+    content = journal.read_bytes()
+    with journal.open("ab") as file:
+        file.write(content[:4] + length.to_bytes(8, "little") + content[12:])
+    found = opened(journal)
+    assert (found.end, found.size) == (len(content), 2 * len(content))
+
+
+def test_arrays_and_values_make_the_same_run_file(tmp_path):
     steps = [rows(step) for step in (1, 2, 3)]
-    for name in ("tables", "frames"):
-        journal = journal_of(tmp_path / f"{name}.parquet", steps, as_frames=name == "frames")
+    for name in ("values", "arrays"):
+        journal = journal_of(tmp_path / f"{name}.parquet", steps, as_arrays=name == "arrays")
         assert finish(journal, tmp_path / f"{name}.parquet") == 24
     for end in ("parquet", "metrics.parquet"):
-        assert (tmp_path / f"tables.{end}").read_bytes() == (tmp_path / f"frames.{end}").read_bytes()
+        assert (tmp_path / f"values.{end}").read_bytes() == (tmp_path / f"arrays.{end}").read_bytes()
 
 
 def test_columns_that_come_and_go(tmp_path):
