@@ -12,7 +12,7 @@ from rolloutdoctor.commands.check import check
 from rolloutdoctor.data.batch import RolloutBatch
 from rolloutdoctor.engine.options import CheckOptions
 from rolloutdoctor.evaluation.evaluate import Evaluation, evaluate, evaluate_all
-from rolloutdoctor.evaluation.token_sums import TokenPart
+from rolloutdoctor.evaluation.token_sums import TokenSums
 from rolloutdoctor.hypotheses.fixes import FIXES, ChosenFix
 from rolloutdoctor.io.run import Run, StepRange, open_run
 from rolloutdoctor.objective.objective import Objective
@@ -31,7 +31,7 @@ RELATIVE, ABSOLUTE = 1e-4, 1e-7
 """Of a number that a user sees."""
 
 TOKEN_VALUES = ("advantage_T", "kl_T", "ratio_T", "loss_T", "grad_T")
-ROW_VALUES = tuple(each.name for each in dataclasses.fields(TokenPart) if each.name != "layout")
+ROW_VALUES = tuple(each.name for each in dataclasses.fields(TokenSums) if each.name != "layout")
 
 
 def sample(name: str) -> Run:

@@ -53,10 +53,10 @@ def voters_of(row, groups, votes):
     return [other for other in range(len(groups)) if groups[other] == groups[row] and votes[other]]
 
 
-def advantages(name, scores, groups, votes, lengths, *, scale="group", epsilon=1e-6, lone="raw"):
+def advantages(name, scores, groups, votes, lengths, *, scale="group", epsilon=1e-6, singleton="raw"):
     """The advantage of every row; 0 for rows without a vote, except where the rule says otherwise."""
     if name == "gdpo":
-        found = advantages("grpo", scores, groups, votes, lengths, scale=scale, epsilon=epsilon, lone=lone)
+        found = advantages("grpo", scores, groups, votes, lengths, scale=scale, epsilon=epsilon, singleton=singleton)
         return whitened_rows(found, lengths)
     found = []
     voting = [score for score, vote in zip(scores, votes, strict=True) if vote]
@@ -71,7 +71,7 @@ def advantages(name, scores, groups, votes, lengths, *, scale="group", epsilon=1
         alone = len(peers) == 1
         value = score - mean(others)
         if alone:
-            value = score if lone == "raw" else 0.0
+            value = score if singleton == "raw" else 0.0
         if name == "raw":
             value = score
         if name == "grpo":

@@ -22,11 +22,11 @@ def program() -> None:
 
 
 def _run() -> None:
-    from rolloutdoctor.cli.process import ShortWayOut
+    from rolloutdoctor.cli.process import FastExit
     from rolloutdoctor.cli.streams import prepare_streams
 
     prepare_streams()
-    way_out = ShortWayOut()
+    way_out = FastExit()
     try:
         main()
     except SystemExit as stop:

@@ -12,7 +12,7 @@ from rolloutdoctor.results.escapes import json_text
 
 if TYPE_CHECKING:
     from rolloutdoctor.commands.convert import ConvertOptions
-    from rolloutdoctor.commands.info import Survey
+    from rolloutdoctor.commands.info import RunInfo
 
 
 @guarded
@@ -34,18 +34,18 @@ def info(
     """Show what a run holds, what can be checked, and what would make the rest checkable."""
     step_range = opt.step_range(steps)
     layers = opt.layers(context, settings, trainer_config)
-    from rolloutdoctor.commands.info import survey
+    from rolloutdoctor.commands.info import describe
     from rolloutdoctor.engine.options import CheckOptions
 
     run = dumps.opened(paths, trainer, dump, logs_alone=True)
     check_target(output_file, "--output-file")
     options = CheckOptions(trainer=trainer, layers=layers, steps=step_range, split=split.value if split else None)
-    found = survey(run, options)
+    found = describe(run, options)
     text = _as_json(found) if format_ is opt.BookFormat.json else _as_text(found)
     opt.deliver(text, output_file)
 
 
-def _as_json(found: "Survey") -> str:
+def _as_json(found: "RunInfo") -> str:
     from rolloutdoctor.commands.info import TIERS
 
     body = {
@@ -71,7 +71,7 @@ def _as_json(found: "Survey") -> str:
     return json_text(body, indent=2) + "\n"
 
 
-def _as_text(found: "Survey") -> str:
+def _as_text(found: "RunInfo") -> str:
     from rolloutdoctor.commands.info import TIERS
     from rolloutdoctor.report.style import plain
 

@@ -41,7 +41,7 @@ def _name_temporary_folder() -> None:
         tempfile.tempdir = os.environ.get("TMPDIR") or "/tmp"
 
 
-class ShortWayOut:
+class FastExit:
     """The end of a process whose work is done: what was imported is left to the system instead of being taken apart.
 
     Python deletes every module at its end, which takes torch two thirds of a second. Made first, this is the last of

@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from rolloutdoctor.data.batch import StepKey
-from rolloutdoctor.importers.base import Importer, ImportOptions, Sink
+from rolloutdoctor.importers.base import Importer, ImportOptions, RunSink
 from rolloutdoctor.importers.metric_logs import Entry, kind_of, read_log
 from rolloutdoctor.importers.table import detect, find
 from rolloutdoctor.io.locations.paths import METRIC_SUFFIXES, Source, reason
@@ -169,7 +169,7 @@ def _is_run_file(path: Path) -> bool:
     return path.suffix == ".parquet" and not path.name.endswith(METRIC_SUFFIXES)
 
 
-def convert(found: Detected, output: Path, options: ConvertOptions, progress: Progress | None = None) -> Sink:
+def convert(found: Detected, output: Path, options: ConvertOptions, progress: Progress | None = None) -> RunSink:
     """Write a dump as a run file with its metrics table; both appear whole or not at all.
 
     Raises:
@@ -178,7 +178,7 @@ def convert(found: Detected, output: Path, options: ConvertOptions, progress: Pr
     """
     _check_outputs(found, output)
     import_options = ImportOptions(options.columns, options.allow_pickle, options.text)
-    with Sink(output, text=options.text, progress=progress, importer=found.importer.name) as sink:
+    with RunSink(output, text=options.text, progress=progress, importer=found.importer.name) as sink:
         for log in found.logs:
             for step, split, values in read_log(log):
                 sink.log(step, split, values)

@@ -7,7 +7,7 @@ from dataclasses import dataclass, fields
 import torch
 from torch import Tensor
 
-from rolloutdoctor.evaluation.evaluate import Evaluation, RowPart
+from rolloutdoctor.evaluation.evaluate import Evaluation, RowResult
 from rolloutdoctor.ops import segments as seg
 from rolloutdoctor.ops.tally import Sums, largest, ratio, smallest
 from rolloutdoctor.results.findings import Measure
@@ -213,7 +213,7 @@ def _row_advantages(before: Evaluation, after: Evaluation) -> tuple[Tensor, Tens
     return mean(one_T), mean(other_T), mean((one_T - other_T).abs())
 
 
-def _per_token(part: RowPart, rows: Tensor) -> Tensor:
+def _per_token(part: RowResult, rows: Tensor) -> Tensor:
     if part.advantage_N is not None:
         return seg.expand(part.advantage_N, rows)
     assert part.advantage_T is not None  # a first pass has one of the two

@@ -20,7 +20,7 @@ TIERS = {
 
 
 @dataclass(frozen=True)
-class Survey:
+class RunInfo:
     """What `info` shows.
 
     Attributes:
@@ -58,7 +58,7 @@ class Survey:
     dropped: tuple[tuple[int, str], ...] = ()
 
 
-def survey(run: Run, options: CheckOptions) -> Survey:
+def describe(run: Run, options: CheckOptions) -> RunInfo:
     """Look at a run without evaluating it; of the rows only the small columns and one mask are read.
 
     Raises:
@@ -76,7 +76,7 @@ def survey(run: Run, options: CheckOptions) -> Survey:
         steps.add(batch.step)
         rows, batches, tokens = rows + len(batch), batches + 1, tokens + batch.tokens
         groups += 0 if batch.groups is None else len(batch.groups)
-    return Survey(
+    return RunInfo(
         files=run.files,
         input=InputSummary(rows, batches, groups, tokens),
         splits=splits,
@@ -103,7 +103,7 @@ def _useful(read: frozenset[str], context: Context) -> frozenset[str]:
     """Columns that some rule would read if they were there."""
     from rolloutdoctor.rules.table import RULES
 
-    wanted = [rule.columns(context) | rule.wanted(context) for rule in RULES]
+    wanted = [rule.columns(context) | rule.optional_columns(context) for rule in RULES]
     return read.union(*wanted)
 
 

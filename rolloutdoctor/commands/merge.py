@@ -11,7 +11,7 @@ from rolloutdoctor.engine.devices import find_device
 from rolloutdoctor.engine.judge import judge
 from rolloutdoctor.engine.plan import Plan, make_plan
 from rolloutdoctor.engine.prepare import PreparedRun, whole_context
-from rolloutdoctor.engine.state_file import LoggedNames, Maker, SavedState, logged_names
+from rolloutdoctor.engine.state_file import LoggedNames, SavedState, TrainerInfo, logged_names
 from rolloutdoctor.hypotheses.fixes import choose
 from rolloutdoctor.io.metrics import LoggedMetrics
 from rolloutdoctor.results.errors import InputError, UsageError
@@ -35,7 +35,7 @@ def saved_state(prepared: PreparedRun, state: RunState) -> SavedState:
         rules=tuple(rule.code for rule in options.rules),
         maker=None
         if made is None
-        else Maker(
+        else TrainerInfo(
             made.trainer.name, made.version, made.version_origin, made.version_assumed, made.config.settings, made.fixes
         ),
         metadata=run.metadata,
@@ -143,7 +143,7 @@ def _check_disjoint(parts: Sequence[tuple[str, SavedState]]) -> None:
             raise InputError(f"{name}: the state is damaged (a step occurs twice); check that part again")
 
 
-def _configured(maker: Maker) -> Configured:
+def _configured(maker: TrainerInfo) -> Configured:
     trainer = find_trainer(maker.name)
     options = {option.name: option for option in trainer.options}
     if options.keys() != maker.config.keys():
@@ -195,7 +195,7 @@ def _check_plan(name: str, part: SavedState, first: SavedState, own: Plan, whole
             f"{name}: {code} can run {where} on all parts together ({skipped.reason}); check the parts with the logged "
             "metrics of the whole run beside them"
         )
-    if (part.said, part.has_rows) != (first.said, first.has_rows):
+    if (part.provenance, part.has_rows) != (first.provenance, first.has_rows):
         raise InputError(
             f"{name}: its files say something else of who wrote them, or hold something else, than those of the other "
             "parts, so that no one check could read all of them; check them one by one"

@@ -22,17 +22,17 @@ class RuleState:
     Attributes:
         steps: the tally of each step and split, in step order.
         examples: the worst places, worst first.
-        unmeasured: steps in which a column that the rule needs was missing.
+        skipped_steps: steps in which a column that the rule needs was missing.
     """
 
     steps: tuple[tuple[StepKey, Any], ...] = ()
     examples: tuple[Example, ...] = ()
-    unmeasured: int = 0
+    skipped_steps: int = 0
 
     def __add__(self, other: "RuleState") -> "RuleState":
         steps = sorted((*self.steps, *other.steps), key=lambda entry: entry[0])
         examples = sorted((*self.examples, *other.examples), key=_worst_first)[:KEEP_EXAMPLES]
-        return RuleState(tuple(steps), tuple(examples), self.unmeasured + other.unmeasured)
+        return RuleState(tuple(steps), tuple(examples), self.skipped_steps + other.skipped_steps)
 
 
 def _worst_first(example: Example) -> tuple[float, int, str, str]:
@@ -93,7 +93,7 @@ class RuleAccumulator(StepConsumer):
             else {AS_CONFIGURED: objective} | {fix.label: fix.apply(objective) for fix in plan.fixes}
         )
         self._needs = {rule.code: rule.columns(plan.context) for rule in plan.rules}
-        self._reads = {rule.code: self._needs[rule.code] | rule.wanted(plan.context) for rule in plan.rules}
+        self._reads = {rule.code: self._needs[rule.code] | rule.optional_columns(plan.context) for rule in plan.rules}
         self._steps: dict[str, list[tuple[StepKey, Any]]] = {rule.code: [] for rule in plan.rules}
         self._examples: dict[str, list[Example]] = {rule.code: [] for rule in plan.rules}
         self._unmeasured: dict[str, int] = dict.fromkeys(self._steps, 0)

@@ -20,17 +20,17 @@ def judge(plan: Plan, state: RunState, configured: Configured | None, *, device:
     notes = _notes(plan, state)
     for rule in plan.rules:
         seen = state.rules.get(rule.code, RuleState())
-        if not seen.steps and seen.unmeasured:
+        if not seen.steps and seen.skipped_steps:
             skipped.append(_never_measured(rule, seen, state))
             continue
         if not seen.steps and "eval" not in rule.splits:
             skipped.append(Skipped(rule.code, rule.name, "no training rows were read", "widen --steps or --split"))
             continue
-        if seen.unmeasured:
+        if seen.skipped_steps:
             reason = "where a column it needs is null" + (", or which could not be evaluated" if state.failures else "")
-            notes.append(f"{rule.code} could not look at {counted(seen.unmeasured, 'step')}, {reason}")
+            notes.append(f"{rule.code} could not look at {counted(seen.skipped_steps, 'step')}, {reason}")
         total = run_total(rule, seen)
-        unseen = rule.unseen(total, plan.context)
+        unseen = rule.inconclusive_reason(total, plan.context)
         if unseen is not None:
             skipped.append(Skipped(rule.code, rule.name, unseen.reason, unseen.remedy))
             continue
@@ -96,7 +96,7 @@ def _never_measured(rule: AnyRule, seen: RuleState, state: RunState) -> Skipped:
     return Skipped(
         rule.code,
         rule.name,
-        f"a column it needs is null in all of {counted(seen.unmeasured, 'step')}",
+        f"a column it needs is null in all of {counted(seen.skipped_steps, 'step')}",
         "record that column for every row",
     )
 

@@ -43,7 +43,7 @@ def make_plan(rules: Sequence[AnyRule], context: Context) -> Plan:
             continue
         able.append(rule)
         needed = rule.columns(context)
-        columns |= needed | rule.wanted(context)
+        columns |= needed | rule.optional_columns(context)
         if rule.fix is not None and needed and context.objective is not None:
             fix = choose(rule.fix)
             if fix.applies_to(context.objective):
@@ -97,5 +97,5 @@ def _obstacle(rule: AnyRule, context: Context) -> Skipped | None:
     if absent:
         word = "column" if len(absent) == 1 else "columns"
         return Skipped(rule.code, rule.name, f"missing {word} {', '.join(absent)}", remedy(absent, context))
-    missing = rule.missing(context)
+    missing = rule.unavailable_reason(context)
     return None if missing is None else Skipped(rule.code, rule.name, missing.reason, missing.remedy)

@@ -8,7 +8,7 @@ from rolloutdoctor.io.metadata import RunMetadata
 from rolloutdoctor.results.errors import UnstatedError, UsageError
 from rolloutdoctor.rules.base import Context
 from rolloutdoctor.trainers.spec import Trainer
-from rolloutdoctor.trainers.table import TRAINERS, writer_of
+from rolloutdoctor.trainers.table import TRAINERS, trainer_from_metric_names
 
 
 def how_to_record(
@@ -19,7 +19,9 @@ def how_to_record(
     The trainer is the one that made the run; where nothing says which, the one whose names its metrics have. What the
     importer of a dump knows goes over what its trainer knows.
     """
-    trainer = configured.trainer if configured else TRAINERS.get(metadata.trainer or "") or writer_of(metrics)
+    trainer = (
+        configured.trainer if configured else TRAINERS.get(metadata.trainer or "") or trainer_from_metric_names(metrics)
+    )
     recording = dict(trainer.recording) if trainer else {}
     for importer in IMPORTERS:
         if importer.name == metadata.recording.get("importer"):

@@ -40,7 +40,7 @@ class LoggedNames:
 
 
 @dataclass(frozen=True)
-class Maker:
+class TrainerInfo:
     """Who made a run, and with which options.
 
     Attributes:
@@ -85,13 +85,13 @@ class SavedState:
     columns: frozenset[str]
     logged: Mapping[str, LoggedNames]
     rules: tuple[str, ...]
-    maker: Maker | None
+    maker: TrainerInfo | None
     metadata: RunMetadata
     has_rows: bool
     state: RunState
 
     @property
-    def said(self) -> str:
+    def provenance(self) -> str:
         """Who made the run by its files, as text, in which NaN is what it is."""
         found = self.metadata
         return repr((found.trainer, found.trainer_version, sorted(found.config.items())))
@@ -133,7 +133,7 @@ def dumped(saved: SavedState) -> str:
                 code: {
                     "steps": [[*key, _record(tally)] for key, tally in one.steps],
                     "examples": [_record(example) for example in one.examples],
-                    "unmeasured": one.unmeasured,
+                    "unmeasured": one.skipped_steps,
                 }
                 for code, one in state.rules.items()
             },
@@ -189,7 +189,9 @@ def _loaded(body: Mapping[str, Any]) -> SavedState:
         maker=None
         if made is None
         else _built(
-            Maker, made | {"config": {"map": {}}}, config={k: _built(Setting, v) for k, v in made["config"].items()}
+            TrainerInfo,
+            made | {"config": {"map": {}}},
+            config={k: _built(Setting, v) for k, v in made["config"].items()},
         ),
         metadata=_built(RunMetadata, body["metadata"]),
         has_rows=bool(body["has_rows"]),

@@ -61,7 +61,7 @@ class Block(ABC):
             self._columns[name] = self._column(name)
         return self._columns[name]
 
-    def shared(self, key: Hashable, make: Callable[[], tuple[Tensor, ...]]) -> tuple[Tensor, ...]:
+    def cached(self, key: Hashable, make: Callable[[], tuple[Tensor, ...]]) -> tuple[Tensor, ...]:
         """Values per token, ``[t]`` each, that are made once for all objectives.
 
         Args:
@@ -93,7 +93,7 @@ class Block(ABC):
 
     @property
     @abstractmethod
-    def miss_sq_T(self) -> Tensor:
+    def one_minus_p_squared_T(self) -> Tensor:
         """``(1 - p)^2`` of the sampled tokens, ``[t]`` float64."""
 
     def per_row(self, x_T: Tensor) -> Tensor:
@@ -184,7 +184,7 @@ class AdjacentRows(Block):
         return x_T
 
     @cached_property
-    def miss_sq_T(self) -> Tensor:
+    def one_minus_p_squared_T(self) -> Tensor:
         """See `Block`."""
         return el.expm1(self.column("policy_log_probs")).double().square_()
 
@@ -213,8 +213,8 @@ class _Part(Block):
         return self._chosen.pick(x_T)
 
     @cached_property
-    def miss_sq_T(self) -> Tensor:
-        return self.of_block(self._whole.miss_sq_T)
+    def one_minus_p_squared_T(self) -> Tensor:
+        return self.of_block(self._whole.one_minus_p_squared_T)
 
 
 @dataclass(frozen=True, eq=False)

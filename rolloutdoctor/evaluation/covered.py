@@ -75,7 +75,7 @@ BY_ROW: Covered = {
     **_each("trainer", "version", "advantage", "has_kl_loss", "reward_weights", "kl_buffer", "metric_columns"),
     **_each("also_logs", "context_slices"),
     **{name: _optional(name, _AGGREGATION) for name in ("aggregation", "policy_aggregation")},
-    **{name: _optional(name, _SCOPE) for name in ("vote", "policy", "kl", "denominator", "metric")},
+    **{name: _optional(name, _SCOPE) for name in ("baseline_rows", "policy", "kl", "denominator", "metric")},
     "kl_reward": _optional("kl_reward", _KL_REWARD),
     "correction": _optional("correction", _CORRECTION),
 }

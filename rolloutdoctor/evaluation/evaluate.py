@@ -17,10 +17,10 @@ import torch
 from torch import Tensor
 
 from rolloutdoctor.data.batch import RolloutBatch
-from rolloutdoctor.evaluation.rows import RowPart, compared_groups, evaluate_rows, in_scope, row_parts, stored_kl
+from rolloutdoctor.evaluation.rows import RowResult, compared_groups, evaluate_rows, in_scope, row_parts, stored_kl
 from rolloutdoctor.evaluation.scores import reward_kl_tokens
 from rolloutdoctor.evaluation.token_measures import TokenBlock
-from rolloutdoctor.evaluation.token_sums import PerToken, TokenPart
+from rolloutdoctor.evaluation.token_sums import PerToken, TokenSums
 from rolloutdoctor.evaluation.tokens import token_pass
 from rolloutdoctor.objective.objective import Objective, Scope
 from rolloutdoctor.objective.required_columns import incomplete, loss_columns, optional_columns
@@ -33,8 +33,8 @@ if TYPE_CHECKING:
 __all__ = [
     "Evaluation",
     "PerToken",
-    "RowPart",
-    "TokenPart",
+    "RowResult",
+    "TokenSums",
     "compared_groups",
     "evaluate",
     "evaluate_all",
@@ -59,8 +59,8 @@ class Evaluation:
 
     batch: RolloutBatch
     objective: Objective
-    rows: RowPart | None
-    tokens: TokenPart | None
+    rows: RowResult | None
+    tokens: TokenSums | None
     dtype: torch.dtype = torch.float32
     per_token: PerToken | None = None
 
@@ -87,7 +87,7 @@ class Evaluation:
         means of centred advantages cancel, token means do not if length goes with reward. Terms that hold the
         log-prob itself are taken at the policy's log-probs.
         """
-        return self.kl_loss + self._weighted("at_one_N", self._part().policy_weight_N)
+        return self.kl_loss + self._weighted("loss_at_ratio_one_N", self._part().policy_weight_N)
 
     @property
     def grad_l1(self) -> float:
@@ -139,7 +139,7 @@ class Evaluation:
         sums: Tensor = getattr(self._part(), name)
         return sums
 
-    def _part(self) -> TokenPart:
+    def _part(self) -> TokenSums:
         if self.tokens is None:
             raise ValueError("the loss was not evaluated: a column it needs is missing")
         return self.tokens

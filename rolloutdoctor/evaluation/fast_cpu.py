@@ -32,7 +32,7 @@ Floats = NDArray[np.floating[Any]]
 Ints = NDArray[np.int64]
 Bools = NDArray[np.bool_]
 Sums = dict[str, Floats]
-"""Float64 sums of some rows, ``[n]``, by their names in `TokenPart`."""
+"""Float64 sums of some rows, ``[n]``, by their names in `TokenSums`."""
 
 _PIECE = 65_536
 """Tokens whose KL is made at a time: what lies between its steps stays in the cache, and needs no room beside."""
@@ -46,12 +46,12 @@ class Part(NamedTuple):
 
     Attributes:
         values: that it gives to tokens, advantages included.
-        own_N: ``[N]`` bool, rows that it does not share with the reference; not looked at for that itself.
-        sums: float64 ``[N]`` by their names in `TokenPart`: they grow block by block.
+        recomputed_N: ``[N]`` bool, rows that it does not share with the reference; not looked at for that itself.
+        sums: float64 ``[N]`` by their names in `TokenSums`: they grow block by block.
     """
 
     values: RowValues
-    own_N: Tensor
+    recomputed_N: Tensor
     sums: dict[str, Tensor]
 
 
@@ -154,7 +154,7 @@ class _Seen:
         )
 
 
-class Host:
+class ClippedCpuEvaluator:
     """The sums of objectives that share what becomes of a token, block by block."""
 
     def __init__(
@@ -165,7 +165,7 @@ class Host:
         self._k3_up_to = None if self._kl is None else _k3_up_to(self._kl)
         self._logits, self._has_pi = logits, batch.has("sum_pi_squared")
         self._given = [_Given(part.values) for part in parts]
-        self._own = [part.own_N.numpy() for part in parts]
+        self._own = [part.recomputed_N.numpy() for part in parts]
         self._sums = [part.sums for part in parts]
         self._dtype = torch.zeros(0, dtype=dtype).numpy().dtype
         self._buffers: dict[str, Floats] = {"kl": np.empty(min(batch.tokens, _PIECE), self._dtype)}
@@ -185,7 +185,7 @@ class Host:
         dtype: torch.dtype,
         *,
         logits: bool,
-    ) -> "Host | None":
+    ) -> "ClippedCpuEvaluator | None":
         """Prepare for the blocks of a step; None if there is no free range, or a value of a row is not finite.
 
         Args:
@@ -213,7 +213,7 @@ class Host:
         self._seen = seen
         return seen is not None
 
-    def compare(self, other: "Host") -> None:
+    def compare(self, other: "ClippedCpuEvaluator") -> None:
         """Compare the reference of another, which has added the same block, with this one's."""
         seen, theirs = self._seen, other._seen
         assert seen is not None  # both have added it

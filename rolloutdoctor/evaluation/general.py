@@ -11,10 +11,10 @@ from rolloutdoctor.data.batch import RolloutBatch
 from rolloutdoctor.evaluation.blocks import Block, Scope, whole
 from rolloutdoctor.evaluation.covered import is_covered, token_terms
 from rolloutdoctor.evaluation.cuda import fused
-from rolloutdoctor.evaluation.fast_cpu import Host, Part
-from rolloutdoctor.evaluation.rows import RowPart, in_scope
+from rolloutdoctor.evaluation.fast_cpu import ClippedCpuEvaluator, Part
+from rolloutdoctor.evaluation.rows import RowResult, in_scope
 from rolloutdoctor.evaluation.scores import ratios_at_loss, sampler_correction_of
-from rolloutdoctor.evaluation.token_sums import PerToken, TokenPart
+from rolloutdoctor.evaluation.token_sums import PerToken, TokenSums
 from rolloutdoctor.formulas import kl
 from rolloutdoctor.formulas.corrections.inside import inside_the_loss
 from rolloutdoctor.formulas.losses.aggregation import Layout, row_weights
@@ -32,11 +32,11 @@ _LOGITS = ("logits_low_sq_N", "logits_sq_N")
 _NOT_SUMMED = ("layout", "weight_N", "policy_weight_N", "counted_N", "kl_loss_N", *_OPTIONAL, *_LOGITS)
 
 
-class ObjectivePass:
+class GeneralEvaluator:
     """The second pass for one objective: per-row sums that grow block by block."""
 
     def __init__(
-        self, part: RowPart, batch: RolloutBatch, layout: Layout, dtype: torch.dtype, *, per_token: bool
+        self, part: RowResult, batch: RolloutBatch, layout: Layout, dtype: torch.dtype, *, per_token: bool
     ) -> None:
         objective = part.objective
         assert part.length_N is not None  # loss_columns asked for the mask
@@ -63,9 +63,9 @@ class ObjectivePass:
         self.advantage_N = None if part.advantage_N is None else part.advantage_N.to(dtype)
         self.has_logits = "sum_pi_squared" in batch.per_token
         self.sums: dict[str, Tensor] = {}
-        self.reference: ObjectivePass | None = None
-        self.shares = self.some_still = False
-        self.differs_N = self.still_N = torch.zeros(len(batch), dtype=torch.bool, device=batch.device)
+        self.reference: GeneralEvaluator | None = None
+        self.shares = self.some_zero_gradient = False
+        self.differs_N = self.zero_gradient_N = torch.zeros(len(batch), dtype=torch.bool, device=batch.device)
         self.kept: list[tuple[Tensor, ...]] | None = [] if per_token else None
         self.chosen_T: Tensor | None = None
         self.open_T = self._open_tokens()
@@ -106,7 +106,7 @@ class ObjectivePass:
             block.runs,
             gate_T=None if gate_T is None else block.packed(gate_T).to(policy_T.dtype),
             chosen_T=None if self.chosen_T is None else block.packed_trained(self.chosen_T),
-            once=block.shared,
+            cached=block.cached,
         )
         return self._gated(given, block) if self.objective.gates else given
 
@@ -127,18 +127,18 @@ class ObjectivePass:
                 return high_entropy(entropy_T, self.batch.column("response_mask"), forward_T, gate.high)
         return None
 
-    def compare_with(self, reference: "ObjectivePass") -> None:
+    def compare_with(self, reference: "GeneralEvaluator") -> None:
         """Compare derivatives with those of `reference`, which every block goes through first."""
         self.reference = reference
         self.shares = self._can_share(reference)
         if self.shares:
-            self.differs_N, self.still_N = self._differs(reference), self._can_be_still(reference)
-            self.still_N &= self.differs_N
-            self.some_still = bool(self.still_N.any())
+            self.differs_N, self.zero_gradient_N = self._differs(reference), self._can_have_zero_gradient(reference)
+            self.zero_gradient_N &= self.differs_N
+            self.some_zero_gradient = bool(self.zero_gradient_N.any())
         else:
             self.differs_N = torch.ones_like(self.policy_N)
 
-    def _can_share(self, other: "ObjectivePass") -> bool:
+    def _can_share(self, other: "GeneralEvaluator") -> bool:
         """True if what both make of a token can differ only where a value of its row does."""
         if token_terms(self.objective) != token_terms(other.objective):
             return False
@@ -147,7 +147,7 @@ class ObjectivePass:
             return False
         return all(map(_same, self._token_values(), other._token_values()))
 
-    def _differs(self, other: "ObjectivePass") -> Tensor:
+    def _differs(self, other: "GeneralEvaluator") -> Tensor:
         """Rows of which a value differs from another pass's, ``[N]`` bool."""
         differs_N = torch.zeros_like(self.policy_N)
         for mine_N, theirs_N in zip(self.row_values(), other.row_values(), strict=True):
@@ -155,7 +155,7 @@ class ObjectivePass:
                 differs_N |= mine_N != theirs_N
         return differs_N
 
-    def _can_be_still(self, other: "ObjectivePass") -> Tensor:
+    def _can_have_zero_gradient(self, other: "GeneralEvaluator") -> Tensor:
         """Rows without a derivative: no KL term, and on both sides no advantage for the policy term, ``[N]`` bool."""
         if self.advantage_N is None or other.advantage_N is None or self.objective.surrogate.moves_without_advantage:
             return torch.zeros_like(self.policy_N)
@@ -175,24 +175,24 @@ class ObjectivePass:
         return not has_more and self.advantage_N is not None and is_covered(self.objective)
 
     @property
-    def own_N(self) -> Tensor:
+    def recomputed_N(self) -> Tensor:
         """Rows that differ from the reference and may have a derivative, ``[N]`` bool."""
-        return self.differs_N & ~self.still_N
+        return self.differs_N & ~self.zero_gradient_N
 
-    def host(self, passes: Sequence["ObjectivePass"]) -> Host | None:
+    def host(self, passes: Sequence["GeneralEvaluator"]) -> ClippedCpuEvaluator | None:
         """What sums up its blocks and those of passes that share with it in a short way, if there is one."""
         if not self.is_plain or self.batch.device.type != "cpu":
             return None
-        parts = [Part(each.row_values(), each.own_N, each.sums) for each in passes]
-        return Host.of(self.batch, self.objective, parts, self.dtype, logits=self.reference is None)
+        parts = [Part(each.row_values(), each.recomputed_N, each.sums) for each in passes]
+        return ClippedCpuEvaluator.of(self.batch, self.objective, parts, self.dtype, logits=self.reference is None)
 
     def add_compared(self, block: Block, reference_T: Tensor) -> None:
         """Add the rows of a block that can differ from the reference, whose derivative is `reference_T`, ``[t]``."""
         assert self.reference is not None
-        if self.some_still:
+        if self.some_zero_gradient:
             # A policy term without advantage is 0 times the ratio: NaN in the reference's sum says that this is not 0.
-            self.still_N[block.rows] &= self.reference.sums["policy_N"][block.rows] == 0
-        part = block.of_rows(self.own_N[block.rows])
+            self.zero_gradient_N[block.rows] &= self.reference.sums["policy_N"][block.rows] == 0
+        part = block.of_rows(self.recomputed_N[block.rows])
         if part is not None:
             grad_T, other_T = self.add(part), part.of_block(reference_T)
             self._sum(part, "versus_dot_N", grad_T.double() * other_T)
@@ -205,7 +205,11 @@ class ObjectivePass:
             self._sum(block, "kl_N", kl_T)
         self._sum(block, "policy_N", term.value_T)
         if term.at_one_T is not None or given.gate_T is not None or self.advantage_N is None:
-            self._sum(block, "at_one_N", given.gated(-given.advantage_T) if term.at_one_T is None else term.at_one_T)
+            self._sum(
+                block,
+                "loss_at_ratio_one_N",
+                given.gated(-given.advantage_T) if term.at_one_T is None else term.at_one_T,
+            )
         self._sum_metrics(block, given, term)
         self._sum_derivative(block, grad_T)
         if self.kept is not None and not self.shares:
@@ -258,7 +262,7 @@ class ObjectivePass:
         if self.reference is not None:
             # Only the reference's are looked at.
             return
-        low_T = square_T * block.miss_sq_T
+        low_T = square_T * block.one_minus_p_squared_T
         self._sum(block, "logits_low_sq_N", low_T)
         if self.has_logits:
             spread_T = 1 - 2 * block.column("policy_log_probs").double().exp()
@@ -278,7 +282,7 @@ class ObjectivePass:
 
     def _kl(self, block: Block, term: KlTerm, given: TokenInputs) -> kl.Term:
         key = ("kl", term, self.objective.surrogate.old)
-        value_T, slope_T = block.shared(key, lambda: self._kl_afresh(block, term, given))
+        value_T, slope_T = block.cached(key, lambda: self._kl_afresh(block, term, given))
         return value_T, slope_T
 
     def _kl_afresh(self, block: Block, term: KlTerm, given: TokenInputs) -> kl.Term:
@@ -308,37 +312,45 @@ class ObjectivePass:
         theirs = {name: sum_N for name, sum_N in self.reference.sums.items() if name not in _LOGITS}
         if theirs:
             none_N = torch.zeros_like(theirs["grad_l1_N"])
-            l1_N, sq_N = (torch.where(self.still_N, none_N, theirs[name]) for name in ("grad_l1_N", "grad_sq_N"))
-            theirs |= {"versus_l1_N": torch.where(self.still_N, theirs["grad_l1_N"], none_N), "versus_dot_N": sq_N}
+            l1_N, sq_N = (
+                torch.where(self.zero_gradient_N, none_N, theirs[name]) for name in ("grad_l1_N", "grad_sq_N")
+            )
+            theirs |= {
+                "versus_l1_N": torch.where(self.zero_gradient_N, theirs["grad_l1_N"], none_N),
+                "versus_dot_N": sq_N,
+            }
             theirs |= {"grad_l1_N": l1_N, "grad_sq_N": sq_N}
         if not self.shares:
             return self.sums
-        own_N = self.own_N
-        return {name: torch.where(own_N, self.sums.get(name, sum_N), sum_N) for name, sum_N in theirs.items()}
+        recomputed_N = self.recomputed_N
+        return {name: torch.where(recomputed_N, self.sums.get(name, sum_N), sum_N) for name, sum_N in theirs.items()}
 
-    def result(self) -> tuple[TokenPart, PerToken | None]:
+    def result(self) -> tuple[TokenSums, PerToken | None]:
         """Put the blocks together."""
         zero_N = torch.zeros(len(self.batch), dtype=torch.float64, device=self.batch.device)
-        names = [name for name in TokenPart.__dataclass_fields__ if name not in _NOT_SUMMED]
+        names = [name for name in TokenSums.__dataclass_fields__ if name not in _NOT_SUMMED]
         found = self._all_sums()
         sums = {name: found.get(name, zero_N) for name in names}
         if self.advantage_N is not None:
             below_N, above_N = self.advantage_N < 0, self.advantage_N > 0
             sums["low_clipped_N"] = torch.where(below_N, sums["low_clipped_N"], 0.0)
             sums["high_clipped_N"] = torch.where(above_N, sums["high_clipped_N"], 0.0)
-            if "at_one_N" not in found:
+            if "loss_at_ratio_one_N" not in found:
                 # Without multipliers every token of a row has minus its advantage.
-                sums["at_one_N"] = -self.advantage_N.double() * self.batch.trained.diff()
+                sums["loss_at_ratio_one_N"] = -self.advantage_N.double() * self.batch.trained.diff()
         kl_loss_N = torch.where(self.kl_N, sums["kl_N"] * self.coef, 0.0)
         share = self.objective.surrogate.empty_share
         if share is not None and self.advantage_N is not None:
             # No token carries the term of an empty row.
             assert self.part.length_N is not None  # loss_columns asked for the mask
             bare_N = torch.where(self.part.length_N == 0, -share * self.advantage_N.double(), 0.0)
-            sums["policy_N"], sums["at_one_N"] = sums["policy_N"] + bare_N, sums["at_one_N"] + bare_N
+            sums["policy_N"], sums["loss_at_ratio_one_N"] = (
+                sums["policy_N"] + bare_N,
+                sums["loss_at_ratio_one_N"] + bare_N,
+            )
         sums["policy_N"] = torch.where(self.policy_N, sums["policy_N"], 0.0)
-        sums["at_one_N"] = torch.where(self.policy_N, sums["at_one_N"], 0.0)
-        tokens = TokenPart(
+        sums["loss_at_ratio_one_N"] = torch.where(self.policy_N, sums["loss_at_ratio_one_N"], 0.0)
+        tokens = TokenSums(
             layout=self.layout,
             weight_N=self.weight_N,
             policy_weight_N=self.of_policy_N,

@@ -31,19 +31,19 @@ from rolloutdoctor.objective.required_columns import (
     reward_kl_columns,
 )
 from rolloutdoctor.ops import segments as seg
-from rolloutdoctor.ops.group_stats import Votes
+from rolloutdoctor.ops.group_stats import GroupStats
 from rolloutdoctor.ops.groups import Groups
 from rolloutdoctor.results.errors import naming
 
 
 @dataclass(frozen=True, eq=False)
-class RowPart:
+class RowResult:
     """The first pass: everything that has one value per row.
 
     Attributes:
         objective: what was evaluated.
         score_N: ``[N]`` float64, the reward that the estimator sees, any KL penalty included.
-        vote_N: ``[N]`` bool, rows that enter baselines and scales.
+        in_baseline_N: ``[N]`` bool, rows that enter baselines and scales.
         length_N: ``[N]`` float64, trained tokens; None without a mask.
         rejected_N: ``[N]`` bool, rows without a trained token; None without a mask.
         zero_std_N: ``[N]`` bool, `RowSet.ZERO_STD`.
@@ -55,7 +55,7 @@ class RowPart:
 
     objective: Objective
     score_N: Tensor
-    vote_N: Tensor
+    in_baseline_N: Tensor
     length_N: Tensor | None
     rejected_N: Tensor | None
     zero_std_N: Tensor
@@ -66,15 +66,15 @@ class RowPart:
 
     def voting_N(self, x_N: Tensor) -> Tensor:
         """`x_N` for rows that vote, NaN for the rest."""
-        return torch.where(self.vote_N, x_N, torch.nan)
+        return torch.where(self.in_baseline_N, x_N, torch.nan)
 
 
 def row_parts(
     batch: RolloutBatch, objectives: Mapping[str, Objective], dtype: torch.dtype
-) -> dict[str, RowPart | None]:
+) -> dict[str, RowResult | None]:
     """Run the first pass for several objectives; once for those that differ only in which rows carry which term."""
     alike: list[Objective] = []
-    parts: list[RowPart | None] = []
+    parts: list[RowResult | None] = []
     found = {}
     for name, objective in objectives.items():
         bare = replace(objective, policy=Scope(), kl=Scope(), denominator=Scope(), metric=Scope())
@@ -86,13 +86,13 @@ def row_parts(
     return found
 
 
-def evaluate_rows(batch: RolloutBatch, objective: Objective, dtype: torch.dtype = torch.float32) -> RowPart | None:
+def evaluate_rows(batch: RolloutBatch, objective: Objective, dtype: torch.dtype = torch.float32) -> RowResult | None:
     """Run the first pass; None if a column that the advantages need is missing."""
     with naming(objective.trainer):
         return _rows(batch, objective, dtype)
 
 
-def _rows(batch: RolloutBatch, objective: Objective, dtype: torch.dtype) -> RowPart | None:
+def _rows(batch: RolloutBatch, objective: Objective, dtype: torch.dtype) -> RowResult | None:
     if not batch.has(*advantage_columns(objective)):
         return None
     score_N = task_scores(batch, objective, dtype)
@@ -104,29 +104,31 @@ def _rows(batch: RolloutBatch, objective: Objective, dtype: torch.dtype) -> RowP
     if "response_mask" in batch.per_token:
         length_N = batch.trained.diff().double()
         rejected_N = length_N == 0
-    vote_N = torch.ones_like(score_N, dtype=torch.bool)
-    if RowSet.UNSCORED in objective.vote.without:
-        vote_N &= ~score_N.isnan()
-    if RowSet.REJECTED in objective.vote.without and rejected_N is not None:
-        vote_N &= ~rejected_N
+    in_baseline_N = torch.ones_like(score_N, dtype=torch.bool)
+    if RowSet.UNSCORED in objective.baseline_rows.without:
+        in_baseline_N &= ~score_N.isnan()
+    if RowSet.REJECTED in objective.baseline_rows.without and rejected_N is not None:
+        in_baseline_N &= ~rejected_N
     rule = objective.advantage
     if rule.spec.axis is not Axis.ROWS:
-        nobody_N = torch.zeros_like(vote_N)
-        advantage_T = _token_advantages(batch, objective, score_N, vote_N, weight_T, dtype)
-        return RowPart(objective, score_N, vote_N, length_N, rejected_N, nobody_N, None, None, advantage_T, weight_T)
+        nobody_N = torch.zeros_like(in_baseline_N)
+        advantage_T = _token_advantages(batch, objective, score_N, in_baseline_N, weight_T, dtype)
+        return RowResult(
+            objective, score_N, in_baseline_N, length_N, rejected_N, nobody_N, None, None, advantage_T, weight_T
+        )
     groups = compared_groups(batch, objective)
-    clean_N = torch.where(vote_N, score_N, 0.0)
+    clean_N = torch.where(in_baseline_N, score_N, 0.0)
     named = named_scores(batch, objective, dtype)
     counted_N = torch.zeros_like(score_N) if length_N is None else length_N
-    clean = {key: torch.where(vote_N, x, 0.0) for key, x in named.items()}
-    scores = Scores(clean_N, vote_N, counted_N, groups, clean, _scaled_together(batch, objective))
+    clean = {key: torch.where(in_baseline_N, x, 0.0) for key, x in named.items()}
+    scores = Scores(clean_N, in_baseline_N, counted_N, groups, clean, _scaled_together(batch, objective))
     found = ESTIMATORS[rule.estimator](scores, rule)
     value_N = whiten_every_token(found.value_N, counted_N) if rule.whitened else found.value_N
-    equal_N = zero_std_rows(batch, list(named.values()) or [clean_N], scores.votes, partial=rule.spec.every_reward)
-    part = RowPart(
+    equal_N = zero_std_rows(batch, list(named.values()) or [clean_N], scores.stats, partial=rule.spec.every_reward)
+    part = RowResult(
         objective=objective,
         score_N=score_N,
-        vote_N=vote_N,
+        in_baseline_N=in_baseline_N,
         length_N=length_N,
         rejected_N=rejected_N,
         zero_std_N=equal_N,
@@ -161,7 +163,7 @@ def _token_advantages(
     batch: RolloutBatch,
     objective: Objective,
     score_N: Tensor,
-    vote_N: Tensor,
+    in_baseline_N: Tensor,
     weight_T: Tensor | None,
     dtype: torch.dtype,
 ) -> Tensor:
@@ -169,11 +171,11 @@ def _token_advantages(
     rule, mask_T = objective.advantage, batch.column("response_mask")
     if rule.spec.axis is Axis.TRAINED_TOKENS:
         advantage_T = torch.zeros(batch.tokens, dtype=torch.float64, device=batch.device)
-        trained = token_scores(batch, objective, vote_N, weight_T, dtype)
+        trained = token_scores(batch, objective, in_baseline_N, weight_T, dtype)
         advantage_T[mask_T] = TOKEN_ESTIMATORS[rule.estimator].advantages(trained, rule)
         return advantage_T
     groups = compared_groups(batch, objective) if rule.spec.has_groups else None
-    seen = response_scores(batch, objective, score_N, vote_N, groups, dtype)
+    seen = response_scores(batch, objective, score_N, in_baseline_N, groups, dtype)
     advantage_T = RESPONSE_ESTIMATORS[rule.estimator](seen, rule)
     return whiten_every_token(advantage_T, mask_T) if rule.whitened else advantage_T
 
@@ -193,23 +195,23 @@ def compared_groups(batch: RolloutBatch, objective: Objective) -> Groups:
         return Groups.of(torch.zeros_like(groups.index_N))
     is_numeric = rule.numeric_ids == "always"
     if rule.numeric_ids == "rejected-rows":
-        is_numeric = RowSet.REJECTED in objective.vote.without
+        is_numeric = RowSet.REJECTED in objective.baseline_rows.without
     return by_number(groups, batch.group_ids) if is_numeric else groups
 
 
-def zero_std_rows(batch: RolloutBatch, scores: Sequence[Tensor], votes: Votes, *, partial: bool = False) -> Tensor:
+def zero_std_rows(batch: RolloutBatch, scores: Sequence[Tensor], stats: GroupStats, *, partial: bool = False) -> Tensor:
     """Rows of groups whose voters' rewards are all equal, in each of some ``[N]`` scores, ``[N]`` bool.
 
     Never eval rows, and never groups with fewer than two voters. With `partial`, a score that some voters do not have
     (NaN) is compared among those that do.
     """
     if batch.split != TRAIN:
-        return torch.zeros_like(votes.vote_N)
-    equal_G = votes.count_G > 1
+        return torch.zeros_like(stats.in_baseline_N)
+    equal_G = stats.count_G > 1
     for score_N in scores:
-        having = Votes(votes.groups, votes.vote_N & ~score_N.isnan()) if partial else votes
+        having = GroupStats(stats.groups, stats.in_baseline_N & ~score_N.isnan()) if partial else stats
         equal_G &= (having.spread(score_N) == 0) | (having.count_G == 0)
-    return votes.per_row(equal_G)
+    return stats.per_row(equal_G)
 
 
 def stored_kl(batch: RolloutBatch, objective: Objective, dtype: torch.dtype = torch.float32) -> Tensor | None:
@@ -228,7 +230,7 @@ def stored_kl(batch: RolloutBatch, objective: Objective, dtype: torch.dtype = to
     return token_rewards(batch.column("reward").to(dtype).double(), penalty_T, batch.rows)
 
 
-def std_flagged(batch: RolloutBatch, part: RowPart) -> Tensor:
+def std_flagged(batch: RolloutBatch, part: RowResult) -> Tensor:
     """Rows that the trainer flags as zero-std, ``[N]`` bool, by float32 statistics of those that vote."""
     assert batch.groups is not None  # advantage_columns asked for it
     rule, batches = part.objective.advantage, _scaled_together(batch, part.objective)
@@ -237,7 +239,7 @@ def std_flagged(batch: RolloutBatch, part: RowPart) -> Tensor:
     return zero_std_flags(_sums_in_single(batch, part), batch.groups, "batch", batches)
 
 
-def _in_single(batch: RolloutBatch, part: RowPart) -> Tensor:
+def _in_single(batch: RolloutBatch, part: RowResult) -> Tensor:
     """Advantages with the trainer's own float32 statistics, ``[N]`` float64."""
     assert batch.groups is not None  # advantage_columns asked for it
     rule, batches = part.objective.advantage, _scaled_together(batch, part.objective)
@@ -248,7 +250,7 @@ def _in_single(batch: RolloutBatch, part: RowPart) -> Tensor:
     return standard_scores(score_N, groups, scale, rule.epsilon, batches).double()
 
 
-def _sums_in_single(batch: RolloutBatch, part: RowPart) -> Tensor:
+def _sums_in_single(batch: RolloutBatch, part: RowResult) -> Tensor:
     """Weighted sums of rewards that are normalised one by one, ``[N]`` float32."""
     assert batch.groups is not None  # advantage_columns asked for it
     rule = part.objective.advantage
@@ -256,15 +258,15 @@ def _sums_in_single(batch: RolloutBatch, part: RowPart) -> Tensor:
     return normalised_sums(parts, rule.reward_weights or (1.0,) * len(parts), batch.groups, rule.epsilon)
 
 
-def in_scope(batch: RolloutBatch, part: RowPart, scope: Scope) -> Tensor:
+def in_scope(batch: RolloutBatch, part: RowResult, scope: Scope) -> Tensor:
     """Rows of a scope, ``[N]`` bool."""
-    inside_N = torch.ones_like(part.vote_N)
+    inside_N = torch.ones_like(part.in_baseline_N)
     for rows in scope.without:
         inside_N &= ~_row_set(batch, part, rows)
     return inside_N
 
 
-def _row_set(batch: RolloutBatch, part: RowPart, rows: RowSet) -> Tensor:
+def _row_set(batch: RolloutBatch, part: RowResult, rows: RowSet) -> Tensor:
     match rows:
         case RowSet.ZERO_STD:
             return part.zero_std_N

@@ -150,7 +150,7 @@ def sampler_correction_of(
 
 
 def token_scores(
-    batch: RolloutBatch, objective: Objective, vote_N: Tensor, weight_T: Tensor | None, dtype: torch.dtype
+    batch: RolloutBatch, objective: Objective, in_baseline_N: Tensor, weight_T: Tensor | None, dtype: torch.dtype
 ) -> TokenScores:
     """What an estimator with a time axis sees: the trained tokens alone.
 
@@ -180,7 +180,7 @@ def token_scores(
         reward_V=reward_T[mask_T],
         offsets=torch.cat([trained_N.new_zeros(1), trained_N.cumsum(0)]),
         position_V=position_T[mask_T],
-        vote_N=vote_N,
+        in_baseline_N=in_baseline_N,
         groups=batch.groups if spec.has_groups else None,
         columns=columns,
     )
@@ -190,7 +190,7 @@ def response_scores(
     batch: RolloutBatch,
     objective: Objective,
     score_N: Tensor,
-    vote_N: Tensor,
+    in_baseline_N: Tensor,
     groups: Groups | None,
     dtype: torch.dtype,
 ) -> ResponseScores:
@@ -200,14 +200,14 @@ def response_scores(
         batch: the step.
         objective: whose estimator it is.
         score_N: ``[N]`` float64 score of each row.
-        vote_N: ``[N]`` bool, rows that enter baselines.
+        in_baseline_N: ``[N]`` bool, rows that enter baselines.
         groups: rows that are compared with each other; None for estimators without groups.
         dtype: of the token values.
     """
     kl_T, term = reward_kl_tokens(batch, objective, dtype), objective.kl_reward
     row_scores = None
     if groups is not None:
-        row_scores = Scores(torch.where(vote_N, score_N, 0.0), vote_N, torch.zeros_like(score_N), groups)
+        row_scores = Scores(torch.where(in_baseline_N, score_N, 0.0), in_baseline_N, torch.zeros_like(score_N), groups)
     return ResponseScores(
         score_N=score_N,
         penalty_T=None if kl_T is None or term is None else term.coef * kl_T.double(),

@@ -8,7 +8,7 @@ from rolloutdoctor.formulas.losses.aggregation import Layout
 
 
 @dataclass(frozen=True, eq=False)
-class TokenPart:
+class TokenSums:
     """The second pass, reduced to float64 sums per row; masked tokens are left out unless said.
 
     Attributes:
@@ -17,7 +17,7 @@ class TokenPart:
         policy_weight_N: the same in the policy part, where the trainer aggregates that in another way.
         counted_N: tokens of the row that enter the metrics of the policy term.
         policy_N: policy terms of the rows that carry one, before the weight.
-        at_one_N: what the policy terms would be if policy and old log-probs were equal.
+        loss_at_ratio_one_N: what the policy terms would be if policy and old log-probs were equal.
         kl_N: KL of the row, before coefficient, weight and scope.
         kl_loss_N: KL of the rows that carry the KL term, times the coefficient, before the weight.
         low_clipped_N: tokens with negative advantage and a ratio below the clip range.
@@ -40,7 +40,7 @@ class TokenPart:
     policy_weight_N: Tensor
     counted_N: Tensor
     policy_N: Tensor
-    at_one_N: Tensor
+    loss_at_ratio_one_N: Tensor
     kl_N: Tensor
     kl_loss_N: Tensor
     low_clipped_N: Tensor

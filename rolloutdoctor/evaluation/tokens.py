@@ -11,20 +11,20 @@ import torch
 from rolloutdoctor.data.batch import RolloutBatch
 from rolloutdoctor.evaluation.blocks import blocks_of
 from rolloutdoctor.evaluation.cuda import fused
-from rolloutdoctor.evaluation.general import ObjectivePass
-from rolloutdoctor.evaluation.rows import RowPart, in_separate_batches, layout_of
+from rolloutdoctor.evaluation.general import GeneralEvaluator
+from rolloutdoctor.evaluation.rows import RowResult, in_separate_batches, layout_of
 from rolloutdoctor.evaluation.token_measures import TokenBlock
-from rolloutdoctor.evaluation.token_sums import PerToken, TokenPart
+from rolloutdoctor.evaluation.token_sums import PerToken, TokenSums
 
 
 def token_pass(
     batch: RolloutBatch,
-    parts: Mapping[str, RowPart],
+    parts: Mapping[str, RowResult],
     dtype: torch.dtype,
     per_token: Collection[str],
     kernel: str = "torch",
     visit: Callable[[TokenBlock], None] | None = None,
-) -> dict[str, tuple[TokenPart, PerToken | None]]:
+) -> dict[str, tuple[TokenSums, PerToken | None]]:
     """Run the second pass for all objectives, block by block; token values are kept of those in `per_token`.
 
     Each block is shown to `visit` while it is in the cache, unless the kernel takes the step.
@@ -33,7 +33,7 @@ def token_pass(
     apart = {name: in_separate_batches(batch, part.objective) for name, part in parts.items()}
     layouts = {separate: layout_of(batch, separate=separate) for separate in set(apart.values())}
     passes = {
-        name: ObjectivePass(part, batch, layouts[apart[name]], dtype, per_token=name in per_token)
+        name: GeneralEvaluator(part, batch, layouts[apart[name]], dtype, per_token=name in per_token)
         for name, part in parts.items()
     }
     reference, *others = passes.values()
@@ -44,12 +44,12 @@ def token_pass(
     if fits and fused.is_taken(batch, kernel):
         found = fused.token_sums(batch, reference.objective, [each.row_values() for each in passes.values()], dtype)
         for each, sums in zip(passes.values(), found, strict=True):
-            each.sums, each.still_N = dict(sums), each.still_N & (found[0]["policy_N"] == 0)
+            each.sums, each.zero_gradient_N = dict(sums), each.zero_gradient_N & (found[0]["policy_N"] == 0)
         return {name: each.result() for name, each in passes.items()}
     host = reference.host([reference, *sharing])
     alone = [] if host is None else [(other, other.host([other])) for other in others if not other.shares]
     for block in blocks_of(batch, dtype):
-        added: list[ObjectivePass] = []
+        added: list[GeneralEvaluator] = []
         if host is not None and host.add(block):
             added = [reference, *sharing]
             for other, own in alone:

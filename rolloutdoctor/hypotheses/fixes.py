@@ -91,12 +91,12 @@ def _mask_and_renormalise(objective: Objective) -> Objective:
     )
 
 
-def _live_voters(objective: Objective) -> Objective:
-    return replace(objective, vote=objective.vote.leaving_out(RowSet.REJECTED))
+def _unmasked_baseline(objective: Objective) -> Objective:
+    return replace(objective, baseline_rows=objective.baseline_rows.leaving_out(RowSet.REJECTED))
 
 
-def _live_voters_zero(objective: Objective) -> Objective:
-    return _live_voters(objective).with_lone("zero")
+def _unmasked_baseline_zero(objective: Objective) -> Objective:
+    return _unmasked_baseline(objective).with_singleton_rule("zero")
 
 
 def _copied_kl(objective: Objective) -> Objective:
@@ -141,7 +141,7 @@ FIXES: dict[str, Fix] = {
         ),
         contested=True,
         applies=_anything,
-        variants={"singleton-raw": _live_voters, "singleton-zero": _live_voters_zero},
+        variants={"singleton-raw": _unmasked_baseline, "singleton-zero": _unmasked_baseline_zero},
         notes={
             "singleton-raw": "the only survivor of a group gets its raw score where verl gives one (as proposed)",
             "singleton-zero": "the only survivor of a group gets 0",

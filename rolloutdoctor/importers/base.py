@@ -49,11 +49,11 @@ class Importer(Protocol):
     recording: Mapping[str, str]
     """Canonical column to what would bring it, in the words of who wrote the dump; ``*`` is any other column."""
 
-    def sniff(self, path: Path) -> str | None:
+    def detect(self, path: Path) -> str | None:
         """Say why `path`, a file or a directory, is a dump of this kind; None if it is not. Reads little of it."""
         ...
 
-    def read(self, sources: Sequence[Source], sink: "Sink", options: ImportOptions) -> None:
+    def read(self, sources: Sequence[Source], sink: "RunSink", options: ImportOptions) -> None:
         """Stream the rows and metrics of `sources` into `sink`, with memory that follows a step and not the dump.
 
         Raises:
@@ -62,7 +62,7 @@ class Importer(Protocol):
         ...
 
 
-class Sink:
+class RunSink:
     """Where an importer writes to: a run file with its metrics table, which appear together at the end or not at all.
 
     Args:

@@ -27,11 +27,11 @@ class RecordingJournal:
     logs_beside = True
     recording: Mapping[str, str] = {}
 
-    def sniff(self, path: Path) -> str | None:
+    def detect(self, path: Path) -> str | None:
         """By the name and the first bytes."""
         return "the file is the journal of a recording that was not closed" if is_journal(path) else None
 
-    def read(self, sources: Sequence[Source], sink: base.Sink, options: base.ImportOptions) -> None:
+    def read(self, sources: Sequence[Source], sink: base.RunSink, options: base.ImportOptions) -> None:
         """Stream the steps of every journal in turn."""
         base.only_columns(self.name, options, ())
         journals = [Journal.open(source) for source in sources]
@@ -58,7 +58,7 @@ class RecordingJournal:
         if left_out:
             sink.note(f"{len(left_out)} steps that not every rank had recorded are left out")
 
-    def _tell(self, journal: Journal, sink: base.Sink) -> None:
+    def _tell(self, journal: Journal, sink: base.RunSink) -> None:
         if journal.end < journal.size:
             sink.note(f"{journal.source.name}: the step that was being written when the process died is left out")
         if journal.dropped:

@@ -33,7 +33,7 @@ class MappedTable:
         "*": "say where the file has it with --map COLUMN=WHERE, or write it with rolloutdoctor.recorders.own_loop"
     }
 
-    def sniff(self, path: Path) -> str | None:
+    def detect(self, path: Path) -> str | None:
         """JSON Lines with a step and something to check, under names that are known."""
         files = _files(path, (".jsonl", ".json"))
         first = lines.first_object(files[0]) if files else None
@@ -44,7 +44,7 @@ class MappedTable:
             return None
         return f"JSON Lines with {', '.join(sorted(known))}"
 
-    def read(self, sources: Sequence[Source], sink: base.Sink, options: base.ImportOptions) -> None:
+    def read(self, sources: Sequence[Source], sink: base.RunSink, options: base.ImportOptions) -> None:
         """Stream the files in the order given."""
         for column in options.columns:
             if column not in BY_NAME:
@@ -69,7 +69,7 @@ class MappedTable:
             raise InputError(f"{sources[0].name}: no whole row in these files")
 
 
-def _stored_in_lines(file: Source, sink: base.Sink, options: base.ImportOptions) -> dict[str, str] | None:
+def _stored_in_lines(file: Source, sink: base.RunSink, options: base.ImportOptions) -> dict[str, str] | None:
     """Find the columns in the first line of a file, and begin with them; None if it has no whole line."""
     first = next(lines.objects(file), None)
     if first is None or first.body is None:
@@ -120,7 +120,7 @@ def _fits(kind: Kind, value: object) -> bool:
 
 
 def _read_parquet(
-    file: Source, sink: base.Sink, options: base.ImportOptions, where: dict[str, str] | None
+    file: Source, sink: base.RunSink, options: base.ImportOptions, where: dict[str, str] | None
 ) -> dict[str, str]:
     with open_parquet(file) as parquet:
         with reading(file.name, "the footer"):

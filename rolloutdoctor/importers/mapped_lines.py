@@ -12,7 +12,7 @@ _CHUNK_ROWS = 4096
 _ALWAYS = ("step", "group_id", "split")
 
 
-def read_lines(file: Source, sink: base.Sink, where: Mapping[str, str], done: int, total: int) -> None:
+def read_lines(file: Source, sink: base.RunSink, where: Mapping[str, str], done: int, total: int) -> None:
     """Stream the rows of one file into a sink that has begun.
 
     Args:
@@ -41,7 +41,7 @@ def read_lines(file: Source, sink: base.Sink, where: Mapping[str, str], done: in
         sink.advance(done + chunk.bytes_read, total)
 
 
-def _write_rows(file: Source, sink: base.Sink, names: Iterable[str], rows: Sequence[Sequence[object]]) -> None:
+def _write_rows(file: Source, sink: base.RunSink, names: Iterable[str], rows: Sequence[Sequence[object]]) -> None:
     if rows:
         sink.write_from(file, dict(zip(names, zip(*rows, strict=True), strict=True)))
 

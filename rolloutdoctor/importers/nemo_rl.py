@@ -46,7 +46,7 @@ class NemoRl:
         "it with --from mapped --map COLUMN=NAME"
     }
 
-    def sniff(self, path: Path) -> str | None:
+    def detect(self, path: Path) -> str | None:
         """By file names and the keys of the first line."""
         files = _files(path)
         first = lines.first_object(files[0]) if files else None
@@ -54,7 +54,7 @@ class NemoRl:
             return None
         return f"{'the file' if path.is_file() else files[0].name} is a train_data_step*.jsonl with rewards and idx"
 
-    def read(self, sources: Sequence[Source], sink: base.Sink, options: base.ImportOptions) -> None:
+    def read(self, sources: Sequence[Source], sink: base.RunSink, options: base.ImportOptions) -> None:
         """Stream the files in the order of their steps; one step is in memory at a time."""
         base.only_columns(self.name, options, ())
         files = folders.named(sources, _files)
@@ -83,7 +83,7 @@ class NemoRl:
             sink.note("prev_logprobs are zeros, which NeMo-RL logs where force_on_policy_ratio skips them: left out")
 
 
-def _rows(file: Source, chunks: Iterable[lines.Chunk], sink: base.Sink, total: int) -> list[dict[str, object]]:
+def _rows(file: Source, chunks: Iterable[lines.Chunk], sink: base.RunSink, total: int) -> list[dict[str, object]]:
     step = _step(file)
     groups: dict[bytes, str] = {}
     found: list[dict[str, object]] = []
@@ -160,7 +160,7 @@ def _is_placeholder(rows: Sequence[Mapping[str, object]]) -> bool:
     return not any(np.any(row["old_log_probs"]) for row in rows)  # type: ignore[call-overload]  # lists of numbers
 
 
-def _write(file: Source, rows: Sequence[Mapping[str, object]], sink: base.Sink, leave_out: tuple[str, ...]) -> None:
+def _write(file: Source, rows: Sequence[Mapping[str, object]], sink: base.RunSink, leave_out: tuple[str, ...]) -> None:
     columns = {name: [row[name] for row in rows] for name in rows[0] if name not in leave_out}
     sink.write_from(file, columns)
 

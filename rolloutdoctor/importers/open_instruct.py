@@ -42,7 +42,7 @@ class OpenInstruct:
         "rolloutdoctor.recorders.own_loop in its training step",
     }
 
-    def sniff(self, path: Path) -> str | None:
+    def detect(self, path: Path) -> str | None:
         """By file names and the keys of the first line."""
         files = _files(path)
         first = lines.first_object(files[0]) if files else None
@@ -50,7 +50,7 @@ class OpenInstruct:
             return None
         return f"{'the file' if path.is_file() else files[0].name} has the keys step, sample_idx, prompt_idx and reward"
 
-    def read(self, sources: Sequence[Source], sink: base.Sink, options: base.ImportOptions) -> None:
+    def read(self, sources: Sequence[Source], sink: base.RunSink, options: base.ImportOptions) -> None:
         """Count how often each step was written, then stream the files in the order of their shards."""
         base.only_columns(self.name, options, ())
         files = folders.named(sources, _files)
@@ -68,7 +68,7 @@ class OpenInstruct:
 
 
 class _Reader:
-    def __init__(self, sink: base.Sink, total: int) -> None:
+    def __init__(self, sink: base.RunSink, total: int) -> None:
         self.sink, self.total = sink, total
         self._done = 0
         self._home: dict[int, str] = {}

@@ -48,7 +48,7 @@ class PrimeRlTokens:
         "rolloutdoctor.recorders.own_loop",
     }
 
-    def sniff(self, path: Path) -> str | None:
+    def detect(self, path: Path) -> str | None:
         """By the keys of the first line."""
         files = _files(path)
         first = lines.first_object(files[0]) if files else None
@@ -57,7 +57,7 @@ class PrimeRlTokens:
         what = "the file" if path.is_file() else f"{files[0].parent.name}/{files[0].name}"
         return f"{what} has the keys schema_version, export_sequence_idx, token_ids and trainer_logprobs"
 
-    def read(self, sources: Sequence[Source], sink: base.Sink, options: base.ImportOptions) -> None:
+    def read(self, sources: Sequence[Source], sink: base.RunSink, options: base.ImportOptions) -> None:
         """Stream the files in the order of their steps and ranks."""
         base.only_columns(self.name, options, ())
         files = _finished(folders.named(sources, _files), sink)
@@ -76,7 +76,7 @@ class PrimeRlTokens:
 
 
 class _Reader:
-    def __init__(self, sink: base.Sink) -> None:
+    def __init__(self, sink: base.RunSink) -> None:
         self.sink = sink
         self.weighted = 0
         self._begun = False
@@ -141,7 +141,7 @@ def _is_given(weights: object) -> bool:
     return isinstance(weights, list) and any(each is not None for each in weights)
 
 
-def _finished(files: Sequence[Source], sink: base.Sink) -> list[Source]:
+def _finished(files: Sequence[Source], sink: base.RunSink) -> list[Source]:
     """Without the steps that prime-rl did not mark as complete, where it marks any."""
     marked = {file.path for file in files if (Path(file.path).parent / "STABLE").is_file()}
     if not marked:

@@ -44,7 +44,7 @@ class PrimeRlTraces:
         "*": "prime-rl's traces do not hold it: record with rolloutdoctor.recorders.own_loop",
     }
 
-    def sniff(self, path: Path) -> str | None:
+    def detect(self, path: Path) -> str | None:
         """By the path and the keys of the first line."""
         files = _files(path)
         first = lines.first_object(files[0]) if files else None
@@ -52,7 +52,7 @@ class PrimeRlTraces:
             return None
         return f"{'the file' if path.is_file() else 'the first traces.jsonl'} has episodes with a task and traces"
 
-    def read(self, sources: Sequence[Source], sink: base.Sink, options: base.ImportOptions) -> None:
+    def read(self, sources: Sequence[Source], sink: base.RunSink, options: base.ImportOptions) -> None:
         """Stream the files in the order of their steps; one step and split is in memory at a time."""
         base.only_columns(self.name, options, ())
         files = folders.named(sources, _files)
@@ -86,7 +86,7 @@ class PrimeRlTraces:
 
 
 def _rows(
-    file: Source, chunks: Iterable[lines.Chunk], sink: base.Sink, total: int
+    file: Source, chunks: Iterable[lines.Chunk], sink: base.RunSink, total: int
 ) -> list[tuple[object, dict[str, object]]]:
     """The rows of a file, each with the id of the run that wrote it."""
     _, step, split, _ = _place(file)
@@ -184,7 +184,7 @@ def _tokens(nodes: object, where: str) -> dict[str, np.ndarray]:
     return columns | {name: np.concatenate(parts)[start:] for name, parts in spread.items() if given[name]}
 
 
-def _write(file: Source, rows: Sequence[Mapping[str, object]], sink: base.Sink) -> None:
+def _write(file: Source, rows: Sequence[Mapping[str, object]], sink: base.RunSink) -> None:
     columns = {name: [row[name] for row in rows] for name in rows[0]}
     bare = any(ids is None for ids in columns["response_ids"])
     for name in _TOKENS:

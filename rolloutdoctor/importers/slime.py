@@ -38,7 +38,7 @@ class SlimeDump:
         "*": "--save-debug-train-data 'DIR/train_data/{rollout_id}.pt' (or --dump-details DIR) makes slime write it",
     }
 
-    def sniff(self, path: Path) -> str | None:
+    def detect(self, path: Path) -> str | None:
         """By file names; nothing is loaded."""
         files = _files(path)
         if not files or not looks_like_one(files[0]):
@@ -48,7 +48,7 @@ class SlimeDump:
         folders = sorted({file.parent.name for file in files})
         return f"the directory holds numbered *.pt of torch.save ({', '.join(folders)})"
 
-    def read(self, sources: Sequence[Source], sink: base.Sink, options: base.ImportOptions) -> None:
+    def read(self, sources: Sequence[Source], sink: base.RunSink, options: base.ImportOptions) -> None:
         """Stream the rollouts in the order of their numbers; one rollout is in memory at a time."""
         base.only_columns(self.name, options, ("reward",))
         dump = _Dump.of(sources, sink, options)
@@ -75,7 +75,7 @@ class _Pair:
 class _Dump:
     """All files by rollout, and the columns that the whole dump has."""
 
-    def __init__(self, sink: base.Sink, options: base.ImportOptions) -> None:
+    def __init__(self, sink: base.RunSink, options: base.ImportOptions) -> None:
         self.sink, self.options = sink, options
         self.files: dict[int, _Pair] = {}
         self.sizes: dict[int, int] = {}
@@ -87,7 +87,7 @@ class _Dump:
         return sum(self.sizes.values())
 
     @classmethod
-    def of(cls, sources: Sequence[Source], sink: base.Sink, options: base.ImportOptions) -> "_Dump":
+    def of(cls, sources: Sequence[Source], sink: base.RunSink, options: base.ImportOptions) -> "_Dump":
         """Sort the files into pairs, and see which fields they have."""
         dump = cls(sink, options)
         evaluations = 0

@@ -43,7 +43,7 @@ def find(name: str) -> Importer:
 def detect(path: Path) -> tuple[Importer, str] | None:
     """Return the importer of a dump and why it is; None if no importer knows it."""
     for importer in IMPORTERS:
-        why = importer.sniff(path)
+        why = importer.detect(path)
         if why is not None:
             return importer, why
     return None

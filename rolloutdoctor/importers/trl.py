@@ -39,7 +39,7 @@ class TrlCompletions:
     logs_beside = False
     recording: Mapping[str, str] = {}
 
-    def sniff(self, path: Path) -> str | None:
+    def detect(self, path: Path) -> str | None:
         """By file names and columns."""
         files = _files(path)
         if not files or not _has_columns(files[0]):
@@ -47,7 +47,7 @@ class TrlCompletions:
         what = "file is" if path.is_file() else "directory holds"
         return f"the {what} completions_*.parquet with the columns step, prompt, completion and advantage"
 
-    def read(self, sources: Sequence[Source], sink: base.Sink, options: base.ImportOptions) -> None:
+    def read(self, sources: Sequence[Source], sink: base.RunSink, options: base.ImportOptions) -> None:
         """Find the scheme from all files first, then stream them in the order of their steps."""
         base.only_columns(self.name, options, ("reward",))
         paths = _sources(sources)
@@ -84,7 +84,7 @@ class TrlCompletions:
 class _Writer:
     """Writes files in step order, without the rows that an earlier file had, and keeps what it finds out."""
 
-    sink: base.Sink
+    sink: base.RunSink
     scheme: Scheme
     evaluations: Mapping[int, Mapping[str, float | None]]
     history: Mapping[tuple[int, str], Mapping[str, float | None]]

@@ -33,7 +33,7 @@ class VerlRollouts:
     logs_beside = True
     recording: Mapping[str, str] = {}
 
-    def sniff(self, path: Path) -> str | None:
+    def detect(self, path: Path) -> str | None:
         """By the keys of the first line."""
         for file in _files(path):
             first = lines.first_object(file)
@@ -46,7 +46,7 @@ class VerlRollouts:
                 )
         return None
 
-    def read(self, sources: Sequence[Source], sink: base.Sink, options: base.ImportOptions) -> None:
+    def read(self, sources: Sequence[Source], sink: base.RunSink, options: base.ImportOptions) -> None:
         """Stream the files in the order of their names."""
         base.only_columns(self.name, options, ("reward",))
         files = folders.named(sources, _files)
@@ -69,7 +69,7 @@ class _Reader:
         total: bytes of all files.
     """
 
-    def __init__(self, sink: base.Sink, score: str, total: int) -> None:
+    def __init__(self, sink: base.RunSink, score: str, total: int) -> None:
         self.sink, self.score, self.total = sink, score, total
         self._done = 0
         self._torn: list[tuple[str, int | None]] = []

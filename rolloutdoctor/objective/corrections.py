@@ -54,7 +54,7 @@ class RolloutCorrection:
 
 
 @dataclass(frozen=True, kw_only=True)
-class Gate:
+class TermWeight:
     """A detached multiplier of the policy term: what it takes out keeps its KL term and its place in denominators.
 
     Attributes:

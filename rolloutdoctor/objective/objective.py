@@ -10,7 +10,7 @@ from dataclasses import dataclass, field, replace
 from enum import Enum
 from typing import Literal
 
-from rolloutdoctor.objective.corrections import Gate, RolloutCorrection, SamplerCorrection
+from rolloutdoctor.objective.corrections import RolloutCorrection, SamplerCorrection, TermWeight
 from rolloutdoctor.objective.estimators import SPECS, EstimatorSpec
 from rolloutdoctor.results.errors import CannotComputeError
 
@@ -43,7 +43,7 @@ class AdvantageRule:
         estimator: name in `rolloutdoctor.objective.estimators`.
         scale: the standard deviation that centred scores are divided by: of the group, of the batch, or none.
         epsilon: added to that standard deviation.
-        lone: the advantage of a row that is the only voter of its group: its raw score, or zero.
+        singleton: the advantage of a row that is the only voter of its group: its raw score, or zero.
         gamma: discount per token, for estimators with a time axis.
         lam: lambda of generalised advantage estimation.
         batch_if_unequal: where groups differ in size the whole batch is one group (rewards reshaped by position).
@@ -65,7 +65,7 @@ class AdvantageRule:
     estimator: str
     scale: Literal["group", "batch", "none"] = "group"
     epsilon: float = 1e-6
-    lone: Literal["raw", "zero"] = "raw"
+    singleton: Literal["raw", "zero"] = "raw"
     gamma: float = 1.0
     lam: float = 1.0
     batch_if_unequal: bool = False
@@ -217,7 +217,7 @@ class Objective:
             loss; or None.
         gates: what else the policy term is multiplied by.
         reward_weights: weight of each reward function, or None for all one.
-        vote: rows that enter baselines and scales.
+        baseline_rows: rows that enter baselines and scales.
         policy: rows whose tokens carry the policy term.
         kl: rows whose tokens carry the KL term.
         denominator: rows whose tokens are counted in denominators.
@@ -240,9 +240,9 @@ class Objective:
     correction: RolloutCorrection = field(default_factory=RolloutCorrection)
     policy_correction: RolloutCorrection | None = None
     sampler_correction: SamplerCorrection | None = None
-    gates: tuple[Gate, ...] = ()
+    gates: tuple[TermWeight, ...] = ()
     reward_weights: tuple[float, ...] | None = None
-    vote: Scope = field(default_factory=Scope)
+    baseline_rows: Scope = field(default_factory=Scope)
     policy: Scope = field(default_factory=Scope)
     kl: Scope = field(default_factory=Scope)
     denominator: Scope = field(default_factory=Scope)
@@ -252,9 +252,9 @@ class Objective:
     also_logs: frozenset[str] = frozenset()
     context_slices: int = 1
 
-    def with_lone(self, lone: Literal["raw", "zero"]) -> "Objective":
+    def with_singleton_rule(self, singleton: Literal["raw", "zero"]) -> "Objective":
         """Return the objective with another rule for the only voter of a group."""
-        return replace(self, advantage=replace(self.advantage, lone=lone))
+        return replace(self, advantage=replace(self.advantage, singleton=singleton))
 
     def in_single(self) -> "Objective":
         """Return the objective with the trainer's own float32 group statistics, where they are known."""

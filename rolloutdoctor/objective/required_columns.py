@@ -25,7 +25,7 @@ def advantage_columns(objective: Objective) -> frozenset[str]:
         needed |= weight_columns(objective)
     if rule.sums_tokens:
         needed |= reward_kl_columns(objective)
-    if RowSet.REJECTED in objective.vote.without:
+    if RowSet.REJECTED in objective.baseline_rows.without:
         needed.add("response_mask")
     return frozenset(needed)
 

@@ -12,23 +12,25 @@ if TYPE_CHECKING:
     from rolloutdoctor.ops.groups import Groups
 
 
-class Votes:
+class GroupStats:
     """The voting rows of some groups: counted once, whatever is asked of them.
 
     Attributes:
         groups: rows gathered into groups.
-        vote_N: ``[N]`` bool, rows that have a vote.
+        in_baseline_N: ``[N]`` bool, rows that have a vote.
     """
 
-    def __init__(self, groups: "Groups", vote_N: Tensor) -> None:
-        self.groups, self.vote_N = groups, vote_N
+    def __init__(self, groups: "Groups", in_baseline_N: Tensor) -> None:
+        self.groups, self.in_baseline_N = groups, in_baseline_N
         # Where everyone votes, nothing has to be put in anyone's place.
-        self._all = bool(vote_N.numpy().all()) if vote_N.device.type == "cpu" else bool(vote_N.all())
+        self._all = (
+            bool(in_baseline_N.numpy().all()) if in_baseline_N.device.type == "cpu" else bool(in_baseline_N.all())
+        )
 
     @cached_property
     def count_G(self) -> Tensor:
         """``[G]`` float64, voting rows of each group."""
-        return self.groups.total(self.vote_N)
+        return self.groups.total(self.in_baseline_N)
 
     @cached_property
     def count_N(self) -> Tensor:
@@ -41,7 +43,7 @@ class Votes:
 
     def only(self, x_N: Tensor, filler: float = 0.0) -> Tensor:
         """`x_N` for voters and `filler` for the rest."""
-        return x_N if self._all else torch.where(self.vote_N, x_N, filler)
+        return x_N if self._all else torch.where(self.in_baseline_N, x_N, filler)
 
     def total(self, x_N: Tensor) -> Tensor:
         """Sum over the voting rows of each group, float64 ``[G]``."""

@@ -58,9 +58,9 @@ class Context:
     @property
     def writer(self) -> "Trainer | None":
         """Who made the run; where nothing says, the trainer whose names the log has."""
-        from rolloutdoctor.trainers.table import writer_of
+        from rolloutdoctor.trainers.table import trainer_from_metric_names
 
-        return self.trainer or writer_of(self.metrics)
+        return self.trainer or trainer_from_metric_names(self.metrics)
 
 
 @dataclass(frozen=True)
@@ -110,11 +110,11 @@ class Rule(ABC, Generic[T]):
     def columns(self, context: Context) -> frozenset[str]:
         """Return the columns without which the rule cannot run; empty if the configuration rules the fault out."""
 
-    def wanted(self, context: Context) -> frozenset[str]:
+    def optional_columns(self, context: Context) -> frozenset[str]:
         """Return further columns that the rule reads where they are there."""
         return frozenset()
 
-    def missing(self, context: Context) -> Missing | None:
+    def unavailable_reason(self, context: Context) -> Missing | None:
         """Say what else stands in the way."""
         return None
 
@@ -149,7 +149,7 @@ class Rule(ABC, Generic[T]):
     def measures(self, tally: T) -> Mapping[str, Measure]:
         """Turn a tally, of a step or of the run, into the numbers that users see."""
 
-    def unseen(self, run: T, context: Context) -> Missing | None:
+    def inconclusive_reason(self, run: T, context: Context) -> Missing | None:
         """Say why the steps that were read hold nothing to judge: neither clean nor found."""
         return None
 

@@ -67,7 +67,7 @@ class EvalGroupOfOne(Rule[EvalTally]):
         """Groups."""
         return frozenset({"group_id"})
 
-    def wanted(self, context: Context) -> frozenset[str]:
+    def optional_columns(self, context: Context) -> frozenset[str]:
         """The mask shows rows that were blanked, rewards what the proposed mask would do."""
         return frozenset({"response_mask", "reward"})
 

@@ -78,7 +78,7 @@ class FloatResidue(Rule[ResidueTally]):
             return frozenset()
         return advantage_columns(context.objective)
 
-    def wanted(self, context: Context) -> frozenset[str]:
+    def optional_columns(self, context: Context) -> frozenset[str]:
         """Logged advantages show the residue itself."""
         return frozenset({"advantage", "advantages", "response_mask"}) if self.columns(context) else frozenset()
 

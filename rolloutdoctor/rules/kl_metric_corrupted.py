@@ -110,11 +110,11 @@ class KlMetricCorrupted(Rule[KlMetricTally]):
             needed |= reward_kl_columns(objective) | {"reward", "response_mask"}
         return needed
 
-    def wanted(self, context: Context) -> frozenset[str]:
+    def optional_columns(self, context: Context) -> frozenset[str]:
         """The stored per-token KL decides token by token."""
         return frozenset({"kl"}) if self.columns(context) else frozenset()
 
-    def missing(self, context: Context) -> Missing | None:
+    def unavailable_reason(self, context: Context) -> Missing | None:
         """Without any logged KL there is nothing to compare."""
         trainer = context.trainer
         if trainer is None or not self.columns(context) or "kl" in context.columns:
@@ -135,7 +135,7 @@ class KlMetricCorrupted(Rule[KlMetricTally]):
 
     def measure(self, step: "StepView") -> KlMetricTally:
         """Count one step."""
-        seen = step.once("logged KL", lambda: self._seen(step))
+        seen = step.cached("logged KL", lambda: self._seen(step))
         tokens = self._tokens(step)
         if seen is None:
             return tokens
@@ -233,7 +233,7 @@ class KlMetricCorrupted(Rule[KlMetricTally]):
 
     def examples(self, step: "StepView") -> Iterable[Example]:
         """The step, weighed by its error."""
-        seen = step.once("logged KL", lambda: self._seen(step))
+        seen = step.cached("logged KL", lambda: self._seen(step))
         if seen is None or _fits(seen.logged, seen.true, seen.radius):
             return
         note = f"logged {number(seen.logged)}, recomputed {number(seen.true)}"
@@ -253,7 +253,7 @@ class KlMetricCorrupted(Rule[KlMetricTally]):
             found["inverted"] = Measure(tally.inverted / tally.inverted_steps, "nats")
         return found
 
-    def unseen(self, run: KlMetricTally, context: Context) -> Missing | None:
+    def inconclusive_reason(self, run: KlMetricTally, context: Context) -> Missing | None:
         """A configuration with a KL, and not one step whose logged KL could be compared."""
         if run.steps or run.tokens or not self.columns(context):
             return None

@@ -77,7 +77,7 @@ class KlOnlyLoss(Rule[KlOnlyTally]):
         """None: it is all in the log."""
         return frozenset()
 
-    def missing(self, context: Context) -> Missing | None:
+    def unavailable_reason(self, context: Context) -> Missing | None:
         """A log from which the two parts of the loss cannot be told."""
         trainer = context.writer
         told = trainer is not None and trainer.loss_parts(dict.fromkeys(context.metrics, 0.0), context.config)
@@ -130,7 +130,7 @@ class KlOnlyLoss(Rule[KlOnlyTally]):
             "grad_norm": Measure(ratio(tally.grad_norm, tally.with_norm), "parameter norm"),
         }
 
-    def unseen(self, run: KlOnlyTally, context: Context) -> Missing | None:
+    def inconclusive_reason(self, run: KlOnlyTally, context: Context) -> Missing | None:
         """A log from which the two parts of the loss cannot be told; or rows that tell them exactly."""
         # The two log-probs stand in for each other.
         either = {"old_log_probs", "policy_log_probs"}

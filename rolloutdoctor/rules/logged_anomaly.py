@@ -76,7 +76,7 @@ class LoggedAnomaly(Rule[AnomalyTally]):
         """None: it is all in the log."""
         return frozenset()
 
-    def missing(self, context: Context) -> Missing | None:
+    def unavailable_reason(self, context: Context) -> Missing | None:
         """A log without any of the three."""
         trainer = context.writer
         names = () if trainer is None else (trainer.loss_metric, trainer.grad_norm_metric, *trainer.kl_metrics)
@@ -128,7 +128,7 @@ class LoggedAnomaly(Rule[AnomalyTally]):
             "grad_norm_peak": Measure(_peak(tally.norm_max, tally.norm, tally.norms), "1"),
         }
 
-    def unseen(self, run: AnomalyTally, context: Context) -> Missing | None:
+    def inconclusive_reason(self, run: AnomalyTally, context: Context) -> Missing | None:
         """A log without any of the three."""
         return None if run.steps else self._untold(context)
 

@@ -77,12 +77,12 @@ class LossNearZero(Rule[LossTally]):
         """Everything that the loss needs."""
         return loss_columns(context.objective) if context.objective is not None else frozenset()
 
-    def missing(self, context: Context) -> None:
+    def unavailable_reason(self, context: Context) -> None:
         """Nothing else."""
 
     def measure(self, step: "StepView") -> LossTally:
         """Count one step."""
-        return step.once("loss near zero", lambda: self._measured(step))
+        return step.cached("loss near zero", lambda: self._measured(step))
 
     def _measured(self, step: "StepView") -> LossTally:
         evaluation = step.evaluation

@@ -116,7 +116,7 @@ class NonfiniteValues(Rule[NonfiniteTally]):
         """Nothing is needed: it looks at what is there."""
         return frozenset()
 
-    def wanted(self, context: Context) -> frozenset[str]:
+    def optional_columns(self, context: Context) -> frozenset[str]:
         """Every column that can hold such a value and enters a loss or an advantage."""
         found = frozenset({"reward", "advantage", "response_mask", *TOKEN_COLUMNS})
         if context.objective is None:
@@ -172,7 +172,7 @@ class NonfiniteValues(Rule[NonfiniteTally]):
         if rows is None or rows.advantage_N is None or rows.length_N is None:
             return None
         empty_N = (step.compared_sum(rows.length_N) == 0)[step.compared.index_N]
-        undefined_N: Tensor = empty_N & rows.vote_N & rows.advantage_N.isnan() & rows.score_N.isfinite()
+        undefined_N: Tensor = empty_N & rows.in_baseline_N & rows.advantage_N.isnan() & rows.score_N.isfinite()
         return undefined_N
 
     def _bad_rewards(self, step: "StepView") -> "tuple[Tensor, Tensor]":
@@ -184,7 +184,7 @@ class NonfiniteValues(Rule[NonfiniteTally]):
         if reward_N is not None:
             bad_N = bad_N | ~reward_N.isfinite()
             evaluation = step.evaluation
-            if evaluation is None or RowSet.UNSCORED in evaluation.objective.vote.without:
+            if evaluation is None or RowSet.UNSCORED in evaluation.objective.baseline_rows.without:
                 unscored_N = reward_N.isnan()
                 bad_N = bad_N & ~unscored_N
         if advantage_N is not None:

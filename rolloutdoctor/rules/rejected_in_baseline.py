@@ -13,7 +13,7 @@ from rolloutdoctor.rules.base import KEEP_EXAMPLES, Context, Judgement, Rule, co
 if TYPE_CHECKING:
     from torch import Tensor
 
-    from rolloutdoctor.evaluation.evaluate import RowPart
+    from rolloutdoctor.evaluation.evaluate import RowResult
     from rolloutdoctor.evaluation.token_measures import TokenBlock
     from rolloutdoctor.rules.step import StepView
 
@@ -93,7 +93,7 @@ class RejectedInBaseline(Rule[RejectedTally]):
             return frozenset()
         return advantage_columns(context.objective) | {"response_mask"}
 
-    def wanted(self, context: Context) -> frozenset[str]:
+    def optional_columns(self, context: Context) -> frozenset[str]:
         """Logged advantages prove it, the earlier mask shows the rejection, log-probs give the gradient."""
         if not self.columns(context) or context.objective is None:
             return frozenset()
@@ -152,9 +152,9 @@ class RejectedInBaseline(Rule[RejectedTally]):
         before, after = step.rows, step.fixed[self.fix or ""].rows
         assert before is not None
         assert after is not None
-        return step.once("shift of advantages", lambda: self._shifted(step, before, after))
+        return step.cached("shift of advantages", lambda: self._shifted(step, before, after))
 
-    def _shifted(self, step: "StepView", before: "RowPart", after: "RowPart") -> "tuple[Tensor, Tensor]":
+    def _shifted(self, step: "StepView", before: "RowResult", after: "RowResult") -> "tuple[Tensor, Tensor]":
         assert before.advantage_N is not None
         assert after.advantage_N is not None
         assert before.baseline_N is not None

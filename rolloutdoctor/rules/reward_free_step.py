@@ -80,7 +80,7 @@ class RewardFreeStep(Rule[RewardFreeTally]):
         """None: it is all in the log."""
         return frozenset()
 
-    def missing(self, context: Context) -> Missing | None:
+    def unavailable_reason(self, context: Context) -> Missing | None:
         """A log that does not say which steps had a spread of rewards."""
         trainer = context.writer
         tells = trainer is not None and trainer.reward_free(dict.fromkeys(context.metrics, 0.0)) is not None
@@ -129,7 +129,7 @@ class RewardFreeStep(Rule[RewardFreeTally]):
             "loss_by_kl_high": Measure(tally.highest if tally.with_kl else None, "1"),
         }
 
-    def unseen(self, run: RewardFreeTally, context: Context) -> Missing | None:
+    def inconclusive_reason(self, run: RewardFreeTally, context: Context) -> Missing | None:
         """A log that does not say which steps had a spread of rewards."""
         return None if run.steps else self._untold(context)
 

@@ -67,7 +67,7 @@ class SingletonGroup(Rule[SingletonTally]):
             return frozenset()
         return advantage_columns(context.objective)
 
-    def wanted(self, context: Context) -> frozenset[str]:
+    def optional_columns(self, context: Context) -> frozenset[str]:
         """The mask tells which rows are live, logged advantages confirm."""
         return frozenset({"response_mask", "advantage", "advantages"}) if self.columns(context) else frozenset()
 

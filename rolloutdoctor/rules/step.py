@@ -8,18 +8,18 @@ import torch
 from torch import Tensor
 
 from rolloutdoctor.data.batch import TRAIN, RolloutBatch
-from rolloutdoctor.evaluation.evaluate import Evaluation, RowPart, TokenPart, compared_groups, stored_kl
+from rolloutdoctor.evaluation.evaluate import Evaluation, RowResult, TokenSums, compared_groups, stored_kl
 from rolloutdoctor.evaluation.radii.advantages import advantage_radius
 from rolloutdoctor.evaluation.radii.metrics import metric_radius, stored_mean_radius, token_kl_radius
 from rolloutdoctor.formulas.advantages.float32 import residue, zero_std_flags
 from rolloutdoctor.objective.objective import KlBuffer, Objective
 from rolloutdoctor.ops import segments as seg
-from rolloutdoctor.ops.group_stats import Votes
+from rolloutdoctor.ops.group_stats import GroupStats
 from rolloutdoctor.ops.groups import Groups
 from rolloutdoctor.results.findings import Example
 from rolloutdoctor.trainers.options import Config
 from rolloutdoctor.trainers.spec import Trainer
-from rolloutdoctor.trainers.table import writer_of
+from rolloutdoctor.trainers.table import trainer_from_metric_names
 
 T = TypeVar("T")
 
@@ -51,7 +51,7 @@ class StepView:
     token_measures: Mapping[str, Mapping[str, Tensor]] = field(default_factory=dict)
     _known: dict[str, Any] = field(default_factory=dict, init=False, repr=False)
 
-    def once(self, name: str, make: Callable[[], T]) -> T:
+    def cached(self, name: str, make: Callable[[], T]) -> T:
         """What a rule works out of a step for its count and for its examples alike.
 
         Args:
@@ -71,15 +71,15 @@ class StepView:
     @property
     def writer(self) -> Trainer | None:
         """Who made the run; where nothing says, the trainer whose names the log of this step has."""
-        return self.trainer or writer_of(self.logged)
+        return self.trainer or trainer_from_metric_names(self.logged)
 
     @property
-    def rows(self) -> RowPart | None:
+    def rows(self) -> RowResult | None:
         """First pass of the objective as configured."""
         return None if self.evaluation is None else self.evaluation.rows
 
     @property
-    def tokens(self) -> TokenPart | None:
+    def tokens(self) -> TokenSums | None:
         """Second pass of the objective as configured."""
         return None if self.evaluation is None else self.evaluation.tokens
 
@@ -95,7 +95,7 @@ class StepView:
         if self.evaluation is None:
             return self.groups
         objective = self.evaluation.objective
-        return self.once("compared", lambda: compared_groups(self.batch, objective))
+        return self.cached("compared", lambda: compared_groups(self.batch, objective))
 
     def group_sum(self, x_N: Tensor) -> Tensor:
         """Sum over the rows of each group, float64 ``[G]``."""
@@ -114,7 +114,7 @@ class StepView:
 
         Of advantages logged per token the mean over the trained tokens is taken; NaN for a row without one.
         """
-        return self.once("logged advantages", self._logged_advantages)
+        return self.cached("logged advantages", self._logged_advantages)
 
     def _logged_advantages(self) -> Tensor | None:
         batch = self.batch
@@ -134,7 +134,7 @@ class StepView:
         """
         evaluation = self.evaluation if fix is None else self.fixed[fix]
         assert evaluation is not None
-        return self.once(f"advantage radius {fix}", lambda: advantage_radius(evaluation).likely)
+        return self.cached(f"advantage radius {fix}", lambda: advantage_radius(evaluation).likely)
 
     @property
     def metrics(self) -> Mapping[str, float]:
@@ -142,7 +142,7 @@ class StepView:
         trainer, evaluation = self.trainer, self.evaluation
         if trainer is None or evaluation is None:
             return {}
-        return self.once("metrics", lambda: trainer.metrics(evaluation))
+        return self.cached("metrics", lambda: trainer.metrics(evaluation))
 
     def radius(self, name: str, value: float) -> float:
         """How far a logged metric may lie from its recomputed value: rounding of the trainer, and of its log."""
@@ -168,16 +168,16 @@ class StepView:
 
     def equal_reward_groups(self) -> Tensor:
         """Groups (`compared`) of two or more rows with equal rewards (max - min = 0), ``[G]`` bool."""
-        return self.once("equal rewards", self._equal_reward_groups)
+        return self.cached("equal rewards", self._equal_reward_groups)
 
     def _equal_reward_groups(self) -> Tensor:
         reward_N, groups = self.scores(), self.compared
         everyone_N = torch.ones_like(reward_N, dtype=torch.bool)
-        return (Votes(groups, everyone_N).spread(reward_N) == 0) & (groups.size_G > 1)
+        return (GroupStats(groups, everyone_N).spread(reward_N) == 0) & (groups.size_G > 1)
 
     def float32_advantages(self, epsilon: float) -> Tensor:
         """What float32 arithmetic makes of group-normalised advantages, ``[N]``."""
-        return self.once(f"float32 {epsilon}", lambda: residue(self.scores(), self.compared, epsilon))
+        return self.cached(f"float32 {epsilon}", lambda: residue(self.scores(), self.compared, epsilon))
 
     def flagged_rows(self, scale: str) -> Tensor:
         """Rows that float32 statistics flag as zero-std, ``[N]`` bool, as TRL does."""

@@ -96,11 +96,11 @@ class ZeroStdKl(Rule[ZeroStdTally]):
             return frozenset()
         return loss_columns(context.objective) | {"group_id"}
 
-    def wanted(self, context: Context) -> frozenset[str]:
+    def optional_columns(self, context: Context) -> frozenset[str]:
         """Make the logit-space share exact, and the confirmation stricter."""
         return frozenset({"sum_pi_squared", "advantage", "advantages"}) if self.columns(context) else frozenset()
 
-    def missing(self, context: Context) -> Missing | None:
+    def unavailable_reason(self, context: Context) -> Missing | None:
         """Losses whose policy term moves such groups too."""
         mine = context.objective
         if mine is None or mine.kl_loss is None or not mine.surrogate.moves_without_advantage:

@@ -17,10 +17,10 @@ ALIASES = {trainer.name: trainer.aliases for trainer in TRAINERS.values()}
 """Trainer to its own names of columns that mean another column elsewhere."""
 
 
-def writer_of(names: Collection[str]) -> Trainer | None:
+def trainer_from_metric_names(names: Collection[str]) -> Trainer | None:
     """Return the trainer whose names a log of numbers has; TRL's trainers share theirs.
 
-    >>> writer_of(["actor/pg_loss", "actor/grad_norm"]).name
+    >>> trainer_from_metric_names(["actor/pg_loss", "actor/grad_norm"]).name
     'verl'
     """
     for trainer in TRAINERS.values():

@@ -72,13 +72,13 @@ def test_arrow_agrees():
 
 ENDS = """
 import atexit, sys
-from rolloutdoctor.cli.process import ShortWayOut
+from rolloutdoctor.cli.process import FastExit
 
 class Kept:
     def __del__(self):
         print("taken apart")
 
-kept, way_out = Kept(), ShortWayOut()
+kept, way_out = Kept(), FastExit()
 atexit.register(print, "handler")
 print("work")
 way_out.code = {code}

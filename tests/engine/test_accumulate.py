@@ -44,7 +44,7 @@ def test_column_that_is_null_in_some_steps():
     _, fold, _ = folded(batches, trainer="trl", beta=0.1, select=["RDG001"])
     state = fold.state().rules["RDG001"]
     assert [key for key, _ in state.steps] == [StepKey(0, "train"), StepKey(3, "train")]
-    assert state.unmeasured == 2
+    assert state.skipped_steps == 2
     report = report_on(batches, trainer="trl", beta=0.1, select=["RDG001"])
     assert "RDG001 could not look at 2 steps, where a column it needs is null" in report.notes
     assert [row["step"] for row in report.findings[0].per_step] == [0, 3]
@@ -108,7 +108,7 @@ def test_rule_states_add_up():
     assert found == other + one
     assert [tally for _, tally in found.steps] == ["a", "c", "b"]
     assert [one.weight for one in found.examples] == [3.0, 1.0]
-    assert found.unmeasured == 3
+    assert found.skipped_steps == 3
     assert RuleState() + one == one == one + RuleState()
 
 
@@ -148,11 +148,11 @@ def test_examples_are_the_same_in_one_fold_and_in_parts():
 
 
 def test_run_states_add_up():
-    one = RunState(InputSummary(1, 2, 3, 4), {"A": RuleState(unmeasured=1)}, 1, {"x": (5, 2), "y": (1, 1)})
-    other = RunState(InputSummary(10, 20, 30, 40), {"B": RuleState(unmeasured=2)}, 2, {"x": (3, 1)})
+    one = RunState(InputSummary(1, 2, 3, 4), {"A": RuleState(skipped_steps=1)}, 1, {"x": (5, 2), "y": (1, 1)})
+    other = RunState(InputSummary(10, 20, 30, 40), {"B": RuleState(skipped_steps=2)}, 2, {"x": (3, 1)})
     found = one + other
     assert found.input == InputSummary(11, 22, 33, 44)
-    assert found.rules == {"A": RuleState(unmeasured=1), "B": RuleState(unmeasured=2)}
+    assert found.rules == {"A": RuleState(skipped_steps=1), "B": RuleState(skipped_steps=2)}
     assert found.odd_groups == 3
     assert found.failures == {"x": (3, 3), "y": (1, 1)} == (other + one).failures
     assert RunState() + one == one == one + RunState()

@@ -13,7 +13,7 @@ from rolloutdoctor.evaluation import tokens
 from rolloutdoctor.evaluation.covered import BY_ROW, OF_TOKENS, is_covered, token_terms
 from rolloutdoctor.evaluation.cuda import fused
 from rolloutdoctor.evaluation.evaluate import evaluate_all
-from rolloutdoctor.evaluation.fast_cpu import Host
+from rolloutdoctor.evaluation.fast_cpu import ClippedCpuEvaluator
 from rolloutdoctor.objective.objective import KlTerm, Objective, RowSet
 from rolloutdoctor.testing import random_batch
 from rolloutdoctor.trainers.options import Layer, parse_version, resolve
@@ -154,7 +154,7 @@ EXTENDED = {
     "correction": lambda one: replace(one, correction=extended(one.correction)),
     **{
         f"scope {name}": lambda one, name=name: replace(one, **{name: extended(getattr(one, name))})
-        for name in ("vote", "policy", "kl", "denominator", "metric")
+        for name in ("baseline_rows", "policy", "kl", "denominator", "metric")
     },
 }
 
@@ -165,16 +165,16 @@ def test_a_field_that_no_short_way_knows_is_left_to_the_general_one(where, monke
     later = EXTENDED[where](objective)
     assert is_covered(objective)
     assert not is_covered(later)
-    taken, original = [], Host.of.__func__
+    taken, original = [], ClippedCpuEvaluator.of.__func__
 
     def of(cls, *given, **also):
         taken.append(cls)
         return original(cls, *given, **also)
 
-    monkeypatch.setattr(Host, "of", classmethod(of))
+    monkeypatch.setattr(ClippedCpuEvaluator, "of", classmethod(of))
     batch = random_batch(0)
     found = [evaluate_all(batch, {"": each})[""].loss for each in (objective, later)]
-    assert taken == [Host]
+    assert taken == [ClippedCpuEvaluator]
     assert found[1] == pytest.approx(found[0], rel=1e-6)
 
 

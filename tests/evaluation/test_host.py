@@ -10,7 +10,7 @@ from evaluation.cases import NAN, RUNS, a_batch, agree, objective_of, with_colum
 
 from rolloutdoctor.evaluation import blocks, fast_cpu
 from rolloutdoctor.evaluation.evaluate import evaluate_all
-from rolloutdoctor.evaluation.fast_cpu import Host
+from rolloutdoctor.evaluation.fast_cpu import ClippedCpuEvaluator
 from rolloutdoctor.formulas import kl
 from rolloutdoctor.objective.objective import RowSet
 from rolloutdoctor.testing import random_batch
@@ -25,7 +25,7 @@ def taken():
 @pytest.fixture
 def both(monkeypatch, taken):
     """Evaluations of the general way, and of the short one where it can."""
-    original = Host.add
+    original = ClippedCpuEvaluator.add
 
     def add(self, block):
         taken.append(original(self, block))
@@ -33,11 +33,11 @@ def both(monkeypatch, taken):
 
     def evaluated(batch, objectives, dtype, chunk=16):
         with monkeypatch.context() as patch:
-            patch.setattr(Host, "of", lambda *given, **options: None)
+            patch.setattr(ClippedCpuEvaluator, "of", lambda *given, **options: None)
             straight = evaluate_all(batch, objectives, dtype=dtype)
         with monkeypatch.context() as patch:
             patch.setattr(blocks, "BLOCK_TOKENS", chunk)
-            patch.setattr(Host, "add", add)
+            patch.setattr(ClippedCpuEvaluator, "add", add)
             together = evaluate_all(batch, objectives, dtype=dtype)
         return straight, together
 
@@ -134,11 +134,11 @@ def test_rows_of_which_a_fix_leaves_nothing(run, check, taken):
     batch.per_row["reward"][:] = 1.0 + torch.arange(len(batch)) * (batch.groups.index_N % 2)
     found = check(batch, {"": objective, "out": out})
     assert all(taken)
-    still_N = found["out"].rows.zero_std_N
-    assert 0 < int(still_N.sum()) < len(batch)
-    assert float(found[""].tokens.grad_l1_N[still_N].sum()) > 0
-    assert float(found["out"].tokens.grad_l1_N[still_N].sum()) == 0
-    assert float(found["out"].tokens.grad_l1_N[~still_N].sum()) > 0
+    zero_gradient_N = found["out"].rows.zero_std_N
+    assert 0 < int(zero_gradient_N.sum()) < len(batch)
+    assert float(found[""].tokens.grad_l1_N[zero_gradient_N].sum()) > 0
+    assert float(found["out"].tokens.grad_l1_N[zero_gradient_N].sum()) == 0
+    assert float(found["out"].tokens.grad_l1_N[~zero_gradient_N].sum()) > 0
 
 
 def test_beside_objectives_that_do_not_share_their_terms(check, taken):
@@ -157,7 +157,7 @@ def test_token_values_are_kept_beside(value, monkeypatch):
     batch.column("policy_log_probs")[batch.column("response_mask").nonzero()[5]] = value
     monkeypatch.setattr(blocks, "BLOCK_TOKENS", 16)
     sums, kept = evaluate_all(batch, objectives), evaluate_all(batch, objectives, per_token=True)
-    monkeypatch.setattr(Host, "of", lambda *given, **options: None)
+    monkeypatch.setattr(ClippedCpuEvaluator, "of", lambda *given, **options: None)
     straight = evaluate_all(batch, objectives, per_token=True)
     for label in objectives:
         for field in fields(straight[label].per_token):

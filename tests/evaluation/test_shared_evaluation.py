@@ -7,7 +7,7 @@ import torch
 
 from rolloutdoctor.evaluation import blocks, rows
 from rolloutdoctor.evaluation.evaluate import evaluate, evaluate_all
-from rolloutdoctor.evaluation.fast_cpu import Host
+from rolloutdoctor.evaluation.fast_cpu import ClippedCpuEvaluator
 from rolloutdoctor.hypotheses.fixes import FIXES, choose
 from rolloutdoctor.ops import rounding
 from rolloutdoctor.ops import segments as seg
@@ -94,7 +94,7 @@ def test_fast_and_general_path_differ_by_no_more_than_they_round(run, monkeypatc
     """The bound that the README states, row by row, for derivative, KL and policy term."""
     batch, objectives = a_batch(9), objectives_of(run)
     fast = evaluate_all(batch, objectives)
-    monkeypatch.setattr(Host, "of", lambda *given, **options: None)
+    monkeypatch.setattr(ClippedCpuEvaluator, "of", lambda *given, **options: None)
     general = evaluate_all(batch, objectives, per_token=True)
     for label, one in general.items():
         mine, theirs, radius_T = one.tokens, fast[label].tokens, 2 * derivative_radius(batch, one)

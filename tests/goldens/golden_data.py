@@ -11,7 +11,7 @@ from proof.claims import Bound, agree, covers
 from torch import Tensor
 
 from rolloutdoctor.data.batch import RolloutBatch
-from rolloutdoctor.evaluation.evaluate import RowPart
+from rolloutdoctor.evaluation.evaluate import RowResult
 from rolloutdoctor.objective.objective import Objective
 from rolloutdoctor.ops.groups import Groups
 from rolloutdoctor.trainers import table
@@ -203,7 +203,7 @@ def equal_reward_tokens(of: RolloutBatch) -> Tensor:
     return torch.repeat_interleave(equal_N, of.rows.diff())
 
 
-def advantage_tokens(found: RowPart, of: RolloutBatch) -> Tensor:
+def advantage_tokens(found: RowResult, of: RolloutBatch) -> Tensor:
     """Advantages ``[T]``, whether the estimator gives one per row or one per token."""
     if found.advantage_T is not None:
         return found.advantage_T

@@ -10,7 +10,7 @@ from proof.claims import Bound, compared, fail_alike
 from torch import Tensor
 
 from rolloutdoctor.data.batch import RolloutBatch
-from rolloutdoctor.evaluation.evaluate import RowPart, evaluate, evaluate_rows, stored_kl
+from rolloutdoctor.evaluation.evaluate import RowResult, evaluate, evaluate_rows, stored_kl
 from rolloutdoctor.formulas import kl
 from rolloutdoctor.hypotheses.fixes import choose
 from rolloutdoctor.objective.objective import Objective, RowSet
@@ -123,7 +123,9 @@ def test_rewards_post_process(case, function, config, variant):
     objective = replace(objective, advantage=replace(objective.advantage, whitened=False))
     if variant == "fixed_per_group":
         rule = replace(objective.advantage, batch_if_unequal=False)
-        objective = replace(objective, advantage=rule, vote=objective.vote.leaving_out(RowSet.REJECTED))
+        objective = replace(
+            objective, advantage=rule, baseline_rows=objective.baseline_rows.leaving_out(RowSet.REJECTED)
+        )
     frame = gold.expected(case, "tokens")[function, config, variant]
     for step in gold.steps(case):
         batch = gold.batch(case, step)
@@ -206,7 +208,7 @@ def test_rows_without_a_token():
     assert min(seen.values()) > 0, seen
 
 
-def unwhitened_rounding(plain: RowPart, batch: RolloutBatch, objective: Objective) -> Tensor:
+def unwhitened_rounding(plain: RowResult, batch: RolloutBatch, objective: Objective) -> Tensor:
     """What slime's float32 loses before it whitens, ``[T]``: residue of equal rewards, or sums along the row."""
     if plain.advantage_T is None or objective.advantage.estimator == "penalised_group_scores":
         return seg.expand(residue(batch, objective), batch.rows)
@@ -217,7 +219,7 @@ def unwhitened_rounding(plain: RowPart, batch: RolloutBatch, objective: Objectiv
     return seg.expand(count_N * EPS * seg.total(magnitude_T, batch.rows), batch.rows)
 
 
-def whitened_rounding(plain: RowPart, batch: RolloutBatch, lost_T: Tensor) -> Tensor:
+def whitened_rounding(plain: RowResult, batch: RolloutBatch, lost_T: Tensor) -> Tensor:
     """The same after the whitening, ``[T]``: its mean and its one-pass variance are float32 sums over all tokens.
 
     A mean is wrong by count x EPS of the mean magnitude, the variance by that of the mean square, which is large where

@@ -77,7 +77,7 @@ def advantage_objective(function: str, config: str, variant: str) -> Objective:
         # The trainer hands this option to grpo alone; the function itself takes it.
         found = replace(found, advantage=replace(found.advantage, scale="none"))
     if variant != "asis":
-        found = replace(found, vote=found.vote.leaving_out(RowSet.REJECTED))
+        found = replace(found, baseline_rows=found.baseline_rows.leaving_out(RowSet.REJECTED))
     return found
 
 
@@ -97,7 +97,7 @@ def test_advantages(case, function, config, variant):
             elif function == "verl.adv.grpo_passk":
                 # On the accepted rows alone upstream fails for lone survivors, which get 0 in its proposal and here.
                 own = evaluate_rows(batch, objective)
-                alone_N = own.vote_N & (batch.groups.total(own.vote_N)[batch.groups.index_N] == 1)
+                alone_N = own.in_baseline_N & (batch.groups.total(own.in_baseline_N)[batch.groups.index_N] == 1)
                 assert alone_N.any()
                 gold.assert_close(own.advantage_N, torch.zeros(len(batch)), "f64", "lone survivors", where=alone_N)
             steps_compared += 1
@@ -254,7 +254,7 @@ def loss_objective(case: str, function: str, config: str, variant: str) -> tuple
         options["loss_scale_factor"] = gold.width(case)
     objective = gold.objective("verl", algorithm__adv_estimator=estimator, **options)
     if variant == "fixed" or config == "adv_grpo_fixed":
-        objective = replace(objective, vote=objective.vote.leaving_out(RowSet.REJECTED))
+        objective = replace(objective, baseline_rows=objective.baseline_rows.leaving_out(RowSet.REJECTED))
     return objective, local
 
 

@@ -111,7 +111,7 @@ def test_pipeline(case, function, config, variant):
             options |= {"use_kl_in_reward": True, "kl_penalty": "low_var_kl", "kl_ctrl.kl_coef": 0.05}
         objective = gold.objective("verl", adv_estimator=name, rollout_rs=rejects, **options)
         if variant == "fixed":
-            objective = replace(objective, vote=objective.vote.leaving_out(RowSet.REJECTED))
+            objective = replace(objective, baseline_rows=objective.baseline_rows.leaving_out(RowSet.REJECTED))
         batch = gold.batch(case, step)
         columns = {**batch.per_token, "response_mask_pre": batch.column("response_mask")}
         batch = replace(batch, per_token=columns)

@@ -45,7 +45,7 @@ def test_value_loss(case, function, config, variant):
             if wanted is None:
                 continue
             rows = evaluate_rows(batch, objective, dtype)
-            seen = token_scores(batch, objective, rows.vote_N, None, dtype)
+            seen = token_scores(batch, objective, rows.in_baseline_N, None, dtype)
             return_T = torch.zeros(batch.tokens, dtype=dtype)
             return_T[mask_T] = TOKEN_ESTIMATORS["masked_gae"].returns(seen, objective.advantage).to(dtype)
             prediction_T = predictions(case, step, batch).to(dtype)

@@ -83,9 +83,9 @@ def looped(
         return oracles.normalized_then_summed(parts, options["reward_weights"], groups, votes, 1e-4)
     if trainer == "trl":
         scale = options.get("scale_rewards", "group")
-        return oracles.advantages("grpo", scores, groups, votes, lengths, scale=scale, epsilon=1e-4, lone="zero")
+        return oracles.advantages("grpo", scores, groups, votes, lengths, scale=scale, epsilon=1e-4, singleton="zero")
     if trainer == "trl-rloo":
-        found = oracles.advantages("rloo", scores, groups, votes, lengths, lone="zero")
+        found = oracles.advantages("rloo", scores, groups, votes, lengths, singleton="zero")
         if "normalised" not in setting:
             return found
         # A row that is alone has no advantage to normalise.
@@ -99,7 +99,7 @@ def looped(
     if len(sizes) > 1:
         groups = [0] * len(groups)  # slime's one group for the whole batch
     scale = "none" if "mean" in setting or "baseline" in setting else "group"
-    found = oracles.advantages("grpo", scores, groups, votes, lengths, scale=scale, lone="zero")
+    found = oracles.advantages("grpo", scores, groups, votes, lengths, scale=scale, singleton="zero")
     if not options.get("normalize_advantages"):
         return found
     tokens = [value for value, length in zip(found, lengths, strict=True) for _ in range(length)]
@@ -123,7 +123,7 @@ def test_rejected_rows_in_every_degenerate_case(setting, name, variant):
             evaluate(batch, fixed, dtype=torch.float64)
         return
     found = evaluate(batch, fixed, dtype=torch.float64).rows
-    assert found.vote_N.tolist() == votes
+    assert found.in_baseline_N.tolist() == votes
     wanted = looped(setting, batch, scores, votes, lengths)
     live = [length > 0 for length in lengths]
     # Whitening moves rows without a token too; nothing multiplies their advantage.

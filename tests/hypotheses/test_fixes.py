@@ -14,7 +14,7 @@ from rolloutdoctor.trainers.options import Layer, parse_version, resolve
 from rolloutdoctor.trainers.table import TRAINERS
 
 LABELS = [f"{fix.name}:{variant}" for fix in FIXES.values() for variant in fix.variants]
-SCOPES = ("vote", "policy", "kl", "denominator", "metric")
+SCOPES = ("baseline_rows", "policy", "kl", "denominator", "metric")
 
 
 def objective_of(trainer, version=None, **options):
@@ -134,14 +134,17 @@ def test_trainers_of_a_variant(label, trainers):
         ("zero-std:pr5640", "trl-bnpo", dict.fromkeys(("policy", "kl", "metric", "denominator"), RowSet.STD_FLAGGED)),
         ("zero-std:renormalised", "trl", dict.fromkeys(("policy", "kl", "denominator"), RowSet.ZERO_STD)),
         ("zero-std:renormalised", "slime", dict.fromkeys(("policy", "kl", "denominator"), RowSet.ZERO_STD)),
-        ("rejected-rows:singleton-raw", "verl", {"vote": RowSet.REJECTED}),
-        ("rejected-rows:singleton-raw", "trl", {"vote": RowSet.REJECTED}),
+        ("rejected-rows:singleton-raw", "verl", {"baseline_rows": RowSet.REJECTED}),
+        ("rejected-rows:singleton-raw", "trl", {"baseline_rows": RowSet.REJECTED}),
         (
             "rejected-rows:singleton-zero",
             "verl",
-            {"vote": RowSet.REJECTED, "advantage": dataclasses.replace(OBJECTIVES["verl"].advantage, lone="zero")},
+            {
+                "baseline_rows": RowSet.REJECTED,
+                "advantage": dataclasses.replace(OBJECTIVES["verl"].advantage, singleton="zero"),
+            },
         ),
-        ("rejected-rows:singleton-zero", "trl", {"vote": RowSet.REJECTED}),  # TRL gives 0 already
+        ("rejected-rows:singleton-zero", "trl", {"baseline_rows": RowSet.REJECTED}),  # TRL gives 0 already
         ("kl-inplace:copy", "slime-ppo", {"kl_buffer": KlBuffer.COPY}),
         ("kl-inplace:copy", "slime", {}),  # only the ppo estimator is affected
     ],

@@ -6,7 +6,7 @@ import pytest
 from importers.importing import DATA, slime_dump
 
 from rolloutdoctor.commands.convert import ConvertOptions, convert, detect_dump, open_any
-from rolloutdoctor.commands.info import survey
+from rolloutdoctor.commands.info import describe
 from rolloutdoctor.engine.configure import read_settings
 from rolloutdoctor.engine.options import CheckOptions
 from rolloutdoctor.importers.table import IMPORTERS
@@ -49,7 +49,7 @@ DUMPS = {
 def surveyed(path, settings, trainer):
     layers = [read_settings(settings or (GRPO if trainer else ()), "command line")]
     with open_any([str(path)], trainer=None, options=ConvertOptions(), tell=lambda text: None) as run:
-        return survey(run, CheckOptions(trainer=trainer, layers=layers))
+        return describe(run, CheckOptions(trainer=trainer, layers=layers))
 
 
 def test_every_importer_is_here():
@@ -84,7 +84,7 @@ def test_a_converted_dump_is_answered_in_the_words_of_the_dump(tmp_path):
     direct = surveyed(path, (), "verl")
     convert(detect_dump([str(path)], ConvertOptions()), tmp_path / "run.parquet", ConvertOptions())
     layers = [read_settings(GRPO, "command line")]
-    converted = survey(open_run([str(tmp_path / "run.parquet")]), CheckOptions(trainer="verl", layers=layers))
+    converted = describe(open_run([str(tmp_path / "run.parquet")]), CheckOptions(trainer="verl", layers=layers))
     assert converted.skipped == direct.skipped
     assert converted.absent == direct.absent
 
@@ -95,5 +95,5 @@ def test_a_recorded_run_is_answered_in_the_words_of_its_trainer(tmp_path):
 
     with RunWriter(tmp_path / "run.parquet", RunMetadata("slime", "0.3.1", {"use_kl_loss": True})) as writer:
         writer.write([{"step": 1, "group_id": "a", "sample_id": "b", "reward": 1.0}])
-    found = survey(open_run([str(tmp_path / "run.parquet")]), CheckOptions())
+    found = describe(open_run([str(tmp_path / "run.parquet")]), CheckOptions())
     assert "--dump-details DIR" in found.absent["ref_log_probs"]

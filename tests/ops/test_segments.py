@@ -7,7 +7,7 @@ import pytest
 import torch
 
 from rolloutdoctor.ops import segments as seg
-from rolloutdoctor.ops.group_stats import Votes
+from rolloutdoctor.ops.group_stats import GroupStats
 from rolloutdoctor.ops.groups import Groups
 from rolloutdoctor.ops.scan import reverse_scan
 
@@ -56,14 +56,16 @@ def test_groups_that_are_not_adjacent(seed):
     index_N[:5] = torch.arange(5)
     index_N = index_N[torch.randperm(23, generator=draw)]
     x_N = torch.randn(23, generator=draw, dtype=torch.float64)
-    vote_N = torch.rand(23, generator=draw) < 0.6
-    vote_N[index_N == 4] = False
+    in_baseline_N = torch.rand(23, generator=draw) < 0.6
+    in_baseline_N[index_N == 4] = False
     groups = Groups.of(index_N)
-    votes = Votes(groups, vote_N)
-    found = [fn(x_N).tolist() for fn in (votes.mean, votes.std, votes.spread)]
+    stats = GroupStats(groups, in_baseline_N)
+    found = [fn(x_N).tolist() for fn in (stats.mean, stats.std, stats.spread)]
     for group in range(5):
         values = [
-            x for x, g, v in zip(x_N.tolist(), index_N.tolist(), vote_N.tolist(), strict=True) if g == group and v
+            x
+            for x, g, v in zip(x_N.tolist(), index_N.tolist(), in_baseline_N.tolist(), strict=True)
+            if g == group and v
         ]
         spread = max(values) - min(values) if values else math.nan
         for own, wanted in zip(found, (oracles.mean(values), oracles.std(values), spread), strict=True):
@@ -74,39 +76,39 @@ def test_a_nan_among_the_voters_is_the_result_and_elsewhere_is_not():
     groups = Groups.of(torch.tensor([0, 1, 0, 1]))
     x_N = torch.tensor([1.0, math.nan, 3.0, 5.0], dtype=torch.float64)
     everybody_N = torch.ones(4, dtype=torch.bool)
-    assert Votes(groups, everybody_N).mean(x_N).isnan().tolist() == [False, True]
-    assert Votes(groups, everybody_N).spread(x_N).isnan().tolist() == [False, True]
-    assert Votes(groups, ~x_N.isnan()).mean(x_N).tolist() == [2.0, 5.0]
+    assert GroupStats(groups, everybody_N).mean(x_N).isnan().tolist() == [False, True]
+    assert GroupStats(groups, everybody_N).spread(x_N).isnan().tolist() == [False, True]
+    assert GroupStats(groups, ~x_N.isnan()).mean(x_N).tolist() == [2.0, 5.0]
 
 
 @pytest.mark.parametrize("value", [0.1, 0.3, 0.7, 2.7, -1.1, 1e300])
 @pytest.mark.parametrize("size", [2, 3, 7, 10, 63])
 def test_equal_values_have_exactly_that_mean(value, size):
     groups = Groups.of(torch.zeros(size, dtype=torch.int64))
-    x_N, vote_N = torch.full((size,), value, dtype=torch.float64), torch.ones(size, dtype=torch.bool)
-    votes = Votes(groups, vote_N)
-    assert votes.mean(x_N).tolist() == [value]
-    assert votes.std(x_N).tolist() == votes.std(x_N, votes.mean(x_N)).tolist() == [0.0]
-    assert votes.spread(x_N).tolist() == [0.0]
+    x_N, in_baseline_N = torch.full((size,), value, dtype=torch.float64), torch.ones(size, dtype=torch.bool)
+    stats = GroupStats(groups, in_baseline_N)
+    assert stats.mean(x_N).tolist() == [value]
+    assert stats.std(x_N).tolist() == stats.std(x_N, stats.mean(x_N)).tolist() == [0.0]
+    assert stats.spread(x_N).tolist() == [0.0]
 
 
 @pytest.mark.parametrize("everyone", [False, True])
 def test_a_group_in_which_nobody_votes(everyone):
     """Beside one in which somebody does; and rows in the order of their groups, or not."""
     x_N = torch.tensor([1.0, 2.0, 4.0, 8.0], dtype=torch.float64)
-    vote_N = torch.tensor([True, True, everyone, everyone])
+    in_baseline_N = torch.tensor([True, True, everyone, everyone])
     for index in ([0, 0, 1, 1], [1, 1, 0, 0], [1, 0, 1, 0]):
-        votes = Votes(Groups.of(torch.tensor(index)), vote_N)
+        stats = GroupStats(Groups.of(torch.tensor(index)), in_baseline_N)
         members = [[value for value, g in zip(x_N.tolist(), index, strict=True) if g == group] for group in (0, 1)]
         voting = [[value for value in one if everyone or value < 4] for one in members]
-        assert votes.count_G.tolist() == [len(one) for one in voting]
-        assert votes.count_N.tolist() == [len(voting[group]) for group in index]
-        assert votes.total(x_N).tolist() == [sum(one) for one in voting]
-        assert votes.high(x_N).tolist() == [max(one, default=-math.inf) for one in voting]
-        assert votes.low(x_N).tolist() == [min(one, default=math.inf) for one in voting]
-        assert votes.mean(x_N).tolist() == pytest.approx([oracles.mean(one) for one in voting], nan_ok=True)
-        assert votes.std(x_N).tolist() == pytest.approx([oracles.std(one) for one in voting], nan_ok=True)
-        assert votes.only(x_N, 7.0).tolist() == [1.0, 2.0, 4.0 if everyone else 7.0, 8.0 if everyone else 7.0]
+        assert stats.count_G.tolist() == [len(one) for one in voting]
+        assert stats.count_N.tolist() == [len(voting[group]) for group in index]
+        assert stats.total(x_N).tolist() == [sum(one) for one in voting]
+        assert stats.high(x_N).tolist() == [max(one, default=-math.inf) for one in voting]
+        assert stats.low(x_N).tolist() == [min(one, default=math.inf) for one in voting]
+        assert stats.mean(x_N).tolist() == pytest.approx([oracles.mean(one) for one in voting], nan_ok=True)
+        assert stats.std(x_N).tolist() == pytest.approx([oracles.std(one) for one in voting], nan_ok=True)
+        assert stats.only(x_N, 7.0).tolist() == [1.0, 2.0, 4.0 if everyone else 7.0, 8.0 if everyone else 7.0]
 
 
 @pytest.mark.parametrize("length", [255, 256, 65_535, 65_536, 70_000])

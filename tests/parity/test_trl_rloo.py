@@ -157,5 +157,5 @@ def test_rejected_rows_lose_their_vote():
     fixed = choose("rejected-rows").apply(objective(beta=0.0))
     found = evaluate(batch, fixed).rows
     assert bool(found.rejected_N.any())
-    assert found.vote_N.tolist() == (~found.rejected_N).tolist()
+    assert found.in_baseline_N.tolist() == (~found.rejected_N).tolist()
     assert bool((found.advantage_N[found.rejected_N] == 0).all())

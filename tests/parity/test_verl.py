@@ -74,8 +74,8 @@ def test_advantages(algos, name, norm, seed):
     for dtype in DTYPES.values():
         with precision(dtype):
             wanted = upstream_advantages(algos, name, batch, dtype, Config(config))
-        own_N = evaluate_rows(batch, mine, dtype).advantage_N
-        own_T = torch.repeat_interleave(own_N, batch.rows.diff())
+        recomputed_N = evaluate_rows(batch, mine, dtype).advantage_N
+        own_T = torch.repeat_interleave(recomputed_N, batch.rows.diff())
         agree(own_T, wanted, dtype, "advantages", where=mask_T)
 
 

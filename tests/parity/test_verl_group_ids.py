@@ -55,8 +55,8 @@ def test_advantages(algos, case, name, seed):
     batch = batch_of(IDS[case], seed)
     with precision(torch.float64):
         wanted_T = upstream(algos, name, batch, torch.float64, Config(norm_adv_by_std_in_grpo=True))
-    own_N = evaluate_rows(batch, objective(adv_estimator=name), torch.float64).advantage_N
-    own_T = torch.repeat_interleave(own_N, batch.rows.diff())
+    recomputed_N = evaluate_rows(batch, objective(adv_estimator=name), torch.float64).advantage_N
+    own_T = torch.repeat_interleave(recomputed_N, batch.rows.diff())
     agree(own_T, wanted_T, torch.float64, where=batch.column("response_mask"))
 
 
@@ -113,5 +113,5 @@ def test_proposal_for_rloo_vectorized(case, variant):
     lengths = [int(row.sum()) for row in batch.column("response_mask").split(batch.rows.diff().tolist())]
     votes = [length > 0 for length in lengths]
     scores = batch.column("reward").tolist()
-    wanted = oracles.advantages("rloo", scores, groups, votes, lengths, lone="zero")
+    wanted = oracles.advantages("rloo", scores, groups, votes, lengths, singleton="zero")
     assert found.advantage_N.tolist() == pytest.approx(wanted, rel=1e-12, abs=1e-12)

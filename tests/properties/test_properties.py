@@ -48,7 +48,9 @@ def advantages(batch: RolloutBatch, name: str, scale: str = "group", *, shift: f
     mask_N = torch.tensor([int(row.sum()) for row in batch.column("response_mask").split(batch.rows.diff().tolist())])
     everybody_N = torch.ones(len(batch), dtype=torch.bool)
     scores = Scores(batch.column("reward") * factor + shift, everybody_N, mask_N, batch.groups)
-    return ESTIMATORS[name](scores, AdvantageRule(estimator=name, scale=scale, epsilon=1e-300, lone="zero")).value_N
+    return ESTIMATORS[name](
+        scores, AdvantageRule(estimator=name, scale=scale, epsilon=1e-300, singleton="zero")
+    ).value_N
 
 
 @pytest.mark.parametrize(("name", "scale"), SCALES, ids="-".join)

@@ -7,7 +7,7 @@ from importers.importing import DATA
 
 from rolloutdoctor.commands.check import check
 from rolloutdoctor.commands.convert import ConvertOptions, open_any
-from rolloutdoctor.commands.info import survey
+from rolloutdoctor.commands.info import describe
 from rolloutdoctor.engine.configure import read_settings
 from rolloutdoctor.engine.options import CheckOptions
 from rolloutdoctor.results.errors import InputError
@@ -183,7 +183,7 @@ def test_every_container_says_the_same(tmp_path, written):
 
 def test_a_real_trl_log_alone():
     with opened(DATA / "trl" / "mixed" / "trainer_state.json") as run:
-        found = survey(run, CheckOptions())
+        found = describe(run, CheckOptions())
     assert found.tier == 0
     assert {"RDG003", "RDM003"} <= {code for code, _ in found.runnable}
     for skipped in found.skipped:

@@ -13,7 +13,7 @@ from simulated.test_first_step import SENTENCE
 import rolloutdoctor as rd
 from rolloutdoctor.cli import main
 from rolloutdoctor.data.batch import RolloutBatch
-from rolloutdoctor.engine import run_steps
+from rolloutdoctor.engine import devices
 from rolloutdoctor.evaluation.cuda import fused
 from rolloutdoctor.evaluation.gpu_check.first_step import EvaluationRequest, Evaluator
 from rolloutdoctor.results.errors import DeviceError
@@ -59,7 +59,7 @@ def launched(device, monkeypatch):
         return [{name: x.to(device) for name, x in each.items()} for each in found]
 
     monkeypatch.setattr(fused, "token_sums", sums)
-    monkeypatch.setattr(run_steps, "why_not", lambda where: None)
+    monkeypatch.setattr(devices, "why_not", lambda where: None)
     return calls, change
 
 

@@ -85,7 +85,7 @@ def token_sums(
     *,
     chunk: int = CHUNK_TOKENS,
 ) -> list[Mapping[str, Tensor]]:
-    """Sums per row of objectives that differ in values per row alone, by their names in `TokenPart`, float64 ``[N]``.
+    """Sums per row of objectives that differ in values per row alone, by their names in `TokenSums`, float64 ``[N]``.
 
     Args:
         batch: the step, on the device where the kernel runs.

@@ -18,9 +18,9 @@ from rolloutdoctor.evaluation.evaluate import Evaluation, evaluate_all
 from rolloutdoctor.evaluation.gpu_check.least_radii import least_radii
 from rolloutdoctor.evaluation.gpu_check.row_radii import least_row_radii, row_radii
 from rolloutdoctor.evaluation.gpu_check.step_radii import StepRadii, step_radii
-from rolloutdoctor.evaluation.rows import RowPart, row_parts
+from rolloutdoctor.evaluation.rows import RowResult, row_parts
 from rolloutdoctor.evaluation.token_measures import TokenBlock
-from rolloutdoctor.evaluation.token_sums import PerToken, TokenPart
+from rolloutdoctor.evaluation.token_sums import PerToken, TokenSums
 from rolloutdoctor.evaluation.tokens import token_pass
 from rolloutdoctor.formulas.losses.aggregation import Layout
 from rolloutdoctor.objective.objective import Objective
@@ -36,7 +36,7 @@ WORDS = {
     "weight_N": "weight in the loss",
     "policy_weight_N": "weight in the policy loss",
     "policy_N": "policy term",
-    "at_one_N": "policy term at ratio one",
+    "loss_at_ratio_one_N": "policy term at ratio one",
     "kl_N": "KL",
     "kl_T": "KL",
     "kl_loss_N": "KL term",
@@ -58,7 +58,7 @@ WORDS = {
 """Names for a reader; of other values, which are counts and flags, their own names."""
 
 
-PARTS = (RowPart, TokenPart, PerToken, Layout)
+PARTS = (RowResult, TokenSums, PerToken, Layout)
 """What an evaluation is made of."""
 
 
@@ -176,7 +176,7 @@ class _Step:
     request: EvaluationRequest
     kernel: str
 
-    def compare_rows(self, there: Mapping[str, RowPart | None]) -> None:
+    def compare_rows(self, there: Mapping[str, RowResult | None]) -> None:
         """Compare the first pass."""
         parts = row_parts(self.here, self.objectives, self.request.dtype)
         radii = least_row_radii(self.here, parts, self.request.dtype)
@@ -185,7 +185,7 @@ class _Step:
         for name, part in parts.items():
             self._refuse(_worst(part, there[name], radii.get(name, {})))
 
-    def compare_tokens(self, parts: Mapping[str, RowPart], found: Mapping[str, Evaluation]) -> None:
+    def compare_tokens(self, parts: Mapping[str, RowResult], found: Mapping[str, Evaluation]) -> None:
         """Compare the second pass, which is given the GPU's first."""
         dtype, wanted = self.request.dtype, frozenset(self.request.per_token) & parts.keys()
         passes = token_pass(self.here, parts, dtype, wanted)
@@ -243,7 +243,7 @@ class _Step:
         )
 
 
-def _on_cpu(part: RowPart) -> RowPart:
+def _on_cpu(part: RowResult) -> RowResult:
     values = {field.name: getattr(part, field.name) for field in fields(part)}
     moved: dict[str, Any] = {name: x.cpu() for name, x in values.items() if isinstance(x, Tensor)}
     return replace(part, **moved)

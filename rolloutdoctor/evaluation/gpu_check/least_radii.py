@@ -6,15 +6,15 @@ import torch
 from torch import Tensor
 
 from rolloutdoctor.evaluation.gpu_check.token_radii import ROUNDINGS, unit_of
-from rolloutdoctor.evaluation.token_sums import PerToken, TokenPart
+from rolloutdoctor.evaluation.token_sums import PerToken, TokenSums
 from rolloutdoctor.objective.objective import Objective
 
 EXACT = ("low_clipped_N", "high_clipped_N", "clipped_N", "capped_N", "counted_N", "weight_N", "policy_weight_N")
 """What is counted, or follows from counts."""
 
 
-def least_radii(tokens: TokenPart, kept: PerToken | None, one: Objective, dtype: torch.dtype) -> dict[str, Tensor]:
-    """What the radii of values are at least, by their names in `TokenPart` and `PerToken`.
+def least_radii(tokens: TokenSums, kept: PerToken | None, one: Objective, dtype: torch.dtype) -> dict[str, Tensor]:
+    """What the radii of values are at least, by their names in `TokenSums` and `PerToken`.
 
     Each token has `ROUNDINGS` units of its own value, 4 of a KL, and so have the sums, for no sum is larger than
     that of the absolute values. A k3 has 8 units whatever it is.

@@ -28,7 +28,7 @@ from rolloutdoctor.evaluation.gpu_check.token_radii import (
     log_shift,
     unit_of,
 )
-from rolloutdoctor.evaluation.rows import RowPart, row_parts
+from rolloutdoctor.evaluation.rows import RowResult, row_parts
 from rolloutdoctor.evaluation.scores import reward_kl_tokens
 from rolloutdoctor.objective.objective import KlTerm, Objective
 from rolloutdoctor.ops import segments as seg
@@ -38,13 +38,13 @@ DRAWS = 2
 DOUBLE = unit_of(torch.float64)
 PROBE = 2.0**-36
 
-Parts = Mapping[str, RowPart | None]
+Parts = Mapping[str, RowResult | None]
 
 
 def row_radii(
     batch: RolloutBatch, objectives: Mapping[str, Objective], dtype: torch.dtype
 ) -> dict[str, dict[str, Tensor]]:
-    """Radii of the first pass of each objective, by the names of `RowPart`'s values; others are the same to the bit.
+    """Radii of the first pass of each objective, by the names of `RowResult`'s values; others are the same to the bit.
 
     Args:
         batch: the step, on the CPU.
@@ -99,7 +99,7 @@ def _values(again: Sequence[Parts], name: str, field: str) -> list[Tensor]:
     return [getattr(part, field) for part in parts if part is not None]
 
 
-def _own(batch: RolloutBatch, part: RowPart, size: float, unit: float) -> dict[str, Tensor]:
+def _own(batch: RolloutBatch, part: RowResult, size: float, unit: float) -> dict[str, Tensor]:
     rounding = 8 * _additions(batch) * DOUBLE
     radii = {"score_N": rounding * (part.score_N.abs() + size)}
     for name in ("advantage_N", "baseline_N", "advantage_T"):
@@ -162,7 +162,7 @@ def _additions(batch: RolloutBatch) -> float:
     return rows + longest + 64 + max(len(batch), batch.tokens) / 2**14
 
 
-def _size(batch: RolloutBatch, part: RowPart) -> float:
+def _size(batch: RolloutBatch, part: RowResult) -> float:
     """The largest score that a row can have by its parts: rewards, those of its tokens, penalties and values."""
 
     def size(x: Tensor) -> Tensor:

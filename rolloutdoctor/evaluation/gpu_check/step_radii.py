@@ -28,7 +28,7 @@ from torch import Tensor
 
 from rolloutdoctor.data.batch import RolloutBatch
 from rolloutdoctor.evaluation.blocks import Block, blocks_of
-from rolloutdoctor.evaluation.general import ObjectivePass
+from rolloutdoctor.evaluation.general import GeneralEvaluator
 from rolloutdoctor.evaluation.gpu_check.shifted import Source, apart, plain, together
 from rolloutdoctor.evaluation.gpu_check.token_radii import (
     EXP_UNITS,
@@ -40,7 +40,7 @@ from rolloutdoctor.evaluation.gpu_check.token_radii import (
     square_radius,
     unit_of,
 )
-from rolloutdoctor.evaluation.rows import RowPart, in_separate_batches, layout_of
+from rolloutdoctor.evaluation.rows import RowResult, in_separate_batches, layout_of
 from rolloutdoctor.formulas.losses.levels import row_mean
 from rolloutdoctor.formulas.losses.selections import SELECTIONS
 from rolloutdoctor.formulas.losses.terms import PolicyTerm, TokenInputs
@@ -53,9 +53,9 @@ DOUBLE = unit_of(WIDE)
 Each = TypeVar("Each")
 
 Values = tuple[TokenInputs, PolicyTerm, Tensor | None, Tensor]
-"""What `ObjectivePass.values` gives."""
+"""What `GeneralEvaluator.values` gives."""
 
-Get = Callable[[ObjectivePass, Block, Values], Tensor]
+Get = Callable[[GeneralEvaluator, Block, Values], Tensor]
 """A value per token of a block."""
 
 Response = Callable[[Get], Tensor]
@@ -67,7 +67,7 @@ class StepRadii:
     """Radii of the second pass of one objective.
 
     Attributes:
-        rows: name in `TokenPart` to ``[N]`` float64.
+        rows: name in `TokenSums` to ``[N]`` float64.
         tokens: name in `PerToken` to the radii of the trained tokens of wanted rows, block by block; empty if these are
             not wanted.
     """
@@ -84,7 +84,7 @@ class Derivative(NamedTuple):
 
 
 def step_radii(
-    batch: RolloutBatch, parts: Mapping[str, RowPart], dtype: torch.dtype, per_token: frozenset[str], open_N: Tensor
+    batch: RolloutBatch, parts: Mapping[str, RowResult], dtype: torch.dtype, per_token: frozenset[str], open_N: Tensor
 ) -> dict[str, StepRadii]:
     """Radii of the second pass of each objective; the first is the one that the others are compared with.
 
@@ -100,9 +100,9 @@ def step_radii(
     steps = [batch, *(moved for source in sources for moved in source.moved)]
     layouts = {each: layout_of(batch, separate=each) for each in (False, True)}
 
-    def passed(part: RowPart, step: RolloutBatch) -> ObjectivePass:
+    def passed(part: RowResult, step: RolloutBatch) -> GeneralEvaluator:
         layout = layouts[in_separate_batches(step, part.objective)]
-        return ObjectivePass(part, step, layout, WIDE, per_token=False)
+        return GeneralEvaluator(part, step, layout, WIDE, per_token=False)
 
     objectives = {}
     for name, part in parts.items():
@@ -121,7 +121,7 @@ def step_radii(
     return {name: radii.result() for name, radii in objectives.items()}
 
 
-def _tried(make: Callable[[], ObjectivePass]) -> ObjectivePass | None:
+def _tried(make: Callable[[], GeneralEvaluator]) -> GeneralEvaluator | None:
     try:
         return make()
     except CannotComputeError:
@@ -175,7 +175,7 @@ class _Radii:
     """The radii of one objective, which grow block by block."""
 
     def __init__(
-        self, one: ObjectivePass, moved: list[list[ObjectivePass | None]], dtype: torch.dtype, *, per_token: bool
+        self, one: GeneralEvaluator, moved: list[list[GeneralEvaluator | None]], dtype: torch.dtype, *, per_token: bool
     ) -> None:
         self._one, self._moved, self._per_token = one, moved, per_token
         self._unit, self._tiny = unit_of(dtype), torch.finfo(dtype).tiny
@@ -213,7 +213,7 @@ class _Radii:
         self._sum(block, "policy_N", of_value_T, term.value_T)
         one_T = _at_one(given, term)
         at_one_T = response(lambda _, __, values: _at_one(values[0], values[1])) + ROUNDINGS * unit * one_T.abs()
-        self._sum(block, "at_one_N", at_one_T, one_T)
+        self._sum(block, "loss_at_ratio_one_N", at_one_T, one_T)
         weight_T, kl_weight_T = block.expand(one.policy_weight_N), block.expand(one.kl_weight_N)
         of_grad_T = response(lambda _, __, values: values[3])
         of_grad_T = of_grad_T + weight_T.abs() * (ROUNDINGS * unit * size_T + least_T)
@@ -270,7 +270,7 @@ class _Radii:
         self._sum(block, "grad_l1_N", radius_T, grad_T)
         square_T, of_square_T = grad_T.square(), square_radius(grad_T, radius_T)
         self._sum(block, "grad_sq_N", of_square_T, square_T)
-        miss_T = block.miss_sq_T
+        miss_T = block.one_minus_p_squared_T
         # The miss is an `expm1`, squared.
         of_miss_T = 2 * (EXP_UNITS + ROUNDINGS) * self._unit * miss_T
         of_low_T = product_radius(square_T, of_square_T, miss_T, of_miss_T)
@@ -334,11 +334,11 @@ def _at_one(given: TokenInputs, term: PolicyTerm) -> Tensor:
     return given.gated(-given.advantage_T) if term.at_one_T is None else term.at_one_T
 
 
-def _policy_loss(one: ObjectivePass, block: Block, values: Values) -> Tensor:
+def _policy_loss(one: GeneralEvaluator, block: Block, values: Values) -> Tensor:
     return block.expand(one.policy_weight_N) * values[1].value_T
 
 
-def _metric(name: str, one: ObjectivePass, block: Block, values: Values) -> Tensor:
+def _metric(name: str, one: GeneralEvaluator, block: Block, values: Values) -> Tensor:
     """What a metric counts of a block."""
     x_T: Tensor = getattr(values[1], name)
     return x_T if one.kept_T is None else x_T * block.packed(one.kept_T)

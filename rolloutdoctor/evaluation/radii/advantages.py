@@ -8,7 +8,7 @@ from rolloutdoctor.evaluation.radii.terms import kl_terms
 from rolloutdoctor.evaluation.scores import named_scores, reward_kl_tokens
 from rolloutdoctor.ops import rounding
 from rolloutdoctor.ops import segments as seg
-from rolloutdoctor.ops.group_stats import Votes
+from rolloutdoctor.ops.group_stats import GroupStats
 from rolloutdoctor.ops.groups import Groups
 from rolloutdoctor.ops.rounding import Radius
 
@@ -50,12 +50,12 @@ def advantage_radius(evaluation: Evaluation) -> Radius:
         first, inner_N = _of_each_reward(evaluation, groups, error)
     else:
         assert rows.baseline_N is not None
-        clean_N = torch.where(rows.vote_N, rows.score_N, 0.0)
-        inner_N = torch.where(rows.vote_N, clean_N - rows.baseline_N.nan_to_num(0.0), 0.0)
+        clean_N = torch.where(rows.in_baseline_N, rows.score_N, 0.0)
+        inner_N = torch.where(rows.in_baseline_N, clean_N - rows.baseline_N.nan_to_num(0.0), 0.0)
         flat = 1 / rule.epsilon if divided else 2.0
         if not rule.spec.subtracts_mean:
             flat = 0.0  # a tie at the top is one of stored values, and no mean comes in
-        first = _centred(groups, (clean_N, inner_N, inner_N if again else value_N), rows.vote_N, flat, error)
+        first = _centred(groups, (clean_N, inner_N, inner_N if again else value_N), rows.in_baseline_N, flat, error)
     return _over_the_step(evaluation, first, inner_N, value_N) if again else first
 
 
@@ -91,32 +91,32 @@ def _compared(evaluation: Evaluation) -> Groups:
 
 
 def _centred(
-    groups: Groups, values: tuple[Tensor, Tensor, Tensor], vote_N: Tensor, flat: float, error: Radius
+    groups: Groups, values: tuple[Tensor, Tensor, Tensor], in_baseline_N: Tensor, flat: float, error: Radius
 ) -> Radius:
     """`rounding.scaled` of every row, with the largest score, the count and the steepest factor of its group.
 
     Args:
         groups: rows that are compared with each other.
         values: scores, centred scores and results, ``[N]`` each.
-        vote_N: ``[N]`` bool, rows that enter the mean.
+        in_baseline_N: ``[N]`` bool, rows that enter the mean.
         flat: the factor of a group whose scores are all equal.
         error: radius of the scores, ``[N]``.
     """
     score_N, centred_N, value_N = values
-    votes = Votes(groups, vote_N)
+    stats = GroupStats(groups, in_baseline_N)
     factor_N = torch.where(centred_N != 0, (value_N / centred_N).abs(), 0.0).nan_to_num(0.0, 0.0, 0.0)
-    steepest_G = Votes(groups, factor_N > 0).high(factor_N)
-    steepest_G = torch.where(steepest_G > 0, steepest_G, torch.where(votes.count_G > 1, flat, 1.0))
-    exact_G = _sums_are_exact(votes, score_N)
-    count_G = torch.where(exact_G, 0.0, votes.count_G.clamp(min=1))
-    size_G = torch.where(exact_G & (votes.spread(score_N) == 0), 0.0, votes.high(score_N.abs()).clamp(min=0))
-    size_N, count_N, factor_N = (votes.per_row(x_G) for x_G in (size_G, count_G, steepest_G))
-    largest_N, likely_N = (votes.per_row(votes.high(x_N).clamp(min=0)) for x_N in (error.largest, error.likely))
+    steepest_G = GroupStats(groups, factor_N > 0).high(factor_N)
+    steepest_G = torch.where(steepest_G > 0, steepest_G, torch.where(stats.count_G > 1, flat, 1.0))
+    exact_G = _sums_are_exact(stats, score_N)
+    count_G = torch.where(exact_G, 0.0, stats.count_G.clamp(min=1))
+    size_G = torch.where(exact_G & (stats.spread(score_N) == 0), 0.0, stats.high(score_N.abs()).clamp(min=0))
+    size_N, count_N, factor_N = (stats.per_row(x_G) for x_G in (size_G, count_G, steepest_G))
+    largest_N, likely_N = (stats.per_row(stats.high(x_N).clamp(min=0)) for x_N in (error.largest, error.likely))
     largest = rounding.scaled(size_N, count_N, factor_N, value_N, error=largest_N)
     return Radius(largest.largest, rounding.scaled(size_N, count_N, factor_N, value_N, error=likely_N).likely)
 
 
-def _sums_are_exact(votes: Votes, score_N: Tensor) -> Tensor:
+def _sums_are_exact(stats: GroupStats, score_N: Tensor) -> Tensor:
     """Groups whose sums float32 makes without rounding, in any order, ``[G]`` bool; 0/1 rewards are the common case.
 
     Where all scores are multiples of a power of two q and ``n max |s| / q <= 2^24``, every partial sum is one that
@@ -126,9 +126,9 @@ def _sums_are_exact(votes: Votes, score_N: Tensor) -> Tensor:
     whole_N = (digits_N * 2.0**24).long()
     is_single_N = whole_N.double() == digits_N * 2.0**24
     lowest_N = torch.ldexp((whole_N & -whole_N).double(), exponent_N - 24)
-    step_G = votes.low(torch.where(whole_N == 0, torch.inf, lowest_N))
-    fits_G = votes.count_G * votes.high(score_N.abs()) <= 2.0**24 * step_G
-    return fits_G & (votes.total((~is_single_N).double()) == 0)
+    step_G = stats.low(torch.where(whole_N == 0, torch.inf, lowest_N))
+    fits_G = stats.count_G * stats.high(score_N.abs()) <= 2.0**24 * step_G
+    return fits_G & (stats.total((~is_single_N).double()) == 0)
 
 
 def _of_each_reward(evaluation: Evaluation, groups: Groups, error: Radius) -> tuple[Radius, Tensor]:
@@ -140,11 +140,11 @@ def _of_each_reward(evaluation: Evaluation, groups: Groups, error: Radius) -> tu
     weights = rule.reward_weights or (1.0,) * len(parts)
     found, sum_N = Radius.of(torch.zeros_like(rows.score_N)), torch.zeros_like(rows.score_N)
     for weight, part_N in zip(weights, parts, strict=False):
-        has_N = rows.vote_N & ~part_N.isnan()
+        has_N = rows.in_baseline_N & ~part_N.isnan()
         clean_N = torch.where(has_N, part_N, 0.0)
-        votes = Votes(groups, has_N)
-        centred_N = torch.where(has_N, clean_N - votes.per_row(votes.mean(clean_N)).nan_to_num(0.0), 0.0)
-        value_N = centred_N / (votes.per_row(votes.std(clean_N)).nan_to_num(0.0) + rule.epsilon)
+        stats = GroupStats(groups, has_N)
+        centred_N = torch.where(has_N, clean_N - stats.per_row(stats.mean(clean_N)).nan_to_num(0.0), 0.0)
+        value_N = centred_N / (stats.per_row(stats.std(clean_N)).nan_to_num(0.0) + rule.epsilon)
         found = found + _centred(groups, (clean_N, centred_N, value_N), has_N, 1 / rule.epsilon, error) * abs(weight)
         sum_N = sum_N + weight * value_N
     return found + rounding.stored(sum_N) * len(parts), sum_N

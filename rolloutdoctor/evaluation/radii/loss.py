@@ -83,7 +83,7 @@ def policy_loss_radius(evaluation: Evaluation) -> Radius:
     tokens = evaluation.tokens
     assert tokens is not None
     weight_N = tokens.policy_weight_N.abs()
-    size_N = torch.maximum(tokens.policy_N.abs(), tokens.at_one_N.abs()).nan_to_num(0.0)
+    size_N = torch.maximum(tokens.policy_N.abs(), tokens.loss_at_ratio_one_N.abs()).nan_to_num(0.0)
     return (policy_radius(evaluation) * weight_N).sum() + rounding.total((size_N * weight_N).sum(), len(size_N) + 8)
 
 

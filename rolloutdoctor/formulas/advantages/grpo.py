@@ -2,11 +2,11 @@
 
 import torch
 
-from rolloutdoctor.formulas.advantages.scores import Advantages, Scores, lone_voter
+from rolloutdoctor.formulas.advantages.scores import Advantages, Scores, singleton_advantage
 from rolloutdoctor.formulas.advantages.whitening import whiten
 from rolloutdoctor.objective.objective import AdvantageRule
 from rolloutdoctor.ops import segments as seg
-from rolloutdoctor.ops.group_stats import Votes
+from rolloutdoctor.ops.group_stats import GroupStats
 from rolloutdoctor.results.errors import TRAINER, CannotComputeError
 
 
@@ -20,23 +20,23 @@ def grpo(scores: Scores, rule: AdvantageRule) -> Advantages:
     ``compute_grpo_vectorized_outcome_advantage``; TRL ``GRPOTrainer._generate_and_score_completions``.
     """
     mean_N = scores.mean_N()
-    centred_N = scores.of_voters(scores.score_N - mean_N)
+    centred_N = scores.of_baseline_rows(scores.score_N - mean_N)
     if rule.scale == "group":
         # The only voter has no standard deviation; verl divides its raw score by 1 + epsilon.
-        scale_N = torch.where(scores.voters_N > 1, scores.std_N(), 1.0) + rule.epsilon
+        scale_N = torch.where(scores.baseline_rows_N > 1, scores.std_N(), 1.0) + rule.epsilon
     elif rule.scale == "batch":
-        votes = Votes(scores.whole, scores.vote_N)
-        std_B = torch.where(votes.count_G > 1, votes.std(scores.score_N), 0.0)
-        scale_N = votes.per_row(std_B) + rule.epsilon
+        stats = GroupStats(scores.whole, scores.in_baseline_N)
+        std_B = torch.where(stats.count_G > 1, stats.std(scores.score_N), 0.0)
+        scale_N = stats.per_row(std_B) + rule.epsilon
     else:
         scale_N = torch.ones_like(centred_N)
-    raw = lone_voter(scores, Advantages(centred_N, mean_N), rule.lone)
+    raw = singleton_advantage(scores, Advantages(centred_N, mean_N), rule.singleton)
     return Advantages(raw.value_N / scale_N, raw.baseline_N)
 
 
 def raw(scores: Scores, rule: AdvantageRule) -> Advantages:
     """The score itself. Source: slime without ``rewards_normalization``."""
-    return Advantages(scores.of_voters(scores.score_N), torch.zeros_like(scores.score_N))
+    return Advantages(scores.of_baseline_rows(scores.score_N), torch.zeros_like(scores.score_N))
 
 
 def gpg(scores: Scores, rule: AdvantageRule) -> Advantages:
@@ -47,9 +47,11 @@ def gpg(scores: Scores, rule: AdvantageRule) -> Advantages:
     Source: arXiv 2504.02546; verl ``compute_gpg_outcome_advantage`` (f_norm = 1).
     """
     mean_N = scores.mean_N()
-    found = lone_voter(scores, Advantages(scores.of_voters(scores.score_N - mean_N), mean_N), rule.lone)
-    nonzero = (scores.vote_N & (scores.score_N != 0)).sum().clamp(min=1)
-    alpha = scores.vote_N.sum().double() / nonzero
+    found = singleton_advantage(
+        scores, Advantages(scores.of_baseline_rows(scores.score_N - mean_N), mean_N), rule.singleton
+    )
+    nonzero = (scores.in_baseline_N & (scores.score_N != 0)).sum().clamp(min=1)
+    alpha = scores.in_baseline_N.sum().double() / nonzero
     return Advantages(found.value_N * alpha, found.baseline_N)
 
 
@@ -67,16 +69,16 @@ def grpo_passk(scores: Scores, rule: AdvantageRule) -> Advantages:
         raise CannotComputeError(
             f"grpo_passk needs at least two rows in every group, and {TRAINER} fails on a group of one"
         )
-    masked_N = torch.where(scores.vote_N, scores.score_N, -torch.inf)
+    masked_N = torch.where(scores.in_baseline_N, scores.score_N, -torch.inf)
     best_G = seg.high(masked_N[groups.order_N], groups.offsets)
-    is_best_N = scores.vote_N & (masked_N == best_G[groups.index_N])
+    is_best_N = scores.in_baseline_N & (masked_N == best_G[groups.index_N])
     # With a tie at the top the second best is the best, and the whole group gets 0.
     tied_G = groups.total(is_best_N) > 1
     rest_N = torch.where(is_best_N, -torch.inf, masked_N)
     second_G = torch.where(tied_G, best_G, seg.high(rest_N[groups.order_N], groups.offsets))
     second_N = second_G[groups.index_N]
     scale_N = scores.std_N() + rule.epsilon if rule.scale == "group" else torch.ones_like(scores.score_N)
-    active_N = is_best_N & (scores.voters_N > 1)
+    active_N = is_best_N & (scores.baseline_rows_N > 1)
     return Advantages(
         torch.where(active_N, (scores.score_N - second_N) / scale_N, 0.0),
         torch.where(active_N, second_N, scores.score_N),
@@ -95,5 +97,7 @@ def reinforce_plus_plus_baseline(scores: Scores, rule: AdvantageRule) -> Advanta
         CannotComputeError: if the step has fewer than two trained tokens, where verl's whitening fails.
     """
     mean_N = scores.mean_N()
-    found = lone_voter(scores, Advantages(scores.of_voters(scores.score_N - mean_N), mean_N), rule.lone)
+    found = singleton_advantage(
+        scores, Advantages(scores.of_baseline_rows(scores.score_N - mean_N), mean_N), rule.singleton
+    )
     return Advantages(whiten(found.value_N, scores.length_N), found.baseline_N)

@@ -5,19 +5,19 @@ from torch import Tensor
 
 from rolloutdoctor.formulas.advantages.scores import Advantages, Scores
 from rolloutdoctor.objective.objective import AdvantageRule
-from rolloutdoctor.ops.group_stats import Votes
+from rolloutdoctor.ops.group_stats import GroupStats
 from rolloutdoctor.ops.groups import Groups
 
 
-def over_batch(x_N: Tensor, vote_N: Tensor, epsilon: float, batches: Groups) -> Tensor:
+def over_batch(x_N: Tensor, in_baseline_N: Tensor, epsilon: float, batches: Groups) -> Tensor:
     """``(x - mean) / (std + epsilon)`` over the voters of the row's batch, 0 for the rest, ``[N]`` float64.
 
     A single voter among several rows has no standard deviation, so it gets 0, as any row does that is alone.
     """
-    votes = Votes(batches, vote_N)
-    mean_G = votes.mean(x_N)
-    mean_N, std_N = votes.per_row(mean_G), votes.per_row(votes.std(x_N, mean_G))
-    able_N = vote_N & (votes.count_N > 1)
+    stats = GroupStats(batches, in_baseline_N)
+    mean_G = stats.mean(x_N)
+    mean_N, std_N = stats.per_row(mean_G), stats.per_row(stats.std(x_N, mean_G))
+    able_N = in_baseline_N & (stats.count_N > 1)
     return torch.where(able_N, (x_N - mean_N) / (std_N + epsilon), 0.0)
 
 
@@ -34,13 +34,13 @@ def normalize_then_sum(scores: Scores, rule: AdvantageRule) -> Advantages:
     weights = rule.reward_weights or (1.0,) * len(parts_N)
     sum_N, baseline_N = torch.zeros_like(scores.score_N), torch.zeros_like(scores.score_N)
     for weight, part_N in zip(weights, parts_N, strict=True):
-        has_N = scores.vote_N & ~part_N.isnan()
+        has_N = scores.in_baseline_N & ~part_N.isnan()
         clean_N = torch.where(has_N, part_N, 0.0)
-        votes = Votes(groups, has_N)
-        mean_G = votes.mean(clean_N)
-        mean_N, std_N = votes.per_row(mean_G), votes.per_row(votes.std(clean_N, mean_G))
+        stats = GroupStats(groups, has_N)
+        mean_G = stats.mean(clean_N)
+        mean_N, std_N = stats.per_row(mean_G), stats.per_row(stats.std(clean_N, mean_G))
         # The only row of a group that has the reward has no standard deviation, and adds nothing.
         able_N = has_N & ~std_N.isnan()
         sum_N += weight * torch.where(able_N, (clean_N - mean_N) / (std_N + rule.epsilon), 0.0)
         baseline_N += weight * torch.where(has_N, mean_N, 0.0)
-    return Advantages(over_batch(sum_N, scores.vote_N, rule.epsilon, scores.whole), baseline_N)
+    return Advantages(over_batch(sum_N, scores.in_baseline_N, rule.epsilon, scores.whole), baseline_N)

@@ -2,7 +2,7 @@
 
 import torch
 
-from rolloutdoctor.formulas.advantages.scores import Advantages, Scores, lone_voter
+from rolloutdoctor.formulas.advantages.scores import Advantages, Scores, singleton_advantage
 from rolloutdoctor.objective.objective import AdvantageRule
 
 
@@ -16,10 +16,12 @@ def opo(scores: Scores, rule: AdvantageRule) -> Advantages:
     Source: arXiv 2505.23585; verl ``compute_opo_outcome_advantage``.
     """
     groups = scores.groups
-    weight_N = torch.where(scores.vote_N, scores.length_N.double(), 0.0)
+    weight_N = torch.where(scores.in_baseline_N, scores.length_N.double(), 0.0)
     # Measured from the mean, so that equal scores have exactly that baseline; an infinite one has no distances.
     mean_N = scores.mean_N()
     mean_N = torch.where(mean_N.isinf(), 0.0, mean_N)
-    excess_G = groups.total(weight_N * scores.of_voters(scores.score_N - mean_N))
-    baseline_N = mean_N + scores.votes.per_row(excess_G / groups.total(weight_N))
-    return lone_voter(scores, Advantages(scores.of_voters(scores.score_N - baseline_N), baseline_N), rule.lone)
+    excess_G = groups.total(weight_N * scores.of_baseline_rows(scores.score_N - mean_N))
+    baseline_N = mean_N + scores.stats.per_row(excess_G / groups.total(weight_N))
+    return singleton_advantage(
+        scores, Advantages(scores.of_baseline_rows(scores.score_N - baseline_N), baseline_N), rule.singleton
+    )

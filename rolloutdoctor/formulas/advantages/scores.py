@@ -8,7 +8,7 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-from rolloutdoctor.ops.group_stats import Votes
+from rolloutdoctor.ops.group_stats import GroupStats
 from rolloutdoctor.ops.groups import Groups
 
 
@@ -18,7 +18,7 @@ class Scores:
 
     Attributes:
         score_N: ``[N]`` float64, the reward that the estimator sees.
-        vote_N: ``[N]`` bool, True if the row enters baselines and scales.
+        in_baseline_N: ``[N]`` bool, True if the row enters baselines and scales.
         length_N: ``[N]`` int64, trained tokens of the row.
         groups: rows gathered by prompt.
         named: reward function to ``[N]`` float64, for estimators that normalise one by one.
@@ -26,7 +26,7 @@ class Scores:
     """
 
     score_N: Tensor
-    vote_N: Tensor
+    in_baseline_N: Tensor
     length_N: Tensor
     groups: Groups
     named: Mapping[str, Tensor] = field(default_factory=dict)
@@ -34,29 +34,29 @@ class Scores:
 
     def of(self, score_N: Tensor) -> "Scores":
         """The same rows with another score."""
-        return replace(self, score_N=torch.where(self.vote_N, score_N, 0.0))
+        return replace(self, score_N=torch.where(self.in_baseline_N, score_N, 0.0))
 
     @cached_property
-    def votes(self) -> Votes:
+    def stats(self) -> GroupStats:
         """The voters of each group."""
-        return Votes(self.groups, self.vote_N)
+        return GroupStats(self.groups, self.in_baseline_N)
 
     @property
-    def voters_N(self) -> Tensor:
+    def baseline_rows_N(self) -> Tensor:
         """``[N]`` float64, how many rows vote in the row's group."""
-        return self.votes.count_N
+        return self.stats.count_N
 
-    def of_voters(self, x_N: Tensor) -> Tensor:
+    def of_baseline_rows(self, x_N: Tensor) -> Tensor:
         """`x_N` for voters and 0 for the rest: a row without a vote is not compared with anything."""
-        return self.votes.only(x_N)
+        return self.stats.only(x_N)
 
     @cached_property
     def _mean_G(self) -> Tensor:
-        return self.votes.mean(self.score_N)
+        return self.stats.mean(self.score_N)
 
     def mean_N(self) -> Tensor:
         """``[N]`` mean score of the voters in the row's group."""
-        return self.votes.per_row(self._mean_G)
+        return self.stats.per_row(self._mean_G)
 
     @property
     def whole(self) -> Groups:
@@ -65,7 +65,7 @@ class Scores:
 
     def std_N(self) -> Tensor:
         """``[N]`` unbiased standard deviation of the voters in the row's group; NaN below two."""
-        return self.votes.per_row(self.votes.std(self.score_N, self._mean_G))
+        return self.stats.per_row(self.stats.std(self.score_N, self._mean_G))
 
 
 class Advantages(NamedTuple):
@@ -80,11 +80,11 @@ class Advantages(NamedTuple):
     baseline_N: Tensor
 
 
-def lone_voter(scores: Scores, found: Advantages, lone: str) -> Advantages:
+def singleton_advantage(scores: Scores, found: Advantages, singleton: str) -> Advantages:
     """Replace the advantage of rows that are the only voter of their group: raw score, or zero."""
-    if not bool((scores.votes.count_G == 1).any()):
+    if not bool((scores.stats.count_G == 1).any()):
         return found
-    alone_N = scores.vote_N & (scores.voters_N == 1)
+    alone_N = scores.in_baseline_N & (scores.baseline_rows_N == 1)
     zero_N = torch.zeros_like(scores.score_N)
-    value_N, baseline_N = (scores.score_N, zero_N) if lone == "raw" else (zero_N, scores.score_N)
+    value_N, baseline_N = (scores.score_N, zero_N) if singleton == "raw" else (zero_N, scores.score_N)
     return Advantages(torch.where(alone_N, value_N, found.value_N), torch.where(alone_N, baseline_N, found.baseline_N))

@@ -18,7 +18,7 @@ def optimal_token_baseline(scores: TokenScores, rule: AdvantageRule) -> Tensor:
 
     Source: verl ``compute_optimal_token_baseline_advantage``.
     """
-    return _advantages(scores, rule, scores.position_V, scores.vote_N)
+    return _advantages(scores, rule, scores.position_V, scores.in_baseline_N)
 
 
 def tir_optimal_token_baseline(scores: TokenScores, rule: AdvantageRule) -> Tensor:
@@ -28,7 +28,7 @@ def tir_optimal_token_baseline(scores: TokenScores, rule: AdvantageRule) -> Tens
     """
     start_V = seg.expand(scores.offsets[:-1], scores.offsets)
     rank_V = torch.arange(len(start_V), device=start_V.device) - start_V
-    return _advantages(scores, rule, rank_V, scores.vote_N & (scores.offsets.diff() > 0))
+    return _advantages(scores, rule, rank_V, scores.in_baseline_N & (scores.offsets.diff() > 0))
 
 
 def _advantages(scores: TokenScores, rule: AdvantageRule, position_V: Tensor, member_N: Tensor) -> Tensor:
@@ -58,7 +58,7 @@ def _advantages(scores: TokenScores, rule: AdvantageRule, position_V: Tensor, me
     if rule.zero_tail:
         has_peers_V &= position_V < seg.expand(_tail_start(member_N, scores), offsets)
     advantage_V = return_V - torch.where(has_peers_V, baseline_V, 0.0)
-    if rule.lone == "zero":
+    if rule.singleton == "zero":
         advantage_V = torch.where(seg.expand(member_N & (members_N == 1), offsets), 0.0, advantage_V)
     return torch.where(seg.expand(member_N, offsets), advantage_V, 0.0)
 

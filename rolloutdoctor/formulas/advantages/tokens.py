@@ -25,7 +25,7 @@ class TokenScores:
         reward_V: ``[V]`` float64, reward of each token, KL penalty included.
         offsets: ``[N+1]`` int64 row offsets of the trained tokens.
         position_V: ``[V]`` int64, position in the response, masked tokens counted.
-        vote_N: ``[N]`` bool, rows that enter baselines.
+        in_baseline_N: ``[N]`` bool, rows that enter baselines.
         groups: rows gathered by prompt; None for estimators without groups.
         columns: further columns by canonical name, ``[V]`` or ``[N]``, in the dtype of the evaluation.
     """
@@ -33,7 +33,7 @@ class TokenScores:
     reward_V: Tensor
     offsets: Tensor
     position_V: Tensor
-    vote_N: Tensor
+    in_baseline_N: Tensor
     groups: Groups | None
     columns: Mapping[str, Tensor]
 

@@ -11,13 +11,13 @@ from torch import Tensor
 from rolloutdoctor.formulas.losses.levels import row_mean
 from rolloutdoctor.formulas.losses.terms import TokenInputs
 from rolloutdoctor.formulas.losses.vespo import SMALLEST
-from rolloutdoctor.objective.corrections import Gate
+from rolloutdoctor.objective.corrections import TermWeight
 
 Column = Callable[[str], Tensor]
 """Name of a token column to its values, ``[T]``, 0 at masked tokens."""
 
 
-def weights(log_ratio_T: Tensor, given: TokenInputs, gate: Gate) -> Tensor:
+def weights(log_ratio_T: Tensor, given: TokenInputs, gate: TermWeight) -> Tensor:
     """Importance weights within the gate's bounds: ``[T]``, or ``[N]`` float64 with one weight per row.
 
     Args:
@@ -37,13 +37,13 @@ def weights(log_ratio_T: Tensor, given: TokenInputs, gate: Gate) -> Tensor:
     return torch.where((free < low) | (free > high), 0.0, free)
 
 
-def importance(given: TokenInputs, column: Column, gate: Gate) -> Tensor:
+def importance(given: TokenInputs, column: Column, gate: TermWeight) -> Tensor:
     """The weights of the tokens, ``[T]``."""
     found = weights(column("old_log_probs") - column(gate.against), given, gate)
     return found if gate.level == "token" else given.expand(found)
 
 
-def importance_of_rows(given: TokenInputs, column: Column, gate: Gate) -> Tensor:
+def importance_of_rows(given: TokenInputs, column: Column, gate: TermWeight) -> Tensor:
     """Log of the product of each row's weights, each within vespo's bounds, float64 ``[N]``.
 
     Source: TRL ``GRPOTrainer.get_gamma_weights``.
@@ -53,7 +53,7 @@ def importance_of_rows(given: TokenInputs, column: Column, gate: Gate) -> Tensor
     return given.row_sum(log) if gate.level == "token" else log
 
 
-def off_policy(given: TokenInputs, column: Column, gate: Gate) -> Tensor:
+def off_policy(given: TokenInputs, column: Column, gate: TermWeight) -> Tensor:
     """0 for tokens of negative advantage in rows that drifted by more than `high`, else 1, ``[T]``.
 
     The drift is the mean of old minus policy log-probs.
@@ -68,7 +68,7 @@ def off_policy(given: TokenInputs, column: Column, gate: Gate) -> Tensor:
     return ((given.advantage_T >= 0) | near_T).to(given.policy_T.dtype)
 
 
-GATES: dict[str, Callable[[TokenInputs, Column, Gate], Tensor]] = {
+GATES: dict[str, Callable[[TokenInputs, Column, TermWeight], Tensor]] = {
     "importance": importance,
     "off_policy": off_policy,
 }
@@ -104,7 +104,7 @@ def high_entropy(entropy_T: Tensor, mask_T: Tensor, forward_T: Tensor, share: fl
     return kept_T
 
 
-def product(gates: Iterable[Gate], given: TokenInputs, column: Column, open_T: Tensor | None) -> Tensor | None:
+def product(gates: Iterable[TermWeight], given: TokenInputs, column: Column, open_T: Tensor | None) -> Tensor | None:
     """All multipliers of a block, those that it has already included, ``[T]``; None for none.
 
     Args:

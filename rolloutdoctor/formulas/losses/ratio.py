@@ -31,7 +31,7 @@ def weights(given: TokenInputs, rule: Surrogate) -> tuple[Tensor, Tensor, Tensor
         return (ratio_T, *([] if slope_T is ratio_T else [slope_T]), *([] if of_token else [log_T]))
 
     of_token = rule.level == "token"
-    ratio_T, *rest = given.once(("weights", rule.old, rule.level, rule.log_ratio_bound), make)
+    ratio_T, *rest = given.cached(("weights", rule.old, rule.level, rule.log_ratio_bound), make)
     log_T = given.log_ratio_T if of_token else rest.pop()
     return log_T, ratio_T, rest.pop() if rest else ratio_T
 

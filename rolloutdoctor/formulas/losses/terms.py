@@ -31,7 +31,7 @@ class TokenInputs:
             None for kinds that pick none.
         log_weight_N: ``[N]`` float64 log of the row's importance weight against the sampler, for terms that take it
             in by themselves, or None.
-        once: gives values per token that objectives share, by a key that says all that decides them beside the
+        cached: gives values per token that objectives share, by a key that says all that decides them beside the
             log-probs; by default it makes them.
     """
 
@@ -43,7 +43,7 @@ class TokenInputs:
     gate_T: Tensor | None = None
     chosen_T: Tensor | None = None
     log_weight_N: Tensor | None = None
-    once: Callable[[Hashable, Callable[[], Values]], Values] = _make
+    cached: Callable[[Hashable, Callable[[], Values]], Values] = _make
 
     @classmethod
     def of(cls, log_ratio_T: Tensor, advantage_T: Tensor) -> "TokenInputs":

@@ -184,7 +184,7 @@ class Journal:
                         continue
                     table.validate(full=True)
                     str(table.schema)  # its names have to be text
-                except (pa.ArrowException, OSError, EOFError, MemoryError, ValueError):
+                except (pa.ArrowException, struct.error, OSError, EOFError, MemoryError, ValueError):
                     break
                 position, first = 0 if first else file.tell(), False
                 self.end = file.tell() if logs is None else self.end
@@ -196,10 +196,7 @@ class Journal:
 
 
 def _next_table(file: pa.NativeFile, size: int) -> pa.Table:
-    head = file.read(_HEAD.size)
-    if len(head) < _HEAD.size:
-        raise EOFError
-    mark, length, checksum = _HEAD.unpack(head)
+    mark, length, checksum = _HEAD.unpack(file.read(_HEAD.size))
     if mark != _MARK or length > size - file.tell():
         raise EOFError
     content = file.read_buffer(length)

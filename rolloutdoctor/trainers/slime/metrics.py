@@ -9,12 +9,12 @@ import torch
 from torch import Tensor
 
 from rolloutdoctor.data.batch import RolloutBatch
-from rolloutdoctor.evaluation.evaluate import Evaluation, RowPart, TokenPart, evaluate_rows, stored_kl
+from rolloutdoctor.evaluation.evaluate import Evaluation, RowResult, TokenSums, evaluate_rows, stored_kl
 from rolloutdoctor.evaluation.scores import sampler_correction_of
 from rolloutdoctor.formulas.losses.aggregation import Layout
 from rolloutdoctor.formulas.losses.gates import weights
 from rolloutdoctor.formulas.losses.terms import TokenInputs
-from rolloutdoctor.objective.corrections import Gate
+from rolloutdoctor.objective.corrections import TermWeight
 from rolloutdoctor.objective.estimators import Axis
 from rolloutdoctor.ops import segments as seg
 
@@ -73,7 +73,7 @@ def _lengths_and_ends(batch: RolloutBatch) -> dict[str, float]:
     return found
 
 
-def _advantage(evaluation: Evaluation, rows: RowPart) -> Tensor:
+def _advantage(evaluation: Evaluation, rows: RowResult) -> Tensor:
     """Advantages of the tokens, ``[T]``."""
     if rows.advantage_T is not None:
         return rows.advantage_T
@@ -81,7 +81,7 @@ def _advantage(evaluation: Evaluation, rows: RowPart) -> Tensor:
     return seg.expand(rows.advantage_N, evaluation.batch.rows)
 
 
-def _plain(evaluation: Evaluation, rows: RowPart, estimator: str | None = None) -> RowPart:
+def _plain(evaluation: Evaluation, rows: RowResult, estimator: str | None = None) -> RowResult:
     """The first pass without whitening."""
     rule = evaluation.objective.advantage
     if not rule.whitened and estimator is None:
@@ -92,7 +92,7 @@ def _plain(evaluation: Evaluation, rows: RowPart, estimator: str | None = None) 
     return found
 
 
-def _normalised_rewards(evaluation: Evaluation, rows: RowPart) -> Tensor:
+def _normalised_rewards(evaluation: Evaluation, rows: RowResult) -> Tensor:
     """Rewards as slime normalises them before any estimator sees them, ``[N]`` float64."""
     spec = evaluation.objective.advantage.spec
     if not spec.has_groups:
@@ -102,7 +102,7 @@ def _normalised_rewards(evaluation: Evaluation, rows: RowPart) -> Tensor:
     return found
 
 
-def _returns(evaluation: Evaluation, rows: RowPart) -> Tensor:
+def _returns(evaluation: Evaluation, rows: RowResult) -> Tensor:
     """Returns of the tokens, ``[T]``: the advantages before whitening, plus the values where there are any."""
     advantage_T = _advantage(evaluation, _plain(evaluation, rows))
     if "values" not in evaluation.objective.advantage.spec.columns:
@@ -110,7 +110,7 @@ def _returns(evaluation: Evaluation, rows: RowPart) -> Tensor:
     return advantage_T + evaluation.batch.column("values").to(evaluation.dtype)
 
 
-def _train(evaluation: Evaluation, rows: RowPart, tokens: TokenPart) -> dict[str, float]:
+def _train(evaluation: Evaluation, rows: RowResult, tokens: TokenSums) -> dict[str, float]:
     """What the loss logs: everything is aggregated like the loss."""
     batch, objective, dtype = evaluation.batch, evaluation.objective, evaluation.dtype
     mask_T = batch.column("response_mask")
@@ -156,7 +156,7 @@ def _train(evaluation: Evaluation, rows: RowPart, tokens: TokenPart) -> dict[str
     return found
 
 
-def _opsm(evaluation: Evaluation, rows: RowPart, tokens: TokenPart, gate: Gate) -> float:
+def _opsm(evaluation: Evaluation, rows: RowResult, tokens: TokenSums, gate: TermWeight) -> float:
     """Rows of negative advantage that drifted, as slime counts them."""
     batch, dtype = evaluation.batch, evaluation.dtype
     mask_T = batch.column("response_mask")
@@ -172,12 +172,12 @@ def _opsm(evaluation: Evaluation, rows: RowPart, tokens: TokenPart, gate: Gate) 
     return float((count_N / _lengths(rows) / divisor_N * layout.share_N).sum())
 
 
-def _lengths(rows: RowPart) -> Tensor:
+def _lengths(rows: RowResult) -> Tensor:
     assert rows.length_N is not None  # the loss was evaluated
     return rows.length_N.clamp(min=1)
 
 
-def _row_means(evaluation: Evaluation, rows: RowPart, x_T: Tensor) -> float:
+def _row_means(evaluation: Evaluation, rows: RowResult, x_T: Tensor) -> float:
     """Mean over the trained tokens of each trajectory, then over these, ones without a token counted as 0."""
     batch = evaluation.batch
     mean = Layout.of(batch.rows, trajectory_N=batch.per_row.get("trajectory_id"))

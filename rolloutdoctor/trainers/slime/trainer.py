@@ -5,7 +5,7 @@ Read and compared: slime 0.3.1 and the commits around its fix of `rollout/kl`, w
 
 from typing import TYPE_CHECKING, Literal
 
-from rolloutdoctor.objective.corrections import Gate
+from rolloutdoctor.objective.corrections import TermWeight
 from rolloutdoctor.objective.objective import AdvantageRule, Aggregation, KlBuffer, KlTerm, Objective, Surrogate
 from rolloutdoctor.results.errors import UsageError
 from rolloutdoctor.trainers.options import Config, Option
@@ -214,7 +214,7 @@ def _advantage(config: Config, estimator: str, kl_coef: float) -> AdvantageRule:
         estimator=name,
         scale=scale,
         epsilon=EPSILON,
-        lone="zero",
+        singleton="zero",
         gamma=config.number("gamma"),
         lam=config.number("lambd"),
         batch_if_unequal=True,
@@ -222,7 +222,7 @@ def _advantage(config: Config, estimator: str, kl_coef: float) -> AdvantageRule:
     )
 
 
-def _gates(config: Config) -> tuple[Gate, ...]:
+def _gates(config: Config) -> tuple[TermWeight, ...]:
     """Build what multiplies the policy term.
 
     Raises:
@@ -232,7 +232,7 @@ def _gates(config: Config) -> tuple[Gate, ...]:
     sampler = bool(config["use_rollout_logprobs"])
     if config["use_opsm"]:
         against: Literal["rollout_log_probs", "old_log_probs"] = "rollout_log_probs" if sampler else "old_log_probs"
-        found.append(Gate(kind="off_policy", against=against, high=config.number("opsm_delta")))
+        found.append(TermWeight(kind="off_policy", against=against, high=config.number("opsm_delta")))
     if config["use_tis"] and sampler:
         raise UsageError("use_tis and use_rollout_logprobs are both true, and slime allows only one of them")
     function = config["custom_tis_function_path"]
@@ -240,7 +240,7 @@ def _gates(config: Config) -> tuple[Gate, ...]:
         raise UsageError("get_mismatch_metrics needs custom_tis_function_path, and slime says so too")
     if (config["use_tis"] or config["get_mismatch_metrics"]) and function != MIS:
         low, high = config.number("tis_clip_low"), config.number("tis_clip")
-        found.append(Gate(kind="importance", low=low, high=high, outside="cut" if function is None else "zero"))
+        found.append(TermWeight(kind="importance", low=low, high=high, outside="cut" if function is None else "zero"))
     return tuple(found)
 
 

@@ -9,7 +9,7 @@ its own that `use_liger_kernel` had. Before 1.9.0 tokens were counted before mas
 from collections.abc import Mapping
 from typing import TYPE_CHECKING, Literal, cast
 
-from rolloutdoctor.objective.corrections import Gate
+from rolloutdoctor.objective.corrections import TermWeight
 from rolloutdoctor.objective.objective import AdvantageRule, Aggregation, KlTerm, Objective, RowSet, Scope, Surrogate
 from rolloutdoctor.results.errors import UsageError
 from rolloutdoctor.trainers.options import Config
@@ -72,7 +72,7 @@ def objective(config: Config) -> Objective:
             estimator="normalize_then_sum" if named else "grpo",
             scale=cast(Literal["group", "batch", "none"], config.word("scale_rewards")),
             epsilon=EPSILON,
-            lone="zero",
+            singleton="zero",
             flags_zero_std=True,
             knows_single=True,
             reward_weights=(weights or ()) if named else (),
@@ -92,7 +92,7 @@ def objective(config: Config) -> Objective:
         ),
         gates=found,
         reward_weights=weights,
-        vote=Scope().leaving_out(RowSet.UNSCORED),
+        baseline_rows=Scope().leaving_out(RowSet.UNSCORED),
         metric_columns=METRIC_COLUMNS,
     )
 
@@ -122,7 +122,7 @@ def clip_range(config: Config) -> tuple[float, float]:
     return low, low if high is None else high
 
 
-def gates(config: Config) -> tuple[Gate, ...]:
+def gates(config: Config) -> tuple[TermWeight, ...]:
     """Build what multiplies the policy term.
 
     Raises:
@@ -135,10 +135,10 @@ def gates(config: Config) -> tuple[Gate, ...]:
     if threshold is not None:
         against: Literal["rollout_log_probs", "old_log_probs"]
         against = "rollout_log_probs" if config["use_vllm"] else "old_log_probs"
-        found.append(Gate(kind="off_policy", against=against, high=threshold, nan_is_one=lenient))
+        found.append(TermWeight(kind="off_policy", against=against, high=threshold, nan_is_one=lenient))
     share = config.number("top_entropy_quantile")
     if share < 1:
-        found.append(Gate(kind="high_entropy", high=share))
+        found.append(TermWeight(kind="high_entropy", high=share))
     if config["use_vllm"] and config["vllm_importance_sampling_correction"]:
         level, _, outside = config.word("vllm_importance_sampling_mode").partition("_")
         low = config.optional_number("vllm_importance_sampling_clip_min")
@@ -158,7 +158,7 @@ def gates(config: Config) -> tuple[Gate, ...]:
                 "weights, and its width is not in the rows"
             )
         found.append(
-            Gate(
+            TermWeight(
                 kind="importance",
                 level=cast(Literal["token", "sequence"], level),
                 low=low,
@@ -177,7 +177,7 @@ def _aggregation(mode: str, version: tuple[int, ...]) -> str:
     return f"{found}-unscaled" if found == "generation-token-mean" and version < (1, 10) else found
 
 
-def _refuse_padding(config: Config, found: tuple[Gate, ...]) -> None:
+def _refuse_padding(config: Config, found: tuple[TermWeight, ...]) -> None:
     """Refuse luspo before 1.10.0 wherever it takes its mean over padded cells.
 
     Raises:

@@ -11,11 +11,11 @@ import torch
 from torch import Tensor
 
 from rolloutdoctor.data.batch import TRAIN
-from rolloutdoctor.evaluation.evaluate import Evaluation, RowPart, TokenPart
+from rolloutdoctor.evaluation.evaluate import Evaluation, RowResult, TokenSums
 from rolloutdoctor.evaluation.rows import std_flagged
 from rolloutdoctor.formulas.losses.gates import weights
 from rolloutdoctor.formulas.losses.terms import TokenInputs
-from rolloutdoctor.objective.corrections import Gate
+from rolloutdoctor.objective.corrections import TermWeight
 from rolloutdoctor.ops import segments as seg
 
 
@@ -67,7 +67,7 @@ def rloo(evaluation: Evaluation) -> dict[str, float]:
     return found | _entropy(evaluation, counts) | counts.clip_ratios(tokens.low_clipped_N, tokens.high_clipped_N)
 
 
-def _loss(evaluation: Evaluation, tokens: TokenPart) -> dict[str, float]:
+def _loss(evaluation: Evaluation, tokens: TokenSums) -> dict[str, float]:
     """The logged loss; that of an evaluation on several ranks, which repeat rows to fill their batches, is unknown."""
     rank_N = evaluation.batch.per_row.get("rank")
     padded = evaluation.batch.split != TRAIN and rank_N is not None and len(torch.unique(rank_N)) > 1
@@ -77,7 +77,7 @@ def _loss(evaluation: Evaluation, tokens: TokenPart) -> dict[str, float]:
 class _Counts:
     """Means over the tokens or the rows of each forward pass."""
 
-    def __init__(self, evaluation: Evaluation, rows: RowPart, tokens: TokenPart) -> None:
+    def __init__(self, evaluation: Evaluation, rows: RowResult, tokens: TokenSums) -> None:
         assert rows.length_N is not None  # the loss was evaluated
         self.in_metric_N = evaluation.in_scope(evaluation.objective.metric)
         self.length_N = rows.length_N * self.in_metric_N
@@ -210,7 +210,7 @@ def _ranks(evaluation: Evaluation, part_N: Tensor) -> Iterator[Tensor]:
         yield part_N & (rank_N == rank)
 
 
-def _sampling(evaluation: Evaluation, gate: Gate) -> dict[str, float]:
+def _sampling(evaluation: Evaluation, gate: TermWeight) -> dict[str, float]:
     """How far the sampler was from the trainer: means of the ranks' means, extremes over all; 0 without a value."""
     batch, dtype = evaluation.batch, evaluation.dtype
     mask_T = batch.column("response_mask")

@@ -62,7 +62,7 @@ def objective(config: Config) -> Objective:
             estimator="rloo",
             scale="none",
             epsilon=trl.EPSILON,
-            lone="zero",
+            singleton="zero",
             flags_zero_std=True,
             sums_tokens=True,
             normalised=bool(config["normalize_advantages"]),
@@ -81,7 +81,7 @@ def objective(config: Config) -> Objective:
         if beta == 0
         else KlTerm(estimator="k1", coef=beta, log_probs="old_log_probs", masked=True, of_trained=True),
         reward_weights=cast("tuple[float, ...] | None", config["reward_weights"]),
-        vote=Scope().leaving_out(RowSet.UNSCORED),
+        baseline_rows=Scope().leaving_out(RowSet.UNSCORED),
         metric_columns=trl.METRIC_COLUMNS,
     )
 

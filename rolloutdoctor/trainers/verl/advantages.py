@@ -149,7 +149,7 @@ def advantage_rule(config: Config) -> AdvantageRule:
         estimator=ESTIMATORS[estimator],
         scale=scale,
         epsilon=EPSILON,
-        lone="zero" if estimator == "rloo_vectorized" else "raw",
+        singleton="zero" if estimator == "rloo_vectorized" else "raw",
         gamma=config.number("algorithm.gamma"),
         lam=config.number("algorithm.lam"),
         numeric_ids=NUMERIC_IDS.get(estimator, "never"),

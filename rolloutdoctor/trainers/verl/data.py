@@ -63,7 +63,7 @@ def _trained(evaluation: "Evaluation") -> dict[str, float]:
     assert rows is not None
     if rows.advantage_T is None:
         return {} if rows.length_N is None else _of_rows(rows.advantage_N, rows.length_N)
-    seen = token_scores(batch, evaluation.objective, rows.vote_N, rows.weight_T, evaluation.dtype)
+    seen = token_scores(batch, evaluation.objective, rows.in_baseline_N, rows.weight_T, evaluation.dtype)
     returns_V = TOKEN_ESTIMATORS[rule.estimator].returns(seen, rule)
     named = {"critic/advantages": rows.advantage_T[batch.column("response_mask")], "critic/returns": returns_V}
     if "values" in seen.columns:

@@ -43,23 +43,25 @@ def test_estimators(name, live, scale, lone, seed):
     lengths = torch.tensor(
         [int(batch.column("response_mask")[a:b].sum()) for a, b in zip(batch.rows[:-1], batch.rows[1:], strict=True)]
     )
-    vote_N = lengths > 0 if live else torch.ones(len(batch), dtype=torch.bool)
+    in_baseline_N = lengths > 0 if live else torch.ones(len(batch), dtype=torch.bool)
     score_N = batch.column("reward")
-    rule = AdvantageRule(estimator=name, scale=scale, lone=lone)
-    found = ESTIMATORS[name](Scores(torch.where(vote_N, score_N, 0.0), vote_N, lengths, batch.groups), rule)
+    rule = AdvantageRule(estimator=name, scale=scale, singleton=lone)
+    found = ESTIMATORS[name](
+        Scores(torch.where(in_baseline_N, score_N, 0.0), in_baseline_N, lengths, batch.groups), rule
+    )
     wanted = oracles.advantages(
         name,
         score_N.tolist(),
         batch.groups.index_N.tolist(),
-        vote_N.tolist(),
+        in_baseline_N.tolist(),
         lengths.tolist(),
         scale=scale,
-        lone=lone,
+        singleton=lone,
     )
     wanted = torch.tensor(wanted, dtype=torch.float64)
     agree(found.value_N, wanted, torch.float64, "advantages")
     if name in ("rloo", "opo") or (name == "grpo" and scale == "none"):
-        difference_N = torch.where(vote_N, score_N - found.baseline_N, 0.0)
+        difference_N = torch.where(in_baseline_N, score_N - found.baseline_N, 0.0)
         torch.testing.assert_close(difference_N, found.value_N, rtol=1e-11, atol=1e-11, equal_nan=True)
 
 

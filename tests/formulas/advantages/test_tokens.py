@@ -96,9 +96,9 @@ def test_against_loops(name, live, dense, seed):
     batch = full_batch(seed, dense=dense, rejected=0.3)
     mine = objective(adv_estimator=name, gamma=0.9, lam=0.8)
     if live:
-        mine = replace(mine, vote=mine.vote.leaving_out(RowSet.REJECTED))
+        mine = replace(mine, baseline_rows=mine.baseline_rows.leaving_out(RowSet.REJECTED))
     found = evaluate_rows(batch, mine, torch.float64)
-    votes = [bool(vote) for vote in found.vote_N]
+    votes = [bool(vote) for vote in found.in_baseline_N]
     assert all(votes) is not live
     own = wanted(name, batch, 0.9, 0.8, votes)
     agree(found.advantage_T, own, torch.float64, "advantages", scale=max(1.0, float(own.abs().max())))
