@@ -80,7 +80,9 @@ def _as_text(found: "RunInfo") -> str:
     splits = ", ".join(f"{rows:,} {split}" for split, rows in sorted(found.splits.items()))
     rows = f"{size.rows:,} ({splits}) in {size.groups:,} groups, {size.tokens:,} tokens"
     lines.append(f"rows      {rows if size.rows else 'none: logged metrics without rollouts'}")
-    lines.append(f"steps     {found.first_step} to {found.last_step}, {size.steps:,} of them with their splits")
+    lines.append(
+        f"steps     {found.first_step} to {found.last_step}: {size.steps:,} batches (a batch is one step of one split)"
+    )
     if found.dropped:
         steps = ", ".join(f"{step} ({plain(split)})" for step, split in found.dropped[:5])
         lines.append(f"left out  {len(found.dropped):,} steps that the recorder could not write in time: {steps}")

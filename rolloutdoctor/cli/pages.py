@@ -70,7 +70,7 @@ def rule(code: str | None = None, *, as_json: bool = False) -> str:
         "## References\n" + "\n".join(each.references),
     ]
     if each.fix:
-        parts.insert(3, f"## Fix\n{each.fix.partition(':')[0]} (`rolloutdoctor fixes` tells its story)")
+        parts.insert(3, f"## Fix\n{each.fix.partition(':')[0]} (see `rolloutdoctor fixes`)")
     return "\n\n".join(parts)
 
 

@@ -16,7 +16,7 @@ if TYPE_CHECKING:
 
 EPILOG = (
     "KIND: advantages (distribution; zero and turned signs marked), kl (logged against recomputed, per token, and a "
-    "corrupted series solved back), baseline (drift of a group's baseline against its share of rejected rows), "
+    "KL recovered from a corrupted series), baseline (drift of a group's baseline against its share of rejected rows), "
     "gradient (its parts, and what a fix changes), ratio (importance ratios, sampler against trainer, clip range; "
     "with --fix only for fixes that mask tokens). "
     "Training rows are drawn unless --split says otherwise. "

@@ -276,9 +276,9 @@ def _remarks(total: Change, metrics_moved: bool) -> Iterator[str]:
     if total.rescaled:
         mean = ratio(total.weight, total.same) or math.nan
         yield (
-            f"the denominators change, and with them everyone's learning rate: {int(total.rescaled):,} of "
-            f"{int(total.same):,} rows whose advantage and scopes are the same have tokens with another weight in the "
-            f"loss, x{mean:.4g} on average (x{total.weight_low:.4g} to x{total.weight_high:.4g})"
+            "the denominators change, and with them the effective learning rate of all rows: "
+            f"{int(total.rescaled):,} of {int(total.same):,} otherwise unaffected rows get another loss weight, "
+            f"x{mean:.4g} on average (x{total.weight_low:.4g} to x{total.weight_high:.4g})"
         )
     elif total.same:
-        yield f"the {int(total.same):,} rows whose advantage and scopes are the same keep their weight in the loss"
+        yield f"unaffected: {int(total.same):,} rows keep advantage and loss weight"

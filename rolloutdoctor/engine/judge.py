@@ -116,7 +116,7 @@ def _notes(plan: Plan, state: RunState) -> list[str]:
     evaluates_loss = objective is not None and plan.columns >= (loss_columns(objective) & columns)
     if evaluates_loss and not any(name in columns for name in CUT_COLUMNS):
         notes.append(
-            "no column says how a step was cut up (micro_batch_id, optim_step_id): each logged step is taken as one "
-            "optimiser step on one micro-batch"
+            "no micro_batch_id or optim_step_id: assuming that each logged step is one optimizer step on one "
+            "micro-batch"
         )
     return notes

@@ -133,7 +133,7 @@ FIXES: dict[str, Fix] = {
     ),
     "rejected-rows": Fix(
         name="rejected-rows",
-        summary="only rows with at least one trained token left vote in the group's baseline",
+        summary="only responses with at least one trained token left count in the group's baseline",
         story=(
             "A row whose tokens were all masked (rejection, truncation, removal) trains nothing, yet its reward still "
             "enters the mean and standard deviation of its siblings. Proposed for verl and open there; some projects "

@@ -23,8 +23,8 @@ _PART_MEASURES = (
 )  # fmt: skip
 _EFFECT_MEASURES = ("changed_rows", "loss_after", "spurious_share_l1", "kappa", "cosine")
 SPACES = (
-    "Gradients are with respect to the logged log-probs, not to parameters. spurious: absolute gradient that the other "
-    "side does not have, over that before; kappa: before projected on after, 1 where both are equal."
+    "Gradients are with respect to the logged log-probs, not to parameters. spurious: sum |g - g_after| / sum |g|; "
+    "kappa: <g, g_after> / |g_after|^2 (1 = same step size)."
 )
 
 

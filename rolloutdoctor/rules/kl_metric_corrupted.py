@@ -74,7 +74,7 @@ class KlMetricCorrupted(Rule[KlMetricTally]):
     ## How it is measured
     `rel_error` is the mean absolute error by the mean absolute recomputed value; `reward_share` the part of the
     logged value that is reward; `tokens_matching` the share of stored token values that equal the reward buffer.
-    `inverted` is the KL solved back out of the logged series: (mean reward / mean length - logged) / kl_coef.
+    `inverted` is the KL recovered from the corrupted series: (mean reward / mean length - logged) / kl_coef.
     Two values agree if they differ by no more than float32 arithmetic may lose, which for k3 is some `4e-7` a token
     however small the KL is. Confirmed: the logged values equal the reward buffer and not the KL.
 
@@ -296,7 +296,11 @@ class KlMetricCorrupted(Rule[KlMetricTally]):
         if run.telling:
             told = f"of {counted(run.telling, 'stored token')} where the two differ"
             evidence.append(f"{told} {run.telling_fit_reward:,} equal it and {run.telling_fit_kl:,} equal the KL")
-        inverted = f"; solved back, the KL is {number(found['inverted'].value)}" if "inverted" in found else ""
+        inverted = (
+            f"; true KL, recovered from the corrupted values: {number(found['inverted'].value)}"
+            if "inverted" in found
+            else ""
+        )
         return Judgement(
             severity=Severity.ERROR,
             confirmed=True,
@@ -306,6 +310,6 @@ class KlMetricCorrupted(Rule[KlMetricTally]):
                 f"value is reward{inverted}"
             ),
             evidence="; ".join(evidence),
-            advice="upgrade the trainer, or apply its fix (`rolloutdoctor fixes` tells its story); loss and "
+            advice="upgrade the trainer past the fix, or apply it as a patch (`rolloutdoctor fixes`); loss and "
             "advantages are not touched by it",
         )

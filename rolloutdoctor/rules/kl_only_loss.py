@@ -33,7 +33,7 @@ class KlOnlyLoss(Rule[KlOnlyTally]):
 
     ## What it does
     Compares the logged loss with the logged KL times its coefficient. No rollouts are needed; where they are there and
-    give the loss exactly, `RDG002` takes it apart and this rule steps back.
+    give the loss exactly, `RDG002` covers it and this rule does not run.
 
     ## Why it matters
     At ratio one the policy term is worth minus the mean advantage, which is 0 for centred advantages of equal weight.
@@ -136,7 +136,7 @@ class KlOnlyLoss(Rule[KlOnlyTally]):
         either = {"old_log_probs", "policy_log_probs"}
         held = context.columns | (either if either & context.columns else set())
         if context.objective is not None and loss_columns(context.objective) <= held:
-            return Missing("the rows give the loss exactly, and RDG002 takes it apart", "nothing: see RDG002")
+            return Missing("the rows give the loss exactly, so RDG002 covers it", "not needed: see RDG002")
         return None if run.steps else self._untold(context)
 
     def judge(self, run: KlOnlyTally, context: Context) -> Judgement | None:
@@ -158,7 +158,7 @@ class KlOnlyLoss(Rule[KlOnlyTally]):
                 f"the logged policy part, or the loss less coefficient times KL, is at most {number(run.worst)} there"
             ),
             advice=(
-                f"{percent(dead_share)} of the steps had a gradient norm of 0 as well: they trained nothing"
+                f"{percent(dead_share)} of the steps had a gradient norm of 0 as well: no update"
                 if run.dead
                 else "nothing: watch reward and gradient norm instead of the loss"
             ),

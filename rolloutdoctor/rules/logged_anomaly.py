@@ -31,7 +31,7 @@ class AnomalyTally(Sums):
 
 @dataclass(frozen=True)
 class LoggedAnomaly(Rule[AnomalyTally]):
-    """A logged loss, KL or gradient norm that is no number, that cannot be, or that stands far out.
+    """A logged loss, KL or gradient norm that is NaN or Inf, impossible (a negative k3), or an extreme outlier.
 
     ## What it does
     Reads the logged loss, KL and gradient norm of every training step. No rollouts are needed.
@@ -109,7 +109,7 @@ class LoggedAnomaly(Rule[AnomalyTally]):
         return found
 
     def examples(self, step: "StepView") -> Iterable[Example]:
-        """Steps with a value that is no number, then those of the largest norm."""
+        """Steps with a NaN or Inf, then those of the largest norm."""
         tally = self.measure(step)
         if tally.nonfinite:
             yield Example(step.batch.step, None, None, math.inf, "a logged loss, KL or gradient norm is no number")

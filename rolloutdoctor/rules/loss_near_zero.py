@@ -44,14 +44,14 @@ class LossNearZero(Rule[LossTally]):
     At ratio one a clipped surrogate is worth minus the advantage. Averaged over rows of equal weight, group-centred
     advantages cancel, so the loss that is printed is the KL part alone, while the gradient of the policy part is
     alive. Averaged over tokens they cancel only if length does not go with reward. A loss of zero with a gradient
-    of zero is another matter: that step trained nothing.
+    of zero is another matter: that step has no gradient.
 
     ## How it is measured
     `expected_loss_at_ratio_one` is minus the weighted advantages plus the KL part. Gradients are in log-prob space.
     Run-level numbers are means over the steps in question. Confirmed: the logged loss equals the recomputed one.
 
     ## What to do
-    Nothing, if the gradient is alive. If it is dead: all groups without reward spread and no KL term, or an empty
+    Nothing, if there is a gradient. If there is none: zero variance in all groups and no KL term, or an empty
     mask. If the trainer logged a gradient norm of 0 while this gradient is not 0, the graph is cut in the trainer.
 
     ## Example
@@ -118,7 +118,7 @@ class LossNearZero(Rule[LossTally]):
         tally = self.measure(step)
         if not tally.near_zero:
             return
-        kind = "dead: no gradient" if tally.dead else f"alive: gradient {number(tally.grad_l1)} (L1)"
+        kind = "no gradient" if tally.dead else f"gradient {number(tally.grad_l1)} (L1)"
         yield Example(step.batch.step, None, None, float(1 + tally.dead + tally.broken), kind)
 
     def measures(self, tally: LossTally) -> Mapping[str, Measure]:
@@ -143,14 +143,13 @@ class LossNearZero(Rule[LossTally]):
             severity = max(severity, Severity.WARNING)
         mean = {name: measure.value for name, measure in self.measures(run).items()}
         headline = (
-            f"{counted(run.near_zero, 'step')} with |loss| < {self.near_zero:g}: "
-            f"{run.near_zero - run.dead:,} alive, {run.dead:,} dead"
+            f"|loss| < {self.near_zero:g} in {counted(run.near_zero, 'step')}: "
+            f"{run.near_zero - run.dead:,} with a gradient, {run.dead:,} without"
         )
         message = (
-            f"on average loss {number(mean['loss'])} = policy {number(mean['policy_loss'])} + KL "
-            f"{number(mean['kl_loss'])}; at ratio one this aggregation gives "
-            f"{number(mean['expected_loss_at_ratio_one'])}; the gradient is {number(mean['grad_l1'])} "
-            f"(L1, log-prob space)"
+            f"mean loss {number(mean['loss'])} = policy {number(mean['policy_loss'])} + KL "
+            f"{number(mean['kl_loss'])}; on-policy (ratio 1) this aggregation gives "
+            f"{number(mean['expected_loss_at_ratio_one'])}; sum |dLoss/dlogp| is {number(mean['grad_l1'])}"
         )
         if run.broken:
             advice = (
@@ -159,11 +158,14 @@ class LossNearZero(Rule[LossTally]):
             )
         elif run.dead:
             advice = (
-                f"{percent(dead_share)} of the steps trained nothing: every advantage and KL derivative was 0; filter "
-                "groups without reward spread, or check the mask"
+                f"{percent(dead_share)} of the steps have no gradient: every advantage and KL derivative is 0; filter "
+                "zero-variance groups, or check the mask"
             )
         else:
-            advice = "nothing: the value cancels, the gradient does not; watch reward and gradient instead of the loss"
+            advice = (
+                "no action: on-policy the surrogate is near 0 by construction, its gradient is not; watch reward and "
+                "gradient norm instead of the loss"
+            )
         if run.compared:
             evidence = (
                 f"the logged loss equals the recomputed one in {run.matched:,} of {counted(run.compared, 'step')}"

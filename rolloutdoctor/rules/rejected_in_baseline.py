@@ -48,11 +48,11 @@ class RejectedTally(Sums):
 
 @dataclass(frozen=True)
 class RejectedInBaseline(Rule[RejectedTally]):
-    """Rows without a trained token vote in the baseline of their siblings.
+    """Fully masked responses still count in the group mean and std of the others.
 
     ## What it does
-    Finds rows whose response mask is all zero but whose reward is known, recomputes the advantages with live voters
-    only, and reports the live rows whose advantage changes.
+    Finds rows whose response mask is all zero but whose reward is known, recomputes the advantages with unmasked
+    responses only, and reports the live rows whose advantage changes.
 
     ## Why it matters
     The rejected row trains nothing, and still its reward moves the mean and the standard deviation that its siblings
@@ -64,7 +64,7 @@ class RejectedInBaseline(Rule[RejectedTally]):
     ## How it is measured
     `live_rows` are all live rows of the step whose advantage changes, in groups with a rejected row or not, and
     `affected_groups` the groups they are in. Over them, `baseline_drift` is the change of what the estimator
-    subtracts, all voters against live voters, and `advantage_shift` that of the advantage. Gradient numbers are in
+    subtracts, all responses against unmasked ones, and `advantage_shift` that of the advantage. Gradient numbers are in
     log-prob space and need log-probs. Confirmed: on rows where the two differ, the logged advantages equal the ones
     with all rows voting.
 
@@ -207,7 +207,7 @@ class RejectedInBaseline(Rule[RejectedTally]):
         assert after_N is not None
 
         def note(row: int) -> str:
-            return f"advantage {float(before_N[row]):.4g}, with live voters only {float(after_N[row]):.4g}"
+            return f"advantage {float(before_N[row]):.4g}, without fully masked responses {float(after_N[row]):.4g}"
 
         moved_N = shift_N.nan_to_num(0.0) * self._affected(step, shift_N)
         return step.worst_rows(moved_N, note, KEEP_EXAMPLES)
@@ -233,17 +233,19 @@ class RejectedInBaseline(Rule[RejectedTally]):
         if not run.affected_groups or not run.shift_max > 0:
             return None
         if run.compared and run.matched_live == run.compared:
-            return None  # the trainer already lets only live rows vote
+            return None  # the trainer already leaves fully masked responses out
         confirmed = run.compared > 0 and run.matched_all == run.compared
         if confirmed:
             evidence = (
-                f"the logged advantages of {counted(run.compared, 'row')} equal 'all rows vote' within "
-                f"{number(run.error_all)}, and miss 'live rows vote' by up to {number(run.error_live)}"
+                f"the logged advantages of {counted(run.compared, 'row')} match the formula that includes fully masked "
+                f"responses (max error {number(run.error_all)}); without them they would differ by up to "
+                f"{number(run.error_live)}"
             )
         elif run.compared:
             evidence = (
-                f"of {counted(run.compared, 'row')} with a logged advantage {run.matched_all:,} fit 'all rows vote' "
-                f"and {run.matched_live:,} fit 'live rows vote': the configuration does not describe this run"
+                f"of {counted(run.compared, 'row')} with a logged advantage {run.matched_all:,} match the formula that "
+                f"includes fully masked responses and {run.matched_live:,} the one without them: the options given are "
+                "not those of this run"
             )
         else:
             evidence = "no logged advantages to compare with"
@@ -256,9 +258,9 @@ class RejectedInBaseline(Rule[RejectedTally]):
             headline=f"advantages of {counted(run.live_rows, 'row')} off by {number(shift)} on average, "
             f"{number(run.shift_max)} at most",
             message=(
-                f"{counted(run.rejected_rows, 'row')} without a trained token still vote, which changes advantages in "
-                f"{counted(run.affected_groups, 'group')}; {counted(run.sign_flips, 'live row')} get an advantage of "
-                f"the wrong sign"
+                f"{counted(run.rejected_rows, 'fully masked response')} still count in the group baseline: "
+                f"{counted(run.live_rows, 'advantage')} in {counted(run.affected_groups, 'group')} shift, "
+                f"{run.sign_flips:,} of them flip sign"
             ),
             evidence=evidence,
             advice=(

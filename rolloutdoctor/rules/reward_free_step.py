@@ -31,10 +31,10 @@ class RewardFreeTally(Sums):
 
 @dataclass(frozen=True)
 class RewardFreeStep(Rule[RewardFreeTally]):
-    """Updates in which no reward had a say, and the model moved all the same.
+    """Steps with zero reward variance in every group that still updated the weights.
 
     ## What it does
-    Finds the steps at which the trainer logged that no group had a spread of rewards, and shows the gradient norm
+    Finds the steps at which the trainer logged zero reward variance in every group, and shows the gradient norm
     that it logged for them. No rollouts are needed.
 
     ## Why it matters
@@ -81,14 +81,14 @@ class RewardFreeStep(Rule[RewardFreeTally]):
         return frozenset()
 
     def unavailable_reason(self, context: Context) -> Missing | None:
-        """A log that does not say which steps had a spread of rewards."""
+        """A log that does not say which steps had reward variance."""
         trainer = context.writer
         tells = trainer is not None and trainer.reward_free(dict.fromkeys(context.metrics, 0.0)) is not None
         return None if tells and trainer and trainer.grad_norm_metric in context.metrics else self._untold(context)
 
     def _untold(self, context: Context) -> Missing:
         return Missing(
-            "no step has a logged gradient norm and a metric that tells whether any group had a spread of rewards",
+            "no step has a logged gradient norm and a metric that tells whether any group had reward variance",
             context.recording.get("reward_free", logs_remedy()),
         )
 
@@ -130,7 +130,7 @@ class RewardFreeStep(Rule[RewardFreeTally]):
         }
 
     def inconclusive_reason(self, run: RewardFreeTally, context: Context) -> Missing | None:
-        """A log that does not say which steps had a spread of rewards."""
+        """A log that does not say which steps had reward variance."""
         return None if run.steps else self._untold(context)
 
     def judge(self, run: RewardFreeTally, context: Context) -> Judgement | None:
@@ -140,12 +140,12 @@ class RewardFreeStep(Rule[RewardFreeTally]):
         share, moved = ratio(run.reward_free, run.steps), run.reward_free - run.dead
         found = {name: measure.value for name, measure in self.measures(run).items()}
         message = (
-            f"no group had a spread of rewards in {percent(share)} of the steps; {moved:,} of them moved the model, "
-            f"with a logged gradient norm of {number(found['grad_norm'])} on average"
+            f"every group had zero reward variance in {percent(share)} of the steps; {moved:,} of them updated "
+            f"the weights, with a logged gradient norm of {number(found['grad_norm'])} on average"
         )
         if found["grad_norm_ratio"] is not None:
             message += f", {number(found['grad_norm_ratio'])} times that of the other steps"
-        evidence = "the trainer's log says that no group had a spread of rewards, and gives the norm"
+        evidence = "the trainer's log says that every group had zero reward variance, and gives the gradient norm"
         if run.with_kl:
             evidence += (
                 f"; the logged loss is {number(run.lowest)} to {number(run.highest)} times the logged KL in "
@@ -154,9 +154,14 @@ class RewardFreeStep(Rule[RewardFreeTally]):
         return Judgement(
             severity=Severity.WARNING if (share or 0.0) > self.warn_above and moved else Severity.INFO,
             confirmed=True,
-            headline=f"{counted(run.reward_free, 'step')} of {run.steps:,} without reward: {moved:,} moved the model",
+            headline=(
+                f"{run.reward_free:,} of {counted(run.steps, 'step')} with zero reward variance: "
+                f"{moved:,} updated the weights"
+            ),
             message=message,
             evidence=evidence,
-            advice="KL, entropy or an auxiliary loss moved it: record the rollouts and see `diff --fix zero-std`, or "
-            "draw prompts again until their rewards differ",
+            advice=(
+                "KL, entropy or an auxiliary loss updated them: record the rollouts and see `diff --fix zero-std`, or "
+                "use dynamic sampling (DAPO; in verl `algorithm.filter_groups.enable`)"
+            ),
         )

@@ -142,19 +142,22 @@ class SingletonGroup(Rule[SingletonTally]):
         return Judgement(
             severity=Severity.WARNING if run.mass > 0 else Severity.INFO,
             confirmed=confirmed,
-            headline=f"{percent(share)} of the advantage mass in {counted(run.groups, 'group')} of one live row",
+            headline=(
+                f"{counted(run.groups, 'group')} with a single unmasked response, hence no baseline "
+                f"({percent(share)} of the total advantage)"
+            ),
             message=(
-                f"{counted(run.groups, 'group')} of {run.all_groups:,} have one live row; "
+                f"{run.groups:,} of {counted(run.all_groups, 'group')} have a single unmasked response; "
                 + (
-                    f"those rows carry {percent(share)} of the absolute advantage without any comparison"
+                    f"these responses carry {percent(share)} of the total absolute advantage without a baseline"
                     if run.mass > 0
-                    else "their advantage is 0, so nothing is learned from them"
+                    else "their advantage is 0, so they add nothing to the policy gradient"
                 )
             ),
             evidence=evidence,
             advice=(
                 "drop such groups, or give them 0 as the fix rejected-rows:singleton-zero does"
                 if run.mass > 0
-                else "nothing; they only cost tokens"
+                else "no action: they only cost tokens"
             ),
         )

@@ -1,4 +1,4 @@
-"""RDG001: the gradient of groups without reward spread."""
+"""RDG001: the gradient of zero-variance groups."""
 
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
@@ -49,7 +49,7 @@ class ZeroStdTally(Sums):
 
 @dataclass(frozen=True)
 class ZeroStdKl(Rule[ZeroStdTally]):
-    """Groups without reward spread still push the model, through the KL term alone.
+    """Zero-variance groups still update the model through the KL term.
 
     ## What it does
     Finds training groups of two or more rows whose rewards are all equal (max - min = 0, never by a standard
@@ -219,10 +219,13 @@ class ZeroStdKl(Rule[ZeroStdTally]):
         if run.dead_l1 == 0:
             return None
         share = ratio(run.dead_groups, run.groups)
-        headline = f"{percent(ratio(run.dead_l1, run.grad_l1))} of the gradient (L1, log-prob space)"
+        headline = (
+            f"{percent(share)} of groups have zero reward variance: their KL term is "
+            f"{percent(ratio(run.dead_l1, run.grad_l1))} of the gradient"
+        )
         message = (
-            f"{counted(run.dead_groups, 'group')} of {run.groups:,} ({percent(share)}) have equal rewards, and their "
-            f"KL term alone makes {percent(ratio(run.dead_l1, run.grad_l1))} of the absolute log-prob-space gradient"
+            f"{counted(run.dead_groups, 'group')} of {run.groups:,} ({percent(share)}) have equal rewards; their "
+            f"KL term alone is {percent(ratio(run.dead_l1, run.grad_l1))} of sum |dLoss/dlogp|"
         )
         if run.confirmed_steps:
             norm_name = context.trainer.grad_norm_metric if context.trainer else "grad_norm"

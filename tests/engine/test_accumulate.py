@@ -196,7 +196,7 @@ def test_groups_of_another_size_are_noted():
 
 
 def test_layout_is_noted_where_it_is_missing():
-    words = "no column says how a step was cut up"
+    words = "no micro_batch_id or optim_step_id"
     assert any(words in note for note in report_on(toy_batch([[1, 0]]), trainer="trl").notes)
     cut = toy_batch([[1, 0]], per_row={"micro_batch_id": [0, 1]})
     assert not any(words in note for note in report_on(cut, trainer="trl").notes)

@@ -130,7 +130,7 @@ def test_kl_shows_logged_recomputed_solved_back_and_tokens():
         ("optimiser step", "KL, nats"),
         ("KL of one token (k1), nats; 34 trained tokens that carry it", "tokens per bin\nof 0.111 (log)"),
     }
-    assert legend_of(figure) == ["recomputed", "as logged", "recomputed", "solved back from what was logged"]
+    assert legend_of(figure) == ["recomputed", "as logged", "recomputed", "recovered from the logged values"]
     assert figure.axes[0].lines[1].get_ydata()[5] == -0.05
     without = figure_of("kl", kl(inverted=(NAN,) * 12, fix="kl-inplace:copy", after=(0.5,) * 12))
     assert len(without.axes) == 2

@@ -59,8 +59,8 @@ def test_healthy_zero():
         abs=1e-12,
     )
     assert (found.severity, found.verdict, found.fix) == (Severity.INFO, "exposed", None)
-    assert found.advice.startswith("nothing: the value cancels")
-    assert found.examples[0].note == "alive: gradient 0.4 (L1)"
+    assert found.advice.startswith("no action: on-policy the surrogate is near 0")
+    assert found.examples[0].note == "gradient 0.4 (L1)"
 
 
 def test_prediction_differs_from_the_loss_off_policy():
@@ -87,8 +87,8 @@ def test_dead_zero():
     found = found_by(CODE, toy_batch([[1, 1], [0, 0]]), **TRL)
     assert (found.severity, found.verdict) == (Severity.WARNING, "exposed")
     assert (values(found)["grad_l1"], values(found)["grad_l2"]) == (0.0, 0.0)
-    assert "100 % of the steps trained nothing" in found.advice
-    assert found.examples[0].note == "dead: no gradient"
+    assert "100 % of the steps have no gradient" in found.advice
+    assert found.examples[0].note == "no gradient"
 
 
 def test_empty_mask_is_dead():
@@ -161,7 +161,7 @@ def test_run_and_steps():
     found = found_by(CODE, batches, **TRL)
     assert [row["grad_l1"] for row in found.per_step] == [pytest.approx(0.5), None]
     assert values(found)["grad_l1"] == pytest.approx(0.5)
-    assert found.headline == "1 step with |loss| < 0.001: 1 alive, 0 dead"
+    assert found.headline == "|loss| < 0.001 in 1 step: 1 with a gradient, 0 without"
 
 
 def test_mean_over_the_steps_in_question():

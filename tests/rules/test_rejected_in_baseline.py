@@ -51,7 +51,7 @@ def test_measures():
         ("g0", "r2", 49.5),
         ("g0", "r1", 48.5),
     ]
-    assert found.examples[0].note == "advantage -47.5, with live voters only 2"
+    assert found.examples[0].note == "advantage -47.5, without fully masked responses 2"
 
 
 @pytest.mark.parametrize(
@@ -103,7 +103,7 @@ def test_confirmed_if_logged_advantages_show_that_all_vote(wobble):
     logged = [value * (1 + wobble) for value in ALL_VOTE]
     found = found_by(CODE, batch(per_row={"advantage": logged}), **RLOO)
     assert (found.severity, found.verdict) == (Severity.ERROR, "confirmed")
-    assert "the logged advantages of 2 rows equal 'all rows vote' within" in found.evidence
+    assert "the logged advantages of 2 rows match the formula that includes fully masked responses" in found.evidence
 
 
 def test_confirmed_by_token_advantages():
@@ -128,7 +128,7 @@ def test_clean_if_logged_advantages_show_that_live_rows_vote(wobble):
 def test_exposed_if_logged_advantages_fit_neither(logged):
     found = found_by(CODE, batch(per_row={"advantage": logged}), **RLOO)
     assert (found.severity, found.verdict) == (Severity.WARNING, "exposed")
-    assert "the configuration does not describe this run" in found.evidence
+    assert "the options given are not those of this run" in found.evidence
 
 
 def test_unknown_advantages_do_not_decide():

@@ -46,7 +46,7 @@ def title(data: KlData) -> str:
     if finite(data.logged):
         told = f"mean logged {short(mean(data.logged))}, recomputed {short(mean(data.recomputed))}"
     if finite(data.inverted):
-        told += f", solved back {short(mean(data.inverted))}"
+        told += f", recovered {short(mean(data.inverted))}"
     return f"{data.metric or 'KL'}: {told} nats"
 
 
@@ -61,7 +61,7 @@ def draw(data: KlData) -> Figure:
         ax.sharex(series)
         line(ax, data.steps, data.recomputed, color=DARK, label="recomputed")
         solved = {"linestyle": "none", "marker": "x", "markersize": 7}
-        line(ax, data.steps, data.inverted, color=INK, label="solved back from what was logged", **cast(Any, solved))
+        line(ax, data.steps, data.inverted, color=INK, label="recovered from the logged values", **cast(Any, solved))
         ax.set_ylabel("KL, nats")
         above(ax)
         step_axis(ax, data.steps)
