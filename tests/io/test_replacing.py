@@ -209,3 +209,13 @@ def test_no_temporary_folder_can_be_made(tmp_path, monkeypatch):
     monkeypatch.setattr(scratch.tempfile, "gettempdir", lambda: str(tmp_path / "gone"))
     with pytest.raises(InputError, match="set TMPDIR to a folder that can be written to"), scratch.scratch_folder():
         raise AssertionError
+
+
+def test_what_was_placed_and_is_gone_is_not_told(tmp_path, monkeypatch):
+    """A dump is checked through a run file in a temporary folder, of which a message after a signal says nothing."""
+    monkeypatch.setattr(replacing, "_placed", [])
+    write_text(tmp_path / "kept.txt")
+    with scratch.scratch_folder() as folder:
+        write_text(folder / "run.parquet")
+        assert replacing.placed() == (str(tmp_path / "kept.txt"), str(folder / "run.parquet"))
+    assert replacing.placed() == (str(tmp_path / "kept.txt"),)

@@ -22,7 +22,7 @@ _LONGEST_STEM = 120
 
 _unfinished: set[Path] = set()
 _swept: set[Path] = set()
-_placed: list[str] = []
+_placed: list[Target] = []
 
 
 class TakenError(OutputError):
@@ -96,7 +96,7 @@ class Replacement:
                 _link(self._temporary, self.target)
             else:
                 self._temporary.replace(self.target.path)
-            _placed.append(self.target.name)
+            _placed.append(self.target)
         self.discard()
 
     def check_free(self) -> None:
@@ -163,8 +163,8 @@ def remove_unfinished() -> None:
 
 
 def placed() -> tuple[str, ...]:
-    """Names of the files that this process has completed."""
-    return tuple(_placed)
+    """Names of the files that this process has completed and that are there; a temporary run file is gone by then."""
+    return tuple(target.name for target in _placed if os.path.lexists(target.path))
 
 
 def _remove(path: Path) -> None:
