@@ -155,8 +155,15 @@ def _digest(prompt: object) -> bytes:
 
 
 def _text(value: object) -> str | None:
-    # A lone surrogate is valid JSON and not valid UTF-8.
-    return None if value is None else str(value).encode("utf-8", "replace").decode()
+    if value is None:
+        return None
+    text = str(value)
+    try:
+        text.encode()
+    except UnicodeEncodeError:
+        # A lone surrogate is valid JSON and not valid UTF-8.
+        return text.encode("utf-8", "replace").decode()
+    return text
 
 
 def _size_of(files: Sequence[Source]) -> int:

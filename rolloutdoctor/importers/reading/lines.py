@@ -133,14 +133,19 @@ def _loaded(raw: bytes) -> object:
     """Return what `json.loads` returns, several times as fast where `orjson` reads the same."""
     import orjson  # when a file is read, so that the command line starts without it
 
-    # `orjson` makes a float of an integer beyond 64 bits, where Python has integers of any size. What else it reads
-    # otherwise, such as NaN, 1e400 and half of a surrogate pair, it refuses.
-    if _LONG_INTEGER not in raw.translate(_NUMBERS):
-        try:
-            return orjson.loads(raw)
-        except orjson.JSONDecodeError:
-            pass
-    return json.loads(raw)
+    try:
+        body = orjson.loads(raw)
+    except orjson.JSONDecodeError:
+        # What it would read otherwise, such as NaN, 1e400 and half of a surrogate pair, it refuses.
+        return json.loads(raw)
+    return json.loads(raw) if _may_lose_digits(body, raw) else body
+
+
+def _may_lose_digits(body: object, raw: bytes) -> bool:
+    """Tell whether `orjson` may have made a float of an integer beyond 64 bits, which Python keeps."""
+    if isinstance(body, dict) and not any(isinstance(value, (dict, list)) for value in body.values()):
+        return any(isinstance(value, float) and abs(value) >= 2**63 for value in body.values())
+    return _LONG_INTEGER in raw.translate(_NUMBERS)
 
 
 def first_object(path: Path) -> dict[str, object] | None:
