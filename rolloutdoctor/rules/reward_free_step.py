@@ -162,6 +162,6 @@ class RewardFreeStep(Rule[RewardFreeTally]):
             evidence=evidence,
             advice=(
                 "KL, entropy or an auxiliary loss updated them: record the rollouts and see `diff --fix zero-std`, or "
-                "use dynamic sampling (DAPO; in verl `algorithm.filter_groups.enable`)"
+                "use dynamic sampling (DAPO), which leaves out zero-variance groups"
             ),
         )
