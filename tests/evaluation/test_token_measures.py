@@ -45,6 +45,7 @@ def test_blocks_together_are_the_step(batch, block_tokens):
         gap_T = block.log_ratio("old_log_probs", "rollout_log_probs")
         return {
             "gap": block.row_sum(gap_T.abs()),
+            "signed": block.row_sum(gap_T),
             "last": block.row_sum(block.position_T),
             "trained": block.row_sum(block.trained_T),
         }
@@ -52,6 +53,7 @@ def test_blocks_together_are_the_step(batch, block_tokens):
     found = measured(batch, measure)
     gap_T = batch.column("old_log_probs").double() - batch.column("rollout_log_probs").double()
     torch.testing.assert_close(found["gap"], seg.total(gap_T.abs(), batch.rows), rtol=1e-15, atol=0)
+    torch.testing.assert_close(found["signed"], seg.total(gap_T, batch.rows), rtol=1e-12, atol=1e-15)
     lengths_N = batch.rows.diff().double()
     assert found["last"].tolist() == (lengths_N * (lengths_N - 1) / 2).tolist()
     assert found["trained"].tolist() == batch.trained.diff().tolist()
