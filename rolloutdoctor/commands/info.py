@@ -1,4 +1,4 @@
-"""`survey`: what a run holds, what can be checked, and what would make the rest checkable."""
+"""`info`: what a run holds, what can be checked, and what would make the rest checkable."""
 
 from dataclasses import dataclass, field
 

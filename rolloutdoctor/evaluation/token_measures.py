@@ -2,7 +2,7 @@
 
 from collections.abc import Callable, Hashable, Mapping, Sequence
 from functools import cached_property
-from typing import TypeVar
+from typing import TypeVar, cast
 
 import torch
 from torch import Tensor
@@ -55,8 +55,7 @@ class TokenBlock:
         """Return what `make` returns, made once per block for all rules that use the same key."""
         if key not in self._cached:
             self._cached[key] = make()
-        found: T = self._cached[key]  # type: ignore[assignment]
-        return found
+        return cast(T, self._cached[key])
 
     @cached_property
     def trained_T(self) -> Tensor:

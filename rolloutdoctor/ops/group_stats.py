@@ -1,4 +1,4 @@
-"""Statistics of groups in which some rows have a vote, and the others are left out."""
+"""Statistics of groups over the rows that count in the baseline; the others are left out."""
 
 from functools import cached_property
 from typing import TYPE_CHECKING
@@ -17,7 +17,7 @@ class GroupStats:
 
     Attributes:
         groups: rows gathered into groups.
-        in_baseline_N: ``[N]`` bool, rows that have a vote.
+        in_baseline_N: ``[N]`` bool, rows that count in the baseline.
     """
 
     def __init__(self, groups: "Groups", in_baseline_N: Tensor) -> None:

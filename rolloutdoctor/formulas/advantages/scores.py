@@ -14,7 +14,7 @@ from rolloutdoctor.ops.groups import Groups
 
 @dataclass(frozen=True, eq=False)
 class Scores:
-    """One score per row, and who votes.
+    """One score per row, and which rows count in the baseline.
 
     Attributes:
         score_N: ``[N]`` float64, the reward that the estimator sees.
