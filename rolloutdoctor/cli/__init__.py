@@ -13,9 +13,8 @@ def program() -> None:
         with signals.Stopping():
             _run()
     except signals.Stopped as stop:
-        print(f"rolloutdoctor: {stop}", file=sys.stderr)
-        code = stop.exit_code
-        raise SystemExit(code) from None
+        signals.report(stop)
+        raise SystemExit(stop.exit_code) from None
     finally:
         signals.unheed()
         signals.clean_up()

@@ -30,10 +30,8 @@ class Stopped(BaseException):
         self.exit_code = _BASE + number
 
     def __str__(self) -> str:
-        from rolloutdoctor.io.write.replacing import placed
-
-        done = placed()
-        what = f"{', '.join(done)} was written before" if done else "nothing was written"
+        done = _of_writing("replacing", "placed")
+        what = f"{', '.join(done)} was written before" if isinstance(done, tuple) and done else "nothing was written"
         return f"{_WORDS[self.args[0]]}; {what}"
 
 
@@ -55,7 +53,7 @@ def unheed() -> None:
 
 
 class Stopping:
-    """Inside, whatever a signal has led to is taken for it: a library that is being imported raises its own errors."""
+    """Inside, whatever a signal has led to is taken for it: some libraries raise an error of their own instead."""
 
     def __enter__(self) -> None:
         pass
@@ -69,11 +67,19 @@ class Stopping:
 
 def clean_up() -> None:
     """Remove what this process has not finished."""
-    # Where these are not imported, nothing has been begun.
-    for name, function in (("replacing", "remove_unfinished"), ("scratch", "remove_scratch")):
-        module = sys.modules.get(f"rolloutdoctor.io.write.{name}")
-        if module is not None:
-            getattr(module, function)()
+    _of_writing("replacing", "remove_unfinished")
+    _of_writing("scratch", "remove_scratch")
+
+
+def report(stop: Stopped) -> None:
+    """Say what the process was asked, in one sentence."""
+    print(f"rolloutdoctor: {stop}", file=sys.stderr, flush=True)
+
+
+def _of_writing(name: str, function: str) -> object:
+    """What this function answers; where its module is not imported, or not to its end, nothing has been begun."""
+    call = getattr(sys.modules.get(f"rolloutdoctor.io.write.{name}"), function, None)
+    return None if call is None else call()
 
 
 def _stop(number: int, frame: "FrameType | None") -> None:
@@ -83,7 +89,20 @@ def _stop(number: int, frame: "FrameType | None") -> None:
         clean_up()
         os._exit(_BASE + number)
     _received = signal.Signals(number)
+    if _is_importing(frame):
+        # Torch's C++ aborts the process on an exception out of its import, and other libraries keep it to themselves.
+        report(Stopped(_received))
+        clean_up()
+        os._exit(_BASE + number)
     raise Stopped(_received)
+
+
+def _is_importing(frame: "FrameType | None") -> bool:
+    while frame is not None:
+        if frame.f_code.co_filename.startswith("<frozen importlib"):
+            return True
+        frame = frame.f_back
+    return False
 
 
 def _not_lost(found: "sys.UnraisableHookArgs") -> None:

@@ -206,6 +206,22 @@ def test_a_second_signal_ends_at_once_and_leaves_nothing(folder):
 
 
 @pytest.mark.parametrize("number", CODES)
+def test_a_signal_while_a_module_is_imported(tmp_path, number):
+    """Nothing is raised there: torch's C++ would abort the process, and other libraries would go on."""
+    (tmp_path / "deaf.py").write_text(
+        "import os\ntry:\n    os.kill(os.getpid(), int(os.environ['NUMBER']))\nexcept BaseException:\n    pass\n"
+    )
+    program = "from rolloutdoctor.cli import signals; signals.heed(); import deaf; print('went on')"
+    environment = {**os.environ, "PYTHONPATH": f"{tmp_path}{os.pathsep}{Path.cwd()}", "NUMBER": str(int(number))}
+    ended = subprocess.run(
+        [sys.executable, "-c", program], capture_output=True, text=True, check=False, env=environment
+    )
+    assert (ended.returncode, ended.stdout) == (CODES[number], "")
+    assert ended.stderr.endswith("; nothing was written\n")
+    assert ended.stderr.startswith("rolloutdoctor: ")
+
+
+@pytest.mark.parametrize("number", CODES)
 def test_a_signal_that_was_ignored_stays_so(folder, number):
     """As under nohup, or in the background of a script."""
     process = start(folder, "recompute", preexec_fn=lambda: signal.signal(number, signal.SIG_IGN))
