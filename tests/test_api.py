@@ -33,7 +33,7 @@ def test_the_example_of_the_readme_runs(tmp_path):
         env=os.environ | {"PYTHONPATH": str(ROOT)},
     )
     assert done.returncode == 0, done.stderr
-    assert "advantages of 296 rows off by 0.163 on average, 1.33 at most" in done.stdout
+    assert "fully masked responses shift 296 advantages, by 0.163 on average and 1.33 at most" in done.stdout
     assert "changed_rows" in done.stdout
     assert (tmp_path / "advantages.png").read_bytes().startswith(b"\x89PNG")
 

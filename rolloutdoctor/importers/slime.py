@@ -35,7 +35,7 @@ class SlimeDump:
     recording: Mapping[str, str] = {
         "group_id": "keep rollout_data/ beside train_data/: --dump-details DIR, or --save-debug-rollout-data "
         "'DIR/rollout_data/{rollout_id}.pt' with --save-debug-train-data 'DIR/train_data/{rollout_id}.pt'",
-        "*": "--save-debug-train-data 'DIR/train_data/{rollout_id}.pt' (or --dump-details DIR) makes slime write it",
+        "*": "--save-debug-train-data 'DIR/train_data/{rollout_id}.pt' (or --dump-details DIR) records it",
     }
 
     def detect(self, path: Path) -> str | None:

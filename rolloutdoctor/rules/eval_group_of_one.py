@@ -32,23 +32,24 @@ class EvalTally(Sums):
 
 @dataclass(frozen=True)
 class EvalGroupOfOne(Rule[EvalTally]):
-    """Evaluation rows in groups of one: whatever is keyed on a standard deviation of zero hits all of them.
+    """Evaluation rows in groups of one: a mask or metric based on zero reward std applies to every one of them.
 
     ## What it does
-    Counts evaluation rows without siblings, how many of them have an all-zero mask, and how many the completion mask
-    proposed in TRL PR 5640 would have masked.
+    Counts evaluation rows that are alone in their group, how many of them are fully masked, and how many the completion
+    mask proposed in TRL PR 5640 would have masked.
 
     ## Why it matters
-    With `num_generations_eval = 1` TRL's standard deviation is 0 for every row, so `eval_frac_reward_zero_std` is 1
-    by construction. A mask keyed on it blanks the whole evaluation: loss, KL and entropy become 0. The fix
-    `zero-std` here never touches evaluation rows or groups of one.
+    With `num_generations_eval = 1` TRL's standard deviation is 0 for every row, so `eval_frac_reward_zero_std` is 1 by
+    construction. A mask based on it removes every evaluation row: loss, KL and entropy become 0. The fix `zero-std`
+    here never touches evaluation rows or groups of one.
 
     ## How it is measured
     `rows` are evaluation rows alone in their group, `masked_rows` those of them without a trained token,
     `rows_masked_by_pr5640` those that TRL's own flag covers. Confirmed: masks or the logged fraction show it.
 
     ## What to do
-    Key such masks on training rows and on max - min; do not read `frac_reward_zero_std` in evaluation.
+    Restrict such masks to training rows and test max - min instead of the std; ignore `frac_reward_zero_std` in
+    evaluation.
 
     ## Example
     >>> from rolloutdoctor.testing import diagnose_one, toy_batch
@@ -118,7 +119,7 @@ class EvalGroupOfOne(Rule[EvalTally]):
         return step.worst_rows(weight_N, note, KEEP_EXAMPLES)
 
     def measures(self, tally: EvalTally) -> Mapping[str, Measure]:
-        """How many rows, and how many are blank."""
+        """How many rows, and how many are fully masked."""
         return {
             "rows": Measure(tally.rows, "rows"),
             "masked_rows": Measure(tally.masked_rows, "rows"),
@@ -126,30 +127,30 @@ class EvalGroupOfOne(Rule[EvalTally]):
         }
 
     def judge(self, run: EvalTally, context: Context) -> Judgement | None:
-        """A warning if such rows are blank, else information."""
+        """A warning if such rows are fully masked, else information."""
         if not run.rows:
             return None
         evidence = "the masks themselves show it" if run.masked_rows else "no logged value shows it"
         if run.flagged_steps:
             evidence = f"frac_reward_zero_std is logged as 1 in {counted(run.flagged_steps, 'evaluation')}" + (
-                "; the masks show the blank rows" if run.masked_rows else ""
+                "; the masks show the fully masked rows" if run.masked_rows else ""
             )
         proposed = ""
         if run.pr_rows and context.trainer is not None:
             title = context.trainer.title
-            proposed = f"; the mask proposed in {title} PR 5640 would blank {run.pr_rows:,} of them"
+            proposed = f"; the mask proposed in {title} PR 5640 would remove {run.pr_rows:,} of them"
         return Judgement(
             severity=Severity.WARNING if run.masked_rows else Severity.INFO,
             confirmed=bool(run.masked_rows or run.flagged_steps),
-            headline=f"{counted(run.rows, 'eval row')} alone in their group, {run.masked_rows:,} without a token",
+            headline=f"{counted(run.rows, 'eval row')} in groups of one, {run.masked_rows:,} of them fully masked",
             message=(
-                f"{run.rows:,} of {counted(run.eval_rows, 'eval row')} have no siblings, so their standard deviation "
-                f"is 0 by construction{proposed}"
+                f"{run.rows:,} of {counted(run.eval_rows, 'eval row')} are alone in their group, so the reward std is "
+                f"0 by construction{proposed}"
             ),
             evidence=evidence,
             advice=(
-                "unmask them: evaluation has no gradient to protect, and their loss and KL read 0 now"
+                "do not mask evaluation rows: they have no gradient, and with the mask their loss and KL are 0"
                 if run.masked_rows
-                else "nothing to mend; the fix zero-std leaves them alone, and frac_reward_zero_std says nothing here"
+                else "no action: the fix zero-std does not touch evaluation rows; ignore frac_reward_zero_std there"
             ),
         )

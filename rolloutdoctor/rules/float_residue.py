@@ -37,20 +37,20 @@ class ResidueTally(Sums):
 
 @dataclass(frozen=True)
 class FloatResidue(Rule[ResidueTally]):
-    """Equal rewards get an advantage out of float32 rounding.
+    """Groups with equal rewards get a nonzero advantage from float32 rounding.
 
     ## What it does
     Finds training groups whose rewards are all equal (max - min = 0) and yet have advantages other than 0.
 
     ## Why it matters
-    The float32 mean of eight times 0.3 is not 0.3. The residue, divided by a standard deviation of the same size
-    plus a small epsilon, becomes an advantage of up to 0.9, with the same sign for the whole group: a common push
-    that no reward asked for. Rewards of 0, 1 and dyadic fractions never do this.
+    The float32 mean of eight times 0.3 is not 0.3. The residue, divided by a standard deviation of the same size plus a
+    small epsilon, becomes an advantage of up to 0.9, with the same sign for the whole group: all of its responses are
+    reinforced, or all suppressed, by rounding alone. Rewards of 0, 1 and dyadic fractions never do this.
 
     ## How it is measured
-    From the logged advantages where there are any (then confirmed). Otherwise the trainer's float32 arithmetic is
-    repeated on the rewards; sign and size depend on the order of summation, so another device gives another residue.
-    The exact advantage is 0.
+    Read from the logged advantages if there are any (then confirmed). Otherwise the trainer's float32 arithmetic is
+    repeated on the rewards; the sign and size of the residue depend on the order of summation, so another device gives
+    another one. The exact advantage is 0.
 
     ## What to do
     Test for equal rewards by max - min, compute group statistics in float64, or scale rewards to dyadic values.
@@ -155,8 +155,8 @@ class FloatResidue(Rule[ResidueTally]):
             confirmed=confirmed,
             headline=f"|advantage| up to {number(run.max_abs)} in {counted(run.groups, 'group')} of equal rewards",
             message=(
-                f"{counted(run.groups, 'group')} of {run.equal_groups:,} with equal rewards have {source} advantages "
-                f"other than 0, {percent(ratio(run.mass, run.all_mass))} of the absolute advantage"
+                f"{counted(run.groups, 'group')} of {run.equal_groups:,} with equal rewards have nonzero {source} "
+                f"advantages, {percent(ratio(run.mass, run.all_mass))} of the total absolute advantage"
             ),
             evidence=evidence,
             advice="test for equal rewards by max - min in the trainer, or compute its group statistics in float64",

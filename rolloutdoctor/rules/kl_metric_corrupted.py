@@ -60,26 +60,27 @@ def _fits(logged: float, predicted: float, radius: float) -> bool:
 
 @dataclass(frozen=True)
 class KlMetricCorrupted(Rule[KlMetricTally]):
-    """The logged KL is the reward buffer, or otherwise not the KL of the rows.
+    """The logged KL does not match the log-probs, for example because the reward overwrote it.
 
     ## What it does
     Recomputes the KL metric from the log-probs by the trainer's own definition and compares it with what was logged,
     per step and, where the per-token KL was stored, per token.
 
     ## Why it matters
-    slime's ppo estimator built its reward inside the tensor that holds the KL: `-kl_coef * kl`, plus the reward at
-    the last token. The dashboard then shows mean reward by mean length under the name `rollout/kl`: it can be
+    slime's ppo estimator built its reward inside the tensor that holds the KL: `-kl_coef * kl`, plus the reward at the
+    last token. The dashboard then shows mean reward divided by mean length under the name `rollout/kl`: it can be
     negative, it rises with reward and falls with length, and with kl_coef = 0 it is reward alone.
 
     ## How it is measured
-    `rel_error` is the mean absolute error by the mean absolute recomputed value; `reward_share` the part of the
+    `rel_error` is the mean absolute error divided by the mean absolute recomputed value; `reward_share` the part of the
     logged value that is reward; `tokens_matching` the share of stored token values that equal the reward buffer.
-    `inverted` is the KL recovered from the corrupted series: (mean reward / mean length - logged) / kl_coef.
-    Two values agree if they differ by no more than float32 arithmetic may lose, which for k3 is some `4e-7` a token
-    however small the KL is. Confirmed: the logged values equal the reward buffer and not the KL.
+    `inverted` is the KL recovered from the corrupted series: (mean reward / mean length - logged) / kl_coef. Two values
+    agree if they differ by no more than the float32 rounding error, which for k3 is some `4e-7` per token however small
+    the KL is. Confirmed: the logged values equal the reward buffer and not the KL.
 
     ## What to do
-    Upgrade the trainer; invert the old series with the numbers given here; ignore alarms that were set on it.
+    Upgrade the trainer. For the old run use the recovered KL given here, and ignore alerts that its logged KL
+    triggered.
 
     ## Example
     >>> from rolloutdoctor.testing import diagnose_one, toy_batch
@@ -272,7 +273,7 @@ class KlMetricCorrupted(Rule[KlMetricTally]):
             return None
         found = self.measures(run)
         headline = (
-            f"logged KL {number(found['logged'].value)} where the rows give {number(found['recomputed'].value)}"
+            f"logged KL is {number(found['logged'].value)}, recomputed {number(found['recomputed'].value)}"
             f" (error {percent(relative)})"
         )
         if not confirmed:
@@ -281,10 +282,10 @@ class KlMetricCorrupted(Rule[KlMetricTally]):
                 confirmed=False,
                 headline=headline,
                 message=(
-                    f"the logged KL fits the rows in {run.fits_kl:,} of {counted(run.steps, 'step')} and the reward "
-                    f"buffer in {run.fits_reward:,}"
+                    f"the logged KL matches the recomputed one in {run.fits_kl:,} of {counted(run.steps, 'step')}, and "
+                    f"the reward buffer in {run.fits_reward:,}"
                 ),
-                evidence="no formula that is known here gives all of the logged values",
+                evidence="no known formula reproduces all of the logged values",
                 advice="check that the rows are all rows of the step, and that the KL options are those of the run",
             )
         evidence = []
@@ -294,8 +295,10 @@ class KlMetricCorrupted(Rule[KlMetricTally]):
                 f"'-kl_coef * kl, plus the reward at the last token' within {number(run.worst_reward_fit)}"
             )
         if run.telling:
-            told = f"of {counted(run.telling, 'stored token')} where the two differ"
-            evidence.append(f"{told} {run.telling_fit_reward:,} equal it and {run.telling_fit_kl:,} equal the KL")
+            evidence.append(
+                f"where KL and reward buffer differ, {run.telling_fit_reward:,} of "
+                f"{counted(run.telling, 'stored token')} equal the reward buffer and {run.telling_fit_kl:,} the KL"
+            )
         inverted = (
             f"; true KL, recovered from the corrupted values: {number(found['inverted'].value)}"
             if "inverted" in found
@@ -310,6 +313,6 @@ class KlMetricCorrupted(Rule[KlMetricTally]):
                 f"value is reward{inverted}"
             ),
             evidence="; ".join(evidence),
-            advice="upgrade the trainer past the fix, or apply it as a patch (`rolloutdoctor fixes`); loss and "
-            "advantages are not touched by it",
+            advice="upgrade to a release of the trainer with the fix, or apply its patch (`rolloutdoctor fixes`); loss "
+            "and advantages are unaffected",
         )

@@ -32,24 +32,24 @@ class KlOnlyLoss(Rule[KlOnlyTally]):
     """The logged loss is the KL term alone: the curve shows drift from the reference, not learning.
 
     ## What it does
-    Compares the logged loss with the logged KL times its coefficient. No rollouts are needed; where they are there and
-    give the loss exactly, `RDG002` covers it and this rule does not run.
+    Compares the logged loss with the logged KL times its coefficient. No rollouts are needed; if the run has them and
+    they give the loss exactly, `RDG002` covers this case and this rule does not run.
 
     ## Why it matters
-    At ratio one the policy term is worth minus the mean advantage, which is 0 for centred advantages of equal weight.
-    What is printed is then beta times the KL: it starts at 0 and rises, while the gradient of the policy term is
-    alive. A falling loss is no progress, and a rising one no divergence.
+    At importance ratio 1 the policy term equals minus the mean advantage, which is 0 for centred advantages of equal
+    weight. The printed loss is then beta times the KL: it starts at 0 and rises, although the policy gradient is not
+    zero. So a falling loss is not progress, and a rising loss is not divergence.
 
     ## How it is measured
-    TRL: `policy_loss` is the logged `loss` less beta (which has to be stated) times the logged `kl`. That difference is
+    TRL: `policy_loss` is the logged `loss` minus beta (which has to be given) times the logged `kl`. That difference is
     the policy part where TRL averages the KL in the loss over tokens as in the metric: `loss_type` dapo or bnpo on one
     micro-batch; elsewhere the two need not match, and the rule is silent unless they do. verl: `actor/pg_loss` is the
     policy part, and `actor/kl_loss` times `actor/kl_coef` the KL part. A step counts if the KL part is at least 1e-7
-    and the policy part at most 1e-4 of it; a loss that was rounded to four digits (transformers before 5) counts for
-    nothing below 0.5. Confirmed: it is what the trainer logged.
+    and the policy part at most 1e-4 of it; a loss rounded to four digits (transformers before 5) is ignored below 0.5.
+    Confirmed: it is what the trainer logged.
 
     ## What to do
-    Nothing, if the logged gradient norm is alive: watch reward and gradient instead of the loss.
+    Nothing, if the logged gradient norm is not 0: watch reward and gradient norm instead of the loss.
 
     ## Example
     >>> from rolloutdoctor.testing import diagnose_one, toy_batch
@@ -155,11 +155,11 @@ class KlOnlyLoss(Rule[KlOnlyTally]):
                 f"{alive}"
             ),
             evidence=(
-                f"the logged policy part, or the loss less coefficient times KL, is at most {number(run.worst)} there"
+                f"the logged policy part, or the loss minus coefficient times KL, is at most {number(run.worst)} there"
             ),
             advice=(
                 f"{percent(dead_share)} of the steps had a gradient norm of 0 as well: no update"
                 if run.dead
-                else "nothing: watch reward and gradient norm instead of the loss"
+                else "no action: watch reward and gradient norm instead of the loss"
             ),
         )

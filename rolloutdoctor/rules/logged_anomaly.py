@@ -37,19 +37,21 @@ class LoggedAnomaly(Rule[AnomalyTally]):
     Reads the logged loss, KL and gradient norm of every training step. No rollouts are needed.
 
     ## Why it matters
-    A NaN in the loss or the norm went into the weights, or was hidden by whoever averaged it. The k2 and k3 estimators
-    of the KL are never negative, so a negative mean of them is not that KL. One step whose norm or KL is many times
-    that of all others is where to look first: clipping turns it into a full-size step in an arbitrary direction.
+    A NaN in the loss or the gradient norm reaches the weights, unless the trainer skips the step. The k2 and k3
+    estimators of the KL are never negative, so a negative mean is not a mean of them. A step whose gradient norm or KL
+    is many times that of all others is the first to look at: gradient clipping turns it into a full-size step in an
+    arbitrary direction.
 
     ## How it is measured
     `nonfinite_steps` have a NaN or an infinity in one of the three. `negative_kl_steps` have a KL below -0.01, which
     rounding in bfloat16 does not reach; they are a finding where the configuration says that the KL in the loss is k2
-    or k3. `*_peak` is the largest value by the mean of all others; above 10, of more than ten, it is a finding, and
-    nothing proves that it harmed. Confirmed: for the first two the log itself is the proof. A peak alone is exposed.
+    or k3. `*_peak` is the largest value divided by the mean of all others; with more than ten values, a peak above 10
+    is a finding, without proof that it did harm. Confirmed: for the first two the log itself is the proof. A peak alone
+    is exposed.
 
     ## What to do
-    Look at the rollouts of the steps named, `RDI001` finds the tokens. For a negative KL see which estimator and which
-    buffer the metric is made of.
+    Look at the rollouts of the steps listed; `RDI001` finds the tokens. For a negative KL, check which estimator and
+    which tensor the metric is computed from.
 
     ## Example
     >>> from rolloutdoctor.testing import diagnose_one, toy_batch
@@ -133,7 +135,7 @@ class LoggedAnomaly(Rule[AnomalyTally]):
         return None if run.steps else self._untold(context)
 
     def judge(self, run: AnomalyTally, context: Context) -> Judgement | None:
-        """An error for what is no number, a warning for what cannot be or stands out."""
+        """An error for NaN or Inf, a warning for an impossible value or an outlier."""
         term = None if context.objective is None else context.objective.kl_loss
         negative = run.negative_kl if term is not None and term.estimator in _NEVER_NEGATIVE else 0
         peaks = {
@@ -146,7 +148,10 @@ class LoggedAnomaly(Rule[AnomalyTally]):
             if count > self.fewest and peak is not None and peak > self.peak_above
         ]
         if negative:
-            words.insert(0, f"a KL that cannot be negative is {number(-run.deepest_kl)} ({counted(negative, 'step')})")
+            words.insert(
+                0,
+                f"a KL estimator that is never negative logged {number(-run.deepest_kl)} ({counted(negative, 'step')})",
+            )
         if run.nonfinite:
             words.insert(0, f"{counted(run.nonfinite, 'step')} with NaN or infinity")
         if not words:
@@ -157,8 +162,8 @@ class LoggedAnomaly(Rule[AnomalyTally]):
             headline=words[0],
             message=f"the log of {counted(run.steps, 'step')} has {'; '.join(words)}",
             evidence="the trainer's own log",
-            advice="look at the rollouts of the steps named"
-            + ("; what the KL metric is made of is not the estimator that is configured" if negative else ""),
+            advice="look at the rollouts of the steps listed"
+            + ("; check what the KL metric is computed from: it is not the configured estimator" if negative else ""),
         )
 
 

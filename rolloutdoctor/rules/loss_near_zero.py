@@ -34,25 +34,26 @@ class LossTally(Sums):
 
 @dataclass(frozen=True)
 class LossNearZero(Rule[LossTally]):
-    """A loss of about zero: healthy, or dead.
+    """The loss is near zero: expected on-policy, unless the gradient is zero too.
 
     ## What it does
-    Takes the loss of such steps apart into its policy and KL parts, predicts it at ratio one for the aggregation
-    mode in force, and shows the gradient beside it.
+    Splits the loss of such steps into its policy and KL parts, predicts it at importance ratio 1 for the aggregation
+    mode in use, and shows the gradient next to it.
 
     ## Why it matters
-    At ratio one a clipped surrogate is worth minus the advantage. Averaged over rows of equal weight, group-centred
-    advantages cancel, so the loss that is printed is the KL part alone, while the gradient of the policy part is
-    alive. Averaged over tokens they cancel only if length does not go with reward. A loss of zero with a gradient
-    of zero is another matter: that step has no gradient.
+    At importance ratio 1 the clipped surrogate equals minus the advantage. Group-centred advantages average to zero
+    over rows of equal weight, so the printed loss is the KL part alone, although the policy gradient is not zero. Under
+    a token mean they cancel only if length is uncorrelated with reward. If the gradient is zero as well, the step does
+    not update the policy.
 
     ## How it is measured
     `expected_loss_at_ratio_one` is minus the weighted advantages plus the KL part. Gradients are in log-prob space.
     Run-level numbers are means over the steps in question. Confirmed: the logged loss equals the recomputed one.
 
     ## What to do
-    Nothing, if there is a gradient. If there is none: zero variance in all groups and no KL term, or an empty
-    mask. If the trainer logged a gradient norm of 0 while this gradient is not 0, the graph is cut in the trainer.
+    Nothing, if there is a gradient. If there is none, either every group has zero reward variance and the loss has no
+    KL term, or every token is masked. If the trainer logged a gradient norm of 0 while this gradient is not 0, the
+    autograd graph is broken in the trainer.
 
     ## Example
     >>> from rolloutdoctor.testing import diagnose_one, toy_batch
@@ -154,7 +155,7 @@ class LossNearZero(Rule[LossTally]):
         if run.broken:
             advice = (
                 "the rows have a gradient and the trainer logged a norm of 0: look for detached log-probs, frozen "
-                "parameters or a cut graph"
+                "parameters or a broken autograd graph"
             )
         elif run.dead:
             advice = (

@@ -75,7 +75,7 @@ class NonfiniteValues(Rule[NonfiniteTally]):
     """NaN or infinity in log-probs, advantages or rewards.
 
     ## What it does
-    Counts values that are not finite, apart for trained and for masked tokens.
+    Counts NaN and infinite values, separately for trained and for masked tokens.
 
     ## Why it matters
     One such value in a trained token makes the loss of the step NaN. In a masked token it does the same wherever the
@@ -83,18 +83,19 @@ class NonfiniteValues(Rule[NonfiniteTally]):
 
     ## How it is measured
     `tokens` counts trained tokens with a value that is not finite in any column, `masked_tokens` masked ones, `rows`
-    the rows that hold either or whose reward is not finite. A log-prob above 88 or below -1000 counts as well: it is
-    a placeholder or a fault, and its exponential, or that of its difference from another, is not finite. A missing
-    reward is no fault where the trainer leaves such rows out (TRL); NaN in `rollout_log_probs` means that the engine
-    gave none. All numbers elsewhere in a report leave masked values out. Confirmed: the values are in the file.
-    `undefined_advantages` counts rows whose advantage the trainer itself computes as NaN from finite values: verl's
-    opo divides by the trained tokens of the group, which are none where all of its rows were rejected. The mask keeps
-    such a NaN out of the loss, but not out of its gradient, so verl skips the whole optimiser step. Recomputed
-    gradients leave masked tokens out, so they say what the step would be without those rows. Exposed, where nothing
-    else was found: the rows and the configuration would make it happen.
+    the rows that hold either or whose reward is not finite. A log-prob above 88 or below -1000 counts as well: it is a
+    placeholder or a bug, and its exponential, or that of its difference from another log-prob, overflows. A missing
+    reward is not a fault if the trainer leaves such rows out (TRL); NaN in `rollout_log_probs` means that the inference
+    engine returned none. All numbers elsewhere in a report leave masked values out. Confirmed: the values are in the
+    file. `undefined_advantages` counts rows whose advantage the trainer itself computes as NaN from finite values:
+    verl's opo divides by the trained tokens of the group, which are none where all of its rows were rejected. The mask
+    keeps such a NaN out of the loss, but not out of its gradient, so verl skips the whole optimiser step. Recomputed
+    gradients leave masked tokens out, so they say what the step would be without those rows. If these are the only
+    ones, the verdict is exposed: the rows and the configuration would make it happen.
 
     ## What to do
-    Look at the rows named, and at what made the value: an empty response, an exponential, a failed reward.
+    Look at the rows listed and find where the value comes from: an empty response, an overflowing exponential, a reward
+    function that failed.
 
     ## Example
     >>> from rolloutdoctor.testing import diagnose_one, toy_batch
@@ -268,5 +269,5 @@ class NonfiniteValues(Rule[NonfiniteTally]):
             + (f"; {leak}" if run.masked_tokens else "")
             + (f"; {undefined}" if run.undefined else ""),
             evidence="the values are in the file",
-            advice="look at the rows named; numbers elsewhere in this report that such values reach are shown as n/a",
+            advice="look at the rows listed; numbers elsewhere in this report that such values reach are shown as n/a",
         )

@@ -1,4 +1,4 @@
-"""RDI002: rollout files that were overwritten, mixed, repeated or torn."""
+"""RDI002: rollout files that were overwritten, mixed, duplicated or truncated."""
 
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
@@ -26,22 +26,22 @@ class OverwrittenTally(Sums):
 
 @dataclass(frozen=True)
 class OverwrittenCompletions(Rule[OverwrittenTally]):
-    """The trainer's rollout files were overwritten, mixed with evaluation rows, repeated or torn.
+    """The trainer's rollout files were overwritten, mixed with evaluation rows, duplicated or truncated.
 
     ## What it does
-    Reports what an importer found out about the files themselves.
+    Reports defects of the rollout files that the importer detected.
 
     ## Why it matters
     TRL names a completions file after the step, so that an evaluation at a step replaces its training rows; a small
     evaluation leaves rows of both in one file, without a column that tells them apart; and logging between two
-    generations writes the same rows again under another step. Whoever averages such files averages the wrong rows.
+    generations writes the same rows again under another step. A mean over such files is a mean over the wrong rows.
 
     ## How it is measured
     `lost_rows` are training rows that an evaluation replaced, in `lost_steps` steps; `mixed_rows` are evaluation rows
     in a file that also holds training rows; `repeated_rows` are copies of rows of an earlier file, counted at the step
-    that they belong to; `torn_lines` were not written to their end. Evaluations are known from the trainer's own log.
-    Copies and torn lines are left out of everything else that is reported. The update itself was not touched. A run
-    file that a recorder wrote row by row has none of this.
+    that they belong to; `torn_lines` are truncated lines, not written to their end. Evaluations are known from the
+    trainer's own log. Copies and truncated lines are left out of everything else that is reported. The update itself is
+    unaffected. A run file that a recorder wrote row by row has none of this.
 
     ## What to do
     Evaluate at steps that are not logged, or record with `rolloutdoctor.recorders.trl`, which keeps every row.
@@ -103,12 +103,12 @@ class OverwrittenCompletions(Rule[OverwrittenTally]):
             severity=Severity.WARNING if harmed else Severity.INFO,
             confirmed=True,
             headline=words,
-            message=f"the rollout files are not the rollouts of the run: {words}; the update itself was not touched",
+            message=f"the rollout files are not the rollouts of the run: {words}; the update itself is unaffected",
             evidence="the files themselves, and the evaluations in the trainer's own log",
             advice=(
                 "evaluate at steps that are not logged, or record the run"
                 if run.lost_rows or run.mixed_rows
-                else "nothing to mend: copies and torn lines are left out here"
+                else "no action: copies and truncated lines are left out here"
             ),
         )
 
@@ -123,7 +123,7 @@ def _words(tally: OverwrittenTally) -> str:
     if tally.mixed_rows:
         parts.append(f"{counted(tally.mixed_rows, 'evaluation row')} among training rows")
     if tally.repeated_rows:
-        parts.append(f"{counted(tally.repeated_rows, 'row')} repeated in later files")
+        parts.append(f"{counted(tally.repeated_rows, 'row')} duplicated in later files")
     if tally.torn_lines:
-        parts.append(f"{counted(tally.torn_lines, 'line')} torn")
+        parts.append(f"{counted(tally.torn_lines, 'truncated line')}")
     return ", ".join(parts)

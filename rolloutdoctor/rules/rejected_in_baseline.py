@@ -51,25 +51,26 @@ class RejectedInBaseline(Rule[RejectedTally]):
     """Fully masked responses still count in the group mean and std of the others.
 
     ## What it does
-    Finds rows whose response mask is all zero but whose reward is known, recomputes the advantages with unmasked
-    responses only, and reports the live rows whose advantage changes.
+    Finds fully masked responses with a known reward, recomputes the advantages without them, and reports the unmasked
+    responses whose advantage changes.
 
     ## Why it matters
-    The rejected row trains nothing, and still its reward moves the mean and the standard deviation that its siblings
-    are compared with: by 49.5 for a reward of 1 beside a rejected 100. A sibling's advantage can change its sign.
-    Some estimators carry it to other groups: verl's gpg scales all rows by a count over the batch, and others whiten
-    or normalise over it. Some projects keep such rows in the baseline on purpose, since their reward is evidence
-    about the prompt.
+    A fully masked response contributes no policy gradient, yet its reward still shifts the mean and the standard
+    deviation of its group: a rejected reward of 100 beside a 1 moves the baseline by 49.5. Advantages of the other
+    responses can flip sign. With some estimators other groups change too: verl's gpg scales all rows by a count over
+    the batch, and others whiten over the batch. Some projects keep such responses in the baseline on purpose, since
+    their reward is evidence about the prompt.
 
     ## How it is measured
-    `live_rows` are all live rows of the step whose advantage changes, in groups with a rejected row or not, and
-    `affected_groups` the groups they are in. Over them, `baseline_drift` is the change of what the estimator
-    subtracts, all responses against unmasked ones, and `advantage_shift` that of the advantage. Gradient numbers are in
-    log-prob space and need log-probs. Confirmed: on rows where the two differ, the logged advantages equal the ones
-    with all rows voting.
+    `live_rows` counts the unmasked responses whose advantage changes, in any group of the step, and `affected_groups`
+    counts their groups. Over these responses, `baseline_drift` is the change in the baseline when fully masked
+    responses are left out, and `advantage_shift` the change in the advantage. Gradient numbers are in log-prob space
+    and need log-probs. Confirmed: where the two formulas differ, the logged advantages match the one that includes
+    fully masked responses.
 
     ## What to do
-    The numbers compare with the fix `rejected-rows`. Leave such rows out of the group statistics in the trainer.
+    Leave fully masked responses out of the group statistics in the trainer. The numbers compare with the fix
+    `rejected-rows`.
 
     ## Example
     >>> from rolloutdoctor.testing import diagnose_one, toy_batch
@@ -255,15 +256,13 @@ class RejectedInBaseline(Rule[RejectedTally]):
         return Judgement(
             severity=Severity.ERROR if confirmed else Severity.WARNING,
             confirmed=confirmed,
-            headline=f"advantages of {counted(run.live_rows, 'row')} off by {number(shift)} on average, "
-            f"{number(run.shift_max)} at most",
+            headline=f"fully masked responses shift {counted(run.live_rows, 'advantage')}, by {number(shift)} on "
+            f"average and {number(run.shift_max)} at most",
             message=(
                 f"{counted(run.rejected_rows, 'fully masked response')} still count in the group baseline: "
                 f"{counted(run.live_rows, 'advantage')} in {counted(run.affected_groups, 'group')} shift, "
                 f"{run.sign_flips:,} of them flip sign"
             ),
             evidence=evidence,
-            advice=(
-                "leave such rows out of the group's statistics; compare with `rolloutdoctor diff --fix rejected-rows`"
-            ),
+            advice=("leave them out of the group mean and std; compare with `rolloutdoctor diff --fix rejected-rows`"),
         )

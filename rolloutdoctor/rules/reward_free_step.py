@@ -38,23 +38,23 @@ class RewardFreeStep(Rule[RewardFreeTally]):
     that it logged for them. No rollouts are needed.
 
     ## Why it matters
-    Without a spread every advantage is 0 and so is the policy term. Whatever moved the model at such a step is the KL
-    term, an entropy bonus or an auxiliary loss. Where these steps are many, the run is pulled to the reference, or
-    apart, by terms that know nothing of the task.
+    With zero reward variance every advantage is 0, and so is the policy gradient. The update of such a step comes from
+    the KL term, an entropy bonus or an auxiliary loss alone. Many such steps mean that the weights drift under terms
+    without any task signal.
 
     ## How it is measured
     A TRL step counts if the logged `frac_reward_zero_std` is exactly 1: a mean over groups, or over several steps, is 1
     only if each of them is, and the logged `grad_norm` is that of the last. TRL means a standard deviation below 1e-8,
     which leaves advantages of at most 1e-4 times the root of the group size. A verl step counts if
-    `critic/advantages/max` and `/min`, over all trained tokens, are both 0. `grad_norm` is the mean of the logged
-    norms over these steps, before clipping and over parameters; `grad_norm_ratio` is that by the mean over the other
-    steps. `loss_by_kl` is the logged loss by the logged KL: at these steps the loss is beta times the KL, so it is
-    beta, where both are averaged over tokens in the same way (`loss_by_kl_low` and `_high` are its extremes).
-    Confirmed: it is what the trainer logged.
+    `critic/advantages/max` and `/min`, over all trained tokens, are both 0. `grad_norm` is the mean of the logged norms
+    over these steps, before clipping and over parameters; `grad_norm_ratio` is that mean divided by the mean over the
+    other steps. `loss_by_kl` is the logged loss divided by the logged KL: at these steps the loss is beta times the KL,
+    so the quotient is beta if both are averaged over tokens in the same way (`loss_by_kl_low` and `_high` are its
+    extremes). Confirmed: it is what the trainer logged.
 
     ## What to do
-    Read the share and the ratio. `diff --fix zero-std` on recorded rollouts shows what a step without these terms is;
-    drawing prompts again until their rewards differ avoids the steps.
+    See how many steps there are and how large their gradient norm is. `diff --fix zero-std` on recorded rollouts shows
+    the update without the KL of such groups; dynamic sampling (DAPO) avoids these steps.
 
     ## Example
     >>> from rolloutdoctor.testing import diagnose_one, toy_batch
@@ -88,7 +88,7 @@ class RewardFreeStep(Rule[RewardFreeTally]):
 
     def _untold(self, context: Context) -> Missing:
         return Missing(
-            "no step has a logged gradient norm and a metric that tells whether any group had reward variance",
+            "no step logs both a gradient norm and how many groups had zero reward variance",
             context.recording.get("reward_free", logs_remedy()),
         )
 

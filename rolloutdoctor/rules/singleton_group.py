@@ -1,4 +1,4 @@
-"""RDA002: groups with one live row."""
+"""RDA002: groups with one unmasked response."""
 
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
@@ -31,16 +31,16 @@ class SingletonTally(Sums):
 
 @dataclass(frozen=True)
 class SingletonGroup(Rule[SingletonTally]):
-    """Groups with a single live row have no siblings to be compared with.
+    """Groups with a single unmasked response have no baseline.
 
     ## What it does
-    Counts training groups with exactly one row that still has trained tokens (or one row, where no mask is logged),
-    and the share of the absolute advantage that these rows carry.
+    Counts training groups with exactly one unmasked response (or one response, if no mask is logged), and their share
+    of the total absolute advantage.
 
     ## Why it matters
-    Frameworks disagree on what such a row deserves: its raw score (verl's grpo, rloo, opo), its score times a batch
-    factor (gpg), or nothing (verl's rloo_vectorized, TRL, slime). A raw score of a non-negative reward pushes every
-    such row up, and rejection makes such rows common.
+    Trainers disagree on its advantage: the raw score (verl's grpo, rloo, opo), the score times a batch factor (gpg), or
+    0 (verl's rloo_vectorized, TRL, slime). With non-negative rewards, a raw score as the advantage reinforces the
+    response however bad it is. Rejection makes such groups common.
 
     ## How it is measured
     `advantage_mass_share` is the sum of |A| over these rows by the sum over all live rows, for the advantages as
@@ -156,7 +156,7 @@ class SingletonGroup(Rule[SingletonTally]):
             ),
             evidence=evidence,
             advice=(
-                "drop such groups, or give them 0 as the fix rejected-rows:singleton-zero does"
+                "drop such groups, or set their advantage to 0, as the fix rejected-rows:singleton-zero does"
                 if run.mass > 0
                 else "no action: they only cost tokens"
             ),

@@ -56,21 +56,21 @@ class ZeroStdKl(Rule[ZeroStdTally]):
     deviation) while the loss has a KL term, and measures how much of the gradient comes from them.
 
     ## Why it matters
-    Their advantages are zero, so the reward says nothing about them: all they do is pull the policy towards the
-    reference. Upstream holds this to be the published objective, which applies the KL to every token whatever the
-    advantage. It is therefore reported as information with a magnitude, never as a fault.
+    Their advantages are zero, so their only gradient is the KL term, which pulls the policy towards the reference.
+    Upstream regards this as the published objective, which applies the KL to every token whatever the advantage. It is
+    therefore reported as information with a magnitude, never as a fault.
 
     ## How it is measured
     The gradient is the exact derivative of the loss with respect to each logged log-prob; it is not a gradient of
     parameters. `grad_share_logits_l2` weighs it by the norm of the derivative of the log-prob with respect to the
-    token's logits, which needs the column `sum_pi_squared`; without it the share is bounded from both sides.
-    `kappa` = <g, g_fixed> / <g_fixed, g_fixed>, where the fix masks the KL of such groups in the loss.
-    Confirmed: in a step where every group is without spread and the advantages are zero, as logged or else repeated
-    in float32, the trainer logged a gradient norm above zero.
+    token's logits, which needs the column `sum_pi_squared`; without it the share is bounded from both sides. `kappa` =
+    <g, g_fixed> / <g_fixed, g_fixed>, where the fix masks the KL of such groups in the loss. Confirmed: in a step where
+    every group has equal rewards and all advantages are zero (as logged, or else recomputed in float32), the trainer
+    logged a gradient norm above zero.
 
     ## What to do
-    The numbers compare with the fix `zero-std`. Filter such prompts before the update, vary the difficulty, or use
-    beta = 0, if the KL is not wanted there.
+    If the KL is not wanted there, filter such prompts before the update (dynamic sampling), vary the difficulty, or set
+    beta = 0. The numbers compare with the fix `zero-std`.
 
     ## Example
     >>> from rolloutdoctor.testing import diagnose_one, toy_batch
@@ -177,7 +177,7 @@ class ZeroStdKl(Rule[ZeroStdTally]):
         return step.float32_advantages(rule.epsilon) * scaled
 
     def examples(self, step: "StepView") -> Iterable[Example]:
-        """The groups without spread that have the largest gradient."""
+        """The zero-variance groups that have the largest gradient."""
         if not step.training or step.rows is None or step.tokens is None or self.fix not in step.fixed:
             return ()
         dead_G = step.group_sum(step.tokens.grad_l1_N * step.rows.zero_std_N)
@@ -235,11 +235,11 @@ class ZeroStdKl(Rule[ZeroStdTally]):
             )
         elif run.dead_steps:
             evidence = (
-                f"{counted(run.dead_steps, 'step')} had only such groups, but no gradient norm above zero was logged "
-                "there, or rounding may have made advantages other than zero"
+                f"in {counted(run.dead_steps, 'step')} every group has equal rewards, but no gradient norm above zero "
+                "was logged there, or rounding may have made the advantages nonzero"
             )
         else:
-            evidence = "no step had only such groups, so no logged value shows the effect on its own"
+            evidence = "every step also has groups with reward variance, so no logged value isolates the KL term"
         return Judgement(
             severity=Severity.INFO,
             confirmed=run.confirmed_steps > 0,

@@ -15,8 +15,8 @@ def test_alone_in_their_group():
     found = found_by(CODE, rows(), trainer="trl")
     assert values(found) == {"rows": 2, "masked_rows": 0, "rows_masked_by_pr5640": 2}
     assert (found.severity, found.verdict, found.fix) == (Severity.INFO, "exposed", None)
-    assert found.message.startswith("2 of 4 eval rows have no siblings")
-    assert "the mask proposed in TRL PR 5640 would blank 2 of them" in found.message
+    assert found.message.startswith("2 of 4 eval rows are alone in their group")
+    assert "the mask proposed in TRL PR 5640 would remove 2 of them" in found.message
     assert [one.sample_id for one in found.examples] == ["r0", "r1"]
 
 

@@ -72,7 +72,7 @@ def test_unexplained_mismatch_is_a_warning():
     assert (found.severity, found.verdict) == (Severity.WARNING, "exposed")
     assert values(found)["rel_error"] == 1.0
     assert values(found)["reward_share"] is None
-    assert found.evidence == "no formula that is known here gives all of the logged values"
+    assert found.evidence == "no known formula reproduces all of the logged values"
 
 
 @pytest.mark.parametrize(("logged", "fires"), [(0.26, False), (0.27, True)])
@@ -148,7 +148,7 @@ def test_one_step_of_two_is_not_confirmed():
     batches = [rows(), rows(1)]
     found = found_by(CODE, batches, logged=[{"rollout/kl": 0.0625}, {"rollout/kl": 0.25}], kl_coef=0.25, **PPO)
     assert (found.severity, found.verdict) == (Severity.WARNING, "exposed")
-    assert "in 1 of 2 steps and the reward buffer in 1" in found.message
+    assert "in 1 of 2 steps, and the reward buffer in 1" in found.message
 
 
 def test_steps_without_the_metric_do_not_count():
