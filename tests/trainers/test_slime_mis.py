@@ -243,7 +243,7 @@ def test_the_file_name_that_slimes_help_writes():
         ({"tis_mode": "clip", "tis_lower_bound": 3.0}, "tis_lower_bound = 3 is not below tis_upper_bound = 2"),
         ({"rs_lower_bound": 2.0}, "rs_lower_bound = 2 is not below rs_upper_bound = 2"),
         ({"tis_upper_bound": 0.0}, "tis_upper_bound = 0 leaves no weight"),
-        ({"custom_tis_function_path": "my.function"}, "a function of your own is not in the run"),
+        ({"custom_tis_function_path": "my.function"}, "a custom function is not part of the run file"),
     ],
 )
 def test_refused(options, message):

@@ -17,14 +17,14 @@ _REJECTS = _CHOSEN | {"use_rs": (True,)}
 
 # The helper itself has no defaults: these are those of the file that comes with it.
 OPTIONS = (
-    Option("use_rs", "flag", True, "reject tokens by their ratio, too", only_with=_CHOSEN),
-    Option("tis_level", "word", "token", "ratio that weighs", choices=LEVELS, only_with=_CHOSEN),
-    Option("rs_level", "word", "token", "ratio that rejects", choices=LEVELS, only_with=_REJECTS),
+    Option("use_rs", "flag", True, "also reject tokens by their importance ratio", only_with=_CHOSEN),
+    Option("tis_level", "word", "token", "level of the ratio used as weight", choices=LEVELS, only_with=_CHOSEN),
+    Option("rs_level", "word", "token", "level of the ratio used for rejection", choices=LEVELS, only_with=_REJECTS),
     Option(
         "tis_mode",
         "word",
         "truncate",
-        "weights are cut above, cut on both sides, or reject what is outside",
+        "truncate: weights are bounded above; clip: on both sides; mask: weights outside reject",
         choices=("truncate", "clip", "mask"),
         only_with=_CHOSEN,
     ),
@@ -32,12 +32,12 @@ OPTIONS = (
         "tis_lower_bound",
         "number",
         0.5,
-        "smallest weight; null: 1 / tis_upper_bound",
+        "lower bound of the weights; null: 1 / tis_upper_bound",
         low=0,
         optional=True,
         only_with=_CHOSEN,
     ),
-    Option("tis_upper_bound", "number", 2.0, "largest weight", low=0, only_with=_CHOSEN),
+    Option("tis_upper_bound", "number", 2.0, "upper bound of the weights", low=0, only_with=_CHOSEN),
     Option(
         "rs_lower_bound",
         "number",
@@ -60,7 +60,7 @@ OPTIONS = (
         "rs_veto_threshold",
         "number",
         1e-4,
-        "a token of a smaller ratio rejects its row; null: none does",
+        "a token with a smaller ratio rejects its whole row; null: no veto",
         low=0,
         optional=True,
         only_with=_REJECTS,

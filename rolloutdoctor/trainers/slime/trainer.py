@@ -38,52 +38,73 @@ OPTIONS = (
         choices=("grpo", "gspo", "cispo", "reinforce_plus_plus", "reinforce_plus_plus_baseline", "ppo"),
     ),
     Option(
-        "kl_coef", "number", 0.0, "coefficient of the KL penalty in the rewards; of no use to grpo and its like", low=0
+        "kl_coef", "number", 0.0, "coefficient of the KL penalty in the rewards; grpo, gspo and cispo ignore it", low=0
     ),
     Option("use_kl_loss", "flag", False, "add a KL term to the loss"),
-    Option("kl_loss_coef", "number", 0.0, "its coefficient", low=0),
+    Option("kl_loss_coef", "number", 0.0, "coefficient of the KL term", low=0),
     Option("kl_loss_type", "word", "k1", "the KL estimator, in the reward and in the loss", choices=KL_TYPES),
     Option("use_unbiased_kl", "flag", False, "multiply the KL of the loss by the importance ratio"),
-    Option("eps_clip", "number", 0.2, "how far below one the ratio may fall", low=0),
-    Option("eps_clip_high", "number", None, "how far above one it may rise; null: eps_clip", low=0, optional=True),
+    Option("eps_clip", "number", 0.2, "lower clip range of the importance ratio", low=0),
+    Option(
+        "eps_clip_high",
+        "number",
+        None,
+        "upper clip range of the importance ratio; null: eps_clip",
+        low=0,
+        optional=True,
+    ),
     Option("eps_clip_c", "number", None, "dual clip for negative advantages; null: none", low=1, optional=True),
     Option("gamma", "number", 1.0, "discount per token", low=0, high=1),
     Option("lambd", "number", 1.0, "lambda of generalised advantage estimation", low=0, high=1),
     Option("normalize_advantages", "flag", False, "whiten the advantages over the tokens of the step"),
     Option("rewards_normalization", "flag", True, "centre the rewards by group"),
     Option("grpo_std_normalization", "flag", True, "divide by the group's standard deviation"),
-    Option("calculate_per_token_loss", "flag", False, "token mean instead of the mean of row means"),
-    Option("use_rollout_logprobs", "flag", False, "take the sampler's log-probs for the KL and the ratio"),
-    Option("use_tis", "flag", False, "weight the policy term by trainer over sampler", decides=False),
-    Option("tis_clip", "number", 2.0, "largest weight", low=0, only_with={"use_tis": (True,)}),
-    Option("tis_clip_low", "number", 0.0, "smallest weight", low=0, only_with={"use_tis": (True,)}),
+    Option(
+        "calculate_per_token_loss", "flag", False, "average the loss over tokens instead of over per-response means"
+    ),
+    Option(
+        "use_rollout_logprobs", "flag", False, "use the sampler's log-probs as old log-probs, in the KL and the ratio"
+    ),
+    Option(
+        "use_tis", "flag", False, "multiply the policy term by importance weights (trainer over sampler)", decides=False
+    ),
+    Option("tis_clip", "number", 2.0, "upper bound of the importance weights", low=0, only_with={"use_tis": (True,)}),
+    Option(
+        "tis_clip_low", "number", 0.0, "lower bound of the importance weights", low=0, only_with={"use_tis": (True,)}
+    ),
     Option(
         "custom_tis_function_path",
         "word",
         None,
-        "what weights outside of the bounds become: null: they are cut; icepop_function: they are 0; mis: slime's "
-        "helper of train-inference mismatch",
+        "weights outside the bounds: null truncates them, icepop_function sets them to 0, mis is slime's helper for "
+        "train-inference mismatch",
         computed=(None, ICEPOP, MIS),
         spellings={MIS_FILE: MIS},
         optional=True,
         decides=False,
-        why_not="a function of your own is not in the run",
+        why_not="a custom function is not part of the run file",
     ),
     Option(
         "get_mismatch_metrics",
         "flag",
         False,
-        "log how far the sampler is, which weights the policy term as use_tis does",
+        "log the mismatch with the sampler; this also applies the importance weights, as use_tis does",
         decides=False,
     ),
     *slime_mis.OPTIONS,
-    Option("use_opsm", "flag", False, "tokens of negative advantage in rows that drifted lose the term", decides=False),
-    Option("opsm_delta", "number", 1e-4, "largest drift", only_with={"use_opsm": (True,)}),
+    Option("use_opsm", "flag", False, "mask tokens of negative advantage in off-policy rows", decides=False),
+    Option(
+        "opsm_delta",
+        "number",
+        1e-4,
+        "mean drop of the log-probs above which a row counts as off-policy",
+        only_with={"use_opsm": (True,)},
+    ),
     Option(
         "use_opd",
         "flag",
         False,
-        "distil a teacher on policy",
+        "on-policy distillation from a teacher",
         computed=(False,),
         decides=False,
         why_not="the teacher's log-probs are not in the rows",
@@ -92,21 +113,21 @@ OPTIONS = (
         "custom_advantage_function_path",
         "any",
         None,
-        "advantages of your own",
+        "a custom advantage function",
         computed=(None,),
         optional=True,
         decides=False,
-        why_not="a function of your own is not in the run",
+        why_not="a custom function is not part of the run file",
     ),
     Option(
         "custom_pg_loss_reducer_function_path",
         "any",
         None,
-        "an aggregation of your own",
+        "a custom loss aggregation",
         computed=(None,),
         optional=True,
         decides=False,
-        why_not="a function of your own is not in the run",
+        why_not="a custom function is not part of the run file",
     ),
     Option(
         "entropy_coef",
@@ -122,12 +143,12 @@ OPTIONS = (
         "context_parallel_size",
         "integer",
         1,
-        "slices of every row; above 1 rollout/kl and rollout/entropy are sums over slices whose bounds are not in the "
-        "rows, and are not recomputed; all else is the same",
+        "slices of every row; above 1 rollout/kl and rollout/entropy are sums over slices whose bounds are not "
+        "recorded, so they are not recomputed; nothing else changes",
         low=1,
         decides=False,
     ),
-    Option("n_samples_per_prompt", "integer", 1, "rows of a group", low=1, decides=False),
+    Option("n_samples_per_prompt", "integer", 1, "responses per prompt", low=1, decides=False),
 )
 
 
@@ -264,19 +285,19 @@ def rollout_mean(batch: "RolloutBatch", x_T: "Tensor") -> float:
 
 
 _NOT_RECOMPUTED = {
-    "train/grad_norm, train/lr*": "they are of the parameters and the schedule",
+    "train/grad_norm, train/lr*": "they need the parameters and the schedule",
     "train/value_loss, train/value_clipfrac": "the critic's values at the loss are not in the rows, only those before",
-    "rollout/total_lengths": "a batch holds no prompts",
+    "rollout/total_lengths": "the lengths of prompts are not recorded",
     "rollout/zero_std/count_*": "the name holds the reward as Python writes it, 1 or 1.0, and rows hold a number",
-    "rollout/repetition_frac, rollout/error_cat/*": "they are of the text, or of a reward's own fields",
-    "rollout/spec_*, rollout/prefix_cache*, rollout/avg_cached*, rollout/top_p_kept*": "they are of the engine",
-    "rollout/correct_*, multi_turn/*, passrate/*": "statistics of further flags, about no part of the loss",
+    "rollout/repetition_frac, rollout/error_cat/*": "they need the text, or fields of a custom reward",
+    "rollout/spec_*, rollout/prefix_cache*, rollout/avg_cached*, rollout/top_p_kept*": "they come from the engine",
+    "rollout/correct_*, multi_turn/*, passrate/*": "statistics of other flags, unrelated to the loss",
     "rollout/teacher_log_probs, */opd_reverse_kl": "the teacher's log-probs are not in the rows",
-    "perf/*": "they are of the clock",
-    "eval/*": "their names hold the names of datasets, which are not in the rows",
+    "perf/*": "they are timings",
+    "eval/*": "their names contain dataset names, which are not recorded",
 }
 
-_DUMP = "--dump-details DIR makes slime write it"
+_DUMP = "run slime with --dump-details DIR"
 
 TRAINER = Trainer(
     name="slime",
@@ -290,8 +311,8 @@ TRAINER = Trainer(
         "ref_log_probs": f"{_DUMP}, once kl_coef > 0 or use_kl_loss loads a reference model",
         "values": f"{_DUMP} with advantage_estimator ppo",
         "*": _DUMP,
-        "reward_free": f"slime's log does not tell it: {_DUMP}, and RDG001 finds such groups there",
-        "loss_parts": f"slime's log does not tell them apart: {_DUMP}, and RDG002 does it there",
+        "reward_free": f"slime does not log it: {_DUMP}, and RDG001 finds such groups in the dump",
+        "loss_parts": f"slime does not log them apart: {_DUMP}, and RDG002 splits the loss from the dump",
         "metrics": "slime logs to W&B (--use-wandb) or TensorBoard (--use-tensorboard): give an export of that as well",
     },
     kl_metrics=("rollout/kl", "train/kl_loss"),

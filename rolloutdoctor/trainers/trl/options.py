@@ -25,7 +25,7 @@ OPTIONS = (
         "scale_rewards",
         "word",
         "group",
-        "whose standard deviation divides the centred rewards",
+        "which standard deviation divides the centred rewards: group, batch or none",
         choices=("group", "batch", "none"),
         spellings={True: "group", False: "none", "true": "group", "false": "none", "True": "group", "False": "none"},
     ),
@@ -37,8 +37,10 @@ OPTIONS = (
         choices=("sum_then_normalize", "normalize_then_sum"),
     ),
     Option("reward_weights", "numbers", None, "weight of each reward function", optional=True, decides=False),
-    Option("epsilon", "number", 0.2, "how far below one the ratio may fall", low=0),
-    Option("epsilon_high", "number", None, "how far above one it may rise; null: epsilon", low=0, optional=True),
+    Option("epsilon", "number", 0.2, "lower clip range of the importance ratio", low=0),
+    Option(
+        "epsilon_high", "number", None, "upper clip range of the importance ratio; null: epsilon", low=0, optional=True
+    ),
     Option("delta", "number", None, "upper bound of the ratio outside the clip; null: none", low=0, optional=True),
     Option(
         "importance_sampling_level",
@@ -47,17 +49,22 @@ OPTIONS = (
         "one ratio per token or per sequence",
         choices=("token", "sequence"),
     ),
-    Option("num_generations", "integer", 8, "rows of a training group", low=2),
+    Option("num_generations", "integer", 8, "responses per prompt in training", low=2),
     Option(
-        "num_generations_eval", "integer", None, "rows of an eval group; null: as in training", low=1, optional=True
+        "num_generations_eval",
+        "integer",
+        None,
+        "responses per prompt in evaluation; null: as in training",
+        low=1,
+        optional=True,
     ),
     Option("max_completion_length", "integer", 512, "fixed length that dr_grpo divides by", low=1, optional=True),
-    Option("mask_truncated_completions", "flag", False, "truncated rows get an empty mask", decides=False),
-    Option("gradient_accumulation_steps", "integer", 1, "micro-batches of an optimiser step", low=1, decides=False),
+    Option("mask_truncated_completions", "flag", False, "fully mask truncated responses", decides=False),
+    Option("gradient_accumulation_steps", "integer", 1, "micro-batches per optimiser step", low=1, decides=False),
     Option(
-        "steps_per_generation", "integer", None, "micro-batches of a generation", low=1, optional=True, decides=False
+        "steps_per_generation", "integer", None, "micro-batches per generation", low=1, optional=True, decides=False
     ),
-    Option("num_iterations", "integer", 1, "passes over a generation", low=1, decides=False),
+    Option("num_iterations", "integer", 1, "optimisation passes over each generated batch", low=1, decides=False),
     Option("logging_steps", "number", 10, "optimiser steps that a logged line averages over", low=0),
     Option(
         "top_entropy_quantile", "number", 1.0, "share of tokens, by entropy, that carry the policy term", low=0, high=1
@@ -66,14 +73,14 @@ OPTIONS = (
         "off_policy_mask_threshold",
         "number",
         None,
-        "drift beyond which rows of negative advantage lose the policy term; null: none do",
+        "mask rows of negative advantage whose mean log-prob dropped by more than this since sampling; null: none",
         optional=True,
     ),
     *(
         Option(name, "number", default, meaning, only_with={"loss_type": (loss_type,)})
         for name, default, meaning, loss_type in (
-            ("sapo_temperature_pos", 1.0, "steepness of sapo for positive advantages", "sapo"),
-            ("sapo_temperature_neg", 1.05, "steepness of sapo for the others", "sapo"),
+            ("sapo_temperature_pos", 1.0, "temperature of the sapo gate for positive advantages", "sapo"),
+            ("sapo_temperature_neg", 1.05, "temperature of the sapo gate for the other advantages", "sapo"),
             ("vespo_k_pos", 2.0, "exponent of vespo's weight for advantages >= 0", "vespo"),
             ("vespo_lambda_pos", 3.0, "decay of vespo's weight for advantages >= 0", "vespo"),
             ("vespo_k_neg", 3.0, "exponent of vespo's weight for negative advantages", "vespo"),
@@ -85,14 +92,14 @@ OPTIONS = (
         "vllm_importance_sampling_correction",
         "flag",
         True,
-        "weight the policy term by trainer over sampler, where vLLM samples",
+        "multiply the policy term by importance weights (trainer over sampler) if vLLM samples",
         only_with={"use_vllm": (True,)},
     ),
     Option(
         "vllm_importance_sampling_mode",
         "word",
         "sequence_mask",
-        "one weight per token or per row; outside of the bounds it is cut, or 0",
+        "one weight per token or per row; outside the bounds it is truncated or set to 0",
         choices=("sequence_mask", "sequence_truncate", "token_mask", "token_truncate"),
         only_with=_WEIGHTED,
     ),
@@ -116,11 +123,17 @@ OPTIONS = (
         "vllm_importance_sampling_cap",
         "number",
         None,
-        "older name of the largest weight; it wins",
+        "older name of vllm_importance_sampling_clip_max; takes precedence over it",
         optional=True,
         only_with=_WEIGHTED,
     ),
-    Option("use_liger_kernel", "flag", False, "fused kernels; before 1.14.0 with a loss of their own", decides=False),
+    Option(
+        "use_liger_kernel",
+        "flag",
+        False,
+        "use Liger's fused kernels; before 1.14.0 they compute a different loss",
+        decides=False,
+    ),
     Option(
         "entropy_coef",
         "number",
@@ -134,7 +147,7 @@ OPTIONS = (
         "use_adaptive_entropy",
         "flag",
         False,
-        "adapt that coefficient",
+        "adapt the entropy coefficient",
         computed=(False,),
         decides=False,
         why_not=NO_LOGITS,
@@ -153,9 +166,9 @@ OPTIONS = (
 
 NOT_RECOMPUTED = {
     "grad_norm": "the norm of the parameters' gradient needs the model",
-    "learning_rate, epoch, step_time": "they are of the schedule and the clock, not of the rows",
-    "num_tokens": "it counts tokens, the prompts' too, since training began",
+    "learning_rate, epoch, step_time": "they come from the schedule and the clock",
+    "num_tokens": "it is a running total over the whole training, prompt tokens included",
     "aux_loss": "the loss of the router is not in the rows",
-    "eval_loss on several ranks": "they repeat rows to fill their batches, and which is not in the rows",
+    "eval_loss on several ranks": "ranks repeat rows to fill their batches, and no column says which",
 }
 """What both trainers log and no row gives."""

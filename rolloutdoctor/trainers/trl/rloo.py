@@ -31,7 +31,7 @@ OPTIONS = (
     _SHARED["reward_weights"],
     _SHARED["epsilon"],
     _SHARED["epsilon_high"],
-    Option("num_generations", "integer", 2, "rows of a training group", low=2),
+    Option("num_generations", "integer", 2, "responses per prompt in training", low=2),
     _SHARED["num_generations_eval"],
     Option("max_completion_length", "integer", 512, "longest response", low=1, optional=True, decides=False),
     _SHARED["mask_truncated_completions"],
@@ -39,7 +39,7 @@ OPTIONS = (
     _SHARED["steps_per_generation"],
     _SHARED["num_iterations"],
     _SHARED["logging_steps"],
-    Option("use_vllm", "flag", False, "sample with vLLM; nothing corrects for its log-probs", decides=False),
+    Option("use_vllm", "flag", False, "sample with vLLM; RLOO applies no importance weights for it", decides=False),
     _SHARED["router_aux_loss_coef"],
 )
 

@@ -32,17 +32,21 @@ OPTIONS = (
         f"{_IS}_threshold",
         "any",
         2.0,
-        "their upper bound, or lower_upper: outside of it they are 0",
+        "upper bound of the importance weights, or lower_upper: weights outside are set to 0",
         optional=True,
         only_with={_IS: _LEVELS},
     ),
-    Option(f"{_IS}_batch_normalize", "flag", False, "divide them by their mean", only_with={_IS: _LEVELS}),
-    Option(_RS, "word", None, f"which tokens or rows are rejected: {', '.join(STATISTICS)}, or several", optional=True),
+    Option(
+        f"{_IS}_batch_normalize", "flag", False, "divide the importance weights by their mean", only_with={_IS: _LEVELS}
+    ),
+    Option(
+        _RS, "word", None, f"statistic for rejecting tokens or rows: {', '.join(STATISTICS)}, or several", optional=True
+    ),
     Option(
         f"{_RS}_threshold",
         "any",
         None,
-        "one bound or one for each, separated by commas; lower_upper of sampler over trainer for k1; no default",
+        "one bound, or one per statistic, separated by commas; for k1 lower_upper of the ratio; no default",
         optional=True,
         decides=False,
     ),
@@ -50,12 +54,12 @@ OPTIONS = (
         LOSS_TYPE,
         "word",
         "ppo_clip",
-        "never reaches the loss, whose workers were made before; what counts is the option of this name under "
+        "has no effect, because the workers exist before it is read; the loss uses the option of this name under "
         "actor.policy_loss, with loss_mode = bypass_mode",
         choices=("ppo_clip", "reinforce"),
         decides=False,
     ),
-    Option(BYPASS, "flag", False, "take the sampler's log-probs for the old ones, and correct for nothing"),
+    Option(BYPASS, "flag", False, "use the sampler's log-probs as old log-probs, without a rollout correction"),
 )
 
 

@@ -51,12 +51,12 @@ OPTIONS = (
         f"{_ACTOR}.loss_scale_factor", "integer", None, "what seq-mean-token-sum-norm divides by", low=1, optional=True
     ),
     Option(f"{_ACTOR}.use_kl_loss", "flag", False, "add a KL term to the loss"),
-    Option(f"{_ACTOR}.kl_loss_coef", "number", 0.001, "its coefficient", low=0),
+    Option(f"{_ACTOR}.kl_loss_coef", "number", 0.001, "coefficient of the KL term", low=0),
     Option(
         f"{_ACTOR}.kl_loss_type",
         "word",
         "low_var_kl",
-        "its estimator; with + the derivative is that of k2",
+        "the KL estimator; with + its gradient is that of k2",
         choices=tuple(name + plus for name in KL_TYPES for plus in ("", "+")),
     ),
     Option(
@@ -72,7 +72,7 @@ OPTIONS = (
         "algorithm.use_pf_ppo",
         "flag",
         False,
-        "draw the rows of the update again, weighted by their scores (gae)",
+        "resample the rows of the update, weighted by their scores (gae)",
         computed=(False,),
         decides=False,
         why_not="verl draws them at random",
@@ -81,7 +81,7 @@ OPTIONS = (
         "distillation.enabled",
         "flag",
         False,
-        "distil a teacher on policy",
+        "on-policy distillation from a teacher",
         computed=(False,),
         decides=False,
         why_not="the teacher's log-probs are not in the rows",
@@ -90,17 +90,17 @@ OPTIONS = (
         f"{_ACTOR}.ppo_epochs",
         "integer",
         1,
-        "passes over the rows of a step; the numbers are those of the pass whose log-probs the run has",
+        "optimisation passes over each batch; numbers are those of the pass whose log-probs were recorded",
         low=1,
         decides=False,
     ),
-    Option(f"{_ACTOR}.ppo_mini_batch_size", "integer", 256, "prompts of a mini-batch", low=1, decides=False),
-    Option("actor_rollout_ref.rollout.n", "integer", None, "rows of a group", low=1, optional=True, decides=False),
+    Option(f"{_ACTOR}.ppo_mini_batch_size", "integer", 256, "prompts per mini-batch", low=1, decides=False),
+    Option("actor_rollout_ref.rollout.n", "integer", None, "responses per prompt", low=1, optional=True, decides=False),
     Option(
         "critic.cliprange_value",
         "number",
         0.5,
-        "clip range of the critic's loss, which is not recomputed: no column holds its predictions at the update",
+        "clip range of the value loss, which is not recomputed: no column holds the predictions at the update",
         low=0,
         decides=False,
     ),
@@ -108,7 +108,7 @@ OPTIONS = (
         "critic.loss_agg_mode",
         "word",
         "token-mean",
-        "how the tokens of the critic's loss become one",
+        "how the token terms of the value loss are aggregated",
         choices=AGGREGATIONS,
         decides=False,
         yields=True,
@@ -118,7 +118,7 @@ OPTIONS = (
         "trainer.use_v1",
         "flag",
         True,
-        "the trainer that divides token-mean by all generated tokens, rejected ones included",
+        "the V1 trainer, whose token-mean divides by all generated tokens, rejected ones included",
     ),
 )
 
@@ -192,12 +192,12 @@ def metrics(evaluation: "Evaluation") -> Mapping[str, float]:
 
 
 NOT_RECOMPUTED = {
-    "critic/vf_loss, critic/vf_clipfrac, critic/vpred_mean": "they are about the critic's predictions at its update, "
+    "critic/vf_loss, critic/vf_clipfrac, critic/vpred_mean": "they need the critic's predictions at its update, "
     "which no column holds; losses.value has the loss",
     "critic/grad_norm, actor/grad_norm": "a norm of the parameters' gradient needs the model",
     "actor/entropy, actor/entropy_loss": "an entropy needs the probability of every token of the vocabulary",
-    "response_length/clip_ratio, response_length_non_aborted/clip_ratio": "the padded width is in no column",
-    "prompt_length/*, num_turns/*, tool_call_counts/*": "they are not about what is trained",
+    "response_length/clip_ratio, response_length_non_aborted/clip_ratio": "no column holds the padded width",
+    "prompt_length/*, num_turns/*, tool_call_counts/*": "they do not concern trained tokens",
 }
 """Logged metrics that are not recomputed, and why."""
 
