@@ -106,23 +106,22 @@ def _copied_kl(objective: Objective) -> Objective:
 FIXES: dict[str, Fix] = {
     "zero-std": Fix(
         name="zero-std",
-        summary="no KL term on train groups of two or more whose rewards are all equal (max - min = 0)",
+        summary="removes the KL term of training groups of two or more whose rewards are all equal (max - min = 0)",
         story=(
-            "Such groups have zero advantage, so their whole gradient is the KL term. TRL's maintainers hold this to "
-            "be the published objective, which applies the KL to every token whatever the advantage; the proposals to "
-            "change it were closed unmerged. verl and slime behave the same with the KL in the loss."
+            "The advantages of such groups are zero, so their only gradient is the KL term. TRL's maintainers regard "
+            "this as the published objective, which applies the KL to every token whatever the advantage; the "
+            "proposals to change it were closed unmerged. verl and slime do the same if the KL is in the loss."
         ),
         contested=True,
         applies=_has_kl_loss,
         variants={"loss": _mask_kl, "pr5640": _mask_completions, "renormalised": _mask_and_renormalise},
         notes={
-            "loss": "mask the KL term at loss level; denominators are kept, and metrics count those rows as before",
-            "pr5640": "mask the completions of the rows that TRL itself flags as zero-std, as proposed (a float32 std "
-            "of at most 1e-8, of the group, or of the batch with scale_rewards = batch or normalize_then_sum; eval "
-            "rows and groups of one too): token counts made inside the loss (bnpo) shrink, and metrics leave those "
-            "rows out",
+            "loss": "mask the KL term in the loss; denominators stay, and metrics still count those rows",
+            "pr5640": "fully mask the rows that TRL itself flags as zero-std, as proposed (float32 std of at most 1e-8 "
+            "of the group, or of the batch with scale_rewards = batch or normalize_then_sum; evaluation rows and "
+            "groups of one too): token counts inside the loss (bnpo) shrink, and metrics leave those rows out",
             "renormalised": "mask the rows and recompute every token count in a denominator; row counts stay, and "
-            "metrics count those rows as before",
+            "metrics still count those rows",
         },
         only_where={"pr5640": _flags_zero_std},
         references=(
@@ -133,18 +132,19 @@ FIXES: dict[str, Fix] = {
     ),
     "rejected-rows": Fix(
         name="rejected-rows",
-        summary="only responses with at least one trained token left count in the group's baseline",
+        summary="leaves fully masked responses out of the group mean and std",
         story=(
-            "A row whose tokens were all masked (rejection, truncation, removal) trains nothing, yet its reward still "
-            "enters the mean and standard deviation of its siblings. Proposed for verl and open there; some projects "
-            "keep such rows in the baseline on purpose, because their rewards are evidence about the prompt."
+            "A response that was fully masked (by rejection, truncation or removal) has no policy gradient, yet its "
+            "reward still counts in the mean and standard deviation of its group. The change is proposed for verl, "
+            "where the pull request is open; some projects keep such responses in the baseline on purpose, because "
+            "their rewards are evidence about the prompt."
         ),
         contested=True,
         applies=_anything,
         variants={"singleton-raw": _unmasked_baseline, "singleton-zero": _unmasked_baseline_zero},
         notes={
-            "singleton-raw": "the only survivor of a group gets its raw score where verl gives one (as proposed)",
-            "singleton-zero": "the only survivor of a group gets 0",
+            "singleton-raw": "a single unmasked response gets its raw score where verl does so (as proposed)",
+            "singleton-zero": "a single unmasked response gets the advantage 0",
         },
         only_where={},
         references=(
@@ -154,15 +154,15 @@ FIXES: dict[str, Fix] = {
     ),
     "kl-inplace": Fix(
         name="kl-inplace",
-        summary="the stored KL metric is a copy, not the reward buffer",
+        summary="stores the KL metric in a copy, so that the reward does not overwrite it",
         story=(
-            "slime's ppo estimator built its reward in the tensor that holds the stored KL, so rollout/kl logged the "
-            "reward. Advantages and loss are the same with the fix. Merged after release 0.3.1."
+            "slime's ppo estimator built its token rewards in place in the tensor of the stored KL, so rollout/kl "
+            "logged the reward. The fix changes neither advantages nor loss. It was merged after release 0.3.1."
         ),
         contested=False,
         applies=_stores_kl,
         variants={"copy": _copied_kl},
-        notes={"copy": "store the KL before the reward is built"},
+        notes={"copy": "copy the KL before the reward is built"},
         only_where={},
         references=("https://github.com/THUDM/slime/pull/2114",),
     ),
