@@ -49,7 +49,7 @@ def root(
         bool, typer.Option("--version", callback=_version, is_eager=True, help="Print the version and exit.")
     ] = False,
 ) -> None:
-    """Recompute what an RL post-training step computed, with and without the known faults, from logged rollouts."""
+    """Recompute advantages, KL, loss and gradients of RL post-training from logged rollouts, with and without fixes."""
 
 
 def main() -> None:

@@ -14,7 +14,9 @@ FormatOption = Annotated[BookFormat, typer.Option("--format", help="Text, or JSO
 
 @guarded
 def rule(
-    code: Annotated[str | None, typer.Argument(metavar="[CODE]", help="A rule's code or name; none: all.")] = None,
+    code: Annotated[
+        str | None, typer.Argument(metavar="[CODE]", help="A rule's code or name; all rules if omitted.")
+    ] = None,
     format_: FormatOption = BookFormat.full,
 ) -> None:
     """Explain one rule, or list them all."""
@@ -23,14 +25,14 @@ def rule(
 
 @guarded
 def fixes(format_: FormatOption = BookFormat.full) -> None:
-    """List the fixes, their variants, and how they stand upstream."""
+    """List the fixes, their variants, and their status upstream."""
     show(pages.fixes(as_json=format_ is BookFormat.json) + "\n")
 
 
 @guarded
 def trainers(
-    name: Annotated[str | None, typer.Argument(metavar="[NAME[@VERSION]]", help="One trainer; none: all.")] = None,
+    name: Annotated[str | None, typer.Argument(metavar="[NAME[@VERSION]]", help="One trainer; all if omitted.")] = None,
     format_: FormatOption = BookFormat.full,
 ) -> None:
-    """List the trainers and every option that is understood, with its default."""
+    """List the trainers and the options understood for each, with defaults."""
     show(pages.trainers(name, as_json=format_ is BookFormat.json) + "\n")

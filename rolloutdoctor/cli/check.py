@@ -45,13 +45,13 @@ def check(
     workers: verdict.WorkersOption = 1,
     save_state: Annotated[
         str | None,
-        typer.Option("--save-state", metavar="FILE.json", help="Also write what merge adds up to a report."),
+        typer.Option("--save-state", metavar="FILE.json", help="Also save the state of this check, for merge."),
     ] = None,
     color: opt.ColorOption = opt.Color.auto,
     quiet: opt.QuietOption = False,
     verbose: Annotated[bool, typer.Option("--verbose", "-v", help="All examples, references and histograms.")] = False,
 ) -> None:
-    """Run the rules on a run, and print what they found."""
+    """Run the rules on a run and print the findings."""
     draws = verbose and format_ is opt.Format.full
     if draws and (workers > 1 or save_state is not None):
         raise UsageError(

@@ -29,7 +29,7 @@ def convert(
     sources: Annotated[
         list[str],
         typer.Argument(
-            metavar="SOURCE...", help="Files or directories of the dump, and logs of numbers.", show_default=False
+            metavar="SOURCE...", help="Files or directories of the dump, and metrics logs.", show_default=False
         ),
     ],
     output: Annotated[str, typer.Option("--output", "-o", metavar="OUT.parquet", help="The run file to write.")],
@@ -37,7 +37,7 @@ def convert(
     no_text: Annotated[bool, typer.Option("--no-text", help="Leave prompts and responses out.")] = False,
     quiet: opt.QuietOption = False,
 ) -> None:
-    """Write a trainer's own dump as a run file, with its logged metrics beside it."""
+    """Convert a trainer's own dump to a run file, with its logged metrics beside it."""
     from rolloutdoctor.cli.progress import bytes_bar
     from rolloutdoctor.commands.convert import convert as run_convert
     from rolloutdoctor.commands.convert import detect_dump

@@ -28,14 +28,14 @@ def diff(
     fix: opt.CompareFixOption = None,
     against: Annotated[
         list[str] | None,
-        typer.Option("--against", metavar="KEY=VALUE", help="An option of the other side, over --set; repeatable."),
+        typer.Option("--against", metavar="KEY=VALUE", help="Compare with this trainer option; repeatable."),
     ] = None,
     trainer: opt.TrainerOption = None,
     settings: opt.SetOption = None,
     trainer_config: opt.TrainerConfigOption = None,
     by: Annotated[opt.Parts | None, typer.Option("--by", help="Break the numbers down by this.")] = None,
     top: Annotated[
-        int, typer.Option("--top", metavar="N", min=0, help="List the groups that moved most; 0 lists none.")
+        int, typer.Option("--top", metavar="N", min=0, help="List the groups whose gradient changes most; 0 for none.")
     ] = 3,
     no_text: Annotated[
         bool, typer.Option("--no-text", help="Do not read the prompts and responses of these groups.")
@@ -43,7 +43,9 @@ def diff(
     steps: opt.StepsOption = None,
     split: Annotated[
         opt.Split,
-        typer.Option("--split", envvar="ROLLOUTDOCTOR_SPLIT", help="Training or evaluation rows: never both at once."),
+        typer.Option(
+            "--split", envvar="ROLLOUTDOCTOR_SPLIT", help="Training or evaluation rows; they are never mixed."
+        ),
     ] = opt.Split.train,
     device: opt.DeviceOption = opt.Device.auto,
     dtype: opt.DtypeOption = opt.Dtype.float32,
@@ -56,7 +58,7 @@ def diff(
     color: opt.ColorOption = opt.Color.auto,
     quiet: opt.QuietOption = False,
 ) -> None:
-    """Compute the same run with and without fixes, or under other options, side by side."""
+    """Compare the same run with and without fixes, or under other trainer options."""
     from rolloutdoctor.hypotheses.fixes import choose
 
     fixes = tuple(choose(text) for text in fix or [])

@@ -27,21 +27,22 @@ _OPTIONS = {
             "--from",
             metavar="NAME",
             envvar="ROLLOUTDOCTOR_FROM",
-            help="Importer of a trainer's own dump, where it is not recognised; a wrong name lists them all.",
+            help="Importer for a trainer's own dump, if it is not recognised; an unknown name lists all.",
         ),
     ],
     "columns": Annotated[
         list[str] | None,
-        typer.Option("--map", metavar="COLUMN=WHERE", help="Where the dump has a column, as reward=score; repeatable."),
+        typer.Option(
+            "--map", metavar="COLUMN=WHERE", help="Read COLUMN from this field, e.g. reward=score; repeatable."
+        ),
     ],
     "map_file": Annotated[
-        str | None, typer.Option("--map-file", metavar="FILE.toml", help="The same as a TOML table: reward = 'score'.")
+        str | None,
+        typer.Option("--map-file", metavar="FILE.toml", help="The same mapping as a TOML table: reward = 'score'."),
     ],
     "allow_pickle": Annotated[
         bool,
-        typer.Option(
-            "--allow-pickle", help="Load torch files that can run code. Only for files whose writer you trust."
-        ),
+        typer.Option("--allow-pickle", help="Load pickled torch files, which can run code. Only for files you trust."),
     ],
 }
 

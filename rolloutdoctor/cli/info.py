@@ -31,7 +31,7 @@ def info(
     ] = opt.BookFormat.full,
     output_file: opt.OutputOption = None,
 ) -> None:
-    """Show what a run holds, what can be checked, and what would make the rest checkable."""
+    """Show what a run contains, which rules can run, and what to record for the others."""
     step_range = opt.step_range(steps)
     layers = opt.layers(context, settings, trainer_config)
     from rolloutdoctor.commands.info import describe

@@ -12,8 +12,8 @@ from rolloutdoctor.cli.inputs import note_file
 from rolloutdoctor.cli.output import check_target
 
 EPILOG = (
-    "The report is that of one check over all parts, byte for byte. Parts are whole steps, checked with the same "
-    "options; what does not add up is refused. Exit codes are those of check. "
+    "The report is byte for byte that of one check over all parts. Parts are whole steps, checked with the same "
+    "options; states that do not fit together are refused. Exit codes are those of check. "
     "Examples: rolloutdoctor check run.parquet --steps 0:100 --save-state a.json; "
     "rolloutdoctor check run.parquet --steps 100: --save-state b.json; rolloutdoctor merge a.json b.json"
 )
@@ -33,7 +33,7 @@ def merge(
     exit_zero: verdict.ExitZeroOption = False,
     color: opt.ColorOption = opt.Color.auto,
 ) -> None:
-    """Add up the saved states of the parts of a run, and print what they found together."""
+    """Merge the saved states of parts of a run into one report."""
     from rolloutdoctor.results.findings import Severity
     from rolloutdoctor.rules.table import pick
 

@@ -124,12 +124,15 @@ Paths = Annotated[
 TrainerOption = Annotated[
     str | None,
     typer.Option(
-        "--trainer", metavar="NAME[@VERSION]", envvar="ROLLOUTDOCTOR_TRAINER", help="Who made the run, over the file."
+        "--trainer",
+        metavar="NAME[@VERSION]",
+        envvar="ROLLOUTDOCTOR_TRAINER",
+        help="Trainer of the run; overrides the file.",
     ),
 ]
 SetOption = Annotated[
     list[str] | None,
-    typer.Option("--set", metavar="KEY=VALUE", help="An option of the trainer, under its own name; repeatable."),
+    typer.Option("--set", metavar="KEY=VALUE", help="Set a trainer option, by its own name; repeatable."),
 ]
 TrainerConfigOption = Annotated[
     str | None,
@@ -151,18 +154,18 @@ SplitOption = Annotated[
 ]
 FixOption = Annotated[
     list[str] | None,
-    typer.Option("--fix", metavar="NAME[:VARIANT]", help="A fix that the run already had; repeatable."),
+    typer.Option("--fix", metavar="NAME[:VARIANT]", help="A fix that the run was trained with; repeatable."),
 ]
 CompareFixOption = Annotated[
     list[str] | None,
-    typer.Option("--fix", metavar="NAME[:VARIANT]", help="A fix to compute the run with, beside without; repeatable."),
+    typer.Option("--fix", metavar="NAME[:VARIANT]", help="Compare with and without this fix; repeatable."),
 ]
 DeviceOption = Annotated[
     Device,
     typer.Option(
         "--device",
         envvar="ROLLOUTDOCTOR_DEVICE",
-        help="Where the evaluation runs; a GPU's first step is held against the CPU's.",
+        help="Device to compute on; a GPU's first step is checked against the CPU.",
     ),
 ]
 KernelOption = Annotated[
@@ -170,20 +173,20 @@ KernelOption = Annotated[
     typer.Option(
         "--kernel",
         envvar="ROLLOUTDOCTOR_KERNEL",
-        help="What evaluates a step on a GPU: torch, or for PPO's clipped terms a kernel in Triton.",
+        help="GPU kernel: torch, or a fused Triton kernel for PPO's clipped loss.",
     ),
 ]
-DtypeOption = Annotated[Dtype, typer.Option("--dtype", envvar="ROLLOUTDOCTOR_DTYPE", help="Type of token values.")]
+DtypeOption = Annotated[
+    Dtype, typer.Option("--dtype", envvar="ROLLOUTDOCTOR_DTYPE", help="Floating-point type of token values.")
+]
 OutputOption = Annotated[
     str | None,
-    typer.Option(
-        "--output-file", metavar="FILE", help="Write the result there instead of to stdout, whole or not at all."
-    ),
+    typer.Option("--output-file", metavar="FILE", help="Write the result to FILE, atomically, instead of stdout."),
 ]
 QuietOption = Annotated[
     bool, typer.Option("--quiet", "-q", envvar="ROLLOUTDOCTOR_QUIET", help="No progress and no warnings on stderr.")
 ]
-ColorOption = Annotated[Color, typer.Option("--color", envvar="ROLLOUTDOCTOR_COLOR", help="When to colour.")]
+ColorOption = Annotated[Color, typer.Option("--color", envvar="ROLLOUTDOCTOR_COLOR", help="When to use colour.")]
 
 
 def layers(context: typer.Context, settings: list[str] | None, config: str | None) -> "list[Layer]":

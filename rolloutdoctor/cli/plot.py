@@ -15,11 +15,11 @@ if TYPE_CHECKING:
     from rolloutdoctor.commands.convert import ConvertOptions
 
 EPILOG = (
-    "KIND: advantages (distribution; zero and turned signs marked), kl (logged against recomputed, per token, and a "
-    "KL recovered from a corrupted series), baseline (drift of a group's baseline against its share of rejected rows), "
-    "gradient (its parts, and what a fix changes), ratio (importance ratios, sampler against trainer, clip range; "
-    "with --fix only for fixes that mask tokens). "
-    "Training rows are drawn unless --split says otherwise. "
+    "KIND: advantages (distribution, with zero and sign flips marked), kl (logged and recomputed series, KL per token, "
+    "and the KL recovered from a corrupted series), baseline (drift of the group baseline against the share of fully "
+    "masked responses), gradient (policy and KL parts, and what a fix changes), ratio (importance ratios with the clip "
+    "range, and trainer against sampler; with --fix only for fixes that mask tokens). "
+    "Only training rows are drawn unless --split says otherwise. "
     "Examples: rolloutdoctor plot advantages run.parquet --fix rejected-rows --by step -o advantages.svg; "
     "rolloutdoctor plot gradient run.parquet -o gradient.png"
 )
@@ -39,13 +39,13 @@ def plot(
     paths: opt.Paths,
     dump: "ConvertOptions",
     output: Annotated[
-        str, typer.Option("--output", "-o", metavar="FILE", help="Where to: PNG, SVG or PDF by its suffix.")
+        str, typer.Option("--output", "-o", metavar="FILE", help="Output file: PNG, SVG or PDF, by its suffix.")
     ],
     trainer: opt.TrainerOption = None,
     settings: opt.SetOption = None,
     trainer_config: opt.TrainerConfigOption = None,
     fix: opt.CompareFixOption = None,
-    by: Annotated[By | None, typer.Option("--by", help="One ridge for each band of steps (advantages).")] = None,
+    by: Annotated[By | None, typer.Option("--by", help="Draw one histogram per range of steps (advantages).")] = None,
     steps: opt.StepsOption = None,
     split: opt.SplitOption = None,
     device: opt.DeviceOption = opt.Device.auto,
@@ -53,7 +53,7 @@ def plot(
     kernel: opt.KernelOption = opt.Kernel.torch,
     quiet: opt.QuietOption = False,
 ) -> None:
-    """Draw a picture of a run; with --fix, before against after."""
+    """Plot a run; with --fix, before and after the fix."""
     from rolloutdoctor.hypotheses.fixes import choose
 
     known_kind(kind)

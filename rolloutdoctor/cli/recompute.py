@@ -31,7 +31,7 @@ def recompute(
     dump: "ConvertOptions",
     output: Annotated[
         str | None,
-        typer.Option("--output", "-o", metavar="OUT.parquet", help="Write the values of every token there."),
+        typer.Option("--output", "-o", metavar="OUT.parquet", help="Write the values of every token to this file."),
     ] = None,
     trainer: opt.TrainerOption = None,
     settings: opt.SetOption = None,
@@ -47,7 +47,7 @@ def recompute(
     dtype: opt.DtypeOption = opt.Dtype.float64,
     kernel: opt.KernelOption = opt.Kernel.torch,
     format_: Annotated[
-        opt.NumbersFormat, typer.Option("--format", help="Format of the numbers of each step, on stdout.")
+        opt.NumbersFormat, typer.Option("--format", help="Format of the per-step numbers on stdout.")
     ] = opt.NumbersFormat.full,
     output_file: opt.OutputOption = None,
     color: opt.ColorOption = opt.Color.auto,

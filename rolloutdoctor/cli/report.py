@@ -16,8 +16,8 @@ if TYPE_CHECKING:
     from rolloutdoctor.commands.convert import ConvertOptions
 
 EPILOG = (
-    "The page holds the verdict, the findings with their evidence, pictures, a table of steps, the configuration with "
-    "the origin of every value, what was skipped, and how each number is defined. It needs no network and no script. "
+    "The page holds the verdict, the findings with their evidence, plots, a table of steps, the configuration with the "
+    "origin of every value, the skipped rules, and the definition of each number. It needs no network and no script. "
     "Findings do not change the exit code. "
     "Examples: rolloutdoctor report run.parquet -o report.html; "
     "rolloutdoctor report run.parquet --fix rejected-rows -o report.html"
@@ -36,9 +36,7 @@ def report(
     trainer_config: opt.TrainerConfigOption = None,
     fix: Annotated[
         list[str] | None,
-        typer.Option(
-            "--fix", metavar="NAME[:VARIANT]", help="A fix to draw the pictures with and without; repeatable."
-        ),
+        typer.Option("--fix", metavar="NAME[:VARIANT]", help="Draw the plots with and without this fix; repeatable."),
     ] = None,
     steps: opt.StepsOption = None,
     split: opt.SplitOption = None,
@@ -47,7 +45,7 @@ def report(
     kernel: opt.KernelOption = opt.Kernel.torch,
     quiet: opt.QuietOption = False,
 ) -> None:
-    """Write everything that is known of a run into one page."""
+    """Write a self-contained HTML report of a run."""
     from rolloutdoctor.hypotheses.fixes import choose
 
     if PurePath(output).suffix.lower() not in (".html", ".htm"):

@@ -35,7 +35,7 @@ WorkersOption = Annotated[
         metavar="N",
         min=1,
         envvar="ROLLOUTDOCTOR_WORKERS",
-        help="Processes to share the steps; same result.",
+        help="Number of processes; the result is the same.",
     ),
 ]
 

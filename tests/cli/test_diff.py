@@ -26,7 +26,7 @@ def test_both_sides_and_what_moved(rolloutdoctor, run):
     assert (found.returncode, found.stderr) == (0, "")
     for words in (
         "as configured against zero-std:loss",
-        "none of 3 live rows changes",
+        "none of 3 unmasked rows changes",
         "KL loss",
         "-25 %",
         "step 0, group b:",

@@ -45,7 +45,7 @@ def test_plot_by_step_with_a_fix(rolloutdoctor, tmp_path):
         (["plot", "kl", RUN, "--fix", "kl-inplace", "-o", "x.png"], "is about slime"),
         (["plot", "kl", RUN, "--set", "use_kl_loss=false", "-o", "x.png"], "the configuration has no KL term"),
         (["plot", "kl", RUN, "--steps", "9000:", "-o", "x.png"], "no train rows that could be evaluated"),
-        (["plot", "baseline", SAMPLES / "slime_ppo.parquet", "-o", "x.png"], "none of a group"),
+        (["plot", "baseline", SAMPLES / "slime_ppo.parquet", "-o", "x.png"], "the estimator has no group baseline"),
         (["plot", "kl", "none.parquet", "-o", "x.png"], "none.parquet"),
         (["plot", "kl", RUN], "--output"),
         (["report", RUN, "-o", "x.pdf"], "name it FILE.html"),
@@ -110,7 +110,7 @@ def test_report_has_words_in_place_of_a_picture_of_nothing(rolloutdoctor, tmp_pa
     assert (found.returncode, found.stderr) == (0, "")
     page = target.read_text(encoding="utf-8")
     assert page.count("<svg ") == page.count("<figure ") == 4
-    assert '<p id="picture-baseline">No group has a row without a trained token' in page
+    assert '<p id="picture-baseline">No group has both fully masked and unmasked' in page
     assert "There is no picture of baseline to draw." in page
 
 
