@@ -213,7 +213,7 @@ class KlFigure(FigureAccumulator):
 
 
 class BaselineFigure(FigureAccumulator):
-    """Drift of each group's baseline against its share of rows without a trained token."""
+    """Drift of each group's baseline against its share of fully masked responses."""
 
     def __init__(self, fix: str) -> None:
         self.fix = fix

@@ -112,7 +112,7 @@ def _plan(kind: str, context: Context, fixes: Sequence[ChosenFix]) -> _Planned:
     """
     objective = context.objective
     if objective is None:
-        raise InputError("nothing says which trainer made the run: name it with --trainer NAME")
+        raise InputError("the trainer of the run is unknown: name it with --trainer NAME")
     label, fixed = _with_fixes(kind, objective, fixes)
     edited = {} if label is None or fixed is None else {label: fixed}
     columns = set(advantage_columns(objective)) if kind in ("advantages", "baseline") else set(loss_columns(objective))
@@ -125,9 +125,9 @@ def _plan(kind: str, context: Context, fixes: Sequence[ChosenFix]) -> _Planned:
             planned = _kl(KlFigure(context.trainer, label), context, objective, edited)
         case "baseline":
             if has_time_axis(objective):
-                raise InputError("the estimator has one baseline per token or none, and none of a group")
+                raise InputError("the estimator has no group baseline")
             if label is None:
-                raise InputError("no fix of a baseline applies to this run; name one with --fix")
+                raise InputError("no fix that changes a baseline applies to this run; choose one with --fix")
             planned = _Planned(BaselineFigure(label), frozenset(columns | {"response_mask", "group_id"}), edited)
         case "gradient":
             objectives = edited | {POLICY_ONLY: replace(objective, kl_loss=None)}

@@ -30,7 +30,7 @@ def _lines(result: Comparison) -> Iterator[str]:
         ("advantages", words.advantages(main.total)),
         ("baselines", words.baselines(main.total)),
         ("gradient", words.gradient(main.total)),
-        *(("so", remark) for remark in main.remarks),
+        *(("others", remark) for remark in main.remarks),
     ):
         if sentence:
             yield f"- **{name}**: {_safe(sentence)}"

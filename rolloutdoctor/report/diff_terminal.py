@@ -78,7 +78,7 @@ def _effect(effect: Effect) -> Iterator[RenderableType]:
         ("advantages", words.advantages(total)),
         ("baselines", words.baselines(total)),
         ("gradient", words.gradient(total)),
-        *(("so", remark) for remark in effect.remarks),
+        *(("others", remark) for remark in effect.remarks),
     ]
     for name, sentence in said:
         if sentence:

@@ -70,13 +70,13 @@ def advantages(total: Mapping[str, Measure]) -> str:
         return "not computed"
     live = total["live_rows"]
     if not rows.value:
-        return f"none of {shown(live)} live rows changes"
-    words = f"{shown(rows)} of {shown(live)} live rows"
+        return f"none of {shown(live)} unmasked rows changes"
+    words = f"{shown(rows)} of {shown(live)} unmasked rows"
     if total["groups"].value:
         words += f" in {shown(total['changed_groups'])} of {shown(total['groups'])} groups"
     words += (
         f" change, by {shown(total['advantage_shift_mean'])} on average and {shown(total['advantage_shift_max'])} at "
-        f"most; {shown(total['sign_flips'])} change sign"
+        f"most; sign flips: {shown(total['sign_flips'])}"
     )
     if total["undefined_rows"].value:
         words += f"; {shown(total['undefined_rows'])} are NaN on one side"
@@ -88,8 +88,8 @@ def baselines(total: Mapping[str, Measure]) -> str:
     if not total["drifted_rows"].value:
         return ""
     return (
-        f"drift for {shown(total['drifted_rows'])} live rows, by {shown(total['baseline_drift_mean'])} on average and "
-        f"{shown(total['baseline_drift_max'])} at most"
+        f"drift for {shown(total['drifted_rows'])} unmasked rows, by {shown(total['baseline_drift_mean'])} on average "
+        f"and {shown(total['baseline_drift_max'])} at most"
     )
 
 

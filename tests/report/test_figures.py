@@ -97,7 +97,7 @@ def test_advantages_before_and_after_lie_over_each_other():
     assert sum(heights(ax, 0)) == SOME.total
     assert sum(heights(ax, 1)) == MOVED.total
     # Few among many have an axis of their own, over the same values.
-    assert flips.get_ylabel() == "signs\nturned"
+    assert flips.get_ylabel() == "sign\nflips"
     assert sum(heights(flips, 0)) == 2
     assert flips.get_ylim()[1] < 3 < ax.get_ylim()[1]
     assert flips.get_xlim() == ax.get_xlim()
@@ -107,7 +107,7 @@ def test_advantages_before_and_after_lie_over_each_other():
     # A bin is centred on zero, so that it mixes no signs.
     assert any(math.isclose(left, -right) for left, right in pairwise(edges))
     assert figure.get_suptitle() == (
-        "rejected-rows:singleton-raw changes the advantage of 11 of 34 rows; 2 signs turned"
+        "rejected-rows:singleton-raw changes the advantage of 11 of 34 rows; 2 signs flipped"
     )
 
 
@@ -118,7 +118,7 @@ def test_advantages_by_step_has_a_ridge_for_each_band():
     assert [text.get_text() for text in ax.texts] == []
     turned = replace(advantages(), bands=(Band(0, 4, SOME, MOVED, 2), Band(5, 9, SOME, MOVED, 0)))
     (ax,) = figure_of("advantages", turned, by_step=True).axes
-    assert [text.get_text() for text in ax.texts] == ["2 signs turned"]
+    assert [text.get_text() for text in ax.texts] == ["2 signs flipped"]
     assert len(ax.patches) == 4
     assert ax.patches[0].get_facecolor() != ax.patches[1].get_facecolor()
 
@@ -128,7 +128,7 @@ def test_kl_shows_logged_recomputed_solved_back_and_tokens():
     assert axes_of(figure) == {
         ("optimiser step", "rollout/kl, nats"),
         ("optimiser step", "KL, nats"),
-        ("KL of one token (k1), nats; 34 trained tokens that carry it", "tokens per bin\nof 0.111 (log)"),
+        ("KL of one token (k1), nats; 34 trained tokens with a KL term", "tokens per bin\nof 0.111 (log)"),
     }
     assert legend_of(figure) == ["recomputed", "as logged", "recomputed", "recovered from the logged values"]
     assert figure.axes[0].lines[1].get_ydata()[5] == -0.05
@@ -164,11 +164,11 @@ def test_nothing_of_a_picture_lies_outside_it(kind):
 def test_baseline_shows_points_and_their_distribution():
     figure = figure_of("baseline", baseline())
     scatter, side = figure.axes
-    assert scatter.get_xlabel() == "rows of the group without a trained token, %"
+    assert scatter.get_xlabel() == "fully masked responses of the group, %"
     assert scatter.get_ylabel() == "drift of the baseline (reward)"
     assert scatter.collections[0].get_offsets().tolist() == [[25.0, -0.5], [50.0, 0.25]]
     assert sum(heights(side, 0)) == MOVED.total
-    assert "7 groups without such a row not drawn" in figure.get_supxlabel()
+    assert "7 groups without fully masked responses not drawn" in figure.get_supxlabel()
     assert figure.get_suptitle() == "Baselines of 34 groups drift by 0.438 on average, 0.5 at most"
 
 
@@ -187,8 +187,7 @@ def test_gradient_stacks_its_parts_and_says_in_which_space():
 def test_gradient_title_weighs_steps_by_their_gradient():
     data = gradient(2, whole=(99.0, 1.0), spurious=(0.0, 1.0))
     assert (
-        PICTURES["gradient"].title(data)
-        == "zero-std:loss changes 1 % of the gradient; its whole size or more in 1 of 2 steps"
+        PICTURES["gradient"].title(data) == "zero-std:loss changes 1 % of the gradient; 100 % or more in 1 of 2 steps"
     )
 
 

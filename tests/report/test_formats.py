@@ -25,10 +25,10 @@ def a_report(text="g7") -> Report:
         name="rejected-in-baseline",
         severity=Severity.ERROR,
         verdict="confirmed",
-        headline="advantages of 3 rows off by 0.5 on average, 49.5 at most",
-        message="1 row without a trained token still votes in 1 group",
+        headline="fully masked responses shift 3 advantages, by 0.5 on average and 49.5 at most",
+        message="1 fully masked response still counts in the baseline of 1 group",
         evidence="the logged advantages of 3 rows equal 'all rows vote' within 1e-07",
-        advice="leave such rows out of the group's statistics",
+        advice="leave them out of the group mean and std",
         measures={
             "rejected_rows": Measure(1, "rows"),
             "advantage_shift_mean": Measure(0.1 + 0.2, "advantage"),

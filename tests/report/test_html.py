@@ -167,7 +167,7 @@ def test_the_page_says_what_there_is_to_say():
     words = " ".join(" ".join(read(a_page()).words).split())
     for part in (
         "1 error, 1 info; 2 clean, 1 skipped.",
-        "error: advantages of 3 rows off by 0.5 on average, 49.5 at most",
+        "error: fully masked responses shift 3 advantages, by 0.5 on average and 49.5 at most",
         "RDA001 rejected-in-baseline, confirmed",
         "step 3 group g7 row g7: advantage -49.5, with live voters only 1",
         "command line",

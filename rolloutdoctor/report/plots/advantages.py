@@ -34,7 +34,7 @@ def title(data: AdvantagesData) -> str:
     if not data.changed:
         return f"{data.fix} changes none of the advantages of {count}"
     flips = data.flipped.total
-    turned = f"{many(flips, 'sign')} turned" if flips else "no sign turned"
+    turned = f"{many(flips, 'sign')} flipped" if flips else "no sign flips"
     return f"{data.fix} changes the advantage of {data.changed:,} of {count}; {turned}"
 
 
@@ -55,10 +55,10 @@ def draw(data: AdvantagesData) -> Figure:
         # Few among many: on the axis above they could not be seen.
         bars(under, bins, 2, fill=True, facecolor="none", edgecolor=ALARM, hatch="////", linewidth=1.4)
         under.axvline(0, color=INK, linewidth=1.2, linestyle=(0, (4, 3)))
-        under.set_ylabel("signs\nturned")
+        under.set_ylabel("sign\nflips")
         under.set_ylim(0, 1.15 * max(bins.counts[2]))
         under.yaxis.set_major_locator(MaxNLocator(nbins=2, integer=True))
-        under.set_xlabel("advantage as configured, of the values above whose sign the fix turns")
+        under.set_xlabel("advantage as configured, of the values whose sign the fix flips")
     ax.axvline(0, color=INK, linewidth=1.2, linestyle=(0, (4, 3)))
     ax.set_xlim(room(bins))
     say_cut(ax, bins, 0)
@@ -74,7 +74,7 @@ def draw(data: AdvantagesData) -> Figure:
 def draw_by_step(data: AdvantagesData) -> Figure:
     """Draw a ridge: one histogram for each band of steps, the first step on top."""
     height = max(5.6, 1.6 + 0.62 * len(data.bands))
-    words = "each ridge: share of the band's values per bin, on one common scale"
+    words = "each ridge: one range of steps, share of its values per bin, on a common scale"
     figure = blank(title(data), words, height)
     ax = figure.add_subplot()
     parts = [part for band in data.bands for part in (band.before, band.after or band.before)]
@@ -99,7 +99,7 @@ def draw_by_step(data: AdvantagesData) -> Figure:
             heights = [base + scale * share for share in after]
             ax.stairs(heights, edges, baseline=base, color=DARK, linewidth=1.8, label=label, zorder=front + 1)
         if band.flipped:
-            words = f"{many(band.flipped, 'sign')} turned"
+            words = f"{many(band.flipped, 'sign')} flipped"
             look = {"transform": ax.get_yaxis_transform(), "ha": "right", "va": "bottom", "zorder": 101}
             ax.text(1.0, base + 0.06, words, color=ALARM, fontsize=11, **cast(Any, look))
         one = band.first_step == band.last_step

@@ -1,4 +1,4 @@
-"""Baseline: how far rows that train nothing move what their siblings are compared with."""
+"""Baseline: how far fully masked responses shift the baseline of their group."""
 
 from matplotlib.figure import Figure
 from matplotlib.ticker import MaxNLocator
@@ -10,9 +10,9 @@ from rolloutdoctor.results.figures import BaselineData, on_one_grid
 def title(data: BaselineData) -> str:
     """What the picture says, in a sentence."""
     if not data.drift.total:
-        return "No group has a row without a trained token beside a live one"
+        return "No group has both fully masked and unmasked responses"
     if not any(drift for _, drift, _ in data.points):
-        return f"{data.fix} moves none of the baselines of {many(data.drift.total, 'group')} with such rows"
+        return f"{data.fix} changes none of the baselines of {many(data.drift.total, 'group')} with masked responses"
     weight = sum(count for _, _, count in data.points)
     size = sum(abs(drift) * count for _, drift, count in data.points) / weight
     most = max(abs(drift) for _, drift, _ in data.points)
@@ -22,12 +22,12 @@ def title(data: BaselineData) -> str:
 def draw(data: BaselineData) -> Figure:
     """Draw drift against share, and the distribution of the drift beside it."""
     left_out = f"; {many(data.undefined, 'group')} without a defined drift left out" if data.undefined else ""
-    note = f"drift: baseline as configured minus baseline with {data.fix}, mean over the group's live rows;\n"
-    note += f"{many(data.untouched, 'group')} without such a row not drawn: their drift is 0{left_out}"
+    note = f"drift: baseline as configured minus baseline with {data.fix}, mean over unmasked responses;\n"
+    note += f"{many(data.untouched, 'group')} without fully masked responses not drawn (drift 0){left_out}"
     figure = blank(title(data), note)
     if not data.drift.total:
         ax = figure.add_subplot()
-        empty(ax, f"nothing drifts in {many(data.untouched, 'group')}{left_out}")
+        empty(ax, f"no baseline drifts in {many(data.untouched, 'group')}{left_out}")
         return figure
     scatter, side = figure.subplots(1, 2, sharey=True, width_ratios=[2.2, 1])
     most = max(count for _, _, count in data.points)
@@ -38,7 +38,7 @@ def draw(data: BaselineData) -> Figure:
     scatter.scatter(shares, drifts, s=sizes, facecolor=DARK, linewidth=0, alpha=0.35 if crowded else 0.75)
     scatter.axhline(0, color=INK, linewidth=1.2, linestyle=(0, (4, 3)))
     scatter.set_xlim(0, max(52.0, max(shares) + 4))
-    scatter.set_xlabel("rows of the group without a trained token, %")
+    scatter.set_xlabel("fully masked responses of the group, %")
     scatter.set_ylabel("drift of the baseline (reward)")
     if most > 1:
         scatter.set_title(f"area: number of groups (up to {most:,})", fontsize=12)

@@ -1,4 +1,4 @@
-"""Gradient: its policy and KL parts, and how much of it a fix takes away or turns."""
+"""Gradient: its policy and KL parts, and how much a fix changes its size and direction."""
 
 import math
 from itertools import pairwise
@@ -33,16 +33,16 @@ def title(data: GradientData) -> str:
         return "The gradient is NaN or infinite in every step"
     policy, kl = total(finite(data.policy)), total(finite(data.kl))
     if data.fix is None or not finite(data.spurious):
-        share = f"{short(100 * kl / (policy + kl))} % of the two parts" if policy + kl else ""
+        share = f"{short(100 * kl / (policy + kl))} % of policy plus KL" if policy + kl else ""
         return f"The KL part of the gradient is {share}" if share else "The gradient is 0 in every step"
     pairs = [(w, s) for w, s in zip(data.whole, data.spurious, strict=True) if math.isfinite(w) and math.isfinite(s)]
     whole = total([w for w, _ in pairs])
     changed = 100 * total([w * s for w, s in pairs]) / whole if whole else math.nan
     if changed == 0:
-        return f"{data.fix} changes nothing of the gradient"
+        return f"{data.fix} does not change the gradient"
     full = sum(s > 1 - 1e-9 for _, s in pairs)
     told = f"{data.fix} changes {short(changed)} % of the gradient"
-    return f"{told}; its whole size or more in {full:,} of {many(len(data.steps), 'step')}" if full else told
+    return f"{told}; 100 % or more in {full:,} of {many(len(data.steps), 'step')}" if full else told
 
 
 def draw(data: GradientData) -> Figure:

@@ -103,6 +103,6 @@ def _tokens(ax: Axes, data: KlData) -> None:
     log_counts(ax)
     say_cut(ax, bins, 0)
     lost = f", {many(data.tokens.nonfinite, 'token')} not finite" if data.tokens.nonfinite else ""
-    told = f"{many(data.tokens.total, 'trained token')} that carry it"
+    told = f"{many(data.tokens.total, 'trained token')} with a KL term"
     ax.set_xlabel(f"KL of one token ({data.estimator}), nats; {told}{lost}")
     ax.set_ylabel(f"tokens per bin\nof {short(bins.width)} (log)")

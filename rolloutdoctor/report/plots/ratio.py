@@ -39,7 +39,7 @@ def title(data: RatioData) -> str:
         return f"All {many(data.log_ratio.total, 'ratio')} are exactly 1: nothing can be clipped"
     count = data.log_ratio.total
     if not count and not data.log_ratio.nonfinite:
-        return "No token is trained, so there is no importance ratio"
+        return "Every token is masked, so there is no importance ratio"
     if not count:
         return f"None of {many(data.log_ratio.nonfinite, 'importance ratio')} is finite"
     share = 100 * data.outside / count
