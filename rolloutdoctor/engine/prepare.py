@@ -82,7 +82,7 @@ def whole_context(
     *,
     has_rows: bool,
 ) -> Context:
-    """The same of a run that is not at hand."""
+    """Build the context of a run that is known by its columns, metadata and metrics alone."""
     context = context_for(columns, metrics.names(), configured, metrics.left_out)
     unstated, recording = how_to_record(metadata, metrics.names(), configured)
     spacing = {} if configured is None else metrics.spacing(configured.trainer.loss_metric)

@@ -25,7 +25,7 @@ from rolloutdoctor.rules.table import RULES
 
 STATE_SCHEMA = 1
 _MOST_BYTES = 2**30
-"""Of a state: it grows with the number of steps, by some kilobytes for each."""
+"""Largest size of a state, in bytes: it grows with the number of steps, by some kilobytes for each."""
 
 _MOST = 2**63
 """Whole numbers are below it."""

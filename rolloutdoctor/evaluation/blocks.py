@@ -20,7 +20,7 @@ BLOCK_TOKENS = 196_608
 """Tokens that are worked on at a time: of more, temporaries leave the cache; of fewer, the calls outweigh the work."""
 
 DEVICE_BLOCK_TOKENS = 2**24
-"""The same on a GPU, where a block must be long enough to keep it busy."""
+"""Tokens of a block on a GPU, where it must be long enough to keep the device busy."""
 
 
 def cut(batch: RolloutBatch) -> Iterator[tuple[slice, slice]]:

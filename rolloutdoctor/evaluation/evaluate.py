@@ -1,9 +1,9 @@
 """`evaluate(batch, objective)`: the whole physics of a step.
 
-Two passes. The first is over rows: scores, votes, advantages and the weight of each row's tokens in the loss. The
-second is over tokens, in blocks of whole rows that fit the cache: policy term, KL, ratio and the exact derivative of
-the loss with respect to every logged log-prob, reduced to one float64 sum per row. Nothing is padded, and nothing
-is kept per token unless the caller asks.
+It makes two passes. The first is over rows: scores, baseline rows, advantages and the weight of each row's tokens in
+the loss. The second is over tokens, in blocks of whole rows that fit the cache: policy term, KL, ratio and the exact
+derivative of the loss with respect to every logged log-prob, reduced to one float64 sum per row. Nothing is padded,
+and nothing is kept per token unless the caller asks.
 
 The derivative lives in log-prob space: it is ``dLoss / d policy_log_probs``, not a gradient of parameters.
 """

@@ -111,7 +111,7 @@ class GeneralEvaluator:
         return self._gated(given, block) if self.objective.gates else given
 
     def _gated(self, given: TokenInputs, block: Block) -> TokenInputs:
-        """The same with the multipliers of the policy term."""
+        """Add the multipliers of the policy term to the inputs."""
         gates = self.objective.gates
         open_T = None if self.open_T is None else block.packed(self.open_T)
         gate_T = product(gates, given, block.column, open_T)

@@ -1,4 +1,4 @@
-"""The first pass of an evaluation: scores, votes and advantages, everything that has one value per row."""
+"""The first pass of an evaluation: scores, baseline rows and advantages, everything with one value per row."""
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
@@ -65,7 +65,7 @@ class RowResult:
     weight_T: Tensor | None = None
 
     def voting_N(self, x_N: Tensor) -> Tensor:
-        """`x_N` for rows that vote, NaN for the rest."""
+        """`x_N` for baseline rows, NaN for the rest."""
         return torch.where(self.in_baseline_N, x_N, torch.nan)
 
 
@@ -200,10 +200,10 @@ def compared_groups(batch: RolloutBatch, objective: Objective) -> Groups:
 
 
 def zero_std_rows(batch: RolloutBatch, scores: Sequence[Tensor], stats: GroupStats, *, partial: bool = False) -> Tensor:
-    """Rows of groups whose voters' rewards are all equal, in each of some ``[N]`` scores, ``[N]`` bool.
+    """Rows of groups whose baseline rows all have equal rewards, in each of some ``[N]`` scores, ``[N]`` bool.
 
-    Never eval rows, and never groups with fewer than two voters. With `partial`, a score that some voters do not have
-    (NaN) is compared among those that do.
+    Never eval rows, and never groups with fewer than two baseline rows. With `partial`, a score that some of them
+    do not have (NaN) is compared among those that do.
     """
     if batch.split != TRAIN:
         return torch.zeros_like(stats.in_baseline_N)
@@ -231,7 +231,7 @@ def stored_kl(batch: RolloutBatch, objective: Objective, dtype: torch.dtype = to
 
 
 def std_flagged(batch: RolloutBatch, part: RowResult) -> Tensor:
-    """Rows that the trainer flags as zero-std, ``[N]`` bool, by float32 statistics of those that vote."""
+    """Rows that the trainer flags as zero-std, ``[N]`` bool, by float32 statistics of the baseline rows."""
     assert batch.groups is not None  # advantage_columns asked for it
     rule, batches = part.objective.advantage, _scaled_together(batch, part.objective)
     if not rule.spec.every_reward:
@@ -273,7 +273,7 @@ def _row_set(batch: RolloutBatch, part: RowResult, rows: RowSet) -> Tensor:
         case RowSet.UNSCORED:
             return part.score_N.isnan()
         case RowSet.REJECTED:
-            assert part.rejected_N is not None  # scopes other than the vote are read only with a mask at hand
+            assert part.rejected_N is not None  # scopes other than the baseline are read only with a mask at hand
             return part.rejected_N
         case RowSet.STD_FLAGGED:
             return std_flagged(batch, part)

@@ -102,7 +102,7 @@ def log_ratios(batch: RolloutBatch, dtype: torch.dtype) -> LogRatios:
 
 
 def ratios_at_loss(batch: RolloutBatch, objective: Objective, micro_N: Tensor, dtype: torch.dtype) -> LogRatios:
-    """The same with the log-probs at the loss, on the mask of the loss, a part for each micro-batch.
+    """Log-ratios of the trainer at the loss to the sampler, on the mask of the loss, a part for each micro-batch.
 
     Args:
         batch: the step.

@@ -1,6 +1,6 @@
 """`Objective`: what a trainer computes from a step, as one frozen value.
 
-Masks have scopes. Which rows *vote* in the baseline, which tokens carry the *policy* term, which the *KL* term,
+Masks have scopes. Which rows count in the *baseline*, which tokens carry the *policy* term, which the *KL* term,
 which are counted in a *denominator* and which enter a *metric* are different sets in almost every trainer. Each is
 a field here, so that a fix is an edit of one of them.
 """
@@ -43,7 +43,7 @@ class AdvantageRule:
         estimator: name in `rolloutdoctor.objective.estimators`.
         scale: the standard deviation that centred scores are divided by: of the group, of the batch, or none.
         epsilon: added to that standard deviation.
-        singleton: the advantage of a row that is the only voter of its group: its raw score, or zero.
+        singleton: the advantage of a row that is the only baseline row of its group: its raw score, or zero.
         gamma: discount per token, for estimators with a time axis.
         lam: lambda of generalised advantage estimation.
         batch_if_unequal: where groups differ in size the whole batch is one group (rewards reshaped by position).

@@ -13,7 +13,7 @@ if TYPE_CHECKING:
 
 
 class GroupStats:
-    """The voting rows of some groups: counted once, whatever is asked of them.
+    """Statistics of each group over its baseline rows, which are counted once.
 
     Attributes:
         groups: rows gathered into groups.
@@ -22,19 +22,19 @@ class GroupStats:
 
     def __init__(self, groups: "Groups", in_baseline_N: Tensor) -> None:
         self.groups, self.in_baseline_N = groups, in_baseline_N
-        # Where everyone votes, nothing has to be put in anyone's place.
+        # If every row counts, no row has to be replaced by a filler.
         self._all = (
             bool(in_baseline_N.numpy().all()) if in_baseline_N.device.type == "cpu" else bool(in_baseline_N.all())
         )
 
     @cached_property
     def count_G(self) -> Tensor:
-        """``[G]`` float64, voting rows of each group."""
+        """``[G]`` float64, baseline rows of each group."""
         return self.groups.total(self.in_baseline_N)
 
     @cached_property
     def count_N(self) -> Tensor:
-        """``[N]`` float64, voting rows of the row's group."""
+        """``[N]`` float64, baseline rows of the row's group."""
         return self.per_row(self.count_G)
 
     def per_row(self, x_G: Tensor) -> Tensor:
@@ -42,23 +42,23 @@ class GroupStats:
         return seg.pick(x_G, self.groups.index_N)
 
     def only(self, x_N: Tensor, filler: float = 0.0) -> Tensor:
-        """`x_N` for voters and `filler` for the rest."""
+        """`x_N` for baseline rows and `filler` for the rest."""
         return x_N if self._all else torch.where(self.in_baseline_N, x_N, filler)
 
     def total(self, x_N: Tensor) -> Tensor:
-        """Sum over the voting rows of each group, float64 ``[G]``."""
+        """Sum over the baseline rows of each group, float64 ``[G]``."""
         return self.groups.total(self.only(x_N))
 
     def high(self, x_N: Tensor) -> Tensor:
-        """Largest value of the voting rows of each group, ``[G]``; -inf where nobody votes, NaN for one among them."""
+        """Largest value of the baseline rows of each group, ``[G]``; -inf if there are none, NaN if one is NaN."""
         return seg.high(self.groups.gathered(self.only(x_N, -torch.inf)), self.groups.offsets)
 
     def low(self, x_N: Tensor) -> Tensor:
-        """Smallest value of the voting rows of each group, ``[G]``; +inf where nobody votes, NaN for one among them."""
+        """Smallest value of the baseline rows of each group, ``[G]``; +inf if there are none, NaN if one is NaN."""
         return seg.low(self.groups.gathered(self.only(x_N, torch.inf)), self.groups.offsets)
 
     def mean(self, x_N: Tensor) -> Tensor:
-        """Mean over the voting rows of each group, float64 ``[G]``; NaN where nobody votes.
+        """Mean over the baseline rows of each group, float64 ``[G]``; NaN if there are none.
 
         Computed as the smallest value plus the mean excess over it, so that equal values have exactly that mean; where
         the smallest is not finite it has no excess, and the mean is that of the values.
@@ -68,7 +68,7 @@ class GroupStats:
         return base_G + self.total(x_N - self.per_row(base_G)) / self.count_G
 
     def std(self, x_N: Tensor, mean_G: Tensor | None = None) -> Tensor:
-        """Unbiased standard deviation over the voting rows of each group, float64 ``[G]``; NaN below two voters.
+        """Unbiased standard deviation over the baseline rows of each group, float64 ``[G]``; NaN below two.
 
         Args:
             x_N: the values.
@@ -80,7 +80,7 @@ class GroupStats:
         return torch.where(freedom_G > 0, variance_G.sqrt(), torch.nan)
 
     def spread(self, x_N: Tensor) -> Tensor:
-        """Largest minus smallest value among the voting rows of each group, ``[G]``; NaN where nobody votes.
+        """Largest minus smallest value among the baseline rows of each group, ``[G]``; NaN if there are none.
 
         This, and never a standard deviation, says whether rewards are equal: eight times 0.3 has a float32 standard
         deviation above zero.

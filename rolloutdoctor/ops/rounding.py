@@ -26,7 +26,7 @@ EXP_ULPS = 2
 """Largest error of `exp`: torch's vectorised one is within 1 ulp, CUDA's `expf` within 2."""
 
 DEVIATIONS = 6.0
-"""Of n independent roundings of mean zero, the sum exceeds this times sqrt(n) with probability below 4e-8."""
+"""The sum of n independent roundings of mean zero exceeds this times sqrt(n) with probability below 4e-8."""
 
 Value = Tensor | float
 
@@ -45,7 +45,7 @@ class Radius:
 
     @classmethod
     def of(cls, bound: Value) -> "Radius":
-        """The same bound for both."""
+        """Return one bound for both, the likely and the certain one."""
         bound = torch.as_tensor(bound, dtype=torch.float64)
         return cls(bound, bound)
 

@@ -162,7 +162,7 @@ def total_by(index: Tensor, x: Tensor, count: int = 0) -> Tensor:
 
 
 def _total_by_sorting(index: Tensor, x: Tensor, count: int) -> Tensor:
-    """The same in a fixed order: on a GPU bincount adds up weights as they come."""
+    """Sum by index in a fixed order: on a GPU bincount adds up weights as they come."""
     counts = torch.bincount(index, minlength=count)
     offsets = torch.cat([counts.new_zeros(1), counts.cumsum(0)])
     return Runs(offsets).total(x[torch.argsort(index, stable=True)])

@@ -157,7 +157,7 @@ class StepView:
         return token_kl_radius(self.evaluation, stored_T).likely
 
     def stored_mean_radius(self, stored_T: Tensor) -> float:
-        """The same of their mean, as it is logged."""
+        """How far float32 may put the logged mean of stored KLs from the exact one."""
         assert self.evaluation is not None
         return float(stored_mean_radius(self.evaluation, stored_T))
 

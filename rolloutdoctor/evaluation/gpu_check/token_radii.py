@@ -28,7 +28,7 @@ ROUNDINGS = 16
 """Roundings of products and sums that a term goes through, eight on each side."""
 
 Radii = tuple[Tensor, Tensor]
-"""Of a value and of its derivative with respect to the policy's log-prob, ``[T]`` each."""
+"""Radii of a value and of its derivative with respect to the policy's log-prob, ``[T]`` each."""
 
 
 def unit_of(dtype: torch.dtype) -> float:
@@ -56,17 +56,17 @@ def difference(one_T: Tensor, other_T: Tensor) -> Tensor:
 
 
 def square_radius(x_T: Tensor, radius_T: Tensor) -> Tensor:
-    """Of ``x^2``: ``(|x| + r)^2 - x^2``."""
+    """Radius of ``x^2``: ``(|x| + r)^2 - x^2``."""
     return radius_T * (2 * x_T.abs() + radius_T)
 
 
 def product_radius(x_T: Tensor, x_radius_T: Tensor, y_T: Tensor, y_radius_T: Tensor) -> Tensor:
-    """Of ``x y``: ``|x| s + |y| r + r s``."""
+    """Radius of ``x y``: ``|x| s + |y| r + r s``."""
     return x_T.abs() * y_radius_T + y_T.abs() * x_radius_T + x_radius_T * y_radius_T
 
 
 def k3_radii(u_T: Tensor, unit: float) -> Radii:
-    """Of ``exp(-u) - 1 + u`` and of ``1 - exp(-u)``.
+    """Radii of ``exp(-u) - 1 + u`` and of ``1 - exp(-u)``.
 
     >>> value, derivative = k3_radii(torch.zeros(1), 1.0)
     >>> float(value), float(derivative)
@@ -80,7 +80,7 @@ def k3_radii(u_T: Tensor, unit: float) -> Radii:
 
 
 def _estimate_radii(estimator: str, u_T: Tensor, unit: float) -> Radii:
-    """Of an estimator and its derivative; where the derivative ends at a clamp, the whole of it."""
+    """Radii of an estimator and its derivative; where the derivative ends at a clamp, the whole of it."""
     value_T, slope_T = kl.ESTIMATORS[estimator](u_T)
     if not estimator.startswith("k3"):
         # One difference of two columns, squared and halved at most.
@@ -101,7 +101,7 @@ def kl_radii(
     unit: float,
     row_mean: Callable[[Tensor], Tensor],
 ) -> Radii:
-    """Of a trainer's KL term and its derivative: `rolloutdoctor.formulas.kl.term` again, step by step.
+    """Radii of a trainer's KL term and its derivative: `rolloutdoctor.formulas.kl.term` again, step by step.
 
     A value is cut at a clamp without a jump; its derivative jumps there, and counts whole where the value is within
     its radius of the clamp.

@@ -56,7 +56,7 @@ def policy_radius(evaluation: Evaluation) -> Radius:
 
 
 def _policy_tokens(evaluation: Evaluation) -> Radius:
-    """The same from the terms of the tokens."""
+    """Rounding radius of the policy loss of each row, from the terms of its tokens."""
     batch, rows = evaluation.batch, evaluation.rows
     assert rows is not None
     assert rows.length_N is not None

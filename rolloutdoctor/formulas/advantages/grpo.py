@@ -13,8 +13,9 @@ from rolloutdoctor.results.errors import TRAINER, CannotComputeError
 def grpo(scores: Scores, rule: AdvantageRule) -> Advantages:
     r"""``A_i = (s_i - mean_g) / (std_g + epsilon)``, the standard deviation unbiased.
 
-    `rule.scale` takes the standard deviation over the group, over the batch, or leaves the division out. The only
-    voter of a group gets its raw score (verl, whose statistics fall back to mean 0 and std 1) or zero (TRL, slime).
+    `rule.scale` takes the standard deviation over the group, over the batch, or leaves the division out. A single
+    baseline row of a group gets its raw score (verl, whose statistics fall back to mean 0 and std 1) or zero (TRL,
+    slime).
 
     Source: Shao et al. 2024, arXiv 2402.03300; verl ``compute_grpo_outcome_advantage`` and
     ``compute_grpo_vectorized_outcome_advantage``; TRL ``GRPOTrainer._generate_and_score_completions``.
@@ -22,7 +23,7 @@ def grpo(scores: Scores, rule: AdvantageRule) -> Advantages:
     mean_N = scores.mean_N()
     centred_N = scores.of_baseline_rows(scores.score_N - mean_N)
     if rule.scale == "group":
-        # The only voter has no standard deviation; verl divides its raw score by 1 + epsilon.
+        # A single row has no standard deviation; verl divides its raw score by 1 + epsilon.
         scale_N = torch.where(scores.baseline_rows_N > 1, scores.std_N(), 1.0) + rule.epsilon
     elif rule.scale == "batch":
         stats = GroupStats(scores.whole, scores.in_baseline_N)
@@ -40,9 +41,9 @@ def raw(scores: Scores, rule: AdvantageRule) -> Advantages:
 
 
 def gpg(scores: Scores, rule: AdvantageRule) -> Advantages:
-    r"""``A_i = alpha (s_i - mean_g)`` with ``alpha = voters / max(voters with a score other than zero, 1)``.
+    r"""``A_i = alpha (s_i - mean_g)`` with ``alpha = baseline rows / max(those with a nonzero score, 1)``.
 
-    Rows without a vote leave both the group's mean and the batch-wide factor.
+    Rows outside the baseline count neither in the mean of the group nor in the batch-wide factor.
 
     Source: arXiv 2504.02546; verl ``compute_gpg_outcome_advantage`` (f_norm = 1).
     """
@@ -59,7 +60,7 @@ def grpo_passk(scores: Scores, rule: AdvantageRule) -> Advantages:
     """Best minus second best of the group for the best row, 0 for every other; divided by the group's std.
 
     Source: arXiv 2503.19595; verl ``compute_grpo_passk_outcome_advantage``. verl raises for a group of one; where
-    rows without a vote leave fewer than two voters, the group gets 0, as proposed upstream.
+    fewer than two baseline rows are left, the group gets 0, as proposed upstream.
 
     Raises:
         CannotComputeError: if a group has a single row, where verl itself fails.

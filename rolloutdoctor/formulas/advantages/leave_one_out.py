@@ -8,9 +8,9 @@ from rolloutdoctor.objective.objective import AdvantageRule
 
 
 def rloo(scores: Scores, rule: AdvantageRule) -> Advantages:
-    r"""``A_i = s_i - mean of the other voters = n / (n - 1) (s_i - mean_g)``.
+    r"""``A_i = s_i - mean of the other baseline rows = n / (n - 1) (s_i - mean_g)``.
 
-    Source: Ahmadian et al. 2024, arXiv 2402.14740; verl ``compute_rloo_outcome_advantage``, where the only voter of
+    Source: Ahmadian et al. 2024, arXiv 2402.14740; verl ``compute_rloo_outcome_advantage``, where a single row of
     a group keeps its raw score, and ``compute_rloo_vectorized_outcome_advantage``, where it gets 0; TRL
     ``RLOOTrainer``, where it gets 0 and has no part in the normalisation over the batch.
     """

@@ -10,9 +10,9 @@ from rolloutdoctor.ops.groups import Groups
 
 
 def over_batch(x_N: Tensor, in_baseline_N: Tensor, epsilon: float, batches: Groups) -> Tensor:
-    """``(x - mean) / (std + epsilon)`` over the voters of the row's batch, 0 for the rest, ``[N]`` float64.
+    """``(x - mean) / (std + epsilon)`` over the baseline rows of the row's batch, 0 for the rest, ``[N]`` float64.
 
-    A single voter among several rows has no standard deviation, so it gets 0, as any row does that is alone.
+    A single baseline row has no standard deviation, so it gets 0, also among several rows.
     """
     stats = GroupStats(batches, in_baseline_N)
     mean_G = stats.mean(x_N)

@@ -7,7 +7,7 @@ from rolloutdoctor.objective.objective import AdvantageRule
 
 
 def opo(scores: Scores, rule: AdvantageRule) -> Advantages:
-    r"""``A_i = s_i - sum_g L_j s_j / sum_g L_j`` over the voters, L the number of trained tokens.
+    r"""``A_i = s_i - sum_g L_j s_j / sum_g L_j`` over the baseline rows, L the number of trained tokens.
 
     A row with no token left has no weight, so it does not move the baseline; but it still counts as a sibling, and
     a group with no token at all has the baseline 0 / 0, which is NaN upstream too. verl's mask keeps that NaN out of

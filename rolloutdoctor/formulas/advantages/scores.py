@@ -33,21 +33,21 @@ class Scores:
     batches: Groups | None = None
 
     def of(self, score_N: Tensor) -> "Scores":
-        """The same rows with another score."""
+        """Return these rows with another score."""
         return replace(self, score_N=torch.where(self.in_baseline_N, score_N, 0.0))
 
     @cached_property
     def stats(self) -> GroupStats:
-        """The voters of each group."""
+        """Statistics over the baseline rows of each group."""
         return GroupStats(self.groups, self.in_baseline_N)
 
     @property
     def baseline_rows_N(self) -> Tensor:
-        """``[N]`` float64, how many rows vote in the row's group."""
+        """``[N]`` float64, how many baseline rows the row's group has."""
         return self.stats.count_N
 
     def of_baseline_rows(self, x_N: Tensor) -> Tensor:
-        """`x_N` for voters and 0 for the rest: a row without a vote is not compared with anything."""
+        """`x_N` for baseline rows and 0 for the rest, which are not compared with anything."""
         return self.stats.only(x_N)
 
     @cached_property
@@ -55,7 +55,7 @@ class Scores:
         return self.stats.mean(self.score_N)
 
     def mean_N(self) -> Tensor:
-        """``[N]`` mean score of the voters in the row's group."""
+        """``[N]`` mean score of the baseline rows in the row's group."""
         return self.stats.per_row(self._mean_G)
 
     @property
@@ -64,7 +64,7 @@ class Scores:
         return Groups.of(torch.zeros_like(self.groups.index_N)) if self.batches is None else self.batches
 
     def std_N(self) -> Tensor:
-        """``[N]`` unbiased standard deviation of the voters in the row's group; NaN below two."""
+        """``[N]`` unbiased standard deviation of the baseline rows in the row's group; NaN below two."""
         return self.stats.per_row(self.stats.std(self.score_N, self._mean_G))
 
 
@@ -81,7 +81,7 @@ class Advantages(NamedTuple):
 
 
 def singleton_advantage(scores: Scores, found: Advantages, singleton: str) -> Advantages:
-    """Replace the advantage of rows that are the only voter of their group: raw score, or zero."""
+    """Replace the advantage of rows that are the only baseline row of their group: raw score, or zero."""
     if not bool((scores.stats.count_G == 1).any()):
         return found
     alone_N = scores.in_baseline_N & (scores.baseline_rows_N == 1)

@@ -22,7 +22,7 @@ def optimal_token_baseline(scores: TokenScores, rule: AdvantageRule) -> Tensor:
 
 
 def tir_optimal_token_baseline(scores: TokenScores, rule: AdvantageRule) -> Tensor:
-    """The same with positions that count trained tokens alone; rows without one are in no group, ``[V]``.
+    """`optimal_token_baseline` with positions over trained tokens alone; rows without any are in no group, ``[V]``.
 
     Source: verl ``compute_multi_turn_optimal_token_baseline_advantage``.
     """

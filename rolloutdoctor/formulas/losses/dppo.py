@@ -23,7 +23,7 @@ def dppo_tv(given: TokenInputs, rule: Surrogate) -> PolicyTerm:
 
 
 def dppo_kl(given: TokenInputs, rule: Surrogate) -> PolicyTerm:
-    """The same with the KL between the two-point distributions "this token or another" as the distance.
+    """`dppo_tv` with the KL between the two-point distributions "this token or another" as the distance.
 
     A move towards the old policy is always valid. Source: verl ``compute_policy_loss_dppo_kl``.
     """

@@ -141,7 +141,7 @@ def _create(run_path: Path, header: bytes) -> Begun | None:
 
 
 def _without_links(run_path: Path, header: bytes) -> Begun | None:
-    """The same on a file system that does not know links."""
+    """Claim the name on a file system without hard links."""
     number = 1
     while True:
         path = _journal(run_path, number)

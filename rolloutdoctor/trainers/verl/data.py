@@ -76,7 +76,7 @@ def _trained(evaluation: "Evaluation") -> dict[str, float]:
 
 
 def _of_rows(advantage_N: "Tensor | None", length_N: "Tensor") -> dict[str, float]:
-    """The same where all tokens of a row have its advantage, which is its return too."""
+    """Metrics of advantages and returns if all tokens of a row share its advantage, which is the return too."""
     assert advantage_N is not None
     kept_N = length_N > 0
     found = _three({"critic/advantages": advantage_N[kept_N]})

@@ -25,7 +25,7 @@ def over_micro_batches(name: str, value_N: "Tensor", layout: "Layout") -> float:
 
 
 def token_mean(name: str, sum_N: "Tensor", counted_N: "Tensor", layout: "Layout") -> float:
-    """The same of a mean over the tokens of a micro-batch, given sums and counts of rows, ``[N]`` each."""
+    """Reduce token means of micro-batches as `over_micro_batches` does, given sums and counts of rows, ``[N]`` each."""
     return over_micro_batches(name, layout.micro_total(sum_N) / (layout.micro_total(counted_N) + 1e-8), layout)
 
 
