@@ -18,20 +18,20 @@ ROUNDING = 1e-9
 
 @dataclass(frozen=True)
 class Change(Sums):
-    """Counts and totals of a part of a run; loss and gradient of live rows, unless said.
+    """Counts and totals of a part of a run; loss and gradient of unmasked rows, unless said.
 
     Attributes:
         rows: of the part.
         live: rows with a trained token; all of them without a mask.
         groups: groups, counted at their first row.
         compared: rows whose advantage was computed on both sides.
-        shifted: live rows with another advantage.
+        shifted: unmasked rows with another advantage.
         shifted_groups: groups with such a row, counted at the first of them.
-        undefined: live rows whose advantage is NaN on one side only.
+        undefined: unmasked rows whose advantage is NaN on one side only.
         shift: absolute changes of the advantage.
         shift_max: the largest.
-        flips: live rows whose advantage has the other sign.
-        drifted: live rows with another baseline.
+        flips: unmasked rows whose advantage has the other sign.
+        drifted: unmasked rows with another baseline.
         drift: absolute changes of the baseline.
         drift_max: the largest.
         steps: steps whose loss was computed on both sides.
@@ -48,7 +48,7 @@ class Change(Sums):
         sq_after: the same after.
         versus_l1: absolute differences of the derivatives.
         versus_dot: products of the derivatives.
-        same: live rows with the same advantage and in the same scopes, that have a weight on both sides.
+        same: unmasked rows with the same advantage and in the same scopes, that have a weight on both sides.
         rescaled: of these, rows whose tokens have another weight in the loss.
         same_sq: squared derivatives of these rows before.
         same_dot: products of their derivatives.

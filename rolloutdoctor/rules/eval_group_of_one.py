@@ -1,4 +1,4 @@
-"""RDM002: evaluation rows that have no siblings."""
+"""RDM002: evaluation rows that are alone in their group."""
 
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass

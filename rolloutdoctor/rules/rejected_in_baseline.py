@@ -1,4 +1,4 @@
-"""RDA001: rows that train nothing still move their siblings."""
+"""RDA001: fully masked responses still count in the baseline of their group."""
 
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
@@ -23,7 +23,7 @@ DOUBLE = 2.0**-29
 
 @dataclass(frozen=True)
 class RejectedTally(Sums):
-    """What `rejected-in-baseline` adds up; shifts and drifts are over the live rows whose advantage changes."""
+    """What `rejected-in-baseline` adds up; shifts and drifts are over unmasked rows whose advantage changes."""
 
     rejected_rows: int = 0
     proven_rows: int = 0
@@ -196,7 +196,7 @@ class RejectedInBaseline(Rule[RejectedTally]):
         )
 
     def examples(self, step: "StepView") -> Iterable[Example]:
-        """The live rows whose advantage moves most."""
+        """The unmasked rows whose advantage changes most."""
         fixed, rows = step.fixed.get(self.fix or ""), step.rows
         if fixed is None or fixed.rows is None or rows is None or rows.rejected_N is None:
             return ()

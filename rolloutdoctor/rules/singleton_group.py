@@ -43,11 +43,11 @@ class SingletonGroup(Rule[SingletonTally]):
     response however bad it is. Rejection makes such groups common.
 
     ## How it is measured
-    `advantage_mass_share` is the sum of |A| over these rows by the sum over all live rows, for the advantages as
-    configured. Confirmed: the logged advantages of these rows equal the recomputed ones.
+    `advantage_mass_share` is the sum of |A| over these responses divided by the sum over all unmasked ones, for the
+    advantages as configured. Confirmed: the logged advantages of these rows equal the recomputed ones.
 
     ## What to do
-    Drop such groups, or give them 0, as the fix `rejected-rows:singleton-zero` does.
+    Drop such groups, or set their advantage to 0, as the fix `rejected-rows:singleton-zero` does.
 
     ## Example
     >>> from rolloutdoctor.testing import diagnose_one, toy_batch
