@@ -62,6 +62,14 @@ def test_logged_advantages_are_the_proof():
     ]
 
 
+def test_a_negative_residue_weighs_as_much():
+    # Which sign the residue has depends on the rewards alone, and a group that is pushed down is no better off.
+    rows = toy_batch([[2, 2], [3, 3], [1, 0]], per_row={"advantage": [-0.25, -0.25, 0.125, 0.125, 0.5, -0.5]})
+    found = found_by(CODE, rows, **GRPO)
+    assert values(found) == {"groups": 2, "max_abs_advantage": 0.25, "advantage_mass_share": 0.75 / 1.75}
+    assert [one.note for one in found.examples[:2]] == ["every reward is 2, advantage -0.25"] * 2
+
+
 def test_small_logged_residue_is_information():
     rows = toy_batch([[2, 2], [1, 0]], per_row={"advantage": [1e-3, 1e-3, 0.5, -0.5]})
     found = found_by(CODE, rows, **GRPO)
