@@ -90,6 +90,16 @@ def test_the_loss_is_the_kl_term_only_where_beta_is_stated(tmp_path):
     assert "RDG004" in [code for code, _ in report.clean]
 
 
+def test_the_norm_of_kl_only_steps_is_a_mean_over_those_that_logged_one(tmp_path):
+    # A missing norm is not a norm of 0, and does not pull the mean down.
+    silent = {name: value for name, value in REWARD_FREE.items() if name != "grad_norm"}
+    path = trainer_state(tmp_path, REWARD_FREE, silent, REWARD_FREE | {"grad_norm": 3 * 1.32e-03})
+    found, value = only(report_of(path, "beta=0.04", trainer="trl"), "RDG004")
+    assert (value["kl_only_steps"], value["dead_steps"]) == (3, 0)
+    assert value["grad_norm"] == pytest.approx(2 * 1.32e-03)
+    assert "the logged gradient norm is 0.00264" in found.message
+
+
 def test_a_loss_rounded_to_four_digits_is_not_taken_for_the_kl_term(tmp_path):
     path = trainer_state(tmp_path, REWARD_FREE | {"loss": 0.0})
     assert "RDG004" in [code for code, _ in report_of(path, "beta=0.04", trainer="trl").clean]
@@ -122,6 +132,13 @@ def test_one_step_that_stands_out(tmp_path):
     assert value["grad_norm_peak"] == pytest.approx(20.0)
     assert found.examples[0].step == 11
     report = report_of(trainer_state(tmp_path, *usual, ORDINARY | {"grad_norm": 10.0}))
+    assert "RDM003" in [code for code, _ in report.clean]
+
+
+def test_of_ten_steps_none_stands_out(tmp_path):
+    # With so few others a large norm is no outlier, however large: there have to be more than ten values.
+    few = [ORDINARY | {"grad_norm": 1.0}] * 9
+    report = report_of(trainer_state(tmp_path, *few, ORDINARY | {"grad_norm": 1000.0}))
     assert "RDM003" in [code for code, _ in report.clean]
 
 
