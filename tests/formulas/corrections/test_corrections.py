@@ -78,6 +78,16 @@ def test_rejection(name, low, high, seed):
         assert bool(((after_N == before_N) | (after_N == 0)).all())
 
 
+@pytest.mark.parametrize(("statistic", "low", "high"), [("token_k1", -0.5, 0.25), ("token_k2", None, 0.125)])
+def test_values_at_a_bound_are_kept(statistic, low, high):
+    # verl keeps low <= value <= high. All of these numbers are exact in binary.
+    value_T = torch.tensor([0.5, 0.625, -0.25, -0.375], dtype=torch.float64)
+    ratios = LogRatios(value_T, torch.ones(4, dtype=torch.bool), torch.tensor([0, 4]))
+    kept_T = kept_tokens(ratios, [Rejection(statistic=statistic, high=high, low=low)])
+    wanted = [True, False, True, False] if low is not None else [True, False, True, True]
+    assert kept_T.tolist() == wanted
+
+
 def test_the_names_that_the_option_takes_are_computed():
     assert verl_correction.STATISTICS == STATISTICS
 
