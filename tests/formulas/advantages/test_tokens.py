@@ -220,6 +220,8 @@ def test_gdpo_normalises_survivors_of_each_reward():
     assert found.advantage_N.tolist() == pytest.approx(summed, rel=3e-8)
     # b is equal among the survivors of the first group, a is not
     assert not found.zero_std_N.any()
+    # The baseline weighs the means like the advantages: 2 + 0.5 * 2 over the survivors, and 0.5 + 0.5 * 0.5
+    assert found.baseline_N.tolist() == pytest.approx([3.0] * 4 + [0.75] * 2)
 
 
 def test_gdpo_names_what_is_missing():
