@@ -105,7 +105,7 @@ def _as_text(found: "RunInfo") -> str:
         lines.append("\ncannot be checked")
         lines += [f"  {one.code} {one.name}: {one.reason}\n    to run it: {one.remedy}" for one in found.skipped]
     if found.absent:
-        lines.append("\nabsent columns that would tell more")
+        lines.append("\nmissing columns that would allow more")
         for how in dict.fromkeys(found.absent.values()):
             names = [name for name, each in found.absent.items() if each == how]
             lines.append(f"  {', '.join(names)}\n    {how}")

@@ -193,7 +193,7 @@ class ChosenFix:
         """
         if not self.applies_to(objective):
             trainers = ", ".join(self.fix.trainers(self.variant))
-            raise UsageError(f"fix {self.label} is about {trainers}, and the run was made by {objective.trainer}")
+            raise UsageError(f"fix {self.label} applies to {trainers}, not to this run of {objective.trainer}")
         return self.fix.variants[self.variant](objective)
 
 

@@ -114,7 +114,7 @@ class LoggedAnomaly(Rule[AnomalyTally]):
         """Steps with a NaN or Inf, then those of the largest norm."""
         tally = self.measure(step)
         if tally.nonfinite:
-            yield Example(step.batch.step, None, None, math.inf, "a logged loss, KL or gradient norm is no number")
+            yield Example(step.batch.step, None, None, math.inf, "a logged loss, KL or gradient norm is NaN or Inf")
         elif tally.norm_max:
             yield Example(step.batch.step, None, None, tally.norm_max, f"logged gradient norm {number(tally.norm_max)}")
 

@@ -107,7 +107,7 @@ def test_rules_that_need_no_trainer_run_without_one(rolloutdoctor, tmp_path):
         (["--steps", "5:1"], ["steps '5:1'"]),
         (["--fix", "zero-sdt"], ["did you mean 'zero-std'?"]),
         (["--fix", "zero-std:pr"], ["no variant 'pr'"]),
-        (["--fix", "kl-inplace"], ["is about slime"]),
+        (["--fix", "kl-inplace"], ["applies to slime"]),
         (["--format", "yaml"], ["yaml"]),
         (["--trainer-config", "nowhere.json"], ["nowhere.json", "No such file"]),
         (["--output-file", "nowhere/report.txt"], ["--output-file nowhere/report.txt"]),

@@ -113,7 +113,7 @@ def test_what_check_measures_is_what_diff_measures(rolloutdoctor):
     [
         ([], "nothing to compare with: add --fix NAME"),
         (["--fix", "zero-sdt"], "did you mean 'zero-std'?"),
-        (["--fix", "kl-inplace"], "is about slime"),
+        (["--fix", "kl-inplace"], "applies to slime"),
         (["--against", "beta"], "expected KEY=VALUE"),
         (["--against", "betta=1"], "did you mean 'beta'?"),
         (["--against", "beta=-1"], "out of range"),

@@ -42,7 +42,7 @@ def test_plot_by_step_with_a_fix(rolloutdoctor, tmp_path):
         (["plot", "kl", RUN, "-o", "nowhere/x.png"], "there is no folder nowhere"),
         (["plot", "kl", RUN, "--by", "step", "-o", "x.png"], "--by step is for advantages"),
         (["plot", "kl", RUN, "--by", "row", "-o", "x.png"], "--by"),
-        (["plot", "kl", RUN, "--fix", "kl-inplace", "-o", "x.png"], "is about slime"),
+        (["plot", "kl", RUN, "--fix", "kl-inplace", "-o", "x.png"], "applies to slime"),
         (["plot", "kl", RUN, "--set", "use_kl_loss=false", "-o", "x.png"], "the configuration has no KL term"),
         (["plot", "kl", RUN, "--steps", "9000:", "-o", "x.png"], "no train rows that could be evaluated"),
         (["plot", "baseline", SAMPLES / "slime_ppo.parquet", "-o", "x.png"], "the estimator has no group baseline"),

@@ -76,7 +76,7 @@ def test_samples_reproduce_what_was_logged(rolloutdoctor, sample):
         (["--logits", "--format", "json"], "--logits adds a column to the file"),
         (["-o", "nowhere/out.parquet"], "there is no folder"),
         (["-o", "out.parquet", "--fix", "zero-sdt"], "did you mean 'zero-std'?"),
-        (["-o", "out.parquet", "--fix", "kl-inplace"], "is about slime"),
+        (["-o", "out.parquet", "--fix", "kl-inplace"], "applies to slime"),
         (["-o", "out.parquet", "--set", "betta=1"], "did you mean 'beta'?"),
         (["-o", "out.parquet", "--logits"], "needs the column sum_pi_squared"),
         (["-o", "run.parquet"], "is a file of the run itself"),

@@ -293,7 +293,7 @@ def test_training_and_evaluation_are_never_mixed(tmp_path):
     ("fixes", "options", "error", "words"),
     [
         ([], {}, UsageError, "nothing to compare with"),
-        (["kl-inplace"], {}, UsageError, "is about slime"),
+        (["kl-inplace"], {}, UsageError, "applies to slime"),
         (["zero-std"], {"steps": StepRange(7, None)}, UsageError, "no train rows to compare"),
         (["zero-std"], {"split": "eval"}, UsageError, "no eval rows to compare"),
         (["zero-std"], {"by": "day"}, UsageError, "no parts by 'day'"),

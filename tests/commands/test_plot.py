@@ -156,7 +156,7 @@ def test_a_missing_column_is_said_with_what_records_it():
 
 
 def test_a_fix_of_another_trainer_is_refused():
-    with pytest.raises(UsageError, match="is about slime"):
+    with pytest.raises(UsageError, match="applies to slime"):
         draw(sample("run"), "kl", CheckOptions(), [choose("kl-inplace")])
 
 

@@ -214,7 +214,7 @@ def test_steps_select(tmp_path):
         (["response_mask"], {}, InputError, "without the column response_mask"),
         (["reward", "response_mask"], {}, InputError, "without the columns response_mask, reward"),
         ([], {"logits": True}, InputError, "needs the column sum_pi_squared"),
-        ([], {"fixes": ["kl-inplace"]}, UsageError, "is about slime"),
+        ([], {"fixes": ["kl-inplace"]}, UsageError, "applies to slime"),
     ],
 )
 def test_what_cannot_be_computed_is_refused(tmp_path, drop, options, error, words):

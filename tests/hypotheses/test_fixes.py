@@ -117,7 +117,7 @@ def test_trainers_of_a_variant(label, trainers):
         fix = choose(label)
         assert fix.applies_to(objective) == (objective.trainer in trainers)
         if objective.trainer not in trainers:
-            with pytest.raises(UsageError, match=f"fix {label} is about .*, and the run was made by {trainer[:3]}"):
+            with pytest.raises(UsageError, match=f"fix {label} applies to .*, not to this run of {trainer[:3]}"):
                 fix.apply(objective)
 
 
