@@ -10,6 +10,7 @@ from torch import Tensor
 
 from rolloutdoctor.data.batch import TRAIN, RolloutBatch
 from rolloutdoctor.engine.accumulate import RuleAccumulator
+from rolloutdoctor.engine.causes import find_causes
 from rolloutdoctor.engine.configure import configure
 from rolloutdoctor.engine.devices import find_dtype
 from rolloutdoctor.engine.judge import judge
@@ -201,7 +202,9 @@ def diagnose(
     accumulator = RuleAccumulator(plan)
     metrics = LoggedMetrics({batch.key: dict(logged or {}) for batch in batches if batch.split == TRAIN})
     run_steps(batches, [accumulator], find_dtype(dtype), metrics)
-    return judge(plan, accumulator.state(), configured, device="cpu", dtype=dtype)
+    state = accumulator.state()
+    found = find_causes(lambda: batches, metrics, plan.context, state.audit, find_dtype(dtype))
+    return judge(plan, state, configured, device="cpu", dtype=dtype, diagnosis=found)
 
 
 def _columns(batch: RolloutBatch) -> frozenset[str]:

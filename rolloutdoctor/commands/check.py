@@ -3,6 +3,7 @@
 from collections.abc import Callable
 
 from rolloutdoctor.engine.accumulate import RunState
+from rolloutdoctor.engine.causes import causes_of_run
 from rolloutdoctor.engine.devices import find_device
 from rolloutdoctor.engine.judge import judge
 from rolloutdoctor.engine.options import CheckOptions
@@ -24,7 +25,11 @@ def check(run: Run, options: CheckOptions, progress: Callable[[int, int], None] 
 
 
 def report_of(prepared: PreparedRun, state: RunState) -> Report:
-    """Judge what was measured of a run, in one process or several."""
+    """Judge what was measured of a run, in one process or several.
+
+    Where logged values do not follow from the options, the run is read again to find out why.
+    """
     options = prepared.options
     device = find_device(options.device).type
-    return judge(prepared.plan, state, prepared.configured, device=device, dtype=options.dtype)
+    diagnosis = causes_of_run(prepared, state.audit)
+    return judge(prepared.plan, state, prepared.configured, device=device, dtype=options.dtype, diagnosis=diagnosis)

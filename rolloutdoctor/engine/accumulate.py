@@ -4,6 +4,8 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
+from rolloutdoctor.audit.logged import COLUMNS, has_row_advantages, measure_advantages
+from rolloutdoctor.audit.tally import AuditTally, QuantityTally, add_tallies
 from rolloutdoctor.data.batch import RolloutBatch, StepKey
 from rolloutdoctor.engine.plan import Plan
 from rolloutdoctor.engine.run_steps import AS_CONFIGURED, EvaluatedStep, StepConsumer
@@ -11,7 +13,7 @@ from rolloutdoctor.evaluation.token_measures import TokenMeasure
 from rolloutdoctor.objective.required_columns import incomplete
 from rolloutdoctor.results.findings import Example, InputSummary
 from rolloutdoctor.rules.base import KEEP_EXAMPLES
-from rolloutdoctor.rules.step import StepView
+from rolloutdoctor.rules.step import AUDIT, StepView
 from rolloutdoctor.rules.table import AnyRule
 
 
@@ -49,6 +51,7 @@ class RunState:
         odd_groups: groups whose size is not the configured one.
         failures: why steps could not be evaluated, with the first step each, and how many.
         seen: the steps and splits that were read, in order.
+        audit: name of a logged quantity to how its values compare with the recomputed ones.
     """
 
     input: InputSummary = field(default_factory=InputSummary)
@@ -56,6 +59,7 @@ class RunState:
     odd_groups: int = 0
     failures: Mapping[str, tuple[int, int]] = field(default_factory=dict)
     seen: tuple[StepKey, ...] = ()
+    audit: AuditTally = field(default_factory=dict)
 
     def __add__(self, other: "RunState") -> "RunState":
         mine, theirs = self.input, other.input
@@ -75,6 +79,7 @@ class RunState:
             odd_groups=self.odd_groups + other.odd_groups,
             failures=failures,
             seen=tuple(sorted((*self.seen, *other.seen))),
+            audit=add_tallies(self.audit, other.audit),
         )
 
 
@@ -85,8 +90,8 @@ class RuleAccumulator(StepConsumer):
     """
 
     def __init__(self, plan: Plan) -> None:
-        self.plan, self.columns = plan, plan.columns
-        objective = plan.context.objective
+        self.plan, objective = plan, plan.context.objective
+        self.columns = plan.columns | (frozenset() if objective is None else COLUMNS & plan.context.columns)
         self.objectives = (
             {}
             if objective is None
@@ -101,14 +106,19 @@ class RuleAccumulator(StepConsumer):
         self._odd_groups = 0
         self._failures: dict[str, tuple[int, int]] = {}
         self._seen: list[StepKey] = []
+        self._audit: dict[str, QuantityTally] = {}
 
     def token_measures(self, batch: RolloutBatch) -> Mapping[str, TokenMeasure]:
         """Return the token measures of the rules that have the columns they need in a step, by code."""
-        return {
+        found: dict[str, TokenMeasure] = {
             rule.code: rule.measure_tokens
             for rule in self.plan.rules
             if rule.measures_tokens and batch.split in rule.splits and self._has_columns(rule, batch)
         }
+        objective = self.plan.context.objective
+        if objective is not None and has_row_advantages(batch, objective):
+            found[AUDIT] = measure_advantages
+        return found
 
     def _has_columns(self, rule: AnyRule, batch: RolloutBatch) -> bool:
         # A rule that reads a column where it is there would see less than the run holds.
@@ -125,6 +135,7 @@ class RuleAccumulator(StepConsumer):
         if step.failure is not None or batch.incomplete:
             self._fail(step.failure or incomplete(sorted(batch.incomplete)), batch.step)
         view = self._view(step)
+        self._audit = add_tallies(self._audit, view.audit)
         for rule in self.plan.rules:
             if batch.split not in rule.splits:
                 continue
@@ -175,6 +186,7 @@ class RuleAccumulator(StepConsumer):
             odd_groups=self._odd_groups,
             failures=self._failures,
             seen=tuple(sorted(self._seen)),
+            audit=self._audit,
         )
 
 

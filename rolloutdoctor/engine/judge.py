@@ -1,19 +1,42 @@
 """Judge the state of a run: each rule's total becomes a finding, clean, or skipped."""
 
+from dataclasses import replace
 from typing import Any
 
+from rolloutdoctor.audit.tally import STAGES, AuditTally
 from rolloutdoctor.engine.accumulate import RuleState, RunState, run_total
+from rolloutdoctor.engine.causes import Diagnosis, undiagnosed
 from rolloutdoctor.engine.configure import Configured
 from rolloutdoctor.engine.plan import Plan
 from rolloutdoctor.objective.required_columns import CUT_COLUMNS, is_incomplete, loss_columns
+from rolloutdoctor.results.audit import AuditEntry, Cause, Disagreement
 from rolloutdoctor.results.findings import Finding, Report, Skipped
 from rolloutdoctor.results.version import __version__
 from rolloutdoctor.rules.base import Context, counted
 from rolloutdoctor.rules.table import AnyRule
 
 
-def judge(plan: Plan, state: RunState, configured: Configured | None, *, device: str, dtype: str) -> Report:
-    """Turn the state of a run into a report."""
+def judge(
+    plan: Plan,
+    state: RunState,
+    configured: Configured | None,
+    *,
+    device: str,
+    dtype: str,
+    diagnosis: Diagnosis | None = None,
+) -> Report:
+    """Turn the state of a run into a report.
+
+    Args:
+        plan: what was measured.
+        state: what was seen.
+        configured: trainer and options of the run, or None.
+        device: where the evaluation ran.
+        dtype: of the token values.
+        diagnosis: what the disagreements of the audit come from; None: no hypothesis was tried.
+    """
+    diagnosis = diagnosis or undiagnosed(state.audit)
+    context = diagnosed(plan.context, diagnosis)
     findings: list[Finding] = []
     clean: list[tuple[str, str]] = []
     skipped = list(plan.skipped)
@@ -30,11 +53,11 @@ def judge(plan: Plan, state: RunState, configured: Configured | None, *, device:
             reason = "where a column it needs is null" + (", or which could not be evaluated" if state.failures else "")
             notes.append(f"{rule.code} could not look at {counted(seen.skipped_steps, 'step')}, {reason}")
         total = run_total(rule, seen)
-        unseen = rule.inconclusive_reason(total, plan.context)
+        unseen = rule.inconclusive_reason(total, context)
         if unseen is not None:
             skipped.append(Skipped(rule.code, rule.name, unseen.reason, unseen.remedy))
             continue
-        finding = _finding(rule, seen, total, plan.context)
+        finding = _finding(rule, seen, total, context)
         if finding is None:
             clean.append((rule.code, rule.name))
         else:
@@ -51,7 +74,43 @@ def judge(plan: Plan, state: RunState, configured: Configured | None, *, device:
         clean=tuple(clean),
         skipped=tuple(sorted(skipped, key=lambda one: one.code)),
         notes=tuple(notes),
+        audit=_audit(state.audit, diagnosis, context),
     )
+
+
+def diagnosed(context: Context, diagnosis: Diagnosis) -> Context:
+    """Return what rules judge by once the steps were read and the disagreements explained."""
+    by_code: dict[str, tuple[Cause, ...]] = {}
+    for cause in diagnosis.causes:
+        by_code[cause.code] = (*by_code.get(cause.code, ()), cause)
+    return replace(context, causes=by_code, unexplained=diagnosis.unexplained)
+
+
+def _audit(audit: AuditTally, diagnosis: Diagnosis, context: Context) -> tuple[AuditEntry, ...]:
+    """The audit as users see it, by stage; metrics that are means over several steps are named, not compared."""
+    entries = []
+    for name, tally in sorted(audit.items(), key=lambda one: (STAGES.index(one[1].stage), one[0])):
+        first = None
+        fixes = diagnosis.fixes.get(name, ())
+        if tally.first is not None and not fixes:
+            step, sample, logged, recomputed = tally.first
+            first = Disagreement(step, sample or None, logged, recomputed)
+        entries.append(
+            AuditEntry(
+                quantity=name,
+                compared=tally.compared,
+                agree=tally.compared if fixes else tally.agree,
+                worst=tally.worst,
+                first=first,
+                with_fixes=fixes,
+                not_compared=tally.not_compared,
+                reason=tally.reason,
+                shape="" if fixes else tally.shape,
+            )
+        )
+    window = "logged as a mean over several steps"
+    left = [AuditEntry(name, 0, 0, 0.0, not_compared=1, reason=window) for name in sorted(context.averaged)]
+    return (*entries, *left)
 
 
 def _finding(rule: AnyRule, seen: RuleState, total: Any, context: Context) -> Finding | None:  # noqa: ANN401  # the rule's own tally
@@ -67,7 +126,7 @@ def _finding(rule: AnyRule, seen: RuleState, total: Any, context: Context) -> Fi
         message=judgement.message,
         evidence=judgement.evidence,
         advice=judgement.advice,
-        measures=rule.measures(total),
+        measures={**rule.measures(total), **judgement.measures},
         per_step=tuple(
             {
                 "step": key.step,
@@ -78,7 +137,8 @@ def _finding(rule: AnyRule, seen: RuleState, total: Any, context: Context) -> Fi
         ),
         examples=seen.examples,
         fix=rule.fix.partition(":")[0] if rule.fix else None,
-        references=rule.references,
+        references=rule.references if judgement.cause is None else judgement.cause.references or rule.references,
+        cause=judgement.cause,
     )
 
 

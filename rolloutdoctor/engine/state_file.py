@@ -11,6 +11,7 @@ from dataclasses import dataclass, fields
 from types import UnionType
 from typing import Any, get_args, get_origin
 
+from rolloutdoctor.audit.tally import QuantityTally
 from rolloutdoctor.data.batch import EVAL, TRAIN, StepKey
 from rolloutdoctor.engine.accumulate import RuleState, RunState
 from rolloutdoctor.io.locations.small_files import read_small
@@ -129,6 +130,7 @@ def dumped(saved: SavedState) -> str:
             "odd_groups": state.odd_groups,
             "failures": {why: list(where) for why, where in sorted(state.failures.items())},
             "seen": [list(key) for key in state.seen],
+            "audit": {name: _record(tally) for name, tally in state.audit.items()},
             "rules": {
                 code: {
                     "steps": [[*key, _record(tally)] for key, tally in one.steps],
@@ -208,6 +210,7 @@ def _loaded(body: Mapping[str, Any]) -> SavedState:
             odd_groups=_whole(state["odd_groups"]),
             failures={why: (_whole(step), _whole(count)) for why, (step, count) in state["failures"].items()},
             seen=tuple(_key(*key) for key in state["seen"]),
+            audit={_word(name): _built(QuantityTally, tally) for name, tally in state["audit"].items()},
         ),
     )
 

@@ -18,6 +18,7 @@ class Fix:
         name: what `--fix` takes.
         summary: what it changes, in one line.
         story: where it comes from and how it stands upstream.
+        stage: the first stage of the audit that it reaches (`audit.tally.STAGES`).
         contested: True if upstream holds the present behaviour to be a choice.
         applies: tells whether it is about what an objective computes.
         variants: name to edit; the first is the default.
@@ -29,6 +30,7 @@ class Fix:
     name: str
     summary: str
     story: str
+    stage: str
     contested: bool
     applies: Condition
     variants: Mapping[str, Edit]
@@ -112,6 +114,7 @@ FIXES: dict[str, Fix] = {
             "this as the published objective, which applies the KL to every token whatever the advantage; the "
             "proposals to change it were closed unmerged. verl and slime do the same if the KL is in the loss."
         ),
+        stage="loss",
         contested=True,
         applies=_has_kl_loss,
         variants={"loss": _mask_kl, "pr5640": _mask_completions, "renormalised": _mask_and_renormalise},
@@ -139,6 +142,7 @@ FIXES: dict[str, Fix] = {
             "where the pull request is open; some projects keep such responses in the baseline on purpose, because "
             "their rewards are evidence about the prompt."
         ),
+        stage="advantages",
         contested=True,
         applies=_anything,
         variants={"singleton-raw": _unmasked_baseline, "singleton-zero": _unmasked_baseline_zero},
@@ -159,6 +163,7 @@ FIXES: dict[str, Fix] = {
             "slime's ppo estimator built its token rewards in place in the tensor of the stored KL, so rollout/kl "
             "logged the reward. The fix changes neither advantages nor loss. It was merged after release 0.3.1."
         ),
+        stage="kl",
         contested=False,
         applies=_stores_kl,
         variants={"copy": _copied_kl},

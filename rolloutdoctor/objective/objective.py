@@ -43,6 +43,8 @@ class AdvantageRule:
         estimator: name in `rolloutdoctor.objective.estimators`.
         scale: the standard deviation that centred scores are divided by: of the group, of the batch, or none.
         epsilon: added to that standard deviation.
+        biased_std: the standard deviation divides by the number of rows, not by one less.
+        epsilon_in_root: epsilon is added to the variance, before the root.
         singleton: the advantage of a row that is the only baseline row of its group: its raw score, or zero.
         gamma: discount per token, for estimators with a time axis.
         lam: lambda of generalised advantage estimation.
@@ -65,6 +67,8 @@ class AdvantageRule:
     estimator: str
     scale: Literal["group", "batch", "none"] = "group"
     epsilon: float = 1e-6
+    biased_std: bool = False
+    epsilon_in_root: bool = False
     singleton: Literal["raw", "zero"] = "raw"
     gamma: float = 1.0
     lam: float = 1.0

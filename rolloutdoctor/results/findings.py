@@ -5,6 +5,8 @@ from dataclasses import dataclass, field
 from enum import IntEnum
 from typing import TYPE_CHECKING
 
+from rolloutdoctor.results.audit import AuditEntry, Cause
+
 if TYPE_CHECKING:
     import polars as pl
 
@@ -72,6 +74,7 @@ class Finding:
         examples: the worst places, worst first.
         fix: the fix that answers it, or None.
         references: upstream threads and papers.
+        cause: the hypothesis that established it, with the counts of logged values; or None.
     """
 
     code: str
@@ -87,6 +90,7 @@ class Finding:
     examples: tuple[Example, ...] = ()
     fix: str | None = None
     references: tuple[str, ...] = ()
+    cause: Cause | None = None
 
 
 @dataclass(frozen=True)
@@ -134,6 +138,7 @@ class Report:
         clean: ``(code, name)`` of the rules that ran and found nothing.
         skipped: the rules that could not run.
         notes: what the numbers rest on that the reader should know, one sentence each.
+        audit: every logged quantity with the number of its values that follow from the rows and the options.
     """
 
     version: str
@@ -147,6 +152,7 @@ class Report:
     clean: tuple[tuple[str, str], ...] = ()
     skipped: tuple[Skipped, ...] = ()
     notes: tuple[str, ...] = ()
+    audit: tuple[AuditEntry, ...] = ()
 
     @property
     def nothing_checked(self) -> bool:

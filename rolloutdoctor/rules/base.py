@@ -9,11 +9,13 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, ClassVar, Generic, TypeVar
 
 from rolloutdoctor.ops.tally import Sums
+from rolloutdoctor.results.audit import Cause
 from rolloutdoctor.results.findings import Example, Measure, Severity
 
 if TYPE_CHECKING:
     from torch import Tensor
 
+    from rolloutdoctor.audit.tally import AuditTally
     from rolloutdoctor.evaluation.token_measures import TokenBlock
     from rolloutdoctor.objective.objective import Objective
     from rolloutdoctor.rules.step import StepView
@@ -42,6 +44,9 @@ class Context:
         spacing: name of a logged metric to the spacing of the decimal digits that it was rounded to.
         unstated: what to state of the run where nothing says which trainer made it, or with which options.
         averaged: names of metrics that were logged as means over several steps, and so are no value of one.
+        causes: code of a rule to the causes of disagreements that it reports; known once the steps were read.
+        unexplained: logged quantity to how its values differ from the recomputed ones, where no known cause explains
+            them; known once the steps were read.
     """
 
     columns: frozenset[str]
@@ -53,6 +58,8 @@ class Context:
     has_rows: bool = True
     spacing: Mapping[str, float] = field(default_factory=dict)
     recording: Mapping[str, str] = field(default_factory=dict)
+    causes: Mapping[str, tuple[Cause, ...]] = field(default_factory=dict)
+    unexplained: "AuditTally" = field(default_factory=dict)
     unstated: str = "name it with --trainer NAME (and --set KEY=VALUE); `rolloutdoctor trainers` lists them"
 
     @property
@@ -73,7 +80,18 @@ class Missing:
 
 @dataclass(frozen=True)
 class Judgement:
-    """What a rule makes of its tally: the words and the weight of a finding."""
+    """What a rule makes of its tally: the words and the weight of a finding.
+
+    Attributes:
+        severity: how much it matters.
+        confirmed: True if logged values prove it.
+        headline: the magnitude, in a few words.
+        message: what was found, one or two sentences.
+        evidence: which logged value matched which formula, or what the exposure rests on.
+        advice: what to do.
+        measures: numbers beside those of the tally.
+        cause: the hypothesis that established it, or None.
+    """
 
     severity: Severity
     confirmed: bool
@@ -81,6 +99,8 @@ class Judgement:
     message: str
     evidence: str
     advice: str
+    measures: Mapping[str, Measure] = field(default_factory=dict)
+    cause: Cause | None = None
 
 
 class Rule(ABC, Generic[T]):

@@ -7,6 +7,9 @@ from typing import Any, TypeVar
 import torch
 from torch import Tensor
 
+from rolloutdoctor.audit.logged import of_step
+from rolloutdoctor.audit.step import audit_step
+from rolloutdoctor.audit.tally import AuditTally
 from rolloutdoctor.data.batch import TRAIN, RolloutBatch
 from rolloutdoctor.evaluation.evaluate import Evaluation, RowResult, TokenSums, compared_groups, stored_kl
 from rolloutdoctor.evaluation.radii.advantages import advantage_radius
@@ -22,6 +25,9 @@ from rolloutdoctor.trainers.spec import Trainer
 from rolloutdoctor.trainers.table import trainer_from_metric_names
 
 T = TypeVar("T")
+
+AUDIT = "audit"
+"""Name of the audit among the token measures."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -143,6 +149,21 @@ class StepView:
         if trainer is None or evaluation is None:
             return {}
         return self.cached("metrics", lambda: trainer.metrics(evaluation))
+
+    @property
+    def audit(self) -> AuditTally:
+        """How every logged quantity compares with its recomputed value; empty without an evaluation."""
+        return self.cached("audit", self._audit)
+
+    def _audit(self) -> AuditTally:
+        evaluation, trainer = self.evaluation, self.trainer
+        if evaluation is None or trainer is None:
+            return {}
+        measured = self.token_measures.get(AUDIT)
+        logged = of_step(self.batch, self.logged, evaluation.objective, self.spacing, measured)
+        # Where nothing was logged, nothing needs to be recomputed.
+        metrics = self.metrics if self.logged else {}
+        return audit_step(logged, evaluation, trainer, self.config, metrics)
 
     def radius(self, name: str, value: float) -> float:
         """How far a logged metric may lie from its recomputed value: rounding of the trainer, and of its log."""

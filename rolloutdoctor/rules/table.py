@@ -4,17 +4,32 @@ from collections.abc import Sequence
 from typing import Any
 
 from rolloutdoctor.results.errors import UsageError, nearest
+from rolloutdoctor.rules.advantages_differ import AdvantagesDiffer
+from rolloutdoctor.rules.aggregation_by_micro_batch import AggregationByMicroBatch
 from rolloutdoctor.rules.base import Rule
+from rolloutdoctor.rules.denominator_counts_dropped import DenominatorCountsDropped
 from rolloutdoctor.rules.eval_group_of_one import EvalGroupOfOne
 from rolloutdoctor.rules.float_residue import FloatResidue
+from rolloutdoctor.rules.group_partition import GroupPartition
+from rolloutdoctor.rules.kl_clamped import KlClamped
+from rolloutdoctor.rules.kl_counted_twice import KlCountedTwice
+from rolloutdoctor.rules.kl_gradient import KlGradient
 from rolloutdoctor.rules.kl_metric_corrupted import KlMetricCorrupted
 from rolloutdoctor.rules.kl_only_loss import KlOnlyLoss
 from rolloutdoctor.rules.logged_anomaly import LoggedAnomaly
+from rolloutdoctor.rules.logprob_shift import LogProbShift
+from rolloutdoctor.rules.loss_differs import LossDiffers
 from rolloutdoctor.rules.loss_near_zero import LossNearZero
+from rolloutdoctor.rules.metric_differs import MetricDiffers
+from rolloutdoctor.rules.metric_mean_of_means import MetricMeanOfMeans
 from rolloutdoctor.rules.nonfinite_values import NonfiniteValues
 from rolloutdoctor.rules.overwritten_completions import OverwrittenCompletions
+from rolloutdoctor.rules.ratio_not_one import RatioNotOne
 from rolloutdoctor.rules.rejected_in_baseline import RejectedInBaseline
 from rolloutdoctor.rules.reward_free_step import RewardFreeStep
+from rolloutdoctor.rules.reward_metric_not_training_reward import RewardMetricNotTrainingReward
+from rolloutdoctor.rules.reward_missing_as_zero import RewardMissingAsZero
+from rolloutdoctor.rules.reward_row_misaligned import RewardRowMisaligned
 from rolloutdoctor.rules.singleton_group import SingletonGroup
 from rolloutdoctor.rules.zero_std_kl import ZeroStdKl
 
@@ -24,15 +39,30 @@ RULES: tuple[AnyRule, ...] = (
     RejectedInBaseline(),
     SingletonGroup(),
     FloatResidue(),
+    AdvantagesDiffer(),
+    RewardMissingAsZero(),
     ZeroStdKl(),
     LossNearZero(),
     RewardFreeStep(),
     KlOnlyLoss(),
+    LossDiffers(),
+    AggregationByMicroBatch(),
+    KlGradient(),
+    KlClamped(),
+    KlCountedTwice(),
+    DenominatorCountsDropped(),
     NonfiniteValues(),
     OverwrittenCompletions(),
+    GroupPartition(),
+    RewardRowMisaligned(),
+    LogProbShift(),
     KlMetricCorrupted(),
     EvalGroupOfOne(),
     LoggedAnomaly(),
+    MetricDiffers(),
+    MetricMeanOfMeans(),
+    RewardMetricNotTrainingReward(),
+    RatioNotOne(),
 )
 
 FAMILIES = {

@@ -2,6 +2,7 @@
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
+from fnmatch import fnmatchcase
 from typing import TYPE_CHECKING
 
 from rolloutdoctor.objective.objective import Objective
@@ -103,6 +104,10 @@ class Trainer:
     reward_free: Callable[[Mapping[str, float]], bool | None] = _does_not_say
     loss_parts: Callable[[Mapping[str, float], Config | None], LossParts | None] = _not_logged
     loss_is_whole: bool = False
+
+    def kind_of(self, metric: str) -> str:
+        """Return what a metric is, as `quantities` has it."""
+        return next((kind for pattern, kind in self.quantities.items() if fnmatchcase(metric, pattern)), "mean")
 
     def example(self) -> Objective:
         """Return what its newest version computes with nothing stated but what has to be."""

@@ -59,6 +59,20 @@ def advantage_radius(evaluation: Evaluation) -> Radius:
     return _over_the_step(evaluation, first, inner_N, value_N) if again else first
 
 
+def token_advantage_radius(evaluation: Evaluation) -> Radius:
+    """Radius of the advantage of any token, one bound for all; for estimators with a time axis.
+
+    A discounted sum has a rounding for each token that follows, and whitening one for each token of the step.
+    """
+    rows, batch = evaluation.rows, evaluation.batch
+    assert rows is not None
+    assert rows.advantage_T is not None
+    size_T = rows.advantage_T.abs().nan_to_num(0.0)
+    largest = size_T.max() if len(size_T) else size_T.new_zeros(())
+    chain = float(batch.rows.diff().max()) if len(batch) else 1.0
+    return rounding.total(3 * largest, chain) + rounding.mean(largest, max(batch.tokens, 1)) * 2
+
+
 def _over_the_step(evaluation: Evaluation, first: Radius, inner_N: Tensor, value_N: Tensor) -> Radius:
     """Radius of advantages that were normalised over rows or tokens of the step, given that of what was normalised.
 

@@ -8,7 +8,7 @@ import torch
 from torch import Tensor
 
 from rolloutdoctor.evaluation.evaluate import Evaluation, stored_kl
-from rolloutdoctor.evaluation.radii.advantages import advantage_radius, score_radius
+from rolloutdoctor.evaluation.radii.advantages import advantage_radius, score_radius, token_advantage_radius
 from rolloutdoctor.evaluation.radii.loss import kl_loss_radius, kl_radius, loss_radius, policy_loss_radius
 from rolloutdoctor.evaluation.radii.terms import sides
 from rolloutdoctor.evaluation.scores import reward_kl_tokens
@@ -95,12 +95,7 @@ def _advantages(evaluation: Evaluation, value: float) -> Radius:
     if rows.advantage_N is not None:
         own, size = advantage_radius(evaluation), rows.advantage_N.abs().nan_to_num(0.0)
         return Radius(own.largest.max(), own.likely.max()) + rounding.mean(size.max(), max(batch.tokens, 1))
-    assert rows.advantage_T is not None
-    size = rows.advantage_T.abs().nan_to_num(0.0)
-    largest = size.max() if len(size) else size.new_zeros(())
-    # A discounted sum has a rounding for each token that follows, and whitening one for each token of the step.
-    chain = float(batch.rows.diff().max()) if len(batch) else 1.0
-    return rounding.total(3 * largest, chain) + rounding.mean(largest, max(batch.tokens, 1)) * 2
+    return token_advantage_radius(evaluation)
 
 
 def _rewards(evaluation: Evaluation, value: float) -> Radius:

@@ -1,6 +1,7 @@
 """Group-relative advantages: GRPO with its scales, GPG, pass@k, and REINFORCE++ with a group baseline."""
 
 import torch
+from torch import Tensor
 
 from rolloutdoctor.formulas.advantages.scores import Advantages, Scores, singleton_advantage
 from rolloutdoctor.formulas.advantages.whitening import whiten
@@ -24,15 +25,23 @@ def grpo(scores: Scores, rule: AdvantageRule) -> Advantages:
     centred_N = scores.of_baseline_rows(scores.score_N - mean_N)
     if rule.scale == "group":
         # A single row has no standard deviation; verl divides its raw score by 1 + epsilon.
-        scale_N = torch.where(scores.baseline_rows_N > 1, scores.std_N(), 1.0) + rule.epsilon
+        scale_N = torch.where(scores.baseline_rows_N > 1, _scale(scores.std_N(), scores.baseline_rows_N, rule), 1.0)
+        scale_N = torch.where(scores.baseline_rows_N > 1, scale_N, scale_N + rule.epsilon)
     elif rule.scale == "batch":
         stats = GroupStats(scores.whole, scores.in_baseline_N)
         std_B = torch.where(stats.count_G > 1, stats.std(scores.score_N), 0.0)
-        scale_N = stats.per_row(std_B) + rule.epsilon
+        scale_N = stats.per_row(_scale(std_B, stats.count_G, rule))
     else:
         scale_N = torch.ones_like(centred_N)
     raw = singleton_advantage(scores, Advantages(centred_N, mean_N), rule.singleton)
     return Advantages(raw.value_N / scale_N, raw.baseline_N)
+
+
+def _scale(std: Tensor, count: Tensor, rule: AdvantageRule) -> Tensor:
+    """What centred scores are divided by, given the unbiased standard deviation of `count` scores."""
+    if rule.biased_std:
+        std = std * ((count - 1).clamp(min=0) / count.clamp(min=1)).sqrt()
+    return (std.square() + rule.epsilon).sqrt() if rule.epsilon_in_root else std + rule.epsilon
 
 
 def raw(scores: Scores, rule: AdvantageRule) -> Advantages:

@@ -1,0 +1,103 @@
+"""Why a disagreement may prove nothing: rows or columns that the file does not hold.
+
+An agreement counts whatever is missing: no accident brings two numbers together within a rounding radius.
+"""
+
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
+
+import torch
+from torch import Tensor
+
+from rolloutdoctor.data.batch import RolloutBatch
+from rolloutdoctor.evaluation.evaluate import Evaluation, evaluate
+from rolloutdoctor.results.errors import CannotComputeError
+from rolloutdoctor.trainers.options import Config
+from rolloutdoctor.trainers.spec import Trainer
+
+
+@dataclass(frozen=True, eq=False)
+class Doubts:
+    """What is missing of a step.
+
+    Attributes:
+        rows: why values over all rows of the step cannot be compared; empty if nothing suggests missing rows.
+        odd_N: rows of groups that are not complete, ``[N]`` bool.
+        update: why values made at the loss cannot be compared; empty if they can.
+    """
+
+    rows: str
+    odd_N: Tensor
+    update: str
+
+
+def doubts_of(batch: RolloutBatch, trainer: Trainer, config: Config | None) -> Doubts:
+    """Say what is missing of a step."""
+    odd_N = _odd_rows(batch, trainer, config)
+    rows = _missing_ranks(batch)
+    if not rows and bool(odd_N.any()):
+        rows = "some groups do not have the configured number of rows"
+    return Doubts(rows, odd_N, _update(batch))
+
+
+def _odd_rows(batch: RolloutBatch, trainer: Trainer, config: Config | None) -> Tensor:
+    """Rows of groups without the configured size; none where no group has it, since that is no sign of lost rows."""
+    nobody_N = torch.zeros(len(batch), dtype=torch.bool, device=batch.device)
+    wanted = None if config is None or batch.groups is None else trainer.group_size(config, batch.split)
+    if wanted is None or batch.groups is None:
+        return nobody_N
+    fits_G = batch.groups.size_G == wanted
+    return ~fits_G[batch.groups.index_N] if bool(fits_G.any()) else nobody_N
+
+
+def _missing_ranks(batch: RolloutBatch) -> str:
+    rank_N = batch.per_row.get("rank")
+    if rank_N is None or not len(rank_N):
+        return ""
+    seen, least = len(torch.unique(rank_N)), int(rank_N.max()) + 1
+    return f"the file holds rows of {seen} of at least {least} ranks" if seen < least else ""
+
+
+def _update(batch: RolloutBatch) -> str:
+    if "policy_log_probs" in batch.per_token or "old_log_probs" not in batch.per_token:
+        return ""
+    optim_N = batch.per_row.get("optim_step_id")
+    if optim_N is not None and not bool((optim_N != optim_N[:1]).any()):
+        return ""
+    return "the file has no policy_log_probs: if the rows served several updates, those of the later ones are missing"
+
+
+class LayoutDoubt:
+    """Tells whether a metric depends on a cut into micro-batches that the file does not record."""
+
+    reason = "the file has no micro_batch_id, and the value depends on how the step was cut into micro-batches"
+
+    def __init__(self, evaluation: Evaluation, trainer: Trainer) -> None:
+        self._evaluation, self._trainer = evaluation, trainer
+        self._cut: Mapping[str, float] | None = None
+
+    def about(self, name: str, recomputed: float, radius: float) -> str:
+        """Return why a disagreement proves nothing, or an empty text.
+
+        Args:
+            name: of the metric.
+            recomputed: its value where the step is one micro-batch.
+            radius: how far rounding may put the two apart.
+        """
+        batch = self._evaluation.batch
+        if "micro_batch_id" in batch.per_row or len(batch) < 2:
+            return ""
+        if self._cut is None:
+            self._cut = self._of_single_rows()
+        other = self._cut.get(name)
+        return "" if other is not None and abs(other - recomputed) <= 2 * radius else self.reason
+
+    def _of_single_rows(self) -> Mapping[str, float]:
+        """Metrics of the same step with every row in a micro-batch of its own."""
+        evaluation, batch = self._evaluation, self._evaluation.batch
+        ids_N = torch.arange(len(batch), device=batch.device)
+        cut = replace(batch, per_row={**batch.per_row, "micro_batch_id": ids_N})
+        try:
+            return self._trainer.metrics(evaluate(cut, evaluation.objective, dtype=evaluation.dtype))
+        except CannotComputeError:
+            return {}

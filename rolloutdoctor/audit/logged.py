@@ -1,0 +1,71 @@
+"""What a step logged that can be compared with its rows: metrics, and advantages and KL that the trainer stored."""
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+
+import torch
+from torch import Tensor
+
+from rolloutdoctor.data.batch import RolloutBatch
+from rolloutdoctor.evaluation.token_measures import TokenBlock
+from rolloutdoctor.objective.estimators import Axis
+from rolloutdoctor.objective.objective import Objective
+from rolloutdoctor.ops import segments as seg
+
+COLUMNS = frozenset({"advantage", "advantages", "kl"})
+"""Columns that hold what the trainer computed; they are read where they are there."""
+
+
+@dataclass(frozen=True, eq=False)
+class LoggedStep:
+    """What was logged at one step.
+
+    Attributes:
+        batch: the rows as they were logged.
+        metrics: name to the value logged at the step.
+        spacing: name of a metric to the spacing of the decimal digits that it was rounded to.
+        advantage_range: least and largest logged advantage of the trained tokens of each row, ``[N]`` float64 each;
+            the larger is below the smaller for a row without any. None if no advantages per token were logged.
+    """
+
+    batch: RolloutBatch
+    metrics: Mapping[str, float]
+    spacing: Mapping[str, float] = field(default_factory=dict)
+    advantage_range: tuple[Tensor, Tensor] | None = None
+
+
+def measure_advantages(block: TokenBlock) -> Mapping[str, Tensor]:
+    """Return the least and the largest logged advantage over the trained tokens of each row, ``[n]``."""
+    logged_T = block.column("advantages").double()
+    low_T, high_T = (torch.where(block.trained_T, logged_T, none) for none in (torch.inf, -torch.inf))
+    return {"low": seg.low(low_T, block.runs.offsets), "high": seg.high(high_T, block.runs.offsets)}
+
+
+def has_row_advantages(batch: RolloutBatch, objective: Objective) -> bool:
+    """Return True if advantages per token were logged of an estimator that gives one to each row."""
+    is_logged = "advantages" in batch.per_token and "advantage" not in batch.per_row
+    return is_logged and "response_mask" in batch.per_token and objective.advantage.spec.axis is Axis.ROWS
+
+
+def of_step(
+    batch: RolloutBatch,
+    metrics: Mapping[str, float],
+    objective: Objective,
+    spacing: Mapping[str, float] | None = None,
+    measured: Mapping[str, Tensor] | None = None,
+) -> LoggedStep:
+    """Gather what was logged at a step.
+
+    Args:
+        batch: the rows as they were logged.
+        metrics: name to the value logged at the step.
+        objective: tells whether advantages belong to rows or to tokens.
+        spacing: name of a metric to the spacing of its decimal digits.
+        measured: what `measure_advantages` gave for the rows, where it was called in the token pass.
+    """
+    found = None
+    if has_row_advantages(batch, objective):
+        if measured is None:
+            measured = measure_advantages(TokenBlock(batch, slice(0, len(batch)), slice(0, batch.tokens)))
+        found = measured["low"], measured["high"]
+    return LoggedStep(batch, metrics, spacing or {}, found)

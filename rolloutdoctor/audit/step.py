@@ -1,0 +1,163 @@
+"""Audit one step: every logged quantity that the trainer defines, against the value that the rows give."""
+
+from collections.abc import Iterator, Mapping
+from math import isfinite
+
+import torch
+from torch import Tensor
+
+from rolloutdoctor.audit.doubts import Doubts, LayoutDoubt, doubts_of
+from rolloutdoctor.audit.logged import LoggedStep
+from rolloutdoctor.audit.tally import QuantityTally, tally_rows, tally_value
+from rolloutdoctor.data.batch import TRAIN
+from rolloutdoctor.evaluation.evaluate import Evaluation, stored_kl
+from rolloutdoctor.evaluation.radii.advantages import advantage_radius, token_advantage_radius
+from rolloutdoctor.evaluation.radii.metrics import metric_radius, token_kl_radius
+from rolloutdoctor.trainers.options import Config
+from rolloutdoctor.trainers.spec import Trainer
+
+_STAGE = {
+    "advantages": "advantages",
+    "kl": "kl",
+    "kl_loss": "kl",
+    "reward_kl": "kl",
+    "stored_kl": "kl",
+    "loss": "loss",
+    "policy_loss": "loss",
+    "drift": "loss",
+}
+"""Kind of a metric (`radii.metrics.METRICS`) to its stage; the others are of the last one."""
+
+_AT_LOSS = ("kl", "kl_loss", "loss", "policy_loss", "drift")
+"""Kinds of metrics that are made while the policy is updated."""
+
+
+def audit_step(
+    logged: LoggedStep,
+    evaluation: Evaluation,
+    trainer: Trainer,
+    config: Config | None,
+    metrics: Mapping[str, float],
+    *,
+    in_doubt: bool = False,
+) -> dict[str, QuantityTally]:
+    """Compare what was logged at a step with an evaluation of it.
+
+    Args:
+        logged: what was logged.
+        evaluation: of the step, or of what a hypothesis makes of it, row by row the same.
+        trainer: who made the run.
+        config: its options.
+        metrics: its metrics, recomputed from the evaluation.
+        in_doubt: count disagreements, too, that prove nothing because rows or columns are missing.
+
+    Returns:
+        Name of each quantity that was logged and can be recomputed to its tally.
+    """
+    if evaluation.rows is None or not len(logged.batch):
+        return {}
+    doubts = doubts_of(logged.batch, trainer, config)
+    if in_doubt:
+        doubts = Doubts("", torch.zeros_like(doubts.odd_N), "")
+    found = dict(_columns(logged, evaluation, doubts))
+    found |= _metrics(
+        logged, evaluation, trainer, metrics, doubts, None if in_doubt else LayoutDoubt(evaluation, trainer)
+    )
+    if logged.batch.split == TRAIN:
+        return found
+    return {f"{name} (eval)": tally for name, tally in found.items()}
+
+
+def _columns(logged: LoggedStep, evaluation: Evaluation, doubts: Doubts) -> Iterator[tuple[str, QuantityTally]]:
+    """Advantages and KL that the trainer stored."""
+    batch, rows = logged.batch, evaluation.rows
+    assert rows is not None
+    if rows.advantage_N is not None:
+        values_N = _row_values(logged, rows.advantage_N)
+        if values_N is not None:
+            radius_N = advantage_radius(evaluation).likely
+            yield (
+                "advantages",
+                tally_rows(
+                    "advantages",
+                    batch.step,
+                    (values_N, rows.advantage_N, radius_N),
+                    ~values_N.isnan(),
+                    doubts.odd_N | bool(doubts.rows and evaluation.objective.advantage.scale == "batch"),
+                    doubts.rows,
+                    batch.sample_name,
+                ),
+            )
+    elif rows.advantage_T is not None and "advantages" in batch.per_token:
+        yield (
+            "advantages",
+            _token_tally(
+                logged,
+                "advantages",
+                "advantages",
+                rows.advantage_T.double(),
+                token_advantage_radius(evaluation).likely.expand(batch.tokens),
+                batch.column("response_mask"),
+                doubts.rows,
+            ),
+        )
+    if "kl" in batch.per_token:
+        kl_T = stored_kl(batch, evaluation.objective, evaluation.dtype)
+        if kl_T is not None:
+            radius_T = token_kl_radius(evaluation, kl_T).likely
+            everywhere_T = torch.ones(batch.tokens, dtype=torch.bool, device=batch.device)
+            yield "kl", _token_tally(logged, "kl", "kl", kl_T.double(), radius_T, everywhere_T, "")
+
+
+def _row_values(logged: LoggedStep, recomputed_N: Tensor) -> Tensor | None:
+    """Logged advantage of each row, ``[N]`` float64: of its tokens the one farthest off; NaN where there is none."""
+    batch = logged.batch
+    if "advantage" in batch.per_row:
+        return batch.column("advantage").double()
+    if logged.advantage_range is None:
+        return None
+    low_N, high_N = logged.advantage_range
+    farthest_N = torch.where((low_N - recomputed_N).abs() > (high_N - recomputed_N).abs(), low_N, high_N)
+    return torch.where(low_N > high_N, torch.nan, farthest_N)
+
+
+def _token_tally(
+    logged: LoggedStep,
+    column: str,
+    stage: str,
+    recomputed_T: Tensor,
+    radius_T: Tensor,
+    compared_T: Tensor,
+    doubt: str,
+) -> QuantityTally:
+    batch = logged.batch
+    logged_T = batch.column(column).double()
+
+    def name_of(token: int) -> str:
+        return batch.sample_name(int(torch.searchsorted(batch.rows, token, right=True)) - 1)
+
+    doubted_T = torch.full((), bool(doubt), device=batch.device).expand(batch.tokens)
+    values = (logged_T, recomputed_T, radius_T)
+    return tally_rows(stage, batch.step, values, compared_T & ~logged_T.isnan(), doubted_T, doubt, name_of)
+
+
+def _metrics(
+    logged: LoggedStep,
+    evaluation: Evaluation,
+    trainer: Trainer,
+    metrics: Mapping[str, float],
+    doubts: Doubts,
+    layout: LayoutDoubt | None,
+) -> dict[str, QuantityTally]:
+    found = {}
+    for name in sorted(metrics.keys() & logged.metrics.keys()):
+        kind, value, recomputed = trainer.kind_of(name), logged.metrics[name], metrics[name]
+        radius = float(metric_radius(evaluation, trainer.quantities, name, recomputed))
+        radius += logged.spacing.get(name, 0.0) / 2
+        if not isfinite(radius):
+            continue
+        doubt = doubts.rows or (doubts.update if kind in _AT_LOSS else "")
+        if not doubt and layout is not None and not abs(value - recomputed) <= radius:
+            doubt = layout.about(name, recomputed, radius)
+        found[name] = tally_value(_STAGE.get(kind, "metrics"), logged.batch.step, value, recomputed, radius, doubt)
+    return found

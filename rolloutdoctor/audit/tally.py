@@ -1,0 +1,205 @@
+"""Count how many values of a quantity agree, and keep what the disagreeing ones have in common."""
+
+import math
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+STAGES = ("advantages", "kl", "loss", "metrics")
+"""What a quantity is about, in the order in which a trainer computes it: a fault in one reaches those after it."""
+
+
+@dataclass(frozen=True)
+class QuantityTally:
+    """How the logged values of one quantity compare with the recomputed ones; tallies of steps add up.
+
+    The intervals hold every factor (offset) that would carry all disagreeing values to the logged ones within their
+    radii; where the lower end is not above the upper one there is such a factor (offset).
+
+    Attributes:
+        stage: one of `STAGES`.
+        compared: values that were compared.
+        agree: those within their radius.
+        worst: largest difference in radii.
+        first: step, row (empty for a value of the step), logged and recomputed value of the first that disagrees.
+        not_compared: values that disagree, though nothing follows from that.
+        reason: why nothing follows.
+        steps: steps with a value that was compared.
+        steps_off: steps with a value that disagrees.
+        last_off: the last of them.
+        factor_low: lower end of the interval of factors.
+        factor_high: its upper end.
+        offset_low: lower end of the interval of offsets.
+        offset_high: its upper end.
+    """
+
+    stage: str
+    compared: int = 0
+    agree: int = 0
+    worst: float = 0.0
+    first: tuple[int, str, float, float] | None = None
+    not_compared: int = 0
+    reason: str = ""
+    steps: int = 0
+    steps_off: int = 0
+    last_off: int = -1
+    factor_low: float = -math.inf
+    factor_high: float = math.inf
+    offset_low: float = -math.inf
+    offset_high: float = math.inf
+
+    def __add__(self, other: "QuantityTally") -> "QuantityTally":
+        firsts = [first for first in (self.first, other.first) if first is not None]
+        reasons = [one.reason for one in (self, other) if one.reason]
+        return QuantityTally(
+            stage=self.stage,
+            compared=self.compared + other.compared,
+            agree=self.agree + other.agree,
+            worst=max(self.worst, other.worst),
+            first=min(firsts, key=lambda first: first[0]) if firsts else None,
+            not_compared=self.not_compared + other.not_compared,
+            reason=min(reasons) if reasons else "",
+            steps=self.steps + other.steps,
+            steps_off=self.steps_off + other.steps_off,
+            last_off=max(self.last_off, other.last_off),
+            factor_low=max(self.factor_low, other.factor_low),
+            factor_high=min(self.factor_high, other.factor_high),
+            offset_low=max(self.offset_low, other.offset_low),
+            offset_high=min(self.offset_high, other.offset_high),
+        )
+
+    @property
+    def disagree(self) -> int:
+        """Values that were compared and lie outside their radius."""
+        return self.compared - self.agree
+
+    @property
+    def shape(self) -> str:
+        """How the disagreeing values differ from the recomputed ones, in words."""
+        if not self.disagree:
+            return ""
+        where = ""
+        if self.first is not None and self.steps_off < self.steps:
+            first, last = self.first[0], self.last_off
+            where = f" at step {first}" if first == last else f" in {self.steps_off:,} of {self.steps:,} steps"
+        if self.disagree > 1 and self.factor_low <= self.factor_high:
+            return f"{(self.factor_low + self.factor_high) / 2:.6g} times the recomputed value{where}"
+        if self.disagree > 1 and self.offset_low <= self.offset_high:
+            return f"the recomputed value {(self.offset_low + self.offset_high) / 2:+.6g}{where}"
+        return f"no constant factor or offset{where}"
+
+
+AuditTally = Mapping[str, QuantityTally]
+"""Name of a quantity to its tally."""
+
+
+def add_tallies(one: AuditTally, other: AuditTally) -> dict[str, QuantityTally]:
+    """Add the tallies of two parts of a run, quantity by quantity."""
+    total = dict(one)
+    for name, tally in other.items():
+        total[name] = total[name] + tally if name in total else tally
+    return total
+
+
+def tally_value(stage: str, step: int, logged: float, recomputed: float, radius: float, doubt: str) -> QuantityTally:
+    """Compare one value of a step.
+
+    Args:
+        stage: one of `STAGES`.
+        step: optimiser step.
+        logged: the value in the log.
+        recomputed: the value that the rows give.
+        radius: how far rounding may put the two apart.
+        doubt: why nothing would follow from a disagreement; empty if something does.
+    """
+    units = _units(abs(logged - recomputed), radius) if logged != recomputed else 0.0
+    if math.isnan(logged) and math.isnan(recomputed):
+        units = 0.0
+    agrees = units <= 1
+    if not agrees and doubt:
+        return QuantityTally(stage, not_compared=1, reason=doubt)
+    found = QuantityTally(stage, compared=1, agree=int(agrees), worst=units, steps=1)
+    if agrees:
+        return found
+    factors, offsets = _interval(logged, recomputed, radius)
+    return QuantityTally(stage, 1, 0, units, (step, "", logged, recomputed), 0, "", 1, 1, step, *factors, *offsets)
+
+
+def _units(gap: float, radius: float) -> float:
+    if math.isnan(gap):
+        return math.inf
+    return gap / radius if radius > 0 else math.inf
+
+
+def _interval(logged: float, recomputed: float, radius: float) -> tuple[tuple[float, float], tuple[float, float]]:
+    gap = logged - recomputed
+    if not math.isfinite(gap) or not math.isfinite(radius):
+        return (math.inf, -math.inf), (math.inf, -math.inf)
+    offsets = (gap - radius, gap + radius)
+    if recomputed == 0:
+        return (math.inf, -math.inf), offsets
+    ends = sorted(((logged - radius) / recomputed, (logged + radius) / recomputed))
+    return (ends[0], ends[1]), offsets
+
+
+def tally_rows(
+    stage: str,
+    step: int,
+    values: tuple[Tensor, Tensor, Tensor],
+    compared: Tensor,
+    doubted: Tensor,
+    doubt: str,
+    name_of: Callable[[int], str],
+) -> QuantityTally:
+    """Compare many values of a step.
+
+    Args:
+        stage: one of `STAGES`.
+        step: optimiser step.
+        values: logged and recomputed values, and their radii, ``[n]`` float64 each.
+        compared: ``[n]`` bool, the values to compare.
+        doubted: ``[n]`` bool, values of which a disagreement proves nothing.
+        doubt: why.
+        name_of: index of a value to the name of its row.
+    """
+    logged, recomputed, radius = values
+    gap = (logged - recomputed).abs()
+    is_equal = (logged == recomputed) | (logged.isnan() & recomputed.isnan())
+    units = torch.where(is_equal, 0.0, (gap / radius).nan_to_num(torch.inf, torch.inf))
+    is_off = compared & (units > 1)
+    in_doubt = is_off & doubted
+    is_off, compared = is_off & ~doubted, compared & ~in_doubt
+    count, off, dropped = int(compared.sum()), int(is_off.sum()), int(in_doubt.sum())
+    worst = float(torch.where(compared, units, 0.0).max()) if len(units) else 0.0
+    reason = doubt if dropped else ""
+    if not off:
+        return QuantityTally(stage, count, count, worst, None, dropped, reason, int(count > 0))
+    first = int(is_off.nonzero()[0])
+    its = (step, name_of(first), float(logged[first]), float(recomputed[first]))
+    ours, theirs, around = logged[is_off], recomputed[is_off], radius[is_off]
+    low, high = ours - theirs - around, ours - theirs + around
+    one, two = (ours - around) / theirs, (ours + around) / theirs
+    factor_low, factor_high = torch.minimum(one, two), torch.maximum(one, two)
+    return QuantityTally(
+        stage=stage,
+        compared=count,
+        agree=count - off,
+        worst=worst,
+        first=its,
+        not_compared=dropped,
+        reason=reason,
+        steps=1,
+        steps_off=1,
+        last_off=step,
+        factor_low=_end(factor_low.max(), math.inf),
+        factor_high=_end(factor_high.min(), -math.inf),
+        offset_low=_end(low.max(), math.inf),
+        offset_high=_end(high.min(), -math.inf),
+    )
+
+
+def _end(value: Tensor, none: float) -> float:
+    found = float(value)
+    return none if math.isnan(found) else found

@@ -1,0 +1,140 @@
+"""Hypotheses about how scores become advantages: the estimator, its scale, its epsilon, and who is compared."""
+
+from dataclasses import replace
+
+from rolloutdoctor.hypotheses.hypothesis import Hypothesis, ObjectiveEdit
+from rolloutdoctor.objective.objective import Objective
+
+_STATE = "state the option that the run really had, with --set or in the file's metadata, and check again"
+_UPSTREAM = "compare the advantage computation of the trainer that ran with that of the recorded version"
+
+
+def _is_standard_score(objective: Objective) -> bool:
+    return objective.advantage.spec.is_standard_score
+
+
+def _is_scaled(objective: Objective) -> bool:
+    return objective.advantage.spec.divides and objective.advantage.scale != "none"
+
+
+def _by_row(objective: Objective) -> bool:
+    return objective.advantage.spec.has_groups and objective.advantage.spec.name in ("grpo", "rloo", "raw")
+
+
+def _advantage(**changes: object) -> ObjectiveEdit:
+    def edit(objective: Objective) -> Objective:
+        return replace(objective, advantage=replace(objective.advantage, **changes))  # type: ignore[arg-type]
+
+    return edit
+
+
+def _option(name: str, words: str, edit: ObjectiveEdit, applies: object = _is_standard_score) -> Hypothesis:
+    return Hypothesis(
+        name=name,
+        code="RDI014",
+        stage="advantages",
+        words=words,
+        remedy=_STATE,
+        applies=applies,  # type: ignore[arg-type]
+        objective=edit,
+        option=True,
+    )
+
+
+def _detail(name: str, words: str, **changes: object) -> Hypothesis:
+    return Hypothesis(
+        name=name,
+        code="RDA004",
+        stage="advantages",
+        words=words,
+        remedy=_UPSTREAM,
+        applies=_is_scaled,
+        objective=_advantage(**changes),
+    )
+
+
+ADVANTAGE_OPTIONS = (
+    _option("scale-none", "the advantages are not divided by a standard deviation", _advantage(scale="none")),
+    _option("scale-group", "the advantages are divided by the group's standard deviation", _advantage(scale="group")),
+    _option("scale-batch", "the advantages are divided by the batch's standard deviation", _advantage(scale="batch")),
+    _option(
+        "leave-one-out",
+        "the baseline of a row is the mean of the other rows of its group",
+        _advantage(estimator="rloo", scale="none"),
+        _by_row,
+    ),
+    _option("no-baseline", "the advantages are the rewards, without a baseline", _advantage(estimator="raw"), _by_row),
+    _option(
+        "group-mean-baseline",
+        "the baseline of a row is the mean of its group, and nothing is divided by a standard deviation",
+        _advantage(estimator="grpo", scale="none"),
+        _by_row,
+    ),
+    _option(
+        "group-standard-score",
+        "the advantages are centred and divided by the group's standard deviation",
+        _advantage(estimator="grpo", scale="group"),
+        _by_row,
+    ),
+    _option(
+        "whitened",
+        "the advantages are whitened over the trained tokens of the step",
+        _advantage(whitened=True),
+        lambda objective: not objective.advantage.whitened,
+    ),
+    _option(
+        "not-whitened",
+        "the advantages are not whitened",
+        _advantage(whitened=False),
+        lambda objective: objective.advantage.whitened,
+    ),
+    _option(
+        "singleton-raw",
+        "the only row of a group keeps its raw reward as advantage",
+        _advantage(singleton="raw"),
+        _by_row,
+    ),
+    _option("singleton-zero", "the only row of a group has an advantage of 0", _advantage(singleton="zero"), _by_row),
+    Hypothesis(
+        name="batch-if-groups-are-uneven",
+        code="RDI003",
+        stage="advantages",
+        words="where groups differ in size, the advantages compare all rows of the step, not those of a group_id",
+        remedy="keep groups of one size, or compare by group id",
+        applies=lambda objective: _by_row(objective) and not objective.advantage.batch_if_unequal,
+        objective=_advantage(batch_if_unequal=True),
+        references=("https://github.com/THUDM/slime/issues/2230",),
+    ),
+    Hypothesis(
+        name="groups-if-uneven",
+        code="RDI014",
+        stage="advantages",
+        words="the advantages compare the rows of a group_id, also where groups differ in size",
+        remedy=_UPSTREAM,
+        applies=lambda objective: objective.advantage.batch_if_unequal,
+        objective=_advantage(batch_if_unequal=False),
+    ),
+    _detail("biased-std", "the standard deviation divides by n, not by n - 1", biased_std=True),
+    *(
+        _detail(f"epsilon-{text}", f"epsilon is {text} beside the standard deviation", epsilon=float(text))
+        for text in ("0", "1e-8", "1e-6", "1e-5", "1e-4", "1e-3")
+    ),
+    *(
+        _detail(
+            f"epsilon-{text}-in-root",
+            f"epsilon is {text}, added to the variance before the root",
+            epsilon=float(text),
+            epsilon_in_root=True,
+        )
+        for text in ("1e-8", "1e-6", "1e-5", "1e-4")
+    ),
+    *(
+        _detail(
+            f"biased-std-epsilon-{text}",
+            f"the standard deviation divides by n, and epsilon is {text}",
+            epsilon=float(text),
+            biased_std=True,
+        )
+        for text in ("1e-8", "1e-6", "1e-5", "1e-4")
+    ),
+)

@@ -1,0 +1,164 @@
+"""Hypotheses about the KL term: its estimator, its clamp, what it compares, and how often it counts."""
+
+from dataclasses import replace
+
+from rolloutdoctor.hypotheses.hypothesis import Hypothesis, ObjectiveEdit
+from rolloutdoctor.objective.objective import KlTerm, Objective
+
+_WORDS = {
+    "k1": "k1, the plain log-ratio",
+    "k2": "k2, half of the squared log-ratio",
+    "k3": "k3, without a clamp",
+    "abs": "the absolute log-ratio",
+    "k3_clamped": "k3 of a clamped log-ratio, clamped to 10",
+}
+_SCHULMAN = "http://joschu.net/blog/kl-approx.html"
+
+
+def _has_kl_loss(objective: Objective) -> bool:
+    return objective.kl_loss is not None
+
+
+def _of_loss(**changes: object) -> ObjectiveEdit:
+    def edit(objective: Objective) -> Objective:
+        assert objective.kl_loss is not None
+        return replace(objective, kl_loss=replace(objective.kl_loss, **changes))  # type: ignore[arg-type]
+
+    return edit
+
+
+def _of_reward(**changes: object) -> ObjectiveEdit:
+    def edit(objective: Objective) -> Objective:
+        assert objective.kl_reward is not None
+        return replace(objective, kl_reward=replace(objective.kl_reward, **changes))  # type: ignore[arg-type]
+
+    return edit
+
+
+def _estimator(name: str) -> Hypothesis:
+    def applies(objective: Objective) -> bool:
+        term = objective.kl_loss
+        return term is not None and not (term.estimator == name and not term.clamp)
+
+    return Hypothesis(
+        name=f"kl-loss-is-{name.replace('_', '-')}",
+        code="RDG007" if name != "k3_clamped" else "RDG008",
+        stage="kl",
+        words=f"the KL in the loss is {_WORDS[name]}, and not the recorded estimator",
+        remedy="set the KL estimator that you mean: as a loss, k1 has no force in expectation, k2 is the gradient of "
+        "the reverse KL and k3 that of the forward KL",
+        applies=applies,
+        objective=_of_loss(estimator=name, clamp=None),
+        references=(_SCHULMAN, "https://github.com/volcengine/verl/pull/2953"),
+    )
+
+
+def _reward_estimator(name: str) -> Hypothesis:
+    def applies(objective: Objective) -> bool:
+        term = objective.kl_reward
+        return term is not None and not (term.estimator == name and not term.clamp)
+
+    return Hypothesis(
+        name=f"kl-reward-is-{name.replace('_', '-')}",
+        code="RDG007" if name != "k3_clamped" else "RDG008",
+        stage="kl",
+        words=f"the KL penalty in the reward is {_WORDS[name]}, and not the recorded estimator",
+        remedy="set the KL estimator that you mean",
+        applies=applies,
+        objective=_of_reward(estimator=name, clamp=None),
+        references=(_SCHULMAN,),
+    )
+
+
+def _twice_in_reward(objective: Objective) -> Objective:
+    term = objective.kl_loss
+    assert term is not None
+    penalty = KlTerm(estimator="k1", coef=term.coef, log_probs="old_log_probs", masked=True, of_trained=True)
+    return replace(objective, kl_reward=penalty, advantage=replace(objective.advantage, sums_tokens=True))
+
+
+def _without_loss(objective: Objective) -> Objective:
+    return replace(objective, kl_loss=None)
+
+
+def _doubled(objective: Objective) -> Objective:
+    assert objective.kl_loss is not None
+    return _of_loss(coef=2 * objective.kl_loss.coef)(objective)
+
+
+KL_TERMS = (
+    *(_estimator(name) for name in _WORDS),
+    *(_reward_estimator(name) for name in _WORDS),
+    Hypothesis(
+        name="kl-loss-clamped",
+        code="RDG008",
+        stage="kl",
+        words="each token's KL is clamped to 10, so that tokens beyond it have no KL gradient",
+        remedy="look at the tokens that reach the clamp: their log-ratio is what needs an explanation",
+        applies=lambda objective: objective.kl_loss is not None and objective.kl_loss.clamp != 10,
+        objective=_of_loss(clamp=10.0),
+        references=("https://github.com/volcengine/verl/issues/2928",),
+    ),
+    Hypothesis(
+        name="kl-loss-weighted-by-ratio",
+        code="RDG007",
+        stage="kl",
+        words="each token's KL is multiplied by its importance ratio",
+        remedy="state the option of the run, and check again",
+        applies=lambda objective: objective.kl_loss is not None and not objective.kl_loss.ratio_weighted,
+        objective=_of_loss(ratio_weighted=True),
+    ),
+    Hypothesis(
+        name="kl-loss-not-weighted",
+        code="RDG007",
+        stage="kl",
+        words="each token's KL is not multiplied by its importance ratio",
+        remedy="state the option of the run, and check again",
+        applies=lambda objective: objective.kl_loss is not None and objective.kl_loss.ratio_weighted,
+        objective=_of_loss(ratio_weighted=False),
+    ),
+    *(
+        Hypothesis(
+            name=f"kl-loss-of-{column.split('_', maxsplit=1)[0]}-log-probs",
+            code="RDG007",
+            stage="kl",
+            words=f"the KL in the loss compares {column} with the reference, so that it has no gradient",
+            remedy="compute the KL term from the log-probs of the current policy",
+            applies=_has_kl_loss,
+            objective=_of_loss(log_probs=column),
+            columns=frozenset({column}),
+        )
+        for column in ("old_log_probs", "rollout_log_probs")
+    ),
+    Hypothesis(
+        name="kl-in-reward-and-loss",
+        code="RDG009",
+        stage="advantages",
+        words="the KL counts twice: as a penalty in the reward, and as a term of the loss",
+        remedy="keep one of the two: the KL in the reward or the KL in the loss",
+        applies=lambda objective: objective.kl_loss is not None and objective.kl_reward is None,
+        objective=_twice_in_reward,
+        columns=frozenset({"old_log_probs", "ref_log_probs", "response_mask"}),
+        references=("https://github.com/OpenRLHF/OpenRLHF/issues/768", "https://github.com/volcengine/verl/issues/509"),
+    ),
+    Hypothesis(
+        name="kl-loss-doubled",
+        code="RDG009",
+        stage="loss",
+        words="the KL term is in the loss twice",
+        remedy="add the KL term once: look for a second place that adds it",
+        applies=_has_kl_loss,
+        objective=_doubled,
+        references=("https://github.com/OpenRLHF/OpenRLHF/issues/768",),
+    ),
+    Hypothesis(
+        name="kl-not-in-loss",
+        code="RDI014",
+        stage="loss",
+        words="the loss has no KL term, although a coefficient is recorded",
+        remedy="state the option of the run, and check again",
+        applies=_has_kl_loss,
+        objective=_without_loss,
+        option=True,
+    ),
+)

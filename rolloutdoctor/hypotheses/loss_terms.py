@@ -1,0 +1,174 @@
+"""Hypotheses about the loss: how tokens become one number, which tokens are counted, and what the ratio compares."""
+
+from collections.abc import Callable, Mapping
+from dataclasses import replace
+from typing import TYPE_CHECKING
+
+from rolloutdoctor.hypotheses.hypothesis import Hypothesis
+from rolloutdoctor.objective.objective import Aggregation, Objective
+
+if TYPE_CHECKING:
+    from torch import Tensor
+
+    from rolloutdoctor.data.batch import RolloutBatch
+    from rolloutdoctor.evaluation.evaluate import Evaluation
+    from rolloutdoctor.formulas.losses.aggregation import Layout
+    from rolloutdoctor.trainers.spec import Trainer
+
+_MODES = {
+    "micro-batch-token-mean": "the token mean of each micro-batch, averaged over micro-batches",
+    "micro-batch-row-mean": "the token mean of each row, averaged over a micro-batch, then over micro-batches",
+    "micro-batch-row-mean-added": "the token mean of each row, averaged over a micro-batch, added over micro-batches",
+    "micro-batch-row-sum": "the token sum of each row, averaged over a micro-batch, then over micro-batches",
+    "generation-token-mean": "the mean over all tokens of the generation batch",
+    "token-mean": "the mean over all tokens of the optimiser step",
+    "token-sum": "the sum over all tokens",
+    "seq-mean-token-mean": "the token mean of each row, averaged over rows",
+    "seq-mean-token-sum": "the token sum of each row, averaged over rows",
+    "trajectory-mean-token-mean": "the token mean of each trajectory, averaged over trajectories",
+}
+_BY_MICRO_BATCH = tuple(name for name in _MODES if name.startswith("micro-batch"))
+_REFERENCES = (
+    "https://github.com/huggingface/trl/pull/3021",
+    "https://github.com/volcengine/verl/issues/906",
+    "https://unsloth.ai/blog/gradient",
+)
+
+
+def _changed(objective: Objective, **changes: object) -> Objective:
+    """The objective with another aggregation of every term."""
+
+    def edit(rule: Aggregation) -> Aggregation:
+        return replace(rule, **changes)  # type: ignore[arg-type]
+
+    policy = objective.policy_aggregation
+    return replace(
+        objective,
+        aggregation=edit(objective.aggregation),
+        policy_aggregation=None if policy is None else edit(policy),
+    )
+
+
+def _aggregated(mode: str) -> Hypothesis:
+    by_micro_batch = mode in _BY_MICRO_BATCH
+    return Hypothesis(
+        name=f"loss-is-{mode}",
+        code="RDG006" if by_micro_batch else "RDI014",
+        stage="loss",
+        words=f"the loss is {_MODES[mode]}",
+        remedy=(
+            "divide by the token count of the whole optimiser step: with a mean in each micro-batch, a token's weight "
+            "depends on which rows it shares a micro-batch with"
+            if by_micro_batch
+            else "state the aggregation that the run really had, and check again"
+        ),
+        applies=lambda objective: objective.aggregation.mode != mode,
+        objective=lambda objective: _changed(objective, mode=mode),
+        columns=frozenset({"micro_batch_id", "optim_step_id", "rank"}),
+        option=not by_micro_batch,
+        references=_REFERENCES if by_micro_batch else (),
+    )
+
+
+def _scaled(name: str, words: str, parts: "Callable[[Layout], Tensor]", *, inverse: bool) -> Hypothesis:
+    """Return the logged loss, and its parts, times or divided by a count of parts of the step."""
+
+    def edit(evaluation: "Evaluation", trainer: "Trainer", metrics: Mapping[str, float]) -> Mapping[str, float]:
+        tokens = evaluation.tokens
+        if tokens is None or not len(evaluation.batch):
+            return {}
+        count = float(parts(tokens.layout)[0])
+        factor = 1 / count if inverse else count
+        of_loss = ("loss", "policy_loss")
+        return {name: value * factor for name, value in metrics.items() if trainer.kind_of(name) in of_loss}
+
+    return Hypothesis(
+        name=name,
+        code="RDG006",
+        stage="loss",
+        words=words,
+        remedy="scale the loss once: by the number of its parts, or by the trainer's own accumulation",
+        metrics=edit,
+        columns=frozenset({"micro_batch_id", "optim_step_id", "rank"}),
+        references=_REFERENCES,
+    )
+
+
+def _ratio_one(batch: "RolloutBatch", objective: Objective) -> "RolloutBatch | None":
+    old = objective.surrogate.old
+    if batch.stored_name(old) == batch.stored_name("policy_log_probs"):
+        return None
+    return replace(batch, per_token={**batch.per_token, old: batch.column("policy_log_probs")})
+
+
+def _sampler_as_old(objective: Objective) -> Objective:
+    return replace(objective, surrogate=replace(objective.surrogate, old="rollout_log_probs"))
+
+
+LOSS_TERMS = (
+    *(_aggregated(mode) for mode in _MODES),
+    _scaled(
+        "loss-divided-by-micro-batches",
+        "the loss is divided by the number of micro-batches once more",
+        lambda layout: layout.micros_N / layout.ranks_N,
+        inverse=True,
+    ),
+    _scaled(
+        "loss-times-micro-batches",
+        "the loss is added over micro-batches, not averaged",
+        lambda layout: layout.micros_N / layout.ranks_N,
+        inverse=False,
+    ),
+    _scaled(
+        "loss-divided-by-ranks",
+        "the loss is divided by the number of ranks once more",
+        lambda layout: layout.ranks_N,
+        inverse=True,
+    ),
+    _scaled(
+        "loss-times-ranks",
+        "the loss is added over ranks, not averaged",
+        lambda layout: layout.ranks_N,
+        inverse=False,
+    ),
+    Hypothesis(
+        name="denominator-counts-rejected-tokens",
+        code="RDG010",
+        stage="loss",
+        words="the denominator of the loss counts tokens that rejection had masked",
+        remedy="decide which is meant: a denominator that keeps rejected tokens shrinks the update by their share",
+        applies=lambda objective: not objective.aggregation.counted_before_rejection,
+        objective=lambda objective: _changed(objective, counted_before_rejection=True),
+        columns=frozenset({"response_mask_pre"}),
+        references=("https://github.com/huggingface/trl/issues/6369",),
+    ),
+    Hypothesis(
+        name="denominator-counts-kept-tokens",
+        code="RDG010",
+        stage="loss",
+        words="the denominator of the loss counts only tokens that rejection had kept",
+        remedy="decide which is meant: a denominator without rejected tokens keeps the size of the update",
+        applies=lambda objective: objective.aggregation.counted_before_rejection,
+        objective=lambda objective: _changed(objective, counted_before_rejection=False),
+        references=("https://github.com/huggingface/trl/issues/6369",),
+    ),
+    Hypothesis(
+        name="ratio-is-one",
+        code="RDO006",
+        stage="loss",
+        words="the loss took every importance ratio as 1: old and policy log-probs were one and the same in it",
+        remedy="compute the old log-probs once before the first update, and keep them for all inner steps",
+        rows=_ratio_one,
+        references=("https://github.com/volcengine/verl/issues/6280",),
+    ),
+    Hypothesis(
+        name="ratio-against-sampler",
+        code="RDO006",
+        stage="loss",
+        words="the importance ratio compares the policy with the sampler's log-probs, not with the old ones",
+        remedy="state whether the sampler's log-probs stand in for the old ones, and check again",
+        applies=lambda objective: objective.surrogate.old == "old_log_probs",
+        objective=_sampler_as_old,
+        columns=frozenset({"rollout_log_probs"}),
+    ),
+)

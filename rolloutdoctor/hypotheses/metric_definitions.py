@@ -1,0 +1,177 @@
+"""Hypotheses about how a metric averages, and of which rewards."""
+
+from collections.abc import Callable, Mapping
+from typing import TYPE_CHECKING
+
+import torch
+
+from rolloutdoctor.hypotheses.hypothesis import Hypothesis, MetricsEdit
+from rolloutdoctor.ops import segments as seg
+
+if TYPE_CHECKING:
+    from torch import Tensor
+
+    from rolloutdoctor.evaluation.evaluate import Evaluation
+    from rolloutdoctor.formulas.losses.aggregation import Layout
+    from rolloutdoctor.trainers.spec import Trainer
+
+Mean = Callable[["Tensor", "Tensor", "Layout"], float]
+"""Gives the mean of row sums over token counts, ``[N]`` each."""
+
+
+def _token_mean(sum_N: "Tensor", count_N: "Tensor", layout: "Layout") -> float:
+    return float(sum_N.sum() / count_N.sum().clamp(min=1))
+
+
+def _row_mean(sum_N: "Tensor", count_N: "Tensor", layout: "Layout") -> float:
+    filled_N = count_N > 0
+    return float((sum_N[filled_N] / count_N[filled_N]).mean()) if bool(filled_N.any()) else 0.0
+
+
+def _every_row_mean(sum_N: "Tensor", count_N: "Tensor", layout: "Layout") -> float:
+    return float((sum_N / count_N.clamp(min=1)).mean()) if len(sum_N) else 0.0
+
+
+def _mean_of(part: Callable[["Layout"], "Tensor"], *, of_rows: bool = False) -> Mean:
+    """Mean of the means of parts, every part alike."""
+
+    def mean(sum_N: "Tensor", count_N: "Tensor", layout: "Layout") -> float:
+        index_N = torch.unique(part(layout), return_inverse=True)[1]
+        if of_rows:
+            sum_N, count_N = sum_N / count_N.clamp(min=1), torch.ones_like(sum_N)
+        sum_P, count_P = seg.total_by(index_N, sum_N), seg.total_by(index_N, count_N)
+        return float((sum_P / count_P.clamp(min=1)).mean())
+
+    return mean
+
+
+def _averages(mean: Mean) -> MetricsEdit:
+    """Redefine the metrics that average a token value: the KL of the loss and the drift from the old log-probs."""
+
+    def edit(evaluation: "Evaluation", trainer: "Trainer", metrics: Mapping[str, float]) -> Mapping[str, float]:
+        tokens, rows = evaluation.tokens, evaluation.rows
+        if tokens is None or rows is None or rows.length_N is None or not len(rows.length_N):
+            return {}
+        sums = {"kl": tokens.kl_N if evaluation.objective.kl_loss is not None else None, "drift": tokens.drift_N}
+        found: dict[str, float] = {}
+        for name in metrics:
+            sum_N = sums.get(trainer.kind_of(name))
+            if sum_N is not None:
+                found[name] = mean(sum_N, rows.length_N, tokens.layout)
+        return found
+
+    return edit
+
+
+def _average(name: str, words: str, mean: Mean) -> Hypothesis:
+    return Hypothesis(
+        name=name,
+        code="RDM005",
+        stage="kl",
+        words=f"the metric is {words}",
+        remedy="log sums and counts, and divide once: a mean of means weighs tokens of short parts more",
+        metrics=_averages(mean),
+        columns=frozenset({"micro_batch_id", "optim_step_id", "rank"}),
+        references=("https://github.com/huggingface/trl/pull/6380", "https://github.com/huggingface/trl/issues/7012"),
+    )
+
+
+def _rewards(select: "Callable[[Evaluation], Tensor | None]") -> MetricsEdit:
+    """Redefine the metrics that are means of the reward."""
+
+    def edit(evaluation: "Evaluation", trainer: "Trainer", metrics: Mapping[str, float]) -> Mapping[str, float]:
+        names = [name for name in metrics if trainer.kind_of(name) == "rewards" or name == "reward"]
+        value_N = select(evaluation) if names else None
+        if value_N is None:
+            return {}
+        known_N = value_N[~value_N.isnan()]
+        if not len(known_N):
+            return {}
+        by_word = {"max": known_N.max(), "min": known_N.min()}
+        return {name: float(by_word.get(name.rpartition("/")[2], known_N.mean())) for name in names}
+
+    return edit
+
+
+def _sum_of_functions(evaluation: "Evaluation") -> "Tensor | None":
+    named = evaluation.batch.rewards
+    return torch.stack(list(named.values())).nansum(dim=0) if named else None
+
+
+def _mean_of_functions(evaluation: "Evaluation") -> "Tensor | None":
+    named = evaluation.batch.rewards
+    return torch.stack(list(named.values())).nanmean(dim=0) if named else None
+
+
+def _weighted(evaluation: "Evaluation") -> "Tensor | None":
+    named, weights = evaluation.batch.rewards, evaluation.objective.reward_weights
+    if not named or weights is None or len(weights) != len(named):
+        return None
+    found: Tensor = sum(weight * each_N.nan_to_num(0.0) for weight, each_N in zip(weights, named.values(), strict=True))  # type: ignore[assignment]
+    return found
+
+
+def _scored(evaluation: "Evaluation") -> "Tensor | None":
+    return None if evaluation.rows is None else evaluation.rows.score_N
+
+
+def _task(evaluation: "Evaluation") -> "Tensor | None":
+    return evaluation.batch.per_row.get("reward")
+
+
+def _trained_rows(evaluation: "Evaluation") -> "Tensor | None":
+    rows, reward_N = evaluation.rows, evaluation.batch.per_row.get("reward")
+    if rows is None or rows.rejected_N is None or reward_N is None or not bool(rows.rejected_N.any()):
+        return None
+    return reward_N[~rows.rejected_N]
+
+
+def _reward(name: str, words: str, select: "Callable[[Evaluation], Tensor | None]") -> Hypothesis:
+    return Hypothesis(
+        name=name,
+        code="RDM006",
+        stage="metrics",
+        words=words,
+        remedy="log the reward that enters the advantages, beside the one that people read",
+        metrics=_rewards(select),
+        columns=frozenset({"rewards", "response_mask"}),
+        references=("https://github.com/huggingface/trl/issues/5352",),
+    )
+
+
+METRIC_DEFINITIONS = (
+    _average("metric-is-token-mean", "the mean over all tokens of the step", _token_mean),
+    _average(
+        "metric-is-mean-of-micro-batches",
+        "the mean of the micro-batches' token means",
+        _mean_of(lambda layout: layout.micro_N),
+    ),
+    _average("metric-is-mean-of-rows", "the mean of the rows' token means", _row_mean),
+    _average(
+        "metric-is-mean-of-all-rows", "the mean of the rows' token means, rows without a token as 0", _every_row_mean
+    ),
+    _average(
+        "metric-is-mean-of-optimiser-steps",
+        "the mean of the optimiser steps' token means",
+        _mean_of(lambda layout: layout.optim_N),
+    ),
+    _average(
+        "metric-is-mean-of-micro-batch-row-means",
+        "the mean of the micro-batches' means of row means",
+        _mean_of(lambda layout: layout.micro_N, of_rows=True),
+    ),
+    _reward(
+        "reward-metric-unweighted",
+        "the reward metric adds the reward functions without their weights",
+        _sum_of_functions,
+    ),
+    _reward(
+        "reward-metric-is-mean-of-functions",
+        "the reward metric is the mean of the reward functions",
+        _mean_of_functions,
+    ),
+    _reward("reward-metric-weighted", "the reward metric is the weighted sum of the reward functions", _weighted),
+    _reward("reward-metric-after-kl", "the reward metric is the reward less the KL penalty", _scored),
+    _reward("reward-metric-before-kl", "the reward metric is the reward before any KL penalty", _task),
+    _reward("reward-metric-of-trained-rows", "the reward metric leaves out fully masked responses", _trained_rows),
+)

@@ -1,0 +1,146 @@
+"""Hypotheses about which rows a trainer compared with each other."""
+
+from dataclasses import replace
+from typing import TYPE_CHECKING
+
+import torch
+from torch import Tensor
+
+from rolloutdoctor.hypotheses.hypothesis import Hypothesis, RowsEdit
+from rolloutdoctor.objective.objective import Objective
+from rolloutdoctor.ops.groups import Groups
+
+if TYPE_CHECKING:
+    from rolloutdoctor.data.batch import RolloutBatch
+
+CODE = "RDI003"
+_REMEDY = (
+    "compare the responses to one prompt: pass the group id to the advantage computation, and never reshape rewards by "
+    "position after rows were reordered or filtered"
+)
+_REFERENCES = (
+    "https://github.com/PrimeIntellect-ai/prime-rl/issues/600",
+    "https://github.com/THUDM/slime/issues/2230",
+)
+
+
+def _has_groups(objective: Objective) -> bool:
+    return objective.advantage.spec.has_groups
+
+
+def regrouped(batch: "RolloutBatch", index_N: Tensor) -> "RolloutBatch | None":
+    """Return the rows with other groups, or None if the groups are the same."""
+    assert batch.groups is not None
+    groups = Groups.of(torch.unique(index_N, return_inverse=True)[1])
+    if _is_same(groups.index_N, batch.groups.index_N):
+        return None
+    names = [f"rows like {int(row)}" for row in groups.order_N[groups.offsets[:-1]]]
+    return replace(batch, groups=groups, group_ids=names)
+
+
+def _is_same(one_N: Tensor, other_N: Tensor) -> bool:
+    """True if two numberings put the same rows together."""
+    pairs = int(torch.unique(torch.stack([one_N, other_N]), dim=1).shape[1])
+    return pairs == len(torch.unique(one_N)) == len(torch.unique(other_N))
+
+
+def _usual_size(batch: "RolloutBatch") -> int:
+    """The size that most groups have."""
+    assert batch.groups is not None
+    return int(torch.mode(batch.groups.size_G).values)
+
+
+def _places(batch: "RolloutBatch") -> Tensor:
+    return torch.arange(len(batch), device=batch.device)
+
+
+def _blocks(batch: "RolloutBatch", objective: Objective) -> "RolloutBatch | None":
+    if batch.groups is None or not len(batch):
+        return None
+    return regrouped(batch, _places(batch) // _usual_size(batch))
+
+
+def _tiled(batch: "RolloutBatch", objective: Objective) -> "RolloutBatch | None":
+    if batch.groups is None or not len(batch):
+        return None
+    return regrouped(batch, _places(batch) % max(len(batch) // _usual_size(batch), 1))
+
+
+def _whole(batch: "RolloutBatch", objective: Objective) -> "RolloutBatch | None":
+    return None if batch.groups is None else regrouped(batch, torch.zeros_like(batch.groups.index_N))
+
+
+def _single(batch: "RolloutBatch", objective: Objective) -> "RolloutBatch | None":
+    return None if batch.groups is None else regrouped(batch, _places(batch))
+
+
+def _within(column: str) -> RowsEdit:
+    """Groups cut at the values of a row column."""
+
+    def edit(batch: "RolloutBatch", objective: Objective) -> "RolloutBatch | None":
+        value_N = batch.per_row.get(column)
+        if batch.groups is None or value_N is None or not len(batch):
+            return None
+        other_N = torch.unique(value_N, return_inverse=True)[1]
+        return regrouped(batch, batch.groups.index_N * (other_N.max() + 1) + other_N)
+
+    return edit
+
+
+def _by(column: str) -> RowsEdit:
+    """Groups of equal values of a row column."""
+
+    def edit(batch: "RolloutBatch", objective: Objective) -> "RolloutBatch | None":
+        value_N = batch.per_row.get(column)
+        if batch.groups is None or value_N is None:
+            return None
+        return regrouped(batch, torch.unique(value_N, return_inverse=True)[1])
+
+    return edit
+
+
+def _hypothesis(name: str, words: str, rows: RowsEdit, *columns: str) -> Hypothesis:
+    return Hypothesis(
+        name=name,
+        code=CODE,
+        stage="advantages",
+        words=words,
+        remedy=_REMEDY,
+        applies=_has_groups,
+        rows=rows,
+        columns=frozenset(columns),
+        references=_REFERENCES,
+    )
+
+
+PARTITIONS = (
+    _hypothesis(
+        "groups-by-position", "the advantages compare blocks of consecutive rows, not the rows of a group_id", _blocks
+    ),
+    _hypothesis(
+        "groups-tiled", "the advantages compare every n-th row, as if the prompts were tiled, not a group_id", _tiled
+    ),
+    _hypothesis(
+        "groups-within-rank",
+        "the advantages compare only those rows of a group_id that are on one rank",
+        _within("rank"),
+        "rank",
+    ),
+    _hypothesis(
+        "groups-are-ranks", "the advantages compare all rows of a rank, not those of a group_id", _by("rank"), "rank"
+    ),
+    _hypothesis(
+        "groups-within-micro-batch",
+        "the advantages compare only those rows of a group_id that are in one micro-batch",
+        _within("micro_batch_id"),
+        "micro_batch_id",
+    ),
+    _hypothesis(
+        "groups-are-trajectories",
+        "the advantages compare the segments of one trajectory, not the rows of a group_id",
+        _by("trajectory_id"),
+        "trajectory_id",
+    ),
+    _hypothesis("group-is-batch", "the advantages compare all rows of the step, not those of a group_id", _whole),
+    _hypothesis("group-is-row", "every row is a group of its own, so that no row has a baseline", _single),
+)

@@ -1,0 +1,44 @@
+"""Every hypothesis, in the order in which they are tried: of two that explain the same values the first is named."""
+
+from rolloutdoctor.hypotheses.advantage_options import ADVANTAGE_OPTIONS
+from rolloutdoctor.hypotheses.fixes import FIXES
+from rolloutdoctor.hypotheses.hypothesis import Hypothesis
+from rolloutdoctor.hypotheses.kl_terms import KL_TERMS
+from rolloutdoctor.hypotheses.loss_terms import LOSS_TERMS
+from rolloutdoctor.hypotheses.metric_definitions import METRIC_DEFINITIONS
+from rolloutdoctor.hypotheses.partitions import PARTITIONS
+from rolloutdoctor.hypotheses.row_order import MISALIGNED_REWARDS, MISSING_REWARDS, SHIFTED_LOG_PROBS
+
+FIX_CODE = "fix"
+"""Stands for the code of a rule in hypotheses that are fixes: a run that agrees with one has it."""
+
+
+def _as_hypotheses() -> tuple[Hypothesis, ...]:
+    return tuple(
+        Hypothesis(
+            name=f"{fix.name}:{variant}",
+            code=FIX_CODE,
+            stage=fix.stage,
+            words=f"the run was made with the fix {fix.name}: {fix.notes[variant]}",
+            remedy="",
+            applies=lambda objective, fix=fix, variant=variant: fix.applies_to(objective, variant),  # type: ignore[misc]
+            objective=edit,
+            columns=frozenset({"response_mask"}),
+            references=fix.references,
+        )
+        for fix in FIXES.values()
+        for variant, edit in fix.variants.items()
+    )
+
+
+HYPOTHESES: tuple[Hypothesis, ...] = (
+    *_as_hypotheses(),
+    *MISSING_REWARDS,
+    *PARTITIONS,
+    *MISALIGNED_REWARDS,
+    *ADVANTAGE_OPTIONS,
+    *SHIFTED_LOG_PROBS,
+    *KL_TERMS,
+    *LOSS_TERMS,
+    *METRIC_DEFINITIONS,
+)

@@ -1,0 +1,92 @@
+"""What an audit gives back: how many logged values follow from the rows and the recorded options."""
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+
+
+@dataclass(frozen=True)
+class Disagreement:
+    """A logged value that does not follow from the rows.
+
+    Attributes:
+        step: optimiser step.
+        sample_id: name of the row; None for a value of the whole step.
+        logged: the value in the log.
+        recomputed: the value that the rows and the options give.
+    """
+
+    step: int
+    sample_id: str | None
+    logged: float
+    recomputed: float
+
+
+@dataclass(frozen=True)
+class AuditEntry:
+    """One logged quantity, compared with its recomputed values.
+
+    Attributes:
+        quantity: ``advantages``, ``kl`` (stored per token), or the trainer's own name of a metric.
+        compared: values that were compared.
+        agree: those that lie within their rounding radius.
+        worst: largest difference in units of its rounding radius; at most 1 agrees.
+        first: the first value that does not agree, or None.
+        with_fixes: names of the known fixes with which the values agree; without them they would not.
+        not_compared: logged values that could not be compared.
+        reason: why they could not.
+        shape: how the disagreeing values differ, in words; empty where all agree.
+    """
+
+    quantity: str
+    compared: int
+    agree: int
+    worst: float
+    first: Disagreement | None = None
+    with_fixes: tuple[str, ...] = ()
+    not_compared: int = 0
+    reason: str = ""
+    shape: str = ""
+
+    @property
+    def agrees(self) -> bool:
+        """True if every value that was compared agrees."""
+        return self.agree == self.compared
+
+
+@dataclass(frozen=True)
+class Cause:
+    """A hypothesis that gives the logged values where the recorded options do not.
+
+    Attributes:
+        hypothesis: its name in the table of causes.
+        code: of the rule that reports it.
+        words: what the trainer did, in one sentence.
+        quantity: the logged quantity that shows it.
+        compared: values of that quantity.
+        as_recorded: values that agree with the recorded options.
+        as_found: values that agree under the hypothesis.
+        worst: largest difference under the hypothesis, in units of its rounding radius.
+        remedy: what to do about it.
+        explains: every quantity that disagrees with the options and agrees under the hypothesis.
+        also: other hypotheses that give the same values.
+        measures: name to value and unit, how much the cause changes.
+        is_option: True if the trainer has an option for it, so that the recorded option is what is wrong.
+        steps: first and last step whose values show it, and how many there are.
+        references: upstream threads and papers.
+    """
+
+    hypothesis: str
+    code: str
+    words: str
+    quantity: str
+    compared: int
+    as_recorded: int
+    as_found: int
+    worst: float
+    remedy: str = ""
+    explains: tuple[str, ...] = ()
+    also: tuple[str, ...] = ()
+    measures: Mapping[str, tuple[float | None, str]] = field(default_factory=dict)
+    is_option: bool = False
+    steps: tuple[int, int, int] | None = None
+    references: tuple[str, ...] = ()

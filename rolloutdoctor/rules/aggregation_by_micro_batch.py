@@ -1,0 +1,34 @@
+"""RDG006: the loss depends on the cut into micro-batches."""
+
+from rolloutdoctor.rules.audited import CauseRule
+
+
+class AggregationByMicroBatch(CauseRule):
+    """The loss averages over each micro-batch, and then over micro-batches.
+
+    ## What it does
+    Where the logged loss does not follow from the recorded aggregation, tries means over each micro-batch, and the
+    number of micro-batches or of ranks as a factor too many or too few.
+
+    ## Why it matters
+    With a mean in each micro-batch the weight of a token depends on which rows it shares a micro-batch with: tokens
+    of short micro-batches count more. A factor of the accumulation is a learning rate that nobody set. Some recipes
+    went back to it because it scored better, so the finding gives the size and not a verdict on the recipe.
+
+    ## How it is measured
+    Every logged loss and KL is held against both formulas, each within its rounding radius. The finding gives how
+    many values each explains and how far the gradient differs in log-prob space: `relative_change_l1` = |g_made -
+    g_recorded|_1 / |g_recorded|_1, and the `cosine` of the two.
+
+    ## What to do
+    Divide by the token count of the whole optimiser step, and scale once.
+    """
+
+    code = "RDG006"
+    name = "aggregation-by-micro-batch"
+    references = (
+        "https://github.com/huggingface/trl/pull/3021",
+        "https://github.com/volcengine/verl/issues/906",
+    )
+    stages = ("loss",)
+    remedy = "log the loss and the KL of every optimiser step beside the run"

@@ -1,0 +1,165 @@
+"""Bases of rules that are judged by the audit: a cause that was established, or a disagreement that none explains."""
+
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, ClassVar
+
+from rolloutdoctor.ops.tally import Sums, largest
+from rolloutdoctor.results.audit import Cause
+from rolloutdoctor.results.findings import Example, Measure, Severity
+from rolloutdoctor.rules.base import Context, Judgement, Missing, Rule, counted, number
+
+if TYPE_CHECKING:
+    from rolloutdoctor.audit.tally import QuantityTally
+    from rolloutdoctor.rules.step import StepView
+
+
+@dataclass(frozen=True)
+class AuditedTally(Sums):
+    """How many logged values were compared with recomputed ones.
+
+    Attributes:
+        compared: values that were compared.
+        agree: those within their rounding radius.
+        not_compared: values that could not be compared.
+        worst: largest difference in radii.
+    """
+
+    compared: int = 0
+    agree: int = 0
+    not_compared: int = 0
+    worst: float = largest()
+
+
+class AuditedRule(Rule[AuditedTally]):
+    """A rule over logged quantities of some stages of the audit.
+
+    Attributes:
+        stages: the stages whose quantities show what the rule is about.
+    """
+
+    tally = AuditedTally
+    stages: ClassVar[tuple[str, ...]]
+
+    def columns(self, context: Context) -> frozenset[str]:
+        """Nothing beyond what the audit reads where it is there."""
+        return frozenset()
+
+    def measure(self, step: "StepView") -> AuditedTally:
+        """Count the values of the step."""
+        total = AuditedTally()
+        for tally in self._tallies(step).values():
+            total += AuditedTally(tally.compared, tally.agree, tally.not_compared, tally.worst)
+        return total
+
+    def _tallies(self, step: "StepView") -> "Mapping[str, QuantityTally]":
+        return {name: tally for name, tally in step.audit.items() if tally.stage in self.stages}
+
+    def examples(self, step: "StepView") -> Iterable[Example]:
+        """The first value of each quantity that disagrees."""
+        for name, tally in self._tallies(step).items():
+            if tally.first is not None:
+                _, sample, logged, recomputed = tally.first
+                note = f"{name}: logged {number(logged)}, recomputed {number(recomputed)}"
+                yield Example(step.batch.step, None, sample or None, tally.worst, note)
+
+    def measures(self, tally: AuditedTally) -> Mapping[str, Measure]:
+        """How many logged values follow from the rows and the options."""
+        return {
+            "values_compared": Measure(tally.compared, "values"),
+            "values_agreeing": Measure(tally.agree, "values"),
+        }
+
+    def inconclusive_reason(self, run: AuditedTally, context: Context) -> Missing | None:
+        """Nothing was logged that could show it."""
+        if run.compared or self.code in context.causes:
+            return None
+        if run.not_compared:
+            return Missing("no logged value could be compared: rows or columns of the steps are missing", self.remedy)
+        return Missing("nothing was logged that could show it", self.remedy)
+
+    remedy: ClassVar[str] = "log the trainer's metrics beside the run, and its advantages in the rows"
+
+
+class CauseRule(AuditedRule):
+    """A rule that reports the hypotheses of its code, where one explains what the options do not.
+
+    Attributes:
+        severity: of a cause that was established.
+    """
+
+    severity: ClassVar[Severity] = Severity.ERROR
+
+    def judge(self, run: AuditedTally, context: Context) -> Judgement | None:
+        """Report the first cause of this code, and name the others."""
+        causes = context.causes.get(self.code, ())
+        return None if not causes else judged(causes, self.severity)
+
+
+def judged(causes: tuple[Cause, ...], severity: Severity) -> Judgement:
+    """Return the words for a cause that was established."""
+    cause = causes[0]
+    words = cause.words[:1].upper() + cause.words[1:]
+    share = f"{cause.as_found:,} of {cause.compared:,} logged {cause.quantity}"
+    others = [name for name in cause.explains if name != cause.quantity]
+    message = f"{words}: {share} follow from that, {cause.as_recorded:,} from the recorded options"
+    if others:
+        listed = ", ".join(others[:4]) + (f" and {len(others) - 4} more" if len(others) > 4 else "")
+        message += f"; it also explains {listed}"
+    evidence = f"worst difference {number(cause.worst)} of its rounding radius"
+    if cause.steps is not None:
+        first, last, count = cause.steps
+        evidence += f"; in {counted(count, 'step')}, {first} to {last}" if count > 1 else f"; in step {first}"
+    if cause.also:
+        evidence += f"; these data cannot tell it from {', '.join(cause.also)}"
+    if len(causes) > 1:
+        evidence += f"; also: {'; '.join(one.words for one in causes[1:])}"
+    return Judgement(
+        severity=severity,
+        confirmed=True,
+        headline=f"{words} ({share})",
+        message=message,
+        evidence=evidence,
+        advice=cause.remedy,
+        measures={name: Measure(value, unit) for name, (value, unit) in cause.measures.items()},
+        cause=cause,
+    )
+
+
+class DiffersRule(AuditedRule):
+    """A rule for logged values that follow neither from the options nor from any hypothesis.
+
+    Attributes:
+        what: the logged values, as the subject of a sentence.
+    """
+
+    what: ClassVar[str]
+
+    def judge(self, run: AuditedTally, context: Context) -> Judgement | None:
+        """An error: the run contradicts what it says of itself."""
+        causes = context.causes.get(self.code, ())
+        if causes:
+            return judged(causes, Severity.ERROR)
+        found = {name: tally for name, tally in context.unexplained.items() if tally.stage in self.stages}
+        if not found:
+            return None
+        name, worst = max(found.items(), key=lambda one: (one[1].disagree, one[0]))
+        total = sum(tally.disagree for tally in found.values())
+        compared = sum(tally.compared for tally in found.values())
+        first = ""
+        if worst.first is not None:
+            step, sample, logged, recomputed = worst.first
+            row = f", row {sample}" if sample else ""
+            first = f"first at step {step}{row}: logged {logged:.7g}, recomputed {recomputed:.7g}"
+        names = ", ".join(sorted(found)[:6]) + (f" and {len(found) - 6} more" if len(found) > 6 else "")
+        return Judgement(
+            severity=Severity.ERROR,
+            confirmed=True,
+            headline=f"{total:,} of {compared:,} {self.what} do not follow from the rows and the options ({name})",
+            message=f"no known cause explains {names}; {name} is {worst.shape}",
+            evidence=first,
+            advice=(
+                "check that the rows are those of the logged steps and the options those of the run; `rolloutdoctor "
+                "identify` looks for options that give these values"
+            ),
+        )

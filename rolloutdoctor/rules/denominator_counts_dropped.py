@@ -1,0 +1,30 @@
+"""RDG010: the denominator counts other tokens than the numerator."""
+
+from rolloutdoctor.rules.audited import CauseRule
+
+
+class DenominatorCountsDropped(CauseRule):
+    """The denominator of the loss counts tokens that rejection had masked, or leaves them out against the options.
+
+    ## What it does
+    Where the logged loss does not follow from the options, tries a denominator that counts tokens before rejection,
+    and one that counts them after it.
+
+    ## Why it matters
+    With rejected tokens in the denominator the update shrinks by their share, step by step another one. Some
+    trainers keep them on purpose, so this is about what the options say.
+
+    ## How it is measured
+    Every logged loss and KL is held against both formulas, each within its rounding radius. The finding gives how
+    many values each explains and how far the gradient differs in log-prob space: `relative_change_l1` = |g_made -
+    g_recorded|_1 / |g_recorded|_1, and the `cosine` of the two.
+
+    ## What to do
+    Decide which is meant, and state it.
+    """
+
+    code = "RDG010"
+    name = "denominator-counts-dropped"
+    references = ("https://github.com/huggingface/trl/issues/6369",)
+    stages = ("loss",)
+    remedy = "log the loss and the KL of every optimiser step beside the run"

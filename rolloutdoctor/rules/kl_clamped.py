@@ -1,0 +1,31 @@
+"""RDG008: a clamp flattens the KL."""
+
+from rolloutdoctor.rules.audited import CauseRule
+
+
+class KlClamped(CauseRule):
+    """A clamp cuts the KL of some tokens, and with it their gradient.
+
+    ## What it does
+    Where the logged KL or loss does not follow from the recorded estimator, tries it with the clamps that trainers
+    use: the log-ratio at 20, the KL at 10.
+
+    ## Why it matters
+    A clamped token has no KL gradient: exactly where policy and reference differ most, nothing pulls the policy
+    back.
+
+    ## How it is measured
+    Every logged loss and KL is held against both formulas, each within its rounding radius. The finding gives how
+    many values each explains and how far the gradient differs in log-prob space: `relative_change_l1` = |g_made -
+    g_recorded|_1 / |g_recorded|_1, and the `cosine` of the two.
+
+    ## What to do
+    Look at the tokens at the clamp: a log-ratio of many nats is a wrong reference, a wrong token or a collapsed
+    policy.
+    """
+
+    code = "RDG008"
+    name = "kl-clamped"
+    references = ("https://github.com/volcengine/verl/issues/2928",)
+    stages = ("kl", "loss")
+    remedy = "log the loss and the KL of every optimiser step beside the run"

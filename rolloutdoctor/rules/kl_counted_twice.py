@@ -1,0 +1,33 @@
+"""RDG009: the KL is in reward and loss."""
+
+from rolloutdoctor.rules.audited import CauseRule
+
+
+class KlCountedTwice(CauseRule):
+    """The KL counts twice: in the reward and in the loss, or in the loss two times.
+
+    ## What it does
+    Where the logged advantages or losses do not follow from the options, tries a KL penalty in the reward beside
+    the one in the loss, and a KL term that was added two times.
+
+    ## Why it matters
+    The policy is held to the reference twice as hard as the coefficient says, and a sweep over the coefficient
+    misleads.
+
+    ## How it is measured
+    Every logged loss and KL is held against both formulas, each within its rounding radius. The finding gives how
+    many values each explains and how far the gradient differs in log-prob space: `relative_change_l1` = |g_made -
+    g_recorded|_1 / |g_recorded|_1, and the `cosine` of the two.
+
+    ## What to do
+    Keep one of the two.
+    """
+
+    code = "RDG009"
+    name = "kl-counted-twice"
+    references = (
+        "https://github.com/OpenRLHF/OpenRLHF/issues/768",
+        "https://github.com/volcengine/verl/issues/509",
+    )
+    stages = ("advantages", "kl", "loss")
+    remedy = "log the loss and the KL of every optimiser step beside the run"

@@ -1,0 +1,34 @@
+"""RDG007: the KL in the loss is another estimator."""
+
+from rolloutdoctor.rules.audited import CauseRule
+
+
+class KlGradient(CauseRule):
+    """The KL in the loss is not the estimator that is recorded, and its gradient is another one.
+
+    ## What it does
+    Where the logged KL or loss does not follow from the recorded estimator, tries k1, k2, k3, the absolute log-
+    ratio, with and without the importance ratio as weight, and of the policy's, the old and the sampler's log-
+    probs.
+
+    ## Why it matters
+    The value hides what is descended: as a loss, k1 has a gradient of 0 in expectation, k2 that of the reverse KL
+    and k3 that of the forward KL. A KL of the old log-probs has no gradient at all.
+
+    ## How it is measured
+    Every logged loss and KL is held against both formulas, each within its rounding radius. The finding gives how
+    many values each explains and how far the gradient differs in log-prob space: `relative_change_l1` = |g_made -
+    g_recorded|_1 / |g_recorded|_1, and the `cosine` of the two.
+
+    ## What to do
+    Set the estimator that you mean, and compare the KL's gradient and not its value.
+    """
+
+    code = "RDG007"
+    name = "kl-gradient"
+    references = (
+        "http://joschu.net/blog/kl-approx.html",
+        "https://github.com/huggingface/trl/issues/4637",
+    )
+    stages = ("kl", "loss")
+    remedy = "log the loss and the KL of every optimiser step beside the run"

@@ -1,0 +1,34 @@
+"""RDM004: a logged metric that nothing explains."""
+
+from rolloutdoctor.rules.audited import DiffersRule
+
+
+class MetricDiffers(DiffersRule):
+    """A logged metric does not follow from the rows and the trainer's own definition of it.
+
+    ## What it does
+    Recomputes every other metric that the trainer defines and that was logged: rewards, lengths, clip fractions,
+    statistics of the sampler's log-probs. What disagrees, and is neither a constant factor nor another average, is
+    reported here with its shape.
+
+    ## Why it matters
+    People steer runs by these curves. One that shows something else than its name says misleads them.
+
+    ## How it is measured
+    A value agrees if it differs by no more than its rounding radius, plus half a unit of the last digit where the log
+    is rounded.
+
+    ## What to do
+    Check that the file holds all rows of the step: if every metric over rows disagrees, rows are missing.
+
+    ## Example
+    >>> from rolloutdoctor.testing import diagnose_one, toy_batch
+    >>> batch = toy_batch([[1, 0], [0, 1]])
+    >>> diagnose_one("RDM004", batch, trainer="trl", logged={"reward": 0.9})
+    'RDM004 error confirmed: values_compared 1'
+    """
+
+    code = "RDM004"
+    name = "metric-differs"
+    stages = ("metrics",)
+    what = "logged metrics"

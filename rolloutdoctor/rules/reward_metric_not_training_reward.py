@@ -1,0 +1,27 @@
+"""RDM006: the reward metric shows another reward."""
+
+from rolloutdoctor.rules.audited import CauseRule
+
+
+class RewardMetricNotTrainingReward(CauseRule):
+    """The logged reward is not the reward that the advantages are made of.
+
+    ## What it does
+    Where a logged mean reward disagrees with the rows, tries the reward functions without their weights, with them,
+    their mean, the reward before and after the KL penalty, and that of trained rows alone.
+
+    ## Why it matters
+    The curve that everybody watches then rises while the reward that trains falls, or the other way round.
+
+    ## How it is measured
+    Every logged value is held against each definition within its rounding radius.
+
+    ## What to do
+    Log the reward that enters the advantages beside the one that people read.
+    """
+
+    code = "RDM006"
+    name = "reward-metric-not-training-reward"
+    references = ("https://github.com/huggingface/trl/issues/5352",)
+    stages = ("metrics",)
+    remedy = "log the trainer's metrics of every step beside the run"
