@@ -15,7 +15,7 @@ from rolloutdoctor.engine.configure import configure
 from rolloutdoctor.engine.devices import find_dtype
 from rolloutdoctor.engine.judge import judge
 from rolloutdoctor.engine.plan import make_plan
-from rolloutdoctor.engine.prepare import context_for
+from rolloutdoctor.engine.prepare import against_log, context_for
 from rolloutdoctor.engine.run_steps import run_steps
 from rolloutdoctor.io.metadata import RunMetadata
 from rolloutdoctor.io.metrics import LoggedMetrics
@@ -198,9 +198,10 @@ def diagnose(
     configured = configure(RunMetadata(), trainer, [Layer("test", dict(options or {}))])
     columns = frozenset.intersection(*map(_columns, batches))
     rules = [find(code) for code in select] or list(RULES)
-    plan = make_plan(rules, context_for(columns, frozenset(logged or {}), configured))
-    accumulator = RuleAccumulator(plan)
     metrics = LoggedMetrics({batch.key: dict(logged or {}) for batch in batches if batch.split == TRAIN})
+    context = against_log(context_for(columns, metrics.names(), configured), configured, metrics)
+    plan = make_plan(rules, context)
+    accumulator = RuleAccumulator(plan)
     run_steps(batches, [accumulator], find_dtype(dtype), metrics)
     state = accumulator.state()
     found = find_causes(lambda: batches, metrics, plan.context, state.audit, find_dtype(dtype))

@@ -8,7 +8,7 @@ from torch import Tensor
 
 from rolloutdoctor.audit.doubts import Doubts, LayoutDoubt, doubts_of
 from rolloutdoctor.audit.logged import LoggedStep
-from rolloutdoctor.audit.tally import QuantityTally, tally_rows, tally_value
+from rolloutdoctor.audit.tally import STAGES, QuantityTally, tally_rows, tally_value
 from rolloutdoctor.data.batch import TRAIN
 from rolloutdoctor.evaluation.evaluate import Evaluation, stored_kl
 from rolloutdoctor.evaluation.radii.advantages import advantage_radius, token_advantage_radius
@@ -30,6 +30,11 @@ _STAGE = {
 
 _AT_LOSS = ("kl", "kl_loss", "loss", "policy_loss", "drift")
 """Kinds of metrics that are made while the policy is updated."""
+
+
+def stage_of(trainer: Trainer, metric: str) -> str:
+    """Return the stage of a metric."""
+    return _STAGE.get(trainer.kind_of(metric), STAGES[-1])
 
 
 def audit_step(
@@ -159,5 +164,5 @@ def _metrics(
         doubt = doubts.rows or (doubts.update if kind in _AT_LOSS else "")
         if not doubt and layout is not None and not abs(value - recomputed) <= radius:
             doubt = layout.about(name, recomputed, radius)
-        found[name] = tally_value(_STAGE.get(kind, "metrics"), logged.batch.step, value, recomputed, radius, doubt)
+        found[name] = tally_value(stage_of(trainer, name), logged.batch.step, value, recomputed, radius, doubt)
     return found

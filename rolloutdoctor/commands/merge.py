@@ -10,7 +10,8 @@ from rolloutdoctor.engine.configure import Configured
 from rolloutdoctor.engine.devices import find_device
 from rolloutdoctor.engine.judge import judge
 from rolloutdoctor.engine.plan import Plan, make_plan
-from rolloutdoctor.engine.prepare import PreparedRun, whole_context
+from rolloutdoctor.engine.prepare import PreparedRun, whole_context, without_refuted
+from rolloutdoctor.engine.refute import has_traces
 from rolloutdoctor.engine.state_file import LoggedNames, SavedState, TrainerInfo, logged_names
 from rolloutdoctor.hypotheses.fixes import choose
 from rolloutdoctor.io.metrics import LoggedMetrics
@@ -41,6 +42,7 @@ def saved_state(prepared: PreparedRun, state: RunState) -> SavedState:
         metadata=run.metadata,
         has_rows=not run.metrics_only,
         state=state,
+        refuted=prepared.context.refuted,
     )
 
 
@@ -64,6 +66,8 @@ def merged(
     _check_disjoint(parts)
     configured = None if first.maker is None else _configured(first.maker)
     wanted = [find(code) for code in first.rules]
+    refuted = {one.option: one for _, part in reversed(parts) for one in part.refuted}
+    first = replace(first, refuted=tuple(refuted.values()))
     plan = _plan(wanted, first, _logged([part for _, part in parts]), configured)
     for name, part in parts:
         _check_plan(name, part, first, _plan(wanted, part, _metrics(part.logged), configured), plan)
@@ -181,7 +185,7 @@ def _metrics(logged: Mapping[str, LoggedNames]) -> LoggedMetrics:
 def _plan(rules: Sequence[AnyRule], part: SavedState, metrics: LoggedMetrics, configured: Configured | None) -> Plan:
     kept = comparable(metrics, configured)
     context = whole_context(part.columns, part.metadata, kept, configured, has_rows=part.has_rows)
-    return make_plan(rules, context)
+    return make_plan(rules, without_refuted(context, part.refuted, refutable=has_traces(configured, metrics)))
 
 
 def _check_plan(name: str, part: SavedState, first: SavedState, own: Plan, whole: Plan) -> None:

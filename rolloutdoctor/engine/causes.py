@@ -11,8 +11,9 @@ from math import sqrt
 
 import torch
 
+from rolloutdoctor.audit.factors import factor_of
 from rolloutdoctor.audit.logged import COLUMNS, of_step
-from rolloutdoctor.audit.step import audit_step
+from rolloutdoctor.audit.step import audit_step, stage_of
 from rolloutdoctor.audit.tally import STAGES, AuditTally, QuantityTally, add_tallies
 from rolloutdoctor.data.batch import RolloutBatch
 from rolloutdoctor.engine.devices import find_dtype
@@ -140,16 +141,21 @@ class _Search:
         self._objective, self._trainer = context.objective, context.trainer
         self._found: list[tuple[Hypothesis, frozenset[str], tuple[str, ...]]] = []
 
-    def audit(self, step: _Step, edits: Sequence[Hypothesis], *, rows_only: bool = False) -> AuditTally:
-        """Audit a step under some edits; empty where it cannot be computed."""
+    def audit(self, step: _Step, edits: Sequence[Hypothesis], until: str = STAGES[-1]) -> AuditTally:
+        """Audit a step under some edits, up to a stage; empty where it cannot be computed."""
         try:
-            evaluation = self._evaluated(step, edits, rows_only=rows_only)
+            evaluation = self._evaluated(step, edits, rows_only=until == STAGES[0])
         except (CannotComputeError, UsageError):
             return {}
-        return {} if evaluation is None else self._audited(step, evaluation, edits)
+        return {} if evaluation is None else self._audited(step, evaluation, edits, until)
 
-    def _audited(self, step: _Step, evaluation: Evaluation, edits: Sequence[Hypothesis]) -> AuditTally:
-        metrics = dict(self._trainer.metrics(evaluation)) if step.logged else {}
+    def _audited(
+        self, step: _Step, evaluation: Evaluation, edits: Sequence[Hypothesis], until: str = STAGES[-1]
+    ) -> AuditTally:
+        # Some metrics take longer than the loss: only those are made that are compared.
+        made, stages = self._trainer.metrics(evaluation), STAGES[: STAGES.index(until) + 1]
+        names = [name for name in step.logged if stage_of(self._trainer, name) in stages and name in made]
+        metrics = {name: made[name] for name in names}
         for edit in edits:
             if edit.metrics is not None:
                 metrics |= edit.metrics(evaluation, self._trainer, metrics)
@@ -190,8 +196,7 @@ class _Search:
         self, steps: Sequence[_Step], stage: str, candidates: Sequence[Hypothesis]
     ) -> tuple[Hypothesis, frozenset[str], tuple[str, ...]] | None:
         """The hypothesis that explains most quantities of a stage, and the others that explain the same."""
-        rows_only = stage == "advantages"
-        before = [self.audit(step, self._edits, rows_only=rows_only) for step in steps]
+        before = [self.audit(step, self._edits, stage) for step in steps]
         off = {name for found in before for name, tally in found.items() if tally.stage == stage and tally.disagree}
         if not off:
             return None
@@ -199,18 +204,28 @@ class _Search:
         for one in candidates:
             if one in self._edits:
                 continue
-            quantities = self._explained(steps, before, off, one, rows_only=rows_only)
+            quantities = self._explained(steps, before, off, one, stage)
             if quantities:
                 explained[one] = quantities
         if not explained:
             return None
         most = max(len(quantities) for quantities in explained.values())
-        best = next(one for one, quantities in explained.items() if len(quantities) == most)
-        also = tuple(one.name for one, quantities in explained.items() if quantities == explained[best] and one != best)
+        rivals = [one for one, quantities in explained.items() if len(quantities) == most]
+        best = rivals[0]
+        if len(rivals) > 1:
+            # Of those that explain as much here the one that explains more of what follows.
+            agreeing = {one: self._agreeing(steps[0], one) for one in rivals}
+            best = max(rivals, key=lambda one: agreeing[one])
+            rivals = [one for one in rivals if agreeing[one] == agreeing[best]]
+        also = tuple(one.name for one in rivals if explained[one] == explained[best] and one != best)
         return best, explained[best], also
 
+    def _agreeing(self, step: _Step, one: Hypothesis) -> int:
+        """How many quantities of all stages agree at a step under one more edit."""
+        return sum(not tally.disagree for tally in self.audit(step, (*self._edits, one)).values())
+
     def _explained(
-        self, steps: Sequence[_Step], before: Sequence[AuditTally], off: set[str], one: Hypothesis, *, rows_only: bool
+        self, steps: Sequence[_Step], before: Sequence[AuditTally], off: set[str], one: Hypothesis, stage: str
     ) -> frozenset[str]:
         """The quantities that agree in every step under one more edit, where they did not; none if others break."""
         alive = set(off)
@@ -218,15 +233,10 @@ class _Search:
             disagreeing = {name for name in off if name in base and base[name].disagree}
             if not disagreeing:
                 continue
-            found = self.audit(step, (*self._edits, one), rows_only=rows_only)
+            found = self.audit(step, (*self._edits, one), stage)
             fits = {name for name, tally in found.items() if tally.compared and not tally.disagree}
             alive -= disagreeing - fits
-            last = max(STAGES.index(base[name].stage) for name in disagreeing)
-            kept = {
-                name
-                for name, tally in base.items()
-                if tally.compared and not tally.disagree and STAGES.index(tally.stage) <= last
-            }
+            kept = {name for name, tally in base.items() if tally.compared and not tally.disagree}
             if not alive or kept - fits:
                 return frozenset()
         return frozenset(alive)
@@ -236,7 +246,7 @@ class _Search:
         counts = [_Count() for _ in self._found]
         last: AuditTally = {}
         if not self._found:
-            return undiagnosed(audit)
+            return _with_factors(undiagnosed(audit))
         for step in steps:
             last = add_tallies(last, self._count(step, counts))
         causes = []
@@ -252,7 +262,7 @@ class _Search:
             for name, tally in audit.items()
             if tally.disagree and (name not in last or last[name].disagree)
         }
-        return Diagnosis(tuple(causes), fixes, unexplained)
+        return _with_factors(Diagnosis(tuple(causes), fixes, unexplained))
 
     def _count(self, step: _Step, counts: "Sequence[_Count]") -> AuditTally:
         """Add a step to the counts of every cause; return its audit under all of them."""
@@ -274,6 +284,31 @@ class _Search:
             return self._evaluated(step, edits, per_token=True)
         except (CannotComputeError, UsageError):
             return None
+
+
+def _with_factors(diagnosis: Diagnosis) -> Diagnosis:
+    """Take the metrics that are off by one factor in every step for scaled ones."""
+    found, unexplained = list(diagnosis.causes), dict(diagnosis.unexplained)
+    for name, tally in diagnosis.unexplained.items():
+        words = "" if tally.stage == STAGES[0] else factor_of(tally)
+        if not words:
+            continue
+        del unexplained[name]
+        found.append(
+            Cause(
+                hypothesis="metric-scaled",
+                code="RDM007",
+                words=f"the logged {name} is {words}",
+                remedy="divide once: look for the number of micro-batches, ranks or accumulation steps of that size",
+                quantity=name,
+                compared=tally.compared,
+                as_recorded=tally.agree,
+                as_found=tally.compared,
+                worst=1.0,
+                explains=(name,),
+            )
+        )
+    return Diagnosis(tuple(found), diagnosis.fixes, unexplained)
 
 
 def _better(base: QuantityTally | None, found: QuantityTally) -> QuantityTally:

@@ -6,10 +6,12 @@ from rolloutdoctor.engine.comparable import comparable
 from rolloutdoctor.engine.configure import Configured, configure
 from rolloutdoctor.engine.options import CheckOptions
 from rolloutdoctor.engine.plan import Plan, make_plan
+from rolloutdoctor.engine.refute import find_refuted, has_traces
 from rolloutdoctor.engine.remedies import how_to_record
 from rolloutdoctor.io.metadata import RunMetadata
 from rolloutdoctor.io.metrics import LoggedMetrics
 from rolloutdoctor.io.run import Run
+from rolloutdoctor.results.audit import Refuted
 from rolloutdoctor.rules.base import Context
 
 
@@ -46,8 +48,27 @@ def prepare(run: Run, options: CheckOptions) -> PreparedRun:
     configured = configure(run.metadata, options.trainer, options.layers, options.fixes)
     # A log alone is compared with nothing: what its rules say holds for means over several steps too.
     metrics = run.metrics if run.metrics_only else comparable(run.metrics, configured)
-    plan = make_plan(options.rules, run_context(run, metrics, configured))
+    plan = make_plan(options.rules, against_log(run_context(run, metrics, configured), configured, run.metrics))
     return PreparedRun(run, options, configured, metrics, plan)
+
+
+def against_log(context: Context, configured: Configured | None, metrics: LoggedMetrics) -> Context:
+    """Return the context with the options that the log refutes."""
+    return without_refuted(context, find_refuted(configured, metrics), refutable=has_traces(configured, metrics))
+
+
+def without_refuted(context: Context, refuted: tuple[Refuted, ...], *, refutable: bool) -> Context:
+    """Return the context with some refuted options; what was only assumed, and is refuted, is not used."""
+    context = replace(context, refuted=refuted, refutable=refutable)
+    assumed = [one for one in refuted if one.assumed]
+    if not assumed:
+        return context
+    names = ", ".join(f"{one.option} = {one.value}" for one in assumed)
+    return replace(
+        context,
+        objective=None,
+        unstated=f"the log refutes {names}, which was only assumed: state it with --set {assumed[0].option}=VALUE",
+    )
 
 
 def context_for(

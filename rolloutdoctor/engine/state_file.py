@@ -18,6 +18,7 @@ from rolloutdoctor.io.locations.small_files import read_small
 from rolloutdoctor.io.locations.targets import shown
 from rolloutdoctor.io.metadata import RunMetadata
 from rolloutdoctor.io.metrics import LoggedMetrics
+from rolloutdoctor.results.audit import Refuted
 from rolloutdoctor.results.errors import InputError
 from rolloutdoctor.results.escapes import json_text
 from rolloutdoctor.results.findings import Example, InputSummary, Setting
@@ -77,6 +78,7 @@ class SavedState:
         metadata: what the files say of themselves.
         has_rows: False if there are logged metrics alone.
         state: what was seen.
+        refuted: options that the log contradicts.
     """
 
     version: str
@@ -90,6 +92,7 @@ class SavedState:
     metadata: RunMetadata
     has_rows: bool
     state: RunState
+    refuted: tuple[Refuted, ...] = ()
 
     @property
     def provenance(self) -> str:
@@ -125,6 +128,7 @@ def dumped(saved: SavedState) -> str:
         else {**_record(maker), "config": {name: _record(one) for name, one in maker.config.items()}},
         "metadata": {**_record(saved.metadata), "config": _plain(dict(saved.metadata.config))},
         "has_rows": saved.has_rows,
+        "refuted": [_record(one) for one in saved.refuted],
         "state": {
             "input": _record(state.input),
             "odd_groups": state.odd_groups,
@@ -197,6 +201,7 @@ def _loaded(body: Mapping[str, Any]) -> SavedState:
         ),
         metadata=_built(RunMetadata, body["metadata"]),
         has_rows=bool(body["has_rows"]),
+        refuted=tuple(_built(Refuted, one) for one in body["refuted"]),
         state=RunState(
             input=_built(InputSummary, state["input"]),
             rules={

@@ -54,7 +54,7 @@ def _aggregated(mode: str) -> Hypothesis:
     return Hypothesis(
         name=f"loss-is-{mode}",
         code="RDG006" if by_micro_batch else "RDI014",
-        stage="loss",
+        stage="kl",
         words=f"the loss is {_MODES[mode]}",
         remedy=(
             "divide by the token count of the whole optimiser step: with a mean in each micro-batch, a token's weight "
@@ -134,7 +134,7 @@ LOSS_TERMS = (
     Hypothesis(
         name="denominator-counts-rejected-tokens",
         code="RDG010",
-        stage="loss",
+        stage="kl",
         words="the denominator of the loss counts tokens that rejection had masked",
         remedy="decide which is meant: a denominator that keeps rejected tokens shrinks the update by their share",
         applies=lambda objective: not objective.aggregation.counted_before_rejection,
@@ -145,7 +145,7 @@ LOSS_TERMS = (
     Hypothesis(
         name="denominator-counts-kept-tokens",
         code="RDG010",
-        stage="loss",
+        stage="kl",
         words="the denominator of the loss counts only tokens that rejection had kept",
         remedy="decide which is meant: a denominator without rejected tokens keeps the size of the update",
         applies=lambda objective: objective.aggregation.counted_before_rejection,
@@ -155,7 +155,7 @@ LOSS_TERMS = (
     Hypothesis(
         name="ratio-is-one",
         code="RDO006",
-        stage="loss",
+        stage="kl",
         words="the loss took every importance ratio as 1: old and policy log-probs were one and the same in it",
         remedy="compute the old log-probs once before the first update, and keep them for all inner steps",
         rows=_ratio_one,
@@ -164,7 +164,7 @@ LOSS_TERMS = (
     Hypothesis(
         name="ratio-against-sampler",
         code="RDO006",
-        stage="loss",
+        stage="kl",
         words="the importance ratio compares the policy with the sampler's log-probs, not with the old ones",
         remedy="state whether the sampler's log-probs stand in for the old ones, and check again",
         applies=lambda objective: objective.surrogate.old == "old_log_probs",

@@ -1,12 +1,14 @@
 """One line a rule, for logs and grep."""
 
+from rolloutdoctor.report.audit_words import audit_lines
 from rolloutdoctor.report.style import Style, plain
 from rolloutdoctor.results.findings import Report
 
 
 def render(report: Report, style: Style) -> str:
-    """Render findings, then skipped rules, one line each; a last line counts."""
-    lines = [
+    """Render the audit, findings, then skipped rules, one line each; a last line counts."""
+    lines = [f"audit: {plain(line, 300)}" for line in audit_lines(report.audit)]
+    lines += [
         f"{finding.severity.label} {finding.code} {finding.name} {finding.verdict}: {plain(finding.headline, 200)}"
         for finding in report.findings
     ]

@@ -8,6 +8,7 @@ from dataclasses import dataclass
 from jinja2 import Environment, PackageLoader, StrictUndefined
 from markupsafe import Markup, escape
 
+from rolloutdoctor.report.audit_words import audit_lines
 from rolloutdoctor.report.concise import counts
 from rolloutdoctor.report.style import plain, shown, value_of, where
 from rolloutdoctor.results.figures import Gallery, GradientData, KlData, RatioData
@@ -69,6 +70,7 @@ def render(page: Page) -> str:
     )
     templates.globals["most_steps"] = MOST_STEPS
     templates.filters |= {
+        "audit_lines": audit_lines,
         "book": _book,
         "cell": _cell,
         "counts": counts,

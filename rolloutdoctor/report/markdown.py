@@ -3,6 +3,7 @@
 import re
 from collections.abc import Iterator
 
+from rolloutdoctor.report.audit_words import audit_lines
 from rolloutdoctor.report.concise import counts
 from rolloutdoctor.report.markup import inert
 from rolloutdoctor.report.style import Style, plain, set_to, shown, where
@@ -20,6 +21,11 @@ def _lines(report: Report) -> Iterator[str]:
     size = report.input
     who = f"{report.trainer} {report.trainer_version}" if report.trainer else "trainer unknown"
     yield f"{_text(who)}; {size.rows:,} rows, {size.groups:,} groups, {size.steps:,} steps, {size.tokens:,} tokens\n"
+    lines = list(audit_lines(report.audit))
+    if lines:
+        yield "**Audit**\n"
+        yield from (f"- {_text(line, 400)}" for line in lines)
+        yield ""
     if report.findings:
         yield "| severity | rule | verdict | magnitude |\n| --- | --- | --- | --- |"
         for found in report.findings:

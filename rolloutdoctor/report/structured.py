@@ -4,6 +4,7 @@ from collections.abc import Iterator, Mapping
 from typing import Any
 
 from rolloutdoctor.report.style import Style, is_known
+from rolloutdoctor.results.audit import AuditEntry, Cause
 from rolloutdoctor.results.escapes import json_text
 from rolloutdoctor.results.findings import Finding, Report, Setting
 
@@ -40,6 +41,7 @@ def _body(report: Report) -> dict[str, Any]:
         "dtype": report.dtype,
         "input": vars(report.input),
         "trainer": {"name": report.trainer, "version": report.trainer_version, "config": settings(report.config)},
+        "audit": [_audited(entry) for entry in report.audit],
         "findings": [_finding(finding) for finding in report.findings],
         "clean": [code for code, _ in report.clean],
         "skipped": [
@@ -69,6 +71,34 @@ def _finding(finding: Finding) -> dict[str, object]:
         ],
         "fix": finding.fix,
         "references": list(finding.references),
+    } | ({} if finding.cause is None else {"cause": _cause(finding.cause)})
+
+
+def _audited(entry: AuditEntry) -> dict[str, object]:
+    first = entry.first
+    body: dict[str, object] = {
+        "quantity": entry.quantity,
+        "compared": entry.compared,
+        "agree": entry.agree,
+        "worst": known(entry.worst),
+        "first": None if first is None else {name: known(value) for name, value in vars(first).items()},
+    }
+    if entry.with_fixes:
+        body["with"] = list(entry.with_fixes)
+    if entry.not_compared:
+        body |= {"not_compared": entry.not_compared, "reason": entry.reason}
+    if entry.shape:
+        body["shape"] = entry.shape
+    return body
+
+
+def _cause(cause: Cause) -> dict[str, object]:
+    names = ("hypothesis", "quantity", "compared", "as_recorded", "as_found", "worst")
+    return {
+        **{name: known(getattr(cause, name)) for name in names},
+        "also": list(cause.also),
+        "words": cause.words,
+        "explains": list(cause.explains),
     }
 
 

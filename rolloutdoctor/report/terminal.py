@@ -7,6 +7,7 @@ from rich.padding import Padding
 from rich.table import Table
 from rich.text import Text
 
+from rolloutdoctor.report.audit_words import audit_lines
 from rolloutdoctor.report.concise import counts
 from rolloutdoctor.report.layout import as_text, configuration, hanging, header
 from rolloutdoctor.report.style import COLORS, Style, plain, shown
@@ -23,6 +24,10 @@ def render(report: Report, style: Style) -> str:
 def _parts(report: Report, style: Style) -> Iterator[RenderableType]:
     yield header(report)
     yield ""
+    lines = list(audit_lines(report.audit))
+    if lines:
+        yield hanging(Text("audit"), Text("\n".join(plain(line, 300) for line in lines)), 11)
+        yield ""
     for finding in report.findings:
         yield from _finding(finding, style)
         yield ""

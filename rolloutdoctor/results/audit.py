@@ -90,3 +90,22 @@ class Cause:
     is_option: bool = False
     steps: tuple[int, int, int] | None = None
     references: tuple[str, ...] = ()
+
+
+@dataclass(frozen=True)
+class Refuted:
+    """An option that the log contradicts.
+
+    Attributes:
+        option: its name.
+        value: its value, in words.
+        assumed: True if nothing states the value.
+        words: why it cannot be, in one sentence.
+        evidence: the logged values that show it.
+    """
+
+    option: str
+    value: str
+    assumed: bool
+    words: str
+    evidence: str

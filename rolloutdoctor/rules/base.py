@@ -9,7 +9,7 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, ClassVar, Generic, TypeVar
 
 from rolloutdoctor.ops.tally import Sums
-from rolloutdoctor.results.audit import Cause
+from rolloutdoctor.results.audit import Cause, Refuted
 from rolloutdoctor.results.findings import Example, Measure, Severity
 
 if TYPE_CHECKING:
@@ -44,6 +44,8 @@ class Context:
         spacing: name of a logged metric to the spacing of the decimal digits that it was rounded to.
         unstated: what to state of the run where nothing says which trainer made it, or with which options.
         averaged: names of metrics that were logged as means over several steps, and so are no value of one.
+        refuted: options that the log contradicts.
+        refutable: the log holds a metric that could contradict an option.
         causes: code of a rule to the causes of disagreements that it reports; known once the steps were read.
         unexplained: logged quantity to how its values differ from the recomputed ones, where no known cause explains
             them; known once the steps were read.
@@ -58,6 +60,8 @@ class Context:
     has_rows: bool = True
     spacing: Mapping[str, float] = field(default_factory=dict)
     recording: Mapping[str, str] = field(default_factory=dict)
+    refuted: tuple[Refuted, ...] = ()
+    refutable: bool = False
     causes: Mapping[str, tuple[Cause, ...]] = field(default_factory=dict)
     unexplained: "AuditTally" = field(default_factory=dict)
     unstated: str = "name it with --trainer NAME (and --set KEY=VALUE); `rolloutdoctor trainers` lists them"

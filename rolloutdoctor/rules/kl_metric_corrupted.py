@@ -58,6 +58,12 @@ def _fits(logged: float, predicted: float, radius: float) -> bool:
     return (isnan(logged) and isnan(predicted)) or abs(logged - predicted) <= radius
 
 
+def _is_explained(context: Context) -> bool:
+    """True if a cause other than the reward buffer explains a logged KL."""
+    names = {"kl"} if context.trainer is None else {"kl", *context.trainer.kl_metrics}
+    return any(names & {*cause.explains} for causes in context.causes.values() for cause in causes)
+
+
 @dataclass(frozen=True)
 class KlMetricCorrupted(Rule[KlMetricTally]):
     """The logged KL does not match the log-probs, for example because the reward overwrote it.
@@ -271,6 +277,8 @@ class KlMetricCorrupted(Rule[KlMetricTally]):
         off = run.fits_kl < run.steps and (relative is None or not relative <= self.warn_above)
         if not confirmed and not (off or (run.fits_reward > 0)):
             return None
+        if not confirmed and _is_explained(context):
+            return None  # the rule of that cause reports it
         found = self.measures(run)
         headline = (
             f"logged KL is {number(found['logged'].value)}, recomputed {number(found['recomputed'].value)}"

@@ -22,7 +22,9 @@ from rolloutdoctor.rules.loss_differs import LossDiffers
 from rolloutdoctor.rules.loss_near_zero import LossNearZero
 from rolloutdoctor.rules.metric_differs import MetricDiffers
 from rolloutdoctor.rules.metric_mean_of_means import MetricMeanOfMeans
+from rolloutdoctor.rules.metric_scale_factor import MetricScaleFactor
 from rolloutdoctor.rules.nonfinite_values import NonfiniteValues
+from rolloutdoctor.rules.options_refuted import OptionsRefuted
 from rolloutdoctor.rules.overwritten_completions import OverwrittenCompletions
 from rolloutdoctor.rules.ratio_not_one import RatioNotOne
 from rolloutdoctor.rules.rejected_in_baseline import RejectedInBaseline
@@ -56,12 +58,14 @@ RULES: tuple[AnyRule, ...] = (
     GroupPartition(),
     RewardRowMisaligned(),
     LogProbShift(),
+    OptionsRefuted(),
     KlMetricCorrupted(),
     EvalGroupOfOne(),
     LoggedAnomaly(),
     MetricDiffers(),
     MetricMeanOfMeans(),
     RewardMetricNotTrainingReward(),
+    MetricScaleFactor(),
     RatioNotOne(),
 )
 

@@ -36,6 +36,25 @@ class StoredKl:
     reduce: "Callable[[RolloutBatch, Tensor], float]"
 
 
+@dataclass(frozen=True)
+class Trace:
+    """A metric that a trainer logs only under some values of an option.
+
+    Attributes:
+        metric: its name.
+        option: the option.
+        fits: tells whether it can be logged under a value of the option.
+        words: under which values it is logged, as the end of "NAME is logged".
+        nonzero: only a value other than 0 tells.
+    """
+
+    metric: str
+    option: str
+    fits: Callable[[object], bool]
+    words: str
+    nonzero: bool = False
+
+
 def _does_not_say(logged: Mapping[str, float]) -> bool | None:
     return None
 
@@ -77,6 +96,8 @@ class Trainer:
             do not say.
         loss_parts: takes the loss of a training step apart from what was logged; None where that does not do. The
             configuration is None where nothing states it.
+        kl_option: the option that holds the coefficient of the KL term in the loss, or None.
+        traces: metrics that show how an option was set.
         loss_is_whole: True if `loss_metric` is the whole loss, not its policy part.
     """
 
@@ -103,6 +124,8 @@ class Trainer:
     not_recomputed: Mapping[str, str] = field(default_factory=dict)
     reward_free: Callable[[Mapping[str, float]], bool | None] = _does_not_say
     loss_parts: Callable[[Mapping[str, float], Config | None], LossParts | None] = _not_logged
+    kl_option: str | None = None
+    traces: tuple[Trace, ...] = ()
     loss_is_whole: bool = False
 
     def kind_of(self, metric: str) -> str:

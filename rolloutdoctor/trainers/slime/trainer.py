@@ -11,7 +11,7 @@ from rolloutdoctor.results.errors import UsageError
 from rolloutdoctor.trainers.options import Config, Option
 from rolloutdoctor.trainers.slime import mis as slime_mis
 from rolloutdoctor.trainers.slime.mis import MIS
-from rolloutdoctor.trainers.spec import StoredKl, Trainer
+from rolloutdoctor.trainers.spec import StoredKl, Trace, Trainer
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -334,4 +334,9 @@ TRAINER = Trainer(
         "train/ppo_kl": "drift",
     },
     not_recomputed=_NOT_RECOMPUTED,
+    kl_option="kl_loss_coef",
+    traces=(
+        Trace("train/kl_loss", "use_kl_loss", bool, "with use_kl_loss = true"),
+        Trace("rollout/values", "advantage_estimator", lambda name: name == "ppo", "with advantage_estimator = ppo"),
+    ),
 )

@@ -13,7 +13,7 @@ from rolloutdoctor.objective.corrections import TermWeight
 from rolloutdoctor.objective.objective import AdvantageRule, Aggregation, KlTerm, Objective, RowSet, Scope, Surrogate
 from rolloutdoctor.results.errors import UsageError
 from rolloutdoctor.trainers.options import Config
-from rolloutdoctor.trainers.spec import LossParts, Trainer
+from rolloutdoctor.trainers.spec import LossParts, Trace, Trainer
 from rolloutdoctor.trainers.trl.options import NO_LOGITS, NOT_RECOMPUTED, OPTIONS
 
 if TYPE_CHECKING:
@@ -270,4 +270,11 @@ TRAINER = Trainer(
     reward_free=reward_free,
     loss_parts=loss_parts,
     loss_is_whole=True,
+    kl_option="beta",
+    traces=(
+        Trace("kl", "beta", lambda beta: beta != 0, "where beta is above 0", nonzero=True),
+        Trace("cispo_clip_ratio", "loss_type", lambda kind: kind == "cispo", "with loss_type = cispo"),
+        Trace("vespo/phi_seq_mean", "loss_type", lambda kind: kind == "vespo", "with loss_type = vespo"),
+        Trace("sampling/importance_sampling_ratio/mean", "use_vllm", bool, "with use_vllm = true"),
+    ),
 )

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, cast
 from rolloutdoctor.objective.objective import AdvantageRule, Aggregation, KlTerm, Objective, RowSet, Scope, Surrogate
 from rolloutdoctor.results.errors import UsageError
 from rolloutdoctor.trainers.options import Config, Option
-from rolloutdoctor.trainers.spec import Trainer
+from rolloutdoctor.trainers.spec import Trace, Trainer
 from rolloutdoctor.trainers.trl import grpo as trl
 from rolloutdoctor.trainers.trl.options import NOT_RECOMPUTED
 from rolloutdoctor.trainers.trl.options import OPTIONS as SHARED
@@ -120,4 +120,5 @@ TRAINER = Trainer(
     quantities=trl.QUANTITIES | {"kl": "reward_kl"},
     not_recomputed=NOT_RECOMPUTED,
     reward_free=trl.reward_free,
+    traces=(Trace("kl", "beta", lambda beta: beta != 0, "where beta is above 0", nonzero=True),),
 )

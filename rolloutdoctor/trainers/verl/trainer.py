@@ -11,7 +11,7 @@ from rolloutdoctor.objective.objective import Aggregation, KlTerm, Objective
 from rolloutdoctor.results.errors import UnstatedError, UsageError
 from rolloutdoctor.trainers.lazy import LazyMetrics
 from rolloutdoctor.trainers.options import Config, Option
-from rolloutdoctor.trainers.spec import LossParts, Trainer
+from rolloutdoctor.trainers.spec import LossParts, Trace, Trainer
 from rolloutdoctor.trainers.verl import (
     advantages as verl_advantages,
 )
@@ -298,4 +298,10 @@ TRAINER = Trainer(
         "training/rollout_*": "sampler_gap",
     },
     not_recomputed=NOT_RECOMPUTED,
+    kl_option=f"{_ACTOR}.kl_loss_coef",
+    traces=(
+        Trace("actor/kl_loss", f"{_ACTOR}.use_kl_loss", bool, "with use_kl_loss = true"),
+        Trace("actor/reward_kl_penalty", "algorithm.use_kl_in_reward", bool, "with use_kl_in_reward = true"),
+        Trace("critic/values/mean", "algorithm.adv_estimator", lambda name: name == "gae", "with adv_estimator = gae"),
+    ),
 )

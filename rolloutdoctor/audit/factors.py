@@ -1,0 +1,31 @@
+"""Factors by which a metric can be off: counts of parts of a step, and the base of a logarithm."""
+
+import math
+
+from rolloutdoctor.audit.tally import QuantityTally
+
+_LARGEST_COUNT = 1024
+"""Of micro-batches, ranks or accumulation steps."""
+
+_NARROW = 1e-4
+"""Relative width of an interval that a small count does not lie in by chance."""
+
+
+def factor_of(tally: QuantityTally) -> str:
+    """Return in words by which known factor all disagreeing values are off; empty if there is none.
+
+    Args:
+        tally: of a quantity whose values disagree.
+    """
+    low, high = tally.factor_low, tally.factor_high
+    if not tally.disagree or tally.agree or not 0 < low <= high or high - low > _NARROW * high:
+        return ""
+    for factor, words in ((math.log(2), "in nats where bits are meant"), (1 / math.log(2), "in bits, and not in nats")):
+        if low <= factor <= high:
+            return words
+    for value, words in ((high, "{} times what the rows give"), (1 / low, "what the rows give, divided by {}")):
+        count = math.floor(value)
+        width = value * (high - low) / high
+        if 2 <= count <= _LARGEST_COUNT and value - count <= width * (1 + 1e-12):
+            return words.format(count)
+    return ""

@@ -1,0 +1,80 @@
+"""Hold the options of a run against the names and values in its log, before any row is read."""
+
+from collections.abc import Iterator
+
+from rolloutdoctor.data.batch import TRAIN
+from rolloutdoctor.engine.configure import Configured
+from rolloutdoctor.io.metrics import LoggedMetrics
+from rolloutdoctor.results.audit import Refuted
+
+_DIGIT = 1e-4
+"""Unit of the last digit where a loss is rounded to four."""
+
+_STEPS = 3
+"""Fewer losses of exactly 0 may be chance."""
+
+
+def find_refuted(configured: Configured | None, metrics: LoggedMetrics) -> tuple[Refuted, ...]:
+    """Return the options that the log contradicts."""
+    if configured is None:
+        return ()
+    return (*_by_traces(configured, metrics), *_by_rounded_losses(configured, metrics))
+
+
+def has_traces(configured: Configured | None, metrics: LoggedMetrics) -> bool:
+    """Return True if the log holds a metric that could refute an option."""
+    names = metrics.names()
+    return configured is not None and any(trace.metric in names for trace in configured.trainer.traces)
+
+
+def _by_traces(configured: Configured, metrics: LoggedMetrics) -> Iterator[Refuted]:
+    """Metrics that the trainer would not have logged."""
+    settings, told = configured.config.settings, set()
+    for trace in configured.trainer.traces:
+        setting = settings[trace.option]
+        if trace.option in told or trace.fits(setting.value):
+            continue
+        values = [
+            (key.step, metrics.at(key)[trace.metric]) for key in metrics.steps() if trace.metric in metrics.at(key)
+        ]
+        values = [(step, value) for step, value in values if value != 0 or not trace.nonzero]
+        if not values:
+            continue
+        told.add(trace.option)
+        step, value = values[0]
+        yield Refuted(
+            option=trace.option,
+            value=_shown(setting.value),
+            assumed=setting.assumed,
+            words=f"{trace.metric} is logged {trace.words}, and {trace.option} is {_shown(setting.value)}"
+            + (" by assumption" if setting.assumed else f" ({setting.origin})"),
+            evidence=f"{trace.metric} was logged {len(values):,} times, first at step {step} with {value:.6g}",
+        )
+
+
+def _by_rounded_losses(configured: Configured, metrics: LoggedMetrics) -> Iterator[Refuted]:
+    """Losses of exactly 0 in every step, where the KL term alone would round to more."""
+    trainer, term = configured.trainer, configured.objective.kl_loss
+    option = trainer.kl_option
+    if term is None or option is None or not trainer.loss_is_whole or term.coef <= 0:
+        return
+    found = [metrics.at(key) for key in metrics.steps() if key.split == TRAIN]
+    losses = [one[trainer.loss_metric] for one in found if trainer.loss_metric in one]
+    kls = [one[name] for one in found for name in trainer.kl_metrics if name in one]
+    if len(losses) < _STEPS or any(losses) or not kls or not term.coef * min(kls) > _DIGIT / 2:
+        return
+    setting = configured.config.settings[option]
+    yield Refuted(
+        option=option,
+        value=_shown(setting.value),
+        assumed=setting.assumed,
+        words=f"every logged {trainer.loss_metric} is 0, and {option} = {_shown(setting.value)} times the logged KL is "
+        f"{term.coef * min(kls):.3g} at least, which four digits show",
+        evidence=f"{len(losses):,} losses of 0; least KL {min(kls):.4g}",
+    )
+
+
+def _shown(value: object) -> str:
+    if isinstance(value, bool) or value is None:
+        return {None: "null", True: "true", False: "false"}[value]
+    return f"{value:g}" if isinstance(value, float) else str(value)

@@ -1,0 +1,53 @@
+"""The audit in words: what follows from the rows and the options, what does not, and what could not be compared."""
+
+from collections.abc import Iterator, Sequence
+
+from rolloutdoctor.results.audit import AuditEntry
+
+_NAMED = 3
+"""Quantities of one metric's name that the summary counts by themselves."""
+
+_LISTED = 6
+
+
+def audit_lines(audit: Sequence[AuditEntry]) -> Iterator[str]:
+    """Yield the sentences of the audit; none if nothing was logged that the rows can be held against."""
+    compared = [entry for entry in audit if entry.compared]
+    agreeing = [entry for entry in compared if entry.agrees and not entry.with_fixes]
+    if agreeing:
+        yield f"{_counted(agreeing)} follow from the rows and the options"
+    for fixes in dict.fromkeys(entry.with_fixes for entry in compared if entry.with_fixes):
+        entries = [entry for entry in compared if entry.with_fixes == fixes]
+        yield f"{_counted(entries)} follow with the fix {', '.join(fixes)}: the run has it"
+    differing = [entry for entry in compared if not entry.agrees]
+    for entry in differing[:_LISTED]:
+        yield _difference(entry)
+    if len(differing) > _LISTED:
+        names = ", ".join(entry.quantity for entry in differing[_LISTED:])
+        yield f"nor do some values of {names}"
+    for reason in dict.fromkeys(entry.reason for entry in audit if entry.not_compared):
+        entries = [entry for entry in audit if entry.not_compared and entry.reason == reason]
+        names = ", ".join(entry.quantity for entry in entries[:_LISTED])
+        more = f" and {len(entries) - _LISTED} more" if len(entries) > _LISTED else ""
+        yield f"not compared: {names}{more} ({reason})"
+
+
+def _counted(entries: Sequence[AuditEntry]) -> str:
+    """Counts of the first quantities by name, and of the others together."""
+    named, others = entries[:_NAMED], entries[_NAMED:]
+    words = [f"{entry.agree:,} of {entry.compared:,} {entry.quantity}" for entry in named]
+    if others:
+        values = sum(entry.agree for entry in others)
+        words.append(f"{values:,} values of {len(others)} other {'metric' if len(others) == 1 else 'metrics'}")
+    return ", ".join(words)
+
+
+def _difference(entry: AuditEntry) -> str:
+    text = f"{entry.compared - entry.agree:,} of {entry.compared:,} {entry.quantity} do not"
+    if entry.first is not None:
+        row = f", row {entry.first.sample_id}" if entry.first.sample_id else ""
+        text += (
+            f": step {entry.first.step}{row} logged {entry.first.logged:.7g}, the rows give "
+            f"{entry.first.recomputed:.7g}"
+        )
+    return text
