@@ -37,8 +37,8 @@ class RuleState:
         return RuleState(tuple(steps), tuple(examples), self.skipped_steps + other.skipped_steps)
 
 
-def _worst_first(example: Example) -> tuple[float, int, str, str]:
-    return (-example.weight, example.step, example.group_id or "", example.sample_id or "")
+def _worst_first(example: Example) -> tuple[float, int, str, str, str]:
+    return (-example.weight, example.step, example.group_id or "", example.sample_id or "", example.note)
 
 
 @dataclass(frozen=True)

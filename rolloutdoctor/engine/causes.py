@@ -205,7 +205,7 @@ class _Search:
             if one in self._edits:
                 continue
             quantities = self._explained(steps, before, off, one, stage)
-            if quantities:
+            if quantities and not self._breaks(steps[0], one):
                 explained[one] = quantities
         if not explained:
             return None
@@ -219,6 +219,11 @@ class _Search:
             rivals = [one for one in rivals if agreeing[one] == agreeing[best]]
         also = tuple(one.name for one in rivals if explained[one] == explained[best] and one != best)
         return best, explained[best], also
+
+    def _breaks(self, step: _Step, one: Hypothesis) -> bool:
+        """True if a quantity of any stage that agrees at a step does not under one more edit."""
+        before, after = self.audit(step, self._edits), self.audit(step, (*self._edits, one))
+        return any(not tally.disagree and name in after and after[name].disagree for name, tally in before.items())
 
     def _agreeing(self, step: _Step, one: Hypothesis) -> int:
         """How many quantities of all stages agree at a step under one more edit."""

@@ -106,6 +106,7 @@ def _audit(audit: AuditTally, diagnosis: Diagnosis, context: Context) -> tuple[A
                 not_compared=tally.not_compared,
                 reason=tally.reason,
                 shape="" if fixes else tally.shape,
+                stage=tally.stage,
             )
         )
     window = "logged as a mean over several steps"

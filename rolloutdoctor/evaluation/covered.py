@@ -48,7 +48,9 @@ _KL_REWARD = _each(
 )
 
 _KL_LOSS: Covered = {
-    **_each("coef", "straight_through", "ratio_weighted", "clamp", "log_probs"),
+    **_each("coef", "straight_through", "ratio_weighted", "clamp"),
+    # Others have no derivative.
+    "log_probs": lambda term: term.log_probs == "policy_log_probs",
     "estimator": lambda term: term.estimator in ESTIMATORS,
     "ratio_level": lambda term: term.ratio_level == "token" or not term.ratio_weighted,
     # Of a penalty inside the reward.

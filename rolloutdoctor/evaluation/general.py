@@ -293,8 +293,15 @@ class GeneralEvaluator:
         elif term.ratio_weighted:
             # The tokens of a row have one weight in the loss, so the ratio of a row gathers over all of them.
             ratio_T, gather = row_mean(given, given.log_ratio_T).exp(), partial(row_mean, given)
-        straight, clamp = term.straight_through, term.clamp
-        return kl.term(term.estimator, u_T, ratio_T, straight_through=straight, clamp=clamp, gather=gather)
+        return kl.term(
+            term.estimator,
+            u_T,
+            ratio_T,
+            straight_through=term.straight_through,
+            clamp=term.clamp,
+            detached=term.log_probs != "policy_log_probs",
+            gather=gather,
+        )
 
     def _sum(self, block: Block, name: str, x_T: Tensor) -> None:
         self._set(block, name, block.per_row(x_T))

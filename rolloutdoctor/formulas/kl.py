@@ -77,6 +77,7 @@ def term(
     *,
     straight_through: bool = False,
     clamp: float | None = None,
+    detached: bool = False,
     gather: Callable[[Tensor], Tensor] | None = None,
 ) -> Term:
     """Value and derivative per token of an estimator as a trainer uses it.
@@ -87,6 +88,7 @@ def term(
         ratio: ``[T]`` importance ratio to multiply with; the gradient flows through it, and its derivative with
             respect to the policy's log-prob is itself. None: not weighted.
         straight_through: keep the value but take the derivative of `k2` (verl's names that end in ``+``).
+        detached: the log-probs compared with the reference are not the policy's, so that only a ratio has a derivative.
         gather: for a ratio that depends on other tokens too: turns the derivatives by the log-ratio into those by each
             token's log-prob. None: the ratio is the token's own.
         clamp: bound on the absolute value after weighting (slime's ``low_var_kl``: 10); beyond it the derivative is 0.
@@ -98,6 +100,8 @@ def term(
     value, derivative = ESTIMATORS[estimator](u)
     if straight_through:
         derivative = u
+    if detached:
+        derivative = torch.zeros_like(u)
     if ratio is not None:
         own = (derivative + value).mul_(ratio) if gather is None else ratio * derivative + gather(ratio * value)
         value, derivative = ratio * value, own

@@ -12,7 +12,7 @@ _WORDS = {
     "abs": "the absolute log-ratio",
     "k3_clamped": "k3 of a clamped log-ratio, clamped to 10",
 }
-_SCHULMAN = "http://joschu.net/blog/kl-approx.html"
+_REFERENCES = ("https://github.com/huggingface/trl/issues/4637", "https://github.com/volcengine/verl/pull/2953")
 
 
 def _has_kl_loss(objective: Objective) -> bool:
@@ -49,7 +49,7 @@ def _estimator(name: str) -> Hypothesis:
         "the reverse KL and k3 that of the forward KL",
         applies=applies,
         objective=_of_loss(estimator=name, clamp=None),
-        references=(_SCHULMAN, "https://github.com/volcengine/verl/pull/2953"),
+        references=_REFERENCES,
     )
 
 
@@ -66,7 +66,7 @@ def _reward_estimator(name: str) -> Hypothesis:
         remedy="set the KL estimator that you mean",
         applies=applies,
         objective=_of_reward(estimator=name, clamp=None),
-        references=(_SCHULMAN,),
+        references=_REFERENCES,
     )
 
 

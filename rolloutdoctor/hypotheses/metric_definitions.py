@@ -1,10 +1,12 @@
 """Hypotheses about how a metric averages, and of which rewards."""
 
 from collections.abc import Callable, Mapping
+from dataclasses import replace
 from typing import TYPE_CHECKING
 
 import torch
 
+from rolloutdoctor.evaluation.evaluate import evaluate
 from rolloutdoctor.hypotheses.hypothesis import Hypothesis, MetricsEdit
 from rolloutdoctor.ops import segments as seg
 
@@ -76,6 +78,30 @@ def _average(name: str, words: str, mean: Mean) -> Hypothesis:
     )
 
 
+def _estimated(name: str, words: str) -> Hypothesis:
+    """Redefine the metrics of the KL in the loss by another estimator; the loss stays as it is."""
+
+    def edit(evaluation: "Evaluation", trainer: "Trainer", metrics: Mapping[str, float]) -> Mapping[str, float]:
+        term = evaluation.objective.kl_loss
+        names = [metric for metric in metrics if trainer.kind_of(metric) == "kl"]
+        if term is None or not names:
+            return {}
+        objective = replace(evaluation.objective, kl_loss=replace(term, estimator=name, clamp=None))
+        made = trainer.metrics(evaluate(evaluation.batch, objective, dtype=evaluation.dtype))
+        return {metric: made[metric] for metric in names if metric in made}
+
+    return Hypothesis(
+        name=f"kl-metric-is-{name.replace('_', '-')}",
+        code="RDM004",
+        stage="kl",
+        words=f"the KL metric is {words}, and the loss has the recorded estimator",
+        remedy="log the estimator that is in the loss, or name the metric after the one that it shows",
+        applies=lambda objective: objective.kl_loss is not None and objective.kl_loss.estimator != name,
+        metrics=edit,
+        references=("https://github.com/huggingface/trl/issues/4637",),
+    )
+
+
 def _rewards(select: "Callable[[Evaluation], Tensor | None]") -> MetricsEdit:
     """Redefine the metrics that are means of the reward."""
 
@@ -140,6 +166,10 @@ def _reward(name: str, words: str, select: "Callable[[Evaluation], Tensor | None
 
 
 METRIC_DEFINITIONS = (
+    _estimated("k1", "k1, the plain log-ratio"),
+    _estimated("k2", "k2, half of the squared log-ratio"),
+    _estimated("k3", "k3"),
+    _estimated("abs", "the absolute log-ratio"),
     _average("metric-is-token-mean", "the mean over all tokens of the step", _token_mean),
     _average(
         "metric-is-mean-of-micro-batches",

@@ -135,7 +135,7 @@ class KlTerm:
         ratio_weighted: multiplied by the importance ratio, not detached.
         ratio_level: that ratio is the token's, or the geometric mean of the row's.
         clamp: bound on the absolute value after weighting.
-        log_probs: the column compared with the reference.
+        log_probs: the column compared with the reference; in the loss only the policy's have a derivative.
         masked: inside the reward, only tokens of the mask before rejection are penalised; False: every token is.
         of_trained: that mask is the one after it.
         coef_metric: the logged metric that holds the coefficient of each step; None: it is `coef` in every step.

@@ -4,10 +4,8 @@ from collections.abc import Iterator, Sequence
 
 from rolloutdoctor.results.audit import AuditEntry
 
-_NAMED = 3
-"""Quantities of one metric's name that the summary counts by themselves."""
-
 _LISTED = 6
+"""Quantities that are named; more are counted."""
 
 
 def audit_lines(audit: Sequence[AuditEntry]) -> Iterator[str]:
@@ -33,8 +31,10 @@ def audit_lines(audit: Sequence[AuditEntry]) -> Iterator[str]:
 
 
 def _counted(entries: Sequence[AuditEntry]) -> str:
-    """Counts of the first quantities by name, and of the others together."""
-    named, others = entries[:_NAMED], entries[_NAMED:]
+    """Counts of the first quantity of each of the first stages by name, and of the others together."""
+    named = list({entry.stage: entry for entry in reversed(entries) if entry.stage != "metrics"}.values())[::-1]
+    named = named or list(entries[:1])
+    others = [entry for entry in entries if entry not in named]
     words = [f"{entry.agree:,} of {entry.compared:,} {entry.quantity}" for entry in named]
     if others:
         values = sum(entry.agree for entry in others)

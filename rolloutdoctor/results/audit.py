@@ -35,6 +35,7 @@ class AuditEntry:
         not_compared: logged values that could not be compared.
         reason: why they could not.
         shape: how the disagreeing values differ, in words; empty where all agree.
+        stage: what it is about: ``advantages``, ``kl``, ``loss`` or ``metrics``.
     """
 
     quantity: str
@@ -46,6 +47,7 @@ class AuditEntry:
     not_compared: int = 0
     reason: str = ""
     shape: str = ""
+    stage: str = "metrics"
 
     @property
     def agrees(self) -> bool:

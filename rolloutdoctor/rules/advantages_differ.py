@@ -1,8 +1,11 @@
 """RDA004: logged advantages that nothing explains."""
 
+from dataclasses import dataclass
+
 from rolloutdoctor.rules.audited import DiffersRule
 
 
+@dataclass(frozen=True)
 class AdvantagesDiffer(DiffersRule):
     """The logged advantages do not follow from the rewards, the groups and the recorded options.
 
@@ -32,6 +35,7 @@ class AdvantagesDiffer(DiffersRule):
 
     code = "RDA004"
     name = "advantages-differ"
+    references = ("https://github.com/NVIDIA-NeMo/RL/issues/1518",)
     stages = ("advantages",)
     what = "logged advantages"
     remedy = "log the advantages: the column advantage (one a row) or advantages (one a token)"

@@ -1,8 +1,11 @@
 """RDG006: the loss depends on the cut into micro-batches."""
 
+from dataclasses import dataclass
+
 from rolloutdoctor.rules.audited import CauseRule
 
 
+@dataclass(frozen=True)
 class AggregationByMicroBatch(CauseRule):
     """The loss averages over each micro-batch, and then over micro-batches.
 
@@ -22,6 +25,13 @@ class AggregationByMicroBatch(CauseRule):
 
     ## What to do
     Divide by the token count of the whole optimiser step, and scale once.
+
+    ## Example
+    >>> from rolloutdoctor.testing import diagnose_one, toy_batch
+    >>> cut = {"micro_batch_id": [0, 0, 1, 1]}
+    >>> batch = toy_batch([[1, 0], [0, 1]], lengths=[3, 2, 5, 1], ref=-1.3, per_row=cut)
+    >>> diagnose_one("RDG006", batch, trainer="trl", beta=0.1, loss_type="dapo", logged={"loss": 0.1690500731})
+    'RDG006 error confirmed: values_compared 1'
     """
 
     code = "RDG006"

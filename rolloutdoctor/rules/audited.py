@@ -31,6 +31,7 @@ class AuditedTally(Sums):
     worst: float = largest()
 
 
+@dataclass(frozen=True)
 class AuditedRule(Rule[AuditedTally]):
     """A rule over logged quantities of some stages of the audit.
 
@@ -81,6 +82,7 @@ class AuditedRule(Rule[AuditedTally]):
     remedy: ClassVar[str] = "log the trainer's metrics beside the run, and its advantages in the rows"
 
 
+@dataclass(frozen=True)
 class CauseRule(AuditedRule):
     """A rule that reports the hypotheses of its code, where one explains what the options do not.
 
@@ -121,11 +123,17 @@ def judged(causes: tuple[Cause, ...], severity: Severity) -> Judgement:
         message=message,
         evidence=evidence,
         advice=cause.remedy,
-        measures={name: Measure(value, unit) for name, (value, unit) in cause.measures.items()},
+        measures={
+            "values_compared": Measure(cause.compared, "values"),
+            "values_agreeing": Measure(cause.as_recorded, "values"),
+            "values_explained": Measure(cause.as_found, "values"),
+            **{name: Measure(value, unit) for name, (value, unit) in cause.measures.items()},
+        },
         cause=cause,
     )
 
 
+@dataclass(frozen=True)
 class DiffersRule(AuditedRule):
     """A rule for logged values that follow neither from the options nor from any hypothesis.
 

@@ -1,8 +1,11 @@
 """RDG010: the denominator counts other tokens than the numerator."""
 
+from dataclasses import dataclass
+
 from rolloutdoctor.rules.audited import CauseRule
 
 
+@dataclass(frozen=True)
 class DenominatorCountsDropped(CauseRule):
     """The denominator of the loss counts tokens that rejection had masked, or leaves them out against the options.
 
@@ -21,6 +24,13 @@ class DenominatorCountsDropped(CauseRule):
 
     ## What to do
     Decide which is meant, and state it.
+
+    ## Example
+    >>> from rolloutdoctor.testing import diagnose_one, toy_batch
+    >>> mask = [[1, 1, 1], [0, 0], [1, 1], [1, 0]]
+    >>> batch = toy_batch([[1, 0], [0, 1]], mask=mask, per_token={"response_mask_pre": 1})
+    >>> diagnose_one("RDG010", batch, trainer="verl", adv_estimator="grpo", logged={"actor/pg_loss": -0.157134618})
+    'RDG010 error confirmed: values_compared 1'
     """
 
     code = "RDG010"

@@ -1,8 +1,11 @@
 """RDI003: advantages compare rows that are no group."""
 
+from dataclasses import dataclass
+
 from rolloutdoctor.rules.audited import CauseRule
 
 
+@dataclass(frozen=True)
 class GroupPartition(CauseRule):
     """The advantages compare rows that are not the responses to one prompt.
 
@@ -24,6 +27,13 @@ class GroupPartition(CauseRule):
     ## What to do
     Group by an explicit prompt id. Never reshape rewards to (prompts, responses) after rows were reordered,
     filtered or gathered from ranks.
+
+    ## Example
+    >>> from rolloutdoctor.testing import diagnose_one, toy_batch
+    >>> made = [1 / 3, -2 / 3, -2 / 3, 1 / 3, 1 / 3, 1 / 3]
+    >>> batch = toy_batch([[1, 0], [0, 1], [1, 1]], per_row={"advantage": made})
+    >>> diagnose_one("RDI003", batch, trainer="trl", scale_rewards="none")
+    'RDI003 error confirmed: values_compared 6'
     """
 
     code = "RDI003"

@@ -1,8 +1,11 @@
 """RDG008: a clamp flattens the KL."""
 
+from dataclasses import dataclass
+
 from rolloutdoctor.rules.audited import CauseRule
 
 
+@dataclass(frozen=True)
 class KlClamped(CauseRule):
     """A clamp cuts the KL of some tokens, and with it their gradient.
 
@@ -22,6 +25,13 @@ class KlClamped(CauseRule):
     ## What to do
     Look at the tokens at the clamp: a log-ratio of many nats is a wrong reference, a wrong token or a collapsed
     policy.
+
+    ## Example
+    >>> from rolloutdoctor.testing import diagnose_one, toy_batch
+    >>> policy, ref = [[-0.1, -2.0, -0.5], [-1.0, -0.3]], [[-0.3, -1.6, 5.6], [-1.4, -0.2]]
+    >>> batch = toy_batch([[1, 0]], lengths=[3, 2], policy=policy, ref=ref)
+    >>> diagnose_one("RDG008", batch, trainer="trl", beta=0.1, logged={"kl": 2.0372092796})
+    'RDG008 error confirmed: values_compared 1'
     """
 
     code = "RDG008"

@@ -1,8 +1,11 @@
 """RDG009: the KL is in reward and loss."""
 
+from dataclasses import dataclass
+
 from rolloutdoctor.rules.audited import CauseRule
 
 
+@dataclass(frozen=True)
 class KlCountedTwice(CauseRule):
     """The KL counts twice: in the reward and in the loss, or in the loss two times.
 
@@ -21,6 +24,13 @@ class KlCountedTwice(CauseRule):
 
     ## What to do
     Keep one of the two.
+
+    ## Example
+    >>> from rolloutdoctor.testing import diagnose_one, toy_batch
+    >>> policy, ref = [[-0.1, -2.0, -0.5], [-1.0, -0.3]], [[-0.3, -1.6, -0.6], [-1.4, -0.2]]
+    >>> batch = toy_batch([[1, 0]], lengths=[3, 2], policy=policy, ref=ref)
+    >>> diagnose_one("RDG009", batch, trainer="trl", beta=0.1, logged={"loss": -0.1337660063})
+    'RDG009 error confirmed: values_compared 1'
     """
 
     code = "RDG009"

@@ -1,8 +1,11 @@
 """RDG007: the KL in the loss is another estimator."""
 
+from dataclasses import dataclass
+
 from rolloutdoctor.rules.audited import CauseRule
 
 
+@dataclass(frozen=True)
 class KlGradient(CauseRule):
     """The KL in the loss is not the estimator that is recorded, and its gradient is another one.
 
@@ -22,13 +25,17 @@ class KlGradient(CauseRule):
 
     ## What to do
     Set the estimator that you mean, and compare the KL's gradient and not its value.
+
+    ## Example
+    >>> from rolloutdoctor.testing import diagnose_one, toy_batch
+    >>> policy, ref = [[-0.1, -2.0, -0.5], [-1.0, -0.3]], [[-0.3, -1.6, -0.6], [-1.4, -0.2]]
+    >>> batch = toy_batch([[1, 0]], lengths=[3, 2], policy=policy, ref=ref)
+    >>> diagnose_one("RDG007", batch, trainer="trl", beta=0.1, logged={"kl": 0.0400000051})
+    'RDG007 error confirmed: values_compared 1'
     """
 
     code = "RDG007"
     name = "kl-gradient"
-    references = (
-        "http://joschu.net/blog/kl-approx.html",
-        "https://github.com/huggingface/trl/issues/4637",
-    )
+    references = ("https://github.com/huggingface/trl/issues/4637",)
     stages = ("kl", "loss")
     remedy = "log the loss and the KL of every optimiser step beside the run"

@@ -1,8 +1,11 @@
 """RDI008: log-probs of a neighbouring token."""
 
+from dataclasses import dataclass
+
 from rolloutdoctor.rules.audited import CauseRule
 
 
+@dataclass(frozen=True)
 class LogProbShift(CauseRule):
     """Log-probs are one token early or late.
 
@@ -21,6 +24,13 @@ class LogProbShift(CauseRule):
 
     ## What to do
     Align log-probs with the tokens they belong to: the logits at position t predict token t + 1.
+
+    ## Example
+    >>> from rolloutdoctor.testing import diagnose_one, toy_batch
+    >>> policy, ref = [[-0.1, -2.0, -0.5], [-1.0, -0.3]], [[-0.3, -1.6, -0.6], [-1.4, -0.2]]
+    >>> batch = toy_batch([[1, 0]], lengths=[3, 2], policy=policy, ref=ref)
+    >>> diagnose_one("RDI008", batch, trainer="trl", beta=0.1, logged={"kl": 0.7457480582})
+    'RDI008 error confirmed: values_compared 1'
     """
 
     code = "RDI008"

@@ -1,8 +1,11 @@
 """RDG005: a logged loss or KL that nothing explains."""
 
+from dataclasses import dataclass
+
 from rolloutdoctor.rules.audited import DiffersRule
 
 
+@dataclass(frozen=True)
 class LossDiffers(DiffersRule):
     """The logged loss or KL does not follow from the log-probs, the advantages and the recorded options.
 
@@ -30,6 +33,7 @@ class LossDiffers(DiffersRule):
 
     code = "RDG005"
     name = "loss-differs"
+    references = ("https://github.com/volcengine/verl/issues/906",)
     stages = ("kl", "loss")
     what = "logged losses and KLs"
     remedy = "log the loss and the KL of every optimiser step beside the run"

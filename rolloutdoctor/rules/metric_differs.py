@@ -1,8 +1,11 @@
 """RDM004: a logged metric that nothing explains."""
 
+from dataclasses import dataclass
+
 from rolloutdoctor.rules.audited import DiffersRule
 
 
+@dataclass(frozen=True)
 class MetricDiffers(DiffersRule):
     """A logged metric does not follow from the rows and the trainer's own definition of it.
 
@@ -30,5 +33,6 @@ class MetricDiffers(DiffersRule):
 
     code = "RDM004"
     name = "metric-differs"
+    references = ("https://github.com/huggingface/trl/issues/5352",)
     stages = ("metrics",)
     what = "logged metrics"

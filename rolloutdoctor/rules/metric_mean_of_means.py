@@ -1,8 +1,11 @@
 """RDM005: a metric is a mean of means."""
 
+from dataclasses import dataclass
+
 from rolloutdoctor.rules.audited import CauseRule
 
 
+@dataclass(frozen=True)
 class MetricMeanOfMeans(CauseRule):
     """A logged metric is the mean of the means of parts, and not the mean over tokens that it is defined as.
 
@@ -20,6 +23,14 @@ class MetricMeanOfMeans(CauseRule):
 
     ## What to do
     Log sums and counts, and divide once.
+
+    ## Example
+    >>> from rolloutdoctor.testing import diagnose_one, toy_batch
+    >>> ref = [[-1.0, -1.1, -1.2], [-1.3, -1.4], [-1.5, -1.6, -1.7, -1.8, -1.9], [-2.0]]
+    >>> cut = {"micro_batch_id": [0, 0, 1, 1]}
+    >>> batch = toy_batch([[1, 0], [0, 1]], lengths=[3, 2, 5, 1], ref=ref, per_row=cut)
+    >>> diagnose_one("RDM005", batch, trainer="trl", beta=0.1, logged={"kl": 0.1373101962})
+    'RDM005 error confirmed: values_compared 1'
     """
 
     code = "RDM005"

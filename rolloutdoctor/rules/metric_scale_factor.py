@@ -1,8 +1,11 @@
 """RDM007: a metric is off by a constant factor."""
 
+from dataclasses import dataclass
+
 from rolloutdoctor.rules.audited import CauseRule
 
 
+@dataclass(frozen=True)
 class MetricScaleFactor(CauseRule):
     """A logged metric is a constant factor times what the rows give.
 

@@ -27,10 +27,17 @@ class OptionsRefuted(AuditedRule):
 
     ## What to do
     State the option that the run had with --set KEY=VALUE, or correct the file's metadata.
+
+    ## Example
+    >>> from rolloutdoctor.testing import diagnose_one, toy_batch
+    >>> batch = toy_batch([[1, 0]], ref=-1.3)
+    >>> diagnose_one("RDI014", batch, trainer="trl", beta=0, logged={"kl": 0.05})
+    'RDI014 error confirmed: values_compared 0'
     """
 
     code = "RDI014"
     name = "options-refuted"
+    references = ("https://github.com/huggingface/trl/issues/2703",)
     stages = ("advantages", "kl", "loss", "metrics")
     needs_rows = False
     needs_objective = False

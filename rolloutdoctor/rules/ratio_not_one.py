@@ -1,8 +1,11 @@
 """RDO006: the importance ratio compares other log-probs."""
 
+from dataclasses import dataclass
+
 from rolloutdoctor.rules.audited import CauseRule
 
 
+@dataclass(frozen=True)
 class RatioNotOne(CauseRule):
     """The importance ratio in the loss is not that of the policy and the old log-probs.
 
@@ -21,6 +24,13 @@ class RatioNotOne(CauseRule):
 
     ## What to do
     Compute the old log-probs once before the first update, with the kernels of the update, and keep them.
+
+    ## Example
+    >>> from rolloutdoctor.testing import diagnose_one, toy_batch
+    >>> policy, old = [[-0.1, -2.0, -0.5], [-1.0, -0.3]], [[-0.3, -1.6, -0.6], [-1.4, -0.2]]
+    >>> batch = toy_batch([[1, 0]], lengths=[3, 2], policy=policy, old=old)
+    >>> diagnose_one("RDO006", batch, trainer="trl", logged={"loss": -0.1414013591})
+    'RDO006 error confirmed: values_compared 1'
     """
 
     code = "RDO006"

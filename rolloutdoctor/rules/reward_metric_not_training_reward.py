@@ -1,8 +1,11 @@
 """RDM006: the reward metric shows another reward."""
 
+from dataclasses import dataclass
+
 from rolloutdoctor.rules.audited import CauseRule
 
 
+@dataclass(frozen=True)
 class RewardMetricNotTrainingReward(CauseRule):
     """The logged reward is not the reward that the advantages are made of.
 
@@ -18,6 +21,12 @@ class RewardMetricNotTrainingReward(CauseRule):
 
     ## What to do
     Log the reward that enters the advantages beside the one that people read.
+
+    ## Example
+    >>> from rolloutdoctor.testing import diagnose_one, toy_batch
+    >>> batch = toy_batch([[1, 0], [0, 1]], mask=[[1, 1], [0, 0], [1, 1], [1, 1]])
+    >>> diagnose_one("RDM006", batch, trainer="trl", logged={"reward": 0.6666666667})
+    'RDM006 error confirmed: values_compared 1'
     """
 
     code = "RDM006"

@@ -1,8 +1,11 @@
 """RDA005: rows without a reward count as 0."""
 
+from dataclasses import dataclass
+
 from rolloutdoctor.rules.audited import CauseRule
 
 
+@dataclass(frozen=True)
 class RewardMissingAsZero(CauseRule):
     """Rows that could not be scored enter the baseline with a reward of 0.
 
@@ -22,6 +25,12 @@ class RewardMissingAsZero(CauseRule):
 
     ## What to do
     Leave rows that could not be scored out of the baseline, and give them an advantage of 0.
+
+    ## Example
+    >>> from rolloutdoctor.testing import diagnose_one, toy_batch
+    >>> batch = toy_batch([[1, float("nan"), 0.5]], per_row={"advantage": [0.5, -0.5, 0.0]})
+    >>> diagnose_one("RDA005", batch, trainer="trl", scale_rewards="none")
+    'RDA005 error confirmed: values_compared 3'
     """
 
     code = "RDA005"

@@ -1,8 +1,11 @@
 """RDI004: rewards belong to other rows."""
 
+from dataclasses import dataclass
+
 from rolloutdoctor.rules.audited import CauseRule
 
 
+@dataclass(frozen=True)
 class RewardRowMisaligned(CauseRule):
     """The rewards that made the advantages are those of other rows.
 
@@ -23,6 +26,13 @@ class RewardRowMisaligned(CauseRule):
     ## What to do
     Join rewards to rows by sample id. Look where rows are sorted by length, filtered, or gathered from ranks
     between generation and scoring.
+
+    ## Example
+    >>> from rolloutdoctor.testing import diagnose_one, toy_batch
+    >>> made = [1 / 3, 1 / 3, -2 / 3, 0, 0, 0]
+    >>> batch = toy_batch([[1, 0, 0], [0, 0, 1]], per_row={"advantage": made})
+    >>> diagnose_one("RDI004", batch, trainer="trl", scale_rewards="none")
+    'RDI004 error confirmed: values_compared 6'
     """
 
     code = "RDI004"

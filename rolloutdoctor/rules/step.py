@@ -157,7 +157,7 @@ class StepView:
 
     def _audit(self) -> AuditTally:
         evaluation, trainer = self.evaluation, self.trainer
-        if evaluation is None or trainer is None:
+        if evaluation is None or trainer is None or not len(self.batch):
             return {}
         measured = self.token_measures.get(AUDIT)
         logged = of_step(self.batch, self.logged, evaluation.objective, self.spacing, measured)

@@ -335,8 +335,5 @@ TRAINER = Trainer(
     },
     not_recomputed=_NOT_RECOMPUTED,
     kl_option="kl_loss_coef",
-    traces=(
-        Trace("train/kl_loss", "use_kl_loss", bool, "with use_kl_loss = true"),
-        Trace("rollout/values", "advantage_estimator", lambda name: name == "ppo", "with advantage_estimator = ppo"),
-    ),
+    traces=(Trace("train/kl_loss", "use_kl_loss", bool, "with use_kl_loss = true"),),
 )

@@ -302,6 +302,5 @@ TRAINER = Trainer(
     traces=(
         Trace("actor/kl_loss", f"{_ACTOR}.use_kl_loss", bool, "with use_kl_loss = true"),
         Trace("actor/reward_kl_penalty", "algorithm.use_kl_in_reward", bool, "with use_kl_in_reward = true"),
-        Trace("critic/values/mean", "algorithm.adv_estimator", lambda name: name == "gae", "with adv_estimator = gae"),
     ),
 )
