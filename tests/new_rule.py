@@ -153,7 +153,7 @@ def _code(path: Path) -> str:
 
 
 def _class(path: Path) -> str:
-    found = re.search(r"^class (\w+)\(Rule\[", path.read_text(encoding="utf-8"), re.MULTILINE)
+    found = re.search(r"^class (\w+)\(\w*Rule\b", path.read_text(encoding="utf-8"), re.MULTILINE)
     return found[1] if found else ""
 
 

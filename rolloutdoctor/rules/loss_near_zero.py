@@ -10,6 +10,7 @@ from rolloutdoctor.results.findings import Example, Measure, Severity
 from rolloutdoctor.rules.base import Context, Judgement, Rule, counted, number, percent
 
 if TYPE_CHECKING:
+    from rolloutdoctor.evaluation.evaluate import Evaluation
     from rolloutdoctor.rules.step import StepView
 
 
@@ -20,6 +21,7 @@ class LossTally(Sums):
     steps: int = 0
     near_zero: int = 0
     dead: int = 0
+    kl_only: int = 0
     broken: int = 0
     loss: float = 0.0
     policy_loss: float = 0.0
@@ -102,6 +104,7 @@ class LossNearZero(Rule[LossTally]):
             steps=1,
             near_zero=1,
             dead=int(evaluation.grad_l1 == 0),
+            kl_only=int(evaluation.grad_l1 > 0 and not self._has_policy_signal(evaluation)),
             broken=int(norm == 0 and evaluation.grad_l1 > 0),
             loss=evaluation.loss,
             policy_loss=evaluation.policy_loss,
@@ -114,12 +117,25 @@ class LossNearZero(Rule[LossTally]):
             worst_match=gap if matched else 0.0,
         )
 
+    def _has_policy_signal(self, evaluation: "Evaluation") -> bool:
+        """True if a trained token has a policy gradient: an advantage, or a term that moves without one."""
+        rows = evaluation.rows
+        assert rows is not None
+        if evaluation.objective.surrogate.moves_without_advantage:
+            return True
+        if rows.advantage_N is None:
+            assert rows.advantage_T is not None
+            return bool((rows.advantage_T[evaluation.batch.column("response_mask")] != 0).any())
+        assert rows.length_N is not None
+        return bool((rows.advantage_N[rows.length_N > 0] != 0).any())
+
     def examples(self, step: "StepView") -> Iterable[Example]:
         """The step itself; a dead one weighs more."""
         tally = self.measure(step)
         if not tally.near_zero:
             return
         kind = "no gradient" if tally.dead else f"gradient {number(tally.grad_l1)} (L1)"
+        kind += ", KL term only" if tally.kl_only else ""
         yield Example(step.batch.step, None, None, float(1 + tally.dead + tally.broken), kind)
 
     def measures(self, tally: LossTally) -> Mapping[str, Measure]:
@@ -140,12 +156,15 @@ class LossNearZero(Rule[LossTally]):
             return None
         dead_share = ratio(run.dead, run.steps) or 0.0
         severity = Severity.ERROR if run.broken else Severity.INFO
-        if dead_share > self.dead_warn_above:
+        # One such step says nothing of the run: its groups happened to have equal rewards, and there is no KL term.
+        lone = run.dead == 1 < run.steps and run.kl_loss == 0
+        if dead_share > self.dead_warn_above and not lone:
             severity = max(severity, Severity.WARNING)
         mean = {name: measure.value for name, measure in self.measures(run).items()}
+        kl_only = f" ({run.kl_only:,} of them KL only)" if run.kl_only else ""
         headline = (
             f"|loss| < {self.near_zero:g} in {counted(run.near_zero, 'step')}: "
-            f"{run.near_zero - run.dead:,} with a gradient, {run.dead:,} without"
+            f"{run.near_zero - run.dead:,} with a gradient{kl_only}, {run.dead:,} without"
         )
         message = (
             f"mean loss {number(mean['loss'])} = policy {number(mean['policy_loss'])} + KL "
@@ -157,7 +176,7 @@ class LossNearZero(Rule[LossTally]):
                 "the rows have a gradient and the trainer logged a norm of 0: look for detached log-probs, frozen "
                 "parameters or a broken autograd graph"
             )
-        elif run.dead:
+        elif run.dead and not lone:
             advice = (
                 f"{percent(dead_share)} of the steps have no gradient: every advantage and KL derivative is 0; filter "
                 "zero-variance groups, or check the mask"

@@ -13,6 +13,7 @@ from rolloutdoctor.rules.base import KEEP_EXAMPLES, Context, Judgement, Missing,
 if TYPE_CHECKING:
     from torch import Tensor
 
+    from rolloutdoctor.evaluation.evaluate import Evaluation
     from rolloutdoctor.rules.step import StepView
 
 
@@ -45,6 +46,9 @@ class ZeroStdTally(Sums):
     dead_steps: int = 0
     confirmed_steps: int = 0
     logged_grad_norm: float = largest()
+    told: int = 0
+    told_with: int = 0
+    told_without: int = 0
 
 
 @dataclass(frozen=True)
@@ -64,9 +68,10 @@ class ZeroStdKl(Rule[ZeroStdTally]):
     The gradient is the exact derivative of the loss with respect to each logged log-prob; it is not a gradient of
     parameters. `grad_share_logits_l2` weighs it by the norm of the derivative of the log-prob with respect to the
     token's logits, which needs the column `sum_pi_squared`; without it the share is bounded from both sides. `kappa` =
-    <g, g_fixed> / <g_fixed, g_fixed>, where the fix masks the KL of such groups in the loss. Confirmed: in a step where
-    every group has equal rewards and all advantages are zero (as logged, or else recomputed in float32), the trainer
-    logged a gradient norm above zero.
+    <g, g_fixed> / <g_fixed, g_fixed>, where the fix masks the KL of such groups in the loss. Confirmed: the logged losses
+    equal the objective with that KL term and differ, by more than their rounding radius, from the one without it; or,
+    in a step where every group has equal rewards and all advantages are zero (as logged, or else recomputed in
+    float32), the trainer logged a gradient norm above zero.
 
     ## What to do
     If the KL is not wanted there, filter such prompts before the update (dynamic sampling), vary the difficulty, or set
@@ -152,7 +157,29 @@ class ZeroStdKl(Rule[ZeroStdTally]):
             dead_steps=int(all_dead),
             confirmed_steps=int(grad_norm is not None),
             logged_grad_norm=grad_norm or 0.0,
-        )
+        ) + self._discriminated(step, fixed)
+
+    def _discriminated(self, step: "StepView", fixed: "Evaluation") -> ZeroStdTally:
+        """Hold logged losses against the objective with and without the KL term of such groups, where these differ."""
+        trainer, evaluation = step.trainer, step.evaluation
+        assert trainer is not None
+        assert evaluation is not None
+        assert step.rows is not None
+        if not bool(step.rows.zero_std_N.any()):
+            return ZeroStdTally()
+        names = [name for name in step.logged if trainer.kind_of(name) in ("loss", "kl_loss") and name in step.metrics]
+        if not names:
+            return ZeroStdTally()
+        told = told_with = told_without = 0
+        metrics = trainer.metrics(fixed)
+        for name in names:
+            logged, with_kl, without_kl = step.logged[name], step.metrics[name], metrics[name]
+            radius = step.radius(name, with_kl)
+            if abs(with_kl - without_kl) > 2 * radius:
+                told += 1
+                told_with += int(abs(logged - with_kl) <= radius)
+                told_without += int(abs(logged - without_kl) <= radius)
+        return ZeroStdTally(told=told, told_with=told_with, told_without=told_without)
 
     def _logged_norm(self, step: "StepView") -> float | None:
         """Gradient norm logged at a step without any spread, if nothing but the KL term can explain it."""
@@ -218,6 +245,9 @@ class ZeroStdKl(Rule[ZeroStdTally]):
         """Information whenever such groups have a gradient at all."""
         if run.dead_l1 == 0:
             return None
+        if run.told and run.told_without == run.told:
+            return None  # the trainer already masks the KL term of such groups
+        proven = run.told > 0 and run.told_with == run.told
         share = ratio(run.dead_groups, run.groups)
         headline = (
             f"{percent(share)} of groups have zero reward variance: their KL term is "
@@ -233,6 +263,11 @@ class ZeroStdKl(Rule[ZeroStdTally]):
                 f"in {counted(run.confirmed_steps, 'step')} every group has equal rewards and zero advantage, yet "
                 f"the logged {norm_name} is above zero (up to {number(run.logged_grad_norm)}): that update was KL only"
             )
+        elif proven:
+            evidence = (
+                f"{run.told_with:,} of {run.told:,} logged losses equal the objective with the KL term on such groups, "
+                "and differ from the one without it by more than rounding"
+            )
         elif run.dead_steps:
             evidence = (
                 f"in {counted(run.dead_steps, 'step')} every group has equal rewards, but no gradient norm above zero "
@@ -242,7 +277,7 @@ class ZeroStdKl(Rule[ZeroStdTally]):
             evidence = "every step also has groups with reward variance, so no logged value isolates the KL term"
         return Judgement(
             severity=Severity.INFO,
-            confirmed=run.confirmed_steps > 0,
+            confirmed=run.confirmed_steps > 0 or proven,
             headline=headline,
             message=message,
             evidence=evidence,

@@ -96,12 +96,28 @@ def test_empty_mask_is_dead():
     assert found.severity == Severity.WARNING
 
 
-@pytest.mark.parametrize(("alive", "severity"), [(9, Severity.INFO), (8, Severity.WARNING)])
+@pytest.mark.parametrize(("alive", "severity"), [(18, Severity.INFO), (17, Severity.WARNING)])
 def test_one_dead_step_in_ten_is_information(alive, severity):
     steps = [toy_batch([[1, 0]], step=step) for step in range(alive)]
-    found = found_by(CODE, [*steps, toy_batch([[1, 1]], step=alive)], **TRL)
+    dead = [toy_batch([[1, 1]], step=step) for step in (alive, alive + 1)]
+    found = found_by(CODE, [*steps, *dead], **TRL)
     assert found.severity == severity
     assert found.examples[0].step == alive  # the dead step comes first
+
+
+def test_a_lone_dead_step_without_a_kl_term_is_information():
+    steps = [toy_batch([[1, 0]]), toy_batch([[1, 1]], step=1)]
+    assert found_by(CODE, steps, **TRL).severity == Severity.INFO
+    # With a KL term something has to move it.
+    options = {**TRL, "beta": 0.1}
+    steps = [toy_batch([[1, 0]], ref=-1.02), toy_batch([[1, 1]], ref=-1.0, step=1)]
+    assert found_by(CODE, steps, **options).severity == Severity.WARNING
+
+
+def test_steps_whose_gradient_is_the_kl_term_are_counted():
+    steps = [toy_batch([[1, 0]], ref=-1.02), toy_batch([[1, 1]], ref=-1.02, step=1)]
+    found = found_by(CODE, steps, **TRL, beta=0.1)
+    assert found.headline == "|loss| < 0.001 in 2 steps: 2 with a gradient (1 of them KL only), 0 without"
 
 
 @pytest.mark.parametrize(

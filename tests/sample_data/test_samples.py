@@ -43,7 +43,7 @@ FOUND = {
         ("RDG002", "info", "confirmed"),
     },
     "slime_ppo": {("RDM001", "error", "confirmed"), ("RDG002", "info", "confirmed")},
-    "healthy": {("RDG001", "info", "exposed"), ("RDG002", "info", "confirmed")},
+    "healthy": {("RDG001", "info", "confirmed"), ("RDG002", "info", "confirmed")},
 }
 MOST_BYTES = 6 * 2**20
 
