@@ -229,6 +229,8 @@ def diagnose_one(
     report = diagnose([batch], trainer=trainer, options=options, logged=logged, select=[code])
     if report.skipped:
         return f"{code} skipped: {report.skipped[0].reason}"
+    if report.not_applicable:
+        return f"{code} not applicable: {report.not_applicable[0].reason}"
     if not report.findings:
         return f"{code} clean"
     found = report.findings[0]

@@ -70,6 +70,8 @@ class @CLASS@(Rule[@CLASS@Tally]):
         """Both log-probs, and the mask."""
         return frozenset({"old_log_probs", "rollout_log_probs", "response_mask"})
 
+    # A rule about a part of the objective names it in `parts`: what leaves it out makes the rule not applicable.
+
     def measure_tokens(self, block: "TokenBlock") -> "Mapping[str, Tensor]":
         """Count the trained tokens of each row, and those whose log-probs differ."""
         differs_T = block.log_ratio("old_log_probs", "rollout_log_probs") != 0
@@ -87,6 +89,10 @@ class @CLASS@(Rule[@CLASS@Tally]):
         """The share of such tokens."""
         return {"tokens_share": Measure(ratio(tally.different, tally.tokens), "share")}
 
+    def vacuous_reason(self, run: @CLASS@Tally, context: Context) -> str | None:
+        """No token to compare."""
+        return None if run.tokens else "no token is trained"
+
     def judge(self, run: @CLASS@Tally, context: Context) -> Judgement | None:
         """Information, if there is one such token."""
         if not run.different:
@@ -103,7 +109,7 @@ class @CLASS@(Rule[@CLASS@Tally]):
 '''
 
 TEST = """import pytest
-from rules.checking import found_by, values
+from rules.checking import found_by, outcomes, report_on, values
 
 from rolloutdoctor.testing import toy_batch
 
@@ -114,7 +120,13 @@ def test_found():
 
 
 def test_clean():
-    assert found_by("@CODE@", toy_batch([[1, 0]], rollout=-1.0, policy=-1.0), trainer="trl") is None
+    report = report_on(toy_batch([[1, 0]], rollout=-1.0, policy=-1.0), select=["@CODE@"], trainer="trl")
+    assert outcomes(report) == {"@CODE@": "clean"}
+
+
+def test_not_applicable():
+    report = report_on(toy_batch([[1, 0]], rollout=-1.5, mask=[[0], [0]]), select=["@CODE@"], trainer="trl")
+    assert outcomes(report) == {"@CODE@": "not applicable"}
 """
 
 

@@ -15,7 +15,7 @@ if TYPE_CHECKING:
 
 EPILOG = (
     "Exit codes: 0 nothing at or above --fail-on, 1 findings, 2 usage, unreadable input or internal error, "
-    "3 nothing could be checked. "
+    "3 no rule could be tested, or one of --require was skipped. "
     "Examples: rolloutdoctor check run.parquet; rolloutdoctor check 'runs/*.parquet' --trainer verl@0.9.1 "
     "--set algorithm.adv_estimator=rloo --steps 100:200 --format json"
 )
@@ -33,6 +33,7 @@ def check(
     fix: opt.FixOption = None,
     select: verdict.SelectOption = None,
     ignore: verdict.IgnoreOption = None,
+    require: verdict.RequireOption = None,
     steps: opt.StepsOption = None,
     split: opt.SplitOption = None,
     device: opt.DeviceOption = opt.Device.auto,
@@ -63,6 +64,7 @@ def check(
     from rolloutdoctor.rules.table import pick
 
     rules = pick(verdict.words(select), verdict.words(ignore))
+    must_test = verdict.required(require, rules)
     step_range = opt.step_range(steps)
     layers = opt.layers(context, settings, trainer_config)
     from rolloutdoctor.cli.output import check_target, write_whole
@@ -105,4 +107,4 @@ def check(
     style = replace(opt.style_of(color, to_file=output_file is not None, verbose=verbose), fail_at=fails)
     opt.deliver(RENDERERS[format_.value](report, style) + histograms(gallery, style), output_file, colored=style.color)
     opt.warn_of_partial(run, quiet=quiet)
-    raise SystemExit(verdict.exit_code(report, fail_on, exit_zero=exit_zero))
+    raise SystemExit(verdict.exit_code(report, fail_on, exit_zero=exit_zero, must_test=must_test))

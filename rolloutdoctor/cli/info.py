@@ -66,6 +66,7 @@ def _as_json(found: "RunInfo") -> str:
         "absent": found.absent,
         "metrics": list(found.metrics),
         "runnable": [code for code, _ in found.runnable],
+        "not_applicable": [{"code": one.code, "reason": one.reason} for one in found.not_applicable],
         "skipped": [{"code": one.code, "reason": one.reason, "remedy": one.remedy} for one in found.skipped],
     }
     return json_text(body, indent=2) + "\n"
@@ -101,6 +102,9 @@ def _as_text(found: "RunInfo") -> str:
         ]
     lines.append("\ncan be checked")
     lines += [f"  {code} {name}" for code, name in found.runnable] or ["  nothing"]
+    if found.not_applicable:
+        lines.append("\nnot applicable")
+        lines += [f"  {one.code} {one.name}: {one.reason}" for one in found.not_applicable]
     if found.skipped:
         lines.append("\ncannot be checked")
         lines += [f"  {one.code} {one.name}: {one.reason}\n    to run it: {one.remedy}" for one in found.skipped]

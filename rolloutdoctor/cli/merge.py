@@ -27,6 +27,7 @@ def merge(
     ],
     select: verdict.SelectOption = None,
     ignore: verdict.IgnoreOption = None,
+    require: verdict.RequireOption = None,
     format_: verdict.FormatOption = opt.Format.full,
     output_file: opt.OutputOption = None,
     fail_on: verdict.FailOnOption = opt.FailOn.error,
@@ -35,7 +36,7 @@ def merge(
 ) -> None:
     """Merge the saved states of parts of a run into one report."""
     from rolloutdoctor.results.findings import Severity
-    from rolloutdoctor.rules.table import pick
+    from rolloutdoctor.rules.table import find, pick
 
     rules = pick(verdict.words(select), verdict.words(ignore)) if select or ignore else None
     from rolloutdoctor.commands.merge import merged
@@ -45,8 +46,11 @@ def merge(
     for path in states:
         note_file(path)
     check_target(output_file, "--output-file")
-    report = merged([(path, load_state(path)) for path in states], rules, required=bool(select))
+    parts = [(path, load_state(path)) for path in states]
+    report = merged(parts, rules, required=bool(select))
+    measured = [find(code) for code in parts[0][1].rules]
+    must_test = verdict.required(require, [rule for rule in measured if rules is None or rule in rules])
     fails = None if fail_on is opt.FailOn.never else Severity[fail_on.value.upper()]
     style = replace(opt.style_of(color, to_file=output_file is not None, verbose=False), fail_at=fails)
     opt.deliver(RENDERERS[format_.value](report, style), output_file, colored=style.color)
-    raise SystemExit(verdict.exit_code(report, fail_on, exit_zero=exit_zero))
+    raise SystemExit(verdict.exit_code(report, fail_on, exit_zero=exit_zero, must_test=must_test))

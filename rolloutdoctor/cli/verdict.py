@@ -1,14 +1,18 @@
 """Options of the commands that judge a run, and what their exit code means."""
 
+from collections.abc import Sequence
 from typing import TYPE_CHECKING, Annotated
 
 import typer
 
 from rolloutdoctor.cli import options as opt
 from rolloutdoctor.cli.border import FINDINGS, NOTHING_CHECKED
+from rolloutdoctor.cli.terminal import say
+from rolloutdoctor.results.errors import UsageError
 
 if TYPE_CHECKING:
     from rolloutdoctor.results.findings import Report
+    from rolloutdoctor.rules.table import AnyRule
 
 SelectOption = Annotated[
     list[str] | None,
@@ -17,6 +21,15 @@ SelectOption = Annotated[
 IgnoreOption = Annotated[
     list[str] | None,
     typer.Option("--ignore", metavar="CODE", envvar="ROLLOUTDOCTOR_IGNORE", help="Not these rules or families."),
+]
+RequireOption = Annotated[
+    list[str] | None,
+    typer.Option(
+        "--require",
+        metavar="CODE",
+        envvar="ROLLOUTDOCTOR_REQUIRE",
+        help="Exit 3 if one of these rules or families was skipped.",
+    ),
 ]
 FormatOption = Annotated[
     opt.Format, typer.Option("--format", envvar="ROLLOUTDOCTOR_FORMAT", help="Format of the report.")
@@ -45,12 +58,46 @@ def words(texts: list[str] | None) -> list[str]:
     return [word for text in texts or [] for word in text.replace(",", " ").split()]
 
 
-def exit_code(report: "Report", fail_on: opt.FailOn, *, exit_zero: bool) -> int:
-    """What a report makes of the process."""
+def required(require: list[str] | None, selected: "Sequence[AnyRule]") -> frozenset[str]:
+    """Codes of the rules that must be tested.
+
+    Args:
+        require: codes, names or families.
+        selected: the rules that run.
+
+    Raises:
+        UsageError: if one of them is no rule, or none of it was selected.
+    """
+    from rolloutdoctor.rules.table import pick
+
+    found: set[str] = set()
+    for word in words(require):
+        codes = {rule.code for rule in pick([word], []) if rule in selected}
+        if not codes:
+            raise UsageError(f"--require {word}: it is not among the rules that run; see --select and --ignore")
+        found |= codes
+    return frozenset(found)
+
+
+def exit_code(
+    report: "Report", fail_on: opt.FailOn, *, exit_zero: bool, must_test: frozenset[str] = frozenset()
+) -> int:
+    """What a report makes of the process; says on stderr which required rules were skipped.
+
+    Args:
+        report: the report.
+        fail_on: the severity that makes the code 1.
+        exit_zero: findings never change it.
+        must_test: codes of the rules that must not be skipped.
+    """
+    from rolloutdoctor.report.style import plain
     from rolloutdoctor.results.findings import Severity
 
     worst = report.worst()
-    if report.nothing_checked:
+    untested = [one for one in report.skipped if one.code in must_test]
+    for one in untested:
+        say(f"{one.code} {one.name} is required and was skipped: {plain(one.reason, 300)}; {plain(one.remedy, 300)}")
+    if report.nothing_checked or untested:
         return NOTHING_CHECKED
     if exit_zero or fail_on is opt.FailOn.never or worst is None:
         return 0

@@ -8,7 +8,7 @@ from rolloutdoctor.engine.options import CheckOptions
 from rolloutdoctor.engine.plan import available, remedy
 from rolloutdoctor.engine.prepare import prepare
 from rolloutdoctor.io.run import Run
-from rolloutdoctor.results.findings import InputSummary, Setting, Skipped
+from rolloutdoctor.results.findings import InputSummary, NotApplicable, Setting, Skipped
 from rolloutdoctor.rules.base import Context
 
 TIERS = {
@@ -38,6 +38,7 @@ class RunInfo:
         trainer: name of the trainer, or None.
         config: its options with origins.
         unstated: what to state of the run where there is no trainer.
+        not_applicable: the rules whose fault the recorded options rule out.
         dropped: steps and splits that a recorder let go because writing could not keep up.
     """
 
@@ -56,6 +57,7 @@ class RunInfo:
     config: dict[str, Setting] = field(default_factory=dict)
     unstated: str = ""
     dropped: tuple[tuple[int, str], ...] = ()
+    not_applicable: tuple[NotApplicable, ...] = ()
 
 
 def describe(run: Run, options: CheckOptions) -> RunInfo:
@@ -96,6 +98,7 @@ def describe(run: Run, options: CheckOptions) -> RunInfo:
         config=_settings(configured),
         unstated=context.unstated,
         dropped=tuple(sorted(run.dropped)),
+        not_applicable=plan.not_applicable,
     )
 
 

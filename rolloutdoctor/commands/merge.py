@@ -16,7 +16,7 @@ from rolloutdoctor.engine.state_file import LoggedNames, SavedState, TrainerInfo
 from rolloutdoctor.hypotheses.fixes import choose
 from rolloutdoctor.io.metrics import LoggedMetrics
 from rolloutdoctor.results.errors import InputError, UsageError
-from rolloutdoctor.results.findings import Report, Setting
+from rolloutdoctor.results.findings import NotApplicable, Report, Setting, Skipped
 from rolloutdoctor.results.version import __version__
 from rolloutdoctor.rules.table import AnyRule, find
 from rolloutdoctor.trainers.options import Config, parse_version
@@ -193,7 +193,10 @@ def _check_plan(name: str, part: SavedState, first: SavedState, own: Plan, whole
     ran, runs = {rule.code for rule in own.rules}, {rule.code for rule in whole.rules}
     if ran != runs:
         code = min(ran ^ runs)
-        skipped = next(one for plan in (own, whole) for one in plan.skipped if one.code == code)
+        barred: list[NotApplicable | Skipped] = []
+        for plan in (own, whole):
+            barred += [*plan.skipped, *plan.not_applicable]
+        skipped = next(one for one in barred if one.code == code)
         where = "there but not" if code in ran else "not there but"
         raise InputError(
             f"{name}: {code} can run {where} on all parts together ({skipped.reason}); check the parts with the logged "

@@ -1,4 +1,4 @@
-"""Judge the state of a run: each rule's total becomes a finding, clean, or skipped."""
+"""Judge the state of a run: each rule's total becomes a finding, clean, not applicable or skipped."""
 
 from dataclasses import replace
 from typing import Any
@@ -7,10 +7,11 @@ from rolloutdoctor.audit.tally import STAGES, AuditTally
 from rolloutdoctor.engine.accumulate import RuleState, RunState, run_total
 from rolloutdoctor.engine.causes import Diagnosis, undiagnosed
 from rolloutdoctor.engine.configure import Configured
+from rolloutdoctor.engine.coverage import nothing_found
 from rolloutdoctor.engine.plan import Plan
 from rolloutdoctor.objective.required_columns import CUT_COLUMNS, is_incomplete, loss_columns
 from rolloutdoctor.results.audit import AuditEntry, Cause, Disagreement
-from rolloutdoctor.results.findings import Finding, Report, Skipped
+from rolloutdoctor.results.findings import Finding, NotApplicable, Report, Skipped
 from rolloutdoctor.results.version import __version__
 from rolloutdoctor.rules.base import Context, counted
 from rolloutdoctor.rules.table import AnyRule
@@ -39,15 +40,16 @@ def judge(
     context = diagnosed(plan.context, diagnosis)
     findings: list[Finding] = []
     clean: list[tuple[str, str]] = []
-    skipped = list(plan.skipped)
+    skipped, not_applicable = list(plan.skipped), list(plan.not_applicable)
     notes = _notes(plan, state)
     for rule in plan.rules:
         seen = state.rules.get(rule.code, RuleState())
         if not seen.steps and seen.skipped_steps:
             skipped.append(_never_measured(rule, seen, state))
             continue
-        if not seen.steps and "eval" not in rule.splits:
-            skipped.append(Skipped(rule.code, rule.name, "no training rows were read", "widen --steps or --split"))
+        if not seen.steps and (not state.seen or "train" in rule.splits):
+            missing = "no training rows were read" if state.seen else "no rows were read"
+            skipped.append(Skipped(rule.code, rule.name, missing, "widen --steps or --split"))
             continue
         if seen.skipped_steps:
             reason = "where a column it needs is null" + (", or which could not be evaluated" if state.failures else "")
@@ -58,10 +60,15 @@ def judge(
             skipped.append(Skipped(rule.code, rule.name, unseen.reason, unseen.remedy))
             continue
         finding = _finding(rule, seen, total, context)
-        if finding is None:
-            clean.append((rule.code, rule.name))
-        else:
+        untested = nothing_found(rule, total, context, seen.skipped_steps) if finding is None else None
+        if finding is not None:
             findings.append(finding)
+        elif isinstance(untested, NotApplicable):
+            not_applicable.append(untested)
+        elif untested is not None:
+            skipped.append(untested)
+        else:
+            clean.append((rule.code, rule.name))
     return Report(
         version=__version__,
         device=device,
@@ -75,6 +82,7 @@ def judge(
         skipped=tuple(sorted(skipped, key=lambda one: one.code)),
         notes=tuple(notes),
         audit=_audit(state.audit, diagnosis, context),
+        not_applicable=tuple(sorted(not_applicable, key=lambda one: one.code)),
     )
 
 

@@ -4,9 +4,10 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from rolloutdoctor.data.batch import STAND_INS
+from rolloutdoctor.engine import coverage
 from rolloutdoctor.hypotheses.fixes import ChosenFix, choose
 from rolloutdoctor.objective.required_columns import optional_columns
-from rolloutdoctor.results.findings import Skipped
+from rolloutdoctor.results.findings import NotApplicable, Skipped
 from rolloutdoctor.rules.base import Context
 from rolloutdoctor.rules.table import AnyRule
 
@@ -19,6 +20,7 @@ class Plan:
         context: what is known before the first row.
         rules: rules that can run.
         skipped: rules that cannot, with remedies.
+        not_applicable: rules whose fault the recorded options rule out.
         fixes: the fixes that the rules compare with.
         columns: canonical columns to read.
     """
@@ -28,16 +30,22 @@ class Plan:
     skipped: tuple[Skipped, ...]
     fixes: tuple[ChosenFix, ...]
     columns: frozenset[str]
+    not_applicable: tuple[NotApplicable, ...] = ()
 
 
 def make_plan(rules: Sequence[AnyRule], context: Context) -> Plan:
     """Sort the rules into those that can run and those that cannot."""
     able: list[AnyRule] = []
     skipped: list[Skipped] = []
+    not_applicable: list[NotApplicable] = []
     fixes: dict[str, ChosenFix] = {}
     columns: set[str] = set()
     for rule in rules:
-        why = _obstacle(rule, context)
+        ruled_out = coverage.ruled_out(rule, context)
+        if isinstance(ruled_out, NotApplicable):
+            not_applicable.append(ruled_out)
+            continue
+        why = _obstacle(rule, context, ruled_out)
         if why is not None:
             skipped.append(why)
             continue
@@ -59,6 +67,7 @@ def make_plan(rules: Sequence[AnyRule], context: Context) -> Plan:
         skipped=tuple(skipped),
         fixes=tuple(fixes.values()),
         columns=frozenset(columns) & context.columns,
+        not_applicable=tuple(not_applicable),
     )
 
 
@@ -74,7 +83,7 @@ def remedy(names: Sequence[str], context: Context) -> str:
     return "; ".join(dict.fromkeys(recording.get(name, fallback) for name in names))
 
 
-def _obstacle(rule: AnyRule, context: Context) -> Skipped | None:
+def _obstacle(rule: AnyRule, context: Context, assumed: Skipped | None) -> Skipped | None:
     if rule.needs_rows and not context.has_rows:
         wanted = sorted(rule.columns(context)) or ["*"]
         return Skipped(rule.code, rule.name, "there are logged metrics and no rollouts", remedy(wanted, context))
@@ -85,6 +94,8 @@ def _obstacle(rule: AnyRule, context: Context) -> Skipped | None:
             "nothing says which trainer made the run, and with which options",
             f"{context.unstated}; {remedy(['*'], context)}" if context.recording else context.unstated,
         )
+    if assumed is not None:
+        return assumed
     metric = None if context.objective is None else context.objective.step_metric
     if rule.needs_objective and metric is not None and metric not in context.metrics:
         return Skipped(

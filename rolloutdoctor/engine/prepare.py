@@ -7,7 +7,7 @@ from rolloutdoctor.engine.configure import Configured, configure
 from rolloutdoctor.engine.options import CheckOptions
 from rolloutdoctor.engine.plan import Plan, make_plan
 from rolloutdoctor.engine.refute import find_refuted, has_traces
-from rolloutdoctor.engine.remedies import how_to_record
+from rolloutdoctor.engine.remedies import how_to_record, is_imported
 from rolloutdoctor.io.metadata import RunMetadata
 from rolloutdoctor.io.metrics import LoggedMetrics
 from rolloutdoctor.io.run import Run
@@ -107,4 +107,11 @@ def whole_context(
     context = context_for(columns, metrics.names(), configured, metrics.left_out)
     unstated, recording = how_to_record(metadata, metrics.names(), configured)
     spacing = {} if configured is None else metrics.spacing(configured.trainer.loss_metric)
-    return replace(context, has_rows=has_rows, recording=recording, unstated=unstated, spacing=spacing)
+    return replace(
+        context,
+        has_rows=has_rows,
+        recording=recording,
+        unstated=unstated,
+        spacing=spacing,
+        imported=is_imported(metadata),
+    )

@@ -29,6 +29,11 @@ def how_to_record(
     return Context.unstated if trainer is None else _unstated(metadata, trainer), recording
 
 
+def is_imported(metadata: RunMetadata) -> bool:
+    """Tell whether an importer that looks at the files themselves made the rows of a trainer's dump."""
+    return any(one.checks_files for one in IMPORTERS if one.name == metadata.recording.get("importer"))
+
+
 def _unstated(metadata: RunMetadata, trainer: Trainer) -> str:
     named = metadata.trainer == trainer.name
     start = "" if named else f"--trainer {trainer.name}, if that made it, "

@@ -46,6 +46,8 @@ class Importer(Protocol):
     summary: str
     logs_beside: bool
     """True if a folder of the dump may hold logs of numbers too; False if the importer finds its own."""
+    checks_files: bool
+    """True if it looks for files that were overwritten, mixed, repeated or torn, which RDI002 reports."""
     recording: Mapping[str, str]
     """Canonical column to what would bring it, in the words of who wrote the dump; ``*`` is any other column."""
 

@@ -25,6 +25,7 @@ class RecordingJournal:
     name = "journal"
     summary = "a recording that was not closed (run.parquet.journal)"
     logs_beside = True
+    checks_files = False
     recording: Mapping[str, str] = {}
 
     def detect(self, path: Path) -> str | None:

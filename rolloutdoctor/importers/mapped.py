@@ -29,6 +29,7 @@ class MappedTable:
     name = "mapped"
     summary = "any JSON Lines or Parquet, columns named with --map or --map-file"
     logs_beside = True
+    checks_files = False
     recording: Mapping[str, str] = {
         "*": "say where the file has it with --map COLUMN=WHERE, or write it with rolloutdoctor.recorders.own_loop"
     }

@@ -41,6 +41,7 @@ class PrimeRlTokens:
     name = "prime-rl-tokens"
     summary = "prime-rl's token_exports (trainer.enable_token_export)"
     logs_beside = True
+    checks_files = True
     recording: Mapping[str, str] = {
         "reward": "prime-rl's token export has no rewards: give its traces instead (rollouts/step_*/train), or record "
         "with rolloutdoctor.recorders.own_loop",

@@ -38,6 +38,7 @@ class PrimeRlTraces:
     name = "prime-rl-traces"
     summary = "prime-rl's rollouts/step_*/train/effective/traces.jsonl"
     logs_beside = True
+    checks_files = True
     recording: Mapping[str, str] = {
         "old_log_probs": "the trainer's log-probs are in the token export: trainer.enable_token_export=true",
         "policy_log_probs": "the trainer's log-probs are in the token export: trainer.enable_token_export=true",

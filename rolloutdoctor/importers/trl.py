@@ -37,6 +37,7 @@ class TrlCompletions:
     name = "trl"
     summary = "TRL's completions directory (log_completions=True)"
     logs_beside = False
+    checks_files = True
     recording: Mapping[str, str] = {}
 
     def detect(self, path: Path) -> str | None:

@@ -31,6 +31,7 @@ class VerlRollouts:
     name = "verl"
     summary = "verl's rollout_data_dir (JSON Lines), with its file logger beside it"
     logs_beside = True
+    checks_files = True
     recording: Mapping[str, str] = {}
 
     def detect(self, path: Path) -> str | None:

@@ -4,7 +4,7 @@ import re
 from xml.sax.saxutils import escape, quoteattr
 
 from rolloutdoctor.report.style import Style, plain, shown, where
-from rolloutdoctor.results.findings import Finding, Report, Skipped
+from rolloutdoctor.results.findings import Finding, NotApplicable, Report, Skipped
 
 _NOT_XML = re.compile("[^\t\n\r\x20-\ud7ff\ue000-\ufffd\U00010000-\U0010ffff]")
 
@@ -13,13 +13,15 @@ def render(report: Report, style: Style) -> str:
     """Render one test case a rule.
 
     A finding of `style.fail_at` or above is a failure, a lesser one passes with its words as output, a rule that
-    could not run is skipped.
+    is not applicable or could not be tested is skipped, and its message says which.
     """
     cases = [_found(found, style) for found in report.findings]
     cases += [f"    <testcase {_who(code, name)}/>" for code, name in report.clean]
+    cases += [_not_applicable(one) for one in report.not_applicable]
     cases += [_skipped(one) for one in report.skipped]
+    skipped = len(report.not_applicable) + len(report.skipped)
     failures = sum(_fails(found, style) for found in report.findings)
-    counts = f'tests="{len(cases)}" failures="{failures}" errors="0" skipped="{len(report.skipped)}"'
+    counts = f'tests="{len(cases)}" failures="{failures}" errors="0" skipped="{skipped}"'
     lines = [
         '<?xml version="1.0" encoding="UTF-8"?>',
         f'<testsuites name="rolloutdoctor" {counts}>',
@@ -44,6 +46,11 @@ def _found(found: Finding, style: Style) -> str:
     else:
         inner = f"<system-out>{body}</system-out>"
     return f"    <testcase {_who(found.code, found.name)}>\n      {inner}\n    </testcase>"
+
+
+def _not_applicable(one: NotApplicable) -> str:
+    message = _attribute(f"not applicable: {one.reason}")
+    return f"    <testcase {_who(one.code, one.name)}>\n      <skipped message={message}/>\n    </testcase>"
 
 
 def _skipped(one: Skipped) -> str:

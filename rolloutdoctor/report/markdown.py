@@ -4,7 +4,7 @@ import re
 from collections.abc import Iterator
 
 from rolloutdoctor.report.audit_words import audit_lines
-from rolloutdoctor.report.concise import counts
+from rolloutdoctor.report.concise import counts, severities
 from rolloutdoctor.report.markup import inert
 from rolloutdoctor.report.style import Style, plain, set_to, shown, where
 from rolloutdoctor.results.findings import Finding, Report
@@ -17,7 +17,7 @@ def render(report: Report, style: Style) -> str:
 
 
 def _lines(report: Report) -> Iterator[str]:
-    yield f"## rolloutdoctor: {counts(report)}\n"
+    yield f"## rolloutdoctor: {severities(report)}\n"
     size = report.input
     who = f"{report.trainer} {report.trainer_version}" if report.trainer else "trainer unknown"
     yield f"{_text(who)}; {size.rows:,} rows, {size.groups:,} groups, {size.steps:,} steps, {size.tokens:,} tokens\n"
@@ -35,6 +35,11 @@ def _lines(report: Report) -> Iterator[str]:
             yield from _finding(found)
     if report.clean:
         yield f"**Clean:** {', '.join(f'{code} {name}' for code, name in report.clean)}\n"
+    if report.not_applicable:
+        yield "**Not applicable**\n"
+        for each in report.not_applicable:
+            yield f"- {each.code} {each.name}: {_text(each.reason)}"
+        yield ""
     if report.skipped:
         yield "**Skipped**\n"
         for one in report.skipped:
@@ -51,6 +56,7 @@ def _lines(report: Report) -> Iterator[str]:
         yield "\n</details>\n"
     for note in report.notes:
         yield f"> {_text(note, 400)}\n"
+    yield f"{counts(report)}.\n"
 
 
 def _finding(found: Finding) -> Iterator[str]:

@@ -17,9 +17,10 @@ def as_json(report: Report, style: Style) -> str:
 
 
 def as_json_lines(report: Report, style: Style) -> str:
-    """Render one JSON object a line: the run, then every finding, clean rule and skipped rule, each with its type."""
+    """Render one JSON object a line: the run, then what became of every rule, each with its type."""
     body = _body(report)
-    findings, clean, skipped = body.pop("findings"), body.pop("clean"), body.pop("skipped")
+    findings, clean = body.pop("findings"), body.pop("clean")
+    not_applicable, skipped = body.pop("not_applicable"), body.pop("skipped")
 
     def lines() -> Iterator[dict[str, object]]:
         yield {"type": "run", **body}
@@ -27,6 +28,8 @@ def as_json_lines(report: Report, style: Style) -> str:
             yield {"type": "finding", **finding}
         for code in clean:
             yield {"type": "clean", "code": code}
+        for one in not_applicable:
+            yield {"type": "not_applicable", **one}
         for one in skipped:
             yield {"type": "skipped", **one}
 
@@ -44,9 +47,11 @@ def _body(report: Report) -> dict[str, Any]:
         "audit": [_audited(entry) for entry in report.audit],
         "findings": [_finding(finding) for finding in report.findings],
         "clean": [code for code, _ in report.clean],
+        "not_applicable": [{"code": one.code, "name": one.name, "reason": one.reason} for one in report.not_applicable],
         "skipped": [
             {"code": one.code, "name": one.name, "reason": one.reason, "remedy": one.remedy} for one in report.skipped
         ],
+        "coverage": vars(report.coverage),
         "notes": list(report.notes),
     }
 

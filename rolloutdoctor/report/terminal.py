@@ -36,18 +36,20 @@ def _parts(report: Report, style: Style) -> Iterator[RenderableType]:
         names = ", ".join(f"{code} {name}" for code, name in report.clean)
         yield hanging(Text(f"{sign} clean", style="green" if style.color else ""), Text(names), 11)
     dash = "–" if style.unicode else "-"
+    for each in report.not_applicable:
+        yield hanging(Text(f"{dash} n/a"), Text(f"{each.code} {each.name}: {plain(each.reason, 300)}"), 11)
     for one in report.skipped:
         words = Text(f"{one.code} {one.name}: {plain(one.reason, 300)}")
         words.append(f"\nto run it: {plain(one.remedy, 300)}", style="dim" if style.color else "")
         yield hanging(Text(f"{dash} skipped", style="dim" if style.color else ""), words, 11)
-    if report.clean or report.skipped:
+    if report.clean or report.not_applicable or report.skipped:
         yield ""
     yield from configuration(report)
     for note in report.notes:
         yield hanging(Text("note"), Text(plain(note, 400)), 11)
-    yield Text(f"{counts(report)}.", style="bold" if style.color else "")
     if report.findings:
         yield "These are measurements of the rows, not proof of a broken run."
+    yield Text(f"{counts(report)}.", style="bold" if style.color else "")
 
 
 def _finding(finding: Finding, style: Style) -> Iterator[RenderableType]:

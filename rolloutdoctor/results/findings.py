@@ -104,6 +104,23 @@ class Skipped:
 
 
 @dataclass(frozen=True)
+class NotApplicable:
+    """One rule whose fault the recorded options or the rows rule out."""
+
+    code: str
+    name: str
+    reason: str
+
+
+@dataclass(frozen=True)
+class Coverage:
+    """How many rules could be tested (found or clean), of all that were selected."""
+
+    tested: int
+    rules: int
+
+
+@dataclass(frozen=True)
 class Setting:
     """A configuration value and where it came from."""
 
@@ -135,10 +152,11 @@ class Report:
         trainer_version: its version, or None.
         config: option name to value and origin.
         findings: worst first.
-        clean: ``(code, name)`` of the rules that ran and found nothing.
-        skipped: the rules that could not run.
+        clean: ``(code, name)`` of the rules that found nothing where they could have.
+        skipped: the rules that could not be tested, each with what would make it so.
         notes: what the numbers rest on that the reader should know, one sentence each.
         audit: every logged quantity with the number of its values that follow from the rows and the options.
+        not_applicable: the rules whose fault the recorded options or the rows rule out.
     """
 
     version: str
@@ -153,11 +171,18 @@ class Report:
     skipped: tuple[Skipped, ...] = ()
     notes: tuple[str, ...] = ()
     audit: tuple[AuditEntry, ...] = ()
+    not_applicable: tuple[NotApplicable, ...] = ()
+
+    @property
+    def coverage(self) -> Coverage:
+        """How many rules could be tested; each rule is found, clean, not applicable or skipped."""
+        tested = len(self.findings) + len(self.clean)
+        return Coverage(tested, tested + len(self.not_applicable) + len(self.skipped))
 
     @property
     def nothing_checked(self) -> bool:
-        """True if every selected rule was skipped."""
-        return not self.findings and not self.clean and bool(self.skipped)
+        """True if none of the selected rules could be tested."""
+        return not self.coverage.tested and bool(self.coverage.rules)
 
     def frame(self) -> "pl.DataFrame":
         """One row for each measure of each finding as a polars frame."""

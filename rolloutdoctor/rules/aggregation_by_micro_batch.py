@@ -1,8 +1,12 @@
 """RDG006: the loss depends on the cut into micro-batches."""
 
 from dataclasses import dataclass
+from typing import TYPE_CHECKING
 
 from rolloutdoctor.rules.audited import CauseRule
+
+if TYPE_CHECKING:
+    from rolloutdoctor.rules.step import StepView
 
 
 @dataclass(frozen=True)
@@ -42,3 +46,11 @@ class AggregationByMicroBatch(CauseRule):
     )
     stages = ("loss",)
     remedy = "log the loss and the KL of every optimiser step beside the run"
+    absent = "every step is one micro-batch"
+
+    def occurs(self, step: "StepView") -> bool:
+        """Return True if the step has several micro-batches, or does not say."""
+        micro_N = step.batch.per_row.get("micro_batch_id")
+        rank_N = step.batch.per_row.get("rank")
+        columns = [column for column in (micro_N, rank_N) if column is not None]
+        return micro_N is None or any(bool((column != column[:1]).any()) for column in columns)

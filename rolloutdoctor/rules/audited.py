@@ -4,6 +4,7 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, ClassVar
 
+from rolloutdoctor.objective.parts import Part
 from rolloutdoctor.ops.tally import Sums, largest
 from rolloutdoctor.results.audit import Cause
 from rolloutdoctor.results.findings import Example, Measure, Severity
@@ -23,12 +24,14 @@ class AuditedTally(Sums):
         agree: those within their rounding radius.
         not_compared: values that could not be compared.
         worst: largest difference in radii.
+        steps: steps in which what the rule is about could show itself.
     """
 
     compared: int = 0
     agree: int = 0
     not_compared: int = 0
     worst: float = largest()
+    steps: int = 0
 
 
 @dataclass(frozen=True)
@@ -37,10 +40,22 @@ class AuditedRule(Rule[AuditedTally]):
 
     Attributes:
         stages: the stages whose quantities show what the rule is about.
+        part_names: parts of the objective of which the rule needs one; none: it is about every objective.
+        absent: why the rows rule the fault out, where `occurs` holds in no step.
     """
 
     tally = AuditedTally
     stages: ClassVar[tuple[str, ...]]
+    part_names: ClassVar[tuple[Part, ...]] = ()
+    absent: ClassVar[str] = "no training step was read"
+
+    def parts(self, context: Context) -> tuple[Part, ...]:
+        """Return the parts of the objective of which the rule needs one."""
+        return self.part_names
+
+    def occurs(self, step: "StepView") -> bool:
+        """Return True if what the rule is about could show itself in a step."""
+        return True
 
     def columns(self, context: Context) -> frozenset[str]:
         """Nothing beyond what the audit reads where it is there."""
@@ -48,7 +63,7 @@ class AuditedRule(Rule[AuditedTally]):
 
     def measure(self, step: "StepView") -> AuditedTally:
         """Count the values of the step."""
-        total = AuditedTally()
+        total = AuditedTally(steps=int(len(step.batch) > 0 and self.occurs(step)))
         for tally in self._tallies(step).values():
             total += AuditedTally(tally.compared, tally.agree, tally.not_compared, tally.worst)
         return total
@@ -73,11 +88,19 @@ class AuditedRule(Rule[AuditedTally]):
 
     def inconclusive_reason(self, run: AuditedTally, context: Context) -> Missing | None:
         """Nothing was logged that could show it."""
-        if run.compared or self.code in context.causes:
+        if run.compared or self.code in context.causes or self.vacuous_reason(run, context):
             return None
         if run.not_compared:
             return Missing("no logged value could be compared: rows or columns of the steps are missing", self.remedy)
         return Missing("nothing was logged that could show it", self.remedy)
+
+    def vacuous_reason(self, run: AuditedTally, context: Context) -> str | None:
+        """Rows in which it cannot occur."""
+        return None if run.steps else self.absent
+
+    def decisive_parts(self, run: AuditedTally, context: Context) -> tuple[Part, ...]:
+        """None: that the logged values agree says that the options are right."""
+        return ()
 
     remedy: ClassVar[str] = "log the trainer's metrics beside the run, and its advantages in the rows"
 

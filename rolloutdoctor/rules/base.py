@@ -8,6 +8,7 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, ClassVar, Generic, TypeVar
 
+from rolloutdoctor.objective.parts import Part, has_baseline_per_row, has_part
 from rolloutdoctor.ops.tally import Sums
 from rolloutdoctor.results.audit import Cause, Refuted
 from rolloutdoctor.results.findings import Example, Measure, Severity
@@ -43,6 +44,7 @@ class Context:
             other, and ``metrics`` its log.
         spacing: name of a logged metric to the spacing of the decimal digits that it was rounded to.
         unstated: what to state of the run where nothing says which trainer made it, or with which options.
+        imported: True if an importer made the rows of rollout files, and looked at the files themselves.
         averaged: names of metrics that were logged as means over several steps, and so are no value of one.
         refuted: options that the log contradicts.
         refutable: the log holds a metric that could contradict an option.
@@ -58,6 +60,7 @@ class Context:
     objective: "Objective | None" = None
     averaged: frozenset[str] = frozenset()
     has_rows: bool = True
+    imported: bool = False
     spacing: Mapping[str, float] = field(default_factory=dict)
     recording: Mapping[str, str] = field(default_factory=dict)
     refuted: tuple[Refuted, ...] = ()
@@ -132,11 +135,23 @@ class Rule(ABC, Generic[T]):
 
     @abstractmethod
     def columns(self, context: Context) -> frozenset[str]:
-        """Return the columns without which the rule cannot run; empty if the configuration rules the fault out."""
+        """Return the columns without which the rule cannot run."""
 
     def optional_columns(self, context: Context) -> frozenset[str]:
         """Return further columns that the rule reads where they are there."""
         return frozenset()
+
+    def parts(self, context: Context) -> tuple[Part, ...]:
+        """Return the parts of the objective of which the rule needs one: without any, there is nothing to find.
+
+        The trainer says which of its options decide over a part. Where such an option is recorded, the rule is not
+        applicable; where it is only assumed, the rule is skipped.
+        """
+        return ()
+
+    def inapplicable_reason(self, context: Context) -> str | None:
+        """Say what else that is known before the first row rules the fault out."""
+        return None
 
     def unavailable_reason(self, context: Context) -> Missing | None:
         """Say what else stands in the way."""
@@ -177,6 +192,18 @@ class Rule(ABC, Generic[T]):
         """Say why the steps that were read hold nothing to judge: neither clean nor found."""
         return None
 
+    def vacuous_reason(self, run: T, context: Context) -> str | None:
+        """Say why the rows that were read rule the fault out; asked where `judge` found nothing."""
+        return None
+
+    def decisive_parts(self, run: T, context: Context) -> tuple[Part, ...]:
+        """Return the parts whose options might change that nothing was found; if one is assumed, the rule is skipped.
+
+        By default the parts that the rule needs, as far as the objective has them.
+        """
+        objective = context.objective
+        return () if objective is None else tuple(part for part in self.parts(context) if has_part(objective, part))
+
     @abstractmethod
     def judge(self, run: T, context: Context) -> Judgement | None:
         """Judge the run; None if there is nothing to find."""
@@ -185,6 +212,17 @@ class Rule(ABC, Generic[T]):
     def title(cls) -> str:
         """First line of the rule's page."""
         return (cls.__doc__ or "").strip().splitlines()[0]
+
+
+def baseline_per_token(context: Context) -> Missing | None:
+    """Say that a group baseline for each token cannot be tested by a rule that compares one for each response."""
+    objective = context.objective
+    if objective is None or has_baseline_per_row(objective):
+        return None
+    return Missing(
+        "the estimator has a group baseline for each token, and this rule compares one for each response",
+        "no column makes it run: compare with `rolloutdoctor diff --fix rejected-rows`",
+    )
 
 
 def logs_remedy() -> str:

@@ -1,8 +1,12 @@
 """RDG010: the denominator counts other tokens than the numerator."""
 
 from dataclasses import dataclass
+from typing import TYPE_CHECKING
 
 from rolloutdoctor.rules.audited import CauseRule
+
+if TYPE_CHECKING:
+    from rolloutdoctor.rules.step import StepView
 
 
 @dataclass(frozen=True)
@@ -38,3 +42,12 @@ class DenominatorCountsDropped(CauseRule):
     references = ("https://github.com/huggingface/trl/issues/6369",)
     stages = ("loss",)
     remedy = "log the loss and the KL of every optimiser step beside the run"
+    absent = "no token was masked by rejection"
+
+    def occurs(self, step: "StepView") -> bool:
+        """Return True if rejection masked a token of the step."""
+        batch = step.batch
+        names = {"response_mask", "response_mask_pre"}
+        if not names <= batch.per_token.keys():
+            return True
+        return bool((batch.column("response_mask_pre") & ~batch.column("response_mask")).any())

@@ -126,6 +126,10 @@ class EvalGroupOfOne(Rule[EvalTally]):
             "rows_masked_by_pr5640": Measure(tally.pr_rows, "rows"),
         }
 
+    def vacuous_reason(self, run: EvalTally, context: Context) -> str | None:
+        """No evaluation."""
+        return None if run.eval_rows else "no evaluation rows were read"
+
     def judge(self, run: EvalTally, context: Context) -> Judgement | None:
         """A warning if such rows are fully masked, else information."""
         if not run.rows:

@@ -5,10 +5,11 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from rolloutdoctor.objective.objective import Objective
+from rolloutdoctor.objective.parts import Part
 from rolloutdoctor.objective.required_columns import advantage_columns
 from rolloutdoctor.ops.tally import Sums, largest, ratio
 from rolloutdoctor.results.findings import Example, Measure, Severity
-from rolloutdoctor.rules.base import KEEP_EXAMPLES, Context, Judgement, Rule, counted, number, percent
+from rolloutdoctor.rules.base import KEEP_EXAMPLES, Context, Judgement, Missing, Rule, counted, number, percent
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -82,6 +83,20 @@ class FloatResidue(Rule[ResidueTally]):
         """Logged advantages show the residue itself."""
         return frozenset({"advantage", "advantages", "response_mask"}) if self.columns(context) else frozenset()
 
+    def parts(self, context: Context) -> tuple[Part, ...]:
+        """The division by a group's standard deviation."""
+        return (Part.GROUP_STD,)
+
+    def unavailable_reason(self, context: Context) -> Missing | None:
+        """Estimators whose rounding is not repeated here."""
+        if context.objective is None or _divides(context.objective):
+            return None
+        return Missing(
+            "the estimator does more than divide by a group's standard deviation, and its float32 rounding is not "
+            "repeated here",
+            "no column makes it run: look at the logged advantages of zero-variance groups",
+        )
+
     def measure(self, step: "StepView") -> ResidueTally:
         """Count one step."""
         if not step.training or step.evaluation is None or step.rows is None:
@@ -133,6 +148,10 @@ class FloatResidue(Rule[ResidueTally]):
             "max_abs_advantage": Measure(tally.max_abs, "advantage"),
             "advantage_mass_share": Measure(ratio(tally.mass, tally.all_mass), "share"),
         }
+
+    def vacuous_reason(self, run: ResidueTally, context: Context) -> str | None:
+        """No group in which a residue could be seen."""
+        return None if run.equal_groups else "no training group of two or more has equal rewards"
 
     def judge(self, run: ResidueTally, context: Context) -> Judgement | None:
         """Weight by size: below `warn_above` it is information."""

@@ -2,6 +2,7 @@
 
 from dataclasses import dataclass
 
+from rolloutdoctor.objective.parts import Part
 from rolloutdoctor.rules.audited import CauseRule
 
 
@@ -44,3 +45,4 @@ class GroupPartition(CauseRule):
     )
     stages = ("advantages",)
     remedy = "log the advantages: the column advantage (one a row) or advantages (one a token)"
+    part_names = (Part.GROUP_BASELINE,)

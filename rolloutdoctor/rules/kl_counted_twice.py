@@ -2,6 +2,7 @@
 
 from dataclasses import dataclass
 
+from rolloutdoctor.objective.parts import Part
 from rolloutdoctor.rules.audited import CauseRule
 
 
@@ -41,3 +42,4 @@ class KlCountedTwice(CauseRule):
     )
     stages = ("advantages", "kl", "loss")
     remedy = "log the loss and the KL of every optimiser step beside the run"
+    part_names = (Part.KL_LOSS,)

@@ -2,6 +2,7 @@
 
 from dataclasses import dataclass
 
+from rolloutdoctor.objective.parts import Part
 from rolloutdoctor.rules.audited import CauseRule
 
 
@@ -39,3 +40,7 @@ class KlGradient(CauseRule):
     references = ("https://github.com/huggingface/trl/issues/4637",)
     stages = ("kl", "loss")
     remedy = "log the loss and the KL of every optimiser step beside the run"
+    part_names = (
+        Part.KL_LOSS,
+        Part.KL_REWARD,
+    )

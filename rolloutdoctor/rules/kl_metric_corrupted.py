@@ -6,6 +6,7 @@ from math import isnan
 from typing import TYPE_CHECKING
 
 from rolloutdoctor.objective.objective import KlBuffer
+from rolloutdoctor.objective.parts import Part
 from rolloutdoctor.objective.required_columns import loss_columns, reward_kl_columns
 from rolloutdoctor.ops.tally import Sums, largest, ratio
 from rolloutdoctor.results.findings import Example, Measure, Severity
@@ -120,6 +121,13 @@ class KlMetricCorrupted(Rule[KlMetricTally]):
     def optional_columns(self, context: Context) -> frozenset[str]:
         """The stored per-token KL decides token by token."""
         return frozenset({"kl"}) if self.columns(context) else frozenset()
+
+    def parts(self, context: Context) -> tuple[Part, ...]:
+        """A KL in the loss or in the reward; one of coefficient 0 is logged all the same."""
+        objective = context.objective
+        if objective is None or objective.kl_loss is not None or objective.kl_reward is not None:
+            return ()
+        return (Part.KL_LOSS, Part.KL_REWARD)
 
     def unavailable_reason(self, context: Context) -> Missing | None:
         """Without any logged KL there is nothing to compare."""

@@ -4,6 +4,7 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
+from rolloutdoctor.objective.parts import Part
 from rolloutdoctor.objective.required_columns import loss_columns
 from rolloutdoctor.ops.tally import Sums, largest, ratio
 from rolloutdoctor.results.findings import Example, Measure, Severity
@@ -77,11 +78,27 @@ class KlOnlyLoss(Rule[KlOnlyTally]):
         """None: it is all in the log."""
         return frozenset()
 
+    def parts(self, context: Context) -> tuple[Part, ...]:
+        """The KL term in the loss, unless the log shows it."""
+        return () if self._told(context) else (Part.KL_LOSS,)
+
+    def inapplicable_reason(self, context: Context) -> str | None:
+        """Rows that give the two parts of the loss exactly."""
+        # The two log-probs stand in for each other.
+        either = {"old_log_probs", "policy_log_probs"}
+        held = context.columns | (either if either & context.columns else set())
+        if context.objective is not None and loss_columns(context.objective) <= held:
+            return "the rows give the loss exactly, so RDG002 covers it"
+        return None
+
     def unavailable_reason(self, context: Context) -> Missing | None:
         """A log from which the two parts of the loss cannot be told."""
+        return None if self._told(context) else self._untold(context)
+
+    def _told(self, context: Context) -> bool:
         trainer = context.writer
-        told = trainer is not None and trainer.loss_parts(dict.fromkeys(context.metrics, 0.0), context.config)
-        return None if told else self._untold(context)
+        names = dict.fromkeys(context.metrics, 0.0)
+        return trainer is not None and trainer.loss_parts(names, context.config) is not None
 
     def _untold(self, context: Context) -> Missing:
         return Missing(
@@ -131,12 +148,7 @@ class KlOnlyLoss(Rule[KlOnlyTally]):
         }
 
     def inconclusive_reason(self, run: KlOnlyTally, context: Context) -> Missing | None:
-        """A log from which the two parts of the loss cannot be told; or rows that tell them exactly."""
-        # The two log-probs stand in for each other.
-        either = {"old_log_probs", "policy_log_probs"}
-        held = context.columns | (either if either & context.columns else set())
-        if context.objective is not None and loss_columns(context.objective) <= held:
-            return Missing("the rows give the loss exactly, so RDG002 covers it", "not needed: see RDG002")
+        """A log from which the two parts of the loss cannot be told."""
         return None if run.steps else self._untold(context)
 
     def judge(self, run: KlOnlyTally, context: Context) -> Judgement | None:

@@ -5,6 +5,7 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
+from rolloutdoctor.objective.parts import Part
 from rolloutdoctor.ops.tally import Sums, largest, ratio
 from rolloutdoctor.results.findings import Example, Measure, Severity
 from rolloutdoctor.rules.base import Context, Judgement, Missing, Rule, counted, logs_remedy, number
@@ -132,7 +133,17 @@ class LoggedAnomaly(Rule[AnomalyTally]):
 
     def inconclusive_reason(self, run: AnomalyTally, context: Context) -> Missing | None:
         """A log without any of the three."""
+        if run.negative_kl and context.objective is None and self.judge(run, context) is None:
+            return Missing(
+                f"the logged KL is negative in {counted(run.negative_kl, 'step')}, and nothing says which estimator "
+                "it is",
+                context.unstated,
+            )
         return None if run.steps else self._untold(context)
+
+    def decisive_parts(self, run: AnomalyTally, context: Context) -> tuple[Part, ...]:
+        """Which KL may be negative."""
+        return (Part.KL_LOSS, Part.KL_ESTIMATOR) if run.negative_kl else ()
 
     def judge(self, run: AnomalyTally, context: Context) -> Judgement | None:
         """An error for NaN or Inf, a warning for an impossible value or an outlier."""

@@ -4,6 +4,7 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
+from rolloutdoctor.objective.parts import Part
 from rolloutdoctor.objective.required_columns import loss_columns
 from rolloutdoctor.ops.tally import Sums, largest, ratio
 from rolloutdoctor.results.findings import Example, Measure, Severity
@@ -80,9 +81,6 @@ class LossNearZero(Rule[LossTally]):
         """Everything that the loss needs."""
         return loss_columns(context.objective) if context.objective is not None else frozenset()
 
-    def unavailable_reason(self, context: Context) -> None:
-        """Nothing else."""
-
     def measure(self, step: "StepView") -> LossTally:
         """Count one step."""
         return step.cached("loss near zero", lambda: self._measured(step))
@@ -149,6 +147,10 @@ class LossNearZero(Rule[LossTally]):
             "grad_l2": (tally.grad_l2, "loss per nat"),
         }
         return {name: Measure(ratio(value, tally.near_zero), unit) for name, (value, unit) in found.items()}
+
+    def decisive_parts(self, run: LossTally, context: Context) -> tuple[Part, ...]:
+        """How advantages become a loss, and whether a KL term is added: another loss of these rows might be near 0."""
+        return (Part.POLICY_LOSS, Part.KL_LOSS)
 
     def judge(self, run: LossTally, context: Context) -> Judgement | None:
         """Information if the gradient is alive, a warning if many steps are dead, an error if it is cut off."""

@@ -9,7 +9,7 @@ from rolloutdoctor.objective.objective import RowSet
 from rolloutdoctor.objective.required_columns import advantage_columns
 from rolloutdoctor.ops.tally import Sums, smallest
 from rolloutdoctor.results.findings import Example, Measure, Severity
-from rolloutdoctor.rules.base import KEEP_EXAMPLES, Context, Judgement, Rule, counted
+from rolloutdoctor.rules.base import KEEP_EXAMPLES, Context, Judgement, Missing, Rule, counted
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -125,6 +125,15 @@ class NonfiniteValues(Rule[NonfiniteTally]):
         needed = advantage_columns(context.objective)
         # Advantages that depend on which tokens are left can be undefined.
         return found | needed if "response_mask" in needed else found
+
+    def unavailable_reason(self, context: Context) -> Missing | None:
+        """No column to look at."""
+        if context.columns.intersection(("reward", "advantage", *TOKEN_COLUMNS)):
+            return None
+        return Missing(
+            "there is no column of rewards, advantages or log-probs",
+            context.recording.get("*", "record these columns, or name them as `rolloutdoctor info` lists them"),
+        )
 
     def measure_tokens(self, block: "TokenBlock") -> "Mapping[str, Tensor]":
         """Count the tokens of each row with a value that is not finite: in any column, trained ones, in the loss."""

@@ -93,6 +93,10 @@ class OverwrittenCompletions(Rule[OverwrittenTally]):
             "torn_lines": Measure(tally.torn_lines, "lines"),
         }
 
+    def vacuous_reason(self, run: OverwrittenTally, context: Context) -> str | None:
+        """Rows that were not imported from rollout files."""
+        return None if context.imported else "the rows were not imported from a trainer's rollout files"
+
     def judge(self, run: OverwrittenTally, context: Context) -> Judgement | None:
         """A warning where rows are lost or mixed, information where they are only repeated."""
         words = _words(run)

@@ -5,10 +5,20 @@ from dataclasses import dataclass
 from math import sqrt
 from typing import TYPE_CHECKING
 
-from rolloutdoctor.objective.required_columns import advantage_columns, has_time_axis, loss_columns
+from rolloutdoctor.objective.parts import Part, has_baseline_per_row
+from rolloutdoctor.objective.required_columns import advantage_columns, loss_columns
 from rolloutdoctor.ops.tally import Sums, largest, ratio
 from rolloutdoctor.results.findings import Example, Measure, Severity
-from rolloutdoctor.rules.base import KEEP_EXAMPLES, Context, Judgement, Rule, counted, number
+from rolloutdoctor.rules.base import (
+    KEEP_EXAMPLES,
+    Context,
+    Judgement,
+    Missing,
+    Rule,
+    baseline_per_token,
+    counted,
+    number,
+)
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -90,7 +100,7 @@ class RejectedInBaseline(Rule[RejectedTally]):
 
     def columns(self, context: Context) -> frozenset[str]:
         """What the advantages need, and the mask; nothing for estimators without a group baseline."""
-        if context.objective is None or has_time_axis(context.objective):
+        if context.objective is None or not has_baseline_per_row(context.objective):
             return frozenset()
         return advantage_columns(context.objective) | {"response_mask"}
 
@@ -99,6 +109,14 @@ class RejectedInBaseline(Rule[RejectedTally]):
         if not self.columns(context) or context.objective is None:
             return frozenset()
         return loss_columns(context.objective) | {"advantage", "advantages", "response_mask_pre"}
+
+    def parts(self, context: Context) -> tuple[Part, ...]:
+        """The group baseline."""
+        return (Part.GROUP_BASELINE,)
+
+    def unavailable_reason(self, context: Context) -> Missing | None:
+        """A baseline of another kind."""
+        return baseline_per_token(context)
 
     def measure_tokens(self, block: "TokenBlock") -> "Mapping[str, Tensor]":
         """Count the tokens of each row that were trained on before rejection."""
@@ -228,6 +246,10 @@ class RejectedInBaseline(Rule[RejectedTally]):
             "kappa": Measure(ratio(tally.versus_dot, tally.fixed_sq), "1"),
             "cosine": Measure(ratio(tally.versus_dot, sqrt(tally.grad_sq) * sqrt(tally.fixed_sq)), "1"),
         }
+
+    def vacuous_reason(self, run: RejectedTally, context: Context) -> str | None:
+        """No response to leave out of a baseline."""
+        return None if run.rejected_rows else "no response with a reward is fully masked"
 
     def judge(self, run: RejectedTally, context: Context) -> Judgement | None:
         """An error if the logged advantages show it, a warning if nothing logged decides it."""

@@ -4,10 +4,21 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-from rolloutdoctor.objective.required_columns import advantage_columns, has_time_axis
+from rolloutdoctor.objective.parts import Part, has_baseline_per_row
+from rolloutdoctor.objective.required_columns import advantage_columns
 from rolloutdoctor.ops.tally import Sums, largest, ratio
 from rolloutdoctor.results.findings import Example, Measure, Severity
-from rolloutdoctor.rules.base import KEEP_EXAMPLES, Context, Judgement, Rule, counted, number, percent
+from rolloutdoctor.rules.base import (
+    KEEP_EXAMPLES,
+    Context,
+    Judgement,
+    Missing,
+    Rule,
+    baseline_per_token,
+    counted,
+    number,
+    percent,
+)
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -63,13 +74,21 @@ class SingletonGroup(Rule[SingletonTally]):
 
     def columns(self, context: Context) -> frozenset[str]:
         """What the advantages need; nothing for estimators without a group baseline."""
-        if context.objective is None or has_time_axis(context.objective):
+        if context.objective is None or not has_baseline_per_row(context.objective):
             return frozenset()
         return advantage_columns(context.objective)
 
     def optional_columns(self, context: Context) -> frozenset[str]:
         """The mask tells which rows are live, logged advantages confirm."""
         return frozenset({"response_mask", "advantage", "advantages"}) if self.columns(context) else frozenset()
+
+    def parts(self, context: Context) -> tuple[Part, ...]:
+        """The group baseline."""
+        return (Part.GROUP_BASELINE,)
+
+    def unavailable_reason(self, context: Context) -> Missing | None:
+        """A baseline of another kind."""
+        return baseline_per_token(context)
 
     def measure(self, step: "StepView") -> SingletonTally:
         """Count one step."""
@@ -126,6 +145,20 @@ class SingletonGroup(Rule[SingletonTally]):
             "rows": Measure(tally.rows, "rows"),
             "advantage_mass_share": Measure(ratio(tally.mass, tally.all_mass), "share"),
         }
+
+    def inconclusive_reason(self, run: SingletonTally, context: Context) -> Missing | None:
+        """Masks that might have left one response of a group."""
+        if run.groups or "response_mask" in context.columns:
+            return None
+        how = context.recording or (context.trainer.recording if context.trainer is not None else {})
+        return Missing(
+            "missing column response_mask, and no group has a single response: nothing says which are fully masked",
+            how.get("response_mask", how.get("*", "record the column response_mask")),
+        )
+
+    def vacuous_reason(self, run: SingletonTally, context: Context) -> str | None:
+        """No groups."""
+        return None if run.all_groups else "there are no training groups"
 
     def judge(self, run: SingletonTally, context: Context) -> Judgement | None:
         """A warning if these rows carry advantage, information if they are merely wasted."""

@@ -5,6 +5,7 @@ from dataclasses import dataclass
 from math import sqrt
 from typing import TYPE_CHECKING
 
+from rolloutdoctor.objective.parts import Part
 from rolloutdoctor.objective.required_columns import loss_columns
 from rolloutdoctor.ops.tally import Sums, largest, ratio
 from rolloutdoctor.results.findings import Example, Measure, Severity
@@ -22,6 +23,7 @@ class ZeroStdTally(Sums):
     """What `zero-std-kl` adds up over training steps; `dead` is about groups whose rewards are all equal."""
 
     groups: int = 0
+    comparable_groups: int = 0
     dead_groups: int = 0
     rows: int = 0
     dead_rows: int = 0
@@ -68,10 +70,10 @@ class ZeroStdKl(Rule[ZeroStdTally]):
     The gradient is the exact derivative of the loss with respect to each logged log-prob; it is not a gradient of
     parameters. `grad_share_logits_l2` weighs it by the norm of the derivative of the log-prob with respect to the
     token's logits, which needs the column `sum_pi_squared`; without it the share is bounded from both sides. `kappa` =
-    <g, g_fixed> / <g_fixed, g_fixed>, where the fix masks the KL of such groups in the loss. Confirmed: the logged losses
-    equal the objective with that KL term and differ, by more than their rounding radius, from the one without it; or,
-    in a step where every group has equal rewards and all advantages are zero (as logged, or else recomputed in
-    float32), the trainer logged a gradient norm above zero.
+    <g, g_fixed> / <g_fixed, g_fixed>, where the fix masks the KL of such groups in the loss. Confirmed: the logged
+    losses equal the objective with that KL term and differ, by more than their rounding radius, from the one
+    without it; or, in a step where every group has equal rewards and all advantages are zero (as logged, or else
+    recomputed in float32), the trainer logged a gradient norm above zero.
 
     ## What to do
     If the KL is not wanted there, filter such prompts before the update (dynamic sampling), vary the difficulty, or set
@@ -105,6 +107,10 @@ class ZeroStdKl(Rule[ZeroStdTally]):
         """Make the logit-space share exact, and the confirmation stricter."""
         return frozenset({"sum_pi_squared", "advantage", "advantages"}) if self.columns(context) else frozenset()
 
+    def parts(self, context: Context) -> tuple[Part, ...]:
+        """The KL term in the loss."""
+        return (Part.KL_LOSS,)
+
     def unavailable_reason(self, context: Context) -> Missing | None:
         """Losses whose policy term moves such groups too."""
         mine = context.objective
@@ -133,6 +139,7 @@ class ZeroStdKl(Rule[ZeroStdTally]):
         grad_norm = self._logged_norm(step) if all_dead else None
         return ZeroStdTally(
             groups=len(step.groups),
+            comparable_groups=int((step.groups.size_G > 1).sum()),
             dead_groups=dead_groups,
             rows=len(dead_N),
             dead_rows=int(dead_N.sum()),
@@ -240,6 +247,12 @@ class ZeroStdKl(Rule[ZeroStdTally]):
             found["grad_share_logits_l2_low"] = (ratio(sqrt(dead), sqrt(dead + 2 * rest)), "share")
             found["grad_share_logits_l2_high"] = (ratio(sqrt(2 * dead), sqrt(2 * dead + rest)), "share")
         return {name: Measure(value, unit) for name, (value, unit) in found.items()}
+
+    def vacuous_reason(self, run: ZeroStdTally, context: Context) -> str | None:
+        """No group that could have zero reward variance, or no token that it could train."""
+        if not run.comparable_groups:
+            return "there is no training group of two or more"
+        return None if run.tokens else "no token is trained"
 
     def judge(self, run: ZeroStdTally, context: Context) -> Judgement | None:
         """Information whenever such groups have a gradient at all."""

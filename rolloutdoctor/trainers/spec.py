@@ -6,6 +6,7 @@ from fnmatch import fnmatchcase
 from typing import TYPE_CHECKING
 
 from rolloutdoctor.objective.objective import Objective
+from rolloutdoctor.objective.parts import Part
 from rolloutdoctor.trainers.options import Config, Layer, Option, parse_version, resolve
 
 if TYPE_CHECKING:
@@ -55,6 +56,19 @@ class Trace:
     nonzero: bool = False
 
 
+@dataclass(frozen=True)
+class PartOptions:
+    """The options that decide over a part of the objective.
+
+    Attributes:
+        off: option to the values that leave the part out; no values where the option decides what the part is.
+        never: why no configuration has the part; empty where one has it.
+    """
+
+    off: Mapping[str, tuple[object, ...]] = field(default_factory=dict)
+    never: str = ""
+
+
 def _does_not_say(logged: Mapping[str, float]) -> bool | None:
     return None
 
@@ -99,6 +113,7 @@ class Trainer:
         kl_option: the option that holds the coefficient of the KL term in the loss, or None.
         traces: metrics that show how an option was set.
         loss_is_whole: True if `loss_metric` is the whole loss, not its policy part.
+        parts: part of the objective to the options that decide over it; a part that is not named has none.
     """
 
     name: str
@@ -127,6 +142,7 @@ class Trainer:
     kl_option: str | None = None
     traces: tuple[Trace, ...] = ()
     loss_is_whole: bool = False
+    parts: Mapping[Part, PartOptions] = field(default_factory=dict)
 
     def kind_of(self, metric: str) -> str:
         """Return what a metric is, as `quantities` has it."""

@@ -79,6 +79,41 @@ def test_nothing_checked_is_3(rolloutdoctor, tmp_path):
     assert rolloutdoctor("check", nameless, "--select", "RDA", "--exit-zero").returncode == 3
 
 
+def test_rules_that_are_not_applicable_are_not_tested(rolloutdoctor, tmp_path):
+    found = rolloutdoctor("check", write_run(tmp_path / "nameless.parquet"), "--select", "RDI002,RDA")
+    assert "0 of 4 rules tested: no findings, 0 clean; 1 not applicable, 3 skipped." in found.stdout
+    assert found.returncode == 3
+
+
+@pytest.mark.parametrize(
+    ("logged", "code"), [({"reward": 0.5}, 3), ({"frac_reward_zero_std": 0.5, "grad_norm": 1.0, "loss": 0.5}, 0)]
+)
+def test_a_log_alone_in_which_nothing_can_be_tested_is_3(rolloutdoctor, tmp_path, logged, code):
+    log = tmp_path / "trainer_state.json"
+    log.write_text(json.dumps({"log_history": [{"step": 1, **logged}], "logging_steps": 1}))
+    assert rolloutdoctor("check", log).returncode == code
+
+
+def test_a_required_rule_that_was_skipped_is_3(rolloutdoctor, tmp_path):
+    path = write_run(tmp_path / "nameless.parquet")
+    for words in (["--require", "RDA001"], ["--require", "RDI001,RDA", "--exit-zero"]):
+        found = rolloutdoctor("check", path, *words)
+        assert found.returncode == 3
+        assert "RDA001 rejected-in-baseline is required and was skipped: nothing says which trainer" in found.stderr
+    # Not applicable is an answer.
+    assert rolloutdoctor("check", path, "--require", "RDI").returncode == 0
+    for words in (["--require", "RDA0099"], ["--require", "RDA001", "--ignore", "RDA"]):
+        found = rolloutdoctor("check", path, *words)
+        assert (found.returncode, found.stdout) == (2, "")
+    state = tmp_path / "state.json"
+    rolloutdoctor("check", path, "--save-state", state)
+    found = rolloutdoctor("merge", state, "--require", "RDA001")
+    assert found.returncode == 3
+    assert "RDA001 rejected-in-baseline is required and was skipped" in found.stderr
+    assert rolloutdoctor("merge", state, "--require", "RDI001").returncode == 0
+    assert rolloutdoctor("merge", state, "--select", "RDI", "--require", "RDA").returncode == 2
+
+
 def test_rules_that_need_no_trainer_run_without_one(rolloutdoctor, tmp_path):
     found = rolloutdoctor("check", write_run(tmp_path / "nameless.parquet"), "--format", "json")
     body = json.loads(found.stdout)

@@ -12,9 +12,21 @@ import pytest
 
 from rolloutdoctor.report.style import Style, plain, shown
 from rolloutdoctor.report.table import RENDERERS
-from rolloutdoctor.results.findings import Example, Finding, InputSummary, Measure, Report, Setting, Severity, Skipped
+from rolloutdoctor.results.findings import (
+    Example,
+    Finding,
+    InputSummary,
+    Measure,
+    NotApplicable,
+    Report,
+    Setting,
+    Severity,
+    Skipped,
+)
 
 STORED = Path(__file__).parent / "stored"
+
+NO_KL = "use_kl_loss = false: there is no KL term in the loss"
 
 HOSTILE = "\x1b[2J[bold]x[/]\u202e<script>alert(1)</script>\nnext line"
 
@@ -70,6 +82,7 @@ def a_report(text="g7") -> Report:
         clean=(("RDI001", "nonfinite-values"), ("RDM002", "eval-group-of-one")),
         skipped=(Skipped("RDM001", "kl-metric-corrupted", "missing column kl", "record it"),),
         notes=("each logged step is taken as one optimiser step",),
+        not_applicable=(NotApplicable("RDG001", "zero-std-kl", NO_KL),),
     )
 
 
@@ -98,8 +111,9 @@ def test_a_report_looks_as_stored(name, style):
 
 def test_json_holds_the_keys_of_the_contract_and_never_rounds():
     body = json.loads(RENDERERS["json"](a_report(), Style()))
-    assert list(body)[:9] == [
-        "schema_version", "rolloutdoctor", "device", "dtype", "input", "trainer", "findings", "clean", "skipped",
+    assert list(body)[:11] == [
+        "schema_version", "rolloutdoctor", "device", "dtype", "input", "trainer", "findings", "clean",
+        "not_applicable", "skipped", "coverage",
     ]  # fmt: skip
     assert body["input"] == {"rows": 1234, "steps": 5, "groups": 77, "tokens": 123456}
     assert body["trainer"]["config"]["algorithm.adv_estimator"] == {
@@ -116,11 +130,41 @@ def test_json_holds_the_keys_of_the_contract_and_never_rounds():
     ]
     assert body["clean"] == ["RDI001", "RDM002"]
     assert body["skipped"][0]["remedy"] == "record it"
+    assert body["not_applicable"] == [{"code": "RDG001", "name": "zero-std-kl", "reason": NO_KL}]
+    assert body["coverage"] == {"tested": 4, "rules": 6}
+
+
+@pytest.mark.parametrize("name", ["full", "concise", "markdown", "github"])
+@pytest.mark.parametrize("report", [a_report(), replace(a_report(), findings=())], ids=["found", "nothing found"])
+def test_the_last_line_says_how_many_rules_could_be_tested(name, report):
+    found = (
+        "4 of 6 rules tested: 2 found (1 error, 1 info), 2"
+        if report.findings
+        else "2 of 4 rules tested: no findings, 2"
+    )
+    last = RENDERERS[name](report, Style(width=160)).strip().splitlines()[-1]
+    assert last == f"{found} clean; 1 not applicable, 1 skipped."
+
+
+@pytest.mark.parametrize("name", list(RENDERERS))
+def test_every_format_says_what_became_of_each_rule(name):
+    text = RENDERERS[name](a_report(), Style(width=160))
+    for code in ("RDA001", "RDG002", "RDI001", "RDM002", "RDG001", "RDM001"):
+        assert code in text
+    assert NO_KL in text.replace("\\_", "_")
 
 
 def test_json_lines_are_the_same_findings_one_a_line():
     lines = [json.loads(line) for line in RENDERERS["jsonl"](a_report(), Style()).splitlines()]
-    assert [line["type"] for line in lines] == ["run", "finding", "finding", "clean", "clean", "skipped"]
+    assert [line["type"] for line in lines] == [
+        "run",
+        "finding",
+        "finding",
+        "clean",
+        "clean",
+        "not_applicable",
+        "skipped",
+    ]
     body = json.loads(RENDERERS["json"](a_report(), Style()))
     assert [{k: v for k, v in line.items() if k != "type"} for line in lines[1:3]] == body["findings"]
 
@@ -153,7 +197,9 @@ def test_no_line_is_wider_than_asked(width):
 
 def test_an_empty_report_says_so():
     report = Report(version="0.1.0", device="cpu", dtype="float32", input=InputSummary())
-    assert RENDERERS["concise"](report, Style()) == "no findings; 0 clean, 0 skipped\n"
+    assert RENDERERS["concise"](report, Style()) == (
+        "0 of 0 rules tested: no findings, 0 clean; 0 not applicable, 0 skipped.\n"
+    )
 
 
 def test_plain_cuts_and_cleans():
@@ -167,8 +213,8 @@ def test_junit_has_one_case_a_rule_and_fails_from_where_the_job_does():
     def outcome(fail_at):
         suite = ET.fromstring(RENDERERS["junit"](a_report(HOSTILE), Style(fail_at=fail_at)))[0]
         counts = {name: int(suite.get(name)) for name in ("tests", "failures", "skipped")}
-        assert counts["tests"] == len(suite.findall("testcase")) == 5
-        assert counts["skipped"] == len(suite.findall("testcase/skipped")) == 1
+        assert counts["tests"] == len(suite.findall("testcase")) == 6
+        assert counts["skipped"] == len(suite.findall("testcase/skipped")) == 2
         assert counts["failures"] == len(suite.findall("testcase/failure"))
         return [case.get("name") for case in suite.findall("testcase") if case.find("failure") is not None]
 
@@ -190,7 +236,8 @@ def test_a_workflow_command_cannot_be_forged():
     hostile = replace(first, headline="a\n::error::forged, 50%: b", name="x::y,title=z")
     text = RENDERERS["github"](replace(a_report(), findings=(hostile,)), Style())
     assert text.splitlines()[0].startswith("::error title=RDA001 x%3A%3Ay%2Ctitle=z::a ::error::forged, 50%25: b")
-    assert [line[:9] for line in text.splitlines()] == ["::error t", "::notice ", "1 error; "]
+    commands = [line[:9] for line in text.splitlines() if line.startswith("::")]
+    assert commands == ["::error t", "::notice "]
 
 
 def test_markdown_keeps_text_as_text():

@@ -27,7 +27,7 @@ def a_page(text="g7", **changes):
 
 @pytest.mark.parametrize("svg", [SVG, None])
 def test_a_picture_of_nothing_is_a_line_of_words(svg):
-    report = replace(a_report("g7"), skipped=())
+    report = replace(a_report("g7"), skipped=(), not_applicable=())
     page = a_page(drawings=[Drawing("baseline", "No <group> moves", "nothing drifts", svg)], report=report)
     page = replace(page, gallery=Gallery({}, {}))
     tags = [(tag, attrs.get("id")) for tag, attrs in read(page).tags if attrs.get("id") == "picture-baseline"]
@@ -36,8 +36,8 @@ def test_a_picture_of_nothing_is_a_line_of_words(svg):
     assert ("<svg" in found) == (svg is not None)
     words = "No &lt;group&gt; moves: nothing drifts. There is no picture of baseline to draw."
     assert (words in found) == (svg is None)
-    assert ("Every rule ran, and every picture was drawn." in found) == (svg is not None)
-    assert "Every rule ran" in found
+    assert ("Every rule was tested, and every picture was drawn." in found) == (svg is not None)
+    assert "Every rule was tested" in found
 
 
 class Reader(HTMLParser):
@@ -166,13 +166,14 @@ def test_every_text_of_a_report_is_escaped():
 def test_the_page_says_what_there_is_to_say():
     words = " ".join(" ".join(read(a_page()).words).split())
     for part in (
-        "1 error, 1 info; 2 clean, 1 skipped.",
+        "4 of 6 rules tested: 2 found (1 error, 1 info), 2 clean; 1 not applicable, 1 skipped.",
+        "Not applicable: use_kl_loss = false: there is no KL term in the loss.",
         "error: fully masked responses shift 3 advantages, by 0.5 on average and 49.5 at most",
         "RDA001 rejected-in-baseline, confirmed",
         "step 3 group g7 row g7: advantage -49.5, with live voters only 1",
         "command line",
         "assumed: newest verl known here",
-        "RDM001 kl-metric-corrupted missing column kl. To run it: record it.",
+        "RDM001 kl-metric-corrupted Skipped: missing column kl. To run it: record it.",
         "Picture: kl no KL term.",
         "RDA001: Rows without a trained token. What it does Finds rows & such.",
         "It <moves>",

@@ -11,7 +11,7 @@ import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from rules.checking import columns_of, folded, report_on
+from rules.checking import columns_of, folded, outcomes, report_on
 
 from rolloutdoctor import rules
 from rolloutdoctor.engine.judge import judge
@@ -257,7 +257,10 @@ def test_tallies_travel(setup, split):
 def test_every_rule_has_something_to_count():
     """Without this the laws above could hold for tallies of zeros alone."""
     for rule in RULES:
-        found = [tallies_of(full_batch(3, split=rule.splits[0]), setup)[rule.code] for setup in SETUPS]
+        batch = full_batch(3, split=rule.splits[0])
+        if rule.code == "RDG004":  # rows that give the loss are for RDG002
+            batch = without(without(batch, "policy_log_probs"), "old_log_probs")
+        found = [tallies_of(batch, setup)[rule.code] for setup in SETUPS]
         assert any(tally != rule.tally() for tally in found), rule.code
 
 
@@ -326,19 +329,19 @@ def without(batch, column):
 def test_a_missing_column_is_skipped_with_a_remedy(setup, column):
     batches = [without(batch, column) for batch in run(steps=2)]
     report = report_on(batches, logged=logged_by(setup), **SETUPS[setup])
-    codes = [finding.code for finding in report.findings]
-    codes += [code for code, _ in report.clean] + [skipped.code for skipped in report.skipped]
-    assert sorted(codes) == [rule.code for rule in RULES]
+    assert sorted(outcomes(report)) == [rule.code for rule in RULES]
     left_out = [
         skipped
         for skipped in report.skipped
         if find(skipped.code).needs_rows and not isinstance(find(skipped.code), AuditedRule)
     ]
     for skipped in left_out:
-        assert skipped.reason == f"missing column {column}"
+        assert skipped.reason.startswith(f"missing column {column}")
         assert skipped.remedy
         assert "rolloutdoctor info" not in skipped.remedy  # the trainer is known, so its own words are given
     needed = {rule.code for rule in RULES if column in rule.columns(folded(run(steps=2), **SETUPS[setup])[0].context)}
+    if column == "response_mask" and outcomes(report)["RDA002"] == "skipped":
+        needed.add("RDA002")  # it does without where a group has one response
     if column not in ("policy_log_probs", "old_log_probs"):  # which stand in for each other
         assert {skipped.code for skipped in left_out} == needed
 
@@ -356,9 +359,7 @@ def test_policy_and_old_log_probs_both_missing():
 def test_a_column_that_is_null_in_some_steps(setup, column):
     batches = [without(batch, column) if batch.step % 2 else batch for batch in run(steps=2)]
     report = report_on(batches, logged=logged_by(setup), **SETUPS[setup])
-    codes = [finding.code for finding in report.findings]
-    codes += [code for code, _ in report.clean] + [skipped.code for skipped in report.skipped]
-    assert sorted(codes) == [rule.code for rule in RULES]
+    assert sorted(outcomes(report)) == [rule.code for rule in RULES]
 
 
 def permuted(batch, order_N):

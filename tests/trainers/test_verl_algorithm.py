@@ -205,7 +205,7 @@ def test_check_runs_on_estimators_with_a_time_axis(estimator):
         per_row={"reward_baseline": [1.0, 1.0, 1.0, 1.0]},
         per_token={"sum_pi_squared": 0.3},
     )
-    options = {"adv_estimator": estimator, "use_kl_loss": True}
+    options = {"adv_estimator": estimator, "use_kl_loss": True, "loss_mode": "vanilla", "loss_agg_mode": "token-mean"}
     report = diagnose([batch], trainer="verl", options=options)
     skipped = {one.code for one in report.skipped}
     assert not skipped & {"RDG001", "RDG002", "RDI001"}

@@ -7,11 +7,12 @@ from typing import TYPE_CHECKING, Literal
 
 from rolloutdoctor.objective.corrections import TermWeight
 from rolloutdoctor.objective.objective import AdvantageRule, Aggregation, KlBuffer, KlTerm, Objective, Surrogate
+from rolloutdoctor.objective.parts import Part
 from rolloutdoctor.results.errors import UsageError
 from rolloutdoctor.trainers.options import Config, Option
 from rolloutdoctor.trainers.slime import mis as slime_mis
 from rolloutdoctor.trainers.slime.mis import MIS
-from rolloutdoctor.trainers.spec import StoredKl, Trace, Trainer
+from rolloutdoctor.trainers.spec import PartOptions, StoredKl, Trace, Trainer
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -321,6 +322,21 @@ TRAINER = Trainer(
     group_size=group_size,
     stored_kl=StoredKl("rollout/kl", rollout_mean),
     aliases={"log_probs": "old_log_probs"},
+    parts={
+        Part.KL_LOSS: PartOptions({"use_kl_loss": (False,), "kl_loss_coef": (0,)}),
+        Part.KL_ESTIMATOR: PartOptions({"kl_loss_type": ()}),
+        Part.GROUP_BASELINE: PartOptions(
+            {"advantage_estimator": ("ppo", "reinforce_plus_plus"), "rewards_normalization": (False,)}
+        ),
+        Part.GROUP_STD: PartOptions(
+            {
+                "advantage_estimator": ("ppo", "reinforce_plus_plus", "reinforce_plus_plus_baseline"),
+                "rewards_normalization": (False,),
+                "grpo_std_normalization": (False,),
+            }
+        ),
+        Part.POLICY_LOSS: PartOptions({"advantage_estimator": (), "calculate_per_token_loss": ()}),
+    },
     quantities={
         "rollout/kl": "stored_kl",
         "rollout/raw_reward": "rewards",

@@ -11,9 +11,10 @@ from typing import TYPE_CHECKING, Literal, cast
 
 from rolloutdoctor.objective.corrections import TermWeight
 from rolloutdoctor.objective.objective import AdvantageRule, Aggregation, KlTerm, Objective, RowSet, Scope, Surrogate
+from rolloutdoctor.objective.parts import Part
 from rolloutdoctor.results.errors import UsageError
 from rolloutdoctor.trainers.options import Config
-from rolloutdoctor.trainers.spec import LossParts, Trace, Trainer
+from rolloutdoctor.trainers.spec import LossParts, PartOptions, Trace, Trainer
 from rolloutdoctor.trainers.trl.options import NO_LOGITS, NOT_RECOMPUTED, OPTIONS
 
 if TYPE_CHECKING:
@@ -277,4 +278,10 @@ TRAINER = Trainer(
         Trace("vespo/phi_seq_mean", "loss_type", lambda kind: kind == "vespo", "with loss_type = vespo"),
         Trace("sampling/importance_sampling_ratio/mean", "use_vllm", bool, "with use_vllm = true"),
     ),
+    parts={
+        Part.KL_LOSS: PartOptions({"beta": (0,)}),
+        Part.KL_REWARD: PartOptions(never="GRPO has no KL penalty in the reward"),
+        Part.GROUP_STD: PartOptions({"scale_rewards": ("batch", "none")}),
+        Part.POLICY_LOSS: PartOptions({"loss_type": ()}),
+    },
 )

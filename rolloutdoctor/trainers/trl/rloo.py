@@ -6,9 +6,10 @@ Read and compared: trl 1.16.0; 1.10.0 computes the same.
 from typing import TYPE_CHECKING, cast
 
 from rolloutdoctor.objective.objective import AdvantageRule, Aggregation, KlTerm, Objective, RowSet, Scope, Surrogate
+from rolloutdoctor.objective.parts import Part
 from rolloutdoctor.results.errors import UsageError
 from rolloutdoctor.trainers.options import Config, Option
-from rolloutdoctor.trainers.spec import Trace, Trainer
+from rolloutdoctor.trainers.spec import PartOptions, Trace, Trainer
 from rolloutdoctor.trainers.trl import grpo as trl
 from rolloutdoctor.trainers.trl.options import NOT_RECOMPUTED
 from rolloutdoctor.trainers.trl.options import OPTIONS as SHARED
@@ -121,4 +122,9 @@ TRAINER = Trainer(
     not_recomputed=NOT_RECOMPUTED,
     reward_free=trl.reward_free,
     traces=(Trace("kl", "beta", lambda beta: beta != 0, "where beta is above 0", nonzero=True),),
+    parts={
+        Part.KL_LOSS: PartOptions(never="RLOO has its KL in the reward, not in the loss"),
+        Part.KL_REWARD: PartOptions({"beta": (0,)}),
+        Part.GROUP_STD: PartOptions(never="RLOO does not divide by a group's standard deviation"),
+    },
 )

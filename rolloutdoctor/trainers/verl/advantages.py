@@ -2,6 +2,7 @@
 
 from typing import Literal
 
+from rolloutdoctor.objective.estimators import SPECS
 from rolloutdoctor.objective.objective import AdvantageRule, KlTerm
 from rolloutdoctor.results.errors import UsageError
 from rolloutdoctor.trainers.options import Config, Option
@@ -30,6 +31,12 @@ ESTIMATORS = {
     "tir_optimal_token_baseline": "tir_optimal_token_baseline",
 }
 """verl's names to those of `rolloutdoctor.formulas.advantages.table`."""
+
+UNGROUPED = tuple(name for name, known in ESTIMATORS.items() if not SPECS[known].has_groups)
+"""Estimators without a group baseline."""
+
+UNDIVIDED = tuple(name for name, known in ESTIMATORS.items() if not SPECS[known].divides)
+"""Estimators that divide by no group's standard deviation."""
 
 KL_TYPES = {
     "kl": "k1",

@@ -8,10 +8,11 @@ from functools import partial
 from typing import TYPE_CHECKING
 
 from rolloutdoctor.objective.objective import Aggregation, KlTerm, Objective
+from rolloutdoctor.objective.parts import Part
 from rolloutdoctor.results.errors import UnstatedError, UsageError
 from rolloutdoctor.trainers.lazy import LazyMetrics
 from rolloutdoctor.trainers.options import Config, Option
-from rolloutdoctor.trainers.spec import LossParts, Trace, Trainer
+from rolloutdoctor.trainers.spec import LossParts, PartOptions, Trace, Trainer
 from rolloutdoctor.trainers.verl import (
     advantages as verl_advantages,
 )
@@ -282,6 +283,19 @@ TRAINER = Trainer(
     aliases={"log_probs": "policy_log_probs", "rollout_is_weights": "is_weights"},
     reward_free=reward_free,
     loss_parts=loss_parts,
+    parts={
+        Part.KL_LOSS: PartOptions({f"{_ACTOR}.use_kl_loss": (False,), f"{_ACTOR}.kl_loss_coef": (0,)}),
+        Part.KL_REWARD: PartOptions({"algorithm.use_kl_in_reward": (False,)}),
+        Part.KL_ESTIMATOR: PartOptions({f"{_ACTOR}.kl_loss_type": ()}),
+        Part.GROUP_BASELINE: PartOptions({"algorithm.adv_estimator": verl_advantages.UNGROUPED}),
+        Part.GROUP_STD: PartOptions(
+            {
+                "algorithm.adv_estimator": verl_advantages.UNDIVIDED,
+                "algorithm.norm_adv_by_std_in_grpo": (False,),
+            }
+        ),
+        Part.POLICY_LOSS: PartOptions({f"{_ACTOR}.policy_loss.loss_mode": (), f"{_ACTOR}.loss_agg_mode": ()}),
+    },
     quantities={
         "actor/loss": "loss",
         "actor/pg_loss": "policy_loss",

@@ -1,0 +1,117 @@
+"""What makes a rule clean, not applicable or skipped: the options that decide, and whether they are only assumed."""
+
+from collections.abc import Iterable
+from typing import Any
+
+from rolloutdoctor.objective.parts import Part, has_part
+from rolloutdoctor.results.findings import NotApplicable, Setting, Skipped
+from rolloutdoctor.rules.base import Context, counted
+from rolloutdoctor.rules.table import AnyRule
+from rolloutdoctor.trainers.spec import PartOptions
+
+
+def ruled_out(rule: AnyRule, context: Context) -> NotApplicable | Skipped | None:
+    """Tell whether what is known before the first row rules a fault out.
+
+    Returns:
+        Skipped, with how to state them, where the options that rule it out are only assumed.
+    """
+    reason = rule.inapplicable_reason(context)
+    if reason is not None:
+        return NotApplicable(rule.code, rule.name, reason)
+    parts, objective = rule.parts(context), context.objective
+    if not parts or objective is None or any(has_part(objective, part) for part in parts):
+        return None
+    assumed = [name for part in parts for name in _assumed_off(part, context)]
+    if assumed:
+        return _unstated(rule, assumed, context)
+    return NotApplicable(rule.code, rule.name, "; ".join(_absence(part, context) for part in parts))
+
+
+def nothing_found(
+    rule: AnyRule,
+    total: Any,  # noqa: ANN401  # the rule's own tally
+    context: Context,
+    unread: int,
+) -> NotApplicable | Skipped | None:
+    """Tell what a rule that found nothing is; None if it is clean.
+
+    Args:
+        rule: the rule.
+        total: what it measured.
+        context: what was known before.
+        unread: steps in which a column that it needs was missing.
+    """
+    reason = rule.vacuous_reason(total, context)
+    if reason is not None and unread:
+        # What was not read may hold what the rest does not.
+        return Skipped(
+            rule.code,
+            rule.name,
+            f"{reason} in the steps that could be read, and a column is null in {counted(unread, 'other step')}",
+            "record its columns for every row",
+        )
+    if reason is not None:
+        return NotApplicable(rule.code, rule.name, reason)
+    decisive = [name for part in rule.decisive_parts(total, context) for name in _assumed(part, context)]
+    return _unstated(rule, decisive, context, "nothing was found, but ") if decisive else None
+
+
+def _options(part: Part, context: Context) -> PartOptions:
+    return PartOptions() if context.trainer is None else context.trainer.parts.get(part, PartOptions())
+
+
+def _settings(part: Part, context: Context) -> dict[str, Setting]:
+    assert context.config is not None  # there is an objective
+    return {name: context.config.settings[name] for name in _options(part, context).off}
+
+
+def _assumed_off(part: Part, context: Context) -> list[str]:
+    """Options that leave a part out and are all only assumed; none where one is recorded that does."""
+    off = _options(part, context).off
+    found = {name: one for name, one in _settings(part, context).items() if one.value in off[name]}
+    return list(found) if all(one.assumed for one in found.values()) else []
+
+
+def _assumed(part: Part, context: Context) -> list[str]:
+    """Options that decide over a part and are only assumed.
+
+    A coefficient that is not 0 decides nothing: what it scales is there whatever it is.
+    """
+    off = _options(part, context).off
+    return [
+        name
+        for name, one in _settings(part, context).items()
+        if one.assumed and (one.value in off[name] or isinstance(one.value, bool | str))
+    ]
+
+
+def _absence(part: Part, context: Context) -> str:
+    """Which recorded option leaves a part out, in a sentence."""
+    options = _options(part, context)
+    if options.never:
+        return options.never
+    found = [
+        f"{name} = {_said(one.value)}"
+        for name, one in _settings(part, context).items()
+        if not one.assumed and one.value in options.off[name]
+    ]
+    return f"{', '.join(found)}: {part.value}" if found else part.value
+
+
+def _unstated(rule: AnyRule, names: Iterable[str], context: Context, start: str = "") -> Skipped:
+    assert context.config is not None
+    values = {name: context.config[name] for name in names}
+    said = " and ".join(f"{name} is assumed to be {_said(value)}" for name, value in values.items())
+    return Skipped(rule.code, rule.name, start + said, f"state {_flags(values)}")
+
+
+def _flags(names: Iterable[str]) -> str:
+    flags = [f"--set {name}=VALUE" for name in names]
+    return f"it with {flags[0]}" if len(flags) == 1 else f"them with {' '.join(flags)}"
+
+
+def _said(value: object) -> str:
+    """An option's value as its trainer's own configuration spells it."""
+    words = {None: "null", True: "true", False: "false"}.get(value) if isinstance(value, bool | None) else None
+    return words or str(value)
