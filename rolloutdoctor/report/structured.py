@@ -44,7 +44,6 @@ def _body(report: Report) -> dict[str, Any]:
         "dtype": report.dtype,
         "input": vars(report.input),
         "trainer": {"name": report.trainer, "version": report.trainer_version, "config": settings(report.config)},
-        "audit": [_audited(entry) for entry in report.audit],
         "findings": [_finding(finding) for finding in report.findings],
         "clean": [code for code, _ in report.clean],
         "not_applicable": [{"code": one.code, "name": one.name, "reason": one.reason} for one in report.not_applicable],
@@ -52,6 +51,7 @@ def _body(report: Report) -> dict[str, Any]:
             {"code": one.code, "name": one.name, "reason": one.reason, "remedy": one.remedy} for one in report.skipped
         ],
         "coverage": vars(report.coverage),
+        "audit": [_audited(entry) for entry in report.audit],
         "notes": list(report.notes),
     }
 

@@ -1,0 +1,114 @@
+import math
+
+import pytest
+import torch
+from hypothesis import given
+from hypothesis import strategies as st
+
+from rolloutdoctor.audit.factors import factor_of
+from rolloutdoctor.audit.tally import QuantityTally, add_tallies, tally_rows, tally_value
+
+
+def rows(logged, recomputed, radius=1e-6, step=3, doubted=None):
+    values = [torch.as_tensor(x, dtype=torch.float64) for x in (logged, recomputed)]
+    radius_N = torch.full_like(values[0], radius)
+    doubted_N = torch.zeros(len(values[0]), dtype=torch.bool) if doubted is None else torch.tensor(doubted)
+    return tally_rows(
+        "advantages",
+        step,
+        (*values, radius_N),
+        ~values[0].isnan(),
+        doubted_N,
+        "rows are missing",
+        lambda row: f"r{row}",
+    )
+
+
+def test_a_value_agrees_up_to_its_radius():
+    assert tally_value("loss", 1, 1.0, 1.0 + 1e-6, 2e-6, "").agree == 1
+    off = tally_value("loss", 1, 1.0, 1.0 + 3e-6, 2e-6, "")
+    assert (off.compared, off.agree) == (1, 0)
+    assert off.worst == pytest.approx(1.5)
+    assert off.first == (1, "", 1.0, 1.0 + 3e-6)
+
+
+@pytest.mark.parametrize(
+    ("logged", "recomputed", "agrees"),
+    [
+        (math.nan, math.nan, True),
+        (math.inf, math.inf, True),
+        (math.nan, 0.0, False),
+        (0.0, math.nan, False),
+        (math.inf, 1.0, False),
+        (0.0, 0.0, True),
+    ],
+)
+def test_what_is_not_finite_agrees_with_itself(logged, recomputed, agrees):
+    assert tally_value("loss", 0, logged, recomputed, 0.0, "").agree == agrees
+    if not math.isnan(logged):  # a null is not a logged value
+        assert rows([logged], [recomputed], 0.0).agree == agrees
+
+
+def test_rows_are_counted_and_the_first_that_is_off_is_named():
+    found = rows([1.0, 2.0, math.nan, 5.0], [1.0, 2.5, 1.0, 4.0])
+    assert (found.compared, found.agree, found.first) == (3, 1, (3, "r1", 2.0, 2.5))
+
+
+def test_a_doubted_row_counts_only_where_it_agrees():
+    found = rows([1.0, 2.0], [1.0, 2.5], doubted=[True, True])
+    assert (found.compared, found.agree, found.not_compared, found.reason) == (1, 1, 1, "rows are missing")
+
+
+@pytest.mark.parametrize(
+    ("logged", "shape"),
+    [
+        ([2.0, 6.0], "2 times the recomputed value"),
+        ([1.5, 3.5], "the recomputed value +0.5"),
+        ([2.0, 7.0], "no constant factor or offset"),
+    ],
+)
+def test_the_shape_of_a_residual(logged, shape):
+    assert rows(logged, [1.0, 3.0]).shape == shape
+    one, other = rows(logged[:1], [1.0], step=1), rows(logged[1:], [3.0], step=2)
+    assert (one + other).shape == shape
+
+
+def test_only_some_steps_are_said_to_differ():
+    total = rows([1.0], [1.0], step=1) + rows([4.0, 8.0], [1.0, 2.0], step=2)
+    assert total.shape == "4 times the recomputed value at step 2"
+
+
+numbers = st.floats(-100, 100)
+
+
+@given(st.lists(st.tuples(numbers, numbers), min_size=3, max_size=3))
+def test_tallies_add_up_in_any_order(pairs):
+    parts = [rows([logged], [recomputed], step=step) for step, (logged, recomputed) in enumerate(pairs)]
+    total = parts[0] + parts[1] + parts[2]
+    assert parts[2] + (parts[1] + parts[0]) == total
+    assert add_tallies({"a": parts[0]}, {"a": parts[1], "b": parts[2]}) == {"a": parts[0] + parts[1], "b": parts[2]}
+
+
+def off_by(factor, base=(0.3, 0.7, 1.1)):
+    return sum(
+        (tally_value("loss", step, factor * x, x, 1e-9, "") for step, x in enumerate(base)), QuantityTally("loss")
+    )
+
+
+@pytest.mark.parametrize(
+    ("factor", "words"),
+    [
+        (4, "4 times what the rows give"),
+        (1 / 8, "what the rows give, divided by 8"),
+        (1 / math.log(2), "in bits, and not in nats"),
+        (1.37, ""),
+        (2.5, ""),
+    ],
+)
+def test_factors_that_have_a_name(factor, words):
+    assert factor_of(off_by(factor)) == words
+
+
+def test_a_wide_interval_has_no_factor():
+    # 0.0001 is rounded to four digits: anything between 0.5 and 1.5 of it fits.
+    assert factor_of(tally_value("loss", 0, 0.0002, 0.0001, 0.00005, "")) == ""
