@@ -12,9 +12,6 @@ from rolloutdoctor.objective.estimators import Axis
 from rolloutdoctor.objective.objective import Objective
 from rolloutdoctor.ops import segments as seg
 
-COLUMNS = frozenset({"advantage", "advantages", "kl"})
-"""Columns that hold what the trainer computed; they are read where they are there."""
-
 
 @dataclass(frozen=True, eq=False)
 class LoggedStep:

@@ -9,7 +9,7 @@ from torch import Tensor
 from rolloutdoctor.audit.doubts import Doubts, LayoutDoubt, doubts_of
 from rolloutdoctor.audit.logged import LoggedStep
 from rolloutdoctor.audit.tally import STAGES, QuantityTally, tally_rows, tally_value
-from rolloutdoctor.data.batch import TRAIN
+from rolloutdoctor.data.batch import TRAIN, RolloutBatch
 from rolloutdoctor.evaluation.evaluate import Evaluation, stored_kl
 from rolloutdoctor.evaluation.radii.advantages import advantage_radius, token_advantage_radius
 from rolloutdoctor.evaluation.radii.metrics import metric_radius, token_kl_radius
@@ -68,9 +68,12 @@ def audit_step(
     found |= _metrics(
         logged, evaluation, trainer, metrics, doubts, None if in_doubt else LayoutDoubt(evaluation, trainer)
     )
-    if logged.batch.split == TRAIN:
-        return found
-    return {f"{name} (eval)": tally for name, tally in found.items()}
+    return {quantity_of(logged.batch, name): tally for name, tally in found.items()}
+
+
+def quantity_of(batch: RolloutBatch, name: str) -> str:
+    """Return what the audit calls a column or metric of a step: evaluation is told from training."""
+    return name if batch.split == TRAIN else f"{name} (eval)"
 
 
 def _columns(logged: LoggedStep, evaluation: Evaluation, doubts: Doubts) -> Iterator[tuple[str, QuantityTally]]:

@@ -44,7 +44,7 @@ class QuantityTally:
     reason: str = ""
     steps: int = 0
     steps_off: int = 0
-    last_off: int = -1
+    last_off: int = 0
     factor_low: float = -math.inf
     factor_high: float = math.inf
     offset_low: float = -math.inf

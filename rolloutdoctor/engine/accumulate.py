@@ -4,7 +4,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
-from rolloutdoctor.audit.logged import COLUMNS, has_row_advantages, measure_advantages
+from rolloutdoctor.audit.logged import has_row_advantages, measure_advantages
 from rolloutdoctor.audit.tally import AuditTally, QuantityTally, add_tallies
 from rolloutdoctor.data.batch import RolloutBatch, StepKey
 from rolloutdoctor.engine.plan import Plan
@@ -12,6 +12,7 @@ from rolloutdoctor.engine.run_steps import AS_CONFIGURED, EvaluatedStep, StepCon
 from rolloutdoctor.evaluation.token_measures import TokenMeasure
 from rolloutdoctor.objective.required_columns import incomplete
 from rolloutdoctor.results.findings import Example, InputSummary
+from rolloutdoctor.rules.audited import AuditedRule
 from rolloutdoctor.rules.base import KEEP_EXAMPLES
 from rolloutdoctor.rules.step import AUDIT, StepView
 from rolloutdoctor.rules.table import AnyRule
@@ -91,7 +92,7 @@ class RuleAccumulator(StepConsumer):
 
     def __init__(self, plan: Plan) -> None:
         self.plan, objective = plan, plan.context.objective
-        self.columns = plan.columns | (frozenset() if objective is None else COLUMNS & plan.context.columns)
+        self.columns = plan.columns
         self.objectives = (
             {}
             if objective is None
@@ -107,6 +108,7 @@ class RuleAccumulator(StepConsumer):
         self._failures: dict[str, tuple[int, int]] = {}
         self._seen: list[StepKey] = []
         self._audit: dict[str, QuantityTally] = {}
+        self._audits = objective is not None and any(isinstance(rule, AuditedRule) for rule in plan.rules)
 
     def token_measures(self, batch: RolloutBatch) -> Mapping[str, TokenMeasure]:
         """Return the token measures of the rules that have the columns they need in a step, by code."""
@@ -116,7 +118,7 @@ class RuleAccumulator(StepConsumer):
             if rule.measures_tokens and batch.split in rule.splits and self._has_columns(rule, batch)
         }
         objective = self.plan.context.objective
-        if objective is not None and has_row_advantages(batch, objective):
+        if self._audits and objective is not None and has_row_advantages(batch, objective):
             found[AUDIT] = measure_advantages
         return found
 
@@ -135,7 +137,8 @@ class RuleAccumulator(StepConsumer):
         if step.failure is not None or batch.incomplete:
             self._fail(step.failure or incomplete(sorted(batch.incomplete)), batch.step)
         view = self._view(step)
-        self._audit = add_tallies(self._audit, view.audit)
+        if self._audits:
+            self._audit = add_tallies(self._audit, view.audit)
         for rule in self.plan.rules:
             if batch.split not in rule.splits:
                 continue

@@ -12,8 +12,8 @@ from math import sqrt
 import torch
 
 from rolloutdoctor.audit.factors import factor_of
-from rolloutdoctor.audit.logged import COLUMNS, of_step
-from rolloutdoctor.audit.step import audit_step, stage_of
+from rolloutdoctor.audit.logged import of_step
+from rolloutdoctor.audit.step import audit_step, quantity_of, stage_of
 from rolloutdoctor.audit.tally import STAGES, AuditTally, QuantityTally, add_tallies
 from rolloutdoctor.data.batch import RolloutBatch
 from rolloutdoctor.engine.devices import find_dtype
@@ -101,7 +101,7 @@ def causes_of_run(prepared: PreparedRun, audit: AuditTally) -> Diagnosis:
     """
     options, plan = prepared.options, prepared.plan
     dtype = find_dtype(options.dtype)
-    columns = plan.columns | (COLUMNS & plan.context.columns) | columns_for_causes(plan.context)
+    columns = plan.columns | columns_for_causes(plan.context)
 
     def batches() -> Iterable[RolloutBatch]:
         return prepared.run.batches(columns, steps=options.steps, split=options.split, dtype=dtype)
@@ -141,20 +141,29 @@ class _Search:
         self._objective, self._trainer = context.objective, context.trainer
         self._found: list[tuple[Hypothesis, frozenset[str], tuple[str, ...]]] = []
 
-    def audit(self, step: _Step, edits: Sequence[Hypothesis], until: str = STAGES[-1]) -> AuditTally:
-        """Audit a step under some edits, up to a stage; empty where it cannot be computed."""
+    def audit(
+        self, step: _Step, edits: Sequence[Hypothesis], until: str = STAGES[-1], only: set[str] | None = None
+    ) -> AuditTally:
+        """Audit a step under some edits, up to a stage, or `only` some quantities; empty where it fails."""
         try:
             evaluation = self._evaluated(step, edits, rows_only=until == STAGES[0])
         except (CannotComputeError, UsageError):
             return {}
-        return {} if evaluation is None else self._audited(step, evaluation, edits, until)
+        return {} if evaluation is None else self._audited(step, evaluation, edits, until, only)
 
     def _audited(
-        self, step: _Step, evaluation: Evaluation, edits: Sequence[Hypothesis], until: str = STAGES[-1]
+        self,
+        step: _Step,
+        evaluation: Evaluation,
+        edits: Sequence[Hypothesis],
+        until: str = STAGES[-1],
+        only: set[str] | None = None,
     ) -> AuditTally:
         # Some metrics take longer than the loss: only those are made that are compared.
         made, stages = self._trainer.metrics(evaluation), STAGES[: STAGES.index(until) + 1]
         names = [name for name in step.logged if stage_of(self._trainer, name) in stages and name in made]
+        if only is not None:
+            names = [name for name in names if quantity_of(step.batch, name) in only]
         metrics = {name: made[name] for name in names}
         for edit in edits:
             if edit.metrics is not None:
@@ -205,7 +214,7 @@ class _Search:
             if one in self._edits:
                 continue
             quantities = self._explained(steps, before, off, one, stage)
-            if quantities and not self._breaks(steps[0], one):
+            if quantities and not any(self._breaks(step, one) for step in steps):
                 explained[one] = quantities
         if not explained:
             return None
@@ -232,18 +241,16 @@ class _Search:
     def _explained(
         self, steps: Sequence[_Step], before: Sequence[AuditTally], off: set[str], one: Hypothesis, stage: str
     ) -> frozenset[str]:
-        """The quantities that agree in every step under one more edit, where they did not; none if others break."""
+        """The quantities that agree in every step under one more edit, where they did not."""
         alive = set(off)
         for step, base in zip(steps, before, strict=True):
             disagreeing = {name for name in off if name in base and base[name].disagree}
             if not disagreeing:
                 continue
-            found = self.audit(step, (*self._edits, one), stage)
-            fits = {name for name, tally in found.items() if tally.compared and not tally.disagree}
-            alive -= disagreeing - fits
-            kept = {name for name, tally in base.items() if tally.compared and not tally.disagree}
-            if not alive or kept - fits:
-                return frozenset()
+            found = self.audit(step, (*self._edits, one), stage, only=off)
+            alive -= disagreeing - {name for name, tally in found.items() if tally.compared and not tally.disagree}
+            if not alive:
+                break
         return frozenset(alive)
 
     def confirm(self, steps: Iterable[_Step], audit: AuditTally) -> Diagnosis:

@@ -5,6 +5,9 @@ from collections.abc import Sequence
 from rolloutdoctor.objective.estimators import Axis
 from rolloutdoctor.objective.objective import Objective, RowSet
 
+LOGGED_COLUMNS = frozenset({"advantage", "advantages", "kl"})
+"""Columns that hold what the trainer computed; they are compared where they are there."""
+
 
 def has_time_axis(objective: Objective) -> bool:
     """True if the estimator gives one advantage per token: nothing of it is about rows or their baselines."""

@@ -5,6 +5,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, ClassVar
 
 from rolloutdoctor.objective.parts import Part
+from rolloutdoctor.objective.required_columns import LOGGED_COLUMNS, advantage_columns, loss_columns
 from rolloutdoctor.ops.tally import Sums, largest
 from rolloutdoctor.results.audit import Cause
 from rolloutdoctor.results.findings import Example, Measure, Severity
@@ -60,6 +61,14 @@ class AuditedRule(Rule[AuditedTally]):
     def columns(self, context: Context) -> frozenset[str]:
         """Nothing beyond what the audit reads where it is there."""
         return frozenset()
+
+    def optional_columns(self, context: Context) -> frozenset[str]:
+        """What the trainer logged of its own numbers, and what the loss and the metrics are made of."""
+        objective = context.objective
+        if objective is None:
+            return frozenset()
+        of_loss = self.stages != ("advantages",)
+        return LOGGED_COLUMNS | advantage_columns(objective) | (loss_columns(objective) if of_loss else frozenset())
 
     def measure(self, step: "StepView") -> AuditedTally:
         """Count the values of the step."""

@@ -152,13 +152,6 @@ def test_on_policy(run, check):
     check(with_columns(a_batch(8), "old_log_probs"), with_fixes(objective_of(run)))
 
 
-@pytest.mark.parametrize("column", ["old_log_probs", "rollout_log_probs"])
-def test_kl_of_other_log_probs(column, check):
-    objective = objective_of("slime k2")
-    objective = replace(objective, kl_loss=replace(objective.kl_loss, log_probs=column, estimator="k3"))
-    check(a_batch(9), {"": objective})
-
-
 def test_weighted_kl_past_the_bound_of_the_ratio(check):
     objective = objective_of("verl low_var_kl")
     objective = replace(

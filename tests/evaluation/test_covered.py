@@ -178,6 +178,20 @@ def test_a_field_that_no_short_way_knows_is_left_to_the_general_one(where, monke
     assert found[1] == pytest.approx(found[0], rel=1e-6)
 
 
+@pytest.mark.parametrize("column", ["old_log_probs", "rollout_log_probs"])
+def test_a_kl_of_other_log_probs_has_no_gradient(column):
+    """Only the policy's log-probs have a derivative, and only the general way knows."""
+    objective = objective_of("slime", {"use_kl_loss": True, "kl_loss_coef": 0.1})
+    assert is_covered(objective)
+    other = replace(objective, kl_loss=replace(objective.kl_loss, log_probs=column))
+    assert not is_covered(other)
+    batch = random_batch(3)
+    without = replace(objective, kl_loss=None)
+    made = evaluate_all(batch, {"": without, "other": other}, dtype=torch.float64, per_token=True)
+    assert torch.equal(made["other"].per_token.grad_T, made[""].per_token.grad_T)
+    assert float(made["other"].tokens.kl_N.abs().sum()) > 0
+
+
 def test_an_unknown_field_that_differs_is_not_shared():
     """Two objectives share a token's terms only where every field that may decide them is the same."""
     objective = objective_of(*COVERED["verl grpo"])

@@ -122,9 +122,9 @@ def test_a_kl_that_cannot_be_negative(tmp_path):
     # k1, which RLOO has, may be negative.
     assert outcomes(report_of(path, trainer="trl-rloo"))["RDM003"] == "clean"
     # Nothing says what an unnamed trainer estimates, nor whether the KL is that of a term in the loss.
-    for trainer, words in ((None, "nothing says which estimator"), ("trl", "beta is assumed to be 0.0")):
+    for trainer in (None, "trl"):
         (skipped,) = [one for one in report_of(path, trainer=trainer).skipped if one.code == "RDM003"]
-        assert words in skipped.reason
+        assert "nothing says which estimator" in skipped.reason
     path = trainer_state(tmp_path, ORDINARY | {"kl": -0.009})
     assert "RDM003" in [code for code, _ in report_of(path, "beta=0.04", trainer="trl").clean]
 

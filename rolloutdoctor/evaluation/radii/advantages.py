@@ -1,5 +1,7 @@
 """Radii of scores and advantages."""
 
+from weakref import WeakKeyDictionary
+
 import torch
 from torch import Tensor
 
@@ -30,8 +32,19 @@ def score_radius(evaluation: Evaluation) -> Radius:
     return found + kl_terms(evaluation, term, size_N, length_N) * abs(term.coef)
 
 
+_KNOWN: WeakKeyDictionary[Evaluation, Radius] = WeakKeyDictionary()
+"""Radii of the advantages of evaluations that are still in use: the radii of many metrics are made of them."""
+
+
 def advantage_radius(evaluation: Evaluation) -> Radius:
-    """Radius of the advantage of each row, ``[N]``; for estimators with one advantage per row.
+    """Radius of the advantage of each row, ``[N]``; for estimators with one advantage per row."""
+    if evaluation not in _KNOWN:
+        _KNOWN[evaluation] = _advantage_radius(evaluation)
+    return _KNOWN[evaluation]
+
+
+def _advantage_radius(evaluation: Evaluation) -> Radius:
+    """Derive the radius of each row.
 
     A score is centred among the rows that it is compared with, and multiplied by a factor (`rounding.scaled`). The
     factor is read off the result, ``A / (score - baseline)``, so that it is that of any estimator; leave-one-out has
