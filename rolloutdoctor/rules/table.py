@@ -4,6 +4,7 @@ from collections.abc import Sequence
 from typing import Any
 
 from rolloutdoctor.results.errors import UsageError, nearest
+from rolloutdoctor.rules.advantage_blow_up import AdvantageBlowUp
 from rolloutdoctor.rules.advantages_differ import AdvantagesDiffer
 from rolloutdoctor.rules.aggregation_by_micro_batch import AggregationByMicroBatch
 from rolloutdoctor.rules.base import Rule
@@ -43,6 +44,7 @@ RULES: tuple[AnyRule, ...] = (
     FloatResidue(),
     AdvantagesDiffer(),
     RewardMissingAsZero(),
+    AdvantageBlowUp(),
     ZeroStdKl(),
     LossNearZero(),
     RewardFreeStep(),
