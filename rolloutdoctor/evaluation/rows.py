@@ -15,6 +15,7 @@ from rolloutdoctor.evaluation.scores import (
     rollout_weights,
     task_scores,
     token_scores,
+    whitening_population,
 )
 from rolloutdoctor.formulas.advantages.float32 import normalised_sums, standard_scores, zero_std_flags
 from rolloutdoctor.formulas.advantages.group_ids import by_number
@@ -121,9 +122,10 @@ def _rows(batch: RolloutBatch, objective: Objective, dtype: torch.dtype) -> RowR
     named = named_scores(batch, objective, dtype)
     counted_N = torch.zeros_like(score_N) if length_N is None else length_N
     clean = {key: torch.where(in_baseline_N, x, 0.0) for key, x in named.items()}
-    scores = Scores(clean_N, in_baseline_N, counted_N, groups, clean, _scaled_together(batch, objective))
+    over = whitening_population(batch, rule)
+    scores = Scores(clean_N, in_baseline_N, counted_N, groups, clean, _scaled_together(batch, objective), over)
     found = ESTIMATORS[rule.estimator](scores, rule)
-    value_N = whiten_every_token(found.value_N, counted_N) if rule.whitened else found.value_N
+    value_N = whiten_every_token(found.value_N, counted_N, over) if rule.whitened else found.value_N
     equal_N = zero_std_rows(batch, list(named.values()) or [clean_N], scores.stats, partial=rule.spec.every_reward)
     part = RowResult(
         objective=objective,
@@ -177,7 +179,9 @@ def _token_advantages(
     groups = compared_groups(batch, objective) if rule.spec.has_groups else None
     seen = response_scores(batch, objective, score_N, in_baseline_N, groups, dtype)
     advantage_T = RESPONSE_ESTIMATORS[rule.estimator](seen, rule)
-    return whiten_every_token(advantage_T, mask_T) if rule.whitened else advantage_T
+    if not rule.whitened:
+        return advantage_T
+    return whiten_every_token(advantage_T, mask_T, whitening_population(batch, rule))
 
 
 def compared_groups(batch: RolloutBatch, objective: Objective) -> Groups:

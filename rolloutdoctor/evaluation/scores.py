@@ -8,10 +8,12 @@ from rolloutdoctor.formulas import kl
 from rolloutdoctor.formulas.advantages.response_tokens import ResponseScores
 from rolloutdoctor.formulas.advantages.scores import Scores
 from rolloutdoctor.formulas.advantages.tokens import TokenScores
+from rolloutdoctor.formulas.advantages.whitening import Population
 from rolloutdoctor.formulas.corrections.importance import importance_weights
 from rolloutdoctor.formulas.corrections.masked import LogRatios
 from rolloutdoctor.formulas.corrections.sampler import Corrected, Rows, corrected
-from rolloutdoctor.objective.objective import Objective
+from rolloutdoctor.objective.estimators import Axis
+from rolloutdoctor.objective.objective import AdvantageRule, Objective
 from rolloutdoctor.objective.required_columns import weight_columns
 from rolloutdoctor.ops import segments as seg
 from rolloutdoctor.ops.groups import Groups
@@ -183,7 +185,32 @@ def token_scores(
         in_baseline_N=in_baseline_N,
         groups=batch.groups if spec.has_groups else None,
         columns=columns,
+        population=whitening_population(batch, objective.advantage),
     )
+
+
+def whitening_population(batch: RolloutBatch, rule: AdvantageRule) -> Population | None:
+    """What the moments of a whitening are over; None: the trained tokens, or a column is missing.
+
+    Of an estimator over the trained tokens the masked ones count as 0.
+    """
+    rank_N = batch.per_row.get("rank")
+    is_unknown = rule.whitened_over == "rank" and rank_N is None
+    if rule.whitened_over == "trained" or is_unknown or "response_mask" not in batch.per_token:
+        return None
+    axis, trained_N, length_N = rule.spec.axis, batch.trained.diff(), batch.rows.diff()
+    if rule.whitened_over == "padded":
+        positions = len(batch) * int(length_N.max()) if len(batch) else 0
+        return Population(zeros=float(positions - int(trained_N.sum())), moments=rule.whitened_moments)
+    if rule.whitened_over == "response":
+        if axis is Axis.TRAINED_TOKENS:
+            return Population(zeros=float((length_N - trained_N).sum()), moments=rule.whitened_moments)
+        masked = length_N - trained_N if axis is Axis.ROWS else ~batch.column("response_mask")
+        return Population(masked=masked, moments=rule.whitened_moments)
+    part_N = torch.unique(rank_N, return_inverse=True)[1]
+    if axis is Axis.ROWS:
+        return Population(part=part_N)
+    return Population(part=part_N.repeat_interleave(trained_N if axis is Axis.TRAINED_TOKENS else length_N))
 
 
 def response_scores(

@@ -8,6 +8,7 @@ from rolloutdoctor.hypotheses.loss_terms import LOSS_TERMS
 from rolloutdoctor.hypotheses.metric_definitions import METRIC_DEFINITIONS
 from rolloutdoctor.hypotheses.partitions import PARTITIONS
 from rolloutdoctor.hypotheses.row_order import MISALIGNED_REWARDS, MISSING_REWARDS, SHIFTED_LOG_PROBS
+from rolloutdoctor.hypotheses.whitening import WHITENINGS
 
 FIX_CODE = "fix"
 """Stands for the code of a rule in hypotheses that are fixes: a run that agrees with one has it."""
@@ -36,6 +37,7 @@ HYPOTHESES: tuple[Hypothesis, ...] = (
     *MISSING_REWARDS,
     *PARTITIONS,
     *MISALIGNED_REWARDS,
+    *WHITENINGS,
     *ADVANTAGE_OPTIONS,
     *SHIFTED_LOG_PROBS,
     *KL_TERMS,

@@ -77,11 +77,13 @@ SPECS: dict[str, EstimatorSpec] = {
         EstimatorSpec(name="raw"),
         EstimatorSpec(name="reinforce_plus_plus_baseline", columns=_MASK, normalised_over="tokens"),
         EstimatorSpec(name="rloo"),
-        EstimatorSpec(name="masked_gae", axis=Axis.TRAINED_TOKENS, columns=frozenset({"values"})),
+        EstimatorSpec(
+            name="masked_gae", axis=Axis.TRAINED_TOKENS, columns=frozenset({"values"}), normalised_over="tokens"
+        ),
         EstimatorSpec(
             name="optimal_token_baseline", axis=Axis.TRAINED_TOKENS, columns=_PATH_VARIANCE, takes_weights=True
         ),
-        EstimatorSpec(name="reinforce_plus_plus", axis=Axis.TRAINED_TOKENS),
+        EstimatorSpec(name="reinforce_plus_plus", axis=Axis.TRAINED_TOKENS, normalised_over="tokens"),
         EstimatorSpec(name="remax", axis=Axis.TRAINED_TOKENS, columns=frozenset({"reward_baseline"})),
         EstimatorSpec(
             name="tir_optimal_token_baseline", axis=Axis.TRAINED_TOKENS, columns=_PATH_VARIANCE, takes_weights=True

@@ -61,6 +61,10 @@ class AdvantageRule:
         normalised: the advantages are centred over the step's voters and divided by their standard deviation.
         reward_bounds: what the rewards are clamped to before any KL penalty; None: nothing.
         whitened: the advantages are whitened over the trained tokens of the step.
+        whitened_over: what mean and variance of any whitening are over: the trained tokens of the step; those of the
+            row's rank; all response tokens; or all positions of rows padded to the longest, where every one that is
+            not trained counts as 0.
+        whitened_moments: which of the two are over that; the other is over the trained tokens.
         zero_tail: no baseline where the only longest row of a group is beyond every other (optimal token baselines).
     """
 
@@ -83,6 +87,8 @@ class AdvantageRule:
     normalised: bool = False
     reward_bounds: tuple[float, float] | None = None
     whitened: bool = False
+    whitened_over: Literal["trained", "rank", "response", "padded"] = "trained"
+    whitened_moments: Literal["both", "mean", "variance"] = "both"
     zero_tail: bool = True
 
     @property

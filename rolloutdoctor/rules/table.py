@@ -34,6 +34,7 @@ from rolloutdoctor.rules.reward_metric_not_training_reward import RewardMetricNo
 from rolloutdoctor.rules.reward_missing_as_zero import RewardMissingAsZero
 from rolloutdoctor.rules.reward_row_misaligned import RewardRowMisaligned
 from rolloutdoctor.rules.singleton_group import SingletonGroup
+from rolloutdoctor.rules.whitening_over_padding import WhiteningOverPadding
 from rolloutdoctor.rules.zero_std_kl import ZeroStdKl
 
 AnyRule = Rule[Any]
@@ -45,6 +46,7 @@ RULES: tuple[AnyRule, ...] = (
     AdvantagesDiffer(),
     RewardMissingAsZero(),
     AdvantageBlowUp(),
+    WhiteningOverPadding(),
     ZeroStdKl(),
     LossNearZero(),
     RewardFreeStep(),

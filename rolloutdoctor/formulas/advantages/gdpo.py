@@ -28,4 +28,4 @@ def gdpo(scores: Scores, rule: AdvantageRule) -> Advantages:
         found = grpo(scores.of(part_N), rule)
         value_N = value_N + weight * found.value_N
         baseline_N = baseline_N + weight * found.baseline_N
-    return Advantages(whiten(value_N, scores.length_N), baseline_N)
+    return Advantages(whiten(value_N, scores.length_N, scores.population), baseline_N)

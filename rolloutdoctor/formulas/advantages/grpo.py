@@ -110,4 +110,4 @@ def reinforce_plus_plus_baseline(scores: Scores, rule: AdvantageRule) -> Advanta
     found = singleton_advantage(
         scores, Advantages(scores.of_baseline_rows(scores.score_N - mean_N), mean_N), rule.singleton
     )
-    return Advantages(whiten(found.value_N, scores.length_N), found.baseline_N)
+    return Advantages(whiten(found.value_N, scores.length_N, scores.population), found.baseline_N)

@@ -8,6 +8,7 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
+from rolloutdoctor.formulas.advantages.whitening import Population
 from rolloutdoctor.ops.group_stats import GroupStats
 from rolloutdoctor.ops.groups import Groups
 
@@ -23,6 +24,7 @@ class Scores:
         groups: rows gathered by prompt.
         named: reward function to ``[N]`` float64, for estimators that normalise one by one.
         batches: rows gathered by the batch over which scales are taken; None: all of them are one.
+        population: what whitening is over; None: the trained tokens.
     """
 
     score_N: Tensor
@@ -31,6 +33,7 @@ class Scores:
     groups: Groups
     named: Mapping[str, Tensor] = field(default_factory=dict)
     batches: Groups | None = None
+    population: Population | None = None
 
     def of(self, score_N: Tensor) -> "Scores":
         """Return these rows with another score."""

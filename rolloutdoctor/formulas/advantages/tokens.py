@@ -10,7 +10,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from rolloutdoctor.formulas.advantages.whitening import whiten
+from rolloutdoctor.formulas.advantages.whitening import Population, whiten
 from rolloutdoctor.objective.objective import AdvantageRule
 from rolloutdoctor.ops import segments as seg
 from rolloutdoctor.ops.groups import Groups
@@ -28,6 +28,7 @@ class TokenScores:
         in_baseline_N: ``[N]`` bool, rows that enter baselines.
         groups: rows gathered by prompt; None for estimators without groups.
         columns: further columns by canonical name, ``[V]`` or ``[N]``, in the dtype of the evaluation.
+        population: what whitening is over; None: the trained tokens.
     """
 
     reward_V: Tensor
@@ -36,6 +37,7 @@ class TokenScores:
     in_baseline_N: Tensor
     groups: Groups | None
     columns: Mapping[str, Tensor]
+    population: Population | None = None
 
 
 def masked_gae(scores: TokenScores, rule: AdvantageRule) -> Tensor:
@@ -47,7 +49,7 @@ def masked_gae(scores: TokenScores, rule: AdvantageRule) -> Tensor:
     Raises:
         CannotComputeError: for fewer than two trained tokens, where verl fails.
     """
-    return whiten(_generalised(scores, rule))
+    return whiten(_generalised(scores, rule), population=scores.population)
 
 
 def _generalised(scores: TokenScores, rule: AdvantageRule) -> Tensor:
@@ -77,7 +79,7 @@ def reinforce_plus_plus(scores: TokenScores, rule: AdvantageRule) -> Tensor:
     Raises:
         CannotComputeError: for fewer than two trained tokens, where verl fails.
     """
-    return whiten(discounted_returns(scores, rule))
+    return whiten(discounted_returns(scores, rule), population=scores.population)
 
 
 def discounted_returns(scores: TokenScores, rule: AdvantageRule) -> Tensor:

@@ -1,17 +1,41 @@
-"""Whitening over the trained tokens of a step."""
+"""Whitening over the trained tokens of a step, and over other tokens than those."""
+
+from dataclasses import dataclass
+from typing import Literal
 
 import torch
 from torch import Tensor
 
+from rolloutdoctor.ops import segments as seg
 from rolloutdoctor.results.errors import TRAINER, CannotComputeError
 
+Moments = Literal["both", "mean", "variance"]
 
-def whiten(x: Tensor, tokens: Tensor | None = None) -> Tensor:
+
+@dataclass(frozen=True, eq=False)
+class Population:
+    """What mean and variance are taken over, where that is not the trained tokens of the step.
+
+    Attributes:
+        masked: how many masked tokens count with each value, ``[n]``; None: none.
+        zeros: how many positions count as 0.
+        moments: which of the two are taken over these as well; the other is over the trained tokens.
+        part: ``[n]`` int64, the part of the step whose moments each value gets; None: the whole step.
+    """
+
+    masked: Tensor | None = None
+    zeros: float = 0.0
+    moments: Moments = "both"
+    part: Tensor | None = None
+
+
+def whiten(x: Tensor, tokens: Tensor | None = None, population: Population | None = None) -> Tensor:
     """``(x - m) / sqrt(v + 1e-8)``, m and v the mean and the unbiased variance over tokens, float64.
 
     Args:
         x: one value for each trained token, or for each row.
         tokens: how many trained tokens have each value; None: one. Values that no token has come out as 0.
+        population: what m and v are taken over instead of the trained tokens.
 
     Source: verl ``masked_whiten``, whose masked means divide by the number of tokens plus 1e-8.
 
@@ -22,6 +46,8 @@ def whiten(x: Tensor, tokens: Tensor | None = None) -> Tensor:
     [-0.7071, 0.7071]
     """
     weight = torch.ones_like(x, dtype=torch.float64) if tokens is None else tokens.double()
+    if population is not None:
+        return torch.where(weight > 0, _whiten_over(x.double(), weight, population), 0.0)
     count = weight.sum()
     if float(count) < 2:
         raise CannotComputeError(
@@ -34,7 +60,7 @@ def whiten(x: Tensor, tokens: Tensor | None = None) -> Tensor:
     return torch.where(weight > 0, (value - mean) * torch.rsqrt(variance + 1e-8), 0.0)
 
 
-def whiten_every_token(x: Tensor, tokens: Tensor) -> Tensor:
+def whiten_every_token(x: Tensor, tokens: Tensor, population: Population | None = None) -> Tensor:
     """``(x - m) / sqrt(v + 1e-8)`` with m and v over the trained tokens, given to masked ones too, float64.
 
     The variance is unbiased from two tokens on, and 0 for one. slime takes it as a difference of float32 sums, so
@@ -44,11 +70,14 @@ def whiten_every_token(x: Tensor, tokens: Tensor) -> Tensor:
     Args:
         x: one value for each token, or for each row.
         tokens: how many trained tokens have each value.
+        population: what m and v are taken over instead of the trained tokens.
 
     Raises:
         CannotComputeError: if no token of the step is trained, where slime fails.
     """
     weight = tokens.double()
+    if population is not None:
+        return _whiten_over(x.double(), weight, population)
     count = weight.sum()
     if float(count) == 0:
         raise CannotComputeError(f"normalize_advantages needs a trained token in a step; {TRAINER} fails here")
@@ -56,3 +85,22 @@ def whiten_every_token(x: Tensor, tokens: Tensor) -> Tensor:
     mean = (weight * value).sum() / count
     variance = (weight * (value - mean).square()).sum() / (count - 1).clamp(min=1)
     return (x.double() - mean) * torch.rsqrt(variance + 1e-8)
+
+
+def _whiten_over(x: Tensor, weight: Tensor, population: Population) -> Tensor:
+    """``(x - m) / sqrt(v + 1e-8)``, m and the unbiased v over a population, float64 ``[n]``."""
+    if not len(x):
+        return x
+    everything = weight if population.masked is None else weight + population.masked.double()
+    over_all, over_trained = (everything, population.zeros), (weight, 0.0)
+    mean_weight, mean_zeros = over_trained if population.moments == "variance" else over_all
+    variance_weight, variance_zeros = over_trained if population.moments == "mean" else over_all
+    part = torch.zeros(len(x), dtype=torch.int64, device=x.device) if population.part is None else population.part
+    value = torch.where(everything > 0, x, 0.0)
+    mean_P = seg.total_by(part, mean_weight * value) / (seg.total_by(part, mean_weight) + mean_zeros)
+    centred = value - mean_P[part]
+    squares_P = seg.total_by(part, variance_weight * centred.square()) + variance_zeros * mean_P.square()
+    count_P = seg.total_by(part, variance_weight) + variance_zeros
+    if bool((count_P[part] < 2).any()):
+        raise CannotComputeError("whitening needs at least two tokens in every part of a step")
+    return (x - mean_P[part]) * torch.rsqrt(squares_P / (count_P - 1) + 1e-8)[part]

@@ -1,0 +1,65 @@
+"""Hypotheses about what the mean and the variance of a whitening were taken over."""
+
+from dataclasses import replace
+
+from rolloutdoctor.hypotheses.hypothesis import Hypothesis
+from rolloutdoctor.objective.objective import Objective
+
+_REMEDY = "take the mean and the variance over the trained tokens of the whole step: pass the loss mask to both"
+_REFERENCES = (
+    "https://github.com/NovaSky-AI/SkyRL/issues/1305",
+    "https://github.com/volcengine/verl/issues/1527",
+)
+
+_POPULATIONS = {
+    "response": "all response tokens, masked ones included",
+    "padded": "all positions of the padded rows, padding and masked tokens as zeros",
+}
+
+_MOMENTS = {
+    "both": ("mean and variance", ""),
+    "mean": ("the mean", ", and the variance over the trained tokens"),
+    "variance": ("the variance", ", and the mean over the trained tokens"),
+}
+
+
+def _whitens(objective: Objective) -> bool:
+    rule = objective.advantage
+    return (rule.whitened or rule.spec.normalised_over == "tokens") and rule.whitened_over == "trained"
+
+
+def _hypothesis(name: str, words: str, columns: frozenset[str] = frozenset(), **changes: object) -> Hypothesis:
+    def edit(objective: Objective) -> Objective:
+        return replace(objective, advantage=replace(objective.advantage, **changes))  # type: ignore[arg-type]
+
+    return Hypothesis(
+        name=name,
+        code="RDA010",
+        stage="advantages",
+        words=words,
+        remedy=_REMEDY,
+        applies=_whitens,
+        objective=edit,
+        columns=columns,
+        references=_REFERENCES,
+    )
+
+
+WHITENINGS = (
+    *(
+        _hypothesis(
+            f"whitened-over-{population}" + ("" if moments == "both" else f"-{moments}"),
+            f"the advantages are whitened with {which} over {tokens}{rest}",
+            whitened_over=population,
+            whitened_moments=moments,
+        )
+        for population, tokens in _POPULATIONS.items()
+        for moments, (which, rest) in _MOMENTS.items()
+    ),
+    _hypothesis(
+        "whitened-by-rank",
+        "every rank whitens its advantages with the mean and the variance of its own tokens",
+        frozenset({"rank"}),
+        whitened_over="rank",
+    ),
+)

@@ -1,0 +1,45 @@
+"""RDA010: whitening with moments over other tokens than the trained ones."""
+
+from dataclasses import dataclass
+
+from rolloutdoctor.rules.audited import CauseRule
+
+
+@dataclass(frozen=True)
+class WhiteningOverPadding(CauseRule):
+    """Advantages are whitened over padding, over masked tokens, or rank by rank.
+
+    ## What it does
+    Where the objective whitens its advantages and the logged ones do not follow, tries other tokens for the mean and
+    the variance: all response tokens, all positions of rows padded to the longest of the step, one moment over these
+    and the other over the trained tokens, and the tokens of each rank by itself.
+
+    ## Why it matters
+    A mean that counts padding is not that of the trained tokens: what is left of it is a constant push on every token
+    of the step, up or down. A variance that counts zeros is too small, and the step too large.
+
+    ## How it is measured
+    Every logged advantage is held against both formulas, each within its rounding radius. The finding gives how
+    many values each explains, how many rows change, how many advantages change their sign (`sign_flips`), and with
+    log-probs how much of the gradient differs: `relative_change_l1` = |g_made - g_recorded|_1 / |g_recorded|_1, in
+    log-prob space. Moments by rank need the column rank. Objectives that do not whiten have nothing to look for.
+
+    ## What to do
+    Pass the loss mask to both the mean and the variance, and sum both over all ranks before dividing.
+
+    ## Example
+    >>> from rolloutdoctor.testing import diagnose_one, toy_batch
+    >>> made = [(3 - 1.5) / 3**0.5, (0 - 1.5) / 3**0.5]  # four positions: 3, 3, 0 and the masked 0
+    >>> batch = toy_batch([[3], [0]], mask=[[1, 1], [1, 0]], per_row={"advantage": made})
+    >>> diagnose_one("RDA010", batch, trainer="verl", adv_estimator="reinforce_plus_plus_baseline")
+    'RDA010 error confirmed: values_compared 2'
+    """
+
+    code = "RDA010"
+    name = "whitening-over-padding"
+    references = (
+        "https://github.com/NovaSky-AI/SkyRL/issues/1305",
+        "https://github.com/volcengine/verl/issues/1527",
+    )
+    stages = ("advantages",)
+    remedy = "log the advantages: the column advantage (one a row) or advantages (one a token)"
