@@ -24,8 +24,7 @@ def columns_of(batches: Sequence[RolloutBatch]) -> frozenset[str]:
     found: set[str] = set()
     for batch in batches:
         found |= {*batch.per_row, *batch.per_token}
-        if batch.groups is not None:
-            found.add("group_id")
+        found |= {name for name in ("group_id", "rewards", "status") if batch.has(name)}
     return frozenset(found)
 
 

@@ -106,12 +106,20 @@ def full_batch(seed, step=0, split="train", **kwargs):
         "sum_pi_squared": p_T**2 + (1 - p_T) ** 2 * torch.rand(batch.tokens, generator=draw, dtype=torch.float64),
         "advantages": normal(batch.tokens),
     }
+    reward_N = batch.per_row["reward"]
+    functions = {
+        "correct": torch.where(torch.rand(len(batch), generator=draw) < 0.1, torch.nan, reward_N),
+        "format": normal(len(batch)),
+        "prompt": batch.groups.index_N.double(),
+    }
     return dataclasses.replace(
         batch,
         step=step,
         split=split,
         per_row={**batch.per_row, **rows},
         per_token={**batch.per_token, **tokens},
+        rewards=functions,
+        statuses=["aborted" if score == 0 else "stop" for score in reward_N.tolist()],
     )
 
 
@@ -210,8 +218,8 @@ def test_find():
     assert find("rda001") is find("rejected-in-baseline") is RULES[0]
     with pytest.raises(UsageError, match=r"no rule 'zero-std-kll'; did you mean 'zero-std-kl'\?"):
         find("zero-std-kll")
-    with pytest.raises(UsageError, match=r"no rule 'rda01'; did you mean 'RDA001'\?"):
-        find("rda01")
+    with pytest.raises(UsageError, match=r"no rule 'rda0001'; did you mean 'RDA001'\?"):
+        find("rda0001")
 
 
 # Tallies.
@@ -319,6 +327,10 @@ def test_order_of_steps_does_not_matter(setup):
 def without(batch, column):
     if column == "group_id":
         return dataclasses.replace(batch, groups=None, group_ids=())
+    if column == "rewards":
+        return dataclasses.replace(batch, rewards={})
+    if column == "status":
+        return dataclasses.replace(batch, statuses=())
     rows = {name: values for name, values in batch.per_row.items() if name != column}
     tokens = {name: values for name, values in batch.per_token.items() if name != column}
     return dataclasses.replace(batch, per_row=rows, per_token=tokens)
@@ -371,7 +383,9 @@ def permuted(batch, order_N):
         groups=Groups.of(groups.index_N[order_N], len(groups)),
         per_row={name: values[order_N] for name, values in batch.per_row.items()},
         per_token={name: values[tokens] for name, values in batch.per_token.items()},
+        rewards={name: values[order_N] for name, values in batch.rewards.items()},
         sample_ids=[batch.sample_ids[row] for row in order_N],
+        statuses=[batch.statuses[row] for row in order_N],
     )
 
 
