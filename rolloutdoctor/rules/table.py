@@ -5,6 +5,7 @@ from typing import Any
 
 from rolloutdoctor.results.errors import UsageError, nearest
 from rolloutdoctor.rules.advantage_blow_up import AdvantageBlowUp
+from rolloutdoctor.rules.advantage_mask_mismatch import AdvantageMaskMismatch
 from rolloutdoctor.rules.advantages_differ import AdvantagesDiffer
 from rolloutdoctor.rules.aggregation_by_micro_batch import AggregationByMicroBatch
 from rolloutdoctor.rules.base import Rule
@@ -45,6 +46,7 @@ RULES: tuple[AnyRule, ...] = (
     FloatResidue(),
     AdvantagesDiffer(),
     RewardMissingAsZero(),
+    AdvantageMaskMismatch(),
     AdvantageBlowUp(),
     WhiteningOverPadding(),
     ZeroStdKl(),
