@@ -12,7 +12,7 @@ from rolloutdoctor.engine.run_steps import AS_CONFIGURED, EvaluatedStep, StepCon
 from rolloutdoctor.evaluation.token_measures import TokenMeasure
 from rolloutdoctor.objective.required_columns import incomplete
 from rolloutdoctor.results.findings import Example, InputSummary
-from rolloutdoctor.rules.audited import AuditedRule
+from rolloutdoctor.rules.audited import audited_stages
 from rolloutdoctor.rules.base import KEEP_EXAMPLES
 from rolloutdoctor.rules.step import AUDIT, StepView
 from rolloutdoctor.rules.table import AnyRule
@@ -108,7 +108,7 @@ class RuleAccumulator(StepConsumer):
         self._failures: dict[str, tuple[int, int]] = {}
         self._seen: list[StepKey] = []
         self._audit: dict[str, QuantityTally] = {}
-        self._audits = objective is not None and any(isinstance(rule, AuditedRule) for rule in plan.rules)
+        self._stages = audited_stages(plan.rules)
 
     def token_measures(self, batch: RolloutBatch) -> Mapping[str, TokenMeasure]:
         """Return the token measures of the rules that have the columns they need in a step, by code."""
@@ -118,7 +118,7 @@ class RuleAccumulator(StepConsumer):
             if rule.measures_tokens and batch.split in rule.splits and self._has_columns(rule, batch)
         }
         objective = self.plan.context.objective
-        if self._audits and objective is not None and has_row_advantages(batch, objective):
+        if self._stages and objective is not None and has_row_advantages(batch, objective):
             found[AUDIT] = measure_advantages
         return found
 
@@ -137,8 +137,9 @@ class RuleAccumulator(StepConsumer):
         if step.failure is not None or batch.incomplete:
             self._fail(step.failure or incomplete(sorted(batch.incomplete)), batch.step)
         view = self._view(step)
-        if self._audits:
-            self._audit = add_tallies(self._audit, view.audit)
+        if self._stages:
+            here = {name: tally for name, tally in view.audit.items() if tally.stage in self._stages}
+            self._audit = add_tallies(self._audit, here)
         for rule in self.plan.rules:
             if batch.split not in rule.splits:
                 continue

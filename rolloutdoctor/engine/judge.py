@@ -13,6 +13,7 @@ from rolloutdoctor.objective.required_columns import CUT_COLUMNS, is_incomplete,
 from rolloutdoctor.results.audit import AuditEntry, Cause, Disagreement
 from rolloutdoctor.results.findings import Finding, NotApplicable, Report, Skipped
 from rolloutdoctor.results.version import __version__
+from rolloutdoctor.rules.audited import audited_stages
 from rolloutdoctor.rules.base import Context, counted
 from rolloutdoctor.rules.table import AnyRule
 
@@ -36,7 +37,10 @@ def judge(
         dtype: of the token values.
         diagnosis: what the disagreements of the audit come from; None: no hypothesis was tried.
     """
-    diagnosis = diagnosis or undiagnosed(state.audit)
+    # A state may hold more than the rules that are judged.
+    stages = audited_stages(plan.rules)
+    audit = {name: tally for name, tally in state.audit.items() if tally.stage in stages}
+    diagnosis = diagnosis or undiagnosed(audit)
     context = diagnosed(plan.context, diagnosis)
     findings: list[Finding] = []
     clean: list[tuple[str, str]] = []
@@ -81,7 +85,7 @@ def judge(
         clean=tuple(clean),
         skipped=tuple(sorted(skipped, key=lambda one: one.code)),
         notes=tuple(notes),
-        audit=_audit(state.audit, diagnosis, context),
+        audit=_audit(audit, diagnosis, context) if stages else (),
         not_applicable=tuple(sorted(not_applicable, key=lambda one: one.code)),
     )
 

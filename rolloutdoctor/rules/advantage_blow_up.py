@@ -5,6 +5,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from rolloutdoctor.objective.objective import Objective
+from rolloutdoctor.objective.parts import Part
 from rolloutdoctor.objective.required_columns import advantage_columns, loss_columns
 from rolloutdoctor.ops.tally import Sums, largest, ratio
 from rolloutdoctor.results.findings import Example, Measure, Severity
@@ -90,6 +91,10 @@ class AdvantageBlowUp(Rule[BlowUpTally]):
 
     warn_above: float = 0.01
     """Advantages of noise below it are no more than float-residue calls information."""
+
+    def parts(self, context: Context) -> tuple[Part, ...]:
+        """Only a division by a group's standard deviation has that bound."""
+        return (Part.GROUP_STD,)
 
     def columns(self, context: Context) -> frozenset[str]:
         """What the advantages need, where the configuration divides by a group's standard deviation."""

@@ -2,7 +2,7 @@
 
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, ClassVar
+from typing import TYPE_CHECKING, Any, ClassVar
 
 from rolloutdoctor.objective.parts import Part
 from rolloutdoctor.objective.required_columns import LOGGED_COLUMNS, advantage_columns, loss_columns
@@ -68,7 +68,8 @@ class AuditedRule(Rule[AuditedTally]):
         if objective is None:
             return frozenset()
         of_loss = self.stages != ("advantages",)
-        return LOGGED_COLUMNS | advantage_columns(objective) | (loss_columns(objective) if of_loss else frozenset())
+        of_rows = LOGGED_COLUMNS | advantage_columns(objective) | {"response_mask"}
+        return of_rows | loss_columns(objective) if of_loss else of_rows
 
     def measure(self, step: "StepView") -> AuditedTally:
         """Count the values of the step."""
@@ -203,3 +204,8 @@ class DiffersRule(AuditedRule):
                 "identify` looks for options that give these values"
             ),
         )
+
+
+def audited_stages(rules: Iterable[Rule[Any]]) -> frozenset[str]:
+    """Return the stages that some rules audit: what the others would read in passing is not compared."""
+    return frozenset(stage for rule in rules if isinstance(rule, AuditedRule) for stage in rule.stages)

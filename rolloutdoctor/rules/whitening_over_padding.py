@@ -3,6 +3,7 @@
 from dataclasses import dataclass
 
 from rolloutdoctor.rules.audited import CauseRule
+from rolloutdoctor.rules.base import Context
 
 
 @dataclass(frozen=True)
@@ -43,3 +44,12 @@ class WhiteningOverPadding(CauseRule):
     )
     stages = ("advantages",)
     remedy = "log the advantages: the column advantage (one a row) or advantages (one a token)"
+
+    def inapplicable_reason(self, context: Context) -> str | None:
+        """Return why there are no moments over tokens to get wrong."""
+        from rolloutdoctor.hypotheses.table import HYPOTHESES
+
+        objective = context.objective
+        if objective is None or any(one.applies(objective) for one in HYPOTHESES if one.code == self.code):
+            return None
+        return "the advantages are not whitened"
