@@ -33,6 +33,7 @@ app.command("report", epilog=report.EPILOG)(report.report)
 app.command("info")(info.info)
 app.command("convert", epilog=convert.EPILOG)(convert.convert)
 app.command("rule")(book.rule)
+app.command("causes")(book.causes)
 app.command("fixes")(book.fixes)
 app.command("trainers")(book.trainers)
 

@@ -1,4 +1,4 @@
-"""``rolloutdoctor rule``, ``fixes`` and ``trainers``: the book, with options."""
+"""``rolloutdoctor rule``, ``causes``, ``fixes`` and ``trainers``: the book, with options."""
 
 from typing import Annotated
 
@@ -21,6 +21,17 @@ def rule(
 ) -> None:
     """Explain one rule, or list them all."""
     show(pages.rule(code, as_json=format_ is BookFormat.json) + "\n")
+
+
+@guarded
+def causes(
+    code: Annotated[
+        str | None, typer.Argument(metavar="[CODE]", help="Causes that one rule reports; all if omitted.")
+    ] = None,
+    format_: FormatOption = BookFormat.full,
+) -> None:
+    """List the causes that are tried where logged values do not follow from the options."""
+    show(pages.causes(code, as_json=format_ is BookFormat.json) + "\n")
 
 
 @guarded

@@ -74,6 +74,50 @@ def rule(code: str | None = None, *, as_json: bool = False) -> str:
     return "\n\n".join(parts)
 
 
+def causes(code: str | None = None, *, as_json: bool = False) -> str:
+    """List the hypotheses that are tried where an audit disagrees, by the rule that reports them.
+
+    Raises:
+        UsageError: if there is no such rule.
+    """
+    from rolloutdoctor.hypotheses.table import FIX_CODE, HYPOTHESES
+    from rolloutdoctor.rules.table import find
+    from rolloutdoctor.trainers.table import TRAINERS
+
+    examples = {trainer.name: trainer.example() for trainer in TRAINERS.values()}
+    wanted = None if code is None else find(code).code
+    chosen = [one for one in HYPOTHESES if one.code != FIX_CODE and wanted in (None, one.code)]
+    body: list[dict[str, object]] = [
+        {
+            "name": one.name,
+            "code": one.code,
+            "rule": find(one.code).name,
+            "shows_in": one.stage,
+            "words": one.words,
+            "remedy": one.remedy,
+            "trainers": [name for name, objective in examples.items() if one.applies(objective)],
+            "references": list(one.references),
+        }
+        for one in sorted(chosen, key=lambda one: one.code)
+    ]
+    if as_json:
+        return json.dumps(body, indent=2)
+    lines: list[str] = []
+    previous = None
+    for entry in body:
+        if entry["code"] != previous:
+            previous = entry["code"]
+            lines += ["", f"{previous} {entry['rule']}"]
+        lines += [f"  {entry['name']}", _indented(f"{entry['words']}.", 4)]
+    if not lines:
+        return f"{wanted} has no causes: it looks at the rows themselves; `rolloutdoctor rule {wanted}` explains it."
+    lines += [
+        "",
+        "Each is an edit of the objective, the rows or a metric, held against the logged values; the fixes of",
+    ]
+    return "\n".join([*lines[1:], "`rolloutdoctor fixes` are tried first."])
+
+
 def fixes(*, as_json: bool = False) -> str:
     """List the fixes, their variants, and how they stand upstream."""
     from rolloutdoctor.hypotheses.fixes import FIXES

@@ -449,3 +449,14 @@ def test_what_a_rule_finds_does_not_depend_on_what_else_is_selected(rolloutdocto
     for finding in together:
         alone = rolloutdoctor("check", path, "--format", "json", "--select", finding["code"])
         assert json.loads(alone.stdout)["findings"] == [finding]
+
+
+def test_causes_are_listed_by_rule(rolloutdoctor):
+    text = rolloutdoctor("causes").stdout
+    assert "RDI003 group-partition\n  groups-by-position" in text
+    assert "rejected-rows" not in text  # fixes have a page of their own
+    (one,) = json.loads(rolloutdoctor("causes", "RDA005", "--format", "json").stdout)
+    assert (one["name"], one["rule"]) == ("missing-reward-as-zero", "reward-missing-as-zero")
+    assert one["trainers"] == ["trl", "trl-rloo", "verl", "slime"]
+    assert rolloutdoctor("causes", "RDM002").stdout.startswith("RDM002 has no causes")
+    assert rolloutdoctor("causes", "RDX").returncode == 2
