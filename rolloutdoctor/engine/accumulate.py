@@ -196,7 +196,4 @@ class RuleAccumulator(StepConsumer):
 
 def run_total(rule: AnyRule, state: RuleState) -> Any:  # noqa: ANN401  # the tally type belongs to the rule
     """Add up the tallies of all steps, in step order."""
-    total = rule.tally()
-    for _, tally in state.steps:
-        total = total + tally
-    return total
+    return rule.tally.of_all(tally for _, tally in state.steps)

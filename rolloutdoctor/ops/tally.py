@@ -1,9 +1,9 @@
 """`Sums`: a frozen record of counts and totals that adds up field by field."""
 
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field, fields
-from functools import cache
+from functools import cache, reduce
 from operator import add
 from typing import Any, Self
 
@@ -16,6 +16,28 @@ def largest() -> Any:  # noqa: ANN401  # a dataclass field takes the type of its
 def smallest() -> Any:  # noqa: ANN401
     """Field that keeps the smaller of two values; its identity is infinity."""
     return field(default=math.inf, metadata={"merge": min})
+
+
+def by_name(merge: Callable[[float, float], float] = add) -> Any:  # noqa: ANN401
+    """Field that holds a number for each of some names, ``Mapping[str, float]``, added up name by name.
+
+    Args:
+        merge: of two numbers of one name, instead of their sum; it is the same in any order.
+    """
+
+    def merged(one: Mapping[str, float], other: Mapping[str, float]) -> Mapping[str, float]:
+        if not one or not other:
+            return one or other
+        return {**one, **{name: merge(one[name], value) if name in one else value for name, value in other.items()}}
+
+    def merged_all(many: Iterable[Mapping[str, float]]) -> Mapping[str, float]:
+        found: dict[str, float] = {}
+        for each in many:
+            for name, value in each.items():
+                found[name] = merge(found[name], value) if name in found else value
+        return found
+
+    return field(default_factory=dict, metadata={"merge": merged, "merge_all": merged_all})
 
 
 @dataclass(frozen=True)
@@ -34,6 +56,18 @@ class Sums:
         kind: Any = type(self)  # a class can be hashed, whatever mypy thinks of a frozen one
         merges = _merges(kind)
         return type(self)(*[merge(getattr(self, name), getattr(other, name)) for name, merge in merges])
+
+    @classmethod
+    def of_all(cls, tallies: Iterable[Self]) -> Self:
+        """Add up many, in their order; mappings are copied once, and not with every sum."""
+        each, start = list(tallies), cls()
+        found = []
+        for one in fields(cls):
+            values = [getattr(tally, one.name) for tally in each]
+            merge_all = one.metadata.get("merge_all")
+            merge = one.metadata.get("merge", add)
+            found.append(merge_all(values) if merge_all else reduce(merge, values, getattr(start, one.name)))
+        return cls(*found)
 
 
 @cache

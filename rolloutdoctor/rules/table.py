@@ -13,6 +13,7 @@ from rolloutdoctor.rules.denominator_counts_dropped import DenominatorCountsDrop
 from rolloutdoctor.rules.eval_group_of_one import EvalGroupOfOne
 from rolloutdoctor.rules.float_residue import FloatResidue
 from rolloutdoctor.rules.group_partition import GroupPartition
+from rolloutdoctor.rules.inert_reward_term import InertRewardTerm
 from rolloutdoctor.rules.kl_clamped import KlClamped
 from rolloutdoctor.rules.kl_counted_twice import KlCountedTwice
 from rolloutdoctor.rules.kl_gradient import KlGradient
@@ -34,6 +35,7 @@ from rolloutdoctor.rules.reward_free_step import RewardFreeStep
 from rolloutdoctor.rules.reward_metric_not_training_reward import RewardMetricNotTrainingReward
 from rolloutdoctor.rules.reward_missing_as_zero import RewardMissingAsZero
 from rolloutdoctor.rules.reward_row_misaligned import RewardRowMisaligned
+from rolloutdoctor.rules.shaped_reward_phantom import ShapedRewardPhantom
 from rolloutdoctor.rules.singleton_group import SingletonGroup
 from rolloutdoctor.rules.whitening_over_padding import WhiteningOverPadding
 from rolloutdoctor.rules.zero_std_kl import ZeroStdKl
@@ -48,6 +50,8 @@ RULES: tuple[AnyRule, ...] = (
     RewardMissingAsZero(),
     AdvantageMaskMismatch(),
     AdvantageBlowUp(),
+    ShapedRewardPhantom(),
+    InertRewardTerm(),
     WhiteningOverPadding(),
     ZeroStdKl(),
     LossNearZero(),

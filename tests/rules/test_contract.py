@@ -6,6 +6,7 @@ import pickle
 import pkgutil
 import random
 import re
+from collections.abc import Mapping
 
 import pytest
 import torch
@@ -108,7 +109,7 @@ def full_batch(seed, step=0, split="train", **kwargs):
     }
     reward_N = batch.per_row["reward"]
     functions = {
-        "correct": torch.where(torch.rand(len(batch), generator=draw) < 0.1, torch.nan, reward_N),
+        "correct": reward_N,
         "format": normal(len(batch)),
         "prompt": batch.groups.index_N.double(),
     }
@@ -228,6 +229,7 @@ def test_find():
 def generated(rule):
     """Tallies of a rule: whole numbers, and floats that add up without rounding."""
     kinds = {int: st.integers(0, 50), float: st.integers(0, 4096).map(lambda number: number / 64)}
+    kinds[Mapping[str, float]] = st.dictionaries(st.sampled_from("abc"), kinds[float])
     return st.builds(rule.tally, **{field.name: kinds[field.type] for field in dataclasses.fields(rule.tally)})
 
 
@@ -342,10 +344,14 @@ def test_a_missing_column_is_skipped_with_a_remedy(setup, column):
     batches = [without(batch, column) for batch in run(steps=2)]
     report = report_on(batches, logged=logged_by(setup), **SETUPS[setup])
     assert sorted(outcomes(report)) == [rule.code for rule in RULES]
+    # Some rules find too little to judge in so few rows, whatever the columns.
+    undecided = {one.code for one in report_on(run(steps=2), logged=logged_by(setup), **SETUPS[setup]).skipped}
     left_out = [
         skipped
         for skipped in report.skipped
-        if find(skipped.code).needs_rows and not isinstance(find(skipped.code), AuditedRule)
+        if find(skipped.code).needs_rows
+        and not isinstance(find(skipped.code), AuditedRule)
+        and skipped.code not in undecided
     ]
     for skipped in left_out:
         assert skipped.reason.startswith(f"missing column {column}")
@@ -355,13 +361,16 @@ def test_a_missing_column_is_skipped_with_a_remedy(setup, column):
     if column == "response_mask" and outcomes(report)["RDA002"] == "skipped":
         needed.add("RDA002")  # it does without where a group has one response
     if column not in ("policy_log_probs", "old_log_probs"):  # which stand in for each other
-        assert {skipped.code for skipped in left_out} == needed
+        assert {skipped.code for skipped in left_out} == needed - undecided
 
 
 def test_policy_and_old_log_probs_both_missing():
     batches = [without(without(batch, "policy_log_probs"), "old_log_probs") for batch in run(steps=2)]
     report = report_on(batches, logged=logged_by("trl"), **SETUPS["trl"])
-    skipped = [one for one in report.skipped if not isinstance(find(one.code), AuditedRule)]
+    undecided = {one.code for one in report_on(run(steps=2), logged=logged_by("trl"), **SETUPS["trl"]).skipped}
+    skipped = [
+        one for one in report.skipped if one.code not in undecided and not isinstance(find(one.code), AuditedRule)
+    ]
     missing = {one.code for one in skipped if "log_probs" in one.reason}
     assert missing == {one.code for one in skipped} >= {"RDG001", "RDG002", "RDM001"}
 

@@ -1,0 +1,209 @@
+"""RDA009: reward functions that cancel in the baseline."""
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+from rolloutdoctor.objective.objective import Objective
+from rolloutdoctor.ops.tally import Sums, by_name, ratio
+from rolloutdoctor.results.findings import Measure, Severity
+from rolloutdoctor.rules.base import Context, Judgement, Missing, Rule, counted, percent
+
+if TYPE_CHECKING:
+    from torch import Tensor
+
+    from rolloutdoctor.rules.step import StepView
+
+
+def _has_group_baseline(objective: Objective) -> bool:
+    """True if what the rows of a group have in common cancels."""
+    rule = objective.advantage
+    return rule.spec.has_groups and rule.spec.subtracts_mean and rule.estimator != "raw"
+
+
+@dataclass(frozen=True)
+class InertTally(Sums):
+    """What `inert-reward-term` adds up over training steps; names are those of reward functions.
+
+    Attributes:
+        groups: groups of two or more rows.
+        varying: groups in which a function varies.
+        low: smallest value of a function.
+        high: its largest.
+        squares: squared deviations of a function from its mean over the step.
+        within: squared deviations of the reward from the mean of its group.
+        total: the same from the mean of the step.
+    """
+
+    groups: int = 0
+    varying: Mapping[str, float] = by_name()
+    low: Mapping[str, float] = by_name(min)
+    high: Mapping[str, float] = by_name(max)
+    squares: Mapping[str, float] = by_name()
+    within: float = 0.0
+    total: float = 0.0
+
+    @property
+    def inert(self) -> list[str]:
+        """Functions that vary, and never within a group."""
+        return sorted(
+            name for name in self.low if self.groups and not self.varying.get(name) and self.high[name] > self.low[name]
+        )
+
+    @property
+    def constant(self) -> list[str]:
+        """Functions that have one value in the whole run."""
+        return sorted(name for name in self.low if not self.varying.get(name) and self.high[name] == self.low[name])
+
+    @property
+    def inert_share(self) -> float | None:
+        """Their share of the squared deviations of all functions."""
+        inert = sum(self.squares.get(name, 0.0) for name in self.inert)
+        return ratio(inert, sum(self.squares[name] for name in sorted(self.squares)))
+
+
+@dataclass(frozen=True)
+class InertRewardTerm(Rule[InertTally]):
+    """A reward function is the same for all responses to a prompt, so that it cancels.
+
+    ## What it does
+    Finds reward functions that are constant within every group and differ between groups, and names those that never
+    vary in the whole run.
+
+    ## Why it matters
+    A group baseline takes out what all rows of a group have in common. A term that depends on the prompt alone, or on
+    the group as a whole (a penalty for low diversity, a bonus for hard prompts), moves the reward metric and
+    never the policy.
+
+    ## How it is measured
+    A function varies within a group if max - min is above 0, or if some rows have it and others do not (null).
+    `inert_variance_share` is what the inert functions have of the squared deviations of all functions from
+    their means over the step; `reward_variance_share` is what the reward has within its groups of its own: the share
+    that can reach the gradient. At least 20 groups of two or more rows must agree. Functions of weight 0 are left out.
+    Estimators without a group baseline, pass@k, and steps that are compared as one batch are not looked at, since
+    there the term does not cancel; neither is a single group.
+
+    ## What to do
+    Make the term depend on the response, apply it after the baseline, or drop it.
+
+    ## Example
+    >>> from dataclasses import replace
+    >>> import torch
+    >>> from rolloutdoctor.testing import diagnose_one, toy_batch
+    >>> correct, hard = torch.tensor([1.0, 0.0] * 20), torch.arange(40).div(2, rounding_mode="floor").double()
+    >>> batch = toy_batch([[1 + g, g] for g in range(20)])
+    >>> diagnose_one("RDA009", replace(batch, rewards={"correct": correct.double(), "hard": hard}), trainer="trl")
+    'RDA009 warning exposed: inert_functions 1'
+    """
+
+    code = "RDA009"
+    name = "inert-reward-term"
+    references = ("https://github.com/huggingface/trl/issues/3857",)
+    tally = InertTally
+    splits = ("train",)
+
+    least_groups: int = 20
+    """A function whose groups agree half of the time by chance agrees in so many once in a million runs."""
+
+    warn_above: float = 0.1
+    """Below a tenth of what the functions vary by, what cancels is small beside what does not."""
+
+    def columns(self, context: Context) -> frozenset[str]:
+        """Rewards by function and groups, where there is a group baseline."""
+        if context.objective is None or not _has_group_baseline(context.objective):
+            return frozenset()
+        return frozenset({"group_id", "reward", "rewards"})
+
+    def measure(self, step: "StepView") -> InertTally:
+        """Count one step."""
+        batch, evaluation = step.batch, step.evaluation
+        if not step.training or evaluation is None or not _has_group_baseline(evaluation.objective):
+            return InertTally()
+        groups = step.compared
+        is_one = batch.groups is not None and len(groups) < 2 <= len(batch.groups)
+        if not len(batch) or not batch.rewards or is_one:
+            return InertTally()
+        weights = evaluation.objective.reward_weights or evaluation.objective.advantage.reward_weights
+        if len(weights) != len(batch.rewards):
+            weights = (1.0,) * len(batch.rewards)
+        named = {name: each_N for (name, each_N), weight in zip(batch.rewards.items(), weights, strict=True) if weight}
+        named = {name: each_N for name, each_N in named.items() if bool(each_N.isfinite().any())}
+        reward_N = batch.column("reward")
+        return InertTally(
+            groups=int((groups.size_G > 1).sum()),
+            varying={name: float(self._varying(step, each_N)) for name, each_N in named.items()},
+            low={name: float(each_N[each_N.isfinite()].min()) for name, each_N in named.items()},
+            high={name: float(each_N[each_N.isfinite()].max()) for name, each_N in named.items()},
+            squares={name: self._squares(each_N) for name, each_N in named.items()},
+            within=self._within(step, reward_N),
+            total=self._squares(reward_N),
+        )
+
+    def _varying(self, step: "StepView", value_N: "Tensor") -> int:
+        """Groups in which a function varies, or which have it for some rows only."""
+        from rolloutdoctor.ops.group_stats import GroupStats
+
+        stats = GroupStats(step.compared, value_N.isfinite())
+        some_G = (stats.count_G > 0) & (stats.count_G < step.compared.size_G)
+        return int(((stats.spread(value_N) > 0) | some_G).sum())
+
+    def _squares(self, value_N: "Tensor") -> float:
+        """Squared deviations from the mean of the step."""
+        known_N = value_N[value_N.isfinite()]
+        return float((known_N - known_N.mean()).square().sum()) if len(known_N) else 0.0
+
+    def _within(self, step: "StepView", value_N: "Tensor") -> float:
+        """Squared deviations from the mean of the group."""
+        from rolloutdoctor.ops.group_stats import GroupStats
+
+        stats = GroupStats(step.compared, value_N.isfinite())
+        centred_N = value_N - stats.per_row(stats.mean(value_N))
+        return float(stats.total(centred_N.square()).sum())
+
+    def measures(self, tally: InertTally) -> Mapping[str, Measure]:
+        """How many functions cancel, and what they are of the reward."""
+        return {
+            "inert_functions": Measure(len(tally.inert), "functions"),
+            "constant_functions": Measure(len(tally.constant), "functions"),
+            "inert_variance_share": Measure(tally.inert_share, "share"),
+            "reward_variance_share": Measure(ratio(min(tally.within, tally.total), tally.total), "share"),
+            "groups": Measure(tally.groups, "groups"),
+        }
+
+    def inconclusive_reason(self, run: InertTally, context: Context) -> Missing | None:
+        """Too few groups of two or more rows."""
+        if run.groups >= self.least_groups or not self.columns(context):
+            return None
+        return Missing(
+            f"{counted(run.groups, 'group')} of two or more rows with rewards by function, and it takes "
+            f"{self.least_groups}",
+            "widen --steps, or record the column rewards for every row",
+        )
+
+    def judge(self, run: InertTally, context: Context) -> Judgement | None:
+        """A warning where much of what the functions vary by cancels, else information."""
+        inert, constant = run.inert, run.constant
+        if not inert and not constant:
+            return None
+        share = run.inert_share
+        alone = len(inert) + len(constant) == len(run.low)  # no group has any variance: dead groups, and not one term
+        heavy = bool(inert) and share is not None and share >= self.warn_above and not alone
+        named = [*inert, *constant]
+        names, parts = " and ".join(named), []
+        if inert:
+            parts.append(f"{', '.join(inert)}: constant within each of {counted(run.groups, 'group')}")
+        if constant:
+            values = ", ".join(f"{name} = {run.low[name]:.4g}" for name in constant)
+            parts.append(f"{values} in every row")
+        return Judgement(
+            severity=Severity.WARNING if heavy else Severity.INFO,
+            confirmed=False,
+            headline=f"{names} {'cancel' if len(named) > 1 else 'cancels'} in the group baseline "
+            f"({percent(share)} of the functions' variance)",
+            message="; ".join(parts),
+            evidence=(
+                f"{percent(ratio(min(run.within, run.total), run.total))} of the variance of the reward is within "
+                "groups and can reach the gradient"
+            ),
+            advice="make the term depend on the response, apply it after the baseline, or drop it",
+        )
