@@ -1,8 +1,9 @@
 """What the rest of the package knows of a trainer."""
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from fnmatch import fnmatchcase
+from itertools import product
 from typing import TYPE_CHECKING
 
 from rolloutdoctor.objective.objective import Objective
@@ -69,6 +70,35 @@ class PartOptions:
     never: str = ""
 
 
+@dataclass(frozen=True)
+class Choices:
+    """Settings of a trainer's options that a log can tell apart, for identification.
+
+    Attributes:
+        advantage: options that decide how scores become advantages, without a KL penalty in the reward.
+        penalty: options that put such a penalty there, but for its coefficient.
+        penalty_option: the option that holds that coefficient, or None.
+        kl: options that decide the KL term of the loss and its metric, but for its coefficient.
+        loss: options that decide how terms become the loss.
+    """
+
+    advantage: tuple[Mapping[str, object], ...] = ()
+    penalty: tuple[Mapping[str, object], ...] = ()
+    penalty_option: str | None = None
+    kl: tuple[Mapping[str, object], ...] = ()
+    loss: tuple[Mapping[str, object], ...] = ()
+
+
+def every(**axes: Sequence[object]) -> tuple[Mapping[str, object], ...]:
+    """Return every combination of values of some options; two underscores stand for a dot.
+
+    >>> every(beta=(0,), loss_type=("grpo", "dapo"))
+    ({'beta': 0, 'loss_type': 'grpo'}, {'beta': 0, 'loss_type': 'dapo'})
+    """
+    names = [name.replace("__", ".") for name in axes]
+    return tuple(dict(zip(names, values, strict=True)) for values in product(*axes.values()))
+
+
 def _does_not_say(logged: Mapping[str, float]) -> bool | None:
     return None
 
@@ -114,6 +144,7 @@ class Trainer:
         traces: metrics that show how an option was set.
         loss_is_whole: True if `loss_metric` is the whole loss, not its policy part.
         parts: part of the objective to the options that decide over it; a part that is not named has none.
+        choices: settings that a log can tell apart.
     """
 
     name: str
@@ -143,6 +174,7 @@ class Trainer:
     traces: tuple[Trace, ...] = ()
     loss_is_whole: bool = False
     parts: Mapping[Part, PartOptions] = field(default_factory=dict)
+    choices: Choices = field(default_factory=Choices)
 
     def kind_of(self, metric: str) -> str:
         """Return what a metric is, as `quantities` has it."""

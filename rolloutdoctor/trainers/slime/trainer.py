@@ -12,7 +12,7 @@ from rolloutdoctor.results.errors import UsageError
 from rolloutdoctor.trainers.options import Config, Option
 from rolloutdoctor.trainers.slime import mis as slime_mis
 from rolloutdoctor.trainers.slime.mis import MIS
-from rolloutdoctor.trainers.spec import PartOptions, StoredKl, Trace, Trainer
+from rolloutdoctor.trainers.spec import Choices, PartOptions, StoredKl, Trace, Trainer, every
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -298,6 +298,37 @@ _NOT_RECOMPUTED = {
     "eval/*": "their names contain dataset names, which are not recorded",
 }
 
+_WHITENED = {"normalize_advantages": True}
+
+_SCORED = (
+    *every(
+        advantage_estimator=("grpo",),
+        kl_coef=(0.0,),
+        rewards_normalization=(True,),
+        grpo_std_normalization=(True, False),
+        normalize_advantages=(False, True),
+    ),
+    *every(
+        advantage_estimator=("grpo",),
+        kl_coef=(0.0,),
+        rewards_normalization=(False,),
+        normalize_advantages=(False, True),
+    ),
+    {"advantage_estimator": "reinforce_plus_plus_baseline", "kl_coef": 0.0, **_WHITENED},
+)
+"""One advantage for each row."""
+
+_RETURNS = (
+    *every(
+        advantage_estimator=("ppo",),
+        gamma=(1.0, 0.99, 0.95),
+        lambd=(1.0, 0.99, 0.97, 0.95, 0.9, 0.0),
+        normalize_advantages=(False, True),
+    ),
+    *every(advantage_estimator=("reinforce_plus_plus",), gamma=(1.0, 0.99, 0.95), normalize_advantages=(True,)),
+)
+"""One advantage for each token."""
+
 _DUMP = "run slime with --dump-details DIR"
 
 TRAINER = Trainer(
@@ -352,4 +383,15 @@ TRAINER = Trainer(
     not_recomputed=_NOT_RECOMPUTED,
     kl_option="kl_loss_coef",
     traces=(Trace("train/kl_loss", "use_kl_loss", bool, "with use_kl_loss = true"),),
+    choices=Choices(
+        advantage=(*_SCORED, *({**each, "kl_coef": 0.0} for each in _RETURNS)),
+        penalty=tuple(
+            {**each, "kl_loss_type": kl_type}
+            for each in (*_RETURNS, {"advantage_estimator": "reinforce_plus_plus_baseline", **_WHITENED})
+            for kl_type in KL_TYPES
+        ),
+        penalty_option="kl_coef",
+        kl=every(use_kl_loss=(True,), kl_loss_type=KL_TYPES, use_unbiased_kl=(False, True)),
+        loss=every(calculate_per_token_loss=(False, True), eps_clip_high=(None, 0.28)),
+    ),
 )

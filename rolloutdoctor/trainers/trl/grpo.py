@@ -14,7 +14,7 @@ from rolloutdoctor.objective.objective import AdvantageRule, Aggregation, KlTerm
 from rolloutdoctor.objective.parts import Part
 from rolloutdoctor.results.errors import UsageError
 from rolloutdoctor.trainers.options import Config
-from rolloutdoctor.trainers.spec import LossParts, PartOptions, Trace, Trainer
+from rolloutdoctor.trainers.spec import Choices, LossParts, PartOptions, Trace, Trainer, every
 from rolloutdoctor.trainers.trl.options import NO_LOGITS, NOT_RECOMPUTED, OPTIONS
 
 if TYPE_CHECKING:
@@ -284,4 +284,15 @@ TRAINER = Trainer(
         Part.GROUP_STD: PartOptions({"scale_rewards": ("batch", "none")}),
         Part.POLICY_LOSS: PartOptions({"loss_type": ()}),
     },
+    choices=Choices(
+        advantage=(
+            *every(scale_rewards=("group", "batch", "none")),
+            *every(multi_objective_aggregation=("normalize_then_sum",)),
+        ),
+        kl=every(use_bias_correction_kl=(False, True)),
+        loss=every(
+            loss_type=("grpo", "dapo", "bnpo", "dr_grpo", "cispo", "sapo", "luspo", "vespo"),
+            importance_sampling_level=("token", "sequence"),
+        ),
+    ),
 )

@@ -9,7 +9,7 @@ from rolloutdoctor.objective.objective import AdvantageRule, Aggregation, KlTerm
 from rolloutdoctor.objective.parts import Part
 from rolloutdoctor.results.errors import UsageError
 from rolloutdoctor.trainers.options import Config, Option
-from rolloutdoctor.trainers.spec import PartOptions, Trace, Trainer
+from rolloutdoctor.trainers.spec import Choices, PartOptions, Trace, Trainer, every
 from rolloutdoctor.trainers.trl import grpo as trl
 from rolloutdoctor.trainers.trl.options import NOT_RECOMPUTED
 from rolloutdoctor.trainers.trl.options import OPTIONS as SHARED
@@ -127,4 +127,11 @@ TRAINER = Trainer(
         Part.KL_REWARD: PartOptions({"beta": (0,)}),
         Part.GROUP_STD: PartOptions(never="RLOO does not divide by a group's standard deviation"),
     },
+    loss_is_whole=True,
+    choices=Choices(
+        advantage=every(beta=(0.0,), normalize_advantages=(False, True)),
+        penalty=every(normalize_advantages=(False, True)),
+        penalty_option="beta",
+        loss=({},),
+    ),
 )

@@ -1,11 +1,13 @@
 """verl's `algorithm`: estimators of the advantage and the KL penalty in the reward."""
 
+from collections.abc import Mapping
 from typing import Literal
 
 from rolloutdoctor.objective.estimators import SPECS
 from rolloutdoctor.objective.objective import AdvantageRule, KlTerm
 from rolloutdoctor.results.errors import UsageError
 from rolloutdoctor.trainers.options import Config, Option
+from rolloutdoctor.trainers.spec import every
 
 EPSILON = 1e-6
 """What verl adds to the standard deviation of a group."""
@@ -141,6 +143,31 @@ OPTIONS = (
         f"{_CONTROL}.horizon", "integer", 10000, "horizon of the adaptive coefficient, in rows", low=1, decides=False
     ),
 )
+
+_PLAIN = (
+    "grpo_vectorized",
+    "rloo",
+    "rloo_vectorized",
+    "opo",
+    "gpg",
+    "reinforce_plus_plus_baseline",
+    "remax",
+    "optimal_token_baseline",
+    "tir_optimal_token_baseline",
+)
+"""Estimators without an option of their own."""
+
+CHOICES: tuple[Mapping[str, object], ...] = (
+    *every(algorithm__adv_estimator=("grpo", "grpo_passk"), algorithm__norm_adv_by_std_in_grpo=(True, False)),
+    *every(algorithm__adv_estimator=_PLAIN),
+    *every(algorithm__adv_estimator=("reinforce_plus_plus",), algorithm__gamma=(1.0, 0.99, 0.95)),
+    *every(
+        algorithm__adv_estimator=("gae",),
+        algorithm__gamma=(1.0, 0.99, 0.95),
+        algorithm__lam=(1.0, 0.99, 0.97, 0.95, 0.9, 0.0),
+    ),
+)
+"""Settings that logged advantages can tell apart."""
 
 
 def advantage_rule(config: Config) -> AdvantageRule:

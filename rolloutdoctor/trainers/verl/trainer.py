@@ -12,7 +12,7 @@ from rolloutdoctor.objective.parts import Part
 from rolloutdoctor.results.errors import UnstatedError, UsageError
 from rolloutdoctor.trainers.lazy import LazyMetrics
 from rolloutdoctor.trainers.options import Config, Option
-from rolloutdoctor.trainers.spec import LossParts, PartOptions, Trace, Trainer
+from rolloutdoctor.trainers.spec import Choices, LossParts, PartOptions, Trace, Trainer
 from rolloutdoctor.trainers.verl import (
     advantages as verl_advantages,
 )
@@ -246,6 +246,9 @@ _DRIVER = (
     "given (record_estimator: rewards, masks, advantages) or all fields of a batch (columns_of)"
 )
 
+_CLIPS: tuple[dict[str, object], ...] = ({}, {f"{_ACTOR}.clip_ratio_high": 0.28})
+_COUNTED: tuple[dict[str, object], ...] = ({}, {"trainer.use_v1": False})
+
 _FILE_LOGGER = 'give the file of trainer.logger=["console","file"] as well (VERL_FILE_LOGGER_PATH says where)'
 
 TRAINER = Trainer(
@@ -316,5 +319,26 @@ TRAINER = Trainer(
     traces=(
         Trace("actor/kl_loss", f"{_ACTOR}.use_kl_loss", bool, "with use_kl_loss = true"),
         Trace("actor/reward_kl_penalty", "algorithm.use_kl_in_reward", bool, "with use_kl_in_reward = true"),
+    ),
+    choices=Choices(
+        advantage=tuple({**each, "algorithm.use_kl_in_reward": False} for each in verl_advantages.CHOICES),
+        penalty=tuple(
+            {**each, "algorithm.use_kl_in_reward": True, "algorithm.kl_penalty": kl_type}
+            for each in verl_advantages.CHOICES
+            for kl_type in ("k1", "k2", "k3", "abs")
+        ),
+        penalty_option="algorithm.kl_ctrl.kl_coef",
+        kl=tuple(
+            {f"{_ACTOR}.use_kl_loss": True, f"{_ACTOR}.kl_loss_type": kl_type, f"{_ACTOR}.loss_agg_mode": mode}
+            for kl_type in ("low_var_kl", "k1", "k2", "abs")
+            for mode in AGGREGATIONS
+        ),
+        loss=tuple(
+            {f"{_ACTOR}.loss_agg_mode": mode, f"{_ACTOR}.policy_loss.loss_mode": kind, **clip, **counted}
+            for mode in AGGREGATIONS
+            for kind in ("vanilla", "gspo", "cispo", "geo_mean", "sapo")
+            for clip in _CLIPS
+            for counted in _COUNTED
+        ),
     ),
 )
