@@ -1,6 +1,6 @@
 """Audit one step: every logged quantity that the trainer defines, against the value that the rows give."""
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Collection, Iterator, Mapping
 from math import isfinite
 
 import torch
@@ -45,6 +45,7 @@ def audit_step(
     metrics: Mapping[str, float],
     *,
     in_doubt: bool = False,
+    stages: Collection[str] = STAGES,
 ) -> dict[str, QuantityTally]:
     """Compare what was logged at a step with an evaluation of it.
 
@@ -55,6 +56,7 @@ def audit_step(
         config: its options.
         metrics: its metrics, recomputed from the evaluation.
         in_doubt: count disagreements, too, that prove nothing because rows or columns are missing.
+        stages: the stages to compare.
 
     Returns:
         Name of each quantity that was logged and can be recomputed to its tally.
@@ -64,7 +66,8 @@ def audit_step(
     doubts = doubts_of(logged.batch, trainer, config)
     if in_doubt:
         doubts = Doubts("", torch.zeros_like(doubts.odd_N), "")
-    found = dict(_columns(logged, evaluation, doubts))
+    metrics = {name: value for name, value in metrics.items() if stage_of(trainer, name) in stages}
+    found = dict(_columns(logged, evaluation, doubts, stages))
     found |= _metrics(
         logged, evaluation, trainer, metrics, doubts, None if in_doubt else LayoutDoubt(evaluation, trainer)
     )
@@ -76,8 +79,21 @@ def quantity_of(batch: RolloutBatch, name: str) -> str:
     return name if batch.split == TRAIN else f"{name} (eval)"
 
 
-def _columns(logged: LoggedStep, evaluation: Evaluation, doubts: Doubts) -> Iterator[tuple[str, QuantityTally]]:
+def _columns(
+    logged: LoggedStep, evaluation: Evaluation, doubts: Doubts, stages: Collection[str]
+) -> Iterator[tuple[str, QuantityTally]]:
     """Advantages and KL that the trainer stored."""
+    if "advantages" in stages:
+        yield from _advantages(logged, evaluation, doubts)
+    if "kl" in stages and "kl" in logged.batch.per_token:
+        kl_T = stored_kl(logged.batch, evaluation.objective, evaluation.dtype)
+        if kl_T is not None:
+            radius_T = token_kl_radius(evaluation, kl_T).likely
+            everywhere_T = torch.ones(logged.batch.tokens, dtype=torch.bool, device=logged.batch.device)
+            yield "kl", _token_tally(logged, "kl", "kl", kl_T.double(), radius_T, everywhere_T, "")
+
+
+def _advantages(logged: LoggedStep, evaluation: Evaluation, doubts: Doubts) -> Iterator[tuple[str, QuantityTally]]:
     batch, rows = logged.batch, evaluation.rows
     assert rows is not None
     if rows.advantage_N is not None:
@@ -109,12 +125,6 @@ def _columns(logged: LoggedStep, evaluation: Evaluation, doubts: Doubts) -> Iter
                 doubts.rows,
             ),
         )
-    if "kl" in batch.per_token:
-        kl_T = stored_kl(batch, evaluation.objective, evaluation.dtype)
-        if kl_T is not None:
-            radius_T = token_kl_radius(evaluation, kl_T).likely
-            everywhere_T = torch.ones(batch.tokens, dtype=torch.bool, device=batch.device)
-            yield "kl", _token_tally(logged, "kl", "kl", kl_T.double(), radius_T, everywhere_T, "")
 
 
 def _row_values(logged: LoggedStep, recomputed_N: Tensor) -> Tensor | None:
