@@ -1,18 +1,29 @@
 """rolloutdoctor: recompute what an RL post-training step computed, with and without the known faults.
 
-`open` a run, then `check`, `diff`, `plot` or `recompute` it, or `evaluate` one batch under one objective. Nothing heavy
-is imported before one of these is used.
+`open` a run, then `check`, `diff`, `identify`, `plot` or `recompute` it, or `evaluate` one batch under one objective.
+Nothing heavy is imported before one of these is used.
 """
 
 # Not from `typing`, which takes longer to import than the command line needs to be ready for signals.
 TYPE_CHECKING = False
 
 if TYPE_CHECKING:
-    from rolloutdoctor.api import batches, check, diff, objective_of, open, plot, recompute
+    from rolloutdoctor.api import batches, check, diff, identify, objective_of, open, plot, recompute
     from rolloutdoctor.evaluation.evaluate import evaluate
     from rolloutdoctor.results.version import __version__
 
-__all__ = ["__version__", "batches", "check", "diff", "evaluate", "objective_of", "open", "plot", "recompute"]
+__all__ = [
+    "__version__",
+    "batches",
+    "check",
+    "diff",
+    "evaluate",
+    "identify",
+    "objective_of",
+    "open",
+    "plot",
+    "recompute",
+]
 
 
 def __getattr__(name: str) -> object:

@@ -12,19 +12,21 @@ from rolloutdoctor.commands.check import check as _check
 from rolloutdoctor.commands.convert import ConvertOptions, open_any
 from rolloutdoctor.commands.diff import DiffOptions
 from rolloutdoctor.commands.diff import diff as _diff
+from rolloutdoctor.commands.identify import identify as _identify
 from rolloutdoctor.commands.plot import draw
 from rolloutdoctor.commands.recompute import RecomputeOptions, evaluation_columns, need_trainer
 from rolloutdoctor.commands.recompute import recompute as _recompute
 from rolloutdoctor.data.batch import RolloutBatch
 from rolloutdoctor.engine.configure import configure
 from rolloutdoctor.engine.devices import find_dtype
-from rolloutdoctor.engine.options import CheckOptions
+from rolloutdoctor.engine.options import CheckOptions, ReadOptions
 from rolloutdoctor.hypotheses.fixes import choose
 from rolloutdoctor.io.run import Run, StepRange
 from rolloutdoctor.objective.objective import Objective
 from rolloutdoctor.results.comparison import Comparison, Recomputed
 from rolloutdoctor.results.figures import known_kind
 from rolloutdoctor.results.findings import Report
+from rolloutdoctor.results.identification import Identification
 from rolloutdoctor.rules.table import pick
 from rolloutdoctor.trainers.options import Layer
 
@@ -164,6 +166,27 @@ def diff(
         text=text,
     )
     return _diff(run, chosen)
+
+
+def identify(
+    run: Run,
+    *,
+    trainer: str | None = None,
+    options: Options | None = None,
+    steps: str | None = None,
+    split: str | None = None,
+) -> Identification:
+    """Find the objective that made the logged numbers of a run, as the command `identify` does.
+
+    Args:
+        run: from `open`.
+        trainer: ``NAME`` or ``NAME@VERSION``, over what the file says.
+        options: the trainer's own options by name, over what the file says.
+        steps: ``START:STOP``.
+        split: only ``train`` or ``eval``.
+    """
+    chosen = ReadOptions(trainer=trainer, layers=_layers(options), steps=_steps(steps), split=split)
+    return _identify(run, chosen)
 
 
 def plot(

@@ -8,7 +8,7 @@ from typing import Annotated
 
 import typer
 
-from rolloutdoctor.cli import book, check, convert, diff, info, merge, pages, plot, recompute, report
+from rolloutdoctor.cli import book, check, convert, diff, identify, info, merge, pages, plot, recompute, report
 from rolloutdoctor.cli.border import fail, guarded
 from rolloutdoctor.cli.parsing import Commands
 from rolloutdoctor.cli.settings import find_settings
@@ -30,6 +30,7 @@ app.command("diff", epilog=diff.EPILOG)(diff.diff)
 app.command("recompute", epilog=recompute.EPILOG)(recompute.recompute)
 app.command("plot", epilog=plot.EPILOG)(plot.plot)
 app.command("report", epilog=report.EPILOG)(report.report)
+app.command("identify", epilog=identify.EPILOG)(identify.identify)
 app.command("info")(info.info)
 app.command("convert", epilog=convert.EPILOG)(convert.convert)
 app.command("rule")(book.rule)
@@ -83,6 +84,7 @@ def _defaults() -> Mapping[str, Mapping[str, object]]:
         "check": values,
         "merge": values,
         "info": values,
+        "identify": shared,
         "diff": shared,
         "recompute": shared,
         "plot": values,

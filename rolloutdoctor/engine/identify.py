@@ -1,0 +1,260 @@
+"""Read a run for an identification: some informative steps for the trials, then all of them once for the counts."""
+
+from collections.abc import Iterator
+from dataclasses import replace
+from functools import cached_property
+
+import torch
+
+from rolloutdoctor.audit.logged import COLUMNS
+from rolloutdoctor.data.batch import STAND_INS, TRAIN, RolloutBatch
+from rolloutdoctor.engine.comparable import comparable
+from rolloutdoctor.engine.configure import Configured, configure
+from rolloutdoctor.engine.devices import find_dtype
+from rolloutdoctor.engine.options import ReadOptions
+from rolloutdoctor.identification.configuration import Configuration, options_of
+from rolloutdoctor.identification.contest import Count, Predict, Trial
+from rolloutdoctor.identification.outcome import Preference, command_words, outcome_of, rank_of, together, untestable
+from rolloutdoctor.identification.stages import Known, try_advantages, try_kl, try_losses
+from rolloutdoctor.identification.step import IdentifiedStep
+from rolloutdoctor.identification.words import parts_of
+from rolloutdoctor.io.run import Run
+from rolloutdoctor.ops.elementwise import unwarned
+from rolloutdoctor.ops.threads import one_torch_thread
+from rolloutdoctor.results.errors import UsageError
+from rolloutdoctor.results.findings import InputSummary, Setting
+from rolloutdoctor.results.identification import Identification, Stage
+from rolloutdoctor.trainers.options import Layer, parse_version
+from rolloutdoctor.trainers.spec import Trainer
+from rolloutdoctor.trainers.table import TRAINERS, find
+
+TRIAL_GROUPS = 32
+"""Groups of different rewards on which every configuration is tried."""
+
+TRIAL_STEPS = 8
+LOSS_STEPS = 4
+"""Steps on which losses are tried."""
+
+SEARCHED_STEPS = 200
+"""Steps that are looked through for informative ones."""
+
+_READ = frozenset(
+    {
+        "reward", "rewards", "token_rewards", "reward_baseline", "group_id", "sample_id", "response_mask",
+        "response_mask_pre", "values", "sum_pi_squared", "rollout_log_probs", "old_log_probs", "policy_log_probs",
+        "ref_log_probs", "micro_batch_id", "optim_step_id", "rank", "trajectory_id", "status", "entropy",
+    }
+)  # fmt: skip
+"""Columns that some configuration reads."""
+
+
+class Identifier:
+    """Identifies the objective of a run."""
+
+    def __init__(self, run: Run, options: ReadOptions) -> None:
+        self._run, self._options = run, options
+        self._dtype = find_dtype(options.dtype)
+        self._configured = _configured(run, options)
+        self._metrics = comparable(run.metrics, self._configured)
+        self._input = InputSummary()
+        names = run.metrics.names()
+        self._likely = _likely(run, options, names)
+        self._names = self._likely[0]
+        self._spacing = self._metrics.spacing(self._names.loss_metric)
+
+    @cached_property
+    def _known(self) -> Known:
+        layers, versions = {}, []
+        stated = self._configured.trainer.name if self._configured is not None else self._run.metadata.trainer
+        given = (self._options.trainer or "").partition("@")[0] or stated
+        for trainer in self._likely:
+            version = trainer.newest
+            if trainer.name == given:
+                version = self._version or version
+                file = Layer("file metadata", self._run.metadata.config, strict=False)
+                same = self._run.metadata.trainer == trainer.name
+                layers[trainer.name] = (*self._options.layers, *([file] if same else []))
+            versions.append((trainer, parse_version(version)))
+        return Known(tuple(versions), layers, self._recorded)
+
+    @property
+    def _version(self) -> str | None:
+        given = (self._options.trainer or "").partition("@")[2]
+        return given or self._run.metadata.trainer_version
+
+    @cached_property
+    def _recorded(self) -> Configuration | None:
+        """The options that the run states of itself, or that were given."""
+        found = self._configured
+        if found is None:
+            return None
+        tested = options_of(found.trainer)
+        settings = {name: one for name, one in found.config.settings.items() if name in tested}
+        options = {name: one.value for name, one in settings.items() if not one.assumed and is_stated(one)}
+        if not options:
+            return None
+        parts = parts_of(found.objective)
+        return Configuration(found.objective, found.trainer, options, parts, (), found.config, is_recorded=True)
+
+    def find(self) -> Identification:
+        """Identify the objective.
+
+        Raises:
+            InputError: if a file cannot be read.
+        """
+        with one_torch_thread(), unwarned():
+            return self._find()
+
+    def _find(self) -> Identification:
+        trial_steps = self._trial_steps()
+        loss_steps = trial_steps[:LOSS_STEPS]
+        trials: dict[str, tuple[Trial, Predict]] = {}
+        advantage = try_advantages(trial_steps, self._known)
+        trials["advantage"] = advantage, IdentifiedStep.advantages
+        chosen = self._best(advantage)
+        if chosen is not None:
+            kl = try_kl(loss_steps, self._known, chosen)
+            trials["kl"] = kl, IdentifiedStep.kl
+            of_kl = self._best(kl)
+            of_loss = of_kl if of_kl is not None and of_kl.objective.kl_loss is not None else None
+            loss = try_losses(loss_steps, self._known, chosen, of_loss)
+            trials["loss"] = loss, IdentifiedStep.loss
+        counts = {name: Count(trial.kept) for name, (trial, _) in trials.items()}
+        for step in self._steps():
+            for name, (_, predict) in trials.items():
+                counts[name].add(step, predict)
+        stages = tuple(self._stage(name, trials, counts) for name in ("advantage", "kl", "loss"))
+        return Identification(
+            input=self._input,
+            stages=stages,
+            recorded=together(stages),
+            recorded_options={} if self._recorded is None else dict(self._recorded.options),
+            use=command_words(stages, {trainer.name: _written(version) for trainer, version in self._known.trainers}),
+        )
+
+    @cached_property
+    def _prefer(self) -> Preference:
+        config = None if self._configured is None else self._configured.config
+        settings = {} if config is None else {name: one.value for name, one in config.settings.items()}
+        return Preference([trainer.name for trainer, _ in self._known.trainers], settings)
+
+    def _best(self, trial: Trial) -> Configuration | None:
+        """The configuration to go on with."""
+        return min(trial.fitting, key=lambda one: rank_of(one, self._prefer), default=None)
+
+    def _stage(self, name: str, trials: "dict[str, tuple[Trial, Predict]]", counts: dict[str, Count]) -> Stage:
+        reason, remedy = self._missing(name)
+        if name not in trials:
+            return untestable(name, "the advantages are not identified", remedy)
+        found, _ = outcome_of(
+            name, trials[name][0], counts[name], prefer=self._prefer, stated=self._recorded is not None, reason=reason
+        )
+        return found if found.outcome != "untestable" else untestable(name, reason, remedy)
+
+    def _missing(self, name: str) -> tuple[str, str]:
+        recording = self._names.recording
+        if name == "advantage":
+            how = recording.get("advantages", recording.get("*", ""))
+            return "no logged advantages that the rows could be held against", how
+        what = "KL" if name == "kl" else "loss"
+        return f"no logged {what} that can be recomputed from the rows", recording.get(
+            "metrics", recording.get("*", "")
+        )
+
+    def _batches(self) -> Iterator[RolloutBatch]:
+        columns = set(_READ | COLUMNS)
+        for column in tuple(columns):
+            columns |= set(STAND_INS.get(column, ()))
+        return self._run.batches(
+            frozenset(columns) & self._run.columns,
+            steps=self._options.steps,
+            split=self._options.split,
+            dtype=self._dtype,
+        )
+
+    def _step(self, batch: RolloutBatch) -> IdentifiedStep:
+        return IdentifiedStep(batch, self._metrics.at(batch.key), self._dtype, self._names, self._spacing)
+
+    def _steps(self) -> Iterator[IdentifiedStep]:
+        rows = steps = groups = tokens = 0
+        for batch in self._batches():
+            rows, steps, tokens = rows + len(batch), steps + 1, tokens + batch.tokens
+            groups += 0 if batch.groups is None else len(batch.groups)
+            self._input = InputSummary(rows, steps, groups, tokens)
+            yield self._step(batch)
+
+    def _trial_steps(self) -> list[IdentifiedStep]:
+        """The training steps with most different advantages or rewards, the most informative first."""
+        found: list[tuple[int, int, RolloutBatch]] = []
+        groups = 0
+        for number, batch in enumerate(self._batches()):
+            telling, live = _information(batch)
+            if batch.split == TRAIN and telling:
+                found.append((telling, -number, batch))
+                groups += live
+            if (groups >= TRIAL_GROUPS and len(found) >= LOSS_STEPS) or number >= SEARCHED_STEPS:
+                break
+        found.sort(key=lambda each: each[:2], reverse=True)
+        return [self._step(batch) for _, _, batch in found[:TRIAL_STEPS]]
+
+
+def _information(batch: RolloutBatch) -> tuple[int, int]:
+    """How many different advantages or rewards a step has, and how many groups of different rewards."""
+    value = batch.per_row.get("advantage")
+    if value is None:
+        value = batch.per_row.get("reward")
+    if value is None or batch.groups is None or not len(batch):
+        return 0, 0
+    known = value[~value.isnan()]
+    different = len(torch.unique(known))
+    live = 0
+    reward_N = batch.per_row.get("reward")
+    if reward_N is not None:
+        sorted_N = reward_N[batch.groups.order_N].nan_to_num(0.0)
+        spread = [
+            len(torch.unique(part)) > 1 for part in torch.tensor_split(sorted_N, batch.groups.offsets[1:-1].cpu())
+        ]
+        live = sum(spread)
+    return different * (1 + live) if different > 1 or batch.tokens else 0, live
+
+
+def _configured(run: Run, options: ReadOptions) -> Configured | None:
+    """The options as recorded or given; None where too little is stated to compute anything."""
+    try:
+        return configure(run.metadata, options.trainer, options.layers)
+    except UsageError:
+        if options.trainer or any(layer.values for layer in options.layers):
+            name = (options.trainer or run.metadata.trainer or "").partition("@")[0]
+            find(name)
+            return None
+        raise
+
+
+def _likely(run: Run, options: ReadOptions, names: frozenset[str]) -> list[Trainer]:
+    """Every trainer, those first that are named, then those whose names the log has."""
+    given = (options.trainer or run.metadata.trainer or "").partition("@")[0]
+
+    def rank(trainer: Trainer) -> tuple[bool, int]:
+        own = (trainer.loss_metric, trainer.grad_norm_metric, *trainer.kl_metrics)
+        return trainer.name != given, -sum(name in names for name in own)
+
+    return sorted(TRAINERS.values(), key=rank)
+
+
+def is_stated(setting: Setting) -> bool:
+    """Return True if somebody gave a value: a default that decides nothing here is not assumed, and not given."""
+    return not setting.origin.startswith("default of ")
+
+
+def _written(version: tuple[int, ...]) -> str:
+    return ".".join(map(str, version))
+
+
+def identify_run(run: Run, options: ReadOptions) -> Identification:
+    """Find the objective that made the logged numbers of a run.
+
+    Raises:
+        UsageError: if an option cannot be used.
+        InputError: if a file cannot be read, or breaks the contract.
+    """
+    return Identifier(run, replace(options, device="cpu")).find()

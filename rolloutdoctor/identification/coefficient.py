@@ -1,0 +1,72 @@
+"""The one free number of a run: a coefficient of the KL, solved for and then demanded of every step."""
+
+from collections.abc import Callable, Sequence
+
+import torch
+from torch import Tensor
+
+_START = 0.01
+_ROUNDS = 4
+_ROUND_WITHIN = 2e-3
+"""A coefficient this near to a number of two digits, relative to it, is that number: somebody typed it."""
+
+
+def least_squares(residual: Tensor, slope: Tensor, radius: Tensor) -> float | None:
+    """Return the coefficient c that makes ``residual - c slope`` least, in radii; None if no value depends on it.
+
+    Args:
+        residual: what is left of the logged values without the term, ``[n]``.
+        slope: the term with a coefficient of 1, ``[n]``.
+        radius: of the logged values, ``[n]``.
+    """
+    able = residual.isfinite() & slope.isfinite() & (radius > 0) & radius.isfinite()
+    weight = 1 / radius[able].square()
+    size = float((weight * slope[able].square()).sum())
+    if not size > 0:
+        return None
+    return float((weight * slope[able] * residual[able]).sum()) / size
+
+
+def solve(values: Callable[[float], Tensor | None], logged: Tensor) -> float | None:
+    """Return the coefficient whose values are nearest to the logged ones, by Gauss-Newton.
+
+    Values that are affine in the coefficient (no standard deviation) take one round.
+
+    Args:
+        values: gives the values under a coefficient, ``[n]``.
+        logged: the logged values, ``[n]``.
+    """
+    coef = _START
+    for _ in range(_ROUNDS):
+        here, ahead = values(coef), values(coef * 1.5)
+        if here is None or ahead is None or here.shape != logged.shape:
+            return None
+        slope = (ahead - here) / (coef * 0.5)
+        step = least_squares(logged - here, slope, torch.ones_like(logged))
+        if step is None:
+            return None
+        following = coef + step
+        if not 1e-9 < following < 1e6:
+            return None
+        if abs(following - coef) <= 1e-9 * coef:
+            return rounded(following)
+        coef = following
+    return rounded(coef)
+
+
+def rounded(coef: float) -> float:
+    """Return the number of few digits that a coefficient is, within what a log can tell.
+
+    >>> rounded(0.0010003), rounded(0.04712)
+    (0.001, 0.04712)
+    """
+    for digits in (1, 2):
+        short = float(f"{coef:.{digits}g}")
+        if abs(short - coef) <= _ROUND_WITHIN * abs(coef):
+            return short
+    return float(f"{coef:.6g}")
+
+
+def median(values: Sequence[float]) -> float:
+    """Return the middle of some values."""
+    return float(torch.tensor(sorted(values), dtype=torch.float64).median())

@@ -1,0 +1,139 @@
+"""`Configuration`: one way to compute a stage, with the trainer's options that make it or the parts of a recipe."""
+
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from itertools import product
+
+from rolloutdoctor.hypotheses.hypothesis import Hypothesis
+from rolloutdoctor.identification.words import parts_of
+from rolloutdoctor.objective.estimators import Axis
+from rolloutdoctor.objective.objective import AdvantageRule, Objective, RowSet, Scope
+from rolloutdoctor.results.errors import UsageError
+from rolloutdoctor.trainers.options import Config, Layer, resolve
+from rolloutdoctor.trainers.spec import Trainer
+
+EPSILONS = (0.0, 1e-8, 1e-6, 1e-5, 1e-4, 1e-3)
+
+
+@dataclass(frozen=True, eq=False)
+class Configuration:
+    """One way to compute a stage.
+
+    Attributes:
+        objective: what is computed.
+        trainer: whose options make it; None for a recipe that no known trainer has.
+        options: these options, or the parts of the recipe.
+        parts: axis to what it is there, in words.
+        edits: hypotheses about rows and metrics that it takes in.
+        config: all options, where a trainer has it.
+        is_recorded: True for the options that the run states of itself.
+    """
+
+    objective: Objective
+    trainer: Trainer | None = None
+    options: Mapping[str, object] = field(default_factory=dict)
+    parts: Mapping[str, str] = field(default_factory=dict)
+    edits: tuple[Hypothesis, ...] = ()
+    config: Config | None = None
+    is_recorded: bool = False
+
+
+def of_trainer(
+    trainer: Trainer, version: tuple[int, ...], choices: Sequence[Mapping[str, object]], layers: Sequence[Layer]
+) -> Iterator[Configuration]:
+    """Yield the configurations that some settings of a trainer make; what it refuses is left out.
+
+    Args:
+        trainer: whose options they are.
+        version: of the trainer.
+        choices: the settings, over everything else.
+        layers: the other options that are known, most important first.
+    """
+    for options in choices:
+        try:
+            config = resolve(
+                trainer.options, version, [Layer("identification", options), *layers], trainer=trainer.name
+            )
+            objective = trainer.objective(config)
+        except UsageError:
+            continue
+        yield Configuration(objective, trainer, options, parts_of(objective), config=config)
+
+
+def recipes(base: Objective) -> Iterator[Configuration]:
+    """Yield advantage rules as a product of their parts, whether or not a trainer has them.
+
+    Args:
+        base: gives everything but the advantages.
+    """
+    for rule, votes, singleton, whitened in product(_rules(), (False, True), ("raw", "zero"), (False, True)):
+        if votes and RowSet.REJECTED in base.baseline_rows.without:
+            continue
+        scope = Scope(base.baseline_rows.without | ({RowSet.REJECTED} if votes else frozenset()))
+        advantage = replace(rule, singleton=singleton, whitened=whitened)  # type: ignore[arg-type]
+        yield recipe(replace(base, advantage=advantage, baseline_rows=scope, kl_reward=None))
+
+
+def recipe(objective: Objective, *edits: Hypothesis) -> Configuration:
+    """Return a configuration without a trainer, its options being its parts."""
+    parts = {**parts_of(objective), **{edit.stage: edit.words for edit in edits}}
+    return Configuration(objective, None, dict(parts), parts, edits)
+
+
+def _rules() -> Iterator[AdvantageRule]:
+    for scale, biased, inside, epsilon in product(("group", "batch"), (False, True), (False, True), EPSILONS):
+        if not (inside and epsilon == 0):
+            yield AdvantageRule(
+                estimator="grpo",
+                scale=scale,  # type: ignore[arg-type]
+                epsilon=epsilon,
+                biased_std=biased,
+                epsilon_in_root=inside,
+            )
+    yield from (AdvantageRule(estimator="rloo", scale="none", epsilon=eps, normalised=True) for eps in EPSILONS)
+    for name in ("grpo", "rloo", "raw", "gpg", "opo", "reinforce_plus_plus_baseline"):
+        yield AdvantageRule(estimator=name, scale="none")
+
+
+def essence(objective: Objective) -> tuple[object, ...]:
+    """Return what decides the advantages: configurations that are equal here compute the same."""
+    rule = objective.advantage
+    spec = rule.spec
+    scaled = (spec.divides and rule.scale != "none") or rule.normalised
+    grouped = spec.has_groups and spec.axis is Axis.ROWS
+    return (
+        rule.estimator,
+        rule.scale if spec.divides else "",
+        (rule.epsilon, rule.biased_std, rule.epsilon_in_root) if scaled else (),
+        rule.singleton if grouped and rule.estimator not in ("raw", "grpo_passk") else "",
+        (rule.gamma, rule.lam) if spec.axis is not Axis.ROWS else (),
+        rule.whitened,
+        rule.normalised,
+        rule.batch_if_unequal,
+        rule.numeric_ids,
+        rule.sums_tokens,
+        rule.reward_keys,
+        rule.reward_weights,
+        rule.reward_bounds,
+        objective.baseline_rows,
+        objective.kl_reward if objective.kl_reward is not None and objective.kl_reward.coef else None,
+    )
+
+
+def options_of(trainer: Trainer, stage: str | None = None) -> frozenset[str]:
+    """Return the names of the options that a stage tests; None: any stage."""
+    choices = trainer.choices
+    by_stage = {
+        "advantage": (*choices.advantage, *choices.penalty, {str(choices.penalty_option): None}),
+        "kl": choices.kl,
+        "loss": (*choices.loss, {str(trainer.kl_option): None}),
+    }
+    tested = [by_stage[stage]] if stage is not None else list(by_stage.values())
+    return frozenset(name for part in tested for choice in part for name in choice)
+
+
+def limited(one: Configuration, stage: str) -> Configuration:
+    """Return recorded options with those alone that a stage tests."""
+    assert one.trainer is not None
+    tested = options_of(one.trainer, stage)
+    return replace(one, options={name: value for name, value in one.options.items() if name in tested})

@@ -1,0 +1,156 @@
+"""Hold many configurations against the log: most leave at the first informative step, the rest are counted on all."""
+
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass, field
+
+import torch
+
+from rolloutdoctor.audit.tally import QuantityTally, add_tallies
+from rolloutdoctor.identification.configuration import Configuration
+from rolloutdoctor.identification.step import IdentifiedStep, Prediction
+
+Predict = Callable[[IdentifiedStep, Configuration], Prediction | None]
+
+NEAREST = 4
+"""Configurations that are counted on all rows where none gives all values of the trial."""
+
+MOST = 24
+"""Configurations that are counted on all rows at most."""
+
+
+@dataclass(frozen=True, eq=False)
+class Trial:
+    """What some steps say of configurations.
+
+    Attributes:
+        fitting: those that give every logged value of these steps.
+        nearest: where there are none, those that give most.
+        excluded: the others, each with what was compared until it left.
+    """
+
+    fitting: tuple[Configuration, ...]
+    nearest: tuple[Configuration, ...]
+    excluded: tuple[tuple[Configuration, QuantityTally], ...]
+
+    @property
+    def kept(self) -> tuple[Configuration, ...]:
+        """Configurations to count on all rows."""
+        return (self.fitting or self.nearest)[:MOST]
+
+
+def try_on(steps: Sequence[IdentifiedStep], candidates: Iterable[Configuration], predict: Predict) -> Trial:
+    """Hold configurations against some steps, the most informative first; each leaves where it first disagrees."""
+    fitting: list[Configuration] = []
+    excluded: list[tuple[Configuration, QuantityTally]] = []
+    for one in candidates:
+        total: QuantityTally | None = None
+        for step in steps:
+            found = predict(step, one)
+            if found is None:
+                continue
+            tally = whole(found.tallies.values())
+            total = tally if total is None else total + tally
+            if tally.disagree:
+                break
+        if total is None or not total.compared:
+            continue
+        if total.disagree:
+            excluded.append((one, total))
+        else:
+            fitting.append(one)
+    # Sorting is stable, so that of equals the first named stays first.
+    excluded.sort(key=lambda pair: -pair[1].agree / pair[1].compared)
+    nearest = tuple(one for one, _ in excluded[:NEAREST])
+    return Trial(tuple(fitting), nearest, tuple(excluded))
+
+
+def whole(tallies: Iterable[QuantityTally]) -> QuantityTally:
+    """Return the sum of the tallies of several quantities of one step."""
+    found = list(tallies)
+    total = found[0]
+    for tally in found[1:]:
+        total = total + tally
+    return total
+
+
+@dataclass
+class Count:
+    """Counts of configurations over steps; counts of parts of a run add up.
+
+    Attributes:
+        candidates: what is counted.
+        tallies: quantity to tally, for each of them.
+        apart: ``[k, k]`` largest difference of two of them in units of the smaller radius.
+        logged: the different numbers in the log, zero aside.
+        bits: bits of all agreeing values other than zero, and how many these are.
+    """
+
+    candidates: tuple[Configuration, ...]
+    tallies: list[dict[str, QuantityTally]] = field(default_factory=list)
+    apart: torch.Tensor = field(default_factory=lambda: torch.zeros(0, 0))
+    logged: set[float] = field(default_factory=set)
+    bits: tuple[float, int] = (0.0, 0)
+
+    def __post_init__(self) -> None:
+        count = len(self.candidates)
+        self.tallies = self.tallies or [{} for _ in range(count)]
+        self.apart = self.apart if len(self.apart) else torch.zeros(count, count, dtype=torch.float64)
+
+    def add(self, step: IdentifiedStep, predict: Predict) -> None:
+        """Count one step."""
+        found = [predict(step, one) for one in self.candidates]
+        for number, prediction in enumerate(found):
+            if prediction is not None:
+                self.tallies[number] = add_tallies(self.tallies[number], prediction.tallies)
+        for row, one in enumerate(found):
+            for column, other in enumerate(found[:row]):
+                if one is other or one is None or other is None:
+                    continue
+                gap = _gap(one, other)
+                self.apart[row, column] = self.apart[column, row] = max(gap, float(self.apart[row, column]))
+        first = next((prediction for prediction in found if prediction is not None), None)
+        if first is not None:
+            self._add_evidence(first)
+
+    def _add_evidence(self, first: Prediction) -> None:
+        size, radius = first.values.abs(), first.radii
+        telling = (size > radius) & radius.isfinite() & (radius > 0)
+        if bool(telling.any()):
+            bits, count = self.bits
+            self.bits = bits + float((size[telling] / radius[telling]).log2().sum()), count + int(telling.sum())
+            # Recomputed values that agree are the logged ones within their rounding, which float32 shows.
+            if len(self.logged) < 100_000:
+                self.logged |= set(first.values[telling].float().tolist())
+
+    def tally(self, number: int) -> QuantityTally | None:
+        """Return how one of the configurations compares with the log."""
+        found = [tally for tally in self.tallies[number].values() if tally.compared or tally.not_compared]
+        return whole(found) if found else None
+
+    def classes(self) -> list[list[int]]:
+        """Gather the configurations whose values differ by less than their radius everywhere, the best first."""
+        able = [number for number in range(len(self.candidates)) if self._share(number) > 0]
+        best = max((self._share(number) for number in able), default=0.0)
+        able = [number for number in able if self._share(number) == best]
+        found: list[list[int]] = []
+        for number in able:
+            home = next((each for each in found if all(self.apart[number, other] <= 1 for other in each)), None)
+            if home is None:
+                found.append([number])
+            else:
+                home.append(number)
+        return found
+
+    def _share(self, number: int) -> float:
+        tally = self.tally(number)
+        return tally.agree / tally.compared if tally is not None and tally.compared else 0.0
+
+
+def _gap(one: Prediction, other: Prediction) -> float:
+    if one.values.shape != other.values.shape:
+        return float("inf")
+    both = ~(one.values.isnan() | other.values.isnan())
+    gap = (one.values - other.values).abs()[both]
+    radius = torch.minimum(one.radii, other.radii)[both]
+    units = torch.where(gap == 0, 0.0, gap / radius)
+    return float(units.max()) if len(units) else 0.0

@@ -1,0 +1,250 @@
+"""One step as an identification sees it: what was logged, and what each configuration gives for it."""
+
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
+
+import torch
+from torch import Tensor
+
+from rolloutdoctor.audit.logged import LoggedStep, of_step
+from rolloutdoctor.audit.step import audit_step, stage_of
+from rolloutdoctor.audit.tally import AuditTally
+from rolloutdoctor.data.batch import RolloutBatch
+from rolloutdoctor.evaluation.evaluate import Evaluation, evaluate, evaluate_rows
+from rolloutdoctor.evaluation.radii.advantages import advantage_radius, token_advantage_radius
+from rolloutdoctor.evaluation.radii.metrics import metric_radius
+from rolloutdoctor.identification.configuration import Configuration
+from rolloutdoctor.objective.estimators import Axis
+from rolloutdoctor.objective.objective import Objective
+from rolloutdoctor.results.errors import CannotComputeError, UsageError
+from rolloutdoctor.trainers.spec import Trainer
+
+_KL_KINDS = ("kl", "reward_kl", "stored_kl")
+_LOSS_KINDS = ("loss", "policy_loss")
+
+
+@dataclass(frozen=True, eq=False)
+class Prediction:
+    """What a configuration gives for a step.
+
+    Attributes:
+        tallies: quantity to how it compares with the log.
+        values: the values that were compared, ``[n]`` float64; NaN where nothing was.
+        radii: their rounding radii, ``[n]`` float64.
+    """
+
+    tallies: AuditTally
+    values: Tensor
+    radii: Tensor
+
+
+class IdentifiedStep:
+    """A step with its log; evaluations are kept as long as the step."""
+
+    def __init__(
+        self,
+        batch: RolloutBatch,
+        metrics: Mapping[str, float],
+        dtype: torch.dtype,
+        names: Trainer,
+        spacing: Mapping[str, float] | None = None,
+    ) -> None:
+        """Take a step.
+
+        Args:
+            batch: its rows.
+            metrics: the metrics logged at it.
+            dtype: of token values.
+            names: the trainer whose names of metrics the log has.
+            spacing: name of a metric to the spacing of its decimal digits.
+        """
+        self.batch, self.metrics = batch, metrics
+        self._dtype, self._names, self._spacing = dtype, names, spacing or {}
+        self._logged: dict[bool, LoggedStep] = {}
+        self._rows: dict[tuple[object, ...], Evaluation | None] = {}
+        self._whole: dict[tuple[object, ...], Evaluation | None] = {}
+        self._scaled: dict[tuple[int, float], Evaluation] = {}
+        self._made: dict[tuple[int, str], Mapping[str, float]] = {}
+        self._compared: dict[tuple[object, ...], Prediction | None] = {}
+        self._seen: list[tuple[Tensor, Prediction]] = []
+
+    def logged(self, objective: Objective) -> LoggedStep:
+        """Return what was logged, as an objective on its axis is compared with it."""
+        by_row = objective.advantage.spec.axis is Axis.ROWS
+        if by_row not in self._logged:
+            self._logged[by_row] = of_step(self.batch, self.metrics, objective, self._spacing)
+        return self._logged[by_row]
+
+    def advantages(self, one: Configuration) -> Prediction | None:
+        """Return the advantages under a configuration; None where it cannot be computed or compared."""
+        evaluation = self.rows(one)
+        if evaluation is None or evaluation.rows is None:
+            return None
+        rows = evaluation.rows
+        values = rows.advantage_N if rows.advantage_N is not None else rows.advantage_T
+        assert values is not None
+        seen = next((found for other, found in self._seen if _is_equal(other, values)), None)
+        if seen is not None:
+            return seen
+        logged = self.logged(evaluation.objective)
+        metrics = {}
+        if not {"advantage", "advantages"} & (self.batch.per_row.keys() | self.batch.per_token.keys()):
+            made = self._names.metrics(evaluation)
+            wanted = [name for name in self.metrics if stage_of(self._names, name) == "advantages" and name in made]
+            metrics = {name: made[name] for name in wanted}
+        tallies = audit_step(
+            logged, evaluation, one.trainer or self._names, one.config, metrics, stages=("advantages",)
+        )
+        if not tallies:
+            return None
+        radius = advantage_radius if rows.advantage_N is not None else token_advantage_radius
+        radii = radius(evaluation).likely.expand(len(values))
+        if rows.advantage_N is not None and rows.rejected_N is not None and logged.advantage_range is not None:
+            # The log holds nothing of rows without a trained token.
+            values = torch.where(rows.rejected_N, torch.nan, values)
+        found = Prediction(tallies, values.double(), radii.double())
+        self._seen.append((rows.advantage_N if rows.advantage_N is not None else values, found))
+        return found
+
+    def kl(self, one: Configuration) -> Prediction | None:
+        """Return the KL metrics, and the KL that was stored, under a configuration."""
+        return self._metrics(one, _KL_KINDS, "kl")
+
+    def loss(self, one: Configuration) -> Prediction | None:
+        """Return the metrics of the loss under a configuration."""
+        return self._metrics(one, _LOSS_KINDS, "loss")
+
+    def _metrics(self, one: Configuration, kinds: tuple[str, ...], stage: str) -> Prediction | None:
+        evaluation = self.whole(one)
+        if evaluation is None:
+            return None
+        trainer = one.trainer or self._names
+        key = (id(evaluation), trainer.name, stage, one.edits)
+        if key not in self._compared:
+            self._compared[key] = self._compare(one, evaluation, trainer, kinds, stage)
+        return self._compared[key]
+
+    def _compare(
+        self, one: Configuration, evaluation: Evaluation, trainer: Trainer, kinds: tuple[str, ...], stage: str
+    ) -> Prediction | None:
+        made = self._made_by(trainer, one)
+        names = sorted(name for name in self.metrics if trainer.kind_of(name) in kinds and name in made)
+        metrics = {name: made[name] for name in names}
+        own = {"loss": evaluation.loss, "policy_loss": evaluation.policy_loss}
+        metrics |= {name: own[trainer.kind_of(name)] for name in names if trainer.kind_of(name) in own}
+        for edit in one.edits:
+            if edit.metrics is not None:
+                edited = edit.metrics(evaluation, trainer, metrics)
+                metrics |= {name: value for name, value in edited.items() if name in metrics}
+        tallies = audit_step(
+            self.logged(evaluation.objective), evaluation, trainer, one.config, metrics, stages=(stage,)
+        )
+        if not tallies:
+            return None
+        radii = [float(metric_radius(evaluation, trainer.quantities, name, value)) for name, value in metrics.items()]
+        values = torch.tensor(list(metrics.values()), dtype=torch.float64)
+        return Prediction(tallies, values, torch.tensor(radii, dtype=torch.float64))
+
+    def _made_by(self, trainer: Trainer, one: Configuration) -> Mapping[str, float]:
+        """Metrics of a configuration; those of its loss are with a coefficient of 1."""
+        unit = self._unit(one)
+        assert unit is not None
+        if (id(unit), trainer.name) not in self._made:
+            self._made[id(unit), trainer.name] = trainer.metrics(unit)
+        return self._made[id(unit), trainer.name]
+
+    @property
+    def by_row(self) -> bool:
+        """True if the log has one advantage for each row, and none for tokens."""
+        return "advantage" in self.batch.per_row
+
+    def loss_residual(self, unit: Configuration) -> tuple[float, float, float] | None:
+        """Return what the KL term has to add to the logged loss, what it adds at a coefficient of 1, and the radius.
+
+        None where no logged number holds the KL term.
+
+        Args:
+            unit: a configuration whose KL term has a coefficient of 1.
+        """
+        trainer = unit.trainer or self._names
+        name = next((name for name in self.metrics if trainer.kind_of(name) == "loss"), None)
+        if name is not None:
+            evaluation = self.whole(unit)
+            if evaluation is None:
+                return None
+            factor = 1.0
+            for edit in unit.edits:
+                if edit.metrics is not None:
+                    factor = edit.metrics(evaluation, trainer, {name: 1.0}).get(name, 1.0)
+            radius = float(metric_radius(evaluation, trainer.quantities, name, evaluation.policy_loss))
+            radius += self._spacing.get(name, 0.0) / 2
+            return self.metrics[name] - evaluation.policy_loss * factor, evaluation.kl_loss * factor, radius
+        logged = trainer.loss_parts(self.metrics, None)
+        kl = next((self.metrics[each] for each in trainer.kl_metrics if each in self.metrics), None)
+        if logged is None or not kl:
+            return None
+        return logged.kl, kl, abs(kl) * 2.0**-22
+
+    def rows(self, one: Configuration) -> Evaluation | None:
+        """Return the evaluation of the rows alone; None where it cannot be made."""
+        key = (one.objective, one.edits)
+        if key not in self._rows:
+            self._rows[key] = self._evaluated(one, rows_only=True)
+        return self._rows[key]
+
+    def whole(self, one: Configuration) -> Evaluation | None:
+        """Return the evaluation of rows and tokens; None where it cannot be made.
+
+        Configurations that differ in nothing but the coefficient of the KL share one pass over the tokens.
+        """
+        unit, term = self._unit(one), one.objective.kl_loss
+        if unit is None or unit.tokens is None or term is None:
+            return unit
+        key = (id(unit), term.coef)
+        if key not in self._scaled:
+            assert unit.objective.kl_loss is not None
+            objective = replace(unit.objective, kl_loss=replace(unit.objective.kl_loss, coef=term.coef))
+            tokens = replace(unit.tokens, kl_loss_N=unit.tokens.kl_loss_N * term.coef)
+            self._scaled[key] = replace(unit, objective=objective, tokens=tokens)
+        return self._scaled[key]
+
+    def _unit(self, one: Configuration) -> Evaluation | None:
+        """The evaluation with a coefficient of 1."""
+        objective = self._as_seen(one.objective)
+        if objective.kl_loss is not None:
+            objective = replace(objective, kl_loss=replace(objective.kl_loss, coef=1.0))
+        key = (objective, tuple(edit for edit in one.edits if edit.rows is not None))
+        if key not in self._whole:
+            self._whole[key] = self._evaluated(replace(one, objective=objective), rows_only=False)
+        return self._whole[key]
+
+    def _as_seen(self, objective: Objective) -> Objective:
+        """The objective without what no value of this step depends on: where every ratio is 1, clips and weights."""
+        surrogate, term = objective.surrogate, objective.kl_loss
+        batch = self.batch
+        if batch.stored_name(surrogate.old) != batch.stored_name("policy_log_probs"):
+            return objective
+        if surrogate.kind.startswith("ppo_"):
+            surrogate = replace(surrogate, level="token", clip_low=0.2, clip_high=0.2, cap=None)
+        if term is not None:
+            term = replace(term, ratio_weighted=False, ratio_level="token")
+        return replace(objective, surrogate=surrogate, kl_loss=term)
+
+    def _evaluated(self, one: Configuration, *, rows_only: bool) -> Evaluation | None:
+        batch = self.batch
+        try:
+            for edit in one.edits:
+                if edit.rows is not None:
+                    batch = edit.rows(batch, one.objective) or batch
+            if not rows_only:
+                found = evaluate(batch, one.objective, dtype=self._dtype, logged=self.metrics)
+                return None if found.tokens is None else found
+            objective = one.objective.at_step(self.metrics)
+            rows = evaluate_rows(batch, objective, self._dtype)
+        except (CannotComputeError, UsageError):
+            return None
+        return None if rows is None else Evaluation(batch, objective, rows, None, self._dtype)
+
+
+def _is_equal(one: Tensor, other: Tensor) -> bool:
+    return one.shape == other.shape and torch.equal(one.nan_to_num(7e77), other.nan_to_num(7e77))
