@@ -11,11 +11,12 @@ from rolloutdoctor.data.batch import STAND_INS, TRAIN, RolloutBatch
 from rolloutdoctor.engine.comparable import comparable
 from rolloutdoctor.engine.configure import Configured, configure
 from rolloutdoctor.engine.devices import find_dtype
+from rolloutdoctor.engine.identify_log import extremes_of, identify_extremes
 from rolloutdoctor.engine.options import ReadOptions
 from rolloutdoctor.identification.configuration import Configuration, options_of
 from rolloutdoctor.identification.contest import Count, Predict, Trial
 from rolloutdoctor.identification.outcome import Preference, command_words, outcome_of, rank_of, together, untestable
-from rolloutdoctor.identification.stages import Known, try_advantages, try_kl, try_losses
+from rolloutdoctor.identification.stages import Known, all_advantages, try_advantages, try_kl, try_losses
 from rolloutdoctor.identification.step import IdentifiedStep
 from rolloutdoctor.identification.words import parts_of
 from rolloutdoctor.io.run import Run
@@ -106,6 +107,8 @@ class Identifier:
             return self._find()
 
     def _find(self) -> Identification:
+        if self._run.metrics_only:
+            return self._of_log()
         trial_steps = self._trial_steps()
         loss_steps = trial_steps[:LOSS_STEPS]
         trials: dict[str, tuple[Trial, Predict]] = {}
@@ -124,6 +127,21 @@ class Identifier:
             for name, (_, predict) in trials.items():
                 counts[name].add(step, predict)
         stages = tuple(self._stage(name, trials, counts) for name in ("advantage", "kl", "loss"))
+        return self._result(stages)
+
+    def _of_log(self) -> Identification:
+        """What logged numbers without rows tell: the extremes of the advantages."""
+        logged = extremes_of(self._run.metrics, self._names)
+        found = None
+        if logged:
+            candidates = all_advantages(self._known)
+            found = identify_extremes(candidates, logged, self._prefer, None)
+        how = self._names.recording.get("*", "")
+        reason = "there are logged metrics and no rollouts"
+        first = found or untestable("advantage", reason, how)
+        return self._result((first, *(untestable(name, reason, how) for name in ("kl", "loss"))))
+
+    def _result(self, stages: tuple[Stage, ...]) -> Identification:
         return Identification(
             input=self._input,
             stages=stages,

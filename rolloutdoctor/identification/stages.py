@@ -52,6 +52,12 @@ def advantage_candidates(steps: Sequence[IdentifiedStep], known: Known) -> list[
     return found + _within_scale(steps, others)
 
 
+def all_advantages(known: Known) -> list[Configuration]:
+    """Return all of them, where there are no steps to leave any out."""
+    found = _of_trainers(known)
+    return found + _recipes_beside(found, known)
+
+
 def _recipes_beside(found: Sequence[Configuration], known: Known) -> list[Configuration]:
     have = {essence(one.objective) for one in found}
     others = []

@@ -1,11 +1,10 @@
 """Radii of scores and advantages."""
 
-from weakref import WeakKeyDictionary
-
 import torch
 from torch import Tensor
 
 from rolloutdoctor.evaluation.evaluate import Evaluation, compared_groups
+from rolloutdoctor.evaluation.radii.remembered import remembered
 from rolloutdoctor.evaluation.radii.terms import kl_terms
 from rolloutdoctor.evaluation.scores import named_scores, reward_kl_tokens
 from rolloutdoctor.ops import rounding
@@ -32,19 +31,9 @@ def score_radius(evaluation: Evaluation) -> Radius:
     return found + kl_terms(evaluation, term, size_N, length_N) * abs(term.coef)
 
 
-_KNOWN: WeakKeyDictionary[Evaluation, Radius] = WeakKeyDictionary()
-"""Radii of the advantages of evaluations that are still in use: the radii of many metrics are made of them."""
-
-
+@remembered
 def advantage_radius(evaluation: Evaluation) -> Radius:
-    """Radius of the advantage of each row, ``[N]``; for estimators with one advantage per row."""
-    if evaluation not in _KNOWN:
-        _KNOWN[evaluation] = _advantage_radius(evaluation)
-    return _KNOWN[evaluation]
-
-
-def _advantage_radius(evaluation: Evaluation) -> Radius:
-    """Derive the radius of each row.
+    """Radius of the advantage of each row, ``[N]``; for estimators with one advantage per row.
 
     A score is centred among the rows that it is compared with, and multiplied by a factor (`rounding.scaled`). The
     factor is read off the result, ``A / (score - baseline)``, so that it is that of any estimator; leave-one-out has
