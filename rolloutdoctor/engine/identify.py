@@ -6,7 +6,6 @@ from functools import cached_property
 
 import torch
 
-from rolloutdoctor.audit.logged import COLUMNS
 from rolloutdoctor.data.batch import STAND_INS, TRAIN, RolloutBatch
 from rolloutdoctor.engine.comparable import comparable
 from rolloutdoctor.engine.configure import Configured, configure
@@ -20,6 +19,7 @@ from rolloutdoctor.identification.stages import Known, all_advantages, try_advan
 from rolloutdoctor.identification.step import IdentifiedStep
 from rolloutdoctor.identification.words import parts_of
 from rolloutdoctor.io.run import Run
+from rolloutdoctor.objective.required_columns import LOGGED_COLUMNS
 from rolloutdoctor.ops.elementwise import unwarned
 from rolloutdoctor.ops.threads import one_torch_thread
 from rolloutdoctor.results.errors import UsageError
@@ -180,7 +180,7 @@ class Identifier:
         )
 
     def _batches(self) -> Iterator[RolloutBatch]:
-        columns = set(_READ | COLUMNS)
+        columns = set(_READ | LOGGED_COLUMNS)
         for column in tuple(columns):
             columns |= set(STAND_INS.get(column, ()))
         return self._run.batches(

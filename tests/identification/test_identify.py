@@ -58,8 +58,13 @@ def holds(stage, trainer, options):
     """Whether some class of a stage has a configuration that says nothing else of these options."""
     members = [one for each in stage.classes for one in (each, *each.equivalent)]
     return any(
-        one.trainer == trainer and all(one.options.get(name, value) == pytest.approx(value) if isinstance(value, float)
-        else one.options.get(name, value) == value for name, value in options.items())
+        one.trainer == trainer
+        and all(
+            one.options.get(name, value) == pytest.approx(value)
+            if isinstance(value, float)
+            else one.options.get(name, value) == value
+            for name, value in options.items()
+        )
         for one in members
     )
 
