@@ -30,6 +30,7 @@ from rolloutdoctor.rules.nonfinite_values import NonfiniteValues
 from rolloutdoctor.rules.options_refuted import OptionsRefuted
 from rolloutdoctor.rules.overwritten_completions import OverwrittenCompletions
 from rolloutdoctor.rules.ratio_not_one import RatioNotOne
+from rolloutdoctor.rules.reference_moved import ReferenceMoved
 from rolloutdoctor.rules.rejected_in_baseline import RejectedInBaseline
 from rolloutdoctor.rules.reward_free_step import RewardFreeStep
 from rolloutdoctor.rules.reward_metric_not_training_reward import RewardMetricNotTrainingReward
@@ -63,6 +64,7 @@ RULES: tuple[AnyRule, ...] = (
     KlClamped(),
     KlCountedTwice(),
     DenominatorCountsDropped(),
+    ReferenceMoved(),
     NonfiniteValues(),
     OverwrittenCompletions(),
     GroupPartition(),

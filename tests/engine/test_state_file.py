@@ -3,6 +3,7 @@
 import dataclasses
 import json
 import math
+from collections.abc import Mapping
 
 import pytest
 from engine.runs import TRL, VERL, random_columns, write
@@ -278,15 +279,14 @@ def test_any_field_may_be_edited(tmp_path, columns, edit):
 
 
 numbers = st.integers(-(2**53), 2**53) | st.floats(allow_nan=True, allow_infinity=True)
+names = st.sampled_from(["7", "format", "exact match"])
 
 
 @given(st.data())
 def test_every_tally_comes_back_as_it_was(data):
     for rule in RULES:
-        made = {
-            one.name: data.draw(st.integers(0, 2**60) if one.type is int else numbers)
-            for one in dataclasses.fields(rule.tally)
-        }
+        kinds = {int: st.integers(0, 2**60), float: numbers, Mapping[str, float]: st.dictionaries(names, numbers)}
+        made = {one.name: data.draw(kinds[one.type]) for one in dataclasses.fields(rule.tally)}
         tally = rule.tally(**made)
         text = json.dumps({name: _plain(value) for name, value in made.items()}, allow_nan=False)
         # As text: NaN is NaN, -0.0 is not 0.0, and 1 is not 1.0.

@@ -1,0 +1,230 @@
+"""RDG011: a reference model that does not stay what it was."""
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from itertools import pairwise
+from statistics import median
+from typing import TYPE_CHECKING, NamedTuple
+
+from rolloutdoctor.ops.tally import Sums, by_name
+from rolloutdoctor.results.findings import Measure, Severity
+from rolloutdoctor.rules.base import Context, Judgement, Missing, Rule, counted, number
+
+if TYPE_CHECKING:
+    from torch import Tensor
+
+    from rolloutdoctor.evaluation.token_measures import TokenBlock
+    from rolloutdoctor.rules.step import StepView
+
+
+class _Step(NamedTuple):
+    """Means over the trained tokens of a step."""
+
+    step: int
+    kl: float
+    policy: float
+    different: float
+
+
+@dataclass(frozen=True)
+class ReferenceTally(Sums):
+    """What `reference-moved` adds up: sums over the trained tokens of each step, by its number.
+
+    Attributes:
+        tokens: trained tokens.
+        kl: k3 of policy and reference.
+        policy: log-probs of the policy.
+        different: tokens whose two log-probs are not the same number.
+        moved: tokens of the run whose log-prob at the loss is not the one before the update.
+    """
+
+    tokens: Mapping[str, float] = by_name()
+    kl: Mapping[str, float] = by_name()
+    policy: Mapping[str, float] = by_name()
+    different: Mapping[str, float] = by_name()
+    moved: int = 0
+
+    @property
+    def steps(self) -> list[_Step]:
+        """The steps in their order."""
+        return [
+            _Step(int(name), self.kl[name] / count, self.policy[name] / count, self.different[name])
+            for name, count in sorted(self.tokens.items(), key=lambda one: int(one[0]))
+        ]
+
+
+@dataclass(frozen=True)
+class ReferenceMoved(Rule[ReferenceTally]):
+    """The reference model moved: KL to it drops at once and stays low, or it is the policy itself.
+
+    ## What it does
+    Looks for a step from which on the KL of policy and reference is a tenth of what it was, while the policy moves no
+    more than usual; and for a reference whose log-probs are those of the policy, bit by bit, while the policy moves.
+
+    ## Why it matters
+    The KL term holds the policy near a fixed model. A reference that was loaded anew from a checkpoint of the policy,
+    or that shares its weights, holds it near nothing: the KL that is logged looks better than ever.
+
+    ## How it is measured
+    The mean of k3 over the trained tokens of each step. A fall counts where the KL is at most a tenth of that of the
+    step before, the largest of three steps from there on is at most half of the smallest of the three before, and the
+    mean log-prob of the policy changes by at most three times its median change between neighbouring steps: another
+    data set, a restart or a jump of the policy changes that as well. Falls at equal distances are a schedule, and
+    information; a single recorded sync of the reference cannot be told from a fault by the rows. Equal log-probs
+    count in steps after the first, where an earlier step has different ones or the log-probs at the loss are not those
+    before the update; with a learning rate of 0 neither is the case. At least six steps are needed.
+
+    ## What to do
+    Check where the reference is loaded after a resume, and that it shares no weights with the policy. If the trainer
+    syncs it on purpose, there is nothing to mend.
+
+    ## Example
+    >>> from rolloutdoctor.testing import diagnose, toy_batch
+    >>> ref = [-1.2] * 4 + [-1.001] * 4
+    >>> steps = [toy_batch([[1, 0]], policy=-1.0, ref=each, step=step) for step, each in enumerate(ref)]
+    >>> [found] = diagnose(steps, trainer="trl", select=["RDG011"]).findings
+    >>> found.headline
+    'KL to the reference falls from 0.0187 to 5e-07 at step 4 and stays low'
+    """
+
+    code = "RDG011"
+    name = "reference-moved"
+    references = (
+        "https://github.com/NVIDIA-NeMo/RL/issues/2955",
+        "https://github.com/NVIDIA-NeMo/RL/pull/3722",
+        "https://github.com/modelscope/ms-swift/issues/3558",
+    )
+    tally = ReferenceTally
+    needs_objective = False
+    splits = ("train",)
+
+    fall: float = 0.1
+    """Nine tenths between two steps: training moves the KL by parts of it."""
+
+    window: int = 3
+    """Steps before and after that must show it, so that one odd batch does not."""
+
+    least_kl: float = 1e-8
+    """Below it k3 is what float32 log-probs leave."""
+
+    def columns(self, context: Context) -> frozenset[str]:
+        """Log-probs of both models."""
+        return frozenset({"policy_log_probs", "ref_log_probs"})
+
+    def optional_columns(self, context: Context) -> frozenset[str]:
+        """The mask, and the log-probs before the update, which show that the policy moves."""
+        return frozenset({"old_log_probs", "response_mask"})
+
+    def measure_tokens(self, block: "TokenBlock") -> "Mapping[str, Tensor]":
+        """Sum over the trained tokens of each row."""
+        import torch
+
+        if not block.has("policy_log_probs", "ref_log_probs"):
+            return {}
+        apart_T = block.log_ratio("ref_log_probs", "policy_log_probs")
+        policy_T = block.column("policy_log_probs").double()
+        counted_T = block.trained_T & apart_T.isfinite()
+        moved_T = torch.zeros_like(counted_T)
+        if block.is_logged("policy_log_probs") and block.is_logged("old_log_probs"):
+            moved_T = counted_T & (block.column("old_log_probs") != block.column("policy_log_probs"))
+        k3_T = torch.expm1(apart_T) - apart_T
+        return {
+            "tokens": block.row_sum(counted_T),
+            "kl": block.row_sum(torch.where(counted_T, k3_T, 0.0)),
+            "policy": block.row_sum(torch.where(counted_T, policy_T, 0.0)),
+            "different": block.row_sum(counted_T & (apart_T != 0)),
+            "moved": block.row_sum(moved_T),
+        }
+
+    def measure(self, step: "StepView") -> ReferenceTally:
+        """Add up the rows of one step."""
+        rows, name = step.token_measures.get(self.code), str(step.batch.step)
+        if not rows or not len(step.batch) or not float(rows["tokens"].sum()):
+            return ReferenceTally()
+        sums = {key: {name: float(rows[key].sum())} for key in ("tokens", "kl", "policy", "different")}
+        return ReferenceTally(**sums, moved=int(rows["moved"].sum()))
+
+    def measures(self, tally: ReferenceTally) -> Mapping[str, Measure]:
+        """The KL, and where it fell."""
+        steps, falls = tally.steps, self._falls(tally)
+        tokens = sum(tally.tokens.values())
+        return {
+            "falls": Measure(len(falls), "steps"),
+            "first_fall": Measure(falls[0] if falls else None, "step"),
+            "kl_mean": Measure(sum(tally.kl.values()) / tokens if tokens else None, "nats"),
+            "equal_steps": Measure(sum(not one.different for one in steps), "steps"),
+            "steps": Measure(len(steps), "steps"),
+        }
+
+    def _falls(self, run: ReferenceTally) -> list[int]:
+        """Steps at which the KL falls and stays, and the policy does not jump."""
+        steps, size = run.steps, self.window
+        if len(steps) < 2 * size:
+            return []
+        usual = median(abs(one.policy - other.policy) for other, one in pairwise(steps))
+        found = []
+        for place in range(size, len(steps) - size + 1):
+            before, after = steps[place - 1], steps[place]
+            low = min(one.kl for one in steps[place - size : place])
+            high = max(one.kl for one in steps[place : place + size])
+            falls = before.kl > self.least_kl and after.kl <= self.fall * before.kl and high <= 0.5 * low
+            if falls and abs(after.policy - before.policy) <= 3 * usual + 1e-12:
+                found.append(after.step)
+        return found
+
+    def _is_policy(self, run: ReferenceTally) -> list[int]:
+        """Steps after the first in which the reference is the policy, where something shows that this one moves."""
+        steps = run.steps
+        equal = [one.step for one in steps[1:] if not one.different]
+        # From its first equal step on the reference must stay equal: one odd step is no model.
+        stays = bool(equal) and all(not one.different for one in steps if one.step >= equal[0])
+        earlier = any(one.different for one in steps if equal and one.step < equal[0])
+        return equal if stays and len(equal) >= self.window and (earlier or run.moved) else []
+
+    def inconclusive_reason(self, run: ReferenceTally, context: Context) -> Missing | None:
+        """Too few steps to tell before from after."""
+        if len(run.steps) >= 2 * self.window:
+            return None
+        return Missing(
+            f"{counted(len(run.steps), 'step')} with log-probs of both models, and it takes {2 * self.window}",
+            "widen --steps, or record more steps",
+        )
+
+    def judge(self, run: ReferenceTally, context: Context) -> Judgement | None:
+        """A warning, or information where the falls are a schedule."""
+        advice = "check where the reference is loaded after a resume, and that it shares no weights with the policy"
+        equal, falls = self._is_policy(run), self._falls(run)
+        if equal:
+            return Judgement(
+                severity=Severity.WARNING,
+                confirmed=True,
+                headline=f"the reference is the policy, bit by bit, in {counted(len(equal), 'step')} from step "
+                f"{equal[0]}",
+                message=(
+                    f"the reference's log-probs are those of the policy on every trained token of "
+                    f"{counted(len(equal), 'step')}, {equal[0]} to {equal[-1]}, while the policy moves"
+                ),
+                evidence="the log-probs of both models"
+                + (f"; {counted(run.moved, 'token')} moved between update and loss" if run.moved else ""),
+                advice=advice,
+            )
+        if not falls:
+            return None
+        gaps = {later - earlier for earlier, later in pairwise(falls)}
+        scheduled = len(falls) > 2 and len(gaps) == 1
+        steps = run.steps
+        place = next(number_of for number_of, one in enumerate(steps) if one.step == falls[0])
+        before, after = steps[place - 1], steps[place]
+        return Judgement(
+            severity=Severity.INFO if scheduled else Severity.WARNING,
+            confirmed=False,
+            headline=f"KL to the reference falls from {number(before.kl)} to {number(after.kl)} at step {after.step} "
+            "and stays low",
+            message=(
+                f"the KL to the reference falls by nine tenths at {counted(len(falls), 'step')}"
+                + (f", every {gaps.pop()} steps: the reference is synced on a schedule" if scheduled else "")
+                + f"; the policy's mean log-prob goes on from {before.policy:.4g} to {after.policy:.4g}"
+            ),
+            evidence="the log-probs of both models; a sync that the trainer makes on purpose looks the same",
+            advice=advice,
+        )

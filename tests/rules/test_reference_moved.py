@@ -1,0 +1,130 @@
+import random
+from dataclasses import replace
+
+import numpy as np
+import pytest
+import torch
+
+from rolloutdoctor.results.findings import Severity
+from rolloutdoctor.testing import diagnose, random_batch, toy_batch
+
+CODE = "RDG011"
+
+
+def k3(apart):
+    return np.expm1(apart) - apart
+
+
+def run(gaps, policy=None, old=None):
+    """Steps whose reference lies so far below the policy."""
+    policy = [-1.0 - 0.01 * (step % 3) for step in range(len(gaps))] if policy is None else policy
+    return [
+        toy_batch([[1, 0]], policy=mean, ref=mean - gap, old=None if old is None else old[step], step=step)
+        for step, (gap, mean) in enumerate(zip(gaps, policy, strict=True))
+    ]
+
+
+def found_in(steps, trainer="trl"):
+    report = diagnose(steps, trainer=trainer, select=[CODE], dtype="float64")
+    assert not report.skipped, report.skipped
+    return report.findings[0] if report.findings else None
+
+
+FALL = [0.2, 0.22, 0.24, 0.25, 0.01, 0.02, 0.03, 0.04]
+
+
+def test_the_kl_falls_and_stays():
+    finding = found_in(run(FALL))
+    assert (finding.severity, finding.verdict) == (Severity.WARNING, "exposed")
+    measures = {name: measure.value for name, measure in finding.measures.items()}
+    assert measures == pytest.approx(
+        {
+            "falls": 1,
+            "first_fall": 4,
+            "kl_mean": np.mean([k3(-gap) for gap in FALL]),
+            "equal_steps": 0,
+            "steps": 8,
+        },
+        rel=1e-4,
+    )
+    assert f"from {k3(-0.25):.3g} to" in finding.headline
+
+
+@pytest.mark.parametrize("trainer", [None, "slime"])
+def test_it_needs_no_options(trainer):
+    assert found_in(run(FALL), trainer) is not None
+
+
+def test_order_of_steps():
+    steps = run(FALL)
+    expected = repr(diagnose(steps, trainer="trl", select=[CODE]))
+    random.Random(0).shuffle(steps)
+    assert repr(diagnose(steps, trainer="trl", select=[CODE])) == expected
+
+
+def test_the_reference_is_the_policy():
+    # It follows the policy from step 3 on.
+    finding = found_in(run([0.1, 0.1, 0.1, 0, 0, 0, 0]))
+    assert (finding.severity, finding.verdict) == (Severity.WARNING, "confirmed")
+    assert finding.headline == "the reference is the policy, bit by bit, in 4 steps from step 3"
+
+
+def test_it_is_the_policy_from_the_start():
+    # What was logged before the update is not what is there at the loss: the policy moves.
+    finding = found_in(run([0.0] * 7, old=[-1.1] * 7))
+    assert finding.headline == "the reference is the policy, bit by bit, in 6 steps from step 1"
+
+
+def test_a_schedule_is_information():
+    gaps = [0.2, 0.22, 0.24, 0.25, 0.01, 0.02, 0.02, 0.2, 0.22, 0.24, 0.25, 0.01, 0.02, 0.02]
+    finding = found_in(run([*gaps, *gaps[7:]]))
+    assert finding.severity == Severity.INFO
+    assert "every 7 steps: the reference is synced on a schedule" in finding.message
+
+
+@pytest.mark.parametrize(
+    "steps",
+    [
+        # a learning rate of 0: neither model moves
+        run([0.0] * 8),
+        run([0.2] * 8),
+        # another data set: the policy's own log-probs jump as well
+        run(FALL, policy=[-1.0, -1.01, -1.0, -1.01, -0.2, -0.21, -0.2, -0.21]),
+        # a spike before, or one low step
+        run([0.02, 0.02, 0.02, 0.5, 0.02, 0.02, 0.02, 0.02]),
+        run([0.2, 0.2, 0.2, 0.2, 0.01, 0.2, 0.2, 0.2]),
+        # a slow fall
+        run([0.2 * 0.8**step for step in range(20)]),
+        # the first step, at which both are the same model
+        run([0.0, 0.01, 0.03, 0.05, 0.08, 0.1, 0.1, 0.1]),
+        # one step without a difference
+        run([0.2, 0.2, 0.2, 0.0, 0.2, 0.2, 0.2, 0.2]),
+    ],
+)
+def test_look_alikes(steps):
+    assert found_in(steps) is None
+
+
+@pytest.mark.parametrize("seed", range(10))
+def test_healthy_runs(seed):
+    # The KL grows, and each batch has its own.
+    draw = np.random.default_rng(seed)
+    steps = []
+    for step in range(40):
+        batch = random_batch(1000 * seed + step, spread=0.02 * (1 + step) ** 0.5 * draw.uniform(0.7, 1.4))
+        steps.append(replace(batch, step=step))
+    assert found_in(steps) is None
+
+
+def test_too_few_steps_are_no_verdict():
+    (skipped,) = diagnose(run(FALL[:5]), trainer="trl", select=[CODE]).skipped
+    assert skipped.reason == "5 steps with log-probs of both models, and it takes 6"
+
+
+def test_masked_tokens_do_not_count():
+    steps = run(FALL)
+    for place, batch in enumerate(steps):
+        masked_T = torch.arange(batch.tokens) % 2 == 0
+        ref_T = torch.where(masked_T, batch.column("ref_log_probs"), -50.0)
+        steps[place] = replace(batch, per_token={**batch.per_token, "ref_log_probs": ref_T, "response_mask": masked_T})
+    assert found_in(steps).measures["kl_mean"].value == pytest.approx(np.mean([k3(-gap) for gap in FALL]), rel=1e-4)
