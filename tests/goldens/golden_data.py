@@ -210,12 +210,23 @@ def advantage_tokens(found: RowResult, of: RolloutBatch) -> Tensor:
     return torch.repeat_interleave(found.advantage_N, of.rows.diff())
 
 
+_CUT: dict[int, tuple[pl.DataFrame, dict[tuple[int, str], pl.DataFrame]]] = {}
+"""Frames of expected values, by their identity, and their parts by step and output."""
+
+
+def part(frame: pl.DataFrame, step: int, output: str) -> pl.DataFrame:
+    """What is expected of one output of a step; a frame is cut once, and not searched for each of its values."""
+    if id(frame) not in _CUT:
+        _CUT[id(frame)] = frame, frame.partition_by("step", "output", as_dict=True)
+    return _CUT[id(frame)][1].get((step, output), frame.clear())
+
+
 def per_token(frame: pl.DataFrame, step: int, output: str, precision: str, of: RolloutBatch) -> Tensor | None:
     """Expected lists of one output in the order of the batch's rows, packed, as float64; None if there are none.
 
     Most gradients are stored in float64 only; then those are expected of float32 too.
     """
-    chosen = frame.filter(pl.col("step") == step, pl.col("output") == output)
+    chosen = part(frame, step, output)
     if output == "grad" and chosen[precision].has_nulls():
         precision = "f64"
     cells = dict(zip(chosen["sample_id"], chosen[precision].to_list(), strict=True))
@@ -226,7 +237,7 @@ def per_token(frame: pl.DataFrame, step: int, output: str, precision: str, of: R
 
 def scalar(frame: pl.DataFrame, step: int, output: str, precision: str) -> float | None:
     """Expected scalar; None if there is none."""
-    chosen = frame.filter(pl.col("step") == step, pl.col("output") == output)
+    chosen = part(frame, step, output)
     return None if chosen.is_empty() else chosen[precision][0]
 
 
@@ -234,7 +245,7 @@ def failures(frame: pl.DataFrame | None, step: int) -> list[str]:
     """Exceptions that upstream raised for this step."""
     if frame is None:
         return []
-    return frame.filter(pl.col("step") == step, pl.col("output") == "error")["error"].to_list()
+    return part(frame, step, "error")["error"].to_list()
 
 
 def objective(trainer: str, **options: object) -> Objective:
