@@ -3,12 +3,12 @@
 import os
 import re
 import subprocess
-import sys
 from pathlib import Path
 
 import pytest
 import torch
 from evaluation.cases import objective_of, with_fixes, with_pi
+from evaluation.interpreter import run_tests
 
 from rolloutdoctor.evaluation import tokens
 from rolloutdoctor.evaluation.evaluate import evaluate_all
@@ -22,13 +22,7 @@ compiles = pytest.mark.skipif(
 
 
 def test_the_sums_in_the_interpreter():
-    """Triton is told to interpret before it is imported, so this is a process of its own."""
-    words = ["-m", "pytest", "-q", "-p", "no:cacheprovider", str(Path(__file__).parent / "interpreted.py")]
-    given = {**os.environ, "TRITON_INTERPRET": "1", "OMP_NUM_THREADS": "1"}
-    done = subprocess.run([sys.executable, *words], capture_output=True, text=True, check=False, env=given)
-    assert done.returncode == 0, done.stdout[-5000:] + done.stderr[-2000:]
-    assert " passed" in done.stdout
-    assert "skipped" not in done.stdout
+    run_tests(Path(__file__).parent / "interpreted.py")
 
 
 class Absent:

@@ -7,6 +7,7 @@ import pytest
 import torch
 from device_agreement import SAMPLE_FILES
 from evaluation.cases import a_batch, objective_of, with_fixes, with_pi
+from evaluation.interpreter import patched_once  # noqa: F401 - a fixture
 from simulated.test_commands import STEPS
 from simulated.test_first_step import SENTENCE
 

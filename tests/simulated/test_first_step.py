@@ -3,16 +3,14 @@
 `test_device` says what a simulated GPU shows, and what it cannot show.
 """
 
-import os
 import re
-import subprocess
-import sys
 from dataclasses import replace
 from pathlib import Path
 
 import pytest
 import torch
 from device_agreement import SAMPLE_FILES, TOKEN_VALUES, TOLERANCE, objective_of, plain_objective, with_every_fix
+from evaluation.interpreter import run_tests
 from simulated.objectives import full_batch, objectives
 from simulated.processors import FAULTS, instead, other_library
 from simulated.test_commands import STEPS
@@ -233,11 +231,5 @@ def test_the_kernel_is_refused_where_it_cannot_run(device, name, command):
 
 
 def test_the_kernel_in_the_interpreter():
-    """Triton is told to interpret before it is imported, so this is a process of its own."""
     pytest.importorskip("triton", reason="Triton is not installed")
-    words = ["-m", "pytest", "-q", "-p", "no:cacheprovider", str(Path(__file__).parent / "interpreted.py")]
-    given = {**os.environ, "TRITON_INTERPRET": "1", "OMP_NUM_THREADS": "1"}
-    done = subprocess.run([sys.executable, *words], capture_output=True, text=True, check=False, env=given)
-    assert done.returncode == 0, done.stdout[-5000:] + done.stderr[-2000:]
-    assert " passed" in done.stdout
-    assert "skipped" not in done.stdout
+    run_tests(Path(__file__).parent / "interpreted.py")
