@@ -88,6 +88,12 @@ class AdvantageMaskMismatch(Rule[MaskTally]):
     )
     tally = MaskTally
 
+    def inapplicable_reason(self, context: Context) -> str | None:
+        """Return why the advantages of a row may differ from token to token."""
+        if context.objective is None or not has_time_axis(context.objective):
+            return None
+        return "the estimator gives every token an advantage of its own"
+
     def columns(self, context: Context) -> frozenset[str]:
         """Advantages of tokens, the mask, and what the advantages need; nothing for estimators with a time axis."""
         if context.objective is None or has_time_axis(context.objective):

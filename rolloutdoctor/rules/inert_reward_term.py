@@ -5,6 +5,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from rolloutdoctor.objective.objective import Objective
+from rolloutdoctor.objective.parts import Part
 from rolloutdoctor.ops.tally import Sums, by_name, ratio
 from rolloutdoctor.results.findings import Measure, Severity
 from rolloutdoctor.rules.base import Context, Judgement, Missing, Rule, counted, percent
@@ -107,6 +108,10 @@ class InertRewardTerm(Rule[InertTally]):
 
     warn_above: float = 0.1
     """Below a tenth of what the functions vary by, what cancels is small beside what does not."""
+
+    def parts(self, context: Context) -> tuple[Part, ...]:
+        """Only a group baseline cancels what all responses to a prompt share."""
+        return (Part.GROUP_BASELINE,)
 
     def columns(self, context: Context) -> frozenset[str]:
         """Rewards by function and groups, where there is a group baseline."""

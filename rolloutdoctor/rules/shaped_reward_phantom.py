@@ -6,6 +6,7 @@ from math import sqrt
 from typing import TYPE_CHECKING
 
 from rolloutdoctor.objective.objective import Objective
+from rolloutdoctor.objective.parts import Part
 from rolloutdoctor.objective.required_columns import advantage_columns
 from rolloutdoctor.ops.tally import Sums, by_name, ratio
 from rolloutdoctor.results.findings import Example, Measure, Severity
@@ -125,6 +126,10 @@ class ShapedRewardPhantom(Rule[PhantomTally]):
 
     warn_above: float = 0.25
     """From a quarter of the absolute advantage on, shaping is no side term of the update."""
+
+    def parts(self, context: Context) -> tuple[Part, ...]:
+        """Only a division by the group's standard deviation blows a shaping term up."""
+        return (Part.GROUP_STD,)
 
     def columns(self, context: Context) -> frozenset[str]:
         """Rewards by function and what the advantages need, where a group's standard deviation divides."""
