@@ -31,12 +31,21 @@ class Doubts:
     update: str
 
 
-def doubts_of(batch: RolloutBatch, trainer: Trainer, config: Config | None) -> Doubts:
-    """Say what is missing of a step."""
+def doubts_of(batch: RolloutBatch, trainer: Trainer, config: Config | None, *, omits_rows: bool = False) -> Doubts:
+    """Say what is missing of a step.
+
+    Args:
+        batch: the rows of the step.
+        trainer: who made the run.
+        config: its options.
+        omits_rows: the rows come from a dump that need not hold all of them.
+    """
     odd_N = _odd_rows(batch, trainer, config)
     rows = _missing_ranks(batch)
     if not rows and bool(odd_N.any()):
         rows = "some groups do not have the configured number of rows"
+    if not rows and omits_rows:
+        rows = "the dump need not hold all rows of a step"
     return Doubts(rows, odd_N, _update(batch))
 
 

@@ -23,12 +23,14 @@ class LoggedStep:
         spacing: name of a metric to the spacing of the decimal digits that it was rounded to.
         advantage_range: least and largest logged advantage of the trained tokens of each row, ``[N]`` float64 each;
             the larger is below the smaller for a row without any. None if no advantages per token were logged.
+        omits_rows: the rows come from a dump that need not hold all rows of the step.
     """
 
     batch: RolloutBatch
     metrics: Mapping[str, float]
     spacing: Mapping[str, float] = field(default_factory=dict)
     advantage_range: tuple[Tensor, Tensor] | None = None
+    omits_rows: bool = False
 
 
 def measure_advantages(block: TokenBlock) -> Mapping[str, Tensor]:
@@ -50,6 +52,8 @@ def of_step(
     objective: Objective,
     spacing: Mapping[str, float] | None = None,
     measured: Mapping[str, Tensor] | None = None,
+    *,
+    omits_rows: bool = False,
 ) -> LoggedStep:
     """Gather what was logged at a step.
 
@@ -59,10 +63,11 @@ def of_step(
         objective: tells whether advantages belong to rows or to tokens.
         spacing: name of a metric to the spacing of its decimal digits.
         measured: what `measure_advantages` gave for the rows, where it was called in the token pass.
+        omits_rows: the rows come from a dump that need not hold all rows of the step.
     """
     found = None
     if has_row_advantages(batch, objective):
         if measured is None:
             measured = measure_advantages(TokenBlock(batch, slice(0, len(batch)), slice(0, batch.tokens)))
         found = measured["low"], measured["high"]
-    return LoggedStep(batch, metrics, spacing or {}, found)
+    return LoggedStep(batch, metrics, spacing or {}, found, omits_rows)

@@ -63,7 +63,7 @@ def audit_step(
     """
     if evaluation.rows is None or not len(logged.batch):
         return {}
-    doubts = doubts_of(logged.batch, trainer, config)
+    doubts = doubts_of(logged.batch, trainer, config, omits_rows=logged.omits_rows)
     if in_doubt:
         doubts = Doubts("", torch.zeros_like(doubts.odd_N), "")
     metrics = {name: value for name, value in metrics.items() if stage_of(trainer, name) in stages}

@@ -163,6 +163,7 @@ class RuleAccumulator(StepConsumer):
             trainer=self.plan.context.trainer,
             config=self.plan.context.config,
             spacing=self.plan.context.spacing,
+            omits_rows=self.plan.context.omits_rows,
             evaluation=evaluations.pop(AS_CONFIGURED, None),
             fixed=evaluations,
             dtype=step.dtype,

@@ -7,7 +7,7 @@ from rolloutdoctor.engine.configure import Configured, configure
 from rolloutdoctor.engine.options import CheckOptions
 from rolloutdoctor.engine.plan import Plan, make_plan
 from rolloutdoctor.engine.refute import find_refuted, has_traces
-from rolloutdoctor.engine.remedies import how_to_record, is_imported
+from rolloutdoctor.engine.remedies import how_to_record, is_imported, omits_rows
 from rolloutdoctor.io.metadata import RunMetadata
 from rolloutdoctor.io.metrics import LoggedMetrics
 from rolloutdoctor.io.run import Run
@@ -114,4 +114,5 @@ def whole_context(
         unstated=unstated,
         spacing=spacing,
         imported=is_imported(metadata),
+        omits_rows=omits_rows(metadata),
     )

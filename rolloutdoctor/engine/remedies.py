@@ -34,6 +34,11 @@ def is_imported(metadata: RunMetadata) -> bool:
     return any(one.checks_files for one in IMPORTERS if one.name == metadata.recording.get("importer"))
 
 
+def omits_rows(metadata: RunMetadata) -> bool:
+    """Tell whether the rows come from a dump that need not hold all rows of a step."""
+    return any(one.omits_rows for one in IMPORTERS if one.name == metadata.recording.get("importer"))
+
+
 def _unstated(metadata: RunMetadata, trainer: Trainer) -> str:
     named = metadata.trainer == trainer.name
     start = "" if named else f"--trainer {trainer.name}, if that made it, "

@@ -48,6 +48,8 @@ class Importer(Protocol):
     """True if a folder of the dump may hold logs of numbers too; False if the importer finds its own."""
     checks_files: bool
     """True if it looks for files that were overwritten, mixed, repeated or torn, which RDI002 reports."""
+    omits_rows: bool
+    """True if the dump need not hold all rows of a step, so that means over a step prove nothing."""
     recording: Mapping[str, str]
     """Canonical column to what would bring it, in the words of who wrote the dump; ``*`` is any other column."""
 

@@ -26,6 +26,7 @@ class RecordingJournal:
     summary = "a recording that was not closed (run.parquet.journal)"
     logs_beside = True
     checks_files = False
+    omits_rows = False
     recording: Mapping[str, str] = {}
 
     def detect(self, path: Path) -> str | None:

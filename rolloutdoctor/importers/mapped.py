@@ -30,6 +30,7 @@ class MappedTable:
     summary = "any JSON Lines or Parquet, columns named with --map or --map-file"
     logs_beside = True
     checks_files = False
+    omits_rows = True
     recording: Mapping[str, str] = {
         "*": "say where the file has it with --map COLUMN=WHERE, or write it with rolloutdoctor.recorders.own_loop"
     }

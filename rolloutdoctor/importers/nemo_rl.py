@@ -42,6 +42,7 @@ class NemoRl:
     summary = "NeMo-RL's train_data_step*.jsonl (v0.6 and later)"
     logs_beside = True
     checks_files = True
+    omits_rows = True
     recording: Mapping[str, str] = {
         "*": "NeMo-RL does not log it: add it to the data that grpo.py gives `log_batched_dict_as_jsonl`, and name "
         "it with --from mapped --map COLUMN=NAME"

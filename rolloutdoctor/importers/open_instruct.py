@@ -37,6 +37,7 @@ class OpenInstruct:
     summary = "open-instruct's rollouts (save_traces), *_rollouts_NNNNNN.jsonl"
     logs_beside = True
     checks_files = True
+    omits_rows = True
     recording: Mapping[str, str] = {
         "rollout_log_probs": "open-instruct writes `logprobs` where the engine returns them",
         "*": "open-instruct's traces (--save_traces) hold no trainer-side values: write them with "

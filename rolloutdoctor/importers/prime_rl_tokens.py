@@ -42,6 +42,7 @@ class PrimeRlTokens:
     summary = "prime-rl's token_exports (trainer.enable_token_export)"
     logs_beside = True
     checks_files = True
+    omits_rows = True
     recording: Mapping[str, str] = {
         "reward": "prime-rl's token export has no rewards: give its traces instead (rollouts/step_*/train), or record "
         "with rolloutdoctor.recorders.own_loop",

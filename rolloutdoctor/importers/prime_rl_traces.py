@@ -39,6 +39,7 @@ class PrimeRlTraces:
     summary = "prime-rl's rollouts/step_*/train/effective/traces.jsonl"
     logs_beside = True
     checks_files = True
+    omits_rows = True
     recording: Mapping[str, str] = {
         "old_log_probs": "the trainer's log-probs are in the token export: trainer.enable_token_export=true",
         "policy_log_probs": "the trainer's log-probs are in the token export: trainer.enable_token_export=true",

@@ -33,6 +33,7 @@ class SlimeDump:
     summary = "slime's --dump-details, --save-debug-train-data and --save-debug-rollout-data (*.pt)"
     logs_beside = True
     checks_files = False
+    omits_rows = False
     recording: Mapping[str, str] = {
         "group_id": "keep rollout_data/ beside train_data/: --dump-details DIR, or --save-debug-rollout-data "
         "'DIR/rollout_data/{rollout_id}.pt' with --save-debug-train-data 'DIR/train_data/{rollout_id}.pt'",

@@ -38,6 +38,7 @@ class TrlCompletions:
     summary = "TRL's completions directory (log_completions=True)"
     logs_beside = False
     checks_files = True
+    omits_rows = True
     recording: Mapping[str, str] = {}
 
     def detect(self, path: Path) -> str | None:

@@ -32,6 +32,7 @@ class VerlRollouts:
     summary = "verl's rollout_data_dir (JSON Lines), with its file logger beside it"
     logs_beside = True
     checks_files = True
+    omits_rows = False
     recording: Mapping[str, str] = {}
 
     def detect(self, path: Path) -> str | None:

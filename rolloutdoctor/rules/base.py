@@ -45,6 +45,7 @@ class Context:
         spacing: name of a logged metric to the spacing of the decimal digits that it was rounded to.
         unstated: what to state of the run where nothing says which trainer made it, or with which options.
         imported: True if an importer made the rows of rollout files, and looked at the files themselves.
+        omits_rows: True if the rows come from a dump that need not hold all rows of a step.
         averaged: names of metrics that were logged as means over several steps, and so are no value of one.
         refuted: options that the log contradicts.
         refutable: the log holds a metric that could contradict an option.
@@ -61,6 +62,7 @@ class Context:
     averaged: frozenset[str] = frozenset()
     has_rows: bool = True
     imported: bool = False
+    omits_rows: bool = False
     spacing: Mapping[str, float] = field(default_factory=dict)
     recording: Mapping[str, str] = field(default_factory=dict)
     refuted: tuple[Refuted, ...] = ()

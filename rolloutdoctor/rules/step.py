@@ -43,6 +43,7 @@ class StepView:
         dtype: of the token values.
         config: configuration of the trainer, or None.
         spacing: name of a logged metric to the spacing of the decimal digits that it was rounded to.
+        omits_rows: the rows come from a dump that need not hold all rows of the step.
         token_measures: code of a rule to what its `measure_tokens` returned, joined over the blocks, ``[N, ...]``.
     """
 
@@ -54,6 +55,7 @@ class StepView:
     dtype: torch.dtype = torch.float32
     config: Config | None = None
     spacing: Mapping[str, float] = field(default_factory=dict)
+    omits_rows: bool = False
     token_measures: Mapping[str, Mapping[str, Tensor]] = field(default_factory=dict)
     _known: dict[str, Any] = field(default_factory=dict, init=False, repr=False)
 
@@ -160,7 +162,9 @@ class StepView:
         if evaluation is None or trainer is None or not len(self.batch):
             return {}
         measured = self.token_measures.get(AUDIT)
-        logged = of_step(self.batch, self.logged, evaluation.objective, self.spacing, measured)
+        logged = of_step(
+            self.batch, self.logged, evaluation.objective, self.spacing, measured, omits_rows=self.omits_rows
+        )
         # Where nothing was logged, nothing needs to be recomputed.
         metrics = self.metrics if self.logged else {}
         return audit_step(logged, evaluation, trainer, self.config, metrics)

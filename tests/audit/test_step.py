@@ -136,3 +136,14 @@ def test_without_log_probs_at_the_loss_its_values_are_in_doubt():
     once = {**batch.per_row, "optim_step_id": torch.zeros(len(batch), dtype=torch.int64)}
     tallies = audited("trl", replace(batch, per_token=columns, per_row=once), {"loss": 77.0})
     assert tallies["loss"].disagree == 1
+
+
+def test_a_dump_that_need_not_hold_every_row_contradicts_no_mean():
+    batch = a_batch()
+    made = configured("trl")
+    evaluation = evaluate(batch, made.objective)
+    wrong = replace(batch, per_row={**batch.per_row, "advantage": evaluation.rows.advantage_N + 1})
+    logged = of_step(wrong, {"reward": 77.0}, made.objective, omits_rows=True)
+    tallies = audit_step(logged, evaluation, made.trainer, made.config, made.trainer.metrics(evaluation))
+    assert tallies["reward"].reason == "the dump need not hold all rows of a step"
+    assert tallies["advantages"].disagree == len(batch)  # whole groups are whole
