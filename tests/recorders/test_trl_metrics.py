@@ -16,6 +16,8 @@ import rolloutdoctor as rd
 from rolloutdoctor.cli.app import app
 from rolloutdoctor.io.metadata import RunMetadata
 from rolloutdoctor.recorders.trl import record
+from rolloutdoctor.rules.audited import AuditedRule
+from rolloutdoctor.rules.table import RULES
 
 pytestmark = [pytest.mark.parity, pytest.mark.filterwarnings("ignore")]
 
@@ -68,7 +70,18 @@ def check_every_metric(paths, logged):
             # Where TRL had no value to average it logs None.
             assert math.isnan(found) if value is None else close(found, value), (key, name, found, value)
             compared.add((key[1], name))
+    passes_the_audit(paths)
     return compared
+
+
+def passes_the_audit(paths):
+    """What the real trainer logged follows from what was recorded, and no cause is found for anything."""
+    report = rd.check(rd.open(paths), dtype="float32")
+    assert report.audit
+    assert not [entry for entry in report.audit if not entry.agrees or entry.with_fixes or entry.not_compared]
+    assert {"advantages", "loss"} <= {entry.quantity for entry in report.audit}
+    audited = {rule.code for rule in RULES if isinstance(rule, AuditedRule)}
+    assert not [found.headline for found in report.findings if found.code in audited]
 
 
 GRPO = {

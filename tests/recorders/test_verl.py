@@ -120,6 +120,8 @@ def test_a_recorded_estimator_computes_the_same_and_its_rows_give_its_advantages
         kept = [value * on for value, on in zip(row["advantages"], row["response_mask"], strict=True)]
         assert again[row["step"], row["sample_id"]] == pytest.approx(kept, rel=1e-6, abs=2e-6)
         assert row["group_id"] == f"prompt-{int(row['sample_id']) // 4}"
+    (entry,) = rd.check(rd.open(path)).audit
+    assert (entry.quantity, entry.agree, entry.not_compared) == ("advantages", entry.compared, 0)
 
 
 def test_what_a_rejected_row_does_to_its_group_is_found(folder):
