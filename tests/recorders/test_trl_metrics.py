@@ -196,23 +196,26 @@ RANK = """
 import os, sys, warnings
 warnings.simplefilter("ignore")
 from pathlib import Path
-from recorders.trl_runs import make_trainer, trl
+from recorders.trl_runs import make_model, make_trainer, trl
 from recorders.test_trl_metrics import shade
 from rolloutdoctor.recorders.trl import record
-folder, name = Path(sys.argv[1]), sys.argv[2]
-(folder / os.environ["RANK"]).mkdir()
-trainer = make_trainer(
-    folder / os.environ["RANK"], cls=getattr(trl, name), rewards=(shade,), num_generations=8, steps=2, num_iterations=2,
-    ddp_backend="gloo", gradient_accumulation_steps=2, steps_per_generation=2,
-)
-record(trainer, folder / "run.parquet")
-trainer.train()
+folders = [Path(folder) / os.environ["RANK"] for folder in sys.argv[1:]]
+# Once a trainer has begun, models are saved by the first rank alone.
+models = [make_model(own) for own in folders]
+for own, model in zip(folders, models):
+    name = own.parent.name
+    trainer = make_trainer(
+        own, cls=getattr(trl, name), model=lambda _: model, rewards=(shade,), num_generations=8, steps=2,
+        num_iterations=2, ddp_backend="gloo", gradient_accumulation_steps=2, steps_per_generation=2,
+    )
+    record(trainer, own.parent / "run.parquet")
+    trainer.train()
 """
 
 
-@pytest.mark.parametrize("name", ["GRPOTrainer", "RLOOTrainer"])
-def test_two_processes(tmp_path, name):
+def test_two_processes(tmp_path):
     """A group lies on both ranks; each rank writes its file, and the files together are the run."""
+    folders = [tmp_path / name for name in ("GRPOTrainer", "RLOOTrainer")]
     with socket.socket() as free:
         free.bind(("127.0.0.1", 0))
         port = free.getsockname()[1]
@@ -227,7 +230,7 @@ def test_two_processes(tmp_path, name):
     }
     ranks = [
         subprocess.Popen(
-            [sys.executable, "-c", RANK, str(tmp_path), name],
+            [sys.executable, "-c", RANK, *map(str, folders)],
             env={**os.environ, **shared, "RANK": str(rank), "LOCAL_RANK": str(rank)},
             stdout=subprocess.PIPE,
             stderr=subprocess.STDOUT,
@@ -237,19 +240,24 @@ def test_two_processes(tmp_path, name):
     ]
     try:
         for rank in ranks:
-            said = rank.communicate(timeout=240)[0]
+            said = rank.communicate(timeout=480)[0]
             assert rank.returncode == 0, said[-3000:]
     finally:
         for rank in ranks:
             rank.kill()
-    rows = [row for rank in (0, 1) for row in read(tmp_path, f"run.rank{rank}")[0]]
+    for folder in folders:
+        check_two_ranks(folder)
+
+
+def check_two_ranks(folder):
+    rows = [row for rank in (0, 1) for row in read(folder, f"run.rank{rank}")[0]]
     assert {row["rank"] for row in rows} == {0, 1}
     assert len({(row["step"], row["sample_id"]) for row in rows}) == len(rows) == 2 * 16
     groups = {}
     for row in rows:
         groups.setdefault((row["step"], row["group_id"]), set()).add(row["rank"])
     assert any(len(found) == 2 for found in groups.values()) or len(groups) == 4
-    assert not (tmp_path / "run.rank1.metrics.parquet").exists()
-    logged = read(tmp_path, "run.rank0")[1]
-    compared = check_every_metric(str(tmp_path / "run.rank*.parquet"), logged)
+    assert not (folder / "run.rank1.metrics.parquet").exists()
+    logged = read(folder, "run.rank0")[1]
+    compared = check_every_metric(str(folder / "run.rank*.parquet"), logged)
     assert compared >= {("train", each) for each in GRPO_ALWAYS | CLIPPED}
