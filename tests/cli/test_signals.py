@@ -111,14 +111,14 @@ WHOLE = {}
 
 
 def undisturbed(folder, name):
-    """How long a command takes from when it heeds signals, and what it prints."""
+    """How long a command takes from when it heeds signals, what it prints, and the size of what it writes."""
     if name not in WHOLE:
         process = start(folder, name)
         ready(process)
         begun = time.monotonic()
         out, _ = process.communicate()
         assert process.returncode == 0
-        WHOLE[name] = time.monotonic() - begun, out
+        WHOLE[name] = time.monotonic() - begun, out, (folder / "out.parquet").stat().st_size
         restore(folder)
     return WHOLE[name]
 
@@ -154,7 +154,7 @@ def group_is_gone(pid):
 def test_a_signal_at_any_moment(folder, name):
     """From the first import to the last rename; imports are as quiet as the rest."""
     draw = random.Random(f"signals {name}")
-    length, printed = undisturbed(folder, name)
+    length, printed, _ = undisturbed(folder, name)
     for part, number in enumerate(CODES):
         process = start(folder, name)
         ready(process)
@@ -252,12 +252,8 @@ def wait_for(condition):
 @pytest.mark.parametrize("share", [0.0, 0.9])
 def test_a_disk_that_is_full(folder, name, share):
     """A limit on the size of files fails as a full disk does: at any write, the last one included."""
-    process = start(folder, name)
-    process.communicate()
-    size = (folder / "out.parquet").stat().st_size
-    if name == "check a dump":
-        size = 20_000  # of the temporary run file
-    restore(folder)
+    # What a check of a dump fills is the temporary run file.
+    size = 20_000 if name == "check a dump" else undisturbed(folder, name)[2]
     limit = int(size * share)
 
     def bounded():

@@ -3,6 +3,7 @@
 import os
 import subprocess
 import sys
+from functools import cache
 from pathlib import Path
 
 import pytest
@@ -30,6 +31,12 @@ def run(*words, before="", **options):
     line = f'{before} exec "$@" {options.pop("redirect", "")}'
     options = {"stdout": subprocess.PIPE, "stderr": subprocess.PIPE} | options
     return subprocess.run(["sh", "-c", line, "sh", *PROGRAM, *words], text=True, check=False, **options)
+
+
+@cache
+def printed(*words):
+    """What the program prints where nothing is wrong."""
+    return run(*words).stdout
 
 
 @pytest.mark.parametrize("name", PRINTED)
@@ -68,7 +75,7 @@ def test_a_reader_that_has_gone(name):
 def test_messages_that_cannot_be_printed_change_nothing(words, code, redirect):
     found = run(*words, redirect=redirect)
     assert found.returncode == code
-    assert found.stdout == run(*words).stdout
+    assert found.stdout == printed(*words)
     assert found.stderr == ""
 
 
@@ -77,7 +84,7 @@ def test_closed_streams_do_not_become_files(tmp_path):
     target = tmp_path / "out.txt"
     found = run("check", *QUICK, "--exit-zero", "--output-file", str(target), redirect="<&- >&- 2>&-")
     assert found.returncode == 0
-    assert target.read_text() == run("check", *QUICK, "--exit-zero").stdout
+    assert target.read_text() == printed(*PRINTED["check"])
 
 
 @pytest.mark.parametrize("name", ["check", "rule"])
@@ -106,7 +113,7 @@ def test_standard_output_by_name(tmp_path, how):
     """An open file is written on, not replaced behind the back of who opened it."""
     if not Path(how).exists():
         pytest.skip("there is no such name here")
-    wanted = run("check", *QUICK, "--exit-zero").stdout
+    wanted = printed(*PRINTED["check"])
     target = tmp_path / "out.txt"
     with target.open("w") as opened:
         opened.write("first\n")
