@@ -22,12 +22,12 @@ from rolloutdoctor.io.run import Run
 from rolloutdoctor.objective.required_columns import LOGGED_COLUMNS
 from rolloutdoctor.ops.elementwise import unwarned
 from rolloutdoctor.ops.threads import one_torch_thread
-from rolloutdoctor.results.errors import UsageError
+from rolloutdoctor.results.errors import UnstatedError
 from rolloutdoctor.results.findings import InputSummary, Setting
 from rolloutdoctor.results.identification import Identification, Stage
 from rolloutdoctor.trainers.options import Layer, parse_version
 from rolloutdoctor.trainers.spec import Trainer
-from rolloutdoctor.trainers.table import TRAINERS, find
+from rolloutdoctor.trainers.table import TRAINERS
 
 TRIAL_GROUPS = 32
 """Groups of different rewards on which every configuration is tried."""
@@ -109,7 +109,7 @@ class Identifier:
     def _find(self) -> Identification:
         if self._run.metrics_only:
             return self._of_log()
-        trial_steps = self._trial_steps()
+        trial_steps = self._trial_steps() if self._has_advantages else []
         loss_steps = trial_steps[:LOSS_STEPS]
         trials: dict[str, tuple[Trial, Predict]] = {}
         advantage = try_advantages(trial_steps, self._known)
@@ -128,6 +128,13 @@ class Identifier:
                 counts[name].add(step, predict)
         stages = tuple(self._stage(name, trials, counts) for name in ("advantage", "kl", "loss"))
         return self._result(stages)
+
+    @property
+    def _has_advantages(self) -> bool:
+        """True if the log holds advantages, or metrics of them."""
+        metrics = self._run.metrics.names()
+        of_them = any(self._names.kind_of(name) == "advantages" for name in metrics)
+        return bool({"advantage", "advantages"} & self._run.columns) or of_them
 
     def _of_log(self) -> Identification:
         """What logged numbers without rows tell: the extremes of the advantages."""
@@ -240,12 +247,8 @@ def _configured(run: Run, options: ReadOptions) -> Configured | None:
     """The options as recorded or given; None where too little is stated to compute anything."""
     try:
         return configure(run.metadata, options.trainer, options.layers)
-    except UsageError:
-        if options.trainer or any(layer.values for layer in options.layers):
-            name = (options.trainer or run.metadata.trainer or "").partition("@")[0]
-            find(name)
-            return None
-        raise
+    except UnstatedError:
+        return None
 
 
 def _likely(run: Run, options: ReadOptions, names: frozenset[str]) -> list[Trainer]:

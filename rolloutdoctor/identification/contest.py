@@ -129,9 +129,10 @@ class Count:
 
     def classes(self) -> list[list[int]]:
         """Gather the configurations whose values differ by less than their radius everywhere, the best first."""
-        able = [number for number in range(len(self.candidates)) if self._share(number) > 0]
-        best = max((self._share(number) for number in able), default=0.0)
-        able = [number for number in able if self._share(number) == best]
+        agree = [0 if tally is None else tally.agree for tally in map(self.tally, range(len(self.candidates)))]
+        best = max(agree, default=0)
+        # What cannot be compared speaks for nobody: of two without a disagreement the one that gives more values.
+        able = [number for number, count in enumerate(agree) if best and count == best]
         found: list[list[int]] = []
         for number in able:
             home = next((each for each in found if all(self.apart[number, other] <= 1 for other in each)), None)
@@ -140,10 +141,6 @@ class Count:
             else:
                 home.append(number)
         return found
-
-    def _share(self, number: int) -> float:
-        tally = self.tally(number)
-        return tally.agree / tally.compared if tally is not None and tally.compared else 0.0
 
 
 def _gap(one: Prediction, other: Prediction) -> float:

@@ -75,7 +75,8 @@ class Outcomes:
             return None
         if rows is None or rows.advantage_N is None:
             return None
-        gap = (torch.unique(rows.advantage_N)[:, None] - near[None, :]).abs().amin(0)
+        different: Tensor = torch.unique(rows.advantage_N)
+        gap = (different[:, None] - near[None, :]).abs().amin(0)
         if bool((gap > _NEAR * near.abs()).any()):
             return None
         evaluation = Evaluation(self.batch, one.objective, rows, None)
@@ -118,9 +119,8 @@ def fits(candidates: Sequence[Configuration], logged: Sequence[Extremes], sizes:
         logged: the largest and the smallest advantages of the steps.
         sizes: rows of a group.
     """
-    near = torch.tensor(
-        sorted({value for one in logged for value in one.values.values() if value}), dtype=torch.float64
-    )
+    different = {value for one in logged for value in one.values.values() if value}
+    near = torch.tensor(sorted(different), dtype=torch.float64)
     for size in sizes:
         outcomes = Outcomes(size)
         for one in candidates:

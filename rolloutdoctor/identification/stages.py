@@ -17,7 +17,8 @@ from rolloutdoctor.identification.coefficient import least_squares, rounded, sol
 from rolloutdoctor.identification.configuration import Configuration, essence, limited, of_trainer, recipe, recipes
 from rolloutdoctor.identification.contest import Trial, try_on
 from rolloutdoctor.identification.step import IdentifiedStep
-from rolloutdoctor.objective.objective import KlTerm, Objective
+from rolloutdoctor.objective.estimators import Axis
+from rolloutdoctor.objective.objective import AdvantageRule, KlTerm, Objective
 from rolloutdoctor.trainers.options import Layer
 from rolloutdoctor.trainers.spec import Trainer
 
@@ -116,14 +117,26 @@ def _penalised(steps: Sequence[IdentifiedStep], known: Known) -> Iterator[Config
     """Configurations with a KL penalty in the reward, its coefficient solved on the first step."""
     for trainer, version in known.trainers:
         option, layers = trainer.choices.penalty_option, known.layers.get(trainer.name, ())
-        if option is None or not steps:
+        if option is None or not steps or not steps[0].batch.has("ref_log_probs"):
             continue
         for choice in trainer.choices.penalty:
             guess = {**choice, option: 0.01}
             start = next(of_trainer(trainer, version, [guess], layers), None)
-            coef = None if start is None else _solved(steps[0], start)
+            coef = None if start is None or not _on_axis(steps[0], start) else _solved(steps[0], start)
             if coef is not None:
                 yield from of_trainer(trainer, version, [{**choice, option: coef}], layers)
+
+
+def _on_axis(step: IdentifiedStep, one: Configuration) -> bool:
+    """False if a configuration gives tokens of a row different advantages and the log does not, or the reverse."""
+    by_row = one.objective.advantage.spec.axis is Axis.ROWS
+    if step.by_row:
+        return by_row
+    # A penalty makes the advantages of tokens differ wherever they have a time axis.
+    return has_row_values(step, replace(one.objective, advantage=_ROW_RULE)) == by_row
+
+
+_ROW_RULE = AdvantageRule(estimator="grpo")
 
 
 def _solved(step: IdentifiedStep, start: Configuration) -> float | None:

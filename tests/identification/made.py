@@ -23,7 +23,7 @@ def objective_of(trainer: str, options) -> Objective:
     return spec.objective(config)
 
 
-def batches(seed: int, *, steps=6, groups=6, size=6, longest=6, masked=0.15, levels=5, drift=0.05):
+def batches(seed: int, *, steps=4, groups=5, size=6, longest=6, masked=0.15, levels=5, drift=0.05):
     """Steps with groups of different rewards, fully masked responses, old and reference log-probs."""
     draw = np.random.default_rng(seed)
     for step in range(1, steps + 1):

@@ -87,7 +87,7 @@ def test_the_true_configuration_is_found(trainer, options):
     check_found(trainer, options, seed=3)
 
 
-@settings(max_examples=12, deadline=None, suppress_health_check=list(HealthCheck))
+@settings(max_examples=6, deadline=None, suppress_health_check=list(HealthCheck))
 @given(choice=st.sampled_from(CONFIGURATIONS), seed=st.integers(0, 10_000))
 def test_the_true_configuration_is_found_on_any_rows(choice, seed):
     check_found(*choice, seed=seed)

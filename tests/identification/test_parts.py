@@ -5,10 +5,10 @@ import json
 import pytest
 import torch
 
+import rolloutdoctor as rd
 from rolloutdoctor.engine.identify import identify_run
 from rolloutdoctor.engine.options import ReadOptions
 from rolloutdoctor.identification.coefficient import least_squares, solve
-from rolloutdoctor.io.run import open_run
 
 EXTREMES = [
     # Public log of verl 0.9.1: 7 of 8 right, ddof 1, epsilon 1e-6.
@@ -23,7 +23,7 @@ EXTREMES = [
 def log(path, values):
     lines = [{"step": step, "split": "train", "name": name, "value": value} for step, name, value in values]
     path.write_text("".join(json.dumps(line) + "\n" for line in lines))
-    return open_run([str(path)])
+    return rd.open(path)
 
 
 def test_extremes_alone_tell_the_recipe_and_the_size_of_groups(tmp_path):

@@ -391,7 +391,12 @@ TRAINER = Trainer(
             for kl_type in KL_TYPES
         ),
         penalty_option="kl_coef",
-        kl=every(use_kl_loss=(True,), kl_loss_type=KL_TYPES, use_unbiased_kl=(False, True)),
+        kl=every(
+            use_kl_loss=(True,),
+            kl_loss_type=KL_TYPES,
+            use_unbiased_kl=(False, True),
+            calculate_per_token_loss=(False, True),
+        ),
         loss=every(calculate_per_token_loss=(False, True), eps_clip_high=(None, 0.28)),
     ),
 )
