@@ -164,8 +164,9 @@ class Identifier:
         return Preference([trainer.name for trainer, _ in self._known.trainers], settings)
 
     def _best(self, trial: Trial) -> Configuration | None:
-        """The configuration to go on with."""
-        return min(trial.fitting, key=lambda one: rank_of(one, self._prefer), default=None)
+        """The configuration to go on with: one that gives all values of the trial, or else most of them."""
+        able = trial.fitting or trial.most
+        return min(able, key=lambda one: rank_of(one, self._prefer), default=None)
 
     def _stage(self, name: str, trials: "dict[str, tuple[Trial, Predict]]", counts: dict[str, Count]) -> Stage:
         reason, remedy = self._missing(name)

@@ -50,10 +50,8 @@ def identify_extremes(
         if not found:
             return Stage("advantage", "none", len(values), quantities=tuple(one.name for one in logged))
         nearest = max(found, key=lambda fit: fit.tally.agree)
-        words = sentence(nearest.configuration.parts)
-        near = IdentifiedClass(
-            _name(nearest.configuration), dict(nearest.configuration.options), words, nearest.tally.agree, 1.0
-        )
+        one, tally = nearest.configuration, nearest.tally
+        near = IdentifiedClass(_name(one), dict(one.options), sentence(one.parts), tally.agree, tally.worst)
         return Stage("advantage", "none", len(values), classes=(near,), quantities=tuple(one.name for one in logged))
     whole.sort(key=lambda fit: (rank_of(fit.configuration, prefer), fit.size))
     classes = _classes(whole)

@@ -1,7 +1,7 @@
 """Hold many configurations against the log: most leave at the first informative step, the rest are counted on all."""
 
 from collections.abc import Callable, Iterable, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 import torch
 
@@ -26,11 +26,13 @@ class Trial:
         fitting: those that give every logged value of these steps.
         nearest: where there are none, those that give most.
         excluded: the others, each with what was compared until it left.
+        most: those of the nearest that give all values of most steps.
     """
 
     fitting: tuple[Configuration, ...]
     nearest: tuple[Configuration, ...]
     excluded: tuple[tuple[Configuration, QuantityTally], ...]
+    most: tuple[Configuration, ...] = ()
 
     @property
     def kept(self) -> tuple[Configuration, ...]:
@@ -62,6 +64,29 @@ def try_on(steps: Sequence[IdentifiedStep], candidates: Iterable[Configuration],
     excluded.sort(key=lambda pair: -pair[1].agree / pair[1].compared)
     nearest = tuple(one for one, _ in excluded[:NEAREST])
     return Trial(tuple(fitting), nearest, tuple(excluded))
+
+
+def closest(steps: Sequence[IdentifiedStep], trial: Trial, predict: Predict) -> Trial:
+    """Return the trial with the configurations that give all values of most steps, where none gives those of all."""
+    if trial.fitting or len(steps) < 3:
+        return trial
+    found: list[tuple[Configuration, int, float]] = []
+    for one, _ in trial.excluded:
+        off, agree = 0, 0.0
+        for step in steps:
+            prediction = predict(step, one)
+            tally = None if prediction is None else whole(prediction.tallies.values())
+            off += tally is None or tally.disagree > 0
+            agree += tally.agree if tally is not None else 0
+            if 2 * off >= len(steps):
+                break
+        else:
+            found.append((one, off, agree))
+    if not found:
+        return trial
+    found.sort(key=lambda each: (each[1], -each[2]))
+    best = tuple(one for one, off, _ in found if off == found[0][1])
+    return replace(trial, nearest=best, most=best)
 
 
 def whole(tallies: Iterable[QuantityTally]) -> QuantityTally:

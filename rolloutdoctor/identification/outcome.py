@@ -114,7 +114,7 @@ def _class(candidates: Sequence[Configuration], members: Sequence[int], tally: Q
         options=dict(first.options),
         words=sentence(first.parts),
         matched=tally.agree,
-        worst=tally.worst if tally.agree == tally.compared else 1.0,
+        worst=tally.worst,
         equivalent=tuple(others),
         where=_where(tally),
     )

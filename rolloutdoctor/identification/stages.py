@@ -15,7 +15,7 @@ from rolloutdoctor.hypotheses.partitions import PARTITIONS
 from rolloutdoctor.identification.centred import CentredScores, has_row_values
 from rolloutdoctor.identification.coefficient import least_squares, rounded, solve
 from rolloutdoctor.identification.configuration import Configuration, essence, limited, of_trainer, recipe, recipes
-from rolloutdoctor.identification.contest import Trial, try_on
+from rolloutdoctor.identification.contest import Trial, closest, try_on
 from rolloutdoctor.identification.step import IdentifiedStep
 from rolloutdoctor.objective.estimators import Axis
 from rolloutdoctor.objective.objective import AdvantageRule, KlTerm, Objective
@@ -94,14 +94,16 @@ def try_advantages(steps: Sequence[IdentifiedStep], known: Known) -> Trial:
     Penalties in the reward and other groups are tried where nothing else gives all values.
     """
     trial = try_on(steps, advantage_candidates(steps, known), IdentifiedStep.advantages)
-    if any(not one.is_recorded for one in trial.fitting):
+    is_compared = trial.fitting or trial.excluded
+    if not is_compared or any(not one.is_recorded for one in trial.fitting):
         return trial
     other = try_on(steps, _penalised(steps, known), IdentifiedStep.advantages)
     if other.fitting or trial.fitting:
         excluded = (*other.excluded, *trial.excluded)
         return Trial((*trial.fitting, *other.fitting), trial.nearest, excluded)
     regrouped = _within_scale(steps, _regrouped(_recipes_beside(_of_trainers(known), known)))
-    return _or_other(trial, try_on(steps, regrouped, IdentifiedStep.advantages))
+    found = _or_other(trial, try_on(steps, regrouped, IdentifiedStep.advantages))
+    return closest(steps, found, IdentifiedStep.advantages)
 
 
 def _regrouped(candidates: Iterable[Configuration]) -> Iterator[Configuration]:
@@ -210,7 +212,8 @@ def try_kl(steps: Sequence[IdentifiedStep], known: Known, advantage: Configurati
     like = next((one for one in candidates if one.objective.kl_loss is not None), None)
     if trial.fitting or not trial.excluded or like is None:
         return trial
-    return _or_other(trial, try_on(steps, _kl_recipes(like), IdentifiedStep.kl))
+    found = _or_other(trial, try_on(steps, _kl_recipes(like), IdentifiedStep.kl))
+    return closest(steps, found, IdentifiedStep.kl)
 
 
 def _or_other(trial: Trial, other: Trial) -> Trial:
@@ -258,7 +261,8 @@ def try_losses(
     if trial.fitting or not trial.excluded or not plain:
         return trial
     others = (_with_coefficient(steps, one, kl) for one in _loss_recipes(plain[0]))
-    return _or_other(trial, try_on(steps, others, IdentifiedStep.loss))
+    found = _or_other(trial, try_on(steps, others, IdentifiedStep.loss))
+    return closest(steps, found, IdentifiedStep.loss)
 
 
 def _plain_losses(known: Known, advantage: Configuration, kl: Configuration | None) -> Iterator[Configuration]:
@@ -267,8 +271,12 @@ def _plain_losses(known: Known, advantage: Configuration, kl: Configuration | No
         layers = _fixed(known, trainer, advantage)
         if kl is not None and kl.trainer is not None and kl.trainer.name == trainer.name:
             layers = (Layer("identified", kl.options), *layers)
-        none = {} if trainer.kl_option is None or kl is not None else {trainer.kl_option: 0.0}
-        made = of_trainer(trainer, version, [{**choice, **none} for choice in trainer.choices.loss], layers)
+        made = list(of_trainer(trainer, version, trainer.choices.loss, layers))
+        if kl is None and trainer.kl_option is not None:
+            # Whatever states a KL term, the log has no sign of one.
+            without = [{**one.options, trainer.kl_option: 0.0} for one in made if one.objective.kl_loss is not None]
+            made = [one for one in made if one.objective.kl_loss is None]
+            made += of_trainer(trainer, version, without, layers)
         for one in made:
             objective = _with_advantage(one.objective, advantage)
             yield replace(one, objective=objective, parts=loss_parts(objective))

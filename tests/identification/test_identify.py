@@ -146,3 +146,20 @@ def test_without_logged_numbers_nothing_can_be_tested():
     assert result.nothing_identified
     assert [stage.outcome for stage in result.stages] == ["untestable"] * 3
     assert result.stages[0].remedy
+
+
+@pytest.mark.parametrize("bad", [1, 2, 3, 4])
+def test_a_step_that_was_made_otherwise_is_named(bad):
+    objective = objective_of("verl", {"algorithm.adv_estimator": "grpo"})
+    run = run_of("verl", objective)
+    steps = list(run.batches(()))
+    columns = dict(steps[bad - 1].per_row)
+    columns["advantage"] = columns["advantage"] * 0.5
+    steps[bad - 1] = replace(steps[bad - 1], per_row=columns)
+    run.batches = lambda wanted, **options: iter(steps)
+    result = identify_run(run, ReadOptions())
+    stage = result.stages[0]
+    assert stage.outcome == "partial"
+    assert stage.classes[0].options["algorithm.adv_estimator"] == "grpo"
+    assert stage.classes[0].where == f"all but step {bad}"
+    assert result.stages[2].outcome == "one"
