@@ -102,8 +102,12 @@ class IdentifiedStep:
         if rows.advantage_N is not None and rows.rejected_N is not None and logged.advantage_range is not None:
             # The log holds nothing of rows without a trained token.
             values = torch.where(rows.rejected_N, torch.nan, values)
+        predicted = values
+        if rows.advantage_T is not None:
+            # Only trained tokens are compared.
+            values = torch.where(self.batch.column("response_mask"), values, torch.nan)
         found = Prediction(tallies, values.double(), radii.double())
-        self._seen.append((rows.advantage_N if rows.advantage_N is not None else values, found))
+        self._seen.append((rows.advantage_N if rows.advantage_N is not None else predicted, found))
         return found
 
     def kl(self, one: Configuration) -> Prediction | None:
