@@ -87,6 +87,7 @@ class AdvantageBlowUp(Rule[BlowUpTally]):
         "https://github.com/NVIDIA-NeMo/RL/issues/4161",
     )
     tally = BlowUpTally
+    stages = ("advantages",)
     splits = ("train",)
 
     warn_above: float = 0.01

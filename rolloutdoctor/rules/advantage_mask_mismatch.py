@@ -87,6 +87,7 @@ class AdvantageMaskMismatch(Rule[MaskTally]):
         "https://github.com/volcengine/verl/issues/1527",
     )
     tally = MaskTally
+    stages = ("advantages",)
 
     def inapplicable_reason(self, context: Context) -> str | None:
         """Return why the advantages of a row may differ from token to token."""

@@ -40,13 +40,11 @@ class AuditedRule(Rule[AuditedTally]):
     """A rule over logged quantities of some stages of the audit.
 
     Attributes:
-        stages: the stages whose quantities show what the rule is about.
         part_names: parts of the objective of which the rule needs one; none: it is about every objective.
         absent: why the rows rule the fault out, where `occurs` holds in no step.
     """
 
     tally = AuditedTally
-    stages: ClassVar[tuple[str, ...]]
     part_names: ClassVar[tuple[Part, ...]] = ()
     absent: ClassVar[str] = "no training step was read"
 
@@ -208,4 +206,4 @@ class DiffersRule(AuditedRule):
 
 def audited_stages(rules: Iterable[Rule[Any]]) -> frozenset[str]:
     """Return the stages that some rules audit: what the others would read in passing is not compared."""
-    return frozenset(stage for rule in rules if isinstance(rule, AuditedRule) for stage in rule.stages)
+    return frozenset(stage for rule in rules for stage in rule.stages)

@@ -124,6 +124,7 @@ class Rule(ABC, Generic[T]):
         needs_rows: False if the rule looks at the log alone.
         needs_objective: False if the rule runs without knowing the trainer.
         splits: the splits it is about.
+        stages: the stages of the audit that it judges by.
     """
 
     code: ClassVar[str]
@@ -134,6 +135,7 @@ class Rule(ABC, Generic[T]):
     needs_objective: ClassVar[bool] = True
     needs_rows: ClassVar[bool] = True
     splits: ClassVar[tuple[str, ...]] = ("train", "eval")
+    stages: ClassVar[tuple[str, ...]] = ()
 
     @abstractmethod
     def columns(self, context: Context) -> frozenset[str]:

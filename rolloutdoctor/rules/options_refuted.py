@@ -59,7 +59,8 @@ class OptionsRefuted(AuditedRule):
             first = context.refuted[0]
             more = f" (and {len(context.refuted) - 1} more)" if len(context.refuted) > 1 else ""
             return Judgement(
-                severity=Severity.ERROR,
+                # What was only assumed here contradicts nothing that the run says of itself.
+                severity=Severity.WARNING if all(one.assumed for one in context.refuted) else Severity.ERROR,
                 confirmed=True,
                 headline=f"the log refutes {first.option} = {first.value}{more}",
                 message="; ".join(one.words for one in context.refuted),

@@ -102,13 +102,14 @@ class RewardMissingAsZero(CauseRule):
         """Count the values and the rows of the step."""
         audited, batch = super().measure(step), step.batch
         if "reward" not in batch.per_row or not len(batch):
-            return MissingTally(audited.compared, audited.agree, audited.not_compared, audited.worst)
+            return MissingTally(audited.compared, audited.agree, audited.not_compared, audited.worst, audited.steps)
         missing_N = self._missing(step)
         found = MissingTally(
             compared=audited.compared,
             agree=audited.agree,
             not_compared=audited.not_compared,
             worst=audited.worst,
+            steps=audited.steps,
             unscored=int(batch.column("reward").isnan().sum()),
             rows=int(missing_N.sum()),
         )

@@ -8,7 +8,7 @@ from rolloutdoctor.results.findings import Severity
 from rolloutdoctor.testing import diagnose, toy_batch
 
 CODE = "RDA008"
-TRL = {"trainer": "trl", "options": {"num_generations": 3}}
+TRL = {"trainer": "trl", "options": {"scale_rewards": "group", "num_generations": 3}}
 CORRECT = [[0, 0, 0], [1, 0, 0], [1, 1, 1], [0, 0, 0]]
 BRIEF = [[0.1, 0, 0], [0, 0.1, 0], [0.1, 0.1, 0], [0, 0, 0]]
 LENGTHS = [2, 5, 8, 1, 1, 1, 3, 4, 8, 2, 2, 2]
