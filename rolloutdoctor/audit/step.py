@@ -66,7 +66,9 @@ def audit_step(
     doubts = doubts_of(logged.batch, trainer, config, omits_rows=logged.omits_rows)
     if in_doubt:
         doubts = Doubts("", torch.zeros_like(doubts.odd_N), "")
-    metrics = {name: value for name, value in metrics.items() if stage_of(trainer, name) in stages}
+    # Some metrics take longer than the loss, and are made where they are asked for: only what was logged is.
+    names = [name for name in logged.metrics if stage_of(trainer, name) in stages and name in metrics]
+    metrics = {name: metrics[name] for name in sorted(names)}
     found = dict(_columns(logged, evaluation, doubts, stages))
     found |= _metrics(
         logged, evaluation, trainer, metrics, doubts, None if in_doubt else LayoutDoubt(evaluation, trainer)
@@ -168,8 +170,8 @@ def _metrics(
     layout: LayoutDoubt | None,
 ) -> dict[str, QuantityTally]:
     found = {}
-    for name in sorted(metrics.keys() & logged.metrics.keys()):
-        kind, value, recomputed = trainer.kind_of(name), logged.metrics[name], metrics[name]
+    for name, recomputed in metrics.items():
+        kind, value = trainer.kind_of(name), logged.metrics[name]
         radius = float(metric_radius(evaluation, trainer.quantities, name, recomputed))
         radius += logged.spacing.get(name, 0.0) / 2
         if not isfinite(radius):

@@ -419,7 +419,6 @@ def _cause(one: Hypothesis, quantities: frozenset[str], also: tuple[str, ...], c
         explains=explains,
         also=also,
         measures=count.measures(),
-        is_option=one.option,
         steps=(min(count.steps), max(count.steps), len(set(count.steps))) if count.steps else None,
         references=one.references,
     )

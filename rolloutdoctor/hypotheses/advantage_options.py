@@ -1,8 +1,8 @@
 """Hypotheses about how scores become advantages: the estimator, its scale, its epsilon, and who is compared."""
 
-from dataclasses import replace
+from collections.abc import Callable
 
-from rolloutdoctor.hypotheses.hypothesis import Hypothesis, ObjectiveEdit
+from rolloutdoctor.hypotheses.hypothesis import Hypothesis, ObjectiveEdit, changing
 from rolloutdoctor.objective.objective import Objective
 
 _STATE = "state the option that the run really had, with --set or in the file's metadata, and check again"
@@ -21,23 +21,17 @@ def _by_row(objective: Objective) -> bool:
     return objective.advantage.spec.has_groups and objective.advantage.spec.name in ("grpo", "rloo", "raw")
 
 
-def _advantage(**changes: object) -> ObjectiveEdit:
-    def edit(objective: Objective) -> Objective:
-        return replace(objective, advantage=replace(objective.advantage, **changes))  # type: ignore[arg-type]
-
-    return edit
-
-
-def _option(name: str, words: str, edit: ObjectiveEdit, applies: object = _is_standard_score) -> Hypothesis:
+def _option(
+    name: str, words: str, edit: ObjectiveEdit, applies: Callable[[Objective], bool] = _is_standard_score
+) -> Hypothesis:
     return Hypothesis(
         name=name,
         code="RDI014",
         stage="advantages",
         words=words,
         remedy=_STATE,
-        applies=applies,  # type: ignore[arg-type]
+        applies=applies,
         objective=edit,
-        option=True,
     )
 
 
@@ -49,52 +43,72 @@ def _detail(name: str, words: str, **changes: object) -> Hypothesis:
         words=words,
         remedy=_UPSTREAM,
         applies=_is_scaled,
-        objective=_advantage(**changes),
+        objective=changing("advantage", **changes),
     )
 
 
 ADVANTAGE_OPTIONS = (
-    _option("scale-none", "the advantages are not divided by a standard deviation", _advantage(scale="none")),
-    _option("scale-group", "the advantages are divided by the group's standard deviation", _advantage(scale="group")),
-    _option("scale-batch", "the advantages are divided by the batch's standard deviation", _advantage(scale="batch")),
+    _option(
+        "scale-none", "the advantages are not divided by a standard deviation", changing("advantage", scale="none")
+    ),
+    _option(
+        "scale-group",
+        "the advantages are divided by the group's standard deviation",
+        changing("advantage", scale="group"),
+    ),
+    _option(
+        "scale-batch",
+        "the advantages are divided by the batch's standard deviation",
+        changing("advantage", scale="batch"),
+    ),
     _option(
         "leave-one-out",
         "the baseline of a row is the mean of the other rows of its group",
-        _advantage(estimator="rloo", scale="none"),
+        changing("advantage", estimator="rloo", scale="none"),
         _by_row,
     ),
-    _option("no-baseline", "the advantages are the rewards, without a baseline", _advantage(estimator="raw"), _by_row),
+    _option(
+        "no-baseline",
+        "the advantages are the rewards, without a baseline",
+        changing("advantage", estimator="raw"),
+        _by_row,
+    ),
     _option(
         "group-mean-baseline",
         "the baseline of a row is the mean of its group, and nothing is divided by a standard deviation",
-        _advantage(estimator="grpo", scale="none"),
+        changing("advantage", estimator="grpo", scale="none"),
         _by_row,
     ),
     _option(
         "group-standard-score",
         "the advantages are centred and divided by the group's standard deviation",
-        _advantage(estimator="grpo", scale="group"),
+        changing("advantage", estimator="grpo", scale="group"),
         _by_row,
     ),
     _option(
         "whitened",
         "the advantages are whitened over the trained tokens of the step",
-        _advantage(whitened=True),
+        changing("advantage", whitened=True),
         lambda objective: not objective.advantage.whitened,
     ),
     _option(
         "not-whitened",
         "the advantages are not whitened",
-        _advantage(whitened=False),
+        changing("advantage", whitened=False),
         lambda objective: objective.advantage.whitened,
     ),
     _option(
         "singleton-raw",
         "the only row of a group keeps its raw reward as advantage",
-        _advantage(singleton="raw"),
+        changing("advantage", singleton="raw"),
         _by_row,
     ),
-    _option("singleton-zero", "the only row of a group has an advantage of 0", _advantage(singleton="zero"), _by_row),
+    _option(
+        "singleton-zero",
+        "the only row of a group has an advantage of 0",
+        changing("advantage", singleton="zero"),
+        _by_row,
+    ),
     Hypothesis(
         name="batch-if-groups-are-uneven",
         code="RDI003",
@@ -102,7 +116,7 @@ ADVANTAGE_OPTIONS = (
         words="where groups differ in size, the advantages compare all rows of the step, not those of a group_id",
         remedy="keep groups of one size, or compare by group id",
         applies=lambda objective: _by_row(objective) and not objective.advantage.batch_if_unequal,
-        objective=_advantage(batch_if_unequal=True),
+        objective=changing("advantage", batch_if_unequal=True),
         references=("https://github.com/THUDM/slime/issues/2230",),
     ),
     Hypothesis(
@@ -112,7 +126,7 @@ ADVANTAGE_OPTIONS = (
         words="the advantages compare the rows of a group_id, also where groups differ in size",
         remedy=_UPSTREAM,
         applies=lambda objective: objective.advantage.batch_if_unequal,
-        objective=_advantage(batch_if_unequal=False),
+        objective=changing("advantage", batch_if_unequal=False),
     ),
     _detail("biased-std", "the standard deviation divides by n, not by n - 1", biased_std=True),
     *(

@@ -1,7 +1,7 @@
 """`Hypothesis`: a named edit of the objective, the rows or the metrics, to be held against what a run logged."""
 
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING
 
 from rolloutdoctor.objective.objective import Objective
@@ -16,6 +16,15 @@ RowsEdit = Callable[["RolloutBatch", Objective], "RolloutBatch | None"]
 """Gives the rows as the trainer would have seen them, in the same order; None where nothing would be different."""
 MetricsEdit = Callable[["Evaluation", "Trainer", Mapping[str, float]], Mapping[str, float]]
 """Gives the metrics that are not as recomputed, by name, given those that are."""
+
+
+def changing(part: str, **changes: object) -> ObjectiveEdit:
+    """Return the edit of some fields of a part of the objective, such as its KL term; the part has to be there."""
+
+    def edit(objective: Objective) -> Objective:
+        return replace(objective, **{part: replace(getattr(objective, part), **changes)})
+
+    return edit
 
 
 def always(objective: Objective) -> bool:
@@ -38,7 +47,6 @@ class Hypothesis:
         rows: edit of the rows, or None.
         metrics: edit of the metrics' definitions, or None.
         columns: columns that it reads beyond those of the objective.
-        option: True if the trainer has an option for it, so that the recorded option is what is wrong.
         references: upstream threads and papers.
     """
 
@@ -52,5 +60,4 @@ class Hypothesis:
     rows: RowsEdit | None = None
     metrics: MetricsEdit | None = None
     columns: frozenset[str] = field(default_factory=frozenset)
-    option: bool = False
     references: tuple[str, ...] = ()

@@ -2,7 +2,7 @@
 
 from dataclasses import replace
 
-from rolloutdoctor.hypotheses.hypothesis import Hypothesis, ObjectiveEdit
+from rolloutdoctor.hypotheses.hypothesis import Hypothesis, changing
 from rolloutdoctor.objective.objective import KlTerm, Objective
 
 _WORDS = {
@@ -19,53 +19,20 @@ def _has_kl_loss(objective: Objective) -> bool:
     return objective.kl_loss is not None
 
 
-def _of_loss(**changes: object) -> ObjectiveEdit:
-    def edit(objective: Objective) -> Objective:
-        assert objective.kl_loss is not None
-        return replace(objective, kl_loss=replace(objective.kl_loss, **changes))  # type: ignore[arg-type]
-
-    return edit
-
-
-def _of_reward(**changes: object) -> ObjectiveEdit:
-    def edit(objective: Objective) -> Objective:
-        assert objective.kl_reward is not None
-        return replace(objective, kl_reward=replace(objective.kl_reward, **changes))  # type: ignore[arg-type]
-
-    return edit
-
-
-def _estimator(name: str) -> Hypothesis:
+def _estimator(name: str, part: str, words: str) -> Hypothesis:
     def applies(objective: Objective) -> bool:
-        term = objective.kl_loss
+        term: KlTerm | None = getattr(objective, part)
         return term is not None and not (term.estimator == name and not term.clamp)
 
     return Hypothesis(
-        name=f"kl-loss-is-{name.replace('_', '-')}",
+        name=f"{part.replace('_', '-')}-is-{name.replace('_', '-')}",
         code="RDG007" if name != "k3_clamped" else "RDG008",
         stage="kl",
-        words=f"the KL in the loss is {_WORDS[name]}, and not the recorded estimator",
+        words=f"{words} is {_WORDS[name]}, and not the recorded estimator",
         remedy="set the KL estimator that you mean: as a loss, k1 has no force in expectation, k2 is the gradient of "
         "the reverse KL and k3 that of the forward KL",
         applies=applies,
-        objective=_of_loss(estimator=name, clamp=None),
-        references=_REFERENCES,
-    )
-
-
-def _reward_estimator(name: str) -> Hypothesis:
-    def applies(objective: Objective) -> bool:
-        term = objective.kl_reward
-        return term is not None and not (term.estimator == name and not term.clamp)
-
-    return Hypothesis(
-        name=f"kl-reward-is-{name.replace('_', '-')}",
-        code="RDG007" if name != "k3_clamped" else "RDG008",
-        stage="kl",
-        words=f"the KL penalty in the reward is {_WORDS[name]}, and not the recorded estimator",
-        remedy="set the KL estimator that you mean",
-        applies=applies,
-        objective=_of_reward(estimator=name, clamp=None),
+        objective=changing(part, estimator=name, clamp=None),
         references=_REFERENCES,
     )
 
@@ -83,12 +50,12 @@ def _without_loss(objective: Objective) -> Objective:
 
 def _doubled(objective: Objective) -> Objective:
     assert objective.kl_loss is not None
-    return _of_loss(coef=2 * objective.kl_loss.coef)(objective)
+    return changing("kl_loss", coef=2 * objective.kl_loss.coef)(objective)
 
 
 KL_TERMS = (
-    *(_estimator(name) for name in _WORDS),
-    *(_reward_estimator(name) for name in _WORDS),
+    *(_estimator(name, "kl_loss", "the KL in the loss") for name in _WORDS),
+    *(_estimator(name, "kl_reward", "the KL penalty in the reward") for name in _WORDS),
     Hypothesis(
         name="kl-loss-clamped",
         code="RDG008",
@@ -96,7 +63,7 @@ KL_TERMS = (
         words="each token's KL is clamped to 10, so that tokens beyond it have no KL gradient",
         remedy="look at the tokens that reach the clamp: their log-ratio is what needs an explanation",
         applies=lambda objective: objective.kl_loss is not None and objective.kl_loss.clamp != 10,
-        objective=_of_loss(clamp=10.0),
+        objective=changing("kl_loss", clamp=10.0),
         references=("https://github.com/volcengine/verl/issues/2928",),
     ),
     Hypothesis(
@@ -106,7 +73,7 @@ KL_TERMS = (
         words="each token's KL is multiplied by its importance ratio",
         remedy="state the option of the run, and check again",
         applies=lambda objective: objective.kl_loss is not None and not objective.kl_loss.ratio_weighted,
-        objective=_of_loss(ratio_weighted=True),
+        objective=changing("kl_loss", ratio_weighted=True),
     ),
     Hypothesis(
         name="kl-loss-not-weighted",
@@ -115,7 +82,7 @@ KL_TERMS = (
         words="each token's KL is not multiplied by its importance ratio",
         remedy="state the option of the run, and check again",
         applies=lambda objective: objective.kl_loss is not None and objective.kl_loss.ratio_weighted,
-        objective=_of_loss(ratio_weighted=False),
+        objective=changing("kl_loss", ratio_weighted=False),
     ),
     *(
         Hypothesis(
@@ -125,7 +92,7 @@ KL_TERMS = (
             words=f"the KL in the loss compares {column} with the reference, so that it has no gradient",
             remedy="compute the KL term from the log-probs of the current policy",
             applies=_has_kl_loss,
-            objective=_of_loss(log_probs=column),
+            objective=changing("kl_loss", log_probs=column),
             columns=frozenset({column}),
         )
         for column in ("old_log_probs", "rollout_log_probs")
@@ -159,6 +126,5 @@ KL_TERMS = (
         remedy="state the option of the run, and check again",
         applies=_has_kl_loss,
         objective=_without_loss,
-        option=True,
     ),
 )

@@ -4,8 +4,8 @@ from collections.abc import Callable, Mapping
 from dataclasses import replace
 from typing import TYPE_CHECKING
 
-from rolloutdoctor.hypotheses.hypothesis import Hypothesis
-from rolloutdoctor.objective.objective import Aggregation, Objective
+from rolloutdoctor.hypotheses.hypothesis import Hypothesis, changing
+from rolloutdoctor.objective.objective import Objective
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -36,17 +36,11 @@ _REFERENCES = (
 
 
 def _changed(objective: Objective, **changes: object) -> Objective:
-    """The objective with another aggregation of every term."""
-
-    def edit(rule: Aggregation) -> Aggregation:
-        return replace(rule, **changes)  # type: ignore[arg-type]
-
-    policy = objective.policy_aggregation
-    return replace(
-        objective,
-        aggregation=edit(objective.aggregation),
-        policy_aggregation=None if policy is None else edit(policy),
-    )
+    """Return the objective with another aggregation of every term."""
+    for part in ("aggregation", "policy_aggregation"):
+        if getattr(objective, part) is not None:
+            objective = changing(part, **changes)(objective)
+    return objective
 
 
 def _aggregated(mode: str) -> Hypothesis:
@@ -65,7 +59,6 @@ def _aggregated(mode: str) -> Hypothesis:
         applies=lambda objective: objective.aggregation.mode != mode,
         objective=lambda objective: _changed(objective, mode=mode),
         columns=frozenset({"micro_batch_id", "optim_step_id", "rank"}),
-        option=not by_micro_batch,
         references=_REFERENCES if by_micro_batch else (),
     )
 
@@ -99,10 +92,6 @@ def _ratio_one(batch: "RolloutBatch", objective: Objective) -> "RolloutBatch | N
     if batch.stored_name(old) == batch.stored_name("policy_log_probs"):
         return None
     return replace(batch, per_token={**batch.per_token, old: batch.column("policy_log_probs")})
-
-
-def _sampler_as_old(objective: Objective) -> Objective:
-    return replace(objective, surrogate=replace(objective.surrogate, old="rollout_log_probs"))
 
 
 LOSS_TERMS = (
@@ -168,7 +157,7 @@ LOSS_TERMS = (
         words="the importance ratio compares the policy with the sampler's log-probs, not with the old ones",
         remedy="state whether the sampler's log-probs stand in for the old ones, and check again",
         applies=lambda objective: objective.surrogate.old == "old_log_probs",
-        objective=_sampler_as_old,
+        objective=changing("surrogate", old="rollout_log_probs"),
         columns=frozenset({"rollout_log_probs"}),
     ),
 )

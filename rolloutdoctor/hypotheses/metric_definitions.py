@@ -133,8 +133,8 @@ def _weighted(evaluation: "Evaluation") -> "Tensor | None":
     named, weights = evaluation.batch.rewards, evaluation.objective.reward_weights
     if not named or weights is None or len(weights) != len(named):
         return None
-    found: Tensor = sum(weight * each_N.nan_to_num(0.0) for weight, each_N in zip(weights, named.values(), strict=True))  # type: ignore[assignment]
-    return found
+    each_RN = torch.stack(list(named.values())).nan_to_num(0.0)
+    return (each_RN.new_tensor(weights)[:, None] * each_RN).sum(dim=0)
 
 
 def _scored(evaluation: "Evaluation") -> "Tensor | None":

@@ -1,5 +1,7 @@
 """Every hypothesis, in the order in which they are tried: of two that explain the same values the first is named."""
 
+from functools import partial
+
 from rolloutdoctor.hypotheses.advantage_options import ADVANTAGE_OPTIONS
 from rolloutdoctor.hypotheses.fixes import FIXES
 from rolloutdoctor.hypotheses.hypothesis import Hypothesis
@@ -22,7 +24,7 @@ def _as_hypotheses() -> tuple[Hypothesis, ...]:
             stage=fix.stage,
             words=f"the run was made with the fix {fix.name}: {fix.notes[variant]}",
             remedy="",
-            applies=lambda objective, fix=fix, variant=variant: fix.applies_to(objective, variant),  # type: ignore[misc]
+            applies=partial(fix.applies_to, variant=variant),
             objective=edit,
             columns=frozenset({"response_mask"}),
             references=fix.references,

@@ -1,8 +1,6 @@
 """Hypotheses about what the mean and the variance of a whitening were taken over."""
 
-from dataclasses import replace
-
-from rolloutdoctor.hypotheses.hypothesis import Hypothesis
+from rolloutdoctor.hypotheses.hypothesis import Hypothesis, changing
 from rolloutdoctor.objective.objective import Objective
 
 _REMEDY = "take the mean and the variance over the trained tokens of the whole step: pass the loss mask to both"
@@ -29,9 +27,6 @@ def _whitens(objective: Objective) -> bool:
 
 
 def _hypothesis(name: str, words: str, columns: frozenset[str] = frozenset(), **changes: object) -> Hypothesis:
-    def edit(objective: Objective) -> Objective:
-        return replace(objective, advantage=replace(objective.advantage, **changes))  # type: ignore[arg-type]
-
     return Hypothesis(
         name=name,
         code="RDA010",
@@ -39,7 +34,7 @@ def _hypothesis(name: str, words: str, columns: frozenset[str] = frozenset(), **
         words=words,
         remedy=_REMEDY,
         applies=_whitens,
-        objective=edit,
+        objective=changing("advantage", **changes),
         columns=columns,
         references=_REFERENCES,
     )

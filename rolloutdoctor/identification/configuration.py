@@ -3,6 +3,7 @@
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from itertools import product
+from typing import Literal
 
 from rolloutdoctor.hypotheses.hypothesis import Hypothesis
 from rolloutdoctor.identification.words import parts_of
@@ -13,6 +14,8 @@ from rolloutdoctor.trainers.options import Config, Layer, resolve
 from rolloutdoctor.trainers.spec import Trainer
 
 EPSILONS = (0.0, 1e-8, 1e-6, 1e-5, 1e-4, 1e-3)
+_SCALES: tuple[Literal["group", "batch"], ...] = ("group", "batch")
+_SINGLETONS: tuple[Literal["raw", "zero"], ...] = ("raw", "zero")
 
 
 @dataclass(frozen=True, eq=False)
@@ -66,11 +69,11 @@ def recipes(base: Objective) -> Iterator[Configuration]:
     Args:
         base: gives everything but the advantages.
     """
-    for rule, votes, singleton, whitened in product(_rules(), (False, True), ("raw", "zero"), (False, True)):
+    for rule, votes, singleton, whitened in product(_rules(), (False, True), _SINGLETONS, (False, True)):
         if votes and RowSet.REJECTED in base.baseline_rows.without:
             continue
         scope = Scope(base.baseline_rows.without | ({RowSet.REJECTED} if votes else frozenset()))
-        advantage = replace(rule, singleton=singleton, whitened=whitened)  # type: ignore[arg-type]
+        advantage = replace(rule, singleton=singleton, whitened=whitened)
         yield recipe(replace(base, advantage=advantage, baseline_rows=scope, kl_reward=None))
 
 
@@ -81,11 +84,11 @@ def recipe(objective: Objective, *edits: Hypothesis) -> Configuration:
 
 
 def _rules() -> Iterator[AdvantageRule]:
-    for scale, biased, inside, epsilon in product(("group", "batch"), (False, True), (False, True), EPSILONS):
+    for scale, biased, inside, epsilon in product(_SCALES, (False, True), (False, True), EPSILONS):
         if not (inside and epsilon == 0):
             yield AdvantageRule(
                 estimator="grpo",
-                scale=scale,  # type: ignore[arg-type]
+                scale=scale,
                 epsilon=epsilon,
                 biased_std=biased,
                 epsilon_in_root=inside,

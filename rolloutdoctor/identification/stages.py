@@ -3,6 +3,7 @@
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from itertools import product
+from typing import Literal
 
 import torch
 from torch import Tensor
@@ -220,10 +221,17 @@ def _or_other(trial: Trial, other: Trial) -> Trial:
     return replace(other, excluded=(*other.excluded, *trial.excluded)) if other.fitting else trial
 
 
+_LOG_PROBS: tuple[Literal["policy_log_probs", "old_log_probs", "rollout_log_probs"], ...] = (
+    "policy_log_probs",
+    "old_log_probs",
+    "rollout_log_probs",
+)
+
+
 def _kl_recipes(like: Configuration) -> Iterator[Configuration]:
     averages = [one for one in METRIC_DEFINITIONS if one.code == "RDM005"]
-    for name, column in product(_KL_WORDS, ("policy_log_probs", "old_log_probs", "rollout_log_probs")):
-        term = KlTerm(estimator=name, coef=1.0, log_probs=column)  # type: ignore[arg-type]
+    for name, column in product(_KL_WORDS, _LOG_PROBS):
+        term = KlTerm(estimator=name, coef=1.0, log_probs=column)
         objective = replace(like.objective, kl_loss=term)
         for edit in averages:
             parts = {"kl": kl_parts(objective)["kl"], "average": edit.words.removeprefix("the metric is ")}

@@ -72,7 +72,6 @@ class Cause:
         explains: every quantity that disagrees with the options and agrees under the hypothesis.
         also: other hypotheses that give the same values.
         measures: name to value and unit, how much the cause changes.
-        is_option: True if the trainer has an option for it, so that the recorded option is what is wrong.
         steps: first and last step whose values show it, and how many there are.
         references: upstream threads and papers.
     """
@@ -89,7 +88,6 @@ class Cause:
     explains: tuple[str, ...] = ()
     also: tuple[str, ...] = ()
     measures: Mapping[str, tuple[float | None, str]] = field(default_factory=dict)
-    is_option: bool = False
     steps: tuple[int, int, int] | None = None
     references: tuple[str, ...] = ()
 
