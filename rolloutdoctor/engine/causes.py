@@ -7,7 +7,6 @@ loss. Hypotheses are tried on some of the steps that disagree, and what explains
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
-from math import sqrt
 
 import torch
 
@@ -16,6 +15,7 @@ from rolloutdoctor.audit.logged import of_step
 from rolloutdoctor.audit.step import audit_step, quantity_of, stage_of
 from rolloutdoctor.audit.tally import STAGES, AuditTally, QuantityTally, add_tallies
 from rolloutdoctor.data.batch import RolloutBatch
+from rolloutdoctor.engine.cause_counts import CauseCount, cause_of
 from rolloutdoctor.engine.devices import find_dtype
 from rolloutdoctor.engine.prepare import PreparedRun
 from rolloutdoctor.evaluation.evaluate import Evaluation, evaluate, evaluate_rows
@@ -23,7 +23,6 @@ from rolloutdoctor.hypotheses.hypothesis import Hypothesis
 from rolloutdoctor.hypotheses.table import FIX_CODE, HYPOTHESES
 from rolloutdoctor.io.metrics import LoggedMetrics
 from rolloutdoctor.ops.elementwise import unwarned
-from rolloutdoctor.ops.tally import ratio
 from rolloutdoctor.ops.threads import one_torch_thread
 from rolloutdoctor.results.audit import Cause
 from rolloutdoctor.results.errors import CannotComputeError, UsageError
@@ -36,6 +35,15 @@ TRIAL_STEPS = 16
 
 ROUNDS = 3
 """Causes that one stage can have at most."""
+
+PARTLY = 0.7
+"""Share of the disagreeing values from which on a hypothesis is named that explains some of them.
+
+A shift of a column that crosses the steps explains all groups of a step but one or two. Where rewards are 0 or 1, a
+wrong hypothesis explains up to half of the disagreeing values by chance, those that are 0."""
+
+PARTLY_VALUES = 32
+"""Disagreeing values of a quantity below which a hypothesis has to explain all of them."""
 
 Batches = Callable[[], Iterable[RolloutBatch]]
 """Reads the steps of a run from the start; called twice at most."""
@@ -60,6 +68,17 @@ class Diagnosis:
 class _Step:
     batch: RolloutBatch
     logged: Mapping[str, float]
+
+
+@dataclass(frozen=True)
+class _Established:
+    """A hypothesis, the quantities of a stage that it explains, and the names of those that explain the same."""
+
+    hypothesis: Hypothesis
+    stage: str
+    quantities: frozenset[str]
+    also: tuple[str, ...] = ()
+    partly: bool = False
 
 
 def undiagnosed(audit: AuditTally) -> Diagnosis:
@@ -139,7 +158,7 @@ class _Search:
         assert context.trainer is not None
         self._context, self._dtype = context, dtype
         self._objective, self._trainer = context.objective, context.trainer
-        self._found: list[tuple[Hypothesis, frozenset[str], tuple[str, ...]]] = []
+        self._found: list[_Established] = []
 
     def audit(
         self, step: _Step, edits: Sequence[Hypothesis], until: str = STAGES[-1], only: set[str] | None = None
@@ -199,11 +218,9 @@ class _Search:
 
     @property
     def _edits(self) -> list[Hypothesis]:
-        return [hypothesis for hypothesis, _, _ in self._found]
+        return [one.hypothesis for one in self._found]
 
-    def _best(
-        self, steps: Sequence[_Step], stage: str, candidates: Sequence[Hypothesis]
-    ) -> tuple[Hypothesis, frozenset[str], tuple[str, ...]] | None:
+    def _best(self, steps: Sequence[_Step], stage: str, candidates: Sequence[Hypothesis]) -> _Established | None:
         """The hypothesis that explains most quantities of a stage, and the others that explain the same."""
         before = [self.audit(step, self._edits, stage) for step in steps]
         off = {name for found in before for name, tally in found.items() if tally.stage == stage and tally.disagree}
@@ -217,7 +234,7 @@ class _Search:
             if quantities and not any(self._breaks(step, one) for step in steps):
                 explained[one] = quantities
         if not explained:
-            return None
+            return self._best_of_parts(steps, before, stage, candidates)
         most = max(len(quantities) for quantities in explained.values())
         rivals = [one for one, quantities in explained.items() if len(quantities) == most]
         best = rivals[0]
@@ -227,7 +244,30 @@ class _Search:
             best = max(rivals, key=lambda one: agreeing[one])
             rivals = [one for one in rivals if agreeing[one] == agreeing[best]]
         also = tuple(one.name for one in rivals if explained[one] == explained[best] and one != best)
-        return best, explained[best], also
+        return _Established(best, stage, explained[best], also)
+
+    def _best_of_parts(
+        self, steps: Sequence[_Step], before: Sequence[AuditTally], stage: str, candidates: Sequence[Hypothesis]
+    ) -> _Established | None:
+        """The hypothesis that leaves the fewest values of a quantity unexplained, if it explains most of them."""
+        off = {name: count for name, count in _disagreeing(before, stage).items() if count >= PARTLY_VALUES}
+        left: dict[Hypothesis, tuple[float, frozenset[str]]] = {}
+        for one in candidates if off else ():
+            if one in self._edits:
+                continue
+            after = [self.audit(step, (*self._edits, one), stage, only=set(off)) for step in steps]
+            if any(base.keys() & off.keys() - found.keys() for base, found in zip(before, after, strict=True)):
+                continue
+            counts = _disagreeing(after, stage)
+            shares = {name: counts.get(name, 0) / count for name, count in off.items()}
+            explained = frozenset(name for name, share in shares.items() if share <= 1 - PARTLY)
+            if explained and max(shares.values()) <= 1 and not any(self._breaks(step, one) for step in steps):
+                left[one] = sum(shares.values()), explained
+        if not left:
+            return None
+        best = min(left, key=lambda one: left[one][0])
+        also = tuple(one.name for one in left if left[one] == left[best] and one != best)
+        return _Established(best, stage, left[best][1], also, partly=True)
 
     def _breaks(self, step: _Step, one: Hypothesis) -> bool:
         """True if a quantity of any stage that agrees at a step does not under one more edit."""
@@ -255,7 +295,7 @@ class _Search:
 
     def confirm(self, steps: Iterable[_Step], audit: AuditTally) -> Diagnosis:
         """Count over all steps how many values each cause explains, and how much it changes."""
-        counts = [_Count() for _ in self._found]
+        counts = [CauseCount() for _ in self._found]
         last: AuditTally = {}
         if not self._found:
             return _with_factors(undiagnosed(audit))
@@ -263,20 +303,25 @@ class _Search:
             last = add_tallies(last, self._count(step, counts))
         causes = []
         fixes: dict[str, tuple[str, ...]] = {}
-        for (one, quantities, also), count in zip(self._found, counts, strict=True):
-            if one.code == FIX_CODE:
-                for name in quantities:
-                    fixes[name] = (*fixes.get(name, ()), one.name)
+        for one, count in zip(self._found, counts, strict=True):
+            if one.hypothesis.code == FIX_CODE:
+                for name in one.quantities:
+                    fixes[name] = (*fixes.get(name, ()), one.hypothesis.name)
             else:
-                causes.append(_cause(one, quantities, also, count))
+                causes.append(cause_of(one.hypothesis, one.quantities, one.also, count))
         unexplained = {
             name: last.get(name, tally)
             for name, tally in audit.items()
-            if tally.disagree and (name not in last or last[name].disagree)
+            if tally.disagree and (name not in last or last[name].disagree) and not self._follows(name, tally)
         }
         return _with_factors(Diagnosis(tuple(causes), fixes, unexplained))
 
-    def _count(self, step: _Step, counts: "Sequence[_Count]") -> AuditTally:
+    def _follows(self, name: str, tally: QuantityTally) -> bool:
+        """True if a quantity is explained in part, or comes after one that is: the cause says how much is left."""
+        partly = [one for one in self._found if one.partly]
+        return any(name in one.quantities or STAGES.index(tally.stage) > STAGES.index(one.stage) for one in partly)
+
+    def _count(self, step: _Step, counts: Sequence[CauseCount]) -> AuditTally:
         """Add a step to the counts of every cause; return its audit under all of them."""
         edits: list[Hypothesis] = []
         before = self._try_evaluated(step, edits)
@@ -324,101 +369,16 @@ def _with_factors(diagnosis: Diagnosis) -> Diagnosis:
 
 
 def _better(base: QuantityTally | None, found: QuantityTally) -> QuantityTally:
-    return base if base is not None and base.compared == found.compared and not base.disagree else found
-
-
-class _Count:
-    """What a cause explains and changes, over the steps of a run."""
-
-    def __init__(self) -> None:
-        self.base: AuditTally = {}
-        self.found: AuditTally = {}
-        self.steps: list[int] = []
-        self.rows = self.moved = self.flips = 0
-        self.shift = self.shift_max = 0.0
-        self.gradient = [0.0] * 5
-
-    def add(
-        self,
-        batch: RolloutBatch,
-        base: AuditTally,
-        found: AuditTally,
-        before: Evaluation | None,
-        after: Evaluation | None,
-    ) -> None:
-        """Add one step, audited and evaluated before and after the edit."""
-        self.base, self.found = add_tallies(self.base, base), add_tallies(self.found, found)
-        if any(tally.disagree and name in found and not found[name].disagree for name, tally in base.items()):
-            self.steps.append(batch.step)
-        if before is None or after is None:
-            return
-        self._advantages(before, after)
-        if before.per_token is None or after.per_token is None:
-            return
-        recorded_T, made_T = before.per_token.grad_T.double(), after.per_token.grad_T.double()
-        difference_T = made_T - recorded_T
-        sums = (recorded_T.abs(), difference_T.abs(), recorded_T.square(), made_T.square(), recorded_T * made_T)
-        for place, x_T in enumerate(sums):
-            self.gradient[place] += float(x_T.nan_to_num(0.0).sum())
-
-    def _advantages(self, before: Evaluation, after: Evaluation) -> None:
-        if before.rows is None or after.rows is None:
-            return
-        old_N, new_N = before.rows.advantage_N, after.rows.advantage_N
-        if old_N is None or new_N is None:
-            return
-        shift_N = (new_N - old_N).abs().nan_to_num(0.0)
-        self.rows += len(shift_N)
-        self.moved += int((shift_N > 1e-6 * old_N.abs().nan_to_num(0.0).clamp(min=1e-6)).sum())
-        self.flips += int((old_N * new_N < 0).sum())
-        self.shift += float(shift_N.sum())
-        self.shift_max = max(self.shift_max, float(shift_N.max()) if len(shift_N) else 0.0)
-
-    def measures(self) -> dict[str, tuple[float | None, str]]:
-        """How much the cause changes: advantages, and the gradient in log-prob space."""
-        recorded_l1, difference_l1, recorded_sq, made_sq, dot = self.gradient
-        found: dict[str, tuple[float | None, str]] = {}
-        if self.moved:
-            found |= {
-                "rows_changed": (self.moved, "rows"),
-                "rows_changed_share": (ratio(self.moved, self.rows), "share"),
-                "sign_flips": (self.flips, "rows"),
-                "advantage_shift_mean": (ratio(self.shift, self.rows), "advantage"),
-                "advantage_shift_max": (self.shift_max, "advantage"),
-            }
-        if difference_l1:
-            found |= {
-                "relative_change_l1": (ratio(difference_l1, recorded_l1), "share"),
-                "kappa": (ratio(dot, recorded_sq), "1"),
-                "cosine": (ratio(dot, sqrt(made_sq) * sqrt(recorded_sq)), "1"),
-            }
+    if base is None or base.compared != found.compared:
         return found
+    return base if not base.disagree or base.disagree < found.disagree else found
 
 
-def _cause(one: Hypothesis, quantities: frozenset[str], also: tuple[str, ...], count: _Count) -> Cause:
-    """Turn the counts of a hypothesis into a cause; its quantity is the one of most values."""
-    explains = tuple(
-        sorted(
-            name
-            for name, tally in count.base.items()
-            if tally.disagree and name in count.found and count.found[name].disagree < tally.disagree
-        )
-    )
-    quantity = max(sorted(quantities), key=lambda name: count.base[name].compared if name in count.base else 0)
-    base, found = count.base[quantity], count.found[quantity]
-    return Cause(
-        hypothesis=one.name,
-        code=one.code,
-        words=one.words,
-        remedy=one.remedy,
-        quantity=quantity,
-        compared=found.compared,
-        as_recorded=base.agree,
-        as_found=found.agree,
-        worst=found.worst,
-        explains=explains,
-        also=also,
-        measures=count.measures(),
-        steps=(min(count.steps), max(count.steps), len(set(count.steps))) if count.steps else None,
-        references=one.references,
-    )
+def _disagreeing(audits: Iterable[AuditTally], stage: str) -> dict[str, int]:
+    """How many values of each quantity of a stage disagree, over some steps."""
+    total: dict[str, int] = {}
+    for audit in audits:
+        for name, tally in audit.items():
+            if tally.stage == stage:
+                total[name] = total.get(name, 0) + tally.disagree
+    return total

@@ -9,7 +9,17 @@ from rolloutdoctor.objective.parts import Part
 from rolloutdoctor.objective.required_columns import advantage_columns, loss_columns
 from rolloutdoctor.ops.tally import Sums, largest, ratio
 from rolloutdoctor.results.findings import Example, Measure, Severity
-from rolloutdoctor.rules.base import KEEP_EXAMPLES, Context, Judgement, Missing, Rule, counted, number, percent
+from rolloutdoctor.rules.base import (
+    KEEP_EXAMPLES,
+    Context,
+    Judgement,
+    Missing,
+    Rule,
+    counted,
+    made_otherwise,
+    number,
+    percent,
+)
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -215,7 +225,10 @@ class AdvantageBlowUp(Rule[BlowUpTally]):
         }
 
     def inconclusive_reason(self, run: BlowUpTally, context: Context) -> Missing | None:
-        """Without logged advantages nothing can be beyond the bound."""
+        """Without logged advantages, or with those of another rule, nothing can be beyond the bound."""
+        otherwise = made_otherwise(context)
+        if otherwise is not None:
+            return otherwise
         if run.compared_rows or run.noise_max >= self.warn_above or not self.columns(context):
             return None
         if not context.columns & {"advantage", "advantages"}:
@@ -228,11 +241,8 @@ class AdvantageBlowUp(Rule[BlowUpTally]):
         )
 
     def judge(self, run: BlowUpTally, context: Context) -> Judgement | None:
-        """An error beyond the bound, unless a known cause explains these advantages; a warning for noise."""
-        explained = any(
-            "advantages" in (cause.quantity, *cause.explains) for causes in context.causes.values() for cause in causes
-        )
-        if run.beyond_rows and not explained:
+        """An error beyond the bound; a warning for noise."""
+        if run.beyond_rows:
             return Judgement(
                 severity=Severity.ERROR,
                 confirmed=True,

@@ -143,6 +143,8 @@ def judged(causes: tuple[Cause, ...], severity: Severity) -> Judgement:
     if cause.steps is not None:
         first, last, count = cause.steps
         evidence += f"; in {counted(count, 'step')}, {first} to {last}" if count > 1 else f"; in step {first}"
+    if cause.as_found < cause.compared:
+        evidence = f"{cause.compared - cause.as_found:,} values follow from neither"
     if cause.also:
         evidence += f"; these data cannot tell it from {', '.join(cause.also)}"
     if len(causes) > 1:

@@ -229,6 +229,19 @@ def baseline_per_token(context: Context) -> Missing | None:
     )
 
 
+def made_otherwise(context: Context) -> Missing | None:
+    """Say that the logged advantages have another cause, so that nothing follows from those that the options give."""
+    for code, causes in sorted(context.causes.items()):
+        for cause in causes:
+            if "advantages" in cause.explains:
+                return Missing(
+                    f"the logged advantages do not follow from the recorded options, but from a cause of {code}: "
+                    f"{cause.words}",
+                    f"mend what {code} says, or state the options of the run, and check again",
+                )
+    return None
+
+
 def logs_remedy() -> str:
     """What brings logged metrics where nothing says which trainer made the run."""
     from rolloutdoctor.trainers.table import TRAINERS

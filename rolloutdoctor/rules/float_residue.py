@@ -9,7 +9,17 @@ from rolloutdoctor.objective.parts import Part
 from rolloutdoctor.objective.required_columns import advantage_columns
 from rolloutdoctor.ops.tally import Sums, largest, ratio
 from rolloutdoctor.results.findings import Example, Measure, Severity
-from rolloutdoctor.rules.base import KEEP_EXAMPLES, Context, Judgement, Missing, Rule, counted, number, percent
+from rolloutdoctor.rules.base import (
+    KEEP_EXAMPLES,
+    Context,
+    Judgement,
+    Missing,
+    Rule,
+    counted,
+    made_otherwise,
+    number,
+    percent,
+)
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -148,6 +158,10 @@ class FloatResidue(Rule[ResidueTally]):
             "max_abs_advantage": Measure(tally.max_abs, "advantage"),
             "advantage_mass_share": Measure(ratio(tally.mass, tally.all_mass), "share"),
         }
+
+    def inconclusive_reason(self, run: ResidueTally, context: Context) -> Missing | None:
+        """Logged advantages that another rule made are no residue."""
+        return made_otherwise(context)
 
     def vacuous_reason(self, run: ResidueTally, context: Context) -> str | None:
         """No group in which a residue could be seen."""

@@ -212,3 +212,45 @@ def test_a_run_that_has_a_fix_is_not_accused():
     assert not [finding for finding in found.findings if finding.severity > Severity.INFO]
     entry = next(entry for entry in found.audit if entry.quantity == "advantages")
     assert entry.with_fixes == ("rejected-rows:singleton-raw",)
+
+
+def run_of(make_rewards, steps=6, groups=8, size=4, seed=0):
+    """A run whose trainer saw other rewards than the rows say, given those of the whole file."""
+    batches = [
+        replace(random_batch(seed + step, sizes=(size,) * groups, rejected=0.0, empty=0.0), step=step)
+        for step in range(steps)
+    ]
+    reward_N = torch.cat([batch.column("reward") for batch in batches])
+    seen_N = make_rewards(reward_N)
+    made = configured("verl").objective
+    found = []
+    for batch, own_N in zip(batches, seen_N.split(groups * size), strict=True):
+        other = replace(batch, per_row={**batch.per_row, "reward": own_N})
+        advantage_N = evaluate(other, made).rows.advantage_N.float().double()
+        found.append(replace(batch, per_row={**batch.per_row, "advantage": advantage_N}))
+    return diagnose(found, trainer="verl", options=SETUPS["verl"])
+
+
+def test_a_cause_that_explains_most_of_the_values_is_named_with_what_it_leaves():
+    """Rewards one row late over the whole file: the first row of a step has that of the step before."""
+    found = run_of(lambda reward_N: reward_N.roll(1))
+    assert [finding.code for finding in found.findings if finding.severity == Severity.ERROR] == ["RDI004"]
+    finding = found.findings[0]
+    assert finding.cause.as_recorded < finding.cause.as_found < finding.cause.compared == 192
+    skipped = {one.code: one.reason for one in found.skipped}
+    assert all("from a cause of RDI004" in skipped[code] for code in ("RDA003", "RDA007"))
+    assert f"{192 - finding.cause.as_found} values follow from neither" in finding.evidence
+
+
+@pytest.mark.parametrize("values", ["0 or 1", "continuous"])
+@pytest.mark.parametrize("seed", range(5))
+def test_rewards_in_no_order_are_no_known_cause(seed, values):
+    """By chance a wrong hypothesis gives half of the values that disagree where rewards are 0 or 1."""
+
+    def shuffled(reward_N):
+        order = torch.randperm(len(reward_N), generator=torch.Generator().manual_seed(seed))
+        return (reward_N > reward_N.median()).double()[order] if values == "0 or 1" else reward_N[order]
+
+    found = run_of(shuffled, seed=100 * seed)
+    assert [finding.code for finding in found.findings if finding.cause is not None] == []
+    assert "RDA004" in [finding.code for finding in found.findings]
