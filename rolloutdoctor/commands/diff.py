@@ -15,6 +15,7 @@ from rolloutdoctor.data.batch import TRAIN, StepKey
 from rolloutdoctor.engine.comparable import comparable
 from rolloutdoctor.engine.configure import Configured, configure, read_settings
 from rolloutdoctor.engine.devices import find_device
+from rolloutdoctor.engine.identified_options import with_identified
 from rolloutdoctor.engine.merged_ids import MergedIds
 from rolloutdoctor.engine.options import ReadOptions
 from rolloutdoctor.engine.plan import remedy
@@ -71,6 +72,7 @@ def diff(run: Run, options: DiffOptions, progress: Callable[[int, int], None] | 
         raise UsageError("nothing to compare with: add --fix NAME (see `rolloutdoctor fixes`) or --against KEY=VALUE")
     if options.by is not None and options.by not in PARTS:
         raise UsageError(f"no parts by {options.by!r} (known: {', '.join(PARTS)})")
+    options = with_identified(run, options)
     configured = need_trainer(configure(run.metadata, options.trainer, options.layers))
     metrics = comparable(run.metrics, configured)
     sides = _sides(run, configured, options)

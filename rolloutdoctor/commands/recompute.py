@@ -12,6 +12,7 @@ from rolloutdoctor.data.batch import STAND_INS, RolloutBatch
 from rolloutdoctor.engine.comparable import comparable
 from rolloutdoctor.engine.configure import Configured, configure
 from rolloutdoctor.engine.devices import find_dtype, find_evaluator
+from rolloutdoctor.engine.identified_options import with_identified
 from rolloutdoctor.engine.merged_ids import MergedIds
 from rolloutdoctor.engine.options import ReadOptions
 from rolloutdoctor.engine.plan import available, remedy
@@ -80,6 +81,7 @@ def recompute(
         DeviceError: if a GPU does not compute what the CPU computes.
     """
     evaluator, dtype = find_evaluator(options), find_dtype(options.dtype)
+    options = with_identified(run, options)
     configured = need_trainer(configure(run.metadata, options.trainer, options.layers))
     objectives = {"": configured.objective}
     for fix in options.fixes:

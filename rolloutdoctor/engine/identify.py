@@ -1,16 +1,12 @@
 """Read a run for an identification: some informative steps for the trials, then all of them once for the counts."""
 
-from collections.abc import Iterator
 from dataclasses import replace
 from functools import cached_property
 
-import torch
-
-from rolloutdoctor.data.batch import STAND_INS, TRAIN, RolloutBatch
 from rolloutdoctor.engine.comparable import comparable
 from rolloutdoctor.engine.configure import Configured, configure
-from rolloutdoctor.engine.devices import find_dtype
 from rolloutdoctor.engine.identify_log import extremes_of, identify_extremes
+from rolloutdoctor.engine.identify_steps import LOSS_STEPS, StepReader
 from rolloutdoctor.engine.options import ReadOptions
 from rolloutdoctor.identification.configuration import Configuration, options_of
 from rolloutdoctor.identification.contest import Count, Predict, Trial
@@ -19,34 +15,13 @@ from rolloutdoctor.identification.stages import Known, all_advantages, try_advan
 from rolloutdoctor.identification.step import IdentifiedStep
 from rolloutdoctor.identification.words import parts_of
 from rolloutdoctor.io.run import Run
-from rolloutdoctor.objective.required_columns import LOGGED_COLUMNS
 from rolloutdoctor.ops.elementwise import unwarned
 from rolloutdoctor.ops.threads import one_torch_thread
 from rolloutdoctor.results.errors import UnstatedError
-from rolloutdoctor.results.findings import InputSummary, Setting
 from rolloutdoctor.results.identification import Identification, Stage
 from rolloutdoctor.trainers.options import Layer, parse_version
 from rolloutdoctor.trainers.spec import Trainer
 from rolloutdoctor.trainers.table import TRAINERS
-
-TRIAL_GROUPS = 32
-"""Groups of different rewards on which every configuration is tried."""
-
-TRIAL_STEPS = 8
-LOSS_STEPS = 4
-"""Steps on which losses are tried."""
-
-SEARCHED_STEPS = 200
-"""Steps that are looked through for informative ones."""
-
-_READ = frozenset(
-    {
-        "reward", "rewards", "token_rewards", "reward_baseline", "group_id", "sample_id", "response_mask",
-        "response_mask_pre", "values", "sum_pi_squared", "rollout_log_probs", "old_log_probs", "policy_log_probs",
-        "ref_log_probs", "micro_batch_id", "optim_step_id", "rank", "trajectory_id", "status", "entropy",
-    }
-)  # fmt: skip
-"""Columns that some configuration reads."""
 
 
 class Identifier:
@@ -54,14 +29,11 @@ class Identifier:
 
     def __init__(self, run: Run, options: ReadOptions) -> None:
         self._run, self._options = run, options
-        self._dtype = find_dtype(options.dtype)
         self._configured = _configured(run, options)
-        self._metrics = comparable(run.metrics, self._configured)
-        self._input = InputSummary()
         names = run.metrics.names()
         self._likely = _likely(run, options, names)
         self._names = self._likely[0]
-        self._spacing = self._metrics.spacing(self._names.loss_metric)
+        self._reader = StepReader(run, options, comparable(run.metrics, self._configured), self._names)
 
     @cached_property
     def _known(self) -> Known:
@@ -91,7 +63,7 @@ class Identifier:
             return None
         tested = options_of(found.trainer)
         settings = {name: one for name, one in found.config.settings.items() if name in tested}
-        options = {name: one.value for name, one in settings.items() if not one.assumed and is_stated(one)}
+        options = {name: one.value for name, one in settings.items() if not one.assumed and one.is_stated}
         if not options:
             return None
         parts = parts_of(found.objective)
@@ -109,7 +81,7 @@ class Identifier:
     def _find(self) -> Identification:
         if self._run.metrics_only:
             return self._of_log()
-        trial_steps = self._trial_steps() if self._has_advantages else []
+        trial_steps = self._reader.trial_steps() if self._has_advantages else []
         loss_steps = trial_steps[:LOSS_STEPS]
         trials: dict[str, tuple[Trial, Predict]] = {}
         advantage = try_advantages(trial_steps, self._known)
@@ -123,7 +95,7 @@ class Identifier:
             loss = try_losses(loss_steps, self._known, chosen, of_loss)
             trials["loss"] = loss, IdentifiedStep.loss
         counts = {name: Count(trial.kept) for name, (trial, _) in trials.items()}
-        for step in self._steps():
+        for step in self._reader.steps():
             for name, (_, predict) in trials.items():
                 counts[name].add(step, predict)
         stages = tuple(self._stage(name, trials, counts) for name in ("advantage", "kl", "loss"))
@@ -150,7 +122,7 @@ class Identifier:
 
     def _result(self, stages: tuple[Stage, ...]) -> Identification:
         return Identification(
-            input=self._input,
+            input=self._reader.input,
             stages=stages,
             recorded=together(stages),
             recorded_options={} if self._recorded is None else dict(self._recorded.options),
@@ -187,62 +159,6 @@ class Identifier:
             "metrics", recording.get("*", "")
         )
 
-    def _batches(self) -> Iterator[RolloutBatch]:
-        columns = set(_READ | LOGGED_COLUMNS)
-        for column in tuple(columns):
-            columns |= set(STAND_INS.get(column, ()))
-        return self._run.batches(
-            frozenset(columns) & self._run.columns,
-            steps=self._options.steps,
-            split=self._options.split,
-            dtype=self._dtype,
-        )
-
-    def _step(self, batch: RolloutBatch) -> IdentifiedStep:
-        return IdentifiedStep(batch, self._metrics.at(batch.key), self._dtype, self._names, self._spacing)
-
-    def _steps(self) -> Iterator[IdentifiedStep]:
-        rows = steps = groups = tokens = 0
-        for batch in self._batches():
-            rows, steps, tokens = rows + len(batch), steps + 1, tokens + batch.tokens
-            groups += 0 if batch.groups is None else len(batch.groups)
-            self._input = InputSummary(rows, steps, groups, tokens)
-            yield self._step(batch)
-
-    def _trial_steps(self) -> list[IdentifiedStep]:
-        """The training steps with most different advantages or rewards, the most informative first."""
-        found: list[tuple[int, int, RolloutBatch]] = []
-        groups = 0
-        for number, batch in enumerate(self._batches()):
-            telling, live = _information(batch)
-            if batch.split == TRAIN and telling:
-                found.append((telling, -number, batch))
-                groups += live
-            if (groups >= TRIAL_GROUPS and len(found) >= LOSS_STEPS) or number >= SEARCHED_STEPS:
-                break
-        found.sort(key=lambda each: each[:2], reverse=True)
-        return [self._step(batch) for _, _, batch in found[:TRIAL_STEPS]]
-
-
-def _information(batch: RolloutBatch) -> tuple[int, int]:
-    """How many different advantages or rewards a step has, and how many groups of different rewards."""
-    value = batch.per_row.get("advantage")
-    if value is None:
-        value = batch.per_row.get("reward")
-    if value is None or batch.groups is None or not len(batch):
-        return 0, 0
-    known = value[~value.isnan()]
-    different = len(torch.unique(known))
-    live = 0
-    reward_N = batch.per_row.get("reward")
-    if reward_N is not None:
-        sorted_N = reward_N[batch.groups.order_N].nan_to_num(0.0)
-        spread = [
-            len(torch.unique(part)) > 1 for part in torch.tensor_split(sorted_N, batch.groups.offsets[1:-1].cpu())
-        ]
-        live = sum(spread)
-    return different * (1 + live) if different > 1 or batch.tokens else 0, live
-
 
 def _configured(run: Run, options: ReadOptions) -> Configured | None:
     """The options as recorded or given; None where too little is stated to compute anything."""
@@ -261,11 +177,6 @@ def _likely(run: Run, options: ReadOptions, names: frozenset[str]) -> list[Train
         return trainer.name != given, -sum(name in names for name in own)
 
     return sorted(TRAINERS.values(), key=rank)
-
-
-def is_stated(setting: Setting) -> bool:
-    """Return True if somebody gave a value: a default that decides nothing here is not assumed, and not given."""
-    return not setting.origin.startswith("default of ")
 
 
 def _written(version: tuple[int, ...]) -> str:

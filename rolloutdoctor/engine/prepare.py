@@ -4,6 +4,7 @@ from dataclasses import dataclass, replace
 
 from rolloutdoctor.engine.comparable import comparable
 from rolloutdoctor.engine.configure import Configured, configure
+from rolloutdoctor.engine.identified_options import with_identified
 from rolloutdoctor.engine.options import CheckOptions
 from rolloutdoctor.engine.plan import Plan, make_plan
 from rolloutdoctor.engine.refute import find_refuted, has_traces
@@ -21,7 +22,7 @@ class PreparedRun:
 
     Attributes:
         run: the run.
-        options: what to check, and how.
+        options: what to check, and how; with what the logged advantages show where too little is stated.
         configured: its trainer and options, or None if nothing says.
         metrics: those of its logged metrics that can be compared with one step.
         plan: the rules that can run, and the columns that they read.
@@ -44,7 +45,9 @@ def prepare(run: Run, options: CheckOptions) -> PreparedRun:
 
     Raises:
         UsageError: if an option cannot be used.
+        InputError: if the steps that have to be looked at cannot be read.
     """
+    options = with_identified(run, options)
     configured = configure(run.metadata, options.trainer, options.layers, options.fixes)
     # A log alone is compared with nothing: what its rules say holds for means over several steps too.
     metrics = run.metrics if run.metrics_only else comparable(run.metrics, configured)

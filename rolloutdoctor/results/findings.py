@@ -128,6 +128,11 @@ class Setting:
     origin: str
     assumed: bool = False
 
+    @property
+    def is_stated(self) -> bool:
+        """True if somebody gave the value: a default that decides nothing in this run is not assumed, and not given."""
+        return not self.origin.startswith("default of ")
+
 
 @dataclass(frozen=True)
 class InputSummary:

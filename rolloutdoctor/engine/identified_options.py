@@ -1,0 +1,103 @@
+"""Options that a run does not state and its logged advantages show."""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
+from typing import TypeVar
+
+import torch
+
+from rolloutdoctor.engine.comparable import comparable
+from rolloutdoctor.engine.identify_steps import StepReader
+from rolloutdoctor.engine.options import ReadOptions
+from rolloutdoctor.identification.configuration import Configuration, essence, of_trainer
+from rolloutdoctor.identification.contest import try_on
+from rolloutdoctor.identification.outcome import Preference, rank_of
+from rolloutdoctor.identification.step import IdentifiedStep
+from rolloutdoctor.io.run import Run
+from rolloutdoctor.ops.elementwise import unwarned
+from rolloutdoctor.ops.threads import one_torch_thread
+from rolloutdoctor.results.findings import Setting
+from rolloutdoctor.trainers.options import Layer, parse_version, resolve
+from rolloutdoctor.trainers.spec import Trainer
+from rolloutdoctor.trainers.table import TRAINERS
+
+Options = TypeVar("Options", bound=ReadOptions)
+
+ORIGIN = "identified from the logged advantages"
+
+FEWEST_VALUES = 16
+"""Logged advantages other than 0 that have to agree, with two different values at least."""
+
+
+def with_identified(run: Run, options: Options) -> Options:
+    """Add the options of the advantages, where the trainer is known and they are too much to assume.
+
+    The advantages of some steps are held against every setting of the trainer that contradicts no stated option. One
+    way to compute them has to be left; where several are, nothing is added.
+
+    Raises:
+        UsageError: if an option cannot be used.
+        InputError: if a file cannot be read, or breaks the contract.
+    """
+    name = (options.trainer or "").partition("@")[0] or run.metadata.trainer or ""
+    trainer = TRAINERS.get(name)
+    if trainer is None or not trainer.must_state or run.metrics_only:
+        return options
+    layers, version = _stated(run, options, trainer)
+    settings = resolve(trainer.options, version, layers, trainer=name).settings
+    logged = {"advantage", "advantages"} & run.columns
+    if not logged or not any(settings[must].assumed for must in trainer.must_state):
+        return options
+    with one_torch_thread(), unwarned():
+        found = _identified(run, options, trainer, version, layers, settings)
+    if found is None:
+        return options
+    added = {key: value for key, value in found.options.items() if not settings[key].is_stated}
+    return replace(options, layers=(*options.layers, Layer(ORIGIN, added)))
+
+
+def _stated(run: Run, options: ReadOptions, trainer: Trainer) -> tuple[list[Layer], tuple[int, ...]]:
+    same = not options.trainer or options.trainer.partition("@")[0] == run.metadata.trainer
+    written = (options.trainer or "").partition("@")[2] or (run.metadata.trainer_version if same else None)
+    file_layer = [Layer("file metadata", run.metadata.config, strict=False)] if same else []
+    return [*options.layers, *file_layer], parse_version(written or trainer.newest)
+
+
+def _identified(
+    run: Run,
+    options: ReadOptions,
+    trainer: Trainer,
+    version: tuple[int, ...],
+    layers: Sequence[Layer],
+    settings: Mapping[str, Setting],
+) -> Configuration | None:
+    """The one way to compute advantages that the first telling steps leave; None if there is none, or several."""
+    choices = [choice for choice in trainer.choices.advantage if not _contradicts(choice, settings)]
+    candidates = list(of_trainer(trainer, version, choices, layers))
+    if not candidates:
+        return None
+    metrics = comparable(run.metrics, None)
+    steps = StepReader(run, options, metrics, trainer, advantages_alone=True).trial_steps()
+    fitting = try_on(steps, candidates, IdentifiedStep.advantages).fitting
+    if len({_kind(one) for one in fitting}) != 1 or not _is_telling(steps, fitting[0]):
+        return None
+    values = {name: one.value for name, one in settings.items()}
+    return min(fitting, key=lambda one: rank_of(one, Preference([trainer.name], values)))
+
+
+def _contradicts(choice: Mapping[str, object], settings: Mapping[str, Setting]) -> bool:
+    stated = {name: one.value for name, one in settings.items() if one.is_stated}
+    return any(name in stated and stated[name] != value for name, value in choice.items())
+
+
+def _kind(one: Configuration) -> tuple[object, ...]:
+    """What decides the advantages, but for lone rows and for groups such as 7 and 007, which few files have."""
+    rule = replace(one.objective.advantage, singleton="raw", numeric_ids="never")
+    return essence(replace(one.objective, advantage=rule))
+
+
+def _is_telling(steps: Sequence[IdentifiedStep], one: Configuration) -> bool:
+    """True if enough values other than 0 agree: a step of equal rewards fits whatever was computed."""
+    found = [step.advantages(one) for step in steps]
+    values = torch.cat([each.values[each.values.abs() > each.radii] for each in found if each is not None])
+    return len(values) >= FEWEST_VALUES and len(set(values.float().tolist())) > 1
