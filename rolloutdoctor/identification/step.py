@@ -2,6 +2,7 @@
 
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
+from functools import cached_property
 
 import torch
 from torch import Tensor
@@ -15,7 +16,8 @@ from rolloutdoctor.evaluation.radii.advantages import advantage_radius, token_ad
 from rolloutdoctor.evaluation.radii.metrics import metric_radius
 from rolloutdoctor.identification.configuration import Configuration
 from rolloutdoctor.objective.estimators import Axis
-from rolloutdoctor.objective.objective import Objective
+from rolloutdoctor.objective.objective import Objective, RowSet, Scope
+from rolloutdoctor.ops import segments as seg
 from rolloutdoctor.results.errors import CannotComputeError, UsageError
 from rolloutdoctor.trainers.spec import Trainer
 
@@ -191,10 +193,36 @@ class IdentifiedStep:
 
     def rows(self, one: Configuration) -> Evaluation | None:
         """Return the evaluation of the rows alone; None where it cannot be made."""
-        key = (one.objective, one.edits)
+        objective = self._as_voted(one)
+        key = (objective, one.edits)
         if key not in self._rows:
-            self._rows[key] = self._evaluated(one, rows_only=True)
+            self._rows[key] = self._evaluated(replace(one, objective=objective), rows_only=True)
         return self._rows[key]
+
+    def _as_voted(self, one: Configuration) -> Objective:
+        """The objective without choices about rows that this step does not have: rejected ones, and lone ones."""
+        if not self._all_vote or any(edit.rows is not None for edit in one.edits):
+            return one.objective
+        rule, scope = one.objective.advantage, one.objective.baseline_rows
+        if rule.singleton != "raw":
+            rule = replace(rule, singleton="raw")
+        if RowSet.REJECTED in scope.without:
+            scope = Scope(scope.without - {RowSet.REJECTED})
+        if rule is one.objective.advantage and scope is one.objective.baseline_rows:
+            return one.objective
+        return replace(one.objective, advantage=rule, baseline_rows=scope)
+
+    @cached_property
+    def _all_vote(self) -> bool:
+        """True if every row has a reward and a trained token, and every group two rows or more."""
+        batch = self.batch
+        if batch.groups is None or "reward" not in batch.per_row or not len(batch):
+            return False
+        if bool((batch.groups.size_G < 2).any()) or bool(batch.column("reward").isnan().any()):
+            return False
+        if "response_mask" not in batch.per_token:
+            return bool((batch.rows.diff() > 0).all())
+        return bool((seg.total(batch.column("response_mask"), batch.rows) > 0).all())
 
     def whole(self, one: Configuration) -> Evaluation | None:
         """Return the evaluation of rows and tokens; None where it cannot be made.
