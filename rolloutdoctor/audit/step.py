@@ -9,6 +9,7 @@ from torch import Tensor
 from rolloutdoctor.audit.doubts import Doubts, LayoutDoubt, doubts_of
 from rolloutdoctor.audit.logged import LoggedStep
 from rolloutdoctor.audit.tally import STAGES, QuantityTally, tally_rows, tally_value
+from rolloutdoctor.audit.windows import StepValue
 from rolloutdoctor.data.batch import TRAIN, RolloutBatch
 from rolloutdoctor.evaluation.evaluate import Evaluation, stored_kl
 from rolloutdoctor.evaluation.radii.advantages import advantage_radius, token_advantage_radius
@@ -74,6 +75,45 @@ def audit_step(
         logged, evaluation, trainer, metrics, doubts, None if in_doubt else LayoutDoubt(evaluation, trainer)
     )
     return {quantity_of(logged.batch, name): tally for name, tally in found.items()}
+
+
+def window_values(
+    logged: LoggedStep,
+    evaluation: Evaluation,
+    trainer: Trainer,
+    config: Config | None,
+    metrics: Mapping[str, float],
+    *,
+    in_doubt: bool = False,
+) -> dict[str, StepValue]:
+    """Return what a step adds to metrics that were logged as means over several steps.
+
+    Args:
+        logged: what was logged; its metrics are not looked at.
+        evaluation: of the step, or of what a hypothesis makes of it.
+        trainer: who made the run.
+        config: its options.
+        metrics: those of its metrics that were logged as means, recomputed from the evaluation.
+        in_doubt: leave the doubts out.
+    """
+    if evaluation.rows is None or not len(logged.batch) or logged.batch.split != TRAIN:
+        return {}
+    doubts = doubts_of(logged.batch, trainer, config, omits_rows=logged.omits_rows)
+    found = {}
+    for name, value in metrics.items():
+        kind = trainer.kind_of(name)
+        radius = float(metric_radius(evaluation, trainer.quantities, name, value))
+        if not isfinite(radius):
+            continue
+        doubt = doubts.rows
+        if kind in _AT_LOSS:
+            doubt = doubt or doubts.update
+            if not doubt and "micro_batch_id" not in logged.batch.per_row and len(logged.batch) > 1:
+                doubt = LayoutDoubt.reason
+        elif not doubt and config is not None:
+            doubt = trainer.reuse(config)
+        found[name] = StepValue(stage_of(trainer, name), value, radius, "" if in_doubt else doubt)
+    return found
 
 
 def quantity_of(batch: RolloutBatch, name: str) -> str:

@@ -33,6 +33,7 @@ class QuantityTally:
         factor_high: its upper end.
         offset_low: lower end of the interval of offsets.
         offset_high: its upper end.
+        window: steps that a value is the mean over.
     """
 
     stage: str
@@ -49,6 +50,7 @@ class QuantityTally:
     factor_high: float = math.inf
     offset_low: float = -math.inf
     offset_high: float = math.inf
+    window: int = 1
 
     def __add__(self, other: "QuantityTally") -> "QuantityTally":
         firsts = [first for first in (self.first, other.first) if first is not None]
@@ -68,6 +70,7 @@ class QuantityTally:
             factor_high=min(self.factor_high, other.factor_high),
             offset_low=max(self.offset_low, other.offset_low),
             offset_high=min(self.offset_high, other.offset_high),
+            window=max(self.window, other.window),
         )
 
     @property

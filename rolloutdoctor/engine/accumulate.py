@@ -6,7 +6,9 @@ from typing import Any
 
 from rolloutdoctor.audit.logged import has_row_advantages, measure_advantages
 from rolloutdoctor.audit.tally import AuditTally, QuantityTally, add_tallies
+from rolloutdoctor.audit.windows import OpenWindows, join, opened
 from rolloutdoctor.data.batch import RolloutBatch, StepKey
+from rolloutdoctor.data.windows import window_of
 from rolloutdoctor.engine.plan import Plan
 from rolloutdoctor.engine.run_steps import AS_CONFIGURED, EvaluatedStep, StepConsumer
 from rolloutdoctor.evaluation.token_measures import TokenMeasure
@@ -53,6 +55,7 @@ class RunState:
         failures: why steps could not be evaluated, with the first step each, and how many.
         seen: the steps and splits that were read, in order.
         audit: name of a logged quantity to how its values compare with the recomputed ones.
+        windows: means over several steps of which some were read.
     """
 
     input: InputSummary = field(default_factory=InputSummary)
@@ -61,6 +64,7 @@ class RunState:
     failures: Mapping[str, tuple[int, int]] = field(default_factory=dict)
     seen: tuple[StepKey, ...] = ()
     audit: AuditTally = field(default_factory=dict)
+    windows: OpenWindows = field(default_factory=dict)
 
     def __add__(self, other: "RunState") -> "RunState":
         mine, theirs = self.input, other.input
@@ -69,6 +73,7 @@ class RunState:
             first, before = failures.get(why, (step, 0))
             failures[why] = (min(first, step), before + count)
         codes = dict.fromkeys((*self.rules, *other.rules))
+        closed, windows = join(self.windows, other.windows)
         return RunState(
             input=InputSummary(
                 mine.rows + theirs.rows,
@@ -80,7 +85,8 @@ class RunState:
             odd_groups=self.odd_groups + other.odd_groups,
             failures=failures,
             seen=tuple(sorted((*self.seen, *other.seen))),
-            audit=add_tallies(self.audit, other.audit),
+            audit=add_tallies(add_tallies(self.audit, other.audit), closed),
+            windows=windows,
         )
 
 
@@ -108,6 +114,7 @@ class RuleAccumulator(StepConsumer):
         self._failures: dict[str, tuple[int, int]] = {}
         self._seen: list[StepKey] = []
         self._audit: dict[str, QuantityTally] = {}
+        self._windows: OpenWindows = {}
         self._stages = audited_stages(plan.rules)
 
     def token_measures(self, batch: RolloutBatch) -> Mapping[str, TokenMeasure]:
@@ -140,6 +147,7 @@ class RuleAccumulator(StepConsumer):
         if self._stages:
             here = {name: tally for name, tally in view.audit.items() if tally.stage in self._stages}
             self._audit = add_tallies(self._audit, here)
+            self._add_means(view)
         for rule in self.plan.rules:
             if batch.split not in rule.splits:
                 continue
@@ -150,6 +158,17 @@ class RuleAccumulator(StepConsumer):
             self._steps[rule.code].append((batch.key, rule.measure(view)))
             examples = [*self._examples[rule.code], *rule.examples(view)]
             self._examples[rule.code] = sorted(examples, key=_worst_first)[:KEEP_EXAMPLES]
+
+    def _add_means(self, view: StepView) -> None:
+        """Add a step to the means over several steps that were logged; those that end here are compared."""
+        context = self.plan.context
+        window = window_of(context.windows, view.batch.step) if view.training else None
+        if window is None:
+            return
+        values = view.window_values(window.values.keys())
+        here = {name: value for name, value in values.items() if value.stage in self._stages}
+        closed, self._windows = join(self._windows, opened(window, view.batch.step, here, context.spacing))
+        self._audit = add_tallies(self._audit, closed)
 
     def _fail(self, why: str, step: int) -> None:
         first, times = self._failures.get(why, (step, 0))
@@ -192,6 +211,7 @@ class RuleAccumulator(StepConsumer):
             failures=self._failures,
             seen=tuple(sorted(self._seen)),
             audit=self._audit,
+            windows=self._windows,
         )
 
 

@@ -15,5 +15,8 @@ def comparable(metrics: LoggedMetrics, configured: Configured | None) -> LoggedM
         return metrics
     setting = configured.config.settings[configured.trainer.window_option]
     # Where nothing says how often was logged, the distance of the logged steps does.
-    averaged = (metrics.interval(TRAIN) or 1) > 1 if setting.assumed else setting.value != 1
-    return metrics.keeping(TRAIN, configured.trainer.instant_metrics) if averaged else metrics
+    interval = metrics.interval(TRAIN) or 1
+    if not setting.assumed and isinstance(setting.value, int | float):
+        # A share of the run is an option, too: then the distance says how many steps these are.
+        interval = int(setting.value) if setting.value >= 1 else max(interval, 2)
+    return metrics.keeping(TRAIN, configured.trainer.instant_metrics, interval) if interval > 1 else metrics

@@ -1,11 +1,12 @@
 """Judge the state of a run: each rule's total becomes a finding, clean, not applicable or skipped."""
 
+from collections.abc import Mapping
 from dataclasses import replace
 from typing import Any
 
 from rolloutdoctor.audit.tally import STAGES, AuditTally
 from rolloutdoctor.engine.accumulate import RuleState, RunState, run_total
-from rolloutdoctor.engine.causes import Diagnosis, undiagnosed
+from rolloutdoctor.engine.cause_search import Diagnosis, undiagnosed
 from rolloutdoctor.engine.configure import Configured
 from rolloutdoctor.engine.coverage import nothing_found
 from rolloutdoctor.engine.plan import Plan
@@ -41,7 +42,8 @@ def judge(
     stages = audited_stages(plan.rules)
     audit = {name: tally for name, tally in state.audit.items() if tally.stage in stages}
     diagnosis = diagnosis or undiagnosed(audit)
-    context = diagnosed(plan.context, diagnosis)
+    means = {name: tally for name, tally in audit.items() if tally.window > 1}
+    context = replace(diagnosed(plan.context, diagnosis), means=means)
     findings: list[Finding] = []
     clean: list[tuple[str, str]] = []
     skipped, not_applicable = list(plan.skipped), list(plan.not_applicable)
@@ -85,7 +87,7 @@ def judge(
         clean=tuple(clean),
         skipped=tuple(sorted(skipped, key=lambda one: one.code)),
         notes=tuple(notes),
-        audit=_audit(audit, diagnosis, context) if stages else (),
+        audit=_audit(audit, diagnosis, _means_left(audit, state, context)) if stages else (),
         not_applicable=tuple(sorted(not_applicable, key=lambda one: one.code)),
     )
 
@@ -98,8 +100,18 @@ def diagnosed(context: Context, diagnosis: Diagnosis) -> Context:
     return replace(context, causes=by_code, unexplained=diagnosis.unexplained)
 
 
-def _audit(audit: AuditTally, diagnosis: Diagnosis, context: Context) -> tuple[AuditEntry, ...]:
-    """The audit as users see it, by stage; metrics that are means over several steps are named, not compared."""
+def _means_left(audit: AuditTally, state: RunState, context: Context) -> dict[str, str]:
+    """Metrics that were logged as means over several steps and could not be compared, with the reason."""
+    begun = {name for _, name in state.windows}
+    why = "logged as a mean over several steps"
+    return {
+        name: f"{why}, not all of which are in the file" if name in begun else why
+        for name in sorted(context.averaged - audit.keys())
+    }
+
+
+def _audit(audit: AuditTally, diagnosis: Diagnosis, left: Mapping[str, str]) -> tuple[AuditEntry, ...]:
+    """The audit as users see it, by stage; then what could not be compared at all."""
     entries = []
     for name, tally in sorted(audit.items(), key=lambda one: (STAGES.index(one[1].stage), one[0])):
         first = None
@@ -119,11 +131,10 @@ def _audit(audit: AuditTally, diagnosis: Diagnosis, context: Context) -> tuple[A
                 reason=tally.reason,
                 shape="" if fixes else tally.shape,
                 stage=tally.stage,
+                window=tally.window,
             )
         )
-    window = "logged as a mean over several steps"
-    left = [AuditEntry(name, 0, 0, 0.0, not_compared=1, reason=window) for name in sorted(context.averaged)]
-    return (*entries, *left)
+    return (*entries, *(AuditEntry(name, 0, 0, 0.0, not_compared=1, reason=why) for name, why in left.items()))
 
 
 def _finding(rule: AnyRule, seen: RuleState, total: Any, context: Context) -> Finding | None:  # noqa: ANN401  # the rule's own tally

@@ -116,6 +116,7 @@ def whole_context(
         recording=recording,
         unstated=unstated,
         spacing=spacing,
+        windows=metrics.windows,
         imported=is_imported(metadata),
         omits_rows=omits_rows(metadata),
     )

@@ -12,6 +12,7 @@ from types import UnionType
 from typing import Any, get_args, get_origin
 
 from rolloutdoctor.audit.tally import QuantityTally
+from rolloutdoctor.audit.windows import OpenWindow
 from rolloutdoctor.data.batch import EVAL, TRAIN, StepKey
 from rolloutdoctor.engine.accumulate import RuleState, RunState
 from rolloutdoctor.io.locations.small_files import read_small
@@ -135,6 +136,7 @@ def dumped(saved: SavedState) -> str:
             "failures": {why: list(where) for why, where in sorted(state.failures.items())},
             "seen": [list(key) for key in state.seen],
             "audit": {name: _record(tally) for name, tally in state.audit.items()},
+            "windows": [_record(window) for window in state.windows.values()],
             "rules": {
                 code: {
                     "steps": [[*key, _record(tally)] for key, tally in one.steps],
@@ -216,6 +218,7 @@ def _loaded(body: Mapping[str, Any]) -> SavedState:
             failures={why: (_whole(step), _whole(count)) for why, (step, count) in state["failures"].items()},
             seen=tuple(_key(*key) for key in state["seen"]),
             audit={_word(name): _built(QuantityTally, tally) for name, tally in state["audit"].items()},
+            windows={(one.last, one.name): one for one in (_built(OpenWindow, each) for each in state["windows"])},
         ),
     )
 

@@ -2,6 +2,7 @@
 
 import io
 import json
+from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from itertools import pairwise
 
@@ -10,6 +11,7 @@ from pyarrow import types
 
 from rolloutdoctor.data.batch import EVAL, TRAIN, StepKey
 from rolloutdoctor.data.schema import METRIC_COLUMNS
+from rolloutdoctor.data.windows import Window, windows_at
 from rolloutdoctor.io.locations.paths import Source, reason
 from rolloutdoctor.io.locations.stores import open_bytes
 from rolloutdoctor.io.parquet.decode import Place, evals, identifiers, numbers, step_numbers
@@ -25,13 +27,17 @@ class LoggedMetrics:
 
     Attributes:
         left_out: names that were logged, but of which values were left out by `keeping`.
+        windows: the steps that the values left out are means over, in order.
     """
 
     def __init__(
-        self, values: Mapping[StepKey, Mapping[str, float]] | None = None, left_out: frozenset[str] = frozenset()
+        self,
+        values: Mapping[StepKey, Mapping[str, float]] | None = None,
+        left_out: frozenset[str] = frozenset(),
+        windows: tuple[Window, ...] = (),
     ) -> None:
         self._values = dict(values or {})
-        self.left_out = left_out
+        self.left_out, self.windows = left_out, windows
 
     def at(self, key: StepKey) -> Mapping[str, float]:
         """Return the metrics of one step and split by name; empty if none were logged."""
@@ -46,9 +52,13 @@ class LoggedMetrics:
         return frozenset(name for found in self._values.values() for name in found)
 
     def interval(self, split: str) -> int | None:
-        """Return the smallest distance between two logged steps of a split; None below two steps."""
+        """Return the usual distance between two logged steps of a split; None below two steps.
+
+        A trainer that logs every third step logs the last one, too, wherever it ends.
+        """
         steps = sorted(key.step for key in self._values if key.split == split)
-        return min((later - earlier for earlier, later in pairwise(steps)), default=None)
+        distances = Counter(later - earlier for earlier, later in pairwise(steps))
+        return max(distances, key=lambda distance: (distances[distance], distance), default=None)
 
     def spacing(self, name: str) -> dict[str, float]:
         """Return the spacing of the decimal digits that the values of a metric were rounded to, by its name.
@@ -56,18 +66,26 @@ class LoggedMetrics:
         Empty if they were not rounded, or too few tell.
         """
         values = [found[name] for found in self._values.values() if name in found]
+        values += [window.values[name] for window in self.windows if name in window.values]
         spacing = decimal_spacing(values)
         return {name: spacing} if spacing else {}
 
-    def keeping(self, split: str, names: frozenset[str]) -> "LoggedMetrics":
-        """Return the metrics with only these names in one split, and all in the other."""
+    def keeping(self, split: str, names: frozenset[str], interval: int) -> "LoggedMetrics":
+        """Return the metrics with only these names in one split, and all in the other.
+
+        The others are means over the steps since the logged one before, the first over `interval` of them.
+        """
         values: dict[StepKey, Mapping[str, float]] = {}
-        dropped: set[str] = set()
+        dropped: dict[int, Mapping[str, float]] = {}
         for key, found in self._values.items():
             kept = {name: value for name, value in found.items() if key.split != split or name in names}
-            dropped.update(found.keys() - kept.keys())
+            others = {name: value for name, value in found.items() if name not in kept}
+            if others:
+                dropped[key.step] = others
             values[key] = kept
-        return LoggedMetrics(values, frozenset(dropped))
+        steps = sorted(dropped)
+        windows = windows_at(steps, interval, [dropped[step] for step in steps])
+        return LoggedMetrics(values, frozenset().union(*dropped.values()), windows)
 
     def __bool__(self) -> bool:
         return bool(self._values)

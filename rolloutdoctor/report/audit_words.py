@@ -35,15 +35,19 @@ def _counted(entries: Sequence[AuditEntry]) -> str:
     named = list({entry.stage: entry for entry in reversed(entries) if entry.stage != "metrics"}.values())[::-1]
     named = named or list(entries[:1])
     others = [entry for entry in entries if entry not in named]
-    words = [f"{entry.agree:,} of {entry.compared:,} {entry.quantity}" for entry in named]
+    words = [f"{entry.agree:,} of {entry.compared:,} {_named(entry)}" for entry in named]
     if others:
         values = sum(entry.agree for entry in others)
         words.append(f"{values:,} values of {len(others)} other {'metric' if len(others) == 1 else 'metrics'}")
     return ", ".join(words)
 
 
+def _named(entry: AuditEntry) -> str:
+    return entry.quantity if entry.window == 1 else f"{entry.quantity} (means over {entry.window} steps)"
+
+
 def _difference(entry: AuditEntry) -> str:
-    text = f"{entry.compared - entry.agree:,} of {entry.compared:,} {entry.quantity} do not"
+    text = f"{entry.compared - entry.agree:,} of {entry.compared:,} {_named(entry)} do not"
     if entry.first is not None:
         row = f", row {entry.first.sample_id}" if entry.first.sample_id else ""
         text += (

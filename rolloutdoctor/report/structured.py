@@ -92,6 +92,8 @@ def _audited(entry: AuditEntry) -> dict[str, object]:
         body["with"] = list(entry.with_fixes)
     if entry.not_compared:
         body |= {"not_compared": entry.not_compared, "reason": entry.reason}
+    if entry.window > 1:
+        body["window"] = entry.window
     if entry.shape:
         body["shape"] = entry.shape
     return body

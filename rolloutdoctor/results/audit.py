@@ -36,6 +36,7 @@ class AuditEntry:
         reason: why they could not.
         shape: how the disagreeing values differ, in words; empty where all agree.
         stage: what it is about: ``advantages``, ``kl``, ``loss`` or ``metrics``.
+        window: steps that each logged value is the mean over.
     """
 
     quantity: str
@@ -48,6 +49,7 @@ class AuditEntry:
     reason: str = ""
     shape: str = ""
     stage: str = "metrics"
+    window: int = 1
 
     @property
     def agrees(self) -> bool:

@@ -96,7 +96,8 @@ class AuditedRule(Rule[AuditedTally]):
 
     def inconclusive_reason(self, run: AuditedTally, context: Context) -> Missing | None:
         """Nothing was logged that could show it."""
-        if run.compared or self.code in context.causes or self.vacuous_reason(run, context):
+        means = any(tally.compared for tally in context.means.values() if tally.stage in self.stages)
+        if run.compared or means or self.code in context.causes or self.vacuous_reason(run, context):
             return None
         if run.not_compared:
             return Missing("no logged value could be compared: rows or columns of the steps are missing", self.remedy)

@@ -8,6 +8,7 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, ClassVar, Generic, TypeVar
 
+from rolloutdoctor.data.windows import Window
 from rolloutdoctor.objective.parts import Part, has_baseline_per_row, has_part
 from rolloutdoctor.ops.tally import Sums
 from rolloutdoctor.results.audit import Cause, Refuted
@@ -47,9 +48,11 @@ class Context:
         imported: True if an importer made the rows of rollout files, and looked at the files themselves.
         omits_rows: True if the rows come from a dump that need not hold all rows of a step.
         averaged: names of metrics that were logged as means over several steps, and so are no value of one.
+        windows: the steps that these are means over, and the values.
         refuted: options that the log contradicts.
         refutable: the log holds a metric that could contradict an option.
         causes: code of a rule to the causes of disagreements that it reports; known once the steps were read.
+        means: name of a metric to how its means over several steps compare; known once the steps were read.
         unexplained: logged quantity to how its values differ from the recomputed ones, where no known cause explains
             them; known once the steps were read.
     """
@@ -60,6 +63,8 @@ class Context:
     config: "Config | None" = None
     objective: "Objective | None" = None
     averaged: frozenset[str] = frozenset()
+    windows: tuple[Window, ...] = ()
+    means: "AuditTally" = field(default_factory=dict)
     has_rows: bool = True
     imported: bool = False
     omits_rows: bool = False

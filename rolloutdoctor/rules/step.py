@@ -1,6 +1,6 @@
 """`StepView`: one step as the rules see it."""
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Collection, Mapping
 from dataclasses import dataclass, field, replace
 from typing import Any, TypeVar
 
@@ -8,8 +8,9 @@ import torch
 from torch import Tensor
 
 from rolloutdoctor.audit.logged import of_step
-from rolloutdoctor.audit.step import audit_step
+from rolloutdoctor.audit.step import audit_step, window_values
 from rolloutdoctor.audit.tally import AuditTally
+from rolloutdoctor.audit.windows import StepValue
 from rolloutdoctor.data.batch import TRAIN, RolloutBatch
 from rolloutdoctor.evaluation.evaluate import Evaluation, RowResult, TokenSums, compared_groups, stored_kl
 from rolloutdoctor.evaluation.radii.advantages import advantage_radius
@@ -168,6 +169,15 @@ class StepView:
         # Where nothing was logged, nothing needs to be recomputed.
         metrics = self.metrics if self.logged else {}
         return audit_step(logged, evaluation, trainer, self.config, metrics)
+
+    def window_values(self, names: Collection[str]) -> Mapping[str, StepValue]:
+        """What the step adds to metrics that were logged as means over several steps."""
+        evaluation, trainer = self.evaluation, self.trainer
+        if evaluation is None or trainer is None:
+            return {}
+        logged = of_step(self.batch, {}, evaluation.objective, omits_rows=self.omits_rows)
+        made = {name: self.metrics[name] for name in sorted(names) if name in self.metrics}
+        return window_values(logged, evaluation, trainer, self.config, made)
 
     def radius(self, name: str, value: float) -> float:
         """How far a logged metric may lie from its recomputed value: rounding of the trainer, and of its log."""

@@ -103,6 +103,10 @@ def _does_not_say(logged: Mapping[str, float]) -> bool | None:
     return None
 
 
+def _never(config: Config) -> str:
+    return ""
+
+
 def _not_logged(logged: Mapping[str, float], config: Config | None) -> LossParts | None:
     return None
 
@@ -132,6 +136,8 @@ class Trainer:
         stored_kl: the metric of the per-token KL that it stores, or None.
         masks_by_product: its loss multiplies by the mask, so that NaN in a masked token reaches it.
         window_option: the option that says over how many steps a logged line averages, or None if each step is logged.
+        reuse: says why a step may have trained on rows that were generated for an earlier one, where the options do not
+            rule it out; empty where they do. What is logged of a generation is logged once then.
         instant_metrics: metrics that are of the logged step alone, whatever that option says.
         quantities: what each recomputed metric is, by name or pattern, in the words of
             `radii.metrics.METRICS`; a metric that is not named is a mean of values of one sign.
@@ -165,6 +171,7 @@ class Trainer:
     stored_kl: StoredKl | None = None
     masks_by_product: bool = False
     window_option: str | None = None
+    reuse: Callable[[Config], str] = _never
     instant_metrics: frozenset[str] = frozenset()
     quantities: Mapping[str, str] = field(default_factory=dict)
     not_recomputed: Mapping[str, str] = field(default_factory=dict)

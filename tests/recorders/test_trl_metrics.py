@@ -261,3 +261,17 @@ def check_two_ranks(folder):
     logged = read(folder, "run.rank0")[1]
     compared = check_every_metric(str(folder / "run.rank*.parquet"), logged)
     assert compared >= {("train", each) for each in GRPO_ALWAYS | CLIPPED}
+
+
+@pytest.mark.parametrize(
+    "options", [{"steps": 7}, {"steps": 6, "logging_first_step": True, "num_iterations": 2}], ids=str
+)
+def test_means_over_several_steps(tmp_path, options):
+    run(tmp_path, rewards=(shade,), logging_steps=3, **options)
+    found = rd.check(rd.open(tmp_path / "run.parquet"))
+    assert not [finding for finding in found.findings if finding.severity.name == "ERROR"]
+    entries = {entry.quantity: entry for entry in found.audit}
+    # The last line of a training that ends between two logged steps has no loss.
+    losses = 2 if options["steps"] == 7 else 3
+    assert (entries["loss"].compared, entries["loss"].agree, entries["loss"].window) == (losses, losses, 3)
+    assert entries["kl"].compared == entries["kl"].agree == 3

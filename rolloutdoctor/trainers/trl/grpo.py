@@ -15,7 +15,7 @@ from rolloutdoctor.objective.parts import Part
 from rolloutdoctor.results.errors import UsageError
 from rolloutdoctor.trainers.options import Config
 from rolloutdoctor.trainers.spec import Choices, LossParts, PartOptions, Trace, Trainer, every
-from rolloutdoctor.trainers.trl.options import NO_LOGITS, NOT_RECOMPUTED, OPTIONS
+from rolloutdoctor.trainers.trl.options import NO_LOGITS, NOT_RECOMPUTED, OPTIONS, reuse
 
 if TYPE_CHECKING:
     from rolloutdoctor.evaluation.evaluate import Evaluation
@@ -261,6 +261,7 @@ TRAINER = Trainer(
     group_size=group_size,
     aliases=ALIASES,
     window_option="logging_steps",
+    reuse=reuse,
     instant_metrics=frozenset({"grad_norm", "learning_rate", "epoch", "num_tokens"}),
     quantities=QUANTITIES,
     not_recomputed=NOT_RECOMPUTED

@@ -1,6 +1,6 @@
 """Options of TRL's GRPOConfig, under its own names."""
 
-from rolloutdoctor.trainers.options import Option
+from rolloutdoctor.trainers.options import Config, Option
 
 _WEIGHTED: dict[str, tuple[object, ...]] = {"use_vllm": (True,), "vllm_importance_sampling_correction": (True,)}
 NO_LOGITS = "the entropy's gradient needs the logits, which are not in the rows"
@@ -172,3 +172,17 @@ NOT_RECOMPUTED = {
     "eval_loss on several ranks": "ranks repeat rows to fill their batches, and no column says which",
 }
 """What both trainers log and no row gives."""
+
+
+def reuse(config: Config) -> str:
+    """Say why a step may have trained on rows of an earlier generation; empty if the options rule it out."""
+    settings = config.settings
+    names = ("num_iterations", "steps_per_generation", "gradient_accumulation_steps")
+    unstated = [name for name in names if not settings[name].is_stated]
+    per_generation = settings["steps_per_generation"].value
+    once = settings["num_iterations"].value == 1
+    once &= per_generation is None or per_generation == settings["gradient_accumulation_steps"].value
+    if once and not unstated:
+        return ""
+    why = f"nothing states {', '.join(unstated)}" if once else "generations are reused"
+    return f"{why}, and what belongs to a generation is logged once for it"

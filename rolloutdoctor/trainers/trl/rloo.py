@@ -117,6 +117,7 @@ TRAINER = Trainer(
     group_size=trl.group_size,
     aliases=trl.ALIASES,
     window_option="logging_steps",
+    reuse=trl.TRAINER.reuse,
     instant_metrics=trl.TRAINER.instant_metrics,
     quantities=trl.QUANTITIES | {"kl": "reward_kl"},
     not_recomputed=NOT_RECOMPUTED,

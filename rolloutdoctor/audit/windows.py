@@ -1,0 +1,132 @@
+"""Compare metrics that were logged as means over several steps: a window is compared once all its steps were read."""
+
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
+from math import fsum
+
+from rolloutdoctor.audit.tally import QuantityTally, add_tallies, tally_value
+from rolloutdoctor.data.windows import Window
+from rolloutdoctor.ops.rounding import SINGLE
+
+
+@dataclass(frozen=True)
+class StepValue:
+    """What one step adds to a mean.
+
+    Attributes:
+        stage: stage of the metric in the audit.
+        value: recomputed value.
+        radius: how far rounding may put the trainer's value from it.
+        doubt: why nothing would follow from a disagreement; empty if something does.
+    """
+
+    stage: str
+    value: float
+    radius: float
+    doubt: str = ""
+
+
+@dataclass(frozen=True)
+class OpenWindow:
+    """One metric of a window of which some steps were read; those of parts of a run add up.
+
+    Attributes:
+        name: of the metric.
+        stage: its stage.
+        first: first step of the window.
+        last: its last step.
+        logged: the mean that was logged.
+        rounding: how far the rounding of the log may put it from the mean.
+        steps: steps that were read, in order.
+        values: recomputed value of each.
+        radii: how far rounding may put the trainer's value from it.
+        doubt: why nothing would follow from a disagreement.
+    """
+
+    name: str
+    stage: str
+    first: int
+    last: int
+    logged: float
+    rounding: float
+    steps: tuple[int, ...]
+    values: tuple[float, ...]
+    radii: tuple[float, ...]
+    doubt: str
+
+    def __add__(self, other: "OpenWindow") -> "OpenWindow":
+        steps = (*self.steps, *other.steps)
+        order = sorted(range(len(steps)), key=steps.__getitem__)
+        values, radii = (*self.values, *other.values), (*self.radii, *other.radii)
+        return OpenWindow(
+            self.name,
+            self.stage,
+            self.first,
+            self.last,
+            self.logged,
+            self.rounding,
+            tuple(steps[place] for place in order),
+            tuple(values[place] for place in order),
+            tuple(radii[place] for place in order),
+            min((one for one in (self.doubt, other.doubt) if one), default=""),
+        )
+
+    @property
+    def size(self) -> int:
+        """How many steps the mean is over."""
+        return self.last - self.first + 1
+
+    def tally(self) -> QuantityTally:
+        """Compare the mean, once all steps were read.
+
+        A mean is as far off as its terms are on average. Transformers adds losses up in float32, so that a mean of n
+        terms loses at most n u of the mean of their sizes, u = 2^-24.
+        """
+        count = len(self.steps)
+        size = fsum(map(abs, self.values)) / count
+        radius = fsum(self.radii) / count + count * SINGLE * size + self.rounding
+        found = tally_value(self.stage, self.last, self.logged, fsum(self.values) / count, radius, self.doubt)
+        return replace(found, window=count)
+
+
+OpenWindows = Mapping[tuple[int, str], OpenWindow]
+"""Last step of a window and name of a metric to what was read of it."""
+
+
+def join(one: OpenWindows, other: OpenWindows) -> tuple[dict[str, QuantityTally], dict[tuple[int, str], OpenWindow]]:
+    """Add the windows of two parts of a run; return what can be compared now, and the windows that stay open."""
+    total, closed = dict(one), dict[str, QuantityTally]()
+    for key, window in other.items():
+        total[key] = total[key] + window if key in total else window
+    for key in sorted(other):
+        if len(total[key].steps) == total[key].size:
+            found = total.pop(key)
+            closed = add_tallies(closed, {found.name: found.tally()})
+    return closed, total
+
+
+def opened(window: Window, step: int, values: Mapping[str, StepValue], spacing: Mapping[str, float]) -> OpenWindows:
+    """Return what one step adds to its window.
+
+    Args:
+        window: that the step is in.
+        step: its number.
+        values: name to what the step adds.
+        spacing: name to the spacing of the decimal digits that the log rounded to.
+    """
+    return {
+        (window.last, name): OpenWindow(
+            name,
+            one.stage,
+            window.first,
+            window.last,
+            window.values[name],
+            spacing.get(name, 0.0) / 2,
+            (step,),
+            (one.value,),
+            (one.radius,),
+            one.doubt,
+        )
+        for name, one in values.items()
+        if name in window.values
+    }

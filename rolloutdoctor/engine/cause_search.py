@@ -1,0 +1,342 @@
+"""Try hypotheses on some steps, stage by stage, and count over all steps what those established."""
+
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
+
+import torch
+
+from rolloutdoctor.audit.factors import factor_of
+from rolloutdoctor.audit.logged import of_step
+from rolloutdoctor.audit.step import audit_step, quantity_of, stage_of, window_values
+from rolloutdoctor.audit.tally import STAGES, AuditTally, QuantityTally, add_tallies
+from rolloutdoctor.audit.windows import OpenWindows, join, opened
+from rolloutdoctor.data.batch import RolloutBatch
+from rolloutdoctor.data.windows import Window
+from rolloutdoctor.engine.cause_counts import CauseCount, cause_of
+from rolloutdoctor.evaluation.evaluate import Evaluation, evaluate, evaluate_rows
+from rolloutdoctor.hypotheses.hypothesis import Hypothesis
+from rolloutdoctor.hypotheses.table import FIX_CODE, HYPOTHESES
+from rolloutdoctor.results.audit import Cause
+from rolloutdoctor.results.errors import CannotComputeError, UsageError
+from rolloutdoctor.rules.base import Context
+
+ROUNDS = 3
+"""Causes that one stage can have at most."""
+
+PARTLY = 0.7
+"""Share of the disagreeing values from which on a hypothesis is named that explains some of them.
+
+A shift of a column that crosses the steps explains all groups of a step but one or two. Where rewards are 0 or 1, a
+wrong hypothesis explains up to half of the disagreeing values by chance, those that are 0."""
+
+PARTLY_VALUES = 32
+"""Disagreeing values of a quantity below which a hypothesis has to explain all of them."""
+
+
+@dataclass(frozen=True)
+class Diagnosis:
+    """What the disagreements of an audit come from.
+
+    Attributes:
+        causes: what was established, in the order of the stages.
+        fixes: quantity to the names of the known fixes with which its values agree.
+        unexplained: quantity to its tally, where no hypothesis gives the logged values.
+    """
+
+    causes: tuple[Cause, ...] = ()
+    fixes: Mapping[str, tuple[str, ...]] = field(default_factory=dict)
+    unexplained: AuditTally = field(default_factory=dict)
+
+
+@dataclass(frozen=True, eq=False)
+class LoggedRows:
+    """A step with what was logged at it, and the window that it is in."""
+
+    batch: RolloutBatch
+    logged: Mapping[str, float]
+    window: Window | None = None
+
+
+Trial = tuple[LoggedRows, ...]
+"""One step, or all steps over which means were logged."""
+
+
+@dataclass(frozen=True)
+class _Established:
+    """A hypothesis, the quantities of a stage that it explains, and the names of those that explain the same."""
+
+    hypothesis: Hypothesis
+    stage: str
+    quantities: frozenset[str]
+    also: tuple[str, ...] = ()
+    partly: bool = False
+
+
+def undiagnosed(audit: AuditTally) -> Diagnosis:
+    """Return the diagnosis where the rows are not at hand: every disagreement is unexplained."""
+    return Diagnosis(unexplained={name: tally for name, tally in audit.items() if tally.disagree})
+
+
+def applicable(context: Context) -> tuple[Hypothesis, ...]:
+    """Return the hypotheses that could change something of the recorded objective."""
+    objective = context.objective
+    return () if objective is None else tuple(one for one in HYPOTHESES if one.applies(objective))
+
+
+class Search:
+    """Tries hypotheses on some steps, stage by stage, and counts over all steps what those established."""
+
+    def __init__(self, context: Context, dtype: torch.dtype) -> None:
+        assert context.objective is not None
+        assert context.trainer is not None
+        self._context, self._dtype = context, dtype
+        self._objective, self._trainer = context.objective, context.trainer
+        self._found: list[_Established] = []
+
+    def audit(
+        self, trial: Trial, edits: Sequence[Hypothesis], until: str = STAGES[-1], only: set[str] | None = None
+    ) -> AuditTally:
+        """Audit steps under some edits, up to a stage, or `only` some quantities; empty where that fails."""
+        total: AuditTally = {}
+        means: OpenWindows = {}
+        for step in trial:
+            try:
+                evaluation = self._evaluated(step, edits, rows_only=until == STAGES[0])
+            except (CannotComputeError, UsageError):
+                return {}
+            if evaluation is None:
+                return {}
+            found, means = self._audited(step, evaluation, edits, means, until, only)
+            total = add_tallies(total, found)
+        return total
+
+    def _audited(
+        self,
+        step: LoggedRows,
+        evaluation: Evaluation,
+        edits: Sequence[Hypothesis],
+        means: OpenWindows,
+        until: str = STAGES[-1],
+        only: set[str] | None = None,
+    ) -> tuple[AuditTally, OpenWindows]:
+        """The audit of a step, with the means that end there, given those that began before; and those that go on."""
+        # Some metrics take longer than the loss: only those are made that are compared.
+        made, stages = self._trainer.metrics(evaluation), STAGES[: STAGES.index(until) + 1]
+        wanted = [*step.logged, *(step.window.values if step.window is not None else ())]
+        names = [name for name in wanted if stage_of(self._trainer, name) in stages and name in made]
+        if only is not None:
+            names = [name for name in names if quantity_of(step.batch, name) in only]
+        metrics = {name: made[name] for name in names}
+        for edit in edits:
+            if edit.metrics is not None:
+                metrics |= edit.metrics(evaluation, self._trainer, metrics)
+        config, spacing = self._context.config, self._context.spacing
+        logged = of_step(step.batch, step.logged, evaluation.objective, spacing)
+        found = audit_step(logged, evaluation, self._trainer, config, metrics, in_doubt=True)
+        if step.window is None:
+            return found, means
+        values = window_values(logged, evaluation, self._trainer, config, metrics, in_doubt=True)
+        closed, means = join(means, opened(step.window, step.batch.step, values, spacing))
+        return add_tallies(found, closed), means
+
+    def _evaluated(
+        self, step: LoggedRows, edits: Sequence[Hypothesis], *, rows_only: bool = False, per_token: bool = False
+    ) -> Evaluation | None:
+        batch, objective = step.batch, self._objective
+        for edit in edits:
+            if edit.objective is not None:
+                objective = edit.objective(objective)
+            if edit.rows is not None:
+                batch = edit.rows(batch, objective) or batch
+        if not rows_only:
+            return evaluate(batch, objective, dtype=self._dtype, logged=step.logged, per_token=per_token)
+        objective = objective.at_step(step.logged)
+        rows = evaluate_rows(batch, objective, self._dtype)
+        return None if rows is None else Evaluation(batch, objective, rows, None, self._dtype)
+
+    def try_on(self, trials: Sequence[Trial]) -> None:
+        """Establish what explains the disagreements of some steps, stage by stage."""
+        candidates = applicable(self._context)
+        for number, stage in enumerate(STAGES):
+            reaching = [one for one in candidates if STAGES.index(one.stage) <= number]
+            for _ in range(ROUNDS):
+                best = self._best(trials, stage, reaching)
+                if best is None:
+                    break
+                self._found.append(best)
+
+    @property
+    def _edits(self) -> list[Hypothesis]:
+        return [one.hypothesis for one in self._found]
+
+    def _best(self, trials: Sequence[Trial], stage: str, candidates: Sequence[Hypothesis]) -> _Established | None:
+        """The hypothesis that explains most quantities of a stage, and the others that explain the same."""
+        before = [self.audit(trial, self._edits, stage) for trial in trials]
+        off = {name for found in before for name, tally in found.items() if tally.stage == stage and tally.disagree}
+        if not off:
+            return None
+        explained = {}
+        for one in candidates:
+            if one in self._edits:
+                continue
+            quantities = self._explained(trials, before, off, one, stage)
+            if quantities and not any(self._breaks(trial, one) for trial in trials):
+                explained[one] = quantities
+        if not explained:
+            return self._best_of_parts(trials, before, stage, candidates)
+        most = max(len(quantities) for quantities in explained.values())
+        rivals = [one for one, quantities in explained.items() if len(quantities) == most]
+        best = rivals[0]
+        if len(rivals) > 1:
+            # Of those that explain as much here the one that explains more of what follows.
+            agreeing = {one: self._agreeing(trials[0], one) for one in rivals}
+            best = max(rivals, key=lambda one: agreeing[one])
+            rivals = [one for one in rivals if agreeing[one] == agreeing[best]]
+        also = tuple(one.name for one in rivals if explained[one] == explained[best] and one != best)
+        return _Established(best, stage, explained[best], also)
+
+    def _best_of_parts(
+        self, trials: Sequence[Trial], before: Sequence[AuditTally], stage: str, candidates: Sequence[Hypothesis]
+    ) -> _Established | None:
+        """The hypothesis that leaves the fewest values of a quantity unexplained, if it explains most of them."""
+        off = {name: count for name, count in _disagreeing(before, stage).items() if count >= PARTLY_VALUES}
+        left: dict[Hypothesis, tuple[float, frozenset[str]]] = {}
+        for one in candidates if off else ():
+            if one in self._edits:
+                continue
+            after = [self.audit(trial, (*self._edits, one), stage, only=set(off)) for trial in trials]
+            if any(base.keys() & off.keys() - found.keys() for base, found in zip(before, after, strict=True)):
+                continue
+            counts = _disagreeing(after, stage)
+            shares = {name: counts.get(name, 0) / count for name, count in off.items()}
+            explained = frozenset(name for name, share in shares.items() if share <= 1 - PARTLY)
+            if explained and max(shares.values()) <= 1 and not any(self._breaks(trial, one) for trial in trials):
+                left[one] = sum(shares.values()), explained
+        if not left:
+            return None
+        best = min(left, key=lambda one: left[one][0])
+        also = tuple(one.name for one in left if left[one] == left[best] and one != best)
+        return _Established(best, stage, left[best][1], also, partly=True)
+
+    def _breaks(self, trial: Trial, one: Hypothesis) -> bool:
+        """True if a quantity of any stage that agrees at a step does not under one more edit."""
+        before, after = self.audit(trial, self._edits), self.audit(trial, (*self._edits, one))
+        return any(not tally.disagree and name in after and after[name].disagree for name, tally in before.items())
+
+    def _agreeing(self, trial: Trial, one: Hypothesis) -> int:
+        """How many quantities of all stages agree at a step under one more edit."""
+        return sum(not tally.disagree for tally in self.audit(trial, (*self._edits, one)).values())
+
+    def _explained(
+        self, trials: Sequence[Trial], before: Sequence[AuditTally], off: set[str], one: Hypothesis, stage: str
+    ) -> frozenset[str]:
+        """The quantities that agree in every step under one more edit, where they did not."""
+        alive = set(off)
+        for trial, base in zip(trials, before, strict=True):
+            disagreeing = {name for name in off if name in base and base[name].disagree}
+            if not disagreeing:
+                continue
+            found = self.audit(trial, (*self._edits, one), stage, only=off)
+            alive -= disagreeing - {name for name, tally in found.items() if tally.compared and not tally.disagree}
+            if not alive:
+                break
+        return frozenset(alive)
+
+    def confirm(self, steps: Iterable[LoggedRows], audit: AuditTally) -> Diagnosis:
+        """Count over all steps how many values each cause explains, and how much it changes."""
+        counts = [CauseCount() for _ in self._found]
+        means: list[OpenWindows] = [{} for _ in range(len(self._found) + 1)]
+        last: AuditTally = {}
+        if not self._found:
+            return _with_factors(undiagnosed(audit))
+        for step in steps:
+            last = add_tallies(last, self._count(step, counts, means))
+        causes = []
+        fixes: dict[str, tuple[str, ...]] = {}
+        for one, count in zip(self._found, counts, strict=True):
+            if one.hypothesis.code == FIX_CODE:
+                for name in one.quantities:
+                    fixes[name] = (*fixes.get(name, ()), one.hypothesis.name)
+            else:
+                causes.append(cause_of(one.hypothesis, one.quantities, one.also, count))
+        unexplained = {
+            name: last.get(name, tally)
+            for name, tally in audit.items()
+            if tally.disagree and (name not in last or last[name].disagree) and not self._follows(name, tally)
+        }
+        return _with_factors(Diagnosis(tuple(causes), fixes, unexplained))
+
+    def _follows(self, name: str, tally: QuantityTally) -> bool:
+        """True if a quantity is explained in part, or comes after one that is: the cause says how much is left."""
+        partly = [one for one in self._found if one.partly]
+        return any(name in one.quantities or STAGES.index(tally.stage) > STAGES.index(one.stage) for one in partly)
+
+    def _count(self, step: LoggedRows, counts: Sequence[CauseCount], means: list[OpenWindows]) -> AuditTally:
+        """Add a step to the counts of every cause; return its audit under all of them."""
+        edits: list[Hypothesis] = []
+        before = self._try_evaluated(step, edits)
+        base = self._counted(step, before, edits, means)
+        for one, count in zip(self._edits, counts, strict=True):
+            edits.append(one)
+            after = self._try_evaluated(step, edits)
+            found = self._counted(step, after, edits, means)
+            # Some faults are in some steps only.
+            found = {name: _better(base.get(name), tally) for name, tally in found.items()}
+            count.add(step.batch, base, found, before, after)
+            base, before = found, after
+        return base
+
+    def _counted(
+        self, step: LoggedRows, evaluation: Evaluation | None, edits: Sequence[Hypothesis], means: list[OpenWindows]
+    ) -> AuditTally:
+        if evaluation is None:
+            return {}
+        found, means[len(edits)] = self._audited(step, evaluation, edits, means[len(edits)])
+        return found
+
+    def _try_evaluated(self, step: LoggedRows, edits: Sequence[Hypothesis]) -> Evaluation | None:
+        try:
+            return self._evaluated(step, edits, per_token=True)
+        except (CannotComputeError, UsageError):
+            return None
+
+
+def _with_factors(diagnosis: Diagnosis) -> Diagnosis:
+    """Take the metrics that are off by one factor in every step for scaled ones."""
+    found, unexplained = list(diagnosis.causes), dict(diagnosis.unexplained)
+    for name, tally in diagnosis.unexplained.items():
+        words = "" if tally.stage == STAGES[0] else factor_of(tally)
+        if not words:
+            continue
+        del unexplained[name]
+        found.append(
+            Cause(
+                hypothesis="metric-scaled",
+                code="RDM007",
+                words=f"the logged {name} is {words}",
+                remedy="divide once: look for the number of micro-batches, ranks or accumulation steps of that size",
+                quantity=name,
+                compared=tally.compared,
+                as_recorded=tally.agree,
+                as_found=tally.compared,
+                worst=1.0,
+                explains=(name,),
+            )
+        )
+    return Diagnosis(tuple(found), diagnosis.fixes, unexplained)
+
+
+def _better(base: QuantityTally | None, found: QuantityTally) -> QuantityTally:
+    if base is None or base.compared != found.compared:
+        return found
+    return base if not base.disagree or base.disagree < found.disagree else found
+
+
+def _disagreeing(audits: Iterable[AuditTally], stage: str) -> dict[str, int]:
+    """How many values of each quantity of a stage disagree, over some steps."""
+    total: dict[str, int] = {}
+    for audit in audits:
+        for name, tally in audit.items():
+            if tally.stage == stage:
+                total[name] = total.get(name, 0) + tally.disagree
+    return total

@@ -1,0 +1,139 @@
+"""Metrics that were logged as means over several steps: compared once all steps of the window were read."""
+
+import json
+from pathlib import Path
+
+import pyarrow as pa
+import pyarrow.compute as pc
+import pyarrow.parquet as pq
+import pytest
+
+import rolloutdoctor as rd
+from rolloutdoctor.audit.windows import OpenWindow, StepValue, join, opened
+from rolloutdoctor.data.windows import Window, window_of, windows_at
+
+SAMPLE = Path(__file__).parents[2] / "sample_data" / "run.parquet"
+INSTANT = ("grad_norm", "learning_rate", "epoch", "num_tokens")
+
+
+@pytest.fixture
+def averaged(tmp_path):
+    """Write the sample of TRL as if every fifth step had been logged, with some values changed."""
+
+    def write(change=lambda name, value: value, steps=40, size=5, **options):
+        table = pq.read_table(SAMPLE)
+        metadata = json.loads(table.schema.metadata[b"rolloutdoctor"])
+        metadata["config"] |= {"logging_steps": size, **options}
+        table = table.filter(pc.field("step") <= steps)
+        path = tmp_path / "run.parquet"
+        pq.write_table(table.replace_schema_metadata({b"rolloutdoctor": json.dumps(metadata).encode()}), path)
+        values = {}
+        for row in pq.read_table(SAMPLE.with_suffix(".metrics.parquet")).to_pylist():
+            last = -(-row["step"] // size) * size
+            if row["split"] == "train" and last <= 40:
+                values.setdefault((last, row["name"]), {})[row["step"]] = row["value"]
+        rows = []
+        for (last, name), found in values.items():
+            mean = found[last] if name in INSTANT else sum(found.values()) / len(found)
+            rows.append({"step": last, "split": "train", "name": name, "value": change(name, mean)})
+        pq.write_table(pa.Table.from_pylist(rows), tmp_path / "run.metrics.parquet")
+        return path
+
+    return write
+
+
+def entries(report):
+    return {entry.quantity: entry for entry in report.audit}
+
+
+def test_means_over_windows_agree(averaged):
+    found = rd.check(rd.open(averaged()))
+    loss = entries(found)["loss"]
+    assert (loss.compared, loss.agree, loss.window, loss.stage) == (8, 8, 5, "loss")
+    assert entries(found)["reward"].compared == 8
+    assert {"RDG005", "RDM004", "RDG006"} <= {code for code, _ in found.clean}
+
+
+@pytest.mark.parametrize(
+    ("metric", "factor", "code"),
+    [
+        pytest.param("loss", 2.0, "RDG006", id="the loss added over two micro-batches"),
+        pytest.param("reward", 3.0, "RDM007", id="a factor of a metric"),
+    ],
+)
+def test_what_explains_the_means_is_named(averaged, metric, factor, code):
+    found = rd.check(rd.open(averaged(lambda name, value: value * factor if name == metric else value)))
+    causes = [finding.cause for finding in found.findings if finding.cause is not None]
+    assert [(cause.quantity, cause.code) for cause in causes] == [(metric, code)]
+
+
+def test_what_no_cause_explains_is_said_with_the_window(averaged):
+    found = rd.check(rd.open(averaged(lambda name, value: value + 0.01 * (name == "kl"))))
+    codes = [finding.code for finding in found.findings if finding.severity.name == "ERROR"]
+    assert codes
+    assert set(codes) <= {"RDG005", "RDM004", "RDM001"}
+    assert entries(found)["kl"].first.step == 5
+
+
+def test_a_window_that_is_not_whole_is_not_compared(averaged):
+    found = rd.check(rd.open(averaged(steps=13)))
+    assert entries(found)["loss"].compared == 2
+    only = rd.check(rd.open(averaged(steps=3)))
+    assert entries(only)["loss"].not_compared
+    assert "not all of which are in the file" in entries(only)["loss"].reason
+
+
+def test_where_generations_may_be_reused_a_difference_of_rewards_proves_nothing(averaged):
+    wrong = averaged(lambda name, value: value + (name == "reward"), num_iterations=2)
+    found = rd.check(rd.open(wrong))
+    assert entries(found)["reward"].not_compared == 8
+    assert "reused" in entries(found)["reward"].reason
+    assert entries(found)["loss"].agree == 8
+
+
+def values_of(step):
+    return {"loss": StepValue("loss", 0.1 * step, 1e-9)}
+
+
+@pytest.mark.parametrize("order", [(1, 2, 3, 4), (4, 2, 3, 1), (2, 1, 4, 3)])
+def test_parts_add_up_in_any_order(order):
+    window = Window(1, 4, {"loss": 0.25})
+    total, closed = {}, {}
+    for step in order:
+        closed, total = join(total, opened(window, step, values_of(step), {}))
+    assert not total
+    assert closed["loss"].agree == 1
+    assert closed["loss"] == join({}, whole(window))[0]["loss"]
+
+
+def whole(window):
+    steps = tuple(range(window.first, window.last + 1))
+    values = tuple(values_of(step)["loss"].value for step in steps)
+    return {
+        (window.last, "loss"): OpenWindow(
+            "loss", "loss", window.first, window.last, 0.25, 0.0, steps, values, (1e-9,) * len(steps), ""
+        )
+    }
+
+
+def test_windows_lie_between_logged_steps():
+    windows = windows_at((1, 3, 6, 7), 3, [{}] * 4)
+    assert [(one.first, one.last) for one in windows] == [(1, 1), (2, 3), (4, 6), (7, 7)]
+    assert [window_of(windows, step).last for step in range(1, 8)] == [1, 3, 3, 6, 6, 6, 7]
+    assert window_of(windows, 8) is None
+    assert window_of(windows_at((20,), 5, [{}]), 15) is None
+
+
+def test_parts_of_a_run_give_what_the_whole_gives(averaged, tmp_path):
+    from rolloutdoctor.engine.options import CheckOptions
+    from rolloutdoctor.engine.prepare import prepare
+    from rolloutdoctor.engine.serial import measure
+    from rolloutdoctor.io.run import StepRange
+
+    run = rd.open(averaged(lambda name, value: value * (1 + (name == "kl"))))
+    whole_state = measure(prepare(run, CheckOptions()))
+    parts = [measure(prepare(run, CheckOptions(steps=StepRange(low, high)))) for low, high in ((0, 22), (22, 200))]
+    total = parts[0] + parts[1]
+    assert total.audit == whole_state.audit
+    assert total.windows == whole_state.windows
+    assert (parts[1] + parts[0]).audit["loss"].agree == 8
