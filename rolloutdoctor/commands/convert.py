@@ -8,7 +8,9 @@ from pathlib import Path
 
 from rolloutdoctor.data.batch import StepKey
 from rolloutdoctor.importers.base import Importer, ImportOptions, RunSink
-from rolloutdoctor.importers.metric_logs import Entry, kind_of, read_log
+from rolloutdoctor.importers.logs.base import Entry
+from rolloutdoctor.importers.logs.table import is_rounded, kind_of, read_log
+from rolloutdoctor.importers.mapped import not_understood
 from rolloutdoctor.importers.table import detect, find
 from rolloutdoctor.io.locations.paths import METRIC_SUFFIXES, Source, reason
 from rolloutdoctor.io.locations.stores import address_of
@@ -17,6 +19,7 @@ from rolloutdoctor.io.metadata import RunMetadata
 from rolloutdoctor.io.metrics import LoggedMetrics, read_metrics
 from rolloutdoctor.io.parquet.files import read_footer
 from rolloutdoctor.io.run import Run, open_run
+from rolloutdoctor.io.standard_input import STANDARD_INPUT, standard_input
 from rolloutdoctor.io.write.scratch import scratch_folder
 from rolloutdoctor.io.write.writer import metrics_path
 from rolloutdoctor.results.errors import InputError, UsageError
@@ -89,7 +92,7 @@ def detect_dump(paths: Sequence[str], options: ConvertOptions) -> Detected | Non
 def _detect_dump(paths: Sequence[str], options: ConvertOptions) -> Detected | None:
     chosen = find(options.importer) if options.importer is not None else None
     existing = [path for path in paths if os.path.exists(path)]  # noqa: PTH110 - keeps the name as given
-    logs = [path for path in existing if kind_of(Path(path)) is not None]
+    logs = [path for path in existing if kind_of(Path(path)) is not None and detect(Path(path)) is None]
     dumps = [path for path in existing if path not in logs]
     if options.asked_for or logs:
         for path in paths:
@@ -140,8 +143,12 @@ def _logs_of(paths: Sequence[str]) -> tuple[Source, ...]:
     return tuple(map(Source.of, logs))
 
 
-def read_logs(logs: Sequence[Source]) -> LoggedMetrics:
+def read_logs(logs: Sequence[Source], tell: Callable[[str], None] = lambda sentence: None) -> LoggedMetrics:
     """Read logs of numbers; where a step, split and name occur twice the last wins, as in a table of metrics.
+
+    Args:
+        logs: the logs.
+        tell: takes a sentence about what a log does not say.
 
     Raises:
         InputError: if one cannot be read, or holds no number.
@@ -152,7 +159,7 @@ def read_logs(logs: Sequence[Source]) -> LoggedMetrics:
             table = read_metrics([log])
             entries: Iterable[Entry] = ((key.step, key.split, dict(table.at(key))) for key in table.steps())
         else:
-            entries = read_log(log)
+            entries = read_log(log, tell)
         for step, split, found in entries:
             known = {name: value for name, value in found.items() if value is not None}
             values.setdefault(StepKey(step, split), {}).update(known)
@@ -180,6 +187,9 @@ def convert(found: Detected, output: Path, options: ConvertOptions, progress: Pr
     import_options = ImportOptions(options.columns, options.allow_pickle, options.text)
     with RunSink(output, text=options.text, progress=progress, importer=found.importer.name) as sink:
         for log in found.logs:
+            if is_rounded(log):
+                sink.note(f"{log.name}: left out: it is printed with few digits, and the rows give them all")
+                continue
             for step, split, values in read_log(log):
                 sink.log(step, split, values)
         found.importer.read(found.sources, sink, import_options)
@@ -229,14 +239,26 @@ def open_any(
     Raises:
         InputError: if nothing is found or it cannot be read.
     """
+    if STANDARD_INPUT in paths:
+        with standard_input() as kept:
+            named = [kept if each == STANDARD_INPUT else each for each in paths]
+            with open_any(
+                named, trainer=trainer, options=options, tell=tell, progress=progress, logs_alone=logs_alone
+            ) as run:
+                yield run
+        return
     logs = logs_of(paths) if logs_alone and not options.asked_for else ()
     if logs:
         kinds = ", ".join(dict.fromkeys(kind_of(Path(log.path)) or "a table of metrics" for log in logs))
         tell(f"logged metrics without rollouts ({kinds})")
-        yield Run((), RunMetadata(), read_logs(logs), logs)
+        yield Run((), RunMetadata(), read_logs(logs, tell), logs)
         return
     found = detect_dump(paths, options)
     if found is None:
+        for given in paths:
+            why = not_understood(Path(given))
+            if why is not None:
+                raise InputError(f"{Source.of(given).name}: {why}")
         yield open_run(paths, trainer=trainer, aliases=ALIASES)
         return
     tell(f"read with the importer {found.importer.name}: {found.why}")

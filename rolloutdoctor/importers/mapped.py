@@ -1,6 +1,6 @@
 """Any JSON Lines or Parquet with one rollout in each row: names that are not ours are mapped by the user."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from functools import partial
 from pathlib import Path
 
@@ -9,7 +9,7 @@ from pyarrow import types
 
 from rolloutdoctor.data.schema import BY_NAME, COLUMNS, METADATA_KEY, Kind
 from rolloutdoctor.importers import base
-from rolloutdoctor.importers.mapped_lines import cell, read_lines, value_at
+from rolloutdoctor.importers.mapped_lines import Constant, Place, cell, constant, read_lines, value_at
 from rolloutdoctor.importers.reading import folders, lines
 from rolloutdoctor.importers.reading.parquet_files import batches
 from rolloutdoctor.io.locations.paths import Source
@@ -21,9 +21,9 @@ from rolloutdoctor.results.errors import InputError, SchemaError, UsageError, ne
 class MappedTable:
     """JSON Lines or Parquet of any origin.
 
-    A column is taken from where `--map NAME=WHERE` says (WHERE is a name, or a path such as ``info.score`` in JSON),
-    else from its own name or one of the aliases of the README. What is mapped nowhere is left out. Every file has the
-    columns of the first row of the first file.
+    A column is taken from where `--map NAME=WHERE` says, else from its own name or one of the aliases of the README.
+    WHERE is a name, a path such as ``info.score`` in JSON, or a number or quoted text that every row gets. What is
+    mapped nowhere is left out. Every file has the columns of the first row of the first file.
     """
 
     name = "mapped"
@@ -56,7 +56,7 @@ class MappedTable:
             raise InputError(f"{sources[0].name}: no JSON Lines and no Parquet there")
         total = sum(Path(file.path).stat().st_size for file in files)
         done = 0
-        where: dict[str, str] | None = None
+        where: dict[str, Place] | None = None
         for file in files:
             if file.path.endswith(".parquet"):
                 where = _read_parquet(file, sink, options, where)
@@ -71,7 +71,7 @@ class MappedTable:
             raise InputError(f"{sources[0].name}: no whole row in these files")
 
 
-def _stored_in_lines(file: Source, sink: base.RunSink, options: base.ImportOptions) -> dict[str, str] | None:
+def _stored_in_lines(file: Source, sink: base.RunSink, options: base.ImportOptions) -> dict[str, Place] | None:
     """Find the columns in the first line of a file, and begin with them; None if it has no whole line."""
     first = next(lines.objects(file), None)
     if first is None or first.body is None:
@@ -83,18 +83,22 @@ def _stored_in_lines(file: Source, sink: base.RunSink, options: base.ImportOptio
     return where
 
 
-def _wanted(where: dict[str, str], options: base.ImportOptions) -> dict[str, str]:
+def _wanted(where: dict[str, Place], options: base.ImportOptions) -> dict[str, Place]:
     """Without the texts where nobody wants them: they are most of a file."""
     return where if options.text else {name: path for name, path in where.items() if name not in ("prompt", "response")}
 
 
-def _where(body: Mapping[str, object], mapping: Mapping[str, str], file: str, *, strict: bool) -> dict[str, str]:
+def _where(body: Mapping[str, object], mapping: Mapping[str, str], file: str, *, strict: bool) -> dict[str, Place]:
     """Find each column in the first row: as mapped, else by its name, else by an alias."""
-    found: dict[str, str] = {}
+    found: dict[str, Place] = {}
     for column in COLUMNS:
         if column.name in mapping:
             path = mapping[column.name]
             if value_at(body, path) is None and path not in body:
+                given = constant(path)
+                if given is not None:
+                    found[column.name] = given
+                    continue
                 names = list(body)
                 have = ", ".join(names[:20])
                 raise SchemaError(
@@ -107,10 +111,57 @@ def _where(body: Mapping[str, object], mapping: Mapping[str, str], file: str, *,
         if fits:
             found[column.name] = fits[0]
     if strict and "step" not in found:
-        raise SchemaError(
-            f"{file}: no step; say where it is with --map step=NAME (it has {', '.join(list(body)[:20])})"
-        )
+        raise SchemaError(f"{file}: no step; {advice(body, mapping)}")
     return found
+
+
+_LIKELY = {
+    "step": ("step", "iteration", "update"),
+    "group_id": ("group", "prompt_id", "uid", "question_id", "task_id", "prompt_idx"),
+    "reward": ("reward", "score", "return"),
+}
+"""Column to what the names of fields have in them that are likely to be it, the best first."""
+
+
+def advice(body: Mapping[str, object], mapped: Collection[str] = ()) -> str:
+    """Suggest how to map the fields of a row that are not understood, but for columns that are mapped.
+
+    >>> advice({"prompt": "1+1=", "info": {"score": 1.0}})
+    'say where the columns are, such as --map step=0 --map reward=info.score (it has prompt, info.score)'
+    """
+    fields = dict(_flat(body, ""))
+    known = _where(body, {}, "", strict=False)
+    words = []
+    for column, likely in _LIKELY.items():
+        if column in known or column in mapped:
+            continue
+        fitting = [name for name, value in fields.items() if _is_plain(value, column)]
+        guess = next((name for part in likely for name in fitting if part in name.lower()), None)
+        if guess is None and column == "step":
+            guess = "0"
+        if guess is not None:
+            words.append(f"--map {column}={guess}")
+    have = ", ".join(list(fields)[:20])
+    return f"say where the columns are, such as {' '.join(words) or '--map step=NAME'} (it has {have})"
+
+
+def _is_plain(value: object, column: str) -> bool:
+    is_number = isinstance(value, (int, float)) and not isinstance(value, bool)
+    return is_number or (column == "group_id" and isinstance(value, str))
+
+
+def _flat(body: Mapping[str, object], prefix: str) -> Iterator[tuple[str, object]]:
+    for name, value in body.items():
+        if isinstance(value, dict) and prefix.count(".") < 3:
+            yield from _flat(value, f"{prefix}{name}.")
+        else:
+            yield f"{prefix}{name}", value
+
+
+def not_understood(path: Path) -> str | None:
+    """Say in a sentence what JSON that no importer knows lacks; None if the file is no JSON Lines."""
+    first = lines.first_object(path) if path.is_file() else None
+    return None if first is None else f"JSON Lines, but no rollouts that are known; {advice(first)}"
 
 
 def _fits(kind: Kind, value: object) -> bool:
@@ -122,8 +173,8 @@ def _fits(kind: Kind, value: object) -> bool:
 
 
 def _read_parquet(
-    file: Source, sink: base.RunSink, options: base.ImportOptions, where: dict[str, str] | None
-) -> dict[str, str]:
+    file: Source, sink: base.RunSink, options: base.ImportOptions, where: dict[str, Place] | None
+) -> dict[str, Place]:
     with open_parquet(file) as parquet:
         with reading(file.name, "the footer"):
             schema = parquet.schema_arrow
@@ -131,13 +182,16 @@ def _read_parquet(
         if where is None:
             where = _wanted(_stored(schema, options.columns, file.name), options)
             sink.begin(RunMetadata.decode(metadata if METADATA_KEY.encode() in metadata else None, file.name))
-        for batch in batches(parquet, file, list(dict.fromkeys(where.values()))):
+        named = [place for place in where.values() if isinstance(place, str)]
+        for batch in batches(parquet, file, list(dict.fromkeys(named))):
             if batch.num_rows:
                 sink.write_from(file, {name: _column(batch, name, path, file) for name, path in where.items()})
         return where
 
 
-def _column(batch: pa.RecordBatch, name: str, path: str, file: Source) -> Sequence[object]:
+def _column(batch: pa.RecordBatch, name: str, path: Place, file: Source) -> Sequence[object]:
+    if isinstance(path, Constant):
+        return [cell(name, path.value, f"{file.name}: {path}")] * batch.num_rows
     array, kind = batch.column(path), BY_NAME[name].kind
     if types.is_dictionary(array.type):
         array = array.dictionary_decode()
@@ -150,7 +204,7 @@ def _column(batch: pa.RecordBatch, name: str, path: str, file: Source) -> Sequen
     ]
 
 
-def _stored(schema: pa.Schema, mapping: Mapping[str, str], file: str) -> dict[str, str]:
+def _stored(schema: pa.Schema, mapping: Mapping[str, str], file: str) -> dict[str, Place]:
     shapes: dict[str, object] = {}
     for field in schema:
         if types.is_null(field.type):
@@ -164,7 +218,7 @@ def _stored(schema: pa.Schema, mapping: Mapping[str, str], file: str) -> dict[st
 def _files(path: Path, endings: tuple[str, ...]) -> list[Path]:
     if path.is_file():
         return [path] if path.suffix in endings else []
-    from rolloutdoctor.importers.metric_logs import kind_of
+    from rolloutdoctor.importers.logs.table import kind_of
 
     found = folders.listed(path, lambda entry: entry.suffix in endings and ".metrics." not in entry.name)
     return [each for each in found if kind_of(each) is None]

@@ -1,6 +1,8 @@
 """JSON Lines into canonical columns: each field of a line is checked against the column that it is mapped to."""
 
+import json
 from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
 
 from rolloutdoctor.data.schema import BY_NAME, Kind
 from rolloutdoctor.importers import base
@@ -12,13 +14,41 @@ _CHUNK_ROWS = 4096
 _ALWAYS = ("step", "group_id", "split")
 
 
-def read_lines(file: Source, sink: base.RunSink, where: Mapping[str, str], done: int, total: int) -> None:
+@dataclass(frozen=True)
+class Constant:
+    """A value that every row has, such as that of ``--map step=0``."""
+
+    value: object
+
+    def __str__(self) -> str:
+        return str(self.value)
+
+
+Place = str | Constant
+"""The field or the path in which rows have a column, or the value that all of them have."""
+
+
+def constant(text: str) -> Constant | None:
+    """Return the number or the quoted text that a mapping gives instead of a field; None if it is neither.
+
+    >>> constant("0"), constant('"eval"'), constant("score")
+    (Constant(value=0), Constant(value='eval'), None)
+    """
+    try:
+        value = json.loads(text)
+    except ValueError:
+        return None
+    is_plain = isinstance(value, (int, float, str)) and not isinstance(value, bool)
+    return Constant(value) if is_plain else None
+
+
+def read_lines(file: Source, sink: base.RunSink, where: Mapping[str, Place], done: int, total: int) -> None:
     """Stream the rows of one file into a sink that has begun.
 
     Args:
         file: JSON Lines.
         sink: for the rows.
-        where: canonical column to the field or the path in which the lines have it.
+        where: canonical column to its place in the lines.
         done: bytes of the files before this one.
         total: bytes of all files.
 
@@ -32,7 +62,7 @@ def read_lines(file: Source, sink: base.RunSink, where: Mapping[str, str], done:
                 sink.note(f"{file.name}: the last line was not written to its end, and is left out")
                 continue
             rows.append(
-                [cell(name, value_at(line.body, path), f"{line.where}: {path}") for name, path in where.items()]
+                [cell(name, value_of(line.body, place), f"{line.where}: {place}") for name, place in where.items()]
             )
             if len(rows) == _CHUNK_ROWS:
                 _write_rows(file, sink, where, rows)
@@ -44,6 +74,11 @@ def read_lines(file: Source, sink: base.RunSink, where: Mapping[str, str], done:
 def _write_rows(file: Source, sink: base.RunSink, names: Iterable[str], rows: Sequence[Sequence[object]]) -> None:
     if rows:
         sink.write_from(file, dict(zip(names, zip(*rows, strict=True), strict=True)))
+
+
+def value_of(body: Mapping[str, object], place: Place) -> object:
+    """Return what a row has in a place; None if it has nothing there."""
+    return place.value if isinstance(place, Constant) else value_at(body, place)
 
 
 def value_at(body: Mapping[str, object], path: str) -> object:

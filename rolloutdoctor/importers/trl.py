@@ -11,7 +11,7 @@ import pyarrow.parquet as pq
 
 from rolloutdoctor.data.batch import EVAL, TRAIN
 from rolloutdoctor.importers import base
-from rolloutdoctor.importers.metric_logs import read_trainer_state
+from rolloutdoctor.importers.logs.json_document import read_trainer_state
 from rolloutdoctor.importers.reading.parquet_files import batches
 from rolloutdoctor.importers.trl_groups import File, Scheme, find_scheme, split_point, weighted
 from rolloutdoctor.io.locations.paths import Source, natural_key

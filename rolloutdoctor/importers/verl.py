@@ -179,6 +179,6 @@ def _files(path: Path) -> list[Path]:
 
 
 def _is_log(path: Path) -> bool:
-    from rolloutdoctor.importers.metric_logs import kind_of
+    from rolloutdoctor.importers.logs.table import kind_of
 
     return kind_of(path) is not None

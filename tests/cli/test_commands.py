@@ -185,7 +185,7 @@ def test_an_unreadable_input_is_one_sentence_and_2(rolloutdoctor, tmp_path, make
     if make == "empty":
         path.write_bytes(b"")
     elif make == "text":
-        path.write_text("step,reward\n1,2\n")
+        path.write_text("neither rows nor numbers\n")
     elif make == "folder":
         path.mkdir()
     found = rolloutdoctor("check", path)

@@ -56,7 +56,7 @@ def test_known_names_need_no_map(tmp_path):
     [
         ({"reward": "info.scor"}, SchemaError, "--map reward=info.scor: no such field"),
         ({"rewrad": "info"}, UsageError, "no column is called 'rewrad'; did you mean 'reward'"),
-        ({"reward": "uid"}, SchemaError, r"no step; say where it is with --map step=NAME"),
+        ({"reward": "uid"}, SchemaError, r"no step; say where the columns are, such as --map step=0 \(it has"),
         ({"step": "uid"}, DataError, "line 1: uid is 'a' where an integer"),
         ({"step": "it", "reward": "tokens_mask"}, DataError, "line 1: tokens_mask is"),
         ({"step": "it", "kl": "info"}, DataError, "line 1: info is .* where a list was expected"),

@@ -10,7 +10,7 @@ import pyarrow.parquet as pq
 import pytest
 from importers.importing import DATA, converted
 
-from rolloutdoctor.importers.metric_logs import kind_of, read_log
+from rolloutdoctor.importers.logs.table import kind_of, read_log
 from rolloutdoctor.io.locations.paths import Source
 from rolloutdoctor.results.errors import InputError
 
@@ -82,7 +82,7 @@ def test_without_the_package_it_is_one_sentence(tmp_path, monkeypatch):
 def test_importing_the_reader_loads_no_tensorboard():
     import subprocess
 
-    code = "import sys, rolloutdoctor.importers.metric_logs; sys.exit('tensorboard' in sys.modules)"
+    code = "import sys, rolloutdoctor.importers.logs.table; sys.exit('tensorboard' in sys.modules)"
     assert subprocess.run([sys.executable, "-c", code], check=False).returncode == 0
 
 

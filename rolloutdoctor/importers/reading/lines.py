@@ -129,6 +129,15 @@ def parse(raw: bytes) -> dict[str, object] | None:
     return body if isinstance(body, dict) and not _too_deep(body, raw) else None
 
 
+def document(raw: bytes) -> object:
+    """Return the JSON document in some bytes; None if it is none, or nested too deep to be a log."""
+    try:
+        body = _loaded(raw.removeprefix(_BYTE_ORDER_MARK))
+    except (ValueError, RecursionError):
+        return None
+    return None if _too_deep({"": body}, raw) else body
+
+
 def _loaded(raw: bytes) -> object:
     """Return what `json.loads` returns, several times as fast where `orjson` reads the same."""
     import orjson  # when a file is read, so that the command line starts without it

@@ -4,6 +4,7 @@ import os
 import re
 import stat
 from collections.abc import Iterable, Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
 from fnmatch import fnmatchcase
 from pathlib import Path
@@ -15,6 +16,19 @@ METRIC_SUFFIXES = (".metrics.parquet", ".metrics.jsonl")
 
 _MAGIC = re.compile(r"[*?\[]")
 _TEMPORARY = re.compile(r"\.tmp\b")
+
+
+_called: dict[str, str] = {}
+
+
+@contextmanager
+def call(path: str, name: str) -> Iterator[None]:
+    """Call a path by a name that the user knows, in all messages, until the block ends."""
+    _called[path] = name
+    try:
+        yield
+    finally:
+        del _called[path]
 
 
 @dataclass(frozen=True)
@@ -38,6 +52,8 @@ class Source:
         address = address_of(path)
         if address is not None:
             return cls(path, address.name)
+        if path in _called:
+            return cls(path, _called[path])
         return cls(path, os.fsencode(path).decode("utf-8", "backslashreplace"))
 
 

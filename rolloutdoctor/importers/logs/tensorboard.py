@@ -6,6 +6,7 @@ from pathlib import Path
 from typing import Any
 
 from rolloutdoctor.data.batch import EVAL, TRAIN
+from rolloutdoctor.importers.logs.base import Entry, Tell
 from rolloutdoctor.io.locations.paths import Source, reason
 from rolloutdoctor.results.errors import InputError
 
@@ -13,35 +14,40 @@ _ARGUMENTS = "args/text_summary"
 _BEGINNING = 64
 
 
-def is_event_file(path: Path) -> bool:
-    """Tell by the name that `SummaryWriter` gives."""
-    return ".tfevents." in path.name and path.is_file()
-
-
-def read_events(source: Source) -> Iterator[tuple[int, str, dict[str, float | None]]]:
-    """Yield the scalars of an event file one by one: step, split, and value by name.
+class TensorboardEvents:
+    """An event file.
 
     The transformers Trainer writes train/kl and eval/kl for what it logs as kl and eval_kl; its files begin with its
     arguments (``TensorBoardCallback``, transformers/integrations/integration_utils.py), and the prefix is taken off.
-
-    Raises:
-        InputError: if the tensorboard package is missing, or the file cannot be read.
     """
-    is_prefixed = any(
-        value.tag == _ARGUMENTS for event in islice(_events(source), _BEGINNING) for value in event.summary.value
-    )
-    for event in _events(source):
-        for value in event.summary.value:
-            number = _scalar(value)
-            if number is None:
-                continue
-            name, split = value.tag, TRAIN
-            if is_prefixed:
-                split = EVAL if name.startswith("eval/") else TRAIN
-                name = name.removeprefix("eval/").removeprefix("train/")
-            if event.step < 0:
-                raise InputError(f"{source.name}: step {event.step} of {name}; steps count from 0")
-            yield event.step, split, {name: number}
+
+    rounded = False
+
+    def detect(self, path: Path) -> str | None:
+        """Tell by the name that `SummaryWriter` gives."""
+        return "a TensorBoard event file" if ".tfevents." in path.name and path.is_file() else None
+
+    def read(self, source: Source, tell: Tell) -> Iterator[Entry]:
+        """Yield the scalars one by one.
+
+        Raises:
+            InputError: if the tensorboard package is missing, or the file cannot be read.
+        """
+        is_prefixed = any(
+            value.tag == _ARGUMENTS for event in islice(_events(source), _BEGINNING) for value in event.summary.value
+        )
+        for event in _events(source):
+            for value in event.summary.value:
+                number = _scalar(value)
+                if number is None:
+                    continue
+                name, split = value.tag, TRAIN
+                if is_prefixed:
+                    split = EVAL if name.startswith("eval/") else TRAIN
+                    name = name.removeprefix("eval/").removeprefix("train/")
+                if event.step < 0:
+                    raise InputError(f"{source.name}: step {event.step} of {name}; steps count from 0")
+                yield event.step, split, {name: number}
 
 
 def _events(source: Source) -> "Iterator[Any]":

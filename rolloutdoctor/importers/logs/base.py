@@ -1,0 +1,106 @@
+"""What a reader of logged numbers is, and how a row of names and numbers becomes entries."""
+
+import math
+from collections.abc import Callable, Iterator, Mapping
+from pathlib import Path
+from typing import Protocol
+
+from rolloutdoctor.data.batch import EVAL, TRAIN
+from rolloutdoctor.importers.reading import cells
+from rolloutdoctor.io.locations.paths import Source
+from rolloutdoctor.results.errors import DataError
+
+Entry = tuple[int, str, dict[str, float | None]]
+"""Step, split, and value by name."""
+
+Tell = Callable[[str], None]
+"""Takes a sentence for the user."""
+
+STEPS = (
+    "step",
+    "global_step",
+    "train/global_step",
+    "trainer/global_step",
+    "training/global_step",
+    "training_step",
+    # wandb's own counter, which grows with every call
+    "_step",
+)
+"""Names under which loggers have the step, the best first."""
+
+
+class LogFormat(Protocol):
+    """One way in which programs write logged numbers. The docstring names the upstream function that writes them."""
+
+    rounded: bool
+    """True if values are printed with few digits, so that they cannot be held against rows."""
+
+    def detect(self, path: Path) -> str | None:
+        """Say what `path`, a file or a folder, is; None if it is not of this format. Reads little, and not the name."""
+        ...
+
+    def read(self, source: Source, tell: Tell) -> Iterator[Entry]:
+        """Yield what was logged, in file order; `tell` takes what was assumed.
+
+        Raises:
+            InputError: if it is not what it looks like.
+        """
+        ...
+
+
+def entries_of(row: Mapping[str, object], where: str) -> Iterator[Entry]:
+    """Yield what a row of names and values logs.
+
+    Raises:
+        DataError: if it has no step.
+    """
+    data = row.get("data")
+    if isinstance(data, dict):
+        yield cells.natural(dict(row), "step", where), TRAIN, numbers(data)
+        return
+    named = next((name for name in STEPS if row.get(name) is not None), None)
+    if named is None:
+        raise DataError(f"{where}: no step; the number of the optimiser step has to be in one of {', '.join(STEPS)}")
+    step = cells.natural(dict(row), named, where)
+    if is_long(row):
+        split = EVAL if row.get("split") == EVAL else TRAIN
+        yield step, split, {str(row["name"]): cells.number(row["value"], f"{where}: value")}
+        return
+    # The transformers Trainer reports to wandb and others as train/kl and eval/kl, beside its own step.
+    prefixed = "train/global_step" in row
+    splits: dict[str, dict[str, float | None]] = {}
+    for name, value in numbers(row).items():
+        if name in STEPS or name.startswith("_"):
+            continue
+        split = TRAIN
+        if prefixed:
+            split = EVAL if name.startswith("eval/") else TRAIN
+            name = name.removeprefix("eval/").removeprefix("train/")
+        splits.setdefault(split, {})[name] = value
+    for split, values in splits.items():
+        yield step, split, values
+
+
+def is_long(row: Mapping[str, object]) -> bool:
+    """Tell a row that holds one metric: its step, name and value."""
+    return {"step", "name", "value"} <= set(row) <= {"step", "name", "value", "split"}
+
+
+def numbers(values: Mapping[str, object]) -> dict[str, float | None]:
+    """Return those values that are numbers, or null."""
+    return {name: as_float(value) for name, value in values.items() if is_number(value)}
+
+
+def is_number(value: object) -> bool:
+    """Tell a number, or null, from everything else."""
+    return value is None or (isinstance(value, (int, float)) and not isinstance(value, bool))
+
+
+def as_float(value: object) -> float | None:
+    """Return a number as a float; None if it is none."""
+    if not isinstance(value, (int, float)):
+        return None
+    try:
+        return float(value)
+    except OverflowError:
+        return math.inf

@@ -1,0 +1,66 @@
+"""A CSV of logged numbers, one row a step: what wandb, CSVLogger and spreadsheets export."""
+
+import csv
+from collections.abc import Iterator
+from pathlib import Path
+from typing import TextIO
+
+from rolloutdoctor.importers.logs.base import STEPS, Entry, Tell, entries_of
+from rolloutdoctor.importers.reading import lines
+from rolloutdoctor.io.locations.paths import Source, reason
+from rolloutdoctor.results.errors import InputError
+
+
+class CsvTable:
+    """A CSV with a column of steps."""
+
+    rounded = False
+
+    def detect(self, path: Path) -> str | None:
+        """Look at the first line: names between commas, one of them a step's."""
+        return "a CSV with a column step" if path.is_file() and _csv_step(path) else None
+
+    def read(self, source: Source, tell: Tell) -> Iterator[Entry]:
+        """Yield the rows that have a step."""
+        return _csv(source)
+
+
+def _csv(source: Source) -> Iterator[Entry]:
+    try:
+        with Path(source.path).open(encoding="utf-8-sig", newline="") as file:
+            table = csv.DictReader(_bounded(file, source.name))
+            named = next((name for name in STEPS if name in (table.fieldnames or ())), None)
+            for number, row in enumerate(table, start=2):
+                given: dict[str, object] = {}
+                for name, cell in row.items():
+                    if isinstance(name, str) and isinstance(cell, str) and cell.strip():
+                        given[name] = _cell(cell)
+                if named in given:
+                    yield from entries_of(given, f"{source.name}, line {number}")
+    except OSError as error:
+        raise InputError(f"{source.name}: {reason(error)}") from None
+    except (UnicodeDecodeError, csv.Error) as error:
+        raise InputError(f"{source.name}: not a CSV in UTF-8 ({error})") from None
+
+
+def _bounded(file: TextIO, name: str) -> Iterator[str]:
+    while line := file.readline(lines.LONGEST_LINE + 1):
+        if len(line) > lines.LONGEST_LINE:
+            raise InputError(f"{name}: a line is longer than {lines.LONGEST_LINE >> 20} MiB; that is no log of numbers")
+        yield line
+
+
+def _csv_step(path: Path) -> bool:
+    try:
+        with path.open(encoding="utf-8-sig", newline="") as file:
+            names = next(csv.reader([file.readline(2**20)]), [])
+    except (OSError, UnicodeDecodeError, csv.Error):
+        return False
+    return any(name in STEPS for name in names)
+
+
+def _cell(text: str) -> object:
+    try:
+        return int(text) if text.strip().lstrip("+-").isdigit() and len(text) < 20 else float(text)
+    except ValueError:
+        return text

@@ -1,0 +1,42 @@
+"""JSON Lines of logged numbers: verl's file logger, a line a step, or a line a value."""
+
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+
+from rolloutdoctor.importers.logs.base import STEPS, Entry, Tell, entries_of, is_long
+from rolloutdoctor.importers.reading import lines
+from rolloutdoctor.io.locations.paths import Source
+
+
+class JsonLines:
+    """An object on each line, with a step and numbers."""
+
+    rounded = False
+
+    def detect(self, path: Path) -> str | None:
+        """Look at the first object."""
+        if path.name.endswith(".metrics.jsonl") or not path.is_file():
+            return None
+        first = lines.first_object(path)
+        return None if first is None else kind_of_row(first)
+
+    def read(self, source: Source, tell: Tell) -> Iterator[Entry]:
+        """Yield every line; a torn last line is left out."""
+        for line in lines.objects(source):
+            if line.body is not None:
+                yield from entries_of(line.body, line.where)
+
+
+def kind_of_row(row: Mapping[str, object]) -> str | None:
+    """Say what a row of logged numbers is; None if it is a rollout, or something else.
+
+    Rollouts have a reward or a text; a log of numbers has names that nobody gives a rollout.
+    """
+    if set(row) == {"step", "data"} and isinstance(row["data"], dict):
+        return "verl's file logger"
+    is_flat = all(value is None or isinstance(value, (bool, int, float, str)) for value in row.values())
+    if not is_flat or not any(name in row for name in STEPS):
+        return None
+    if is_long(row):
+        return "JSON Lines of step, name and value"
+    return "JSON Lines of logged numbers" if any("/" in name for name in row if name not in STEPS) else None

@@ -1,0 +1,60 @@
+"""Every format of logged numbers, in the order in which they are asked whether a file is theirs."""
+
+from collections.abc import Iterator
+from pathlib import Path
+
+from rolloutdoctor.importers.logs.base import Entry, LogFormat, Tell
+from rolloutdoctor.importers.logs.console import SlimeConsole, TrlConsole, VerlConsole
+from rolloutdoctor.importers.logs.csv_table import CsvTable
+from rolloutdoctor.importers.logs.json_document import JsonDocument
+from rolloutdoctor.importers.logs.json_lines import JsonLines
+from rolloutdoctor.importers.logs.parquet_history import ParquetHistory
+from rolloutdoctor.importers.logs.tensorboard import TensorboardEvents
+from rolloutdoctor.importers.logs.wandb_run import WandbRun
+from rolloutdoctor.io.locations.paths import Source
+from rolloutdoctor.results.errors import InputError
+
+FORMATS: tuple[LogFormat, ...] = (
+    TensorboardEvents(),
+    WandbRun(),
+    ParquetHistory(),
+    JsonLines(),
+    JsonDocument(),
+    CsvTable(),
+    VerlConsole(),
+    SlimeConsole(),
+    TrlConsole(),
+)
+
+
+def format_of(path: Path) -> tuple[LogFormat, str] | None:
+    """Return the format of a log of numbers, and what it is in words; None if it is none."""
+    for one in FORMATS:
+        why = one.detect(path)
+        if why is not None:
+            return one, why
+    return None
+
+
+def kind_of(path: Path) -> str | None:
+    """Say what log of numbers a file is; None if it is none."""
+    found = format_of(path)
+    return None if found is None else found[1]
+
+
+def is_rounded(source: Source) -> bool:
+    """True if a log is printed with few digits, so that its values cannot be held against rows."""
+    found = format_of(Path(source.path))
+    return found is not None and found[0].rounded
+
+
+def read_log(source: Source, tell: Tell = lambda sentence: None) -> Iterator[Entry]:
+    """Yield what was logged, in file order.
+
+    Raises:
+        InputError: if the file is no log of numbers, or cannot be read.
+    """
+    found = format_of(Path(source.path))
+    if found is None:
+        raise InputError(f"{source.name}: no log of numbers; give trainer_state.json, CSV, JSON Lines or a console log")
+    yield from found[0].read(source, tell)
