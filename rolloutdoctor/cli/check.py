@@ -8,7 +8,6 @@ import typer
 from rolloutdoctor.cli import dumps, verdict
 from rolloutdoctor.cli import options as opt
 from rolloutdoctor.cli.border import guarded
-from rolloutdoctor.results.errors import UsageError
 
 if TYPE_CHECKING:
     from rolloutdoctor.commands.convert import ConvertOptions
@@ -50,15 +49,13 @@ def check(
     ] = None,
     color: opt.ColorOption = opt.Color.auto,
     quiet: opt.QuietOption = False,
-    verbose: Annotated[bool, typer.Option("--verbose", "-v", help="All examples, references and histograms.")] = False,
+    verbose: Annotated[
+        bool, typer.Option("--verbose", "-v", help="Show measures, places, options and histograms.")
+    ] = False,
 ) -> None:
     """Run the rules on a run and print the findings."""
-    draws = verbose and format_ is opt.Format.full
-    if draws and (workers > 1 or save_state is not None):
-        raise UsageError(
-            "--verbose draws histograms, which take one process and are not part of a state: leave it out, or "
-            "--workers and --save-state"
-        )
+    # Histograms take one process, and are not part of a state.
+    draws = verbose and format_ is opt.Format.full and workers == 1 and save_state is None
     from rolloutdoctor.hypotheses.fixes import choose
     from rolloutdoctor.results.findings import Severity
     from rolloutdoctor.rules.table import pick
@@ -104,7 +101,7 @@ def check(
             if save_state is not None:
                 write_whole(dumped(saved_state(prepared, state)).encode(), save_state)
     fails = None if fail_on is opt.FailOn.never else Severity[fail_on.value.upper()]
-    style = replace(opt.style_of(color, to_file=output_file is not None, verbose=verbose), fail_at=fails)
+    style = replace(opt.style_of(color, to_file=output_file is not None, verbose=verbose), fail_at=fails, quiet=quiet)
     opt.deliver(RENDERERS[format_.value](report, style) + histograms(gallery, style), output_file, colored=style.color)
     opt.warn_of_partial(run, quiet=quiet)
     raise SystemExit(verdict.exit_code(report, fail_on, exit_zero=exit_zero, must_test=must_test))

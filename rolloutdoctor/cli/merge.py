@@ -33,6 +33,8 @@ def merge(
     fail_on: verdict.FailOnOption = opt.FailOn.error,
     exit_zero: verdict.ExitZeroOption = False,
     color: opt.ColorOption = opt.Color.auto,
+    quiet: opt.QuietOption = False,
+    verbose: Annotated[bool, typer.Option("--verbose", "-v", help="Measures, places, options and references.")] = False,
 ) -> None:
     """Merge the saved states of parts of a run into one report."""
     from rolloutdoctor.results.findings import Severity
@@ -51,6 +53,6 @@ def merge(
     measured = [find(code) for code in parts[0][1].rules]
     must_test = verdict.required(require, [rule for rule in measured if rules is None or rule in rules])
     fails = None if fail_on is opt.FailOn.never else Severity[fail_on.value.upper()]
-    style = replace(opt.style_of(color, to_file=output_file is not None, verbose=False), fail_at=fails)
+    style = replace(opt.style_of(color, to_file=output_file is not None, verbose=verbose), fail_at=fails, quiet=quiet)
     opt.deliver(RENDERERS[format_.value](report, style), output_file, colored=style.color)
     raise SystemExit(verdict.exit_code(report, fail_on, exit_zero=exit_zero, must_test=must_test))

@@ -184,7 +184,8 @@ OutputOption = Annotated[
     typer.Option("--output-file", metavar="FILE", help="Write the result to FILE, atomically, instead of stdout."),
 ]
 QuietOption = Annotated[
-    bool, typer.Option("--quiet", "-q", envvar="ROLLOUTDOCTOR_QUIET", help="No progress and no warnings on stderr.")
+    bool,
+    typer.Option("--quiet", "-q", envvar="ROLLOUTDOCTOR_QUIET", help="Show the result alone, in short."),
 ]
 ColorOption = Annotated[Color, typer.Option("--color", envvar="ROLLOUTDOCTOR_COLOR", help="When to use colour.")]
 

@@ -163,6 +163,7 @@ def _finding(rule: AnyRule, seen: RuleState, total: Any, context: Context) -> Fi
         fix=rule.fix.partition(":")[0] if rule.fix else None,
         references=rule.references if judgement.cause is None else judgement.cause.references or rule.references,
         cause=judgement.cause,
+        why=rule.why(),
     )
 
 

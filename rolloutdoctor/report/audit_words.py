@@ -30,6 +30,19 @@ def audit_lines(audit: Sequence[AuditEntry]) -> Iterator[str]:
         yield f"not compared: {names}{more} ({reason})"
 
 
+def audit_line(audit: Sequence[AuditEntry]) -> str:
+    """The audit in one sentence; empty if no logged value could be compared with the rows."""
+    compared = [entry for entry in audit if entry.compared]
+    differing = [entry for entry in compared if not entry.agrees]
+    if not differing:
+        return next(audit_lines(audit), "") if compared else ""
+    values = sum(entry.agree for entry in compared)
+    names = ", ".join(_named(entry) for entry in differing[:_LISTED])
+    more = f" and {len(differing) - _LISTED} more" if len(differing) > _LISTED else ""
+    total = sum(entry.compared for entry in compared)
+    return f"{values:,} of {total:,} logged values follow from the rows and the options; not all of {names}{more}"
+
+
 def _counted(entries: Sequence[AuditEntry]) -> str:
     """Counts of the first quantity of each of the first stages by name, and of the others together."""
     named = list({entry.stage: entry for entry in reversed(entries) if entry.stage != "metrics"}.values())[::-1]

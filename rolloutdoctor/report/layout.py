@@ -81,6 +81,18 @@ def many(count: int, noun: str) -> str:
     return f"{count:,} {noun}{'' if count == 1 else 's'}"
 
 
+def assumptions(subject: Subject) -> Iterator[tuple[str, str]]:
+    """Yield what nobody stated and was assumed, or taken from the log: a title and words for each origin."""
+    found: dict[tuple[str, str], list[str]] = {}
+    for name, setting in subject.config.items():
+        if setting.assumed:
+            found.setdefault(("assumed", setting.origin), []).append(_set(name, setting))
+        elif setting.origin.startswith("identified"):
+            found.setdefault(("options", setting.origin), []).append(_set(name, setting))
+    for (title, origin), values in found.items():
+        yield title, f"{plain(origin)}: {', '.join(values)}"
+
+
 def configuration(subject: Subject) -> Iterator[RenderableType]:
     """Every value that was set, by origin, and every value that was only assumed."""
     by_origin: dict[str, list[str]] = {}

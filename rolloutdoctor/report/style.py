@@ -16,6 +16,7 @@ class Style:
         color: escape sequences for colour are understood.
         unicode: characters beyond ASCII are understood.
         verbose: show everything that is known.
+        quiet: show the verdict alone.
         fail_at: the lowest severity that makes a job fail; None: none does.
     """
 
@@ -23,6 +24,7 @@ class Style:
     color: bool = False
     unicode: bool = True
     verbose: bool = False
+    quiet: bool = False
     fail_at: Severity | None = Severity.ERROR
 
 

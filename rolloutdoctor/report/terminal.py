@@ -1,17 +1,21 @@
-"""The report for a person at a terminal: one line a rule with the magnitude first, then evidence, then what to do."""
+"""The report for a person at a terminal: the verdict, then each finding in four lines; everything with -v."""
 
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 
 from rich.console import Group, RenderableType
 from rich.padding import Padding
 from rich.table import Table
 from rich.text import Text
 
-from rolloutdoctor.report.audit_words import audit_lines
+from rolloutdoctor.report.audit_words import audit_line, audit_lines
 from rolloutdoctor.report.concise import counts
-from rolloutdoctor.report.layout import as_text, configuration, hanging, header
+from rolloutdoctor.report.layout import as_text, assumptions, configuration, hanging, header, many
 from rolloutdoctor.report.style import COLORS, Style, plain, shown
-from rolloutdoctor.results.findings import Finding, Report
+from rolloutdoctor.report.verdict import verdict
+from rolloutdoctor.results.findings import Finding, Report, Severity
+
+_REASONS = 3
+"""Reasons for which rules could not be tested that are named; the others are counted."""
 
 _SIGNS = {"error": ("✖", "x"), "warning": ("▲", "!"), "info": ("●", "i")}
 
@@ -22,14 +26,58 @@ def render(report: Report, style: Style) -> str:
 
 
 def _parts(report: Report, style: Style) -> Iterator[RenderableType]:
-    yield header(report)
-    yield ""
+    is_short = style.quiet and not style.verbose
+    if not is_short:
+        yield header(report)
+        yield ""
+    yield Text(plain(verdict(report), 600), style="bold" if style.color else "")
+    if not is_short:
+        yield ""
+        yield from _everything(report, style) if style.verbose else _in_short(report, style)
+    yield Text(f"{counts(report)}.", style="bold" if style.color else "")
+
+
+def _in_short(report: Report, style: Style) -> Iterator[RenderableType]:
+    """Every finding in four lines, information in one; the audit, and what could not be tested, in one each."""
+    for finding in report.findings:
+        yield _headline(finding, style)
+        if finding.severity >= Severity.WARNING:
+            yield _grid((("why", finding.why), ("evidence", finding.evidence), ("do", finding.advice)), style)
+    if report.findings:
+        yield ""
+    audit = audit_line(report.audit)
+    if audit:
+        yield hanging(Text("audit"), Text(plain(audit, 300)), 11)
+    for title, words in assumptions(report):
+        yield hanging(Text(title), Text(words), 11)
+    untested = _untested(report)
+    if untested:
+        yield hanging(Text("untested"), Text(plain(untested, 300)), 11)
+    for note in report.notes:
+        yield hanging(Text("note"), Text(plain(note, 400)), 11)
+    if report.findings or untested:
+        yield Text("-v shows everything: measures, places, options, and what each rule would need.")
+
+
+def _untested(report: Report) -> str:
+    """The rules that could not be tested, by reason, the commonest reasons first."""
+    by_reason: dict[str, list[str]] = {}
+    for one in report.skipped:
+        by_reason.setdefault(one.reason, []).append(one.code)
+    reasons = sorted(by_reason, key=lambda reason: -len(by_reason[reason]))
+    words = [f"{', '.join(by_reason[reason])} ({reason})" for reason in reasons[:_REASONS]]
+    left = sum(len(by_reason[reason]) for reason in reasons[_REASONS:])
+    return "; ".join(words) + (f"; and {many(left, 'other rule')}" if left else "")
+
+
+def _everything(report: Report, style: Style) -> Iterator[RenderableType]:
     lines = list(audit_lines(report.audit))
     if lines:
         yield hanging(Text("audit"), Text("\n".join(plain(line, 300) for line in lines)), 11)
         yield ""
     for finding in report.findings:
-        yield from _finding(finding, style)
+        yield _headline(finding, style)
+        yield _details(finding, style)
         yield ""
     sign = "✔" if style.unicode else "+"
     if report.clean:
@@ -49,37 +97,43 @@ def _parts(report: Report, style: Style) -> Iterator[RenderableType]:
         yield hanging(Text("note"), Text(plain(note, 400)), 11)
     if report.findings:
         yield "These are measurements of the rows, not proof of a broken run."
-    yield Text(f"{counts(report)}.", style="bold" if style.color else "")
 
 
-def _finding(finding: Finding, style: Style) -> Iterator[RenderableType]:
+def _headline(finding: Finding, style: Style) -> RenderableType:
     label = finding.severity.label
     sign = _SIGNS[label][0 if style.unicode else 1]
-    color = COLORS[finding.severity] if style.color else ""
     headline = Text()
+    headline.append(f"{finding.code} ", style="dim" if style.color else "")
     headline.append(plain(finding.headline, 300), style="bold" if style.color else "")
-    yield hanging(Text(f"{sign} {label}", style=color), headline, 11)
-    rows = [
+    return hanging(Text(f"{sign} {label}", style=COLORS[finding.severity] if style.color else ""), headline, 11)
+
+
+def _details(finding: Finding, style: Style) -> RenderableType:
+    rows = (
         ("rule", f"{finding.code} {finding.name}, {finding.verdict}"),
+        ("why", finding.why),
         ("found", finding.message),
         ("evidence", finding.evidence),
         ("do", finding.advice),
-        ("where", "\n".join(_places(finding, style))),
+        ("where", "\n".join(_places(finding))),
         ("measures", _measures(finding, style.width - 22)),
-    ]
-    if style.verbose:
-        rows.append(("read more", "\n".join(finding.references)))
+        ("read more", "\n".join(finding.references)),
+    )
+    return _grid(rows, style)
+
+
+def _grid(rows: Iterable[tuple[str, str]], style: Style) -> RenderableType:
     grid = Table.grid(padding=(0, 2, 0, 0))
     grid.add_column(width=9, no_wrap=True, style="dim" if style.color else "")
     grid.add_column(overflow="fold")
     for name, words in rows:
         if words:
             grid.add_row(name, Text(words))
-    yield Padding(Group(grid), (0, 0, 0, 11))
+    return Padding(Group(grid), (0, 0, 0, 11))
 
 
-def _places(finding: Finding, style: Style) -> Iterator[str]:
-    for place in finding.examples if style.verbose else finding.examples[:3]:
+def _places(finding: Finding) -> Iterator[str]:
+    for place in finding.examples:
         where = [f"step {place.step}"]
         if place.group_id is not None:
             where.append(f"group {plain(place.group_id, 40)}")

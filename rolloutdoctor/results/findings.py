@@ -75,6 +75,7 @@ class Finding:
         fix: the fix that answers it, or None.
         references: upstream threads and papers.
         cause: the hypothesis that established it, with the counts of logged values; or None.
+        why: why it matters, one sentence.
     """
 
     code: str
@@ -91,6 +92,7 @@ class Finding:
     fix: str | None = None
     references: tuple[str, ...] = ()
     cause: Cause | None = None
+    why: str = ""
 
 
 @dataclass(frozen=True)

@@ -222,6 +222,18 @@ class Rule(ABC, Generic[T]):
         """First line of the rule's page."""
         return (cls.__doc__ or "").strip().splitlines()[0]
 
+    @classmethod
+    def why(cls) -> str:
+        """First sentence of what its page says about why it matters."""
+        return _first_sentence(cls.__doc__ or "", "Why it matters")
+
+
+def _first_sentence(page: str, section: str) -> str:
+    _, _, rest = page.partition(f"## {section}")
+    text = " ".join(rest.partition("## ")[0].split())
+    sentence, dot, _ = text.partition(". ")
+    return sentence + dot.strip() if dot else text
+
 
 def baseline_per_token(context: Context) -> Missing | None:
     """Say that a group baseline for each token cannot be tested by a rule that compares one for each response."""

@@ -50,7 +50,7 @@ def run(tmp_path):
 def test_findings_below_fail_on_exit_with_0(rolloutdoctor, run):
     found = rolloutdoctor("check", run)
     assert found.returncode == 0
-    assert "rule       RDA001 rejected-in-baseline, exposed" in found.stdout
+    assert "▲ warning  RDA001" in found.stdout
     assert found.stderr == ""
 
 

@@ -43,7 +43,6 @@ def test_refusals(rolloutdoctor, states, tmp_path):
     twice = rolloutdoctor("merge", first, first)
     assert (twice.returncode, twice.stdout) == (2, "")
     assert "the state is given twice" in twice.stderr
-    assert rolloutdoctor("check", RUN, "-v", "--workers", "2").returncode == 2
     assert rolloutdoctor("check", RUN, "--workers", "0").returncode == 2
     assert rolloutdoctor("check", RUN, "--save-state", tmp_path / "no" / "a.json").returncode == 2
     target = tmp_path / "run.parquet"

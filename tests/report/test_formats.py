@@ -12,6 +12,7 @@ import pytest
 
 from rolloutdoctor.report.style import Style, plain, shown
 from rolloutdoctor.report.table import RENDERERS
+from rolloutdoctor.report.verdict import verdict
 from rolloutdoctor.results.findings import (
     Example,
     Finding,
@@ -91,6 +92,7 @@ def a_report(text="g7") -> Report:
     [
         ("full", Style(width=100)),
         ("full-narrow-ascii", Style(width=60, unicode=False)),
+        ("full-quiet", Style(width=100, quiet=True)),
         ("full-color", Style(width=100, color=True, verbose=True)),
         ("concise", Style()),
         ("json", Style()),
@@ -148,10 +150,24 @@ def test_the_last_line_says_how_many_rules_could_be_tested(name, report):
 
 @pytest.mark.parametrize("name", list(RENDERERS))
 def test_every_format_says_what_became_of_each_rule(name):
-    text = RENDERERS[name](a_report(), Style(width=160))
+    text = RENDERERS[name](a_report(), Style(width=160, verbose=True))
     for code in ("RDA001", "RDG002", "RDI001", "RDM002", "RDG001", "RDM001"):
         assert code in text
     assert NO_KL in text.replace("\\_", "_")
+
+
+def test_a_healthy_run_is_said_to_be_and_takes_few_lines():
+    report = replace(a_report(), findings=a_report().findings[1:], not_applicable=(), skipped=())
+    lines = RENDERERS["full"](report, Style()).splitlines()
+    assert len(lines) < 12
+    assert lines[2].startswith("Healthy: ")
+
+
+def test_where_little_could_be_tested_nothing_is_called_healthy():
+    report = replace(a_report(), findings=(), clean=a_report().clean[:1], skipped=a_report().skipped * 3)
+    assert "only 1 of 4 rules that apply" in verdict(report)
+    nothing = replace(report, clean=())
+    assert verdict(nothing) == "Nothing could be checked: missing column kl; record it."
 
 
 def test_json_lines_are_the_same_findings_one_a_line():
@@ -172,7 +188,7 @@ def test_json_lines_are_the_same_findings_one_a_line():
 @pytest.mark.parametrize("name", ["full", "concise"])
 @pytest.mark.parametrize("color", [False, True])
 def test_text_from_a_file_cannot_draw(name, color):
-    text = RENDERERS[name](a_report(HOSTILE), Style(color=color))
+    text = RENDERERS[name](a_report(HOSTILE), Style(color=color, verbose=True))
     assert "\u202e" not in text
     colours = re.findall(r"\x1b\[[0-9;]*m", text)
     assert text.count("\x1b") == len(colours)
