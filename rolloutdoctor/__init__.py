@@ -10,9 +10,24 @@ TYPE_CHECKING = False
 if TYPE_CHECKING:
     from rolloutdoctor.api import batches, check, diff, identify, objective_of, open, plot, recompute
     from rolloutdoctor.evaluation.evaluate import evaluate
+    from rolloutdoctor.io.run import Run
+    from rolloutdoctor.results.comparison import Comparison, Recomputed
+    from rolloutdoctor.results.errors import DeviceError, InputError, RolloutDoctorError, UsageError
+    from rolloutdoctor.results.findings import Finding, Report
+    from rolloutdoctor.results.identification import Identification
     from rolloutdoctor.results.version import __version__
 
 __all__ = [
+    "Comparison",
+    "DeviceError",
+    "Finding",
+    "Identification",
+    "InputError",
+    "Recomputed",
+    "Report",
+    "RolloutDoctorError",
+    "Run",
+    "UsageError",
     "__version__",
     "batches",
     "check",
@@ -25,18 +40,29 @@ __all__ = [
     "recompute",
 ]
 
+_ELSEWHERE = {
+    "Comparison": "rolloutdoctor.results.comparison",
+    "DeviceError": "rolloutdoctor.results.errors",
+    "Finding": "rolloutdoctor.results.findings",
+    "Identification": "rolloutdoctor.results.identification",
+    "InputError": "rolloutdoctor.results.errors",
+    "Recomputed": "rolloutdoctor.results.comparison",
+    "Report": "rolloutdoctor.results.findings",
+    "RolloutDoctorError": "rolloutdoctor.results.errors",
+    "Run": "rolloutdoctor.io.run",
+    "UsageError": "rolloutdoctor.results.errors",
+    "__version__": "rolloutdoctor.results.version",
+    "evaluate": "rolloutdoctor.evaluation.evaluate",
+}
+
 
 def __getattr__(name: str) -> object:
     from importlib import import_module
 
-    if name == "__version__":
-        return getattr(import_module("rolloutdoctor.results.version"), name)
-    if name == "evaluate":
-        return getattr(import_module("rolloutdoctor.evaluation.evaluate"), name)
     if name in __all__:
-        return getattr(import_module("rolloutdoctor.api"), name)
+        return getattr(import_module(_ELSEWHERE.get(name, "rolloutdoctor.api")), name)
     raise AttributeError(f"module 'rolloutdoctor' has no attribute {name!r}")
 
 
 def __dir__() -> list[str]:
-    return sorted({*globals(), *__all__})
+    return sorted(__all__)

@@ -24,8 +24,9 @@ from rolloutdoctor.hypotheses.fixes import choose
 from rolloutdoctor.io.run import Run, StepRange
 from rolloutdoctor.objective.objective import Objective
 from rolloutdoctor.results.comparison import Comparison, Recomputed
+from rolloutdoctor.results.display import show_as
 from rolloutdoctor.results.figures import known_kind
-from rolloutdoctor.results.findings import Report
+from rolloutdoctor.results.findings import Finding, Report
 from rolloutdoctor.results.identification import Identification
 from rolloutdoctor.rules.table import pick
 from rolloutdoctor.trainers.options import Layer
@@ -34,6 +35,8 @@ if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
 Options = Mapping[str, object]
+RunLike = Run | str | os.PathLike[str]
+"""A run from `open`, or what `open` takes."""
 
 _log = logging.getLogger("rolloutdoctor")
 
@@ -76,7 +79,7 @@ def open(
 
 
 def check(
-    run: Run,
+    run: RunLike,
     *,
     trainer: str | None = None,
     options: Options | None = None,
@@ -92,7 +95,7 @@ def check(
     """Run the rules, as the command `check` does.
 
     Args:
-        run: from `open`.
+        run: from `open`, or a path.
         trainer: ``NAME`` or ``NAME@VERSION``, over what the file says.
         options: the trainer's own options by name, over what the file says.
         fixes: fixes that the run already had.
@@ -115,11 +118,11 @@ def check(
         dtype=dtype,
         kernel=kernel,
     )
-    return _check(run, chosen)
+    return _check(_opened(run, trainer), chosen)
 
 
 def diff(
-    run: Run,
+    run: RunLike,
     *,
     fixes: Sequence[str] = (),
     against: Options | None = None,
@@ -137,7 +140,7 @@ def diff(
     """Compute a run as configured and with changes, as the command `diff` does.
 
     Args:
-        run: from `open`.
+        run: from `open`, or a path.
         fixes: ``NAME`` or ``NAME:VARIANT``: the other side has these.
         against: the other side's options, where they differ.
         trainer: ``NAME`` or ``NAME@VERSION``, over what the file says.
@@ -165,11 +168,11 @@ def diff(
         top=top,
         text=text,
     )
-    return _diff(run, chosen)
+    return _diff(_opened(run, trainer), chosen)
 
 
 def identify(
-    run: Run,
+    run: RunLike,
     *,
     trainer: str | None = None,
     options: Options | None = None,
@@ -179,19 +182,19 @@ def identify(
     """Find the objective that made the logged numbers of a run, as the command `identify` does.
 
     Args:
-        run: from `open`.
+        run: from `open`, or a path.
         trainer: ``NAME`` or ``NAME@VERSION``, over what the file says.
         options: the trainer's own options by name, over what the file says.
         steps: ``START:STOP``.
         split: only ``train`` or ``eval``.
     """
     chosen = ReadOptions(trainer=trainer, layers=_layers(options), steps=_steps(steps), split=split)
-    return _identify(run, chosen)
+    return _identify(_opened(run, trainer), chosen)
 
 
 def plot(
     kind: str,
-    run: Run,
+    run: RunLike,
     *,
     fixes: Sequence[str] = (),
     by: str | None = None,
@@ -207,7 +210,7 @@ def plot(
 
     Args:
         kind: ``advantages``, ``kl``, ``baseline``, ``gradient`` or ``ratio``.
-        run: from `open`.
+        run: from `open`, or a path.
         fixes: ``NAME`` or ``NAME:VARIANT``: before against after.
         by: ``step`` for one ridge for each band of steps, where the picture has that form.
         trainer: ``NAME`` or ``NAME@VERSION``, over what the file says.
@@ -234,12 +237,12 @@ def plot(
         dtype=dtype,
         kernel=kernel,
     )
-    data = draw(run, kind, chosen, tuple(choose(text) for text in fixes))
+    data = draw(_opened(run, trainer), kind, chosen, tuple(choose(text) for text in fixes))
     return figure_of(kind, data, by_step=by_step)
 
 
 def recompute(
-    run: Run,
+    run: RunLike,
     path: str | Path | None = None,
     *,
     trainer: str | None = None,
@@ -255,7 +258,7 @@ def recompute(
     """Recompute the numbers of every step and, where `path` is given, write the values of every token there.
 
     Args:
-        run: from `open`.
+        run: from `open`, or a path.
         path: of the Parquet file to write, or None.
         trainer: ``NAME`` or ``NAME@VERSION``, over what the file says.
         options: the trainer's own options by name, over what the file says.
@@ -278,7 +281,64 @@ def recompute(
         kernel=kernel,
         logits=logits,
     )
-    return _recompute(run, chosen, path)
+    return _recompute(_opened(run, trainer), chosen, path)
+
+
+def report(
+    run: RunLike,
+    path: str | Path | None = None,
+    *,
+    fixes: Sequence[str] = (),
+    trainer: str | None = None,
+    options: Options | None = None,
+    steps: str | None = None,
+    split: str | None = None,
+    device: str = "auto",
+    dtype: str = "float32",
+    kernel: str = "torch",
+) -> str:
+    """Make the page of a run, as the command `report` does; it is returned, and written where `path` is given.
+
+    Args:
+        run: from `open`, or a path.
+        path: where to write the page, or None.
+        fixes: ``NAME`` or ``NAME:VARIANT``: the pictures are drawn with and without these.
+        trainer: ``NAME`` or ``NAME@VERSION``, over what the file says.
+        options: the trainer's own options by name, over what the file says.
+        steps: ``START:STOP``.
+        split: only ``train`` or ``eval``.
+        device: ``auto``, ``cpu`` or ``cuda``.
+        dtype: ``float32`` or ``float64``.
+        kernel: what evaluates a step on a GPU, ``torch`` or ``triton``.
+
+    Raises:
+        UsageError: if an option cannot be used, or the page cannot be written.
+        InputError: if a file cannot be read as a run.
+    """
+    from rolloutdoctor.commands.report import page_of
+    from rolloutdoctor.io.locations.targets import Target
+
+    opened = _opened(run, trainer)
+    target = None if path is None else Target.of(path)
+    if target is not None:
+        target.refuse(opened.inputs, "is a file of the run itself")
+    chosen = CheckOptions(
+        trainer=trainer,
+        layers=_layers(options),
+        steps=_steps(steps),
+        split=split,
+        device=device,
+        dtype=dtype,
+        kernel=kernel,
+    )
+    page = page_of(opened, chosen, tuple(choose(text) for text in fixes))
+    if path is not None:
+        Path(path).write_text(page, encoding="utf-8")
+    return page
+
+
+def _opened(run: RunLike, trainer: str | None) -> Run:
+    return run if isinstance(run, Run) else open(run, trainer=trainer)
 
 
 def objective_of(run: Run, *, trainer: str | None = None, options: Options | None = None) -> Objective:
@@ -303,3 +363,46 @@ def _layers(options: Options | None) -> tuple[Layer, ...]:
 
 def _steps(text: str | None) -> StepRange | None:
     return None if text is None else StepRange.parse(text)
+
+
+def _views() -> None:
+    """Say how results show themselves in a notebook; what draws them is imported when one is shown."""
+
+    def of_report(found: Report) -> str:
+        from rolloutdoctor.report.notebook import report_html
+
+        return report_html(found)
+
+    def of_finding(found: Finding) -> str:
+        from rolloutdoctor.report.notebook import finding_html
+
+        return finding_html(found)
+
+    def of_comparison(found: Comparison) -> str:
+        from rolloutdoctor.report.diff_table import RENDERERS
+        from rolloutdoctor.report.notebook import text_html
+        from rolloutdoctor.report.style import Style
+
+        return text_html(RENDERERS["full"](found, Style()))
+
+    def of_identification(found: Identification) -> str:
+        from rolloutdoctor.report.identification import text
+        from rolloutdoctor.report.notebook import text_html
+
+        return text_html(text(found))
+
+    def of_recomputed(found: Recomputed) -> str:
+        from rolloutdoctor.report.notebook import text_html
+        from rolloutdoctor.report.recompute_views import as_full
+        from rolloutdoctor.report.style import Style
+
+        return text_html(as_full(found, Style()))
+
+    show_as(Report, of_report)
+    show_as(Finding, of_finding)
+    show_as(Comparison, of_comparison)
+    show_as(Identification, of_identification)
+    show_as(Recomputed, of_recomputed)
+
+
+_views()

@@ -7,6 +7,7 @@ import re
 import subprocess
 import sys
 import tempfile
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -189,3 +190,43 @@ def test_what_needs_pickle_is_refused_until_it_is_allowed(tmp_path):
     with pytest.raises(InputError) as refused:
         rd.open(tmp_path / "rollout_0.pt", from_="slime", allow_pickle=True)
     assert "allow-pickle" not in str(refused.value)
+
+
+def test_a_path_is_accepted_wherever_a_run_is():
+    assert rd.check(SAMPLE, select=["RDI"]) == rd.check(rd.open(SAMPLE), select=["RDI"])
+    assert rd.identify(str(SAMPLE), steps="0:4").stages[0].compared > 0
+    assert rd.recompute(SAMPLE, steps="0:2").steps
+    assert rd.diff(SAMPLE, fixes=["rejected-rows"], steps="40:50").effects
+
+
+def test_results_are_a_line_as_text_and_a_table_in_a_notebook():
+    found = rd.check(SAMPLE)
+    assert repr(found).startswith("<Report verl 0.9.1: RDA001, ")
+    assert len(repr(found)) < 200
+    assert repr(rd.open(SAMPLE)).endswith("verl_rejected.parquet: verl, 1,600 rows, 19 columns>")
+    page = found._repr_html_()
+    assert page.count("<tr>") == 1 + len(found.findings)
+    assert found.findings[0].headline in page
+    assert found.findings[0]._repr_html_().count("<tr>") == 1 + len(found.findings[0].measures)
+    comparison = rd.diff(SAMPLE, fixes=["rejected-rows"])
+    assert "rejected-rows" in repr(comparison)
+    for result in (comparison, rd.identify(SAMPLE, steps="0:10"), rd.recompute(SAMPLE, steps="0:3")):
+        assert len(repr(result)) < 300
+        assert result._repr_html_().startswith("<pre>")
+
+
+def test_what_a_file_says_is_no_markup_in_a_notebook():
+    found = rd.check(SAMPLE, select=["RDI001", "RDA001"])
+    hostile = replace(found, findings=(replace(found.findings[0], headline="<script>alert(1)</script>"),))
+    assert "<script>" not in hostile._repr_html_()
+
+
+def test_figures_show_themselves():
+    assert rd.plot("ratio", SAMPLE, steps="0:5")._repr_png_().startswith(b"\x89PNG")
+
+
+def test_the_names_are_those_of_the_documentation():
+    assert dir(rd) == sorted(rd.__all__)
+    assert issubclass(rd.InputError, rd.RolloutDoctorError)
+    for name in rd.__all__:
+        assert getattr(rd, name) is not None

@@ -1,6 +1,5 @@
 """``rolloutdoctor report``."""
 
-import inspect
 from pathlib import PurePath
 from typing import TYPE_CHECKING, Annotated
 
@@ -54,33 +53,12 @@ def report(
     step_range = opt.step_range(steps)
     layers = opt.layers(context, settings, trainer_config)
     from rolloutdoctor.cli.progress import progress_bar
-    from rolloutdoctor.commands.plot import check_and_draw
-    from rolloutdoctor.report.html import Drawing, Page, render
-    from rolloutdoctor.report.plots.inline import inline_svg
-    from rolloutdoctor.report.plots.style import words_alone
-    from rolloutdoctor.report.plots.table import PICTURES, figure_of
-    from rolloutdoctor.results.figures import KINDS
-    from rolloutdoctor.rules.table import RULES
+    from rolloutdoctor.commands.report import page_of
 
     run = dumps.opened(paths, trainer, dump, quiet=quiet)
     check_target(output)
     options = opt.check_options(trainer, layers, step_range, split, device, dtype, kernel)
     with progress_bar(run.rows, quiet=quiet) as progress:
-        found, gallery = check_and_draw(run, KINDS, options, fixes, progress)
-    drawings = []
-    for kind, data in gallery.drawn.items():
-        title = PICTURES[kind].title(data)
-        figure = figure_of(kind, data)
-        note, nothing = figure.get_supxlabel().replace("\n", " "), words_alone(figure)
-        svg = inline_svg(figure, kind, f"{kind}: {title}") if nothing is None else None
-        drawings.append(Drawing(kind, title, nothing or note, svg))
-    names = [PurePath(name).name for name in run.files]
-    page = Page(
-        name=names[0] if len(names) == 1 else f"{names[0]} and {len(names) - 1:,} more",
-        report=found,
-        drawings=drawings,
-        gallery=gallery,
-        definitions={rule.code: inspect.getdoc(type(rule)) or "" for rule in RULES},
-    )
-    write_whole(render(page).encode(), output)
+        page = page_of(run, options, fixes, progress)
+    write_whole(page.encode(), output)
     opt.warn_of_partial(run, quiet=quiet)

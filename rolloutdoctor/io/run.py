@@ -132,6 +132,13 @@ class Run:
         # What the other ranks have of such a step is not the step.
         return (batch for batch in found if (batch.step, batch.split) not in self.dropped)
 
+    def __repr__(self) -> str:
+        """In a line."""
+        who = self.metadata.trainer or "unknown trainer"
+        size = f"{self.rows:,} rows, {len(self.columns)} columns" if self._files else "logged metrics alone"
+        more = f" and {len(self.files) - 1:,} more" if len(self.files) > 1 else ""
+        return f"<Run {self.files[0] if self.files else ''}{more}: {who}, {size}>"
+
     @property
     def metrics_only(self) -> bool:
         """True if there are logged metrics and no rows."""

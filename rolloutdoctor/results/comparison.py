@@ -4,6 +4,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
+from rolloutdoctor.results.display import Displayed
 from rolloutdoctor.results.figures import AdvantagesData
 from rolloutdoctor.results.findings import InputSummary, Measure, Setting
 
@@ -56,7 +57,7 @@ class RecomputedStep:
 
 
 @dataclass(frozen=True)
-class Recomputed:
+class Recomputed(Displayed):
     """Everything that `recompute` has to say besides the file that it writes.
 
     Attributes:
@@ -84,6 +85,12 @@ class Recomputed:
     columns: tuple[str, ...]
     steps: tuple[RecomputedStep, ...]
     notes: tuple[str, ...] = ()
+
+    def __repr__(self) -> str:
+        """In a line."""
+        return (
+            f"<Recomputed {self.trainer} {self.trainer_version}: {len(self.steps):,} steps, {self.input.rows:,} rows>"
+        )
 
     def frame(self) -> "pl.DataFrame":
         """One row per step as a polars frame: our numbers, then the trainer's metrics, each with what was logged.
@@ -202,7 +209,7 @@ class Effect:
 
 
 @dataclass(frozen=True)
-class Comparison:
+class Comparison(Displayed):
     """A run computed twice or more, side by side.
 
     Attributes:
@@ -230,6 +237,11 @@ class Comparison:
     effects: tuple[Effect, ...]
     notes: tuple[str, ...] = ()
     advantages: AdvantagesData | None = None
+
+    def __repr__(self) -> str:
+        """In a line."""
+        labels = ", ".join(effect.label for effect in self.effects)
+        return f"<Comparison {self.trainer} {self.trainer_version}: {labels}; {self.input.rows:,} rows>"
 
     def frame(self) -> "pl.DataFrame":
         """One row for each effect and step as a polars frame."""

@@ -6,6 +6,7 @@ from enum import IntEnum
 from typing import TYPE_CHECKING
 
 from rolloutdoctor.results.audit import AuditEntry, Cause
+from rolloutdoctor.results.display import Displayed
 
 if TYPE_CHECKING:
     import polars as pl
@@ -57,7 +58,7 @@ class Example:
 
 
 @dataclass(frozen=True)
-class Finding:
+class Finding(Displayed):
     """One rule that fired.
 
     Attributes:
@@ -93,6 +94,10 @@ class Finding:
     references: tuple[str, ...] = ()
     cause: Cause | None = None
     why: str = ""
+
+    def __repr__(self) -> str:
+        """In a line, without the numbers of every step."""
+        return f"<Finding {self.code} {self.severity.label} {self.verdict}: {self.headline}>"
 
 
 @dataclass(frozen=True)
@@ -147,7 +152,7 @@ class InputSummary:
 
 
 @dataclass(frozen=True)
-class Report:
+class Report(Displayed):
     """Everything that a check found out.
 
     Attributes:
@@ -179,6 +184,12 @@ class Report:
     notes: tuple[str, ...] = ()
     audit: tuple[AuditEntry, ...] = ()
     not_applicable: tuple[NotApplicable, ...] = ()
+
+    def __repr__(self) -> str:
+        """In a line."""
+        who = f"{self.trainer} {self.trainer_version}" if self.trainer else "unknown trainer"
+        codes = ", ".join(finding.code for finding in self.findings) or "nothing found"
+        return f"<Report {who}: {codes}; {self.coverage.tested} of {self.coverage.rules} rules tested>"
 
     @property
     def coverage(self) -> Coverage:

@@ -4,6 +4,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Literal
 
+from rolloutdoctor.results.display import Displayed
 from rolloutdoctor.results.findings import InputSummary
 
 Outcome = Literal["one", "several", "partial", "none", "untestable"]
@@ -110,7 +111,7 @@ class Stage:
 
 
 @dataclass(frozen=True)
-class Identification:
+class Identification(Displayed):
     """Which objective made the logged numbers of a run.
 
     Attributes:
@@ -126,6 +127,11 @@ class Identification:
     recorded: Agreement = "absent"
     recorded_options: Mapping[str, object] = field(default_factory=dict)
     use: tuple[str, ...] = ()
+
+    def __repr__(self) -> str:
+        """In a line."""
+        stages = ", ".join(f"{stage.stage} {stage.outcome}" for stage in self.stages)
+        return f"<Identification {stages}; recorded options: {self.recorded}>"
 
     @property
     def nothing_identified(self) -> bool:

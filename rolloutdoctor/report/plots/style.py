@@ -66,9 +66,21 @@ def styled() -> Iterator[None]:
         yield
 
 
+class DisplayedFigure(Figure):
+    """A figure that a notebook shows without pyplot."""
+
+    def _repr_png_(self) -> bytes:
+        """What Jupyter asks for."""
+        from io import BytesIO
+
+        kept = BytesIO()
+        self.savefig(kept, format="png", dpi=100)
+        return kept.getvalue()
+
+
 def blank(title: str, note: str = "", height: float = 5.6) -> Figure:
     """An empty figure with its sentence on top and, below, what the numbers are."""
-    figure = Figure(figsize=(10, height), layout="constrained")
+    figure = DisplayedFigure(figsize=(10, height), layout="constrained")
     figure.suptitle(title, x=0.012, ha="left", fontsize=15, fontweight="bold", wrap=True)
     if note:
         figure.supxlabel(note, x=0.012, ha="left", fontsize=10.5, wrap=True)

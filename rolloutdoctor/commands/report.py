@@ -1,0 +1,54 @@
+"""`report`: check a run, draw its pictures, and put both on one page."""
+
+import inspect
+from collections.abc import Callable, Sequence
+from pathlib import PurePath
+
+from rolloutdoctor.commands.plot import check_and_draw
+from rolloutdoctor.engine.options import CheckOptions
+from rolloutdoctor.hypotheses.fixes import ChosenFix
+from rolloutdoctor.io.run import Run
+from rolloutdoctor.report.html import Drawing, Page, render
+from rolloutdoctor.results.figures import KINDS
+from rolloutdoctor.rules.table import RULES
+
+
+def page_of(
+    run: Run,
+    options: CheckOptions,
+    fixes: Sequence[ChosenFix] = (),
+    progress: Callable[[int, int], None] | None = None,
+) -> str:
+    """Return the page of a run: HTML that needs no network and no script.
+
+    Args:
+        run: what to report on.
+        options: what to check, and how.
+        fixes: the pictures are drawn with and without these.
+        progress: called with the rows done and the rows to do.
+
+    Raises:
+        UsageError: if an option cannot be used.
+        InputError: if a file cannot be read, or breaks the contract.
+    """
+    from rolloutdoctor.report.plots.inline import inline_svg
+    from rolloutdoctor.report.plots.style import words_alone
+    from rolloutdoctor.report.plots.table import PICTURES, figure_of
+
+    found, gallery = check_and_draw(run, KINDS, options, tuple(fixes), progress)
+    drawings = []
+    for kind, data in gallery.drawn.items():
+        title = PICTURES[kind].title(data)
+        figure = figure_of(kind, data)
+        note, nothing = figure.get_supxlabel().replace("\n", " "), words_alone(figure)
+        svg = inline_svg(figure, kind, f"{kind}: {title}") if nothing is None else None
+        drawings.append(Drawing(kind, title, nothing or note, svg))
+    names = [PurePath(name).name for name in run.files]
+    page = Page(
+        name=names[0] if len(names) == 1 else f"{names[0]} and {len(names) - 1:,} more",
+        report=found,
+        drawings=drawings,
+        gallery=gallery,
+        definitions={rule.code: inspect.getdoc(type(rule)) or "" for rule in RULES},
+    )
+    return render(page)

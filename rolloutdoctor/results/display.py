@@ -1,0 +1,22 @@
+"""How results show themselves in a notebook: a view says what it makes of each kind of result."""
+
+from collections.abc import Callable
+from typing import Any, TypeVar
+
+T = TypeVar("T")
+
+_views: dict[type, Callable[[Any], str]] = {}
+
+
+def show_as(kind: type[T], view: Callable[[T], str]) -> None:
+    """Show results of a kind as the HTML that a view makes of them."""
+    _views[kind] = view
+
+
+class Displayed:
+    """Base of results that a notebook shows as HTML."""
+
+    def _repr_html_(self) -> str | None:
+        """What Jupyter asks for; None where no view is at hand, and the text is shown."""
+        view = _views.get(type(self))
+        return None if view is None else view(self)
