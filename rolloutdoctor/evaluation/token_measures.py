@@ -14,7 +14,10 @@ from rolloutdoctor.ops import segments as seg
 T = TypeVar("T")
 
 TokenMeasure = Callable[["TokenBlock"], Mapping[str, Tensor]]
-"""Maps a block to named values of its rows, ``[n, ...]`` each; the names are the same for every block of a step."""
+"""Maps a block to named values of its rows, ``[n, ...]`` each, or to counts of the block, ``[1, ...]``, to be added up.
+
+The names are the same for every block of a step.
+"""
 
 
 class TokenBlock:
@@ -42,6 +45,15 @@ class TokenBlock:
     def is_logged(self, name: str) -> bool:
         """Return True if a token column is there itself, and not a stand-in for it."""
         return name in self._batch.per_token
+
+    def of_step(self, name: str) -> Tensor | None:
+        """Return a row column of the whole step, ``[N]``, of which `rows` is the block's share; None if absent."""
+        return self._batch.per_row.get(name)
+
+    @property
+    def tokens_of_step(self) -> int:
+        """All response tokens of the step."""
+        return self._batch.tokens
 
     def column(self, name: str) -> Tensor:
         """Return a token column as it was logged, ``[t]``; a view where the block lies in one chunk of the file.

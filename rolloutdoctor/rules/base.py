@@ -175,8 +175,8 @@ class Rule(ABC, Generic[T]):
             block: rows with all their response tokens.
 
         Returns:
-            Named values of the rows, ``[n, ...]`` each, the same names for every block; see
-            `StepView.token_measures`.
+            Named values of the rows, ``[n, ...]`` each, or counts of the block, ``[1, ...]``, the same names for every
+            block; see `StepView.token_measures`.
         """
         raise NotImplementedError
 

@@ -45,7 +45,8 @@ class StepView:
         config: configuration of the trainer, or None.
         spacing: name of a logged metric to the spacing of the decimal digits that it was rounded to.
         omits_rows: the rows come from a dump that need not hold all rows of the step.
-        token_measures: code of a rule to what its `measure_tokens` returned, joined over the blocks, ``[N, ...]``.
+        token_measures: code of a rule to what its `measure_tokens` returned, joined over the blocks, ``[N, ...]``;
+            counts of blocks are ``[blocks, ...]``.
     """
 
     batch: RolloutBatch

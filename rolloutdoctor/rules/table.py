@@ -38,6 +38,7 @@ from rolloutdoctor.rules.reward_missing_as_zero import RewardMissingAsZero
 from rolloutdoctor.rules.reward_row_misaligned import RewardRowMisaligned
 from rolloutdoctor.rules.shaped_reward_phantom import ShapedRewardPhantom
 from rolloutdoctor.rules.singleton_group import SingletonGroup
+from rolloutdoctor.rules.stale_policy import StalePolicy
 from rolloutdoctor.rules.whitening_over_padding import WhiteningOverPadding
 from rolloutdoctor.rules.zero_std_kl import ZeroStdKl
 
@@ -78,6 +79,7 @@ RULES: tuple[AnyRule, ...] = (
     MetricMeanOfMeans(),
     RewardMetricNotTrainingReward(),
     MetricScaleFactor(),
+    StalePolicy(),
     RatioNotOne(),
 )
 

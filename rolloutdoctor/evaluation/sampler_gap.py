@@ -1,0 +1,140 @@
+"""How far the trainer's log-probs are from the sampler's: the terms of a block that several rules share."""
+
+import math
+from typing import NamedTuple
+
+import torch
+from torch import Tensor
+
+from rolloutdoctor.evaluation.token_measures import TokenBlock
+from rolloutdoctor.ops.gap_bins import BINS, bin_of
+from rolloutdoctor.ops.segments import Runs, pick, total_by
+
+COLUMNS = frozenset({"old_log_probs", "rollout_log_probs"})
+
+UNSURE = math.log(0.9)
+"""Tokens to which the sampler gave less are compared in size. The noise of a kernel moves a log-prob by its size times
+``1 - p``, so that the gap of a token that was all but certain says nothing, and their share changes with the policy."""
+
+
+SAMPLE = 2**18
+"""So many tokens of a step are looked at: of a longer one every second token of each row, every third, and so on."""
+
+LONG = 32
+"""Unsure tokens that a row has on either side of a place, at least."""
+
+
+class Gap(NamedTuple):
+    """Trained tokens whose two log-probs are finite, among those that are looked at.
+
+    Which ones these are follows from the length of the step and the places of the tokens in their rows.
+
+    Values are of the columns' own type: the difference of two float32 numbers within a factor of two has no rounding.
+
+    Attributes:
+        runs: the tokens by row.
+        delta_T: the trainer's log-prob minus the sampler's, ``[t]``; 0 at all other tokens.
+        counted_T: such tokens, ``[t]`` bool.
+        unsure_T: those of them to which the sampler gave less than 0.9, ``[t]`` bool.
+        size_T: the size of the gap, ``[t]``; 0 at tokens that are not unsure.
+    """
+
+    runs: Runs
+    delta_T: Tensor
+    counted_T: Tensor
+    unsure_T: Tensor
+    size_T: Tensor
+
+
+def gap_of(block: TokenBlock) -> Gap | None:
+    """The gap of a block, made once for all rules; None if a column is missing."""
+    if not block.has(*COLUMNS):
+        return None
+    return block.cached("sampler gap", lambda: _gap(block))
+
+
+def _gap(block: TokenBlock) -> Gap:
+    columns = [block.column("old_log_probs"), block.column("rollout_log_probs"), block.trained_T]
+    runs, stride = block.runs, -(-block.tokens_of_step // SAMPLE)
+    if stride > 1:
+        runs, places_T = _every(block.runs, stride)
+        columns = [pick(column_T, places_T) for column_T in columns]
+    trainer_T, sampler_T, trained_T = columns
+    apart_T = trainer_T - sampler_T
+    size_T = apart_T.abs()
+    # NaN is not below infinity.
+    counted_T = trained_T & (size_T < math.inf)
+    part_N = block.of_step("optim_step_id")
+    if part_N is not None and not block.is_logged("old_log_probs"):
+        # At the loss of a later update the policy has moved, whatever the sampler did.
+        counted_T = counted_T & runs.expand((part_N == part_N.min())[block.rows])
+    if not bool(counted_T.all()):
+        apart_T = torch.where(counted_T, apart_T, 0.0)
+    unsure_T = counted_T & (sampler_T < UNSURE)
+    return Gap(runs, apart_T, counted_T, unsure_T, torch.where(unsure_T, size_T, 0.0))
+
+
+def _every(runs: Runs, stride: int) -> tuple[Runs, Tensor]:
+    """Every n-th token of each row: them by row, and their places, ``[t]`` int64."""
+    counts = (runs.lengths + (stride - 1)) // stride
+    offsets = torch.cat([counts.new_zeros(1), counts.cumsum(0)])
+    found = Runs(offsets)
+    first_T = found.expand(runs.offsets[:-1] - stride * offsets[:-1])
+    return found, first_T + stride * torch.arange(len(first_T), device=first_T.device)
+
+
+def weights_of(block: TokenBlock, gap: Gap) -> Tensor:
+    """Importance weights of trainer over sampler, exp(delta), ``[t]`` float64; 0 at tokens that are not counted.
+
+    A gap above 20 nats counts as 20: one such token has all the weight either way.
+    """
+    return block.cached("sampler weights", lambda: _weights(gap))
+
+
+def _weights(gap: Gap) -> Tensor:
+    weight_T = gap.delta_T.clamp(max=20.0).double().exp_()
+    return weight_T if bool(gap.counted_T.all()) else torch.where(gap.counted_T, weight_T, 0.0)
+
+
+def sizes_by_lag(gap: Gap, lag_n: Tensor | None, most: int) -> Tensor:
+    """Count the sizes of the gaps of unsure tokens in bins (`rolloutdoctor.ops.gap_bins`), ``[most, BINS]`` int64.
+
+    Args:
+        gap: the tokens.
+        lag_n: version lag of each row, ``[n]`` int64 below `most`; None: all are 0.
+        most: lags.
+    """
+    # All tokens are counted and those that are not unsure taken off again: their size is 0. To choose costs more.
+    place_T = bin_of(gap.size_T)
+    sure_n = gap.runs.lengths - gap.runs.total(gap.unsure_T).long()
+    if lag_n is None:
+        counts = torch.bincount(place_T, minlength=most * BINS).reshape(most, BINS)
+        counts[0, 0] -= sure_n.sum()
+        return counts
+    counts = torch.bincount(place_T + gap.runs.expand(lag_n.int() * BINS), minlength=most * BINS).reshape(most, BINS)
+    counts[:, 0] -= total_by(lag_n, sure_n, most).long()
+    return counts
+
+
+def turns_of(gap: Gap) -> dict[str, Tensor]:
+    """The largest ratio of the mean gap before a quarter of a row to that after it, and the other way round.
+
+    Only unsure tokens count, and none with more than one nat: a single token is no stretch of older weights.
+
+    Returns:
+        ``early`` and ``late``, ``[n]`` float64; 0 where neither side of a cut has `LONG` unsure tokens.
+    """
+    start_n, length_n = gap.runs.offsets[:-1], gap.runs.lengths
+    quarter = torch.arange(4, device=start_n.device)
+    starts = (start_n[:, None] + length_n[:, None] * quarter // 4).reshape(-1)
+    runs = Runs(torch.cat([starts, gap.runs.offsets[-1:]]))
+    size_nq = runs.total(gap.size_T.clamp(max=1.0)).reshape(-1, 4).cumsum(1)
+    count_nq = runs.total(gap.unsure_T).reshape(-1, 4).cumsum(1)
+    before, count = size_nq[:, :3], count_nq[:, :3]
+    after, rest = size_nq[:, 3:] - before, count_nq[:, 3:] - count
+    enough = (count >= LONG) & (rest >= LONG)
+    first, last = (before / count).clamp(min=1e-3), (after / rest).clamp(min=1e-3)
+    return {
+        "early": torch.where(enough, first / last, 0.0).amax(1),
+        "late": torch.where(enough, last / first, 0.0).amax(1),
+    }

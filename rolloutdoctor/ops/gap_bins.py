@@ -1,0 +1,57 @@
+"""Fixed bins for sizes: four to each doubling, so that counts of any parts add up and give a median within a bin."""
+
+from collections.abc import Sequence
+
+import torch
+from torch import Tensor
+
+BINS = 128
+"""From 2 ** -22 to 2 ** 10; what is smaller or larger counts in the first or last bin."""
+
+_FIRST = (127 - 22) * 4
+"""Quarter of a doubling, as the upper bits of a float32 count them, at which the bins begin."""
+
+
+def bin_of(size: Tensor) -> Tensor:
+    """Index of the bin of each size, int32 in ``[0, BINS)``; sizes are finite and not negative.
+
+    The upper bits of a float32 are its exponent and the first two digits of its mantissa: bins of one doubling end at
+    1, 1.25, 1.5, 1.75 and 2 times a power of two, and no logarithm is taken.
+
+    >>> bin_of(torch.tensor([0.0, 1.0, 1.2, 1.3, 2.0])).tolist()
+    [0, 88, 88, 89, 92]
+    """
+    bits = size.float().contiguous().view(torch.int32) >> 21
+    return (bits - _FIRST).clamp_(0, BINS - 1)
+
+
+def counted(size: Tensor) -> Tensor:
+    """How many sizes each bin holds, int64 ``[BINS]``."""
+    return torch.bincount(bin_of(size), minlength=BINS)
+
+
+def edges(index: int) -> tuple[float, float]:
+    """Lower and upper end of a bin.
+
+    >>> edges(88), edges(91)
+    ((1.0, 1.25), (1.75, 2.0))
+    """
+    whole, quarter = divmod(index - 88, 4)
+    return 2.0**whole * (1 + quarter / 4), 2.0**whole * (1 + (quarter + 1) / 4)
+
+
+def middle(counts: Sequence[float]) -> float | None:
+    """Median of what was counted, as the centre of its bin: within an eighth of itself; None of nothing.
+
+    >>> middle([0] * 88 + [1, 3] + [0] * 38)
+    1.375
+    """
+    left = sum(counts) / 2
+    if not left:
+        return None
+    for index, count in enumerate(counts):
+        left -= count
+        if left <= 0:
+            low, high = edges(index)
+            return (low + high) / 2 if index else 0.0
+    raise AssertionError("a median lies in some bin")

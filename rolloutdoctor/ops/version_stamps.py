@@ -1,0 +1,21 @@
+"""Version stamps of rows."""
+
+import torch
+from torch import Tensor
+
+
+def lags_of(oldest_N: Tensor | None, newest_N: Tensor | None, most: int) -> Tensor | None:
+    """How many versions the oldest part of each row is behind the newest of the step; None without stamps.
+
+    Args:
+        oldest_N: oldest version that sampled each row, ``[N]`` int64, below 0 where it is unknown.
+        newest_N: the newest, likewise.
+        most: so many lags are told apart; the last holds all beyond it.
+
+    >>> lags_of(torch.tensor([3, 5, -1]), torch.tensor([4, 5, -1]), 8).tolist()
+    [2, 0, 0]
+    """
+    if oldest_N is None or newest_N is None or not len(oldest_N):
+        return None
+    lag_N = torch.where(oldest_N >= 0, newest_N.max() - oldest_N, 0)
+    return lag_N.clamp_(0, most - 1)
