@@ -209,7 +209,7 @@ def plot(
     """Draw a picture of a run, as the command `plot` does; save it with the figure's own `savefig`.
 
     Args:
-        kind: ``advantages``, ``kl``, ``baseline``, ``gradient`` or ``ratio``.
+        kind: ``advantages``, ``kl``, ``baseline``, ``gradient``, ``ratio``, ``mismatch`` or ``lengths``.
         run: from `open`, or a path.
         fixes: ``NAME`` or ``NAME:VARIANT``: before against after.
         by: ``step`` for one ridge for each band of steps, where the picture has that form.

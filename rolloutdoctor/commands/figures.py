@@ -10,6 +10,7 @@ from rolloutdoctor.data.batch import RolloutBatch
 from rolloutdoctor.engine.run_steps import AS_CONFIGURED, EvaluatedStep
 from rolloutdoctor.evaluation.evaluate import Evaluation, reward_kl_tokens
 from rolloutdoctor.evaluation.rows import in_scope
+from rolloutdoctor.evaluation.token_measures import TokenMeasure
 from rolloutdoctor.objective.objective import KlBuffer, Surrogate
 from rolloutdoctor.ops import segments as seg
 from rolloutdoctor.ops.histogram import histogram
@@ -35,6 +36,10 @@ ROUNDING = 1e-9
 
 class FigureAccumulator(ABC):
     """Gathers one picture."""
+
+    def token_measure(self, batch: RolloutBatch) -> TokenMeasure | None:
+        """Return what is to be measured of a step's tokens, block by block, or None."""
+        return None
 
     @abstractmethod
     def add(self, step: EvaluatedStep) -> None:

@@ -13,12 +13,15 @@ from rolloutdoctor.commands.figures import (
     KlFigure,
     RatioFigure,
 )
-from rolloutdoctor.data.batch import STAND_INS, TRAIN
+from rolloutdoctor.commands.marks import MARKING, marked
+from rolloutdoctor.commands.token_figures import LengthsFigure, MismatchFigure
+from rolloutdoctor.data.batch import STAND_INS, TRAIN, RolloutBatch
 from rolloutdoctor.engine.accumulate import RuleAccumulator
 from rolloutdoctor.engine.options import CheckOptions
 from rolloutdoctor.engine.plan import available, remedy
 from rolloutdoctor.engine.prepare import prepare
 from rolloutdoctor.engine.run_steps import AS_CONFIGURED, EvaluatedStep, StepConsumer, run_file_steps
+from rolloutdoctor.evaluation.token_measures import TokenMeasure
 from rolloutdoctor.hypotheses.fixes import ChosenFix, choose
 from rolloutdoctor.io.run import Run
 from rolloutdoctor.objective.objective import Objective
@@ -33,6 +36,10 @@ from rolloutdoctor.results.errors import InputError, UsageError
 from rolloutdoctor.results.figures import Gallery, PictureData, known_kind
 from rolloutdoctor.results.findings import Report
 from rolloutdoctor.rules.base import Context
+from rolloutdoctor.rules.table import RULES
+
+_HAVE_LENGTHS = ("response_ids", "response_mask", "policy_log_probs", "old_log_probs", "rollout_log_probs")
+"""Columns that tell the length of a response."""
 
 DEFAULT_FIX = {"baseline": "rejected-rows", "gradient": "zero-std"}
 """What a picture that needs a comparison compares with, if the user says nothing."""
@@ -47,12 +54,14 @@ class _Planned:
         columns: that it reads.
         objectives: name of an evaluation that it looks at to its objective, beside the one as configured.
         per_token: labels of the evaluations whose token values it looks at.
+        evaluated: it looks at evaluations; False: at the rows alone, whoever made them.
     """
 
     figure: FigureAccumulator
     columns: frozenset[str]
     objectives: Mapping[str, Objective]
     per_token: frozenset[str] = frozenset()
+    evaluated: bool = True
 
 
 def _optional(context: Context) -> frozenset[str]:
@@ -80,27 +89,30 @@ class Pictures(StepConsumer):
             columns |= set(STAND_INS.get(name, ()))
         self.columns = frozenset(columns) & context.columns
         self.objectives: dict[str, Objective] = {}
-        if context.objective is not None and self._planned:
+        if context.objective is not None and any(planned.evaluated for planned in self._planned.values()):
             self.objectives = {AS_CONFIGURED: context.objective}
         for planned in self._planned.values():
             self.objectives |= planned.objectives
         self.per_token = frozenset[str]().union(*(planned.per_token for planned in self._planned.values()))
-        self._seen = 0
+        self._seen: dict[str, int] = dict.fromkeys(self._planned, 0)
+
+    def token_measures(self, batch: RolloutBatch) -> Mapping[str, TokenMeasure]:
+        """See `StepConsumer`."""
+        found = {kind: planned.figure.token_measure(batch) for kind, planned in self._planned.items()}
+        return {kind: measure for kind, measure in found.items() if measure is not None}
 
     def add(self, step: EvaluatedStep) -> None:
-        """Take in one step; one that the trainer cannot compute is passed over."""
-        if not step.evaluations:
-            return
-        self._seen += 1
-        for planned in self._planned.values():
-            planned.figure.add(step)
+        """Take in one step; pictures of what the trainer computes pass over one that it cannot."""
+        for kind, planned in self._planned.items():
+            if step.evaluations or not planned.evaluated:
+                self._seen[kind] += 1
+                planned.figure.add(step)
 
     def gallery(self) -> Gallery:
         """Return what was gathered."""
-        if not self._seen:
-            nothing = f"no {self.split} rows that could be evaluated; widen --steps or --split"
-            return Gallery({}, self.left_out | dict.fromkeys(self._planned, nothing))
-        return Gallery({kind: planned.figure.data() for kind, planned in self._planned.items()}, self.left_out)
+        nothing = f"no {self.split} rows that could be evaluated; widen --steps or --split"
+        drawn = {kind: planned.figure.data() for kind, planned in self._planned.items() if self._seen[kind]}
+        return Gallery(drawn, self.left_out | {kind: nothing for kind, seen in self._seen.items() if not seen})
 
 
 def _plan(kind: str, context: Context, fixes: Sequence[ChosenFix]) -> _Planned:
@@ -110,6 +122,8 @@ def _plan(kind: str, context: Context, fixes: Sequence[ChosenFix]) -> _Planned:
         InputError: if it cannot be made of this run; the message says what would help.
         UsageError: if a fix that the user named is not about the trainer.
     """
+    if kind in ("mismatch", "lengths"):
+        return _of_rows(kind, context)
     objective = context.objective
     if objective is None:
         raise InputError("the trainer of the run is unknown: name it with --trainer NAME")
@@ -137,12 +151,38 @@ def _plan(kind: str, context: Context, fixes: Sequence[ChosenFix]) -> _Planned:
             moved = {} if fixed is None or not _moves_ratios(objective, fixed) else edited
             kept = frozenset({AS_CONFIGURED, *moved})
             planned = _Planned(RatioFigure(label if moved else None), frozenset(columns), moved, per_token=kept)
-    absent = sorted(name for name in planned.columns if not available(name, context.columns))
+    _require(planned.columns, context)
+    wanted = {"advantages": {"response_mask"}, "kl": {"kl"}, "ratio": {"rollout_log_probs", "old_log_probs"}}
+    return replace(planned, columns=planned.columns | wanted.get(kind, set()))
+
+
+def _require(columns: Iterable[str], context: Context) -> None:
+    """Refuse a run that lacks a column.
+
+    Raises:
+        InputError: if it does; the message says what would record it.
+    """
+    absent = sorted(name for name in columns if not available(name, context.columns))
     if absent:
         word = "column" if len(absent) == 1 else "columns"
         raise InputError(f"missing {word} {', '.join(absent)}: {remedy(absent, context)}")
-    wanted = {"advantages": {"response_mask"}, "kl": {"kl"}, "ratio": {"rollout_log_probs", "old_log_probs"}}
-    return replace(planned, columns=planned.columns | wanted.get(kind, set()))
+
+
+def _of_rows(kind: str, context: Context) -> _Planned:
+    """Decide what a picture of rows and tokens takes that needs no objective.
+
+    Raises:
+        InputError: if a column is missing.
+    """
+    if kind == "mismatch":
+        needed = frozenset({"old_log_probs", "rollout_log_probs"})
+        _require(needed, context)
+        wanted = needed | {"response_mask", "optim_step_id", "policy_version_min", "policy_version_max"}
+        return _Planned(MismatchFigure(), wanted, {}, evaluated=False)
+    lengths = next((name for name in _HAVE_LENGTHS if name in context.columns), None)
+    if lengths is None:
+        raise InputError(f"no column says how long responses are: {remedy(['response_mask'], context)}")
+    return _Planned(LengthsFigure(), frozenset({lengths, "response_ids", "status"}), {}, evaluated=False)
 
 
 def _moves_ratios(objective: Objective, fixed: Objective) -> bool:
@@ -186,6 +226,8 @@ def draw(
         UsageError: if an option cannot be used.
         InputError: if a file cannot be read, breaks the contract, or lacks what the picture needs.
     """
+    if kind == "mismatch":
+        options = replace(options, rules=tuple(rule for rule in RULES if rule.code in MARKING))
     ready = prepare(run, options)
     pictures = Pictures([kind], ready.context, fixes, options.split or TRAIN)
     if kind in pictures.left_out:
@@ -196,8 +238,11 @@ def draw(
             f"--fix {label} changes no importance ratio and no trained token, so there is no ratio before and after; "
             "leave --fix out, or draw advantages, gradient or baseline with it"
         )
-    run_file_steps(run, [pictures], replace(options, split=pictures.split), ready.metrics, progress)
+    rules = [RuleAccumulator(ready.plan)] if kind == "mismatch" else []
+    run_file_steps(run, [*rules, pictures], replace(options, split=pictures.split), ready.metrics, progress)
     gallery = pictures.gallery()
+    for one in rules:
+        gallery = marked(gallery, report_of(ready, one.state()).findings)
     if kind in gallery.left_out:
         raise InputError(f"no picture of {kind}: {gallery.left_out[kind]}")
     return gallery.drawn[kind]
@@ -220,4 +265,5 @@ def check_and_draw(
     rules = RuleAccumulator(ready.plan)
     pictures = Pictures(kinds, ready.context, fixes, options.split or TRAIN)
     run_file_steps(run, [rules, pictures], options, ready.metrics, progress)
-    return report_of(ready, rules.state()), pictures.gallery()
+    report = report_of(ready, rules.state())
+    return report, marked(pictures.gallery(), report.findings)

@@ -33,6 +33,7 @@ class Gap(NamedTuple):
 
     Attributes:
         runs: the tokens by row.
+        sampler_T: the sampler's log-prob as it was logged, ``[t]``.
         delta_T: the trainer's log-prob minus the sampler's, ``[t]``; 0 at all other tokens.
         counted_T: such tokens, ``[t]`` bool.
         unsure_T: those of them to which the sampler gave less than 0.9, ``[t]`` bool.
@@ -40,6 +41,7 @@ class Gap(NamedTuple):
     """
 
     runs: Runs
+    sampler_T: Tensor
     delta_T: Tensor
     counted_T: Tensor
     unsure_T: Tensor
@@ -53,9 +55,14 @@ def gap_of(block: TokenBlock) -> Gap | None:
     return block.cached("sampler gap", lambda: _gap(block))
 
 
+def stride_of(block: TokenBlock) -> int:
+    """Of how many adjacent tokens of a row one is looked at."""
+    return max(1, -(-block.tokens_of_step // SAMPLE))
+
+
 def _gap(block: TokenBlock) -> Gap:
     columns = [block.column("old_log_probs"), block.column("rollout_log_probs"), block.trained_T]
-    runs, stride = block.runs, -(-block.tokens_of_step // SAMPLE)
+    runs, stride = block.runs, stride_of(block)
     if stride > 1:
         runs, places_T = _every(block.runs, stride)
         columns = [pick(column_T, places_T) for column_T in columns]
@@ -71,7 +78,7 @@ def _gap(block: TokenBlock) -> Gap:
     if not bool(counted_T.all()):
         apart_T = torch.where(counted_T, apart_T, 0.0)
     unsure_T = counted_T & (sampler_T < UNSURE)
-    return Gap(runs, apart_T, counted_T, unsure_T, torch.where(unsure_T, size_T, 0.0))
+    return Gap(runs, sampler_T, apart_T, counted_T, unsure_T, torch.where(unsure_T, size_T, 0.0))
 
 
 def _every(runs: Runs, stride: int) -> tuple[Runs, Tensor]:

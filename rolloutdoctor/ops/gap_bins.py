@@ -46,7 +46,12 @@ def middle(counts: Sequence[float]) -> float | None:
     >>> middle([0] * 88 + [1, 3] + [0] * 38)
     1.375
     """
-    left = sum(counts) / 2
+    return quantile(counts, 0.5)
+
+
+def quantile(counts: Sequence[float], share: float) -> float | None:
+    """Size that a share of what was counted stays below, as the centre of its bin; None of nothing."""
+    left = sum(counts) * share
     if not left:
         return None
     for index, count in enumerate(counts):
@@ -54,4 +59,4 @@ def middle(counts: Sequence[float]) -> float | None:
         if left <= 0:
             low, high = edges(index)
             return (low + high) / 2 if index else 0.0
-    raise AssertionError("a median lies in some bin")
+    raise AssertionError("a quantile lies in some bin")

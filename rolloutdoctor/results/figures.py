@@ -313,9 +313,107 @@ class RatioData:
     outside_after: tuple[float, ...] = ()
 
 
-PictureData = AdvantagesData | KlData | BaselineData | GradientData | RatioData
+@dataclass(frozen=True)
+class Mark:
+    """What a finding adds to a picture: a line through log-probs, or a step.
 
-KINDS = ("advantages", "kl", "baseline", "gradient", "ratio")
+    Attributes:
+        code: of the rule.
+        words: what it is, short.
+        slope: of the sampler's log-prob on the trainer's; None: it is no such line.
+        offset: the sampler's log-prob where the trainer's is 0, in nats.
+        step: the step that is marked, or None.
+    """
+
+    code: str
+    words: str
+    slope: float | None = None
+    offset: float = 0.0
+    step: int | None = None
+
+
+@dataclass(frozen=True)
+class Spread:
+    """Sizes of gaps that have something in common.
+
+    Attributes:
+        first: lowest step, position or lag.
+        last: highest.
+        tokens: trained tokens to which the sampler gave less than 0.9.
+        median: of their gaps, in nats; NaN of too few.
+        upper: the size that nine tenths of them stay below.
+    """
+
+    first: int
+    last: int
+    tokens: int
+    median: float
+    upper: float
+
+
+@dataclass(frozen=True)
+class MismatchData:
+    """The sampler's log-probs against the trainer's, on trained tokens.
+
+    Attributes:
+        compared: the column that the trainer's log-probs are taken from.
+        low: lower end of the grid, in nats; the upper end is 0.
+        counts: tokens in each cell: a row for each bin of the sampler's log-prob, from the lowest.
+        tokens: tokens that were looked at.
+        outside: of these, tokens outside of the grid.
+        by_step: sizes of the gap by step.
+        by_position: by place in the response.
+        by_lag: by how many versions a row is behind the newest of its step; empty without version stamps.
+        sampled: True if only some tokens of long steps were looked at.
+        marks: what rules found.
+    """
+
+    compared: str
+    low: float
+    counts: tuple[tuple[int, ...], ...]
+    tokens: int
+    outside: int
+    by_step: tuple[Spread, ...]
+    by_position: tuple[Spread, ...]
+    by_lag: tuple[Spread, ...] = ()
+    sampled: bool = False
+    marks: tuple[Mark, ...] = ()
+
+
+@dataclass(frozen=True)
+class LengthsData:
+    """How long responses are and how they end; series have one entry a step, NaN where there is none.
+
+    Attributes:
+        lengths: response tokens of all rows.
+        truncated_lengths: of the rows that were cut off, or None where nothing says which.
+        steps: optimiser steps.
+        lower: a tenth of the step's rows are no longer than this.
+        median: of the step's rows.
+        upper: nine tenths are no longer.
+        longest: largest length of the step.
+        truncated: share of rows that were cut off: by their status, else by the largest length of the run.
+        ended: share of rows whose last token is one of the end tokens, or empty.
+        by_status: what `truncated` rests on: True: the column status.
+        end_tokens: ids that finished rows end with, the commonest first.
+    """
+
+    lengths: Histogram
+    truncated_lengths: Histogram | None
+    steps: tuple[int, ...]
+    lower: tuple[float, ...]
+    median: tuple[float, ...]
+    upper: tuple[float, ...]
+    longest: tuple[float, ...]
+    truncated: tuple[float, ...]
+    ended: tuple[float, ...] = ()
+    by_status: bool = False
+    end_tokens: tuple[int, ...] = ()
+
+
+PictureData = AdvantagesData | KlData | BaselineData | GradientData | RatioData | MismatchData | LengthsData
+
+KINDS = ("advantages", "kl", "baseline", "gradient", "ratio", "mismatch", "lengths")
 
 
 def known_kind(kind: str) -> str:

@@ -192,8 +192,7 @@ class StalePolicy(Rule[LagTally]):
         table = LagTable(tally)
         buckets = [one for one in table.buckets if one.tokens]
         tokens = sum(tally.tokens.values())
-        onset = table.onset(self.onset_factor, self.onset_least)
-        ends = table.growth()
+        onset, ends = self._since(table), table.growth()
         lags = table.with_lag()
         middles = [size for _, size in table.by_step]
         return {
@@ -201,7 +200,7 @@ class StalePolicy(Rule[LagTally]):
             "gap_median_first": Measure(middles[0] if middles else None, "nats"),
             "gap_median_last": Measure(middles[-1] if middles else None, "nats"),
             "gap_growth": Measure(None if ends is None else ratio(ends[1], ends[0]), "1"),
-            "onset_step": Measure(onset[0] if onset else None, "step"),
+            "onset_step": Measure(onset, "step"),
             "largest_lag": Measure(buckets[-1].lag if buckets and tally.newest else None, "versions"),
             "gap_ratio_by_lag": Measure(lags[0] if lags else None, "1"),
             "k3_per_version": Measure(table.slope, "nats per version"),
@@ -270,20 +269,31 @@ class StalePolicy(Rule[LagTally]):
             found.append(f"{counted(run.backwards, 'row')} have a newest version that is older than their oldest")
         return found
 
+    def _since(self, table: LagTable) -> int | None:
+        """Step from which on the gap is larger than before: by far, or twice as large where it then keeps growing."""
+        onset = table.onset(self.onset_factor, self.onset_least)
+        if onset is None and self._grows(table):
+            onset = table.onset(2.0, 0.0)
+        return None if onset is None else onset[0]
+
+    def _grows(self, table: LagTable) -> bool:
+        ends = table.growth()
+        if ends is None or len(table.by_step) < 8:
+            return False
+        before, after, order = ends
+        return after >= self.growth_factor * before and order >= 0.8 and after >= self.growth_least
+
     def _of_steps(self, table: LagTable) -> list[str]:
         """How the gap rises over the run."""
         onset, ends = table.onset(self.onset_factor, self.onset_least), table.growth()
         if onset is not None:
             step, low, high = onset
             return [f"the gap to the sampler rises from {number(low)} to {number(high)} at step {step} and stays"]
-        if ends is None or len(table.by_step) < 8:
+        if ends is None or not self._grows(table):
             return []
-        before, after, order = ends
-        if after < self.growth_factor * before or order < 0.8 or after < self.growth_least:
-            return []
-        since = table.onset(2.0, 0.0)
-        told = f"the gap to the sampler grows over the run, from {number(before)} to {number(after)}"
-        return [told if since is None else f"{told}, and is twice what it was from step {since[0]} on"]
+        since = self._since(table)
+        told = f"the gap to the sampler grows over the run, from {number(ends[0])} to {number(ends[1])}"
+        return [told if since is None else f"{told}, and is twice what it was from step {since} on"]
 
     def _of_lag(self, table: LagTable) -> list[str]:
         """How the gap grows with the lag."""

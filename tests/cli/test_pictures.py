@@ -96,7 +96,7 @@ def test_report_writes_one_page_and_the_same_each_time(rolloutdoctor, tmp_path):
     found = rolloutdoctor("report", RUN, "-o", target)
     assert (found.returncode, found.stdout, found.stderr) == (0, "", "")
     page = target.read_text(encoding="utf-8")
-    assert page.count("<svg ") == 5
+    assert page.count("<svg ") == 7
     assert str(SAMPLES) not in page
     assert len(page) < 600_000
     assert [path.name for path in tmp_path.iterdir()] == ["report.html"]
@@ -109,7 +109,7 @@ def test_report_has_words_in_place_of_a_picture_of_nothing(rolloutdoctor, tmp_pa
     found = rolloutdoctor("report", SAMPLES / "healthy.parquet", "--steps", "0:6", "-o", target)
     assert (found.returncode, found.stderr) == (0, "")
     page = target.read_text(encoding="utf-8")
-    assert page.count("<svg ") == page.count("<figure ") == 4
+    assert page.count("<svg ") == page.count("<figure ") == 5
     assert '<p id="picture-baseline">No group has both fully masked and unmasked' in page
     assert "There is no picture of baseline to draw." in page
 
@@ -125,7 +125,7 @@ def test_check_shows_distributions_when_asked_for_everything(rolloutdoctor):
 
 def test_help_says_what_each_picture_is(rolloutdoctor):
     text = " ".join(rolloutdoctor("plot", "--help").stdout.split())
-    for kind in ("advantages", "kl", "baseline", "gradient", "ratio"):
+    for kind in ("advantages", "kl", "baseline", "gradient", "ratio", "mismatch", "lengths"):
         assert f"{kind} (" in text
     assert "no network and no script" in " ".join(rolloutdoctor("report", "--help").stdout.split())
 

@@ -19,7 +19,11 @@ from rolloutdoctor.results.figures import (
     GradientData,
     Histogram,
     KlData,
+    LengthsData,
+    Mark,
+    MismatchData,
     RatioData,
+    Spread,
 )
 
 NAN = math.nan
@@ -70,7 +74,38 @@ def ratio(steps=12, **changes):
     return replace(data, **changes)
 
 
-MAKE = {"advantages": advantages, "kl": kl, "baseline": baseline, "gradient": gradient, "ratio": ratio}
+GRID = ((0, 2, 0, 0), (0, 9, 1, 0), (0, 0, 40, 3), (0, 0, 1, 500))
+
+
+def spreads(count):
+    return tuple(Spread(place, place, 200, 0.01 * (1 + place % 5), 0.05) for place in range(count))
+
+
+def mismatch(steps=12, **changes):
+    data = MismatchData("old_log_probs", -8.0, GRID, 560, 4, spreads(steps), spreads(5), spreads(3))
+    return replace(data, **changes)
+
+
+def lengths(steps=12, **changes):
+    one = (40.0,) * steps
+    half = (0.5,) * steps
+    data = LengthsData(
+        SOME, MOVED, tuple(range(steps)), one, (50.0,) * steps, (60.0,) * steps, (64.0,) * steps, half, half, True, (2,)
+    )
+    return replace(data, **changes)
+
+
+MAKE = {
+    "advantages": advantages,
+    "kl": kl,
+    "baseline": baseline,
+    "gradient": gradient,
+    "ratio": ratio,
+    "mismatch": mismatch,
+    "lengths": lengths,
+}
+OF_FIXES = tuple(MAKE)[:5]
+BY_STEP = ("kl", "gradient", "ratio", "mismatch", "lengths")
 
 
 def axes_of(figure):
@@ -144,7 +179,9 @@ def test_kl_shows_logged_recomputed_solved_back_and_tokens():
 def test_nothing_of_a_picture_lies_outside_it(kind):
     """Titles and legends fit, with the longest name of a fix and with every panel there."""
     name = "zero-std:renormalised + rejected-rows:singleton-zero"
-    changes = {"fix": name}
+    changes = {"fix": name} if kind in OF_FIXES else {}
+    if kind == "mismatch":
+        changes = {"marks": (Mark("RDO003", "slope 1/T, T = 0.7", slope=1 / 0.7), Mark("RDO002", "onset", step=3))}
     if kind == "kl":
         changes |= {"after": (0.5,) * 12, "tokens_after": SOME}
     if kind == "ratio":
@@ -184,6 +221,54 @@ def test_gradient_stacks_its_parts_and_says_in_which_space():
     assert figure.get_suptitle() == "zero-std:loss changes 10 % of the gradient"
 
 
+def test_mismatch_draws_what_was_found():
+    slope, bound = Mark("RDO003", "slope 1/T, T = 0.5", 2.0), Mark("RDO004", "bound -ln 0.9", 1.0, offset=0.105)
+    data = mismatch(marks=(slope, bound, Mark("RDO002", "the gap rises at step 3", step=3)))
+    figure = figure_of("mismatch", data)
+    density, steps, positions, lags, *_ = figure.axes
+    assert density.get_xlabel() == "trainer's log-prob, nats"
+    assert density.get_ylabel() == "sampler's log-prob, nats"
+    assert [[list(line.get_xdata()), list(line.get_ydata())] for line in density.lines] == [
+        [[-8, 0], [-8, 0]],
+        [[-8, 0], [-16, 0]],
+        [[-8, 0], [-7.895, 0.105]],
+    ]
+    # The row of the lowest sampler's log-probs is below, and a cell of nothing is clear.
+    drawn = density.images[0]
+    assert (drawn.origin, drawn.get_extent()) == ("lower", [-8, 0, -8, 0])
+    assert drawn.get_array().filled(0).tolist() == [list(row) for row in GRID]
+    assert [line.get_xdata()[0] for line in steps.lines][-1] == 3
+    assert steps.get_ylabel() == "|gap|, nats (log)"
+    assert positions.get_xlabel() == "position in the response, from (log)"
+    assert lags.get_xlabel() == "versions behind the newest of the step"
+    assert figure.get_suptitle().startswith("Sampler against trainer on 560 tokens: median |gap| 0.03 nats; slope 1/T")
+    without = figure_of("mismatch", mismatch(by_lag=()))
+    assert "versions behind the newest of the step" not in {ax.get_xlabel() for ax in without.axes}
+
+
+def test_lengths_show_how_rows_end():
+    figure = figure_of("lengths", lengths())
+    spread, series, ends = figure.axes
+    assert spread.get_xlabel() == "response length, tokens"
+    assert series.get_ylabel() == "length, tokens"
+    assert ends.get_ylabel() == "rows, %"
+    assert legend_of(figure) == [
+        f"all ({SOME.total})",
+        f"truncated ({MOVED.total})",
+        "10 % to 90 %",
+        "longest",
+        "median",
+        "truncated",
+        "end with an end token",
+    ]
+    assert figure.get_suptitle() == (
+        "34 responses, median length 50 tokens, 50 % truncated, 50 % end with an end token"
+    )
+    alone = figure_of("lengths", lengths(by_status=False, truncated_lengths=None, ended=(), end_tokens=()))
+    assert "as long as the longest" in legend_of(alone)
+    assert "no column status" in alone.get_supxlabel()
+
+
 def test_gradient_title_weighs_steps_by_their_gradient():
     data = gradient(2, whole=(99.0, 1.0), spurious=(0.0, 1.0))
     assert (
@@ -218,14 +303,16 @@ def test_a_long_series_becomes_means_and_ranges():
 
 
 ODD = {
-    "one step": {kind: make(1) if kind in ("kl", "gradient", "ratio") else make() for kind, make in MAKE.items()},
-    "10,000 steps": {kind: MAKE[kind](10_000) for kind in ("kl", "gradient", "ratio")},
+    "one step": {kind: make(1) if kind in BY_STEP else make() for kind, make in MAKE.items()},
+    "10,000 steps": {kind: MAKE[kind](10_000) for kind in BY_STEP},
     "nothing": {
         "advantages": AdvantagesData("rows", Histogram()),
         "kl": KlData("", "k1", (), (), (), (), Histogram()),
         "baseline": baseline(points=(), drift=Histogram()),
         "gradient": GradientData(None, (), (), (), (), (), ()),
         "ratio": ratio(0, log_ratio=Histogram(), gap=None, mean_gap=()),
+        "mismatch": MismatchData("old_log_probs", -8.0, ((0, 0), (0, 0)), 0, 0, (), ()),
+        "lengths": LengthsData(Histogram(), None, (), (), (), (), (), ()),
     },
     "NaN": {
         "advantages": AdvantagesData("tokens", Histogram(nonfinite=9), "x", Histogram(nonfinite=9)),
@@ -233,7 +320,19 @@ ODD = {
         "gradient": GradientData("zero-std:loss", (0, 1, 2), *((NAN,) * 3,) * 5),
         "ratio": ratio(3, log_ratio=Histogram(nonfinite=5), below=(NAN,) * 3, above=(NAN,) * 3),
     },
+    "few": {
+        "mismatch": mismatch(
+            counts=((0, 0), (0, 0)),
+            tokens=3,
+            outside=3,
+            by_step=(Spread(0, 0, 3, NAN, NAN),),
+            by_position=(Spread(0, 0, 3, NAN, NAN),),
+            by_lag=(Spread(0, 0, 3, NAN, NAN), Spread(1, 1, 3, NAN, NAN)),
+        ),
+        "lengths": lengths(truncated_lengths=None, by_status=False, truncated=(NAN,) * 12, ended=()),
+    },
     "all equal": {
+        "mismatch": mismatch(by_step=(Spread(0, 0, 200, 0.0, 0.0), Spread(1, 1, 200, 0.0, 0.0))),
         "advantages": advantages(before=Histogram(-40, 0, (99,)), after=Histogram(-40, 0, (99,)), changed=0),
         "ratio": ratio(log_ratio=Histogram(-40, 0, (99,))),
     },

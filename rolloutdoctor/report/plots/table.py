@@ -9,7 +9,7 @@ from typing import Any
 import matplotlib as mpl
 from matplotlib.figure import Figure
 
-from rolloutdoctor.report.plots import advantages, baseline, gradient, kl, ratio
+from rolloutdoctor.report.plots import advantages, baseline, gradient, kl, lengths, mismatch, ratio
 from rolloutdoctor.report.plots.style import plain_numbers, styled
 from rolloutdoctor.results.errors import UsageError, nearest
 from rolloutdoctor.results.figures import PictureData
@@ -39,6 +39,8 @@ PICTURES: dict[str, Picture] = {
     "baseline": Picture(baseline.draw, baseline.title),
     "gradient": Picture(gradient.draw, gradient.title),
     "ratio": Picture(ratio.draw, ratio.title),
+    "mismatch": Picture(mismatch.draw, mismatch.title),
+    "lengths": Picture(lengths.draw, lengths.title),
 }
 
 SUFFIXES = {".png": "png", ".svg": "svg", ".pdf": "pdf"}
