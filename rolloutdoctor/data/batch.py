@@ -38,7 +38,8 @@ class RolloutBatch:
         split: ``train`` or ``eval``.
         rows: ``[N+1]`` int64 offsets into the token axis; empty rows are allowed.
         groups: the rows gathered into groups, or None if the file has no groups.
-        per_row: canonical column name to ``[N]`` tensor (float64 for numbers, int64 for integers; NaN is null).
+        per_row: canonical column name to ``[N]`` tensor (float64 for numbers, int64 for integers; NaN is null). Prompts
+            and responses are there as 64-bit hashes, int64 (0 is null): they tell equal ones from others.
         per_token: canonical column name to ``[T]`` tensor (float for log-probs, bool for masks). Any mapping may be
             given; what is kept is `TokenColumns`, whose chunks are joined only for who asks for a whole column.
         rewards: name of a reward function to ``[N]`` float64.
@@ -117,6 +118,11 @@ class RolloutBatch:
             is_trained_T = self.tokens_of("response_mask", tokens)
             lengths_N[rows.start + 1 : rows.stop + 1] = seg.trues(is_trained_T, cuts - cuts[0])
         return lengths_N.cumsum_(0)
+
+    @cached_property
+    def prompts(self) -> Tensor | None:
+        """``[N]`` int64, the same for rows of one prompt, in any step; 0 where unknown, None without a column."""
+        return next((self.per_row[name] for name in PROMPTS if name in self.per_row), None)
 
     @property
     def device(self) -> torch.device:
@@ -217,6 +223,9 @@ class RolloutBatch:
             yield slice(start, stop), slice(begin, int(cuts[stop]))
             start = stop
 
+
+PROMPTS = ("prompt_ids", "prompt")
+"""Columns that say which prompt a row answers, best first: the first of them that is there is read."""
 
 STAND_INS = {
     "old_log_probs": ("old_log_probs", "policy_log_probs"),

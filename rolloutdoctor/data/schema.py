@@ -53,6 +53,11 @@ class Column:
         """True if the column is packed along the token axis of a batch."""
         return self.kind.per_token and self.aligned
 
+    @property
+    def hashed(self) -> bool:
+        """True if a batch carries a hash of each cell in its place: what it says matters only as same or other."""
+        return self.kind is Kind.MESSAGES or (self.kind is Kind.TOKENS and not self.aligned)
+
 
 COLUMNS: tuple[Column, ...] = (
     Column("step", Kind.INTEGER, "optimiser step as logged", ("global_step", "iteration")),

@@ -7,9 +7,10 @@ from typing import TypeVar, cast
 import torch
 from torch import Tensor
 
-from rolloutdoctor.data.batch import RolloutBatch
+from rolloutdoctor.data.batch import TRAIN, RolloutBatch
 from rolloutdoctor.evaluation.blocks import cut
 from rolloutdoctor.ops import segments as seg
+from rolloutdoctor.ops.prefix_hash import PrefixHashes, scramble
 
 T = TypeVar("T")
 
@@ -68,6 +69,35 @@ class TokenBlock:
         if key not in self._cached:
             self._cached[key] = make()
         return cast(T, self._cached[key])
+
+    def row_column(self, name: str) -> Tensor:
+        """Return a column of the rows, ``[n]``.
+
+        Raises:
+            KeyError: if the batch has no such column.
+        """
+        return self._batch.per_row[name][self.rows]
+
+    @cached_property
+    def prefixes(self) -> PrefixHashes:
+        """Hashes of the prefixes of `response_ids`, each after its prompt.
+
+        Equal for equal contexts in the run; where no column has the prompts, or a row's is not known, only for rows of
+        one group and step.
+        """
+        return PrefixHashes.of(self.column("response_ids"), self.runs, self._prompts())
+
+    def _prompts(self) -> Tensor:
+        batch, rows = self._batch, self.rows
+        place_n = torch.arange(rows.start, rows.stop, device=batch.device)
+        within_n = place_n if batch.groups is None else batch.groups.index_N[rows]
+        # Far from the hashes of prompts, and from those of other steps and splits.
+        key = torch.tensor([batch.step * 2 + (batch.split != TRAIN)], device=batch.device)
+        own_n = scramble(within_n + scramble(key))
+        if batch.prompts is None:
+            return own_n
+        prompt_n = batch.prompts[rows]
+        return torch.where(prompt_n == 0, own_n, prompt_n)
 
     @cached_property
     def trained_T(self) -> Tensor:

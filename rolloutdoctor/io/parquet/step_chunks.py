@@ -25,6 +25,7 @@ from rolloutdoctor.io.parquet.decode import (
     texts,
 )
 from rolloutdoctor.io.parquet.files import RunFile
+from rolloutdoctor.io.parquet.hashes import hashes
 from rolloutdoctor.io.parquet.spill_file import SpillFile, Stored, joined
 from rolloutdoctor.ops.groups import Groups
 from rolloutdoctor.results.errors import DataError, nearest
@@ -47,6 +48,7 @@ class ColumnSelection:
         groups: rows can be gathered into groups.
         samples: rows have names of their own.
         statuses: the finish reasons are among them.
+        hashed: columns of which a batch carries a hash of each cell.
     """
 
     tokens: tuple[str, ...]
@@ -55,13 +57,14 @@ class ColumnSelection:
     groups: bool
     samples: bool
     statuses: bool = False
+    hashed: tuple[str, ...] = ()
 
     @classmethod
     def of(cls, columns: Iterable[str], present: frozenset[str]) -> "ColumnSelection":
         """Choose from the columns that are `present`.
 
         A column that another may stand in for is fetched as that other one if it is absent. Messages have no place in
-        a batch, nor have the prompt's tokens: they are left out.
+        a batch, nor have the prompt's tokens: it carries their hashes.
 
         Raises:
             ValueError: if a name is not a column of the contract.
@@ -83,6 +86,7 @@ class ColumnSelection:
             groups="group_id" in present,
             samples="sample_id" in present,
             statuses="status" in chosen,
+            hashed=tuple(column.name for column in ordered if column.hashed),
         )
 
     @property
@@ -94,7 +98,7 @@ class ColumnSelection:
             ("sample_id", self.samples),
             ("status", self.statuses),
         )
-        return (*self.tokens, *self.rows, *(name for name, is_wanted in also if is_wanted))
+        return (*self.tokens, *self.rows, *self.hashed, *(name for name, is_wanted in also if is_wanted))
 
 
 @dataclass(frozen=True)
@@ -106,7 +110,7 @@ class StepChunk:
         rows: ``[N]`` their numbers in the file.
         lengths: ``[N]`` int64 tokens per row, or None if no token column has values here.
         tokens: token column to ``[T]`` values, in memory or in the temporary file; None where all cells are null.
-        numbers: row column to ``[N]`` values.
+        numbers: row column to ``[N]`` values, or to hashes of its cells.
         rewards: reward function to ``[N]`` float64.
         groups: ``[N]`` group identifiers, or None.
         samples: ``[N]`` sample identifiers, or None.
@@ -189,7 +193,8 @@ def decode_chunk(
             if BY_NAME[name].kind is Kind.INTEGER
             else numbers(table.column(name))
             for name in wanted.rows
-        },
+        }
+        | {name: hashes(table.column(name), BY_NAME[name].kind, places[name]) for name in wanted.hashed},
         rewards=named_numbers(table.column("rewards"), places["rewards"]) if wanted.rewards else {},
         groups=identifiers(table.column("group_id"), places["group_id"]) if wanted.groups else None,
         samples=identifiers(table.column("sample_id"), places["sample_id"]) if wanted.samples else None,

@@ -1,0 +1,40 @@
+"""Hashes of cells that matter only as the same or another: prompts and responses, as text, messages or token ids."""
+
+from hashlib import blake2b
+
+import numpy as np
+import pyarrow as pa
+import torch
+from pyarrow import types
+from torch import Tensor
+
+from rolloutdoctor.data.schema import Kind
+from rolloutdoctor.io.parquet.decode import Place, lists, texts
+from rolloutdoctor.ops.prefix_hash import PrefixHashes, scramble
+from rolloutdoctor.ops.segments import Runs
+
+
+def hashes(column: pa.ChunkedArray, kind: Kind, place: Place) -> Tensor:
+    """Return ``[N]`` int64, equal for equal cells of one kind; 0 where null.
+
+    Raises:
+        DataError: on text that is not UTF-8, or a null among token ids.
+    """
+    if kind is Kind.TOKENS:
+        found = lists(column, kind, torch.float32, place)
+        offsets = torch.from_numpy(np.concatenate([[0], np.cumsum(found.lengths)]))
+        # An empty list is a value, and not the one that null has.
+        seed_N = scramble(torch.ones(len(found.lengths), dtype=torch.int64))
+        hash_N = PrefixHashes.of(found.values, Runs(offsets), seed_N).row_N
+        return hash_N if found.is_null is None else hash_N.where(torch.from_numpy(~found.is_null), 0)
+    if types.is_string(column.type) or types.is_large_string(column.type) or types.is_dictionary(column.type):
+        cells = texts(column, place).to_pylist()
+    else:
+        # Messages: their values in order, as Python writes them.
+        cells = [None if cell is None else repr(cell) for cell in column.to_pylist()]
+    return torch.tensor([0 if cell is None else _digest(cell) for cell in cells], dtype=torch.int64)
+
+
+def _digest(text: str) -> int:
+    raw = blake2b(text.encode("utf-8", "surrogatepass"), digest_size=8).digest()
+    return int.from_bytes(raw, "little", signed=True)
