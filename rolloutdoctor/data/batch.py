@@ -227,6 +227,9 @@ class RolloutBatch:
 PROMPTS = ("prompt_ids", "prompt")
 """Columns that say which prompt a row answers, best first: the first of them that is there is read."""
 
+PROMPT_LENGTH = "prompt_length"
+"""Row value that a batch carries beside the hash of `prompt_ids`: its tokens, int64, below 0 where null."""
+
 STAND_INS = {
     "old_log_probs": ("old_log_probs", "policy_log_probs"),
     "policy_log_probs": ("policy_log_probs", "old_log_probs"),

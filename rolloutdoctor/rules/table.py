@@ -10,6 +10,7 @@ from rolloutdoctor.rules.advantages_differ import AdvantagesDiffer
 from rolloutdoctor.rules.aggregation_by_micro_batch import AggregationByMicroBatch
 from rolloutdoctor.rules.base import Rule
 from rolloutdoctor.rules.denominator_counts_dropped import DenominatorCountsDropped
+from rolloutdoctor.rules.engine_frozen import EngineFrozen
 from rolloutdoctor.rules.eval_group_of_one import EvalGroupOfOne
 from rolloutdoctor.rules.float_residue import FloatResidue
 from rolloutdoctor.rules.group_partition import GroupPartition
@@ -39,6 +40,7 @@ from rolloutdoctor.rules.reward_row_misaligned import RewardRowMisaligned
 from rolloutdoctor.rules.shaped_reward_phantom import ShapedRewardPhantom
 from rolloutdoctor.rules.singleton_group import SingletonGroup
 from rolloutdoctor.rules.stale_policy import StalePolicy
+from rolloutdoctor.rules.stale_prefix_cache import StalePrefixCache
 from rolloutdoctor.rules.whitening_over_padding import WhiteningOverPadding
 from rolloutdoctor.rules.zero_std_kl import ZeroStdKl
 
@@ -81,6 +83,8 @@ RULES: tuple[AnyRule, ...] = (
     MetricScaleFactor(),
     StalePolicy(),
     RatioNotOne(),
+    StalePrefixCache(),
+    EngineFrozen(),
 )
 
 FAMILIES = {

@@ -80,3 +80,9 @@ def test_a_prompt_that_is_not_known_is_that_of_the_group():
     # A column of nulls has no type of text.
     ((one, same, other),) = contexts("prompt")
     assert one == same != other
+
+
+def test_a_batch_has_the_lengths_of_prompts():
+    write(row_group_size=2, step=[0] * 4, prompt_ids=pa.array([[1, 2, 3], [], None, [7]], IDS))
+    assert read("prompt_ids")[0].per_row["prompt_length"].tolist() == [3, 0, -1, 1]
+    assert "prompt_length" not in read("reward")[0].per_row

@@ -58,6 +58,7 @@ def step_of(
     prompts: Sequence[int] = (0, 1, 2, 3),
     group: int = 4,
     stamps: Callable[[int, int], tuple[int, int]] | None = None,
+    prompt_length: Callable[[int], int] = lambda prompt: 200,
 ) -> RolloutBatch:
     """Sample and score one step.
 
@@ -69,10 +70,11 @@ def step_of(
         prompts: one for each group.
         group: rows of a group.
         stamps: step and row to the version stamps; None: none are recorded.
+        prompt_length: prompt to its tokens.
     """
     draw = np.random.default_rng((policy.seed, 77, step))
     trained = step if trainer is None else trainer
-    sampled, scored = [], []
+    sampled, scored, drawn = [], [], []
     length = policy.length
     for row in range(len(prompts) * group):
         prompt = prompts[row // group]
@@ -83,6 +85,7 @@ def step_of(
             own = np.stack([policy.logits(prompt, version)[t] for t, version in enumerate(by)])
         s = _log_softmax(policy.noisy(own, draw))
         token = (s + draw.gumbel(size=s.shape)).argmax(-1)
+        drawn.append(token)
         o = _log_softmax(policy.noisy(policy.logits(prompt, trained), draw))
         sampled.append(np.take_along_axis(s, token[:, None], 1)[:, 0])
         scored.append(np.take_along_axis(o, token[:, None], 1)[:, 0])
@@ -96,10 +99,15 @@ def step_of(
         step=step,
         rows=torch.arange(count + 1) * length,
         groups=Groups.of(torch.arange(count) // group, len(prompts)),
-        per_row=row_columns,
+        per_row=row_columns
+        | {
+            "prompt_ids": torch.tensor([1 + prompts[row // group] for row in range(count)]),
+            "prompt_length": torch.tensor([prompt_length(prompts[row // group]) for row in range(count)]),
+        },
         per_token={
             "rollout_log_probs": torch.from_numpy(np.concatenate(sampled)).float(),
             "old_log_probs": torch.from_numpy(np.concatenate(scored)).float(),
+            "response_ids": torch.from_numpy(np.concatenate(drawn)),
             "response_mask": torch.ones(count * length, dtype=torch.bool),
         },
         group_ids=[f"p{prompt}" for prompt in prompts],

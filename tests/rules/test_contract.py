@@ -8,6 +8,7 @@ import random
 import re
 from collections.abc import Mapping
 
+import numpy as np
 import pytest
 import torch
 from hypothesis import given, settings
@@ -17,6 +18,7 @@ from rules.checking import columns_of, folded, outcomes, report_on
 from rolloutdoctor import rules
 from rolloutdoctor.engine.judge import judge
 from rolloutdoctor.ops.groups import Groups
+from rolloutdoctor.ops.sketch import sketch
 from rolloutdoctor.results.errors import UsageError
 from rolloutdoctor.rules.audited import AuditedRule
 from rolloutdoctor.rules.table import FAMILIES, RULES, find, pick
@@ -102,10 +104,12 @@ def full_batch(seed, step=0, split="train", **kwargs):
     p_T = batch.column("policy_log_probs").exp()
     nan_T = torch.rand(batch.tokens, generator=draw) < 0.02
     rows = {"advantage": normal(len(batch)), "micro_batch_id": torch.arange(len(batch)) % 2}
+    rows |= {"prompt_ids": 1 + batch.groups.index_N, "prompt_length": 200 + batch.groups.index_N}
     tokens = {
         "kl": torch.where(nan_T, torch.nan, normal(batch.tokens)),
         "sum_pi_squared": p_T**2 + (1 - p_T) ** 2 * torch.rand(batch.tokens, generator=draw, dtype=torch.float64),
         "advantages": normal(batch.tokens),
+        "response_ids": torch.randint(0, 9, (batch.tokens,), generator=draw),
     }
     reward_N = batch.per_row["reward"]
     functions = {
@@ -137,7 +141,7 @@ def assert_close(one, other):
     assert type(one) is type(other)
     for field in dataclasses.fields(one):
         mine, theirs = getattr(one, field.name), getattr(other, field.name)
-        if isinstance(mine, int) and isinstance(theirs, int):
+        if isinstance(mine, int | str) and isinstance(theirs, int | str):
             assert mine == theirs, field.name
         else:
             assert mine == pytest.approx(theirs, rel=1e-9, abs=1e-9, nan_ok=True), field.name
@@ -226,10 +230,17 @@ def test_find():
 # Tallies.
 
 
+def sketched(values):
+    """Contexts and their values as a sketch; rules that keep text keep sketches."""
+    contexts, sums = (np.array(each, dtype=np.int64) for each in (list(values), list(values.values())))
+    return sketch(contexts, np.abs(contexts), np.tile(sums[:, None].astype(float), 5))
+
+
 def generated(rule):
     """Tallies of a rule: whole numbers, and floats that add up without rounding."""
     kinds = {int: st.integers(0, 50), float: st.integers(0, 4096).map(lambda number: number / 64)}
     kinds[Mapping[str, float]] = st.dictionaries(st.sampled_from("abc"), kinds[float])
+    kinds[str] = st.dictionaries(st.integers(-9, 9), st.integers(0, 50), max_size=5).map(sketched)
     return st.builds(rule.tally, **{field.name: kinds[field.type] for field in dataclasses.fields(rule.tally)})
 
 

@@ -4,6 +4,7 @@ from hashlib import blake2b
 
 import numpy as np
 import pyarrow as pa
+import pyarrow.compute as pc
 import torch
 from pyarrow import types
 from torch import Tensor
@@ -33,6 +34,12 @@ def hashes(column: pa.ChunkedArray, kind: Kind, place: Place) -> Tensor:
         # Messages: their values in order, as Python writes them.
         cells = [None if cell is None else repr(cell) for cell in column.to_pylist()]
     return torch.tensor([0 if cell is None else _digest(cell) for cell in cells], dtype=torch.int64)
+
+
+def cell_lengths(column: pa.ChunkedArray) -> Tensor:
+    """Return ``[N]`` int64, how many values each list holds; -1 where null."""
+    lengths = pc.fill_null(pc.list_value_length(column), -1)
+    return torch.from_numpy(np.array(lengths.to_numpy(), dtype=np.int64))
 
 
 def _digest(text: str) -> int:

@@ -8,7 +8,7 @@ import pyarrow as pa
 import torch
 from torch import Tensor
 
-from rolloutdoctor.data.batch import STAND_INS, RolloutBatch, StepKey
+from rolloutdoctor.data.batch import PROMPT_LENGTH, STAND_INS, RolloutBatch, StepKey
 from rolloutdoctor.data.schema import BY_NAME, Kind
 from rolloutdoctor.data.token_columns import TokenColumns
 from rolloutdoctor.io.parquet.decode import (
@@ -25,7 +25,7 @@ from rolloutdoctor.io.parquet.decode import (
     texts,
 )
 from rolloutdoctor.io.parquet.files import RunFile
-from rolloutdoctor.io.parquet.hashes import hashes
+from rolloutdoctor.io.parquet.hashes import cell_lengths, hashes
 from rolloutdoctor.io.parquet.spill_file import SpillFile, Stored, joined
 from rolloutdoctor.ops.groups import Groups
 from rolloutdoctor.results.errors import DataError, nearest
@@ -194,7 +194,8 @@ def decode_chunk(
             else numbers(table.column(name))
             for name in wanted.rows
         }
-        | {name: hashes(table.column(name), BY_NAME[name].kind, places[name]) for name in wanted.hashed},
+        | {name: hashes(table.column(name), BY_NAME[name].kind, places[name]) for name in wanted.hashed}
+        | ({PROMPT_LENGTH: cell_lengths(table.column("prompt_ids"))} if "prompt_ids" in wanted.hashed else {}),
         rewards=named_numbers(table.column("rewards"), places["rewards"]) if wanted.rewards else {},
         groups=identifiers(table.column("group_id"), places["group_id"]) if wanted.groups else None,
         samples=identifiers(table.column("sample_id"), places["sample_id"]) if wanted.samples else None,

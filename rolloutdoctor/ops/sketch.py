@@ -1,0 +1,91 @@
+"""What was seen of some contexts in several steps: a sample of bounded size that adds up exactly, in any order.
+
+A context is a 64-bit hash. All records of the contexts with the smallest hashes are kept (a bottom-k sketch): a context
+that is among the smallest of a run is among the smallest of each of its steps, so that nothing of it is lost on the
+way, and which contexts are kept does not depend on the order of steps. Values are whole multiples of 2 ** -20, which
+add up without rounding.
+"""
+
+import base64
+from collections.abc import Iterable
+from functools import reduce
+from typing import NamedTuple
+
+import numpy as np
+from numpy.typing import NDArray
+
+CONTEXTS = 128
+"""Contexts that are kept."""
+
+UNIT = 2.0**-20
+"""Of a value: a millionth."""
+
+
+class Seen(NamedTuple):
+    """Records of a sketch, in the order of contexts and versions.
+
+    Attributes:
+        context: hash of each record's context, ``[R]`` uint64.
+        version: policy version, ``[R]`` int64.
+        sums: ``[R, K]`` float64, added up where context and version are the same.
+    """
+
+    context: NDArray[np.uint64]
+    version: NDArray[np.int64]
+    sums: NDArray[np.float64]
+
+
+def sketch(context: NDArray[np.int64], version: NDArray[np.int64], sums: NDArray[np.float64]) -> str:
+    """Make a sketch of records as text: of ``[R]`` hashes, ``[R]`` versions and ``[R, K]`` values to add up.
+
+    >>> text = sketch(np.array([5, 5]), np.array([1, 1]), np.array([[1.0, 2.0], [1.0, 4.0]]))
+    >>> records(text).sums.tolist()
+    [[2.0, 6.0]]
+    """
+    return _text(context.view(np.uint64), version, np.rint(sums / UNIT).astype(np.int64))
+
+
+def records(text: str) -> Seen:
+    """Read a sketch; an empty text is that of no record."""
+    context, version, sums = _read(text)
+    return Seen(context, version, sums.astype(np.float64) * UNIT)
+
+
+def add(one: str, other: str) -> str:
+    """Add up two sketches."""
+    if not one or not other:
+        return one or other
+    parts = _read(one), _read(other)
+    context, version, sums = (np.concatenate(each) for each in zip(*parts, strict=True))
+    return _text(context, version, sums)
+
+
+def add_all(many: Iterable[str]) -> str:
+    """Add up many, in pairs, pairs of pairs and so on: none is read more often than it takes."""
+    each = [text for text in many if text]
+    while len(each) > 2:
+        each = [reduce(add, each[place : place + 2]) for place in range(0, len(each), 2)]
+    return reduce(add, each, "")
+
+
+def _text(context: NDArray[np.uint64], version: NDArray[np.int64], sums: NDArray[np.int64]) -> str:
+    """Keep the contexts with the smallest hashes, add up what belongs together, and write it."""
+    if not len(context):
+        return ""
+    smallest = np.unique(context)[:CONTEXTS]
+    is_kept = context <= smallest[-1]
+    context, version, sums = context[is_kept], version[is_kept], sums[is_kept]
+    order = np.lexsort((version, context))
+    context, version, sums = context[order], version[order], sums[order]
+    starts = np.flatnonzero(np.r_[True, (context[1:] != context[:-1]) | (version[1:] != version[:-1])])
+    sums = np.add.reduceat(sums, starts, axis=0)
+    table = np.column_stack([context[starts].view(np.int64), version[starts], sums]).astype("<i8")
+    return f"{sums.shape[1]}:{base64.b64encode(table.tobytes()).decode()}"
+
+
+def _read(text: str) -> tuple[NDArray[np.uint64], NDArray[np.int64], NDArray[np.int64]]:
+    if not text:
+        return np.zeros(0, np.uint64), np.zeros(0, np.int64), np.zeros((0, 0), np.int64)
+    width, _, body = text.partition(":")
+    table = np.frombuffer(base64.b64decode(body), dtype="<i8").reshape(-1, 2 + int(width)).astype(np.int64)
+    return table[:, 0].copy().view(np.uint64), table[:, 1], table[:, 2:]

@@ -1,0 +1,120 @@
+import math
+import random
+from dataclasses import replace
+
+import pytest
+import torch
+from rules.checking import outcomes, report_on, values
+from rules.drift import Policy, run_of
+
+from rolloutdoctor.results.findings import Severity
+
+CODE = "RDO010"
+PROMPTS = tuple(range(8))
+
+
+def model(**changes):
+    return Policy(**{"length": 4, "vocabulary": 6, "rate": 0.05, **changes})
+
+
+def run(policy, steps=12, **kwargs):
+    return run_of(policy, steps, **{"prompts": PROMPTS, **kwargs})
+
+
+def found_in(batches):
+    report = report_on(batches, trainer=None, select=[CODE])
+    assert not report.skipped, report.skipped
+    return report.findings[0] if report.findings else None
+
+
+def test_an_engine_that_never_updates():
+    finding = found_in(run(model(), versions=lambda step, row: 0))
+    assert (finding.severity, finding.verdict) == (Severity.WARNING, "exposed")
+    found = values(finding)
+    assert found["frozen_from"] == 0
+    assert found["frozen_share"] >= 0.9
+    assert found["sampler_move"] < 0.02 < 0.1 < found["trainer_move"]
+    assert found["noise"] == pytest.approx(0.005, rel=0.5)
+    assert "from version 0 on" in finding.headline
+
+
+def test_an_engine_that_stops():
+    finding = found_in(run(model(rate=0.08), 16, versions=lambda step, row: min(step, 6)))
+    assert 4 <= values(finding)["frozen_from"] <= 7
+
+
+def test_prompts_of_an_epoch():
+    # Each prompt comes again after four steps.
+    batches = []
+    for step in range(16):
+        prompts = tuple(range(6 * (step % 4), 6 * (step % 4) + 6))
+        batches += [
+            replace(one, step=step)
+            for one in run_of(model(), step + 1, prompts=prompts, versions=lambda step, row: 0)[step:]
+        ]
+    assert values(found_in(batches))["frozen_from"] == 0
+
+
+@pytest.mark.parametrize(
+    "batches",
+    [
+        run(model()),
+        run(model(noise=0.02)),
+        # the engine follows some versions later
+        run(model(), versions=lambda step, row: max(0, step - 3)),
+        run(model(), versions=lambda step, row: step // 4 * 4),
+        # neither moves
+        run(model(rate=0.0)),
+        run(model(rate=0.0, noise=0.02), versions=lambda step, row: 0),
+        run(model(rate=0.0, noise=0.03), 20, versions=lambda step, row: 0),
+        # a policy that sharpens
+        run(model(rate=0.0, sharpening=0.1)),
+    ],
+    ids=lambda _: "",
+)
+def test_look_alikes(batches):
+    assert found_in(batches) is None
+
+
+def test_stamps_are_versions():
+    # Four steps of one version each: the sampler stays as it should.
+    batches = run(
+        model(),
+        versions=lambda step, row: step // 4 * 4,
+        stamps=lambda step, row: (step // 4 * 4,) * 2,
+    )
+    assert found_in(batches) is None
+    unknown = [
+        replace(one, per_row={**one.per_row, "policy_version_max": torch.full((len(one),), -1)}) for one in batches
+    ]
+    (skipped,) = report_on(unknown, trainer=None, select=[CODE]).skipped
+    assert skipped.reason.startswith("0 pairs")
+
+
+def test_no_verdict():
+    (skipped,) = report_on(run(model(), 2, prompts=(0, 1)), trainer=None, select=[CODE]).skipped
+    assert skipped.reason.endswith("and it takes 20")
+    assert skipped.remedy == "widen --steps to where prompts come again"
+    alone = run(model(), 12, prompts=tuple(range(20)), group=1)
+    (skipped,) = report_on(alone, trainer=None, select=[CODE]).skipped
+    assert skipped.reason.startswith("no two siblings begin with the same token")
+    nameless = [replace(one, per_row={"reward": one.per_row["reward"]}) for one in run(model(), 3)]
+    (skipped,) = report_on(nameless, trainer=None, select=[CODE]).skipped
+    assert skipped.reason == "nothing says which prompt a row answers"
+
+
+def test_what_is_not_known_does_not_count():
+    batches = run(model(), versions=lambda step, row: 0)
+    odd = []
+    for one in batches:
+        first_T = torch.arange(one.tokens) % 4 == 0
+        sampler_T = torch.where(first_T, math.nan, one.column("rollout_log_probs"))
+        odd.append(replace(one, per_token={**one.per_token, "rollout_log_probs": sampler_T}))
+    assert outcomes(report_on(odd, trainer=None, select=[CODE])) == {CODE: "skipped"}
+
+
+def test_order_of_steps():
+    steps = run(model(), versions=lambda step, row: 0)
+    expected = repr(report_on(steps, trainer=None, select=[CODE]))
+    random.Random(3).shuffle(steps)
+    assert repr(report_on(steps, trainer=None, select=[CODE])) == expected
