@@ -1,6 +1,7 @@
 """How far the trainer's log-probs are from the sampler's: the terms of a block that several rules share."""
 
 import math
+from collections.abc import Mapping
 from typing import NamedTuple
 
 import torch
@@ -145,3 +146,13 @@ def turns_of(gap: Gap) -> dict[str, Tensor]:
         "early": torch.where(enough, first / last, 0.0).amax(1),
         "late": torch.where(enough, last / first, 0.0).amax(1),
     }
+
+
+def sizes_of_rows(block: TokenBlock) -> Mapping[str, Tensor]:
+    """Unsure tokens of each row and the sum of the sizes of their gaps, ``[n]`` float64; nothing without a column."""
+    gap = gap_of(block)
+    if gap is None:
+        return {}
+    return block.cached(
+        "sizes of rows", lambda: {"unsure": gap.runs.total(gap.unsure_T), "size": gap.runs.total(gap.size_T)}
+    )

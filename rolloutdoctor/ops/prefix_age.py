@@ -6,6 +6,7 @@ from typing import NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
+from rolloutdoctor.ops.ranks import centred_ranks
 from rolloutdoctor.ops.sketch import records
 
 LEAST_TOKENS = 32
@@ -72,7 +73,7 @@ def trend(ages: Ages, windows: int = 32) -> float:
         count = int(here.sum())
         if count < 2:
             continue
-        r, a = _centred_ranks(ages.gap[here]), _centred_ranks(ages.age[here])
+        r, a = centred_ranks(ages.gap[here]), centred_ranks(ages.age[here])
         total += float(r @ a) / (count + 1)
         variance += float(r @ r) * float(a @ a) / (count - 1) / (count + 1) ** 2
     return total / math.sqrt(variance) if variance else 0.0
@@ -85,11 +86,3 @@ def tail(score: float) -> float:
     0.001
     """
     return math.erfc(score / math.sqrt(2)) / 2
-
-
-def _centred_ranks(values: NDArray[np.float64] | NDArray[np.int64]) -> NDArray[np.float64]:
-    """Ranks less their mean, equal values sharing the mean of theirs."""
-    _, place, counts = np.unique(values, return_inverse=True, return_counts=True)
-    last = np.cumsum(counts)
-    shared: NDArray[np.float64] = (last - (counts - 1) / 2)[place] - (len(values) + 1) / 2
-    return shared

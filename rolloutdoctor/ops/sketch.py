@@ -6,7 +6,6 @@ way, and which contexts are kept does not depend on the order of steps. Values a
 add up without rounding.
 """
 
-import base64
 from collections.abc import Iterable
 from functools import reduce
 from typing import NamedTuple
@@ -80,12 +79,12 @@ def _text(context: NDArray[np.uint64], version: NDArray[np.int64], sums: NDArray
     starts = np.flatnonzero(np.r_[True, (context[1:] != context[:-1]) | (version[1:] != version[:-1])])
     sums = np.add.reduceat(sums, starts, axis=0)
     table = np.column_stack([context[starts].view(np.int64), version[starts], sums]).astype("<i8")
-    return f"{sums.shape[1]}:{base64.b64encode(table.tobytes()).decode()}"
+    return f"{sums.shape[1]}:{table.tobytes().hex()}"
 
 
 def _read(text: str) -> tuple[NDArray[np.uint64], NDArray[np.int64], NDArray[np.int64]]:
     if not text:
         return np.zeros(0, np.uint64), np.zeros(0, np.int64), np.zeros((0, 0), np.int64)
     width, _, body = text.partition(":")
-    table = np.frombuffer(base64.b64decode(body), dtype="<i8").reshape(-1, 2 + int(width)).astype(np.int64)
+    table = np.frombuffer(bytes.fromhex(body), dtype="<i8").reshape(-1, 2 + int(width)).astype(np.int64)
     return table[:, 0].copy().view(np.uint64), table[:, 1], table[:, 2:]

@@ -63,7 +63,11 @@ class StalePrefixCache(Rule[PrefixTally]):
 
     code = "RDO009"
     name = "stale-prefix-cache"
-    references = ("https://github.com/vllm-project/vllm/issues/42259",)
+    references = (
+        "https://github.com/NVIDIA-NeMo/RL/pull/4018",
+        "https://github.com/PrimeIntellect-ai/prime-rl/pull/1650",
+        "https://github.com/NovaSky-AI/SkyRL/issues/2246",
+    )
     tally = PrefixTally
     needs_objective = False
     splits = ("train",)
@@ -83,12 +87,9 @@ class StalePrefixCache(Rule[PrefixTally]):
 
     def measure_tokens(self, block: "TokenBlock") -> "Mapping[str, Tensor]":
         """Add up the sizes of the gaps of unsure tokens of each row."""
-        from rolloutdoctor.evaluation.sampler_gap import gap_of
+        from rolloutdoctor.evaluation.sampler_gap import sizes_of_rows
 
-        gap = gap_of(block)
-        if gap is None:
-            return {}
-        return {"unsure": gap.runs.total(gap.unsure_T), "size": gap.runs.total(gap.size_T)}
+        return sizes_of_rows(block)
 
     def measure(self, step: "StepView") -> PrefixTally:
         """Keep the prompts of one step with the smallest hashes."""

@@ -30,6 +30,7 @@ from rolloutdoctor.rules.metric_scale_factor import MetricScaleFactor
 from rolloutdoctor.rules.nonfinite_values import NonfiniteValues
 from rolloutdoctor.rules.options_refuted import OptionsRefuted
 from rolloutdoctor.rules.overwritten_completions import OverwrittenCompletions
+from rolloutdoctor.rules.position_shift import PositionShift
 from rolloutdoctor.rules.ratio_not_one import RatioNotOne
 from rolloutdoctor.rules.reference_moved import ReferenceMoved
 from rolloutdoctor.rules.rejected_in_baseline import RejectedInBaseline
@@ -85,6 +86,7 @@ RULES: tuple[AnyRule, ...] = (
     RatioNotOne(),
     StalePrefixCache(),
     EngineFrozen(),
+    PositionShift(),
 )
 
 FAMILIES = {

@@ -1,0 +1,201 @@
+"""RDO011: positions that count the padding of a micro-batch."""
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+from rolloutdoctor.ops.change import median
+from rolloutdoctor.ops.tally import Sums, by_name
+from rolloutdoctor.results.findings import Measure, Severity
+from rolloutdoctor.rules.base import Context, Judgement, Missing, Rule, counted, number
+
+if TYPE_CHECKING:
+    from torch import Tensor
+
+    from rolloutdoctor.evaluation.token_measures import TokenBlock
+    from rolloutdoctor.rules.step import StepView
+
+
+@dataclass(frozen=True)
+class ShiftTally(Sums):
+    """What `position-shift` adds up, by step.
+
+    Attributes:
+        known: rows of the run whose left padding is known.
+        rows: rows with enough tokens, of steps with enough of them.
+        padded: those with left padding.
+        correlation: Spearman's, of the mean gap of a row and its left padding.
+        less_response: the same, the length of the response partialled out.
+        less_prompt: the same, the length of the prompt partialled out.
+        gap: median over rows without left padding of their mean gap.
+        gap_padded: median over rows whose padding is above the median of the padded ones.
+    """
+
+    known: int = 0
+    rows: Mapping[str, float] = by_name()
+    padded: Mapping[str, float] = by_name()
+    correlation: Mapping[str, float] = by_name()
+    less_response: Mapping[str, float] = by_name()
+    less_prompt: Mapping[str, float] = by_name()
+    gap: Mapping[str, float] = by_name()
+    gap_padded: Mapping[str, float] = by_name()
+
+
+@dataclass(frozen=True)
+class PositionShift(Rule[ShiftTally]):
+    """The gap of sampler and trainer grows with a row's left padding in its micro-batch.
+
+    ## What it does
+    Correlates the mean gap of each row with its left padding: how much shorter its prompt is than the longest of its
+    micro-batch.
+
+    ## Why it matters
+    A trainer whose positions count the padding, or whose attention sees it, scores a short prompt's response as if it
+    stood elsewhere; the engine, which packs or pads on the other side, does not. Rows without padding are right, so
+    that the mean over a step looks like noise. A shift by the same number for all tokens does not change a model with
+    relative positions: only where padding is seen, or positions are absolute or split, it shows.
+
+    ## How it is measured
+    The gap is the mean of its sizes on trained tokens with a sampler probability below 0.9, of eight or more in a row.
+    In each step of 16 rows or more with five without padding and eight with it, Spearman's correlation of gap and left
+    padding, and the same with the length of the response, and of the prompt, partialled out: gaps that grow with
+    length grow with padding too, and a long prompt has little of it. Found where the medians over steps are 0.5 with
+    and without the response's length and 0.3 without the prompt's, and the most padded rows have twice the gap of
+    rows without padding.
+
+    ## What to do
+    Give the trainer position ids and an attention mask that leave the padding out, or pack without padding.
+
+    ## Example
+    >>> from rolloutdoctor.testing import diagnose_one, toy_batch
+    >>> diagnose_one("RDO011", toy_batch([[1, 0]], rollout=-1.0), trainer=None)
+    'RDO011 skipped: missing columns micro_batch_id, prompt_ids'
+    """
+
+    code = "RDO011"
+    name = "position-shift"
+    references = (
+        "https://github.com/unslothai/unsloth/pull/6738",
+        "https://github.com/huggingface/trl/issues/6800",
+    )
+    tally = ShiftTally
+    needs_objective = False
+    splits = ("train",)
+
+    least_rows: int = 16
+    level: float = 0.5
+    level_less_prompt: float = 0.3
+    factor: float = 2.0
+
+    def columns(self, context: Context) -> frozenset[str]:
+        """Both log-probs, the micro-batches and the prompts' lengths."""
+        return frozenset({"old_log_probs", "rollout_log_probs", "micro_batch_id", "prompt_ids"})
+
+    def optional_columns(self, context: Context) -> frozenset[str]:
+        """The mask, and what else tells micro-batches apart."""
+        return frozenset({"response_mask", "optim_step_id", "rank"})
+
+    def measure_tokens(self, block: "TokenBlock") -> "Mapping[str, Tensor]":
+        """Add up the sizes of the gaps of unsure tokens of each row."""
+        from rolloutdoctor.evaluation.sampler_gap import sizes_of_rows
+
+        return sizes_of_rows(block)
+
+    def measure(self, step: "StepView") -> ShiftTally:
+        """Correlate the rows of one step."""
+        rows, name = step.token_measures.get(self.code), str(step.batch.step)
+        padding_N = _padding(step)
+        if not rows or padding_N is None:
+            return ShiftTally()
+        import numpy as np
+
+        from rolloutdoctor.data.batch import PROMPT_LENGTH
+        from rolloutdoctor.ops.ranks import centred_ranks, correlation, partial_correlation
+
+        here_N = (rows["unsure"] >= 8) & (padding_N >= 0)
+        each_N = (rows["size"] / rows["unsure"], padding_N, step.batch.rows.diff(), step.batch.per_row[PROMPT_LENGTH])
+        gap, padding, response, prompt = (one[here_N].double().cpu().numpy() for one in each_N)
+        plain, padded = gap[padding == 0], padding[padding > 0]
+        if len(gap) < self.least_rows or len(plain) < 5 or len(padded) < 8:
+            return ShiftTally(known=int((padding_N >= 0).sum()))
+        ranks = [centred_ranks(one) for one in (gap, padding, response, prompt)]
+        return ShiftTally(
+            known=int((padding_N >= 0).sum()),
+            rows={name: float(len(gap))},
+            padded={name: float(len(padded))},
+            correlation={name: correlation(ranks[0], ranks[1]) or 0.0},
+            less_response={name: partial_correlation(ranks[0], ranks[1], ranks[2]) or 0.0},
+            less_prompt={name: partial_correlation(ranks[0], ranks[1], ranks[3]) or 0.0},
+            gap={name: float(np.median(plain))},
+            gap_padded={name: float(np.median(gap[padding >= np.median(padded)]))},
+        )
+
+    def measures(self, tally: ShiftTally) -> Mapping[str, Measure]:
+        """The correlations, and the gap of rows with and without padding."""
+        found = {
+            name: None if not values else median(values.values())
+            for name, values in (
+                ("correlation", tally.correlation),
+                ("correlation_less_response", tally.less_response),
+                ("correlation_less_prompt", tally.less_prompt),
+            )
+        }
+        gap, padded = ({**each} for each in (tally.gap, tally.gap_padded))
+        return {
+            **{name: Measure(value, "1") for name, value in found.items()},
+            "gap_without_padding": Measure(median(gap.values()) if gap else None, "nats"),
+            "gap_padded": Measure(median(padded.values()) if padded else None, "nats"),
+            "rows": Measure(sum(tally.rows.values()), "rows"),
+            "padded_rows": Measure(sum(tally.padded.values()), "rows"),
+        }
+
+    def inconclusive_reason(self, run: ShiftTally, context: Context) -> Missing | None:
+        """No step has rows with padding and rows without."""
+        if run.rows:
+            return None
+        return Missing(
+            f"no step has {self.least_rows} rows in micro-batches of prompts of different lengths",
+            "record more rows of each step",
+        )
+
+    def judge(self, run: ShiftTally, context: Context) -> Judgement | None:
+        """A warning: the log-probs show it, and no logged value proves it."""
+        if not run.rows:
+            return None
+        whole, response, prompt = (
+            median(each.values()) for each in (run.correlation, run.less_response, run.less_prompt)
+        )
+        plain, padded = median(run.gap.values()), median(run.gap_padded.values())
+        if min(whole, response) < self.level or prompt < self.level_less_prompt or padded < self.factor * plain:
+            return None
+        return Judgement(
+            severity=Severity.WARNING,
+            confirmed=False,
+            headline=f"the gap to the sampler goes with the left padding of a row (Spearman {whole:.2f}): "
+            f"{number(plain)} nats without, {number(padded)} with much of it",
+            message=(
+                f"in {counted(len(run.rows), 'step')} the gap of a row goes with its left padding in the micro-batch: "
+                f"Spearman {whole:.2f}, with the length of the response partialled out {response:.2f}, with that of "
+                f"the prompt {prompt:.2f}"
+            ),
+            evidence="the log-probs of sampler and trainer, the prompts' lengths and the micro-batches",
+            advice="give the trainer position ids and an attention mask that leave padding out, or pack without it",
+        )
+
+
+def _padding(step: "StepView") -> "Tensor | None":
+    """Left padding of each row in its micro-batch, ``[N]``; -1 where it is not known, None without columns."""
+    import torch
+
+    from rolloutdoctor.data.batch import PROMPT_LENGTH
+
+    batch = step.batch
+    length_N = batch.per_row.get(PROMPT_LENGTH)
+    if length_N is None or "micro_batch_id" not in batch.per_row or not len(batch):
+        return None
+    parts = [batch.per_row[name] for name in ("optim_step_id", "rank", "micro_batch_id") if name in batch.per_row]
+    micro_N = torch.unique(torch.stack(parts, 1), dim=0, return_inverse=True)[1]
+    longest_M = torch.zeros(int(micro_N.max()) + 1, dtype=length_N.dtype, device=length_N.device)
+    longest_M.scatter_reduce_(0, micro_N, length_N, "amax")
+    is_known_N = (length_N >= 0) & (batch.per_row["micro_batch_id"] >= 0)
+    return torch.where(is_known_N, longest_M[micro_N] - length_N, -1)

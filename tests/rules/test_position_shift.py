@@ -1,0 +1,100 @@
+import random
+from dataclasses import replace
+
+import numpy as np
+import pytest
+import torch
+from rules.checking import outcomes, report_on, values
+
+from rolloutdoctor.results.findings import Severity
+from rolloutdoctor.testing import toy_batch
+
+CODE = "RDO011"
+
+
+def step_of(step, shift=0.0, by_prompt=0.0, by_response=0.0, rows=48, size=8, noise=0.01, same=False, sort=False):
+    """A step whose gaps have a size of `noise`, and what padding, prompt and response add for each hundred tokens."""
+    draw = np.random.default_rng(step)
+    prompt = np.full(rows, 200) if same else draw.integers(50, 600, rows)
+    prompt = np.sort(prompt) if sort else prompt
+    response = draw.integers(20, 120, rows)
+    micro = np.arange(rows) // size
+    longest = np.array([prompt[micro == each].max() for each in micro])
+    padding = longest - prompt
+    scale = noise * (1 + (shift * padding + by_prompt * prompt + by_response * response) / 100)
+    s = [-draw.uniform(0.2, 3, count) for count in response]
+    o = [each + width * draw.normal(size=len(each)) for each, width in zip(s, scale, strict=True)]
+    batch = toy_batch(
+        [[1.0, 0.0]] * (rows // 2),
+        lengths=response.tolist(),
+        policy=[each.tolist() for each in o],
+        rollout=[each.tolist() for each in s],
+        per_row={"micro_batch_id": micro.tolist(), "prompt_length": prompt.tolist()},
+        step=step,
+    )
+    return replace(batch, per_row={**batch.per_row, "prompt_ids": torch.arange(1, rows + 1)})
+
+
+def run(steps=4, **kwargs):
+    return [step_of(step, **kwargs) for step in range(steps)]
+
+
+def found_in(batches):
+    report = report_on(batches, trainer=None, select=[CODE])
+    assert not report.skipped, report.skipped
+    return report.findings[0] if report.findings else None
+
+
+@pytest.mark.parametrize("shift", [1.0, 5.0])
+def test_positions_that_count_padding(shift):
+    finding = found_in(run(shift=shift))
+    assert (finding.severity, finding.verdict) == (Severity.WARNING, "exposed")
+    found = values(finding)
+    assert found["correlation"] > 0.8
+    assert found["gap_padded"] > 2 * found["gap_without_padding"]
+    # The mean size of a normal gap is 0.8 times its standard deviation.
+    assert found["gap_without_padding"] == pytest.approx(0.008, rel=0.15)
+    assert found["rows"] == 4 * 48
+
+
+@pytest.mark.parametrize(
+    "batches",
+    [
+        run(),
+        run(noise=0.05),
+        # short prompts have a larger gap, whatever the padding
+        run(by_prompt=-0.15),
+        run(by_prompt=2.0),
+        run(by_response=5.0),
+        # a little
+        run(shift=0.05),
+    ],
+    ids=lambda _: "",
+)
+def test_look_alikes(batches):
+    assert found_in(batches) is None
+
+
+def test_no_verdict():
+    for batches in (run(same=True), run(rows=8), run(size=1)):
+        (skipped,) = report_on(batches, trainer=None, select=[CODE]).skipped
+        assert skipped.reason == "no step has 16 rows in micro-batches of prompts of different lengths"
+    (skipped,) = report_on(toy_batch([[1, 0]], rollout=-1.0), trainer="slime", select=[CODE]).skipped
+    assert skipped.reason == "missing columns micro_batch_id, prompt_ids"
+
+
+def test_micro_batches_of_ranks_are_different():
+    batches = []
+    for batch in run(shift=5.0):
+        micro_N = batch.per_row["micro_batch_id"]
+        ranks = {"micro_batch_id": micro_N % 2, "rank": micro_N // 2}
+        batches.append(replace(batch, per_row={**batch.per_row, **ranks}))
+    assert values(found_in(batches)) == values(found_in(run(shift=5.0)))
+
+
+def test_order_of_steps():
+    steps = run(shift=3.0)
+    expected = repr(report_on(steps, trainer=None, select=[CODE]))
+    random.Random(3).shuffle(steps)
+    assert repr(report_on(steps, trainer=None, select=[CODE])) == expected
+    assert outcomes(report_on(steps, trainer=None, select=[CODE])) == {CODE: "found"}
