@@ -113,3 +113,13 @@ CUT_COLUMNS = ("optim_step_id", "micro_batch_id", "rank")
 
 LAYOUT_COLUMNS = (*CUT_COLUMNS, "trajectory_id")
 """These, and the one that says which rows are parts of one trajectory."""
+
+
+def prompt_columns(columns: frozenset[str]) -> frozenset[str]:
+    """The column that says which prompt a row answers, of those at hand: its tokens, else its text; none without."""
+    return frozenset([name for name in ("prompt_ids", "prompt") if name in columns][:1])
+
+
+def response_columns(columns: frozenset[str]) -> frozenset[str]:
+    """The column that says what a response is: its tokens, or its text where there are none."""
+    return frozenset({"response" if "response" in columns and "response_ids" not in columns else "response_ids"})

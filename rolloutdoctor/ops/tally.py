@@ -55,6 +55,25 @@ def _sketches(many: Iterable[str]) -> str:
     from rolloutdoctor.ops.sketch import add_all
 
     return add_all(many)
+def bottom_k(keys: int) -> Any:  # noqa: ANN401
+    """Field that keeps all records of the `keys` smallest keys, ``Mapping[str, float]``, ``KEY:WHERE`` to value.
+
+    Keys are hashes as hexadecimal digits of one length, so which ones are kept is a random choice that does not depend
+    on the order of steps, and all records of a key that is kept are there. Of two values of a record the larger stays.
+    """
+
+    def merged_all(many: Iterable[Mapping[str, float]]) -> Mapping[str, float]:
+        found: dict[str, float] = {}
+        for each in many:
+            for name, value in each.items():
+                found[name] = max(found.get(name, value), value)
+        kept = set(sorted({name.partition(":")[0] for name in found})[:keys])
+        return {name: found[name] for name in sorted(found) if name.partition(":")[0] in kept}
+
+    def merged(one: Mapping[str, float], other: Mapping[str, float]) -> Mapping[str, float]:
+        return merged_all([one, other])
+
+    return field(default_factory=dict, metadata={"merge": merged, "merge_all": merged_all})
 
 
 @dataclass(frozen=True)

@@ -1,0 +1,162 @@
+"""RDI009: copies that no sampler makes by chance, and those that it does."""
+
+import math
+
+import pytest
+import torch
+from rules.checking import found_by, outcomes, report_on, values
+
+from rolloutdoctor.rules.duplicate_responses import DuplicateResponses, DuplicateTally
+from rolloutdoctor.testing import toy_batch
+
+LENGTH = 8
+
+
+def batch_of(groups, *, nats=2.0, prompts=None, step=0, column="rollout_log_probs", **per_row):
+    """A batch of groups of responses, each a letter that stands for eight tokens, with `nats` a token."""
+    count = sum(map(len, groups))
+    ids = [[ord(letter) * 10 + place for place in range(LENGTH)] for group in groups for letter in group]
+    rows = {
+        "prompt": [group + 1 if prompts is None else prompts[group] for group, each in enumerate(groups) for _ in each]
+    }
+    logps = [[-nats] * LENGTH] * count if isinstance(nats, float) else [[-each] * LENGTH for each in nats]
+    return toy_batch(
+        [[float(row % 2) for row, _ in enumerate(group)] for group in groups],
+        lengths=LENGTH,
+        policy=None if column != "policy_log_probs" else logps,
+        per_row=rows | per_row,
+        per_token={"response_ids": ids} | ({column: logps} if column not in (None, "policy_log_probs") else {}),
+        step=step,
+    )
+
+
+def find(*batches):
+    return found_by("RDI009", list(batches), trainer=None)
+
+
+def test_a_seed_that_every_request_of_a_group_has():
+    # One group repeats itself, the other does not: sampling was on.
+    found = find(batch_of(["aaaa", "bcde"], nats=9.0))
+    assert (found.severity.label, found.verdict) == ("error", "confirmed")
+    value = values(found)
+    assert value["impossible_copies"] == value["copies"] == 3
+    assert value["effective_group_size"] == 2.5
+    assert value["groups_alike"] == 1
+    # The whole variance of one group of two.
+    assert value["reward_variance_lost"] == pytest.approx(0.5)
+    assert "every request of a group has the same seed" in found.message
+    assert found.examples[0].note == "the same response as r1"
+
+
+def test_a_few_copies_among_many_rows():
+    found = find(batch_of(["aabcdefg", "hijklmno"], nats=9.0))
+    assert found.severity.label == "error"
+    assert values(found)["impossible_copies"] == 1
+    # Counts 2, 1, 1, 1, 1, 1, 1 of 8: squares add up to 10.
+    lost = 1 - (1 - 10 / 64) / (1 - 1 / 8)
+    assert values(found)["reward_variance_lost"] == pytest.approx(lost / 2)
+
+
+def test_temperature_0_looks_like_a_seed():
+    found = find(batch_of(["aaaa", "bbbb"], nats=9.0))
+    assert (found.severity.label, found.verdict) == ("warning", "exposed")
+    assert "temperature 0" in found.message
+
+
+def test_ranks_with_the_same_seed():
+    groups, ranks = ["abcd", "abcd"], [0] * 4 + [1] * 4
+    found = find(batch_of(groups, nats=9.0, prompts=[1, 1], rank=ranks))
+    assert values(found)["impossible_copies_in_other_groups"] == 4
+    assert values(found)["impossible_copies"] == 0
+    assert "ranks sample with the same seed" in found.message
+    found = find(batch_of(groups, nats=9.0))
+    assert "rows were mixed up" in found.message
+
+
+@pytest.mark.parametrize("groups", [["aaaa", "bcde"], ["abcd", "abcd"]])
+def test_likely_answers_repeat(groups):
+    # Four nats in all: short or certain answers, and a chance of two in a hundred.
+    found = find(batch_of(groups, nats=0.5))
+    assert found is None or found.severity.label == "info"
+
+
+def test_collapse_is_information():
+    found = find(batch_of(["aaaa", "bbbc"], nats=0.01))
+    assert found.severity.label == "info"
+    value = values(found)
+    assert value["copies"] == 5
+    prob = math.exp(-LENGTH * 0.01)
+    # Beyond the first of each response: 4 p - (1 - (1 - p)^4) for each of 4 p rows.
+    share = (4 * prob - (1 - (1 - prob) ** 4)) / (4 * prob)
+    assert value["copies_expected"] == pytest.approx(8 * share)
+
+
+def test_the_bound_grows_with_the_pairs():
+    # 32 nats are beyond 30 + ln(6), and not beyond 30 + ln(496).
+    few, many = ["aabc"], ["aabc", *("".join(chr(100 + group * 4 + row) for row in range(4)) for group in range(7))]
+    assert find(batch_of(few, nats=4.0)).severity.label in ("warning", "error")
+    assert find(batch_of(many, nats=4.0)) is None
+
+
+def test_masked_tokens_do_not_make_a_response_unlikely():
+    batch = batch_of(["aabc"], nats=9.0)
+    batch.token_columns._put("response_mask", (torch.arange(4 * LENGTH) % LENGTH < 1,))
+    found = find(batch)
+    assert found is None or found.severity.label == "info"
+
+
+def steps(nats, again, column="rollout_log_probs"):
+    first = batch_of(["abcd"], nats=nats, column=column)
+    return [first, batch_of(["aefg"], nats=[again, nats, nats, nats], step=1, column=column)]
+
+
+def test_the_same_response_in_another_step():
+    found = find(*steps(9.0, 9.5))
+    assert found.severity.label == "warning"
+    assert values(found)["resampled_responses"] == 1
+    # The same log-probs: the same sample.
+    found = find(*steps(9.0, 9.0))
+    assert found.severity.label == "info"
+    assert values(found)["replayed_responses"] == 1
+    # The trainer's log-probs of one sample change with the weights.
+    assert find(*steps(9.0, 9.5, "old_log_probs")).severity.label == "info"
+    # Likely ones may come again.
+    assert find(*steps(0.2, 0.3)) is None
+
+
+def test_another_prompt_is_another_context():
+    first, second = steps(9.0, 9.5)
+    second.per_row["prompt"][:] = 7
+    assert find(first, second) is None
+
+
+def test_clean_and_skipped():
+    assert outcomes(report_on(batch_of(["abcd"]), trainer=None, select=["RDI009"])) == {"RDI009": "clean"}
+    (skipped,) = report_on(toy_batch([[1, 0]]), trainer=None, select=["RDI009"]).skipped
+    assert "response_ids" in skipped.reason
+    (skipped,) = report_on(batch_of(["a", "a"]), trainer=None, select=["RDI009"]).skipped
+    assert "no group has two responses" in skipped.reason
+    # Copies, and nothing that says how likely they are.
+    many = batch_of(["aabcdefg"], column=None)
+    (skipped,) = report_on(many, trainer=None, select=["RDI009"]).skipped
+    assert "no log-probs say how likely" in skipped.reason
+    found = find(batch_of(["aaab"], column=None))
+    assert found.severity.label == "info"
+    assert "no log-probs" in found.evidence
+
+
+def test_text_does_as_well():
+    batch = toy_batch([[1, 0, 1]], per_row={"response": [5, 5, 6]}, lengths=8, policy=-9.0)
+    assert values(find(batch))["impossible_copies"] == 1
+
+
+def test_parts_add_up_in_any_order():
+    names = [f"{key:016x}:{step}" for step in range(4) for key in range(0, 600, step + 1)]
+    parts = [DuplicateTally(sample={name: 1.0 for name in names if name.endswith(f":{step}")}) for step in range(4)]
+    whole = DuplicateTally.of_all(parts).sample
+    one = (parts[3] + parts[1]) + (parts[0] + parts[2])
+    assert one.sample == whole
+    kept = {name.partition(":")[0] for name in whole}
+    assert kept == {f"{key:016x}" for key in range(256)}
+    assert sum(name.startswith(f"{0:016x}") for name in whole) == 4
+    assert DuplicateResponses().measures(DuplicateTally())["copies_share"].value is None
