@@ -8,6 +8,7 @@ from rolloutdoctor.rules.advantage_blow_up import AdvantageBlowUp
 from rolloutdoctor.rules.advantage_mask_mismatch import AdvantageMaskMismatch
 from rolloutdoctor.rules.advantages_differ import AdvantagesDiffer
 from rolloutdoctor.rules.aggregation_by_micro_batch import AggregationByMicroBatch
+from rolloutdoctor.rules.all_truncated import AllTruncated
 from rolloutdoctor.rules.base import Rule
 from rolloutdoctor.rules.denominator_counts_dropped import DenominatorCountsDropped
 from rolloutdoctor.rules.engine_frozen import EngineFrozen
@@ -76,6 +77,7 @@ RULES: tuple[AnyRule, ...] = (
     RewardRowMisaligned(),
     LogProbShift(),
     DuplicateResponses(),
+    AllTruncated(),
     OptionsRefuted(),
     KlMetricCorrupted(),
     EvalGroupOfOne(),

@@ -144,6 +144,9 @@ class Trainer:
         not_recomputed: metrics that it logs (a star stands for any ending) and `metrics` never gives, with the reason.
         reward_free: tells from the metrics of a training step that no group had a spread of rewards; None where they
             do not say.
+        end_metrics: its metrics that hold the share of responses that were cut off, and the smallest, largest and mean
+            length of a response; none where it does not log them.
+        length_option: the option that holds the largest length of a response, or None.
         loss_parts: takes the loss of a training step apart from what was logged; None where that does not do. The
             configuration is None where nothing states it.
         kl_option: the option that holds the coefficient of the KL term in the loss, or None.
@@ -176,6 +179,8 @@ class Trainer:
     quantities: Mapping[str, str] = field(default_factory=dict)
     not_recomputed: Mapping[str, str] = field(default_factory=dict)
     reward_free: Callable[[Mapping[str, float]], bool | None] = _does_not_say
+    end_metrics: tuple[str, str, str, str] | None = None
+    length_option: str | None = None
     loss_parts: Callable[[Mapping[str, float], Config | None], LossParts | None] = _not_logged
     kl_option: str | None = None
     traces: tuple[Trace, ...] = ()

@@ -347,6 +347,12 @@ TRAINER = Trainer(
         "loss_parts": f"slime does not log them apart: {_DUMP}, and RDG002 splits the loss from the dump",
         "metrics": "slime logs to W&B (--use-wandb) or TensorBoard (--use-tensorboard): give an export of that as well",
     },
+    end_metrics=(
+        "rollout/truncated_ratio",
+        "rollout/response_len/min",
+        "rollout/response_len/max",
+        "rollout/response_len/mean",
+    ),
     kl_metrics=("rollout/kl", "train/kl_loss"),
     loss_metric="train/loss",
     grad_norm_metric="train/grad_norm",

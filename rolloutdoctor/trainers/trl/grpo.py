@@ -15,7 +15,7 @@ from rolloutdoctor.objective.parts import Part
 from rolloutdoctor.results.errors import UsageError
 from rolloutdoctor.trainers.options import Config
 from rolloutdoctor.trainers.spec import Choices, LossParts, PartOptions, Trace, Trainer, every
-from rolloutdoctor.trainers.trl.options import NO_LOGITS, NOT_RECOMPUTED, OPTIONS, reuse
+from rolloutdoctor.trainers.trl.options import END_METRICS, NO_LOGITS, NOT_RECOMPUTED, OPTIONS, reuse
 
 if TYPE_CHECKING:
     from rolloutdoctor.evaluation.evaluate import Evaluation
@@ -271,6 +271,8 @@ TRAINER = Trainer(
     },
     reward_free=reward_free,
     loss_parts=loss_parts,
+    end_metrics=END_METRICS,
+    length_option="max_completion_length",
     loss_is_whole=True,
     kl_option="beta",
     traces=(

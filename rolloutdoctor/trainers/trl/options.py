@@ -174,6 +174,15 @@ NOT_RECOMPUTED = {
 """What both trainers log and no row gives."""
 
 
+END_METRICS = (
+    "completions/clipped_ratio",
+    "completions/min_length",
+    "completions/max_length",
+    "completions/mean_length",
+)
+"""How responses ended: TRL counts those without an end-of-sequence token as clipped, whatever ended them."""
+
+
 def reuse(config: Config) -> str:
     """Say why a step may have trained on rows of an earlier generation; empty if the options rule it out."""
     settings = config.settings

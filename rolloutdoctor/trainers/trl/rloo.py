@@ -11,7 +11,7 @@ from rolloutdoctor.results.errors import UsageError
 from rolloutdoctor.trainers.options import Config, Option
 from rolloutdoctor.trainers.spec import Choices, PartOptions, Trace, Trainer, every
 from rolloutdoctor.trainers.trl import grpo as trl
-from rolloutdoctor.trainers.trl.options import NOT_RECOMPUTED
+from rolloutdoctor.trainers.trl.options import END_METRICS, NOT_RECOMPUTED
 from rolloutdoctor.trainers.trl.options import OPTIONS as SHARED
 
 if TYPE_CHECKING:
@@ -128,6 +128,8 @@ TRAINER = Trainer(
         Part.KL_REWARD: PartOptions({"beta": (0,)}),
         Part.GROUP_STD: PartOptions(never="RLOO does not divide by a group's standard deviation"),
     },
+    end_metrics=END_METRICS,
+    length_option="max_completion_length",
     loss_is_whole=True,
     choices=Choices(
         advantage=every(beta=(0.0,), normalize_advantages=(False, True)),

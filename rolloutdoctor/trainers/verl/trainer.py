@@ -285,6 +285,12 @@ TRAINER = Trainer(
     must_state={"algorithm.adv_estimator": "grpo"},
     aliases={"log_probs": "policy_log_probs", "rollout_is_weights": "is_weights"},
     reward_free=reward_free,
+    end_metrics=(
+        "response_length/clip_ratio",
+        "response_length/min",
+        "response_length/max",
+        "response_length/mean",
+    ),
     loss_parts=loss_parts,
     parts={
         Part.KL_LOSS: PartOptions({f"{_ACTOR}.use_kl_loss": (False,), f"{_ACTOR}.kl_loss_coef": (0,)}),

@@ -1,0 +1,151 @@
+"""RDI012: runs in which nothing is ever finished, from rows and from logs."""
+
+import dataclasses
+import json
+
+import pytest
+from rules.checking import found_by, outcomes, report_on, values
+from rules.test_log_alone import only, report_of, trainer_state
+
+from rolloutdoctor.testing import toy_batch
+
+CUT = {
+    "completions/clipped_ratio": 1.0,
+    "completions/min_length": 256.0,
+    "completions/max_length": 256.0,
+    "completions/mean_length": 256.0,
+    "frac_reward_zero_std": 1.0,
+    "grad_norm": 0.0,
+    "loss": 0.0,
+}
+FINE = CUT | {
+    "completions/clipped_ratio": 0.25,
+    "completions/min_length": 20.0,
+    "completions/mean_length": 150.0,
+    "frac_reward_zero_std": 0.25,
+}
+
+
+def outcome(report):
+    return outcomes(report)["RDI012"]
+
+
+def test_every_completion_of_a_trl_log(tmp_path):
+    found, value = only(report_of(trainer_state(tmp_path, *[CUT] * 6)), "RDI012")
+    assert (found.severity.label, found.verdict) == ("error", "confirmed")
+    assert found.headline == "every response of 6 steps is cut off at 256 tokens, 6 steps without reward variance"
+    assert value["truncated_windows"] == 6
+    assert value["reward_free_share"] == 1
+    assert found.examples[0].note == "100 % of the responses cut off"
+
+
+def test_windows_are_called_windows(tmp_path):
+    path = trainer_state(tmp_path, *[CUT] * 4)
+    body = json.loads(path.read_text())
+    for entry in body["log_history"]:
+        entry["step"] *= 5
+    path.write_text(json.dumps(body | {"logging_steps": 5}))
+    found, _ = only(report_of(path), "RDI012")
+    assert "every response of 4 windows of 5 steps is cut off" in found.headline
+
+
+def test_one_finished_response_is_no_error(tmp_path):
+    almost = CUT | {"completions/clipped_ratio": 0.999, "completions/min_length": 80.0}
+    found, _ = only(report_of(trainer_state(tmp_path, *[CUT] * 5, almost)), "RDI012")
+    assert found.severity.label == "warning"
+    assert "from step 1 to 5" in found.headline
+
+
+@pytest.mark.parametrize(
+    "entries",
+    [
+        [FINE] * 6,
+        [CUT] * 4 + [FINE] * 4,
+        # Stop strings leave no end-of-sequence token, and lengths of their own.
+        [CUT | {"completions/min_length": 20.0, "completions/mean_length": 90.0}] * 6,
+        # The task fixes the length, and responses end there.
+        [CUT | {"completions/clipped_ratio": 0.0}] * 6,
+    ],
+)
+def test_clean_logs(tmp_path, entries):
+    assert outcome(report_of(trainer_state(tmp_path, *entries))) == "clean"
+
+
+def test_lengths_below_the_recorded_cap(tmp_path):
+    path = trainer_state(tmp_path, *[CUT] * 6)
+    assert outcome(report_of(path, "max_completion_length=512", trainer="trl")) == "clean"
+    assert outcome(report_of(path, "max_completion_length=256", trainer="trl")) == "found"
+
+
+def test_rewards_that_differ_are_a_warning(tmp_path):
+    found, value = only(report_of(trainer_state(tmp_path, *[CUT | {"frac_reward_zero_std": 0.0}] * 6)), "RDI012")
+    assert found.severity.label == "warning"
+    assert value["reward_free_share"] == 0
+    assert "the task may fix the length" in found.message
+    # Two steps say little of a run.
+    found, _ = only(report_of(trainer_state(tmp_path, *[CUT] * 2)), "RDI012")
+    assert found.severity.label == "warning"
+
+
+def verl_log(folder, share, least=512.0, steps=6):
+    data = {
+        "response_length/clip_ratio": share,
+        "response_length/min": least,
+        "response_length/max": 512.0,
+        "response_length/mean": 512.0,
+        "actor/grad_norm": 0.1,
+        "actor/pg_loss": 0.0,
+    }
+    lines = [json.dumps({"step": step, "data": data}) for step in range(1, steps + 1)]
+    (folder / "log.jsonl").write_text("\n".join(lines) + "\n")
+    return folder / "log.jsonl"
+
+
+def test_a_verl_log_without_its_estimator(tmp_path):
+    found, _ = only(report_of(verl_log(tmp_path, 1.0)), "RDI012")
+    assert found.severity.label == "error"
+    # Its ratio counts the padded width: another cap leaves it at 0.
+    (skipped,) = [one for one in report_of(verl_log(tmp_path, 0.0)).skipped if one.code == "RDI012"]
+    assert "another cap" in skipped.reason
+    assert outcome(report_of(verl_log(tmp_path, 0.0, least=80.0))) == "clean"
+
+
+def test_a_log_that_does_not_say_it(tmp_path):
+    (skipped,) = [
+        one
+        for one in report_of(trainer_state(tmp_path, {"loss": 0.1, "grad_norm": 1.0})).skipped
+        if one.code == "RDI012"
+    ]
+    assert "completions/clipped_ratio" in skipped.remedy
+
+
+def ended(*statuses, rewards=((0, 0), (1, 1)), lengths=4, step=0):
+    return dataclasses.replace(toy_batch(rewards, lengths=lengths, step=step), statuses=statuses)
+
+
+def find(batches):
+    return found_by("RDI012", batches, trainer=None)
+
+
+def test_rows_say_it_themselves():
+    cut = [ended(*["length"] * 4, step=step) for step in range(3)]
+    found = find(cut)
+    assert (found.severity.label, found.verdict) == ("error", "confirmed")
+    assert values(found)["reward_free_share"] == 1
+    assert find([*cut, ended("length", "stop", "length", "length", step=3)]) is None
+    found = find([ended(*["truncated"] * 4, rewards=((0, 1), (1, 0)), step=step) for step in range(3)])
+    assert found.severity.label == "warning"
+
+
+def test_mostly_cut_off_over_five_steps():
+    rewards = ((0,) * 10, (1,) * 10)
+    mostly = [ended(*["length"] * 19, "stop", rewards=rewards, step=step) for step in range(5)]
+    found = find(mostly)
+    assert found.severity.label == "warning"
+    assert values(found)["truncated_share"] == pytest.approx(0.95)
+    assert find(mostly[:4]) is None
+
+
+def test_skipped_without_finish_reasons():
+    (skipped,) = report_on(toy_batch([[0, 1]]), trainer=None, select=["RDI012"]).skipped
+    assert "neither rows nor log" in skipped.reason
