@@ -11,8 +11,9 @@ from rolloutdoctor.engine.configure import configure
 from rolloutdoctor.evaluation.evaluate import evaluate
 from rolloutdoctor.io.metadata import RunMetadata
 from rolloutdoctor.ops.groups import Groups
-from rolloutdoctor.testing import random_batch
+from rolloutdoctor.testing import diagnose, random_batch, toy_batch
 from rolloutdoctor.trainers.options import Layer
+from rolloutdoctor.trainers.table import TRAINERS
 
 SETUPS = {
     "trl": {"beta": 0.1, "num_generations": 4},
@@ -125,6 +126,23 @@ def test_without_micro_batches_only_what_depends_on_them_is_in_doubt():
     assert tallies["kl"].not_compared == 1
     assert "micro_batch_id" in tallies["kl"].reason
     assert tallies["reward"].disagree == 1
+
+
+def test_a_cut_that_gives_the_same_by_chance_does_not_settle_it():
+    """The token mean is the mean of the rows' means here, and that of pairs of rows is not."""
+    values = {"a": -0.7, "b": 0.4, "none": 0.0}
+    rows = [["a"], ["b"] * 2, ["none"] * 2, ["a"] * 3]
+    ref = [[-1.0 + values[name] for name in row] for row in rows]
+    options = {"beta": 0.5, "use_bias_correction_kl": False, "logging_steps": 1}
+    batch = toy_batch([[1, 0, 0, 0]], lengths=[1, 2, 2, 3], ref=ref)
+    cut = replace(batch, per_row={**batch.per_row, "micro_batch_id": torch.tensor([0, 0, 1, 1])})
+    objective = configure(RunMetadata(), "trl", [Layer("test", options)]).objective
+    logged = {"kl": TRAINERS["trl"].metrics(evaluate(cut, objective))["kl"]}
+    (found,) = (each for each in diagnose([batch], trainer="trl", options=options, logged=logged).audit)
+    assert (found.compared, found.not_compared) == (0, 1)
+    assert "micro_batch_id" in found.reason
+    (found,) = diagnose([cut], trainer="trl", options=options, logged=logged).audit
+    assert found.agrees
 
 
 def test_without_log_probs_at_the_loss_its_values_are_in_doubt():
