@@ -55,6 +55,8 @@ def _sketches(many: Iterable[str]) -> str:
     from rolloutdoctor.ops.sketch import add_all
 
     return add_all(many)
+
+
 def bottom_k(keys: int) -> Any:  # noqa: ANN401
     """Field that keeps all records of the `keys` smallest keys, ``Mapping[str, float]``, ``KEY:WHERE`` to value.
 

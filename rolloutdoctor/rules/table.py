@@ -11,8 +11,8 @@ from rolloutdoctor.rules.aggregation_by_micro_batch import AggregationByMicroBat
 from rolloutdoctor.rules.all_truncated import AllTruncated
 from rolloutdoctor.rules.base import Rule
 from rolloutdoctor.rules.denominator_counts_dropped import DenominatorCountsDropped
-from rolloutdoctor.rules.engine_frozen import EngineFrozen
 from rolloutdoctor.rules.duplicate_responses import DuplicateResponses
+from rolloutdoctor.rules.engine_frozen import EngineFrozen
 from rolloutdoctor.rules.eval_group_of_one import EvalGroupOfOne
 from rolloutdoctor.rules.float_residue import FloatResidue
 from rolloutdoctor.rules.group_partition import GroupPartition
