@@ -45,12 +45,14 @@ FOUND = {
     "slime_ppo": {("RDM001", "error", "confirmed"), ("RDG002", "info", "confirmed")},
     "healthy": {("RDA008", "info", "exposed"), ("RDG001", "info", "confirmed"), ("RDG002", "info", "confirmed")},
 }
+# Three samples have no log-probs of the sampler, and the steps of the fourth are short, as are its prompts.
+OF_THE_SAMPLER = {"RDO002", "RDO009", "RDO010", "RDO011"}
 UNTESTED = {
     # They need rewards by function (one of them the outcome), advantages of tokens, or a mark of rows without a reward.
-    "run": {"RDA006", "RDA008"},
-    "verl_rejected": {"RDA008", "RDA009"},
-    "slime_ppo": {"RDA005"},
-    "healthy": {"RDA006"},
+    "run": {"RDA006", "RDA008", *OF_THE_SAMPLER},
+    "verl_rejected": {"RDA008", "RDA009", *OF_THE_SAMPLER} - {"RDO009"},
+    "slime_ppo": {"RDA005", *OF_THE_SAMPLER},
+    "healthy": {"RDA006", *OF_THE_SAMPLER},
 }
 MOST_BYTES = 6 * 2**20
 
