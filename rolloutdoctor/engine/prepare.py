@@ -13,6 +13,7 @@ from rolloutdoctor.io.metadata import RunMetadata
 from rolloutdoctor.io.metrics import LoggedMetrics
 from rolloutdoctor.io.run import Run
 from rolloutdoctor.results.audit import Refuted
+from rolloutdoctor.results.errors import UnstatedError
 from rolloutdoctor.rules.base import Context
 
 
@@ -48,11 +49,21 @@ def prepare(run: Run, options: CheckOptions) -> PreparedRun:
         InputError: if the steps that have to be looked at cannot be read.
     """
     options = with_identified(run, options)
-    configured = configure(run.metadata, options.trainer, options.layers, options.fixes)
+    configured = _configured(run, options)
     # A log alone is compared with nothing: what its rules say holds for means over several steps too.
     metrics = run.metrics if run.metrics_only else comparable(run.metrics, configured)
     plan = make_plan(options.rules, against_log(run_context(run, metrics, configured), configured, run.metrics))
     return PreparedRun(run, options, configured, metrics, plan)
+
+
+def _configured(run: Run, options: CheckOptions) -> Configured | None:
+    try:
+        return configure(run.metadata, options.trainer, options.layers, options.fixes)
+    except UnstatedError:
+        if not run.metrics_only:
+            raise
+        # Rules that look at a log alone know whose it is by the names in it.
+        return None
 
 
 def against_log(context: Context, configured: Configured | None, metrics: LoggedMetrics) -> Context:

@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING
 
 from rolloutdoctor.ops.tally import Sums, by_name, largest, ratio, smallest
 from rolloutdoctor.results.findings import Example, Measure, Severity
-from rolloutdoctor.rules.base import Context, Judgement, Missing, Rule, counted, logs_remedy, percent
+from rolloutdoctor.rules.base import Context, Judgement, Missing, Rule, counted, logged_lines, logs_remedy, percent
 
 if TYPE_CHECKING:
     from rolloutdoctor.rules.step import StepView
@@ -47,19 +47,11 @@ class TruncatedTally(Sums):
     least: float = smallest()
     largest: float = largest()
 
-    @property
-    def unit(self) -> str:
-        """What a logged line is: a step, or a window of several."""
-        between = (self.last - self.first) / (self.windows - 1) if self.windows > 1 else 1.0
-        size = round(between)
-        if self.from_rows or size < 2 or abs(between - size) > 0.5 / max(1, self.windows - 1):
-            return "step"
-        return f"window of {size} steps"
-
     def counted(self, count: int) -> str:
         """Some of the windows, in words."""
-        head, *tail = self.unit.split(" ", 1)
-        return " ".join([counted(count, head), *tail])
+        if self.from_rows:
+            return counted(count, "step")
+        return logged_lines(count, self.windows, self.first, self.last)
 
 
 @dataclass(frozen=True)

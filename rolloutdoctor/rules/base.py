@@ -288,3 +288,23 @@ def counted(count: float, noun: str) -> str:
     ('1 group', '2,500 rows')
     """
     return f"{int(count):,} {noun}{'' if count == 1 else 's'}"
+
+
+def logged_lines(count: int, lines: int, first: float, last: float) -> str:
+    """Some of the lines of a log in words: steps, or windows of several where they are so far apart.
+
+    Args:
+        count: how many are meant.
+        lines: how many the log has.
+        first: step of the first.
+        last: step of the last.
+
+    >>> logged_lines(2, 4, 5, 20), logged_lines(1, 4, 1, 4)
+    ('2 windows of 5 steps', '1 step')
+    """
+    between = (last - first) / (lines - 1) if lines > 1 else 1.0
+    size = round(between)
+    # The last line of a run comes where the run ends.
+    if size < 2 or abs(between - size) * (lines - 1) > size:
+        return counted(count, "step")
+    return f"{counted(count, 'window')} of {size} steps"

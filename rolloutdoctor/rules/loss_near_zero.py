@@ -1,14 +1,24 @@
 """RDG002: a loss of about zero, explained."""
 
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from typing import TYPE_CHECKING
 
 from rolloutdoctor.objective.parts import Part
 from rolloutdoctor.objective.required_columns import loss_columns
-from rolloutdoctor.ops.tally import Sums, largest, ratio
+from rolloutdoctor.ops.tally import largest, ratio
 from rolloutdoctor.results.findings import Example, Measure, Severity
-from rolloutdoctor.rules.base import Context, Judgement, Rule, counted, number, percent
+from rolloutdoctor.rules.base import (
+    Context,
+    Judgement,
+    Missing,
+    Rule,
+    counted,
+    logs_remedy,
+    number,
+    percent,
+)
+from rolloutdoctor.rules.loss_log import FEWEST_LINES, LoggedLosses, judge_log, read_log
 
 if TYPE_CHECKING:
     from rolloutdoctor.evaluation.evaluate import Evaluation
@@ -16,7 +26,7 @@ if TYPE_CHECKING:
 
 
 @dataclass(frozen=True)
-class LossTally(Sums):
+class LossTally(LoggedLosses):
     """What `loss-near-zero` adds up; all but `steps` is about training steps with a loss of about zero."""
 
     steps: int = 0
@@ -53,6 +63,12 @@ class LossNearZero(Rule[LossTally]):
     `expected_loss_at_ratio_one` is minus the weighted advantages plus the KL part. Gradients are in log-prob space.
     Run-level numbers are means over the steps in question. Confirmed: the logged loss equals the recomputed one.
 
+    Of a log without rollouts the loss and the gradient norm are read, from ten lines on. Losses of about zero with at
+    most four digits and gradient norms above 0 were rounded: the gradient is there, and beta times the KL stays below
+    half a digit. A gradient norm of 0 in every step whose groups had reward variance, three steps or more, means that
+    nothing reaches the parameters; not so where the lines are windows of several steps, since TRL logs the gradient
+    norm of the last step and the variance of all, nor where every response was cut off and may be masked.
+
     ## What to do
     Nothing, if there is a gradient. If there is none, either every group has zero reward variance and the loss has no
     KL term, or every token is masked. If the trainer logged a gradient norm of 0 while this gradient is not 0, the
@@ -72,20 +88,40 @@ class LossNearZero(Rule[LossTally]):
         "https://github.com/huggingface/trl/issues/2703",
     )
     tally = LossTally
+    needs_objective = False
+    needs_rows = False
     splits = ("train",)
 
     near_zero: float = 1e-3
     dead_warn_above: float = 0.1
 
     def columns(self, context: Context) -> frozenset[str]:
-        """Everything that the loss needs."""
-        return loss_columns(context.objective) if context.objective is not None else frozenset()
+        """Everything that the loss needs; nothing where there is a log alone."""
+        rows = context.has_rows and context.objective is not None
+        return loss_columns(context.objective) if rows and context.objective is not None else frozenset()
+
+    def unavailable_reason(self, context: Context) -> Missing | None:
+        """Rollouts without options, or a log without loss and gradient norm."""
+        if context.has_rows:
+            unstated = "nothing says which trainer made the run, and with which options"
+            return None if context.objective is not None else Missing(unstated, context.unstated)
+        trainer = context.writer
+        names = () if trainer is None else (trainer.loss_metric, trainer.grad_norm_metric)
+        return None if names and context.metrics.issuperset(names) else self._untold(context)
+
+    def _untold(self, context: Context) -> Missing:
+        return Missing(
+            "no step logs both a loss and a gradient norm, and there are no rollouts",
+            context.recording.get("metrics", logs_remedy()),
+        )
 
     def measure(self, step: "StepView") -> LossTally:
         """Count one step."""
         return step.cached("loss near zero", lambda: self._measured(step))
 
     def _measured(self, step: "StepView") -> LossTally:
+        if not len(step.batch):
+            return LossTally(**asdict(read_log(step, self.near_zero)))
         evaluation = step.evaluation
         if not step.training or evaluation is None or evaluation.tokens is None or step.trainer is None:
             return LossTally()
@@ -150,10 +186,25 @@ class LossNearZero(Rule[LossTally]):
 
     def decisive_parts(self, run: LossTally, context: Context) -> tuple[Part, ...]:
         """How advantages become a loss, and whether a KL term is added: another loss of these rows might be near 0."""
-        return (Part.POLICY_LOSS, Part.KL_LOSS)
+        return () if run.lines else (Part.POLICY_LOSS, Part.KL_LOSS)
+
+    def inconclusive_reason(self, run: LossTally, context: Context) -> Missing | None:
+        """A log that is too short to tell, or that never says both."""
+        if context.has_rows or judge_log(run, self.near_zero) is not None:
+            return None
+        if not run.lines:
+            return self._untold(context)
+        if run.lines >= FEWEST_LINES:
+            return None
+        return Missing(
+            f"{counted(run.lines, 'line')} with a loss and a gradient norm, and it takes {FEWEST_LINES}",
+            "give a longer log, or record the rollouts",
+        )
 
     def judge(self, run: LossTally, context: Context) -> Judgement | None:
         """Information if the gradient is alive, a warning if many steps are dead, an error if it is cut off."""
+        if run.lines and not run.near_zero:
+            return judge_log(run, self.near_zero)
         if not run.near_zero:
             return None
         dead_share = ratio(run.dead, run.steps) or 0.0

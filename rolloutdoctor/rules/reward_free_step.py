@@ -6,7 +6,17 @@ from typing import TYPE_CHECKING
 
 from rolloutdoctor.ops.tally import Sums, largest, ratio, smallest
 from rolloutdoctor.results.findings import Example, Measure, Severity
-from rolloutdoctor.rules.base import Context, Judgement, Missing, Rule, counted, logs_remedy, number, percent
+from rolloutdoctor.rules.base import (
+    Context,
+    Judgement,
+    Missing,
+    Rule,
+    counted,
+    logged_lines,
+    logs_remedy,
+    number,
+    percent,
+)
 
 if TYPE_CHECKING:
     from rolloutdoctor.rules.step import StepView
@@ -27,6 +37,12 @@ class RewardFreeTally(Sums):
     kl: float = 0.0
     lowest: float = smallest()
     highest: float = largest()
+    first: float = smallest()
+    last: float = largest()
+
+    def counted(self, count: int) -> str:
+        """Some of the logged lines, in words."""
+        return logged_lines(count, self.steps, self.first, self.last)
 
 
 @dataclass(frozen=True)
@@ -50,7 +66,8 @@ class RewardFreeStep(Rule[RewardFreeTally]):
     over these steps, before clipping and over parameters; `grad_norm_ratio` is that mean divided by the mean over the
     other steps. `loss_by_kl` is the logged loss divided by the logged KL: at these steps the loss is beta times the KL,
     so the quotient is beta if both are averaged over tokens in the same way (`loss_by_kl_low` and `_high` are its
-    extremes). Confirmed: it is what the trainer logged.
+    extremes). With `logging_steps` above 1 the lines are windows of several steps.
+    Confirmed: it is what the trainer logged.
 
     ## What to do
     See how many steps there are and how large their gradient norm is. `diff --fix zero-std` on recorded rollouts shows
@@ -100,10 +117,11 @@ class RewardFreeStep(Rule[RewardFreeTally]):
         norm = None if trainer is None else logged.get(trainer.grad_norm_metric)
         if trainer is None or free is None or norm is None or not norm >= 0:
             return RewardFreeTally()
+        at = RewardFreeTally(first=float(step.batch.step), last=float(step.batch.step))
         if not free:
-            return RewardFreeTally(steps=1, others=1, grad_norm_others=norm)
+            return at + RewardFreeTally(steps=1, others=1, grad_norm_others=norm)
         loss, kl = logged.get(trainer.loss_metric), logged.get(trainer.kl_metrics[0])
-        part = RewardFreeTally(steps=1, reward_free=1, dead=int(norm == 0), grad_norm=norm)
+        part = at + RewardFreeTally(steps=1, reward_free=1, dead=int(norm == 0), grad_norm=norm)
         if not trainer.loss_is_whole or loss is None or kl is None or not kl > 0:
             return part
         return part + RewardFreeTally(with_kl=1, loss=loss, kl=kl, lowest=loss / kl, highest=loss / kl)
@@ -139,11 +157,13 @@ class RewardFreeStep(Rule[RewardFreeTally]):
             return None
         share, moved = ratio(run.reward_free, run.steps), run.reward_free - run.dead
         found = {name: measure.value for name, measure in self.measures(run).items()}
-        message = (
-            f"every group had zero reward variance in {percent(share)} of the steps; {moved:,} of them updated "
-            f"the weights, with a logged gradient norm of {number(found['grad_norm'])} on average"
+        message = f"every group had zero reward variance in {percent(share)} of {run.counted(run.steps)}; " + (
+            f"{moved:,} of them updated the weights, with a logged gradient norm of {number(found['grad_norm'])} on "
+            "average"
+            if moved
+            else "none of them updated the weights: the logged gradient norm is 0"
         )
-        if found["grad_norm_ratio"] is not None:
+        if moved and found["grad_norm_ratio"] is not None:
             message += f", {number(found['grad_norm_ratio'])} times that of the other steps"
         evidence = "the trainer's log says that every group had zero reward variance, and gives the gradient norm"
         if run.with_kl:
@@ -155,7 +175,7 @@ class RewardFreeStep(Rule[RewardFreeTally]):
             severity=Severity.WARNING if (share or 0.0) > self.warn_above and moved else Severity.INFO,
             confirmed=True,
             headline=(
-                f"{run.reward_free:,} of {counted(run.steps, 'step')} with zero reward variance: "
+                f"{run.reward_free:,} of {run.counted(run.steps)} with zero reward variance: "
                 f"{moved:,} updated the weights"
             ),
             message=message,
@@ -163,5 +183,8 @@ class RewardFreeStep(Rule[RewardFreeTally]):
             advice=(
                 "KL, entropy or an auxiliary loss updated them: record the rollouts and see `diff --fix zero-std`, or "
                 "use dynamic sampling (DAPO), which leaves out zero-variance groups"
+                if moved
+                else "sample other prompts, neither too easy nor too hard: all responses to these got the same reward; "
+                "larger groups or dynamic sampling (DAPO) help as well"
             ),
         )

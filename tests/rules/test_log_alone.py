@@ -156,6 +156,90 @@ def test_means_over_several_steps_are_read_too(tmp_path):
     assert found.examples[0].step == 20
 
 
+def every(steps, path):
+    """The log of a run that logs every so many steps."""
+    body = json.loads(path.read_text())
+    for entry in body["log_history"]:
+        entry["step"] *= steps
+    path.write_text(json.dumps(body | {"logging_steps": steps}))
+    return path
+
+
+def test_the_remedy_follows_from_what_moved(tmp_path):
+    dead = REWARD_FREE | {"grad_norm": 0.0}
+    found, _ = only(report_of(trainer_state(tmp_path, ORDINARY, dead)), "RDG003")
+    assert "sample other prompts" in found.advice
+    assert "none of them updated the weights" in found.message
+    found, _ = only(report_of(trainer_state(tmp_path, ORDINARY, REWARD_FREE)), "RDG003")
+    assert found.advice.startswith("KL, entropy or an auxiliary loss updated them")
+    found, _ = only(report_of(every(5, trainer_state(tmp_path, ORDINARY, dead, dead))), "RDG003")
+    assert found.headline == "2 of 3 windows of 5 steps with zero reward variance: 0 updated the weights"
+
+
+def test_losses_that_were_rounded_away(tmp_path):
+    entries = [ORDINARY | {"loss": 0.0, "grad_norm": 0.01 * step, "kl": 1e-3} for step in range(1, 23)]
+    found, _ = only(report_of(trainer_state(tmp_path, *entries)), "RDG002")
+    assert (found.severity.label, found.verdict) == ("info", "confirmed")
+    assert "22 have a gradient" in found.headline
+    assert "the gradient norm is up to 0.22" in found.message
+    # 1e-4 / 2 / 1e-3
+    assert "coefficient below 0.05" in found.message
+    entries[3]["loss"] = -0.0004
+    found, _ = only(report_of(trainer_state(tmp_path, *entries)), "RDG002")
+    assert "coefficient" not in found.message
+    entries[3]["loss"] = 0.00041234
+    assert outcomes(report_of(trainer_state(tmp_path, *entries)))["RDG002"] == "clean"
+    (skipped,) = [one for one in report_of(trainer_state(tmp_path, *entries[:3])).skipped if one.code == "RDG002"]
+    assert "it takes 10" in skipped.reason
+
+
+def test_a_gradient_that_never_arrives(tmp_path):
+    still = ORDINARY | {"grad_norm": 0.0, "loss": 0.0}
+    found, _ = only(report_of(trainer_state(tmp_path, *[still] * 4)), "RDG002")
+    assert (found.severity.label, found.verdict) == ("error", "confirmed")
+    assert found.headline == "gradient norm 0 in all 4 steps with reward variance"
+    # One step with a gradient: the path is whole.
+    assert "RDG002" not in [one.code for one in report_of(trainer_state(tmp_path, *[still] * 4, ORDINARY)).findings]
+
+
+def test_a_gradient_of_0_that_is_none_of_the_path(tmp_path):
+    still = ORDINARY | {"grad_norm": 0.0, "loss": 0.0}
+    # Means of the variance over five steps, and the norm of the last one.
+    healthy = [still if step % 2 else ORDINARY for step in range(40)]
+    assert outcomes(report_of(every(5, trainer_state(tmp_path, *healthy))))["RDG002"] == "clean"
+    report = report_of(every(5, trainer_state(tmp_path, *[still] * 8)))
+    assert "RDG002" not in [one.code for one in report.findings]
+    # Responses that were cut off may be masked.
+    cut = still | {"completions/clipped_ratio": 1.0}
+    assert "RDG002" not in [one.code for one in report_of(trainer_state(tmp_path, *[cut] * 4)).findings]
+    # Reused generations log the share with the first of their steps alone.
+    silent = {name: value for name, value in still.items() if name != "frac_reward_zero_std"}
+    assert "RDG002" not in [one.code for one in report_of(trainer_state(tmp_path, *[silent] * 4)).findings]
+
+
+def test_a_run_that_is_dead_throughout(tmp_path):
+    dead = REWARD_FREE | {"grad_norm": 0.0, "loss": 0.0}
+    found, _ = only(report_of(trainer_state(tmp_path, *[dead] * 12)), "RDG002")
+    assert found.severity.label == "warning"
+    assert "no group had reward variance" in found.message
+
+
+def verl_log(folder, *norms):
+    lines = [
+        json.dumps({"step": step, "data": {"actor/pg_loss": 0.01, "actor/grad_norm": norm}})
+        for step, norm in enumerate(norms, start=1)
+    ]
+    (folder / "log.jsonl").write_text("\n".join(lines) + "\n")
+    return folder / "log.jsonl"
+
+
+@pytest.mark.parametrize("trainer", [None, "verl"])
+def test_a_verl_log_is_judged_without_its_estimator(tmp_path, trainer):
+    found, _ = only(report_of(verl_log(tmp_path, 0.5, float("inf"), 0.5), trainer=trainer), "RDM003")
+    assert found.severity.label == "error"
+    assert found.examples[0].step == 2
+
+
 ROWS_OF_A_LOG = [{"step": 1, **ORDINARY}, {"step": 2, **REWARD_FREE}]
 
 
