@@ -26,6 +26,7 @@ from rolloutdoctor.rules.logged_anomaly import LoggedAnomaly
 from rolloutdoctor.rules.logprob_shift import LogProbShift
 from rolloutdoctor.rules.loss_differs import LossDiffers
 from rolloutdoctor.rules.loss_near_zero import LossNearZero
+from rolloutdoctor.rules.mask_leak import MaskLeak
 from rolloutdoctor.rules.metric_differs import MetricDiffers
 from rolloutdoctor.rules.metric_mean_of_means import MetricMeanOfMeans
 from rolloutdoctor.rules.metric_scale_factor import MetricScaleFactor
@@ -75,6 +76,7 @@ RULES: tuple[AnyRule, ...] = (
     OverwrittenCompletions(),
     GroupPartition(),
     RewardRowMisaligned(),
+    MaskLeak(),
     LogProbShift(),
     DuplicateResponses(),
     AllTruncated(),

@@ -1,0 +1,84 @@
+"""How responses end, token by token; shared by the rules about masks, end-of-sequence tokens and truncation."""
+
+from collections.abc import Collection, Mapping, Sequence
+
+import torch
+from torch import Tensor
+
+from rolloutdoctor.data.batch import RolloutBatch
+from rolloutdoctor.evaluation.blocks import cut
+from rolloutdoctor.evaluation.token_measures import TokenBlock
+from rolloutdoctor.ops.segments import Runs, total
+
+STOPPED = frozenset({"stop", "eos", "completed", "finished"})
+"""Finish reasons of a response that the model ended itself, or a stop string."""
+
+NONE = -1
+"""In place of a token id where there is no token."""
+
+
+def response_ends(block: TokenBlock) -> Mapping[str, Tensor]:
+    """Return what each row ends with, ``[n]`` each.
+
+    Returns:
+        `last` and `last_trained`: ids of the last token and of the last trained one; `ends_trained`: the last token is
+        trained; `trained`: number of trained tokens; `gap`: 1 if masked tokens lie between trained ones.
+    """
+    return block.cached("response ends", lambda: _response_ends(block))
+
+
+def _response_ends(block: TokenBlock) -> dict[str, Tensor]:
+    ids_T, offsets = block.column("response_ids").long(), block.runs.offsets
+    places = block.trained_T.nonzero().squeeze(1)
+    # Trained tokens before the start and before the end of each row.
+    before_n = torch.searchsorted(places, offsets)
+    first_n, past_n = before_n[:-1], before_n[1:]
+    trained_n = past_n - first_n
+    none_n = torch.full_like(trained_n, NONE)
+    has_n, is_filled_n = trained_n > 0, offsets.diff() > 0
+    first_place_n, last_place_n, last_n, last_trained_n = none_n.clone(), none_n.clone(), none_n.clone(), none_n.clone()
+    last_n[is_filled_n] = ids_T[offsets[1:][is_filled_n] - 1]
+    last_place_n[has_n] = places[past_n[has_n] - 1]
+    first_place_n[has_n] = places[first_n[has_n]]
+    last_trained_n[has_n] = ids_T[last_place_n[has_n]]
+    return {
+        "last": last_n,
+        "last_trained": last_trained_n,
+        "ends_trained": has_n & (last_place_n == offsets[1:] - 1),
+        "trained": trained_n,
+        "gap": has_n & (last_place_n - first_place_n + 1 > trained_n),
+    }
+
+
+def has_status(statuses: Sequence[str | None], words: Collection[str], device: torch.device) -> Tensor:
+    """Rows whose finish reason is one of some words, ``[N]`` bool."""
+    return torch.tensor([status is not None and status.lower() in words for status in statuses], device=device)
+
+
+def common_end(last_N: Tensor, stopped_N: Tensor, share: float, fewest: int) -> int | None:
+    """Return the token id that ends stopped responses, where one of them ends nearly all; else None.
+
+    Args:
+        last_N: id of the last token of each row.
+        stopped_N: rows that were stopped.
+        share: of them that it has to end, at least.
+        fewest: rows that it takes.
+    """
+    found = last_N[stopped_N & (last_N != NONE)]
+    if len(found) < fewest:
+        return None
+    ids, counts = torch.unique(found, return_counts=True)
+    top = int(counts.argmax())
+    return int(ids[top]) if int(counts[top]) >= share * len(found) else None
+
+
+def trained_after(batch: RolloutBatch, token: int) -> Tensor:
+    """How many trained tokens of each row come after the first occurrence of a token, ``[N]`` float64."""
+    found_N = torch.zeros(len(batch), dtype=torch.float64, device=batch.device)
+    for rows, tokens in cut(batch):
+        offsets = batch.rows[rows.start : rows.stop + 1] - tokens.start
+        is_it_T = batch.tokens_of("response_ids", tokens) == token
+        before_T = is_it_T.long().cumsum(0) - is_it_T.long()
+        before_T -= Runs(offsets).expand(torch.cat([before_T, before_T.new_zeros(1)])[offsets[:-1]])
+        found_N[rows] = total((before_T > 0) & batch.tokens_of("response_mask", tokens), offsets)
+    return found_N

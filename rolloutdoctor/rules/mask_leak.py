@@ -1,0 +1,308 @@
+"""RDI006: tokens that the model did not write are trained on."""
+
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+from rolloutdoctor.ops.tally import Sums, ratio
+from rolloutdoctor.results.findings import Example, Measure, Severity
+from rolloutdoctor.rules.base import KEEP_EXAMPLES, Context, Judgement, Missing, Rule, counted, percent
+
+if TYPE_CHECKING:
+    from torch import Tensor
+
+    from rolloutdoctor.evaluation.token_measures import TokenBlock
+    from rolloutdoctor.rules.step import StepView
+
+LOWEST = -12.0
+"""Log-prob below which three tokens in a row are no sample: one run in 10^15."""
+
+
+SIGNS = {
+    "unsampled": "without a log-prob of the sampler",
+    "forced": "in runs below -12",
+    "after_end": "after the end",
+}
+
+
+@dataclass(frozen=True)
+class LeakTally(Sums):
+    """What `mask-leak` adds up over training steps.
+
+    Attributes:
+        tokens: trained tokens.
+        told_tokens: those in rows for which the sampler gave log-probs.
+        unsampled: of these, tokens without one.
+        appended: of `unsampled`, last tokens of rows with no other.
+        judged_tokens: trained tokens with a log-prob.
+        forced: of these, tokens in runs that no model writes.
+        single_turn: rows of one turn in steps whose end-of-sequence token is known, where no sampler gave log-probs.
+        after_end: their trained tokens after it.
+        after_end_rows: their rows with such tokens.
+        leaked: tokens with one of the signs.
+        rows: rows with a leaked token.
+        gradient: sum of the absolute gradient.
+        leaked_gradient: the leaked tokens' part of it, at equal weight of the tokens of a row.
+    """
+
+    tokens: int = 0
+    told_tokens: int = 0
+    unsampled: int = 0
+    appended: int = 0
+    judged_tokens: int = 0
+    forced: int = 0
+    single_turn: int = 0
+    after_end: int = 0
+    after_end_rows: int = 0
+    leaked: int = 0
+    rows: int = 0
+    gradient: float = 0.0
+    leaked_gradient: float = 0.0
+
+
+@dataclass(frozen=True)
+class MaskLeak(Rule[LeakTally]):
+    """Tokens of tools, templates or padding are in the loss.
+
+    ## What it does
+    Looks for trained tokens (`response_mask` 1) that the model cannot have sampled.
+
+    ## Why it matters
+    The policy gradient holds for tokens that the policy chose. Tool output, prompt templates and padding in the loss
+    teach the model to write them, with the sign of whatever the response earned, and they enter the KL and every token
+    mean.
+
+    ## How it is measured
+    Three signs, none of which asks what a token says. The sampler gave no log-prob (NaN) for a trained token, while it
+    gave one for others of the row: an error, but information where only the last token of rows lacks one, which a
+    trainer appended. Three or more trained tokens in a row have a log-prob below -12, the trainer's, and the sampler's
+    where there is one: a warning. Where no log-probs of the sampler were recorded, trained tokens after the end of a
+    response with a single turn: a warning, from 1 % of the trained tokens on. The end is the one id that ends at least
+    90 % of the stopped responses of a step, eight or more; rows with masked tokens between trained ones have several
+    turns and are left out, and the model's own turns after an end look the same. The share of the gradient takes the
+    tokens of a row as equal.
+
+    ## What to do
+    Mask these tokens. If observations are trained on purpose, there is nothing to mend.
+
+    ## Example
+    >>> from rolloutdoctor.testing import diagnose_one, toy_batch
+    >>> nan = float("nan")
+    >>> batch = toy_batch([[1, 0]], rollout=[[-1, nan, nan, -1], [-1, -1, -1, -1]])
+    >>> diagnose_one("RDI006", batch, trainer=None)
+    'RDI006 error confirmed: leaked_share 0.25'
+    """
+
+    code = "RDI006"
+    name = "mask-leak"
+    references = (
+        "https://github.com/THUDM/slime/issues/1370",
+        "https://github.com/volcengine/verl/issues/3805",
+        "https://github.com/huggingface/trl/issues/5832",
+    )
+    tally = LeakTally
+    needs_objective = False
+    splits = ("train",)
+
+    end_share: float = 0.9
+    fewest_ends: int = 8
+    warn_above: float = 0.01
+
+    def columns(self, context: Context) -> frozenset[str]:
+        """What is trained on."""
+        return frozenset({"response_mask"})
+
+    def optional_columns(self, context: Context) -> frozenset[str]:
+        """Log-probs of sampler and trainer; without the sampler's, ids and finish reasons."""
+        found = frozenset({"rollout_log_probs", "old_log_probs"})
+        return found if "rollout_log_probs" in context.columns else found | {"response_ids", "status"}
+
+    def unavailable_reason(self, context: Context) -> Missing | None:
+        """None of the three signs can show."""
+        known = context.columns
+        if known & {"rollout_log_probs", "old_log_probs", "policy_log_probs"} or known >= {"response_ids", "status"}:
+            return None
+        name = "rollout_log_probs"
+        return Missing(
+            "nothing says which tokens were sampled: no log-probs, and no response_ids with status",
+            context.recording.get(name, context.recording.get("*", f"record {name}")),
+        )
+
+    def measure_tokens(self, block: "TokenBlock") -> "Mapping[str, Tensor]":
+        """Count the trained tokens of each row that were not sampled, by sign."""
+        trained_T = block.trained_T
+        found = {"trained": block.row_sum(trained_T)}
+        given_T = None
+        if block.is_logged("rollout_log_probs"):
+            given_T = block.column("rollout_log_probs")
+            bare_T = trained_T & given_T.isnan()
+            found["told"] = block.row_sum(trained_T & given_T.isfinite())
+            found["bare"] = block.row_sum(bare_T)
+            filled_n = block.runs.lengths > 0
+            last_n = filled_n.double() * 0
+            last_n[filled_n] = bare_T[block.runs.offsets[1:][filled_n] - 1].double()
+            found["bare_last"] = last_n
+        if block.has("old_log_probs"):
+            value_T = block.column("old_log_probs")
+            low_T = trained_T & (value_T < LOWEST)
+            if given_T is not None:
+                # What the sampler found likely it may have sampled: then the two disagree, which is another matter.
+                low_T = low_T & ~(given_T >= LOWEST)
+            found["judged"] = block.row_sum(trained_T & value_T.isfinite())
+            found["forced"] = block.row_sum(_in_runs(low_T, block))
+        if block.is_logged("response_ids") and given_T is None:
+            from rolloutdoctor.evaluation.response_ends import response_ends
+
+            found |= {name: value for name, value in response_ends(block).items() if name in ("last", "gap")}
+        return found
+
+    def _leaked(self, step: "StepView") -> "dict[str, Tensor]":
+        """Leaked tokens of each row, by sign, ``[N]`` float64 each."""
+        return step.cached(self.code, lambda: self._found(step))
+
+    def _found(self, step: "StepView") -> "dict[str, Tensor]":
+        row = step.token_measures[self.code]
+        found = {}
+        if "told" in row:
+            found["unsampled"] = row["bare"] * (row["told"] > 0)
+        if "forced" in row:
+            found["forced"] = row["forced"]
+        if "last" in row and step.batch.has("status"):
+            from rolloutdoctor.evaluation.response_ends import STOPPED, common_end, has_status, trained_after
+
+            stopped_N = has_status(step.batch.statuses, STOPPED, step.batch.device)
+            end = common_end(row["last"], stopped_N, self.end_share, self.fewest_ends)
+            if end is not None:
+                found["single_turn"] = (~row["gap"]).double()
+                found["after_end"] = trained_after(step.batch, end) * ~row["gap"]
+        return found
+
+    def measure(self, step: "StepView") -> LeakTally:
+        """Count one step."""
+        row, found = step.token_measures.get(self.code), {}
+        if not row or not len(step.batch):
+            return LeakTally()
+        found = self._leaked(step)
+        trained_N = row["trained"]
+        bare_N = found.get("unsampled", trained_N * 0)
+        after_N = found.get("after_end", trained_N * 0)
+        appended_N = (bare_N == 1) & (row["bare_last"] == 1) if "bare_last" in row else bare_N > 0
+        leaked_N = self._worst(step)
+        told_N = row["told"] > 0 if "told" in row else trained_N < 0
+        gradient_N = None if step.tokens is None else step.tokens.grad_l1_N
+        share_N = (leaked_N / trained_N.clamp(min=1)).clamp(max=1)
+        return LeakTally(
+            tokens=int(trained_N.sum()),
+            told_tokens=int(trained_N[told_N].sum()),
+            unsampled=int(bare_N.sum()),
+            appended=int((bare_N * appended_N).sum()),
+            judged_tokens=int(row["judged"].sum()) if "judged" in row else 0,
+            forced=int(found["forced"].sum()) if "forced" in found else 0,
+            single_turn=int(found["single_turn"].sum()) if "single_turn" in found else 0,
+            after_end=int(after_N.sum()),
+            after_end_rows=int((after_N > 0).sum()),
+            leaked=int(leaked_N.sum()),
+            rows=int((leaked_N > 0).sum()),
+            gradient=0.0 if gradient_N is None else float(gradient_N.sum()),
+            leaked_gradient=0.0 if gradient_N is None else float((gradient_N * share_N).sum()),
+        )
+
+    def _worst(self, step: "StepView") -> "Tensor":
+        """The most tokens of each row that one of the signs names: they may name the same ones."""
+        found, leaked_N = self._leaked(step), step.token_measures[self.code]["trained"] * 0
+        for name in SIGNS:
+            if name in found:
+                leaked_N = leaked_N.maximum(found[name])
+        return leaked_N
+
+    def examples(self, step: "StepView") -> Iterable[Example]:
+        """Rows with the most such tokens."""
+        if not step.token_measures.get(self.code) or not len(step.batch):
+            return ()
+        found = self._leaked(step)
+        words = {
+            "unsampled": "without a log-prob of the sampler",
+            "forced": "in runs below -12",
+            "after_end": "after the end",
+        }
+
+        def note(row: int) -> str:
+            parts = [
+                f"{int(found[name][row]):,} {said}"
+                for name, said in words.items()
+                if name in found and found[name][row] > 0
+            ]
+            return f"trained tokens: {', '.join(parts)}"
+
+        return step.worst_rows(self._worst(step), note, KEEP_EXAMPLES)
+
+    def measures(self, tally: LeakTally) -> Mapping[str, Measure]:
+        """How many tokens, by sign, and their part of the gradient."""
+        return {
+            "leaked_share": Measure(ratio(tally.leaked, tally.tokens), "share"),
+            "leaked_gradient_share": Measure(ratio(tally.leaked_gradient, tally.gradient), "share"),
+            "unsampled_tokens": Measure(tally.unsampled if tally.told_tokens else None, "tokens"),
+            "appended_tokens": Measure(tally.appended if tally.told_tokens else None, "tokens"),
+            "forced_tokens": Measure(tally.forced if tally.judged_tokens else None, "tokens"),
+            "tokens_after_end": Measure(tally.after_end if tally.single_turn else None, "tokens"),
+            "rows": Measure(tally.rows, "rows"),
+        }
+
+    def inconclusive_reason(self, run: LeakTally, context: Context) -> Missing | None:
+        """No row in which a leak could show."""
+        if run.told_tokens or run.judged_tokens or run.single_turn:
+            return None
+        name = "rollout_log_probs"
+        return Missing(
+            "no trained token has a log-prob, and no single token ends the stopped responses",
+            context.recording.get(name, context.recording.get("*", f"record {name}")),
+        )
+
+    def judge(self, run: LeakTally, context: Context) -> Judgement | None:
+        """An error where the sampler says so, a warning where the log-probs or the end do."""
+        after = run.after_end if run.after_end > self.warn_above * run.tokens else 0
+        inside = run.unsampled - run.appended
+        if not run.unsampled and not run.forced and not after:
+            return None
+        parts, evidence = [], []
+        if run.unsampled:
+            parts.append(f"{counted(run.unsampled, 'token')} for which the sampler gave no log-prob")
+            evidence.append("NaN in rollout_log_probs, in rows where other tokens have a value")
+        if run.forced:
+            parts.append(f"{counted(run.forced, 'token')} in runs of three and more below {LOWEST:g} nats")
+            evidence.append("log-probs that no sample has three times in a row")
+        if after:
+            rows = counted(run.after_end_rows, "row")
+            parts.append(f"{counted(after, 'token')} after the end of the response, in {rows}")
+            evidence.append("one id ends nearly all stopped responses, and trained tokens follow it")
+        appended_only = run.unsampled == run.appended > 0 and not run.forced and not after
+        severity = Severity.ERROR if inside else Severity.INFO if appended_only else Severity.WARNING
+        gradient = ratio(run.leaked_gradient, run.gradient)
+        share = percent(ratio(max(run.unsampled, run.forced, after), run.tokens))
+        size = f"{share} of the trained tokens" + (
+            "" if gradient is None else f" and {percent(gradient)} of |gradient|"
+        )
+        return Judgement(
+            severity=severity,
+            confirmed=bool(inside) or appended_only,
+            headline=f"{parts[0]} in the loss: {size}",
+            message=f"trained on although the model did not write them: {'; '.join(parts)}; {size}"
+            + ("; each is the last token of its row, so the trainer appended it" if appended_only else ""),
+            evidence="; ".join(evidence),
+            advice="no action if the end-of-sequence token is appended on purpose; it is off-policy"
+            if appended_only
+            else "mask tokens of tools, templates and padding; if they are trained on purpose, leave them",
+        )
+
+
+def _in_runs(low_T: "Tensor", block: "TokenBlock") -> "Tensor":
+    """Tokens in runs of three or more of one row, ``[t]`` bool."""
+    import torch
+
+    if len(low_T) < 3 or not bool(low_T.any()):
+        return torch.zeros_like(low_T)
+    starts_T = low_T[:-2] & low_T[1:-1] & low_T[2:] & (block.position_T[2:] >= 2)
+    found_T = torch.zeros_like(low_T)
+    for shift in range(3):
+        found_T[shift : len(low_T) - 2 + shift] |= starts_T
+    return found_T
