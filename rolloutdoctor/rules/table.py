@@ -13,6 +13,7 @@ from rolloutdoctor.rules.base import Rule
 from rolloutdoctor.rules.denominator_counts_dropped import DenominatorCountsDropped
 from rolloutdoctor.rules.duplicate_responses import DuplicateResponses
 from rolloutdoctor.rules.engine_frozen import EngineFrozen
+from rolloutdoctor.rules.eos_not_trained import EosNotTrained
 from rolloutdoctor.rules.eval_group_of_one import EvalGroupOfOne
 from rolloutdoctor.rules.float_residue import FloatResidue
 from rolloutdoctor.rules.group_partition import GroupPartition
@@ -45,6 +46,7 @@ from rolloutdoctor.rules.shaped_reward_phantom import ShapedRewardPhantom
 from rolloutdoctor.rules.singleton_group import SingletonGroup
 from rolloutdoctor.rules.stale_policy import StalePolicy
 from rolloutdoctor.rules.stale_prefix_cache import StalePrefixCache
+from rolloutdoctor.rules.truncation_hidden import TruncationHidden
 from rolloutdoctor.rules.whitening_over_padding import WhiteningOverPadding
 from rolloutdoctor.rules.zero_std_kl import ZeroStdKl
 
@@ -77,8 +79,10 @@ RULES: tuple[AnyRule, ...] = (
     GroupPartition(),
     RewardRowMisaligned(),
     MaskLeak(),
+    EosNotTrained(),
     LogProbShift(),
     DuplicateResponses(),
+    TruncationHidden(),
     AllTruncated(),
     OptionsRefuted(),
     KlMetricCorrupted(),

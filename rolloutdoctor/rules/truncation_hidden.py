@@ -1,0 +1,231 @@
+"""RDI011: responses that were cut off and do not count as such."""
+
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+from rolloutdoctor.ops.tally import Sums, by_name, ratio
+from rolloutdoctor.results.findings import Example, Measure, Severity
+from rolloutdoctor.rules.all_truncated import TRUNCATED
+from rolloutdoctor.rules.base import KEEP_EXAMPLES, Context, Judgement, Missing, Rule, counted, number, percent
+
+if TYPE_CHECKING:
+    from torch import Tensor
+
+    from rolloutdoctor.evaluation.token_measures import TokenBlock
+    from rolloutdoctor.rules.step import StepView
+
+
+@dataclass(frozen=True)
+class HiddenTally(Sums):
+    """What `truncation-hidden` adds up over training steps.
+
+    Attributes:
+        rows: rows with a finish reason and a token.
+        cut: rows that count as cut off.
+        judged: rows of steps whose end-of-sequence token is known.
+        longest: by the largest length of a step, its rows of that length that count as finished without that token.
+        beside: the same of rows one token shorter than that, and of those that end with it.
+        mass: absolute advantages by the same length, of the rows in `longest`.
+        total_mass: absolute advantages.
+        compared: steps that logged a share of responses that were cut off.
+        below: those in which it is less than that of the rows.
+        logged: sum of these logged shares.
+        counted: sum of the shares of the rows in these steps.
+    """
+
+    rows: int = 0
+    cut: int = 0
+    judged: int = 0
+    longest: Mapping[str, float] = by_name()
+    beside: Mapping[str, float] = by_name()
+    mass: Mapping[str, float] = by_name()
+    total_mass: float = 0.0
+    compared: int = 0
+    below: int = 0
+    logged: float = 0.0
+    counted: float = 0.0
+
+    @property
+    def cap(self) -> str | None:
+        """The largest length of the run, as the name of its counts."""
+        return max(self.longest, key=float, default=None)
+
+
+@dataclass(frozen=True)
+class TruncationHidden(Rule[HiddenTally]):
+    """Responses that were cut off at the largest length count as finished.
+
+    ## What it does
+    Looks for rows at the largest length of the run that have a `status` of stop and no end-of-sequence token, and holds
+    the logged share of responses that were cut off against the rows.
+
+    ## Why it matters
+    What handles truncated responses (a mask, a penalty, an alarm on the share) relies on that word. A response that
+    was cut off and counts as finished is scored as a wrong answer, or as a right one that never ended.
+
+    ## How it is measured
+    The end-of-sequence token is the one id that ends at least 90 % of the stopped responses of a step. Five rows or
+    more of the run's largest length without it, and none or few of one token less, are a pile-up at a cap: an error,
+    since their status says otherwise. Fewer than five, or lengths that taper off, are stop strings and chance, and no
+    finding. A logged share that is 0 in steps in which rows have a status of length is a warning: verl compares lengths
+    with the padded width, and another limit may cut before that. Where no token ends the responses, and no share is
+    logged, nothing can be said.
+
+    ## What to do
+    Take the finish reason from the engine. Count, mask or penalise these rows as what they are.
+
+    ## Example
+    >>> from dataclasses import replace
+    >>> from rolloutdoctor.testing import diagnose_one, toy_batch
+    >>> ids = [[5, 2]] * 60 + [[5, 6, 7, 8]] * 6
+    >>> batch = toy_batch([[1, 0] * 33], lengths=[2] * 60 + [4] * 6, per_token={"response_ids": ids})
+    >>> diagnose_one("RDI011", replace(batch, statuses=["stop"] * 66), trainer=None)
+    'RDI011 error confirmed: hidden_rows 6'
+    """
+
+    code = "RDI011"
+    name = "truncation-hidden"
+    references = (
+        "https://github.com/volcengine/verl/issues/7823",
+        "https://github.com/volcengine/verl/issues/7817",
+        "https://github.com/huggingface/trl/issues/3248",
+    )
+    tally = HiddenTally
+    needs_objective = False
+    splits = ("train",)
+
+    end_share: float = 0.9
+    fewest_ends: int = 8
+    fewest: int = 5
+
+    def columns(self, context: Context) -> frozenset[str]:
+        """How the rows ended."""
+        return frozenset({"status"})
+
+    def optional_columns(self, context: Context) -> frozenset[str]:
+        """The tokens, and the advantages that these rows got."""
+        return frozenset({"response_ids", "response_mask", "advantage"})
+
+    def measure_tokens(self, block: "TokenBlock") -> "Mapping[str, Tensor]":
+        """Read the last token of each row."""
+        from rolloutdoctor.evaluation.response_ends import response_ends
+
+        return {"last": response_ends(block)["last"]} if block.is_logged("response_ids") else {}
+
+    def _hidden(self, step: "StepView") -> "tuple[Tensor, Tensor, int] | None":
+        """Rows that count as finished without an end, rows with one, and the largest length; None if unknown."""
+        return step.cached(self.code, lambda: self._found(step))
+
+    def _found(self, step: "StepView") -> "tuple[Tensor, Tensor, int] | None":
+        from rolloutdoctor.evaluation.response_ends import STOPPED, common_end, has_status
+
+        row, batch = step.token_measures.get(self.code, {}), step.batch
+        if "last" not in row or not batch.tokens:
+            return None
+        stopped_N = has_status(batch.statuses, STOPPED, batch.device) & (batch.rows.diff() > 0)
+        end = common_end(row["last"], stopped_N, self.end_share, self.fewest_ends)
+        if end is None:
+            return None
+        return stopped_N & (row["last"] != end), row["last"] == end, int(batch.rows.diff().max())
+
+    def measure(self, step: "StepView") -> HiddenTally:
+        """Count one step."""
+        batch = step.batch
+        known = [status for status in batch.statuses if status]
+        if not known:
+            return HiddenTally()
+        cut = sum(status.lower() in TRUNCATED for status in known)
+        found = HiddenTally(rows=len(known), cut=cut) + self._against_log(step, cut, len(known))
+        hidden = self._hidden(step)
+        if hidden is None:
+            return found
+        open_N, ended_N, most = hidden
+        length_N, name = batch.rows.diff(), str(most)
+        at_N = open_N & (length_N == most)
+        near_N = (open_N & (length_N == most - 1)) | (ended_N & (length_N == most))
+        advantage_N = step.logged_advantages()
+        mass_N = None if advantage_N is None else advantage_N.abs().nan_to_num(0.0)
+        return found + HiddenTally(
+            judged=len(known),
+            longest={name: float(at_N.sum())},
+            beside={name: float(near_N.sum())},
+            mass={} if mass_N is None else {name: float(mass_N[at_N].sum())},
+            total_mass=0.0 if mass_N is None else float(mass_N.sum()),
+        )
+
+    def _against_log(self, step: "StepView", cut: int, rows: int) -> HiddenTally:
+        trainer = step.writer
+        names = None if trainer is None else trainer.end_metrics
+        share = None if names is None else step.logged.get(names[0])
+        if share is None or not 0 <= share <= 1 or step.omits_rows or rows < len(step.batch):
+            return HiddenTally()
+        below = share == 0 and cut > 0
+        return HiddenTally(
+            compared=1, below=int(below), logged=share if below else 0.0, counted=cut / rows if below else 0.0
+        )
+
+    def examples(self, step: "StepView") -> Iterable[Example]:
+        """Rows at the largest length of the step."""
+        hidden = self._hidden(step)
+        if hidden is None:
+            return ()
+        length_N = step.batch.rows.diff()
+        weight_N = (hidden[0] & (length_N == hidden[2])) * length_N.double()
+
+        def note(row: int) -> str:
+            return f"{int(length_N[row]):,} tokens, status {step.batch.statuses[row]}, and no end of sequence"
+
+        return step.worst_rows(weight_N, note, KEEP_EXAMPLES)
+
+    def measures(self, tally: HiddenTally) -> Mapping[str, Measure]:
+        """How many rows, and how large their advantages are."""
+        cap = tally.cap
+        hidden = 0 if cap is None else int(tally.longest[cap])
+        mass = None if cap is None else tally.mass.get(cap)
+        return {
+            "hidden_rows": Measure(hidden if tally.judged else None, "rows"),
+            "hidden_share": Measure(ratio(hidden, tally.judged), "share"),
+            "length": Measure(None if cap is None else int(cap), "tokens"),
+            "advantage_mass_share": Measure(None if mass is None else ratio(mass, tally.total_mass), "share"),
+            "truncated_rows": Measure(tally.cut, "rows"),
+            "steps_below": Measure(tally.below if tally.compared else None, "steps"),
+        }
+
+    def inconclusive_reason(self, run: HiddenTally, context: Context) -> Missing | None:
+        """Neither a token that ends responses nor a logged share."""
+        if run.judged or run.compared:
+            return None
+        name = "response_ids"
+        return Missing(
+            "no single token is known to end the responses, and no share of those that were cut off was logged",
+            context.recording.get(name, context.recording.get("*", f"record {name}")),
+        )
+
+    def judge(self, run: HiddenTally, context: Context) -> Judgement | None:
+        """An error where rows say so themselves, a warning where the log does not follow from them."""
+        cap = run.cap
+        hidden = 0 if cap is None else run.longest[cap]
+        if cap is not None and hidden >= self.fewest and hidden >= self.fewest * run.beside[cap]:
+            mass = ratio(run.mass.get(cap, 0.0), run.total_mass)
+            return Judgement(
+                severity=Severity.ERROR,
+                confirmed=True,
+                headline=f"{counted(hidden, 'response')} of {int(cap):,} tokens have no end and count as finished",
+                message=f"{counted(hidden, 'row')} at the largest length of the run, {int(cap):,} tokens, have a "
+                "status of stop and end with another token than nearly all stopped responses"
+                + ("" if mass is None else f"; they carry {percent(mass)} of the absolute advantages"),
+                evidence=f"{counted(run.beside[cap], 'row')} of one token less, or with an end: they pile up at a cap",
+                advice="take the finish reason from the engine; mask, penalise or count these rows as cut off",
+            )
+        if run.below:
+            return Judgement(
+                severity=Severity.WARNING,
+                confirmed=True,
+                headline=f"the logged share of responses cut off is 0 in {counted(run.below, 'step')} with such rows",
+                message=f"{number(100 * run.counted / run.below)} % of the rows of {counted(run.below, 'step')} have a "
+                "status of length, and the trainer logged that none was cut off",
+                evidence="the finish reasons of the rows against the trainer's log: it compares with another cap",
+                advice="trust the rows; set the trainer's largest length to the limit that binds",
+            )
+        return None
