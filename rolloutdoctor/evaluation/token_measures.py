@@ -15,7 +15,8 @@ from rolloutdoctor.ops.prefix_hash import PrefixHashes, scramble
 T = TypeVar("T")
 
 TokenMeasure = Callable[["TokenBlock"], Mapping[str, Tensor]]
-"""Maps a block to named values of its rows, ``[n, ...]`` each, or to counts of the block, ``[1, ...]``, to be added up.
+"""Maps a block to named values of its rows, ``[n, ...]`` each, or to counts of the block, ``[1, ...]``, to be added up,
+or to values of some of its tokens.
 
 The names are the same for every block of a step.
 """

@@ -259,6 +259,17 @@ def made_otherwise(context: Context) -> Missing | None:
     return None
 
 
+def sampling_option(context: Context, name: str) -> float | None:
+    """A number with which the run says that it sampled, such as ``temperature``; None where it is not recorded."""
+    if context.config is None:
+        return None
+    for full, setting in context.config.settings.items():
+        own = full.rpartition(".")[2] in (name, f"rollout_{name}") and "val_kwargs" not in full
+        if own and not setting.assumed and not setting.origin.startswith("default of "):
+            return float(setting.value) if isinstance(setting.value, int | float) else None
+    return None
+
+
 def logs_remedy() -> str:
     """What brings logged metrics where nothing says which trainer made the run."""
     from rolloutdoctor.trainers.table import TRAINERS

@@ -42,6 +42,7 @@ from rolloutdoctor.rules.reward_free_step import RewardFreeStep
 from rolloutdoctor.rules.reward_metric_not_training_reward import RewardMetricNotTrainingReward
 from rolloutdoctor.rules.reward_missing_as_zero import RewardMissingAsZero
 from rolloutdoctor.rules.reward_row_misaligned import RewardRowMisaligned
+from rolloutdoctor.rules.sampler_mismatch import SamplerMismatch
 from rolloutdoctor.rules.shaped_reward_phantom import ShapedRewardPhantom
 from rolloutdoctor.rules.singleton_group import SingletonGroup
 from rolloutdoctor.rules.stale_policy import StalePolicy
@@ -93,6 +94,7 @@ RULES: tuple[AnyRule, ...] = (
     RewardMetricNotTrainingReward(),
     MetricScaleFactor(),
     StalePolicy(),
+    SamplerMismatch(),
     RatioNotOne(),
     StalePrefixCache(),
     EngineFrozen(),

@@ -1,0 +1,104 @@
+"""Tokens drawn at one context: the same prompt and the same response tokens before, in several rows.
+
+Both log-probs of a token are its logit less a normaliser of the context, each of its own engine. In a context the
+normalisers are the same for all tokens, so that differences of log-probs are differences of logits: a temperature
+multiplies them, whatever the other tokens are, and a support that was cut leaves them alone.
+"""
+
+from collections.abc import Mapping
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from torch import Tensor
+
+from rolloutdoctor.data.batch import RolloutBatch
+from rolloutdoctor.evaluation.sampled_rows import SAMPLER, TRAINER, LoggedGap
+from rolloutdoctor.evaluation.token_measures import TokenBlock
+from rolloutdoctor.ops.prefix_hash import scramble
+from rolloutdoctor.ops.slope_bins import STEP
+
+FIRST = 16
+"""Response tokens of each row that are looked at: siblings part early."""
+
+LEAST_SPREAD = 1.0
+"""Squared deviations of a context, of both log-probs together: two tokens a nat apart. Noise is far below."""
+
+MOST = 300
+"""Slopes are counted in bins of their logarithm, from e^-3 to e^3."""
+
+
+def first_tokens(block: TokenBlock, gap: LoggedGap) -> dict[str, Tensor]:
+    """Return the first tokens of each row, ``[n, FIRST]`` each; NaN where a token is not counted.
+
+    Without `response_ids` the first token alone has a context that is known.
+    """
+    return block.cached("first tokens", lambda: _first_tokens(block, gap))
+
+
+def _first_tokens(block: TokenBlock, gap: LoggedGap) -> dict[str, Tensor]:
+    has_ids = block.has("response_ids")
+    start_n, length_n = block.runs.offsets[:-1, None], block.runs.lengths[:, None]
+    ahead = torch.arange(FIRST if has_ids else 1, device=start_n.device)
+    is_there = ahead < length_n
+    at = (start_n + ahead).where(is_there, 0)
+    if not len(block):
+        nothing = torch.zeros(is_there.shape, dtype=torch.float64)
+        return {"first_sampler": nothing, "first_trainer": nothing, "before": nothing.long()}
+    counted = is_there if gap.counted_T is None else is_there & gap.counted_T[at]
+    pair = [block.column(name)[at].double().where(counted, torch.nan) for name in (SAMPLER, TRAINER)]
+    before = torch.zeros_like(at)
+    if has_ids:
+        # The hash of what precedes a token: a sum of terms of id and place, as `PrefixHashes` has it.
+        term = scramble(block.column("response_ids")[at].long() + ((ahead + 1) << 32))
+        before[:, 1:] = term.cumsum(1)[:, :-1]
+    return {"first_sampler": pair[0].cpu(), "first_trainer": pair[1].cpu(), "before": before.cpu()}
+
+
+def slopes(batch: RolloutBatch, measured: Mapping[str, Tensor], fresh_N: Tensor | None) -> dict[str, float]:
+    """Return how many contexts have which slope of the sampler's log-probs on the trainer's: bin to contexts.
+
+    The slope is that of the line nearest to the points (total least squares): noise of both weighs the same, so that
+    equal distributions have slope 1. ``none`` counts contexts without one.
+
+    Args:
+        batch: the step.
+        measured: what `first_tokens` gave, joined over the blocks.
+        fresh_N: rows that count, ``[N]`` bool; None: all.
+    """
+    if batch.groups is None and batch.prompts is None:
+        return {}
+    index_N = torch.zeros(len(batch), dtype=torch.int64) if batch.groups is None else batch.groups.index_N.cpu()
+    prompt_N = scramble(index_N + 1)
+    if batch.prompts is not None:
+        known_N = batch.prompts.cpu()
+        prompt_N = prompt_N.where(known_N == 0, known_N)
+    context = scramble(measured["before"] + prompt_N[:, None])
+    sampler, trainer = measured["first_sampler"], measured["first_trainer"]
+    here = sampler.isfinite() & trainer.isfinite()
+    if fresh_N is not None:
+        here &= fresh_N.cpu()[:, None]
+    return _binned(_slopes(context[here].numpy(), sampler[here].numpy(), trainer[here].numpy()))
+
+
+def _slopes(context: NDArray[np.int64], *values: NDArray[np.float64]) -> NDArray[np.float64]:
+    _, index, size = np.unique(context, return_inverse=True, return_counts=True)
+
+    def total(x: NDArray[np.float64]) -> NDArray[np.float64]:
+        return np.bincount(index, x, len(size)).astype(np.float64)
+
+    apart_s, apart_o = (x - (total(x) / size)[index] for x in values)
+    own, other, product = total(apart_s**2), total(apart_o**2), total(apart_s * apart_o)
+    wide = own + other >= LEAST_SPREAD
+    own, other, product = own[wide], other[wide], product[wide]
+    with np.errstate(all="ignore"):
+        found: NDArray[np.float64] = (own - other + np.hypot(own - other, 2 * product)) / (2 * product)
+    return found
+
+
+def _binned(slope: NDArray[np.float64]) -> dict[str, float]:
+    rising = slope[(slope > 0) & np.isfinite(slope)]
+    place = np.clip(np.rint(np.log(rising) / STEP), -MOST, MOST).astype(np.int64)
+    names, counts = np.unique(place, return_counts=True)
+    found = {str(name): float(count) for name, count in zip(names.tolist(), counts.tolist(), strict=True)}
+    return found if len(rising) == len(slope) else {**found, "none": float(len(slope) - len(rising))}

@@ -1,0 +1,150 @@
+"""Log-probs of sampler and trainer side by side: what several rules measure, made once.
+
+All tokens are looked at for what is rare. Distributions are those of some whole rows, chosen by their place in the
+step, so that they cost the same for a step of any length.
+"""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from functools import cached_property
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from torch import Tensor
+
+from rolloutdoctor.evaluation.token_measures import TokenBlock
+from rolloutdoctor.ops import segments as seg
+from rolloutdoctor.ops.elementwise import extremes, unwarned
+from rolloutdoctor.ops.prefix_hash import scramble
+
+SAMPLER, TRAINER = "rollout_log_probs", "old_log_probs"
+
+SAMPLED_TOKENS = 2**15
+"""Tokens of a step beyond which only some of its rows are sampled: as many as hold about so many."""
+
+BOUND = 20.0
+"""Log-ratios are cut to this absolute value before they are exponentiated, as verl does."""
+
+Floats = NDArray[np.float64]
+
+
+class LoggedGap:
+    """Trainer minus sampler in a block: the log importance ratio of tokens that are trained and have both log-probs.
+
+    Attributes:
+        apart_T: ``[t]``; 0 where a token is not counted.
+        counted_T: ``[t]`` bool; None if every token is.
+        low: smallest.
+        high: largest.
+    """
+
+    def __init__(self, block: TokenBlock) -> None:
+        self._block = block
+        trained_T = block.trained_T
+        self.counted_T: Tensor | None = None if bool(trained_T.all()) else trained_T
+        with unwarned():
+            apart_T = block.column(TRAINER) - block.column(SAMPLER)
+        if self.counted_T is not None:
+            apart_T = torch.where(trained_T, apart_T, 0.0)
+        self.low, self.high = extremes(apart_T) if len(apart_T) else (0.0, 0.0)
+        if not (self.low > -torch.inf and self.high < torch.inf):
+            self.counted_T = trained_T & apart_T.isfinite()
+            apart_T = torch.where(self.counted_T, apart_T, 0.0)
+            self.low, self.high = extremes(apart_T)
+        self.apart_T = apart_T
+
+    @cached_property
+    def count_N(self) -> Tensor:
+        """``[n]`` float64 counted tokens of each row."""
+        runs = self._block.runs
+        return runs.lengths.double() if self.counted_T is None else runs.total(self.counted_T)
+
+    @cached_property
+    def sampled(self) -> dict[str, Tensor]:
+        """The counted tokens of some whole rows, packed: what `Sample` is made of."""
+        block = self._block
+        every = -(-block.tokens_of_step // SAMPLED_TOKENS)
+        place_n = torch.arange(block.rows.start, block.rows.stop)
+        chosen_n = np.ones(len(place_n), bool) if every <= 1 else (scramble(place_n) % every == 0).numpy()
+        cuts, rows = block.runs.offsets.cpu().numpy(), np.flatnonzero(chosen_n)
+        spans = [slice(*cuts[row : row + 2].tolist()) for row in rows]
+        lengths = np.array([span.stop - span.start for span in spans], np.int64)
+
+        def packed(x_T: Tensor) -> NDArray[np.generic]:
+            values = x_T.cpu().numpy()
+            return np.concatenate([values[:0], *(values[span] for span in spans)])
+
+        columns = [packed(block.column(SAMPLER)), packed(block.column(TRAINER))]
+        if block.is_logged("entropy"):
+            columns += [packed(block.column("entropy"))]
+        columns += [np.concatenate([[0], *(np.arange(length) for length in lengths)])[1:].astype(np.int64)]
+        if self.counted_T is not None:
+            is_counted = packed(self.counted_T).astype(bool)
+            columns = [column[is_counted] for column in columns]
+            runs = seg.Runs(torch.from_numpy(np.concatenate([[0], np.cumsum(lengths)])))
+            lengths = runs.sums(is_counted).astype(np.int64)
+        names = ["row", "length", "sampler", "trainer", *["entropy"] * (len(columns) - 3), "place"]
+        return dict(zip(names, [place_n[rows], *map(torch.from_numpy, [lengths, *columns])], strict=True))
+
+
+def gap_of(block: TokenBlock) -> LoggedGap | None:
+    """Return the gap of a block, made once for all rules; None if a column is missing."""
+    if not block.has(SAMPLER, TRAINER):
+        return None
+    return block.cached("logged gap", lambda: LoggedGap(block))
+
+
+@dataclass(frozen=True, eq=False)
+class Sample:
+    """The counted tokens of the sampled rows of a step, packed; on the CPU.
+
+    Attributes:
+        row: ``[r]`` number of each row in the step.
+        length: ``[r]`` its counted tokens.
+        sampler: ``[V]`` float64 log-probs of the sampler.
+        trainer: ``[V]`` of the trainer.
+        place: ``[V]`` index of each token in its response, masked ones counted.
+        entropy: ``[V]`` as the trainer logged it, or None.
+    """
+
+    row: NDArray[np.int64]
+    length: NDArray[np.int64]
+    sampler: Floats
+    trainer: Floats
+    place: NDArray[np.int64]
+    entropy: Floats | None = None
+
+    @classmethod
+    def of(cls, measured: Mapping[str, Tensor]) -> "Sample":
+        """Take what `LoggedGap.sampled` gave for each block, joined over the blocks."""
+        row, length, place = (measured[name].numpy() for name in ("row", "length", "place"))
+        sampler, trainer = (measured[name].double().numpy() for name in ("sampler", "trainer"))
+        entropy = measured["entropy"].double().numpy() if "entropy" in measured else None
+        return cls(row, length, sampler, trainer, place, entropy)
+
+    @cached_property
+    def apart(self) -> Floats:
+        """``[V]`` trainer minus sampler: the log importance ratio."""
+        return self.trainer - self.sampler
+
+    @cached_property
+    def weight(self) -> Floats:
+        """``[V]`` importance ratio, of a log-ratio within +-20."""
+        return np.exp(np.clip(self.apart, -BOUND, BOUND))
+
+    @cached_property
+    def runs(self) -> seg.Runs:
+        """The tokens by row."""
+        return seg.Runs(torch.from_numpy(np.concatenate([[0], np.cumsum(self.length)])))
+
+    def by_row(self, x: NDArray[np.generic]) -> Floats:
+        """Sum over the tokens of each row, ``[r]``."""
+        return self.runs.sums(x)
+
+    def by_place(self, x: Floats | None, starts: Sequence[int]) -> Floats:
+        """Sum of values, or count where there are none, by bins of positions: those that begin at `starts`."""
+        return np.bincount(self._bins(tuple(starts)), x, len(starts)).astype(np.float64)
+
+    def _bins(self, starts: tuple[int, ...]) -> NDArray[np.int64]:
+        return np.searchsorted(np.array(starts), self.place, side="right") - 1

@@ -1,0 +1,140 @@
+import random
+from dataclasses import replace
+
+import numpy as np
+import pytest
+import torch
+from rules.checking import found_by, report_on, values
+from rules.sampling import run, sample
+
+from rolloutdoctor.results.findings import Severity
+from rolloutdoctor.testing import toy_batch
+
+CODE = "RDO001"
+
+
+def found(batches, **options):
+    return found_by(CODE, batches, **{"trainer": None, **options})
+
+
+def test_numbers_by_hand():
+    gaps = [[0.0, 0.1, -0.2, 1.0], [0.0, 0.0, 0.0, -3.0]]
+    batch = toy_batch([[1, 0]], policy=-4.0, rollout=[[-4.0 - gap for gap in row] for row in gaps])
+    measures = values(found(batch))
+    gap = np.array(gaps, np.float64)
+    weight = np.exp(gap)
+    cut, inside = np.minimum(weight, 2), (weight >= 0.5) & (weight <= 5)
+    rows = np.minimum(np.exp(gap.sum(1)), 3)
+    expected = {
+        "mean_delta": gap.mean(),
+        "mean_abs_delta": abs(gap).mean(),
+        "max_abs_delta": 3.0,
+        "off_by_tenth_share": 4 / 8,
+        "k3": (weight - 1 - gap).mean(),
+        "ess_share": weight.sum() ** 2 / (8 * (weight**2).sum()),
+        "tokens": 8,
+        "sampled_tokens": 8,
+        "mean_abs_delta_first_16": abs(gap).mean(),
+        "cap_2_mass_share": cut.sum() / weight.sum(),
+        "cap_2_ess_share": cut.sum() ** 2 / (8 * (cut**2).sum()),
+        "cap_2_kappa": cut.sum() / (cut**2).sum(),
+        "mask_tokens_share": 7 / 8,
+        "mask_mass_share": weight[inside].sum() / weight.sum(),
+        "mask_kappa": weight[inside].sum() / (weight[inside] ** 2).sum(),
+        "sequence_cap_3_rows_share": 0.0,
+        "sequence_cap_3_ess_share": rows.sum() ** 2 / (2 * (rows**2).sum()),
+        "geometric_kept_rows_share": 0.0,
+        "confident_tokens": 0,
+    }
+    assert {name: measures[name] for name in expected} == pytest.approx(expected, rel=1e-5)
+    assert measures["mean_abs_delta_later"] is None
+
+
+@pytest.mark.parametrize("spoilt", [0.02, 0.1])
+def test_confident_disagreement(spoilt):
+    finding = found([one.batch() for one in run(3, spoilt=spoilt)])
+    assert (finding.severity, finding.verdict) == (Severity.WARNING, "exposed")
+    assert values(finding)["confident_places"] >= 3
+    assert "from the sampler and" in finding.examples[0].note
+
+
+CLEAN = {
+    "float32": {"noise": 1e-4},
+    "bf16 kernels": {"noise": 0.05},
+    "bf16 logits": {"bfloat16_logits": True},
+    "low entropy": {"entropy": "low"},
+    "high entropy": {"entropy": "high"},
+    "turns": {"turns": 3, "observed": 0.0},
+    "turns without log-probs": {"turns": 3, "observed": float("nan")},
+    "inner iterations": {"drift": 0.05, "policy_ahead": 1.0},
+    "fixed length": {"lengths": (32, 32)},
+    "a version late": {"drift": 0.05, "lag": 1},
+    "top-p": {"top_p": 0.8},
+    "temperature": {"temperature": 0.6},
+    "hot": {"temperature": 1.3},
+    "mixture of experts": {"noise": 0.1},
+    "bf16 log-probs": {"bfloat16": True},
+}
+
+
+@pytest.mark.parametrize("options", CLEAN.values(), ids=CLEAN)
+def test_no_level_is_a_fault(options):
+    finding = found([one.batch() for one in run(3, **options)])
+    assert (finding.severity, finding.verdict) == (Severity.INFO, "confirmed")
+    assert values(finding)["confident_tokens"] == 0
+
+
+def test_equal_log_probs_are_no_finding():
+    report = report_on(toy_batch([[1, 0]], rollout=-1.0), trainer=None, select=[CODE])
+    (one,) = report.not_applicable
+    assert "bit by bit" in one.reason
+
+
+def test_two_places_are_not_enough():
+    gaps = [[-0.1, -3.0], [-0.1, -3.0], [-0.1, -0.1]]
+    tokens = [[-0.1, -0.1]] * 3
+    batch = toy_batch([[1, 0, 1]], lengths=2, policy=gaps, rollout=tokens)
+    finding = found([batch, replace(batch, step=1)])
+    # The same position of the same group, in two steps.
+    assert values(finding)["confident_tokens"] == 4
+    assert values(finding)["confident_places"] == 2
+    assert finding.severity == Severity.INFO
+
+
+def test_rows_of_older_weights_may_disagree():
+    stale = [one.batch(without=()) for one in run(2, spoilt=0.1, lag=[1] * 64 + [0] * 64)]
+    fresh = values(found(stale))["confident_tokens"]
+    assert 0 < fresh < values(found([one.batch() for one in run(2, spoilt=0.1)]))["confident_tokens"]
+    assert "mean_abs_delta_lag_1" in values(found(stale))
+
+
+def test_exact_zeros_are_placeholders_and_not_confidence():
+    finding = found([one.batch() for one in run(2, filled=0.05)])
+    assert values(finding)["confident_tokens"] == 0
+
+
+def test_a_long_step_is_sampled_by_rows():
+    one = sample(0, prompts=64, lengths=(160, 200)).batch()
+    assert one.tokens > 2 * 2**15
+    measures, all_measures = values(found(one)), one.column("old_log_probs") - one.column("rollout_log_probs")
+    assert measures["tokens"] == one.tokens
+    assert 2**14 < measures["sampled_tokens"] < 2**16
+    assert measures["mean_abs_delta"] == pytest.approx(float(all_measures.abs().mean()), rel=0.05)
+
+
+def test_order_of_steps():
+    steps = [one.batch() for one in run(4, spoilt=0.05)]
+    expected = repr(found(steps))
+    random.Random(0).shuffle(steps)
+    assert repr(found(steps)) == expected
+
+
+def test_nothing_trained_is_no_verdict():
+    batch = toy_batch([[1, 0]], mask=[[0, 0], [0, 0]], rollout=-1.1)
+    (skipped,) = report_on(batch, trainer=None, select=[CODE]).skipped
+    assert "no trained token" in skipped.reason
+
+
+def test_infinite_log_probs_are_left_out():
+    batch = toy_batch([[1, 0]], policy=[[-1.0] * 4, [-torch.inf] * 4], rollout=-1.1)
+    assert values(found(batch))["tokens"] == 4
