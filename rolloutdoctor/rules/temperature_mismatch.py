@@ -1,0 +1,291 @@
+"""RDO003: log-probs of sampler and trainer at different temperatures."""
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from math import sqrt
+from typing import TYPE_CHECKING, Any
+
+from rolloutdoctor.ops.slope_bins import Slopes, slopes_of
+from rolloutdoctor.ops.tally import Sums, by_name, ratio
+from rolloutdoctor.results.findings import Measure, Severity
+from rolloutdoctor.rules.base import Context, Judgement, Missing, Rule, counted, number, percent, sampling_option
+
+if TYPE_CHECKING:
+    from torch import Tensor
+
+    from rolloutdoctor.evaluation.token_measures import TokenBlock
+    from rolloutdoctor.rules.step import StepView
+
+
+@dataclass(frozen=True)
+class TemperatureTally(Sums):
+    """What `temperature-mismatch` adds up.
+
+    Attributes:
+        slopes: bin of the logarithm of a context's slope to contexts.
+        tokens: sampled tokens with both log-probs.
+        gap: sum of their delta.
+        own: sum of the squares of the sampler's log-probs.
+        other: of the trainer's.
+        product: of the products of both.
+        calibrated: tokens with a logged entropy.
+        surprise: sum of -log p less the entropy, p the trainer's.
+        surprise_square: of the squares of its sums over rows.
+        entropy: sum of the entropy.
+    """
+
+    slopes: Mapping[str, float] = by_name()
+    tokens: int = 0
+    gap: float = 0.0
+    own: float = 0.0
+    other: float = 0.0
+    product: float = 0.0
+    calibrated: int = 0
+    surprise: float = 0.0
+    surprise_square: float = 0.0
+    entropy: float = 0.0
+
+    @property
+    def excess(self) -> float | None:
+        """Mean of -log p less the mean entropy, as a share of this."""
+        return ratio(self.surprise, self.entropy)
+
+    @property
+    def deviations(self) -> float | None:
+        """The same in its standard errors, over rows."""
+        return ratio(self.surprise, sqrt(self.surprise_square))
+
+    @property
+    def base(self) -> float | None:
+        """The factor, where all of the sampler's log-probs are the trainer's times one number; else None."""
+        if not self.own or not self.other or self.product**2 < 0.999 * self.own * self.other:
+            return None
+        return self.product / self.other
+
+
+@dataclass(frozen=True)
+class TemperatureMismatch(Rule[TemperatureTally]):
+    """Sampler and trainer score at different temperatures, or tokens were drawn at another one.
+
+    ## What it does
+    Compares tokens that siblings drew at one context: the first token of the rows of a group, and further ones where
+    `response_ids` show that the rows begin alike. There the difference of two log-probs is that of two logits over the
+    temperature, so that (s_i - s_j) / (o_i - o_j) is the trainer's temperature over the sampler's.
+
+    ## Why it matters
+    An importance ratio of two temperatures is wrong on every token: 2.0 on the first one at 0.6 upstream. KL, clip and
+    every correction for the mismatch then work on that, and entropy is pushed up or down step by step.
+
+    ## How it is measured
+    A slope over all tokens does not show it: each context has a normaliser of its own, which pulls the slope to 1 (0.7
+    gave 1.10 where 1.43 was right). In a context it cancels. `slope` is the median over contexts of the slope of s on o
+    (the nearest line, so that noise of both weighs the same), with its 95 % interval from order statistics;
+    `temperature` is its inverse, the sampler's in units of the trainer's. Contexts count whose tokens are a nat apart,
+    among the first 16 tokens of each row, in rows of the newest version of their step. Found where the median is 0.02
+    or more from 1, four standard deviations exclude 1, nine tenths of the contexts are on its side and four fifths
+    within a fifth of it: noise, stale weights, mixtures of experts and fills scatter to both sides. A support that was
+    cut (top-p, top-k, min-p) has slope 1 in a context. It takes 20 contexts, and for clean an interval within 5 %. If
+    all log-probs of the run differ by one factor, they are logarithms to another base, and the page says so.
+
+    The second witness is calibration, where `entropy` is logged: tokens drawn from p have a mean of -log p that is the
+    mean entropy. `surprise_share` = mean of -log p of the trainer over the mean entropy, less 1. With slope 1 and no
+    one-sided difference, six standard errors and a tenth of the entropy say that tokens were drawn from neither
+    reported distribution: the engine returns log-probs of the model as it is, and samples at another temperature or
+    from a cut support. With another slope, it says whose log-probs are those that were sampled from.
+
+    ## What to do
+    Score at the temperature that was sampled at: divide the trainer's logits by it, and let the engine return
+    processed log-probs (vLLM: `logprobs_mode=processed_logprobs`).
+
+    ## Example
+    >>> from rolloutdoctor.testing import diagnose_one, toy_batch
+    >>> old = [[-0.5 - 0.3 * row] for row in range(8)] * 20
+    >>> rollout = [[2 * each[0] + 0.2] for each in old]
+    >>> batch = toy_batch([[0] * 8] * 20, lengths=1, policy=old, rollout=rollout)
+    >>> diagnose_one("RDO003", batch, trainer=None)
+    'RDO003 warning exposed: slope 1.994'
+    """
+
+    code = "RDO003"
+    name = "temperature-mismatch"
+    references = (
+        "https://github.com/huggingface/trl/issues/4159",
+        "https://github.com/huggingface/trl/pull/3029",
+        "https://github.com/NVIDIA-NeMo/RL/pull/935",
+    )
+    tally = TemperatureTally
+    needs_objective = False
+    splits = ("train",)
+
+    least_contexts: int = 20
+    least_slope: float = 0.02
+    """Below it a ratio is off by less than a kernel's noise."""
+    warn_from: float = 0.05
+    widest: float = 0.05
+    """A wider interval could hide what would be warned of."""
+    least_deviations: float = 6.0
+    least_excess: float = 0.1
+    """A policy that sharpens within its staleness moves the entropy by parts of this."""
+
+    def columns(self, context: Context) -> frozenset[str]:
+        """Both log-probs, and which rows answer one prompt."""
+        return frozenset({"rollout_log_probs", "old_log_probs", "group_id"})
+
+    def optional_columns(self, context: Context) -> frozenset[str]:
+        """The mask, the ids and prompts that make contexts, version stamps, and the entropy."""
+        prompts = {"prompt_ids"} if "prompt_ids" in context.columns else {"prompt"}
+        return frozenset(
+            {"response_mask", "response_ids", "entropy", "policy_version_min", "policy_version_max", *prompts}
+        )
+
+    def measure_tokens(self, block: "TokenBlock") -> "Mapping[str, Tensor]":
+        """The first tokens of each row, and all of the sampled ones."""
+        from rolloutdoctor.evaluation.contexts import first_tokens
+        from rolloutdoctor.evaluation.sampled_rows import gap_of
+
+        gap = gap_of(block)
+        return {} if gap is None else {**gap.sampled, **first_tokens(block, gap)}
+
+    def measure(self, step: "StepView") -> TemperatureTally:
+        """Count the slopes of one step, and how its tokens fit the entropy."""
+        import numpy as np
+
+        from rolloutdoctor.evaluation.contexts import slopes
+        from rolloutdoctor.evaluation.sampled_rows import Sample
+        from rolloutdoctor.ops.version_stamps import lags_of
+
+        measured = step.token_measures.get(self.code)
+        if not measured or not len(step.batch):
+            return TemperatureTally()
+        rows = step.batch.per_row
+        lag_N = lags_of(rows.get("policy_version_min"), rows.get("policy_version_max"), 8)
+        fresh_N = None if lag_N is None else lag_N == 0
+        sample = Sample.of(measured)
+        own, other = sample.sampler, sample.trainer
+        found: dict[str, Any] = {
+            "gap": float(sample.apart.sum()),
+            "own": float(np.square(own).sum()),
+            "other": float(np.square(other).sum()),
+            "product": float((own * other).sum()),
+        }
+        if sample.entropy is not None:
+            known = np.isfinite(sample.entropy)
+            if fresh_N is not None:
+                known &= fresh_N.cpu().numpy()[sample.row].repeat(sample.length)
+            entropy = np.where(known, sample.entropy, 0.0)
+            surprise = sample.by_row(np.where(known, -other - entropy, 0.0))
+            found |= {
+                "calibrated": int(known.sum()),
+                "surprise": float(surprise.sum()),
+                "surprise_square": float(np.square(surprise).sum()),
+                "entropy": float(entropy.sum()),
+            }
+        return TemperatureTally(slopes=slopes(step.batch, measured, fresh_N), tokens=len(own), **found)
+
+    def measures(self, tally: TemperatureTally) -> Mapping[str, Measure]:
+        """The slope, what it says of the temperature, and calibration."""
+        slope = slopes_of(tally.slopes)
+        return {
+            "slope": Measure(None if slope is None else slope.middle, "1"),
+            "slope_low": Measure(None if slope is None else slope.low, "1"),
+            "slope_high": Measure(None if slope is None else slope.high, "1"),
+            "temperature": Measure(None if slope is None else 1 / slope.middle, "1"),
+            "contexts": Measure(0 if slope is None else slope.contexts, "contexts"),
+            "surprise_share": Measure(tally.excess, "share"),
+            "surprise_deviations": Measure(tally.deviations, "standard errors"),
+            "mean_entropy": Measure(ratio(tally.entropy, tally.calibrated), "nats"),
+        }
+
+    def inconclusive_reason(self, run: TemperatureTally, context: Context) -> Missing | None:
+        """Too few contexts, or too noisy ones."""
+        slope = slopes_of(run.slopes)
+        if self._is_scaled(slope) or self._is_drawn_otherwise(run):
+            return None
+        remedy = "widen --steps, or record response_ids, which show further contexts that siblings share"
+        contexts = 0 if slope is None else slope.contexts
+        if slope is None or contexts < self.least_contexts:
+            return Missing(
+                f"siblings drew different tokens at {counted(contexts, 'context')}, and it takes {self.least_contexts}",
+                remedy,
+            )
+        if slope.width > self.widest:
+            return Missing(
+                f"noise leaves the slope of the log-probs between {slope.low:.3g} and {slope.high:.3g}", remedy
+            )
+        return None
+
+    def _is_scaled(self, slope: Slopes | None) -> bool:
+        return slope is not None and slope.contexts >= self.least_contexts and slope.is_scaled(self.least_slope)
+
+    def _is_drawn_otherwise(self, run: TemperatureTally) -> bool:
+        """True if tokens follow neither reported distribution, though both are the same."""
+        deviations, excess = run.deviations, run.excess
+        if deviations is None or excess is None or not run.calibrated:
+            return False
+        far = abs(deviations) >= self.least_deviations and abs(excess) >= self.least_excess
+        # Where the two log-probs differ as much, the difference is for other rules.
+        return far and abs(run.gap) / run.tokens < 0.2 * abs(run.surprise) / run.calibrated
+
+    def judge(self, run: TemperatureTally, context: Context) -> Judgement | None:
+        """A warning from a twentieth on; confirmed where the recorded temperature is the one found."""
+        slope, stated = slopes_of(run.slopes), sampling_option(context, "temperature")
+        if slope is not None and self._is_scaled(slope):
+            return self._scaled(run, slope, stated)
+        return self._drawn_otherwise(run, stated) if self._is_drawn_otherwise(run) else None
+
+    def _scaled(self, run: TemperatureTally, slope: Slopes, stated: float | None) -> Judgement:
+        found, base = 1 / slope.middle, run.base
+        interval = f"{1 / slope.high:.3g} to {1 / slope.low:.3g}"
+        matches = stated is not None and stated != 1 and slope.low <= 1 / stated <= slope.high
+        inverse = stated is not None and stated != 1 and slope.low <= stated <= slope.high
+        if base is not None:
+            whose = f"every log-prob of the sampler is {base:.4g} times the trainer's: a logarithm to another base"
+        elif matches:
+            whose = f"the sampler's are at the recorded temperature {stated:g}, the trainer's at 1"
+        elif inverse:
+            whose = f"the trainer's are at the recorded temperature {stated:g}, the sampler's are raw ones, at 1"
+        else:
+            whose = self._whose(run)
+        return Judgement(
+            severity=Severity.WARNING if abs(slope.middle - 1) >= self.warn_from else Severity.INFO,
+            confirmed=matches or inverse,
+            headline=f"the sampler's log-probs are at {found:.3g} times the trainer's temperature ({interval})",
+            message=(
+                f"at {counted(slope.contexts, 'context')} that siblings share, differences of the sampler's log-probs "
+                f"are {slope.middle:.3g} times the trainer's (95 % interval {slope.low:.3g} to {slope.high:.3g}): "
+                f"a temperature of {found:.3g} in units of the trainer's; {whose}"
+            ),
+            evidence=f"{percent(slope.one_sided)} of the contexts are on that side of 1, {percent(slope.near)} within "
+            "a fifth of it; a normaliser, a cut support or noise cannot do that",
+            advice="score at the temperature that was sampled at, and let the engine return processed log-probs",
+        )
+
+    def _whose(self, run: TemperatureTally) -> str:
+        """Whose log-probs are those of the distribution that was sampled from."""
+        if run.deviations is None or not run.calibrated:
+            return "with `entropy` logged, it would be known which of the two was sampled from"
+        if abs(run.deviations) >= 4:
+            return (
+                f"-log p of the trainer is {percent(abs(run.excess or 0.0))} "
+                f"{'above' if run.surprise > 0 else 'below'} "
+                "its entropy, so that its distribution is not the one that was sampled from"
+            )
+        return "-log p of the trainer fits its entropy: it is the sampler's log-probs that are not those of its draws"
+
+    def _drawn_otherwise(self, run: TemperatureTally, stated: float | None) -> Judgement:
+        above = run.surprise > 0
+        cause = "a higher temperature" if above else "a lower temperature or a cut support (top-p, top-k, min-p)"
+        at = "" if stated is None or stated == 1 else f"; the recorded temperature is {stated:g}"
+        excess = percent(abs(run.excess or 0.0))
+        return Judgement(
+            severity=Severity.WARNING,
+            confirmed=stated is not None and stated != 1 and above == (stated > 1),
+            headline=f"tokens were drawn at {cause} than either log-prob says",
+            message=(
+                f"sampler and trainer agree, but the mean of -log p is {excess} {'above' if above else 'below'} the "
+                "mean "
+                f"entropy: tokens were drawn at {cause}, and both log-probs are those of the model as it is{at}"
+            ),
+            evidence=f"{number(run.deviations)} standard errors over {run.calibrated:,} tokens with a logged entropy",
+            advice="let the engine return processed log-probs, and divide the trainer's logits by the temperature",
+        )
