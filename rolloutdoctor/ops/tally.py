@@ -76,6 +76,8 @@ def bottom_k(keys: int) -> Any:  # noqa: ANN401
         return merged_all([one, other])
 
     return field(default_factory=dict, metadata={"merge": merged, "merge_all": merged_all})
+
+
 def first_names(count: int) -> Any:  # noqa: ANN401
     """Field that keeps the numbers of the `count` names that sort first: a sample that no order of merging changes."""
 

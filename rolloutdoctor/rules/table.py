@@ -47,8 +47,8 @@ from rolloutdoctor.rules.shaped_reward_phantom import ShapedRewardPhantom
 from rolloutdoctor.rules.singleton_group import SingletonGroup
 from rolloutdoctor.rules.stale_policy import StalePolicy
 from rolloutdoctor.rules.stale_prefix_cache import StalePrefixCache
-from rolloutdoctor.rules.truncation_hidden import TruncationHidden
 from rolloutdoctor.rules.temperature_mismatch import TemperatureMismatch
+from rolloutdoctor.rules.truncation_hidden import TruncationHidden
 from rolloutdoctor.rules.whitening_over_padding import WhiteningOverPadding
 from rolloutdoctor.rules.zero_std_kl import ZeroStdKl
 
