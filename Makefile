@@ -1,7 +1,7 @@
 # Every target sets up all it needs in a virtual environment of its own.
 PYTHON ?= python3
 VENV ?= .venv
-COMPARING := tests/sample_data tests/goldens tests/rules tests/report tests/recorders tests/evaluation/test_shared_evaluation.py \
+COMPARING := tests/sample_data tests/goldens tests/rules tests/views tests/recorders tests/evaluation/test_shared_evaluation.py \
 	tests/evaluation/test_float32.py tests/parity/test_radii.py
 BIN := $(VENV)/bin
 PIP := $(BIN)/python -m pip install --quiet --disable-pip-version-check --constraint constraints.txt

@@ -1,6 +1,6 @@
 """rolloutdoctor: recompute what an RL post-training step computed, with and without the known faults.
 
-`open` a run, then `check`, `diff`, `identify`, `plot` or `recompute` it, or `evaluate` one batch under one objective.
+`open` a run, then `check`, `diff`, `identify`, `plot`, `recompute` or `report` it, or `evaluate` one batch under one objective.
 Nothing heavy is imported before one of these is used.
 """
 
@@ -8,7 +8,7 @@ Nothing heavy is imported before one of these is used.
 TYPE_CHECKING = False
 
 if TYPE_CHECKING:
-    from rolloutdoctor.api import batches, check, diff, identify, objective_of, open, plot, recompute
+    from rolloutdoctor.api import batches, check, diff, identify, objective_of, open, plot, recompute, report
     from rolloutdoctor.evaluation.evaluate import evaluate
     from rolloutdoctor.io.run import Run
     from rolloutdoctor.results.comparison import Comparison, Recomputed
@@ -38,6 +38,7 @@ __all__ = [
     "open",
     "plot",
     "recompute",
+    "report",
 ]
 
 _ELSEWHERE = {

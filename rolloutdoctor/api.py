@@ -225,7 +225,7 @@ def plot(
         UsageError: if an option cannot be used.
         InputError: if the run lacks what the picture needs.
     """
-    from rolloutdoctor.report.plots.table import figure_of, known_by
+    from rolloutdoctor.views.plots.table import figure_of, known_by
 
     by_step = known_by(known_kind(kind), by)
     chosen = CheckOptions(
@@ -369,32 +369,32 @@ def _views() -> None:
     """Say how results show themselves in a notebook; what draws them is imported when one is shown."""
 
     def of_report(found: Report) -> str:
-        from rolloutdoctor.report.notebook import report_html
+        from rolloutdoctor.views.notebook import report_html
 
         return report_html(found)
 
     def of_finding(found: Finding) -> str:
-        from rolloutdoctor.report.notebook import finding_html
+        from rolloutdoctor.views.notebook import finding_html
 
         return finding_html(found)
 
     def of_comparison(found: Comparison) -> str:
-        from rolloutdoctor.report.diff_table import RENDERERS
-        from rolloutdoctor.report.notebook import text_html
-        from rolloutdoctor.report.style import Style
+        from rolloutdoctor.views.diff_table import RENDERERS
+        from rolloutdoctor.views.notebook import text_html
+        from rolloutdoctor.views.style import Style
 
         return text_html(RENDERERS["full"](found, Style()))
 
     def of_identification(found: Identification) -> str:
-        from rolloutdoctor.report.identification import text
-        from rolloutdoctor.report.notebook import text_html
+        from rolloutdoctor.views.identification import text
+        from rolloutdoctor.views.notebook import text_html
 
         return text_html(text(found))
 
     def of_recomputed(found: Recomputed) -> str:
-        from rolloutdoctor.report.notebook import text_html
-        from rolloutdoctor.report.recompute_views import as_full
-        from rolloutdoctor.report.style import Style
+        from rolloutdoctor.views.notebook import text_html
+        from rolloutdoctor.views.recompute_views import as_full
+        from rolloutdoctor.views.style import Style
 
         return text_html(as_full(found, Style()))
 

@@ -230,3 +230,19 @@ def test_the_names_are_those_of_the_documentation():
     assert issubclass(rd.InputError, rd.RolloutDoctorError)
     for name in rd.__all__:
         assert getattr(rd, name) is not None
+
+
+def test_the_page_is_that_of_the_command(tmp_path, monkeypatch):
+    import rolloutdoctor.views.html  # noqa: F401  # no room of this name hides the function
+    from rolloutdoctor.cli import main
+
+    own, page = tmp_path / "own.html", tmp_path / "page.html"
+    words = ["report", str(SAMPLE), "--fix", "rejected-rows", "--steps", "40:60", "-o", str(page), "--quiet"]
+    monkeypatch.setattr(sys, "argv", ["rolloutdoctor", *words])
+    with pytest.raises(SystemExit) as end:
+        main()
+    assert not end.value.code
+    text = rd.report(SAMPLE, own, fixes=["rejected-rows"], steps="40:60")
+    assert own.read_text(encoding="utf-8") == text == page.read_text(encoding="utf-8")
+    with pytest.raises(UsageError, match="is a file of the run itself"):
+        rd.report(SAMPLE, SAMPLE)

@@ -73,9 +73,9 @@ def check(
     from rolloutdoctor.engine.prepare import prepare
     from rolloutdoctor.engine.processes import measure_in
     from rolloutdoctor.engine.state_file import dumped
-    from rolloutdoctor.report.histogram import histograms
-    from rolloutdoctor.report.table import RENDERERS
     from rolloutdoctor.results.figures import Gallery
+    from rolloutdoctor.views.histogram import histograms
+    from rolloutdoctor.views.table import RENDERERS
 
     run = dumps.opened(paths, trainer, dump, quiet=quiet, logs_alone=True)
     check_target(output_file, "--output-file")

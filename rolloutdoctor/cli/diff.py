@@ -67,7 +67,7 @@ def diff(
     from rolloutdoctor.cli.progress import progress_bar
     from rolloutdoctor.commands.diff import DiffOptions
     from rolloutdoctor.commands.diff import diff as run_diff
-    from rolloutdoctor.report.diff_table import RENDERERS
+    from rolloutdoctor.views.diff_table import RENDERERS
 
     run = dumps.opened(paths, trainer, dump, quiet=quiet, text=top > 0 and not no_text)
     check_target(output_file, "--output-file")

@@ -48,7 +48,7 @@ def identify(
     layers = opt.layers(context, settings, trainer_config)
     from rolloutdoctor.commands.identify import identify as find
     from rolloutdoctor.engine.options import ReadOptions
-    from rolloutdoctor.report.identification import RENDERERS
+    from rolloutdoctor.views.identification import RENDERERS
 
     run = dumps.opened(paths, trainer, dump, quiet=quiet, logs_alone=True)
     check_target(output_file, "--output-file")

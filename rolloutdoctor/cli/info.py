@@ -74,7 +74,7 @@ def _as_json(found: "RunInfo") -> str:
 
 def _as_text(found: "RunInfo") -> str:
     from rolloutdoctor.commands.info import TIERS
-    from rolloutdoctor.report.style import plain
+    from rolloutdoctor.views.style import plain
 
     size = found.input
     lines = [f"{len(found.files)} file{'s' if len(found.files) != 1 else ''}: {', '.join(map(plain, found.files[:5]))}"]

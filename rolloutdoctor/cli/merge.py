@@ -43,7 +43,7 @@ def merge(
     rules = pick(verdict.words(select), verdict.words(ignore)) if select or ignore else None
     from rolloutdoctor.commands.merge import merged
     from rolloutdoctor.engine.state_file import load_state
-    from rolloutdoctor.report.table import RENDERERS
+    from rolloutdoctor.views.table import RENDERERS
 
     for path in states:
         note_file(path)

@@ -17,8 +17,8 @@ from rolloutdoctor.results.escapes import visible_lines
 if TYPE_CHECKING:
     from rolloutdoctor.engine.options import CheckOptions
     from rolloutdoctor.io.run import Run, StepRange
-    from rolloutdoctor.report.style import Style
     from rolloutdoctor.trainers.options import Layer
+    from rolloutdoctor.views.style import Style
 
 
 class Device(StrEnum):
@@ -261,7 +261,7 @@ def style_of(color: Color, *, to_file: bool, verbose: bool) -> "Style":
 
     ``NO_COLOR``, ``FORCE_COLOR`` and ``TERM=dumb`` are honoured; away from a terminal the width is fixed.
     """
-    from rolloutdoctor.report.style import Style
+    from rolloutdoctor.views.style import Style
 
     terminal = sys.stdout.isatty() and not to_file
     colored = {"always": True, "never": False}.get(color.value)

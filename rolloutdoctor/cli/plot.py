@@ -62,7 +62,7 @@ def plot(
     fixes = tuple(choose(text) for text in fix or [])
     step_range = opt.step_range(steps)
     layers = opt.layers(context, settings, trainer_config)
-    from rolloutdoctor.report.plots.table import as_bytes, figure_of, format_for, known_by
+    from rolloutdoctor.views.plots.table import as_bytes, figure_of, format_for, known_by
 
     form = format_for(output)
     by_step = known_by(kind, by)

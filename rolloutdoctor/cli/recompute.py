@@ -66,7 +66,7 @@ def recompute(
     from rolloutdoctor.cli.progress import progress_bar
     from rolloutdoctor.commands.recompute import RecomputeOptions
     from rolloutdoctor.commands.recompute import recompute as run_recompute
-    from rolloutdoctor.report.recompute_views import RENDERERS
+    from rolloutdoctor.views.recompute_views import RENDERERS
 
     run = dumps.opened(paths, trainer, dump, quiet=quiet)
     check_target(output, whole="a Parquet file")

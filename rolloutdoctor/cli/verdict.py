@@ -90,8 +90,8 @@ def exit_code(
         exit_zero: findings never change it.
         must_test: codes of the rules that must not be skipped.
     """
-    from rolloutdoctor.report.style import plain
     from rolloutdoctor.results.findings import Severity
+    from rolloutdoctor.views.style import plain
 
     worst = report.worst()
     untested = [one for one in report.skipped if one.code in must_test]

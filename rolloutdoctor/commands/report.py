@@ -8,9 +8,9 @@ from rolloutdoctor.commands.plot import check_and_draw
 from rolloutdoctor.engine.options import CheckOptions
 from rolloutdoctor.hypotheses.fixes import ChosenFix
 from rolloutdoctor.io.run import Run
-from rolloutdoctor.report.html import Drawing, Page, render
 from rolloutdoctor.results.figures import KINDS
 from rolloutdoctor.rules.table import RULES
+from rolloutdoctor.views.html import Drawing, Page, render
 
 
 def page_of(
@@ -31,9 +31,9 @@ def page_of(
         UsageError: if an option cannot be used.
         InputError: if a file cannot be read, or breaks the contract.
     """
-    from rolloutdoctor.report.plots.inline import inline_svg
-    from rolloutdoctor.report.plots.style import words_alone
-    from rolloutdoctor.report.plots.table import PICTURES, figure_of
+    from rolloutdoctor.views.plots.inline import inline_svg
+    from rolloutdoctor.views.plots.style import words_alone
+    from rolloutdoctor.views.plots.table import PICTURES, figure_of
 
     found, gallery = check_and_draw(run, KINDS, options, tuple(fixes), progress)
     drawings = []

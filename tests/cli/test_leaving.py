@@ -14,9 +14,9 @@ from fuzz.harness import run
 
 from rolloutdoctor.cli import process, terminal
 from rolloutdoctor.io.metadata import RunMetadata
-from rolloutdoctor.report.markup import inert
 from rolloutdoctor.results.escapes import LONGEST_QUOTE, json_text, sentence, visible, visible_lines
 from rolloutdoctor.results.exact import mean, total
+from rolloutdoctor.views.markup import inert
 
 HIDDEN = [
     *map(chr, range(0x20)),

@@ -18,9 +18,9 @@ from rolloutdoctor.engine.options import CheckOptions
 from rolloutdoctor.engine.prepare import prepare
 from rolloutdoctor.engine.processes import measure_in
 from rolloutdoctor.io.run import StepRange, open_run
-from rolloutdoctor.report.style import Style
-from rolloutdoctor.report.table import RENDERERS
 from rolloutdoctor.results.errors import DataError, InputError
+from rolloutdoctor.views.style import Style
+from rolloutdoctor.views.table import RENDERERS
 
 STYLE = Style(width=100, color=False, unicode=True, verbose=False)
 

@@ -18,11 +18,11 @@ from rolloutdoctor.engine.processes import measure_in
 from rolloutdoctor.engine.state_file import _built, _plain, _value, dumped, load_state
 from rolloutdoctor.hypotheses.fixes import choose
 from rolloutdoctor.io.run import StepRange, open_run
-from rolloutdoctor.report.style import Style
-from rolloutdoctor.report.table import RENDERERS
 from rolloutdoctor.results.errors import InputError, RolloutDoctorError, UsageError
 from rolloutdoctor.rules.table import RULES, pick
 from rolloutdoctor.trainers.options import Layer
+from rolloutdoctor.views.style import Style
+from rolloutdoctor.views.table import RENDERERS
 
 STYLE = Style(width=100, color=False, unicode=True, verbose=False)
 STEPS = 6

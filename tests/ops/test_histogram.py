@@ -7,9 +7,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from rolloutdoctor.ops.histogram import histogram
-from rolloutdoctor.report.histogram import histogram as drawn
-from rolloutdoctor.report.style import Style
 from rolloutdoctor.results.figures import FINE_BINS, Histogram, on_one_grid
+from rolloutdoctor.views.histogram import histogram as drawn
+from rolloutdoctor.views.style import Style
 
 NUMBERS = st.lists(st.floats(width=32) | st.sampled_from([0.0, 1.0, -1.0, 1e300, -1e300, 1e-300]), max_size=30)
 

@@ -1,0 +1,43 @@
+"""One line a rule, for logs and grep."""
+
+from rolloutdoctor.results.findings import Report
+from rolloutdoctor.views.audit_words import audit_lines
+from rolloutdoctor.views.style import Style, plain
+
+
+def render(report: Report, style: Style) -> str:
+    """Render the audit, then what became of every rule, one line each, findings first; a last line counts."""
+    lines = [f"audit: {plain(line, 300)}" for line in audit_lines(report.audit)]
+    lines += [
+        f"{finding.severity.label} {finding.code} {finding.name} {finding.verdict}: {plain(finding.headline, 200)}"
+        for finding in report.findings
+    ]
+    lines += [f"clean {code} {name}" for code, name in report.clean]
+    lines += [f"not applicable {one.code} {one.name}: {plain(one.reason, 200)}" for one in report.not_applicable]
+    lines += [f"skipped {one.code} {one.name}: {plain(one.reason, 200)}" for one in report.skipped]
+    lines.append(f"{counts(report)}.")
+    return "\n".join(lines) + "\n"
+
+
+def counts(report: Report) -> str:
+    """How many of the rules could be tested, what these found, and what became of the others.
+
+    >>> from rolloutdoctor.results.findings import InputSummary
+    >>> counts(Report("0.1.0", "cpu", "float32", InputSummary(), clean=(("RDI001", "nonfinite-values"),)))
+    '1 of 1 rules tested: no findings, 1 clean; 0 not applicable, 0 skipped'
+    """
+    tested = report.coverage
+    found = f"{len(report.findings)} found ({severities(report)})" if report.findings else "no findings"
+    rest = f"{len(report.not_applicable)} not applicable, {len(report.skipped)} skipped"
+    return f"{tested.tested} of {tested.rules} rules tested: {found}, {len(report.clean)} clean; {rest}"
+
+
+def severities(report: Report) -> str:
+    """How many findings of each kind."""
+    labels = [finding.severity.label for finding in report.findings]
+    parts = [
+        f"{labels.count(label)} {label}{'s' if labels.count(label) != 1 and label != 'info' else ''}"
+        for label in ("error", "warning", "info")
+        if label in labels
+    ]
+    return ", ".join(parts) if parts else "no findings"

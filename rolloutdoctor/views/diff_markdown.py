@@ -1,0 +1,75 @@
+"""A comparison as Markdown, for a pull request or an issue."""
+
+from collections.abc import Iterator, Sequence
+
+from rolloutdoctor.results.comparison import Comparison
+from rolloutdoctor.views import diff_words as words
+from rolloutdoctor.views.layout import many
+from rolloutdoctor.views.markup import inert
+from rolloutdoctor.views.style import Style, plain
+
+MOST_PARTS = 40
+
+
+def as_markdown(result: Comparison, style: Style) -> str:
+    """Render headings, sentences and tables."""
+    text = "\n".join(_lines(result)) + "\n"
+    return text if style.unicode else text.encode("ascii", "xmlcharrefreplace").decode()
+
+
+def _lines(result: Comparison) -> Iterator[str]:
+    main, size = result.effects[0], result.input
+    yield f"## As configured against {_safe(main.label)}"
+    yield ""
+    yield (
+        f"rolloutdoctor {result.version}, {_safe(result.trainer)} {_safe(result.trainer_version)}, "
+        f"{many(size.rows, 'row')} in {many(size.groups, 'group')}, {many(size.steps, 'step')}, {result.dtype}"
+    )
+    yield ""
+    for name, sentence in (
+        ("advantages", words.advantages(main.total)),
+        ("baselines", words.baselines(main.total)),
+        ("gradient", words.gradient(main.total)),
+        *(("others", remark) for remark in main.remarks),
+    ):
+        if sentence:
+            yield f"- **{name}**: {_safe(sentence)}"
+    sides, metrics = words.sides(main.total), words.moved_metrics(main.metrics)
+    if sides:
+        yield from _table(["mean over the steps", "before", "after", "change"], sides, 1)
+    if metrics:
+        yield from _table(["the trainer's metrics", "before", "after", "change"], metrics, 1)
+    if len(result.effects) > 1:
+        yield from _titled("Each alone, and together", *words.effect_lines(result), 1)
+    if main.parts:
+        few, left = words.most_changed(main.parts, MOST_PARTS)
+        head, lines = words.part_lines(few)
+        yield from _titled(f"By {result.by}", head, lines, len(head) - len(words.PART_HEAD))
+        if left:
+            yield f"\nand {left:,} more that change less"
+    if main.groups:
+        yield f"\n### Groups that moved most, by {main.moved_by}"
+    for title, head, lines in words.group_lines(main, text=60):
+        yield ""
+        yield "<br>".join(_safe(line) for line in title.splitlines())
+        yield from _table(head, lines, 1)
+    yield ""
+    yield from (f"Note: {_safe(note)}\n" for note in result.notes)
+    yield words.SPACES
+
+
+def _titled(title: str, head: Sequence[str], lines: Sequence[Sequence[str]], left: int) -> Iterator[str]:
+    yield f"\n### {title}"
+    yield from _table(head, lines, left)
+
+
+def _table(head: Sequence[str], lines: Sequence[Sequence[str]], left: int) -> Iterator[str]:
+    yield ""
+    yield f"| {' | '.join(head)} |"
+    yield f"| {' | '.join('---' if column < left else '---:' for column in range(len(head)))} |"
+    yield from (f"| {' | '.join(_safe(cell) for cell in line)} |" for line in lines)
+
+
+def _safe(text: object) -> str:
+    """Text that Markdown takes for text."""
+    return inert(plain(text, 500))

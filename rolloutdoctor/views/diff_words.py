@@ -1,0 +1,171 @@
+"""Cells of a comparison for people: which numbers a table shows, under which names, and how they are written."""
+
+import math
+from collections.abc import Iterator, Mapping, Sequence
+
+from rolloutdoctor.results.comparison import Comparison, Effect, Pair, Slice
+from rolloutdoctor.results.findings import Measure
+from rolloutdoctor.views.style import plain, shown
+
+SIDES = (
+    ("loss", "loss"),
+    ("policy loss", "policy_loss"),
+    ("KL loss", "kl_loss"),
+    ("KL per token", "kl"),
+    ("gradient L1, all steps", "grad_l1"),
+    ("gradient L2, all steps", "grad_l2"),
+)
+"""Rows of the table of both sides: name, and the stem of two measures."""
+
+PART_HEAD = ("rows", "changed", "shift", "loss", "after", "spurious", "kappa")
+_PART_MEASURES = (
+    "live_rows", "changed_rows", "advantage_shift_mean", "loss_before", "loss_after", "spurious_share_l1", "kappa",
+)  # fmt: skip
+_EFFECT_MEASURES = ("changed_rows", "loss_after", "spurious_share_l1", "kappa", "cosine")
+SPACES = (
+    "Gradients are with respect to the logged log-probs, not to parameters. spurious: sum |g - g_after| / sum |g|; "
+    "kappa: <g, g_after> / |g_after|^2 (1 = same step size)."
+)
+
+
+def number(value: float | int | None) -> str:
+    """A number for people; a dash where there is none."""
+    if value is None or (isinstance(value, float) and math.isnan(value)):
+        return "n/a"
+    return f"{value:,}" if isinstance(value, int) else f"{value:.4g}"
+
+
+def change(before: float | int | None, after: float | int | None) -> str:
+    """The change in per cent of the side before; in absolute numbers where that is 0."""
+    if before is None or after is None or not math.isfinite(before) or not math.isfinite(after):
+        return ""
+    if before == after:
+        return "same"
+    return f"{100 * (after - before) / abs(before):+.3g} %" if before else f"{after - before:+.3g}"
+
+
+def sides(total: Mapping[str, Measure]) -> list[list[str]]:
+    """Lines of the table of both sides, of those that were computed."""
+    lines = []
+    for name, stem in SIDES:
+        before, after = total[f"{stem}_before"].value, total[f"{stem}_after"].value
+        if before is not None or after is not None:
+            lines.append([name, number(before), number(after), change(before, after)])
+    return lines
+
+
+def moved_metrics(metrics: Mapping[str, Pair]) -> list[list[str]]:
+    """Lines of the table of metrics, of those that change."""
+    return [
+        [plain(name, 40), number(pair.before), number(pair.after), change(pair.before, pair.after)]
+        for name, pair in metrics.items()
+        if pair.before != pair.after
+    ]
+
+
+def advantages(total: Mapping[str, Measure]) -> str:
+    """What happens to advantages, in a sentence."""
+    rows = total["changed_rows"]
+    if rows.value is None:
+        return "not computed"
+    live = total["live_rows"]
+    if not rows.value:
+        return f"none of {shown(live)} unmasked rows changes"
+    words = f"{shown(rows)} of {shown(live)} unmasked rows"
+    if total["groups"].value:
+        words += f" in {shown(total['changed_groups'])} of {shown(total['groups'])} groups"
+    words += (
+        f" change, by {shown(total['advantage_shift_mean'])} on average and {shown(total['advantage_shift_max'])} at "
+        f"most; sign flips: {shown(total['sign_flips'])}"
+    )
+    if total["undefined_rows"].value:
+        words += f"; {shown(total['undefined_rows'])} are NaN on one side"
+    return words
+
+
+def baselines(total: Mapping[str, Measure]) -> str:
+    """What happens to baselines, in a sentence; empty if nothing."""
+    if not total["drifted_rows"].value:
+        return ""
+    return (
+        f"drift for {shown(total['drifted_rows'])} unmasked rows, by {shown(total['baseline_drift_mean'])} on average "
+        f"and {shown(total['baseline_drift_max'])} at most"
+    )
+
+
+def gradient(total: Mapping[str, Measure]) -> str:
+    """What happens to the gradient, in a few words; empty if there is none."""
+    if total["grad_l1_before"].value is None:
+        return ""
+    return (
+        f"spurious share {shown(total['spurious_share_l1'])} (L1), relative change "
+        f"{shown(total['relative_change_l1'])} (L1), kappa {shown(total['kappa'])}, cosine {shown(total['cosine'])}"
+    )
+
+
+def most_changed(parts: Sequence[Slice], keep: int) -> tuple[Sequence[Slice], int]:
+    """The parts that change most, in their order, and how many are left out."""
+    if len(parts) <= keep:
+        return parts, 0
+
+    def weight(place: int) -> float:
+        found = parts[place].measures
+        share, whole = found["spurious_share_l1"].value, found["grad_l1_before"].value
+        if share is None or whole is None:
+            return float(found["changed_rows"].value or 0)
+        return share * whole if math.isfinite(share * whole) else math.inf
+
+    chosen = sorted(range(len(parts)), key=lambda place: (-weight(place), place))[:keep]
+    return [parts[place] for place in sorted(chosen)], len(parts) - keep
+
+
+def part_lines(parts: Sequence[Slice]) -> tuple[list[str], list[list[str]]]:
+    """Head and lines of a table of parts."""
+    keys = [key for key in (parts[0].where if parts else ()) if key != "split"]
+    head = [{"group_id": "group", "length": "trained tokens"}.get(key, key) for key in keys]
+    lines = [
+        [*(plain(part.where[key], 24) for key in keys), *(_short(part.measures[name]) for name in _PART_MEASURES)]
+        for part in parts
+    ]
+    return [*head, *PART_HEAD], lines
+
+
+def _short(measure: Measure) -> str:
+    """A measure in few characters."""
+    if isinstance(measure.value, float) and measure.unit != "share":
+        return f"{measure.value:.3g}" if math.isfinite(measure.value) else "n/a"
+    return "-" if measure.value is None else shown(measure)
+
+
+def effect_lines(result: Comparison) -> tuple[list[str], list[list[str]]]:
+    """Head and lines of the table of all effects: as configured, all together, and each alone."""
+    head = ["", "changed", "loss", "spurious", "kappa", "cosine"]
+    lines = [["as configured", "", _short(result.effects[0].total["loss_before"]), "", "", ""]]
+    for effect in result.effects:
+        name = "together" if effect.joint else plain(effect.label, 60)
+        lines.append([name, *(_short(effect.total[measure]) for measure in _EFFECT_MEASURES)])
+    return head, lines
+
+
+def group_lines(effect: Effect, *, text: int) -> Iterator[tuple[str, list[str], list[list[str]]]]:
+    """For each group that moved: its title, and head and lines of the table of its rows.
+
+    Args:
+        effect: whose groups.
+        text: characters of a text that are shown.
+    """
+    for group in effect.groups:
+        where = f"step {group.step}, group {plain(group.group_id, 40)}"
+        title = f"{where}: {number(group.moved)} over {number(group.size)} rows"
+        if len(group.rows) < group.size:
+            title += f", {len(group.rows)} of them here"
+        prompts = dict.fromkeys(plain(row.prompt, text) for row in group.rows if row.prompt)
+        if prompts:
+            title += f"\nprompt {next(iter(prompts))}"
+        with_text = any(row.response for row in group.rows)
+        lines = []
+        for row in group.rows:
+            line = [plain(row.sample_id, 24), number(row.reward)]
+            line += [number(row.advantage.before), number(row.advantage.after)]
+            lines.append([*line, plain(row.response or "", text)] if with_text else line)
+        yield title, ["row", "reward", "advantage", "after", *(["response"] if with_text else [])], lines

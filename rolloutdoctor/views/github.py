@@ -1,0 +1,46 @@
+"""Annotations of a GitHub Actions job: one workflow command a finding, then a line that counts."""
+
+from rolloutdoctor.results.findings import Report
+from rolloutdoctor.views.concise import counts
+from rolloutdoctor.views.style import Style, plain
+
+_COMMANDS = {"error": "error", "warning": "warning", "info": "notice"}
+
+
+def render(report: Report, style: Style) -> str:
+    """Render findings and skipped rules as workflow commands."""
+    lines = [
+        _command(
+            _COMMANDS[found.severity.label],
+            f"{found.code} {found.name}",
+            [
+                f"{found.headline} ({found.verdict})",
+                found.message,
+                f"evidence: {found.evidence}",
+                f"do: {found.advice}",
+            ],
+        )
+        for found in report.findings
+    ]
+    lines += [
+        _command("notice", f"{one.code} {one.name} skipped", [one.reason, f"to run it: {one.remedy}"])
+        for one in report.skipped
+    ]
+    # No annotations: a job shows ten of each kind, and these ask for nothing.
+    lines += [f"clean {code} {name}" for code, name in report.clean]
+    lines += [f"not applicable {one.code} {one.name}: {plain(one.reason, 600)}" for one in report.not_applicable]
+    text = "\n".join([*lines, f"{counts(report)}."]) + "\n"
+    return text if style.unicode else text.encode("ascii", "replace").decode()
+
+
+def _command(name: str, title: str, lines: list[str]) -> str:
+    body = "%0A".join(_data(plain(line, 600)) for line in lines)
+    return f"::{name} title={_property(plain(title))}::{body}"
+
+
+def _data(text: str) -> str:
+    return text.replace("%", "%25").replace("\r", "%0D").replace("\n", "%0A")
+
+
+def _property(text: str) -> str:
+    return _data(text).replace(":", "%3A").replace(",", "%2C")

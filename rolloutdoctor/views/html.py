@@ -1,0 +1,145 @@
+"""The page: one file that needs no network and no script, for people who want to read everything about a run."""
+
+import math
+import re
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+
+from jinja2 import Environment, PackageLoader, StrictUndefined
+from markupsafe import Markup, escape
+
+from rolloutdoctor.results.figures import Gallery, GradientData, KlData, RatioData
+from rolloutdoctor.results.findings import Report
+from rolloutdoctor.views.audit_words import audit_lines
+from rolloutdoctor.views.concise import counts
+from rolloutdoctor.views.style import plain, shown, value_of, where
+
+MOST_STEPS = 200
+"""Rows of a table of steps; what is left out is said."""
+
+LONG = 2000
+"""Characters of one text of the page."""
+
+
+@dataclass(frozen=True)
+class Drawing:
+    """A picture in the page.
+
+    Attributes:
+        kind: its name.
+        title: what it says.
+        note: what its numbers are, or why there is nothing to be seen.
+        svg: an SVG element, trusted; None if there is nothing to be seen.
+    """
+
+    kind: str
+    title: str
+    note: str
+    svg: str | None
+
+
+@dataclass(frozen=True)
+class Page:
+    """Everything that is on the page.
+
+    Attributes:
+        name: of the run.
+        report: what the rules found.
+        drawings: the pictures.
+        gallery: what the pictures are made of, and why others are missing.
+        definitions: code of a rule to its page in the rule book.
+    """
+
+    name: str
+    report: Report
+    drawings: Sequence[Drawing]
+    gallery: Gallery
+    definitions: Mapping[str, str]
+
+
+def render(page: Page) -> str:
+    """Render the page."""
+    templates = Environment(
+        loader=PackageLoader("rolloutdoctor.views"),
+        autoescape=True,
+        finalize=_plain,
+        undefined=StrictUndefined,
+        trim_blocks=True,
+        lstrip_blocks=True,
+        keep_trailing_newline=True,
+    )
+    templates.globals["most_steps"] = MOST_STEPS
+    templates.filters |= {
+        "audit_lines": audit_lines,
+        "book": _book,
+        "cell": _cell,
+        "counts": counts,
+        "plain": _plain,
+        "prose": _prose,
+        "shown": shown,
+        "thousands": "{:,}".format,
+        "value_of": value_of,
+        "where": where,
+    }
+    return templates.get_template("page.html").render(page=page, steps=_steps(page.gallery))
+
+
+def _plain(words: object) -> str:
+    """Words of any origin without escape sequences and control characters; what is markup already stays.
+
+    Every expression of a template passes through here before its markup is escaped.
+    """
+    return words if isinstance(words, Markup) else plain(words, LONG)
+
+
+def _prose(words: str) -> Markup:
+    """Text in which backticks mark code."""
+    return Markup(re.sub("`([^`]*)`", r"<code>\1</code>", str(escape(_plain(words)))))
+
+
+def _cell(value: object) -> str:
+    if value is None or (isinstance(value, float) and not math.isfinite(value)):
+        return "n/a"
+    return f"{value:.4g}" if isinstance(value, float) else str(value)
+
+
+def _steps(gallery: Gallery) -> list[dict[str, float | None]]:
+    """Rows of the table of steps; each has the same columns."""
+    columns: dict[str, dict[int, float]] = {}
+
+    def add(name: str, steps: Sequence[int], values: Sequence[float]) -> None:
+        columns[name] = dict(zip(steps, values, strict=True))
+
+    gradient, kl, ratio = (gallery.drawn.get(kind) for kind in ("gradient", "kl", "ratio"))
+    if isinstance(gradient, GradientData):
+        add("|gradient|, L1", gradient.steps, gradient.whole)
+        add("its policy part", gradient.steps, gradient.policy)
+        add("its KL part", gradient.steps, gradient.kl)
+        if gradient.fix is not None:
+            add(f"changed by {gradient.fix}", gradient.steps, gradient.spurious)
+            add(f"cosine with {gradient.fix}", gradient.steps, gradient.cosine)
+    if isinstance(kl, KlData):
+        add(f"{kl.metric} logged", kl.steps, kl.logged)
+        add(f"{kl.metric} recomputed", kl.steps, kl.recomputed)
+    if isinstance(ratio, RatioData):
+        add("ratio below clip range", ratio.steps, ratio.below)
+        add("ratio above clip range", ratio.steps, ratio.above)
+    steps = sorted({step for values in columns.values() for step in values})
+    return [{"step": step} | {name: values.get(step) for name, values in columns.items()} for step in steps]
+
+
+def _book(words: str) -> Iterator[tuple[str, str]]:
+    """A page of the rule book, as tags and their text; its example is for programmers."""
+    paragraph: list[str] = []
+    shown_part = True
+    for line in [*words.splitlines(), ""]:
+        if line.startswith("## ") or not line.strip():
+            if paragraph and shown_part:
+                yield "p", " ".join(paragraph)
+            paragraph = []
+            if line.startswith("## "):
+                shown_part = line != "## Example"
+                if shown_part:
+                    yield "h3", line[3:]
+        else:
+            paragraph.append(line.strip())

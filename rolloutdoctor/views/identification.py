@@ -1,0 +1,151 @@
+"""An identification as text for people and as JSON for programs."""
+
+import shlex
+from collections.abc import Iterator
+
+from rolloutdoctor.results.escapes import json_text
+from rolloutdoctor.results.identification import Identification, IdentifiedClass, Member, Stage
+from rolloutdoctor.results.version import __version__
+from rolloutdoctor.views.style import Style, plain
+
+SCHEMA_VERSION = 1
+
+_LISTED = 4
+"""Equivalent configurations that are named; more are counted."""
+
+_INDENT = " " * 12
+
+
+def structured(found: Identification, style: Style | None = None) -> str:
+    """Return the identification as JSON."""
+    body = {
+        "schema_version": SCHEMA_VERSION,
+        "rolloutdoctor": __version__,
+        "input": vars(found.input),
+        "stages": [_stage(stage) for stage in found.stages],
+        "recorded": found.recorded,
+        "use": list(found.use),
+    }
+    return json_text(body, indent=2) + "\n"
+
+
+def _stage(stage: Stage) -> dict[str, object]:
+    return {
+        "stage": stage.stage,
+        "outcome": stage.outcome,
+        "compared": stage.compared,
+        "classes": [
+            {
+                "trainer": one.trainer,
+                "options": dict(one.options),
+                "words": one.words,
+                "matched": one.matched,
+                "worst": one.worst,
+                "equivalent": [
+                    {"trainer": each.trainer, "options": dict(each.options), "words": each.words}
+                    for each in one.equivalent
+                ],
+            }
+            for one in stage.classes
+        ],
+        "excluded": [
+            {
+                "options": dict(one.options),
+                "step": one.step,
+                "sample_id": one.sample_id,
+                "logged": one.logged,
+                "predicted": one.predicted,
+            }
+            for one in stage.excluded
+        ],
+        "separate": stage.separate,
+    }
+
+
+def text(found: Identification, style: Style | None = None) -> str:
+    """Return the identification as lines of text."""
+    lines: list[str] = []
+    for stage in found.stages:
+        lines += _stage_lines(stage)
+    lines.append(f"{'recorded':<12}{_recorded(found)}")
+    if found.use:
+        lines.append(f"{'use':<12}{plain(shlex.join(found.use), 2000)}")
+    elif not found.nothing_identified:
+        lines.append(f"{'use':<12}nothing: no options of one known trainer compute all of this")
+    return "\n".join(lines) + "\n"
+
+
+def _stage_lines(stage: Stage) -> Iterator[str]:
+    name = f"{stage.stage:<12}"
+    if stage.outcome == "untestable":
+        yield f"{name}cannot be tested: {plain(stage.reason, 300)}"
+        if stage.remedy:
+            yield f"{_INDENT}to test it: {plain(stage.remedy, 300)}"
+        return
+    if stage.outcome == "none":
+        yield f"{name}no configuration gives the logged values of {', '.join(map(plain, stage.quantities))}"
+    for number, one in enumerate(stage.classes):
+        start = name if number == 0 and stage.outcome != "none" else _INDENT
+        word = "nearest: " if stage.outcome == "none" else ("or: " if number else "")
+        yield f"{start}{word}{plain(one.words, 300)}{_belongs(one)}"
+        yield f"{_INDENT}{_evidence(stage, one)}"
+        yield from _also(one)
+    for out in stage.excluded:
+        sample = "" if out.sample_id is None else f", sample {plain(out.sample_id, 40)}"
+        yield (
+            f"{_INDENT}not: {plain(out.words, 200)} (step {out.step}{sample}: logged {out.logged:.7g}, "
+            f"predicted {out.predicted:.7g})"
+        )
+    if stage.separate and stage.is_identified:
+        yield f"{_INDENT}to tell them apart: {stage.separate}"
+
+
+def _belongs(one: IdentifiedClass) -> str:
+    if one.trainer is None and not any(each.trainer for each in one.equivalent):
+        return "; no known trainer computes this"
+    return ""
+
+
+def _evidence(stage: Stage, one: IdentifiedClass) -> str:
+    words = f"{one.matched:,} of {stage.compared:,} values"
+    if stage.distinct:
+        words += f", {stage.distinct:,} of them distinct, {stage.bits:.0f} bits each"
+    words += f", worst {one.worst:.2g} of their rounding" if one.matched == stage.compared else ""
+    return words + (f"; {one.where}" if one.where else "")
+
+
+def _also(one: IdentifiedClass) -> Iterator[str]:
+    said = [words for words in dict.fromkeys(map(_member, one.equivalent)) if words]
+    for words in said[:_LISTED]:
+        yield f"{_INDENT}also: {plain(words, 200)}"
+    if len(said) > _LISTED:
+        yield f"{_INDENT}also: {len(said) - _LISTED} more that give the same values"
+
+
+def _member(each: Member) -> str:
+    options = ", ".join(f"{name}={_value(value)}" for name, value in each.options.items())
+    if each.trainer is None:
+        return each.apart
+    return f"{each.trainer} {options}" + (f" ({each.apart})" if each.apart else "")
+
+
+def _value(value: object) -> str:
+    if isinstance(value, bool) or value is None:
+        return {None: "null", True: "true", False: "false"}[value]
+    return f"{value:g}" if isinstance(value, float) else str(value)
+
+
+def _recorded(found: Identification) -> str:
+    words = {
+        "agrees": "agrees",
+        "contradicts": "contradicts the log",
+        "cannot tell": "cannot be held against the log",
+        "absent": "no options are recorded",
+    }[found.recorded]
+    shown = [f"{plain(name)}={plain(_value(value))}" for name, value in found.recorded_options.items()]
+    wrong = [stage.stage for stage in found.stages if stage.recorded == "contradicts"]
+    where = f" ({', '.join(wrong)})" if wrong else ""
+    return f"{', '.join(shown)}: {words}{where}" if shown else words
+
+
+RENDERERS = {"full": text, "json": structured}

@@ -1,0 +1,83 @@
+"""JUnit XML, which every CI server shows: one test case a rule."""
+
+import re
+from xml.sax.saxutils import escape, quoteattr
+
+from rolloutdoctor.results.findings import Finding, NotApplicable, Report, Skipped
+from rolloutdoctor.views.style import Style, plain, shown, where
+
+_NOT_XML = re.compile("[^\t\n\r\x20-\ud7ff\ue000-\ufffd\U00010000-\U0010ffff]")
+
+
+def render(report: Report, style: Style) -> str:
+    """Render one test case a rule.
+
+    A finding of `style.fail_at` or above is a failure, a lesser one passes with its words as output, a rule that
+    is not applicable or could not be tested is skipped, and its message says which.
+    """
+    cases = [_found(found, style) for found in report.findings]
+    cases += [f"    <testcase {_who(code, name)}/>" for code, name in report.clean]
+    cases += [_not_applicable(one) for one in report.not_applicable]
+    cases += [_skipped(one) for one in report.skipped]
+    skipped = len(report.not_applicable) + len(report.skipped)
+    failures = sum(_fails(found, style) for found in report.findings)
+    counts = f'tests="{len(cases)}" failures="{failures}" errors="0" skipped="{skipped}"'
+    lines = [
+        '<?xml version="1.0" encoding="UTF-8"?>',
+        f'<testsuites name="rolloutdoctor" {counts}>',
+        f'  <testsuite name="rolloutdoctor" {counts}>',
+        *cases,
+        "  </testsuite>",
+        "</testsuites>",
+    ]
+    text = "\n".join(lines) + "\n"
+    return text if style.unicode else text.encode("ascii", "xmlcharrefreplace").decode()
+
+
+def _fails(found: Finding, style: Style) -> bool:
+    return style.fail_at is not None and found.severity >= style.fail_at
+
+
+def _found(found: Finding, style: Style) -> str:
+    body = _body(found)
+    if _fails(found, style):
+        kind = _attribute(f"{found.severity.label} {found.verdict}")
+        inner = f"<failure type={kind} message={_attribute(found.headline)}>{body}</failure>"
+    else:
+        inner = f"<system-out>{body}</system-out>"
+    return f"    <testcase {_who(found.code, found.name)}>\n      {inner}\n    </testcase>"
+
+
+def _not_applicable(one: NotApplicable) -> str:
+    message = _attribute(f"not applicable: {one.reason}")
+    return f"    <testcase {_who(one.code, one.name)}>\n      <skipped message={message}/>\n    </testcase>"
+
+
+def _skipped(one: Skipped) -> str:
+    message = _attribute(f"{one.reason}; to run it: {one.remedy}")
+    return f"    <testcase {_who(one.code, one.name)}>\n      <skipped message={message}/>\n    </testcase>"
+
+
+def _body(found: Finding) -> str:
+    lines = [
+        f"{found.severity.label}, {found.verdict}: {found.headline}",
+        found.message,
+        f"evidence: {found.evidence}",
+        f"do: {found.advice}",
+        *(where(place) for place in found.examples),
+        *(f"{name} {shown(measure)}" for name, measure in found.measures.items()),
+        *found.references,
+    ]
+    return "\n".join(escape(_clean(line)) for line in lines)
+
+
+def _who(code: str, name: str) -> str:
+    return f"classname={_attribute('rolloutdoctor.' + code)} name={_attribute(name)}"
+
+
+def _attribute(text: str) -> str:
+    return quoteattr(_clean(text))
+
+
+def _clean(text: str) -> str:
+    return _NOT_XML.sub("", plain(text, 600))

@@ -1,0 +1,152 @@
+"""Pieces of text that every view for people shares: the header, the options with their origins, hanging lines."""
+
+import io
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from typing import Protocol
+
+from rich.console import Console, ConsoleOptions, RenderableType
+from rich.segment import Segment
+from rich.table import Table
+from rich.text import Text
+
+from rolloutdoctor.results.escapes import visible_lines
+from rolloutdoctor.results.findings import InputSummary, Setting
+from rolloutdoctor.views.style import Style, plain
+
+
+class Subject(Protocol):
+    """What a result says of the run that it is about."""
+
+    @property
+    def version(self) -> str: ...  # noqa: D102
+    @property
+    def device(self) -> str: ...  # noqa: D102
+    @property
+    def dtype(self) -> str: ...  # noqa: D102
+    @property
+    def input(self) -> InputSummary: ...  # noqa: D102
+    @property
+    def trainer(self) -> str | None: ...  # noqa: D102
+    @property
+    def trainer_version(self) -> str | None: ...  # noqa: D102
+    @property
+    def config(self) -> Mapping[str, Setting]: ...  # noqa: D102
+
+
+class _EscapingConsole(Console):
+    """A console whose only escape sequences are its own colours: what came with the text is shown."""
+
+    def render(self, renderable: RenderableType, options: ConsoleOptions | None = None) -> Iterator[Segment]:
+        for segment in super().render(renderable, options):
+            yield segment if segment.control else segment._replace(text=visible_lines(segment.text))
+
+
+def as_text(parts: Iterable[RenderableType], style: Style) -> str:
+    """Print the parts one under the other, with escape sequences if `style.color`."""
+    console = _EscapingConsole(
+        file=io.StringIO(),
+        width=style.width,
+        force_terminal=style.color,
+        color_system="standard" if style.color else None,
+        no_color=not style.color,
+        legacy_windows=False,
+        highlight=False,
+        markup=False,
+        emoji=False,
+    )
+    for part in parts:
+        console.print(part)
+    text = console.file.getvalue() if isinstance(console.file, io.StringIO) else ""
+    lines = "\n".join(line.rstrip() for line in text.splitlines()) + "\n"
+    return lines if style.unicode else lines.encode("ascii", "replace").decode()
+
+
+def header(subject: Subject) -> Text:
+    """Version, trainer, size of the input, device and dtype."""
+    size = subject.input
+    who = plain(f"{subject.trainer} {subject.trainer_version}") if subject.trainer else "trainer unknown"
+    words = (
+        f"{who}   {many(size.rows, 'row')} in {many(size.groups, 'group')}, {many(size.steps, 'step')}, "
+        f"{many(size.tokens, 'token')}   {subject.device} {subject.dtype}"
+    )
+    return Text.assemble((f"rolloutdoctor {subject.version}", "bold"), f"   {words}")
+
+
+def many(count: int, noun: str) -> str:
+    """A count with its noun.
+
+    >>> many(1, "row"), many(2000, "row")
+    ('1 row', '2,000 rows')
+    """
+    return f"{count:,} {noun}{'' if count == 1 else 's'}"
+
+
+def assumptions(subject: Subject) -> Iterator[tuple[str, str]]:
+    """Yield what nobody stated and was assumed, or taken from the log: a title and words for each origin."""
+    found: dict[tuple[str, str], list[str]] = {}
+    for name, setting in subject.config.items():
+        if setting.assumed:
+            found.setdefault(("assumed", setting.origin), []).append(_set(name, setting))
+        elif setting.origin.startswith("identified"):
+            found.setdefault(("options", setting.origin), []).append(_set(name, setting))
+    for (title, origin), values in found.items():
+        yield title, f"{plain(origin)}: {', '.join(values)}"
+
+
+def configuration(subject: Subject) -> Iterator[RenderableType]:
+    """Every value that was set, by origin, and every value that was only assumed."""
+    by_origin: dict[str, list[str]] = {}
+    assumed: dict[str, list[str]] = {}
+    for name, setting in subject.config.items():
+        if setting.assumed:
+            assumed.setdefault(setting.origin, []).append(_set(name, setting))
+        elif not setting.origin.startswith("default"):
+            by_origin.setdefault(setting.origin, []).append(_set(name, setting))
+    if not by_origin and not assumed:
+        return
+    for title, group in (("options", by_origin), ("assumed", assumed)):
+        for origin, values in group.items():
+            yield hanging(Text(title), Text(f"{plain(origin)}: {', '.join(values)}"), 11)
+    yield ""
+
+
+def _set(name: str, setting: Setting) -> str:
+    value = setting.value
+    words = {None: "null", True: "true", False: "false"}.get(value) if isinstance(value, bool | None) else None
+    return f"{plain(name)}={plain(words or (f'{value:g}' if isinstance(value, float) else value), 60)}"
+
+
+def hanging(first: Text, rest: Text, width: int) -> Table:
+    """A line whose first word stands in a margin."""
+    grid = Table.grid(padding=(0, 0, 0, 0))
+    grid.add_column(width=width, no_wrap=True)
+    grid.add_column(overflow="fold")
+    grid.add_row(first, rest)
+    return grid
+
+
+def fitting(head: Sequence[str], lines: Sequence[Sequence[str]], width: int) -> int:
+    """How many columns of such a table, from the left, fit a width; what does not fit must not vanish silently."""
+    used = 2 + 2
+    for place, name in enumerate(head):
+        longest = max(len(name), *(len(line[place]) for line in lines)) if lines else len(name)
+        used += longest + (2 if place else 0)
+        if used > width and place:
+            return place
+    return len(head)
+
+
+def numbers(head: Sequence[str], lines: Sequence[Sequence[str]], *, left: int = 1, indent: int = 2) -> Table:
+    """A table without rules: the first `left` columns are words, the others numbers."""
+    grid = Table(box=None, padding=(0, 2, 0, 0), pad_edge=False, show_edge=False, header_style="")
+    grid.add_column(" " * indent, width=indent)
+    for position, name in enumerate(head):
+        is_word = position < left
+        # Words give way before numbers do, but never vanish.
+        width = min(24, max(len(line[position]) for line in lines)) if is_word and lines else None
+        grid.add_column(
+            name, justify="left" if is_word else "right", overflow="fold", no_wrap=not is_word, min_width=width
+        )
+    for line in lines:
+        grid.add_row("", *(Text(cell) for cell in line))
+    return grid

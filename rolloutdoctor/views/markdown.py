@@ -1,0 +1,88 @@
+"""Markdown, for a comment on a pull request or the summary of a CI job."""
+
+import re
+from collections.abc import Iterator
+
+from rolloutdoctor.results.findings import Finding, Report
+from rolloutdoctor.views.audit_words import audit_lines
+from rolloutdoctor.views.concise import counts, severities
+from rolloutdoctor.views.markup import inert
+from rolloutdoctor.views.style import Style, plain, set_to, shown, where
+
+
+def render(report: Report, style: Style) -> str:
+    """Render the report as GitHub-flavoured Markdown."""
+    text = "\n".join(_lines(report))
+    return text if style.unicode else text.encode("ascii", "xmlcharrefreplace").decode()
+
+
+def _lines(report: Report) -> Iterator[str]:
+    yield f"## rolloutdoctor: {severities(report)}\n"
+    size = report.input
+    who = f"{report.trainer} {report.trainer_version}" if report.trainer else "trainer unknown"
+    yield f"{_text(who)}; {size.rows:,} rows, {size.groups:,} groups, {size.steps:,} steps, {size.tokens:,} tokens\n"
+    lines = list(audit_lines(report.audit))
+    if lines:
+        yield "**Audit**\n"
+        yield from (f"- {_text(line, 400)}" for line in lines)
+        yield ""
+    if report.findings:
+        yield "| severity | rule | verdict | magnitude |\n| --- | --- | --- | --- |"
+        for found in report.findings:
+            yield f"| {found.severity.label} | {found.code} {found.name} | {found.verdict} | {_text(found.headline)} |"
+        yield ""
+        for found in report.findings:
+            yield from _finding(found)
+    if report.clean:
+        yield f"**Clean:** {', '.join(f'{code} {name}' for code, name in report.clean)}\n"
+    if report.not_applicable:
+        yield "**Not applicable**\n"
+        for each in report.not_applicable:
+            yield f"- {each.code} {each.name}: {_text(each.reason)}"
+        yield ""
+    if report.skipped:
+        yield "**Skipped**\n"
+        for one in report.skipped:
+            yield f"- {one.code} {one.name}: {_text(one.reason)}; to run it: {_text(one.remedy)}"
+        yield ""
+    chosen = [
+        f"- {_code(set_to(name, setting))} ({'assumed: ' * setting.assumed}{_text(setting.origin)})"
+        for name, setting in report.config.items()
+        if setting.assumed or not setting.origin.startswith("default")
+    ]
+    if chosen:
+        yield "<details><summary>Configuration that was set or assumed</summary>\n"
+        yield from chosen
+        yield "\n</details>\n"
+    for note in report.notes:
+        yield f"> {_text(note, 400)}\n"
+    yield f"{counts(report)}.\n"
+
+
+def _finding(found: Finding) -> Iterator[str]:
+    yield f"<details><summary>{found.code} {found.name}: {_text(found.headline)}</summary>\n"
+    yield f"{_text(found.message, 600)}\n"
+    yield f"**Evidence:** {_text(found.evidence, 600)}\n"
+    yield f"**Do:** {_text(found.advice, 600)}\n"
+    if found.examples:
+        yield "**Where**\n"
+        yield from (f"- {_code(where(place))}" for place in found.examples)
+        yield ""
+    yield "| measure | value | unit |\n| --- | ---: | --- |"
+    yield from (f"| {_code(name)} | {shown(measure)} | {measure.unit} |" for name, measure in found.measures.items())
+    if found.references:
+        yield f"\nRead more: {', '.join(found.references)}"
+    yield "\n</details>\n"
+
+
+def _text(text: object, limit: int = 300) -> str:
+    """Words whose punctuation means nothing to Markdown or HTML."""
+    return inert(plain(text, limit))
+
+
+def _code(text: object) -> str:
+    """A code span around text of any kind: nothing in it is markup, a link or a mention."""
+    words = plain(text, 300).replace("|", "\u00a6")
+    longest = max((len(run) for run in re.findall("`+", words)), default=0)
+    fence = "`" * (longest + 1)
+    return f"{fence} {words} {fence}" if longest else f"{fence}{words}{fence}"

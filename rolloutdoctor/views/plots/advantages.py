@@ -1,0 +1,114 @@
+"""Advantages: their distribution, before and after a fix."""
+
+from typing import Any, cast
+
+from matplotlib.figure import Figure
+from matplotlib.ticker import MaxNLocator
+
+from rolloutdoctor.results.figures import AdvantagesData, on_one_grid
+from rolloutdoctor.views.plots.style import (
+    ALARM,
+    DARK,
+    GUIDE,
+    INK,
+    PALE,
+    above,
+    bars,
+    blank,
+    empty,
+    many,
+    room,
+    say_cut,
+    short,
+)
+
+
+def title(data: AdvantagesData) -> str:
+    """What the picture says, in a sentence."""
+    noun = data.unit[:-1]
+    count = many(data.before.total, noun)
+    if not data.before.total:
+        return f"None of {many(data.before.nonfinite, noun)} has a finite advantage"
+    if data.fix is None:
+        return f"Advantages of {count} as configured"
+    if not data.changed:
+        return f"{data.fix} changes none of the advantages of {count}"
+    flips = data.flipped.total
+    turned = f"{many(flips, 'sign')} flipped" if flips else "no sign flips"
+    return f"{data.fix} changes the advantage of {data.changed:,} of {count}; {turned}"
+
+
+def draw(data: AdvantagesData) -> Figure:
+    """Draw the histogram over all steps."""
+    note = f"{many(data.before.nonfinite, 'value')} that are NaN or infinite left out" if data.before.nonfinite else ""
+    flips = data.flipped.total
+    figure = blank(title(data), note, 6.4 if flips else 5.6)
+    if not data.before.total:
+        empty(figure.add_subplot(), "no finite advantage")
+        return figure
+    ax, *below = figure.subplots(2, 1, sharex=True, height_ratios=[4, 1]) if flips else [figure.add_subplot()]
+    bins = on_one_grid([data.before, data.after or data.before, data.flipped])
+    bars(ax, bins, 0, fill=True, color=PALE, label="as configured")
+    if data.after is not None:
+        bars(ax, bins, 1, color=DARK, linewidth=2.4, label=f"with {data.fix}")
+    for under in below:
+        # Few among many: on the axis above they could not be seen.
+        bars(under, bins, 2, fill=True, facecolor="none", edgecolor=ALARM, hatch="////", linewidth=1.4)
+        under.axvline(0, color=INK, linewidth=1.2, linestyle=(0, (4, 3)))
+        under.set_ylabel("sign\nflips")
+        under.set_ylim(0, 1.15 * max(bins.counts[2]))
+        under.yaxis.set_major_locator(MaxNLocator(nbins=2, integer=True))
+        under.set_xlabel("advantage as configured, of the values whose sign the fix flips")
+    ax.axvline(0, color=INK, linewidth=1.2, linestyle=(0, (4, 3)))
+    ax.set_xlim(room(bins))
+    say_cut(ax, bins, 0)
+    if not below:
+        ax.set_xlabel("advantage (as the loss uses it)")
+    ax.set_ylabel(f"{data.unit} per bin of {short(bins.width)}")
+    ax.set_ylim(bottom=0)
+    ax.yaxis.set_major_locator(MaxNLocator(integer=True))
+    above(ax, 4)
+    return figure
+
+
+def draw_by_step(data: AdvantagesData) -> Figure:
+    """Draw a ridge: one histogram for each band of steps, the first step on top."""
+    height = max(5.6, 1.6 + 0.62 * len(data.bands))
+    words = "each ridge: one range of steps, share of its values per bin, on a common scale"
+    figure = blank(title(data), words, height)
+    ax = figure.add_subplot()
+    parts = [part for band in data.bands for part in (band.before, band.after or band.before)]
+    if not any(part.total for part in parts):
+        empty(ax, "no finite advantage")
+        return figure
+    bins = on_one_grid(parts)
+    shares = [[count / max(part.total, 1) for count in counts] for part, counts in zip(parts, bins.counts, strict=True)]
+    edges = [center - bins.width / 2 for center in bins.centers] + [bins.centers[-1] + bins.width / 2]
+    scale = 0.94 / max(map(max, shares))
+    names = []
+    for position, band in enumerate(data.bands):
+        base = len(data.bands) - 1 - position
+        before, after = shares[2 * position], shares[2 * position + 1]
+        heights = [base + scale * share for share in before]
+        label = "as configured" if position == 0 else None
+        front = 2 + 2 * position
+        look = {"facecolor": PALE, "edgecolor": GUIDE, "linewidth": 0.8, "label": label}
+        ax.stairs(heights, edges, baseline=base, fill=True, zorder=front, **cast(Any, look))
+        if band.after is not None:
+            label = f"with {data.fix}" if position == 0 else None
+            heights = [base + scale * share for share in after]
+            ax.stairs(heights, edges, baseline=base, color=DARK, linewidth=1.8, label=label, zorder=front + 1)
+        if band.flipped:
+            words = f"{many(band.flipped, 'sign')} flipped"
+            look = {"transform": ax.get_yaxis_transform(), "ha": "right", "va": "bottom", "zorder": 101}
+            ax.text(1.0, base + 0.06, words, color=ALARM, fontsize=11, **cast(Any, look))
+        one = band.first_step == band.last_step
+        names.append((base, f"{band.first_step}" if one else f"{band.first_step}–{band.last_step}"))
+    ax.axvline(0, color=INK, linewidth=1.2, linestyle=(0, (4, 3)), zorder=100)
+    ax.set_yticks([base for base, _ in names], [name for _, name in names])
+    ax.tick_params(axis="y", length=0)
+    ax.spines["left"].set_visible(False)
+    ax.set_ylabel("optimiser steps")
+    ax.set_xlabel("advantage (as the loss uses it)")
+    above(ax, 3)
+    return figure

@@ -1,0 +1,108 @@
+"""KL: the logged series against the recomputed one, its inversion, and the distribution over tokens."""
+
+from typing import Any, cast
+
+from matplotlib.axes import Axes
+from matplotlib.figure import Figure
+
+from rolloutdoctor.results.figures import KlData, on_one_grid
+from rolloutdoctor.views.plots.style import (
+    ALARM,
+    DARK,
+    INK,
+    MARKED,
+    PALE,
+    above,
+    bars,
+    blank,
+    empty,
+    finite,
+    from_zero,
+    line,
+    log_counts,
+    many,
+    mean,
+    room,
+    say_cut,
+    short,
+    step_axis,
+)
+
+_OVERLAY: dict[str, Any] = {"linestyle": (0, (1, 1.2)), "linewidth": 2.8}
+_MARKS: dict[str, Any] = {
+    "linestyle": "none",
+    "marker": "s",
+    "markersize": 8.0,
+    "markerfacecolor": "none",
+    "markeredgewidth": 1.8,
+}
+
+
+def title(data: KlData) -> str:
+    """What the picture says, in a sentence."""
+    if not finite(data.recomputed):
+        return f"{data.metric or 'KL'}: finite in no step" if data.steps else "No step has a KL metric"
+    told = f"mean recomputed {short(mean(data.recomputed))}"
+    if finite(data.logged):
+        told = f"mean logged {short(mean(data.logged))}, recomputed {short(mean(data.recomputed))}"
+    if finite(data.inverted):
+        told += f", recovered {short(mean(data.inverted))}"
+    return f"{data.metric or 'KL'}: {told} nats"
+
+
+def draw(data: KlData) -> Figure:
+    """Draw the series above, what a corrupted one hides below it, and the distribution at the bottom."""
+    has_inverse = bool(finite(data.inverted))
+    figure = blank(title(data), height=9.6 if has_inverse else 7.0)
+    heights = [1.25, 1, 1] if has_inverse else [1.25, 1]
+    series, *other, tokens = figure.subplots(len(heights), 1, height_ratios=heights)
+    _series(series, data)
+    for ax in other:
+        ax.sharex(series)
+        line(ax, data.steps, data.recomputed, color=DARK, label="recomputed")
+        solved = {"linestyle": "none", "marker": "x", "markersize": 7}
+        line(ax, data.steps, data.inverted, color=INK, label="recovered from the logged values", **cast(Any, solved))
+        ax.set_ylabel("KL, nats")
+        above(ax)
+        step_axis(ax, data.steps)
+    _tokens(tokens, data)
+    return figure
+
+
+def _series(ax: Axes, data: KlData) -> None:
+    known = finite([*data.logged, *data.recomputed, *data.after])
+    if not known:
+        empty(ax, f"no step has a finite {data.metric}" if data.steps else "no step has a KL metric")
+        return
+    line(ax, data.steps, data.recomputed, color=DARK, label="recomputed")
+    if finite(data.logged):
+        look = _OVERLAY if len(data.steps) > MARKED else _MARKS
+        line(ax, data.steps, data.logged, color=ALARM, label="as logged", **look)
+    if finite(data.after):
+        line(ax, data.steps, data.after, color=INK, linestyle="--", linewidth=1.4, label=f"with {data.fix}")
+    ax.set_ylabel(f"{data.metric}, nats")
+    if min(known) >= 0:
+        from_zero(ax, known)
+    above(ax, 3)
+    step_axis(ax, data.steps)
+
+
+def _tokens(ax: Axes, data: KlData) -> None:
+    """The KL of the tokens that carry the term, and of those that still do with the fix."""
+    after = data.tokens_after
+    if not data.tokens.total:
+        empty(ax, "no token with a finite KL")
+        return
+    bins = on_one_grid([data.tokens] if after is None else [data.tokens, after])
+    bars(ax, bins, 0, fill=True, color=PALE, label=f"as configured ({data.tokens.total:,})")
+    if after is not None:
+        bars(ax, bins, 1, color=DARK, linewidth=2.0, label=f"with {data.fix} ({after.total:,})")
+        above(ax, 2)
+    ax.set_xlim(room(bins))
+    ax.axvline(0, color=INK, linewidth=1.2, linestyle=(0, (4, 3)))
+    log_counts(ax)
+    say_cut(ax, bins, 0)
+    lost = f", {many(data.tokens.nonfinite, 'token')} not finite" if data.tokens.nonfinite else ""
+    told = f"{many(data.tokens.total, 'trained token')} with a KL term"
+    ax.set_xlabel(f"KL of one token ({data.estimator}), nats; {told}{lost}")
+    ax.set_ylabel(f"tokens per bin\nof {short(bins.width)} (log)")

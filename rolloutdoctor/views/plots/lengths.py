@@ -1,0 +1,106 @@
+"""Lengths: how long responses are, how many were cut off, and how they end."""
+
+from matplotlib.axes import Axes
+from matplotlib.figure import Figure
+
+from rolloutdoctor.results.figures import LengthsData, on_one_grid
+from rolloutdoctor.views.plots.style import (
+    ALARM,
+    DARK,
+    GUIDE,
+    MARKED,
+    PALE,
+    above,
+    bars,
+    blank,
+    empty,
+    finite,
+    from_zero,
+    line,
+    log_counts,
+    many,
+    mean,
+    room,
+    say_cut,
+    short,
+    step_axis,
+)
+
+
+def title(data: LengthsData) -> str:
+    """What the picture says, in a sentence."""
+    if not data.lengths.total:
+        return "There is no response"
+    told = f"{many(data.lengths.total, 'response')}, median length {short(mean(data.median))} tokens"
+    if data.by_status:
+        told += f", {short(100 * mean(data.truncated))} % truncated"
+    elif finite(data.truncated):
+        told += f", {short(100 * mean(data.truncated))} % as long as the longest"
+    if data.ended:
+        told += f", {short(100 * mean(data.ended))} % end with an end token"
+    return told
+
+
+def draw(data: LengthsData) -> Figure:
+    """Draw the distribution above, the lengths by step in the middle, and how rows end below."""
+    rest = "no column status: a row counts as cut off if it is as long as the longest of the run"
+    note = "length: response tokens, masked ones included; truncated: by the column status"
+    if not data.by_status:
+        note = f"length: response tokens, masked ones included; {rest}"
+    if data.end_tokens:
+        note += f"; end tokens: ids that a tenth of the finished rows end with ({', '.join(map(str, data.end_tokens))})"
+    figure = blank(title(data), note, 8.4)
+    if not data.lengths.total:
+        empty(figure.add_subplot(), "no response")
+        return figure
+    spread, series, ends = figure.subplots(3, 1, height_ratios=[1.1, 1.2, 0.9])
+    _spread(spread, data)
+    _series(series, data)
+    _ends(ends, data)
+    figure.align_ylabels([spread, series, ends])
+    return figure
+
+
+def _spread(ax: Axes, data: LengthsData) -> None:
+    cut = data.truncated_lengths
+    some = cut is not None and cut.total > 0
+    bins = on_one_grid([data.lengths, cut] if some and cut is not None else [data.lengths])
+    bars(ax, bins, 0, fill=True, color=PALE, label=f"all ({data.lengths.total:,})")
+    if some and cut is not None:
+        bars(ax, bins, 1, color=ALARM, linewidth=2.0, label=f"truncated ({cut.total:,})")
+        above(ax)
+    ax.set_xlim(room(bins))
+    log_counts(ax)
+    say_cut(ax, bins, 0)
+    ax.set_xlabel("response length, tokens")
+    ax.set_ylabel("rows per bin\n(log)")
+
+
+def _series(ax: Axes, data: LengthsData) -> None:
+    if len(data.steps) > 1:
+        ax.fill_between(data.steps, data.lower, data.upper, color=PALE, alpha=0.6, linewidth=0, label="10 % to 90 %")
+    else:
+        ax.vlines(data.steps, data.lower, data.upper, color=PALE, linewidth=8, label="10 % to 90 %")
+    marks = {"marker": "o", "markersize": 4.0} if len(data.steps) <= MARKED else {}
+    line(ax, data.steps, data.longest, color=GUIDE, linestyle="--", linewidth=1.4, label="longest", **marks)
+    line(ax, data.steps, data.median, color=DARK, label="median")
+    from_zero(ax, data.longest)
+    ax.set_ylabel("length, tokens")
+    above(ax, 3)
+    step_axis(ax, data.steps)
+    ax.set_xlabel("")
+
+
+def _ends(ax: Axes, data: LengthsData) -> None:
+    words = "truncated" if data.by_status else "as long as the longest"
+    percent = [100 * value for value in data.truncated]
+    if not finite(percent):
+        empty(ax, "no step says how its rows end")
+        return
+    line(ax, data.steps, percent, color=ALARM, linestyle="--", label=words)
+    if data.ended:
+        line(ax, data.steps, [100 * value for value in data.ended], color=DARK, label="end with an end token")
+    ax.set_ylim(-3, 103)
+    ax.set_ylabel("rows, %")
+    above(ax)
+    step_axis(ax, data.steps)

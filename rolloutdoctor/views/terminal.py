@@ -1,0 +1,154 @@
+"""The report for a person at a terminal: the verdict, then each finding in four lines; everything with -v."""
+
+from collections.abc import Iterable, Iterator
+
+from rich.console import Group, RenderableType
+from rich.padding import Padding
+from rich.table import Table
+from rich.text import Text
+
+from rolloutdoctor.results.findings import Finding, Report, Severity
+from rolloutdoctor.views.audit_words import audit_line, audit_lines
+from rolloutdoctor.views.concise import counts
+from rolloutdoctor.views.layout import as_text, assumptions, configuration, hanging, header, many
+from rolloutdoctor.views.style import COLORS, Style, plain, shown
+from rolloutdoctor.views.verdict import verdict
+
+_REASONS = 3
+"""Reasons for which rules could not be tested that are named; the others are counted."""
+
+_SIGNS = {"error": ("✖", "x"), "warning": ("▲", "!"), "info": ("●", "i")}
+
+
+def render(report: Report, style: Style) -> str:
+    """Render the report as text, with escape sequences if `style.color`."""
+    return as_text(_parts(report, style), style)
+
+
+def _parts(report: Report, style: Style) -> Iterator[RenderableType]:
+    is_short = style.quiet and not style.verbose
+    if not is_short:
+        yield header(report)
+        yield ""
+    yield Text(plain(verdict(report), 600), style="bold" if style.color else "")
+    if not is_short:
+        yield ""
+        yield from _everything(report, style) if style.verbose else _in_short(report, style)
+    yield Text(f"{counts(report)}.", style="bold" if style.color else "")
+
+
+def _in_short(report: Report, style: Style) -> Iterator[RenderableType]:
+    """Every finding in four lines, information in one; the audit, and what could not be tested, in one each."""
+    for finding in report.findings:
+        yield _headline(finding, style)
+        if finding.severity >= Severity.WARNING:
+            yield _grid((("why", finding.why), ("evidence", finding.evidence), ("do", finding.advice)), style)
+    if report.findings:
+        yield ""
+    audit = audit_line(report.audit)
+    if audit:
+        yield hanging(Text("audit"), Text(plain(audit, 300)), 11)
+    for title, words in assumptions(report):
+        yield hanging(Text(title), Text(words), 11)
+    untested = _untested(report)
+    if untested:
+        yield hanging(Text("untested"), Text(plain(untested, 300)), 11)
+    for note in report.notes:
+        yield hanging(Text("note"), Text(plain(note, 400)), 11)
+    if report.findings or untested:
+        yield Text("-v shows everything: measures, places, options, and what each rule would need.")
+
+
+def _untested(report: Report) -> str:
+    """The rules that could not be tested, by reason, the commonest reasons first."""
+    by_reason: dict[str, list[str]] = {}
+    for one in report.skipped:
+        by_reason.setdefault(one.reason, []).append(one.code)
+    reasons = sorted(by_reason, key=lambda reason: -len(by_reason[reason]))
+    words = [f"{', '.join(by_reason[reason])} ({reason})" for reason in reasons[:_REASONS]]
+    left = sum(len(by_reason[reason]) for reason in reasons[_REASONS:])
+    return "; ".join(words) + (f"; and {many(left, 'other rule')}" if left else "")
+
+
+def _everything(report: Report, style: Style) -> Iterator[RenderableType]:
+    lines = list(audit_lines(report.audit))
+    if lines:
+        yield hanging(Text("audit"), Text("\n".join(plain(line, 300) for line in lines)), 11)
+        yield ""
+    for finding in report.findings:
+        yield _headline(finding, style)
+        yield _details(finding, style)
+        yield ""
+    sign = "✔" if style.unicode else "+"
+    if report.clean:
+        names = ", ".join(f"{code} {name}" for code, name in report.clean)
+        yield hanging(Text(f"{sign} clean", style="green" if style.color else ""), Text(names), 11)
+    dash = "–" if style.unicode else "-"
+    for each in report.not_applicable:
+        yield hanging(Text(f"{dash} n/a"), Text(f"{each.code} {each.name}: {plain(each.reason, 300)}"), 11)
+    for one in report.skipped:
+        words = Text(f"{one.code} {one.name}: {plain(one.reason, 300)}")
+        words.append(f"\nto run it: {plain(one.remedy, 300)}", style="dim" if style.color else "")
+        yield hanging(Text(f"{dash} skipped", style="dim" if style.color else ""), words, 11)
+    if report.clean or report.not_applicable or report.skipped:
+        yield ""
+    yield from configuration(report)
+    for note in report.notes:
+        yield hanging(Text("note"), Text(plain(note, 400)), 11)
+    if report.findings:
+        yield "These are measurements of the rows, not proof of a broken run."
+
+
+def _headline(finding: Finding, style: Style) -> RenderableType:
+    label = finding.severity.label
+    sign = _SIGNS[label][0 if style.unicode else 1]
+    headline = Text()
+    headline.append(f"{finding.code} ", style="dim" if style.color else "")
+    headline.append(plain(finding.headline, 300), style="bold" if style.color else "")
+    return hanging(Text(f"{sign} {label}", style=COLORS[finding.severity] if style.color else ""), headline, 11)
+
+
+def _details(finding: Finding, style: Style) -> RenderableType:
+    rows = (
+        ("rule", f"{finding.code} {finding.name}, {finding.verdict}"),
+        ("why", finding.why),
+        ("found", finding.message),
+        ("evidence", finding.evidence),
+        ("do", finding.advice),
+        ("where", "\n".join(_places(finding))),
+        ("measures", _measures(finding, style.width - 22)),
+        ("read more", "\n".join(finding.references)),
+    )
+    return _grid(rows, style)
+
+
+def _grid(rows: Iterable[tuple[str, str]], style: Style) -> RenderableType:
+    grid = Table.grid(padding=(0, 2, 0, 0))
+    grid.add_column(width=9, no_wrap=True, style="dim" if style.color else "")
+    grid.add_column(overflow="fold")
+    for name, words in rows:
+        if words:
+            grid.add_row(name, Text(words))
+    return Padding(Group(grid), (0, 0, 0, 11))
+
+
+def _places(finding: Finding) -> Iterator[str]:
+    for place in finding.examples:
+        where = [f"step {place.step}"]
+        if place.group_id is not None:
+            where.append(f"group {plain(place.group_id, 40)}")
+        if place.sample_id is not None:
+            where.append(f"row {plain(place.sample_id, 40)}")
+        yield f"{' '.join(where)}: {plain(place.note, 120)}"
+
+
+def _measures(finding: Finding, width: int) -> str:
+    """Names with their values, broken between measures only."""
+    lines = [""]
+    for item in (f"{name} {shown(measure)}" for name, measure in finding.measures.items()):
+        longer = f"{lines[-1]}   {item}" if lines[-1] else item
+        if len(longer) <= width:
+            lines[-1] = longer
+        else:
+            lines.append(item)
+    return "\n".join(lines)

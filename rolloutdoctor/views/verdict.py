@@ -1,0 +1,46 @@
+"""The verdict on a run in a sentence: what is wrong, how much of the update, and what to do."""
+
+from math import isfinite
+
+from rolloutdoctor.results.findings import Finding, Report, Severity
+from rolloutdoctor.views.layout import many
+from rolloutdoctor.views.style import shown
+
+_MOST_UNTESTED = 0.5
+"""Share of the applicable rules that could not be tested, above which a run without findings is not called healthy."""
+
+_OF_UPDATE = ("relative_change_l1", "grad_share_l1")
+"""Measures that say how much of the gradient a finding is about, the best first."""
+
+
+def verdict(report: Report) -> str:
+    """Say what came out, in one or two sentences.
+
+    >>> from rolloutdoctor.results.findings import InputSummary
+    >>> verdict(Report("0.1.0", "cpu", "float32", InputSummary(), clean=(("RDI001", "nonfinite-values"),)))
+    'Healthy: no fault was found. No logged value could be compared with the rows.'
+    """
+    faults = [finding for finding in report.findings if finding.severity >= Severity.WARNING]
+    tested, rules = report.coverage.tested, report.coverage.rules
+    if faults:
+        return _of_faults(faults)
+    if not tested:
+        first = report.skipped[0] if report.skipped else None
+        return f"Nothing could be checked: {'no rule applies' if first is None else f'{first.reason}; {first.remedy}'}."
+    applicable = rules - len(report.not_applicable)
+    if tested < (1 - _MOST_UNTESTED) * applicable:
+        return f"No fault was found, but only {tested} of {applicable} rules that apply could be tested."
+    compared = sum(entry.compared for entry in report.audit)
+    if not compared:
+        return "Healthy: no fault was found. No logged value could be compared with the rows."
+    return f"Healthy: {many(compared, 'logged value')} follow from the rows and the options, and no fault was found."
+
+
+def _of_faults(faults: list[Finding]) -> str:
+    worst = faults[0]
+    sentence = worst.headline[:1].upper() + worst.headline[1:]
+    share = next((worst.measures[name] for name in _OF_UPDATE if name in worst.measures), None)
+    if share is not None and share.value and isfinite(share.value):
+        sentence += f"; {shown(share)} of the update"
+    others = f" {many(len(faults) - 1, 'more fault')} below." if len(faults) > 1 else ""
+    return f"{sentence}. To fix it: {worst.advice}.{others}"

@@ -1,0 +1,468 @@
+"""What each figure holds: axes with units, before and after, bins; the same bytes each time; no crash on odd data."""
+
+import math
+import xml.etree.ElementTree as ET
+from dataclasses import replace
+from itertools import pairwise
+
+import pytest
+
+from rolloutdoctor.results.errors import UsageError
+from rolloutdoctor.results.figures import (
+    KINDS,
+    AdvantagesData,
+    Band,
+    BaselineData,
+    GradientData,
+    Histogram,
+    KlData,
+    LengthsData,
+    Mark,
+    MismatchData,
+    RatioData,
+    Spread,
+)
+from rolloutdoctor.views.plots.inline import inline_svg
+from rolloutdoctor.views.plots.style import MOST_POINTS, condensed, words_alone
+from rolloutdoctor.views.plots.table import PICTURES, as_bytes, figure_of, format_for, known_by
+
+NAN = math.nan
+SOME = Histogram(-2, -9, (4, 0, 3, 0, 0, 1, 9, 0, 2, 7, 0, 0, 5, 0, 3))
+MOVED = Histogram(-2, -7, (4, 3, 1, 9, 2, 7, 5, 3))
+
+
+def advantages(**changes):
+    bands = (Band(0, 4, SOME, MOVED), Band(5, 9, MOVED, SOME))
+    data = AdvantagesData("rows", SOME, "rejected-rows:singleton-raw", MOVED, Histogram(-2, 1, (2,)), 11, bands)
+    return replace(data, **changes)
+
+
+def kl(steps=12, **changes):
+    series = tuple(0.01 * step for step in range(steps))
+    inverted = tuple(value if step > 2 else NAN for step, value in enumerate(series))
+    data = KlData("rollout/kl", "k1", tuple(range(steps)), tuple(-v for v in series), series, inverted, SOME)
+    return replace(data, **changes)
+
+
+def baseline(**changes):
+    points = ((0.25, -0.5, 3), (0.5, 0.25, 1))
+    return replace(BaselineData("rejected-rows:singleton-raw", points, MOVED, untouched=7, undefined=2), **changes)
+
+
+def gradient(steps=12, **changes):
+    one = (1.0,) * steps
+    data = GradientData("zero-std:loss", tuple(range(steps)), one, one, (0.5,) * steps, (0.1,) * steps, (0.9,) * steps)
+    return replace(data, **changes)
+
+
+def ratio(steps=12, **changes):
+    low, high = (0.1,) * steps, (0.2,) * steps
+    data = RatioData(
+        "old_log_probs",
+        False,
+        SOME,
+        MOVED,
+        "old_log_probs",
+        0.2,
+        0.28,
+        tuple(range(steps)),
+        low,
+        high,
+        6,
+        (0.1,) * steps,
+    )
+    return replace(data, **changes)
+
+
+GRID = ((0, 2, 0, 0), (0, 9, 1, 0), (0, 0, 40, 3), (0, 0, 1, 500))
+
+
+def spreads(count):
+    return tuple(Spread(place, place, 200, 0.01 * (1 + place % 5), 0.05) for place in range(count))
+
+
+def mismatch(steps=12, **changes):
+    data = MismatchData("old_log_probs", -8.0, GRID, 560, 4, spreads(steps), spreads(5), spreads(3))
+    return replace(data, **changes)
+
+
+def lengths(steps=12, **changes):
+    one = (40.0,) * steps
+    half = (0.5,) * steps
+    data = LengthsData(
+        SOME, MOVED, tuple(range(steps)), one, (50.0,) * steps, (60.0,) * steps, (64.0,) * steps, half, half, True, (2,)
+    )
+    return replace(data, **changes)
+
+
+MAKE = {
+    "advantages": advantages,
+    "kl": kl,
+    "baseline": baseline,
+    "gradient": gradient,
+    "ratio": ratio,
+    "mismatch": mismatch,
+    "lengths": lengths,
+}
+OF_FIXES = tuple(MAKE)[:5]
+BY_STEP = ("kl", "gradient", "ratio", "mismatch", "lengths")
+
+
+def axes_of(figure):
+    return {(ax.get_xlabel(), ax.get_ylabel()) for ax in figure.axes}
+
+
+def legend_of(figure):
+    return [text.get_text() for ax in figure.axes if ax.get_legend() for text in ax.get_legend().get_texts()]
+
+
+def heights(ax, index):
+    return ax.patches[index].get_data().values.tolist()
+
+
+def test_every_kind_has_its_picture():
+    assert tuple(PICTURES) == KINDS == tuple(MAKE)
+
+
+def test_advantages_before_and_after_lie_over_each_other():
+    figure = figure_of("advantages", advantages())
+    ax, flips = figure.axes
+    assert ax.get_ylabel() == "rows per bin of 0.111"
+    assert legend_of(figure) == ["as configured", "with rejected-rows:singleton-raw"]
+    assert sum(heights(ax, 0)) == SOME.total
+    assert sum(heights(ax, 1)) == MOVED.total
+    # Few among many have an axis of their own, over the same values.
+    assert flips.get_ylabel() == "sign\nflips"
+    assert sum(heights(flips, 0)) == 2
+    assert flips.get_ylim()[1] < 3 < ax.get_ylim()[1]
+    assert flips.get_xlim() == ax.get_xlim()
+    assert len(figure_of("advantages", advantages(flipped=Histogram())).axes) == 1
+    assert [line.get_xdata() for line in ax.lines] == [[0, 0]]
+    edges = ax.patches[0].get_data().edges
+    # A bin is centred on zero, so that it mixes no signs.
+    assert any(math.isclose(left, -right) for left, right in pairwise(edges))
+    assert figure.get_suptitle() == (
+        "rejected-rows:singleton-raw changes the advantage of 11 of 34 rows; 2 signs flipped"
+    )
+
+
+def test_advantages_by_step_has_a_ridge_for_each_band():
+    figure = figure_of("advantages", advantages(), by_step=True)
+    (ax,) = figure.axes
+    assert [label.get_text() for label in ax.get_yticklabels()] == ["0–4", "5–9"]
+    assert [text.get_text() for text in ax.texts] == []
+    turned = replace(advantages(), bands=(Band(0, 4, SOME, MOVED, 2), Band(5, 9, SOME, MOVED, 0)))
+    (ax,) = figure_of("advantages", turned, by_step=True).axes
+    assert [text.get_text() for text in ax.texts] == ["2 signs flipped"]
+    assert len(ax.patches) == 4
+    assert ax.patches[0].get_facecolor() != ax.patches[1].get_facecolor()
+
+
+def test_kl_shows_logged_recomputed_solved_back_and_tokens():
+    figure = figure_of("kl", kl())
+    assert axes_of(figure) == {
+        ("optimiser step", "rollout/kl, nats"),
+        ("optimiser step", "KL, nats"),
+        ("KL of one token (k1), nats; 34 trained tokens with a KL term", "tokens per bin\nof 0.111 (log)"),
+    }
+    assert legend_of(figure) == ["recomputed", "as logged", "recomputed", "recovered from the logged values"]
+    assert figure.axes[0].lines[1].get_ydata()[5] == -0.05
+    without = figure_of("kl", kl(inverted=(NAN,) * 12, fix="kl-inplace:copy", after=(0.5,) * 12))
+    assert len(without.axes) == 2
+    assert legend_of(without) == ["recomputed", "as logged", "with kl-inplace:copy"]
+    fixed = figure_of("kl", kl(fix="zero-std:loss", tokens_after=Histogram(-2, 0, (3,))))
+    assert legend_of(fixed)[-2:] == ["as configured (34)", "with zero-std:loss (3)"]
+    assert sum(heights(fixed.axes[-1], 1)) == 3
+
+
+@pytest.mark.parametrize("kind", MAKE)
+def test_nothing_of_a_picture_lies_outside_it(kind):
+    """Titles and legends fit, with the longest name of a fix and with every panel there."""
+    name = "zero-std:renormalised + rejected-rows:singleton-zero"
+    changes = {"fix": name} if kind in OF_FIXES else {}
+    if kind == "mismatch":
+        changes = {"marks": (Mark("RDO003", "slope 1/T, T = 0.7", slope=1 / 0.7), Mark("RDO002", "onset", step=3))}
+    if kind == "kl":
+        changes |= {"after": (0.5,) * 12, "tokens_after": SOME}
+    if kind == "ratio":
+        changes |= {"log_ratio_after": SOME, "outside_after": (0.5,) * 12}
+    figure = figure_of(kind, replace(MAKE[kind](), **changes))
+    figure.draw_without_rendering()
+    width, height = figure.canvas.get_width_height()
+    boxes = [text.get_window_extent() for text in (figure._suptitle, figure._supxlabel) if text is not None]
+    for ax in figure.axes:
+        boxes += [legend.get_window_extent() for legend in [ax.get_legend()] if legend is not None]
+        boxes += [ax.xaxis.label.get_window_extent(), ax.yaxis.label.get_window_extent(), ax.get_window_extent()]
+    for box in boxes:
+        assert -1 <= box.x0 <= box.x1 <= width + 1
+        assert -1 <= box.y0 <= box.y1 <= height + 1
+
+
+def test_baseline_shows_points_and_their_distribution():
+    figure = figure_of("baseline", baseline())
+    scatter, side = figure.axes
+    assert scatter.get_xlabel() == "fully masked responses of the group, %"
+    assert scatter.get_ylabel() == "drift of the baseline (reward)"
+    assert scatter.collections[0].get_offsets().tolist() == [[25.0, -0.5], [50.0, 0.25]]
+    assert sum(heights(side, 0)) == MOVED.total
+    assert "7 groups without fully masked responses not drawn" in figure.get_supxlabel()
+    assert figure.get_suptitle() == "Baselines of 34 groups drift by 0.438 on average, 0.5 at most"
+
+
+def test_gradient_stacks_its_parts_and_says_in_which_space():
+    figure = figure_of("gradient", gradient())
+    share, parts, angle = figure.axes
+    assert share.get_ylabel() == "share that the\nfix changes, %"
+    assert parts.get_ylabel() == "|gradient|, L1\n(log-prob space)"
+    assert angle.get_ylabel() == "cosine with\nthe fixed one"
+    assert "not to parameters" in figure.get_supxlabel()
+    assert [bar.get_height() for bar in parts.patches[:12]] == [1.0] * 12
+    assert [bar.get_y() for bar in parts.patches[12:]] == [1.0] * 12  # on top of the policy part
+    assert figure.get_suptitle() == "zero-std:loss changes 10 % of the gradient"
+
+
+def test_mismatch_draws_what_was_found():
+    slope, bound = Mark("RDO003", "slope 1/T, T = 0.5", 2.0), Mark("RDO004", "bound -ln 0.9", 1.0, offset=0.105)
+    data = mismatch(marks=(slope, bound, Mark("RDO002", "the gap rises at step 3", step=3)))
+    figure = figure_of("mismatch", data)
+    density, steps, positions, lags, *_ = figure.axes
+    assert density.get_xlabel() == "trainer's log-prob, nats"
+    assert density.get_ylabel() == "sampler's log-prob, nats"
+    assert [[list(line.get_xdata()), list(line.get_ydata())] for line in density.lines] == [
+        [[-8, 0], [-8, 0]],
+        [[-8, 0], [-16, 0]],
+        [[-8, 0], [-7.895, 0.105]],
+    ]
+    # The row of the lowest sampler's log-probs is below, and a cell of nothing is clear.
+    drawn = density.images[0]
+    assert (drawn.origin, drawn.get_extent()) == ("lower", [-8, 0, -8, 0])
+    assert drawn.get_array().filled(0).tolist() == [list(row) for row in GRID]
+    assert [line.get_xdata()[0] for line in steps.lines][-1] == 3
+    assert steps.get_ylabel() == "|gap|, nats (log)"
+    assert positions.get_xlabel() == "position in the response, from (log)"
+    assert lags.get_xlabel() == "versions behind the newest of the step"
+    assert figure.get_suptitle().startswith("Sampler against trainer on 560 tokens: median |gap| 0.03 nats; slope 1/T")
+    without = figure_of("mismatch", mismatch(by_lag=()))
+    assert "versions behind the newest of the step" not in {ax.get_xlabel() for ax in without.axes}
+
+
+def test_lengths_show_how_rows_end():
+    figure = figure_of("lengths", lengths())
+    spread, series, ends = figure.axes
+    assert spread.get_xlabel() == "response length, tokens"
+    assert series.get_ylabel() == "length, tokens"
+    assert ends.get_ylabel() == "rows, %"
+    assert legend_of(figure) == [
+        f"all ({SOME.total})",
+        f"truncated ({MOVED.total})",
+        "10 % to 90 %",
+        "longest",
+        "median",
+        "truncated",
+        "end with an end token",
+    ]
+    assert figure.get_suptitle() == (
+        "34 responses, median length 50 tokens, 50 % truncated, 50 % end with an end token"
+    )
+    alone = figure_of("lengths", lengths(by_status=False, truncated_lengths=None, ended=(), end_tokens=()))
+    assert "as long as the longest" in legend_of(alone)
+    assert "no column status" in alone.get_supxlabel()
+
+
+def test_gradient_title_weighs_steps_by_their_gradient():
+    data = gradient(2, whole=(99.0, 1.0), spurious=(0.0, 1.0))
+    assert (
+        PICTURES["gradient"].title(data) == "zero-std:loss changes 1 % of the gradient; 100 % or more in 1 of 2 steps"
+    )
+
+
+def test_ratio_draws_the_clip_range_and_the_gap():
+    figure = figure_of("ratio", ratio())
+    left, right, below = figure.axes
+    assert left.get_xlabel() == "importance ratio (log scale)"
+    assert right.get_xlabel() == "gap to the sampler, nats"
+    assert below.get_ylabel() == "tokens outside, %"
+    limits = [line.get_xdata()[0] for line in left.lines]
+    assert limits == [math.log(0.8), math.log(1.28), 0]
+    fixed = ratio(fix="zero-std:pr5640", log_ratio_after=Histogram(-2, 0, (3,)), outside_after=(0.25,) * 12)
+    figure = figure_of("ratio", fixed)
+    assert sum(heights(figure.axes[0], 1)) == 3
+    assert legend_of(figure) == ["with zero-std:pr5640", "as configured"]
+    assert figure.axes[2].lines[0].get_ydata()[0] == 25
+    assert figure.axes[2].lines[1].get_ydata()[5] == 100 * (fixed.below[5] + fixed.above[5])
+    assert figure.get_suptitle() == "zero-std:pr5640 leaves 3 of 34 importance ratios in the policy loss"
+    assert "no gap to the sampler" in figure_of("ratio", ratio(gap=None)).get_supxlabel()
+
+
+def test_a_long_series_becomes_means_and_ranges():
+    centers, means, lows, highs = condensed(range(10_000), [NAN if step % 2 else step for step in range(10_000)])
+    assert len(centers) <= MOST_POINTS
+    assert means[0] == 16
+    assert (lows[0], highs[0]) == (0, 32)
+    assert all(low <= mean <= high for low, mean, high in zip(lows, means, highs, strict=True))
+
+
+ODD = {
+    "one step": {kind: make(1) if kind in BY_STEP else make() for kind, make in MAKE.items()},
+    "10,000 steps": {kind: MAKE[kind](10_000) for kind in BY_STEP},
+    "nothing": {
+        "advantages": AdvantagesData("rows", Histogram()),
+        "kl": KlData("", "k1", (), (), (), (), Histogram()),
+        "baseline": baseline(points=(), drift=Histogram()),
+        "gradient": GradientData(None, (), (), (), (), (), ()),
+        "ratio": ratio(0, log_ratio=Histogram(), gap=None, mean_gap=()),
+        "mismatch": MismatchData("old_log_probs", -8.0, ((0, 0), (0, 0)), 0, 0, (), ()),
+        "lengths": LengthsData(Histogram(), None, (), (), (), (), (), ()),
+    },
+    "NaN": {
+        "advantages": AdvantagesData("tokens", Histogram(nonfinite=9), "x", Histogram(nonfinite=9)),
+        "kl": kl(3, logged=(NAN,) * 3, recomputed=(NAN,) * 3, inverted=(NAN,) * 3, tokens=Histogram(nonfinite=4)),
+        "gradient": GradientData("zero-std:loss", (0, 1, 2), *((NAN,) * 3,) * 5),
+        "ratio": ratio(3, log_ratio=Histogram(nonfinite=5), below=(NAN,) * 3, above=(NAN,) * 3),
+    },
+    "few": {
+        "mismatch": mismatch(
+            counts=((0, 0), (0, 0)),
+            tokens=3,
+            outside=3,
+            by_step=(Spread(0, 0, 3, NAN, NAN),),
+            by_position=(Spread(0, 0, 3, NAN, NAN),),
+            by_lag=(Spread(0, 0, 3, NAN, NAN), Spread(1, 1, 3, NAN, NAN)),
+        ),
+        "lengths": lengths(truncated_lengths=None, by_status=False, truncated=(NAN,) * 12, ended=()),
+    },
+    "all equal": {
+        "mismatch": mismatch(by_step=(Spread(0, 0, 200, 0.0, 0.0), Spread(1, 1, 200, 0.0, 0.0))),
+        "advantages": advantages(before=Histogram(-40, 0, (99,)), after=Histogram(-40, 0, (99,)), changed=0),
+        "ratio": ratio(log_ratio=Histogram(-40, 0, (99,))),
+    },
+    "huge": {"advantages": advantages(before=Histogram(600, -2, (1, 0, 1))), "kl": kl(tokens=Histogram(600, 2, (1,)))},
+}  # fmt: skip
+
+
+@pytest.mark.parametrize(("kind", "data"), [(kind, data) for odd in ODD.values() for kind, data in odd.items()])
+def test_odd_data_is_drawn_without_a_warning(kind, data):
+    assert as_bytes(figure_of(kind, data), kind, "svg").startswith(b"<?xml")
+    if kind == "advantages":
+        as_bytes(figure_of(kind, data, by_step=True), kind, "svg")
+
+
+@pytest.mark.parametrize(("kind", "data"), [*ODD["nothing"].items(), ("gradient", ODD["NaN"]["gradient"])])
+def test_a_figure_of_words_alone_is_told_from_one_that_shows_something(kind, data):
+    words = words_alone(figure_of(kind, data))
+    assert words
+    assert words_alone(figure_of(kind, MAKE[kind]())) is None
+    svg = as_bytes(figure_of(kind, data), kind, "svg", inline=True).decode()
+    assert all(each in svg for each in words.split("; "))
+
+
+def test_a_figure_with_one_empty_panel_shows_something():
+    assert words_alone(figure_of("kl", kl(3, tokens=Histogram()))) is None
+    assert words_alone(figure_of("ratio", ODD["NaN"]["ratio"])) is None
+    assert words_alone(figure_of("baseline", baseline(points=((0.5, 0.0, 4),)))) is None
+
+
+def test_what_is_not_finite_is_not_called_zero():
+    assert PICTURES["gradient"].title(ODD["NaN"]["gradient"]) == "The gradient is NaN or infinite in every step"
+    assert PICTURES["ratio"].title(ODD["NaN"]["ratio"]) == "None of 5 importance ratios is finite"
+    assert PICTURES["kl"].title(ODD["NaN"]["kl"]) == "rollout/kl: finite in no step"
+    assert PICTURES["advantages"].title(ODD["NaN"]["advantages"]) == "None of 9 tokens has a finite advantage"
+
+
+def test_very_large_numbers_stand_at_every_tick():
+    """Matplotlib would write a factor into the corner, where the legend is."""
+    figure = figure_of("kl", kl(recomputed=(2e16,) * 12, logged=(1e16,) * 12, inverted=(NAN,) * 12))
+    figure.draw_without_rendering()
+    ax = figure.axes[0]
+    assert ax.yaxis.get_offset_text().get_text() == ""
+    assert "2e+16" in [label.get_text() for label in ax.get_yticklabels()]
+
+
+@pytest.mark.parametrize("span", [0, 1, 3.0, 12.0, 60.0, 300.0])
+def test_ratios_stand_at_round_ticks(span):
+    wide = Histogram(-40, 0, (1,)) + Histogram(0, round(span), (1,)) + Histogram(0, -round(span), (1,))
+    figure = figure_of("ratio", ratio(log_ratio=wide))
+    figure.draw_without_rendering()
+    ax = figure.axes[0]
+    low, high = ax.get_xlim()
+    ticks = [math.exp(tick) for tick in ax.get_xticks() if low <= tick <= high]
+    assert 2 <= len(ticks) <= 9
+    assert all(float(f"{tick:.3g}") == pytest.approx(tick) for tick in ticks)
+
+
+@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize("form", ["png", "svg"])
+def test_the_same_bytes_each_time(kind, form):
+    one, other = (as_bytes(figure_of(kind, MAKE[kind]()), kind, form) for _ in range(2))
+    assert one == other
+    assert b"Matplotlib" not in one
+    assert b"dc:date" not in one
+
+
+def test_a_stack_has_the_same_bytes_too():
+    one, other = (as_bytes(figure_of("gradient", gradient(60)), "gradient", "svg") for _ in range(2))
+    assert b"clip0" in one
+    assert one == other
+
+
+def test_settings_of_the_user_do_not_matter():
+    import matplotlib as mpl
+
+    usual = as_bytes(figure_of("kl", kl()), "kl", "svg")
+    with mpl.rc_context({"font.size": 30, "svg.hashsalt": "x", "axes.facecolor": "black"}):
+        assert as_bytes(figure_of("kl", kl()), "kl", "svg") == usual
+
+
+def test_dollar_signs_are_no_formula():
+    data = kl(metric="$x^2$")
+    assert b"rollout" not in as_bytes(figure_of("kl", data), "kl", "svg")
+    assert "$x^2$, nats" in inline_svg(figure_of("kl", data), "kl", "words")
+
+
+def test_pictures_are_told_apart_in_grey():
+    from rolloutdoctor.views.plots.style import ALARM, DARK, PALE
+
+    def light(color):
+        red, green, blue = (int(color[at : at + 2], 16) for at in (1, 3, 5))
+        return 0.299 * red + 0.587 * green + 0.114 * blue
+
+    assert light(PALE) - light(DARK) > 70
+    assert light(PALE) - light(ALARM) > 70
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_an_inline_picture_takes_the_colours_of_the_page(kind):
+    svg = inline_svg(figure_of(kind, MAKE[kind]()), kind, 'a "b" <c>')
+    root = ET.fromstring(svg)
+    assert root.get("role") == "img"
+    assert root.get("aria-label") == 'a "b" <c>'
+    assert root.get("viewBox")
+    assert root.get("width") is None
+    assert "currentColor" in svg
+    assert "#1a1a1b" not in svg
+    assert "<metadata" not in svg
+    ids = [one.get("id") for one in root.iter() if one.get("id")]
+    assert len(ids) == len(set(ids))
+    assert all(name.startswith(f"{kind}-") for name in ids)
+    assert len(svg) < 150_000
+
+
+@pytest.mark.parametrize(("name", "form"), [("a.png", "png"), ("b.c.SVG", "svg"), ("x/y.pdf", "pdf")])
+def test_the_suffix_names_the_format(name, form):
+    assert format_for(name) == form
+
+
+@pytest.mark.parametrize(("name", "part"), [("a.sgv", "did you mean '.svg'?"), ("a", ".png, .svg, .pdf"), ("", ".png")])
+def test_an_unknown_suffix_is_refused(name, part):
+    with pytest.raises(UsageError) as error:
+        format_for(name)
+    assert part in str(error.value)
+
+
+def test_only_advantages_have_ridges():
+    with pytest.raises(UsageError, match="--by step is for advantages"):
+        known_by("kl", "step")
+    with pytest.raises(UsageError, match="no picture by 'row'"):
+        known_by("advantages", "row")
+    assert known_by("advantages", "step")
+    assert not known_by("kl", None)
