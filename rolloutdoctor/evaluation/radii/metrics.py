@@ -9,6 +9,7 @@ from torch import Tensor
 
 from rolloutdoctor.evaluation.evaluate import Evaluation, stored_kl
 from rolloutdoctor.evaluation.radii.advantages import advantage_radius, score_radius, token_advantage_radius
+from rolloutdoctor.evaluation.radii.clipping import clip_extreme_radius, clip_share_radius
 from rolloutdoctor.evaluation.radii.loss import kl_loss_radius, kl_radius, loss_radius, policy_loss_radius
 from rolloutdoctor.evaluation.radii.terms import sides
 from rolloutdoctor.evaluation.scores import reward_kl_tokens
@@ -140,6 +141,8 @@ def _mean(evaluation: Evaluation, value: float) -> Radius:
 
 METRICS: dict[str, Callable[[Evaluation, float], Radius]] = {
     "advantages": _advantages,
+    "clip_extreme": lambda evaluation, value: clip_extreme_radius(evaluation) + _mean(evaluation, value),
+    "clip_share": lambda evaluation, value: clip_share_radius(evaluation) + _mean(evaluation, value),
     "drift": _drift,
     "kl": _mean_kl,
     "kl_loss": lambda evaluation, _: kl_loss_radius(evaluation),

@@ -2,18 +2,20 @@
 
 from collections.abc import Callable
 from functools import wraps
+from typing import TypeVar
 from weakref import WeakKeyDictionary
 
 from rolloutdoctor.evaluation.evaluate import Evaluation
-from rolloutdoctor.ops.rounding import Radius
+
+Found = TypeVar("Found")
 
 
-def remembered(radius_of: Callable[[Evaluation], Radius]) -> Callable[[Evaluation], Radius]:
-    """Remember the radius of every evaluation that is still in use."""
-    known: WeakKeyDictionary[Evaluation, Radius] = WeakKeyDictionary()
+def remembered(radius_of: Callable[[Evaluation], Found]) -> Callable[[Evaluation], Found]:
+    """Remember what was found of every evaluation that is still in use."""
+    known: WeakKeyDictionary[Evaluation, Found] = WeakKeyDictionary()
 
     @wraps(radius_of)
-    def inner(evaluation: Evaluation) -> Radius:
+    def inner(evaluation: Evaluation) -> Found:
         if evaluation not in known:
             known[evaluation] = radius_of(evaluation)
         return known[evaluation]

@@ -385,6 +385,7 @@ TRAINER = Trainer(
         "train/pg_loss": "policy_loss",
         "train/kl_loss": "kl",
         "train/ppo_kl": "drift",
+        "train/pg_clipfrac": "clip_share",
     },
     not_recomputed=_NOT_RECOMPUTED,
     kl_option="kl_loss_coef",

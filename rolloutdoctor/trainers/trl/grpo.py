@@ -231,6 +231,9 @@ QUANTITIES = {
     "reward_std": "rewards",
     "rewards/*": "rewards",
     "sampling/*": "sampler_gap",
+    "clip_ratio/*_mean": "clip_share",
+    "clip_ratio/*": "clip_extreme",
+    "cispo_clip_ratio": "clip_share",
 }
 """What its metrics are, as far as they are no means of values of one sign."""
 

@@ -310,6 +310,7 @@ TRAINER = Trainer(
         "actor/pg_loss": "policy_loss",
         "actor/kl_loss": "kl",
         "actor/ppo_kl": "drift",
+        "actor/pg_clipfrac*": "clip_share",
         "actor/reward_kl_penalty": "reward_kl",
         "critic/score/*": "rewards",
         "critic/rewards/*": "rewards",

@@ -1,0 +1,128 @@
+"""Radii of shares of clipped tokens: where a ratio lies at a bound to rounding, or an advantage at 0, either may be.
+
+Between two libraries, or a CPU and a GPU, `exp` differs by an ulp, and of many tokens some ratio lies within that of a
+bound. An advantage that is 0 in exact arithmetic is 0 or residue of either sign.
+"""
+
+from math import inf, log
+
+import torch
+from torch import Tensor
+
+from rolloutdoctor.evaluation.evaluate import Evaluation
+from rolloutdoctor.evaluation.radii.advantages import advantage_radius
+from rolloutdoctor.evaluation.radii.remembered import remembered
+from rolloutdoctor.evaluation.radii.terms import on_policy, sides
+from rolloutdoctor.objective.objective import Surrogate
+from rolloutdoctor.ops import rounding
+from rolloutdoctor.ops import segments as seg
+from rolloutdoctor.ops.rounding import Radius
+
+
+@remembered
+def undecided(evaluation: Evaluation) -> Tensor:
+    """Return how many trained tokens of each row rounding may count as clipped or not, ``[N]`` float64."""
+    batch, rule = evaluation.batch, evaluation.objective.surrogate
+    assert evaluation.tokens is not None
+    bounds = _bounds(rule)
+    if on_policy(evaluation) or not bounds or not batch.tokens:
+        return torch.zeros(len(batch), dtype=torch.float64, device=batch.device)
+    return _of_tokens(evaluation, bounds) if rule.level == "token" else _of_rows(evaluation, bounds)
+
+
+def _bounds(rule: Surrogate) -> list[float]:
+    """Log-ratios at which a token becomes a clipped one."""
+    if rule.kind == "cispo_capped":
+        ratios = [rule.clip_high]
+    else:
+        ratios = [1 - rule.clip_low, 1 + rule.clip_high, *([] if rule.cap is None else [rule.cap])]
+    return [log(ratio) for ratio in ratios if ratio > 0]
+
+
+def _lost(log_ratio: "Tensor | float") -> Tensor:
+    """How far rounding moves the logarithm of a ratio ``exp(d)`` and of a bound: ``u (|d| + 2 EXP_ULPS + 1)``."""
+    return rounding.stored(torch.as_tensor(log_ratio, dtype=torch.float64).abs() + 2 * rounding.EXP_ULPS + 1).likely
+
+
+def _of_tokens(evaluation: Evaluation, bounds: list[float]) -> Tensor:
+    batch, mask_T = evaluation.batch, evaluation.batch.column("response_mask")
+    drift_T = batch.column("policy_log_probs") - batch.column(evaluation.objective.surrogate.old)
+    near_T = torch.zeros_like(mask_T)
+    for bound in bounds:
+        # The difference itself is rounded here as it is in the trainer.
+        near_T |= (drift_T - bound).abs_() <= float(_lost(bound)) * (sides(evaluation) + 1)
+    near_T &= mask_T
+    found_N = seg.trues(near_T, batch.rows).double()
+    flat_N = _without_a_sign(evaluation)
+    if flat_N is not None and bool(flat_N.any()):
+        beyond_T = mask_T & ~near_T & ((drift_T > min(bounds, key=_above)) | (drift_T < min(bounds)))
+        found_N += torch.where(flat_N, seg.trues(beyond_T, batch.rows), 0)
+    return found_N
+
+
+def _above(bound: float) -> float:
+    """Orders bounds so that the least one above 0 comes first."""
+    return bound if bound > 0 else inf
+
+
+def _of_rows(evaluation: Evaluation, bounds: list[float]) -> Tensor:
+    """Of ratios of rows all tokens are undecided or none."""
+    batch, rule = evaluation.batch, evaluation.objective.surrogate
+    mask_T = batch.column("response_mask")
+    policy_T, old_T = (batch.column(name).double().nan_to_num(0.0) for name in ("policy_log_probs", rule.old))
+    length_N = seg.trues(mask_T, batch.rows).double()
+    share_N = 1 / length_N.clamp(min=1) if rule.level == "sequence" else torch.ones_like(length_N)
+    drift_N = seg.total(torch.where(mask_T, policy_T - old_T, 0.0), batch.rows) * share_N
+    size_N = seg.total(torch.where(mask_T, policy_T.abs() + old_T.abs(), 0.0), batch.rows) * share_N
+    lost_N = (rounding.total(size_N, length_N.clamp(min=1)).likely + _lost(drift_N)) * sides(evaluation)
+    near_N = torch.zeros_like(drift_N, dtype=torch.bool)
+    for bound in bounds:
+        near_N |= (drift_N - bound).abs() <= lost_N
+    flat_N = _without_a_sign(evaluation)
+    if flat_N is not None:
+        near_N |= flat_N & ((drift_N > min(bounds, key=_above)) | (drift_N < min(bounds)))
+    return near_N * length_N
+
+
+def _without_a_sign(evaluation: Evaluation) -> Tensor | None:
+    """Rows whose advantage is 0 to rounding, ``[N]`` bool; None where advantages are those of tokens.
+
+    An advantage of a token is a sum of rewards and values, and near 0 by chance alone.
+    """
+    rows = evaluation.rows
+    assert rows is not None
+    if rows.advantage_N is None:
+        return None
+    return rows.advantage_N.abs() <= advantage_radius(evaluation).likely
+
+
+def clip_share_radius(evaluation: Evaluation) -> Radius:
+    """Radius of a mean over tokens, or over rows, of what is clipped: the weight of what is undecided.
+
+    Trainers take the mean over all tokens, over micro-batches of their token means, or as the loss does: a token's
+    weight is the largest of these.
+    """
+    rows, tokens = evaluation.rows, evaluation.tokens
+    assert tokens is not None
+    assert rows is not None
+    assert rows.length_N is not None
+    layout, open_N, length_N = tokens.layout, undecided(evaluation), rows.length_N.double()
+    over_forwards_N = 1 / (layout.forward_rows_N * (1 / layout.forward_rows_N).sum())
+    of_forward_N = over_forwards_N * layout.forward_rows_N / layout.forward_total(length_N).clamp(min=1)
+    of_micro_N = 1 / (layout.micro_total(length_N).clamp(min=1) * layout.micros_N)
+    weight_N, level = torch.maximum(of_forward_N, of_micro_N), evaluation.objective.surrogate.level
+    if level != "sequence-sum":  # else the loss weighs rows, not tokens
+        weight_N = torch.maximum(weight_N, tokens.weight_N.abs().double())
+    found = (open_N * weight_N).sum()
+    return Radius.of(found if level == "token" else torch.maximum(found, ((open_N > 0) * over_forwards_N).sum()))
+
+
+def clip_extreme_radius(evaluation: Evaluation) -> Radius:
+    """Radius of the largest or smallest clipped share of a row: no row's share moves farther."""
+    rows = evaluation.rows
+    assert rows is not None
+    assert rows.length_N is not None
+    open_N = undecided(evaluation)
+    if evaluation.objective.surrogate.level != "token":
+        open_N = (open_N > 0) * rows.length_N
+    return Radius.of((open_N / rows.length_N.clamp(min=1)).max() if len(open_N) else 0.0)
