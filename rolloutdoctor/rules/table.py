@@ -38,6 +38,7 @@ from rolloutdoctor.rules.position_shift import PositionShift
 from rolloutdoctor.rules.ratio_not_one import RatioNotOne
 from rolloutdoctor.rules.reference_moved import ReferenceMoved
 from rolloutdoctor.rules.rejected_in_baseline import RejectedInBaseline
+from rolloutdoctor.rules.resumed_data import ResumedData
 from rolloutdoctor.rules.reward_free_step import RewardFreeStep
 from rolloutdoctor.rules.reward_metric_not_training_reward import RewardMetricNotTrainingReward
 from rolloutdoctor.rules.reward_missing_as_zero import RewardMissingAsZero
@@ -86,6 +87,7 @@ RULES: tuple[AnyRule, ...] = (
     DuplicateResponses(),
     TruncationHidden(),
     AllTruncated(),
+    ResumedData(),
     OptionsRefuted(),
     KlMetricCorrupted(),
     EvalGroupOfOne(),

@@ -1,0 +1,84 @@
+"""RDI013: prompts that start over, and epochs that do so by right."""
+
+import pytest
+import torch
+from rules.checking import found_by, outcomes, report_on, values
+
+from rolloutdoctor.testing import toy_batch
+
+CODE = "RDI013"
+
+
+def steps(order, rows=4):
+    """A step for each letter, with two prompts of two rows."""
+    return [
+        toy_batch(
+            [[1, 0], [0, 1]], per_row={"prompt": [ord(one) * 2] * 2 + [ord(one) * 2 + 1] * (rows - 2)}, step=place
+        )
+        for place, one in enumerate(order)
+    ]
+
+
+def find(order, epochs=None, batches=None):
+    batches = batches or steps(order)
+    logged = [{} if epochs is None else {"epoch": epoch} for epoch in epochs or [0.0] * len(order)]
+    return found_by(CODE, batches, trainer=None, logged=logged)
+
+
+def test_a_data_loader_that_started_over():
+    found = find("abcdefabcdghi")
+    assert (found.severity.label, found.verdict) == ("warning", "exposed")
+    assert found.headline == "steps 6 to 9 have the prompts of steps 0 to 3, and other prompts follow"
+    value = values(found)
+    assert (value["repeated_steps"], value["first_repeated"], value["source"]) == (4, 6, 0)
+    assert value["different_share"] == pytest.approx(9 / 13)
+
+
+def test_the_logged_epoch_proves_it():
+    epochs = [step / 20 for step in range(12)]
+    found = find("abcdefabcdef", epochs)
+    assert (found.severity.label, found.verdict) == ("warning", "confirmed")
+    assert "0.3 epochs later by the log" in found.headline
+
+
+def test_an_epoch_without_shuffling():
+    assert find("abcdefabcdef", [step / 6 for step in range(12)]) is None
+    # Where no epoch is logged it looks the same as data that started over.
+    found = find("abcdefabcdef")
+    assert found.severity.label == "info"
+    assert find("abcabcabc", [step / 3 for step in range(9)]) is None
+
+
+@pytest.mark.parametrize(
+    "order",
+    [
+        "abcdefghi",
+        # Shuffled anew.
+        "abcdefdbfaec",
+        # Two steps are chance with a small training set.
+        "abcdefabghij",
+        # Several updates of one generation.
+        "aabbccddee",
+        "aaaaaaaaaa",
+    ],
+)
+def test_clean(order):
+    assert find(order) is None
+
+
+def test_rows_may_come_in_any_order():
+    batches = steps("abcdabcefg")
+    for batch in batches[4:7]:
+        batch.per_row["prompt"][:] = batch.per_row["prompt"].flip(0)
+    assert find("abcdabcefg", batches=batches).severity.label == "warning"
+    # One other prompt makes another step.
+    batches[5].per_row["prompt"][:] = torch.tensor([7, 7, 8, 8])
+    assert find("abcdabcefg", batches=batches) is None
+
+
+def test_skipped():
+    assert outcomes(report_on(steps("abcdefg"), trainer=None, select=[CODE])) == {CODE: "clean"}
+    (skipped,) = report_on(steps("abcd"), trainer=None, select=[CODE]).skipped
+    assert "it takes 6" in skipped.reason
+    (skipped,) = report_on(toy_batch([[1, 0]]), trainer=None, select=[CODE]).skipped
+    assert "prompt_ids" in skipped.reason
