@@ -10,6 +10,7 @@ from rolloutdoctor.rules.advantages_differ import AdvantagesDiffer
 from rolloutdoctor.rules.aggregation_by_micro_batch import AggregationByMicroBatch
 from rolloutdoctor.rules.all_truncated import AllTruncated
 from rolloutdoctor.rules.base import Rule
+from rolloutdoctor.rules.dead_groups import DeadGroups
 from rolloutdoctor.rules.denominator_counts_dropped import DenominatorCountsDropped
 from rolloutdoctor.rules.duplicate_responses import DuplicateResponses
 from rolloutdoctor.rules.engine_frozen import EngineFrozen
@@ -23,6 +24,7 @@ from rolloutdoctor.rules.kl_counted_twice import KlCountedTwice
 from rolloutdoctor.rules.kl_gradient import KlGradient
 from rolloutdoctor.rules.kl_metric_corrupted import KlMetricCorrupted
 from rolloutdoctor.rules.kl_only_loss import KlOnlyLoss
+from rolloutdoctor.rules.length_bias import LengthBias
 from rolloutdoctor.rules.logged_anomaly import LoggedAnomaly
 from rolloutdoctor.rules.logprob_shift import LogProbShift
 from rolloutdoctor.rules.loss_differs import LossDiffers
@@ -49,6 +51,7 @@ from rolloutdoctor.rules.singleton_group import SingletonGroup
 from rolloutdoctor.rules.stale_policy import StalePolicy
 from rolloutdoctor.rules.stale_prefix_cache import StalePrefixCache
 from rolloutdoctor.rules.temperature_mismatch import TemperatureMismatch
+from rolloutdoctor.rules.std_difficulty_bias import StdDifficultyBias
 from rolloutdoctor.rules.truncation_hidden import TruncationHidden
 from rolloutdoctor.rules.whitening_over_padding import WhiteningOverPadding
 from rolloutdoctor.rules.zero_std_kl import ZeroStdKl
@@ -66,6 +69,9 @@ RULES: tuple[AnyRule, ...] = (
     ShapedRewardPhantom(),
     InertRewardTerm(),
     WhiteningOverPadding(),
+    DeadGroups(),
+    StdDifficultyBias(),
+    LengthBias(),
     ZeroStdKl(),
     LossNearZero(),
     RewardFreeStep(),

@@ -1,0 +1,246 @@
+"""RDA011: groups in which every response got the same reward."""
+
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+from rolloutdoctor.objective.required_columns import prompt_columns
+from rolloutdoctor.ops.tally import Sums, bottom_k, by_name, ratio
+from rolloutdoctor.results.findings import Example, Measure, Severity
+from rolloutdoctor.rules.base import KEEP_EXAMPLES, Context, Judgement, Missing, Rule, counted, number, percent
+
+if TYPE_CHECKING:
+    from torch import Tensor
+
+    from rolloutdoctor.rules.step import StepView
+
+SAMPLE = 256
+"""Prompts of a run that are followed across steps."""
+
+BINARY = ((0.0, 1.0), (-1.0, 1.0))
+"""Values that a reward of right and wrong has."""
+
+
+@dataclass(frozen=True)
+class DeadTally(Sums):
+    """What `dead-groups` adds up over training steps; groups are those of two or more scored rows.
+
+    Attributes:
+        groups: these groups.
+        dead: those without a spread of rewards.
+        lowest: of these, those at the lower end of the reward.
+        highest: those at its upper end.
+        rows: scored rows.
+        binary: those whose reward is one of two ends, right or wrong.
+        right: of these, right ones.
+        sizes: groups by their number of scored rows.
+        tokens: trained tokens of rows in these groups.
+        live_tokens: those of them in groups with a spread.
+        prompts: hash of a prompt, and step, to 1 if its group was dead, of some of them.
+    """
+
+    groups: int = 0
+    dead: int = 0
+    lowest: int = 0
+    highest: int = 0
+    rows: int = 0
+    binary: int = 0
+    right: int = 0
+    sizes: Mapping[str, float] = by_name()
+    tokens: int = 0
+    live_tokens: int = 0
+    prompts: Mapping[str, float] = bottom_k(SAMPLE)
+
+    @property
+    def expected(self) -> float | None:
+        """Share of dead groups where every response is right with the same chance; None for other rewards."""
+        if not self.rows or self.binary < self.rows:
+            return None
+        right = self.right / self.rows
+        dead = sum(count * (right ** float(size) + (1 - right) ** float(size)) for size, count in self.sizes.items())
+        return ratio(dead, sum(self.sizes.values()))
+
+    @property
+    def always_dead(self) -> tuple[int, int]:
+        """Prompts of the sample that came in several steps, and those of them that were dead in each."""
+        by_prompt = dict[str, list[float]]()
+        for name, dead in self.prompts.items():
+            by_prompt.setdefault(name.partition(":")[0], []).append(dead)
+        again = [values for values in by_prompt.values() if len(values) > 1]
+        return len(again), sum(min(values) == 1 for values in again)
+
+
+@dataclass(frozen=True)
+class DeadGroups(Rule[DeadTally]):
+    """Groups whose responses all got the same reward have no policy gradient.
+
+    ## What it does
+    Counts groups without a spread of rewards, at the lower end of the reward, at the upper end, and elsewhere, and the
+    trained tokens that they take.
+
+    ## Why it matters
+    With equal rewards every advantage is 0: the responses were sampled and scored for nothing. Under a token mean they
+    stay in the denominator, and the gradient of the other groups is diluted by `kappa`.
+
+    ## How it is measured
+    Rewards are compared exactly; a standard deviation of equal values need not be 0. `kappa` is the share of trained
+    tokens in groups with a spread, the factor by which a token mean shrinks the gradient. `expected_share` is that of
+    right-or-wrong rewards where every response is right with the run's mean chance p, p^G + (1 - p)^G: prompts that
+    differ in difficulty have more, and so do responses that repeat each other (`RDI009`). `always_dead_share` is that
+    of prompts which came in several steps and were dead in each, among 256 prompts chosen by their hash. Such groups
+    are a property of the task and the policy, so this is information.
+
+    ## What to do
+    Sample other prompts, larger groups, or until there is a spread (dynamic sampling); leave out prompts that are
+    always dead.
+
+    ## Example
+    >>> from rolloutdoctor.testing import diagnose_one, toy_batch
+    >>> diagnose_one("RDA011", toy_batch([[1, 0], [1, 1], [0, 0], [0, 1]]), trainer=None)
+    'RDA011 info confirmed: dead_share 0.5'
+    """
+
+    code = "RDA011"
+    name = "dead-groups"
+    references = (
+        "https://github.com/huggingface/trl/pull/3502",
+        "https://github.com/huggingface/trl/issues/6365",
+        "https://arxiv.org/abs/2503.14476",
+    )
+    tally = DeadTally
+    needs_objective = False
+    splits = ("train",)
+
+    def columns(self, context: Context) -> frozenset[str]:
+        """Rewards by group."""
+        return frozenset({"reward", "group_id"})
+
+    def optional_columns(self, context: Context) -> frozenset[str]:
+        """Trained tokens, and which prompts recur."""
+        return frozenset({"response_mask"}) | prompt_columns(context.columns)
+
+    def _dead(self, step: "StepView") -> "tuple[Tensor, Tensor, Tensor]":
+        """Scored rows by group, and groups of two or more with equal rewards, ``[G]``; and scored rows, ``[N]``."""
+        return step.cached(self.code, lambda: self._found(step))
+
+    def _found(self, step: "StepView") -> "tuple[Tensor, Tensor, Tensor]":
+        from rolloutdoctor.ops.group_stats import GroupStats
+
+        scored_N = step.batch.per_row["reward"].isfinite()
+        stats = GroupStats(step.groups, scored_N)
+        return stats.count_G, (stats.count_G > 1) & (stats.spread(step.batch.per_row["reward"]) == 0), scored_N
+
+    def measure(self, step: "StepView") -> DeadTally:
+        """Count one step."""
+        import torch
+
+        batch, reward_N = step.batch, step.batch.per_row["reward"]
+        if not len(batch):
+            return DeadTally()
+        count_G, dead_G, scored_N = self._dead(step)
+        full_G = count_G > 1
+        inside_N = scored_N & full_G[step.groups.index_N]
+        if not bool(inside_N.any()):
+            return DeadTally()
+        known_N = reward_N[inside_N]
+        ends = next((pair for pair in BINARY if bool(((known_N == pair[0]) | (known_N == pair[1])).all())), None)
+        low, high = ends or (float(known_N.min()), float(known_N.max()))
+        value_G = torch.full_like(count_G, torch.nan)
+        value_G[step.groups.index_N[inside_N]] = known_N
+        sizes, counts = torch.unique(count_G[full_G].long(), return_counts=True)
+        tokens, live = 0, 0
+        if "response_mask" in batch.per_token:
+            tokens_N = batch.trained.diff()
+            tokens = int(tokens_N[inside_N].sum())
+            live = int(tokens_N[inside_N & ~dead_G[step.groups.index_N]].sum())
+        at_ends = low < high
+        return DeadTally(
+            groups=int(full_G.sum()),
+            dead=int(dead_G.sum()),
+            lowest=int((dead_G & (value_G == low)).sum()) if at_ends else 0,
+            highest=int((dead_G & (value_G == high)).sum()) if at_ends else 0,
+            rows=len(known_N),
+            binary=len(known_N) if ends else 0,
+            right=int((known_N == 1).sum()) if ends else 0,
+            sizes={str(size): float(found) for size, found in zip(sizes.tolist(), counts.tolist(), strict=True)},
+            tokens=tokens,
+            live_tokens=live,
+            prompts=self._prompts(step, full_G, dead_G),
+        )
+
+    def _prompts(self, step: "StepView", full_G: "Tensor", dead_G: "Tensor") -> dict[str, float]:
+        """Some prompts of the step, by hash and step; 1 where all of their groups are dead."""
+        import torch
+
+        from rolloutdoctor.ops.prefix_hash import scramble
+
+        prompts_N = step.batch.prompts
+        if prompts_N is None:
+            return {}
+        index_N = step.groups.index_N
+        known_N = full_G[index_N] & (prompts_N != 0)
+        key_K, kind_n = torch.unique(scramble(prompts_N[known_N]), return_inverse=True)
+        dead_K = torch.ones(len(key_K), dtype=torch.float64, device=prompts_N.device)
+        dead_K = dead_K.scatter_reduce(0, kind_n, dead_G[index_N[known_N]].double(), "amin")
+        pairs = zip(key_K[:SAMPLE].tolist(), dead_K[:SAMPLE].tolist(), strict=True)
+        return {f"{key + 2**63:016x}:{step.batch.step}": dead for key, dead in pairs}
+
+    def examples(self, step: "StepView") -> Iterable[Example]:
+        """Dead groups with most rows."""
+        if not len(step.batch):
+            return ()
+        count_G, dead_G, _ = self._dead(step)
+        starts = step.groups.order_N[step.groups.offsets[:-1]]
+        reward_N = step.batch.per_row["reward"]
+
+        def note(group: int) -> str:
+            return f"{int(count_G[group])} rewards of {number(float(reward_N[starts[group]]))}"
+
+        return step.worst_groups(count_G * dead_G, note, KEEP_EXAMPLES)
+
+    def measures(self, tally: DeadTally) -> Mapping[str, Measure]:
+        """How many groups, and what they take."""
+        again, always = tally.always_dead
+        live = ratio(tally.live_tokens, tally.tokens)
+        return {
+            "dead_share": Measure(ratio(tally.dead, tally.groups), "share"),
+            "dead_groups": Measure(tally.dead, "groups"),
+            "lowest_groups": Measure(tally.lowest, "groups"),
+            "highest_groups": Measure(tally.highest, "groups"),
+            "other_groups": Measure(tally.dead - tally.lowest - tally.highest, "groups"),
+            "expected_share": Measure(tally.expected, "share"),
+            "kappa": Measure(live, "1"),
+            "groups_per_live_group": Measure(ratio(tally.groups, tally.groups - tally.dead), "groups"),
+            "always_dead_share": Measure(ratio(always, again), "share"),
+        }
+
+    def inconclusive_reason(self, run: DeadTally, context: Context) -> Missing | None:
+        """No group of two scored rows."""
+        if run.groups:
+            return None
+        return Missing("no group has two rows with a reward", "widen --steps, or record whole groups")
+
+    def judge(self, run: DeadTally, context: Context) -> Judgement | None:
+        """Information: the task and the policy make them."""
+        if not run.dead:
+            return None
+        other = run.dead - run.lowest - run.highest
+        kappa, expected = ratio(run.live_tokens, run.tokens), run.expected
+        again, always = run.always_dead
+        message = f"{run.lowest:,} at the lowest reward, {run.highest:,} at the highest, {other:,} elsewhere"
+        if kappa is not None:
+            message += f"; {percent(kappa)} of the trained tokens are in groups with a spread"
+            token_mean = context.objective is not None and context.objective.aggregation.mode == "token-mean"
+            message += f", so the token mean shrinks their gradient by {number(kappa)}" if token_mean else ""
+        if expected is not None:
+            message += f"; prompts of equal difficulty would give {percent(expected)}"
+        if again:
+            message += f"; {always:,} of {counted(again, 'prompt')} that came again were dead each time"
+        return Judgement(
+            severity=Severity.INFO,
+            confirmed=True,
+            headline=f"{percent(ratio(run.dead, run.groups))} of {counted(run.groups, 'group')} have equal rewards",
+            message=message,
+            evidence="the rewards of the rows, compared exactly",
+            advice="sample other prompts, larger groups, or until there is a spread (dynamic sampling)",
+        )

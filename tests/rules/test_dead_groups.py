@@ -1,0 +1,68 @@
+"""RDA011: groups without a spread, at both ends and elsewhere."""
+
+import math
+
+import pytest
+from rules.checking import found_by, outcomes, report_on, values
+
+from rolloutdoctor.testing import toy_batch
+
+CODE = "RDA011"
+
+
+def find(batches, **kwargs):
+    return found_by(CODE, batches, **({"trainer": None} | kwargs))
+
+
+def test_right_or_wrong_rewards():
+    rewards = [[1, 1, 1, 1], [0, 0, 0, 0], [1, 0, 0, 0], [1, 1, 0, 0]]
+    found = find(toy_batch(rewards, lengths=[2] * 4 + [6] * 4 + [4] * 8))
+    assert (found.severity.label, found.verdict) == ("info", "confirmed")
+    value = values(found)
+    assert (value["dead_groups"], value["lowest_groups"], value["highest_groups"]) == (2, 1, 1)
+    assert value["dead_share"] == 0.5
+    assert value["groups_per_live_group"] == 2
+    # 32 of 64 trained tokens.
+    assert value["kappa"] == 0.5
+    right = 7 / 16
+    assert value["expected_share"] == pytest.approx(right**4 + (1 - right) ** 4)
+    assert {example.note for example in found.examples} == {"4 rewards of 0", "4 rewards of 1"}
+
+
+def test_the_token_mean_is_diluted():
+    batch = toy_batch([[1, 1], [1, 0]], lengths=[3, 3, 1, 1])
+    found = find(batch, trainer="verl", adv_estimator="grpo", loss_agg_mode="token-mean")
+    assert "the token mean shrinks their gradient by 0.25" in found.message
+    assert "shrinks" not in find(batch, trainer="trl", loss_type="grpo").message
+
+
+def test_other_rewards():
+    value = values(find(toy_batch([[0.3, 0.3], [0.1, 0.9], [0.9, 0.9]])))
+    assert (value["other_groups"], value["lowest_groups"], value["highest_groups"]) == (1, 0, 1)
+    assert value["expected_share"] is None
+    # Equal to the bit, where a standard deviation in float32 is not 0.
+    assert values(find(toy_batch([[0.3] * 8, [0.1, 0.2]])))["dead_groups"] == 1
+
+
+def test_rows_without_a_reward_are_left_out():
+    value = values(find(toy_batch([[1, math.nan, 1], [1, math.nan], [1, 0]])))
+    assert (value["dead_groups"], value["dead_share"]) == (1, 0.5)
+
+
+def test_prompts_that_are_always_dead():
+    def step(number, rewards):
+        prompts = [prompt for prompt in (11, 12, 13) for _ in range(2)]
+        return toy_batch(rewards, per_row={"prompt": prompts}, step=number)
+
+    found = find([step(0, [[1, 1], [0, 0], [1, 0]]), step(1, [[1, 1], [0, 1], [1, 0]])])
+    assert values(found)["always_dead_share"] == pytest.approx(1 / 3)
+    assert "1 of 3 prompts that came again were dead each time" in found.message
+
+
+def test_clean_and_skipped():
+    assert outcomes(report_on(toy_batch([[1, 0]]), trainer=None, select=[CODE])) == {CODE: "clean"}
+    (skipped,) = report_on(toy_batch([[1], [0]]), trainer=None, select=[CODE]).skipped
+    assert "no group has two rows" in skipped.reason
+    # Evaluation has groups of its own.
+    (skipped,) = report_on(toy_batch([[1, 1]], split="eval"), trainer=None, select=[CODE]).skipped
+    assert "no training rows" in skipped.reason
