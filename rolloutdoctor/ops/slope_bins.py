@@ -81,3 +81,22 @@ def slopes_of(counts: Mapping[str, float]) -> Slopes | None:
     side = sum(count for each, count in ordered if each != -1000 and each * place > 0)
     near = sum(count for each, count in ordered if abs(each - place) <= 18)
     return Slopes(total, exp(STEP * place), *ends(2), *ends(4), side / total, near / total)
+
+
+def common_factor(own: float, other: float, product: float) -> float | None:
+    """Return the factor by which all numbers of one column are those of another; None if there is none, or it is 1.
+
+    What is left of one after the best factor must be a hundredth of the squared differences, or less.
+
+    Args:
+        own: sum of the squares of the one.
+        other: of the other.
+        product: of the products.
+
+    >>> common_factor(4 * 14, 14, 2 * 14), common_factor(14 + 12 + 3, 14, 14 + 6)
+    (2.0, None)
+    """
+    apart = own - 2 * product + other
+    if not other or apart <= 1e-6 * other or own - product**2 / other > 0.01 * apart:
+        return None
+    return product / other

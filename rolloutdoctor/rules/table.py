@@ -53,6 +53,7 @@ from rolloutdoctor.rules.stale_prefix_cache import StalePrefixCache
 from rolloutdoctor.rules.temperature_mismatch import TemperatureMismatch
 from rolloutdoctor.rules.std_difficulty_bias import StdDifficultyBias
 from rolloutdoctor.rules.truncation_hidden import TruncationHidden
+from rolloutdoctor.rules.truncated_support import TruncatedSupport
 from rolloutdoctor.rules.whitening_over_padding import WhiteningOverPadding
 from rolloutdoctor.rules.zero_std_kl import ZeroStdKl
 
@@ -105,6 +106,7 @@ RULES: tuple[AnyRule, ...] = (
     SamplerMismatch(),
     StalePolicy(),
     TemperatureMismatch(),
+    TruncatedSupport(),
     RatioNotOne(),
     StalePrefixCache(),
     EngineFrozen(),

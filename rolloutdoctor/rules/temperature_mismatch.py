@@ -5,7 +5,7 @@ from dataclasses import dataclass
 from math import sqrt
 from typing import TYPE_CHECKING, Any
 
-from rolloutdoctor.ops.slope_bins import Slopes, slopes_of
+from rolloutdoctor.ops.slope_bins import Slopes, common_factor, slopes_of
 from rolloutdoctor.ops.tally import Sums, by_name, ratio
 from rolloutdoctor.results.findings import Measure, Severity
 from rolloutdoctor.rules.base import Context, Judgement, Missing, Rule, counted, number, percent, sampling_option
@@ -58,9 +58,7 @@ class TemperatureTally(Sums):
     @property
     def base(self) -> float | None:
         """The factor, where all of the sampler's log-probs are the trainer's times one number; else None."""
-        if not self.own or not self.other or self.product**2 < 0.999 * self.own * self.other:
-            return None
-        return self.product / self.other
+        return common_factor(self.own, self.other, self.product)
 
 
 @dataclass(frozen=True)

@@ -1,0 +1,87 @@
+import pytest
+from rules.checking import outcomes, report_on, values
+from rules.sampling import run
+from rules.test_sampler_mismatch import CLEAN
+
+from rolloutdoctor.results.findings import Setting, Severity
+from rolloutdoctor.rules.base import Context, sampling_option
+from rolloutdoctor.rules.truncated_support import TruncatedSupport
+from rolloutdoctor.trainers.options import Config
+
+CODE = "RDO004"
+
+
+def report(steps, **options):
+    return report_on([one.batch() for one in steps], **{"trainer": None, "select": [CODE], **options})
+
+
+def found(steps, **options):
+    findings = report(steps, **options).findings
+    return findings[0] if findings else None
+
+
+CUT = {
+    "top-p 0.95": ({"top_p": 0.95}, "top-p of about 0.9"),
+    "top-p 0.9": ({"top_p": 0.9}, "top-p of about 0.8"),
+    "top-p 0.8 under bf16 noise": ({"top_p": 0.8, "noise": 0.05}, "top-p of about 0.7"),
+    "top-p 0.5": ({"top_p": 0.5}, "top-p of about 0.5"),
+    "top-p 0.9, high entropy": ({"top_p": 0.9, "entropy": "high"}, "top-p of about 0.8"),
+    "top-k": ({"top_k": 20}, "top-k or min-p"),
+    "min-p": ({"min_p": 0.05}, "top-k or min-p"),
+    "top-p of bf16 logits": ({"top_p": 0.9, "bfloat16_logits": True}, "top-p of about 0.8"),
+}
+
+
+@pytest.mark.parametrize(("options", "kind"), CUT.values(), ids=CUT)
+def test_a_cut_support(options, kind):
+    finding = found(run(3, **options))
+    assert (finding.severity, finding.verdict) == (Severity.WARNING, "exposed")
+    assert kind in finding.headline
+    assert values(finding)["mean_weight"] < 0.985
+
+
+LOOK_ALIKES = {name: options for name, options in CLEAN.items() if name != "top-p"} | {
+    "cold": {"temperature": 0.3},
+    "temperature 0.9": {"temperature": 0.9},
+    "half a unit": {"stretch": 0.7},
+    "placeholders": {"filled": 0.02},
+    "many placeholders": {"filled": 0.2},
+    "shift": {"late": 1},
+    "stale contexts": {"spoilt": 0.1},
+    "other inputs": {"spoilt": 1.0},
+    "mixture of experts": {"rerouted": 0.3},
+    "one decimal": {"decimals": 1},
+    "several versions": {"drift": 0.2, "lag": [0, 1, 2, 3] * 32, "version": 5},
+    "raw log-probs": {"top_p": 0.8, "reports": "raw"},
+}
+
+
+@pytest.mark.parametrize("options", LOOK_ALIKES.values(), ids=LOOK_ALIKES)
+def test_look_alikes(options):
+    assert found(run(3, **options)) is None
+
+
+def test_a_healthy_run_is_clean():
+    assert outcomes(report(run(2))) == {CODE: "clean"}
+
+
+def test_too_few_unsure_tokens_are_no_verdict():
+    (skipped,) = report(run(2, entropy="collapsed")).skipped
+    assert "below 0.9" in skipped.reason
+
+
+def recorded(**options):
+    settings = {name: Setting(value, "metadata of run.parquet") for name, value in options.items()}
+    return Context(frozenset(), config=Config((1, 0, 0), settings))
+
+
+def test_what_the_run_records():
+    rule = TruncatedSupport()
+    assert rule.inapplicable_reason(recorded(top_p=1.0)) is not None
+    assert rule.inapplicable_reason(recorded(top_p=1.0, top_k=-1)) is not None
+    for options in ({}, {"top_p": 0.9}, {"top_p": 1.0, "top_k": 20}, {"top_p": 1.0, "min_p": 0.1}):
+        assert rule.inapplicable_reason(recorded(**options)) is None
+    assert sampling_option(recorded(rollout_top_p=0.9), "top_p") == 0.9
+    assert sampling_option(recorded(**{"actor_rollout_ref.rollout.val_kwargs.top_p": 0.9}), "top_p") is None
+    default = Context(frozenset(), config=Config((1, 0, 0), {"top_p": Setting(1.0, "default of trl 1.16.0")}))
+    assert sampling_option(default, "top_p") is None
