@@ -37,6 +37,7 @@ from rolloutdoctor.rules.nonfinite_values import NonfiniteValues
 from rolloutdoctor.rules.options_refuted import OptionsRefuted
 from rolloutdoctor.rules.overwritten_completions import OverwrittenCompletions
 from rolloutdoctor.rules.position_shift import PositionShift
+from rolloutdoctor.rules.quantized_logprobs import QuantizedLogProbs
 from rolloutdoctor.rules.ratio_not_one import RatioNotOne
 from rolloutdoctor.rules.reference_moved import ReferenceMoved
 from rolloutdoctor.rules.rejected_in_baseline import RejectedInBaseline
@@ -107,6 +108,7 @@ RULES: tuple[AnyRule, ...] = (
     StalePolicy(),
     TemperatureMismatch(),
     TruncatedSupport(),
+    QuantizedLogProbs(),
     RatioNotOne(),
     StalePrefixCache(),
     EngineFrozen(),

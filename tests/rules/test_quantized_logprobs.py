@@ -1,0 +1,85 @@
+from dataclasses import replace
+
+import numpy as np
+import pytest
+from rules.checking import outcomes, report_on, values
+from rules.sampling import as_bfloat16, run
+from rules.test_sampler_mismatch import CLEAN
+
+from rolloutdoctor.results.findings import Severity
+
+CODE = "RDO005"
+
+
+def report(steps):
+    return report_on([one.batch() for one in steps], trainer=None, select=[CODE])
+
+
+def found(steps):
+    findings = report(steps).findings
+    return findings[0] if findings else None
+
+
+def test_a_bfloat16_sampler():
+    finding = found(run(2, bfloat16=True))
+    assert (finding.severity, finding.verdict) == (Severity.WARNING, "confirmed")
+    assert "log-probs of the sampler are bfloat16" in finding.message
+    measures = values(finding)
+    assert measures["sampler_bfloat16_share"] == 1
+    assert measures["trainer_bfloat16_share"] < 0.02
+    # Spacing 2^-7 relative to the power of two below: a bfloat16 has 7 binary digits behind the first.
+    assert measures["mean_spacing"] == pytest.approx(measures["ratio_error"] * 12**0.5)
+    assert 0.005 < measures["mean_spacing"] < 0.03
+
+
+def test_a_bfloat16_of_likely_tokens_is_information():
+    finding = found(run(6, bfloat16=True, entropy="low"))
+    assert finding.severity == Severity.INFO
+
+
+@pytest.mark.parametrize(("decimals", "severity"), [(1, Severity.WARNING), (2, Severity.WARNING), (4, Severity.INFO)])
+def test_decimal_digits(decimals, severity):
+    finding = found(run(2, decimals=decimals))
+    assert finding.severity == severity
+    assert f"are {decimals} decimal digit" in finding.message
+    assert values(finding)["mean_spacing"] == pytest.approx(10.0**-decimals)
+
+
+def test_both_columns_may_have_been_stored_so():
+    steps = [replace(one, trainer=as_bfloat16(one.trainer).astype(np.float32)) for one in run(2, bfloat16=True)]
+    finding = found(steps)
+    assert "rounded when they were stored" in finding.message
+
+
+def test_the_trainer_alone():
+    steps = [replace(one, trainer=one.trainer.astype(np.float16).astype(np.float32)) for one in run(2)]
+    finding = found(steps)
+    assert finding.severity == Severity.INFO
+    assert "of the trainer are float16" in finding.message
+
+
+def test_log_probs_above_zero_are_a_warning():
+    steps = run(2, bfloat16=True, entropy="low")
+    steps = [replace(one, sampler=np.where(one.sampler > -0.01, np.float32(0.125), one.sampler)) for one in steps]
+    assert "above 0" in found(steps).message
+    assert found(steps).severity == Severity.WARNING
+
+
+@pytest.mark.parametrize(
+    "options", [options for name, options in CLEAN.items() if name != "bf16 log-probs"] + [{"temperature": 0.7}]
+)
+def test_look_alikes(options):
+    assert found(run(2, **options)) is None
+
+
+def test_log_softmax_of_float32_logits_is_no_lattice():
+    # As a trainer computes it: logits near 20, of which a log-sum-exp is taken away.
+    steps = run(3)
+    steps = [replace(one, trainer=((one.trainer + 20).astype(np.float32) - np.float32(20))) for one in steps]
+    assert found(steps) is None
+
+
+def test_a_healthy_run_is_clean_and_a_collapsed_one_no_verdict():
+    assert outcomes(report(run(2))) == {CODE: "clean"}
+    (skipped,) = report(run(2, entropy="collapsed")).skipped
+    assert "of a size of a tenth" in skipped.reason
