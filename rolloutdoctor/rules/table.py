@@ -26,6 +26,7 @@ from rolloutdoctor.rules.kl_metric_corrupted import KlMetricCorrupted
 from rolloutdoctor.rules.kl_only_loss import KlOnlyLoss
 from rolloutdoctor.rules.length_bias import LengthBias
 from rolloutdoctor.rules.logged_anomaly import LoggedAnomaly
+from rolloutdoctor.rules.logprob_placeholder import LogProbPlaceholder
 from rolloutdoctor.rules.logprob_shift import LogProbShift
 from rolloutdoctor.rules.loss_differs import LossDiffers
 from rolloutdoctor.rules.loss_near_zero import LossNearZero
@@ -91,6 +92,7 @@ RULES: tuple[AnyRule, ...] = (
     RewardRowMisaligned(),
     MaskLeak(),
     EosNotTrained(),
+    LogProbPlaceholder(),
     LogProbShift(),
     DuplicateResponses(),
     TruncationHidden(),
