@@ -52,10 +52,10 @@ from rolloutdoctor.rules.shaped_reward_phantom import ShapedRewardPhantom
 from rolloutdoctor.rules.singleton_group import SingletonGroup
 from rolloutdoctor.rules.stale_policy import StalePolicy
 from rolloutdoctor.rules.stale_prefix_cache import StalePrefixCache
-from rolloutdoctor.rules.temperature_mismatch import TemperatureMismatch
 from rolloutdoctor.rules.std_difficulty_bias import StdDifficultyBias
-from rolloutdoctor.rules.truncation_hidden import TruncationHidden
+from rolloutdoctor.rules.temperature_mismatch import TemperatureMismatch
 from rolloutdoctor.rules.truncated_support import TruncatedSupport
+from rolloutdoctor.rules.truncation_hidden import TruncationHidden
 from rolloutdoctor.rules.whitening_over_padding import WhiteningOverPadding
 from rolloutdoctor.rules.zero_std_kl import ZeroStdKl
 
@@ -90,9 +90,9 @@ RULES: tuple[AnyRule, ...] = (
     OverwrittenCompletions(),
     GroupPartition(),
     RewardRowMisaligned(),
+    LogProbPlaceholder(),
     MaskLeak(),
     EosNotTrained(),
-    LogProbPlaceholder(),
     LogProbShift(),
     DuplicateResponses(),
     TruncationHidden(),
