@@ -18,7 +18,7 @@ UNSURE = math.log(0.9)
 ``1 - p``, so that the gap of a token that was all but certain says nothing, and their share changes with the policy."""
 
 
-SAMPLE = 2**18
+SAMPLE = 2**16
 """So many tokens of a step are looked at: of a longer one every second token of each row, every third, and so on."""
 
 LONG = 32
