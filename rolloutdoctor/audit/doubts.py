@@ -3,9 +3,9 @@
 An agreement counts whatever is missing: no accident brings two numbers together within a rounding radius.
 """
 
+import math
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
-from math import isqrt
 
 import torch
 from torch import Tensor
@@ -77,6 +77,10 @@ def _update(batch: RolloutBatch) -> str:
     return "the file has no policy_log_probs: if the rows served several updates, those of the later ones are missing"
 
 
+_FARTHER = 8
+"""A cut that was not tried may move a value this many times as far as one that was."""
+
+
 class LayoutDoubt:
     """Tells whether a metric depends on a cut into micro-batches that the file does not record.
 
@@ -91,11 +95,12 @@ class LayoutDoubt:
         self._sizes = _cut_sizes(len(evaluation.batch))
         self._made: dict[int, Mapping[str, float]] = {}
 
-    def about(self, name: str, recomputed: float, radius: float) -> str:
+    def about(self, name: str, gap: float, recomputed: float, radius: float) -> str:
         """Return why a disagreement proves nothing, or an empty text.
 
         Args:
             name: of the metric.
+            gap: how far its logged value is from the recomputed one.
             recomputed: its value where the step is one micro-batch.
             radius: how far rounding may put the two apart.
         """
@@ -105,7 +110,8 @@ class LayoutDoubt:
             if size not in self._made:
                 self._made[size] = self._cut_into(size)
             other = self._made[size].get(name)
-            if other is None or not abs(other - recomputed) <= 2 * radius:
+            moved = math.nan if other is None else abs(other - recomputed)
+            if not moved <= 2 * radius or gap <= radius + _FARTHER * moved:
                 return self.reason
         return ""
 
@@ -122,6 +128,6 @@ class LayoutDoubt:
 
 def _cut_sizes(rows: int) -> tuple[int, ...]:
     """Rows of a micro-batch that cut a step into equal parts: one, and the fewest and the most beyond that."""
-    fewest = next((size for size in range(2, isqrt(rows) + 1) if not rows % size), None)
+    fewest = next((size for size in range(2, math.isqrt(rows) + 1) if not rows % size), None)
     singles = (1,) if rows > 1 else ()
     return singles if fewest is None else tuple(dict.fromkeys((*singles, fewest, rows // fewest)))

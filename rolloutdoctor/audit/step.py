@@ -218,6 +218,6 @@ def _metrics(
             continue
         doubt = doubts.rows or (doubts.update if kind in _AT_LOSS else "")
         if not doubt and layout is not None and not abs(value - recomputed) <= radius:
-            doubt = layout.about(name, recomputed, radius)
+            doubt = layout.about(name, abs(value - recomputed), recomputed, radius)
         found[name] = tally_value(stage_of(trainer, name), logged.batch.step, value, recomputed, radius, doubt)
     return found

@@ -5,6 +5,7 @@ from dataclasses import replace
 import pytest
 import torch
 
+from rolloutdoctor.audit.doubts import LayoutDoubt
 from rolloutdoctor.audit.logged import of_step
 from rolloutdoctor.audit.step import audit_step
 from rolloutdoctor.engine.configure import configure
@@ -143,6 +144,19 @@ def test_a_cut_that_gives_the_same_by_chance_does_not_settle_it():
     assert "micro_batch_id" in found.reason
     (found,) = diagnose([cut], trainer="trl", options=options, logged=logged).audit
     assert found.agrees
+
+
+def test_a_cut_may_move_a_value_that_rounding_moves_too():
+    """A token at a clip bound makes the radius of the share large, and the cuts move it by less than that."""
+    at = 0.1823215  # log 1.2
+    old = [[-1.0 - at] + [-1.0] * 3, [-1.0 - 0.5] + [-1.0] * 2, [-1.0] * 4, [-1.0] * 3]
+    batch = toy_batch([[1, 1, 0, 0]], lengths=[4, 3, 4, 3], old=old, ref=-1.2)
+    evaluation = evaluate(batch, configured("trl").objective)
+    doubt, name = LayoutDoubt(evaluation, TRAINERS["trl"]), "clip_ratio/high_mean"
+    own = TRAINERS["trl"].metrics(evaluation)[name]
+    assert not doubt.about(name, 0.5, own, 0.3)
+    assert doubt.about(name, 0.31, own, 0.3)
+    assert doubt.about(name, 0.5, own, 1e-6)
 
 
 def test_without_log_probs_at_the_loss_its_values_are_in_doubt():
