@@ -1,7 +1,6 @@
 """Hypotheses about the loss: how tokens become one number, which tokens are counted, and what the ratio compares."""
 
 from collections.abc import Callable, Mapping
-from dataclasses import replace
 from typing import TYPE_CHECKING
 
 from rolloutdoctor.hypotheses.hypothesis import Hypothesis, changing
@@ -10,7 +9,6 @@ from rolloutdoctor.objective.objective import Objective
 if TYPE_CHECKING:
     from torch import Tensor
 
-    from rolloutdoctor.data.batch import RolloutBatch
     from rolloutdoctor.evaluation.evaluate import Evaluation
     from rolloutdoctor.formulas.losses.aggregation import Layout
     from rolloutdoctor.trainers.spec import Trainer
@@ -87,13 +85,6 @@ def _scaled(name: str, words: str, parts: "Callable[[Layout], Tensor]", *, inver
     )
 
 
-def _ratio_one(batch: "RolloutBatch", objective: Objective) -> "RolloutBatch | None":
-    old = objective.surrogate.old
-    if batch.stored_name(old) == batch.stored_name("policy_log_probs"):
-        return None
-    return replace(batch, per_token={**batch.per_token, old: batch.column("policy_log_probs")})
-
-
 LOSS_TERMS = (
     *(_aggregated(mode) for mode in _MODES),
     _scaled(
@@ -147,7 +138,8 @@ LOSS_TERMS = (
         stage="kl",
         words="the loss took every importance ratio as 1: old and policy log-probs were one and the same in it",
         remedy="compute the old log-probs once before the first update, and keep them for all inner steps",
-        rows=_ratio_one,
+        # The surrogate alone: a KL penalty in the reward is of the old log-probs as they are.
+        objective=changing("surrogate", old="policy_log_probs"),
         references=("https://github.com/volcengine/verl/issues/6280",),
     ),
     Hypothesis(

@@ -107,7 +107,7 @@ class Surrogate:
         clip_high: how far above one it may rise.
         cap: largest ratio, as `kind` says: of negative advantages (dual clip) or of all (delta clip); None: no cap.
         log_ratio_bound: the log-ratio is clamped to this absolute value; None: not clamped.
-        old: the column that the policy's log-probs are compared with.
+        old: the column that the policy's log-probs are compared with; their own: every ratio is 1.
         level: one ratio per token, or per row: the geometric mean or the product of its tokens' ratios.
         empty_share: a row without a trained token has a term too: minus this share of its advantage. A share of 0
             lets only NaN and infinity through, as 0 times the advantage does; None: such a row has no term.
@@ -119,7 +119,7 @@ class Surrogate:
     clip_high: float
     cap: float | None = None
     log_ratio_bound: float | None = None
-    old: Literal["old_log_probs", "rollout_log_probs"] = "old_log_probs"
+    old: Literal["old_log_probs", "rollout_log_probs", "policy_log_probs"] = "old_log_probs"
     level: Literal["token", "sequence", "sequence-sum"] = "token"
     empty_share: float | None = None
     numbers: Mapping[str, float] = field(default_factory=dict, hash=False)
