@@ -47,35 +47,66 @@ def _mean_of(part: Callable[["Layout"], "Tensor"], *, of_rows: bool = False) -> 
     return mean
 
 
-def _averages(mean: Mean) -> MetricsEdit:
-    """Redefine the metrics that average a token value: the KL of the loss and the drift from the old log-probs."""
+_OF = {"metric": ("kl", "drift"), "kl-metric": ("kl",), "drift-metric": ("drift",)}
+"""How names of these hypotheses begin, and the kinds of metrics that they redefine; a trainer may log both kinds."""
+
+_WORDS = {"metric": "the metric is", "kl-metric": "the KL metric alone is", "drift-metric": "the drift metric alone is"}
+
+
+def _averages(mean: Mean, of: str) -> MetricsEdit:
+    """Redefine metrics that average a token value: the KL of the loss, and the drift from the old log-probs."""
 
     def edit(evaluation: "Evaluation", trainer: "Trainer", metrics: Mapping[str, float]) -> Mapping[str, float]:
         tokens, rows = evaluation.tokens, evaluation.rows
         if tokens is None or rows is None or rows.length_N is None or not len(rows.length_N):
             return {}
+        if of != "metric" and not {"kl", "drift"} <= set(trainer.quantities.values()):
+            return {}  # the same as the one of both
         sums = {"kl": tokens.kl_N if evaluation.objective.kl_loss is not None else None, "drift": tokens.drift_N}
         found: dict[str, float] = {}
         for name in metrics:
-            sum_N = sums.get(trainer.kind_of(name))
-            if sum_N is not None:
+            kind = trainer.kind_of(name)
+            sum_N = sums.get(kind)
+            if kind in _OF[of] and sum_N is not None:
                 found[name] = mean(sum_N, rows.length_N, tokens.layout)
         return found
 
     return edit
 
 
-def _average(name: str, words: str, mean: Mean) -> Hypothesis:
+def _average(name: str, words: str, mean: Mean, of: str) -> Hypothesis:
     return Hypothesis(
-        name=name,
+        name=f"{of}-is-{name}",
         code="RDM005",
-        stage="kl",
-        words=f"the metric is {words}",
+        stage="kl" if "kl" in _OF[of] else "loss",
+        words=f"{_WORDS[of]} {words}",
         remedy="log sums and counts, and divide once: a mean of means weighs tokens of short parts more",
-        metrics=_averages(mean),
+        metrics=_averages(mean, of),
         columns=frozenset({"micro_batch_id", "optim_step_id", "rank"}),
         references=("https://github.com/huggingface/trl/pull/6380", "https://github.com/huggingface/trl/issues/7012"),
     )
+
+
+_MEANS: tuple[tuple[str, str, Mean], ...] = (
+    ("token-mean", "the mean over all tokens of the step", _token_mean),
+    (
+        "mean-of-micro-batches",
+        "the mean of the micro-batches' token means",
+        _mean_of(lambda layout: layout.micro_N),
+    ),
+    ("mean-of-rows", "the mean of the rows' token means", _row_mean),
+    ("mean-of-all-rows", "the mean of the rows' token means, rows without a token as 0", _every_row_mean),
+    (
+        "mean-of-optimiser-steps",
+        "the mean of the optimiser steps' token means",
+        _mean_of(lambda layout: layout.optim_N),
+    ),
+    (
+        "mean-of-micro-batch-row-means",
+        "the mean of the micro-batches' means of row means",
+        _mean_of(lambda layout: layout.micro_N, of_rows=True),
+    ),
+)
 
 
 def _estimated(name: str, words: str) -> Hypothesis:
@@ -170,26 +201,7 @@ METRIC_DEFINITIONS = (
     _estimated("k2", "k2, half of the squared log-ratio"),
     _estimated("k3", "k3"),
     _estimated("abs", "the absolute log-ratio"),
-    _average("metric-is-token-mean", "the mean over all tokens of the step", _token_mean),
-    _average(
-        "metric-is-mean-of-micro-batches",
-        "the mean of the micro-batches' token means",
-        _mean_of(lambda layout: layout.micro_N),
-    ),
-    _average("metric-is-mean-of-rows", "the mean of the rows' token means", _row_mean),
-    _average(
-        "metric-is-mean-of-all-rows", "the mean of the rows' token means, rows without a token as 0", _every_row_mean
-    ),
-    _average(
-        "metric-is-mean-of-optimiser-steps",
-        "the mean of the optimiser steps' token means",
-        _mean_of(lambda layout: layout.optim_N),
-    ),
-    _average(
-        "metric-is-mean-of-micro-batch-row-means",
-        "the mean of the micro-batches' means of row means",
-        _mean_of(lambda layout: layout.micro_N, of_rows=True),
-    ),
+    *(_average(*each, of) for of in _OF for each in _MEANS),
     _reward(
         "reward-metric-unweighted",
         "the reward metric adds the reward functions without their weights",
