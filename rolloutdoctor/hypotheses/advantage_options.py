@@ -98,6 +98,18 @@ ADVANTAGE_OPTIONS = (
         lambda objective: objective.advantage.whitened,
     ),
     _option(
+        "normalised",
+        "the advantages are centred and divided by their standard deviation over the rows of the step",
+        changing("advantage", normalised=True),
+        lambda objective: objective.advantage.spec.name == "rloo" and not objective.advantage.normalised,
+    ),
+    _option(
+        "not-normalised",
+        "the advantages are not normalised over the rows of the step",
+        changing("advantage", normalised=False),
+        lambda objective: objective.advantage.normalised,
+    ),
+    _option(
         "singleton-raw",
         "the only row of a group keeps its raw reward as advantage",
         changing("advantage", singleton="raw"),
