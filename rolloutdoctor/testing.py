@@ -181,7 +181,7 @@ def diagnose(
     *,
     trainer: str | None,
     options: Mapping[str, object] | None = None,
-    logged: Mapping[str, float] | None = None,
+    logged: Mapping[str, float] | Sequence[Mapping[str, float]] | None = None,
     select: Sequence[str] = (),
     dtype: str = "float32",
 ) -> Report:
@@ -191,14 +191,16 @@ def diagnose(
         batches: steps, in any order; a column counts as present if it is in all of them.
         trainer: ``NAME`` or ``NAME@VERSION``, or None.
         options: the trainer's options by name.
-        logged: metrics, the same for every training step.
+        logged: metrics of training steps, the same for all, or a sequence with those of each batch.
         select: codes of the rules to run; none: all of them.
         dtype: ``float32`` or ``float64``.
     """
     configured = configure(RunMetadata(), trainer, [Layer("test", dict(options or {}))])
     columns = frozenset.intersection(*map(_columns, batches))
     rules = [find(code) for code in select] or list(RULES)
-    metrics = LoggedMetrics({batch.key: dict(logged or {}) for batch in batches if batch.split == TRAIN})
+    of_batches = [logged or {}] * len(batches) if logged is None or isinstance(logged, Mapping) else logged
+    pairs = zip(batches, of_batches, strict=True)
+    metrics = LoggedMetrics({batch.key: dict(values) for batch, values in pairs if batch.split == TRAIN})
     context = against_log(context_for(columns, metrics.names(), configured), configured, metrics)
     plan = make_plan(rules, context)
     accumulator = RuleAccumulator(plan)

@@ -64,7 +64,13 @@ def logged(batch: RolloutBatch, objective: Objective, trainer: str) -> tuple[Rol
 
 def run_of(trainer: str, objective: Objective, *, seed=1, config=None, named=True, **shape):
     """A run as `identify` reads it."""
-    made = [logged(batch, objective, trainer) for batch in batches(seed, **shape)]
+    return as_run(
+        trainer, [logged(batch, objective, trainer) for batch in batches(seed, **shape)], config=config, named=named
+    )
+
+
+def as_run(trainer: str, made, *, config=None, named=True):
+    """Steps, each with its metrics, as `identify` reads a run."""
     steps = [batch for batch, _ in made]
     metrics = LoggedMetrics({batch.key: values for batch, values in made})
     columns = {"group_id", "sample_id", *steps[0].per_row, *steps[0].per_token}

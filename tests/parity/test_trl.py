@@ -116,8 +116,21 @@ def stub(
     )
 
 
-def upstream(trainer_class, batch: RolloutBatch, mine: Objective, options: dict, dtype, on_policy: bool):
-    """Loss of the step, gradient and metrics, as TRL has them after all its optimiser steps."""
+def upstream(
+    trainer_class,
+    batch: RolloutBatch,
+    mine: Objective,
+    options: dict,
+    dtype,
+    on_policy: bool,
+    *,
+    advantage_N=None,
+    items=None,
+):
+    """Loss of the step, gradient and metrics, as TRL has them after all its optimiser steps.
+
+    Advantages are recomputed ones where none are given; `items` is what the generation counted as its tokens.
+    """
     part = {
         name: batch.per_row.get(name, torch.zeros(len(batch), dtype=torch.int64))
         for name in ("micro_batch_id", "optim_step_id", "rank")
@@ -132,7 +145,8 @@ def upstream(trainer_class, batch: RolloutBatch, mine: Objective, options: dict,
     sampling = pad(batch, batch.column("rollout_log_probs"), dtype)
     entropy = pad(batch, batch.per_token.get("entropy", torch.zeros(batch.tokens)), dtype)
     mask = pad(batch, batch.column("response_mask"), torch.int64)
-    advantage_N = evaluate(batch, mine, dtype=dtype).rows.advantage_N.to(dtype)
+    if advantage_N is None:
+        advantage_N = evaluate(batch, mine, dtype=dtype).rows.advantage_N.to(dtype)
     total, metrics = torch.zeros((), dtype=dtype), defaultdict(list)
     for optim, micro in cells:
         accelerator = Ranks(len(ranks))
@@ -157,7 +171,7 @@ def upstream(trainer_class, batch: RolloutBatch, mine: Objective, options: dict,
                     "completion_mask": mask[here],
                     "advantages": advantage_N[here],
                     "ref_per_token_logps": ref[here],
-                    "num_items_in_batch": counted.sum(),
+                    "num_items_in_batch": counted.sum() if items is None else torch.tensor(items),
                 }
                 if not on_policy:
                     inputs["old_per_token_logps"] = old[here]

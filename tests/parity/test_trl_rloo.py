@@ -43,13 +43,17 @@ def batch_of(seed: int, layout: str = "one", dtype: torch.dtype = torch.float64)
     return replace(batch, per_row={**batch.per_row, **columns}, per_token=per_token)
 
 
-def upstream(batch: RolloutBatch, mine: Objective, dtype: torch.dtype) -> tuple[float, torch.Tensor, dict[str, float]]:
+def upstream(
+    batch: RolloutBatch, mine: Objective, dtype: torch.dtype, *, advantage_N: torch.Tensor | None = None
+) -> tuple[float, torch.Tensor, dict[str, float]]:
+    """Loss, gradient and metrics of the step; advantages are recomputed ones where none are given."""
     trainer_class = pytest.importorskip("trl.trainer.rloo_trainer").RLOOTrainer
     zero_N = torch.zeros(len(batch), dtype=torch.int64)
     optim_N, micro_N = (batch.per_row.get(name, zero_N) for name in ("optim_step_id", "micro_batch_id"))
     leaf = pad(batch, batch.column("policy_log_probs"), dtype).requires_grad_()
     old, mask = pad(batch, batch.column("old_log_probs"), dtype), pad(batch, batch.column("response_mask"), torch.int64)
-    advantage_N = evaluate(batch, mine, dtype=dtype).rows.advantage_N.to(dtype)
+    if advantage_N is None:
+        advantage_N = evaluate(batch, mine, dtype=dtype).rows.advantage_N.to(dtype)
     entropy = pad(batch, batch.column("entropy"), dtype)
     training, metrics = batch.split == "train", {batch.split: defaultdict(list)}
     cells = torch.stack([optim_N, micro_N]).unique(dim=1).T.tolist()

@@ -3,6 +3,7 @@
 import ast
 import math
 from dataclasses import replace
+from functools import cache
 from pathlib import Path
 
 import numpy as np
@@ -38,19 +39,25 @@ def helper():
     return pytest.importorskip("verl.trainer.ppo.rollout_corr_helper")
 
 
-@pytest.fixture(scope="module")
-def apply_kl_penalty(algos):
-    """The function alone: the module that it is in imports servers that are not installed."""
+@cache
+def kl_in_reward():
+    """verl's `apply_kl_penalty` alone: the module that it is in imports servers that are not installed."""
     import verl
+    from verl.trainer.ppo import core_algos
     from verl.utils.torch_functional import masked_mean
 
     source = (Path(verl.__file__).parent / "trainer/ppo/ray_trainer.py").read_text()
     (found,) = (
         node for node in ast.parse(source).body if isinstance(node, ast.FunctionDef) and node.name == "apply_kl_penalty"
     )
-    namespace = {"core_algos": algos, "torch": torch, "masked_mean": masked_mean, "DataProto": object}
+    namespace = {"core_algos": core_algos, "torch": torch, "masked_mean": masked_mean, "DataProto": object}
     exec(compile(ast.Module([found], []), "ray_trainer", "exec"), namespace)
     return namespace["apply_kl_penalty"]
+
+
+@pytest.fixture(scope="module")
+def apply_kl_penalty(algos):
+    return kl_in_reward()
 
 
 class Config(dict):
