@@ -43,6 +43,7 @@ from rolloutdoctor.rules.ratio_not_one import RatioNotOne
 from rolloutdoctor.rules.reference_moved import ReferenceMoved
 from rolloutdoctor.rules.rejected_in_baseline import RejectedInBaseline
 from rolloutdoctor.rules.resumed_data import ResumedData
+from rolloutdoctor.rules.retokenized import Retokenized
 from rolloutdoctor.rules.reward_free_step import RewardFreeStep
 from rolloutdoctor.rules.reward_metric_not_training_reward import RewardMetricNotTrainingReward
 from rolloutdoctor.rules.reward_missing_as_zero import RewardMissingAsZero
@@ -95,6 +96,7 @@ RULES: tuple[AnyRule, ...] = (
     EosNotTrained(),
     LogProbShift(),
     DuplicateResponses(),
+    Retokenized(),
     TruncationHidden(),
     AllTruncated(),
     ResumedData(),
