@@ -1,8 +1,45 @@
 """RDI008: log-probs of a neighbouring token."""
 
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
 
-from rolloutdoctor.rules.audited import CauseRule
+from rolloutdoctor.ops.tally import ratio
+from rolloutdoctor.results.findings import Example, Measure, Severity
+from rolloutdoctor.rules.audited import AuditedTally, CauseRule
+from rolloutdoctor.rules.base import KEEP_EXAMPLES, Context, Judgement, Missing, counted, percent
+
+if TYPE_CHECKING:
+    import numpy as np
+    from numpy.typing import NDArray
+    from torch import Tensor
+
+    from rolloutdoctor.evaluation.token_measures import TokenBlock
+    from rolloutdoctor.rules.step import StepView
+
+PAIR = frozenset({"rollout_log_probs", "old_log_probs"})
+
+LEAST_PAIRS, LEAST_SPREAD = 8, 0.3
+"""Adjacent tokens of a row, and the standard deviation of its log-probs, that make a shift visible."""
+
+
+@dataclass(frozen=True)
+class ShiftTally(AuditedTally):
+    """What `logprob-shift` adds up beside the audit, over sampled rows.
+
+    Attributes:
+        rows: rows whose log-probs vary enough.
+        late: those in which the sampler's fit the token before five times better.
+        early: those in which they fit the token after.
+        aligned_error: sum of the squared differences of rows, in place.
+        moved_error: sum of the same moved to where they fit better, of the rows that do.
+    """
+
+    rows: int = 0
+    late: int = 0
+    early: int = 0
+    aligned_error: float = 0.0
+    moved_error: float = 0.0
 
 
 @dataclass(frozen=True)
@@ -10,14 +47,20 @@ class LogProbShift(CauseRule):
     """Log-probs are one token early or late.
 
     ## What it does
-    Where a logged KL, loss or ratio does not follow from the log-probs in the file, tries the reference's and the
-    old log-probs moved by one token within each row.
+    Compares the sampler's log-probs with those of the trainer in place and moved by one token within each row. Where a
+    logged KL, loss or ratio does not follow from the log-probs in the file, tries the reference's and the old log-probs
+    moved by one token.
 
     ## Why it matters
     KL, ratio and clip then compare different tokens: ratios of 3 and more on every second token, and a KL that
     never falls.
 
     ## How it is measured
+    Sampler against trainer, on sampled rows of eight adjacent trained tokens or more whose log-probs have a standard
+    deviation above 0.3: found where nine tenths of at least five such rows have a squared error that is five times
+    smaller one token away. `late_rows` have the sampler's log-prob one token later than the trainer's, `early_rows` one
+    earlier. Rows of near-certain tokens say nothing: all of their log-probs are the same.
+
     Every logged loss and KL is held against both formulas, each within its rounding radius. The finding gives how
     many values each explains and how far the gradient differs in log-prob space: `relative_change_l1` = |g_made -
     g_recorded|_1 / |g_recorded|_1, and the `cosine` of the two.
@@ -36,5 +79,152 @@ class LogProbShift(CauseRule):
     code = "RDI008"
     name = "logprob-shift"
     references = ("https://github.com/modelscope/ms-swift/issues/8196",)
+    tally = ShiftTally
+    needs_objective = False
     stages = ("kl", "loss")
     remedy = "log the loss and the KL of every optimiser step beside the run"
+
+    least_rows: int = 5
+    least_share: float = 0.9
+    better: float = 5.0
+
+    def optional_columns(self, context: Context) -> frozenset[str]:
+        """What the audit reads, and both log-probs where they are there."""
+        pair = PAIR | {"response_mask"} if self._has_pair(context) else frozenset()
+        return super().optional_columns(context) | pair
+
+    def unavailable_reason(self, context: Context) -> Missing | None:
+        """Neither an objective to recompute with, nor two log-probs to compare."""
+        if context.objective is not None or self._has_pair(context):
+            return None
+        wanted = f"{context.unstated}; {context.recording['*']}" if "*" in context.recording else context.unstated
+        return Missing("nothing says which trainer made the run, and with which options", wanted)
+
+    def _has_pair(self, context: Context) -> bool:
+        return "rollout_log_probs" in context.columns and bool(context.columns & {"old_log_probs", "policy_log_probs"})
+
+    def measure_tokens(self, block: "TokenBlock") -> "Mapping[str, Tensor]":
+        """Sampled rows."""
+        from rolloutdoctor.evaluation.sampled_rows import gap_of
+
+        gap = gap_of(block)
+        return {} if gap is None else gap.sampled
+
+    def measure(self, step: "StepView") -> ShiftTally:
+        """Count the audited values of one step, and the rows that fit better one token away."""
+        audited = super().measure(step)
+        return ShiftTally(**{**vars(audited), **self._moved(step)})
+
+    def _moved(self, step: "StepView") -> dict[str, Any]:
+        import numpy as np
+
+        errors = self._errors(step)
+        if errors is None:
+            return {}
+        aligned, late, early = errors["aligned"], errors["late"], errors["early"]
+        is_late, is_early = aligned > self.better * late, aligned > self.better * early
+        return {
+            "rows": len(aligned),
+            "late": int((is_late & ~is_early).sum()),
+            "early": int((is_early & ~is_late).sum()),
+            "aligned_error": float(aligned.sum()),
+            "moved_error": float(np.where(is_late, late, np.where(is_early, early, aligned)).sum()),
+        }
+
+    def _errors(self, step: "StepView") -> "dict[str, NDArray[np.float64]] | None":
+        """Squared errors of the sampled rows whose log-probs vary, in place and moved; ``row`` is their number."""
+        return step.cached("errors of moved log-probs", lambda: _errors(step.token_measures.get(self.code)))
+
+    def examples(self, step: "StepView") -> Iterable[Example]:
+        """Values that disagree, and rows that fit best one token away."""
+        import numpy as np
+
+        yield from super().examples(step)
+        errors = self._errors(step)
+        if errors is None:
+            return
+        gain = errors["aligned"] - self.better * np.minimum(errors["late"], errors["early"])
+        for place in gain.argsort()[::-1][:KEEP_EXAMPLES].tolist():
+            if gain[place] > 0:
+                row = int(errors["row"][place])
+                side = "late" if errors["late"][place] < errors["early"][place] else "early"
+                moved = min(errors["late"][place], errors["early"][place])
+                note = f"squared error {errors['aligned'][place]:.3g} in place, {moved:.3g} with the sampler's {side}"
+                yield Example(step.batch.step, None, step.batch.sample_name(row), float(gain[place]), note)
+
+    def measures(self, tally: AuditedTally) -> Mapping[str, Measure]:
+        """The audit's, and the rows that fit better one token away."""
+        found = dict(super().measures(tally))
+        if isinstance(tally, ShiftTally):
+            found["late_rows"] = Measure(tally.late, "rows")
+            found["early_rows"] = Measure(tally.early, "rows")
+            found["varying_rows"] = Measure(tally.rows, "rows")
+            found["error_ratio"] = Measure(ratio(tally.aligned_error, tally.moved_error), "1")
+        return found
+
+    def _side(self, run: AuditedTally) -> str | None:
+        """On which side the sampler's log-probs are, if they are."""
+        if not isinstance(run, ShiftTally) or run.rows < self.least_rows:
+            return None
+        for side, rows in (("late", run.late), ("early", run.early)):
+            if rows >= self.least_share * run.rows:
+                return side
+        return None
+
+    def inconclusive_reason(self, run: AuditedTally, context: Context) -> Missing | None:
+        """Neither a logged value nor enough rows could show it."""
+        if isinstance(run, ShiftTally) and run.rows >= self.least_rows:
+            return None
+        return super().inconclusive_reason(run, context)
+
+    def judge(self, run: AuditedTally, context: Context) -> Judgement | None:
+        """An error: two columns of the file belong to different tokens."""
+        found, side = super().judge(run, context), self._side(run)
+        if found is not None or side is None or not isinstance(run, ShiftTally):
+            return found
+        rows, word = (run.late, "later") if side == "late" else (run.early, "earlier")
+        gain = ratio(run.aligned_error, run.moved_error)
+        return Judgement(
+            severity=Severity.ERROR,
+            confirmed=True,
+            headline=f"log-probs of sampler and trainer are one token apart in {counted(rows, 'row')} of {run.rows:,}",
+            message=(
+                f"in {percent(rows / run.rows)} of {counted(run.rows, 'sampled row')} the sampler's log-probs are "
+                "those "
+                f"that the trainer has one token {'before' if side == 'late' else 'after'}: they are one place {word}"
+            ),
+            evidence="the squared difference of the two "
+            + ("vanishes" if gain is None else f"is {gain:.3g} times smaller")
+            + " with one of them moved by one token",
+            advice="align log-probs with the tokens they belong to: the logits at position t predict token t + 1",
+        )
+
+
+def _errors(measured: "Mapping[str, Tensor] | None") -> "dict[str, NDArray[np.float64]] | None":
+    import numpy as np
+
+    from rolloutdoctor.evaluation.sampled_rows import Sample
+
+    if not measured:
+        return None
+    sample = Sample.of(measured)
+    own, other = sample.sampler, sample.trainer
+    index = np.arange(len(sample.length)).repeat(sample.length)
+    # Pairs of adjacent tokens of one row.
+    pair = (index[1:] == index[:-1]) & (sample.place[1:] == sample.place[:-1] + 1)
+    first, of_row = np.flatnonzero(pair), index[:-1][pair]
+
+    def total(x: "NDArray[np.float64]") -> "NDArray[np.float64]":
+        return np.bincount(of_row, x, len(sample.length)).astype(np.float64)
+
+    count = total(np.ones(len(first)))
+    mean = total(other[first]) / np.maximum(count, 1)
+    spread = total((other[first] - mean[of_row]) ** 2) / np.maximum(count, 1)
+    aligned = (total((other[first] - own[first]) ** 2) + total((other[first + 1] - own[first + 1]) ** 2)) / 2
+    varies = (count >= LEAST_PAIRS) & (spread > LEAST_SPREAD**2)
+    return {
+        "row": sample.row[varies].astype(np.float64),
+        "aligned": aligned[varies],
+        "late": total((other[first] - own[first + 1]) ** 2)[varies],
+        "early": total((other[first + 1] - own[first]) ** 2)[varies],
+    }

@@ -1,0 +1,66 @@
+import pytest
+from rules.checking import outcomes, report_on, values
+from rules.sampling import run
+from rules.test_sampler_mismatch import CLEAN
+
+from rolloutdoctor.results.findings import Severity
+from rolloutdoctor.testing import toy_batch
+
+CODE = "RDI008"
+
+
+def report(steps, **options):
+    return report_on([one.batch() for one in steps], **{"trainer": None, "select": [CODE], **options})
+
+
+def found(steps, **options):
+    findings = report(steps, **options).findings
+    return findings[0] if findings else None
+
+
+@pytest.mark.parametrize(("late", "side"), [(1, "late"), (-1, "early")])
+@pytest.mark.parametrize("options", [{}, {"noise": 0.05}, {"entropy": "high"}, {"turns": 2, "lengths": (40, 60)}])
+def test_log_probs_one_token_apart(late, side, options):
+    finding = found(run(2, late=late, **options))
+    assert (finding.severity, finding.verdict) == (Severity.ERROR, "confirmed")
+    measures = values(finding)
+    assert measures[f"{side}_rows"] >= 0.9 * measures["varying_rows"]
+    assert measures["error_ratio"] > 10
+    assert f"the sampler's {side}" in finding.examples[0].note
+
+
+def test_numbers_by_hand():
+    old = [-0.5, -2.0, -1.0, -3.0, -0.2, -1.5, -2.5, -0.7, -1.2]
+    batch = toy_batch([[0] * 8], lengths=9, policy=[old] * 8, rollout=[[old[0], *old[:-1]]] * 8)
+    (finding,) = report_on(batch, trainer=None, select=[CODE]).findings
+    measures = values(finding)
+    assert (measures["late_rows"], measures["early_rows"], measures["varying_rows"]) == (8, 0, 8)
+    assert "vanishes" in finding.evidence
+
+
+def test_a_trainer_does_not_matter():
+    assert found(run(2, late=1), trainer="trl") is not None
+
+
+LOOK_ALIKES = CLEAN | {
+    "two tokens": {"late": 2},
+    "cold": {"temperature": 0.3},
+    "placeholders": {"filled": 0.2},
+    "stale contexts": {"spoilt": 0.1},
+    "other inputs": {"spoilt": 1.0},
+}
+
+
+@pytest.mark.parametrize("options", LOOK_ALIKES.values(), ids=LOOK_ALIKES)
+def test_look_alikes(options):
+    assert found(run(2, **options)) is None
+
+
+def test_a_healthy_run_is_clean_and_a_collapsed_one_no_verdict():
+    assert outcomes(report(run(2))) == {CODE: "clean"}
+    assert outcomes(report(run(2, entropy="collapsed"))) == {CODE: "skipped"}
+
+
+def test_without_log_probs_of_the_sampler_it_needs_a_trainer():
+    (skipped,) = report_on(toy_batch([[1, 0]]), trainer=None, select=[CODE]).skipped
+    assert "which trainer made the run" in skipped.reason
