@@ -28,19 +28,30 @@ def response_ends(block: TokenBlock) -> Mapping[str, Tensor]:
 
 
 def _response_ends(block: TokenBlock) -> dict[str, Tensor]:
-    ids_T, offsets = block.column("response_ids").long(), block.runs.offsets
+    ids_T, offsets = block.column("response_ids"), block.runs.offsets
+    is_filled_n = block.runs.lengths > 0
+    last_n = torch.full_like(offsets[1:], NONE)
+    last_n[is_filled_n] = ids_T[offsets[1:][is_filled_n] - 1].long()
+    if bool((block.trained_n == block.runs.lengths).all()):
+        # Nothing is masked, as in most blocks of responses of one turn.
+        return {
+            "last": last_n,
+            "last_trained": last_n,
+            "ends_trained": is_filled_n,
+            "trained": block.runs.lengths,
+            "gap": is_filled_n & ~is_filled_n,
+        }
     places = block.trained_T.nonzero().squeeze(1)
     # Trained tokens before the start and before the end of each row.
     before_n = torch.searchsorted(places, offsets)
     first_n, past_n = before_n[:-1], before_n[1:]
     trained_n = past_n - first_n
     none_n = torch.full_like(trained_n, NONE)
-    has_n, is_filled_n = trained_n > 0, offsets.diff() > 0
-    first_place_n, last_place_n, last_n, last_trained_n = none_n.clone(), none_n.clone(), none_n.clone(), none_n.clone()
-    last_n[is_filled_n] = ids_T[offsets[1:][is_filled_n] - 1]
+    has_n = trained_n > 0
+    first_place_n, last_place_n, last_trained_n = none_n.clone(), none_n.clone(), none_n.clone()
     last_place_n[has_n] = places[past_n[has_n] - 1]
     first_place_n[has_n] = places[first_n[has_n]]
-    last_trained_n[has_n] = ids_T[last_place_n[has_n]]
+    last_trained_n[has_n] = ids_T[last_place_n[has_n]].long()
     return {
         "last": last_n,
         "last_trained": last_trained_n,

@@ -2,6 +2,7 @@
 
 from collections.abc import Callable, Hashable, Mapping, Sequence
 from functools import cached_property
+from math import nan
 from typing import TypeVar, cast
 
 import torch
@@ -9,6 +10,7 @@ from torch import Tensor
 
 from rolloutdoctor.data.batch import TRAIN, RolloutBatch
 from rolloutdoctor.evaluation.blocks import cut
+from rolloutdoctor.ops import elementwise as el
 from rolloutdoctor.ops import segments as seg
 from rolloutdoctor.ops.prefix_hash import PrefixHashes, scramble
 
@@ -106,6 +108,15 @@ class TokenBlock:
         if self.has("response_mask"):
             return self.column("response_mask")
         return torch.ones(len(self), dtype=torch.bool, device=self._batch.device)
+
+    @cached_property
+    def trained_n(self) -> Tensor:
+        """Trained tokens of each row, ``[n]`` float64."""
+        return self.row_sum(self.trained_T)
+
+    def extremes(self, name: str) -> tuple[float, float]:
+        """Return the smallest and the largest value of a token column; NaN for both if there is one, or no token."""
+        return self.cached(("extremes", name), lambda: el.extremes(self.column(name)) if len(self) else (nan, nan))
 
     @cached_property
     def position_T(self) -> Tensor:

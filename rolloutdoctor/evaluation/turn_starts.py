@@ -6,12 +6,14 @@ from torch import Tensor
 from rolloutdoctor.data.batch import RolloutBatch
 from rolloutdoctor.evaluation.blocks import cut
 from rolloutdoctor.evaluation.token_measures import TokenBlock
+from rolloutdoctor.ops import segments as seg
 
 STRATA = (-0.01, -0.1, -0.5, -2.0)
 """Log-probs between which tokens are compared: rounding moves unlikely tokens more."""
 
-PER_OCTAVE, LOWEST, BINS = 4, -80, 120
-"""Bins of a distance: four for each doubling, from 2**-20 on; the first one holds 0 as well."""
+LOWEST, BINS, DROPPED = 4 * (127 - 20), 120, 21
+"""Bins of a distance: four equal ones for each doubling, from 2**-20 on, the first of which holds 0 as well. They are
+the exponent of a float32 and the first two bits of its fraction; the other bits are dropped."""
 
 FIRST_TOKENS = 4
 """Tokens of a turn that count as its start."""
@@ -42,27 +44,28 @@ def distances(batch: RolloutBatch, rows_N: Tensor) -> tuple[dict[str, float], di
     Returns:
         ``STRATUM:BIN`` to the number of tokens, at starts and elsewhere.
     """
-    near = torch.zeros((len(STRATA) + 1) * BINS, dtype=torch.int64, device=batch.device)
-    rest = torch.zeros_like(near)
+    size = (len(STRATA) + 1) * BINS
+    counts = torch.zeros(2 * size, dtype=torch.int64, device=batch.device)
     for rows, tokens in cut(batch):
         if not bool(rows_N[rows].any()):
             continue
         block = TokenBlock(batch, rows, tokens)
-        distance_T = block.log_ratio("old_log_probs", "rollout_log_probs").abs()
+        old_T = block.column("old_log_probs").float()
+        distance_T = (old_T - block.column("rollout_log_probs").float()).abs()
         told_T = block.trained_T & distance_T.isfinite() & block.runs.expand(rows_N[rows])
         near_T = turn_starts(block)
-        last_T = near_T
+        last_T, first_n = near_T, block.runs.offsets[:-1][block.runs.lengths > 0]
         for _ in range(FIRST_TOKENS - 1):
             next_T = torch.zeros_like(near_T)
-            next_T[1:] = last_T[:-1] & block.trained_T[1:] & (block.position_T[1:] > 0)
+            next_T[1:] = last_T[:-1] & block.trained_T[1:]
+            next_T[first_n] = False
             near_T, last_T = near_T | next_T, next_T
-        bins_T = (distance_T.clamp(min=2.0 ** (LOWEST / PER_OCTAVE)).log2() * PER_OCTAVE).floor() - LOWEST
-        bins_T = bins_T.nan_to_num(0.0).clamp(0, BINS - 1).long()
-        edges = torch.tensor(STRATA[::-1], dtype=torch.float64, device=batch.device)
-        key_T = torch.bucketize(block.column("old_log_probs").double(), edges) * BINS + bins_T
-        near += torch.bincount(key_T[told_T & near_T], minlength=len(near))
-        rest += torch.bincount(key_T[told_T & ~near_T], minlength=len(rest))
-    return _named(near), _named(rest)
+        key_T = ((distance_T.view(torch.int32) >> DROPPED) - LOWEST).clamp_(0, BINS - 1)
+        for edge in STRATA:
+            key_T += (old_T <= edge) * BINS
+        key_T += near_T * size
+        counts += torch.bincount(seg.pick(key_T, told_T), minlength=2 * size)
+    return _named(counts[size:]), _named(counts[:size])
 
 
 def _named(counts: Tensor) -> dict[str, float]:

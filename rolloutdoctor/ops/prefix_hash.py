@@ -54,9 +54,12 @@ class PrefixHashes:
         offsets = runs.offsets
         if seed_N is None:
             seed_N = torch.zeros(len(runs), dtype=torch.int64, device=offsets.device)
-        place_T = torch.arange(1, len(ids_T) + 1, device=offsets.device) - runs.expand(offsets[:-1])
         # An id and a place, counted from 1, give a number of their own, which is not 0: ids are below 2**32.
-        return cls(scramble(ids_T.long() + (place_T << 32)), runs, seed_N)
+        step = 1 << 32
+        place_T = torch.arange(step, (len(ids_T) + 1) * step, step, device=offsets.device)
+        place_T -= runs.expand(offsets[:-1] * step)
+        place_T += ids_T.long() if ids_T.is_floating_point() else ids_T
+        return cls(scramble(place_T), runs, seed_N)
 
     @cached_property
     def through_T(self) -> Tensor:
@@ -73,6 +76,12 @@ class PrefixHashes:
     @cached_property
     def row_N(self) -> Tensor:
         """``[N]`` int64: hash of each whole row; that of an empty one is its seed."""
+        if self.term_T.device.type == "cpu":
+            sums = np.zeros(len(self.runs), np.int64)
+            filled = np.diff(self.runs.cuts) > 0
+            with np.errstate(over="ignore"):
+                sums[filled] = np.add.reduceat(self.term_T.numpy(), self.runs.cuts[:-1][filled])
+            return self.seed_N + torch.from_numpy(sums)
         total = torch.cat([self.term_T.new_zeros(1), self.term_T.cumsum(0)])
         return self.seed_N + total[self.runs.offsets[1:]] - total[self.runs.offsets[:-1]]
 

@@ -2,7 +2,7 @@
 
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
-from math import log
+from math import isfinite, log
 from typing import TYPE_CHECKING
 
 from rolloutdoctor.objective.required_columns import prompt_columns, response_columns
@@ -145,10 +145,11 @@ class DuplicateResponses(Rule[DuplicateTally]):
             found["after_prompt"] = block.prefixes.row_N
         name = next((name for name in SAMPLER if block.is_logged(name)), None)
         if name is not None:
-            value_T = block.column(name)
-            told_T = block.trained_T & value_T.isfinite()
+            value_T, told_T = block.column(name), block.trained_T
+            if not all(map(isfinite, block.extremes(name))):
+                told_T = told_T & value_T.isfinite()
             found["log_prob"] = block.row_sum(torch.where(told_T, value_T, 0.0))
-            found["told"] = block.row_sum(told_T)
+            found["told"] = block.trained_n if told_T is block.trained_T else block.row_sum(told_T)
         return found
 
     def measure(self, step: "StepView") -> DuplicateTally:

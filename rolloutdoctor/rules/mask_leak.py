@@ -2,6 +2,7 @@
 
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
+from math import isfinite
 from typing import TYPE_CHECKING
 
 from rolloutdoctor.ops.tally import Sums, ratio
@@ -130,26 +131,32 @@ class MaskLeak(Rule[LeakTally]):
 
     def measure_tokens(self, block: "TokenBlock") -> "Mapping[str, Tensor]":
         """Count the trained tokens of each row that were not sampled, by sign."""
-        trained_T = block.trained_T
-        found = {"trained": block.row_sum(trained_T)}
+        trained_T, none_n = block.trained_T, block.trained_n * 0
+        found = {"trained": block.trained_n}
         given_T = None
         if block.is_logged("rollout_log_probs"):
             given_T = block.column("rollout_log_probs")
-            bare_T = trained_T & given_T.isnan()
-            found["told"] = block.row_sum(trained_T & given_T.isfinite())
-            found["bare"] = block.row_sum(bare_T)
-            filled_n = block.runs.lengths > 0
-            last_n = filled_n.double() * 0
-            last_n[filled_n] = bare_T[block.runs.offsets[1:][filled_n] - 1].double()
-            found["bare_last"] = last_n
+            found |= {"told": block.trained_n, "bare": none_n, "bare_last": none_n}
+            # One look at the extremes settles it for nearly every block.
+            if not all(map(isfinite, block.extremes("rollout_log_probs"))):
+                bare_T = trained_T & given_T.isnan()
+                found["told"] = block.row_sum(trained_T & given_T.isfinite())
+                found["bare"] = block.row_sum(bare_T)
+                filled_n = block.runs.lengths > 0
+                last_n = none_n.clone()
+                last_n[filled_n] = bare_T[block.runs.offsets[1:][filled_n] - 1].double()
+                found["bare_last"] = last_n
         if block.has("old_log_probs"):
             value_T = block.column("old_log_probs")
-            low_T = trained_T & (value_T < LOWEST)
-            if given_T is not None:
-                # What the sampler found likely it may have sampled: then the two disagree, which is another matter.
-                low_T = low_T & ~(given_T >= LOWEST)
-            found["judged"] = block.row_sum(trained_T & value_T.isfinite())
-            found["forced"] = block.row_sum(_in_runs(low_T, block))
+            low, high = block.extremes("old_log_probs")
+            found |= {"judged": block.trained_n, "forced": none_n}
+            if not (low >= LOWEST and isfinite(high)):
+                low_T = trained_T & (value_T < LOWEST)
+                if given_T is not None:
+                    # What the sampler found likely it may have sampled: the two disagree, which is another matter.
+                    low_T = low_T & ~(given_T >= LOWEST)
+                found["judged"] = block.row_sum(trained_T & value_T.isfinite())
+                found["forced"] = block.row_sum(_in_runs(low_T, block))
         if block.is_logged("response_ids") and given_T is None:
             from rolloutdoctor.evaluation.response_ends import response_ends
 

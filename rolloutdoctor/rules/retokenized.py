@@ -51,7 +51,7 @@ class TurnTally(Sums):
         return (("near", self.near), ("rest", self.rest))
 
 
-_STRATA, _PER_OCTAVE, _LOWEST = 5, 4, -80
+_STRATA, _LOWEST = 5, 4 * (127 - 20)
 """As `evaluation.turn_starts` has them."""
 
 
@@ -71,8 +71,12 @@ def _median(counts: Mapping[int, float]) -> int:
 
 def _edges(place: int) -> tuple[float, float]:
     """Bounds of a bin; the first holds 0 too."""
-    low = 2.0 ** ((place + _LOWEST) / _PER_OCTAVE) if place else 0.0
-    return low, 2.0 ** ((place + 1 + _LOWEST) / _PER_OCTAVE)
+    return _edge(place) if place else 0.0, _edge(place + 1)
+
+
+def _edge(place: int) -> float:
+    exponent, quarter = divmod(place + _LOWEST, 4)
+    return (1 + quarter / 4) * 2.0 ** (exponent - 127)
 
 
 @dataclass(frozen=True)
@@ -88,7 +92,7 @@ class Retokenized(Rule[TurnTally]):
     log-probs of what was sampled are then held against those of something else, and the ratio is wrong exactly there.
 
     ## How it is measured
-    Absolute differences are counted in bins of a quarter of a doubling, separately for five ranges of the log-prob,
+    Absolute differences are counted in bins, four for each doubling, separately for five ranges of the log-prob,
     because rounding moves unlikely tokens more; the other tokens are weighed so that they have the same mix of ranges.
     From 20 turns on, a median at the starts that is at least five times the other, bin edges taken against the finding,
     and at least 0.01 nats, is a warning. Responses with a single turn show nothing of it. A run file has one column of
@@ -103,7 +107,7 @@ class Retokenized(Rule[TurnTally]):
     >>> rollout = [[-1.001] * 24 + [-1.5] * 4 + [-1.001] * 16] * 20
     >>> batch = toy_batch([[1, 0] * 10], mask=mask, policy=-1.0, rollout=rollout)
     >>> diagnose_one("RDI010", batch, trainer=None)
-    'RDI010 warning exposed: median_ratio_low 430.5'
+    'RDI010 warning exposed: median_ratio_low 409.6'
     """
 
     code = "RDI010"
