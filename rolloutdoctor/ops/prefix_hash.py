@@ -19,6 +19,9 @@ from rolloutdoctor.ops.segments import Runs
 _FIRST, _SECOND, _PLACE = 0xBF58476D1CE4E5B9, 0x94D049BB133111EB, 0x9E3779B97F4A7C15
 """Multipliers of splitmix64 (Steele, Lea and Flood, OOPSLA 2014), and its increment, which tells places apart."""
 
+_STEP = 1 << 32
+"""Distance of two places: token ids fit in between."""
+
 _PART = 2**14
 """Values that are mixed at a time: they stay in the cache."""
 
@@ -55,11 +58,13 @@ class PrefixHashes:
         if seed_N is None:
             seed_N = torch.zeros(len(runs), dtype=torch.int64, device=offsets.device)
         # An id and a place, counted from 1, give a number of their own, which is not 0: ids are below 2**32.
-        step = 1 << 32
-        place_T = torch.arange(step, (len(ids_T) + 1) * step, step, device=offsets.device)
-        place_T -= runs.expand(offsets[:-1] * step)
+        place_T = torch.full((len(ids_T),), _STEP, dtype=torch.int64, device=offsets.device)
+        starts = offsets[:-1][runs.lengths > 0]
+        # At the start of a row the count goes back by the row before.
+        place_T[starts[1:]] -= starts.diff() * _STEP
+        place_T = torch.cumsum(place_T, 0, out=place_T)
         place_T += ids_T.long() if ids_T.is_floating_point() else ids_T
-        return cls(scramble(place_T), runs, seed_N)
+        return cls(_scramble_(place_T), runs, seed_N)
 
     @cached_property
     def through_T(self) -> Tensor:
@@ -92,25 +97,28 @@ def scramble(x: Tensor) -> Tensor:
     >>> len(set((scramble(torch.arange(1000)) % 64).tolist()))
     64
     """
-    if x.device.type == "cpu":
-        return torch.from_numpy(_mixed(x.contiguous().numpy().view(np.uint64)).view(np.int64))
-    return _mixed_on_gpu(x)
+    return _scramble_(x.clone(memory_format=torch.contiguous_format))
 
 
-def _mixed(x: NDArray[np.uint64]) -> NDArray[np.uint64]:
-    mixed = np.empty_like(x)
-    flat, out = x.reshape(-1), mixed.reshape(-1)
+def _scramble_(x: Tensor) -> Tensor:
+    """Mix the bits of numbers in place."""
+    if x.device.type != "cpu":
+        return _mixed_on_gpu(x)
+    flat = x.reshape(-1).numpy().view(np.uint64)
     shifted = np.empty(min(_PART, len(flat)), np.uint64)
     for start in range(0, len(flat), _PART):
-        part = out[start : start + _PART]
-        bits = shifted[: len(part)]
-        np.multiply(flat[start : start + _PART], np.uint64(_PLACE), out=part)
-        for shift, factor in ((30, _FIRST), (27, _SECOND), (31, 1)):
-            np.right_shift(part, np.uint64(shift), out=bits)
-            np.bitwise_xor(part, bits, out=part)
-            if factor != 1:
-                np.multiply(part, np.uint64(factor), out=part)
-    return mixed
+        _mix(flat[start : start + _PART], shifted)
+    return x
+
+
+def _mix(part: NDArray[np.uint64], shifted: NDArray[np.uint64]) -> None:
+    bits = shifted[: len(part)]
+    np.multiply(part, np.uint64(_PLACE), out=part)
+    for shift, factor in ((30, _FIRST), (27, _SECOND), (31, 1)):
+        np.right_shift(part, np.uint64(shift), out=bits)
+        np.bitwise_xor(part, bits, out=part)
+        if factor != 1:
+            np.multiply(part, np.uint64(factor), out=part)
 
 
 def _mixed_on_gpu(x: Tensor) -> Tensor:
