@@ -212,7 +212,7 @@ class LogProbPlaceholder(Rule[PlaceholderTally]):
         return Missing("no trained token has a log-prob of both", "record the sampler's log-probs for trained tokens")
 
     def judge(self, run: PlaceholderTally, context: Context) -> Judgement | None:
-        """An error for impossible values, a warning for the others."""
+        """An error for sentinels, a warning for the others."""
         kinds = run.kinds(self.least_tokens)
         tails = {side: rows for side, rows in run.tails.items() if rows >= self.least_tokens}
         if not kinds and not tails:
@@ -222,7 +222,7 @@ class LogProbPlaceholder(Rule[PlaceholderTally]):
             side, _, kind = name.partition(":")
             parts.append(f"{counted(count, 'log-prob')} of the {side} {'is' if count == 1 else 'are'} {kind}")
         parts += [f"{counted(rows, 'row')} end with equal log-probs of the {side}" for side, rows in tails.items()]
-        impossible = any(name.partition(":")[2] not in ("0.0", "-1.0") for name in kinds)
+        impossible = any(name.partition(":")[2] in ("1.0", "-1000 or less") for name in kinds)
         share = ratio(run.placeholder_weight, run.weight)
         total = sum(kinds.values())
         everywhere = ratio(run.zeros, run.sampled) or 0.0

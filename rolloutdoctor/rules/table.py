@@ -49,6 +49,7 @@ from rolloutdoctor.rules.reward_metric_not_training_reward import RewardMetricNo
 from rolloutdoctor.rules.reward_missing_as_zero import RewardMissingAsZero
 from rolloutdoctor.rules.reward_row_misaligned import RewardRowMisaligned
 from rolloutdoctor.rules.sampler_mismatch import SamplerMismatch
+from rolloutdoctor.rules.sequence_is_length_bias import SequenceIsLengthBias
 from rolloutdoctor.rules.shaped_reward_phantom import ShapedRewardPhantom
 from rolloutdoctor.rules.singleton_group import SingletonGroup
 from rolloutdoctor.rules.stale_policy import StalePolicy
@@ -117,6 +118,7 @@ RULES: tuple[AnyRule, ...] = (
     StalePrefixCache(),
     EngineFrozen(),
     PositionShift(),
+    SequenceIsLengthBias(),
 )
 
 FAMILIES = {

@@ -28,7 +28,7 @@ def found(steps):
         (-1.0, Severity.WARNING, "-1.0"),
         (1.0, Severity.ERROR, "1.0"),
         (-9999.0, Severity.ERROR, "-1000 or less"),
-        (0.5, Severity.ERROR, "above 0"),
+        (0.5, Severity.WARNING, "above 0"),
     ],
 )
 @pytest.mark.parametrize("filled", [0.005, 0.2])
