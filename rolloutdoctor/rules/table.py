@@ -115,10 +115,10 @@ RULES: tuple[AnyRule, ...] = (
     TruncatedSupport(),
     QuantizedLogProbs(),
     RatioNotOne(),
+    SequenceIsLengthBias(),
     StalePrefixCache(),
     EngineFrozen(),
     PositionShift(),
-    SequenceIsLengthBias(),
 )
 
 FAMILIES = {

@@ -6,7 +6,7 @@ from html.parser import HTMLParser
 from itertools import pairwise
 
 import pytest
-from report.test_formats import HOSTILE, a_report
+from views.test_formats import HOSTILE, a_report
 
 from rolloutdoctor.results.figures import Gallery, GradientData
 from rolloutdoctor.results.findings import InputSummary, Report, Setting
