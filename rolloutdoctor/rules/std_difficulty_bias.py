@@ -4,7 +4,7 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-from rolloutdoctor.objective.parts import Part
+from rolloutdoctor.objective.parts import Part, has_part
 from rolloutdoctor.objective.required_columns import advantage_columns
 from rolloutdoctor.ops.tally import Sums, by_name, ratio
 from rolloutdoctor.results.findings import Example, Measure, Severity
@@ -93,8 +93,8 @@ class StdDifficultyBias(Rule[DifficultyTally]):
         return (Part.GROUP_STD,)
 
     def columns(self, context: Context) -> frozenset[str]:
-        """What the advantages need."""
-        if context.objective is None:
+        """What the advantages need, where a group's standard deviation divides."""
+        if context.objective is None or not has_part(context.objective, Part.GROUP_STD):
             return frozenset()
         return advantage_columns(context.objective) | {"reward", "group_id"}
 
