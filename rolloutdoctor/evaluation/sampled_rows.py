@@ -20,7 +20,7 @@ from rolloutdoctor.ops.prefix_hash import scramble
 
 SAMPLER, TRAINER = "rollout_log_probs", "old_log_probs"
 
-SAMPLED_TOKENS = 2**15
+SAMPLED_TOKENS = 2**14
 """Tokens of a step beyond which only some of its rows are sampled: as many as hold about so many."""
 
 BOUND = 20.0

@@ -127,7 +127,9 @@ class LogProbPlaceholder(Rule[PlaceholderTally]):
             return {}
         kinds = torch.zeros(len(block.runs), len(SIDES) * (len(KINDS) + 1), dtype=torch.float64)
         first = torch.full((len(block.runs),), -1, dtype=torch.int64)
-        places = outside(gap.apart_T, -APART, APART) if len(block) else None
+        # The extremes settle it for nearly every healthy block.
+        is_apart = gap.low < -APART or gap.high > APART
+        places = outside(gap.apart_T, -APART, APART) if is_apart else None
         if places is not None:
             row = torch.searchsorted(block.runs.offsets, places, right=True) - 1
             for side, name in enumerate(SIDES.values()):
@@ -152,7 +154,7 @@ class LogProbPlaceholder(Rule[PlaceholderTally]):
         if not measured or not len(step.batch):
             return PlaceholderTally()
         counts = measured["kinds"].sum(0).reshape(len(SIDES), -1).tolist()
-        sample = Sample.of(measured)
+        sample = step.cached("sampled rows", lambda: Sample.of(measured))
         apart = abs(sample.apart) >= APART
         held = np.zeros(len(apart), bool)
         for values in (sample.sampler, sample.trainer):

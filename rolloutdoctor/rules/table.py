@@ -34,6 +34,7 @@ from rolloutdoctor.rules.mask_leak import MaskLeak
 from rolloutdoctor.rules.metric_differs import MetricDiffers
 from rolloutdoctor.rules.metric_mean_of_means import MetricMeanOfMeans
 from rolloutdoctor.rules.metric_scale_factor import MetricScaleFactor
+from rolloutdoctor.rules.moe_routing import MoeRouting
 from rolloutdoctor.rules.nonfinite_values import NonfiniteValues
 from rolloutdoctor.rules.options_refuted import OptionsRefuted
 from rolloutdoctor.rules.overwritten_completions import OverwrittenCompletions
@@ -119,6 +120,7 @@ RULES: tuple[AnyRule, ...] = (
     StalePrefixCache(),
     EngineFrozen(),
     PositionShift(),
+    MoeRouting(),
 )
 
 FAMILIES = {

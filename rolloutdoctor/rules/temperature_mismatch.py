@@ -158,7 +158,7 @@ class TemperatureMismatch(Rule[TemperatureTally]):
         rows = step.batch.per_row
         lag_N = lags_of(rows.get("policy_version_min"), rows.get("policy_version_max"), 8)
         fresh_N = None if lag_N is None else lag_N == 0
-        sample = Sample.of(measured)
+        sample = step.cached("sampled rows", lambda: Sample.of(measured))
         own, other = sample.sampler, sample.trainer
         found: dict[str, Any] = {
             "gap": float(sample.apart.sum()),
@@ -178,7 +178,8 @@ class TemperatureMismatch(Rule[TemperatureTally]):
                 "surprise_square": float(np.square(surprise).sum()),
                 "entropy": float(entropy.sum()),
             }
-        return TemperatureTally(slopes=slopes(step.batch, measured, fresh_N), tokens=len(own), **found)
+        counts = step.cached("slopes", lambda: slopes(step.batch, measured, fresh_N))
+        return TemperatureTally(slopes=counts, tokens=len(own), **found)
 
     def measures(self, tally: TemperatureTally) -> Mapping[str, Measure]:
         """The slope, what it says of the temperature, and calibration."""

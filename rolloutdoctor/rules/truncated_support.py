@@ -122,9 +122,10 @@ class TruncatedSupport(Rule[SupportTally]):
         return frozenset({"rollout_log_probs", "old_log_probs"})
 
     def optional_columns(self, context: Context) -> frozenset[str]:
-        """The mask, and what makes contexts."""
+        """The mask, version stamps, and what makes contexts."""
         prompts = {"prompt_ids"} if "prompt_ids" in context.columns else {"prompt"}
-        return frozenset({"response_mask", "response_ids", "group_id", *prompts})
+        stamps = {"policy_version_min", "policy_version_max"}
+        return frozenset({"response_mask", "response_ids", "group_id", *stamps, *prompts})
 
     def inapplicable_reason(self, context: Context) -> str | None:
         """The run says that it samples from all tokens."""
@@ -149,16 +150,20 @@ class TruncatedSupport(Rule[SupportTally]):
         from rolloutdoctor.evaluation.contexts import slopes
         from rolloutdoctor.evaluation.sampled_rows import Sample
         from rolloutdoctor.ops.gap_bins import counted as in_bins
+        from rolloutdoctor.ops.version_stamps import lags_of
 
         measured = step.token_measures.get(self.code)
         if not measured or not len(step.batch):
             return SupportTally()
-        sample = Sample.of(measured)
+        sample = step.cached("sampled rows", lambda: Sample.of(measured))
+        rows = step.batch.per_row
+        lag_N = lags_of(rows.get("policy_version_min"), rows.get("policy_version_max"), 8)
+        fresh_N = None if lag_N is None else lag_N == 0
         unsure = sample.sampler + sample.trainer < 2 * UNSURE
         apart = sample.apart[unsure]
         bins = in_bins(torch.from_numpy(-apart[apart < 0])).tolist()
         return SupportTally(
-            slopes=slopes(step.batch, measured, None),
+            slopes=step.cached("slopes", lambda: slopes(step.batch, measured, fresh_N)),
             tokens=len(unsure),
             weight=float(sample.weight.sum()),
             own=float(np.square(sample.sampler).sum()),

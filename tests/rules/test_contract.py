@@ -64,7 +64,14 @@ SECTIONS = ["What it does", "Why it matters", "How it is measured", "What to do"
 # Configurations under which every rule has something to say of one trainer or another.
 SETUPS = {
     "trl": {"trainer": "trl@1.16.0", "beta": 0.1, "num_generations": 4},
-    "trl-bnpo": {"trainer": "trl@1.16.0", "beta": 0.1, "loss_type": "bnpo", "scale_rewards": "batch"},
+    "trl-bnpo": {
+        "trainer": "trl@1.16.0",
+        "beta": 0.1,
+        "loss_type": "bnpo",
+        "scale_rewards": "batch",
+        "use_vllm": True,
+        "vllm_importance_sampling_mode": "sequence_mask",
+    },
     "verl-grpo": {"trainer": "verl", "adv_estimator": "grpo", "use_kl_loss": True},
     "verl-gpg": {"trainer": "verl", "adv_estimator": "gpg", "loss_agg_mode": "seq-mean-token-mean"},
     "verl-rf++": {

@@ -1,0 +1,219 @@
+"""RDO008: a difference of sampler and trainer that looks like other experts of a mixture."""
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+from rolloutdoctor.ops.slope_bins import slopes_of
+from rolloutdoctor.ops.tally import Sums, by_name, ratio
+from rolloutdoctor.results.findings import Measure, Severity
+from rolloutdoctor.rules.base import Context, Judgement, Missing, Rule, counted, number, percent
+
+if TYPE_CHECKING:
+    from torch import Tensor
+
+    from rolloutdoctor.evaluation.token_measures import TokenBlock
+    from rolloutdoctor.rules.step import StepView
+
+
+@dataclass(frozen=True)
+class RoutingTally(Sums):
+    """What `moe-routing` adds up over sampled tokens that neither model was sure of.
+
+    Attributes:
+        slopes: bin of the logarithm of a context's slope to contexts.
+        tokens: tokens.
+        sizes: bin of the size of delta over 1 - p to tokens.
+        tail: tokens far beyond the median of their step.
+        above: those with a larger log-prob from the trainer.
+        pairs: adjacent tokens that are both far beyond.
+        expected: how many there would be if such tokens were anywhere in their row.
+    """
+
+    slopes: Mapping[str, float] = by_name()
+    tokens: int = 0
+    sizes: Mapping[str, float] = by_name()
+    tail: int = 0
+    above: int = 0
+    pairs: int = 0
+    expected: float = 0.0
+
+    def quantile(self, share: float) -> float | None:
+        """Quantile of the size of delta over 1 - p."""
+        from rolloutdoctor.ops.gap_bins import BINS, quantile
+
+        return quantile([self.sizes.get(str(place), 0.0) for place in range(BINS)], share)
+
+
+@dataclass(frozen=True)
+class MoeRouting(Rule[RoutingTally]):
+    """A hint that sampler and trainer route tokens to different experts.
+
+    ## What it does
+    Describes how sampler and trainer differ, and says where it looks like routers that choose other experts for some
+    tokens: a heavy tail on both sides, in bursts.
+
+    ## Why it matters
+    In a mixture of experts a rounding error can send a token through another expert. Upstream about 10 % of the routers
+    differed and 94 % of the tokens in one layer or more; runs collapsed, and replaying the routes mended it.
+
+    ## How it is measured
+    Noise of a kernel moves a log-prob by its size times 1 - p, so that delta over 1 - p has about the same spread on
+    all
+    tokens: normal noise has a 99th percentile of four medians. A hint is given where it has `tail_ratio` = 12 or more,
+    35 to 65 % of the tokens beyond six medians are on either side, these follow each other at least twice as often as
+    by chance within their row, and tokens of one context have slope 1. Placeholders, stale weights and cut supports
+    are one-sided, a temperature has no tail, rows of other weights differ as a whole.
+
+    It is a hint and never more: no column says which experts a token went through, the thresholds come from a synthetic
+    model, and a kernel whose noise comes in bursts would look the same. That nothing was seen does not say that the
+    routes agree, so this rule is never clean: it gives the hint, or cannot tell.
+
+    ## What to do
+    If the model is a mixture of experts, replay the sampler's routes in the trainer (R3), and see whether the tail
+    goes.
+
+    ## Example
+    >>> from rolloutdoctor.testing import diagnose_one, toy_batch
+    >>> diagnose_one("RDO008", toy_batch([[1, 0]], rollout=-1.01), trainer=None)
+    'RDO008 skipped: 8 sampled tokens with a probability below 0.9, and it takes 2000'
+    """
+
+    code = "RDO008"
+    name = "moe-routing"
+    references = (
+        "https://github.com/NVIDIA/Megatron-LM/issues/4168",
+        "https://github.com/radixark/miles/pull/2722",
+    )
+    tally = RoutingTally
+    needs_objective = False
+    splits = ("train",)
+
+    least_tokens: int = 2000
+    tail_ratio: float = 12.0
+    """Three times that of normal noise; bf16 logits have eight."""
+    least_tail: float = 0.005
+    bursts: float = 2.0
+
+    def columns(self, context: Context) -> frozenset[str]:
+        """Both log-probs."""
+        return frozenset({"rollout_log_probs", "old_log_probs"})
+
+    def optional_columns(self, context: Context) -> frozenset[str]:
+        """The mask, version stamps, and what makes contexts."""
+        prompts = {"prompt_ids"} if "prompt_ids" in context.columns else {"prompt"}
+        stamps = {"policy_version_min", "policy_version_max"}
+        return frozenset({"response_mask", "response_ids", "group_id", *stamps, *prompts})
+
+    def measure_tokens(self, block: "TokenBlock") -> "Mapping[str, Tensor]":
+        """Sampled tokens, and the first ones of each row."""
+        from rolloutdoctor.evaluation.contexts import first_tokens
+        from rolloutdoctor.evaluation.sampled_rows import gap_of
+
+        gap = gap_of(block)
+        return {} if gap is None else {**gap.sampled, **first_tokens(block, gap)}
+
+    def measure(self, step: "StepView") -> RoutingTally:
+        """Count the tail of one step."""
+        import numpy as np
+        import torch
+
+        from rolloutdoctor.evaluation.contexts import slopes
+        from rolloutdoctor.evaluation.sampled_rows import Sample
+        from rolloutdoctor.ops.gap_bins import counted as in_bins
+        from rolloutdoctor.ops.version_stamps import lags_of
+
+        measured = step.token_measures.get(self.code)
+        if not measured or not len(step.batch):
+            return RoutingTally()
+        sample, rows = step.cached("sampled rows", lambda: Sample.of(measured)), step.batch.per_row
+        index = np.arange(len(sample.length)).repeat(sample.length)
+        unsure = 1 - np.exp((sample.sampler + sample.trainer) / 2)
+        looked = unsure > 0.1
+        lag_N = lags_of(rows.get("policy_version_min"), rows.get("policy_version_max"), 8)
+        fresh_N = None if lag_N is None else lag_N == 0
+        if fresh_N is not None:
+            looked &= fresh_N.cpu().numpy()[sample.row][index]
+        if not looked.any():
+            return RoutingTally()
+        scaled = np.where(looked, sample.apart / np.where(looked, unsure, 1.0), 0.0)
+        size = abs(scaled[looked])
+        far = looked & (abs(scaled) > 6 * np.median(size))
+        pair = (index[1:] == index[:-1]) & looked[1:] & looked[:-1]
+
+        def of_rows(
+            which: "np.ndarray[tuple[int], np.dtype[np.bool_]]",
+        ) -> "np.ndarray[tuple[int], np.dtype[np.int64]]":
+            return np.bincount(index[:-1][which], minlength=len(sample.length))
+
+        ahead, behind, both = of_rows(pair & far[:-1]), of_rows(pair & far[1:]), of_rows(pair)
+        bins = in_bins(torch.from_numpy(size)).tolist()
+        return RoutingTally(
+            slopes=step.cached("slopes", lambda: slopes(step.batch, measured, fresh_N)),
+            tokens=len(size),
+            sizes={str(place): float(count) for place, count in enumerate(bins) if count},
+            tail=int(far.sum()),
+            above=int((scaled[far] > 0).sum()),
+            pairs=int((pair & far[:-1] & far[1:]).sum()),
+            expected=float((ahead * behind / np.maximum(both, 1)).sum()),
+        )
+
+    def measures(self, tally: RoutingTally) -> Mapping[str, Measure]:
+        """The tail, its sides and its bursts."""
+        middle, high = tally.quantile(0.5), tally.quantile(0.99)
+        return {
+            "tail_ratio": Measure(None if middle is None or high is None else ratio(high, middle), "1"),
+            "tail_share": Measure(ratio(tally.tail, tally.tokens), "share"),
+            "above_share": Measure(ratio(tally.above, tally.tail), "share"),
+            "burst_ratio": Measure(ratio(tally.pairs, tally.expected), "1"),
+            "unsure_tokens": Measure(tally.tokens, "tokens"),
+        }
+
+    def _is_seen(self, run: RoutingTally) -> bool:
+        found = {name: measure.value or 0.0 for name, measure in self.measures(run).items()}
+        slope = slopes_of(run.slopes)
+        return (
+            run.tokens >= self.least_tokens
+            and found["tail_ratio"] >= self.tail_ratio
+            and found["tail_share"] >= self.least_tail
+            and 0.35 <= found["above_share"] <= 0.65
+            and found["burst_ratio"] >= self.bursts
+            and (slope is None or abs(slope.middle - 1) < 0.05)
+        )
+
+    def inconclusive_reason(self, run: RoutingTally, context: Context) -> Missing | None:
+        """Rows without the hint do not say that the routes agree."""
+        if self._is_seen(run):
+            return None
+        if run.tokens < self.least_tokens:
+            return Missing(
+                f"{counted(run.tokens, 'sampled token')} with a probability below 0.9, and it takes "
+                f"{self.least_tokens}",
+                "widen --steps",
+            )
+        return Missing(
+            "the differences of sampler and trainer have no heavy tail in bursts, which does not say that routes agree",
+            "no column holds routes: if the model is a mixture of experts, compare them in the trainer",
+        )
+
+    def judge(self, run: RoutingTally, context: Context) -> Judgement | None:
+        """Information: a hint."""
+        if not self._is_seen(run):
+            return None
+        found = {name: measure.value for name, measure in self.measures(run).items()}
+        return Judgement(
+            severity=Severity.INFO,
+            confirmed=False,
+            headline=f"{percent(found['tail_share'])} of the tokens differ far more than the others, on both sides "
+            "and in "
+            "bursts: other experts of a mixture?",
+            message=(
+                f"delta over 1 - p has a 99th percentile of {number(found['tail_ratio'])} medians (four for normal "
+                "noise); "
+                f"{percent(found['above_share'])} of the tokens beyond six medians have a larger log-prob from the "
+                f"trainer, and they follow each other {number(found['burst_ratio'])} times as often as by chance"
+            ),
+            evidence="a hint alone: no column says which experts a token went through, and noise in bursts looks "
+            "the same",
+            advice="if the model is a mixture of experts, replay the sampler's routes in the trainer and compare",
+        )

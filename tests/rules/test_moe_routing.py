@@ -1,0 +1,48 @@
+import pytest
+from rules.checking import report_on, values
+from rules.sampling import run
+from rules.test_sampler_mismatch import CLEAN
+
+from rolloutdoctor.results.findings import Severity
+
+CODE = "RDO008"
+
+
+def report(steps, columns=()):
+    kept = {"policy_log_probs", "entropy", "policy_version_min"} - {*columns}
+    return report_on([one.batch(without=kept) for one in steps], trainer=None, select=[CODE])
+
+
+@pytest.mark.parametrize("rerouted", [0.05, 0.12])
+def test_a_hint(rerouted):
+    (finding,) = report(run(3, rerouted=rerouted)).findings
+    assert (finding.severity, finding.verdict) == (Severity.INFO, "exposed")
+    assert "a hint alone" in finding.evidence
+    assert values(finding)["burst_ratio"] > 2
+
+
+LOOK_ALIKES = {name: options for name, options in CLEAN.items() if name not in ("low entropy",)} | {
+    "placeholders": {"filled": 0.02},
+    "stale contexts": {"spoilt": 0.1},
+    "shift": {"late": 1},
+    "one decimal": {"decimals": 1},
+    "rows of other versions": {"drift": 0.2, "lag": [0, 0, 0, 1] * 32, "version": 4},
+}
+
+
+@pytest.mark.parametrize("options", LOOK_ALIKES.values(), ids=LOOK_ALIKES)
+def test_no_hint_is_no_verdict(options):
+    found = report(run(3, **options))
+    assert not found.findings
+    (skipped,) = found.skipped
+    assert "does not say that routes agree" in skipped.reason
+
+
+def test_stamps_leave_rows_of_other_versions_out():
+    steps = run(3, drift=0.4, lag=[0, 0, 0, 1] * 32, version=4)
+    assert not report(steps, columns=["policy_version_min"]).findings
+
+
+def test_too_few_tokens_are_no_verdict():
+    (skipped,) = report(run(1, prompts=2)).skipped
+    assert "it takes 2000" in skipped.reason
