@@ -117,10 +117,10 @@ RULES: tuple[AnyRule, ...] = (
     QuantizedLogProbs(),
     RatioNotOne(),
     SequenceIsLengthBias(),
+    MoeRouting(),
     StalePrefixCache(),
     EngineFrozen(),
     PositionShift(),
-    MoeRouting(),
 )
 
 FAMILIES = {
