@@ -75,7 +75,7 @@ def test_nothing_sticks_out_and_everything_is_seen(page, tmp_path, width, dark):
     assert seen["view"] <= width
     assert seen["page"] <= seen["view"]
     assert seen["wide"] == 0
-    assert (seen["figures"], seen["small"]) == (5, 0)
+    assert (seen["figures"], seen["small"]) == (len(KINDS), 0)
     assert seen["back"] == ("rgb(22, 24, 27)" if dark else "rgb(255, 255, 255)")
     assert seen["text"] == seen["color"] == ("rgb(232, 233, 234)" if dark else "rgb(26, 26, 27)")
 
