@@ -9,6 +9,7 @@ from pathlib import Path
 import pytest
 
 from rolloutdoctor.cli.app import app
+from rolloutdoctor.results.figures import KINDS
 
 SAMPLES = Path(__file__).parent.parent.parent / "sample_data"
 CHROMIUM = next(filter(None, map(shutil.which, ("chromium", "chromium-browser", "google-chrome"))), None)
