@@ -31,41 +31,47 @@ FOLDER = Path(__file__).parents[2] / "sample_data"
 NAMES = ("run", "verl_rejected", "slime_ppo", "healthy")
 FOUND = {
     "run": {
+        ("RDA011", "info", "confirmed"),
+        ("RDA012", "info", "exposed"),
         ("RDG001", "info", "confirmed"),
         ("RDG002", "info", "confirmed"),
         ("RDG003", "info", "confirmed"),
+        ("RDI009", "info", "confirmed"),
         ("RDM002", "info", "confirmed"),
     },
     "verl_rejected": {
         ("RDA001", "error", "confirmed"),
         ("RDA002", "warning", "confirmed"),
+        ("RDA011", "info", "confirmed"),
         ("RDG001", "info", "exposed"),
         ("RDG002", "info", "confirmed"),
+        ("RDI009", "info", "confirmed"),
         ("RDO001", "info", "confirmed"),
         ("RDO007", "info", "exposed"),
     },
-    "slime_ppo": {("RDM001", "error", "confirmed"), ("RDG002", "info", "confirmed")},
-    "healthy": {("RDA008", "info", "exposed"), ("RDG001", "info", "confirmed"), ("RDG002", "info", "confirmed")},
+    "slime_ppo": {
+        ("RDM001", "error", "confirmed"),
+        ("RDA011", "info", "confirmed"),
+        ("RDG002", "info", "confirmed"),
+    },
+    "healthy": {
+        ("RDA008", "info", "exposed"),
+        ("RDA011", "info", "confirmed"),
+        ("RDA013", "info", "exposed"),
+        ("RDG001", "info", "confirmed"),
+        ("RDG002", "info", "confirmed"),
+        ("RDI009", "info", "confirmed"),
+    },
 }
-<<<<<<< HEAD
 # Three samples have no log-probs of the sampler, and the steps of the fourth are short, as are its prompts.
-OF_THE_SAMPLER = {"RDO002", "RDO009", "RDO010", "RDO011"}
+OF_THE_SAMPLER = {"RDI005", "RDI010", *(f"RDO{number:03}" for number in (1, 2, 3, 4, 5, 8, 9, 10, 11))}
 UNTESTED = {
     # They need rewards by function (one of them the outcome), advantages of tokens, or a mark of rows without a reward.
     "run": {"RDA006", "RDA008", *OF_THE_SAMPLER},
-    "verl_rejected": {"RDA008", "RDA009", *OF_THE_SAMPLER} - {"RDO009"},
-    "slime_ppo": {"RDA005", *OF_THE_SAMPLER},
+    "verl_rejected": {"RDA008", "RDA009", "RDO002", "RDO008", "RDO010", "RDO011"},
+    # It says of no row how it ended.
+    "slime_ppo": {"RDA005", "RDA013", "RDI007", "RDI011", "RDI012", *OF_THE_SAMPLER},
     "healthy": {"RDA006", *OF_THE_SAMPLER},
-=======
-OF_THE_SAMPLER = {"RDI005", "RDO001", "RDO003", "RDO004", "RDO005", "RDO008"}
-UNTESTED = {
-    # They need rewards by function (one of them the outcome), advantages of tokens, a mark of rows without a reward, or
-    # log-probs of the sampler.
-    "run": {"RDA006", "RDA008"} | OF_THE_SAMPLER,
-    "verl_rejected": {"RDA008", "RDA009", "RDO008"},
-    "slime_ppo": {"RDA005"} | OF_THE_SAMPLER,
-    "healthy": {"RDA006"} | OF_THE_SAMPLER,
->>>>>>> 6faa9a0 (Say what the samples are told of sampler and trainer)
 }
 MOST_BYTES = 6 * 2**20
 
