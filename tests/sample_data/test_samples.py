@@ -70,7 +70,7 @@ UNTESTED = {
     "run": {"RDA006", "RDA008", *OF_THE_SAMPLER},
     "verl_rejected": {"RDA008", "RDA009", "RDO002", "RDO008", "RDO010", "RDO011"},
     # It says of no row how it ended.
-    "slime_ppo": {"RDA005", "RDA013", "RDI007", "RDI011", "RDI012", *OF_THE_SAMPLER},
+    "slime_ppo": {"RDA005", "RDA013", "RDI007", "RDI011", *OF_THE_SAMPLER},
     "healthy": {"RDA006", *OF_THE_SAMPLER},
 }
 MOST_BYTES = 6 * 2**20
