@@ -77,7 +77,7 @@ def check(
     from rolloutdoctor.views.histogram import histograms
     from rolloutdoctor.views.table import RENDERERS
 
-    run = dumps.opened(paths, trainer, dump, quiet=quiet, logs_alone=True)
+    run = dumps.opened(paths, trainer, dump, quiet=quiet, text=True, logs_alone=True)
     check_target(output_file, "--output-file")
     check_target(save_state)
     options = CheckOptions(

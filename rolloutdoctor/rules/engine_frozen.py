@@ -4,6 +4,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, NamedTuple
 
+from rolloutdoctor.objective.required_columns import prompt_columns
 from rolloutdoctor.ops.tally import Sums, ratio, sketches
 from rolloutdoctor.results.findings import Measure, Severity
 from rolloutdoctor.rules.base import Context, Judgement, Missing, Rule, counted, number, percent
@@ -82,11 +83,11 @@ class EngineFrozen(Rule[FrozenTally]):
 
     def optional_columns(self, context: Context) -> frozenset[str]:
         """What tells a prompt and a version."""
-        return frozenset({"prompt_ids", "prompt", "response_mask", "policy_version_max", "optim_step_id"})
+        return prompt_columns(context.columns) | {"response_mask", "policy_version_max", "optim_step_id"}
 
     def unavailable_reason(self, context: Context) -> Missing | None:
         """Nothing says which rows answer one prompt in two steps."""
-        if context.columns & {"prompt_ids", "prompt"}:
+        if prompt_columns(context.columns):
             return None
         remedy = context.recording.get("prompt_ids", "record prompt_ids or prompt")
         return Missing("nothing says which prompt a row answers", remedy)
