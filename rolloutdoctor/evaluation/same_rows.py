@@ -1,7 +1,7 @@
 """Equal responses among the rows of a step, by their hashes; shared by the rules about rows."""
 
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 import torch
 from torch import Tensor
@@ -41,6 +41,7 @@ class SameRows:
         """Name of the first row with the same response, of its group if there is one."""
         assert batch.groups is not None
         same_N = self.response_N == self.response_N[row]
+        batch = replace(batch, per_token={}).to("cpu")
         same_N[row] = False
         own_N = same_N & (batch.groups.index_N == batch.groups.index_N[row])
         place = int((own_N if bool(own_N.any()) else same_N).nonzero()[0])
@@ -72,6 +73,9 @@ def compare_rows(batch: RolloutBatch, measured: Mapping[str, Tensor]) -> SameRow
         measured: `hash` of each row's response (else its text is taken), `log_prob` and `told`, the sum over the tokens
             with a log-prob and their number, where there are any.
     """
+    # The rows of a step are few, and a GPU adds them up in no fixed order.
+    batch = replace(batch, per_token={}).to("cpu") if batch.device.type != "cpu" else batch
+    measured = {name: value_N.cpu() for name, value_N in measured.items()}
     hash_N = _hashes(batch, measured)
     if hash_N is None or batch.groups is None or not len(batch):
         return None

@@ -145,8 +145,10 @@ class DeadGroups(Rule[DeadTally]):
         known_N = reward_N[inside_N]
         ends = next((pair for pair in BINARY if bool(((known_N == pair[0]) | (known_N == pair[1])).all())), None)
         low, high = ends or (float(known_N.min()), float(known_N.max()))
-        value_G = torch.full_like(count_G, torch.nan)
-        value_G[step.groups.index_N[inside_N]] = known_N
+        # A GPU has no fixed order of writes, whatever is written.
+        value_G = torch.full_like(count_G, torch.nan, device="cpu")
+        value_G[step.groups.index_N[inside_N].cpu()] = known_N.cpu()
+        value_G = value_G.to(count_G.device)
         sizes, counts = torch.unique(count_G[full_G].long(), return_counts=True)
         tokens, live = 0, 0
         if "response_mask" in batch.per_token:

@@ -103,6 +103,7 @@ class StdDifficultyBias(Rule[DifficultyTally]):
         import torch
 
         from rolloutdoctor.ops.group_stats import GroupStats
+        from rolloutdoctor.ops.segments import total_by
 
         rows = step.rows
         if rows is None or rows.advantage_N is None or not len(step.batch):
@@ -125,7 +126,7 @@ class StdDifficultyBias(Rule[DifficultyTally]):
         names = [f"{key // width}/{key % width}" for key in kinds.tolist()]
 
         def sums(x_g: "torch.Tensor") -> dict[str, float]:
-            found = torch.bincount(kind_g, weights=x_g.double(), minlength=len(kinds)).tolist()
+            found = total_by(kind_g, x_g, len(kinds)).tolist()
             return dict(zip(names, found, strict=True))
 
         return DifficultyTally(
