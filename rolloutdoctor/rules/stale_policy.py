@@ -75,7 +75,7 @@ class StalePolicy(Rule[LagTally]):
     >>> steps = [toy_batch([[1, 0]], lengths=64, rollout=-1.0 - gap, step=step)
     ...          for step, gap in enumerate([0.01, 0.01, 0.2, 0.2, 0.21, 0.22])]
     >>> diagnose(steps, trainer=None, select=["RDO002"]).findings[0].headline
-    'the gap to the sampler rises from 0.00977 to 0.203 at step 2 and stays'
+    'the gap to the sampler rises from 0.0107 to 0.203 at step 2 and stays'
     """
 
     code = "RDO002"

@@ -71,12 +71,12 @@ def test_fail_on_decides_the_exit_code(rolloutdoctor, run, words, code):
 
 def test_nothing_checked_is_3(rolloutdoctor, tmp_path):
     nameless = write_run(tmp_path / "nameless.parquet")
-    found = rolloutdoctor("check", nameless, "--select", "RDA")
+    found = rolloutdoctor("check", nameless, "--select", "RDA001")
     assert found.returncode == 3
     assert "nothing says which trainer made the run" in found.stdout
     assert "--trainer NAME" in found.stdout
     # Exit 3 is not hidden: a green run that checked nothing would be a lie.
-    assert rolloutdoctor("check", nameless, "--select", "RDA", "--exit-zero").returncode == 3
+    assert rolloutdoctor("check", nameless, "--select", "RDA001", "--exit-zero").returncode == 3
 
 
 def test_rules_that_are_not_applicable_are_not_tested(rolloutdoctor, tmp_path):

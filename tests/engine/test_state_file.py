@@ -285,7 +285,12 @@ names = st.sampled_from(["7", "format", "exact match"])
 @given(st.data())
 def test_every_tally_comes_back_as_it_was(data):
     for rule in RULES:
-        kinds = {int: st.integers(0, 2**60), float: numbers, Mapping[str, float]: st.dictionaries(names, numbers)}
+        kinds = {
+            int: st.integers(0, 2**60),
+            float: numbers,
+            str: st.text(),
+            Mapping[str, float]: st.dictionaries(names, numbers),
+        }
         made = {one.name: data.draw(kinds[one.type]) for one in dataclasses.fields(rule.tally)}
         tally = rule.tally(**made)
         text = json.dumps({name: _plain(value) for name, value in made.items()}, allow_nan=False)
