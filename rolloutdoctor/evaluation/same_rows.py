@@ -39,9 +39,9 @@ class SameRows:
 
     def twin_of(self, batch: RolloutBatch, row: int) -> str:
         """Name of the first row with the same response, of its group if there is one."""
+        batch = replace(batch, per_token={}).to("cpu")
         assert batch.groups is not None
         same_N = self.response_N == self.response_N[row]
-        batch = replace(batch, per_token={}).to("cpu")
         same_N[row] = False
         own_N = same_N & (batch.groups.index_N == batch.groups.index_N[row])
         place = int((own_N if bool(own_N.any()) else same_N).nonzero()[0])
