@@ -68,7 +68,11 @@ class IdentifiedStep:
         self._scaled: dict[tuple[int, float], Evaluation] = {}
         self._made: dict[tuple[int, str], Mapping[str, float]] = {}
         self._compared: dict[tuple[object, ...], Prediction | None] = {}
-        self._seen: list[tuple[Tensor, Prediction]] = []
+        self._seen: dict[tuple[bool, bytes], Prediction] = {}
+        # Of each configuration by its identity, which is told faster than its objective; it is kept, so that no other
+        # can come to have the same.
+        self._rows_of: dict[int, tuple[Configuration, Evaluation | None]] = {}
+        self._unit_of: dict[int, tuple[Configuration, Evaluation | None]] = {}
 
     def logged(self, objective: Objective) -> LoggedStep:
         """Return what was logged, as an objective on its axis is compared with it."""
@@ -85,9 +89,9 @@ class IdentifiedStep:
         rows = evaluation.rows
         values = rows.advantage_N if rows.advantage_N is not None else rows.advantage_T
         assert values is not None
-        seen = next((found for other, found in self._seen if _is_equal(other, values)), None)
-        if seen is not None:
-            return seen
+        known = rows.advantage_N is not None, _bytes(values)
+        if known in self._seen:
+            return self._seen[known]
         logged = self.logged(evaluation.objective)
         metrics = {}
         if not {"advantage", "advantages"} & (self.batch.per_row.keys() | self.batch.per_token.keys()):
@@ -104,12 +108,11 @@ class IdentifiedStep:
         if rows.advantage_N is not None and rows.rejected_N is not None and logged.advantage_range is not None:
             # The log holds nothing of rows without a trained token.
             values = torch.where(rows.rejected_N, torch.nan, values)
-        predicted = values
         if rows.advantage_T is not None:
             # Only trained tokens are compared.
             values = torch.where(self.batch.column("response_mask"), values, torch.nan)
         found = Prediction(tallies, values.double(), radii.double())
-        self._seen.append((rows.advantage_N if rows.advantage_N is not None else predicted, found))
+        self._seen[known] = found
         return found
 
     def kl(self, one: Configuration) -> Prediction | None:
@@ -193,11 +196,13 @@ class IdentifiedStep:
 
     def rows(self, one: Configuration) -> Evaluation | None:
         """Return the evaluation of the rows alone; None where it cannot be made."""
-        objective = self._as_voted(one)
-        key = (objective, one.edits)
-        if key not in self._rows:
-            self._rows[key] = self._evaluated(replace(one, objective=objective), rows_only=True)
-        return self._rows[key]
+        if id(one) not in self._rows_of:
+            objective = self._as_voted(one)
+            key = (objective, one.edits)
+            if key not in self._rows:
+                self._rows[key] = self._evaluated(replace(one, objective=objective), rows_only=True)
+            self._rows_of[id(one)] = one, self._rows[key]
+        return self._rows_of[id(one)][1]
 
     def _as_voted(self, one: Configuration) -> Objective:
         """The objective without choices about rows that this step does not have: rejected ones, and lone ones."""
@@ -242,13 +247,15 @@ class IdentifiedStep:
 
     def _unit(self, one: Configuration) -> Evaluation | None:
         """The evaluation with a coefficient of 1."""
-        objective = self._as_seen(one.objective)
-        if objective.kl_loss is not None:
-            objective = replace(objective, kl_loss=replace(objective.kl_loss, coef=1.0))
-        key = (objective, tuple(edit for edit in one.edits if edit.rows is not None))
-        if key not in self._whole:
-            self._whole[key] = self._evaluated(replace(one, objective=objective), rows_only=False)
-        return self._whole[key]
+        if id(one) not in self._unit_of:
+            objective = self._as_seen(one.objective)
+            if objective.kl_loss is not None:
+                objective = replace(objective, kl_loss=replace(objective.kl_loss, coef=1.0))
+            key = (objective, tuple(edit for edit in one.edits if edit.rows is not None))
+            if key not in self._whole:
+                self._whole[key] = self._evaluated(replace(one, objective=objective), rows_only=False)
+            self._unit_of[id(one)] = one, self._whole[key]
+        return self._unit_of[id(one)][1]
 
     def _as_seen(self, objective: Objective) -> Objective:
         """The objective without what no value of this step depends on: where every ratio is 1, clips and weights."""
@@ -278,5 +285,6 @@ class IdentifiedStep:
         return None if rows is None else Evaluation(batch, objective, rows, None, self._dtype)
 
 
-def _is_equal(one: Tensor, other: Tensor) -> bool:
-    return one.shape == other.shape and torch.equal(one.nan_to_num(7e77), other.nan_to_num(7e77))
+def _bytes(values: Tensor) -> bytes:
+    """The values as a key, so that equal ones are found at once: every NaN is the same, and -0.0 is 0.0."""
+    return (values.double().nan_to_num(7e77) + 0.0).numpy().tobytes()

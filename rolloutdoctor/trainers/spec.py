@@ -3,6 +3,7 @@
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from fnmatch import fnmatchcase
+from functools import cached_property
 from itertools import product
 from typing import TYPE_CHECKING
 
@@ -190,7 +191,15 @@ class Trainer:
 
     def kind_of(self, metric: str) -> str:
         """Return what a metric is, as `quantities` has it."""
-        return next((kind for pattern, kind in self.quantities.items() if fnmatchcase(metric, pattern)), "mean")
+        if metric not in self._kinds:
+            found = (kind for pattern, kind in self.quantities.items() if fnmatchcase(metric, pattern))
+            self._kinds[metric] = next(found, "mean")
+        return self._kinds[metric]
+
+    @cached_property
+    def _kinds(self) -> dict[str, str]:
+        """Kinds of the metrics that were asked for: matching patterns takes its time, and names come again."""
+        return {}
 
     def example(self) -> Objective:
         """Return what its newest version computes with nothing stated but what has to be."""
