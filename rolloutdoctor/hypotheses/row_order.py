@@ -1,6 +1,6 @@
 """Hypotheses about columns that a trainer attached to other rows or other tokens."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import replace
 from typing import TYPE_CHECKING
 
@@ -90,8 +90,55 @@ def _sorted(key: str, *, descending: bool = False, inverse: bool = False) -> Ord
     return order
 
 
-def _reward(name: str, words: str, order: Order, *columns: str) -> Hypothesis:
-    return Hypothesis(
+ROW_ORDERS: Mapping[str, tuple[str, Order, tuple[str, ...]]] = {
+    "rewards-one-row-late": ("every row has the reward of the row before it", _rolled(1), ()),
+    "rewards-one-row-early": ("every row has the reward of the row after it", _rolled(-1), ()),
+    "rewards-one-group-late": ("every row has the reward of the group before it", _rolled_by_group(1), ()),
+    "rewards-one-group-early": ("every row has the reward of the group after it", _rolled_by_group(-1), ()),
+    "rewards-rotated-late": (
+        "within each group every row has the reward of the row before it",
+        _rolled_in_group(1),
+        (),
+    ),
+    "rewards-rotated-early": (
+        "within each group every row has the reward of the row after it",
+        _rolled_in_group(-1),
+        (),
+    ),
+    "rewards-reversed": ("the rewards are in reversed order", _reversed, ()),
+    "rewards-by-length": ("the rewards are in the order of response length, the rows are not", _sorted("length"), ()),
+    "rewards-by-length-descending": (
+        "the rewards are in the order of falling response length, the rows are not",
+        _sorted("length", descending=True),
+        (),
+    ),
+    "rows-by-length": (
+        "the rows are in the order of response length, the rewards are not",
+        _sorted("length", inverse=True),
+        (),
+    ),
+    "rows-by-length-descending": (
+        "the rows are in the order of falling response length, the rewards are not",
+        _sorted("length", descending=True, inverse=True),
+        (),
+    ),
+    "rewards-by-rank": ("the rewards are in the order of ranks, the rows are not", _sorted("rank"), ("rank",)),
+    "rows-by-rank": (
+        "the rows are in the order of ranks, the rewards are not",
+        _sorted("rank", inverse=True),
+        ("rank",),
+    ),
+    "rewards-sorted": ("the rewards are sorted, the rows are not", _sorted("reward"), ()),
+    "rewards-sorted-descending": (
+        "the rewards are sorted from high to low, the rows are not",
+        _sorted("reward", descending=True),
+        (),
+    ),
+}
+"""Name to words, order and columns: which row's reward each row has."""
+
+MISALIGNED_REWARDS = tuple(
+    Hypothesis(
         name=name,
         code="RDI004",
         stage="advantages",
@@ -101,48 +148,7 @@ def _reward(name: str, words: str, order: Order, *columns: str) -> Hypothesis:
         columns=frozenset(columns),
         references=_REFERENCES,
     )
-
-
-MISALIGNED_REWARDS = (
-    _reward("rewards-one-row-late", "every row has the reward of the row before it", _rolled(1)),
-    _reward("rewards-one-row-early", "every row has the reward of the row after it", _rolled(-1)),
-    _reward("rewards-one-group-late", "every row has the reward of the group before it", _rolled_by_group(1)),
-    _reward("rewards-one-group-early", "every row has the reward of the group after it", _rolled_by_group(-1)),
-    _reward(
-        "rewards-rotated-late", "within each group every row has the reward of the row before it", _rolled_in_group(1)
-    ),
-    _reward(
-        "rewards-rotated-early", "within each group every row has the reward of the row after it", _rolled_in_group(-1)
-    ),
-    _reward("rewards-reversed", "the rewards are in reversed order", _reversed),
-    _reward(
-        "rewards-by-length", "the rewards are in the order of response length, the rows are not", _sorted("length")
-    ),
-    _reward(
-        "rewards-by-length-descending",
-        "the rewards are in the order of falling response length, the rows are not",
-        _sorted("length", descending=True),
-    ),
-    _reward(
-        "rows-by-length",
-        "the rows are in the order of response length, the rewards are not",
-        _sorted("length", inverse=True),
-    ),
-    _reward(
-        "rows-by-length-descending",
-        "the rows are in the order of falling response length, the rewards are not",
-        _sorted("length", descending=True, inverse=True),
-    ),
-    _reward("rewards-by-rank", "the rewards are in the order of ranks, the rows are not", _sorted("rank"), "rank"),
-    _reward(
-        "rows-by-rank", "the rows are in the order of ranks, the rewards are not", _sorted("rank", inverse=True), "rank"
-    ),
-    _reward("rewards-sorted", "the rewards are sorted, the rows are not", _sorted("reward")),
-    _reward(
-        "rewards-sorted-descending",
-        "the rewards are sorted from high to low, the rows are not",
-        _sorted("reward", descending=True),
-    ),
+    for name, (words, order, columns) in ROW_ORDERS.items()
 )
 
 

@@ -1,8 +1,47 @@
 """RDI004: rewards belong to other rows."""
 
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
+from typing import TYPE_CHECKING
 
-from rolloutdoctor.rules.audited import CauseRule
+from rolloutdoctor.objective.required_columns import response_columns
+from rolloutdoctor.ops.tally import by_name
+from rolloutdoctor.results.findings import Example, Measure, Severity
+from rolloutdoctor.rules.all_truncated import TRUNCATED
+from rolloutdoctor.rules.audited import AuditedTally, CauseRule
+from rolloutdoctor.rules.base import KEEP_EXAMPLES, Context, Judgement, Missing, counted, percent
+
+if TYPE_CHECKING:
+    from torch import Tensor
+
+    from rolloutdoctor.evaluation.reward_relations import Relation
+    from rolloutdoctor.evaluation.token_measures import TokenBlock
+    from rolloutdoctor.rules.step import StepView
+
+
+@dataclass(frozen=True)
+class MisalignedTally(AuditedTally):
+    """What `reward-row-misaligned` adds up: the audit's values, and relations between rewards and responses.
+
+    Relations are named by their words; "broken" are the steps in which a row does not keep one.
+
+    Attributes:
+        tested: relation to rows that it says something about.
+        bits: relation to how unlikely it is that rewards of other rows keep it in all of these, in bits.
+        broken: relation to rows that it says something about, in broken steps.
+        broken_bits: the same as `bits` for these.
+        kept: relation to the rows of broken steps that keep it.
+        moved: relation and order of the rewards, with a bar between, to the rows of broken steps that keep it then.
+        broken_steps: relation to the broken steps.
+    """
+
+    tested: Mapping[str, float] = by_name()
+    bits: Mapping[str, float] = by_name()
+    broken: Mapping[str, float] = by_name()
+    broken_bits: Mapping[str, float] = by_name()
+    kept: Mapping[str, float] = by_name()
+    moved: Mapping[str, float] = by_name()
+    broken_steps: Mapping[str, float] = by_name()
 
 
 @dataclass(frozen=True)
@@ -14,6 +53,11 @@ class RewardRowMisaligned(CauseRule):
     one row or one group late or early, rotated within their groups, reversed, sorted, and in the order of length or
     rank.
 
+    Where the rewards in the file are wrong themselves, the advantages follow from them. Then it looks at what a reward
+    shows of its own response: a reward function that is a line in the response's length, equal responses to one
+    prompt, and truncated responses with the lowest reward. If the rows break such a relation, and all of them keep it
+    with the rewards in one of these orders, the rewards are those of other rows.
+
     ## Why it matters
     Every response is then pushed for what another one did. The mean reward is unchanged, so no curve shows it.
 
@@ -22,6 +66,13 @@ class RewardRowMisaligned(CauseRule):
     many values each explains, how many rows change, how many advantages change their sign (`sign_flips`), and with
     log-probs how much of the gradient differs: `relative_change_l1` = |g_made - g_recorded|_1 / |g_recorded|_1, in
     log-prob space.
+
+    For a relation, `rows_tested` are the rows that it says something about in the steps that break it, `rows_keeping`
+    those that keep it as recorded. That rewards of other rows keep it by chance has a probability of less than
+    2^-40. A reward function counts as one of the length if the rewards of a step, sorted, are a line in its sorted
+    lengths to within the rounding of float32, for eight rows and six lengths or more between its bounds; this holds
+    in whatever order the rewards are. A verifier that is not deterministic, and truncated responses that are right,
+    break a relation as recorded and in every order, which is no finding.
 
     ## What to do
     Join rewards to rows by sample id. Look where rows are sorted by length, filtered, or gathered from ranks
@@ -41,5 +92,150 @@ class RewardRowMisaligned(CauseRule):
         "https://github.com/volcengine/verl/issues/2185",
         "https://github.com/huggingface/trl/issues/3098",
     )
+    tally = MisalignedTally
     stages = ("advantages",)
     remedy = "log the advantages: the column advantage (one a row) or advantages (one a token)"
+
+    bits: float = 40.0
+    """A chance of 1e-12, of which the orders and the reward functions that are tried take little."""
+
+    def optional_columns(self, context: Context) -> frozenset[str]:
+        """What the audit reads, and what rewards may be made from."""
+        return super().optional_columns(context) | response_columns(context.columns) | {"reward", "rewards", "status"}
+
+    def measure_tokens(self, block: "TokenBlock") -> "Mapping[str, Tensor]":
+        """Hash each response."""
+        if not block.is_logged("response_ids"):
+            return {}
+        return {"hash": block.prefixes.row_N - block.prefixes.seed_N}
+
+    def measure(self, step: "StepView") -> MisalignedTally:
+        """Count the values of the step, and the rows that keep each relation."""
+        total = super().measure(step)
+        tested: dict[str, float] = {}
+        bits: dict[str, float] = {}
+        broken: dict[str, float] = {}
+        broken_bits: dict[str, float] = {}
+        kept: dict[str, float] = {}
+        moved: dict[str, float] = {}
+        for one in self._relations(step):
+            is_kept_N = one.kept()
+            tested[one.words], bits[one.words] = one.tested, one.bits
+            if bool(is_kept_N.all()):
+                continue
+            broken[one.words], broken_bits[one.words] = one.tested, one.bits
+            kept[one.words] = one.tested - int((~is_kept_N).sum())
+            for order, source_N in self._orders(step).items():
+                moved[f"{one.words}|{order}"] = one.tested - int((~one.kept(source_N)).sum())
+        return MisalignedTally(
+            compared=total.compared,
+            agree=total.agree,
+            not_compared=total.not_compared,
+            worst=total.worst,
+            steps=total.steps,
+            tested=tested,
+            bits=bits,
+            broken=broken,
+            broken_bits=broken_bits,
+            kept=kept,
+            moved=moved,
+            broken_steps=dict.fromkeys(broken, 1.0),
+        )
+
+    def _relations(self, step: "StepView") -> "list[Relation]":
+        return step.cached("reward relations", lambda: self._found(step))
+
+    def _found(self, step: "StepView") -> "list[Relation]":
+        from dataclasses import replace
+
+        import torch
+
+        from rolloutdoctor.evaluation.reward_relations import relations_of
+
+        batch = step.batch
+        if "reward" not in batch.per_row or not len(batch):
+            return []
+        hash_N = step.token_measures.get(self.code, {}).get("hash", batch.per_row.get("response"))
+        ends = batch.statuses
+        is_cut_N = torch.tensor([(end or "").lower() in TRUNCATED for end in ends]) if any(ends) else None
+        rows = replace(batch, per_token={}).to("cpu")
+        return relations_of(rows, None if hash_N is None else hash_N.cpu(), is_cut_N)
+
+    def _orders(self, step: "StepView") -> "Mapping[str, Tensor]":
+        return step.cached("reward orders", lambda: self._sources(step))
+
+    def _sources(self, step: "StepView") -> "Mapping[str, Tensor]":
+        from dataclasses import replace
+
+        from rolloutdoctor.hypotheses.row_order import ROW_ORDERS
+
+        rows = replace(step.batch, per_token={}).to("cpu")
+        found = {}
+        for name, (_, order, _) in ROW_ORDERS.items():
+            # What the rewards would be, sorted, says nothing of whose they are.
+            source_N = None if name.startswith("rewards-sorted") else order(rows)
+            if source_N is not None:
+                found[name] = source_N
+        return found
+
+    def examples(self, step: "StepView") -> Iterable[Example]:
+        """What the audit shows, or the rows that break a relation."""
+        yield from super().examples(step)
+        for one in self._relations(step):
+            rows = (~one.kept()).nonzero().squeeze(1).tolist()
+            for row in rows[:KEEP_EXAMPLES]:
+                yield Example(
+                    step.batch.step,
+                    step.batch.group_name(int(step.groups.index_N[row])),
+                    step.batch.sample_name(row),
+                    len(rows) / max(one.tested, 1),
+                    f"breaks that {one.words}",
+                )
+
+    def inconclusive_reason(self, run: AuditedTally, context: Context) -> Missing | None:
+        """No logged advantage, and no relation that all rows keep."""
+        assert isinstance(run, MisalignedTally)
+        if any(bits >= self.bits and name not in run.broken for name, bits in run.bits.items()):
+            return None
+        return None if self._explained(run) else super().inconclusive_reason(run, context)
+
+    def _explained(self, run: MisalignedTally) -> tuple[str, tuple[str, ...]] | None:
+        """The relation that most rows test, and the orders in which all of them keep it."""
+        found = []
+        for name, rows in run.broken.items():
+            if run.broken_bits[name] < self.bits:
+                continue
+            kept = {key.rpartition("|")[2]: count for key, count in run.moved.items() if key.startswith(f"{name}|")}
+            orders = tuple(sorted(order for order, count in kept.items() if count == rows))
+            if orders:
+                found.append((rows, name, orders))
+        return max(found)[1:] if found else None
+
+    def judge(self, run: AuditedTally, context: Context) -> Judgement | None:
+        """Report what the advantages show, else what the rewards show of their rows."""
+        assert isinstance(run, MisalignedTally)
+        found = self._explained(run)
+        established = super().judge(run, context)
+        if established is not None or found is None:
+            return established
+        from rolloutdoctor.hypotheses.row_order import MISALIGNED_REWARDS, ROW_ORDERS
+
+        relation, orders = found
+        rows, kept = run.broken[relation], run.kept[relation]
+        words = ROW_ORDERS[orders[0]][0]
+        used = run.compared > 0 and run.agree == run.compared
+        trained = (
+            f"the trainer used these rewards: all {run.compared:,} logged advantages follow from them"
+            if used
+            else "no logged advantage says whether the trainer used these rewards, or the file alone has them so"
+        )
+        also = f"; these data cannot tell it from {', '.join(orders[1:])}" if len(orders) > 1 else ""
+        return Judgement(
+            severity=Severity.ERROR if used else Severity.WARNING,
+            confirmed=used,
+            headline=f"{words}: {counted(rows - kept, 'row')} of {rows:,.0f} break that {relation}",
+            message=f"{relation} in {percent(kept / rows)} of the rows as recorded, and in all of them if {words}",
+            evidence=f"{trained}; in {counted(run.broken_steps[relation], 'step')}{also}",
+            advice=MISALIGNED_REWARDS[0].remedy,
+            measures={"rows_tested": Measure(rows, "rows"), "rows_keeping": Measure(kept, "rows")},
+        )

@@ -1,0 +1,139 @@
+"""What rewards keep to where they are made from the response: relations between a row and its own reward."""
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from math import log2
+
+import torch
+from torch import Tensor
+
+from rolloutdoctor.data.batch import RolloutBatch
+
+LEAST = 8
+"""Rows between the smallest and the largest reward from which a line through lengths is told."""
+
+KINDS = 6
+"""Different lengths among these."""
+
+
+_SPREAD = -7046029254386353131
+"""An odd number with bits everywhere: the same response in another group is another one."""
+
+
+@dataclass(frozen=True, eq=False)
+class Relation:
+    """A relation that some rows of a step can keep or break.
+
+    Attributes:
+        words: the relation, in one sentence.
+        term: the reward function, or "reward".
+        tested: rows that it says something about.
+        bits: how unlikely it is that rewards of other rows keep it in all of them, in bits.
+        feature_N: what the relation looks at of each row, ``[N]``; rows are equal in it or have none (-1 or NaN).
+    """
+
+    words: str
+    term: str
+    tested: int
+    bits: float
+    feature_N: Tensor
+    _reward_N: Tensor
+    _kind: str
+    _tolerance: float = 0.0
+
+    def kept(self, source_N: Tensor | None = None) -> Tensor:
+        """Tell which of the rows keep the relation, ``[N]``; True for rows that it says nothing about.
+
+        Args:
+            source_N: the row whose reward each row has, ``[N]``; None: its own.
+        """
+        feature_N = self.feature_N if source_N is None else self.feature_N[source_N]
+        reward_N = self._reward_N
+        if self._kind == "length":
+            return (reward_N - feature_N).abs() <= self._tolerance
+        if self._kind == "lowest":
+            return (feature_N == 0) | (reward_N == reward_N.min())
+        # Equal responses: each row against the first of its kind.
+        first_N = torch.full_like(feature_N, len(feature_N))
+        told = feature_N >= 0
+        places_N = torch.arange(len(feature_N))
+        first_N.scatter_reduce_(0, feature_N.clamp(min=0), torch.where(told, places_N, len(feature_N)), "amin")
+        mine_N = first_N[feature_N.clamp(min=0)].clamp(max=len(feature_N) - 1)
+        return ~told | (reward_N == reward_N[mine_N])
+
+
+def relations_of(batch: RolloutBatch, hash_N: Tensor | None, is_cut_N: Tensor | None) -> list[Relation]:
+    """Return the relations that the rewards of a step can be held against, for every reward function.
+
+    Args:
+        batch: the rows, on the CPU.
+        hash_N: hash of each response, ``[N]`` int64, or None.
+        is_cut_N: True for responses that were cut off, ``[N]``, or None.
+    """
+    terms: Mapping[str, Tensor] = batch.rewards or {"reward": batch.column("reward")}
+    found: list[Relation] = []
+    for term, value_N in terms.items():
+        reward_N = value_N.double()
+        if len(reward_N) < LEAST or not bool(reward_N.isfinite().all()) or bool((reward_N == reward_N[0]).all()):
+            continue
+        made = (_of_length(term, reward_N, batch.rows.diff()), _of_copies(term, reward_N, batch, hash_N))
+        found += [one for one in (*made, _of_truncated(term, reward_N, is_cut_N)) if one is not None]
+    return found
+
+
+def _of_length(term: str, reward_N: Tensor, length_N: Tensor) -> Relation | None:
+    """A reward that is a line in the response's length between two bounds, as the rewards of a step as a whole show."""
+    low, high = float(reward_N.min()), float(reward_N.max())
+    inside_N = (reward_N > low) & (reward_N < high)
+    if int(inside_N.sum()) < LEAST:
+        return None
+    size_N = torch.sort(length_N.double()).values
+    # The rounding of float32, which a reward may have gone through, on each end of the line and between.
+    tolerance = 16 * 2.0**-24 * max(abs(low), abs(high))
+    if tolerance > (high - low) / 100:
+        return None
+    for falling in (True, False):
+        value_N = torch.sort(reward_N, descending=falling).values
+        inside = (value_N > low) & (value_N < high)
+        sizes, values = size_N[inside], value_N[inside]
+        kinds = 1 + int((sizes.diff() > 0).sum())
+        if kinds < KINDS:
+            return None
+        slope = float((values[-1] - values[0]) / (sizes[-1] - sizes[0]))
+        expected_N = (float(values[0]) + slope * (length_N.double() - float(sizes[0]))).clamp(low, high)
+        if bool(((torch.sort(expected_N, descending=falling).values - value_N).abs() <= tolerance).all()):
+            # Two of them make the line, and each of the others lies on it.
+            bits = (len(sizes) - 2) * log2((high - low) / (2 * tolerance))
+            words = f"{term} is a function of the response's length"
+            return Relation(words, term, len(reward_N), bits, expected_N, reward_N, "length", tolerance)
+    return None
+
+
+def _of_copies(term: str, reward_N: Tensor, batch: RolloutBatch, hash_N: Tensor | None) -> Relation | None:
+    """Equal responses to one prompt have equal rewards."""
+    if hash_N is None or batch.groups is None:
+        return None
+    shown_N = batch.rows.diff() > 0 if batch.tokens else hash_N != 0
+    kind_N, copies_K = torch.unique(hash_N + batch.groups.index_N * _SPREAD, return_inverse=True, return_counts=True)[
+        1:
+    ]
+    told_N = shown_N & (copies_K[kind_N] > 1)
+    kinds = torch.zeros_like(copies_K)
+    kinds[kind_N[told_N]] = 1
+    tested = int(told_N.sum()) - int(kinds.sum())
+    if tested <= 0:
+        return None
+    shares = torch.unique(reward_N, return_counts=True)[1].double() / len(reward_N)
+    bits = -tested * log2(float((shares**2).sum()))
+    words = f"equal responses to one prompt have equal {term}"
+    return Relation(words, term, tested, bits, torch.where(told_N, kind_N, -1), reward_N, "copies")
+
+
+def _of_truncated(term: str, reward_N: Tensor, is_cut_N: Tensor | None) -> Relation | None:
+    """Responses that were cut off have the lowest reward."""
+    tested = 0 if is_cut_N is None else int(is_cut_N.sum())
+    if is_cut_N is None or not 0 < tested < len(reward_N):
+        return None
+    share = float((reward_N == reward_N.min()).double().mean())
+    words = f"truncated responses have the lowest {term}"
+    return Relation(words, term, tested, -tested * log2(share), is_cut_N.double(), reward_N, "lowest")
