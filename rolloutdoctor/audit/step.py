@@ -64,9 +64,11 @@ def audit_step(
     """
     if evaluation.rows is None or not len(logged.batch):
         return {}
-    doubts = doubts_of(logged.batch, trainer, config, omits_rows=logged.omits_rows)
     if in_doubt:
-        doubts = Doubts("", torch.zeros_like(doubts.odd_N), "")
+        none_N = torch.zeros(len(logged.batch), dtype=torch.bool, device=logged.batch.device)
+        doubts = Doubts("", none_N, "")
+    else:
+        doubts = doubts_of(logged.batch, trainer, config, omits_rows=logged.omits_rows)
     # Some metrics take longer than the loss, and are made where they are asked for: only what was logged is.
     names = [name for name in logged.metrics if stage_of(trainer, name) in stages and name in metrics]
     metrics = {name: metrics[name] for name in sorted(names)}

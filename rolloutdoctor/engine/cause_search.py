@@ -92,6 +92,8 @@ class Search:
         self._context, self._dtype = context, dtype
         self._objective, self._trainer = context.objective, context.trainer
         self._found: list[_Established] = []
+        # While hypotheses are tried, what each gives for a step: a later stage tries those of the earlier ones again.
+        self._kept: dict[tuple[int, tuple[str, ...], bool], Evaluation | None] | None = None
 
     def audit(
         self, trial: Trial, edits: Sequence[Hypothesis], until: str = STAGES[-1], only: set[str] | None = None
@@ -100,15 +102,25 @@ class Search:
         total: AuditTally = {}
         means: OpenWindows = {}
         for step in trial:
-            try:
-                evaluation = self._evaluated(step, edits, rows_only=until == STAGES[0])
-            except (CannotComputeError, UsageError):
-                return {}
+            evaluation = self._tried(step, edits, rows_only=until == STAGES[0])
             if evaluation is None:
                 return {}
             found, means = self._audited(step, evaluation, edits, means, until, only)
             total = add_tallies(total, found)
         return total
+
+    def _tried(self, step: LoggedRows, edits: Sequence[Hypothesis], *, rows_only: bool) -> Evaluation | None:
+        """The evaluation of a step under some edits; None where it cannot be made."""
+        key = (id(step), tuple(one.name for one in edits), rows_only)
+        if self._kept is not None and key in self._kept:
+            return self._kept[key]
+        try:
+            found = self._evaluated(step, edits, rows_only=rows_only)
+        except (CannotComputeError, UsageError):
+            found = None
+        if self._kept is not None:
+            self._kept[key] = found
+        return found
 
     def _audited(
         self,
@@ -132,7 +144,8 @@ class Search:
                 metrics |= edit.metrics(evaluation, self._trainer, metrics)
         config, spacing = self._context.config, self._context.spacing
         logged = of_step(step.batch, step.logged, evaluation.objective, spacing)
-        found = audit_step(logged, evaluation, self._trainer, config, metrics, in_doubt=True)
+        compared = stages if only is None else (until,)
+        found = audit_step(logged, evaluation, self._trainer, config, metrics, in_doubt=True, stages=compared)
         if step.window is None:
             return found, means
         values = window_values(logged, evaluation, self._trainer, config, metrics, in_doubt=True)
@@ -157,6 +170,7 @@ class Search:
     def try_on(self, trials: Sequence[Trial]) -> None:
         """Establish what explains the disagreements of some steps, stage by stage."""
         candidates = applicable(self._context)
+        self._kept = {}
         for number, stage in enumerate(STAGES):
             reaching = [one for one in candidates if STAGES.index(one.stage) <= number]
             for _ in range(ROUNDS):
@@ -164,6 +178,8 @@ class Search:
                 if best is None:
                     break
                 self._found.append(best)
+                self._kept.clear()
+        self._kept = None
 
     @property
     def _edits(self) -> list[Hypothesis]:
