@@ -191,10 +191,9 @@ class Search:
         off = {name for found in before for name, tally in found.items() if tally.stage == stage and tally.disagree}
         if not off:
             return None
+        candidates = self._possible(trials[0], candidates, stage)
         explained = {}
         for one in candidates:
-            if one in self._edits:
-                continue
             quantities = self._explained(trials, before, off, one, stage)
             if quantities and not any(self._breaks(trial, one) for trial in trials):
                 explained[one] = quantities
@@ -211,6 +210,20 @@ class Search:
         also = tuple(one.name for one in rivals if explained[one] == explained[best] and one != best)
         return _Established(best, stage, explained[best], also)
 
+    def _possible(self, trial: Trial, candidates: Sequence[Hypothesis], stage: str) -> list[Hypothesis]:
+        """The candidates that are not established, and do not break advantages that agree: that takes no tokens."""
+        found = [one for one in candidates if one not in self._edits]
+        first = STAGES[0]
+        if stage == first:
+            return found
+        agreeing = {name for name, tally in self.audit(trial, self._edits, first).items() if not tally.disagree}
+
+        def breaks(one: Hypothesis) -> bool:
+            after = self.audit(trial, (*self._edits, one), first)
+            return any(after[name].disagree for name in agreeing & after.keys())
+
+        return [one for one in found if one.stage != first or not agreeing or not breaks(one)]
+
     def _best_of_parts(
         self, trials: Sequence[Trial], before: Sequence[AuditTally], stage: str, candidates: Sequence[Hypothesis]
     ) -> _Established | None:
@@ -218,8 +231,6 @@ class Search:
         off = {name: count for name, count in _disagreeing(before, stage).items() if count >= PARTLY_VALUES}
         left: dict[Hypothesis, tuple[float, frozenset[str]]] = {}
         for one in candidates if off else ():
-            if one in self._edits:
-                continue
             after = [self.audit(trial, (*self._edits, one), stage, only=set(off)) for trial in trials]
             if any(base.keys() & off.keys() - found.keys() for base, found in zip(before, after, strict=True)):
                 continue
