@@ -3,12 +3,8 @@
 ``python tests/parity/real_faults.py`` prints the table.
 """
 
-import ast
-import inspect
 import sys
-import textwrap
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from collections.abc import Callable
 from dataclasses import dataclass, field, replace
 from math import sqrt
 from pathlib import Path
@@ -16,9 +12,11 @@ from pathlib import Path
 if __name__ == "__main__":
     sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
 
-import numpy as np
-import torch
-from parity.real_runs import GROUPS, SIZE, STEPS, WEIGHTS, Fault, Setup, Step, real_run, regrouped, trl_class
+from parity import real_edits as edits
+from parity.real_patches import biased, biased_groups, trl_epsilon, trl_kl, verl_epsilon
+from parity.real_rows import regrouped
+from parity.real_runs import real_run
+from parity.real_setup import SIZE, STEPS, WEIGHTS, Fault, Setup, Step
 from torch import Tensor
 
 from rolloutdoctor.data.batch import RolloutBatch
@@ -84,263 +82,53 @@ def _everywhere(fault: Fault) -> dict[str, Fault]:
     return dict.fromkeys(SETUPS, fault)
 
 
-def _drawn_order(batch: RolloutBatch) -> Tensor:
-    return torch.randperm(len(batch), generator=torch.Generator().manual_seed(batch.step))
-
-
-def _places(batch: RolloutBatch) -> Tensor:
-    return torch.arange(len(batch))
-
-
-def _shuffled_groups(batch: RolloutBatch) -> RolloutBatch:
-    """Rows of a prompt do not follow each other, and TRL takes it that they do."""
-    return regrouped(batch, batch.groups.index_N[_drawn_order(batch)])
-
-
-def _moved_rewards(source: Callable[[RolloutBatch], Tensor]) -> Callable[[RolloutBatch], RolloutBatch]:
-    def edit(batch: RolloutBatch) -> RolloutBatch:
-        source_N = source(batch)
-        rewards = {name: x_N[source_N] for name, x_N in batch.rewards.items()}
-        return replace(batch, rewards=rewards, per_row={**batch.per_row, "reward": batch.column("reward")[source_N]})
-
-    return edit
-
-
-def _late(batch: RolloutBatch) -> Tensor:
-    return _places(batch).roll(1)
-
-
-def _few_late(batch: RolloutBatch) -> Tensor:
-    """In the first eight rows alone."""
-    places_N = _places(batch)
-    return torch.cat([places_N[:8].roll(1), places_N[8:]])
-
-
-def _sorted(batch: RolloutBatch) -> Tensor:
-    return torch.sort(batch.column("reward"), stable=True).indices
-
-
-def _unscored(batch: RolloutBatch) -> RolloutBatch:
-    missing_N = torch.tensor(np.random.default_rng(batch.step).random(len(batch)) < 0.2)
-    rewards = {name: x_N.masked_fill(missing_N, torch.nan) for name, x_N in batch.rewards.items()}
-    reward_N = batch.column("reward").masked_fill(missing_N, torch.nan)
-    return replace(batch, rewards=rewards, per_row={**batch.per_row, "reward": reward_N})
-
-
-def _as_zero(batch: RolloutBatch) -> RolloutBatch:
-    rewards = {name: x_N.nan_to_num(0.0) for name, x_N in batch.rewards.items()}
-    return replace(batch, rewards=rewards, per_row={**batch.per_row, "reward": batch.column("reward").nan_to_num(0.0)})
-
-
-def _shifted(column: str, tokens: int, fill: float | None = None) -> Callable[[RolloutBatch], RolloutBatch]:
-    """Every token has the value of a neighbour; the end keeps its own, or has a filler."""
-
-    def edit(batch: RolloutBatch) -> RolloutBatch:
-        parts = []
-        for row_T in batch.column(column).split(batch.rows.diff().tolist()):
-            moved_T = row_T.roll(tokens)
-            end = 0 if tokens > 0 else -1
-            moved_T[end] = row_T[end] if fill is None else fill
-            parts.append(moved_T)
-        return replace(batch, per_token={**batch.per_token, column: torch.cat(parts)})
-
-    return edit
-
-
-def _column_for(column: str, other: str) -> Callable[[RolloutBatch], RolloutBatch]:
-    def edit(batch: RolloutBatch) -> RolloutBatch:
-        return replace(batch, per_token={**batch.per_token, column: batch.column(other)})
-
-    return edit
-
-
-def _far_reference(batch: RolloutBatch) -> RolloutBatch:
-    """Some tokens are far more likely to the reference."""
-    far_T = torch.tensor(np.random.default_rng(batch.step).random(batch.tokens) < 0.1)
-    moved_T = batch.column("policy_log_probs") + 6.0
-    return replace(
-        batch,
-        per_token={**batch.per_token, "ref_log_probs": torch.where(far_T, moved_T, batch.column("ref_log_probs"))},
-    )
-
-
-def _clamped(low: float, high: float) -> Callable[[RolloutBatch], RolloutBatch]:
-    """A reference with which no token's KL is above 10."""
-
-    def edit(batch: RolloutBatch) -> RolloutBatch:
-        policy_T = batch.column("policy_log_probs").double()
-        u_T = (batch.column("ref_log_probs").double() - policy_T).clamp(low, high)
-        return replace(batch, per_token={**batch.per_token, "ref_log_probs": (policy_T + u_T).float()})
-
-    return edit
-
-
-TEN = 2.6108686
-"""exp(u) - u - 1 is 10 there."""
-
-
-def _generated(batch: RolloutBatch) -> int:
-    return int(batch.column("response_mask_pre").sum())
-
-
-def _times(name: str, factor: float):
-    return lambda metrics, update, batch: {**metrics, name: factor * metrics[name]}
-
-
-def _of_every_row(name: str):
-    """The metric as it is where every row is a micro-batch."""
-
-    def log(metrics, update, batch):
-        rows = replace(batch, per_row={**batch.per_row, "micro_batch_id": _places(batch)})
-        return {**metrics, name: update(rows)[name]}
-
-    return log
-
-
-def _of_all_tokens(name: str):
-    """The metric as it is where the step is one micro-batch."""
-
-    def log(metrics, update, batch):
-        rows = replace(batch, per_row={key: x for key, x in batch.per_row.items() if key != "micro_batch_id"})
-        return {**metrics, name: update(rows)[name]}
-
-    return log
-
-
-@contextmanager
-def _edited(trainer: str, function: str, change: ast.NodeTransformer) -> Iterator[None]:
-    """TRL's own function with an edit of its syntax tree."""
-    cls = trl_class(trainer)
-    real = getattr(cls, function)
-    tree = change.visit(ast.parse(textwrap.dedent(inspect.getsource(real))))
-    made: dict[str, object] = {}
-    exec(compile(ast.fix_missing_locations(tree), function, "exec"), vars(sys.modules[cls.__module__]), made)
-    setattr(cls, function, made[function])
-    try:
-        yield
-    finally:
-        setattr(cls, function, real)
-
-
-class _Constant(ast.NodeTransformer):
-    def __init__(self, old: float, new: float) -> None:
-        self.old, self.new = old, new
-
-    def visit_Constant(self, node: ast.Constant) -> ast.AST:
-        return ast.Constant(self.new) if node.value == self.old else node
-
-
-class _Assigned(ast.NodeTransformer):
-    """Another value for the first assignment to a name."""
-
-    def __init__(self, name: str, value: str) -> None:
-        self.name, self.value, self.done = name, value, False
-
-    def visit_Assign(self, node: ast.Assign) -> ast.AST:
-        (target,) = node.targets
-        if isinstance(target, ast.Name) and target.id == self.name and not self.done:
-            self.done = True
-            node.value = ast.parse(self.value, mode="eval").body
-        return node
-
-
-def _trl_epsilon(trainer: str, value: float):
-    return lambda: _edited(trainer, "_generate_and_score_completions", _Constant(1e-4, value))
-
-
-def _trl_kl(expression: str):
-    words = expression.replace("policy", "per_token_logps").replace("ref", "ref_per_token_logps")
-    return lambda: _edited("trl", "_compute_loss", _Assigned("per_token_kl", words))
-
-
-@contextmanager
-def _biased() -> Iterator[None]:
-    """verl's standard deviations divide by n."""
-    real = torch.std
-    torch.std = lambda x, *args, **kwargs: real(x, *args, unbiased=False, **kwargs)
-    try:
-        yield
-    finally:
-        torch.std = real
-
-
-@contextmanager
-def _biased_groups() -> Iterator[None]:
-    """TRL's standard deviations of groups divide by n."""
-    module = sys.modules[trl_class("trl").__module__]
-    real = module.nanstd
-
-    def nanstd(x: Tensor, dim: int | None = None, keepdim: bool = False) -> Tensor:
-        return real(x) if dim is None else real(x, dim=dim, keepdim=keepdim) * sqrt((SIZE - 1) / SIZE)
-
-    module.nanstd = nanstd
-    try:
-        yield
-    finally:
-        module.nanstd = real
-
-
-@contextmanager
-def _verl_epsilon(value: float = 1e-4) -> Iterator[None]:
-    from verl.trainer.ppo import core_algos
-
-    function = inspect.unwrap(core_algos.get_adv_estimator_fn("grpo"))
-    real = function.__defaults__
-    assert real.count(1e-6) == 1
-    function.__defaults__ = tuple(value if each == 1e-6 else each for each in real)
-    try:
-        yield
-    finally:
-        function.__defaults__ = real
+def _misplaced_old(tokens: int) -> dict[str, Fault]:
+    """The KL in RLOO's rewards is of the old log-probs, too."""
+    moved = edits.shifted("old_log_probs", tokens)
+    return {**_everywhere(Fault(update=moved)), "trl-rloo": Fault(scoring=moved, update=moved)}
 
 
 def _grouped(index: Callable[[RolloutBatch], Tensor]) -> Fault:
     return Fault(scoring=lambda batch: regrouped(batch, index(batch)))
 
 
-def _tiled(batch: RolloutBatch) -> Tensor:
-    return _places(batch) % GROUPS
-
-
-def _read_tiled(batch: RolloutBatch) -> Tensor:
-    return _places(batch).view(SIZE, GROUPS).T.flatten()
-
-
-def _misplaced_old(tokens: int) -> dict[str, Fault]:
-    """The KL in RLOO's rewards is of the old log-probs, too."""
-    moved = _shifted("old_log_probs", tokens)
-    return {**_everywhere(Fault(update=moved)), "trl-rloo": Fault(scoring=moved, update=moved)}
-
-
-_FAR = Fault(record=_far_reference)
+_FAR = Fault(record=edits.far_reference)
 
 CASES: dict[str, Case] = {
     "groups by position": Case(
         ("groups-by-position",),
         {
-            "verl": _grouped(lambda batch: _places(batch) // SIZE),
-            "trl": Fault(record=_shuffled_groups),
-            "trl-rloo": Fault(record=_shuffled_groups),
+            "verl": _grouped(lambda batch: edits.places(batch) // SIZE),
+            "trl": Fault(record=edits.shuffled_groups),
+            "trl-rloo": Fault(record=edits.shuffled_groups),
         },
     ),
     "groups tiled": Case(
         ("groups-tiled",),
-        {"verl": _grouped(_tiled), "trl": Fault(order=_read_tiled), "trl-rloo": Fault(order=_read_tiled)},
+        {
+            "verl": _grouped(edits.tiled),
+            "trl": Fault(order=edits.read_tiled),
+            "trl-rloo": Fault(order=edits.read_tiled),
+        },
     ),
-    "group is the batch": Case(("group-is-batch",), _everywhere(_grouped(lambda batch: _places(batch) * 0))),
-    "group is a row": Case(("group-is-row",), _everywhere(_grouped(_places))),
-    "rewards one row late": Case(("rewards-one-row-late",), _everywhere(Fault(scoring=_moved_rewards(_late)))),
-    "rewards sorted": Case(("rewards-sorted",), _everywhere(Fault(scoring=_moved_rewards(_sorted)))),
+    "group is the batch": Case(("group-is-batch",), _everywhere(_grouped(lambda batch: edits.places(batch) * 0))),
+    "group is a row": Case(("group-is-row",), _everywhere(_grouped(edits.places))),
+    "rewards one row late": Case(
+        ("rewards-one-row-late",), _everywhere(Fault(scoring=edits.moved_rewards(edits.late)))
+    ),
+    "rewards sorted": Case(("rewards-sorted",), _everywhere(Fault(scoring=edits.moved_rewards(edits.by_reward)))),
     "rewards of eight rows late": Case(
         (),
-        _everywhere(Fault(scoring=_moved_rewards(_few_late))),
+        _everywhere(Fault(scoring=edits.moved_rewards(edits.few_late))),
         unnamed={("", ""): "a third of the rows, in no pattern"},
     ),
-    "missing reward as 0": Case(("missing-reward-as-zero",), _everywhere(Fault(record=_unscored, scoring=_as_zero))),
-    "biased std": Case(("biased-std",), {"verl": Fault(patched=_biased), "trl": Fault(patched=_biased_groups)}),
+    "missing reward as 0": Case(
+        ("missing-reward-as-zero",), _everywhere(Fault(record=edits.unscored, scoring=edits.as_zero))
+    ),
+    "biased std": Case(("biased-std",), {"verl": Fault(patched=biased), "trl": Fault(patched=biased_groups)}),
     "another epsilon": Case(
         ("epsilon-1e-4", "epsilon-1e-6"),
-        {"verl": Fault(patched=_verl_epsilon), "trl": Fault(patched=_trl_epsilon("trl", 1e-6))},
+        {"verl": Fault(patched=verl_epsilon), "trl": Fault(patched=trl_epsilon("trl", 1e-6))},
     ),
     "not divided by std": Case(
         ("scale-none", "group-mean-baseline"),
@@ -361,23 +149,23 @@ CASES: dict[str, Case] = {
     "ref log-probs one token late": Case(
         ("ref-log-probs-one-token-late",),
         {
-            "verl": Fault(update=_shifted("ref_log_probs", 1)),
-            "trl": Fault(update=_shifted("ref_log_probs", 1)),
-            "trl-rloo": Fault(scoring=_shifted("ref_log_probs", 1)),
+            "verl": Fault(update=edits.shifted("ref_log_probs", 1)),
+            "trl": Fault(update=edits.shifted("ref_log_probs", 1)),
+            "trl-rloo": Fault(scoring=edits.shifted("ref_log_probs", 1)),
         },
     ),
     "ref log-probs late, 0 first": Case(
         ("ref-log-probs-one-token-late",),
         {
-            "verl": Fault(update=_shifted("ref_log_probs", 1, 0.0)),
-            "trl": Fault(update=_shifted("ref_log_probs", 1, 0.0)),
+            "verl": Fault(update=edits.shifted("ref_log_probs", 1, 0.0)),
+            "trl": Fault(update=edits.shifted("ref_log_probs", 1, 0.0)),
         },
         unnamed={("", ""): "what stands at the ends is not known"},
     ),
     **{
         f"KL is {name}": Case(
             (f"kl-loss-is-{name}",),
-            {"verl": Fault(options={f"{ACTOR}.kl_loss_type": name}), "trl": Fault(patched=_trl_kl(expression))},
+            {"verl": Fault(options={f"{ACTOR}.kl_loss_type": name}), "trl": Fault(patched=trl_kl(expression))},
         )
         for name, expression in (
             ("k1", "policy - ref"),
@@ -404,8 +192,8 @@ CASES: dict[str, Case] = {
     "KL clamped": Case(
         ("kl-loss-clamped", "kl-loss-is-k3-clamped"),
         {
-            "verl": replace(_FAR, update=_clamped(-sqrt(20), sqrt(20))),
-            "trl": replace(_FAR, update=_clamped(-10.999983, TEN)),
+            "verl": replace(_FAR, update=edits.clamped(-sqrt(20), sqrt(20))),
+            "trl": replace(_FAR, update=edits.clamped(-10.999983, edits.TEN)),
         },
         setups={"verl": {f"{ACTOR}.kl_loss_type": "k2"}},
     ),
@@ -422,31 +210,31 @@ CASES: dict[str, Case] = {
     ),
     "denominator counts dropped rows": Case(
         ("denominator-counts-rejected-tokens",),
-        {"verl": Fault(items=_generated), "trl": Fault(items=_generated)},
+        {"verl": Fault(items=edits.generated), "trl": Fault(items=edits.generated)},
         setups={"verl": {"rejected": 0.2}, "trl": {"mask_truncated_completions": True}},
     ),
     "metric times 3": Case(
         ("metric-scaled",),
         {
-            "verl": Fault(log=_times("actor/kl_loss", 3)),
-            "trl": Fault(log=_times("kl", 3)),
-            "trl-rloo": Fault(log=_times("kl", 3)),
+            "verl": Fault(log=edits.times("actor/kl_loss", 3)),
+            "trl": Fault(log=edits.times("kl", 3)),
+            "trl-rloo": Fault(log=edits.times("kl", 3)),
         },
         unnamed={("", "mild"): "one factor of one value is any factor"},
     ),
     "metric is a mean of rows' means": Case(
         ("metric-is-mean-of-rows", "drift-metric-is-mean-of-rows"),
-        {"verl": Fault(log=_of_every_row("actor/ppo_kl")), "trl": Fault(log=_of_every_row("kl"))},
+        {"verl": Fault(log=edits.of_every_row("actor/ppo_kl")), "trl": Fault(log=edits.of_every_row("kl"))},
     ),
     "metric is a token mean": Case(
         ("metric-is-token-mean",),
-        {"verl": Fault(log=_of_all_tokens("actor/ppo_kl")), "trl": Fault(log=_of_all_tokens("kl"))},
+        {"verl": Fault(log=edits.of_all_tokens("actor/ppo_kl")), "trl": Fault(log=edits.of_all_tokens("kl"))},
     ),
     "ratio against the sampler": Case(
-        ("ratio-against-sampler",), _everywhere(Fault(update=_column_for("old_log_probs", "rollout_log_probs")))
+        ("ratio-against-sampler",), _everywhere(Fault(update=edits.column_for("old_log_probs", "rollout_log_probs")))
     ),
     "ratio is one": Case(
-        ("ratio-is-one",), _everywhere(Fault(update=_column_for("old_log_probs", "policy_log_probs")))
+        ("ratio-is-one",), _everywhere(Fault(update=edits.column_for("old_log_probs", "policy_log_probs")))
     ),
 }
 

@@ -10,8 +10,9 @@ import os
 
 import pytest
 from identification.made import as_run
+from parity.real_draws import drawn
 from parity.real_faults import CASES, SETUPS, checked, outcome, planted
-from parity.real_runs import drawn, real_run
+from parity.real_runs import real_run
 
 from rolloutdoctor.engine.identify import identify_run
 from rolloutdoctor.engine.options import ReadOptions

@@ -1,0 +1,63 @@
+"""Configurations that somebody could have, drawn from a number."""
+
+import numpy as np
+from parity import test_trl
+from parity.real_rows import REWARDS
+from parity.real_setup import SIZE, WEIGHTS, Setup
+
+from rolloutdoctor.trainers.table import TRAINERS
+
+ROW_ESTIMATORS = ("grpo", "grpo_vectorized", "rloo", "rloo_vectorized", "opo", "gpg", "reinforce_plus_plus_baseline")
+TOKEN_ESTIMATORS = ("gae", "reinforce_plus_plus", "remax", "optimal_token_baseline")
+AGGREGATIONS = ("token-mean", "token-sum", "seq-mean-token-sum", "seq-mean-token-sum-norm", "seq-mean-token-mean")
+
+
+def drawn(trainer: str, number: int) -> Setup:
+    """A configuration that somebody could have."""
+    draw = np.random.default_rng([20261123, list(TRAINERS).index(trainer), number])
+
+    def one_of(*values):
+        return values[int(draw.integers(len(values)))]
+
+    common = {
+        "drift": one_of(0.0, 0.05, 0.4),
+        "rewards": one_of(*REWARDS),
+        "layout": one_of("whole", "micro-batches", "two updates", "unrecorded"),
+        "seed": number + 1,
+    }
+    if trainer == "verl":
+        name = one_of(*ROW_ESTIMATORS, *ROW_ESTIMATORS, *TOKEN_ESTIMATORS)
+        options: dict[str, object] = {
+            "algorithm.adv_estimator": name,
+            "algorithm.norm_adv_by_std_in_grpo": one_of(True, False),
+            "algorithm.gamma": one_of(1.0, 0.95),
+            "algorithm.lam": one_of(1.0, 0.9),
+            "algorithm.use_kl_in_reward": one_of(True, False, False),
+            "algorithm.kl_penalty": one_of("k1", "k2", "low_var_kl", "abs"),
+            "algorithm.kl_ctrl.kl_coef": one_of(0.001, 0.05),
+            "actor_rollout_ref.actor.use_kl_loss": one_of(True, True, False),
+            "actor_rollout_ref.actor.kl_loss_type": one_of("k1", "k2", "low_var_kl", "abs", "k3+"),
+            "actor_rollout_ref.actor.kl_loss_coef": one_of(0.001, 0.05, 0.3),
+            "actor_rollout_ref.actor.loss_agg_mode": one_of(*AGGREGATIONS),
+            "actor_rollout_ref.actor.loss_scale_factor": one_of(1, 37),
+            "actor_rollout_ref.actor.clip_ratio_low": one_of(0.2, 0.1),
+            "actor_rollout_ref.actor.clip_ratio_high": one_of(0.2, 0.28),
+            "actor_rollout_ref.actor.clip_ratio_c": one_of(3.0, 1.5),
+        }
+        return Setup(trainer, options, by_row=name in ROW_ESTIMATORS and one_of(True, False), **common)
+    options = {"num_generations": SIZE, "reward_weights": WEIGHTS, "epsilon": one_of(0.2, 0.1)}
+    options["epsilon_high"] = one_of(None, 0.28)
+    unscored = one_of(0.0, 0.0, 0.15)
+    if trainer == "trl-rloo":
+        options |= {"beta": one_of(0.0, 0.05), "normalize_advantages": one_of(True, False)}
+        return Setup(trainer, options, unscored=unscored, **{**common, "drift": common["drift"] / 4})
+    options |= {
+        "beta": one_of(0.0, 0.01, 0.2),
+        "loss_type": one_of("grpo", "bnpo", "dr_grpo", "dapo", "dapo"),
+        "scale_rewards": one_of("group", "batch", "none"),
+        "use_bias_correction_kl": one_of(True, False),
+        "max_completion_length": test_trl.WIDTH,
+        "importance_sampling_level": one_of("token", "token", "sequence"),
+        "delta": one_of(None, None, 1.4),
+    }
+    return Setup(trainer, options, unscored=unscored, **common)
