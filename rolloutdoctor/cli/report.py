@@ -15,8 +15,8 @@ if TYPE_CHECKING:
     from rolloutdoctor.commands.convert import ConvertOptions
 
 EPILOG = (
-    "The page holds the verdict, the findings with their evidence, plots, a table of steps, the configuration with the "
-    "origin of every value, the skipped rules, and the definition of each number. It needs no network and no script. "
+    "The page holds the verdict, the findings with their evidence, plots, tables of steps, the options with the origin "
+    "of every value, the skipped rules, and the definition of each number. It needs no network and no script. "
     "Findings do not change the exit code. "
     "Examples: rolloutdoctor report run.parquet -o report.html; "
     "rolloutdoctor report run.parquet --fix rejected-rows -o report.html"
@@ -55,7 +55,7 @@ def report(
     from rolloutdoctor.cli.progress import progress_bar
     from rolloutdoctor.commands.report import page_of
 
-    run = dumps.opened(paths, trainer, dump, quiet=quiet)
+    run = dumps.opened(paths, trainer, dump, quiet=quiet, text=True, logs_alone=True)
     check_target(output)
     options = opt.check_options(trainer, layers, step_range, split, device, dtype, kernel)
     with progress_bar(run.rows, quiet=quiet) as progress:

@@ -34,7 +34,7 @@ from rolloutdoctor.objective.required_columns import (
 )
 from rolloutdoctor.results.errors import InputError, UsageError
 from rolloutdoctor.results.figures import Gallery, PictureData, known_kind
-from rolloutdoctor.results.findings import Report
+from rolloutdoctor.results.findings import Report, Severity
 from rolloutdoctor.rules.base import Context
 from rolloutdoctor.rules.table import RULES
 
@@ -264,6 +264,24 @@ def check_and_draw(
     ready = prepare(run, options)
     rules = RuleAccumulator(ready.plan)
     pictures = Pictures(kinds, ready.context, fixes, options.split or TRAIN)
-    run_file_steps(run, [rules, pictures], options, ready.metrics, progress)
+    by_fix = {} if fixes else _of_fixes(kinds, ready.context, options.split or TRAIN)
+    run_file_steps(run, [rules, pictures, *by_fix.values()], options, ready.metrics, progress)
     report = report_of(ready, rules.state())
-    return report, marked(pictures.gallery(), report.findings)
+    gallery = pictures.gallery()
+    for name in {finding.fix for finding in report.findings if finding.severity >= Severity.WARNING} & by_fix.keys():
+        gallery = Gallery({**gallery.drawn, **by_fix[name or ""].gallery().drawn}, gallery.left_out)
+    return report, marked(gallery, report.findings)
+
+
+_SHOWS = {"rejected-rows": "advantages"}
+"""The picture that shows what a fix changes, where it is not drawn with that fix anyway (`DEFAULT_FIX`)."""
+
+
+def _of_fixes(kinds: Sequence[str], context: Context, split: str) -> dict[str, Pictures]:
+    """The pictures that show a fault before and after its fix: which ones are wanted, the findings will tell."""
+    found = {}
+    for name, kind in _SHOWS.items():
+        fix = choose(name)
+        if kind in kinds and context.objective is not None and fix.applies_to(context.objective):
+            found[name] = Pictures([kind], context, [fix], split)
+    return found

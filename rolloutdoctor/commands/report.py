@@ -8,9 +8,12 @@ from rolloutdoctor.commands.plot import check_and_draw
 from rolloutdoctor.engine.options import CheckOptions
 from rolloutdoctor.hypotheses.fixes import ChosenFix
 from rolloutdoctor.io.run import Run
-from rolloutdoctor.results.figures import KINDS
+from rolloutdoctor.results.figures import KINDS, PictureData
 from rolloutdoctor.rules.table import RULES
 from rolloutdoctor.views.html import Drawing, Page, render
+
+WIDE, NARROW = 10.0, 7.2
+"""Inches: a picture as wide as the page, and one beside the findings. Its letters are of one size."""
 
 
 def page_of(
@@ -31,18 +34,12 @@ def page_of(
         UsageError: if an option cannot be used.
         InputError: if a file cannot be read, or breaks the contract.
     """
-    from rolloutdoctor.views.plots.inline import inline_svg
-    from rolloutdoctor.views.plots.style import words_alone
-    from rolloutdoctor.views.plots.table import PICTURES, figure_of
+    from rolloutdoctor.views.links import top_picture
 
     found, gallery = check_and_draw(run, KINDS, options, tuple(fixes), progress)
-    drawings = []
-    for kind, data in gallery.drawn.items():
-        title = PICTURES[kind].title(data)
-        figure = figure_of(kind, data)
-        note, nothing = figure.get_supxlabel().replace("\n", " "), words_alone(figure)
-        svg = inline_svg(figure, kind, f"{kind}: {title}") if nothing is None else None
-        drawings.append(Drawing(kind, title, nothing or note, svg))
+    top = top_picture(found, gallery.drawn)
+    lead = None if top is None else top[0]
+    drawings = [_drawing(kind, data, NARROW if kind == lead else WIDE) for kind, data in gallery.drawn.items()]
     names = [PurePath(name).name for name in run.files]
     page = Page(
         name=names[0] if len(names) == 1 else f"{names[0]} and {len(names) - 1:,} more",
@@ -50,5 +47,19 @@ def page_of(
         drawings=drawings,
         gallery=gallery,
         definitions={rule.code: inspect.getdoc(type(rule)) or "" for rule in RULES},
+        lead=lead,
     )
     return render(page)
+
+
+def _drawing(kind: str, data: PictureData, width: float) -> Drawing:
+    """Draw a picture for the page, which tells its title and note as text."""
+    from rolloutdoctor.views.plots.inline import inline_svg
+    from rolloutdoctor.views.plots.style import words_alone
+    from rolloutdoctor.views.plots.table import PICTURES, figure_of
+
+    title = PICTURES[kind].title(data)
+    figure = figure_of(kind, data)
+    note, nothing = figure.get_supxlabel().replace("\n", " "), words_alone(figure)
+    svg = inline_svg(figure, kind, f"{kind}: {title}", width) if nothing is None else None
+    return Drawing(kind, title, nothing or note, svg)

@@ -1,21 +1,21 @@
 """The page: one file that needs no network and no script, for people who want to read everything about a run."""
 
-import math
 import re
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from itertools import groupby
 
 from jinja2 import Environment, PackageLoader, StrictUndefined
 from markupsafe import Markup, escape
 
 from rolloutdoctor.results.figures import Gallery, GradientData, KlData, RatioData
-from rolloutdoctor.results.findings import Report
-from rolloutdoctor.views.audit_words import audit_lines
+from rolloutdoctor.results.findings import NotApplicable, Report, Setting, Skipped
+from rolloutdoctor.views.audit_words import audit_line, audit_lines
 from rolloutdoctor.views.concise import counts
+from rolloutdoctor.views.links import picture_of
+from rolloutdoctor.views.step_tables import cell, step_table
 from rolloutdoctor.views.style import plain, shown, value_of, where
-
-MOST_STEPS = 200
-"""Rows of a table of steps; what is left out is said."""
+from rolloutdoctor.views.verdict import verdict
 
 LONG = 2000
 """Characters of one text of the page."""
@@ -48,6 +48,7 @@ class Page:
         drawings: the pictures.
         gallery: what the pictures are made of, and why others are missing.
         definitions: code of a rule to its page in the rule book.
+        lead: kind of the picture that is at the top, or None.
     """
 
     name: str
@@ -55,6 +56,7 @@ class Page:
     drawings: Sequence[Drawing]
     gallery: Gallery
     definitions: Mapping[str, str]
+    lead: str | None = None
 
 
 def render(page: Page) -> str:
@@ -68,20 +70,48 @@ def render(page: Page) -> str:
         lstrip_blocks=True,
         keep_trailing_newline=True,
     )
-    templates.globals["most_steps"] = MOST_STEPS
     templates.filters |= {
+        "audit_line": audit_line,
         "audit_lines": audit_lines,
         "book": _book,
-        "cell": _cell,
+        "by_reason": _by_reason,
+        "cell": cell,
         "counts": counts,
+        "picture_of": picture_of,
         "plain": _plain,
         "prose": _prose,
         "shown": shown,
+        "step_table": step_table,
         "thousands": "{:,}".format,
         "value_of": value_of,
+        "verdict": verdict,
         "where": where,
     }
-    return templates.get_template("page.html").render(page=page, steps=_steps(page.gallery))
+    drawn = [drawing.kind for drawing in page.drawings if drawing.svg is not None]
+    return templates.get_template("page.html").render(
+        page=page,
+        drawn=drawn,
+        lead=next((one for one in page.drawings if one.kind == page.lead and one.svg is not None), None),
+        tables={found.code: step_table(found.per_step) for found in page.report.findings},
+        steps=_steps(page.gallery),
+        chosen=_options(page.report.config),
+    )
+
+
+def _options(config: Mapping[str, Setting]) -> tuple[dict[str, Setting], dict[str, Setting]]:
+    """The options that somebody gave or that were assumed, and those that are the trainer's defaults."""
+    default = {name: one for name, one in config.items() if not one.is_stated and not one.assumed}
+    return {name: one for name, one in config.items() if name not in default}, default
+
+
+def _by_reason(rules: Iterable[Skipped | NotApplicable]) -> list[tuple[list[Skipped | NotApplicable], str, str]]:
+    """The rules that could not be tested, those with one reason and one remedy together: the most first."""
+
+    def why(rule: Skipped | NotApplicable) -> tuple[str, str]:
+        return rule.reason, rule.remedy if isinstance(rule, Skipped) else ""
+
+    groups = [(list(group), *key) for key, group in groupby(sorted(rules, key=why), key=why)]
+    return sorted(groups, key=lambda group: (-len(group[0]), group[0][0].code))
 
 
 def _plain(words: object) -> str:
@@ -95,12 +125,6 @@ def _plain(words: object) -> str:
 def _prose(words: str) -> Markup:
     """Text in which backticks mark code."""
     return Markup(re.sub("`([^`]*)`", r"<code>\1</code>", str(escape(_plain(words)))))
-
-
-def _cell(value: object) -> str:
-    if value is None or (isinstance(value, float) and not math.isfinite(value)):
-        return "n/a"
-    return f"{value:.4g}" if isinstance(value, float) else str(value)
 
 
 def _steps(gallery: Gallery) -> list[dict[str, float | None]]:

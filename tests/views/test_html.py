@@ -8,9 +8,12 @@ from itertools import pairwise
 import pytest
 from views.test_formats import HOSTILE, a_report
 
+from rolloutdoctor.results.audit import Cause
 from rolloutdoctor.results.figures import Gallery, GradientData
-from rolloutdoctor.results.findings import InputSummary, Report, Setting
-from rolloutdoctor.views.html import MOST_STEPS, Drawing, Page, render
+from rolloutdoctor.results.findings import InputSummary, Report, Setting, Skipped
+from rolloutdoctor.views.html import Drawing, Page, render
+from rolloutdoctor.views.links import picture_of, top_picture
+from rolloutdoctor.views.step_tables import MOST_COLUMNS, MOST_STEPS, step_table
 
 VOID = {"meta", "br", "wbr", "path", "use", "rect", "line", "img", "link", "input", "hr"}
 SVG = '<svg role="img" aria-label="words" viewBox="0 0 1 1"><path d="M 0 0"/></svg>'
@@ -166,7 +169,8 @@ def test_every_text_of_a_report_is_escaped():
 def test_the_page_says_what_there_is_to_say():
     words = " ".join(" ".join(read(a_page()).words).split())
     for part in (
-        "4 of 6 rules tested: 2 found (1 error, 1 info), 2 clean; 1 not applicable, 1 skipped.",
+        "4 of 6 rules tested: 2 found (1 error, 1 info), 2 clean; 1 not applicable, 1 skipped;",
+        "Fully masked responses shift 3 advantages, by 0.5 on average and 49.5 at most. To fix it: leave them out",
         "Not applicable: use_kl_loss = false: there is no KL term in the loss.",
         "error: fully masked responses shift 3 advantages, by 0.5 on average and 49.5 at most",
         "RDA001 rejected-in-baseline, confirmed",
@@ -186,14 +190,96 @@ def test_the_page_says_what_there_is_to_say():
 
 def test_long_tables_are_cut_and_say_so():
     steps = tuple(range(10_000))
-    ones = (1.0,) * len(steps)
-    page = a_page(gallery=Gallery({"gradient": GradientData(None, steps, ones, ones, ones, ones, ones)}, {}))
-    rows = tuple({"step": step, "split": "train", "loss": 0.1} for step in steps)
+    some = tuple(1.0 + step for step in steps)
+    page = a_page(gallery=Gallery({"gradient": GradientData(None, steps, some, some, some, some, some)}, {}))
+    rows = tuple({"step": step, "split": "train", "loss": 0.1 + step} for step in steps)
     page = replace(page, report=replace(page.report, findings=(replace(page.report.findings[0], per_step=rows),)))
     text = render(page)
-    assert f"the first {MOST_STEPS} of 10,000 rows" in text
+    assert text.count(f"All 10,000 steps. Here are the first {MOST_STEPS}; --steps START:STOP shows others.") == 2
     assert text.count("<tr>") < 2 * MOST_STEPS + 30
     assert len(text) < 100_000
+
+
+def test_a_table_of_steps_holds_what_says_something():
+    nan = float("nan")
+    rows = [
+        {"step": 1, "split": "train", "same": 8, "flips": 0, "kappa": 1.0},
+        {"step": 2, "split": "train", "same": 8, "flips": 3, "kappa": 0.5},
+        {"step": 3, "split": "train", "same": 8, "flips": None, "kappa": 1.0},
+        {"step": 4, "split": "train", "same": 8, "flips": nan, "kappa": 1.0},
+    ]
+    found = step_table(rows)
+    assert (found.head, [row["step"] for row in found.rows]) == (("step", "flips", "kappa"), [2])
+    assert found.notes == (
+        "1 of 4 steps: in the others flips is 0 or not defined.",
+        "The same in every step: same 8.",
+    )
+    assert step_table([rows[0], rows[2] | {"flips": 0}]) is None
+    assert step_table([]) is None
+    assert "split" in step_table([rows[1], rows[1] | {"split": "eval", "flips": 4}]).head
+    wide = [{"step": step} | {f"m{name}": step + name for name in range(20)} for step in (1, 2)]
+    found = step_table(wide)
+    assert len(found.head) == MOST_COLUMNS + 1
+    assert found.notes[-1] == "11 more measures of each step: check --format json."
+
+
+def test_the_first_screen_links_every_finding_to_what_it_rests_on():
+    report = a_report()
+    rows = ({"step": 1, "split": "train", "shift": 0.5}, {"step": 2, "split": "train", "shift": 0.7})
+    report = replace(report, findings=(replace(report.findings[0], per_step=rows), *report.findings[1:]))
+    drawings = [Drawing("advantages", "296 change", "", SVG), Drawing("kl", "equal", "the same", None)]
+    reader = read(a_page(report=report, drawings=drawings, lead="advantages"))
+    links = [attrs["href"] for tag, attrs in reader.tags if tag == "a" and "href" in attrs]
+    top = links[1 : links.index("#audit")]
+    assert top[:4] == ["#finding-RDA001", "#picture-advantages", "#steps-RDA001", "#finding-RDG002"]
+    ids = [name for _, name in attributes(reader, "id")]
+    assert set(top) <= {f"#{name}" for name in ids}
+    # The picture is there once, before the sections.
+    assert ids.count("picture-advantages") == 1
+    assert ids.index("picture-advantages") < ids.index("findings")
+    assert "The picture of advantages is at the top" in "".join(reader.words)
+
+
+def test_the_top_picture_is_that_of_the_worst_fault_or_of_the_first_fix():
+    error, info = a_report().findings
+    report = a_report()
+    assert top_picture(report, ["advantages", "gradient"])[0] == "advantages"
+    assert top_picture(report, ["gradient"]) is None
+    calm = replace(report, findings=(info, replace(info, code="RDG001", fix="zero-std")))
+    assert top_picture(calm, ["gradient"])[1].code == "RDG001"
+    assert picture_of(replace(error, code="RDI001"), ["advantages"]) is None
+    cause = Cause("x", "RDC001", "words", "kl", 1, 0, 1, 0.5)
+    assert picture_of(replace(error, code="RDC001", cause=cause), ["kl"]) == "kl"
+
+
+def test_defaults_are_folded_and_what_is_stated_or_assumed_is_not():
+    text = render(a_page()).replace("options at the trainer", "option at the trainer")
+    shown, _, folded = text.partition(" option at the trainer's default")
+    assert "<code>algorithm.adv_<wbr>estimator</code>" in shown
+    assert "assumed: newest verl known here" in shown
+    assert "assumed: default of verl 0.9.1" in shown
+    assert "<code>actor_<wbr>rollout_<wbr>ref.rollout.n</code>" in folded
+    assert shown.endswith("<details><summary>1")
+
+
+def test_rules_that_lack_the_same_are_named_together():
+    one = Skipped("RDM001", "kl-metric-corrupted", "missing column kl", "record it")
+    other = replace(one, code="RDO001", name="sampler-gap")
+    alone = Skipped("RDA001", "rejected-in-baseline", "no mask", "record that")
+    words = " ".join(" ".join(read(a_page(report=replace(a_report(), skipped=(alone, one, other)))).words).split())
+    both = "RDM001 kl-metric-corrupted, RDO001 sampler-gap Skipped: missing column kl. To run them: record it."
+    assert both in words
+    assert words.index(both) < words.index("Skipped: no mask. To run it")
+    left_out = {"kl": "no trainer", "ratio": "no trainer", "mismatch": "no column"}
+    words = " ".join(" ".join(read(a_page(gallery=Gallery({}, left_out))).words).split())
+    assert "Picture: kl, ratio no trainer." in words
+
+
+def test_a_log_alone_has_no_rows_to_count():
+    report = replace(a_report(), input=InputSummary(steps=1234))
+    text = render(a_page(report=report, drawings=[], gallery=Gallery({}, {})))
+    assert "logged metrics of 1,234 steps, no rollouts" in text
+    assert "0 rows" not in text
 
 
 def test_nothing_found_and_nothing_checked_are_told_apart():

@@ -22,14 +22,18 @@ _SIZE = re.compile(r'(<svg[^>]*?) width="[^"]*"([^>]*?)>', re.DOTALL)
 _HEIGHT = re.compile(r'(<svg[^>]*?) height="[^"]*"', re.DOTALL)
 
 
-def inline_svg(figure: Figure, kind: str, words: str) -> str:
+def inline_svg(figure: Figure, kind: str, words: str, width: float = 10.0) -> str:
     """Return the figure as an SVG element, without its title and note, which the page tells as text.
 
     Args:
         figure: is changed.
         kind: name of the picture.
         words: what it says to those who do not see it.
+        width: in inches; letters keep their size, so a narrow picture is for a narrow place.
     """
+    if width < figure.get_figwidth():
+        figure.set_figheight(figure.get_figheight() * (1 + width / figure.get_figwidth()) / 2)
+        figure.set_figwidth(width)
     figure.suptitle("")
     figure.supxlabel("")
     text = as_bytes(figure, kind, "svg", inline=True).decode()
