@@ -49,7 +49,7 @@ def _first_tokens(block: TokenBlock, gap: LoggedGap) -> dict[str, Tensor]:
     pair = [block.column(name)[at].double().where(counted, torch.nan) for name in (SAMPLER, TRAINER)]
     before = torch.zeros_like(at)
     if has_ids:
-        # The hash of what precedes a token: a sum of terms of id and place, as `PrefixHashes` has it.
+        # The hash of what precedes a token: a sum of terms of id and place.
         term = scramble(block.column("response_ids")[at].long() + ((ahead + 1) << 32))
         before[:, 1:] = term.cumsum(1)[:, :-1]
     return {"first_sampler": pair[0].cpu(), "first_trainer": pair[1].cpu(), "before": before.cpu()}

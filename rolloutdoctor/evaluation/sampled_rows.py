@@ -20,7 +20,7 @@ from rolloutdoctor.ops.prefix_hash import scramble
 
 SAMPLER, TRAINER = "rollout_log_probs", "old_log_probs"
 
-SAMPLED_TOKENS = 2**14
+SAMPLED_TOKENS = 2**13
 """Tokens of a step beyond which only some of its rows are sampled: as many as hold about so many."""
 
 BOUND = 20.0
@@ -64,10 +64,8 @@ class LoggedGap:
     def sampled(self) -> dict[str, Tensor]:
         """The counted tokens of some whole rows, packed: what `Sample` is made of."""
         block = self._block
-        every = -(-block.tokens_of_step // SAMPLED_TOKENS)
         place_n = torch.arange(block.rows.start, block.rows.stop)
-        chosen_n = np.ones(len(place_n), bool) if every <= 1 else (scramble(place_n) % every == 0).numpy()
-        cuts, rows = block.runs.offsets.cpu().numpy(), np.flatnonzero(chosen_n)
+        cuts, rows = block.runs.offsets.cpu().numpy(), np.flatnonzero(_is_sampled(block, place_n))
         spans = [slice(*cuts[row : row + 2].tolist()) for row in rows]
         lengths = np.array([span.stop - span.start for span in spans], np.int64)
 
@@ -86,6 +84,17 @@ class LoggedGap:
             lengths = runs.sums(is_counted).astype(np.int64)
         names = ["row", "length", "sampler", "trainer", *["entropy"] * (len(columns) - 3), "place"]
         return dict(zip(names, [place_n[rows], *map(torch.from_numpy, [lengths, *columns])], strict=True))
+
+
+def _is_sampled(block: TokenBlock, place_n: Tensor) -> NDArray[np.bool_]:
+    """Rows that are sampled, by their places in the step, ``[n]`` bool: others in each step, and at least one."""
+    every = -(-block.tokens_of_step // SAMPLED_TOKENS)
+    if every <= 1:
+        return np.ones(len(place_n), bool)
+    seed = int(scramble(torch.tensor([block.step])))
+    found_n = (scramble(place_n + (seed >> 1)) % every == 0) | (place_n == seed % block.rows_of_step)
+    found: NDArray[np.bool_] = found_n.numpy()
+    return found
 
 
 def gap_of(block: TokenBlock) -> LoggedGap | None:

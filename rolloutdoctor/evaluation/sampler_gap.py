@@ -9,7 +9,7 @@ from torch import Tensor
 
 from rolloutdoctor.evaluation.token_measures import TokenBlock
 from rolloutdoctor.ops.gap_bins import BINS, bin_of
-from rolloutdoctor.ops.segments import Runs, pick, total_by
+from rolloutdoctor.ops.segments import Runs, total_by
 
 COLUMNS = frozenset({"old_log_probs", "rollout_log_probs"})
 
@@ -18,8 +18,8 @@ UNSURE = math.log(0.9)
 ``1 - p``, so that the gap of a token that was all but certain says nothing, and their share changes with the policy."""
 
 
-SAMPLE = 2**16
-"""So many tokens of a step are looked at: of a longer one every second token of each row, every third, and so on."""
+SAMPLE = 2**15
+"""So many tokens of a step are looked at: of a longer one every second token, every third, and so on."""
 
 LONG = 32
 """Unsure tokens that a row has on either side of a place, at least."""
@@ -28,7 +28,7 @@ LONG = 32
 class Gap(NamedTuple):
     """Trained tokens whose two log-probs are finite, among those that are looked at.
 
-    Which ones these are follows from the length of the step and the places of the tokens in their rows.
+    Which ones these are follows from the length of the step and the places of the tokens in it.
 
     Values are of the columns' own type: the difference of two float32 numbers within a factor of two has no rounding.
 
@@ -57,7 +57,7 @@ def gap_of(block: TokenBlock) -> Gap | None:
 
 
 def stride_of(block: TokenBlock) -> int:
-    """Of how many adjacent tokens of a row one is looked at."""
+    """Of how many adjacent tokens of a step one is looked at."""
     return max(1, -(-block.tokens_of_step // SAMPLE))
 
 
@@ -65,8 +65,11 @@ def _gap(block: TokenBlock) -> Gap:
     columns = [block.column("old_log_probs"), block.column("rollout_log_probs"), block.trained_T]
     runs, stride = block.runs, stride_of(block)
     if stride > 1:
-        runs, places_T = _every(block.runs, stride)
-        columns = [pick(column_T, places_T) for column_T in columns]
+        # Counted through the step, so that it does not matter where a block begins.
+        first = -block.tokens.start % stride
+        columns = [column_T[first::stride].contiguous() for column_T in columns]
+        offsets = (runs.offsets + (block.tokens.start + stride - 1)) // stride
+        runs = Runs(offsets - offsets[0])
     trainer_T, sampler_T, trained_T = columns
     apart_T = trainer_T - sampler_T
     size_T = apart_T.abs()
@@ -82,17 +85,8 @@ def _gap(block: TokenBlock) -> Gap:
     return Gap(runs, sampler_T, apart_T, counted_T, unsure_T, torch.where(unsure_T, size_T, 0.0))
 
 
-def _every(runs: Runs, stride: int) -> tuple[Runs, Tensor]:
-    """Every n-th token of each row: them by row, and their places, ``[t]`` int64."""
-    counts = (runs.lengths + (stride - 1)) // stride
-    offsets = torch.cat([counts.new_zeros(1), counts.cumsum(0)])
-    found = Runs(offsets)
-    first_T = found.expand(runs.offsets[:-1] - stride * offsets[:-1])
-    return found, first_T + stride * torch.arange(len(first_T), device=first_T.device)
-
-
 def weights_of(block: TokenBlock, gap: Gap) -> Tensor:
-    """Importance weights of trainer over sampler, exp(delta), ``[t]`` float64; 0 at tokens that are not counted.
+    """Importance weights of trainer over sampler, exp(delta), ``[t]``; 0 at tokens that are not counted.
 
     A gap above 20 nats counts as 20: one such token has all the weight either way.
     """
@@ -100,7 +94,7 @@ def weights_of(block: TokenBlock, gap: Gap) -> Tensor:
 
 
 def _weights(gap: Gap) -> Tensor:
-    weight_T = gap.delta_T.clamp(max=20.0).double().exp_()
+    weight_T = gap.delta_T.clamp(max=20.0).exp_()
     return weight_T if bool(gap.counted_T.all()) else torch.where(gap.counted_T, weight_T, 0.0)
 
 

@@ -55,6 +55,16 @@ class TokenBlock:
         return self._batch.per_row.get(name)
 
     @property
+    def step(self) -> int:
+        """Number of the step."""
+        return self._batch.step
+
+    @property
+    def rows_of_step(self) -> int:
+        """All rows of the step."""
+        return len(self._batch)
+
+    @property
     def tokens_of_step(self) -> int:
         """All response tokens of the step."""
         return self._batch.tokens
@@ -176,9 +186,17 @@ class TokenMeasures:
             self._reset()
             for rows, tokens in cut(batch) if len(batch) else [(slice(0, 0), slice(0, 0))]:
                 self.visit(TokenBlock(batch, rows, tokens))
-        return {name: _joined(blocks) for name, blocks in self._found.items()}
+        known: dict[tuple[int, ...], Tensor] = {}
+        return {name: _joined(blocks, known) for name, blocks in self._found.items()}
 
 
-def _joined(blocks: Sequence[Mapping[str, Tensor]]) -> dict[str, Tensor]:
-    names = blocks[0] if blocks else {}
-    return {name: torch.cat([block[name] for block in blocks]) for name in names}
+def _joined(blocks: Sequence[Mapping[str, Tensor]], known: dict[tuple[int, ...], Tensor]) -> dict[str, Tensor]:
+    """Join the values of the blocks; those that several measures return are joined once."""
+    found = {}
+    for name in blocks[0] if blocks else {}:
+        parts = [block[name] for block in blocks]
+        key = tuple(map(id, parts))
+        if key not in known:
+            known[key] = torch.cat(parts)
+        found[name] = known[key]
+    return found

@@ -1,29 +1,31 @@
 """Rolling 64-bit hashes of every prefix of packed token ids: equal prefixes have equal hashes, in any row and block.
 
-The hash of a prefix is a seed plus one term for each of its tokens; a term mixes the token's id with its place in the
-row (the finaliser of splitmix64, which changes half of the bits for any change of its input). Sums wrap around modulo
-2**64, so a prefix costs one addition more than the prefix before it, and nothing depends on what else is in a block.
-Different prefixes collide with probability 2**-64: among a billion prefixes, once in forty runs.
+The hash of a prefix is a seed plus one term for each of its tokens: its id, counted from 1, times a random odd number
+that belongs to its place in the row (multilinear hashing; Carter and Wegman, 1979). Sums wrap around modulo 2**64, so a
+prefix costs one addition more than the prefix before it, and nothing depends on what else is in a block. Prefixes that
+differ in one token never collide. Others do with probability 2**(k - 64), where 2**k divides the differences of their
+ids: below 2**-46 for a vocabulary of 2**18. The lowest bits are those of the ids: a random choice takes `scramble`.
 """
 
 from dataclasses import dataclass
-from functools import cached_property
+from functools import cached_property, lru_cache
+from typing import Any
 
 import numpy as np
 import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from rolloutdoctor.ops.segments import Runs
+from rolloutdoctor.ops.segments import Runs, pick
 
 _FIRST, _SECOND, _PLACE = 0xBF58476D1CE4E5B9, 0x94D049BB133111EB, 0x9E3779B97F4A7C15
 """Multipliers of splitmix64 (Steele, Lea and Flood, OOPSLA 2014), and its increment, which tells places apart."""
 
-_STEP = 1 << 32
-"""Distance of two places: token ids fit in between."""
-
 _PART = 2**14
 """Values that are mixed at a time: they stay in the cache."""
+
+_FEW = 2**13
+"""Tokens that are hashed at a time: what they take is below the size that an allocator asks the system for."""
 
 
 @dataclass(frozen=True)
@@ -31,12 +33,12 @@ class PrefixHashes:
     """Hashes of the prefixes of each row of packed token ids.
 
     Attributes:
-        term_T: ``[T]`` int64, what each token adds.
+        ids_T: ``[T]`` integers.
         runs: the tokens by row.
         seed_N: ``[N]`` int64, the hash of each row's empty prefix.
     """
 
-    term_T: Tensor
+    ids_T: Tensor
     runs: Runs
     seed_N: Tensor
 
@@ -45,7 +47,7 @@ class PrefixHashes:
         """Hash token ids.
 
         Args:
-            ids_T: ``[T]`` integers.
+            ids_T: ``[T]`` integers below 2**32.
             runs: the tokens by row.
             seed_N: ``[N]`` int64, what comes before the ids, such as a hash of the prompt; None: nothing does.
 
@@ -54,17 +56,21 @@ class PrefixHashes:
         >>> (found.through_T[:3] == found.through_T[3:]).tolist()
         [True, True, False]
         """
-        offsets = runs.offsets
         if seed_N is None:
-            seed_N = torch.zeros(len(runs), dtype=torch.int64, device=offsets.device)
-        # An id and a place, counted from 1, give a number of their own, which is not 0: ids are below 2**32.
-        place_T = torch.full((len(ids_T),), _STEP, dtype=torch.int64, device=offsets.device)
-        starts = offsets[:-1][runs.lengths > 0]
-        # At the start of a row the count goes back by the row before.
-        place_T[starts[1:]] -= starts.diff() * _STEP
-        place_T = torch.cumsum(place_T, 0, out=place_T)
-        place_T += ids_T.long() if ids_T.is_floating_point() else ids_T
-        return cls(_scramble_(place_T), runs, seed_N)
+            seed_N = torch.zeros(len(runs), dtype=torch.int64, device=runs.offsets.device)
+        return cls(ids_T.long() if ids_T.is_floating_point() else ids_T, runs, seed_N)
+
+    @cached_property
+    def _weights(self) -> Tensor:
+        longest = int(self.runs.lengths.max()) if len(self.runs) else 0
+        return _weights_of(max(12, (longest - 1).bit_length() if longest else 0), self.ids_T.device)
+
+    @cached_property
+    def term_T(self) -> Tensor:
+        """``[T]`` int64: what each token adds."""
+        place_T = torch.arange(len(self.ids_T), device=self.ids_T.device) - self.runs.expand(self.runs.offsets[:-1])
+        # Counted from 1, so that an id of 0 is told from none.
+        return pick(self._weights, place_T) * (self.ids_T.long() + 1)
 
     @cached_property
     def through_T(self) -> Tensor:
@@ -81,14 +87,38 @@ class PrefixHashes:
     @cached_property
     def row_N(self) -> Tensor:
         """``[N]`` int64: hash of each whole row; that of an empty one is its seed."""
-        if self.term_T.device.type == "cpu":
-            sums = np.zeros(len(self.runs), np.int64)
-            filled = np.diff(self.runs.cuts) > 0
-            with np.errstate(over="ignore"):
-                sums[filled] = np.add.reduceat(self.term_T.numpy(), self.runs.cuts[:-1][filled])
-            return self.seed_N + torch.from_numpy(sums)
+        if self.ids_T.device.type == "cpu":
+            return self.seed_N + torch.from_numpy(_row_sums(self.ids_T.numpy(), self.runs.cuts, self._weights.numpy()))
         total = torch.cat([self.term_T.new_zeros(1), self.term_T.cumsum(0)])
         return self.seed_N + total[self.runs.offsets[1:]] - total[self.runs.offsets[:-1]]
+
+
+def _row_sums(ids: NDArray[np.integer[Any]], cuts: NDArray[np.int64], weights: NDArray[np.int64]) -> NDArray[np.int64]:
+    """Sum of the terms of each row, ``[N]``; some tokens at a time, so that nothing leaves the cache."""
+    sums = np.zeros(len(cuts) - 1, np.int64)
+    rows = np.flatnonzero(np.diff(cuts))
+    starts, ends = cuts[:-1][rows], cuts[1:][rows]
+    for start in range(0, int(cuts[-1]), _FEW):
+        stop = min(start + _FEW, int(cuts[-1]))
+        here = slice(*np.searchsorted(starts, [start, stop]).tolist())
+        if here.start == len(starts) or starts[here.start] > start:
+            # The row before goes on.
+            here = slice(here.start - 1, here.stop)
+        begins = np.maximum(starts[here], start)
+        lengths = np.minimum(ends[here], stop) - begins
+        terms = np.arange(start, stop)
+        terms -= starts[here].repeat(lengths)
+        terms = weights[terms]
+        # Counted from 1, so that an id of 0 is told from none.
+        terms *= ids[start:stop].astype(np.int64) + 1
+        sums[rows[here]] += np.add.reduceat(terms, begins - start)
+    return sums
+
+
+@lru_cache(maxsize=2)
+def _weights_of(doublings: int, device: torch.device) -> Tensor:
+    """Random odd numbers of the first ``2 ** doublings`` places."""
+    return scramble(torch.arange(1, 2**doublings + 1, device=device)) | 1
 
 
 def scramble(x: Tensor) -> Tensor:

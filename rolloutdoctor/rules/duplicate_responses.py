@@ -148,7 +148,9 @@ class DuplicateResponses(Rule[DuplicateTally]):
             value_T, told_T = block.column(name), block.trained_T
             if not all(map(isfinite, block.extremes(name))):
                 told_T = told_T & value_T.isfinite()
-            found["log_prob"] = block.row_sum(torch.where(told_T, value_T, 0.0))
+            # Nothing is masked in most blocks.
+            is_all = told_T is block.trained_T and bool((block.trained_n == block.runs.lengths).all())
+            found["log_prob"] = block.row_sum(value_T if is_all else torch.where(told_T, value_T, 0.0))
             found["told"] = block.trained_n if told_T is block.trained_T else block.row_sum(told_T)
         return found
 

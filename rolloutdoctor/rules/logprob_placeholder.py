@@ -130,8 +130,10 @@ class LogProbPlaceholder(Rule[PlaceholderTally]):
         # The extremes settle it for nearly every healthy block.
         is_apart = gap.low < -APART or gap.high > APART
         places = outside(gap.apart_T, -APART, APART) if is_apart else None
+        tails = torch.zeros(len(block.runs), len(SIDES), dtype=torch.bool)
         if places is not None:
             row = torch.searchsorted(block.runs.offsets, places, right=True) - 1
+            _tails(block, row[places >= block.runs.offsets[1:][row] - TAIL], tails)
             for side, name in enumerate(SIDES.values()):
                 found = _kinds(block.column(name)[places])
                 for kind, which in enumerate(found):
@@ -141,7 +143,7 @@ class LogProbPlaceholder(Rule[PlaceholderTally]):
                 # The last that is written stays: from the end on, the first.
                 at = row[held].flip(0).cpu(), (places[held] - block.runs.offsets[row[held]]).flip(0).cpu()
                 first[at[0]] = torch.where(first[at[0]] < 0, at[1], torch.minimum(first[at[0]], at[1]))
-        return {**gap.sampled, "count": gap.count_N, "kinds": kinds, "first": first, "tails": _tails(block)}
+        return {**gap.sampled, "count": gap.count_N, "kinds": kinds, "first": first, "tails": tails}
 
     def measure(self, step: "StepView") -> PlaceholderTally:
         """Add up the rows of one step."""
@@ -255,15 +257,20 @@ def _kinds(x: "Tensor") -> "list[Tensor]":
     return [x == 0, x == 1, x == -1, x <= LOWEST, positive & (x != 1), (x < 0) & (x > -0.01)]
 
 
-def _tails(block: "TokenBlock") -> "Tensor":
-    """Rows that end with equal log-probs of each side where the other's differ, ``[n, 2]`` bool."""
+def _tails(block: "TokenBlock", rows: "Tensor", found: "Tensor") -> None:
+    """Mark rows that end with equal log-probs of each side where the other's differ, in ``[n, 2]`` bool.
+
+    Args:
+        block: the rows.
+        rows: those that end with a token whose log-probs are far apart.
+        found: is written to.
+    """
     import torch
 
-    ends, long = block.runs.offsets[1:], block.runs.lengths >= TAIL
-    at = (ends[:, None] - torch.arange(1, TAIL + 1, device=ends.device)).clamp(min=0)
-    if not len(block):
-        return torch.zeros(len(block.runs), len(SIDES), dtype=torch.bool)
+    rows = torch.unique(rows)
+    rows = rows[block.runs.lengths[rows] >= TAIL]
+    at = block.runs.offsets[1:][rows, None] - torch.arange(1, TAIL + 1, device=rows.device)
     pair = [block.column(name)[at] for name in SIDES.values()]
-    trained = long & block.trained_T[at].all(1) & ((pair[0] - pair[1]).abs() >= APART).any(1)
+    trained = block.trained_T[at].all(1)
     equal = [trained & (x == x[:, :1]).all(1) & (x[:, 0] != 0) for x in pair]
-    return torch.stack([equal[0] & ~equal[1], equal[1] & ~equal[0]], 1).cpu()
+    found[rows.cpu()] = torch.stack([equal[0] & ~equal[1], equal[1] & ~equal[0]], 1).cpu()

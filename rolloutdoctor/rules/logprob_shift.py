@@ -133,7 +133,7 @@ class LogProbShift(CauseRule):
 
     def _errors(self, step: "StepView") -> "dict[str, NDArray[np.float64]] | None":
         """Squared errors of the sampled rows whose log-probs vary, in place and moved; ``row`` is their number."""
-        return step.cached("errors of moved log-probs", lambda: _errors(step.token_measures.get(self.code)))
+        return step.cached("errors of moved log-probs", lambda: _errors(step, self.code))
 
     def examples(self, step: "StepView") -> Iterable[Example]:
         """Values that disagree, and rows that fit best one token away."""
@@ -200,14 +200,15 @@ class LogProbShift(CauseRule):
         )
 
 
-def _errors(measured: "Mapping[str, Tensor] | None") -> "dict[str, NDArray[np.float64]] | None":
+def _errors(step: "StepView", code: str) -> "dict[str, NDArray[np.float64]] | None":
     import numpy as np
 
     from rolloutdoctor.evaluation.sampled_rows import Sample
 
+    measured = step.token_measures.get(code)
     if not measured:
         return None
-    sample = Sample.of(measured)
+    sample = step.cached("sampled rows", lambda: Sample.of(measured))
     own, other = sample.sampler, sample.trainer
     index = np.arange(len(sample.length)).repeat(sample.length)
     # Pairs of adjacent tokens of one row.

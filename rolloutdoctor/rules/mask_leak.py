@@ -2,7 +2,7 @@
 
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
-from math import isfinite
+from math import inf, isfinite
 from typing import TYPE_CHECKING
 
 from rolloutdoctor.ops.tally import Sums, ratio
@@ -131,6 +131,9 @@ class MaskLeak(Rule[LeakTally]):
 
     def measure_tokens(self, block: "TokenBlock") -> "Mapping[str, Tensor]":
         """Count the trained tokens of each row that were not sampled, by sign."""
+        from rolloutdoctor.ops.elementwise import outside
+        from rolloutdoctor.ops.segments import pick
+
         trained_T, none_n = block.trained_T, block.trained_n * 0
         found = {"trained": block.trained_n}
         given_T = None
@@ -151,12 +154,15 @@ class MaskLeak(Rule[LeakTally]):
             low, high = block.extremes("old_log_probs")
             found |= {"judged": block.trained_n, "forced": none_n}
             if not (low >= LOWEST and isfinite(high)):
-                low_T = trained_T & (value_T < LOWEST)
+                if not (isfinite(low) and isfinite(high)):
+                    found["judged"] = block.row_sum(trained_T & value_T.isfinite())
+                places = outside(value_T, LOWEST, inf)
+                places = block.runs.offsets[:0] if places is None else places
+                is_low = pick(trained_T, places)
                 if given_T is not None:
                     # What the sampler found likely it may have sampled: the two disagree, which is another matter.
-                    low_T = low_T & ~(given_T >= LOWEST)
-                found["judged"] = block.row_sum(trained_T & value_T.isfinite())
-                found["forced"] = block.row_sum(_in_runs(low_T, block))
+                    is_low &= ~(pick(given_T, places) >= LOWEST)
+                found["forced"] = block.runs.count(_in_runs(places[is_low], block))
         if block.is_logged("response_ids") and given_T is None:
             from rolloutdoctor.evaluation.response_ends import response_ends
 
@@ -302,14 +308,15 @@ class MaskLeak(Rule[LeakTally]):
         )
 
 
-def _in_runs(low_T: "Tensor", block: "TokenBlock") -> "Tensor":
-    """Tokens in runs of three or more of one row, ``[t]`` bool."""
+def _in_runs(places: "Tensor", block: "TokenBlock") -> "Tensor":
+    """Those of some places, which are ascending, that are in runs of three or more of one row."""
     import torch
 
-    if len(low_T) < 3 or not bool(low_T.any()):
-        return torch.zeros_like(low_T)
-    starts_T = low_T[:-2] & low_T[1:-1] & low_T[2:] & (block.position_T[2:] >= 2)
-    found_T = torch.zeros_like(low_T)
+    if len(places) < 3:
+        return places[:0]
+    row = torch.searchsorted(block.runs.offsets, places, right=True)
+    starts = (places[2:] - places[:-2] == 2) & (row[2:] == row[:-2])
+    is_found = torch.zeros(len(places), dtype=torch.bool, device=places.device)
     for shift in range(3):
-        found_T[shift : len(low_T) - 2 + shift] |= starts_T
-    return found_T
+        is_found[shift : len(places) - 2 + shift] |= starts
+    return places[is_found]

@@ -133,7 +133,9 @@ class Retokenized(Rule[TurnTally]):
         """Count the turns of each row behind its first."""
         from rolloutdoctor.evaluation.turn_starts import turn_starts
 
-        return {"turns": block.row_sum(turn_starts(block))}
+        # Without a masked token there is one turn.
+        is_cut = bool((block.trained_n < block.runs.lengths).any())
+        return {"turns": block.row_sum(turn_starts(block)) if is_cut else block.trained_n * 0}
 
     def measure(self, step: "StepView") -> TurnTally:
         """Count one step; its tokens are looked at again only where there are turns."""

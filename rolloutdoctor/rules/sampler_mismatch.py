@@ -38,7 +38,7 @@ class SamplerMismatch(Rule[MismatchTally]):
     much is too much depends on model and stack, so no level is a fault; a cause is, and rules on causes look for them.
 
     ## How it is measured
-    Means, shares and weights are those of sampled rows, about 2^14 tokens of each step; `tokens` counts all. `p99_abs`
+    Means, shares and weights are those of sampled rows, about 2^13 tokens of each step; `tokens` counts all. `p99_abs`
     is the centre of a bin of a fourth of a doubling. `ess_share` = (sum w)^2 / (n sum w^2) is the effective sample
     size as a share of the tokens; `k3` = mean of exp(delta) - 1 - delta, the KL of sampler and trainer. For weights of
     tokens cut at 2 and for a mask of 0.5 to 5, `..._mass_share` is what is left of the sum of weights, `..._ess_share`

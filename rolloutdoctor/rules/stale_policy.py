@@ -51,7 +51,7 @@ class StalePolicy(Rule[LagTally]):
 
     ## How it is measured
     The gap is the trainer's log-prob before the update minus the sampler's, on trained tokens; of a step of more than
-    2^18 tokens on every second one of each row, or every third, and so on. Sizes are compared on
+    2^15 tokens on every second one, or every third, and so on. Sizes are compared on
     tokens to which the sampler gave less than 0.9, as medians: a kernel's noise moves a log-prob by its size times
     (1 - p), so their share, which changes as a policy sharpens, would move the median of all. *Onset*: every step from
     there on has at least four times the median of every step before, and 0.02 or more. *Growth*: the last third of the

@@ -49,7 +49,8 @@ def test_a_block_changes_nothing(rows, cut):
 def test_by_hand():
     found = hashes([[5, 6], [], [6, 5], [5]], [1, 2, 1, 1])
     places = [(token, place) for token in (5, 6) for place in (0, 1)]
-    term = {(token, place): int(scramble(torch.tensor([token + ((place + 1) << 32)]))) for token, place in places}
+    weight = [int(scramble(torch.tensor([place + 1]))) | 1 for place in (0, 1)]
+    term = {(token, place): (token + 1) * weight[place] for token, place in places}
     wrapped = [
         (1 + term[5, 0], 0),
         (1 + term[5, 0] + term[6, 1], 1),

@@ -115,10 +115,10 @@ def test_exact_zeros_are_placeholders_and_not_confidence():
 
 def test_a_long_step_is_sampled_by_rows():
     one = sample(0, prompts=64, lengths=(70, 90)).batch()
-    assert one.tokens > 2 * 2**14
+    assert one.tokens > 2 * 2**13
     measures, all_measures = values(found(one)), one.column("old_log_probs") - one.column("rollout_log_probs")
     assert measures["tokens"] == one.tokens
-    assert 2**13 < measures["sampled_tokens"] < 2**15
+    assert 2**12 < measures["sampled_tokens"] < 2**14
     assert measures["mean_abs_delta"] == pytest.approx(float(all_measures.abs().mean()), rel=0.1)
 
 

@@ -275,7 +275,7 @@ def test_of_long_steps_some_tokens_are_looked_at(monkeypatch):
     ragged = [toy_batch([[1, 0]], lengths=[7, 513], policy=-1.0, rollout=[[-1.5] * 7, [-1.1] * 513])]
     report = report_on([replace(one, step=step) for step, one in enumerate(ragged * 4)], select=[CODE], trainer=None)
     assert outcomes(report) == {CODE: "clean"}
-    # Every second token: four of seven, and 257 of 513.
+    # Every second token of 520: four of the first seven.
     tally = folded(ragged, select=[CODE], trainer=None)[1].state().rules[CODE].steps[0][1]
-    assert tally.tokens == {"0:0": 261}
-    assert tally.size["0:0"] == pytest.approx(4 * 0.5 + 257 * 0.1, rel=1e-5)
+    assert tally.tokens == {"0:0": 260}
+    assert tally.size["0:0"] == pytest.approx(4 * 0.5 + 256 * 0.1, rel=1e-5)
