@@ -6,11 +6,14 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from rolloutdoctor.cli import dumps, verdict
+from rolloutdoctor.cli import follow as following
 from rolloutdoctor.cli import options as opt
 from rolloutdoctor.cli.border import guarded
+from rolloutdoctor.results.errors import UsageError
 
 if TYPE_CHECKING:
     from rolloutdoctor.commands.convert import ConvertOptions
+    from rolloutdoctor.results.findings import Report
 
 EPILOG = (
     "Exit codes: 0 nothing at or above --fail-on, 1 findings, 2 usage, unreadable input or internal error, "
@@ -47,6 +50,11 @@ def check(
         str | None,
         typer.Option("--save-state", metavar="FILE.json", help="Also save the state of this check, for merge."),
     ] = None,
+    follow: following.FollowOption = False,
+    state_file: following.StateOption = None,
+    on_finding: following.OnFindingOption = None,
+    until_idle: following.UntilIdleOption = None,
+    every: following.EveryOption = None,
     color: opt.ColorOption = opt.Color.auto,
     quiet: opt.QuietOption = False,
     verbose: Annotated[
@@ -77,7 +85,11 @@ def check(
     from rolloutdoctor.views.histogram import histograms
     from rolloutdoctor.views.table import RENDERERS
 
-    run = dumps.opened(paths, trainer, dump, quiet=quiet, text=True, logs_alone=True)
+    if not follow:
+        following.refuse_unless_followed(state=state_file, on_finding=on_finding, until_idle=until_idle, every=every)
+    elif workers > 1:
+        raise UsageError("--follow takes one process; leave --workers out")
+    run = None if follow else dumps.opened(paths, trainer, dump, quiet=quiet, text=True, logs_alone=True)
     check_target(output_file, "--output-file")
     check_target(save_state)
     options = CheckOptions(
@@ -91,6 +103,23 @@ def check(
         dtype=dtype.value,
         kernel=kernel.value,
     )
+    fails = None if fail_on is opt.FailOn.never else Severity[fail_on.value.upper()]
+    style = replace(opt.style_of(color, to_file=output_file is not None, verbose=verbose), fail_at=fails, quiet=quiet)
+
+    def finish(report: "Report", gallery: Gallery | None = None) -> int:
+        text = RENDERERS[format_.value](report, style)
+        if gallery is not None:
+            text += histograms(gallery, style)
+        opt.deliver(text, output_file, colored=style.color)
+        return verdict.exit_code(report, fail_on, exit_zero=exit_zero, must_test=must_test)
+
+    if run is None:
+        reads = format_ not in (opt.Format.full, opt.Format.concise) and output_file is None
+        how = following.FollowOptions(state_file, on_finding, until_idle, every, lines_on_stderr=reads, quiet=quiet)
+        report, kept = following.follow(paths, replace(dump, text=True), options, how, finish)
+        if save_state is not None and kept.saved is not None:
+            write_whole(dumped(kept.saved).encode(), save_state)
+        raise SystemExit(finish(report))
     with progress_bar(run.rows, quiet=quiet) as progress:
         if draws:
             report, gallery = check_and_draw(run, ("advantages", "kl", "ratio"), options, progress=progress)
@@ -100,8 +129,6 @@ def check(
             report, gallery = report_of(prepared, state), Gallery({}, {})
             if save_state is not None:
                 write_whole(dumped(saved_state(prepared, state)).encode(), save_state)
-    fails = None if fail_on is opt.FailOn.never else Severity[fail_on.value.upper()]
-    style = replace(opt.style_of(color, to_file=output_file is not None, verbose=verbose), fail_at=fails, quiet=quiet)
-    opt.deliver(RENDERERS[format_.value](report, style) + histograms(gallery, style), output_file, colored=style.color)
+    code = finish(report, gallery)
     opt.warn_of_partial(run, quiet=quiet)
-    raise SystemExit(verdict.exit_code(report, fail_on, exit_zero=exit_zero, must_test=must_test))
+    raise SystemExit(code)

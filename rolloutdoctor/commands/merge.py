@@ -93,22 +93,35 @@ def merged(
 
 def _check_same(first_name: str, first: SavedState, name: str, part: SavedState) -> None:
     """Refuse parts that one check could not have made."""
+    check_same(first_name, first, name, part)
+    if first.columns != part.columns:
+        column = min(first.columns ^ part.columns)
+        one, other = ("present", "absent") if column in first.columns else ("absent", "present")
+        raise _refusal(first_name, name, f"column {column}", one, other)
+
+
+def _refusal(first_name: str, name: str, what: str, one: object, other: object) -> InputError:
+    return InputError(
+        f"{first_name} and {name} do not add up: {what} is {one} in the first and {other} in the second; "
+        "check the parts in the same way"
+    )
+
+
+def check_same(first_name: str, first: SavedState, name: str, part: SavedState) -> None:
+    """Refuse parts that were checked with other options, or that another trainer made.
+
+    Raises:
+        InputError: if they were.
+    """
 
     def refuse(what: str, one: object, other: object) -> InputError:
-        return InputError(
-            f"{first_name} and {name} do not add up: {what} is {one} in the first and {other} in the second; "
-            "check the parts in the same way"
-        )
+        return _refusal(first_name, name, what, one, other)
 
     for what in ("dtype", "device"):
         if getattr(first, what) != getattr(part, what):
             raise refuse(what, getattr(first, what), getattr(part, what))
     if first.rules != part.rules:
         raise refuse("the selection of rules", " ".join(first.rules), " ".join(part.rules))
-    if first.columns != part.columns:
-        column = min(first.columns ^ part.columns)
-        one, other = ("present", "absent") if column in first.columns else ("absent", "present")
-        raise refuse(f"column {column}", one, other)
     made, remade = first.maker, part.maker
     if made is None or remade is None:
         if made is not remade:

@@ -135,8 +135,8 @@ def dumped(saved: SavedState) -> str:
             "odd_groups": state.odd_groups,
             "failures": {why: list(where) for why, where in sorted(state.failures.items())},
             "seen": [list(key) for key in state.seen],
-            "audit": {name: _record(tally) for name, tally in state.audit.items()},
-            "windows": [_record(window) for window in state.windows.values()],
+            "audit": {name: _record(tally) for name, tally in sorted(state.audit.items())},
+            "windows": [_record(window) for _, window in sorted(state.windows.items())],
             "rules": {
                 code: {
                     "steps": [[*key, _record(tally)] for key, tally in one.steps],

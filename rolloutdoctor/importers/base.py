@@ -4,7 +4,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from types import TracebackType
-from typing import Protocol, Self
+from typing import Protocol, Self, runtime_checkable
 
 from rolloutdoctor.data.schema import IMPORT_METRICS
 from rolloutdoctor.io.locations.paths import Source
@@ -63,6 +63,15 @@ class Importer(Protocol):
         Raises:
             InputError: if a file cannot be read as what it should be.
         """
+        ...
+
+
+@runtime_checkable
+class ReadsByStep(Protocol):
+    """An importer whose dump has files of their own for each step, so that some of them can be read alone."""
+
+    def step_files(self, sources: Sequence[Source]) -> list[Source]:
+        """Return the files of the dump, in their order."""
         ...
 
 

@@ -9,6 +9,7 @@ import pyarrow.compute as pc
 
 from rolloutdoctor.importers import base
 from rolloutdoctor.io.locations.paths import Source
+from rolloutdoctor.io.metadata import RunMetadata
 from rolloutdoctor.io.write.journal import Dropped, Journal, is_journal
 from rolloutdoctor.results.errors import InputError
 
@@ -39,12 +40,8 @@ class RecordingJournal:
         journals = [Journal.open(source) for source in sources]
         keys = [_keys(journal) for journal in journals]
         left_out = {key for each in keys for key in each if not all(key in others for others in keys)}
-        schema = _schema(journals)
-        dropped = Dropped(
-            tuple(step for journal in journals for step in journal.dropped.steps),
-            sum(journal.dropped.logs for journal in journals),
-        )
-        sink.begin(replace(journals[0].metadata, recording=dropped.metadata()))
+        schema = schema_of(journals)
+        sink.begin(metadata_of(journals))
         done, total = 0, sum(journal.size for journal in journals)
         for journal in journals:
             self._tell(journal, sink)
@@ -77,7 +74,21 @@ def _keys(journal: Journal) -> Keys:
     return found
 
 
-def _schema(journals: Sequence[Journal]) -> pa.Schema:
+def metadata_of(journals: Sequence[Journal]) -> RunMetadata:
+    """Return what the journals of all ranks say of the run, and of what was dropped."""
+    dropped = Dropped(
+        tuple(step for journal in journals for step in journal.dropped.steps),
+        sum(journal.dropped.logs for journal in journals),
+    )
+    return replace(journals[0].metadata, recording=dropped.metadata())
+
+
+def schema_of(journals: Sequence[Journal]) -> pa.Schema:
+    """Return every column that the journal of any rank has.
+
+    Raises:
+        InputError: if a column is of one type here and of another there.
+    """
     joined = journals[0]
     for journal in journals[1:]:
         joined = joined.joined(journal)

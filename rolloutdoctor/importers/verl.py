@@ -48,11 +48,14 @@ class VerlRollouts:
                 )
         return None
 
+    def step_files(self, sources: Sequence[Source]) -> list[Source]:
+        """Return the files, in the order of their names."""
+        return [file for file in folders.named(sources, _files) if not _is_log(Path(file.path))]
+
     def read(self, sources: Sequence[Source], sink: base.RunSink, options: base.ImportOptions) -> None:
         """Stream the files in the order of their names."""
         base.only_columns(self.name, options, ("reward",))
-        files = folders.named(sources, _files)
-        files = [file for file in files if not _is_log(Path(file.path))]
+        files = self.step_files(sources)
         if not files:
             raise InputError(f"{sources[0].name}: no rollouts (*.jsonl with input, output, score and step) there")
         sink.begin(RunMetadata("verl"))

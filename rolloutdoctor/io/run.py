@@ -45,7 +45,7 @@ def open_run(
     """
     found = expand(paths)
     files = [read_footer(source, trainer, aliases) for source in found.files]
-    return Run(files, _agreed_metadata(files), read_metrics(found.metrics), beside=found.metrics)
+    return Run(files, agreed_metadata(files), read_metrics(found.metrics), beside=found.metrics)
 
 
 class Run:
@@ -252,7 +252,7 @@ def _holds_any(row_group: RowGroup, keys: Iterable[StepKey]) -> bool:
     return any(row_group.may_hold(StepRange(key.step, key.step + 1), key.split) for key in keys)
 
 
-def _agreed_metadata(files: Sequence[RunFile]) -> RunMetadata:
+def agreed_metadata(files: Sequence[RunFile]) -> RunMetadata:
     """Return what all files say; a file that says nothing agrees with any.
 
     Raises:

@@ -44,7 +44,7 @@ def _body(report: Report) -> dict[str, Any]:
         "dtype": report.dtype,
         "input": vars(report.input),
         "trainer": {"name": report.trainer, "version": report.trainer_version, "config": settings(report.config)},
-        "findings": [_finding(finding) for finding in report.findings],
+        "findings": [finding_body(finding) for finding in report.findings],
         "clean": [code for code, _ in report.clean],
         "not_applicable": [{"code": one.code, "name": one.name, "reason": one.reason} for one in report.not_applicable],
         "skipped": [
@@ -56,7 +56,8 @@ def _body(report: Report) -> dict[str, Any]:
     }
 
 
-def _finding(finding: Finding) -> dict[str, object]:
+def finding_body(finding: Finding) -> dict[str, object]:
+    """Return a finding as it is in the JSON of a report."""
     return {
         "code": finding.code,
         "name": finding.name,

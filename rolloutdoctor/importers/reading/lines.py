@@ -3,6 +3,8 @@
 import io
 import json
 from collections.abc import Iterable, Iterator
+from contextlib import contextmanager
+from contextvars import ContextVar
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -24,6 +26,18 @@ a number alike. Digits behind a decimal point are often more, and harmless."""
 
 CHUNK_BYTES = 8 * 2**20
 """What is read at a time."""
+
+_is_growing = ContextVar("is_growing", default=False)
+
+
+@contextmanager
+def growing() -> Iterator[None]:
+    """Inside, files are still being written: a last line without its end is not there yet."""
+    token = _is_growing.set(True)
+    try:
+        yield
+    finally:
+        _is_growing.reset(token)
 
 
 @dataclass(frozen=True)
@@ -94,7 +108,7 @@ def chunks(files: Iterable[Source]) -> Iterator[Chunk]:
                             raise _too_long(file, first)
         except OSError as error:
             raise InputError(f"{file.name}: {reason(error)}") from None
-        if rest:
+        if rest and not _is_growing.get():
             read += len(rest)
             yield Chunk(file, first, rest, read)
 

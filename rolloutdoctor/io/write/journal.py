@@ -195,6 +195,86 @@ class Journal:
                 )
 
 
+class JournalTail:
+    """What is appended to a journal while somebody writes it; it is never read twice.
+
+    Args:
+        source: the journal.
+
+    Attributes:
+        journal: what was read of it so far: metadata, schema, what was dropped, and where the next table begins.
+    """
+
+    def __init__(self, source: Source) -> None:
+        self.journal = Journal(source)
+        self._is_first = True
+
+    def read(self, most: int) -> list[pa.Table]:
+        """Return the whole tables that were appended since the last call, of rows and of logs, in their order.
+
+        Args:
+            most: bytes after which to stop; the rest comes with the next call.
+
+        Raises:
+            InputError: if it cannot be read, is shorter than what was read of it, or holds what no recorder writes.
+        """
+        journal, name = self.journal, self.journal.source.name
+        try:
+            file = pa.memory_map(journal.source.path)
+        except (OSError, ValueError) as error:
+            raise InputError(f"{name}: {reason(error) if isinstance(error, OSError) else error}") from None
+        found: list[pa.Table] = []
+        fields = {each.name: each for each in journal.schema}
+        with file:
+            journal.size = file.size()
+            if journal.size < journal.end:
+                raise InputError(
+                    f"{name}: shorter than what was read of it, so that it was cut off or replaced; "
+                    "follow it from its start with another --state"
+                )
+            file.seek(journal.end)
+            begin = journal.end
+            while journal.end < journal.size and journal.end - begin < most:
+                try:
+                    table = _next_table(file, journal.size)
+                    table.validate(full=True)
+                    str(table.schema)
+                except (pa.ArrowException, struct.error, OSError, EOFError, MemoryError, ValueError):
+                    break
+                journal.end = file.tell()
+                entries = table.schema.metadata or {}
+                if self._is_first:
+                    journal.metadata, self._is_first = RunMetadata.decode(entries, name), False
+                if _DROPPED in entries:
+                    journal.dropped = _dropped(entries[_DROPPED], name)
+                if table.num_columns:
+                    # The buffers of a table are those of the mapping: copied, they outlive it.
+                    found.append(table if table.schema == METRICS_SCHEMA else _copied(table))
+                if table.num_columns and table.schema != METRICS_SCHEMA:
+                    for each in table.schema:
+                        fields[each.name] = _wider(fields.get(each.name), each, name)
+        journal.schema = _in_order(fields)
+        return found
+
+
+def _copied(table: pa.Table) -> pa.Table:
+    buffer = pa.BufferOutputStream()
+    with pa.ipc.new_stream(buffer, table.schema) as stream:
+        stream.write_table(table)
+    with pa.ipc.open_stream(buffer.getvalue()) as stream:
+        return stream.read_all()
+
+
+def is_log(table: pa.Table) -> bool:
+    """Tell a table of logged metrics from one of rows."""
+    return bool(table.schema == METRICS_SCHEMA)
+
+
+def filled(table: pa.Table, schema: pa.Schema) -> dict[str, pa.Array]:
+    """Return every column of a schema that holds the table's own, null where it was not recorded."""
+    return {each.name: _filled(table, each) for each in schema}
+
+
 def _next_table(file: pa.NativeFile, size: int) -> pa.Table:
     mark, length, checksum = _HEAD.unpack(file.read(_HEAD.size))
     if mark != _MARK or length > size - file.tell():

@@ -22,7 +22,7 @@ _LONGEST_STEM = 120
 
 _unfinished: set[Path] = set()
 _swept: set[Path] = set()
-_placed: list[Target] = []
+_placed: dict[str, Target] = {}
 
 
 class TakenError(OutputError):
@@ -96,7 +96,7 @@ class Replacement:
                 _link(self._temporary, self.target)
             else:
                 self._temporary.replace(self.target.path)
-            _placed.append(self.target)
+            _placed[self.target.name] = self.target
         self.discard()
 
     def check_free(self) -> None:
@@ -164,7 +164,7 @@ def remove_unfinished() -> None:
 
 def placed() -> tuple[str, ...]:
     """Names of the files that this process has completed and that are there; a temporary run file is gone by then."""
-    return tuple(target.name for target in _placed if os.path.lexists(target.path))
+    return tuple(target.name for target in _placed.values() if os.path.lexists(target.path))
 
 
 def _remove(path: Path) -> None:

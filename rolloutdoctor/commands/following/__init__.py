@@ -1,0 +1,1 @@
+"""Follow a run that goes on: its files, the journals of its recorder, the dump that its trainer writes."""

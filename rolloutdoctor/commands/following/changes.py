@@ -1,0 +1,70 @@
+"""What is new in a report: each finding is said once, and again only where its verdict changes for good."""
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+
+from rolloutdoctor.commands.following.kept import Told
+from rolloutdoctor.results.findings import Finding, Report, Severity
+
+HOLDS_FOR = 16
+"""Steps for which a finding has to be less than was said before that is said: verdicts at a threshold come and go."""
+
+
+@dataclass(frozen=True)
+class Change:
+    """Something to say.
+
+    Attributes:
+        finding: it; None if it is gone.
+        line: in words.
+        is_new: True if it was not there before.
+    """
+
+    finding: Finding | None
+    line: str
+    is_new: bool
+
+
+def key_of(finding: Finding) -> str:
+    """What makes two findings the same: the rule, and the cause that was established."""
+    return finding.code if finding.cause is None else f"{finding.code} {finding.cause.hypothesis}"
+
+
+def changes(report: Report, told: dict[str, Told], step: int, counted: int) -> Iterator[Change]:
+    """Yield what is new in a report, and note it in `told`.
+
+    Args:
+        report: what was found in all steps that were counted.
+        told: what was said before.
+        step: the last step that was counted.
+        counted: how many were.
+    """
+    here = {key_of(finding): finding for finding in report.findings}
+    for key, finding in here.items():
+        before, now = told.get(key), (finding.severity.label, finding.verdict)
+        words = f"{finding.code} {finding.name} {finding.verdict}: {finding.headline}"
+        if before is None:
+            told[key] = Told(*now)
+            yield Change(finding, f"step {step}: {finding.severity.label} {words}", is_new=True)
+        elif (before.severity, before.verdict) == now:
+            before.since = None
+        elif _weight(*now) > _weight(before.severity, before.verdict) or _held(before, counted):
+            told[key] = Told(*now)
+            was = f"{before.severity}, {before.verdict}"
+            yield Change(finding, f"step {step}: {finding.severity.label} {words} (was {was})", is_new=False)
+    for key, before in told.items():
+        if key not in here and before.verdict != "gone" and _held(before, counted):
+            was = f"{before.severity}, {before.verdict}"
+            told[key] = Told(before.severity, "gone")
+            yield Change(None, f"step {step}: {key} is no longer found (was {was})", is_new=False)
+
+
+def _weight(severity: str, verdict: str) -> tuple[int, int]:
+    return (0, 0) if verdict == "gone" else (Severity[severity.upper()], int(verdict == "confirmed"))
+
+
+def _held(before: Told, counted: int) -> bool:
+    """True once a finding has been less than was said for some steps."""
+    if before.since is None:
+        before.since = counted
+    return counted - before.since >= HOLDS_FOR

@@ -1,0 +1,239 @@
+"""What grows is counted step by step; in the end the state is that of a check of the whole."""
+
+import json
+import shutil
+import threading
+import time
+from pathlib import Path
+
+import growing
+import pytest
+
+from rolloutdoctor.commands.convert import ConvertOptions
+from rolloutdoctor.commands.following.follower import Follower
+from rolloutdoctor.commands.following.kept import Kept, load
+from rolloutdoctor.commands.following.opening import Followed
+from rolloutdoctor.engine.options import CheckOptions
+from rolloutdoctor.engine.state_file import dumped
+from rolloutdoctor.recorders.own_loop import StepRecorder
+from rolloutdoctor.results.errors import InputError
+from rolloutdoctor.trainers.options import Layer
+
+
+class Watch:
+    """A check that goes on in this process, and what it said."""
+
+    def __init__(self, *paths, kept=None, **options):
+        self.said, self.told, self.kept = [], [], kept or Kept()
+        followed = Followed([str(path) for path in paths], None, ConvertOptions(), self.told.append)
+        self.follower = Follower(
+            followed,
+            CheckOptions(**options),
+            self.kept,
+            keep=lambda kept: None,
+            tell=self.told.append,
+            say=lambda change: self.said.append(change.line),
+        )
+
+    def __call__(self, *, ended=False):
+        """Count what is new, and return the last step of all that was counted."""
+        if self.follower.look() or ended:
+            self.follower.count(ended=ended)
+        return max((key.step for key in self.follower.counted), default=0)
+
+    @property
+    def state(self):
+        return dumped(self.kept.saved).encode()
+
+
+def whole(rolloutdoctor, path):
+    """The state of a check of the whole, with its report as JSON."""
+    state = Path(path).parent / "whole.json"
+    found = rolloutdoctor("check", path, "--save-state", state, "--format", "json")
+    return state.read_bytes(), json.loads(found.stdout)
+
+
+def test_a_journal_and_the_run_file_it_becomes(rolloutdoctor, tmp_path):
+    path = tmp_path / "run.parquet"
+    watch = Watch(path)
+    assert watch() == 0
+    recorder = StepRecorder(path, trainer="trl", version="1.16.0", config=growing.CONFIG)
+    for step in range(1, 7):
+        growing.record(recorder, step)
+        recorder._writer._queue.join()
+        # The last one is whole when the next has begun.
+        assert watch() == step - 1
+    # A journal is there until its recorder is closed, which says that all is whole.
+    state, _ = whole(rolloutdoctor, recorder._writer.journal_path)
+    assert watch(ended=True) == 6
+    assert watch.state == state
+    growing.record(recorder, 7)
+    growing.record(recorder, 8)
+    recorder.close()
+    assert watch() == 8
+    assert watch.state == whole(rolloutdoctor, path)[0]
+
+
+def test_a_folder_to_which_files_are_added(rolloutdoctor, tmp_path):
+    folder = tmp_path / "run"
+    folder.mkdir()
+    watch = Watch(folder)
+    assert watch() == 0
+    for part, steps in enumerate([(1, 2), (3,), (4, 5, 6), (7,)]):
+        growing.write(folder / f"part-{part}.parquet", steps)
+        assert watch() == steps[-1] - 1
+    (folder / "part-4.parquet").write_bytes((folder / "part-3.parquet").read_bytes()[:300])
+    # Whoever writes it is not done.
+    assert watch() == 6
+    assert "part-4.parquet" in watch.told[-1]
+    growing.write(folder / "part-4.parquet", (8,))
+    assert watch() == 7
+    assert watch(ended=True) == 8
+    assert watch.state == whole(rolloutdoctor, folder)[0]
+
+
+def test_a_file_that_is_replaced_by_a_longer_one(rolloutdoctor, tmp_path):
+    path = tmp_path / "run.parquet"
+    watch = Watch(path)
+    for last in (3, 5, 9):
+        growing.write(path, range(1, last + 1))
+        assert watch() == last - 1
+    assert watch(ended=True) == 9
+    assert watch.state == whole(rolloutdoctor, path)[0]
+    # Nothing is new.
+    assert watch() == 9
+
+
+@pytest.mark.parametrize(
+    ("steps", "seed", "words"),
+    [(range(1, 3), 0, "step 4 was counted and is there no more"), (range(1, 9), 1, "step 1 holds other rows")],
+    ids=["shorter", "another run"],
+)
+def test_what_changed_under_it(tmp_path, steps, seed, words):
+    path = tmp_path / "run.parquet"
+    watch = Watch(path)
+    growing.write(path, range(1, 6))
+    assert watch() == 4
+    kept = watch.kept
+    growing.write(path, steps, seed=seed)
+    with pytest.raises(InputError, match=words):
+        watch()
+    with pytest.raises(InputError, match=words):
+        Watch(path, kept=kept)()
+
+
+def test_rows_that_come_late(tmp_path):
+    growing.write(tmp_path / "a.parquet", (1, 2))
+    watch = Watch(tmp_path)
+    assert watch() == 1
+    growing.write(tmp_path / "b.parquet", (1, 3), seed=1)
+    with pytest.raises(InputError, match=r"b\.parquet: more train rows of step 1 have come"):
+        watch()
+
+
+def test_a_journal_that_was_cut_off(tmp_path):
+    recorder = StepRecorder(tmp_path / "run.parquet", trainer="trl", version="1.16.0", config=growing.CONFIG)
+    for step in (1, 2, 3):
+        growing.record(recorder, step)
+    recorder._writer._queue.join()
+    journal = recorder._writer.journal_path
+    copy = tmp_path / "copy.parquet.journal"
+    shutil.copy(journal, copy)
+    recorder.close()
+    watch = Watch(copy)
+    assert watch() == 2
+    copy.write_bytes(copy.read_bytes()[:2000])
+    with pytest.raises(InputError, match="shorter than what was read of it"):
+        watch()
+
+
+def test_a_dump_of_json_lines(rolloutdoctor, tmp_path):
+    folder = tmp_path / "rollouts"
+    folder.mkdir()
+    layer = Layer("command line", {"algorithm.adv_estimator": "grpo"})
+    watch = Watch(folder, trainer="verl", layers=(layer,))
+    for step in range(1, 6):
+        *rows, last = growing.lines(step)
+        path = folder / f"{step}.jsonl"
+        path.write_text("".join(rows) + last[:20])
+        # A line that is half written waits, and so does its step.
+        assert watch() == step - 1
+        path.write_text("".join(rows) + last)
+        assert watch() == step - 1
+    assert watch(ended=True) == 5
+    state = tmp_path / "whole.json"
+    words = ["--trainer", "verl", "--set", "algorithm.adv_estimator=grpo"]
+    rolloutdoctor("check", folder, *words, "--save-state", state)
+    assert watch.state == state.read_bytes()
+    assert not any("torn" in line for line in watch.said)
+
+
+def test_metrics_that_come_late_are_counted_with_their_steps(rolloutdoctor, tmp_path):
+    path = tmp_path / "run.parquet"
+    growing.write(path, range(1, 5), metrics=False)
+    watch = Watch(path)
+    assert watch() == 3
+    growing.write(path, range(1, 7))
+    assert watch() == 5
+    assert any("counted anew" in line for line in watch.told)
+    assert watch(ended=True) == 6
+    assert watch.state == whole(rolloutdoctor, path)[0]
+
+
+def test_each_finding_is_said_once(tmp_path):
+    path = tmp_path / "run.parquet"
+    watch = Watch(path)
+    for last in (8, 16, 24, 32):
+        growing.write(path, range(1, last + 1), fault_from=20)
+        watch()
+    (line,) = [line for line in watch.said if "RDA004" in line]
+    assert line.startswith("step 2")
+    assert "error RDA004 advantages-differ confirmed" in line
+
+
+def test_the_command_line(rolloutdoctor, tmp_path):
+    path, state, events = tmp_path / "run.parquet", tmp_path / "state.json", tmp_path / "events"
+    growing.write(path, range(1, 9))
+
+    def grow():
+        time.sleep(1.0)
+        growing.write(path, range(1, 25), fault_from=12)
+
+    # It is the same run up to step 8.
+    thread = threading.Thread(target=grow)
+    thread.start()
+    words = ["--follow", "--until-idle", "1.5", "--every", "0.1", "--state", state, "--on-finding", f"tee -a {events}"]
+    found = rolloutdoctor("check", path, *words, "--format", "concise")
+    thread.join()
+    assert found.returncode == 1
+    lines = found.stdout.splitlines()
+    assert any(line.startswith("step ") and "RDA004" in line for line in lines)
+    assert lines[-1].startswith("1")
+    said = [json.loads(line) for line in events.read_text().splitlines()]
+    assert "RDA004" in {each["code"] for each in said}
+    assert all(each["message"] and "per_step" not in each for each in said)
+    # Started again there is nothing new to say, and the summary is the same.
+    again = rolloutdoctor("check", path, *words[:-2], "--format", "concise")
+    assert again.stdout == "".join(f"{line}\n" for line in lines if not line.startswith("step "))
+    assert load(str(state)).saved.state.input.steps == 24
+    # As JSON, standard output holds the report alone.
+    assert json.loads(rolloutdoctor("check", path, *words[:-2], "--format", "json").stdout)["input"]["steps"] == 24
+    # Other options do not add up with what was kept.
+    refused = rolloutdoctor("check", path, *words[:-2], "--set", "beta=0.1")
+    assert refused.returncode == 2
+    assert "do not add up: beta is 0.04" in refused.stderr
+
+
+@pytest.mark.parametrize(
+    ("words", "sentence"),
+    [
+        (["--until-idle", "1"], "--until-idle goes with --follow"),
+        (["--follow", "--workers", "2"], "--follow takes one process"),
+        (["--follow", "--on-finding", "'"], "--on-finding ': not a command"),
+        (["--follow", "--until-idle", "0"], "no whole step was found there"),
+    ],
+)
+def test_refusals(rolloutdoctor, tmp_path, words, sentence):
+    found = rolloutdoctor("check", tmp_path / "nothing.parquet", *words)
+    assert found.returncode == 2
+    assert sentence in found.stderr
