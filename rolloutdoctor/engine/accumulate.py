@@ -2,6 +2,8 @@
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
+from functools import reduce
+from operator import add
 from typing import Any
 
 from rolloutdoctor.audit.logged import has_row_advantages, measure_advantages
@@ -13,11 +15,16 @@ from rolloutdoctor.engine.plan import Plan
 from rolloutdoctor.engine.run_steps import AS_CONFIGURED, EvaluatedStep, StepConsumer
 from rolloutdoctor.evaluation.token_measures import TokenMeasure
 from rolloutdoctor.objective.required_columns import incomplete
+from rolloutdoctor.ops.exact_total import ExactTotal
 from rolloutdoctor.results.findings import Example, InputSummary
 from rolloutdoctor.rules.audited import audited_stages
 from rolloutdoctor.rules.base import KEEP_EXAMPLES
 from rolloutdoctor.rules.step import AUDIT, StepView
 from rolloutdoctor.rules.table import AnyRule
+
+KEEP_STEPS = 2048
+"""Steps of which the tally of a rule is kept. Of a longer run those are kept whose number is divisible by the smallest
+power of two that leaves no more; which ones these are, and the total of the others, depends on no order."""
 
 
 @dataclass(frozen=True)
@@ -28,16 +35,39 @@ class RuleState:
         steps: the tally of each step and split, in step order.
         examples: the worst places, worst first.
         skipped_steps: steps in which a column that the rule needs was missing.
+        every: numbers of the steps that are kept are divisible by it, a power of two; 1 where all are.
+        rest: sum of the tallies that are not kept, or None.
     """
 
     steps: tuple[tuple[StepKey, Any], ...] = ()
     examples: tuple[Example, ...] = ()
     skipped_steps: int = 0
+    every: int = 1
+    rest: ExactTotal | None = None
 
     def __add__(self, other: "RuleState") -> "RuleState":
         steps = sorted((*self.steps, *other.steps), key=lambda entry: entry[0])
         examples = sorted((*self.examples, *other.examples), key=_worst_first)[:KEEP_EXAMPLES]
-        return RuleState(tuple(steps), tuple(examples), self.skipped_steps + other.skipped_steps)
+        every = _spacing([key.step for key, _ in steps], max(self.every, other.every))
+        rests = [rest for rest in (self.rest, other.rest) if rest is not None]
+        dropped = [tally for key, tally in steps if key.step % every]
+        if dropped:
+            rests.append(ExactTotal.of(dropped, type(dropped[0])))
+            steps = [entry for entry in steps if not entry[0].step % every]
+        rest = reduce(add, rests) if rests else None
+        return RuleState(tuple(steps), tuple(examples), self.skipped_steps + other.skipped_steps, every, rest)
+
+    @property
+    def is_empty(self) -> bool:
+        """True if no step was measured."""
+        return not self.steps and self.rest is None
+
+
+def _spacing(steps: list[int], every: int) -> int:
+    """The smallest power of two, from `every` on, that divides few enough steps."""
+    while sum(not step % every for step in steps) > KEEP_STEPS:
+        every *= 2
+    return every
 
 
 def _worst_first(example: Example) -> tuple[float, int, str, str, str]:
@@ -107,6 +137,7 @@ class RuleAccumulator(StepConsumer):
         self._needs = {rule.code: rule.columns(plan.context) for rule in plan.rules}
         self._reads = {rule.code: self._needs[rule.code] | rule.optional_columns(plan.context) for rule in plan.rules}
         self._steps: dict[str, list[tuple[StepKey, Any]]] = {rule.code: [] for rule in plan.rules}
+        self._thinned: dict[str, RuleState] = {rule.code: RuleState() for rule in plan.rules}
         self._examples: dict[str, list[Example]] = {rule.code: [] for rule in plan.rules}
         self._unmeasured: dict[str, int] = dict.fromkeys(self._steps, 0)
         self._counts = [0, 0, 0, 0]
@@ -156,6 +187,9 @@ class RuleAccumulator(StepConsumer):
                 self._unmeasured[rule.code] += 1
                 continue
             self._steps[rule.code].append((batch.key, rule.measure(view)))
+            if len(self._steps[rule.code]) == KEEP_STEPS:
+                self._thinned[rule.code] += RuleState(tuple(self._steps[rule.code]))
+                self._steps[rule.code] = []
             examples = [*self._examples[rule.code], *rule.examples(view)]
             self._examples[rule.code] = sorted(examples, key=_worst_first)[:KEEP_EXAMPLES]
 
@@ -201,7 +235,7 @@ class RuleAccumulator(StepConsumer):
         return RunState(
             input=InputSummary(*self._counts),
             rules={
-                rule.code: RuleState()
+                rule.code: self._thinned[rule.code]
                 + RuleState(
                     tuple(self._steps[rule.code]), tuple(self._examples[rule.code]), self._unmeasured[rule.code]
                 )
@@ -217,4 +251,6 @@ class RuleAccumulator(StepConsumer):
 
 def run_total(rule: AnyRule, state: RuleState) -> Any:  # noqa: ANN401  # the tally type belongs to the rule
     """Add up the tallies of all steps, in step order."""
+    if state.rest is not None:
+        return (ExactTotal.of((tally for _, tally in state.steps), rule.tally) + state.rest).rounded()
     return rule.tally.of_all(tally for _, tally in state.steps)

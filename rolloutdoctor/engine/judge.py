@@ -50,10 +50,10 @@ def judge(
     notes = _notes(plan, state)
     for rule in plan.rules:
         seen = state.rules.get(rule.code, RuleState())
-        if not seen.steps and seen.skipped_steps:
+        if seen.is_empty and seen.skipped_steps:
             skipped.append(_never_measured(rule, seen, state))
             continue
-        if not seen.steps and (not state.seen or "train" in rule.splits):
+        if seen.is_empty and (not state.seen or "train" in rule.splits):
             missing = "no training rows were read" if state.seen else "no rows were read"
             skipped.append(Skipped(rule.code, rule.name, missing, "widen --steps or --split"))
             continue
@@ -196,6 +196,12 @@ def _notes(plan: Plan, state: RunState) -> list[str]:
         notes.append(
             f"{state.odd_groups:,} groups do not have the configured number of rows: if rows are missing from the "
             "file, the advantages of their groups are not those of the run"
+        )
+    every = max((one.every for one in state.rules.values()), default=1)
+    if every > 1:
+        notes.append(
+            f"the series over steps are thinned to steps whose number is divisible by {every:,}, as there are "
+            f"{len(state.seen):,} steps; totals and examples are of all of them"
         )
     objective, columns = plan.context.objective, plan.context.columns
     evaluates_loss = objective is not None and plan.columns >= (loss_columns(objective) & columns)

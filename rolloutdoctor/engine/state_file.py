@@ -5,20 +5,21 @@ A file is JSON with exact numbers: floats are written so that they read back as 
 """
 
 import json
-import math
-from collections.abc import Callable, Mapping
-from dataclasses import dataclass, fields
-from types import UnionType
-from typing import Any, get_args, get_origin
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
 
 from rolloutdoctor.audit.tally import QuantityTally
 from rolloutdoctor.audit.windows import OpenWindow
 from rolloutdoctor.data.batch import EVAL, TRAIN, StepKey
+from rolloutdoctor.data.step_spans import StepSpans
 from rolloutdoctor.engine.accumulate import RuleState, RunState
+from rolloutdoctor.engine.plain_values import MOST, built, plain, record, value_of
 from rolloutdoctor.io.locations.small_files import read_small
 from rolloutdoctor.io.locations.targets import shown
 from rolloutdoctor.io.metadata import RunMetadata
 from rolloutdoctor.io.metrics import LoggedMetrics
+from rolloutdoctor.ops.exact_total import ExactSum, ExactTotal, float_sums
 from rolloutdoctor.results.audit import Refuted
 from rolloutdoctor.results.errors import InputError
 from rolloutdoctor.results.escapes import json_text
@@ -26,12 +27,13 @@ from rolloutdoctor.results.findings import Example, InputSummary, Setting
 from rolloutdoctor.results.version import __version__
 from rolloutdoctor.rules.table import RULES
 
-STATE_SCHEMA = 1
+STATE_SCHEMA = 2
+SPLITS = (TRAIN, EVAL)
 _MOST_BYTES = 2**30
-"""Largest size of a state, in bytes: it grows with the number of steps, by some kilobytes for each."""
+"""Largest size of a state, in bytes: it has some kilobytes for each step that it keeps."""
 
-_MOST = 2**63
-"""Whole numbers are below it."""
+_MOST_STEPS = 10**8
+"""More than any run has: what runs of steps say is not believed beyond."""
 
 
 @dataclass(frozen=True)
@@ -105,7 +107,7 @@ class SavedState:
 def logged_names(metrics: LoggedMetrics) -> dict[str, LoggedNames]:
     """Which names a trainer logged, by split."""
     found, logged = {}, metrics.steps()
-    for split in (TRAIN, EVAL):
+    for split in SPLITS:
         keys = [key for key in logged if key.split == split]
         names = sorted({name for key in keys for name in metrics.at(key)})
         found[split] = LoggedNames(tuple(key.step for key in keys), tuple(names))
@@ -122,26 +124,29 @@ def dumped(saved: SavedState) -> str:
         "dtype": saved.dtype,
         "files": list(saved.files),
         "columns": sorted(saved.columns),
-        "logged": {split: _record(names) for split, names in saved.logged.items()},
+        "logged": {
+            split: {"steps": _spans(one.steps, split), "names": list(one.names)} for split, one in saved.logged.items()
+        },
         "rules": list(saved.rules),
         "trainer": None
         if maker is None
-        else {**_record(maker), "config": {name: _record(one) for name, one in maker.config.items()}},
-        "metadata": {**_record(saved.metadata), "config": _plain(dict(saved.metadata.config))},
+        else {**record(maker), "config": {name: record(one) for name, one in maker.config.items()}},
+        "metadata": {**record(saved.metadata), "config": plain(dict(saved.metadata.config))},
         "has_rows": saved.has_rows,
-        "refuted": [_record(one) for one in saved.refuted],
+        "refuted": [record(one) for one in saved.refuted],
         "state": {
-            "input": _record(state.input),
+            "input": record(state.input),
             "odd_groups": state.odd_groups,
             "failures": {why: list(where) for why, where in sorted(state.failures.items())},
-            "seen": [list(key) for key in state.seen],
-            "audit": {name: _record(tally) for name, tally in sorted(state.audit.items())},
-            "windows": [_record(window) for _, window in sorted(state.windows.items())],
+            "seen": {split: _spans([key.step for key in state.seen if key.split == split], split) for split in SPLITS},
+            "audit": {name: record(tally) for name, tally in sorted(state.audit.items())},
+            "windows": [record(window) for _, window in sorted(state.windows.items())],
             "rules": {
                 code: {
-                    "steps": [[*key, _record(tally)] for key, tally in one.steps],
-                    "examples": [_record(example) for example in one.examples],
+                    "steps": [[*key, record(tally)] for key, tally in one.steps],
+                    "examples": [record(example) for example in one.examples],
                     "unmeasured": one.skipped_steps,
+                    **_thinned(one),
                 }
                 for code, one in state.rules.items()
             },
@@ -192,112 +197,91 @@ def _loaded(body: Mapping[str, Any]) -> SavedState:
         dtype=_word(body["dtype"]),
         files=tuple(map(_word, body["files"])),
         columns=frozenset(map(_word, body["columns"])),
-        logged={split: _built(LoggedNames, body["logged"][split]) for split in (TRAIN, EVAL)},
+        logged={split: _logged(body["logged"][split]) for split in SPLITS},
         rules=tuple(map(_word, body["rules"])),
         maker=None
         if made is None
-        else _built(
+        else built(
             TrainerInfo,
             made | {"config": {"map": {}}},
-            config={k: _built(Setting, v) for k, v in made["config"].items()},
+            config={k: built(Setting, v) for k, v in made["config"].items()},
         ),
-        metadata=_built(RunMetadata, body["metadata"]),
+        metadata=built(RunMetadata, body["metadata"]),
         has_rows=bool(body["has_rows"]),
-        refuted=tuple(_built(Refuted, one) for one in body["refuted"]),
+        refuted=tuple(built(Refuted, one) for one in body["refuted"]),
         state=RunState(
-            input=_built(InputSummary, state["input"]),
+            input=built(InputSummary, state["input"]),
             rules={
                 code: RuleState(
-                    tuple((_key(step, split), _built(tallies[code], tally)) for step, split, tally in one["steps"]),
-                    tuple(_built(Example, example) for example in one["examples"]),
+                    tuple((_key(step, split), built(tallies[code], tally)) for step, split, tally in one["steps"]),
+                    tuple(built(Example, example) for example in one["examples"]),
                     _whole(one["unmeasured"]),
+                    _every(one.get("every", 1)),
+                    _rest(one.get("rest"), tallies[code]),
                 )
                 for code, one in state["rules"].items()
             },
             odd_groups=_whole(state["odd_groups"]),
             failures={why: (_whole(step), _whole(count)) for why, (step, count) in state["failures"].items()},
-            seen=tuple(_key(*key) for key in state["seen"]),
-            audit={_word(name): _built(QuantityTally, tally) for name, tally in state["audit"].items()},
-            windows={(one.last, one.name): one for one in (_built(OpenWindow, each) for each in state["windows"])},
+            seen=tuple(sorted(_key(step, split) for split in SPLITS for step in _steps(state["seen"][split]))),
+            audit={_word(name): built(QuantityTally, tally) for name, tally in state["audit"].items()},
+            windows={(one.last, one.name): one for one in (built(OpenWindow, each) for each in state["windows"])},
         ),
     )
 
 
-def _record(value: Any) -> dict[str, object]:  # noqa: ANN401  # any dataclass
-    """The fields of a dataclass; its mappings of other dataclasses are left to the caller."""
-    return {one.name: _plain(getattr(value, one.name)) for one in fields(value) if one.name != "config"}
+def _spans(steps: Iterable[int], split: str) -> list[list[int]]:
+    """First and last of each run of consecutive steps."""
+    return [list(span) for span in StepSpans(StepKey(step, split) for step in steps).spans(split)]
 
 
-def _plain(value: object) -> object:
-    """What JSON can write without losing anything; `_value` turns it back.
+def _steps(spans: Sequence[Sequence[int]]) -> Iterator[int]:
+    """The steps of some runs of consecutive steps, which are in order and apart."""
+    end, count = -1, 0
+    for first, last in spans:
+        count += _whole(last) - _whole(first) + 1
+        if not end < first <= last or count > _MOST_STEPS:
+            raise ValueError(f"steps {first} to {last}")
+        end = last
+        yield from range(first, last + 1)
 
-    >>> _plain((1, 0.1, float("nan")))
-    {'tuple': [1, 0.1, {'float': 'nan'}]}
-    """
-    if value is None or type(value) in (bool, int, str):
-        return value
-    if type(value) is float:
-        return value if math.isfinite(value) else {"float": repr(value)}
-    if isinstance(value, tuple):
-        return {"tuple": [_plain(one) for one in value]}
-    if isinstance(value, list):
-        return [_plain(one) for one in value]
-    if isinstance(value, Mapping):
-        return {"map": {str(name): _plain(one) for name, one in value.items()}}
-    raise TypeError(f"{type(value).__name__} cannot be kept in a state")
+
+def _logged(plain: Mapping[str, Any]) -> LoggedNames:
+    return LoggedNames(tuple(_steps(plain["steps"])), tuple(map(_word, plain["names"])))
+
+
+def _thinned(state: RuleState) -> dict[str, object]:
+    """What says how the steps of a rule were thinned, with the total of the others; nothing where they were not."""
+    if state.every == 1 and state.rest is None:
+        return {}
+    rest = None
+    if state.rest is not None:
+        sums = [[name, inner, f"{one.units:x}", plain(one.rest)] for (name, inner), one in state.rest.sums.items()]
+        rest = {"tally": record(state.rest.tally), "sums": sums}
+    return {"every": state.every, "rest": rest}
+
+
+def _rest(plain: Mapping[str, Any] | None, kind: Callable[..., Any]) -> ExactTotal | None:
+    if plain is None:
+        return None
+    names = dict(float_sums(kind))
+    sums = {}
+    for name, inner, units, rest in plain["sums"]:
+        if name not in names or type(inner) is not str or type(value_of(rest)) is not float:
+            raise TypeError(f"{name} is no sum")
+        sums[name, inner] = ExactSum(int(units, 16), float(rest if isinstance(rest, float) else rest["float"]))
+    return ExactTotal(built(kind, plain["tally"]), sums)
+
+
+def _every(value: object) -> int:
+    every = _whole(value)
+    if every < 1 or every & (every - 1):
+        raise TypeError(f"{value!r} where a power of two was expected")
+    return every
 
 
 def _refused(constant: str) -> object:
     raise ValueError(f"{constant} is no JSON")
-
-
-def _value(plain: object) -> object:
-    if isinstance(plain, float) and not math.isfinite(plain):
-        raise ValueError("a number is too large")
-    if isinstance(plain, list):
-        return [_value(one) for one in plain]
-    if not isinstance(plain, dict):
-        return plain
-    ((kind, inner),) = plain.items()
-    if kind == "float":
-        return float(inner)
-    if kind == "tuple":
-        return tuple(_value(one) for one in inner)
-    if kind == "map":
-        return {name: _value(one) for name, one in inner.items()}
-    raise ValueError(f"unknown kind of value {kind!r}")
-
-
-def _built(kind: Callable[..., Any], plain: Mapping[str, object], **given: object) -> Any:  # noqa: ANN401  # an instance of `kind`
-    """The dataclass of these fields: all of them, and numbers where numbers belong.
-
-    Raises:
-        TypeError: if they are not the fields of the class.
-    """
-    found = {name: _value(one) for name, one in plain.items()} | given
-    for one in fields(kind):  # type: ignore[arg-type]  # a dataclass, called as what it makes
-        if not _fits(found[one.name], one.type):
-            raise TypeError(f"{one.name} is {found[one.name]!r}")
-    return kind(**found)
-
-
-def _fits(value: object, kind: object) -> bool:
-    """Tell whether a value is of the type that a field is declared with; whole numbers are counts or steps."""
-    if kind is float:
-        return type(value) is float or (type(value) is int and abs(value) < _MOST)
-    if kind is int:
-        return type(value) is int and 0 <= value < _MOST
-    if isinstance(kind, UnionType):
-        return any(_fits(value, one) for one in get_args(kind))
-    origin, inner = get_origin(kind), get_args(kind)
-    if origin is tuple and isinstance(value, tuple):
-        kinds = inner[:1] * len(value) if inner[-1:] == (Ellipsis,) else inner
-        return len(kinds) == len(value) and all(map(_fits, value, kinds))
-    if origin is not None and isinstance(value, Mapping):
-        return all(_fits(name, inner[0]) and _fits(one, inner[1]) for name, one in value.items())
-    if origin is not None:
-        return False
-    return isinstance(value, kind) if isinstance(kind, type) else True
 
 
 def _key(step: object, split: object) -> StepKey:
@@ -307,7 +291,7 @@ def _key(step: object, split: object) -> StepKey:
 
 
 def _whole(value: object) -> int:
-    if type(value) is not int or not 0 <= value < _MOST:
+    if type(value) is not int or not 0 <= value < MOST:
         raise TypeError(f"{value!r} where a whole number of 0 or more was expected")
     return value
 

@@ -7,6 +7,9 @@ from functools import cache, reduce
 from operator import add
 from typing import Any, Self
 
+ADDS = "adds"
+"""Mark of a field that holds sums of floats by name."""
+
 
 def largest() -> Any:  # noqa: ANN401  # a dataclass field takes the type of its annotation
     """Field that keeps the larger of two values; its identity is 0, so it is meant for sizes."""
@@ -37,7 +40,7 @@ def by_name(merge: Callable[[float, float], float] = add) -> Any:  # noqa: ANN40
                 found[name] = merge(found[name], value) if name in found else value
         return found
 
-    return field(default_factory=dict, metadata={"merge": merged, "merge_all": merged_all})
+    return field(default_factory=dict, metadata={"merge": merged, "merge_all": merged_all, ADDS: merge is add})
 
 
 def sketches() -> Any:  # noqa: ANN401

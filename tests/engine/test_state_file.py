@@ -13,9 +13,10 @@ from hypothesis import strategies as st
 from rolloutdoctor.commands.check import report_of
 from rolloutdoctor.commands.merge import merged, saved_state
 from rolloutdoctor.engine.options import CheckOptions
+from rolloutdoctor.engine.plain_values import built, plain, value_of
 from rolloutdoctor.engine.prepare import prepare
 from rolloutdoctor.engine.processes import measure_in
-from rolloutdoctor.engine.state_file import _built, _plain, _value, dumped, load_state
+from rolloutdoctor.engine.state_file import dumped, load_state
 from rolloutdoctor.hypotheses.fixes import choose
 from rolloutdoctor.io.run import StepRange, open_run
 from rolloutdoctor.results.errors import InputError, RolloutDoctorError, UsageError
@@ -293,9 +294,9 @@ def test_every_tally_comes_back_as_it_was(data):
         }
         made = {one.name: data.draw(kinds[one.type]) for one in dataclasses.fields(rule.tally)}
         tally = rule.tally(**made)
-        text = json.dumps({name: _plain(value) for name, value in made.items()}, allow_nan=False)
+        text = json.dumps({name: plain(value) for name, value in made.items()}, allow_nan=False)
         # As text: NaN is NaN, -0.0 is not 0.0, and 1 is not 1.0.
-        assert repr(_built(rule.tally, json.loads(text))) == repr(tally)
+        assert repr(built(rule.tally, json.loads(text))) == repr(tally)
 
 
 @given(
@@ -305,13 +306,13 @@ def test_every_tally_comes_back_as_it_was(data):
     )
 )
 def test_any_option_comes_back_as_it_was(value):
-    assert repr(_value(json.loads(json.dumps(_plain(value), allow_nan=False)))) == repr(value)
+    assert repr(value_of(json.loads(json.dumps(plain(value), allow_nan=False)))) == repr(value)
 
 
 def test_what_cannot_be_kept_is_an_error():
     with pytest.raises(TypeError, match="object cannot be kept in a state"):
-        _plain(object())
-    assert math.isnan(_value({"float": "nan"}))
+        plain(object())
+    assert math.isnan(value_of({"float": "nan"}))
 
 
 def test_config_of_every_kind(tmp_path, columns):

@@ -1,0 +1,70 @@
+"""Long runs: the series of a rule are thinned, and states add up to the same bytes in any order and parts."""
+
+import dataclasses
+import random
+from pathlib import Path
+
+import growing
+import pytest
+
+from rolloutdoctor.commands.check import report_of
+from rolloutdoctor.commands.merge import merged, saved_state
+from rolloutdoctor.engine import accumulate
+from rolloutdoctor.engine.options import CheckOptions
+from rolloutdoctor.engine.prepare import prepare
+from rolloutdoctor.engine.serial import measure
+from rolloutdoctor.engine.state_file import dumped, load_state
+from rolloutdoctor.io.run import StepRange, open_run
+
+STEPS = 37
+
+
+@pytest.fixture
+def prepared(tmp_path):
+    path = tmp_path / "run.parquet"
+    growing.write(path, range(1, STEPS + 1), fault_from=30)
+    return prepare(open_run([path]), CheckOptions())
+
+
+def part(prepared, first, last):
+    return measure(dataclasses.replace(prepared, options=CheckOptions(steps=StepRange(first, last))))
+
+
+def test_any_order_and_parts_give_the_same_bytes(prepared, monkeypatch, tmp_path):
+    plain = measure(prepared)
+    monkeypatch.setattr(accumulate, "KEEP_STEPS", 4)
+    whole = measure(prepared)
+    text = dumped(saved_state(prepared, whole))
+    for seed in range(4):
+        draw = random.Random(seed)
+        cuts = sorted(draw.sample(range(2, STEPS + 1), 6))
+        parts = [part(prepared, *ends) for ends in zip([1, *cuts], [*cuts, STEPS + 1], strict=True)]
+        draw.shuffle(parts)
+        total = parts[0] + (parts[1] + parts[2]) + ((parts[3] + parts[4]) + parts[5]) + parts[6]
+        assert dumped(saved_state(prepared, total)) == text
+    kept = {code: [key.step for key, _ in state.steps] for code, state in whole.rules.items() if state.rest is not None}
+    assert kept
+    assert set(map(tuple, kept.values())) == {(8, 16, 24, 32)}
+    # Back from a file it is the same, and so is what is judged.
+    path = tmp_path / "state.json"
+    Path(path).write_text(text)
+    assert dumped(load_state(str(path))) == text
+    assert load_state(str(path)).state.rules == whole.rules
+    full, thin = report_of(prepared, plain), report_of(prepared, whole)
+    assert [(one.code, one.message) for one in full.findings] == [(one.code, one.message) for one in thin.findings]
+    assert full.clean == thin.clean
+    assert any("thinned to steps whose number is divisible by 8" in note for note in thin.notes)
+    assert not any("thinned" in note for note in full.notes)
+    assert len(thin.findings[0].per_step) <= 4
+    assert merged([("one", load_state(str(path)))]).input == full.input
+
+
+def test_totals_are_those_of_all_steps(prepared, monkeypatch):
+    plain = measure(prepared)
+    monkeypatch.setattr(accumulate, "KEEP_STEPS", 4)
+    whole = measure(prepared)
+    for rule in prepared.plan.rules:
+        exact, thin = (accumulate.run_total(rule, state.rules[rule.code]) for state in (plain, whole))
+        for each in dataclasses.fields(exact):
+            one, other = getattr(exact, each.name), getattr(thin, each.name)
+            assert one == other or other == pytest.approx(one, rel=1e-12), (rule.code, each.name)
