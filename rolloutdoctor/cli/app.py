@@ -37,6 +37,7 @@ app.command("rule")(book.rule)
 app.command("causes")(book.causes)
 app.command("fixes")(book.fixes)
 app.command("trainers")(book.trainers)
+app.command("schema")(book.schema)
 
 
 def _version(wanted: bool) -> None:

@@ -1,4 +1,4 @@
-"""``rolloutdoctor rule``, ``causes``, ``fixes`` and ``trainers``: the book, with options."""
+"""``rolloutdoctor rule``, ``causes``, ``fixes``, ``trainers`` and ``schema``: the book, with options."""
 
 from typing import Annotated
 
@@ -47,3 +47,11 @@ def trainers(
 ) -> None:
     """List the trainers and the options understood for each, with defaults."""
     show(pages.trainers(name, as_json=format_ is BookFormat.json) + "\n")
+
+
+@guarded
+def schema(
+    name: Annotated[str | None, typer.Argument(metavar="[NAME]", help="An output; a list of them if omitted.")] = None,
+) -> None:
+    """Print the JSON Schema of what a command prints as JSON."""
+    show(pages.schema(name) + "\n")

@@ -219,3 +219,19 @@ def _word(value: object) -> str:
 def _indented(text: str, spaces: int) -> str:
     margin = " " * spaces
     return textwrap.fill(text, 100, initial_indent=margin, subsequent_indent=margin)
+
+
+def schema(name: str | None = None) -> str:
+    """Return the JSON Schema of an output, or list the outputs.
+
+    Raises:
+        UsageError: if there is no such output.
+    """
+    from rolloutdoctor.results.errors import UsageError
+    from rolloutdoctor.views.schema import OUTPUTS, listed, schema_of
+
+    if name is None:
+        return listed()
+    if name not in OUTPUTS:
+        raise UsageError(f"no output {name!r}; there are {', '.join(OUTPUTS)}")
+    return schema_of(name)
