@@ -12,7 +12,7 @@ from rolloutdoctor.engine.coverage import nothing_found
 from rolloutdoctor.engine.plan import Plan
 from rolloutdoctor.objective.required_columns import CUT_COLUMNS, is_incomplete, loss_columns
 from rolloutdoctor.results.audit import AuditEntry, Cause, Disagreement
-from rolloutdoctor.results.findings import Finding, NotApplicable, Report, Skipped
+from rolloutdoctor.results.findings import Finding, NotApplicable, Report, Severity, Skipped
 from rolloutdoctor.results.version import __version__
 from rolloutdoctor.rules.audited import audited_stages
 from rolloutdoctor.rules.base import Context, counted
@@ -75,6 +75,7 @@ def judge(
             skipped.append(untested)
         else:
             clean.append((rule.code, rule.name))
+    findings = _yielding(plan, findings)
     return Report(
         version=__version__,
         device=device,
@@ -165,6 +166,22 @@ def _finding(rule: AnyRule, seen: RuleState, total: Any, context: Context) -> Fi
         cause=judgement.cause,
         why=rule.why(),
     )
+
+
+def _yielding(plan: Plan, findings: list[Finding]) -> list[Finding]:
+    """Make a finding information where another rule's names the cause of what it sees."""
+    found = {finding.code: finding.name for finding in findings if finding.severity > Severity.INFO}
+    causes = {rule.code: [code for code in rule.yields_to if code in found] for rule in plan.rules}
+    return [
+        replace(
+            finding,
+            severity=Severity.INFO,
+            evidence=f"{finding.evidence}; {causes[finding.code][0]} ({found[causes[finding.code][0]]}) names the cause",
+        )
+        if causes[finding.code] and finding.severity > Severity.INFO
+        else finding
+        for finding in findings
+    ]
 
 
 def _by_step(state: RunState) -> list[tuple[str, tuple[int, int]]]:

@@ -130,6 +130,8 @@ class Rule(ABC, Generic[T]):
         needs_objective: False if the rule runs without knowing the trainer.
         splits: the splits it is about.
         stages: the stages of the audit that it judges by.
+        yields_to: codes of rules that name a cause of what this one sees: where one of them finds it, this one's
+            finding is information.
     """
 
     code: ClassVar[str]
@@ -141,6 +143,7 @@ class Rule(ABC, Generic[T]):
     needs_rows: ClassVar[bool] = True
     splits: ClassVar[tuple[str, ...]] = ("train", "eval")
     stages: ClassVar[tuple[str, ...]] = ()
+    yields_to: ClassVar[tuple[str, ...]] = ()
 
     @abstractmethod
     def columns(self, context: Context) -> frozenset[str]:

@@ -57,13 +57,14 @@ class StalePolicy(Rule[LagTally]):
     there on has at least four times the median of every step before, and 0.02 or more. *Growth*: the last third of the
     run has six times the first two steps, in the order of steps (Spearman 0.8), and 0.1 or more. An honest gap nearly
     doubles as a policy sharpens, and tripled over 30 steps on one public stack: such growth proves nothing. *Lag*:
-    twice the gap at the larger of two lags in one step, or where the lag falls from one step to the next. Kernel noise
+    twice the gap at the larger of two lags in one step, or where the lag falls from one step to the next, and 0.02 or
+    more. Kernel noise
     is flat in lag. *Inside a row*: four times the gap before some quarter of the row than after it, in 1 % of the rows
     with 32 such tokens on either side, and five times as many as the other way round. *Stamps*: one version for eight
     steps or more, four times longer than ever before; versions from after their step; a newest version older than the
     oldest. Versions that count something else than steps are compared within a step alone. A gap that grows with lag
     is information where the objective weighs, clips or rejects by the sampler's log-probs: bounded staleness is then
-    a choice. `k3_per_version` is the rise of the KL of sampler and trainer with each version, `ess_*` the effective
+    a choice. So is all that is found where `engine-frozen` (RDO010) names the cause. `k3_per_version` is the rise of the KL of sampler and trainer with each version, `ess_*` the effective
     sample size of the importance weights, as a share of the tokens.
 
     ## What to do
@@ -88,6 +89,7 @@ class StalePolicy(Rule[LagTally]):
     tally = LagTally
     needs_objective = False
     splits = ("train",)
+    yields_to = ("RDO010",)
 
     onset_factor: float = 4.0
     """No honest run rises so far at once: kernels and precision stay the same from step to step."""
@@ -97,6 +99,8 @@ class StalePolicy(Rule[LagTally]):
     """About twice the largest honest growth that was reported, 0.011 to 0.036."""
     growth_least: float = 0.1
     lag_factor: float = 2.0
+    lag_least: float = 0.02
+    """A gap below the noise of a bf16 kernel is no matter, however much smaller that of newer rows is."""
     stopped_least: int = 8
     turn: float = 4.0
 
@@ -298,7 +302,8 @@ class StalePolicy(Rule[LagTally]):
     def _of_lag(self, table: LagTable) -> list[str]:
         """How the gap grows with the lag."""
         lags = table.with_lag()
-        if lags is None or lags[0] < self.lag_factor:
+        largest = max((one.middle or 0.0 for one in table.buckets), default=0.0)
+        if lags is None or lags[0] < self.lag_factor or largest < self.lag_least:
             return []
         known = [one for one in table.buckets if one.ess is not None]
         words = f"the gap to the sampler is {number(lags[0])} times larger on the oldest rows than on the newest"

@@ -38,6 +38,17 @@ def test_an_engine_that_never_updates():
     assert "from version 0 on" in finding.headline
 
 
+def test_what_its_gap_looks_like_is_information():
+    # Longer responses than a first token needs, so that their gap is seen, too.
+    batches = run(Policy(rate=0.1, length=32, vocabulary=6), versions=lambda step, row: min(step, 4))
+    stale = report_on(batches, trainer=None, select=["RDO002"]).findings[0]
+    assert stale.severity == Severity.WARNING
+    both = {found.code: found for found in report_on(batches, trainer=None, select=["RDO002", CODE]).findings}
+    assert both[CODE].severity == Severity.WARNING
+    assert both["RDO002"].severity == Severity.INFO
+    assert both["RDO002"].evidence.endswith("RDO010 (engine-frozen) names the cause")
+
+
 def test_an_engine_that_stops():
     finding = found_in(run(model(rate=0.08), 16, versions=lambda step, row: min(step, 6)))
     assert 4 <= values(finding)["frozen_from"] <= 7
