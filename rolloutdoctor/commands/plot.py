@@ -19,7 +19,7 @@ from rolloutdoctor.data.batch import STAND_INS, TRAIN, RolloutBatch
 from rolloutdoctor.engine.accumulate import RuleAccumulator
 from rolloutdoctor.engine.options import CheckOptions
 from rolloutdoctor.engine.plan import available, remedy
-from rolloutdoctor.engine.prepare import prepare
+from rolloutdoctor.engine.prepare import PreparedRun, prepare
 from rolloutdoctor.engine.run_steps import AS_CONFIGURED, EvaluatedStep, StepConsumer, run_file_steps
 from rolloutdoctor.evaluation.token_measures import TokenMeasure
 from rolloutdoctor.hypotheses.fixes import ChosenFix, choose
@@ -254,8 +254,18 @@ def check_and_draw(
     options: CheckOptions,
     fixes: Sequence[ChosenFix] = (),
     progress: Callable[[int, int], None] | None = None,
+    *,
+    beside: Callable[[PreparedRun], StepConsumer] | None = None,
 ) -> tuple[Report, Gallery]:
     """Run the rules and gather pictures in one pass over a run.
+
+    Args:
+        run: what to read.
+        kinds: the pictures.
+        options: what to check, and how.
+        fixes: the pictures are made with and without these.
+        progress: called with the rows done and the rows to do.
+        beside: makes another consumer of the steps.
 
     Raises:
         UsageError: if an option cannot be used.
@@ -265,7 +275,8 @@ def check_and_draw(
     rules = RuleAccumulator(ready.plan)
     pictures = Pictures(kinds, ready.context, fixes, options.split or TRAIN)
     by_fix = {} if fixes else _of_fixes(kinds, ready.context, options.split or TRAIN)
-    run_file_steps(run, [rules, pictures, *by_fix.values()], options, ready.metrics, progress)
+    others = [*by_fix.values(), *(() if beside is None else [beside(ready)])]
+    run_file_steps(run, [rules, pictures, *others], options, ready.metrics, progress)
     report = report_of(ready, rules.state())
     gallery = pictures.gallery()
     for name in {finding.fix for finding in report.findings if finding.severity >= Severity.WARNING} & by_fix.keys():

@@ -5,7 +5,9 @@ from collections.abc import Callable, Sequence
 from pathlib import PurePath
 
 from rolloutdoctor.commands.plot import check_and_draw
+from rolloutdoctor.commands.worst_rows import WorstRows
 from rolloutdoctor.engine.options import CheckOptions
+from rolloutdoctor.engine.prepare import PreparedRun
 from rolloutdoctor.hypotheses.fixes import ChosenFix
 from rolloutdoctor.io.run import Run
 from rolloutdoctor.results.figures import KINDS, PictureData
@@ -36,7 +38,13 @@ def page_of(
     """
     from rolloutdoctor.views.links import top_picture
 
-    found, gallery = check_and_draw(run, KINDS, options, tuple(fixes), progress)
+    rows: list[WorstRows] = []
+
+    def beside(ready: PreparedRun) -> WorstRows:
+        rows.append(WorstRows(ready))
+        return rows[0]
+
+    found, gallery = check_and_draw(run, KINDS, options, tuple(fixes), progress, beside=beside)
     top = top_picture(found, gallery.drawn)
     lead = None if top is None else top[0]
     drawings = [_drawing(kind, data, NARROW if kind == lead else WIDE) for kind, data in gallery.drawn.items()]
@@ -48,6 +56,7 @@ def page_of(
         gallery=gallery,
         definitions={rule.code: inspect.getdoc(type(rule)) or "" for rule in RULES},
         lead=lead,
+        rows=rows[0].views(found.findings, options),
     )
     return render(page)
 

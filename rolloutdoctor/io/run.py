@@ -195,14 +195,17 @@ class Run:
         given = (*self._origins, *(file.source for file in self._files), *self._beside)
         return tuple(source.path for source in given)
 
-    def texts(self, rows: Mapping[StepKey, Collection[int]]) -> dict[tuple[StepKey, int], dict[str, object]]:
+    def texts(
+        self, rows: Mapping[StepKey, Collection[int]], names: Sequence[str] = ("prompt", "response")
+    ) -> dict[tuple[StepKey, int], dict[str, object]]:
         """Read `prompt` and `response` of a few rows, as stored; what a file lacks is left out.
 
         Args:
             rows: step and split to numbers of rows in the batch of that step.
+            names: of the columns.
         """
         found: dict[tuple[StepKey, int], dict[str, object]] = {}
-        names = [name for name in ("prompt", "response") if name in self.columns]
+        names = [name for name in names if name in self.columns]
         seen = dict.fromkeys(rows, 0)
         for number, file in enumerate(self._files if names else ()):
             here = [one for one in self._index.row_groups if one.file == number and _holds_any(one, rows)]

@@ -10,11 +10,13 @@ from markupsafe import Markup, escape
 
 from rolloutdoctor.results.figures import Gallery, GradientData, KlData, RatioData
 from rolloutdoctor.results.findings import NotApplicable, Report, Setting, Skipped
+from rolloutdoctor.results.row_views import RowView
 from rolloutdoctor.views.audit_words import audit_line, audit_lines
 from rolloutdoctor.views.concise import counts
 from rolloutdoctor.views.links import picture_of
 from rolloutdoctor.views.step_tables import cell, step_table
 from rolloutdoctor.views.style import plain, shown, value_of, where
+from rolloutdoctor.views.token_strip import long_text, strip
 from rolloutdoctor.views.verdict import verdict
 
 LONG = 2000
@@ -49,6 +51,7 @@ class Page:
         gallery: what the pictures are made of, and why others are missing.
         definitions: code of a rule to its page in the rule book.
         lead: kind of the picture that is at the top, or None.
+        rows: the worst rows.
     """
 
     name: str
@@ -57,6 +60,7 @@ class Page:
     gallery: Gallery
     definitions: Mapping[str, str]
     lead: str | None = None
+    rows: Sequence[RowView] = ()
 
 
 def render(page: Page) -> str:
@@ -77,11 +81,13 @@ def render(page: Page) -> str:
         "by_reason": _by_reason,
         "cell": cell,
         "counts": counts,
+        "long_text": long_text,
         "picture_of": picture_of,
         "plain": _plain,
         "prose": _prose,
         "shown": shown,
         "step_table": step_table,
+        "strip": strip,
         "thousands": "{:,}".format,
         "value_of": value_of,
         "verdict": verdict,

@@ -1,0 +1,248 @@
+"""The worst rows of a run, for people to read: those of the worst findings, of the gradient, and of the sampler gap."""
+
+import math
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
+
+import torch
+
+from rolloutdoctor.data.batch import TRAIN, RolloutBatch, StepKey
+from rolloutdoctor.engine.devices import find_dtype
+from rolloutdoctor.engine.options import ReadOptions
+from rolloutdoctor.engine.prepare import PreparedRun
+from rolloutdoctor.engine.run_steps import AS_CONFIGURED, EvaluatedStep, StepConsumer
+from rolloutdoctor.evaluation.evaluate import evaluate
+from rolloutdoctor.evaluation.token_measures import TokenBlock, TokenMeasure
+from rolloutdoctor.io.run import StepRange
+from rolloutdoctor.objective.objective import Objective
+from rolloutdoctor.objective.required_columns import loss_columns, optional_columns
+from rolloutdoctor.ops.threads import one_torch_thread
+from rolloutdoctor.results.errors import CannotComputeError
+from rolloutdoctor.results.findings import Finding, Severity
+from rolloutdoctor.results.row_views import RowView
+
+MOST_ROWS = 4
+"""Rows that are shown."""
+
+MOST_TOKENS = 256
+"""Tokens of a row that are kept: those around the one that weighs most."""
+
+MOST_CHARACTERS = 100_000
+"""Characters of a text that are passed on; a view shows fewer."""
+
+_PAIR = ("old_log_probs", "rollout_log_probs")
+
+_SHOWN = frozenset({"response_ids", "response_mask", "reward", "advantage", "advantages", *_PAIR})
+
+
+@dataclass(frozen=True)
+class Place:
+    """A row of a run.
+
+    Attributes:
+        key: its step and split.
+        sample_id: its name; None: `row` says which it is.
+        row: its number in the step, or None.
+        why: why it is shown.
+    """
+
+    key: StepKey
+    sample_id: str | None
+    row: int | None
+    why: str
+
+
+@dataclass(frozen=True)
+class _Largest:
+    """The row with the largest value so far; of equals the first."""
+
+    value: float = 0.0
+    place: Place | None = None
+
+
+class WorstRows(StepConsumer):
+    """Finds the rows with the largest gradient, advantage and gap, one of each."""
+
+    split = TRAIN
+
+    def __init__(self, ready: PreparedRun) -> None:
+        self._ready = ready
+        context = ready.context
+        self.objectives: Mapping[str, Objective] = (
+            {} if context.objective is None else {AS_CONFIGURED: context.objective}
+        )
+        needed = frozenset(_SHOWN - {"response_ids"})
+        if context.objective is not None:
+            needed |= loss_columns(context.objective) | optional_columns(context.objective)
+        self.columns = needed & context.columns
+        self._largest: dict[str, _Largest] = {}
+
+    def token_measures(self, batch: RolloutBatch) -> Mapping[str, TokenMeasure]:
+        """See `StepConsumer`."""
+        return {"gap": _gaps} if batch.stored_name(_PAIR[0]) and batch.stored_name(_PAIR[1]) else {}
+
+    def add(self, step: EvaluatedStep) -> None:
+        """Look at one step."""
+        if not len(step.batch):
+            return
+        evaluation = step.evaluations.get(AS_CONFIGURED)
+        if evaluation is not None and evaluation.tokens is not None:
+            size_N = evaluation.tokens.grad_l1_N
+            share_N = size_N / size_N.sum()
+            words = "the largest gradient of the run: {share:.3g} % of step {step}'s"
+            self._note("gradient", step.batch, size_N, words, share_N)
+        elif "advantage" in step.batch.per_row:
+            size_N = step.batch.column("advantage").double().abs()
+            self._note("advantage", step.batch, size_N, "the largest logged advantage of the run: {value:.4g} in size")
+        gap = step.token_measures.get("gap", {}).get("gap")
+        if gap is not None:
+            words = "sampler and trainer differ most here: {value:.4g} nats, summed over the tokens"
+            self._note("gap", step.batch, gap, words)
+
+    def _note(
+        self, name: str, batch: RolloutBatch, size_N: torch.Tensor, words: str, share_N: torch.Tensor | None = None
+    ) -> None:
+        size_N = torch.where(size_N.isfinite(), size_N, 0.0)
+        row = int(size_N.argmax())
+        value, seen = float(size_N[row]), self._largest.get(name, _Largest())
+        first = seen.place is None or batch.key < seen.place.key
+        if value > seen.value or (value == seen.value > 0 and first):
+            share = math.nan if share_N is None else 100 * float(share_N[row])
+            why = words.format(value=value, share=share, step=batch.step)
+            self._largest[name] = _Largest(value, Place(batch.key, None, row, why))
+
+    def places(self, findings: Sequence[Finding]) -> list[Place]:
+        """The rows to be shown: of the worst findings first."""
+        found: list[Place] = []
+        for finding in findings:
+            one = next((each for each in finding.examples if each.sample_id is not None), None)
+            if one is not None and finding.severity >= Severity.WARNING and len(found) < MOST_ROWS // 2:
+                why = f"{finding.code} {finding.name}: {one.note}"
+                found.append(Place(StepKey(one.step, TRAIN), one.sample_id, None, why))
+        return found + [one.place for one in self._largest.values() if one.place is not None]
+
+    def views(self, findings: Sequence[Finding], options: ReadOptions) -> list[RowView]:
+        """Read the rows that are to be shown: their steps once more, and their texts."""
+        by_step: dict[StepKey, list[Place]] = {}
+        places = self.places(findings)
+        for place in places:
+            by_step.setdefault(place.key, []).append(place)
+        found: dict[tuple[StepKey, int], tuple[int, RowView]] = {}
+        for key, wanted in by_step.items():
+            for place, row, view in self._of_step(key, wanted, options):
+                order = places.index(place)
+                if (key, row) in found:
+                    kept = found[key, row]
+                    view = replace(view, why=f"{kept[1].why}; {place.why}" if kept[0] < order else view.why)
+                    order = min(order, kept[0])
+                found[key, row] = (order, view)
+        cells = self._cells(found)
+        ordered = sorted(found.items(), key=lambda item: item[1][0])[:MOST_ROWS]
+        return [_with_texts(view, cells.get(at, {})) for at, (_, view) in ordered]
+
+    def _cells(self, rows: Mapping[tuple[StepKey, int], object]) -> dict[tuple[StepKey, int], dict[str, object]]:
+        wanted: dict[StepKey, list[int]] = {}
+        for key, row in rows:
+            wanted.setdefault(key, []).append(row)
+        return self._ready.run.texts(wanted, ("prompt", "response", "prompt_ids"))
+
+    def _of_step(
+        self, key: StepKey, places: Sequence[Place], options: ReadOptions
+    ) -> Iterator[tuple[Place, int, RowView]]:
+        run, dtype = self._ready.run, find_dtype(options.dtype)
+        columns = self.columns | (_SHOWN & run.columns)
+        only = StepRange(key.step, key.step + 1)
+        with one_torch_thread():
+            for batch in run.batches(columns, steps=only, split=key.split, dtype=dtype):
+                evaluation = None
+                for objective in self.objectives.values():
+                    try:
+                        logged = self._ready.metrics.at(key)
+                        evaluation = evaluate(batch, objective, dtype=dtype, per_token=True, logged=logged)
+                    except CannotComputeError:
+                        continue
+                values = None if evaluation is None or evaluation.rows is None else evaluation.rows.advantage_N
+                kept = None if evaluation is None else evaluation.per_token
+                for place in places:
+                    row = _row_of(batch, place)
+                    if row is not None:
+                        grad_T = None if kept is None else kept.grad_T
+                        yield place, row, _view(batch, row, place.why, grad_T, values)
+
+
+def _gaps(block: TokenBlock) -> Mapping[str, torch.Tensor]:
+    size_T = block.log_ratio(*_PAIR).abs()
+    return {"gap": block.row_sum(torch.where(block.trained_T & size_T.isfinite(), size_T, 0.0))}
+
+
+def _row_of(batch: RolloutBatch, place: Place) -> int | None:
+    if place.row is not None:
+        return place.row
+    return next((row for row in range(len(batch)) if batch.sample_name(row) == place.sample_id), None)
+
+
+def _view(
+    batch: RolloutBatch, row: int, why: str, grad_T: torch.Tensor | None, advantage_N: torch.Tensor | None
+) -> RowView:
+    start, stop = int(batch.rows[row]), int(batch.rows[row + 1])
+    here = slice(start, stop)
+    grad = None if grad_T is None else grad_T[here].double()
+    gap = None
+    if batch.has(*_PAIR):
+        gap = batch.tokens_of(_PAIR[0], here).double() - batch.tokens_of(_PAIR[1], here).double()
+    weight = grad if grad is not None and bool(grad.any()) else gap
+    first, last = _window(weight, stop - start)
+    part = slice(start + first, start + last)
+    total = None if grad is None else float(grad.abs().sum())
+    if advantage_N is None and "advantage" in batch.per_row:
+        advantage_N = batch.column("advantage")
+    return RowView(
+        step=batch.step,
+        split=batch.split,
+        sample_id=batch.sample_name(row),
+        group_id=None if batch.groups is None else batch.group_name(int(batch.groups.index_N[row])),
+        why=why,
+        reward=float(batch.column("reward")[row]) if batch.has("reward") else None,
+        advantage=None if advantage_N is None else float(advantage_N[row]),
+        first=first,
+        length=stop - start,
+        ids=tuple(batch.tokens_of("response_ids", part).tolist()) if batch.has("response_ids") else (),
+        trained=tuple(batch.tokens_of("response_mask", part).bool().tolist()) if batch.has("response_mask") else (),
+        gradient=() if grad is None else tuple(grad[first:last].tolist()),
+        gap=() if gap is None else tuple(gap[first:last].tolist()),
+        gradient_kept=float(grad[first:last].abs().sum()) / total if grad is not None and total else None,
+    )
+
+
+def _window(weight: torch.Tensor | None, length: int) -> tuple[int, int]:
+    """The tokens to keep: as many around the one that weighs most as may be."""
+    if length <= MOST_TOKENS:
+        return 0, length
+    size = torch.zeros(1) if weight is None else torch.where(weight.isfinite(), weight.abs(), 0.0)
+    first = min(max(int(size.argmax()) - MOST_TOKENS // 2, 0), length - MOST_TOKENS)
+    return first, first + MOST_TOKENS
+
+
+def _with_texts(view: RowView, cells: Mapping[str, object]) -> RowView:
+    prompt, response = _text(cells.get("prompt")), _text(cells.get("response"))
+    return replace(view, prompt=prompt, response=response, prompt_ids=_ids(cells.get("prompt_ids")))
+
+
+def _text(cell: object) -> str | None:
+    """A text, or the messages of a chat one under the other."""
+    if cell is None or isinstance(cell, str):
+        return cell if cell is None else _capped(cell)
+    if isinstance(cell, Sequence):
+        parts = [one for one in cell if isinstance(one, Mapping)]
+        return _capped("\n".join(f"{one.get('role')}: {_capped(str(one.get('content')))}" for one in parts))
+    return _capped(str(cell))
+
+
+def _capped(text: str) -> str:
+    if len(text) <= MOST_CHARACTERS:
+        return text
+    return f"{text[: MOST_CHARACTERS // 2]}{text[-MOST_CHARACTERS // 2 :]}"
+
+
+def _ids(cell: object) -> tuple[int, ...]:
+    return tuple(int(one) for one in cell) if isinstance(cell, Sequence) and not isinstance(cell, str) else ()
