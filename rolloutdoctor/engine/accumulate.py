@@ -1,7 +1,7 @@
 """Add up what rules measure: each step becomes a small state, and states add up."""
 
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import reduce
 from operator import add
 from typing import Any
@@ -23,8 +23,11 @@ from rolloutdoctor.rules.step import AUDIT, StepView
 from rolloutdoctor.rules.table import AnyRule
 
 KEEP_STEPS = 2048
-"""Steps of which the tally of a rule is kept. Of a longer run those are kept whose number is divisible by the smallest
-power of two that leaves no more; which ones these are, and the total of the others, depends on no order."""
+"""Steps of which the tally of a rule is kept. Of a longer run about every second, fourth and so on is kept; which ones
+these are, and the total of the others, depends on no order."""
+
+_GOLDEN = 0x9E3779B97F4A7C15
+"""2^64 over the golden ratio: its multiples are spread evenly, for consecutive numbers and for those of any stride."""
 
 
 @dataclass(frozen=True)
@@ -35,7 +38,7 @@ class RuleState:
         steps: the tally of each step and split, in step order.
         examples: the worst places, worst first.
         skipped_steps: steps in which a column that the rule needs was missing.
-        every: numbers of the steps that are kept are divisible by it, a power of two; 1 where all are.
+        every: one in so many steps is kept, a power of two; 1 where all are.
         rest: sum of the tallies that are not kept, or None.
     """
 
@@ -50,12 +53,19 @@ class RuleState:
         examples = sorted((*self.examples, *other.examples), key=_worst_first)[:KEEP_EXAMPLES]
         every = _spacing([key.step for key, _ in steps], max(self.every, other.every))
         rests = [rest for rest in (self.rest, other.rest) if rest is not None]
-        dropped = [tally for key, tally in steps if key.step % every]
+        dropped = [tally for key, tally in steps if not _is_kept(key.step, every)]
         if dropped:
             rests.append(ExactTotal.of(dropped, type(dropped[0])))
-            steps = [entry for entry in steps if not entry[0].step % every]
+            steps = [entry for entry in steps if _is_kept(entry[0].step, every)]
         rest = reduce(add, rests) if rests else None
         return RuleState(tuple(steps), tuple(examples), self.skipped_steps + other.skipped_steps, every, rest)
+
+    def total(self) -> "RuleState":
+        """Return the state without its series, all tallies in its total."""
+        tallies = [tally for _, tally in self.steps]
+        rests = [ExactTotal.of(tallies, type(tallies[0]))] if tallies else []
+        rests += [] if self.rest is None else [self.rest]
+        return replace(self, steps=(), rest=reduce(add, rests) if rests else None)
 
     @property
     def is_empty(self) -> bool:
@@ -64,10 +74,15 @@ class RuleState:
 
 
 def _spacing(steps: list[int], every: int) -> int:
-    """The smallest power of two, from `every` on, that divides few enough steps."""
-    while sum(not step % every for step in steps) > KEEP_STEPS:
+    """The smallest power of two, from `every` on, that leaves few enough steps."""
+    while len(steps) > KEEP_STEPS and sum(_is_kept(step, every) for step in steps) > KEEP_STEPS:
         every *= 2
     return every
+
+
+def _is_kept(step: int, every: int) -> bool:
+    """Tell whether a step is among one in `every`; what is among fewer is among more."""
+    return every == 1 or (step * _GOLDEN % 2**64) * every < 2**64
 
 
 def _worst_first(example: Example) -> tuple[float, int, str, str, str]:
@@ -118,6 +133,10 @@ class RunState:
             audit=add_tallies(add_tallies(self.audit, other.audit), closed),
             windows=windows,
         )
+
+    def total(self) -> "RunState":
+        """Return the state without the series of its rules: it says the same of the run, and stays small."""
+        return replace(self, rules={code: one.total() for code, one in self.rules.items()})
 
 
 class RuleAccumulator(StepConsumer):

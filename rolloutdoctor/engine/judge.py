@@ -217,8 +217,8 @@ def _notes(plan: Plan, state: RunState) -> list[str]:
     every = max((one.every for one in state.rules.values()), default=1)
     if every > 1:
         notes.append(
-            f"the series over steps are thinned to steps whose number is divisible by {every:,}, as there are "
-            f"{len(state.seen):,} steps; totals and examples are of all of them"
+            f"the series over steps are thinned to about one step in {every:,}, as there are {len(state.seen):,}; "
+            "totals and examples are of all of them"
         )
     objective, columns = plan.context.objective, plan.context.columns
     evaluates_loss = objective is not None and plan.columns >= (loss_columns(objective) & columns)

@@ -6,7 +6,7 @@ A file is JSON with exact numbers: floats are written so that they read back as 
 
 import json
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, fields
 from typing import Any
 
 from rolloutdoctor.audit.tally import QuantityTally
@@ -114,10 +114,59 @@ def logged_names(metrics: LoggedMetrics) -> dict[str, LoggedNames]:
     return found
 
 
-def dumped(saved: SavedState) -> str:
-    """Return the text of a state file; equal states give equal bytes."""
+class StepTexts:
+    """Texts of the tallies of single steps, kept from one time that a state is written to the next.
+
+    A run that goes on writes its state after each step, and nearly all that is in it was written before.
+    """
+
+    def __init__(self) -> None:
+        self._known: dict[int, tuple[object, str]] = {}
+        self._used: dict[int, tuple[object, str]] = {}
+
+    def text(self, key: StepKey, tally: object) -> str:
+        """Return the JSON of a step's tally: step, split and its values in the order of its fields."""
+        found = self._known.get(id(tally))
+        if found is None or found[0] is not tally:
+            values = list(record(tally).values())
+            found = (tally, json_text([key.step, key.split, *values], compact=True))
+        self._used[id(tally)] = found
+        return found[1]
+
+    def done(self) -> None:
+        """Forget what the state did not hold any more."""
+        self._known, self._used = self._used, {}
+
+
+def dumped(saved: SavedState, texts: StepTexts | None = None) -> str:
+    """Return the text of a state file; equal states give equal bytes.
+
+    Args:
+        saved: the state.
+        texts: what was written of its steps before.
+    """
+    texts = texts or StepTexts()
+    body = json_text(_without_rules(saved), compact=True)
+    rules = [f"{json_text(code)}:{_rule_text(one, texts)}" for code, one in saved.state.rules.items()]
+    texts.done()
+    # The state comes last, and the rules last in it.
+    return f'{body[:-2]},"rules":{{{",".join(rules)}}}}}}}\n'
+
+
+def _rule_text(state: RuleState, texts: StepTexts) -> str:
+    steps = ",".join(texts.text(key, tally) for key, tally in state.steps)
+    rest = {
+        "fields": [one.name for one in fields(state.steps[0][1])] if state.steps else [],
+        "examples": [record(example) for example in state.examples],
+        "unmeasured": state.skipped_steps,
+        **_thinned(state),
+    }
+    return f'{json_text(rest, compact=True)[:-1]},"steps":[{steps}]}}'
+
+
+def _without_rules(saved: SavedState) -> dict[str, object]:
     state, maker = saved.state, saved.maker
-    body = {
+    return {
         "schema_version": STATE_SCHEMA,
         "rolloutdoctor": saved.version,
         "device": saved.device,
@@ -141,18 +190,8 @@ def dumped(saved: SavedState) -> str:
             "seen": {split: _spans([key.step for key in state.seen if key.split == split], split) for split in SPLITS},
             "audit": {name: record(tally) for name, tally in sorted(state.audit.items())},
             "windows": [record(window) for _, window in sorted(state.windows.items())],
-            "rules": {
-                code: {
-                    "steps": [[*key, record(tally)] for key, tally in one.steps],
-                    "examples": [record(example) for example in one.examples],
-                    "unmeasured": one.skipped_steps,
-                    **_thinned(one),
-                }
-                for code, one in state.rules.items()
-            },
         },
     }
-    return json_text(body, compact=True) + "\n"
 
 
 def load_state(path: str) -> SavedState:
@@ -213,7 +252,7 @@ def _loaded(body: Mapping[str, Any]) -> SavedState:
             input=built(InputSummary, state["input"]),
             rules={
                 code: RuleState(
-                    tuple((_key(step, split), built(tallies[code], tally)) for step, split, tally in one["steps"]),
+                    tuple(_tallies(one, tallies[code])),
                     tuple(built(Example, example) for example in one["examples"]),
                     _whole(one["unmeasured"]),
                     _every(one.get("every", 1)),
@@ -271,6 +310,15 @@ def _rest(plain: Mapping[str, Any] | None, kind: Callable[..., Any]) -> ExactTot
             raise TypeError(f"{name} is no sum")
         sums[name, inner] = ExactSum(int(units, 16), float(rest if isinstance(rest, float) else rest["float"]))
     return ExactTotal(built(kind, plain["tally"]), sums)
+
+
+def _tallies(plain: Mapping[str, Any], kind: Callable[..., Any]) -> Iterator[tuple[StepKey, Any]]:
+    """The tallies of single steps, whose values are in the order of the fields."""
+    names = [one.name for one in fields(kind)]  # type: ignore[arg-type]  # a dataclass, called as what it makes
+    if plain["fields"] != (names if plain["steps"] else []):
+        raise TypeError(f"fields {plain['fields']!r}")
+    for step, split, *values in plain["steps"]:
+        yield _key(step, split), built(kind, dict(zip(names, values, strict=True)))
 
 
 def _every(value: object) -> int:

@@ -75,6 +75,8 @@ class Follower:
         self._feed: Feed | None = None
         self._prepared: PreparedRun | None = None
         self._state = RunState() if kept.saved is None else kept.saved.state
+        # What is said on the way is judged by totals: the series of a long run take long to go through.
+        self._total = self._state.total()
         self.counted = StepSpans(self._state.seen)
         self._is_known = kept.saved is None
         self._evaluator, self._dtype = find_evaluator(options), find_dtype(options.dtype)
@@ -156,9 +158,8 @@ class Follower:
         begin = time.monotonic()
         rules, digests = RuleAccumulator(prepared.plan), list[Witness]()
         run_steps(self._batches(prepared, chosen, digests), [rules], self._dtype, prepared.metrics, self._evaluator)
-        state = self._state + rules.state()
-        # All at once from here, so that a signal finds the one or the other.
-        self._state = state
+        new = rules.state()
+        self._state, self._total = self._state + new, self._total + new.total()
         for key in chosen:
             self.counted.add(key)
         self._witness(digests)
@@ -195,7 +196,7 @@ class Follower:
         self._restarts += 1
         if len(self.counted) > 1:
             self._tell("the columns or the names in the log have changed, and all steps are counted anew")
-        self._state, self.counted = RunState(), StepSpans()
+        self._state, self._total, self.counted = RunState(), RunState(), StepSpans()
         self._kept.saved, self._kept.witnesses = None, ()
         self._diagnosed = (frozenset(), Diagnosis())
         self._feed.rewind()
@@ -236,7 +237,7 @@ class Follower:
         self._keep(self._kept)
         counted = len(self._state.seen)
         step = self._state.seen[-1].step
-        found = list(changes(self.report(), self._kept.told, step, counted))
+        found = list(changes(self._judged(self._total), self._kept.told, step, counted))
         for change in found:
             self._say(change)
         if found:
@@ -260,9 +261,15 @@ class Follower:
         if prepared is None:
             # Nothing has come since the state was kept, and perhaps nothing is there any more.
             return merged([("the state", saved)])
+        return self._judged(self._state)
+
+    def _judged(self, state: RunState) -> Report:
+        prepared, saved = self._prepared, self._kept.saved
+        assert prepared is not None
+        assert saved is not None
         return judge(
             prepared.plan,
-            self._state,
+            state,
             prepared.configured,
             device=saved.device,
             dtype=saved.dtype,

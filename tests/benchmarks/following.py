@@ -1,0 +1,101 @@
+"""A week's worth of small steps, followed as they come: time, memory and size of the state by thousands of steps.
+
+    PYTHONPATH=. python tests/benchmarks/following.py [STEPS] [STEPS_A_LOOK]
+
+A journal gets some steps, and the follower looks, again and again; each look judges, and keeps the state.
+"""
+
+import resource
+import sys
+import tempfile
+import time
+from pathlib import Path
+
+import numpy as np
+
+sys.path.insert(0, str(Path(__file__).parents[1]))
+
+import growing
+
+from rolloutdoctor.commands.convert import ConvertOptions
+from rolloutdoctor.commands.following.follower import Follower
+from rolloutdoctor.commands.following.kept import Kept
+from rolloutdoctor.commands.following.opening import Followed
+from rolloutdoctor.engine.options import CheckOptions
+from rolloutdoctor.io.write.journal import JournalWriter
+from rolloutdoctor.io.write.run_table import run_table
+from rolloutdoctor.io.write.writer import metrics_table
+
+EVERY = 1000
+
+
+def table(step):
+    """Rows with all that most rules read, made from those of the tests."""
+    own = {name: list(cells) for name, cells in growing.columns(step).items()}
+    draw = np.random.default_rng(step)
+    rows, tokens = growing.ROWS, growing.TOKENS
+    own["rollout_log_probs"] = [
+        (cells + 0.01 * draw.standard_normal(tokens)).astype(np.float32) for cells in own["policy_log_probs"]
+    ]
+    own["old_log_probs"] = own["policy_log_probs"]
+    own["response_ids"] = list(draw.integers(2, 1000, (rows, tokens), np.int32))
+    own["prompt_ids"] = [np.array([step % 500, int(group)], np.int32) for group in own["group_id"]]
+    own["status"] = ["stop"] * rows
+    own["policy_version_min"] = own["policy_version_max"] = [step] * rows
+    return run_table(own | {"step": [step] * rows, "split": ["train"] * rows}, where="here")
+
+
+def resident():
+    """Memory of this process now, in MB."""
+    for line in Path("/proc/self/status").read_text().splitlines():
+        if line.startswith("VmRSS"):
+            return int(line.split()[1]) / 1024
+    return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 1024
+
+
+def main(steps, at_once):
+    """Print a line for every thousand steps."""
+    folder = Path(tempfile.mkdtemp())
+    journal = JournalWriter(folder / "run.parquet", growing.METADATA)
+    state = folder / "state.json"
+    spent = {"keep": 0.0, "bytes": 0}
+
+    def keep(kept):
+        begin = time.perf_counter()
+        text = kept.text()
+        state.write_text(text)
+        spent["bytes"] = len(text)
+        spent["keep"] += time.perf_counter() - begin
+
+    followed = Followed([str(folder / "run.parquet.journal")], None, ConvertOptions(), print)
+    lines = []
+    follower = Follower(
+        followed, CheckOptions(), Kept(), keep=keep, tell=print, say=lambda change: lines.append(change.line)
+    )
+    print("steps   ms per step   of it keeping   MB resident   MB state   findings said", flush=True)
+    begin, before = 0.0, 0
+    for step in range(1, steps + 1):
+        journal.append(table(step))
+        logs = {"reward": growing.logged(step)["reward"], "learning_rate": 1e-6}
+        journal.append(metrics_table(step, "train", logs))
+        if step % at_once == 0:
+            start = time.perf_counter()
+            follower.look()
+            follower.count()
+            begin += time.perf_counter() - start
+        if step % EVERY == 0:
+            each, kept = 1000 * begin / (step - before), 1000 * spent["keep"] / (step - before)
+            size = spent["bytes"] / 1e6
+            print(f"{step:6,} {each:12.1f} {kept:14.1f} {resident():13.0f} {size:10.2f} {len(lines):10}", flush=True)
+            begin, before, spent["keep"] = 0.0, step, 0.0
+    return follower
+
+
+if __name__ == "__main__":
+    words = [int(word) for word in sys.argv[1:]] + [20_000, 50][len(sys.argv) - 1 :]
+    found = main(*words)
+    sizes = {}
+    for code, one in found._state.rules.items():
+        if one.rest is not None:
+            sizes[code] = len(repr(one.rest.tally)) + sum(len(name) + len(inner) + 60 for name, inner in one.rest.sums)
+    print("largest totals of thinned steps, bytes:", sorted(sizes.items(), key=lambda each: -each[1])[:8])
