@@ -1,20 +1,21 @@
 """rolloutdoctor: recompute what an RL post-training step computed, with and without the known faults.
 
-`open` a run, then `check`, `diff`, `identify`, `plot`, `recompute` or `report` it, or `evaluate` one batch under one
-objective. Nothing heavy is imported before one of these is used.
+`open` a run, then `check`, `compare`, `diff`, `identify`, `plot`, `recompute` or `report` it, or `evaluate` one batch
+under one objective. Nothing heavy is imported before one of these is used.
 """
 
 # Not from `typing`, which takes longer to import than the command line needs to be ready for signals.
 TYPE_CHECKING = False
 
 if TYPE_CHECKING:
-    from rolloutdoctor.api import batches, check, diff, identify, objective_of, open, plot, recompute, report
+    from rolloutdoctor.api import batches, check, compare, diff, identify, objective_of, open, plot, recompute, report
     from rolloutdoctor.evaluation.evaluate import evaluate
     from rolloutdoctor.io.run import Run
     from rolloutdoctor.results.comparison import Comparison, Recomputed
     from rolloutdoctor.results.errors import DeviceError, InputError, RolloutDoctorError, UsageError
     from rolloutdoctor.results.findings import Finding, Report
     from rolloutdoctor.results.identification import Identification
+    from rolloutdoctor.results.run_comparison import RunComparison
     from rolloutdoctor.results.version import __version__
 
 __all__ = [
@@ -27,10 +28,12 @@ __all__ = [
     "Report",
     "RolloutDoctorError",
     "Run",
+    "RunComparison",
     "UsageError",
     "__version__",
     "batches",
     "check",
+    "compare",
     "diff",
     "evaluate",
     "identify",
@@ -51,6 +54,7 @@ _ELSEWHERE = {
     "Report": "rolloutdoctor.results.findings",
     "RolloutDoctorError": "rolloutdoctor.results.errors",
     "Run": "rolloutdoctor.io.run",
+    "RunComparison": "rolloutdoctor.results.run_comparison",
     "UsageError": "rolloutdoctor.results.errors",
     "__version__": "rolloutdoctor.results.version",
     "evaluate": "rolloutdoctor.evaluation.evaluate",

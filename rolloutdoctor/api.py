@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from rolloutdoctor.commands.check import check as _check
+from rolloutdoctor.commands.compare import compare as _compare
 from rolloutdoctor.commands.convert import ConvertOptions, open_any
 from rolloutdoctor.commands.diff import DiffOptions
 from rolloutdoctor.commands.diff import diff as _diff
@@ -28,6 +29,7 @@ from rolloutdoctor.results.display import show_as
 from rolloutdoctor.results.figures import known_kind
 from rolloutdoctor.results.findings import Finding, Report
 from rolloutdoctor.results.identification import Identification
+from rolloutdoctor.results.run_comparison import RunComparison
 from rolloutdoctor.rules.table import pick
 from rolloutdoctor.trainers.options import Layer
 
@@ -169,6 +171,45 @@ def diff(
         text=text,
     )
     return _diff(_opened(run, trainer), chosen)
+
+
+def compare(
+    a: RunLike,
+    b: RunLike,
+    *,
+    by: str | None = None,
+    trainer: str | None = None,
+    options: Options | None = None,
+    steps: str | None = None,
+    split: str | None = None,
+    device: str = "auto",
+    dtype: str = "float32",
+    kernel: str = "torch",
+) -> RunComparison:
+    """Compare two runs, as the command `compare` does.
+
+    Args:
+        a: from `open`, or a path.
+        b: the other run.
+        by: ``reward``, ``length`` or ``status`` of the rows, ``step``, or the name of a quantity: the parts.
+        trainer: ``NAME`` or ``NAME@VERSION`` of both, over what the files say.
+        options: the trainer's own options by name, for both, over what the files say.
+        steps: ``START:STOP``.
+        split: only ``train`` or ``eval``.
+        device: ``auto``, ``cpu`` or ``cuda``.
+        dtype: ``float32`` or ``float64``.
+        kernel: what evaluates a step on a GPU, ``torch`` or ``triton``.
+    """
+    chosen = CheckOptions(
+        trainer=trainer,
+        layers=_layers(options),
+        steps=_steps(steps),
+        split=split,
+        device=device,
+        dtype=dtype,
+        kernel=kernel,
+    )
+    return _compare(_opened(a, trainer), _opened(b, trainer), chosen, by=by)
 
 
 def identify(
@@ -385,6 +426,13 @@ def _views() -> None:
 
         return text_html(RENDERERS["full"](found, Style()))
 
+    def of_runs(found: RunComparison) -> str:
+        from rolloutdoctor.views.notebook import text_html
+        from rolloutdoctor.views.run_comparison import full
+        from rolloutdoctor.views.style import Style
+
+        return text_html(full(found, Style()))
+
     def of_identification(found: Identification) -> str:
         from rolloutdoctor.views.identification import text
         from rolloutdoctor.views.notebook import text_html
@@ -401,6 +449,7 @@ def _views() -> None:
     show_as(Report, of_report)
     show_as(Finding, of_finding)
     show_as(Comparison, of_comparison)
+    show_as(RunComparison, of_runs)
     show_as(Identification, of_identification)
     show_as(Recomputed, of_recomputed)
 

@@ -8,7 +8,7 @@ from typing import Annotated
 
 import typer
 
-from rolloutdoctor.cli import book, check, convert, diff, identify, info, merge, pages, plot, recompute, report
+from rolloutdoctor.cli import book, check, compare, convert, diff, identify, info, merge, pages, plot, recompute, report
 from rolloutdoctor.cli.border import fail, guarded
 from rolloutdoctor.cli.parsing import Commands
 from rolloutdoctor.cli.settings import find_settings
@@ -27,6 +27,7 @@ app = typer.Typer(
 app.command("check", epilog=check.EPILOG)(check.check)
 app.command("merge", epilog=merge.EPILOG)(merge.merge)
 app.command("diff", epilog=diff.EPILOG)(diff.diff)
+app.command("compare", epilog=compare.EPILOG)(compare.compare)
 app.command("recompute", epilog=recompute.EPILOG)(recompute.recompute)
 app.command("plot", epilog=plot.EPILOG)(plot.plot)
 app.command("report", epilog=report.EPILOG)(report.report)
@@ -87,6 +88,7 @@ def _defaults() -> Mapping[str, Mapping[str, object]]:
         "info": values,
         "identify": shared,
         "diff": shared,
+        "compare": shared,
         "recompute": shared,
         "plot": values,
         "report": values,

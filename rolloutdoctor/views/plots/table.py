@@ -11,7 +11,8 @@ from matplotlib.figure import Figure
 
 from rolloutdoctor.results.errors import UsageError, nearest
 from rolloutdoctor.results.figures import PictureData
-from rolloutdoctor.views.plots import advantages, baseline, gradient, kl, lengths, mismatch, ratio
+from rolloutdoctor.results.run_comparison import RunComparison
+from rolloutdoctor.views.plots import advantages, baseline, compare, gradient, kl, lengths, mismatch, ratio
 from rolloutdoctor.views.plots.style import plain_numbers, styled
 
 Draw = Callable[[Any], Figure]
@@ -66,6 +67,14 @@ def figure_of(kind: str, data: PictureData, *, by_step: bool = False) -> Figure:
     picture = PICTURES[kind]
     with styled():
         figure = picture.draw(data) if not by_step or picture.by_step is None else picture.by_step(data)
+        plain_numbers(figure)
+    return figure
+
+
+def compare_figure(result: RunComparison) -> Figure:
+    """Draw two runs as a matplotlib figure."""
+    with styled():
+        figure = compare.draw(result)
         plain_numbers(figure)
     return figure
 

@@ -1,0 +1,358 @@
+"""`compare`: two runs side by side, and where their rows part."""
+
+import math
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from dataclasses import dataclass
+
+from rolloutdoctor.commands.check import report_of
+from rolloutdoctor.commands.compare_rows import COLUMNS, RowComparison, step_pairs
+from rolloutdoctor.commands.run_profile import RECOMPUTED, ROW_PARTS, UNITS, PartKey, RunProfile
+from rolloutdoctor.data.batch import StepKey
+from rolloutdoctor.engine.accumulate import RuleAccumulator, RunState
+from rolloutdoctor.engine.devices import find_dtype
+from rolloutdoctor.engine.options import CheckOptions
+from rolloutdoctor.engine.prepare import PreparedRun, prepare
+from rolloutdoctor.engine.run_steps import run_file_steps
+from rolloutdoctor.io.run import Run
+from rolloutdoctor.results.errors import UsageError, nearest
+from rolloutdoctor.results.findings import Report
+from rolloutdoctor.results.run_comparison import (
+    FindingPair,
+    FirstDifference,
+    Matched,
+    OptionPair,
+    Part,
+    Quantity,
+    RunComparison,
+    Side,
+)
+from rolloutdoctor.results.version import __version__
+
+Progress = Callable[[int, int], None]
+
+MOST_REWARDS = 10
+"""Parts by reward; neighbours are put together until so few are left."""
+
+
+@dataclass(frozen=True)
+class _Seen:
+    """What one pass over a run gives."""
+
+    prepared: PreparedRun
+    report: Report
+    state: RunState
+    profile: RunProfile
+
+
+def compare(
+    a: Run,
+    b: Run,
+    options: CheckOptions,
+    *,
+    by: str | None = None,
+    names: tuple[str, str] | None = None,
+    progress: Progress | None = None,
+) -> RunComparison:
+    """Compare a run with another one.
+
+    Rows are joined by step and sample_id, and compared in causal order; everything else is put side by side by step.
+
+    Args:
+        a: the first run.
+        b: the second run.
+        options: how to read and check both.
+        by: ``reward``, ``length`` or ``status`` of the rows, ``step``, or the name of a quantity: the parts.
+        names: what to call the runs; None: by their files.
+        progress: called with rows done and rows to do, of both runs together.
+
+    Raises:
+        UsageError: if an option cannot be used, or a run has nothing to break down by.
+        InputError: if a file cannot be read, or breaks the contract.
+    """
+    sides = [_see(run, options, by, advance) for run, advance in zip((a, b), _in_turn(a, b, progress), strict=True)]
+    keys = [set(one.state.seen) | set(_logged(one)) for one in sides]
+    rows = RowComparison()
+    if "sample_id" in a.columns & b.columns:
+        shared = set(sides[0].state.seen) & set(sides[1].state.seen)
+        dtype = find_dtype(options.dtype)
+        read = [
+            run.batches([n for n in COLUMNS if n in run.columns], steps=options.steps, split=options.split, dtype=dtype)
+            for run in (a, b)
+        ]
+        for pair in step_pairs(read[0], read[1], shared):
+            rows.add(*pair)
+    quantities = tuple(_quantities(sides[0], sides[1]))
+    loss: list[Matched] = []
+    first = rows.first
+    if sides[0].prepared.context.objective != sides[1].prepared.context.objective:
+        loss, first = _loss(quantities, rows)
+    named = names or (_name(a), _name(b))
+    parts = _parts(sides[0], sides[1], quantities, by)
+    return RunComparison(
+        version=__version__,
+        device=sides[0].report.device,
+        dtype=options.dtype,
+        a=_side(named[0], sides[0].report),
+        b=_side(named[1], sides[1].report),
+        steps=(len(keys[0] & keys[1]), len(keys[0] - keys[1]), len(keys[1] - keys[0])),
+        options=tuple(_options(sides[0].report, sides[1].report)),
+        joined=rows.joined,
+        matched=(*rows.matched(), *loss),
+        first=first,
+        findings=tuple(_findings(sides[0].report, sides[1].report)),
+        quantities=quantities,
+        by=by,
+        parts=parts,
+        notes=tuple(_notes(a, b, sides, rows)),
+    )
+
+
+def _in_turn(a: Run, b: Run, progress: Progress | None) -> tuple[Progress | None, Progress | None]:
+    """Progress of the first run, and of the second one after it."""
+    if progress is None:
+        return None, None
+    rows = a.rows + b.rows
+    return (lambda done, _: progress(done, rows)), (lambda done, _: progress(a.rows + done, rows))
+
+
+def _see(run: Run, options: CheckOptions, by: str | None, progress: Progress | None) -> _Seen:
+    """Check a run and gather its numbers, in one pass."""
+    prepared = prepare(run, options)
+    rules, profile = RuleAccumulator(prepared.plan), RunProfile(prepared.context, by)
+    run_file_steps(run, [rules, profile], prepared.options, prepared.metrics, progress)
+    state = rules.state()
+    return _Seen(prepared, report_of(prepared, state), state, profile)
+
+
+def _name(run: Run) -> str:
+    more = f" and {len(run.files) - 1:,} more" if len(run.files) > 1 else ""
+    return f"{run.files[0]}{more}"
+
+
+def _side(name: str, report: Report) -> Side:
+    return Side(name, report.input, report.trainer, report.trainer_version)
+
+
+def _logged(seen: _Seen) -> list[StepKey]:
+    """Steps of the log that were asked for."""
+    options, metrics = seen.prepared.options, seen.prepared.run.metrics
+    return [
+        key
+        for key in metrics.steps()
+        if options.split in (None, key.split) and (options.steps is None or key.step in options.steps)
+    ]
+
+
+def _options(a: Report, b: Report) -> Iterator[OptionPair]:
+    if a.trainer != b.trainer:
+        return
+    for name in dict.fromkeys((*a.config, *b.config)):
+        mine, other = a.config.get(name), b.config.get(name)
+        if mine is None or other is None or mine.value != other.value:
+            yield OptionPair(name, mine, other)
+
+
+def _findings(a: Report, b: Report) -> Iterator[FindingPair]:
+    outcomes = [_outcomes(report) for report in (a, b)]
+    found = [{finding.code: finding for finding in report.findings} for report in (a, b)]
+    for code in sorted(found[0].keys() | found[1].keys()):
+        mine, other = found[0].get(code), found[1].get(code)
+        one = mine or other
+        assert one is not None
+        measures = [{} if each is None else each.measures for each in (mine, other)]
+        yield FindingPair(
+            code,
+            one.name,
+            outcomes[0].get(code, "not run"),
+            outcomes[1].get(code, "not run"),
+            "" if mine is None else mine.headline,
+            "" if other is None else other.headline,
+            {name: (measures[0].get(name), measures[1].get(name)) for name in one.measures},
+        )
+
+
+def _outcomes(report: Report) -> dict[str, str]:
+    return (
+        {finding.code: finding.severity.label for finding in report.findings}
+        | {code: "clean" for code, _ in report.clean}
+        | {one.code: "not applicable" for one in report.not_applicable}
+        | {one.code: "skipped" for one in report.skipped}
+    )
+
+
+def _quantities(a: _Seen, b: _Seen) -> Iterator[Quantity]:
+    for split in ("train", "eval"):
+        of_rows = [
+            {key.step: found for key, found in one.profile.values.items() if key.split == split} for one in (a, b)
+        ]
+        for name, unit in UNITS.items():
+            origin = "recomputed" if name in RECOMPUTED else "rows"
+            yield from _quantity(name, origin, split, unit, of_rows[0], of_rows[1])
+        logged = [
+            {key.step: one.prepared.run.metrics.at(key) for key in _logged(one) if key.split == split} for one in (a, b)
+        ]
+        names = [{name for found in side.values() for name in found} for side in logged]
+        for name in sorted(names[0] & names[1]):
+            yield from _quantity(name, "logged", split, "1", logged[0], logged[1])
+
+
+def _quantity(
+    name: str,
+    origin: str,
+    split: str,
+    unit: str,
+    a: Mapping[int, Mapping[str, float]],
+    b: Mapping[int, Mapping[str, float]],
+) -> Iterator[Quantity]:
+    both = [
+        (step, (a[step][name], b[step][name]))
+        for step in sorted(a.keys() & b.keys())
+        if _is_number(a[step].get(name)) and _is_number(b[step].get(name))
+    ]
+    if both:
+        yield Quantity(name, origin, split, unit, tuple(step for step, _ in both), tuple(pair for _, pair in both))
+
+
+def _is_number(value: float | None) -> bool:
+    return value is not None and math.isfinite(value)
+
+
+def _loss(quantities: Iterable[Quantity], rows: RowComparison) -> tuple[list[Matched], FirstDifference | None]:
+    """Compare the losses where all rows are the same: then other options alone make them differ.
+
+    Returns:
+        What was compared, and the earliest difference of all.
+    """
+    found = {one.name: one for one in quantities if one.origin == "recomputed" and one.split == "train"}
+    matched = rows.matched()
+    if "loss" not in found or rows.left or not rows.joined or any(one.equal < one.compared for one in matched):
+        return [], rows.first
+    loss = found["loss"]
+    gaps = [abs(b - a) for a, b in loss.values]
+    counted = Matched("loss", len(gaps), loss.equal, max(gaps), "step")
+    place = next((place for place, gap in enumerate(gaps) if gap), None)
+    if place is None:
+        return [counted], rows.first
+    a, b = loss.values[place]
+    return [counted], FirstDifference(loss.steps[place], "train", "loss", None, None, a, b, 1, 1)
+
+
+def _parts(a: _Seen, b: _Seen, quantities: tuple[Quantity, ...], by: str | None) -> tuple[Part, ...]:
+    if by is None:
+        return ()
+    if by in ROW_PARTS:
+        return _row_parts(a.profile.parts, b.profile.parts, by)
+    if by == "step":
+        chosen = [one for one in quantities if one.origin != "logged"]
+    else:
+        chosen = [one for one in quantities if one.name == by]
+        if not chosen:
+            known = [*ROW_PARTS, "step", *dict.fromkeys(one.name for one in quantities)]
+            raise UsageError(
+                f"--by {by}: neither {', '.join(ROW_PARTS)} nor step, and no quantity of both runs{nearest(by, known)}"
+            )
+    by_step: dict[tuple[int, str], dict[str, tuple[float, float]]] = {}
+    for one in chosen:
+        for step, pair in zip(one.steps, one.values, strict=True):
+            by_step.setdefault((step, one.split), {})[one.name] = pair
+    return tuple(
+        Part(f"{step}" if split == "train" else f"{step} {split}", values)
+        for (step, split), values in sorted(by_step.items(), key=lambda entry: (entry[0][0], entry[0][1] != "train"))
+    )
+
+
+def _row_parts(
+    a: Mapping[PartKey, Mapping[str, float]], b: Mapping[PartKey, Mapping[str, float]], by: str
+) -> tuple[Part, ...]:
+    """Rows, mean reward and mean length of each part."""
+    keys = sorted({*a, *b}, key=lambda key: (isinstance(key, str), key))
+    if not keys:
+        raise UsageError(f"--by {by}: neither run has what rows can be broken down by so")
+    bins: list[list[PartKey]] = [[key] for key in keys]
+    if by == "reward":
+        bins = _merged(keys, {key: _sum((a, b), [key], "rows") for key in keys})
+    total = [max(1.0, _sum((side,), keys, "rows")) for side in (a, b)]
+    found = []
+    for here in bins:
+        rows = [_sum((side,), here, "rows") for side in (a, b)]
+        values = {
+            "rows": (rows[0], rows[1]),
+            "rows_share": (rows[0] / total[0], rows[1] / total[1]),
+            "reward": _means(a, b, here, "reward", "scored"),
+            "response_length": _means(a, b, here, "tokens", "rows"),
+        }
+        found.append(Part(_part_name(by, here), values))
+    return tuple(found)
+
+
+def _means(
+    a: Mapping[PartKey, Mapping[str, float]],
+    b: Mapping[PartKey, Mapping[str, float]],
+    keys: list[PartKey],
+    name: str,
+    count: str,
+) -> tuple[float, float]:
+    counts = [_sum((side,), keys, count) for side in (a, b)]
+    sums = [_sum((side,), keys, name) for side in (a, b)]
+    means = [one / many if many else math.nan for one, many in zip(sums, counts, strict=True)]
+    return means[0], means[1]
+
+
+def _sum(sides: Iterable[Mapping[PartKey, Mapping[str, float]]], keys: Iterable[PartKey], name: str) -> float:
+    keys = list(keys)
+    return math.fsum(side[key][name] for side in sides for key in keys if key in side)
+
+
+def _merged(keys: list[PartKey], rows: Mapping[PartKey, float]) -> list[list[PartKey]]:
+    """Neighbouring rewards put together into parts of about equal size; rows without a reward stay apart."""
+    known = [key for key in keys if key != math.inf]
+    unscored: list[list[PartKey]] = [[key] for key in keys if key == math.inf]
+    if len(known) <= MOST_REWARDS:
+        return [*([key] for key in known), *unscored]
+    total, before = sum(rows[key] for key in known), 0.0
+    bins: dict[int, list[PartKey]] = {}
+    for key in known:
+        middle = (before + rows[key] / 2) / total
+        bins.setdefault(min(int(middle * MOST_REWARDS), MOST_REWARDS - 1), []).append(key)
+        before += rows[key]
+    return [*bins.values(), *unscored]
+
+
+def _part_name(by: str, keys: list[PartKey]) -> str:
+    low, high = keys[0], keys[-1]
+    if isinstance(low, str) or isinstance(high, str):
+        return str(low)
+    if by == "length":
+        return f"{low:.0f}" if low < 2 else f"{low:.0f} to {2 * low - 1:.0f}"
+    if low == math.inf:
+        return "none"
+    return f"{low:g}" if low == high else f"{low:g} to {high:g}"
+
+
+def _notes(a: Run, b: Run, sides: list[_Seen], rows: RowComparison) -> Iterator[str]:
+    if a.metrics_only or b.metrics_only:
+        yield "A log without rollouts has no rows to compare."
+    elif "sample_id" not in a.columns & b.columns:
+        yield "Rows cannot be joined: a run has no column sample_id."
+    elif not rows.joined and set(sides[0].state.seen) & set(sides[1].state.seen):
+        yield "No row of A has its step and sample_id in B."
+    if rows.joined and rows.left:
+        yield f"{rows.left:,} rows of the steps in both runs have no partner, and were not compared."
+    lacking = [name for name in COLUMNS if (name in a.columns) != (name in b.columns)]
+    if lacking and rows.joined:
+        yield f"Not compared, since one run alone has them: {', '.join(lacking)}."
+    found = {one.quantity for one in rows.matched()}
+    if rows.joined and "prompt" not in found:
+        yield "Without prompt_ids or prompt in both runs, rows of one sample_id are taken to answer one prompt."
+    if rows.joined and "response" not in found:
+        yield "Without response_ids or response in both runs, rows of one length are taken to be one response."
+    reports = [one.report for one in sides]
+    if reports[0].trainer != reports[1].trainer:
+        names = [report.trainer or "an unknown trainer" for report in reports]
+        yield f"Options of {names[0]} and {names[1]} have different names and meanings, and are not compared."
+    objectives = [one.prepared.context.objective for one in sides]
+    if None in objectives:
+        which = "A" if objectives[0] is None else "B"
+        yield f"Nothing is recomputed of {which}: nothing says which trainer and options made it."
+    elif objectives[0] != objectives[1]:
+        yield "The objectives differ: recomputed losses and gradients are each of its own."

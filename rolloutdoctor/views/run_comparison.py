@@ -1,0 +1,370 @@
+"""A comparison of two runs: for a person at a terminal, in one line, as Markdown, and for programs."""
+
+import math
+from collections.abc import Callable, Iterator, Sequence
+from typing import Any
+
+from rich.console import RenderableType
+from rich.text import Text
+
+from rolloutdoctor.results.escapes import json_text
+from rolloutdoctor.results.findings import Measure, Setting
+from rolloutdoctor.results.run_comparison import FindingPair, OptionPair, Quantity, RunComparison, Side
+from rolloutdoctor.views.layout import as_text, fitting, hanging, many, numbers
+from rolloutdoctor.views.markup import inert
+from rolloutdoctor.views.structured import SCHEMA_VERSION, known
+from rolloutdoctor.views.style import Style, plain, shown, value_of
+
+MOST_METRICS = 8
+"""Logged metrics that are shown without -v: those that differ most."""
+
+MOST_PARTS = 30
+"""Parts that are shown without -v."""
+
+_FINDINGS = "Findings"
+
+Table = tuple[str, Sequence[str], Sequence[Sequence[str]], int]
+"""Title, head, lines, and how many columns from the left are words."""
+
+
+def verdict(result: RunComparison) -> str:
+    """Say in a sentence or two where the runs part."""
+    both, only_a, only_b = result.steps
+    if not both:
+        return f"The runs have no step in common ({only_a:,} in A, {only_b:,} in B), so nothing was compared by step."
+    first = result.first
+    steps = many(both, "step")
+    if first is None:
+        if not result.joined:
+            return f"The runs share no rows; they are compared by the means of {steps}."
+        if any(one.equal < len(one.values) for one in result.quantities):
+            return f"All {many(result.joined, 'row')} are equal in both runs, and logged values differ (below)."
+        return f"All {many(result.joined, 'row')} in {steps} are equal in both runs."
+    at = f"step {first.step}" + ("" if first.split == "train" else f" ({first.split})")
+    if first.quantity == "loss":
+        return (
+            f"All rows are equal, and the recomputed loss differs from {at} on ({_values(first.a, first.b)}): "
+            "other options, not other data."
+        )
+    where = f"row {plain(first.sample_id, 40)}" + ("" if first.token is None else f", token {first.token:,}")
+    told = f" ({where}: {_values(first.a, first.b)})" if first.a is not None else f" ({where})"
+    if first.quantity == "prompt":
+        return f"The runs answer different prompts from {at} on: {first.rows:,} of {many(first.of, 'row')} there{told}."
+    order = [one.quantity for one in result.matched]
+    before = order[: order.index(first.quantity)]
+    equal = f" In that step {_listed(before)} {'is' if len(before) == 1 else 'are'} equal." if before else ""
+    return f"The runs part at {at}: {first.quantity} differs in {first.rows:,} of {many(first.of, 'row')}{told}.{equal}"
+
+
+def _listed(words: list[str]) -> str:
+    return words[0] if len(words) == 1 else f"{', '.join(words[:-1])} and {words[-1]}"
+
+
+def _values(a: float | None, b: float | None) -> str:
+    return f"{_number(a)} in A, {_number(b)} in B"
+
+
+def _number(value: float | None) -> str:
+    if value is None or math.isnan(value):
+        return "n/a"
+    return f"{value:,.0f}" if value == int(value) and 1000 <= abs(value) < 1e15 else f"{value:.6g}"
+
+
+def full(result: RunComparison, style: Style) -> str:
+    """Render as text, with escape sequences if `style.color`."""
+    return as_text(_parts(result, style), style)
+
+
+def _parts(result: RunComparison, style: Style) -> Iterator[RenderableType]:
+    bold = "bold" if style.color else ""
+    if not style.quiet:
+        yield Text(f"rolloutdoctor {result.version}   {result.device} {result.dtype}", style=bold)
+        for letter, side in (("A", result.a), ("B", result.b)):
+            yield hanging(Text(letter), Text(_described(side)), 3)
+        yield ""
+    yield Text(plain(verdict(result), 600), style=bold)
+    if style.quiet:
+        return
+    for title, head, lines, left in tables(result, everything=style.verbose):
+        yield ""
+        yield Text(title)
+        if title == _FINDINGS:
+            yield from _finding_lines(result)
+            continue
+        # Words are folded; numbers that do not fit are left out from the right.
+        count = len(head) if left == len(head) else fitting(head, lines, style.width)
+        left = min(left, count)
+        yield numbers(head[:count], [line[:count] for line in lines], left=left)
+    if result.notes:
+        yield ""
+    for note in result.notes:
+        yield hanging(Text("note"), Text(plain(note, 400)), 6)
+
+
+def _finding_lines(result: RunComparison) -> Iterator[RenderableType]:
+    """Each rule with what became of it in both runs, one under the other."""
+    for pair in result.findings:
+        yield Text(f"    {pair.code} {pair.name}")
+        for letter, side in (("A", "a"), ("B", "b")):
+            yield hanging(Text(f"      {letter}"), Text(_outcome(pair, side)), 9)
+
+
+def _described(side: Side) -> str:
+    who = f"{side.trainer} {side.trainer_version or ''}".strip() if side.trainer else "trainer unknown"
+    size = side.input
+    return (
+        f"{plain(side.name, 120)}: {plain(who)}, {many(size.rows, 'row')} in {many(size.groups, 'group')}, "
+        f"{many(size.steps, 'step')}, {many(size.tokens, 'token')}"
+    )
+
+
+def tables(result: RunComparison, *, everything: bool) -> Iterator[Table]:
+    """Yield every table that has lines."""
+    both, only_a, only_b = result.steps
+    if only_a or only_b:
+        yield "Steps", ("in both", "in A alone", "in B alone"), [(f"{both:,}", f"{only_a:,}", f"{only_b:,}")], 0
+    if result.options:
+        yield "Options that differ", ("", "A", "B"), [_option_line(pair) for pair in result.options], 3
+    if result.matched:
+        lines = [
+            (one.quantity, many(one.compared, one.unit), f"{one.equal:,}", _number(one.largest))
+            for one in result.matched
+            if one.compared
+        ]
+        yield (
+            "Rows joined by step and sample_id, in causal order",
+            ("", "compared", "equal", "largest difference"),
+            lines,
+            1,
+        )
+    if result.findings:
+        yield (
+            _FINDINGS,
+            ("rule", "A", "B"),
+            [(f"{pair.code} {pair.name}", _outcome(pair, "a"), _outcome(pair, "b")) for pair in result.findings],
+            3,
+        )
+        measures = list(_measure_lines(result)) if everything else []
+        if measures:
+            yield "Measures of the findings", ("", "A", "B"), measures, 1
+    yield from _quantity_tables(result, everything=everything)
+    if result.parts:
+        yield _part_table(result, everything=everything)
+
+
+def _outcome(pair: FindingPair, side: str) -> str:
+    outcome, headline = getattr(pair, side), getattr(pair, f"headline_{side}")
+    return f"{outcome}: {plain(headline, 300)}" if headline else outcome
+
+
+def _option_line(pair: OptionPair) -> tuple[str, str, str]:
+    return plain(pair.name), _setting(pair.a), _setting(pair.b)
+
+
+def _setting(setting: Setting | None) -> str:
+    if setting is None:
+        return "no such option"
+    return value_of(setting) + (" (assumed)" if setting.assumed else "")
+
+
+def _measure_lines(result: RunComparison) -> Iterator[tuple[str, str, str]]:
+    for pair in result.findings:
+        for name, (a, b) in pair.measures.items():
+            yield f"{pair.code} {name}", _measure(a), _measure(b)
+
+
+def _measure(measure: Measure | None) -> str:
+    return "-" if measure is None else shown(measure)
+
+
+def _quantity_tables(result: RunComparison, *, everything: bool) -> Iterator[Table]:
+    head = ("", "A", "B", "B - A", "steps", "largest at step")
+    own = [one for one in result.quantities if one.origin != "logged"]
+    few = own if everything else [one for one in own if one.equal < len(one.values) and _in_short(one)]
+    if few:
+        title = "Means over the steps in both"
+        if len(few) < len(own):
+            title += f"; {len(few)} of {len(own)}, -v shows those that are equal, and those of evaluations"
+        yield title, head, [_quantity_line(one) for one in few], 1
+    logged = [one for one in result.quantities if one.origin == "logged"]
+    chosen = logged if everything else sorted(logged, key=_relative, reverse=True)[:MOST_METRICS]
+    if chosen:
+        title = "Logged metrics, means over the steps in both"
+        if len(chosen) < len(logged):
+            title += f"; the {len(chosen)} of {len(logged):,} that differ most, -v shows all"
+        yield title, head, [_quantity_line(one) for one in chosen], 1
+
+
+def _in_short(one: Quantity) -> bool:
+    return one.split == "train" or one.name == "reward"
+
+
+def _relative(one: Quantity) -> float:
+    a, b = one.mean
+    size = max(abs(a), abs(b))
+    return abs(b - a) / size if size and math.isfinite(size) else 0.0
+
+
+def _quantity_line(one: Quantity) -> tuple[str, ...]:
+    a, b = one.mean
+    name = one.name if one.split == "train" else f"{one.name} ({one.split})"
+    place = one.widest
+    largest = f"{one.steps[place]}" if one.values[place][0] != one.values[place][1] else "equal"
+    values = [shown(Measure(float(value), one.unit)) for value in (a, b)]
+    gap = f"{100 * (b - a):.3g} points" if one.unit == "share" else shown(Measure(b - a, one.unit))
+    return (plain(name), *values, gap, f"{len(one.steps):,}", largest)
+
+
+def _part_table(result: RunComparison, *, everything: bool) -> Table:
+    names = list(dict.fromkeys(name for part in result.parts for name in part.values))
+    parts = result.parts if everything else result.parts[:MOST_PARTS]
+    left = len(result.parts) - len(parts)
+    head = [str(result.by if result.by in ("reward", "length", "status") else "step")]
+    head += [f"{name} {side}" for name in names for side in ("A", "B")]
+    missing = (math.nan, math.nan)
+    lines = [
+        [plain(part.name), *(_cell(name, value) for name in names for value in part.values.get(name, missing))]
+        for part in parts
+    ]
+    title = f"By {result.by}" + (f"; the first {len(parts)} of {len(result.parts):,}, -v shows all" if left else "")
+    return title, head, lines, 1
+
+
+def _cell(name: str, value: float) -> str:
+    if name == "rows_share" and math.isfinite(value):
+        return f"{100 * value:.3g} %"
+    return "n/a" if math.isnan(value) else f"{value:,.0f}" if name == "rows" else f"{value:.4g}"
+
+
+def concise(result: RunComparison, style: Style) -> str:
+    """Render one line."""
+    line = f"{plain(result.a.name, 120)} {plain(result.b.name, 120)}: {plain(verdict(result), 600)}\n"
+    return line if style.unicode else line.encode("ascii", "replace").decode()
+
+
+def as_markdown(result: RunComparison, style: Style) -> str:
+    """Render headings, sentences and tables."""
+    text = "\n".join(_markdown(result)) + "\n"
+    return text if style.unicode else text.encode("ascii", "xmlcharrefreplace").decode()
+
+
+def _markdown(result: RunComparison) -> Iterator[str]:
+    yield f"## {_safe(result.a.name)} against {_safe(result.b.name)}"
+    yield ""
+    yield f"**{_safe(verdict(result))}**"
+    yield ""
+    for letter, side in (("A", result.a), ("B", result.b)):
+        yield f"- **{letter}**: {_safe(_described(side))}"
+    for title, head, lines, left in tables(result, everything=False):
+        yield f"\n### {_safe(title)}\n"
+        yield f"| {' | '.join(map(_safe, head))} |"
+        yield f"| {' | '.join('---' if column < left else '---:' for column in range(len(head)))} |"
+        yield from (f"| {' | '.join(_safe(cell) for cell in line)} |" for line in lines)
+    yield ""
+    yield from (f"Note: {_safe(note)}\n" for note in result.notes)
+
+
+def _safe(text: object) -> str:
+    return inert(plain(text, 500))
+
+
+def as_json(result: RunComparison, style: Style) -> str:
+    """Render one JSON object."""
+    return json_text(_body(result), indent=2, ascii_only=not style.unicode) + "\n"
+
+
+def as_json_lines(result: RunComparison, style: Style) -> str:
+    """Render one JSON object a line: the runs, then every finding, quantity and part, each with its type."""
+    body = _body(result)
+    rest = {name: body.pop(name) for name in ("findings", "quantities", "parts")}
+    lines = [{"type": "comparison", **body}]
+    lines += [
+        {"type": kind, **one}
+        for name, kind in zip(rest, ("finding", "quantity", "part"), strict=True)
+        for one in rest[name]
+    ]
+    return "".join(json_text(line, ascii_only=not style.unicode) + "\n" for line in lines)
+
+
+def _body(result: RunComparison) -> dict[str, Any]:
+    first = result.first
+    return {
+        "schema_version": SCHEMA_VERSION,
+        "rolloutdoctor": result.version,
+        "device": result.device,
+        "dtype": result.dtype,
+        "a": _side(result.a),
+        "b": _side(result.b),
+        "differs": result.differs,
+        "steps": dict(zip(("both", "only_a", "only_b"), result.steps, strict=True)),
+        "options": [{"name": pair.name, "a": _value(pair.a), "b": _value(pair.b)} for pair in result.options],
+        "joined": result.joined,
+        "matched": [{name: known(value) for name, value in vars(one).items()} for one in result.matched],
+        "first": None if first is None else {name: known(value) for name, value in vars(first).items()},
+        "findings": [_finding(pair) for pair in result.findings],
+        "quantities": [_quantity(one) for one in result.quantities],
+        "by": result.by,
+        "parts": [
+            {"part": part.name, **{name: _pair(*pair) for name, pair in part.values.items()}} for part in result.parts
+        ],
+        "notes": list(result.notes),
+    }
+
+
+def _side(side: Side) -> dict[str, object]:
+    return {
+        "name": side.name,
+        "input": vars(side.input),
+        "trainer": {"name": side.trainer, "version": side.trainer_version},
+    }
+
+
+def _value(setting: Setting | None) -> dict[str, object] | None:
+    if setting is None:
+        return None
+    return {"value": setting.value, "origin": setting.origin, "assumed": setting.assumed}
+
+
+def _finding(pair: FindingPair) -> dict[str, object]:
+    return {
+        "code": pair.code,
+        "name": pair.name,
+        "a": {"outcome": pair.a, "headline": pair.headline_a},
+        "b": {"outcome": pair.b, "headline": pair.headline_b},
+        "measures": {
+            name: {
+                "a": None if a is None else known(a.value),
+                "b": None if b is None else known(b.value),
+                "unit": (a or b or Measure(None, "1")).unit,
+            }
+            for name, (a, b) in pair.measures.items()
+        },
+    }
+
+
+def _quantity(one: Quantity) -> dict[str, object]:
+    a, b = one.mean
+    return {
+        "name": one.name,
+        "origin": one.origin,
+        "split": one.split,
+        "unit": one.unit,
+        "steps": len(one.steps),
+        "equal": one.equal,
+        **_pair(a, b),
+        "difference": known(one.difference),
+        "widest_step": one.steps[one.widest],
+    }
+
+
+def _pair(a: float, b: float) -> dict[str, object]:
+    return {"a": known(a), "b": known(b)}
+
+
+RENDERERS: dict[str, Callable[[RunComparison, Style], str]] = {
+    "full": full,
+    "concise": concise,
+    "json": as_json,
+    "jsonl": as_json_lines,
+    "markdown": as_markdown,
+}
