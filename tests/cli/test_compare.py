@@ -3,7 +3,6 @@
 import json
 
 import pytest
-
 from engine.runs import TRL, random_columns, write
 
 

@@ -38,9 +38,9 @@ def title(data: RunComparison) -> str:
 def panels(data: RunComparison) -> list[Quantity]:
     """The quantities that are drawn: those of the rows, or logged metrics where there are none."""
     train = {one.name: one for one in data.quantities if one.split == "train" and one.origin != "logged"}
-    by = [one for one in data.quantities if one.name == data.by and one.split == "train"]
+    by = [one for one in data.quantities if one.name == data.by and one.split == "train"][:1]
     found = by + [
-        train[name] for name in PANELS if name in train and not _says_nothing(train[name]) and name != data.by
+        train[name] for name in PANELS if name in train and name != data.by and not _says_nothing(train[name])
     ]
     if not found:
         found = [one for one in data.quantities if one.origin == "logged" and one.split == "train"]
