@@ -183,6 +183,83 @@ DIFF_LINE: Schema = {
     ]
 }
 
+SIDE = record({"name": TEXT, "input": SIZE, "trainer": record({"name": maybe(TEXT), "version": maybe(TEXT)})})
+OUTCOME = record({"outcome": TEXT, "headline": TEXT})
+BOTH = {"a": maybe(NUMBER), "b": maybe(NUMBER)}
+COMPARED_FINDING: Mapping[str, Schema] = {
+    "code": CODE,
+    "name": TEXT,
+    "a": OUTCOME,
+    "b": OUTCOME,
+    "measures": mapping(record({**BOTH, "unit": TEXT})),
+}
+QUANTITY: Mapping[str, Schema] = {
+    "name": TEXT,
+    "origin": {"enum": ["rows", "recomputed", "logged"]},
+    "split": SPLIT,
+    "unit": TEXT,
+    "steps": COUNT,
+    "equal": COUNT,
+    **BOTH,
+    "difference": maybe(NUMBER),
+    "widest_step": maybe(WHOLE),
+}
+MATCHED = record({"quantity": TEXT, "compared": COUNT, "equal": COUNT, "largest": maybe(NUMBER), "unit": TEXT})
+FIRST_DIFFERENCE = record(
+    {
+        "step": WHOLE,
+        "split": SPLIT,
+        "quantity": TEXT,
+        "sample_id": maybe(TEXT),
+        "token": maybe(COUNT),
+        **BOTH,
+        "rows": COUNT,
+        "of": COUNT,
+    }
+)
+COMPARE_HEAD: Mapping[str, Schema] = {
+    **HEAD,
+    "device": TEXT,
+    "dtype": TEXT,
+    "a": SIDE,
+    "b": SIDE,
+    "differs": BOOL,
+    "steps": record({"both": COUNT, "only_a": COUNT, "only_b": COUNT}),
+    "options": array(record({"name": TEXT, "a": maybe(SETTING), "b": maybe(SETTING)})),
+    "joined": COUNT,
+    "matched": array(MATCHED),
+    "first": maybe(FIRST_DIFFERENCE),
+    "by": maybe(TEXT),
+    "notes": array(TEXT),
+}
+
+
+def _part(more: Mapping[str, Schema]) -> Schema:
+    return {
+        "type": "object",
+        "properties": {**more, "part": TEXT},
+        "required": [*more, "part"],
+        "additionalProperties": {"type": "object"},
+    }
+
+
+COMPARE = record(
+    {
+        **COMPARE_HEAD,
+        "findings": array(record(COMPARED_FINDING)),
+        "quantities": array(record(QUANTITY)),
+        "parts": array(_part({})),
+    }
+)
+COMPARE_LINE: Schema = {
+    "oneOf": [
+        _line("comparison", COMPARE_HEAD),
+        _line("finding", COMPARED_FINDING),
+        _line("quantity", QUANTITY),
+        _part({"type": {"const": "part"}}),
+    ]
+}
+
 NUMBERS: Mapping[str, Schema] = {
     name: maybe(NUMBER) for name in ("loss", "policy_loss", "kl_loss", "grad_l1", "grad_l2")
 }
@@ -333,6 +410,8 @@ OUTPUTS: Mapping[str, tuple[str, Schema]] = {
     "check-line": ("a line of check and merge --format jsonl", CHECK_LINE),
     "diff": ("diff --format json", DIFF),
     "diff-line": ("a line of diff --format jsonl", DIFF_LINE),
+    "compare": ("compare --format json", COMPARE),
+    "compare-line": ("a line of compare --format jsonl", COMPARE_LINE),
     "recompute": ("recompute --format json", RECOMPUTE),
     "recompute-line": ("a line of recompute --format jsonl", RECOMPUTE_LINE),
     "identify": ("identify --format json", IDENTIFY),

@@ -15,6 +15,7 @@ RUNS = [
     *(("check", ["check", f"sample_data/{name}"]) for name in SAMPLES),
     ("diff", ["diff", "sample_data/slime_ppo.parquet", "--fix", "kl-inplace"]),
     ("diff", ["diff", "sample_data/verl_rejected.parquet", "--fix", "rejected-rows", "--by", "length"]),
+    ("compare", ["compare", "sample_data/run.parquet", "sample_data/healthy.parquet", "--by", "reward"]),
     ("recompute", ["recompute", "sample_data/slime_ppo.parquet"]),
     ("recompute", ["recompute", "sample_data/run.parquet", "--fix", "zero-std"]),
 ]
