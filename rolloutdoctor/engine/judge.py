@@ -171,17 +171,16 @@ def _finding(rule: AnyRule, seen: RuleState, total: Any, context: Context) -> Fi
 def _yielding(plan: Plan, findings: list[Finding]) -> list[Finding]:
     """Make a finding information where another rule's names the cause of what it sees."""
     found = {finding.code: finding.name for finding in findings if finding.severity > Severity.INFO}
-    causes = {rule.code: [code for code in rule.yields_to if code in found] for rule in plan.rules}
-    return [
-        replace(
-            finding,
-            severity=Severity.INFO,
-            evidence=f"{finding.evidence}; {causes[finding.code][0]} ({found[causes[finding.code][0]]}) names the cause",
-        )
-        if causes[finding.code] and finding.severity > Severity.INFO
-        else finding
-        for finding in findings
-    ]
+    causes = {rule.code: next((code for code in rule.yields_to if code in found), None) for rule in plan.rules}
+
+    def yielding(finding: Finding) -> Finding:
+        code = causes[finding.code]
+        if code is None or finding.severity <= Severity.INFO:
+            return finding
+        evidence = f"{finding.evidence}; {code} ({found[code]}) names the cause"
+        return replace(finding, severity=Severity.INFO, evidence=evidence)
+
+    return [yielding(finding) for finding in findings]
 
 
 def _by_step(state: RunState) -> list[tuple[str, tuple[int, int]]]:
