@@ -5,6 +5,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
+from rolloutdoctor.cli import baseline as base
 from rolloutdoctor.cli import dumps, verdict
 from rolloutdoctor.cli import follow as following
 from rolloutdoctor.cli import options as opt
@@ -55,6 +56,8 @@ def check(
     on_finding: following.OnFindingOption = None,
     until_idle: following.UntilIdleOption = None,
     every: following.EveryOption = None,
+    baseline: base.BaselineOption = None,
+    write_baseline: base.WriteBaselineOption = None,
     color: opt.ColorOption = opt.Color.auto,
     quiet: opt.QuietOption = False,
     verbose: Annotated[
@@ -92,6 +95,8 @@ def check(
     run = None if follow else dumps.opened(paths, trainer, dump, quiet=quiet, text=True, logs_alone=True)
     check_target(output_file, "--output-file")
     check_target(save_state)
+    check_target(write_baseline)
+    known = () if baseline is None else base.read(baseline)
     options = CheckOptions(
         rules=rules,
         trainer=trainer,
@@ -107,11 +112,14 @@ def check(
     style = replace(opt.style_of(color, to_file=output_file is not None, verbose=verbose), fail_at=fails, quiet=quiet)
 
     def finish(report: "Report", gallery: Gallery | None = None) -> int:
+        report, new = base.held_against(report, known)
         text = RENDERERS[format_.value](report, style)
         if gallery is not None:
             text += histograms(gallery, style)
         opt.deliver(text, output_file, colored=style.color)
-        return verdict.exit_code(report, fail_on, exit_zero=exit_zero, must_test=must_test)
+        if write_baseline is not None:
+            write_whole(base.written(report), write_baseline)
+        return verdict.exit_code(new, fail_on, exit_zero=exit_zero, must_test=must_test)
 
     if run is None:
         reads = format_ not in (opt.Format.full, opt.Format.concise) and output_file is None

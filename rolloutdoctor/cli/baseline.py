@@ -1,0 +1,116 @@
+"""``--baseline``: findings that are known do not fail a run; new ones and worse ones do."""
+
+import json
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+from rolloutdoctor.results.errors import UsageError
+
+if TYPE_CHECKING:
+    from rolloutdoctor.results.findings import Finding, Report
+
+BaselineOption = Annotated[
+    str | None,
+    typer.Option(
+        "--baseline",
+        metavar="FILE.json",
+        envvar="ROLLOUTDOCTOR_BASELINE",
+        help="Findings in this file do not change the exit code; new or worse ones do.",
+    ),
+]
+WriteBaselineOption = Annotated[
+    str | None,
+    typer.Option("--write-baseline", metavar="FILE.json", help="Write the findings of this check as a baseline."),
+]
+
+EXPECTED = "give a file that check --write-baseline wrote"
+_VERSION = 1
+
+
+@dataclass(frozen=True)
+class Known:
+    """What is known of a rule: the same fault is found again, however large it is.
+
+    Attributes:
+        code: of the rule.
+        name: of the rule.
+        severity: the highest that is known.
+        cause: the hypothesis that was established, or None.
+    """
+
+    code: str
+    name: str
+    severity: str
+    cause: str | None = None
+
+    def covers(self, finding: "Finding") -> bool:
+        """Return True for the same fault at this severity or below."""
+        from rolloutdoctor.results.findings import Severity
+
+        same = (self.code, self.cause) == (finding.code, _cause(finding))
+        return same and finding.severity <= Severity[self.severity.upper()]
+
+
+def _cause(finding: "Finding") -> str | None:
+    return None if finding.cause is None else finding.cause.hypothesis
+
+
+def written(report: "Report") -> bytes:
+    """Return the findings of a report as a baseline, one line each so that they merge."""
+    lines = [
+        json.dumps({"code": one.code, "name": one.name, "severity": one.severity.label, "cause": _cause(one)})
+        for one in report.findings
+    ]
+    body = ",\n    ".join(lines)
+    findings = f"[\n    {body}\n  ]" if lines else "[]"
+    return f'{{\n  "baseline": {_VERSION},\n  "findings": {findings}\n}}\n'.encode()
+
+
+def read(path: str) -> tuple[Known, ...]:
+    """Return the known findings of a baseline.
+
+    Raises:
+        UsageError: if the file cannot be read, or is no baseline.
+    """
+    from rolloutdoctor.io.locations.small_files import read_small
+    from rolloutdoctor.io.locations.targets import shown
+    from rolloutdoctor.results.findings import Severity
+
+    text = read_small(path, expected=EXPECTED)
+    labels = [one.label for one in Severity]
+    try:
+        body = json.loads(text)
+        if body["baseline"] != _VERSION:
+            raise UsageError(f"{shown(path)}: baseline version {body['baseline']!r} where {_VERSION} was expected")
+        found = tuple(Known(**one) for one in body["findings"])
+        if not all(one.severity in labels and isinstance(one.code, str) for one in found):
+            raise ValueError("a severity or code is not known")
+    except (ValueError, KeyError, TypeError, AttributeError) as error:
+        raise UsageError(f"{shown(path)} is not a baseline; {EXPECTED}") from error
+    return found
+
+
+def held_against(report: "Report", known: Sequence[Known]) -> "tuple[Report, Report]":
+    """Return the report with what the baseline says of it, and the same with the new findings alone.
+
+    The first is printed, the second decides the exit code. Known faults that were not found any more are said if their
+    rule could be tested.
+    """
+    covered = [one for one in report.findings if any(each.covers(one) for each in known)]
+    new = tuple(one for one in report.findings if one not in covered)
+    untested = {one.code for one in report.skipped}
+    left = {(one.code, _cause(one)) for one in report.findings}
+    gone = [each for each in known if (each.code, each.cause) not in left and each.code not in untested]
+    notes = list(report.notes)
+    if covered:
+        names = ", ".join(f"{one.code} {one.name} ({one.severity.label})" for one in covered)
+        notes.append(f"known from the baseline, and no reason to fail: {names}")
+    if gone:
+        names = ", ".join(f"{each.code} {each.name}" for each in gone)
+        notes.append(f"in the baseline and not found any more: {names}")
+    # What is known was tested all the same.
+    tested = (*report.clean, *((one.code, one.name) for one in covered))
+    return replace(report, notes=tuple(notes)), replace(report, findings=new, clean=tested)
