@@ -90,6 +90,7 @@ class AdvantagesFigure(FigureAccumulator):
         self.fix, self.unit = fix, "rows"
         self.before, self.after, self.flipped = Histogram(), Histogram(), Histogram()
         self.changed = 0
+        self.logged: Histogram | None = None
         self.by_step = Bands()
 
     def add(self, step: EvaluatedStep) -> None:
@@ -100,6 +101,9 @@ class AdvantagesFigure(FigureAccumulator):
             return
         found = histogram(before)
         self.before += found
+        logged = self._logged(step)
+        if logged is not None:
+            self.logged = (self.logged or Histogram()) + histogram(logged)
         with_fix, flips = None, Histogram()
         if after is not None:
             with_fix = histogram(after)
@@ -122,11 +126,23 @@ class AdvantagesFigure(FigureAccumulator):
         assert rows.advantage_T is not None
         return rows.advantage_T[step.batch.column("response_mask")].double()
 
+    def _logged(self, step: EvaluatedStep) -> Tensor | None:
+        """What the trainer logged for the same rows or tokens; None if it logged nothing, or not for all of them."""
+        rows, batch = step.evaluations[AS_CONFIGURED].rows, step.batch
+        if self.unit == "tokens":
+            return (
+                batch.column("advantages")[batch.column("response_mask")].double() if batch.has("advantages") else None
+            )
+        found = StepView(batch, step.logged).logged_advantages()
+        if found is None or rows is None:
+            return None
+        return found if rows.length_N is None else found[rows.length_N > 0]
+
     def data(self) -> AdvantagesData:
         """Return the histograms."""
         after = None if self.fix is None else self.after
         bands = self.by_step.bands()
-        return AdvantagesData(self.unit, self.before, self.fix, after, self.flipped, self.changed, bands)
+        return AdvantagesData(self.unit, self.before, self.fix, after, self.flipped, self.changed, bands, self.logged)
 
 
 @dataclass
@@ -223,7 +239,8 @@ class BaselineFigure(FigureAccumulator):
     def __init__(self, fix: str) -> None:
         self.fix = fix
         self.shares: dict[float, Histogram] = {}
-        self.untouched = self.undefined = 0
+        self.untouched = self.undefined = self.moved = 0
+        self.largest = 0.0
 
     def add(self, step: EvaluatedStep) -> None:
         """Count the groups of one step."""
@@ -244,6 +261,10 @@ class BaselineFigure(FigureAccumulator):
         self.undefined += int((touched_G & ~known_G).sum())
         share_G = (rejected_G / groups.size_G)[known_G]
         drift = drift_G[known_G]
+        scale = float(before.baseline_N[live_N].abs().nan_to_num(0.0, 0.0).max()) if bool(live_N.any()) else 0.0
+        moved = drift.abs() > ROUNDING * scale
+        self.moved += int(moved.sum())
+        self.largest = max(self.largest, *drift[moved].abs().tolist()) if bool(moved.any()) else self.largest
         # Rounded, so that the number of distinct shares is bounded whatever the sizes of the groups.
         for share in sorted(set(share_G.mul(240).round().tolist())):
             here = histogram(drift[share_G.mul(240).round() == share])
@@ -256,7 +277,7 @@ class BaselineFigure(FigureAccumulator):
         for share, one in sorted(self.shares.items()):
             total += one
             points += [(share, index * one.width, count) for index, count in enumerate(one.counts, one.first) if count]
-        return BaselineData(self.fix, tuple(points), total, self.untouched, self.undefined)
+        return BaselineData(self.fix, tuple(points), total, self.untouched, self.undefined, self.moved, self.largest)
 
 
 class GradientFigure(FigureAccumulator):

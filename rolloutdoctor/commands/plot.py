@@ -152,7 +152,11 @@ def _plan(kind: str, context: Context, fixes: Sequence[ChosenFix]) -> _Planned:
             kept = frozenset({AS_CONFIGURED, *moved})
             planned = _Planned(RatioFigure(label if moved else None), frozenset(columns), moved, per_token=kept)
     _require(planned.columns, context)
-    wanted = {"advantages": {"response_mask"}, "kl": {"kl"}, "ratio": {"rollout_log_probs", "old_log_probs"}}
+    wanted = {
+        "advantages": {"response_mask", "advantage", "advantages"},
+        "kl": {"kl"},
+        "ratio": {"rollout_log_probs", "old_log_probs"},
+    }
     return replace(planned, columns=planned.columns | wanted.get(kind, set()))
 
 

@@ -138,6 +138,8 @@ class LengthsFigure(FigureAccumulator):
     def __init__(self) -> None:
         self._series = Series()
         self._lengths, self._truncated = Histogram(), Histogram()
+        self._counts: Counter[int] = Counter()
+        self._cut = 0
         self._longest_rows: dict[int, tuple[int, int]] = {}
         self._last: dict[int, Counter[int]] = {}
         self._finished: Counter[int] = Counter()
@@ -152,9 +154,10 @@ class LengthsFigure(FigureAccumulator):
             return
         sizes = length_N.double()
         self._lengths += histogram(sizes)
-        low, middle, high = torch.quantile(
-            sizes, torch.tensor([0.1, 0.5, 0.9], dtype=torch.float64, device=sizes.device)
-        ).tolist()
+        self._counts.update(length_N.tolist())
+        # Lengths that a row has, and not numbers between them.
+        parts = torch.tensor([0.1, 0.5, 0.9], dtype=torch.float64, device=sizes.device)
+        low, middle, high = torch.quantile(sizes, parts, interpolation="lower").tolist()
         most = int(length_N.max())
         self._longest_rows[batch.step] = (most, int((length_N == most).sum()))
         self._rows[batch.step] = len(length_N)
@@ -163,6 +166,7 @@ class LengthsFigure(FigureAccumulator):
             self._by_status = True
             is_cut_N = torch.tensor([status in TRUNCATED for status in batch.statuses], device=length_N.device)
             truncated = float(is_cut_N.double().mean())
+            self._cut += int(is_cut_N.sum())
             self._truncated += histogram(sizes[is_cut_N])
         self._series.add(batch.step, low, middle, high, most, truncated)
         if batch.has("response_ids"):
@@ -181,6 +185,7 @@ class LengthsFigure(FigureAccumulator):
         steps, (low, middle, high, most, truncated) = self._series.columns(5)
         if not self._by_status:
             longest = max((size for size, _ in self._longest_rows.values()), default=0)
+            self._cut = self._counts[longest]
             truncated = tuple(
                 rows / self._rows[step] if size == longest else 0.0
                 for step, (size, rows) in sorted(self._longest_rows.items())
@@ -203,7 +208,24 @@ class LengthsFigure(FigureAccumulator):
             ended=ended if ends else (),
             by_status=self._by_status,
             end_tokens=ends,
+            middle=_median(self._counts),
+            truncated_rows=self._cut,
+            ended_rows=sum(counts[token] for counts in self._last.values() for token in ends),
         )
+
+
+def _median(counts: "Counter[int]") -> int | None:
+    """The median of counted numbers, one of them; None if there is none.
+
+    >>> _median(Counter({2: 3, 5: 2, 9: 1})), _median(Counter())
+    (2, None)
+    """
+    before, half = 0, (sum(counts.values()) + 1) // 2
+    for number, count in sorted(counts.items()):
+        before += count
+        if before >= half:
+            return number
+    return None
 
 
 def _first(counts: "Counter[int]") -> list[tuple[int, int]]:

@@ -188,6 +188,7 @@ class AdvantagesData:
         flipped: advantages before, of the values whose sign the fix turns.
         changed: values that the fix changes beyond rounding.
         bands: the same by step, at most `MOST_BANDS` bands.
+        logged: the same values as logged, or None.
     """
 
     unit: str
@@ -197,6 +198,7 @@ class AdvantagesData:
     flipped: Histogram = Histogram()
     changed: int = 0
     bands: tuple[Band, ...] = ()
+    logged: Histogram | None = None
 
 
 MOST_BANDS = 12
@@ -242,6 +244,8 @@ class BaselineData:
         drift: of the groups with at least one such row.
         untouched: groups without such a row.
         undefined: groups with such a row whose drift is not defined: no live row, or a reward is unknown.
+        moved: groups whose baseline drifts.
+        largest: size of the largest drift.
     """
 
     fix: str
@@ -249,6 +253,8 @@ class BaselineData:
     drift: Histogram
     untouched: int
     undefined: int
+    moved: int = 0
+    largest: float = 0.0
 
 
 @dataclass(frozen=True)
@@ -396,6 +402,9 @@ class LengthsData:
         ended: share of rows whose last token is one of the end tokens, or empty.
         by_status: what `truncated` rests on: True: the column status.
         end_tokens: ids that finished rows end with, the commonest first.
+        middle: median length of all rows, a length that a row has (of an even number the smaller middle one); or None.
+        truncated_rows: rows that were cut off, told as in `truncated`.
+        ended_rows: rows whose last token is one of the end tokens.
     """
 
     lengths: Histogram
@@ -409,6 +418,9 @@ class LengthsData:
     ended: tuple[float, ...] = ()
     by_status: bool = False
     end_tokens: tuple[int, ...] = ()
+    middle: int | None = None
+    truncated_rows: int = 0
+    ended_rows: int = 0
 
 
 PictureData = AdvantagesData | KlData | BaselineData | GradientData | RatioData | MismatchData | LengthsData

@@ -46,7 +46,7 @@ def kl(steps=12, **changes):
 
 def baseline(**changes):
     points = ((0.25, -0.5, 3), (0.5, 0.25, 1))
-    return replace(BaselineData("rejected-rows:singleton-raw", points, MOVED, untouched=7, undefined=2), **changes)
+    return replace(BaselineData("rejected-rows:singleton-raw", points, MOVED, 7, 2, moved=4, largest=0.5), **changes)
 
 
 def gradient(steps=12, **changes):
@@ -112,6 +112,14 @@ def axes_of(figure):
     return {(ax.get_xlabel(), ax.get_ylabel()) for ax in figure.axes}
 
 
+def title_of(figure):
+    return figure.get_suptitle().replace("\n", " ")
+
+
+def note_of(figure):
+    return figure.get_supxlabel().replace("\n", " ")
+
+
 def legend_of(figure):
     return [text.get_text() for ax in figure.axes if ax.get_legend() for text in ax.get_legend().get_texts()]
 
@@ -141,9 +149,7 @@ def test_advantages_before_and_after_lie_over_each_other():
     edges = ax.patches[0].get_data().edges
     # A bin is centred on zero, so that it mixes no signs.
     assert any(math.isclose(left, -right) for left, right in pairwise(edges))
-    assert figure.get_suptitle() == (
-        "rejected-rows:singleton-raw changes the advantage of 11 of 34 rows; 2 signs flipped"
-    )
+    assert title_of(figure) == ("rejected-rows:singleton-raw changes the advantage of 11 of 34 rows; 2 signs flipped")
 
 
 def test_advantages_by_step_has_a_ridge_for_each_band():
@@ -165,11 +171,12 @@ def test_kl_shows_logged_recomputed_solved_back_and_tokens():
         ("optimiser step", "KL, nats"),
         ("KL of one token (k1), nats; 34 trained tokens with a KL term", "tokens per bin\nof 0.111 (log)"),
     }
-    assert legend_of(figure) == ["recomputed", "as logged", "recomputed", "recovered from the logged values"]
+    first = ["recomputed", "disagreement", "as logged"]
+    assert legend_of(figure) == [*first, "recomputed", "recovered from the logged values"]
     assert figure.axes[0].lines[1].get_ydata()[5] == -0.05
     without = figure_of("kl", kl(inverted=(NAN,) * 12, fix="kl-inplace:copy", after=(0.5,) * 12))
     assert len(without.axes) == 2
-    assert legend_of(without) == ["recomputed", "as logged", "with kl-inplace:copy"]
+    assert legend_of(without) == [*first, "with kl-inplace:copy"]
     fixed = figure_of("kl", kl(fix="zero-std:loss", tokens_after=Histogram(-2, 0, (3,))))
     assert legend_of(fixed)[-2:] == ["as configured (34)", "with zero-std:loss (3)"]
     assert sum(heights(fixed.axes[-1], 1)) == 3
@@ -205,20 +212,87 @@ def test_baseline_shows_points_and_their_distribution():
     assert scatter.get_ylabel() == "drift of the baseline (reward)"
     assert scatter.collections[0].get_offsets().tolist() == [[25.0, -0.5], [50.0, 0.25]]
     assert sum(heights(side, 0)) == MOVED.total
-    assert "7 groups without fully masked responses not drawn" in figure.get_supxlabel()
-    assert figure.get_suptitle() == "Baselines of 34 groups drift by 0.438 on average, 0.5 at most"
+    assert "7 groups without fully masked responses not drawn" in note_of(figure)
+    assert title_of(figure) == "Baselines of 4 of 34 groups with masked responses drift, by 0.5 at most"
+    still = baseline(points=((0.5, 0.0, 4),), moved=0, largest=0.0)
+    words = "rejected-rows:singleton-raw changes none of the baselines of 34 groups with masked responses"
+    assert title_of(figure_of("baseline", still)) == words
 
 
-def test_gradient_stacks_its_parts_and_says_in_which_space():
+def test_gradient_shows_both_parts_and_says_in_which_space():
     figure = figure_of("gradient", gradient())
     share, parts, angle = figure.axes
     assert share.get_ylabel() == "share that the\nfix changes, %"
-    assert parts.get_ylabel() == "|gradient|, L1\n(log-prob space)"
+    assert parts.get_ylabel() == "|gradient|, L1 (log)\n(log-prob space)"
     assert angle.get_ylabel() == "cosine with\nthe fixed one"
-    assert "not to parameters" in figure.get_supxlabel()
-    assert [bar.get_height() for bar in parts.patches[:12]] == [1.0] * 12
-    assert [bar.get_y() for bar in parts.patches[12:]] == [1.0] * 12  # on top of the policy part
-    assert figure.get_suptitle() == "zero-std:loss changes 10 % of the gradient"
+    assert "not to parameters" in note_of(figure)
+    # A small part is seen beside a large one, and a part that is 0 is counted.
+    assert parts.get_yscale() == "log"
+    assert [list(line.get_ydata()) for line in parts.lines] == [[1.0] * 12, [0.5] * 12]
+    assert legend_of(figure) == ["policy part", "KL part"]
+    some = gradient(policy=(0.0, 0.0, *(1.0,) * 10))
+    assert legend_of(figure_of("gradient", some)) == ["policy part (0 in 2 steps)", "KL part"]
+    assert title_of(figure) == "zero-std:loss changes 10 % of the gradient"
+
+
+def test_a_cosine_of_one_is_a_sentence_and_lone_steps_are_stems():
+    data = gradient(cosine=(0.99996,) * 12, spurious=(0.0,) * 5 + (1.0,) + (0.0,) * 6)
+    figure = figure_of("gradient", data)
+    share, _ = figure.axes
+    assert "cosine with the fixed gradient 0.99996 or more where neither is 0" in note_of(figure)
+    (stem,) = share.collections[0].get_segments()
+    assert stem.tolist() == [[5, 0], [5, 100]]
+    # Of a long run a lone step is not averaged away.
+    spurious = tuple(float(step == 777) for step in range(1500))
+    series = (1.0,) * 1500
+    long = GradientData("zero-std:loss", tuple(range(1500)), series, series, series, spurious, series)
+    figure = figure_of("gradient", long)
+    assert [stem.tolist()[1][1] for stem in figure.axes[0].collections[0].get_segments()] == [100]
+    assert "no cosine" in note_of(figure_of("gradient", gradient(cosine=(NAN,) * 12)))
+
+
+def test_a_spike_at_zero_does_not_hide_the_rest():
+    spike = Histogram(0, -1, (10, 900, 12))
+    ax, *_ = figure_of("advantages", AdvantagesData("rows", spike)).axes
+    assert ax.get_ylim() == (0, 1.3 * 12)
+    assert [text.get_text() for text in ax.texts] == ["↑ 900 in the bin at 0"]
+    data = AdvantagesData("rows", spike, "x", Histogram(0, -1, (20, 880, 12)), changed=20)
+    assert [text.get_text() for text in figure_of("advantages", data).axes[0].texts] == [
+        "↑ 900 in the bin at 0, 880 with the fix"
+    ]
+    flat = AdvantagesData("rows", Histogram(0, -1, (10, 15, 12)))
+    assert not figure_of("advantages", flat).axes[0].texts
+
+
+def test_logged_advantages_are_drawn_where_they_differ():
+    same, other = advantages(logged=SOME), advantages(logged=Histogram(-2, -9, (0,) * 14 + (34,)))
+    assert "the logged advantages have the same distribution" in note_of(figure_of("advantages", same))
+    assert "as logged" not in legend_of(figure_of("advantages", same))
+    assert "as logged" in legend_of(figure_of("advantages", other))
+    assert "logged" not in note_of(figure_of("advantages", advantages()))
+
+
+def test_equal_lines_are_one_line_and_a_sentence():
+    values = tuple(1.0 + step for step in range(12))
+    near = tuple(value + 1e-6 for value in values)
+    figure = figure_of("kl", kl(logged=near, recomputed=values, inverted=(NAN,) * 12))
+    assert (
+        title_of(figure) == "rollout/kl: logged and recomputed are at most 1e-06 nats apart in 12 steps, mean 6.5 nats"
+    )
+    assert legend_of(figure) == ["logged and recomputed"]
+    equal = PICTURES["kl"].title(kl(logged=values, recomputed=values, inverted=(NAN,) * 12))
+    assert equal == "rollout/kl: logged and recomputed are equal in 12 steps, mean 6.5 nats"
+
+
+def test_ratios_that_are_all_one_are_a_sentence():
+    ones = Histogram(-40, 0, (99,))
+    alone = figure_of("ratio", ratio(log_ratio=ones, gap=None, mean_gap=()))
+    assert words_alone(alone) == "the policy is the very one that the ratios compare it with"
+    assert title_of(alone) == "All 99 ratios are exactly 1: nothing can be clipped"
+    # A picture of words is as high as its words.
+    assert alone.get_figheight() < 2
+    (gap,) = figure_of("ratio", ratio(log_ratio=ones)).axes
+    assert gap.get_xlabel() == "gap to the sampler, nats"
 
 
 def test_mismatch_draws_what_was_found():
@@ -241,13 +315,14 @@ def test_mismatch_draws_what_was_found():
     assert steps.get_ylabel() == "|gap|, nats (log)"
     assert positions.get_xlabel() == "position in the response, from (log)"
     assert lags.get_xlabel() == "versions behind the newest of the step"
-    assert figure.get_suptitle().startswith("Sampler against trainer on 560 tokens: median |gap| 0.03 nats; slope 1/T")
+    words = "Sampler against trainer on 560 tokens: median |gap| of a step 0.01 to 0.05 nats; slope 1/T"
+    assert title_of(figure).startswith(words)
     without = figure_of("mismatch", mismatch(by_lag=()))
     assert "versions behind the newest of the step" not in {ax.get_xlabel() for ax in without.axes}
 
 
 def test_lengths_show_how_rows_end():
-    figure = figure_of("lengths", lengths())
+    figure = figure_of("lengths", lengths(middle=50, truncated_rows=17, ended_rows=17))
     spread, series, ends = figure.axes
     assert spread.get_xlabel() == "response length, tokens"
     assert series.get_ylabel() == "length, tokens"
@@ -261,9 +336,7 @@ def test_lengths_show_how_rows_end():
         "truncated",
         "end with an end token",
     ]
-    assert figure.get_suptitle() == (
-        "34 responses, median length 50 tokens, 50 % truncated, 50 % end with an end token"
-    )
+    assert title_of(figure) == ("34 responses, median 50 tokens; 17 (50 %) truncated; 17 (50 %) end with an end token")
     alone = figure_of("lengths", lengths(by_status=False, truncated_lengths=None, ended=(), end_tokens=()))
     assert "as long as the longest" in legend_of(alone)
     assert "no column status" in alone.get_supxlabel()

@@ -1,11 +1,13 @@
 """Advantages: their distribution, before and after a fix."""
 
+from collections.abc import Sequence
 from typing import Any, cast
 
+from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 from matplotlib.ticker import MaxNLocator
 
-from rolloutdoctor.results.figures import AdvantagesData, on_one_grid
+from rolloutdoctor.results.figures import AdvantagesData, Bins, on_one_grid
 from rolloutdoctor.views.plots.style import (
     ALARM,
     DARK,
@@ -42,15 +44,22 @@ def draw(data: AdvantagesData) -> Figure:
     """Draw the histogram over all steps."""
     note = f"{many(data.before.nonfinite, 'value')} that are NaN or infinite left out" if data.before.nonfinite else ""
     flips = data.flipped.total
+    after, logged = data.after or data.before, data.logged or data.before
+    bins = on_one_grid([data.before, after, data.flipped, logged])
+    # A logged value may lie on the other side of a bin's edge by rounding: by eye they are the same.
+    same = data.logged is not None and _alike(bins.counts[0], bins.counts[3])
+    if same:
+        note = "; ".join(filter(None, (note, "the logged advantages have the same distribution")))
     figure = blank(title(data), note, 6.4 if flips else 5.6)
     if not data.before.total:
         empty(figure.add_subplot(), "no finite advantage")
         return figure
     ax, *below = figure.subplots(2, 1, sharex=True, height_ratios=[4, 1]) if flips else [figure.add_subplot()]
-    bins = on_one_grid([data.before, data.after or data.before, data.flipped])
     bars(ax, bins, 0, fill=True, color=PALE, label="as configured")
     if data.after is not None:
         bars(ax, bins, 1, color=DARK, linewidth=2.4, label=f"with {data.fix}")
+    if data.logged is not None and not same:
+        bars(ax, bins, 3, color=ALARM, linewidth=2.0, linestyle=(0, (2, 1.2)), label="as logged")
     for under in below:
         # Few among many: on the axis above they could not be seen.
         bars(under, bins, 2, fill=True, facecolor="none", edgecolor=ALARM, hatch="////", linewidth=1.4)
@@ -66,15 +75,36 @@ def draw(data: AdvantagesData) -> Figure:
         ax.set_xlabel("advantage (as the loss uses it)")
     ax.set_ylabel(f"{data.unit} per bin of {short(bins.width)}")
     ax.set_ylim(bottom=0)
+    _cut_zero(ax, bins, data)
     ax.yaxis.set_major_locator(MaxNLocator(integer=True))
     above(ax, 4)
     return figure
 
 
+def _alike(one: Sequence[int], other: Sequence[int]) -> bool:
+    return sum(abs(a - b) for a, b in zip(one, other, strict=True)) <= 0.002 * max(sum(one), 1)
+
+
+def _cut_zero(ax: Axes, bins: Bins, data: AdvantagesData) -> None:
+    """End the axis above the others where the bin at 0 is far higher than they are, and write its count."""
+    zero = next((place for place, center in enumerate(bins.centers) if center == 0), None)
+    drawn = (0, 1) if data.after is not None else (0,)
+    if zero is None:
+        return
+    most = max((count for each in drawn for place, count in enumerate(bins.counts[each]) if place != zero), default=0)
+    if not most or max(bins.counts[each][zero] for each in drawn) < 2 * most:
+        return
+    ax.set_ylim(0, 1.3 * most)
+    told = f"↑ {bins.counts[0][zero]:,} in the bin at 0"
+    if data.after is not None and bins.counts[1][zero] != bins.counts[0][zero]:
+        told += f", {bins.counts[1][zero]:,} with the fix"
+    ax.annotate(told, (bins.width, 1.24 * most), va="center", ha="left", fontsize=11)
+
+
 def draw_by_step(data: AdvantagesData) -> Figure:
     """Draw a ridge: one histogram for each band of steps, the first step on top."""
     height = max(5.6, 1.6 + 0.62 * len(data.bands))
-    words = "each ridge: one range of steps, share of its values per bin, on a common scale"
+    words = "each ridge: one range of steps; its height: the square root of the share of its values in a bin"
     figure = blank(title(data), words, height)
     ax = figure.add_subplot()
     parts = [part for band in data.bands for part in (band.before, band.after or band.before)]
@@ -82,7 +112,11 @@ def draw_by_step(data: AdvantagesData) -> Figure:
         empty(ax, "no finite advantage")
         return figure
     bins = on_one_grid(parts)
-    shares = [[count / max(part.total, 1) for count in counts] for part, counts in zip(parts, bins.counts, strict=True)]
+    # The root: or the values at 0 would leave nothing of the others to be seen.
+    shares = [
+        [(count / max(part.total, 1)) ** 0.5 for count in counts]
+        for part, counts in zip(parts, bins.counts, strict=True)
+    ]
     edges = [center - bins.width / 2 for center in bins.centers] + [bins.centers[-1] + bins.width / 2]
     scale = 0.94 / max(map(max, shares))
     names = []

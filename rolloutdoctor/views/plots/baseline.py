@@ -11,12 +11,10 @@ def title(data: BaselineData) -> str:
     """What the picture says, in a sentence."""
     if not data.drift.total:
         return "No group has both fully masked and unmasked responses"
-    if not any(drift for _, drift, _ in data.points):
+    if not data.moved:
         return f"{data.fix} changes none of the baselines of {many(data.drift.total, 'group')} with masked responses"
-    weight = sum(count for _, _, count in data.points)
-    size = sum(abs(drift) * count for _, drift, count in data.points) / weight
-    most = max(abs(drift) for _, drift, _ in data.points)
-    return f"Baselines of {many(data.drift.total, 'group')} drift by {short(size)} on average, {short(most)} at most"
+    groups = many(data.drift.total, "group")
+    return f"Baselines of {data.moved:,} of {groups} with masked responses drift, by {short(data.largest)} at most"
 
 
 def draw(data: BaselineData) -> Figure:

@@ -1,10 +1,10 @@
 """Gradient: its policy and KL parts, and how much a fix changes its size and direction."""
 
 import math
-from itertools import pairwise
 
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
+from matplotlib.ticker import FuncFormatter, LogLocator, NullLocator
 
 from rolloutdoctor.results.exact import total
 from rolloutdoctor.results.figures import GradientData
@@ -12,17 +12,14 @@ from rolloutdoctor.views.plots.style import (
     DARK,
     GUIDE,
     INK,
-    MARKED,
-    MOST_POINTS,
-    PALE,
     above,
     blank,
-    condensed,
     empty,
     finite,
     line,
     many,
     short,
+    stems,
     step_axis,
 )
 
@@ -48,12 +45,17 @@ def title(data: GradientData) -> str:
 def draw(data: GradientData) -> Figure:
     """Draw the share that changes, the two parts, and the angle, above each other."""
     note = (
-        "all with respect to the logged log-probs (L1 over tokens), not to parameters;\n"
-        "where the parts have opposite signs they cancel: their sum can exceed the gradient; "
-        "no cosine where either is 0"
+        "all with respect to the logged log-probs (L1 over tokens), not to parameters; where the parts have opposite "
+        "signs they cancel: their sum can exceed the gradient"
     )
     compared = data.fix is not None and bool(finite(data.spurious) or finite(data.cosine))
-    figure = blank(title(data), note, 8.2 if compared else 5.6)
+    known = finite(data.cosine)
+    turned = compared and bool(known) and min(known) < STRAIGHT
+    if compared and known and not turned:
+        note += f"; cosine with the fixed gradient {_digits(min(known))} or more where neither is 0"
+    elif compared and not known:
+        note += "; no cosine: one of the gradients is 0 or not finite"
+    figure = blank(title(data), note, (8.2 if turned else 6.8) if compared else 5.6)
     if not data.steps:
         empty(figure.add_subplot(), "no step could be evaluated")
         return figure
@@ -63,61 +65,57 @@ def draw(data: GradientData) -> Figure:
     if not compared:
         _parts(figure.add_subplot(), data)
         return figure
-    share, parts, angle = figure.subplots(3, 1, sharex=True, height_ratios=[1, 1.5, 0.8])
+    heights = [1, 1.5, 0.8] if turned else [1, 1.5]
+    share, parts, *angles = figure.subplots(len(heights), 1, sharex=True, height_ratios=heights)
     percent = [100 * value for value in data.spurious]
-    line(share, data.steps, percent, color=DARK)
+    stems(share, data.steps, percent, color=DARK)
     share.set_ylabel("share that the\nfix changes, %")
     share.set_ylim(bottom=0)
     if not any(finite(percent)):
         share.set_ylim(0, 1)
     _parts(parts, data)
-    parts.set_xlabel("")
-    line(angle, data.steps, data.cosine, color=DARK)
-    known = finite(data.cosine)
-    low = min(known, default=1.0)
-    angle.set_ylim(low - 0.08 * max(1 - low, 0.01), 1 + 0.08 * max(1 - low, 0.01))
-    angle.axhline(1, color=INK, linewidth=1.0, linestyle=(0, (1, 2)))
-    angle.set_ylabel("cosine with\nthe fixed one")
-    if not known:
-        words = "not defined: one of the gradients is 0 or not finite"
-        angle.text(0.5, 0.35, words, transform=angle.transAxes, ha="center", va="center", color=GUIDE, fontsize=13)
-        angle.set_yticks([])
-    elif low > 0.99:
-        angle.set_ylim(0.99, 1.001)
-    figure.align_ylabels([share, parts, angle])
-    step_axis(angle, data.steps)
+    for angle in angles:
+        parts.set_xlabel("")
+        line(angle, data.steps, data.cosine, color=DARK, marker="o", markersize=3.5)
+        low = min(known)
+        angle.set_ylim(low - 0.08 * (1 - low), 1 + 0.08 * (1 - low))
+        angle.axhline(1, color=INK, linewidth=1.0, linestyle=(0, (1, 2)))
+        angle.set_ylabel("cosine with\nthe fixed one")
+        step_axis(angle, data.steps)
+    figure.align_ylabels([share, parts, *angles])
     return figure
 
 
+STRAIGHT = 0.999
+"""Two gradients with a larger cosine have one direction: a line at 1 says no more than a sentence."""
+
+
+def _digits(cosine: float) -> str:
+    """A cosine near 1, rounded down.
+
+    >>> _digits(0.99987654), _digits(1.0)
+    ('0.99987', '1')
+    """
+    return "1" if cosine >= 1 else f"{math.floor(cosine * 1e5) / 1e5:.5f}"
+
+
 def _parts(ax: Axes, data: GradientData) -> None:
-    steps: list[float] = list(data.steps)
-    policy, kl = list(data.policy), list(data.kl)
-    label = "optimiser step"
-    if len(steps) > MOST_POINTS:
-        steps, policy, *_ = condensed(data.steps, data.policy)
-        _, kl, *_ = condensed(data.steps, data.kl)
-    if len(steps) <= MARKED:
-        ax.bar(steps, policy, width=0.8 * _gap(steps), color=PALE, edgecolor=GUIDE, linewidth=0.8, label="policy part")
-        ax.bar(
-            steps,
-            kl,
-            bottom=policy,
-            width=0.8 * _gap(steps),
-            color=DARK,
-            label="KL part",
-            hatch="//",
-            edgecolor="white",
-            linewidth=0,
-        )
-    else:
-        ax.stackplot(steps, policy, kl, colors=[PALE, DARK], labels=["policy part", "KL part"])
-        ax.plot(steps, policy, color=GUIDE, linewidth=0.8)
+    """Both parts on a logarithmic axis: on a common linear one a small KL part cannot be seen."""
+    series = {"policy part": (data.policy, GUIDE, "o"), "KL part": (data.kl, DARK, "s")}
+    some = {name: one for name, one in series.items() if any(finite(one[0]))}
+    for name, (values, color, marker) in some.items():
+        shown = [value if value > 0 else math.nan for value in values]
+        zeros = sum(value == 0 for value in values)
+        label = f"{name} (0 in {many(zeros, 'step')})" if zeros else name
+        line(ax, data.steps, shown, color=color, linewidth=1.2, marker=marker, markersize=3.5, label=label)
     ax.set_ylabel("|gradient|, L1\n(log-prob space)")
-    ax.set_ylim(bottom=0)
-    above(ax)
+    if some:
+        ax.set_yscale("log")
+        ax.yaxis.set_major_locator(LogLocator(numticks=6))
+        ax.yaxis.set_minor_locator(NullLocator())
+        ax.yaxis.set_major_formatter(FuncFormatter(lambda size, _: f"{size:.3g}"))
+        ax.set_ylabel("|gradient|, L1 (log)\n(log-prob space)")
+        above(ax)
+    else:
+        ax.set_ylim(0, 1)
     step_axis(ax, data.steps)
-    ax.set_xlabel(label)
-
-
-def _gap(steps: list[float]) -> float:
-    return min((after - before for before, after in pairwise(steps)), default=1.0)

@@ -1,5 +1,6 @@
 """KL: the logged series against the recomputed one, its inversion, and the distribution over tokens."""
 
+import math
 from typing import Any, cast
 
 from matplotlib.axes import Axes
@@ -11,6 +12,7 @@ from rolloutdoctor.views.plots.style import (
     DARK,
     INK,
     MARKED,
+    MOST_POINTS,
     PALE,
     above,
     bars,
@@ -42,12 +44,25 @@ def title(data: KlData) -> str:
     """What the picture says, in a sentence."""
     if not finite(data.recomputed):
         return f"{data.metric or 'KL'}: finite in no step" if data.steps else "No step has a KL metric"
+    apart = _apart(data)
+    if apart is not None and not finite(data.inverted):
+        both = sum(map(math.isfinite, data.logged))
+        told = f"at most {short(apart)} nats apart" if apart else "equal"
+        average = short(mean(data.recomputed))
+        return f"{data.metric}: logged and recomputed are {told} in {many(both, 'step')}, mean {average} nats"
     told = f"mean recomputed {short(mean(data.recomputed))}"
     if finite(data.logged):
         told = f"mean logged {short(mean(data.logged))}, recomputed {short(mean(data.recomputed))}"
     if finite(data.inverted):
         told += f", recovered {short(mean(data.inverted))}"
     return f"{data.metric or 'KL'}: {told} nats"
+
+
+def _apart(data: KlData) -> float | None:
+    """The largest difference of logged and recomputed values where it is too small to be seen; None where it is not."""
+    pairs = [(a, b) for a, b in zip(data.logged, data.recomputed, strict=True) if math.isfinite(a) and math.isfinite(b)]
+    apart = max((abs(a - b) for a, b in pairs), default=math.inf)
+    return apart if apart <= 1e-3 * max((abs(b) for _, b in pairs), default=0.0) else None
 
 
 def draw(data: KlData) -> Figure:
@@ -74,8 +89,12 @@ def _series(ax: Axes, data: KlData) -> None:
     if not known:
         empty(ax, f"no step has a finite {data.metric}" if data.steps else "no step has a KL metric")
         return
-    line(ax, data.steps, data.recomputed, color=DARK, label="recomputed")
-    if finite(data.logged):
+    alike = _apart(data) is not None
+    line(ax, data.steps, data.recomputed, color=DARK, label="logged and recomputed" if alike else "recomputed")
+    if finite(data.logged) and not alike:
+        if len(data.steps) <= MOST_POINTS:
+            look = {"color": ALARM, "alpha": 0.22, "linewidth": 0, "label": "disagreement"}
+            ax.fill_between(data.steps, data.logged, data.recomputed, **cast(Any, look))
         look = _OVERLAY if len(data.steps) > MARKED else _MARKS
         line(ax, data.steps, data.logged, color=ALARM, label="as logged", **look)
     if finite(data.after):
@@ -83,7 +102,7 @@ def _series(ax: Axes, data: KlData) -> None:
     ax.set_ylabel(f"{data.metric}, nats")
     if min(known) >= 0:
         from_zero(ax, known)
-    above(ax, 3)
+    above(ax, 2 if data.fix is not None else 3)
     step_axis(ax, data.steps)
 
 

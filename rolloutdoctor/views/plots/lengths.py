@@ -2,6 +2,7 @@
 
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
+from matplotlib.ticker import MaxNLocator
 
 from rolloutdoctor.results.figures import LengthsData, on_one_grid
 from rolloutdoctor.views.plots.style import (
@@ -19,7 +20,6 @@ from rolloutdoctor.views.plots.style import (
     line,
     log_counts,
     many,
-    mean,
     room,
     say_cut,
     short,
@@ -31,13 +31,20 @@ def title(data: LengthsData) -> str:
     """What the picture says, in a sentence."""
     if not data.lengths.total:
         return "There is no response"
-    told = f"{many(data.lengths.total, 'response')}, median length {short(mean(data.median))} tokens"
+    total = data.lengths.total
+    told = many(total, "response")
+    if data.middle is not None:
+        told += f", median {many(data.middle, 'token')}"
+
+    def share(rows: int) -> str:
+        return f"{rows:,} ({short(100 * rows / total)} %)"
+
     if data.by_status:
-        told += f", {short(100 * mean(data.truncated))} % truncated"
+        told += f"; {share(data.truncated_rows)} truncated"
     elif finite(data.truncated):
-        told += f", {short(100 * mean(data.truncated))} % as long as the longest"
+        told += f"; {share(data.truncated_rows)} as long as the longest"
     if data.ended:
-        told += f", {short(100 * mean(data.ended))} % end with an end token"
+        told += f"; {share(data.ended_rows)} end with an end token"
     return told
 
 
@@ -72,6 +79,7 @@ def _spread(ax: Axes, data: LengthsData) -> None:
     ax.set_xlim(room(bins))
     log_counts(ax)
     say_cut(ax, bins, 0)
+    ax.xaxis.set_major_locator(MaxNLocator(integer=True))
     ax.set_xlabel("response length, tokens")
     ax.set_ylabel("rows per bin\n(log)")
 

@@ -35,7 +35,8 @@ def title(data: MismatchData) -> str:
     told = f"Sampler against trainer on {many(data.tokens, 'token')}"
     if known:
         medians = sorted(one.median for one in known)
-        told += f": median |gap| {short(medians[len(medians) // 2])} nats"
+        ends = short(medians[0]), short(medians[-1])
+        told += f": median |gap| of a step {' to '.join(dict.fromkeys(ends))} nats"
     words = [f"{mark.words} ({mark.code})" for mark in data.marks]
     return "; ".join([told, *words])
 
@@ -51,14 +52,26 @@ def draw(data: MismatchData) -> Figure:
     if not data.tokens:
         empty(figure.add_subplot(), "no trained token has both log-probs")
         return figure
-    panels = "DS\nDP\nDL" if len(data.by_lag) > 1 else "DS\nDP"
-    axes = figure.subplot_mosaic(panels, width_ratios=[1.15, 1])
+    # A panel without a value would be an empty place.
+    some = {"S": _any_known(data.by_step), "P": _any_known(data.by_position)}
+    some["L"] = len(data.by_lag) > 1 and _any_known(data.by_lag)
+    right = [name for name, known in some.items() if known]
+    if len(right) < 2:
+        figure.set_figheight(5.6)
+    panels = "\n".join(f"D{name}" for name in right) or "D"
+    axes = figure.subplot_mosaic(panels, width_ratios=[1.15, 1] if right else [1])
     _density(axes["D"], data)
-    _by_step(axes["S"], data)
-    _by_position(axes["P"], data.by_position)
+    if "S" in axes:
+        _by_step(axes["S"], data)
+    if "P" in axes:
+        _by_position(axes["P"], data.by_position)
     if "L" in axes:
         _by_lag(axes["L"], data.by_lag)
     return figure
+
+
+def _any_known(spreads: Sequence[Spread]) -> bool:
+    return any(math.isfinite(one.median) for one in spreads)
 
 
 def _density(ax: Axes, data: MismatchData) -> None:
@@ -115,9 +128,6 @@ def _sizes(ax: Axes, spreads: Sequence[Spread]) -> None:
 
 def _by_step(ax: Axes, data: MismatchData) -> None:
     steps = [one.first for one in data.by_step]
-    if not any(math.isfinite(one.median) for one in data.by_step):
-        empty(ax, "too few tokens in each step")
-        return
     line(
         ax,
         steps,
@@ -142,9 +152,6 @@ def _positive(size: float) -> float:
 
 def _by_position(ax: Axes, spreads: Sequence[Spread]) -> None:
     known = [one for one in spreads if math.isfinite(one.median)]
-    if not known:
-        empty(ax, "too few tokens at each position")
-        return
     places = list(range(len(known)))
     _range_bars(ax, known, places)
     few = [place for place in places if place % max(1, len(places) // 5) == 0]
@@ -154,9 +161,6 @@ def _by_position(ax: Axes, spreads: Sequence[Spread]) -> None:
 
 def _by_lag(ax: Axes, spreads: Sequence[Spread]) -> None:
     known = [one for one in spreads if math.isfinite(one.median)]
-    if not known:
-        empty(ax, "too few tokens of each lag")
-        return
     _range_bars(ax, known, [one.first for one in known])
     ax.xaxis.set_major_locator(MaxNLocator(integer=True))
     ax.set_xlabel("versions behind the newest of the step")

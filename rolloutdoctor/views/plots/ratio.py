@@ -22,7 +22,6 @@ from rolloutdoctor.views.plots.style import (
     line,
     log_counts,
     many,
-    mean,
     room,
     say_cut,
     short,
@@ -42,11 +41,8 @@ def title(data: RatioData) -> str:
         return "Every token is masked, so there is no importance ratio"
     if not count:
         return f"None of {many(data.log_ratio.nonfinite, 'importance ratio')} is finite"
-    share = 100 * data.outside / count
-    told = f"{short(share)} % of {many(count, 'importance ratio')} are outside the clip range"
-    if finite(data.mean_gap):
-        told += f"; mean |gap| {short(mean(data.mean_gap))} nats"
-    return told
+    share = short(100 * data.outside / count)
+    return f"{data.outside:,} of {many(count, 'importance ratio')} ({share} %) are outside the clip range"
 
 
 def draw(data: RatioData) -> Figure:
@@ -57,6 +53,13 @@ def draw(data: RatioData) -> Figure:
     else:
         note += "; no rollout_log_probs (or old_log_probs) in the run, so no gap to the sampler"
     figure = blank(title(data), note, 7.2)
+    if _all_one(data.log_ratio) and data.fix is None:
+        if data.gap is None:
+            empty(figure.add_subplot(), "the policy is the very one that the ratios compare it with")
+        else:
+            figure.set_figheight(4.6)
+            _gap(figure.add_subplot(), data)
+        return figure
     axes = figure.subplot_mosaic("AB\nCC" if data.gap is not None else "AA\nCC", height_ratios=[1.4, 1])
     _ratios(axes["A"], data)
     if data.gap is not None:

@@ -3,6 +3,7 @@
 import math
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
+from textwrap import wrap
 from typing import Any, cast
 
 import matplotlib as mpl
@@ -81,9 +82,9 @@ class DisplayedFigure(Figure):
 def blank(title: str, note: str = "", height: float = 5.6) -> Figure:
     """An empty figure with its sentence on top and, below, what the numbers are."""
     figure = DisplayedFigure(figsize=(10, height), layout="constrained")
-    figure.suptitle(title, x=0.012, ha="left", fontsize=15, fontweight="bold", wrap=True)
+    figure.suptitle("\n".join(wrap(title, 74)), x=0.012, ha="left", fontsize=15, fontweight="bold")
     if note:
-        figure.supxlabel(note, x=0.012, ha="left", fontsize=10.5, wrap=True)
+        figure.supxlabel("\n".join(wrap(note, 112)), x=0.012, ha="left", fontsize=10.5)
     return figure
 
 
@@ -188,6 +189,25 @@ def words_alone(figure: Figure) -> str | None:
     if any(ax.get_label() != _EMPTY for ax in figure.axes):
         return None
     return "; ".join(text.get_text() for ax in figure.axes for text in ax.texts)
+
+
+def stems(ax: Axes, steps: Sequence[int], values: Sequence[float], **look: Any) -> None:  # noqa: ANN401
+    """Draw a stem for each value that is not 0; of a long series for the largest of neighbouring steps."""
+    places: Sequence[float] = steps
+    if len(steps) > MOST_POINTS:
+        places, _, _, values = condensed(steps, values)
+    some = [(place, value) for place, value in zip(places, values, strict=True) if math.isfinite(value) and value]
+    ax.axhline(0, color=GUIDE, linewidth=0.8)
+    ax.vlines([place for place, _ in some], 0, [value for _, value in some], linewidth=2.0, **look)
+    size = 4.0 if len(some) <= MARKED else 0.0
+    ax.plot(
+        [place for place, _ in some],
+        [value for _, value in some],
+        linestyle="none",
+        marker="o",
+        markersize=size,
+        **look,
+    )
 
 
 def from_zero(ax: Axes, values: Sequence[float]) -> None:

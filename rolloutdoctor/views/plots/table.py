@@ -13,7 +13,7 @@ from rolloutdoctor.results.errors import UsageError, nearest
 from rolloutdoctor.results.figures import PictureData
 from rolloutdoctor.results.run_comparison import RunComparison
 from rolloutdoctor.views.plots import advantages, baseline, compare, gradient, kl, lengths, mismatch, ratio
-from rolloutdoctor.views.plots.style import plain_numbers, styled
+from rolloutdoctor.views.plots.style import plain_numbers, styled, words_alone
 
 Draw = Callable[[Any], Figure]
 """Takes the data of its own picture."""
@@ -44,6 +44,9 @@ PICTURES: dict[str, Picture] = {
     "lengths": Picture(lengths.draw, lengths.title),
 }
 
+SENTENCE = 1.7
+"""Height in inches of a picture in which there is nothing to be seen: its title, and why."""
+
 SUFFIXES = {".png": "png", ".svg": "svg", ".pdf": "pdf"}
 
 
@@ -68,6 +71,8 @@ def figure_of(kind: str, data: PictureData, *, by_step: bool = False) -> Figure:
     with styled():
         figure = picture.draw(data) if not by_step or picture.by_step is None else picture.by_step(data)
         plain_numbers(figure)
+        if words_alone(figure) is not None:
+            figure.set_figheight(SENTENCE)
     return figure
 
 
