@@ -1,6 +1,6 @@
 """Add up what rules measure: each step becomes a small state, and states add up."""
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field, replace
 from functools import reduce
 from operator import add
@@ -49,16 +49,22 @@ class RuleState:
     rest: ExactTotal | None = None
 
     def __add__(self, other: "RuleState") -> "RuleState":
-        steps = sorted((*self.steps, *other.steps), key=lambda entry: entry[0])
-        examples = sorted((*self.examples, *other.examples), key=_worst_first)[:KEEP_EXAMPLES]
-        every = _spacing([key.step for key, _ in steps], max(self.every, other.every))
+        every = max(self.every, other.every)
+        kept: list[tuple[StepKey, Any]] = []
+        dropped: list[Any] = []
+        for part in (self, other):
+            _divide(part.steps, every if part.every < every else 1, kept, dropped)
+        while len(kept) > KEEP_STEPS:
+            every *= 2
+            entries, kept = kept, []
+            _divide(entries, every, kept, dropped)
+        if self.steps and other.steps and self.steps[-1][0] > other.steps[0][0]:
+            kept.sort(key=lambda entry: entry[0])
         rests = [rest for rest in (self.rest, other.rest) if rest is not None]
-        dropped = [tally for key, tally in steps if not _is_kept(key.step, every)]
-        if dropped:
-            rests.append(ExactTotal.of(dropped, type(dropped[0])))
-            steps = [entry for entry in steps if _is_kept(entry[0].step, every)]
-        rest = reduce(add, rests) if rests else None
-        return RuleState(tuple(steps), tuple(examples), self.skipped_steps + other.skipped_steps, every, rest)
+        rests += [ExactTotal.of(dropped, type(dropped[0]))] if dropped else []
+        examples = sorted((*self.examples, *other.examples), key=_worst_first)[:KEEP_EXAMPLES]
+        skipped = self.skipped_steps + other.skipped_steps
+        return RuleState(tuple(kept), tuple(examples), skipped, every, reduce(add, rests) if rests else None)
 
     def total(self) -> "RuleState":
         """Return the state without its series, all tallies in its total."""
@@ -73,11 +79,15 @@ class RuleState:
         return not self.steps and self.rest is None
 
 
-def _spacing(steps: list[int], every: int) -> int:
-    """The smallest power of two, from `every` on, that leaves few enough steps."""
-    while len(steps) > KEEP_STEPS and sum(_is_kept(step, every) for step in steps) > KEEP_STEPS:
-        every *= 2
-    return every
+def _divide(
+    entries: Iterable[tuple[StepKey, Any]], every: int, kept: list[tuple[StepKey, Any]], dropped: list[Any]
+) -> None:
+    """Add the steps that are among one in `every` to those that are kept, and the tallies of the others to the rest."""
+    for entry in entries:
+        if _is_kept(entry[0].step, every):
+            kept.append(entry)
+        else:
+            dropped.append(entry[1])
 
 
 def _is_kept(step: int, every: int) -> bool:

@@ -115,27 +115,24 @@ def logged_names(metrics: LoggedMetrics) -> dict[str, LoggedNames]:
 
 
 class StepTexts:
-    """Texts of the tallies of single steps, kept from one time that a state is written to the next.
+    """Texts of the series of each rule, kept from one time that a state is written to the next.
 
     A run that goes on writes its state after each step, and nearly all that is in it was written before.
     """
 
     def __init__(self) -> None:
-        self._known: dict[int, tuple[object, str]] = {}
-        self._used: dict[int, tuple[object, str]] = {}
+        self._known: dict[str, tuple[tuple[tuple[StepKey, Any], ...], str]] = {}
 
-    def text(self, key: StepKey, tally: object) -> str:
-        """Return the JSON of a step's tally: step, split and its values in the order of its fields."""
-        found = self._known.get(id(tally))
-        if found is None or found[0] is not tally:
-            values = list(record(tally).values())
-            found = (tally, json_text([key.step, key.split, *values], compact=True))
-        self._used[id(tally)] = found
-        return found[1]
-
-    def done(self) -> None:
-        """Forget what the state did not hold any more."""
-        self._known, self._used = self._used, {}
+    def text(self, code: str, steps: tuple[tuple[StepKey, Any], ...]) -> str:
+        """Return the JSON of the steps of a rule: step, split, and the values of the tally by its fields."""
+        before, text = self._known.get(code, ((), ""))
+        # Mostly the very same objects, of which a comparison of tuples looks no further.
+        if steps[: len(before)] != before:
+            before, text = (), ""
+        new = [json_text([*key, *record(tally).values()], compact=True) for key, tally in steps[len(before) :]]
+        text = ",".join([text, *new] if text else new)
+        self._known[code] = (steps, text)
+        return text
 
 
 def dumped(saved: SavedState, texts: StepTexts | None = None) -> str:
@@ -147,14 +144,14 @@ def dumped(saved: SavedState, texts: StepTexts | None = None) -> str:
     """
     texts = texts or StepTexts()
     body = json_text(_without_rules(saved), compact=True)
-    rules = [f"{json_text(code)}:{_rule_text(one, texts)}" for code, one in saved.state.rules.items()]
-    texts.done()
+    rules = [
+        f"{json_text(code)}:{_rule_text(one, texts.text(code, one.steps))}" for code, one in saved.state.rules.items()
+    ]
     # The state comes last, and the rules last in it.
     return f'{body[:-2]},"rules":{{{",".join(rules)}}}}}}}\n'
 
 
-def _rule_text(state: RuleState, texts: StepTexts) -> str:
-    steps = ",".join(texts.text(key, tally) for key, tally in state.steps)
+def _rule_text(state: RuleState, steps: str) -> str:
     rest = {
         "fields": [one.name for one in fields(state.steps[0][1])] if state.steps else [],
         "examples": [record(example) for example in state.examples],

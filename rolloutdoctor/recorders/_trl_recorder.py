@@ -69,6 +69,11 @@ class Recorder:
         self._forget = close_at_exit(self.close)
         self._install()
 
+    @property
+    def journal_path(self) -> Path:
+        """Where the recording is while it goes on."""
+        return self._writer.journal_path
+
     def close(self) -> None:
         """Complete the files and leave the trainer as it was; does nothing the second time."""
         if not self.recording:
@@ -235,6 +240,9 @@ class Recorder:
         split = "train" if "train_runtime" in logs else self._split()
         values: dict[str, float | None] = {}
         for name, value in logs.items():
+            if name.startswith("rolloutdoctor/"):
+                # Not the trainer's: what was found so far.
+                continue
             if split == "eval":
                 name = name.removeprefix("eval_")
             if value is None:

@@ -1,8 +1,9 @@
 """A week's worth of small steps, followed as they come: time, memory and size of the state by thousands of steps.
 
-    PYTHONPATH=. python tests/benchmarks/following.py [STEPS] [STEPS_A_LOOK]
+    PYTHONPATH=. python tests/benchmarks/following.py [STEPS] [STEPS_A_LOOK] [RULE...]
 
-A journal gets some steps, and the follower looks, again and again; each look judges, and keeps the state.
+A journal gets some steps, and the follower looks, again and again; each look judges, and keeps the state. Times are
+those of the processor.
 """
 
 import resource
@@ -25,6 +26,7 @@ from rolloutdoctor.engine.options import CheckOptions
 from rolloutdoctor.io.write.journal import JournalWriter
 from rolloutdoctor.io.write.run_table import run_table
 from rolloutdoctor.io.write.writer import metrics_table
+from rolloutdoctor.rules.table import pick
 
 EVERY = 1000
 
@@ -53,7 +55,7 @@ def resident():
     return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 1024
 
 
-def main(steps, at_once):
+def main(steps, at_once, *rules):
     """Print a line for every thousand steps."""
     folder = Path(tempfile.mkdtemp())
     journal = JournalWriter(folder / "run.parquet", growing.METADATA)
@@ -61,16 +63,21 @@ def main(steps, at_once):
     spent = {"keep": 0.0, "bytes": 0}
 
     def keep(kept):
-        begin = time.perf_counter()
+        begin = time.process_time()
         text = kept.text()
         state.write_text(text)
         spent["bytes"] = len(text)
-        spent["keep"] += time.perf_counter() - begin
+        spent["keep"] += time.process_time() - begin
 
     followed = Followed([str(folder / "run.parquet.journal")], None, ConvertOptions(), print)
     lines = []
     follower = Follower(
-        followed, CheckOptions(), Kept(), keep=keep, tell=print, say=lambda change: lines.append(change.line)
+        followed,
+        CheckOptions(rules=pick(rules, [])),
+        Kept(),
+        keep=keep,
+        tell=print,
+        say=lambda change: lines.append(change.line),
     )
     print("steps   ms per step   of it keeping   MB resident   MB state   findings said", flush=True)
     begin, before = 0.0, 0
@@ -79,10 +86,10 @@ def main(steps, at_once):
         logs = {"reward": growing.logged(step)["reward"], "learning_rate": 1e-6}
         journal.append(metrics_table(step, "train", logs))
         if step % at_once == 0:
-            start = time.perf_counter()
+            start = time.process_time()
             follower.look()
             follower.count()
-            begin += time.perf_counter() - start
+            begin += time.process_time() - start
         if step % EVERY == 0:
             each, kept = 1000 * begin / (step - before), 1000 * spent["keep"] / (step - before)
             size = spent["bytes"] / 1e6
@@ -92,8 +99,8 @@ def main(steps, at_once):
 
 
 if __name__ == "__main__":
-    words = [int(word) for word in sys.argv[1:]] + [20_000, 50][len(sys.argv) - 1 :]
-    found = main(*words)
+    numbers = [int(word) for word in sys.argv[1:3]]
+    found = main(*numbers, *[20_000, 100][len(numbers) :], *sys.argv[3:])
     sizes = {}
     for code, one in found._state.rules.items():
         if one.rest is not None:

@@ -10,12 +10,15 @@ import pytest
 
 from rolloutdoctor.commands.check import report_of
 from rolloutdoctor.commands.merge import merged, saved_state
+from rolloutdoctor.data.batch import StepKey
 from rolloutdoctor.engine import accumulate
+from rolloutdoctor.engine.accumulate import RuleState
 from rolloutdoctor.engine.options import CheckOptions
 from rolloutdoctor.engine.prepare import prepare
 from rolloutdoctor.engine.serial import measure
 from rolloutdoctor.engine.state_file import dumped, load_state
 from rolloutdoctor.io.run import StepRange, open_run
+from rolloutdoctor.ops.tally import Sums
 
 STEPS = 37
 
@@ -75,7 +78,9 @@ def test_totals_are_those_of_all_steps(prepared, monkeypatch):
 @pytest.mark.parametrize(("first", "stride"), [(0, 1), (1, 2), (7, 10), (3, 64), (1, 1024)])
 def test_steps_of_any_stride_are_kept_evenly(first, stride):
     steps = range(first, first + 20_000 * stride, stride)
-    every = accumulate._spacing(list(steps), 1)
-    kept = [place for place, step in enumerate(steps) if accumulate._is_kept(step, every)]
+    state = RuleState()
+    for start in range(0, len(steps), 1000):
+        state += RuleState(tuple((StepKey(step, "train"), Sums()) for step in steps[start : start + 1000]))
+    kept, every = [steps.index(key.step) for key, _ in state.steps], state.every
     assert accumulate.KEEP_STEPS / 3 < len(kept) <= accumulate.KEEP_STEPS
     assert max(later - earlier for earlier, later in itertools.pairwise(kept)) < 4 * every

@@ -55,9 +55,11 @@ class Follower:
         keep: writes what was counted.
         tell: called with sentences for the user.
         say: called with each change of the findings.
+        causes: False not to look for the causes of disagreements, which takes longer than all the rest.
 
     Attributes:
         counted: the steps that were counted.
+        latest: what was found by what was counted last; None before anything was counted in this process.
     """
 
     def __init__(
@@ -69,9 +71,12 @@ class Follower:
         keep: Callable[[Kept], None],
         tell: Callable[[str], None],
         say: Callable[[Change], None],
+        causes: bool = True,
     ) -> None:
+        self._looks_for_causes = causes
         self._followed, self._options, self._kept = followed, _as_identified(options, kept), kept
         self._keep, self._tell, self._say = keep, tell, say
+        self.latest: Report | None = None
         self._feed: Feed | None = None
         self._prepared: PreparedRun | None = None
         self._state = RunState() if kept.saved is None else kept.saved.state
@@ -99,11 +104,12 @@ class Follower:
         self._feed = feed
         return feed is not None and (feed.changed() or is_new)
 
-    def count(self, *, ended: bool = False) -> int:
+    def count(self, *, ended: bool = False, most: int | None = None) -> int:
         """Count all steps that are whole; return how many.
 
         Args:
             ended: True if nothing more will come.
+            most: count so many of the latest, and pass over the others; None: all.
 
         Raises:
             InputError: if a file cannot be read, or is of another run than what was counted.
@@ -119,6 +125,7 @@ class Follower:
                     break
                 prepared = prepare(fresh.run, self._options)
                 is_restarted = self._must_restart(prepared)
+                ready = ready if most is None else ready[-most:]
                 while ready and not is_restarted:
                     chosen, ready = ready[: self._chunk], ready[self._chunk :]
                     self._count(prepared, chosen)
@@ -126,6 +133,8 @@ class Follower:
                     total += len(chosen)
             if is_restarted:
                 self._restart()
+            elif most is not None:
+                break
         return total
 
     def _wanted(self, fresh: Fresh) -> list[StepKey]:
@@ -237,7 +246,8 @@ class Follower:
         self._keep(self._kept)
         counted = len(self._state.seen)
         step = self._state.seen[-1].step
-        found = list(changes(self._judged(self._total), self._kept.told, step, counted))
+        self.latest = self._judged(self._total)
+        found = list(changes(self.latest, self._kept.told, step, counted))
         for change in found:
             self._say(change)
         if found:
@@ -280,7 +290,7 @@ class Follower:
         """Explain what disagrees, by the steps around the first disagreement; None if nothing does."""
         audit = self._state.audit
         off = {name: tally for name, tally in audit.items() if tally.disagree}
-        if not off:
+        if not off or not self._looks_for_causes:
             return None
         if frozenset(off) == self._diagnosed[0]:
             return self._diagnosed[1]
