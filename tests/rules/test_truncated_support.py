@@ -3,10 +3,12 @@ from rules.checking import outcomes, report_on, values
 from rules.sampling import run
 from rules.test_sampler_mismatch import CLEAN
 
+from rolloutdoctor.engine.configure import configure
+from rolloutdoctor.io.metadata import RunMetadata
 from rolloutdoctor.results.findings import Setting, Severity
 from rolloutdoctor.rules.base import Context, sampling_option
 from rolloutdoctor.rules.truncated_support import TruncatedSupport
-from rolloutdoctor.trainers.options import Config
+from rolloutdoctor.trainers.options import Config, Layer
 
 CODE = "RDO004"
 
@@ -85,3 +87,26 @@ def test_what_the_run_records():
     assert sampling_option(recorded(**{"actor_rollout_ref.rollout.val_kwargs.top_p": 0.9}), "top_p") is None
     default = Context(frozenset(), config=Config((1, 0, 0), {"top_p": Setting(1.0, "default of trl 1.16.0")}))
     assert sampling_option(default, "top_p") is None
+
+
+@pytest.mark.parametrize(
+    ("trainer", "options"),
+    [
+        ("trl", {"top_p": 0.9, "temperature": 0.7}),
+        ("trl-rloo", {"top_p": 0.9, "temperature": 0.7}),
+        ("verl", {"algorithm.adv_estimator": "grpo", "rollout.top_p": 0.9, "rollout.temperature": 0.7}),
+        ("slime", {"advantage_estimator": "grpo", "rollout_top_p": 0.9, "rollout_temperature": 0.7}),
+    ],
+)
+def test_every_trainer_says_how_it_samples(trainer, options):
+    configured = configure(RunMetadata(), trainer, [Layer("--set", options)])
+    context = Context(frozenset(), config=configured.config)
+    assert [sampling_option(context, name) for name in ("top_p", "temperature", "top_k")] == [0.9, 0.7, None]
+
+
+def test_a_recorded_cut_confirms_it():
+    batches = [one.batch() for one in run(4, top_p=0.9)]
+    report = report_on(batches, trainer="trl", select=[CODE], top_p=0.9)
+    (found,) = report.findings
+    assert found.verdict == "confirmed"
+    assert "the run records top_p = 0.9" in found.message

@@ -150,6 +150,9 @@ OPTIONS = (
         decides=False,
     ),
     Option("n_samples_per_prompt", "integer", 1, "responses per prompt", low=1, decides=False),
+    Option("rollout_temperature", "number", 1.0, "of the sampler, and of the trainer's log-probs", decides=False),
+    Option("rollout_top_p", "number", 1.0, "probability that the sampler keeps", decides=False),
+    Option("rollout_top_k", "integer", -1, "tokens that the sampler keeps; -1: all", decides=False),
 )
 
 

@@ -87,6 +87,17 @@ OPTIONS = (
             ("vespo_lambda_neg", 2.0, "decay of vespo's weight for negative advantages", "vespo"),
         )
     ),
+    Option("temperature", "number", 1.0, "of the sampler; logits are divided by it for every log-prob", decides=False),
+    Option("top_p", "number", 1.0, "probability that the sampler keeps", decides=False),
+    Option("top_k", "integer", 0, "tokens that the sampler keeps; 0: all", optional=True, decides=False),
+    Option(
+        "min_p",
+        "number",
+        None,
+        "share of the largest probability below which the sampler drops a token; null: none",
+        optional=True,
+        decides=False,
+    ),
     Option("use_vllm", "flag", False, "sample with vLLM", decides=False),
     Option(
         "vllm_importance_sampling_correction",

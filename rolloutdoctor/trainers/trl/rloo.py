@@ -40,6 +40,10 @@ OPTIONS = (
     _SHARED["steps_per_generation"],
     _SHARED["num_iterations"],
     _SHARED["logging_steps"],
+    _SHARED["temperature"],
+    _SHARED["top_p"],
+    _SHARED["top_k"],
+    _SHARED["min_p"],
     Option("use_vllm", "flag", False, "sample with vLLM; RLOO applies no importance weights for it", decides=False),
     _SHARED["router_aux_loss_coef"],
 )

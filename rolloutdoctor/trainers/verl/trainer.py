@@ -98,6 +98,15 @@ OPTIONS = (
     Option(f"{_ACTOR}.ppo_mini_batch_size", "integer", 256, "prompts per mini-batch", low=1, decides=False),
     Option("actor_rollout_ref.rollout.n", "integer", None, "responses per prompt", low=1, optional=True, decides=False),
     Option(
+        "actor_rollout_ref.rollout.temperature",
+        "number",
+        1.0,
+        "of the sampler; the actor divides its logits by it",
+        decides=False,
+    ),
+    Option("actor_rollout_ref.rollout.top_p", "number", 1.0, "probability that the sampler keeps", decides=False),
+    Option("actor_rollout_ref.rollout.top_k", "integer", -1, "tokens that the sampler keeps; -1: all", decides=False),
+    Option(
         "critic.cliprange_value",
         "number",
         0.5,
