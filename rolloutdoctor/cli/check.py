@@ -10,6 +10,7 @@ from rolloutdoctor.cli import dumps, verdict
 from rolloutdoctor.cli import follow as following
 from rolloutdoctor.cli import options as opt
 from rolloutdoctor.cli.border import guarded
+from rolloutdoctor.cli.each import check_several
 from rolloutdoctor.results.errors import UsageError
 
 if TYPE_CHECKING:
@@ -46,6 +47,9 @@ def check(
     output_file: opt.OutputOption = None,
     fail_on: verdict.FailOnOption = opt.FailOn.error,
     exit_zero: verdict.ExitZeroOption = False,
+    each: Annotated[
+        bool, typer.Option("--each", help="Several runs: folders and patterns give one line for each run.")
+    ] = False,
     workers: verdict.WorkersOption = 1,
     save_state: Annotated[
         str | None,
@@ -88,11 +92,16 @@ def check(
     from rolloutdoctor.views.histogram import histograms
     from rolloutdoctor.views.table import RENDERERS
 
+    if each and (follow or save_state is not None or workers > 1 or baseline or write_baseline):
+        raise UsageError(
+            "--each checks one run after the other: leave --follow, --save-state, --workers, --baseline and "
+            "--write-baseline out"
+        )
     if not follow:
         following.refuse_unless_followed(state=state_file, on_finding=on_finding, until_idle=until_idle, every=every)
     elif workers > 1:
         raise UsageError("--follow takes one process; leave --workers out")
-    run = None if follow else dumps.opened(paths, trainer, dump, quiet=quiet, text=True, logs_alone=True)
+    run = None if follow or each else dumps.opened(paths, trainer, dump, quiet=quiet, text=True, logs_alone=True)
     check_target(output_file, "--output-file")
     check_target(save_state)
     check_target(write_baseline)
@@ -110,6 +119,19 @@ def check(
     )
     fails = None if fail_on is opt.FailOn.never else Severity[fail_on.value.upper()]
     style = replace(opt.style_of(color, to_file=output_file is not None, verbose=verbose), fail_at=fails, quiet=quiet)
+    if each:
+        code = check_several(
+            paths,
+            dump,
+            options,
+            format_=format_,
+            output_file=output_file,
+            fail_on=fail_on,
+            exit_zero=exit_zero,
+            must_test=must_test,
+            style=style,
+        )
+        raise SystemExit(code)
 
     def finish(report: "Report", gallery: Gallery | None = None) -> int:
         report, new = base.held_against(report, known)

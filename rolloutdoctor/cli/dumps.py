@@ -4,6 +4,7 @@ import functools
 import inspect
 import tomllib
 from collections.abc import Callable
+from contextlib import AbstractContextManager
 from dataclasses import replace
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -127,6 +128,21 @@ def opened(
         text: True if prompts and responses of a dump are wanted.
         logs_alone: True if logged metrics will do without rollouts.
     """
+    run = until_the_end(opening(paths, trainer, dump, quiet=quiet, text=text, logs_alone=logs_alone))
+    note_run(run)
+    return run
+
+
+def opening(
+    paths: list[str],
+    trainer: str | None,
+    dump: "ConvertOptions",
+    *,
+    quiet: bool = False,
+    text: bool = False,
+    logs_alone: bool = False,
+) -> "AbstractContextManager[Run]":
+    """Open a run as `opened` does, until the context ends."""
     from rolloutdoctor.cli.progress import bytes_bar
     from rolloutdoctor.commands.convert import open_any
     from rolloutdoctor.io.write.scratch import sweep_scratch
@@ -137,15 +153,11 @@ def opened(
         if not quiet:
             say(sentence)
 
-    run = until_the_end(
-        open_any(
-            paths,
-            trainer=(trainer or "").partition("@")[0] or None,
-            options=replace(dump, text=text),
-            tell=tell,
-            progress=lambda: bytes_bar(quiet=quiet),
-            logs_alone=logs_alone,
-        )
+    return open_any(
+        paths,
+        trainer=(trainer or "").partition("@")[0] or None,
+        options=replace(dump, text=text),
+        tell=tell,
+        progress=lambda: bytes_bar(quiet=quiet),
+        logs_alone=logs_alone,
     )
-    note_run(run)
-    return run

@@ -11,6 +11,7 @@ from rolloutdoctor.audit.tally import AuditTally, QuantityTally, add_tallies
 from rolloutdoctor.audit.windows import OpenWindows, join, opened
 from rolloutdoctor.data.batch import RolloutBatch, StepKey
 from rolloutdoctor.data.windows import window_of
+from rolloutdoctor.engine.group_sizes import check_group_sizes
 from rolloutdoctor.engine.plan import Plan
 from rolloutdoctor.engine.run_steps import AS_CONFIGURED, EvaluatedStep, StepConsumer
 from rolloutdoctor.evaluation.token_measures import TokenMeasure
@@ -194,8 +195,13 @@ class RuleAccumulator(StepConsumer):
         return batch.has(*self._needs[rule.code]) and not batch.lacks(self._reads[rule.code])
 
     def add(self, step: EvaluatedStep) -> None:
-        """Let every rule measure a step."""
+        """Let every rule measure a step.
+
+        Raises:
+            InputError: if its groups are those of several runs.
+        """
         batch = step.batch
+        check_group_sizes(batch, self.plan.context)
         self._seen.append(batch.key)
         groups = 0 if batch.groups is None else len(batch.groups)
         for position, count in enumerate((len(batch), 1, groups, batch.tokens)):

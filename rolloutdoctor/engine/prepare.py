@@ -106,7 +106,8 @@ def context_for(
 
 def run_context(run: Run, metrics: LoggedMetrics, configured: Configured | None) -> Context:
     """What is known of a run, given those of its logged metrics that can be compared with one step."""
-    return whole_context(run.columns, run.metadata, metrics, configured, has_rows=not run.metrics_only)
+    context = whole_context(run.columns, run.metadata, metrics, configured, has_rows=not run.metrics_only)
+    return replace(context, files=run.files)
 
 
 def whole_context(

@@ -2,6 +2,7 @@
 
 import io
 import json
+import math
 from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from itertools import pairwise
@@ -108,6 +109,47 @@ def read_metrics(sources: Sequence[Source]) -> LoggedMetrics:
         for key, name, value in rows:
             values.setdefault(key, {})[name] = value
     return LoggedMetrics(values)
+
+
+_RESUMED = 0.5
+"""Two tables of which at most this share of the shorter one's steps is in both may be a run that was resumed."""
+
+
+def check_one_log(tables: Sequence[tuple[str, LoggedMetrics]]) -> None:
+    """Refuse tables of metrics that are of different runs: most of their steps are the same, and their values are not.
+
+    Args:
+        tables: name and content of each.
+
+    Raises:
+        InputError: if two of them are.
+    """
+    seen: dict[StepKey, int] = {}
+    shared: Counter[tuple[int, int]] = Counter()
+    conflicts: dict[tuple[int, int], tuple[StepKey, str]] = {}
+    for number, (_, table) in enumerate(tables):
+        for key in table.steps():
+            first = seen.setdefault(key, number)
+            if first == number:
+                continue
+            shared[first, number] += 1
+            mine, other = tables[first][1].at(key), table.at(key)
+            name = next((name for name in sorted(mine.keys() & other.keys()) if _differ(mine[name], other[name])), None)
+            if name is not None:
+                conflicts.setdefault((first, number), (key, name))
+    for (first, second), (key, name) in conflicts.items():
+        shorter = min(len(tables[number][1].steps()) for number in (first, second))
+        if shared[first, second] > _RESUMED * shorter:
+            values = [tables[number][1].at(key)[name] for number in (first, second)]
+            raise InputError(
+                f"{tables[first][0]} and {tables[second][0]} are not of one run: {name} at step {key.step} is "
+                f"{values[0]:g} in the first and {values[1]:g} in the second; "
+                "give one of them, or check them with --each"
+            )
+
+
+def _differ(a: float, b: float) -> bool:
+    return a != b and not (math.isnan(a) and math.isnan(b))
 
 
 def _parquet_rows(source: Source) -> Iterator[tuple[StepKey, str, float]]:

@@ -13,7 +13,7 @@ from rolloutdoctor.data.batch import RolloutBatch, StepKey
 from rolloutdoctor.io.locations.paths import Source, expand
 from rolloutdoctor.io.locations.targets import Target
 from rolloutdoctor.io.metadata import RunMetadata
-from rolloutdoctor.io.metrics import LoggedMetrics, read_metrics
+from rolloutdoctor.io.metrics import LoggedMetrics, check_one_log, read_metrics
 from rolloutdoctor.io.parquet.columns import NO_ALIASES, TrainerAliases
 from rolloutdoctor.io.parquet.files import OpenFile, RunFile, read_footer, reading
 from rolloutdoctor.io.parquet.index import KEY_COLUMNS, Index, RowGroup, build_index, read_keys, rows_by_key
@@ -45,7 +45,10 @@ def open_run(
     """
     found = expand(paths)
     files = [read_footer(source, trainer, aliases) for source in found.files]
-    return Run(files, agreed_metadata(files), read_metrics(found.metrics), beside=found.metrics)
+    metadata = agreed_metadata(files)
+    if len(found.files) > 1 and len(found.metrics) > 1:
+        check_one_log([(source.name, read_metrics([source])) for source in found.metrics])
+    return Run(files, metadata, read_metrics(found.metrics), beside=found.metrics)
 
 
 class Run:
@@ -273,7 +276,7 @@ def agreed_metadata(files: Sequence[RunFile]) -> RunMetadata:
                 raise InputError(
                     f"{first.name} and {other.name} are not of one run: {option} is "
                     f"{said.get(option, _UNSET)} in the first and {says.get(option, _UNSET)} in the second; "
-                    "check them one by one"
+                    "give one of them, or check them with --each"
                 )
     return first.metadata
 

@@ -36,6 +36,7 @@ class Context:
 
     Attributes:
         columns: canonical columns of the run.
+        files: names of its files.
         metrics: names of the logged metrics.
         trainer: who made the run, or None if nothing says.
         config: its configuration, or None.
@@ -58,6 +59,7 @@ class Context:
     """
 
     columns: frozenset[str]
+    files: tuple[str, ...] = ()
     metrics: frozenset[str] = frozenset()
     trainer: "Trainer | None" = None
     config: "Config | None" = None

@@ -131,6 +131,7 @@ class Trainer:
         loss_metric: the metric that best shows the loss.
         grad_norm_metric: the metric that holds the norm of the parameters' gradient.
         aliases: its names of columns that mean another column, or none, in files of other trainers.
+        group_options: split to the option that says how many responses a prompt gets.
         group_size: how many rows a group of a split should have under a configuration, or None if anything goes.
         must_state: the options that are too much to assume, each with a common value.
         log_file: its own log of numbers, in words; None if it has none of its own.
@@ -169,6 +170,7 @@ class Trainer:
     loss_metric: str
     grad_norm_metric: str
     group_size: Callable[[Config, str], int | None]
+    group_options: Mapping[str, str] = field(default_factory=dict)
     aliases: Mapping[str, str] = field(default_factory=dict)
     must_state: Mapping[str, object] = field(default_factory=dict)
     log_file: str | None = None

@@ -13,12 +13,12 @@ SCHEMA_VERSION = 1
 
 def as_json(report: Report, style: Style) -> str:
     """Render the whole report as one JSON object."""
-    return json_text(_body(report), indent=2, ascii_only=not style.unicode) + "\n"
+    return json_text(report_body(report), indent=2, ascii_only=not style.unicode) + "\n"
 
 
 def as_json_lines(report: Report, style: Style) -> str:
     """Render one JSON object a line: the run, then what became of every rule, each with its type."""
-    body = _body(report)
+    body = report_body(report)
     findings, clean = body.pop("findings"), body.pop("clean")
     not_applicable, skipped = body.pop("not_applicable"), body.pop("skipped")
 
@@ -36,7 +36,8 @@ def as_json_lines(report: Report, style: Style) -> str:
     return "".join(json_text(line, ascii_only=not style.unicode) + "\n" for line in lines())
 
 
-def _body(report: Report) -> dict[str, Any]:
+def report_body(report: Report) -> dict[str, Any]:
+    """Return the report as the JSON object that programs read."""
     return {
         "schema_version": SCHEMA_VERSION,
         "rolloutdoctor": report.version,

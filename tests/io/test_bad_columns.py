@@ -89,7 +89,7 @@ def test_files_of_different_runs(second, option, values):
     write("a.parquet", step=[0], metadata=RunMetadata("trl", "1.0", {"beta": 0.1}))
     write("b.parquet", step=[1], metadata=second)
     assert refusal("a.parquet", "b.parquet") == (
-        f"a.parquet and b.parquet are not of one run: {option} is {values}; check them one by one"
+        f"a.parquet and b.parquet are not of one run: {option} is {values}; give one of them, or check them with --each"
     )
 
 

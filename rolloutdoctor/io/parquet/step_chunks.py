@@ -351,5 +351,7 @@ def _duplicate(chunks: Sequence[StepChunk], code_N: np.ndarray, names: pa.Array)
     at = f"rows {row} and {again}" if early.file is late.file else f"row {row} and {late.file.name}, row {again}"
     return DataError(
         f"{early.place('sample_id').file}: column {early.place('sample_id').label}, {at}: "
-        f"{names[int(code_N[second])].as_py()!r} twice in one step and split; give every row a key of its own"
+        f"{names[int(code_N[second])].as_py()!r} twice in one step and split; "
+        + ("" if early.file is late.file else "if the files are several runs, check them with --each; if not, ")
+        + "give every row a key of its own"
     )

@@ -360,6 +360,7 @@ TRAINER = Trainer(
     loss_metric="train/loss",
     grad_norm_metric="train/grad_norm",
     group_size=group_size,
+    group_options={"train": "n_samples_per_prompt"},
     stored_kl=StoredKl("rollout/kl", rollout_mean),
     aliases={"log_probs": "old_log_probs"},
     parts={

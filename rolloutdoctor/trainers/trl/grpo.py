@@ -262,6 +262,7 @@ TRAINER = Trainer(
     log_file="trainer_state.json",
     masks_by_product=True,
     group_size=group_size,
+    group_options={"train": "num_generations", "eval": "num_generations_eval"},
     aliases=ALIASES,
     window_option="logging_steps",
     reuse=reuse,

@@ -119,6 +119,7 @@ TRAINER = Trainer(
     loss_metric="loss",
     grad_norm_metric="grad_norm",
     group_size=trl.group_size,
+    group_options={"train": "num_generations", "eval": "num_generations_eval"},
     aliases=trl.ALIASES,
     window_option="logging_steps",
     reuse=trl.TRAINER.reuse,

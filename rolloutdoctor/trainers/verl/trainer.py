@@ -290,6 +290,7 @@ TRAINER = Trainer(
     loss_metric="actor/pg_loss",
     grad_norm_metric="actor/grad_norm",
     group_size=group_size,
+    group_options={"train": "actor_rollout_ref.rollout.n"},
     log_file="verl's file logger",
     must_state={"algorithm.adv_estimator": "grpo"},
     aliases={"log_probs": "policy_log_probs", "rollout_is_weights": "is_weights"},

@@ -1,0 +1,191 @@
+"""Several runs: find them in folders and patterns, and check one after the other."""
+
+import glob
+import os
+import re
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import AbstractContextManager
+from dataclasses import dataclass
+from pathlib import Path
+
+from rolloutdoctor.commands.check import check
+from rolloutdoctor.commands.convert import ConvertOptions, detect_dump, logs_of
+from rolloutdoctor.engine.options import CheckOptions
+from rolloutdoctor.io.locations.paths import Source, expand, natural_key
+from rolloutdoctor.io.locations.stores import address_of
+from rolloutdoctor.io.metadata import RunMetadata
+from rolloutdoctor.io.parquet.files import RunFile, read_footer
+from rolloutdoctor.io.parquet.index import build_index
+from rolloutdoctor.io.run import Run
+from rolloutdoctor.results.errors import InputError, RolloutDoctorError
+from rolloutdoctor.results.several import CheckedRun
+from rolloutdoctor.trainers.table import ALIASES
+
+Opening = Callable[[list[str]], AbstractContextManager[Run]]
+
+_MAGIC = frozenset("*?[")
+
+
+@dataclass(frozen=True)
+class FoundRun:
+    """Files of one run.
+
+    Attributes:
+        name: what to call it.
+        paths: its files, dump or log.
+    """
+
+    name: str
+    paths: tuple[str, ...]
+
+
+def find_runs(paths: Sequence[str], *, as_dump: bool = False) -> list[FoundRun]:
+    """Find the runs that paths name, in natural order.
+
+    Files of one folder are one run if they say the same of themselves, and either each holds other ranks or each holds
+    other steps; a file that says nothing is a run of its own. A dump, and logs without rollouts, are one run by their
+    folder. Folders are searched to any depth.
+
+    Args:
+        paths: as the user gave them.
+        as_dump: every path is a dump, whatever it looks like.
+
+    Raises:
+        InputError: if nothing is found.
+    """
+    found: list[FoundRun] = []
+    for given in paths:
+        here = [FoundRun(Source.of(given).name, (given,))] if as_dump else list(_found(given))
+        if not here:
+            raise InputError(f"{Source.of(given).name}: no run was found there (*.parquet, a dump, or a log)")
+        found += here
+    distinct = {each.paths: each for each in found}
+    return list(distinct.values())
+
+
+def _found(given: str) -> Iterator[FoundRun]:
+    if address_of(given) is not None:
+        yield from _by_what_they_say([source.path for source in expand([given]).files])
+        return
+    if not os.path.lexists(given) and _MAGIC & set(given):
+        yield from _of_pattern(given)
+        return
+    if Path(given).is_dir():
+        yield from _of_folder(given)
+        return
+    yield FoundRun(Source.of(given).name, (given,))
+
+
+def _of_pattern(pattern: str) -> Iterator[FoundRun]:
+    files: dict[str, list[str]] = {}
+    matches = sorted(glob.glob(pattern, recursive=True), key=natural_key)  # noqa: PTH207 - keeps the name as given
+    for match in matches:
+        if Path(match).is_dir():
+            if "**" not in pattern:
+                yield from _of_folder(match)
+        elif _is_run_file(match):
+            files.setdefault(str(Path(match).parent), []).append(match)
+        elif not match.endswith((".metrics.parquet", ".metrics.jsonl")):
+            yield FoundRun(Source.of(match).name, (match,))
+    for inside in files.values():
+        yield from _by_what_they_say(inside)
+
+
+def _of_folder(folder: str) -> Iterator[FoundRun]:
+    name = Source.of(folder).name
+    if _quietly(lambda: detect_dump([folder], ConvertOptions())) is not None:
+        yield FoundRun(name, (folder,))
+        return
+    entries = sorted((each for each in os.listdir(folder) if not each.startswith((".", "_"))), key=natural_key)  # noqa: PTH208
+    paths = [os.path.join(folder, each) for each in entries]  # noqa: PTH118 - keeps the name as given
+    files = [path for path in paths if _is_run_file(path) and Path(path).is_file()]
+    yield from _by_what_they_say(files)
+    if not files and _quietly(lambda: logs_of([folder])):
+        yield FoundRun(name, (folder,))
+    for path in paths:
+        if Path(path).is_dir():
+            yield from _of_folder(path)
+
+
+def _quietly(look: Callable[[], object]) -> object:
+    try:
+        return look() or None
+    except RolloutDoctorError:
+        return None
+
+
+def _is_run_file(path: str) -> bool:
+    return path.endswith(".parquet") and not path.endswith(".metrics.parquet")
+
+
+def _by_what_they_say(paths: Sequence[str]) -> Iterator[FoundRun]:
+    """Put files together that are of one run."""
+    runs: list[list[tuple[str, RunFile | None]]] = []
+    for path in paths:
+        try:
+            file = read_footer(Source.of(path), None, ALIASES)
+        except RolloutDoctorError:
+            # It gets a line of its own, which says what is wrong.
+            runs.append([(path, None)])
+            continue
+        mine = next((run for run in runs if all(_is_one_run(other, file) for _, other in run)), None)
+        if mine is None:
+            runs.append([(path, file)])
+        else:
+            mine.append((path, file))
+    for run in runs:
+        first = Source.of(run[0][0]).name
+        more = f" and {len(run) - 1:,} more" if len(run) > 1 else ""
+        yield FoundRun(f"{first}{more}", tuple(path for path, _ in run))
+
+
+def _is_one_run(one: RunFile | None, other: RunFile) -> bool:
+    """Tell whether two files of one folder say the same, and hold other ranks or other steps of it."""
+    if one is None or one.metadata == RunMetadata() or _said(one) != _said(other):
+        return False
+    ranks = [_ranks(file) for file in (one, other)]
+    if ranks[0] is not None and ranks[1] is not None:
+        return ranks[0] != ranks[1]
+    steps = [_steps(file) for file in (one, other)]
+    if steps[0] is None or steps[1] is None:
+        return False
+    (low, high), (begin, end) = sorted((steps[0], steps[1]))
+    # The rows of the step at which a file ends may go on in the next one.
+    return high < begin or (high == begin and (low, high) != (begin, end))
+
+
+def _said(file: RunFile) -> tuple[object, ...]:
+    said = file.metadata
+    return said.trainer, said.trainer_version, dict(said.config)
+
+
+def _ranks(file: RunFile) -> str | None:
+    """The rank in the name that a recorder gives to the file of each process."""
+    found = re.search(r"\.rank([0-9]+)\.parquet$", file.name)
+    return found[1] if found else None
+
+
+def _steps(file: RunFile) -> tuple[int, int] | None:
+    try:
+        groups = build_index([file]).row_groups
+    except RolloutDoctorError:
+        return None
+    if not groups:
+        return None
+    return min(group.low for group in groups), max(group.high for group in groups)
+
+
+def check_each(runs: Sequence[FoundRun], opening: Opening, options: CheckOptions) -> Iterator[CheckedRun]:
+    """Check one run after the other; one that cannot be read, or checked, does not stop the others.
+
+    Args:
+        runs: from `find_runs`.
+        opening: opens the paths of a run.
+        options: what to check in each.
+    """
+    for each in runs:
+        try:
+            with opening(list(each.paths)) as run:
+                yield CheckedRun(each.name, each.paths, check(run, options))
+        except RolloutDoctorError as error:
+            yield CheckedRun(each.name, each.paths, None, str(error))

@@ -1,0 +1,72 @@
+"""`check --each`: several runs, one line each."""
+
+import json
+
+import pytest
+from engine.runs import TRL, random_columns, small, write
+
+from rolloutdoctor.commands.each import find_runs
+from rolloutdoctor.results.errors import InputError
+
+
+def _names(*paths):
+    return [[path.rpartition("/")[2] for path in found.paths] for found in find_runs([str(path) for path in paths])]
+
+
+def test_files_are_put_together_by_what_they_say(tmp_path):
+    early, late = small(), small(step=[1, 1, 1, 1])
+    other = TRL | {"config": TRL["config"] | {"beta": 0.1}}
+    write(tmp_path / "a-1.parquet", early, TRL)
+    write(tmp_path / "a-2.parquet", late, TRL)
+    write(tmp_path / "b.parquet", late, other)
+    write(tmp_path / "c.parquet", early, None)
+    write(tmp_path / "d.parquet", late, None)
+    assert _names(tmp_path) == [["a-1.parquet", "a-2.parquet"], ["b.parquet"], ["c.parquet"], ["d.parquet"]]
+
+
+def test_two_seeds_are_two_runs_and_two_ranks_are_one(tmp_path):
+    for name in ("seed1", "seed2", "run.rank0", "run.rank1"):
+        write(tmp_path / f"{name}.parquet", random_columns(3), TRL)
+    assert _names(tmp_path) == [["run.rank0.parquet", "run.rank1.parquet"], ["seed1.parquet"], ["seed2.parquet"]]
+
+
+def test_folders_below_and_patterns(tmp_path):
+    for folder in ("x", "y"):
+        (tmp_path / folder).mkdir()
+        write(tmp_path / folder / "run.parquet", small(), TRL)
+    assert _names(tmp_path) == [["run.parquet"]] * 2
+    assert _names(tmp_path / "*" / "*.parquet") == [["run.parquet"]] * 2
+    assert _names(tmp_path / "*") == [["run.parquet"]] * 2
+    (tmp_path / "empty").mkdir()
+    with pytest.raises(InputError, match="no run was found there"):
+        find_runs([str(tmp_path / "empty")])
+
+
+def test_one_line_each_and_the_worst_exit_code(rolloutdoctor, tmp_path):
+    write(tmp_path / "good.parquet", random_columns(3), TRL)
+    (tmp_path / "torn.parquet").write_text("no")
+    done = rolloutdoctor("check", tmp_path, "--each", "--select", "RDI001", "--device", "cpu")
+    lines = done.stdout.splitlines()
+    assert done.returncode == 2
+    assert "no fault   0  1 of 1 rules tested" in lines[0]
+    assert "unreadable 2" in done.stdout
+    assert lines[-1] == "2 runs: 1 unreadable, 1 without a fault."
+    body = json.loads(
+        rolloutdoctor("check", tmp_path, "--each", "--select", "RDI001", "--format", "json", "--device", "cpu").stdout
+    )
+    assert [(run["outcome"], run["exit_code"]) for run in body["runs"]] == [("no fault", 0), ("unreadable", 2)]
+    assert body["runs"][0]["report"]["clean"] == ["RDI001"]
+    quiet = rolloutdoctor("check", tmp_path / "good.parquet", "--each", "--select", "RDI001", "-q", "--device", "cpu")
+    assert (quiet.returncode, quiet.stdout) == (0, "1 run: 1 without a fault.\n")
+    for words in (["--format", "junit"], ["--workers", "2"]):
+        assert rolloutdoctor("check", tmp_path, "--each", *words).returncode == 2
+
+
+def test_logs_with_other_values_are_of_other_runs(rolloutdoctor, tmp_path):
+    for name, value in (("a", 0.1), ("b", 0.2)):
+        columns = random_columns(3) | {"sample_id": [f"{name}{row}" for row in range(72)]}
+        write(tmp_path / f"{name}.parquet", columns, TRL, logged=[(step, "kl", value) for step in range(3)])
+    done = rolloutdoctor("check", tmp_path)
+    assert done.returncode == 2
+    assert "are not of one run: kl at step 0 is 0.1 in the first and 0.2 in the second" in done.stderr
+    assert "check them with --each" in done.stderr
