@@ -1,5 +1,6 @@
 """``rolloutdoctor check``."""
 
+from collections.abc import Mapping
 from dataclasses import replace
 from typing import TYPE_CHECKING, Annotated
 
@@ -11,6 +12,7 @@ from rolloutdoctor.cli import follow as following
 from rolloutdoctor.cli import options as opt
 from rolloutdoctor.cli.border import guarded
 from rolloutdoctor.cli.each import check_several
+from rolloutdoctor.cli.listing import list_rule, one_rule
 from rolloutdoctor.results.errors import UsageError
 
 if TYPE_CHECKING:
@@ -50,6 +52,12 @@ def check(
     each: Annotated[
         bool, typer.Option("--each", help="Several runs: folders and patterns give one line for each run.")
     ] = False,
+    list_: Annotated[
+        str | None,
+        typer.Option(
+            "--list", metavar="CODE", help="List every row, group or step that this rule points at, and nothing else."
+        ),
+    ] = None,
     workers: verdict.WorkersOption = 1,
     save_state: Annotated[
         str | None,
@@ -92,11 +100,17 @@ def check(
     from rolloutdoctor.views.histogram import histograms
     from rolloutdoctor.views.table import RENDERERS
 
-    if each and (follow or save_state is not None or workers > 1 or baseline or write_baseline):
-        raise UsageError(
-            "--each checks one run after the other: leave --follow, --save-state, --workers, --baseline and "
-            "--write-baseline out"
-        )
+    _refuse_beside(
+        "--each checks one run after the other" if each else "--list prints the places of one rule" if list_ else "",
+        {
+            "--follow": follow,
+            "--save-state": save_state is not None,
+            "--workers": workers > 1,
+            "--baseline": baseline is not None,
+            "--write-baseline": write_baseline is not None,
+            "--list": each and list_ is not None,
+        },
+    )
     if not follow:
         following.refuse_unless_followed(state=state_file, on_finding=on_finding, until_idle=until_idle, every=every)
     elif workers > 1:
@@ -132,6 +146,8 @@ def check(
             style=style,
         )
         raise SystemExit(code)
+    if list_ is not None and run is not None:
+        raise SystemExit(list_rule(run, one_rule(list_), options, format_, output_file))
 
     def finish(report: "Report", gallery: Gallery | None = None) -> int:
         report, new = base.held_against(report, known)
@@ -162,3 +178,14 @@ def check(
     code = finish(report, gallery)
     opt.warn_of_partial(run, quiet=quiet)
     raise SystemExit(code)
+
+
+def _refuse_beside(what: str, given: Mapping[str, bool]) -> None:
+    """Refuse options that say nothing beside another one.
+
+    Raises:
+        UsageError: if one of them is given.
+    """
+    names = [name for name, is_given in given.items() if is_given]
+    if what and names:
+        raise UsageError(f"{what}: leave {' and '.join(names)} out")

@@ -144,7 +144,7 @@ class LogProbShift(CauseRule):
         if errors is None:
             return
         gain = errors["aligned"] - self.better * np.minimum(errors["late"], errors["early"])
-        for place in gain.argsort()[::-1][:KEEP_EXAMPLES].tolist():
+        for place in gain.argsort()[::-1][: step.kept(KEEP_EXAMPLES)].tolist():
             if gain[place] > 0:
                 row = int(errors["row"][place])
                 side = "late" if errors["late"][place] < errors["early"][place] else "early"

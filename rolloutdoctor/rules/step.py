@@ -47,6 +47,7 @@ class StepView:
         omits_rows: the rows come from a dump that need not hold all rows of the step.
         token_measures: code of a rule to what its `measure_tokens` returned, joined over the blocks, ``[N, ...]``;
             counts of blocks are ``[blocks, ...]``.
+        lists_all: examples are all places, not the worst few.
     """
 
     batch: RolloutBatch
@@ -58,6 +59,7 @@ class StepView:
     config: Config | None = None
     spacing: Mapping[str, float] = field(default_factory=dict)
     omits_rows: bool = False
+    lists_all: bool = False
     token_measures: Mapping[str, Mapping[str, Tensor]] = field(default_factory=dict)
     _known: dict[str, Any] = field(default_factory=dict, init=False, repr=False)
 
@@ -223,11 +225,15 @@ class StepView:
         """Per-token KL as it would be stored with `buffer`, ``[T]``."""
         return stored_kl(self.batch, replace(objective, kl_buffer=buffer), self.dtype)
 
+    def kept(self, keep: int) -> int:
+        """Return how many places of the step are kept: `keep`, or all."""
+        return max(keep, len(self.batch)) if self.lists_all else keep
+
     def worst_rows(self, weight_N: Tensor, note: "Callable[[int], str]", keep: int) -> list[Example]:
         """Examples for the rows of largest positive weight."""
         return [
             Example(self.batch.step, self._group_of(row), self.batch.sample_name(row), value, note(row))
-            for value, row in _worst(weight_N, keep)
+            for value, row in _worst(weight_N, self.kept(keep))
         ]
 
     def worst_groups(self, weight_G: Tensor, note: "Callable[[int], str]", keep: int) -> list[Example]:
@@ -241,7 +247,7 @@ class StepView:
                 value,
                 note(group),
             )
-            for value, group in _worst(weight_G, keep)
+            for value, group in _worst(weight_G, self.kept(keep))
         ]
 
     def _group_of(self, row: int) -> str | None:

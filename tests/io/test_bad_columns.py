@@ -214,7 +214,7 @@ def test_duplicate_sample_in_two_files():
     write("b.parquet", step=[0, 0], sample_id=["z", "y"])
     assert refusal("a.parquet", "b.parquet", error=DataError) == (
         "a.parquet: column sample_id, row 1 and b.parquet, row 1: 'y' twice in one step and split; "
-        "give every row a key of its own"
+        "if the files are several runs, check them with --each; if not, give every row a key of its own"
     )
 
 

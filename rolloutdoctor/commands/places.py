@@ -1,0 +1,72 @@
+"""Every place that a rule points at, step after step."""
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, replace
+
+from rolloutdoctor.commands.check import check
+from rolloutdoctor.engine.accumulate import RuleAccumulator
+from rolloutdoctor.engine.options import CheckOptions
+from rolloutdoctor.engine.plan import Plan
+from rolloutdoctor.engine.prepare import prepare
+from rolloutdoctor.engine.run_steps import EvaluatedStep, run_file_steps
+from rolloutdoctor.io.run import Run
+from rolloutdoctor.results.findings import Example, Report
+from rolloutdoctor.rules.table import AnyRule
+
+PLACE_COLUMNS = ("step", "split", "group_id", "sample_id", "value", "note")
+
+
+@dataclass(frozen=True)
+class Place:
+    """A row, a group or a step that a rule points at.
+
+    Attributes:
+        split: ``train`` or ``eval``.
+        found: where, how large the effect is there, and what is to be seen.
+    """
+
+    split: str
+    found: Example
+
+    def cells(self) -> tuple[int, str, str | None, str | None, float, str]:
+        """Return what `PLACE_COLUMNS` names."""
+        found = self.found
+        return found.step, self.split, found.group_id, found.sample_id, found.weight, found.note
+
+
+class PlaceLister(RuleAccumulator):
+    """Passes every place of each step on, the worst of a step first; nothing of it is kept."""
+
+    def __init__(self, plan: Plan, rule: AnyRule, write: Callable[[Sequence[Place]], None]) -> None:
+        super().__init__(plan)
+        self._rule, self._write = rule, write
+
+    def add(self, step: EvaluatedStep) -> None:
+        """List the places of one step."""
+        batch, rule = step.batch, self._rule
+        view = replace(self._view(step), lists_all=True)
+        lacks_evaluation = rule.needs_objective and view.evaluation is None
+        if batch.split not in rule.splits or lacks_evaluation or not self._has_columns(rule, batch):
+            return
+        rule.measure(view)
+        places = sorted(rule.examples(view), key=lambda place: -place.weight)
+        if places:
+            self._write([Place(batch.split, place) for place in places])
+
+
+def list_places(run: Run, rule: AnyRule, options: CheckOptions, write: Callable[[Sequence[Place]], None]) -> Report:
+    """Check a run by one rule and, if it found something, list every place; the run is read once more for that.
+
+    Args:
+        run: what to read.
+        rule: the rule.
+        options: how to read it.
+        write: takes the places of one step at a time.
+    """
+    options = replace(options, rules=[rule])
+    report = check(run, options)
+    if report.findings:
+        prepared = prepare(run, options)
+        lister = PlaceLister(prepared.plan, rule, write)
+        run_file_steps(run, [lister], prepared.options, prepared.metrics)
+    return report
