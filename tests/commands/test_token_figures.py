@@ -90,7 +90,9 @@ def test_lengths_by_status():
         "lengths", step=[1, 1, 0, 0], reward=[1.0] * 4, response_ids=ids, status=["stop", "stop", "length", "stop"]
     )
     assert data.steps == (0, 1)
-    assert (data.median, data.longest) == ((8.0, 3.0), (8.0, 4.0))
+    # Of an even number of rows the smaller middle one: a length that a row has.
+    assert (data.median, data.longest) == ((8.0, 2.0), (8.0, 4.0))
+    assert (data.middle, data.truncated_rows) == (4, 1)
     assert data.truncated == (0.5, 0.0)
     assert data.truncated_lengths.total == 1
     assert (data.end_tokens, data.ended) == ((2,), (0.5, 1.0))
