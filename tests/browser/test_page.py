@@ -11,7 +11,10 @@ from pathlib import Path
 import pytest
 
 from rolloutdoctor.cli.app import app
-from rolloutdoctor.results.figures import KINDS
+from rolloutdoctor.results.figures import KINDS, Gallery
+from rolloutdoctor.results.findings import InputSummary, Report
+from rolloutdoctor.results.row_views import RowView
+from rolloutdoctor.views.html import Page, render
 
 SAMPLES = Path(__file__).parent.parent.parent / "sample_data"
 CHROMIUM = next(filter(None, map(shutil.which, ("chromium", "chromium-browser", "google-chrome"))), None)
@@ -146,6 +149,22 @@ def test_on_paper_nothing_is_folded_and_nothing_is_dark(page, tmp_path):
         720,
     )
     assert seen == {"folded": 0, "tables": True, "back": "rgb(255, 255, 255)", "wide": [], "nav": False}
+
+
+def test_nothing_that_a_model_wrote_runs(tmp_path):
+    evil = (
+        "</pre></script><script>document.title='run'</script><img src=x onerror=\"document.title='run'\">\u202e\x1b[31m"
+    )
+    row = RowView(
+        1, "train", evil, evil, evil, prompt=evil * 20, response=evil * 1000, ids=(1, 2), gradient=(0.1, -1.0)
+    )
+    report = Report("0.1.0", "cpu", "float32", InputSummary(), notes=(evil,), trainer=evil, trainer_version=evil)
+    target = tmp_path / "evil.html"
+    target.write_text(render(Page(evil, report, [], Gallery({}, {"kl": evil}), {}, rows=[row])), encoding="utf-8")
+    dom = browse(target, tmp_path, "--dump-dom")
+    assert not re.search("<(script|img)", dom)
+    assert "<title>run" not in dom
+    assert dom.count("<pre") == 2
 
 
 def test_it_prints(page, tmp_path):

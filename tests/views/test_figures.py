@@ -364,7 +364,7 @@ def test_ratio_draws_the_clip_range_and_the_gap():
     assert figure.axes[2].lines[0].get_ydata()[0] == 25
     assert figure.axes[2].lines[1].get_ydata()[5] == 100 * (fixed.below[5] + fixed.above[5])
     assert figure.get_suptitle() == "zero-std:pr5640 leaves 3 of 34 importance ratios in the policy loss"
-    assert "no gap to the sampler" in figure_of("ratio", ratio(gap=None)).get_supxlabel()
+    assert "no gap to the sampler" in note_of(figure_of("ratio", ratio(gap=None)))
 
 
 def test_a_long_series_becomes_means_and_ranges():

@@ -276,8 +276,11 @@ def test_rules_that_lack_the_same_are_named_together():
 
 
 def test_a_log_alone_has_no_rows_to_count():
-    report = replace(a_report(), input=InputSummary(steps=1234))
-    text = render(a_page(report=report, drawings=[], gallery=Gallery({}, {})))
+    report = replace(a_report(), input=InputSummary(steps=1234), config={})
+    text = render(a_page(report=report, drawings=[], gallery=Gallery({}, {"kl": "no trainer", "ratio": "no column"})))
+    assert re.findall('<section id="([a-z]+)"', text) == ["findings", "skipped", "definitions"]
+    assert "They are of rollouts, and there are logged metrics alone." in text
+    assert "no trainer" not in text
     assert "logged metrics of 1,234 steps, no rollouts" in text
     assert "0 rows" not in text
 

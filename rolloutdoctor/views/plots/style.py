@@ -82,9 +82,9 @@ class DisplayedFigure(Figure):
 def blank(title: str, note: str = "", height: float = 5.6) -> Figure:
     """An empty figure with its sentence on top and, below, what the numbers are."""
     figure = DisplayedFigure(figsize=(10, height), layout="constrained")
-    figure.suptitle("\n".join(wrap(title, 74)), x=0.012, ha="left", fontsize=15, fontweight="bold")
+    figure.suptitle("\n".join(wrap(title, 80)), x=0.012, ha="left", fontsize=15, fontweight="bold")
     if note:
-        figure.supxlabel("\n".join(wrap(note, 112)), x=0.012, ha="left", fontsize=10.5)
+        figure.supxlabel("\n".join(wrap(note, 124)), x=0.012, ha="left", fontsize=10.5)
     return figure
 
 
