@@ -6,7 +6,7 @@ COMPARING := tests/sample_data tests/goldens tests/rules tests/views tests/recor
 BIN := $(VENV)/bin
 PIP := $(BIN)/python -m pip install --quiet --disable-pip-version-check --constraint constraints.txt
 
-.PHONY: demo test test-portable test-lowest parity lint types bench samples rule clean
+.PHONY: calibrate demo test test-portable test-lowest parity lint types bench samples rule clean
 
 demo: $(VENV)/.core
 	@echo "A real TRL run:"
@@ -40,6 +40,10 @@ types: $(VENV)/.dev
 
 bench: $(VENV)/.dev
 	$(BIN)/python tests/benchmarks/bench.py
+
+# How often rules accuse clean runs, and how weak a fault they find: docs/power.md.
+calibrate: $(VENV)/.dev
+	$(BIN)/python tests/calibration/power.py
 
 # A new rule: its file, its test and its line in the table; see CONTRIBUTING.md.
 rule: $(VENV)/.dev

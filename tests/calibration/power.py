@@ -1,0 +1,209 @@
+"""State how often rules accuse clean runs, and how often they find a fault, by its strength.
+
+``python tests/calibration/power.py`` writes ``docs/power.md`` and ``docs/power.svg``; it takes some ten minutes of one
+core. Every number follows from the seeds.
+"""
+
+import argparse
+import os
+import sys
+from collections import Counter
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
+from math import comb
+from pathlib import Path
+
+if __name__ == "__main__":
+    sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
+
+import torch
+from calibration.clean import clean_run, real_runs
+from calibration.faults import CASES, Case
+from rules.checking import outcomes, report_on
+
+from rolloutdoctor.results.findings import Report, Severity
+from rolloutdoctor.rules.table import RULES
+
+DOCS = Path(__file__).resolve().parent.parent.parent / "docs"
+
+
+@dataclass
+class Alarms:
+    """What rules made of clean runs.
+
+    Attributes:
+        runs: how many, by who made them.
+        tested: code to runs in which the rule could tell.
+        accused: code to runs with a warning or an error.
+        seeds: code to the first of these.
+    """
+
+    runs: Counter[str] = field(default_factory=Counter)
+    tested: Counter[str] = field(default_factory=Counter)
+    accused: Counter[str] = field(default_factory=Counter)
+    seeds: dict[str, str] = field(default_factory=dict)
+
+    def add(self, kind: str, seed: int, report: Report) -> None:
+        """Count a run."""
+        self.runs[kind] += 1
+        self.tested.update(code for code, end in outcomes(report).items() if end in ("found", "clean"))
+        for finding in report.findings:
+            if finding.severity > Severity.INFO:
+                self.accused[finding.code] += 1
+                self.seeds.setdefault(finding.code, f"{kind} run {seed}: {finding.headline}")
+
+
+def false_alarms(runs: int, real: int) -> Alarms:
+    """Check clean runs of synthetic models, and of the real trainers where they are installed."""
+    found = Alarms()
+    for seed in range(runs):
+        world, batches = clean_run(seed)
+        found.add("synthetic", seed, report_on(batches, trainer=world.trainer, dtype="float32", **world.options))
+    for seed, (trainer, options, batches, logged) in enumerate(real_runs(range(real))):
+        found.add("real", seed, report_on(batches, trainer=trainer, logged=logged, dtype="float32", **options))
+    return found
+
+
+def power(case: Case, draws: int) -> list[float]:
+    """How often a fault is found, by its strength."""
+    found = []
+    for strength in case.strengths:
+        hits = 0
+        for seed in range(draws):
+            batches = case.make(strength, 10_000 + seed)
+            report = report_on(batches, trainer=case.trainer, select=[case.code], dtype="float32", **case.options)
+            hits += any(not case.warns or finding.severity > Severity.INFO for finding in report.findings)
+        found.append(hits / draws)
+    return found
+
+
+def upper_bound(count: int, runs: int) -> float:
+    """The rate at which so few of some runs, or fewer, are seen with probability 0.05 (Clopper and Pearson, 1934).
+
+    >>> round(upper_bound(0, 600), 5), round(upper_bound(1, 100), 4)
+    (0.00498, 0.0466)
+    """
+    if count >= runs:
+        return 1.0
+    low, high = 0.0, 1.0
+    for _ in range(60):
+        rate = (low + high) / 2
+        chance = sum(comb(runs, k) * rate**k * (1 - rate) ** (runs - k) for k in range(count + 1))
+        low, high = (rate, high) if chance > 0.05 else (low, rate)
+    return high
+
+
+def words(alarms: Alarms, curves: Mapping[str, Sequence[float]], draws: int) -> str:
+    """The page."""
+    names = {rule.code: rule.name for rule in RULES}
+    kinds = ", ".join(f"{count:,} {kind}" for kind, count in sorted(alarms.runs.items(), reverse=True))
+    lines = [
+        "# How often rules are wrong, and how weak a fault they find",
+        "",
+        "`make calibrate` draws these runs anew and writes this page; every number follows from the seeds in",
+        "`tests/calibration/`. The runs are small, about 64 rows of some 30 tokens in 4 to 9 steps: on longer ones",
+        "rules see weaker faults.",
+        "",
+        "## Clean runs",
+        "",
+        f"{alarms.runs.total():,} runs ({kinds}) without a fault. The synthetic models add noise of 0.002 to 0.08",
+        "to the logits of sampler and trainer, some of them in bf16; entropies are high, low or collapsed; there are",
+        "groups of two, fixed lengths, several turns, policies that drift, rows that are up to two versions old and",
+        "corrected, and several updates for one generation. The real ones are made by the code of TRL and verl.",
+        "*Tested* are the runs in which the rule could tell; *upper bound* is that of the rate at 95 %.",
+        "",
+        "| rule | name | tested | warnings and errors | rate | upper bound |",
+        "| --- | --- | ---: | ---: | ---: | ---: |",
+    ]
+    for code in sorted(alarms.tested):
+        tested, accused = alarms.tested[code], alarms.accused[code]
+        lines.append(
+            f"| {code} | {names[code]} | {tested:,} | {accused:,} | {accused / tested:.2%} |"
+            f" {upper_bound(accused, tested):.2%} |"
+        )
+    total = sum(alarms.accused.values())
+    runs = alarms.runs.total()
+    lines += [
+        "",
+        f"In all {total:,} warnings and errors in {runs:,} runs. "
+        f"For a run and a rule: {total / max(1, alarms.tested.total()):.4%}, below "
+        f"{upper_bound(total, alarms.tested.total()):.4%} at 95 %.",
+        "",
+        *[f"- {code}: {seed}" for code, seed in sorted(alarms.seeds.items())],
+        "",
+        "## Faults",
+        "",
+        f"Share of {draws:,} runs in which the rule finds the fault, by its strength. A warning or an error counts;",
+        "any finding does where a rule describes or its severity goes by size (marked i).",
+        "",
+        "| rule | strength | " + "found at |",
+        "| --- | --- | --- |",
+    ]
+    for case in CASES:
+        if case.code in curves:
+            cells = ", ".join(
+                f"{strength:g}: {share:.0%}" for strength, share in zip(case.strengths, curves[case.code], strict=True)
+            )
+            mark = "" if case.warns else " (i)"
+            lines.append(f"| {case.code} {names[case.code]}{mark} | {case.words} | {cells} |")
+    lines += ["", "![Power by strength](power.svg)", ""]
+    return "\n".join(lines)
+
+
+def draw(curves: Mapping[str, Sequence[float]], path: Path) -> None:
+    """One small picture for each rule."""
+    import matplotlib as mpl
+
+    mpl.use("Agg")
+    mpl.rcParams["svg.hashsalt"] = "rolloutdoctor"
+    import matplotlib.pyplot as plt
+
+    cases = [case for case in CASES if case.code in curves]
+    columns = 4
+    rows = -(-len(cases) // columns)
+    figure, axes = plt.subplots(rows, columns, figsize=(11, 1.9 * rows), sharey=True, layout="constrained")
+    for axis, case in zip(axes.flat, cases, strict=False):
+        places = range(len(case.strengths))
+        axis.plot(places, curves[case.code], marker="o", markersize=4, linewidth=1.5, color="#2a6f97")
+        axis.set_title(case.code, fontsize=9, loc="left")
+        axis.set_xticks(list(places), [f"{strength:g}" for strength in case.strengths], fontsize=7)
+        axis.set_xlabel(case.words, fontsize=7)
+        axis.set_ylim(-0.05, 1.05)
+        axis.set_yticks([0, 0.5, 1], ["0", "½", "1"], fontsize=7)
+        axis.grid(axis="y", linewidth=0.4)
+        axis.spines[["top", "right"]].set_visible(False)
+    for axis in list(axes.flat)[len(cases) :]:
+        axis.set_visible(False)
+    figure.savefig(path, metadata={"Date": None} if path.suffix == ".svg" else None)
+    plt.close(figure)
+
+
+def calibrate(runs: int, real: int, draws: int, select: Iterable[str], folder: Path) -> Alarms:
+    """Draw everything, and write the page and its picture."""
+    chosen = set(select)
+    alarms = false_alarms(runs, real)
+    curves = {}
+    for case in CASES:
+        if not chosen or case.code in chosen:
+            curves[case.code] = power(case, draws)
+            shares = ", ".join(f"{share:.2f}" for share in curves[case.code])
+            print(f"{case.code} {case.words}: {shares}", file=sys.stderr, flush=True)
+    folder.mkdir(exist_ok=True)
+    (folder / "power.md").write_text(words(alarms, curves, draws))
+    if curves:
+        draw(curves, folder / "power.svg")
+    return alarms
+
+
+if __name__ == "__main__":
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--runs", type=int, default=600, help="clean runs of synthetic models")
+    parser.add_argument("--real", type=int, default=60, help="clean runs of the real trainers")
+    parser.add_argument("--draws", type=int, default=20, help="runs for each strength of a fault")
+    parser.add_argument("--rule", action="append", default=[], help="faults of these rules alone")
+    parser.add_argument("--folder", type=Path, default=DOCS)
+    chosen = parser.parse_args()
+    torch.set_num_threads(1)
+    os.nice(10)
+    for code, seed in calibrate(chosen.runs, chosen.real, chosen.draws, chosen.rule, chosen.folder).seeds.items():
+        print(f"{code}: {seed}", file=sys.stderr)

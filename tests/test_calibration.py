@@ -1,0 +1,30 @@
+"""The script that states false alarms and power runs, and says what it drew."""
+
+import xml.etree.ElementTree as ET
+
+import pytest
+from calibration.faults import CASES
+from calibration.power import calibrate, upper_bound
+
+from rolloutdoctor.rules.table import find
+
+
+def test_a_few_draws(tmp_path):
+    alarms = calibrate(runs=3, real=0, draws=1, select=["RDI013"], folder=tmp_path)
+    assert alarms.runs == {"synthetic": 3}
+    assert not alarms.accused
+    page = (tmp_path / "power.md").read_text()
+    assert "| RDO001 | sampler-mismatch | 3 | 0 | 0.00% | 63.16% |" in page
+    assert "| RDI013 resumed-data | steps that come again | 1: 0%, 2: 0%, 3: 100%, 4: 100%, 5: 100% |" in page
+    assert ET.parse(tmp_path / "power.svg").getroot().tag.endswith("svg")
+
+
+def test_every_fault_is_that_of_a_rule():
+    codes = [case.code for case in CASES]
+    assert len(set(codes)) == len(codes)
+    assert all(find(code) for code in codes)
+
+
+@pytest.mark.parametrize(("count", "runs", "bound"), [(0, 1, 0.95), (0, 600, 0.00498), (1, 100, 0.0466), (3, 3, 1.0)])
+def test_the_upper_bound_by_hand(count, runs, bound):
+    assert upper_bound(count, runs) == pytest.approx(bound, rel=1e-2)
