@@ -16,7 +16,7 @@ def test_ten_kills(tmp_path, rolloutdoctor):
         [sys.executable, HERE / "killing.py", tmp_path, "60", "10", "5"],
         capture_output=True,
         text=True,
-        timeout=120,
+        timeout=280,
         env={"PYTHONPATH": f"{HERE.parent}:{HERE.parents[1]}", "PATH": "/usr/bin:/bin"},
     )
     assert found.stdout == "1\n", found.stderr

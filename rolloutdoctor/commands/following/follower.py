@@ -174,7 +174,10 @@ class Follower:
         self._witness(digests)
         self._kept.saved, self._kept.signature = self._saved(prepared), _signature(prepared)
         took = time.monotonic() - begin
-        self._chunk = max(1, min(_MOST_STEPS, 2 * self._chunk if took < CHUNK_SECONDS / 2 else self._chunk // 2))
+        if took < CHUNK_SECONDS / 2:
+            self._chunk = min(_MOST_STEPS, 2 * self._chunk)
+        elif took > 2 * CHUNK_SECONDS:
+            self._chunk = max(1, self._chunk // 2)
 
     def _saved(self, prepared: PreparedRun) -> SavedState:
         assert self._feed is not None
