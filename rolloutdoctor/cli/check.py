@@ -116,10 +116,6 @@ def check(
     elif workers > 1:
         raise UsageError("--follow takes one process; leave --workers out")
     run = None if follow or each else dumps.opened(paths, trainer, dump, quiet=quiet, text=True, logs_alone=True)
-    check_target(output_file, "--output-file")
-    check_target(save_state)
-    check_target(write_baseline)
-    known = () if baseline is None else base.read(baseline)
     options = CheckOptions(
         rules=rules,
         trainer=trainer,
@@ -148,6 +144,10 @@ def check(
         raise SystemExit(code)
     if list_ is not None and run is not None:
         raise SystemExit(list_rule(run, one_rule(list_), options, format_, output_file))
+    check_target(output_file, "--output-file")
+    check_target(save_state)
+    check_target(write_baseline)
+    known = () if baseline is None else base.read(baseline)
 
     def finish(report: "Report", gallery: Gallery | None = None) -> int:
         report, new = base.held_against(report, known)
