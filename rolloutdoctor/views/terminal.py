@@ -8,6 +8,7 @@ from rich.table import Table
 from rich.text import Text
 
 from rolloutdoctor.results.findings import Finding, Report, Severity
+from rolloutdoctor.results.related import explanation
 from rolloutdoctor.views.audit_words import audit_line, audit_lines
 from rolloutdoctor.views.concise import counts
 from rolloutdoctor.views.layout import as_text, assumptions, configuration, hanging, header, many
@@ -39,10 +40,15 @@ def _parts(report: Report, style: Style) -> Iterator[RenderableType]:
 
 def _in_short(report: Report, style: Style) -> Iterator[RenderableType]:
     """Every finding in four lines, information in one; the audit, and what could not be tested, in one each."""
+    codes = [finding.code for finding in report.findings]
     for finding in report.findings:
+        see = explanation(finding.code, codes)
+        if finding.severity < Severity.WARNING:
+            yield _headline(finding, style, see)
+            continue
         yield _headline(finding, style)
-        if finding.severity >= Severity.WARNING:
-            yield _grid((("why", finding.why), ("evidence", finding.evidence), ("do", finding.advice)), style)
+        why = ("see", see) if see else ("why", finding.why)
+        yield _grid((why, ("evidence", finding.evidence), ("do", finding.advice)), style)
     if report.findings:
         yield ""
     audit = audit_line(report.audit)
@@ -75,9 +81,10 @@ def _everything(report: Report, style: Style) -> Iterator[RenderableType]:
     if lines:
         yield hanging(Text("audit"), Text("\n".join(plain(line, 300) for line in lines)), 11)
         yield ""
+    codes = [finding.code for finding in report.findings]
     for finding in report.findings:
         yield _headline(finding, style)
-        yield _details(finding, style)
+        yield _details(finding, style, explanation(finding.code, codes))
         yield ""
     sign = "✔" if style.unicode else "+"
     if report.clean:
@@ -99,19 +106,22 @@ def _everything(report: Report, style: Style) -> Iterator[RenderableType]:
         yield "These are measurements of the rows, not proof of a broken run."
 
 
-def _headline(finding: Finding, style: Style) -> RenderableType:
+def _headline(finding: Finding, style: Style, see: str = "") -> RenderableType:
     label = finding.severity.label
     sign = _SIGNS[label][0 if style.unicode else 1]
     headline = Text()
     headline.append(f"{finding.code} ", style="dim" if style.color else "")
     headline.append(plain(finding.headline, 300), style="bold" if style.color else "")
+    if see:
+        headline.append(f"; {see}")
     return hanging(Text(f"{sign} {label}", style=COLORS[finding.severity] if style.color else ""), headline, 11)
 
 
-def _details(finding: Finding, style: Style) -> RenderableType:
+def _details(finding: Finding, style: Style, see: str) -> RenderableType:
     rows = (
         ("rule", f"{finding.code} {finding.name}, {finding.verdict}"),
         ("why", finding.why),
+        ("see", see),
         ("found", finding.message),
         ("evidence", finding.evidence),
         ("do", finding.advice),

@@ -1,0 +1,38 @@
+"""Which finding explains which, so that one story is told once."""
+
+from collections.abc import Iterable
+
+EXPLAINED_BY: dict[str, tuple[tuple[str, str], ...]] = {
+    "RDA011": (("RDG001", "what these groups still add to the gradient"),),
+    "RDA002": (("RDA001", "fully masked responses in the same baselines"),),
+    "RDG002": (
+        ("RDG003", "the steps in which the whole gradient is KL"),
+        ("RDG001", "where the KL-only part of the gradient comes from"),
+    ),
+    "RDG003": (("RDG001", "the groups that make up these steps"),),
+    "RDG004": (("RDG001", "the groups that make up these steps"),),
+    "RDO001": (
+        ("RDI008", "the cause: log-probs one token apart"),
+        ("RDO003", "the cause: another temperature"),
+        ("RDO004", "the cause: truncated sampling"),
+        ("RDO011", "the cause: shifted positions"),
+        ("RDO009", "the cause: a stale prefix cache"),
+        ("RDO010", "the cause: an engine with old weights"),
+        ("RDO002", "the cause: a stale policy"),
+        ("RDO008", "a likely cause: other experts"),
+        ("RDO005", "part of it: log-probs with few digits"),
+    ),
+}
+"""Code of a rule to the rules whose finding says why, the likeliest first, each with what it says."""
+
+
+def explanation(code: str, found: Iterable[str]) -> str:
+    """Say in a few words which other finding explains a finding, or nothing.
+
+    >>> explanation("RDG002", ["RDG001", "RDG002"]), explanation("RDG001", ["RDG001", "RDG002"])
+    ('RDG001 shows where the KL-only part of the gradient comes from', '')
+    >>> explanation("RDO001", ["RDO001", "RDO003"])
+    'RDO003 shows the cause: another temperature'
+    """
+    others = set(found)
+    return next((f"{other} shows {words}" for other, words in EXPLAINED_BY.get(code, ()) if other in others), "")
