@@ -10,6 +10,7 @@ import typer
 
 from rolloutdoctor.cli import book, check, compare, convert, diff, identify, info, merge, pages, plot, recompute, report
 from rolloutdoctor.cli.border import fail, guarded
+from rolloutdoctor.cli.help import GroupedCommand
 from rolloutdoctor.cli.parsing import Commands
 from rolloutdoctor.cli.settings import find_settings
 from rolloutdoctor.cli.streams import printing
@@ -24,21 +25,21 @@ app = typer.Typer(
     pretty_exceptions_enable=False,
     context_settings={"help_option_names": ["-h", "--help"], "max_content_width": 100},
 )
-app.command("check", epilog=check.EPILOG)(check.check)
-app.command("merge", epilog=merge.EPILOG)(merge.merge)
-app.command("diff", epilog=diff.EPILOG)(diff.diff)
-app.command("compare", epilog=compare.EPILOG)(compare.compare)
-app.command("recompute", epilog=recompute.EPILOG)(recompute.recompute)
-app.command("plot", epilog=plot.EPILOG)(plot.plot)
-app.command("report", epilog=report.EPILOG)(report.report)
-app.command("identify", epilog=identify.EPILOG)(identify.identify)
-app.command("info")(info.info)
-app.command("convert", epilog=convert.EPILOG)(convert.convert)
-app.command("rule")(book.rule)
-app.command("causes")(book.causes)
-app.command("fixes")(book.fixes)
-app.command("trainers")(book.trainers)
-app.command("schema")(book.schema)
+app.command("check", cls=GroupedCommand, epilog=check.EPILOG)(check.check)
+app.command("merge", cls=GroupedCommand, epilog=merge.EPILOG)(merge.merge)
+app.command("diff", cls=GroupedCommand, epilog=diff.EPILOG)(diff.diff)
+app.command("compare", cls=GroupedCommand, epilog=compare.EPILOG)(compare.compare)
+app.command("recompute", cls=GroupedCommand, epilog=recompute.EPILOG)(recompute.recompute)
+app.command("plot", cls=GroupedCommand, epilog=plot.EPILOG)(plot.plot)
+app.command("report", cls=GroupedCommand, epilog=report.EPILOG)(report.report)
+app.command("identify", cls=GroupedCommand, epilog=identify.EPILOG)(identify.identify)
+app.command("info", cls=GroupedCommand)(info.info)
+app.command("convert", cls=GroupedCommand, epilog=convert.EPILOG)(convert.convert)
+app.command("rule", cls=GroupedCommand)(book.rule)
+app.command("causes", cls=GroupedCommand)(book.causes)
+app.command("fixes", cls=GroupedCommand)(book.fixes)
+app.command("trainers", cls=GroupedCommand)(book.trainers)
+app.command("schema", cls=GroupedCommand)(book.schema)
 
 
 def _version(wanted: bool) -> None:

@@ -4,7 +4,7 @@ from typing import Annotated
 
 import typer
 
-from rolloutdoctor.cli import pages
+from rolloutdoctor.cli import complete, pages
 from rolloutdoctor.cli.border import guarded
 from rolloutdoctor.cli.options import BookFormat
 from rolloutdoctor.cli.terminal import show
@@ -15,7 +15,10 @@ FormatOption = Annotated[BookFormat, typer.Option("--format", help="Text, or JSO
 @guarded
 def rule(
     code: Annotated[
-        str | None, typer.Argument(metavar="[CODE]", help="A rule's code or name; all rules if omitted.")
+        str | None,
+        typer.Argument(
+            metavar="[CODE]", help="A rule's code or name; all rules if omitted.", autocompletion=complete.codes
+        ),
     ] = None,
     format_: FormatOption = BookFormat.full,
 ) -> None:

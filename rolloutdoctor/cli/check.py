@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from rolloutdoctor.cli import baseline as base
-from rolloutdoctor.cli import dumps, verdict
+from rolloutdoctor.cli import complete, dumps, verdict
 from rolloutdoctor.cli import follow as following
 from rolloutdoctor.cli import options as opt
 from rolloutdoctor.cli.border import guarded
@@ -55,7 +55,10 @@ def check(
     list_: Annotated[
         str | None,
         typer.Option(
-            "--list", metavar="CODE", help="List every row, group or step that this rule points at, and nothing else."
+            "--list",
+            metavar="CODE",
+            help="List every row, group or step that this rule points at, and nothing else.",
+            autocompletion=complete.codes,
         ),
     ] = None,
     workers: verdict.WorkersOption = 1,

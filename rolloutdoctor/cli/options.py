@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
+from rolloutdoctor.cli import complete
 from rolloutdoctor.cli.inputs import note_file
 from rolloutdoctor.cli.output import write_whole
 from rolloutdoctor.cli.terminal import say, show
@@ -128,11 +129,17 @@ TrainerOption = Annotated[
         metavar="NAME[@VERSION]",
         envvar="ROLLOUTDOCTOR_TRAINER",
         help="Trainer of the run; overrides the file.",
+        autocompletion=complete.trainers,
     ),
 ]
 SetOption = Annotated[
     list[str] | None,
-    typer.Option("--set", metavar="KEY=VALUE", help="Set a trainer option, by its own name; repeatable."),
+    typer.Option(
+        "--set",
+        metavar="KEY=VALUE",
+        help="Set a trainer option, by its own name; repeatable.",
+        autocompletion=complete.options,
+    ),
 ]
 TrainerConfigOption = Annotated[
     str | None,
@@ -154,11 +161,21 @@ SplitOption = Annotated[
 ]
 FixOption = Annotated[
     list[str] | None,
-    typer.Option("--fix", metavar="NAME[:VARIANT]", help="A fix that the run was trained with; repeatable."),
+    typer.Option(
+        "--fix",
+        metavar="NAME[:VARIANT]",
+        help="A fix that the run was trained with; repeatable.",
+        autocompletion=complete.fixes,
+    ),
 ]
 CompareFixOption = Annotated[
     list[str] | None,
-    typer.Option("--fix", metavar="NAME[:VARIANT]", help="Compare with and without this fix; repeatable."),
+    typer.Option(
+        "--fix",
+        metavar="NAME[:VARIANT]",
+        help="Compare with and without this fix; repeatable.",
+        autocompletion=complete.fixes,
+    ),
 ]
 DeviceOption = Annotated[
     Device,

@@ -5,7 +5,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from rolloutdoctor.cli import dumps
+from rolloutdoctor.cli import complete, dumps
 from rolloutdoctor.cli import options as opt
 from rolloutdoctor.cli.border import guarded
 from rolloutdoctor.cli.output import check_target, write_whole
@@ -37,7 +37,9 @@ class By(StrEnum):
 @dumps.takes_dumps
 def plot(
     context: typer.Context,
-    kind: Annotated[str, typer.Argument(metavar="KIND", help=", ".join(KINDS), show_default=False)],
+    kind: Annotated[
+        str, typer.Argument(metavar="KIND", help=", ".join(KINDS), show_default=False, autocompletion=complete.kinds)
+    ],
     paths: opt.Paths,
     dump: "ConvertOptions",
     output: Annotated[

@@ -5,6 +5,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
+from rolloutdoctor.cli import complete
 from rolloutdoctor.cli import options as opt
 from rolloutdoctor.cli.border import FINDINGS, NOTHING_CHECKED
 from rolloutdoctor.cli.terminal import say
@@ -16,11 +17,23 @@ if TYPE_CHECKING:
 
 SelectOption = Annotated[
     list[str] | None,
-    typer.Option("--select", metavar="CODE", envvar="ROLLOUTDOCTOR_SELECT", help="Only these rules or families."),
+    typer.Option(
+        "--select",
+        metavar="CODE",
+        envvar="ROLLOUTDOCTOR_SELECT",
+        help="Only these rules or families.",
+        autocompletion=complete.codes,
+    ),
 ]
 IgnoreOption = Annotated[
     list[str] | None,
-    typer.Option("--ignore", metavar="CODE", envvar="ROLLOUTDOCTOR_IGNORE", help="Not these rules or families."),
+    typer.Option(
+        "--ignore",
+        metavar="CODE",
+        envvar="ROLLOUTDOCTOR_IGNORE",
+        help="Not these rules or families.",
+        autocompletion=complete.codes,
+    ),
 ]
 RequireOption = Annotated[
     list[str] | None,
@@ -29,6 +42,7 @@ RequireOption = Annotated[
         metavar="CODE",
         envvar="ROLLOUTDOCTOR_REQUIRE",
         help="Exit 3 if one of these rules or families was skipped.",
+        autocompletion=complete.codes,
     ),
 ]
 FormatOption = Annotated[

@@ -1,0 +1,47 @@
+"""Pages of help: options in groups, without types that say nothing, and environment variables in one line."""
+
+from typing import Any
+
+from typer.core import TyperCommand
+
+_GROUPS: tuple[tuple[str, tuple[str, ...]], ...] = (
+    ("The run", ("trainer", "settings", "trainer_config", "fix", "against", "steps", "split")),
+    ("Dumps and logs", ("importer", "columns", "map_file", "allow_pickle")),
+    ("Rules", ("select", "ignore", "require", "each", "list_")),
+    ("Result", ("by", "top", "no_text", "format_", "output", "output_file", "verbose", "quiet", "color")),
+    ("Exit code", ("fail_on", "exit_zero", "exit_code")),
+    ("Computing", ("device", "dtype", "kernel", "workers", "save_state")),
+)
+"""Title of a group to the parameters in it; what is in none comes under "Options"."""
+
+ENVIRONMENT = "An option can also be set by its environment variable: ROLLOUTDOCTOR_FORMAT for --format, and so on."
+
+
+class GroupedCommand(TyperCommand):
+    """A command whose page of help has its options in groups."""
+
+    def format_options(self, ctx: Any, formatter: Any) -> None:  # noqa: ANN401  # classes of the option parser
+        """Write arguments, then the options by group; see `click.Command.format_options`."""
+        titles = {name: title for title, names in _GROUPS for name in names}
+        sections: dict[str, list[tuple[str, str]]] = {title: [] for title in ("Arguments", *dict(_GROUPS))}
+        reads_environment = False
+        for each in self.get_params(ctx):
+            parameter: Any = each
+            reads_environment = reads_environment or bool(getattr(parameter, "envvar", None))
+            parameter.show_envvar = False
+            record = parameter.get_help_record(ctx)
+            if record is None:
+                continue
+            name, words = record
+            if parameter.param_type_name == "argument":
+                # The type of a value that has a name of its own says nothing.
+                sections["Arguments"].append((str(parameter.metavar or name), words))
+            else:
+                sections.setdefault(titles.get(str(parameter.name), "Options"), []).append((name, words))
+        for title, lines in sections.items():
+            if lines:
+                with formatter.section(title):
+                    formatter.write_dl(lines)
+        if reads_environment:
+            formatter.write_paragraph()
+            formatter.write_text(ENVIRONMENT)

@@ -1,0 +1,55 @@
+"""Pages of help, and what a shell completes."""
+
+import os
+import subprocess
+import sys
+
+import pytest
+
+from rolloutdoctor.cli import complete
+
+
+@pytest.mark.parametrize("width", ["80", "120"])
+def test_help_is_in_groups_without_variables_and_types(rolloutdoctor, width):
+    done = rolloutdoctor("check", "--help", env={"COLUMNS": width})
+    assert done.returncode == 0
+    for title in ("Arguments:", "The run:", "Rules:", "Result:", "Exit code:", "Computing:"):
+        assert title in done.stdout.splitlines()
+    assert "env var" not in done.stdout
+    assert "list[str]" not in done.stdout
+    assert "TEXT" not in done.stdout
+    assert "ROLLOUTDOCTOR_FORMAT for --format" in " ".join(done.stdout.split())
+
+
+def test_words_are_completed():
+    assert complete.codes("RDG001") == [("RDG001", "zero-std-kl")]
+    assert ("zero-std-kl", "RDG001") in complete.codes("zero")
+    assert [word for word, _ in complete.fixes("zero")] == ["zero-std"]
+    assert "zero-std:pr5640" in [word for word, _ in complete.fixes("zero-std:")]
+    assert "trl" in [word for word, _ in complete.trainers("t")]
+    assert "beta=" in [word for word, _ in complete.options("be")]
+    assert [word for word, _ in complete.kinds("adv")] == ["advantages"]
+
+
+def test_completion_imports_no_torch():
+    code = (
+        "import sys; from rolloutdoctor.cli import complete as c; "
+        "[f('r') for f in (c.codes, c.fixes, c.trainers, c.options, c.kinds)]; sys.exit('torch' in sys.modules)"
+    )
+    assert subprocess.run([sys.executable, "-c", code], env=os.environ, check=False).returncode == 0
+
+
+def test_a_shell_gets_the_words():
+    words = {
+        "_ROLLOUTDOCTOR_COMPLETE": "complete_bash",
+        "COMP_WORDS": "rolloutdoctor check --select RDG00",
+        "COMP_CWORD": "3",
+    }
+    done = subprocess.run(
+        [sys.executable, "-c", "import sys; sys.argv = ['rolloutdoctor']; from rolloutdoctor.cli import main; main()"],
+        env=os.environ | words,
+        capture_output=True,
+        encoding="utf-8",
+        check=False,
+    )
+    assert "RDG001" in done.stdout.split(), done.stderr
