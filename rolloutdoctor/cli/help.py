@@ -9,7 +9,8 @@ _GROUPS: tuple[tuple[str, tuple[str, ...]], ...] = (
     ("Dumps and logs", ("importer", "columns", "map_file", "allow_pickle")),
     ("Rules", ("select", "ignore", "require", "each", "list_")),
     ("Result", ("by", "top", "no_text", "format_", "output", "output_file", "verbose", "quiet", "color")),
-    ("Exit code", ("fail_on", "exit_zero", "exit_code")),
+    ("Following", ("follow", "state_file", "on_finding", "until_idle", "every")),
+    ("Exit code", ("baseline", "write_baseline", "fail_on", "exit_zero", "exit_code")),
     ("Computing", ("device", "dtype", "kernel", "workers", "save_state")),
 )
 """Title of a group to the parameters in it; what is in none comes under "Options"."""
