@@ -95,9 +95,10 @@ def check(
     from rolloutdoctor.commands.check import report_of
     from rolloutdoctor.commands.merge import saved_state
     from rolloutdoctor.commands.plot import check_and_draw
+    from rolloutdoctor.engine.check_parts import measure_with
     from rolloutdoctor.engine.options import CheckOptions
     from rolloutdoctor.engine.prepare import prepare
-    from rolloutdoctor.engine.processes import measure_in
+    from rolloutdoctor.engine.processes import Processes
     from rolloutdoctor.engine.state_file import dumped
     from rolloutdoctor.results.figures import Gallery
     from rolloutdoctor.views.histogram import histograms
@@ -174,7 +175,7 @@ def check(
             report, gallery = check_and_draw(run, ("advantages", "kl", "ratio"), options, progress=progress)
         else:
             prepared = prepare(run, options)
-            state = measure_in(workers, prepared, progress)
+            state = measure_with(Processes(workers), prepared, progress)
             report, gallery = report_of(prepared, state), Gallery({}, {})
             if save_state is not None:
                 write_whole(dumped(saved_state(prepared, state)).encode(), save_state)

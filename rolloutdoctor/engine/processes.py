@@ -10,15 +10,12 @@ import warnings
 from collections.abc import Callable, Sequence
 from concurrent.futures import FIRST_COMPLETED, Future, ProcessPoolExecutor, wait
 from concurrent.futures.process import BrokenProcessPool
-from dataclasses import replace
+from dataclasses import dataclass
 from multiprocessing import connection, resource_tracker
 from multiprocessing.process import BaseProcess
 
-from rolloutdoctor.engine.accumulate import RunState
-from rolloutdoctor.engine.options import CheckOptions
-from rolloutdoctor.engine.prepare import PreparedRun, prepare
-from rolloutdoctor.engine.serial import measure
-from rolloutdoctor.io.run import Run
+from rolloutdoctor.engine.parts import Part, Progress, Serial, State, Work, plan_parts
+from rolloutdoctor.io.run import Run, StepRange
 from rolloutdoctor.results.errors import InputError
 
 PARTS_PER_WORKER = 4
@@ -29,59 +26,65 @@ PROGRESS_SECONDS = 0.1
 
 _FOR_THE_PARENT = {signal.SIGINT, signal.SIGTERM, signal.SIGHUP}
 
-_Progress = Callable[[int, int], None]
 _RowsDone = ctypes.Array[ctypes.c_longlong]
 _rows_done: _RowsDone
 
 
-def measure_in(workers: int, prepared: PreparedRun, progress: _Progress | None = None) -> RunState:
-    """Measure a run in this process, or in several with one torch thread each.
+@dataclass(frozen=True)
+class Processes:
+    """Measures parts in several processes with one torch thread each.
 
-    The parts are ranges of steps with about equally many rows. States are added up in the order of their steps, so
-    that nothing depends on which process was faster.
-
-    Raises:
-        UsageError: if an option cannot be used.
-        InputError: if a file cannot be read or breaks the contract, or a process died.
+    Attributes:
+        workers: how many; one works here, as `Serial`.
     """
-    if workers == 1:
-        return measure(prepared, progress)
-    run, options = prepared.run, prepared.options
-    parts = [
-        replace(options, steps=steps)
-        for steps in run.step_ranges(options.steps, options.split, workers * PARTS_PER_WORKER)
-    ]
-    # Spawned: a fork would copy locks that threads of arrow and torch hold.
-    context = multiprocessing.get_context("spawn")
-    rows_done = context.RawArray(ctypes.c_longlong, len(parts))
-    pool = ProcessPoolExecutor(min(workers, len(parts)), context, initializer=_begin, initargs=(rows_done,))
-    started: list[BaseProcess] = []
-    dead: list[BaseProcess] = []
-    try:
-        futures = _submit(pool, run, parts, started)
-        _follow(futures, started, lambda: progress and progress(min(sum(rows_done), run.rows), run.rows))
-        total = RunState()
-        for future in futures:
-            total = total + future.result()
-        return total
-    except BrokenProcessPool:
-        dead = [process for process in started if connection.wait([process.sentinel], 0)]
-        if not dead:
-            raise
-    finally:
-        # Killed also when all is done: taking apart what they imported takes a worker long, and the pool would wait.
-        for process in started:
-            process.kill()
-        pool.shutdown(cancel_futures=True)
-    raise InputError(
-        f"a worker process ended without a word (exit code {dead[0].exitcode}), for want of memory perhaps; "
-        "use fewer --workers"
-    )
+
+    workers: int
+
+    def measure(
+        self,
+        work: Work[State],
+        run: Run,
+        steps: StepRange | None = None,
+        split: str | None = None,
+        progress: Progress | None = None,
+    ) -> list[State]:
+        """Measure the parts: ranges of steps with about equally many rows.
+
+        Raises:
+            UsageError: if an option cannot be used.
+            InputError: if a file cannot be read or breaks the contract, or a process died.
+        """
+        if self.workers == 1:
+            return Serial().measure(work, run, steps, split, progress)
+        parts = plan_parts(run, steps, split, self.workers * PARTS_PER_WORKER)
+        # Spawned: a fork would copy locks that threads of arrow and torch hold.
+        context = multiprocessing.get_context("spawn")
+        rows_done = context.RawArray(ctypes.c_longlong, len(parts))
+        pool = ProcessPoolExecutor(min(self.workers, len(parts)), context, initializer=_begin, initargs=(rows_done,))
+        started: list[BaseProcess] = []
+        dead: list[BaseProcess] = []
+        try:
+            futures = _submit(pool, work, parts, started)
+            _follow(futures, started, lambda: progress and progress(min(sum(rows_done), run.rows), run.rows))
+            return [future.result() for future in futures]
+        except BrokenProcessPool:
+            dead = [process for process in started if connection.wait([process.sentinel], 0)]
+            if not dead:
+                raise
+        finally:
+            # Killed also when all is done: taking apart what they imported takes a worker long, and the pool waits.
+            for process in started:
+                process.kill()
+            pool.shutdown(cancel_futures=True)
+        raise InputError(
+            f"a worker process ended without a word (exit code {dead[0].exitcode}), for want of memory perhaps; "
+            "use fewer --workers"
+        )
 
 
 def _submit(
-    pool: ProcessPoolExecutor, run: Run, parts: Sequence[CheckOptions], started: list[BaseProcess]
-) -> list[Future[RunState]]:
+    pool: ProcessPoolExecutor, work: Work[State], parts: Sequence[Part], started: list[BaseProcess]
+) -> list[Future[State]]:
     """Submit every part, which starts the processes, and add these to `started`."""
     # The first start brings up Python's tracker, which leaves SIGINT unblocked: so before the mask is set below.
     resource_tracker.ensure_running()
@@ -92,7 +95,7 @@ def _submit(
     try:
         # The run goes with each part, not with the start of a process, which would wait until the process before has
         # imported torch and can read it.
-        futures = [pool.submit(_measured, run, options, number) for number, options in enumerate(parts)]
+        futures = [pool.submit(_measured, work, part) for part in parts]
     finally:
         started += set(multiprocessing.active_children()) - others
         signal.pthread_sigmask(signal.SIG_SETMASK, before)
@@ -102,7 +105,7 @@ def _submit(
     return futures
 
 
-def _follow(futures: Sequence[Future[RunState]], started: Sequence[BaseProcess], tell: Callable[[], object]) -> None:
+def _follow(futures: Sequence[Future[State]], started: Sequence[BaseProcess], tell: Callable[[], object]) -> None:
     """Wait for every part up to the first one that fails, which is the error to raise.
 
     Raises:
@@ -141,10 +144,10 @@ def _end_with_the_parent() -> None:
         os._exit(0)
 
 
-def _measured(run: Run, options: CheckOptions, number: int) -> RunState:
+def _measured(work: Work[State], part: Part) -> State:
     """Measure a part in a worker process."""
 
     def tell(done: int, total: int) -> None:
-        _rows_done[number] = done
+        _rows_done[part.number] = done
 
-    return measure(prepare(run, options), tell)
+    return work.measure(part, tell)

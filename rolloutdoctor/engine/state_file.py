@@ -142,13 +142,21 @@ def dumped(saved: SavedState, texts: StepTexts | None = None) -> str:
         saved: the state.
         texts: what was written of its steps before.
     """
+    # The state comes last.
+    return f'{json_text(_about(saved), compact=True)[:-1]},"state":{run_text(saved.state, texts)}}}\n'
+
+
+def run_text(state: RunState, texts: StepTexts | None = None) -> str:
+    """Return a state alone as JSON; `loaded_run` turns it back.
+
+    Args:
+        state: of a run, or of a part of it.
+        texts: what was written of its steps before.
+    """
     texts = texts or StepTexts()
-    body = json_text(_without_rules(saved), compact=True)
-    rules = [
-        f"{json_text(code)}:{_rule_text(one, texts.text(code, one.steps))}" for code, one in saved.state.rules.items()
-    ]
-    # The state comes last, and the rules last in it.
-    return f'{body[:-2]},"rules":{{{",".join(rules)}}}}}}}\n'
+    rules = [f"{json_text(code)}:{_rule_text(one, texts.text(code, one.steps))}" for code, one in state.rules.items()]
+    # The rules come last.
+    return f'{json_text(_without_rules(state), compact=True)[:-1]},"rules":{{{",".join(rules)}}}}}'
 
 
 def _rule_text(state: RuleState, steps: str) -> str:
@@ -161,8 +169,8 @@ def _rule_text(state: RuleState, steps: str) -> str:
     return f'{json_text(rest, compact=True)[:-1]},"steps":[{steps}]}}'
 
 
-def _without_rules(saved: SavedState) -> dict[str, object]:
-    state, maker = saved.state, saved.maker
+def _about(saved: SavedState) -> dict[str, object]:
+    maker = saved.maker
     return {
         "schema_version": STATE_SCHEMA,
         "rolloutdoctor": saved.version,
@@ -180,14 +188,17 @@ def _without_rules(saved: SavedState) -> dict[str, object]:
         "metadata": {**record(saved.metadata), "config": plain(dict(saved.metadata.config))},
         "has_rows": saved.has_rows,
         "refuted": [record(one) for one in saved.refuted],
-        "state": {
-            "input": record(state.input),
-            "odd_groups": state.odd_groups,
-            "failures": {why: list(where) for why, where in sorted(state.failures.items())},
-            "seen": {split: _spans([key.step for key in state.seen if key.split == split], split) for split in SPLITS},
-            "audit": {name: record(tally) for name, tally in sorted(state.audit.items())},
-            "windows": [record(window) for _, window in sorted(state.windows.items())],
-        },
+    }
+
+
+def _without_rules(state: RunState) -> dict[str, object]:
+    return {
+        "input": record(state.input),
+        "odd_groups": state.odd_groups,
+        "failures": {why: list(where) for why, where in sorted(state.failures.items())},
+        "seen": {split: _spans([key.step for key in state.seen if key.split == split], split) for split in SPLITS},
+        "audit": {name: record(tally) for name, tally in sorted(state.audit.items())},
+        "windows": [record(window) for _, window in sorted(state.windows.items())],
     }
 
 
@@ -226,7 +237,6 @@ def load_state(path: str) -> SavedState:
 
 def _loaded(body: Mapping[str, Any]) -> SavedState:
     made, state = body["trainer"], body["state"]
-    tallies = {rule.code: rule.tally for rule in RULES}
     return SavedState(
         version=body["rolloutdoctor"],
         device=_word(body["device"]),
@@ -245,24 +255,34 @@ def _loaded(body: Mapping[str, Any]) -> SavedState:
         metadata=built(RunMetadata, body["metadata"]),
         has_rows=bool(body["has_rows"]),
         refuted=tuple(built(Refuted, one) for one in body["refuted"]),
-        state=RunState(
-            input=built(InputSummary, state["input"]),
-            rules={
-                code: RuleState(
-                    tuple(_tallies(one, tallies[code])),
-                    tuple(built(Example, example) for example in one["examples"]),
-                    _whole(one["unmeasured"]),
-                    _every(one.get("every", 1)),
-                    _rest(one.get("rest"), tallies[code]),
-                )
-                for code, one in state["rules"].items()
-            },
-            odd_groups=_whole(state["odd_groups"]),
-            failures={why: (_whole(step), _whole(count)) for why, (step, count) in state["failures"].items()},
-            seen=tuple(sorted(_key(step, split) for split in SPLITS for step in _steps(state["seen"][split]))),
-            audit={_word(name): built(QuantityTally, tally) for name, tally in state["audit"].items()},
-            windows={(one.last, one.name): one for one in (built(OpenWindow, each) for each in state["windows"])},
-        ),
+        state=loaded_run(state),
+    )
+
+
+def loaded_run(state: Mapping[str, Any]) -> RunState:
+    """Return the state that `run_text` wrote.
+
+    Raises:
+        KeyError, TypeError, ValueError, AttributeError: if it is no such state.
+    """
+    tallies = {rule.code: rule.tally for rule in RULES}
+    return RunState(
+        input=built(InputSummary, state["input"]),
+        rules={
+            code: RuleState(
+                tuple(_tallies(one, tallies[code])),
+                tuple(built(Example, example) for example in one["examples"]),
+                _whole(one["unmeasured"]),
+                _every(one.get("every", 1)),
+                _rest(one.get("rest"), tallies[code]),
+            )
+            for code, one in state["rules"].items()
+        },
+        odd_groups=_whole(state["odd_groups"]),
+        failures={why: (_whole(step), _whole(count)) for why, (step, count) in state["failures"].items()},
+        seen=tuple(sorted(_key(step, split) for split in SPLITS for step in _steps(state["seen"][split]))),
+        audit={_word(name): built(QuantityTally, tally) for name, tally in state["audit"].items()},
+        windows={(one.last, one.name): one for one in (built(OpenWindow, each) for each in state["windows"])},
     )
 
 

@@ -1,8 +1,11 @@
 """`open_run`: the files of a run, read one step at a time."""
 
+import copy
 import json
 import os
+from bisect import bisect_right
 from collections.abc import Callable, Collection, Generator, Iterable, Iterator, Mapping, Sequence
+from dataclasses import replace
 from functools import cached_property
 from itertools import pairwise
 
@@ -16,7 +19,7 @@ from rolloutdoctor.io.metadata import RunMetadata
 from rolloutdoctor.io.metrics import LoggedMetrics, check_one_log, read_metrics
 from rolloutdoctor.io.parquet.columns import NO_ALIASES, TrainerAliases
 from rolloutdoctor.io.parquet.files import OpenFile, RunFile, read_footer, reading
-from rolloutdoctor.io.parquet.index import KEY_COLUMNS, Index, RowGroup, build_index, read_keys, rows_by_key
+from rolloutdoctor.io.parquet.index import KEY_COLUMNS, Index, RowGroup, build_index, index_of, read_keys, rows_by_key
 from rolloutdoctor.io.parquet.slices import ReadRequest
 from rolloutdoctor.io.parquet.step_chunks import ColumnSelection
 from rolloutdoctor.io.parquet.steps import StepRange
@@ -89,6 +92,9 @@ class Run:
         self.metrics = metrics
         self.incomplete: dict[str, dict[StepKey, str]] = {}
         self.dropped = frozenset(key for file in files for key in file.metadata.dropped_steps)
+        self._has_several_files = len(files) > 1
+        # Of all files, also where this is a part of the run that reads some of them.
+        self._whole_numbers = frozenset(name for name in ("group_id", "sample_id") if _stores_integers(files, name))
 
     def batches(
         self,
@@ -179,10 +185,40 @@ class Run:
         Args:
             name: `group_id` or `sample_id`.
         """
-        stored = [file.columns[name].type for file in self._files if name in file.columns]
-        values = [type_.value_type if pa.types.is_dictionary(type_) else type_ for type_ in stored]
-        whole = len(values) == len(self._files) and all(pa.types.is_integer(type_) for type_ in values)
-        return pa.int64() if whole else pa.string()
+        return pa.int64() if name in self._whole_numbers else pa.string()
+
+    def parts(self, steps: StepRange | None, split: str | None, count: int) -> list[tuple[StepRange, "Run"]]:
+        """Cut the run into at most `count` parts of whole steps that hold about equally many rows.
+
+        A part reads only the files that may hold its steps, and is otherwise the run: with its columns, its metadata,
+        its logged metrics, and its names of rows. The work is linear in the row groups where steps are in order.
+        """
+        ranges = self.step_ranges(steps, split, count)
+        starts = [each.start or 0 for each in ranges]
+        held: list[list[RowGroup]] = [[] for _ in ranges]
+        for found in self._index.row_groups:
+            first = max(0, bisect_right(starts, found.low) - 1)
+            for place in range(first, bisect_right(starts, found.high)):
+                if found.may_hold(ranges[place], split):
+                    held[place].append(found)
+        return [(each, self._reading(groups)) for each, groups in zip(ranges, held, strict=True)]
+
+    def _reading(self, row_groups: Sequence[RowGroup]) -> "Run":
+        """The run, of which only these row groups are read."""
+        # Without a row there is still a file, or it would be a run of logged metrics alone.
+        numbers = sorted({found.file for found in row_groups}) or list(range(len(self._files)))[:1]
+        place = {number: at for at, number in enumerate(numbers)}
+        part = copy.copy(self)
+        part._files = tuple(self._files[number] for number in numbers)
+        part._origins, part._beside, part.incomplete = (), (), {}
+        part.files = tuple(file.name for file in part._files) or self.files[:1]
+        part.rows = sum(found.rows for found in row_groups)
+        part._index = index_of([replace(found, file=place[found.file]) for found in row_groups])
+        return part
+
+    def stored_files(self) -> tuple[RunFile, ...]:
+        """What the footers of the files say, in reading order."""
+        return self._files
 
     def reads(self, path: "str | os.PathLike[str]") -> bool:
         """Tell whether a path is, under any name, a file that the run was read from.
@@ -234,11 +270,20 @@ class Run:
     def _stream(
         self, request: ReadRequest, progress: Callable[[int, int], None]
     ) -> Generator[RolloutBatch, None, None]:
-        yield from Stream(self._files, self._index, request, progress, self._note).batches()
+        yield from Stream(
+            self._files, self._index, request, progress, self._note, several_files=self._has_several_files
+        ).batches()
 
     def _note(self, batch: RolloutBatch) -> None:
         for name, where in batch.incomplete.items():
             self.incomplete.setdefault(name, {})[batch.key] = where
+
+
+def _stores_integers(files: Sequence[RunFile], name: str) -> bool:
+    """True if every file stores the identifier as an integer."""
+    stored = [file.columns[name].type for file in files if name in file.columns]
+    values = [type_.value_type if pa.types.is_dictionary(type_) else type_ for type_ in stored]
+    return len(values) == len(files) and all(pa.types.is_integer(type_) for type_ in values)
 
 
 def _texts_at(

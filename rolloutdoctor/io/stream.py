@@ -31,6 +31,8 @@ class Stream:
         request: ReadRequest,
         progress: Callable[[int, int], None],
         partial_step: Callable[[RolloutBatch], None],
+        *,
+        several_files: bool,
     ) -> None:
         """Plan what is to be read.
 
@@ -40,9 +42,11 @@ class Stream:
             request: columns and steps.
             progress: called with the rows done and the rows to do.
             partial_step: told of a batch that goes without a column that some of its rows have.
+            several_files: rows without a name are named by their file, too.
         """
         self._files, self._index, self._request = tuple(files), index, request
         self._progress, self._partial_step = progress, partial_step
+        self._several_files = several_files
         numbered = enumerate(index.row_groups)
         self._plan: list[tuple[int, RowGroup]] = [
             (position, found) for position, found in numbered if found.may_hold(request.steps, request.split)
@@ -61,7 +65,7 @@ class Stream:
                 rows = raw.decoded()
                 del raw
                 for key in self._completed(position, rows, pending):
-                    batch = assemble(key, pending.take(key), several_files=len(self._files) > 1)
+                    batch = assemble(key, pending.take(key), several_files=self._several_files)
                     if batch.incomplete:
                         self._partial_step(batch)
                     ahead.room = max(LEAST_ROOM, int(AHEAD * batch.token_columns.nbytes))

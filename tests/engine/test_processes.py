@@ -14,9 +14,10 @@ from engine.runs import TRL, random_columns, write
 
 from rolloutdoctor.commands.check import report_of
 from rolloutdoctor.engine import processes
+from rolloutdoctor.engine.check_parts import measure_with
 from rolloutdoctor.engine.options import CheckOptions
 from rolloutdoctor.engine.prepare import prepare
-from rolloutdoctor.engine.processes import measure_in
+from rolloutdoctor.engine.processes import Processes
 from rolloutdoctor.io.run import StepRange, open_run
 from rolloutdoctor.results.errors import DataError, InputError
 from rolloutdoctor.views.style import Style
@@ -27,7 +28,7 @@ STYLE = Style(width=100, color=False, unicode=True, verbose=False)
 
 def rendered(run, options, workers):
     prepared = prepare(run, options)
-    report = report_of(prepared, measure_in(workers, prepared))
+    report = report_of(prepared, measure_with(Processes(workers), prepared))
     return {name: render(report, STYLE) for name, render in RENDERERS.items()}
 
 
@@ -68,7 +69,7 @@ def test_an_error_in_a_worker_is_the_same_sentence(tmp_path):
     said = set()
     for workers in (1, 2, 3):
         with pytest.raises(DataError) as caught:
-            measure_in(workers, prepare(run, CheckOptions(device="cpu")))
+            measure_with(Processes(workers), prepare(run, CheckOptions(device="cpu")))
         said.add(str(caught.value))
     (message,) = said
     assert "row 30" in message
@@ -77,7 +78,7 @@ def test_an_error_in_a_worker_is_the_same_sentence(tmp_path):
 def test_progress_reaches_all_rows(path):
     run = open_run([path])
     calls = []
-    measure_in(2, prepare(run, CheckOptions(device="cpu")), lambda *call: calls.append(call))
+    measure_with(Processes(2), prepare(run, CheckOptions(device="cpu")), lambda *call: calls.append(call))
     assert max(done for done, _ in calls) == run.rows
     assert {total for _, total in calls} == {run.rows}
 
@@ -88,7 +89,7 @@ def test_a_worker_that_dies_is_told(path):
             child.kill()
 
     with pytest.raises(InputError, match=r"a worker process ended without a word \(exit code -9\)"):
-        measure_in(2, prepare(open_run([path]), CheckOptions(device="cpu")), kill)
+        measure_with(Processes(2), prepare(open_run([path]), CheckOptions(device="cpu")), kill)
     assert not multiprocessing.active_children()
 
 
@@ -111,7 +112,7 @@ Connection._send_bytes = send
 def test_a_worker_that_dies_in_the_middle_of_its_result_is_told(path, monkeypatch):
     monkeypatch.setattr(processes, "_measured", _DiesInTheMiddleOfItsResult())
     with pytest.raises(InputError, match=r"a worker process ended without a word \(exit code -9\)"):
-        measure_in(2, prepare(open_run([path]), CheckOptions(device="cpu")))
+        measure_with(Processes(2), prepare(open_run([path]), CheckOptions(device="cpu")))
     assert not multiprocessing.active_children()
 
 

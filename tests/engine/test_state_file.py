@@ -12,10 +12,10 @@ from hypothesis import strategies as st
 
 from rolloutdoctor.commands.check import report_of
 from rolloutdoctor.commands.merge import merged, saved_state
+from rolloutdoctor.engine.check_parts import measure_with
 from rolloutdoctor.engine.options import CheckOptions
 from rolloutdoctor.engine.plain_values import built, plain, value_of
 from rolloutdoctor.engine.prepare import prepare
-from rolloutdoctor.engine.processes import measure_in
 from rolloutdoctor.engine.state_file import dumped, load_state
 from rolloutdoctor.hypotheses.fixes import choose
 from rolloutdoctor.io.run import StepRange, open_run
@@ -40,14 +40,14 @@ def rendered(report):
 def whole(paths, **given):
     run = open_run(paths)
     prepared = prepare(run, options_of(**given))
-    return rendered(report_of(prepared, measure_in(1, prepared)))
+    return rendered(report_of(prepared, measure_with(None, prepared)))
 
 
 def save(path, paths, **given):
     """Save the state of a check, as the command does, and read it back."""
     run, options = open_run(paths), options_of(**given)
     prepared = prepare(run, options)
-    path.write_text(dumped(saved_state(prepared, measure_in(1, prepared))))
+    path.write_text(dumped(saved_state(prepared, measure_with(None, prepared))))
     return path.name, load_state(str(path))
 
 

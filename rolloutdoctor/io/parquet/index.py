@@ -80,6 +80,15 @@ def build_index(files: Sequence[RunFile]) -> Index:
     return _from_statistics(files) or _from_rows(files)
 
 
+def index_of(ordered: Sequence[RowGroup]) -> Index:
+    """Index row groups that are in reading order; where only ranges are known, they overlap in their ends at most."""
+    last: dict[StepKey, int] = {}
+    for position, found in enumerate(ordered):
+        ends = (StepKey(step, split) for split in found.splits for step in (found.low, found.high))
+        last.update(dict.fromkeys(ends if found.keys is None else found.keys, position))
+    return Index(tuple(ordered), last)
+
+
 def in_reading_order(row_groups: Sequence[RowGroup]) -> tuple[RowGroup, ...]:
     """Put the row groups of several files in the order of their steps, so that a step's rows are read together.
 
@@ -179,15 +188,7 @@ def _from_statistics(files: Sequence[RunFile]) -> Index | None:
         if any(after[0] < before[1] for before, after in pairwise(spans)):
             return None
     ordered = in_reading_order(row_groups)
-    return Index(
-        ordered,
-        {
-            StepKey(step, split): position
-            for position, found in enumerate(ordered)
-            for split in found.splits
-            for step in (found.low, found.high)
-        },
-    )
+    return index_of(ordered)
 
 
 def _from_rows(files: Sequence[RunFile]) -> Index:
@@ -204,7 +205,7 @@ def _from_rows(files: Sequence[RunFile]) -> Index:
                 splits = frozenset(key.split for key in keys)
                 row_groups.append(RowGroup(position, group, first_row, rows, low, high, splits, keys))
     ordered = in_reading_order(row_groups)
-    return Index(ordered, {key: position for position, each in enumerate(ordered) for key in each.keys or ()})
+    return index_of(ordered)
 
 
 def _numbered(file: RunFile) -> Iterator[tuple[int, int, int]]:

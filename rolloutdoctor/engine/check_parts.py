@@ -1,0 +1,66 @@
+"""`check` in parts: what is measured of each, and what its state is in JSON."""
+
+import json
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from typing import Any
+
+from rolloutdoctor.engine.accumulate import RunState
+from rolloutdoctor.engine.options import CheckOptions, ReadOptions
+from rolloutdoctor.engine.parts import Executor, Part, Progress, Serial, Work, added
+from rolloutdoctor.engine.prepare import PreparedRun, prepare
+from rolloutdoctor.engine.serial import measure
+from rolloutdoctor.engine.state_file import loaded_run, run_text
+
+
+@dataclass(frozen=True)
+class CheckWork(Work[RunState]):
+    """Lets the rules measure a part.
+
+    Attributes:
+        options: of the check; the steps are those of the part.
+    """
+
+    options: CheckOptions
+
+    def measure(self, part: Part, progress: Progress | None) -> RunState:
+        """Plan with what is known of the whole run, and measure the part."""
+        return measure(prepare(part.run, replace(self.options, steps=part.steps)), progress)
+
+    def dumped(self, state: RunState) -> Any:  # noqa: ANN401  # any JSON
+        """As in a file that ``--save-state`` writes."""
+        return run_text(state)
+
+    def loaded(self, plain: Any) -> RunState:  # noqa: ANN401  # any JSON
+        """As from a file that ``--save-state`` wrote."""
+        return loaded_run(json.loads(plain))
+
+    def identity(self) -> str:
+        """The rules, the fixes and every option that says how to read."""
+        options = self.options
+        rules, fixes = [rule.code for rule in options.rules], [fix.label for fix in options.fixes]
+        return repr(("check", rules, fixes, reading_identity(options)))
+
+
+def reading_identity(options: ReadOptions) -> Sequence[object]:
+    """What a state depends on of the options that every command has; the steps belong to the part."""
+    layers = [(layer.origin, sorted(layer.values.items(), key=lambda one: one[0])) for layer in options.layers]
+    return (options.trainer, layers, options.split, options.device, options.dtype, options.kernel)
+
+
+def measure_with(executor: Executor | None, prepared: PreparedRun, progress: Progress | None = None) -> RunState:
+    """Measure a run in parts, and add their states.
+
+    Args:
+        executor: where; None: in this process.
+        prepared: the run, and what can be checked of it.
+        progress: called with the rows done and the rows to do.
+
+    Raises:
+        UsageError: if an option cannot be used.
+        InputError: if a file cannot be read or breaks the contract, or a part cannot be measured.
+    """
+    if executor is None or isinstance(executor, Serial):
+        return measure(prepared, progress)
+    options = prepared.options
+    return added(executor.measure(CheckWork(options), prepared.run, options.steps, options.split, progress))

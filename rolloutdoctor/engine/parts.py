@@ -1,0 +1,116 @@
+"""Parts of a run, what is done with each, and how their states are added: the same for every executor.
+
+A part is whole steps. An executor measures the parts wherever it likes, and gives their states back in the order of the
+parts; they are added in a tree of which the shape is given by their number, so that nothing depends on who was faster.
+"""
+
+from abc import ABC, abstractmethod
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Any, Generic, Protocol, TypeVar
+
+from rolloutdoctor.engine.accumulate import RunState
+from rolloutdoctor.io.run import Run, StepRange
+
+State = TypeVar("State")
+Progress = Callable[[int, int], None]
+
+
+@dataclass(frozen=True)
+class Part:
+    """Whole steps of a run.
+
+    Attributes:
+        number: place among the parts.
+        steps: the steps.
+        run: the run, of which only the files that may hold these steps are read.
+    """
+
+    number: int
+    steps: StepRange
+    run: Run
+
+    @property
+    def words(self) -> str:
+        """What messages call it."""
+        start, stop = ("" if end is None else str(end) for end in (self.steps.start, self.steps.stop))
+        return f"steps {start}:{stop}"
+
+
+class Work(ABC, Generic[State]):
+    """What a command does with each part; it goes to other processes and machines by pickle."""
+
+    @abstractmethod
+    def measure(self, part: Part, progress: Progress | None) -> State:
+        """Measure a part.
+
+        Raises:
+            InputError: if a file cannot be read, or breaks the contract.
+        """
+
+    @abstractmethod
+    def dumped(self, state: State) -> Any:  # noqa: ANN401  # any JSON
+        """What JSON can write of a state; equal states give equal values."""
+
+    @abstractmethod
+    def loaded(self, plain: Any) -> State:  # noqa: ANN401  # any JSON
+        """Return the state that `dumped` was given.
+
+        Raises:
+            KeyError, TypeError, ValueError, AttributeError: if it is no such state.
+        """
+
+    @abstractmethod
+    def identity(self) -> str:
+        """Everything but the part and the version that a state depends on."""
+
+
+class Executor(Protocol):
+    """Measures the parts of a run somewhere."""
+
+    def measure(
+        self,
+        work: Work[State],
+        run: Run,
+        steps: StepRange | None = None,
+        split: str | None = None,
+        progress: Progress | None = None,
+    ) -> list[State]:
+        """Measure all parts, and return their states in the order of the parts; one of them at least.
+
+        Raises:
+            InputError: if a file cannot be read, or breaks the contract: the error of the earliest part that has one.
+        """
+
+
+class Serial:
+    """Measures a run as one part, in this process."""
+
+    def measure(
+        self,
+        work: Work[State],
+        run: Run,
+        steps: StepRange | None = None,
+        split: str | None = None,
+        progress: Progress | None = None,
+    ) -> list[State]:
+        """Measure the run."""
+        return [work.measure(Part(0, steps or StepRange(), run), progress)]
+
+
+def plan_parts(run: Run, steps: StepRange | None, split: str | None, count: int) -> list[Part]:
+    """Cut a run into at most `count` parts, from its footers where they tell where the steps are."""
+    return [Part(number, *part) for number, part in enumerate(run.parts(steps, split, count))]
+
+
+def added(states: Sequence[RunState]) -> RunState:
+    """Add states in a balanced tree; an odd one at the end waits for the next level.
+
+    >>> added([]) == RunState()
+    True
+    """
+    level = list(states) or [RunState()]
+    while len(level) > 1:
+        pairs = [one + other for one, other in zip(level[::2], level[1::2], strict=False)]
+        level = pairs + level[len(pairs) * 2 :]
+    return level[0]
