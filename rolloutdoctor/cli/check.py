@@ -62,6 +62,8 @@ def check(
         ),
     ] = None,
     workers: verdict.WorkersOption = 1,
+    engine: verdict.EngineOption = None,
+    state_dir: verdict.StateDirOption = None,
     save_state: Annotated[
         str | None,
         typer.Option("--save-state", metavar="FILE.json", help="Also save the state of this check, for merge."),
@@ -81,11 +83,12 @@ def check(
 ) -> None:
     """Run the rules on a run and print the findings."""
     # Histograms take one process, and are not part of a state.
-    draws = verbose and format_ is opt.Format.full and workers == 1 and save_state is None
+    draws = verbose and format_ is opt.Format.full and workers == 1 and engine is None and save_state is None
     from rolloutdoctor.hypotheses.fixes import choose
     from rolloutdoctor.results.findings import Severity
     from rolloutdoctor.rules.table import pick
 
+    where = verdict.executor(engine, workers, state_dir)
     rules = pick(verdict.words(select), verdict.words(ignore))
     must_test = verdict.required(require, rules)
     step_range = opt.step_range(steps)
@@ -98,7 +101,6 @@ def check(
     from rolloutdoctor.engine.check_parts import measure_with
     from rolloutdoctor.engine.options import CheckOptions
     from rolloutdoctor.engine.prepare import prepare
-    from rolloutdoctor.engine.processes import Processes
     from rolloutdoctor.engine.state_file import dumped
     from rolloutdoctor.results.figures import Gallery
     from rolloutdoctor.views.histogram import histograms
@@ -175,7 +177,7 @@ def check(
             report, gallery = check_and_draw(run, ("advantages", "kl", "ratio"), options, progress=progress)
         else:
             prepared = prepare(run, options)
-            state = measure_with(Processes(workers), prepared, progress)
+            state = measure_with(where, prepared, progress)
             report, gallery = report_of(prepared, state), Gallery({}, {})
             if save_state is not None:
                 write_whole(dumped(saved_state(prepared, state)).encode(), save_state)

@@ -1,6 +1,7 @@
 """Options of the commands that judge a run, and what their exit code means."""
 
 from collections.abc import Sequence
+from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
 import typer
@@ -12,6 +13,7 @@ from rolloutdoctor.cli.terminal import say
 from rolloutdoctor.results.errors import UsageError
 
 if TYPE_CHECKING:
+    from rolloutdoctor.engine.parts import Executor
     from rolloutdoctor.results.findings import Report
     from rolloutdoctor.rules.table import AnyRule
 
@@ -65,6 +67,43 @@ WorkersOption = Annotated[
         help="Number of processes; the result is the same.",
     ),
 ]
+EngineOption = Annotated[
+    str | None,
+    typer.Option(
+        "--engine",
+        metavar="ray[=ADDRESS]",
+        help="Measure on a Ray cluster; ray=local starts one here. The result is the same.",
+    ),
+]
+StateDirOption = Annotated[
+    str | None,
+    typer.Option(
+        "--state-dir", metavar="DIR", help="With --engine ray: keep what each part gave, and measure only the rest."
+    ),
+]
+
+
+def executor(engine: str | None, workers: int, state_dir: str | None) -> "Executor":
+    """Choose where parts are measured.
+
+    Raises:
+        UsageError: if the options contradict each other, or Ray is not there.
+    """
+    from rolloutdoctor.engine.processes import Processes
+
+    if engine is None:
+        if state_dir is not None:
+            raise UsageError("--state-dir keeps the states of parts on a cluster: add --engine ray[=ADDRESS]")
+        return Processes(workers)
+    name, _, address = engine.partition("=")
+    if name != "ray":
+        raise UsageError(f"--engine {engine}: no such engine; write ray, ray=ADDRESS or ray=local")
+    if workers != 1:
+        raise UsageError("--workers is for processes of this machine, and --engine ray for a cluster; give one of them")
+    from rolloutdoctor.engine.part_states import StateFolder
+    from rolloutdoctor.engine.ray_cluster import RayCluster
+
+    return RayCluster(address, None if state_dir is None else StateFolder(Path(state_dir)))
 
 
 def words(texts: list[str] | None) -> list[str]:

@@ -8,12 +8,14 @@ from collections.abc import Callable, Collection, Generator, Iterable, Iterator,
 from dataclasses import replace
 from functools import cached_property
 from itertools import pairwise
+from pathlib import Path
 
 import pyarrow as pa
 import torch
 
 from rolloutdoctor.data.batch import RolloutBatch, StepKey
 from rolloutdoctor.io.locations.paths import Source, expand
+from rolloutdoctor.io.locations.stores import address_of
 from rolloutdoctor.io.locations.targets import Target
 from rolloutdoctor.io.metadata import RunMetadata
 from rolloutdoctor.io.metrics import LoggedMetrics, check_one_log, read_metrics
@@ -209,12 +211,21 @@ class Run:
         numbers = sorted({found.file for found in row_groups}) or list(range(len(self._files)))[:1]
         place = {number: at for at, number in enumerate(numbers)}
         part = copy.copy(self)
-        part._files = tuple(self._files[number] for number in numbers)
+        part._files = tuple(_anchored(self._files[number]) for number in numbers)
         part._origins, part._beside, part.incomplete = (), (), {}
         part.files = tuple(file.name for file in part._files) or self.files[:1]
         part.rows = sum(found.rows for found in row_groups)
         part._index = index_of([replace(found, file=place[found.file]) for found in row_groups])
         return part
+
+    def decoded_bytes(self) -> int:
+        """About how many bytes the row groups take once they are decoded, from the footers."""
+        return sum(_decoded(file, group) for file in self._files for group in range(len(file.chunks)))
+
+    def largest_row_group(self) -> int:
+        """Bytes of the largest row group once it is decoded, from the footers."""
+        found = self._index.row_groups
+        return max((_decoded(self._files[each.file], each.group) for each in found), default=0)
 
     def stored_files(self) -> tuple[RunFile, ...]:
         """What the footers of the files say, in reading order."""
@@ -277,6 +288,17 @@ class Run:
     def _note(self, batch: RolloutBatch) -> None:
         for name, where in batch.incomplete.items():
             self.incomplete.setdefault(name, {})[batch.key] = where
+
+
+def _decoded(file: RunFile, group: int) -> int:
+    return sum(chunk.uncompressed for chunk in file.chunks[group])
+
+
+def _anchored(file: RunFile) -> RunFile:
+    """The file under a path that holds in other folders, too."""
+    if address_of(file.source.path) is not None:
+        return file
+    return replace(file, source=replace(file.source, path=str(Path(file.source.path).absolute())))
 
 
 def _stores_integers(files: Sequence[RunFile], name: str) -> bool:

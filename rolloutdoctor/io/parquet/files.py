@@ -1,10 +1,12 @@
 """One Parquet file of a run: its footer, its row groups, and the border where pyarrow's errors become ours."""
 
+import hashlib
 import re
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import cached_property, partial
+from pathlib import Path
 
 import pyarrow as pa
 import pyarrow.parquet as pq
@@ -38,6 +40,7 @@ class RunFile:
         metadata: who wrote it.
         chunks: what the footer says of each column chunk, read without pyarrow: asked for a damaged one, that aborts
             the process.
+        seen: size in bytes and time of the last change in nanoseconds, when the footer was read; None: a remote file.
     """
 
     source: Source
@@ -45,6 +48,7 @@ class RunFile:
     columns: dict[str, StoredColumn]
     metadata: RunMetadata
     chunks: list[list[Chunk]]
+    seen: tuple[int, int] | None = None
 
     @property
     def name(self) -> str:
@@ -59,6 +63,28 @@ class RunFile:
     def row_group_rows(self) -> list[int]:
         """Rows of every row group, from the footer."""
         return [int(self.footer.row_group(group).num_rows) for group in range(self.footer.num_row_groups)]
+
+    def stamp(self) -> str:
+        """What tells the file from another one, or from itself before it was written again."""
+        told = (self.source.path, self.seen, self.rows, self.footer.serialized_size, self.chunks)
+        return hashlib.sha256(repr(told).encode()).hexdigest()
+
+    def check_unchanged(self) -> None:
+        """Insist on the file that the footer was read from.
+
+        Raises:
+            InputError: if it has gone, or was written again.
+        """
+        if self.seen is None:
+            return
+        try:
+            found = _looks(self.source)
+        except OSError as error:
+            raise InputError(
+                f"{self.name}: {reason(error)}; every worker has to see the file under the path {self.source.path}"
+            ) from None
+        if found != self.seen:
+            raise InputError(f"{self.name}: the file changed after its footer was read; start again when it is whole")
 
     @cached_property
     def leaves(self) -> dict[str, list[int]]:
@@ -174,6 +200,9 @@ def read_footer(source: Source, trainer: str | None, aliases: TrainerAliases = N
         InputError: if it is no Parquet file, damaged, or has no rows.
         SchemaError: if its columns break the contract.
     """
+    # First, so that a change in between shows.
+    with reading(source.name, "the file"):
+        seen = _looks(source) if Path(source.path).exists() else None
     with open_parquet(source) as parquet:
         with reading(source.name, "the footer"):
             footer, schema = parquet.metadata, parquet.schema_arrow
@@ -191,7 +220,15 @@ def read_footer(source: Source, trainer: str | None, aliases: TrainerAliases = N
         chunks = _read_chunks(source)
         numbers = [each.stored for name, each in columns.items() if name not in _TEXTS]
         check_size(source, footer, numbers, chunks=chunks)
-        return RunFile(source, footer, columns, metadata, chunks)
+        return RunFile(source, footer, columns, metadata, chunks, seen)
+
+
+def _looks(source: Source) -> tuple[int, int] | None:
+    """Size and time of a file; None of a remote one."""
+    if address_of(source.path) is not None:
+        return None
+    found = Path(source.path).stat()
+    return found.st_size, found.st_mtime_ns
 
 
 def check_size(
