@@ -59,8 +59,8 @@ class RuleState:
             every *= 2
             entries, kept = kept, []
             _divide(entries, every, kept, dropped)
-        if self.steps and other.steps and self.steps[-1][0] > other.steps[0][0]:
-            kept.sort(key=lambda entry: entry[0])
+        # Mostly they are in order, which sorting sees in one pass.
+        kept.sort(key=lambda entry: entry[0])
         rests = [rest for rest in (self.rest, other.rest) if rest is not None]
         rests += [ExactTotal.of(dropped, type(dropped[0]))] if dropped else []
         examples = sorted((*self.examples, *other.examples), key=_worst_first)[:KEEP_EXAMPLES]
