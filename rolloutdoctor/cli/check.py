@@ -112,6 +112,7 @@ def check(
             "--follow": follow,
             "--save-state": save_state is not None,
             "--workers": workers > 1,
+            "--engine": engine is not None,
             "--baseline": baseline is not None,
             "--write-baseline": write_baseline is not None,
             "--list": each and list_ is not None,
@@ -119,8 +120,8 @@ def check(
     )
     if not follow:
         following.refuse_unless_followed(state=state_file, on_finding=on_finding, until_idle=until_idle, every=every)
-    elif workers > 1:
-        raise UsageError("--follow takes one process; leave --workers out")
+    elif workers > 1 or engine is not None:
+        raise UsageError("--follow takes one process; leave --workers and --engine out")
     run = None if follow or each else dumps.opened(paths, trainer, dump, quiet=quiet, text=True, logs_alone=True)
     options = CheckOptions(
         rules=rules,
