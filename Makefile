@@ -6,7 +6,7 @@ COMPARING := tests/sample_data tests/goldens tests/rules tests/views tests/recor
 BIN := $(VENV)/bin
 PIP := $(BIN)/python -m pip install --quiet --disable-pip-version-check --constraint constraints.txt
 
-.PHONY: calibrate demo test test-portable test-lowest parity lint types bench samples rule clean
+.PHONY: calibrate demo docs images test test-portable test-lowest parity lint types bench samples rule clean
 
 demo: $(VENV)/.core
 	@echo "A real TRL run:"
@@ -44,6 +44,15 @@ bench: $(VENV)/.dev
 # How often rules accuse clean runs, and how weak a fault they find: docs/power.md.
 calibrate: $(VENV)/.dev
 	$(BIN)/python tests/calibration/power.py
+
+# The pages as a site in site/, links and all.
+docs: $(VENV)/.dev
+	$(PIP) --editable '.[docs]'
+	NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs build --quiet --strict
+
+images: $(VENV)/.core
+	$(BIN)/rolloutdoctor plot advantages sample_data/verl_rejected.parquet --fix rejected-rows -o docs/images/advantages.png
+	$(BIN)/rolloutdoctor plot kl sample_data/slime_ppo.parquet -o docs/images/kl.png
 
 # A new rule: its file, its test and its line in the table; see CONTRIBUTING.md.
 rule: $(VENV)/.dev

@@ -156,7 +156,7 @@ def main(name: str, code: str) -> None:
     subprocess.run([sys.executable, "-m", "ruff", "check", "--quiet", "--fix", *written], check=True)
     subprocess.run([sys.executable, "-m", "ruff", "format", "--quiet", *written], check=True)
     print(f"wrote {rule.relative_to(ROOT)} and {test.relative_to(ROOT)}, and one line in rolloutdoctor/rules/table.py")
-    print("run UPDATE=1 pytest tests/test_readme.py for the tables of the README")
+    print("run UPDATE=1 pytest tests/test_readme.py for the table of rules in docs")
 
 
 def _code(path: Path) -> str:

@@ -1,4 +1,4 @@
-"""`import rolloutdoctor as rd`: the example of the README runs, and the functions are those of the commands."""
+"""`import rolloutdoctor as rd`: the example of its page runs, and the functions are those of the commands."""
 
 import gc
 import json
@@ -20,8 +20,8 @@ ROOT = Path(__file__).parent.parent
 SAMPLE = ROOT / "sample_data" / "verl_rejected.parquet"
 
 
-def test_the_example_of_the_readme_runs(tmp_path):
-    text = (ROOT / "README.md").read_text(encoding="utf-8")
+def test_the_example_of_the_page_runs(tmp_path):
+    text = (ROOT / "docs" / "python.md").read_text(encoding="utf-8")
     (code,) = [block for block in re.findall(r"```python\n(.*?)```", text, re.DOTALL) if "rolloutdoctor as rd" in block]
     assert len(code.splitlines()) <= 12
     (tmp_path / "sample_data").symlink_to(ROOT / "sample_data")

@@ -1,17 +1,26 @@
-"""The tables of the README are what the code says. ``UPDATE=1 pytest tests/test_readme.py`` rewrites them."""
+"""README and docs are true: tables are what the code says, outputs what the commands print, links lead somewhere.
+
+``UPDATE=1 pytest tests/test_readme.py`` rewrites the tables and the outputs.
+"""
 
 import os
 import re
+import shlex
 from pathlib import Path
 
 import pytest
+from fuzz.harness import run
 from proof.table import claimed, markdown
 
 from rolloutdoctor.data.schema import COLUMNS
 from rolloutdoctor.hypotheses.fixes import FIXES
+from rolloutdoctor.hypotheses.table import FIX_CODE, HYPOTHESES
 from rolloutdoctor.rules.table import RULES
 
-README = Path(__file__).parent.parent / "README.md"
+ROOT = Path(__file__).parent.parent
+PAGES = [ROOT / "README.md", *sorted((ROOT / "docs").glob("*.md"))]
+LINES = 150
+"""Lines of the README at most."""
 
 
 def rules_table() -> str:
@@ -36,22 +45,72 @@ def fixes_table() -> str:
     return "\n".join(rows)
 
 
+def causes_table() -> str:
+    rows = ["| rule | cause | what the trainer did |", "| --- | --- | --- |"]
+    found = sorted((one for one in HYPOTHESES if one.code != FIX_CODE), key=lambda one: one.code)
+    rows += [f"| `{one.code}` | `{one.name}` | {one.words} |" for one in found]
+    return "\n".join(rows)
+
+
 def parity_table() -> str:
     return markdown(claimed())
 
 
 @pytest.mark.parametrize(
-    ("name", "table_of"),
-    [("rules", rules_table), ("columns", columns_table), ("fixes", fixes_table), ("parity", parity_table)],
-    ids=["rules", "columns", "fixes", "parity"],
+    ("name", "page", "table_of"),
+    [
+        ("rules", "rules", rules_table),
+        ("columns", "columns", columns_table),
+        ("fixes", "fixes", fixes_table),
+        ("causes", "causes", causes_table),
+        ("parity", "exact", parity_table),
+    ],
+    ids=["rules", "columns", "fixes", "causes", "parity"],
 )
-def test_table_is_what_the_code_says(name, table_of):
-    table, text = table_of(), README.read_text(encoding="utf-8")
+def test_table_is_what_the_code_says(name, page, table_of):
+    path = ROOT / "docs" / f"{page}.md"
+    table, text = table_of(), path.read_text(encoding="utf-8")
     begin, end = f"<!-- {name}: begin -->\n", f"<!-- {name}: end -->"
     pattern = re.compile(re.escape(begin) + "(.*?)" + re.escape(end), re.DOTALL)
     if os.environ.get("UPDATE"):
         text = pattern.sub(lambda _: f"{begin}{table}\n{end}", text)
-        README.write_text(text, encoding="utf-8")
+        path.write_text(text, encoding="utf-8")
     found = pattern.search(text)
     assert found is not None
     assert found[1].strip() == table
+
+
+def outputs():
+    """Command lines after a dollar sign, each with the lines that a page shows of what it prints."""
+    for page in PAGES:
+        for block in re.findall(r"^```\n(\$ .*?)^```", page.read_text(encoding="utf-8"), re.DOTALL | re.MULTILINE):
+            line, _, shown = block.partition("\n")
+            yield page, line, shown
+
+
+@pytest.mark.parametrize(("page", "line", "shown"), [pytest.param(*one, id=one[1][2:]) for one in outputs()])
+def test_output_is_what_the_command_prints(page, line, shown):
+    _, printed, _, _ = run([*shlex.split(line)[2:], "--device", "cpu"], ROOT)
+    first, is_cut, _ = shown.partition("...\n")
+    count = len(first.splitlines())
+    expected = "".join(printed.splitlines(keepends=True)[:count]) if is_cut else printed
+    if os.environ.get("UPDATE"):
+        text = page.read_text(encoding="utf-8")
+        page.write_text(text.replace(first, expected), encoding="utf-8")
+        first = expected
+    assert first == expected
+
+
+def test_the_readme_is_short():
+    assert len(PAGES[0].read_text(encoding="utf-8").splitlines()) <= LINES
+
+
+@pytest.mark.parametrize("page", PAGES, ids=lambda page: page.name)
+def test_links_lead_somewhere(page):
+    for target in re.findall(r"\]\(([^)#\s]+)\)", page.read_text(encoding="utf-8")):
+        assert target.startswith("https://") or (page.parent / target).exists(), target
+
+
+def test_every_page_is_in_the_menu():
+    menu = (ROOT / "mkdocs.yml").read_text(encoding="utf-8")
+    assert set(re.findall(r"([\w-]+\.md)$", menu, re.MULTILINE)) == {page.name for page in PAGES[1:]}

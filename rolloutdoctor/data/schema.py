@@ -1,4 +1,4 @@
-"""The columns of a run file: one table that reading, writing, `info` and the README share.
+"""The columns of a run file: one table that reading, writing, `info` and the docs share.
 
 One row of a run file is one trained response. Token columns are aligned to the response (tool and observation
 tokens included), never padded, and all of one row have the same length.

@@ -21,7 +21,7 @@ from rolloutdoctor.results.errors import InputError, SchemaError, UsageError, ne
 class MappedTable:
     """JSON Lines or Parquet of any origin.
 
-    A column is taken from where `--map NAME=WHERE` says, else from its own name or one of the aliases of the README.
+    A column is taken from where `--map NAME=WHERE` says, else from its own name or one of its aliases.
     WHERE is a name, a path such as ``info.score`` in JSON, or a number or quoted text that every row gets. What is
     mapped nowhere is left out. Every file has the columns of the first row of the first file.
     """

@@ -91,7 +91,7 @@ def test_the_comparison_is_that_of_the_tokens(run):
 
 @pytest.mark.parametrize("run", ["trl dapo", "trl bnpo, delta", "verl grpo", "verl tokens"])
 def test_fast_and_general_path_differ_by_no_more_than_they_round(run, monkeypatch):
-    """The bound that the README states, row by row, for derivative, KL and policy term."""
+    """The bound that docs/exact.md states, row by row, for derivative, KL and policy term."""
     batch, objectives = a_batch(9), objectives_of(run)
     fast = evaluate_all(batch, objectives)
     monkeypatch.setattr(ClippedCpuEvaluator, "of", lambda *given, **options: None)

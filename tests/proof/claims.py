@@ -8,8 +8,8 @@ A test says so with two marks, and compares with one function::
     def test_loss(mode, dtype):
         agree(own_T, wanted_T, dtype)
 
-`python tests/proof/table.py` (``make parity``) prints the table of all of them with the worst errors measured; README
-holds it without the errors. A value of an option that no test covers fails in `proof/test_complete.py`.
+`python tests/proof/table.py` (``make parity``) prints the table of all of them with the worst errors measured;
+docs/exact.md holds it without the errors. A value of an option that no test covers fails in `proof/test_complete.py`.
 """
 
 from collections.abc import Iterable, Sequence

@@ -1,4 +1,4 @@
-"""`record_step` for a loop of one's own: what is given comes back, whatever shape it has; the README's example runs."""
+"""`record_step` for a loop of one's own: what is given comes back, in any shape; the example of its page runs."""
 
 import re
 import warnings
@@ -139,13 +139,13 @@ def test_nothing_can_be_written_there(tmp_path):
         StepRecorder(tmp_path / "file" / "run.parquet")
 
 
-def test_the_example_of_the_readme(tmp_path, monkeypatch):
-    """The loop of the README runs as it stands, and check finds nothing wrong with what it records."""
-    readme = (Path(__file__).parents[2] / "README.md").read_text()
-    code = next(block for block in re.findall(r"```python\n(.*?)```", readme, re.DOTALL) if "record_step" in block)
+def test_the_example_of_the_page(tmp_path, monkeypatch):
+    """The loop of the docs runs as it stands, and check finds nothing wrong with what it records."""
+    page = (Path(__file__).parents[2] / "docs" / "own-loop.md").read_text()
+    code = next(block for block in re.findall(r"```python\n(.*?)```", page, re.DOTALL) if "record_step" in block)
     monkeypatch.chdir(tmp_path)
     torch.manual_seed(0)
-    exec(compile(code, "README.md", "exec"), {})
+    exec(compile(code, "own-loop.md", "exec"), {})
     report = rd.check(rd.open("run.parquet"))
     assert not [finding for finding in report.findings if finding.severity == "error"]
     recomputed = rd.recompute(rd.open("run.parquet"), dtype="float32")
