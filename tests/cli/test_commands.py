@@ -276,7 +276,7 @@ def test_broken_pipe_is_silent(run):
 
 def test_ctrl_c_is_one_sentence_and_130():
     code = (
-        "import time, rolloutdoctor.engine.processes as c, sys\n"
+        "import time, rolloutdoctor.engine.check_parts as c, sys\n"
         "def slow(*a, **k): print('ready', flush=True); time.sleep(60)\n"
         "c.measure = slow\n"
         f"sys.argv = ['rolloutdoctor', 'check', {RUN!r}]\n"
@@ -297,7 +297,7 @@ def test_ctrl_c_is_one_sentence_and_130():
 
 def test_an_internal_error_is_told_apart_and_2():
     code = (
-        "import rolloutdoctor.engine.processes as c, sys\n"
+        "import rolloutdoctor.engine.check_parts as c, sys\n"
         "def broken(*a, **k): raise ZeroDivisionError('oops')\n"
         "c.measure = broken\n"
         f"sys.argv = ['rolloutdoctor', 'check', {RUN!r}]\n"
