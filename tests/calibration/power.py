@@ -123,16 +123,17 @@ def words(alarms: Alarms, curves: Mapping[str, Sequence[float]], draws: int) -> 
         )
     total = sum(alarms.accused.values())
     runs = alarms.runs.total()
+    verdicts = alarms.tested.total()
     lines += [
         "",
-        f"In all {total:,} warnings and errors in {runs:,} runs and {alarms.tested.total():,} verdicts. The rules of",
+        f"In all {total:,} warnings and errors in {runs:,} runs and {verdicts:,} verdicts. The rules of",
         "a run see the same rows, so verdicts are not independent: the bounds by rule are what these draws support.",
         "",
         "What counts as clean was decided with the first 80 synthetic runs. One of them changed a rule: a gap that",
-        "grows with lag counts from 0.02 nats (RDO002). Others changed the runs: a collapsed model has no observations,",
-        "of which it would think what no real model does (RDI001), and rows of older weights are corrected, since",
-        "without it they are a fault (RDO002). The real trainers' rows have no entropies, since those were drawn at",
-        "random (RDO003).",
+        "grows with lag counts from 0.02 nats (RDO002). Others changed the runs: a collapsed model has no",
+        "observations, of which it would think what no real model does (RDI001), and rows of older weights are",
+        "corrected, since without it they are a fault (RDO002). The real trainers' rows have no entropies, since",
+        "those were drawn at random (RDO003).",
         "",
         *[f"- {code}: {seed}" for code, seed in sorted(alarms.seeds.items())],
         "",
