@@ -1,0 +1,55 @@
+"""The notebook of the documentation runs, and shows what its cells give; ``UPDATE=1 pytest`` writes that anew.
+
+Pictures are drawn and not kept.
+"""
+
+import ast
+import json
+import os
+import re
+from pathlib import Path
+
+NOTEBOOK = Path(__file__).parent.parent / "docs" / "notebook.ipynb"
+FORMS = {"text/html": "_repr_html_", "image/png": "_repr_png_"}
+ROUNDING = re.compile(r"\d(?:\.\d+)?e-\d\d|(?<=worst )[\d.]+")
+"""Numbers that are rounding of float32, which is another one on another processor."""
+LARGEST = 16_000
+"""Characters that one cell may show."""
+
+
+def run_cell(source, names):
+    """Run a cell, and return the value of its last line if that is an expression."""
+    *statements, last = ast.parse(source).body
+    exec(compile(ast.Module(statements, []), NOTEBOOK.name, "exec"), names)
+    if isinstance(last, ast.Expr):
+        return eval(compile(ast.Expression(last.value), NOTEBOOK.name, "eval"), names)
+    exec(compile(ast.Module([last], []), NOTEBOOK.name, "exec"), names)
+    return None
+
+
+def shown(value, number):
+    """What a notebook keeps of a value: text, and HTML where the value has it; a picture is drawn, and left out."""
+    if value is None:
+        return []
+    forms = {kind: getattr(value, name)() for kind, name in FORMS.items() if hasattr(value, name)}
+    if "image/png" in forms:
+        assert forms["image/png"].startswith(b"\x89PNG")
+        return []
+    forms |= {"text/plain": repr(value)}
+    data = {kind: text.splitlines(keepends=True) for kind, text in sorted(forms.items())}
+    assert sum(map(len, forms.values())) < LARGEST
+    return [{"data": data, "execution_count": number, "metadata": {}, "output_type": "execute_result"}]
+
+
+def test_every_cell_runs_and_shows_what_is_kept(monkeypatch):
+    monkeypatch.chdir(NOTEBOOK.parent)
+    book, names = json.loads(NOTEBOOK.read_text(encoding="utf-8")), {}
+    cells = [cell for cell in book["cells"] if cell["cell_type"] == "code"]
+    found = [shown(run_cell("".join(cell["source"]), names), number) for number, cell in enumerate(cells, 1)]
+    if os.environ.get("UPDATE"):
+        for number, (cell, outputs) in enumerate(zip(cells, found, strict=True), 1):
+            cell |= {"execution_count": number, "outputs": outputs}
+        NOTEBOOK.write_text(json.dumps(book, indent=1, ensure_ascii=False) + "\n", encoding="utf-8")
+    kept = [cell["outputs"] for cell in cells]
+    assert ROUNDING.sub("~", json.dumps(kept)) == ROUNDING.sub("~", json.dumps(found))
+    assert "<table>" in "".join(found[1][0]["data"]["text/html"])
