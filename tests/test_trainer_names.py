@@ -1,4 +1,4 @@
-"""A trainer is known by name in its own folder, in its importer and in its recorder, and nowhere else in the code."""
+"""A trainer is known by name in its own folder, its importer, its recorder and its callback, and nowhere else."""
 
 import ast
 import re
@@ -10,7 +10,7 @@ import rolloutdoctor
 from rolloutdoctor.trainers.table import TRAINERS
 
 ROOT = Path(rolloutdoctor.__file__).parent
-OWN_ROOMS = ("trainers", "importers", "recorders")
+OWN_ROOMS = ("trainers", "importers", "recorders", "callbacks")
 MODULES = {str(path.relative_to(ROOT)): path for path in sorted(ROOT.rglob("*.py"))}
 OTHERS = [name for name in MODULES if Path(name).parts[0] not in OWN_ROOMS]
 
