@@ -3,7 +3,9 @@
 Source: slime ``policy_loss_function``, ``log_rollout_data``, ``reduce_train_step_metrics``.
 """
 
+from collections.abc import Mapping
 from dataclasses import replace
+from functools import partial
 
 import torch
 from torch import Tensor
@@ -17,6 +19,7 @@ from rolloutdoctor.formulas.losses.terms import TokenInputs
 from rolloutdoctor.objective.corrections import TermWeight
 from rolloutdoctor.objective.estimators import Axis
 from rolloutdoctor.ops import segments as seg
+from rolloutdoctor.trainers.lazy import LazyMetrics
 
 COLUMNS = ("log_probs", "ref_log_probs", "rollout_log_probs", "values")
 """Token columns whose mean slime logs; its `log_probs` are the old ones."""
@@ -25,15 +28,31 @@ TRUNCATED = ("truncated", "length")
 """Words for a response that was cut: slime's own, and that of its engine."""
 
 
-def slime(evaluation: Evaluation) -> dict[str, float]:
+def slime(evaluation: Evaluation) -> Mapping[str, float]:
     """Metrics of one rank; those of several ranks are the same but for `rollout/kl` and `rollout/entropy`."""
-    batch, rows, tokens = evaluation.batch, evaluation.rows, evaluation.tokens
+    return LazyMetrics(
+        {
+            "rollout/kl": partial(_kl, evaluation),
+            "rollout/": partial(_rollout, evaluation),
+            "train/": partial(_train, evaluation),
+        }
+    )
+
+
+def _kl(evaluation: Evaluation) -> dict[str, float]:
+    batch, objective = evaluation.batch, evaluation.objective
+    kl_T = stored_kl(batch, objective, evaluation.dtype)
+    if kl_T is None or not batch.tokens or objective.context_slices != 1:
+        return {}
+    return {"rollout/kl": rollout_mean(batch, kl_T)}
+
+
+def _rollout(evaluation: Evaluation) -> dict[str, float]:
+    """What slime logs of the rollouts, but for their KL."""
+    batch, rows, objective = evaluation.batch, evaluation.rows, evaluation.objective
     found = _lengths_and_ends(batch)
-    whole = evaluation.objective.context_slices == 1
-    kl_T = stored_kl(batch, evaluation.objective, evaluation.dtype)
-    if kl_T is not None and batch.tokens and whole:
-        found["rollout/kl"] = rollout_mean(batch, kl_T)
-    if "entropy" in batch.per_token and batch.tokens and whole and "rollout/entropy" in evaluation.objective.also_logs:
+    whole = objective.context_slices == 1
+    if "entropy" in batch.per_token and batch.tokens and whole and "rollout/entropy" in objective.also_logs:
         found["rollout/entropy"] = rollout_mean(batch, batch.column("entropy").to(evaluation.dtype))
     if rows is None:
         return found
@@ -47,7 +66,7 @@ def slime(evaluation: Evaluation) -> dict[str, float]:
             found[f"rollout/{name}"] = _row_means(evaluation, rows, batch.column(column).to(evaluation.dtype))
     found["rollout/advantages"] = _row_means(evaluation, rows, _advantage(evaluation, rows))
     found["rollout/returns"] = _row_means(evaluation, rows, _returns(evaluation, rows))
-    return found if tokens is None else found | _train(evaluation, rows, tokens)
+    return found
 
 
 def _lengths_and_ends(batch: RolloutBatch) -> dict[str, float]:
@@ -110,8 +129,11 @@ def _returns(evaluation: Evaluation, rows: RowResult) -> Tensor:
     return advantage_T + evaluation.batch.column("values").to(evaluation.dtype)
 
 
-def _train(evaluation: Evaluation, rows: RowResult, tokens: TokenSums) -> dict[str, float]:
+def _train(evaluation: Evaluation) -> dict[str, float]:
     """What the loss logs: everything is aggregated like the loss."""
+    rows, tokens = evaluation.rows, evaluation.tokens
+    if rows is None or rows.length_N is None or tokens is None:
+        return {}
     batch, objective, dtype = evaluation.batch, evaluation.objective, evaluation.dtype
     mask_T = batch.column("response_mask")
     made = sampler_correction_of(batch, objective, tokens.layout.micro_N, dtype)

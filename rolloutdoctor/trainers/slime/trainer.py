@@ -3,6 +3,7 @@
 Read and compared: slime 0.3.1 and the commits around its fix of `rollout/kl`, which came after that release.
 """
 
+from collections.abc import Mapping
 from typing import TYPE_CHECKING, Literal
 
 from rolloutdoctor.objective.corrections import TermWeight
@@ -274,7 +275,7 @@ def group_size(config: Config, split: str) -> int | None:
     return None
 
 
-def metrics(evaluation: "Evaluation") -> dict[str, float]:
+def metrics(evaluation: "Evaluation") -> Mapping[str, float]:
     """slime's logged metrics: `rollout/kl`, `rollout/raw_reward`, `rollout/log_probs` and its like, `train/*`."""
     from rolloutdoctor.trainers.slime import metrics as slime_metrics
 

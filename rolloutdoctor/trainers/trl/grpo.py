@@ -199,7 +199,7 @@ def group_size(config: Config, split: str) -> int | None:
     return cast(int, config["num_generations"] if wanted is None else wanted)
 
 
-def metrics(evaluation: "Evaluation") -> dict[str, float]:
+def metrics(evaluation: "Evaluation") -> Mapping[str, float]:
     """TRL's logged metrics: `reward*`, `completions/*`, `loss`, `kl`, `clip_ratio/*` or their like, `sampling/*`."""
     from rolloutdoctor.trainers.trl import metrics as trl_metrics
 

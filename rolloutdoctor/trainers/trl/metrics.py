@@ -5,7 +5,8 @@ generation are over all its rows. Source: TRL ``GRPOTrainer`` and ``RLOOTrainer`
 """
 
 import math
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
+from functools import partial
 
 import torch
 from torch import Tensor
@@ -17,57 +18,95 @@ from rolloutdoctor.formulas.losses.gates import weights
 from rolloutdoctor.formulas.losses.terms import TokenInputs
 from rolloutdoctor.objective.corrections import TermWeight
 from rolloutdoctor.ops import segments as seg
+from rolloutdoctor.trainers.lazy import Group, LazyMetrics
 
 
-def grpo(evaluation: Evaluation) -> dict[str, float]:
+def grpo(evaluation: Evaluation) -> Mapping[str, float]:
     """Metrics of GRPOTrainer."""
-    found = _of_generation(evaluation)
+    return LazyMetrics(
+        {
+            **_of_generation(evaluation),
+            "sampling/": partial(_correction, evaluation),
+            **_of_update(evaluation, {"kl": _kl, "c": _clips, "vespo/": _vespo}),
+        }
+    )
+
+
+def rloo(evaluation: Evaluation) -> Mapping[str, float]:
+    """Metrics of RLOOTrainer."""
+    return LazyMetrics(
+        {**_of_generation(evaluation), **_of_update(evaluation, {"kl": _kl_of_penalty, "clip_ratio/": _clip_ratios})}
+    )
+
+
+_OfCounts = Callable[[Evaluation, TokenSums, "_Counts"], dict[str, float]]
+
+
+def _of_update(evaluation: Evaluation, groups: Mapping[str, _OfCounts]) -> dict[str, Group]:
+    """Groups of metrics of a policy update, by prefix; none where the loss was not evaluated."""
     rows, tokens = evaluation.rows, evaluation.tokens
     if tokens is None or rows is None or rows.length_N is None:
-        return found
+        return {}
     counts = _Counts(evaluation, rows, tokens)
-    found |= _loss(evaluation, tokens)
-    if evaluation.objective.kl_loss is not None:
-        found["kl"] = counts.token_mean(tokens.kl_N)
-    found |= _entropy(evaluation, counts)
-    kind = evaluation.objective.surrogate.kind
-    if kind == "ppo_delta_clip":
-        found |= counts.clip_ratios(tokens.low_clipped_N, tokens.high_clipped_N)
-    elif kind == "cispo_capped" and tokens.clipped_N is not None:
-        clipped_N = tokens.clipped_N
-        if counts.of_rows and evaluation.objective.surrogate.clip_high < 1 and rows.advantage_N is not None:
-            # A row without tokens has ratio one, which is above a bound below one.
-            empty_N = (counts.length_N == 0) & (rows.advantage_N > 0)
-            found["cispo_clip_ratio"] = counts.row_mean((clipped_N > 0) & counts.in_metric_N | empty_N)
-        else:
-            found["cispo_clip_ratio"] = counts.mean(clipped_N)
-    elif kind == "vespo" and tokens.logged_N is not None:
-        # The weight of a row without tokens is that of ratio one.
-        phi_N = torch.where(counts.length_N > 0, tokens.logged_N / counts.length_N, 1.0)
-        found["vespo/phi_seq_mean"] = counts.row_mean(phi_N)
+    named = {"loss": _loss, "entropy": _entropy, **groups}
+    return {prefix: partial(metrics_of, evaluation, tokens, counts) for prefix, metrics_of in named.items()}
+
+
+def _kl(evaluation: Evaluation, tokens: TokenSums, counts: "_Counts") -> dict[str, float]:
+    return {} if evaluation.objective.kl_loss is None else {"kl": counts.token_mean(tokens.kl_N)}
+
+
+def _kl_of_penalty(evaluation: Evaluation, tokens: TokenSums, counts: "_Counts") -> dict[str, float]:
+    """The mean log-ratio of the old policy and the reference."""
+    if evaluation.objective.kl_reward is None:
+        return {}
+    batch = evaluation.batch
+    u_T = batch.column("old_log_probs").to(evaluation.dtype) - batch.column("ref_log_probs").to(evaluation.dtype)
+    sum_N = seg.total(torch.where(batch.column("response_mask"), u_T, 0.0), batch.rows)
+    parts = _generations(evaluation)
+    shares = [float(sum_N[part].sum() / counts.length_N[part].sum().clamp(min=1)) for part in parts]
+    return {"kl": nanmean(shares)}
+
+
+def _clips(evaluation: Evaluation, tokens: TokenSums, counts: "_Counts") -> dict[str, float]:
+    """How much of an update the surrogate clipped, `clip_ratio/*` or `cispo_clip_ratio`."""
+    surrogate, rows = evaluation.objective.surrogate, evaluation.rows
+    if surrogate.kind == "ppo_delta_clip":
+        return _clip_ratios(evaluation, tokens, counts)
+    if surrogate.kind != "cispo_capped" or tokens.clipped_N is None:
+        return {}
+    clipped_N = tokens.clipped_N
+    if counts.of_rows and surrogate.clip_high < 1 and rows is not None and rows.advantage_N is not None:
+        # A row without tokens has ratio one, which is above a bound below one.
+        empty_N = (counts.length_N == 0) & (rows.advantage_N > 0)
+        return {"cispo_clip_ratio": counts.row_mean((clipped_N > 0) & counts.in_metric_N | empty_N)}
+    return {"cispo_clip_ratio": counts.mean(clipped_N)}
+
+
+def _clip_ratios(evaluation: Evaluation, tokens: TokenSums, counts: "_Counts") -> dict[str, float]:
+    return counts.clip_ratios(tokens.low_clipped_N, tokens.high_clipped_N)
+
+
+def _vespo(evaluation: Evaluation, tokens: TokenSums, counts: "_Counts") -> dict[str, float]:
+    if evaluation.objective.surrogate.kind != "vespo" or tokens.logged_N is None:
+        return {}
+    # The weight of a row without tokens is that of ratio one.
+    phi_N = torch.where(counts.length_N > 0, tokens.logged_N / counts.length_N, 1.0)
+    return {"vespo/phi_seq_mean": counts.row_mean(phi_N)}
+
+
+def _correction(evaluation: Evaluation) -> dict[str, float]:
+    """How far the sampler was from the trainer, where the loss is corrected for it."""
+    rows, found = evaluation.rows, dict[str, float]()
+    if evaluation.tokens is None or rows is None or rows.length_N is None:
+        return found
     for gate in evaluation.objective.gates:
         if gate.kind == "importance":
             found |= _sampling(evaluation, gate)
     return found
 
 
-def rloo(evaluation: Evaluation) -> dict[str, float]:
-    """Metrics of RLOOTrainer."""
-    found = _of_generation(evaluation)
-    batch, rows, tokens = evaluation.batch, evaluation.rows, evaluation.tokens
-    if tokens is None or rows is None or rows.length_N is None:
-        return found
-    counts = _Counts(evaluation, rows, tokens)
-    found |= _loss(evaluation, tokens)
-    if evaluation.objective.kl_reward is not None:
-        u_T = batch.column("old_log_probs").to(evaluation.dtype) - batch.column("ref_log_probs").to(evaluation.dtype)
-        sum_N = seg.total(torch.where(batch.column("response_mask"), u_T, 0.0), batch.rows)
-        parts = _generations(evaluation)
-        found["kl"] = nanmean([float(sum_N[part].sum() / counts.length_N[part].sum().clamp(min=1)) for part in parts])
-    return found | _entropy(evaluation, counts) | counts.clip_ratios(tokens.low_clipped_N, tokens.high_clipped_N)
-
-
-def _loss(evaluation: Evaluation, tokens: TokenSums) -> dict[str, float]:
+def _loss(evaluation: Evaluation, tokens: TokenSums, counts: "_Counts") -> dict[str, float]:
     """The logged loss; that of an evaluation on several ranks, which repeat rows to fill their batches, is unknown."""
     rank_N = evaluation.batch.per_row.get("rank")
     padded = evaluation.batch.split != TRAIN and rank_N is not None and len(torch.unique(rank_N)) > 1
@@ -123,7 +162,7 @@ class _Counts:
         return float((x_N * share_N).sum() / share_N.sum())
 
 
-def _entropy(evaluation: Evaluation, counts: _Counts) -> dict[str, float]:
+def _entropy(evaluation: Evaluation, tokens: TokenSums, counts: _Counts) -> dict[str, float]:
     batch = evaluation.batch
     if "entropy" not in batch.per_token:
         return {}
@@ -131,34 +170,50 @@ def _entropy(evaluation: Evaluation, counts: _Counts) -> dict[str, float]:
     return {"entropy": counts.token_mean(seg.total(entropy_T, batch.rows))}
 
 
-def _of_generation(evaluation: Evaluation) -> dict[str, float]:
-    """Rewards and lengths of the rows that were generated."""
-    found: dict[str, float] = {}
+def _of_generation(evaluation: Evaluation) -> dict[str, Group]:
+    """Groups of metrics of the rows that were generated: rewards and lengths."""
     rows, batch = evaluation.rows, evaluation.batch
     if rows is None or batch.groups is None:
-        return found
-    parts = _generations(evaluation)
+        return {}
+    return {
+        "reward": partial(_rewards, evaluation),
+        "frac_reward_zero_std": partial(_zero_std, evaluation, rows),
+        "completions/": partial(_completions, evaluation),
+    }
 
-    def over(reduce: Callable[[Tensor], float], x_N: Tensor) -> float:
-        return nanmean([reduce(x_N[part]) for part in parts])
 
+def _rewards(evaluation: Evaluation) -> dict[str, float]:
+    """Mean and deviation of the reward and of each of its parts, means over generation batches."""
+    batch, parts = evaluation.batch, _generations(evaluation)
+    found = {}
     # The logged reward is the task's, clamped and penalised by nothing.
     reward_N = batch.column("reward").to(evaluation.dtype).double()
-    found["reward"], found["reward_std"] = over(_mean, reward_N), over(_std, reward_N)
+    found["reward"], found["reward_std"] = _over(parts, _mean, reward_N), _over(parts, _std, reward_N)
     for name, each_N in batch.rewards.items():
         each_N = each_N.to(evaluation.dtype).double()
-        found[f"rewards/{name}/mean"], found[f"rewards/{name}/std"] = over(_mean, each_N), over(_std, each_N)
-    found["frac_reward_zero_std"] = over(_mean, std_flagged(batch, rows).double())
-    return found | _completions(evaluation, parts)
+        found[f"rewards/{name}/mean"], found[f"rewards/{name}/std"] = (
+            _over(parts, _mean, each_N),
+            _over(parts, _std, each_N),
+        )
+    return found
+
+
+def _zero_std(evaluation: Evaluation, rows: RowResult) -> dict[str, float]:
+    flagged_N = std_flagged(evaluation.batch, rows).double()
+    return {"frac_reward_zero_std": _over(_generations(evaluation), _mean, flagged_N)}
+
+
+def _over(parts: list[Tensor], reduce: Callable[[Tensor], float], x_N: Tensor) -> float:
+    return nanmean([reduce(x_N[part]) for part in parts])
 
 
 ENDS = {"stop": False, "length": True}
 """Column `status` to whether TRL counts the response as truncated; of any other word that is not known."""
 
 
-def _completions(evaluation: Evaluation, parts: list[Tensor]) -> dict[str, float]:
+def _completions(evaluation: Evaluation) -> dict[str, float]:
     """Tokens that the model generated in each response, of all and of those that ended by themselves."""
-    batch = evaluation.batch
+    batch, parts = evaluation.batch, _generations(evaluation)
     length_N = _completion_lengths(evaluation)
     cut_N = None
     if batch.statuses and all(status in ENDS for status in batch.statuses):

@@ -3,6 +3,7 @@
 Read and compared: trl 1.16.0; 1.10.0 computes the same.
 """
 
+from collections.abc import Mapping
 from typing import TYPE_CHECKING, cast
 
 from rolloutdoctor.objective.objective import AdvantageRule, Aggregation, KlTerm, Objective, RowSet, Scope, Surrogate
@@ -91,7 +92,7 @@ def objective(config: Config) -> Objective:
     )
 
 
-def metrics(evaluation: "Evaluation") -> dict[str, float]:
+def metrics(evaluation: "Evaluation") -> Mapping[str, float]:
     """RLOO's logged metrics: `reward*`, `completions/*`, `loss`, `kl`, `clip_ratio/*`."""
     from rolloutdoctor.trainers.trl import metrics as trl_metrics
 
