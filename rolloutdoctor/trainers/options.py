@@ -4,6 +4,7 @@ import math
 import re
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field, replace
+from functools import cache
 from typing import Literal
 
 from rolloutdoctor.results.errors import UsageError, nearest
@@ -25,7 +26,7 @@ def parse_version(text: str) -> tuple[int, ...]:
     return (*parts, *[0] * (3 - len(parts)))
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, eq=False)
 class Option:
     """One option of a trainer, under its own name.
 
@@ -216,19 +217,22 @@ def resolve(options: tuple[Option, ...], version: tuple[int, ...], layers: Itera
             # A value that is overridden need not be one that is understood here.
             if name not in settings:
                 settings[name] = Setting(names[name].read(value, layer.origin), layer.origin)
-    written = ".".join(str(part) for part in version)
     for option in options:
-        # A default is an assumption as long as nothing shows which options the run was started with.
         if option.name not in settings:
-            origin = f"default of {trainer} {written}"
-            # Reading refuses a default that is not computed here, like any other value.
-            value = option.read(option.default_at(version), origin)
-            settings[option.name] = Setting(value, origin, assumed=option.decides)
+            settings[option.name] = _default(option, version, trainer)
     for option in options:
         idle = any(settings[other].value not in values for other, values in option.only_with.items())
         if settings[option.name].assumed and idle:
             settings[option.name] = replace(settings[option.name], assumed=False)
     return Config(version, {option.name: settings[option.name] for option in options})
+
+
+@cache
+def _default(option: Option, version: tuple[int, ...], trainer: str) -> Setting:
+    """An upstream default: an assumption as long as nothing shows which options the run was started with."""
+    origin = f"default of {trainer} {'.'.join(map(str, version))}"
+    # Reading refuses a default that is not computed here, like any other value.
+    return Setting(option.read(option.default_at(version), origin), origin, assumed=option.decides)
 
 
 def _full_name(key: str, names: Mapping[str, Option], layer: Layer, trainer: str) -> str | None:
