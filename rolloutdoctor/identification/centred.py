@@ -5,7 +5,7 @@ from dataclasses import replace
 import torch
 from torch import Tensor
 
-from rolloutdoctor.identification.configuration import Configuration
+from rolloutdoctor.identification.configuration import Configuration, unscaled_essence
 from rolloutdoctor.identification.step import IdentifiedStep
 from rolloutdoctor.objective.objective import Objective
 
@@ -29,11 +29,15 @@ class CentredScores:
         objective = one.objective
         rule = objective.advantage
         is_affine = rule.whitened or rule.normalised or rule.spec.normalised_over is not None
-        bare = replace(rule, scale="none", whitened=False, normalised=False, epsilon=1e-6, biased_std=False)
-        bare = replace(bare, epsilon_in_root=False)
-        key = (replace(objective, advantage=bare), is_affine, one.edits)
+        key = (unscaled_essence(objective), is_affine, one.edits)
         if key not in self._known:
-            self._known[key] = self._is_factor(replace(one, objective=key[0]), affine=is_affine)
+            bare = replace(
+                rule, scale="none", whitened=False, normalised=False, epsilon=1e-6, biased_std=False,
+                epsilon_in_root=False,
+            )  # fmt: skip
+            self._known[key] = self._is_factor(
+                replace(one, objective=replace(objective, advantage=bare)), affine=is_affine
+            )
         return self._known[key]
 
     def _is_factor(self, bare: Configuration, *, affine: bool) -> bool:

@@ -7,6 +7,10 @@ from torch import Tensor
 
 _START = 0.01
 _ROUNDS = 4
+_NEARER, _NEAR = 0.95, 1e-3
+"""Share of what the round before left that a round may leave, unless it is this little of the logged values: where
+rounds come no nearer, no coefficient gives the values."""
+
 _ROUND_WITHIN = 2e-3
 """A coefficient this near to a number of two digits, relative to it, is that number: somebody typed it."""
 
@@ -36,11 +40,16 @@ def solve(values: Callable[[float], Tensor | None], logged: Tensor) -> float | N
         values: gives the values under a coefficient, ``[n]``.
         logged: the logged values, ``[n]``.
     """
-    coef = _START
+    coef, left, near = _START, float("inf"), _NEAR * float(logged.norm())
     for _ in range(_ROUNDS):
-        here, ahead = values(coef), values(coef * 1.5)
-        if here is None or ahead is None or here.shape != logged.shape:
+        here = values(coef)
+        if here is None or here.shape != logged.shape:
             return None
+        before, left = left, float((logged - here).nan_to_num().norm())
+        if left > max(near, _NEARER * before):
+            return None
+        ahead = values(coef * 1.5)
+        assert ahead is not None  # like the values of the coefficient before it
         slope = (ahead - here) / (coef * 0.5)
         step = least_squares(logged - here, slope, torch.ones_like(logged))
         if step is None:

@@ -101,17 +101,25 @@ def _rules() -> Iterator[AdvantageRule]:
 def essence(objective: Objective) -> tuple[object, ...]:
     """Return what decides the advantages: configurations that are equal here compute the same."""
     rule = objective.advantage
+    scaled = (rule.spec.divides and rule.scale != "none") or rule.normalised
+    return (
+        rule.scale if rule.spec.divides else "",
+        (rule.epsilon, rule.biased_std, rule.epsilon_in_root) if scaled else (),
+        rule.whitened,
+        rule.normalised,
+        *unscaled_essence(objective),
+    )
+
+
+def unscaled_essence(objective: Objective) -> tuple[object, ...]:
+    """Return what decides the advantages before they are scaled or whitened."""
+    rule = objective.advantage
     spec = rule.spec
-    scaled = (spec.divides and rule.scale != "none") or rule.normalised
     grouped = spec.has_groups and spec.axis is Axis.ROWS
     return (
         rule.estimator,
-        rule.scale if spec.divides else "",
-        (rule.epsilon, rule.biased_std, rule.epsilon_in_root) if scaled else (),
         rule.singleton if grouped and rule.estimator not in ("raw", "grpo_passk") else "",
         (rule.gamma, rule.lam) if spec.axis is not Axis.ROWS else (),
-        rule.whitened,
-        rule.normalised,
         rule.batch_if_unequal,
         rule.numeric_ids,
         rule.sums_tokens,
