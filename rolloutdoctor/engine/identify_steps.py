@@ -11,6 +11,7 @@ from rolloutdoctor.identification.step import IdentifiedStep
 from rolloutdoctor.io.metrics import LoggedMetrics
 from rolloutdoctor.io.run import Run
 from rolloutdoctor.objective.required_columns import LOGGED_COLUMNS
+from rolloutdoctor.ops.group_stats import GroupStats
 from rolloutdoctor.results.findings import InputSummary
 from rolloutdoctor.trainers.spec import Trainer
 
@@ -109,14 +110,10 @@ def _information(batch: RolloutBatch) -> tuple[int, int]:
         value = batch.per_row.get("reward")
     if value is None or batch.groups is None or not len(batch):
         return 0, 0
-    known = value[~value.isnan()]
-    different = len(torch.unique(known))
-    live = 0
+    different = len(torch.unique(value[~value.isnan()]))
     reward_N = batch.per_row.get("reward")
+    live = 0
     if reward_N is not None:
-        sorted_N = reward_N[batch.groups.order_N].nan_to_num(0.0)
-        spread = [
-            len(torch.unique(part)) > 1 for part in torch.tensor_split(sorted_N, batch.groups.offsets[1:-1].cpu())
-        ]
-        live = sum(spread)
+        every = GroupStats(batch.groups, torch.ones_like(reward_N, dtype=torch.bool))
+        live = int((every.spread(reward_N.nan_to_num(0.0)) > 0).sum())
     return different * (1 + live) if different > 1 or batch.tokens else 0, live

@@ -183,7 +183,7 @@ def kl(estimator: str, value: Value, count: Value = 1.0, unit: float = SINGLE) -
 
 
 def scaled(
-    size: Value, count: Value, scale: Value, value: Value, unit: float = SINGLE, *, error: Value = 0.0
+    size: Value, count: Value, scale: Value, value: Value, unit: float = SINGLE, *, error: Radius | None = None
 ) -> Radius:
     """Radius of ``(s - mean) / (std + eps)``, or of ``s - mean`` times any factor that does not depend on the scores.
 
@@ -204,11 +204,14 @@ def scaled(
     size, number = (torch.as_tensor(x, dtype=torch.float64) for x in (size, count))
     factor, value = (torch.as_tensor(x, dtype=torch.float64).abs() for x in (scale, value))
 
-    def bound(additions: Tensor) -> Tensor:
-        centred = 2 * error + unit * size * (3 + additions)
+    def bound(additions: Tensor, off: Value) -> Tensor:
+        centred = 2 * off + unit * size * (3 + additions)
         return factor * centred + value * (2**0.5 * centred * factor + (additions / 2 + 5) * unit)
 
-    return Radius(bound(number), bound(torch.minimum(number, DEVIATIONS * number.sqrt())))
+    likely = torch.minimum(number, DEVIATIONS * number.sqrt())
+    if error is None:
+        return Radius(bound(number, 0.0), bound(likely, 0.0))
+    return Radius(bound(number, error.largest), bound(likely, error.likely))
 
 
 def std(value: Value, size: Value, count: Value, unit: float = SINGLE) -> Radius:

@@ -87,10 +87,8 @@ def _over_the_step(evaluation: Evaluation, first: Radius, inner_N: Tensor, value
     spread, steepest = inner_N.std(correction=0), value_N.std(correction=0)
     factor = torch.where(spread > 0, steepest / spread, 1 / max(rule.epsilon, 1e-8)).clamp(min=1e-300)
     size = inner_N.abs().max() if len(inner_N) else spread
-    largest, likely = (
-        rounding.scaled(size, count, factor, value_N, error=x.max()) for x in (first.largest, first.likely)
-    )
-    found = Radius(largest.largest, likely.likely)
+    worst = Radius(first.largest.max(), first.likely.max())
+    found = rounding.scaled(size, count, factor, value_N, error=worst)
     if not rule.whitened:
         return found
     lost = rounding.total(value_N.abs() * (inner_N.mean() / spread.clamp(min=1e-4)).square(), count)
@@ -127,9 +125,8 @@ def _centred(
     count_G = torch.where(exact_G, 0.0, stats.count_G.clamp(min=1))
     size_G = torch.where(exact_G & (stats.spread(score_N) == 0), 0.0, stats.high(score_N.abs()).clamp(min=0))
     size_N, count_N, factor_N = (stats.per_row(x_G) for x_G in (size_G, count_G, steepest_G))
-    largest_N, likely_N = (stats.per_row(stats.high(x_N).clamp(min=0)) for x_N in (error.largest, error.likely))
-    largest = rounding.scaled(size_N, count_N, factor_N, value_N, error=largest_N)
-    return Radius(largest.largest, rounding.scaled(size_N, count_N, factor_N, value_N, error=likely_N).likely)
+    worst = Radius(*(stats.per_row(stats.high(x_N).clamp(min=0)) for x_N in (error.largest, error.likely)))
+    return rounding.scaled(size_N, count_N, factor_N, value_N, error=worst)
 
 
 def _sums_are_exact(stats: GroupStats, score_N: Tensor) -> Tensor:
