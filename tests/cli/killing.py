@@ -53,15 +53,19 @@ def follows(*more):
             os._exit(end.code or 0)
 
 
-folder, steps, kills, seed = Path(sys.argv[1]), *map(int, sys.argv[2:])
-os.chdir(folder)
-draw = random.Random(seed)
-recording = forked(lambda: records(steps))
-for _ in range(kills):
-    process = forked(follows)
-    time.sleep(draw.uniform(0.05, 0.9))
-    os.kill(process, signal.SIGKILL)
-    os.waitpid(process, 0)
-os.waitpid(recording, 0)
-process = forked(lambda: follows("--until-idle", "0.2", "--save-state", "end.json"))
-print(os.waitstatus_to_exitcode(os.waitpid(process, 0)[1]))
+def run(folder, steps, kills, seed):
+    os.chdir(folder)
+    draw = random.Random(seed)
+    recording = forked(lambda: records(steps))
+    for _ in range(kills):
+        process = forked(follows)
+        time.sleep(draw.uniform(0.05, 0.9))
+        os.kill(process, signal.SIGKILL)
+        os.waitpid(process, 0)
+    os.waitpid(recording, 0)
+    process = forked(lambda: follows("--until-idle", "0.2", "--save-state", "end.json"))
+    print(os.waitstatus_to_exitcode(os.waitpid(process, 0)[1]))
+
+
+if __name__ == "__main__":
+    run(sys.argv[1], *map(int, sys.argv[2:]))

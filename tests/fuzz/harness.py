@@ -36,7 +36,7 @@ def run(arguments, folder):
     try:
         with (
             mock.patch.object(sys, "argv", ["rolloutdoctor", *arguments]),
-            mock.patch.dict(os.environ, {"ROLLOUTDOCTOR_DEBUG": "1"}),
+            mock.patch.dict(os.environ, {"ROLLOUTDOCTOR_DEBUG": "1", "COLUMNS": "100"}),
             contextlib.redirect_stdout(out),
             contextlib.redirect_stderr(err),
             warnings.catch_warnings(record=True) as warned,

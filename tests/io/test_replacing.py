@@ -213,7 +213,7 @@ def test_no_temporary_folder_can_be_made(tmp_path, monkeypatch):
 
 def test_what_was_placed_and_is_gone_is_not_told(tmp_path, monkeypatch):
     """A dump is checked through a run file in a temporary folder, of which a message after a signal says nothing."""
-    monkeypatch.setattr(replacing, "_placed", [])
+    monkeypatch.setattr(replacing, "_placed", {})
     write_text(tmp_path / "kept.txt")
     with scratch.scratch_folder() as folder:
         write_text(folder / "run.parquet")
