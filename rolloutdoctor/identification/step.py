@@ -1,6 +1,6 @@
 """One step as an identification sees it: what was logged, and what each configuration gives for it."""
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, replace
 from functools import cached_property
 
@@ -14,7 +14,7 @@ from rolloutdoctor.data.batch import RolloutBatch
 from rolloutdoctor.evaluation.evaluate import Evaluation, evaluate, evaluate_rows
 from rolloutdoctor.evaluation.radii.advantages import advantage_radius, token_advantage_radius
 from rolloutdoctor.evaluation.radii.metrics import metric_radius
-from rolloutdoctor.identification.configuration import Configuration
+from rolloutdoctor.identification.configuration import Configuration, essence
 from rolloutdoctor.objective.estimators import Axis
 from rolloutdoctor.objective.objective import Objective, RowSet, Scope
 from rolloutdoctor.ops import segments as seg
@@ -69,6 +69,7 @@ class IdentifiedStep:
         self._made: dict[tuple[int, str], Mapping[str, float]] = {}
         self._compared: dict[tuple[object, ...], Prediction | None] = {}
         self._seen: dict[tuple[bool, bytes], Prediction] = {}
+        self._named: dict[tuple[str, tuple[str, ...]], list[str]] = {}
         # Of each configuration by its identity, which is told faster than its objective; it is kept, so that no other
         # can come to have the same.
         self._rows_of: dict[int, tuple[Configuration, Evaluation | None]] = {}
@@ -98,9 +99,8 @@ class IdentifiedStep:
             made = self._names.metrics(evaluation)
             wanted = [name for name in self.metrics if stage_of(self._names, name) == "advantages" and name in made]
             metrics = {name: made[name] for name in wanted}
-        tallies = audit_step(
-            logged, evaluation, one.trainer or self._names, one.config, metrics, stages=("advantages",)
-        )
+        seen = _with_metrics(logged, metrics)
+        tallies = audit_step(seen, evaluation, one.trainer or self._names, one.config, metrics, stages=("advantages",))
         if not tallies:
             return None
         radius = advantage_radius if rows.advantage_N is not None else token_advantage_radius
@@ -137,7 +137,7 @@ class IdentifiedStep:
         self, one: Configuration, evaluation: Evaluation, trainer: Trainer, kinds: tuple[str, ...], stage: str
     ) -> Prediction | None:
         made = self._made_by(trainer, one)
-        names = sorted(name for name in self.metrics if trainer.kind_of(name) in kinds and name in made)
+        names = [name for name in self._names_in(trainer, kinds) if name in made]
         metrics = {name: made[name] for name in names}
         own = {"loss": evaluation.loss, "policy_loss": evaluation.policy_loss}
         metrics |= {name: own[trainer.kind_of(name)] for name in names if trainer.kind_of(name) in own}
@@ -145,14 +145,20 @@ class IdentifiedStep:
             if edit.metrics is not None:
                 edited = edit.metrics(evaluation, trainer, metrics)
                 metrics |= {name: value for name, value in edited.items() if name in metrics}
-        tallies = audit_step(
-            self.logged(evaluation.objective), evaluation, trainer, one.config, metrics, stages=(stage,)
-        )
+        logged = _with_metrics(self.logged(evaluation.objective), metrics)
+        tallies = audit_step(logged, evaluation, trainer, one.config, metrics, stages=(stage,))
         if not tallies:
             return None
         radii = [float(metric_radius(evaluation, trainer.quantities, name, value)) for name, value in metrics.items()]
         values = torch.tensor(list(metrics.values()), dtype=torch.float64)
         return Prediction(tallies, values, torch.tensor(radii, dtype=torch.float64))
+
+    def _names_in(self, trainer: Trainer, kinds: tuple[str, ...]) -> list[str]:
+        """Logged metrics of some kinds, in order."""
+        if (trainer.name, kinds) not in self._named:
+            found = sorted(name for name in self.metrics if trainer.kind_of(name) in kinds)
+            self._named[trainer.name, kinds] = found
+        return self._named[trainer.name, kinds]
 
     def _made_by(self, trainer: Trainer, one: Configuration) -> Mapping[str, float]:
         """Metrics of a configuration; those of its loss are with a coefficient of 1."""
@@ -198,7 +204,7 @@ class IdentifiedStep:
         """Return the evaluation of the rows alone; None where it cannot be made."""
         if id(one) not in self._rows_of:
             objective = self._as_voted(one)
-            key = (objective, one.edits)
+            key = (_decisive(objective), one.edits)
             if key not in self._rows:
                 self._rows[key] = self._evaluated(replace(one, objective=objective), rows_only=True)
             self._rows_of[id(one)] = one, self._rows[key]
@@ -283,6 +289,20 @@ class IdentifiedStep:
         except (CannotComputeError, UsageError):
             return None
         return None if rows is None else Evaluation(batch, objective, rows, None, self._dtype)
+
+
+def _with_metrics(logged: LoggedStep, names: Iterable[str]) -> LoggedStep:
+    """What was logged, with those metrics alone that are compared."""
+    return replace(logged, metrics={name: logged.metrics[name] for name in names})
+
+
+def _decisive(objective: Objective) -> object:
+    """What decides the result of the rows: objectives of two trainers often have it in common."""
+    rule = objective.advantage
+    if rule.spec.axis is not Axis.ROWS:
+        return objective
+    batches = objective.aggregation.eval_batches
+    return essence(objective), rule.single, rule.whitened_over, rule.whitened_moments, batches
 
 
 def _bytes(values: Tensor) -> bytes:
