@@ -104,7 +104,7 @@ def window_values(
     found = {}
     for name, value in metrics.items():
         kind = trainer.kind_of(name)
-        radius = float(metric_radius(evaluation, trainer.quantities, name, value))
+        radius = float(metric_radius(evaluation, kind, value))
         if not isfinite(radius):
             continue
         doubt = doubts.rows
@@ -214,7 +214,7 @@ def _metrics(
     found = {}
     for name, recomputed in metrics.items():
         kind, value = trainer.kind_of(name), logged.metrics[name]
-        radius = float(metric_radius(evaluation, trainer.quantities, name, recomputed))
+        radius = float(metric_radius(evaluation, kind, recomputed))
         radius += logged.spacing.get(name, 0.0) / 2
         if not isfinite(radius):
             continue

@@ -149,7 +149,7 @@ class IdentifiedStep:
         tallies = audit_step(logged, evaluation, trainer, one.config, metrics, stages=(stage,))
         if not tallies:
             return None
-        radii = [float(metric_radius(evaluation, trainer.quantities, name, value)) for name, value in metrics.items()]
+        radii = [float(metric_radius(evaluation, trainer.kind_of(name), value)) for name, value in metrics.items()]
         values = torch.tensor(list(metrics.values()), dtype=torch.float64)
         return Prediction(tallies, values, torch.tensor(radii, dtype=torch.float64))
 
@@ -191,7 +191,7 @@ class IdentifiedStep:
             for edit in unit.edits:
                 if edit.metrics is not None:
                     factor = edit.metrics(evaluation, trainer, {name: 1.0}).get(name, 1.0)
-            radius = float(metric_radius(evaluation, trainer.quantities, name, evaluation.policy_loss))
+            radius = float(metric_radius(evaluation, trainer.kind_of(name), evaluation.policy_loss))
             radius += self._spacing.get(name, 0.0) / 2
             return self.metrics[name] - evaluation.policy_loss * factor, evaluation.kl_loss * factor, radius
         logged = trainer.loss_parts(self.metrics, None)

@@ -13,6 +13,7 @@ and then so do their roundings.
 The unit roundoff ``u`` of a format with ``p`` significant bits is ``2^-p``: half of the spacing at one.
 """
 
+import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 
@@ -63,13 +64,19 @@ class Radius:
         return float(self.likely)
 
 
+def _both(largest: float, likely: float) -> Radius:
+    return Radius(torch.tensor(largest, dtype=torch.float64), torch.tensor(likely, dtype=torch.float64))
+
+
 def stored(value: Value, unit: float = SINGLE) -> Radius:
     """Radius of a value that was rounded once, to be stored or logged: ``u |x|``.
 
     >>> float(stored(1.0)) == 2**-24
     True
     """
-    return Radius.of(unit * torch.as_tensor(value, dtype=torch.float64).abs())
+    if not isinstance(value, Tensor):
+        return Radius.of(unit * abs(value))
+    return Radius.of(unit * value.double().abs())
 
 
 def total(magnitude: Value, count: Value, unit: float = SINGLE) -> Radius:
@@ -89,6 +96,8 @@ def total(magnitude: Value, count: Value, unit: float = SINGLE) -> Radius:
     >>> float(bound.largest) / 2**-24, float(bound.likely) / 2**-24
     (1000.0, 600.0)
     """
+    if not isinstance(magnitude, Tensor) and not isinstance(count, Tensor):
+        return _both(unit * magnitude * count, unit * magnitude * min(count, DEVIATIONS * math.sqrt(count)))
     size = unit * torch.as_tensor(magnitude, dtype=torch.float64)
     number = torch.as_tensor(count, dtype=torch.float64)
     return Radius(size * number, size * torch.minimum(number, DEVIATIONS * number.sqrt()))
@@ -141,6 +150,9 @@ def k3(value: Value, count: Value = 1.0, unit: float = SINGLE) -> Radius:
     >>> float(k3(0.0)) / 2**-24
     6.0
     """
+    if not isinstance(value, Tensor) and not isinstance(count, Tensor) and math.isfinite(value):
+        own, gap = abs(value), abs(value) + math.sqrt(2 * abs(value) * count)
+        return Radius.of(unit * (6 * count + 7 * gap + own * (8 + math.log(2 * own + 2))))
     size = torch.as_tensor(value, dtype=torch.float64).abs()
     number = torch.as_tensor(count, dtype=torch.float64)
     distance = size + (2 * size * number).sqrt()

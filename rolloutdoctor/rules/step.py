@@ -186,7 +186,7 @@ class StepView:
         """How far a logged metric may lie from its recomputed value: rounding of the trainer, and of its log."""
         assert self.evaluation is not None
         assert self.trainer is not None
-        found = metric_radius(self.evaluation, self.trainer.quantities, name, value)
+        found = metric_radius(self.evaluation, self.trainer.kind_of(name), value)
         return float(found) + self.spacing.get(name, 0.0) / 2
 
     def stored_radius(self, stored_T: Tensor) -> Tensor:

@@ -186,7 +186,7 @@ def test_logged_metrics_are_reproduced(name, dtype):
         logged, own = sample.logged(found.batch), sample.configured.trainer.metrics(found)
         for metric in sorted(own.keys() & logged.keys()):
             compared.add(metric)
-            radius = float(metric_radius(found, sample.configured.trainer.quantities, metric, own[metric]))
+            radius = float(metric_radius(found, sample.configured.trainer.kind_of(metric), own[metric]))
             assert abs(own[metric] - logged[metric]) <= radius, (found.batch.key, metric)
             # A token at a clip bound is clipped or not by rounding alone, and its weight is a third in a row of three.
             if not sample.configured.trainer.kind_of(metric).startswith("clip_"):
@@ -413,6 +413,6 @@ def test_trl_samples_against_trl(trl_loss, name, dtype):
         cancelled = 2 * SINGLE_UNIT * config["beta"] * float(found.tokens.weight_N.max()) if single else 0.0
         assert worst <= (SINGLE if single else DOUBLE) * float(wanted_T.abs().max()) + cancelled
         own = sample.configured.trainer.metrics(found)["kl"]
-        radius = float(metric_radius(found, sample.configured.trainer.quantities, "kl", own))
+        radius = float(metric_radius(found, sample.configured.trainer.kind_of("kl"), own))
         assert abs(own - sum(metrics["kl"]) / count) <= (radius if single else DOUBLE * own)
     assert steps > 30

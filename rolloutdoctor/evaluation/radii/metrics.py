@@ -1,7 +1,6 @@
 """Radii of the metrics that trainers log."""
 
-from collections.abc import Callable, Mapping
-from fnmatch import fnmatchcase
+from collections.abc import Callable
 from math import isfinite
 
 import torch
@@ -11,6 +10,7 @@ from rolloutdoctor.evaluation.evaluate import Evaluation, stored_kl
 from rolloutdoctor.evaluation.radii.advantages import advantage_radius, score_radius, token_advantage_radius
 from rolloutdoctor.evaluation.radii.clipping import clip_extreme_radius, clip_share_radius
 from rolloutdoctor.evaluation.radii.loss import kl_loss_radius, kl_radius, loss_radius, policy_loss_radius
+from rolloutdoctor.evaluation.radii.remembered import remembered
 from rolloutdoctor.evaluation.radii.terms import sides
 from rolloutdoctor.evaluation.scores import reward_kl_tokens
 from rolloutdoctor.ops import rounding
@@ -101,13 +101,21 @@ def _advantages(evaluation: Evaluation, value: float) -> Radius:
 
 def _rewards(evaluation: Evaluation, value: float) -> Radius:
     """Mean, extreme or standard deviation of the rewards, or of the scores that are made of them."""
-    rows, count = evaluation.rows, max(len(evaluation.batch), 1)
+    own, size = _scores(evaluation)
+    largest = max(size, abs(value)) if len(evaluation.batch) else size
+    return own * 2 + rounding.std(largest, largest, max(len(evaluation.batch), 1))
+
+
+@remembered
+def _scores(evaluation: Evaluation) -> tuple[Radius, float]:
+    """The largest radius of a score, and the largest score."""
+    rows = evaluation.rows
     assert rows is not None
+    if not len(rows.score_N):
+        return Radius.of(0.0), 0.0
     score = score_radius(evaluation) + rounding.stored(rows.score_N.nan_to_num(0.0))
-    known_N = rows.score_N.abs().nan_to_num(0.0, 0.0, 0.0)
-    largest = torch.maximum(known_N.max(), known_N.new_tensor(abs(value))) if len(known_N) else known_N.sum()
-    own = Radius(score.largest.max(), score.likely.max()) if len(known_N) else Radius.of(0.0)
-    return own * 2 + rounding.std(largest, largest, count)
+    size = rows.score_N.abs().nan_to_num(0.0, 0.0, 0.0).max()
+    return Radius(score.largest.max(), score.likely.max()), float(size)
 
 
 def _sampler_gap(evaluation: Evaluation, value: float) -> Radius:
@@ -115,14 +123,19 @@ def _sampler_gap(evaluation: Evaluation, value: float) -> Radius:
     batch = evaluation.batch
     if not batch.has("old_log_probs", "rollout_log_probs") or not batch.tokens:
         return rounding.stored(value) * 8
-    sizes = [
-        batch.column(name).double().abs().nan_to_num(0.0).mean() for name in ("old_log_probs", "rollout_log_probs")
-    ]
-    count = batch.tokens
-    of_means = rounding.mean(sizes[0], count) + rounding.mean(sizes[1], count)
+    of_means, growth = _sampler_means(evaluation)
     # The exponential of a mean is off by its own size times the radius of the mean; a k3 of the gap loses like one.
-    exponential = max(1.0, abs(value)) * float(sizes[0].exp())
-    return of_means * exponential * 2 + rounding.k3(value) + rounding.stored(value) * 8
+    return of_means * (max(1.0, abs(value)) * growth * 2) + rounding.k3(value) + rounding.stored(value) * 8
+
+
+@remembered
+def _sampler_means(evaluation: Evaluation) -> tuple[Radius, float]:
+    """Radius of the two mean log-probs together, and the exponential of the first one's size."""
+    batch = evaluation.batch
+    ours, its = (
+        batch.column(name).double().abs().nan_to_num(0.0).mean() for name in ("old_log_probs", "rollout_log_probs")
+    )
+    return rounding.mean(ours, batch.tokens) + rounding.mean(its, batch.tokens), float(ours.exp())
 
 
 def _values(evaluation: Evaluation, value: float) -> Radius:
@@ -158,15 +171,12 @@ METRICS: dict[str, Callable[[Evaluation, float], Radius]] = {
 """What a metric is, as trainers name it in `Trainer.quantities`, to its radius given its recomputed value."""
 
 
-def metric_radius(evaluation: Evaluation, quantities: Mapping[str, str], name: str, value: float) -> Radius:
+def metric_radius(evaluation: Evaluation, kind: str, value: float) -> Radius:
     """Radius of a logged metric: that of the quantity, and the rounding of the logged value.
 
     Args:
         evaluation: of the step.
-        quantities: name or pattern (``critic/advantages/*``) of a metric to its name in `METRICS`; the first that fits
-            is taken, and one that none fits is a mean of values of one sign.
-        name: of the metric.
+        kind: what the metric is, a name in `METRICS`; `Trainer.kind_of` tells it.
         value: as recomputed.
     """
-    kind = next((kind for pattern, kind in quantities.items() if fnmatchcase(name, pattern)), "mean")
     return METRICS[kind](evaluation, value) + rounding.stored(value if isfinite(value) else 0.0)
