@@ -8,12 +8,10 @@ import torch
 from torch import Tensor
 
 from rolloutdoctor.evaluation.evaluate import Evaluation, RowResult
+from rolloutdoctor.evaluation.row_changes import ROUNDING, baseline_drift, is_change
 from rolloutdoctor.ops import segments as seg
 from rolloutdoctor.ops.tally import Sums, largest, ratio, smallest
 from rolloutdoctor.results.findings import Measure
-
-ROUNDING = 1e-9
-"""A change below this share of the largest value in the step is rounding, not a change."""
 
 
 @dataclass(frozen=True)
@@ -165,10 +163,8 @@ def _advantage_changes(before: Evaluation, after: Evaluation, live_N: Tensor) ->
     assert after.rows is not None
     batch = before.batch
     one_N, other_N, gap_N = _row_advantages(before, after)
-    largest_one = one_N.abs().maximum(other_N.abs()).nan_to_num(0.0, 0.0)
-    limit = ROUNDING * (largest_one.max() if len(gap_N) else 0.0)
     undefined_N = live_N & (one_N.isnan() != other_N.isnan())
-    shifted_N = live_N & ((gap_N > limit) | undefined_N)
+    shifted_N = live_N & (is_change(gap_N, one_N, other_N) | undefined_N)
     found = {
         "shifted": shifted_N.double(),
         "undefined": undefined_N.double(),
@@ -186,13 +182,11 @@ def _advantage_changes(before: Evaluation, after: Evaluation, live_N: Tensor) ->
         first_G = seg.high(place_N * shifted_N[order_N], batch.groups.offsets)
         chosen = order_N[(len(batch) - first_G[first_G > 0]).long()]
         found["shifted_groups"] = torch.zeros_like(found["shift"]).index_fill_(0, chosen, 1.0)
-    base_N, base_after_N = before.rows.baseline_N, after.rows.baseline_N
-    if base_N is not None and base_after_N is not None and len(batch):
-        drift_N = (base_N - base_after_N).abs()
-        most = base_N.abs().maximum(base_after_N.abs()).nan_to_num(0.0, 0.0).max()
-        drifted_N = live_N & (drift_N > ROUNDING * most)
+    moved = baseline_drift(before.rows, after.rows, live_N)
+    if moved is not None:
+        drift_N, drifted_N = moved
         found["drifted"] = drifted_N.double()
-        found["drift"] = found["drift_max"] = torch.where(drifted_N, drift_N, 0.0)
+        found["drift"] = found["drift_max"] = torch.where(drifted_N, drift_N.abs(), 0.0)
     return found
 
 
@@ -247,7 +241,7 @@ def measures(change: Change, steps: float | None = None) -> dict[str, Measure]:
     able, live = steps > 0, change.compared > 0
     own: dict[str, tuple[float | None, str]] = {
         "rows": (int(change.rows), "rows"),
-        "live_rows": (int(change.live), "rows"),
+        "unmasked_rows": (int(change.live), "rows"),
         "groups": (int(change.groups), "groups"),
         "changed_rows": (int(change.shifted) if live else None, "rows"),
         "changed_groups": (int(change.shifted_groups) if live else None, "groups"),

@@ -9,6 +9,7 @@ from torch import Tensor
 from rolloutdoctor.data.batch import RolloutBatch
 from rolloutdoctor.engine.run_steps import AS_CONFIGURED, EvaluatedStep
 from rolloutdoctor.evaluation.evaluate import Evaluation, reward_kl_tokens
+from rolloutdoctor.evaluation.row_changes import baseline_drift, is_change
 from rolloutdoctor.evaluation.rows import in_scope
 from rolloutdoctor.evaluation.token_measures import TokenMeasure
 from rolloutdoctor.objective.objective import KlBuffer, Surrogate
@@ -30,8 +31,6 @@ from rolloutdoctor.rules.step import StepView
 from rolloutdoctor.trainers.spec import Trainer
 
 POLICY_ONLY = "policy part"
-ROUNDING = 1e-9
-"""A change below this share of the largest value of the step is rounding, not a change."""
 
 
 class FigureAccumulator(ABC):
@@ -109,8 +108,7 @@ class AdvantagesFigure(FigureAccumulator):
             with_fix = histogram(after)
             self.after += with_fix
             gap = (before - after).abs()
-            scale = before.abs().maximum(after.abs()).nan_to_num(0.0, 0.0)
-            moved = gap > ROUNDING * (scale.max() if len(scale) else 0.0)
+            moved = is_change(gap, before, after)
             self.changed += int(moved.sum())
             flips = histogram(before[moved & (before.sign() * after.sign() < 0)])
             self.flipped += flips
@@ -248,21 +246,21 @@ class BaselineFigure(FigureAccumulator):
         groups = step.batch.groups
         if before is None or after is None or groups is None or before.rejected_N is None:
             return
-        if before.baseline_N is None or after.baseline_N is None:
-            return
         live_N = ~before.rejected_N
+        change = baseline_drift(before, after, live_N)
+        if change is None:
+            return
+        drift_N, drifted_N = change
         rejected_G = groups.total(before.rejected_N)
         live_G = groups.total(live_N)
-        gap_N = torch.where(live_N, before.baseline_N - after.baseline_N, 0.0)
-        drift_G = groups.total(gap_N) / live_G
+        drift_G = groups.total(torch.where(live_N, drift_N, 0.0)) / live_G
         touched_G = rejected_G > 0
         known_G = touched_G & drift_G.isfinite()
         self.untouched += int((~touched_G).sum())
         self.undefined += int((touched_G & ~known_G).sum())
         share_G = (rejected_G / groups.size_G)[known_G]
         drift = drift_G[known_G]
-        scale = float(before.baseline_N[live_N].abs().nan_to_num(0.0, 0.0).max()) if bool(live_N.any()) else 0.0
-        moved = drift.abs() > ROUNDING * scale
+        moved = (groups.total(drifted_N) > 0)[known_G]
         self.moved += int(moved.sum())
         self.largest = max(self.largest, *drift[moved].abs().tolist()) if bool(moved.any()) else self.largest
         # Rounded, so that the number of distinct shares is bounded whatever the sizes of the groups.

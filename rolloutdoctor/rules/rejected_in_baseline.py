@@ -33,17 +33,19 @@ DOUBLE = 2.0**-29
 
 @dataclass(frozen=True)
 class RejectedTally(Sums):
-    """What `rejected-in-baseline` adds up; shifts and drifts are over unmasked rows whose advantage changes."""
+    """What `rejected-in-baseline` adds up over unmasked rows whose advantage, or whose baseline, changes."""
 
     rejected_rows: int = 0
     proven_rows: int = 0
     affected_groups: int = 0
     live_rows: int = 0
+    drifted_rows: int = 0
     drift: float = 0.0
     drift_max: float = largest()
     shift: float = 0.0
     shift_max: float = largest()
     sign_flips: int = 0
+    grad_l1: float = 0.0
     fixed_l1: float = 0.0
     grad_sq: float = 0.0
     fixed_sq: float = 0.0
@@ -73,10 +75,11 @@ class RejectedInBaseline(Rule[RejectedTally]):
 
     ## How it is measured
     `live_rows` counts the unmasked responses whose advantage changes, in any group of the step, and `affected_groups`
-    counts their groups. Over these responses, `baseline_drift` is the change in the baseline when fully masked
-    responses are left out, and `advantage_shift` the change in the advantage. Gradient numbers are in log-prob space
-    and need log-probs. Confirmed: where the two formulas differ, the logged advantages match the one that includes
-    fully masked responses.
+    counts their groups; `advantage_shift` is the change of these advantages when fully masked responses are left out.
+    `baseline_drift` is the change of the baseline, over the `drifted_rows` unmasked responses whose baseline changes.
+    `spurious_share_l1` is the change of the gradient over the gradient, `relative_change_l1` over that of the fix.
+    Gradient numbers are in log-prob space and need log-probs. Confirmed: where the two formulas differ, the logged
+    advantages match the one that includes fully masked responses.
 
     ## What to do
     Leave fully masked responses out of the group statistics in the trainer. The numbers compare with the fix
@@ -133,7 +136,8 @@ class RejectedInBaseline(Rule[RejectedTally]):
         if not bool(rejected_N.any()):
             # Its gradient is part of the run's all the same, and the shares of the run are shares of all of it.
             return self._gradient(step)
-        shift_N, drift_N = self._shift(step)
+        shift_N = self._shift(step)
+        drift_N, drifted_N = self._drift(step)
         live_N = self._affected(step, shift_N)
         before_N, after_N = rows.advantage_N, fixed.rows.advantage_N
         assert before_N is not None
@@ -147,8 +151,9 @@ class RejectedInBaseline(Rule[RejectedTally]):
             proven_rows=proven,
             affected_groups=int((step.compared_sum(live_N) > 0).sum()),
             live_rows=int(live_N.sum()),
-            drift=float(drift_N[live_N].sum()),
-            drift_max=float(drift_N[live_N].max()) if bool(live_N.any()) else 0.0,
+            drifted_rows=int(drifted_N.sum()),
+            drift=float(drift_N[drifted_N].sum()),
+            drift_max=float(drift_N[drifted_N].max()) if bool(drifted_N.any()) else 0.0,
             shift=float(shift_N[live_N].sum()),
             shift_max=float(shift_N[live_N].max()) if bool(live_N.any()) else 0.0,
             sign_flips=int((live_N & (shift_N > 0) & (before_N * after_N < 0)).sum()),
@@ -166,28 +171,39 @@ class RejectedInBaseline(Rule[RejectedTally]):
         affected_N: Tensor = (shift_N > 0) & ~rows.rejected_N & ~rows.score_N.isnan()
         return affected_N
 
-    def _shift(self, step: "StepView") -> "tuple[Tensor, Tensor]":
-        """Absolute change of the advantage and of the baseline, ``[N]`` each."""
+    def _drift(self, step: "StepView") -> "tuple[Tensor, Tensor]":
+        """Absolute change of the baseline, ``[N]``, and the unmasked rows that have one, ``[N]`` bool."""
+        from rolloutdoctor.evaluation.row_changes import baseline_drift
+
+        before, after = step.rows, step.fixed[self.fix or ""].rows
+        assert before is not None
+        assert before.rejected_N is not None
+        assert after is not None
+        found = baseline_drift(before, after, ~before.rejected_N)
+        assert found is not None  # `columns` asks for estimators with a baseline per row
+        return found[0].abs(), found[1]
+
+    def _shift(self, step: "StepView") -> "Tensor":
+        """Absolute change of the advantage, ``[N]``."""
         before, after = step.rows, step.fixed[self.fix or ""].rows
         assert before is not None
         assert after is not None
         return step.cached("shift of advantages", lambda: self._shifted(step, before, after))
 
-    def _shifted(self, step: "StepView", before: "RowResult", after: "RowResult") -> "tuple[Tensor, Tensor]":
+    def _shifted(self, step: "StepView", before: "RowResult", after: "RowResult") -> "Tensor":
         assert before.advantage_N is not None
         assert after.advantage_N is not None
-        assert before.baseline_N is not None
-        assert after.baseline_N is not None
         shift_N = (before.advantage_N - after.advantage_N).abs()
         # Statistics of other rows round otherwise; NaN stays NaN.
         changed_N = ~(shift_N <= DOUBLE * (step.advantage_radius() + step.advantage_radius(self.fix)))
-        return shift_N * changed_N, (before.baseline_N - after.baseline_N).abs()
+        return shift_N * changed_N
 
     def _gradient(self, step: "StepView") -> RejectedTally:
         before, after = step.tokens, step.fixed[self.fix or ""].tokens
         if before is None or after is None:
             return RejectedTally()
         return RejectedTally(
+            grad_l1=float(before.grad_l1_N.sum()),
             fixed_l1=float(after.grad_l1_N.sum()),
             grad_sq=float(before.grad_sq_N.sum()),
             fixed_sq=float(after.grad_sq_N.sum()),
@@ -220,7 +236,7 @@ class RejectedInBaseline(Rule[RejectedTally]):
             return ()
         if not bool(rows.rejected_N.any()):
             return ()
-        shift_N, _ = self._shift(step)
+        shift_N = self._shift(step)
         before_N, after_N = rows.advantage_N, fixed.rows.advantage_N
         assert before_N is not None
         assert after_N is not None
@@ -236,12 +252,14 @@ class RejectedInBaseline(Rule[RejectedTally]):
         return {
             "rejected_rows": Measure(tally.rejected_rows, "rows"),
             "affected_groups": Measure(tally.affected_groups, "groups"),
-            "baseline_drift_mean": Measure(ratio(tally.drift, tally.live_rows), "reward"),
+            "baseline_drift_mean": Measure(ratio(tally.drift, tally.drifted_rows), "reward"),
             "baseline_drift_max": Measure(tally.drift_max, "reward"),
             "advantage_shift_mean": Measure(ratio(tally.shift, tally.live_rows), "advantage"),
             "advantage_shift_max": Measure(tally.shift_max, "advantage"),
             "sign_flips": Measure(tally.sign_flips, "rows"),
             "live_rows": Measure(tally.live_rows, "rows"),
+            "drifted_rows": Measure(tally.drifted_rows, "rows"),
+            "spurious_share_l1": Measure(ratio(tally.versus_l1, tally.grad_l1), "share"),
             "relative_change_l1": Measure(ratio(tally.versus_l1, tally.fixed_l1), "share"),
             "kappa": Measure(ratio(tally.versus_dot, tally.fixed_sq), "1"),
             "cosine": Measure(ratio(tally.versus_dot, sqrt(tally.grad_sq) * sqrt(tally.fixed_sq)), "1"),

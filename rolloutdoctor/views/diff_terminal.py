@@ -26,7 +26,9 @@ def concise(result: Comparison, style: Style) -> str:
     lines = []
     for effect in result.effects:
         total = effect.total
-        line = f"{plain(effect.label, 120)}: {shown(total['changed_rows'])} of {shown(total['live_rows'])} advantages"
+        line = (
+            f"{plain(effect.label, 120)}: {shown(total['changed_rows'])} of {shown(total['unmasked_rows'])} advantages"
+        )
         line += f", loss {words.number(total['loss_before'].value)} -> {words.number(total['loss_after'].value)}"
         lines.append(f"{line}, gradient {words.gradient(total) or 'n/a'}" if effect.differs else f"{line}, no change")
     return "\n".join(lines) + "\n"

@@ -19,7 +19,7 @@ SIDES = (
 
 PART_HEAD = ("rows", "changed", "shift", "loss", "after", "spurious", "kappa")
 _PART_MEASURES = (
-    "live_rows", "changed_rows", "advantage_shift_mean", "loss_before", "loss_after", "spurious_share_l1", "kappa",
+    "unmasked_rows", "changed_rows", "advantage_shift_mean", "loss_before", "loss_after", "spurious_share_l1", "kappa",
 )  # fmt: skip
 _EFFECT_MEASURES = ("changed_rows", "loss_after", "spurious_share_l1", "kappa", "cosine")
 SPACES = (
@@ -68,7 +68,7 @@ def advantages(total: Mapping[str, Measure]) -> str:
     rows = total["changed_rows"]
     if rows.value is None:
         return "not computed"
-    live = total["live_rows"]
+    live = total["unmasked_rows"]
     if not rows.value:
         return f"none of {shown(live)} unmasked rows changes"
     words = f"{shown(rows)} of {shown(live)} unmasked rows"

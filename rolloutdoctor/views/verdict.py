@@ -9,7 +9,7 @@ from rolloutdoctor.views.style import shown
 _MOST_UNTESTED = 0.5
 """Share of the applicable rules that could not be tested, above which a run without findings is not called healthy."""
 
-_OF_UPDATE = ("relative_change_l1", "grad_share_l1")
+_OF_UPDATE = ("spurious_share_l1", "grad_share_l1", "relative_change_l1")
 """Measures that say how much of the gradient a finding is about, the best first."""
 
 

@@ -41,7 +41,7 @@ def test_a_row_that_was_rejected_stops_voting(tmp_path):
     }
     found = total(write(tmp_path / "run.parquet", columns, VERL), "rejected-rows")
     assert {name: found[name] for name in list(found)[:12]} == {
-        "rows": 4, "live_rows": 3, "groups": 2,
+        "rows": 4, "unmasked_rows": 3, "groups": 2,
         "changed_rows": 1, "changed_groups": 1, "undefined_rows": 0,
         "advantage_shift_mean": 100.0, "advantage_shift_max": 100.0, "sign_flips": 1,
         "drifted_rows": 1, "baseline_drift_mean": 100.0, "baseline_drift_max": 100.0,
@@ -178,7 +178,7 @@ def test_parts_add_up_to_the_run(tmp_path, by):
     effect = compared(path, "rejected-rows", by=by).effects[0]
     whole, parts = values(effect.total), [values(part.measures) for part in effect.parts]
     assert len(parts) > 2
-    for name in ("rows", "live_rows", "changed_rows", "sign_flips"):
+    for name in ("rows", "unmasked_rows", "changed_rows", "sign_flips"):
         assert sum(part[name] for part in parts) == whole[name], name
     if by in ("step", "group"):
         assert sum(part["changed_groups"] for part in parts) == whole["changed_groups"] > 0
@@ -263,7 +263,7 @@ def test_advantages_with_a_time_axis(tmp_path):
     }  # fmt: skip
     # Discounted by 0.5 the first token of the first row sees 0.5 - 0.5 where it saw 1 - 0.5; the last one sees 1.
     found = total(write(tmp_path / "run.parquet", columns, metadata), against=["gamma=0.5"])
-    assert (found["changed_rows"], found["live_rows"]) == (1, 2)
+    assert (found["changed_rows"], found["unmasked_rows"]) == (1, 2)
     assert found["advantage_shift_max"] == pytest.approx(0.25)
 
 

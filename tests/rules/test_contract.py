@@ -448,14 +448,17 @@ def test_shift_of_all_rewards_leaves_group_advantages_alone(setup, seed):
         assert_close(one[code], other[code])
 
 
+UNBOUNDED = ("kl_loss_share", "spurious_share_l1")
+
+
 @settings(max_examples=15)
 @given(seed=seeds)
 def test_shares_are_shares(seed):
     for setup in SETUPS:
         for finding in report_on([full_batch(seed)], logged=logged_by(setup), **SETUPS[setup]).findings:
             for name, measure in finding.measures.items():
-                # k1 can be negative, and so can its share
-                if measure.value is not None and "_share" in name and name != "kl_loss_share":
+                # k1 can be negative, and so can its share; a change that turns the gradient around is more than all.
+                if measure.value is not None and "_share" in name and name not in UNBOUNDED:
                     assert 0 <= measure.value <= 1 + 1e-12, (setup, finding.code, name)
                 if measure.value is not None and name == "cosine":
                     assert -1 - 1e-9 <= measure.value <= 1 + 1e-9

@@ -39,6 +39,8 @@ def test_measures():
             "advantage_shift_max": 49.5,
             "sign_flips": 1,
             "live_rows": 2,
+            "drifted_rows": 2,
+            "spurious_share_l1": (48.5 + 2 * 49.5) / (50.5 + 2 * 47.5 + 1 + 1),
             "relative_change_l1": (48.5 + 2 * 49.5) / (2 + 2 * 2 + 1 + 1),
             "kappa": dot / square_live,
             "cosine": dot / math.sqrt(square_all * square_live),
@@ -241,7 +243,9 @@ def test_gpg_rescales_every_row_of_the_batch():
     assert found["affected_groups"] == 2
     assert found["advantage_shift_mean"] == pytest.approx(sum(shifts) / 4, rel=1e-9)
     assert found["advantage_shift_max"] == pytest.approx(max(shifts), rel=1e-9)
-    assert found["baseline_drift_mean"] == pytest.approx((104 / 3 - 2) / 2, rel=1e-9)  # 0 in the other group
+    # The baseline of the other group stays where it is.
+    assert found["drifted_rows"] == 2
+    assert found["baseline_drift_mean"] == pytest.approx(104 / 3 - 2, rel=1e-9)
     assert found["sign_flips"] == 1
 
 

@@ -21,7 +21,7 @@ HOSTILE = "\x1b[2J[bold]x[/]\u202e<script>alert(1)</script>|`a`\nnext line"
 
 def numbers(**changed):
     found = {
-        "rows": (8, "rows"), "live_rows": (7, "rows"), "groups": (2, "groups"),
+        "rows": (8, "rows"), "unmasked_rows": (7, "rows"), "groups": (2, "groups"),
         "changed_rows": (3, "rows"), "changed_groups": (1, "groups"), "undefined_rows": (0, "rows"),
         "advantage_shift_mean": (0.1 + 0.2, "advantage"), "advantage_shift_max": (49.5, "advantage"),
         "sign_flips": (1, "rows"), "drifted_rows": (3, "rows"),
