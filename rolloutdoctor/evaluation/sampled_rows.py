@@ -5,8 +5,8 @@ step, so that they cost the same for a step of any length.
 """
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
-from functools import cached_property
+from dataclasses import dataclass, field
+from functools import cached_property, lru_cache
 
 import numpy as np
 import torch
@@ -123,6 +123,7 @@ class Sample:
     trainer: Floats
     place: NDArray[np.int64]
     entropy: Floats | None = None
+    _known_bins: dict[tuple[int, ...], NDArray[np.int64]] = field(default_factory=dict, init=False, repr=False)
 
     @classmethod
     def of(cls, measured: Mapping[str, Tensor]) -> "Sample":
@@ -136,6 +137,34 @@ class Sample:
     def apart(self) -> Floats:
         """``[V]`` trainer minus sampler: the log importance ratio."""
         return self.trainer - self.sampler
+
+    @cached_property
+    def size(self) -> Floats:
+        """``[V]`` how far they are apart."""
+        return abs(self.apart)
+
+    @cached_property
+    def index(self) -> NDArray[np.int64]:
+        """``[V]`` which of the sampled rows each token is of."""
+        return np.arange(len(self.length)).repeat(self.length)
+
+    @cached_property
+    def pairs(self) -> NDArray[np.bool_]:
+        """``[V - 1]`` which tokens the next one is of the same row."""
+        found = np.ones(max(len(self.apart) - 1, 0), bool)
+        ends = self.runs.cuts[1:-1] - 1
+        found[ends[(ends >= 0) & (ends < len(found))]] = False
+        return found
+
+    @cached_property
+    def squares(self) -> tuple[float, float]:
+        """Sums of the squared log-probs of sampler and trainer."""
+        return float(np.square(self.sampler).sum()), float(np.square(self.trainer).sum())
+
+    @cached_property
+    def product(self) -> float:
+        """Sum of their products."""
+        return float((self.sampler * self.trainer).sum())
 
     @cached_property
     def weight(self) -> Floats:
@@ -156,4 +185,16 @@ class Sample:
         return np.bincount(self._bins(tuple(starts)), x, len(starts)).astype(np.float64)
 
     def _bins(self, starts: tuple[int, ...]) -> NDArray[np.int64]:
-        return np.searchsorted(np.array(starts), self.place, side="right") - 1
+        if starts not in self._known_bins:
+            table = _bin_of_place(starts)
+            fits = not len(self.place) or self.place.max() < len(table)
+            self._known_bins[starts] = (
+                table[self.place] if fits else np.searchsorted(np.array(starts), self.place, side="right") - 1
+            )
+        return self._known_bins[starts]
+
+
+@lru_cache(maxsize=4)
+def _bin_of_place(starts: tuple[int, ...]) -> NDArray[np.int64]:
+    """Bin of each of the first positions: to look one up takes a fraction of a search."""
+    return np.searchsorted(np.array(starts), np.arange(2**14), side="right") - 1

@@ -4,6 +4,7 @@ import math
 from collections.abc import Mapping
 from typing import NamedTuple
 
+import numpy as np
 import torch
 from torch import Tensor
 
@@ -23,6 +24,9 @@ SAMPLE = 2**15
 
 LONG = 32
 """Unsure tokens that a row has on either side of a place, at least."""
+
+
+_QUARTERS = np.arange(4)
 
 
 class Gap(NamedTuple):
@@ -126,28 +130,27 @@ def turns_of(gap: Gap) -> dict[str, Tensor]:
     Returns:
         ``early`` and ``late``, ``[n]`` float64; 0 where neither side of a cut has `LONG` unsure tokens.
     """
-    start_n, length_n = gap.runs.offsets[:-1], gap.runs.lengths
-    quarter = torch.arange(4, device=start_n.device)
-    starts = (start_n[:, None] + length_n[:, None] * quarter // 4).reshape(-1)
-    runs = Runs(torch.cat([starts, gap.runs.offsets[-1:]]))
-    size_nq = _added_up(runs.total(gap.size_T.clamp(max=1.0)).reshape(-1, 4))
-    count_nq = _added_up(runs.total(gap.unsure_T).reshape(-1, 4))
+    offsets = gap.runs.offsets
+    cuts = offsets.cpu().numpy()
+    starts = (cuts[:-1, None] + np.diff(cuts)[:, None] * _QUARTERS // 4).ravel()
+    runs = Runs(torch.from_numpy(np.append(starts, cuts[-1])).to(offsets.device))
+    # The rows are few, and a GPU adds up in no fixed order.
+    size_nq, count_nq = (
+        runs.total(x_T).cpu().numpy().reshape(-1, 4).cumsum(axis=1) for x_T in (gap.size_T.clamp(max=1.0), gap.unsure_T)
+    )
     before, count = size_nq[:, :3], count_nq[:, :3]
     after, rest = size_nq[:, 3:] - before, count_nq[:, 3:] - count
     enough = (count >= LONG) & (rest >= LONG)
-    first, last = (before / count).clamp(min=1e-3), (after / rest).clamp(min=1e-3)
+    if not enough.any():
+        none_n = torch.zeros(len(enough), dtype=torch.float64, device=offsets.device)
+        return {"early": none_n, "late": none_n}
+    with np.errstate(all="ignore"):
+        first, last = np.maximum(before / count, 1e-3), np.maximum(after / rest, 1e-3)
+        early, late = np.where(enough, first / last, 0.0), np.where(enough, last / first, 0.0)
     return {
-        "early": torch.where(enough, first / last, 0.0).amax(1),
-        "late": torch.where(enough, last / first, 0.0).amax(1),
+        "early": torch.from_numpy(early.max(axis=1)).to(offsets.device),
+        "late": torch.from_numpy(late.max(axis=1)).to(offsets.device),
     }
-
-
-def _added_up(x_nq: Tensor) -> Tensor:
-    """Sums of the first one, two, three and four quarters, in a fixed order on a GPU, too."""
-    first, second, third, fourth = x_nq.unbind(1)
-    two = first + second
-    three = two + third
-    return torch.stack([first, two, three, three + fourth], dim=1)
 
 
 def sizes_of_rows(block: TokenBlock) -> Mapping[str, Tensor]:

@@ -1,8 +1,11 @@
 """Fixed bins for sizes: four to each doubling, so that counts of any parts add up and give a median within a bin."""
 
 from collections.abc import Sequence
+from typing import Any
 
+import numpy as np
 import torch
+from numpy.typing import NDArray
 from torch import Tensor
 
 BINS = 128
@@ -28,6 +31,13 @@ def bin_of(size: Tensor) -> Tensor:
 def counted(size: Tensor) -> Tensor:
     """How many sizes each bin holds, int64 ``[BINS]``."""
     return torch.bincount(bin_of(size), minlength=BINS)
+
+
+def counts_of(size: NDArray[np.floating[Any]]) -> NDArray[np.int64]:
+    """How many sizes each bin holds, ``[BINS]``; of numpy's values."""
+    bits = size.astype(np.float32).view(np.int32) >> 21
+    bits -= _FIRST
+    return np.bincount(np.clip(bits, 0, BINS - 1, out=bits), minlength=BINS)
 
 
 def edges(index: int) -> tuple[float, float]:

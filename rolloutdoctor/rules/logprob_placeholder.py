@@ -157,10 +157,10 @@ class LogProbPlaceholder(Rule[PlaceholderTally]):
             return PlaceholderTally()
         counts = measured["kinds"].sum(0).reshape(len(SIDES), -1).tolist()
         sample = step.cached("sampled rows", lambda: Sample.of(measured))
-        apart = abs(sample.apart) >= APART
+        apart = np.flatnonzero(sample.size >= APART)
         held = np.zeros(len(apart), bool)
-        for values in (sample.sampler, sample.trainer):
-            held |= apart & torch.stack(_kinds(torch.from_numpy(values))[:-1]).any(0).numpy()
+        for values in (sample.sampler, sample.trainer) if len(apart) else ():
+            held |= torch.stack(_kinds(torch.from_numpy(values[apart]))[:-1]).any(0).numpy()
         is_found = (measured["first"] >= 0) | measured["tails"].any(1)
         return PlaceholderTally(
             tokens=int(measured["count"].sum()),
@@ -175,10 +175,10 @@ class LogProbPlaceholder(Rule[PlaceholderTally]):
             tails={
                 side: float(rows) for side, rows in zip(SIDES, measured["tails"].sum(0).tolist(), strict=True) if rows
             },
-            sampled=len(held),
-            zeros=int((sample.sampler == 0).sum()),
+            sampled=len(sample.apart),
+            zeros=int(np.count_nonzero(sample.sampler == 0)),
             weight=float(sample.weight.sum()),
-            placeholder_weight=float(sample.weight[held].sum()),
+            placeholder_weight=float(sample.weight[apart[held]].sum()),
         )
 
     def examples(self, step: "StepView") -> Iterable[Example]:

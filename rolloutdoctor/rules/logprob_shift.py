@@ -210,22 +210,23 @@ def _errors(step: "StepView", code: str) -> "dict[str, NDArray[np.float64]] | No
         return None
     sample = step.cached("sampled rows", lambda: Sample.of(measured))
     own, other = sample.sampler, sample.trainer
-    index = np.arange(len(sample.length)).repeat(sample.length)
     # Pairs of adjacent tokens of one row.
-    pair = (index[1:] == index[:-1]) & (sample.place[1:] == sample.place[:-1] + 1)
-    first, of_row = np.flatnonzero(pair), index[:-1][pair]
+    first = np.flatnonzero(sample.pairs & (sample.place[1:] == sample.place[:-1] + 1))
+    of_row = sample.index[first]
+    own_before, own_after = own[first], own[first + 1]
+    before, after = other[first], other[first + 1]
 
     def total(x: "NDArray[np.float64]") -> "NDArray[np.float64]":
         return np.bincount(of_row, x, len(sample.length)).astype(np.float64)
 
-    count = total(np.ones(len(first)))
-    mean = total(other[first]) / np.maximum(count, 1)
-    spread = total((other[first] - mean[of_row]) ** 2) / np.maximum(count, 1)
-    aligned = (total((other[first] - own[first]) ** 2) + total((other[first + 1] - own[first + 1]) ** 2)) / 2
+    count = np.bincount(of_row, minlength=len(sample.length)).astype(np.float64)
+    mean = total(before) / np.maximum(count, 1)
+    spread = total((before - mean[of_row]) ** 2) / np.maximum(count, 1)
+    aligned = (total((before - own_before) ** 2) + total((after - own_after) ** 2)) / 2
     varies = (count >= LEAST_PAIRS) & (spread > LEAST_SPREAD**2)
     return {
         "row": sample.row[varies].astype(np.float64),
         "aligned": aligned[varies],
-        "late": total((other[first] - own[first + 1]) ** 2)[varies],
-        "early": total((other[first + 1] - own[first]) ** 2)[varies],
+        "late": total((before - own_after) ** 2)[varies],
+        "early": total((after - own_before) ** 2)[varies],
     }

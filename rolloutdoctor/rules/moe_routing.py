@@ -116,18 +116,17 @@ class MoeRouting(Rule[RoutingTally]):
     def measure(self, step: "StepView") -> RoutingTally:
         """Count the tail of one step."""
         import numpy as np
-        import torch
 
         from rolloutdoctor.evaluation.contexts import slopes
         from rolloutdoctor.evaluation.sampled_rows import Sample
-        from rolloutdoctor.ops.gap_bins import counted as in_bins
+        from rolloutdoctor.ops.gap_bins import counts_of
         from rolloutdoctor.ops.version_stamps import lags_of
 
         measured = step.token_measures.get(self.code)
         if not measured or not len(step.batch):
             return RoutingTally()
         sample, rows = step.cached("sampled rows", lambda: Sample.of(measured)), step.batch.per_row
-        index = np.arange(len(sample.length)).repeat(sample.length)
+        index = sample.index
         unsure = 1 - np.exp((sample.sampler + sample.trainer) / 2)
         looked = unsure > 0.1
         lag_N = lags_of(rows.get("policy_version_min"), rows.get("policy_version_max"), 8)
@@ -139,7 +138,7 @@ class MoeRouting(Rule[RoutingTally]):
         scaled = np.where(looked, sample.apart / np.where(looked, unsure, 1.0), 0.0)
         size = abs(scaled[looked])
         far = looked & (abs(scaled) > 6 * np.median(size))
-        pair = (index[1:] == index[:-1]) & looked[1:] & looked[:-1]
+        pair = sample.pairs & looked[1:] & looked[:-1]
 
         def of_rows(
             which: "np.ndarray[tuple[int], np.dtype[np.bool_]]",
@@ -147,14 +146,14 @@ class MoeRouting(Rule[RoutingTally]):
             return np.bincount(index[:-1][which], minlength=len(sample.length))
 
         ahead, behind, both = of_rows(pair & far[:-1]), of_rows(pair & far[1:]), of_rows(pair)
-        bins = in_bins(torch.from_numpy(size)).tolist()
+        bins = counts_of(size).tolist()
         return RoutingTally(
             slopes=step.cached("slopes", lambda: slopes(step.batch, measured, fresh_N)),
             tokens=len(size),
             sizes={str(place): float(count) for place, count in enumerate(bins) if count},
-            tail=int(far.sum()),
+            tail=int(np.count_nonzero(far)),
             above=int((scaled[far] > 0).sum()),
-            pairs=int((pair & far[:-1] & far[1:]).sum()),
+            pairs=int(np.count_nonzero(pair & far[:-1] & far[1:])),
             expected=float((ahead * behind / np.maximum(both, 1)).sum()),
         )
 

@@ -203,24 +203,35 @@ def _counted(side: str, values: "NDArray[np.float32]") -> LatticeTally:
 
     if not len(values):
         return LatticeTally()
-    bits, size = values.view(np.int32), abs(values).astype(np.float64)
+    bits, size = values.view(np.int32), abs(values)
     # The power of two below a value; float32 has 23 binary digits behind it, bfloat16 7 and float16 10.
-    power = (bits & 0x7F800000).view(np.float32).astype(np.float64)
-    on, chance, spacing = {}, {}, {}
+    many = np.bincount((bits >> 23) & 0xFF)
+    exponent_K = np.flatnonzero(many)
+    power_K, count_K = np.ldexp(1.0, exponent_K - 127), many[exponent_K]
+    on, chance, spacing, coarse = {}, {}, {}, {}
     for name, digits in (("bfloat16", 7), ("float16", 10)):
-        on[name] = (bits & ((1 << (23 - digits)) - 1)) == 0
+        on[name] = len(values) - int(np.count_nonzero(bits & ((1 << (23 - digits)) - 1)))
         chance[name] = len(values) * 2.0 ** (digits - 23)
-        spacing[name] = power * 2.0**-digits
+        spacing[name] = float((count_K * power_K).sum()) * 2.0**-digits
+        coarse[name] = int(count_K[power_K * 2.0**-digits > 0.01].sum())
+    # Of float32's numbers up to 2^9, one with few decimal digits is one with more, too.
+    left, narrow = size, exponent_K[-1] < 127 + 9
+    digits_on = {}
+    for digits in (4, 3, 2, 1):
+        is_on = (np.rint(left.astype(np.float64) * 10**digits) / 10**digits).astype(np.float32) == left
+        digits_on[digits] = int(np.count_nonzero(is_on))
+        left = left[is_on] if narrow else size
     for digits in (1, 2, 3, 4):
-        name = str(digits)
-        on[name] = (np.rint(size * 10**digits) / 10**digits).astype(np.float32) == abs(values)
-        chance[name] = float(np.minimum(power * 2.0**-23 * 10**digits, 1).sum())
-        spacing[name] = np.full(len(values), 10.0**-digits)
+        name, step = str(digits), 10.0**-digits
+        on[name] = digits_on[digits]
+        chance[name] = float((count_K * np.minimum(power_K * 2.0**-23 * 10**digits, 1)).sum())
+        spacing[name] = float(np.full(len(values), step).sum())
+        coarse[name] = len(values) if step > 0.01 else 0
     return LatticeTally(
         values={side: float(len(values))},
-        positive={side: float((values > 0).sum())},
-        on={f"{side}:{name}": float(which.sum()) for name, which in on.items()},
+        positive={side: float(np.count_nonzero(values > 0))},
+        on={f"{side}:{name}": float(count) for name, count in on.items()},
         chance={f"{side}:{name}": count for name, count in chance.items()},
-        step={f"{side}:{name}": float(each.sum()) for name, each in spacing.items()},
-        coarse={f"{side}:{name}": float((each > 0.01).sum()) for name, each in spacing.items()},
+        step={f"{side}:{name}": each for name, each in spacing.items()},
+        coarse={f"{side}:{name}": float(count) for name, count in coarse.items()},
     )

@@ -240,6 +240,8 @@ def _places(step: "StepView", place_N: "Tensor") -> dict[str, float]:
     from rolloutdoctor.ops.prefix_hash import scramble
 
     row, column = (place_N >= 0).nonzero(as_tuple=True)
+    if not len(row):
+        return {}
     batch = step.batch
     prompt_N = torch.arange(len(batch), device=batch.device) if batch.groups is None else batch.groups.index_N
     # Without the prompts themselves, those of two steps count as two.
@@ -264,13 +266,13 @@ def _lags(step: "StepView") -> "Tensor | None":
 def _of_sample(sample: "Sample", lag_N: "NDArray[np.int64] | None") -> dict[str, Any]:
     """Distribution and weights of the sampled rows."""
     import numpy as np
-    import torch
 
-    from rolloutdoctor.ops.gap_bins import counted as in_bins
+    from rolloutdoctor.ops.gap_bins import counts_of
 
     apart, weight = sample.apart, sample.weight
-    size, cut = abs(apart), np.minimum(weight, TOKEN_CAP)
-    within = weight[(weight >= TOKEN_BAND[0]) & (weight <= TOKEN_BAND[1])]
+    size, cut = sample.size, np.minimum(weight, TOKEN_CAP)
+    is_within = (weight >= TOKEN_BAND[0]) & (weight <= TOKEN_BAND[1])
+    within = weight if is_within.all() else weight[is_within]
     here = sample.length > 0
     total = sample.by_row(apart)[here]
     mean, row_weight = np.exp(total / sample.length[here]), np.exp(np.minimum(total, log(ROW_CAP)))
@@ -285,8 +287,8 @@ def _of_sample(sample: "Sample", lag_N: "NDArray[np.int64] | None") -> dict[str,
         "rows_over": int((total > log(ROW_CAP)).sum()),
         "rows_near": int(((mean >= ROW_BAND[0]) & (mean <= ROW_BAND[1])).sum()),
         "seen": len(apart),
-        "sizes": _named(in_bins(torch.from_numpy(size)).numpy()),
-        "off": int((abs(weight - 1) > 0.1).sum()),
+        "sizes": _named(counts_of(size)),
+        "off": int(np.count_nonzero(abs(weight - 1) > 0.1)),
         "weight": float(weight.sum()),
         "square": float(np.square(weight).sum()),
         "cut_weight": float(cut.sum()),

@@ -159,19 +159,18 @@ class TemperatureMismatch(Rule[TemperatureTally]):
         lag_N = lags_of(rows.get("policy_version_min"), rows.get("policy_version_max"), 8)
         fresh_N = None if lag_N is None else lag_N == 0
         sample = step.cached("sampled rows", lambda: Sample.of(measured))
-        own, other = sample.sampler, sample.trainer
         found: dict[str, Any] = {
             "gap": float(sample.apart.sum()),
-            "own": float(np.square(own).sum()),
-            "other": float(np.square(other).sum()),
-            "product": float((own * other).sum()),
+            "own": sample.squares[0],
+            "other": sample.squares[1],
+            "product": sample.product,
         }
         if sample.entropy is not None:
             known = np.isfinite(sample.entropy)
             if fresh_N is not None:
                 known &= fresh_N.cpu().numpy()[sample.row].repeat(sample.length)
             entropy = np.where(known, sample.entropy, 0.0)
-            surprise = sample.by_row(np.where(known, -other - entropy, 0.0))
+            surprise = sample.by_row(np.where(known, -sample.trainer - entropy, 0.0))
             found |= {
                 "calibrated": int(known.sum()),
                 "surprise": float(surprise.sum()),
@@ -179,7 +178,7 @@ class TemperatureMismatch(Rule[TemperatureTally]):
                 "entropy": float(entropy.sum()),
             }
         counts = step.cached("slopes", lambda: slopes(step.batch, measured, fresh_N))
-        return TemperatureTally(slopes=counts, tokens=len(own), **found)
+        return TemperatureTally(slopes=counts, tokens=len(sample.apart), **found)
 
     def measures(self, tally: TemperatureTally) -> Mapping[str, Measure]:
         """The slope, what it says of the temperature, and calibration."""

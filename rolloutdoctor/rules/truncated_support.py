@@ -145,11 +145,10 @@ class TruncatedSupport(Rule[SupportTally]):
     def measure(self, step: "StepView") -> SupportTally:
         """Count the two sides of one step."""
         import numpy as np
-        import torch
 
         from rolloutdoctor.evaluation.contexts import slopes
         from rolloutdoctor.evaluation.sampled_rows import Sample
-        from rolloutdoctor.ops.gap_bins import counted as in_bins
+        from rolloutdoctor.ops.gap_bins import counts_of
         from rolloutdoctor.ops.version_stamps import lags_of
 
         measured = step.token_measures.get(self.code)
@@ -161,20 +160,20 @@ class TruncatedSupport(Rule[SupportTally]):
         fresh_N = None if lag_N is None else lag_N == 0
         unsure = sample.sampler + sample.trainer < 2 * UNSURE
         apart = sample.apart[unsure]
-        bins = in_bins(torch.from_numpy(-apart[apart < 0])).tolist()
+        bins = counts_of(-apart[apart < 0]).tolist()
         return SupportTally(
             slopes=step.cached("slopes", lambda: slopes(step.batch, measured, fresh_N)),
             tokens=len(unsure),
             weight=float(sample.weight.sum()),
-            own=float(np.square(sample.sampler).sum()),
-            other=float(np.square(sample.trainer).sum()),
-            product=float((sample.sampler * sample.trainer).sum()),
+            own=sample.squares[0],
+            other=sample.squares[1],
+            product=sample.product,
             unsure=len(apart),
-            zeros=int((sample.sampler[unsure] == 0).sum()),
-            above=int((apart > 0).sum()),
+            zeros=int(np.count_nonzero(sample.sampler[unsure] == 0)),
+            above=int(np.count_nonzero(apart > 0)),
             sizes={str(place): float(count) for place, count in enumerate(bins) if count},
-            lower={str(limit): float((apart < -limit).sum()) for limit in LIMITS},
-            higher={str(limit): float((apart > limit).sum()) for limit in LIMITS},
+            lower={str(limit): float(np.count_nonzero(apart < -limit)) for limit in LIMITS},
+            higher={str(limit): float(np.count_nonzero(apart > limit)) for limit in LIMITS},
         )
 
     def measures(self, tally: SupportTally) -> Mapping[str, Measure]:
