@@ -15,7 +15,8 @@ from torch import Tensor
 
 from rolloutdoctor.evaluation.token_measures import TokenBlock
 from rolloutdoctor.ops import segments as seg
-from rolloutdoctor.ops.elementwise import extremes, unwarned
+from rolloutdoctor.ops.chosen import Chosen
+from rolloutdoctor.ops.elementwise import extremes
 from rolloutdoctor.ops.prefix_hash import scramble
 
 SAMPLER, TRAINER = "rollout_log_probs", "old_log_probs"
@@ -42,11 +43,10 @@ class LoggedGap:
     def __init__(self, block: TokenBlock) -> None:
         self._block = block
         trained_T = block.trained_T
-        self.counted_T: Tensor | None = None if bool(trained_T.all()) else trained_T
-        with unwarned():
-            apart_T = block.column(TRAINER) - block.column(SAMPLER)
+        self.counted_T: Tensor | None = None if block.is_all_trained else trained_T
+        apart_T = block.column(TRAINER) - block.column(SAMPLER)
         if self.counted_T is not None:
-            apart_T = torch.where(trained_T, apart_T, 0.0)
+            apart_T = Chosen(~trained_T).fill_(apart_T, 0.0)
         self.low, self.high = extremes(apart_T) if len(apart_T) else (0.0, 0.0)
         if not (self.low > -torch.inf and self.high < torch.inf):
             self.counted_T = trained_T & apart_T.isfinite()

@@ -120,6 +120,11 @@ class TokenBlock:
         return torch.ones(len(self), dtype=torch.bool, device=self._batch.device)
 
     @cached_property
+    def is_all_trained(self) -> bool:
+        """True if no token of the block is masked."""
+        return not self.has("response_mask") or el.is_all(self.trained_T)
+
+    @cached_property
     def trained_n(self) -> Tensor:
         """Trained tokens of each row, ``[n]`` float64."""
         return self.row_sum(self.trained_T)

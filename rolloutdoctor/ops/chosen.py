@@ -55,10 +55,13 @@ class Chosen:
 
     def fill_(self, x: Tensor, value: float) -> Tensor:
         """Write a value to the chosen places of `x`, and return it."""
-        if x.device.type != "cpu" or self._spans is None:
+        if x.device.type != "cpu":
             x[self._places] = value
             return x
         values = x.numpy()
+        if self._spans is None:
+            np.copyto(values, value, where=self._places.numpy())
+            return x
         for span in self._spans:
             values[span] = value
         return x

@@ -49,6 +49,11 @@ def extremes(x: Tensor) -> tuple[float, float]:
     return float(values.min()), float(values.max())
 
 
+def is_all(x: Tensor) -> bool:
+    """Return True if every value is true, ``[T]`` bool."""
+    return bool(x.numpy().all()) if x.device.type == "cpu" else bool(x.all())
+
+
 def put(target: Tensor, places: "slice | Tensor", x: Tensor) -> None:
     """Write values to places of a tensor."""
     if target.device.type != "cpu":

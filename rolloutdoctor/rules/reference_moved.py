@@ -119,8 +119,13 @@ class ReferenceMoved(Rule[ReferenceTally]):
         """Sum over the trained tokens of each row."""
         import torch
 
+        from rolloutdoctor.evaluation.reference_gap import of_finite
+
         if not block.has("policy_log_probs", "ref_log_probs"):
             return {}
+        found = of_finite(block)
+        if found is not None:
+            return found
         apart_T = block.log_ratio("ref_log_probs", "policy_log_probs")
         policy_T = block.column("policy_log_probs").double()
         counted_T = block.trained_T & apart_T.isfinite()

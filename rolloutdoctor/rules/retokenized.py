@@ -133,8 +133,8 @@ class Retokenized(Rule[TurnTally]):
         """Count the turns of each row behind its first."""
         from rolloutdoctor.evaluation.turn_starts import turn_starts
 
-        # Without a masked token there is one turn.
-        is_cut = bool((block.trained_n < block.runs.lengths).any())
+        # Without a masked token there is one turn, and without a trained one none.
+        is_cut = bool(((block.trained_n < block.runs.lengths) & (block.trained_n > 0)).any())
         return {"turns": block.row_sum(turn_starts(block)) if is_cut else block.trained_n * 0}
 
     def measure(self, step: "StepView") -> TurnTally:
