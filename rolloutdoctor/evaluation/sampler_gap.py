@@ -8,7 +8,9 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from rolloutdoctor.data.batch import RolloutBatch
 from rolloutdoctor.evaluation.token_measures import TokenBlock
+from rolloutdoctor.ops.elementwise import is_all
 from rolloutdoctor.ops.gap_bins import BINS, bin_of
 from rolloutdoctor.ops.segments import Runs, total_by
 
@@ -57,7 +59,24 @@ def gap_of(block: TokenBlock) -> Gap | None:
     """The gap of a block, made once for all rules; None if a column is missing."""
     if not block.has(*COLUMNS):
         return None
-    return block.cached("sampler gap", lambda: _gap(block))
+    return block.cached("sampler gap", lambda: _gap_of_block(block))
+
+
+def looked_at(block: TokenBlock) -> Mapping[str, Tensor]:
+    """The tokens of a block that are looked at, packed: what `gap_of_step` is made of; nothing without a column.
+
+    A step has few of them, and what is small costs the same for a block as for a step.
+    """
+    return block.cached("looked at", lambda: _looked_at(block)) if block.has(*COLUMNS) else {}
+
+
+def gap_of_step(batch: RolloutBatch, measured: Mapping[str, Tensor]) -> Gap:
+    """The gap of a step, from what `looked_at` gave for each block, joined over the blocks."""
+    length_N = measured["looked_at"]
+    offsets = length_N.new_zeros(len(length_N) + 1)
+    torch.cumsum(length_N, 0, out=offsets[1:])
+    first_N = _of_first_update(batch)
+    return _gap(Runs(offsets), measured["trainer"], measured["sampler"], measured["trained"], first_N)
 
 
 def stride_of(block: TokenBlock) -> int:
@@ -65,7 +84,7 @@ def stride_of(block: TokenBlock) -> int:
     return max(1, -(-block.tokens_of_step // SAMPLE))
 
 
-def _gap(block: TokenBlock) -> Gap:
+def _looked_at(block: TokenBlock) -> dict[str, Tensor]:
     columns = [block.column("old_log_probs"), block.column("rollout_log_probs"), block.trained_T]
     runs, stride = block.runs, stride_of(block)
     if stride > 1:
@@ -74,32 +93,43 @@ def _gap(block: TokenBlock) -> Gap:
         columns = [column_T[first::stride].contiguous() for column_T in columns]
         offsets = (runs.offsets + (block.tokens.start + stride - 1)) // stride
         runs = Runs(offsets - offsets[0])
-    trainer_T, sampler_T, trained_T = columns
+    return dict(zip(("trainer", "sampler", "trained", "looked_at"), (*columns, runs.lengths), strict=True))
+
+
+def _gap_of_block(block: TokenBlock) -> Gap:
+    found, first_N = looked_at(block), _of_first_update(block.batch)
+    runs = Runs(torch.cat([found["looked_at"].new_zeros(1), found["looked_at"].cumsum(0)]))
+    first_n = None if first_N is None else first_N[block.rows]
+    return _gap(runs, found["trainer"], found["sampler"], found["trained"], first_n)
+
+
+def _of_first_update(batch: RolloutBatch) -> Tensor | None:
+    """Rows of the first update of a step, ``[N]`` bool, where the log-probs of the loss stand in; None: all count."""
+    part_N = batch.per_row.get("optim_step_id")
+    # At the loss of a later update the policy has moved, whatever the sampler did.
+    return None if part_N is None or "old_log_probs" in batch.per_token else part_N == part_N.min()
+
+
+def _gap(runs: Runs, trainer_T: Tensor, sampler_T: Tensor, trained_T: Tensor, first_n: Tensor | None) -> Gap:
     apart_T = trainer_T - sampler_T
     size_T = apart_T.abs()
     # NaN is not below infinity.
     counted_T = trained_T & (size_T < math.inf)
-    part_N = block.of_step("optim_step_id")
-    if part_N is not None and not block.is_logged("old_log_probs"):
-        # At the loss of a later update the policy has moved, whatever the sampler did.
-        counted_T = counted_T & runs.expand((part_N == part_N.min())[block.rows])
-    if not bool(counted_T.all()):
+    if first_n is not None:
+        counted_T = counted_T & runs.expand(first_n)
+    if not is_all(counted_T):
         apart_T = torch.where(counted_T, apart_T, 0.0)
     unsure_T = counted_T & (sampler_T < UNSURE)
     return Gap(runs, sampler_T, apart_T, counted_T, unsure_T, torch.where(unsure_T, size_T, 0.0))
 
 
-def weights_of(block: TokenBlock, gap: Gap) -> Tensor:
+def weights_of(gap: Gap) -> Tensor:
     """Importance weights of trainer over sampler, exp(delta), ``[t]``; 0 at tokens that are not counted.
 
     A gap above 20 nats counts as 20: one such token has all the weight either way.
     """
-    return block.cached("sampler weights", lambda: _weights(gap))
-
-
-def _weights(gap: Gap) -> Tensor:
     weight_T = gap.delta_T.clamp(max=20.0).exp_()
-    return weight_T if bool(gap.counted_T.all()) else torch.where(gap.counted_T, weight_T, 0.0)
+    return weight_T if is_all(gap.counted_T) else torch.where(gap.counted_T, weight_T, 0.0)
 
 
 def sizes_by_lag(gap: Gap, lag_n: Tensor | None, most: int) -> Tensor:
@@ -153,11 +183,6 @@ def turns_of(gap: Gap) -> dict[str, Tensor]:
     }
 
 
-def sizes_of_rows(block: TokenBlock) -> Mapping[str, Tensor]:
-    """Unsure tokens of each row and the sum of the sizes of their gaps, ``[n]`` float64; nothing without a column."""
-    gap = gap_of(block)
-    if gap is None:
-        return {}
-    return block.cached(
-        "sizes of rows", lambda: {"unsure": gap.runs.total(gap.unsure_T), "size": gap.runs.total(gap.size_T)}
-    )
+def sizes_of_rows(gap: Gap) -> Mapping[str, Tensor]:
+    """Unsure tokens of each row and the sum of the sizes of their gaps, ``[n]`` float64."""
+    return {"unsure": gap.runs.total(gap.unsure_T), "size": gap.runs.total(gap.size_T)}

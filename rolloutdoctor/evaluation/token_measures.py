@@ -28,13 +28,15 @@ class TokenBlock:
     """All response tokens of some adjacent rows of a step, masked ones included, as they were logged.
 
     Attributes:
+        batch: the step.
         rows: the rows in the step: ``x_N[rows]`` is the block's share of a value per row, ``[n]``.
         tokens: the tokens in the step: ``x_T[tokens]`` is the block's share of a value per token, ``[t]``.
         runs: the tokens by row.
     """
 
     def __init__(self, batch: RolloutBatch, rows: slice, tokens: slice) -> None:
-        self._batch, self.rows, self.tokens = batch, rows, tokens
+        self.batch = self._batch = batch
+        self.rows, self.tokens = rows, tokens
         cuts = batch.rows[rows.start : rows.stop + 1]
         self.runs = seg.Runs(cuts - cuts[0])
         self._cached: dict[Hashable, object] = {}

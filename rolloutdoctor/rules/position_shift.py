@@ -96,14 +96,14 @@ class PositionShift(Rule[ShiftTally]):
         return frozenset({"response_mask", "optim_step_id", "rank"})
 
     def measure_tokens(self, block: "TokenBlock") -> "Mapping[str, Tensor]":
-        """Add up the sizes of the gaps of unsure tokens of each row."""
-        from rolloutdoctor.evaluation.sampler_gap import sizes_of_rows
+        """Keep the tokens that are looked at."""
+        from rolloutdoctor.evaluation.sampler_gap import looked_at
 
-        return sizes_of_rows(block)
+        return looked_at(block)
 
     def measure(self, step: "StepView") -> ShiftTally:
         """Correlate the rows of one step."""
-        rows, name = step.token_measures.get(self.code), str(step.batch.step)
+        rows, name = step.unsure_gaps(self.code), str(step.batch.step)
         padding_N = _padding(step)
         if not rows or padding_N is None:
             return ShiftTally()

@@ -12,6 +12,8 @@ from rolloutdoctor.results.findings import Measure, Severity
 from rolloutdoctor.rules.base import Context, Judgement, Missing, Rule, counted, number
 
 if TYPE_CHECKING:
+    import numpy as np
+    from numpy.typing import NDArray
     from torch import Tensor
 
     from rolloutdoctor.evaluation.token_measures import TokenBlock
@@ -119,36 +121,20 @@ class StalePolicy(Rule[LagTally]):
         return wanted | loss_columns(context.objective)
 
     def measure_tokens(self, block: "TokenBlock") -> "Mapping[str, Tensor]":
-        """Add up the gap of each row, and count its sizes by lag."""
-        from rolloutdoctor.evaluation.sampler_gap import gap_of, sizes_by_lag, turns_of, weights_of
-        from rolloutdoctor.ops.version_stamps import lags_of
+        """Keep the tokens that are looked at."""
+        from rolloutdoctor.evaluation.sampler_gap import looked_at
 
-        gap = gap_of(block)
-        if gap is None:
-            return {}
-        lag_N = lags_of(block.of_step("policy_version_min"), block.of_step("policy_version_max"), MOST_LAGS)
-        lag_n = None if lag_N is None else lag_N[block.rows]
-        weight_T = weights_of(block, gap)
-        tokens_n, weight_n = gap.runs.total(gap.counted_T), gap.runs.total(weight_T)
-        return {
-            "counts": sizes_by_lag(gap, lag_n, MOST_LAGS)[None],
-            "tokens": tokens_n,
-            "size": gap.runs.total(gap.delta_T.abs()),
-            "k3": weight_n - tokens_n - gap.runs.total(gap.delta_T),
-            "weight": weight_n,
-            "square": gap.runs.total(weight_T.square()),
-            **turns_of(gap),
-        }
+        return looked_at(block)
 
     def measure(self, step: "StepView") -> LagTally:
         """Add up the rows of one step, by lag."""
-        import torch
+        import numpy as np
 
+        from rolloutdoctor.evaluation.sampler_gap import sizes_by_lag, turns_of, weights_of
         from rolloutdoctor.ops.gap_bins import middle
-        from rolloutdoctor.ops.segments import total_by
         from rolloutdoctor.ops.version_stamps import lags_of
 
-        batch, rows, name = step.batch, step.token_measures.get(self.code), str(step.batch.step)
+        batch, name = step.batch, str(step.batch.step)
         if not len(batch) or not step.training:
             return LagTally()
         old_N, new_N = (batch.per_row.get(one) for one in ("policy_version_min", "policy_version_max"))
@@ -161,35 +147,39 @@ class StalePolicy(Rule[LagTally]):
                 backwards=int((is_stamped_N & (new_N < old_N)).sum()),
                 several=int((is_stamped_N & (new_N > old_N)).sum()),
             )
-        if not rows or not float(rows["tokens"].sum()):
+        gap = step.sampler_gap(self.code)
+        if gap is None or not bool(gap.counted_T.any()):
             return stamps
-        if lag_N is None:
-            lag_N = torch.zeros(len(batch), dtype=torch.int64, device=batch.device)
-        counts = rows["counts"].sum(0)
-        lags = [lag for lag in range(MOST_LAGS) if bool((lag_N == lag).any())]
+        counts = sizes_by_lag(gap, lag_N, MOST_LAGS).tolist()
+        lag = np.zeros(len(batch), np.int64) if lag_N is None else lag_N.cpu().numpy()
+        lags = np.unique(lag).tolist()
         grad_N = None if step.tokens is None else step.tokens.grad_l1_N
+        weight_T = weights_of(gap)
+        terms = gap.counted_T, gap.delta_T.abs(), gap.delta_T, weight_T, weight_T.square()
+        tokens, size, delta, weight, square = (gap.runs.total(x_T).cpu().numpy() for x_T in terms)
 
-        def summed(value_N: "Tensor") -> dict[str, float]:
-            found = total_by(lag_N, value_N, MOST_LAGS).tolist()
-            return {f"{name}:{lag}": found[lag] for lag in lags}
+        def summed(value: "NDArray[np.float64]") -> dict[str, float]:
+            found = np.bincount(lag, value).tolist()
+            return {f"{name}:{each}": found[each] for each in lags}
 
-        early_N, late_N = rows["early"] >= self.turn, rows["late"] >= self.turn
-        several_N = early_N & (new_N > old_N) if old_N is not None and new_N is not None else early_N & False
+        turns = {side: ratio_n.cpu().numpy() for side, ratio_n in turns_of(gap).items()}
+        early, late = turns["early"] >= self.turn, turns["late"] >= self.turn
+        several = early & (new_N > old_N).cpu().numpy() if old_N is not None and new_N is not None else early & False
         return stamps + LagTally(
-            rows=summed(torch.ones_like(rows["tokens"])),
-            tokens=summed(rows["tokens"]),
-            equal=int(rows["tokens"][rows["size"] == 0].sum()),
-            unsure={f"{name}:{lag}": float(counts[lag].sum()) for lag in lags},
-            middle={f"{name}:{lag}": middle(counts[lag].tolist()) or 0.0 for lag in lags},
-            size=summed(rows["size"]),
-            k3=summed(rows["k3"]),
-            weight=summed(rows["weight"]),
-            square=summed(rows["square"]),
-            grad={} if grad_N is None else summed(grad_N.nan_to_num(0.0, 0.0, 0.0)),
-            long=int((rows["early"] > 0).sum()),
-            turned=int((early_N & ~several_N & ~late_N).sum()),
-            turned_several=int((several_N & ~late_N).sum()),
-            turned_back=int((late_N & ~early_N).sum()),
+            rows=summed(np.ones(len(batch))),
+            tokens=summed(tokens),
+            equal=int(tokens[size == 0].sum()),
+            unsure={f"{name}:{each}": float(sum(counts[each])) for each in lags},
+            middle={f"{name}:{each}": middle(counts[each]) or 0.0 for each in lags},
+            size=summed(size),
+            k3=summed(weight - tokens - delta),
+            weight=summed(weight),
+            square=summed(square),
+            grad={} if grad_N is None else summed(grad_N.nan_to_num(0.0, 0.0, 0.0).cpu().numpy()),
+            long=int(np.count_nonzero(turns["early"] > 0)),
+            turned=int(np.count_nonzero(early & ~several & ~late)),
+            turned_several=int(np.count_nonzero(several & ~late)),
+            turned_back=int(np.count_nonzero(late & ~early)),
         )
 
     def measures(self, tally: LagTally) -> Mapping[str, Measure]:

@@ -86,10 +86,10 @@ class StalePrefixCache(Rule[PrefixTally]):
         return frozenset({"response_mask", "policy_version_max", "optim_step_id"})
 
     def measure_tokens(self, block: "TokenBlock") -> "Mapping[str, Tensor]":
-        """Add up the sizes of the gaps of unsure tokens of each row."""
-        from rolloutdoctor.evaluation.sampler_gap import sizes_of_rows
+        """Keep the tokens that are looked at."""
+        from rolloutdoctor.evaluation.sampler_gap import looked_at
 
-        return sizes_of_rows(block)
+        return looked_at(block)
 
     def measure(self, step: "StepView") -> PrefixTally:
         """Keep the prompts of one step with the smallest hashes."""
@@ -99,7 +99,7 @@ class StalePrefixCache(Rule[PrefixTally]):
         from rolloutdoctor.ops.prefix_hash import scramble
         from rolloutdoctor.ops.sketch import sketch
 
-        batch, rows = step.batch, step.token_measures.get(self.code)
+        batch, rows = step.batch, step.unsure_gaps(self.code)
         prompt_N, length_N = batch.per_row.get("prompt_ids"), batch.per_row.get(PROMPT_LENGTH)
         if not rows or prompt_N is None or length_N is None or not len(batch):
             return PrefixTally()

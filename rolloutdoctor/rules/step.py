@@ -15,6 +15,7 @@ from rolloutdoctor.data.batch import TRAIN, RolloutBatch
 from rolloutdoctor.evaluation.evaluate import Evaluation, RowResult, TokenSums, compared_groups, stored_kl
 from rolloutdoctor.evaluation.radii.advantages import advantage_radius
 from rolloutdoctor.evaluation.radii.metrics import metric_radius, stored_mean_radius, token_kl_radius
+from rolloutdoctor.evaluation.sampler_gap import Gap, gap_of_step, sizes_of_rows
 from rolloutdoctor.formulas.advantages.float32 import residue, zero_std_flags
 from rolloutdoctor.objective.objective import KlBuffer, Objective
 from rolloutdoctor.ops import segments as seg
@@ -108,6 +109,16 @@ class StepView:
             return self.groups
         objective = self.evaluation.objective
         return self.cached("compared", lambda: compared_groups(self.batch, objective))
+
+    def sampler_gap(self, code: str) -> Gap | None:
+        """How far trainer and sampler are apart, if the rule measured that; see `evaluation.sampler_gap`."""
+        measured = self.token_measures.get(code)
+        return self.cached("sampler gap", lambda: gap_of_step(self.batch, measured)) if measured else None
+
+    def unsure_gaps(self, code: str) -> Mapping[str, Tensor]:
+        """Unsure tokens of each row and the sizes of their gaps, ``[N]``; nothing if the rule measured none."""
+        gap = self.sampler_gap(code)
+        return {} if gap is None else self.cached("unsure gaps", lambda: sizes_of_rows(gap))
 
     def group_sum(self, x_N: Tensor) -> Tensor:
         """Sum over the rows of each group, float64 ``[G]``."""
