@@ -46,7 +46,7 @@ class PlaceLister(RuleAccumulator):
         batch, rule = step.batch, self._rule
         view = replace(self._view(step), lists_all=True)
         lacks_evaluation = rule.needs_objective and view.evaluation is None
-        if batch.split not in rule.splits or lacks_evaluation or not self._has_columns(rule, batch):
+        if batch.split not in rule.splits or lacks_evaluation or rule.code not in self._measurable(batch):
             return
         rule.measure(view)
         places = sorted(rule.examples(view), key=lambda place: -place.weight)

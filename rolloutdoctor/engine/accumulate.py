@@ -1,6 +1,6 @@
 """Add up what rules measure: each step becomes a small state, and states add up."""
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Hashable, Iterable, Mapping
 from dataclasses import dataclass, field, replace
 from functools import reduce
 from operator import add
@@ -26,6 +26,9 @@ from rolloutdoctor.rules.table import AnyRule
 KEEP_STEPS = 2048
 """Steps of which the tally of a rule is kept. Of a longer run about every second, fourth and so on is kept; which ones
 these are, and the total of the others, depends on no order."""
+
+TOGETHER = 2**17
+"""Tokens of steps that are measured together, at most, unless one has more: small steps cost a rule less in a row."""
 
 _GOLDEN = 0x9E3779B97F4A7C15
 """2^64 over the golden ratio: its multiples are spread evenly, for consecutive numbers and for those of any stride."""
@@ -177,22 +180,34 @@ class RuleAccumulator(StepConsumer):
         self._audit: dict[str, QuantityTally] = {}
         self._windows: OpenWindows = {}
         self._stages = audited_stages(plan.rules)
+        self._waiting: list[StepView] = []
+        self._waiting_tokens = 0
+        self._by_columns: dict[Hashable, frozenset[str]] = {}
 
     def token_measures(self, batch: RolloutBatch) -> Mapping[str, TokenMeasure]:
         """Return the token measures of the rules that have the columns they need in a step, by code."""
         found: dict[str, TokenMeasure] = {
             rule.code: rule.measure_tokens
             for rule in self.plan.rules
-            if rule.measures_tokens and batch.split in rule.splits and self._has_columns(rule, batch)
+            if rule.measures_tokens and batch.split in rule.splits and rule.code in self._measurable(batch)
         }
         objective = self.plan.context.objective
         if self._stages and objective is not None and has_row_advantages(batch, objective):
             found[AUDIT] = measure_advantages
         return found
 
-    def _has_columns(self, rule: AnyRule, batch: RolloutBatch) -> bool:
-        # A rule that reads a column where it is there would see less than the run holds.
-        return batch.has(*self._needs[rule.code]) and not batch.lacks(self._reads[rule.code])
+    def _measurable(self, batch: RolloutBatch) -> frozenset[str]:
+        """Codes of the rules that have the columns they need in a step: nearly all steps have the same."""
+        kinds = batch.groups is None, len(batch.statuses) > 0, bool(batch.rewards)
+        key = (*batch.per_token, None, *batch.per_row, None, *batch.incomplete, *kinds)
+        if key not in self._by_columns:
+            # A rule that reads a column where it is there would see less than the run holds.
+            self._by_columns[key] = frozenset(
+                code
+                for code, needed in self._needs.items()
+                if batch.has(*needed) and not batch.lacks(self._reads[code])
+            )
+        return self._by_columns[key]
 
     def add(self, step: EvaluatedStep) -> None:
         """Let every rule measure a step.
@@ -214,19 +229,31 @@ class RuleAccumulator(StepConsumer):
             here = {name: tally for name, tally in view.audit.items() if tally.stage in self._stages}
             self._audit = add_tallies(self._audit, here)
             self._add_means(view)
+        self._waiting.append(view)
+        self._waiting_tokens += batch.tokens
+        if self._waiting_tokens > TOGETHER or len(self._waiting) >= KEEP_STEPS or batch.device.type != "cpu":
+            self._measure()
+
+    def _measure(self) -> None:
+        """Let every rule measure the steps that wait, rule by rule: its code and constants are in the cache then."""
         for rule in self.plan.rules:
-            if batch.split not in rule.splits:
-                continue
-            lacks_evaluation = rule.needs_objective and view.evaluation is None
-            if lacks_evaluation or not self._has_columns(rule, batch):
-                self._unmeasured[rule.code] += 1
-                continue
-            self._steps[rule.code].append((batch.key, rule.measure(view)))
-            if len(self._steps[rule.code]) == KEEP_STEPS:
-                self._thinned[rule.code] += RuleState(tuple(self._steps[rule.code]))
-                self._steps[rule.code] = []
-            examples = [*self._examples[rule.code], *rule.examples(view)]
-            self._examples[rule.code] = sorted(examples, key=_worst_first)[:KEEP_EXAMPLES]
+            code = rule.code
+            for view in self._waiting:
+                batch = view.batch
+                if batch.split not in rule.splits:
+                    continue
+                if (rule.needs_objective and view.evaluation is None) or code not in self._measurable(batch):
+                    self._unmeasured[code] += 1
+                    continue
+                self._steps[code].append((batch.key, rule.measure(view)))
+                if len(self._steps[code]) == KEEP_STEPS:
+                    self._thinned[code] += RuleState(tuple(self._steps[code]))
+                    self._steps[code] = []
+                examples = tuple(rule.examples(view))
+                if examples:
+                    worst = sorted((*self._examples[code], *examples), key=_worst_first)
+                    self._examples[code] = worst[:KEEP_EXAMPLES]
+        self._waiting, self._waiting_tokens = [], 0
 
     def _add_means(self, view: StepView) -> None:
         """Add a step to the means over several steps that were logged; those that end here are compared."""
@@ -267,6 +294,7 @@ class RuleAccumulator(StepConsumer):
 
     def state(self) -> RunState:
         """Return the state of all steps added so far."""
+        self._measure()
         return RunState(
             input=InputSummary(*self._counts),
             rules={
