@@ -28,6 +28,7 @@ import upstream  # noqa: E402
 
 SECTIONS = {
     "check": reading.checks,
+    "rules": reading.rules,
     "memory": reading.memory,
     "layouts": reading.layouts,
     "advantages": upstream.advantages,

@@ -13,8 +13,11 @@ LOG_PROBS = ("policy_log_probs", "old_log_probs", "ref_log_probs", "rollout_log_
 METADATA = RunMetadata("trl", "1.16.0", {"beta": 0.04, "loss_type": "dapo", "num_generations": 16})
 
 
-def write_run(path, *, tokens, steps=16, group=16, seed=0):
-    """Write about `tokens` tokens in `steps` steps of equal size; returns the exact number of tokens."""
+def write_run(path, *, tokens, steps=16, group=16, seed=0, ids=False):
+    """Write about `tokens` tokens in `steps` steps of equal size; returns the exact number of tokens.
+
+    With `ids` also advantages, token ids, prompts and finish reasons: all that a recorder writes of a run.
+    """
     draw = np.random.default_rng(seed)
     rows_per_step = max(group, round(tokens / steps / 835 / group) * group)
     path = Path(path)
@@ -22,6 +25,7 @@ def write_run(path, *, tokens, steps=16, group=16, seed=0):
     writer = None
     for step in range(steps):
         table = _step(draw, step, rows_per_step, group)
+        table = _with_ids(draw, table, group) if ids else table
         written += len(table.column("response_mask").combine_chunks().values)
         if writer is None:
             schema = table.schema.with_metadata(METADATA.encode())
@@ -58,10 +62,32 @@ def _step(draw, step, rows, group):
     return pa.table(columns)
 
 
+def _with_ids(draw, table, group):
+    mask = table.column("response_mask").combine_chunks()
+    offsets, rows = mask.offsets, table.num_rows
+    ids = draw.integers(3, 30_000, len(mask.values)).astype(np.int32)
+    stopped = draw.random(rows) < 0.9
+    ids[(offsets.to_numpy()[1:] - 1)[stopped]] = 2
+    prompts = [draw.integers(3, 30_000, 32).tolist() for _ in range(rows // group)]
+    reward = table.column("reward").to_numpy().reshape(-1, group)
+    apart = reward - reward.mean(1, keepdims=True)
+    advantage = (apart / (reward.std(1, ddof=1, keepdims=True) + 1e-4)).astype(np.float32)
+    more = {
+        "advantage": pa.array(advantage.reshape(-1)),
+        "response_ids": pa.ListArray.from_arrays(offsets, pa.array(ids)),
+        "prompt_ids": pa.array([prompts[row // group] for row in range(rows)], pa.list_(pa.int32())),
+        "status": pa.array(np.where(stopped, "stop", "length")),
+    }
+    for name, column in more.items():
+        table = table.append_column(name, column)
+    return table
+
+
 if __name__ == "__main__":
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("path")
     parser.add_argument("--tokens", type=int, default=15_000_000)
     parser.add_argument("--steps", type=int, default=16)
+    parser.add_argument("--ids", action="store_true", help="advantages, token ids, prompts and finish reasons, too")
     options = parser.parse_args()
-    print(write_run(options.path, tokens=options.tokens, steps=options.steps))
+    print(write_run(options.path, tokens=options.tokens, steps=options.steps, ids=options.ids))

@@ -4,7 +4,7 @@ from itertools import pairwise
 
 from generate import write_run
 from layouts import LAYOUTS, write_layout
-from measure import Row, interleaved, peak_mib, process, ratio
+from measure import Row, interleaved, interleaved_cpu, peak_mib, process, ratio
 
 CHECK = ("-m", "rolloutdoctor", "check", "--quiet", "--device", "cpu")
 DECODE = """
@@ -90,6 +90,38 @@ def linear(quick, folder):
     seconds = interleaved(repeats, *works)
     slowest = max(after / before / 4 for before, after in pairwise(seconds))
     yield ratio("time of `check`, 1 to 4 to 16 times the rows", "linear", slowest, "<= 1.05")
+
+
+TOKEN_RULES = (
+    *(f"RDO{number:03}" for number in (1, 2, 3, 4, 5, 7, 8, 9, 10, 11)),
+    *(f"RDI{number:03}" for number in range(5, 14)),
+    *("RDA011", "RDA012", "RDA013", "RDG011"),
+)
+"""Rules that came with the second look at the tokens."""
+
+
+def rules(quick, folder):
+    """What a step of 16 rows costs, and a check with the rules on tokens against one without; processor time."""
+    from rolloutdoctor.commands.check import check
+    from rolloutdoctor.engine.options import CheckOptions
+    from rolloutdoctor.io.run import open_run
+    from rolloutdoctor.rules.table import pick
+
+    repeats, path, steps = (3 if quick else 7), folder / "small.parquet", 100 if quick else 2_500
+    write_run(path, tokens=steps * 16 * 835, steps=steps, ids=True)
+    seconds = interleaved_cpu(repeats, lambda: check(open_run([path]), CheckOptions(device="cpu")))[0]
+    yield Row("ms of processor time a step of 16 rows, warm", "", f"{1e3 * seconds / steps:.1f} ms", "<= 3 ms")
+    without = pick([], TOKEN_RULES)
+    for size, ids in ((250_000, False), (1_000_000, False), (1_000_000, True)):
+        path = folder / f"rules{size}{ids}.parquet"
+        write_run(path, tokens=size * (4 if quick else 16), steps=4 if quick else 16, ids=ids)
+        some, every = interleaved_cpu(
+            2 * repeats + 1,
+            lambda path=path: check(open_run([path]), CheckOptions(device="cpu", rules=without)),
+            lambda path=path: check(open_run([path]), CheckOptions(device="cpu")),
+        )
+        what = f"`check`, steps of {size:,} tokens{', with ids and prompts' if ids else ''}"
+        yield ratio(what, "without the rules on tokens", every / some, "<= 1.25")
 
 
 def memory(quick, folder):
