@@ -78,7 +78,20 @@ def slopes(batch: RolloutBatch, measured: Mapping[str, Tensor], fresh_N: Tensor 
     here = sampler.isfinite() & trainer.isfinite()
     if fresh_N is not None:
         here &= fresh_N.cpu()[:, None]
+    here &= torch.from_numpy(_shared(context.numpy()))
     return _binned(_slopes(context[here].numpy(), sampler[here].numpy(), trainer[here].numpy()))
+
+
+def _shared(context: NDArray[np.int64]) -> NDArray[np.bool_]:
+    """Places whose context another row has, ``[N, FIRST]`` bool: rows that have parted stay apart."""
+    found, rows = np.zeros(context.shape, bool), np.arange(len(context))
+    for place in range(context.shape[1]):
+        _, index, size = np.unique(context[rows, place], return_inverse=True, return_counts=True)
+        rows = rows[size[index] > 1]
+        if not len(rows):
+            break
+        found[rows, place] = True
+    return found
 
 
 def _slopes(context: NDArray[np.int64], *values: NDArray[np.float64]) -> NDArray[np.float64]:
