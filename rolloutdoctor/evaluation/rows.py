@@ -80,11 +80,30 @@ def row_parts(
     for name, objective in objectives.items():
         bare = replace(objective, policy=Scope(), kl=Scope(), denominator=Scope(), metric=Scope())
         if bare not in alike:
+            same = next((part for other, part in zip(alike, parts, strict=True) if _is_same(bare, other, part)), None)
             alike.append(bare)
-            parts.append(evaluate_rows(batch, objective, dtype))
+            parts.append(evaluate_rows(batch, objective, dtype) if same is None else same)
         part = parts[alike.index(bare)]
         found[name] = None if part is None else replace(part, objective=objective)
     return found
+
+
+def _is_same(objective: Objective, other: Objective, part: RowResult | None) -> bool:
+    """True if an objective gives what another one gave: they differ in rows left out of baselines, and there are none.
+
+    Args:
+        objective: one of the two.
+        other: the other.
+        part: what it gave.
+    """
+    if part is None or part.rejected_N is None or objective.advantage.numeric_ids == "rejected-rows":
+        return False
+    if replace(objective, baseline_rows=other.baseline_rows) != other:
+        return False
+    without = objective.baseline_rows.without ^ other.baseline_rows.without
+    return not (
+        bool(part.rejected_N.any()) or bool(part.score_N.isnan().any()) or without - {RowSet.REJECTED, RowSet.UNSCORED}
+    )
 
 
 def evaluate_rows(batch: RolloutBatch, objective: Objective, dtype: torch.dtype = torch.float32) -> RowResult | None:
