@@ -23,6 +23,7 @@ SIGNS = {
     "unsampled": "without a log-prob of the sampler",
     "forced": "in runs below -12",
     "after_end": "after the end",
+    "common": "common to all responses of the group",
 }
 
 
@@ -40,6 +41,9 @@ class LeakTally(Sums):
         single_turn: rows of one turn in steps whose end-of-sequence token is known, where no sampler gave log-probs.
         after_end: their trained tokens after it.
         after_end_rows: their rows with such tokens.
+        compared: rows of steps whose responses were compared token by token.
+        common: their trained tokens that all responses of a group have at one place beyond chance.
+        common_rows: rows with such tokens.
         leaked: tokens with one of the signs.
         rows: rows with a leaked token.
         gradient: sum of the absolute gradient.
@@ -55,6 +59,9 @@ class LeakTally(Sums):
     single_turn: int = 0
     after_end: int = 0
     after_end_rows: int = 0
+    compared: int = 0
+    common: int = 0
+    common_rows: int = 0
     leaked: int = 0
     rows: int = 0
     gradient: float = 0.0
@@ -74,14 +81,20 @@ class MaskLeak(Rule[LeakTally]):
     mean.
 
     ## How it is measured
-    Three signs, none of which asks what a token says. The sampler gave no log-prob (NaN) for a trained token, while it
+    Four signs, none of which asks what a token says. The sampler gave no log-prob (NaN) for a trained token, while it
     gave one for others of the row: an error, but information where only the last token of rows lacks one, which a
     trainer appended. Three or more trained tokens in a row have a log-prob below -12, the trainer's, and the sampler's
     where there is one: a warning. Where no log-probs of the sampler were recorded, trained tokens after the end of a
     response with a single turn: a warning, from 1 % of the trained tokens on. The end is the one id that ends at least
     90 % of the stopped responses of a step, eight or more; rows with masked tokens between trained ones have several
-    turns and are left out, and the model's own turns after an end look the same. The share of the gradient takes the
-    tokens of a row as equal.
+    turns and are left out, and the model's own turns after an end look the same.
+
+    The fourth compares the responses of a group, where ids were recorded: trained tokens that all of them have at one
+    place although the log-probs, the sampler's if there are any, say that independent draws would not agree: a warning.
+    Only tokens below -4 nats count, so that a prefix of which the sampler is confident, low-entropy text and a policy
+    that has collapsed do not. The evidence is a product over the places whose mean is 1 for independent draws, and it
+    has to exceed exp(40). Places count from where the responses part, and not in a group whose responses share a prefix
+    of more than 30 nats: that is a seed (`RDI009`). The share of the gradient takes the tokens of a row as equal.
 
     ## What to do
     Mask these tokens. If observations are trained on purpose, there is nothing to mend.
@@ -114,12 +127,12 @@ class MaskLeak(Rule[LeakTally]):
         return frozenset({"response_mask"})
 
     def optional_columns(self, context: Context) -> frozenset[str]:
-        """Log-probs of sampler and trainer; without the sampler's, ids and finish reasons."""
-        found = frozenset({"rollout_log_probs", "old_log_probs"})
-        return found if "rollout_log_probs" in context.columns else found | {"response_ids", "status"}
+        """Log-probs of sampler and trainer, ids and groups; without the sampler's, finish reasons."""
+        found = frozenset({"rollout_log_probs", "old_log_probs", "response_ids", "group_id"})
+        return found if "rollout_log_probs" in context.columns else found | {"status"}
 
     def unavailable_reason(self, context: Context) -> Missing | None:
-        """None of the three signs can show."""
+        """None of the signs can show."""
         known = context.columns
         if known & {"rollout_log_probs", "old_log_probs", "policy_log_probs"} or known >= {"response_ids", "status"}:
             return None
@@ -131,11 +144,12 @@ class MaskLeak(Rule[LeakTally]):
 
     def measure_tokens(self, block: "TokenBlock") -> "Mapping[str, Tensor]":
         """Count the trained tokens of each row that were not sampled, by sign."""
+        from rolloutdoctor.evaluation.common_tokens import unlikely_tokens
         from rolloutdoctor.ops.elementwise import outside
         from rolloutdoctor.ops.segments import pick
 
         trained_T, none_n = block.trained_T, block.trained_n * 0
-        found = {"trained": block.trained_n}
+        found = {"trained": block.trained_n, **unlikely_tokens(block)}
         given_T = None
         if block.is_logged("rollout_log_probs"):
             given_T = block.column("rollout_log_probs")
@@ -174,8 +188,13 @@ class MaskLeak(Rule[LeakTally]):
         return step.cached(self.code, lambda: self._found(step))
 
     def _found(self, step: "StepView") -> "dict[str, Tensor]":
+        from rolloutdoctor.evaluation.common_tokens import common_tokens
+
         row = step.token_measures[self.code]
         found = {}
+        common_N = common_tokens(step.batch, row)
+        if common_N is not None:
+            found["common"] = common_N.to(step.batch.device)
         if "told" in row:
             found["unsampled"] = row["bare"] * (row["told"] > 0)
         if "forced" in row:
@@ -214,6 +233,9 @@ class MaskLeak(Rule[LeakTally]):
             single_turn=int(found["single_turn"].sum()) if "single_turn" in found else 0,
             after_end=int(after_N.sum()),
             after_end_rows=int((after_N > 0).sum()),
+            compared=len(step.batch) if "common" in found else 0,
+            common=int(found["common"].sum()) if "common" in found else 0,
+            common_rows=int((found["common"] > 0).sum()) if "common" in found else 0,
             leaked=int(leaked_N.sum()),
             rows=int((leaked_N > 0).sum()),
             gradient=0.0 if gradient_N is None else float(gradient_N.sum()),
@@ -233,16 +255,11 @@ class MaskLeak(Rule[LeakTally]):
         if not step.token_measures.get(self.code) or not len(step.batch):
             return ()
         found = self._leaked(step)
-        words = {
-            "unsampled": "without a log-prob of the sampler",
-            "forced": "in runs below -12",
-            "after_end": "after the end",
-        }
 
         def note(row: int) -> str:
             parts = [
                 f"{int(found[name][row]):,} {said}"
-                for name, said in words.items()
+                for name, said in SIGNS.items()
                 if name in found and found[name][row] > 0
             ]
             return f"trained tokens: {', '.join(parts)}"
@@ -258,6 +275,7 @@ class MaskLeak(Rule[LeakTally]):
             "appended_tokens": Measure(tally.appended if tally.told_tokens else None, "tokens"),
             "forced_tokens": Measure(tally.forced if tally.judged_tokens else None, "tokens"),
             "tokens_after_end": Measure(tally.after_end if tally.single_turn else None, "tokens"),
+            "common_tokens": Measure(tally.common if tally.compared else None, "tokens"),
             "rows": Measure(tally.rows, "rows"),
         }
 
@@ -275,7 +293,7 @@ class MaskLeak(Rule[LeakTally]):
         """An error where the sampler says so, a warning where the log-probs or the end do."""
         after = run.after_end if run.after_end > self.warn_above * run.tokens else 0
         inside = run.unsampled - run.appended
-        if not run.unsampled and not run.forced and not after:
+        if not run.unsampled and not run.forced and not after and not run.common:
             return None
         parts, evidence = [], []
         if run.unsampled:
@@ -288,10 +306,14 @@ class MaskLeak(Rule[LeakTally]):
             rows = counted(run.after_end_rows, "row")
             parts.append(f"{counted(after, 'token')} after the end of the response, in {rows}")
             evidence.append("one id ends nearly all stopped responses, and trained tokens follow it")
-        appended_only = run.unsampled == run.appended > 0 and not run.forced and not after
+        if run.common:
+            rows = counted(run.common_rows, "row")
+            parts.append(f"{counted(run.common, 'token')} that all responses of a group have at one place, in {rows}")
+            evidence.append("their log-probs rule out that independent draws agree on them")
+        appended_only = run.unsampled == run.appended > 0 and not run.forced and not after and not run.common
         severity = Severity.ERROR if inside else Severity.INFO if appended_only else Severity.WARNING
         gradient = ratio(run.leaked_gradient, run.gradient)
-        share = percent(ratio(max(run.unsampled, run.forced, after), run.tokens))
+        share = percent(ratio(max(run.unsampled, run.forced, after, run.common), run.tokens))
         size = f"{share} of the trained tokens" + (
             "" if gradient is None else f" and {percent(gradient)} of |gradient|"
         )

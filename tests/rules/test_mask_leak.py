@@ -3,6 +3,7 @@
 import dataclasses
 import math
 
+import numpy as np
 import pytest
 from rules.checking import found_by, outcomes, report_on, values
 
@@ -105,3 +106,77 @@ def test_clean_and_skipped():
     assert outcomes(report_on(toy_batch([[1, 0]]), trainer=None, select=[CODE])) == {CODE: "clean"}
     (skipped,) = report_on(toy_batch([[1, 0]], policy=None), trainer=None, select=[CODE]).skipped
     assert "no log-probs" in skipped.reason
+
+
+def conversation(low=-6.0, groups=4, size=4, length=60, template=(91, 92, 93), at=20, mask=None, seed=0, **kwargs):
+    """Groups of which all responses have a run of tokens at one place, the first of them unlikely."""
+    draw = np.random.default_rng(seed)
+    rows = groups * size
+    ids = draw.integers(5, 50, (rows, length))
+    own = -draw.gamma(0.5, 1.0, (rows, length))
+    ids[:, at : at + len(template)] = template
+    own[:, at : at + len(template)] = -0.01
+    own[:, at] = low
+    return toy_batch(
+        [[1.0, 0.0] * (size // 2)] * groups,
+        lengths=length,
+        mask=mask,
+        rollout=own.tolist(),
+        per_token={"response_ids": ids.tolist()},
+        **kwargs,
+    )
+
+
+def test_a_template_that_all_responses_of_a_group_have():
+    # Two columns: 3 rows of 8 nats each, less log 60 each, and 1 for the places: 2 (24 - 4.1) - 1 = 38.8.
+    one = conversation(low=-8.0)
+    assert find(one) is None
+    # One column of 3 rows of 15.1 nats each, less log 60 = 4.1 and 1 for the other places: 40.2.
+    found = find(conversation(low=-15.1))
+    assert (found.severity.label, found.verdict) == ("warning", "exposed")
+    assert values(found)["common_tokens"] == 3 * 16
+    assert "at one place" in found.headline
+    # 14.9: 39.6.
+    assert find(conversation(low=-14.9)) is None
+    # In groups of sixteen rows each needs less.
+    severe = find(conversation(low=-5.0, size=16))
+    assert values(severe)["common_tokens"] == 3 * 64
+    assert severe.examples[0].note == "trained tokens: 3 common to all responses of the group"
+
+
+def test_common_tokens_that_are_no_leak():
+    # Masked, or all but certain, or a prefix that all share, or in some rows only.
+    masked = [[int(not 20 <= place < 23) for place in range(60)]] * 16
+    assert find(conversation(low=-15.1, mask=masked)) is None
+    assert find(conversation(low=-1.0)) is None
+    assert find(conversation(low=-15.1, at=0)) is None
+    batch = conversation(low=-15.1)
+    ids = batch.column("response_ids").clone()
+    ids[20::240] = 7
+    assert find(dataclasses.replace(batch, per_token={**batch.per_token, "response_ids": ids})) is None
+
+
+def test_siblings_with_one_seed_are_no_leak():
+    batch = conversation(low=-15.1, at=50)
+    ids, own = (batch.column(name).reshape(4, 4, 60).clone() for name in ("response_ids", "rollout_log_probs"))
+    # They share 40 tokens of a nat each, and part for ten.
+    ids[:, :, :40], own[:, :, :40] = ids[:, :1, :40], -1.0
+    shared = {"response_ids": ids.reshape(-1), "rollout_log_probs": own.reshape(-1)}
+    assert find(dataclasses.replace(batch, per_token={**batch.per_token, **shared})) is None
+
+
+@pytest.mark.parametrize("scale", [0.3, 2.0, 6.0])
+def test_clean_groups_of_high_and_low_entropy_and_one_length(scale):
+    draw = np.random.default_rng(1)
+    # Every place has its own logits, whatever came before, as in a fixed form.
+    logits = scale * draw.normal(size=(30, 40))
+    own = logits - np.log(np.exp(logits).sum(1, keepdims=True))
+    ids = np.stack([[draw.choice(40, p=np.exp(row)) for row in own] for _ in range(64)])
+    rollout = own[np.arange(30), ids]
+    batch = toy_batch([[1.0, 0.0]] * 32, lengths=30, rollout=rollout.tolist(), per_token={"response_ids": ids.tolist()})
+    assert find(batch) is None
+
+
+def test_zero_filled_masked_spans_are_clean():
+    mask = [[int(not 20 <= place < 23) for place in range(60)]] * 16
+    assert find(conversation(low=0.0, mask=mask)) is None
