@@ -87,17 +87,33 @@ class PrefixHashes:
     @cached_property
     def row_N(self) -> Tensor:
         """``[N]`` int64: hash of each whole row; that of an empty one is its seed."""
+        return self.seed_N + self._sums(self.runs, self.runs.offsets[:-1])
+
+    def parts(self, parts: Runs) -> Tensor:
+        """Sums of the terms of parts of the rows, ``[N, K]`` int64: added up, and to the seed, they are hashes.
+
+        Args:
+            parts: the tokens of the rows, each row cut into K parts, which may be empty.
+        """
+        count = len(parts) // max(1, len(self.runs))
+        return self._sums(parts, self.runs.offsets[:-1].repeat_interleave(count)).reshape(-1, max(1, count))
+
+    def _sums(self, parts: Runs, start_P: Tensor) -> Tensor:
+        """Sum of the terms of each part, ``[P]``, whose rows begin at some places."""
         if self.ids_T.device.type == "cpu":
-            return self.seed_N + torch.from_numpy(_row_sums(self.ids_T.numpy(), self.runs.cuts, self._weights.numpy()))
+            found = _sums_of(self.ids_T.numpy(), parts.cuts, start_P.numpy(), self._weights.numpy())
+            return torch.from_numpy(found)
         total = torch.cat([self.term_T.new_zeros(1), self.term_T.cumsum(0)])
-        return self.seed_N + total[self.runs.offsets[1:]] - total[self.runs.offsets[:-1]]
+        return total[parts.offsets[1:]] - total[parts.offsets[:-1]]
 
 
-def _row_sums(ids: NDArray[np.integer[Any]], cuts: NDArray[np.int64], weights: NDArray[np.int64]) -> NDArray[np.int64]:
-    """Sum of the terms of each row, ``[N]``; some tokens at a time, so that nothing leaves the cache."""
+def _sums_of(
+    ids: NDArray[np.integer[Any]], cuts: NDArray[np.int64], origins: NDArray[np.int64], weights: NDArray[np.int64]
+) -> NDArray[np.int64]:
+    """Sum of the terms of each part of a row, ``[P]``; some tokens at a time, so that nothing leaves the cache."""
     sums = np.zeros(len(cuts) - 1, np.int64)
     rows = np.flatnonzero(np.diff(cuts))
-    starts, ends = cuts[:-1][rows], cuts[1:][rows]
+    starts, ends, origins = cuts[:-1][rows], cuts[1:][rows], origins[rows]
     for start in range(0, int(cuts[-1]), _FEW):
         stop = min(start + _FEW, int(cuts[-1]))
         here = slice(*np.searchsorted(starts, [start, stop]).tolist())
@@ -107,7 +123,7 @@ def _row_sums(ids: NDArray[np.integer[Any]], cuts: NDArray[np.int64], weights: N
         begins = np.maximum(starts[here], start)
         lengths = np.minimum(ends[here], stop) - begins
         terms = np.arange(start, stop)
-        terms -= starts[here].repeat(lengths)
+        terms -= origins[here].repeat(lengths)
         terms = weights[terms]
         # Counted from 1, so that an id of 0 is told from none.
         terms *= ids[start:stop].astype(np.int64) + 1

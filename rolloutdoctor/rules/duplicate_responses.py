@@ -6,19 +6,26 @@ from math import isfinite, log
 from typing import TYPE_CHECKING
 
 from rolloutdoctor.objective.required_columns import prompt_columns, response_columns
-from rolloutdoctor.ops.tally import Sums, bottom_k, by_name, ratio
+from rolloutdoctor.ops.tally import Sums, bottom_k, by_name, largest, ratio
 from rolloutdoctor.results.findings import Example, Measure, Severity
 from rolloutdoctor.rules.base import KEEP_EXAMPLES, Context, Judgement, Missing, Rule, counted, number, percent
 
 if TYPE_CHECKING:
     from torch import Tensor
 
+    from rolloutdoctor.evaluation.same_prefixes import SharedPrefixes
     from rolloutdoctor.evaluation.same_rows import SameRows
     from rolloutdoctor.evaluation.token_measures import TokenBlock
     from rolloutdoctor.rules.step import StepView
 
 SAMPLER = ("rollout_log_probs", "old_log_probs", "policy_log_probs")
 """Log-probs that say how likely a response was, best first."""
+
+BEYOND = 50
+"""Nats of a prefix that no two responses share by chance."""
+
+PREFIXES = 64
+"""Prefixes of a run that are compared across steps."""
 
 SAMPLE = 256
 """Responses of a run that are compared across steps."""
@@ -43,6 +50,11 @@ class DuplicateTally(Sums):
         other_ranks: of the latter, those on another rank.
         steps: steps with a response.
         sample: hash of a prompt and response, and step, to the log-prob of the response, of some of them.
+        prefixed: rows that share an unlikely prefix with another response of their group, beyond the first of each.
+        prefixed_across: the same of other groups of the prompt in a step.
+        prefixed_groups: groups with such rows.
+        longest: tokens of the longest such prefix.
+        prefixes: hash of a prompt and prefix, and step, to the log-prob of the prefix, of some unlikely ones.
     """
 
     rows: int = 0
@@ -59,6 +71,11 @@ class DuplicateTally(Sums):
     other_ranks: int = 0
     steps: int = 0
     sample: Mapping[str, float] = bottom_k(SAMPLE)
+    prefixed: int = 0
+    prefixed_across: int = 0
+    prefixed_groups: int = 0
+    longest: float = largest()
+    prefixes: Mapping[str, float] = bottom_k(PREFIXES)
 
     @property
     def copied(self) -> int:
@@ -92,6 +109,13 @@ class DuplicateResponses(Rule[DuplicateTally]):
     on, and it is an error. Copies with larger chances are information from a quarter of the rows on. Across steps 256
     responses, chosen by their hash, are followed; one that comes again with the same `rollout_log_probs` is the same
     sample, trained on again (a replay buffer, or several updates for one generation), and information.
+    Prefixes of 32, 64 and so on up to 2,048 tokens are compared, too: two different responses of one prompt that share
+    one whose trained tokens have more than 50 nats did not come by it by chance (1e-13 for 10^8 pairs). Engines with
+    one seed part where their rounding differs; so does temperature 0, and a sampler that branches responses on purpose
+    looks the same: a warning. A policy that has collapsed, and short or certain beginnings, have fewer nats; a
+    beginning that groups of different prompts share was forced (`RDI006`). Of prefixes of 128 tokens 64 are followed
+    across steps; with the same log-probs they are one sample.
+
     `copies_expected` is what independent draws with the probabilities of these responses would give.
     `effective_group_size` counts the different responses of a group; `reward_variance_lost` is the share of the
     variance within a group that copies take away, of that of independent draws.
@@ -139,10 +163,14 @@ class DuplicateResponses(Rule[DuplicateTally]):
         """Hash each response, and add up its log-probs."""
         import torch
 
-        found = {}
+        from rolloutdoctor.evaluation.same_prefixes import LENGTHS, parts_of
+
+        found: dict[str, Tensor] = {}
+        parts = parts_of(block)
         if block.is_logged("response_ids"):
-            found["hash"] = block.prefixes.row_N - block.prefixes.seed_N
-            found["after_prompt"] = block.prefixes.row_N
+            sums = block.prefixes.parts(parts).cumsum(1)
+            found |= {"prefix": sums[:, : len(LENGTHS)], "hash": sums[:, -1]}
+            found["after_prompt"] = found["hash"] + block.prefixes.seed_N
         name = next((name for name in SAMPLER if block.is_logged(name)), None)
         if name is not None:
             value_T, told_T = block.column(name), block.trained_T
@@ -150,17 +178,21 @@ class DuplicateResponses(Rule[DuplicateTally]):
                 told_T = told_T & value_T.isfinite()
             # Nothing is masked in most blocks.
             is_all = told_T is block.trained_T and bool((block.trained_n == block.runs.lengths).all())
-            found["log_prob"] = block.row_sum(value_T if is_all else torch.where(told_T, value_T, 0.0))
+            each = parts.total(value_T if is_all else torch.where(told_T, value_T, 0.0))
+            sums = each.reshape(-1, len(LENGTHS) + 1).cumsum(1)
+            found |= {"prefix_nats": -sums[:, : len(LENGTHS)], "log_prob": sums[:, -1]}
             found["told"] = block.trained_n if told_T is block.trained_T else block.row_sum(told_T)
         return found
 
     def measure(self, step: "StepView") -> DuplicateTally:
         """Compare the rows of one step, and keep some for the others."""
+        from rolloutdoctor.evaluation.same_prefixes import kept_prefixes
         from rolloutdoctor.evaluation.same_rows import kept_responses
 
         same = self._same(step)
         if same is None:
             return DuplicateTally()
+        shared = self._shared(step)
         return DuplicateTally(
             rows=same.rows,
             groups=same.groups,
@@ -176,7 +208,18 @@ class DuplicateResponses(Rule[DuplicateTally]):
             other_ranks=same.other_ranks,
             steps=1,
             sample=kept_responses(step.batch, step.token_measures[self.code], SAMPLE),
+            prefixed=0 if shared is None else shared.rows,
+            prefixed_across=0 if shared is None else shared.across,
+            prefixed_groups=0 if shared is None else shared.groups,
+            longest=0.0 if shared is None else float(shared.longest),
+            prefixes=kept_prefixes(step.batch, step.token_measures[self.code], PREFIXES),
         )
+
+    def _shared(self, step: "StepView") -> "SharedPrefixes | None":
+        from rolloutdoctor.evaluation.same_prefixes import shared_prefixes
+
+        measured = step.token_measures.get(self.code, {})
+        return step.cached(f"{self.code} prefixes", lambda: shared_prefixes(step.batch, measured))
 
     def _same(self, step: "StepView") -> "SameRows | None":
         from rolloutdoctor.evaluation.same_rows import compare_rows
@@ -190,9 +233,13 @@ class DuplicateResponses(Rule[DuplicateTally]):
             return ()
 
         def note(row: int) -> str:
+            if not same.unlikely_N[row]:
+                return "begins as another response of its prompt"
             return f"the same response as {same.twin_of(step.batch, row)}"
 
-        return step.worst_rows(same.unlikely_N, note, KEEP_EXAMPLES)
+        shared = self._shared(step)
+        worst_N = same.unlikely_N if shared is None else same.unlikely_N.maximum(shared.nats_N)
+        return step.worst_rows(worst_N, note, KEEP_EXAMPLES)
 
     def measures(self, tally: DuplicateTally) -> Mapping[str, Measure]:
         """How many copies, and what they cost."""
@@ -207,6 +254,10 @@ class DuplicateResponses(Rule[DuplicateTally]):
             "group_size": Measure(ratio(tally.rows, tally.groups), "rows"),
             "reward_variance_lost": Measure(ratio(tally.lost, tally.groups), "share"),
             "groups_alike": Measure(tally.alike, "groups"),
+            "impossible_prefixes": Measure(tally.prefixed if tally.judged else None, "rows"),
+            "impossible_prefixes_in_other_groups": Measure(tally.prefixed_across if tally.judged else None, "rows"),
+            "longest_prefix": Measure(tally.longest or None, "tokens"),
+            "resampled_prefixes": Measure(self._prefixes_again(tally), "prefixes"),
             "resampled_responses": Measure(self._again(tally)[0], "responses"),
             "replayed_responses": Measure(self._again(tally)[1], "responses"),
         }
@@ -223,6 +274,13 @@ class DuplicateResponses(Rule[DuplicateTally]):
         again = [values for values in by_hash.values() if len(values) > 1 and max(values) < -least]
         replayed = sum(len(set(values)) == 1 for values in again)
         return len(again) - replayed, replayed
+
+    def _prefixes_again(self, run: DuplicateTally) -> int:
+        """Unlikely prefixes that come in several steps with other log-probs: with the same they are one sample."""
+        by_hash = dict[str, list[float]]()
+        for name, value in run.prefixes.items():
+            by_hash.setdefault(name.partition(":")[0], []).append(value)
+        return sum(len(set(values)) > 1 for values in by_hash.values())
 
     def inconclusive_reason(self, run: DuplicateTally, context: Context) -> Missing | None:
         """Nothing to compare, or copies of which nothing says how likely they were."""
@@ -255,6 +313,9 @@ class DuplicateResponses(Rule[DuplicateTally]):
                 evidence=f"log-probs that differ, so it was sampled again; chance of a copy below exp(-{least:.0f})",
                 advice="look for a seed that is set again at every step, or a cache of responses in the engine",
             )
+        prefixes = self._prefixes_again(run) if SAMPLER[0] in context.columns else 0
+        if run.prefixed or run.prefixed_across or prefixes:
+            return self._shared_prefixes(run, prefixes)
         if run.copied >= self.info_above * run.rows:
             expected = f"; independent draws would give {number(run.expected)}" if run.judged else ""
             return Judgement(
@@ -282,6 +343,29 @@ class DuplicateResponses(Rule[DuplicateTally]):
                 advice="no action if the trainer reuses its rollouts",
             )
         return None
+
+    def _shared_prefixes(self, run: DuplicateTally, again: int) -> Judgement:
+        where = []
+        if run.prefixed:
+            where.append(f"{counted(run.prefixed, 'row')} begin as another response of their group")
+        if run.prefixed_across:
+            where.append(f"{counted(run.prefixed_across, 'row')} as one of another group of their prompt")
+        if again:
+            where.append(f"{counted(again, 'beginning')} of {PREFIXES} come again in another step")
+        length = f", up to {run.longest:,.0f} tokens or more" if run.longest else ""
+        alike = run.prefixed_groups == run.groups
+        return Judgement(
+            severity=Severity.WARNING,
+            confirmed=False,
+            headline=f"{' and '.join(where)}{length}, which is not chance",
+            message=f"{', '.join(where)}{length}, and goes on otherwise: "
+            + ("temperature 0 with the noise of a kernel, or " if alike else "")
+            + "requests share a seed and part where the engine's rounding differs, or begin with a cached response",
+            evidence=f"the chance of each prefix is below exp(-{BEYOND:.0f}); prefixes that groups of different "
+            "prompts share do not count",
+            advice="give every request a seed of its own, on every rank and at every step, or none; no action if the "
+            "sampler branches responses on purpose",
+        )
 
     def _impossible(self, run: DuplicateTally, inside: int, across: int, least: float) -> Judgement:
         alike = inside > 0 and run.alike == run.groups

@@ -1,7 +1,9 @@
 """RDI009: copies that no sampler makes by chance, and those that it does."""
 
+import dataclasses
 import math
 
+import numpy as np
 import pytest
 import torch
 from rules.checking import found_by, outcomes, report_on, values
@@ -160,3 +162,85 @@ def test_parts_add_up_in_any_order():
     assert kept == {f"{key:016x}" for key in range(256)}
     assert sum(name.startswith(f"{0:016x}") for name in whole) == 4
     assert DuplicateResponses().measures(DuplicateTally())["copies_share"].value is None
+
+
+def branched(share, *, groups=4, size=4, length=100, nats=1.0, seed=0, step=0, alike=False, shift=0.0, **per_row):
+    """Groups of which a pair, or all rows, begin with the same tokens."""
+    draw = np.random.default_rng([seed, 0])
+    ids = draw.integers(5, 5000, (groups, size, length))
+    ids[:, :, share:] = np.random.default_rng([seed, 1, step]).integers(5, 5000, (groups, size, length - share))
+    ids[:, : size if alike else 2, :share] = ids[:, :1, :share]
+    prompts = np.arange(1, groups + 1).repeat(size).tolist()
+    return toy_batch(
+        [[1.0, 0.0] * (size // 2)] * groups,
+        lengths=length,
+        policy=None,
+        rollout=-(nats + shift),
+        per_row={"prompt": prompts, **per_row},
+        per_token={"response_ids": ids.reshape(-1, length).tolist()},
+        step=step,
+    )
+
+
+def test_a_prefix_that_two_responses_share():
+    # 64 tokens of a nat each are above 50; 32 are not.
+    found = find(branched(70))
+    assert (found.severity.label, found.verdict) == ("warning", "exposed")
+    value = values(found)
+    assert (value["impossible_prefixes"], value["longest_prefix"], value["impossible_copies"]) == (4, 64, 0)
+    assert found.examples[0].note == "begins as another response of its prompt"
+    assert find(branched(40)) is None
+    severe = find(branched(99, alike=True))
+    assert values(severe)["impossible_prefixes"] == 12
+    assert "temperature 0" in severe.message
+
+
+def test_prefixes_that_chance_or_the_task_explains():
+    # A policy that has collapsed, and a beginning that was forced on all prompts.
+    assert find(branched(99, nats=0.4)) is None
+    batch = branched(70, alike=True)
+    ids = batch.column("response_ids").reshape(16, 100).clone()
+    ids[:, :70] = ids[0, :70]
+    forced = dataclasses.replace(batch, per_token={**batch.per_token, "response_ids": ids.reshape(-1)})
+    assert find(forced) is None
+    masked = [[int(place >= 70) for place in range(100)]] * 16
+    mask = torch.tensor(masked).reshape(-1).bool()
+    assert find(dataclasses.replace(batch, per_token={**batch.per_token, "response_mask": mask})) is None
+
+
+def test_a_seed_that_ranks_share_for_a_prompt():
+    batch = branched(70, groups=2, size=2)
+    ids = batch.column("response_ids").reshape(4, 100).clone()
+    ids[1, :70] = torch.arange(70) + 6000
+    ids[2:, :70] = ids[:2, :70]
+    batch = dataclasses.replace(
+        batch,
+        per_row={**batch.per_row, "prompt": torch.ones(4, dtype=torch.long)},
+        per_token={**batch.per_token, "response_ids": ids.reshape(-1)},
+    )
+    found = find(batch)
+    assert values(found)["impossible_prefixes_in_other_groups"] == 2
+    assert values(found)["impossible_prefixes"] == 0
+
+
+def test_a_seed_that_comes_again_at_every_step():
+    runs = [branched(140, length=200, size=2, step=step, shift=step * 0.01) for step in range(3)]
+    for each in runs:
+        ids = each.column("response_ids").reshape(4, 2, 200)
+        ids[:, 1, :140] = torch.arange(140) + 6000 + 1000 * torch.arange(4)[:, None]
+    found = find(*runs)
+    assert (found.severity.label, found.verdict) == ("warning", "exposed")
+    assert values(found)["impossible_prefixes"] == 0
+    assert values(found)["resampled_prefixes"] == 8
+    # The same log-probs are the same sample: a response that was cut and goes on.
+    again = [dataclasses.replace(each, step=at) for at, each in enumerate([runs[0]] * 3)]
+    assert "prefix" not in (find(*again).headline if find(*again) else "")
+
+
+def test_prefixes_add_up_in_any_order():
+    parts = [
+        DuplicateTally(prefixes={f"{place:016x}:{step}": -60.0 - step}) for step in range(3) for place in range(80)
+    ]
+    total = DuplicateTally.of_all(parts)
+    assert total.prefixes == DuplicateTally.of_all(reversed(parts)).prefixes
+    assert len(total.prefixes) == 3 * 64

@@ -1,0 +1,117 @@
+"""Prefixes that several responses of one prompt share, though independent draws would not."""
+
+from collections.abc import Mapping
+from typing import NamedTuple
+
+import torch
+from torch import Tensor
+
+from rolloutdoctor.data.batch import RolloutBatch
+from rolloutdoctor.evaluation.token_measures import TokenBlock
+from rolloutdoctor.ops.prefix_hash import scramble
+from rolloutdoctor.ops.segments import Runs
+
+LENGTHS = (32, 64, 128, 256, 512, 1024, 2048)
+"""Tokens of the prefixes that are compared."""
+
+BEYOND = 50
+"""Nats of a prefix from which on no two responses share it by chance: of 10^8 pairs, at seven lengths, 1e-13."""
+
+FOLLOWED = LENGTHS.index(128)
+"""The length that is compared across steps."""
+
+
+def parts_of(block: TokenBlock) -> Runs:
+    """The tokens of each row, cut at `LENGTHS`: one part more than there are lengths."""
+    start_n, length_n = block.runs.offsets[:-1, None], block.runs.lengths[:, None]
+    ahead = torch.tensor([0, *LENGTHS], device=start_n.device)
+    return Runs(torch.cat([(start_n + length_n.minimum(ahead)).reshape(-1), block.runs.offsets[-1:]]))
+
+
+class SharedPrefixes(NamedTuple):
+    """Rows of a step that share an unlikely prefix with a different response of their prompt.
+
+    Attributes:
+        rows: rows beyond the first of each prefix, in groups.
+        across: the same in other groups of the same prompt.
+        groups: groups with such rows.
+        longest: tokens of the longest such prefix.
+        nats_N: nats of the longest one of each row, ``[N]`` float64; 0 for other rows.
+    """
+
+    rows: int
+    across: int
+    groups: int
+    longest: int
+    nats_N: Tensor
+
+
+def shared_prefixes(batch: RolloutBatch, measured: Mapping[str, Tensor]) -> SharedPrefixes | None:
+    """Compare the prefixes of a step; None without ids, log-probs or groups.
+
+    A prefix that groups of different prompts share was forced, and is no copy.
+
+    Args:
+        batch: the step.
+        measured: ``prefix`` and ``prefix_nats``, ``[N, K]``: hash of each prefix and the nats of its trained tokens;
+            ``hash`` and ``after_prompt``, of the whole response alone and after its prompt, ``[N]``.
+    """
+    if "prefix" not in measured or "prefix_nats" not in measured or batch.groups is None or not len(batch):
+        return None
+    group_N, length_N = batch.groups.index_N.cpu(), batch.rows.diff().cpu()
+    response_N = measured["hash"].cpu()
+    seed_N = measured["after_prompt"].cpu() - response_N
+    found_N = torch.zeros(len(batch), dtype=torch.float64)
+    # The shortest unlikely prefix that a row shares says with whom: longer ones gather fewer rows.
+    kind_N, longest = torch.full((len(batch),), -1), 0
+    for place in reversed(range(len(LENGTHS))):
+        nats_N = measured["prefix_nats"][:, place].cpu()
+        rows = ((length_N > LENGTHS[place]) & (nats_N >= BEYOND)).nonzero().squeeze(1)
+        if len(rows) < 2:
+            continue
+        alone_n, prompt_n, response_n = (
+            torch.unique(each, return_inverse=True)[1]
+            for each in (measured["prefix"][rows, place].cpu(), seed_N[rows], response_N[rows])
+        )
+        kind_n = torch.unique(alone_n * len(rows) + prompt_n, return_inverse=True)[1]
+        is_forced_n = _different(alone_n, prompt_n)[alone_n] > 1
+        is_shared_n = (_different(kind_n, response_n)[kind_n] > 1) & ~is_forced_n
+        some = rows[is_shared_n]
+        if len(some):
+            longest = max(longest, LENGTHS[place])
+            found_N[some] = found_N[some].maximum(nats_N[some])
+            kind_N[some] = kind_n[is_shared_n] + place * len(batch)
+    shared = (kind_N >= 0).nonzero().squeeze(1)
+    if not len(shared):
+        return SharedPrefixes(0, 0, 0, 0, found_N)
+    kind_n, group_n = kind_N[shared], group_N[shared]
+    # A response that is there several times is a copy, and counts once.
+    each = torch.unique(torch.stack([kind_n, group_n, response_N[shared]]), dim=1)
+    in_groups, counts = torch.unique(each[:2], dim=1, return_counts=True)
+    return SharedPrefixes(
+        rows=int((counts - 1).sum()),
+        across=in_groups.shape[1] - len(torch.unique(in_groups[0])),
+        groups=len(torch.unique(in_groups[1][counts > 1])),
+        longest=longest,
+        nats_N=found_N,
+    )
+
+
+def _different(key_n: Tensor, value_n: Tensor) -> Tensor:
+    """Different values at each key, ``[K]``; both are counted from 0."""
+    pairs = torch.unique(key_n * (int(value_n.max()) + 1) + value_n)
+    return torch.bincount(pairs // (int(value_n.max()) + 1), minlength=int(key_n.max()) + 1)
+
+
+def kept_prefixes(batch: RolloutBatch, measured: Mapping[str, Tensor], keys: int) -> dict[str, float]:
+    """Return the unlikely prefixes of a step with the smallest hashes, each with its log-prob, by hash and step."""
+    if "prefix" not in measured or "prefix_nats" not in measured or batch.prompts is None:
+        return {}
+    nats_N = measured["prefix_nats"][:, FOLLOWED]
+    known_N = (batch.prompts != 0) & (batch.rows.diff() > LENGTHS[FOLLOWED]) & (nats_N >= BEYOND)
+    seed_N = measured["after_prompt"] - measured["hash"]
+    key_K, kind_n = torch.unique(scramble(measured["prefix"][:, FOLLOWED] + seed_N)[known_N], return_inverse=True)
+    value_K = torch.full((len(key_K),), -torch.inf, dtype=torch.float64, device=batch.device)
+    value_K = value_K.scatter_reduce(0, kind_n, -nats_N[known_N], "amax")
+    pairs = zip(key_K[:keys].tolist(), value_K[:keys].tolist(), strict=True)
+    return {f"{key + 2**63:016x}:{batch.step}": value for key, value in pairs}
