@@ -5,6 +5,7 @@ from pathlib import Path
 import pytest
 
 RUN = Path(__file__).parent.parent.parent / "sample_data" / "run.parquet"
+STEPS = ("--steps", ":24")
 FORMATS = ("full", "concise", "json", "jsonl", "markdown", "github", "junit")
 
 
@@ -13,7 +14,7 @@ def states(rolloutdoctor, tmp_path):
     folder = tmp_path / "states"
     folder.mkdir()
     paths = [folder / "a.json", folder / "b.json"]
-    for path, steps in zip(paths, (":40", "40:"), strict=True):
+    for path, steps in zip(paths, (":9", "9:24"), strict=True):
         found = rolloutdoctor("check", RUN, "--steps", steps, "--save-state", path, "--exit-zero")
         assert (found.returncode, found.stderr) == (0, "")
     assert sorted(path.name for path in folder.iterdir()) == ["a.json", "b.json"]
@@ -22,7 +23,7 @@ def states(rolloutdoctor, tmp_path):
 
 def test_merge_prints_what_one_check_prints(rolloutdoctor, states):
     for format_ in FORMATS:
-        one = rolloutdoctor("check", RUN, "--format", format_)
+        one = rolloutdoctor("check", RUN, *STEPS, "--format", format_)
         merged = rolloutdoctor("merge", *states, "--format", format_)
         assert (merged.stdout, merged.stderr, merged.returncode) == (one.stdout, one.stderr, one.returncode)
         assert one.stdout
@@ -31,7 +32,7 @@ def test_merge_prints_what_one_check_prints(rolloutdoctor, states):
 def test_merge_has_the_codes_of_check(rolloutdoctor, states):
     codes = set()
     for words in (["--fail-on", "info"], ["--fail-on", "info", "--exit-zero"], ["--select", "RDM001"]):
-        one = rolloutdoctor("check", RUN, *words)
+        one = rolloutdoctor("check", RUN, *STEPS, *words)
         merged = rolloutdoctor("merge", *states, *words)
         assert (merged.stdout, merged.returncode) == (one.stdout, one.returncode)
         codes.add(one.returncode)
@@ -52,5 +53,5 @@ def test_refusals(rolloutdoctor, states, tmp_path):
 
 
 def test_workers_print_what_one_process_prints(rolloutdoctor):
-    one, several = (rolloutdoctor("check", RUN, *words) for words in ([], ["--workers", "3"]))
+    one, several = (rolloutdoctor("check", RUN, *STEPS, *words) for words in ([], ["--workers", "3"]))
     assert (several.stdout, several.stderr, several.returncode) == (one.stdout, one.stderr, one.returncode)
