@@ -17,21 +17,15 @@ from rolloutdoctor.engine.run_steps import AS_CONFIGURED, EvaluatedStep, StepCon
 from rolloutdoctor.evaluation.token_measures import TokenMeasure
 from rolloutdoctor.objective.required_columns import incomplete
 from rolloutdoctor.ops.exact_total import ExactTotal
+from rolloutdoctor.ops.tally import KEEP_STEPS, spread
 from rolloutdoctor.results.findings import Example, InputSummary
 from rolloutdoctor.rules.audited import audited_stages
 from rolloutdoctor.rules.base import KEEP_EXAMPLES
 from rolloutdoctor.rules.step import AUDIT, StepView
 from rolloutdoctor.rules.table import AnyRule
 
-KEEP_STEPS = 2048
-"""Steps of which the tally of a rule is kept. Of a longer run about every second, fourth and so on is kept; which ones
-these are, and the total of the others, depends on no order."""
-
 TOGETHER = 2**17
 """Tokens of steps that are measured together, at most, unless one has more: small steps cost a rule less in a row."""
-
-_GOLDEN = 0x9E3779B97F4A7C15
-"""2^64 over the golden ratio: its multiples are spread evenly, for consecutive numbers and for those of any stride."""
 
 
 @dataclass(frozen=True)
@@ -39,7 +33,8 @@ class RuleState:
     """What a rule has seen so far.
 
     Attributes:
-        steps: the tally of each step and split, in step order.
+        steps: the tally of each step and split, in step order. Of a run of more than `KEEP_STEPS` about every second,
+            fourth and so on is kept; which ones these are, and the total of the others, depends on no order.
         examples: the worst places, worst first.
         skipped_steps: steps in which a column that the rule needs was missing.
         every: one in so many steps is kept, a power of two; 1 where all are.
@@ -96,7 +91,7 @@ def _divide(
 
 def _is_kept(step: int, every: int) -> bool:
     """Tell whether a step is among one in `every`; what is among fewer is among more."""
-    return every == 1 or (step * _GOLDEN % 2**64) * every < 2**64
+    return every == 1 or spread(step) * every < 2**64
 
 
 def _worst_first(example: Example) -> tuple[float, int, str, str, str]:

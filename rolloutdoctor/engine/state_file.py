@@ -27,7 +27,7 @@ from rolloutdoctor.results.findings import Example, InputSummary, Setting
 from rolloutdoctor.results.version import __version__
 from rolloutdoctor.rules.table import RULES
 
-STATE_SCHEMA = 2
+STATE_SCHEMA = 3
 SPLITS = (TRAIN, EVAL)
 _MOST_BYTES = 2**30
 """Largest size of a state, in bytes: it has some kilobytes for each step that it keeps."""
@@ -312,7 +312,9 @@ def _thinned(state: RuleState) -> dict[str, object]:
         return {}
     rest = None
     if state.rest is not None:
-        sums = [[name, inner, f"{one.units:x}", plain(one.rest)] for (name, inner), one in state.rest.sums.items()]
+        sums = [
+            [name, inner, _units_text(one.units), plain(one.rest)] for (name, inner), one in state.rest.sums.items()
+        ]
         rest = {"tally": record(state.rest.tally), "sums": sums}
     return {"every": state.every, "rest": rest}
 
@@ -325,8 +327,23 @@ def _rest(plain: Mapping[str, Any] | None, kind: Callable[..., Any]) -> ExactTot
     for name, inner, units, rest in plain["sums"]:
         if name not in names or type(inner) is not str or type(value_of(rest)) is not float:
             raise TypeError(f"{name} is no sum")
-        sums[name, inner] = ExactSum(int(units, 16), float(rest if isinstance(rest, float) else rest["float"]))
+        sums[name, inner] = ExactSum(_units(units), float(rest if isinstance(rest, float) else rest["float"]))
     return ExactTotal(built(kind, plain["tally"]), sums)
+
+
+def _units_text(units: int) -> str:
+    """A whole number as its digits in base 16 up to the last one that is not 0, and how many bits follow."""
+    low = max(0, (units & -units).bit_length() - 1)
+    return f"{units >> low:x}p{low:x}"
+
+
+def _units(text: object) -> int:
+    """Return the number that `_units_text` wrote."""
+    digits, _, low = _word(text).partition("p")
+    units, shift = int(digits, 16), int(low, 16)
+    if not 0 <= shift < 2**12 or _units_text(units << shift) != text:
+        raise ValueError(f"{text} is no sum")
+    return units << shift
 
 
 def _tallies(plain: Mapping[str, Any], kind: Callable[..., Any]) -> Iterator[tuple[StepKey, Any]]:

@@ -8,7 +8,7 @@ from itertools import pairwise
 from typing import NamedTuple
 
 from rolloutdoctor.ops.change import growth, median, rise, spearman
-from rolloutdoctor.ops.tally import Sums, by_name, ratio
+from rolloutdoctor.ops.tally import Sums, by_step, ratio
 
 MOST_LAGS = 8
 """Buckets of lag in a step: the oldest rows share the last one."""
@@ -20,6 +20,8 @@ LEAST_TOKENS = 100
 @dataclass(frozen=True)
 class LagTally(Sums):
     """Sums by step and lag, under names like ``12:1``: how many versions older than the newest of its step a row is.
+
+    Of a long run some of the steps are kept (`rolloutdoctor.ops.tally.by_step`).
 
     Attributes:
         rows: rows.
@@ -42,17 +44,17 @@ class LagTally(Sums):
         turned_back: rows whose gap is much larger after some place.
     """
 
-    rows: Mapping[str, float] = by_name()
-    tokens: Mapping[str, float] = by_name()
+    rows: Mapping[str, float] = by_step()
+    tokens: Mapping[str, float] = by_step()
     equal: int = 0
-    unsure: Mapping[str, float] = by_name()
-    middle: Mapping[str, float] = by_name(max)
-    size: Mapping[str, float] = by_name()
-    k3: Mapping[str, float] = by_name()
-    weight: Mapping[str, float] = by_name()
-    square: Mapping[str, float] = by_name()
-    grad: Mapping[str, float] = by_name()
-    newest: Mapping[str, float] = by_name(max)
+    unsure: Mapping[str, float] = by_step()
+    middle: Mapping[str, float] = by_step(max)
+    size: Mapping[str, float] = by_step()
+    k3: Mapping[str, float] = by_step()
+    weight: Mapping[str, float] = by_step()
+    square: Mapping[str, float] = by_step()
+    grad: Mapping[str, float] = by_step()
+    newest: Mapping[str, float] = by_step(max)
     unstamped: int = 0
     backwards: int = 0
     several: int = 0

@@ -2,8 +2,9 @@
 
 A context is a 64-bit hash. All records of the contexts with the smallest hashes are kept (a bottom-k sketch): a context
 that is among the smallest of a run is among the smallest of each of its steps, so that nothing of it is lost on the
-way, and which contexts are kept does not depend on the order of steps. Values are whole multiples of 2 ** -20, which
-add up without rounding.
+way, and which contexts are kept does not depend on the order of steps. The same holds for the first and last versions
+of a context: a context that comes again for weeks takes no more room. Values are whole multiples of 2 ** -20, which add
+up without rounding.
 """
 
 from collections.abc import Iterable
@@ -15,6 +16,9 @@ from numpy.typing import NDArray
 
 CONTEXTS = 128
 """Contexts that are kept."""
+
+VERSIONS = 32
+"""Versions of a context that are kept, of the first and of the last ones each."""
 
 UNIT = 2.0**-20
 """Of a value: a millionth."""
@@ -79,7 +83,17 @@ def _text(context: NDArray[np.uint64], version: NDArray[np.int64], sums: NDArray
     starts = np.flatnonzero(np.r_[True, (context[1:] != context[:-1]) | (version[1:] != version[:-1])])
     sums = np.add.reduceat(sums, starts, axis=0)
     table = np.column_stack([context[starts].view(np.int64), version[starts], sums]).astype("<i8")
+    table = table[_is_at_an_end(context[starts])]
     return f"{sums.shape[1]}:{table.tobytes().hex()}"
+
+
+def _is_at_an_end(context: NDArray[np.uint64]) -> NDArray[np.bool_]:
+    """Records that are among the first or last `VERSIONS` of their context, ``[R]``; they are in order."""
+    begins = np.flatnonzero(np.r_[True, context[1:] != context[:-1]])
+    sizes = np.diff(np.r_[begins, len(context)])
+    place = np.arange(len(context)) - begins.repeat(sizes)
+    found: NDArray[np.bool_] = (place < VERSIONS) | (place >= sizes.repeat(sizes) - VERSIONS)
+    return found
 
 
 def _read(text: str) -> tuple[NDArray[np.uint64], NDArray[np.int64], NDArray[np.int64]]:

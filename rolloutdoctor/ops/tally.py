@@ -43,6 +43,47 @@ def by_name(merge: Callable[[float, float], float] = add) -> Any:  # noqa: ANN40
     return field(default_factory=dict, metadata={"merge": merged, "merge_all": merged_all, ADDS: merge is add})
 
 
+KEEP_STEPS = 2048
+"""Steps of which a series is kept."""
+
+_GOLDEN = 0x9E3779B97F4A7C15
+"""2^64 over the golden ratio: its multiples are spread evenly, for consecutive numbers and for those of any stride."""
+
+
+def spread(step: int) -> int:
+    """Place of a step in the order in which steps are kept: 64 bits, spread evenly over the numbers from 0 on."""
+    return step * _GOLDEN % 2**64
+
+
+def by_step(merge: Callable[[float, float], float] = add) -> Any:  # noqa: ANN401
+    """Field that holds a series over steps, ``Mapping[str, float]``, ``STEP`` or ``STEP:WHAT`` to value.
+
+    Of more than `KEEP_STEPS` steps those are kept that come first by `spread`: evenly spread ones, the same ones in
+    whatever order and parts the steps are added. Totals belong in other fields.
+
+    Args:
+        merge: of two numbers of one name.
+    """
+
+    def merged_all(many: Iterable[Mapping[str, float]]) -> Mapping[str, float]:
+        found: dict[str, float] = {}
+        for each in many:
+            for name, value in each.items():
+                found[name] = merge(found[name], value) if name in found else value
+        if len(found) <= KEEP_STEPS:
+            return found
+        of_step = {step: spread(int(step)) for step in {name.partition(":")[0] for name in found}}
+        if len(of_step) <= KEEP_STEPS:
+            return found
+        kept = set(sorted(of_step, key=of_step.__getitem__)[:KEEP_STEPS])
+        return {name: value for name, value in found.items() if name.partition(":")[0] in kept}
+
+    def merged(one: Mapping[str, float], other: Mapping[str, float]) -> Mapping[str, float]:
+        return merged_all([one, other]) if one and other else one or other
+
+    return field(default_factory=dict, metadata={"merge": merged, "merge_all": merged_all})
+
+
 def sketches() -> Any:  # noqa: ANN401
     """Field that holds a sketch (`rolloutdoctor.ops.sketch`), empty where there is none."""
     return field(default="", metadata={"merge": _sketch, "merge_all": _sketches})
@@ -60,20 +101,28 @@ def _sketches(many: Iterable[str]) -> str:
     return add_all(many)
 
 
-def bottom_k(keys: int) -> Any:  # noqa: ANN401
-    """Field that keeps all records of the `keys` smallest keys, ``Mapping[str, float]``, ``KEY:WHERE`` to value.
+def bottom_k(keys: int, times: int = 64) -> Any:  # noqa: ANN401
+    """Field that keeps the records of the `keys` smallest keys, ``Mapping[str, float]``, ``KEY:STEP`` to value.
 
     Keys are hashes as hexadecimal digits of one length, so which ones are kept is a random choice that does not depend
-    on the order of steps, and all records of a key that is kept are there. Of two values of a record the larger stays.
+    on the order of steps, and all records of a key that is kept are there, but for those after its first `times`
+    steps. Of two values of a record the larger stays.
     """
 
     def merged_all(many: Iterable[Mapping[str, float]]) -> Mapping[str, float]:
-        found: dict[str, float] = {}
+        steps: dict[str, dict[int, float]] = {}
         for each in many:
             for name, value in each.items():
-                found[name] = max(found.get(name, value), value)
-        kept = set(sorted({name.partition(":")[0] for name in found})[:keys])
-        return {name: found[name] for name in sorted(found) if name.partition(":")[0] in kept}
+                key, _, step = name.partition(":")
+                of_key = steps.setdefault(key, {})
+                at = int(step)
+                of_key[at] = max(of_key.get(at, value), value)
+        found: dict[str, float] = {}
+        for key in sorted(steps)[:keys]:
+            first = sorted(steps[key])[:times]
+            # In the order of the names, as all that is kept by name.
+            found |= {f"{key}:{step}": steps[key][step] for step in sorted(first, key=str)}
+        return found
 
     def merged(one: Mapping[str, float], other: Mapping[str, float]) -> Mapping[str, float]:
         return merged_all([one, other])

@@ -4,7 +4,7 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-from rolloutdoctor.ops.tally import Sums, by_name, largest, ratio, smallest
+from rolloutdoctor.ops.tally import Sums, by_step, largest, ratio, smallest
 from rolloutdoctor.results.findings import Example, Measure, Severity
 from rolloutdoctor.rules.base import Context, Judgement, Missing, Rule, counted, logged_lines, logs_remedy, percent
 
@@ -26,6 +26,7 @@ class TruncatedTally(Sums):
         equal: windows in which every response has the same length.
         finished: windows with a response that was not cut off.
         share: share of responses that were cut off, by step.
+        shares: their sum over all steps.
         reward_free: windows without a spread of rewards in any group, of those in `whole`.
         told: windows in `whole` that say whether rewards had a spread.
         first: first step.
@@ -39,7 +40,8 @@ class TruncatedTally(Sums):
     whole: int = 0
     equal: int = 0
     finished: int = 0
-    share: Mapping[str, float] = by_name(max)
+    share: Mapping[str, float] = by_step(max)
+    shares: float = 0.0
     reward_free: int = 0
     told: int = 0
     first: float = smallest()
@@ -188,12 +190,11 @@ class AllTruncated(Rule[TruncatedTally]):
 
     def measures(self, tally: TruncatedTally) -> Mapping[str, Measure]:
         """How many steps, and how much of each."""
-        shares = tally.share.values()
         return {
             "truncated_windows": Measure(tally.whole, "windows"),
             "windows": Measure(tally.windows, "windows"),
             "windows_share": Measure(ratio(tally.whole, tally.windows), "share"),
-            "truncated_share": Measure(ratio(sum(shares), len(shares)), "share"),
+            "truncated_share": Measure(ratio(tally.shares, tally.windows), "share"),
             "reward_free_share": Measure(ratio(tally.reward_free, tally.told), "share"),
             "length": Measure(tally.largest if tally.windows else None, "tokens"),
         }
@@ -203,12 +204,7 @@ class AllTruncated(Rule[TruncatedTally]):
         if not run.windows:
             return self._untold(context)
         pinned = run.equal == run.windows >= self.fewest and run.least == run.largest and run.largest > 1
-        if (
-            not pinned
-            or run.from_rows
-            or any(share > 0 for share in run.share.values())
-            or self._below_cap(run, context)
-        ):
+        if not pinned or run.from_rows or run.shares > 0 or self._below_cap(run, context):
             return None
         if context.writer is not None and context.writer.length_option is not None:
             # Its share counts responses without an end, whatever cut them.
@@ -264,7 +260,7 @@ class AllTruncated(Rule[TruncatedTally]):
         streak = self._streak(run)
         if streak is None:
             return None
-        mean = ratio(sum(run.share.values()), len(run.share))
+        mean = ratio(run.shares, run.windows)
         return Judgement(
             severity=Severity.WARNING,
             confirmed=True,
@@ -291,6 +287,7 @@ def _window(
         equal=int(equal),
         finished=int(not whole),
         share={str(step): share},
+        shares=share,
         reward_free=int(whole and free is True),
         told=int(whole and free is not None),
         first=float(step),

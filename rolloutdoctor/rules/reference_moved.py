@@ -6,7 +6,7 @@ from itertools import pairwise
 from statistics import median
 from typing import TYPE_CHECKING, NamedTuple
 
-from rolloutdoctor.ops.tally import Sums, by_name
+from rolloutdoctor.ops.tally import Sums, by_step, ratio
 from rolloutdoctor.results.findings import Measure, Severity
 from rolloutdoctor.rules.base import Context, Judgement, Missing, Rule, counted, number
 
@@ -36,13 +36,21 @@ class ReferenceTally(Sums):
         policy: log-probs of the policy.
         different: tokens whose two log-probs are not the same number.
         moved: tokens of the run whose log-prob at the loss is not the one before the update.
+        counted_steps: steps of the run, of which a long series keeps some.
+        equal_steps: those whose two log-probs are the same number on every token.
+        counted_tokens: their trained tokens.
+        kl_sum: sum of k3 over these.
     """
 
-    tokens: Mapping[str, float] = by_name()
-    kl: Mapping[str, float] = by_name()
-    policy: Mapping[str, float] = by_name()
-    different: Mapping[str, float] = by_name()
+    tokens: Mapping[str, float] = by_step()
+    kl: Mapping[str, float] = by_step()
+    policy: Mapping[str, float] = by_step()
+    different: Mapping[str, float] = by_step()
     moved: int = 0
+    counted_steps: int = 0
+    equal_steps: int = 0
+    counted_tokens: int = 0
+    kl_sum: float = 0.0
 
     @property
     def steps(self) -> list[_Step]:
@@ -147,18 +155,24 @@ class ReferenceMoved(Rule[ReferenceTally]):
         if not rows or not len(step.batch) or not float(rows["tokens"].sum()):
             return ReferenceTally()
         sums = {key: {name: float(rows[key].sum())} for key in ("tokens", "kl", "policy", "different")}
-        return ReferenceTally(**sums, moved=int(rows["moved"].sum()))
+        return ReferenceTally(
+            **sums,
+            moved=int(rows["moved"].sum()),
+            counted_steps=1,
+            equal_steps=int(not sums["different"][name]),
+            counted_tokens=int(sums["tokens"][name]),
+            kl_sum=sums["kl"][name],
+        )
 
     def measures(self, tally: ReferenceTally) -> Mapping[str, Measure]:
         """The KL, and where it fell."""
-        steps, falls = tally.steps, self._falls(tally)
-        tokens = sum(tally.tokens.values())
+        falls = self._falls(tally)
         return {
             "falls": Measure(len(falls), "steps"),
             "first_fall": Measure(falls[0] if falls else None, "step"),
-            "kl_mean": Measure(sum(tally.kl.values()) / tokens if tokens else None, "nats"),
-            "equal_steps": Measure(sum(not one.different for one in steps), "steps"),
-            "steps": Measure(len(steps), "steps"),
+            "kl_mean": Measure(ratio(tally.kl_sum, tally.counted_tokens), "nats"),
+            "equal_steps": Measure(tally.equal_steps, "steps"),
+            "steps": Measure(tally.counted_steps, "steps"),
         }
 
     def _falls(self, run: ReferenceTally) -> list[int]:

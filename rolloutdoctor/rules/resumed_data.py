@@ -5,7 +5,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from rolloutdoctor.objective.required_columns import prompt_columns
-from rolloutdoctor.ops.tally import Sums, by_name, ratio
+from rolloutdoctor.ops.tally import Sums, bottom_k, ratio
 from rolloutdoctor.results.findings import Example, Measure, Severity
 from rolloutdoctor.rules.base import Context, Judgement, Missing, Rule, counted, number
 
@@ -13,20 +13,31 @@ if TYPE_CHECKING:
     from rolloutdoctor.rules.step import StepView
 
 BITS = 48
-"""Bits of a step's hash that a float holds exactly."""
+"""Bits of a step's hash."""
+
+TIMES = 8
+"""Steps of one set of prompts that are compared, the first ones."""
+
+KEEP = 2048
+"""Different steps that are compared; of a longer run those with the smallest hashes, whenever they come again."""
 
 
 @dataclass(frozen=True)
 class ResumedTally(Sums):
-    """What `resumed-data` keeps of training steps, by the step's number.
+    """What `resumed-data` keeps of training steps.
 
     Attributes:
-        prompts: hash of the prompts of a step, whatever their order.
-        epoch: the epoch that was logged.
+        seen: hash of the prompts of a step, whatever their order, and step, to the epoch that was logged, or -1. Of a
+            long run, of some of the hashes: all steps that have the prompts of a step that is kept are kept with it.
     """
 
-    prompts: Mapping[str, float] = by_name(max)
-    epoch: Mapping[str, float] = by_name(max)
+    seen: Mapping[str, float] = bottom_k(KEEP, TIMES)
+
+    @property
+    def steps(self) -> list[tuple[int, str, float | None]]:
+        """Step, hash and epoch, in the order of steps."""
+        pairs = ((name.partition(":"), epoch) for name, epoch in self.seen.items())
+        return sorted((int(step), key, None if epoch < 0 else epoch) for (key, _, step), epoch in pairs)
 
 
 @dataclass(frozen=True)
@@ -103,13 +114,14 @@ class ResumedData(Rule[ResumedTally]):
 
         from rolloutdoctor.ops.prefix_hash import scramble
 
-        prompts_N, name = step.batch.prompts, str(step.batch.step)
+        prompts_N = step.batch.prompts
         if prompts_N is None or not len(step.batch) or bool((prompts_N == 0).any()):
             return ResumedTally()
         # Each prompt once: how many responses it has may differ, after filters.
         total = int(scramble(torch.unique(prompts_N)).sum()) % 2**BITS
         logged = [step.logged[metric] for metric in EPOCHS if metric in step.logged]
-        return ResumedTally(prompts={name: float(total)}, epoch={name: logged[0]} if logged else {})
+        epoch = logged[0] if logged and logged[0] >= 0 else -1.0
+        return ResumedTally(seen={f"{total:0{BITS // 4}x}:{step.batch.step}": epoch})
 
     def examples(self, step: "StepView") -> Iterable[Example]:
         """None: a step alone shows nothing."""
@@ -118,19 +130,18 @@ class ResumedData(Rule[ResumedTally]):
     def measures(self, tally: ResumedTally) -> Mapping[str, Measure]:
         """How many steps repeat earlier ones, and where."""
         found = self._repeats(tally)
-        different = len(set(tally.prompts.values()))
+        different = len({key for _, key, _ in tally.steps})
         return {
             "repeated_steps": Measure(sum(one.steps for one in found), "steps"),
             "first_repeated": Measure(found[0].first if found else None, "step"),
             "source": Measure(found[0].source if found else None, "step"),
-            "different_share": Measure(ratio(different, len(tally.prompts)), "share"),
+            "different_share": Measure(ratio(different, len(tally.seen)), "share"),
         }
 
     def _repeats(self, run: ResumedTally) -> list[Repeat]:
         """Stretches that repeat earlier ones, first ones first; none overlap."""
-        steps = sorted(map(int, run.prompts))
-        hashes = [run.prompts[str(step)] for step in steps]
-        places: dict[tuple[float, ...], int] = {}
+        steps, hashes, epochs = [list(each) for each in zip(*run.steps, strict=True)] if run.seen else ([], [], [])
+        places: dict[tuple[str, ...], int] = {}
         found: list[Repeat] = []
         place = 0
         while place + self.fewest <= len(steps):
@@ -153,22 +164,18 @@ class ResumedData(Rule[ResumedTally]):
                     source=steps[source],
                     steps=size,
                     goes_on=len(after) > 0 and after[0] not in seen,
-                    epochs=self._epochs(run, steps[source], steps[place]),
+                    epochs=None if epochs[source] is None or epochs[place] is None else epochs[place] - epochs[source],
                 )
             )
             place += size
         return found
 
-    def _epochs(self, run: ResumedTally, earlier: int, later: int) -> float | None:
-        one, other = run.epoch.get(str(earlier)), run.epoch.get(str(later))
-        return None if one is None or other is None else other - one
-
     def inconclusive_reason(self, run: ResumedTally, context: Context) -> Missing | None:
         """Too few steps to repeat others."""
-        if len(run.prompts) >= 2 * self.fewest:
+        if len(run.seen) >= 2 * self.fewest:
             return None
         return Missing(
-            f"{counted(len(run.prompts), 'step')} with known prompts, and it takes {2 * self.fewest}",
+            f"{counted(len(run.seen), 'step')} with known prompts, and it takes {2 * self.fewest}",
             "widen --steps, or record more steps",
         )
 

@@ -16,9 +16,10 @@ from rolloutdoctor.engine.check_parts import measure_with
 from rolloutdoctor.engine.options import CheckOptions
 from rolloutdoctor.engine.plain_values import built, plain, value_of
 from rolloutdoctor.engine.prepare import prepare
-from rolloutdoctor.engine.state_file import dumped, load_state
+from rolloutdoctor.engine.state_file import _units, _units_text, dumped, load_state
 from rolloutdoctor.hypotheses.fixes import choose
 from rolloutdoctor.io.run import StepRange, open_run
+from rolloutdoctor.ops.exact_total import ExactSum
 from rolloutdoctor.results.errors import InputError, RolloutDoctorError, UsageError
 from rolloutdoctor.rules.table import RULES, pick
 from rolloutdoctor.trainers.options import Layer
@@ -320,3 +321,13 @@ def test_config_of_every_kind(tmp_path, columns):
     state = save(tmp_path / "a.json", [run])
     assert rendered(merged([state])) == whole([run])
     assert TRL["trainer"] != VERL["trainer"]
+
+
+@pytest.mark.parametrize("value", [0.0, 1.0, -0.1, 5e-324, -1.7e308, 3.0e-7])
+def test_exact_sums_are_short(value):
+    units = ExactSum.of(value).units
+    text = _units_text(units)
+    assert _units(text) == units
+    assert len(text) <= 19
+    with pytest.raises(ValueError, match="no sum"):
+        _units(f"{units:x}0p0")

@@ -1,10 +1,11 @@
 import random
 from dataclasses import dataclass
+from functools import reduce
 
 import numpy as np
 import pytest
 
-from rolloutdoctor.ops.sketch import CONTEXTS, records, sketch
+from rolloutdoctor.ops.sketch import CONTEXTS, VERSIONS, add, add_all, records, sketch
 from rolloutdoctor.ops.tally import Sums, sketches
 
 
@@ -47,6 +48,19 @@ def test_all_records_of_the_smallest_contexts_are_kept():
 
 def test_size_is_bounded():
     assert len(sketch(*part(1, contexts=10**6, rows=10**5))) < 11_000
+
+
+def test_a_context_that_comes_again_for_weeks_stays_small_in_any_order():
+    count = 5 * VERSIONS
+    texts = [sketch(np.array([7, 9]), np.full(2, at), np.full((2, 1), float(at))) for at in range(count)]
+    whole = add_all(texts)
+    for seed in range(3):
+        random.Random(seed).shuffle(texts)
+        assert reduce(add, texts) == add_all(texts) == whole
+    seen = records(whole)
+    ends = [*range(VERSIONS), *range(count - VERSIONS, count)]
+    assert seen.version.tolist() == ends * 2
+    assert seen.sums[:, 0].tolist() == [float(at) for at in ends] * 2
 
 
 def test_nothing():

@@ -1,9 +1,12 @@
 """RDI013: prompts that start over, and epochs that do so by right."""
 
+import random
+
 import pytest
 import torch
 from rules.checking import found_by, outcomes, report_on, values
 
+from rolloutdoctor.rules.resumed_data import KEEP, ResumedData, ResumedTally
 from rolloutdoctor.testing import toy_batch
 
 CODE = "RDI013"
@@ -82,3 +85,33 @@ def test_skipped():
     assert "it takes 6" in skipped.reason
     (skipped,) = report_on(toy_batch([[1, 0]]), trainer=None, select=[CODE]).skipped
     assert "prompt_ids" in skipped.reason
+
+
+@pytest.mark.parametrize("resumes", [True, False])
+def test_a_run_of_weeks_in_any_order(resumes):
+    draw = random.Random(0)
+    hashes = [draw.getrandbits(48) for _ in range(6000)]
+    order = [*range(5000), *(range(4000, 4100) if resumes else ()), *range(5000, 6000)]
+    parts = [ResumedTally(seen={f"{hashes[one]:012x}:{at}": -1.0}) for at, one in enumerate(order)]
+    whole = ResumedTally.of_all(parts)
+    draw.shuffle(parts)
+    assert ResumedTally.of_all(parts) == whole
+    assert len({name.partition(":")[0] for name in whole.seen}) == KEEP
+    rule = ResumedData()
+    found = rule.measures(whole)
+    if resumes:
+        # About a third of the hundred steps is compared.
+        assert 20 <= found["repeated_steps"].value <= 45
+        assert found["first_repeated"].value - 5000 == found["source"].value - 4000 < 20
+        (repeat,) = rule._repeats(whole)
+        assert repeat.goes_on
+    else:
+        assert found["repeated_steps"].value == 0
+
+
+def test_an_epoch_of_weeks_without_shuffling():
+    draw = random.Random(0)
+    hashes = [draw.getrandbits(48) for _ in range(3000)]
+    parts = (ResumedTally(seen={f"{hashes[at % 3000]:012x}:{at}": at / 3000}) for at in range(9000))
+    whole = ResumedTally.of_all(parts)
+    assert all(one.epochs == pytest.approx(round(one.epochs)) for one in ResumedData()._repeats(whole))
