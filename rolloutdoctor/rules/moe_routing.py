@@ -59,11 +59,12 @@ class MoeRouting(Rule[RoutingTally]):
 
     ## How it is measured
     Noise of a kernel moves a log-prob by its size times 1 - p, so that delta over 1 - p has about the same spread on
-    all
-    tokens: normal noise has a 99th percentile of four medians. A hint is given where it has `tail_ratio` = 12 or more,
-    35 to 65 % of the tokens beyond six medians are on either side, these follow each other at least twice as often as
-    by chance within their row, and tokens of one context have slope 1. Placeholders, stale weights and cut supports
-    are one-sided, a temperature has no tail, rows of other weights differ as a whole.
+    all tokens: normal noise has a 99th percentile of four medians. A hint is given where it has `tail_ratio` = 12 or
+    more, 35 to 65 % of the tokens beyond six medians are on either side, these follow each other at least twice as
+    often as by chance within their row (or a quarter more often, by 3.5 standard deviations of that count: where a
+    fifth of the tokens is far off they cannot follow each other twice as often), and tokens of one context have slope
+    1. Placeholders, stale weights and cut supports are one-sided, a temperature has no tail, rows of other weights
+    differ as a whole.
 
     It is a hint and never more: no column says which experts a token went through, the thresholds come from a synthetic
     model, and a kernel whose noise comes in bursts would look the same. That nothing was seen does not say that the
@@ -94,6 +95,9 @@ class MoeRouting(Rule[RoutingTally]):
     """Three times that of normal noise; bf16 logits have eight."""
     least_tail: float = 0.005
     bursts: float = 2.0
+    some_bursts: float = 1.25
+    """Enough where the count of neighbours is `beyond_chance` standard deviations above what is expected."""
+    beyond_chance: float = 3.5
 
     def columns(self, context: Context) -> frozenset[str]:
         """Both log-probs."""
@@ -176,9 +180,16 @@ class MoeRouting(Rule[RoutingTally]):
             and found["tail_ratio"] >= self.tail_ratio
             and found["tail_share"] >= self.least_tail
             and 0.35 <= found["above_share"] <= 0.65
-            and found["burst_ratio"] >= self.bursts
+            and self._in_bursts(run)
             and (slope is None or abs(slope.middle - 1) < 0.05)
         )
+
+    def _in_bursts(self, run: RoutingTally) -> bool:
+        """Whether tokens far off follow each other: of rare neighbours the count is nearly a Poisson one."""
+        if run.pairs >= self.bursts * run.expected > 0:
+            return True
+        score = (run.pairs - run.expected) / max(run.expected, 1.0) ** 0.5
+        return run.pairs >= self.some_bursts * run.expected > 0 and score >= self.beyond_chance
 
     def inconclusive_reason(self, run: RoutingTally, context: Context) -> Missing | None:
         """Rows without the hint do not say that the routes agree."""

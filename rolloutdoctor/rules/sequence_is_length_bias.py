@@ -73,6 +73,8 @@ class LengthTally(Sums):
         kept: third to rows within all bounds.
         size: third to the sum of the absolute differences of tokens.
         weight: third to the sum of the weights, the product of their tokens', cut at e^20.
+        trend: sum over the lost rows of their length, less the mean length of their step, in tokens.
+        trend_variance: its variance if the lost rows were any rows of their step.
         ranked: rows whose length and weight were ranked within their step.
         correlation: sum over these of the rank correlation of length and absolute log weight in their step.
     """
@@ -82,6 +84,8 @@ class LengthTally(Sums):
     kept: Mapping[str, float] = by_name()
     size: Mapping[str, float] = by_name()
     weight: Mapping[str, float] = by_name()
+    trend: float = 0.0
+    trend_variance: float = 0.0
     ranked: int = 0
     correlation: float = 0.0
 
@@ -115,7 +119,9 @@ class SequenceIsLengthBias(Rule[LengthTally]):
     Rows are cut into thirds by their trained tokens within each step (before rejection, where `response_mask_pre` says
     so). `kept_..._share` is the share within all bounds on sequences that the configuration has, `..._gap` the mean
     size of delta per token, `length_correlation` the rank correlation of length and |log weight| within a step,
-    averaged over rows. A warning where the longest third keeps at least a tenth of its rows less than the shortest,
+    averaged over rows. A warning where the longest third keeps at least a tenth of its rows less than the shortest, or
+    a twentieth less where the lost rows are longer than the others beyond chance (`lost_length_score`: four standard
+    deviations of a permutation test of their lengths, within steps),
     with a difference per token of at most one and a half times theirs; where it is more, the mismatch itself grows
     along the response, and that is information, as is a correlation of 0.3 or more. Without a bound on sequences there
     is nothing to find, and responses of one length cannot show it.
@@ -143,6 +149,9 @@ class SequenceIsLengthBias(Rule[LengthTally]):
 
     least_rows: int = 60
     lost: float = 0.1
+    lost_for_sure: float = 0.05
+    """Enough where the lost rows are longer by `beyond_chance` standard deviations."""
+    beyond_chance: float = 4.0
     same_gap: float = 1.5
     correlated: float = 0.3
     longer: float = 1.2
@@ -203,9 +212,14 @@ class SequenceIsLengthBias(Rule[LengthTally]):
         weight_N = sums["k1"].clamp(-20, 20).exp()
         each = {"rows": torch.ones_like(length_N), "tokens": length_N, "kept": kept_N.double()}
         each |= {"size": sums["size"], "weight": weight_N}
+        apart_N, lost = length_N - length_N.mean(), int((~kept_N).sum())
+        # Drawn without putting back: the variance of a sum of some of the lengths.
+        spread = float(apart_N.square().sum()) * lost * (len(kept_N) - lost) / (len(kept_N) * (len(kept_N) - 1))
         found = spearman(length_N.tolist(), sums["k1"].abs().tolist())
         return LengthTally(
             **{name: _by_third(third_N, x_N) for name, x_N in each.items()},
+            trend=float(apart_N[~kept_N].sum()),
+            trend_variance=spread,
             ranked=0 if found is None else len(length_N),
             correlation=0.0 if found is None else found * len(length_N),
         )
@@ -220,6 +234,7 @@ class SequenceIsLengthBias(Rule[LengthTally]):
             found[f"{third}_length"] = Measure(tally.length(third), "tokens")
             weight = ratio(tally.weight.get(third, 0.0), tally.rows.get(third, 0.0))
             found[f"{third}_weight"] = Measure(weight, "1")
+        found["lost_length_score"] = Measure(ratio(tally.trend, tally.trend_variance**0.5), "1")
         found["rows"] = Measure(int(sum(tally.rows.values())), "rows")
         return found
 
@@ -246,7 +261,8 @@ class SequenceIsLengthBias(Rule[LengthTally]):
             return None
         if self.vacuous_reason(run, context) is not None:
             return None
-        loses, more = short - long >= self.lost, ratio(gaps[1] or 0.0, gaps[0] or 0.0)
+        sure = run.trend >= self.beyond_chance * run.trend_variance**0.5 > 0
+        loses, more = short - long >= (self.lost_for_sure if sure else self.lost), ratio(gaps[1] or 0.0, gaps[0] or 0.0)
         is_same = more is None or more <= self.same_gap
         if not loses and correlation < self.correlated:
             return None

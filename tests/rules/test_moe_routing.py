@@ -13,12 +13,12 @@ def report(steps, columns=()):
     return report_on([one.batch(without=kept) for one in steps], trainer=None, select=[CODE])
 
 
-@pytest.mark.parametrize("rerouted", [0.05, 0.12])
+@pytest.mark.parametrize("rerouted", [0.05, 0.12, 0.25])
 def test_a_hint(rerouted):
     (finding,) = report(run(3, rerouted=rerouted)).findings
     assert (finding.severity, finding.verdict) == (Severity.INFO, "exposed")
     assert "a hint alone" in finding.evidence
-    assert values(finding)["burst_ratio"] > 2
+    assert values(finding)["burst_ratio"] > (2 if rerouted < 0.2 else 1.25)
 
 
 LOOK_ALIKES = {name: options for name, options in CLEAN.items() if name not in ("low entropy",)} | {

@@ -40,6 +40,23 @@ def test_long_responses_are_rejected():
     assert "bounds of the configuration: 0 to 3" in finding.evidence
 
 
+@pytest.mark.parametrize(("steps", "fires"), [(4, False), (5, True)])
+def test_few_lost_rows_that_are_all_long(steps, fires):
+    # 2 of the 32 longest rows are lost in each step. Their length of 40 is 16.7 above the mean; the lengths of two rows
+    # drawn from all have the variance 14,933 * 2 * 94 / (96 * 95) = 307.8: a score of 1.9 in a step, 4.25 in five.
+    lengths = [10] * 32 + [20] * 32 + [40] * 32
+    apart = [[0.05 * (-1) ** place for place in range(size)] for size in lengths[:-2]] + [[0.05] * 40] * 2
+    old = [[-1.0] * size for size in lengths]
+    rollout = [[-1.0 - each for each in row] for row in apart]
+    batches = [
+        toy_batch([[1, 0] * 4] * 12, lengths=lengths, policy=old, rollout=rollout, step=step) for step in range(steps)
+    ]
+    finding = found(batches)
+    assert (finding is not None and finding.severity == Severity.WARNING) == fires
+    if fires:
+        assert values(finding)["lost_length_score"] == pytest.approx(4.25, abs=0.01)
+
+
 def test_mild_noise_is_information():
     finding = found([batch(seed, noise=0.01, lengths=(20, 2000), step=seed) for seed in range(3)])
     assert finding.severity == Severity.INFO
