@@ -110,18 +110,16 @@ def bottom_k(keys: int, times: int = 64) -> Any:  # noqa: ANN401
     """
 
     def merged_all(many: Iterable[Mapping[str, float]]) -> Mapping[str, float]:
-        steps: dict[str, dict[int, float]] = {}
+        records: dict[str, dict[str, float]] = {}
         for each in many:
             for name, value in each.items():
-                key, _, step = name.partition(":")
-                of_key = steps.setdefault(key, {})
-                at = int(step)
-                of_key[at] = max(of_key.get(at, value), value)
+                of_key = records.setdefault(name.partition(":")[0], {})
+                of_key[name] = max(of_key.get(name, value), value)
         found: dict[str, float] = {}
-        for key in sorted(steps)[:keys]:
-            first = sorted(steps[key])[:times]
-            # In the order of the names, as all that is kept by name.
-            found |= {f"{key}:{step}": steps[key][step] for step in sorted(first, key=str)}
+        for key in sorted(records)[:keys]:
+            # Of one key shorter names are those of smaller steps.
+            first = sorted(records[key], key=lambda name: (len(name), name))[:times]
+            found |= {name: records[key][name] for name in sorted(first)}
         return found
 
     def merged(one: Mapping[str, float], other: Mapping[str, float]) -> Mapping[str, float]:
