@@ -11,8 +11,8 @@ from typing import TYPE_CHECKING
 from rolloutdoctor.commands.check import check as _check
 from rolloutdoctor.commands.compare import compare as _compare
 from rolloutdoctor.commands.convert import ConvertOptions, open_any
-from rolloutdoctor.commands.diff import DiffOptions
 from rolloutdoctor.commands.diff import diff as _diff
+from rolloutdoctor.commands.diff_parts import DiffOptions
 from rolloutdoctor.commands.identify import identify as _identify
 from rolloutdoctor.commands.plot import draw
 from rolloutdoctor.commands.recompute import RecomputeOptions, evaluation_columns, need_trainer

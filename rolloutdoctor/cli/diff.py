@@ -4,7 +4,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from rolloutdoctor.cli import dumps
+from rolloutdoctor.cli import dumps, verdict
 from rolloutdoctor.cli import options as opt
 from rolloutdoctor.cli.border import FINDINGS, guarded
 from rolloutdoctor.cli.output import check_target
@@ -54,6 +54,9 @@ def diff(
         opt.DiffFormat, typer.Option("--format", help="Format of the comparison.")
     ] = opt.DiffFormat.full,
     output_file: opt.OutputOption = None,
+    workers: verdict.WorkersOption = 1,
+    engine: verdict.EngineOption = None,
+    state_dir: verdict.StateDirOption = None,
     exit_code: Annotated[bool, typer.Option("--exit-code", help="Exit with 1 if anything differs.")] = False,
     color: opt.ColorOption = opt.Color.auto,
     quiet: opt.QuietOption = False,
@@ -61,12 +64,13 @@ def diff(
     """Compare the same run with and without fixes, or under other trainer options."""
     from rolloutdoctor.hypotheses.fixes import choose
 
+    where = verdict.executor(engine, workers, state_dir)
     fixes = tuple(choose(text) for text in fix or [])
     step_range = opt.step_range(steps)
     layers = opt.layers(context, settings, trainer_config)
     from rolloutdoctor.cli.progress import progress_bar
-    from rolloutdoctor.commands.diff import DiffOptions
     from rolloutdoctor.commands.diff import diff as run_diff
+    from rolloutdoctor.commands.diff_parts import DiffOptions
     from rolloutdoctor.views.diff_table import RENDERERS
 
     run = dumps.opened(paths, trainer, dump, quiet=quiet, text=top > 0 and not no_text)
@@ -87,7 +91,7 @@ def diff(
         distribution=format_ is opt.DiffFormat.full,
     )
     with progress_bar(run.rows, quiet=quiet) as progress:
-        result = run_diff(run, options, progress)
+        result = run_diff(run, options, progress, where)
     style = opt.style_of(color, to_file=output_file is not None, verbose=False)
     opt.deliver(RENDERERS[format_.value](result, style), output_file, colored=style.color)
     opt.warn_of_partial(run, quiet=quiet)

@@ -59,11 +59,25 @@ class Bands:
     def add(self, band: Band) -> None:
         """Add one step."""
         self._put(band.first_step // self.width, band)
+        self._widen()
+
+    def merge(self, other: "Bands") -> None:
+        """Add other steps; the order in which steps come makes no difference."""
+        while self.width < other.width:
+            self._double()
+        for cell in other.cells.values():
+            self._put(cell.first_step // self.width, cell)
+        self._widen()
+
+    def _widen(self) -> None:
         while len(self.cells) > MOST_BANDS:
-            self.width *= 2
-            before_cells, self.cells = self.cells, {}
-            for index, cell in before_cells.items():
-                self._put(index // 2, cell)
+            self._double()
+
+    def _double(self) -> None:
+        self.width *= 2
+        before_cells, self.cells = self.cells, {}
+        for index, cell in before_cells.items():
+            self._put(index // 2, cell)
 
     def _put(self, index: int, cell: Band) -> None:
         seen = self.cells.get(index)
@@ -113,6 +127,16 @@ class AdvantagesFigure(FigureAccumulator):
             flips = histogram(before[moved & (before.sign() * after.sign() < 0)])
             self.flipped += flips
         self.by_step.add(Band(step.batch.step, step.batch.step, found, with_fix, flips.total))
+
+    def merge(self, other: "AdvantagesFigure") -> None:
+        """Add the steps of another one."""
+        self.unit = "tokens" if "tokens" in (self.unit, other.unit) else self.unit
+        self.before, self.after = self.before + other.before, self.after + other.after
+        self.flipped += other.flipped
+        self.changed += other.changed
+        if other.logged is not None:
+            self.logged = (self.logged or Histogram()) + other.logged
+        self.by_step.merge(other.by_step)
 
     def _values(self, step: EvaluatedStep, name: str) -> Tensor | None:
         rows = step.evaluations[name].rows

@@ -50,8 +50,12 @@ def most_moved(
         for moved, group in zip(values[:keep].tolist(), chosen[:keep].tolist(), strict=True)
         if moved > 0
     ]
-    ranked = sorted([*best, *found], key=lambda one: (-one.group.moved, one.key, one.group.group_id or ""))
-    return ranked[:keep]
+    return ranked([*best, *found], keep)
+
+
+def ranked(candidates: Sequence[Candidate], keep: int) -> list[Candidate]:
+    """The `keep` that moved most, most first, the earlier of equals first."""
+    return sorted(candidates, key=lambda one: (-one.group.moved, one.key, one.group.group_id or ""))[:keep]
 
 
 def _candidate(

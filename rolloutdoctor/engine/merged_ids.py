@@ -1,11 +1,29 @@
 """A note on group ids that the trainer reads as one number, in the steps of a run."""
 
 from collections.abc import Iterable
+from dataclasses import dataclass
 
-from rolloutdoctor.data.batch import RolloutBatch
+from rolloutdoctor.data.batch import RolloutBatch, StepKey
 from rolloutdoctor.evaluation.evaluate import compared_groups
 from rolloutdoctor.objective.objective import Objective
 from rolloutdoctor.rules.base import counted
+
+
+@dataclass(frozen=True)
+class MergedCount:
+    """Groups that are part of another one to the trainer.
+
+    Attributes:
+        groups: how many.
+        first: the earliest step that has one, and the names there.
+    """
+
+    groups: int = 0
+    first: tuple[StepKey, str] | None = None
+
+    def __add__(self, other: "MergedCount") -> "MergedCount":
+        firsts = [one.first for one in (self, other) if one.first is not None]
+        return MergedCount(self.groups + other.groups, min(firsts, default=None))
 
 
 class MergedIds:
@@ -14,7 +32,7 @@ class MergedIds:
     def __init__(self, objectives: Iterable[Objective]) -> None:
         able = [objective for objective in objectives if objective.advantage.numeric_ids != "never"]
         # Of several sides the one that merges most: with the fix of rejected rows, or either.
-        self._objectives, self._groups, self._first = able, 0, ""
+        self._objectives, self.count = able, MergedCount()
 
     def add(self, batch: RolloutBatch) -> None:
         """Count a step, whose objectives were evaluated."""
@@ -23,18 +41,26 @@ class MergedIds:
         found = [compared_groups(batch, objective) for objective in self._objectives]
         fewest = min(found, key=len)
         merged = len(batch.groups) - len(fewest)
-        if merged and not self._first:
+        if not merged:
+            return
+        known = self.count.first
+        if known is None or batch.key < known[0]:
             place_G = fewest.index_N[batch.groups.order_N[batch.groups.offsets[:-1]]].tolist()
             shared = next(place for place in place_G if place_G.count(place) > 1)
             names = [repr(batch.group_ids[group]) for group, place in enumerate(place_G) if place == shared]
-            self._first = f"{' and '.join(names[:2])} of step {batch.step}"
-        self._groups += merged
+            known = (batch.key, f"{' and '.join(names[:2])} of step {batch.step}")
+        self.count = MergedCount(self.count.groups + merged, known)
 
     def notes(self) -> list[str]:
         """One sentence, or none."""
-        if not self._groups:
-            return []
-        return [
-            f"{counted(self._groups, 'group')} more than the trainer has: it reads group ids that are whole numbers "
-            f"as numbers, so ids such as {self._first} are one group"
-        ]
+        return merged_notes(self.count)
+
+
+def merged_notes(count: MergedCount) -> list[str]:
+    """One sentence, or none."""
+    if count.first is None:
+        return []
+    return [
+        f"{counted(count.groups, 'group')} more than the trainer has: it reads group ids that are whole numbers "
+        f"as numbers, so ids such as {count.first[1]} are one group"
+    ]

@@ -13,7 +13,15 @@ from rolloutdoctor.engine.accumulate import RunState
 from rolloutdoctor.io.run import Run, StepRange
 
 State = TypeVar("State")
+Addable = TypeVar("Addable", bound="Sum")
 Progress = Callable[[int, int], None]
+
+
+class Sum(Protocol):
+    """A state that adds up."""
+
+    def __add__(self, other: Any, /) -> Any:  # noqa: ANN401  # another of the same
+        """Add another."""
 
 
 @dataclass(frozen=True)
@@ -109,7 +117,16 @@ def added(states: Sequence[RunState]) -> RunState:
     >>> added([]) == RunState()
     True
     """
-    level = list(states) or [RunState()]
+    return tree_sum(states or [RunState()])
+
+
+def tree_sum(states: Sequence[Addable]) -> Addable:
+    """Add one or more states in a balanced tree; an odd one at the end waits for the next level.
+
+    >>> tree_sum(["a", "b", "c"])
+    'abc'
+    """
+    level = list(states)
     while len(level) > 1:
         pairs = [one + other for one, other in zip(level[::2], level[1::2], strict=False)]
         level = pairs + level[len(pairs) * 2 :]

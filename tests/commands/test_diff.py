@@ -8,7 +8,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from rolloutdoctor.commands.breakdown import PARTS
-from rolloutdoctor.commands.diff import DiffOptions, diff
+from rolloutdoctor.commands.diff import diff
+from rolloutdoctor.commands.diff_parts import DiffOptions
 from rolloutdoctor.evaluation.evaluate import evaluate_all
 from rolloutdoctor.hypotheses.fixes import choose
 from rolloutdoctor.io.run import StepRange, open_run

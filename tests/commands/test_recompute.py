@@ -8,7 +8,8 @@ import pytest
 import torch
 from engine.runs import TRL, VERL, random_columns, small, write
 
-from rolloutdoctor.commands.diff import DiffOptions, diff
+from rolloutdoctor.commands.diff import diff
+from rolloutdoctor.commands.diff_parts import DiffOptions
 from rolloutdoctor.commands.recompute import RecomputeOptions, recompute
 from rolloutdoctor.hypotheses.fixes import choose
 from rolloutdoctor.io.run import StepRange, open_run

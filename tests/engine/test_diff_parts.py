@@ -1,0 +1,56 @@
+"""`diff` in parts gives the bytes of one process, in any order, and through JSON."""
+
+import json
+
+import numpy as np
+import pytest
+from engine.runs import random_columns, write
+
+from rolloutdoctor.commands.diff import diff
+from rolloutdoctor.commands.diff_parts import DiffOptions
+from rolloutdoctor.engine.parts import plan_parts
+from rolloutdoctor.engine.processes import Processes
+from rolloutdoctor.hypotheses.fixes import choose
+from rolloutdoctor.io.run import open_run
+from rolloutdoctor.views.diff_table import RENDERERS
+from rolloutdoctor.views.style import Style
+
+STYLE = Style(width=100, color=False, unicode=True, verbose=False)
+
+
+class Backwards:
+    """Measures the parts last first, and takes the states through JSON."""
+
+    def measure(self, work, run, steps=None, split=None, progress=None):
+        parts = plan_parts(run, steps, split, 3)
+        assert len(parts) == 3
+        states = [work.measure(part, None) for part in reversed(parts)]
+        return [work.loaded(json.loads(json.dumps(work.dumped(state)))) for state in states]
+
+
+def rendered(run, options, executor):
+    found = diff(run, options, None, executor)
+    return {name: render(found, STYLE) for name, render in RENDERERS.items()}
+
+
+@pytest.fixture(scope="module")
+def path(tmp_path_factory):
+    columns = random_columns(3, steps=7)
+    mixed = np.random.default_rng(0).permutation(len(columns["step"]))
+    return write(tmp_path_factory.mktemp("diff") / "mixed.parquet", columns, rows=mixed, row_group_size=17)
+
+
+def options(**more):
+    fixes = (choose("zero-std"), choose("rejected-rows"))
+    return DiffOptions(fixes=fixes, device="cpu", top=3, distribution=True, **more)
+
+
+@pytest.mark.parametrize("by", [None, "step", "group", "reward", "length"])
+def test_states_add_up_in_any_order_and_through_json(path, by):
+    run, how = open_run([path]), options(by=by)
+    assert rendered(run, how, Backwards()) == rendered(run, how, None)
+
+
+def test_processes_give_the_bytes_of_one(path):
+    run, how = open_run([path]), options(by="reward")
+    assert rendered(run, how, Processes(2)) == rendered(run, how, None)
