@@ -110,15 +110,14 @@ class DiffState:
 
     def __add__(self, other: "DiffState") -> "DiffState":
         one, two = self.input, other.input
-        if self.figure is not None and other.figure is not None:
-            self.figure.merge(other.figure)
+        figures = [each for each in (self.figure, other.figure) if each is not None]
         reasons = {**self.failed, **other.failed}
         return DiffState(
             InputSummary(one.rows + two.rows, one.steps + two.steps, one.groups + two.groups, one.tokens + two.tokens),
             {label: fold + other.folds[label] for label, fold in self.folds.items()},
             {why: [*self.failed.get(why, []), *other.failed.get(why, [])] for why in reasons},
             self.merged + other.merged,
-            self.figure,
+            sum(figures[1:], figures[0]) if figures else None,
         )
 
     def notes(self) -> list[str]:

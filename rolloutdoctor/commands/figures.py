@@ -1,6 +1,7 @@
 """Figure accumulators: each gathers one plot step by step, and keeps histograms and one number a step."""
 
 from abc import ABC, abstractmethod
+from copy import deepcopy
 from dataclasses import dataclass, field, replace
 
 import torch
@@ -127,6 +128,12 @@ class AdvantagesFigure(FigureAccumulator):
             flips = histogram(before[moved & (before.sign() * after.sign() < 0)])
             self.flipped += flips
         self.by_step.add(Band(step.batch.step, step.batch.step, found, with_fix, flips.total))
+
+    def __add__(self, other: "AdvantagesFigure") -> "AdvantagesFigure":
+        """Return the figure of the steps of both."""
+        total = deepcopy(self)
+        total.merge(other)
+        return total
 
     def merge(self, other: "AdvantagesFigure") -> None:
         """Add the steps of another one."""

@@ -171,3 +171,14 @@ def test_the_distribution_of_advantages_is_in_the_full_comparison_alone(rolloutd
         "advantages of trained rows"
         not in rolloutdoctor("diff", SAMPLES / "verl_rejected.parquet", "--fix", "zero-std", "-q").stdout
     )
+
+
+def test_workers_print_what_one_process_prints(rolloutdoctor):
+    path = SAMPLES / "verl_rejected.parquet"
+    words = ["diff", path, "--fix", "rejected-rows", "--steps", ":24", "--by", "length", "--format", "json"]
+    one, several = (rolloutdoctor(*words, *more) for more in ([], ["--workers", "2"]))
+    assert (several.stdout, several.stderr, several.returncode) == (one.stdout, one.stderr, one.returncode)
+    assert one.stdout
+    refused = rolloutdoctor(*words, "--state-dir", "states")
+    assert (refused.returncode, refused.stdout) == (2, "")
+    assert "--state-dir keeps the states of parts on a cluster" in refused.stderr

@@ -7,7 +7,7 @@ import pytest
 from engine.runs import random_columns, write
 
 from rolloutdoctor.commands.diff import diff
-from rolloutdoctor.commands.diff_parts import DiffOptions
+from rolloutdoctor.commands.diff_parts import DiffOptions, DiffWork
 from rolloutdoctor.engine.parts import plan_parts
 from rolloutdoctor.engine.processes import Processes
 from rolloutdoctor.hypotheses.fixes import choose
@@ -49,6 +49,15 @@ def options(**more):
 def test_states_add_up_in_any_order_and_through_json(path, by):
     run, how = open_run([path]), options(by=by)
     assert rendered(run, how, Backwards()) == rendered(run, how, None)
+
+
+def test_adding_leaves_what_is_added(path):
+    run, how = open_run([path]), options()
+    work = DiffWork(how)
+    one, two = (work.measure(part, None) for part in plan_parts(run, None, None, 2))
+    before = [work.dumped(each) for each in (one, two)]
+    assert work.dumped(one + two) == work.dumped(one + two)
+    assert [work.dumped(each) for each in (one, two)] == before
 
 
 def test_processes_give_the_bytes_of_one(path):

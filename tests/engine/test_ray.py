@@ -10,14 +10,18 @@ import pytest
 from engine.runs import random_columns, write
 
 from rolloutdoctor.commands.check import report_of
+from rolloutdoctor.commands.diff import diff
+from rolloutdoctor.commands.diff_parts import DiffOptions
 from rolloutdoctor.engine import ray_cluster
 from rolloutdoctor.engine.check_parts import CheckWork, measure_with
 from rolloutdoctor.engine.options import CheckOptions
 from rolloutdoctor.engine.part_states import StateFolder
 from rolloutdoctor.engine.prepare import prepare
 from rolloutdoctor.engine.ray_cluster import RayCluster
+from rolloutdoctor.hypotheses.fixes import choose
 from rolloutdoctor.io.run import open_run
 from rolloutdoctor.results.errors import DataError, InputError
+from rolloutdoctor.views.diff_table import RENDERERS as DIFF_RENDERERS
 from rolloutdoctor.views.style import Style
 from rolloutdoctor.views.table import RENDERERS
 
@@ -104,6 +108,24 @@ def test_bytes_are_those_of_one_process_and_a_folder_of_states_resumes(path, tmp
     measured = RayCluster(states=folder).measure(CheckWork(CheckOptions(device="cpu", dtype="float64")), run)
     assert len(measured) == 7
     assert len(list(folder.path.iterdir())) == 14
+
+
+def test_a_comparison_has_the_bytes_of_one_process(path, tmp_path):
+    run = open_run([path])
+    options = DiffOptions(fixes=(choose("zero-std"), choose("rejected-rows")), device="cpu", by="reward", top=3)
+
+    def compared(executor):
+        found = diff(run, options, None, executor)
+        return {name: render(found, STYLE) for name, render in DIFF_RENDERERS.items()}
+
+    one, folder = compared(None), StateFolder(tmp_path / "states")
+    assert compared(RayCluster(states=folder)) == one
+    kept = sorted(folder.path.iterdir())
+    assert len(kept) == 7
+    kept[3].unlink()
+    before = [file.stat().st_mtime_ns for file in (*kept[:3], *kept[4:])]
+    assert compared(RayCluster(states=folder)) == one
+    assert [file.stat().st_mtime_ns for file in (*kept[:3], *kept[4:])] == before
 
 
 @pytest.mark.parametrize("fault", ["die", "fail", "memory"])
