@@ -28,6 +28,16 @@ def parts_of(block: TokenBlock) -> Runs:
     return Runs(torch.cat([(start_n + length_n.minimum(ahead)).reshape(-1), block.runs.offsets[-1:]]))
 
 
+def running_sums(x_NK: Tensor) -> Tensor:
+    """Sum of each row up to and with a column, ``[N, K]``; on a GPU column by column, whose order is always the same."""
+    if x_NK.device.type == "cpu":
+        return x_NK.cumsum(1)
+    columns = list(x_NK.unbind(1))
+    for place in range(1, len(columns)):
+        columns[place] = columns[place - 1] + columns[place]
+    return torch.stack(columns, 1)
+
+
 class SharedPrefixes(NamedTuple):
     """Rows of a step that share an unlikely prefix with a different response of their prompt.
 

@@ -163,7 +163,7 @@ class DuplicateResponses(Rule[DuplicateTally]):
         """Hash each response, and add up its log-probs."""
         import torch
 
-        from rolloutdoctor.evaluation.same_prefixes import LENGTHS, parts_of
+        from rolloutdoctor.evaluation.same_prefixes import LENGTHS, parts_of, running_sums
 
         found: dict[str, Tensor] = {}
         parts = parts_of(block)
@@ -179,7 +179,7 @@ class DuplicateResponses(Rule[DuplicateTally]):
             # Nothing is masked in most blocks.
             is_all = told_T is block.trained_T and bool((block.trained_n == block.runs.lengths).all())
             each = parts.total(value_T if is_all else torch.where(told_T, value_T, 0.0))
-            sums = each.reshape(-1, len(LENGTHS) + 1).cumsum(1)
+            sums = running_sums(each.reshape(-1, len(LENGTHS) + 1))
             found |= {"prefix_nats": -sums[:, : len(LENGTHS)], "log_prob": sums[:, -1]}
             found["told"] = block.trained_n if told_T is block.trained_T else block.row_sum(told_T)
         return found
