@@ -29,7 +29,7 @@ def parts_of(block: TokenBlock) -> Runs:
 
 
 def running_sums(x_NK: Tensor) -> Tensor:
-    """Sum of each row up to and with a column, ``[N, K]``; on a GPU column by column, whose order is always the same."""
+    """Sum of each row up to and with a column, ``[N, K]``; on a GPU column by column, always in the same order."""
     if x_NK.device.type == "cpu":
         return x_NK.cumsum(1)
     columns = list(x_NK.unbind(1))
