@@ -17,6 +17,7 @@ from rolloutdoctor.results.version import __version__
 from rolloutdoctor.rules.audited import audited_stages
 from rolloutdoctor.rules.base import Context, counted
 from rolloutdoctor.rules.table import AnyRule
+from rolloutdoctor.trainers.options import unused
 
 
 def judge(
@@ -219,6 +220,9 @@ def _notes(plan: Plan, state: RunState) -> list[str]:
             f"the series over steps are thinned to about one step in {every:,}, as there are {len(state.seen):,}; "
             "totals and examples are of all of them"
         )
+    trainer, config = plan.context.trainer, plan.context.config
+    if trainer is not None and config is not None:
+        notes += unused(trainer.options, config)
     objective, columns = plan.context.objective, plan.context.columns
     evaluates_loss = objective is not None and plan.columns >= (loss_columns(objective) & columns)
     if evaluates_loss and not any(name in columns for name in CUT_COLUMNS):

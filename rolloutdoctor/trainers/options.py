@@ -46,6 +46,7 @@ class Option:
         yields: a shortened name that fits this option and another one means the other.
         spellings: other spellings of values, such as ``True`` for ``group``.
         why_not: why another value is not computed.
+        works_after: the last release in which the option changes nothing, and why; None: it always works.
     """
 
     name: str
@@ -63,6 +64,11 @@ class Option:
     yields: bool = False
     spellings: Mapping[object, object] = field(default_factory=dict)
     why_not: str = "this version does not compute it"
+    works_after: tuple[str, str] | None = None
+
+    def works_at(self, version: tuple[int, ...]) -> bool:
+        """Return False if upstream takes the option at a version and does not use it."""
+        return self.works_after is None or version > parse_version(self.works_after[0])
 
     def default_at(self, version: tuple[int, ...]) -> object:
         """Upstream's default at a version."""
@@ -225,6 +231,22 @@ def resolve(options: tuple[Option, ...], version: tuple[int, ...], layers: Itera
         if settings[option.name].assumed and idle:
             settings[option.name] = replace(settings[option.name], assumed=False)
     return Config(version, {option.name: settings[option.name] for option in options})
+
+
+def unused(options: Iterable[Option], config: Config) -> list[str]:
+    """Say which options were set and change nothing in the version of the run, one sentence each."""
+    found = []
+    for option in options:
+        setting = config.settings.get(option.name)
+        if setting is None or setting.value == option.default or option.works_at(config.version):
+            continue
+        assert option.works_after is not None  # it would work
+        last, why = option.works_after
+        found.append(
+            f"{option.name} = {setting.value} ({setting.origin}) has no effect: to release {last} {why}; if the run "
+            "was made with later code, say so with --trainer NAME@VERSION"
+        )
+    return found
 
 
 @cache

@@ -32,7 +32,7 @@ RUNS = {
     "verl abs": ("verl", {**VERL, "actor.kl_loss_type": "abs"}),
     "slime k1": ("slime", SLIME),
     "slime k2": ("slime", {**SLIME, "kl_loss_type": "k2"}),
-    "slime low_var_kl, dual clip": ("slime", {**SLIME, "kl_loss_type": "low_var_kl", "eps_clip_c": 1.3}),
+    "slime low_var_kl, dual clip": ("slime@0.3.2", {**SLIME, "kl_loss_type": "low_var_kl", "eps_clip_c": 1.3}),
     "slime rollout log-probs": ("slime", {**SLIME, "use_rollout_logprobs": True}),
 }
 FIXED = [f"{name}:{variant}" for name, fix in FIXES.items() for variant in fix.variants]
@@ -47,8 +47,9 @@ def quiet():
 
 def objective_of(run):
     name, options = RUNS[run]
+    name, _, version = name.partition("@")
     trainer = find(name)
-    config = resolve(trainer.options, parse_version(trainer.newest), [Layer("", options)], trainer=name)
+    config = resolve(trainer.options, parse_version(version or trainer.newest), [Layer("", options)], trainer=name)
     return trainer.objective(config)
 
 

@@ -249,10 +249,12 @@ def failures(frame: pl.DataFrame | None, step: int) -> list[str]:
 
 
 def objective(trainer: str, **options: object) -> Objective:
-    """What a trainer computes in the newest version known; dots in names are written as two underscores."""
+    """What a trainer computes, in the newest version known or in ``NAME@VERSION``; dots in names are ``__``."""
+    trainer, _, version = trainer.partition("@")
     spec = table.TRAINERS[trainer]
     named = {name.replace("__", "."): value for name, value in options.items()}
-    return spec.objective(resolve(spec.options, parse_version(spec.newest), [Layer("test", named)], trainer=trainer))
+    numbers = parse_version(version or spec.newest)
+    return spec.objective(resolve(spec.options, numbers, [Layer("test", named)], trainer=trainer))
 
 
 def lost(frame: pl.DataFrame, step: int, output: str, of: RolloutBatch | None = None) -> Tensor | float:

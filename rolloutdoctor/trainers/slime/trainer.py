@@ -1,6 +1,6 @@
 """slime: its flags with underscores, its objective, and its logged metrics.
 
-Read and compared: slime 0.3.1 and the commits around its fix of `rollout/kl`, which came after that release.
+Read and compared: slime 0.3.1, and the commits after that release that mended `rollout/kl` and `eps_clip_c`.
 """
 
 from collections.abc import Mapping
@@ -55,7 +55,15 @@ OPTIONS = (
         low=0,
         optional=True,
     ),
-    Option("eps_clip_c", "number", None, "dual clip for negative advantages; null: none", low=1, optional=True),
+    Option(
+        "eps_clip_c",
+        "number",
+        None,
+        "dual clip for negative advantages, after release 0.3.1; null: none",
+        low=1,
+        optional=True,
+        works_after=("0.3.1", "slime reads it and does not pass it to the loss, which has no dual clip"),
+    ),
     Option("gamma", "number", 1.0, "discount per token", low=0, high=1),
     Option("lambd", "number", 1.0, "lambda of generalised advantage estimation", low=0, high=1),
     Option("normalize_advantages", "flag", False, "whiten the advantages over the tokens of the step"),
@@ -180,7 +188,8 @@ def objective(config: Config) -> Objective:
             kind="cispo_clipped" if estimator == "cispo" else "ppo_dual_clip",
             clip_low=config.number("eps_clip"),
             clip_high=config.number("eps_clip") if high is None else high,
-            cap=config.optional_number("eps_clip_c"),
+            # To release 0.3.1 `policy_loss_function` does not hand it on.
+            cap=config.optional_number("eps_clip_c") if config.version > (0, 3, 1) else None,
             old="rollout_log_probs" if sampler else "old_log_probs",
             level="sequence" if estimator == "gspo" else "token",
         ),
