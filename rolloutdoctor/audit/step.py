@@ -200,7 +200,9 @@ def _token_tally(
 
     doubted_T = torch.full((), bool(doubt), device=batch.device).expand(batch.tokens)
     values = (logged_T, recomputed_T, radius_T)
-    return tally_rows(stage, batch.step, values, compared_T & ~logged_T.isnan(), doubted_T, doubt, name_of)
+    # Where the radius has no end, the trainer's own value is rounding.
+    compared_T = compared_T & ~logged_T.isnan() & radius_T.isfinite()
+    return tally_rows(stage, batch.step, values, compared_T, doubted_T, doubt, name_of)
 
 
 def _metrics(

@@ -1,9 +1,11 @@
 """Radii of scores and advantages."""
 
+from dataclasses import replace
+
 import torch
 from torch import Tensor
 
-from rolloutdoctor.evaluation.evaluate import Evaluation, compared_groups
+from rolloutdoctor.evaluation.evaluate import Evaluation, compared_groups, evaluate_rows
 from rolloutdoctor.evaluation.radii.remembered import remembered
 from rolloutdoctor.evaluation.radii.terms import kl_terms
 from rolloutdoctor.evaluation.scores import named_scores, reward_kl_tokens
@@ -61,6 +63,7 @@ def advantage_radius(evaluation: Evaluation) -> Radius:
     return _over_the_step(evaluation, first, inner_N, value_N) if again else first
 
 
+@remembered
 def token_advantage_radius(evaluation: Evaluation) -> Radius:
     """Radius of the advantage of any token, one bound for all; for estimators with a time axis.
 
@@ -69,10 +72,48 @@ def token_advantage_radius(evaluation: Evaluation) -> Radius:
     rows, batch = evaluation.rows, evaluation.batch
     assert rows is not None
     assert rows.advantage_T is not None
-    size_T = rows.advantage_T.abs().nan_to_num(0.0)
-    largest = size_T.max() if len(size_T) else size_T.new_zeros(())
-    chain = float(batch.rows.diff().max()) if len(batch) else 1.0
-    return rounding.total(3 * largest, chain) + rounding.mean(largest, max(batch.tokens, 1)) * 2
+    if evaluation.objective.advantage.whitened and batch.tokens:
+        return _whitened_tokens(evaluation)
+    largest = _largest(rows.advantage_T)
+    return rounding.total(3 * largest, _longest(evaluation)) + rounding.mean(largest, max(batch.tokens, 1)) * 2
+
+
+def _largest(x_T: Tensor) -> Tensor:
+    size_T = x_T.abs().nan_to_num(0.0)
+    return size_T.max() if len(size_T) else size_T.new_zeros(())
+
+
+def _longest(evaluation: Evaluation) -> float:
+    return float(evaluation.batch.rows.diff().max()) if len(evaluation.batch) else 1.0
+
+
+def _whitened_tokens(evaluation: Evaluation) -> Radius:
+    """Radius of any trained token's advantage where slime whitens those of the step.
+
+    `rounding.scaled` of the advantages before. On top of it slime takes the variance as the difference of two means,
+    ``E[x^2] - E[x]^2``, which loses ``d = n u (m^2 + v) / v`` of it; the factor ``v^(-1/2)`` then is off by ``(1 -
+    d)^(-1/2) - 1`` of itself, and by anything from d = 1 on: there the trainer's own result is rounding.
+    """
+    rows, batch, objective = evaluation.rows, evaluation.batch, evaluation.objective
+    assert rows is not None
+    assert rows.advantage_T is not None
+    bare = replace(objective, advantage=replace(objective.advantage, whitened=False))
+    before = evaluate_rows(batch, bare, evaluation.dtype)
+    assert before is not None  # it reads no more than the evaluation did
+    assert before.advantage_T is not None
+    mask_T = batch.column("response_mask")
+    returns_V, count = before.advantage_T[mask_T], float(mask_T.sum())
+    error = rounding.total(3 * _largest(returns_V), _longest(evaluation))
+    mean, variance = returns_V.mean(), returns_V.var(correction=0) + 1e-8
+    largest = _largest(rows.advantage_T[mask_T])
+    found = rounding.scaled(_largest(returns_V), count, variance.rsqrt(), largest, error=error)
+    share = rounding.total((mean.square() + variance) / variance, count)
+    return found + Radius(largest * _of_root(share.largest), largest * _of_root(share.likely))
+
+
+def _of_root(share: Tensor) -> Tensor:
+    """How far ``v^(-1/2)`` is off, relative to itself, where v is off by a share of itself."""
+    return torch.where(share < 1, (1 - share).clamp(min=0).rsqrt() - 1, torch.inf)
 
 
 def _over_the_step(evaluation: Evaluation, first: Radius, inner_N: Tensor, value_N: Tensor) -> Radius:

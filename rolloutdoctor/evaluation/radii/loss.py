@@ -9,7 +9,7 @@ terms count twice.
 import torch
 
 from rolloutdoctor.evaluation.evaluate import Evaluation, evaluate
-from rolloutdoctor.evaluation.radii.advantages import advantage_radius
+from rolloutdoctor.evaluation.radii.advantages import advantage_radius, token_advantage_radius
 from rolloutdoctor.evaluation.radii.remembered import remembered
 from rolloutdoctor.evaluation.radii.terms import kl_terms, on_policy, relative_ratio, sides
 from rolloutdoctor.ops import rounding
@@ -69,9 +69,14 @@ def _policy_tokens(evaluation: Evaluation) -> Radius:
     weight_N = alone.tokens.policy_weight_N.clamp(min=1e-300)
     size_N = seg.total(alone.per_token.loss_T.abs(), batch.rows) / weight_N
     largest_N = relative_ratio(evaluation, size_N) if not on_policy(evaluation) else rounding.stored(size_N) * 8
-    # A discounted sum has a rounding for every token that follows, and whitening one for every token of the step.
     chain_N = rows.length_N.clamp(min=1)
-    moved = rounding.total(size_N * 3, chain_N) + rounding.total(size_N, chain_N.sum())
+    if evaluation.objective.advantage.whitened and rows.advantage_T is not None:
+        # Every advantage may move by as much, and its term by that times its ratio.
+        reach_T = torch.where(batch.column("response_mask"), alone.per_token.ratio_T.double().clamp(min=1), 0.0)
+        moved = token_advantage_radius(evaluation) * seg.total(reach_T, batch.rows)
+    else:
+        # A discounted sum has a rounding for every token that follows, and whitening one for every token of the step.
+        moved = rounding.total(size_N * 3, chain_N) + rounding.total(size_N, chain_N.sum())
     return largest_N * sides(evaluation) + rounding.total(size_N, chain_N) + moved
 
 
