@@ -338,6 +338,9 @@ def _with_coefficient(steps: Sequence[IdentifiedStep], one: Configuration, kl: C
     if coef is None:
         # No logged number holds the KL term: the policy's part is compared alone.
         return one
+    if all(abs(residual) <= radius for residual, radius in zip(residuals, radii, strict=True)):
+        # Whatever would be solved for is rounding.
+        coef = 0.0
     coef = rounded(coef) if coef > 0 else coef
     objective = replace(objective, kl_loss=replace(kl.objective.kl_loss, coef=coef))
     options = dict(one.options)

@@ -138,6 +138,9 @@ class IdentifiedStep:
     ) -> Prediction | None:
         made = self._made_by(trainer, one)
         names = [name for name in self._names_in(trainer, kinds) if name in made]
+        if stage == "kl" and one.objective.kl_loss is not None and all(trainer.kind_of(name) != "kl" for name in names):
+            # What the rewards hold tells nothing of a term of the loss.
+            return None
         metrics = {name: made[name] for name in names}
         own = {"loss": evaluation.loss, "policy_loss": evaluation.policy_loss}
         metrics |= {name: own[trainer.kind_of(name)] for name in names if trainer.kind_of(name) in own}
