@@ -1,5 +1,7 @@
 """Configurations that somebody could have, drawn from a number."""
 
+from collections.abc import Callable
+
 import numpy as np
 from parity import test_trl
 from parity.real_rows import REWARDS
@@ -25,6 +27,8 @@ def drawn(trainer: str, number: int) -> Setup:
         "layout": one_of("whole", "micro-batches", "two updates", "unrecorded"),
         "seed": number + 1,
     }
+    if trainer == "slime":
+        return _slime(one_of, common)
     if trainer == "verl":
         name = one_of(*ROW_ESTIMATORS, *ROW_ESTIMATORS, *TOKEN_ESTIMATORS)
         options: dict[str, object] = {
@@ -61,3 +65,32 @@ def drawn(trainer: str, number: int) -> Setup:
         "delta": one_of(None, None, 1.4),
     }
     return Setup(trainer, options, unscored=unscored, **common)
+
+
+def _slime(one_of: Callable, common: dict) -> Setup:
+    name = one_of("grpo", "grpo", "gspo", "cispo", "ppo", "reinforce_plus_plus", "reinforce_plus_plus_baseline")
+    where = one_of("nowhere", "loss", "loss", "reward")
+    options = {
+        "advantage_estimator": name,
+        "normalize_advantages": name.startswith("reinforce") or one_of(False, False, True),
+        "rewards_normalization": one_of(True, True, False),
+        "grpo_std_normalization": one_of(True, False),
+        "kl_coef": one_of(0.01, 0.1) if where == "reward" else 0.0,
+        "use_kl_loss": where == "loss",
+        "kl_loss_coef": one_of(0.01, 0.2) if where == "loss" else 0.0,
+        "kl_loss_type": one_of("k1", "k2", "k3", "low_var_kl"),
+        "use_unbiased_kl": one_of(False, True),
+        "eps_clip": one_of(0.2, 0.1),
+        "eps_clip_high": one_of(None, 0.28),
+        "eps_clip_c": one_of(None, 3.0),
+        "gamma": one_of(1.0, 0.95),
+        "lambd": one_of(1.0, 0.9),
+        "calculate_per_token_loss": one_of(False, True),
+        "use_rollout_logprobs": one_of(False, False, True),
+    }
+    if name == "reinforce_plus_plus_baseline" and where == "reward":
+        options["rewards_normalization"] = True
+    rejected = one_of(0.0, 0.2) if name in ("grpo", "gspo", "cispo") else 0.0
+    # slime logs each of its updates by itself.
+    layout = one_of("whole", "micro-batches", "unrecorded")
+    return Setup("slime", options, rejected=rejected, **{**common, "layout": layout})
