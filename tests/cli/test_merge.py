@@ -6,7 +6,7 @@ import pytest
 
 RUN = Path(__file__).parent.parent.parent / "sample_data" / "run.parquet"
 STEPS = ("--steps", ":24")
-FORMATS = ("full", "concise", "json", "jsonl", "markdown", "github", "junit")
+FORMATS = ("full", "json")
 
 
 @pytest.fixture

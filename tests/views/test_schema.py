@@ -11,19 +11,19 @@ from rolloutdoctor.views.schema import OUTPUTS, schema_of
 
 ROOT = Path(__file__).parent.parent.parent
 SAMPLES = sorted(path.name for path in (ROOT / "sample_data").glob("*.parquet") if ".metrics." not in path.name)
-FEW = ["--steps", ":16"]
+FEW = ["--steps", ":8"]
 RUNS = [
     *(("check", ["check", f"sample_data/{name}", *FEW]) for name in SAMPLES),
-    ("diff", ["diff", "sample_data/slime_ppo.parquet", "--fix", "kl-inplace"]),
+    ("diff", ["diff", "sample_data/slime_ppo.parquet", "--fix", "kl-inplace", *FEW]),
     (
         "diff",
-        ["diff", "sample_data/verl_rejected.parquet", "--fix", "rejected-rows", "--by", "length", "--steps", ":16"],
+        ["diff", "sample_data/verl_rejected.parquet", "--fix", "rejected-rows", "--by", "length", *FEW],
     ),
     (
         "compare",
-        ["compare", "sample_data/run.parquet", "sample_data/healthy.parquet", "--by", "reward", "--steps", ":16"],
+        ["compare", "sample_data/run.parquet", "sample_data/healthy.parquet", "--by", "reward", *FEW],
     ),
-    ("recompute", ["recompute", "sample_data/slime_ppo.parquet"]),
+    ("recompute", ["recompute", "sample_data/slime_ppo.parquet", *FEW]),
     ("recompute", ["recompute", "sample_data/run.parquet", "--fix", "zero-std", *FEW]),
 ]
 BOOK = {
