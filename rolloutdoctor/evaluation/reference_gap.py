@@ -45,8 +45,8 @@ def of_finite(block: TokenBlock) -> Mapping[str, Tensor] | None:
             for wide in (apart_P, wide_P):
                 np.copyto(wide, 0.0, where=is_masked_P)
         policy_sum += float(wide_P.sum())
-        different += np.count_nonzero(is_different_P)
-        moved += 0 if is_moved_P is None else np.count_nonzero(is_moved_P)
+        different += int(np.count_nonzero(is_different_P))
+        moved += 0 if is_moved_P is None else int(np.count_nonzero(is_moved_P))
         # exp(x) - 1 - x, whose sum loses 1e-16 a token: of expm1 it would lose less, and take five times as long.
         torch.exp(torch.from_numpy(apart_P), out=torch.from_numpy(wide_P))
         kl += float(wide_P.sum() - len(wide_P) - apart_P.sum())

@@ -32,14 +32,17 @@ def _response_ends(block: TokenBlock) -> dict[str, Tensor]:
     is_filled_n = block.runs.lengths > 0
     last_n = torch.full_like(offsets[1:], NONE)
     last_n[is_filled_n] = ids_T[offsets[1:][is_filled_n] - 1].long()
-    if bool((block.trained_n == block.runs.lengths).all()):
-        # Nothing is masked, as in most blocks of responses of one turn.
+    trained_n = block.trained_n.long()
+    is_whole_n = trained_n == block.runs.lengths
+    if bool((is_whole_n | (trained_n == 0)).all()):
+        # No row is masked in part, as in most blocks of responses of one turn.
+        has_n = trained_n > 0
         return {
             "last": last_n,
-            "last_trained": last_n,
-            "ends_trained": is_filled_n,
-            "trained": block.runs.lengths,
-            "gap": is_filled_n & ~is_filled_n,
+            "last_trained": torch.where(has_n, last_n, NONE),
+            "ends_trained": has_n,
+            "trained": trained_n,
+            "gap": has_n & ~is_whole_n,
         }
     places = block.trained_T.nonzero().squeeze(1)
     # Trained tokens before the start and before the end of each row.
