@@ -1,6 +1,7 @@
 """Prefixes that several responses of one prompt share, though independent draws would not."""
 
 from collections.abc import Mapping
+from math import isfinite
 from typing import NamedTuple
 
 import torch
@@ -8,11 +9,8 @@ from torch import Tensor
 
 from rolloutdoctor.data.batch import RolloutBatch
 from rolloutdoctor.evaluation.token_measures import TokenBlock
-from rolloutdoctor.ops.prefix_hash import scramble
+from rolloutdoctor.ops.prefix_hash import LENGTHS, PrefixHashes, scramble
 from rolloutdoctor.ops.segments import Runs
-
-LENGTHS = (32, 64, 128, 256, 512, 1024, 2048)
-"""Tokens of the prefixes that are compared."""
 
 BEYOND = 50
 """Nats of a prefix from which on no two responses share it by chance: of 10^8 pairs, at seven lengths, 1e-13."""
@@ -21,11 +19,42 @@ FOLLOWED = LENGTHS.index(128)
 """The length that is compared across steps."""
 
 
+def response_sums(block: TokenBlock, name: str | None) -> dict[str, Tensor]:
+    """Return hashes and nats of each row's prefixes and of its whole response.
+
+    Args:
+        block: its rows.
+        name: column of the log-probs, or None.
+
+    Returns:
+        As far as there are columns: `prefix`, ``[n, K]`` int64, hash of the first `LENGTHS` tokens, `hash` of all and
+        `after_prompt` with the prompt, ``[n]``; `prefix_nats`, ``[n, K]`` float64, and `log_prob`, ``[n]``, of the
+        trained tokens, and `told`, ``[n]``, how many these are.
+    """
+    found: dict[str, Tensor] = {}
+    if block.is_logged("response_ids"):
+        hash_NK = block.prefixes.at_lengths_NK
+        found |= {"prefix": hash_NK[:, :-1], "hash": hash_NK[:, -1]}
+        found["after_prompt"] = found["hash"] + block.prefixes.seed_N
+    if name is None:
+        return found
+    value_T, told_n = block.column(name), block.trained_n
+    is_finite = all(map(isfinite, block.extremes(name)))
+    is_whole_n = told_n == block.runs.lengths
+    if not is_finite or not bool((is_whole_n | (told_n == 0)).all()):
+        told_T = block.trained_T if is_finite else block.trained_T & value_T.isfinite()
+        value_T, told_n = torch.where(told_T, value_T, 0.0), block.row_sum(told_T)
+    each_NK = parts_of(block).total(value_T).reshape(-1, len(LENGTHS) + 1)
+    # Of rows that are not trained nothing is told, whatever they hold.
+    sums_NK = running_sums(torch.where((told_n > 0)[:, None], each_NK, 0.0))
+    return found | {"prefix_nats": -sums_NK[:, :-1], "log_prob": sums_NK[:, -1], "told": told_n}
+
+
 def parts_of(block: TokenBlock) -> Runs:
-    """The tokens of each row, cut at `LENGTHS`: one part more than there are lengths."""
-    start_n, length_n = block.runs.offsets[:-1, None], block.runs.lengths[:, None]
-    ahead = torch.tensor([0, *LENGTHS], device=start_n.device)
-    return Runs(torch.cat([(start_n + length_n.minimum(ahead)).reshape(-1), block.runs.offsets[-1:]]))
+    """The tokens of each row, cut at `LENGTHS`."""
+    if block.is_logged("response_ids"):
+        return block.prefixes.parts
+    return PrefixHashes.of(torch.zeros(0, dtype=torch.int64), block.runs).parts
 
 
 def running_sums(x_NK: Tensor) -> Tensor:
@@ -77,11 +106,11 @@ def shared_prefixes(batch: RolloutBatch, measured: Mapping[str, Tensor]) -> Shar
     for place in reversed(range(len(LENGTHS))):
         nats_N = measured["prefix_nats"][:, place].cpu()
         rows = ((length_N > LENGTHS[place]) & (nats_N >= BEYOND)).nonzero().squeeze(1)
-        if len(rows) < 2:
+        prefix_n = measured["prefix"][rows, place].cpu()
+        if len(torch.unique(prefix_n)) == len(rows):
             continue
         alone_n, prompt_n, response_n = (
-            torch.unique(each, return_inverse=True)[1]
-            for each in (measured["prefix"][rows, place].cpu(), seed_N[rows], response_N[rows])
+            torch.unique(each, return_inverse=True)[1] for each in (prefix_n, seed_N[rows], response_N[rows])
         )
         kind_n = torch.unique(alone_n * len(rows) + prompt_n, return_inverse=True)[1]
         is_forced_n = _different(alone_n, prompt_n)[alone_n] > 1

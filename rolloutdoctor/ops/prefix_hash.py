@@ -21,6 +21,9 @@ from rolloutdoctor.ops.segments import Runs, pick
 _FIRST, _SECOND, _PLACE = 0xBF58476D1CE4E5B9, 0x94D049BB133111EB, 0x9E3779B97F4A7C15
 """Multipliers of splitmix64 (Steele, Lea and Flood, OOPSLA 2014), and its increment, which tells places apart."""
 
+LENGTHS = (32, 64, 128, 256, 512, 1024, 2048)
+"""Tokens of the prefixes whose hashes are kept."""
+
 _PART = 2**14
 """Values that are mixed at a time: they stay in the cache."""
 
@@ -89,14 +92,18 @@ class PrefixHashes:
         """``[N]`` int64: hash of each whole row; that of an empty one is its seed."""
         return self.seed_N + self._sums(self.runs, self.runs.offsets[:-1])
 
-    def parts(self, parts: Runs) -> Tensor:
-        """Sums of the terms of parts of the rows, ``[N, K]`` int64: added up, and to the seed, they are hashes.
+    @cached_property
+    def parts(self) -> Runs:
+        """The tokens of each row, cut at `LENGTHS`: one part more than there are lengths, and some may be empty."""
+        start_N, length_N = self.runs.offsets[:-1, None], self.runs.lengths[:, None]
+        ahead = torch.tensor([0, *LENGTHS], device=start_N.device)
+        return Runs(torch.cat([(start_N + length_N.minimum(ahead)).reshape(-1), self.runs.offsets[-1:]]))
 
-        Args:
-            parts: the tokens of the rows, each row cut into K parts, which may be empty.
-        """
-        count = len(parts) // max(1, len(self.runs))
-        return self._sums(parts, self.runs.offsets[:-1].repeat_interleave(count)).reshape(-1, max(1, count))
+    @cached_property
+    def at_lengths_NK(self) -> Tensor:
+        """``[N, K + 1]`` int64: hash of each row's first `LENGTHS` tokens, and of all, without the seed."""
+        count = len(LENGTHS) + 1
+        return self._sums(self.parts, self.runs.offsets[:-1].repeat_interleave(count)).reshape(-1, count).cumsum(1)
 
     def _sums(self, parts: Runs, start_P: Tensor) -> Tensor:
         """Sum of the terms of each part, ``[P]``, whose rows begin at some places."""

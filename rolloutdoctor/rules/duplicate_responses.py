@@ -2,7 +2,7 @@
 
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
-from math import isfinite, log
+from math import log
 from typing import TYPE_CHECKING
 
 from rolloutdoctor.objective.required_columns import prompt_columns, response_columns
@@ -161,28 +161,9 @@ class DuplicateResponses(Rule[DuplicateTally]):
 
     def measure_tokens(self, block: "TokenBlock") -> "Mapping[str, Tensor]":
         """Hash each response, and add up its log-probs."""
-        import torch
+        from rolloutdoctor.evaluation.same_prefixes import response_sums
 
-        from rolloutdoctor.evaluation.same_prefixes import LENGTHS, parts_of, running_sums
-
-        found: dict[str, Tensor] = {}
-        parts = parts_of(block)
-        if block.is_logged("response_ids"):
-            sums = block.prefixes.parts(parts).cumsum(1)
-            found |= {"prefix": sums[:, : len(LENGTHS)], "hash": sums[:, -1]}
-            found["after_prompt"] = found["hash"] + block.prefixes.seed_N
-        name = next((name for name in SAMPLER if block.is_logged(name)), None)
-        if name is not None:
-            value_T, told_T = block.column(name), block.trained_T
-            if not all(map(isfinite, block.extremes(name))):
-                told_T = told_T & value_T.isfinite()
-            # Nothing is masked in most blocks.
-            is_all = told_T is block.trained_T and bool((block.trained_n == block.runs.lengths).all())
-            each = parts.total(value_T if is_all else torch.where(told_T, value_T, 0.0))
-            sums = running_sums(each.reshape(-1, len(LENGTHS) + 1))
-            found |= {"prefix_nats": -sums[:, : len(LENGTHS)], "log_prob": sums[:, -1]}
-            found["told"] = block.trained_n if told_T is block.trained_T else block.row_sum(told_T)
-        return found
+        return response_sums(block, next((name for name in SAMPLER if block.is_logged(name)), None))
 
     def measure(self, step: "StepView") -> DuplicateTally:
         """Compare the rows of one step, and keep some for the others."""

@@ -107,7 +107,7 @@ class RewardRowMisaligned(CauseRule):
         """Hash each response."""
         if not block.is_logged("response_ids"):
             return {}
-        return {"hash": block.prefixes.row_N - block.prefixes.seed_N}
+        return {"hash": block.prefixes.at_lengths_NK[:, -1]}
 
     def measure(self, step: "StepView") -> MisalignedTally:
         """Count the values of the step, and the rows that keep each relation."""
