@@ -14,8 +14,9 @@ from rolloutdoctor.commands.convert import ConvertOptions, open_any
 from rolloutdoctor.commands.diff import diff as _diff
 from rolloutdoctor.commands.diff_parts import DiffOptions
 from rolloutdoctor.commands.identify import identify as _identify
+from rolloutdoctor.commands.needs import evaluation_columns, need_trainer
 from rolloutdoctor.commands.plot import draw
-from rolloutdoctor.commands.recompute import RecomputeOptions, evaluation_columns, need_trainer
+from rolloutdoctor.commands.recompute import RecomputeOptions
 from rolloutdoctor.commands.recompute import recompute as _recompute
 from rolloutdoctor.data.batch import RolloutBatch
 from rolloutdoctor.engine.configure import configure

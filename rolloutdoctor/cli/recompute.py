@@ -4,7 +4,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from rolloutdoctor.cli import dumps
+from rolloutdoctor.cli import dumps, verdict
 from rolloutdoctor.cli import options as opt
 from rolloutdoctor.cli.border import guarded
 from rolloutdoctor.cli.output import check_target
@@ -19,7 +19,8 @@ EPILOG = (
     "that loss with respect to policy_log_probs), 0 where the mask is 0; with --fix each again with the suffix _fixed. "
     "Where a rollout correction is configured, is_weights_re and response_mask_re. "
     "Rows keep step, split, group_id and sample_id. "
-    "Examples: rolloutdoctor recompute run.parquet -o tokens.parquet; rolloutdoctor recompute run.parquet --format json"
+    "Examples: rolloutdoctor recompute run.parquet -o tokens.parquet; rolloutdoctor recompute run.parquet --format "
+    "json; rolloutdoctor recompute run.parquet --workers 4 -o tokens/"
 )
 
 
@@ -31,7 +32,12 @@ def recompute(
     dump: "ConvertOptions",
     output: Annotated[
         str | None,
-        typer.Option("--output", "-o", metavar="OUT.parquet", help="Write the values of every token to this file."),
+        typer.Option(
+            "--output",
+            "-o",
+            metavar="OUT",
+            help="Write the values of every token to this Parquet file, or to a folder (OUT/): a file for each part.",
+        ),
     ] = None,
     trainer: opt.TrainerOption = None,
     settings: opt.SetOption = None,
@@ -50,6 +56,9 @@ def recompute(
         opt.NumbersFormat, typer.Option("--format", help="Format of the per-step numbers on stdout.")
     ] = opt.NumbersFormat.full,
     output_file: opt.OutputOption = None,
+    workers: verdict.WorkersOption = 1,
+    engine: verdict.EngineOption = None,
+    state_dir: verdict.StateDirOption = None,
     color: opt.ColorOption = opt.Color.auto,
     quiet: opt.QuietOption = False,
 ) -> None:
@@ -60,16 +69,19 @@ def recompute(
         raise UsageError("recompute writes the values of every token: name a file with -o OUT.parquet")
     if logits and output is None:
         raise UsageError("--logits adds a column to the file: name it with -o OUT.parquet")
+    where = verdict.executor(engine, workers, state_dir)
     fixes = tuple(choose(text) for text in fix or [])
     step_range = opt.step_range(steps)
     layers = opt.layers(context, settings, trainer_config)
     from rolloutdoctor.cli.progress import progress_bar
     from rolloutdoctor.commands.recompute import RecomputeOptions
     from rolloutdoctor.commands.recompute import recompute as run_recompute
+    from rolloutdoctor.commands.recompute_parts import is_folder
     from rolloutdoctor.views.recompute_views import RENDERERS
 
     run = dumps.opened(paths, trainer, dump, quiet=quiet)
-    check_target(output, whole="a Parquet file")
+    if output is not None and not is_folder(output):
+        check_target(output, whole="a Parquet file")
     check_target(output_file, "--output-file")
     options = RecomputeOptions(
         trainer=trainer,
@@ -83,7 +95,7 @@ def recompute(
         logits=logits,
     )
     with progress_bar(run.rows, quiet=quiet) as progress:
-        result = run_recompute(run, options, output, progress)
+        result = run_recompute(run, options, output, progress, where)
     style = opt.style_of(color, to_file=output_file is not None, verbose=False)
     opt.deliver(RENDERERS[format_.value](result, style), output_file, colored=style.color)
     opt.warn_of_partial(run, quiet=quiet)

@@ -7,7 +7,7 @@ from dataclasses import replace
 from rolloutdoctor.commands.breakdown import PARTS, part_slices
 from rolloutdoctor.commands.diff_parts import DiffOptions, DiffWork, FoldState, columns_of, sides_of
 from rolloutdoctor.commands.diff_stats import Change, measures
-from rolloutdoctor.commands.recompute import need_trainer
+from rolloutdoctor.commands.needs import need_trainer
 from rolloutdoctor.commands.top_groups import moved_groups
 from rolloutdoctor.engine.comparable import comparable
 from rolloutdoctor.engine.configure import configure

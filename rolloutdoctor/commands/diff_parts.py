@@ -9,7 +9,7 @@ import torch
 from rolloutdoctor.commands.breakdown import Key, part_rows
 from rolloutdoctor.commands.diff_stats import Change, row_changes, tallies
 from rolloutdoctor.commands.figures import AdvantagesFigure, Bands
-from rolloutdoctor.commands.recompute import absent_columns, evaluation_columns, need_trainer
+from rolloutdoctor.commands.needs import absent_columns, evaluation_columns, need_trainer
 from rolloutdoctor.commands.top_groups import Candidate, most_moved, ranked
 from rolloutdoctor.data.batch import TRAIN, StepKey
 from rolloutdoctor.engine.check_parts import reading_identity

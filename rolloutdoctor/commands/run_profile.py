@@ -8,7 +8,7 @@ import torch
 from torch import Tensor
 
 from rolloutdoctor.commands.breakdown import part_rows
-from rolloutdoctor.commands.recompute import evaluation_columns
+from rolloutdoctor.commands.needs import evaluation_columns
 from rolloutdoctor.data.batch import RolloutBatch, StepKey
 from rolloutdoctor.engine.run_steps import AS_CONFIGURED, EvaluatedStep, StepConsumer
 from rolloutdoctor.ops import segments as seg

@@ -1,0 +1,36 @@
+"""What the commands that recompute need of a run: its trainer, and columns."""
+
+from rolloutdoctor.data.batch import STAND_INS
+from rolloutdoctor.engine.configure import Configured
+from rolloutdoctor.engine.plan import available
+from rolloutdoctor.io.run import Run
+from rolloutdoctor.objective.objective import Objective
+from rolloutdoctor.objective.required_columns import metric_columns, optional_columns
+from rolloutdoctor.results.errors import UsageError
+
+
+def need_trainer(configured: Configured | None) -> Configured:
+    """Insist on knowing what to compute.
+
+    Raises:
+        UsageError: if nothing says which trainer made the run.
+    """
+    if configured is None:
+        raise UsageError(
+            "nothing says which trainer made the run, and with which options: name it with --trainer NAME "
+            "(and --set KEY=VALUE); `rolloutdoctor trainers` lists them"
+        )
+    return configured
+
+
+def evaluation_columns(objective: Objective) -> frozenset[str]:
+    """Columns that the loss, the metrics and the layout need or use."""
+    columns = set(metric_columns(objective) | optional_columns(objective))
+    for name in tuple(columns):
+        columns |= set(STAND_INS.get(name, ()))
+    return frozenset(columns)
+
+
+def absent_columns(run: Run, needed: frozenset[str]) -> list[str]:
+    """Columns, of those needed, that the run lacks."""
+    return sorted(name for name in needed if not available(name, run.columns))
