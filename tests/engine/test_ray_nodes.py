@@ -1,0 +1,130 @@
+"""A Ray cluster of two nodes: one of them goes, and the driver is killed and started again."""
+
+import json
+import os
+import secrets
+import signal
+import subprocess
+import sys
+import threading
+import time
+from dataclasses import dataclass
+from pathlib import Path
+
+import pyarrow as pa
+import pyarrow.parquet as pq
+import pytest
+from engine.runs import random_columns, write
+
+from rolloutdoctor.commands.recompute_parts import MANIFEST
+from rolloutdoctor.engine import ray_cluster
+from rolloutdoctor.engine.check_parts import CheckWork
+from rolloutdoctor.engine.options import CheckOptions
+from rolloutdoctor.engine.parts import Serial, tree_sum
+from rolloutdoctor.engine.ray_cluster import RayCluster
+from rolloutdoctor.io.run import open_run
+
+pytestmark = pytest.mark.ray
+ray = pytest.importorskip("ray")
+ROOT = Path(__file__).parents[2]
+RUN = ROOT / "sample_data" / "run.parquet"
+STORE = 80 * 2**20
+
+
+@pytest.fixture(scope="module")
+def nodes():
+    """Two raylets on this machine, each with one processor."""
+    from ray.cluster_utils import Cluster
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("PYTHONPATH", str(ROOT))
+        patch.setenv("RAY_AUTH_TOKEN", secrets.token_hex(32))
+        patch.setenv("RAY_ACCEL_ENV_VAR_OVERRIDE_ON_ZERO", "0")
+        patch.setattr(ray_cluster, "BASE_BYTES", 2**20)
+        arguments = {"num_cpus": 1, "object_store_memory": STORE, "include_dashboard": False}
+        cluster = Cluster(initialize_head=True, head_node_args=arguments)
+        yield cluster, cluster.add_node(num_cpus=1, object_store_memory=STORE)
+        ray.shutdown()
+        cluster.shutdown()
+
+
+def rolloutdoctor(*words):
+    return [sys.executable, "-m", "rolloutdoctor", *map(str, words)]
+
+
+def test_a_driver_that_is_killed_goes_on_where_it_stood(nodes, tmp_path):
+    cluster, _ = nodes
+    folder, states = tmp_path / "parts", tmp_path / "states"
+    engine = ("--engine", f"ray={cluster.address}", "--state-dir", states, "--format", "json", "--quiet")
+    command = rolloutdoctor("recompute", RUN, "--steps", ":24", "-o", f"{folder}/", *engine)
+    driver = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
+    end = time.monotonic() + 120
+    while time.monotonic() < end and driver.poll() is None and len(list(tmp_path.glob("states/*.json"))) < 3:
+        time.sleep(0.02)
+    os.kill(driver.pid, signal.SIGKILL)
+    out, _ = driver.communicate(timeout=60)
+    assert (driver.returncode, out) == (-signal.SIGKILL, "")
+    assert not (folder / MANIFEST).exists()
+    kept = {file: file.stat().st_mtime_ns for file in states.glob("*.json")}
+    assert len(kept) >= 3
+    again = subprocess.run(command, capture_output=True, text=True, timeout=300, check=False)
+    assert (again.returncode, again.stderr) == (0, "")
+    assert all(file.stat().st_mtime_ns == before for file, before in kept.items())
+    one = rolloutdoctor("recompute", RUN, "--steps", ":24", "-o", tmp_path / "one.parquet", "--format", "json", "-q")
+    assert subprocess.run(one, capture_output=True, text=True, timeout=120, check=True).stdout == again.stdout
+    parts = json.loads((folder / MANIFEST).read_text())["parts"]
+    tables = [pq.read_table(folder / part["file"]) for part in parts]
+    assert pa.concat_tables(tables).equals(pq.read_table(tmp_path / "one.parquet"))
+    assert {each.name for each in folder.iterdir()} == {MANIFEST, *(part["file"] for part in parts)}
+
+
+@dataclass(frozen=True)
+class Waiting(CheckWork):
+    """Says on which node it is, and waits the first time that it is on one that will go."""
+
+    marker: Path = Path()
+    doomed: str = ""
+
+    def measure(self, part, progress):
+        here = ray.get_runtime_context().get_node_id()
+        (self.marker / f"{here}-{part.number}-{os.urandom(4).hex()}").touch()
+        if here == self.doomed:
+            time.sleep(600)
+        return super().measure(part, progress)
+
+
+def test_a_node_that_goes_loses_nothing(nodes, tmp_path):
+    cluster, node = nodes
+    ray.init(address=cluster.address, log_to_driver=False, logging_level="ERROR")
+    # The work is of no module that a worker could import.
+    ray.cloudpickle.register_pickle_by_value(sys.modules[__name__])
+    run = open_run([write(tmp_path / "run.parquet", random_columns(3, steps=7), row_group_size=17)])
+    options = CheckOptions(device="cpu")
+    plain = CheckWork(options)
+    work = Waiting(options, tmp_path, node.node_id)
+
+    def take_away():
+        while not list(tmp_path.glob(f"{node.node_id}-*")):
+            time.sleep(0.05)
+        cluster.remove_node(node, allow_graceful=False)
+
+    taker = threading.Thread(target=take_away, daemon=True)
+    taker.start()
+    found = RayCluster().measure(work, run)
+    taker.join(60)
+    assert list(tmp_path.glob(f"{node.node_id}-*"))
+    assert plain.dumped(tree_sum(found)) == plain.dumped(tree_sum(Serial().measure(plain, run)))
+    assert len(found) == 7
+
+
+@pytest.mark.parametrize(
+    ("command", "more", "address"), [("check", ["--exit-zero"], "local"), ("diff", ["--fix", "zero-std"], "")]
+)
+def test_a_command_on_a_cluster(nodes, command, more, address):
+    words = [command, RUN, "--steps", ":5", *more, "--format", "json", "--quiet"]
+    one, several = (
+        subprocess.run(rolloutdoctor(*words, *engine), capture_output=True, text=True, timeout=300, check=False)
+        for engine in ((), ("--engine", f"ray={address or nodes[0].address}"))
+    )
+    assert (several.returncode, several.stderr, several.stdout) == (0, "", one.stdout)
+    assert one.stdout
