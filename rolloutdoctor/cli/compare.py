@@ -59,6 +59,7 @@ def compare(
     layers = opt.layers(context, settings, trainer_config)
     from rolloutdoctor.cli.progress import progress_bar
     from rolloutdoctor.commands.compare import compare as find
+    from rolloutdoctor.io.progress import common_unit
     from rolloutdoctor.views.run_comparison import RENDERERS
 
     runs = [dumps.opened([path], trainer, dump, quiet=quiet, text=True, logs_alone=True) for path in (a, b)]
@@ -70,7 +71,7 @@ def compare(
 
         form = format_for(output)
     options = opt.check_options(trainer, layers, step_range, split, device, dtype, kernel)
-    with progress_bar(sum(run.rows for run in runs), quiet=quiet) as progress:
+    with progress_bar(common_unit(run.unit for run in runs), quiet=quiet) as progress:
         result = find(runs[0], runs[1], options, by=by, progress=progress)
     style = opt.style_of(color, to_file=output_file is not None, verbose=verbose)
     if output is not None and form is not None:

@@ -74,7 +74,7 @@ def plot(
     run = dumps.opened(paths, trainer, dump, quiet=quiet)
     check_target(output)
     options = opt.check_options(trainer, layers, step_range, split, device, dtype, kernel)
-    with progress_bar(run.rows, quiet=quiet) as progress:
+    with progress_bar(run.unit, quiet=quiet) as progress:
         data = draw(run, kind, options, fixes, progress)
     write_whole(as_bytes(figure_of(kind, data, by_step=by_step), kind, form), output)
     opt.warn_of_partial(run, quiet=quiet)

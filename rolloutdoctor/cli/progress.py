@@ -1,61 +1,101 @@
-"""A progress bar on stderr for files that take a while."""
+"""A progress bar on stderr for commands that take a while."""
 
 import sys
 from collections.abc import Callable, Iterator
-from contextlib import ExitStack, contextmanager
+from contextlib import AbstractContextManager, ExitStack, contextmanager
 from time import monotonic
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from rich.progress import ProgressColumn
+
+    from rolloutdoctor.io.progress import Progress, Unit
+
+    _Columns = Callable[[], tuple[ProgressColumn, ...]]
 
 DELAY_SECONDS = 0.5
 """A command that is done sooner shows no bar."""
 
+_WHOLE = 10_000
+"""Smaller numbers are shown in full."""
+
+
+def progress_bar(unit: "Unit", *, quiet: bool) -> "AbstractContextManager[Progress | None]":
+    """Give a function that takes what is done and what there is to do; None where no bar is wanted.
+
+    The bar appears once the command has taken half a second, however little there is to read.
+
+    Args:
+        unit: what both are counted in.
+        quiet: the user wants no bar.
+    """
+
+    def columns() -> "tuple[ProgressColumn, ...]":
+        from rich.progress import TextColumn
+
+        return (TextColumn("{task.fields[amounts]} " + unit),)
+
+    return _bar("reading", columns, DELAY_SECONDS, quiet=quiet)
+
+
+def bytes_bar(*, quiet: bool) -> "AbstractContextManager[Progress | None]":
+    """Give a function that takes bytes read and bytes to read; None where no bar is wanted."""
+
+    def columns() -> "tuple[ProgressColumn, ...]":
+        from rich.progress import DownloadColumn, TransferSpeedColumn
+
+        return DownloadColumn(), TransferSpeedColumn()
+
+    return _bar("converting", columns, 0, quiet=quiet)
+
+
+def amounts(done: int, total: int) -> str:
+    """How much is done of how much.
+
+    >>> amounts(12_345_678, 58_900_000), amounts(950, 1_600), amounts(950, 10_000), amounts(999_960, 2_000_000_000)
+    ('12.3M/58.9M', '950/1,600', '950/10.0k', '1.0M/2.0B')
+    """
+    return f"{_short(done)}/{_short(total)}"
+
+
+def _short(count: int) -> str:
+    if count < _WHOLE:
+        return f"{count:,}"
+    for size, letter in ((1e3, "k"), (1e6, "M"), (1e9, "B")):
+        words = f"{count / size:.1f}"
+        if float(words) < 1000:
+            return words + letter
+    return f"{count / 1e12:,.1f}T"
+
 
 @contextmanager
-def progress_bar(rows: int, *, quiet: bool) -> Iterator[Callable[[int, int], None] | None]:
-    """Give a function that takes rows done and rows to do; None where no bar is wanted.
-
-    The bar appears once the command has taken half a second, however few the rows are: they may be long.
-    """
+def _bar(doing: str, columns: "_Columns", delay: float, *, quiet: bool) -> "Iterator[Progress | None]":
     if quiet or not sys.stderr.isatty():
         yield None
         return
     began = monotonic()
     with ExitStack() as stack:
-        bars: list[Callable[[int], None]] = []
+        bars: list[Callable[[int, int], None]] = []
 
         def advance(done: int, total: int) -> None:
-            if not bars and monotonic() - began >= DELAY_SECONDS:
-                bars.append(stack.enter_context(_rows_bar(rows)))
+            if not bars and (not delay or monotonic() - began >= delay):
+                bars.append(stack.enter_context(_drawn(doing, columns(), done, total)))
             for update in bars:
-                update(done)
+                update(done, total)
 
         yield advance
 
 
 @contextmanager
-def _rows_bar(rows: int) -> Iterator[Callable[[int], None]]:
+def _drawn(doing: str, columns: "tuple[ProgressColumn, ...]", done: int, total: int) -> "Iterator[Progress]":
     from rich.console import Console
-    from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
+    from rich.progress import BarColumn, Progress, TextColumn, TimeRemainingColumn
 
-    columns = (TextColumn("reading"), BarColumn(), MofNCompleteColumn(), TextColumn("rows"), TimeRemainingColumn())
-    with Progress(*columns, console=Console(stderr=True), transient=True) as bar:
-        task = bar.add_task("rows", total=rows)
-        yield lambda done: bar.update(task, completed=done)
+    around = (TextColumn(doing), BarColumn(), *columns, TimeRemainingColumn(compact=True), TextColumn("left"))
+    with Progress(*around, console=Console(stderr=True), transient=True) as bar:
+        task = bar.add_task(doing, completed=done, total=total, amounts=amounts(done, total))
 
+        def update(done: int, total: int) -> None:
+            bar.update(task, completed=done, total=total, amounts=amounts(done, total))
 
-@contextmanager
-def bytes_bar(*, quiet: bool) -> Iterator[Callable[[int, int], None] | None]:
-    """Give a function that takes bytes read and bytes to read; None where no bar is wanted."""
-    if quiet or not sys.stderr.isatty():
-        yield None
-        return
-    from rich.console import Console
-    from rich.progress import BarColumn, DownloadColumn, Progress, TextColumn, TimeRemainingColumn, TransferSpeedColumn
-
-    columns = (TextColumn("converting"), BarColumn(), DownloadColumn(), TransferSpeedColumn(), TimeRemainingColumn())
-    with Progress(*columns, console=Console(stderr=True), transient=True) as bar:
-        task = bar.add_task("bytes", total=None)
-
-        def advance(done: int, total: int) -> None:
-            bar.update(task, completed=done, total=total)
-
-        yield advance
+        yield update

@@ -94,7 +94,7 @@ def recompute(
         kernel=kernel.value,
         logits=logits,
     )
-    with progress_bar(run.rows, quiet=quiet) as progress:
+    with progress_bar(run.unit, quiet=quiet) as progress:
         result = run_recompute(run, options, output, progress, where)
     style = opt.style_of(color, to_file=output_file is not None, verbose=False)
     opt.deliver(RENDERERS[format_.value](result, style), output_file, colored=style.color)

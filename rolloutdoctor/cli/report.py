@@ -58,7 +58,7 @@ def report(
     run = dumps.opened(paths, trainer, dump, quiet=quiet, text=True, logs_alone=True)
     check_target(output)
     options = opt.check_options(trainer, layers, step_range, split, device, dtype, kernel)
-    with progress_bar(run.rows, quiet=quiet) as progress:
+    with progress_bar(run.unit, quiet=quiet) as progress:
         page = page_of(run, options, fixes, progress)
     write_whole(page.encode(), output)
     opt.warn_of_partial(run, quiet=quiet)

@@ -1,7 +1,5 @@
 """`check`: run the rules over a run, and judge what they measured."""
 
-from collections.abc import Callable
-
 from rolloutdoctor.engine.accumulate import RunState
 from rolloutdoctor.engine.causes import causes_of_run
 from rolloutdoctor.engine.devices import find_device
@@ -9,11 +7,12 @@ from rolloutdoctor.engine.judge import judge
 from rolloutdoctor.engine.options import CheckOptions
 from rolloutdoctor.engine.prepare import PreparedRun, prepare
 from rolloutdoctor.engine.serial import measure
+from rolloutdoctor.io.progress import Progress
 from rolloutdoctor.io.run import Run
 from rolloutdoctor.results.findings import Report
 
 
-def check(run: Run, options: CheckOptions, progress: Callable[[int, int], None] | None = None) -> Report:
+def check(run: Run, options: CheckOptions, progress: Progress | None = None) -> Report:
     """Run the rules over a run.
 
     Raises:

@@ -1,7 +1,7 @@
 """`compare`: two runs side by side, and where their rows part."""
 
 import math
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
 
 from rolloutdoctor.commands.check import report_of
@@ -13,6 +13,7 @@ from rolloutdoctor.engine.devices import find_dtype
 from rolloutdoctor.engine.options import CheckOptions
 from rolloutdoctor.engine.prepare import PreparedRun, prepare
 from rolloutdoctor.engine.run_steps import run_file_steps
+from rolloutdoctor.io.progress import Progress, common_unit
 from rolloutdoctor.io.run import Run
 from rolloutdoctor.results.errors import UsageError, nearest
 from rolloutdoctor.results.findings import Report
@@ -27,8 +28,6 @@ from rolloutdoctor.results.run_comparison import (
     Side,
 )
 from rolloutdoctor.results.version import __version__
-
-Progress = Callable[[int, int], None]
 
 MOST_REWARDS = 10
 """Parts by reward; neighbours are put together until so few are left."""
@@ -63,13 +62,14 @@ def compare(
         options: how to read and check both.
         by: ``reward``, ``length`` or ``status`` of the rows, ``step``, or the name of a quantity: the parts.
         names: what to call the runs; None: by their files.
-        progress: called with rows done and rows to do, of both runs together.
+        progress: called with what is done and what there is to do, of both runs together, in their `common_unit`.
 
     Raises:
         UsageError: if an option cannot be used, or a run has nothing to break down by.
         InputError: if a file cannot be read, or breaks the contract.
     """
-    sides = [_see(run, options, by, advance) for run, advance in zip((a, b), _in_turn(a, b, progress), strict=True)]
+    turns = _in_turn(a, b, options, progress)
+    sides = [_see(run, options, by, advance) for run, advance in zip((a, b), turns, strict=True)]
     keys = [set(one.state.seen) | set(_logged(one)) for one in sides]
     rows = RowComparison()
     if "sample_id" in a.columns & b.columns:
@@ -107,12 +107,18 @@ def compare(
     )
 
 
-def _in_turn(a: Run, b: Run, progress: Progress | None) -> tuple[Progress | None, Progress | None]:
+def _in_turn(
+    a: Run, b: Run, options: CheckOptions, progress: Progress | None
+) -> tuple[Progress | None, Progress | None]:
     """Progress of the first run, and of the second one after it."""
     if progress is None:
         return None, None
-    rows = a.rows + b.rows
-    return (lambda done, _: progress(done, rows)), (lambda done, _: progress(a.rows + done, rows))
+    tokens = common_unit([a.unit, b.unit]) == "tokens"
+    first, second = ((run.size(options.steps, options.split) if tokens else run.rows) for run in (a, b))
+    return (
+        lambda done, total: progress(first * done // total, first + second),
+        lambda done, total: progress(first + second * done // total, first + second),
+    )
 
 
 def _see(run: Run, options: CheckOptions, by: str | None, progress: Progress | None) -> _Seen:

@@ -18,6 +18,7 @@ from rolloutdoctor.io.locations.targets import OutputError, Target
 from rolloutdoctor.io.metadata import RunMetadata
 from rolloutdoctor.io.metrics import LoggedMetrics, read_metrics
 from rolloutdoctor.io.parquet.files import read_footer
+from rolloutdoctor.io.progress import Progress
 from rolloutdoctor.io.run import Run, open_run
 from rolloutdoctor.io.standard_input import STANDARD_INPUT, standard_input
 from rolloutdoctor.io.write.scratch import scratch_folder
@@ -25,7 +26,6 @@ from rolloutdoctor.io.write.writer import metrics_path
 from rolloutdoctor.results.errors import InputError, UsageError
 from rolloutdoctor.trainers.table import ALIASES
 
-Progress = Callable[[int, int], None]
 MAPPED = "mapped"
 
 

@@ -1,7 +1,7 @@
 """`diff`: a run computed as configured and with changes, side by side."""
 
 import math
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import replace
 
 from rolloutdoctor.commands.breakdown import PARTS, part_slices
@@ -14,6 +14,7 @@ from rolloutdoctor.engine.configure import configure
 from rolloutdoctor.engine.devices import find_device
 from rolloutdoctor.engine.identified_options import with_identified
 from rolloutdoctor.engine.parts import Executor, Serial, tree_sum
+from rolloutdoctor.io.progress import Progress
 from rolloutdoctor.io.run import Run
 from rolloutdoctor.ops.tally import ratio
 from rolloutdoctor.results.comparison import Comparison, Effect, Pair, Slice
@@ -28,7 +29,7 @@ BY_ADVANTAGE = "absolute change of advantages"
 def diff(
     run: Run,
     options: DiffOptions,
-    progress: Callable[[int, int], None] | None = None,
+    progress: Progress | None = None,
     executor: Executor | None = None,
 ) -> Comparison:
     """Compare a run as configured with the same run under fixes, other options, or both.
@@ -36,7 +37,7 @@ def diff(
     Args:
         run: what to read.
         options: what to compare.
-        progress: called with the rows done and the rows to do.
+        progress: called with what is done and what there is to do, in the run's `unit`.
         executor: where parts are measured; None: in this process.
 
     Raises:

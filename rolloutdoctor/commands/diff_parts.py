@@ -17,13 +17,14 @@ from rolloutdoctor.engine.comparable import comparable
 from rolloutdoctor.engine.configure import Configured, configure, read_settings
 from rolloutdoctor.engine.merged_ids import MergedCount, MergedIds, merged_notes
 from rolloutdoctor.engine.options import ReadOptions
-from rolloutdoctor.engine.parts import Part, Progress, Work
+from rolloutdoctor.engine.parts import Part, Work
 from rolloutdoctor.engine.plain_records import frozen, thawed
 from rolloutdoctor.engine.plan import remedy
 from rolloutdoctor.engine.prepare import run_context
 from rolloutdoctor.engine.run_steps import AS_CONFIGURED, EvaluatedStep, StepConsumer, run_file_steps
 from rolloutdoctor.evaluation.evaluate import Evaluation
 from rolloutdoctor.hypotheses.fixes import ChosenFix
+from rolloutdoctor.io.progress import Progress
 from rolloutdoctor.io.run import LoggedMetrics, Run
 from rolloutdoctor.objective.objective import Objective
 from rolloutdoctor.objective.required_columns import advantage_columns, loss_columns

@@ -23,6 +23,7 @@ from rolloutdoctor.engine.prepare import PreparedRun, prepare
 from rolloutdoctor.engine.run_steps import AS_CONFIGURED, EvaluatedStep, StepConsumer, run_file_steps
 from rolloutdoctor.evaluation.token_measures import TokenMeasure
 from rolloutdoctor.hypotheses.fixes import ChosenFix, choose
+from rolloutdoctor.io.progress import Progress
 from rolloutdoctor.io.run import Run
 from rolloutdoctor.objective.objective import Objective
 from rolloutdoctor.objective.required_columns import (
@@ -222,7 +223,7 @@ def draw(
     kind: str,
     options: CheckOptions,
     fixes: Sequence[ChosenFix] = (),
-    progress: Callable[[int, int], None] | None = None,
+    progress: Progress | None = None,
 ) -> PictureData:
     """Gather one picture in one pass over a run.
 
@@ -257,7 +258,7 @@ def check_and_draw(
     kinds: Sequence[str],
     options: CheckOptions,
     fixes: Sequence[ChosenFix] = (),
-    progress: Callable[[int, int], None] | None = None,
+    progress: Progress | None = None,
     *,
     beside: Callable[[PreparedRun], StepConsumer] | None = None,
 ) -> tuple[Report, Gallery]:
@@ -268,7 +269,7 @@ def check_and_draw(
         kinds: the pictures.
         options: what to check, and how.
         fixes: the pictures are made with and without these.
-        progress: called with the rows done and the rows to do.
+        progress: called with what is done and what there is to do, in the run's `unit`.
         beside: makes another consumer of the steps.
 
     Raises:

@@ -1,6 +1,6 @@
 """`recompute`: the values of every token, written out step by step, and the numbers of every step."""
 
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 
 from rolloutdoctor.commands.needs import absent_columns, evaluation_columns, need_trainer
@@ -24,6 +24,7 @@ from rolloutdoctor.engine.plan import remedy
 from rolloutdoctor.engine.prepare import run_context
 from rolloutdoctor.engine.processes import Processes
 from rolloutdoctor.io.locations.targets import Target
+from rolloutdoctor.io.progress import Progress
 from rolloutdoctor.io.run import LoggedMetrics, Run
 from rolloutdoctor.objective.objective import Objective
 from rolloutdoctor.objective.required_columns import advantage_columns, loss_columns
@@ -40,7 +41,7 @@ def recompute(
     run: Run,
     options: RecomputeOptions,
     path: str | Path | None = None,
-    progress: Callable[[int, int], None] | None = None,
+    progress: Progress | None = None,
     executor: Executor | None = None,
 ) -> Recomputed:
     """Recompute a run, and write one row per response if `path` says where.
@@ -52,7 +53,7 @@ def recompute(
         run: what to read.
         options: what to recompute.
         path: a file, or a folder: one that is there, or a name that ends in ``/``.
-        progress: called with the rows done and the rows to do.
+        progress: called with what is done and what is to do, in tokens or rows.
         executor: where parts are recomputed; None: in this process.
 
     Raises:

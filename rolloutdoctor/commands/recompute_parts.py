@@ -22,10 +22,11 @@ from rolloutdoctor.engine.check_parts import reading_identity
 from rolloutdoctor.engine.configure import configure
 from rolloutdoctor.engine.devices import find_dtype, find_evaluator
 from rolloutdoctor.engine.merged_ids import MergedCount
-from rolloutdoctor.engine.parts import Part, Progress, Work
+from rolloutdoctor.engine.parts import Part, Work
 from rolloutdoctor.engine.plain_records import frozen, thawed
 from rolloutdoctor.io.locations.targets import Target, shown
 from rolloutdoctor.io.metadata import RunMetadata
+from rolloutdoctor.io.progress import Progress
 from rolloutdoctor.io.run import Run
 from rolloutdoctor.io.write.replacing import write_whole
 from rolloutdoctor.io.write.writer import TableWriter

@@ -1,7 +1,7 @@
 """`report`: check a run, draw its pictures, and put both on one page."""
 
 import inspect
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from pathlib import PurePath
 
 from rolloutdoctor.commands.plot import check_and_draw
@@ -9,6 +9,7 @@ from rolloutdoctor.commands.worst_rows import WorstRows
 from rolloutdoctor.engine.options import CheckOptions
 from rolloutdoctor.engine.prepare import PreparedRun
 from rolloutdoctor.hypotheses.fixes import ChosenFix
+from rolloutdoctor.io.progress import Progress
 from rolloutdoctor.io.run import Run
 from rolloutdoctor.results.figures import KINDS, PictureData
 from rolloutdoctor.rules.table import RULES
@@ -22,7 +23,7 @@ def page_of(
     run: Run,
     options: CheckOptions,
     fixes: Sequence[ChosenFix] = (),
-    progress: Callable[[int, int], None] | None = None,
+    progress: Progress | None = None,
 ) -> str:
     """Return the page of a run: HTML that needs no network and no script.
 
@@ -30,7 +31,7 @@ def page_of(
         run: what to report on.
         options: what to check, and how.
         fixes: the pictures are drawn with and without these.
-        progress: called with the rows done and the rows to do.
+        progress: called with what is done and what there is to do, in the run's `unit`.
 
     Raises:
         UsageError: if an option cannot be used.

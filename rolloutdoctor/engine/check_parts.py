@@ -7,10 +7,11 @@ from typing import Any
 
 from rolloutdoctor.engine.accumulate import RunState
 from rolloutdoctor.engine.options import CheckOptions, ReadOptions
-from rolloutdoctor.engine.parts import Executor, Part, Progress, Serial, Work, added
+from rolloutdoctor.engine.parts import Executor, Part, Serial, Work, added
 from rolloutdoctor.engine.prepare import PreparedRun, prepare
 from rolloutdoctor.engine.serial import measure
 from rolloutdoctor.engine.state_file import loaded_run, run_text
+from rolloutdoctor.io.progress import Progress
 
 
 @dataclass(frozen=True)
@@ -54,7 +55,7 @@ def measure_with(executor: Executor | None, prepared: PreparedRun, progress: Pro
     Args:
         executor: where; None: in this process.
         prepared: the run, and what can be checked of it.
-        progress: called with the rows done and the rows to do.
+        progress: called with what is done and what there is to do, in the run's `unit`.
 
     Raises:
         UsageError: if an option cannot be used.

@@ -5,16 +5,16 @@ parts; they are added in a tree of which the shape is given by their number, so 
 """
 
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any, Generic, Protocol, TypeVar
 
 from rolloutdoctor.engine.accumulate import RunState
+from rolloutdoctor.io.progress import Progress
 from rolloutdoctor.io.run import Run, StepRange
 
 State = TypeVar("State")
 Addable = TypeVar("Addable", bound="Sum")
-Progress = Callable[[int, int], None]
 
 
 class Sum(Protocol):

@@ -14,7 +14,8 @@ from dataclasses import dataclass
 from multiprocessing import connection, resource_tracker
 from multiprocessing.process import BaseProcess
 
-from rolloutdoctor.engine.parts import Part, Progress, Serial, State, Work, plan_parts
+from rolloutdoctor.engine.parts import Part, Serial, State, Work, plan_parts
+from rolloutdoctor.io.progress import Progress
 from rolloutdoctor.io.run import Run, StepRange
 from rolloutdoctor.results.errors import InputError
 
@@ -22,12 +23,12 @@ PARTS_PER_WORKER = 4
 """Parts are submitted one by one as workers become free, so that steps of unequal size even out."""
 
 PROGRESS_SECONDS = 0.1
-"""Time between two looks at how many rows the workers have done."""
+"""Time between two looks at how far the workers are."""
 
 _FOR_THE_PARENT = {signal.SIGINT, signal.SIGTERM, signal.SIGHUP}
 
-_RowsDone = ctypes.Array[ctypes.c_longlong]
-_rows_done: _RowsDone
+_Done = ctypes.Array[ctypes.c_longlong]
+_done: _Done
 
 
 @dataclass(frozen=True)
@@ -59,13 +60,15 @@ class Processes:
         parts = plan_parts(run, steps, split, self.workers * PARTS_PER_WORKER)
         # Spawned: a fork would copy locks that threads of arrow and torch hold.
         context = multiprocessing.get_context("spawn")
-        rows_done = context.RawArray(ctypes.c_longlong, len(parts))
-        pool = ProcessPoolExecutor(min(self.workers, len(parts)), context, initializer=_begin, initargs=(rows_done,))
+        done = context.RawArray(ctypes.c_longlong, len(parts))
+        pool = ProcessPoolExecutor(min(self.workers, len(parts)), context, initializer=_begin, initargs=(done,))
         started: list[BaseProcess] = []
         dead: list[BaseProcess] = []
         try:
             futures = _submit(pool, work, parts, started)
-            _follow(futures, started, lambda: progress and progress(min(sum(rows_done), run.rows), run.rows))
+            size = run.size(steps, split)
+            # A row group in which one part ends and the next begins counts in both.
+            _follow(futures, started, lambda: progress and progress(min(sum(done), size), size))
             return [future.result() for future in futures]
         except BrokenProcessPool:
             dead = [process for process in started if connection.wait([process.sentinel], 0)]
@@ -123,10 +126,10 @@ def _follow(futures: Sequence[Future[State]], started: Sequence[BaseProcess], te
         tell()
 
 
-def _begin(rows_done: _RowsDone) -> None:
+def _begin(done: _Done) -> None:
     """Prepare a worker process."""
-    global _rows_done
-    _rows_done = rows_done
+    global _done
+    _done = done
     # As in the process that started this one: what a library warns of says nothing to a user.
     if not sys.warnoptions:
         warnings.simplefilter("ignore")
@@ -148,6 +151,6 @@ def _measured(work: Work[State], part: Part) -> State:
     """Measure a part in a worker process."""
 
     def tell(done: int, total: int) -> None:
-        _rows_done[part.number] = done
+        _done[part.number] = done
 
     return work.measure(part, tell)

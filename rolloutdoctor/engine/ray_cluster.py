@@ -12,7 +12,8 @@ from dataclasses import dataclass
 from typing import Any
 
 from rolloutdoctor.engine.part_states import StateFolder, part_name, run_identity, state_bytes, state_from
-from rolloutdoctor.engine.parts import Part, Progress, State, Work, plan_parts
+from rolloutdoctor.engine.parts import Part, State, Work, plan_parts
+from rolloutdoctor.io.progress import Progress
 from rolloutdoctor.io.run import Run, StepRange
 from rolloutdoctor.results import errors
 from rolloutdoctor.results.errors import InputError, RolloutDoctorError, UsageError
@@ -67,6 +68,7 @@ class RayCluster:
         parts = plan_parts(run, steps, split, max(LEAST_PARTS, -(-run.decoded_bytes() // PART_BYTES)))
         whole = run_identity(run)
         names = [part_name(work, part, whole) for part in parts]
+        sizes = [part.run.size(part.steps, split) for part in parts]
         found: dict[int, State] = {}
         for part, name in zip(parts, names, strict=True):
             kept = None if self.states is None else self.states.find(work, name)
@@ -83,7 +85,7 @@ class RayCluster:
                     if self.states is not None:
                         self.states.keep(name, content)
                     if progress is not None:
-                        progress(run.rows * len(found) // len(parts), run.rows)
+                        progress(sum(sizes[number] for number in found), sum(sizes))
 
                 turn.run(rest, keep)
         return [found[part.number] for part in parts]

@@ -1,7 +1,7 @@
 """Run the steps of a run: each is read once, evaluated once, and passed to every consumer."""
 
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 
 import torch
@@ -12,6 +12,7 @@ from rolloutdoctor.engine.options import ReadOptions
 from rolloutdoctor.evaluation.evaluate import Evaluation
 from rolloutdoctor.evaluation.gpu_check.first_step import EvaluationRequest, Evaluator
 from rolloutdoctor.evaluation.token_measures import TokenMeasure, TokenMeasures
+from rolloutdoctor.io.progress import Progress
 from rolloutdoctor.io.run import LoggedMetrics, Run
 from rolloutdoctor.objective.objective import Objective
 from rolloutdoctor.ops.elementwise import unwarned
@@ -73,7 +74,7 @@ def run_file_steps(
     consumers: Sequence[StepConsumer],
     options: ReadOptions,
     metrics: LoggedMetrics,
-    progress: Callable[[int, int], None] | None = None,
+    progress: Progress | None = None,
 ) -> None:
     """Read every step of a run and pass it to all consumers; less than two steps are in memory.
 
@@ -82,7 +83,7 @@ def run_file_steps(
         consumers: what each step is passed to.
         options: which steps, on which device.
         metrics: the logged metrics that can be compared with one step.
-        progress: called after each slice of rows with the rows done and the rows to do.
+        progress: called after each slice of rows with what is done and what there is to do, in the run's `unit`.
 
     Raises:
         UsageError: if an option cannot be used.

@@ -1,13 +1,12 @@
 """Measure a run in this process."""
 
-from collections.abc import Callable
-
 from rolloutdoctor.engine.accumulate import RuleAccumulator, RunState
 from rolloutdoctor.engine.prepare import PreparedRun
 from rolloutdoctor.engine.run_steps import run_file_steps
+from rolloutdoctor.io.progress import Progress
 
 
-def measure(prepared: PreparedRun, progress: Callable[[int, int], None] | None = None) -> RunState:
+def measure(prepared: PreparedRun, progress: Progress | None = None) -> RunState:
     """Let the rules measure every step of a run; nothing is judged.
 
     Raises:

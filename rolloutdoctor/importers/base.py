@@ -1,6 +1,6 @@
 """What an importer is, and the sink that it streams canonical rows, logged metrics and facts into."""
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from types import TracebackType
@@ -9,6 +9,7 @@ from typing import Protocol, Self, runtime_checkable
 from rolloutdoctor.data.schema import IMPORT_METRICS
 from rolloutdoctor.io.locations.paths import Source
 from rolloutdoctor.io.metadata import RunMetadata
+from rolloutdoctor.io.progress import Progress
 from rolloutdoctor.io.write.writer import MetricsWriter, RunWriter, metrics_path, placed_together
 from rolloutdoctor.results.errors import DataError, UsageError
 
@@ -20,8 +21,6 @@ TORN_LINES = f"{IMPORT_METRICS}torn_lines"
 
 _ROW_GROUP_BYTES = 16 * 2**20
 """Small, so that few rows wait in memory."""
-
-Progress = Callable[[int, int], None]
 
 
 @dataclass(frozen=True)

@@ -4,7 +4,7 @@ import copy
 import json
 import os
 from bisect import bisect_right
-from collections.abc import Callable, Collection, Generator, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Collection, Generator, Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from functools import cached_property
 from itertools import pairwise
@@ -25,6 +25,8 @@ from rolloutdoctor.io.parquet.index import KEY_COLUMNS, Index, RowGroup, build_i
 from rolloutdoctor.io.parquet.slices import ReadRequest
 from rolloutdoctor.io.parquet.step_chunks import ColumnSelection
 from rolloutdoctor.io.parquet.steps import StepRange
+from rolloutdoctor.io.parquet.token_counts import unit_of
+from rolloutdoctor.io.progress import Progress, Unit, common_unit
 from rolloutdoctor.io.stream import Stream
 from rolloutdoctor.results.errors import InputError
 
@@ -68,6 +70,7 @@ class Run:
         partial_columns: canonical names present in some of the files: read as absent. `split` is the exception:
             files without it hold train rows, files with it are read as it says.
         rows: number of rows, from the footers.
+        unit: what progress is counted in: tokens, or rows if a file has no token column.
         metrics: what the trainer logged; empty if there is none.
         dropped: steps and splits that a recorder let go in one of the files at least: no batch has them.
         incomplete: token column that some rows of a step have and others lack to the steps that were read without it,
@@ -91,6 +94,7 @@ class Run:
         self.columns: frozenset[str] = frozenset.intersection(*columns) if columns else frozenset()
         self.partial_columns: frozenset[str] = frozenset().union(*(file.columns for file in files)) - self.columns
         self.rows = sum(file.rows for file in files)
+        self.unit: Unit = common_unit(unit_of(file) for file in files)
         self.metrics = metrics
         self.incomplete: dict[str, dict[StepKey, str]] = {}
         self.dropped = frozenset(key for file in files for key in file.metadata.dropped_steps)
@@ -105,7 +109,7 @@ class Run:
         steps: StepRange | None = None,
         split: str | None = None,
         dtype: torch.dtype = torch.float32,
-        progress: Callable[[int, int], None] | None = None,
+        progress: Progress | None = None,
     ) -> Iterator[RolloutBatch]:
         """Yield one batch per step and split, each as soon as its last row has been read.
 
@@ -123,7 +127,7 @@ class Run:
             steps: only these; row groups that hold none of them are not decoded.
             split: only ``train`` or ``eval``.
             dtype: of float token columns; float32 files read as float32 are not copied.
-            progress: called after each row group with the rows done and the rows to do.
+            progress: called after each slice of rows with what is done and what there is to do, in `unit`.
 
         Raises:
             DataError: if a value breaks the contract of its column; the message names file, column and row.
@@ -218,6 +222,11 @@ class Run:
         part._index = index_of([replace(found, file=place[found.file]) for found in row_groups])
         return part
 
+    def size(self, steps: StepRange | None = None, split: str | None = None) -> int:
+        """How many tokens or rows, as `unit` says, the row groups have that may hold these steps."""
+        wanted = steps or StepRange()
+        return sum(found.size(self.unit) for found in self._index.row_groups if found.may_hold(wanted, split))
+
     def decoded_bytes(self) -> int:
         """About how many bytes the row groups take once they are decoded, from the footers."""
         return sum(_decoded(file, group) for file in self._files for group in range(len(file.chunks)))
@@ -278,11 +287,9 @@ class Run:
     def _index(self) -> Index:
         return build_index(self._files)
 
-    def _stream(
-        self, request: ReadRequest, progress: Callable[[int, int], None]
-    ) -> Generator[RolloutBatch, None, None]:
+    def _stream(self, request: ReadRequest, progress: Progress) -> Generator[RolloutBatch, None, None]:
         yield from Stream(
-            self._files, self._index, request, progress, self._note, several_files=self._has_several_files
+            self._files, self._index, request, progress, self.unit, self._note, several_files=self._has_several_files
         ).batches()
 
     def _note(self, batch: RolloutBatch) -> None:

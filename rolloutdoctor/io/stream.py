@@ -9,6 +9,7 @@ from rolloutdoctor.io.parquet.slices import ArrowRows, DecodedRows, ReadRequest,
 from rolloutdoctor.io.parquet.spill_file import SpillFile
 from rolloutdoctor.io.parquet.step_chunks import assemble
 from rolloutdoctor.io.pending_steps import PendingSteps, row_groups_opened
+from rolloutdoctor.io.progress import Progress, Unit
 from rolloutdoctor.io.read_ahead import LEAST_ROOM, ReadAhead
 
 AHEAD = 1 / 2
@@ -29,7 +30,8 @@ class Stream:
         files: Sequence[RunFile],
         index: Index,
         request: ReadRequest,
-        progress: Callable[[int, int], None],
+        progress: Progress,
+        unit: Unit,
         partial_step: Callable[[RolloutBatch], None],
         *,
         several_files: bool,
@@ -40,18 +42,19 @@ class Stream:
             files: of the run.
             index: where its steps are.
             request: columns and steps.
-            progress: called with the rows done and the rows to do.
+            progress: called with what is done and what there is to do.
+            unit: in which that is counted.
             partial_step: told of a batch that goes without a column that some of its rows have.
             several_files: rows without a name are named by their file, too.
         """
         self._files, self._index, self._request = tuple(files), index, request
-        self._progress, self._partial_step = progress, partial_step
+        self._progress, self._unit, self._partial_step = progress, unit, partial_step
         self._several_files = several_files
         numbered = enumerate(index.row_groups)
         self._plan: list[tuple[int, RowGroup]] = [
             (position, found) for position, found in numbered if found.may_hold(request.steps, request.split)
         ]
-        self._total, self._done = sum(found.rows for _, found in self._plan), 0
+        self._total = sum(found.size(unit) for _, found in self._plan)
         self._finished: set[StepKey] = set()
         self._ahead = ReadAhead(self._read())
 
@@ -61,6 +64,8 @@ class Stream:
             pending = PendingSteps(self._index, spill)
             # No reference to rows or to a batch may be left in this frame, or a step would live on while the next is
             # decoded.
+            # What the row groups before the present one hold, and the rows of that one that are done.
+            before, present, rows_done = 0, -1, 0
             for position, raw in ahead:
                 rows = raw.decoded()
                 del raw
@@ -71,8 +76,12 @@ class Stream:
                     ahead.room = max(LEAST_ROOM, int(AHEAD * batch.token_columns.nbytes))
                     yield batch
                     del batch
-                self._done += rows.count
-                self._progress(self._done, self._total)
+                if position != present:
+                    before += self._index.row_groups[present].size(self._unit) if present >= 0 else 0
+                    present, rows_done = position, 0
+                rows_done += rows.count
+                row_group = self._index.row_groups[position]
+                self._progress(before + row_group.size(self._unit) * rows_done // row_group.rows, self._total)
                 del rows
             left = pending.leftover()
             if left is not None:

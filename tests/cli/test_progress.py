@@ -22,19 +22,30 @@ def test_a_command_that_takes_a_while_shows_how_far_it_is(monkeypatch):
     monkeypatch.setattr(sys, "stderr", terminal)
     clock = iter([0.0, 0.4, 0.5, 0.6])
     monkeypatch.setattr(progress, "monotonic", lambda: next(clock))
-    with progress.progress_bar(4, quiet=False) as advance:
+    with progress.progress_bar("tokens", quiet=False) as advance:
         assert advance is not None
-        advance(1, 4)
+        advance(1_000_000, 58_900_000)
         assert terminal.getvalue() == ""
-        advance(2, 4)
-        advance(3, 4)
+        advance(5_000_000, 58_900_000)
+        advance(12_345_678, 58_900_000)
     assert "reading" in terminal.getvalue()
+    assert "12.3M/58.9M tokens" in terminal.getvalue()
+    assert "left" in terminal.getvalue()
+
+
+def test_a_run_without_token_columns_is_counted_in_rows(monkeypatch):
+    terminal = Terminal()
+    monkeypatch.setattr(sys, "stderr", terminal)
+    monkeypatch.setattr(progress, "DELAY_SECONDS", 0)
+    with progress.progress_bar("rows", quiet=False) as advance:
+        advance(950, 1600)
+    assert "950/1,600 rows" in terminal.getvalue()
 
 
 @pytest.mark.parametrize(("quiet", "stream"), [(True, Terminal()), (False, io.StringIO())])
 def test_nobody_else_sees_one(monkeypatch, quiet, stream):
     monkeypatch.setattr(sys, "stderr", stream)
-    with progress.progress_bar(10**6, quiet=quiet) as advance:
+    with progress.progress_bar("rows", quiet=quiet) as advance:
         assert advance is None
     assert stream.getvalue() == ""
 

@@ -75,12 +75,13 @@ def test_an_error_in_a_worker_is_the_same_sentence(tmp_path):
     assert "row 30" in message
 
 
-def test_progress_reaches_all_rows(path):
+def test_progress_reaches_all_tokens(path):
     run = open_run([path])
     calls = []
     measure_with(Processes(2), prepare(run, CheckOptions(device="cpu")), lambda *call: calls.append(call))
-    assert max(done for done, _ in calls) == run.rows
-    assert {total for _, total in calls} == {run.rows}
+    assert run.unit == "tokens"
+    assert max(done for done, _ in calls) == run.size()
+    assert {total for _, total in calls} == {run.size()}
 
 
 def test_a_worker_that_dies_is_told(path):

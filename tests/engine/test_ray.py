@@ -105,8 +105,13 @@ def test_bytes_are_those_of_one_process_and_a_folder_of_states_resumes(path, tmp
     assert sorted(folder.path.iterdir()) == kept
     assert [file.stat().st_mtime_ns for file in kept[2:]] == before
     # With other options or files nothing of it is taken.
-    measured = RayCluster(states=folder).measure(CheckWork(CheckOptions(device="cpu", dtype="float64")), run)
+    calls = []
+    work = CheckWork(CheckOptions(device="cpu", dtype="float64"))
+    measured = RayCluster(states=folder).measure(work, run, progress=lambda *call: calls.append(call))
     assert len(measured) == 7
+    assert calls == sorted(calls)
+    assert len(calls) == 7
+    assert calls[-1][0] == calls[-1][1] >= run.size()
     assert len(list(folder.path.iterdir())) == 14
 
 

@@ -11,6 +11,8 @@ from rolloutdoctor.data.batch import EVAL, TRAIN, StepKey
 from rolloutdoctor.io.parquet.decode import Place, evals, step_numbers
 from rolloutdoctor.io.parquet.files import RunFile
 from rolloutdoctor.io.parquet.steps import StepRange
+from rolloutdoctor.io.parquet.token_counts import response_tokens
+from rolloutdoctor.io.progress import Unit
 from rolloutdoctor.results.errors import InputError
 
 KEY_COLUMNS = ("step", "split")
@@ -28,6 +30,7 @@ class RowGroup:
         low, high: smallest and largest step in it.
         splits: the splits in it.
         keys: the steps and splits in it, or None if only their range is known.
+        tokens: of its responses, from the footer.
     """
 
     file: int
@@ -38,6 +41,11 @@ class RowGroup:
     high: int
     splits: frozenset[str]
     keys: tuple[StepKey, ...] | None = None
+    tokens: int = 0
+
+    def size(self, unit: Unit) -> int:
+        """How many tokens, or rows, it has."""
+        return self.tokens if unit == "tokens" else self.rows
 
     @property
     def only(self) -> StepKey | None:
@@ -179,10 +187,10 @@ def _from_statistics(files: Sequence[RunFile]) -> Index | None:
     for position, file in enumerate(files):
         ranges = _Statistics(file)
         for group, first_row, rows in _numbered(file):
-            steps, splits = ranges.steps(group), ranges.splits(group)
+            steps, splits, tokens = ranges.steps(group), ranges.splits(group), response_tokens(file, group)
             if steps is None or splits is None:
                 return None
-            row_groups.append(RowGroup(position, group, first_row, rows, *steps, splits))
+            row_groups.append(RowGroup(position, group, first_row, rows, *steps, splits, tokens=tokens))
     for split in (TRAIN, EVAL):
         spans = sorted((found.low, found.high) for found in row_groups if split in found.splits)
         if any(after[0] < before[1] for before, after in pairwise(spans)):
@@ -202,8 +210,8 @@ def _from_rows(files: Sequence[RunFile]) -> Index:
                 found = rows_by_key(*read_keys(file, table, range(first_row, first_row + rows)))
                 keys = tuple(known.setdefault(key, key) for key, _ in found)
                 low, high = min(key.step for key in keys), max(key.step for key in keys)
-                splits = frozenset(key.split for key in keys)
-                row_groups.append(RowGroup(position, group, first_row, rows, low, high, splits, keys))
+                splits, tokens = frozenset(key.split for key in keys), response_tokens(file, group)
+                row_groups.append(RowGroup(position, group, first_row, rows, low, high, splits, keys, tokens))
     ordered = in_reading_order(row_groups)
     return index_of(ordered)
 
