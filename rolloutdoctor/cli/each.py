@@ -1,14 +1,17 @@
 """`check --each`: several runs, one line each."""
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Iterator
 from contextlib import AbstractContextManager
+from tempfile import TemporaryFile
 from typing import TYPE_CHECKING
 
 from rolloutdoctor.cli import dumps, verdict
 from rolloutdoctor.cli import options as opt
 from rolloutdoctor.cli.border import ABNORMAL, FINDINGS, NOTHING_CHECKED
-from rolloutdoctor.cli.output import check_target
+from rolloutdoctor.cli.output import check_target, write_whole
+from rolloutdoctor.cli.terminal import show
 from rolloutdoctor.results.errors import UsageError
+from rolloutdoctor.results.escapes import visible_lines
 
 if TYPE_CHECKING:
     from rolloutdoctor.commands.convert import ConvertOptions
@@ -54,12 +57,36 @@ def check_several(
         return verdict.exit_code(run.report, fail_on, exit_zero=exit_zero, must_test=must_test)
 
     found = find_runs(paths, as_dump=dump.asked_for)
-    runs = [(run, code(run)) for run in check_each(found, opening, options)]
-    opt.deliver(RENDERERS[format_.value](runs, style), output_file, colored=style.color)
-    return worst([number for _, number in runs])
+    codes: set[int] = set()
+
+    def coded() -> "Iterator[tuple[CheckedRun, int]]":
+        for run in check_each(found, opening, options):
+            codes.add(code(run))
+            yield run, code(run)
+            del run
+
+    pieces = RENDERERS[format_.value](coded(), [run.name for run in found], style)
+    if output_file is None and format_ is not opt.Format.json:
+        for piece in pieces:
+            show(piece, colored=style.color)
+    else:
+        _deliver_whole(pieces, output_file, colored=style.color)
+    return worst(codes)
 
 
-def worst(codes: Sequence[int]) -> int:
+def _deliver_whole(pieces: "Iterable[str]", path: str | None, *, colored: bool) -> None:
+    """Print or write pieces once the last one is there; until then they are on the disk, for there may be many."""
+    with TemporaryFile("w+", encoding="utf-8", errors="surrogatepass", newline="\n") as spool:
+        spool.writelines(pieces)
+        spool.seek(0)
+        if path is None:
+            for line in spool:
+                show(line, colored=colored)
+        else:
+            write_whole((visible_lines(line, colored=colored).encode() for line in spool), path, "--output-file")
+
+
+def worst(codes: Iterable[int]) -> int:
     """The worst of some exit codes: unreadable, then findings, then nothing checked.
 
     >>> worst([0, 3, 1]), worst([1, 2])

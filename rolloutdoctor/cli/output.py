@@ -1,5 +1,7 @@
 """Files that a command writes: whole, or not at all, and never over what it reads."""
 
+from collections.abc import Iterable
+
 from rolloutdoctor.cli.inputs import claim, refuse_inputs
 from rolloutdoctor.io.locations.targets import Target, shown
 from rolloutdoctor.io.write import replacing
@@ -23,13 +25,13 @@ def check_target(path: str | None, name: str = "", *, whole: str = "") -> None:
         claim(target)
 
 
-def write_whole(content: bytes, path: str, name: str = "") -> None:
+def write_whole(content: bytes | Iterable[bytes], path: str, name: str = "") -> None:
     """Write a file under a temporary name, then put it in place: nobody ever sees a part of it.
 
     A device, a pipe or an open file is written into; a link stays one, and its target is replaced.
 
     Args:
-        content: of the file.
+        content: of the file, at once or in pieces.
         path: where to.
         name: what a message calls the file before its path, such as ``--output-file``; empty: by its path alone.
 

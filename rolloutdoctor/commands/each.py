@@ -184,8 +184,13 @@ def check_each(runs: Sequence[FoundRun], opening: Opening, options: CheckOptions
         options: what to check in each.
     """
     for each in runs:
-        try:
-            with opening(list(each.paths)) as run:
-                yield CheckedRun(each.name, each.paths, check(run, options))
-        except RolloutDoctorError as error:
-            yield CheckedRun(each.name, each.paths, None, str(error))
+        # No reference to a report may be left in this frame while the next run is checked.
+        yield _checked(each, opening, options)
+
+
+def _checked(found: FoundRun, opening: Opening, options: CheckOptions) -> CheckedRun:
+    try:
+        with opening(list(found.paths)) as run:
+            return CheckedRun(found.name, found.paths, check(run, options))
+    except RolloutDoctorError as error:
+        return CheckedRun(found.name, found.paths, None, str(error))

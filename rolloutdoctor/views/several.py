@@ -1,6 +1,8 @@
-"""Several runs, one line each, and a total."""
+"""Several runs, one line each, and a total: written as they are checked, none of them is kept."""
 
-from collections.abc import Callable, Iterator, Sequence
+from collections import Counter
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from tempfile import TemporaryFile
 
 from rich.console import RenderableType
 from rich.text import Text
@@ -14,8 +16,8 @@ from rolloutdoctor.views.structured import SCHEMA_VERSION, report_body
 from rolloutdoctor.views.style import COLORS, Style, plain
 from rolloutdoctor.views.terminal import render
 
-Coded = tuple[CheckedRun, int]
-"""A run with its exit code."""
+Runs = Iterable[tuple[CheckedRun, int]]
+"""Runs, each with its exit code."""
 
 
 def outcome(run: CheckedRun) -> str:
@@ -32,11 +34,14 @@ def outcome(run: CheckedRun) -> str:
     return worst.label if worst is not None and worst >= Severity.WARNING else "no fault"
 
 
-def total(runs: Sequence[Coded]) -> str:
-    """Count the runs by outcome, the worst first."""
-    found = [outcome(run) for run, _ in runs]
+def total(found: Counter[str]) -> str:
+    """Say how many runs have which outcome, the worst first.
+
+    >>> total(Counter({"no fault": 2, "error": 1}))
+    '3 runs: 1 with errors, 2 without a fault.'
+    """
     words = [
-        f"{found.count(kind):,} {words}"
+        f"{found[kind]:,} {words}"
         for kind, words in (
             ("unreadable", "unreadable"),
             ("error", "with errors"),
@@ -46,7 +51,7 @@ def total(runs: Sequence[Coded]) -> str:
         )
         if kind in found
     ]
-    return f"{many(len(runs), 'run')}: {', '.join(words)}."
+    return f"{many(found.total(), 'run')}: {', '.join(words)}."
 
 
 def _codes(run: CheckedRun) -> str:
@@ -64,79 +69,94 @@ def _codes(run: CheckedRun) -> str:
     return f"{told} ({many(size.rows, 'row')}, {many(size.steps, 'step')})"
 
 
-def full(runs: Sequence[Coded], style: Style) -> str:
+def full(runs: Runs, names: Sequence[str], style: Style) -> Iterator[str]:
     """Render one line for each run, its whole report with -v, and the total."""
-    return as_text(_parts(runs, style), style)
-
-
-def _parts(runs: Sequence[Coded], style: Style) -> Iterator[RenderableType]:
-    width = min(max((len(plain(run.name, 60)) for run, _ in runs), default=0) + 2, style.width // 2)
-    for run, code in () if style.quiet else runs:
-        kind = outcome(run)
-        color = {"error": COLORS[Severity.ERROR], "warning": COLORS[Severity.WARNING], "unreadable": "bold red"}
-        words = Text.assemble(
-            (f"{kind:<11}", color.get(kind, "green") if style.color else ""), f"{code}  {_codes(run)}"
-        )
-        name = plain(run.name, 60)
-        yield hanging(Text(name if len(name) < width else f"...{name[4 - width :]}"), words, width)
+    width = min(max((len(plain(name, 60)) for name in names), default=0) + 2, style.width // 2)
+    found = Counter[str]()
+    with TemporaryFile("w+", encoding="utf-8", errors="surrogatepass", newline="\n") as reports:
+        for run, code in runs:
+            found[outcome(run)] += 1
+            if not style.quiet:
+                yield as_text([_line(run, code, width, style)], style)
+            if style.verbose and run.report is not None:
+                title = Text(plain(run.name, 200), style="bold" if style.color else "")
+                whole = Text.from_ansi(render(run.report, style).rstrip("\n"))
+                reports.write(as_text(["", title, whole], style))
+            del run
+        reports.seek(0)
+        yield from reports
     if style.verbose:
-        for run, _ in runs:
-            if run.report is not None:
-                yield ""
-                yield Text(plain(run.name, 200), style="bold" if style.color else "")
-                yield Text.from_ansi(render(run.report, style).rstrip("\n"))
-        yield ""
-    yield Text(total(runs), style="bold" if style.color else "")
+        yield "\n"
+    yield as_text([Text(total(found), style="bold" if style.color else "")], style)
 
 
-def concise(runs: Sequence[Coded], style: Style) -> str:
+def _line(run: CheckedRun, code: int, width: int, style: Style) -> RenderableType:
+    kind = outcome(run)
+    color = {"error": COLORS[Severity.ERROR], "warning": COLORS[Severity.WARNING], "unreadable": "bold red"}
+    words = Text.assemble((f"{kind:<11}", color.get(kind, "green") if style.color else ""), f"{code}  {_codes(run)}")
+    name = plain(run.name, 60)
+    return hanging(Text(name if len(name) < width else f"...{name[4 - width :]}"), words, width)
+
+
+def concise(runs: Runs, names: Sequence[str], style: Style) -> Iterator[str]:
     """Render one line for each run, without a width."""
-    lines = [f"{plain(run.name, 200)}: {outcome(run)} {code}: {_codes(run)}\n" for run, code in runs]
-    text = "".join(lines) + total(runs) + "\n"
-    return text if style.unicode else text.encode("ascii", "replace").decode()
-
-
-def as_markdown(runs: Sequence[Coded], style: Style) -> str:
-    """Render a table."""
-    lines = ["| run | outcome | exit code | findings |", "| --- | --- | ---: | --- |"]
-    lines += [
-        f"| {inert(plain(run.name, 200))} | {outcome(run)} | {code} | {inert(_codes(run))} |" for run, code in runs
-    ]
-    text = "\n".join([*lines, "", total(runs)]) + "\n"
-    return text if style.unicode else text.encode("ascii", "xmlcharrefreplace").decode()
-
-
-def as_json(runs: Sequence[Coded], style: Style) -> str:
-    """Render one JSON object with a report for each run."""
-    return (
-        json_text(
-            {"schema_version": SCHEMA_VERSION, "runs": list(_bodies(runs))}, indent=2, ascii_only=not style.unicode
-        )
-        + "\n"
-    )
-
-
-def as_json_lines(runs: Sequence[Coded], style: Style) -> str:
-    """Render one JSON object a line, a run each."""
-    return "".join(json_text(line, ascii_only=not style.unicode) + "\n" for line in _bodies(runs))
-
-
-def _bodies(runs: Sequence[Coded]) -> Iterator[dict[str, object]]:
+    found = Counter[str]()
     for run, code in runs:
-        yield {
-            "name": run.name,
-            "files": list(run.files),
-            "outcome": outcome(run),
-            "exit_code": code,
-            "error": run.error or None,
-            "report": None if run.report is None else report_body(run.report),
-        }
+        found[outcome(run)] += 1
+        line = f"{plain(run.name, 200)}: {outcome(run)} {code}: {_codes(run)}\n"
+        yield line if style.unicode else line.encode("ascii", "replace").decode()
+        del run
+    yield total(found) + "\n"
 
 
-RENDERERS: dict[str, Callable[[Sequence[Coded], Style], str]] = {
+def as_markdown(runs: Runs, names: Sequence[str], style: Style) -> Iterator[str]:
+    """Render a table."""
+    found = Counter[str]()
+    yield "| run | outcome | exit code | findings |\n| --- | --- | ---: | --- |\n"
+    for run, code in runs:
+        found[outcome(run)] += 1
+        line = f"| {inert(plain(run.name, 200))} | {outcome(run)} | {code} | {inert(_codes(run))} |\n"
+        yield line if style.unicode else line.encode("ascii", "xmlcharrefreplace").decode()
+        del run
+    yield f"\n{total(found)}\n"
+
+
+def as_json(runs: Runs, names: Sequence[str], style: Style) -> Iterator[str]:
+    """Render one JSON object with a report for each run."""
+    yield f'{{\n  "schema_version": {SCHEMA_VERSION},\n  "runs": ['
+    comma = ""
+    for run, code in runs:
+        text = json_text(_body(run, code), indent=2, ascii_only=not style.unicode)
+        del run
+        # Strings of JSON have no line break of their own.
+        yield comma + "\n    " + text.replace("\n", "\n    ")
+        comma = ","
+    yield "\n  ]\n}\n"
+
+
+def as_json_lines(runs: Runs, names: Sequence[str], style: Style) -> Iterator[str]:
+    """Render one JSON object a line, a run each."""
+    for run, code in runs:
+        yield json_text(_body(run, code), ascii_only=not style.unicode) + "\n"
+        del run
+
+
+def _body(run: CheckedRun, code: int) -> dict[str, object]:
+    return {
+        "name": run.name,
+        "files": list(run.files),
+        "outcome": outcome(run),
+        "exit_code": code,
+        "error": run.error or None,
+        "report": None if run.report is None else report_body(run.report),
+    }
+
+
+RENDERERS: dict[str, Callable[[Runs, Sequence[str], Style], Iterator[str]]] = {
     "full": full,
     "concise": concise,
     "json": as_json,
     "jsonl": as_json_lines,
     "markdown": as_markdown,
 }
+"""Format to what renders runs, given with the names of all of them, in pieces of whole lines."""

@@ -1,12 +1,21 @@
 """`check --each`: several runs, one line each."""
 
 import json
+import weakref
+from dataclasses import replace
 
 import pytest
 from engine.runs import TRL, random_columns, small, write
 
+from rolloutdoctor.commands.check import check
 from rolloutdoctor.commands.each import find_runs
+from rolloutdoctor.engine.options import CheckOptions
+from rolloutdoctor.io.run import open_run
 from rolloutdoctor.results.errors import InputError
+from rolloutdoctor.results.several import CheckedRun
+from rolloutdoctor.rules.table import pick
+from rolloutdoctor.views.several import RENDERERS
+from rolloutdoctor.views.style import Style
 
 
 def _names(*paths):
@@ -70,3 +79,46 @@ def test_logs_with_other_values_are_of_other_runs(rolloutdoctor, tmp_path):
     assert done.returncode == 2
     assert "are not of one run: kl at step 0 is 0.1 in the first and 0.2 in the second" in done.stderr
     assert "check them with --each" in done.stderr
+
+
+@pytest.mark.parametrize("form", RENDERERS)
+def test_no_report_is_kept_once_its_line_is_written(form, tmp_path):
+    write(tmp_path / "run.parquet", random_columns(3), TRL)
+    report = check(open_run([tmp_path / "run.parquet"]), CheckOptions(device="cpu", rules=pick(["RDI001"], [])))
+    alive = []
+
+    def runs():
+        for number in range(5):
+            assert not any(ref() for ref in alive)
+            run = CheckedRun(f"run {number}", ("run.parquet",), replace(report))
+            alive.append(weakref.ref(run.report))
+            yield run, 0
+            del run
+
+    style = Style(width=80, color=False, unicode=True, verbose=True)
+    text = "".join(RENDERERS[form](runs(), [f"run {number}" for number in range(5)], style))
+    assert text.count("run 3") == (2 if form == "full" else 1)
+    if form == "json":
+        assert len(json.loads(text)["runs"]) == 5
+
+
+def test_lines_appear_before_the_last_run_is_checked():
+    class StoppedError(Exception):
+        pass
+
+    def runs():
+        yield CheckedRun("one", ("one",), None, "no such file"), 2
+        raise StoppedError
+
+    style = Style(width=80, color=False, unicode=True, verbose=False)
+    for form in ("full", "concise", "jsonl"):
+        assert "one" in next(RENDERERS[form](runs(), ["one", "two"], style))
+
+
+def test_several_runs_in_a_file(rolloutdoctor, tmp_path):
+    write(tmp_path / "good.parquet", random_columns(3), TRL)
+    for form in RENDERERS:
+        options = ("check", tmp_path / "good.parquet", "--each", "--select", "RDI001", "--format", form, "--device=cpu")
+        printed = rolloutdoctor(*options).stdout
+        assert rolloutdoctor(*options, "--output-file", tmp_path / "out").stdout == ""
+        assert (tmp_path / "out").read_text() == printed

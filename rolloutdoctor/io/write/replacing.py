@@ -9,7 +9,7 @@ import errno
 import os
 import stat
 import sys
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from pathlib import Path
 from typing import BinaryIO
 
@@ -128,19 +128,26 @@ class Replacement:
             raise
 
 
-def write_whole(content: bytes, target: Target, what: str = "this") -> None:
+def write_whole(content: bytes | Iterable[bytes], target: Target, what: str = "this") -> None:
     """Write a file so that nobody ever sees a part of it; a device, a pipe or an open file is written into.
+
+    Args:
+        content: of the file, at once or in pieces.
+        target: the file.
+        what: it is, in words; refused where the target is no file.
 
     Raises:
         OutputError: if it cannot be written.
         BrokenPipeError: if it is a pipe whose reader has gone.
     """
+    pieces = (content,) if isinstance(content, bytes) else content
     if target.streams:
-        _write_into(content, target)
+        _write_into(pieces, target)
         return
     replacement = Replacement(target, what)
     with replacement.told():
-        replacement.file.write(content)
+        for piece in pieces:
+            replacement.file.write(piece)
     replacement.complete()
     replacement.place()
 
@@ -207,7 +214,7 @@ def _link(temporary: Path, target: Target) -> None:
         temporary.rename(target.path)
 
 
-def _write_into(content: bytes, target: Target) -> None:
+def _write_into(pieces: Iterable[bytes], target: Target) -> None:
     try:
         if target.descriptor is not None:
             # As if it had been printed: what was printed before stays before it.
@@ -218,9 +225,10 @@ def _write_into(content: bytes, target: Target) -> None:
         else:
             number = os.open(target.path, os.O_WRONLY | getattr(os, "O_CLOEXEC", 0))
         with os.fdopen(number, "wb", buffering=0) as file:
-            view = memoryview(content)
-            while view:
-                view = view[file.write(view) :]
+            for piece in pieces:
+                view = memoryview(piece)
+                while view:
+                    view = view[file.write(view) :]
     except BrokenPipeError:
         raise
     except OSError as error:
