@@ -209,7 +209,7 @@ def test_baseline_shows_points_and_their_distribution():
     figure = figure_of("baseline", baseline())
     scatter, side = figure.axes
     assert scatter.get_xlabel() == "fully masked responses of the group, %"
-    assert scatter.get_ylabel() == "drift of the baseline (reward)"
+    assert scatter.get_ylabel() == "baseline drift, group mean (reward)"
     assert scatter.collections[0].get_offsets().tolist() == [[25.0, -0.5], [50.0, 0.25]]
     assert sum(heights(side, 0)) == MOVED.total
     assert "7 groups without fully masked responses not drawn" in note_of(figure)

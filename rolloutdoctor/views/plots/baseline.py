@@ -37,7 +37,7 @@ def draw(data: BaselineData) -> Figure:
     scatter.axhline(0, color=INK, linewidth=1.2, linestyle=(0, (4, 3)))
     scatter.set_xlim(0, max(52.0, max(shares) + 4))
     scatter.set_xlabel("fully masked responses of the group, %")
-    scatter.set_ylabel("drift of the baseline (reward)")
+    scatter.set_ylabel("baseline drift, group mean (reward)")
     if most > 1:
         scatter.set_title(f"area: number of groups (up to {most:,})", fontsize=12)
     bins = on_one_grid([data.drift], most=41, zoom=False)

@@ -6,26 +6,22 @@ from typing import Any, cast
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 
-from rolloutdoctor.results.figures import KlData, on_one_grid
+from rolloutdoctor.results.figures import KlData
 from rolloutdoctor.views.plots.style import (
     ALARM,
     DARK,
     INK,
     MARKED,
     MOST_POINTS,
-    PALE,
     above,
-    bars,
     blank,
+    distribution,
     empty,
     finite,
     from_zero,
     line,
-    log_counts,
     many,
     mean,
-    room,
-    say_cut,
     short,
     step_axis,
 )
@@ -112,15 +108,10 @@ def _tokens(ax: Axes, data: KlData) -> None:
     if not data.tokens.total:
         empty(ax, "no token with a finite KL")
         return
-    bins = on_one_grid([data.tokens] if after is None else [data.tokens, after])
-    bars(ax, bins, 0, fill=True, color=PALE, label=f"as configured ({data.tokens.total:,})")
-    if after is not None:
-        bars(ax, bins, 1, color=DARK, linewidth=2.0, label=f"with {data.fix} ({after.total:,})")
-        above(ax, 2)
-    ax.set_xlim(room(bins))
+    kept = 0 if after is None else after.total
+    labels = (f"as configured ({data.tokens.total:,})", f"with {data.fix} ({kept:,})")
+    bins = distribution(ax, data.tokens, after, labels)
     ax.axvline(0, color=INK, linewidth=1.2, linestyle=(0, (4, 3)))
-    log_counts(ax)
-    say_cut(ax, bins, 0)
     lost = f", {many(data.tokens.nonfinite, 'token')} not finite" if data.tokens.nonfinite else ""
     told = f"{many(data.tokens.total, 'trained token')} with a KL term"
     ax.set_xlabel(f"KL of one token ({data.estimator}), nats; {told}{lost}")

@@ -4,7 +4,7 @@ from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 from matplotlib.ticker import MaxNLocator
 
-from rolloutdoctor.results.figures import LengthsData, on_one_grid
+from rolloutdoctor.results.figures import LengthsData
 from rolloutdoctor.views.plots.style import (
     ALARM,
     DARK,
@@ -12,16 +12,13 @@ from rolloutdoctor.views.plots.style import (
     MARKED,
     PALE,
     above,
-    bars,
     blank,
+    distribution,
     empty,
     finite,
     from_zero,
     line,
-    log_counts,
     many,
-    room,
-    say_cut,
     short,
     step_axis,
 )
@@ -69,16 +66,9 @@ def draw(data: LengthsData) -> Figure:
 
 
 def _spread(ax: Axes, data: LengthsData) -> None:
-    cut = data.truncated_lengths
-    some = cut is not None and cut.total > 0
-    bins = on_one_grid([data.lengths, cut] if some and cut is not None else [data.lengths])
-    bars(ax, bins, 0, fill=True, color=PALE, label=f"all ({data.lengths.total:,})")
-    if some and cut is not None:
-        bars(ax, bins, 1, color=ALARM, linewidth=2.0, label=f"truncated ({cut.total:,})")
-        above(ax)
-    ax.set_xlim(room(bins))
-    log_counts(ax)
-    say_cut(ax, bins, 0)
+    cut = data.truncated_lengths if data.truncated_lengths is not None and data.truncated_lengths.total else None
+    truncated = 0 if cut is None else cut.total
+    distribution(ax, data.lengths, cut, (f"all ({data.lengths.total:,})", f"truncated ({truncated:,})"), ALARM)
     ax.xaxis.set_major_locator(MaxNLocator(integer=True))
     ax.set_xlabel("response length, tokens")
     ax.set_ylabel("rows per bin\n(log)")

@@ -7,23 +7,20 @@ from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 from matplotlib.ticker import FixedLocator, FuncFormatter, MaxNLocator
 
-from rolloutdoctor.results.figures import Histogram, RatioData, on_one_grid
+from rolloutdoctor.results.figures import Histogram, RatioData
 from rolloutdoctor.views.plots.style import (
     ALARM,
     DARK,
     INK,
-    PALE,
     above,
-    bars,
     blank,
+    distribution,
     empty,
     finite,
     from_zero,
     line,
-    log_counts,
     many,
     room,
-    say_cut,
     short,
     step_axis,
 )
@@ -91,22 +88,17 @@ def _ratios(ax: Axes, data: RatioData) -> None:
     if not data.log_ratio.total:
         empty(ax, "no finite ratio")
         return
-    after = data.log_ratio_after
-    bins = on_one_grid([data.log_ratio] if after is None else [data.log_ratio, after])
-    bars(ax, bins, 0, fill=True, color=PALE)
-    if after is not None:
-        bars(ax, bins, 1, color=DARK, linewidth=2.0)
+    ends = list(room(distribution(ax, data.log_ratio, data.log_ratio_after)))
     low = math.log(1 - data.clip_low) if data.clip_low < 1 else None
     high = math.log1p(data.clip_high)
     for limit, words in ((low, f"1 - {data.clip_low:g}"), (high, f"1 + {data.clip_high:g}")):
         if limit is not None:
+            ends.append(limit)
             ax.axvline(limit, color=ALARM, linewidth=1.8, linestyle="--")
             side = "right" if limit < 0 else "left"
             ax.text(limit, 1.0, f" {words} ", transform=ax.get_xaxis_transform(), ha=side, va="bottom", fontsize=11)
     ax.axvline(0, color=INK, linewidth=1.0, linestyle=(0, (1, 2)))
-    log_counts(ax)
-    say_cut(ax, bins, 0)
-    left, right = ax.get_xlim()
+    left, right = min(ends), max(ends)
     ax.set_xlim(left - 0.06 * (right - left), right + 0.06 * (right - left))
     _tick_ratios(ax)
     lost = f"; {many(data.log_ratio.nonfinite, 'token')} not finite" if data.log_ratio.nonfinite else ""
@@ -141,12 +133,8 @@ def _tick_ratios(ax: Axes) -> None:
 
 def _gap(ax: Axes, data: RatioData) -> None:
     assert data.gap is not None
-    bins = on_one_grid([data.gap])
-    bars(ax, bins, 0, fill=True, color=PALE)
-    ax.set_xlim(room(bins))
+    distribution(ax, data.gap)
     ax.axvline(0, color=INK, linewidth=1.0, linestyle=(0, (1, 2)))
-    log_counts(ax)
-    say_cut(ax, bins, 0)
     ax.xaxis.set_major_locator(MaxNLocator(nbins=5))
     ax.set_xlabel("gap to the sampler, nats")
     ax.set_ylabel("tokens per bin (log)")

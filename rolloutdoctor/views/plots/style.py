@@ -13,7 +13,7 @@ from matplotlib.patches import StepPatch
 from matplotlib.ticker import FuncFormatter, LogLocator, MaxNLocator, NullLocator, ScalarFormatter
 
 from rolloutdoctor.results import exact
-from rolloutdoctor.results.figures import Bins
+from rolloutdoctor.results.figures import Bins, Histogram, on_one_grid
 
 INK = "#1a1a1b"
 """Text and axes. In a page this colour becomes the colour of the text around it."""
@@ -96,6 +96,33 @@ def bars(ax: Axes, bins: Bins, which: int, **look: Any) -> None:  # noqa: ANN401
         del look["color"]
         look |= {"facecolor": PALE, "edgecolor": GUIDE, "linewidth": 0.8}
     ax.stairs(bins.counts[which], edges, **look)
+
+
+def distribution(
+    ax: Axes, whole: Histogram, part: Histogram | None = None, labels: Sequence[str] = ("", ""), color: str = DARK
+) -> Bins:
+    """Draw a histogram on logarithmic counts, and that of a part of its values as a line in it.
+
+    Args:
+        ax: to draw on.
+        whole: of all values.
+        part: of some of them; None: there are none.
+        labels: of both in the legend, which is drawn above if there is a part; empty: no legend.
+        color: of the part.
+
+    Returns:
+        The bins.
+    """
+    bins = on_one_grid([whole] if part is None else [whole, part])
+    bars(ax, bins, 0, fill=True, color=PALE, label=labels[0])
+    if part is not None:
+        bars(ax, bins, 1, color=color, linewidth=2.0, label=labels[1])
+        if any(labels):
+            above(ax)
+    ax.set_xlim(room(bins))
+    log_counts(ax)
+    say_cut(ax, bins, 0)
+    return bins
 
 
 def room(bins: Bins) -> tuple[float, float]:
