@@ -243,7 +243,7 @@ def unused(options: Iterable[Option], config: Config) -> list[str]:
         assert option.works_after is not None  # it would work
         last, why = option.works_after
         found.append(
-            f"{option.name} = {setting.value} ({setting.origin}) has no effect: to release {last} {why}; if the run "
+            f"{option.name} = {setting.value} ({setting.origin}) has no effect: up to release {last} {why}; if the run "
             "was made with later code, say so with --trainer NAME@VERSION"
         )
     return found

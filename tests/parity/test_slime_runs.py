@@ -78,6 +78,6 @@ def test_a_planted_cause_is_named(name, tmp_path):
 def test_an_option_that_the_release_does_not_use_is_named(tmp_path):
     name = next(each for each in HEALTHY if RUNS[each].options["eps_clip_c"] is not None)
     (note,) = (note for note in rd.check(opened(name, tmp_path)).notes if "eps_clip_c" in note)
-    assert "has no effect: to release 0.3.1" in note
+    assert "has no effect: up to release 0.3.1" in note
     later = rd.check(opened(name, tmp_path), trainer="slime@0.3.2")
     assert not any("eps_clip_c" in note for note in later.notes)

@@ -62,7 +62,7 @@ OPTIONS = (
         "dual clip for negative advantages, after release 0.3.1; null: none",
         low=1,
         optional=True,
-        works_after=("0.3.1", "slime reads it and does not pass it to the loss, which has no dual clip"),
+        works_after=("0.3.1", "slime reads it but does not pass it to the loss, so there is no dual clip"),
     ),
     Option("gamma", "number", 1.0, "discount per token", low=0, high=1),
     Option("lambd", "number", 1.0, "lambda of generalised advantage estimation", low=0, high=1),
@@ -188,7 +188,7 @@ def objective(config: Config) -> Objective:
             kind="cispo_clipped" if estimator == "cispo" else "ppo_dual_clip",
             clip_low=config.number("eps_clip"),
             clip_high=config.number("eps_clip") if high is None else high,
-            # To release 0.3.1 `policy_loss_function` does not hand it on.
+            # Up to release 0.3.1 `policy_loss_function` does not pass it on.
             cap=config.optional_number("eps_clip_c") if config.version > (0, 3, 1) else None,
             old="rollout_log_probs" if sampler else "old_log_probs",
             level="sequence" if estimator == "gspo" else "token",
