@@ -1,7 +1,8 @@
 """An identification as text for people and as JSON for programs."""
 
 import shlex
-from collections.abc import Iterator
+import textwrap
+from collections.abc import Iterator, Sequence
 
 from rolloutdoctor.results.escapes import json_text
 from rolloutdoctor.results.identification import Identification, IdentifiedClass, Member, Stage
@@ -64,15 +65,36 @@ def _stage(stage: Stage) -> dict[str, object]:
 
 def text(found: Identification, style: Style | None = None) -> str:
     """Return the identification as lines of text."""
+    width = (style or Style()).width
     lines: list[str] = []
     for stage in found.stages:
         lines += _stage_lines(stage)
     lines.append(f"{'recorded':<12}{_recorded(found)}")
-    if found.use:
-        lines.append(f"{'use':<12}{plain(shlex.join(found.use), 2000)}")
-    elif not found.nothing_identified:
+    if not found.use and not found.nothing_identified:
         lines.append(f"{'use':<12}nothing: no options of one known trainer compute all of this")
-    return "\n".join(lines) + "\n"
+    wrapped = [part for line in lines for part in _wrapped(line, width)]
+    return "\n".join([*wrapped, *_command(found.use, width)]) + "\n"
+
+
+def _wrapped(line: str, width: int) -> list[str]:
+    """A line cut at spaces, the rest below its first word."""
+    deeper = _INDENT + ("" if line[:12].strip() else "  ")
+    return textwrap.wrap(line, width, subsequent_indent=deeper, break_long_words=False, break_on_hyphens=False)
+
+
+def _command(words: Sequence[str], width: int) -> Iterator[str]:
+    """Options to copy into a shell: pairs of a name and its value, over several lines where one is too narrow."""
+    if not words:
+        return
+    pairs = [plain(shlex.join(words[place : place + 2]), 500) for place in range(0, len(words), 2)]
+    line = f"{'use':<12}"
+    for place, pair in enumerate(pairs):
+        more = place + 1 < len(pairs)
+        if line.strip() not in ("", "use") and len(line) + 1 + len(pair) + 2 * more > width:
+            yield f"{line} \\"
+            line = _INDENT
+        line += pair if line.endswith(" ") else f" {pair}"
+    yield line
 
 
 def _stage_lines(stage: Stage) -> Iterator[str]:
@@ -117,7 +139,7 @@ def _evidence(stage: Stage, one: IdentifiedClass) -> str:
 def _also(one: IdentifiedClass) -> Iterator[str]:
     said = [words for words in dict.fromkeys(map(_member, one.equivalent)) if words]
     for words in said[:_LISTED]:
-        yield f"{_INDENT}also: {plain(words, 200)}"
+        yield f"{_INDENT}also: {plain(words, 400)}"
     if len(said) > _LISTED:
         yield f"{_INDENT}also: {len(said) - _LISTED} more that give the same values"
 

@@ -2,6 +2,8 @@
 
 import json
 import os
+import re
+import shlex
 from pathlib import Path
 
 import pytest
@@ -127,15 +129,25 @@ def test_text(rolloutdoctor):
     assert _without_worst(found.stdout) == _without_worst(stored.read_text())
 
 
+@pytest.mark.parametrize("width", [60, 80, 120])
+def test_lines_fit_the_width_and_options_can_be_copied(rolloutdoctor, width):
+    words = ("identify", SAMPLES / "verl_rejected.parquet", "--steps", ":10")
+    lines = rolloutdoctor(*words, env={"COLUMNS": str(width)}).stdout.splitlines()
+    # No option is cut.
+    assert all(len(line) <= width or line.count("=") == 1 for line in lines)
+    shell = "\n".join(lines).partition("\nuse ")[2]
+    assert shlex.split(shell.replace("\\\n", "")) == json.loads(rolloutdoctor(*words, "--format", "json").stdout)["use"]
+
+
 def _without_worst(text):
-    return [line.partition(", worst ")[0] for line in text.splitlines()]
+    return re.sub(r", worst \S+ of their rounding", "", " ".join(text.split()))
 
 
 def test_a_contradiction_exits_with_1(rolloutdoctor):
     wrong = ("--set", "algorithm.norm_adv_by_std_in_grpo=false")
     found = rolloutdoctor("identify", SAMPLES / "verl_rejected.parquet", *wrong, "--steps", "1:20")
     assert found.returncode == 1
-    assert "contradicts the log (advantage" in found.stdout
+    assert "contradicts the log (advantage" in " ".join(found.stdout.split())
     assert "algorithm.norm_adv_by_std_in_grpo=true" in found.stdout
 
 
