@@ -41,7 +41,8 @@ def info(
     check_target(output_file, "--output-file")
     options = CheckOptions(trainer=trainer, layers=layers, steps=step_range, split=split.value if split else None)
     found = describe(run, options)
-    text = _as_json(found) if format_ is opt.BookFormat.json else _as_text(found)
+    width = opt.style_of(opt.Color.never, to_file=output_file is not None, verbose=False).width
+    text = _as_json(found) if format_ is opt.BookFormat.json else _as_text(found, width)
     opt.deliver(text, output_file)
 
 
@@ -72,9 +73,10 @@ def _as_json(found: "RunInfo") -> str:
     return json_text(body, indent=2) + "\n"
 
 
-def _as_text(found: "RunInfo") -> str:
+def _as_text(found: "RunInfo", width: int) -> str:
     from rolloutdoctor.commands.info import TIERS
     from rolloutdoctor.views.style import plain
+    from rolloutdoctor.views.wrapping import wrapped
 
     size = found.input
     lines = [f"{len(found.files)} file{'s' if len(found.files) != 1 else ''}: {', '.join(map(plain, found.files[:5]))}"]
@@ -113,4 +115,4 @@ def _as_text(found: "RunInfo") -> str:
         for how in dict.fromkeys(found.absent.values()):
             names = [name for name, each in found.absent.items() if each == how]
             lines.append(f"  {', '.join(names)}\n    {how}")
-    return "\n".join(lines) + "\n"
+    return "\n".join(wrapped("\n".join(lines).split("\n"), width)) + "\n"

@@ -1,13 +1,13 @@
 """An identification as text for people and as JSON for programs."""
 
 import shlex
-import textwrap
 from collections.abc import Iterator, Sequence
 
 from rolloutdoctor.results.escapes import json_text
 from rolloutdoctor.results.identification import Identification, IdentifiedClass, Member, Stage
 from rolloutdoctor.results.version import __version__
 from rolloutdoctor.views.style import Style, plain
+from rolloutdoctor.views.wrapping import wrapped
 
 SCHEMA_VERSION = 1
 
@@ -72,14 +72,7 @@ def text(found: Identification, style: Style | None = None) -> str:
     lines.append(f"{'recorded':<12}{_recorded(found)}")
     if not found.use and not found.nothing_identified:
         lines.append(f"{'use':<12}nothing: no options of one known trainer compute all of this")
-    wrapped = [part for line in lines for part in _wrapped(line, width)]
-    return "\n".join([*wrapped, *_command(found.use, width)]) + "\n"
-
-
-def _wrapped(line: str, width: int) -> list[str]:
-    """A line cut at spaces, the rest below its first word."""
-    deeper = _INDENT + ("" if line[:12].strip() else "  ")
-    return textwrap.wrap(line, width, subsequent_indent=deeper, break_long_words=False, break_on_hyphens=False)
+    return "\n".join([*wrapped(lines, width), *_command(found.use, width)]) + "\n"
 
 
 def _command(words: Sequence[str], width: int) -> Iterator[str]:
