@@ -1,12 +1,12 @@
 """A Ray cluster gives the bytes of one process, loses nothing, counts nothing twice, and says why it cannot go on."""
 
 import os
-import secrets
 import sys
 from dataclasses import dataclass
 from pathlib import Path
 
 import pytest
+from engine import rays
 from engine.runs import random_columns, write
 
 from rolloutdoctor.commands.check import report_of
@@ -33,13 +33,8 @@ OPTIONS = CheckOptions(device="cpu")
 
 @pytest.fixture(scope="module", autouse=True)
 def cluster():
-    root = str(Path(__file__).parents[2])
     with pytest.MonkeyPatch.context() as patch:
-        patch.setenv("PYTHONPATH", root)
-        # Of this cluster alone: Ray would else make a token in the home of the user.
-        patch.setenv("RAY_AUTH_TOKEN", secrets.token_hex(32))
-        patch.setenv("RAY_ACCEL_ENV_VAR_OVERRIDE_ON_ZERO", "0")
-        patch.setattr(ray_cluster, "BASE_BYTES", 2**20)
+        rays.surround(patch)
         ray.init(
             address="local", num_cpus=2, object_store_memory=80 * 2**20, include_dashboard=False, log_to_driver=False
         )

@@ -2,7 +2,6 @@
 
 import json
 import os
-import secrets
 import signal
 import subprocess
 import sys
@@ -14,10 +13,10 @@ from pathlib import Path
 import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
+from engine import rays
 from engine.runs import random_columns, write
 
 from rolloutdoctor.commands.recompute_parts import MANIFEST
-from rolloutdoctor.engine import ray_cluster
 from rolloutdoctor.engine.check_parts import CheckWork
 from rolloutdoctor.engine.options import CheckOptions
 from rolloutdoctor.engine.parts import Serial, tree_sum
@@ -37,10 +36,7 @@ def nodes():
     from ray.cluster_utils import Cluster
 
     with pytest.MonkeyPatch.context() as patch:
-        patch.setenv("PYTHONPATH", str(ROOT))
-        patch.setenv("RAY_AUTH_TOKEN", secrets.token_hex(32))
-        patch.setenv("RAY_ACCEL_ENV_VAR_OVERRIDE_ON_ZERO", "0")
-        patch.setattr(ray_cluster, "BASE_BYTES", 2**20)
+        rays.surround(patch)
         arguments = {"num_cpus": 1, "object_store_memory": STORE, "include_dashboard": False}
         cluster = Cluster(initialize_head=True, head_node_args=arguments)
         yield cluster, cluster.add_node(num_cpus=1, object_store_memory=STORE)
