@@ -410,6 +410,11 @@ def _steps(text: str | None) -> StepRange | None:
 def _views() -> None:
     """Say how results show themselves in a notebook; what draws them is imported when one is shown."""
 
+    def of_run(found: Run) -> str:
+        from rolloutdoctor.views.notebook import run_html
+
+        return run_html(found)
+
     def of_report(found: Report) -> str:
         from rolloutdoctor.views.notebook import report_html
 
@@ -447,6 +452,7 @@ def _views() -> None:
 
         return text_html(as_full(found, Style()))
 
+    show_as(Run, of_run)
     show_as(Report, of_report)
     show_as(Finding, of_finding)
     show_as(Comparison, of_comparison)

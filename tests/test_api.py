@@ -215,6 +215,18 @@ def test_results_are_a_line_as_text_and_a_table_in_a_notebook():
         assert result._repr_html_().startswith("<pre>")
 
 
+def test_a_run_is_a_line_as_text_and_a_table_in_a_notebook(tmp_path):
+    run = rd.open(SAMPLE)
+    assert len(repr(run)) < 200
+    page = run._repr_html_()
+    assert page.count("<tr>") == 4
+    assert f"{run.rows:,}" in page
+    assert "old_log_probs" in page
+    hostile = tmp_path / "<script>.parquet"
+    hostile.write_bytes(SAMPLE.read_bytes())
+    assert "<script>" not in rd.open(hostile)._repr_html_()
+
+
 def test_what_a_file_says_is_no_markup_in_a_notebook():
     found = rd.check(SAMPLE, select=["RDI001", "RDA001"])
     hostile = replace(found, findings=(replace(found.findings[0], headline="<script>alert(1)</script>"),))

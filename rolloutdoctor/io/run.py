@@ -28,6 +28,7 @@ from rolloutdoctor.io.parquet.steps import StepRange
 from rolloutdoctor.io.parquet.token_counts import unit_of
 from rolloutdoctor.io.progress import Progress, Unit, common_unit
 from rolloutdoctor.io.stream import Stream
+from rolloutdoctor.results.display import Displayed
 from rolloutdoctor.results.errors import InputError
 
 __all__ = ["LoggedMetrics", "Run", "StepRange", "open_run"]
@@ -58,7 +59,7 @@ def open_run(
     return Run(files, metadata, read_metrics(found.metrics), beside=found.metrics)
 
 
-class Run:
+class Run(Displayed):
     """A run, as its files' footers describe it. No file is open except while `batches` is being consumed.
 
     A run without files is a log of numbers: its batches have no rows, one for each step and split that was logged.

@@ -2,11 +2,19 @@
 
 from jinja2 import Environment, PackageLoader, StrictUndefined, Template
 
+from rolloutdoctor.io.run import Run
 from rolloutdoctor.results.findings import Finding, Report
 from rolloutdoctor.views.audit_words import audit_line
 from rolloutdoctor.views.concise import counts
 from rolloutdoctor.views.style import plain
 from rolloutdoctor.views.verdict import verdict
+
+
+def run_html(run: Run) -> str:
+    """Return whose run it is, its rows and columns, and what was logged; nothing is read for it."""
+    said = run.metadata
+    trainer = f"{said.trainer} {said.trainer_version or ''}".strip() if said.trainer else "not stated in the file"
+    return _template("notebook_run.html").render(run=run, trainer=trainer, metrics=sorted(run.metrics.names()))
 
 
 def report_html(report: Report) -> str:
