@@ -185,7 +185,10 @@ class SamplerMismatch(Rule[MismatchTally]):
                 "size "
                 f"{percent(found['ess_share'])}"
             )
-            advice = "no level is a fault by itself: rules on causes look for these, and the caps say what weights cost"
+            advice = (
+                "a gap alone is not a fault: the other RDO rules look for its causes, and the measures show what caps "
+                "on importance weights would keep and cut"
+            )
         else:
             headline = f"the sampler was sure of {counted(run.confident, 'token')} that the trainer finds unlikely"
             advice = (

@@ -288,7 +288,7 @@ class SequenceIsLengthBias(Rule[LengthTally]):
                 f"sampler and trainer differ by {number(gaps[0])} nats a token in the shortest third and "
                 f"{number(gaps[1])} in the longest; bounds of the configuration: {limits}"
             ),
-            advice="weigh tokens, or hold the geometric mean of a sequence to its bounds",
+            advice="use token-level weights, or bound the geometric mean of the ratios of a sequence",
         )
 
 
