@@ -413,7 +413,9 @@ def _views() -> None:
     def of_run(found: Run) -> str:
         from rolloutdoctor.views.notebook import run_html
 
-        return run_html(found)
+        said = found.metadata
+        trainer = f"{said.trainer} {said.trainer_version or ''}".strip() if said.trainer else "not stated in the file"
+        return run_html(found.files, trainer, found.rows, found.columns, found.metrics.names())
 
     def of_report(found: Report) -> str:
         from rolloutdoctor.views.notebook import report_html

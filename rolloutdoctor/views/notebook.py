@@ -1,8 +1,9 @@
 """Results as a notebook shows them: small, without styles of their own, so that light and dark both look right."""
 
+from collections.abc import Iterable, Sequence
+
 from jinja2 import Environment, PackageLoader, StrictUndefined, Template
 
-from rolloutdoctor.io.run import Run
 from rolloutdoctor.results.findings import Finding, Report
 from rolloutdoctor.views.audit_words import audit_line
 from rolloutdoctor.views.concise import counts
@@ -10,11 +11,11 @@ from rolloutdoctor.views.style import plain
 from rolloutdoctor.views.verdict import verdict
 
 
-def run_html(run: Run) -> str:
-    """Return whose run it is, its rows and columns, and what was logged; nothing is read for it."""
-    said = run.metadata
-    trainer = f"{said.trainer} {said.trainer_version or ''}".strip() if said.trainer else "not stated in the file"
-    return _template("notebook_run.html").render(run=run, trainer=trainer, metrics=sorted(run.metrics.names()))
+def run_html(files: Sequence[str], trainer: str, rows: int, columns: Iterable[str], metrics: Iterable[str]) -> str:
+    """Return whose run it is, how many rows and which columns it has, and what was logged."""
+    return _template("notebook_run.html").render(
+        files=files, trainer=trainer, rows=rows, columns=sorted(columns), metrics=sorted(metrics)
+    )
 
 
 def report_html(report: Report) -> str:
