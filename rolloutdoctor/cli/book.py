@@ -33,7 +33,7 @@ def causes(
     ] = None,
     format_: FormatOption = BookFormat.full,
 ) -> None:
-    """List the causes that are tried where logged values do not follow from the options."""
+    """List the causes tried when logged values do not match the recorded options."""
     show(pages.causes(code, as_json=format_ is BookFormat.json) + "\n")
 
 
@@ -48,7 +48,7 @@ def trainers(
     name: Annotated[str | None, typer.Argument(metavar="[NAME[@VERSION]]", help="One trainer; all if omitted.")] = None,
     format_: FormatOption = BookFormat.full,
 ) -> None:
-    """List the trainers and the options understood for each, with defaults."""
+    """List the trainers, their options and defaults."""
     show(pages.trainers(name, as_json=format_ is BookFormat.json) + "\n")
 
 
@@ -56,5 +56,5 @@ def trainers(
 def schema(
     name: Annotated[str | None, typer.Argument(metavar="[NAME]", help="An output; a list of them if omitted.")] = None,
 ) -> None:
-    """Print the JSON Schema of what a command prints as JSON."""
+    """Print the JSON Schema of a command's JSON output."""
     show(pages.schema(name) + "\n")

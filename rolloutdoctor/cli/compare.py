@@ -52,7 +52,7 @@ def compare(
     quiet: opt.QuietOption = False,
     verbose: Annotated[bool, typer.Option("--verbose", "-v", help="Show all metrics, measures and parts.")] = False,
 ) -> None:
-    """Compare two runs: where their rows part, findings, options and metrics side by side."""
+    """Compare two runs: the first row that differs, findings, options and metrics."""
     from dataclasses import replace
 
     step_range = opt.step_range(steps)

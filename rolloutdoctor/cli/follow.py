@@ -25,11 +25,11 @@ if TYPE_CHECKING:
     from rolloutdoctor.results.findings import Report
 
 FollowOption = Annotated[
-    bool, typer.Option("--follow", help="Go on as the run grows: count each step once it is whole, say what is new.")
+    bool, typer.Option("--follow", help="Keep checking as the run grows: each whole step once, each new finding once.")
 ]
 StateOption = Annotated[
     str | None,
-    typer.Option("--state", metavar="FILE", help="With --follow: keep what was counted there, and go on from it."),
+    typer.Option("--state", metavar="FILE", help="With --follow: save the progress there, and resume from it."),
 ]
 OnFindingOption = Annotated[
     str | None,
@@ -41,13 +41,11 @@ OnFindingOption = Annotated[
 ]
 UntilIdleOption = Annotated[
     float | None,
-    typer.Option("--until-idle", metavar="SECONDS", min=0, help="With --follow: end once nothing was new for so long."),
+    typer.Option("--until-idle", metavar="SECONDS", min=0, help="With --follow: end after this long without new data."),
 ]
 EveryOption = Annotated[
     float | None,
-    typer.Option(
-        "--every", metavar="SECONDS", min=0.01, help="With --follow: time between two looks; by default 1 to 30 s."
-    ),
+    typer.Option("--every", metavar="SECONDS", min=0.01, help="With --follow: polling interval; by default 1 to 30 s."),
 ]
 
 COMMAND_SECONDS = 60

@@ -1,5 +1,7 @@
 """Pages of help: options in groups, without types that say nothing, and environment variables in one line."""
 
+import re
+from textwrap import wrap
 from typing import Any
 
 from typer.core import TyperCommand
@@ -14,6 +16,12 @@ _GROUPS: tuple[tuple[str, tuple[str, ...]], ...] = (
     ("Computing", ("device", "dtype", "kernel", "workers", "engine", "state_dir", "save_state")),
 )
 """Title of a group to the parameters in it; what is in none comes under "Options"."""
+
+EXAMPLES = "Examples: "
+"""Comes before the examples at the end of what a command says below its options."""
+
+_JOINED = "\ue000"
+"""Stands for a blank at which no line ends."""
 
 ENVIRONMENT = "An option can also be set by its environment variable: ROLLOUTDOCTOR_FORMAT for --format, and so on."
 
@@ -46,3 +54,34 @@ class GroupedCommand(TyperCommand):
         if reads_environment:
             formatter.write_paragraph()
             formatter.write_text(ENVIRONMENT)
+
+    def format_epilog(self, ctx: Any, formatter: Any) -> None:  # noqa: ANN401
+        """Write what is to be said, then each example on lines of its own; see `click.Command.format_epilog`."""
+        words, _, examples = (self.epilog or "").partition(EXAMPLES)
+        if words.strip():
+            formatter.write_paragraph()
+            formatter.write_text(words.strip())
+        if examples:
+            with formatter.section("Examples"):
+                for example in examples.split("; "):
+                    formatter.write(_continued(example, formatter.width, formatter.current_indent))
+
+
+def _continued(command: str, width: int, indent: int) -> str:
+    r"""A command as a shell takes it, on several lines where it is too long for one.
+
+    >>> print(_continued("rolloutdoctor check run.parquet --steps 100:200", 32, 2), end="")
+      rolloutdoctor check \
+          run.parquet \
+          --steps 100:200
+    """
+    margin = " " * indent
+    lines = wrap(
+        re.sub(r"(--?[a-z][a-z-]*) (?!-)", r"\1" + _JOINED, command),
+        width - 2,
+        initial_indent=margin,
+        subsequent_indent=margin + "    ",
+        break_long_words=False,
+        break_on_hyphens=False,
+    )
+    return " \\\n".join(lines).replace(_JOINED, " ") + "\n"

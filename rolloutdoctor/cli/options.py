@@ -202,7 +202,12 @@ OutputOption = Annotated[
 ]
 QuietOption = Annotated[
     bool,
-    typer.Option("--quiet", "-q", envvar="ROLLOUTDOCTOR_QUIET", help="Show the result alone, in short."),
+    typer.Option(
+        "--quiet",
+        "-q",
+        envvar="ROLLOUTDOCTOR_QUIET",
+        help="Print the result in brief; no progress bar.",
+    ),
 ]
 ColorOption = Annotated[Color, typer.Option("--color", envvar="ROLLOUTDOCTOR_COLOR", help="When to use colour.")]
 

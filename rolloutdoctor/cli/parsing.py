@@ -15,6 +15,13 @@ from rolloutdoctor.results.escapes import sentence, visible_lines
 class Commands(TyperGroup):
     """The commands, with what the option parser complains about escaped as every other message is."""
 
+    def format_commands(self, ctx: Any, formatter: Any) -> None:  # noqa: ANN401  # classes of the option parser
+        """Write each command with its whole sentence; see `click.Group.format_commands`."""
+        found = [(name, self.get_command(ctx, name)) for name in self.list_commands(ctx)]
+        lines = [(name, (each.help or "").partition("\n\n")[0]) for name, each in found if each and not each.hidden]
+        with formatter.section("Commands"):
+            formatter.write_dl(lines)
+
     def main(self, *args: Any, **extra: Any) -> Any:  # noqa: ANN401  # as of its base
         """Parse and run; see `click.Command.main`."""
         if not extra.get("standalone_mode", True):

@@ -62,7 +62,7 @@ def recompute(
     color: opt.ColorOption = opt.Color.auto,
     quiet: opt.QuietOption = False,
 ) -> None:
-    """Recompute every token's advantage, KL, ratio, loss and gradient, and every step's metrics."""
+    """Recompute advantage, KL, ratio, loss and gradient per token, and metrics per step."""
     from rolloutdoctor.hypotheses.fixes import choose
 
     if output is None and format_ is opt.NumbersFormat.full:

@@ -78,7 +78,7 @@ EngineOption = Annotated[
 StateDirOption = Annotated[
     str | None,
     typer.Option(
-        "--state-dir", metavar="DIR", help="With --engine ray: keep what each part gave, and measure only the rest."
+        "--state-dir", metavar="DIR", help="With --engine ray: save each finished part there; a rerun skips those."
     ),
 ]
 

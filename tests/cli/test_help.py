@@ -53,3 +53,21 @@ def test_a_shell_gets_the_words():
         check=False,
     )
     assert "RDG001" in done.stdout.split(), done.stderr
+
+
+def test_no_sentence_of_the_list_of_commands_is_cut(rolloutdoctor):
+    done = rolloutdoctor("--help", env={"COLUMNS": "80"})
+    assert "..." not in done.stdout.partition("Commands:")[2]
+    assert "whatever its options say." in done.stdout
+    assert max(map(len, done.stdout.splitlines())) <= 80
+
+
+@pytest.mark.parametrize("command", ["check", "merge", "plot"])
+def test_each_example_is_a_command_to_copy(rolloutdoctor, command):
+    done = rolloutdoctor(command, "--help", env={"COLUMNS": "80"})
+    examples = done.stdout.partition("Examples:\n")[2]
+    assert all(line.startswith("  ") for line in examples.splitlines())
+    assert max(map(len, examples.splitlines())) <= 80
+    commands = examples.replace(" \\\n", " ").strip().splitlines()
+    assert len(commands) > 1
+    assert all(line.strip().startswith("rolloutdoctor ") and ";" not in line for line in commands)
