@@ -287,8 +287,8 @@ def test_equal_lines_are_one_line_and_a_sentence():
 def test_ratios_that_are_all_one_are_a_sentence():
     ones = Histogram(-40, 0, (99,))
     alone = figure_of("ratio", ratio(log_ratio=ones, gap=None, mean_gap=()))
-    assert words_alone(alone) == "the policy is the very one that the ratios compare it with"
-    assert title_of(alone) == "All 99 ratios are exactly 1: nothing can be clipped"
+    assert words_alone(alone) == "on-policy: policy and old log-probs are equal"
+    assert title_of(alone) == "All 99 ratios are exactly 1: no token is clipped"
     # A picture of words is as high as its words.
     assert alone.get_figheight() < 2
     (gap,) = figure_of("ratio", ratio(log_ratio=ones)).axes
@@ -313,7 +313,7 @@ def test_mismatch_draws_what_was_found():
     assert drawn.get_array().filled(0).tolist() == [list(row) for row in GRID]
     assert [line.get_xdata()[0] for line in steps.lines][-1] == 3
     assert steps.get_ylabel() == "|gap|, nats (log)"
-    assert positions.get_xlabel() == "position in the response, from (log)"
+    assert positions.get_xlabel() == "position in the response (log)"
     assert lags.get_xlabel() == "versions behind the newest of the step"
     words = "Sampler against trainer on 560 tokens: median |gap| of a step 0.01 to 0.05 nats; slope 1/T"
     assert title_of(figure).startswith(words)
@@ -326,7 +326,7 @@ def test_lengths_show_how_rows_end():
     spread, series, ends = figure.axes
     assert spread.get_xlabel() == "response length, tokens"
     assert series.get_ylabel() == "length, tokens"
-    assert ends.get_ylabel() == "rows, %"
+    assert ends.get_ylabel() == "responses, %"
     assert legend_of(figure) == [
         f"all ({SOME.total})",
         f"truncated ({MOVED.total})",
@@ -347,6 +347,20 @@ def test_gradient_title_weighs_steps_by_their_gradient():
     assert (
         PICTURES["gradient"].title(data) == "zero-std:loss changes 1 % of the gradient; 100 % or more in 1 of 2 steps"
     )
+
+
+def test_gradient_that_no_fix_changes_is_one_panel_with_ticks():
+    figure = figure_of("gradient", gradient(spurious=(0.0,) * 12, policy=(3.0,) * 6 + (7.0,) * 6, kl=(0.0,) * 12))
+    (parts,) = figure.axes
+    figure.canvas.draw()
+    low, high = parts.get_ylim()
+    assert len([tick for tick in parts.get_yticks() if low <= tick <= high]) > 0
+    assert "cosine" not in note_of(figure)
+
+
+def test_lengths_say_none_and_all():
+    told = title_of(figure_of("lengths", lengths(middle=50, truncated_rows=0, ended_rows=34)))
+    assert told == "34 responses, median 50 tokens; none truncated; all end with an end token"
 
 
 def test_ratio_draws_the_clip_range_and_the_gap():

@@ -48,7 +48,7 @@ def draw(data: GradientData) -> Figure:
         "all with respect to the logged log-probs (L1 over tokens), not to parameters; where the parts have opposite "
         "signs they cancel: their sum can exceed the gradient"
     )
-    compared = data.fix is not None and bool(finite(data.spurious) or finite(data.cosine))
+    compared = data.fix is not None and any(finite(data.spurious))
     known = finite(data.cosine)
     turned = compared and bool(known) and min(known) < STRAIGHT
     if compared and known and not turned:
@@ -71,8 +71,6 @@ def draw(data: GradientData) -> Figure:
     stems(share, data.steps, percent, color=DARK)
     share.set_ylabel("share that the\nfix changes, %")
     share.set_ylim(bottom=0)
-    if not any(finite(percent)):
-        share.set_ylim(0, 1)
     _parts(parts, data)
     for angle in angles:
         parts.set_xlabel("")
@@ -111,7 +109,9 @@ def _parts(ax: Axes, data: GradientData) -> None:
     ax.set_ylabel("|gradient|, L1\n(log-prob space)")
     if some:
         ax.set_yscale("log")
-        ax.yaxis.set_major_locator(LogLocator(numticks=6))
+        low, high = ax.get_ylim()
+        # Within one power of ten there may be no other tick.
+        ax.yaxis.set_major_locator(LogLocator(subs=(1,) if high > 30 * low else (1, 2, 5), numticks=6))
         ax.yaxis.set_minor_locator(NullLocator())
         ax.yaxis.set_major_formatter(FuncFormatter(lambda size, _: f"{size:.3g}"))
         ax.set_ylabel("|gradient|, L1 (log)\n(log-prob space)")

@@ -34,7 +34,8 @@ def title(data: LengthsData) -> str:
         told += f", median {many(data.middle, 'token')}"
 
     def share(rows: int) -> str:
-        return f"{rows:,} ({short(100 * rows / total)} %)"
+        whole = {0: "none", total: "all"}
+        return whole.get(rows, f"{rows:,} ({short(100 * rows / total)} %)")
 
     if data.by_status:
         told += f"; {share(data.truncated_rows)} truncated"
@@ -71,7 +72,7 @@ def _spread(ax: Axes, data: LengthsData) -> None:
     distribution(ax, data.lengths, cut, (f"all ({data.lengths.total:,})", f"truncated ({truncated:,})"), ALARM)
     ax.xaxis.set_major_locator(MaxNLocator(integer=True))
     ax.set_xlabel("response length, tokens")
-    ax.set_ylabel("rows per bin\n(log)")
+    ax.set_ylabel("responses per bin\n(log)")
 
 
 def _series(ax: Axes, data: LengthsData) -> None:
@@ -99,6 +100,6 @@ def _ends(ax: Axes, data: LengthsData) -> None:
     if data.ended:
         line(ax, data.steps, [100 * value for value in data.ended], color=DARK, label="end with an end token")
     ax.set_ylim(-3, 103)
-    ax.set_ylabel("rows, %")
+    ax.set_ylabel("responses, %")
     above(ax)
     step_axis(ax, data.steps)

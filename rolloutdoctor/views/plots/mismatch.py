@@ -44,8 +44,8 @@ def title(data: MismatchData) -> str:
 def draw(data: MismatchData) -> Figure:
     """Draw the density at the left, and the gap by step, position and lag at the right."""
     note = (
-        f"gap: {data.compared} - rollout_log_probs of trained tokens; its sizes: of tokens with a sampler probability "
-        "below 0.9; 90 %: nine tenths are smaller; bars: from the median to that size"
+        f"gap: {data.compared} - rollout_log_probs of trained tokens; |gap|: of tokens of sampler probability below "
+        "0.9; 90 %: the 90th percentile; bars: from the median to it"
         + ("; of steps beyond 2^18 tokens every n-th token of a row" if data.sampled else "")
     )
     figure = blank(title(data), note, 7.4)
@@ -156,7 +156,7 @@ def _by_position(ax: Axes, spreads: Sequence[Spread]) -> None:
     _range_bars(ax, known, places)
     few = [place for place in places if place % max(1, len(places) // 5) == 0]
     ax.set_xticks(few, [f"{known[place].first:,}" for place in few])
-    ax.set_xlabel("position in the response, from (log)")
+    ax.set_xlabel("position in the response (log)")
 
 
 def _by_lag(ax: Axes, spreads: Sequence[Spread]) -> None:

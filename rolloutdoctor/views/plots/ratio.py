@@ -32,7 +32,7 @@ def title(data: RatioData) -> str:
         left = data.log_ratio_after.total
         return f"{data.fix} leaves {left:,} of {many(data.log_ratio.total, 'importance ratio')} in the policy loss"
     if _all_one(data.log_ratio):
-        return f"All {many(data.log_ratio.total, 'ratio')} are exactly 1: nothing can be clipped"
+        return f"All {many(data.log_ratio.total, 'ratio')} are exactly 1: no token is clipped"
     count = data.log_ratio.total
     if not count and not data.log_ratio.nonfinite:
         return "Every token is masked, so there is no importance ratio"
@@ -52,7 +52,7 @@ def draw(data: RatioData) -> Figure:
     figure = blank(title(data), note, 7.2)
     if _all_one(data.log_ratio) and data.fix is None:
         if data.gap is None:
-            empty(figure.add_subplot(), "the policy is the very one that the ratios compare it with")
+            empty(figure.add_subplot(), "on-policy: policy and old log-probs are equal")
         else:
             figure.set_figheight(4.6)
             _gap(figure.add_subplot(), data)
