@@ -2,6 +2,7 @@
 
 import inspect
 import json
+import shutil
 import textwrap
 from collections.abc import Callable, Sequence
 from functools import partial
@@ -60,7 +61,7 @@ def rule(code: str | None = None, *, as_json: bool = False) -> str:
         ]
         return json.dumps(pages if code is None else pages[0], indent=2)
     if code is None:
-        lines = [f"{each.code}  {each.name:<22} {each.title()}" for each in chosen]
+        lines = [_hanging(f"{each.code}  {each.name:<22} ", each.title()) for each in chosen]
         return "\n".join([*lines, "", "`rolloutdoctor rule CODE` explains one."])
     (each,) = chosen
     parts = [
@@ -217,8 +218,20 @@ def _word(value: object) -> str:
 
 
 def _indented(text: str, spaces: int) -> str:
-    margin = " " * spaces
-    return textwrap.fill(text, 100, initial_indent=margin, subsequent_indent=margin)
+    return _hanging(" " * spaces, text, spaces)
+
+
+def _hanging(first: str, text: str, spaces: int = 31) -> str:
+    """Lines of the width of the terminal, of which the first begins with a word and the others with spaces."""
+    width = max(60, min(100, shutil.get_terminal_size((100, 24)).columns))
+    return textwrap.fill(
+        text,
+        width,
+        initial_indent=first,
+        subsequent_indent=" " * spaces,
+        break_long_words=False,
+        break_on_hyphens=False,
+    )
 
 
 def schema(name: str | None = None) -> str:

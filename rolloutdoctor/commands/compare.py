@@ -346,7 +346,7 @@ def _notes(a: Run, b: Run, sides: list[_Seen], rows: RowComparison) -> Iterator[
         yield f"{rows.left:,} rows of the steps in both runs have no partner, and were not compared."
     lacking = [name for name in COLUMNS if (name in a.columns) != (name in b.columns)]
     if lacking and rows.joined:
-        yield f"Not compared, since one run alone has them: {', '.join(lacking)}."
+        yield f"Not compared, as only one run has them: {', '.join(lacking)}."
     found = {one.quantity for one in rows.matched()}
     if rows.joined and "prompt" not in found:
         yield "Without prompt_ids or prompt in both runs, rows of one sample_id are taken to answer one prompt."
@@ -361,4 +361,4 @@ def _notes(a: Run, b: Run, sides: list[_Seen], rows: RowComparison) -> Iterator[
         which = "A" if objectives[0] is None else "B"
         yield f"Nothing is recomputed of {which}: nothing says which trainer and options made it."
     elif objectives[0] != objectives[1]:
-        yield "The objectives differ: recomputed losses and gradients are each of its own."
+        yield "The objectives differ: each run's loss and gradient are recomputed with its own."

@@ -71,3 +71,11 @@ def test_each_example_is_a_command_to_copy(rolloutdoctor, command):
     commands = examples.replace(" \\\n", " ").strip().splitlines()
     assert len(commands) > 1
     assert all(line.strip().startswith("rolloutdoctor ") and ";" not in line for line in commands)
+
+
+@pytest.mark.parametrize("page", [["rule"], ["fixes"], ["trainers", "trl"]])
+def test_pages_of_the_book_fit_the_terminal(rolloutdoctor, page):
+    done = rolloutdoctor(*page, env={"COLUMNS": "80"})
+    assert done.returncode == 0
+    # Addresses are not cut.
+    assert all(len(line) <= 80 for line in done.stdout.splitlines() if "://" not in line)

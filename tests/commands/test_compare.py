@@ -127,7 +127,7 @@ def test_what_is_not_comparable_is_said(compared):
     mine, other = small(), small()
     del other["ref_log_probs"]
     found = compared(mine, other, metadata=(None, None))
-    assert "Not compared, since one run alone has them: ref_log_probs." in found.notes
+    assert "Not compared, as only one run has them: ref_log_probs." in found.notes
     assert any("rows of one length are taken to be one response" in note for note in found.notes)
     assert any("Nothing is recomputed of A" in note for note in found.notes)
     del other["sample_id"]
