@@ -10,7 +10,8 @@ from torch import Tensor
 from rolloutdoctor.commands.figures import FigureAccumulator, Series
 from rolloutdoctor.data.batch import RolloutBatch
 from rolloutdoctor.engine.run_steps import EvaluatedStep
-from rolloutdoctor.evaluation.sampler_gap import Gap, gap_of, sizes_by_lag, stride_of
+from rolloutdoctor.evaluation.every_nth import every_nth
+from rolloutdoctor.evaluation.sampler_gap import Gap, gap_of, sizes_by_lag
 from rolloutdoctor.evaluation.token_measures import TokenBlock, TokenMeasure
 from rolloutdoctor.ops.gap_bins import BINS, bin_of, quantile
 from rolloutdoctor.ops.histogram import histogram
@@ -54,9 +55,9 @@ class MismatchFigure(FigureAccumulator):
         lag_N = lags_of(block.of_step("policy_version_min"), block.of_step("policy_version_max"), LAGS)
         return {
             "grid": _cells(gap)[None],
-            "positions": _by_position(gap, stride_of(block))[None],
+            "positions": _by_position(gap, every_nth(block).stride)[None],
             "lags": sizes_by_lag(gap, None if lag_N is None else lag_N[block.rows], LAGS)[None],
-            "sampled": torch.full((1,), stride_of(block) > 1),
+            "sampled": torch.full((1,), every_nth(block).stride > 1),
         }
 
     def add(self, step: EvaluatedStep) -> None:

@@ -7,6 +7,7 @@ step, so that they cost the same for a step of any length.
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property, lru_cache
+from math import isnan, nan
 
 import numpy as np
 import torch
@@ -15,7 +16,6 @@ from torch import Tensor
 
 from rolloutdoctor.evaluation.token_measures import TokenBlock
 from rolloutdoctor.ops import segments as seg
-from rolloutdoctor.ops.chosen import Chosen
 from rolloutdoctor.ops.elementwise import extremes
 from rolloutdoctor.ops.prefix_hash import scramble
 
@@ -23,6 +23,9 @@ SAMPLER, TRAINER = "rollout_log_probs", "old_log_probs"
 
 SAMPLED_TOKENS = 2**13
 """Tokens of a step beyond which only some of its rows are sampled: as many as hold about so many."""
+
+_PIECE = 2**14
+"""Tokens whose gaps are made at a time: they stay in the cache."""
 
 BOUND = 20.0
 """Log-ratios are cut to this absolute value before they are exponentiated, as verl does."""
@@ -34,7 +37,6 @@ class LoggedGap:
     """Trainer minus sampler in a block: the log importance ratio of tokens that are trained and have both log-probs.
 
     Attributes:
-        apart_T: ``[t]``; 0 where a token is not counted.
         counted_T: ``[t]`` bool; None if every token is.
         low: smallest.
         high: largest.
@@ -42,17 +44,36 @@ class LoggedGap:
 
     def __init__(self, block: TokenBlock) -> None:
         self._block = block
-        trained_T = block.trained_T
-        self.counted_T: Tensor | None = None if block.is_all_trained else trained_T
-        apart_T = block.column(TRAINER) - block.column(SAMPLER)
-        if self.counted_T is not None:
-            apart_T = Chosen(~trained_T).fill_(apart_T, 0.0)
-        self.low, self.high = extremes(apart_T) if len(apart_T) else (0.0, 0.0)
+        self.counted_T: Tensor | None = None if block.is_all_trained else block.trained_T
+        self.low, self.high = self._extremes()
         if not (self.low > -torch.inf and self.high < torch.inf):
-            self.counted_T = trained_T & apart_T.isfinite()
-            apart_T = torch.where(self.counted_T, apart_T, 0.0)
-            self.low, self.high = extremes(apart_T)
-        self.apart_T = apart_T
+            apart_T = block.column(TRAINER) - block.column(SAMPLER)
+            self.counted_T = block.trained_T & apart_T.isfinite()
+            self.low, self.high = extremes(self.apart_T) if len(apart_T) else (0.0, 0.0)
+
+    def _extremes(self) -> tuple[float, float]:
+        """Smallest and largest value; NaN for both if there is one."""
+        block, trained_T = self._block, self.counted_T
+        if block.runs.offsets.device.type != "cpu":
+            return extremes(self.apart_T) if len(block) else (0.0, 0.0)
+        trainer, sampler = (block.column(name).numpy() for name in (TRAINER, SAMPLER))
+        mask = None if trained_T is None else trained_T.numpy()
+        room = np.empty(min(_PIECE, len(block)), np.result_type(trainer, sampler))
+        found = []
+        # Some tokens at a time: few blocks are asked for more than these.
+        for start in range(0, len(block), _PIECE):
+            here = slice(start, start + _PIECE)
+            apart = np.subtract(trainer[here], sampler[here], out=room[: len(trainer[here])])
+            if mask is not None and not mask[here].all():
+                np.copyto(apart, 0.0, where=~mask[here])
+            found += [float(apart.min()), float(apart.max())]
+        return (nan, nan) if any(map(isnan, found)) else (min(found, default=0.0), max(found, default=0.0))
+
+    @cached_property
+    def apart_T(self) -> Tensor:
+        """``[t]``; 0 where a token is not counted."""
+        apart_T = self._block.column(TRAINER) - self._block.column(SAMPLER)
+        return apart_T if self.counted_T is None else torch.where(self.counted_T, apart_T, 0.0)
 
     @cached_property
     def count_N(self) -> Tensor:

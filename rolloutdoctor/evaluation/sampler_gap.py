@@ -9,6 +9,7 @@ import torch
 from torch import Tensor
 
 from rolloutdoctor.data.batch import RolloutBatch
+from rolloutdoctor.evaluation.every_nth import every_nth
 from rolloutdoctor.evaluation.token_measures import TokenBlock
 from rolloutdoctor.ops.elementwise import is_all
 from rolloutdoctor.ops.gap_bins import BINS, bin_of
@@ -20,9 +21,6 @@ UNSURE = math.log(0.9)
 """Tokens to which the sampler gave less are compared in size. The noise of a kernel moves a log-prob by its size times
 ``1 - p``, so that the gap of a token that was all but certain says nothing, and their share changes with the policy."""
 
-
-SAMPLE = 2**15
-"""So many tokens of a step are looked at: of a longer one every second token, every third, and so on."""
 
 LONG = 32
 """Unsure tokens that a row has on either side of a place, at least."""
@@ -79,21 +77,10 @@ def gap_of_step(batch: RolloutBatch, measured: Mapping[str, Tensor]) -> Gap:
     return _gap(Runs(offsets), measured["trainer"], measured["sampler"], measured["trained"], first_N)
 
 
-def stride_of(block: TokenBlock) -> int:
-    """Of how many adjacent tokens of a step one is looked at."""
-    return max(1, -(-block.tokens_of_step // SAMPLE))
-
-
 def _looked_at(block: TokenBlock) -> dict[str, Tensor]:
-    columns = [block.column("old_log_probs"), block.column("rollout_log_probs"), block.trained_T]
-    runs, stride = block.runs, stride_of(block)
-    if stride > 1:
-        # Counted through the step, so that it does not matter where a block begins.
-        first = -block.tokens.start % stride
-        columns = [column_T[first::stride].contiguous() for column_T in columns]
-        offsets = (runs.offsets + (block.tokens.start + stride - 1)) // stride
-        runs = Runs(offsets - offsets[0])
-    return dict(zip(("trainer", "sampler", "trained", "looked_at"), (*columns, runs.lengths), strict=True))
+    some = every_nth(block)
+    pair = {"trainer": some.column("old_log_probs"), "sampler": some.column("rollout_log_probs")}
+    return {**pair, "trained": some.trained_T, "looked_at": some.runs.lengths}
 
 
 def _gap_of_block(block: TokenBlock) -> Gap:

@@ -24,7 +24,8 @@ def outside(x: Tensor, low: float, high: float) -> Tensor | None:
         return places if len(places) else None
     values = x.numpy()
     is_out = values < low
-    is_out |= values > high
+    if high < np.inf:
+        is_out |= values > high
     return torch.from_numpy(np.flatnonzero(is_out)) if is_out.any() else None
 
 

@@ -42,12 +42,8 @@ def _is_sound(name: str, low: float, high: float) -> bool:
     return low > -math.inf and high < math.inf
 
 
-def _bad(name: str, column_T: "Tensor") -> "Tensor | None":
-    """Values that are not finite, or are log-probs without a finite exponential; None if there are none."""
-    from rolloutdoctor.ops.elementwise import extremes
-
-    if not len(column_T) or _is_sound(name, *extremes(column_T)):
-        return None
+def _bad(name: str, column_T: "Tensor") -> "Tensor":
+    """Values that are not finite, or are log-probs without a finite exponential."""
     if not name.endswith("log_probs"):
         return ~column_T.isfinite()
     if name == "rollout_log_probs":
@@ -139,12 +135,10 @@ class NonfiniteValues(Rule[NonfiniteTally]):
         """Count the tokens of each row with a value that is not finite: in any column, trained ones, in the loss."""
         bad_T = loss_T = None
         for name in TOKEN_COLUMNS:
-            # Stand-ins are columns of their own here.
-            column_T = block.column(name) if block.is_logged(name) else None
-            # One look at the extremes settles it for nearly every block.
-            here_T = None if column_T is None else _bad(name, column_T)
-            if here_T is None:
+            # Stand-ins are columns of their own here. One look at the extremes settles it for nearly every block.
+            if not block.is_logged(name) or not len(block) or _is_sound(name, *block.extremes(name)):
                 continue
+            here_T = _bad(name, block.column(name))
             bad_T = here_T if bad_T is None else bad_T | here_T
             if name in LOSS_COLUMNS:
                 loss_T = here_T if loss_T is None else loss_T | here_T
@@ -217,7 +211,7 @@ class NonfiniteValues(Rule[NonfiniteTally]):
                     continue
                 column_T = step.batch.token_columns.part(name, slice(start, stop))
                 bad_T = _bad(name, column_T)
-                if bad_T is not None and bool(bad_T.any()):
+                if bool(bad_T.any()):
                     token = int(bad_T.nonzero()[0])
                     return f"{name} is {float(column_T[token])} at token {token}"
             if undefined_N is not None and bool(undefined_N[row]):

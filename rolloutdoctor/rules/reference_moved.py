@@ -28,17 +28,17 @@ class _Step(NamedTuple):
 
 @dataclass(frozen=True)
 class ReferenceTally(Sums):
-    """What `reference-moved` adds up: sums over the trained tokens of each step, by its number.
+    """What `reference-moved` adds up: sums over the trained tokens of each step that are looked at, by its number.
 
     Attributes:
-        tokens: trained tokens.
+        tokens: trained tokens that are looked at.
         kl: k3 of policy and reference.
         policy: log-probs of the policy.
-        different: tokens whose two log-probs are not the same number.
+        different: tokens whose two log-probs are not the same number; 0 only if there is none in the step.
         moved: tokens of the run whose log-prob at the loss is not the one before the update.
         counted_steps: steps of the run, of which a long series keeps some.
         equal_steps: those whose two log-probs are the same number on every token.
-        counted_tokens: their trained tokens.
+        counted_tokens: their trained tokens that are looked at.
         kl_sum: sum of k3 over these.
     """
 
@@ -74,7 +74,8 @@ class ReferenceMoved(Rule[ReferenceTally]):
     or that shares its weights, holds it near nothing: the KL that is logged looks better than ever.
 
     ## How it is measured
-    The mean of k3 over the trained tokens of each step. A fall counts where the KL is at most a tenth of that of the
+    The mean of k3 over the trained tokens of each step; of a step with more than 32,768 response tokens every second
+    token, every third and so on is looked at. A fall counts where the KL is at most a tenth of that of the
     step before, the largest of three steps from there on is at most half of the smallest of the three before, and the
     mean log-prob of the policy changes by at most three times its median change between neighbouring steps: another
     data set, a restart or a jump of the policy changes that as well. Falls at equal distances are a schedule, and
@@ -124,29 +125,34 @@ class ReferenceMoved(Rule[ReferenceTally]):
         return frozenset({"old_log_probs", "response_mask"})
 
     def measure_tokens(self, block: "TokenBlock") -> "Mapping[str, Tensor]":
-        """Sum over the trained tokens of each row."""
+        """Sum over the trained tokens of each row that are looked at."""
         import torch
 
-        from rolloutdoctor.evaluation.reference_gap import of_finite
+        from rolloutdoctor.evaluation.every_nth import every_nth
+        from rolloutdoctor.ops.elementwise import expm1
 
         if not block.has("policy_log_probs", "ref_log_probs"):
             return {}
-        found = of_finite(block)
-        if found is not None:
-            return found
-        apart_T = block.log_ratio("ref_log_probs", "policy_log_probs")
-        policy_T = block.column("policy_log_probs").double()
-        counted_T = block.trained_T & apart_T.isfinite()
+        some = every_nth(block)
+        policy_T = some.column("policy_log_probs")
+        # Of two float32 numbers the difference in float64 is exact, and 0 only if they are equal.
+        apart_T = some.column("ref_log_probs").double() - policy_T.double()
+        counted_T = some.trained_T & apart_T.isfinite()
+        apart_T = torch.where(counted_T, apart_T, 0.0)
         moved_T = torch.zeros_like(counted_T)
         if block.is_logged("policy_log_probs") and block.is_logged("old_log_probs"):
-            moved_T = counted_T & (block.column("old_log_probs") != block.column("policy_log_probs"))
-        k3_T = torch.expm1(apart_T) - apart_T
+            moved_T = counted_T & (some.column("old_log_probs") != policy_T)
+        different_n = some.runs.total(apart_T != 0)
+        if some.stride > 1 and not bool(different_n.any()):
+            # That they are equal is said of every trained token.
+            every_T = block.column("ref_log_probs") - block.column("policy_log_probs")
+            different_n = block.row_sum((every_T != 0) & every_T.isfinite() & block.trained_T)
         return {
-            "tokens": block.row_sum(counted_T),
-            "kl": block.row_sum(torch.where(counted_T, k3_T, 0.0)),
-            "policy": block.row_sum(torch.where(counted_T, policy_T, 0.0)),
-            "different": block.row_sum(counted_T & (apart_T != 0)),
-            "moved": block.row_sum(moved_T),
+            "tokens": some.runs.total(counted_T),
+            "kl": some.runs.total(expm1(apart_T) - apart_T),
+            "policy": some.runs.total(torch.where(counted_T, policy_T.double(), 0.0)),
+            "different": different_n,
+            "moved": some.runs.total(moved_T),
         }
 
     def measure(self, step: "StepView") -> ReferenceTally:

@@ -15,7 +15,7 @@ if TYPE_CHECKING:
     from numpy.typing import NDArray
     from torch import Tensor
 
-    from rolloutdoctor.evaluation.sampled_rows import Sample
+    from rolloutdoctor.evaluation.sampled_rows import LoggedGap, Sample
     from rolloutdoctor.evaluation.token_measures import TokenBlock
     from rolloutdoctor.rules.step import StepView
 
@@ -101,7 +101,7 @@ class SamplerMismatch(Rule[MismatchTally]):
             **gap.sampled,
             "count": gap.count_N,
             "largest": torch.tensor([max(gap.high, -gap.low)]),
-            "confident": _confident(block, gap.low, gap.apart_T),
+            "confident": _confident(block, gap),
         }
 
     def measure(self, step: "StepView") -> MismatchTally:
@@ -220,15 +220,15 @@ class SamplerMismatch(Rule[MismatchTally]):
         )
 
 
-def _confident(block: "TokenBlock", low: float, apart_T: "Tensor") -> "Tensor":
+def _confident(block: "TokenBlock", gap: "LoggedGap") -> "Tensor":
     """Positions of the first tokens of each row that the sampler alone is sure of, ``[n, 4]`` int64; -1: no more."""
     import torch
 
-    found_N = torch.full((len(block.runs), 4), -1, dtype=torch.int64, device=apart_T.device)
-    if low > -APART:
+    found_N = torch.full((len(block.runs), 4), -1, dtype=torch.int64, device=block.runs.offsets.device)
+    if gap.low > -APART:
         return found_N
     sampler_T = block.column("rollout_log_probs")
-    places = ((apart_T <= -APART) & (sampler_T >= SURE) & (sampler_T < 0)).nonzero().squeeze(1)
+    places = ((gap.apart_T <= -APART) & (sampler_T >= SURE) & (sampler_T < 0)).nonzero().squeeze(1)
     row = torch.searchsorted(block.runs.offsets, places, right=True) - 1
     number_of = torch.arange(len(places), device=places.device) - torch.searchsorted(row, row)
     few = number_of < found_N.shape[1]

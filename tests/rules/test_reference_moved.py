@@ -4,7 +4,9 @@ from dataclasses import replace
 import numpy as np
 import pytest
 import torch
+from rules.checking import folded
 
+from rolloutdoctor.evaluation import every_nth
 from rolloutdoctor.results.findings import Severity
 from rolloutdoctor.testing import diagnose, random_batch, toy_batch
 
@@ -128,3 +130,38 @@ def test_masked_tokens_do_not_count():
         ref_T = torch.where(masked_T, batch.column("ref_log_probs"), -50.0)
         steps[place] = replace(batch, per_token={**batch.per_token, "ref_log_probs": ref_T, "response_mask": masked_T})
     assert found_in(steps).measures["kl_mean"].value == pytest.approx(np.mean([k3(-gap) for gap in FALL]), rel=1e-4)
+
+
+def long_steps(apart, masked=()):
+    """Steps of two rows of 50 and 30 tokens; `apart` gives the log-ratio of each token of a step."""
+    steps = []
+    for step in range(8):
+        batch = toy_batch([[1, 0]], lengths=[50, 30], policy=-1.0 - 0.01 * (step % 3), step=step)
+        ref_T = batch.column("policy_log_probs") + torch.as_tensor(apart(step, np.arange(80)), dtype=torch.float32)
+        mask_T = torch.tensor([place not in masked for place in range(80)])
+        steps.append(replace(batch, per_token={**batch.per_token, "ref_log_probs": ref_T, "response_mask": mask_T}))
+    return steps
+
+
+def test_of_long_steps_some_tokens_are_looked_at(monkeypatch):
+    monkeypatch.setattr(every_nth, "MOST", 20)
+    steps = long_steps(lambda step, place: np.where(place % 4, -9.0, -FALL[step]), masked=(0, 76))
+    measures = {name: measure.value for name, measure in found_in(steps).measures.items()}
+    assert measures["kl_mean"] == pytest.approx(np.mean([k3(-gap) for gap in FALL]), rel=1e-4)
+    # Every fourth of 80 tokens, but for two masked ones.
+    tally = folded(steps, select=[CODE], trainer="trl")[1].state().rules[CODE].steps[0][1]
+    assert tally.tokens == {"0": 18}
+    assert tally.different == {"0": 18}
+
+
+def test_a_reference_that_is_the_policy_is_so_on_every_token(monkeypatch):
+    monkeypatch.setattr(every_nth, "MOST", 20)
+
+    def apart(step, place, elsewhere):
+        return np.where((step < 4) | (place == 77), -0.1 if step < 4 else elsewhere, 0.0)
+
+    assert found_in(long_steps(lambda step, place: apart(step, place, 0.0))).headline.startswith("the reference is the")
+    for elsewhere, masked, is_equal in ((-0.1, (), False), (-0.1, (77,), True), (np.nan, (), True)):
+        steps = long_steps(lambda step, place, to=elsewhere: apart(step, place, to), masked=masked)
+        headline = found_in(steps).headline
+        assert headline.startswith("the reference is the policy") == is_equal, headline
