@@ -101,6 +101,10 @@ def shared_prefixes(batch: RolloutBatch, measured: Mapping[str, Tensor]) -> Shar
     response_N = measured["hash"].cpu()
     seed_N = measured["after_prompt"].cpu() - response_N
     found_N = torch.zeros(len(batch), dtype=torch.float64)
+    first_n = measured["prefix"][:, 0].cpu()[length_N > LENGTHS[0]]
+    if len(torch.unique(first_n)) == len(first_n):
+        # Rows that share a prefix share its beginning: mostly there are none.
+        return SharedPrefixes(0, 0, 0, 0, found_N)
     # The shortest unlikely prefix that a row shares says with whom: longer ones gather fewer rows.
     kind_N, longest = torch.full((len(batch),), -1), 0
     for place in reversed(range(len(LENGTHS))):
