@@ -96,6 +96,11 @@ class AdvantageRule:
         """What is known of the estimator."""
         return SPECS[self.estimator]
 
+    @property
+    def is_group_score(self) -> bool:
+        """True if an advantage is the standard score of its group, and nothing is done to it afterwards."""
+        return self.spec.is_standard_score and self.scale == "group" and not self.whitened and not self.normalised
+
 
 @dataclass(frozen=True, kw_only=True)
 class Surrogate:

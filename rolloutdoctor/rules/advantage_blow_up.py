@@ -4,7 +4,6 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-from rolloutdoctor.objective.objective import Objective
 from rolloutdoctor.objective.parts import Part
 from rolloutdoctor.objective.required_columns import advantage_columns, loss_columns
 from rolloutdoctor.ops.tally import Sums, largest, ratio
@@ -28,12 +27,6 @@ if TYPE_CHECKING:
 
 NOISE_ULPS = 4
 """A spread of so many float32 roundings of the largest reward is noise: a reward is a sum of a few terms."""
-
-
-def _divides(objective: Objective) -> bool:
-    """True if an advantage is the standard score of its group, and nothing is done to it afterwards."""
-    rule = objective.advantage
-    return rule.spec.is_standard_score and rule.scale == "group" and not rule.whitened and not rule.normalised
 
 
 @dataclass(frozen=True)
@@ -109,7 +102,7 @@ class AdvantageBlowUp(Rule[BlowUpTally]):
 
     def columns(self, context: Context) -> frozenset[str]:
         """What the advantages need, where the configuration divides by a group's standard deviation."""
-        if context.objective is None or not _divides(context.objective):
+        if context.objective is None or not context.objective.advantage.is_group_score:
             return frozenset()
         return advantage_columns(context.objective)
 
@@ -124,7 +117,7 @@ class AdvantageBlowUp(Rule[BlowUpTally]):
         rows, evaluation = step.rows, step.evaluation
         if not step.training or not len(step.batch) or rows is None or rows.advantage_N is None:
             return BlowUpTally()
-        if evaluation is None or not _divides(evaluation.objective):
+        if evaluation is None or not evaluation.objective.advantage.is_group_score:
             return BlowUpTally()
         logged_N, excess_N = step.logged_advantages(), self._excess(step)
         beyond_N = excess_N > 1
@@ -200,7 +193,7 @@ class AdvantageBlowUp(Rule[BlowUpTally]):
         rows, evaluation, logged_N = step.rows, step.evaluation, step.logged_advantages()
         if rows is None or rows.advantage_N is None or evaluation is None or logged_N is None or not step.training:
             return ()
-        if not _divides(evaluation.objective):
+        if not evaluation.objective.advantage.is_group_score:
             return ()
         excess_N = self._excess(step).nan_to_num(0.0)
 

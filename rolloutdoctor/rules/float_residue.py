@@ -4,7 +4,6 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-from rolloutdoctor.objective.objective import Objective
 from rolloutdoctor.objective.parts import Part
 from rolloutdoctor.objective.required_columns import advantage_columns
 from rolloutdoctor.ops.tally import Sums, largest, ratio
@@ -27,11 +26,6 @@ if TYPE_CHECKING:
     from rolloutdoctor.rules.step import StepView
 
 
-def _divides(objective: Objective) -> bool:
-    """True if the configuration divides by a group's standard deviation."""
-    return objective.advantage.spec.is_standard_score and objective.advantage.scale == "group"
-
-
 @dataclass(frozen=True)
 class ResidueTally(Sums):
     """What `float-residue` adds up over training steps."""
@@ -51,7 +45,8 @@ class FloatResidue(Rule[ResidueTally]):
     """Groups with equal rewards get a nonzero advantage from float32 rounding.
 
     ## What it does
-    Finds training groups whose rewards are all equal (max - min = 0) and yet have advantages other than 0.
+    Finds training groups whose rewards are all equal (max - min = 0) and yet have advantages other than 0. Advantages
+    that are whitened over the step afterwards are not looked at: those of such a group are 0 less the mean of the step.
 
     ## Why it matters
     The float32 mean of eight times 0.3 is not 0.3. The residue, divided by a standard deviation of the same size plus a
@@ -84,8 +79,8 @@ class FloatResidue(Rule[ResidueTally]):
     warn_above: float = 0.01
 
     def columns(self, context: Context) -> frozenset[str]:
-        """What the advantages need, where the configuration divides by a group's standard deviation."""
-        if context.objective is None or not _divides(context.objective):
+        """What the advantages need, where they are the standard scores of their groups."""
+        if context.objective is None or not context.objective.advantage.is_group_score:
             return frozenset()
         return advantage_columns(context.objective)
 
@@ -99,7 +94,7 @@ class FloatResidue(Rule[ResidueTally]):
 
     def unavailable_reason(self, context: Context) -> Missing | None:
         """Estimators whose rounding is not repeated here."""
-        if context.objective is None or _divides(context.objective):
+        if context.objective is None or context.objective.advantage.is_group_score:
             return None
         return Missing(
             "the estimator does more than divide by a group's standard deviation, and its float32 rounding is not "
@@ -111,7 +106,7 @@ class FloatResidue(Rule[ResidueTally]):
         """Count one step."""
         if not step.training or step.evaluation is None or step.rows is None:
             return ResidueTally()
-        if not _divides(step.evaluation.objective):
+        if not step.evaluation.objective.advantage.is_group_score:
             return ResidueTally()
         equal_G = step.equal_reward_groups()
         epsilon = step.evaluation.objective.advantage.epsilon
@@ -139,7 +134,7 @@ class FloatResidue(Rule[ResidueTally]):
 
     def examples(self, step: "StepView") -> Iterable[Example]:
         """The rows with the largest residue."""
-        if not step.training or step.evaluation is None or not _divides(step.evaluation.objective):
+        if not step.training or step.evaluation is None or not step.evaluation.objective.advantage.is_group_score:
             return ()
         epsilon = step.evaluation.objective.advantage.epsilon
         seen_N = self._seen(step, step.float32_advantages(epsilon).double(), step.logged_advantages())

@@ -2,7 +2,7 @@ import math
 
 import pytest
 import torch
-from rules.checking import found_by, values
+from rules.checking import found_by, outcomes, report_on, values
 
 from rolloutdoctor.results.findings import Severity
 from rolloutdoctor.testing import toy_batch
@@ -108,6 +108,14 @@ def test_steps_without_logged_advantages_prove_nothing():
 def test_nothing_divides_by_the_deviation_of_a_group(trainer, options):
     rows = toy_batch([[0.6] * 8], ref=-1.0, values=0.0)
     assert found_by(CODE, rows, trainer=trainer, **options) is None
+
+
+def test_advantages_that_are_whitened_afterwards_are_not_zero():
+    # Those of equal rewards are 0 less the mean of the step, whatever rounds.
+    rows = toy_batch([[0.6] * 2, [1, 0]], lengths=[1, 1, 3, 1], per_row={"advantage": [-0.4, -0.4, 0.9, -1.4]})
+    assert found_by(CODE, rows, trainer="slime", normalize_advantages=False) is not None
+    report = report_on([rows], select=[CODE], trainer="slime", normalize_advantages=True)
+    assert outcomes(report) == {CODE: "skipped"}
 
 
 def test_groups_of_one_and_eval_rows_do_not_count():
