@@ -173,7 +173,7 @@ def check(
         if save_state is not None and kept.saved is not None:
             write_whole(dumped(kept.saved).encode(), save_state)
         raise SystemExit(finish(report))
-    with progress_bar(run.unit, quiet=quiet) as progress:
+    with progress_bar(run.unit, quiet=quiet, hint=verdict.faster(engine, workers)) as progress:
         if draws:
             report, gallery = check_and_draw(run, ("advantages", "kl", "ratio"), options, progress=progress)
         else:

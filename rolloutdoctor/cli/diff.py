@@ -90,7 +90,7 @@ def diff(
         text=not no_text,
         distribution=format_ is opt.DiffFormat.full,
     )
-    with progress_bar(run.unit, quiet=quiet) as progress:
+    with progress_bar(run.unit, quiet=quiet, hint=verdict.faster(engine, workers)) as progress:
         result = run_diff(run, options, progress, where)
     style = opt.style_of(color, to_file=output_file is not None, verbose=False)
     opt.deliver(RENDERERS[format_.value](result, style), output_file, colored=style.color)

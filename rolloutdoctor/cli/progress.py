@@ -6,6 +6,8 @@ from contextlib import AbstractContextManager, ExitStack, contextmanager
 from time import monotonic
 from typing import TYPE_CHECKING
 
+from rolloutdoctor.cli.terminal import say
+
 if TYPE_CHECKING:
     from rich.progress import ProgressColumn
 
@@ -16,11 +18,17 @@ if TYPE_CHECKING:
 DELAY_SECONDS = 0.5
 """A command that is done sooner shows no bar."""
 
+HINT_SECONDS = 10.0
+"""A command says what would make it faster when it has taken so long, and can tell how long it will take,"""
+
+HINT_LEFT_SECONDS = 60.0
+"""and has at least so long to go."""
+
 _WHOLE = 10_000
 """Smaller numbers are shown in full."""
 
 
-def progress_bar(unit: "Unit", *, quiet: bool) -> "AbstractContextManager[Progress | None]":
+def progress_bar(unit: "Unit", *, quiet: bool, hint: str | None = None) -> "AbstractContextManager[Progress | None]":
     """Give a function that takes what is done and what there is to do; None where no bar is wanted.
 
     The bar appears once the command has taken half a second, however little there is to read.
@@ -28,6 +36,7 @@ def progress_bar(unit: "Unit", *, quiet: bool) -> "AbstractContextManager[Progre
     Args:
         unit: what both are counted in.
         quiet: the user wants no bar.
+        hint: what would make it faster, printed once if that is worth a minute and more; None: nothing would.
     """
 
     def columns() -> "tuple[ProgressColumn, ...]":
@@ -35,7 +44,7 @@ def progress_bar(unit: "Unit", *, quiet: bool) -> "AbstractContextManager[Progre
 
         return (TextColumn("{task.fields[amounts]} " + unit),)
 
-    return _bar("reading", columns, DELAY_SECONDS, quiet=quiet)
+    return _bar("reading", columns, DELAY_SECONDS, quiet=quiet, hint=hint)
 
 
 def bytes_bar(*, quiet: bool) -> "AbstractContextManager[Progress | None]":
@@ -69,19 +78,27 @@ def _short(count: int) -> str:
 
 
 @contextmanager
-def _bar(doing: str, columns: "_Columns", delay: float, *, quiet: bool) -> "Iterator[Progress | None]":
+def _bar(
+    doing: str, columns: "_Columns", delay: float, *, quiet: bool, hint: str | None = None
+) -> "Iterator[Progress | None]":
     if quiet or not sys.stderr.isatty():
         yield None
         return
     began = monotonic()
     with ExitStack() as stack:
         bars: list[Callable[[int, int], None]] = []
+        hints = [] if hint is None else [hint]
 
         def advance(done: int, total: int) -> None:
-            if not bars and (not delay or monotonic() - began >= delay):
+            spent = monotonic() - began
+            if not bars and (not delay or spent >= delay):
                 bars.append(stack.enter_context(_drawn(doing, columns(), done, total)))
             for update in bars:
                 update(done, total)
+            is_long = done > 0 and spent >= HINT_SECONDS and spent * (total - done) >= HINT_LEFT_SECONDS * done
+            if hints and bars and is_long:
+                # Above the bar, which rich draws again.
+                say(hints.pop())
 
         yield advance
 

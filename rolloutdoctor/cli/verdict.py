@@ -1,5 +1,6 @@
 """Options of the commands that judge a run, and what their exit code means."""
 
+import os
 from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
@@ -104,6 +105,14 @@ def executor(engine: str | None, workers: int, state_dir: str | None) -> "Execut
     from rolloutdoctor.engine.ray_cluster import RayCluster
 
     return RayCluster(address, None if state_dir is None else StateFolder(Path(state_dir)))
+
+
+def faster(engine: str | None, workers: int) -> str | None:
+    """Say what would make a long command faster; None where it uses several processes already, or there is one core."""
+    cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+    if engine is not None or workers > 1 or cores < 2:
+        return None
+    return f"--workers {cores} would use all {cores} cores of this machine"
 
 
 def words(texts: list[str] | None) -> list[str]:

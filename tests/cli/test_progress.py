@@ -2,11 +2,12 @@
 
 import io
 import json
+import os
 import sys
 
 import pytest
 
-from rolloutdoctor.cli import progress
+from rolloutdoctor.cli import progress, verdict
 from rolloutdoctor.cli.progress import bytes_bar
 from rolloutdoctor.commands.convert import ConvertOptions, convert, detect_dump
 from rolloutdoctor.importers.reading import lines
@@ -40,6 +41,38 @@ def test_a_run_without_token_columns_is_counted_in_rows(monkeypatch):
     with progress.progress_bar("rows", quiet=False) as advance:
         advance(950, 1600)
     assert "950/1,600 rows" in terminal.getvalue()
+
+
+@pytest.mark.parametrize(
+    ("at", "done", "hint", "times"),
+    [
+        # A tenth in 10 seconds: another 90 to go. It is said once.
+        ((10.0, 11.0), (10, 11), "hint: use more", 1),
+        # No minute to go, too early to tell, nothing done yet, and nothing to say.
+        ((10.0, 11.0), (50, 60), "hint: use more", 0),
+        ((5.0, 9.9), (1, 2), "hint: use more", 0),
+        ((10.0, 11.0), (0, 0), "hint: use more", 0),
+        ((10.0, 11.0), (10, 11), None, 0),
+    ],
+)
+def test_a_long_command_says_once_what_would_be_faster(monkeypatch, at, done, hint, times):
+    terminal = Terminal()
+    monkeypatch.setattr(sys, "stderr", terminal)
+    clock = iter([0.0, *at])
+    monkeypatch.setattr(progress, "monotonic", lambda: next(clock))
+    with progress.progress_bar("tokens", quiet=False, hint=hint) as advance:
+        for count in done:
+            advance(count, 100)
+    assert terminal.getvalue().count("use more") == times
+
+
+def test_several_processes_are_suggested_where_there_are_cores(monkeypatch):
+    monkeypatch.setattr(os, "sched_getaffinity", lambda _: set(range(8)), raising=False)
+    assert verdict.faster(None, 1) == "--workers 8 would use all 8 cores of this machine"
+    assert verdict.faster("ray", 1) is None
+    assert verdict.faster(None, 2) is None
+    monkeypatch.setattr(os, "sched_getaffinity", lambda _: {0}, raising=False)
+    assert verdict.faster(None, 1) is None
 
 
 @pytest.mark.parametrize(("quiet", "stream"), [(True, Terminal()), (False, io.StringIO())])
