@@ -12,6 +12,7 @@ from torch import Tensor
 
 from rolloutdoctor.data.batch import RolloutBatch
 from rolloutdoctor.evaluation.evaluate import Evaluation, evaluate
+from rolloutdoctor.evaluation.radii.metrics import metric_radius
 from rolloutdoctor.results.errors import CannotComputeError
 from rolloutdoctor.trainers.options import Config
 from rolloutdoctor.trainers.spec import Trainer
@@ -93,7 +94,7 @@ class LayoutDoubt:
     def __init__(self, evaluation: Evaluation, trainer: Trainer) -> None:
         self._evaluation, self._trainer = evaluation, trainer
         self._sizes = _cut_sizes(len(evaluation.batch))
-        self._made: dict[int, Mapping[str, float]] = {}
+        self._made: dict[int, tuple[Evaluation | None, Mapping[str, float]]] = {}
 
     def about(self, name: str, gap: float, recomputed: float, radius: float) -> str:
         """Return why a disagreement proves nothing, or an empty text.
@@ -109,21 +110,26 @@ class LayoutDoubt:
         for size in self._sizes:
             if size not in self._made:
                 self._made[size] = self._cut_into(size)
-            other = self._made[size].get(name)
-            moved = math.nan if other is None else abs(other - recomputed)
-            if not moved <= 2 * radius or gap <= radius + _FARTHER * moved:
+            evaluation, metrics = self._made[size]
+            if evaluation is None or name not in metrics:
+                return self.reason
+            moved = abs(metrics[name] - recomputed)
+            # What rounding decides of a token weighs more in a small micro-batch.
+            around = max(radius, float(metric_radius(evaluation, self._trainer.kind_of(name), metrics[name])))
+            if not moved <= 2 * radius or gap <= around + _FARTHER * moved:
                 return self.reason
         return ""
 
-    def _cut_into(self, size: int) -> Mapping[str, float]:
-        """Metrics of the same step with micro-batches of some rows each."""
+    def _cut_into(self, size: int) -> tuple[Evaluation | None, Mapping[str, float]]:
+        """The same step with micro-batches of some rows each, evaluated, and its metrics."""
         evaluation, batch = self._evaluation, self._evaluation.batch
         ids_N = torch.arange(len(batch), device=batch.device) // size
         cut = replace(batch, per_row={**batch.per_row, "micro_batch_id": ids_N})
         try:
-            return self._trainer.metrics(evaluate(cut, evaluation.objective, dtype=evaluation.dtype))
+            found = evaluate(cut, evaluation.objective, dtype=evaluation.dtype)
         except CannotComputeError:
-            return {}
+            return None, {}
+        return found, self._trainer.metrics(found)
 
 
 def _cut_sizes(rows: int) -> tuple[int, ...]:

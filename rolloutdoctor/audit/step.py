@@ -76,7 +76,9 @@ def audit_step(
     found |= _metrics(
         logged, evaluation, trainer, metrics, doubts, None if in_doubt else LayoutDoubt(evaluation, trainer)
     )
-    return {quantity_of(logged.batch, name): tally for name, tally in found.items()}
+    # Of values whose radius has no end nothing can be said.
+    said = {name: tally for name, tally in found.items() if tally.compared or tally.not_compared}
+    return {quantity_of(logged.batch, name): tally for name, tally in said.items()}
 
 
 def window_values(
@@ -150,7 +152,8 @@ def _advantages(logged: LoggedStep, evaluation: Evaluation, doubts: Doubts) -> I
                     "advantages",
                     batch.step,
                     (values_N, rows.advantage_N, radius_N),
-                    ~values_N.isnan(),
+                    # Where the radius has no end, the trainer's own value is rounding.
+                    ~values_N.isnan() & radius_N.isfinite(),
                     doubts.odd_N | bool(doubts.rows and evaluation.objective.advantage.scale == "batch"),
                     doubts.rows,
                     batch.sample_name,

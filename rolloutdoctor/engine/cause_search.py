@@ -1,6 +1,6 @@
 """Try hypotheses on some steps, stage by stage, and count over all steps what those established."""
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 
 import torch
@@ -92,6 +92,7 @@ class Search:
         self._context, self._dtype = context, dtype
         self._objective, self._trainer = context.objective, context.trainer
         self._found: list[_Established] = []
+        self._off = frozenset[str]()
         # While hypotheses are tried, what each gives for a step: a later stage tries those of the earlier ones again.
         self._kept: dict[tuple[int, tuple[str, ...], bool], Evaluation | None] | None = None
 
@@ -167,8 +168,14 @@ class Search:
         rows = evaluate_rows(batch, objective, self._dtype)
         return None if rows is None else Evaluation(batch, objective, rows, None, self._dtype)
 
-    def try_on(self, trials: Sequence[Trial]) -> None:
-        """Establish what explains the disagreements of some steps, stage by stage."""
+    def try_on(self, trials: Sequence[Trial], off: Collection[str]) -> None:
+        """Establish what explains the disagreements of some steps, stage by stage.
+
+        Args:
+            trials: the steps.
+            off: quantities to explain. Of others a value may be in doubt at a step, and follow at the rest.
+        """
+        self._off = frozenset(off)
         candidates = applicable(self._context)
         self._kept = {}
         for number, stage in enumerate(STAGES):
@@ -188,7 +195,7 @@ class Search:
     def _best(self, trials: Sequence[Trial], stage: str, candidates: Sequence[Hypothesis]) -> _Established | None:
         """The hypothesis that explains most quantities of a stage, and the others that explain the same."""
         before = [self.audit(trial, self._edits, stage) for trial in trials]
-        off = {name for found in before for name, tally in found.items() if tally.stage == stage and tally.disagree}
+        off = {name for name, count in _disagreeing(before, stage).items() if count and name in self._off}
         if not off:
             return None
         candidates = self._possible(trials[0], candidates, stage)
@@ -228,7 +235,8 @@ class Search:
         self, trials: Sequence[Trial], before: Sequence[AuditTally], stage: str, candidates: Sequence[Hypothesis]
     ) -> _Established | None:
         """The hypothesis that leaves the fewest values of a quantity unexplained, if it explains most of them."""
-        off = {name: count for name, count in _disagreeing(before, stage).items() if count >= PARTLY_VALUES}
+        before_edit = _disagreeing(before, stage).items()
+        off = {name: count for name, count in before_edit if count >= PARTLY_VALUES and name in self._off}
         left: dict[Hypothesis, tuple[float, frozenset[str]]] = {}
         for one in candidates if off else ():
             after = [self.audit(trial, (*self._edits, one), stage, only=set(off)) for trial in trials]

@@ -61,7 +61,7 @@ def find_causes(
 
     search = Search(context, dtype)
     of_means = any(audit[name].window > 1 for name in off)
-    search.try_on(_chosen(_windows(steps()) if of_means else ((step,) for step in steps()), search, off))
+    search.try_on(_chosen(_windows(steps()) if of_means else ((step,) for step in steps()), search, off), off)
     return search.confirm(steps(), audit)
 
 

@@ -32,6 +32,10 @@ _KL_WORDS = {
 }
 
 
+LEAST = 1e-4
+"""Coefficients of a KL term below this are taken for 0, where the log cannot tell."""
+
+
 @dataclass(frozen=True)
 class Known:
     """What is known before the first row.
@@ -339,7 +343,10 @@ def _with_coefficient(steps: Sequence[IdentifiedStep], one: Configuration, kl: C
         # No logged number holds the KL term: the policy's part is compared alone.
         return one
     if all(abs(residual) <= radius for residual, radius in zip(residuals, radii, strict=True)):
-        # Whatever would be solved for is rounding.
+        # Whatever would be solved for is rounding: 0, or any coefficient that the radii leave room for.
+        ends = zip(residuals, slopes, radii, strict=True)
+        if min(((abs(residual) + radius) / abs(slope) for residual, slope, radius in ends if slope), default=0) > LEAST:
+            return one
         coef = 0.0
     coef = rounded(coef) if coef > 0 else coef
     objective = replace(objective, kl_loss=replace(kl.objective.kl_loss, coef=coef))

@@ -32,6 +32,7 @@ class EstimatorSpec:
         divides: it can divide by the standard deviation of a group or of the batch.
         is_standard_score: it is the centred score, divided by that deviation where a scale is set, and nothing else.
         subtracts_mean: its baseline is made of sums; False: it is a stored score.
+        weighs_lengths: these sums weigh each row by its trained tokens.
     """
 
     name: str
@@ -43,6 +44,7 @@ class EstimatorSpec:
     divides: bool = False
     is_standard_score: bool = False
     subtracts_mean: bool = True
+    weighs_lengths: bool = False
 
     @property
     def required_columns(self) -> frozenset[str]:
@@ -73,7 +75,7 @@ SPECS: dict[str, EstimatorSpec] = {
             normalised_over="rows",
             divides=True,
         ),
-        EstimatorSpec(name="opo", columns=_MASK),
+        EstimatorSpec(name="opo", columns=_MASK, weighs_lengths=True),
         EstimatorSpec(name="raw"),
         EstimatorSpec(name="reinforce_plus_plus_baseline", columns=_MASK, normalised_over="tokens"),
         EstimatorSpec(name="rloo"),

@@ -1,6 +1,6 @@
 """Configurations that somebody could have, drawn from a number."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Collection
 
 import numpy as np
 from parity import test_trl
@@ -14,8 +14,8 @@ TOKEN_ESTIMATORS = ("gae", "reinforce_plus_plus", "remax", "optimal_token_baseli
 AGGREGATIONS = ("token-mean", "token-sum", "seq-mean-token-sum", "seq-mean-token-sum-norm", "seq-mean-token-mean")
 
 
-def drawn(trainer: str, number: int) -> Setup:
-    """A configuration that somebody could have."""
+def drawn(trainer: str, number: int, rewards: Collection[str] = REWARDS) -> Setup:
+    """A configuration that somebody could have, with one of some kinds of rewards."""
     draw = np.random.default_rng([20261123, list(TRAINERS).index(trainer), number])
 
     def one_of(*values):
@@ -23,7 +23,7 @@ def drawn(trainer: str, number: int) -> Setup:
 
     common = {
         "drift": one_of(0.0, 0.05, 0.4),
-        "rewards": one_of(*REWARDS),
+        "rewards": one_of(*rewards),
         "layout": one_of("whole", "micro-batches", "two updates", "unrecorded"),
         "seed": number + 1,
     }

@@ -18,9 +18,19 @@ REWARDS: dict[str, Callable[[Tensor], Tensor]] = {
     "far from zero": lambda x: 50 + x * 0.01,
 }
 
+"""Rewards that differ in every group."""
+
+FLAT_REWARDS: dict[str, Callable[[Tensor, Tensor], Tensor]] = {
+    "pass or fail": lambda x, _: (x > 0).double(),
+    "flat groups": lambda x, first: torch.where(first % 8 == 0, x[:, first], x),
+    "all groups flat": lambda x, first: x[:, first],
+    "all equal": lambda x, _: torch.full_like(x, 0.7),
+}
+"""Rewards that are equal in some groups or in all, made of normal ones and the first row of each row's group."""
+
 
 def rows_of(setup: Setup, step: int) -> RolloutBatch:
-    """Rows of a step: six groups of four; rewards differ in every group."""
+    """Rows of a step: six groups of four."""
     verl = setup.trainer == "verl"
     seed = 1000 * setup.seed + step
     batch = random_batch(
@@ -60,9 +70,13 @@ def rows_of(setup: Setup, step: int) -> RolloutBatch:
     per_token["response_mask_pre"] = pre_T
     per_token["response_mask"] = pre_T & torch.repeat_interleave(kept_N, batch.rows.diff())
     drawn_RN = torch.tensor(draw.normal(size=(2, count)))
-    drawn_RN = REWARDS[setup.rewards](drawn_RN)
-    # Two equal rewards in each group are no accident of the draw: no group is without a signal.
-    drawn_RN[:, batch.groups.order_N[batch.groups.offsets[:-1]]] += 1.0
+    first_G = batch.groups.order_N[batch.groups.offsets[:-1]]
+    if setup.rewards in REWARDS:
+        drawn_RN = REWARDS[setup.rewards](drawn_RN)
+        # Two equal rewards in each group are no accident of the draw: no group is without a signal.
+        drawn_RN[:, first_G] += 1.0
+    else:
+        drawn_RN = FLAT_REWARDS[setup.rewards](drawn_RN, first_G[batch.groups.index_N])
     drawn_RN = drawn_RN.float().double()
     drawn_RN[:, torch.tensor(draw.random(count) < setup.unscored)] = torch.nan
     per_row = {"reward_baseline": torch.tensor(draw.normal(size=count)).float().double()}

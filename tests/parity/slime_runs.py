@@ -16,7 +16,7 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
 from parity.real_draws import drawn
-from parity.real_rows import rows_of
+from parity.real_rows import FLAT_REWARDS, rows_of
 from parity.real_setup import NONE, STEPS, Fault, Setup, Step
 from parity.real_slime_faults import CASES, SETUP
 from torch import Tensor
@@ -28,6 +28,8 @@ FOLDER = Path(__file__).parent / "data"
 ROWS, LOGS = FOLDER / "slime_runs.parquet", FOLDER / "slime_runs.json"
 HEALTHY = (*range(10), 21, 31, 33, 48, 60, 79)
 """Numbers of drawn configurations; the last six are those that once raised an alarm."""
+FLAT = (1, 2, 6, 36, 50, 57)
+"""The same with groups of equal rewards."""
 AT = {"severe": tuple(range(STEPS)), "mild": (3,)}
 TOKENS = (
     "policy_log_probs", "old_log_probs", "ref_log_probs", "rollout_log_probs", "entropy", "values", "advantages",
@@ -40,7 +42,7 @@ class StoredRun:
     """A run as slime's code made it.
 
     Attributes:
-        name: "healthy NUMBER", or the cause and its strength.
+        name: "healthy NUMBER", "healthy flat NUMBER", or the cause and its strength.
         options: those recorded.
         rows: a row for each response, without the name of the run.
         metrics: those of each step.
@@ -116,6 +118,9 @@ def _all(slime) -> Iterator[tuple[str, Setup, list[Step]]]:
     for number in HEALTHY:
         setup = drawn("slime", number)
         yield f"healthy {number}", setup, _made(slime, setup, NONE, ())
+    for number in FLAT:
+        setup = drawn("slime", number, FLAT_REWARDS)
+        yield f"healthy flat {number}", setup, _made(slime, setup, NONE, ())
     for name, case in CASES.items():
         setup = replace(SETUP, options={**SETUP.options, **case.setups.get("slime", {})})
         for strength, at in AT.items():
@@ -141,6 +146,10 @@ if __name__ == "__main__":
     import logging
     import warnings
 
+    import torch
+
+    # Threads add up in another order.
+    torch.set_num_threads(1)
     warnings.simplefilter("ignore")
     logging.disable(logging.WARNING)
     main(Path(sys.argv[1]))

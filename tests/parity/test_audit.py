@@ -7,11 +7,13 @@ plants every cause at both strengths.
 
 import logging
 import os
+from dataclasses import replace
 
 import pytest
 from identification.made import as_run
 from parity.real_draws import drawn
 from parity.real_faults import CASES, SETUPS, checked, outcome, planted
+from parity.real_rows import FLAT_REWARDS
 from parity.real_runs import real_run
 
 from rolloutdoctor.engine.identify import identify_run
@@ -26,6 +28,7 @@ pytest.importorskip("trl.trainer.grpo_trainer")
 MORE = int(os.environ.get("ROLLOUTDOCTOR_FUZZ", "0"))
 HEALTHY = MORE or 12
 IDENTIFIED = MORE or 1
+FLAT = MORE or 4
 PARTS = 4
 
 
@@ -37,23 +40,56 @@ def quiet():
     logging.disable(logging.NOTSET)
 
 
+ONCE = [
+    # Weighted means of equal rewards, ties at 0 and extremes of shares: once they were taken for disagreements.
+    *(drawn("verl", number, FLAT_REWARDS) for number in (4, 46)),
+    *(drawn("verl", number) for number in (1199, 2010)),
+    drawn("trl", 103, FLAT_REWARDS),
+    *(
+        replace(drawn("verl", number), options=drawn("verl", number).options | options, rewards=rewards, by_row=False)
+        for number, options, rewards in [
+            (3, {"algorithm.adv_estimator": "reinforce_plus_plus", "algorithm.gamma": 1.0}, "all equal"),
+            (12, {"algorithm.adv_estimator": "optimal_token_baseline", "algorithm.gamma": 0.95}, "all equal"),
+            (12, {"algorithm.adv_estimator": "grpo", "algorithm.gamma": 0.95}, "flat groups"),
+        ]
+    ),
+]
+
+
+def agrees(setup):
+    """Check a healthy run of the real code."""
+    report = checked(setup, real_run(setup))
+    off = [entry for entry in report.audit if not entry.agrees or entry.with_fixes]
+    assert not off, (setup, off)
+    bad = [
+        finding.headline
+        for finding in report.findings
+        if finding.severity == Severity.ERROR or finding.cause is not None
+    ]
+    assert not bad, (setup, bad)
+    return report
+
+
 @pytest.mark.parametrize("part", range(PARTS))
 @pytest.mark.parametrize("trainer", SETUPS)
 def test_a_healthy_run_agrees(trainer, part):
     for number in range(part, HEALTHY, PARTS):
         setup = drawn(trainer, number)
-        report = checked(setup, real_run(setup))
-        off = [entry for entry in report.audit if not entry.agrees or entry.with_fixes]
-        assert not off, (number, setup, off)
-        bad = [
-            finding.headline
-            for finding in report.findings
-            if finding.severity == Severity.ERROR or finding.cause is not None
-        ]
-        assert not bad, (number, setup, bad)
+        report = agrees(setup)
         assert sum(entry.compared for entry in report.audit) > 200
         if setup.layout != "unrecorded":
             assert not any(entry.not_compared for entry in report.audit)
+
+
+@pytest.mark.parametrize("trainer", SETUPS)
+def test_a_healthy_run_with_groups_of_equal_rewards_agrees(trainer):
+    for number in range(FLAT):
+        agrees(drawn(trainer, number, FLAT_REWARDS))
+
+
+@pytest.mark.parametrize("setup", ONCE, ids=lambda setup: f"{setup.trainer}-{setup.seed}-{setup.rewards}")
+def test_what_once_was_taken_for_a_fault_agrees(setup):
+    agrees(setup)
 
 
 def holds(stage, trainer, options):

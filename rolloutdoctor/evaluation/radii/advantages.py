@@ -8,7 +8,8 @@ from torch import Tensor
 from rolloutdoctor.evaluation.evaluate import Evaluation, compared_groups, evaluate_rows
 from rolloutdoctor.evaluation.radii.remembered import remembered
 from rolloutdoctor.evaluation.radii.terms import kl_terms
-from rolloutdoctor.evaluation.scores import named_scores, reward_kl_tokens
+from rolloutdoctor.evaluation.scores import named_scores, reward_kl_tokens, token_scores
+from rolloutdoctor.formulas.advantages.table import TOKEN_ESTIMATORS
 from rolloutdoctor.ops import rounding
 from rolloutdoctor.ops import segments as seg
 from rolloutdoctor.ops.group_stats import GroupStats
@@ -59,7 +60,9 @@ def advantage_radius(evaluation: Evaluation) -> Radius:
         flat = 1 / rule.epsilon if divided else 2.0
         if not rule.spec.subtracts_mean:
             flat = 0.0  # a tie at the top is one of stored values, and no mean comes in
-        first = _centred(groups, (clean_N, inner_N, inner_N if again else value_N), rows.in_baseline_N, flat, error)
+        values = clean_N, inner_N, inner_N if again else value_N
+        weight_N = rows.length_N if rule.spec.weighs_lengths else None
+        first = _centred(groups, values, rows.in_baseline_N, flat, error, weight_N)
     return _over_the_step(evaluation, first, inner_N, value_N) if again else first
 
 
@@ -67,15 +70,27 @@ def advantage_radius(evaluation: Evaluation) -> Radius:
 def token_advantage_radius(evaluation: Evaluation) -> Radius:
     """Radius of the advantage of any token, one bound for all; for estimators with a time axis.
 
-    A discounted sum has a rounding for each token that follows, and whitening one for each token of the step.
+    A discounted sum has a rounding for each token that follows, and whitening one for each token of the step. What is
+    added up and what is taken from it may be far larger than what is left: rewards, values and baselines count.
     """
     rows, batch = evaluation.rows, evaluation.batch
     assert rows is not None
     assert rows.advantage_T is not None
     if evaluation.objective.advantage.whitened and batch.tokens:
         return _whitened_tokens(evaluation)
-    largest = _largest(rows.advantage_T)
+    if evaluation.objective.advantage.spec.normalised_over is not None and batch.tokens:
+        return _normalised_tokens(evaluation)
+    largest = torch.maximum(_largest(rows.advantage_T), _largest_term(evaluation))
     return rounding.total(3 * largest, _longest(evaluation)) + rounding.mean(largest, max(batch.tokens, 1)) * 2
+
+
+def _largest_term(evaluation: Evaluation) -> Tensor:
+    """The largest absolute score, value or logged baseline."""
+    rows, batch = evaluation.rows, evaluation.batch
+    assert rows is not None
+    read = evaluation.objective.advantage.spec.columns & {"values", "reward_baseline"}
+    terms = [rows.score_N, *(batch.column(name).double() for name in sorted(read))]
+    return torch.stack([_largest(x) for x in terms]).max()
 
 
 def _largest(x_T: Tensor) -> Tensor:
@@ -87,13 +102,30 @@ def _longest(evaluation: Evaluation) -> float:
     return float(evaluation.batch.rows.diff().max()) if len(evaluation.batch) else 1.0
 
 
-def _whitened_tokens(evaluation: Evaluation) -> Radius:
-    """Radius of any trained token's advantage where slime whitens those of the step.
+def _normalised_tokens(evaluation: Evaluation) -> Radius:
+    """Radius of any trained token's advantage where the estimator itself whitens those of the step."""
+    rows, batch, rule = evaluation.rows, evaluation.batch, evaluation.objective.advantage
+    assert rows is not None
+    assert rows.advantage_T is not None
+    seen = token_scores(batch, evaluation.objective, rows.in_baseline_N, rows.weight_T, evaluation.dtype)
+    before_V = TOKEN_ESTIMATORS[rule.estimator].returns(seen, rule)
+    if "values" in rule.spec.columns:
+        before_V = before_V - seen.columns["values"].double()
+    error = rounding.total(3 * torch.maximum(_largest(before_V), _largest_term(evaluation)), _longest(evaluation))
+    return _whitened(before_V, rows.advantage_T[batch.column("response_mask")], error)
 
-    `rounding.scaled` of the advantages before. On top of it slime takes the variance as the difference of two means,
-    ``E[x^2] - E[x]^2``, which loses ``d = n u (m^2 + v) / v`` of it; the factor ``v^(-1/2)`` then is off by ``(1 -
-    d)^(-1/2) - 1`` of itself, and by anything from d = 1 on: there the trainer's own result is rounding.
-    """
+
+def _whitened(before_V: Tensor, value_V: Tensor, error: Radius) -> Radius:
+    """`rounding.scaled` of whitened values, for the largest of them; `error` is the radius of those before."""
+    centred_V = before_V - before_V.mean()
+    factor = (centred_V.square().mean() + 1e-8).rsqrt()
+    # Over a rank or with padding the deviation is another.
+    steepest = torch.maximum(factor, (_largest(value_V) / _largest(centred_V)).nan_to_num(0.0, 0.0))
+    return rounding.scaled(_largest(before_V), float(len(before_V)), steepest, _largest(value_V), error=error)
+
+
+def _whitened_tokens(evaluation: Evaluation) -> Radius:
+    """Radius of any trained token's advantage where slime whitens those of the step."""
     rows, batch, objective = evaluation.rows, evaluation.batch, evaluation.objective
     assert rows is not None
     assert rows.advantage_T is not None
@@ -102,38 +134,48 @@ def _whitened_tokens(evaluation: Evaluation) -> Radius:
     assert before is not None  # it reads no more than the evaluation did
     assert before.advantage_T is not None
     mask_T = batch.column("response_mask")
-    returns_V, count = before.advantage_T[mask_T], float(mask_T.sum())
-    error = rounding.total(3 * _largest(returns_V), _longest(evaluation))
-    mean, variance = returns_V.mean(), returns_V.var(correction=0) + 1e-8
-    largest = _largest(rows.advantage_T[mask_T])
-    found = rounding.scaled(_largest(returns_V), count, variance.rsqrt(), largest, error=error)
-    share = rounding.total((mean.square() + variance) / variance, count)
-    return found + Radius(largest * _of_root(share.largest), largest * _of_root(share.likely))
+    before_V, value_V = before.advantage_T[mask_T], rows.advantage_T[mask_T]
+    found = _whitened(before_V, value_V, rounding.total(3 * _largest(before_V), _longest(evaluation)))
+    return found + _of_difference(before_V, torch.ones_like(before_V), _largest(value_V))
+
+
+def _of_difference(before: Tensor, weight: Tensor, size: Tensor) -> Radius:
+    """How far whitened values are off because slime takes a variance as ``E[x^2] - E[x]^2``.
+
+    That loses ``d = n u (m^2 + v) / v`` of it. The factor ``v^(-1/2)`` then is off by ``(1 - d)^(-1/2) - 1`` of itself,
+    and by anything from d = 1 on: there the trainer's own result is rounding, or NaN.
+
+    Args:
+        before: values before they were whitened, ``[n]`` float64.
+        weight: how many trained tokens have each, ``[n]``.
+        size: absolute whitened values.
+    """
+    count = weight.sum().clamp(min=1)
+    value = torch.where(weight > 0, before, 0.0)
+    mean = (weight * value).sum() / count
+    variance = (weight * (value - mean).square()).sum() / count + 1e-8
+    share = rounding.total((mean.square() + variance) / variance, float(count))
+    return Radius(*(torch.where(d < 1, size * _of_root(d), torch.inf) for d in (share.largest, share.likely)))
 
 
 def _of_root(share: Tensor) -> Tensor:
-    """How far ``v^(-1/2)`` is off, relative to itself, where v is off by a share of itself."""
-    return torch.where(share < 1, (1 - share).clamp(min=0).rsqrt() - 1, torch.inf)
+    """How far ``v^(-1/2)`` is off, relative to itself, where v is off by a share of itself below 1."""
+    return (1 - share).clamp(min=1e-300).rsqrt() - 1
 
 
 def _over_the_step(evaluation: Evaluation, first: Radius, inner_N: Tensor, value_N: Tensor) -> Radius:
-    """Radius of advantages that were normalised over rows or tokens of the step, given that of what was normalised.
-
-    slime takes a variance as the difference of two means, which loses ``n u mean^2 / variance`` of it on top.
-    """
+    """Radius of advantages that were normalised over rows or tokens of the step, given that of what was normalised."""
     rows, rule = evaluation.rows, evaluation.objective.advantage
     assert rows is not None
     by_token = rows.length_N is not None and not rule.normalised and rule.spec.normalised_over != "rows"
-    count = float(rows.length_N.sum()) if by_token and rows.length_N is not None else float(len(inner_N))
+    weight_N = rows.length_N if by_token and rows.length_N is not None else torch.ones_like(inner_N)
+    count = float(weight_N.sum())
     spread, steepest = inner_N.std(correction=0), value_N.std(correction=0)
     factor = torch.where(spread > 0, steepest / spread, 1 / max(rule.epsilon, 1e-8)).clamp(min=1e-300)
     size = inner_N.abs().max() if len(inner_N) else spread
     worst = Radius(first.largest.max(), first.likely.max())
     found = rounding.scaled(size, count, factor, value_N, error=worst)
-    if not rule.whitened:
-        return found
-    lost = rounding.total(value_N.abs() * (inner_N.mean() / spread.clamp(min=1e-4)).square(), count)
-    return found + lost
+    return found + _of_difference(inner_N, weight_N, value_N.abs()) if rule.whitened else found
 
 
 def _compared(evaluation: Evaluation) -> Groups:
@@ -146,7 +188,12 @@ def _compared(evaluation: Evaluation) -> Groups:
 
 
 def _centred(
-    groups: Groups, values: tuple[Tensor, Tensor, Tensor], in_baseline_N: Tensor, flat: float, error: Radius
+    groups: Groups,
+    values: tuple[Tensor, Tensor, Tensor],
+    in_baseline_N: Tensor,
+    flat: float,
+    error: Radius,
+    weight_N: Tensor | None = None,
 ) -> Radius:
     """`rounding.scaled` of every row, with the largest score, the count and the steepest factor of its group.
 
@@ -156,13 +203,14 @@ def _centred(
         in_baseline_N: ``[N]`` bool, rows that enter the mean.
         flat: the factor of a group whose scores are all equal.
         error: radius of the scores, ``[N]``.
+        weight_N: whole numbers that the mean is weighted with, ``[N]``; None: it is not.
     """
     score_N, centred_N, value_N = values
     stats = GroupStats(groups, in_baseline_N)
     factor_N = torch.where(centred_N != 0, (value_N / centred_N).abs(), 0.0).nan_to_num(0.0, 0.0, 0.0)
     steepest_G = GroupStats(groups, factor_N > 0).high(factor_N)
     steepest_G = torch.where(steepest_G > 0, steepest_G, torch.where(stats.count_G > 1, flat, 1.0))
-    exact_G = _sums_are_exact(stats, score_N)
+    exact_G = _sums_are_exact(stats, score_N, weight_N)
     count_G = torch.where(exact_G, 0.0, stats.count_G.clamp(min=1))
     size_G = torch.where(exact_G & (stats.spread(score_N) == 0), 0.0, stats.high(score_N.abs()).clamp(min=0))
     size_N, count_N, factor_N = (stats.per_row(x_G) for x_G in (size_G, count_G, steepest_G))
@@ -170,18 +218,20 @@ def _centred(
     return rounding.scaled(size_N, count_N, factor_N, value_N, error=worst)
 
 
-def _sums_are_exact(stats: GroupStats, score_N: Tensor) -> Tensor:
+def _sums_are_exact(stats: GroupStats, score_N: Tensor, weight_N: Tensor | None) -> Tensor:
     """Groups whose sums float32 makes without rounding, in any order, ``[G]`` bool; 0/1 rewards are the common case.
 
     Where all scores are multiples of a power of two q and ``n max |s| / q <= 2^24``, every partial sum is one that
-    float32 holds. The mean of equal scores then is that score, and no residue is left.
+    float32 holds. The mean of equal scores then is that score, and no residue is left. Of a weighted sum, n is the sum
+    of the weights.
     """
     digits_N, exponent_N = torch.frexp(score_N)
     whole_N = (digits_N * 2.0**24).long()
     is_single_N = whole_N.double() == digits_N * 2.0**24
     lowest_N = torch.ldexp((whole_N & -whole_N).double(), exponent_N - 24)
     step_G = stats.low(torch.where(whole_N == 0, torch.inf, lowest_N))
-    fits_G = stats.count_G * stats.high(score_N.abs()) <= 2.0**24 * step_G
+    terms_G = stats.count_G if weight_N is None else stats.total(weight_N)
+    fits_G = terms_G * stats.high(score_N.abs()) <= 2.0**24 * step_G
     return fits_G & (stats.total((~is_single_N).double()) == 0)
 
 

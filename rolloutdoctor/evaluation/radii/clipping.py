@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 
 from rolloutdoctor.evaluation.evaluate import Evaluation
-from rolloutdoctor.evaluation.radii.advantages import advantage_radius
+from rolloutdoctor.evaluation.radii.advantages import advantage_radius, token_advantage_radius
 from rolloutdoctor.evaluation.radii.remembered import remembered
 from rolloutdoctor.evaluation.radii.terms import on_policy, sides
 from rolloutdoctor.objective.objective import Surrogate
@@ -53,10 +53,10 @@ def _of_tokens(evaluation: Evaluation, bounds: list[float]) -> Tensor:
         near_T |= (drift_T - bound).abs_() <= float(_lost(bound)) * (sides(evaluation) + 1)
     near_T &= mask_T
     found_N = seg.trues(near_T, batch.rows).double()
-    flat_N = _without_a_sign(evaluation)
-    if flat_N is not None and bool(flat_N.any()):
-        beyond_T = mask_T & ~near_T & ((drift_T > min(bounds, key=_above)) | (drift_T < min(bounds)))
-        found_N += torch.where(flat_N, seg.trues(beyond_T, batch.rows), 0)
+    flat_T = _without_a_sign(evaluation)
+    if bool(flat_T.any()):
+        near_T = mask_T & flat_T & ~near_T & ((drift_T > min(bounds, key=_above)) | (drift_T < min(bounds)))
+        found_N += seg.trues(near_T, batch.rows)
     return found_N
 
 
@@ -78,22 +78,19 @@ def _of_rows(evaluation: Evaluation, bounds: list[float]) -> Tensor:
     near_N = torch.zeros_like(drift_N, dtype=torch.bool)
     for bound in bounds:
         near_N |= (drift_N - bound).abs() <= lost_N
-    flat_N = _without_a_sign(evaluation)
-    if flat_N is not None:
-        near_N |= flat_N & ((drift_N > min(bounds, key=_above)) | (drift_N < min(bounds)))
-    return near_N * length_N
+    beyond_N = (drift_N > min(bounds, key=_above)) | (drift_N < min(bounds))
+    flat_N = seg.trues(mask_T & _without_a_sign(evaluation), batch.rows).double()
+    return torch.where(near_N, length_N, flat_N * beyond_N)
 
 
-def _without_a_sign(evaluation: Evaluation) -> Tensor | None:
-    """Rows whose advantage is 0 to rounding, ``[N]`` bool; None where advantages are those of tokens.
-
-    An advantage of a token is a sum of rewards and values, and near 0 by chance alone.
-    """
+def _without_a_sign(evaluation: Evaluation) -> Tensor:
+    """Tokens whose advantage is 0 to rounding, ``[T]`` bool."""
     rows = evaluation.rows
     assert rows is not None
-    if rows.advantage_N is None:
-        return None
-    return rows.advantage_N.abs() <= advantage_radius(evaluation).likely
+    if rows.advantage_N is not None:
+        return seg.expand(rows.advantage_N.abs() <= advantage_radius(evaluation).likely, evaluation.batch.rows)
+    assert rows.advantage_T is not None
+    return rows.advantage_T.abs() <= token_advantage_radius(evaluation).likely
 
 
 def clip_share_radius(evaluation: Evaluation) -> Radius:

@@ -70,12 +70,12 @@ def _policy_tokens(evaluation: Evaluation) -> Radius:
     size_N = seg.total(alone.per_token.loss_T.abs(), batch.rows) / weight_N
     largest_N = relative_ratio(evaluation, size_N) if not on_policy(evaluation) else rounding.stored(size_N) * 8
     chain_N = rows.length_N.clamp(min=1)
-    if evaluation.objective.advantage.whitened and rows.advantage_T is not None:
+    if rows.advantage_T is not None:
         # Every advantage may move by as much, and its term by that times its ratio.
         reach_T = torch.where(batch.column("response_mask"), alone.per_token.ratio_T.double().clamp(min=1), 0.0)
         moved = token_advantage_radius(evaluation) * seg.total(reach_T, batch.rows)
     else:
-        # A discounted sum has a rounding for every token that follows, and whitening one for every token of the step.
+        # Whitening has a rounding for every token of the step.
         moved = rounding.total(size_N * 3, chain_N) + rounding.total(size_N, chain_N.sum())
     return largest_N * sides(evaluation) + rounding.total(size_N, chain_N) + moved
 

@@ -179,4 +179,7 @@ def metric_radius(evaluation: Evaluation, kind: str, value: float) -> Radius:
         kind: what the metric is, a name in `METRICS`; `Trainer.kind_of` tells it.
         value: as recomputed.
     """
-    return METRICS[kind](evaluation, value) + rounding.stored(value if isfinite(value) else 0.0)
+    found = METRICS[kind](evaluation, value)
+    # The trainer stores its own value, which lies up to the radius from this one.
+    size = abs(value) + float(found)
+    return found + rounding.stored(size if isfinite(size) else 0.0)
