@@ -54,7 +54,7 @@ def _of_tokens(evaluation: Evaluation, bounds: list[float]) -> Tensor:
     near_T &= mask_T
     found_N = seg.trues(near_T, batch.rows).double()
     flat_T = _without_a_sign(evaluation)
-    if bool(flat_T.any()):
+    if flat_T is not None:
         near_T = mask_T & flat_T & ~near_T & ((drift_T > min(bounds, key=_above)) | (drift_T < min(bounds)))
         found_N += seg.trues(near_T, batch.rows)
     return found_N
@@ -78,19 +78,23 @@ def _of_rows(evaluation: Evaluation, bounds: list[float]) -> Tensor:
     near_N = torch.zeros_like(drift_N, dtype=torch.bool)
     for bound in bounds:
         near_N |= (drift_N - bound).abs() <= lost_N
+    found_N, flat_T = near_N * length_N, _without_a_sign(evaluation)
+    if flat_T is None:
+        return found_N
     beyond_N = (drift_N > min(bounds, key=_above)) | (drift_N < min(bounds))
-    flat_N = seg.trues(mask_T & _without_a_sign(evaluation), batch.rows).double()
-    return torch.where(near_N, length_N, flat_N * beyond_N)
+    return torch.where(near_N, found_N, seg.trues(mask_T & flat_T, batch.rows) * beyond_N)
 
 
-def _without_a_sign(evaluation: Evaluation) -> Tensor:
-    """Tokens whose advantage is 0 to rounding, ``[T]`` bool."""
+def _without_a_sign(evaluation: Evaluation) -> Tensor | None:
+    """Tokens whose advantage is 0 to rounding, ``[T]`` bool; None if there are none."""
     rows = evaluation.rows
     assert rows is not None
     if rows.advantage_N is not None:
-        return seg.expand(rows.advantage_N.abs() <= advantage_radius(evaluation).likely, evaluation.batch.rows)
+        flat_N = rows.advantage_N.abs() <= advantage_radius(evaluation).likely
+        return seg.expand(flat_N, evaluation.batch.rows) if bool(flat_N.any()) else None
     assert rows.advantage_T is not None
-    return rows.advantage_T.abs() <= token_advantage_radius(evaluation).likely
+    flat_T = rows.advantage_T.abs() <= token_advantage_radius(evaluation).likely
+    return flat_T if bool(flat_T.any()) else None
 
 
 def clip_share_radius(evaluation: Evaluation) -> Radius:
