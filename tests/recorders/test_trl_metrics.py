@@ -3,9 +3,11 @@
 import json
 import math
 import os
+import random
 import socket
 import subprocess
 import sys
+from contextlib import suppress
 from pathlib import Path
 
 import pytest
@@ -213,15 +215,21 @@ for own, model in zip(folders, models):
 """
 
 
+def free_port():
+    """A port that nobody is given by chance: the models are made before it is taken."""
+    for port in random.sample(range(21_000, 31_000), 100):
+        with socket.socket() as free, suppress(OSError):
+            free.bind(("127.0.0.1", port))
+            return port
+    raise AssertionError("no port of a hundred is free")
+
+
 def test_two_processes(tmp_path):
     """A group lies on both ranks; each rank writes its file, and the files together are the run."""
     folders = [tmp_path / name for name in ("GRPOTrainer", "RLOOTrainer")]
-    with socket.socket() as free:
-        free.bind(("127.0.0.1", 0))
-        port = free.getsockname()[1]
     shared = {
         "MASTER_ADDR": "127.0.0.1",
-        "MASTER_PORT": str(port),
+        "MASTER_PORT": str(free_port()),
         "WORLD_SIZE": "2",
         "ACCELERATE_USE_CPU": "true",
         "OMP_NUM_THREADS": "1",
