@@ -1,6 +1,8 @@
 """Token columns as they are stored, and the tensors that they become."""
 
 import gc
+import subprocess
+import sys
 import time
 
 import pyarrow as pa
@@ -127,3 +129,32 @@ def test_many_columns_take_time_in_proportion():
     before = time.process_time()
     assert set(resolve(schema, "run.parquet")) == {"step"}
     assert time.process_time() - before < 5
+
+
+def test_reading_does_not_import_pandas():
+    """It would take longer than a small run does."""
+    rows = 6
+    write(
+        step=pa.array([1, 0] * 3, pa.uint64()),
+        split=["train"] * 4 + ["eval"] * 2,
+        response_mask=pa.array([[1, 0]] * rows, MASK),
+        response_ids=pa.array([[7, 9]] * rows, pa.list_(pa.uint64())),
+        kl=pa.array([[0.5, None]] * rows, pa.list_(pa.float16())),
+        ref_log_probs=pa.array([[0.5, 1.5], None] * 3, FLOATS),
+        prompt_ids=pa.array([[1, 2], None] * 3, pa.list_(pa.int32())),
+        policy_version_min=pa.array([3, None] * 3, pa.int16()),
+        reward=pa.array([1, None] * 3, pa.int32()),
+        rewards=pa.array([[("format", 1.0)], [("answer", None)]] * 3, pa.map_(pa.string(), pa.float32())),
+        status=["stop", None] * 3,
+        group_id=["a"] * rows,
+    )
+    code = (
+        "import sys\n"
+        "from rolloutdoctor.io.run import open_run\n"
+        "run = open_run(['run.parquet'])\n"
+        "for batch in run.batches(run.columns):\n"
+        "    print(len(batch))\n"
+        "assert 'pandas' not in sys.modules\n"
+    )
+    found = subprocess.run([sys.executable, "-c", code], capture_output=True, encoding="utf-8", timeout=60)
+    assert (sorted(found.stdout.split()), found.stderr) == (["1", "1", "2", "2"], "")

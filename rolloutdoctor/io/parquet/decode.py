@@ -71,15 +71,16 @@ def evals(column: pa.ChunkedArray, place: Place) -> np.ndarray:
     Raises:
         DataError: on anything but train and eval.
     """
-    text = _text(column, place)
-    is_eval = pc.equal(text, EVAL)
-    is_wrong = pc.fill_null(pc.invert(pc.or_(is_eval, pc.equal(text, TRAIN))), True)
-    if pc.any(is_wrong).as_py():
-        row = _first(is_wrong)
-        value = text[row].as_py()
-        found = "null" if value is None else repr(value)
-        raise place.error(row, f"split {found} where 'train' or 'eval' was expected; rename it, or drop those rows")
-    return as_numpy(is_eval)
+    encoded = _text(column, place).dictionary_encode("encode")
+    names, name_N = encoded.dictionary.to_pylist(), as_numpy(encoded.indices)
+    for code, name in enumerate(names):
+        # Codes are given in the order of first appearance.
+        if name not in (TRAIN, EVAL):
+            row = int(np.argmax(name_N == code))
+            found = "null" if name is None else repr(name)
+            raise place.error(row, f"split {found} where 'train' or 'eval' was expected; rename it, or drop those rows")
+    is_eval_K = np.array([name == EVAL for name in names], bool)
+    return is_eval_K.take(name_N)
 
 
 def integers(column: pa.ChunkedArray, place: Place) -> Tensor:
@@ -91,7 +92,7 @@ def integers(column: pa.ChunkedArray, place: Place) -> Tensor:
     if not column.null_count:
         return torch.from_numpy(_int64(column, place))
     # -1 is no value of an unsigned type.
-    found_N = _int64(pc.fill_null(column, 0), place)
+    found_N = _int64(pc.fill_null(column, scalar(0, column.type)), place)
     found_N[as_numpy(pc.is_null(column))] = -1
     return torch.from_numpy(found_N)
 
@@ -144,8 +145,9 @@ def named_numbers(column: pa.ChunkedArray, place: Place) -> dict[str, Tensor]:
     value_K = numbers(array.items.slice(offsets[0], len(row_K)))
     _refuse_bytes(keys.dictionary, place)
     found = {}
+    code_K = as_numpy(keys.indices)
     for code, name in enumerate(keys.dictionary.to_pylist()):
-        is_it_K = as_numpy(pc.equal(keys.indices, code))
+        is_it_K = code_K == code
         found[name] = torch.full((len(array),), torch.nan, dtype=torch.float64)
         found[name][torch.from_numpy(row_K[is_it_K])] = value_K[torch.from_numpy(is_it_K)]
     return found
@@ -184,7 +186,7 @@ def _cells(chunk: pa.Array) -> tuple[pa.Array, np.ndarray]:
         offsets = np.from_dlpack(chunk.offsets).astype(np.int64, copy=False)
         return chunk.values.slice(offsets[0], offsets[-1] - offsets[0]), offsets[1:] - offsets[:-1]
     lengths = pc.list_value_length(chunk)
-    return chunk.flatten(), as_numpy(pc.fill_null(lengths, 0)).astype(np.int64, copy=False)
+    return chunk.flatten(), as_numpy(pc.fill_null(lengths, scalar(0, lengths.type))).astype(np.int64, copy=False)
 
 
 def concatenated(parts: Sequence[Tensor]) -> Tensor:
@@ -220,7 +222,7 @@ def _floats(values: pa.Array, dtype: torch.dtype) -> Tensor:
     if values.type != wanted:
         values = values.cast(wanted, safe=False)
     if values.null_count:
-        values = pc.fill_null(values, pa.scalar(float("nan"), wanted))
+        values = pc.fill_null(values, scalar(float("nan"), wanted))
     return _tensor(values)
 
 
@@ -229,7 +231,7 @@ def _tokens(values: pa.Array, start: int, ends_N: np.ndarray, place: Place) -> T
     if types.is_int32(values.type):
         return _tensor(values)
     if types.is_uint64(values.type):
-        too_large = pc.greater(values, pa.scalar(_INT64_MAX, pa.uint64()))
+        too_large = pc.greater(values, scalar(_INT64_MAX, pa.uint64()))
         if pc.any(too_large).as_py():
             raise place.error(_row_of(start + _first(too_large), ends_N), "a token id beyond int64; log the real ids")
     return _tensor(values.cast(pa.int64()))
@@ -270,7 +272,7 @@ def _tensor(values: pa.Array) -> Tensor:
 
 def _int64(column: pa.ChunkedArray, place: Place) -> np.ndarray:
     if types.is_uint64(column.type):
-        too_large = pc.greater(column, pa.scalar(_INT64_MAX, pa.uint64()))
+        too_large = pc.greater(column, scalar(_INT64_MAX, pa.uint64()))
         if pc.any(too_large).as_py():
             row = _first(too_large)
             raise place.error(row, f"{column[row].as_py()} is beyond int64; log the number itself, not a hash or bits")
@@ -305,6 +307,11 @@ def _first(is_it: "pa.ChunkedArray | pa.Array") -> int:
     return int(pc.index(is_it, True).as_py())
 
 
+def scalar(value: float, kind: pa.DataType) -> pa.Scalar:
+    """Return a number as arrow's own: `pa.scalar`, and kernels that are given Python's, import pandas where it is."""
+    return pa.Array.from_buffers(kind, 1, [None, pa.py_buffer(np.array([value], kind.to_pandas_dtype()))])[0]
+
+
 def as_numpy(values: "pa.ChunkedArray | pa.Array") -> np.ndarray:
     """Copy numbers or booleans to numpy, so that they can be written; a null float is NaN.
 
@@ -318,5 +325,5 @@ def _viewed(array: pa.Array) -> np.ndarray:
     if types.is_boolean(array.type):
         return _viewed(array.cast(pa.uint8())).view(np.bool_)
     if array.null_count:
-        array = pc.fill_null(array, pa.scalar(float("nan"), array.type))
+        array = pc.fill_null(array, scalar(float("nan"), array.type))
     return np.from_dlpack(array)

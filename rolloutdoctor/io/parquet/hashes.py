@@ -10,7 +10,7 @@ from pyarrow import types
 from torch import Tensor
 
 from rolloutdoctor.data.schema import Kind
-from rolloutdoctor.io.parquet.decode import Place, lists, texts
+from rolloutdoctor.io.parquet.decode import Place, as_numpy, lists, scalar, texts
 from rolloutdoctor.ops.prefix_hash import PrefixHashes, scramble
 from rolloutdoctor.ops.segments import Runs
 
@@ -38,8 +38,10 @@ def hashes(column: pa.ChunkedArray, kind: Kind, place: Place) -> Tensor:
 
 def cell_lengths(column: pa.ChunkedArray) -> Tensor:
     """Return ``[N]`` int64, how many values each list holds; -1 where null."""
-    lengths = pc.fill_null(pc.list_value_length(column), -1)
-    return torch.from_numpy(np.array(lengths.to_numpy(), dtype=np.int64))
+    lengths = pc.list_value_length(column)
+    if lengths.null_count:
+        lengths = pc.fill_null(lengths, scalar(-1, lengths.type))
+    return torch.from_numpy(as_numpy(lengths).astype(np.int64, copy=False))
 
 
 def _digest(text: str) -> int:

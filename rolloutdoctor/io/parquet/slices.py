@@ -165,4 +165,6 @@ def _taken(table: pa.Table, rows: _Rows, start: int) -> pa.Table:
     """Some rows of a table of which the first is number `start`; adjacent ones share its memory."""
     if isinstance(rows, range):
         return table.slice(rows.start - start, len(rows))
-    return table.take(pa.array(rows - start))
+    places = np.ascontiguousarray(rows - start, np.int64)
+    # As for scalars: `pa.array` imports pandas wherever it is.
+    return table.take(pa.Array.from_buffers(pa.int64(), len(places), [None, pa.py_buffer(places)]))
