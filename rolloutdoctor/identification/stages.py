@@ -317,7 +317,7 @@ def loss_parts(objective: Objective) -> dict[str, str]:
         "surrogate": f"{surrogate.kind.replace('_', ' ')} of {surrogate.level} ratios, clipped {clip}",
     }
     if term is not None and term.coef:
-        parts["coefficient"] = f"{term.coef:+.6g} KL"
+        parts["coefficient"] = f"{term.coef:+.4g} KL"
     return parts
 
 
