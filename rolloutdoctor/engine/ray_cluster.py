@@ -7,7 +7,9 @@ result that is lost and a file that cannot be read for a moment. A part is added
 import importlib
 import os
 import platform
+import sys
 from collections.abc import Callable
+from contextlib import ExitStack, redirect_stdout
 from dataclasses import dataclass
 from typing import Any
 
@@ -101,16 +103,26 @@ def _imported() -> Any:  # noqa: ANN401  # a module without types
 
 
 class _Connection:
-    """Joins a cluster, and leaves it, unless the process had joined one before."""
+    """Joins a cluster, and leaves it, unless the process had joined one before.
+
+    While it lasts, what Ray prints of the cluster (a node that goes) goes to standard error: standard output holds a
+    report, and Ray has no option for it.
+    """
 
     def __init__(self, ray: Any, address: str) -> None:  # noqa: ANN401
         self._ray, self._address = ray, address
-        self._joined = False
+        self._left = ExitStack()
 
     def __enter__(self) -> None:
+        with ExitStack() as joined:
+            if not self._ray.is_initialized():
+                joined.enter_context(redirect_stdout(sys.stderr))
+                self._join()
+                joined.callback(self._ray.shutdown)
+            self._left = joined.pop_all()
+
+    def _join(self) -> None:
         ray = self._ray
-        if ray.is_initialized():
-            return
         wanted = None if self._address == LOCAL else self._address or os.environ.get("RAY_ADDRESS") or "auto"
         more: dict[str, object] = {"include_dashboard": False} if wanted is None else {}
         try:
@@ -121,11 +133,9 @@ class _Connection:
                 f"--engine ray: no cluster at {wanted or 'this machine'} ({said}); start one with `ray start --head`, "
                 "name it with --engine ray=ADDRESS, or start one for this command alone with --engine ray=local"
             ) from None
-        self._joined = True
 
     def __exit__(self, *caught: object) -> None:
-        if self._joined:
-            self._ray.shutdown()
+        self._left.close()
 
 
 class _Turns:

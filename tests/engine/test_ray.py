@@ -182,3 +182,32 @@ def test_a_worker_of_another_version_is_refused(path, monkeypatch):
     monkeypatch.setattr(ray_cluster, "VERSIONS", ("99.0.0", ray_cluster.VERSIONS[1]))
     with pytest.raises(InputError, match=r"a worker has rolloutdoctor \S+ on Python \S+ and this command .* 99\.0\.0"):
         states(open_run([path]), CheckWork(OPTIONS))
+
+
+def test_what_ray_prints_does_not_reach_the_report(path, monkeypatch, capsys):
+    """A driver prints that a node went away whenever it hears of it, whatever it is told of logs."""
+    turn = ray_cluster._Turns.run
+    joined = []
+
+    def join(**options):
+        joined.append(options["address"])
+        print("a node joined")
+
+    def run(self, parts, keep):
+        print("a node has been marked dead")
+        turn(self, parts, keep)
+
+    run_there = open_run([path])
+    one = states(run_there, CheckWork(OPTIONS))
+    for name, made in (
+        ("is_initialized", lambda: bool(joined)),
+        ("init", join),
+        ("shutdown", lambda: print("a node left")),
+    ):
+        monkeypatch.setattr(ray, name, made)
+    monkeypatch.setattr(ray_cluster._Turns, "run", run)
+    assert states(run_there, CheckWork(OPTIONS), address="there:1") == one
+    print("the report")
+    printed = capsys.readouterr()
+    assert (joined, printed.out) == (["there:1"], "the report\n")
+    assert printed.err.splitlines() == ["a node joined", "a node has been marked dead", "a node left"]

@@ -122,5 +122,6 @@ def test_a_command_on_a_cluster(nodes, command, more, address):
         subprocess.run(rolloutdoctor(*words, *engine), capture_output=True, text=True, timeout=300, check=False)
         for engine in ((), ("--engine", f"ray={address or nodes[0].address}"))
     )
-    assert (several.returncode, several.stderr, several.stdout) == (0, "", one.stdout)
+    # Of the node that went in the test before, Ray may speak now: on standard error.
+    assert (several.returncode, several.stdout) == (0, one.stdout), several.stderr
     assert one.stdout
