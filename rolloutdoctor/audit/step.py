@@ -146,14 +146,18 @@ def _advantages(logged: LoggedStep, evaluation: Evaluation, doubts: Doubts) -> I
         values_N = _row_values(logged, rows.advantage_N)
         if values_N is not None:
             radius_N = advantage_radius(evaluation).likely
+            # Where the radius has no end, the trainer's own value is rounding.
+            is_told_N = ~values_N.isnan() & radius_N.isfinite()
+            if rows.rejected_N is not None:
+                # What a mask leaves of any advantage of a fully masked response is 0.
+                is_told_N &= ~(rows.rejected_N & (values_N == 0))
             yield (
                 "advantages",
                 tally_rows(
                     "advantages",
                     batch.step,
                     (values_N, rows.advantage_N, radius_N),
-                    # Where the radius has no end, the trainer's own value is rounding.
-                    ~values_N.isnan() & radius_N.isfinite(),
+                    is_told_N,
                     doubts.odd_N | bool(doubts.rows and evaluation.objective.advantage.scale == "batch"),
                     doubts.rows,
                     batch.sample_name,

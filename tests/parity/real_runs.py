@@ -112,7 +112,9 @@ def verl_step(setup: Setup, batch: RolloutBatch, fault: Fault) -> Step:
             given = seen if fault.update is None else fault.update(seen)
             columns = {"old_log_probs": "old_log_probs", "ref_log_prob": "ref_log_probs"}
             data = {name: pad(given, given.column(column)) for name, column in columns.items()}
-            data |= {"token_level_scores": scores, "response_mask": mask}
+            # Rejection comes after the penalty, which goes by the mask before it.
+            before = pad(seen, seen.column("response_mask_pre"), torch.int64)
+            data |= {"token_level_scores": scores, "response_mask": before}
             control = core_algos.FixedKLController(own["kl_coef"])
             made, metrics = test_verl_advantages.kl_in_reward()(
                 DataProto.from_dict(data), control, kl_penalty=own["kl_penalty"]
