@@ -62,7 +62,7 @@ def rows_of(setup: Setup, step: int) -> RolloutBatch:
     per_token = {name: column_T.float() for name, column_T in columns.items()}
     # Every response has a token of the model; a filter masks it as a whole.
     pre_T = batch.column("response_mask_pre").clone()
-    pre_T[batch.rows[:-1]] = True
+    pre_T[batch.rows[:-1][batch.rows.diff() > 0]] = True
     kept_N = torch.tensor(draw.random(count) >= setup.rejected)
     ended_N = torch.tensor(draw.random(count) >= 0.2)
     if setup.options.get("mask_truncated_completions"):

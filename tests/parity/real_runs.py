@@ -148,7 +148,7 @@ def verl_step(setup: Setup, batch: RolloutBatch, fault: Fault) -> Step:
     if fault.log is not None:
         metrics = fault.log(metrics, update, batch)
     if setup.by_row:
-        per_row = {**batch.per_row, "advantage": advantage_T[batch.rows[:-1]].double()}
+        per_row = {**batch.per_row, "advantage": pad(batch, advantage_T)[:, 0].double()}
         return replace(batch, per_row=per_row), metrics
     return replace(batch, per_token={**batch.per_token, "advantages": advantage_T.float()}), metrics
 
