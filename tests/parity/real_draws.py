@@ -1,9 +1,10 @@
 """Configurations that somebody could have, drawn from a number."""
 
 from collections.abc import Callable, Collection
+from dataclasses import replace
 
 import numpy as np
-from parity import test_trl
+from parity import test_trl, test_verl_policy
 from parity.real_rows import REWARDS
 from parity.real_setup import SIZE, WEIGHTS, Setup
 
@@ -65,6 +66,14 @@ def drawn(trainer: str, number: int, rewards: Collection[str] = REWARDS) -> Setu
         "delta": one_of(None, None, 1.4),
     }
     return Setup(trainer, options, unscored=unscored, **common)
+
+
+def with_policy_loss(setup: Setup, mode: str) -> Setup:
+    """A configuration of verl with another policy loss, at options where it does something."""
+    actor = "actor_rollout_ref.actor"
+    own = {"policy_loss.loss_mode": mode, **test_verl_policy.VARIANTS[mode]}
+    kept = {name: value for name, value in setup.options.items() if not name.endswith("clip_ratio_c")}
+    return replace(setup, options=kept | {f"{actor}.{name}": value for name, value in own.items()})
 
 
 def _slime(one_of: Callable, common: dict) -> Setup:

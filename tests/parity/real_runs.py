@@ -50,15 +50,17 @@ def verl_update(batch: RolloutBatch, options: Mapping[str, object], advantage_T:
     from verl.workers.config import ActorConfig, PolicyLossConfig
 
     own = _short(options)
-    clips = {name: own[name] for name in ("clip_ratio_low", "clip_ratio_high", "clip_ratio_c") if name in own}
+    actor = {name for name in own if name.startswith(("clip_ratio", "tau_"))}
+    nested = {name: own[name] for name in own if name.startswith(("clip_cov", "kl_cov", "ppo_kl", "dro"))}
     mode, by_micro_batch = own["loss_agg_mode"], own.get("by_micro_batch", False)
+    loss_mode = own.get("loss_mode", "vanilla")
     config = ActorConfig(
         strategy="fsdp",
         rollout_n=1,
         ppo_micro_batch_size_per_gpu=1,
         loss_agg_mode=mode,
-        policy_loss=PolicyLossConfig(loss_mode="vanilla"),
-        **clips,
+        policy_loss=PolicyLossConfig(loss_mode=loss_mode, **nested),
+        **{name: own[name] for name in sorted(actor)},
     )
     policy, ref, old, advantage, mask = (
         pad(batch, x_T)
@@ -80,7 +82,7 @@ def verl_update(batch: RolloutBatch, options: Mapping[str, object], advantage_T:
                 share = 1 / len(cells)
             config.global_batch_info.clear()
             config.global_batch_info.update(sizes)
-            loss, metrics = core_algos.compute_policy_loss_vanilla(
+            loss, metrics = core_algos.get_policy_loss_fn(loss_mode)(
                 old[rows], policy[rows], advantage[rows], mask[rows], loss_agg_mode=mode, config=config
             )
             found["actor/pg_loss"] += loss.item() * share

@@ -11,10 +11,11 @@ from dataclasses import replace
 
 import pytest
 from identification.made import as_run
-from parity.real_draws import drawn
+from parity.real_draws import drawn, with_policy_loss
 from parity.real_faults import CASES, SETUPS, checked, outcome, planted
 from parity.real_rows import FLAT_REWARDS
 from parity.real_runs import real_run
+from parity.test_verl_policy import VARIANTS
 
 from rolloutdoctor.engine.identify import identify_run
 from rolloutdoctor.engine.options import ReadOptions
@@ -96,6 +97,12 @@ def test_a_run_with_fully_masked_responses_agrees(trainer):
         if trainer != "verl":
             masked = {"options": setup.options | {"mask_truncated_completions": True}}
         agrees(replace(setup, **masked), but=("RDA001",))
+
+
+@pytest.mark.parametrize("mode", VARIANTS)
+def test_a_healthy_run_of_every_policy_loss_of_verl_agrees(mode):
+    for number in range(MORE or 1):
+        agrees(with_policy_loss(drawn("verl", number), mode))
 
 
 @pytest.mark.parametrize("setup", ONCE, ids=lambda setup: f"{setup.trainer}-{setup.seed}-{setup.rewards}")
