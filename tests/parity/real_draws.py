@@ -76,6 +76,34 @@ def with_policy_loss(setup: Setup, mode: str) -> Setup:
     return replace(setup, options=kept | {f"{actor}.{name}": value for name, value in own.items()})
 
 
+VLLM_MODES = ("sequence_mask", "sequence_truncate", "token_mask", "token_truncate")
+LEVELS = {"luspo": "sequence", "cispo": "token", "sapo": "token", "vespo": "token"}
+"""Levels of the importance ratio that a loss type of TRL is made for."""
+
+
+def with_rarer_options(setup: Setup, number: int) -> Setup:
+    """A configuration of TRL with another loss type, aggregation of rewards, mask, or weights for the sampler."""
+    draw = np.random.default_rng([20261124, number])
+    options = dict(setup.options)
+    kind = options["loss_type"] = (*LEVELS, "dapo", "grpo")[number % 6]
+    if kind in LEVELS:
+        options |= {"importance_sampling_level": LEVELS[kind], "delta": None}
+    if kind == "cispo":
+        options["epsilon_high"] = 5.0
+    if draw.random() < 0.3:
+        options["multi_objective_aggregation"] = "normalize_then_sum"
+    if draw.random() < 0.4:
+        options["mask_truncated_completions"] = True
+    mode, cap = VLLM_MODES[draw.integers(4)], (3.0, 1.05)[draw.integers(2)]
+    options |= (
+        {},
+        {"top_entropy_quantile": 0.7},
+        {"off_policy_mask_threshold": 0.02},
+        {"use_vllm": True, "vllm_importance_sampling_mode": mode, "vllm_importance_sampling_clip_max": cap},
+    )[draw.integers(4)]
+    return replace(setup, options=options)
+
+
 def _slime(one_of: Callable, common: dict) -> Setup:
     name = one_of("grpo", "grpo", "gspo", "cispo", "ppo", "reinforce_plus_plus", "reinforce_plus_plus_baseline")
     where = one_of("nowhere", "loss", "loss", "reward")

@@ -12,7 +12,7 @@ from torch import Tensor
 from rolloutdoctor.evaluation.evaluate import Evaluation
 from rolloutdoctor.evaluation.radii.advantages import advantage_radius, token_advantage_radius
 from rolloutdoctor.evaluation.radii.remembered import remembered
-from rolloutdoctor.evaluation.radii.terms import on_policy, sides
+from rolloutdoctor.evaluation.radii.terms import on_policy, over_forwards, row_log_ratios, sides
 from rolloutdoctor.objective.objective import Surrogate
 from rolloutdoctor.ops import rounding
 from rolloutdoctor.ops import segments as seg
@@ -68,12 +68,9 @@ def _above(bound: float) -> float:
 def _of_rows(evaluation: Evaluation, bounds: list[float]) -> Tensor:
     """Of ratios of rows all tokens are undecided or none."""
     batch, rule = evaluation.batch, evaluation.objective.surrogate
-    mask_T = batch.column("response_mask")
-    policy_T, old_T = (batch.column(name).double().nan_to_num(0.0) for name in ("policy_log_probs", rule.old))
-    length_N = seg.trues(mask_T, batch.rows).double()
-    share_N = 1 / length_N.clamp(min=1) if rule.level == "sequence" else torch.ones_like(length_N)
-    drift_N = seg.total(torch.where(mask_T, policy_T - old_T, 0.0), batch.rows) * share_N
-    size_N = seg.total(torch.where(mask_T, policy_T.abs() + old_T.abs(), 0.0), batch.rows) * share_N
+    drift_N, size_N, length_N = row_log_ratios(batch, "policy_log_probs", rule.old)
+    if rule.level == "sequence":
+        drift_N, size_N = (x_N / length_N.clamp(min=1) for x_N in (drift_N, size_N))
     lost_N = (rounding.total(size_N, length_N.clamp(min=1)).likely + _lost(drift_N)) * sides(evaluation)
     near_N = torch.zeros_like(drift_N, dtype=torch.bool)
     for bound in bounds:
@@ -82,7 +79,7 @@ def _of_rows(evaluation: Evaluation, bounds: list[float]) -> Tensor:
     if flat_T is None:
         return found_N
     beyond_N = (drift_N > min(bounds, key=_above)) | (drift_N < min(bounds))
-    return torch.where(near_N, found_N, seg.trues(mask_T & flat_T, batch.rows) * beyond_N)
+    return torch.where(near_N, found_N, seg.trues(batch.column("response_mask") & flat_T, batch.rows) * beyond_N)
 
 
 def _without_a_sign(evaluation: Evaluation) -> Tensor | None:
@@ -108,7 +105,7 @@ def clip_share_radius(evaluation: Evaluation) -> Radius:
     assert rows is not None
     assert rows.length_N is not None
     layout, open_N, length_N = tokens.layout, undecided(evaluation), rows.length_N.double()
-    over_forwards_N = 1 / (layout.forward_rows_N * (1 / layout.forward_rows_N).sum())
+    over_forwards_N = over_forwards(layout)
     of_forward_N = over_forwards_N * layout.forward_rows_N / layout.forward_total(length_N).clamp(min=1)
     of_micro_N = 1 / (layout.micro_total(length_N).clamp(min=1) * layout.micros_N)
     weight_N, level = torch.maximum(of_forward_N, of_micro_N), evaluation.objective.surrogate.level

@@ -11,6 +11,7 @@ from rolloutdoctor.evaluation.radii.advantages import advantage_radius, score_ra
 from rolloutdoctor.evaluation.radii.clipping import clip_extreme_radius, clip_share_radius
 from rolloutdoctor.evaluation.radii.loss import kl_loss_radius, kl_radius, loss_radius, policy_loss_radius
 from rolloutdoctor.evaluation.radii.remembered import remembered
+from rolloutdoctor.evaluation.radii.row_weight import row_weight_radius
 from rolloutdoctor.evaluation.radii.terms import sides
 from rolloutdoctor.evaluation.scores import reward_kl_tokens
 from rolloutdoctor.ops import rounding
@@ -164,6 +165,7 @@ METRICS: dict[str, Callable[[Evaluation, float], Radius]] = {
     "policy_loss": lambda evaluation, _: policy_loss_radius(evaluation),
     "reward_kl": _reward_kl,
     "rewards": _rewards,
+    "row_weight": lambda evaluation, value: row_weight_radius(evaluation) + _mean(evaluation, value),
     "sampler_gap": _sampler_gap,
     "stored_kl": _stored_kl,
     "values": _values,

@@ -3,7 +3,9 @@
 import torch
 from torch import Tensor
 
+from rolloutdoctor.data.batch import RolloutBatch
 from rolloutdoctor.evaluation.evaluate import Evaluation
+from rolloutdoctor.formulas.losses.aggregation import Layout
 from rolloutdoctor.objective.objective import KlTerm
 from rolloutdoctor.ops import rounding
 from rolloutdoctor.ops import segments as seg
@@ -37,3 +39,21 @@ def relative_ratio(evaluation: Evaluation, size_N: Tensor) -> Radius:
     drift_T = torch.where(batch.column("response_mask"), drift_T, 0.0).abs().nan_to_num(0.0)
     largest_N = seg.high(drift_T, batch.rows).clamp(min=0)
     return rounding.stored(size_N * (largest_N + 2 * rounding.EXP_ULPS + 1))
+
+
+def row_log_ratios(batch: RolloutBatch, numerator: str, denominator: str) -> tuple[Tensor, Tensor, Tensor]:
+    """Sum of the log-ratios of two log-probs over the trained tokens of each row, ``[N]`` float64.
+
+    Returns:
+        The sums, the sums of the absolute log-probs that they are differences of, and how many tokens there are.
+    """
+    mask_T = batch.column("response_mask")
+    over_T, under_T = (batch.column(name).double().nan_to_num(0.0) for name in (numerator, denominator))
+    total_N = seg.total(torch.where(mask_T, over_T - under_T, 0.0), batch.rows)
+    size_N = seg.total(torch.where(mask_T, over_T.abs() + under_T.abs(), 0.0), batch.rows)
+    return total_N, size_N, seg.trues(mask_T, batch.rows).double()
+
+
+def over_forwards(layout: Layout) -> Tensor:
+    """Weight of each row in a mean over forward passes of their means over rows, ``[N]`` float64."""
+    return 1 / (layout.forward_rows_N * (1 / layout.forward_rows_N).sum())

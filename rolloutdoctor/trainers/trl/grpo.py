@@ -234,6 +234,7 @@ QUANTITIES = {
     "clip_ratio/*_mean": "clip_share",
     "clip_ratio/*": "clip_extreme",
     "cispo_clip_ratio": "clip_share",
+    "vespo/phi_seq_mean": "row_weight",
 }
 """What its metrics are, as far as they are no means of values of one sign."""
 
