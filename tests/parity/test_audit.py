@@ -111,6 +111,13 @@ def test_a_healthy_run_with_rarer_options_of_trl_agrees():
         agrees(with_rarer_options(drawn("trl", number), number), but=("RDA001",))
 
 
+def test_each_reward_is_divided_by_its_own_deviation_whatever_the_scale():
+    setup = with_rarer_options(drawn("trl", 77), 77)
+    assert setup.options["multi_objective_aggregation"] == "normalize_then_sum"
+    assert setup.options["scale_rewards"] == "none"
+    agrees(setup, but=("RDA001",))
+
+
 @pytest.mark.parametrize("setup", ONCE, ids=lambda setup: f"{setup.trainer}-{setup.seed}-{setup.rewards}")
 def test_what_once_was_taken_for_a_fault_agrees(setup):
     agrees(setup)

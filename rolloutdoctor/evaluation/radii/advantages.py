@@ -50,7 +50,9 @@ def advantage_radius(evaluation: Evaluation) -> Radius:
     value_N = rows.advantage_N.nan_to_num(0.0)
     groups, error = _compared(evaluation), score_radius(evaluation)
     again = rule.whitened or rule.normalised or rule.spec.normalised_over is not None
-    divided = rule.scale != "none" and rule.spec.divides and rule.epsilon > 0
+    # `normalize_then_sum` divides each reward by its own deviation, whatever the scale of the sum.
+    scales = rule.scale != "none" or rule.spec.every_reward
+    divided = scales and rule.spec.divides and rule.epsilon > 0
     if again and divided:
         first, inner_N = _of_each_reward(evaluation, groups, error)
     else:
