@@ -11,7 +11,14 @@ from rolloutdoctor.engine.options import ReadOptions
 from rolloutdoctor.identification.configuration import Configuration, options_of
 from rolloutdoctor.identification.contest import Count, Predict, Trial
 from rolloutdoctor.identification.outcome import Preference, command_words, outcome_of, rank_of, together, untestable
-from rolloutdoctor.identification.stages import Known, all_advantages, try_advantages, try_kl, try_losses
+from rolloutdoctor.identification.stages import (
+    Known,
+    all_advantages,
+    kl_candidates,
+    try_advantages,
+    try_kl,
+    try_losses,
+)
 from rolloutdoctor.identification.step import IdentifiedStep
 from rolloutdoctor.identification.words import parts_of
 from rolloutdoctor.io.run import Run
@@ -30,8 +37,8 @@ class Identifier:
     def __init__(self, run: Run, options: ReadOptions) -> None:
         self._run, self._options = run, options
         self._configured = _configured(run, options)
-        names = run.metrics.names()
-        self._likely = _likely(run, options, names)
+        self._logged = run.metrics.names()
+        self._likely = _likely(run, options, self._logged)
         self._names = self._likely[0]
         self._reader = StepReader(run, options, comparable(run.metrics, self._configured), self._names)
 
@@ -90,9 +97,7 @@ class Identifier:
         if chosen is not None:
             kl = try_kl(loss_steps, self._known, chosen)
             trials["kl"] = kl, IdentifiedStep.kl
-            of_kl = self._best(kl)
-            of_loss = of_kl if of_kl is not None and of_kl.objective.kl_loss is not None else None
-            loss = try_losses(loss_steps, self._known, chosen, of_loss)
+            loss = try_losses(loss_steps, self._known, chosen, self._kl_of_loss(kl, chosen))
             trials["loss"] = loss, IdentifiedStep.loss
         counts = {name: Count(trial.kept) for name, (trial, _) in trials.items()}
         for step in self._reader.steps():
@@ -101,11 +106,20 @@ class Identifier:
         stages = tuple(self._stage(name, trials, counts) for name in ("advantage", "kl", "loss"))
         return self._result(stages)
 
+    def _kl_of_loss(self, trial: Trial, advantage: Configuration) -> list[Configuration | None]:
+        """The KL terms to try in the loss; None is a loss without one.
+
+        That is the one of the logged KL; all of them where a KL was logged and cannot be compared.
+        """
+        found = self._best(trial)
+        if found is None and not trial.excluded and any(self._names.kind_of(x) == "kl" for x in self._logged):
+            return [one for one in kl_candidates(self._known, advantage) if one.objective.kl_loss is not None] or [None]
+        return [found if found is not None and found.objective.kl_loss is not None else None]
+
     @property
     def _has_advantages(self) -> bool:
         """True if the log holds advantages, or metrics of them."""
-        metrics = self._run.metrics.names()
-        of_them = any(self._names.kind_of(name) == "advantages" for name in metrics)
+        of_them = any(self._names.kind_of(name) == "advantages" for name in self._logged)
         return bool({"advantage", "advantages"} & self._run.columns) or of_them
 
     def _of_log(self) -> Identification:
@@ -144,8 +158,12 @@ class Identifier:
         reason, remedy = self._missing(name)
         if name not in trials:
             return untestable(name, "the advantages are not identified", remedy)
+        trial = trials[name][0]
+        if trial.doubt and not trial.fitting and not trial.most:
+            recording = self._names.recording
+            return untestable(name, trial.doubt, recording.get("micro_batch_id", recording.get("*", "")))
         found, _ = outcome_of(
-            name, trials[name][0], counts[name], prefer=self._prefer, stated=self._recorded is not None, reason=reason
+            name, trial, counts[name], prefer=self._prefer, stated=self._recorded is not None, reason=reason
         )
         return found if found.outcome != "untestable" else untestable(name, reason, remedy)
 

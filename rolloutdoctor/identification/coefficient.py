@@ -31,6 +31,17 @@ def least_squares(residual: Tensor, slope: Tensor, radius: Tensor) -> float | No
     return float((weight * slope[able] * residual[able]).sum()) / size
 
 
+def bounds(residual: Tensor, slope: Tensor, radius: Tensor) -> tuple[float, float]:
+    """Return the least and the greatest coefficient c with ``|residual - c slope| <= radius`` everywhere.
+
+    Where no coefficient does, the least is above the greatest. Arguments are those of `least_squares`; one slope at
+    least is not 0.
+    """
+    able = (slope != 0) & residual.isfinite() & slope.isfinite() & radius.isfinite()
+    middle, width = residual[able] / slope[able], radius[able] / slope[able].abs()
+    return float((middle - width).max()), float((middle + width).min())
+
+
 def solve(values: Callable[[float], Tensor | None], logged: Tensor) -> float | None:
     """Return the coefficient whose values are nearest to the logged ones, by Gauss-Newton.
 
@@ -74,6 +85,19 @@ def rounded(coef: float) -> float:
         if abs(short - coef) <= _ROUND_WITHIN * abs(coef):
             return short
     return float(f"{coef:.6g}")
+
+
+def shortest(coef: float, low: float, high: float) -> float:
+    """Return the number of fewest digits between two bounds, the one nearest to a coefficient between them.
+
+    >>> shortest(0.00997938, 0.0099, 0.0101), shortest(0.04712, 0.04711, 0.04713)
+    (0.01, 0.04712)
+    """
+    for digits in range(1, 7):
+        short = float(f"{coef:.{digits}g}")
+        if low <= short <= high:
+            return short
+    return rounded(coef)
 
 
 def median(values: Sequence[float]) -> float:

@@ -5,7 +5,8 @@ from dataclasses import dataclass, field, replace
 
 import torch
 
-from rolloutdoctor.audit.tally import QuantityTally, add_tallies
+from rolloutdoctor.audit.doubts import LayoutDoubt
+from rolloutdoctor.audit.tally import AuditTally, QuantityTally, add_tallies
 from rolloutdoctor.identification.configuration import Configuration
 from rolloutdoctor.identification.step import IdentifiedStep, Prediction
 
@@ -27,12 +28,14 @@ class Trial:
         nearest: where there are none, those that give most.
         excluded: the others, each with what was compared until it left.
         most: those of the nearest that give all values of most steps.
+        doubt: why some that are none of these may yet have made the values; empty where there are no such.
     """
 
     fitting: tuple[Configuration, ...]
     nearest: tuple[Configuration, ...]
     excluded: tuple[tuple[Configuration, QuantityTally], ...]
     most: tuple[Configuration, ...] = ()
+    doubt: str = ""
 
     @property
     def kept(self) -> tuple[Configuration, ...]:
@@ -44,26 +47,27 @@ def try_on(steps: Sequence[IdentifiedStep], candidates: Iterable[Configuration],
     """Hold configurations against some steps, the most informative first; each leaves where it first disagrees."""
     fitting: list[Configuration] = []
     excluded: list[tuple[Configuration, QuantityTally]] = []
+    doubt = ""
     for one in candidates:
-        total: QuantityTally | None = None
+        tallies: AuditTally = {}
         for step in steps:
             found = predict(step, one)
             if found is None:
                 continue
-            tally = whole(found.tallies.values())
-            total = tally if total is None else total + tally
-            if tally.disagree:
+            tallies = add_tallies(tallies, found.tallies)
+            if any(tally.disagree for tally in found.tallies.values()):
                 break
-        if total is None or not total.compared:
-            continue
-        if total.disagree:
+        total = told(tallies)
+        if total is not None and total.disagree:
             excluded.append((one, total))
-        else:
+        elif total is not None and total.compared:
             fitting.append(one)
+        elif total is None and tallies:
+            doubt = LayoutDoubt.reason
     # Sorting is stable, so that of equals the first named stays first.
     excluded.sort(key=lambda pair: -pair[1].agree / pair[1].compared)
     nearest = tuple(one for one, _ in excluded[:NEAREST])
-    return Trial(tuple(fitting), nearest, tuple(excluded))
+    return Trial(tuple(fitting), nearest, tuple(excluded), doubt=doubt)
 
 
 def closest(steps: Sequence[IdentifiedStep], trial: Trial, predict: Predict) -> Trial:
@@ -96,6 +100,16 @@ def whole(tallies: Iterable[QuantityTally]) -> QuantityTally:
     for tally in found[1:]:
         total = total + tally
     return total
+
+
+def told(tallies: AuditTally) -> QuantityTally | None:
+    """Return the sum of the tallies of quantities that tell something; None if none does.
+
+    A quantity that disagrees at some step, where a cut into micro-batches that is not recorded may be why, tells
+    nothing at the others: some cut always brings a few values within their radius.
+    """
+    able = [tally for tally in tallies.values() if tally.disagree or tally.reason != LayoutDoubt.reason]
+    return whole(able) if able else None
 
 
 @dataclass
@@ -148,9 +162,8 @@ class Count:
                 self.logged |= set(first.values[telling].float().tolist())
 
     def tally(self, number: int) -> QuantityTally | None:
-        """Return how one of the configurations compares with the log."""
-        found = [tally for tally in self.tallies[number].values() if tally.compared or tally.not_compared]
-        return whole(found) if found else None
+        """Return how one of the configurations compares with the log; None where nothing tells."""
+        return told({name: one for name, one in self.tallies[number].items() if one.compared or one.not_compared})
 
     def classes(self) -> list[list[int]]:
         """Gather the configurations whose values differ by less than their radius everywhere, the best first."""

@@ -14,7 +14,7 @@ from rolloutdoctor.hypotheses.loss_terms import LOSS_TERMS
 from rolloutdoctor.hypotheses.metric_definitions import METRIC_DEFINITIONS
 from rolloutdoctor.hypotheses.partitions import PARTITIONS
 from rolloutdoctor.identification.centred import CentredScores, has_row_values
-from rolloutdoctor.identification.coefficient import least_squares, rounded, solve
+from rolloutdoctor.identification.coefficient import bounds, least_squares, shortest, solve
 from rolloutdoctor.identification.configuration import Configuration, essence, limited, of_trainer, recipe, recipes
 from rolloutdoctor.identification.contest import Trial, closest, try_on
 from rolloutdoctor.identification.step import IdentifiedStep
@@ -258,21 +258,27 @@ def kl_parts(objective: Objective) -> dict[str, str]:
 
 
 def try_losses(
-    steps: Sequence[IdentifiedStep], known: Known, advantage: Configuration, kl: Configuration | None
+    steps: Sequence[IdentifiedStep], known: Known, advantage: Configuration, terms: Sequence[Configuration | None]
 ) -> Trial:
     """Find the losses that some steps leave, given advantages and KL; the coefficient of the KL term is solved.
 
     Other aggregations and scales than a trainer's own are tried where these give not all values.
+
+    Args:
+        steps: to hold them against.
+        known: what is known before the first row.
+        advantage: how advantages are computed.
+        terms: the KL terms to try, one at least; None is none.
     """
-    plain = list(_plain_losses(known, advantage, kl))
+    plain = [(one, kl) for kl in terms for one in _plain_losses(known, advantage, kl)]
     recorded = []
     if known.recorded is not None:
         recorded = [replace(limited(known.recorded, "loss"), parts=loss_parts(known.recorded.objective))]
-    solved = (_with_coefficient(steps, one, kl) for one in plain)
+    solved = (_with_coefficient(steps, one, kl) for one, kl in plain)
     trial = try_on(steps, (*recorded, *solved), IdentifiedStep.loss)
     if trial.fitting or not trial.excluded or not plain:
         return trial
-    others = (_with_coefficient(steps, one, kl) for one in _loss_recipes(plain[0]))
+    others = (_with_coefficient(steps, one, kl) for kl in terms for one in _loss_recipes(plain[0][0]))
     found = _or_other(trial, try_on(steps, others, IdentifiedStep.loss))
     return closest(steps, found, IdentifiedStep.loss)
 
@@ -336,9 +342,8 @@ def _with_coefficient(steps: Sequence[IdentifiedStep], one: Configuration, kl: C
             residuals.append(part[0])
             slopes.append(part[1])
             radii.append(part[2])
-    coef = None
-    if residuals:
-        coef = least_squares(*(torch.tensor(each, dtype=torch.float64) for each in (residuals, slopes, radii)))
+    equations = [torch.tensor(each, dtype=torch.float64) for each in (residuals, slopes, radii)]
+    coef = least_squares(*equations)
     if coef is None:
         # No logged number holds the KL term: the policy's part is compared alone.
         return one
@@ -348,7 +353,8 @@ def _with_coefficient(steps: Sequence[IdentifiedStep], one: Configuration, kl: C
         if min(((abs(residual) + radius) / abs(slope) for residual, slope, radius in ends if slope), default=0) > LEAST:
             return one
         coef = 0.0
-    coef = rounded(coef) if coef > 0 else coef
+    if coef > 0:
+        coef = shortest(coef, *bounds(*equations))
     objective = replace(objective, kl_loss=replace(kl.objective.kl_loss, coef=coef))
     options = dict(one.options)
     if trainer is not None and trainer.kl_option is not None:

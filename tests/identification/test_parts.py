@@ -8,7 +8,7 @@ import torch
 import rolloutdoctor as rd
 from rolloutdoctor.engine.identify import identify_run
 from rolloutdoctor.engine.options import ReadOptions
-from rolloutdoctor.identification.coefficient import least_squares, solve
+from rolloutdoctor.identification.coefficient import bounds, least_squares, solve
 
 EXTREMES = [
     # Public log of verl 0.9.1: 7 of 8 right, ddof 1, epsilon 1e-6.
@@ -49,6 +49,15 @@ def test_least_squares():
     slope, radius = torch.tensor([1.0, 2.0, 4.0]), torch.ones(3)
     assert least_squares(0.04 * slope, slope, radius) == pytest.approx(0.04)
     assert least_squares(slope, torch.zeros(3), radius) is None
+
+
+def test_bounds_hold_every_coefficient_within_the_radii():
+    slope, radius = torch.tensor([2.0, -1.0, 0.0]).double(), torch.tensor([0.2, 0.05, 0.1]).double()
+    low, high = bounds(0.5 * slope, slope, radius)
+    assert (low, high) == pytest.approx((0.45, 0.55))
+    apart = torch.tensor([1.0, 0.0, 0.0]).double()
+    low, high = bounds(apart, slope, radius)
+    assert low > high
 
 
 def test_a_coefficient_under_a_square_root_is_solved():

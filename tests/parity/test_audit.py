@@ -144,6 +144,39 @@ def test_identify_agrees_with_the_options(trainer):
                 assert holds(stage, trainer, setup.options), (number, setup, stage.classes)
 
 
+def identified(setup):
+    """The stages of a run of TRL whose options nobody states."""
+    return {
+        stage.stage: stage for stage in identify_run(as_run("trl", real_run(setup), config={}), ReadOptions()).stages
+    }
+
+
+def test_identify_claims_nothing_that_agrees_by_chance_under_an_unknown_cut():
+    """Of six losses of some micro-batches one is within its radius of that of the whole step, without a KL term."""
+    setup = drawn("trl", 7, FLAT_REWARDS)
+    assert setup.layout == "unrecorded"
+    assert setup.options["beta"]
+    found = identified(setup)
+    for name in ("kl", "loss"):
+        assert found[name].outcome == "untestable"
+        assert "micro_batch_id" in found[name].reason
+
+
+def test_identify_finds_a_kl_coefficient_where_the_logged_kl_cannot_be_compared():
+    setup = drawn("trl", 2)
+    assert setup.layout == "unrecorded"
+    found = identified(setup)
+    assert found["kl"].outcome == "untestable"
+    assert found["loss"].outcome == "one"
+    assert found["loss"].classes[0].options["beta"] == setup.options["beta"]
+
+
+def test_identify_solves_for_a_coefficient_of_no_more_digits_than_the_log_tells():
+    setup = drawn("trl", 11)
+    assert setup.options["beta"] == 0.01
+    assert identified(setup)["loss"].classes[0].options["beta"] == 0.01
+
+
 PLANTED = [
     (name, trainer, strength)
     for name, case in CASES.items()
