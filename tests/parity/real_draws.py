@@ -9,6 +9,7 @@ from parity.real_rows import REWARDS
 from parity.real_setup import SIZE, WEIGHTS, Setup
 
 from rolloutdoctor.trainers.table import TRAINERS
+from rolloutdoctor.trainers.verl.correction import STATISTICS
 
 ROW_ESTIMATORS = ("grpo", "grpo_vectorized", "rloo", "rloo_vectorized", "opo", "gpg", "reinforce_plus_plus_baseline")
 TOKEN_ESTIMATORS = ("gae", "reinforce_plus_plus", "remax", "optimal_token_baseline")
@@ -74,6 +75,27 @@ def with_policy_loss(setup: Setup, mode: str) -> Setup:
     own = {"policy_loss.loss_mode": mode, **test_verl_policy.VARIANTS[mode]}
     kept = {name: value for name, value in setup.options.items() if not name.endswith("clip_ratio_c")}
     return replace(setup, options=kept | {f"{actor}.{name}": value for name, value in own.items()})
+
+
+def with_rollout_correction(setup: Setup, number: int) -> Setup:
+    """A configuration of verl with importance weights for the sampler, rejection by its log-probs, or both."""
+    draw = np.random.default_rng([20261125, number])
+    own: dict[str, object] = {}
+    if number % 3 != 1:
+        own["rollout_is"] = ("token", "sequence")[draw.integers(2)]
+        own["rollout_is_threshold"] = (2.0, 1.05, "0.5_2.0")[draw.integers(3)]
+        own["rollout_is_batch_normalize"] = bool(draw.integers(2))
+    if number % 3:
+        name = own["rollout_rs"] = STATISTICS[draw.integers(len(STATISTICS))]
+        own["rollout_rs_threshold"] = ("1.1", "0.9_1.2")[draw.integers(2)] if name.endswith("k1") else "0.05"
+    options = {f"algorithm.rollout_correction.{key}": value for key, value in own.items()}
+    options["trainer.use_v1"] = bool(draw.integers(2))
+    # The advantage of a row is that of its first token, which a rejection of tokens may mask.
+    by_row = setup.by_row and not str(own.get("rollout_rs")).startswith("token")
+    # A wider gap would leave no row.
+    widths = (0.01, 0.1) if "rollout_rs" in own else (0.01, 0.1, 0.5)
+    sampled = widths[draw.integers(len(widths))]
+    return replace(setup, options=setup.options | options, by_row=by_row, sampled=sampled)
 
 
 VLLM_MODES = ("sequence_mask", "sequence_truncate", "token_mask", "token_truncate")

@@ -54,7 +54,7 @@ def rows_of(setup: Setup, step: int) -> RolloutBatch:
         "policy_log_probs": policy_T,
         "old_log_probs": old_T,
         "ref_log_probs": policy_T + normal(0.3),
-        "rollout_log_probs": old_T + normal(0.01),
+        "rollout_log_probs": old_T + normal(setup.sampled),
         "entropy": torch.tensor(draw.random(batch.tokens)),
         "values": normal(1.0),
         "sum_pi_squared": policy_T.exp().square(),

@@ -11,7 +11,7 @@ from dataclasses import replace
 import numpy as np
 import torch
 from parity import test_trl, test_trl_rloo, test_verl_advantages
-from parity.padded import pad, precision
+from parity.padded import pack, pad, precision
 from parity.real_rows import reordered, rows_of
 from parity.real_setup import NONE, SINGLE, STEPS, WEIGHTS, Fault, Setup, Step
 from parity.trl_generation import scored
@@ -26,11 +26,16 @@ def _short(options: Mapping[str, object]) -> dict[str, object]:
     return {name.rpartition(".")[2]: value for name, value in options.items()}
 
 
-def _cells(batch: RolloutBatch, scale_factor: int, counted: int | None) -> Iterator[tuple[Tensor, dict, float]]:
-    """Rows of each micro-batch, with the sizes that verl's engine tells it, and its share of what is logged."""
+def _cells(
+    batch: RolloutBatch, scale_factor: int, counted: int | None, counts: str
+) -> Iterator[tuple[Tensor, dict, float]]:
+    """Rows of each micro-batch, with the sizes that verl's engine tells it, and its share of what is logged.
+
+    Tokens are counted by the mask `counts`, where `counted` does not state their number.
+    """
     zero_N = torch.zeros(len(batch), dtype=torch.int64)
     optim_N, micro_N = (batch.per_row.get(name, zero_N) for name in ("optim_step_id", "micro_batch_id"))
-    mask = pad(batch, batch.column("response_mask"))
+    mask = pad(batch, batch.column(counts))
     optims = optim_N.unique().tolist()
     for optim in optims:
         mine_N = optim_N == optim
@@ -44,7 +49,13 @@ def _cells(batch: RolloutBatch, scale_factor: int, counted: int | None) -> Itera
             yield mine_N & (micro_N == micro), sizes, 1 / len(optims)
 
 
-def verl_update(batch: RolloutBatch, options: Mapping[str, object], advantage_T: Tensor, counted: int | None):
+def verl_update(
+    batch: RolloutBatch,
+    options: Mapping[str, object],
+    advantage_T: Tensor,
+    counted: int | None,
+    weights: Tensor | None = None,
+):
     """What the actor logs of an update: the loss and its metrics, micro-batch by micro-batch."""
     from verl.trainer.ppo import core_algos
     from verl.workers.config import ActorConfig, PolicyLossConfig
@@ -72,7 +83,9 @@ def verl_update(batch: RolloutBatch, options: Mapping[str, object], advantage_T:
             batch.column("response_mask"),
         )
     )
-    cells = list(_cells(batch, own["loss_scale_factor"], counted))
+    # The newer loop counts by its loss mask, which no rejection reaches.
+    counts = "response_mask_pre" if "rollout_rs" in own and own.get("use_v1", True) else "response_mask"
+    cells = list(_cells(batch, own["loss_scale_factor"], counted, counts))
     found: Counter = Counter()
     with precision(SINGLE):
         for rows, sizes, share in cells:
@@ -82,8 +95,9 @@ def verl_update(batch: RolloutBatch, options: Mapping[str, object], advantage_T:
                 share = 1 / len(cells)
             config.global_batch_info.clear()
             config.global_batch_info.update(sizes)
+            given = {} if weights is None else {"rollout_is_weights": weights[rows]}
             loss, metrics = core_algos.get_policy_loss_fn(loss_mode)(
-                old[rows], policy[rows], advantage[rows], mask[rows], loss_agg_mode=mode, config=config
+                old[rows], policy[rows], advantage[rows], mask[rows], loss_agg_mode=mode, config=config, **given
             )
             found["actor/pg_loss"] += loss.item() * share
             if own["use_kl_loss"]:
@@ -97,6 +111,22 @@ def verl_update(batch: RolloutBatch, options: Mapping[str, object], advantage_T:
     return dict(found)
 
 
+def verl_corrected(batch: RolloutBatch, own: Mapping[str, object]):
+    """The rows with what the rollout correction leaves of their mask, its weights, and what it logs."""
+    from verl.trainer.ppo import rollout_corr_helper
+
+    names = ("rollout_is", "rollout_is_threshold", "rollout_is_batch_normalize", "rollout_rs", "rollout_rs_threshold")
+    with precision(SINGLE):
+        weights, mask, metrics = rollout_corr_helper.compute_rollout_correction_and_rejection_mask(
+            old_log_prob=pad(batch, batch.column("old_log_probs")),
+            rollout_log_prob=pad(batch, batch.column("rollout_log_probs")),
+            response_mask=pad(batch, batch.column("response_mask_pre"), torch.int64),
+            **{name: own[name] for name in names if name in own},
+        )
+    left = replace(batch, per_token={**batch.per_token, "response_mask": pack(batch, mask) != 0})
+    return left, None if weights is None else weights.batch["rollout_is_weights"], metrics
+
+
 def verl_step(setup: Setup, batch: RolloutBatch, fault: Fault) -> Step:
     """verl: the penalty, the estimator, the metrics of the batch, the actor's loss."""
     from verl.protocol import DataProto
@@ -105,8 +135,11 @@ def verl_step(setup: Setup, batch: RolloutBatch, fault: Fault) -> Step:
 
     options = {**setup.options, **fault.options}
     own = _short(options)
-    seen = batch if fault.scoring is None else fault.scoring(batch)
     metrics: dict[str, float] = {}
+    weights = None
+    if {"rollout_is", "rollout_rs"} & own.keys():
+        batch, weights, metrics = verl_corrected(batch, own)
+    seen = batch if fault.scoring is None else fault.scoring(batch)
     with precision(SINGLE), fault.patched():
         scores = rewards = test_verl_advantages.token_rewards(seen, SINGLE)
         mask = pad(seen, seen.column("response_mask"), torch.int64)
@@ -118,12 +151,13 @@ def verl_step(setup: Setup, batch: RolloutBatch, fault: Fault) -> Step:
             before = pad(seen, seen.column("response_mask_pre"), torch.int64)
             data |= {"token_level_scores": scores, "response_mask": before}
             control = core_algos.FixedKLController(own["kl_coef"])
-            made, metrics = test_verl_advantages.kl_in_reward()(
+            made, of_penalty = test_verl_advantages.kl_in_reward()(
                 DataProto.from_dict(data), control, kl_penalty=own["kl_penalty"]
             )
+            metrics |= of_penalty
             rewards = made.batch["token_level_rewards"]
         config = test_verl_advantages.Config(norm_adv_by_std_in_grpo=own["norm_adv_by_std_in_grpo"])
-        config |= {name: own.get(name, 1.0) for name in ("gamma", "lam")}
+        config |= {name: own.get(name, 1.0) for name in ("gamma", "lam")} | {"weights": weights}
         name = own["adv_estimator"]
         advantage_T = test_verl_advantages.upstream(core_algos, name, seen, SINGLE, config, rewards)
         lengths_N = seen.rows.diff()
@@ -144,7 +178,7 @@ def verl_step(setup: Setup, batch: RolloutBatch, fault: Fault) -> Step:
 
     def update(rows: RolloutBatch) -> dict[str, float]:
         counted = None if fault.items is None else fault.items(rows)
-        return verl_update(rows, options, advantage_T, counted)
+        return verl_update(rows, options, advantage_T, counted, weights)
 
     metrics |= update(batch if fault.update is None else fault.update(batch))
     if fault.log is not None:

@@ -33,6 +33,7 @@ class Setup:
         unscored: share of rows without a reward.
         by_row: advantages are recorded for rows, not for tokens.
         seed: of the rows.
+        sampled: how far the sampler's log-probs are from the old ones.
     """
 
     trainer: str
@@ -44,6 +45,7 @@ class Setup:
     unscored: float = 0.0
     by_row: bool = False
     seed: int = 1
+    sampled: float = 0.01
 
 
 Given = Callable[[RolloutBatch], RolloutBatch]

@@ -11,7 +11,7 @@ from dataclasses import replace
 
 import pytest
 from identification.made import as_run
-from parity.real_draws import drawn, with_policy_loss, with_rarer_options
+from parity.real_draws import drawn, with_policy_loss, with_rarer_options, with_rollout_correction
 from parity.real_faults import CASES, SETUPS, checked, outcome, planted
 from parity.real_rows import FLAT_REWARDS
 from parity.real_runs import real_run
@@ -109,6 +109,12 @@ def test_a_healthy_run_with_rarer_options_of_trl_agrees():
     # In the last one rounding decides the sign of an advantage, and so the weight of its row.
     for number in range(MORE) if MORE else (*range(12), 15):
         agrees(with_rarer_options(drawn("trl", number), number), but=("RDA001",))
+
+
+def test_a_healthy_run_with_a_rollout_correction_of_verl_agrees():
+    for number in range(HEALTHY):
+        report = agrees(with_rollout_correction(drawn("verl", number), number), but=("RDA001",))
+        assert any(entry.quantity.startswith("rollout_corr/") for entry in report.audit)
 
 
 def test_each_reward_is_divided_by_its_own_deviation_whatever_the_scale():
