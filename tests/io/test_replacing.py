@@ -195,14 +195,15 @@ def test_temporary_folders_are_swept(tmp_path, monkeypatch):
     (tmp_path / f"rolloutdoctor-{dead}").mkdir()
     (tmp_path / f"rolloutdoctor-{dead}" / "run.parquet").write_bytes(b"")
     (tmp_path / "elsewhere").mkdir()
-    (tmp_path / f"rolloutdoctor-{dead[:-1]}0").symlink_to("elsewhere")
+    other = dead[:-1] + ("1" if dead.endswith("0") else "0")
+    (tmp_path / f"rolloutdoctor-{other}").symlink_to("elsewhere")
     (tmp_path / "rolloutdoctor-notes").mkdir()
     with scratch.scratch_folder() as folder:
         assert folder.stat().st_mode & 0o777 == 0o700
         (folder / "x").write_bytes(b"")
         scratch.sweep_scratch()
         assert (folder / "x").exists()
-    assert names_in(tmp_path) == sorted(["elsewhere", f"rolloutdoctor-{dead[:-1]}0", "rolloutdoctor-notes"])
+    assert names_in(tmp_path) == sorted(["elsewhere", f"rolloutdoctor-{other}", "rolloutdoctor-notes"])
 
 
 def test_no_temporary_folder_can_be_made(tmp_path, monkeypatch):
