@@ -47,6 +47,8 @@ class RolloutBatch:
         sample_ids: ``[N]`` names of the rows.
         statuses: ``[N]`` column `status`, None where null; empty if it was not read.
         incomplete: token column that some rows have and others lack to a row that lacks it; not in `per_token`.
+        place_N: ``[N]`` int64, ascending from 0: which of several steps a row is of, where the batch holds several
+            (`joined`); None: all rows are of one.
     """
 
     step: int
@@ -60,6 +62,7 @@ class RolloutBatch:
     sample_ids: Sequence[str] = ()
     statuses: Sequence[str | None] = ()
     incomplete: Mapping[str, str] = field(default_factory=dict)
+    place_N: Tensor | None = None
 
     def __post_init__(self) -> None:
         rows = self.rows

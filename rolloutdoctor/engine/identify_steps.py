@@ -1,13 +1,14 @@
 """Read the steps of a run that an identification looks at: some informative ones first, then all of them."""
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 
 import torch
 
 from rolloutdoctor.data.batch import STAND_INS, TRAIN, RolloutBatch
+from rolloutdoctor.data.several_steps import TOGETHER, passes
 from rolloutdoctor.engine.devices import find_dtype
 from rolloutdoctor.engine.options import ReadOptions
-from rolloutdoctor.identification.step import IdentifiedStep
+from rolloutdoctor.identification.step import IdentifiedStep, SharedEvaluations
 from rolloutdoctor.io.metrics import LoggedMetrics
 from rolloutdoctor.io.run import Run
 from rolloutdoctor.objective.required_columns import LOGGED_COLUMNS
@@ -76,17 +77,26 @@ class StepReader:
             dtype=self._dtype,
         )
 
-    def _step(self, batch: RolloutBatch) -> IdentifiedStep:
-        return IdentifiedStep(batch, self._metrics.at(batch.key), self._dtype, self._names, self._spacing)
+    def _seen(self, batches: Sequence[RolloutBatch]) -> Iterator[IdentifiedStep]:
+        """The steps of a batch that can be joined, which share their evaluations."""
+        logged = [self._metrics.at(batch.key) for batch in batches]
+        shared = SharedEvaluations(batches, logged, self._dtype) if len(batches) > 1 else None
+        for place, (batch, metrics) in enumerate(zip(batches, logged, strict=True)):
+            of_step = None if shared is None else (shared, place)
+            yield IdentifiedStep(batch, metrics, self._dtype, self._names, self._spacing, of_step)
 
     def steps(self) -> Iterator[IdentifiedStep]:
         """Read every step."""
         rows = steps = groups = tokens = 0
-        for batch in self._batches():
-            rows, steps, tokens = rows + len(batch), steps + 1, tokens + batch.tokens
-            groups += 0 if batch.groups is None else len(batch.groups)
-            self.input = InputSummary(rows, steps, groups, tokens)
-            yield self._step(batch)
+        for batches in passes(self._batches(), TOGETHER):
+            for step in self._seen(batches):
+                batch = step.batch
+                rows, steps, tokens = rows + len(batch), steps + 1, tokens + batch.tokens
+                groups += 0 if batch.groups is None else len(batch.groups)
+                self.input = InputSummary(rows, steps, groups, tokens)
+                yield step
+                del batch, step
+            batches.clear()
 
     def trial_steps(self) -> list[IdentifiedStep]:
         """The training steps with most different advantages or rewards, the most informative first."""
@@ -100,7 +110,8 @@ class StepReader:
             if (groups >= TRIAL_GROUPS and len(found) >= LOSS_STEPS) or number >= SEARCHED_STEPS:
                 break
         found.sort(key=lambda each: each[:2], reverse=True)
-        return [self._step(batch) for _, _, batch in found[:TRIAL_STEPS]]
+        best = [batch for _, _, batch in found[:TRIAL_STEPS]]
+        return [step for batches in passes(best, TOGETHER) for step in self._seen(batches)]
 
 
 def _information(batch: RolloutBatch) -> tuple[int, int]:

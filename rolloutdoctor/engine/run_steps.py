@@ -7,10 +7,12 @@ from dataclasses import dataclass, field
 import torch
 
 from rolloutdoctor.data.batch import RolloutBatch
+from rolloutdoctor.data.several_steps import TOGETHER, passes
 from rolloutdoctor.engine.devices import find_dtype, find_evaluator
 from rolloutdoctor.engine.options import ReadOptions
 from rolloutdoctor.evaluation.evaluate import Evaluation
 from rolloutdoctor.evaluation.gpu_check.first_step import EvaluationRequest, Evaluator
+from rolloutdoctor.evaluation.together import StepsTogether
 from rolloutdoctor.evaluation.token_measures import TokenMeasure, TokenMeasures
 from rolloutdoctor.io.progress import Progress
 from rolloutdoctor.io.run import LoggedMetrics, Run
@@ -21,6 +23,9 @@ from rolloutdoctor.results.errors import CannotComputeError
 
 AS_CONFIGURED = ""
 """Label of the evaluation that the others are compared with."""
+
+LoggedBatch = tuple[RolloutBatch, Mapping[str, float]]
+"""A step and the metrics logged at it."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -115,15 +120,16 @@ def run_steps(
     evaluator = evaluator or Evaluator(torch.device("cpu"))
     dispatcher = StepDispatcher(consumers, dtype, evaluator)
     with one_torch_thread(), unwarned():
-        for batch in batches:
-            dispatcher.step(evaluator.moved(batch), metrics.at(batch.key))
+        # A GPU is given its steps one by one, as they are.
+        for steps in passes(batches, TOGETHER if evaluator.device.type == "cpu" else 0):
+            dispatcher.steps([(batch, metrics.at(batch.key)) for batch in map(evaluator.moved, steps)])
             evaluator.done()
-            # Or this step would stay in memory while the next one is decoded.
-            del batch
+            # Or these steps would stay in memory while the next one is decoded.
+            steps.clear()
 
 
 class StepDispatcher:
-    """Passes steps to consumers, each evaluated once for all of them."""
+    """Passes steps to consumers, each evaluated once for all of them; small steps share a pass over their tokens."""
 
     def __init__(
         self, consumers: Sequence[StepConsumer], dtype: torch.dtype, evaluator: Evaluator | None = None
@@ -132,14 +138,29 @@ class StepDispatcher:
         self._evaluator = evaluator or Evaluator(torch.device("cpu"))
         self._by_split: dict[str, SharedEvaluator] = {}
 
+    def steps(self, steps: Sequence[LoggedBatch]) -> None:
+        """Evaluate some steps of one split together, and pass them to the consumers in their order."""
+        if len(steps) == 1:
+            return self.step(*steps[0])
+        shared = self._shared(steps[0][0].split)
+        for seen in shared.evaluate_together(steps, self._dtype):
+            _pass_on(shared.consumers, seen)
+
     def step(self, batch: RolloutBatch, logged: Mapping[str, float]) -> None:
-        """Evaluate a step, and pass it to every consumer of its split."""
-        if batch.split not in self._by_split:
-            consumers = [each for each in self._consumers if each.split in (None, batch.split)]
-            self._by_split[batch.split] = SharedEvaluator(consumers, self._evaluator)
-        shared = self._by_split[batch.split]
-        for consumer, step in zip(shared.consumers, shared.evaluate(batch, logged, self._dtype), strict=True):
-            consumer.add(step)
+        """Evaluate a step by itself, and pass it to every consumer of its split."""
+        shared = self._shared(batch.split)
+        _pass_on(shared.consumers, shared.evaluate(batch, logged, self._dtype))
+
+    def _shared(self, split: str) -> "SharedEvaluator":
+        if split not in self._by_split:
+            consumers = [each for each in self._consumers if each.split in (None, split)]
+            self._by_split[split] = SharedEvaluator(consumers, self._evaluator)
+        return self._by_split[split]
+
+
+def _pass_on(consumers: Sequence[StepConsumer], steps: Iterable[EvaluatedStep]) -> None:
+    for consumer, step in zip(consumers, steps, strict=True):
+        consumer.add(step)
 
 
 class SharedEvaluator:
@@ -164,16 +185,34 @@ class SharedEvaluator:
             names[label] = str(self._distinct.index(objectives[label]))
         return names
 
-    def evaluate(self, batch: RolloutBatch, logged: Mapping[str, float], dtype: torch.dtype) -> Iterator[EvaluatedStep]:
-        """Yield what each consumer sees of a step."""
-        objectives = {str(number): objective for number, objective in enumerate(self._distinct)}
-        measures = TokenMeasures(
+    @property
+    def _objectives(self) -> dict[str, Objective]:
+        return {str(number): objective for number, objective in enumerate(self._distinct)}
+
+    def _measures(self, batch: RolloutBatch) -> TokenMeasures:
+        return TokenMeasures(
             {
                 f"{number} {name}": measure
                 for number, consumer in enumerate(self.consumers)
                 for name, measure in consumer.token_measures(batch).items()
             }
         )
+
+    def evaluate_together(self, steps: Sequence[LoggedBatch], dtype: torch.dtype) -> Iterator[Iterator[EvaluatedStep]]:
+        """Yield what each consumer sees of each of some steps, which are evaluated together if that is possible."""
+        found = None
+        if self._distinct and not self._per_token:
+            together = StepsTogether([batch for batch, _ in steps], [logged for _, logged in steps], dtype)
+            found = together.whole(self._objectives)
+        for number, (batch, logged) in enumerate(steps):
+            if found is None:
+                yield self.evaluate(batch, logged, dtype)
+            else:
+                yield self._seen(batch, logged, dtype, found[number], self._measures(batch).finish(batch))
+
+    def evaluate(self, batch: RolloutBatch, logged: Mapping[str, float], dtype: torch.dtype) -> Iterator[EvaluatedStep]:
+        """Yield what each consumer sees of a step."""
+        objectives, measures = self._objectives, self._measures(batch)
         request = EvaluationRequest(objectives, dtype, self._per_token, logged, measures.visit if measures else None)
         try:
             found = self._evaluator.evaluate(batch, request)
@@ -186,11 +225,20 @@ class SharedEvaluator:
             for consumer in self.consumers:
                 yield from SharedEvaluator([consumer], self._evaluator).evaluate(batch, logged, dtype)
             return
-        all_measured = measures.finish(batch)
+        yield from self._seen(batch, logged, dtype, found, measures.finish(batch))
+
+    def _seen(
+        self,
+        batch: RolloutBatch,
+        logged: Mapping[str, float],
+        dtype: torch.dtype,
+        found: Mapping[str, Evaluation],
+        measured: Mapping[str, Mapping[str, torch.Tensor]],
+    ) -> Iterator[EvaluatedStep]:
+        """Yield what each consumer sees of an evaluated step."""
         for number, names in enumerate(self._names):
             evaluations = {label: found[name] for label, name in names.items()}
-            measured = _by_consumer(all_measured, number)
-            yield EvaluatedStep(batch, logged, dtype, evaluations, token_measures=measured)
+            yield EvaluatedStep(batch, logged, dtype, evaluations, token_measures=_by_consumer(measured, number))
 
 
 def _by_consumer(

@@ -55,6 +55,7 @@ class Evaluation:
         tokens: the second pass; None if a column that the loss needs is missing.
         dtype: of the token values.
         per_token: the token values, if they were asked for.
+        whole: the evaluation of several steps that this one was cut out of, and its rows there; else None.
     """
 
     batch: RolloutBatch
@@ -63,6 +64,7 @@ class Evaluation:
     tokens: TokenSums | None
     dtype: torch.dtype = torch.float32
     per_token: PerToken | None = None
+    whole: "tuple[Evaluation, slice] | None" = None
 
     @property
     def policy_loss(self) -> float:

@@ -169,7 +169,7 @@ def layout_of(batch: RolloutBatch, *, separate: bool) -> Layout:
     """How a step was cut up, from the columns that are there."""
     columns = (batch.per_row.get(name) for name in LAYOUT_COLUMNS)
     prompts = None if batch.groups is None else len(batch.groups)
-    return Layout.of(batch.rows, *columns, separate=separate, prompts=prompts)
+    return Layout.of(batch.rows, *columns, separate=separate, prompts=prompts, place_N=batch.place_N)
 
 
 def _scaled_together(batch: RolloutBatch, objective: Objective) -> Groups | None:

@@ -17,6 +17,10 @@ from rolloutdoctor.evaluation.token_measures import TokenBlock
 from rolloutdoctor.evaluation.token_sums import PerToken, TokenSums
 
 
+class NeedsPassOfItsOwn(Exception):  # noqa: N818 - nothing went wrong
+    """Some steps cannot share a pass: a block of theirs goes the general way, where rounding depends on its rows."""
+
+
 def token_pass(
     batch: RolloutBatch,
     parts: Mapping[str, RowResult],
@@ -29,6 +33,9 @@ def token_pass(
 
     Each block is shown to `visit` while it is in the cache, unless the kernel takes the step.
     With `kernel` "triton" a step on a GPU is summed up in one read, if its objectives allow it.
+
+    Raises:
+        NeedsPassOfItsOwn: if the batch holds several steps, and not all of it can be summed up in the short way.
     """
     apart = {name: in_separate_batches(batch, part.objective) for name, part in parts.items()}
     layouts = {separate: layout_of(batch, separate=separate) for separate in set(apart.values())}
@@ -57,6 +64,8 @@ def token_pass(
                     host.compare(own)
                     added.append(other)
         left = [other for other in others if other not in added]
+        if (left or not added) and batch.place_N is not None:
+            raise NeedsPassOfItsOwn
         if left or not added:
             grad_T = reference.values(block)[-1] if added else reference.add(block)
             for other in left:

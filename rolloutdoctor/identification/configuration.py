@@ -2,6 +2,7 @@
 
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from functools import cached_property
 from itertools import product
 from typing import Literal
 
@@ -39,6 +40,43 @@ class Configuration:
     edits: tuple[Hypothesis, ...] = ()
     config: Config | None = None
     is_recorded: bool = False
+
+    @cached_property
+    def edits_rows(self) -> bool:
+        """True if it takes in a hypothesis about rows."""
+        return any(edit.rows is not None for edit in self.edits)
+
+    @cached_property
+    def where_all_vote(self) -> Objective:
+        """The objective without choices about rows that a step need not have: rejected ones, and lone ones."""
+        rule, scope = self.objective.advantage, self.objective.baseline_rows
+        if rule.singleton != "raw":
+            rule = replace(rule, singleton="raw")
+        if RowSet.REJECTED in scope.without:
+            scope = Scope(scope.without - {RowSet.REJECTED})
+        if rule is self.objective.advantage and scope is self.objective.baseline_rows:
+            return self.objective
+        return replace(self.objective, advantage=rule, baseline_rows=scope)
+
+    @cached_property
+    def unit(self) -> Objective:
+        """The objective with a coefficient of 1 of the KL in the loss."""
+        return _unit(self.objective)
+
+    @cached_property
+    def unit_at_ratio_one(self) -> Objective:
+        """The same without what no value depends on where every ratio is 1: clips and weights."""
+        surrogate, term = self.objective.surrogate, self.objective.kl_loss
+        if surrogate.kind.startswith("ppo_"):
+            surrogate = replace(surrogate, level="token", clip_low=0.2, clip_high=0.2, cap=None)
+        if term is not None:
+            term = replace(term, ratio_weighted=False, ratio_level="token")
+        return _unit(replace(self.objective, surrogate=surrogate, kl_loss=term))
+
+
+def _unit(objective: Objective) -> Objective:
+    term = objective.kl_loss
+    return objective if term is None else replace(objective, kl_loss=replace(term, coef=1.0))
 
 
 def of_trainer(

@@ -1,6 +1,6 @@
 """One step as an identification sees it: what was logged, and what each configuration gives for it."""
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
 
@@ -14,9 +14,10 @@ from rolloutdoctor.data.batch import RolloutBatch
 from rolloutdoctor.evaluation.evaluate import Evaluation, evaluate, evaluate_rows
 from rolloutdoctor.evaluation.radii.advantages import advantage_radius, token_advantage_radius
 from rolloutdoctor.evaluation.radii.metrics import metric_radius
+from rolloutdoctor.evaluation.together import StepsTogether
 from rolloutdoctor.identification.configuration import Configuration, essence
 from rolloutdoctor.objective.estimators import Axis
-from rolloutdoctor.objective.objective import Objective, RowSet, Scope
+from rolloutdoctor.objective.objective import Objective
 from rolloutdoctor.ops import segments as seg
 from rolloutdoctor.results.errors import CannotComputeError, UsageError
 from rolloutdoctor.trainers.spec import Trainer
@@ -40,6 +41,32 @@ class Prediction:
     radii: Tensor
 
 
+class SharedEvaluations:
+    """Evaluations of some small steps that are evaluated together, each made once for all of them."""
+
+    def __init__(
+        self, batches: Sequence[RolloutBatch], logged: Sequence[Mapping[str, float]], dtype: torch.dtype
+    ) -> None:
+        """Take steps; see `StepsTogether`."""
+        self._together = StepsTogether(batches, logged, dtype)
+        self._rows: dict[Objective, list[Evaluation] | None] = {}
+        self._whole: dict[Objective, list[dict[str, Evaluation]] | None] = {}
+
+    def rows(self, objective: Objective, place: int) -> Evaluation | None:
+        """Return the evaluation of the rows of one of the steps; None where that has to be made by itself."""
+        if objective not in self._rows:
+            self._rows[objective] = self._together.rows(objective)
+        found = self._rows[objective]
+        return None if found is None else found[place]
+
+    def whole(self, objective: Objective, place: int) -> Evaluation | None:
+        """Return the evaluation of rows and tokens of one of the steps; None where that has to be made by itself."""
+        if objective not in self._whole:
+            self._whole[objective] = self._together.whole({"": objective})
+        found = self._whole[objective]
+        return None if found is None else found[place][""]
+
+
 class IdentifiedStep:
     """A step with its log; evaluations are kept as long as the step."""
 
@@ -50,6 +77,7 @@ class IdentifiedStep:
         dtype: torch.dtype,
         names: Trainer,
         spacing: Mapping[str, float] | None = None,
+        shared: tuple[SharedEvaluations, int] | None = None,
     ) -> None:
         """Take a step.
 
@@ -59,8 +87,9 @@ class IdentifiedStep:
             dtype: of token values.
             names: the trainer whose names of metrics the log has.
             spacing: name of a metric to the spacing of its decimal digits.
+            shared: the evaluations of steps that are evaluated together, and the place of this one among them.
         """
-        self.batch, self.metrics = batch, metrics
+        self.batch, self.metrics, self._shared = batch, metrics, shared
         self._dtype, self._names, self._spacing = dtype, names, spacing or {}
         self._logged: dict[bool, LoggedStep] = {}
         self._rows: dict[tuple[object, ...], Evaluation | None] = {}
@@ -206,25 +235,12 @@ class IdentifiedStep:
     def rows(self, one: Configuration) -> Evaluation | None:
         """Return the evaluation of the rows alone; None where it cannot be made."""
         if id(one) not in self._rows_of:
-            objective = self._as_voted(one)
+            objective = one.where_all_vote if self._all_vote and not one.edits_rows else one.objective
             key = (_decisive(objective), one.edits)
             if key not in self._rows:
                 self._rows[key] = self._evaluated(replace(one, objective=objective), rows_only=True)
             self._rows_of[id(one)] = one, self._rows[key]
         return self._rows_of[id(one)][1]
-
-    def _as_voted(self, one: Configuration) -> Objective:
-        """The objective without choices about rows that this step does not have: rejected ones, and lone ones."""
-        if not self._all_vote or any(edit.rows is not None for edit in one.edits):
-            return one.objective
-        rule, scope = one.objective.advantage, one.objective.baseline_rows
-        if rule.singleton != "raw":
-            rule = replace(rule, singleton="raw")
-        if RowSet.REJECTED in scope.without:
-            scope = Scope(scope.without - {RowSet.REJECTED})
-        if rule is one.objective.advantage and scope is one.objective.baseline_rows:
-            return one.objective
-        return replace(one.objective, advantage=rule, baseline_rows=scope)
 
     @cached_property
     def _all_vote(self) -> bool:
@@ -257,29 +273,26 @@ class IdentifiedStep:
     def _unit(self, one: Configuration) -> Evaluation | None:
         """The evaluation with a coefficient of 1."""
         if id(one) not in self._unit_of:
-            objective = self._as_seen(one.objective)
-            if objective.kl_loss is not None:
-                objective = replace(objective, kl_loss=replace(objective.kl_loss, coef=1.0))
+            objective = self._unit_objective(one)
             key = (objective, tuple(edit for edit in one.edits if edit.rows is not None))
             if key not in self._whole:
                 self._whole[key] = self._evaluated(replace(one, objective=objective), rows_only=False)
             self._unit_of[id(one)] = one, self._whole[key]
         return self._unit_of[id(one)][1]
 
-    def _as_seen(self, objective: Objective) -> Objective:
-        """The objective without what no value of this step depends on: where every ratio is 1, clips and weights."""
-        surrogate, term = objective.surrogate, objective.kl_loss
-        batch = self.batch
-        if batch.stored_name(surrogate.old) != batch.stored_name("policy_log_probs"):
-            return objective
-        if surrogate.kind.startswith("ppo_"):
-            surrogate = replace(surrogate, level="token", clip_low=0.2, clip_high=0.2, cap=None)
-        if term is not None:
-            term = replace(term, ratio_weighted=False, ratio_level="token")
-        return replace(objective, surrogate=surrogate, kl_loss=term)
+    def _unit_objective(self, one: Configuration) -> Objective:
+        """The objective with a coefficient of 1, without what no value of this step depends on."""
+        batch, old = self.batch, one.objective.surrogate.old
+        on_policy = batch.stored_name(old) == batch.stored_name("policy_log_probs")
+        return one.unit_at_ratio_one if on_policy else one.unit
 
     def _evaluated(self, one: Configuration, *, rows_only: bool) -> Evaluation | None:
         batch = self.batch
+        if self._shared is not None and not one.edits_rows:
+            steps, place = self._shared
+            found = (steps.rows if rows_only else steps.whole)(one.objective, place)
+            if found is not None:
+                return found if rows_only or found.tokens is not None else None
         try:
             for edit in one.edits:
                 if edit.rows is not None:

@@ -33,6 +33,7 @@ class EstimatorSpec:
         is_standard_score: it is the centred score, divided by that deviation where a scale is set, and nothing else.
         subtracts_mean: its baseline is made of sums; False: it is a stored score.
         weighs_lengths: these sums weigh each row by its trained tokens.
+        within_groups: no row of another group enters an advantage, unless a scale or a whitening is over the batch.
     """
 
     name: str
@@ -45,6 +46,7 @@ class EstimatorSpec:
     is_standard_score: bool = False
     subtracts_mean: bool = True
     weighs_lengths: bool = False
+    within_groups: bool = False
 
     @property
     def required_columns(self) -> frozenset[str]:
@@ -66,8 +68,8 @@ SPECS: dict[str, EstimatorSpec] = {
     for spec in (
         EstimatorSpec(name="gdpo", columns=_MASK, normalised_over="tokens", divides=True),
         EstimatorSpec(name="gpg"),
-        EstimatorSpec(name="grpo", divides=True, is_standard_score=True),
-        EstimatorSpec(name="grpo_passk", divides=True, subtracts_mean=False),
+        EstimatorSpec(name="grpo", divides=True, is_standard_score=True, within_groups=True),
+        EstimatorSpec(name="grpo_passk", divides=True, subtracts_mean=False, within_groups=True),
         EstimatorSpec(
             name="normalize_then_sum",
             columns=frozenset({"rewards"}),
@@ -75,10 +77,10 @@ SPECS: dict[str, EstimatorSpec] = {
             normalised_over="rows",
             divides=True,
         ),
-        EstimatorSpec(name="opo", columns=_MASK, weighs_lengths=True),
-        EstimatorSpec(name="raw"),
+        EstimatorSpec(name="opo", columns=_MASK, weighs_lengths=True, within_groups=True),
+        EstimatorSpec(name="raw", within_groups=True),
         EstimatorSpec(name="reinforce_plus_plus_baseline", columns=_MASK, normalised_over="tokens"),
-        EstimatorSpec(name="rloo"),
+        EstimatorSpec(name="rloo", within_groups=True),
         EstimatorSpec(
             name="masked_gae", axis=Axis.TRAINED_TOKENS, columns=frozenset({"values"}), normalised_over="tokens"
         ),

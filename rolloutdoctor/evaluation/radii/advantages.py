@@ -6,7 +6,7 @@ import torch
 from torch import Tensor
 
 from rolloutdoctor.evaluation.evaluate import Evaluation, compared_groups, evaluate_rows
-from rolloutdoctor.evaluation.radii.remembered import remembered
+from rolloutdoctor.evaluation.radii.remembered import remembered, remembered_by_row
 from rolloutdoctor.evaluation.radii.terms import kl_terms
 from rolloutdoctor.evaluation.scores import named_scores, reward_kl_tokens, token_scores
 from rolloutdoctor.formulas.advantages.table import TOKEN_ESTIMATORS
@@ -34,7 +34,7 @@ def score_radius(evaluation: Evaluation) -> Radius:
     return found + kl_terms(evaluation, term, size_N, length_N) * abs(term.coef)
 
 
-@remembered
+@remembered_by_row
 def advantage_radius(evaluation: Evaluation) -> Radius:
     """Radius of the advantage of each row, ``[N]``; for estimators with one advantage per row.
 

@@ -10,14 +10,14 @@ import torch
 
 from rolloutdoctor.evaluation.evaluate import Evaluation, evaluate
 from rolloutdoctor.evaluation.radii.advantages import advantage_radius, token_advantage_radius
-from rolloutdoctor.evaluation.radii.remembered import remembered
+from rolloutdoctor.evaluation.radii.remembered import remembered, remembered_by_row
 from rolloutdoctor.evaluation.radii.terms import kl_terms, on_policy, relative_ratio, sides
 from rolloutdoctor.ops import rounding
 from rolloutdoctor.ops import segments as seg
 from rolloutdoctor.ops.rounding import Radius
 
 
-@remembered
+@remembered_by_row
 def kl_radius(evaluation: Evaluation) -> Radius:
     """Radius of the summed KL of the loss of each row, ``[N]``."""
     tokens, rows, term = evaluation.tokens, evaluation.rows, evaluation.objective.kl_loss
@@ -33,7 +33,7 @@ def kl_radius(evaluation: Evaluation) -> Radius:
     return kl_terms(evaluation, term, size_N.nan_to_num(0.0), rows.length_N)
 
 
-@remembered
+@remembered_by_row
 def policy_radius(evaluation: Evaluation) -> Radius:
     """Radius of the summed policy terms of each row, ``[N]``.
 

@@ -4,8 +4,8 @@ The loss of an optimiser step is ``sum_it weight_i * mask_it * term_it``. Every 
 this form, so a mode is a function that gives one weight per row.
 """
 
-from collections.abc import Callable
-from dataclasses import dataclass
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, fields
 
 import torch
 from torch import Tensor
@@ -59,6 +59,7 @@ class Layout:
         *,
         separate: bool = False,
         prompts: int | None = None,
+        place_N: Tensor | None = None,
     ) -> "Layout":
         """Number the parts from the columns that are there; none of them: one micro-batch, one optimiser step.
 
@@ -70,14 +71,18 @@ class Layout:
             trajectory_N: column `trajectory_id`; below 0 the row is a trajectory of its own.
             separate: every micro-batch is a loss of its own, and they are averaged (evaluation).
             prompts: how many prompts were evaluated; with None, and on several ranks, the average is by rows.
+            place_N: ``[N]`` int64, which of several steps the row is of; None: all are of one.
         """
         zero_N = torch.zeros(len(rows) - 1, dtype=torch.int64, device=rows.device)
         one_N = zero_N.double() + 1
+        step_N = zero_N if place_N is None else place_N
         optim_value_N, rank_N, micro_N = (zero_N if part is None else part for part in (optim_N, rank_N, micro_N))
+        if place_N is not None:
+            optim_value_N = _numbered(step_N, optim_value_N)
         micro_index_N = _numbered(optim_value_N, rank_N, micro_N)
         forward_index_N = _numbered(optim_value_N, micro_N)
         optim_index_N = micro_index_N if separate else _numbered(optim_value_N)
-        steps_N = one_N if separate else one_N * (int(optim_index_N.max()) + 1 if len(zero_N) else 0)
+        steps_N = one_N if separate else _distinct(optim_index_N, step_N)
         optim_rows_N = _summed(optim_index_N, one_N)
         # Ranks pad an evaluation with rows that it had before, and how many does not follow from the rows.
         one_rank = len(rank_N) > 0 and not bool((rank_N != rank_N[:1]).any())
@@ -90,13 +95,25 @@ class Layout:
             micros_N=_distinct(micro_index_N, optim_index_N),
             optim_N=optim_index_N,
             optim_rows_N=optim_rows_N,
-            generation_N=micro_index_N if separate else zero_N,
+            generation_N=micro_index_N if separate else step_N,
             steps_N=steps_N,
             share_N=_evaluation_shares(micro_index_N, prompts if one_rank else None) if separate else 1 / steps_N,
             ranks_N=one_N if separate else _distinct(_numbered(optim_value_N, rank_N), optim_index_N),
             trajectory_N=trajectory_index_N,
             trajectories_N=trajectories_N,
         )
+
+    def of_steps(self, rows: Sequence[slice]) -> list["Layout"]:
+        """Return the layout of each of several steps, which have these rows, one at least."""
+        offsets = torch.tensor([rows[0].start, *(one.stop for one in rows)])
+        values = []
+        for one in fields(self):
+            x_N: Tensor = getattr(self, one.name)
+            if x_N.dtype == torch.int64:
+                # The parts of a step are numbered after those of the steps before it.
+                x_N = x_N - seg.expand(seg.low(x_N.double(), offsets).long(), offsets)
+            values.append(x_N)
+        return [Layout(*(x_N[one] for x_N in values)) for one in rows]
 
     def micro_total(self, x_N: Tensor) -> Tensor:
         """Sum of `x_N` over the row's micro-batch, ``[N]`` float64."""

@@ -1,0 +1,108 @@
+"""Several small steps as one batch, so that what an evaluation costs beside its tokens is paid once for all of them."""
+
+from collections.abc import Iterable, Iterator, Sequence
+
+import torch
+from torch import Tensor
+
+from rolloutdoctor.data.batch import RolloutBatch
+from rolloutdoctor.data.token_columns import TokenColumns
+from rolloutdoctor.ops.groups import Groups
+
+TOGETHER = 196_608
+"""Tokens of small steps that are joined, at most."""
+
+_MOST = 256
+"""Steps of one batch, at most."""
+
+
+def passes(batches: Iterable[RolloutBatch], tokens: int) -> Iterator[list[RolloutBatch]]:
+    """Gather adjacent small steps that can be joined; others come alone.
+
+    What is yielded may be cleared: a step lives no longer than whoever takes it lets it.
+
+    Args:
+        batches: the steps.
+        tokens: of the steps that are gathered, at most.
+    """
+    waiting: list[RolloutBatch] = []
+    held = 0
+    for batch in batches:
+        if waiting and not (held + batch.tokens <= tokens and len(waiting) < _MOST and can_join(waiting[-1], batch)):
+            yield waiting
+            waiting, held = [], 0
+        waiting.append(batch)
+        held += batch.tokens
+        # No reference may be left in this frame.
+        del batch
+        if 2 * held >= tokens and len(waiting) == 1:
+            yield waiting
+            waiting, held = [], 0
+    if waiting:
+        yield waiting
+
+
+def can_join(one: RolloutBatch, other: RolloutBatch) -> bool:
+    """Return True if two steps have the same split, columns and rewards, so that they can be rows of one batch."""
+    if one.split != other.split or one.device != other.device or not len(one) or not len(other):
+        return False
+    if one.incomplete or other.incomplete or (one.groups is None) != (other.groups is None):
+        return False
+    return (
+        one.per_token.keys() == other.per_token.keys()
+        and one.per_row.keys() == other.per_row.keys()
+        and one.rewards.keys() == other.rewards.keys()
+    )
+
+
+def joined(batches: Sequence[RolloutBatch]) -> RolloutBatch:
+    """Join steps that `can_join`, one after another; `RolloutBatch.place_N` tells their rows apart.
+
+    No group is of two steps, whatever the group identifiers. Names of rows and groups, and statuses, stay with the
+    steps. No token is copied: the columns keep the chunks of the steps.
+    """
+    first = batches[0]
+    sizes = torch.tensor([len(each) for each in batches])
+    return RolloutBatch(
+        step=first.step,
+        split=first.split,
+        rows=_offsets([each.rows for each in batches]),
+        groups=None if first.groups is None else _groups(batches),
+        per_row={name: torch.cat([each.per_row[name] for each in batches]) for name in first.per_row},
+        per_token=TokenColumns(
+            {
+                name: [chunk for each in batches for chunk in each.token_columns.chunks(name)]
+                for name in first.token_columns
+            }
+        ),
+        rewards={name: torch.cat([each.rewards[name] for each in batches]) for name in first.rewards},
+        place_N=torch.arange(len(batches)).repeat_interleave(sizes),
+    )
+
+
+def rows_of(batches: Sequence[RolloutBatch]) -> list[slice]:
+    """Return where the rows of each step are in the joined batch."""
+    found, start = [], 0
+    for each in batches:
+        found.append(slice(start, start + len(each)))
+        start += len(each)
+    return found
+
+
+def _offsets(offsets: Sequence[Tensor]) -> Tensor:
+    """Offsets of parts, ``[n + 1]`` each from 0 on, as those of the whole."""
+    found, start = [offsets[0]], int(offsets[0][-1])
+    for each in offsets[1:]:
+        found.append(each[1:] + start)
+        start += int(each[-1])
+    return torch.cat(found)
+
+
+def _groups(batches: Sequence[RolloutBatch]) -> Groups:
+    groups = [each.groups for each in batches if each.groups is not None]
+    index, order, rows, count = [], [], 0, 0
+    for each in groups:
+        index.append(each.index_N + count)
+        order.append(each.order_N + rows)
+        rows, count = rows + len(each.index_N), count + len(each)
+    return Groups(torch.cat(index), torch.cat(order), _offsets([each.offsets for each in groups]))

@@ -1,0 +1,200 @@
+"""Small steps evaluated together, in one pass: every number is the one that a step has by itself, to the bit.
+
+That holds where nothing but a row's own tokens, its group and the way its step was cut up enters a value. Steps under
+an objective of which that cannot be said are evaluated one by one.
+"""
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import fields, replace
+from typing import Any, TypeVar
+
+import torch
+from torch import Tensor
+
+from rolloutdoctor.data.batch import RolloutBatch
+from rolloutdoctor.data.several_steps import joined, rows_of
+from rolloutdoctor.evaluation.covered import is_covered
+from rolloutdoctor.evaluation.evaluate import Evaluation, evaluate_rows
+from rolloutdoctor.evaluation.rows import RowResult, in_separate_batches, row_parts
+from rolloutdoctor.evaluation.token_sums import TokenSums
+from rolloutdoctor.evaluation.tokens import NeedsPassOfItsOwn, token_pass
+from rolloutdoctor.formulas.losses.aggregation import Layout
+from rolloutdoctor.objective.estimators import Axis
+from rolloutdoctor.objective.objective import AdvantageRule, Objective, RowSet
+from rolloutdoctor.objective.required_columns import loss_columns
+from rolloutdoctor.results.errors import CannotComputeError
+
+Record = TypeVar("Record", RowResult, TokenSums)
+
+_ANY: Callable[[AdvantageRule], bool] = lambda rule: True  # noqa: E731
+
+WITHIN_GROUPS: Mapping[str, Callable[[AdvantageRule], bool]] = {
+    **dict.fromkeys(
+        (
+            *("epsilon", "biased_std", "epsilon_in_root", "singleton", "gamma", "lam", "flags_zero_std"),
+            *("knows_single", "sums_tokens", "reward_keys", "reward_weights", "reward_bounds", "whitened_over"),
+            *("whitened_moments", "zero_tail"),
+        ),
+        _ANY,
+    ),
+    "estimator": lambda rule: rule.spec.axis is Axis.ROWS and rule.spec.within_groups,
+    "scale": lambda rule: rule.scale in ("group", "none"),
+    "batch_if_unequal": lambda rule: not rule.batch_if_unequal,
+    "numeric_ids": lambda rule: rule.numeric_ids == "never",
+    "single": lambda rule: not rule.single,
+    "normalised": lambda rule: not rule.normalised,
+    "whitened": lambda rule: not rule.whitened,
+}
+"""Field of an `AdvantageRule` to whether rows of other groups stay out of an advantage; unlisted ones let them in."""
+
+
+def is_within_groups(objective: Objective) -> bool:
+    """Return True if the advantage of a row depends on the rows of its group alone."""
+    rule = objective.advantage
+    return all(one.name in WITHIN_GROUPS and WITHIN_GROUPS[one.name](rule) for one in fields(rule))
+
+
+class StepsTogether:
+    """Some small steps on the CPU, evaluated together under one objective after another.
+
+    Attributes:
+        batches: the steps; `can_join` holds of any two.
+    """
+
+    def __init__(
+        self, batches: Sequence[RolloutBatch], logged: Sequence[Mapping[str, float]], dtype: torch.dtype
+    ) -> None:
+        """Take steps.
+
+        Args:
+            batches: the steps.
+            logged: the metrics logged at each.
+            dtype: of the token values.
+        """
+        self.batches, self._logged, self._dtype = tuple(batches), tuple(logged), dtype
+        self._batch = joined(batches)
+        self._rows = rows_of(batches)
+        self._layouts: tuple[Layout, list[Layout]] | None = None
+
+    def rows(self, objective: Objective) -> list[Evaluation] | None:
+        """Evaluate the rows alone; None where each step has to be evaluated by itself.
+
+        Args:
+            objective: what the trainer computes.
+        """
+        found = self._at_step(objective)
+        if found is None or not is_within_groups(found):
+            return None
+        try:
+            part = evaluate_rows(self._batch, found, self._dtype)
+        except CannotComputeError:
+            return None
+        if part is None or part.weight_T is not None:
+            return None
+        return self._cut(Evaluation(self._batch, found, part, None, self._dtype))
+
+    def whole(self, objectives: Mapping[str, Objective]) -> list[dict[str, Evaluation]] | None:
+        """Evaluate rows and tokens; None where each step has to be evaluated by itself.
+
+        Args:
+            objectives: name to what the trainer computes; the first is the reference, as in `evaluate_all`.
+        """
+        at_step = {name: self._at_step(objective) for name, objective in objectives.items()}
+        known = {name: one for name, one in at_step.items() if one is not None}
+        if not known or len(known) < len(objectives) or not all(map(self._can_share, known.values())):
+            return None
+        with_tokens = {self._batch.has(*loss_columns(one)) for one in known.values()}
+        if len(with_tokens) > 1:
+            return None
+        is_within = all(map(is_within_groups, known.values()))
+        try:
+            parts = self._row_parts(known, is_within=is_within)
+            if parts is None:
+                return None
+            sums = token_pass(self._batch, parts, self._dtype, ()) if True in with_tokens else {}
+        except (CannotComputeError, NeedsPassOfItsOwn):
+            # What cannot be computed may be so of one step alone.
+            return None
+        found: list[dict[str, Evaluation]] = [{} for _ in self.batches]
+        for name, part in parts.items():
+            tokens = sums[name][0] if sums else None
+            whole = Evaluation(self._batch, known[name], part, tokens, self._dtype)
+            for evaluations, cut in zip(found, self._cut(whole, keeps_whole=is_within), strict=True):
+                evaluations[name] = cut
+        return found
+
+    def _at_step(self, objective: Objective) -> Objective | None:
+        """The objective of all steps; None where it changes from step to step, or is not known of one."""
+        try:
+            found = [objective.at_step(logged) for logged in (self._logged if objective.step_metric else ({},))]
+        except CannotComputeError:
+            return None
+        return found[0] if all(one == found[0] for one in found[1:]) else None
+
+    def _can_share(self, objective: Objective) -> bool:
+        scopes = objective.policy, objective.kl, objective.denominator
+        return (
+            is_covered(objective)
+            and objective.advantage.spec.axis is Axis.ROWS
+            and not in_separate_batches(self._batch, objective)
+            and not any(RowSet.STD_FLAGGED in scope.without for scope in scopes)
+        )
+
+    def _row_parts(self, objectives: Mapping[str, Objective], *, is_within: bool) -> dict[str, RowResult] | None:
+        """The first pass: of all steps at once where groups keep to themselves, else step by step."""
+        if is_within:
+            parts = row_parts(self._batch, objectives, self._dtype)
+            able = {name: part for name, part in parts.items() if part is not None}
+            return able if len(able) == len(objectives) and not _has_weights(able) else None
+        by_step = [row_parts(batch, objectives, self._dtype) for batch in self.batches]
+        found = {}
+        for name in objectives:
+            pieces = [part for parts in by_step if (part := parts[name]) is not None]
+            if len(pieces) < len(by_step) or any(_has_weights({name: piece}) for piece in pieces):
+                return None
+            columns: dict[str, Any] = {
+                each.name: torch.cat([getattr(piece, each.name) for piece in pieces])
+                for each in fields(RowResult)
+                if isinstance(getattr(pieces[0], each.name), Tensor)
+            }
+            found[name] = replace(pieces[0], **columns)
+        return found
+
+    def _cut(self, whole: Evaluation, *, keeps_whole: bool = True) -> list[Evaluation]:
+        """The evaluation of each step."""
+        part, sums = whole.rows, whole.tokens
+        of_rows = [None] * len(self.batches) if part is None else _cut(part, self._rows)
+        of_tokens: Sequence[TokenSums | None] = [None] * len(self.batches)
+        if sums is not None:
+            layouts = self._layouts_of(sums.layout)
+            of_tokens = [
+                replace(one, layout=layout) for one, layout in zip(_cut(sums, self._rows), layouts, strict=True)
+            ]
+        return [
+            Evaluation(
+                batch,
+                whole.objective,
+                its_rows,
+                its_tokens,
+                whole.dtype,
+                whole=(whole, rows) if keeps_whole else None,
+            )
+            for batch, rows, its_rows, its_tokens in zip(self.batches, self._rows, of_rows, of_tokens, strict=True)
+        ]
+
+    def _layouts_of(self, layout: Layout) -> list[Layout]:
+        """How each of the steps was cut up; objectives share it."""
+        if self._layouts is None or self._layouts[0] is not layout:
+            self._layouts = layout, layout.of_steps(self._rows)
+        return self._layouts[1]
+
+
+def _cut(record: Record, rows: Sequence[slice]) -> list[Record]:
+    """Cut a record of values per row into those of some rows each."""
+    values = {one.name: getattr(record, one.name) for one in fields(record)}
+    tensors: dict[str, Any] = {name: x_N for name, x_N in values.items() if isinstance(x_N, Tensor)}
+    return [replace(record, **{name: x_N[one] for name, x_N in tensors.items()}) for one in rows]
+
+
+def _has_weights(parts: Mapping[str, RowResult]) -> bool:
+    return any(part.weight_T is not None or part.advantage_T is not None for part in parts.values())

@@ -1,0 +1,229 @@
+"""Steps that are evaluated together give what each gives by itself, to the bit, or nothing at all."""
+
+from dataclasses import fields, replace
+
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from rolloutdoctor.data.batch import RolloutBatch
+from rolloutdoctor.data.several_steps import can_join, joined, passes, rows_of
+from rolloutdoctor.evaluation.evaluate import Evaluation, evaluate_all, evaluate_rows
+from rolloutdoctor.evaluation.radii.advantages import advantage_radius
+from rolloutdoctor.evaluation.radii.loss import kl_radius, loss_radius, policy_radius
+from rolloutdoctor.evaluation.together import WITHIN_GROUPS, StepsTogether, is_within_groups
+from rolloutdoctor.formulas.losses.aggregation import Layout
+from rolloutdoctor.hypotheses.fixes import FIXES, choose
+from rolloutdoctor.objective.objective import AdvantageRule
+from rolloutdoctor.testing import random_batch
+from rolloutdoctor.trainers.options import Layer, parse_version, resolve
+from rolloutdoctor.trainers.table import find
+
+RUNS = {
+    "trl": ("trl", {"beta": 0.04}),
+    "trl batch scale": ("trl", {"beta": 0.04, "scale_rewards": "batch"}),
+    "trl grpo, delta": ("trl", {"beta": 0.04, "loss_type": "grpo", "delta": 1.5}),
+    "trl sequence ratio": ("trl", {"beta": 0.04, "importance_sampling_level": "sequence"}),
+    "trl-rloo": ("trl-rloo", {"beta": 0.05}),
+    "verl grpo": ("verl", {"adv_estimator": "grpo", "actor.use_kl_loss": True, "actor.kl_loss_coef": 0.01}),
+    "verl vectorised": ("verl", {"adv_estimator": "grpo_vectorized", "actor.use_kl_loss": True}),
+    "verl opo": ("verl", {"adv_estimator": "opo", "actor.loss_agg_mode": "seq-mean-token-mean"}),
+    "verl gpg": ("verl", {"adv_estimator": "gpg"}),
+    "verl penalty": ("verl", {"adv_estimator": "rloo", "algorithm.use_kl_in_reward": True, "kl_ctrl.kl_coef": 0.01}),
+    "verl whitened": ("verl", {"adv_estimator": "reinforce_plus_plus_baseline", "actor.use_kl_loss": True}),
+    "verl tokens": ("verl", {"adv_estimator": "reinforce_plus_plus"}),
+    "verl kl_cov": ("verl", {"adv_estimator": "grpo", "actor.policy_loss.loss_mode": "kl_cov"}),
+    "slime grpo": ("slime", {"advantage_estimator": "grpo", "use_kl_loss": True, "kl_loss_coef": 0.1}),
+    "slime gspo": ("slime", {"advantage_estimator": "gspo", "use_kl_loss": True, "kl_loss_coef": 0.1}),
+}
+SHARED = {
+    *("trl", "trl batch scale", "trl grpo, delta", "verl grpo", "verl vectorised", "verl opo", "verl gpg"),
+    *("verl penalty", "verl whitened", "slime grpo"),
+}
+"""Runs whose steps share a pass."""
+
+
+def objectives_of(run):
+    name, options = RUNS[run]
+    trainer = find(name)
+    config = resolve(trainer.options, parse_version(trainer.newest), [Layer("", options)], trainer=name)
+    objective = trainer.objective(config)
+    chosen = [choose(label) for label in ("zero-std:loss", "rejected-rows", "rejected-rows:singleton-zero")]
+    return {"": objective} | {fix.label: fix.apply(objective) for fix in chosen if fix.applies_to(objective)}
+
+
+def a_step(seed, step, *, is_cut=True):
+    """Groups with and without spread, rejected rows, groups of one, several ranks, optimiser steps, micro-batches."""
+    generator = torch.Generator().manual_seed(seed)
+    sizes = tuple(torch.randint(1, 6, (4,), generator=generator).tolist())
+    batch = random_batch(seed, sizes=sizes, longest=30)
+    reward_N = batch.per_row["reward"].clone()
+    reward_N[batch.groups.index_N == int(torch.randint(0, 4, (1,), generator=generator))] = 1.0
+    rows = {**batch.per_row, "reward": reward_N}
+    if is_cut:
+        for name, count in (("optim_step_id", 2), ("micro_batch_id", 3), ("rank", 2)):
+            rows[name] = torch.randint(0, count, (len(batch),), generator=generator)
+    return replace(batch, step=step, per_row=rows)
+
+
+def has_nan_advantage(step, objective):
+    return bool(evaluate_rows(step, objective).advantage_N.isnan().any())
+
+
+def assert_same(mine, theirs, where):
+    assert type(mine) is type(theirs), where
+    for field in fields(mine):
+        one, other, place = getattr(mine, field.name), getattr(theirs, field.name), (*where, field.name)
+        if isinstance(one, torch.Tensor):
+            assert one.dtype == other.dtype, place
+            assert torch.equal(one.nan_to_num(7e77), other.nan_to_num(7e77)), place
+        elif isinstance(one, Layout):
+            assert_same(one, other, place)
+        else:
+            assert one == other, place
+
+
+@pytest.mark.parametrize("run", RUNS)
+@settings(max_examples=8, deadline=None)
+@given(seed=st.integers(0, 2**31), is_cut=st.booleans())
+def test_together_as_alone(run, seed, is_cut):
+    steps = [a_step(seed + number, number, is_cut=is_cut) for number in range(4)]
+    objectives = objectives_of(run)
+    found = StepsTogether(steps, [{}] * 4, torch.float32).whole(objectives)
+    # OPO has no baseline for a group without a token, and what is not a number goes the general way.
+    has_nan = run == "verl opo" and any(has_nan_advantage(step, objectives[""]) for step in steps)
+    assert (found is not None) == (run in SHARED and not has_nan)
+    for number, step in enumerate(steps if found is not None else []):
+        alone = evaluate_all(step, objectives)
+        for label, one in alone.items():
+            its = found[number][label]
+            assert its.batch is step
+            assert its.objective == one.objective
+            assert_same(one.rows, its.rows, (number, label))
+            assert_same(one.tokens, its.tokens, (number, label))
+            assert (one.loss, one.kl_loss, one.grad_l2) == (its.loss, its.kl_loss, its.grad_l2)
+
+
+@pytest.mark.parametrize("run", sorted(SHARED))
+def test_radii_are_those_of_the_step(run):
+    objectives = objectives_of(run)
+    steps = [one for seed in range(5, 30) if not has_nan_advantage(one := a_step(seed, seed), objectives[""])][:4]
+    found = StepsTogether(steps, [{}] * 4, torch.float32).whole(objectives)
+    for step, its in zip(steps, found, strict=True):
+        alone = evaluate_all(step, objectives)
+        for label in alone:
+            of_kl = [kl_radius] if alone[label].objective.kl_loss is not None else []
+            for radius in (advantage_radius, policy_radius, loss_radius, *of_kl):
+                mine, theirs = radius(alone[label]), radius(its[label])
+                assert torch.equal(mine.largest.expand_as(theirs.largest), theirs.largest), (label, radius)
+                assert torch.equal(mine.likely.expand_as(theirs.likely), theirs.likely), (label, radius)
+
+
+@pytest.mark.parametrize("run", RUNS)
+def test_rows_alone(run):
+    steps, objective = [a_step(20 + number, number) for number in range(3)], objectives_of(run)[""]
+    found = StepsTogether(steps, [{}] * 3, torch.float32).rows(objective)
+    assert (found is not None) == is_within_groups(objective)
+    for step, its in zip(steps, found or [], strict=False):
+        assert_same(evaluate_rows(step, objective), its.rows, (step.step,))
+        assert its.tokens is None
+
+
+def test_without_log_probs_there_are_rows():
+    objectives = objectives_of("trl")
+    steps = [a_step(number, number) for number in range(3)]
+    steps = [replace(one, per_token={"response_mask": one.column("response_mask")}) for one in steps]
+    found = StepsTogether(steps, [{}] * 3, torch.float32).whole(objectives)
+    assert [its[""].tokens for its in found] == [None] * 3
+    assert_same(evaluate_rows(steps[1], objectives[""]), found[1][""].rows, ())
+
+
+def with_nan(step):
+    policy_T = step.column("policy_log_probs").clone()
+    policy_T[step.column("response_mask").nonzero()[0]] = torch.nan
+    return replace(step, per_token={**step.per_token, "policy_log_probs": policy_T})
+
+
+def test_one_step_that_goes_the_general_way_leaves_every_step_to_itself():
+    steps = [a_step(number, number) for number in range(3)]
+    assert StepsTogether(steps, [{}] * 3, torch.float32).whole(objectives_of("trl")) is not None
+    assert StepsTogether([*steps[:2], with_nan(steps[2])], [{}] * 3, torch.float32).whole(objectives_of("trl")) is None
+
+
+def test_what_cannot_be_computed_of_one_step_is_left_to_the_steps():
+    objectives = objectives_of("verl grpo")
+    objective = replace(objectives[""], advantage=replace(objectives[""].advantage, estimator="grpo_passk"))
+    whole = [replace(random_batch(3, sizes=(4, 4)), step=0), replace(random_batch(4, sizes=(3, 2)), step=1)]
+    assert StepsTogether(whole, [{}] * 2, torch.float32).rows(objective) is not None
+    lone = [whole[0], replace(random_batch(5, sizes=(1, 2)), step=1)]
+    together = StepsTogether(lone, [{}] * 2, torch.float32)
+    assert together.rows(objective) is None
+    assert together.whole({"": objective}) is None
+
+
+def test_a_coefficient_that_changes_from_step_to_step():
+    options = {"adv_estimator": "rloo", "algorithm.use_kl_in_reward": True, "kl_ctrl.type": "adaptive"}
+    trainer = find("verl")
+    layers = [Layer("", {**options, "kl_ctrl.kl_coef": 0.01, "kl_ctrl.horizon": 100, "kl_ctrl.target_kl": 0.1})]
+    objective = trainer.objective(resolve(trainer.options, parse_version(trainer.newest), layers, trainer="verl"))
+    assert objective.step_metric is not None
+    steps = [a_step(number, number) for number in range(2)]
+    for logged, is_shared in (((0.1, 0.1), True), ((0.1, 0.2), False), ((0.1, None), False)):
+        metrics = [{} if one is None else {objective.step_metric: one} for one in logged]
+        assert (StepsTogether(steps, metrics, torch.float32).whole({"": objective}) is not None) == is_shared
+
+
+def test_an_unknown_field_of_the_rule_keeps_no_group_to_itself(monkeypatch):
+    objective = objectives_of("trl")[""]
+    assert is_within_groups(objective)
+    assert {one.name for one in fields(AdvantageRule)} == set(WITHIN_GROUPS)
+    monkeypatch.delitem(WITHIN_GROUPS, "epsilon")
+    assert not is_within_groups(objective)
+
+
+def test_an_evaluation_of_one_step_has_no_whole():
+    step = a_step(1, 1)
+    assert all(one.whole is None for one in evaluate_all(step, objectives_of("trl")).values())
+    assert {one.name for one in fields(Evaluation)} >= {"whole"}
+
+
+def test_joined_columns_are_those_of_the_steps():
+    steps = [a_step(number, number) for number in range(3)]
+    whole = joined(steps)
+    for place, rows in enumerate(rows_of(steps)):
+        assert torch.equal(whole.per_row["reward"][rows], steps[place].per_row["reward"])
+        assert set(whole.place_N[rows].tolist()) == {place}
+        tokens = slice(int(whole.rows[rows.start]), int(whole.rows[rows.stop]))
+        assert torch.equal(whole.column("policy_log_probs")[tokens], steps[place].column("policy_log_probs"))
+        groups = whole.groups.index_N[rows]
+        assert torch.equal(groups - groups.min(), steps[place].groups.index_N)
+    ones = torch.ones(len(whole))
+    assert whole.groups.total(ones).tolist() == [size for step in steps for size in step.groups.size_G.tolist()]
+
+
+def test_small_neighbours_are_gathered_and_nothing_else():
+    one = a_step(1, 0)
+    small = [replace(one, step=number) for number in range(6)]
+    small[4] = replace(small[4], split="eval")
+    large = replace(random_batch(9, sizes=(8,) * 8, longest=60), step=9)
+    tokens = one.tokens * 5 // 2
+    assert large.tokens > tokens
+    order = [*small, large, replace(one, step=10)]
+    assert [[each.step for each in some] for some in passes(order, tokens)] == [[0, 1], [2, 3], [4], [5], [9], [10]]
+    assert [len(each) for each in passes(order, 0)] == [1] * 8
+    assert not can_join(small[0], replace(small[1], per_row={"reward": small[1].per_row["reward"]}))
+    assert not can_join(small[0], RolloutBatch(step=1, rows=torch.zeros(1, dtype=torch.int64)))
+
+
+def test_gathered_steps_may_be_let_go():
+    order = [a_step(number, number) for number in range(4)]
+    seen = []
+    for each in passes(order, 10**6):
+        seen += [one.step for one in each]
+        each.clear()
+    assert seen == [0, 1, 2, 3]
+
+
+def test_every_fix_is_tried():
+    assert {"zero-std", "rejected-rows"} <= set(FIXES)
