@@ -6,6 +6,7 @@ multiplies them, whatever the other tokens are, and a support that was cut leave
 """
 
 from collections.abc import Mapping
+from typing import Any
 
 import numpy as np
 import torch
@@ -38,21 +39,27 @@ def first_tokens(block: TokenBlock, gap: LoggedGap) -> dict[str, Tensor]:
 
 def _first_tokens(block: TokenBlock, gap: LoggedGap) -> dict[str, Tensor]:
     has_ids = block.has("response_ids")
-    start_n, length_n = block.runs.offsets[:-1, None], block.runs.lengths[:, None]
-    ahead = torch.arange(FIRST if has_ids else 1, device=start_n.device)
-    is_there = ahead < length_n
-    at = (start_n + ahead).where(is_there, 0)
+    cuts = block.runs.offsets.cpu().numpy()
+    ahead = np.arange(FIRST if has_ids else 1)
+    is_there = ahead < np.diff(cuts)[:, None]
     if not len(block):
         nothing = torch.zeros(is_there.shape, dtype=torch.float64)
         return {"first_sampler": nothing, "first_trainer": nothing, "before": nothing.long()}
-    counted = is_there if gap.counted_T is None else is_there & gap.counted_T[at]
-    pair = [block.column(name)[at].double().where(counted, torch.nan) for name in (SAMPLER, TRAINER)]
-    before = torch.zeros_like(at)
+    at = np.where(is_there, cuts[:-1, None] + ahead, 0)
+
+    def first(x_T: Tensor) -> NDArray[Any]:
+        # The rows are few, whatever the block: a GPU picks them, and the rest is done here.
+        return x_T.numpy()[at] if x_T.device.type == "cpu" else x_T[torch.from_numpy(at).to(x_T.device)].cpu().numpy()
+
+    counted = is_there if gap.counted_T is None else is_there & first(gap.counted_T)
+    pair = [np.where(counted, first(block.column(name)).astype(np.float64), np.nan) for name in (SAMPLER, TRAINER)]
+    before = np.zeros(at.shape, np.int64)
     if has_ids:
         # The hash of what precedes a token: a sum of terms of id and place.
-        term = scramble(block.column("response_ids")[at].long() + ((ahead + 1) << 32))
-        before[:, 1:] = term.cumsum(1)[:, :-1]
-    return {"first_sampler": pair[0].cpu(), "first_trainer": pair[1].cpu(), "before": before.cpu()}
+        term = torch.from_numpy(first(block.column("response_ids")).astype(np.int64) + ((ahead + 1) << 32))
+        np.cumsum(scramble(term).numpy()[:, :-1], axis=1, out=before[:, 1:])
+    names = "first_sampler", "first_trainer", "before"
+    return dict(zip(names, map(torch.from_numpy, [*pair, before]), strict=True))
 
 
 def slopes(batch: RolloutBatch, measured: Mapping[str, Tensor], fresh_N: Tensor | None) -> dict[str, float]:

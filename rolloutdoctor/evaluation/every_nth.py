@@ -1,5 +1,7 @@
 """Every n-th token of a step: means over them are those of all but for chance, and cost the same for any length."""
 
+from functools import cached_property
+
 from torch import Tensor
 
 from rolloutdoctor.evaluation.token_measures import TokenBlock
@@ -21,6 +23,7 @@ class EveryNth:
 
     def __init__(self, block: TokenBlock) -> None:
         self._block = block
+        self._columns: dict[str, Tensor] = {}
         self.stride = max(1, -(-block.tokens_of_step // MOST))
         self._first = -block.tokens.start % self.stride
         self.runs = block.runs
@@ -30,9 +33,11 @@ class EveryNth:
 
     def column(self, name: str) -> Tensor:
         """Return the values of a token column, ``[t]``."""
-        return self.pick(self._block.column(name))
+        if name not in self._columns:
+            self._columns[name] = self.pick(self._block.column(name))
+        return self._columns[name]
 
-    @property
+    @cached_property
     def trained_T(self) -> Tensor:
         """Which of the tokens are trained, ``[t]`` bool."""
         return self.pick(self._block.trained_T)

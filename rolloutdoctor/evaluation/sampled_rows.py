@@ -17,7 +17,7 @@ from torch import Tensor
 from rolloutdoctor.evaluation.token_measures import TokenBlock
 from rolloutdoctor.ops import segments as seg
 from rolloutdoctor.ops.elementwise import extremes
-from rolloutdoctor.ops.prefix_hash import scramble
+from rolloutdoctor.ops.prefix_hash import scramble, scrambled
 
 SAMPLER, TRAINER = "rollout_log_probs", "old_log_probs"
 
@@ -85,36 +85,40 @@ class LoggedGap:
     def sampled(self) -> dict[str, Tensor]:
         """The counted tokens of some whole rows, packed: what `Sample` is made of."""
         block = self._block
-        place_n = torch.arange(block.rows.start, block.rows.stop)
-        cuts, rows = block.runs.offsets.cpu().numpy(), np.flatnonzero(_is_sampled(block, place_n))
-        spans = [slice(*cuts[row : row + 2].tolist()) for row in rows]
-        lengths = np.array([span.stop - span.start for span in spans], np.int64)
+        cuts, rows = block.runs.offsets.cpu().numpy(), np.flatnonzero(_is_sampled(block))
+        lengths = cuts[rows + 1] - cuts[rows]
+        if len(rows) == len(block.runs):
+            spans = [slice(0, int(cuts[-1]))]
+        else:
+            spans = [slice(*span) for span in zip(cuts[rows].tolist(), cuts[rows + 1].tolist(), strict=True)]
 
         def packed(x_T: Tensor) -> NDArray[np.generic]:
             values = x_T.cpu().numpy()
-            return np.concatenate([values[:0], *(values[span] for span in spans)])
+            return np.concatenate([values[span] for span in spans]) if spans else values[:0]
 
+        starts = np.cumsum(lengths) - lengths
         columns = [packed(block.column(SAMPLER)), packed(block.column(TRAINER))]
         if block.is_logged("entropy"):
             columns += [packed(block.column("entropy"))]
-        columns += [np.concatenate([[0], *(np.arange(length) for length in lengths)])[1:].astype(np.int64)]
+        columns += [np.arange(lengths.sum(dtype=np.int64)) - starts.repeat(lengths)]
         if self.counted_T is not None:
             is_counted = packed(self.counted_T).astype(bool)
-            columns = [column[is_counted] for column in columns]
-            runs = seg.Runs(torch.from_numpy(np.concatenate([[0], np.cumsum(lengths)])))
-            lengths = runs.sums(is_counted).astype(np.int64)
+            if not is_counted.all():
+                columns = [column[is_counted] for column in columns]
+                ends = np.concatenate([[0], np.cumsum(is_counted)])
+                lengths = ends[starts + lengths] - ends[starts]
         names = ["row", "length", "sampler", "trainer", *["entropy"] * (len(columns) - 3), "place"]
-        return dict(zip(names, [place_n[rows], *map(torch.from_numpy, [lengths, *columns])], strict=True))
+        return dict(zip(names, map(torch.from_numpy, [rows + block.rows.start, lengths, *columns]), strict=True))
 
 
-def _is_sampled(block: TokenBlock, place_n: Tensor) -> NDArray[np.bool_]:
+def _is_sampled(block: TokenBlock) -> NDArray[np.bool_]:
     """Rows that are sampled, by their places in the step, ``[n]`` bool: others in each step, and at least one."""
     every = -(-block.tokens_of_step // SAMPLED_TOKENS)
     if every <= 1:
-        return np.ones(len(place_n), bool)
-    seed = int(scramble(torch.tensor([block.step])))
-    found_n = (scramble(place_n + (seed >> 1)) % every == 0) | (place_n == seed % block.rows_of_step)
-    found: NDArray[np.bool_] = found_n.numpy()
+        return np.ones(len(block.runs), bool)
+    place_n, seed = np.arange(block.rows.start, block.rows.stop), scrambled(block.step)
+    by_chance = scramble(torch.from_numpy(place_n + (seed >> 1))).numpy() % every == 0
+    found: NDArray[np.bool_] = by_chance | (place_n == seed % block.rows_of_step)
     return found
 
 

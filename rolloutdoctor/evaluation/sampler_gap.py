@@ -70,11 +70,10 @@ def looked_at(block: TokenBlock) -> Mapping[str, Tensor]:
 
 def gap_of_step(batch: RolloutBatch, measured: Mapping[str, Tensor]) -> Gap:
     """The gap of a step, from what `looked_at` gave for each block, joined over the blocks."""
-    length_N = measured["looked_at"]
-    offsets = length_N.new_zeros(len(length_N) + 1)
-    torch.cumsum(length_N, 0, out=offsets[1:])
     first_N = _of_first_update(batch)
-    return _gap(Runs(offsets), measured["trainer"], measured["sampler"], measured["trained"], first_N)
+    return _gap(
+        Runs.of_lengths(measured["looked_at"]), measured["trainer"], measured["sampler"], measured["trained"], first_N
+    )
 
 
 def _looked_at(block: TokenBlock) -> dict[str, Tensor]:
@@ -85,7 +84,7 @@ def _looked_at(block: TokenBlock) -> dict[str, Tensor]:
 
 def _gap_of_block(block: TokenBlock) -> Gap:
     found, first_N = looked_at(block), _of_first_update(block.batch)
-    runs = Runs(torch.cat([found["looked_at"].new_zeros(1), found["looked_at"].cumsum(0)]))
+    runs = Runs.of_lengths(found["looked_at"])
     first_n = None if first_N is None else first_N[block.rows]
     return _gap(runs, found["trainer"], found["sampler"], found["trained"], first_n)
 

@@ -27,8 +27,11 @@ LENGTHS = (32, 64, 128, 256, 512, 1024, 2048)
 _PART = 2**14
 """Values that are mixed at a time: they stay in the cache."""
 
-_FEW = 2**13
-"""Tokens that are hashed at a time: what they take is below the size that an allocator asks the system for."""
+_SHORT = 64
+"""Rows of fewer tokens take less time together than one by one."""
+
+_FEW = 2**15
+"""Tokens that are hashed at a time: what they take stays in the cache."""
 
 
 @dataclass(frozen=True)
@@ -121,6 +124,7 @@ def _sums_of(
     sums = np.zeros(len(cuts) - 1, np.int64)
     rows = np.flatnonzero(np.diff(cuts))
     starts, ends, origins = cuts[:-1][rows], cuts[1:][rows], origins[rows]
+    room = np.empty((2, min(_FEW, int(cuts[-1]))), np.int64)
     for start in range(0, int(cuts[-1]), _FEW):
         stop = min(start + _FEW, int(cuts[-1]))
         here = slice(*np.searchsorted(starts, [start, stop]).tolist())
@@ -129,11 +133,21 @@ def _sums_of(
             here = slice(here.start - 1, here.stop)
         begins = np.maximum(starts[here], start)
         lengths = np.minimum(ends[here], stop) - begins
-        terms = np.arange(start, stop)
-        terms -= origins[here].repeat(lengths)
-        terms = weights[terms]
+        terms, counted = room[:, : stop - start]
+        is_new = np.ones(len(begins), bool)
+        np.not_equal(origins[here][1:], origins[here][:-1], out=is_new[1:])
+        heads = np.flatnonzero(is_new)
+        if len(heads) * _SHORT < stop - start:
+            # The weights of a row lie side by side.
+            firsts = (begins - origins[here])[heads]
+            spans = zip(firsts.tolist(), (firsts + np.add.reduceat(lengths, heads)).tolist(), strict=True)
+            np.concatenate([weights[first:last] for first, last in spans], out=terms)
+        else:
+            np.subtract(np.arange(start, stop), origins[here].repeat(lengths), out=counted)
+            np.take(weights, counted, out=terms, mode="clip")
         # Counted from 1, so that an id of 0 is told from none.
-        terms *= ids[start:stop].astype(np.int64) + 1
+        np.add(ids[start:stop], 1, out=counted, dtype=np.int64)
+        np.multiply(terms, counted, out=terms)
         sums[rows[here]] += np.add.reduceat(terms, begins - start)
     return sums
 
@@ -151,6 +165,12 @@ def scramble(x: Tensor) -> Tensor:
     64
     """
     return _scramble_(x.clone(memory_format=torch.contiguous_format))
+
+
+@lru_cache(maxsize=16)
+def scrambled(number: int) -> int:
+    """Return one number scrambled."""
+    return int(scramble(torch.tensor([number])))
 
 
 def _scramble_(x: Tensor) -> Tensor:

@@ -41,6 +41,13 @@ class Runs:
             self._starts = self.cuts[:-1][self._filled]
             self._some_empty = len(self._starts) < len(self._sizes)
 
+    @classmethod
+    def of_lengths(cls, lengths: Tensor) -> "Runs":
+        """Runs of some lengths, ``[R]`` int64, one after another."""
+        offsets = lengths.new_zeros(len(lengths) + 1)
+        torch.cumsum(lengths, 0, out=offsets[1:])
+        return cls(offsets)
+
     @cached_property
     def lengths(self) -> Tensor:
         """``[R]`` int64."""

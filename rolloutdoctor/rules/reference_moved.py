@@ -125,49 +125,59 @@ class ReferenceMoved(Rule[ReferenceTally]):
         return frozenset({"old_log_probs", "response_mask"})
 
     def measure_tokens(self, block: "TokenBlock") -> "Mapping[str, Tensor]":
-        """Sum over the trained tokens of each row that are looked at."""
+        """Keep the tokens that are looked at, and count those that differ from the reference."""
         import torch
 
         from rolloutdoctor.evaluation.every_nth import every_nth
-        from rolloutdoctor.ops.elementwise import expm1
 
         if not block.has("policy_log_probs", "ref_log_probs"):
             return {}
         some = every_nth(block)
-        policy_T = some.column("policy_log_probs")
-        # Of two float32 numbers the difference in float64 is exact, and 0 only if they are equal.
-        apart_T = some.column("ref_log_probs").double() - policy_T.double()
-        counted_T = some.trained_T & apart_T.isfinite()
-        apart_T = torch.where(counted_T, apart_T, 0.0)
-        moved_T = torch.zeros_like(counted_T)
-        if block.is_logged("policy_log_probs") and block.is_logged("old_log_probs"):
-            moved_T = counted_T & (some.column("old_log_probs") != policy_T)
-        different_n = some.runs.total(apart_T != 0)
-        if some.stride > 1 and not bool(different_n.any()):
+        policy_T, ref_T, trained_T = some.column("policy_log_probs"), some.column("ref_log_probs"), some.trained_T
+        # Of two float32 numbers the difference is 0 only if they are equal.
+        apart_T = ref_T - policy_T
+        different = int((trained_T & apart_T.isfinite() & (apart_T != 0)).sum())
+        if some.stride > 1 and not different:
             # That they are equal is said of every trained token.
             every_T = block.column("ref_log_probs") - block.column("policy_log_probs")
-            different_n = block.row_sum((every_T != 0) & every_T.isfinite() & block.trained_T)
-        return {
-            "tokens": some.runs.total(counted_T),
-            "kl": some.runs.total(expm1(apart_T) - apart_T),
-            "policy": some.runs.total(torch.where(counted_T, policy_T.double(), 0.0)),
-            "different": different_n,
-            "moved": some.runs.total(moved_T),
-        }
+            different = int(((every_T != 0) & every_T.isfinite() & block.trained_T).sum())
+        found = {"policy": policy_T, "ref": ref_T, "trained": trained_T, "looked_at": some.runs.lengths}
+        if block.is_logged("policy_log_probs") and block.is_logged("old_log_probs"):
+            found["old"] = some.column("old_log_probs")
+        return {**found, "different": torch.tensor([different])}
 
     def measure(self, step: "StepView") -> ReferenceTally:
-        """Add up the rows of one step."""
-        rows, name = step.token_measures.get(self.code), str(step.batch.step)
-        if not rows or not len(step.batch) or not float(rows["tokens"].sum()):
+        """Add up the trained tokens that are looked at."""
+        import torch
+
+        from rolloutdoctor.ops.elementwise import expm1
+        from rolloutdoctor.ops.segments import Runs
+
+        found, name = step.token_measures.get(self.code), str(step.batch.step)
+        if not found or not len(step.batch):
             return ReferenceTally()
-        sums = {key: {name: float(rows[key].sum())} for key in ("tokens", "kl", "policy", "different")}
+        policy_T = found["policy"]
+        # In float64 the difference is exact.
+        apart_T = found["ref"].double() - policy_T.double()
+        counted_T = found["trained"] & apart_T.isfinite()
+        tokens = int(counted_T.sum())
+        if not tokens:
+            return ReferenceTally()
+        apart_T = torch.where(counted_T, apart_T, 0.0)
+        runs = Runs.of_lengths(found["looked_at"])
+        kl = float(runs.total(expm1(apart_T) - apart_T).sum())
+        policy = float(runs.total(torch.where(counted_T, policy_T.double(), 0.0)).sum())
+        different = int(found["different"].sum())
         return ReferenceTally(
-            **sums,
-            moved=int(rows["moved"].sum()),
+            tokens={name: float(tokens)},
+            kl={name: kl},
+            policy={name: policy},
+            different={name: float(different)},
+            moved=int((counted_T & (found["old"] != policy_T)).sum()) if "old" in found else 0,
             counted_steps=1,
-            equal_steps=int(not sums["different"][name]),
-            counted_tokens=int(sums["tokens"][name]),
-            kl_sum=sums["kl"][name],
+            equal_steps=int(not different),
+            counted_tokens=tokens,
+            kl_sum=kl,
         )
 
     def measures(self, tally: ReferenceTally) -> Mapping[str, Measure]:
