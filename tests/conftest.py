@@ -10,6 +10,10 @@ from hypothesis import settings
 # Small tensors gain nothing from threads, and on busy cores the barriers between them cost minutes.
 os.environ.setdefault("OMP_NUM_THREADS", "1")
 
+# Many tests start the program: where no bytecode is kept, each start would compile it anew.
+os.environ.pop("PYTHONDONTWRITEBYTECODE", None)
+sys.dont_write_bytecode = False
+
 # The parity tests call verl's functions, some of which are compiled on first use; that would take minutes.
 os.environ["TORCHDYNAMO_DISABLE"] = "1"
 

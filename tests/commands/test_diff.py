@@ -371,14 +371,21 @@ def test_steps_that_the_trainer_cannot_compute_are_said(tmp_path):
 def test_a_step_is_evaluated_once(tmp_path, monkeypatch):
     """However many fixes: each step, and each objective in it, once."""
     from rolloutdoctor.evaluation.gpu_check import first_step as device_check
+    from rolloutdoctor.evaluation.together import StepsTogether
 
     calls = []
+    whole = StepsTogether.whole
 
     def counting(batch, objectives, **kwargs):
         calls.append((batch.step, len(objectives)))
         return evaluate_all(batch, objectives, **kwargs)
 
+    def counting_all(steps, objectives):
+        calls.extend((batch.step, len(objectives)) for batch in steps.batches)
+        return whole(steps, objectives)
+
     monkeypatch.setattr(device_check, "evaluate_all", counting)
+    monkeypatch.setattr(StepsTogether, "whole", counting_all)
     path = write(tmp_path / "run.parquet", random_columns(14))
     compared(path, "zero-std", "rejected-rows", top=2, by="reward")
     assert calls == [(0, 4), (1, 4), (2, 4)]
