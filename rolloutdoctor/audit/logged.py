@@ -11,6 +11,7 @@ from rolloutdoctor.evaluation.token_measures import TokenBlock
 from rolloutdoctor.objective.estimators import Axis
 from rolloutdoctor.objective.objective import Objective
 from rolloutdoctor.ops import segments as seg
+from rolloutdoctor.ops.logged_digits import Digits
 
 
 @dataclass(frozen=True, eq=False)
@@ -20,7 +21,7 @@ class LoggedStep:
     Attributes:
         batch: the rows as they were logged.
         metrics: name to the value logged at the step.
-        spacing: name of a metric to the spacing of the decimal digits that it was rounded to.
+        digits: name of a metric to what its values may have been rounded to.
         advantage_range: least and largest logged advantage of the trained tokens of each row, ``[N]`` float64 each;
             the larger is below the smaller for a row without any. None if no advantages per token were logged.
         omits_rows: the rows come from a dump that need not hold all rows of the step.
@@ -28,7 +29,7 @@ class LoggedStep:
 
     batch: RolloutBatch
     metrics: Mapping[str, float]
-    spacing: Mapping[str, float] = field(default_factory=dict)
+    digits: Mapping[str, tuple[Digits, ...]] = field(default_factory=dict)
     advantage_range: tuple[Tensor, Tensor] | None = None
     omits_rows: bool = False
 
@@ -50,7 +51,7 @@ def of_step(
     batch: RolloutBatch,
     metrics: Mapping[str, float],
     objective: Objective,
-    spacing: Mapping[str, float] | None = None,
+    digits: Mapping[str, tuple[Digits, ...]] | None = None,
     measured: Mapping[str, Tensor] | None = None,
     *,
     omits_rows: bool = False,
@@ -61,7 +62,7 @@ def of_step(
         batch: the rows as they were logged.
         metrics: name to the value logged at the step.
         objective: tells whether advantages belong to rows or to tokens.
-        spacing: name of a metric to the spacing of its decimal digits.
+        digits: name of a metric to what its values may have been rounded to.
         measured: what `measure_advantages` gave for the rows, where it was called in the token pass.
         omits_rows: the rows come from a dump that need not hold all rows of the step.
     """
@@ -70,4 +71,4 @@ def of_step(
         if measured is None:
             measured = measure_advantages(TokenBlock(batch, slice(0, len(batch)), slice(0, batch.tokens)))
         found = measured["low"], measured["high"]
-    return LoggedStep(batch, metrics, spacing or {}, found, omits_rows)
+    return LoggedStep(batch, metrics, digits or {}, found, omits_rows)

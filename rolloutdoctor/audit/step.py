@@ -14,6 +14,7 @@ from rolloutdoctor.data.batch import TRAIN, RolloutBatch
 from rolloutdoctor.evaluation.evaluate import Evaluation, stored_kl
 from rolloutdoctor.evaluation.radii.advantages import advantage_radius, token_advantage_radius
 from rolloutdoctor.evaluation.radii.metrics import metric_radius, token_kl_radius
+from rolloutdoctor.ops.logged_digits import rounding_of
 from rolloutdoctor.trainers.options import Config
 from rolloutdoctor.trainers.spec import Trainer
 
@@ -224,7 +225,7 @@ def _metrics(
     for name, recomputed in metrics.items():
         kind, value = trainer.kind_of(name), logged.metrics[name]
         radius = float(metric_radius(evaluation, kind, recomputed))
-        radius += logged.spacing.get(name, 0.0) / 2
+        radius += rounding_of(logged.digits, name, value)
         if not isfinite(radius):
             continue
         doubt = doubts.rows or (doubts.update if kind in _AT_LOSS else "")

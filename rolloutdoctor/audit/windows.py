@@ -6,6 +6,7 @@ from math import fsum
 
 from rolloutdoctor.audit.tally import QuantityTally, add_tallies, tally_value
 from rolloutdoctor.data.windows import Window
+from rolloutdoctor.ops.logged_digits import Digits, rounding_of
 from rolloutdoctor.ops.rounding import SINGLE
 
 
@@ -105,14 +106,16 @@ def join(one: OpenWindows, other: OpenWindows) -> tuple[dict[str, QuantityTally]
     return closed, total
 
 
-def opened(window: Window, step: int, values: Mapping[str, StepValue], spacing: Mapping[str, float]) -> OpenWindows:
+def opened(
+    window: Window, step: int, values: Mapping[str, StepValue], digits: Mapping[str, tuple[Digits, ...]]
+) -> OpenWindows:
     """Return what one step adds to its window.
 
     Args:
         window: that the step is in.
         step: its number.
         values: name to what the step adds.
-        spacing: name to the spacing of the decimal digits that the log rounded to.
+        digits: name of a metric to what its values may have been rounded to.
     """
     return {
         (window.last, name): OpenWindow(
@@ -121,7 +124,7 @@ def opened(window: Window, step: int, values: Mapping[str, StepValue], spacing: 
             window.first,
             window.last,
             window.values[name],
-            spacing.get(name, 0.0) / 2,
+            rounding_of(digits, name, window.values[name]),
             (step,),
             (one.value,),
             (one.radius,),

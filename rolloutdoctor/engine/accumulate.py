@@ -258,7 +258,7 @@ class RuleAccumulator(StepConsumer):
             return
         values = view.window_values(window.values.keys())
         here = {name: value for name, value in values.items() if value.stage in self._stages}
-        closed, self._windows = join(self._windows, opened(window, view.batch.step, here, context.spacing))
+        closed, self._windows = join(self._windows, opened(window, view.batch.step, here, context.digits))
         self._audit = add_tallies(self._audit, closed)
 
     def _fail(self, why: str, step: int) -> None:
@@ -272,7 +272,7 @@ class RuleAccumulator(StepConsumer):
             logged=step.logged,
             trainer=self.plan.context.trainer,
             config=self.plan.context.config,
-            spacing=self.plan.context.spacing,
+            digits=self.plan.context.digits,
             omits_rows=self.plan.context.omits_rows,
             evaluation=evaluations.pop(AS_CONFIGURED, None),
             fixed=evaluations,

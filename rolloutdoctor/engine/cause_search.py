@@ -143,14 +143,14 @@ class Search:
         for edit in edits:
             if edit.metrics is not None:
                 metrics |= edit.metrics(evaluation, self._trainer, metrics)
-        config, spacing = self._context.config, self._context.spacing
-        logged = of_step(step.batch, step.logged, evaluation.objective, spacing)
+        config, digits = self._context.config, self._context.digits
+        logged = of_step(step.batch, step.logged, evaluation.objective, digits)
         compared = stages if only is None else (until,)
         found = audit_step(logged, evaluation, self._trainer, config, metrics, in_doubt=True, stages=compared)
         if step.window is None:
             return found, means
         values = window_values(logged, evaluation, self._trainer, config, metrics, in_doubt=True)
-        closed, means = join(means, opened(step.window, step.batch.step, values, spacing))
+        closed, means = join(means, opened(step.window, step.batch.step, values, digits))
         return add_tallies(found, closed), means
 
     def _evaluated(

@@ -64,7 +64,7 @@ class StepReader:
         self._run, self._options, self._metrics, self._names = run, options, metrics, names
         self._dtype = find_dtype(options.dtype)
         self._columns = _READ - _LOSS_ALONE if advantages_alone else _READ
-        self._spacing = metrics.spacing(names.loss_metric)
+        self._digits = metrics.digits()
 
     def _batches(self) -> Iterator[RolloutBatch]:
         columns = set(self._columns | LOGGED_COLUMNS)
@@ -83,7 +83,7 @@ class StepReader:
         shared = SharedEvaluations(batches, logged, self._dtype) if len(batches) > 1 else None
         for place, (batch, metrics) in enumerate(zip(batches, logged, strict=True)):
             of_step = None if shared is None else (shared, place)
-            yield IdentifiedStep(batch, metrics, self._dtype, self._names, self._spacing, of_step)
+            yield IdentifiedStep(batch, metrics, self._dtype, self._names, self._digits, of_step)
 
     def steps(self) -> Iterator[IdentifiedStep]:
         """Read every step."""

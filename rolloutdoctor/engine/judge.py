@@ -11,6 +11,7 @@ from rolloutdoctor.engine.configure import Configured
 from rolloutdoctor.engine.coverage import nothing_found
 from rolloutdoctor.engine.plan import Plan
 from rolloutdoctor.objective.required_columns import CUT_COLUMNS, is_incomplete, loss_columns
+from rolloutdoctor.ops.logged_digits import WHOLE_LOG
 from rolloutdoctor.results.audit import AuditEntry, Cause, Disagreement
 from rolloutdoctor.results.findings import Finding, NotApplicable, Report, Severity, Skipped
 from rolloutdoctor.results.version import __version__
@@ -230,4 +231,8 @@ def _notes(plan: Plan, state: RunState) -> list[str]:
             "no micro_batch_id or optim_step_id: assuming that each logged step is one optimizer step on one "
             "micro-batch"
         )
+    rounded = plan.context.digits.get(WHOLE_LOG)
+    if rounded:
+        words = min(rounded, key=lambda one: one.kept).words
+        notes.append(f"the log holds {words}: a logged metric is compared within half a unit of its last digit")
     return notes

@@ -121,13 +121,12 @@ def whole_context(
     """Build the context of a run that is known by its columns, metadata and metrics alone."""
     context = context_for(columns, metrics.names(), configured, metrics.left_out)
     unstated, recording = how_to_record(metadata, metrics.names(), configured)
-    spacing = {} if configured is None else metrics.spacing(configured.trainer.loss_metric)
     return replace(
         context,
         has_rows=has_rows,
         recording=recording,
         unstated=unstated,
-        spacing=spacing,
+        digits=metrics.digits(),
         windows=metrics.windows,
         imported=is_imported(metadata),
         omits_rows=omits_rows(metadata),

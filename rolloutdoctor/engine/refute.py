@@ -5,6 +5,7 @@ from collections.abc import Iterator
 from rolloutdoctor.data.batch import TRAIN
 from rolloutdoctor.engine.configure import Configured
 from rolloutdoctor.io.metrics import LoggedMetrics
+from rolloutdoctor.ops.logged_digits import rounding_of
 from rolloutdoctor.results.audit import Refuted
 
 _DIGIT = 1e-4
@@ -61,7 +62,8 @@ def _by_rounded_losses(configured: Configured, metrics: LoggedMetrics) -> Iterat
     found = [metrics.at(key) for key in metrics.steps() if key.split == TRAIN]
     losses = [one[trainer.loss_metric] for one in found if trainer.loss_metric in one]
     kls = [one[name] for one in found for name in trainer.kl_metrics if name in one]
-    if len(losses) < _STEPS or any(losses) or not kls or not term.coef * min(kls) > _DIGIT / 2:
+    hidden = max(_DIGIT / 2, rounding_of(metrics.digits(), trainer.loss_metric, 0.0))
+    if len(losses) < _STEPS or any(losses) or not kls or not term.coef * min(kls) > hidden:
         return
     setting = configured.config.settings[option]
     yield Refuted(
@@ -69,7 +71,7 @@ def _by_rounded_losses(configured: Configured, metrics: LoggedMetrics) -> Iterat
         value=_shown(setting.value),
         assumed=setting.assumed,
         words=f"every logged {trainer.loss_metric} is 0, and {option} = {_shown(setting.value)} times the logged KL is "
-        f"{term.coef * min(kls):.3g} at least, which four digits show",
+        f"{term.coef * min(kls):.3g} at least, which its digits would show",
         evidence=f"{len(losses):,} losses of 0; least KL {min(kls):.4g}",
     )
 

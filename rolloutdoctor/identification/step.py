@@ -19,6 +19,7 @@ from rolloutdoctor.identification.configuration import Configuration, essence
 from rolloutdoctor.objective.estimators import Axis
 from rolloutdoctor.objective.objective import Objective
 from rolloutdoctor.ops import segments as seg
+from rolloutdoctor.ops.logged_digits import Digits, rounding_of
 from rolloutdoctor.results.errors import CannotComputeError, UsageError
 from rolloutdoctor.trainers.spec import Trainer
 
@@ -76,7 +77,7 @@ class IdentifiedStep:
         metrics: Mapping[str, float],
         dtype: torch.dtype,
         names: Trainer,
-        spacing: Mapping[str, float] | None = None,
+        digits: Mapping[str, tuple[Digits, ...]] | None = None,
         shared: tuple[SharedEvaluations, int] | None = None,
     ) -> None:
         """Take a step.
@@ -86,11 +87,11 @@ class IdentifiedStep:
             metrics: the metrics logged at it.
             dtype: of token values.
             names: the trainer whose names of metrics the log has.
-            spacing: name of a metric to the spacing of its decimal digits.
+            digits: name of a metric to what its values may have been rounded to.
             shared: the evaluations of steps that are evaluated together, and the place of this one among them.
         """
         self.batch, self.metrics, self._shared = batch, metrics, shared
-        self._dtype, self._names, self._spacing = dtype, names, spacing or {}
+        self._dtype, self._names, self._digits = dtype, names, digits or {}
         self._logged: dict[bool, LoggedStep] = {}
         self._rows: dict[tuple[object, ...], Evaluation | None] = {}
         self._whole: dict[tuple[object, ...], Evaluation | None] = {}
@@ -108,7 +109,7 @@ class IdentifiedStep:
         """Return what was logged, as an objective on its axis is compared with it."""
         by_row = objective.advantage.spec.axis is Axis.ROWS
         if by_row not in self._logged:
-            self._logged[by_row] = of_step(self.batch, self.metrics, objective, self._spacing)
+            self._logged[by_row] = of_step(self.batch, self.metrics, objective, self._digits)
         return self._logged[by_row]
 
     def advantages(self, one: Configuration) -> Prediction | None:
@@ -224,7 +225,7 @@ class IdentifiedStep:
                 if edit.metrics is not None:
                     factor = edit.metrics(evaluation, trainer, {name: 1.0}).get(name, 1.0)
             radius = float(metric_radius(evaluation, trainer.kind_of(name), evaluation.policy_loss))
-            radius += self._spacing.get(name, 0.0) / 2
+            radius += rounding_of(self._digits, name, self.metrics[name])
             return self.metrics[name] - evaluation.policy_loss * factor, evaluation.kl_loss * factor, radius
         logged = trainer.loss_parts(self.metrics, None)
         kl = next((self.metrics[each] for each in trainer.kl_metrics if each in self.metrics), None)

@@ -17,7 +17,7 @@ from rolloutdoctor.io.locations.paths import Source, reason
 from rolloutdoctor.io.locations.stores import open_bytes
 from rolloutdoctor.io.parquet.decode import Place, evals, identifiers, numbers, step_numbers
 from rolloutdoctor.io.parquet.files import check_size, open_parquet, reading
-from rolloutdoctor.ops.rounding import decimal_spacing
+from rolloutdoctor.ops.logged_digits import Digits, digits_by_name
 from rolloutdoctor.results.errors import DataError, InputError, SchemaError
 
 _EXPECTED = {"step": "int64", "split": "string", "name": "string", "value": "float64"}
@@ -61,15 +61,13 @@ class LoggedMetrics:
         distances = Counter(later - earlier for earlier, later in pairwise(steps))
         return max(distances, key=lambda distance: (distances[distance], distance), default=None)
 
-    def spacing(self, name: str) -> dict[str, float]:
-        """Return the spacing of the decimal digits that the values of a metric were rounded to, by its name.
-
-        Empty if they were not rounded, or too few tell.
-        """
-        values = [found[name] for found in self._values.values() if name in found]
-        values += [window.values[name] for window in self.windows if name in window.values]
-        spacing = decimal_spacing(values)
-        return {name: spacing} if spacing else {}
+    def digits(self) -> dict[str, tuple[Digits, ...]]:
+        """Return what the values of each metric may have been rounded to; metrics that were not are left out."""
+        values: dict[str, list[float]] = {}
+        for found in (*self._values.values(), *(window.values for window in self.windows)):
+            for name, value in found.items():
+                values.setdefault(name, []).append(value)
+        return digits_by_name(values)
 
     def keeping(self, split: str, names: frozenset[str], interval: int) -> "LoggedMetrics":
         """Return the metrics with only these names in one split, and all in the other.

@@ -14,7 +14,6 @@ The unit roundoff ``u`` of a format with ``p`` significant bits is ``2^-p``: hal
 """
 
 import math
-from collections.abc import Sequence
 from dataclasses import dataclass
 
 import torch
@@ -244,18 +243,3 @@ def std(value: Value, size: Value, count: Value, unit: float = SINGLE) -> Radius
         return unit * (2**0.5 * size * (3 + additions) + value * (additions / 2 + 3))
 
     return Radius(bound(number), bound(torch.minimum(number, DEVIATIONS * number.sqrt())))
-
-
-def decimal_spacing(values: Sequence[float]) -> float:
-    """Spacing of the lattice of decimal digits on which all logged values lie; 0 if they lie on none.
-
-    Many loggers round to four digits. A float32 lies on that lattice by chance less than once in a hundred, and three
-    of them less than once in a million; of fewer values other than 0 nothing is said.
-
-    >>> decimal_spacing([0.0012, 0.25, -0.0003]), decimal_spacing([0.1234567, 0.25, 0.5])
-    (0.0001, 0.0)
-    """
-    told = {x for x in values if x != 0 and abs(x) < 1e9}
-    if len(told) < 3:
-        return 0.0
-    return next((10.0**-digits for digits in (4, 5, 6) if all(round(x, digits) == x for x in told)), 0.0)

@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, ClassVar, Generic, TypeVar
 
 from rolloutdoctor.data.windows import Window
 from rolloutdoctor.objective.parts import Part, has_baseline_per_row, has_part
+from rolloutdoctor.ops.logged_digits import Digits
 from rolloutdoctor.ops.tally import Sums
 from rolloutdoctor.results.audit import Cause, Refuted
 from rolloutdoctor.results.findings import Example, Measure, Severity
@@ -44,7 +45,7 @@ class Context:
         has_rows: False if there are logged metrics and no rollouts.
         recording: canonical column to what would record it, in the words of the trainer or of the dump; ``*`` is any
             other, and ``metrics`` its log.
-        spacing: name of a logged metric to the spacing of the decimal digits that it was rounded to.
+        digits: name of a logged metric to what its values may have been rounded to.
         unstated: what to state of the run where nothing says which trainer made it, or with which options.
         imported: True if an importer made the rows of rollout files, and looked at the files themselves.
         omits_rows: True if the rows come from a dump that need not hold all rows of a step.
@@ -70,7 +71,7 @@ class Context:
     has_rows: bool = True
     imported: bool = False
     omits_rows: bool = False
-    spacing: Mapping[str, float] = field(default_factory=dict)
+    digits: Mapping[str, tuple[Digits, ...]] = field(default_factory=dict)
     recording: Mapping[str, str] = field(default_factory=dict)
     refuted: tuple[Refuted, ...] = ()
     refutable: bool = False

@@ -28,7 +28,7 @@ class LoggedLosses(Sums):
         rounded: those with a loss of at most four digits.
         zeros: those with a loss of exactly 0.
         alive: those with a gradient norm above 0.
-        still: those with one of 0.
+        still: those with one of 0, which no rounding of the log made.
         no_spread: of `still`, those without reward variance in any group.
         spread: those in which some group had reward variance, and some response was finished.
         spread_still: of these, those with a gradient norm of 0.
@@ -65,16 +65,17 @@ def read_log(step: "StepView", near_zero: float) -> LoggedLosses:
     free, kl = trainer.reward_free(logged), logged.get(trainer.kl_metrics[0], 0.0)
     ends = trainer.end_metrics
     told = free is False and not (ends is not None and logged.get(ends[0]) == 1)
+    is_still = step.is_logged_as_zero(trainer.grad_norm_metric)
     return LoggedLosses(
         lines=1,
         small=int(abs(loss) < near_zero),
         rounded=int(round(loss, DIGITS) == loss),
         zeros=int(loss == 0),
         alive=int(norm > 0),
-        still=int(norm == 0),
-        no_spread=int(norm == 0 and free is True),
+        still=int(is_still),
+        no_spread=int(is_still and free is True),
         spread=int(told),
-        spread_still=int(told and norm == 0),
+        spread_still=int(told and is_still),
         norm=norm,
         kl=kl if kl > 0 else 0.0,
         first=float(step.batch.step),

@@ -129,7 +129,7 @@ class LossNearZero(Rule[LossTally]):
             return LossTally(steps=1)
         one_optimiser_step = not bool((evaluation.tokens.layout.steps_N > 1).any())
         logged = step.logged.get(step.trainer.loss_metric) if one_optimiser_step else None
-        norm = step.logged.get(step.trainer.grad_norm_metric) if one_optimiser_step else None
+        is_cut_off = one_optimiser_step and step.is_logged_as_zero(step.trainer.grad_norm_metric)
         name = step.trainer.loss_metric
         recomputed = step.metrics.get(name, evaluation.loss)
         gap = 0.0 if logged is None else abs(logged - recomputed)
@@ -139,7 +139,7 @@ class LossNearZero(Rule[LossTally]):
             near_zero=1,
             dead=int(evaluation.grad_l1 == 0),
             kl_only=int(evaluation.grad_l1 > 0 and not self._has_policy_signal(evaluation)),
-            broken=int(norm == 0 and evaluation.grad_l1 > 0),
+            broken=int(is_cut_off and evaluation.grad_l1 > 0),
             loss=evaluation.loss,
             policy_loss=evaluation.policy_loss,
             kl_loss=evaluation.kl_loss,

@@ -21,6 +21,7 @@ from rolloutdoctor.objective.objective import KlBuffer, Objective
 from rolloutdoctor.ops import segments as seg
 from rolloutdoctor.ops.group_stats import GroupStats
 from rolloutdoctor.ops.groups import Groups
+from rolloutdoctor.ops.logged_digits import Digits, rounding_of
 from rolloutdoctor.results.findings import Example
 from rolloutdoctor.trainers.options import Config
 from rolloutdoctor.trainers.spec import Trainer
@@ -44,7 +45,7 @@ class StepView:
         fixed: ``NAME:VARIANT`` of a fix to its evaluation; its `versus_*` sums compare with `evaluation`.
         dtype: of the token values.
         config: configuration of the trainer, or None.
-        spacing: name of a logged metric to the spacing of the decimal digits that it was rounded to.
+        digits: name of a logged metric to what its values may have been rounded to.
         omits_rows: the rows come from a dump that need not hold all rows of the step.
         token_measures: code of a rule to what its `measure_tokens` returned, joined over the blocks, ``[N, ...]``;
             counts of blocks are ``[blocks, ...]``.
@@ -58,7 +59,7 @@ class StepView:
     fixed: Mapping[str, Evaluation] = field(default_factory=dict)
     dtype: torch.dtype = torch.float32
     config: Config | None = None
-    spacing: Mapping[str, float] = field(default_factory=dict)
+    digits: Mapping[str, tuple[Digits, ...]] = field(default_factory=dict)
     omits_rows: bool = False
     lists_all: bool = False
     token_measures: Mapping[str, Mapping[str, Tensor]] = field(default_factory=dict)
@@ -178,7 +179,7 @@ class StepView:
             return {}
         measured = self.token_measures.get(AUDIT)
         logged = of_step(
-            self.batch, self.logged, evaluation.objective, self.spacing, measured, omits_rows=self.omits_rows
+            self.batch, self.logged, evaluation.objective, self.digits, measured, omits_rows=self.omits_rows
         )
         # Where nothing was logged, nothing needs to be recomputed.
         metrics = self.metrics if self.logged else {}
@@ -198,7 +199,11 @@ class StepView:
         assert self.evaluation is not None
         assert self.trainer is not None
         found = metric_radius(self.evaluation, self.trainer.kind_of(name), value)
-        return float(found) + self.spacing.get(name, 0.0) / 2
+        return float(found) + rounding_of(self.digits, name, self.logged.get(name, value))
+
+    def is_logged_as_zero(self, name: str) -> bool:
+        """True if a metric was logged as 0, and was not rounded to it."""
+        return self.logged.get(name) == 0 and not rounding_of(self.digits, name, 0.0)
 
     def stored_radius(self, stored_T: Tensor) -> Tensor:
         """How far float32 may put each stored KL, or value of a reward buffer, from the exact one, ``[T]`` float64."""

@@ -1,7 +1,5 @@
 """Radii hold for float32 arithmetic in any order, and are not so wide that they would hold for anything."""
 
-import math
-
 import numpy as np
 import pytest
 import torch
@@ -124,22 +122,6 @@ def test_units_are_those_of_the_formats(dtype, unit):
     assert bool((lost <= rounding.stored(x, unit).likely).all())
     assert float((lost / x.abs()).max()) > 0.9 * unit
     assert torch.finfo(dtype).eps == 2 * unit
-
-
-@pytest.mark.parametrize(
-    ("values", "spacing"),
-    [
-        ([0.0, 0.0, 0.0], 0.0),
-        ([0.0012, 0.0013], 0.0),
-        ([0.0012, 0.0013, 0.0, -0.4], 1e-4),
-        ([0.001234, 0.5, 0.25], 1e-6),
-        ([math.pi, 0.5, 0.25], 0.0),
-        ([math.nan, 0.1, 0.2, 0.3], 1e-4),
-        ([math.inf, 0.1, 0.2, 0.3], 1e-4),
-    ],
-)
-def test_digits_that_a_log_was_rounded_to(values, spacing):
-    assert rounding.decimal_spacing(values) == pytest.approx(spacing)
 
 
 def test_radii_add_up_and_scale():

@@ -328,7 +328,8 @@ def _signature(prepared: PreparedRun) -> str:
         [rule.code for rule in plan.rules],
         sorted(plan.columns),
         context.objective,
-        sorted(context.spacing.items()),
+        # Of other metrics it is known from the first step on, or makes no difference.
+        context.trainer is not None and context.digits.get(context.trainer.loss_metric),
         bool(context.averaged),
         trained,
         sorted(one.option for one in context.refuted),
