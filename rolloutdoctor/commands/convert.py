@@ -9,7 +9,7 @@ from pathlib import Path
 from rolloutdoctor.data.batch import StepKey
 from rolloutdoctor.importers.base import Importer, ImportOptions, RunSink
 from rolloutdoctor.importers.logs.base import Entry
-from rolloutdoctor.importers.logs.table import is_rounded, kind_of, read_log
+from rolloutdoctor.importers.logs.table import kind_of, read_log
 from rolloutdoctor.importers.mapped import not_understood
 from rolloutdoctor.importers.table import detect, find
 from rolloutdoctor.io.locations.paths import METRIC_SUFFIXES, Source, reason
@@ -187,9 +187,6 @@ def convert(found: Detected, output: Path, options: ConvertOptions, progress: Pr
     import_options = ImportOptions(options.columns, options.allow_pickle, options.text)
     with RunSink(output, text=options.text, progress=progress, importer=found.importer.name) as sink:
         for log in found.logs:
-            if is_rounded(log):
-                sink.note(f"{log.name}: left out: it is printed with few digits, and the rows give them all")
-                continue
             for step, split, values in read_log(log):
                 sink.log(step, split, values)
         found.importer.read(found.sources, sink, import_options)
@@ -214,6 +211,32 @@ def _check_outputs(found: Detected, output: Path) -> None:
             f"{metrics.name} is there without {run.name}: a run file of that name would be read with these metrics, "
             "and its own would replace them; name another file, or move the table"
         )
+
+
+def _with_logs(paths: Sequence[str], trainer: str | None, tell: Callable[[str], None]) -> Run:
+    """Open run files, and the logs of numbers that were given with them.
+
+    Raises:
+        InputError: if nothing is found or it cannot be read.
+    """
+    with _looking(paths):
+        given = [path for path in paths if Path(path).is_file() and _is_other_log(path)]
+    files = [path for path in paths if path not in given]
+    for path in files:
+        why = not_understood(Path(path))
+        if why is not None:
+            raise InputError(f"{Source.of(path).name}: {why}")
+    run = open_run(files, trainer=trainer, aliases=ALIASES)
+    if not given:
+        return run
+    logs = tuple(map(Source.of, given))
+    tell(f"logged metrics from {', '.join(dict.fromkeys(str(kind_of(Path(path))) for path in given))}")
+    return run.with_logs(read_logs(logs, tell), logs)
+
+
+def _is_other_log(path: str) -> bool:
+    """True if a file is a log of numbers, and not a table of metrics, which belongs to a run file."""
+    return not path.endswith(METRIC_SUFFIXES) and kind_of(Path(path)) is not None
 
 
 @contextmanager
@@ -255,11 +278,7 @@ def open_any(
         return
     found = detect_dump(paths, options)
     if found is None:
-        for given in paths:
-            why = not_understood(Path(given))
-            if why is not None:
-                raise InputError(f"{Source.of(given).name}: {why}")
-        yield open_run(paths, trainer=trainer, aliases=ALIASES)
+        yield _with_logs(paths, trainer, tell)
         return
     tell(f"read with the importer {found.importer.name}: {found.why}")
     with scratch_folder() as folder:

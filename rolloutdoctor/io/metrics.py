@@ -86,6 +86,11 @@ class LoggedMetrics:
         windows = windows_at(steps, interval, [dropped[step] for step in steps])
         return LoggedMetrics(values, frozenset().union(*dropped.values()), windows)
 
+    def completed_by(self, other: "LoggedMetrics") -> "LoggedMetrics":
+        """Return these metrics with the values of another log where they have none."""
+        keys = self._values.keys() | other._values.keys()
+        return LoggedMetrics({key: {**other.at(key), **self.at(key)} for key in keys})
+
     def __bool__(self) -> bool:
         return bool(self._values)
 

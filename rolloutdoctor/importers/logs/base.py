@@ -32,9 +32,6 @@ STEPS = (
 class LogFormat(Protocol):
     """One way in which programs write logged numbers. The docstring names the upstream function that writes them."""
 
-    rounded: bool
-    """True if values are printed with few digits, so that they cannot be held against rows."""
-
     def detect(self, path: Path) -> str | None:
         """Say what `path`, a file or a folder, is; None if it is not of this format. Reads little, and not the name."""
         ...

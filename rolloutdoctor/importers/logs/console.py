@@ -46,8 +46,6 @@ class TrlConsole:
     are known; otherwise the lines are numbered.
     """
 
-    rounded = True
-
     def detect(self, path: Path) -> str | None:
         """Look for a dict with the names that every training logs."""
         is_it = any(_trl(line) is not None for line in _beginning(path))
@@ -81,8 +79,6 @@ class VerlConsole:
     ``concat_dict_to_str`` (verl/utils/logger/aggregate_logger.py); Ray puts the name of the process before it.
     """
 
-    rounded = False
-
     def detect(self, path: Path) -> str | None:
         """Look for such a line."""
         is_it = any(_verl(line) is not None for line in _beginning(path))
@@ -101,8 +97,6 @@ class SlimeConsole:
 
     ``train`` in slime/backends/megatron_utils/model.py and slime/observability/*_metrics.py.
     """
-
-    rounded = False
 
     def detect(self, path: Path) -> str | None:
         """Look for such a line."""

@@ -14,8 +14,6 @@ from rolloutdoctor.results.errors import InputError
 class CsvTable:
     """A CSV with a column of steps."""
 
-    rounded = False
-
     def detect(self, path: Path) -> str | None:
         """Look at the first line: names between commas, one of them a step's."""
         return "a CSV with a column step" if path.is_file() and _csv_step(path) else None

@@ -22,8 +22,6 @@ class JsonDocument:
     ``TrainerState.save_to_json`` (transformers/trainer_callback.py) writes the first as trainer_state.json.
     """
 
-    rounded = False
-
     def detect(self, path: Path) -> str | None:
         """Parse a document whose first character opens an object or a list."""
         if not path.is_file() or not _opens_document(path):

@@ -11,8 +11,6 @@ from rolloutdoctor.io.locations.paths import Source
 class JsonLines:
     """An object on each line, with a step and numbers."""
 
-    rounded = False
-
     def detect(self, path: Path) -> str | None:
         """Look at the first object."""
         if path.name.endswith(".metrics.jsonl") or not path.is_file():

@@ -16,8 +16,6 @@ _WANDB = {"_step", "_timestamp"}
 class ParquetHistory:
     """A history that `Run.history` or `Run.scan_history` of wandb's API gave, written as Parquet."""
 
-    rounded = False
-
     def detect(self, path: Path) -> str | None:
         """Look at the names of the columns."""
         is_it = path.is_file() and not path.name.endswith(".metrics.parquet") and set(_parquet_names(path)) >= _WANDB

@@ -42,12 +42,6 @@ def kind_of(path: Path) -> str | None:
     return None if found is None else found[1]
 
 
-def is_rounded(source: Source) -> bool:
-    """True if a log is printed with few digits, so that its values cannot be held against rows."""
-    found = format_of(Path(source.path))
-    return found is not None and found[0].rounded
-
-
 def read_log(source: Source, tell: Tell = lambda sentence: None) -> Iterator[Entry]:
     """Yield what was logged, in file order.
 

@@ -21,8 +21,6 @@ class TensorboardEvents:
     arguments (``TensorBoardCallback``, transformers/integrations/integration_utils.py), and the prefix is taken off.
     """
 
-    rounded = False
-
     def detect(self, path: Path) -> str | None:
         """Tell by the name that `SummaryWriter` gives."""
         return "a TensorBoard event file" if ".tfevents." in path.name and path.is_file() else None

@@ -21,8 +21,6 @@ class WandbRun:
     Python any more.
     """
 
-    rounded = False
-
     def detect(self, path: Path) -> str | None:
         """Look at the first bytes of the file."""
         return "the offline folder of a wandb run" if _file(path) is not None else None

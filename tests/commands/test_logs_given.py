@@ -1,0 +1,129 @@
+"""A run file and the trainer's log, given together: the log's numbers are those of the run."""
+
+import csv
+import json
+import shutil
+from collections import defaultdict
+from pathlib import Path
+
+import pyarrow.parquet as pq
+import pytest
+from typer.testing import CliRunner
+
+from rolloutdoctor.cli.app import app
+from rolloutdoctor.commands.convert import ConvertOptions, open_any
+from rolloutdoctor.data.batch import StepKey
+from rolloutdoctor.results.errors import InputError
+
+SAMPLES = Path(__file__).parents[2] / "sample_data"
+
+
+def logged(name):
+    """Step and split to name to value, as the sample logged it."""
+    found = defaultdict(dict)
+    for row in pq.read_table(SAMPLES / f"{name}.metrics.parquet").to_pylist():
+        found[row["step"], row["split"]][row["name"]] = row["value"]
+    return dict(sorted(found.items(), key=lambda pair: (pair[0][0], pair[0][1] != "train")))
+
+
+def trl_console(path, metrics):
+    """As `ProgressCallback.on_log` prints it, with the bar."""
+    count = sum(split == "train" for _, split in metrics)
+    lines = []
+    for (step, split), values in metrics.items():
+        printed = {f"eval_{name}" if split == "eval" else name: f"{value:.4g}" for name, value in values.items()}
+        lines += [f"  1%|  | {step}/{count} [00:01<00:10,  1.00it/s]", str({**printed, "epoch": "0.5"})]
+    path.write_text("\n".join(lines))
+
+
+def verl_console(path, metrics):
+    """As an early `concat_dict_to_str` prints it."""
+    train = {step: values for (step, split), values in metrics.items() if split == "train"}
+    lines = [f"step:{step} - " + " - ".join(f"{k}:{v:.3f}" for k, v in found.items()) for step, found in train.items()]
+    path.write_text("\n".join(lines))
+
+
+def csv_table(path, metrics):
+    train = {step: values for (step, split), values in metrics.items() if split == "train"}
+    names = sorted({name for values in train.values() for name in values})
+    with path.open("w") as file:
+        writer = csv.DictWriter(file, ["step", *names])
+        writer.writeheader()
+        writer.writerows({"step": step, **values} for step, values in train.items())
+
+
+def trainer_state(path, metrics):
+    history = [{"step": step, "epoch": 1.0, **values} for (step, split), values in metrics.items() if split == "train"]
+    path.write_text(json.dumps({"log_history": history, "global_step": len(history)}))
+
+
+LOGS = {
+    "console.log": ("healthy", trl_console),
+    "verl.log": ("verl_rejected", verl_console),
+    "table.csv": ("healthy", csv_table),
+    "trainer_state.json": ("healthy", trainer_state),
+}
+
+
+@pytest.fixture
+def folder(tmp_path, monkeypatch):
+    """Run files without their metrics, and the logs."""
+    for log, (name, write) in LOGS.items():
+        shutil.copy(SAMPLES / f"{name}.parquet", tmp_path)
+        write(tmp_path / log, logged(name))
+    monkeypatch.chdir(tmp_path)
+    return tmp_path
+
+
+def run(*words):
+    return CliRunner().invoke(app, [str(word) for word in words])
+
+
+def opened(*paths):
+    return open_any(paths, trainer=None, options=ConvertOptions(), tell=lambda sentence: None)
+
+
+@pytest.mark.parametrize("log", LOGS)
+def test_every_value_of_the_log_agrees(folder, log):
+    name, _ = LOGS[log]
+    found = run("check", f"{name}.parquet", log, "--format", "json", "--exit-zero")
+    report = json.loads(found.stdout)
+    audited = [entry for entry in report["audit"] if not entry["quantity"].startswith("advantages")]
+    assert sum(entry["compared"] for entry in audited) > 1000
+    assert all(entry["agree"] == entry["compared"] for entry in audited)
+    without = json.loads(run("check", f"{name}.parquet", "--format", "json", "--exit-zero").stdout)
+    assert {entry["quantity"].partition(" ")[0] for entry in without["audit"]} == {"advantages"}
+    assert found.stderr.startswith("rolloutdoctor: logged metrics from ")
+
+
+def test_the_run_keeps_the_values_that_it_has(folder):
+    shutil.copy(SAMPLES / "healthy.metrics.parquet", folder)
+    (folder / "more.csv").write_text("step,kl,mine\n1,7.5,2.5\n2,7.5,3.5\n")
+    with opened("healthy.parquet") as own, opened("healthy.parquet", "more.csv") as both:
+        assert both.metrics.at(StepKey(1, "train")) == {"mine": 2.5, **own.metrics.at(StepKey(1, "train"))}
+        assert both.metrics.at(StepKey(2, "train"))["kl"] == own.metrics.at(StepKey(2, "train"))["kl"]
+        assert both.metrics.names() == own.metrics.names() | {"mine"}
+        assert both.reads("more.csv")
+        assert not own.reads("more.csv")
+
+
+@pytest.mark.parametrize(
+    "words", [("info",), ("identify",), ("diff", "--fix", "zero-std"), ("plot", "kl", "-o", "x.png")]
+)
+def test_other_commands_take_it_too(folder, words):
+    command, *rest = words
+    kind, rest = ([rest[0]], rest[1:]) if command == "plot" else ([], rest)
+    assert run(command, *kind, "healthy.parquet", "table.csv", *rest).exit_code == 0
+
+
+def test_a_log_is_never_an_output(folder):
+    before = (folder / "table.csv").read_bytes()
+    found = run("recompute", "healthy.parquet", "table.csv", "-o", "table.csv")
+    assert found.exit_code == 2
+    assert (folder / "table.csv").read_bytes() == before
+
+
+def test_what_is_neither_is_refused_in_a_sentence(folder):
+    (folder / "notes.txt").write_text("the learning rate was too high\n")
+    with pytest.raises(InputError, match=r"^notes\.txt: "), opened("healthy.parquet", "notes.txt"):
+        pass
