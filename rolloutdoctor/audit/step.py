@@ -8,6 +8,7 @@ from torch import Tensor
 
 from rolloutdoctor.audit.doubts import Doubts, LayoutDoubt, doubts_of
 from rolloutdoctor.audit.logged import LoggedStep
+from rolloutdoctor.audit.stored_digits import coarse_log_probs, stored_radius
 from rolloutdoctor.audit.tally import STAGES, QuantityTally, tally_rows, tally_value
 from rolloutdoctor.audit.windows import StepValue
 from rolloutdoctor.data.batch import TRAIN, RolloutBatch
@@ -146,7 +147,8 @@ def _advantages(logged: LoggedStep, evaluation: Evaluation, doubts: Doubts) -> I
     if rows.advantage_N is not None:
         values_N = _row_values(logged, rows.advantage_N)
         if values_N is not None:
-            radius_N = advantage_radius(evaluation).likely
+            radius_N = _stored(values_N, rows.advantage_N, advantage_radius(evaluation).likely)
+            doubt = doubts.rows or _doubt_of_penalty(evaluation, values_N, rows.advantage_N, radius_N)
             # Where the radius has no end, the trainer's own value is rounding.
             is_told_N = ~values_N.isnan() & radius_N.isfinite()
             if rows.rejected_N is not None:
@@ -159,8 +161,10 @@ def _advantages(logged: LoggedStep, evaluation: Evaluation, doubts: Doubts) -> I
                     batch.step,
                     (values_N, rows.advantage_N, radius_N),
                     is_told_N,
-                    doubts.odd_N | bool(doubts.rows and evaluation.objective.advantage.scale == "batch"),
-                    doubts.rows,
+                    doubts.odd_N
+                    | bool(doubts.rows and evaluation.objective.advantage.scale == "batch")
+                    | bool(doubt and not doubts.rows),
+                    doubt,
                     batch.sample_name,
                 ),
             )
@@ -177,6 +181,28 @@ def _advantages(logged: LoggedStep, evaluation: Evaluation, doubts: Doubts) -> I
                 doubts.rows,
             ),
         )
+
+
+def _stored(logged: Tensor, recomputed: Tensor, radius: Tensor) -> Tensor:
+    """The radius of values, with how far storing may have moved them where they differ by more."""
+    if not bool(((logged - recomputed).abs() > radius).any()):
+        return radius
+    moved = stored_radius(logged)
+    return radius if moved is None else radius + moved
+
+
+def _holds_log_probs(evaluation: Evaluation, kind: str) -> bool:
+    """True unless no log-prob enters a metric of some kind."""
+    penalty = evaluation.objective.kl_reward
+    return kind not in ("rewards", "values") and (kind != "advantages" or (penalty is not None and penalty.coef != 0))
+
+
+def _doubt_of_penalty(evaluation: Evaluation, logged: Tensor, recomputed: Tensor, radius: Tensor) -> str:
+    """Why a disagreement of advantages proves nothing, where a KL penalty of coarse log-probs is in them."""
+    penalty = evaluation.objective.kl_reward
+    if penalty is None or not penalty.coef or not bool(((logged - recomputed).abs() > radius).any()):
+        return ""
+    return coarse_log_probs(evaluation.batch)
 
 
 def _row_values(logged: LoggedStep, recomputed_N: Tensor) -> Tensor | None:
@@ -202,6 +228,9 @@ def _token_tally(
 ) -> QuantityTally:
     batch = logged.batch
     logged_T = batch.column(column).double()
+    radius_T = _stored(logged_T, recomputed_T, radius_T)
+    if not doubt and bool(((logged_T - recomputed_T).abs() > radius_T).any()):
+        doubt = coarse_log_probs(batch)
 
     def name_of(token: int) -> str:
         return batch.sample_name(int(torch.searchsorted(batch.rows, token, right=True)) - 1)
@@ -230,6 +259,7 @@ def _metrics(
             continue
         doubt = doubts.rows or (doubts.update if kind in _AT_LOSS else "")
         if not doubt and layout is not None and not abs(value - recomputed) <= radius:
-            doubt = layout.about(name, abs(value - recomputed), recomputed, radius)
+            of_tokens = coarse_log_probs(logged.batch) if _holds_log_probs(evaluation, kind) else ""
+            doubt = of_tokens or layout.about(name, abs(value - recomputed), recomputed, radius)
         found[name] = tally_value(stage_of(trainer, name), logged.batch.step, value, recomputed, radius, doubt)
     return found

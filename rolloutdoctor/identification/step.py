@@ -9,6 +9,7 @@ from torch import Tensor
 
 from rolloutdoctor.audit.logged import LoggedStep, of_step
 from rolloutdoctor.audit.step import audit_step, stage_of
+from rolloutdoctor.audit.stored_digits import stored_radius
 from rolloutdoctor.audit.tally import AuditTally
 from rolloutdoctor.data.batch import RolloutBatch
 from rolloutdoctor.evaluation.evaluate import Evaluation, evaluate, evaluate_rows
@@ -93,6 +94,7 @@ class IdentifiedStep:
         self.batch, self.metrics, self._shared = batch, metrics, shared
         self._dtype, self._names, self._digits = dtype, names, digits or {}
         self._logged: dict[bool, LoggedStep] = {}
+        self._moved: dict[bool, Tensor | None] = {}
         self._rows: dict[tuple[object, ...], Evaluation | None] = {}
         self._whole: dict[tuple[object, ...], Evaluation | None] = {}
         self._scaled: dict[tuple[int, float], Evaluation] = {}
@@ -135,6 +137,9 @@ class IdentifiedStep:
             return None
         radius = advantage_radius if rows.advantage_N is not None else token_advantage_radius
         radii = radius(evaluation).likely.expand(len(values))
+        moved = self._stored(by_row=rows.advantage_N is not None)
+        if moved is not None:
+            radii = radii + moved
         if rows.advantage_N is not None and rows.rejected_N is not None and logged.advantage_range is not None:
             # The log holds nothing of rows without a trained token.
             values = torch.where(rows.rejected_N, torch.nan, values)
@@ -144,6 +149,16 @@ class IdentifiedStep:
         found = Prediction(tallies, values.double(), radii.double())
         self._seen[known] = found
         return found
+
+    def _stored(self, *, by_row: bool) -> Tensor | None:
+        """How far storing may have moved each logged advantage, of rows or of tokens; None if it did not."""
+        if by_row not in self._moved:
+            name = next((name for name in ("advantage", "advantages") if self.batch.has(name)), None)
+            moved = None if name is None else stored_radius(self.batch.column(name))
+            if moved is not None and by_row and name == "advantages":
+                moved = seg.high(moved, self.batch.rows).clamp(min=0)
+            self._moved[by_row] = moved
+        return self._moved[by_row]
 
     def kl(self, one: Configuration) -> Prediction | None:
         """Return the KL metrics, and the KL that was stored, under a configuration."""
@@ -182,7 +197,11 @@ class IdentifiedStep:
         tallies = audit_step(logged, evaluation, trainer, one.config, metrics, stages=(stage,))
         if not tallies:
             return None
-        radii = [float(metric_radius(evaluation, trainer.kind_of(name), value)) for name, value in metrics.items()]
+        radii = [
+            float(metric_radius(evaluation, trainer.kind_of(name), value))
+            + rounding_of(self._digits, name, self.metrics[name])
+            for name, value in metrics.items()
+        ]
         values = torch.tensor(list(metrics.values()), dtype=torch.float64)
         return Prediction(tallies, values, torch.tensor(radii, dtype=torch.float64))
 

@@ -9,6 +9,7 @@ from torch import Tensor
 
 from rolloutdoctor.audit.logged import of_step
 from rolloutdoctor.audit.step import audit_step, window_values
+from rolloutdoctor.audit.stored_digits import stored_radius
 from rolloutdoctor.audit.tally import AuditTally
 from rolloutdoctor.audit.windows import StepValue
 from rolloutdoctor.data.batch import TRAIN, RolloutBatch
@@ -158,7 +159,12 @@ class StepView:
         """
         evaluation = self.evaluation if fix is None else self.fixed[fix]
         assert evaluation is not None
-        return self.cached(f"advantage radius {fix}", lambda: advantage_radius(evaluation).likely)
+        return self.cached(f"advantage radius {fix}", lambda: self._advantage_radius(evaluation))
+
+    def _advantage_radius(self, evaluation: Evaluation) -> Tensor:
+        own_N, logged_N = advantage_radius(evaluation).likely, self.logged_advantages()
+        moved_N = None if logged_N is None else self.cached("stored advantages", lambda: stored_radius(logged_N))
+        return own_N if moved_N is None else own_N + moved_N
 
     @property
     def metrics(self) -> Mapping[str, float]:

@@ -1,0 +1,133 @@
+"""What a file holds of values that the trainer had in full: columns stored in bfloat16, or with few digits."""
+
+from collections.abc import Sequence
+from weakref import WeakKeyDictionary
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from torch import Tensor
+
+from rolloutdoctor.data.batch import RolloutBatch
+from rolloutdoctor.ops.logged_digits import Digits
+
+LOG_PROBS = ("policy_log_probs", "old_log_probs", "ref_log_probs", "rollout_log_probs")
+
+SOME, STRONG = 8.0, 64.0
+"""Bits of evidence that values were rounded: minus the binary logarithm of the chance that float32 numbers are not."""
+
+_LOOKED_AT = 2**14
+"""Values that are looked at."""
+
+_BITS = ((8, 0xFFFF), (11, 0x1FFF))
+"""Significant bits of bfloat16 and float16, and the bits of a float32 that are 0 then."""
+
+Floats = NDArray[np.float64]
+
+
+def digits_stored(x: Tensor, evidence: float = STRONG) -> tuple[Digits, ...]:
+    """Return what the values of a column, ``[n]``, may have been stored with; nothing if it is their full precision.
+
+    Args:
+        x: the values.
+        evidence: `SOME` where all that follows is that small differences are not told, else `STRONG`.
+
+    >>> digits_stored(torch.linspace(0.1, 1, 20).bfloat16().float())
+    (Digits(kind='bits', kept=8),)
+    >>> digits_stored(torch.linspace(0.1, 1, 20))
+    ()
+    """
+    some = x[:: max(1, len(x) // _LOOKED_AT)].detach().cpu().double().numpy()
+    told: Floats = np.unique(np.abs(some[np.isfinite(some) & (some != 0)]))
+    found = (_bits(told), _fewest(told, "decimals"), _fewest(told, "significant"))
+    return tuple(one for one in found if one is not None and _evidence(one, told) >= evidence)
+
+
+def _evidence(digits: Digits, told: Floats) -> float:
+    """Bits of evidence in some values: of each how many times finer float32 is than the lattice."""
+    spacing = 2 * _radius(digits, torch.from_numpy(told)).numpy()
+    finer = spacing / np.spacing(told.astype(np.float32)).astype(np.float64)
+    return float(np.log2(np.maximum(finer, 1.0)).sum())
+
+
+def stored_radius(x: Tensor) -> Tensor | None:
+    """Return how far storing may have moved each value of a column, float64 ``[n]``; None if it did not."""
+    digits = digits_stored(x, SOME)
+    if not digits:
+        return None
+    size = x.double().abs().nan_to_num(0.0, 0.0, 0.0)
+    return torch.stack([_radius(one, size) for one in digits]).amax(0)
+
+
+def _radius(digits: Digits, size: Tensor) -> Tensor:
+    """`Digits.radius` of many values."""
+    if digits.kind == "decimals":
+        return torch.full_like(size, digits.radius(1.0))
+    if digits.kind == "bits":
+        return torch.where(size > 0, torch.ldexp(torch.full_like(size, 0.5), size.frexp().exponent - digits.kept), 0.0)
+    exponent = size.clamp(min=1e-300).log10().floor()
+    return torch.where(size > 0, 10.0 ** (exponent - digits.kept + 1) / 2, 0.0)
+
+
+def _bits(told: Floats) -> Digits | None:
+    single = told.astype(np.float32)
+    if (single != told).any():
+        return None
+    held = single.view(np.uint32)
+    return next((Digits("bits", kept) for kept, zero in _BITS if not (held & np.uint32(zero)).any()), None)
+
+
+def _fewest(told: Floats, kind: str) -> Digits | None:
+    """The fewest digits with which all values are what they are."""
+    found = None
+    for kept in range(6, 1, -1):
+        fits = _has_decimals(told, kept) if kind == "decimals" else _has_significant(told, kept)
+        if not fits:
+            break
+        found = Digits("decimals" if kind == "decimals" else "significant", kept)
+    return found
+
+
+def _has_decimals(told: Floats, kept: int) -> bool:
+    return bool(_is_stored(np.round(told, kept), told).all())
+
+
+def _has_significant(told: Floats, kept: int) -> bool:
+    return all(_is_stored(np.array([float(f"{x:.{kept - 1}e}")]), np.array([x])).all() for x in told.tolist())
+
+
+def _is_stored(rounded: Floats, value: Floats) -> NDArray[np.bool_]:
+    """Where a value is a rounded one, in double or in single precision."""
+    found: NDArray[np.bool_] = (rounded == value) | (rounded.astype(np.float32) == value)
+    return found
+
+
+_known: WeakKeyDictionary[RolloutBatch, str] = WeakKeyDictionary()
+
+
+def coarse_log_probs(batch: RolloutBatch) -> str:
+    """Say which log-probs of a step the file holds with few digits; empty if none.
+
+    What the trainer made of the full ones is not what these give.
+    """
+    if batch not in _known:
+        _known[batch] = _coarse(batch)
+    return _known[batch]
+
+
+def _coarse(batch: RolloutBatch) -> str:
+    found = [(name, digits_stored(_some(batch, name))) for name in LOG_PROBS if name in batch.per_token]
+    coarse = [(name, digits) for name, digits in found if digits]
+    if not coarse:
+        return ""
+    names = [name for name, _ in coarse]
+    words = min(coarse[0][1], key=lambda one: one.kept).words
+    return f"the file holds {_listed(names)} with {words}, and the trainer may have had more"
+
+
+def _some(batch: RolloutBatch, name: str) -> Tensor:
+    return batch.tokens_of(name, slice(0, min(batch.tokens, _LOOKED_AT)))
+
+
+def _listed(names: Sequence[str]) -> str:
+    return names[0] if len(names) == 1 else f"{', '.join(names[:-1])} and {names[-1]}"
