@@ -11,7 +11,7 @@ from contextlib import suppress
 from pathlib import Path
 
 import pytest
-from recorders.trl_runs import close, make_trainer, read, run, sometimes, trl
+from recorders.trl_runs import close, make_bf16_model, make_trainer, read, run, sometimes, trl
 from typer.testing import CliRunner
 
 import rolloutdoctor as rd
@@ -92,6 +92,7 @@ GRPO = {
     "a remainder": {"evaluate": True, "eval_prompts": 7, "loss_type": "grpo"},
     "iterations": {"num_iterations": 2, "steps": 4},
     "bnpo": {"loss_type": "bnpo", "num_iterations": 2, "steps": 2},
+    "bf16": {"bf16": True, "model": make_bf16_model, "num_iterations": 2, "steps": 4},
     "dr_grpo": {"loss_type": "dr_grpo", "scale_rewards": "none"},
     "cispo": {"loss_type": "cispo", "num_iterations": 2, "steps": 2, "epsilon_high": 0.1},
     "sapo": {"loss_type": "sapo", "num_iterations": 2, "steps": 2},
@@ -126,6 +127,21 @@ def test_grpo(tmp_path, name):
         counted |= {row["sample_id"] for row in batch}
         total += sum(len(row["prompt_ids"]) + len(row["response_ids"]) for row in fresh)
         assert logged[step, "train"]["num_tokens"] == total or not fresh
+
+
+def test_what_the_trainer_printed_agrees_with_the_rows(tmp_path, capsys):
+    """A run file without its metrics, and the console of the training, which has four significant digits."""
+    _, _, logged = run(tmp_path, rewards=(shade,), loss_type="grpo")
+    (tmp_path / "train.log").write_text(capsys.readouterr().out)
+    (tmp_path / "run.metrics.parquet").unlink()
+    paths = [str(tmp_path / name) for name in ("run.parquet", "train.log")]
+    found = CliRunner().invoke(app, ["check", *paths, "--format", "json", "--exit-zero"])
+    report = json.loads(found.stdout)
+    compared = {entry["quantity"]: (entry["compared"], entry["agree"]) for entry in report["audit"]}
+    assert all(count == agree for count, agree in compared.values())
+    assert {"loss", "kl", "reward", "completions/mean_length"} <= compared.keys()
+    assert compared["loss"] == (len(logged), len(logged))
+    assert any(note.startswith("the log holds 4 significant digits") for note in report["notes"])
 
 
 RLOO = {

@@ -46,6 +46,12 @@ def make_model(folder):
     return transformers.LlamaForCausalLM.from_pretrained(folder / "model", dtype="float32")
 
 
+def make_bf16_model(folder):
+    """The same with weights in bfloat16, as a checkpoint of today has them."""
+    make_model(folder)
+    return transformers.LlamaForCausalLM.from_pretrained(folder / "model", dtype="bfloat16")
+
+
 def digits(completions, **kwargs):
     return [sum(character.isdigit() for character in text) / 4 for text in completions]
 
