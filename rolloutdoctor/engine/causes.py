@@ -6,14 +6,16 @@ loss. Hypotheses are tried on some of the steps that disagree, and what explains
 """
 
 from collections.abc import Callable, Iterable, Iterator
+from dataclasses import replace
 
 import torch
 
-from rolloutdoctor.audit.tally import AuditTally
+from rolloutdoctor.audit.tally import STAGES, AuditTally
 from rolloutdoctor.data.batch import TRAIN, RolloutBatch
 from rolloutdoctor.data.windows import window_of
 from rolloutdoctor.engine.cause_search import Diagnosis, LoggedRows, Search, Trial, applicable
 from rolloutdoctor.engine.devices import find_dtype
+from rolloutdoctor.engine.log_numbering import diagnosed, find_offset, renumbered
 from rolloutdoctor.engine.prepare import PreparedRun
 from rolloutdoctor.io.metrics import LoggedMetrics
 from rolloutdoctor.ops.elementwise import unwarned
@@ -54,15 +56,24 @@ def find_causes(
     if not off or context.objective is None:
         return Diagnosis()
 
+    of_rows = any(audit[name].stage == STAGES[-1] for name in off)
+    offset = find_offset(batches(), metrics, Search(context, dtype)) if of_rows and not context.windows else 0
+
     def steps() -> Iterator[LoggedRows]:
         for batch in batches():
             window = window_of(context.windows, batch.step) if batch.split == TRAIN else None
-            yield LoggedRows(batch, metrics.at(batch.key), window)
+            yield replace(renumbered(metrics, batch, offset), window=window)
 
-    search = Search(context, dtype)
-    of_means = any(audit[name].window > 1 for name in off)
-    search.try_on(_chosen(_windows(steps()) if of_means else ((step,) for step in steps()), search, off), off)
-    return search.confirm(steps(), audit)
+    def explained(audit: AuditTally) -> Diagnosis:
+        left = {name for name in off if name in audit}
+        if not left:
+            return Diagnosis()
+        search = Search(context, dtype)
+        of_means = any(audit[name].window > 1 for name in left)
+        search.try_on(_chosen(_windows(steps()) if of_means else ((step,) for step in steps()), search, left), left)
+        return search.confirm(steps(), audit)
+
+    return diagnosed(offset, steps, audit, Search(context, dtype), explained) if offset else explained(audit)
 
 
 def causes_of_run(prepared: PreparedRun, audit: AuditTally) -> Diagnosis:

@@ -19,7 +19,9 @@ class MetricDiffers(DiffersRule):
 
     ## How it is measured
     A value agrees if it differs by no more than its rounding radius, plus half a unit of the last digit where the log
-    is rounded.
+    is rounded. Where metrics of the rows themselves (rewards, lengths) do not agree, and all of them do with what the
+    log has a step or two later or earlier, or as far off as the first steps of both are, the log numbers its steps
+    otherwise: that is what is found, and everything else is compared under its numbers.
 
     ## What to do
     Check that the file holds all rows of the step: if every metric over rows disagrees, rows are missing.
