@@ -1,5 +1,7 @@
 """`check`: run the rules over a run, and judge what they measured."""
 
+from dataclasses import replace
+
 from rolloutdoctor.engine.accumulate import RunState
 from rolloutdoctor.engine.causes import causes_of_run
 from rolloutdoctor.engine.devices import find_device
@@ -31,4 +33,16 @@ def report_of(prepared: PreparedRun, state: RunState) -> Report:
     options = prepared.options
     device = find_device(options.device).type
     diagnosis = causes_of_run(prepared, state.audit)
-    return judge(prepared.plan, state, prepared.configured, device=device, dtype=options.dtype, diagnosis=diagnosis)
+    found = judge(prepared.plan, state, prepared.configured, device=device, dtype=options.dtype, diagnosis=diagnosis)
+    apart = _apart(prepared, state)
+    return replace(found, notes=(*found.notes, apart)) if apart else found
+
+
+def _apart(prepared: PreparedRun, state: RunState) -> str:
+    """Say that rows and log have no step in common; empty if they have, or if there is no log or no row."""
+    logged = prepared.run.metrics.steps()
+    if not logged or not state.seen or not state.input.rows or not set(logged).isdisjoint(state.seen):
+        return ""
+    spans = (f"{keys[0].step} to {keys[-1].step}" for keys in (logged, state.seen))
+    log, rows = spans
+    return f"no step of the rows was logged: the log has steps {log}, and the rows {rows}; number both alike"

@@ -43,8 +43,11 @@ def test_the_offset_is_named_and_nothing_else_is_found(name, offset):
     assert {"loss", "kl"} & set(cause.explains) or "actor/pg_loss" in cause.explains
 
 
-def test_of_a_log_without_a_step_of_the_rows_nothing_is_said():
-    assert serious(checked("healthy", 1000)).keys() <= serious(checked("healthy", 0)).keys()
+def test_a_log_without_a_step_of_the_rows_is_a_note():
+    report, exact = checked("healthy", 1000), checked("healthy", 0)
+    assert serious(report).keys() <= serious(exact).keys()
+    why = "no step of the rows was logged: the log has steps 1001 to 1100, and the rows 1 to 39; number both alike"
+    assert set(report.notes) - set(exact.notes) == {why}
 
 
 def test_another_fault_is_named_under_the_numbers_of_the_log():
