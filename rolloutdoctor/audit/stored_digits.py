@@ -9,6 +9,7 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from rolloutdoctor.data.batch import RolloutBatch
+from rolloutdoctor.ops.elementwise import unwarned
 from rolloutdoctor.ops.logged_digits import Digits
 
 LOG_PROBS = ("policy_log_probs", "old_log_probs", "ref_log_probs", "rollout_log_probs")
@@ -25,6 +26,7 @@ _BITS = ((8, 0xFFFF), (11, 0x1FFF))
 Floats = NDArray[np.float64]
 
 
+@unwarned()
 def digits_stored(x: Tensor, evidence: float = STRONG) -> tuple[Digits, ...]:
     """Return what the values of a column, ``[n]``, may have been stored with; nothing if it is their full precision.
 
@@ -39,6 +41,8 @@ def digits_stored(x: Tensor, evidence: float = STRONG) -> tuple[Digits, ...]:
     """
     some = x[:: max(1, len(x) // _LOOKED_AT)].detach().cpu().double().numpy()
     told: Floats = np.unique(np.abs(some[np.isfinite(some) & (some != 0)]))
+    if not len(told) or bool((told == np.floor(told)).all()):
+        return ()  # whole numbers are themselves
     found = (_bits(told), _fewest(told, "decimals"), _fewest(told, "significant"))
     return tuple(one for one in found if one is not None and _evidence(one, told) >= evidence)
 

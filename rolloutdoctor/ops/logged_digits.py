@@ -81,7 +81,7 @@ def digits_by_name(values: Mapping[str, Sequence[float]]) -> dict[str, tuple[Dig
         By name; under `WHOLE_LOG` what all of them were rounded to, if that is one and the same.
 
     >>> digits_by_name({"kl": [0.071, 0.064, 12.113], "clip_ratio": [0.333]})["clip_ratio"]
-    (Digits(kind='decimals', kept=3),)
+    (Digits(kind='decimals', kept=3), Digits(kind='significant', kept=5))
     """
     found, few, every = dict[str, tuple[Digits, ...]](), list[str](), list[float]()
     for name, numbers in values.items():

@@ -53,6 +53,7 @@ def test_few_values_are_no_strong_evidence():
     x = torch.tensor([-1.0, -1.5, -2.0])
     assert digits_stored(x) == ()
     assert Digits("bits", 8) in digits_stored(x, SOME)
+    assert digits_stored(torch.tensor([-2075.0, 296.0, 1.0]), SOME) == ()
     assert digits_stored(torch.zeros(5), SOME) == digits_stored(torch.zeros(0), SOME) == ()
     assert digits_stored(torch.tensor([torch.nan, torch.inf, 0.0]), SOME) == ()
 
