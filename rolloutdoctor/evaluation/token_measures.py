@@ -85,6 +85,10 @@ class TokenBlock:
             self._cached[key] = make()
         return cast(T, self._cached[key])
 
+    def forget(self) -> None:
+        """Let go of what was made: some of it holds the block, and the two would keep the step in memory."""
+        self._cached.clear()
+
     def row_column(self, name: str) -> Tensor:
         """Return a column of the rows, ``[n]``.
 
@@ -183,6 +187,7 @@ class TokenMeasures:
         for name, measure in self._measures.items():
             self._found[name].append(measure(block))
         self._rows = block.rows.stop
+        block.forget()
 
     def finish(self, batch: RolloutBatch) -> dict[str, dict[str, Tensor]]:
         """Return each measure's values, joined over the blocks, ``[N, ...]``.

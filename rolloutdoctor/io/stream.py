@@ -12,7 +12,7 @@ from rolloutdoctor.io.pending_steps import PendingSteps, row_groups_opened
 from rolloutdoctor.io.progress import Progress, Unit
 from rolloutdoctor.io.read_ahead import LEAST_ROOM, ReadAhead
 
-AHEAD = 1 / 2
+AHEAD = 1 / 4
 """Share of a step's bytes that may be read while it is evaluated: with the step itself, less than two are in memory."""
 
 _Raw = tuple[int, ArrowRows]

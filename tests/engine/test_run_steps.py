@@ -1,6 +1,8 @@
 """One pass: every step is read once and evaluated once, whoever looks at it."""
 
 import dataclasses
+import gc
+import weakref
 from pathlib import Path
 
 import pytest
@@ -159,3 +161,26 @@ def test_devices_and_types():
     for call, name in ((find_dtype, "float16"), (find_device, "tpu")):
         with pytest.raises(UsageError, match=f"no d(type|evice) '{name}' \\(known: "):
             call(name)
+
+
+@pytest.mark.parametrize("name", ["verl_rejected", "healthy"])
+def test_no_step_outlives_its_rules(name, monkeypatch):
+    """What a step holds goes with it: a cycle of references would keep it until garbage is collected."""
+    run, seen = open_run([SAMPLES / f"{name}.parquet"]), []
+    batches = run.batches
+
+    def watched(*args, **kwargs):
+        for batch in batches(*args, **kwargs):
+            seen.append(weakref.ref(batch))
+            yield batch
+            del batch
+
+    monkeypatch.setattr(run, "batches", watched)
+    gc.collect()
+    gc.disable()
+    try:
+        check(run, CheckOptions(device="cpu"))
+        assert len(seen) >= 100
+        assert not [each for each in seen if each() is not None]
+    finally:
+        gc.enable()
