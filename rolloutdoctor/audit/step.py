@@ -199,8 +199,7 @@ def _holds_log_probs(evaluation: Evaluation, kind: str) -> bool:
 
 def _doubt_of_penalty(evaluation: Evaluation, logged: Tensor, recomputed: Tensor, radius: Tensor) -> str:
     """Why a disagreement of advantages proves nothing, where a KL penalty of coarse log-probs is in them."""
-    penalty = evaluation.objective.kl_reward
-    if penalty is None or not penalty.coef or not bool(((logged - recomputed).abs() > radius).any()):
+    if not _holds_log_probs(evaluation, "advantages") or not bool(((logged - recomputed).abs() > radius).any()):
         return ""
     return coarse_log_probs(evaluation.batch)
 

@@ -1,6 +1,7 @@
 """What a file holds of values that the trainer had in full: columns stored in bfloat16, or with few digits."""
 
 from collections.abc import Sequence
+from typing import Literal
 from weakref import WeakKeyDictionary
 
 import numpy as np
@@ -81,14 +82,14 @@ def _bits(told: Floats) -> Digits | None:
     return next((Digits("bits", kept) for kept, zero in _BITS if not (held & np.uint32(zero)).any()), None)
 
 
-def _fewest(told: Floats, kind: str) -> Digits | None:
+def _fewest(told: Floats, kind: Literal["decimals", "significant"]) -> Digits | None:
     """The fewest digits with which all values are what they are."""
     found = None
     for kept in range(6, 1, -1):
         fits = _has_decimals(told, kept) if kind == "decimals" else _has_significant(told, kept)
         if not fits:
             break
-        found = Digits("decimals" if kind == "decimals" else "significant", kept)
+        found = Digits(kind, kept)
     return found
 
 

@@ -26,7 +26,10 @@ from rolloutdoctor.results.errors import CannotComputeError
 
 Record = TypeVar("Record", RowResult, TokenSums)
 
-_ANY: Callable[[AdvantageRule], bool] = lambda rule: True  # noqa: E731
+
+def _any(rule: AdvantageRule) -> bool:
+    return True
+
 
 WITHIN_GROUPS: Mapping[str, Callable[[AdvantageRule], bool]] = {
     **dict.fromkeys(
@@ -35,7 +38,7 @@ WITHIN_GROUPS: Mapping[str, Callable[[AdvantageRule], bool]] = {
             *("knows_single", "sums_tokens", "reward_keys", "reward_weights", "reward_bounds", "whitened_over"),
             *("whitened_moments", "zero_tail"),
         ),
-        _ANY,
+        _any,
     ),
     "estimator": lambda rule: rule.spec.axis is Axis.ROWS and rule.spec.within_groups,
     "scale": lambda rule: rule.scale in ("group", "none"),

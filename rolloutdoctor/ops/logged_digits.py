@@ -119,9 +119,7 @@ def _decimals(told: Sequence[float]) -> Digits | None:
 
 
 def _significant(told: Sequence[float]) -> Digits | None:
-    count = next(
-        (count for count in reversed(_SIGNIFICANT) if any(float(f"{x:.{count - 1}e}") != x for x in told)), None
-    )
+    count = next((count for count in reversed(_SIGNIFICANT) if not all(_has(x, count) for x in told)), None)
     found = _one_more("significant", count, _SIGNIFICANT)
     # Whole numbers are printed whole, unless they have more digits.
     return None if found is not None and _are_whole(told) and told[-1] < 10.0**found.kept else found
