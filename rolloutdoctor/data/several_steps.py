@@ -67,7 +67,9 @@ def joined(batches: Sequence[RolloutBatch]) -> RolloutBatch:
         step=first.step,
         split=first.split,
         rows=_offsets([each.rows for each in batches]),
-        groups=None if first.groups is None else _groups(batches),
+        groups=None
+        if first.groups is None
+        else joined_groups([each.groups for each in batches if each.groups is not None]),
         per_row={name: torch.cat([each.per_row[name] for each in batches]) for name in first.per_row},
         per_token=TokenColumns(
             {
@@ -98,8 +100,8 @@ def _offsets(offsets: Sequence[Tensor]) -> Tensor:
     return torch.cat(found)
 
 
-def _groups(batches: Sequence[RolloutBatch]) -> Groups:
-    groups = [each.groups for each in batches if each.groups is not None]
+def joined_groups(groups: Sequence[Groups]) -> Groups:
+    """Join the groups of several steps, one step after another; no group is of two steps."""
     index, order, rows, count = [], [], 0, 0
     for each in groups:
         index.append(each.index_N + count)

@@ -1,6 +1,6 @@
 """Add up what rules measure: each step becomes a small state, and states add up."""
 
-from collections.abc import Hashable, Iterable, Mapping
+from collections.abc import Hashable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import reduce
 from operator import add
@@ -13,7 +13,7 @@ from rolloutdoctor.data.batch import RolloutBatch, StepKey
 from rolloutdoctor.data.windows import window_of
 from rolloutdoctor.engine.group_sizes import check_group_sizes
 from rolloutdoctor.engine.plan import Plan
-from rolloutdoctor.engine.run_steps import AS_CONFIGURED, EvaluatedStep, StepConsumer
+from rolloutdoctor.engine.run_steps import AS_CONFIGURED, EvaluatedStep, EvaluatedSteps, StepConsumer
 from rolloutdoctor.evaluation.token_measures import TokenMeasure
 from rolloutdoctor.objective.required_columns import incomplete
 from rolloutdoctor.ops.exact_total import ExactTotal
@@ -21,11 +21,9 @@ from rolloutdoctor.ops.tally import KEEP_STEPS, spread
 from rolloutdoctor.results.findings import Example, InputSummary
 from rolloutdoctor.rules.audited import audited_stages
 from rolloutdoctor.rules.base import KEEP_EXAMPLES
+from rolloutdoctor.rules.joined_steps import join_views
 from rolloutdoctor.rules.step import AUDIT, StepView
 from rolloutdoctor.rules.table import AnyRule
-
-TOGETHER = 2**17
-"""Tokens of steps that are measured together, at most, unless one has more: small steps cost a rule less in a row."""
 
 
 @dataclass(frozen=True)
@@ -175,8 +173,6 @@ class RuleAccumulator(StepConsumer):
         self._audit: dict[str, QuantityTally] = {}
         self._windows: OpenWindows = {}
         self._stages = audited_stages(plan.rules)
-        self._waiting: list[StepView] = []
-        self._waiting_tokens = 0
         self._by_columns: dict[Hashable, frozenset[str]] = {}
 
     def token_measures(self, batch: RolloutBatch) -> Mapping[str, TokenMeasure]:
@@ -205,11 +201,26 @@ class RuleAccumulator(StepConsumer):
         return self._by_columns[key]
 
     def add(self, step: EvaluatedStep) -> None:
-        """Let every rule measure a step.
+        """Let every rule measure a step."""
+        self.add_all(EvaluatedSteps([step]))
+
+    def add_all(self, steps: EvaluatedSteps) -> None:
+        """Let every rule measure some steps.
 
         Raises:
-            InputError: if its groups are those of several runs.
+            InputError: if the groups of one are those of several runs.
         """
+        views = [self._seen_step(step) for step in steps.steps]
+        whole = None
+        if steps.batch is not None:
+            evaluations = dict(steps.evaluations)
+            whole = join_views(views, steps.batch, evaluations.pop(AS_CONFIGURED, None), evaluations)
+        # Rule by rule: its code and constants are in the cache then.
+        for rule in self.plan.rules:
+            self._measure(rule, views, whole)
+
+    def _seen_step(self, step: EvaluatedStep) -> StepView:
+        """Count a step and what it logged, and return what the rules see of it."""
         batch = step.batch
         check_group_sizes(batch, self.plan.context)
         self._seen.append(batch.key)
@@ -224,31 +235,37 @@ class RuleAccumulator(StepConsumer):
             here = {name: tally for name, tally in view.audit.items() if tally.stage in self._stages}
             self._audit = add_tallies(self._audit, here)
             self._add_means(view)
-        self._waiting.append(view)
-        self._waiting_tokens += batch.tokens
-        if self._waiting_tokens > TOGETHER or len(self._waiting) >= KEEP_STEPS or batch.device.type != "cpu":
-            self._measure()
+        return view
 
-    def _measure(self) -> None:
-        """Let every rule measure the steps that wait, rule by rule: its code and constants are in the cache then."""
-        for rule in self.plan.rules:
-            code = rule.code
-            for view in self._waiting:
-                batch = view.batch
-                if batch.split not in rule.splits:
-                    continue
-                if (rule.needs_objective and view.evaluation is None) or code not in self._measurable(batch):
-                    self._unmeasured[code] += 1
-                    continue
-                self._steps[code].append((batch.key, rule.measure(view)))
-                if len(self._steps[code]) == KEEP_STEPS:
-                    self._thinned[code] += RuleState(tuple(self._steps[code]))
-                    self._steps[code] = []
-                examples = tuple(rule.examples(view))
-                if examples:
-                    worst = sorted((*self._examples[code], *examples), key=_worst_first)
-                    self._examples[code] = worst[:KEEP_EXAMPLES]
-        self._waiting, self._waiting_tokens = [], 0
+    def _measure(self, rule: AnyRule, views: Sequence[StepView], whole: StepView | None) -> None:
+        """Let a rule measure some steps: all at once if they are joined, and the rule knows how."""
+        able = [view for view in views if self._can_measure(rule, view)]
+        if rule.measures_together and whole is not None and len(able) == len(views):
+            self._take(rule, views, rule.measure_each(whole), rule.examples(whole))
+            return
+        if len(able) < len(views) and views[0].batch.split in rule.splits:
+            self._unmeasured[rule.code] += len(views) - len(able)
+        for view in able:
+            self._take(rule, [view], [rule.measure(view)], rule.examples(view))
+
+    def _can_measure(self, rule: AnyRule, view: StepView) -> bool:
+        if view.batch.split not in rule.splits or (rule.needs_objective and view.evaluation is None):
+            return False
+        return rule.code in self._measurable(view.batch)
+
+    def _take(
+        self, rule: AnyRule, views: Sequence[StepView], tallies: Iterable[Any], examples: Iterable[Example]
+    ) -> None:
+        """Keep what a rule found in some steps."""
+        code = rule.code
+        steps = self._steps[code]
+        steps += zip((view.batch.key for view in views), tallies, strict=True)
+        if len(steps) >= KEEP_STEPS:
+            self._thinned[code] += RuleState(tuple(steps))
+            self._steps[code] = []
+        found = tuple(examples)
+        if found:
+            self._examples[code] = sorted((*self._examples[code], *found), key=_worst_first)[:KEEP_EXAMPLES]
 
     def _add_means(self, view: StepView) -> None:
         """Add a step to the means over several steps that were logged; those that end here are compared."""
@@ -289,7 +306,6 @@ class RuleAccumulator(StepConsumer):
 
     def state(self) -> RunState:
         """Return the state of all steps added so far."""
-        self._measure()
         return RunState(
             input=InputSummary(*self._counts),
             rules={

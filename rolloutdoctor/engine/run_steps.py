@@ -12,7 +12,7 @@ from rolloutdoctor.engine.devices import find_dtype, find_evaluator
 from rolloutdoctor.engine.options import ReadOptions
 from rolloutdoctor.evaluation.evaluate import Evaluation
 from rolloutdoctor.evaluation.gpu_check.first_step import EvaluationRequest, Evaluator
-from rolloutdoctor.evaluation.together import StepsTogether
+from rolloutdoctor.evaluation.together import SharedPass, StepsTogether
 from rolloutdoctor.evaluation.token_measures import TokenMeasure, TokenMeasures
 from rolloutdoctor.io.progress import Progress
 from rolloutdoctor.io.run import LoggedMetrics, Run
@@ -50,6 +50,21 @@ class EvaluatedStep:
     token_measures: Mapping[str, Mapping[str, torch.Tensor]] = field(default_factory=dict)
 
 
+@dataclass(frozen=True, eq=False)
+class EvaluatedSteps:
+    """Adjacent steps of one split as a consumer sees them.
+
+    Attributes:
+        steps: each of them.
+        batch: their rows as one batch; None for a single step, and where the steps do not share a pass.
+        evaluations: those of `batch`, by the consumer's own labels.
+    """
+
+    steps: Sequence[EvaluatedStep]
+    batch: RolloutBatch | None = None
+    evaluations: Mapping[str, Evaluation] = field(default_factory=dict)
+
+
 class StepConsumer(ABC):
     """Takes in every step, and keeps what it needs of it.
 
@@ -72,6 +87,11 @@ class StepConsumer(ABC):
     @abstractmethod
     def add(self, step: EvaluatedStep) -> None:
         """Take in one step."""
+
+    def add_all(self, steps: EvaluatedSteps) -> None:
+        """Take in some steps."""
+        for step in steps.steps:
+            self.add(step)
 
 
 def run_file_steps(
@@ -139,28 +159,16 @@ class StepDispatcher:
         self._by_split: dict[str, SharedEvaluator] = {}
 
     def steps(self, steps: Sequence[LoggedBatch]) -> None:
-        """Evaluate some steps of one split together, and pass them to the consumers in their order."""
-        if len(steps) == 1:
-            return self.step(*steps[0])
-        shared = self._shared(steps[0][0].split)
-        for seen in shared.evaluate_together(steps, self._dtype):
-            _pass_on(shared.consumers, seen)
-
-    def step(self, batch: RolloutBatch, logged: Mapping[str, float]) -> None:
-        """Evaluate a step by itself, and pass it to every consumer of its split."""
-        shared = self._shared(batch.split)
-        _pass_on(shared.consumers, shared.evaluate(batch, logged, self._dtype))
-
-    def _shared(self, split: str) -> "SharedEvaluator":
+        """Evaluate some steps of one split, together where that is possible, and pass them to its consumers."""
+        split = steps[0][0].split
         if split not in self._by_split:
             consumers = [each for each in self._consumers if each.split in (None, split)]
             self._by_split[split] = SharedEvaluator(consumers, self._evaluator)
-        return self._by_split[split]
+        self._by_split[split].pass_on(steps, self._dtype)
 
-
-def _pass_on(consumers: Sequence[StepConsumer], steps: Iterable[EvaluatedStep]) -> None:
-    for consumer, step in zip(consumers, steps, strict=True):
-        consumer.add(step)
+    def step(self, batch: RolloutBatch, logged: Mapping[str, float]) -> None:
+        """Evaluate a step by itself, and pass it to every consumer of its split."""
+        self.steps([(batch, logged)])
 
 
 class SharedEvaluator:
@@ -198,17 +206,27 @@ class SharedEvaluator:
             }
         )
 
-    def evaluate_together(self, steps: Sequence[LoggedBatch], dtype: torch.dtype) -> Iterator[Iterator[EvaluatedStep]]:
-        """Yield what each consumer sees of each of some steps, which are evaluated together if that is possible."""
-        found = None
-        if self._distinct and not self._per_token:
+    def pass_on(self, steps: Sequence[LoggedBatch], dtype: torch.dtype) -> None:
+        """Evaluate some steps, together where that is possible, and pass them to the consumers."""
+        together = shared = None
+        if len(steps) > 1 and not self._per_token:
             together = StepsTogether([batch for batch, _ in steps], [logged for _, logged in steps], dtype)
-            found = together.whole(self._objectives)
-        for number, (batch, logged) in enumerate(steps):
-            if found is None:
-                yield self.evaluate(batch, logged, dtype)
+            shared = together.whole(self._objectives) if self._distinct else SharedPass({}, [{} for _ in steps])
+        seen = [
+            tuple(
+                self.evaluate(batch, logged, dtype)
+                if shared is None
+                else self._seen(batch, logged, dtype, shared.each[place], self._measures(batch).finish(batch))
+            )
+            for place, (batch, logged) in enumerate(steps)
+        ]
+        for number, (consumer, names) in enumerate(zip(self.consumers, self._names, strict=True)):
+            own = [step[number] for step in seen]
+            if together is None or shared is None:
+                consumer.add_all(EvaluatedSteps(own))
             else:
-                yield self._seen(batch, logged, dtype, found[number], self._measures(batch).finish(batch))
+                joined = {label: shared.joined[name] for label, name in names.items()}
+                consumer.add_all(EvaluatedSteps(own, together.batch, joined))
 
     def evaluate(self, batch: RolloutBatch, logged: Mapping[str, float], dtype: torch.dtype) -> Iterator[EvaluatedStep]:
         """Yield what each consumer sees of a step."""

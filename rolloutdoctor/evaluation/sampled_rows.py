@@ -16,6 +16,7 @@ from torch import Tensor
 
 from rolloutdoctor.evaluation.token_measures import TokenBlock
 from rolloutdoctor.ops import segments as seg
+from rolloutdoctor.ops.by_step import ByStep
 from rolloutdoctor.ops.elementwise import extremes
 from rolloutdoctor.ops.prefix_hash import scramble, scrambled
 
@@ -83,7 +84,10 @@ class LoggedGap:
 
     @cached_property
     def sampled(self) -> dict[str, Tensor]:
-        """The counted tokens of some whole rows, packed: what `Sample` is made of."""
+        """The counted tokens of some whole rows, packed, and how many each row has, ``[n]``; -1: it is not sampled.
+
+        It is what `Sample` is made of.
+        """
         block = self._block
         cuts, rows = block.runs.offsets.cpu().numpy(), np.flatnonzero(_is_sampled(block))
         lengths = cuts[rows + 1] - cuts[rows]
@@ -107,8 +111,10 @@ class LoggedGap:
                 columns = [column[is_counted] for column in columns]
                 ends = np.concatenate([[0], np.cumsum(is_counted)])
                 lengths = ends[starts + lengths] - ends[starts]
-        names = ["row", "length", "sampler", "trainer", *["entropy"] * (len(columns) - 3), "place"]
-        return dict(zip(names, map(torch.from_numpy, [rows + block.rows.start, lengths, *columns]), strict=True))
+        of_rows = np.full(len(block.runs), -1, np.int64)
+        of_rows[rows] = lengths
+        names = ["sampled", "sampler", "trainer", *["entropy"] * (len(columns) - 3), "place"]
+        return dict(zip(names, map(torch.from_numpy, [of_rows, *columns]), strict=True))
 
 
 def _is_sampled(block: TokenBlock) -> NDArray[np.bool_]:
@@ -131,10 +137,11 @@ def gap_of(block: TokenBlock) -> LoggedGap | None:
 
 @dataclass(frozen=True, eq=False)
 class Sample:
-    """The counted tokens of the sampled rows of a step, packed; on the CPU.
+    """The counted tokens of the sampled rows of a step, or of several, packed; on the CPU.
 
     Attributes:
-        row: ``[r]`` number of each row in the step.
+        by_step: the rows by step.
+        row: ``[r]`` number of each row.
         length: ``[r]`` its counted tokens.
         sampler: ``[V]`` float64 log-probs of the sampler.
         trainer: ``[V]`` of the trainer.
@@ -142,6 +149,7 @@ class Sample:
         entropy: ``[V]`` as the trainer logged it, or None.
     """
 
+    by_step: ByStep
     row: NDArray[np.int64]
     length: NDArray[np.int64]
     sampler: Floats
@@ -151,12 +159,23 @@ class Sample:
     _known_bins: dict[tuple[int, ...], NDArray[np.int64]] = field(default_factory=dict, init=False, repr=False)
 
     @classmethod
-    def of(cls, measured: Mapping[str, Tensor]) -> "Sample":
-        """Take what `LoggedGap.sampled` gave for each block, joined over the blocks."""
-        row, length, place = (measured[name].numpy() for name in ("row", "length", "place"))
+    def of(cls, measured: Mapping[str, Tensor], by_step: ByStep) -> "Sample":
+        """Take what `LoggedGap.sampled` gave for each block, joined over the blocks.
+
+        Args:
+            measured: what it gave.
+            by_step: all rows by step.
+        """
+        length, place = (measured[name].numpy() for name in ("sampled", "place"))
+        row = np.flatnonzero(length >= 0)
         sampler, trainer = (measured[name].double().numpy() for name in ("sampler", "trainer"))
         entropy = measured["entropy"].double().numpy() if "entropy" in measured else None
-        return cls(row, length, sampler, trainer, place, entropy)
+        return cls(by_step.only(length >= 0), row, length[row], sampler, trainer, place, entropy)
+
+    @cached_property
+    def tokens_by_step(self) -> ByStep:
+        """The tokens by step."""
+        return ByStep.of_sizes(self.by_step.count(self.length))
 
     @cached_property
     def apart(self) -> Floats:
@@ -206,8 +225,8 @@ class Sample:
         return self.runs.sums(x)
 
     def by_place(self, x: Floats | None, starts: Sequence[int]) -> Floats:
-        """Sum of values, or count where there are none, by bins of positions: those that begin at `starts`."""
-        return np.bincount(self._bins(tuple(starts)), x, len(starts)).astype(np.float64)
+        """Sum of values, or count without any, by bins of positions that begin at `starts`, ``[S, K]``."""
+        return self.tokens_by_step.histogram(self._bins(tuple(starts)), len(starts), x)
 
     def _bins(self, starts: tuple[int, ...]) -> NDArray[np.int64]:
         if starts not in self._known_bins:

@@ -6,7 +6,7 @@ an objective of which that cannot be said are evaluated one by one.
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import fields, replace
-from typing import Any, TypeVar
+from typing import Any, NamedTuple, TypeVar
 
 import torch
 from torch import Tensor
@@ -57,11 +57,24 @@ def is_within_groups(objective: Objective) -> bool:
     return all(one.name in WITHIN_GROUPS and WITHIN_GROUPS[one.name](rule) for one in fields(rule))
 
 
+class SharedPass(NamedTuple):
+    """What one pass over several steps gave.
+
+    Attributes:
+        joined: the evaluations of all steps as one batch, by the name of the objective.
+        each: those of each step.
+    """
+
+    joined: dict[str, Evaluation]
+    each: list[dict[str, Evaluation]]
+
+
 class StepsTogether:
     """Some small steps on the CPU, evaluated together under one objective after another.
 
     Attributes:
         batches: the steps; `can_join` holds of any two.
+        batch: all of them as one batch.
     """
 
     def __init__(
@@ -75,7 +88,7 @@ class StepsTogether:
             dtype: of the token values.
         """
         self.batches, self._logged, self._dtype = tuple(batches), tuple(logged), dtype
-        self._batch = joined(batches)
+        self.batch = joined(batches)
         self._rows = rows_of(batches)
         self._layouts: tuple[Layout, list[Layout]] | None = None
 
@@ -89,14 +102,14 @@ class StepsTogether:
         if found is None or not is_within_groups(found):
             return None
         try:
-            part = evaluate_rows(self._batch, found, self._dtype)
+            part = evaluate_rows(self.batch, found, self._dtype)
         except CannotComputeError:
             return None
         if part is None or part.weight_T is not None:
             return None
-        return self._cut(Evaluation(self._batch, found, part, None, self._dtype))
+        return self._cut(Evaluation(self.batch, found, part, None, self._dtype))
 
-    def whole(self, objectives: Mapping[str, Objective]) -> list[dict[str, Evaluation]] | None:
+    def whole(self, objectives: Mapping[str, Objective]) -> SharedPass | None:
         """Evaluate rows and tokens; None where each step has to be evaluated by itself.
 
         Args:
@@ -106,7 +119,7 @@ class StepsTogether:
         known = {name: one for name, one in at_step.items() if one is not None}
         if not known or len(known) < len(objectives) or not all(map(self._can_share, known.values())):
             return None
-        with_tokens = {self._batch.has(*loss_columns(one)) for one in known.values()}
+        with_tokens = {self.batch.has(*loss_columns(one)) for one in known.values()}
         if len(with_tokens) > 1:
             return None
         is_within = all(map(is_within_groups, known.values()))
@@ -114,15 +127,16 @@ class StepsTogether:
             parts = self._row_parts(known, is_within=is_within)
             if parts is None:
                 return None
-            sums = token_pass(self._batch, parts, self._dtype, ()) if True in with_tokens else {}
+            sums = token_pass(self.batch, parts, self._dtype, ()) if True in with_tokens else {}
         except (CannotComputeError, NeedsPassOfItsOwn):
             # What cannot be computed may be so of one step alone.
             return None
-        found: list[dict[str, Evaluation]] = [{} for _ in self.batches]
+        found = SharedPass({}, [{} for _ in self.batches])
         for name, part in parts.items():
             tokens = sums[name][0] if sums else None
-            whole = Evaluation(self._batch, known[name], part, tokens, self._dtype)
-            for evaluations, cut in zip(found, self._cut(whole, keeps_whole=is_within), strict=True):
+            whole = Evaluation(self.batch, known[name], part, tokens, self._dtype)
+            found.joined[name] = whole
+            for evaluations, cut in zip(found.each, self._cut(whole, keeps_whole=is_within), strict=True):
                 evaluations[name] = cut
         return found
 
@@ -139,14 +153,14 @@ class StepsTogether:
         return (
             is_covered(objective)
             and objective.advantage.spec.axis is Axis.ROWS
-            and not in_separate_batches(self._batch, objective)
+            and not in_separate_batches(self.batch, objective)
             and not any(RowSet.STD_FLAGGED in scope.without for scope in scopes)
         )
 
     def _row_parts(self, objectives: Mapping[str, Objective], *, is_within: bool) -> dict[str, RowResult] | None:
         """The first pass: of all steps at once where groups keep to themselves, else step by step."""
         if is_within:
-            parts = row_parts(self._batch, objectives, self._dtype)
+            parts = row_parts(self.batch, objectives, self._dtype)
             able = {name: part for name, part in parts.items() if part is not None}
             return able if len(able) == len(objectives) and not _has_weights(able) else None
         by_step = [row_parts(batch, objectives, self._dtype) for batch in self.batches]

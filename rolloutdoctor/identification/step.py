@@ -15,7 +15,7 @@ from rolloutdoctor.data.batch import RolloutBatch
 from rolloutdoctor.evaluation.evaluate import Evaluation, evaluate, evaluate_rows
 from rolloutdoctor.evaluation.radii.advantages import advantage_radius, token_advantage_radius
 from rolloutdoctor.evaluation.radii.metrics import metric_radius
-from rolloutdoctor.evaluation.together import StepsTogether
+from rolloutdoctor.evaluation.together import SharedPass, StepsTogether
 from rolloutdoctor.identification.configuration import Configuration, essence
 from rolloutdoctor.objective.estimators import Axis
 from rolloutdoctor.objective.objective import Objective
@@ -52,7 +52,7 @@ class SharedEvaluations:
         """Take steps; see `StepsTogether`."""
         self._together = StepsTogether(batches, logged, dtype)
         self._rows: dict[Objective, list[Evaluation] | None] = {}
-        self._whole: dict[Objective, list[dict[str, Evaluation]] | None] = {}
+        self._whole: dict[Objective, SharedPass | None] = {}
 
     def rows(self, objective: Objective, place: int) -> Evaluation | None:
         """Return the evaluation of the rows of one of the steps; None where that has to be made by itself."""
@@ -66,7 +66,7 @@ class SharedEvaluations:
         if objective not in self._whole:
             self._whole[objective] = self._together.whole({"": objective})
         found = self._whole[objective]
-        return None if found is None else found[place][""]
+        return None if found is None else found.each[place][""]
 
 
 class IdentifiedStep:

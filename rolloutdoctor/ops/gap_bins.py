@@ -33,11 +33,16 @@ def counted(size: Tensor) -> Tensor:
     return torch.bincount(bin_of(size), minlength=BINS)
 
 
-def counts_of(size: NDArray[np.floating[Any]]) -> NDArray[np.int64]:
-    """How many sizes each bin holds, ``[BINS]``; of numpy's values."""
+def bins_of(size: NDArray[np.floating[Any]]) -> NDArray[np.int32]:
+    """The same of numpy's values."""
     bits = size.astype(np.float32).view(np.int32) >> 21
     bits -= _FIRST
-    return np.bincount(np.clip(bits, 0, BINS - 1, out=bits), minlength=BINS)
+    return np.clip(bits, 0, BINS - 1, out=bits)
+
+
+def counts_of(size: NDArray[np.floating[Any]]) -> NDArray[np.int64]:
+    """How many sizes each bin holds, ``[BINS]``; of numpy's values."""
+    return np.bincount(bins_of(size), minlength=BINS)
 
 
 def edges(index: int) -> tuple[float, float]:

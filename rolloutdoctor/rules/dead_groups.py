@@ -130,67 +130,70 @@ class DeadGroups(Rule[DeadTally]):
         stats = GroupStats(step.groups, scored_N)
         return stats.count_G, (stats.count_G > 1) & (stats.spread(step.batch.per_row["reward"]) == 0), scored_N
 
-    def measure(self, step: "StepView") -> DeadTally:
-        """Count one step."""
+    def measure_each(self, steps: "StepView") -> list[DeadTally]:
+        """Count the groups of each step."""
+        import numpy as np
         import torch
 
-        batch, reward_N = step.batch, step.batch.per_row["reward"]
-        if not len(batch):
-            return DeadTally()
-        count_G, dead_G, scored_N = self._dead(step)
-        full_G = count_G > 1
-        inside_N = scored_N & full_G[step.groups.index_N]
-        if not bool(inside_N.any()):
-            return DeadTally()
-        known_N = reward_N[inside_N]
-        ends = next((pair for pair in BINARY if bool(((known_N == pair[0]) | (known_N == pair[1])).all())), None)
-        low, high = ends or (float(known_N.min()), float(known_N.max()))
+        from rolloutdoctor.ops.by_step import named_counts
+
+        batch, groups, by_step = steps.batch, steps.groups_by_step, steps.by_step
+        count_G, dead_G, scored_N = self._dead(steps)
+        full_G, index_N = count_G > 1, steps.groups.index_N
+        inside_N = scored_N & full_G[index_N]
+        inside, known_n = by_step.only(inside_N), batch.per_row["reward"][inside_N]
+        is_binary = [inside.all((known_n == low) | (known_n == high)) & (inside.size > 0) for low, high in BINARY]
+        low = np.select(is_binary, [low for low, _ in BINARY], inside.low(known_n))
+        high = np.select(is_binary, [high for _, high in BINARY], inside.high(known_n))
         # A GPU has no fixed order of writes, whatever is written.
         value_G = torch.full_like(count_G, torch.nan, device="cpu")
-        value_G[step.groups.index_N[inside_N].cpu()] = known_N.cpu()
+        value_G[index_N[inside_N].cpu()] = known_n.cpu()
         value_G = value_G.to(count_G.device)
-        sizes, counts = torch.unique(count_G[full_G].long(), return_counts=True)
-        tokens, live = 0, 0
+        low_G, high_G = (groups.expand(end) for end in (low, high))
+        has_ends_G = dead_G & (low_G < high_G)
+        tokens = live = np.zeros(len(by_step), np.int64)
         if "response_mask" in batch.per_token:
             tokens_N = batch.trained.diff()
-            tokens = int(tokens_N[inside_N].sum())
-            live = int(tokens_N[inside_N & ~dead_G[step.groups.index_N]].sum())
-        at_ends = low < high
-        return DeadTally(
-            groups=int(full_G.sum()),
-            dead=int(dead_G.sum()),
-            lowest=int((dead_G & (value_G == low)).sum()) if at_ends else 0,
-            highest=int((dead_G & (value_G == high)).sum()) if at_ends else 0,
-            rows=len(known_N),
-            binary=len(known_N) if ends else 0,
-            right=int((known_N == 1).sum()) if ends else 0,
-            sizes={str(size): float(found) for size, found in zip(sizes.tolist(), counts.tolist(), strict=True)},
+            tokens = by_step.count(tokens_N * inside_N)
+            live = by_step.count(tokens_N * (inside_N & ~dead_G[index_N]))
+        size_G = (count_G * full_G).long().cpu().numpy()
+        sizes = groups.histogram(size_G, int(size_G.max(initial=0)) + 1)
+        return steps.tallies(
+            DeadTally,
+            groups=groups.count(full_G),
+            dead=groups.count(dead_G),
+            lowest=groups.count(has_ends_G & (value_G == low_G)),
+            highest=groups.count(has_ends_G & (value_G == high_G)),
+            rows=inside.size,
+            binary=np.where(np.any(is_binary, axis=0), inside.size, 0),
+            right=np.where(np.any(is_binary, axis=0), inside.count(known_n == 1), 0),
+            sizes=[{size: n for size, n in one.items() if size != "0"} for one in named_counts(sizes)],
             tokens=tokens,
             live_tokens=live,
-            prompts=self._prompts(step, full_G, dead_G),
+            prompts=self._prompts(steps, full_G, dead_G),
         )
 
-    def _prompts(self, step: "StepView", full_G: "Tensor", dead_G: "Tensor") -> dict[str, float]:
-        """Some prompts of the step, by hash and step; 1 where all of their groups are dead."""
-        import torch
-
+    def _prompts(self, steps: "StepView", full_G: "Tensor", dead_G: "Tensor") -> list[dict[str, float]]:
+        """Some prompts of each step, by hash and step; 1 where all of their groups are dead."""
+        from rolloutdoctor.ops.kept_keys import kept_keys
         from rolloutdoctor.ops.prefix_hash import scramble
 
-        prompts_N = step.batch.prompts
+        prompts_N = steps.batch.prompts
         if prompts_N is None:
-            return {}
-        index_N = step.groups.index_N
+            return [{} for _ in steps.each]
+        index_N = steps.groups.index_N
         known_N = full_G[index_N] & (prompts_N != 0)
-        key_K, kind_n = torch.unique(scramble(prompts_N[known_N]), return_inverse=True)
-        dead_K = torch.ones(len(key_K), dtype=torch.float64, device=prompts_N.device)
-        dead_K = dead_K.scatter_reduce(0, kind_n, dead_G[index_N[known_N]].double(), "amin")
-        pairs = zip(key_K[:SAMPLE].tolist(), dead_K[:SAMPLE].tolist(), strict=True)
-        return {f"{key + 2**63:016x}:{step.batch.step}": dead for key, dead in pairs}
+        return kept_keys(
+            scramble(prompts_N[known_N]),
+            dead_G[index_N[known_N]].double(),
+            steps.by_step.only(known_N),
+            [each.batch.step for each in steps.each],
+            SAMPLE,
+            largest=False,
+        )
 
     def examples(self, step: "StepView") -> Iterable[Example]:
         """Dead groups with most rows."""
-        if not len(step.batch):
-            return ()
         count_G, dead_G, _ = self._dead(step)
         starts = step.groups.order_N[step.groups.offsets[:-1]]
         reward_N = step.batch.per_row["reward"]

@@ -104,34 +104,33 @@ class LengthBias(Rule[LengthTally]):
         """What the loss needs."""
         return loss_columns(context.objective) if context.objective is not None else frozenset()
 
-    def measure(self, step: "StepView") -> LengthTally:
-        """Add up one step."""
-        rows, tokens = step.rows, step.tokens
+    def measure_each(self, steps: "StepView") -> list[LengthTally]:
+        """Add up the rows of each step."""
+        rows, tokens = steps.rows, steps.tokens
         if rows is None or tokens is None or rows.advantage_N is None or rows.length_N is None:
-            return LengthTally()
+            return steps.nothing(LengthTally)
         weight_N = tokens.weight_N
         here_N = (rows.length_N > 0) & (weight_N > 0) & rows.advantage_N.isfinite() & weight_N.isfinite()
-        if not bool(here_N.any()):
-            return LengthTally()
-        length_n, advantage_n = rows.length_N[here_N].double(), rows.advantage_N[here_N].double()
-        weight_n = weight_N[here_N].double()
+        here = steps.by_step.only(here_N)
+        length_n, advantage_n, weight_n = (x_N[here_N].double() for x_N in (rows.length_N, rows.advantage_N, weight_N))
         mass_n = weight_n * length_n * advantage_n.abs()
         up_n, down_n = mass_n * (advantage_n > 0), mass_n * (advantage_n < 0)
-        log_n, log_weight_n = length_n.log(), weight_n.log()
-        off_n, value_n = length_n - length_n.mean(), advantage_n - advantage_n.mean()
-        log_off_n = log_n - log_n.mean()
-        return LengthTally(
-            rows=len(length_n),
-            length_sq=float((off_n**2).sum()),
-            advantage_sq=float((value_n**2).sum()),
-            product=float((off_n * value_n).sum()),
-            log_length_sq=float((log_off_n**2).sum()),
-            log_product=float((log_off_n * (log_weight_n - log_weight_n.mean())).sum()),
-            up=float(up_n.sum()),
-            up_length=float((up_n * length_n).sum()),
-            down=float(down_n.sum()),
-            down_length=float((down_n * length_n).sum()),
-            lengths=float(length_n.sum()),
+        off_n, value_n, log_off_n, log_weight_n = (
+            x_n - here.expand(here.mean(x_n)) for x_n in (length_n, advantage_n, length_n.log(), weight_n.log())
+        )
+        return steps.tallies(
+            LengthTally,
+            rows=here.size,
+            length_sq=here.sum(off_n**2),
+            advantage_sq=here.sum(value_n**2),
+            product=here.sum(off_n * value_n),
+            log_length_sq=here.sum(log_off_n**2),
+            log_product=here.sum(log_off_n * log_weight_n),
+            up=here.sum(up_n),
+            up_length=here.sum(up_n * length_n),
+            down=here.sum(down_n),
+            down_length=here.sum(down_n * length_n),
+            lengths=here.sum(length_n),
         )
 
     def examples(self, step: "StepView") -> Iterable[Example]:

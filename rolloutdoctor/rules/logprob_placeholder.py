@@ -156,7 +156,7 @@ class LogProbPlaceholder(Rule[PlaceholderTally]):
         if not measured or not len(step.batch):
             return PlaceholderTally()
         counts = measured["kinds"].sum(0).reshape(len(SIDES), -1).tolist()
-        sample = step.cached("sampled rows", lambda: Sample.of(measured))
+        sample = step.cached("sampled rows", lambda: Sample.of(measured, step.by_step))
         apart = np.flatnonzero(sample.size >= APART)
         held = np.zeros(len(apart), bool)
         for values in (sample.sampler, sample.trainer) if len(apart) else ():

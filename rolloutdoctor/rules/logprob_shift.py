@@ -208,7 +208,7 @@ def _errors(step: "StepView", code: str) -> "dict[str, NDArray[np.float64]] | No
     measured = step.token_measures.get(code)
     if not measured:
         return None
-    sample = step.cached("sampled rows", lambda: Sample.of(measured))
+    sample = step.cached("sampled rows", lambda: Sample.of(measured, step.by_step))
     own, other = sample.sampler, sample.trainer
     # Pairs of adjacent tokens of one row.
     first = np.flatnonzero(sample.pairs & (sample.place[1:] == sample.place[:-1] + 1))

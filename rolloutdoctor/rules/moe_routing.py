@@ -129,7 +129,7 @@ class MoeRouting(Rule[RoutingTally]):
         measured = step.token_measures.get(self.code)
         if not measured or not len(step.batch):
             return RoutingTally()
-        sample, rows = step.cached("sampled rows", lambda: Sample.of(measured)), step.batch.per_row
+        sample, rows = step.cached("sampled rows", lambda: Sample.of(measured, step.by_step)), step.batch.per_row
         index = sample.index
         unsure = 1 - np.exp((sample.sampler + sample.trainer) / 2)
         looked = unsure > 0.1

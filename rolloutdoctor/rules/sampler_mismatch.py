@@ -19,6 +19,9 @@ if TYPE_CHECKING:
     from rolloutdoctor.evaluation.token_measures import TokenBlock
     from rolloutdoctor.rules.step import StepView
 
+LAGS = 8
+"""Version lags that are told apart."""
+
 SURE, APART = log(0.5), 2.0
 """A token that the sampler gave one half or more, and the trainer two nats less."""
 
@@ -100,29 +103,38 @@ class SamplerMismatch(Rule[MismatchTally]):
         return {
             **gap.sampled,
             "count": gap.count_N,
-            "largest": torch.tensor([max(gap.high, -gap.low)]),
+            # Of the block: the largest of a step is all that is asked for.
+            "largest": torch.full_like(gap.count_N, max(gap.high, -gap.low)),
             "confident": _confident(block, gap),
         }
 
-    def measure(self, step: "StepView") -> MismatchTally:
-        """Add up the rows of one step."""
+    def measure_each(self, steps: "StepView") -> list[MismatchTally]:
+        """Add up the rows of each step."""
+        import numpy as np
+
         from rolloutdoctor.evaluation.sampled_rows import Sample
 
-        row = step.token_measures.get(self.code)
-        tokens = int(row["count"].sum()) if row else 0
-        if not row or not tokens:
-            return MismatchTally()
-        high, lag_N, place_N = float(row["largest"].max()), _lags(step), row["confident"]
+        row, by_step = steps.token_measures.get(self.code), steps.by_step
+        if not row:
+            return steps.nothing(MismatchTally)
+        tokens, high, lag_N, place_N = (
+            by_step.count(row["count"]),
+            by_step.high(row["largest"]),
+            steps.lags(LAGS),
+            row["confident"],
+        )
         # A row of older weights may disagree with the present ones about anything.
         fresh_N = place_N if lag_N is None else place_N.where((lag_N == 0)[:, None], -1)
-        return MismatchTally(
+        return steps.tallies(
+            MismatchTally,
             tokens=tokens,
-            equal=tokens if high == 0 else 0,
-            confident=int((fresh_N >= 0).sum()),
-            places=_places(step, fresh_N),
-            largest=high,
+            equal=np.where(high == 0, tokens, 0),
+            confident=by_step.count((fresh_N >= 0).sum(1)),
+            places=_places(steps, fresh_N),
+            largest=np.where(tokens > 0, high, 0.0),
             **_of_sample(
-                step.cached("sampled rows", lambda: Sample.of(row)), None if lag_N is None else lag_N.cpu().numpy()
+                steps.cached("sampled rows", lambda: Sample.of(row, by_step)),
+                None if lag_N is None else lag_N.cpu().numpy(),
             ),
         )
 
@@ -236,75 +248,63 @@ def _confident(block: "TokenBlock", gap: "LoggedGap") -> "Tensor":
     return found_N
 
 
-def _places(step: "StepView", place_N: "Tensor") -> dict[str, float]:
-    """Names of the prompts and positions of some tokens."""
-    import torch
-
+def _places(steps: "StepView", place_N: "Tensor") -> list[dict[str, float]]:
+    """Names of the prompts and positions of some tokens, of each step."""
     from rolloutdoctor.ops.prefix_hash import scramble
 
+    found: list[dict[str, float]] = [{} for _ in steps.each]
     row, column = (place_N >= 0).nonzero(as_tuple=True)
     if not len(row):
-        return {}
-    batch = step.batch
-    prompt_N = torch.arange(len(batch), device=batch.device) if batch.groups is None else batch.groups.index_N
+        return found
+    batch = steps.batch
     # Without the prompts themselves, those of two steps count as two.
-    prompt_N = scramble(prompt_N + (batch.step << 32))
+    prompt_N = scramble((steps.row_N if batch.groups is None else steps.group_N) + (steps.number_N << 32))
     if batch.prompts is not None:
         prompt_N = prompt_N.where(batch.prompts == 0, batch.prompts)
     keys = scramble(prompt_N[row] + place_N[row, column]).tolist()
-    names: dict[str, float] = {}
-    for key in keys:
+    for step, key in zip(steps.by_step.step_N[row].tolist(), keys, strict=True):
         name = f"{key & (2**64 - 1):016x}"
-        names[name] = names.get(name, 0.0) + 1
-    return {name: names[name] for name in sorted(names)[:OFTEN_KEPT]}
-
-
-def _lags(step: "StepView") -> "Tensor | None":
-    from rolloutdoctor.ops.version_stamps import lags_of
-
-    rows = step.batch.per_row
-    return lags_of(rows.get("policy_version_min"), rows.get("policy_version_max"), 8)
+        found[step][name] = found[step].get(name, 0.0) + 1
+    return [{name: names[name] for name in sorted(names)[:OFTEN_KEPT]} for names in found]
 
 
 def _of_sample(sample: "Sample", lag_N: "NDArray[np.int64] | None") -> dict[str, Any]:
-    """Distribution and weights of the sampled rows."""
+    """Distribution and weights of the sampled rows of each step."""
     import numpy as np
 
-    from rolloutdoctor.ops.gap_bins import counts_of
+    from rolloutdoctor.ops.by_step import named_counts
+    from rolloutdoctor.ops.gap_bins import BINS, bins_of
 
-    apart, weight = sample.apart, sample.weight
+    apart, weight, tokens = sample.apart, sample.weight, sample.tokens_by_step
     size, cut = sample.size, np.minimum(weight, TOKEN_CAP)
     is_within = (weight >= TOKEN_BAND[0]) & (weight <= TOKEN_BAND[1])
-    within = weight if is_within.all() else weight[is_within]
+    within, inside = (weight, tokens) if is_within.all() else (weight[is_within], tokens.only(is_within))
     here = sample.length > 0
-    total = sample.by_row(apart)[here]
+    rows, total = sample.by_step.only(here), sample.by_row(apart)[here]
     mean, row_weight = np.exp(total / sample.length[here]), np.exp(np.minimum(total, log(ROW_CAP)))
     of_lag = {}
     if lag_N is not None:
+        lag = lag_N[sample.row]
         each = {"lag": sample.length, "lag_size": sample.by_row(size), "lag_k3": sample.by_row(weight - 1 - apart)}
-        of_lag = {name: _named(np.bincount(lag_N[sample.row], x)) for name, x in each.items()}
+        of_lag = {name: named_counts(sample.by_step.histogram(lag, LAGS, x)) for name, x in each.items()}
     return {
-        "rows": len(total),
-        "row_weight": float(row_weight.sum()),
-        "row_square": float(np.square(row_weight).sum()),
-        "rows_over": int((total > log(ROW_CAP)).sum()),
-        "rows_near": int(((mean >= ROW_BAND[0]) & (mean <= ROW_BAND[1])).sum()),
-        "seen": len(apart),
-        "sizes": _named(counts_of(size)),
-        "off": int(np.count_nonzero(abs(weight - 1) > 0.1)),
-        "weight": float(weight.sum()),
-        "square": float(np.square(weight).sum()),
-        "cut_weight": float(cut.sum()),
-        "cut_square": float(np.square(cut).sum()),
-        "inside": len(within),
-        "inside_weight": float(within.sum()),
-        "inside_square": float(np.square(within).sum()),
-        "at": _named(sample.by_place(None, PLACES)),
-        "at_size": _named(sample.by_place(size, PLACES)),
-        "at_gap": _named(sample.by_place(apart, PLACES)),
+        "rows": rows.size,
+        "row_weight": rows.sum(row_weight),
+        "row_square": rows.sum(np.square(row_weight)),
+        "rows_over": rows.count(total > log(ROW_CAP)),
+        "rows_near": rows.count((mean >= ROW_BAND[0]) & (mean <= ROW_BAND[1])),
+        "seen": tokens.size,
+        "sizes": named_counts(tokens.histogram(bins_of(size), BINS)),
+        "off": tokens.count(abs(weight - 1) > 0.1),
+        "weight": tokens.sum(weight),
+        "square": tokens.sum(np.square(weight)),
+        "cut_weight": tokens.sum(cut),
+        "cut_square": tokens.sum(np.square(cut)),
+        "inside": inside.size,
+        "inside_weight": inside.sum(within),
+        "inside_square": inside.sum(np.square(within)),
+        "at": named_counts(sample.by_place(None, PLACES)),
+        "at_size": named_counts(sample.by_place(size, PLACES)),
+        "at_gap": named_counts(sample.by_place(apart, PLACES)),
         **of_lag,
     }
-
-
-def _named(x: "NDArray[Any]") -> dict[str, float]:
-    return {str(place): float(value) for place, value in enumerate(x) if value}

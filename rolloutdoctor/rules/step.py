@@ -1,10 +1,12 @@
-"""`StepView`: one step as the rules see it."""
+"""`StepView`: one step, or several small ones, as the rules see them."""
 
-from collections.abc import Callable, Collection, Mapping
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from functools import cached_property
 from typing import Any, TypeVar
 
 import torch
+from numpy.typing import NDArray
 from torch import Tensor
 
 from rolloutdoctor.audit.logged import of_step
@@ -13,6 +15,7 @@ from rolloutdoctor.audit.stored_digits import stored_radius
 from rolloutdoctor.audit.tally import AuditTally
 from rolloutdoctor.audit.windows import StepValue
 from rolloutdoctor.data.batch import TRAIN, RolloutBatch
+from rolloutdoctor.data.several_steps import joined_groups
 from rolloutdoctor.evaluation.evaluate import Evaluation, RowResult, TokenSums, compared_groups, stored_kl
 from rolloutdoctor.evaluation.radii.advantages import advantage_radius
 from rolloutdoctor.evaluation.radii.metrics import metric_radius, stored_mean_radius, token_kl_radius
@@ -20,10 +23,13 @@ from rolloutdoctor.evaluation.sampler_gap import Gap, gap_of_step, sizes_of_rows
 from rolloutdoctor.formulas.advantages.float32 import residue, zero_std_flags
 from rolloutdoctor.objective.objective import KlBuffer, Objective
 from rolloutdoctor.ops import segments as seg
+from rolloutdoctor.ops.by_step import ByStep, records
 from rolloutdoctor.ops.group_stats import GroupStats
 from rolloutdoctor.ops.groups import Groups
 from rolloutdoctor.ops.logged_digits import Digits, rounding_of
+from rolloutdoctor.ops.version_stamps import lags_of
 from rolloutdoctor.results.findings import Example
+from rolloutdoctor.rules.worst_places import worst_examples, worst_places
 from rolloutdoctor.trainers.options import Config
 from rolloutdoctor.trainers.spec import Trainer
 from rolloutdoctor.trainers.table import trainer_from_metric_names
@@ -36,10 +42,10 @@ AUDIT = "audit"
 
 @dataclass(frozen=True, eq=False)
 class StepView:
-    """One step with its evaluations and logged metrics.
+    """One step with its evaluations and logged metrics; or several steps as one, for rules with `measure_each`.
 
     Attributes:
-        batch: the rows.
+        batch: the rows; of several steps one after another.
         logged: name of a metric to the value logged at this step and split.
         trainer: who made the run, or None.
         evaluation: the objective as configured, or None without a trainer.
@@ -51,6 +57,7 @@ class StepView:
         token_measures: code of a rule to what its `measure_tokens` returned, joined over the blocks, ``[N, ...]``;
             counts of blocks are ``[blocks, ...]``.
         lists_all: examples are all places, not the worst few.
+        parts: the steps, where the view is of several: names, statuses and logged values are theirs alone.
     """
 
     batch: RolloutBatch
@@ -64,6 +71,7 @@ class StepView:
     omits_rows: bool = False
     lists_all: bool = False
     token_measures: Mapping[str, Mapping[str, Tensor]] = field(default_factory=dict)
+    parts: tuple["StepView", ...] = ()
     _known: dict[str, Any] = field(default_factory=dict, init=False, repr=False)
 
     def cached(self, name: str, make: Callable[[], T]) -> T:
@@ -77,6 +85,66 @@ class StepView:
             self._known[name] = make()
         found: T = self._known[name]
         return found
+
+    @property
+    def each(self) -> "tuple[StepView, ...]":
+        """The steps."""
+        return self.parts or (self,)
+
+    @cached_property
+    def by_step(self) -> ByStep:
+        """Reduces values of rows, ``[N]``, to one of each step, ``[S]``."""
+        return ByStep.of_sizes([len(each.batch) for each in self.each], self.batch.device)
+
+    @cached_property
+    def groups_by_step(self) -> ByStep:
+        """Reduces values of `groups`, ``[G]``, to one of each step, ``[S]``."""
+        return ByStep.of_sizes([len(each.groups) for each in self.each], self.batch.device)
+
+    @cached_property
+    def compared_by_step(self) -> ByStep:
+        """Reduces values of `compared`, ``[G]``, to one of each step, ``[S]``."""
+        return ByStep.of_sizes([len(each.compared) for each in self.each], self.batch.device)
+
+    @cached_property
+    def number_N(self) -> Tensor:
+        """The number of each row's step, ``[N]`` int64."""
+        return self.by_step.expand(torch.tensor([each.batch.step for each in self.each]))
+
+    @cached_property
+    def row_N(self) -> Tensor:
+        """The number of each row in its step, ``[N]`` int64."""
+        return torch.arange(len(self.batch), device=self.batch.device) - self.by_step.expand(
+            self.by_step.runs.offsets[:-1]
+        )
+
+    @cached_property
+    def group_N(self) -> Tensor:
+        """The number of each row's group in its step, ``[N]`` int64."""
+        return self.groups.index_N - self.by_step.expand(self.groups_by_step.runs.offsets[:-1])
+
+    def lags(self, most: int) -> Tensor | None:
+        """How many versions each row is behind the newest of its step, ``[N]``; see `version_stamps.lags_of`."""
+        rows = self.batch.per_row
+        stamps = rows.get("policy_version_min"), rows.get("policy_version_max")
+        return self.cached(f"lags {most}", lambda: lags_of(*stamps, most, self.by_step))
+
+    @cached_property
+    def statuses(self) -> Sequence[str | None]:
+        """Column `status` of every row; empty if it was not read."""
+        return self.batch.statuses if not self.parts else [one for each in self.parts for one in each.batch.statuses]
+
+    def nothing(self, kind: type[T]) -> list[T]:
+        """An empty tally for each step."""
+        return [kind() for _ in self.each]
+
+    def tallies(self, kind: type[T], **fields: NDArray[Any] | Sequence[Any]) -> list[T]:
+        """A tally for each step: see `by_step.records`."""
+        return records(kind, **fields)
+
+    def of_each(self, make: "Callable[[StepView], Tensor]") -> Tensor:
+        """What is to be worked out for each step by itself, one after another, ``[N]``."""
+        return make(self) if not self.parts else torch.cat([make(each) for each in self.parts])
 
     @property
     def training(self) -> bool:
@@ -110,7 +178,14 @@ class StepView:
         if self.evaluation is None:
             return self.groups
         objective = self.evaluation.objective
-        return self.cached("compared", lambda: compared_groups(self.batch, objective))
+        return self.cached("compared", lambda: self._compared(objective))
+
+    def _compared(self, objective: Objective) -> Groups:
+        if not self.parts:
+            return compared_groups(self.batch, objective)
+        found = [each.compared for each in self.parts]
+        is_own = all(one is each.groups for one, each in zip(found, self.parts, strict=True))
+        return self.groups if is_own else joined_groups(found)
 
     def sampler_gap(self, code: str) -> Gap | None:
         """How far trainer and sampler are apart, if the rule measured that; see `evaluation.sampler_gap`."""
@@ -159,6 +234,8 @@ class StepView:
         """
         evaluation = self.evaluation if fix is None else self.fixed[fix]
         assert evaluation is not None
+        if self.parts:
+            return self.of_each(lambda each: each.advantage_radius(fix))
         return self.cached(f"advantage radius {fix}", lambda: self._advantage_radius(evaluation))
 
     def _advantage_radius(self, evaluation: Evaluation) -> Tensor:
@@ -241,7 +318,7 @@ class StepView:
 
     def flagged_rows(self, scale: str) -> Tensor:
         """Rows that float32 statistics flag as zero-std, ``[N]`` bool, as TRL does."""
-        return zero_std_flags(self.batch.column("reward"), self.groups, scale)
+        return self.of_each(lambda each: zero_std_flags(each.batch.column("reward"), each.groups, scale))
 
     def stored_kl(self, objective: Objective, buffer: KlBuffer) -> Tensor | None:
         """Per-token KL as it would be stored with `buffer`, ``[T]``."""
@@ -252,37 +329,30 @@ class StepView:
         return max(keep, len(self.batch)) if self.lists_all else keep
 
     def worst_rows(self, weight_N: Tensor, note: "Callable[[int], str]", keep: int) -> list[Example]:
-        """Examples for the rows of largest positive weight."""
-        return [
-            Example(self.batch.step, self._group_of(row), self.batch.sample_name(row), value, note(row))
-            for value, row in _worst(weight_N, self.kept(keep))
-        ]
+        """Examples for the rows of largest positive weight: of each step, as far as they can be among those of all."""
+        found = []
+        for _, value, row in worst_places(weight_N, self.by_step, self.kept(keep)):
+            view, own = self.own_row(row)
+            found.append((value, view.batch.step, view.group_of(own), view.batch.sample_name(own), row))
+        return worst_examples(found, note, self.kept(keep))
 
     def worst_groups(self, weight_G: Tensor, note: "Callable[[int], str]", keep: int) -> list[Example]:
-        """Examples for the groups of largest positive weight; the row named is the group's first."""
-        starts = self.groups.order_N[self.groups.offsets[:-1]]
-        return [
-            Example(
-                self.batch.step,
-                self.batch.group_name(group),
-                self.batch.sample_name(int(starts[group])),
-                value,
-                note(group),
-            )
-            for value, group in _worst(weight_G, self.kept(keep))
-        ]
+        """The same for groups; the row named is the group's first."""
+        found = []
+        for place, value, group in worst_places(weight_G, self.groups_by_step, self.kept(keep)):
+            view, first = self.own_row(int(self.groups.order_N[self.groups.offsets[group]]))
+            own = group - int(self.groups_by_step.runs.offsets[place])
+            found.append((value, view.batch.step, view.batch.group_name(own), view.batch.sample_name(first), group))
+        return worst_examples(found, note, self.kept(keep))
 
-    def _group_of(self, row: int) -> str | None:
+    def own_row(self, row: int) -> "tuple[StepView, int]":
+        """The step of a row, and the row's number in it."""
+        if not self.parts:
+            return self, row
+        place = int(self.by_step.step_N[row])
+        return self.parts[place], row - int(self.by_step.runs.offsets[place])
+
+    def group_of(self, row: int) -> str | None:
+        """Name of the group of a row of the step, or None."""
         groups = self.batch.groups
         return None if groups is None else self.batch.group_name(int(groups.index_N[row]))
-
-
-def _worst(weight: Tensor, keep: int) -> list[tuple[float, int]]:
-    """Largest positive weights with their positions, the first of equals first; NaN is no weight."""
-    is_positive = weight > 0
-    if not bool(is_positive.any()):
-        return []
-    positive = torch.where(is_positive, weight, 0.0)
-    values, chosen = torch.sort(positive, descending=True, stable=True)
-    count = min(keep, int(is_positive.sum()))
-    return list(zip(values[:count].tolist(), chosen[:count].tolist(), strict=True))

@@ -158,7 +158,7 @@ class TemperatureMismatch(Rule[TemperatureTally]):
         rows = step.batch.per_row
         lag_N = lags_of(rows.get("policy_version_min"), rows.get("policy_version_max"), 8)
         fresh_N = None if lag_N is None else lag_N == 0
-        sample = step.cached("sampled rows", lambda: Sample.of(measured))
+        sample = step.cached("sampled rows", lambda: Sample.of(measured, step.by_step))
         found: dict[str, Any] = {
             "gap": float(sample.apart.sum()),
             "own": sample.squares[0],

@@ -154,7 +154,7 @@ class TruncatedSupport(Rule[SupportTally]):
         measured = step.token_measures.get(self.code)
         if not measured or not len(step.batch):
             return SupportTally()
-        sample = step.cached("sampled rows", lambda: Sample.of(measured))
+        sample = step.cached("sampled rows", lambda: Sample.of(measured, step.by_step))
         rows = step.batch.per_row
         lag_N = lags_of(rows.get("policy_version_min"), rows.get("policy_version_max"), 8)
         fresh_N = None if lag_N is None else lag_N == 0

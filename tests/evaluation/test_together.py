@@ -97,7 +97,7 @@ def test_together_as_alone(run, seed, is_cut):
     for number, step in enumerate(steps if found is not None else []):
         alone = evaluate_all(step, objectives)
         for label, one in alone.items():
-            its = found[number][label]
+            its = found.each[number][label]
             assert its.batch is step
             assert its.objective == one.objective
             assert_same(one.rows, its.rows, (number, label))
@@ -110,7 +110,7 @@ def test_radii_are_those_of_the_step(run):
     objectives = objectives_of(run)
     steps = [one for seed in range(5, 30) if not has_nan_advantage(one := a_step(seed, seed), objectives[""])][:4]
     found = StepsTogether(steps, [{}] * 4, torch.float32).whole(objectives)
-    for step, its in zip(steps, found, strict=True):
+    for step, its in zip(steps, found.each, strict=True):
         alone = evaluate_all(step, objectives)
         for label in alone:
             of_kl = [kl_radius] if alone[label].objective.kl_loss is not None else []
@@ -135,8 +135,8 @@ def test_without_log_probs_there_are_rows():
     steps = [a_step(number, number) for number in range(3)]
     steps = [replace(one, per_token={"response_mask": one.column("response_mask")}) for one in steps]
     found = StepsTogether(steps, [{}] * 3, torch.float32).whole(objectives)
-    assert [its[""].tokens for its in found] == [None] * 3
-    assert_same(evaluate_rows(steps[1], objectives[""]), found[1][""].rows, ())
+    assert [its[""].tokens for its in found.each] == [None] * 3
+    assert_same(evaluate_rows(steps[1], objectives[""]), found.each[1][""].rows, ())
 
 
 def with_nan(step):

@@ -3,15 +3,19 @@
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 
+import torch
+
 from rolloutdoctor.data.batch import RolloutBatch
+from rolloutdoctor.data.several_steps import TOGETHER, passes
 from rolloutdoctor.engine.accumulate import RuleAccumulator
 from rolloutdoctor.engine.configure import configure
 from rolloutdoctor.engine.devices import find_dtype
 from rolloutdoctor.engine.judge import judge
-from rolloutdoctor.engine.plan import make_plan
+from rolloutdoctor.engine.plan import Plan, make_plan
 from rolloutdoctor.engine.prepare import context_for
 from rolloutdoctor.engine.run_steps import StepDispatcher
 from rolloutdoctor.io.metadata import RunMetadata
+from rolloutdoctor.ops.groups import Groups
 from rolloutdoctor.results.findings import Finding, Report
 from rolloutdoctor.rules.table import RULES, find
 from rolloutdoctor.trainers.options import Layer
@@ -55,7 +59,52 @@ def folded(
     dispatcher = StepDispatcher([fold], find_dtype(dtype))
     for batch, metrics in zip(batches, each, strict=True):
         dispatcher.step(batch, metrics)
+    if 0 < len(select) <= 3:
+        assert_measured_alike(plan, [one for batch in batches for one in (companion(batch), batch)], dtype)
     return plan, fold, configured
+
+
+def assert_measured_alike(plan: Plan, batches: Sequence[RolloutBatch], dtype: str = "float64") -> None:
+    """Steps measured together give what each gives alone, to the bit."""
+    alone, together = RuleAccumulator(plan), RuleAccumulator(plan)
+    dispatcher = StepDispatcher([alone], find_dtype(dtype))
+    for batch in batches:
+        dispatcher.step(batch, {})
+    dispatcher = StepDispatcher([together], find_dtype(dtype))
+    for steps in passes(batches, TOGETHER):
+        dispatcher.steps([(batch, {}) for batch in steps])
+    one, other = alone.state(), together.state()
+    for code in one.rules:
+        assert repr(one.rules[code]) == repr(other.rules[code]), code
+    assert repr(one) == repr(other)
+
+
+def companion(batch: RolloutBatch) -> RolloutBatch:
+    """Return another step with the same columns: the rows of a batch from the last to the second, other numbers."""
+    order_N = torch.arange(len(batch) - 1, 0, -1)
+    if not len(order_N):
+        return batch
+    tokens = torch.cat([torch.arange(int(batch.rows[row]), int(batch.rows[row + 1])) for row in order_N])
+    groups = group_ids = None
+    if batch.groups is not None:
+        kept, index_N = torch.unique(batch.groups.index_N[order_N], return_inverse=True)
+        groups, group_ids = Groups.of(index_N, len(kept)), [batch.group_name(group) for group in kept.tolist()]
+    return replace(
+        batch,
+        step=batch.step + 1_000_000,
+        rows=torch.cat([torch.zeros(1, dtype=torch.int64), batch.rows.diff()[order_N].cumsum(0)]),
+        groups=groups,
+        group_ids=group_ids or (),
+        per_row={name: _other(values[order_N]) for name, values in batch.per_row.items()},
+        per_token={name: _other(values[tokens]) for name, values in batch.per_token.items()},
+        rewards={name: _other(values[order_N]) for name, values in batch.rewards.items()},
+        sample_ids=[batch.sample_ids[row] for row in order_N] if len(batch.sample_ids) else (),
+        statuses=[batch.statuses[row] for row in order_N] if len(batch.statuses) else (),
+    )
+
+
+def _other(x: torch.Tensor) -> torch.Tensor:
+    return x * 0.75 if x.is_floating_point() else x
 
 
 def report_on(batches: RolloutBatch | Sequence[RolloutBatch], **kwargs: object) -> Report:

@@ -1,0 +1,139 @@
+"""`ByStep`: values of rows, or of groups, reduced to one value for each of several steps."""
+
+from collections.abc import Sequence
+from functools import cached_property
+from typing import Any, TypeVar
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from torch import Tensor
+
+from rolloutdoctor.ops.segments import Runs, high, low
+
+Record = TypeVar("Record")
+Floats = NDArray[np.float64]
+
+
+class ByStep:
+    """Rows of several steps, one step after another; S is the number of steps, and one step is no special case.
+
+    What it returns is numpy's and on the CPU, whatever the device of the values. What a step gets does not depend on
+    the other steps, to the bit.
+
+    Attributes:
+        runs: the rows by step.
+
+    >>> rows = ByStep(Runs(torch.tensor([0, 2, 2, 3])))
+    >>> rows.sum(torch.tensor([1.0, 2.0, 4.0])).tolist(), rows.high(torch.tensor([1.0, 2.0, 4.0])).tolist()
+    ([3.0, 0.0, 4.0], [2.0, 0.0, 4.0])
+    """
+
+    def __init__(self, runs: Runs) -> None:
+        self.runs = runs
+
+    def __len__(self) -> int:
+        return len(self.runs)
+
+    @cached_property
+    def size(self) -> NDArray[np.int64]:
+        """Rows of each step, ``[S]``."""
+        return self.runs.lengths.cpu().numpy()
+
+    @cached_property
+    def step_N(self) -> Tensor:
+        """The place of each row's step among the steps, ``[N]`` int64."""
+        return self.runs.expand(torch.arange(len(self), device=self.runs.offsets.device))
+
+    def sum(self, x_N: Tensor | NDArray[Any]) -> Floats:
+        """Sum over the rows of each step, ``[S]``."""
+        return self.runs.sums(x_N) if isinstance(x_N, np.ndarray) else self.runs.total(x_N).cpu().numpy()
+
+    def count(self, chosen_N: Tensor | NDArray[Any]) -> NDArray[np.int64]:
+        """How many rows of each step are chosen, ``[S]``, from ``[N]`` bool; or the sum of whole numbers."""
+        return self.sum(chosen_N).astype(np.int64)
+
+    def any(self, chosen_N: Tensor | NDArray[np.bool_]) -> NDArray[np.bool_]:
+        """Whether a row of the step is chosen, ``[S]``."""
+        return np.asarray(self.sum(chosen_N) > 0)
+
+    def all(self, chosen_N: Tensor | NDArray[np.bool_]) -> NDArray[np.bool_]:
+        """Whether every row of the step is chosen, ``[S]``; of a step without rows it is true."""
+        return np.asarray(self.sum(chosen_N) == self.size)
+
+    def mean(self, x_N: Tensor | NDArray[Any]) -> Floats:
+        """Mean over the rows of each step, ``[S]``; NaN for a step without rows."""
+        with np.errstate(invalid="ignore"):
+            return np.asarray(self.sum(x_N) / self.size, np.float64)
+
+    def high(self, x_N: Tensor, empty: float = 0.0) -> Floats:
+        """Largest value of each step, ``[S]``; NaN if there is one, `empty` for a step without rows."""
+        return self._filled(high(x_N.double(), self.runs.offsets), empty)
+
+    def low(self, x_N: Tensor, empty: float = 0.0) -> Floats:
+        """Smallest value of each step, ``[S]``; NaN if there is one, `empty` for a step without rows."""
+        return self._filled(low(x_N.double(), self.runs.offsets), empty)
+
+    def _filled(self, x_S: Tensor, empty: float) -> Floats:
+        found: Floats = np.where(self.size > 0, x_S.cpu().numpy(), empty)
+        return found
+
+    def expand(self, x_S: NDArray[Any] | Tensor) -> Tensor:
+        """Give every row the value of its step: ``[S] -> [N]``."""
+        values = torch.from_numpy(x_S) if isinstance(x_S, np.ndarray) else x_S
+        return self.runs.expand(values.to(self.runs.offsets.device))
+
+    def only(self, chosen_N: Tensor | NDArray[np.bool_]) -> "ByStep":
+        """The chosen rows, ``[N]`` bool, by step: for values that were packed by ``x_N[chosen_N]``."""
+        return ByStep.of_sizes(self.count(chosen_N), self.runs.offsets.device)
+
+    @classmethod
+    def of_sizes(cls, sizes: Sequence[int] | NDArray[np.int64], device: torch.device | None = None) -> "ByStep":
+        """Rows by step, given how many each step has."""
+        return cls(Runs.of_lengths(torch.as_tensor(np.asarray(sizes, np.int64), device=device)))
+
+    def histogram(
+        self, bin_N: NDArray[np.integer[Any]], bins: int, weight_N: NDArray[Any] | None = None
+    ) -> NDArray[np.float64]:
+        """Count the rows of each step by bin, or add up their weights, ``[S, bins]``; on the CPU.
+
+        Args:
+            bin_N: of each row, below `bins`.
+            bins: how many there are.
+            weight_N: of each row.
+        """
+        place_N = bin_N if len(self) == 1 else bin_N + self.step_N.numpy() * bins
+        return np.bincount(place_N, weight_N, len(self) * bins).astype(np.float64).reshape(len(self), bins)
+
+
+def records(kind: type[Record], **fields: NDArray[Any] | Sequence[Any]) -> list[Record]:
+    """Return one record for each step.
+
+    Args:
+        kind: of the records.
+        fields: what each step has in a field, ``[S]``; fields that are not named have their default.
+
+    >>> from rolloutdoctor.results.findings import Measure
+    >>> records(Measure, value=np.array([1, 2]), unit=["rows", "nats"])
+    [Measure(value=1, unit='rows'), Measure(value=2, unit='nats')]
+    """
+    # Plain numbers: a record is written to files and compared.
+    columns = [column.tolist() if isinstance(column, np.ndarray) else column for column in fields.values()]
+    return [kind(**dict(zip(fields, values, strict=True))) for values in zip(*columns, strict=True)]
+
+
+def named_counts(x_SK: NDArray[Any], names: Sequence[str] | None = None) -> list[dict[str, float]]:
+    """Return the nonzero numbers of each step by the name of their column.
+
+    Args:
+        x_SK: ``[S, K]``.
+        names: of the K columns; their places, if there are none.
+
+    >>> named_counts(np.array([[0, 2], [1, 0]]))
+    [{'1': 2.0}, {'0': 1.0}]
+    """
+    steps, places = np.nonzero(x_SK)
+    split: list[dict[str, float]] = [{} for _ in range(len(x_SK))]
+    for step, place, value in zip(steps.tolist(), places.tolist(), x_SK[steps, places].tolist(), strict=True):
+        split[step][str(place) if names is None else names[place]] = float(value)
+    return split

@@ -1,0 +1,44 @@
+"""Rules that measure several steps at once give each step what it has alone, to the bit."""
+
+import dataclasses
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from rolloutdoctor.data.several_steps import can_join
+from rolloutdoctor.rules.base import Rule
+from rolloutdoctor.rules.table import RULES
+from tests.rules.checking import assert_measured_alike, folded
+from tests.rules.test_contract import SETUPS, full_batch, logged_by
+
+SIZES = ((3, 2, 1, 2), (4, 4), (1,), (2, 2, 2))
+
+
+@pytest.mark.parametrize("setup", [*SETUPS, "no trainer"])
+@settings(max_examples=6, deadline=None)
+@given(seed=st.integers(0, 10_000), order=st.permutations(range(4)))
+def test_together_as_alone(setup, seed, order):
+    batches = [full_batch(seed + place, step=7 * order[place], sizes=SIZES[place]) for place in range(4)]
+    assert all(can_join(batches[0], batch) for batch in batches[1:])
+    options = SETUPS.get(setup, {"trainer": None})
+    plan, _, _ = folded(batches, logged=logged_by(setup) if setup in SETUPS else {}, **options)
+    assert_measured_alike(plan, batches)
+
+
+def test_ties_between_steps_are_kept_in_one_order():
+    """Of many places of one weight the same few are kept, whatever steps are measured together."""
+    batch = full_batch(3, sizes=(4, 4, 4), rejected=0.0, empty=0.0, holes=0.0)
+    batch = dataclasses.replace(batch, per_row={**batch.per_row, "reward": batch.per_row["reward"] * 0})
+    batches = [dataclasses.replace(batch, step=step) for step in (9, 2, 5)]
+    plan, fold, _ = folded(batches, trainer=None)
+    assert_measured_alike(plan, batches)
+    assert [example.step for example in fold.state().rules["RDA011"].examples] == [2, 2, 2, 5, 5]
+
+
+@pytest.mark.parametrize("rule", RULES, ids=lambda rule: rule.code)
+def test_a_rule_measures_one_step_or_several(rule):
+    has_measure, has_measure_each = (
+        getattr(type(rule), name) is not getattr(Rule, name) for name in ("measure", "measure_each")
+    )
+    assert has_measure != has_measure_each
