@@ -48,6 +48,8 @@ def can_join(one: RolloutBatch, other: RolloutBatch) -> bool:
         return False
     if one.incomplete or other.incomplete or (one.groups is None) != (other.groups is None):
         return False
+    if (len(one.statuses) > 0) != (len(other.statuses) > 0):
+        return False
     return (
         one.per_token.keys() == other.per_token.keys()
         and one.per_row.keys() == other.per_row.keys()
@@ -58,8 +60,8 @@ def can_join(one: RolloutBatch, other: RolloutBatch) -> bool:
 def joined(batches: Sequence[RolloutBatch]) -> RolloutBatch:
     """Join steps that `can_join`, one after another; `RolloutBatch.place_N` tells their rows apart.
 
-    No group is of two steps, whatever the group identifiers. Names of rows and groups, and statuses, stay with the
-    steps. No token is copied: the columns keep the chunks of the steps.
+    No group is of two steps, whatever the group identifiers. Names of rows and groups stay with the steps. No token is
+    copied: the columns keep the chunks of the steps.
     """
     first = batches[0]
     sizes = torch.tensor([len(each) for each in batches])
@@ -78,6 +80,7 @@ def joined(batches: Sequence[RolloutBatch]) -> RolloutBatch:
             }
         ),
         rewards={name: torch.cat([each.rewards[name] for each in batches]) for name in first.rewards},
+        statuses=[status for each in batches for status in each.statuses],
         place_N=torch.arange(len(batches)).repeat_interleave(sizes),
     )
 

@@ -189,7 +189,7 @@ class RuleAccumulator(StepConsumer):
 
     def _measurable(self, batch: RolloutBatch) -> frozenset[str]:
         """Codes of the rules that have the columns they need in a step: nearly all steps have the same."""
-        kinds = batch.groups is None, len(batch.statuses) > 0, bool(batch.rewards)
+        kinds = batch.groups is None, batch.has("status"), bool(batch.rewards)
         key = (*batch.per_token, None, *batch.per_row, None, *batch.incomplete, *kinds)
         if key not in self._by_columns:
             # A rule that reads a column where it is there would see less than the run holds.
@@ -238,28 +238,26 @@ class RuleAccumulator(StepConsumer):
         return view
 
     def _measure(self, rule: AnyRule, views: Sequence[StepView], whole: StepView | None) -> None:
-        """Let a rule measure some steps: all at once if they are joined, and the rule knows how."""
-        able = [view for view in views if self._can_measure(rule, view)]
-        if rule.measures_together and whole is not None and len(able) == len(views):
-            self._take(rule, views, rule.measure_each(whole), rule.examples(whole))
+        """Let a rule measure some steps of one split: all at once if they are joined, and the rule knows how."""
+        if views[0].batch.split not in rule.splits:
             return
-        if len(able) < len(views) and views[0].batch.split in rule.splits:
-            self._unmeasured[rule.code] += len(views) - len(able)
-        for view in able:
-            self._take(rule, [view], [rule.measure(view)], rule.examples(view))
+        if whole is not None and rule.measures_together and self._can_measure(rule, whole):
+            self._take(rule, whole, rule.measure_each(whole), rule.examples(whole))
+            return
+        for view in views:
+            if self._can_measure(rule, view):
+                self._take(rule, view, [rule.measure(view)], rule.examples(view))
+            else:
+                self._unmeasured[rule.code] += 1
 
     def _can_measure(self, rule: AnyRule, view: StepView) -> bool:
-        if view.batch.split not in rule.splits or (rule.needs_objective and view.evaluation is None):
-            return False
-        return rule.code in self._measurable(view.batch)
+        return not (rule.needs_objective and view.evaluation is None) and rule.code in self._measurable(view.batch)
 
-    def _take(
-        self, rule: AnyRule, views: Sequence[StepView], tallies: Iterable[Any], examples: Iterable[Example]
-    ) -> None:
+    def _take(self, rule: AnyRule, view: StepView, tallies: Iterable[Any], examples: Iterable[Example]) -> None:
         """Keep what a rule found in some steps."""
         code = rule.code
         steps = self._steps[code]
-        steps += zip((view.batch.key for view in views), tallies, strict=True)
+        steps += zip(view.keys, tallies, strict=True)
         if len(steps) >= KEEP_STEPS:
             self._thinned[code] += RuleState(tuple(steps))
             self._steps[code] = []

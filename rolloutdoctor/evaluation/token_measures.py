@@ -17,10 +17,10 @@ from rolloutdoctor.ops.prefix_hash import PrefixHashes, scramble
 T = TypeVar("T")
 
 TokenMeasure = Callable[["TokenBlock"], Mapping[str, Tensor]]
-"""Maps a block to named values of its rows, ``[n, ...]`` each, or to counts of the block, ``[1, ...]``, to be added up,
-or to values of some of its tokens.
+"""Maps a block to named values of its rows, ``[n, ...]`` each, or to values of some of its tokens, ``[t]``, with their
+number in each row.
 
-The names are the same for every block of a step.
+The names are the same for every block of a step, and for steps with the same columns.
 """
 
 
@@ -204,6 +204,8 @@ class TokenMeasures:
 
 def _joined(blocks: Sequence[Mapping[str, Tensor]], known: dict[tuple[int, ...], Tensor]) -> dict[str, Tensor]:
     """Join the values of the blocks; those that several measures return are joined once."""
+    if len(blocks) == 1:
+        return dict(blocks[0])
     found = {}
     for name in blocks[0] if blocks else {}:
         parts = [block[name] for block in blocks]

@@ -181,8 +181,8 @@ class Rule(ABC, Generic[T]):
             block: rows with all their response tokens.
 
         Returns:
-            Named values of the rows, ``[n, ...]`` each, or counts of the block, ``[1, ...]``, the same names for every
-            block; see `StepView.token_measures`.
+            Named values of the rows, ``[n, ...]`` each, or of tokens, packed, with their number in each row; the same
+            names for every block. See `StepView.token_measures`.
         """
         raise NotImplementedError
 

@@ -14,7 +14,7 @@ from rolloutdoctor.audit.step import audit_step, window_values
 from rolloutdoctor.audit.stored_digits import stored_radius
 from rolloutdoctor.audit.tally import AuditTally
 from rolloutdoctor.audit.windows import StepValue
-from rolloutdoctor.data.batch import TRAIN, RolloutBatch
+from rolloutdoctor.data.batch import TRAIN, RolloutBatch, StepKey
 from rolloutdoctor.data.several_steps import joined_groups
 from rolloutdoctor.evaluation.evaluate import Evaluation, RowResult, TokenSums, compared_groups, stored_kl
 from rolloutdoctor.evaluation.radii.advantages import advantage_radius
@@ -54,10 +54,9 @@ class StepView:
         config: configuration of the trainer, or None.
         digits: name of a logged metric to what its values may have been rounded to.
         omits_rows: the rows come from a dump that need not hold all rows of the step.
-        token_measures: code of a rule to what its `measure_tokens` returned, joined over the blocks, ``[N, ...]``;
-            counts of blocks are ``[blocks, ...]``.
+        token_measures: code of a rule to what its `measure_tokens` returned, joined over the blocks, ``[N, ...]``.
         lists_all: examples are all places, not the worst few.
-        parts: the steps, where the view is of several: names, statuses and logged values are theirs alone.
+        parts: the steps, where the view is of several: names and logged values are theirs alone.
     """
 
     batch: RolloutBatch
@@ -90,6 +89,11 @@ class StepView:
     def each(self) -> "tuple[StepView, ...]":
         """The steps."""
         return self.parts or (self,)
+
+    @cached_property
+    def keys(self) -> tuple[StepKey, ...]:
+        """Number and split of each step."""
+        return tuple(each.batch.key for each in self.each)
 
     @cached_property
     def by_step(self) -> ByStep:
@@ -128,11 +132,6 @@ class StepView:
         rows = self.batch.per_row
         stamps = rows.get("policy_version_min"), rows.get("policy_version_max")
         return self.cached(f"lags {most}", lambda: lags_of(*stamps, most, self.by_step))
-
-    @cached_property
-    def statuses(self) -> Sequence[str | None]:
-        """Column `status` of every row; empty if it was not read."""
-        return self.batch.statuses if not self.parts else [one for each in self.parts for one in each.batch.statuses]
 
     def nothing(self, kind: type[T]) -> list[T]:
         """An empty tally for each step."""
