@@ -12,6 +12,7 @@ from torch import Tensor
 from rolloutdoctor.data.schema import BY_NAME
 from rolloutdoctor.data.token_columns import TokenColumns
 from rolloutdoctor.ops import segments as seg
+from rolloutdoctor.ops.by_step import ByStep
 from rolloutdoctor.ops.groups import Groups
 from rolloutdoctor.results.errors import BatchError
 
@@ -49,6 +50,7 @@ class RolloutBatch:
         incomplete: token column that some rows have and others lack to a row that lacks it; not in `per_token`.
         place_N: ``[N]`` int64, ascending from 0: which of several steps a row is of, where the batch holds several
             (`joined`); None: all rows are of one.
+        numbers: of these steps, `step` being that of the first.
     """
 
     step: int
@@ -63,6 +65,7 @@ class RolloutBatch:
     statuses: Sequence[str | None] = ()
     incomplete: Mapping[str, str] = field(default_factory=dict)
     place_N: Tensor | None = None
+    numbers: Sequence[int] = ()
 
     def __post_init__(self) -> None:
         rows = self.rows
@@ -98,6 +101,50 @@ class RolloutBatch:
     def key(self) -> StepKey:
         """Step and split."""
         return StepKey(self.step, self.split)
+
+    @cached_property
+    def by_step(self) -> ByStep:
+        """Reduces values of rows, ``[N]``, to one of each step, ``[S]``; S is 1 but for joined steps."""
+        if self.place_N is None:
+            return ByStep.of_sizes([len(self)], self.device)
+        return ByStep.of_sizes(torch.bincount(self.place_N, minlength=len(self.numbers)).numpy())
+
+    @cached_property
+    def number_N(self) -> Tensor:
+        """Number of each row's step, ``[N]`` int64."""
+        return self.by_step.expand(torch.tensor(self.numbers or [self.step]))
+
+    @cached_property
+    def row_N(self) -> Tensor:
+        """Number of each row in its step, ``[N]`` int64."""
+        first_N = self.by_step.expand(self.by_step.runs.offsets[:-1])
+        return torch.arange(len(self), device=self.device) - first_N
+
+    @cached_property
+    def groups_by_step(self) -> ByStep:
+        """Reduces values of groups, ``[G]``, to one of each step, ``[S]``."""
+        assert self.groups is not None
+        if self.place_N is None:
+            return ByStep.of_sizes([len(self.groups)], self.device)
+        first_G = self.groups.order_N[self.groups.offsets[:-1]]
+        return ByStep.of_sizes(torch.bincount(self.place_N[first_G], minlength=len(self.numbers)).numpy())
+
+    @cached_property
+    def group_N(self) -> Tensor:
+        """Number of each row's group in its step, ``[N]`` int64."""
+        assert self.groups is not None
+        return self.groups.index_N - self.by_step.expand(self.groups_by_step.runs.offsets[:-1])
+
+    @cached_property
+    def first_update_N(self) -> Tensor | None:
+        """Rows whose log-probs are those of the policy before the step's first update, ``[N]`` bool; None: all rows.
+
+        Where log-probs of the loss stand in for old ones, those of later updates are of a policy that has moved.
+        """
+        part_N = self.per_row.get("optim_step_id")
+        if part_N is None or "old_log_probs" in self.per_token:
+            return None
+        return part_N == self.by_step.expand(self.by_step.low(part_N))
 
     @property
     def tokens(self) -> int:

@@ -12,6 +12,9 @@ from rolloutdoctor.ops.groups import Groups
 TOGETHER = 196_608
 """Tokens of small steps that are joined, at most."""
 
+SMALL = 2**15
+"""Tokens of a step that is joined, at most: with more there is little to gain, and not all are looked at."""
+
 _MOST = 256
 """Steps of one batch, at most."""
 
@@ -35,7 +38,7 @@ def passes(batches: Iterable[RolloutBatch], tokens: int) -> Iterator[list[Rollou
         held += batch.tokens
         # No reference may be left in this frame.
         del batch
-        if 2 * held >= tokens and len(waiting) == 1:
+        if held > min(SMALL, tokens // 2) and len(waiting) == 1:
             yield waiting
             waiting, held = [], 0
     if waiting:
@@ -82,6 +85,7 @@ def joined(batches: Sequence[RolloutBatch]) -> RolloutBatch:
         rewards={name: torch.cat([each.rewards[name] for each in batches]) for name in first.rewards},
         statuses=[status for each in batches for status in each.statuses],
         place_N=torch.arange(len(batches)).repeat_interleave(sizes),
+        numbers=[each.step for each in batches],
     )
 
 

@@ -214,7 +214,8 @@ class RuleAccumulator(StepConsumer):
         whole = None
         if steps.batch is not None:
             evaluations = dict(steps.evaluations)
-            whole = join_views(views, steps.batch, evaluations.pop(AS_CONFIGURED, None), evaluations)
+            configured = evaluations.pop(AS_CONFIGURED, None)
+            whole = join_views(views, steps.batch, configured, evaluations, steps.token_measures)
         # Rule by rule: its code and constants are in the cache then.
         for rule in self.plan.rules:
             self._measure(rule, views, whole)

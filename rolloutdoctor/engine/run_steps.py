@@ -13,7 +13,7 @@ from rolloutdoctor.engine.options import ReadOptions
 from rolloutdoctor.evaluation.evaluate import Evaluation
 from rolloutdoctor.evaluation.gpu_check.first_step import EvaluationRequest, Evaluator
 from rolloutdoctor.evaluation.together import SharedPass, StepsTogether
-from rolloutdoctor.evaluation.token_measures import TokenMeasure, TokenMeasures
+from rolloutdoctor.evaluation.token_measures import MeasuredOnDemand, TokenMeasure, TokenMeasures
 from rolloutdoctor.io.progress import Progress
 from rolloutdoctor.io.run import LoggedMetrics, Run
 from rolloutdoctor.objective.objective import Objective
@@ -58,11 +58,13 @@ class EvaluatedSteps:
         steps: each of them.
         batch: their rows as one batch; None for a single step, and where the steps do not share a pass.
         evaluations: those of `batch`, by the consumer's own labels.
+        token_measures: name of a token measure to its values over `batch`.
     """
 
     steps: Sequence[EvaluatedStep]
     batch: RolloutBatch | None = None
     evaluations: Mapping[str, Evaluation] = field(default_factory=dict)
+    token_measures: Mapping[str, Mapping[str, torch.Tensor]] = field(default_factory=dict)
 
 
 class StepConsumer(ABC):
@@ -208,25 +210,33 @@ class SharedEvaluator:
 
     def pass_on(self, steps: Sequence[LoggedBatch], dtype: torch.dtype) -> None:
         """Evaluate some steps, together where that is possible, and pass them to the consumers."""
-        together = shared = None
         if len(steps) > 1 and not self._per_token:
             together = StepsTogether([batch for batch, _ in steps], [logged for _, logged in steps], dtype)
             shared = together.whole(self._objectives) if self._distinct else SharedPass({}, [{} for _ in steps])
-        seen = [
-            tuple(
-                self.evaluate(batch, logged, dtype)
-                if shared is None
-                else self._seen(batch, logged, dtype, shared.each[place], self._measures(batch).finish(batch))
-            )
-            for place, (batch, logged) in enumerate(steps)
-        ]
-        for number, (consumer, names) in enumerate(zip(self.consumers, self._names, strict=True)):
-            own = [step[number] for step in seen]
-            if together is None or shared is None:
-                consumer.add_all(EvaluatedSteps(own))
-            else:
-                joined = {label: shared.joined[name] for label, name in names.items()}
-                consumer.add_all(EvaluatedSteps(own, together.batch, joined))
+            if shared is not None:
+                return self._pass_on_together(steps, together.batch, shared, dtype)
+        seen = [tuple(self.evaluate(batch, logged, dtype)) for batch, logged in steps]
+        for consumer, own in zip(self.consumers, zip(*seen, strict=True), strict=True):
+            consumer.add_all(EvaluatedSteps(own))
+        return None
+
+    def _pass_on_together(
+        self, steps: Sequence[LoggedBatch], whole: RolloutBatch, shared: SharedPass, dtype: torch.dtype
+    ) -> None:
+        for consumer, names in zip(self.consumers, self._names, strict=True):
+            measures = consumer.token_measures(whole)
+            own = [
+                EvaluatedStep(
+                    batch,
+                    logged,
+                    dtype,
+                    {label: evaluations[name] for label, name in names.items()},
+                    token_measures=MeasuredOnDemand(measures, batch, at_once=False),
+                )
+                for (batch, logged), evaluations in zip(steps, shared.each, strict=True)
+            ]
+            joined = {label: shared.joined[name] for label, name in names.items()}
+            consumer.add_all(EvaluatedSteps(own, whole, joined, MeasuredOnDemand(measures, whole, at_once=True)))
 
     def evaluate(self, batch: RolloutBatch, logged: Mapping[str, float], dtype: torch.dtype) -> Iterator[EvaluatedStep]:
         """Yield what each consumer sees of a step."""
@@ -243,20 +253,10 @@ class SharedEvaluator:
             for consumer in self.consumers:
                 yield from SharedEvaluator([consumer], self._evaluator).evaluate(batch, logged, dtype)
             return
-        yield from self._seen(batch, logged, dtype, found, measures.finish(batch))
-
-    def _seen(
-        self,
-        batch: RolloutBatch,
-        logged: Mapping[str, float],
-        dtype: torch.dtype,
-        found: Mapping[str, Evaluation],
-        measured: Mapping[str, Mapping[str, torch.Tensor]],
-    ) -> Iterator[EvaluatedStep]:
-        """Yield what each consumer sees of an evaluated step."""
+        measured_by_all = measures.finish(batch)
         for number, names in enumerate(self._names):
             evaluations = {label: found[name] for label, name in names.items()}
-            yield EvaluatedStep(batch, logged, dtype, evaluations, token_measures=_by_consumer(measured, number))
+            yield EvaluatedStep(batch, logged, dtype, evaluations, token_measures=_by_consumer(measured_by_all, number))
 
 
 def _by_consumer(

@@ -21,10 +21,9 @@ def first_tokens(block: TokenBlock) -> Mapping[str, Tensor]:
     if not len(block):
         return {"token": filled_n.long(), "sampler": unknown_n, "trainer": unknown_n}
     is_known_n = filled_n & block.trained_T[places_n]
-    part_N = block.of_step("optim_step_id")
-    if part_N is not None and not block.is_logged("old_log_probs"):
-        # At the loss of a later update the policy has moved.
-        is_known_n = is_known_n & (part_N == part_N.min())[block.rows]
+    first_N = block.batch.first_update_N
+    if first_N is not None:
+        is_known_n = is_known_n & first_N[block.rows]
     return {
         "token": block.column("response_ids")[places_n].long(),
         "sampler": torch.where(is_known_n, block.column("rollout_log_probs")[places_n].double(), unknown_n),

@@ -71,6 +71,14 @@ class LoggedGap:
         return (nan, nan) if any(map(isnan, found)) else (min(found, default=0.0), max(found, default=0.0))
 
     @cached_property
+    def largest_n(self) -> Tensor:
+        """Largest size of the gap, ``[n]`` float64: of the block where all of it is of one step, else of the row."""
+        if self._block.batch.place_N is None:
+            return torch.full_like(self.count_N, max(self.high, -self.low))
+        largest_n = seg.high(self.apart_T.abs(), self._block.runs.offsets).double()
+        return largest_n.clamp(min=0.0)
+
+    @cached_property
     def apart_T(self) -> Tensor:
         """``[t]``; 0 where a token is not counted."""
         apart_T = self._block.column(TRAINER) - self._block.column(SAMPLER)
@@ -118,14 +126,19 @@ class LoggedGap:
 
 
 def _is_sampled(block: TokenBlock) -> NDArray[np.bool_]:
-    """Rows that are sampled, by their places in the step, ``[n]`` bool: others in each step, and at least one."""
-    every = -(-block.tokens_of_step // SAMPLED_TOKENS)
-    if every <= 1:
+    """Rows that are sampled, by their places in their step, ``[n]`` bool: others in each step, and at least one."""
+    batch, rows = block.batch, block.rows
+    by_step = batch.by_step
+    every_S = -(-batch.rows[by_step.runs.offsets].diff() // SAMPLED_TOKENS)
+    if int(every_S.max()) <= 1:
         return np.ones(len(block.runs), bool)
-    place_n, seed = np.arange(block.rows.start, block.rows.stop), scrambled(block.step)
-    by_chance = scramble(torch.from_numpy(place_n + (seed >> 1))).numpy() % every == 0
-    found: NDArray[np.bool_] = by_chance | (place_n == seed % block.rows_of_step)
-    return found
+    seeds = [scrambled(number) for number in batch.numbers or [batch.step]]
+    half_S = torch.tensor([seed >> 1 for seed in seeds])
+    own_S = torch.tensor([seed % size if size else 0 for seed, size in zip(seeds, by_step.size.tolist(), strict=True)])
+    every_n, half_n, own_n = (by_step.expand(x_S)[rows] for x_S in (every_S.clamp(min=1), half_S, own_S))
+    place_n = batch.row_N[rows]
+    found_n = (scramble(place_n + half_n) % every_n == 0) | (place_n == own_n)
+    return found_n.cpu().numpy()
 
 
 def gap_of(block: TokenBlock) -> LoggedGap | None:

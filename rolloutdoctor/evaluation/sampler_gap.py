@@ -70,7 +70,7 @@ def looked_at(block: TokenBlock) -> Mapping[str, Tensor]:
 
 def gap_of_step(batch: RolloutBatch, measured: Mapping[str, Tensor]) -> Gap:
     """The gap of a step, from what `looked_at` gave for each block, joined over the blocks."""
-    first_N = _of_first_update(batch)
+    first_N = batch.first_update_N
     return _gap(
         Runs.of_lengths(measured["looked_at"]), measured["trainer"], measured["sampler"], measured["trained"], first_N
     )
@@ -83,17 +83,10 @@ def _looked_at(block: TokenBlock) -> dict[str, Tensor]:
 
 
 def _gap_of_block(block: TokenBlock) -> Gap:
-    found, first_N = looked_at(block), _of_first_update(block.batch)
+    found, first_N = looked_at(block), block.batch.first_update_N
     runs = Runs.of_lengths(found["looked_at"])
     first_n = None if first_N is None else first_N[block.rows]
     return _gap(runs, found["trainer"], found["sampler"], found["trained"], first_n)
-
-
-def _of_first_update(batch: RolloutBatch) -> Tensor | None:
-    """Rows of the first update of a step, ``[N]`` bool, where the log-probs of the loss stand in; None: all count."""
-    part_N = batch.per_row.get("optim_step_id")
-    # At the loss of a later update the policy has moved, whatever the sampler did.
-    return None if part_N is None or "old_log_probs" in batch.per_token else part_N == part_N.min()
 
 
 def _gap(runs: Runs, trainer_T: Tensor, sampler_T: Tensor, trained_T: Tensor, first_n: Tensor | None) -> Gap:

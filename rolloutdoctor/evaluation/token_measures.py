@@ -1,6 +1,6 @@
 """What rules measure of tokens, block by block: no rule needs a whole column, and terms of a block are made once."""
 
-from collections.abc import Callable, Hashable, Mapping, Sequence
+from collections.abc import Callable, Hashable, Iterator, Mapping, Sequence
 from functools import cached_property
 from math import nan
 from typing import TypeVar, cast
@@ -27,10 +27,12 @@ The names are the same for every block of a step, and for steps with the same co
 class TokenBlock:
     """All response tokens of some adjacent rows of a step, masked ones included, as they were logged.
 
+    Rows of joined steps may be in one block: what depends on the step is by row (`RolloutBatch.number_N`, `by_step`).
+
     Attributes:
-        batch: the step.
-        rows: the rows in the step: ``x_N[rows]`` is the block's share of a value per row, ``[n]``.
-        tokens: the tokens in the step: ``x_T[tokens]`` is the block's share of a value per token, ``[t]``.
+        batch: the step, or several that were joined.
+        rows: the rows in the batch: ``x_N[rows]`` is the block's share of a value per row, ``[n]``.
+        tokens: the tokens in the batch: ``x_T[tokens]`` is the block's share of a value per token, ``[t]``.
         runs: the tokens by row.
     """
 
@@ -57,19 +59,10 @@ class TokenBlock:
         return self._batch.per_row.get(name)
 
     @property
-    def step(self) -> int:
-        """Number of the step."""
-        return self._batch.step
-
-    @property
-    def rows_of_step(self) -> int:
-        """All rows of the step."""
-        return len(self._batch)
-
-    @property
     def tokens_of_step(self) -> int:
-        """All response tokens of the step."""
-        return self._batch.tokens
+        """All response tokens of the step; of several steps, those of the longest."""
+        offsets = self._batch.by_step.runs.offsets
+        return int(self._batch.rows[offsets].diff().max())
 
     def column(self, name: str) -> Tensor:
         """Return a token column as it was logged, ``[t]``; a view where the block lies in one chunk of the file.
@@ -108,11 +101,10 @@ class TokenBlock:
 
     def _prompts(self) -> Tensor:
         batch, rows = self._batch, self.rows
-        place_n = torch.arange(rows.start, rows.stop, device=batch.device)
-        within_n = place_n if batch.groups is None else batch.groups.index_N[rows]
+        within_n = (batch.row_N if batch.groups is None else batch.group_N)[rows]
         # Far from the hashes of prompts, and from those of other steps and splits.
-        key = torch.tensor([batch.step * 2 + (batch.split != TRAIN)], device=batch.device)
-        own_n = scramble(within_n + scramble(key))
+        key_n = batch.number_N[rows] * 2 + (batch.split != TRAIN)
+        own_n = scramble(within_n + scramble(key_n))
         if batch.prompts is None:
             return own_n
         prompt_n = batch.prompts[rows]
@@ -200,6 +192,33 @@ class TokenMeasures:
                 self.visit(TokenBlock(batch, rows, tokens))
         known: dict[tuple[int, ...], Tensor] = {}
         return {name: _joined(blocks, known) for name, blocks in self._found.items()}
+
+
+class MeasuredOnDemand(Mapping[str, Mapping[str, Tensor]]):
+    """Token measures that are made when they are asked for."""
+
+    def __init__(self, measures: Mapping[str, TokenMeasure], batch: RolloutBatch, *, at_once: bool) -> None:
+        """Take measures of a batch.
+
+        Args:
+            measures: name of whoever measures to its measure.
+            batch: the step, or several that were joined.
+            at_once: all are made when the first is asked for, in one pass; else each by itself.
+        """
+        self._measures, self._batch, self._at_once = measures, batch, at_once
+        self._found: dict[str, Mapping[str, Tensor]] = {}
+
+    def __getitem__(self, name: str) -> Mapping[str, Tensor]:
+        if name not in self._found:
+            wanted = self._measures if self._at_once else {name: self._measures[name]}
+            self._found |= TokenMeasures(wanted).finish(self._batch)
+        return self._found[name]
+
+    def __iter__(self) -> Iterator[str]:
+        return iter(self._measures)
+
+    def __len__(self) -> int:
+        return len(self._measures)
 
 
 def _joined(blocks: Sequence[Mapping[str, Tensor]], known: dict[tuple[int, ...], Tensor]) -> dict[str, Tensor]:

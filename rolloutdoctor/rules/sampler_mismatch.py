@@ -93,8 +93,6 @@ class SamplerMismatch(Rule[MismatchTally]):
 
     def measure_tokens(self, block: "TokenBlock") -> "Mapping[str, Tensor]":
         """Sample the rows, and find the largest difference and the tokens that the sampler alone was sure of."""
-        import torch
-
         from rolloutdoctor.evaluation.sampled_rows import gap_of
 
         gap = gap_of(block)
@@ -103,8 +101,7 @@ class SamplerMismatch(Rule[MismatchTally]):
         return {
             **gap.sampled,
             "count": gap.count_N,
-            # Of the block: the largest of a step is all that is asked for.
-            "largest": torch.full_like(gap.count_N, max(gap.high, -gap.low)),
+            "largest": gap.largest_n,
             "confident": _confident(block, gap),
         }
 

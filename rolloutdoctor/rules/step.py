@@ -95,37 +95,35 @@ class StepView:
         """Number and split of each step."""
         return tuple(each.batch.key for each in self.each)
 
-    @cached_property
+    @property
     def by_step(self) -> ByStep:
         """Reduces values of rows, ``[N]``, to one of each step, ``[S]``."""
-        return ByStep.of_sizes([len(each.batch) for each in self.each], self.batch.device)
+        return self.batch.by_step
 
-    @cached_property
+    @property
     def groups_by_step(self) -> ByStep:
         """Reduces values of `groups`, ``[G]``, to one of each step, ``[S]``."""
-        return ByStep.of_sizes([len(each.groups) for each in self.each], self.batch.device)
+        return self.batch.groups_by_step
 
     @cached_property
     def compared_by_step(self) -> ByStep:
         """Reduces values of `compared`, ``[G]``, to one of each step, ``[S]``."""
         return ByStep.of_sizes([len(each.compared) for each in self.each], self.batch.device)
 
-    @cached_property
+    @property
     def number_N(self) -> Tensor:
         """The number of each row's step, ``[N]`` int64."""
-        return self.by_step.expand(torch.tensor([each.batch.step for each in self.each]))
+        return self.batch.number_N
 
-    @cached_property
+    @property
     def row_N(self) -> Tensor:
         """The number of each row in its step, ``[N]`` int64."""
-        return torch.arange(len(self.batch), device=self.batch.device) - self.by_step.expand(
-            self.by_step.runs.offsets[:-1]
-        )
+        return self.batch.row_N
 
-    @cached_property
+    @property
     def group_N(self) -> Tensor:
         """The number of each row's group in its step, ``[N]`` int64."""
-        return self.groups.index_N - self.by_step.expand(self.groups_by_step.runs.offsets[:-1])
+        return self.batch.group_N
 
     def lags(self, most: int) -> Tensor | None:
         """How many versions each row is behind the newest of its step, ``[N]``; see `version_stamps.lags_of`."""
