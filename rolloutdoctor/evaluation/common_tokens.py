@@ -27,7 +27,10 @@ COLUMNS = ("rollout_log_probs", "old_log_probs")
 
 
 def unlikely_tokens(block: TokenBlock) -> Mapping[str, Tensor]:
-    """Return the trained tokens of a block below minus `LEAST` nats: row of the step, place, id and nats of each."""
+    """Return the trained tokens of a block below minus `LEAST` nats: place in its row, id and nats of each.
+
+    `rare` says how many each row has, ``[n]``.
+    """
     name = next((name for name in COLUMNS if block.is_logged(name)), None)
     if name is None or not block.is_logged("response_ids"):
         return {}
@@ -37,11 +40,17 @@ def unlikely_tokens(block: TokenBlock) -> Mapping[str, Tensor]:
     places = places[pick(block.trained_T, places) & pick(value_T, places).isfinite()]
     row = torch.searchsorted(block.runs.offsets, places, right=True) - 1
     return {
-        "rare_row": row + block.rows.start,
+        "rare": torch.bincount(row, minlength=len(block.runs)),
         "rare_place": places - block.runs.offsets[row],
         "rare_id": pick(block.column("response_ids"), places).long(),
         "rare_nats": -pick(value_T, places).double(),
     }
+
+
+def can_agree(batch: RolloutBatch) -> Tensor:
+    """Groups with two or more rows that have tokens, ``[G]`` bool."""
+    assert batch.groups is not None
+    return batch.groups.total(batch.rows.diff() > 0) > 1
 
 
 def common_tokens(batch: RolloutBatch, measured: Mapping[str, Tensor]) -> Tensor | None:
@@ -56,21 +65,20 @@ def common_tokens(batch: RolloutBatch, measured: Mapping[str, Tensor]) -> Tensor
     beyond chance are left out. Tokens next to such a one, trained and the same in all rows, belong to it.
 
     Args:
-        batch: the step.
+        batch: a step, or several.
         measured: what `unlikely_tokens` gave, joined over the blocks.
 
     Returns:
-        None where no group has two rows with tokens, or no log-probs are known.
+        None where there are no groups, or no log-probs are known.
     """
-    if "rare_row" not in measured or batch.groups is None:
+    if "rare" not in measured or batch.groups is None:
         return None
+    found = torch.zeros(len(batch), dtype=torch.float64)
     lengths = batch.rows.diff().cpu().numpy()
     group = batch.groups.index_N.cpu().numpy()
     rows_of = np.bincount(group, weights=lengths > 0, minlength=len(batch.groups)).astype(np.int64)
-    if not (rows_of > 1).any():
-        return None
-    found = torch.zeros(len(batch), dtype=torch.float64)
-    row, place, ids, nats = (measured[f"rare_{name}"].cpu().numpy() for name in ("row", "place", "id", "nats"))
+    row = np.arange(len(batch)).repeat(measured["rare"].cpu().numpy())
+    place, ids, nats = (measured[f"rare_{name}"].cpu().numpy() for name in ("place", "id", "nats"))
     # Only places at which every row of a group has an unlikely token can be common to it: mostly there is none.
     key = group[row] * np.int64(lengths.max(initial=0) + 1) + place
     order = np.argsort(key, kind="stable")

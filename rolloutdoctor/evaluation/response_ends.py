@@ -2,12 +2,14 @@
 
 from collections.abc import Collection, Mapping, Sequence
 
+import numpy as np
 import torch
 from torch import Tensor
 
 from rolloutdoctor.data.batch import RolloutBatch
 from rolloutdoctor.evaluation.blocks import cut
 from rolloutdoctor.evaluation.token_measures import TokenBlock
+from rolloutdoctor.ops.by_step import ByStep
 from rolloutdoctor.ops.segments import Runs, total
 
 STOPPED = frozenset({"stop", "eos", "completed", "finished"})
@@ -66,33 +68,44 @@ def _response_ends(block: TokenBlock) -> dict[str, Tensor]:
 
 def has_status(statuses: Sequence[str | None], words: Collection[str], device: torch.device) -> Tensor:
     """Rows whose finish reason is one of some words, ``[N]`` bool."""
-    return torch.tensor([status is not None and status.lower() in words for status in statuses], device=device)
+    is_one = {status: status is not None and status.lower() in words for status in set(statuses)}
+    return torch.tensor([is_one[status] for status in statuses], dtype=torch.bool, device=device)
 
 
-def common_end(last_N: Tensor, stopped_N: Tensor, share: float, fewest: int) -> int | None:
-    """Return the token id that ends stopped responses, where one of them ends nearly all; else None.
+def common_end(last_N: Tensor, stopped_N: Tensor, by_step: ByStep, share: float, fewest: int) -> Tensor:
+    """The token id that ends the stopped responses of each row's step, where one of them ends nearly all; else `NONE`.
 
     Args:
         last_N: id of the last token of each row.
         stopped_N: rows that were stopped.
-        share: of them that it has to end, at least.
+        by_step: the rows by step.
+        share: of the stopped rows that it has to end, at least; more than half.
         fewest: rows that it takes.
+
+    Returns:
+        ``[N]`` int64.
+
+    >>> last_N = torch.tensor([2, 7, 2, 2, 5, 6])
+    >>> common_end(last_N, last_N > 0, ByStep.of_sizes([4, 2]), 0.75, 2).tolist()
+    [2, 2, 2, 2, -1, -1]
     """
-    found = last_N[stopped_N & (last_N != NONE)]
-    if len(found) < fewest:
-        return None
-    ids, counts = torch.unique(found, return_counts=True)
-    top = int(counts.argmax())
-    return int(ids[top]) if int(counts[top]) >= share * len(found) else None
+    found_N = stopped_N & (last_N != NONE)
+    last, rows = last_N[found_N].cpu().numpy(), ByStep.of_sizes(by_step.count(found_N))
+    ordered = last[np.lexsort((last, rows.step_N.numpy()))]
+    # An id that ends more than half of the rows is the one in the middle.
+    end = np.append(ordered, NONE)[rows.runs.cuts[:-1] + rows.size // 2]
+    ends = rows.count(last == end.repeat(rows.size))
+    return by_step.expand(np.where((rows.size >= fewest) & (ends >= share * rows.size), end, NONE))
 
 
-def trained_after(batch: RolloutBatch, token: int) -> Tensor:
-    """How many trained tokens of each row come after the first occurrence of a token, ``[N]`` float64."""
+def trained_after(batch: RolloutBatch, token_N: Tensor) -> Tensor:
+    """How many trained tokens of each row come after the first occurrence of its token, ``[N]`` float64."""
     found_N = torch.zeros(len(batch), dtype=torch.float64, device=batch.device)
     for rows, tokens in cut(batch):
-        offsets = batch.rows[rows.start : rows.stop + 1] - tokens.start
-        is_it_T = batch.tokens_of("response_ids", tokens) == token
-        before_T = is_it_T.long().cumsum(0) - is_it_T.long()
-        before_T -= Runs(offsets).expand(torch.cat([before_T, before_T.new_zeros(1)])[offsets[:-1]])
-        found_N[rows] = total((before_T > 0) & batch.tokens_of("response_mask", tokens), offsets)
+        offsets, ids_T = batch.rows[rows.start : rows.stop + 1] - tokens.start, batch.tokens_of("response_ids", tokens)
+        places = (ids_T == Runs(offsets).expand(token_N[rows].to(ids_T.dtype))).nonzero().squeeze(1)
+        # What follows the first occurrence from the start of a row on, if that is in the row.
+        after_n = torch.cat([places + 1, offsets[-1:]])[torch.searchsorted(places, offsets[:-1])].minimum(offsets[1:])
+        edges = torch.cat([torch.stack([offsets[:-1], after_n], 1).flatten(), offsets[-1:]])
+        found_N[rows] = total(batch.tokens_of("response_mask", tokens), edges)[1::2]
     return found_N

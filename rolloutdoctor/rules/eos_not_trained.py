@@ -90,44 +90,52 @@ class EosNotTrained(Rule[EndTally]):
 
         return response_ends(block)
 
-    def _rows(self, step: "StepView") -> "tuple[Tensor, int | None, Tensor]":
-        """Stopped rows with a trained token, the token that ends them, and the rows in which it is masked."""
+    def _rows(self, step: "StepView") -> "tuple[Tensor, Tensor, Tensor]":
+        """Stopped rows with a trained token, the token that ends those of their step, and rows in which it is masked.
+
+        The token is `NONE` where it is not known.
+        """
         return step.cached(self.code, lambda: self._found(step))
 
-    def _found(self, step: "StepView") -> "tuple[Tensor, int | None, Tensor]":
+    def _found(self, step: "StepView") -> "tuple[Tensor, Tensor, Tensor]":
         from rolloutdoctor.evaluation.response_ends import STOPPED, common_end, has_status
 
         row = step.token_measures[self.code]
-        stopped_N = has_status(step.batch.statuses, STOPPED, step.batch.device) & (row["trained"] > 0)
-        end = common_end(row["last"], stopped_N, self.end_share, self.fewest_ends)
-        if end is None:
-            return stopped_N, None, stopped_N & False
-        is_masked_N = stopped_N & (row["last"] == end) & ~row["ends_trained"] & (row["last_trained"] != end)
-        return stopped_N, end, is_masked_N
+        stopped_N = has_status(step.statuses, STOPPED, step.batch.device) & (row["trained"] > 0)
+        end_N = common_end(row["last"], stopped_N, step.by_step, self.end_share, self.fewest_ends)
+        is_masked_N = stopped_N & (row["last"] == end_N) & ~row["ends_trained"] & (row["last_trained"] != end_N)
+        return stopped_N, end_N, is_masked_N
 
-    def measure(self, step: "StepView") -> EndTally:
-        """Count one step."""
-        if not step.token_measures.get(self.code) or not len(step.batch):
-            return EndTally()
-        stopped_N, end, masked_N = self._rows(step)
-        found = EndTally(stopped=int(stopped_N.sum()))
-        if end is None:
-            return found
-        gradient_N = None if step.tokens is None else step.tokens.grad_l1_N
-        each_N = None if gradient_N is None else gradient_N / step.token_measures[self.code]["trained"].clamp(min=1)
-        return found + EndTally(
-            known=int(stopped_N.sum()),
-            masked=int(masked_N.sum()),
-            gradient=0.0 if gradient_N is None else float(gradient_N[stopped_N].sum()),
-            lost=0.0 if each_N is None else float(each_N[masked_N].sum()),
+    def measure_each(self, steps: "StepView") -> list[EndTally]:
+        """Count the rows of each step."""
+        from rolloutdoctor.evaluation.response_ends import NONE
+
+        by_step, row = steps.by_step, steps.token_measures.get(self.code)
+        if not row:
+            return steps.nothing(EndTally)
+        stopped_N, end_N, masked_N = self._rows(steps)
+        known_N = stopped_N & (end_N != NONE)
+        fields = {}
+        if steps.tokens is not None and steps.tokens.grad_l1_N is not None:
+            known, masked, gradient_N = by_step.only(known_N), by_step.only(masked_N), steps.tokens.grad_l1_N
+            mean_N = gradient_N / row["trained"].clamp(min=1)
+            fields = {"gradient": known.sum(gradient_N[known_N]), "lost": masked.sum(mean_N[masked_N])}
+        return steps.tallies(
+            EndTally,
+            stopped=by_step.count(stopped_N),
+            known=by_step.count(known_N),
+            masked=by_step.count(masked_N),
+            **fields,
         )
 
     def examples(self, step: "StepView") -> Iterable[Example]:
         """The first rows in which it is masked."""
-        if not step.token_measures.get(self.code) or not len(step.batch):
+        if not step.token_measures.get(self.code):
             return ()
-        _, end, masked_N = self._rows(step)
-        return step.worst_rows(masked_N.double(), lambda _: f"ends with token {end}, which is masked", KEEP_EXAMPLES)
+        _, end_N, masked_N = self._rows(step)
+        return step.worst_rows(
+            masked_N.double(), lambda row: f"ends with token {int(end_N[row])}, which is masked", KEEP_EXAMPLES
+        )
 
     def measures(self, tally: EndTally) -> Mapping[str, Measure]:
         """How many rows, and what they would add."""

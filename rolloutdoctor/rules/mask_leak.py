@@ -3,13 +3,14 @@
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from math import inf, isfinite
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from rolloutdoctor.ops.tally import Sums, ratio
 from rolloutdoctor.results.findings import Example, Measure, Severity
 from rolloutdoctor.rules.base import KEEP_EXAMPLES, Context, Judgement, Missing, Rule, counted, percent
 
 if TYPE_CHECKING:
+    from numpy.typing import NDArray
     from torch import Tensor
 
     from rolloutdoctor.evaluation.token_measures import TokenBlock
@@ -199,48 +200,41 @@ class MaskLeak(Rule[LeakTally]):
             found["unsampled"] = row["bare"] * (row["told"] > 0)
         if "forced" in row:
             found["forced"] = row["forced"]
-        if "last" in row and step.batch.has("status"):
-            from rolloutdoctor.evaluation.response_ends import STOPPED, common_end, has_status, trained_after
+        if "last" in row:
+            from rolloutdoctor.evaluation.response_ends import NONE, STOPPED, common_end, has_status, trained_after
 
-            stopped_N = has_status(step.batch.statuses, STOPPED, step.batch.device)
-            end = common_end(row["last"], stopped_N, self.end_share, self.fewest_ends)
-            if end is not None:
-                found["single_turn"] = (~row["gap"]).double()
-                found["after_end"] = trained_after(step.batch, end) * ~row["gap"]
+            stopped_N = has_status(step.statuses, STOPPED, step.batch.device)
+            end_N = common_end(row["last"], stopped_N, step.by_step, self.end_share, self.fewest_ends)
+            if bool((end_N != NONE).any()):
+                found["single_turn"] = ((end_N != NONE) & ~row["gap"]).double()
+                found["after_end"] = trained_after(step.batch, end_N) * found["single_turn"]
         return found
 
-    def measure(self, step: "StepView") -> LeakTally:
-        """Count one step."""
-        row, found = step.token_measures.get(self.code), {}
-        if not row or not len(step.batch):
-            return LeakTally()
-        found = self._leaked(step)
-        trained_N = row["trained"]
-        bare_N = found.get("unsampled", trained_N * 0)
-        after_N = found.get("after_end", trained_N * 0)
-        appended_N = (bare_N == 1) & (row["bare_last"] == 1) if "bare_last" in row else bare_N > 0
-        leaked_N = self._worst(step)
-        told_N = row["told"] > 0 if "told" in row else trained_N < 0
-        gradient_N = None if step.tokens is None else step.tokens.grad_l1_N
-        share_N = (leaked_N / trained_N.clamp(min=1)).clamp(max=1)
-        return LeakTally(
-            tokens=int(trained_N.sum()),
-            told_tokens=int(trained_N[told_N].sum()),
-            unsampled=int(bare_N.sum()),
-            appended=int((bare_N * appended_N).sum()),
-            judged_tokens=int(row["judged"].sum()) if "judged" in row else 0,
-            forced=int(found["forced"].sum()) if "forced" in found else 0,
-            single_turn=int(found["single_turn"].sum()) if "single_turn" in found else 0,
-            after_end=int(after_N.sum()),
-            after_end_rows=int((after_N > 0).sum()),
-            compared=len(step.batch) if "common" in found else 0,
-            common=int(found["common"].sum()) if "common" in found else 0,
-            common_rows=int((found["common"] > 0).sum()) if "common" in found else 0,
-            leaked=int(leaked_N.sum()),
-            rows=int((leaked_N > 0).sum()),
-            gradient=0.0 if gradient_N is None else float(gradient_N.sum()),
-            leaked_gradient=0.0 if gradient_N is None else float((gradient_N * share_N).sum()),
-        )
+    def measure_each(self, steps: "StepView") -> list[LeakTally]:
+        """Count the tokens of each step."""
+        import numpy as np
+
+        from rolloutdoctor.evaluation.common_tokens import can_agree
+
+        row, by_step = steps.token_measures.get(self.code), steps.by_step
+        if not row:
+            return steps.nothing(LeakTally)
+        found, leaked_N, trained_N = self._leaked(steps), self._worst(steps), row["trained"]
+        counts = {"tokens": trained_N, "leaked": leaked_N, "rows": leaked_N > 0, **found}
+        counts |= {f"{name}_rows": found[name] > 0 for name in ("after_end", "common") if name in found}
+        if "told" in row:
+            counts["told_tokens"] = trained_N * (row["told"] > 0)
+            counts["appended"] = (row["bare_last"] == 1) & (found["unsampled"] == 1)
+        if "judged" in row:
+            counts["judged_tokens"] = row["judged"]
+        fields: dict[str, NDArray[Any]] = {name: by_step.count(x_N) for name, x_N in counts.items()}
+        if "common" in found:
+            fields["compared"] = np.where(steps.groups_by_step.any(can_agree(steps.batch)), by_step.size, 0)
+        gradient_N = None if steps.tokens is None else steps.tokens.grad_l1_N
+        if gradient_N is not None:
+            share_N = (leaked_N / trained_N.clamp(min=1)).clamp(max=1)
+            fields |= {"gradient": by_step.sum(gradient_N), "leaked_gradient": by_step.sum(gradient_N * share_N)}
+        return steps.tallies(LeakTally, **fields)
 
     def _worst(self, step: "StepView") -> "Tensor":
         """The most tokens of each row that one of the signs names: they may name the same ones."""
@@ -252,7 +246,7 @@ class MaskLeak(Rule[LeakTally]):
 
     def examples(self, step: "StepView") -> Iterable[Example]:
         """Rows with the most such tokens."""
-        if not step.token_measures.get(self.code) or not len(step.batch):
+        if not step.token_measures.get(self.code):
             return ()
         found = self._leaked(step)
 

@@ -131,6 +131,11 @@ class StepView:
         stamps = rows.get("policy_version_min"), rows.get("policy_version_max")
         return self.cached(f"lags {most}", lambda: lags_of(*stamps, most, self.by_step))
 
+    @property
+    def statuses(self) -> Sequence[str | None]:
+        """Column `status` of every row, None where null or not read."""
+        return self.batch.statuses or [None] * len(self.batch)
+
     def nothing(self, kind: type[T]) -> list[T]:
         """An empty tally for each step."""
         return [kind() for _ in self.each]

@@ -2,7 +2,8 @@
 
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
+from math import nan
+from typing import TYPE_CHECKING, Any
 
 from rolloutdoctor.ops.tally import Sums, by_name, ratio
 from rolloutdoctor.results.findings import Example, Measure, Severity
@@ -10,6 +11,8 @@ from rolloutdoctor.rules.all_truncated import TRUNCATED
 from rolloutdoctor.rules.base import KEEP_EXAMPLES, Context, Judgement, Missing, Rule, counted, number, percent
 
 if TYPE_CHECKING:
+    import numpy as np
+    from numpy.typing import NDArray
     from torch import Tensor
 
     from rolloutdoctor.evaluation.token_measures import TokenBlock
@@ -113,70 +116,85 @@ class TruncationHidden(Rule[HiddenTally]):
 
         return {"last": response_ends(block)["last"]} if block.is_logged("response_ids") else {}
 
-    def _hidden(self, step: "StepView") -> "tuple[Tensor, Tensor, int] | None":
-        """Rows that count as finished without an end, rows with one, and the largest length; None if unknown."""
+    def _hidden(self, step: "StepView") -> "tuple[Tensor, Tensor, NDArray[np.bool_]] | None":
+        """Rows of the largest length of their step that count as finished without an end, and rows beside these.
+
+        ``[N]`` bool each, and whether the token that ends responses is known, ``[S]``. None without token ids.
+        """
         return step.cached(self.code, lambda: self._found(step))
 
-    def _found(self, step: "StepView") -> "tuple[Tensor, Tensor, int] | None":
-        from rolloutdoctor.evaluation.response_ends import STOPPED, common_end, has_status
+    def _found(self, step: "StepView") -> "tuple[Tensor, Tensor, NDArray[np.bool_]] | None":
+        from rolloutdoctor.evaluation.response_ends import NONE, STOPPED, common_end, has_status
 
-        row, batch = step.token_measures.get(self.code, {}), step.batch
-        if "last" not in row or not batch.tokens:
+        row, length_N, by_step = step.token_measures.get(self.code), step.batch.rows.diff(), step.by_step
+        if not row:
             return None
-        stopped_N = has_status(batch.statuses, STOPPED, batch.device) & (batch.rows.diff() > 0)
-        end = common_end(row["last"], stopped_N, self.end_share, self.fewest_ends)
-        if end is None:
-            return None
-        return stopped_N & (row["last"] != end), row["last"] == end, int(batch.rows.diff().max())
+        last_N, stopped_N = row["last"], has_status(step.statuses, STOPPED, step.batch.device) & (length_N > 0)
+        end_N = common_end(last_N, stopped_N, by_step, self.end_share, self.fewest_ends)
+        less_N = by_step.expand(by_step.high(length_N)) - length_N
+        open_N = stopped_N & (last_N != end_N) & (end_N != NONE)
+        beside_N = (open_N & (less_N == 1)) | ((last_N == end_N) & (less_N == 0))
+        return open_N & (less_N == 0), beside_N, by_step.any(end_N != NONE)
 
-    def measure(self, step: "StepView") -> HiddenTally:
-        """Count one step."""
-        batch = step.batch
-        known = [status for status in batch.statuses if status]
-        if not known:
-            return HiddenTally()
-        cut = sum(status.lower() in TRUNCATED for status in known)
-        found = HiddenTally(rows=len(known), cut=cut) + self._against_log(step, cut, len(known))
-        hidden = self._hidden(step)
+    def measure_each(self, steps: "StepView") -> list[HiddenTally]:
+        """Count the rows of each step."""
+        import numpy as np
+        import torch
+
+        from rolloutdoctor.evaluation.response_ends import has_status
+
+        by_step, device = steps.by_step, steps.batch.device
+        rows = by_step.count(torch.tensor([bool(status) for status in steps.statuses], device=device).bool())
+        cut = by_step.count(has_status(steps.statuses, TRUNCATED, device))
+        share = np.array([_logged_share(each) for each in steps.each])
+        compared = (share >= 0) & (share <= 1) & (rows > 0) & (rows == by_step.size)
+        below = compared & (share == 0) & (cut > 0)
+        return steps.tallies(
+            HiddenTally,
+            rows=rows,
+            cut=cut,
+            compared=compared.astype(np.int64),
+            below=below.astype(np.int64),
+            logged=np.where(below, share, 0.0),
+            counted=np.where(below, cut / np.maximum(rows, 1), 0.0),
+            **self._at_cap(steps, rows),
+        )
+
+    def _at_cap(self, steps: "StepView", rows: "NDArray[np.int64]") -> dict[str, Any]:
+        """The rows of the largest length of each step, where the token that ends its responses is known."""
+        import numpy as np
+
+        hidden, advantage_N, by_step = self._hidden(steps), steps.logged_advantages(), steps.by_step
         if hidden is None:
-            return found
-        open_N, ended_N, most = hidden
-        length_N, name = batch.rows.diff(), str(most)
-        at_N = open_N & (length_N == most)
-        near_N = (open_N & (length_N == most - 1)) | (ended_N & (length_N == most))
-        advantage_N = step.logged_advantages()
-        mass_N = None if advantage_N is None else advantage_N.abs().nan_to_num(0.0)
-        return found + HiddenTally(
-            judged=len(known),
-            longest={name: float(at_N.sum())},
-            beside={name: float(near_N.sum())},
-            mass={} if mass_N is None else {name: float(mass_N[at_N].sum())},
-            total_mass=0.0 if mass_N is None else float(mass_N.sum()),
-        )
+            return {}
+        hidden_N, beside_N, is_known = hidden
+        most = by_step.high(steps.batch.rows.diff())
 
-    def _against_log(self, step: "StepView", cut: int, rows: int) -> HiddenTally:
-        trainer = step.writer
-        names = None if trainer is None else trainer.end_metrics
-        share = None if names is None else step.logged.get(names[0])
-        if share is None or not 0 <= share <= 1 or step.omits_rows or rows < len(step.batch):
-            return HiddenTally()
-        below = share == 0 and cut > 0
-        return HiddenTally(
-            compared=1, below=int(below), logged=share if below else 0.0, counted=cut / rows if below else 0.0
-        )
+        def by_length(x_N: "Tensor") -> list[dict[str, float]]:
+            sums = zip(is_known.tolist(), most.tolist(), by_step.sum(x_N).tolist(), strict=True)
+            return [{str(int(length)): total} if known else {} for known, length, total in sums]
+
+        found = {
+            "judged": np.where(is_known, rows, 0),
+            "longest": by_length(hidden_N),
+            "beside": by_length(beside_N),
+        }
+        if advantage_N is not None:
+            mass_N = advantage_N.abs().nan_to_num(0.0)
+            found |= {"mass": by_length(mass_N * hidden_N), "total_mass": np.where(is_known, by_step.sum(mass_N), 0.0)}
+        return found
 
     def examples(self, step: "StepView") -> Iterable[Example]:
-        """Rows at the largest length of the step."""
+        """Rows at the largest length of their step."""
         hidden = self._hidden(step)
         if hidden is None:
             return ()
         length_N = step.batch.rows.diff()
-        weight_N = (hidden[0] & (length_N == hidden[2])) * length_N.double()
 
         def note(row: int) -> str:
-            return f"{int(length_N[row]):,} tokens, status {step.batch.statuses[row]}, and no end of sequence"
+            return f"{int(length_N[row]):,} tokens, status {step.statuses[row]}, and no end of sequence"
 
-        return step.worst_rows(weight_N, note, KEEP_EXAMPLES)
+        return step.worst_rows(hidden[0] * length_N.double(), note, KEEP_EXAMPLES)
 
     def measures(self, tally: HiddenTally) -> Mapping[str, Measure]:
         """How many rows, and how large their advantages are."""
@@ -229,3 +247,9 @@ class TruncationHidden(Rule[HiddenTally]):
                 advice="trust the rows; set the trainer's largest length to the limit that binds",
             )
         return None
+
+
+def _logged_share(step: "StepView") -> float:
+    """The logged share of responses that were cut off; NaN if there is none to hold against the rows."""
+    names = None if step.writer is None else step.writer.end_metrics
+    return nan if names is None or step.omits_rows else step.logged.get(names[0], nan)
