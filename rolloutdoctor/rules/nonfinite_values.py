@@ -149,32 +149,35 @@ class NonfiniteValues(Rule[NonfiniteTally]):
             "loss": none_N if loss_T is None else block.row_sum(loss_T & block.trained_T),
         }
 
-    def measure(self, step: "StepView") -> NonfiniteTally:
-        """Count one step."""
-        batch, tokens = step.batch, step.token_measures[self.code]
-        bad_reward_N, unscored_N = self._bad_rewards(step)
+    def measure_each(self, steps: "StepView") -> list[NonfiniteTally]:
+        """Count the tokens and rows of each step."""
+        import numpy as np
+
+        by_step, tokens = steps.by_step, steps.token_measures[self.code]
+        bad_reward_N, unscored_N, undefined_N = self._rows(steps)
         bad_N = bad_reward_N | (tokens["all"] > 0)
-        undefined_N = self._undefined(step)
-        undefined = 0 if undefined_N is None else int(undefined_N.sum())
-        return NonfiniteTally(
-            tokens=int(tokens["trained"].sum()),
-            masked_tokens=int((tokens["all"] - tokens["trained"]).sum()),
-            loss_tokens=int(tokens["loss"].sum()),
-            rows=int(bad_N.sum()),
-            rewards=int(bad_reward_N.sum()),
-            unscored=int(unscored_N.sum()),
-            undefined=undefined,
-            first_step=float(batch.step) if undefined or bool(bad_N.any()) else float("inf"),
+        numbers = np.array([float(each.batch.step) for each in steps.each])
+        return steps.tallies(
+            NonfiniteTally,
+            tokens=by_step.count(tokens["trained"]),
+            masked_tokens=by_step.count(tokens["all"] - tokens["trained"]),
+            loss_tokens=by_step.count(tokens["loss"]),
+            rows=by_step.count(bad_N),
+            rewards=by_step.count(bad_reward_N),
+            unscored=by_step.count(unscored_N),
+            undefined=by_step.count(undefined_N),
+            first_step=np.where(by_step.any(bad_N | undefined_N), numbers, np.inf),
         )
 
-    def _undefined(self, step: "StepView") -> "Tensor | None":
-        """Rows of groups without a trained token whose advantage comes out as NaN although their score is finite.
+    def _rows(self, step: "StepView") -> "tuple[Tensor, Tensor, Tensor]":
+        """Rows with a reward or advantage that is not finite and hurts, unscored ones, and those of `_undefined`."""
+        return step.cached(self.code, lambda: (*self._bad_rewards(step), self._undefined(step)))
 
-        None where there are no advantages.
-        """
+    def _undefined(self, step: "StepView") -> "Tensor":
+        """Rows of groups without a trained token whose advantage comes out as NaN although their score is finite."""
         rows = step.rows
         if rows is None or rows.advantage_N is None or rows.length_N is None:
-            return None
+            return step.batch.rows.diff() < 0
         empty_N = (step.compared_sum(rows.length_N) == 0)[step.compared.index_N]
         undefined_N: Tensor = empty_N & rows.in_baseline_N & rows.advantage_N.isnan() & rows.score_N.isfinite()
         return undefined_N
@@ -197,11 +200,8 @@ class NonfiniteValues(Rule[NonfiniteTally]):
 
     def examples(self, step: "StepView") -> Iterable[Example]:
         """Rows with the most such values, and the first column that has one."""
-        bad_N, _ = self._bad_rewards(step)
-        weight_N = bad_N.double() + step.token_measures[self.code]["all"]
-        undefined_N = self._undefined(step)
-        if undefined_N is not None:
-            weight_N = weight_N + undefined_N
+        bad_N, _, undefined_N = self._rows(step)
+        weight_N = bad_N.double() + step.token_measures[self.code]["all"] + undefined_N
         offsets = step.batch.rows
 
         def note(row: int) -> str:
@@ -214,7 +214,7 @@ class NonfiniteValues(Rule[NonfiniteTally]):
                 if bool(bad_T.any()):
                     token = int(bad_T.nonzero()[0])
                     return f"{name} is {float(column_T[token])} at token {token}"
-            if undefined_N is not None and bool(undefined_N[row]):
+            if bool(undefined_N[row]):
                 return "its group has no trained token, and its advantage is 0 / 0"
             return "reward or advantage is not finite"
 

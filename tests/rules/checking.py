@@ -81,7 +81,7 @@ def assert_measured_alike(plan: Plan, batches: Sequence[RolloutBatch], dtype: st
 
 def companion(batch: RolloutBatch) -> RolloutBatch:
     """Return another step with the same columns: the rows of a batch from the last to the second, other numbers."""
-    order_N = torch.arange(len(batch) - 1, 0, -1)
+    order_N = torch.arange(len(batch)).flip(0)[:-1]
     if not len(order_N):
         return batch
     tokens = torch.cat([torch.arange(int(batch.rows[row]), int(batch.rows[row + 1])) for row in order_N])
