@@ -2,6 +2,7 @@
 
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
+from math import inf
 from typing import TYPE_CHECKING
 
 from rolloutdoctor.ops.tally import Sums, by_step, largest, ratio, smallest
@@ -137,41 +138,38 @@ class AllTruncated(Rule[TruncatedTally]):
             f"{log}, with {' and '.join(names[:2])}; or record the column status" if names else log,
         )
 
-    def measure(self, step: "StepView") -> TruncatedTally:
-        """Read one step."""
-        if not step.training:
-            return TruncatedTally()
-        found = self._from_rows(step)
-        if found is not None:
-            return found
-        writer = step.writer
-        return self._from_log(step.batch.step, step.logged, None if writer is None else writer.end_metrics, _free(step))
+    def measure_each(self, steps: "StepView") -> list[TruncatedTally]:
+        """Read each step."""
+        return steps.cached(self.code, lambda: self._found(steps))
 
-    def _from_rows(self, step: "StepView") -> TruncatedTally | None:
-        batch = step.batch
-        ends = [status for status in batch.statuses if status]
-        if not ends or len(ends) < len(batch):
-            return None
-        cut = sum(status.lower() in TRUNCATED for status in ends)
-        lengths = batch.rows.diff()
-        sizes = (float(lengths.min()), float(lengths.max())) if batch.tokens else None
-        whole = cut == len(ends)
-        free = _free(step) if whole else None
-        if free is None and whole and batch.groups is not None and "reward" in batch.per_row:
-            equal_G = step.equal_reward_groups()
-            free = bool((equal_G | (step.compared.size_G < 2)).all())
-        return _window(
-            batch.step,
-            cut / len(ends),
-            whole=whole,
-            equal=bool(sizes) and len(set(sizes or ())) == 1,
-            sizes=sizes,
-            free=free,
-        ) + TruncatedTally(from_rows=1)
+    def _found(self, steps: "StepView") -> list[TruncatedTally]:
+        if not steps.training:
+            return steps.nothing(TruncatedTally)
+        pairs = zip(self._from_rows(steps), steps.each, strict=True)
+        return [self._from_log(step) if found is None else found for found, step in pairs]
 
-    def _from_log(
-        self, step: int, logged: Mapping[str, float], names: tuple[str, str, str, str] | None, free: bool | None
-    ) -> TruncatedTally:
+    def _from_rows(self, steps: "StepView") -> list[TruncatedTally | None]:
+        """What the finish reasons say; None for a step in which a row has none."""
+        import torch
+
+        from rolloutdoctor.evaluation.response_ends import has_status
+
+        by_step, device, length_N = steps.by_step, steps.batch.device, steps.batch.rows.diff()
+        told = by_step.all(torch.tensor([bool(status) for status in steps.statuses], device=device).bool())
+        cut = by_step.count(has_status(steps.statuses, TRUNCATED, device))
+        columns = (told, cut, by_step.size, by_step.low(length_N), by_step.high(length_N))
+        found: list[TruncatedTally | None] = []
+        for step, is_told, ends, rows, least, most in zip(steps.each, *(x.tolist() for x in columns), strict=True):
+            if not is_told or not rows:
+                found.append(None)
+                continue
+            whole = ends == rows
+            free = _free_rows(step) if whole else None
+            found.append(_window(step, ends / rows, whole=whole, least=least, most=most, free=free, from_rows=True))
+        return found
+
+    def _from_log(self, step: "StepView") -> TruncatedTally:
+        logged, names = step.logged, None if step.writer is None else step.writer.end_metrics
         if names is None or any(name not in logged for name in names):
             return TruncatedTally()
         share, least, most, mean = (logged[name] for name in names)
@@ -179,14 +177,15 @@ class AllTruncated(Rule[TruncatedTally]):
             return TruncatedTally()
         # Responses that were cut at one length are at the largest one: fewer show in the mean.
         at_cap = mean >= share * most * (1 - 1e-6)
-        equal, at = least == most, share if at_cap else 0.0
-        return _window(step, at, whole=share == 1 and equal, equal=equal, sizes=(least, most), free=free)
+        whole = share == 1 and least == most
+        return _window(step, share if at_cap else 0.0, whole=whole, least=least, most=most, free=_free(step))
 
     def examples(self, step: "StepView") -> Iterable[Example]:
         """Steps in which most was cut off."""
-        for share in self.measure(step).share.values():
-            if share >= self.warn_from:
-                yield Example(step.batch.step, None, None, share, f"{percent(share)} of the responses cut off")
+        for tally in self.measure_each(step):
+            for number, share in tally.share.items():
+                if share >= self.warn_from:
+                    yield Example(int(number), None, None, share, f"{percent(share)} of the responses cut off")
 
     def measures(self, tally: TruncatedTally) -> Mapping[str, Measure]:
         """How many steps, and how much of each."""
@@ -278,19 +277,39 @@ def _free(step: "StepView") -> bool | None:
     return None if step.writer is None else step.writer.reward_free(step.logged)
 
 
+def _free_rows(step: "StepView") -> bool | None:
+    """Whether no group had one: as the log says, else the rows."""
+    free, batch = _free(step), step.batch
+    if free is not None or batch.groups is None or "reward" not in batch.per_row:
+        return free
+    return bool((step.equal_reward_groups() | (step.compared.size_G < 2)).all())
+
+
 def _window(
-    step: int, share: float, *, whole: bool, equal: bool, sizes: tuple[float, float] | None, free: bool | None
+    step: "StepView",
+    share: float,
+    *,
+    whole: bool,
+    least: float,
+    most: float,
+    free: bool | None,
+    from_rows: bool = False,
 ) -> TruncatedTally:
-    found = TruncatedTally(
+    number = step.batch.step
+    # Rows without a token column have no lengths.
+    has_lengths = not from_rows or step.batch.tokens > 0
+    return TruncatedTally(
         windows=1,
+        from_rows=int(from_rows),
         whole=int(whole),
-        equal=int(equal),
+        equal=int(has_lengths and least == most),
         finished=int(not whole),
-        share={str(step): share},
+        share={str(number): share},
         shares=share,
         reward_free=int(whole and free is True),
         told=int(whole and free is not None),
-        first=float(step),
-        last=float(step),
+        first=float(number),
+        last=float(number),
+        least=least if has_lengths else inf,
+        largest=most if has_lengths else 0.0,
     )
-    return found if sizes is None else found + TruncatedTally(least=sizes[0], largest=sizes[1])
