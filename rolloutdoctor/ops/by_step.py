@@ -105,6 +105,22 @@ class ByStep:
         place_N = bin_N if len(self) == 1 else bin_N + self.step_N.numpy() * bins
         return np.bincount(place_N, weight_N, len(self) * bins).astype(np.float64).reshape(len(self), bins)
 
+    def ranks(self, x_N: NDArray[Any]) -> Floats:
+        """Ranks of the rows of each step from 1, equal values sharing the mean of theirs, ``[N]``; on the CPU.
+
+        >>> ByStep.of_sizes([3, 2]).ranks(np.array([3.0, 1.0, 3.0, 9.0, 8.0])).tolist()
+        [2.5, 1.0, 2.5, 2.0, 1.0]
+        """
+        order, step_N = np.lexsort((x_N, self.step_N.numpy())), self.step_N.numpy()
+        is_first = np.ones(len(order), bool)
+        is_first[1:] = (x_N[order][1:] != x_N[order][:-1]) | (step_N[1:] != step_N[:-1])
+        first = np.flatnonzero(is_first)
+        sizes = np.diff(first, append=len(order))
+        rank_N = np.empty(len(order))
+        rank_N[order] = (first + (sizes + 1) / 2).repeat(sizes)
+        rank_N -= self.runs.spread(self.runs.cuts[:-1])
+        return rank_N
+
 
 def records(kind: type[Record], **fields: NDArray[Any] | Sequence[Any]) -> list[Record]:
     """Return one record for each step.
@@ -122,17 +138,20 @@ def records(kind: type[Record], **fields: NDArray[Any] | Sequence[Any]) -> list[
     return [kind(**dict(zip(fields, values, strict=True))) for values in zip(*columns, strict=True)]
 
 
-def named_counts(x_SK: NDArray[Any], names: Sequence[str] | None = None) -> list[dict[str, float]]:
+def named_counts(
+    x_SK: NDArray[Any], names: Sequence[str] | None = None, kept_SK: NDArray[np.bool_] | None = None
+) -> list[dict[str, float]]:
     """Return the nonzero numbers of each step by the name of their column.
 
     Args:
         x_SK: ``[S, K]``.
         names: of the K columns; their places, if there are none.
+        kept_SK: numbers to return, zero or not, in place of the nonzero ones.
 
     >>> named_counts(np.array([[0, 2], [1, 0]]))
     [{'1': 2.0}, {'0': 1.0}]
     """
-    steps, places = np.nonzero(x_SK)
+    steps, places = np.nonzero(x_SK if kept_SK is None else kept_SK)
     split: list[dict[str, float]] = [{} for _ in range(len(x_SK))]
     for step, place, value in zip(steps.tolist(), places.tolist(), x_SK[steps, places].tolist(), strict=True):
         split[step][str(place) if names is None else names[place]] = float(value)
