@@ -2,7 +2,7 @@
 
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from rolloutdoctor.objective.objective import Objective
 from rolloutdoctor.objective.parts import Part
@@ -11,8 +11,13 @@ from rolloutdoctor.results.findings import Measure, Severity
 from rolloutdoctor.rules.base import Context, Judgement, Missing, Rule, counted, percent
 
 if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    import numpy as np
+    from numpy.typing import NDArray
     from torch import Tensor
 
+    from rolloutdoctor.ops.by_step import ByStep
     from rolloutdoctor.rules.step import StepView
 
 
@@ -119,51 +124,57 @@ class InertRewardTerm(Rule[InertTally]):
             return frozenset()
         return frozenset({"group_id", "reward", "rewards"})
 
-    def measure(self, step: "StepView") -> InertTally:
-        """Count one step."""
-        batch, evaluation = step.batch, step.evaluation
-        if not step.training or evaluation is None or not _has_group_baseline(evaluation.objective):
-            return InertTally()
-        groups = step.compared
-        is_one = batch.groups is not None and len(groups) < 2 <= len(batch.groups)
-        if not len(batch) or not batch.rewards or is_one:
-            return InertTally()
+    def measure_each(self, steps: "StepView") -> list[InertTally]:
+        """Count the groups of each step, and add up what functions and reward vary by."""
+        import numpy as np
+
+        from rolloutdoctor.ops.by_step import named_counts
+
+        batch, evaluation, by_step, compared = steps.batch, steps.evaluation, steps.by_step, steps.compared_by_step
+        if not steps.training or evaluation is None or not _has_group_baseline(evaluation.objective):
+            return steps.nothing(InertTally)
+        if not len(batch) or not batch.rewards:
+            return steps.nothing(InertTally)
         weights = evaluation.objective.reward_weights or evaluation.objective.advantage.reward_weights
         if len(weights) != len(batch.rewards):
             weights = (1.0,) * len(batch.rewards)
         named = {name: each_N for (name, each_N), weight in zip(batch.rewards.items(), weights, strict=True) if weight}
-        named = {name: each_N for name, each_N in named.items() if bool(each_N.isfinite().any())}
-        reward_N = batch.column("reward")
-        return InertTally(
-            groups=int((groups.size_G > 1).sum()),
-            varying={name: float(self._varying(step, each_N)) for name, each_N in named.items()},
-            low={name: float(each_N[each_N.isfinite()].min()) for name, each_N in named.items()},
-            high={name: float(each_N[each_N.isfinite()].max()) for name, each_N in named.items()},
-            squares={name: self._squares(each_N) for name, each_N in named.items()},
-            within=self._within(step, reward_N),
-            total=self._squares(reward_N),
-        )
 
-    def _varying(self, step: "StepView", value_N: "Tensor") -> int:
-        """Groups in which a function varies, or which have it for some rows only."""
+        shape = len(named), len(by_step)
+        is_known_KS = np.array([by_step.any(x_N.isfinite()) for x_N in named.values()]).reshape(shape)
+
+        def by_name(make: "Callable[[Tensor], NDArray[Any]]") -> list[dict[str, float]]:
+            x_KS = np.array([make(x_N) for x_N in named.values()]).reshape(shape)
+            return named_counts(x_KS.T, list(named), is_known_KS.T)
+
+        reward_N = batch.column("reward")
+        tallies = steps.tallies(
+            InertTally,
+            groups=compared.count(steps.compared.size_G > 1),
+            varying=by_name(lambda x_N: compared.count(self._varying(steps, x_N))),
+            low=by_name(lambda x_N: by_step.only(x_N.isfinite()).low(x_N[x_N.isfinite()])),
+            high=by_name(lambda x_N: by_step.only(x_N.isfinite()).high(x_N[x_N.isfinite()])),
+            squares=by_name(lambda x_N: _squares(x_N, by_step)),
+            within=compared.sum(self._within(steps, reward_N)),
+            total=_squares(reward_N, by_step),
+        )
+        is_one = (compared.size < 2) & (steps.groups_by_step.size >= 2)
+        return [InertTally() if one else tally for one, tally in zip(is_one.tolist(), tallies, strict=True)]
+
+    def _varying(self, step: "StepView", value_N: "Tensor") -> "Tensor":
+        """Groups in which a function varies, or which have it for some rows only, ``[G]`` bool."""
         from rolloutdoctor.ops.group_stats import GroupStats
 
         stats = GroupStats(step.compared, value_N.isfinite())
         some_G = (stats.count_G > 0) & (stats.count_G < step.compared.size_G)
-        return int(((stats.spread(value_N) > 0) | some_G).sum())
+        return (stats.spread(value_N) > 0) | some_G
 
-    def _squares(self, value_N: "Tensor") -> float:
-        """Squared deviations from the mean of the step."""
-        known_N = value_N[value_N.isfinite()]
-        return float((known_N - known_N.mean()).square().sum()) if len(known_N) else 0.0
-
-    def _within(self, step: "StepView", value_N: "Tensor") -> float:
-        """Squared deviations from the mean of the group."""
+    def _within(self, step: "StepView", value_N: "Tensor") -> "Tensor":
+        """Squared deviations from the mean of the group, added up by group, ``[G]``."""
         from rolloutdoctor.ops.group_stats import GroupStats
 
         stats = GroupStats(step.compared, value_N.isfinite())
-        centred_N = value_N - stats.per_row(stats.mean(value_N))
-        return float(stats.total(centred_N.square()).sum())
+        return stats.total((value_N - stats.per_row(stats.mean(value_N))).square())
 
     def measures(self, tally: InertTally) -> Mapping[str, Measure]:
         """How many functions cancel, and what they are of the reward."""
@@ -212,3 +223,10 @@ class InertRewardTerm(Rule[InertTally]):
             ),
             advice="make the term depend on the response, apply it after the baseline, or drop it",
         )
+
+
+def _squares(value_N: "Tensor", by_step: "ByStep") -> "NDArray[np.float64]":
+    """Squared deviations from the mean of the step, ``[S]``."""
+    known_N = value_N.isfinite()
+    known, value_n = by_step.only(known_N), value_N[known_N].double()
+    return known.sum((value_n - known.expand(known.mean(value_n))).square())
