@@ -3,7 +3,7 @@
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from math import sqrt
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from rolloutdoctor.objective.objective import Objective
 from rolloutdoctor.objective.parts import Part
@@ -13,6 +13,8 @@ from rolloutdoctor.results.findings import Example, Measure, Severity
 from rolloutdoctor.rules.base import KEEP_EXAMPLES, Context, Judgement, Missing, Rule, counted, number, percent
 
 if TYPE_CHECKING:
+    import numpy as np
+    from numpy.typing import NDArray
     from torch import Tensor
 
     from rolloutdoctor.rules.step import StepView
@@ -82,6 +84,10 @@ class PhantomTally(Sums):
         return ratio(product, sqrt(self.squares.get(self.outcome, 0.0)) * sqrt(self.lengths.get(self.outcome, 0.0)))
 
 
+_OF = ("groups", "failed", "own", "squares", "lengths", "products")
+"""What is added up of the groups of a function."""
+
+
 @dataclass(frozen=True)
 class ShapedRewardPhantom(Rule[PhantomTally]):
     """A shaping term is the whole signal of groups that have one outcome.
@@ -141,26 +147,42 @@ class ShapedRewardPhantom(Rule[PhantomTally]):
         """Logged advantages are better than recomputed ones."""
         return frozenset({"advantage", "advantages", "response_mask"}) if self.columns(context) else frozenset()
 
-    def measure(self, step: "StepView") -> PhantomTally:
-        """Count one step."""
-        batch, rows, evaluation = step.batch, step.rows, step.evaluation
-        if not step.training or not len(batch) or rows is None or rows.advantage_N is None or not batch.rewards:
-            return PhantomTally()
+    def measure_each(self, steps: "StepView") -> list[PhantomTally]:
+        """Count the rows of each step, and the groups of the functions that are 0 or 1 in all of them."""
+        return steps.cached(self.code, lambda: self._found(steps))
+
+    def _found(self, steps: "StepView") -> list[PhantomTally]:
+        import numpy as np
+
+        from rolloutdoctor.ops.by_step import named_counts
+
+        rewards, by_step = steps.batch.rewards, steps.by_step
+        rows, evaluation = steps.rows, steps.evaluation
+        if not steps.training or not len(steps.batch) or rows is None or rows.advantage_N is None or not rewards:
+            return steps.nothing(PhantomTally)
         if evaluation is None or not _divides(evaluation.objective):
-            return PhantomTally()
-        size_N = self._advantages(step).abs()
-        known = {name: each_N[each_N.isfinite()] for name, each_N in batch.rewards.items()}
-        found = PhantomTally(
-            rows=len(batch),
-            all_groups=int((step.compared.size_G > 1).sum()),
-            mass=float(size_N.sum()),
-            binary={name: float(((each_N == 0) | (each_N == 1)).sum()) for name, each_N in batch.rewards.items()},
-            low={name: float(each.min()) for name, each in known.items() if len(each)},
-            high={name: float(each.max()) for name, each in known.items() if len(each)},
+            return steps.nothing(PhantomTally)
+        known = {name: x_N.isfinite() for name, x_N in rewards.items()}
+        binary_SK = _columns(by_step.count((x_N == 0) | (x_N == 1)) for x_N in rewards.values())
+        known_SK = _columns(by_step.any(known_N) for known_N in known.values())
+        low_SK = _columns(by_step.only(known[name]).low(x_N[known[name]]) for name, x_N in rewards.items())
+        high_SK = _columns(by_step.only(known[name]).high(x_N[known[name]]) for name, x_N in rewards.items())
+        names, is_outcome_SK = list(rewards), binary_SK == by_step.size[:, None]
+        none = np.zeros(len(by_step))
+        of = [
+            self._of(steps, name) if is_outcome_SK[:, place].any() else dict.fromkeys(_OF, none)
+            for place, name in enumerate(names)
+        ]
+        return steps.tallies(
+            PhantomTally,
+            rows=by_step.size,
+            all_groups=steps.compared_by_step.count(steps.compared.size_G > 1),
+            mass=by_step.sum(self._advantages(steps).abs()),
+            binary=named_counts(binary_SK, names, np.ones_like(known_SK)),
+            low=named_counts(low_SK, names, known_SK),
+            high=named_counts(high_SK, names, known_SK),
+            **{field: named_counts(_columns(each[field] for each in of), names, is_outcome_SK) for field in _OF},
         )
-        for name in found.outcomes:
-            found += self._of(step, name)
-        return found
 
     def _advantages(self, step: "StepView") -> "Tensor":
         """Logged advantages, else recomputed ones, ``[N]``; 0 where there is none."""
@@ -179,40 +201,49 @@ class ShapedRewardPhantom(Rule[PhantomTally]):
         noise_G = 4 * 2.0**-23 * stats.high(reward_N.abs())
         return (stats.spread(step.batch.rewards[name]) == 0) & (stats.spread(reward_N) > noise_G)
 
-    def _of(self, step: "StepView", name: str) -> PhantomTally:
-        """Count the groups of one function."""
-        groups, phantom_G = step.compared, self._phantom(step, name)
+    def _of(self, steps: "StepView", name: str) -> "dict[str, NDArray[np.float64]]":
+        """Add up the groups of one function, ``[S]`` each."""
+        groups, phantom_G, by_group = steps.compared, self._phantom(steps, name), steps.compared_by_step
         inside_N = phantom_G[groups.index_N]
-        advantage_N = self._advantages(step) * inside_N
-        length_N = step.batch.rows.diff().double()
+        advantage_N = self._advantages(steps) * inside_N
+        length_N = steps.batch.rows.diff().double()
         mean_G = groups.total(length_N) / groups.size_G
         apart_N = (length_N - mean_G[groups.index_N]) * inside_N
-        failed_G = phantom_G & (groups.total(step.batch.rewards[name].abs()) == 0)
-        return PhantomTally(
-            groups={name: float(phantom_G.sum())},
-            failed={name: float(failed_G.sum())},
-            own={name: float(advantage_N.abs().sum())},
-            squares={name: float(advantage_N.square().sum())},
-            lengths={name: float(apart_N.square().sum())},
-            products={name: float((advantage_N * apart_N).sum())},
-        )
+        failed_G = phantom_G & (groups.total(steps.batch.rewards[name].abs()) == 0)
+        return {
+            "groups": by_group.sum(phantom_G),
+            "failed": by_group.sum(failed_G),
+            "own": steps.by_step.sum(advantage_N.abs()),
+            "squares": steps.by_step.sum(advantage_N.square()),
+            "lengths": steps.by_step.sum(apart_N.square()),
+            "products": steps.by_step.sum(advantage_N * apart_N),
+        }
 
     def examples(self, step: "StepView") -> Iterable[Example]:
-        """The groups with the largest advantages."""
-        tally = self.measure(step)
-        if tally.outcome is None or step.batch.groups is None or len(step.compared) != len(step.batch.groups):
+        """The groups with the largest advantages, of steps that are compared by group."""
+        import torch
+
+        outcomes = [tally.outcome for tally in self.measure_each(step)]
+        if not any(outcomes) or step.batch.groups is None:
             return ()
-        outcome, reward_N = tally.outcome, step.batch.column("reward")
-        groups, size_N = step.compared, self._advantages(step).abs()
-        mass_G = groups.total(size_N) * self._phantom(step, outcome)
+        groups, compared, reward_N = step.groups, step.compared, step.batch.column("reward")
+        is_grouped = step.compared_by_step.size == step.groups_by_step.size
+        # Groups and what is compared may be numbered differently.
+        compared_G = compared.index_N[groups.order_N[groups.offsets[:-1]]]
+        size_G = compared.total(self._advantages(step).abs())[compared_G]
+        weight_G = torch.zeros_like(size_G)
+        for name in sorted({name for name in outcomes if name is not None}):
+            is_its_G = step.groups_by_step.expand(is_grouped & [outcome == name for outcome in outcomes])
+            weight_G += size_G * (self._phantom(step, name)[compared_G] & is_its_G)
 
         def note(group: int) -> str:
-            members = groups.index_N == group
+            outcome, members = outcomes[int(step.groups_by_step.step_N[group])], groups.index_N == group
+            assert outcome is not None
             low, high = float(reward_N[members].min()), float(reward_N[members].max())
             each = float(step.batch.rewards[outcome][members][0])
             return f"{outcome} is {each:.3g} in every row, rewards range from {low:.4g} to {high:.4g}"
 
-        return step.worst_groups(mass_G, note, KEEP_EXAMPLES)
+        return step.worst_groups(weight_G, note, KEEP_EXAMPLES)
 
     def measures(self, tally: PhantomTally) -> Mapping[str, Measure]:
         """How many groups, and how much of the update they are."""
@@ -257,3 +288,10 @@ class ShapedRewardPhantom(Rule[PhantomTally]):
             evidence=f"correlation of advantage and response length within these groups {number(slope)}",
             advice="leave out groups without variance in the outcome, or give shaping terms to successes only",
         )
+
+
+def _columns(each: "Iterable[NDArray[Any]]") -> "NDArray[Any]":
+    """Values of the steps by function, ``[S, K]``."""
+    import numpy as np
+
+    return np.stack(list(each), 1)
