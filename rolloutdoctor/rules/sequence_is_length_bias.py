@@ -188,40 +188,43 @@ class SequenceIsLengthBias(Rule[LengthTally]):
             "size": block.row_sum(apart_T.abs()),
         }
 
-    def measure(self, step: "StepView") -> LengthTally:
-        """Add up the thirds of one step."""
-        import torch
+    def measure_each(self, steps: "StepView") -> list[LengthTally]:
+        """Add up the thirds of each step."""
+        import numpy as np
 
-        from rolloutdoctor.ops.change import ranks, spearman
+        from rolloutdoctor.ops.by_step import ByStep, named_counts
 
-        row = step.token_measures.get(self.code)
-        bounds = _bounds(None if step.evaluation is None else step.evaluation.objective)
+        row = steps.token_measures.get(self.code)
+        bounds = _bounds(None if steps.evaluation is None else steps.evaluation.objective)
         if not row or not bounds:
-            return LengthTally()
+            return steps.nothing(LengthTally)
         here_N = row["tokens"] > 0
-        length_N = row["tokens"][here_N].cpu()
-        sums = {name: row[name][here_N].cpu() for name in ("k1", "k2", "k3", "size")}
-        if len(length_N) < len(THIRDS):
-            return LengthTally()
-        kept_N = torch.ones(len(length_N), dtype=torch.bool)
+        here_N &= steps.by_step.expand(steps.by_step.count(here_N) >= len(THIRDS))
+        rows = ByStep.of_sizes(steps.by_step.count(here_N))
+        sums = {name: row[name][here_N].cpu().numpy() for name in ("tokens", "k1", "k2", "k3", "size")}
+        length, size = sums["tokens"], rows.size.repeat(rows.size)
+        is_kept = np.ones(len(length), bool)
         for bound in bounds:
-            kept_N &= (sums[bound.of] >= bound.low) & (sums[bound.of] <= bound.high)
+            is_kept &= (sums[bound.of] >= bound.low) & (sums[bound.of] <= bound.high)
         # Rows of one length are in one third.
-        rank_N = torch.tensor(ranks(length_N.tolist()))
-        third_N = ((rank_N - 0.5) * len(THIRDS) / len(rank_N)).long()
-        weight_N = sums["k1"].clamp(-20, 20).exp()
-        each = {"rows": torch.ones_like(length_N), "tokens": length_N, "kept": kept_N.double()}
-        each |= {"size": sums["size"], "weight": weight_N}
-        apart_N, lost = length_N - length_N.mean(), int((~kept_N).sum())
+        rank, weight_rank = rows.ranks(length), rows.ranks(abs(sums["k1"]))
+        third = ((rank - 0.5) * len(THIRDS) / size).astype(np.int64)
+        weight = np.exp(sums["k1"].clip(-20, 20))
+        each = {"rows": None, "tokens": length, "kept": is_kept, "size": sums["size"], "weight": weight}
+        apart, lost = length - rows.mean(length).repeat(rows.size), rows.count(~is_kept)
         # Drawn without putting back: the variance of a sum of some of the lengths.
-        spread = float(apart_N.square().sum()) * lost * (len(kept_N) - lost) / (len(kept_N) * (len(kept_N) - 1))
-        found = spearman(length_N.tolist(), sums["k1"].abs().tolist())
-        return LengthTally(
-            **{name: _by_third(third_N, x_N) for name, x_N in each.items()},
-            trend=float(apart_N[~kept_N].sum()),
+        pairs = np.maximum(rows.size * (rows.size - 1), 1)
+        spread = rows.sum(apart**2) * lost * (rows.size - lost) / pairs
+        length_off, weight_off = rank - (size + 1) / 2, weight_rank - (size + 1) / 2
+        squares = rows.sum(length_off**2) * rows.sum(weight_off**2)
+        correlation = rows.sum(length_off * weight_off) / np.sqrt(np.where(squares > 0, squares, 1))
+        return steps.tallies(
+            LengthTally,
+            **{name: named_counts(rows.histogram(third, len(THIRDS), x), THIRDS) for name, x in each.items()},
+            trend=rows.sum(apart * ~is_kept),
             trend_variance=spread,
-            ranked=0 if found is None else len(length_N),
-            correlation=0.0 if found is None else found * len(length_N),
+            ranked=np.where(squares > 0, rows.size, 0),
+            correlation=correlation * rows.size,
         )
 
     def measures(self, tally: LengthTally) -> Mapping[str, Measure]:
@@ -290,13 +293,3 @@ class SequenceIsLengthBias(Rule[LengthTally]):
             ),
             advice="use token-level weights, or bound the geometric mean of the ratios of a sequence",
         )
-
-
-def _by_third(third_N: "Tensor", x_N: "Tensor") -> dict[str, float]:
-    from rolloutdoctor.ops.segments import total_by
-
-    return {
-        name: float(total)
-        for name, total in zip(THIRDS, total_by(third_N, x_N, len(THIRDS)).tolist(), strict=True)
-        if total
-    }
