@@ -130,30 +130,33 @@ class AdvantageMaskMismatch(Rule[MaskTally]):
             "mass": block.row_sum(size_T),
         }
 
-    def measure(self, step: "StepView") -> MaskTally:
-        """Count one step."""
-        found, evaluation = self._faults(step), step.evaluation
-        if found is None or evaluation is None:
-            return MaskTally()
-        row = step.token_measures[self.code]
+    def measure_each(self, steps: "StepView") -> list[MaskTally]:
+        """Count the tokens and rows of each step."""
+        found, by_step = self._faults(steps), steps.by_step
+        if found is None:
+            return steps.nothing(MaskTally)
+        row = steps.token_measures[self.code]
         zero_N, varying_N, dead_N = found["zero"], found["varying"], found["dead"]
-        spread_N = (row["high"] - row["low"]) * varying_N
-        return MaskTally(
-            tokens=int(row["tokens"].sum()),
-            zero_tokens=int(row["zero"][zero_N].sum()),
-            zero_rows=int(zero_N.sum()),
-            dead_tokens=int(row["zero"][dead_N].sum()),
-            dead_rows=int(dead_N.sum()),
-            varying_rows=int(varying_N.sum()),
-            spread=float(spread_N[varying_N].max()) if bool(varying_N.any()) else 0.0,
-            faulty_rows=int((zero_N | varying_N).sum()),
-            outside_tokens=int(row["outside"].sum()),
-            outside_mass=float(row["outside_mass"].sum()),
-            mass=float(row["mass"].sum()),
+        return steps.tallies(
+            MaskTally,
+            tokens=by_step.count(row["tokens"]),
+            zero_tokens=by_step.count(row["zero"] * zero_N),
+            zero_rows=by_step.count(zero_N),
+            dead_tokens=by_step.count(row["zero"] * dead_N),
+            dead_rows=by_step.count(dead_N),
+            varying_rows=by_step.count(varying_N),
+            spread=by_step.only(varying_N).high((row["high"] - row["low"])[varying_N]),
+            faulty_rows=by_step.count(zero_N | varying_N),
+            outside_tokens=by_step.count(row["outside"]),
+            outside_mass=by_step.sum(row["outside_mass"]),
+            mass=by_step.sum(row["mass"]),
         )
 
     def _faults(self, step: "StepView") -> "Mapping[str, Tensor] | None":
         """Rows with trained tokens of 0, with different ones, and with 0 throughout, ``[N]`` bool each."""
+        return step.cached(self.code, lambda: self._found(step))
+
+    def _found(self, step: "StepView") -> "Mapping[str, Tensor] | None":
         rows, row = step.rows, step.token_measures.get(self.code)
         if rows is None or rows.advantage_N is None or not row:
             return None
