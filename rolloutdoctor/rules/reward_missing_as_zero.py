@@ -9,7 +9,7 @@ from rolloutdoctor.objective.objective import RowSet
 from rolloutdoctor.ops.tally import largest, ratio
 from rolloutdoctor.results.findings import Example, Measure, Severity
 from rolloutdoctor.rules.audited import AuditedTally, CauseRule
-from rolloutdoctor.rules.base import KEEP_EXAMPLES, Context, Judgement, Missing, counted, number
+from rolloutdoctor.rules.base import KEEP_EXAMPLES, Context, Judgement, Missing, Rule, counted, number
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -98,22 +98,22 @@ class RewardMissingAsZero(CauseRule):
         """The rewards, and what can witness that one is missing."""
         return frozenset({"reward", "rewards", "status", "response_mask"})
 
-    def measure(self, step: "StepView") -> MissingTally:
-        """Count the values and the rows of the step."""
-        audited, batch = super().measure(step), step.batch
-        if "reward" not in batch.per_row or not len(batch):
-            return MissingTally(audited.compared, audited.agree, audited.not_compared, audited.worst, audited.steps)
-        missing_N = self._missing(step)
-        found = MissingTally(
-            compared=audited.compared,
-            agree=audited.agree,
-            not_compared=audited.not_compared,
-            worst=audited.worst,
-            steps=audited.steps,
-            unscored=int(batch.column("reward").isnan().sum()),
-            rows=int(missing_N.sum()),
-        )
-        return found + self._effect(step, missing_N) if found.rows else found
+    # Values are audited step by step, and rows counted together.
+    measure = Rule.measure
+
+    def measure_each(self, steps: "StepView") -> list[MissingTally]:
+        """Count the values and the rows of each step."""
+        batch, by_step = steps.batch, steps.by_step
+        audited = [vars(CauseRule.measure(self, each)) for each in steps.each]
+        if "reward" not in batch.per_row:
+            return [MissingTally(**values) for values in audited]
+        unscored, rows = by_step.count(batch.per_row["reward"].isnan()), by_step.count(self._missing(steps))
+        counts = zip(audited, unscored.tolist(), rows.tolist(), strict=True)
+        found = [MissingTally(**values, unscored=nulls, rows=zeros) for values, nulls, zeros in counts]
+        return [
+            tally + self._effect(step, self._missing(step)) if tally.rows else tally
+            for tally, step in zip(found, steps.each, strict=True)
+        ]
 
     def _missing(self, step: "StepView") -> "Tensor":
         """Rows with a reward of 0 and a witness that it is none, ``[N]`` bool."""
@@ -122,16 +122,15 @@ class RewardMissingAsZero(CauseRule):
     def _witnessed(self, step: "StepView") -> "Tensor":
         import torch
 
-        batch, reward_N = step.batch, step.batch.column("reward")
-        witness_N = torch.zeros_like(reward_N, dtype=torch.bool)
-        if batch.statuses:
-            failed = [status is not None and status.lower() in FAILED for status in batch.statuses]
-            witness_N |= torch.tensor(failed, device=batch.device)
+        from rolloutdoctor.evaluation.response_ends import has_status
+
+        batch, reward_N, by_step = step.batch, step.batch.column("reward"), step.by_step
+        witness_N = has_status(step.statuses, FAILED, batch.device)
         if batch.rewards:
             null_N = torch.stack([each_N.isnan() for each_N in batch.rewards.values()]).all(0)
             # Other rewards than 0 without any function: the file does not hold all functions of these rows.
-            if not bool((null_N & reward_N.isfinite() & (reward_N != 0)).any()) and not bool(null_N.all()):
-                witness_N |= null_N
+            lacks_some = by_step.any(null_N & reward_N.isfinite() & (reward_N != 0))
+            witness_N |= null_N & by_step.expand(~lacks_some & ~by_step.all(null_N))
         return witness_N & (reward_N == 0)
 
     def _without(self, step: "StepView", missing_N: "Tensor") -> "RowResult | None":
@@ -186,16 +185,18 @@ class RewardMissingAsZero(CauseRule):
         )
 
     def examples(self, step: "StepView") -> Iterable[Example]:
-        """Rows with a witness; else the first value of each quantity that disagrees."""
-        if "reward" not in step.batch.per_row or not bool(self._missing(step).any()):
-            return super().examples(step)
+        """Rows with a witness; of steps without any, the first value of each quantity that disagrees."""
+        missing_N = self._missing(step) if "reward" in step.batch.per_row else step.batch.rows.diff() < 0
+        for each, has_some in zip(step.each, step.by_step.any(missing_N).tolist(), strict=True):
+            if not has_some:
+                yield from super().examples(each)
 
         def note(row: int) -> str:
-            status = step.batch.statuses[row] if step.batch.statuses else None
+            status = step.statuses[row]
             failed = status is not None and status.lower() in FAILED
             return f"reward 0, status {status}" if failed else "reward 0, and every reward function is null"
 
-        return step.worst_rows(self._missing(step).double(), note, KEEP_EXAMPLES)
+        yield from step.worst_rows(missing_N.double(), note, KEEP_EXAMPLES)
 
     def measures(self, tally: AuditedTally) -> Mapping[str, Measure]:
         """How many logged values follow, how many rows have a witness, and what these change."""
