@@ -2,6 +2,7 @@
 
 from collections.abc import Sequence
 from functools import cached_property
+from itertools import pairwise
 from typing import Any, TypeVar
 
 import numpy as np
@@ -102,8 +103,10 @@ class ByStep:
             bins: how many there are.
             weight_N: of each row.
         """
-        place_N = bin_N if len(self) == 1 else bin_N + self.step_N.numpy() * bins
-        return np.bincount(place_N, weight_N, len(self) * bins).astype(np.float64).reshape(len(self), bins)
+        found = np.empty((len(self), bins))
+        for step, (start, stop) in enumerate(pairwise(self.runs.cuts.tolist())):
+            found[step] = np.bincount(bin_N[start:stop], None if weight_N is None else weight_N[start:stop], bins)
+        return found
 
     def ranks(self, x_N: NDArray[Any]) -> Floats:
         """Ranks of the rows of each step from 1, equal values sharing the mean of theirs, ``[N]``; on the CPU.

@@ -18,7 +18,7 @@ from torch import Tensor
 
 from rolloutdoctor.ops.counting import count
 
-_MANY, _LONG = 2**15, 64
+_MANY, _LONG = 2**18, 64
 """So many values, in runs so long, are counted eight at a time: else it takes longer to begin than to count."""
 
 
