@@ -98,6 +98,10 @@ class Runs:
         np.cumsum(sizes, out=cuts[1:])
         return Runs(torch.from_numpy(cuts))
 
+    def at(self, places: NDArray[np.int64]) -> "Runs":
+        """Some places in rising order by run, on the CPU: for values that were packed by ``x[places]``."""
+        return Runs(torch.from_numpy(np.searchsorted(places, self.cuts)))
+
     def count(self, places: Tensor) -> Tensor:
         """How many of some places each run holds, float64 ``[R]``."""
         run_of = torch.searchsorted(self.offsets, places, right=True) - 1

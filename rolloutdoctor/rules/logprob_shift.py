@@ -2,12 +2,12 @@
 
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from rolloutdoctor.ops.tally import ratio
 from rolloutdoctor.results.findings import Example, Measure, Severity
 from rolloutdoctor.rules.audited import AuditedTally, CauseRule
-from rolloutdoctor.rules.base import KEEP_EXAMPLES, Context, Judgement, Missing, counted, percent
+from rolloutdoctor.rules.base import KEEP_EXAMPLES, Context, Judgement, Missing, Rule, counted, percent
 
 if TYPE_CHECKING:
     import numpy as np
@@ -15,6 +15,7 @@ if TYPE_CHECKING:
     from torch import Tensor
 
     from rolloutdoctor.evaluation.token_measures import TokenBlock
+    from rolloutdoctor.ops.by_step import ByStep
     from rolloutdoctor.rules.step import StepView
 
 PAIR = frozenset({"rollout_log_probs", "old_log_probs"})
@@ -40,6 +41,25 @@ class ShiftTally(AuditedTally):
     early: int = 0
     aligned_error: float = 0.0
     moved_error: float = 0.0
+
+
+@dataclass(frozen=True)
+class Errors:
+    """Squared differences of sampler and trainer over adjacent tokens, of the sampled rows whose log-probs vary.
+
+    Attributes:
+        by_step: these rows by step.
+        row: ``[r]`` number of each.
+        aligned: ``[r]`` in place.
+        late: ``[r]`` of the trainer's with the sampler's one token later.
+        early: ``[r]`` with the sampler's one token earlier.
+    """
+
+    by_step: "ByStep"
+    row: "NDArray[np.int64]"
+    aligned: "NDArray[np.float64]"
+    late: "NDArray[np.float64]"
+    early: "NDArray[np.float64]"
 
 
 @dataclass(frozen=True)
@@ -110,47 +130,50 @@ class LogProbShift(CauseRule):
         gap = gap_of(block)
         return {} if gap is None else gap.sampled
 
-    def measure(self, step: "StepView") -> ShiftTally:
-        """Count the audited values of one step, and the rows that fit better one token away."""
-        audited = super().measure(step)
-        return ShiftTally(**{**vars(audited), **self._moved(step)})
+    measure = Rule.measure
 
-    def _moved(self, step: "StepView") -> dict[str, Any]:
+    def measure_each(self, steps: "StepView") -> list[ShiftTally]:
+        """Count the audited values of each step, and the rows that fit better one token away."""
         import numpy as np
 
-        errors = self._errors(step)
-        if errors is None:
-            return {}
-        aligned, late, early = errors["aligned"], errors["late"], errors["early"]
+        audited = [CauseRule.measure(self, each) for each in steps.each]
+        found = self._errors(steps)
+        if found is None:
+            return [ShiftTally(**vars(one)) for one in audited]
+        rows, aligned, late, early = found.by_step, found.aligned, found.late, found.early
         is_late, is_early = aligned > self.better * late, aligned > self.better * early
-        return {
-            "rows": len(aligned),
-            "late": int((is_late & ~is_early).sum()),
-            "early": int((is_early & ~is_late).sum()),
-            "aligned_error": float(aligned.sum()),
-            "moved_error": float(np.where(is_late, late, np.where(is_early, early, aligned)).sum()),
-        }
+        return steps.tallies(
+            ShiftTally,
+            **{name: [getattr(one, name) for one in audited] for name in vars(audited[0])},
+            rows=rows.size,
+            late=rows.count(is_late & ~is_early),
+            early=rows.count(is_early & ~is_late),
+            aligned_error=rows.sum(aligned),
+            moved_error=rows.sum(np.where(is_late, late, np.where(is_early, early, aligned))),
+        )
 
-    def _errors(self, step: "StepView") -> "dict[str, NDArray[np.float64]] | None":
-        """Squared errors of the sampled rows whose log-probs vary, in place and moved; ``row`` is their number."""
-        return step.cached("errors of moved log-probs", lambda: _errors(step, self.code))
+    def _errors(self, steps: "StepView") -> "Errors | None":
+        return steps.cached("errors of moved log-probs", lambda: _errors(steps, self.code))
 
     def examples(self, step: "StepView") -> Iterable[Example]:
         """Values that disagree, and rows that fit best one token away."""
         import numpy as np
+        import torch
 
-        yield from super().examples(step)
-        errors = self._errors(step)
-        if errors is None:
+        from rolloutdoctor.rules.worst_places import worst_places
+
+        for each in step.each:
+            yield from super().examples(each)
+        found = self._errors(step)
+        if found is None:
             return
-        gain = errors["aligned"] - self.better * np.minimum(errors["late"], errors["early"])
-        for place in gain.argsort()[::-1][: step.kept(KEEP_EXAMPLES)].tolist():
-            if gain[place] > 0:
-                row = int(errors["row"][place])
-                side = "late" if errors["late"][place] < errors["early"][place] else "early"
-                moved = min(errors["late"][place], errors["early"][place])
-                note = f"squared error {errors['aligned'][place]:.3g} in place, {moved:.3g} with the sampler's {side}"
-                yield Example(step.batch.step, None, step.batch.sample_name(row), float(gain[place]), note)
+        moved = np.minimum(found.late, found.early)
+        gain = torch.from_numpy(found.aligned - self.better * moved)
+        for _, weight, place in worst_places(gain, found.by_step, step.kept(KEEP_EXAMPLES)):
+            view, row = step.own_row(int(found.row[place]))
+            side = "late" if found.late[place] < found.early[place] else "early"
+            note = f"squared error {found.aligned[place]:.3g} in place, {moved[place]:.3g} with the sampler's {side}"
+            yield Example(view.batch.step, None, view.batch.sample_name(row), weight, note)
 
     def measures(self, tally: AuditedTally) -> Mapping[str, Measure]:
         """The audit's, and the rows that fit better one token away."""
@@ -200,33 +223,40 @@ class LogProbShift(CauseRule):
         )
 
 
-def _errors(step: "StepView", code: str) -> "dict[str, NDArray[np.float64]] | None":
+def _errors(steps: "StepView", code: str) -> "Errors | None":
+    """Compare the sampled rows whose log-probs vary, in place and moved by one token."""
     import numpy as np
 
     from rolloutdoctor.evaluation.sampled_rows import Sample
 
-    measured = step.token_measures.get(code)
+    measured = steps.token_measures.get(code)
     if not measured:
         return None
-    sample = step.cached("sampled rows", lambda: Sample.of(measured, step.by_step))
-    own, other = sample.sampler, sample.trainer
-    # Pairs of adjacent tokens of one row.
-    first = np.flatnonzero(sample.pairs & (sample.place[1:] == sample.place[:-1] + 1))
-    of_row = sample.index[first]
-    own_before, own_after = own[first], own[first + 1]
-    before, after = other[first], other[first + 1]
+    sample = steps.cached("sampled rows", lambda: Sample.of(measured, steps.by_step))
+    own, other, place = sample.sampler, sample.trainer, sample.place
+    if not len(place):
+        return None
+    # Tokens that the next one of their row does not follow at once.
+    is_last = np.append(place[1:] != place[:-1] + 1, True)
+    is_last[sample.runs.cuts[1:] - 1] = True
+    last, room = np.flatnonzero(is_last), np.zeros(len(place))
 
-    def total(x: "NDArray[np.float64]") -> "NDArray[np.float64]":
-        return np.bincount(of_row, x, len(sample.length)).astype(np.float64)
+    def total(before: "NDArray[np.float64]", after: "NDArray[np.float64]") -> "NDArray[np.float64]":
+        """Sum of squared differences over the pairs of adjacent tokens of each row, ``[r]``."""
+        np.subtract(before, after, out=room[:-1])
+        room[last] = 0
+        return sample.by_row(np.square(room, out=room))
 
-    count = np.bincount(of_row, minlength=len(sample.length)).astype(np.float64)
-    mean = total(before) / np.maximum(count, 1)
-    spread = total((before - mean[of_row]) ** 2) / np.maximum(count, 1)
-    aligned = (total((before - own_before) ** 2) + total((after - own_after) ** 2)) / 2
+    count = np.maximum(sample.by_row(~is_last), 1)
+    room[:-1] = other[:-1]
+    room[last] = 0
+    mean = sample.by_row(room) / count
+    spread = total(other[:-1], sample.runs.spread(mean)[:-1]) / count
     varies = (count >= LEAST_PAIRS) & (spread > LEAST_SPREAD**2)
-    return {
-        "row": sample.row[varies].astype(np.float64),
-        "aligned": aligned[varies],
-        "late": total((before - own_after) ** 2)[varies],
-        "early": total((after - own_before) ** 2)[varies],
-    }
+    return Errors(
+        sample.by_step.only(varies),
+        sample.row[varies],
+        aligned=(total(other[:-1], own[:-1]) + total(other[1:], own[1:]))[varies] / 2,
+        late=total(other[:-1], own[1:])[varies],
+        early=total(other[1:], own[:-1])[varies],
+    )

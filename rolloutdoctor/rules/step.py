@@ -358,3 +358,9 @@ class StepView:
         """Name of the group of a row of the step, or None."""
         groups = self.batch.groups
         return None if groups is None else self.batch.group_name(int(groups.index_N[row]))
+
+    @cached_property
+    def fresh_N(self) -> Tensor | None:
+        """Rows of the newest version of their step, ``[N]`` bool; None without stamps."""
+        lag_N = self.lags(2)
+        return None if lag_N is None else lag_N == 0
