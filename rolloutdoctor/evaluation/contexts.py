@@ -16,6 +16,7 @@ from torch import Tensor
 from rolloutdoctor.data.batch import RolloutBatch
 from rolloutdoctor.evaluation.sampled_rows import SAMPLER, TRAINER, LoggedGap
 from rolloutdoctor.evaluation.token_measures import TokenBlock
+from rolloutdoctor.ops.by_step import ByStep, named_counts
 from rolloutdoctor.ops.prefix_hash import scramble
 from rolloutdoctor.ops.slope_bins import STEP
 
@@ -27,6 +28,9 @@ LEAST_SPREAD = 1.0
 
 MOST = 300
 """Slopes are counted in bins of their logarithm, from e^-3 to e^3."""
+
+NAMES = (*map(str, range(-MOST, MOST + 1)), "none")
+"""Of the bins; the last is of contexts without a slope."""
 
 
 def first_tokens(block: TokenBlock, gap: LoggedGap) -> dict[str, Tensor]:
@@ -62,31 +66,36 @@ def _first_tokens(block: TokenBlock, gap: LoggedGap) -> dict[str, Tensor]:
     return dict(zip(names, map(torch.from_numpy, [*pair, before]), strict=True))
 
 
-def slopes(batch: RolloutBatch, measured: Mapping[str, Tensor], fresh_N: Tensor | None) -> dict[str, float]:
-    """Return how many contexts have which slope of the sampler's log-probs on the trainer's: bin to contexts.
+def slopes(
+    batch: RolloutBatch, measured: Mapping[str, Tensor], by_step: ByStep, fresh_N: Tensor | None
+) -> list[dict[str, float]]:
+    """Return how many contexts of each step have which slope of the sampler's log-probs on the trainer's: bin to count.
 
     The slope is that of the line nearest to the points (total least squares): noise of both weighs the same, so that
     equal distributions have slope 1. ``none`` counts contexts without one.
 
     Args:
-        batch: the step.
+        batch: the rows.
         measured: what `first_tokens` gave, joined over the blocks.
+        by_step: the rows by step.
         fresh_N: rows that count, ``[N]`` bool; None: all.
     """
     if batch.groups is None and batch.prompts is None:
-        return {}
+        return [{} for _ in range(len(by_step))]
     index_N = torch.zeros(len(batch), dtype=torch.int64) if batch.groups is None else batch.groups.index_N.cpu()
     prompt_N = scramble(index_N + 1)
     if batch.prompts is not None:
         known_N = batch.prompts.cpu()
         prompt_N = prompt_N.where(known_N == 0, known_N)
-    context = scramble(measured["before"] + prompt_N[:, None])
-    sampler, trainer = measured["first_sampler"], measured["first_trainer"]
-    here = sampler.isfinite() & trainer.isfinite()
+    # No context is of two steps.
+    step_N = by_step.cpu.step_N
+    context = scramble(measured["before"] + (prompt_N + scramble(step_N))[:, None]).numpy()
+    sampler, trainer = measured["first_sampler"].numpy(), measured["first_trainer"].numpy()
+    here = np.isfinite(sampler) & np.isfinite(trainer) & _shared(context)
     if fresh_N is not None:
-        here &= fresh_N.cpu()[:, None]
-    here &= torch.from_numpy(_shared(context.numpy()))
-    return _binned(_slopes(context[here].numpy(), sampler[here].numpy(), trainer[here].numpy()))
+        here &= fresh_N.cpu().numpy()[:, None]
+    step = step_N.numpy()[here.nonzero()[0]]
+    return _binned(*_slopes(context[here], step, sampler[here], trainer[here]), len(by_step))
 
 
 def _shared(context: NDArray[np.int64]) -> NDArray[np.bool_]:
@@ -101,8 +110,11 @@ def _shared(context: NDArray[np.int64]) -> NDArray[np.bool_]:
     return found
 
 
-def _slopes(context: NDArray[np.int64], *values: NDArray[np.float64]) -> NDArray[np.float64]:
-    _, index, size = np.unique(context, return_inverse=True, return_counts=True)
+def _slopes(
+    context: NDArray[np.int64], step: NDArray[np.int64], *values: NDArray[np.float64]
+) -> tuple[NDArray[np.float64], NDArray[np.int64]]:
+    """Slope and step of each context whose tokens are far enough apart."""
+    _, first, index, size = np.unique(context, return_index=True, return_inverse=True, return_counts=True)
 
     def total(x: NDArray[np.float64]) -> NDArray[np.float64]:
         return np.bincount(index, x, len(size)).astype(np.float64)
@@ -113,12 +125,12 @@ def _slopes(context: NDArray[np.int64], *values: NDArray[np.float64]) -> NDArray
     own, other, product = own[wide], other[wide], product[wide]
     with np.errstate(all="ignore"):
         found: NDArray[np.float64] = (own - other + np.hypot(own - other, 2 * product)) / (2 * product)
-    return found
+    return found, step[first[wide]]
 
 
-def _binned(slope: NDArray[np.float64]) -> dict[str, float]:
-    rising = slope[(slope > 0) & np.isfinite(slope)]
-    place = np.clip(np.rint(np.log(rising) / STEP), -MOST, MOST).astype(np.int64)
-    names, counts = np.unique(place, return_counts=True)
-    found = {str(name): float(count) for name, count in zip(names.tolist(), counts.tolist(), strict=True)}
-    return found if len(rising) == len(slope) else {**found, "none": float(len(slope) - len(rising))}
+def _binned(slope: NDArray[np.float64], step: NDArray[np.int64], steps: int) -> list[dict[str, float]]:
+    bin_of = np.full(len(slope), len(NAMES) - 1)
+    rising = (slope > 0) & np.isfinite(slope)
+    bin_of[rising] = np.clip(np.rint(np.log(slope[rising]) / STEP), -MOST, MOST).astype(np.int64) + MOST
+    counts = np.bincount(step * len(NAMES) + bin_of, minlength=steps * len(NAMES))
+    return named_counts(counts.reshape(steps, -1), NAMES)

@@ -7,7 +7,7 @@ step, so that they cost the same for a step of any length.
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property, lru_cache
-from math import isnan, nan
+from math import isnan, log, nan
 
 import numpy as np
 import torch
@@ -30,6 +30,9 @@ _PIECE = 2**14
 
 BOUND = 20.0
 """Log-ratios are cut to this absolute value before they are exponentiated, as verl does."""
+
+UNSURE = log(0.9)
+"""Tokens of which both models were less sure: noise of the others is too small to show anything."""
 
 Floats = NDArray[np.float64]
 
@@ -183,7 +186,7 @@ class Sample:
         row = np.flatnonzero(length >= 0)
         sampler, trainer = (measured[name].double().numpy() for name in ("sampler", "trainer"))
         entropy = measured["entropy"].double().numpy() if "entropy" in measured else None
-        return cls(by_step.only(length >= 0), row, length[row], sampler, trainer, place, entropy)
+        return cls(by_step.cpu.only(length >= 0), row, length[row], sampler, trainer, place, entropy)
 
     @cached_property
     def tokens_by_step(self) -> ByStep:
@@ -201,32 +204,29 @@ class Sample:
         return abs(self.apart)
 
     @cached_property
-    def index(self) -> NDArray[np.int64]:
-        """``[V]`` which of the sampled rows each token is of."""
-        return np.arange(len(self.length)).repeat(self.length)
+    def unsure(self) -> NDArray[np.int64]:
+        """``[u]`` places of the tokens to which both models gave less than 0.9, in the geometric mean."""
+        return np.flatnonzero(self.sampler + self.trainer < 2 * UNSURE)
 
     @cached_property
-    def pairs(self) -> NDArray[np.bool_]:
-        """``[V - 1]`` which tokens the next one is of the same row."""
-        found = np.ones(max(len(self.apart) - 1, 0), bool)
-        ends = self.runs.cuts[1:-1] - 1
-        found[ends[(ends >= 0) & (ends < len(found))]] = False
-        return found
+    def squares(self) -> tuple[Floats, Floats]:
+        """Sums of the squared log-probs of sampler and trainer, ``[S]`` each."""
+        return self.tokens_by_step.sum(np.square(self.sampler)), self.tokens_by_step.sum(np.square(self.trainer))
 
     @cached_property
-    def squares(self) -> tuple[float, float]:
-        """Sums of the squared log-probs of sampler and trainer."""
-        return float(np.square(self.sampler).sum()), float(np.square(self.trainer).sum())
-
-    @cached_property
-    def product(self) -> float:
-        """Sum of their products."""
-        return float((self.sampler * self.trainer).sum())
+    def product(self) -> Floats:
+        """Sum of their products, ``[S]``."""
+        return self.tokens_by_step.sum(self.sampler * self.trainer)
 
     @cached_property
     def weight(self) -> Floats:
         """``[V]`` importance ratio, of a log-ratio within +-20."""
         return np.exp(np.clip(self.apart, -BOUND, BOUND))
+
+    @cached_property
+    def weights(self) -> Floats:
+        """Sum of the weights, ``[S]``."""
+        return self.tokens_by_step.sum(self.weight)
 
     @cached_property
     def runs(self) -> seg.Runs:

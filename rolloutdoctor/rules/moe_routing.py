@@ -117,48 +117,43 @@ class MoeRouting(Rule[RoutingTally]):
         gap = gap_of(block)
         return {} if gap is None else {**gap.sampled, **first_tokens(block, gap)}
 
-    def measure(self, step: "StepView") -> RoutingTally:
-        """Count the tail of one step."""
+    def measure_each(self, steps: "StepView") -> list[RoutingTally]:
+        """Count the tail of each step."""
         import numpy as np
 
         from rolloutdoctor.evaluation.contexts import slopes
         from rolloutdoctor.evaluation.sampled_rows import Sample
-        from rolloutdoctor.ops.gap_bins import counts_of
-        from rolloutdoctor.ops.version_stamps import lags_of
+        from rolloutdoctor.ops.by_step import named_counts
+        from rolloutdoctor.ops.gap_bins import BINS, bins_of
 
-        measured = step.token_measures.get(self.code)
-        if not measured or not len(step.batch):
-            return RoutingTally()
-        sample, rows = step.cached("sampled rows", lambda: Sample.of(measured, step.by_step)), step.batch.per_row
-        index = sample.index
-        unsure = 1 - np.exp((sample.sampler + sample.trainer) / 2)
-        looked = unsure > 0.1
-        lag_N = lags_of(rows.get("policy_version_min"), rows.get("policy_version_max"), 8)
-        fresh_N = None if lag_N is None else lag_N == 0
+        measured, by_step = steps.token_measures.get(self.code), steps.by_step
+        if not measured:
+            return steps.nothing(RoutingTally)
+        sample = steps.cached("sampled rows", lambda: Sample.of(measured, by_step))
+        fresh_N, at = steps.fresh_N, sample.unsure
         if fresh_N is not None:
-            looked &= fresh_N.cpu().numpy()[sample.row][index]
-        if not looked.any():
-            return RoutingTally()
-        scaled = np.where(looked, sample.apart / np.where(looked, unsure, 1.0), 0.0)
-        size = abs(scaled[looked])
-        far = looked & (abs(scaled) > 6 * np.median(size))
-        pair = sample.pairs & looked[1:] & looked[:-1]
-
-        def of_rows(
-            which: "np.ndarray[tuple[int], np.dtype[np.bool_]]",
-        ) -> "np.ndarray[tuple[int], np.dtype[np.int64]]":
-            return np.bincount(index[:-1][which], minlength=len(sample.length))
-
-        ahead, behind, both = of_rows(pair & far[:-1]), of_rows(pair & far[1:]), of_rows(pair)
-        bins = counts_of(size).tolist()
-        return RoutingTally(
-            slopes=step.cached("slopes", lambda: slopes(step.batch, measured, fresh_N)),
-            tokens=len(size),
-            sizes={str(place): float(count) for place, count in enumerate(bins) if count},
-            tail=int(np.count_nonzero(far)),
-            above=int((scaled[far] > 0).sum()),
-            pairs=int(np.count_nonzero(pair & far[:-1] & far[1:])),
-            expected=float((ahead * behind / np.maximum(both, 1)).sum()),
+            at = at[sample.runs.spread(fresh_N.cpu().numpy()[sample.row])[at]]
+        if not len(at):
+            return steps.nothing(RoutingTally)
+        tokens, rows = sample.tokens_by_step.at(at), sample.runs.at(at)
+        scaled = sample.apart[at] / (1 - np.exp((sample.sampler[at] + sample.trainer[at]) / 2))
+        size = abs(scaled)
+        is_far = size > tokens.runs.spread(6 * tokens.median(size))
+        # Pairs are adjacent tokens of one row; each is where its first token is.
+        is_pair = np.diff(at, append=-1) == 1
+        is_pair[rows.cuts[1:] - 1] = False
+        is_followed = np.append(is_far[1:], False)
+        ahead, behind, both = (rows.sums(x) for x in (is_pair & is_far, is_pair & is_followed, is_pair))
+        counts = steps.cached("slopes", lambda: slopes(steps.batch, measured, by_step, steps.fresh_N))
+        return steps.tallies(
+            RoutingTally,
+            slopes=[of_step if count else {} for of_step, count in zip(counts, tokens.size, strict=True)],
+            tokens=tokens.size,
+            sizes=named_counts(tokens.histogram(bins_of(size), BINS)),
+            tail=tokens.count(is_far),
+            above=tokens.count(is_far & (scaled > 0)),
+            pairs=tokens.count(is_pair & is_far & is_followed),
+            expected=sample.by_step.sum(ahead * behind / np.maximum(both, 1)),
         )
 
     def measures(self, tally: RoutingTally) -> Mapping[str, Measure]:

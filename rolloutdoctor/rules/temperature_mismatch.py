@@ -13,6 +13,7 @@ from rolloutdoctor.rules.base import Context, Judgement, Missing, Rule, counted,
 if TYPE_CHECKING:
     from torch import Tensor
 
+    from rolloutdoctor.evaluation.sampled_rows import Sample
     from rolloutdoctor.evaluation.token_measures import TokenBlock
     from rolloutdoctor.rules.step import StepView
 
@@ -144,41 +145,26 @@ class TemperatureMismatch(Rule[TemperatureTally]):
         gap = gap_of(block)
         return {} if gap is None else {**gap.sampled, **first_tokens(block, gap)}
 
-    def measure(self, step: "StepView") -> TemperatureTally:
-        """Count the slopes of one step, and how its tokens fit the entropy."""
-        import numpy as np
-
+    def measure_each(self, steps: "StepView") -> list[TemperatureTally]:
+        """Count the slopes of each step, and how its tokens fit the entropy."""
         from rolloutdoctor.evaluation.contexts import slopes
         from rolloutdoctor.evaluation.sampled_rows import Sample
-        from rolloutdoctor.ops.version_stamps import lags_of
 
-        measured = step.token_measures.get(self.code)
-        if not measured or not len(step.batch):
-            return TemperatureTally()
-        rows = step.batch.per_row
-        lag_N = lags_of(rows.get("policy_version_min"), rows.get("policy_version_max"), 8)
-        fresh_N = None if lag_N is None else lag_N == 0
-        sample = step.cached("sampled rows", lambda: Sample.of(measured, step.by_step))
-        found: dict[str, Any] = {
-            "gap": float(sample.apart.sum()),
-            "own": sample.squares[0],
-            "other": sample.squares[1],
-            "product": sample.product,
-        }
-        if sample.entropy is not None:
-            known = np.isfinite(sample.entropy)
-            if fresh_N is not None:
-                known &= fresh_N.cpu().numpy()[sample.row].repeat(sample.length)
-            entropy = np.where(known, sample.entropy, 0.0)
-            surprise = sample.by_row(np.where(known, -sample.trainer - entropy, 0.0))
-            found |= {
-                "calibrated": int(known.sum()),
-                "surprise": float(surprise.sum()),
-                "surprise_square": float(np.square(surprise).sum()),
-                "entropy": float(entropy.sum()),
-            }
-        counts = step.cached("slopes", lambda: slopes(step.batch, measured, fresh_N))
-        return TemperatureTally(slopes=counts, tokens=len(sample.apart), **found)
+        measured, by_step = steps.token_measures.get(self.code), steps.by_step
+        if not measured:
+            return steps.nothing(TemperatureTally)
+        sample = steps.cached("sampled rows", lambda: Sample.of(measured, by_step))
+        own, other = sample.squares
+        return steps.tallies(
+            TemperatureTally,
+            slopes=steps.cached("slopes", lambda: slopes(steps.batch, measured, by_step, steps.fresh_N)),
+            tokens=sample.tokens_by_step.size,
+            gap=sample.tokens_by_step.sum(sample.apart),
+            own=own,
+            other=other,
+            product=sample.product,
+            **_calibration(sample, steps.fresh_N),
+        )
 
     def measures(self, tally: TemperatureTally) -> Mapping[str, Measure]:
         """The slope, what it says of the temperature, and calibration."""
@@ -287,3 +273,22 @@ class TemperatureMismatch(Rule[TemperatureTally]):
             evidence=f"{number(run.deviations)} standard errors over {run.calibrated:,} tokens with a logged entropy",
             advice="let the engine return processed log-probs, and divide the trainer's logits by the temperature",
         )
+
+
+def _calibration(sample: "Sample", fresh_N: "Tensor | None") -> dict[str, Any]:
+    """How the tokens of each step fit the entropy, where it is logged."""
+    import numpy as np
+
+    if sample.entropy is None:
+        return {}
+    known = np.isfinite(sample.entropy)
+    if fresh_N is not None:
+        known &= sample.runs.spread(fresh_N.cpu().numpy()[sample.row])
+    entropy = np.where(known, sample.entropy, 0.0)
+    surprise = sample.by_row(np.where(known, -sample.trainer - entropy, 0.0))
+    return {
+        "calibrated": sample.tokens_by_step.count(known),
+        "surprise": sample.by_step.sum(surprise),
+        "surprise_square": sample.by_step.sum(np.square(surprise)),
+        "entropy": sample.tokens_by_step.sum(entropy),
+    }

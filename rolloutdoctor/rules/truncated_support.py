@@ -2,7 +2,7 @@
 
 from collections.abc import Mapping
 from dataclasses import dataclass
-from math import exp, log
+from math import exp
 from typing import TYPE_CHECKING
 
 from rolloutdoctor.ops.slope_bins import common_factor, slopes_of
@@ -19,8 +19,7 @@ if TYPE_CHECKING:
 LIMITS = (0.02, 0.05, 0.1, 0.2, 0.5)
 """Sizes of delta at which its two sides are compared, in nats."""
 
-UNSURE = log(0.9)
-"""Tokens of which both models were less sure: noise of the others is too small to have a side."""
+NAMES = tuple(map(str, LIMITS))
 
 
 @dataclass(frozen=True)
@@ -54,6 +53,10 @@ class SupportTally(Sums):
     sizes: Mapping[str, float] = by_name()
     lower: Mapping[str, float] = by_name()
     higher: Mapping[str, float] = by_name()
+
+    def beyond(self, limit: float) -> tuple[float, float]:
+        """Unsure tokens that are further off than a limit: below and above."""
+        return self.lower.get(str(limit), 0.0), self.higher.get(str(limit), 0.0)
 
     def quantile(self, share: float) -> float | None:
         """Quantile of the size of delta among unsure tokens to which the sampler gave more."""
@@ -142,38 +145,36 @@ class TruncatedSupport(Rule[SupportTally]):
         gap = gap_of(block)
         return {} if gap is None else {**gap.sampled, **first_tokens(block, gap)}
 
-    def measure(self, step: "StepView") -> SupportTally:
-        """Count the two sides of one step."""
+    def measure_each(self, steps: "StepView") -> list[SupportTally]:
+        """Count the two sides of each step."""
         import numpy as np
 
         from rolloutdoctor.evaluation.contexts import slopes
         from rolloutdoctor.evaluation.sampled_rows import Sample
-        from rolloutdoctor.ops.gap_bins import counts_of
-        from rolloutdoctor.ops.version_stamps import lags_of
+        from rolloutdoctor.ops.by_step import named_counts
+        from rolloutdoctor.ops.gap_bins import BINS, bins_of
 
-        measured = step.token_measures.get(self.code)
-        if not measured or not len(step.batch):
-            return SupportTally()
-        sample = step.cached("sampled rows", lambda: Sample.of(measured, step.by_step))
-        rows = step.batch.per_row
-        lag_N = lags_of(rows.get("policy_version_min"), rows.get("policy_version_max"), 8)
-        fresh_N = None if lag_N is None else lag_N == 0
-        unsure = sample.sampler + sample.trainer < 2 * UNSURE
-        apart = sample.apart[unsure]
-        bins = counts_of(-apart[apart < 0]).tolist()
-        return SupportTally(
-            slopes=step.cached("slopes", lambda: slopes(step.batch, measured, fresh_N)),
-            tokens=len(unsure),
-            weight=float(sample.weight.sum()),
-            own=sample.squares[0],
-            other=sample.squares[1],
+        measured, by_step = steps.token_measures.get(self.code), steps.by_step
+        if not measured:
+            return steps.nothing(SupportTally)
+        sample = steps.cached("sampled rows", lambda: Sample.of(measured, by_step))
+        own, other = sample.squares
+        unsure, apart = sample.tokens_by_step.at(sample.unsure), sample.apart[sample.unsure]
+        below = np.flatnonzero(apart < 0)
+        return steps.tallies(
+            SupportTally,
+            slopes=steps.cached("slopes", lambda: slopes(steps.batch, measured, by_step, steps.fresh_N)),
+            tokens=sample.tokens_by_step.size,
+            weight=sample.weights,
+            own=own,
+            other=other,
             product=sample.product,
-            unsure=len(apart),
-            zeros=int(np.count_nonzero(sample.sampler[unsure] == 0)),
-            above=int(np.count_nonzero(apart > 0)),
-            sizes={str(place): float(count) for place, count in enumerate(bins) if count},
-            lower={str(limit): float(np.count_nonzero(apart < -limit)) for limit in LIMITS},
-            higher={str(limit): float(np.count_nonzero(apart > limit)) for limit in LIMITS},
+            unsure=unsure.size,
+            zeros=unsure.count(sample.sampler[sample.unsure] == 0),
+            above=unsure.count(apart > 0),
+            sizes=named_counts(unsure.at(below).histogram(bins_of(-apart[below]), BINS)),
+            lower=named_counts(np.stack([unsure.count(apart < -limit) for limit in LIMITS], 1), NAMES),
+            higher=named_counts(np.stack([unsure.count(apart > limit) for limit in LIMITS], 1), NAMES),
         )
 
     def measures(self, tally: SupportTally) -> Mapping[str, Measure]:
@@ -200,19 +201,18 @@ class TruncatedSupport(Rule[SupportTally]):
         """Size at which the two sides differ most, if they differ as those of a cut support do."""
         if run.unsure < self.least_tokens or 2 * run.zeros > run.unsure or run.above > self.most_above * run.unsure:
             return None
-        far, high = run.higher.get("0.5", 0.0), run.quantile(0.95)
+        (_, far), high = run.beyond(LIMITS[-1]), run.quantile(0.95)
         if far > 0.002 * run.unsure or high is None or high > 2:
             return None
         slope = slopes_of(run.slopes)
         is_scaled = slope is not None and slope.is_scaled(0.02)
         if is_scaled or common_factor(run.own, run.other, run.product) is not None:
             return None
-        found = [
-            limit
-            for limit in LIMITS[:-1]
-            if run.lower[str(limit)] >= self.least_share * run.unsure
-            and run.higher[str(limit)] <= self.other_side * run.lower[str(limit)]
-        ]
+        found = []
+        for limit in LIMITS[:-1]:
+            below, above = run.beyond(limit)
+            if below >= self.least_share * run.unsure and above <= self.other_side * below:
+                found.append(limit)
         return found[-1] if found else None
 
     def judge(self, run: SupportTally, context: Context) -> Judgement | None:
@@ -221,6 +221,7 @@ class TruncatedSupport(Rule[SupportTally]):
         if limit is None or kept is None:
             return None
         middle, high = run.quantile(0.5) or 0.0, run.quantile(0.95) or 0.0
+        below, above = run.beyond(limit)
         options = {name: sampling_option(context, name) for name in ("top_p", "top_k", "min_p")}
         stated = [f"{name} = {value:g}" for name, value in options.items() if value and (name, value) != ("top_p", 1.0)]
         is_top_p = high <= 2.5 * middle
@@ -238,8 +239,8 @@ class TruncatedSupport(Rule[SupportTally]):
                 f"have mean {number(kept)}" + (f"; the run records {', '.join(stated)}" if stated else "")
             ),
             evidence=(
-                f"{int(run.lower[str(limit)]):,} tokens are below by more than {limit:g} nats, "
-                f"{int(run.higher[str(limit)]):,} above; an engine with the full support has mean 1"
+                f"{int(below):,} tokens are below by more than {limit:g} nats, {int(above):,} above; an engine with "
+                "the full support has mean 1"
             ),
             advice="sample from the full support, or score the trainer on the tokens that the sampler kept",
         )
