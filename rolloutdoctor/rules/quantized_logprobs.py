@@ -2,7 +2,9 @@
 
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
+from functools import cache
+from itertools import pairwise
+from typing import TYPE_CHECKING, Any
 
 from rolloutdoctor.ops.tally import Sums, by_name, ratio
 from rolloutdoctor.results.findings import Measure, Severity
@@ -14,12 +16,22 @@ if TYPE_CHECKING:
     from torch import Tensor
 
     from rolloutdoctor.evaluation.token_measures import TokenBlock
+    from rolloutdoctor.ops.by_step import ByStep
     from rolloutdoctor.rules.step import StepView
 
 SIDES = {"sampler": "the sampler", "trainer": "the trainer"}
 
-LATTICES = ("bfloat16", "float16", "1", "2", "3", "4")
-"""Coarsest first among binary and among decimal ones, which are named by their digits."""
+BINARY, DECIMAL = {"bfloat16": 7, "float16": 10}, {"1": 1, "2": 2, "3": 3, "4": 4}
+"""Digits behind the first one of a number of each lattice, or behind the point; float32 has 23 binary ones."""
+
+LATTICES = (*BINARY, *DECIMAL)
+"""Coarsest first among binary and among decimal ones."""
+
+EXPONENTS = 256
+"""Of a float32: 127 is that of numbers from 1 to 2."""
+
+COARSE = 0.01
+"""A spacing by which ratios are off as much as they differ in a healthy run."""
 
 LARGE = 0.1
 """Log-softmax of float32 logits near 20 is a multiple of 2^-19: values closer to 0 have few digits anyway."""
@@ -124,16 +136,28 @@ class QuantizedLogProbs(Rule[LatticeTally]):
         gap = gap_of(block)
         return {} if gap is None else gap.sampled
 
-    def measure(self, step: "StepView") -> LatticeTally:
-        """Count the values of one step that lie on each lattice."""
-        measured = step.token_measures.get(self.code)
+    def measure_each(self, steps: "StepView") -> list[LatticeTally]:
+        """Count the values of each step that lie on each lattice."""
+        import numpy as np
+
+        from rolloutdoctor.evaluation.sampled_rows import Sample
+        from rolloutdoctor.ops.by_step import named_counts
+
+        measured = steps.token_measures.get(self.code)
         if not measured:
-            return LatticeTally()
-        total = LatticeTally()
-        for side in SIDES:
-            values = measured[side].float().numpy()
-            total += _counted(side, values[abs(values) >= LARGE][:LOOKED_AT])
-        return total
+            return steps.nothing(LatticeTally)
+        tokens = steps.cached("sampled rows", lambda: Sample.of(measured, steps.by_step)).tokens_by_step
+        found = [_counted(measured[side].float().numpy(), tokens) for side in SIDES]
+        names = [f"{side}:{lattice}" for side in SIDES for lattice in LATTICES]
+
+        def of_sides(name: str, names: list[str]) -> list[dict[str, float]]:
+            return named_counts(np.column_stack([one[name] for one in found]), names)
+
+        return steps.tallies(
+            LatticeTally,
+            **{name: of_sides(name, [*SIDES]) for name in ("values", "positive")},
+            **{name: of_sides(name, names) for name in ("on", "chance", "step", "coarse")},
+        )
 
     def measures(self, tally: LatticeTally) -> Mapping[str, Measure]:
         """How coarse the values are."""
@@ -198,40 +222,51 @@ class QuantizedLogProbs(Rule[LatticeTally]):
         )
 
 
-def _counted(side: str, values: "NDArray[np.float32]") -> LatticeTally:
+def _counted(values: "NDArray[np.float32]", tokens: "ByStep") -> "dict[str, NDArray[Any]]":
+    """Count for the fields of `LatticeTally`: ``[S]`` for `values` and `positive`, ``[S, K]`` for those of lattices.
+
+    Args:
+        values: log-probs of one side, ``[V]``.
+        tokens: these by step.
+    """
     import numpy as np
 
-    if not len(values):
-        return LatticeTally()
-    bits, size = values.view(np.int32), abs(values)
-    # The power of two below a value; float32 has 23 binary digits behind it, bfloat16 7 and float16 10.
-    many = np.bincount((bits >> 23) & 0xFF)
-    exponent_K = np.flatnonzero(many)
-    power_K, count_K = np.ldexp(1.0, exponent_K - 127), many[exponent_K]
-    on, chance, spacing, coarse = {}, {}, {}, {}
-    for name, digits in (("bfloat16", 7), ("float16", 10)):
-        on[name] = len(values) - int(np.count_nonzero(bits & ((1 << (23 - digits)) - 1)))
-        chance[name] = len(values) * 2.0 ** (digits - 23)
-        spacing[name] = float((count_K * power_K).sum()) * 2.0**-digits
-        coarse[name] = int(count_K[power_K * 2.0**-digits > 0.01].sum())
-    # Of float32's numbers up to 2^9, one with few decimal digits is one with more, too.
-    left, narrow = size, exponent_K[-1] < 127 + 9
-    digits_on = {}
-    for digits in (4, 3, 2, 1):
-        is_on = (np.rint(left.astype(np.float64) * 10**digits) / 10**digits).astype(np.float32) == left
-        digits_on[digits] = int(np.count_nonzero(is_on))
-        left = left[is_on] if narrow else size
-    for digits in (1, 2, 3, 4):
-        name, step = str(digits), 10.0**-digits
-        on[name] = digits_on[digits]
-        chance[name] = float((count_K * np.minimum(power_K * 2.0**-23 * 10**digits, 1)).sum())
-        spacing[name] = float(np.full(len(values), step).sum())
-        coarse[name] = len(values) if step > 0.01 else 0
-    return LatticeTally(
-        values={side: float(len(values))},
-        positive={side: float(np.count_nonzero(values > 0))},
-        on={f"{side}:{name}": float(count) for name, count in on.items()},
-        chance={f"{side}:{name}": count for name, count in chance.items()},
-        step={f"{side}:{name}": each for name, each in spacing.items()},
-        coarse={f"{side}:{name}": float(count) for name, count in coarse.items()},
-    )
+    large = np.flatnonzero(abs(values) >= LARGE)
+    cuts = tokens.at(large).runs.cuts.tolist()
+    large = np.concatenate([large[start:stop][:LOOKED_AT] for start, stop in pairwise(cuts)])
+    values, tokens = values[large], tokens.at(large)
+    bits, positive = values.view(np.int32), tokens.count(values > 0)
+    spacing_KE, chance_KE = _lattices()
+    many_SE = tokens.histogram((bits >> 23) & 0xFF, EXPONENTS)
+
+    def total(x_KE: "NDArray[Any]") -> "NDArray[np.float64]":
+        return np.asarray((many_SE[:, None] * x_KE).sum(2), np.float64)
+
+    on = {name: tokens.count(bits & ((1 << (23 - digits)) - 1) == 0) for name, digits in BINARY.items()}
+    # A number with few decimal digits is one with more, too: none is looked for where these are not.
+    left, of_left = values, tokens
+    for name, digits in reversed(DECIMAL.items()):
+        nearest = np.rint(left.astype(np.float64) * 10**digits) / 10**digits
+        is_on = np.flatnonzero(nearest.astype(np.float32) == left)
+        left, of_left = left[is_on], of_left.at(is_on)
+        on[name] = of_left.size
+    return {
+        "values": tokens.size,
+        "positive": positive,
+        "on": np.stack([on[name] for name in LATTICES], 1),
+        "chance": total(chance_KE),
+        "step": total(spacing_KE),
+        "coarse": total(spacing_KE > COARSE),
+    }
+
+
+@cache
+def _lattices() -> "tuple[NDArray[np.float64], NDArray[np.float64]]":
+    """Spacing of each lattice, and the chance that a float32 lies on it, by the exponent of this: ``[K, E]`` each."""
+    import numpy as np
+
+    power_E = np.ldexp(1.0, np.arange(EXPONENTS) - 127)
+    spacing = [power_E * 2.0**-digits for digits in BINARY.values()]
+    spacing += [np.full(EXPONENTS, 10.0**-digits) for digits in DECIMAL.values()]
+    spacing_KE = np.stack(spacing)
+    return spacing_KE, np.minimum(power_E * 2.0**-23 / spacing_KE, 1)
