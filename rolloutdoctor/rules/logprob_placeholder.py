@@ -145,40 +145,38 @@ class LogProbPlaceholder(Rule[PlaceholderTally]):
                 first[at[0]] = torch.where(first[at[0]] < 0, at[1], torch.minimum(first[at[0]], at[1]))
         return {**gap.sampled, "count": gap.count_N, "kinds": kinds, "first": first, "tails": tails}
 
-    def measure(self, step: "StepView") -> PlaceholderTally:
-        """Add up the rows of one step."""
+    def measure_each(self, steps: "StepView") -> list[PlaceholderTally]:
+        """Add up the rows of each step."""
         import numpy as np
         import torch
 
         from rolloutdoctor.evaluation.sampled_rows import Sample
+        from rolloutdoctor.ops.by_step import named_counts
 
-        measured = step.token_measures.get(self.code)
-        if not measured or not len(step.batch):
-            return PlaceholderTally()
-        counts = measured["kinds"].sum(0).reshape(len(SIDES), -1).tolist()
-        sample = step.cached("sampled rows", lambda: Sample.of(measured, step.by_step))
+        measured = steps.token_measures.get(self.code)
+        if not measured:
+            return steps.nothing(PlaceholderTally)
+        by_step, tails_N = steps.by_step.cpu, measured["tails"]
+        kinds_NSK = measured["kinds"].reshape(len(tails_N), len(SIDES), -1)
+
+        def counts(x_N: "Tensor", names: Iterable[str]) -> list[dict[str, float]]:
+            return named_counts(np.stack([by_step.count(one_N) for one_N in x_N.flatten(1).T], 1), [*names])
+
+        sample = steps.cached("sampled rows", lambda: Sample.of(measured, by_step))
         apart = np.flatnonzero(sample.size >= APART)
-        held = np.zeros(len(apart), bool)
-        for values in (sample.sampler, sample.trainer) if len(apart) else ():
-            held |= torch.stack(_kinds(torch.from_numpy(values[apart]))[:-1]).any(0).numpy()
-        is_found = (measured["first"] >= 0) | measured["tails"].any(1)
-        return PlaceholderTally(
-            tokens=int(measured["count"].sum()),
-            found={
-                f"{side}:{kind}": count
-                for side, of_side in zip(SIDES, counts, strict=True)
-                for kind, count in zip(KINDS, of_side[:-1], strict=True)
-                if count
-            },
-            certain={side: of_side[-1] for side, of_side in zip(SIDES, counts, strict=True) if of_side[-1]},
-            rows=int(is_found.sum()),
-            tails={
-                side: float(rows) for side, rows in zip(SIDES, measured["tails"].sum(0).tolist(), strict=True) if rows
-            },
-            sampled=len(sample.apart),
-            zeros=int(np.count_nonzero(sample.sampler == 0)),
-            weight=float(sample.weight.sum()),
-            placeholder_weight=float(sample.weight[apart[held]].sum()),
+        pair = [torch.from_numpy(values[apart]) for values in (sample.sampler, sample.trainer)]
+        held = apart[torch.stack([which for values in pair for which in _kinds(values)[:-1]]).any(0).numpy()]
+        return steps.tallies(
+            PlaceholderTally,
+            tokens=steps.by_step.count(measured["count"]),
+            found=counts(kinds_NSK[:, :, :-1], [f"{side}:{kind}" for side in SIDES for kind in KINDS]),
+            certain=counts(kinds_NSK[:, :, -1], SIDES),
+            rows=by_step.count((measured["first"] >= 0) | tails_N.any(1)),
+            tails=counts(tails_N, SIDES),
+            sampled=sample.tokens_by_step.size,
+            zeros=sample.tokens_by_step.count(sample.sampler == 0),
+            weight=sample.weights,
+            placeholder_weight=sample.tokens_by_step.at(held).sum(sample.weight[held]),
         )
 
     def examples(self, step: "StepView") -> Iterable[Example]:
