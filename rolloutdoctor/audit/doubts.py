@@ -43,7 +43,7 @@ def doubts_of(batch: RolloutBatch, trainer: Trainer, config: Config | None, *, o
         omits_rows: the rows come from a dump that need not hold all of them.
     """
     odd_N = _odd_rows(batch, trainer, config)
-    rows = _missing_ranks(batch)
+    rows = missing_ranks(batch)
     if not rows and bool(odd_N.any()):
         rows = "some groups do not have the configured number of rows"
     if not rows and omits_rows:
@@ -61,7 +61,8 @@ def _odd_rows(batch: RolloutBatch, trainer: Trainer, config: Config | None) -> T
     return ~fits_G[batch.groups.index_N] if bool(fits_G.any()) else nobody_N
 
 
-def _missing_ranks(batch: RolloutBatch) -> str:
+def missing_ranks(batch: RolloutBatch) -> str:
+    """Say how many ranks have no row; empty if none, or if nothing says."""
     rank_N = batch.per_row.get("rank")
     if rank_N is None or not len(rank_N):
         return ""

@@ -112,81 +112,100 @@ class AdvantageBlowUp(Rule[BlowUpTally]):
             return frozenset()
         return loss_columns(context.objective) | {"advantage", "advantages", "response_mask", "rank"}
 
-    def measure(self, step: "StepView") -> BlowUpTally:
-        """Count one step."""
-        rows, evaluation = step.rows, step.evaluation
-        if not step.training or not len(step.batch) or rows is None or rows.advantage_N is None:
-            return BlowUpTally()
+    def measure_each(self, steps: "StepView") -> list[BlowUpTally]:
+        """Count the rows and groups of each step."""
+        rows, evaluation = steps.rows, steps.evaluation
+        if not steps.training or rows is None or rows.advantage_N is None:
+            return steps.nothing(BlowUpTally)
         if evaluation is None or not evaluation.objective.advantage.is_group_score:
-            return BlowUpTally()
-        logged_N, excess_N = step.logged_advantages(), self._excess(step)
+            return steps.nothing(BlowUpTally)
+        by_step, groups = steps.by_step, steps.compared_by_step
+        logged_N, excess_N = steps.logged_advantages(), self._excess(steps)
         beyond_N = excess_N > 1
         seen_N = (rows.advantage_N if logged_N is None else logged_N).nan_to_num(0.0).abs()
-        noise_N = self._noise(step) & (seen_N > 0)
-        noise_groups = int((step.compared_sum(noise_N) > 0).sum())
-        top_share = self._top_share(step)
-        return BlowUpTally(
-            beyond_rows=int(beyond_N.sum()),
-            beyond_groups=int((step.compared_sum(beyond_N) > 0).sum()),
-            compared_rows=int((~excess_N.isnan()).sum()),
-            max_abs=float(seen_N.max()),
-            worst=float(excess_N.nan_to_num(0.0).max()),
-            beyond_mass=float(seen_N[beyond_N].sum()),
-            all_mass=float(seen_N.sum()),
+        noise_N = self._noise(steps) & (seen_N > 0)
+        noise_groups = groups.count(steps.compared_sum(noise_N) > 0)
+        top_shares = self._top_shares(steps)
+        return steps.tallies(
+            BlowUpTally,
+            beyond_rows=by_step.count(beyond_N),
+            beyond_groups=groups.count(steps.compared_sum(beyond_N) > 0),
+            compared_rows=by_step.count(~excess_N.isnan()),
+            max_abs=by_step.high(seen_N),
+            worst=by_step.high(excess_N.nan_to_num(0.0)),
+            beyond_mass=by_step.sum(seen_N * beyond_N),
+            all_mass=by_step.sum(seen_N),
             noise_groups=noise_groups,
-            noise_mass=float(seen_N[noise_N].sum()),
-            noise_max=float((seen_N * noise_N).max()),
-            logged_noise=0 if logged_N is None else noise_groups,
-            top_share=0.0 if top_share is None else top_share,
-            gradient_steps=int(top_share is not None),
+            noise_mass=by_step.sum(seen_N * noise_N),
+            noise_max=by_step.high(seen_N * noise_N),
+            logged_noise=noise_groups * (logged_N is not None),
+            top_share=[share or 0.0 for share in top_shares],
+            gradient_steps=[int(share is not None) for share in top_shares],
         )
 
-    def _excess(self, step: "StepView") -> "Tensor":
+    def _excess(self, steps: "StepView") -> "Tensor":
         """Logged |advantage| over the bound of its group, its radius taken off, ``[N]``; NaN where there is none."""
-        return step.cached("advantages over their bound", lambda: self._over_bound(step))
+        return steps.cached("advantages over their bound", lambda: self._over_bound(steps))
 
-    def _over_bound(self, step: "StepView") -> "Tensor":
+    def _over_bound(self, steps: "StepView") -> "Tensor":
         import torch
 
-        from rolloutdoctor.audit.doubts import doubts_of
-
-        logged_N, none_N = step.logged_advantages(), torch.full_like(step.scores(), torch.nan)
-        if logged_N is None or step.trainer is None:
-            return none_N
-        doubts = doubts_of(step.batch, step.trainer, step.config)
-        if doubts.rows and not bool(doubts.odd_N.any()):
-            return none_N  # ranks are missing
-        wanted = None if step.config is None else step.trainer.group_size(step.config, step.batch.split)
-        groups = step.compared
-        size = max(wanted or 0, int(groups.size_G.max()))
+        logged_N, trainer, config = steps.logged_advantages(), steps.trainer, steps.config
+        if logged_N is None or trainer is None:
+            return torch.full_like(steps.scores(), torch.nan)
+        wanted = 0 if config is None else trainer.group_size(config, steps.batch.split) or 0
+        groups, by_step = steps.compared, steps.by_step
+        size = steps.compared_by_step.high(groups.size_G).clip(min=max(wanted, 1))
         # The statistics of equal rewards are rounding alone.
-        tested_N = ~(doubts.odd_N | (step.equal_reward_groups() | (groups.size_G < 2))[groups.index_N])
-        radius_N = step.advantage_radius() + 2.0**-23 * logged_N.abs()
-        excess_N: Tensor = (logged_N.abs() - radius_N).clamp(min=0.0) / (size - 1) ** 0.5 if size > 1 else none_N
-        return torch.where(tested_N & logged_N.isfinite(), excess_N, torch.nan)
+        untested_N = (steps.equal_reward_groups() | (groups.size_G < 2))[groups.index_N]
+        untested_N |= self._incomplete(steps, wanted)
+        radius_N = steps.advantage_radius() + 2.0**-23 * logged_N.abs()
+        excess_N = (logged_N.abs() - radius_N).clamp(min=0.0) / by_step.expand((size - 1) ** 0.5)
+        return torch.where(untested_N | ~logged_N.isfinite(), torch.nan, excess_N)
 
-    def _noise(self, step: "StepView") -> "Tensor":
+    def _incomplete(self, steps: "StepView", wanted: int) -> "Tensor":
+        """Rows of groups without the configured size, or of steps with missing ranks, ``[N]`` bool.
+
+        Where no group of a step has that size, it is no sign of lost rows.
+        """
+        import numpy as np
+
+        from rolloutdoctor.audit.doubts import missing_ranks
+
+        groups = steps.groups_by_step
+        fits_G = steps.groups.size_G == wanted
+        odd_N: Tensor = (~fits_G & groups.expand(groups.any(fits_G)))[steps.groups.index_N]
+        if "rank" not in steps.batch.per_row:
+            return odd_N
+        lacks_ranks = np.array([bool(missing_ranks(each.batch)) for each in steps.each])
+        return odd_N | steps.by_step.expand(lacks_ranks & ~steps.by_step.any(odd_N))
+
+    def _noise(self, steps: "StepView") -> "Tensor":
         """Rows of groups whose rewards differ by rounding alone, ``[N]`` bool."""
         from rolloutdoctor.ops.group_stats import GroupStats
 
-        assert step.rows is not None
-        reward_N, groups = step.scores(), step.compared
-        stats = GroupStats(groups, step.rows.in_baseline_N)
+        assert steps.rows is not None
+        reward_N, groups = steps.scores(), steps.compared
+        stats = GroupStats(groups, steps.rows.in_baseline_N)
         spread_G, size_G = stats.spread(reward_N), stats.high(reward_N.abs())
         noise_G = (spread_G > 0) & (spread_G <= NOISE_ULPS * 2.0**-23 * size_G)
-        return noise_G[groups.index_N] & step.rows.in_baseline_N
+        return noise_G[groups.index_N] & steps.rows.in_baseline_N
 
-    def _top_share(self, step: "StepView") -> float | None:
-        """What the row with the largest recomputed advantage has of the gradient; None without log-probs.
+    def _top_shares(self, steps: "StepView") -> list[float | None]:
+        """What the row with the largest recomputed advantage has of each step's gradient; None without log-probs.
 
         Of several such rows the one with the largest gradient.
         """
-        rows, tokens = step.rows, step.tokens
+        import torch
+
+        rows, tokens, by_step = steps.rows, steps.tokens, steps.by_step
         if rows is None or rows.advantage_N is None or tokens is None:
-            return None
+            return [None] * len(by_step)
         size_N = rows.advantage_N.abs().nan_to_num(0.0)
-        is_top_N = size_N >= size_N.max() * (1 - 1e-6)  # equal but for rounding
-        return ratio(float(tokens.grad_l1_N[is_top_N].max()), float(tokens.grad_l1_N.sum()))
+        # Equal but for rounding.
+        is_top_N = size_N >= by_step.expand(by_step.high(size_N) * (1 - 1e-6))
+        top = by_step.high(torch.where(is_top_N, tokens.grad_l1_N, 0.0))
+        return [ratio(*pair) for pair in zip(top.tolist(), by_step.sum(tokens.grad_l1_N).tolist(), strict=True)]
 
     def examples(self, step: "StepView") -> Iterable[Example]:
         """The rows farthest beyond the bound."""

@@ -236,9 +236,10 @@ class StepView:
         """
         evaluation = self.evaluation if fix is None else self.fixed[fix]
         assert evaluation is not None
+        name = f"advantage radius {fix}"
         if self.parts:
-            return self.of_each(lambda each: each.advantage_radius(fix))
-        return self.cached(f"advantage radius {fix}", lambda: self._advantage_radius(evaluation))
+            return self.cached(name, lambda: self.of_each(lambda each: each.advantage_radius(fix)))
+        return self.cached(name, lambda: self._advantage_radius(evaluation))
 
     def _advantage_radius(self, evaluation: Evaluation) -> Tensor:
         own_N, logged_N = advantage_radius(evaluation).likely, self.logged_advantages()
