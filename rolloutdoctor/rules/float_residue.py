@@ -102,43 +102,48 @@ class FloatResidue(Rule[ResidueTally]):
             "no column makes it run: look at the logged advantages of zero-variance groups",
         )
 
-    def measure(self, step: "StepView") -> ResidueTally:
-        """Count one step."""
-        if not step.training or step.evaluation is None or step.rows is None:
-            return ResidueTally()
-        if not step.evaluation.objective.advantage.is_group_score:
-            return ResidueTally()
-        equal_G = step.equal_reward_groups()
-        epsilon = step.evaluation.objective.advantage.epsilon
-        recomputed_N = step.float32_advantages(epsilon).double()
-        logged_N = step.logged_advantages()
-        seen_N = self._seen(step, recomputed_N, logged_N)
-        equal_N = equal_G[step.compared.index_N]
-        residue_N = seen_N.abs() * equal_N
-        groups = int((step.compared_sum(residue_N) > 0).sum())
-        max_abs = float(residue_N.max()) if len(residue_N) else 0.0
-        return ResidueTally(
-            equal_groups=int(equal_G.sum()),
-            groups=groups,
+    def measure_each(self, steps: "StepView") -> list[ResidueTally]:
+        """Count the groups of equal rewards of each step."""
+        if not steps.training or steps.evaluation is None or steps.rows is None:
+            return steps.nothing(ResidueTally)
+        if not steps.evaluation.objective.advantage.is_group_score:
+            return steps.nothing(ResidueTally)
+        by_step, groups = steps.by_step, steps.compared_by_step
+        equal_G, is_logged = steps.equal_reward_groups(), steps.logged_advantages() is not None
+        seen_N, residue_N = self._seen(steps)
+        recomputed_N = self._recomputed(steps).abs() * equal_G[steps.compared.index_N]
+        found, max_abs = groups.count(steps.compared_sum(residue_N) > 0), by_step.high(residue_N)
+        return steps.tallies(
+            ResidueTally,
+            equal_groups=groups.count(equal_G),
+            groups=found,
             max_abs=max_abs,
-            mass=float(residue_N.sum()),
-            all_mass=float(seen_N.abs().sum()),
-            logged_groups=0 if logged_N is None else groups,
-            logged_max=0.0 if logged_N is None else max_abs,
-            recomputed_max=float((recomputed_N.abs() * equal_N).max()) if len(residue_N) else 0.0,
+            mass=by_step.sum(residue_N),
+            all_mass=by_step.sum(seen_N.abs()),
+            logged_groups=found * is_logged,
+            logged_max=max_abs * is_logged,
+            recomputed_max=by_step.high(recomputed_N),
         )
 
-    def _seen(self, step: "StepView", recomputed_N: "Tensor", logged_N: "Tensor | None") -> "Tensor":
-        """The advantages that are looked at: logged, else repeated in float32; rows that cannot tell get 0."""
-        return (recomputed_N if logged_N is None else logged_N).nan_to_num(0.0)
+    def _recomputed(self, steps: "StepView") -> "Tensor":
+        """What float32 makes of the rewards, ``[N]``."""
+        assert steps.evaluation is not None
+        return steps.float32_advantages(steps.evaluation.objective.advantage.epsilon).double()
+
+    def _seen(self, steps: "StepView") -> "tuple[Tensor, Tensor]":
+        """Advantages, logged or else recomputed, and their size where rewards are equal, ``[N]`` each.
+
+        Rows that cannot tell get 0.
+        """
+        logged_N = steps.logged_advantages()
+        seen_N = (self._recomputed(steps) if logged_N is None else logged_N).nan_to_num(0.0)
+        return seen_N, seen_N.abs() * steps.equal_reward_groups()[steps.compared.index_N]
 
     def examples(self, step: "StepView") -> Iterable[Example]:
         """The rows with the largest residue."""
         if not step.training or step.evaluation is None or not step.evaluation.objective.advantage.is_group_score:
             return ()
-        epsilon = step.evaluation.objective.advantage.epsilon
-        seen_N = self._seen(step, step.float32_advantages(epsilon).double(), step.logged_advantages())
-        residue_N = seen_N.abs() * step.equal_reward_groups()[step.compared.index_N]
+        seen_N, residue_N = self._seen(step)
         reward_N = step.batch.column("reward")
 
         def note(row: int) -> str:
