@@ -98,41 +98,45 @@ class StdDifficultyBias(Rule[DifficultyTally]):
             return frozenset()
         return advantage_columns(context.objective) | {"reward", "group_id"}
 
-    def measure(self, step: "StepView") -> DifficultyTally:
-        """Count one step."""
+    def measure_each(self, steps: "StepView") -> list[DifficultyTally]:
+        """Add up the groups of each step by their right responses and their size."""
+        import numpy as np
         import torch
 
         from rolloutdoctor.ops.group_stats import GroupStats
         from rolloutdoctor.ops.segments import total_by
 
-        rows = step.rows
-        if rows is None or rows.advantage_N is None or not len(step.batch):
-            return DifficultyTally()
-        groups, reward_N = step.compared, step.scores()
+        rows, groups_by_step = steps.rows, steps.compared_by_step
+        if rows is None or rows.advantage_N is None:
+            return steps.nothing(DifficultyTally)
+        groups, reward_N = steps.compared, steps.scores()
         stats = GroupStats(groups, rows.in_baseline_N)
         in_N = rows.in_baseline_N & (stats.count_N > 1) & reward_N.isfinite()
-        known_N = reward_N[in_N]
-        if not len(known_N):
-            return DifficultyTally()
-        if not any(bool(((known_N == low) | (known_N == high)).all()) for low, high in BINARY):
-            return DifficultyTally(rows=len(known_N))
+        if not bool(in_N.any()):
+            return steps.nothing(DifficultyTally)
+        known, known_n = steps.by_step.only(in_N), reward_N[in_N]
+        is_binary = np.any([known.all((known_n == low) | (known_n == high)) for low, high in BINARY], axis=0)
         right_G = stats.total((reward_N == 1).double())
-        live_G = (right_G > 0) & (right_G < stats.count_G) & (stats.count_G > 1)
+        live_G = (right_G > 0) & (right_G < stats.count_G) & (stats.count_G > 1) & groups_by_step.expand(is_binary)
         mass_G = groups.total(torch.where(in_N, rows.advantage_N.abs(), 0.0).nan_to_num(0.0))
         plain_G = groups.total(torch.where(in_N, (reward_N - stats.per_row(stats.mean(reward_N))).abs(), 0.0))
         width = int(stats.count_G.max()) + 1
-        key_G = (right_G * width + stats.count_G).long()[live_G]
-        kinds, kind_g = torch.unique(key_G, return_inverse=True)
-        names = [f"{key // width}/{key % width}" for key in kinds.tolist()]
+        key_G = (groups_by_step.step_N * width + right_G.long()) * width + stats.count_G.long()
+        kinds, kind_g = torch.unique(key_G[live_G], return_inverse=True)
+        step_k, *of_kind = (x.tolist() for x in np.unravel_index(kinds.cpu().numpy(), (len(known), width, width)))
+        names = [f"{right}/{size}" for right, size in zip(*of_kind, strict=True)]
 
-        def sums(x_g: "torch.Tensor") -> dict[str, float]:
-            found = total_by(kind_g, x_g, len(kinds)).tolist()
-            return dict(zip(names, found, strict=True))
+        def sums(x_g: torch.Tensor) -> list[dict[str, float]]:
+            found: list[dict[str, float]] = [{} for _ in steps.each]
+            for step, name, value in zip(step_k, names, total_by(kind_g, x_g, len(kinds)).tolist(), strict=True):
+                found[step][name] = value
+            return found
 
-        return DifficultyTally(
-            rows=len(known_N),
-            binary=len(known_N),
-            groups=sums(torch.ones(len(key_G), device=key_G.device)),
+        return steps.tallies(
+            DifficultyTally,
+            rows=known.size,
+            binary=known.size * is_binary,
+            groups=sums(torch.ones_like(kind_g)),
             mass=sums(mass_G[live_G]),
             plain=sums(plain_G[live_G]),
         )
