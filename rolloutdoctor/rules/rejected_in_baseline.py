@@ -3,7 +3,7 @@
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from math import sqrt
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from rolloutdoctor.objective.parts import Part, has_baseline_per_row
 from rolloutdoctor.objective.required_columns import advantage_columns, loss_columns
@@ -21,11 +21,14 @@ from rolloutdoctor.rules.base import (
 )
 
 if TYPE_CHECKING:
+    from numpy.typing import NDArray
     from torch import Tensor
 
-    from rolloutdoctor.evaluation.evaluate import RowResult
     from rolloutdoctor.evaluation.token_measures import TokenBlock
     from rolloutdoctor.rules.step import StepView
+
+    Columns = dict[str, NDArray[Any]]
+    """Name of a field of the tally to its value in each step, ``[S]``."""
 
 DOUBLE = 2.0**-29
 """What float64 loses of what float32 loses: unit roundoffs of 2^-53 and 2^-24."""
@@ -127,125 +130,133 @@ class RejectedInBaseline(Rule[RejectedTally]):
             return {}
         return {"before_rejection": block.row_sum(block.column("response_mask_pre"))}
 
-    def measure(self, step: "StepView") -> RejectedTally:
-        """Count one step."""
-        fixed, rows = step.fixed.get(self.fix or ""), step.rows
+    def measure_each(self, steps: "StepView") -> list[RejectedTally]:
+        """Count the rows of each step that fully masked ones change."""
+        fixed, rows = steps.fixed.get(self.fix or ""), steps.rows
         if fixed is None or fixed.rows is None or rows is None or rows.rejected_N is None:
-            return RejectedTally()
+            return steps.nothing(RejectedTally)
         rejected_N = rows.rejected_N & ~rows.score_N.isnan()
-        if not bool(rejected_N.any()):
-            # Its gradient is part of the run's all the same, and the shares of the run are shares of all of it.
-            return self._gradient(step)
-        shift_N = self._shift(step)
-        drift_N, drifted_N = self._drift(step)
-        live_N = self._affected(step, shift_N)
-        before_N, after_N = rows.advantage_N, fixed.rows.advantage_N
-        assert before_N is not None
-        assert after_N is not None
-        proven = 0
-        generated = step.token_measures.get(self.code, {})
-        if generated:
-            proven = int((rejected_N & (generated["before_rejection"] > 0)).sum())
-        found = RejectedTally(
-            rejected_rows=int(rejected_N.sum()),
-            proven_rows=proven,
-            affected_groups=int((step.compared_sum(live_N) > 0).sum()),
-            live_rows=int(live_N.sum()),
-            drifted_rows=int(drifted_N.sum()),
-            drift=float(drift_N[drifted_N].sum()),
-            drift_max=float(drift_N[drifted_N].max()) if bool(drifted_N.any()) else 0.0,
-            shift=float(shift_N[live_N].sum()),
-            shift_max=float(shift_N[live_N].max()) if bool(live_N.any()) else 0.0,
-            sign_flips=int((live_N & (shift_N > 0) & (before_N * after_N < 0)).sum()),
-        )
-        return found + self._gradient(step) + self._compare(step, live_N, before_N, after_N)
+        # The gradient of other steps is part of the run's all the same, and its shares are shares of all of it.
+        found = {"rejected_rows": steps.by_step.count(rejected_N), **self._gradient(steps)}
+        if bool(rejected_N.any()):
+            found |= self._changes(steps, rejected_N)
+        return steps.tallies(RejectedTally, **found)
 
-    def _affected(self, step: "StepView", shift_N: "Tensor") -> "Tensor":
+    def _changes(self, steps: "StepView", rejected_N: "Tensor") -> "Columns":
+        """Count the changes in steps with fully masked rows."""
+        import torch
+
+        by_step, (before_N, after_N) = steps.by_step, self._advantages(steps)
+        here_N = by_step.expand(by_step.any(rejected_N))
+        live_N = self._affected(steps) & here_N
+        drift_N, drifted_N = self._drift(steps)
+        drifted_N &= here_N
+        drift_N, shift_N = torch.where(drifted_N, drift_N, 0.0), torch.where(live_N, self._shift(steps), 0.0)
+        found = {
+            "affected_groups": steps.compared_by_step.count(steps.compared_sum(live_N) > 0),
+            "live_rows": by_step.count(live_N),
+            "drifted_rows": by_step.count(drifted_N),
+            "drift": by_step.sum(drift_N),
+            "drift_max": by_step.high(drift_N),
+            "shift": by_step.sum(shift_N),
+            "shift_max": by_step.high(shift_N),
+            "sign_flips": by_step.count(live_N & (before_N * after_N < 0)),
+        }
+        generated = steps.token_measures.get(self.code, {})
+        if generated:
+            found["proven_rows"] = by_step.count(rejected_N & (generated["before_rejection"] > 0))
+        return found | self._compare(steps, live_N)
+
+    def _affected(self, steps: "StepView") -> "Tensor":
         """Live rows whose advantage changes, ``[N]`` bool.
 
         Not those where it is NaN: there is nothing to compare, and nonfinite-values is about that.
         """
-        rows = step.rows
+        rows = steps.rows
         assert rows is not None
         assert rows.rejected_N is not None
-        affected_N: Tensor = (shift_N > 0) & ~rows.rejected_N & ~rows.score_N.isnan()
+        affected_N: Tensor = (self._shift(steps) > 0) & ~rows.rejected_N & ~rows.score_N.isnan()
         return affected_N
 
-    def _drift(self, step: "StepView") -> "tuple[Tensor, Tensor]":
+    def _drift(self, steps: "StepView") -> "tuple[Tensor, Tensor]":
         """Absolute change of the baseline, ``[N]``, and the unmasked rows that have one, ``[N]`` bool."""
         from rolloutdoctor.evaluation.row_changes import baseline_drift
 
-        before, after = step.rows, step.fixed[self.fix or ""].rows
+        before, after = steps.rows, steps.fixed[self.fix or ""].rows
         assert before is not None
         assert before.rejected_N is not None
         assert after is not None
-        found = baseline_drift(before, after, ~before.rejected_N)
+        found = baseline_drift(before, after, ~before.rejected_N, steps.by_step)
         assert found is not None  # `columns` asks for estimators with a baseline per row
         return found[0].abs(), found[1]
 
-    def _shift(self, step: "StepView") -> "Tensor":
-        """Absolute change of the advantage, ``[N]``."""
-        before, after = step.rows, step.fixed[self.fix or ""].rows
+    def _advantages(self, steps: "StepView") -> "tuple[Tensor, Tensor]":
+        """As configured, and without fully masked rows, ``[N]`` each."""
+        before, after = steps.rows, steps.fixed[self.fix or ""].rows
         assert before is not None
-        assert after is not None
-        return step.cached("shift of advantages", lambda: self._shifted(step, before, after))
-
-    def _shifted(self, step: "StepView", before: "RowResult", after: "RowResult") -> "Tensor":
         assert before.advantage_N is not None
+        assert after is not None
         assert after.advantage_N is not None
-        shift_N = (before.advantage_N - after.advantage_N).abs()
+        return before.advantage_N, after.advantage_N
+
+    def _shift(self, steps: "StepView") -> "Tensor":
+        """Absolute change of the advantage, ``[N]``."""
+        return steps.cached("shift of advantages", lambda: self._shifted(steps))
+
+    def _shifted(self, steps: "StepView") -> "Tensor":
+        before_N, after_N = self._advantages(steps)
+        shift_N = (before_N - after_N).abs()
         # Statistics of other rows round otherwise; NaN stays NaN.
-        changed_N = ~(shift_N <= DOUBLE * (step.advantage_radius() + step.advantage_radius(self.fix)))
+        changed_N = ~(shift_N <= DOUBLE * (steps.advantage_radius() + steps.advantage_radius(self.fix)))
         return shift_N * changed_N
 
-    def _gradient(self, step: "StepView") -> RejectedTally:
-        before, after = step.tokens, step.fixed[self.fix or ""].tokens
+    def _gradient(self, steps: "StepView") -> "Columns":
+        """Add up the gradients of each step, as configured and with the fix."""
+        before, after, by_step = steps.tokens, steps.fixed[self.fix or ""].tokens, steps.by_step
         if before is None or after is None:
-            return RejectedTally()
-        return RejectedTally(
-            grad_l1=float(before.grad_l1_N.sum()),
-            fixed_l1=float(after.grad_l1_N.sum()),
-            grad_sq=float(before.grad_sq_N.sum()),
-            fixed_sq=float(after.grad_sq_N.sum()),
-            versus_l1=float(after.versus_l1_N.sum()),
-            versus_dot=float(after.versus_dot_N.sum()),
-        )
+            return {}
+        return {
+            "grad_l1": by_step.sum(before.grad_l1_N),
+            "fixed_l1": by_step.sum(after.grad_l1_N),
+            "grad_sq": by_step.sum(before.grad_sq_N),
+            "fixed_sq": by_step.sum(after.grad_sq_N),
+            "versus_l1": by_step.sum(after.versus_l1_N),
+            "versus_dot": by_step.sum(after.versus_dot_N),
+        }
 
-    def _compare(self, step: "StepView", live_N: "Tensor", all_N: "Tensor", kept_N: "Tensor") -> RejectedTally:
+    def _compare(self, steps: "StepView", live_N: "Tensor") -> "Columns":
         """Hold the logged advantages against both formulas, on the rows where these differ."""
-        logged_N = step.logged_advantages()
+        import torch
+
+        logged_N, by_step = steps.logged_advantages(), steps.by_step
         if logged_N is None:
-            return RejectedTally()
-        radius_all_N, radius_live_N = step.advantage_radius(), step.advantage_radius(self.fix)
+            return {}
+        all_N, kept_N = self._advantages(steps)
+        radius_all_N, radius_live_N = steps.advantage_radius(), steps.advantage_radius(self.fix)
         differ_N = live_N & ((all_N - kept_N).abs() > radius_all_N + radius_live_N) & ~logged_N.isnan()
-        error_all_N, error_live_N = (logged_N - all_N).abs(), (logged_N - kept_N).abs()
-        matched_all_N = differ_N & (error_all_N <= radius_all_N)
-        matched_live_N = differ_N & (error_live_N <= radius_live_N)
-        return RejectedTally(
-            compared=int(differ_N.sum()),
-            matched_all=int(matched_all_N.sum()),
-            matched_live=int(matched_live_N.sum()),
-            error_all=float(error_all_N[differ_N].max()) if bool(differ_N.any()) else 0.0,
-            error_live=float(error_live_N[differ_N].max()) if bool(differ_N.any()) else 0.0,
-        )
+        error_all_N, error_live_N = (torch.where(differ_N, (logged_N - x_N).abs(), 0.0) for x_N in (all_N, kept_N))
+        return {
+            "compared": by_step.count(differ_N),
+            "matched_all": by_step.count(differ_N & (error_all_N <= radius_all_N)),
+            "matched_live": by_step.count(differ_N & (error_live_N <= radius_live_N)),
+            "error_all": by_step.high(error_all_N),
+            "error_live": by_step.high(error_live_N),
+        }
 
     def examples(self, step: "StepView") -> Iterable[Example]:
         """The unmasked rows whose advantage changes most."""
-        fixed, rows = step.fixed.get(self.fix or ""), step.rows
+        fixed, rows, by_step = step.fixed.get(self.fix or ""), step.rows, step.by_step
         if fixed is None or fixed.rows is None or rows is None or rows.rejected_N is None:
             return ()
         if not bool(rows.rejected_N.any()):
             return ()
-        shift_N = self._shift(step)
-        before_N, after_N = rows.advantage_N, fixed.rows.advantage_N
-        assert before_N is not None
-        assert after_N is not None
+        before_N, after_N = self._advantages(step)
 
         def note(row: int) -> str:
             return f"advantage {float(before_N[row]):.4g}, without fully masked responses {float(after_N[row]):.4g}"
 
-        moved_N = shift_N.nan_to_num(0.0) * self._affected(step, shift_N)
-        return step.worst_rows(moved_N, note, KEEP_EXAMPLES)
+        here_N = by_step.expand(by_step.any(rows.rejected_N))
+        return step.worst_rows(self._shift(step).nan_to_num(0.0) * (self._affected(step) & here_N), note, KEEP_EXAMPLES)
 
     def measures(self, tally: RejectedTally) -> Mapping[str, Measure]:
         """How far baselines and advantages move, and what that does to the gradient."""
