@@ -2,7 +2,7 @@
 
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from rolloutdoctor.objective.parts import Part, has_baseline_per_row
 from rolloutdoctor.objective.required_columns import advantage_columns
@@ -21,6 +21,7 @@ from rolloutdoctor.rules.base import (
 )
 
 if TYPE_CHECKING:
+    from numpy.typing import NDArray
     from torch import Tensor
 
     from rolloutdoctor.rules.step import StepView
@@ -90,39 +91,55 @@ class SingletonGroup(Rule[SingletonTally]):
         """A baseline of another kind."""
         return baseline_per_token(context)
 
-    def measure(self, step: "StepView") -> SingletonTally:
-        """Count one step."""
-        rows = step.rows
-        if not step.training or rows is None or rows.advantage_N is None:
-            return SingletonTally()
-        live_N, single_N = self._singles(step)
-        advantage_N, logged_N = rows.advantage_N, step.logged_advantages()
-        found = SingletonTally(
-            groups=int(single_N.sum()),
-            rows=int(single_N.sum()),
-            all_groups=len(step.compared),
-            mass=float(advantage_N[single_N].abs().sum()),
-            all_mass=float(advantage_N[live_N].abs().sum()),
-        )
-        if logged_N is None:
-            return found
-        known_N = single_N & ~logged_N.isnan()
-        error_N = (logged_N - advantage_N).abs()
-        matched_N = known_N & (error_N <= step.advantage_radius())
-        return found + SingletonTally(
-            compared=int(known_N.sum()),
-            matched=int(matched_N.sum()),
-            worst_match=float(error_N[matched_N].max()) if bool(matched_N.any()) else 0.0,
+    def measure_each(self, steps: "StepView") -> list[SingletonTally]:
+        """Count the groups of each step."""
+        rows, by_step = steps.rows, steps.by_step
+        if not steps.training or rows is None or rows.advantage_N is None:
+            return steps.nothing(SingletonTally)
+        live_N, single_N = self._singles(steps)
+        size_N = rows.advantage_N.abs()
+        live, single = by_step.only(live_N), by_step.only(single_N)
+        return steps.tallies(
+            SingletonTally,
+            groups=single.size,
+            rows=single.size,
+            all_groups=steps.compared_by_step.size,
+            mass=single.sum(size_N[single_N]),
+            all_mass=live.sum(size_N[live_N]),
+            **self._matches(steps, single_N),
         )
 
-    def _singles(self, step: "StepView") -> "tuple[Tensor, Tensor]":
+    def _matches(self, steps: "StepView", single_N: "Tensor") -> "dict[str, NDArray[Any]]":
+        """Hold the logged advantages of such rows against the recomputed ones."""
+        import torch
+
+        rows, by_step, logged_N = steps.rows, steps.by_step, steps.logged_advantages()
+        if logged_N is None:
+            return {}
+        known_N = single_N & ~logged_N.isnan()
+        if not bool(known_N.any()):
+            return {}
+        assert rows is not None
+        assert rows.advantage_N is not None
+        error_N = (logged_N - rows.advantage_N).abs()
+        matched_N = known_N & (error_N <= steps.advantage_radius())
+        return {
+            "compared": by_step.count(known_N),
+            "matched": by_step.count(matched_N),
+            "worst_match": by_step.high(torch.where(matched_N, error_N, 0.0)),
+        }
+
+    def _singles(self, steps: "StepView") -> "tuple[Tensor, Tensor]":
         """Live rows, and those that are alone in their group, ``[N]`` bool each."""
-        rows = step.rows
+        return steps.cached("rows alone in their group", lambda: self._found(steps))
+
+    def _found(self, steps: "StepView") -> "tuple[Tensor, Tensor]":
+        rows = steps.rows
         assert rows is not None
         live_N = ~rows.score_N.isnan()
         if rows.rejected_N is not None:
             live_N &= ~rows.rejected_N
-        alone_N: Tensor = (step.compared_sum(live_N) == 1)[step.compared.index_N] & live_N
+        alone_N: Tensor = (steps.compared_sum(live_N) == 1)[steps.compared.index_N] & live_N
         return live_N, alone_N
 
     def examples(self, step: "StepView") -> Iterable[Example]:
