@@ -14,7 +14,6 @@ from rolloutdoctor.rules.base import KEEP_EXAMPLES, Context, Judgement, Missing,
 if TYPE_CHECKING:
     from torch import Tensor
 
-    from rolloutdoctor.evaluation.evaluate import Evaluation
     from rolloutdoctor.rules.step import StepView
 
 
@@ -122,63 +121,70 @@ class ZeroStdKl(Rule[ZeroStdTally]):
             "compare with and without the KL term of such groups: diff --fix zero-std",
         )
 
-    def measure(self, step: "StepView") -> ZeroStdTally:
-        """Count one step."""
-        fixed = step.fixed.get(self.fix or "")
-        if not step.training or step.tokens is None or fixed is None or fixed.tokens is None:
-            return ZeroStdTally()
-        rows, tokens = step.rows, step.tokens
+    def measure_each(self, steps: "StepView") -> list[ZeroStdTally]:
+        """Add up the rows of each step."""
+        import numpy as np
+        import torch
+
+        fixed, by_step, groups = steps.fixed.get(self.fix or ""), steps.by_step, steps.groups_by_step
+        if not steps.training or steps.tokens is None or fixed is None or fixed.tokens is None:
+            return steps.nothing(ZeroStdTally)
+        rows, tokens = steps.rows, steps.tokens
         assert rows is not None
         assert rows.length_N is not None
-        dead_N = rows.zero_std_N
-        dead_groups = int((step.group_sum(dead_N) > 0).sum())
-        exact, low_N = tokens.logits_sq_N, tokens.logits_low_sq_N
+        dead_N, low_N = rows.zero_std_N, tokens.logits_low_sq_N
         assert low_N is not None  # the evaluation as configured is the reference
-        kl_loss_N = tokens.kl_loss_N * tokens.weight_N
-        all_dead = bool(dead_N.all()) and len(dead_N) > 0
-        grad_norm = self._logged_norm(step) if all_dead else None
-        return ZeroStdTally(
-            groups=len(step.groups),
-            comparable_groups=int((step.groups.size_G > 1).sum()),
-            dead_groups=dead_groups,
-            rows=len(dead_N),
-            dead_rows=int(dead_N.sum()),
-            tokens=float(rows.length_N.sum()),
-            dead_tokens=float(rows.length_N[dead_N].sum()),
-            grad_l1=float(tokens.grad_l1_N.sum()),
-            dead_l1=float(tokens.grad_l1_N[dead_N].sum()),
-            grad_sq=float(tokens.grad_sq_N.sum()),
-            dead_sq=float(tokens.grad_sq_N[dead_N].sum()),
-            fixed_l1=float(fixed.tokens.grad_l1_N.sum()),
-            fixed_sq=float(fixed.tokens.grad_sq_N.sum()),
-            versus_l1=float(fixed.tokens.versus_l1_N.sum()),
-            versus_dot=float(fixed.tokens.versus_dot_N.sum()),
-            kl_loss=float(kl_loss_N.sum()),
-            dead_kl_loss=float(kl_loss_N[dead_N].sum()),
-            logits_sq=0.0 if exact is None else float(exact.sum()),
-            dead_logits_sq=0.0 if exact is None else float(exact[dead_N].sum()),
-            logits_low_sq=float(low_N.sum()),
-            dead_logits_low_sq=float(low_N[dead_N].sum()),
-            exact_logits_steps=0 if exact is None else 1,
-            steps=1,
-            dead_steps=int(all_dead),
-            confirmed_steps=int(grad_norm is not None),
-            logged_grad_norm=grad_norm or 0.0,
-        ) + self._discriminated(step, fixed)
+        dead = by_step.only(dead_N)
+        is_exact, kl_loss_N = tokens.logits_sq_N is not None, tokens.kl_loss_N * tokens.weight_N
+        exact_N = torch.zeros_like(low_N) if tokens.logits_sq_N is None else tokens.logits_sq_N
+        found = steps.tallies(
+            ZeroStdTally,
+            groups=groups.size,
+            comparable_groups=groups.count(steps.groups.size_G > 1),
+            dead_groups=groups.count(steps.group_sum(dead_N) > 0),
+            rows=by_step.size,
+            dead_rows=dead.size,
+            tokens=by_step.sum(rows.length_N),
+            dead_tokens=dead.sum(rows.length_N[dead_N]),
+            grad_l1=by_step.sum(tokens.grad_l1_N),
+            dead_l1=dead.sum(tokens.grad_l1_N[dead_N]),
+            grad_sq=by_step.sum(tokens.grad_sq_N),
+            dead_sq=dead.sum(tokens.grad_sq_N[dead_N]),
+            fixed_l1=by_step.sum(fixed.tokens.grad_l1_N),
+            fixed_sq=by_step.sum(fixed.tokens.grad_sq_N),
+            versus_l1=by_step.sum(fixed.tokens.versus_l1_N),
+            versus_dot=by_step.sum(fixed.tokens.versus_dot_N),
+            kl_loss=by_step.sum(kl_loss_N),
+            dead_kl_loss=dead.sum(kl_loss_N[dead_N]),
+            logits_sq=by_step.sum(exact_N),
+            dead_logits_sq=dead.sum(exact_N[dead_N]),
+            logits_low_sq=by_step.sum(low_N),
+            dead_logits_low_sq=dead.sum(low_N[dead_N]),
+            exact_logits_steps=[int(is_exact)] * len(by_step),
+            steps=[1] * len(by_step),
+            dead_steps=((dead.size == by_step.size) & (by_step.size > 0)).astype(np.int64),
+        )
+        return [
+            tally + self._from_log(each) if each.logged and tally.dead_rows else tally
+            for each, tally in zip(steps.each, found, strict=True)
+        ]
 
-    def _discriminated(self, step: "StepView", fixed: "Evaluation") -> ZeroStdTally:
-        """Hold logged losses against the objective with and without the KL term of such groups, where these differ."""
-        trainer, evaluation = step.trainer, step.evaluation
-        assert trainer is not None
-        assert evaluation is not None
+    def _from_log(self, step: "StepView") -> ZeroStdTally:
+        """What the log of one step says of such groups."""
         assert step.rows is not None
-        if not bool(step.rows.zero_std_N.any()):
-            return ZeroStdTally()
+        norm = self._logged_norm(step) if bool(step.rows.zero_std_N.all()) else None
+        confirmed = ZeroStdTally(confirmed_steps=int(norm is not None), logged_grad_norm=norm or 0.0)
+        return confirmed + self._discriminated(step)
+
+    def _discriminated(self, step: "StepView") -> ZeroStdTally:
+        """Hold logged losses against the objective with and without the KL term of such groups, where these differ."""
+        trainer = step.trainer
+        assert trainer is not None
         names = [name for name in step.logged if trainer.kind_of(name) in ("loss", "kl_loss") and name in step.metrics]
         if not names:
             return ZeroStdTally()
         told = told_with = told_without = 0
-        metrics = trainer.metrics(fixed)
+        metrics = trainer.metrics(step.fixed[self.fix or ""])
         for name in names:
             logged, with_kl, without_kl = step.logged[name], step.metrics[name], metrics[name]
             radius = step.radius(name, with_kl)
@@ -214,12 +220,13 @@ class ZeroStdKl(Rule[ZeroStdTally]):
         """The zero-variance groups that have the largest gradient."""
         if not step.training or step.rows is None or step.tokens is None or self.fix not in step.fixed:
             return ()
-        dead_G = step.group_sum(step.tokens.grad_l1_N * step.rows.zero_std_N)
-        score_N, total = step.rows.score_N, max(float(step.tokens.grad_l1_N.sum()), 1e-300)
+        score_N, grad_N = step.rows.score_N, step.tokens.grad_l1_N
+        dead_G = step.group_sum(grad_N * step.rows.zero_std_N)
 
         def note(group: int) -> str:
             first = int(step.groups.order_N[step.groups.offsets[group]])
-            share = percent(float(dead_G[group]) / total)
+            total = step.by_step.sum(grad_N)[int(step.by_step.step_N[first])]
+            share = percent(float(dead_G[group]) / max(total, 1e-300))
             return f"every reward is {float(score_N[first]):g}; {share} of the step's gradient (L1)"
 
         return step.worst_groups(dead_G, note, KEEP_EXAMPLES)
