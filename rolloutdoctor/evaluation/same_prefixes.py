@@ -1,14 +1,18 @@
 """Prefixes that several responses of one prompt share, though independent draws would not."""
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from math import isfinite
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import torch
+from numpy.typing import NDArray
 from torch import Tensor
 
 from rolloutdoctor.data.batch import RolloutBatch
 from rolloutdoctor.evaluation.token_measures import TokenBlock
+from rolloutdoctor.ops.by_step import ByStep
+from rolloutdoctor.ops.kept_keys import kept_keys
+from rolloutdoctor.ops.numbered import numbered
 from rolloutdoctor.ops.prefix_hash import LENGTHS, PrefixHashes, scramble
 from rolloutdoctor.ops.segments import Runs
 
@@ -68,93 +72,95 @@ def running_sums(x_NK: Tensor) -> Tensor:
 
 
 class SharedPrefixes(NamedTuple):
-    """Rows of a step that share an unlikely prefix with a different response of their prompt.
+    """Rows that share an unlikely prefix with a different response of their prompt, in one step or several.
 
     Attributes:
-        rows: rows beyond the first of each prefix, in groups.
-        across: the same in other groups of the same prompt.
-        groups: groups with such rows.
-        longest: tokens of the longest such prefix.
-        nats_N: nats of the longest one of each row, ``[N]`` float64; 0 for other rows.
+        counts: name of a field of `duplicate_responses.DuplicateTally` to its value in each step, ``[S]``; empty where
+            there are no such rows.
+        nats_N: nats of the longest such prefix of each row, ``[N]`` float64, on the CPU; 0 for other rows.
     """
 
-    rows: int
-    across: int
-    groups: int
-    longest: int
+    counts: Mapping[str, NDArray[Any]]
     nats_N: Tensor
 
 
-def shared_prefixes(batch: RolloutBatch, measured: Mapping[str, Tensor]) -> SharedPrefixes | None:
-    """Compare the prefixes of a step; None without ids, log-probs or groups.
+def shared_prefixes(batch: RolloutBatch, measured: Mapping[str, Tensor], rows: ByStep) -> SharedPrefixes | None:
+    """Compare the prefixes of each step; None without ids, log-probs or groups.
 
     A prefix that groups of different prompts share was forced, and is no copy.
 
     Args:
-        batch: the step.
+        batch: the steps.
         measured: ``prefix`` and ``prefix_nats``, ``[N, K]``: hash of each prefix and the nats of its trained tokens;
             ``hash`` and ``after_prompt``, of the whole response alone and after its prompt, ``[N]``.
+        rows: the rows by step.
     """
     if "prefix" not in measured or "prefix_nats" not in measured or batch.groups is None or not len(batch):
         return None
-    group_N, length_N = batch.groups.index_N.cpu(), batch.rows.diff().cpu()
+    group_N, length_N, step_N = batch.groups.index_N.cpu(), batch.rows.diff().cpu(), rows.step_N.cpu()
     response_N = measured["hash"].cpu()
     seed_N = measured["after_prompt"].cpu() - response_N
-    found_N = torch.zeros(len(batch), dtype=torch.float64)
-    first_n = measured["prefix"][:, 0].cpu()[length_N > LENGTHS[0]]
-    if len(torch.unique(first_n)) == len(first_n):
+    found_N, longest_N = torch.zeros(len(batch), dtype=torch.float64), torch.zeros(len(batch))
+    is_long_N = length_N > LENGTHS[0]
+    if _are_different(numbered(step_N[is_long_N], measured["prefix"][:, 0].cpu()[is_long_N])):
         # Rows that share a prefix share its beginning: mostly there are none.
-        return SharedPrefixes(0, 0, 0, 0, found_N)
+        return SharedPrefixes({}, found_N)
     # The shortest unlikely prefix that a row shares says with whom: longer ones gather fewer rows.
-    kind_N, longest = torch.full((len(batch),), -1), 0
+    kind_N = torch.full((len(batch),), -1)
     for place in reversed(range(len(LENGTHS))):
         nats_N = measured["prefix_nats"][:, place].cpu()
-        rows = ((length_N > LENGTHS[place]) & (nats_N >= BEYOND)).nonzero().squeeze(1)
-        prefix_n = measured["prefix"][rows, place].cpu()
-        if len(torch.unique(prefix_n)) == len(rows):
+        here = ((length_N > LENGTHS[place]) & (nats_N >= BEYOND)).nonzero().squeeze(1)
+        alone_n = numbered(step_N[here], measured["prefix"][:, place].cpu()[here])
+        if _are_different(alone_n):
             continue
-        alone_n, prompt_n, response_n = (
-            torch.unique(each, return_inverse=True)[1] for each in (prefix_n, seed_N[rows], response_N[rows])
-        )
-        kind_n = torch.unique(alone_n * len(rows) + prompt_n, return_inverse=True)[1]
-        is_forced_n = _different(alone_n, prompt_n)[alone_n] > 1
-        is_shared_n = (_different(kind_n, response_n)[kind_n] > 1) & ~is_forced_n
-        some = rows[is_shared_n]
-        if len(some):
-            longest = max(longest, LENGTHS[place])
-            found_N[some] = found_N[some].maximum(nats_N[some])
-            kind_N[some] = kind_n[is_shared_n] + place * len(batch)
+        kind_n = numbered(alone_n, seed_N[here])
+        is_forced_n = _different(alone_n, kind_n) > 1
+        is_shared_n = (_different(kind_n, response_N[here]) > 1) & ~is_forced_n
+        some = here[is_shared_n]
+        longest_N[some] = longest_N[some].clamp(min=LENGTHS[place])
+        found_N[some] = found_N[some].maximum(nats_N[some])
+        kind_N[some] = kind_n[is_shared_n] + place * len(batch)
     shared = (kind_N >= 0).nonzero().squeeze(1)
     if not len(shared):
-        return SharedPrefixes(0, 0, 0, 0, found_N)
-    kind_n, group_n = kind_N[shared], group_N[shared]
+        return SharedPrefixes({}, found_N)
     # A response that is there several times is a copy, and counts once.
-    each = torch.unique(torch.stack([kind_n, group_n, response_N[shared]]), dim=1)
-    in_groups, counts = torch.unique(each[:2], dim=1, return_counts=True)
-    return SharedPrefixes(
-        rows=int((counts - 1).sum()),
-        across=in_groups.shape[1] - len(torch.unique(in_groups[0])),
-        groups=len(torch.unique(in_groups[1][counts > 1])),
-        longest=longest,
-        nats_N=found_N,
-    )
+    each = torch.unique(torch.stack([kind_N[shared], group_N[shared], response_N[shared]]), dim=1)
+    (kind_P, group_P), size_P = torch.unique(each[:2], dim=1, return_counts=True)
+    is_again_P = torch.cat([torch.zeros(1), kind_P.diff() == 0])
+    step_G = torch.zeros(len(batch.groups), dtype=torch.int64).index_copy_(0, group_N, step_N)
+
+    def count(group_n: Tensor, times_n: Tensor | None = None) -> NDArray[Any]:
+        return torch.bincount(step_G[group_n], times_n, len(rows)).long().numpy()
+
+    counts = {
+        "prefixed": count(group_P, size_P - 1),
+        "prefixed_across": count(group_P, is_again_P),
+        "prefixed_groups": count(torch.unique(group_P[size_P > 1])),
+        "longest": ByStep.of_sizes(rows.size).high(longest_N),
+    }
+    return SharedPrefixes(counts, found_N)
+
+
+def _are_different(number_n: Tensor) -> bool:
+    """True if no two numbers, counted from 0, are the same."""
+    return not len(number_n) or int(number_n.max()) == len(number_n) - 1
 
 
 def _different(key_n: Tensor, value_n: Tensor) -> Tensor:
-    """Different values at each key, ``[K]``; both are counted from 0."""
-    pairs = torch.unique(key_n * (int(value_n.max()) + 1) + value_n)
-    return torch.bincount(pairs // (int(value_n.max()) + 1), minlength=int(key_n.max()) + 1)
+    """How many different values the rows with each row's key have, ``[n]``; keys are counted from 0."""
+    pair_n = numbered(key_n, value_n)
+    key_P = torch.zeros(len(key_n), dtype=torch.int64).index_copy_(0, pair_n, key_n)[: int(pair_n.max()) + 1]
+    return torch.bincount(key_P)[key_n]
 
 
-def kept_prefixes(batch: RolloutBatch, measured: Mapping[str, Tensor], keys: int) -> dict[str, float]:
-    """Return the unlikely prefixes of a step with the smallest hashes, each with its log-prob, by hash and step."""
+def kept_prefixes(
+    batch: RolloutBatch, measured: Mapping[str, Tensor], rows: ByStep, numbers: Sequence[int], keys: int
+) -> list[dict[str, float]]:
+    """Return the unlikely prefixes of each step with the smallest hashes, each with its log-prob, by hash and step."""
     if "prefix" not in measured or "prefix_nats" not in measured or batch.prompts is None:
-        return {}
+        return [{} for _ in numbers]
     nats_N = measured["prefix_nats"][:, FOLLOWED]
     known_N = (batch.prompts != 0) & (batch.rows.diff() > LENGTHS[FOLLOWED]) & (nats_N >= BEYOND)
     seed_N = measured["after_prompt"] - measured["hash"]
-    key_K, kind_n = torch.unique(scramble(measured["prefix"][:, FOLLOWED] + seed_N)[known_N], return_inverse=True)
-    value_K = torch.full((len(key_K),), -torch.inf, dtype=torch.float64, device=batch.device)
-    value_K = value_K.scatter_reduce(0, kind_n, -nats_N[known_N], "amax")
-    pairs = zip(key_K[:keys].tolist(), value_K[:keys].tolist(), strict=True)
-    return {f"{key + 2**63:016x}:{batch.step}": value for key, value in pairs}
+    key_n = scramble((measured["prefix"][:, FOLLOWED] + seed_N)[known_N])
+    return kept_keys(key_n, -nats_N[known_N], rows.only(known_N), numbers, keys, largest=True)

@@ -28,11 +28,12 @@ def kept_keys(
     [{'7ffffffffffffffb:7': 1.0}, {'8000000000000005:8': 3.0}]
     """
     key, value, step = key_n.cpu().numpy(), value_n.cpu().numpy(), by_step.step_N.cpu().numpy()
-    order = np.lexsort((-value if largest else value, key, step))
+    order = np.lexsort((key, step))
     key, value, step = key[order], value[order], step[order]
     is_first = np.ones(len(key), bool)
     is_first[1:] = (key[1:] != key[:-1]) | (step[1:] != step[:-1])
-    key, value, step = key[is_first], value[is_first], step[is_first]
+    value = (np.maximum if largest else np.minimum).reduceat(value, np.flatnonzero(is_first))
+    key, step = key[is_first], step[is_first]
     is_kept = np.arange(len(key)) - np.searchsorted(step, step) < keep
     found: list[dict[str, float]] = [{} for _ in numbers]
     for place, hashed, one in zip(*(x[is_kept].tolist() for x in (step, key, value)), strict=True):

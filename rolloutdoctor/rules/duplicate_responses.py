@@ -165,47 +165,34 @@ class DuplicateResponses(Rule[DuplicateTally]):
 
         return response_sums(block, next((name for name in SAMPLER if block.is_logged(name)), None))
 
-    def measure(self, step: "StepView") -> DuplicateTally:
-        """Compare the rows of one step, and keep some for the others."""
+    def measure_each(self, steps: "StepView") -> list[DuplicateTally]:
+        """Compare the rows of each step, and keep some for the others."""
         from rolloutdoctor.evaluation.same_prefixes import kept_prefixes
         from rolloutdoctor.evaluation.same_rows import kept_responses
 
-        same = self._same(step)
+        same, shared = self._same(steps), self._shared(steps)
         if same is None:
-            return DuplicateTally()
-        shared = self._shared(step)
-        return DuplicateTally(
-            rows=same.rows,
-            groups=same.groups,
-            different=same.different,
-            alike=same.alike,
-            lost=same.lost,
-            pairs=same.pairs,
-            all_pairs=same.all_pairs,
-            judged=same.judged,
-            expected=same.expected,
-            copies=same.copies,
-            across=same.across,
-            other_ranks=same.other_ranks,
-            steps=1,
-            sample=kept_responses(step.batch, step.token_measures[self.code], SAMPLE),
-            prefixed=0 if shared is None else shared.rows,
-            prefixed_across=0 if shared is None else shared.across,
-            prefixed_groups=0 if shared is None else shared.groups,
-            longest=0.0 if shared is None else float(shared.longest),
-            prefixes=kept_prefixes(step.batch, step.token_measures[self.code], PREFIXES),
+            return steps.nothing(DuplicateTally)
+        of_steps = steps.batch, steps.token_measures[self.code], steps.by_step, [each.batch.step for each in steps.each]
+        return steps.tallies(
+            DuplicateTally,
+            **same.counts,
+            **({} if shared is None else shared.counts),
+            sample=kept_responses(*of_steps, SAMPLE),
+            prefixes=kept_prefixes(*of_steps, PREFIXES),
         )
 
-    def _shared(self, step: "StepView") -> "SharedPrefixes | None":
+    def _shared(self, steps: "StepView") -> "SharedPrefixes | None":
         from rolloutdoctor.evaluation.same_prefixes import shared_prefixes
 
-        measured = step.token_measures.get(self.code, {})
-        return step.cached(f"{self.code} prefixes", lambda: shared_prefixes(step.batch, measured))
+        measured = steps.token_measures.get(self.code, {})
+        return steps.cached(f"{self.code} prefixes", lambda: shared_prefixes(steps.batch, measured, steps.by_step))
 
-    def _same(self, step: "StepView") -> "SameRows | None":
+    def _same(self, steps: "StepView") -> "SameRows | None":
         from rolloutdoctor.evaluation.same_rows import compare_rows
 
-        return step.cached(self.code, lambda: compare_rows(step.batch, step.token_measures.get(self.code, {})))
+        measured, rows, groups = steps.token_measures.get(self.code, {}), steps.by_step, steps.groups_by_step
+        return steps.cached(self.code, lambda: compare_rows(steps.batch, measured, rows, groups))
 
     def examples(self, step: "StepView") -> Iterable[Example]:
         """Copies of the least likely responses."""
@@ -216,7 +203,8 @@ class DuplicateResponses(Rule[DuplicateTally]):
         def note(row: int) -> str:
             if not same.unlikely_N[row]:
                 return "begins as another response of its prompt"
-            return f"the same response as {same.twin_of(step.batch, row)}"
+            view, twin = step.own_row(same.twin_of(row))
+            return f"the same response as {view.batch.sample_name(twin)}"
 
         shared = self._shared(step)
         worst_N = same.unlikely_N if shared is None else same.unlikely_N.maximum(shared.nats_N)

@@ -152,6 +152,16 @@ def test_text_does_as_well():
     assert values(find(batch))["impossible_copies"] == 1
 
 
+def test_texts_of_a_step_without_tokens_beside_one_with_some():
+    texts = [
+        toy_batch([[1, 0, 1]], per_row={"response": [5, 5, 5]}, lengths=lengths, policy=None, step=step)
+        for step, lengths in enumerate([[8, 0, 8], [0, 0, 0]])
+    ]
+    # A row without a token is empty where others have some.
+    assert [values(find(each))["copies"] for each in texts] == [1, 2]
+    assert values(find(*texts))["copies"] == 3
+
+
 def test_parts_add_up_in_any_order():
     names = [f"{key:016x}:{step}" for step in range(4) for key in range(0, 600, step + 1)]
     parts = [DuplicateTally(sample={name: 1.0 for name in names if name.endswith(f":{step}")}) for step in range(4)]
