@@ -7,9 +7,10 @@ of a context: a context that comes again for weeks takes no more room. Values ar
 up without rounding.
 """
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from functools import reduce
-from typing import NamedTuple
+from itertools import pairwise
+from typing import Any, NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
@@ -45,7 +46,17 @@ def sketch(context: NDArray[np.int64], version: NDArray[np.int64], sums: NDArray
     >>> records(text).sums.tolist()
     [[2.0, 6.0]]
     """
-    return _text(context.view(np.uint64), version, np.rint(sums / UNIT).astype(np.int64))
+    return sketch_each(context, version, sums, [len(context)])[0]
+
+
+def sketch_each(
+    context: NDArray[np.int64],
+    version: NDArray[np.int64],
+    sums: NDArray[np.float64],
+    sizes: Sequence[int] | NDArray[np.int64],
+) -> list[str]:
+    """Make a sketch of the records of each step; these follow one another, and `sizes` says how many each step has."""
+    return _texts(context.view(np.uint64), version, np.rint(sums / UNIT).astype(np.int64), sizes)
 
 
 def records(text: str) -> Seen:
@@ -60,7 +71,7 @@ def add(one: str, other: str) -> str:
         return one or other
     parts = _read(one), _read(other)
     context, version, sums = (np.concatenate(each) for each in zip(*parts, strict=True))
-    return _text(context, version, sums)
+    return _texts(context, version, sums, [len(context)])[0]
 
 
 def add_all(many: Iterable[str]) -> str:
@@ -71,27 +82,40 @@ def add_all(many: Iterable[str]) -> str:
     return reduce(add, each, "")
 
 
-def _text(context: NDArray[np.uint64], version: NDArray[np.int64], sums: NDArray[np.int64]) -> str:
-    """Keep the contexts with the smallest hashes, add up what belongs together, and write it."""
-    if not len(context):
-        return ""
-    smallest = np.unique(context)[:CONTEXTS]
-    is_kept = context <= smallest[-1]
-    context, version, sums = context[is_kept], version[is_kept], sums[is_kept]
-    order = np.lexsort((version, context))
-    context, version, sums = context[order], version[order], sums[order]
-    starts = np.flatnonzero(np.r_[True, (context[1:] != context[:-1]) | (version[1:] != version[:-1])])
+def _texts(
+    context: NDArray[np.uint64],
+    version: NDArray[np.int64],
+    sums: NDArray[np.int64],
+    sizes: Sequence[int] | NDArray[np.int64],
+) -> list[str]:
+    """Keep the contexts of each step with the smallest hashes, add up what belongs together, and write it."""
+    step = np.arange(len(sizes)).repeat(sizes)
+    order = np.lexsort((version, context, step))
+    step, context, version, sums = step[order], context[order], version[order], sums[order]
+    number = _is_new(step, context).cumsum()
+    is_kept = number - number[np.searchsorted(step, step)] < CONTEXTS
+    step, context, version, sums = step[is_kept], context[is_kept], version[is_kept], sums[is_kept]
+    starts = np.flatnonzero(_is_new(step, context, version))
     sums = np.add.reduceat(sums, starts, axis=0)
-    table = np.column_stack([context[starts].view(np.int64), version[starts], sums]).astype("<i8")
-    table = table[_is_at_an_end(context[starts])]
-    return f"{sums.shape[1]}:{table.tobytes().hex()}"
+    step, context, version = step[starts], context[starts], version[starts]
+    is_kept = _is_at_an_end(_is_new(step, context))
+    table = np.column_stack([context.view(np.int64), version, sums]).astype("<i8")[is_kept]
+    ends = np.searchsorted(step[is_kept], np.arange(len(sizes) + 1)).tolist()
+    return [f"{sums.shape[1]}:{table[one:end].tobytes().hex()}" if one < end else "" for one, end in pairwise(ends)]
 
 
-def _is_at_an_end(context: NDArray[np.uint64]) -> NDArray[np.bool_]:
-    """Records that are among the first or last `VERSIONS` of their context, ``[R]``; they are in order."""
-    begins = np.flatnonzero(np.r_[True, context[1:] != context[:-1]])
-    sizes = np.diff(np.r_[begins, len(context)])
-    place = np.arange(len(context)) - begins.repeat(sizes)
+def _is_new(*keys: NDArray[Any]) -> NDArray[np.bool_]:
+    """Records that differ from the one before in one of some keys, ``[R]``."""
+    found = np.ones(len(keys[0]), bool)
+    found[1:] = np.any([key[1:] != key[:-1] for key in keys], axis=0)
+    return found
+
+
+def _is_at_an_end(is_first: NDArray[np.bool_]) -> NDArray[np.bool_]:
+    """Records that are among the first or last `VERSIONS` of their context, given the first ones, ``[R]``."""
+    begins = np.flatnonzero(is_first)
+    sizes = np.diff(np.r_[begins, len(is_first)])
+    place = np.arange(len(is_first)) - begins.repeat(sizes)
     found: NDArray[np.bool_] = (place < VERSIONS) | (place >= sizes.repeat(sizes) - VERSIONS)
     return found
 

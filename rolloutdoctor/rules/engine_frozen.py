@@ -98,36 +98,32 @@ class EngineFrozen(Rule[FrozenTally]):
 
         return first_tokens(block)
 
-    def measure(self, step: "StepView") -> FrozenTally:
-        """Keep the contexts of one step with the smallest hashes."""
+    def measure_each(self, steps: "StepView") -> list[FrozenTally]:
+        """Keep the contexts of each step with the smallest hashes."""
         import torch
 
         from rolloutdoctor.ops.prefix_hash import scramble
-        from rolloutdoctor.ops.sketch import sketch
+        from rolloutdoctor.ops.sketch import sketch_each
 
-        batch, rows = step.batch, step.token_measures.get(self.code)
+        batch, rows = steps.batch, steps.token_measures.get(self.code)
         prompt_N = batch.prompts
-        if not rows or prompt_N is None or not len(batch):
-            return FrozenTally()
+        if not rows or prompt_N is None:
+            return steps.nothing(FrozenTally)
         sampler_N, trainer_N = rows["sampler"], rows["trainer"]
+        version_N = batch.per_row.get("policy_version_max")
         is_known_N = sampler_N.isfinite() & trainer_N.isfinite() & (prompt_N != 0)
-        stamp_N = batch.per_row.get("policy_version_max")
-        version_N = torch.full_like(prompt_N, batch.step)
-        if stamp_N is not None:
-            version_N = stamp_N
-            is_known_N = is_known_N & (stamp_N >= 0)
+        if version_N is None:
+            version_N = steps.number_N
+        else:
+            is_known_N = is_known_N & (version_N >= 0)
         context_N = scramble(prompt_N ^ scramble(rows["token"] + 1))
         each = torch.stack(
             [torch.ones_like(sampler_N), sampler_N, trainer_N, sampler_N.square(), trainer_N.square()], 1
         )
-        return FrozenTally(
-            rows=int(is_known_N.sum()),
-            seen=sketch(
-                context_N[is_known_N].cpu().numpy(),
-                version_N[is_known_N].cpu().numpy(),
-                each[is_known_N].double().cpu().numpy(),
-            ),
-        )
+        known = steps.by_step.only(is_known_N)
+        context, version, sums = (x_N[is_known_N].cpu().numpy() for x_N in (context_N, version_N, each))
+        seen = sketch_each(context, version, sums, known.size)
+        return steps.tallies(FrozenTally, rows=known.size, seen=seen)
 
     def measures(self, tally: FrozenTally) -> Mapping[str, Measure]:
         """How many pairs, and what moved in them."""

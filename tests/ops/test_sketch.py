@@ -5,7 +5,7 @@ from functools import reduce
 import numpy as np
 import pytest
 
-from rolloutdoctor.ops.sketch import CONTEXTS, VERSIONS, add, add_all, records, sketch
+from rolloutdoctor.ops.sketch import CONTEXTS, VERSIONS, add, add_all, records, sketch, sketch_each
 from rolloutdoctor.ops.tally import Sums, sketches
 
 
@@ -32,6 +32,15 @@ def test_parts_add_up_to_the_whole_in_any_order():
         for one in texts:
             total = one + total
         assert total.seen == whole
+
+
+def test_several_steps_have_what_each_has_alone():
+    parts = [part(seed, contexts=400, rows=rows) for seed, rows in enumerate([300, 0, 2000, 1])]
+    together = sketch_each(
+        *(np.concatenate(each) for each in zip(*parts, strict=True)), sizes=[len(each[0]) for each in parts]
+    )
+    assert together == [sketch(*each) for each in parts]
+    assert not together[1]
 
 
 def test_all_records_of_the_smallest_contexts_are_kept():
