@@ -135,7 +135,11 @@ class ByStep:
         return ByStep(self.runs.at(places))
 
     def median(self, x_N: NDArray[np.float64]) -> Floats:
-        """Median of each step, ``[S]``, of finite values on the CPU; NaN for a step without rows."""
+        """Median of each step, ``[S]``, of finite values on the CPU; NaN for a step without rows.
+
+        >>> ByStep.of_sizes([3, 0, 2]).median(np.array([4.0, 1.0, 2.0, 1.0, 2.0])).tolist()
+        [2.0, nan, 1.5]
+        """
         return np.array([_median(x_N[start:stop]) for start, stop in pairwise(self.runs.cuts.tolist())])
 
 

@@ -40,11 +40,6 @@ def bins_of(size: NDArray[np.floating[Any]]) -> NDArray[np.int32]:
     return np.clip(bits, 0, BINS - 1, out=bits)
 
 
-def counts_of(size: NDArray[np.floating[Any]]) -> NDArray[np.int64]:
-    """How many sizes each bin holds, ``[BINS]``; of numpy's values."""
-    return np.bincount(bins_of(size), minlength=BINS)
-
-
 def edges(index: int) -> tuple[float, float]:
     """Lower and upper end of a bin.
 

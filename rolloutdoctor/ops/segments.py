@@ -73,7 +73,7 @@ class Runs:
         return torch.from_numpy(self.sums(x.numpy()))
 
     def sums(self, x: NDArray[Any]) -> NDArray[np.float64]:
-        """The same of numpy's values, on the CPU."""
+        """The same of numpy's values, on the CPU; of numbers in several columns, those of each, ``[R, ...]``."""
         values = x[: self.cuts[-1]]
         if values.dtype == bool and _is_worth_counting(values, self.cuts):
             return count(values, self.cuts).astype(np.float64)
@@ -84,7 +84,7 @@ class Runs:
             with np.errstate(over="ignore", invalid="ignore"):
                 sums = np.add.reduceat(values, self._starts, dtype=np.float64)
         if self._some_empty:
-            filled, sums = sums, np.zeros(len(self))
+            filled, sums = sums, np.zeros((len(self), *x.shape[1:]))
             sums[self._filled] = filled
         return sums
 
@@ -99,7 +99,11 @@ class Runs:
         return Runs(torch.from_numpy(cuts))
 
     def at(self, places: NDArray[np.int64]) -> "Runs":
-        """Some places in rising order by run, on the CPU: for values that were packed by ``x[places]``."""
+        """Some places in rising order by run, on the CPU: for values that were packed by ``x[places]``.
+
+        >>> Runs(torch.tensor([0, 3, 3, 5])).at(np.array([1, 2, 4])).cuts.tolist()
+        [0, 2, 2, 3]
+        """
         return Runs(torch.from_numpy(np.searchsorted(places, self.cuts)))
 
     def count(self, places: Tensor) -> Tensor:

@@ -157,11 +157,8 @@ class LogProbPlaceholder(Rule[PlaceholderTally]):
         if not measured:
             return steps.nothing(PlaceholderTally)
         by_step, tails_N = steps.by_step.cpu, measured["tails"]
-        kinds_NSK = measured["kinds"].reshape(len(tails_N), len(SIDES), -1)
-
-        def counts(x_N: "Tensor", names: Iterable[str]) -> list[dict[str, float]]:
-            return named_counts(np.stack([by_step.count(one_N) for one_N in x_N.flatten(1).T], 1), [*names])
-
+        # Of each side the kinds, and last the tokens of which a model was certain.
+        kinds = by_step.sum(measured["kinds"]).reshape(len(by_step), len(SIDES), -1)
         sample = steps.cached("sampled rows", lambda: Sample.of(measured, by_step))
         apart = np.flatnonzero(sample.size >= APART)
         pair = [torch.from_numpy(values[apart]) for values in (sample.sampler, sample.trainer)]
@@ -169,10 +166,12 @@ class LogProbPlaceholder(Rule[PlaceholderTally]):
         return steps.tallies(
             PlaceholderTally,
             tokens=steps.by_step.count(measured["count"]),
-            found=counts(kinds_NSK[:, :, :-1], [f"{side}:{kind}" for side in SIDES for kind in KINDS]),
-            certain=counts(kinds_NSK[:, :, -1], SIDES),
+            found=named_counts(
+                kinds[:, :, :-1].reshape(len(by_step), -1), [f"{side}:{kind}" for side in SIDES for kind in KINDS]
+            ),
+            certain=named_counts(kinds[:, :, -1], [*SIDES]),
             rows=by_step.count((measured["first"] >= 0) | tails_N.any(1)),
-            tails=counts(tails_N, SIDES),
+            tails=named_counts(by_step.sum(tails_N.double()), [*SIDES]),
             sampled=sample.tokens_by_step.size,
             zeros=sample.tokens_by_step.count(sample.sampler == 0),
             weight=sample.weights,
