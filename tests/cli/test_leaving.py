@@ -16,6 +16,7 @@ from rolloutdoctor.cli import process, terminal
 from rolloutdoctor.io.metadata import RunMetadata
 from rolloutdoctor.results.escapes import LONGEST_QUOTE, json_text, sentence, visible, visible_lines
 from rolloutdoctor.results.exact import mean, total
+from rolloutdoctor.views import diff_table, table
 from rolloutdoctor.views.markup import inert
 
 HIDDEN = [
@@ -223,7 +224,28 @@ def test_warnings_are_for_who_asks_for_them(monkeypatch):
 HOSTILE = [0.0, 1e308, -1e308, float("inf"), -float("inf"), float("nan"), 1e-320]
 
 
-@pytest.mark.parametrize("words", [words for words in COMMANDS if words[0] != "info"], ids=" ".join)
+@pytest.fixture
+def every_format(monkeypatch):
+    """Render what is rendered as `full` in every other format too: measured is it once."""
+
+    def renders_all(renderers):
+        kept = tuple(renderers.values())
+        monkeypatch.setitem(renderers, "full", lambda *given: "".join(render(*given) for render in kept))
+
+    renders_all(table.RENDERERS)
+    renders_all(diff_table.RENDERERS)
+
+
+MEASURING = [
+    ["check", "run.parquet", "--color", "always", "-v"],
+    ["diff", "run.parquet", "--fix", "zero-std", "--by", "group", "--color", "always"],
+    ["recompute", "run.parquet", "--format", "json"],
+    ["recompute", "run.parquet", "-o", "out.parquet"],
+]
+
+
+@pytest.mark.usefixtures("every_format")
+@pytest.mark.parametrize("words", MEASURING, ids=" ".join)
 @pytest.mark.parametrize("value", HOSTILE)
 @pytest.mark.parametrize("masked", [False, True])
 def test_no_value_warns_or_overflows(tmp_path, words, value, masked):
