@@ -20,6 +20,8 @@ os.environ["TORCHDYNAMO_DISABLE"] = "1"
 # Helpers of the tests (`oracles`, `goldens.*`, `parity.*`) are imported from here, whatever the working directory.
 sys.path.insert(0, str(Path(__file__).parent))
 
+from forked import Server  # noqa: E402  # of the path above
+
 # The marks `covers` and `compared`, and the option `--proof`.
 pytest_plugins = ["proof.plugin"]
 
@@ -43,6 +45,14 @@ def heeded_signals():
     for number, handler in before.items():
         if handler is signal.SIG_IGN:
             signal.signal(number, handler)
+
+
+@pytest.fixture(scope="session")
+def started():
+    """Start the program as a process of its own; see `forked`."""
+    server = Server()
+    yield server.start
+    server.close()
 
 
 def pytest_collection_finish():

@@ -2,11 +2,11 @@
 
 import os
 import random
-import resource
 import signal
 import subprocess
 import sys
 import time
+from contextlib import suppress
 from pathlib import Path
 
 import numpy as np
@@ -17,7 +17,6 @@ from rolloutdoctor.io.metadata import RunMetadata
 from rolloutdoctor.io.write.owners import tag
 from rolloutdoctor.io.write.writer import RunWriter
 
-PROGRAM = [sys.executable, "-m", "rolloutdoctor"]
 CODES = {signal.SIGINT: 130, signal.SIGTERM: 143, signal.SIGHUP: 129}
 ROWS, STEPS = 64, 60
 OLD = b"what was there before"
@@ -65,27 +64,18 @@ def inputs(tmp_path_factory):
 
 
 @pytest.fixture
+def start(started, folder):
+    """Start a command in the folder."""
+    return lambda name, **given: started(*COMMANDS[name], cwd=folder, env={"TMPDIR": str(folder / "tmp")}, **given)
+
+
+@pytest.fixture
 def folder(inputs, tmp_path):
     for name in ("run.parquet", "rows.jsonl"):
         (tmp_path / name).hardlink_to(inputs / name)
     (tmp_path / "out.parquet").write_bytes(OLD)
     (tmp_path / "tmp").mkdir()
     return tmp_path
-
-
-def start(folder, name, **options):
-    # As a shell starts it: with the signals that this process may have blocked or ignored in force.
-    environment = {**os.environ, "TMPDIR": str(folder / "tmp")}
-    return subprocess.Popen(
-        [*PROGRAM, *COMMANDS[name]],
-        cwd=folder,
-        env=environment,
-        stdout=subprocess.PIPE,
-        stderr=subprocess.PIPE,
-        text=True,
-        start_new_session=True,
-        **options,
-    )
 
 
 def whole(folder, name):
@@ -110,17 +100,22 @@ def left(folder):
 WHOLE = {}
 
 
-def undisturbed(folder, name):
-    """How long a command takes from when it heeds signals, what it prints, and the size of what it writes."""
-    if name not in WHOLE:
-        process = start(folder, name)
-        ready(process)
-        begun = time.monotonic()
-        out, _ = process.communicate()
-        assert process.returncode == 0
-        WHOLE[name] = time.monotonic() - begun, out, (folder / "out.parquet").stat().st_size
-        restore(folder)
-    return WHOLE[name]
+@pytest.fixture
+def undisturbed(start, folder):
+    """Tells how long a command takes once it heeds signals, what it prints, and the size of what it writes."""
+
+    def measured(name):
+        if name not in WHOLE:
+            process = start(name)
+            ready(process)
+            begun = time.monotonic()
+            out, _ = process.communicate()
+            assert process.returncode == 0
+            WHOLE[name] = time.monotonic() - begun, out, (folder / "out.parquet").stat().st_size
+            restore(folder)
+        return WHOLE[name]
+
+    return measured
 
 
 def restore(folder):
@@ -150,58 +145,93 @@ def group_is_gone(pid):
     return False
 
 
-@pytest.mark.parametrize("name", COMMANDS)
-def test_a_signal_at_any_moment(folder, name):
-    """From the first import to the last rename; imports are as quiet as the rest."""
+def ended_by(number, process, folder, name, printed):
+    """Send a signal: nothing is written or all of it, nothing is left, and one sentence says which."""
+    process.send_signal(number)
+    out, err = process.communicate()
+    is_new = whole(folder, name)
+    if process.returncode != 0:
+        assert process.returncode == CODES[number], err
+        assert err.startswith("rolloutdoctor: ")
+        assert err.count("\n") == 1
+        assert ("nothing was written" in err) is not (is_new or (folder / "out.metrics.parquet").exists())
+    # The signal may come after the last line, or too late.
+    assert out in ({printed} if process.returncode == 0 else {"", printed})
+    assert left(folder) == []
+    assert group_is_gone(process.pid)
+    restore(folder)
+
+
+@pytest.mark.parametrize("name", ["recompute", "convert", "check a dump"])
+def test_a_signal_at_any_moment(start, undisturbed, folder, name):
+    """From the first line to the last rename."""
     draw = random.Random(f"signals {name}")
-    length, printed, _ = undisturbed(folder, name)
+    length, printed, _ = undisturbed(name)
     for part, number in enumerate(CODES):
-        process = start(folder, name)
+        process = start(name)
         ready(process)
         time.sleep((part + draw.random()) / len(CODES) * 0.95 * length)
-        process.send_signal(number)
-        out, err = process.communicate(timeout=120)
-        is_new = whole(folder, name)
-        if process.returncode != 0:
-            assert process.returncode == CODES[number], err
-            assert err.startswith("rolloutdoctor: ")
-            assert err.count("\n") == 1
-            assert ("nothing was written" in err) is not (is_new or (folder / "out.metrics.parquet").exists())
-        # Nothing, or all of it: the signal may come after the last line, or too late.
-        assert out in ({printed} if process.returncode == 0 else {"", printed})
-        assert left(folder) == []
-        assert group_is_gone(process.pid)
-        restore(folder)
+        ended_by(number, process, folder, name, printed)
+
+
+def test_a_signal_while_workers_measure(start, folder):
+    process = start("workers")
+    wait_for(lambda: len(members(process.pid)) > 2)
+    time.sleep(random.Random("signals workers").uniform(0, 2))
+    ended_by(signal.SIGTERM, process, folder, "workers", "")
+
+
+def members(group):
+    """The processes of a group."""
+    found = []
+    for stat in Path("/proc").glob("[0-9]*/stat"):
+        with suppress(OSError):
+            fields = stat.read_text().rpartition(")")[2].split()
+            found += [int(stat.parent.name)] if int(fields[2]) == group else []
+    return found
+
+
+@pytest.mark.parametrize("share", [0.2, 0.5, 0.8])
+def test_a_signal_while_the_program_is_imported(folder, share):
+    """Imports are as quiet as the rest: most of a real start is imports."""
+    length = 2.0
+    words = [sys.executable, "-m", "rolloutdoctor", *COMMANDS["convert"]]
+    process = subprocess.Popen(
+        words, cwd=folder, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, start_new_session=True
+    )
+    ready(process)
+    time.sleep(share * length)
+    ended_by(signal.SIGTERM, process, folder, "convert", "")
 
 
 @pytest.mark.parametrize("name", ["recompute", "check a dump"])
-def test_a_kill_at_any_moment(folder, name):
+def test_a_kill_at_any_moment(start, undisturbed, folder, name):
     """What it leaves goes with the next run that writes there; what others are writing stays."""
-    draw, length = random.Random(f"kills {name}"), undisturbed(folder, name)[0]
+    draw, length = random.Random(f"kills {name}"), undisturbed(name)[0]
     alive = f".other.parquet.{tag()}.part"
     (folder / alive).write_bytes(b"of this process, which lives")
     for _ in range(2):
-        process = start(folder, name)
+        process = start(name)
         ready(process)
         time.sleep(draw.uniform(0.3, 0.95) * length)
-        process.kill()
+        process.send_signal(signal.SIGKILL)
         process.communicate()
         whole(folder, name)
         assert group_is_gone(process.pid)
         restore(folder)
-    process = start(folder, name)
+    process = start(name)
     process.communicate()
     assert process.returncode == 0
     assert left(folder) == [alive]
 
 
-def test_a_second_signal_ends_at_once_and_leaves_nothing(folder):
-    process = start(folder, "recompute")
+def test_a_second_signal_ends_at_once_and_leaves_nothing(start, folder):
+    process = start("recompute")
     wait_for(lambda: list(folder.glob(".*.part")))
     for _ in range(50):
-        process.terminate()
-    assert process.wait(20) == 143
+        process.send_signal(signal.SIGTERM)
     process.communicate()
+    assert process.returncode == 143
     assert left(folder) == []
 
 
@@ -222,23 +252,14 @@ def test_a_signal_while_a_module_is_imported(tmp_path, number):
 
 
 @pytest.mark.parametrize("number", CODES)
-def test_a_signal_that_was_ignored_stays_so(folder, number):
+def test_a_signal_that_was_ignored_stays_so(start, folder, number):
     """As under nohup, or in the background of a script."""
-    process = start(folder, "recompute", preexec_fn=lambda: signal.signal(number, signal.SIG_IGN))
+    process = start("recompute", ignored=number)
     wait_for(lambda: list(folder.glob(".*.part")))
     process.send_signal(number)
-    assert process.wait(60) == 0
     process.communicate()
+    assert process.returncode == 0
     assert whole(folder, "recompute")
-
-
-def test_workers_end_when_the_first_process_is_killed(folder):
-    process = start(folder, "workers")
-    ready(process)
-    time.sleep(0.6 * undisturbed(folder, "workers")[0] if "workers" in WHOLE else 1.5)
-    process.kill()
-    process.communicate()
-    assert group_is_gone(process.pid)
 
 
 def wait_for(condition):
@@ -250,17 +271,12 @@ def wait_for(condition):
 
 @pytest.mark.parametrize("name", ["recompute", "convert", "check a dump"])
 @pytest.mark.parametrize("share", [0.0, 0.9])
-def test_a_disk_that_is_full(folder, name, share):
+def test_a_disk_that_is_full(start, undisturbed, folder, name, share):
     """A limit on the size of files fails as a full disk does: at any write, the last one included."""
     # What a check of a dump fills is the temporary run file.
-    size = 20_000 if name == "check a dump" else undisturbed(folder, name)[2]
-    limit = int(size * share)
-
-    def bounded():
-        resource.setrlimit(resource.RLIMIT_FSIZE, (limit, limit))
-
-    process = start(folder, name, preexec_fn=bounded)
-    out, err = process.communicate(timeout=120)
+    size = 20_000 if name == "check a dump" else undisturbed(name)[2]
+    process = start(name, file_size=int(size * share))
+    out, err = process.communicate()
     assert (process.returncode, out) == (2, ""), err
     assert "File too large" in err
     assert (str(folder / "tmp") if name == "check a dump" else "out.") in err
@@ -279,7 +295,7 @@ def test_a_file_system_that_is_really_full(folder):
         ["unshare", "-m", "mount", "-t", "tmpfs", "none", "/mnt"], capture_output=True, check=False
     ).returncode:
         pytest.skip("no file system can be mounted here")
-    words = [*PROGRAM, "recompute", "run.parquet", "-o", "tmp/out.parquet", "-q"]
+    words = [sys.executable, "-m", "rolloutdoctor", "recompute", "run.parquet", "-o", "tmp/out.parquet", "-q"]
     found = subprocess.run(
         ["unshare", "-m", "sh", "-c", script, "sh", str(folder), *words], capture_output=True, text=True, check=False
     )

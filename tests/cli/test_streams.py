@@ -1,14 +1,18 @@
 """Standard streams that are closed, full or without a reader, and folders that are gone: one sentence and a code."""
 
+import ast
 import os
 import subprocess
 import sys
 from functools import cache
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
+from forked import CLOSED
 
-RUN = Path(__file__).parents[2] / "sample_data" / "run.parquet"
+ROOT = Path(__file__).parents[2]
+RUN = ROOT / "sample_data" / "run.parquet"
 FULL = Path("/dev/full")
 PROGRAM = [sys.executable, "-m", "rolloutdoctor"]
 QUICK = [str(RUN), "--steps", "0:2"]
@@ -26,31 +30,40 @@ PRINTED = {
 }
 
 
-def run(*words, before="", **options):
-    """Run the program in a shell that prepares its streams."""
-    line = f'{before} exec "$@" {options.pop("redirect", "")}'
-    options = {"stdout": subprocess.PIPE, "stderr": subprocess.PIPE} | options
-    return subprocess.run(["sh", "-c", line, "sh", *PROGRAM, *words], text=True, check=False, **options)
+@pytest.fixture
+def run(started):
+    """Run the program with some streams: exit code, and what it wrote to those that are not given."""
+
+    def ended(*words, **streams):
+        program = started(*words, **streams)
+        out, err = program.communicate()
+        return SimpleNamespace(returncode=program.returncode, stdout=out, stderr=err)
+
+    return ended
 
 
-@cache
-def printed(*words):
+@pytest.fixture(scope="module")
+def printed(started):
     """What the program prints where nothing is wrong."""
-    return run(*words).stdout
+    return cache(lambda *words: started(*words).communicate()[0])
 
 
-@pytest.mark.parametrize(
-    ("name", "redirect", "why"),
-    # By turns: what fails is the writing, whatever is written.
-    [
-        (name, *((">&-", "Bad file descriptor") if place % 2 else ("> /dev/full", "No space left on device")))
-        for place, name in enumerate(PRINTED)
-    ],
-)
-def test_a_result_that_cannot_be_printed(name, redirect, why):
-    if "full" in redirect and not FULL.exists():
+@pytest.fixture(params=["closed", "full"])
+def unwritable(request):
+    """A stream that nothing can be written to, and why."""
+    if request.param == "closed":
+        yield CLOSED, "Bad file descriptor"
+        return
+    if not FULL.exists():
         pytest.skip("no /dev/full")
-    found = run(*PRINTED[name], redirect=redirect)
+    with FULL.open("w") as full:
+        yield full, "No space left on device"
+
+
+@pytest.mark.parametrize("name", PRINTED)
+def test_a_result_that_cannot_be_printed(run, name, unwritable):
+    stream, why = unwritable
+    found = run(*PRINTED[name], stdout=stream)
     assert (
         found.stderr == f"rolloutdoctor: standard output cannot be written ({why}); send it elsewhere, or name a file\n"
     )
@@ -58,7 +71,7 @@ def test_a_result_that_cannot_be_printed(name, redirect, why):
 
 
 @pytest.mark.parametrize("name", [name for name in PRINTED if name != "help"])
-def test_a_reader_that_has_gone(name):
+def test_a_reader_that_has_gone(run, name):
     reading, writing = os.pipe()
     os.close(reading)
     try:
@@ -68,28 +81,38 @@ def test_a_reader_that_has_gone(name):
     assert (found.returncode, found.stderr) == (141, "")
 
 
-@pytest.mark.parametrize("redirect", ["2>&-", "2> /dev/full"])
 @pytest.mark.parametrize(
     ("words", "code"), [(PRINTED["rule"], 0), (["check", "no-such.parquet"], 2), (["check", "--bogus"], 2)]
 )
-def test_messages_that_cannot_be_printed_change_nothing(words, code, redirect):
-    found = run(*words, redirect=redirect)
-    assert found.returncode == code
-    assert found.stdout == printed(*words)
-    assert found.stderr == ""
+def test_messages_that_cannot_be_printed_change_nothing(run, printed, words, code, unwritable):
+    found = run(*words, stderr=unwritable[0])
+    assert (found.returncode, found.stdout) == (code, printed(*words))
 
 
-def test_closed_streams_do_not_become_files(tmp_path):
+def test_closed_streams_do_not_become_files(run, printed, tmp_path):
     """A file that is opened next would get the number of a closed stream, and what is printed."""
     target = tmp_path / "out.txt"
-    found = run("check", *QUICK, "--exit-zero", "--output-file", str(target), redirect="<&- >&- 2>&-")
-    assert found.returncode == 0
+    words = ["check", *QUICK, "--exit-zero", "--output-file", str(target)]
+    assert run(*words, stdin=CLOSED, stdout=CLOSED, stderr=CLOSED).returncode == 0
     assert target.read_text() == printed(*PRINTED["check"])
 
 
 @pytest.mark.parametrize("name", ["check", "rule"])
+@pytest.mark.parametrize("stream", ["stdout", "stderr"])
+def test_streams_that_were_closed_before_the_start(name, stream):
+    """By a shell: Python itself finds them closed."""
+    line = f'exec "$@" {">&-" if stream == "stdout" else "2>&-"}'
+    words = ["check", "no-such.parquet"] if (name, stream) == ("check", "stderr") else PRINTED[name]
+    found = subprocess.run(["sh", "-c", line, "sh", *PROGRAM, *words], capture_output=True, text=True, check=False)
+    assert found.returncode == (0 if (name, stream) == ("rule", "stderr") else 2)
+    assert ("standard output cannot be written (Bad file" in found.stderr) is (stream == "stdout")
+
+
+@pytest.mark.parametrize("name", ["check", "rule"])
 def test_a_working_directory_that_is_gone(name, tmp_path):
-    found = run(*PRINTED[name], before=f"mkdir {tmp_path}/gone; cd {tmp_path}/gone; rmdir ../gone;")
+    line = f'mkdir {tmp_path}/gone; cd {tmp_path}/gone; rmdir ../gone; exec "$@"'
+    words = ["sh", "-c", line, "sh", *PROGRAM, *PRINTED[name]]
+    found = subprocess.run(words, capture_output=True, text=True, check=False)
     if name == "rule":
         assert (found.returncode, found.stderr) == (0, "")
     else:
@@ -98,7 +121,7 @@ def test_a_working_directory_that_is_gone(name, tmp_path):
         assert found.stderr.count("\n") == 1
 
 
-def test_what_is_appended_to_an_input_is_refused(tmp_path):
+def test_what_is_appended_to_an_input_is_refused(run, tmp_path):
     copy = tmp_path / "run.parquet"
     copy.write_bytes(RUN.read_bytes())
     with copy.open("ab") as appended:
@@ -109,7 +132,7 @@ def test_what_is_appended_to_an_input_is_refused(tmp_path):
 
 
 @pytest.mark.parametrize("how", ["/dev/stdout", "/dev/fd/1", "/proc/self/fd/1"])
-def test_standard_output_by_name(tmp_path, how):
+def test_standard_output_by_name(run, printed, tmp_path, how):
     """An open file is written on, not replaced behind the back of who opened it."""
     if not Path(how).exists():
         pytest.skip("there is no such name here")
@@ -124,26 +147,29 @@ def test_standard_output_by_name(tmp_path, how):
     assert run("check", *QUICK, "--exit-zero", "--output-file", how).stdout == wanted
 
 
-@pytest.mark.parametrize(
-    "words",
-    [["check", "shut"], ["info", "shut"], ["convert", "shut", "-o", "x.parquet"], ["check", "shut/run.parquet"]],
-)
-def test_a_folder_that_cannot_be_read(tmp_path, words):
+def test_a_folder_that_cannot_be_read(tmp_path):
     shut = tmp_path / "shut"
     shut.mkdir()
     (shut / "run.parquet").write_bytes(RUN.read_bytes())
     shut.chmod(0)
+    lines = [["check", "shut"], ["info", "shut"], ["convert", "shut", "-o", "x.parquet"], ["check", "shut/run.parquet"]]
     # Root may read everything, unless it gives that up.
     less = ["setpriv", "--bounding-set", "-dac_override,-dac_read_search"] if os.geteuid() == 0 else []
+    code = "import sys; from fuzz.harness import run\nfor words in sys.argv[1:]: print(run(words.split(), '.')[:3])"
+    environment = os.environ | {"PYTHONPATH": os.pathsep.join(map(str, (ROOT, ROOT / "tests")))}
     try:
         if subprocess.run([*less, "ls", str(shut)], capture_output=True, check=False).returncode == 0:
             pytest.skip("nothing can be shut here")
-        found = subprocess.run([*less, *PROGRAM, *words], cwd=tmp_path, capture_output=True, text=True, check=False)
+        program = [*less, sys.executable, "-c", code, *map(" ".join, lines)]
+        done = subprocess.run(program, cwd=tmp_path, capture_output=True, text=True, check=True, env=environment)
     except FileNotFoundError:
         pytest.skip("there is no setpriv here")
     finally:
         shut.chmod(0o700)
-    assert (found.returncode, found.stdout) == (2, "")
-    assert "ermission denied" in found.stderr
-    assert "internal" not in found.stderr
-    assert found.stderr.count("\n") == 1
+    found = [ast.literal_eval(line) for line in done.stdout.splitlines()]
+    assert len(found) == len(lines)
+    for exit_code, out, err in found:
+        assert (exit_code, out) == (2, "")
+        assert "ermission denied" in err
+        assert "internal" not in err
+        assert err.count("\n") == 1

@@ -1,0 +1,198 @@
+"""The program as a process of its own, without the second and a half that its imports take.
+
+A server imports everything once, and each command line is run in a fork of it. Such a process has its own streams,
+folder, environment, signals and exit code, as one that a shell starts has; only its imports are done already, so that
+what is about starting or importing needs a real start.
+"""
+
+import importlib
+import json
+import os
+import pkgutil
+import resource
+import runpy
+import signal
+import socket
+import subprocess
+import sys
+import tempfile
+import threading
+from contextlib import suppress
+from pathlib import Path
+
+ROOT = Path(__file__).parents[1]
+HEEDED = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
+CLOSED = "closed"
+"""Stands for a standard stream that is closed."""
+_MESSAGE = 20
+
+
+class Program:
+    """A command line that runs; much as `subprocess.Popen`."""
+
+    def __init__(self, connection: socket.socket, pipes: dict[str, int]):
+        self._connection, self._pipes = connection, pipes
+        self.returncode = None
+        self.pid = self._told()
+
+    def _told(self) -> int:
+        return int(self._connection.recv(_MESSAGE, socket.MSG_WAITALL))
+
+    def wait(self, timeout: float = 120) -> int:
+        """The exit code, negative if a signal ended it."""
+        if self.returncode is None:
+            self._connection.settimeout(timeout)
+            self.returncode = os.waitstatus_to_exitcode(self._told())
+            self._connection.close()
+        return self.returncode
+
+    def communicate(self, timeout: float = 120) -> tuple[str, str]:
+        """Wait for the end: what it wrote to the streams that are pipes."""
+        written = {"stdout": "", "stderr": ""}
+
+        def read(name: str) -> None:
+            with open(self._pipes[name], encoding="utf-8") as pipe:  # noqa: PTH123  # a number
+                written[name] = pipe.read()
+
+        readers = [threading.Thread(target=read, args=[name], daemon=True) for name in self._pipes]
+        for reader in readers:
+            reader.start()
+        self.wait(timeout)
+        for reader in readers:
+            reader.join(timeout)
+        return written["stdout"], written["stderr"]
+
+    def send_signal(self, number: int) -> None:
+        """Send a signal to this process alone."""
+        with suppress(ProcessLookupError):
+            os.kill(self.pid, number)
+
+
+class Server:
+    """Has everything imported, and starts programs."""
+
+    def __init__(self):
+        self._socket, its = socket.socketpair()
+        with its:
+            command = [sys.executable, __file__, str(its.fileno())]
+            environment = {**os.environ, "PYTHONPATH": str(ROOT)}
+            self._process = subprocess.Popen(command, pass_fds=[its.fileno()], cwd=ROOT, env=environment)
+
+    def start(self, *words, cwd=None, env=(), stdin=None, stdout=None, stderr=None, file_size=None, ignored=None):
+        """Run a command line.
+
+        Args:
+            words: those after ``rolloutdoctor``.
+            cwd: its working directory.
+            env: variables beside those of this process.
+            stdin: an open file or its number, or `CLOSED`; by default it is empty.
+            stdout: the same; by default a pipe, which `Program.communicate` reads.
+            stderr: as `stdout`.
+            file_size: the bytes beyond which no file can be written.
+            ignored: a signal that is ignored, as under nohup.
+        """
+        streams, pipes, own = [stdin, stdout, stderr], {}, []
+        for place, name in enumerate(("stdin", "stdout", "stderr")):
+            if streams[place] is None:
+                if place == 0:
+                    streams[place] = os.open(os.devnull, os.O_RDONLY)
+                else:
+                    pipes[name], streams[place] = os.pipe()
+                own.append(streams[place])
+        request = {
+            "words": [str(word) for word in words],
+            "cwd": str(cwd or Path.cwd()),
+            "env": {**os.environ, "PYTHONPATH": str(ROOT), **dict(env)},
+            "open": [stream != CLOSED for stream in streams],
+            "file_size": file_size,
+            "ignored": ignored,
+        }
+        numbers = [each if isinstance(each, int) else each.fileno() for each in streams if each != CLOSED]
+        ours, its = socket.socketpair()
+        with its:
+            body = json.dumps(request).encode()
+            self._socket.sendall(len(body).to_bytes(4, "big"))
+            socket.send_fds(self._socket, [body[:1]], [its.fileno(), *numbers])
+            self._socket.sendall(body[1:])
+        for number in own:
+            os.close(number)
+        return Program(ours, pipes)
+
+    def close(self) -> None:
+        """End the server."""
+        self._socket.close()
+        self._process.wait(60)
+
+
+def _import_everything() -> None:
+    """Import what commands import where they need it; nothing of it may start a thread, which a fork would lack."""
+    importlib.import_module("rolloutdoctor.cli.process").prepare_process()
+    names = ["torch", "pyarrow.compute", "pyarrow.parquet", "rolloutdoctor.cli.app"]
+    for room in ("commands", "engine", "importers", "views"):
+        package = importlib.import_module(f"rolloutdoctor.{room}")
+        names += [module.name for module in pkgutil.walk_packages(package.__path__, f"{package.__name__}.")]
+    for name in names:
+        importlib.import_module(name)
+
+
+def _serve(connection: socket.socket) -> None:
+    """Fork for each request; what returns is the process that was asked for."""
+    while header := connection.recv(4, socket.MSG_WAITALL):
+        first, numbers, *_ = socket.recv_fds(connection, 1, 4)
+        body = first + connection.recv(int.from_bytes(header, "big") - 1, socket.MSG_WAITALL)
+        # The first fork tells how the second ends.
+        if os.fork() == 0:
+            answer, *streams = numbers
+            child = os.fork()
+            if child == 0:
+                connection.close()
+                os.close(answer)
+                _become(json.loads(body), streams)
+                return
+            os.write(answer, str(child).encode().ljust(_MESSAGE))
+            for number in streams:
+                os.close(number)
+            ended = os.waitpid(child, 0)[1]
+            os.write(answer, str(ended).encode().ljust(_MESSAGE))
+            os._exit(0)
+        for number in numbers:
+            os.close(number)
+        with suppress(ChildProcessError):
+            while os.waitpid(-1, os.WNOHANG)[0]:
+                pass
+    os._exit(0)
+
+
+def _become(request: dict, streams: list[int]) -> None:
+    """Be the process that was asked for."""
+    os.setsid()
+    os.chdir(request["cwd"])
+    os.environ.clear()
+    os.environ.update(request["env"])
+    # It was found while everything was imported.
+    tempfile.tempdir = None
+    given = iter(streams)
+    for number, is_open in enumerate(request["open"]):
+        if is_open:
+            os.dup2(next(given), number)
+        else:
+            os.close(number)
+    for number in streams:
+        os.close(number)
+    sys.stdin, sys.stdout, sys.stderr = (
+        open(number, mode, encoding="utf-8", closefd=False) if is_open else None  # noqa: SIM115  # for good
+        for number, (mode, is_open) in enumerate(zip("rww", request["open"], strict=True))
+    )
+    if request["file_size"] is not None:
+        resource.setrlimit(resource.RLIMIT_FSIZE, (request["file_size"],) * 2)
+    for number in HEEDED:
+        signal.signal(number, signal.default_int_handler if number == signal.SIGINT else signal.SIG_DFL)
+    if request["ignored"] is not None:
+        signal.signal(request["ignored"], signal.SIG_IGN)
+    sys.argv = ["rolloutdoctor", *request["words"]]
+
+
+if __name__ == "__main__":
+    _import_everything()
+    _serve(socket.socket(fileno=int(sys.argv[1])))
+    runpy.run_module("rolloutdoctor", run_name="__main__", alter_sys=True)
