@@ -1,6 +1,7 @@
 """Columns that a file holds with few digits: what was stored lies within the radius, and proves no fault."""
 
 from dataclasses import replace
+from functools import cache
 from pathlib import Path
 
 import numpy as np
@@ -21,7 +22,7 @@ from rolloutdoctor.results.findings import Severity
 from rolloutdoctor.testing import random_batch
 
 SAMPLES = Path(__file__).parents[2] / "sample_data"
-SOME_STEPS = StepRange(0, 40)
+SOME_STEPS = StepRange(0, 20)
 LOG_PROBS = ("policy_log_probs", "old_log_probs", "ref_log_probs", "rollout_log_probs")
 STORED = {
     "8 bits": lambda x: torch.tensor(x, dtype=torch.float64).bfloat16().double().numpy(),
@@ -87,6 +88,7 @@ def serious(report):
     return {one.code for one in report.findings if one.severity == Severity.ERROR}
 
 
+@cache
 def as_it_is(name):
     return check(open_run([SAMPLES / f"{name}.parquet"]), CheckOptions(device="cpu", steps=SOME_STEPS))
 
