@@ -8,6 +8,7 @@ logits, but for what an engine does to finished log-probs (rounding, fills, shif
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
+from functools import cache
 
 import numpy as np
 import pyarrow as pa
@@ -238,7 +239,7 @@ def sample(
     burst_N = np.zeros(count, bool)
     for place in range(longest):
         exact = model.at(context_N, version)
-        sampled = model.at(context_N, version - lag_N - behind_N)
+        sampled = model.at(context_N, version - lag_N - behind_N) if drift else exact
         spoilt_N = uniform(context_N + np.uint64(77)) < engine.spoilt
         if spoilt_N.any():
             sampled = np.where(spoilt_N[:, None], model.at(mix(context_N + np.uint64(5)), version), sampled)
@@ -285,13 +286,23 @@ def sample(
 
 
 def run(steps: int, seed: int = 0, **options: object) -> list[Rollouts]:
-    """Sample some steps, each with a version and prompts of its own unless `prompts` gives their numbers."""
+    """Sample some steps, each with a version and prompts of its own unless `prompts` gives their numbers.
+
+    Many rules look at the same runs, of which each step is sampled once: they are not to be written to.
+    """
     found = []
     for step in range(steps):
         count = options.get("prompts", 16)
-        own = {"prompts": 10_000 * step + np.arange(count)} if isinstance(count, int) else {}
-        found.append(sample(1000 * seed + step, step=step, **{"version": step, **options, **own}))
+        own = {"prompts": range(10_000 * step, 10_000 * step + count)} if isinstance(count, int) else {}
+        given = {"version": step, **options, **own}
+        fixed = ((name, each if np.ndim(each) == 0 else tuple(each)) for name, each in sorted(given.items()))
+        found.append(_sampled(1000 * seed + step, step, tuple(fixed)))
     return found
+
+
+@cache
+def _sampled(seed: int, step: int, options: tuple[tuple[str, object], ...]) -> Rollouts:
+    return sample(seed, step=step, **dict(options))
 
 
 @dataclass(frozen=True)
