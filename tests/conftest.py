@@ -2,9 +2,12 @@ import gc
 import os
 import signal
 import sys
+from functools import cache
 from pathlib import Path
 
 import pytest
+import typer.main
+import typer.testing
 from hypothesis import settings
 
 # Small tensors gain nothing from threads, and on busy cores the barriers between them cost minutes.
@@ -45,6 +48,16 @@ def heeded_signals():
     for number, handler in before.items():
         if handler is signal.SIG_IGN:
             signal.signal(number, handler)
+
+
+@pytest.fixture(scope="session", autouse=True)
+def one_parser():
+    """Make the parser of the command line once: for every command line it is the same."""
+    made = cache(typer.main.get_command)
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(typer.main, "get_command", made)
+        patch.setattr(typer.testing, "_get_command", made, raising=False)
+        yield
 
 
 @pytest.fixture(scope="session")

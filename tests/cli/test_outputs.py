@@ -8,6 +8,7 @@ from pathlib import Path
 
 import pyarrow.parquet as pq
 import pytest
+from fuzz.harness import run
 
 SAMPLES = Path(__file__).parents[2] / "sample_data"
 DUMP = Path(__file__).parents[1] / "importers" / "data" / "trl" / "mixed"
@@ -30,17 +31,25 @@ FEW = ["--steps", "0:3"]
 PARQUET = ("recompute", "convert")
 
 
+@pytest.fixture(scope="module")
+def state(tmp_path_factory):
+    """The saved state of a check."""
+    path = tmp_path_factory.mktemp("state") / "state.json"
+    code, _, said, _ = run(["check", "run.parquet", *FEW, "--save-state", str(path), "--exit-zero"], SAMPLES)
+    assert code == 0, said
+    return path
+
+
 @pytest.fixture
-def folder(rolloutdoctor, tmp_path):
+def folder(state, tmp_path):
     for name in ("run.parquet", "run.metrics.parquet"):
         shutil.copy(SAMPLES / name, tmp_path)
+    shutil.copy(state, tmp_path)
     (tmp_path / "trainer.json").write_text('{"beta": 0.04}')
     (tmp_path / "rolloutdoctor.toml").write_text("quiet = true\n")
     (tmp_path / "map.toml").write_text(TOML)
     lines = [f'{{"step": 1, "group_id": "a", "score": {reward}}}' for reward in (0, 1)]
     (tmp_path / "rows.jsonl").write_text("\n".join(lines))
-    found = rolloutdoctor("check", "run.parquet", *FEW, "--save-state", "state.json", "--exit-zero", cwd=tmp_path)
-    assert found.returncode == 0, found.stderr
     return tmp_path
 
 
