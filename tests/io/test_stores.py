@@ -1,10 +1,8 @@
 """Runs in object stores and on web servers: the same report as from a file, or one clear sentence."""
 
 import io
-import os
 import shutil
 import socket
-import subprocess
 import sys
 from pathlib import Path
 
@@ -86,32 +84,30 @@ def test_s3_options_in_the_address(server, monkeypatch):
 STORES = {"gs": "gs://anonymous@bucket", "hf": "hf://datasets/owner/repo/bucket"}
 
 
-def command(server, *words):
+@pytest.fixture
+def command(started, server):
     """The command in a process of its own: these libraries look at the environment when they are first imported."""
     address = f"http://127.0.0.1:{server.server_port}"
-    environment = os.environ | {"STORAGE_EMULATOR_HOST": address, "HF_ENDPOINT": address, "HF_HUB_OFFLINE": "0"}
-    return subprocess.run(
-        [sys.executable, "-m", "rolloutdoctor", *map(str, words)],
-        env=environment,
-        capture_output=True,
-        encoding="utf-8",
-        timeout=120,
-    )
+
+    def ended(*words):
+        program = started(*words, env={"STORAGE_EMULATOR_HOST": address, "HF_ENDPOINT": address, "HF_HUB_OFFLINE": "0"})
+        return (*program.communicate(), program.returncode)
+
+    return ended
 
 
 @pytest.mark.parametrize("scheme", STORES)
-def test_other_stores_give_the_report_of_the_folder(server, bucket, scheme):
+def test_other_stores_give_the_report_of_the_folder(command, bucket, scheme):
     if scheme == "hf":
         pytest.importorskip("huggingface_hub")
     words = ("--format", "json", "--device", "cpu", "--exit-zero")
-    local = command(server, "check", bucket / "runs", *words)
-    remote = command(server, "check", f"{STORES[scheme]}/runs", *words)
-    assert (remote.stdout, remote.stderr) == (local.stdout, "")
-    assert '"RDM001"' in remote.stdout
+    local, _, _ = command("check", bucket / "runs", *words)
+    remote, said, _ = command("check", f"{STORES[scheme]}/runs", *words)
+    assert (remote, said) == (local, "")
+    assert '"RDM001"' in remote
     name = f"{STORES[scheme].replace('anonymous@', '')}/runs/none.parquet"
-    missing = command(server, "check", f"{STORES[scheme]}/runs/none.parquet")
-    assert (missing.returncode, missing.stdout) == (2, "")
-    assert missing.stderr == f"rolloutdoctor: {name}: no such file; check the address\n"
+    missing = command("check", f"{STORES[scheme]}/runs/none.parquet")
+    assert missing == ("", f"rolloutdoctor: {name}: no such file; check the address\n", 2)
 
 
 def web(server, path):
