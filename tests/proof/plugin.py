@@ -1,13 +1,17 @@
 """The pytest plugin of the proof table: the marks, what the running test claims, and the file that holds it all."""
 
 import json
-from collections.abc import Generator
+from collections.abc import Generator, Sequence
 from pathlib import Path
 
 import pytest
 from proof.claims import RUNNING, claims_of
 
 CLAIMS: dict[str, None] = {}
+LEFT_OUT: list[pytest.Item] = []
+"""Tests that were collected and are not to run."""
+SEEN: set[Path] = set()
+"""Files that tests were collected from, as a whole."""
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:
@@ -19,7 +23,13 @@ def pytest_configure(config: pytest.Config) -> None:
     config.addinivalue_line("markers", "compared(against, bound, **quantities): with what, and how closely")
 
 
+def pytest_deselected(items: Sequence[pytest.Item]) -> None:
+    LEFT_OUT.extend(items)
+
+
 def pytest_collection_finish(session: pytest.Session) -> None:
+    if not LEFT_OUT and not any("::" in word for word in session.config.args):
+        SEEN.update(item.path for item in session.items)
     for item in session.items:
         CLAIMS.update((json.dumps(claim.plain()), None) for claim in claims_of(item))
 
