@@ -9,9 +9,9 @@ from types import SimpleNamespace
 import pytest
 
 
-def run_tests(path):
-    """Run a file of tests in the interpreter."""
-    words = ["-m", "pytest", "-q", "-p", "no:cacheprovider", str(path)]
+def run_tests(*paths):
+    """Run files of tests in the interpreter."""
+    words = ["-m", "pytest", "-q", "-p", "no:cacheprovider", *map(str, paths)]
     given = {**os.environ, "TRITON_INTERPRET": "1", "OMP_NUM_THREADS": "1"}
     done = subprocess.run([sys.executable, *words], capture_output=True, text=True, check=False, env=given)
     assert done.returncode == 0, done.stdout[-5000:] + done.stderr[-2000:]

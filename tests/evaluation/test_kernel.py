@@ -21,8 +21,9 @@ compiles = pytest.mark.skipif(
 )
 
 
-def test_the_sums_in_the_interpreter():
-    run_tests(Path(__file__).parent / "interpreted.py")
+def test_in_the_interpreter():
+    """Its sums, and what a simulated GPU evaluates with it."""
+    run_tests(*(Path(__file__).parents[1] / room / "interpreted.py" for room in ("evaluation", "simulated")))
 
 
 class Absent:
@@ -78,9 +79,15 @@ def resources(cubin, folder):
 
 
 @compiles
-@pytest.mark.parametrize("capability", [80, 90])
-@pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
-@pytest.mark.parametrize("run", ["trl", "trl bnpo, delta", "verl low_var_kl"])
+@pytest.mark.parametrize(
+    ("run", "dtype", "capability"),
+    # The GPUs by turns: each gets every run and both types.
+    [
+        (run, dtype, (80, 90)[(place + double) % 2])
+        for place, run in enumerate(["trl", "trl bnpo, delta", "verl low_var_kl"])
+        for double, dtype in enumerate([torch.float32, torch.float64])
+    ],
+)
 def test_it_compiles_without_spills(run, dtype, capability, compiled, tmp_path):
     objective, batch = objective_of(run), random_batch(0, dtype=dtype)
     for objectives, columns in (({"": objective}, batch), (with_fixes(objective), with_pi(batch))):

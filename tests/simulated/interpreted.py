@@ -1,4 +1,4 @@
-"""The kernel in Triton's interpreter as what a simulated GPU evaluates with; see test_first_step.py, which runs this.
+"""The kernel in Triton's interpreter as what a simulated GPU evaluates with; see test_kernel.py, which runs this.
 
 The interpreter reads the CPU's memory: a launch takes its tensors from the device, and puts the sums there.
 """

@@ -5,12 +5,10 @@
 
 import re
 from dataclasses import replace
-from pathlib import Path
 
 import pytest
 import torch
 from device_agreement import SAMPLE_FILES, TOKEN_VALUES, TOLERANCE, objective_of, plain_objective, with_every_fix
-from evaluation.interpreter import run_tests
 from simulated.objectives import full_batch, objectives
 from simulated.processors import FAULTS, instead, other_library
 from simulated.test_commands import STEPS
@@ -228,8 +226,3 @@ def test_the_kernel_is_refused_where_it_cannot_run(device, name, command):
     code, said, out, seen = command(name, "--kernel", "triton")
     assert (code, seen, out.exists()) == (2, [], False)
     assert re.fullmatch(r"rolloutdoctor: --kernel triton: [^\n]+; use --kernel torch\n", said)
-
-
-def test_the_kernel_in_the_interpreter():
-    pytest.importorskip("triton", reason="Triton is not installed")
-    run_tests(Path(__file__).parent / "interpreted.py")
