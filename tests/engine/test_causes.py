@@ -112,12 +112,12 @@ def test_most_hypotheses_show_in_these_rows():
     for trainer in SETUPS:
         clean = planted(trainer, [], a_batch())
         for one in HYPOTHESES:
-            if not one.applies(configured(trainer).objective):
+            if by_trainer[trainer] == 40 or not one.applies(configured(trainer).objective):
                 continue
             logged = planted(trainer, [one], a_batch())
             if logged is not None and repr(logged) != repr(clean):
                 by_trainer[trainer] += 1
-    assert all(count >= 40 for count in by_trainer.values()), by_trainer
+    assert all(count == 40 for count in by_trainer.values()), by_trainer
 
 
 @pytest.mark.parametrize("trainer", SETUPS)
