@@ -109,7 +109,7 @@ def changes(draw):
 
 @pytest.mark.parametrize("dump", DUMPS)
 def test_changed_lines(dump):
-    @settings(max_examples=60)
+    @settings(max_examples=30)
     @given(change=changes())
     def each(change):
         same(dump, change)
