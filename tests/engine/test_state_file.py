@@ -204,10 +204,15 @@ def test_files_that_are_no_states(tmp_path, text, words):
         load_state(str(tmp_path / "none.json"))
 
 
-def test_damaged_states_are_refused(tmp_path, columns):
-    path = tmp_path / "a.json"
-    save(path, [write(tmp_path / "run.parquet", columns)])
-    body = json.loads(path.read_text())
+@pytest.fixture(scope="module")
+def text_of_a_state(tmp_path_factory):
+    folder = tmp_path_factory.mktemp("state")
+    save(folder / "a.json", [write(folder / "run.parquet", random_columns(5, steps=2))])
+    return (folder / "a.json").read_text()
+
+
+def test_damaged_states_are_refused(tmp_path, text_of_a_state):
+    body = json.loads(text_of_a_state)
 
     def places(value, where=()):
         if isinstance(value, dict):
@@ -220,7 +225,7 @@ def test_damaged_states_are_refused(tmp_path, columns):
     damaged = [place for place in places(body) if place[0] == "state" and len(place) > 1]
     assert len(damaged) > 40
     for place in damaged:
-        broken = json.loads(path.read_text())
+        broken = json.loads(text_of_a_state)
         inner = broken
         for name in place[:-1]:
             inner = inner[name]
@@ -246,11 +251,9 @@ EDITS = {
 
 
 @pytest.mark.parametrize("edit", EDITS)
-def test_any_field_may_be_edited(tmp_path, columns, edit):
+def test_any_field_may_be_edited(tmp_path, text_of_a_state, edit):
     """A state that somebody edited is refused in one sentence, or is still the state of some check."""
-    path = tmp_path / "a.json"
-    save(path, [write(tmp_path / "run.parquet", columns)])
-    body = json.loads(path.read_text())
+    body = json.loads(text_of_a_state)
 
     def places(value, where=()):
         inner = value.items() if isinstance(value, dict) else enumerate(value[:1]) if isinstance(value, list) else ()
@@ -262,7 +265,7 @@ def test_any_field_may_be_edited(tmp_path, columns, edit):
     found = list(places(body))
     assert len(found) > 100
     for place in found:
-        broken = json.loads(path.read_text())
+        broken = json.loads(text_of_a_state)
         inner = broken
         for name in place[:-1]:
             inner = inner[name]
