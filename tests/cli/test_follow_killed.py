@@ -11,9 +11,9 @@ from rolloutdoctor.engine.state_file import dumped
 HERE = Path(__file__).parent
 
 
-def test_ten_kills(tmp_path, rolloutdoctor):
+def test_kills(tmp_path, rolloutdoctor):
     found = subprocess.run(
-        [sys.executable, HERE / "killing.py", tmp_path, "60", "10", "5"],
+        [sys.executable, HERE / "killing.py", tmp_path, "40", "6", "5"],
         capture_output=True,
         text=True,
         timeout=280,
@@ -22,7 +22,7 @@ def test_ten_kills(tmp_path, rolloutdoctor):
     assert found.stdout == "1\n", found.stderr
     whole = tmp_path / "whole.json"
     checked = rolloutdoctor("check", "run.parquet.journal", "--save-state", whole, "--format", "json", cwd=tmp_path)
-    assert json.loads(checked.stdout)["input"]["steps"] == 60
+    assert json.loads(checked.stdout)["input"]["steps"] == 40
     assert whole.read_bytes() == (tmp_path / "end.json").read_bytes()
     assert dumped(load(str(tmp_path / "state.json")).saved).encode() == whole.read_bytes()
     said = [json.loads(line)["code"] for line in (tmp_path / "events.jsonl").read_text().splitlines()]
