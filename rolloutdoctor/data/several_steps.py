@@ -31,7 +31,8 @@ def passes(batches: Iterable[RolloutBatch], tokens: int) -> Iterator[list[Rollou
     waiting: list[RolloutBatch] = []
     held = 0
     for batch in batches:
-        if waiting and not (held + batch.tokens <= tokens and len(waiting) < _MOST and can_join(waiting[-1], batch)):
+        fits = batch.tokens <= SMALL and held + batch.tokens <= tokens and len(waiting) < _MOST
+        if waiting and not (fits and can_join(waiting[-1], batch)):
             yield waiting
             waiting, held = [], 0
         waiting.append(batch)

@@ -7,6 +7,7 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from rolloutdoctor.data import several_steps
 from rolloutdoctor.data.batch import RolloutBatch
 from rolloutdoctor.data.several_steps import can_join, joined, passes, rows_of
 from rolloutdoctor.evaluation.evaluate import Evaluation, evaluate_all, evaluate_rows
@@ -214,6 +215,14 @@ def test_small_neighbours_are_gathered_and_nothing_else():
     assert [len(each) for each in passes(order, 0)] == [1] * 8
     assert not can_join(small[0], replace(small[1], per_row={"reward": small[1].per_row["reward"]}))
     assert not can_join(small[0], RolloutBatch(step=1, rows=torch.zeros(1, dtype=torch.int64)))
+
+
+def test_a_long_step_comes_alone_after_short_ones_too(monkeypatch):
+    short, long = a_step(1, 0, is_cut=False), random_batch(9, sizes=(8,) * 8, longest=60)
+    monkeypatch.setattr(several_steps, "SMALL", short.tokens)
+    order = [replace(one, step=number) for number, one in enumerate([short, short, long, short, short])]
+    assert can_join(order[1], order[2])
+    assert [[each.step for each in some] for some in passes(order, 10**6)] == [[0, 1], [2], [3, 4]]
 
 
 def test_gathered_steps_may_be_let_go():
