@@ -11,7 +11,7 @@ from rolloutdoctor.commands.figures import FigureAccumulator, Series
 from rolloutdoctor.data.batch import RolloutBatch
 from rolloutdoctor.engine.run_steps import EvaluatedStep
 from rolloutdoctor.evaluation.every_nth import every_nth
-from rolloutdoctor.evaluation.sampler_gap import Gap, gap_of, sizes_by_lag
+from rolloutdoctor.evaluation.sampler_gap import Gap, gap_of, sizes_by
 from rolloutdoctor.evaluation.token_measures import TokenBlock, TokenMeasure
 from rolloutdoctor.ops.gap_bins import BINS, bin_of, quantile
 from rolloutdoctor.ops.histogram import histogram
@@ -53,10 +53,11 @@ class MismatchFigure(FigureAccumulator):
         if gap is None:
             return {}
         lag_N = lags_of(block.of_step("policy_version_min"), block.of_step("policy_version_max"), LAGS)
+        lag_n = torch.zeros_like(gap.runs.lengths) if lag_N is None else lag_N[block.rows]
         return {
             "grid": _cells(gap)[None],
             "positions": _by_position(gap, every_nth(block).stride)[None],
-            "lags": sizes_by_lag(gap, None if lag_N is None else lag_N[block.rows], LAGS)[None],
+            "lags": sizes_by(gap, lag_n, LAGS)[None],
             "sampled": torch.full((1,), every_nth(block).stride > 1),
         }
 

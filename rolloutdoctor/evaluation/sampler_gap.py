@@ -6,9 +6,9 @@ from typing import NamedTuple
 
 import numpy as np
 import torch
+from numpy.typing import NDArray
 from torch import Tensor
 
-from rolloutdoctor.data.batch import RolloutBatch
 from rolloutdoctor.evaluation.every_nth import every_nth
 from rolloutdoctor.evaluation.token_measures import TokenBlock
 from rolloutdoctor.ops.elementwise import is_all
@@ -30,7 +30,7 @@ _QUARTERS = np.arange(4)
 
 
 class Gap(NamedTuple):
-    """Trained tokens whose two log-probs are finite, among those that are looked at.
+    """Trained tokens whose two log-probs are finite, among those that are looked at; of a step or of several.
 
     Which ones these are follows from the length of the step and the places of the tokens in it.
 
@@ -57,45 +57,34 @@ def gap_of(block: TokenBlock) -> Gap | None:
     """The gap of a block, made once for all rules; None if a column is missing."""
     if not block.has(*COLUMNS):
         return None
-    return block.cached("sampler gap", lambda: _gap_of_block(block))
+    return block.cached("sampler gap", lambda: joined_gap(looked_at(block)))
 
 
 def looked_at(block: TokenBlock) -> Mapping[str, Tensor]:
-    """The tokens of a block that are looked at, packed: what `gap_of_step` is made of; nothing without a column.
+    """The tokens of a block that are looked at, packed: what `joined_gap` is made of; nothing without a column.
 
     A step has few of them, and what is small costs the same for a block as for a step.
     """
     return block.cached("looked at", lambda: _looked_at(block)) if block.has(*COLUMNS) else {}
 
 
-def gap_of_step(batch: RolloutBatch, measured: Mapping[str, Tensor]) -> Gap:
-    """The gap of a step, from what `looked_at` gave for each block, joined over the blocks."""
-    first_N = batch.first_update_N
-    return _gap(
-        Runs.of_lengths(measured["looked_at"]), measured["trainer"], measured["sampler"], measured["trained"], first_N
-    )
+def joined_gap(measured: Mapping[str, Tensor]) -> Gap:
+    """The gap of a step, or of several, from what `looked_at` gave for each block, joined over the blocks."""
+    return _gap(Runs.of_lengths(measured["looked_at"]), measured["trainer"], measured["sampler"], measured["trained"])
 
 
 def _looked_at(block: TokenBlock) -> dict[str, Tensor]:
-    some = every_nth(block)
+    some, first_N = every_nth(block), block.batch.first_update_N
+    trained_T = some.trained_T if first_N is None else some.trained_T & some.runs.expand(first_N[block.rows])
     pair = {"trainer": some.column("old_log_probs"), "sampler": some.column("rollout_log_probs")}
-    return {**pair, "trained": some.trained_T, "looked_at": some.runs.lengths}
+    return {**pair, "trained": trained_T, "looked_at": some.runs.lengths}
 
 
-def _gap_of_block(block: TokenBlock) -> Gap:
-    found, first_N = looked_at(block), block.batch.first_update_N
-    runs = Runs.of_lengths(found["looked_at"])
-    first_n = None if first_N is None else first_N[block.rows]
-    return _gap(runs, found["trainer"], found["sampler"], found["trained"], first_n)
-
-
-def _gap(runs: Runs, trainer_T: Tensor, sampler_T: Tensor, trained_T: Tensor, first_n: Tensor | None) -> Gap:
+def _gap(runs: Runs, trainer_T: Tensor, sampler_T: Tensor, trained_T: Tensor) -> Gap:
     apart_T = trainer_T - sampler_T
     size_T = apart_T.abs()
     # NaN is not below infinity.
     counted_T = trained_T & (size_T < math.inf)
-    if first_n is not None:
-        counted_T = counted_T & runs.expand(first_n)
     if not is_all(counted_T):
         apart_T = torch.where(counted_T, apart_T, 0.0)
     unsure_T = counted_T & (sampler_T < UNSURE)
@@ -111,33 +100,31 @@ def weights_of(gap: Gap) -> Tensor:
     return weight_T if is_all(gap.counted_T) else torch.where(gap.counted_T, weight_T, 0.0)
 
 
-def sizes_by_lag(gap: Gap, lag_n: Tensor | None, most: int) -> Tensor:
-    """Count the sizes of the gaps of unsure tokens in bins (`rolloutdoctor.ops.gap_bins`), ``[most, BINS]`` int64.
+def sizes_by(gap: Gap, kind_n: Tensor, kinds: int) -> Tensor:
+    """Count the sizes of the gaps of unsure tokens in bins (`rolloutdoctor.ops.gap_bins`), ``[kinds, BINS]`` int64.
 
     Args:
         gap: the tokens.
-        lag_n: version lag of each row, ``[n]`` int64 below `most`; None: all are 0.
-        most: lags.
+        kind_n: what the rows are told apart by, ``[n]`` int64 below `kinds`.
+        kinds: how many there are.
     """
     # All tokens are counted and those that are not unsure taken off again: their size is 0. To choose costs more.
     place_T = bin_of(gap.size_T)
+    if kinds > 1:
+        place_T += gap.runs.expand(kind_n.int() * BINS)
+    counts = torch.bincount(place_T, minlength=kinds * BINS).reshape(kinds, BINS)
     sure_n = gap.runs.lengths - gap.runs.total(gap.unsure_T).long()
-    if lag_n is None:
-        counts = torch.bincount(place_T, minlength=most * BINS).reshape(most, BINS)
-        counts[0, 0] -= sure_n.sum()
-        return counts
-    counts = torch.bincount(place_T + gap.runs.expand(lag_n.int() * BINS), minlength=most * BINS).reshape(most, BINS)
-    counts[:, 0] -= total_by(lag_n, sure_n, most).long()
+    counts[:, 0] -= total_by(kind_n, sure_n, kinds).long()
     return counts
 
 
-def turns_of(gap: Gap) -> dict[str, Tensor]:
+def turns_of(gap: Gap) -> tuple[NDArray[np.float64], NDArray[np.float64]]:
     """The largest ratio of the mean gap before a quarter of a row to that after it, and the other way round.
 
     Only unsure tokens count, and none with more than one nat: a single token is no stretch of older weights.
 
     Returns:
-        ``early`` and ``late``, ``[n]`` float64; 0 where neither side of a cut has `LONG` unsure tokens.
+        Two arrays, ``[n]``; 0 where neither side of a cut has `LONG` unsure tokens.
     """
     offsets = gap.runs.offsets
     cuts = offsets.cpu().numpy()
@@ -150,16 +137,10 @@ def turns_of(gap: Gap) -> dict[str, Tensor]:
     before, count = size_nq[:, :3], count_nq[:, :3]
     after, rest = size_nq[:, 3:] - before, count_nq[:, 3:] - count
     enough = (count >= LONG) & (rest >= LONG)
-    if not enough.any():
-        none_n = torch.zeros(len(enough), dtype=torch.float64, device=offsets.device)
-        return {"early": none_n, "late": none_n}
     with np.errstate(all="ignore"):
         first, last = np.maximum(before / count, 1e-3), np.maximum(after / rest, 1e-3)
         early, late = np.where(enough, first / last, 0.0), np.where(enough, last / first, 0.0)
-    return {
-        "early": torch.from_numpy(early.max(axis=1)).to(offsets.device),
-        "late": torch.from_numpy(late.max(axis=1)).to(offsets.device),
-    }
+    return early.max(axis=1), late.max(axis=1)
 
 
 def sizes_of_rows(gap: Gap) -> Mapping[str, Tensor]:

@@ -49,7 +49,11 @@ class ByStep:
 
     def sum(self, x_N: Tensor | NDArray[Any]) -> Floats:
         """Sum over the rows of each step, ``[S]``."""
-        return self.runs.sums(x_N) if isinstance(x_N, np.ndarray) else self.runs.total(x_N).cpu().numpy()
+        return self._on_cpu.sums(x_N) if isinstance(x_N, np.ndarray) else self.runs.total(x_N).cpu().numpy()
+
+    @cached_property
+    def _on_cpu(self) -> Runs:
+        return self.runs if self.runs.offsets.device.type == "cpu" else Runs(self.runs.offsets.cpu())
 
     def count(self, chosen_N: Tensor | NDArray[Any]) -> NDArray[np.int64]:
         """How many rows of each step are chosen, ``[S]``, from ``[N]`` bool; or the sum of whole numbers."""

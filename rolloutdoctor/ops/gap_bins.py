@@ -50,13 +50,18 @@ def edges(index: int) -> tuple[float, float]:
     return 2.0**whole * (1 + quarter / 4), 2.0**whole * (1 + (quarter + 1) / 4)
 
 
-def middle(counts: Sequence[float]) -> float | None:
-    """Median of what was counted, as the centre of its bin: within an eighth of itself; None of nothing.
+def middles(counts: NDArray[np.integer[Any]]) -> NDArray[np.float64]:
+    """Median of what each row counts, as the centre of its bin: within an eighth of itself; 0 of nothing.
 
-    >>> middle([0] * 88 + [1, 3] + [0] * 38)
-    1.375
+    Args:
+        counts: ``[R, BINS]``.
+
+    >>> middles(np.array([[0] * 88 + [1, 3] + [0] * 38, [0] * 128])).tolist()
+    [1.375, 0.0]
     """
-    return quantile(counts, 0.5)
+    reaches_half = 2 * counts.cumsum(axis=1) >= counts.sum(axis=1, keepdims=True)
+    found: NDArray[np.float64] = _CENTRES[reaches_half.argmax(axis=1)]
+    return found
 
 
 def quantile(counts: Sequence[float], share: float) -> float | None:
@@ -70,3 +75,6 @@ def quantile(counts: Sequence[float], share: float) -> float | None:
             low, high = edges(index)
             return (low + high) / 2 if index else 0.0
     raise AssertionError("a quantile lies in some bin")
+
+
+_CENTRES = np.array([0.0, *(sum(edges(index)) / 2 for index in range(1, BINS))])

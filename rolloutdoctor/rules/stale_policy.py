@@ -2,7 +2,7 @@
 
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from rolloutdoctor.objective.objective import Objective
 from rolloutdoctor.objective.required_columns import loss_columns
@@ -126,61 +126,46 @@ class StalePolicy(Rule[LagTally]):
 
         return looked_at(block)
 
-    def measure(self, step: "StepView") -> LagTally:
-        """Add up the rows of one step, by lag."""
+    def measure_each(self, steps: "StepView") -> list[LagTally]:
+        """Add up the rows of each step, by lag."""
+        if not len(steps.batch) or not steps.training:
+            return steps.nothing(LagTally)
+        found = {**_stamps(steps), **self._gaps(steps)}
+        return steps.tallies(LagTally, **found) if found else steps.nothing(LagTally)
+
+    def _gaps(self, steps: "StepView") -> dict[str, Any]:
+        """The gap of each step by lag, and the rows in which it turns; nothing without the log-probs."""
         import numpy as np
+        import torch
 
-        from rolloutdoctor.evaluation.sampler_gap import sizes_by_lag, turns_of, weights_of
-        from rolloutdoctor.ops.gap_bins import middle
-        from rolloutdoctor.ops.version_stamps import lags_of
+        from rolloutdoctor.evaluation.sampler_gap import sizes_by, turns_of, weights_of
+        from rolloutdoctor.ops.gap_bins import middles
+        from rolloutdoctor.ops.lag_cells import LagCells
 
-        batch, name = step.batch, str(step.batch.step)
-        if not len(batch) or not step.training:
-            return LagTally()
-        old_N, new_N = (batch.per_row.get(one) for one in ("policy_version_min", "policy_version_max"))
-        lag_N, stamps = lags_of(old_N, new_N, MOST_LAGS), LagTally()
-        if old_N is not None and new_N is not None:
-            is_stamped_N = (old_N >= 0) & (new_N >= 0)
-            stamps = LagTally(
-                newest={name: float(new_N[is_stamped_N].max())} if bool(is_stamped_N.any()) else {},
-                unstamped=int((~is_stamped_N).sum()),
-                backwards=int((is_stamped_N & (new_N < old_N)).sum()),
-                several=int((is_stamped_N & (new_N > old_N)).sum()),
-            )
-        gap = step.sampler_gap(self.code)
-        if gap is None or not bool(gap.counted_T.any()):
-            return stamps
-        counts = sizes_by_lag(gap, lag_N, MOST_LAGS).tolist()
-        lag = np.zeros(len(batch), np.int64) if lag_N is None else lag_N.cpu().numpy()
-        lags = np.unique(lag).tolist()
-        grad_N = None if step.tokens is None else step.tokens.grad_l1_N
+        gap, by_step = steps.sampler_gap(self.code), steps.by_step
+        if gap is None:
+            return {}
         weight_T = weights_of(gap)
         terms = gap.counted_T, gap.delta_T.abs(), gap.delta_T, weight_T, weight_T.square()
         tokens, size, delta, weight, square = (gap.runs.total(x_T).cpu().numpy() for x_T in terms)
-
-        def summed(value: "NDArray[np.float64]") -> dict[str, float]:
-            found = np.bincount(lag, value).tolist()
-            return {f"{name}:{each}": found[each] for each in lags}
-
-        turns = {side: ratio_n.cpu().numpy() for side, ratio_n in turns_of(gap).items()}
-        early, late = turns["early"] >= self.turn, turns["late"] >= self.turn
-        several = early & (new_N > old_N).cpu().numpy() if old_N is not None and new_N is not None else early & False
-        return stamps + LagTally(
-            rows=summed(np.ones(len(batch))),
-            tokens=summed(tokens),
-            equal=int(tokens[size == 0].sum()),
-            unsure={f"{name}:{each}": float(sum(counts[each])) for each in lags},
-            middle={f"{name}:{each}": middle(counts[each]) or 0.0 for each in lags},
-            size=summed(size),
-            k3=summed(weight - tokens - delta),
-            weight=summed(weight),
-            square=summed(square),
-            grad={} if grad_N is None else summed(grad_N.nan_to_num(0.0, 0.0, 0.0).cpu().numpy()),
-            long=int(np.count_nonzero(turns["early"] > 0)),
-            turned=int(np.count_nonzero(early & ~several & ~late)),
-            turned_several=int(np.count_nonzero(several & ~late)),
-            turned_back=int(np.count_nonzero(late & ~early)),
-        )
+        sums = {"rows": np.ones_like(tokens), "tokens": tokens, "size": size, "k3": weight - tokens - delta}
+        sums |= {"weight": weight, "square": square}
+        if steps.tokens is not None:
+            sums["grad"] = steps.tokens.grad_l1_N.nan_to_num(0.0, 0.0, 0.0).cpu().numpy()
+        # Of a step without such tokens nothing is said by lag.
+        cells = LagCells(steps.lags(MOST_LAGS), by_step, [key.step for key in steps.keys], by_step.any(tokens))
+        counts = sizes_by(gap, torch.from_numpy(cells.cell_N).to(gap.size_T.device), len(cells)).cpu().numpy()
+        of_cells = {name: cells.sum(x_N) for name, x_N in sums.items()}
+        of_cells |= {"unsure": counts.sum(axis=1), "middle": middles(counts)}
+        early, late = turns_of(gap)
+        is_early, is_late, several = early >= self.turn, late >= self.turn, _of_several_versions(steps)
+        return {name: cells.by_name(x_C) for name, x_C in of_cells.items()} | {
+            "equal": by_step.count(np.where(size == 0, tokens, 0)),
+            "long": by_step.count(early > 0),
+            "turned": by_step.count(is_early & ~several & ~is_late),
+            "turned_several": by_step.count(is_early & several & ~is_late),
+            "turned_back": by_step.count(is_late & ~is_early),
+        }
 
     def measures(self, tally: LagTally) -> Mapping[str, Measure]:
         """The gap, by lag and over the steps."""
@@ -307,3 +292,34 @@ class StalePolicy(Rule[LagTally]):
             return []
         stamped = f", {run.turned_several:,} of them stamped with several versions" if run.several else ""
         return [f"{counted(rows, 'row')} have {self.turn:g} times the gap in their first part{stamped}"]
+
+
+def _stamps(steps: "StepView") -> dict[str, Any]:
+    """The newest version of each step, and rows whose stamps are odd; nothing without stamps."""
+    import torch
+
+    rows, by_step = steps.batch.per_row, steps.by_step
+    if not rows.keys() >= STAMPS:
+        return {}
+    old_N, new_N = rows["policy_version_min"], rows["policy_version_max"]
+    is_stamped_N = (old_N >= 0) & (new_N >= 0)
+    newest = by_step.high(torch.where(is_stamped_N, new_N, -1))
+    return {
+        "newest": [
+            {str(step): one} if one >= 0 else {}
+            for step, one in zip([key.step for key in steps.keys], newest, strict=True)
+        ],
+        "unstamped": by_step.count(~is_stamped_N),
+        "backwards": by_step.count(is_stamped_N & (new_N < old_N)),
+        "several": by_step.count(is_stamped_N & (new_N > old_N)),
+    }
+
+
+def _of_several_versions(steps: "StepView") -> "NDArray[np.bool_]":
+    """Rows stamped with several versions, ``[N]``."""
+    import numpy as np
+
+    rows = steps.batch.per_row
+    if not rows.keys() >= STAMPS:
+        return np.zeros(len(steps.batch), bool)
+    return (rows["policy_version_max"] > rows["policy_version_min"]).cpu().numpy()

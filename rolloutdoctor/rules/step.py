@@ -5,6 +5,7 @@ from dataclasses import dataclass, field, replace
 from functools import cached_property
 from typing import Any, TypeVar
 
+import numpy as np
 import torch
 from numpy.typing import NDArray
 from torch import Tensor
@@ -19,7 +20,7 @@ from rolloutdoctor.data.several_steps import joined_groups
 from rolloutdoctor.evaluation.evaluate import Evaluation, RowResult, TokenSums, compared_groups, stored_kl
 from rolloutdoctor.evaluation.radii.advantages import advantage_radius
 from rolloutdoctor.evaluation.radii.metrics import metric_radius, stored_mean_radius, token_kl_radius
-from rolloutdoctor.evaluation.sampler_gap import Gap, gap_of_step, sizes_of_rows
+from rolloutdoctor.evaluation.sampler_gap import Gap, joined_gap, sizes_of_rows
 from rolloutdoctor.formulas.advantages.float32 import residue, zero_std_flags
 from rolloutdoctor.objective.objective import KlBuffer, Objective
 from rolloutdoctor.ops import segments as seg
@@ -192,7 +193,7 @@ class StepView:
     def sampler_gap(self, code: str) -> Gap | None:
         """How far trainer and sampler are apart, if the rule measured that; see `evaluation.sampler_gap`."""
         measured = self.token_measures.get(code)
-        return self.cached("sampler gap", lambda: gap_of_step(self.batch, measured)) if measured else None
+        return self.cached("sampler gap", lambda: joined_gap(measured)) if measured else None
 
     def unsure_gaps(self, code: str) -> Mapping[str, Tensor]:
         """Unsure tokens of each row and the sizes of their gaps, ``[N]``; nothing if the rule measured none."""
@@ -365,3 +366,8 @@ class StepView:
         """Rows of the newest version of their step, ``[N]`` bool; None without stamps."""
         lag_N = self.lags(2)
         return None if lag_N is None else lag_N == 0
+
+    def by_number(self, x_S: NDArray[Any], chosen_S: NDArray[np.bool_]) -> list[dict[str, float]]:
+        """The value of each step under its number; nothing for a step that is not chosen, ``[S]`` bool."""
+        each = zip(self.keys, x_S.astype(np.float64).tolist(), chosen_S.tolist(), strict=True)
+        return [{str(key.step): value} if chosen else {} for key, value, chosen in each]

@@ -7,6 +7,7 @@ import torch
 from rules.checking import folded, outcomes, report_on, values
 from rules.drift import Policy, run_of
 
+from rolloutdoctor.data import several_steps
 from rolloutdoctor.evaluation import every_nth
 from rolloutdoctor.results.findings import Severity
 from rolloutdoctor.testing import toy_batch
@@ -269,6 +270,7 @@ def test_of_long_steps_some_tokens_are_looked_at(monkeypatch):
     steps = run_of(FAST, 8, versions=lagging, stamps=own)
     whole = values(found_in(steps))
     monkeypatch.setattr(every_nth, "MOST", 512)
+    monkeypatch.setattr(several_steps, "SMALL", 512)
     some = values(found_in(steps))
     assert 0.7 < some["gap_mean"] / whole["gap_mean"] < 1.4
     assert some["gap_ratio_by_lag"] > 3
