@@ -3,6 +3,7 @@
 from collections.abc import Mapping
 from dataclasses import dataclass
 from itertools import pairwise
+from math import inf
 from statistics import median
 from typing import TYPE_CHECKING, NamedTuple
 
@@ -125,58 +126,52 @@ class ReferenceMoved(Rule[ReferenceTally]):
         return frozenset({"old_log_probs", "response_mask"})
 
     def measure_tokens(self, block: "TokenBlock") -> "Mapping[str, Tensor]":
-        """Keep the tokens that are looked at, and count those that differ from the reference."""
-        import torch
-
+        """Keep the tokens that are looked at, and count those of each row that differ from the reference."""
         from rolloutdoctor.evaluation.every_nth import every_nth
 
         if not block.has("policy_log_probs", "ref_log_probs"):
             return {}
         some = every_nth(block)
         policy_T, ref_T, trained_T = some.column("policy_log_probs"), some.column("ref_log_probs"), some.trained_T
-        # Of two float32 numbers the difference is 0 only if they are equal.
-        apart_T = ref_T - policy_T
-        different = int((trained_T & apart_T.isfinite() & (apart_T != 0)).sum())
-        if some.stride > 1 and not different:
+        different_n = some.runs.total(_differ(policy_T, ref_T) & trained_T)
+        if some.stride > 1 and not bool(different_n.any()):
             # That they are equal is said of every trained token.
-            every_T = block.column("ref_log_probs") - block.column("policy_log_probs")
-            different = int(((every_T != 0) & every_T.isfinite() & block.trained_T).sum())
+            differ_T = _differ(block.column("policy_log_probs"), block.column("ref_log_probs"))
+            different_n = block.row_sum(differ_T & block.trained_T)
         found = {"policy": policy_T, "ref": ref_T, "trained": trained_T, "looked_at": some.runs.lengths}
         if block.is_logged("policy_log_probs") and block.is_logged("old_log_probs"):
             found["old"] = some.column("old_log_probs")
-        return {**found, "different": torch.tensor([different])}
+        return {**found, "different": different_n}
 
-    def measure(self, step: "StepView") -> ReferenceTally:
-        """Add up the trained tokens that are looked at."""
+    def measure_each(self, steps: "StepView") -> list[ReferenceTally]:
+        """Add up the trained tokens of each step that are looked at."""
         import torch
 
         from rolloutdoctor.ops.elementwise import expm1
         from rolloutdoctor.ops.segments import Runs
 
-        found, name = step.token_measures.get(self.code), str(step.batch.step)
-        if not found or not len(step.batch):
-            return ReferenceTally()
+        found, by_step = steps.token_measures.get(self.code), steps.by_step
+        if not found or not len(steps.batch):
+            return steps.nothing(ReferenceTally)
         policy_T = found["policy"]
-        # In float64 the difference is exact.
-        apart_T = found["ref"].double() - policy_T.double()
-        counted_T = found["trained"] & apart_T.isfinite()
-        tokens = int(counted_T.sum())
-        if not tokens:
-            return ReferenceTally()
-        apart_T = torch.where(counted_T, apart_T, 0.0)
+        # In float64 the difference is exact. NaN is not below infinity.
+        apart_T = found["ref"].double() - policy_T
+        counted_T = found["trained"] & (apart_T.abs() < inf)
+        moved_T = counted_T & (found.get("old", policy_T) != policy_T)
+        policy_T, apart_T = (torch.where(counted_T, x_T, 0.0) for x_T in (policy_T, apart_T))
         runs = Runs.of_lengths(found["looked_at"])
-        kl = float(runs.total(expm1(apart_T) - apart_T).sum())
-        policy = float(runs.total(torch.where(counted_T, policy_T.double(), 0.0)).sum())
-        different = int(found["different"].sum())
-        return ReferenceTally(
-            tokens={name: float(tokens)},
-            kl={name: kl},
-            policy={name: policy},
-            different={name: float(different)},
-            moved=int((counted_T & (found["old"] != policy_T)).sum()) if "old" in found else 0,
-            counted_steps=1,
-            equal_steps=int(not different),
-            counted_tokens=tokens,
+        terms = counted_T, expm1(apart_T) - apart_T, policy_T, moved_T
+        tokens, kl, policy, moved = (by_step.sum(runs.total(x_T)) for x_T in terms)
+        different = by_step.sum(found["different"])
+        is_seen = tokens > 0
+        series = {"tokens": tokens, "kl": kl, "policy": policy, "different": different}
+        return steps.tallies(
+            ReferenceTally,
+            **{name: steps.by_number(x, is_seen) for name, x in series.items()},
+            moved=moved.astype(int),
+            counted_steps=is_seen.astype(int),
+            equal_steps=(is_seen & (different == 0)).astype(int),
+            counted_tokens=tokens.astype(int),
             kl_sum=kl,
         )
 
@@ -263,3 +258,10 @@ class ReferenceMoved(Rule[ReferenceTally]):
             evidence="the log-probs of both models; a sync that the trainer makes on purpose looks the same",
             advice=advice,
         )
+
+
+def _differ(policy_T: "Tensor", ref_T: "Tensor") -> "Tensor":
+    """Tokens whose two log-probs are known and not the same number, ``[T]`` bool."""
+    # Of two float32 numbers the difference is 0 only if they are equal. NaN is neither above nor below.
+    size_T = (ref_T - policy_T).abs()
+    return (size_T > 0) & (size_T < inf)

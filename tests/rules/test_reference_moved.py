@@ -6,6 +6,7 @@ import pytest
 import torch
 from rules.checking import folded
 
+from rolloutdoctor.data import several_steps
 from rolloutdoctor.evaluation import every_nth
 from rolloutdoctor.results.findings import Severity
 from rolloutdoctor.testing import diagnose, random_batch, toy_batch
@@ -145,6 +146,7 @@ def long_steps(apart, masked=()):
 
 def test_of_long_steps_some_tokens_are_looked_at(monkeypatch):
     monkeypatch.setattr(every_nth, "MOST", 20)
+    monkeypatch.setattr(several_steps, "SMALL", 20)
     steps = long_steps(lambda step, place: np.where(place % 4, -9.0, -FALL[step]), masked=(0, 76))
     measures = {name: measure.value for name, measure in found_in(steps).measures.items()}
     assert measures["kl_mean"] == pytest.approx(np.mean([k3(-gap) for gap in FALL]), rel=1e-4)
@@ -156,6 +158,7 @@ def test_of_long_steps_some_tokens_are_looked_at(monkeypatch):
 
 def test_a_reference_that_is_the_policy_is_so_on_every_token(monkeypatch):
     monkeypatch.setattr(every_nth, "MOST", 20)
+    monkeypatch.setattr(several_steps, "SMALL", 20)
 
     def apart(step, place, elsewhere):
         return np.where((step < 4) | (place == 77), -0.1 if step < 4 else elsewhere, 0.0)
