@@ -59,6 +59,22 @@ def sketch_each(
     return _texts(context.view(np.uint64), version, np.rint(sums / UNIT).astype(np.int64), sizes)
 
 
+def sketch_each(
+    context: NDArray[np.int64], version: NDArray[np.int64], sums: NDArray[np.float64], sizes: NDArray[np.int64]
+) -> list[str]:
+    """Make a sketch of the records of each of several steps, which follow one another.
+
+    Args:
+        context: hashes, ``[R]``.
+        version: ``[R]``.
+        sums: values to add up, ``[R, K]``.
+        sizes: how many of the records each step has, ``[S]``.
+    """
+    ends = np.cumsum(sizes)
+    own = [slice(*one) for one in zip((ends - sizes).tolist(), ends.tolist(), strict=True)]
+    return [sketch(context[one], version[one], sums[one]) for one in own]
+
+
 def records(text: str) -> Seen:
     """Read a sketch; an empty text is that of no record."""
     context, version, sums = _read(text)

@@ -91,30 +91,31 @@ class StalePrefixCache(Rule[PrefixTally]):
 
         return looked_at(block)
 
-    def measure(self, step: "StepView") -> PrefixTally:
-        """Keep the prompts of one step with the smallest hashes."""
+    def measure_each(self, steps: "StepView") -> list[PrefixTally]:
+        """Keep the prompts of each step with the smallest hashes."""
         import torch
 
         from rolloutdoctor.data.batch import PROMPT_LENGTH
         from rolloutdoctor.ops.prefix_hash import scramble
-        from rolloutdoctor.ops.sketch import sketch
+        from rolloutdoctor.ops.sketch import sketch_each
 
-        batch, rows = step.batch, step.unsure_gaps(self.code)
+        batch, rows = steps.batch, steps.unsure_gaps(self.code)
         prompt_N, length_N = batch.per_row.get("prompt_ids"), batch.per_row.get(PROMPT_LENGTH)
         if not rows or prompt_N is None or length_N is None or not len(batch):
-            return PrefixTally()
-        stamp_N = batch.per_row.get("policy_version_max")
-        version_N = torch.full_like(prompt_N, batch.step) if stamp_N is None else stamp_N
+            return steps.nothing(PrefixTally)
+        version_N = batch.per_row.get("policy_version_max", steps.number_N)
         is_known_N = (prompt_N != 0) & (rows["unsure"] > 0) & (version_N >= 0)
         is_long_N = is_known_N & (length_N >= self.least_length)
         each = torch.stack([torch.ones_like(rows["size"]), rows["unsure"], rows["size"], length_N.double()], 1)
-        return PrefixTally(
-            rows=int(is_known_N.sum()),
-            long_rows=int(is_long_N.sum()),
-            seen=sketch(
+        return steps.tallies(
+            PrefixTally,
+            rows=steps.by_step.count(is_known_N),
+            long_rows=steps.by_step.count(is_long_N),
+            seen=sketch_each(
                 scramble(prompt_N)[is_long_N].cpu().numpy(),
                 version_N[is_long_N].cpu().numpy(),
-                each[is_long_N].double().cpu().numpy(),
+                each[is_long_N].cpu().numpy(),
+                steps.by_step.count(is_long_N),
             ),
         )
 
