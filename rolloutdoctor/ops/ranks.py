@@ -3,6 +3,8 @@
 import numpy as np
 from numpy.typing import NDArray
 
+from rolloutdoctor.ops.by_step import ByStep
+
 
 def centred_ranks(values: NDArray[np.float64] | NDArray[np.int64]) -> NDArray[np.float64]:
     """Ranks less their mean, equal values sharing the mean of theirs.
@@ -16,23 +18,47 @@ def centred_ranks(values: NDArray[np.float64] | NDArray[np.int64]) -> NDArray[np
     return found
 
 
-def correlation(one: NDArray[np.float64], other: NDArray[np.float64]) -> float | None:
-    """Spearman's correlation of two series of centred ranks; None where either is constant."""
-    squares = float(one @ one) * float(other @ other)
-    return float(one @ other) / squares**0.5 if squares else None
+class StepRanks:
+    """Correlations of ranks within each of several steps; 0 where a step leaves nothing to correlate."""
 
+    def __init__(self, by_step: ByStep) -> None:
+        """Take the rows by step, on the CPU."""
+        self._by_step = by_step
+        self._step = by_step.step_N.numpy()
 
-def partial_correlation(
-    one: NDArray[np.float64], other: NDArray[np.float64], third: NDArray[np.float64]
-) -> float | None:
-    """The same with a third series partialled out; None where it leaves nothing of one of them.
+    def centred(self, values: NDArray[np.float64]) -> NDArray[np.float64]:
+        """Ranks among the rows of the step, ``[n]``, as `centred_ranks` has them.
 
-    >>> one, third = centred_ranks(np.array([1, 2, 3, 4])), centred_ranks(np.array([1, 1, 1, 1]))
-    >>> partial_correlation(one, one, third)
-    1.0
-    """
-    whole, first, second = correlation(one, other), correlation(one, third), correlation(other, third)
-    if whole is None or first is None or second is None:
-        return whole
-    rest = (1 - first**2) * (1 - second**2)
-    return (whole - first * second) / rest**0.5 if rest > 1e-9 else None
+        >>> StepRanks(ByStep.of_sizes([2, 3])).centred(np.array([2, 1, 5, 1, 5])).tolist()
+        [0.5, -0.5, 0.5, -1.0, 0.5]
+        """
+        order = np.lexsort((values, self._step))
+        ordered, step = values[order], self._step[order]
+        is_new = np.ones(len(values), bool)
+        is_new[1:] = (ordered[1:] != ordered[:-1]) | (step[1:] != step[:-1])
+        counts = np.bincount(np.cumsum(is_new) - 1)
+        found = np.empty(len(values))
+        # The mean place of equal values, less that of the step.
+        found[order] = (np.cumsum(counts) - (counts + 1) / 2).repeat(counts)
+        sizes = self._by_step.size
+        return found - (np.cumsum(sizes) - (sizes + 1) / 2).repeat(sizes)
+
+    def correlation(self, one: NDArray[np.float64], other: NDArray[np.float64]) -> NDArray[np.float64]:
+        """Spearman's correlation of two series of centred ranks, ``[S]``."""
+        total = self._by_step.sum
+        squares = total(one * one) * total(other * other)
+        return total(one * other) / np.sqrt(np.where(squares > 0, squares, 1.0))
+
+    def partial_correlation(
+        self, one: NDArray[np.float64], other: NDArray[np.float64], third: NDArray[np.float64]
+    ) -> NDArray[np.float64]:
+        """The same with a third series partialled out, ``[S]``.
+
+        >>> ranks = StepRanks(ByStep.of_sizes([4]))
+        >>> one, third = ranks.centred(np.array([1, 2, 3, 4])), ranks.centred(np.array([1, 1, 1, 1]))
+        >>> ranks.partial_correlation(one, one, third).tolist()
+        [1.0]
+        """
+        whole, first, second = (self.correlation(*pair) for pair in ((one, other), (one, third), (other, third)))
+        rest = (1 - first**2) * (1 - second**2)
+        return np.where(rest > 1e-9, whole - first * second, 0.0) / np.sqrt(np.where(rest > 1e-9, rest, 1.0))

@@ -2,7 +2,7 @@
 
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from rolloutdoctor.ops.change import median
 from rolloutdoctor.ops.tally import Sums, by_name
@@ -10,9 +10,12 @@ from rolloutdoctor.results.findings import Measure, Severity
 from rolloutdoctor.rules.base import Context, Judgement, Missing, Rule, counted, number
 
 if TYPE_CHECKING:
+    import numpy as np
+    from numpy.typing import NDArray
     from torch import Tensor
 
     from rolloutdoctor.evaluation.token_measures import TokenBlock
+    from rolloutdoctor.ops.by_step import Floats
     from rolloutdoctor.rules.step import StepView
 
 
@@ -101,33 +104,28 @@ class PositionShift(Rule[ShiftTally]):
 
         return looked_at(block)
 
-    def measure(self, step: "StepView") -> ShiftTally:
-        """Correlate the rows of one step."""
-        rows, name = step.unsure_gaps(self.code), str(step.batch.step)
-        padding_N = _padding(step)
-        if not rows or padding_N is None:
-            return ShiftTally()
-        import numpy as np
-
+    def measure_each(self, steps: "StepView") -> list[ShiftTally]:
+        """Correlate the rows of each step."""
         from rolloutdoctor.data.batch import PROMPT_LENGTH
-        from rolloutdoctor.ops.ranks import centred_ranks, correlation, partial_correlation
 
-        here_N = (rows["unsure"] >= 8) & (padding_N >= 0)
-        each_N = (rows["size"] / rows["unsure"], padding_N, step.batch.rows.diff(), step.batch.per_row[PROMPT_LENGTH])
-        gap, padding, response, prompt = (one[here_N].double().cpu().numpy() for one in each_N)
-        plain, padded = gap[padding == 0], padding[padding > 0]
-        if len(gap) < self.least_rows or len(plain) < 5 or len(padded) < 8:
-            return ShiftTally(known=int((padding_N >= 0).sum()))
-        ranks = [centred_ranks(one) for one in (gap, padding, response, prompt)]
-        return ShiftTally(
-            known=int((padding_N >= 0).sum()),
-            rows={name: float(len(gap))},
-            padded={name: float(len(padded))},
-            correlation={name: correlation(ranks[0], ranks[1]) or 0.0},
-            less_response={name: partial_correlation(ranks[0], ranks[1], ranks[2]) or 0.0},
-            less_prompt={name: partial_correlation(ranks[0], ranks[1], ranks[3]) or 0.0},
-            gap={name: float(np.median(plain))},
-            gap_padded={name: float(np.median(gap[padding >= np.median(padded)]))},
+        rows, padding_N, by_step = steps.unsure_gaps(self.code), _padding(steps), steps.by_step
+        if not rows or padding_N is None:
+            return steps.nothing(ShiftTally)
+        is_seen_N = (rows["unsure"] >= 8) & (padding_N >= 0)
+        size = by_step.count(is_seen_N)
+        padded = by_step.count(is_seen_N & (padding_N > 0))
+        is_enough = (size >= self.least_rows) & (size - padded >= 5) & (padded >= 8)
+        found: dict[str, Any] = {"rows": size, "padded": padded}
+        if is_enough.any():
+            is_seen_N = is_seen_N & by_step.expand(is_enough)
+            length_N, prompt_N = steps.batch.rows.diff(), steps.batch.per_row[PROMPT_LENGTH]
+            each_N = rows["size"] / rows["unsure"], padding_N, length_N, prompt_N
+            gap, padding, response, prompt = (x_N[is_seen_N].double().cpu().numpy() for x_N in each_N)
+            found |= _correlations(gap, padding, response, prompt, by_step.count(is_seen_N))
+        return steps.tallies(
+            ShiftTally,
+            known=by_step.count(padding_N >= 0),
+            **{name: steps.by_number(x, is_enough) for name, x in found.items()},
         )
 
     def measures(self, tally: ShiftTally) -> Mapping[str, Measure]:
@@ -183,17 +181,48 @@ class PositionShift(Rule[ShiftTally]):
         )
 
 
-def _padding(step: "StepView") -> "Tensor | None":
+def _correlations(
+    gap: "Floats", padding: "Floats", response: "Floats", prompt: "Floats", sizes: "NDArray[np.int64]"
+) -> "dict[str, Floats]":
+    """How the mean gap of the rows of each step goes with their padding, ``[n] -> [S]``.
+
+    Args:
+        gap: mean gap of each row.
+        padding: left padding.
+        response: length of the response.
+        prompt: length of the prompt.
+        sizes: how many of these rows each step has, ``[S]``.
+    """
+    from rolloutdoctor.ops.by_step import ByStep
+    from rolloutdoctor.ops.ranks import StepRanks
+
+    by_step = ByStep.of_sizes(sizes)
+    ranks = StepRanks(by_step)
+    gap_rank, padding_rank, response_rank, prompt_rank = map(ranks.centred, (gap, padding, response, prompt))
+    is_plain, is_padded = padding == 0, padding > 0
+    much = by_step.only(is_padded).median(padding[is_padded])
+    has_much = padding >= by_step.expand(much).numpy()
+    return {
+        "correlation": ranks.correlation(gap_rank, padding_rank),
+        "less_response": ranks.partial_correlation(gap_rank, padding_rank, response_rank),
+        "less_prompt": ranks.partial_correlation(gap_rank, padding_rank, prompt_rank),
+        "gap": by_step.only(is_plain).median(gap[is_plain]),
+        "gap_padded": by_step.only(has_much).median(gap[has_much]),
+    }
+
+
+def _padding(steps: "StepView") -> "Tensor | None":
     """Left padding of each row in its micro-batch, ``[N]``; -1 where it is not known, None without columns."""
     import torch
 
     from rolloutdoctor.data.batch import PROMPT_LENGTH
 
-    batch = step.batch
+    batch = steps.batch
     length_N = batch.per_row.get(PROMPT_LENGTH)
     if length_N is None or "micro_batch_id" not in batch.per_row or not len(batch):
         return None
     parts = [batch.per_row[name] for name in ("optim_step_id", "rank", "micro_batch_id") if name in batch.per_row]
+    parts.append(steps.by_step.step_N)
     micro_N = torch.unique(torch.stack(parts, 1), dim=0, return_inverse=True)[1]
     longest_M = torch.zeros(int(micro_N.max()) + 1, dtype=length_N.dtype, device=length_N.device)
     longest_M.scatter_reduce_(0, micro_N, length_N, "amax")
