@@ -45,7 +45,8 @@ class Relation:
         """Tell which of the rows keep the relation, ``[N]``; True for rows that it says nothing about.
 
         Args:
-            source_N: the row whose reward each row has, ``[N]``; None: its own.
+            source_N: the row whose reward each row has, ``[N]``, or in each of several orders, ``[O, N]``; None: its
+                own.
         """
         feature_N = self.feature_N if source_N is None else self.feature_N[source_N]
         reward_N = self._reward_N
@@ -54,12 +55,11 @@ class Relation:
         if self._kind == "lowest":
             return (feature_N == 0) | (reward_N == reward_N.min())
         # Equal responses: each row against the first of its kind.
-        first_N = torch.full_like(feature_N, len(feature_N))
-        told = feature_N >= 0
-        places_N = torch.arange(len(feature_N))
-        first_N.scatter_reduce_(0, feature_N.clamp(min=0), torch.where(told, places_N, len(feature_N)), "amin")
-        mine_N = first_N[feature_N.clamp(min=0)].clamp(max=len(feature_N) - 1)
-        return ~told | (reward_N == reward_N[mine_N])
+        count, told_N, kind_N = len(reward_N), feature_N >= 0, feature_N.clamp(min=0)
+        places_N = torch.where(told_N, torch.arange(count), count)
+        first_N = torch.full_like(feature_N, count).scatter_reduce_(-1, kind_N, places_N, "amin")
+        mine_N = first_N.gather(-1, kind_N).clamp(max=count - 1)
+        return ~told_N | (reward_N == reward_N[mine_N])
 
 
 def relations_of(batch: RolloutBatch, hash_N: Tensor | None, is_cut_N: Tensor | None) -> list[Relation]:

@@ -1,7 +1,7 @@
 """RDI004: rewards belong to other rows."""
 
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
 from rolloutdoctor.objective.required_columns import response_columns
@@ -14,6 +14,7 @@ from rolloutdoctor.rules.base import KEEP_EXAMPLES, Context, Judgement, Missing,
 if TYPE_CHECKING:
     from torch import Tensor
 
+    from rolloutdoctor.data.batch import RolloutBatch
     from rolloutdoctor.evaluation.reward_relations import Relation
     from rolloutdoctor.evaluation.token_measures import TokenBlock
     from rolloutdoctor.rules.step import StepView
@@ -125,8 +126,9 @@ class RewardRowMisaligned(CauseRule):
                 continue
             broken[one.words], broken_bits[one.words] = one.tested, one.bits
             kept[one.words] = one.tested - int((~is_kept_N).sum())
-            for order, source_N in self._orders(step).items():
-                moved[f"{one.words}|{order}"] = one.tested - int((~one.kept(source_N)).sum())
+            names, source_ON = self._orders(step)
+            for name, breaking in zip(names, (~one.kept(source_ON)).sum(1).tolist(), strict=True):
+                moved[f"{one.words}|{name}"] = one.tested - breaking
         return MisalignedTally(
             compared=total.compared,
             agree=total.agree,
@@ -146,8 +148,6 @@ class RewardRowMisaligned(CauseRule):
         return step.cached("reward relations", lambda: self._found(step))
 
     def _found(self, step: "StepView") -> "list[Relation]":
-        from dataclasses import replace
-
         import torch
 
         from rolloutdoctor.evaluation.reward_relations import relations_of
@@ -158,25 +158,24 @@ class RewardRowMisaligned(CauseRule):
         hash_N = step.token_measures.get(self.code, {}).get("hash", batch.per_row.get("response"))
         ends = batch.statuses
         is_cut_N = torch.tensor([(end or "").lower() in TRUNCATED for end in ends]) if any(ends) else None
-        rows = replace(batch, per_token={}).to("cpu")
-        return relations_of(rows, None if hash_N is None else hash_N.cpu(), is_cut_N)
+        return relations_of(_on_cpu(batch), None if hash_N is None else hash_N.cpu(), is_cut_N)
 
-    def _orders(self, step: "StepView") -> "Mapping[str, Tensor]":
+    def _orders(self, step: "StepView") -> "tuple[list[str], Tensor]":
+        """Names of the orders, and the row whose reward each row has in them, ``[O, N]``."""
         return step.cached("reward orders", lambda: self._sources(step))
 
-    def _sources(self, step: "StepView") -> "Mapping[str, Tensor]":
-        from dataclasses import replace
+    def _sources(self, step: "StepView") -> "tuple[list[str], Tensor]":
+        import torch
 
         from rolloutdoctor.hypotheses.row_order import ROW_ORDERS
 
-        rows = replace(step.batch, per_token={}).to("cpu")
-        found = {}
+        batch, found = _on_cpu(step.batch), {}
         for name, (_, order, _) in ROW_ORDERS.items():
             # What the rewards would be, sorted, says nothing of whose they are.
-            source_N = None if name.startswith("rewards-sorted") else order(rows)
+            source_N = None if name.startswith("rewards-sorted") else order(batch)
             if source_N is not None:
                 found[name] = source_N
-        return found
+        return list(found), torch.stack(list(found.values()))
 
     def examples(self, step: "StepView") -> Iterable[Example]:
         """What the audit shows, or the rows that break a relation."""
@@ -239,3 +238,8 @@ class RewardRowMisaligned(CauseRule):
             advice=MISALIGNED_REWARDS[0].remedy,
             measures={"rows_tested": Measure(rows, "rows"), "rows_keeping": Measure(kept, "rows")},
         )
+
+
+def _on_cpu(batch: "RolloutBatch") -> "RolloutBatch":
+    """The rows of a step on the CPU; their tokens stay where they are."""
+    return batch if batch.device.type == "cpu" else replace(batch, per_token={}).to("cpu")
