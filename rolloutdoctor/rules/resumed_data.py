@@ -108,20 +108,26 @@ class ResumedData(Rule[ResumedTally]):
         """Which prompt each row answers."""
         return prompt_columns(context.columns) or frozenset({"prompt_ids"})
 
-    def measure(self, step: "StepView") -> ResumedTally:
-        """Hash the prompts of one step."""
-        import torch
+    def measure_each(self, steps: "StepView") -> list[ResumedTally]:
+        """Hash the prompts of each step."""
+        import numpy as np
 
         from rolloutdoctor.ops.prefix_hash import scramble
 
-        prompts_N = step.batch.prompts
-        if prompts_N is None or not len(step.batch) or bool((prompts_N == 0).any()):
-            return ResumedTally()
+        prompts_N, by_step = steps.batch.prompts, steps.by_step
+        if prompts_N is None or not len(steps.batch):
+            return steps.nothing(ResumedTally)
+        key_N, step_N = scramble(prompts_N).cpu().numpy(), by_step.step_N.cpu().numpy()
+        key_N = key_N[np.lexsort((key_N, step_N))]
         # Each prompt once: how many responses it has may differ, after filters.
-        total = int(scramble(torch.unique(prompts_N)).sum()) % 2**BITS
-        logged = [step.logged[metric] for metric in EPOCHS if metric in step.logged]
-        epoch = logged[0] if logged and logged[0] >= 0 else -1.0
-        return ResumedTally(seen={f"{total:0{BITS // 4}x}:{step.batch.step}": epoch})
+        is_again_N = (key_N[1:] == key_N[:-1]) & (step_N[1:] == step_N[:-1])
+        key_N[1:][is_again_N] = 0
+        total = np.add.reduceat(key_N, by_step.runs.offsets[:-1].cpu().numpy()) % 2**BITS
+        seen = [
+            {} if unknown else {f"{key:0{BITS // 4}x}:{each.batch.step}": _epoch(each.logged)}
+            for each, key, unknown in zip(steps.each, total.tolist(), by_step.any(prompts_N == 0), strict=True)
+        ]
+        return steps.tallies(ResumedTally, seen=seen)
 
     def examples(self, step: "StepView") -> Iterable[Example]:
         """None: a step alone shows nothing."""
@@ -214,3 +220,9 @@ EPOCHS = ("epoch", "training/epoch", "train/epoch")
 
 EPOCH_SLACK = 0.1
 """An epoch that was cut short by a last batch is still one."""
+
+
+def _epoch(logged: Mapping[str, float]) -> float:
+    """The epoch that a step logged, or -1."""
+    found = next((logged[metric] for metric in EPOCHS if metric in logged), -1.0)
+    return found if found >= 0 else -1.0
