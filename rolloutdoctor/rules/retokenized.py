@@ -137,16 +137,20 @@ class Retokenized(Rule[TurnTally]):
         is_cut = bool(((block.trained_n < block.runs.lengths) & (block.trained_n > 0)).any())
         return {"turns": block.row_sum(turn_starts(block)) if is_cut else block.trained_n * 0}
 
-    def measure(self, step: "StepView") -> TurnTally:
-        """Count one step; its tokens are looked at again only where there are turns."""
+    def measure_each(self, steps: "StepView") -> list[TurnTally]:
+        """Count each step; its tokens are looked at again only where there are turns."""
         from rolloutdoctor.evaluation.turn_starts import distances
 
-        row = step.token_measures.get(self.code)
-        if not row or not len(step.batch):
-            return TurnTally()
-        turns = int(row["turns"].sum())
-        near, rest = distances(step.batch, row["turns"] > 0) if turns else ({}, {})
-        return TurnTally(rows=len(step.batch), turns=turns, near=near, rest=rest)
+        row = steps.token_measures.get(self.code)
+        if not row:
+            return steps.nothing(TurnTally)
+        turns = steps.by_step.count(row["turns"])
+        found = [
+            distances(each.batch, each.token_measures[self.code]["turns"] > 0) if count else ({}, {})
+            for each, count in zip(steps.each, turns, strict=True)
+        ]
+        near, rest = zip(*found, strict=True)
+        return steps.tallies(TurnTally, rows=steps.by_step.size, turns=turns, near=near, rest=rest)
 
     def examples(self, step: "StepView") -> Iterable[Example]:
         """Rows with most turns."""
