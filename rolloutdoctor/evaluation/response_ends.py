@@ -66,10 +66,10 @@ def _response_ends(block: TokenBlock) -> dict[str, Tensor]:
     }
 
 
-def has_status(statuses: Sequence[str | None], words: Collection[str], device: torch.device) -> Tensor:
-    """Rows whose finish reason is one of some words, ``[N]`` bool."""
-    is_one = {status: status is not None and status.lower() in words for status in set(statuses)}
-    return torch.tensor([is_one[status] for status in statuses], dtype=torch.bool, device=device)
+def has_status(statuses: Sequence[str | None], words: Collection[str] | None, device: torch.device) -> Tensor:
+    """Rows whose finish reason is one of some words, or is any word where these are None, ``[N]`` bool."""
+    is_one = {one: bool(one) and (words is None or str(one).lower() in words) for one in set(statuses)}
+    return torch.from_numpy(np.fromiter(map(is_one.__getitem__, statuses), bool, len(statuses))).to(device)
 
 
 def common_end(last_N: Tensor, stopped_N: Tensor, by_step: ByStep, share: float, fewest: int) -> Tensor:

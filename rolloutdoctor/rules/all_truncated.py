@@ -150,12 +150,10 @@ class AllTruncated(Rule[TruncatedTally]):
 
     def _from_rows(self, steps: "StepView") -> list[TruncatedTally | None]:
         """What the finish reasons say; None for a step in which a row has none."""
-        import torch
-
         from rolloutdoctor.evaluation.response_ends import has_status
 
         by_step, device, length_N = steps.by_step, steps.batch.device, steps.batch.rows.diff()
-        told = by_step.all(torch.tensor([bool(status) for status in steps.statuses], device=device).bool())
+        told = by_step.all(has_status(steps.statuses, None, device))
         cut = by_step.count(has_status(steps.statuses, TRUNCATED, device))
         columns = (told, cut, by_step.size, by_step.low(length_N), by_step.high(length_N))
         found: list[TruncatedTally | None] = []

@@ -139,12 +139,11 @@ class TruncationHidden(Rule[HiddenTally]):
     def measure_each(self, steps: "StepView") -> list[HiddenTally]:
         """Count the rows of each step."""
         import numpy as np
-        import torch
 
         from rolloutdoctor.evaluation.response_ends import has_status
 
         by_step, device = steps.by_step, steps.batch.device
-        rows = by_step.count(torch.tensor([bool(status) for status in steps.statuses], device=device).bool())
+        rows = by_step.count(has_status(steps.statuses, None, device))
         cut = by_step.count(has_status(steps.statuses, TRUNCATED, device))
         share = np.array([_logged_share(each) for each in steps.each])
         compared = (share >= 0) & (share <= 1) & (rows > 0) & (rows == by_step.size)

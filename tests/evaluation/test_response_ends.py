@@ -45,4 +45,5 @@ def test_trained_tokens_after_the_first_end(rows):
 def test_a_finish_reason_is_read_in_any_case():
     found_N = has_status(["Stop", None, "length", "stop"], {"stop"}, torch.device("cpu"))
     assert found_N.tolist() == [True, False, False, True]
+    assert has_status(["Stop", None, ""], None, torch.device("cpu")).tolist() == [True, False, False]
     assert has_status([], {"stop"}, torch.device("cpu")).dtype == torch.bool
