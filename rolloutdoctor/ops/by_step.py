@@ -155,17 +155,6 @@ def _median(x: NDArray[np.float64]) -> float:
     ordered = np.partition(x, half)
     return float(ordered[half] if len(x) % 2 else (ordered[:half].max() + ordered[half]) / 2)
 
-    def median(self, x_N: NDArray[Any]) -> Floats:
-        """Median of the rows of each step, ``[S]``, on the CPU; NaN for a step without rows.
-
-        >>> ByStep.of_sizes([3, 0, 2]).median(np.array([4.0, 1.0, 2.0, 7.0, 8.0])).tolist()
-        [2.0, nan, 7.5]
-        """
-        start, size = self._on_cpu.cuts[:-1], self.size
-        ordered = np.append(x_N[np.lexsort((x_N, self.step_N.cpu().numpy()))], np.nan)
-        middle = (ordered[start + (size - 1) // 2] + ordered[start + size // 2]) / 2
-        return np.where(size > 0, middle, np.nan)
-
 
 def records(kind: type[Record], **fields: NDArray[Any] | Sequence[Any]) -> list[Record]:
     """Return one record for each step.

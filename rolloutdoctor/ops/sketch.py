@@ -55,13 +55,6 @@ def sketch_each(
     sums: NDArray[np.float64],
     sizes: Sequence[int] | NDArray[np.int64],
 ) -> list[str]:
-    """Make a sketch of the records of each step; these follow one another, and `sizes` says how many each step has."""
-    return _texts(context.view(np.uint64), version, np.rint(sums / UNIT).astype(np.int64), sizes)
-
-
-def sketch_each(
-    context: NDArray[np.int64], version: NDArray[np.int64], sums: NDArray[np.float64], sizes: NDArray[np.int64]
-) -> list[str]:
     """Make a sketch of the records of each of several steps, which follow one another.
 
     Args:
@@ -70,9 +63,7 @@ def sketch_each(
         sums: values to add up, ``[R, K]``.
         sizes: how many of the records each step has, ``[S]``.
     """
-    ends = np.cumsum(sizes)
-    own = [slice(*one) for one in zip((ends - sizes).tolist(), ends.tolist(), strict=True)]
-    return [sketch(context[one], version[one], sums[one]) for one in own]
+    return _texts(context.view(np.uint64), version, np.rint(sums / UNIT).astype(np.int64), sizes)
 
 
 def records(text: str) -> Seen:
