@@ -16,7 +16,7 @@ from rolloutdoctor.audit.stored_digits import stored_radius
 from rolloutdoctor.audit.tally import AuditTally
 from rolloutdoctor.audit.windows import StepValue
 from rolloutdoctor.data.batch import TRAIN, RolloutBatch, StepKey
-from rolloutdoctor.data.several_steps import joined_groups
+from rolloutdoctor.data.several_steps import joined_groups, rows_of
 from rolloutdoctor.evaluation.evaluate import Evaluation, RowResult, TokenSums, compared_groups, stored_kl
 from rolloutdoctor.evaluation.radii.advantages import advantage_radius
 from rolloutdoctor.evaluation.radii.metrics import metric_radius, stored_mean_radius, token_kl_radius
@@ -237,15 +237,22 @@ class StepView:
         """
         evaluation = self.evaluation if fix is None else self.fixed[fix]
         assert evaluation is not None
-        name = f"advantage radius {fix}"
-        if self.parts:
-            return self.cached(name, lambda: self.of_each(lambda each: each.advantage_radius(fix)))
-        return self.cached(name, lambda: self._advantage_radius(evaluation))
+        return self.cached(f"advantage radius {fix}", lambda: self._advantage_radius(evaluation, fix))
 
-    def _advantage_radius(self, evaluation: Evaluation) -> Tensor:
+    def _advantage_radius(self, evaluation: Evaluation, fix: str | None) -> Tensor:
+        if any(each.evaluation is None or each.evaluation.whole is None for each in self.parts):
+            # What is normalised over a step is off by what that step is.
+            return self.of_each(lambda each: each.advantage_radius(fix))
         own_N, logged_N = advantage_radius(evaluation).likely, self.logged_advantages()
-        moved_N = None if logged_N is None else self.cached("stored advantages", lambda: stored_radius(logged_N))
-        return own_N if moved_N is None else own_N + moved_N
+        if logged_N is None:
+            return own_N
+        return own_N + self.cached("stored advantages", lambda: self._stored_radius(logged_N))
+
+    def _stored_radius(self, logged_N: Tensor) -> Tensor:
+        """How far logged advantages may be from those that the trainer had, ``[N]``."""
+        each = [logged_N[rows] for rows in rows_of([each.batch for each in self.each])]
+        found = [(stored_radius(x_N), x_N) for x_N in each]
+        return torch.cat([torch.zeros_like(x_N) if radius_N is None else radius_N for radius_N, x_N in found])
 
     @property
     def metrics(self) -> Mapping[str, float]:
