@@ -1,6 +1,6 @@
 """Bases of rules that are judged by the audit: a cause that was established, or a disagreement that none explains."""
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, ClassVar
 
@@ -69,8 +69,12 @@ class AuditedRule(Rule[AuditedTally]):
         of_rows = LOGGED_COLUMNS | advantage_columns(objective) | {"response_mask"}
         return of_rows | loss_columns(objective) if of_loss else of_rows
 
-    def measure(self, step: "StepView") -> AuditedTally:
-        """Count the values of the step."""
+    def measure_each(self, steps: "StepView") -> Sequence[AuditedTally]:
+        """Count the logged values of each step."""
+        return [self.audited(each) for each in steps.each]
+
+    def audited(self, step: "StepView") -> AuditedTally:
+        """Count the logged values of one step."""
         total = AuditedTally(steps=int(len(step.batch) > 0 and self.occurs(step)))
         for tally in self._tallies(step).values():
             total += AuditedTally(tally.compared, tally.agree, tally.not_compared, tally.worst)
@@ -81,11 +85,12 @@ class AuditedRule(Rule[AuditedTally]):
 
     def examples(self, step: "StepView") -> Iterable[Example]:
         """The first value of each quantity that disagrees."""
-        for name, tally in self._tallies(step).items():
-            if tally.first is not None:
-                _, sample, logged, recomputed = tally.first
-                note = f"{name}: logged {number(logged)}, recomputed {number(recomputed)}"
-                yield Example(step.batch.step, None, sample or None, tally.worst, note)
+        for each in step.each:
+            for name, tally in self._tallies(each).items():
+                if tally.first is not None:
+                    _, sample, logged, recomputed = tally.first
+                    note = f"{name}: logged {number(logged)}, recomputed {number(recomputed)}"
+                    yield Example(each.batch.step, None, sample or None, tally.worst, note)
 
     def measures(self, tally: AuditedTally) -> Mapping[str, Measure]:
         """How many logged values follow from the rows and the options."""

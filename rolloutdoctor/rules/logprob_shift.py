@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 from rolloutdoctor.ops.tally import ratio
 from rolloutdoctor.results.findings import Example, Measure, Severity
 from rolloutdoctor.rules.audited import AuditedTally, CauseRule
-from rolloutdoctor.rules.base import KEEP_EXAMPLES, Context, Judgement, Missing, Rule, counted, percent
+from rolloutdoctor.rules.base import KEEP_EXAMPLES, Context, Judgement, Missing, counted, percent
 
 if TYPE_CHECKING:
     import numpy as np
@@ -130,13 +130,11 @@ class LogProbShift(CauseRule):
         gap = gap_of(block)
         return {} if gap is None else gap.sampled
 
-    measure = Rule.measure
-
     def measure_each(self, steps: "StepView") -> list[ShiftTally]:
         """Count the audited values of each step, and the rows that fit better one token away."""
         import numpy as np
 
-        audited = [CauseRule.measure(self, each) for each in steps.each]
+        audited = [self.audited(each) for each in steps.each]
         found = self._errors(steps)
         if found is None:
             return [ShiftTally(**vars(one)) for one in audited]

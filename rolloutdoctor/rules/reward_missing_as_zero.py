@@ -9,7 +9,7 @@ from rolloutdoctor.objective.objective import RowSet
 from rolloutdoctor.ops.tally import largest, ratio
 from rolloutdoctor.results.findings import Example, Measure, Severity
 from rolloutdoctor.rules.audited import AuditedTally, CauseRule
-from rolloutdoctor.rules.base import KEEP_EXAMPLES, Context, Judgement, Missing, Rule, counted, number
+from rolloutdoctor.rules.base import KEEP_EXAMPLES, Context, Judgement, Missing, counted, number
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -98,13 +98,10 @@ class RewardMissingAsZero(CauseRule):
         """The rewards, and what can witness that one is missing."""
         return frozenset({"reward", "rewards", "status", "response_mask"})
 
-    # Values are audited step by step, and rows counted together.
-    measure = Rule.measure
-
     def measure_each(self, steps: "StepView") -> list[MissingTally]:
         """Count the values and the rows of each step."""
         batch, by_step = steps.batch, steps.by_step
-        audited = [vars(CauseRule.measure(self, each)) for each in steps.each]
+        audited = [vars(self.audited(each)) for each in steps.each]
         if "reward" not in batch.per_row:
             return [MissingTally(**values) for values in audited]
         unscored, rows = by_step.count(batch.per_row["reward"].isnan()), by_step.count(self._missing(steps))

@@ -1,6 +1,6 @@
 """RDI004: rewards belong to other rows."""
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
@@ -110,16 +110,30 @@ class RewardRowMisaligned(CauseRule):
             return {}
         return {"hash": block.prefixes.at_lengths_NK[:, -1]}
 
-    def measure(self, step: "StepView") -> MisalignedTally:
-        """Count the values of the step, and the rows that keep each relation."""
-        total = super().measure(step)
+    def measure_each(self, steps: "StepView") -> list[MisalignedTally]:
+        """Count the values of each step, and the rows that keep each relation."""
+        return [self._of_step(*one) for one in zip(steps.each, self._relations(steps), strict=True)]
+
+    def _relations(self, steps: "StepView") -> "list[list[Relation]]":
+        """Relations of rewards and responses in each step."""
+        return steps.cached("reward relations", lambda: self._found(steps))
+
+    def _found(self, steps: "StepView") -> "list[list[Relation]]":
+        import torch
+
+        hash_N = steps.token_measures.get(self.code, {}).get("hash", steps.batch.per_row.get("response"))
+        hashes = [None] * len(steps.each) if hash_N is None else torch.split(hash_N, steps.by_step.size.tolist())
+        return [_relations(each.batch, hash_n) for each, hash_n in zip(steps.each, hashes, strict=True)]
+
+    def _of_step(self, step: "StepView", relations: "Sequence[Relation]") -> MisalignedTally:
+        total = self.audited(step)
         tested: dict[str, float] = {}
         bits: dict[str, float] = {}
         broken: dict[str, float] = {}
         broken_bits: dict[str, float] = {}
         kept: dict[str, float] = {}
         moved: dict[str, float] = {}
-        for one in self._relations(step):
+        for one in relations:
             is_kept_N = one.kept()
             tested[one.words], bits[one.words] = one.tested, one.bits
             if bool(is_kept_N.all()):
@@ -144,22 +158,6 @@ class RewardRowMisaligned(CauseRule):
             broken_steps=dict.fromkeys(broken, 1.0),
         )
 
-    def _relations(self, step: "StepView") -> "list[Relation]":
-        return step.cached("reward relations", lambda: self._found(step))
-
-    def _found(self, step: "StepView") -> "list[Relation]":
-        import torch
-
-        from rolloutdoctor.evaluation.reward_relations import relations_of
-
-        batch = step.batch
-        if "reward" not in batch.per_row or not len(batch):
-            return []
-        hash_N = step.token_measures.get(self.code, {}).get("hash", batch.per_row.get("response"))
-        ends = batch.statuses
-        is_cut_N = torch.tensor([(end or "").lower() in TRUNCATED for end in ends]) if any(ends) else None
-        return relations_of(_on_cpu(batch), None if hash_N is None else hash_N.cpu(), is_cut_N)
-
     def _orders(self, step: "StepView") -> "tuple[list[str], Tensor]":
         """Names of the orders, and the row whose reward each row has in them, ``[O, N]``."""
         return step.cached("reward orders", lambda: self._sources(step))
@@ -180,16 +178,12 @@ class RewardRowMisaligned(CauseRule):
     def examples(self, step: "StepView") -> Iterable[Example]:
         """What the audit shows, or the rows that break a relation."""
         yield from super().examples(step)
-        for one in self._relations(step):
-            rows = (~one.kept()).nonzero().squeeze(1).tolist()
-            for row in rows[:KEEP_EXAMPLES]:
-                yield Example(
-                    step.batch.step,
-                    step.batch.group_name(int(step.groups.index_N[row])),
-                    step.batch.sample_name(row),
-                    len(rows) / max(one.tested, 1),
-                    f"breaks that {one.words}",
-                )
+        for each, relations in zip(step.each, self._relations(step), strict=True):
+            for one in relations:
+                rows = (~one.kept()).nonzero().squeeze(1).tolist()
+                weight, note = len(rows) / max(one.tested, 1), f"breaks that {one.words}"
+                for row in rows[:KEEP_EXAMPLES]:
+                    yield Example(each.batch.step, each.group_of(row), each.batch.sample_name(row), weight, note)
 
     def inconclusive_reason(self, run: AuditedTally, context: Context) -> Missing | None:
         """No logged advantage, and no relation that all rows keep."""
@@ -238,6 +232,19 @@ class RewardRowMisaligned(CauseRule):
             advice=MISALIGNED_REWARDS[0].remedy,
             measures={"rows_tested": Measure(rows, "rows"), "rows_keeping": Measure(kept, "rows")},
         )
+
+
+def _relations(batch: "RolloutBatch", hash_N: "Tensor | None") -> "list[Relation]":
+    """Relations that rewards have with the responses, given hashes of these."""
+    import torch
+
+    from rolloutdoctor.evaluation.reward_relations import relations_of
+
+    if "reward" not in batch.per_row or not len(batch):
+        return []
+    ends = batch.statuses
+    is_cut_N = torch.tensor([(end or "").lower() in TRUNCATED for end in ends]) if any(ends) else None
+    return relations_of(_on_cpu(batch), None if hash_N is None else hash_N.cpu(), is_cut_N)
 
 
 def _on_cpu(batch: "RolloutBatch") -> "RolloutBatch":
