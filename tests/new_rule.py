@@ -80,10 +80,11 @@ class @CLASS@(Rule[@CLASS@Tally]):
             "different": block.row_sum(differs_T & block.trained_T),
         }
 
-    def measure(self, step: "StepView") -> @CLASS@Tally:
-        """Count one step."""
-        found = step.token_measures[self.code]
-        return @CLASS@Tally(tokens=int(found["tokens"].sum()), different=int(found["different"].sum()))
+    def measure_each(self, steps: "StepView") -> list[@CLASS@Tally]:
+        """Count the tokens of each step."""
+        found = steps.token_measures[self.code]
+        tokens, different = (steps.by_step.count(found[name]) for name in ("tokens", "different"))
+        return steps.tallies(@CLASS@Tally, tokens=tokens, different=different)
 
     def measures(self, tally: @CLASS@Tally) -> Mapping[str, Measure]:
         """The share of such tokens."""

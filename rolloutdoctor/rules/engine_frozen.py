@@ -113,7 +113,7 @@ class EngineFrozen(Rule[FrozenTally]):
         version_N = batch.per_row.get("policy_version_max")
         is_known_N = sampler_N.isfinite() & trainer_N.isfinite() & (prompt_N != 0)
         if version_N is None:
-            version_N = steps.number_N
+            version_N = steps.batch.number_N
         else:
             is_known_N = is_known_N & (version_N >= 0)
         context_N = scramble(prompt_N ^ scramble(rows["token"] + 1))

@@ -255,7 +255,9 @@ def _places(steps: "StepView", place_N: "Tensor") -> list[dict[str, float]]:
         return found
     batch = steps.batch
     # Without the prompts themselves, those of two steps count as two.
-    prompt_N = scramble((steps.row_N if batch.groups is None else steps.group_N) + (steps.number_N << 32))
+    prompt_N = scramble(
+        (steps.batch.row_N if batch.groups is None else steps.batch.group_N) + (steps.batch.number_N << 32)
+    )
     if batch.prompts is not None:
         prompt_N = prompt_N.where(batch.prompts == 0, batch.prompts)
     keys = scramble(prompt_N[row] + place_N[row, column]).tolist()

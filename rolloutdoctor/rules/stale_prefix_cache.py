@@ -103,7 +103,7 @@ class StalePrefixCache(Rule[PrefixTally]):
         prompt_N, length_N = batch.per_row.get("prompt_ids"), batch.per_row.get(PROMPT_LENGTH)
         if not rows or prompt_N is None or length_N is None or not len(batch):
             return steps.nothing(PrefixTally)
-        version_N = batch.per_row.get("policy_version_max", steps.number_N)
+        version_N = batch.per_row.get("policy_version_max", steps.batch.number_N)
         is_known_N = (prompt_N != 0) & (rows["unsure"] > 0) & (version_N >= 0)
         is_long_N = is_known_N & (length_N >= self.least_length)
         each = torch.stack([torch.ones_like(rows["size"]), rows["unsure"], rows["size"], length_N.double()], 1)

@@ -111,21 +111,6 @@ class StepView:
         """Reduces values of `compared`, ``[G]``, to one of each step, ``[S]``."""
         return ByStep.of_sizes([len(each.compared) for each in self.each], self.batch.device)
 
-    @property
-    def number_N(self) -> Tensor:
-        """The number of each row's step, ``[N]`` int64."""
-        return self.batch.number_N
-
-    @property
-    def row_N(self) -> Tensor:
-        """The number of each row in its step, ``[N]`` int64."""
-        return self.batch.row_N
-
-    @property
-    def group_N(self) -> Tensor:
-        """The number of each row's group in its step, ``[N]`` int64."""
-        return self.batch.group_N
-
     def lags(self, most: int) -> Tensor | None:
         """How many versions each row is behind the newest of its step, ``[N]``; see `version_stamps.lags_of`."""
         rows = self.batch.per_row
