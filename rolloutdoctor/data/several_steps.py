@@ -54,11 +54,14 @@ def can_join(one: RolloutBatch, other: RolloutBatch) -> bool:
         return False
     if (len(one.statuses) > 0) != (len(other.statuses) > 0):
         return False
-    return (
-        one.per_token.keys() == other.per_token.keys()
-        and one.per_row.keys() == other.per_row.keys()
-        and one.rewards.keys() == other.rewards.keys()
-    )
+    return _types(one) == _types(other)
+
+
+def _types(batch: RolloutBatch) -> dict[str, torch.dtype]:
+    """Type of every column: of steps that differ, one would come to have another's."""
+    found = {name: batch.token_columns.chunks(name)[0].dtype for name in batch.token_columns}
+    found |= {name: x_N.dtype for name, x_N in batch.per_row.items()}
+    return found | {f"rewards {name}": x_N.dtype for name, x_N in batch.rewards.items()}
 
 
 def joined(batches: Sequence[RolloutBatch]) -> RolloutBatch:

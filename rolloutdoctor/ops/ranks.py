@@ -24,7 +24,6 @@ class StepRanks:
     def __init__(self, by_step: ByStep) -> None:
         """Take the rows by step, on the CPU."""
         self._by_step = by_step
-        self._step = by_step.step_N.numpy()
 
     def centred(self, values: NDArray[np.float64]) -> NDArray[np.float64]:
         """Ranks among the rows of the step, ``[n]``, as `centred_ranks` has them.
@@ -32,16 +31,8 @@ class StepRanks:
         >>> StepRanks(ByStep.of_sizes([2, 3])).centred(np.array([2, 1, 5, 1, 5])).tolist()
         [0.5, -0.5, 0.5, -1.0, 0.5]
         """
-        order = np.lexsort((values, self._step))
-        ordered, step = values[order], self._step[order]
-        is_new = np.ones(len(values), bool)
-        is_new[1:] = (ordered[1:] != ordered[:-1]) | (step[1:] != step[:-1])
-        counts = np.bincount(np.cumsum(is_new) - 1)
-        found = np.empty(len(values))
-        # The mean place of equal values, less that of the step.
-        found[order] = (np.cumsum(counts) - (counts + 1) / 2).repeat(counts)
         sizes = self._by_step.size
-        return found - (np.cumsum(sizes) - (sizes + 1) / 2).repeat(sizes)
+        return self._by_step.ranks(values) - ((sizes + 1) / 2).repeat(sizes)
 
     def correlation(self, one: NDArray[np.float64], other: NDArray[np.float64]) -> NDArray[np.float64]:
         """Spearman's correlation of two series of centred ranks, ``[S]``."""

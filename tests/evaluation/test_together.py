@@ -236,3 +236,11 @@ def test_gathered_steps_may_be_let_go():
 
 def test_every_fix_is_tried():
     assert {"zero-std", "rejected-rows"} <= set(FIXES)
+
+
+def test_steps_of_other_types_are_not_joined():
+    single, double = (random_batch(3, dtype=dtype) for dtype in (torch.float32, torch.float64))
+    assert can_join(single, single)
+    assert not can_join(single, double)
+    whole = replace(single, per_row={**single.per_row, "reward": single.per_row["reward"].long()})
+    assert not can_join(single, whole)
