@@ -8,7 +8,7 @@ from rolloutdoctor.engine.accumulate import RuleAccumulator
 from rolloutdoctor.engine.options import CheckOptions
 from rolloutdoctor.engine.plan import Plan
 from rolloutdoctor.engine.prepare import prepare
-from rolloutdoctor.engine.run_steps import EvaluatedStep, run_file_steps
+from rolloutdoctor.engine.run_steps import EvaluatedStep, EvaluatedSteps, run_file_steps
 from rolloutdoctor.io.run import Run
 from rolloutdoctor.results.findings import Example, Report
 from rolloutdoctor.rules.table import AnyRule
@@ -41,8 +41,12 @@ class PlaceLister(RuleAccumulator):
         super().__init__(plan)
         self._rule, self._write = rule, write
 
-    def add(self, step: EvaluatedStep) -> None:
-        """List the places of one step."""
+    def add_all(self, steps: EvaluatedSteps) -> None:
+        """List the places of some steps, one after another."""
+        for step in steps.steps:
+            self._list(step)
+
+    def _list(self, step: EvaluatedStep) -> None:
         batch, rule = step.batch, self._rule
         view = replace(self._view(step), lists_all=True)
         lacks_evaluation = rule.needs_objective and view.evaluation is None

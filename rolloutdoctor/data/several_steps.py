@@ -9,7 +9,7 @@ from rolloutdoctor.data.batch import RolloutBatch
 from rolloutdoctor.data.token_columns import TokenColumns
 from rolloutdoctor.ops.groups import Groups
 
-TOGETHER = 196_608
+TOGETHER = 393_216
 """Tokens of small steps that are joined, at most."""
 
 SMALL = 2**15

@@ -112,7 +112,7 @@ class ByStep:
             weight_N: of each row.
         """
         found = np.empty((len(self), bins))
-        for step, (start, stop) in enumerate(pairwise(self.runs.cuts.tolist())):
+        for step, (start, stop) in enumerate(pairwise(self._on_cpu.cuts.tolist())):
             found[step] = np.bincount(bin_N[start:stop], None if weight_N is None else weight_N[start:stop], bins)
         return found
 
@@ -122,24 +122,25 @@ class ByStep:
         >>> ByStep.of_sizes([3, 2]).ranks(np.array([3.0, 1.0, 3.0, 9.0, 8.0])).tolist()
         [2.5, 1.0, 2.5, 2.0, 1.0]
         """
-        order, step_N = np.lexsort((x_N, self.step_N.numpy())), self.step_N.numpy()
+        step_N = self.cpu.step_N.numpy()
+        order = np.lexsort((x_N, step_N))
         is_first = np.ones(len(order), bool)
         is_first[1:] = (x_N[order][1:] != x_N[order][:-1]) | (step_N[1:] != step_N[:-1])
         first = np.flatnonzero(is_first)
         sizes = np.diff(first, append=len(order))
         rank_N = np.empty(len(order))
         rank_N[order] = (first + (sizes + 1) / 2).repeat(sizes)
-        rank_N -= self.runs.spread(self.runs.cuts[:-1])
+        rank_N -= self._on_cpu.spread(self._on_cpu.cuts[:-1])
         return rank_N
 
     @cached_property
     def cpu(self) -> "ByStep":
         """The same for values that are on the CPU, where the step itself may be on a GPU."""
-        return self if self.runs.offsets.device.type == "cpu" else ByStep.of_sizes(self.size)
+        return self if self.runs.offsets.device.type == "cpu" else ByStep(self._on_cpu)
 
     def at(self, places: NDArray[np.int64]) -> "ByStep":
         """Rows at some places in rising order, by step; on the CPU, for values that were packed by ``x_N[places]``."""
-        return ByStep(self.runs.at(places))
+        return ByStep(self._on_cpu.at(places))
 
     def median(self, x_N: NDArray[np.float64]) -> Floats:
         """Median of each step, ``[S]``, of finite values on the CPU; NaN for a step without rows.
@@ -147,7 +148,7 @@ class ByStep:
         >>> ByStep.of_sizes([3, 0, 2]).median(np.array([4.0, 1.0, 2.0, 1.0, 2.0])).tolist()
         [2.0, nan, 1.5]
         """
-        return np.array([_median(x_N[start:stop]) for start, stop in pairwise(self.runs.cuts.tolist())])
+        return np.array([_median(x_N[start:stop]) for start, stop in pairwise(self._on_cpu.cuts.tolist())])
 
 
 def _median(x: NDArray[np.float64]) -> float:
