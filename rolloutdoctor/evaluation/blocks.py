@@ -4,6 +4,7 @@ from abc import ABC, abstractmethod
 from collections.abc import Callable, Hashable, Iterator
 from dataclasses import dataclass
 from functools import cached_property
+from itertools import pairwise
 from typing import NamedTuple
 
 import numpy as np
@@ -19,6 +20,12 @@ from rolloutdoctor.ops.chosen import Chosen
 BLOCK_TOKENS = 196_608
 """Tokens that are worked on at a time: of more, temporaries leave the cache; of fewer, the calls outweigh the work."""
 
+PART_TOKENS = 32_768
+"""Tokens of a block that are evaluated at a time on the CPU: that takes a dozen temporaries beside the step.
+
+Measures of logged values take few, but many calls: they are shown whole blocks.
+"""
+
 DEVICE_BLOCK_TOKENS = 2**24
 """Tokens of a block on a GPU, where it must be long enough to keep the device busy."""
 
@@ -32,6 +39,17 @@ def blocks_of(batch: RolloutBatch, dtype: torch.dtype) -> Iterator["AdjacentRows
     """Cut a step into blocks of whole rows."""
     for rows, tokens in cut(batch):
         yield AdjacentRows(batch, rows, tokens, dtype)
+
+
+def parts_of(batch: RolloutBatch, rows: slice, tokens: slice, dtype: torch.dtype) -> Iterator["AdjacentRows"]:
+    """Cut a block into parts of whole rows and about as many tokens; a GPU takes it as it is."""
+    size = tokens.stop - tokens.start
+    count = max(1, round(size / PART_TOKENS)) if batch.device.type == "cpu" else 1
+    cuts = batch.rows[rows.start : rows.stop + 1].cpu().numpy()
+    ends = cuts.searchsorted([tokens.start + size * number // count for number in range(1, count)])
+    for start, stop in pairwise(dict.fromkeys([0, *ends.tolist(), len(cuts) - 1])):
+        places = slice(int(cuts[start]), int(cuts[stop]))
+        yield AdjacentRows(batch, slice(rows.start + start, rows.start + stop), places, dtype)
 
 
 def whole(batch: RolloutBatch, dtype: torch.dtype) -> "Block":

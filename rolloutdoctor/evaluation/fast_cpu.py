@@ -19,7 +19,7 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from rolloutdoctor.data.batch import RolloutBatch
-from rolloutdoctor.evaluation.blocks import BLOCK_TOKENS, AdjacentRows, WholeRows
+from rolloutdoctor.evaluation.blocks import PART_TOKENS, AdjacentRows, WholeRows
 from rolloutdoctor.evaluation.cuda.fused import RowValues
 from rolloutdoctor.formulas import kl
 from rolloutdoctor.formulas.losses.clipped import BOUNDS, free_range
@@ -34,7 +34,7 @@ Bools = NDArray[np.bool_]
 Sums = dict[str, Floats]
 """Float64 sums of some rows, ``[n]``, by their names in `TokenSums`."""
 
-_PIECE = 65_536
+_PIECE = 32_768
 """Tokens whose KL is made at a time: what lies between its steps stays in the cache, and needs no room beside."""
 
 _OF_DERIVATIVE = ("grad_l1_N", "grad_sq_N", "versus_dot_N")
@@ -169,8 +169,8 @@ class ClippedCpuEvaluator:
         self._sums = [part.sums for part in parts]
         self._dtype = torch.zeros(0, dtype=dtype).numpy().dtype
         self._buffers: dict[str, Floats] = {"kl": np.empty(min(batch.tokens, _PIECE), self._dtype)}
-        # No block has more, unless one of its rows is long: see `RolloutBatch.blocks`.
-        self._room = min(batch.tokens, BLOCK_TOKENS * 5 // 4)
+        # No block has more, unless one of its rows is long: see `parts_of`.
+        self._room = min(batch.tokens, PART_TOKENS * 3 // 2)
         self._views: dict[tuple[int, str], Floats] = {}
         self._seen: _Seen | None = None
         counted = ("clipped_N", "capped_N") if self._rule.kind == "ppo_dual_clip" else ()

@@ -1,6 +1,6 @@
 """The second pass of an evaluation: the terms of every token and their derivative, reduced to sums per row.
 
-Blocks of whole rows go through in turn, so that the temporaries of a block stay in the cache. Of several objectives the
+Blocks of whole rows go through in turn, part by part, so that temporaries stay in the cache. Of several objectives the
 first is the reference: another one is evaluated on the rows where it can differ from it, and shares its sums elsewhere.
 """
 
@@ -9,7 +9,7 @@ from collections.abc import Callable, Collection, Mapping
 import torch
 
 from rolloutdoctor.data.batch import RolloutBatch
-from rolloutdoctor.evaluation.blocks import blocks_of
+from rolloutdoctor.evaluation.blocks import cut, parts_of
 from rolloutdoctor.evaluation.cuda import fused
 from rolloutdoctor.evaluation.general import GeneralEvaluator
 from rolloutdoctor.evaluation.rows import RowResult, in_separate_batches, layout_of
@@ -31,7 +31,7 @@ def token_pass(
 ) -> dict[str, tuple[TokenSums, PerToken | None]]:
     """Run the second pass for all objectives, block by block; token values are kept of those in `per_token`.
 
-    Each block is shown to `visit` while it is in the cache, unless the kernel takes the step.
+    Each block is shown to `visit` when its parts are done, unless the kernel takes the step.
     With `kernel` "triton" a step on a GPU is summed up in one read, if its objectives allow it.
 
     Raises:
@@ -55,23 +55,24 @@ def token_pass(
         return {name: each.result() for name, each in passes.items()}
     host = reference.host([reference, *sharing])
     alone = [] if host is None else [(other, other.host([other])) for other in others if not other.shares]
-    for block in blocks_of(batch, dtype):
-        added: list[GeneralEvaluator] = []
-        if host is not None and host.add(block):
-            added = [reference, *sharing]
-            for other, own in alone:
-                if own is not None and own.add(block):
-                    host.compare(own)
-                    added.append(other)
-        left = [other for other in others if other not in added]
-        if (left or not added) and batch.place_N is not None:
-            raise NeedsPassOfItsOwn
-        if left or not added:
-            grad_T = reference.values(block)[-1] if added else reference.add(block)
-            for other in left:
-                other.add_compared(block, grad_T)
-        for each in dict.fromkeys([*sharing, *added]):
-            each.keep(block)
+    for rows, tokens in cut(batch):
+        for block in parts_of(batch, rows, tokens, dtype):
+            added: list[GeneralEvaluator] = []
+            if host is not None and host.add(block):
+                added = [reference, *sharing]
+                for other, own in alone:
+                    if own is not None and own.add(block):
+                        host.compare(own)
+                        added.append(other)
+            left = [other for other in others if other not in added]
+            if (left or not added) and batch.place_N is not None:
+                raise NeedsPassOfItsOwn
+            if left or not added:
+                grad_T = reference.values(block)[-1] if added else reference.add(block)
+                for other in left:
+                    other.add_compared(block, grad_T)
+            for each in dict.fromkeys([*sharing, *added]):
+                each.keep(block)
         if visit is not None:
-            visit(TokenBlock(batch, block.rows, block.places))
+            visit(TokenBlock(batch, rows, tokens))
     return {name: each.result() for name, each in passes.items()}

@@ -2,6 +2,7 @@
 
 import math
 from dataclasses import fields, replace
+from itertools import pairwise
 
 import pytest
 import torch
@@ -174,3 +175,36 @@ def test_what_the_comparison_would_miss(both):
     together[""].tokens.grad_sq_N[3] *= 1 + 1e-4
     with pytest.raises(AssertionError):
         agree(straight, together, torch.float32)
+
+
+def test_a_part_of_a_block_is_evaluated_at_a_time(monkeypatch):
+    """The temporaries of an evaluation are beside the step in memory: none of them is as long as a block."""
+    batch, seen = random_batch(3, sizes=(16,) * 8, longest=4_000), []
+    original = ClippedCpuEvaluator.add
+
+    def add(self, block):
+        taken = original(self, block)
+        seen.append((taken, block.tokens, max(map(len, self._buffers.values()))))
+        return taken
+
+    monkeypatch.setattr(ClippedCpuEvaluator, "add", add)
+    evaluate_all(batch, {"": objective_of("trl kl")})
+    assert batch.tokens > blocks.BLOCK_TOKENS
+    assert all(taken for taken, _, _ in seen)
+    most = blocks.PART_TOKENS * 3 // 2 + 4_000
+    assert max(tokens for _, tokens, _ in seen) <= most
+    assert max(room for _, _, room in seen) <= most
+
+
+@pytest.mark.parametrize("size", [1, 5, 30, 10**6])
+def test_parts_are_all_rows_of_a_block_in_their_order(size, monkeypatch):
+    monkeypatch.setattr(blocks, "PART_TOKENS", size)
+    batch = random_batch(3, sizes=(4,) * 8, longest=9)
+    rows, tokens = slice(5, 29), slice(int(batch.rows[5]), int(batch.rows[29]))
+    parts = list(blocks.parts_of(batch, rows, tokens, torch.float32))
+    assert (parts[0].rows.start, parts[-1].rows.stop) == (5, 29)
+    assert all(one.rows.stop == other.rows.start for one, other in pairwise(parts))
+    assert all(len(part.runs) for part in parts)
+    assert [part.places for part in parts] == [
+        slice(int(batch.rows[part.rows.start]), int(batch.rows[part.rows.stop])) for part in parts
+    ]
