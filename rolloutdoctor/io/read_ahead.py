@@ -21,7 +21,8 @@ class ReadAhead(Generic[T]):
     An error of the iterator reaches the caller when it has taken everything that came before.
 
     Attributes:
-        room: bytes that may be waiting; one item more is read whatever its size. May be set at any time.
+        room: bytes that may be waiting, unless one item is larger. Items are expected to be as large as the one before.
+            May be set at any time.
         is_waited_for: True while the caller has nothing to work on.
     """
 
@@ -34,7 +35,7 @@ class ReadAhead(Generic[T]):
         self._items = items
         self._room = LEAST_ROOM
         self._found: deque[tuple[T, int]] = deque()
-        self._held = 0
+        self._held = self._last = 0
         self.is_waited_for = False
         self._error: BaseException | None = None
         self._done = self._stopped = False
@@ -93,6 +94,7 @@ class ReadAhead(Generic[T]):
                 with self._changed:
                     self._found.append((item, size))
                     self._held += size
+                    self._last = size
                     self._changed.notify_all()
                     del item
                     self._changed.wait_for(self._may_go_on)
@@ -107,4 +109,4 @@ class ReadAhead(Generic[T]):
                 self._changed.notify_all()
 
     def _may_go_on(self) -> bool:
-        return self._held <= self._room or self._stopped
+        return not self._found or self._held + self._last <= self._room or self._stopped

@@ -34,7 +34,7 @@ def test_everything_comes_in_order():
     assert not readers()
 
 
-@pytest.mark.parametrize(("room", "waiting"), [(0, 1), (25, 3), (10**9, 20)])
+@pytest.mark.parametrize(("room", "waiting"), [(0, 1), (25, 2), (30, 3), (10**9, 20)])
 def test_no_more_than_the_room_is_read_ahead(room, waiting):
     made = []
     ahead = ReadAhead(counting(20, 10, made))
