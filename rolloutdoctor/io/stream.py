@@ -13,8 +13,11 @@ from rolloutdoctor.io.progress import Progress, Unit
 from rolloutdoctor.io.read_ahead import LEAST_ROOM, ReadAhead
 
 AHEAD = 1 / 8
-"""Share of a step's bytes that may be read while it is evaluated. More takes memory, and saved no time that could be measured:
-evaluation takes longer than decoding, and while a step is waited for, several columns are decoded at a time."""
+"""Share of a step's bytes that may be read while it is evaluated.
+
+More takes memory and saves no time: evaluation takes longer than decoding, and while a step is waited for, several
+columns are decoded at a time.
+"""
 
 _Raw = tuple[int, ArrowRows]
 """Rows, and the position of their row group in the index."""
