@@ -11,7 +11,7 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from rolloutdoctor.ops.segments import Runs, high, low
+from rolloutdoctor.ops.segments import Runs
 
 Record = TypeVar("Record")
 Floats = NDArray[np.float64]
@@ -49,7 +49,11 @@ class ByStep:
 
     def sum(self, x_N: Tensor | NDArray[Any]) -> Floats:
         """Sum over the rows of each step, ``[S]``."""
-        return self._on_cpu.sums(x_N) if isinstance(x_N, np.ndarray) else self.runs.total(x_N).cpu().numpy()
+        if isinstance(x_N, Tensor):
+            if x_N.device.type != "cpu":
+                return self.runs.total(x_N).cpu().numpy()
+            x_N = x_N.numpy()
+        return self._on_cpu.sums(x_N)
 
     @cached_property
     def _on_cpu(self) -> Runs:
@@ -74,15 +78,11 @@ class ByStep:
 
     def high(self, x_N: Tensor, empty: float = 0.0) -> Floats:
         """Largest value of each step, ``[S]``; NaN if there is one, `empty` for a step without rows."""
-        return self._filled(high(x_N.double(), self.runs.offsets), empty)
+        return self._on_cpu.extremes(x_N.cpu().numpy(), np.maximum, empty)
 
     def low(self, x_N: Tensor, empty: float = 0.0) -> Floats:
         """Smallest value of each step, ``[S]``; NaN if there is one, `empty` for a step without rows."""
-        return self._filled(low(x_N.double(), self.runs.offsets), empty)
-
-    def _filled(self, x_S: Tensor, empty: float) -> Floats:
-        found: Floats = np.where(self.size > 0, x_S.cpu().numpy(), empty)
-        return found
+        return self._on_cpu.extremes(x_N.cpu().numpy(), np.minimum, empty)
 
     def expand(self, x_S: NDArray[Any] | Tensor) -> Tensor:
         """Give every row the value of its step: ``[S] -> [N]``."""

@@ -88,6 +88,19 @@ class Runs:
             sums[self._filled] = filled
         return sums
 
+    def extremes(self, x: NDArray[Any], of: np.ufunc, empty: float) -> NDArray[np.float64]:
+        """Largest or smallest value of each run, ``[R]``, on the CPU; NaN if there is one.
+
+        Args:
+            x: the values.
+            of: `numpy.maximum` or `numpy.minimum`.
+            empty: what an empty run has.
+        """
+        found = np.full(len(self), empty, np.float64)
+        if len(self._starts):
+            found[self._filled] = of.reduceat(x[: self.cuts[-1]], self._starts)
+        return found
+
     def some(self, chosen_R: Tensor) -> "Runs":
         """The chosen runs, ``[R]`` bool, one after another."""
         if not self._on_cpu:
