@@ -20,7 +20,7 @@ from rolloutdoctor.ops.chosen import Chosen
 BLOCK_TOKENS = 196_608
 """Tokens that are worked on at a time: of more, temporaries leave the cache; of fewer, the calls outweigh the work."""
 
-PART_TOKENS = 32_768
+PART_TOKENS = 49_152
 """Tokens of a block that are evaluated at a time on the CPU: that takes a dozen temporaries beside the step.
 
 Measures of logged values take few, but many calls: they are shown whole blocks.

@@ -34,7 +34,7 @@ Bools = NDArray[np.bool_]
 Sums = dict[str, Floats]
 """Float64 sums of some rows, ``[n]``, by their names in `TokenSums`."""
 
-_PIECE = 32_768
+_PIECE = 49_152
 """Tokens whose KL is made at a time: what lies between its steps stays in the cache, and needs no room beside."""
 
 _OF_DERIVATIVE = ("grad_l1_N", "grad_sq_N", "versus_dot_N")
@@ -169,8 +169,8 @@ class ClippedCpuEvaluator:
         self._sums = [part.sums for part in parts]
         self._dtype = torch.zeros(0, dtype=dtype).numpy().dtype
         self._buffers: dict[str, Floats] = {"kl": np.empty(min(batch.tokens, _PIECE), self._dtype)}
-        # No block has more, unless one of its rows is long: see `parts_of`.
-        self._room = min(batch.tokens, PART_TOKENS * 3 // 2)
+        # No part of a long block has more, unless one of its rows is long: see `parts_of`.
+        self._room = min(batch.tokens, PART_TOKENS * 5 // 4)
         self._views: dict[tuple[int, str], Floats] = {}
         self._seen: _Seen | None = None
         counted = ("clipped_N", "capped_N") if self._rule.kind == "ppo_dual_clip" else ()

@@ -12,7 +12,7 @@ from rolloutdoctor.io.pending_steps import PendingSteps, row_groups_opened
 from rolloutdoctor.io.progress import Progress, Unit
 from rolloutdoctor.io.read_ahead import LEAST_ROOM, ReadAhead
 
-AHEAD = 1 / 8
+AHEAD = 1 / 16
 """Share of a step's bytes that may be read while it is evaluated.
 
 More takes memory and saves no time: evaluation takes longer than decoding, and while a step is waited for, several
