@@ -59,6 +59,14 @@ def test_prompts_that_are_always_dead():
     assert "1 of 3 prompts that came again were dead each time" in found.message
 
 
+def test_a_prompt_with_one_live_group_is_not_dead():
+    """A prompt may have several groups in a step: it is dead where all of them are."""
+    batches = [toy_batch([[1, 1], [0, 1]], per_row={"prompt": [11] * 4}, step=step) for step in range(2)]
+    assert values(find(batches))["always_dead_share"] == 0
+    dead = [toy_batch([[1, 1], [0, 0]], per_row={"prompt": [11] * 4}, step=step) for step in range(2)]
+    assert values(find(dead))["always_dead_share"] == 1
+
+
 def test_clean_and_skipped():
     assert outcomes(report_on(toy_batch([[1, 0]]), trainer=None, select=[CODE])) == {CODE: "clean"}
     (skipped,) = report_on(toy_batch([[1], [0]]), trainer=None, select=[CODE]).skipped

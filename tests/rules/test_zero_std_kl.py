@@ -202,3 +202,10 @@ def test_examples_are_the_groups_with_the_largest_gradient():
     assert [(example.group_id, example.sample_id) for example in found.examples] == [("g1", "r2"), ("g0", "r0")]
     assert found.examples[0].weight == pytest.approx(4 * 0.05 / 8)
     assert found.examples[0].note.startswith("every reward is 0; ")
+
+
+def test_not_applicable_where_every_response_is_alone():
+    report = report_on(toy_batch([[1], [0]], lengths=2, policy=-1.0, ref=-1.5), select=[CODE], **TRL)
+    assert [(one.code, one.reason) for one in report.not_applicable] == [
+        (CODE, "there is no training group of two or more")
+    ]
