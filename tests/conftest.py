@@ -3,11 +3,11 @@ import os
 import signal
 import sys
 from functools import cache
-from pathlib import Path
 
 import pytest
 import typer.main
 import typer.testing
+from forked import Server
 from hypothesis import settings
 
 # Small tensors gain nothing from threads, and on busy cores the barriers between them cost minutes.
@@ -19,11 +19,6 @@ sys.dont_write_bytecode = False
 
 # The parity tests call verl's functions, some of which are compiled on first use; that would take minutes.
 os.environ["TORCHDYNAMO_DISABLE"] = "1"
-
-# Helpers of the tests (`oracles`, `goldens.*`, `parity.*`) are imported from here, whatever the working directory.
-sys.path.insert(0, str(Path(__file__).parent))
-
-from forked import Server  # noqa: E402  # of the path above
 
 # The marks `covers` and `compared`, and the option `--proof`.
 pytest_plugins = ["proof.plugin"]

@@ -51,7 +51,7 @@ class Program:
         written = {"stdout": "", "stderr": ""}
 
         def read(name: str) -> None:
-            with open(self._pipes[name], encoding="utf-8") as pipe:  # noqa: PTH123  # a number
+            with os.fdopen(self._pipes[name], encoding="utf-8") as pipe:
                 written[name] = pipe.read()
 
         readers = [threading.Thread(target=read, args=[name], daemon=True) for name in self._pipes]
@@ -180,7 +180,7 @@ def _become(request: dict, streams: list[int]) -> None:
     for number in streams:
         os.close(number)
     sys.stdin, sys.stdout, sys.stderr = (
-        open(number, mode, encoding="utf-8", closefd=False) if is_open else None  # noqa: SIM115  # for good
+        os.fdopen(number, mode, encoding="utf-8", closefd=False) if is_open else None
         for number, (mode, is_open) in enumerate(zip("rww", request["open"], strict=True))
     )
     if request["file_size"] is not None:

@@ -49,8 +49,7 @@ class PlaceLister(RuleAccumulator):
     def _list(self, step: EvaluatedStep) -> None:
         batch, rule = step.batch, self._rule
         view = replace(self._view(step), lists_all=True)
-        lacks_evaluation = rule.needs_objective and view.evaluation is None
-        if batch.split not in rule.splits or lacks_evaluation or rule.code not in self._measurable(batch):
+        if batch.split not in rule.splits or not self._can_measure(rule, view):
             return
         rule.measure(view)
         places = sorted(rule.examples(view), key=lambda place: -place.weight)

@@ -102,6 +102,11 @@ class RolloutBatch:
         """Step and split."""
         return StepKey(self.step, self.split)
 
+    @property
+    def step_numbers(self) -> Sequence[int]:
+        """Numbers of the steps, S of them; one but for joined steps."""
+        return self.numbers or (self.step,)
+
     @cached_property
     def by_step(self) -> ByStep:
         """Reduces values of rows, ``[N]``, to one of each step, ``[S]``; S is 1 but for joined steps."""
@@ -112,7 +117,7 @@ class RolloutBatch:
     @cached_property
     def number_N(self) -> Tensor:
         """Number of each row's step, ``[N]`` int64."""
-        return self.by_step.expand(torch.tensor(self.numbers or [self.step]))
+        return self.by_step.expand(torch.tensor(self.step_numbers))
 
     @cached_property
     def row_N(self) -> Tensor:

@@ -14,9 +14,9 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from rolloutdoctor.data.batch import RolloutBatch
-from rolloutdoctor.evaluation.sampled_rows import SAMPLER, TRAINER, LoggedGap
+from rolloutdoctor.evaluation.sampled_rows import SAMPLER, TRAINER, LoggedGap, gap_of
 from rolloutdoctor.evaluation.token_measures import TokenBlock
-from rolloutdoctor.ops.by_step import ByStep, named_counts
+from rolloutdoctor.ops.by_step import named_counts
 from rolloutdoctor.ops.prefix_hash import scramble
 from rolloutdoctor.ops.slope_bins import STEP
 
@@ -31,6 +31,12 @@ MOST = 300
 
 NAMES = (*map(str, range(-MOST, MOST + 1)), "none")
 """Of the bins; the last is of contexts without a slope."""
+
+
+def sampled_and_first_tokens(block: TokenBlock) -> dict[str, Tensor]:
+    """Return the tokens of sampled rows, and the first tokens of each row; nothing without both log-probs."""
+    gap = gap_of(block)
+    return {} if gap is None else {**gap.sampled, **first_tokens(block, gap)}
 
 
 def first_tokens(block: TokenBlock, gap: LoggedGap) -> dict[str, Tensor]:
@@ -66,9 +72,7 @@ def _first_tokens(block: TokenBlock, gap: LoggedGap) -> dict[str, Tensor]:
     return dict(zip(names, map(torch.from_numpy, [*pair, before]), strict=True))
 
 
-def slopes(
-    batch: RolloutBatch, measured: Mapping[str, Tensor], by_step: ByStep, fresh_N: Tensor | None
-) -> list[dict[str, float]]:
+def slopes(batch: RolloutBatch, measured: Mapping[str, Tensor], fresh_N: Tensor | None) -> list[dict[str, float]]:
     """Return how many contexts of each step have which slope of the sampler's log-probs on the trainer's: bin to count.
 
     The slope is that of the line nearest to the points (total least squares): noise of both weighs the same, so that
@@ -77,25 +81,24 @@ def slopes(
     Args:
         batch: the rows.
         measured: what `first_tokens` gave, joined over the blocks.
-        by_step: the rows by step.
         fresh_N: rows that count, ``[N]`` bool; None: all.
     """
     if batch.groups is None and batch.prompts is None:
-        return [{} for _ in range(len(by_step))]
+        return [{} for _ in batch.step_numbers]
     index_N = torch.zeros(len(batch), dtype=torch.int64) if batch.groups is None else batch.groups.index_N.cpu()
     prompt_N = scramble(index_N + 1)
     if batch.prompts is not None:
         known_N = batch.prompts.cpu()
         prompt_N = prompt_N.where(known_N == 0, known_N)
     # No context is of two steps.
-    step_N = by_step.cpu.step_N
+    step_N = batch.by_step.cpu.step_N
     context = scramble(measured["before"] + (prompt_N + scramble(step_N))[:, None]).numpy()
     sampler, trainer = measured["first_sampler"].numpy(), measured["first_trainer"].numpy()
     here = np.isfinite(sampler) & np.isfinite(trainer) & _shared(context)
     if fresh_N is not None:
         here &= fresh_N.cpu().numpy()[:, None]
     step = step_N.numpy()[here.nonzero()[0]]
-    return _binned(*_slopes(context[here], step, sampler[here], trainer[here]), len(by_step))
+    return _binned(*_slopes(context[here], step, sampler[here], trainer[here]), len(batch.step_numbers))
 
 
 def _shared(context: NDArray[np.int64]) -> NDArray[np.bool_]:

@@ -34,7 +34,7 @@ Bools = NDArray[np.bool_]
 Sums = dict[str, Floats]
 """Float64 sums of some rows, ``[n]``, by their names in `TokenSums`."""
 
-_PIECE = 49_152
+_PIECE = PART_TOKENS
 """Tokens whose KL is made at a time: what lies between its steps stays in the cache, and needs no room beside."""
 
 _OF_DERIVATIVE = ("grad_l1_N", "grad_sq_N", "versus_dot_N")

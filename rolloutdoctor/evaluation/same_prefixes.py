@@ -1,6 +1,6 @@
 """Prefixes that several responses of one prompt share, though independent draws would not."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from math import isfinite
 from typing import Any, NamedTuple
 
@@ -10,7 +10,6 @@ from torch import Tensor
 
 from rolloutdoctor.data.batch import RolloutBatch
 from rolloutdoctor.evaluation.token_measures import TokenBlock
-from rolloutdoctor.ops.by_step import ByStep
 from rolloutdoctor.ops.kept_keys import kept_keys
 from rolloutdoctor.ops.numbered import numbered
 from rolloutdoctor.ops.prefix_hash import LENGTHS, PrefixHashes, scramble
@@ -84,7 +83,7 @@ class SharedPrefixes(NamedTuple):
     nats_N: Tensor
 
 
-def shared_prefixes(batch: RolloutBatch, measured: Mapping[str, Tensor], rows: ByStep) -> SharedPrefixes | None:
+def shared_prefixes(batch: RolloutBatch, measured: Mapping[str, Tensor]) -> SharedPrefixes | None:
     """Compare the prefixes of each step; None without ids, log-probs or groups.
 
     A prefix that groups of different prompts share was forced, and is no copy.
@@ -93,11 +92,11 @@ def shared_prefixes(batch: RolloutBatch, measured: Mapping[str, Tensor], rows: B
         batch: the steps.
         measured: ``prefix`` and ``prefix_nats``, ``[N, K]``: hash of each prefix and the nats of its trained tokens;
             ``hash`` and ``after_prompt``, of the whole response alone and after its prompt, ``[N]``.
-        rows: the rows by step.
     """
     if "prefix" not in measured or "prefix_nats" not in measured or batch.groups is None or not len(batch):
         return None
-    group_N, length_N, step_N = batch.groups.index_N.cpu(), batch.rows.diff().cpu(), rows.step_N.cpu()
+    rows = batch.by_step.cpu
+    group_N, length_N, step_N = batch.groups.index_N.cpu(), batch.rows.diff().cpu(), rows.step_N
     response_N = measured["hash"].cpu()
     seed_N = measured["after_prompt"].cpu() - response_N
     found_N, longest_N = torch.zeros(len(batch), dtype=torch.float64), torch.zeros(len(batch))
@@ -136,7 +135,7 @@ def shared_prefixes(batch: RolloutBatch, measured: Mapping[str, Tensor], rows: B
         "prefixed": count(group_P, size_P - 1),
         "prefixed_across": count(group_P, is_again_P),
         "prefixed_groups": count(torch.unique(group_P[size_P > 1])),
-        "longest": ByStep.of_sizes(rows.size).high(longest_N),
+        "longest": rows.high(longest_N),
     }
     return SharedPrefixes(counts, found_N)
 
@@ -153,14 +152,12 @@ def _different(key_n: Tensor, value_n: Tensor) -> Tensor:
     return torch.bincount(key_P)[key_n]
 
 
-def kept_prefixes(
-    batch: RolloutBatch, measured: Mapping[str, Tensor], rows: ByStep, numbers: Sequence[int], keys: int
-) -> list[dict[str, float]]:
+def kept_prefixes(batch: RolloutBatch, measured: Mapping[str, Tensor], keys: int) -> list[dict[str, float]]:
     """Return the unlikely prefixes of each step with the smallest hashes, each with its log-prob, by hash and step."""
     if "prefix" not in measured or "prefix_nats" not in measured or batch.prompts is None:
-        return [{} for _ in numbers]
+        return [{} for _ in batch.step_numbers]
     nats_N = measured["prefix_nats"][:, FOLLOWED]
     known_N = (batch.prompts != 0) & (batch.rows.diff() > LENGTHS[FOLLOWED]) & (nats_N >= BEYOND)
     seed_N = measured["after_prompt"] - measured["hash"]
     key_n = scramble((measured["prefix"][:, FOLLOWED] + seed_N)[known_N])
-    return kept_keys(key_n, -nats_N[known_N], rows.only(known_N), numbers, keys, largest=True)
+    return kept_keys(key_n, -nats_N[known_N], batch.by_step.only(known_N), batch.step_numbers, keys, largest=True)

@@ -50,11 +50,12 @@ def _hashes(batch: RolloutBatch, measured: Mapping[str, Tensor]) -> Tensor | Non
     return measured.get("hash", batch.per_row.get("response"))
 
 
-def _shown(batch: RolloutBatch, measured: Mapping[str, Tensor], hash_N: Tensor, rows: ByStep) -> Tensor:
+def _shown(batch: RolloutBatch, measured: Mapping[str, Tensor], hash_N: Tensor) -> Tensor:
     """Rows that hold a response: with a token, or in a step without tokens with a text."""
     has_tokens_N = batch.rows.diff() > 0
     if "hash" in measured or "told" in measured:
         return has_tokens_N
+    rows = batch.by_step
     return torch.where(rows.expand(rows.any(has_tokens_N)), has_tokens_N, hash_N != 0)
 
 
@@ -65,15 +66,13 @@ def _nats(batch: RolloutBatch, measured: Mapping[str, Tensor]) -> Tensor:
     return (-measured["log_prob"]).clamp(min=0)
 
 
-def compare_rows(batch: RolloutBatch, measured: Mapping[str, Tensor], rows: ByStep, groups: ByStep) -> SameRows | None:
+def compare_rows(batch: RolloutBatch, measured: Mapping[str, Tensor]) -> SameRows | None:
     """Compare the responses of each step.
 
     Args:
         batch: the steps.
         measured: `hash` of each row's response (else its text is taken), `log_prob` and `told`, the sum over the tokens
             with a log-prob and their number, where there are any.
-        rows: the rows by step.
-        groups: the groups by step.
     """
     # The rows of a step are few, and a GPU adds them up in no fixed order.
     batch = replace(batch, per_token={}).to("cpu") if batch.device.type != "cpu" else batch
@@ -81,8 +80,8 @@ def compare_rows(batch: RolloutBatch, measured: Mapping[str, Tensor], rows: BySt
     hash_N = _hashes(batch, measured)
     if hash_N is None or batch.groups is None or not len(batch):
         return None
-    rows, groups = ByStep.of_sizes(rows.size), ByStep.of_sizes(groups.size)
-    is_shown_N, nats_N = _shown(batch, measured, hash_N, rows), _nats(batch, measured)
+    rows, groups = batch.by_step, batch.groups_by_step
+    is_shown_N, nats_N = _shown(batch, measured, hash_N), _nats(batch, measured)
     group_N, response_N = batch.groups.index_N, numbered(rows.step_N, hash_N)
     group_n, response_n, nats_n = group_N[is_shown_N], response_N[is_shown_N], nats_N[is_shown_N]
     shown, kinds = rows.only(is_shown_N), int(response_N.max()) + 1
@@ -154,16 +153,14 @@ def _other_ranks(batch: RolloutBatch, is_shown_N: Tensor, response_n: Tensor, ki
     return (torch.bincount(pairs % kinds, minlength=kinds) - 1).clamp(min=0)
 
 
-def kept_responses(
-    batch: RolloutBatch, measured: Mapping[str, Tensor], rows: ByStep, numbers: Sequence[int], keys: int
-) -> list[dict[str, float]]:
+def kept_responses(batch: RolloutBatch, measured: Mapping[str, Tensor], keys: int) -> list[dict[str, float]]:
     """Return the responses of each step with the smallest hashes, each with its log-prob, by hash and step.
 
     Only of prompts that are known across steps, and of rows with a log-prob. Of copies in a step the likeliest is kept,
     whatever their order.
     """
     if "after_prompt" not in measured or "log_prob" not in measured or batch.prompts is None:
-        return [{} for _ in numbers]
+        return [{} for _ in batch.step_numbers]
     known_N = (batch.prompts != 0) & (measured["told"] > 0)
     key_n, value_n = scramble(measured["after_prompt"][known_N]), measured["log_prob"][known_N]
-    return kept_keys(key_n, value_n, rows.only(known_N), numbers, keys, largest=True)
+    return kept_keys(key_n, value_n, batch.by_step.only(known_N), batch.step_numbers, keys, largest=True)

@@ -7,13 +7,14 @@ step, so that they cost the same for a step of any length.
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property, lru_cache
-from math import isnan, log, nan
+from math import isnan, nan
 
 import numpy as np
 import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
+from rolloutdoctor.evaluation.sampler_gap import UNSURE
 from rolloutdoctor.evaluation.token_measures import TokenBlock
 from rolloutdoctor.ops import segments as seg
 from rolloutdoctor.ops.by_step import ByStep
@@ -30,9 +31,6 @@ _PIECE = 2**14
 
 BOUND = 20.0
 """Log-ratios are cut to this absolute value before they are exponentiated, as verl does."""
-
-UNSURE = log(0.9)
-"""Tokens of which both models were less sure: noise of the others is too small to show anything."""
 
 Floats = NDArray[np.float64]
 
@@ -135,7 +133,7 @@ def _is_sampled(block: TokenBlock) -> NDArray[np.bool_]:
     every_S = -(-batch.rows[by_step.runs.offsets].diff() // SAMPLED_TOKENS)
     if int(every_S.max()) <= 1:
         return np.ones(len(block.runs), bool)
-    seeds = [scrambled(number) for number in batch.numbers or [batch.step]]
+    seeds = [scrambled(number) for number in batch.step_numbers]
     half_S = torch.tensor([seed >> 1 for seed in seeds])
     own_S = torch.tensor([seed % size if size else 0 for seed, size in zip(seeds, by_step.size.tolist(), strict=True)])
     every_n, half_n, own_n = (by_step.expand(x_S)[rows] for x_S in (every_S.clamp(min=1), half_S, own_S))

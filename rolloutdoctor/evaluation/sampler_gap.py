@@ -18,8 +18,11 @@ from rolloutdoctor.ops.segments import Runs, total_by
 COLUMNS = frozenset({"old_log_probs", "rollout_log_probs"})
 
 UNSURE = math.log(0.9)
-"""Tokens to which the sampler gave less are compared in size. The noise of a kernel moves a log-prob by its size times
-``1 - p``, so that the gap of a token that was all but certain says nothing, and their share changes with the policy."""
+"""Tokens that were given less, by the sampler or by both models, are compared in size.
+
+The noise of a kernel moves a log-prob by its size times ``1 - p``, so that the gap of a token that was all but certain
+says nothing, and their share changes with the policy.
+"""
 
 
 LONG = 32

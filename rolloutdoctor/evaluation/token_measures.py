@@ -20,7 +20,8 @@ TokenMeasure = Callable[["TokenBlock"], Mapping[str, Tensor]]
 """Maps a block to named values of its rows, ``[n, ...]`` each, or to values of some of its tokens, ``[t]``, with their
 number in each row.
 
-The names are the same for every block of a step, and for steps with the same columns.
+The names are the same for every block of a step, and for steps with the same columns. Who takes steps one by one, as
+pictures do, may have counts of the block as well, ``[1, ...]``.
 """
 
 
@@ -55,7 +56,7 @@ class TokenBlock:
         return name in self._batch.per_token
 
     def of_step(self, name: str) -> Tensor | None:
-        """Return a row column of the whole step, ``[N]``, of which `rows` is the block's share; None if absent."""
+        """Return a row column of the whole batch, ``[N]``, of which `rows` is the block's share; None if absent."""
         return self._batch.per_row.get(name)
 
     @property

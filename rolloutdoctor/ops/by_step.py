@@ -11,6 +11,7 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
+from rolloutdoctor.ops.numbered import is_new
 from rolloutdoctor.ops.segments import Runs
 
 Record = TypeVar("Record")
@@ -53,11 +54,12 @@ class ByStep:
             if x_N.device.type != "cpu":
                 return self.runs.total(x_N).cpu().numpy()
             x_N = x_N.numpy()
-        return self._on_cpu.sums(x_N)
+        return self.cpu.runs.sums(x_N)
 
     @cached_property
-    def _on_cpu(self) -> Runs:
-        return self.runs if self.runs.offsets.device.type == "cpu" else Runs(self.runs.offsets.cpu())
+    def cpu(self) -> "ByStep":
+        """The same for values that are on the CPU, where the step itself may be on a GPU."""
+        return self if self.runs.offsets.device.type == "cpu" else ByStep(Runs(self.runs.offsets.cpu()))
 
     def count(self, chosen_N: Tensor | NDArray[Any]) -> NDArray[np.int64]:
         """How many rows of each step are chosen, ``[S]``, from ``[N]`` bool; or the sum of whole numbers."""
@@ -78,11 +80,11 @@ class ByStep:
 
     def high(self, x_N: Tensor, empty: float = 0.0) -> Floats:
         """Largest value of each step, ``[S]``; NaN if there is one, `empty` for a step without rows."""
-        return self._on_cpu.extremes(x_N.cpu().numpy(), np.maximum, empty)
+        return self.cpu.runs.extremes(x_N.cpu().numpy(), np.maximum, empty)
 
     def low(self, x_N: Tensor, empty: float = 0.0) -> Floats:
         """Smallest value of each step, ``[S]``; NaN if there is one, `empty` for a step without rows."""
-        return self._on_cpu.extremes(x_N.cpu().numpy(), np.minimum, empty)
+        return self.cpu.runs.extremes(x_N.cpu().numpy(), np.minimum, empty)
 
     def expand(self, x_S: NDArray[Any] | Tensor) -> Tensor:
         """Give every row the value of its step: ``[S] -> [N]``."""
@@ -112,7 +114,7 @@ class ByStep:
             weight_N: of each row.
         """
         found = np.empty((len(self), bins))
-        for step, (start, stop) in enumerate(pairwise(self._on_cpu.cuts.tolist())):
+        for step, (start, stop) in enumerate(pairwise(self.cpu.runs.cuts.tolist())):
             found[step] = np.bincount(bin_N[start:stop], None if weight_N is None else weight_N[start:stop], bins)
         return found
 
@@ -124,23 +126,16 @@ class ByStep:
         """
         step_N = self.cpu.step_N.numpy()
         order = np.lexsort((x_N, step_N))
-        is_first = np.ones(len(order), bool)
-        is_first[1:] = (x_N[order][1:] != x_N[order][:-1]) | (step_N[1:] != step_N[:-1])
-        first = np.flatnonzero(is_first)
+        first = np.flatnonzero(is_new(x_N[order], step_N))
         sizes = np.diff(first, append=len(order))
         rank_N = np.empty(len(order))
         rank_N[order] = (first + (sizes + 1) / 2).repeat(sizes)
-        rank_N -= self._on_cpu.spread(self._on_cpu.cuts[:-1])
+        rank_N -= self.cpu.runs.spread(self.cpu.runs.cuts[:-1])
         return rank_N
-
-    @cached_property
-    def cpu(self) -> "ByStep":
-        """The same for values that are on the CPU, where the step itself may be on a GPU."""
-        return self if self.runs.offsets.device.type == "cpu" else ByStep(self._on_cpu)
 
     def at(self, places: NDArray[np.int64]) -> "ByStep":
         """Rows at some places in rising order, by step; on the CPU, for values that were packed by ``x_N[places]``."""
-        return ByStep(self._on_cpu.at(places))
+        return ByStep(self.cpu.runs.at(places))
 
     def median(self, x_N: NDArray[np.float64]) -> Floats:
         """Median of each step, ``[S]``, of finite values on the CPU; NaN for a step without rows.
@@ -148,7 +143,7 @@ class ByStep:
         >>> ByStep.of_sizes([3, 0, 2]).median(np.array([4.0, 1.0, 2.0, 1.0, 2.0])).tolist()
         [2.0, nan, 1.5]
         """
-        return np.array([_median(x_N[start:stop]) for start, stop in pairwise(self._on_cpu.cuts.tolist())])
+        return np.array([_median(x_N[start:stop]) for start, stop in pairwise(self.cpu.runs.cuts.tolist())])
 
 
 def _median(x: NDArray[np.float64]) -> float:

@@ -6,6 +6,7 @@ import numpy as np
 from torch import Tensor
 
 from rolloutdoctor.ops.by_step import ByStep
+from rolloutdoctor.ops.numbered import is_new
 
 
 def kept_keys(
@@ -30,8 +31,7 @@ def kept_keys(
     key, value, step = key_n.cpu().numpy(), value_n.cpu().numpy(), by_step.step_N.cpu().numpy()
     order = np.lexsort((key, step))
     key, value, step = key[order], value[order], step[order]
-    is_first = np.ones(len(key), bool)
-    is_first[1:] = (key[1:] != key[:-1]) | (step[1:] != step[:-1])
+    is_first = is_new(key, step)
     value = (np.maximum if largest else np.minimum).reduceat(value, np.flatnonzero(is_first))
     key, step = key[is_first], step[is_first]
     is_kept = np.arange(len(key)) - np.searchsorted(step, step) < keep

@@ -1,21 +1,20 @@
 """Correlations of ranks."""
 
+from typing import Any
+
 import numpy as np
 from numpy.typing import NDArray
 
 from rolloutdoctor.ops.by_step import ByStep
 
 
-def centred_ranks(values: NDArray[np.float64] | NDArray[np.int64]) -> NDArray[np.float64]:
+def centred_ranks(values: NDArray[np.number[Any]]) -> NDArray[np.float64]:
     """Ranks less their mean, equal values sharing the mean of theirs.
 
     >>> centred_ranks(np.array([5, 1, 5])).tolist()
     [0.5, -1.0, 0.5]
     """
-    _, place, counts = np.unique(values, return_inverse=True, return_counts=True)
-    last = np.cumsum(counts)
-    found: NDArray[np.float64] = (last - (counts - 1) / 2)[place] - (len(values) + 1) / 2
-    return found
+    return StepRanks(ByStep.of_sizes([len(values)])).centred(values)
 
 
 class StepRanks:
@@ -25,7 +24,7 @@ class StepRanks:
         """Take the rows by step, on the CPU."""
         self._by_step = by_step
 
-    def centred(self, values: NDArray[np.float64]) -> NDArray[np.float64]:
+    def centred(self, values: NDArray[np.number[Any]]) -> NDArray[np.float64]:
         """Ranks among the rows of the step, ``[n]``, as `centred_ranks` has them.
 
         >>> StepRanks(ByStep.of_sizes([2, 3])).centred(np.array([2, 1, 5, 1, 5])).tolist()

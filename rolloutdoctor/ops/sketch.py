@@ -10,10 +10,12 @@ up without rounding.
 from collections.abc import Iterable, Sequence
 from functools import reduce
 from itertools import pairwise
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
+
+from rolloutdoctor.ops.numbered import is_new
 
 CONTEXTS = 128
 """Contexts that are kept."""
@@ -99,23 +101,16 @@ def _texts(
     step = np.arange(len(sizes)).repeat(sizes)
     order = np.lexsort((version, context, step))
     step, context, version, sums = step[order], context[order], version[order], sums[order]
-    number = _is_new(step, context).cumsum()
+    number = is_new(step, context).cumsum()
     is_kept = number - number[np.searchsorted(step, step)] < CONTEXTS
     step, context, version, sums = step[is_kept], context[is_kept], version[is_kept], sums[is_kept]
-    starts = np.flatnonzero(_is_new(step, context, version))
+    starts = np.flatnonzero(is_new(step, context, version))
     sums = np.add.reduceat(sums, starts, axis=0)
     step, context, version = step[starts], context[starts], version[starts]
-    is_kept = _is_at_an_end(_is_new(step, context))
+    is_kept = _is_at_an_end(is_new(step, context))
     table = np.column_stack([context.view(np.int64), version, sums]).astype("<i8")[is_kept]
     ends = np.searchsorted(step[is_kept], np.arange(len(sizes) + 1)).tolist()
     return [f"{sums.shape[1]}:{table[one:end].tobytes().hex()}" if one < end else "" for one, end in pairwise(ends)]
-
-
-def _is_new(*keys: NDArray[Any]) -> NDArray[np.bool_]:
-    """Records that differ from the one before in one of some keys, ``[R]``."""
-    found = np.ones(len(keys[0]), bool)
-    found[1:] = np.any([key[1:] != key[:-1] for key in keys], axis=0)
-    return found
 
 
 def _is_at_an_end(is_first: NDArray[np.bool_]) -> NDArray[np.bool_]:

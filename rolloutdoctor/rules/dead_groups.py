@@ -187,7 +187,7 @@ class DeadGroups(Rule[DeadTally]):
             scramble(prompts_N[known_N]),
             dead_G[index_N[known_N]].double(),
             steps.by_step.only(known_N),
-            [each.batch.step for each in steps.each],
+            steps.batch.step_numbers,
             SAMPLE,
             largest=False,
         )

@@ -173,7 +173,7 @@ class DuplicateResponses(Rule[DuplicateTally]):
         same, shared = self._same(steps), self._shared(steps)
         if same is None:
             return steps.nothing(DuplicateTally)
-        of_steps = steps.batch, steps.token_measures[self.code], steps.by_step, [each.batch.step for each in steps.each]
+        of_steps = steps.batch, steps.token_measures[self.code]
         return steps.tallies(
             DuplicateTally,
             **same.counts,
@@ -186,13 +186,13 @@ class DuplicateResponses(Rule[DuplicateTally]):
         from rolloutdoctor.evaluation.same_prefixes import shared_prefixes
 
         measured = steps.token_measures.get(self.code, {})
-        return steps.cached(f"{self.code} prefixes", lambda: shared_prefixes(steps.batch, measured, steps.by_step))
+        return steps.cached(f"{self.code} prefixes", lambda: shared_prefixes(steps.batch, measured))
 
     def _same(self, steps: "StepView") -> "SameRows | None":
         from rolloutdoctor.evaluation.same_rows import compare_rows
 
-        measured, rows, groups = steps.token_measures.get(self.code, {}), steps.by_step, steps.groups_by_step
-        return steps.cached(self.code, lambda: compare_rows(steps.batch, measured, rows, groups))
+        measured = steps.token_measures.get(self.code, {})
+        return steps.cached(self.code, lambda: compare_rows(steps.batch, measured))
 
     def examples(self, step: "StepView") -> Iterable[Example]:
         """Copies of the least likely responses."""

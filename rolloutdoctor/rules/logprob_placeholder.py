@@ -150,16 +150,15 @@ class LogProbPlaceholder(Rule[PlaceholderTally]):
         import numpy as np
         import torch
 
-        from rolloutdoctor.evaluation.sampled_rows import Sample
         from rolloutdoctor.ops.by_step import named_counts
 
-        measured = steps.token_measures.get(self.code)
-        if not measured:
+        sample = steps.sample(self.code)
+        if sample is None:
             return steps.nothing(PlaceholderTally)
+        measured = steps.token_measures[self.code]
         by_step, tails_N = steps.by_step.cpu, measured["tails"]
         # Of each side the kinds, and last the tokens of which a model was certain.
         kinds = by_step.sum(measured["kinds"]).reshape(len(by_step), len(SIDES), -1)
-        sample = steps.cached("sampled rows", lambda: Sample.of(measured, by_step))
         apart = np.flatnonzero(sample.size >= APART)
         pair = [torch.from_numpy(values[apart]) for values in (sample.sampler, sample.trainer)]
         held = apart[torch.stack([which for values in pair for which in _kinds(values)[:-1]]).any(0).numpy()]

@@ -225,15 +225,10 @@ def _errors(steps: "StepView", code: str) -> "Errors | None":
     """Compare the sampled rows whose log-probs vary, in place and moved by one token."""
     import numpy as np
 
-    from rolloutdoctor.evaluation.sampled_rows import Sample
-
-    measured = steps.token_measures.get(code)
-    if not measured:
+    sample = steps.sample(code)
+    if sample is None or not len(sample.place):
         return None
-    sample = steps.cached("sampled rows", lambda: Sample.of(measured, steps.by_step))
     own, other, place = sample.sampler, sample.trainer, sample.place
-    if not len(place):
-        return None
     # Tokens that the next one of their row does not follow at once.
     is_last = np.append(place[1:] != place[:-1] + 1, True)
     is_last[sample.runs.cuts[1:] - 1] = True

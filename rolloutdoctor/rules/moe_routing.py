@@ -111,25 +111,20 @@ class MoeRouting(Rule[RoutingTally]):
 
     def measure_tokens(self, block: "TokenBlock") -> "Mapping[str, Tensor]":
         """Sampled tokens, and the first ones of each row."""
-        from rolloutdoctor.evaluation.contexts import first_tokens
-        from rolloutdoctor.evaluation.sampled_rows import gap_of
+        from rolloutdoctor.evaluation.contexts import sampled_and_first_tokens
 
-        gap = gap_of(block)
-        return {} if gap is None else {**gap.sampled, **first_tokens(block, gap)}
+        return sampled_and_first_tokens(block)
 
     def measure_each(self, steps: "StepView") -> list[RoutingTally]:
         """Count the tail of each step."""
         import numpy as np
 
-        from rolloutdoctor.evaluation.contexts import slopes
-        from rolloutdoctor.evaluation.sampled_rows import Sample
         from rolloutdoctor.ops.by_step import named_counts
         from rolloutdoctor.ops.gap_bins import BINS, bins_of
 
-        measured, by_step = steps.token_measures.get(self.code), steps.by_step
-        if not measured:
+        sample = steps.sample(self.code)
+        if sample is None:
             return steps.nothing(RoutingTally)
-        sample = steps.cached("sampled rows", lambda: Sample.of(measured, by_step))
         fresh_N, at = steps.fresh_N, sample.unsure
         if fresh_N is not None:
             at = at[sample.runs.spread(fresh_N.cpu().numpy()[sample.row])[at]]
@@ -144,10 +139,11 @@ class MoeRouting(Rule[RoutingTally]):
         is_pair[rows.cuts[1:] - 1] = False
         is_followed = np.append(is_far[1:], False)
         ahead, behind, both = (rows.sums(x) for x in (is_pair & is_far, is_pair & is_followed, is_pair))
-        counts = steps.cached("slopes", lambda: slopes(steps.batch, measured, by_step, steps.fresh_N))
         return steps.tallies(
             RoutingTally,
-            slopes=[of_step if count else {} for of_step, count in zip(counts, tokens.size, strict=True)],
+            slopes=[
+                of_step if count else {} for of_step, count in zip(steps.slopes(self.code), tokens.size, strict=True)
+            ],
             tokens=tokens.size,
             sizes=named_counts(tokens.histogram(bins_of(size), BINS)),
             tail=tokens.count(is_far),

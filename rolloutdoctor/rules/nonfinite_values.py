@@ -156,7 +156,7 @@ class NonfiniteValues(Rule[NonfiniteTally]):
         by_step, tokens = steps.by_step, steps.token_measures[self.code]
         bad_reward_N, unscored_N, undefined_N = self._rows(steps)
         bad_N = bad_reward_N | (tokens["all"] > 0)
-        numbers = np.array([float(each.batch.step) for each in steps.each])
+        numbers = np.array(steps.batch.step_numbers, np.float64)
         return steps.tallies(
             NonfiniteTally,
             tokens=by_step.count(tokens["trained"]),

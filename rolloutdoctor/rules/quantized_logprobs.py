@@ -140,13 +140,12 @@ class QuantizedLogProbs(Rule[LatticeTally]):
         """Count the values of each step that lie on each lattice."""
         import numpy as np
 
-        from rolloutdoctor.evaluation.sampled_rows import Sample
         from rolloutdoctor.ops.by_step import named_counts
 
-        measured = steps.token_measures.get(self.code)
-        if not measured:
+        sample = steps.sample(self.code)
+        if sample is None:
             return steps.nothing(LatticeTally)
-        tokens = steps.cached("sampled rows", lambda: Sample.of(measured, steps.by_step)).tokens_by_step
+        measured, tokens = steps.token_measures[self.code], sample.tokens_by_step
         found = [_counted(measured[side].float().numpy(), tokens) for side in SIDES]
         names = [f"{side}:{lattice}" for side in SIDES for lattice in LATTICES]
 

@@ -112,6 +112,7 @@ class ResumedData(Rule[ResumedTally]):
         """Hash the prompts of each step."""
         import numpy as np
 
+        from rolloutdoctor.ops.numbered import is_new
         from rolloutdoctor.ops.prefix_hash import scramble
 
         prompts_N, by_step = steps.batch.prompts, steps.by_step
@@ -120,8 +121,7 @@ class ResumedData(Rule[ResumedTally]):
         key_N, step_N = scramble(prompts_N).cpu().numpy(), by_step.step_N.cpu().numpy()
         key_N = key_N[np.lexsort((key_N, step_N))]
         # Each prompt once: how many responses it has may differ, after filters.
-        is_again_N = (key_N[1:] == key_N[:-1]) & (step_N[1:] == step_N[:-1])
-        key_N[1:][is_again_N] = 0
+        key_N[~is_new(key_N, step_N)] = 0
         total = np.add.reduceat(key_N, by_step.runs.offsets[:-1].cpu().numpy()) % 2**BITS
         seen = [
             {} if unknown else {f"{key:0{BITS // 4}x}:{each.batch.step}": _epoch(each.logged)}

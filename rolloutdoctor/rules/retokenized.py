@@ -146,8 +146,8 @@ class Retokenized(Rule[TurnTally]):
             return steps.nothing(TurnTally)
         turns = steps.by_step.count(row["turns"])
         found = [
-            distances(each.batch, each.token_measures[self.code]["turns"] > 0) if count else ({}, {})
-            for each, count in zip(steps.each, turns, strict=True)
+            distances(each.batch, turns_n > 0) if count else ({}, {})
+            for each, turns_n, count in zip(steps.each, steps.split(row["turns"]), turns, strict=True)
         ]
         near, rest = zip(*found, strict=True)
         return steps.tallies(TurnTally, rows=steps.by_step.size, turns=turns, near=near, rest=rest)

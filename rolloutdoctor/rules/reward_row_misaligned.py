@@ -119,10 +119,9 @@ class RewardRowMisaligned(CauseRule):
         return steps.cached("reward relations", lambda: self._found(steps))
 
     def _found(self, steps: "StepView") -> "list[list[Relation]]":
-        import torch
 
         hash_N = steps.token_measures.get(self.code, {}).get("hash", steps.batch.per_row.get("response"))
-        hashes = [None] * len(steps.each) if hash_N is None else torch.split(hash_N, steps.by_step.size.tolist())
+        hashes = [None] * len(steps.each) if hash_N is None else steps.split(hash_N)
         return [_relations(each.batch, hash_n) for each, hash_n in zip(steps.each, hashes, strict=True)]
 
     def _of_step(self, step: "StepView", relations: "Sequence[Relation]") -> MisalignedTally:

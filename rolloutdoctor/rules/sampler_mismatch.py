@@ -109,17 +109,11 @@ class SamplerMismatch(Rule[MismatchTally]):
         """Add up the rows of each step."""
         import numpy as np
 
-        from rolloutdoctor.evaluation.sampled_rows import Sample
-
-        row, by_step = steps.token_measures.get(self.code), steps.by_step
-        if not row:
+        sample, by_step = steps.sample(self.code), steps.by_step
+        if sample is None:
             return steps.nothing(MismatchTally)
-        tokens, high, lag_N, place_N = (
-            by_step.count(row["count"]),
-            by_step.high(row["largest"]),
-            steps.lags(LAGS),
-            row["confident"],
-        )
+        row, lag_N = steps.token_measures[self.code], steps.lags(LAGS)
+        tokens, high, place_N = by_step.count(row["count"]), by_step.high(row["largest"]), row["confident"]
         # A row of older weights may disagree with the present ones about anything.
         fresh_N = place_N if lag_N is None else place_N.where((lag_N == 0)[:, None], -1)
         return steps.tallies(
@@ -129,10 +123,7 @@ class SamplerMismatch(Rule[MismatchTally]):
             confident=by_step.count((fresh_N >= 0).sum(1)),
             places=_places(steps, fresh_N),
             largest=np.where(tokens > 0, high, 0.0),
-            **_of_sample(
-                steps.cached("sampled rows", lambda: Sample.of(row, by_step)),
-                None if lag_N is None else lag_N.cpu().numpy(),
-            ),
+            **_of_sample(sample, None if lag_N is None else lag_N.cpu().numpy()),
         )
 
     def examples(self, step: "StepView") -> Iterable[Example]:

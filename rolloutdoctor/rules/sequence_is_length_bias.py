@@ -193,6 +193,7 @@ class SequenceIsLengthBias(Rule[LengthTally]):
         import numpy as np
 
         from rolloutdoctor.ops.by_step import ByStep, named_counts
+        from rolloutdoctor.ops.ranks import StepRanks
 
         row = steps.token_measures.get(self.code)
         bounds = _bounds(None if steps.evaluation is None else steps.evaluation.objective)
@@ -207,24 +208,23 @@ class SequenceIsLengthBias(Rule[LengthTally]):
         for bound in bounds:
             is_kept &= (sums[bound.of] >= bound.low) & (sums[bound.of] <= bound.high)
         # Rows of one length are in one third.
-        rank, weight_rank = rows.ranks(length), rows.ranks(abs(sums["k1"]))
-        third = ((rank - 0.5) * len(THIRDS) / size).astype(np.int64)
+        ranks = StepRanks(rows)
+        by_length, by_weight = ranks.centred(length), ranks.centred(abs(sums["k1"]))
+        third = ((by_length + size / 2) * len(THIRDS) / size).astype(np.int64)
         weight = np.exp(sums["k1"].clip(-20, 20))
         each = {"rows": None, "tokens": length, "kept": is_kept, "size": sums["size"], "weight": weight}
         apart, lost = length - rows.mean(length).repeat(rows.size), rows.count(~is_kept)
         # Drawn without putting back: the variance of a sum of some of the lengths.
         pairs = np.maximum(rows.size * (rows.size - 1), 1)
         spread = rows.sum(apart**2) * lost * (rows.size - lost) / pairs
-        length_off, weight_off = rank - (size + 1) / 2, weight_rank - (size + 1) / 2
-        squares = rows.sum(length_off**2) * rows.sum(weight_off**2)
-        correlation = rows.sum(length_off * weight_off) / np.sqrt(np.where(squares > 0, squares, 1))
+        varies = rows.any(by_length != 0) & rows.any(by_weight != 0)
         return steps.tallies(
             LengthTally,
             **{name: named_counts(rows.histogram(third, len(THIRDS), x), THIRDS) for name, x in each.items()},
             trend=rows.sum(apart * ~is_kept),
             trend_variance=spread,
-            ranked=np.where(squares > 0, rows.size, 0),
-            correlation=correlation * rows.size,
+            ranked=np.where(varies, rows.size, 0),
+            correlation=ranks.correlation(by_length, by_weight) * rows.size,
         )
 
     def measures(self, tally: LengthTally) -> Mapping[str, Measure]:

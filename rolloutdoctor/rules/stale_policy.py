@@ -153,7 +153,7 @@ class StalePolicy(Rule[LagTally]):
         if steps.tokens is not None:
             sums["grad"] = steps.tokens.grad_l1_N.nan_to_num(0.0, 0.0, 0.0).cpu().numpy()
         # Of a step without such tokens nothing is said by lag.
-        cells = LagCells(steps.lags(MOST_LAGS), by_step, [key.step for key in steps.keys], by_step.any(tokens))
+        cells = LagCells(steps.lags(MOST_LAGS), by_step, steps.batch.step_numbers, by_step.any(tokens))
         counts = sizes_by(gap, torch.from_numpy(cells.cell_N).to(gap.size_T.device), len(cells)).cpu().numpy()
         of_cells = {name: cells.sum(x_N) for name, x_N in sums.items()}
         of_cells |= {"unsure": counts.sum(axis=1), "middle": middles(counts)}
@@ -305,10 +305,7 @@ def _stamps(steps: "StepView") -> dict[str, Any]:
     is_stamped_N = (old_N >= 0) & (new_N >= 0)
     newest = by_step.high(torch.where(is_stamped_N, new_N, -1))
     return {
-        "newest": [
-            {str(step): one} if one >= 0 else {}
-            for step, one in zip([key.step for key in steps.keys], newest, strict=True)
-        ],
+        "newest": steps.by_number(newest, newest >= 0),
         "unstamped": by_step.count(~is_stamped_N),
         "backwards": by_step.count(is_stamped_N & (new_N < old_N)),
         "several": by_step.count(is_stamped_N & (new_N > old_N)),

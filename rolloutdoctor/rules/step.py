@@ -16,10 +16,12 @@ from rolloutdoctor.audit.stored_digits import stored_radius
 from rolloutdoctor.audit.tally import AuditTally
 from rolloutdoctor.audit.windows import StepValue
 from rolloutdoctor.data.batch import TRAIN, RolloutBatch, StepKey
-from rolloutdoctor.data.several_steps import joined_groups, rows_of
+from rolloutdoctor.data.several_steps import joined_groups
+from rolloutdoctor.evaluation.contexts import slopes
 from rolloutdoctor.evaluation.evaluate import Evaluation, RowResult, TokenSums, compared_groups, stored_kl
 from rolloutdoctor.evaluation.radii.advantages import advantage_radius
 from rolloutdoctor.evaluation.radii.metrics import metric_radius, stored_mean_radius, token_kl_radius
+from rolloutdoctor.evaluation.sampled_rows import Sample
 from rolloutdoctor.evaluation.sampler_gap import Gap, joined_gap, sizes_of_rows
 from rolloutdoctor.formulas.advantages.float32 import residue, zero_std_flags
 from rolloutdoctor.objective.objective import KlBuffer, Objective
@@ -130,6 +132,10 @@ class StepView:
         """A tally for each step: see `by_step.records`."""
         return records(kind, **fields)
 
+    def split(self, x_N: Tensor) -> tuple[Tensor, ...]:
+        """The values of the rows of each step."""
+        return torch.split(x_N, self.by_step.size.tolist())
+
     def of_each(self, make: "Callable[[StepView], Tensor]") -> Tensor:
         """What is to be worked out for each step by itself, one after another, ``[N]``."""
         return make(self) if not self.parts else torch.cat([make(each) for each in self.parts])
@@ -174,6 +180,16 @@ class StepView:
         found = [each.compared for each in self.parts]
         is_own = all(one is each.groups for one, each in zip(found, self.parts, strict=True))
         return self.groups if is_own else joined_groups(found)
+
+    def sample(self, code: str) -> Sample | None:
+        """Log-probs of the sampled rows, if the rule measured them; see `evaluation.sampled_rows`."""
+        measured = self.token_measures.get(code)
+        return self.cached("sampled rows", lambda: Sample.of(measured, self.by_step)) if measured else None
+
+    def slopes(self, code: str) -> list[dict[str, float]]:
+        """Slopes of log-probs in the contexts of each step, of rows of its newest version; see `contexts.slopes`."""
+        measured = self.token_measures[code]
+        return self.cached("slopes", lambda: slopes(self.batch, measured, self.fresh_N))
 
     def sampler_gap(self, code: str) -> Gap | None:
         """How far trainer and sampler are apart, if the rule measured that; see `evaluation.sampler_gap`."""
@@ -235,8 +251,7 @@ class StepView:
 
     def _stored_radius(self, logged_N: Tensor) -> Tensor:
         """How far logged advantages may be from those that the trainer had, ``[N]``."""
-        each = [logged_N[rows] for rows in rows_of([each.batch for each in self.each])]
-        found = [(stored_radius(x_N), x_N) for x_N in each]
+        found = [(stored_radius(x_N), x_N) for x_N in self.split(logged_N)]
         return torch.cat([torch.zeros_like(x_N) if radius_N is None else radius_N for radius_N, x_N in found])
 
     @property
@@ -361,5 +376,5 @@ class StepView:
 
     def by_number(self, x_S: NDArray[Any], chosen_S: NDArray[np.bool_]) -> list[dict[str, float]]:
         """The value of each step under its number; nothing for a step that is not chosen, ``[S]`` bool."""
-        each = zip(self.keys, x_S.astype(np.float64).tolist(), chosen_S.tolist(), strict=True)
-        return [{str(key.step): value} if chosen else {} for key, value, chosen in each]
+        each = zip(self.batch.step_numbers, x_S.astype(np.float64).tolist(), chosen_S.tolist(), strict=True)
+        return [{str(number): value} if chosen else {} for number, value, chosen in each]

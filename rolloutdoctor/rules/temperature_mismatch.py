@@ -139,25 +139,19 @@ class TemperatureMismatch(Rule[TemperatureTally]):
 
     def measure_tokens(self, block: "TokenBlock") -> "Mapping[str, Tensor]":
         """The first tokens of each row, and all of the sampled ones."""
-        from rolloutdoctor.evaluation.contexts import first_tokens
-        from rolloutdoctor.evaluation.sampled_rows import gap_of
+        from rolloutdoctor.evaluation.contexts import sampled_and_first_tokens
 
-        gap = gap_of(block)
-        return {} if gap is None else {**gap.sampled, **first_tokens(block, gap)}
+        return sampled_and_first_tokens(block)
 
     def measure_each(self, steps: "StepView") -> list[TemperatureTally]:
         """Count the slopes of each step, and how its tokens fit the entropy."""
-        from rolloutdoctor.evaluation.contexts import slopes
-        from rolloutdoctor.evaluation.sampled_rows import Sample
-
-        measured, by_step = steps.token_measures.get(self.code), steps.by_step
-        if not measured:
+        sample = steps.sample(self.code)
+        if sample is None:
             return steps.nothing(TemperatureTally)
-        sample = steps.cached("sampled rows", lambda: Sample.of(measured, by_step))
         own, other = sample.squares
         return steps.tallies(
             TemperatureTally,
-            slopes=steps.cached("slopes", lambda: slopes(steps.batch, measured, by_step, steps.fresh_N)),
+            slopes=steps.slopes(self.code),
             tokens=sample.tokens_by_step.size,
             gap=sample.tokens_by_step.sum(sample.apart),
             own=own,

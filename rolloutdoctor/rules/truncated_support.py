@@ -139,31 +139,26 @@ class TruncatedSupport(Rule[SupportTally]):
 
     def measure_tokens(self, block: "TokenBlock") -> "Mapping[str, Tensor]":
         """Sampled tokens, and the first ones of each row."""
-        from rolloutdoctor.evaluation.contexts import first_tokens
-        from rolloutdoctor.evaluation.sampled_rows import gap_of
+        from rolloutdoctor.evaluation.contexts import sampled_and_first_tokens
 
-        gap = gap_of(block)
-        return {} if gap is None else {**gap.sampled, **first_tokens(block, gap)}
+        return sampled_and_first_tokens(block)
 
     def measure_each(self, steps: "StepView") -> list[SupportTally]:
         """Count the two sides of each step."""
         import numpy as np
 
-        from rolloutdoctor.evaluation.contexts import slopes
-        from rolloutdoctor.evaluation.sampled_rows import Sample
         from rolloutdoctor.ops.by_step import named_counts
         from rolloutdoctor.ops.gap_bins import BINS, bins_of
 
-        measured, by_step = steps.token_measures.get(self.code), steps.by_step
-        if not measured:
+        sample = steps.sample(self.code)
+        if sample is None:
             return steps.nothing(SupportTally)
-        sample = steps.cached("sampled rows", lambda: Sample.of(measured, by_step))
         own, other = sample.squares
         unsure, apart = sample.tokens_by_step.at(sample.unsure), sample.apart[sample.unsure]
         below = np.flatnonzero(apart < 0)
         return steps.tallies(
             SupportTally,
-            slopes=steps.cached("slopes", lambda: slopes(steps.batch, measured, by_step, steps.fresh_N)),
+            slopes=steps.slopes(self.code),
             tokens=sample.tokens_by_step.size,
             weight=sample.weights,
             own=own,

@@ -2,13 +2,14 @@
 
 import subprocess
 import sys
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 import pytest
 import torch
 
 from rolloutdoctor.data.batch import StepKey
+from rolloutdoctor.data.several_steps import joined
 from rolloutdoctor.engine.accumulate import RuleAccumulator
 from rolloutdoctor.engine.run_steps import StepDispatcher
 from rolloutdoctor.evaluation import blocks
@@ -17,7 +18,7 @@ from rolloutdoctor.ops import segments as seg
 from rolloutdoctor.ops.tally import Sums
 from rolloutdoctor.results.findings import Measure
 from rolloutdoctor.rules.base import Rule
-from rolloutdoctor.testing import random_batch
+from rolloutdoctor.testing import random_batch, toy_batch
 
 BENCHMARKS = Path(__file__).parent.parent / "benchmarks"
 
@@ -72,6 +73,22 @@ def test_terms_of_a_block_are_made_once(batch):
 
 def test_a_column_of_one_chunk_is_a_view(batch):
     assert whole(batch).column("ref_log_probs").data_ptr() == batch.column("ref_log_probs").data_ptr()
+
+
+def test_contexts_without_a_prompt_are_of_one_step_and_group():
+    """Equal responses have equal hashes in a group, and others in another group, step or split."""
+    ids = {"response_ids": torch.tensor([3, 4] * 4)}
+    steps = [toy_batch([[1, 0], [1, 0]], lengths=2, step=step) for step in (0, 1)]
+    steps = [replace(step, per_token={**step.per_token, **ids}) for step in steps]
+    steps.append(replace(steps[0], split="eval"))
+
+    def hashes(batch):
+        return TokenBlock(batch, slice(0, len(batch)), slice(0, batch.tokens)).prefixes.row_N.tolist()
+
+    each = [hashes(step) for step in steps]
+    assert all(first == second != third == fourth for first, second, third, fourth in each)
+    assert len({one for hashed in each for one in hashed}) == 6
+    assert hashes(joined(steps[:2])) == each[0] + each[1]
 
 
 def test_what_is_logged_and_what_stands_in(batch):
