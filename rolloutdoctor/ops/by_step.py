@@ -56,10 +56,15 @@ class ByStep:
             x_N = x_N.numpy()
         return self.cpu.runs.sums(x_N)
 
-    @cached_property
+    @property
     def cpu(self) -> "ByStep":
         """The same for values that are on the CPU, where the step itself may be on a GPU."""
-        return self if self.runs.offsets.device.type == "cpu" else ByStep(Runs(self.runs.offsets.cpu()))
+        # It is not kept where it is this one: what holds itself lives until garbage is collected.
+        return self if self.runs.offsets.device.type == "cpu" else self._copy
+
+    @cached_property
+    def _copy(self) -> "ByStep":
+        return ByStep(Runs(self.runs.offsets.cpu()))
 
     def count(self, chosen_N: Tensor | NDArray[Any]) -> NDArray[np.int64]:
         """How many rows of each step are chosen, ``[S]``, from ``[N]`` bool; or the sum of whole numbers."""
