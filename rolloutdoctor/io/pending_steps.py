@@ -1,11 +1,13 @@
 """The chunks of steps of which more rows are to come, in bounded memory."""
 
-from collections.abc import Iterator
+from collections import Counter
+from collections.abc import Iterator, Sequence
 from contextlib import ExitStack, contextmanager
 
 from rolloutdoctor.data.batch import StepKey
 from rolloutdoctor.io.parquet.files import OpenFile, RunFile
 from rolloutdoctor.io.parquet.index import Index, RowGroup
+from rolloutdoctor.io.parquet.small_row_groups import Positioned
 from rolloutdoctor.io.parquet.spill_file import WAITING_BYTES, SpillFile
 from rolloutdoctor.io.parquet.step_chunks import StepChunk
 
@@ -50,25 +52,24 @@ class PendingSteps:
 
 @contextmanager
 def row_groups_opened(
-    files: "tuple[RunFile, ...]", plan: list[tuple[int, RowGroup]]
-) -> Iterator[Iterator[tuple[int, RowGroup, OpenFile]]]:
-    """Go through row groups in their order; a file is open from its first to its last, `MOST_OPEN_FILES` at most."""
-    left: dict[int, int] = {}
-    for _, found in plan:
-        left[found.file] = left.get(found.file, 0) + 1
+    files: "tuple[RunFile, ...]", plan: Sequence[list[Positioned]]
+) -> Iterator[Iterator[tuple[list[Positioned], OpenFile]]]:
+    """Go through row groups of one file each; a file is open from its first to its last, `MOST_OPEN_FILES` at most."""
+    left = Counter(found[0][1].file for found in plan)
     opened: dict[int, tuple[ExitStack, OpenFile]] = {}
 
-    def walk() -> Iterator[tuple[int, RowGroup, OpenFile]]:
-        for position, found in plan:
-            if found.file not in opened:
+    def walk() -> Iterator[tuple[list[Positioned], OpenFile]]:
+        for found in plan:
+            file = found[0][1].file
+            if file not in opened:
                 if len(opened) >= MOST_OPEN_FILES:
                     opened.pop(next(iter(opened)))[0].close()
                 stack = ExitStack()
-                opened[found.file] = stack, stack.enter_context(files[found.file].opened())
-            yield position, found, opened[found.file][1]
-            left[found.file] -= 1
-            if not left[found.file]:
-                opened.pop(found.file)[0].close()
+                opened[file] = stack, stack.enter_context(files[file].opened())
+            yield found, opened[file][1]
+            left[file] -= 1
+            if not left[file]:
+                opened.pop(file)[0].close()
 
     try:
         yield walk()

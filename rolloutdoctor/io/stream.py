@@ -1,11 +1,15 @@
 """One pass over the files of a run: a batch for each step asked for, in the order in which they end."""
 
 from collections.abc import Callable, Generator, Iterator, Sequence
+from itertools import accumulate
 
 from rolloutdoctor.data.batch import RolloutBatch, StepKey
-from rolloutdoctor.io.parquet.files import RunFile
-from rolloutdoctor.io.parquet.index import Index, RowGroup, contradiction
-from rolloutdoctor.io.parquet.slices import ArrowRows, DecodedRows, ReadRequest, slices_of
+from rolloutdoctor.data.several_steps import SMALL
+from rolloutdoctor.io.parquet import slices
+from rolloutdoctor.io.parquet.files import OpenFile, RunFile
+from rolloutdoctor.io.parquet.index import Index, contradiction
+from rolloutdoctor.io.parquet.slices import ArrowRows, DecodedRows, ReadRequest, one_slice_of, slices_of
+from rolloutdoctor.io.parquet.small_row_groups import Positioned, gathered
 from rolloutdoctor.io.parquet.spill_file import SpillFile
 from rolloutdoctor.io.parquet.step_chunks import assemble
 from rolloutdoctor.io.pending_steps import PendingSteps, row_groups_opened
@@ -19,8 +23,11 @@ More takes memory and saves no time: evaluation takes longer than decoding, and 
 columns are decoded at a time.
 """
 
+ROOM_FOR_SMALL_STEPS = 12 * 2**20
+"""Bytes that may be read ahead of small steps: many are evaluated together, and take a while."""
+
 _Raw = tuple[int, ArrowRows]
-"""Rows, and the position of their row group in the index."""
+"""Rows, and the position of their row group in the index; of several, that of the last."""
 
 
 class Stream:
@@ -55,10 +62,11 @@ class Stream:
         self._progress, self._unit, self._partial_step = progress, unit, partial_step
         self._several_files = several_files
         numbered = enumerate(index.row_groups)
-        self._plan: list[tuple[int, RowGroup]] = [
-            (position, found) for position, found in numbered if found.may_hold(request.steps, request.split)
-        ]
-        self._total = sum(found.size(unit) for _, found in self._plan)
+        plan = [(position, found) for position, found in numbered if found.may_hold(request.steps, request.split)]
+        sizes = [found.size(unit) for _, found in plan]
+        self._total = sum(sizes)
+        self._before = {at: done - size for (at, _), size, done in zip(plan, sizes, accumulate(sizes), strict=True)}
+        self._plan: list[list[Positioned]] = list(gathered(plan, files, slices.SLICE_TOKENS))
         self._finished: set[StepKey] = set()
         self._ahead = ReadAhead(self._read())
 
@@ -68,8 +76,8 @@ class Stream:
             pending = PendingSteps(self._index, spill)
             # No reference to rows or to a batch may be left in this frame, or a step would live on while the next is
             # decoded.
-            # What the row groups before the present one hold, and the rows of that one that are done.
-            before, present, rows_done = 0, -1, 0
+            # The rows of the present row group that are done.
+            present, rows_done = -1, 0
             for position, raw in ahead:
                 rows = raw.decoded()
                 del raw
@@ -77,15 +85,15 @@ class Stream:
                     batch = assemble(key, pending.take(key), several_files=self._several_files)
                     if batch.incomplete:
                         self._partial_step(batch)
-                    ahead.room = max(LEAST_ROOM, int(AHEAD * batch.token_columns.nbytes))
+                    least = LEAST_ROOM if batch.tokens > SMALL else ROOM_FOR_SMALL_STEPS
+                    ahead.room = max(least, int(AHEAD * batch.token_columns.nbytes))
                     yield batch
                     del batch
-                if position != present:
-                    before += self._index.row_groups[present].size(self._unit) if present >= 0 else 0
-                    present, rows_done = position, 0
-                rows_done += rows.count
                 row_group = self._index.row_groups[position]
-                self._progress(before + row_group.size(self._unit) * rows_done // row_group.rows, self._total)
+                rows_done = min((rows_done if position == present else 0) + rows.count, row_group.rows)
+                present = position
+                done = self._before[position] + row_group.size(self._unit) * rows_done // row_group.rows
+                self._progress(done, self._total)
                 del rows
             left = pending.leftover()
             if left is not None:
@@ -94,11 +102,25 @@ class Stream:
     def _read(self) -> Generator[tuple[_Raw, int], None, None]:
         """Decode the planned row groups slice by slice; runs in the reading thread."""
         with row_groups_opened(self._files, self._plan) as opened_groups:
-            for position, row_group, opened in opened_groups:
-                # A second thread inside the decoder pays only where nothing else is to be done.
-                for raw in slices_of(opened, row_group, self._request, threads=lambda: self._ahead.is_waited_for):
+            for row_groups, opened in opened_groups:
+                for position, raw in self._slices(row_groups, opened):
                     yield (position, raw), raw.nbytes
                     del raw
+
+    def _slices(self, row_groups: Sequence[Positioned], opened: OpenFile) -> Iterator[_Raw]:
+        """Read row groups: several at once, or one slice by slice."""
+        if len(row_groups) > 1:
+            found = one_slice_of(
+                opened, [each for _, each in row_groups], self._request, threads=self._ahead.is_waited_for
+            )
+            if found is not None:
+                yield row_groups[-1][0], found
+                return
+        for position, row_group in row_groups:
+            # A second thread inside the decoder pays only where nothing else is to be done.
+            for raw in slices_of(opened, row_group, self._request, threads=lambda: self._ahead.is_waited_for):
+                yield position, raw
+                del raw
 
     def _completed(self, position: int, rows: DecodedRows, pending: PendingSteps) -> Iterator[StepKey]:
         """Let the chunks of decoded rows wait for their steps, and yield the steps that are complete."""

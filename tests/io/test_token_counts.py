@@ -22,10 +22,12 @@ def folder(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
 
 
-def test_row_groups_count_by_their_tokens():
+def test_row_groups_count_by_their_tokens(monkeypatch):
     write(step=[0, 0, 1, 1], response_mask=LONG, row_group_size=2)
     run = open_run(["run.parquet"])
     assert (run.unit, run.size(), run.size(StepRange(1, 2))) == ("tokens", 50, 10)
+    assert told(run) == [(50, 50)]
+    monkeypatch.setattr("rolloutdoctor.io.parquet.slices.SLICE_TOKENS", 40)
     assert told(run) == [(40, 50), (50, 50)]
     assert told(run, steps=StepRange(1, 2)) == [(10, 10)]
 

@@ -123,11 +123,29 @@ class OpenFile:
         Raises:
             InputError: if the row group is damaged.
         """
-        stored = self._stored(group, columns)
+        stored = self._stored([group], columns)
         with reading(self.file.name, f"row group {group}"):
             table = _renamed(self.parquet.read_row_group(group, columns=list(stored)), stored)
         self._check_rows(group, table.num_rows)
         return table
+
+    def read_together(self, groups: Sequence[int], columns: Sequence[str], *, threads: bool) -> pa.Table | None:
+        """Decode the same of several row groups at once, in their order; None if one of them is damaged.
+
+        Args:
+            groups: numbers of the row groups.
+            columns: canonical names.
+            threads: several columns are decoded at a time.
+        """
+        try:
+            stored = self._stored(groups, columns)
+            with reading(self.file.name, f"row groups {groups[0]} to {groups[-1]}"):
+                table = self.parquet.read_row_groups(list(groups), columns=list(stored), use_threads=threads)
+                table = _renamed(table, stored)
+        except InputError:
+            return None
+        declared = sum(self.file.footer.row_group(group).num_rows for group in groups)
+        return table if table.num_rows == declared else None
 
     def slices(
         self, group: int, columns: Sequence[str], values: int, *, threads: Callable[[], bool]
@@ -143,7 +161,7 @@ class OpenFile:
         Raises:
             InputError: if the row group is damaged.
         """
-        stored = self._stored(group, columns)
+        stored = self._stored([group], columns)
         seen = 0
         with reading(self.file.name, f"row group {group}"):
             rows = self._rows_of(group, stored, values)
@@ -159,12 +177,12 @@ class OpenFile:
                 del batch
         self._check_rows(group, seen)
 
-    def _stored(self, group: int, columns: Sequence[str]) -> dict[str, str]:
+    def _stored(self, groups: Sequence[int], columns: Sequence[str]) -> dict[str, str]:
         """Stored to canonical names of those columns that the file has, none of them too large."""
         stored = {self.file.columns[name].stored: name for name in columns if name in self.file.columns}
         texts = [each for each, name in stored.items() if name in _TEXTS]
         if texts:
-            check_size(self.file.source, self.file.footer, texts, [group], self.file.chunks)
+            check_size(self.file.source, self.file.footer, texts, groups, self.file.chunks)
         return stored
 
     def _rows_of(self, group: int, stored: Collection[str], values: int) -> int:

@@ -130,16 +130,22 @@ def read_keys(file: RunFile, table: pa.Table, rows: range) -> tuple[np.ndarray, 
     return steps_N, evals(table.column("split"), Place(file.name, file.columns["split"].label, rows))
 
 
-def check_key(file: RunFile, table: pa.Table, rows: range, key: StepKey) -> None:
-    """Refuse rows of another step or split than the one that the footer says they are of; arguments as of `read_keys`.
+def are_of(file: RunFile, table: pa.Table, stated: Sequence[tuple[StepKey, range]]) -> bool:
+    """Tell whether rows are of the steps and splits that the footer says they are of.
+
+    Args:
+        file: that they are in.
+        table: their columns under their canonical names.
+        stated: steps and splits, and numbers in the file of the rows of each; together they are those of the table.
 
     Raises:
         DataError: if a value breaks the contract.
-        InputError: if a row is of another one.
     """
-    steps_N, is_eval_N = read_keys(file, table, rows)
-    if (steps_N != key.step).any() or (is_eval_N is not None and (is_eval_N != (key.split == EVAL)).any()):
-        raise contradiction(file, key)
+    steps_N, is_eval_N = read_keys(file, table, range(stated[0][1].start, stated[-1][1].stop))
+    counts = [len(rows) for _, rows in stated]
+    if (steps_N != np.repeat([key.step for key, _ in stated], counts)).any():
+        return False
+    return is_eval_N is None or not (is_eval_N != np.repeat([key.split == EVAL for key, _ in stated], counts)).any()
 
 
 def contradiction(file: RunFile, key: StepKey) -> InputError:

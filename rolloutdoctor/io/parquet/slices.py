@@ -1,7 +1,10 @@
-"""A row group some rows at a time: what is decoded but not yet evaluated is small, whatever the file's row groups."""
+"""Row groups a slice at a time: what is decoded but not yet evaluated is small, whatever the file's row groups.
+
+A large row group is several slices; small ones that follow each other are one.
+"""
 
 from collections import deque
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -10,9 +13,10 @@ import torch
 
 from rolloutdoctor.data.batch import StepKey
 from rolloutdoctor.io.parquet.files import OpenFile, RunFile
-from rolloutdoctor.io.parquet.index import KEY_COLUMNS, RowGroup, check_key, read_keys, rows_by_key
-from rolloutdoctor.io.parquet.step_chunks import ColumnSelection, StepChunk, decode_chunk
+from rolloutdoctor.io.parquet.index import KEY_COLUMNS, RowGroup, are_of, contradiction, read_keys, rows_by_key
+from rolloutdoctor.io.parquet.step_chunks import ColumnSelection, StepChunk, decode_chunk, decode_steps
 from rolloutdoctor.io.parquet.steps import StepRange
+from rolloutdoctor.results.errors import DataError
 
 SLICE_TOKENS = 196_608
 """Tokens of a slice, about."""
@@ -43,12 +47,12 @@ class ReadRequest:
 
 @dataclass(frozen=True)
 class DecodedRows:
-    """Some adjacent rows of a row group, decoded.
+    """Some adjacent rows of a file, decoded.
 
     Attributes:
         count: how many they are.
         chunks: what they hold of the steps asked for, in the order in which those end.
-        ended: steps and splits of which the row group has no more rows.
+        ended: steps and splits of which the row groups have no more rows.
     """
 
     count: int
@@ -62,7 +66,7 @@ _Rows = range | np.ndarray
 
 @dataclass(frozen=True)
 class ArrowRows:
-    """Some adjacent rows of a row group as arrow has them: what is left to do takes Python, which one thread has.
+    """Some adjacent rows of a file as arrow has them: what is left to do takes Python, which one thread has.
 
     Attributes:
         request: what they were read for.
@@ -70,8 +74,8 @@ class ArrowRows:
         table: their columns, under their canonical names.
         first: number in the file of the first of them.
         rows: numbers in the file of those asked for, by step and split, in the order in which those end.
-        ended: steps and splits of which the row group has no more rows.
-        only: the step and split that all of them are of, as the footer says; None: the rows tell.
+        ended: steps and splits of which the row groups have no more rows.
+        stated: step and split, and numbers in the file, of the rows of which the footer says them; none: the rows do.
     """
 
     request: ReadRequest
@@ -80,7 +84,7 @@ class ArrowRows:
     first: int
     rows: dict[StepKey, _Rows]
     ended: frozenset[StepKey]
-    only: StepKey | None
+    stated: Sequence[tuple[StepKey, range]] = ()
 
     @property
     def nbytes(self) -> int:
@@ -94,14 +98,30 @@ class ArrowRows:
             DataError: if a value breaks the contract of its column.
             InputError: if the rows are of another step than the footer says.
         """
-        if self.only is not None:
-            check_key(self.file, self.table, range(self.first, self.first + self.table.num_rows), self.only)
-        wanted, dtype = self.request.wanted, self.request.dtype
-        chunks = {
-            key: decode_chunk(self.file, _taken(self.table, rows, self.first), rows, wanted, dtype)
-            for key, rows in self.rows.items()
-        }
+        chunks = self._decoded_at_once()
+        if chunks is None:
+            for key, rows in self.stated:
+                if not are_of(self.file, _taken(self.table, rows, self.first), [(key, rows)]):
+                    raise contradiction(self.file, key)
+            wanted, dtype = self.request.wanted, self.request.dtype
+            chunks = {
+                key: decode_chunk(self.file, _taken(self.table, rows, self.first), rows, wanted, dtype)
+                for key, rows in self.rows.items()
+            }
         return DecodedRows(self.table.num_rows, chunks, self.ended)
+
+    def _decoded_at_once(self) -> dict[StepKey, StepChunk] | None:
+        """The chunks of several steps; None where each has to be decoded alone, as it has if something is wrong."""
+        parts = [rows for rows in self.rows.values() if isinstance(rows, range)]
+        if len(parts) < max(2, len(self.rows)) or sum(map(len, parts)) < self.table.num_rows:
+            return None
+        try:
+            if self.stated and not are_of(self.file, self.table, self.stated):
+                return None
+            found = decode_steps(self.file, self.table, parts, self.request.wanted, self.request.dtype)
+        except DataError:
+            return None
+        return None if found is None else dict(zip(self.rows, found, strict=True))
 
 
 def slices_of(
@@ -141,12 +161,41 @@ def slices_of(
         here.sort(key=lambda entry: entry[1][-1])
         rows_here = {key: _shifted(part, first) for key, rows in here if len(part := _between(rows, start, stop))}
         ended = frozenset(key for key, rows in here if rows[-1] < stop)
-        found = [ArrowRows(request, file, table, first + start, rows_here, ended, only)]
+        stated = () if only is None else ((only, range(first + start, first + stop)),)
+        found = [ArrowRows(request, file, table, first + start, rows_here, ended, stated)]
         # No reference may be left in this frame: a column may go while the next slice is decoded.
         del table
         yield found.pop()
         here = [(key, rows) for key, rows in here if rows[-1] >= stop]
         start = stop
+
+
+def one_slice_of(
+    opened: OpenFile, row_groups: Sequence[RowGroup], request: ReadRequest, *, threads: bool
+) -> ArrowRows | None:
+    """Read what small row groups hold of the steps asked for.
+
+    Args:
+        opened: the file that they are in.
+        row_groups: as `gathered` finds them, each of one step asked for.
+        request: columns and steps.
+        threads: several columns are decoded at a time.
+
+    Returns:
+        Their rows; None if a row group is damaged: read one by one, they tell which.
+    """
+    names = (*KEY_COLUMNS, *request.wanted.names)
+    table = opened.read_together([each.group for each in row_groups], names, threads=threads)
+    if table is None:
+        return None
+    rows: dict[StepKey, _Rows] = {}
+    for each in row_groups:
+        assert each.only is not None
+        before = rows.get(each.only)
+        start = each.first_row if before is None else int(before[0])
+        rows[each.only] = range(start, each.first_row + each.rows)
+    stated = tuple((key, part) for key, part in rows.items() if isinstance(part, range))
+    return ArrowRows(request, opened.file, table, row_groups[0].first_row, rows, frozenset(rows), stated)
 
 
 def _between(rows: _Rows, start: int, stop: int) -> _Rows:

@@ -2,10 +2,12 @@
 
 from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from itertools import accumulate
 
 import numpy as np
 import pyarrow as pa
 import torch
+from pyarrow import types
 from torch import Tensor
 
 from rolloutdoctor.data.batch import PROMPT_LENGTH, STAND_INS, RolloutBatch, StepKey
@@ -138,6 +140,38 @@ class StepChunk:
         """Bytes of the token values that are in memory."""
         return sum(values.nbytes for values in self.tokens.values() if isinstance(values, Tensor))
 
+    def split(self, parts: Sequence[range]) -> list["StepChunk"]:
+        """Cut the chunk into parts that share its memory.
+
+        Args:
+            parts: numbers in the file of the rows of each part, adjacent and together all of the chunk's.
+        """
+        rows = [len(part) for part in parts]
+        starts = [0, *accumulate(rows)]
+        lengths = None if self.lengths is None else np.split(self.lengths, starts[1:-1])
+        sizes = [] if lengths is None else [int(lengths_N.sum()) for lengths_N in lengths]
+        tokens = {name: torch.split(x_T, sizes) for name, x_T in self.tokens.items() if isinstance(x_T, Tensor)}
+        numbers = {name: torch.split(x_N, rows) for name, x_N in self.numbers.items()}
+        rewards = {name: torch.split(x_N, rows) for name, x_N in self.rewards.items()}
+
+        def cells(of_all: pa.Array | None, place: int) -> pa.Array | None:
+            return None if of_all is None else of_all.slice(starts[place], rows[place])
+
+        return [
+            replace(
+                self,
+                rows=part,
+                lengths=None if lengths is None else lengths[place],
+                tokens={name: tokens[name][place] if name in tokens else None for name in self.tokens},
+                numbers={name: split[place] for name, split in numbers.items()},
+                rewards={name: split[place] for name, split in rewards.items()},
+                groups=cells(self.groups, place),
+                samples=cells(self.samples, place),
+                statuses=cells(self.statuses, place),
+            )
+            for place, part in enumerate(parts)
+        ]
+
     def detached(self) -> "StepChunk":
         """Return the chunk in memory of its own, so that it does not keep its row group's."""
         return replace(
@@ -156,6 +190,37 @@ class StepChunk:
                 for name, values in self.tokens.items()
             },
         )
+
+
+def decode_steps(
+    file: RunFile,
+    table: pa.Table,
+    parts: Sequence[range],
+    wanted: ColumnSelection,
+    dtype: torch.dtype,
+) -> list[StepChunk] | None:
+    """Decode the rows of several steps at once, as `decode_chunk` decodes those of each.
+
+    Args:
+        file: that they are in.
+        table: their columns, under their canonical names.
+        parts: numbers in the file of the rows of each step; together they are those of the table, in its order.
+        wanted: which columns.
+        dtype: of float lists.
+
+    Returns:
+        A chunk for each step, or None where what a step has depends on its own rows alone: with nulls in a token
+        column, or with rewards that each row names.
+
+    Raises:
+        DataError: as `decode_chunk`, of the first column that has a wrong value.
+    """
+    if any(table.column(name).null_count for name in wanted.tokens):
+        return None
+    if wanted.rewards and not types.is_struct(table.column("rewards").type):
+        return None
+    whole = decode_chunk(file, table, range(parts[0].start, parts[-1].stop), wanted, dtype)
+    return whole.split(parts)
 
 
 def decode_chunk(
