@@ -1,7 +1,7 @@
 """`Sums`: a frozen record of counts and totals that adds up field by field."""
 
 import math
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Container, Iterable, Mapping
 from dataclasses import dataclass, field, fields
 from functools import cache, reduce
 from operator import add
@@ -156,11 +156,19 @@ class Sums:
         return type(self)(*[merge(getattr(self, name), getattr(other, name)) for name, merge in merges])
 
     @classmethod
-    def of_all(cls, tallies: Iterable[Self]) -> Self:
-        """Add up many, in their order; mappings are copied once, and not with every sum."""
+    def of_all(cls, tallies: Iterable[Self], without: Container[str] = ()) -> Self:
+        """Add up many, in their order; mappings are copied once, and not with every sum.
+
+        Args:
+            tallies: what is added up.
+            without: fields that are left empty.
+        """
         each, start = list(tallies), cls()
         found = []
         for one in fields(cls):
+            if one.name in without:
+                found.append(getattr(start, one.name))
+                continue
             values = [getattr(tally, one.name) for tally in each]
             merge_all = one.metadata.get("merge_all")
             merge = one.metadata.get("merge", add)

@@ -328,7 +328,7 @@ def test_config_of_every_kind(tmp_path, columns):
 
 @pytest.mark.parametrize("value", [0.0, 1.0, -0.1, 5e-324, -1.7e308, 3.0e-7])
 def test_exact_sums_are_short(value):
-    units = ExactSum.of(value).units
+    units = ExactSum.of([value]).units
     text = _units_text(units)
     assert _units(text) == units
     assert len(text) <= 19

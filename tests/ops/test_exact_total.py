@@ -2,6 +2,7 @@ import itertools
 import math
 from collections.abc import Mapping
 from dataclasses import dataclass
+from fractions import Fraction
 
 from hypothesis import given
 from hypothesis import strategies as st
@@ -50,7 +51,25 @@ def test_what_floats_lose():
 
 def test_what_is_not_finite_stays():
     inf, nan = math.inf, math.nan
-    assert (ExactSum.of(inf) + ExactSum.of(1.0)).value == inf
-    assert math.isnan((ExactSum.of(inf) + ExactSum.of(-inf)).value)
-    assert math.isnan((ExactSum.of(nan) + ExactSum.of(1.0)).value)
-    assert (ExactSum.of(1e308) + ExactSum.of(1e308)).value == inf
+    for zeros in ([], [0.0] * 99):
+        assert ExactSum.of([inf, 1.0, *zeros]).value == inf
+        assert math.isnan(ExactSum.of([inf, -inf, *zeros]).value)
+        assert math.isnan(ExactSum.of([nan, 1.0, *zeros]).value)
+        assert ExactSum.of([1e308, 1e308, *zeros]).value == inf
+    assert math.isnan((ExactSum.of([inf]) + ExactSum.of([-inf])).value)
+
+
+ANY = st.floats() | st.sampled_from([0.0, -0.0, 5e-324, -5e-324, 2.2e-308, 1.7e308, -1.7e308])
+
+
+@given(st.lists(ANY, max_size=80))
+def test_many_numbers_as_one_by_one(values):
+    finite = [value for value in values if math.isfinite(value)]
+    assert ExactSum.of(values).units == sum(Fraction(value) * 2**1074 for value in finite)
+    assert repr(ExactSum.of(values).rest) == repr(float(sum(value for value in values if not math.isfinite(value))))
+
+
+def test_halves_of_the_longest_fractions():
+    # All bits are ones: sums of the halves are as large as they come.
+    values = [math.nextafter(2.0, 1.0), -math.nextafter(2.0, 1.0) * 2.0**60] * 5000
+    assert ExactSum.of(values).units == sum(Fraction(value) * 2**1074 for value in values)
