@@ -1,6 +1,6 @@
 """Try hypotheses on some steps, stage by stage, and count over all steps what those established."""
 
-from collections.abc import Collection, Iterable, Mapping, Sequence
+from collections.abc import Collection, Hashable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 
 import torch
@@ -61,6 +61,14 @@ Trial = tuple[LoggedRows, ...]
 """One step, or all steps over which means were logged."""
 
 
+@dataclass(frozen=True, eq=False)
+class _Tried:
+    """A step under some edits, and the trainer's metrics of it, each made when it is asked for."""
+
+    evaluation: Evaluation
+    metrics: Mapping[str, float]
+
+
 @dataclass(frozen=True)
 class _Established:
     """A hypothesis, the quantities of a stage that it explains, and the names of those that explain the same."""
@@ -93,40 +101,57 @@ class Search:
         self._objective, self._trainer = context.objective, context.trainer
         self._found: list[_Established] = []
         self._off = frozenset[str]()
-        # While hypotheses are tried, what each gives for a step: a later stage tries those of the earlier ones again.
-        self._kept: dict[tuple[int, tuple[str, ...], bool], Evaluation | None] | None = None
+        # While hypotheses are tried, what each gives for a step: a later stage tries those of the earlier ones again,
+        # and many change a metric alone.
+        self._kept: dict[Hashable, _Tried | None] | None = None
+        self._audits: dict[Hashable, AuditTally] = {}
 
     def audit(
         self, trial: Trial, edits: Sequence[Hypothesis], until: str = STAGES[-1], only: set[str] | None = None
     ) -> AuditTally:
         """Audit steps under some edits, up to a stage, or `only` some quantities; empty where that fails."""
+        if self._kept is None:
+            return self._audit(trial, edits, until, only)
+        names, wanted = tuple(one.name for one in edits), None if only is None else frozenset(only)
+        key = (tuple(map(id, trial)), names, until, wanted)
+        if key not in self._audits:
+            self._audits[key] = self._audit(trial, edits, until, only)
+        return self._audits[key]
+
+    def _audit(self, trial: Trial, edits: Sequence[Hypothesis], until: str, only: set[str] | None) -> AuditTally:
         total: AuditTally = {}
         means: OpenWindows = {}
         for step in trial:
-            evaluation = self._tried(step, edits, rows_only=until == STAGES[0])
-            if evaluation is None:
+            tried = self._tried(step, edits, rows_only=until == STAGES[0])
+            if tried is None:
                 return {}
-            found, means = self._audited(step, evaluation, edits, means, until, only)
+            found, means = self._audited(step, tried, edits, means, until, only)
             total = add_tallies(total, found)
         return total
 
-    def _tried(self, step: LoggedRows, edits: Sequence[Hypothesis], *, rows_only: bool) -> Evaluation | None:
-        """The evaluation of a step under some edits; None where it cannot be made."""
-        key = (id(step), tuple(one.name for one in edits), rows_only)
-        if self._kept is not None and key in self._kept:
-            return self._kept[key]
+    def _tried(
+        self, step: LoggedRows, edits: Sequence[Hypothesis], *, rows_only: bool = False, per_token: bool = False
+    ) -> _Tried | None:
+        """A step under some edits; None where it cannot be evaluated."""
+        if self._kept is None:
+            return self._try(step, edits, rows_only=rows_only, per_token=per_token)
+        evaluated = tuple(one.name for one in edits if one.objective is not None or one.rows is not None)
+        key = (id(step), evaluated, rows_only, per_token)
+        if key not in self._kept:
+            self._kept[key] = self._try(step, edits, rows_only=rows_only, per_token=per_token)
+        return self._kept[key]
+
+    def _try(self, step: LoggedRows, edits: Sequence[Hypothesis], *, rows_only: bool, per_token: bool) -> _Tried | None:
         try:
-            found = self._evaluated(step, edits, rows_only=rows_only)
+            found = self._evaluated(step, edits, rows_only=rows_only, per_token=per_token)
         except (CannotComputeError, UsageError):
-            found = None
-        if self._kept is not None:
-            self._kept[key] = found
-        return found
+            return None
+        return None if found is None else _Tried(found, self._trainer.metrics(found))
 
     def _audited(
         self,
         step: LoggedRows,
-        evaluation: Evaluation,
+        tried: _Tried,
         edits: Sequence[Hypothesis],
         means: OpenWindows,
         until: str = STAGES[-1],
@@ -134,7 +159,7 @@ class Search:
     ) -> tuple[AuditTally, OpenWindows]:
         """The audit of a step, with the means that end there, given those that began before; and those that go on."""
         # Some metrics take longer than the loss: only those are made that are compared.
-        made, stages = self._trainer.metrics(evaluation), STAGES[: STAGES.index(until) + 1]
+        evaluation, made, stages = tried.evaluation, tried.metrics, STAGES[: STAGES.index(until) + 1]
         wanted = [*step.logged, *(step.window.values if step.window is not None else ())]
         names = [name for name in wanted if stage_of(self._trainer, name) in stages and name in made]
         if only is not None:
@@ -154,7 +179,7 @@ class Search:
         return add_tallies(found, closed), means
 
     def _evaluated(
-        self, step: LoggedRows, edits: Sequence[Hypothesis], *, rows_only: bool = False, per_token: bool = False
+        self, step: LoggedRows, edits: Sequence[Hypothesis], *, rows_only: bool, per_token: bool
     ) -> Evaluation | None:
         batch, objective = step.batch, self._objective
         for edit in edits:
@@ -186,7 +211,9 @@ class Search:
                     break
                 self._found.append(best)
                 self._kept.clear()
+                self._audits.clear()
         self._kept = None
+        self._audits.clear()
 
     @property
     def _edits(self) -> list[Hypothesis]:
@@ -309,31 +336,25 @@ class Search:
     def _count(self, step: LoggedRows, counts: Sequence[CauseCount], means: list[OpenWindows]) -> AuditTally:
         """Add a step to the counts of every cause; return its audit under all of them."""
         edits: list[Hypothesis] = []
-        before = self._try_evaluated(step, edits)
+        before = self._tried(step, edits, per_token=True)
         base = self._counted(step, before, edits, means)
         for one, count in zip(self._edits, counts, strict=True):
             edits.append(one)
-            after = self._try_evaluated(step, edits)
+            after = self._tried(step, edits, per_token=True)
             found = self._counted(step, after, edits, means)
             # Some faults are in some steps only.
             found = {name: _better(base.get(name), tally) for name, tally in found.items()}
-            count.add(step.batch, base, found, before, after)
+            count.add(step.batch, base, found, *(None if each is None else each.evaluation for each in (before, after)))
             base, before = found, after
         return base
 
     def _counted(
-        self, step: LoggedRows, evaluation: Evaluation | None, edits: Sequence[Hypothesis], means: list[OpenWindows]
+        self, step: LoggedRows, tried: _Tried | None, edits: Sequence[Hypothesis], means: list[OpenWindows]
     ) -> AuditTally:
-        if evaluation is None:
+        if tried is None:
             return {}
-        found, means[len(edits)] = self._audited(step, evaluation, edits, means[len(edits)])
+        found, means[len(edits)] = self._audited(step, tried, edits, means[len(edits)])
         return found
-
-    def _try_evaluated(self, step: LoggedRows, edits: Sequence[Hypothesis]) -> Evaluation | None:
-        try:
-            return self._evaluated(step, edits, per_token=True)
-        except (CannotComputeError, UsageError):
-            return None
 
 
 def _with_factors(diagnosis: Diagnosis) -> Diagnosis:

@@ -9,6 +9,7 @@ import torch
 from rolloutdoctor.data.batch import RolloutBatch
 from rolloutdoctor.data.several_steps import TOGETHER, passes
 from rolloutdoctor.engine.devices import find_dtype, find_evaluator
+from rolloutdoctor.engine.garbage import rare_collections
 from rolloutdoctor.engine.options import ReadOptions
 from rolloutdoctor.evaluation.evaluate import Evaluation
 from rolloutdoctor.evaluation.gpu_check.first_step import EvaluationRequest, Evaluator
@@ -18,7 +19,6 @@ from rolloutdoctor.io.progress import Progress
 from rolloutdoctor.io.run import LoggedMetrics, Run
 from rolloutdoctor.objective.objective import Objective
 from rolloutdoctor.ops.elementwise import unwarned
-from rolloutdoctor.ops.garbage import rare_collections
 from rolloutdoctor.ops.threads import one_torch_thread
 from rolloutdoctor.results.errors import CannotComputeError
 

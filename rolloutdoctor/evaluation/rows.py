@@ -7,6 +7,7 @@ import torch
 from torch import Tensor
 
 from rolloutdoctor.data.batch import TRAIN, RolloutBatch
+from rolloutdoctor.evaluation.layouts import layout_of
 from rolloutdoctor.evaluation.scores import (
     named_scores,
     response_scores,
@@ -23,14 +24,9 @@ from rolloutdoctor.formulas.advantages.response_tokens import token_rewards
 from rolloutdoctor.formulas.advantages.scores import Scores
 from rolloutdoctor.formulas.advantages.table import ESTIMATORS, RESPONSE_ESTIMATORS, TOKEN_ESTIMATORS
 from rolloutdoctor.formulas.advantages.whitening import whiten_every_token
-from rolloutdoctor.formulas.losses.aggregation import Layout
 from rolloutdoctor.objective.estimators import Axis
 from rolloutdoctor.objective.objective import KlBuffer, Objective, RowSet, Scope
-from rolloutdoctor.objective.required_columns import (
-    LAYOUT_COLUMNS,
-    advantage_columns,
-    reward_kl_columns,
-)
+from rolloutdoctor.objective.required_columns import advantage_columns, reward_kl_columns
 from rolloutdoctor.ops import segments as seg
 from rolloutdoctor.ops.group_stats import GroupStats
 from rolloutdoctor.ops.groups import Groups
@@ -163,13 +159,6 @@ def _rows(batch: RolloutBatch, objective: Objective, dtype: torch.dtype) -> RowR
 def in_separate_batches(batch: RolloutBatch, objective: Objective) -> bool:
     """True if every micro-batch of the step is generated, normalised and taken as a loss by itself (evaluation)."""
     return batch.split != TRAIN and objective.aggregation.eval_batches
-
-
-def layout_of(batch: RolloutBatch, *, separate: bool) -> Layout:
-    """How a step was cut up, from the columns that are there."""
-    columns = (batch.per_row.get(name) for name in LAYOUT_COLUMNS)
-    prompts = None if batch.groups is None else len(batch.groups)
-    return Layout.of(batch.rows, *columns, separate=separate, prompts=prompts, place_N=batch.place_N)
 
 
 def _scaled_together(batch: RolloutBatch, objective: Objective) -> Groups | None:

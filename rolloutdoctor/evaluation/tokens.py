@@ -12,7 +12,8 @@ from rolloutdoctor.data.batch import RolloutBatch
 from rolloutdoctor.evaluation.blocks import cut, parts_of
 from rolloutdoctor.evaluation.cuda import fused
 from rolloutdoctor.evaluation.general import GeneralEvaluator
-from rolloutdoctor.evaluation.rows import RowResult, in_separate_batches, layout_of
+from rolloutdoctor.evaluation.layouts import layout_of
+from rolloutdoctor.evaluation.rows import RowResult, in_separate_batches
 from rolloutdoctor.evaluation.token_measures import TokenBlock
 from rolloutdoctor.evaluation.token_sums import PerToken, TokenSums
 

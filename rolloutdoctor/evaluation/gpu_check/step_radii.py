@@ -40,7 +40,8 @@ from rolloutdoctor.evaluation.gpu_check.token_radii import (
     square_radius,
     unit_of,
 )
-from rolloutdoctor.evaluation.rows import RowResult, in_separate_batches, layout_of
+from rolloutdoctor.evaluation.layouts import layout_of
+from rolloutdoctor.evaluation.rows import RowResult, in_separate_batches
 from rolloutdoctor.formulas.losses.levels import row_mean
 from rolloutdoctor.formulas.losses.selections import SELECTIONS
 from rolloutdoctor.formulas.losses.terms import PolicyTerm, TokenInputs

@@ -12,8 +12,8 @@ from torch import Tensor
 
 from rolloutdoctor.data.batch import RolloutBatch
 from rolloutdoctor.evaluation.evaluate import Evaluation, RowResult, TokenSums, evaluate_rows, stored_kl
+from rolloutdoctor.evaluation.layouts import uncut_layout
 from rolloutdoctor.evaluation.scores import sampler_correction_of
-from rolloutdoctor.formulas.losses.aggregation import Layout
 from rolloutdoctor.formulas.losses.gates import weights
 from rolloutdoctor.formulas.losses.terms import TokenInputs
 from rolloutdoctor.objective.corrections import TermWeight
@@ -202,7 +202,7 @@ def _lengths(rows: RowResult) -> Tensor:
 def _row_means(evaluation: Evaluation, rows: RowResult, x_T: Tensor) -> float:
     """Mean over the trained tokens of each trajectory, then over these, ones without a token counted as 0."""
     batch = evaluation.batch
-    mean = Layout.of(batch.rows, trajectory_N=batch.per_row.get("trajectory_id"))
+    mean = uncut_layout(batch)
     assert rows.length_N is not None  # the caller looked
     length_N = mean.trajectory_total(rows.length_N).clamp(min=1)
     sum_N = seg.total(torch.where(batch.column("response_mask"), x_T, 0.0), batch.rows)
