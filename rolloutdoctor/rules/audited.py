@@ -75,19 +75,15 @@ class AuditedRule(Rule[AuditedTally]):
 
     def audited(self, step: "StepView") -> AuditedTally:
         """Count the logged values of one step."""
-        total = AuditedTally(steps=int(len(step.batch) > 0 and self.occurs(step)))
-        for tally in self._tallies(step).values():
-            total += AuditedTally(tally.compared, tally.agree, tally.not_compared, tally.worst)
-        return total
-
-    def _tallies(self, step: "StepView") -> "Mapping[str, QuantityTally]":
-        return {name: tally for name, tally in step.audit.items() if tally.stage in self.stages}
+        by_stage = step.cached("audited", lambda: _by_stage(step.audit.values()))
+        occurs = AuditedTally(steps=int(len(step.batch) > 0 and self.occurs(step)))
+        return AuditedTally.of_all([occurs, *(by_stage[stage] for stage in self.stages if stage in by_stage)])
 
     def examples(self, step: "StepView") -> Iterable[Example]:
         """The first value of each quantity that disagrees."""
         for each in step.each:
-            for name, tally in self._tallies(each).items():
-                if tally.first is not None:
+            for name, tally in _disagreeing(each).items():
+                if tally.stage in self.stages and tally.first is not None:
                     _, sample, logged, recomputed = tally.first
                     note = f"{name}: logged {number(logged)}, recomputed {number(recomputed)}"
                     yield Example(each.batch.step, None, sample or None, tally.worst, note)
@@ -210,6 +206,20 @@ class DiffersRule(AuditedRule):
                 "identify` looks for options that give these values"
             ),
         )
+
+
+def _disagreeing(step: "StepView") -> "Mapping[str, QuantityTally]":
+    """The quantities of one step of which a value disagrees: mostly there is none."""
+    return step.cached("disagreeing", lambda: {name: one for name, one in step.audit.items() if one.first is not None})
+
+
+def _by_stage(tallies: "Iterable[QuantityTally]") -> dict[str, AuditedTally]:
+    """Add up the quantities of each stage: many rules are about the same ones."""
+    found: dict[str, list[AuditedTally]] = {}
+    for one in tallies:
+        counts = AuditedTally(one.compared, one.agree, one.not_compared, one.worst)
+        found.setdefault(one.stage, []).append(counts)
+    return {stage: AuditedTally.of_all(each) for stage, each in found.items()}
 
 
 def audited_stages(rules: Iterable[Rule[Any]]) -> frozenset[str]:
