@@ -14,7 +14,6 @@ The unit roundoff ``u`` of a format with ``p`` significant bits is ``2^-p``: hal
 """
 
 import math
-from dataclasses import dataclass
 
 import torch
 from torch import Tensor
@@ -31,40 +30,46 @@ DEVIATIONS = 6.0
 Value = Tensor | float
 
 
-@dataclass(frozen=True)
 class Radius:
     """Two bounds on a rounding error, both float64 of the shape of the value.
 
-    Attributes:
-        largest: no order of summation loses more.
-        likely: no more than one sum in ten million loses more.
+    Bounds of a single number are Python's numbers: with tensors of one number, sums and products take several times as
+    long.
     """
 
-    largest: Tensor
-    likely: Tensor
+    __slots__ = ("_largest", "_likely")
+
+    def __init__(self, largest: Value, likely: Value) -> None:
+        self._largest, self._likely = largest, likely
 
     @classmethod
     def of(cls, bound: Value) -> "Radius":
         """Return one bound for both, the likely and the certain one."""
-        bound = torch.as_tensor(bound, dtype=torch.float64)
+        bound = bound.double() if isinstance(bound, Tensor) else float(bound)
         return cls(bound, bound)
 
+    @property
+    def largest(self) -> Tensor:
+        """No order of summation loses more."""
+        return torch.as_tensor(self._largest, dtype=torch.float64)
+
+    @property
+    def likely(self) -> Tensor:
+        """No more than one sum in ten million loses more."""
+        return torch.as_tensor(self._likely, dtype=torch.float64)
+
     def __add__(self, other: "Radius") -> "Radius":
-        return Radius(self.largest + other.largest, self.likely + other.likely)
+        return Radius(self._largest + other._largest, self._likely + other._likely)
 
     def __mul__(self, factor: Value) -> "Radius":
-        return Radius(self.largest * factor, self.likely * factor)
+        return Radius(self._largest * factor, self._likely * factor)
 
     def sum(self) -> "Radius":
         """Radius of the exact sum of all values."""
         return Radius(self.largest.sum(), self.likely.sum())
 
     def __float__(self) -> float:
-        return float(self.likely)
-
-
-def _both(largest: float, likely: float) -> Radius:
-    return Radius(torch.tensor(largest, dtype=torch.float64), torch.tensor(likely, dtype=torch.float64))
+        return float(self._likely)
 
 
 def stored(value: Value, unit: float = SINGLE) -> Radius:
@@ -96,10 +101,17 @@ def total(magnitude: Value, count: Value, unit: float = SINGLE) -> Radius:
     (1000.0, 600.0)
     """
     if not isinstance(magnitude, Tensor) and not isinstance(count, Tensor):
-        return _both(unit * magnitude * count, unit * magnitude * min(count, DEVIATIONS * math.sqrt(count)))
+        return Radius(unit * magnitude * count, unit * magnitude * _independent(count))
     size = unit * torch.as_tensor(magnitude, dtype=torch.float64)
     number = torch.as_tensor(count, dtype=torch.float64)
-    return Radius(size * number, size * torch.minimum(number, DEVIATIONS * number.sqrt()))
+    return Radius(size * number, size * _independent(number))
+
+
+def _independent(count: Value) -> Value:
+    """How many roundings in one direction `count` independent ones of mean zero come to."""
+    if isinstance(count, Tensor):
+        return torch.minimum(count, DEVIATIONS * count.sqrt())
+    return min(count, DEVIATIONS * math.sqrt(count))
 
 
 def mean(magnitude: Value, count: Value, unit: float = SINGLE) -> Radius:
@@ -215,11 +227,11 @@ def scaled(
     size, number = (torch.as_tensor(x, dtype=torch.float64) for x in (size, count))
     factor, value = (torch.as_tensor(x, dtype=torch.float64).abs() for x in (scale, value))
 
-    def bound(additions: Tensor, off: Value) -> Tensor:
+    def bound(additions: Value, off: Value) -> Value:
         centred = 2 * off + unit * size * (3 + additions)
         return factor * centred + value * (2**0.5 * centred * factor + (additions / 2 + 5) * unit)
 
-    likely = torch.minimum(number, DEVIATIONS * number.sqrt())
+    likely = _independent(number)
     if error is None:
         return Radius(bound(number, 0.0), bound(likely, 0.0))
     return Radius(bound(number, error.largest), bound(likely, error.likely))
@@ -237,9 +249,9 @@ def std(value: Value, size: Value, count: Value, unit: float = SINGLE) -> Radius
         count: n.
         unit: of the format of the values.
     """
-    value, size, number = (torch.as_tensor(x, dtype=torch.float64) for x in (value, size, count))
+    value, size, count = (x.double() if isinstance(x, Tensor) else x for x in (value, size, count))
 
-    def bound(additions: Tensor) -> Tensor:
+    def bound(additions: Value) -> Value:
         return unit * (2**0.5 * size * (3 + additions) + value * (additions / 2 + 3))
 
-    return Radius(bound(number), bound(torch.minimum(number, DEVIATIONS * number.sqrt())))
+    return Radius(bound(count), bound(_independent(count)))

@@ -116,7 +116,7 @@ def _scores(evaluation: Evaluation) -> tuple[Radius, float]:
         return Radius.of(0.0), 0.0
     score = score_radius(evaluation) + rounding.stored(rows.score_N.nan_to_num(0.0))
     size = rows.score_N.abs().nan_to_num(0.0, 0.0, 0.0).max()
-    return Radius(score.largest.max(), score.likely.max()), float(size)
+    return Radius(float(score.largest.max()), float(score.likely.max())), float(size)
 
 
 def _sampler_gap(evaluation: Evaluation, value: float) -> Radius:
@@ -136,7 +136,8 @@ def _sampler_means(evaluation: Evaluation) -> tuple[Radius, float]:
     ours, its = (
         batch.column(name).double().abs().nan_to_num(0.0).mean() for name in ("old_log_probs", "rollout_log_probs")
     )
-    return rounding.mean(ours, batch.tokens) + rounding.mean(its, batch.tokens), float(ours.exp())
+    of_both = rounding.mean(float(ours), batch.tokens) + rounding.mean(float(its), batch.tokens)
+    return of_both, float(ours.exp())
 
 
 def _values(evaluation: Evaluation, value: float) -> Radius:
