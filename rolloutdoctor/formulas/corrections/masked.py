@@ -1,6 +1,7 @@
 """What the importance weights and the rejection share: ratios, and means over trained tokens as verl takes them."""
 
 from dataclasses import dataclass
+from functools import cached_property
 
 import torch
 from torch import Tensor
@@ -38,29 +39,33 @@ class LogRatios:
                 f"the rollout correction needs at least one token in {unit}, and {TRAINER} fails here"
             )
 
-    @property
+    @cached_property
     def safe_T(self) -> Tensor:
         """``[T]`` the log-ratios within `SAFETY_BOUND`."""
         return self.value_T.clamp(-SAFETY_BOUND, SAFETY_BOUND)
 
-    @property
+    @cached_property
     def count_N(self) -> Tensor:
         """``[N]`` float64, tokens of each row."""
-        return seg.total(self.mask_T, self.offsets)
+        return self._runs.total(self.mask_T)
 
-    @property
+    @cached_property
+    def _runs(self) -> seg.Runs:
+        return seg.Runs(self.offsets)
+
+    @cached_property
     def count_M(self) -> Tensor:
         """``[M]`` float64, tokens of each part."""
         return self.parts(self.count_N)
 
-    @property
+    @cached_property
     def filled_N(self) -> Tensor:
         """``[N]`` bool, rows with a token."""
         return self.count_N > 0
 
     def row_sum(self, x_T: Tensor) -> Tensor:
         """Sum over the tokens of each row, ``[N]`` float64."""
-        return seg.total(torch.where(self.mask_T, x_T, 0.0), self.offsets)
+        return self._runs.total(torch.where(self.mask_T, x_T, 0.0))
 
     def row_mean(self, x_T: Tensor) -> Tensor:
         """Mean over the tokens of each row, ``[N]`` float64; verl adds 1e-8 to the count, so an empty row has 0."""
@@ -68,7 +73,7 @@ class LogRatios:
 
     def row_of(self, x_N: Tensor) -> Tensor:
         """Give a row value to its tokens, in the dtype of the log-ratios."""
-        return seg.expand(x_N.to(self.value_T.dtype), self.offsets)
+        return self._runs.expand(x_N.to(self.value_T.dtype))
 
     def parts(self, x_N: Tensor) -> Tensor:
         """Sum over the rows of each part, ``[M]`` float64."""
