@@ -22,7 +22,7 @@ def serving(folder, **options):
     server.ranges, server.login, server.broken_after = True, False, None
     for name, value in options.items():
         setattr(server, name, value)
-    thread = threading.Thread(target=server.serve_forever, daemon=True)
+    thread = threading.Thread(target=server.serve_forever, args=[0.01], daemon=True)
     thread.start()
     try:
         yield server
@@ -34,6 +34,8 @@ def serving(folder, **options):
 
 class _Handler(BaseHTTPRequestHandler):
     protocol_version = "HTTP/1.1"
+    # An answer is a head and a body: held back until the head is acknowledged, the body comes 40 ms late.
+    disable_nagle_algorithm = True
 
     def log_message(self, *_):
         pass
