@@ -76,7 +76,7 @@ def test_a_driver_that_is_killed_goes_on_where_it_stood(nodes, started, tmp_path
 
 @dataclass(frozen=True)
 class Waiting(CheckWork):
-    """Says on which node it is, and waits the first time that it is on one that will go."""
+    """Says on which node it is, and waits on one that will go; on the other, until that one has something to do."""
 
     marker: Path = Path()
     doomed: str = ""
@@ -86,6 +86,9 @@ class Waiting(CheckWork):
         (self.marker / f"{here}-{part.number}-{os.urandom(4).hex()}").touch()
         if here == self.doomed:
             time.sleep(600)
+        end = time.monotonic() + 60
+        while not list(self.marker.glob(f"{self.doomed}-*")) and time.monotonic() < end:
+            time.sleep(0.02)
         return super().measure(part, progress)
 
 
