@@ -3,6 +3,7 @@
 import math
 from collections.abc import Callable, Mapping
 from dataclasses import fields
+from functools import cache
 from types import UnionType
 from typing import Any, get_args, get_origin
 
@@ -40,19 +41,22 @@ def value_of(plain: object) -> object:
     Raises:
         ValueError: if nothing could have been made into it.
     """
-    if isinstance(plain, float) and not math.isfinite(plain):
-        raise ValueError("a number is too large")
+    # What is frequent comes first.
+    if type(plain) is float:
+        if plain - plain != 0:
+            raise ValueError("a number is too large")
+        return plain
     if isinstance(plain, list):
         return [value_of(one) for one in plain]
     if not isinstance(plain, dict):
         return plain
     ((kind, inner),) = plain.items()
+    if kind == "map":
+        return {name: value_of(one) for name, one in inner.items()}
     if kind == "float":
         return float(inner)
     if kind == "tuple":
         return tuple(value_of(one) for one in inner)
-    if kind == "map":
-        return {name: value_of(one) for name, one in inner.items()}
     raise ValueError(f"unknown kind of value {kind!r}")
 
 
@@ -63,26 +67,51 @@ def built(kind: Callable[..., Any], plain: Mapping[str, object], **given: object
         TypeError: if they are not the fields of the class.
     """
     found = {name: value_of(one) for name, one in plain.items()} | given
-    for one in fields(kind):  # type: ignore[arg-type]  # a dataclass, called as what it makes
-        if not _fits(found[one.name], one.type):
-            raise TypeError(f"{one.name} is {found[one.name]!r}")
+    for name, fits in _checks(kind):
+        if not fits(found[name]):
+            raise TypeError(f"{name} is {found[name]!r}")
     return kind(**found)
 
 
-def _fits(value: object, kind: object) -> bool:
-    """Tell whether a value is of the type that a field is declared with; whole numbers are counts or steps."""
+Check = Callable[[Any], bool]
+"""Tells whether a value is of a type."""
+
+
+@cache
+def _checks(kind: Any) -> tuple[tuple[str, Check], ...]:  # noqa: ANN401  # a dataclass
+    """The checks of the fields of a dataclass by their names: of one kind there are many."""
+    return tuple((one.name, _check_of(one.type)) for one in fields(kind))
+
+
+def _check_of(kind: object) -> Check:
+    """Return the check of the type that a field is declared with; whole numbers are counts or steps."""
     if kind is float:
-        return type(value) is float or (type(value) is int and abs(value) < MOST)
+        return lambda value: type(value) is float or (type(value) is int and abs(value) < MOST)
     if kind is int:
-        return type(value) is int and 0 <= value < MOST
-    if isinstance(kind, UnionType):
-        return any(_fits(value, one) for one in get_args(kind))
+        return lambda value: type(value) is int and 0 <= value < MOST
     origin, inner = get_origin(kind), get_args(kind)
-    if origin is tuple and isinstance(value, tuple):
-        kinds = inner[:1] * len(value) if inner[-1:] == (Ellipsis,) else inner
-        return len(kinds) == len(value) and all(map(_fits, value, kinds))
-    if origin is not None and isinstance(value, Mapping):
-        return all(_fits(name, inner[0]) and _fits(one, inner[1]) for name, one in value.items())
+    if isinstance(kind, UnionType):
+        either = [_check_of(one) for one in inner]
+        return lambda value: any(fits(value) for fits in either)
+    if origin is tuple:
+        return _check_of_tuple(inner)
+    if origin is not None and issubclass(origin, Mapping):
+        of_name, of_value = map(_check_of, inner)
+        return lambda value: (
+            isinstance(value, Mapping) and all(map(of_name, value)) and all(map(of_value, value.values()))
+        )
     if origin is not None:
-        return False
-    return isinstance(value, kind) if isinstance(kind, type) else True
+        return lambda value: False
+    return (lambda value: isinstance(value, kind)) if isinstance(kind, type) else (lambda value: True)
+
+
+def _check_of_tuple(kinds: tuple[object, ...]) -> Check:
+    if kinds[-1:] == (Ellipsis,):
+        every = _check_of(kinds[0])
+        return lambda value: isinstance(value, tuple) and all(map(every, value))
+    each = [_check_of(one) for one in kinds]
+    return lambda value: (
+        isinstance(value, tuple)
+        and len(value) == len(each)
+        and all(fits(one) for fits, one in zip(each, value, strict=True))
+    )
