@@ -47,9 +47,9 @@ def kl_in_reward():
     from verl.utils.torch_functional import masked_mean
 
     source = (Path(verl.__file__).parent / "trainer/ppo/ray_trainer.py").read_text()
-    (found,) = (
-        node for node in ast.parse(source).body if isinstance(node, ast.FunctionDef) and node.name == "apply_kl_penalty"
-    )
+    # Of the function alone: Python 3.11 may fail if garbage is collected while a large tree is made.
+    start = source.index("\ndef apply_kl_penalty(") + 1
+    found = ast.parse(source[start : source.index("\ndef ", start)]).body[0]
     namespace = {"core_algos": core_algos, "torch": torch, "masked_mean": masked_mean, "DataProto": object}
     exec(compile(ast.Module([found], []), "ray_trainer", "exec"), namespace)
     return namespace["apply_kl_penalty"]
