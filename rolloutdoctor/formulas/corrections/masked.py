@@ -39,7 +39,7 @@ class LogRatios:
                 f"the rollout correction needs at least one token in {unit}, and {TRAINER} fails here"
             )
 
-    @cached_property
+    @property
     def safe_T(self) -> Tensor:
         """``[T]`` the log-ratios within `SAFETY_BOUND`."""
         return self.value_T.clamp(-SAFETY_BOUND, SAFETY_BOUND)
