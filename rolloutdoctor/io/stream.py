@@ -5,7 +5,6 @@ from itertools import accumulate
 
 from rolloutdoctor.data.batch import RolloutBatch, StepKey
 from rolloutdoctor.data.several_steps import SMALL
-from rolloutdoctor.io.parquet import slices
 from rolloutdoctor.io.parquet.files import OpenFile, RunFile
 from rolloutdoctor.io.parquet.index import Index, contradiction
 from rolloutdoctor.io.parquet.slices import ArrowRows, DecodedRows, ReadRequest, one_slice_of, slices_of
@@ -66,7 +65,7 @@ class Stream:
         sizes = [found.size(unit) for _, found in plan]
         self._total = sum(sizes)
         self._before = {at: done - size for (at, _), size, done in zip(plan, sizes, accumulate(sizes), strict=True)}
-        self._plan: list[list[Positioned]] = list(gathered(plan, files, slices.SLICE_TOKENS))
+        self._plan: list[list[Positioned]] = list(gathered(plan, files))
         self._finished: set[StepKey] = set()
         self._ahead = ReadAhead(self._read())
 

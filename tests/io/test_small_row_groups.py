@@ -8,13 +8,13 @@ import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from run_files import FLOATS, MASK
+from run_files import FLOATS, MASK, refusal
 
 from rolloutdoctor.io.parquet import slices
-from rolloutdoctor.io.parquet.index import build_index
+from rolloutdoctor.io.parquet.index import RowGroup, build_index
 from rolloutdoctor.io.parquet.small_row_groups import gathered
 from rolloutdoctor.io.run import open_run
-from rolloutdoctor.results.errors import InputError
+from rolloutdoctor.results.errors import DataError, InputError
 
 COLUMNS = ("reward", "rewards", "rank", "status", "prompt_ids", "response_mask", "kl", "response_ids")
 REWARDS = {"struct": pa.struct([("f", pa.float64())]), "map": pa.map_(pa.string(), pa.float64())}
@@ -110,19 +110,16 @@ BAD = {
 }
 
 
+COLUMNS_OF_TOKENS = ("kl", "response_mask")
+
+
 @pytest.mark.parametrize("what", BAD)
 def test_the_same_is_said_of_a_bad_value(what, monkeypatch):
     write(**BAD[what])
-    said = outcome()
+    said = refusal(columns=COLUMNS_OF_TOKENS, error=DataError)
     assert "row 11" in said
     monkeypatch.setattr(slices, "SLICE_TOKENS", 1)
-    assert said == outcome()
-
-
-def outcome():
-    with pytest.raises(InputError) as caught:
-        list(open_run(["run.parquet"]).batches(["kl", "response_mask"]))
-    return str(caught.value)
+    assert said == refusal(columns=COLUMNS_OF_TOKENS, error=DataError)
 
 
 def test_a_damaged_row_group_is_named():
@@ -131,7 +128,7 @@ def test_a_damaged_row_group_is_named():
     body = bytearray(Path("run.parquet").read_bytes())
     body[found.data_page_offset : found.data_page_offset + 8] = b"\xff" * 8
     Path("run.parquet").write_bytes(body)
-    assert outcome().startswith("run.parquet: row group 5 cannot be read")
+    assert refusal(columns=COLUMNS_OF_TOKENS).startswith("run.parquet: row group 5 cannot be read")
 
 
 def test_rows_of_another_step_than_the_footer_says():
@@ -142,18 +139,20 @@ def test_rows_of_another_step_than_the_footer_says():
         list(run.batches(["kl"]))
 
 
-def gathered_groups(values=10**6):
+def gathered_groups():
     run = open_run(["run.parquet"])
     index = build_index(run.stored_files())
     plan = list(enumerate(index.row_groups))
-    return [[found.group for _, found in together] for together in gathered(plan, run.stored_files(), values)]
+    return [[found.group for _, found in together] for together in gathered(plan, run.stored_files())]
 
 
-def test_which_row_groups_are_read_together():
+def test_which_row_groups_are_read_together(monkeypatch):
     write()
     assert gathered_groups() == [list(range(9))]
-    assert gathered_groups(values=13) == [[0, 1, 2], [3, 4, 5], [6, 7, 8]]
-    assert gathered_groups(values=1) == [[number] for number in range(9)]
+    monkeypatch.setattr(slices, "SLICE_TOKENS", 13)
+    assert gathered_groups() == [[0, 1, 2], [3, 4, 5], [6, 7, 8]]
+    monkeypatch.setattr(slices, "SLICE_TOKENS", 1)
+    assert gathered_groups() == [[number] for number in range(9)]
 
 
 def test_row_groups_of_several_steps_are_read_alone():
@@ -174,3 +173,11 @@ def test_a_step_in_several_row_groups_is_one():
     first, second = open_run(["run.parquet"]).batches(["kl"])
     assert [first.tokens, second.tokens] == [12, 24]
     assert torch.equal(second.token_columns["kl"], torch.arange(12, 36).div(2).floor() + torch.tensor([0, 0.5] * 12))
+
+
+def test_to_gather_is_linear_in_the_row_groups(monkeypatch):
+    pq.write_table(pa.table({"step": range(300), "reward": [0.0] * 300}), "run.parquet", row_group_size=1)
+    only, asked = RowGroup.only.fget, []
+    monkeypatch.setattr(RowGroup, "only", property(lambda found: asked.append(found) or only(found)))
+    assert gathered_groups() == [list(range(300))]
+    assert len(asked) <= 8 * 300

@@ -188,14 +188,13 @@ def one_slice_of(
     table = opened.read_together([each.group for each in row_groups], names, threads=threads)
     if table is None:
         return None
-    rows: dict[StepKey, _Rows] = {}
+    stated: dict[StepKey, range] = {}
     for each in row_groups:
         assert each.only is not None
-        before = rows.get(each.only)
-        start = each.first_row if before is None else int(before[0])
-        rows[each.only] = range(start, each.first_row + each.rows)
-    stated = tuple((key, part) for key, part in rows.items() if isinstance(part, range))
-    return ArrowRows(request, opened.file, table, row_groups[0].first_row, rows, frozenset(rows), stated)
+        here = range(each.first_row, each.first_row + each.rows)
+        stated[each.only] = range(stated.get(each.only, here).start, here.stop)
+    first = row_groups[0].first_row
+    return ArrowRows(request, opened.file, table, first, {**stated}, frozenset(stated), tuple(stated.items()))
 
 
 def _between(rows: _Rows, start: int, stop: int) -> _Rows:

@@ -141,7 +141,7 @@ class StepChunk:
         return sum(values.nbytes for values in self.tokens.values() if isinstance(values, Tensor))
 
     def split(self, parts: Sequence[range]) -> list["StepChunk"]:
-        """Cut the chunk into parts that share its memory.
+        """Cut the chunk, of which every token column is in memory, into parts that share it.
 
         Args:
             parts: numbers in the file of the rows of each part, adjacent and together all of the chunk's.
@@ -162,7 +162,7 @@ class StepChunk:
                 self,
                 rows=part,
                 lengths=None if lengths is None else lengths[place],
-                tokens={name: tokens[name][place] if name in tokens else None for name in self.tokens},
+                tokens={name: split[place] for name, split in tokens.items()},
                 numbers={name: split[place] for name, split in numbers.items()},
                 rewards={name: split[place] for name, split in rewards.items()},
                 groups=cells(self.groups, place),
