@@ -171,19 +171,16 @@ class _Cursor:
         """Pass over a value."""
         if depth > _DEEPEST:
             raise ValueError("it is nested too deep")
-        # What is frequent comes first.
-        if kind in _INTEGERS:
-            while self.raw[self.at] >= 0x80:
-                self.at += 1
-            self.at += 1
-        elif kind == _BINARY:
-            self.binary()
-        elif kind in (_TRUE, _FALSE):
+        if kind in (_TRUE, _FALSE):
             return
-        elif kind == _BYTE:
+        if kind == _BYTE:
             self.at += 1
+        elif kind in _INTEGERS:
+            self.varint()
         elif kind == _DOUBLE:
             self.at += 8
+        elif kind == _BINARY:
+            self.binary()
         elif kind in (_LIST, _SET):
             inner = self.raw[self.at] & 0x0F
             for _ in self.items(inner):
