@@ -2,7 +2,6 @@
 
 from collections.abc import Sequence
 from typing import Literal
-from weakref import WeakKeyDictionary
 
 import numpy as np
 import torch
@@ -10,6 +9,7 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from rolloutdoctor.data.batch import RolloutBatch
+from rolloutdoctor.evaluation.remembered import remembered
 from rolloutdoctor.ops.elementwise import unwarned
 from rolloutdoctor.ops.logged_digits import Digits
 
@@ -107,20 +107,12 @@ def _is_stored(rounded: Floats, value: Floats) -> NDArray[np.bool_]:
     return found
 
 
-_known: WeakKeyDictionary[RolloutBatch, str] = WeakKeyDictionary()
-
-
+@remembered
 def coarse_log_probs(batch: RolloutBatch) -> str:
     """Say which log-probs of a step the file holds with few digits; empty if none.
 
     What the trainer made of the full ones is not what these give.
     """
-    if batch not in _known:
-        _known[batch] = _coarse(batch)
-    return _known[batch]
-
-
-def _coarse(batch: RolloutBatch) -> str:
     found = [(name, digits_stored(_some(batch, name))) for name in LOG_PROBS if name in batch.per_token]
     coarse = [(name, digits) for name, digits in found if digits]
     if not coarse:

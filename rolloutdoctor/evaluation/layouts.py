@@ -1,13 +1,9 @@
-"""How a step was cut up, worked out once for all objectives that it is evaluated under, and forgotten with it."""
-
-from collections.abc import Callable
-from weakref import WeakKeyDictionary
+"""How a step was cut up, worked out once for all objectives that it is evaluated under."""
 
 from rolloutdoctor.data.batch import RolloutBatch
+from rolloutdoctor.evaluation.remembered import remembered
 from rolloutdoctor.formulas.losses.aggregation import Layout
 from rolloutdoctor.objective.required_columns import LAYOUT_COLUMNS
-
-_known: WeakKeyDictionary[RolloutBatch, dict[str, Layout]] = WeakKeyDictionary()
 
 
 def layout_of(batch: RolloutBatch, *, separate: bool) -> Layout:
@@ -17,23 +13,26 @@ def layout_of(batch: RolloutBatch, *, separate: bool) -> Layout:
         batch: the step.
         separate: every micro-batch is a loss of its own, and they are averaged (evaluation).
     """
-    columns = [batch.per_row.get(name) for name in LAYOUT_COLUMNS]
-    prompts = None if batch.groups is None else len(batch.groups)
-
-    def made() -> Layout:
-        return Layout.of(batch.rows, *columns, separate=separate, prompts=prompts, place_N=batch.place_N)
-
-    return _remembered(batch, f"separate {separate}", made)
+    return _separate(batch) if separate else _as_trained(batch)
 
 
+@remembered
 def uncut_layout(batch: RolloutBatch) -> Layout:
     """The same of the step as one micro-batch and one optimiser step, of which only the trajectories are told."""
-    trajectory_N = batch.per_row.get("trajectory_id")
-    return _remembered(batch, "uncut", lambda: Layout.of(batch.rows, trajectory_N=trajectory_N))
+    return Layout.of(batch.rows, trajectory_N=batch.per_row.get("trajectory_id"))
 
 
-def _remembered(batch: RolloutBatch, name: str, made: Callable[[], Layout]) -> Layout:
-    found = _known.setdefault(batch, {})
-    if name not in found:
-        found[name] = made()
-    return found[name]
+@remembered
+def _separate(batch: RolloutBatch) -> Layout:
+    return _made(batch, separate=True)
+
+
+@remembered
+def _as_trained(batch: RolloutBatch) -> Layout:
+    return _made(batch, separate=False)
+
+
+def _made(batch: RolloutBatch, *, separate: bool) -> Layout:
+    columns = [batch.per_row.get(name) for name in LAYOUT_COLUMNS]
+    prompts = None if batch.groups is None else len(batch.groups)
+    return Layout.of(batch.rows, *columns, separate=separate, prompts=prompts, place_N=batch.place_N)

@@ -6,8 +6,9 @@ import torch
 from torch import Tensor
 
 from rolloutdoctor.evaluation.evaluate import Evaluation, compared_groups, evaluate_rows
-from rolloutdoctor.evaluation.radii.remembered import remembered, remembered_by_row
+from rolloutdoctor.evaluation.radii.remembered import remembered_by_row
 from rolloutdoctor.evaluation.radii.terms import kl_terms
+from rolloutdoctor.evaluation.remembered import remembered
 from rolloutdoctor.evaluation.scores import named_scores, reward_kl_tokens, token_scores
 from rolloutdoctor.formulas.advantages.table import TOKEN_ESTIMATORS
 from rolloutdoctor.ops import rounding

@@ -11,8 +11,8 @@ from torch import Tensor
 
 from rolloutdoctor.evaluation.evaluate import Evaluation
 from rolloutdoctor.evaluation.radii.advantages import advantage_radius, token_advantage_radius
-from rolloutdoctor.evaluation.radii.remembered import remembered
 from rolloutdoctor.evaluation.radii.terms import on_policy, over_forwards, row_log_ratios, sides
+from rolloutdoctor.evaluation.remembered import remembered
 from rolloutdoctor.objective.objective import Surrogate
 from rolloutdoctor.ops import rounding
 from rolloutdoctor.ops import segments as seg

@@ -10,8 +10,9 @@ import torch
 
 from rolloutdoctor.evaluation.evaluate import Evaluation, evaluate
 from rolloutdoctor.evaluation.radii.advantages import advantage_radius, token_advantage_radius
-from rolloutdoctor.evaluation.radii.remembered import remembered, remembered_by_row
+from rolloutdoctor.evaluation.radii.remembered import remembered_by_row
 from rolloutdoctor.evaluation.radii.terms import kl_terms, on_policy, relative_ratio, sides
+from rolloutdoctor.evaluation.remembered import remembered
 from rolloutdoctor.ops import rounding
 from rolloutdoctor.ops import segments as seg
 from rolloutdoctor.ops.rounding import Radius

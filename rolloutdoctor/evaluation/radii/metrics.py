@@ -10,9 +10,9 @@ from rolloutdoctor.evaluation.evaluate import Evaluation, stored_kl
 from rolloutdoctor.evaluation.radii.advantages import advantage_radius, score_radius, token_advantage_radius
 from rolloutdoctor.evaluation.radii.clipping import clip_extreme_radius, clip_share_radius
 from rolloutdoctor.evaluation.radii.loss import kl_loss_radius, kl_radius, loss_radius, policy_loss_radius
-from rolloutdoctor.evaluation.radii.remembered import remembered
 from rolloutdoctor.evaluation.radii.row_weight import row_weight_radius
 from rolloutdoctor.evaluation.radii.terms import sides
+from rolloutdoctor.evaluation.remembered import remembered
 from rolloutdoctor.evaluation.scores import reward_kl_tokens
 from rolloutdoctor.ops import rounding
 from rolloutdoctor.ops import segments as seg

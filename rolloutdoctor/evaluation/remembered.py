@@ -1,0 +1,22 @@
+"""What several ask of one step, or of one evaluation, is worked out once, and forgotten with it."""
+
+from collections.abc import Callable
+from functools import wraps
+from typing import TypeVar
+from weakref import WeakKeyDictionary
+
+Asked = TypeVar("Asked")
+Found = TypeVar("Found")
+
+
+def remembered(find: Callable[[Asked], Found]) -> Callable[[Asked], Found]:
+    """Remember what was found of everything that is still in use; it may not hold what it was found of."""
+    known: WeakKeyDictionary[Asked, Found] = WeakKeyDictionary()
+
+    @wraps(find)
+    def inner(asked: Asked) -> Found:
+        if asked not in known:
+            known[asked] = find(asked)
+        return known[asked]
+
+    return inner
