@@ -1,7 +1,8 @@
 """Try hypotheses on some steps, stage by stage, and count over all steps what those established."""
 
-from collections.abc import Collection, Hashable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Collection, Hashable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
+from typing import Any, TypeVar
 
 import torch
 
@@ -19,6 +20,8 @@ from rolloutdoctor.hypotheses.table import FIX_CODE, HYPOTHESES
 from rolloutdoctor.results.audit import Cause
 from rolloutdoctor.results.errors import CannotComputeError, UsageError
 from rolloutdoctor.rules.base import Context
+
+Found = TypeVar("Found")
 
 ROUNDS = 3
 """Causes that one stage can have at most."""
@@ -103,20 +106,23 @@ class Search:
         self._off = frozenset[str]()
         # While hypotheses are tried, what each gives for a step: a later stage tries those of the earlier ones again,
         # and many change a metric alone.
-        self._kept: dict[Hashable, _Tried | None] | None = None
-        self._audits: dict[Hashable, AuditTally] = {}
+        self._kept: dict[Hashable, Any] | None = None
 
     def audit(
         self, trial: Trial, edits: Sequence[Hypothesis], until: str = STAGES[-1], only: set[str] | None = None
     ) -> AuditTally:
         """Audit steps under some edits, up to a stage, or `only` some quantities; empty where that fails."""
-        if self._kept is None:
-            return self._audit(trial, edits, until, only)
         names, wanted = tuple(one.name for one in edits), None if only is None else frozenset(only)
-        key = (tuple(map(id, trial)), names, until, wanted)
-        if key not in self._audits:
-            self._audits[key] = self._audit(trial, edits, until, only)
-        return self._audits[key]
+        key = ("audit", tuple(map(id, trial)), names, until, wanted)
+        return self._remembered(key, lambda: self._audit(trial, edits, until, only))
+
+    def _remembered(self, key: Hashable, make: Callable[[], Found]) -> Found:
+        if self._kept is None:
+            return make()
+        if key not in self._kept:
+            self._kept[key] = make()
+        found: Found = self._kept[key]
+        return found
 
     def _audit(self, trial: Trial, edits: Sequence[Hypothesis], until: str, only: set[str] | None) -> AuditTally:
         total: AuditTally = {}
@@ -133,13 +139,9 @@ class Search:
         self, step: LoggedRows, edits: Sequence[Hypothesis], *, rows_only: bool = False, per_token: bool = False
     ) -> _Tried | None:
         """A step under some edits; None where it cannot be evaluated."""
-        if self._kept is None:
-            return self._try(step, edits, rows_only=rows_only, per_token=per_token)
         evaluated = tuple(one.name for one in edits if one.objective is not None or one.rows is not None)
-        key = (id(step), evaluated, rows_only, per_token)
-        if key not in self._kept:
-            self._kept[key] = self._try(step, edits, rows_only=rows_only, per_token=per_token)
-        return self._kept[key]
+        key = ("tried", id(step), evaluated, rows_only, per_token)
+        return self._remembered(key, lambda: self._try(step, edits, rows_only=rows_only, per_token=per_token))
 
     def _try(self, step: LoggedRows, edits: Sequence[Hypothesis], *, rows_only: bool, per_token: bool) -> _Tried | None:
         try:
@@ -211,9 +213,7 @@ class Search:
                     break
                 self._found.append(best)
                 self._kept.clear()
-                self._audits.clear()
         self._kept = None
-        self._audits.clear()
 
     @property
     def _edits(self) -> list[Hypothesis]:
