@@ -5,7 +5,10 @@ from collections.abc import Callable, Mapping
 from dataclasses import fields
 from functools import cache
 from types import UnionType
-from typing import Any, get_args, get_origin
+from typing import TYPE_CHECKING, Any, get_args, get_origin
+
+if TYPE_CHECKING:
+    from _typeshed import DataclassInstance
 
 MOST = 2**63
 """Whole numbers are below it."""
@@ -43,7 +46,7 @@ def value_of(plain: object) -> object:
     """
     # What is frequent comes first.
     if type(plain) is float:
-        if plain - plain != 0:
+        if not math.isfinite(plain):
             raise ValueError("a number is too large")
         return plain
     if isinstance(plain, list):
@@ -78,7 +81,7 @@ Check = Callable[[Any], bool]
 
 
 @cache
-def _checks(kind: Any) -> tuple[tuple[str, Check], ...]:  # noqa: ANN401  # a dataclass
+def _checks(kind: "type[DataclassInstance]") -> tuple[tuple[str, Check], ...]:
     """The checks of the fields of a dataclass by their names: of one kind there are many."""
     return tuple((one.name, _check_of(one.type)) for one in fields(kind))
 
