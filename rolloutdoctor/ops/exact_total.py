@@ -7,7 +7,6 @@ so that nothing is rounded before the end; counts, extremes and samples are merg
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, fields, replace
 from functools import cache
-from math import isfinite
 from typing import Any
 
 import numpy as np
@@ -18,9 +17,6 @@ _BITS = 1074
 
 _HALF = 26
 """Bits of the lower part of a fraction: sums of so many, and of the rest, are exact over 2^26 numbers."""
-
-_FEW = 32
-"""Numbers that take less time one by one."""
 
 
 @dataclass(frozen=True)
@@ -42,8 +38,6 @@ class ExactSum:
         >>> ExactSum.of([1e16, 1.0, -1e16]).value
         1.0
         """
-        if len(values) < _FEW:
-            return cls(sum(map(_units, filter(isfinite, values))), sum(x for x in values if not isfinite(x)) or 0.0)
         x_N = np.array(values, np.float64)
         is_finite_N = np.isfinite(x_N)
         fraction_N, exponent_N = np.frexp(x_N[is_finite_N])
@@ -69,12 +63,6 @@ class ExactSum:
             return self.units / (1 << _BITS)
         except OverflowError:
             return float("inf") if self.units > 0 else float("-inf")
-
-
-def _units(value: float) -> int:
-    """A finite number in units of 2^-1074."""
-    numerator, denominator = value.as_integer_ratio()
-    return numerator << (_BITS + 1 - denominator.bit_length())
 
 
 @dataclass(frozen=True)
