@@ -25,15 +25,22 @@ class Watch:
 
     def __init__(self, *paths, kept=None, **options):
         self.said, self.told, self.kept = [], [], kept or Kept()
+        # What was kept as said before each finding was.
+        self.known = [set()]
+        self.known_before = []
         followed = Followed([str(path) for path in paths], None, ConvertOptions(), self.told.append)
         self.follower = Follower(
             followed,
             CheckOptions(**options),
             self.kept,
-            keep=lambda kept: None,
+            keep=lambda kept: self.known.append(set(kept.told)),
             tell=self.told.append,
-            say=lambda change: self.said.append(change.line),
+            say=self._say,
         )
+
+    def _say(self, change):
+        self.known_before.append(self.known[-1])
+        self.said.append(change.line)
 
     def __call__(self, *, ended=False):
         """Count what is new, and return the last step of all that was counted."""
@@ -189,6 +196,15 @@ def test_each_finding_is_said_once(tmp_path):
     (line,) = [line for line in watch.said if "RDA004" in line]
     assert line.startswith("step 2")
     assert "error RDA004 advantages-differ confirmed" in line
+
+
+def test_what_was_said_is_kept_before_the_next_is_said(tmp_path):
+    path = tmp_path / "run.parquet"
+    growing.write(path, range(1, 33), fault_from=20)
+    watch = Watch(path)
+    watch()
+    assert len(watch.said) > 2
+    assert [len(known) for known in watch.known_before] == list(range(len(watch.said)))
 
 
 def test_the_command_line(rolloutdoctor, tmp_path):

@@ -250,10 +250,9 @@ class Follower:
         counted = len(self._state.seen)
         step = self._state.seen[-1].step
         self.latest = self._judged(self._total)
-        found = list(changes(self.latest, self._kept.told, step, counted))
-        for change in found:
+        for change in changes(self.latest, self._kept.told, step, counted):
             self._say(change)
-        if found:
+            # One by one: a command for a finding may take a while, and after a kill that one alone is said again.
             self._keep(self._kept)
 
     def report(self, *, whole: bool = False) -> Report:
