@@ -211,9 +211,11 @@ class SharedEvaluator:
 
     def pass_on(self, steps: Sequence[LoggedBatch], dtype: torch.dtype) -> None:
         """Evaluate some steps, together where that is possible, and pass them to the consumers."""
-        if len(steps) > 1 and not self._per_token:
+        if len(steps) > 1:
             together = StepsTogether([batch for batch, _ in steps], [logged for _, logged in steps], dtype)
-            shared = together.whole(self._objectives) if self._distinct else SharedPass({}, [{} for _ in steps])
+            shared: SharedPass | None = SharedPass({}, [{} for _ in steps])
+            if self._distinct:
+                shared = together.whole(self._objectives, self._per_token)
             if shared is not None:
                 return self._pass_on_together(steps, together.batch, shared, dtype)
         seen = [tuple(self.evaluate(batch, logged, dtype)) for batch, logged in steps]

@@ -4,7 +4,7 @@ That holds where nothing but a row's own tokens, its group and the way its step 
 an objective of which that cannot be said are evaluated one by one.
 """
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import fields, replace
 from typing import Any, NamedTuple, TypeVar
 
@@ -12,11 +12,11 @@ import torch
 from torch import Tensor
 
 from rolloutdoctor.data.batch import RolloutBatch
-from rolloutdoctor.data.several_steps import joined, rows_of
+from rolloutdoctor.data.several_steps import joined, rows_of, tokens_of
 from rolloutdoctor.evaluation.covered import is_covered
 from rolloutdoctor.evaluation.evaluate import Evaluation, evaluate_rows
 from rolloutdoctor.evaluation.rows import RowResult, in_separate_batches, row_parts
-from rolloutdoctor.evaluation.token_sums import TokenSums
+from rolloutdoctor.evaluation.token_sums import PerToken, TokenSums
 from rolloutdoctor.evaluation.tokens import NeedsPassOfItsOwn, token_pass
 from rolloutdoctor.formulas.losses.aggregation import Layout
 from rolloutdoctor.objective.estimators import Axis
@@ -24,7 +24,7 @@ from rolloutdoctor.objective.objective import AdvantageRule, Objective, RowSet
 from rolloutdoctor.objective.required_columns import loss_columns
 from rolloutdoctor.results.errors import CannotComputeError
 
-Record = TypeVar("Record", RowResult, TokenSums)
+Record = TypeVar("Record", RowResult, TokenSums, PerToken)
 
 
 def _any(rule: AdvantageRule) -> bool:
@@ -89,7 +89,7 @@ class StepsTogether:
         """
         self.batches, self._logged, self._dtype = tuple(batches), tuple(logged), dtype
         self.batch = joined(batches)
-        self._rows = rows_of(batches)
+        self._rows, self._tokens = rows_of(batches), tokens_of(batches)
         self._layouts: tuple[Layout, list[Layout]] | None = None
 
     def rows(self, objective: Objective) -> list[Evaluation] | None:
@@ -109,11 +109,12 @@ class StepsTogether:
             return None
         return self._cut(Evaluation(self.batch, found, part, None, self._dtype))
 
-    def whole(self, objectives: Mapping[str, Objective]) -> SharedPass | None:
+    def whole(self, objectives: Mapping[str, Objective], per_token: Collection[str] = ()) -> SharedPass | None:
         """Evaluate rows and tokens; None where each step has to be evaluated by itself.
 
         Args:
             objectives: name to what the trainer computes; the first is the reference, as in `evaluate_all`.
+            per_token: names of those whose token values are kept.
         """
         at_step = {name: self._at_step(objective) for name, objective in objectives.items()}
         known = {name: one for name, one in at_step.items() if one is not None}
@@ -127,14 +128,14 @@ class StepsTogether:
             parts = self._row_parts(known, is_within=is_within)
             if parts is None:
                 return None
-            sums = token_pass(self.batch, parts, self._dtype, ()) if True in with_tokens else {}
+            passed = token_pass(self.batch, parts, self._dtype, per_token) if True in with_tokens else {}
         except (CannotComputeError, NeedsPassOfItsOwn):
             # What cannot be computed may be so of one step alone.
             return None
         found = SharedPass({}, [{} for _ in self.batches])
         for name, part in parts.items():
-            tokens = sums[name][0] if sums else None
-            whole = Evaluation(self.batch, known[name], part, tokens, self._dtype)
+            sums, kept = passed.get(name, (None, None))
+            whole = Evaluation(self.batch, known[name], part, sums, self._dtype, kept)
             found.joined[name] = whole
             for evaluations, cut in zip(found.each, self._cut(whole, keeps_whole=is_within), strict=True):
                 evaluations[name] = cut
@@ -179,9 +180,11 @@ class StepsTogether:
 
     def _cut(self, whole: Evaluation, *, keeps_whole: bool = True) -> list[Evaluation]:
         """The evaluation of each step."""
-        part, sums = whole.rows, whole.tokens
-        of_rows = [None] * len(self.batches) if part is None else _cut(part, self._rows)
-        of_tokens: Sequence[TokenSums | None] = [None] * len(self.batches)
+        part, sums, kept = whole.rows, whole.tokens, whole.per_token
+        nothing = [None] * len(self.batches)
+        of_rows = nothing if part is None else _cut(part, self._rows)
+        per_token = nothing if kept is None else _cut(kept, self._tokens)
+        of_tokens: Sequence[TokenSums | None] = nothing
         if sums is not None:
             layouts = self._layouts_of(sums.layout)
             of_tokens = [
@@ -194,9 +197,12 @@ class StepsTogether:
                 its_rows,
                 its_tokens,
                 whole.dtype,
+                its_per_token,
                 whole=(whole, rows) if keeps_whole else None,
             )
-            for batch, rows, its_rows, its_tokens in zip(self.batches, self._rows, of_rows, of_tokens, strict=True)
+            for batch, rows, its_rows, its_tokens, its_per_token in zip(
+                self.batches, self._rows, of_rows, of_tokens, per_token, strict=True
+            )
         ]
 
     def _layouts_of(self, layout: Layout) -> list[Layout]:
@@ -206,12 +212,12 @@ class StepsTogether:
         return self._layouts[1]
 
 
-def _cut(record: Record, rows: Sequence[slice]) -> list[Record]:
-    """Cut a record of values per row into those of some adjacent rows each, of all of them together."""
-    sizes = [one.stop - one.start for one in rows]
+def _cut(record: Record, places: Sequence[slice]) -> list[Record]:
+    """Cut a record of values per row, or per token, into those of adjacent places, which are all of them."""
+    sizes = [one.stop - one.start for one in places]
     values = {one.name: getattr(record, one.name) for one in fields(record)}
     # A split makes all views in one call; slices take several times as long.
-    parts: dict[str, Any] = {name: torch.split(x_N, sizes) for name, x_N in values.items() if isinstance(x_N, Tensor)}
+    parts: dict[str, Any] = {name: torch.split(x, sizes) for name, x in values.items() if isinstance(x, Tensor)}
     return [replace(record, **dict(zip(parts, own, strict=True))) for own in zip(*parts.values(), strict=True)]
 
 

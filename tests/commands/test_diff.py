@@ -380,9 +380,9 @@ def test_a_step_is_evaluated_once(tmp_path, monkeypatch):
         calls.append((batch.step, len(objectives)))
         return evaluate_all(batch, objectives, **kwargs)
 
-    def counting_all(steps, objectives):
+    def counting_all(steps, objectives, per_token=()):
         calls.extend((batch.step, len(objectives)) for batch in steps.batches)
-        return whole(steps, objectives)
+        return whole(steps, objectives, per_token)
 
     monkeypatch.setattr(device_check, "evaluate_all", counting)
     monkeypatch.setattr(StepsTogether, "whole", counting_all)

@@ -16,6 +16,7 @@ from rolloutdoctor.engine.options import CheckOptions
 from rolloutdoctor.engine.run_steps import AS_CONFIGURED, StepConsumer, StepDispatcher, run_file_steps
 from rolloutdoctor.evaluation.evaluate import evaluate_all
 from rolloutdoctor.evaluation.gpu_check import first_step as device_check
+from rolloutdoctor.evaluation.together import StepsTogether
 from rolloutdoctor.hypotheses.fixes import choose
 from rolloutdoctor.io.metadata import RunMetadata
 from rolloutdoctor.io.metrics import LoggedMetrics
@@ -50,14 +51,20 @@ class Looker(StepConsumer):
 
 @pytest.fixture
 def evaluated(monkeypatch):
-    """The objectives of every call of the evaluation."""
-    calls = []
+    """The objectives of every evaluation of a step, by itself or with others."""
+    calls, whole = [], StepsTogether.whole
 
     def counting(batch, objectives, **kwargs):
         calls.append((batch.key, list(objectives.values()), kwargs["per_token"]))
         return evaluate_all(batch, objectives, **kwargs)
 
+    def counting_all(steps, objectives, per_token):
+        found = whole(steps, objectives, per_token)
+        calls.extend((batch.key, list(objectives.values()), per_token) for batch in steps.batches if found is not None)
+        return found
+
     monkeypatch.setattr(device_check, "evaluate_all", counting)
+    monkeypatch.setattr(StepsTogether, "whole", counting_all)
     return calls
 
 

@@ -91,14 +91,18 @@ def assert_same(mine, theirs, where):
 def test_together_as_alone(run, seed, is_cut):
     steps = [a_step(seed + number, number, is_cut=is_cut) for number in range(4)]
     objectives = objectives_of(run)
-    found = StepsTogether(steps, [{}] * 4, torch.float32).whole(objectives)
+    kept = set(list(objectives)[:2])
+    found = StepsTogether(steps, [{}] * 4, torch.float32).whole(objectives, kept)
     # OPO has no baseline for a group without a token, and what is not a number goes the general way.
     has_nan = run == "verl opo" and any(has_nan_advantage(step, objectives[""]) for step in steps)
     assert (found is not None) == (run in SHARED and not has_nan)
     for number, step in enumerate(steps if found is not None else []):
-        alone = evaluate_all(step, objectives)
+        alone = evaluate_all(step, objectives, per_token=kept)
         for label, one in alone.items():
             its = found.each[number][label]
+            assert (its.per_token is not None) == (label in kept)
+            if label in kept:
+                assert_same(one.per_token, its.per_token, (number, label))
             assert its.batch is step
             assert its.objective == one.objective
             assert_same(one.rows, its.rows, (number, label))
