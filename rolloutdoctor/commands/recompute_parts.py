@@ -30,8 +30,7 @@ from rolloutdoctor.io.progress import Progress
 from rolloutdoctor.io.run import Run
 from rolloutdoctor.io.write.replacing import write_whole
 from rolloutdoctor.io.write.writer import TableWriter
-from rolloutdoctor.ops.elementwise import unwarned
-from rolloutdoctor.ops.threads import one_torch_thread
+from rolloutdoctor.ops.evaluation_mode import evaluation_mode
 from rolloutdoctor.results.comparison import Numbers, RecomputedStep
 from rolloutdoctor.results.errors import UsageError
 from rolloutdoctor.results.escapes import json_text
@@ -76,7 +75,7 @@ class RecomputeWork(Work[RecomputeState]):
         evaluator, dtype = find_evaluator(options), find_dtype(options.dtype)
         steps = StepRecomputer(run, configured, options, self.schema, evaluator)
         batches = run.batches(self.columns, steps=options.steps, split=options.split, dtype=dtype, progress=progress)
-        with one_torch_thread(), unwarned():
+        with evaluation_mode():
             if self.output is None:
                 for batch in batches:
                     steps.add(batch, dtype, per_token=False)

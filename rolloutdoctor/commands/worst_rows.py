@@ -16,7 +16,7 @@ from rolloutdoctor.evaluation.token_measures import TokenBlock, TokenMeasure
 from rolloutdoctor.io.run import StepRange
 from rolloutdoctor.objective.objective import Objective
 from rolloutdoctor.objective.required_columns import loss_columns, optional_columns
-from rolloutdoctor.ops.threads import one_torch_thread
+from rolloutdoctor.ops.evaluation_mode import evaluation_mode
 from rolloutdoctor.results.errors import CannotComputeError
 from rolloutdoctor.results.findings import Finding, Severity
 from rolloutdoctor.results.row_views import RowView
@@ -152,7 +152,7 @@ class WorstRows(StepConsumer):
         run, dtype = self._ready.run, find_dtype(options.dtype)
         columns = self.columns | (_SHOWN & run.columns)
         only = StepRange(key.step, key.step + 1)
-        with one_torch_thread():
+        with evaluation_mode():
             for batch in run.batches(columns, steps=only, split=key.split, dtype=dtype):
                 evaluation = None
                 for objective in self.objectives.values():

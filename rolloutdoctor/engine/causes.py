@@ -18,8 +18,7 @@ from rolloutdoctor.engine.devices import find_dtype
 from rolloutdoctor.engine.log_numbering import diagnosed, find_offset, renumbered
 from rolloutdoctor.engine.prepare import PreparedRun
 from rolloutdoctor.io.metrics import LoggedMetrics
-from rolloutdoctor.ops.elementwise import unwarned
-from rolloutdoctor.ops.threads import one_torch_thread
+from rolloutdoctor.ops.evaluation_mode import evaluation_mode
 from rolloutdoctor.rules.base import Context
 
 TRIAL_TOKENS = 300_000
@@ -89,7 +88,7 @@ def causes_of_run(prepared: PreparedRun, audit: AuditTally) -> Diagnosis:
     def batches() -> Iterable[RolloutBatch]:
         return prepared.run.batches(columns, steps=options.steps, split=options.split, dtype=dtype)
 
-    with one_torch_thread(), unwarned():
+    with evaluation_mode():
         return find_causes(batches, prepared.metrics, plan.context, audit, dtype)
 
 

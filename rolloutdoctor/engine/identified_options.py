@@ -14,8 +14,7 @@ from rolloutdoctor.identification.contest import try_on
 from rolloutdoctor.identification.outcome import Preference, rank_of
 from rolloutdoctor.identification.step import IdentifiedStep
 from rolloutdoctor.io.run import Run
-from rolloutdoctor.ops.elementwise import unwarned
-from rolloutdoctor.ops.threads import one_torch_thread
+from rolloutdoctor.ops.evaluation_mode import evaluation_mode
 from rolloutdoctor.results.findings import Setting
 from rolloutdoctor.trainers.options import Layer, parse_version, resolve
 from rolloutdoctor.trainers.spec import Trainer
@@ -48,7 +47,7 @@ def with_identified(run: Run, options: Options) -> Options:
     logged = {"advantage", "advantages"} & run.columns
     if not logged or not any(settings[must].assumed for must in trainer.must_state):
         return options
-    with one_torch_thread(), unwarned():
+    with evaluation_mode():
         found = _identified(run, options, trainer, version, layers, settings)
     if found is None:
         return options

@@ -22,8 +22,7 @@ from rolloutdoctor.identification.stages import (
 from rolloutdoctor.identification.step import IdentifiedStep
 from rolloutdoctor.identification.words import parts_of
 from rolloutdoctor.io.run import Run
-from rolloutdoctor.ops.elementwise import unwarned
-from rolloutdoctor.ops.threads import one_torch_thread
+from rolloutdoctor.ops.evaluation_mode import evaluation_mode
 from rolloutdoctor.results.errors import UnstatedError
 from rolloutdoctor.results.identification import Identification, Stage
 from rolloutdoctor.trainers.options import Layer, parse_version
@@ -82,7 +81,7 @@ class Identifier:
         Raises:
             InputError: if a file cannot be read.
         """
-        with one_torch_thread(), unwarned():
+        with evaluation_mode():
             return self._find()
 
     def _find(self) -> Identification:

@@ -18,8 +18,7 @@ from rolloutdoctor.evaluation.token_measures import MeasuredOnDemand, TokenMeasu
 from rolloutdoctor.io.progress import Progress
 from rolloutdoctor.io.run import LoggedMetrics, Run
 from rolloutdoctor.objective.objective import Objective
-from rolloutdoctor.ops.elementwise import unwarned
-from rolloutdoctor.ops.threads import one_torch_thread
+from rolloutdoctor.ops.evaluation_mode import evaluation_mode
 from rolloutdoctor.results.errors import CannotComputeError
 
 AS_CONFIGURED = ""
@@ -142,7 +141,7 @@ def run_steps(
     """
     evaluator = evaluator or Evaluator(torch.device("cpu"))
     dispatcher = StepDispatcher(consumers, dtype, evaluator)
-    with one_torch_thread(), unwarned(), rare_collections():
+    with evaluation_mode(), rare_collections():
         # A GPU is given its steps one by one, as they are.
         for steps in passes(batches, TOGETHER if evaluator.device.type == "cpu" else 0):
             dispatcher.steps([(batch, metrics.at(batch.key)) for batch in map(evaluator.moved, steps)])

@@ -159,14 +159,14 @@ def ours_on(batch, trainer="trl", options=OPTIONS, kernel="torch"):
 
 def loss(quick, folder):
     """TRL's loss, KL and gradient; theirs on all cores, ours on one."""
-    from rolloutdoctor.ops.threads import one_torch_thread
+    from rolloutdoctor.ops.evaluation_mode import evaluation_mode
 
     rows, repeats = (2_048, 3) if quick else (8_192, 5)
     batch = ragged_batch(rows)
     theirs, ours = theirs_on(batch), ours_on(batch)
 
     def alone():
-        with one_torch_thread():
+        with evaluation_mode():
             return ours()
 
     assert abs(theirs() - alone()) < 1e-6

@@ -266,13 +266,19 @@ class _Everywhere(TorchDispatchMode):
 
 
 def _everywhere(
-    _: _Everywhere,
+    mode: _Everywhere,
     func: Any,
     types: Collection[type],
     args: Sequence[Any] = (),
     kwargs: Mapping[str, Any] | None = None,
 ) -> Any:
     kwargs = kwargs or {}
+    if torch.is_inference_mode_enabled():
+        # Outside this mode, autograd takes an operation that is made of others apart before it comes here.
+        with mode:
+            found = func.decompose(*args, **kwargs)
+        if found is not NotImplemented:
+            return found
     if SimulatedTensor not in types and func not in _SPECIAL and kwargs.get("device") is None:
         return func(*args, **kwargs)
     return _run(func, args, kwargs)

@@ -26,8 +26,7 @@ from rolloutdoctor.engine.prepare import PreparedRun, prepare
 from rolloutdoctor.engine.run_steps import run_steps
 from rolloutdoctor.engine.state_file import SavedState
 from rolloutdoctor.io.parquet.steps import StepRange
-from rolloutdoctor.ops.elementwise import unwarned
-from rolloutdoctor.ops.threads import one_torch_thread
+from rolloutdoctor.ops.evaluation_mode import evaluation_mode
 from rolloutdoctor.results.errors import InputError, RolloutDoctorError
 from rolloutdoctor.results.findings import Report
 from rolloutdoctor.trainers.options import Layer
@@ -299,7 +298,7 @@ class Follower:
         window = max(tally.window for tally in off.values())
         first = min(tally.first[0] for tally in off.values() if tally.first is not None)
         steps = StepRange(max(0, first - window), first + max(_CAUSE_STEPS, 2 * window))
-        with suppress(RolloutDoctorError), self._followed.opened() as run, one_torch_thread(), unwarned():
+        with suppress(RolloutDoctorError), self._followed.opened() as run, evaluation_mode():
             prepared = prepare(run, self._options)
             columns = prepared.plan.columns | columns_for_causes(prepared.context)
 
