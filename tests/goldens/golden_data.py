@@ -3,6 +3,7 @@
 import json
 from functools import cache
 from pathlib import Path
+from typing import Any
 
 import polars as pl
 import pytest
@@ -210,15 +211,15 @@ def advantage_tokens(found: RowResult, of: RolloutBatch) -> Tensor:
     return torch.repeat_interleave(found.advantage_N, of.rows.diff())
 
 
-_CUT: dict[int, tuple[pl.DataFrame, dict[tuple[int, str], pl.DataFrame]]] = {}
-"""Frames of expected values, by their identity, and their parts by step and output."""
+_ROWS: dict[int, tuple[pl.DataFrame, dict[tuple[int, str], list[dict[str, Any]]]]] = {}
+"""Frames of expected values, by their identity, and their rows by step and output."""
 
 
-def part(frame: pl.DataFrame, step: int, output: str) -> pl.DataFrame:
-    """What is expected of one output of a step; a frame is cut once, and not searched for each of its values."""
-    if id(frame) not in _CUT:
-        _CUT[id(frame)] = frame, frame.partition_by("step", "output", as_dict=True)
-    return _CUT[id(frame)][1].get((step, output), frame.clear())
+def rows_of(frame: pl.DataFrame, step: int, output: str) -> list[dict[str, Any]]:
+    """What is expected of one output of a step; a frame is taken apart once, and not searched for each value."""
+    if id(frame) not in _ROWS:
+        _ROWS[id(frame)] = frame, frame.rows_by_key(("step", "output"), named=True, include_key=False)
+    return _ROWS[id(frame)][1].get((step, output), [])
 
 
 def per_token(frame: pl.DataFrame, step: int, output: str, precision: str, of: RolloutBatch) -> Tensor | None:
@@ -226,10 +227,10 @@ def per_token(frame: pl.DataFrame, step: int, output: str, precision: str, of: R
 
     Most gradients are stored in float64 only; then those are expected of float32 too.
     """
-    chosen = part(frame, step, output)
-    if output == "grad" and chosen[precision].has_nulls():
+    rows = rows_of(frame, step, output)
+    if output == "grad" and any(row[precision] is None for row in rows):
         precision = "f64"
-    cells = dict(zip(chosen["sample_id"], chosen[precision].to_list(), strict=True))
+    cells = {row["sample_id"]: row[precision] for row in rows}
     if not cells or any(cell is None for cell in cells.values()):
         return None
     return torch.tensor([value for name in of.sample_ids for value in cells[name]], dtype=torch.float64)
@@ -237,15 +238,13 @@ def per_token(frame: pl.DataFrame, step: int, output: str, precision: str, of: R
 
 def scalar(frame: pl.DataFrame, step: int, output: str, precision: str) -> float | None:
     """Expected scalar; None if there is none."""
-    chosen = part(frame, step, output)
-    return None if chosen.is_empty() else chosen[precision][0]
+    rows = rows_of(frame, step, output)
+    return rows[0][precision] if rows else None
 
 
 def failures(frame: pl.DataFrame | None, step: int) -> list[str]:
     """Exceptions that upstream raised for this step."""
-    if frame is None:
-        return []
-    return part(frame, step, "error")["error"].to_list()
+    return [] if frame is None else [row["error"] for row in rows_of(frame, step, "error")]
 
 
 def objective(trainer: str, **options: object) -> Objective:
