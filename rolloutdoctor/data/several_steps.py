@@ -1,7 +1,6 @@
 """Several small steps as one batch, so that what an evaluation costs beside its tokens is paid once for all of them."""
 
 from collections.abc import Iterable, Iterator, Sequence
-from itertools import accumulate, pairwise
 
 import torch
 from torch import Tensor
@@ -96,16 +95,11 @@ def joined(batches: Sequence[RolloutBatch]) -> RolloutBatch:
 
 def rows_of(batches: Sequence[RolloutBatch]) -> list[slice]:
     """Return where the rows of each step are in the joined batch."""
-    return _one_after_another([len(each) for each in batches])
-
-
-def tokens_of(batches: Sequence[RolloutBatch]) -> list[slice]:
-    """Return where the tokens of each step are in the joined batch."""
-    return _one_after_another([each.tokens for each in batches])
-
-
-def _one_after_another(sizes: Sequence[int]) -> list[slice]:
-    return [slice(start, stop) for start, stop in pairwise(accumulate(sizes, initial=0))]
+    found, start = [], 0
+    for each in batches:
+        found.append(slice(start, start + len(each)))
+        start += len(each)
+    return found
 
 
 def _offsets(offsets: Sequence[Tensor]) -> Tensor:

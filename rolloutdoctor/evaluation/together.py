@@ -12,7 +12,7 @@ import torch
 from torch import Tensor
 
 from rolloutdoctor.data.batch import RolloutBatch
-from rolloutdoctor.data.several_steps import joined, rows_of, tokens_of
+from rolloutdoctor.data.several_steps import joined, rows_of
 from rolloutdoctor.evaluation.covered import is_covered
 from rolloutdoctor.evaluation.evaluate import Evaluation, evaluate_rows
 from rolloutdoctor.evaluation.rows import RowResult, in_separate_batches, row_parts
@@ -89,7 +89,7 @@ class StepsTogether:
         """
         self.batches, self._logged, self._dtype = tuple(batches), tuple(logged), dtype
         self.batch = joined(batches)
-        self._rows, self._tokens = rows_of(batches), tokens_of(batches)
+        self._rows = rows_of(batches)
         self._layouts: tuple[Layout, list[Layout]] | None = None
 
     def rows(self, objective: Objective) -> list[Evaluation] | None:
@@ -181,15 +181,13 @@ class StepsTogether:
     def _cut(self, whole: Evaluation, *, keeps_whole: bool = True) -> list[Evaluation]:
         """The evaluation of each step."""
         part, sums, kept = whole.rows, whole.tokens, whole.per_token
-        nothing = [None] * len(self.batches)
-        of_rows = nothing if part is None else _cut(part, self._rows)
-        per_token = nothing if kept is None else _cut(kept, self._tokens)
+        sizes, nothing = [len(batch) for batch in self.batches], [None] * len(self.batches)
+        of_rows = nothing if part is None else _cut(part, sizes)
+        per_token = nothing if kept is None else _cut(kept, [batch.tokens for batch in self.batches])
         of_tokens: Sequence[TokenSums | None] = nothing
         if sums is not None:
             layouts = self._layouts_of(sums.layout)
-            of_tokens = [
-                replace(one, layout=layout) for one, layout in zip(_cut(sums, self._rows), layouts, strict=True)
-            ]
+            of_tokens = [replace(one, layout=layout) for one, layout in zip(_cut(sums, sizes), layouts, strict=True)]
         return [
             Evaluation(
                 batch,
@@ -212,9 +210,8 @@ class StepsTogether:
         return self._layouts[1]
 
 
-def _cut(record: Record, places: Sequence[slice]) -> list[Record]:
-    """Cut a record of values per row, or per token, into those of adjacent places, which are all of them."""
-    sizes = [one.stop - one.start for one in places]
+def _cut(record: Record, sizes: list[int]) -> list[Record]:
+    """Cut a record of values per row, or per token, into records of so many of them each, one after another."""
     values = {one.name: getattr(record, one.name) for one in fields(record)}
     # A split makes all views in one call; slices take several times as long.
     parts: dict[str, Any] = {name: torch.split(x, sizes) for name, x in values.items() if isinstance(x, Tensor)}

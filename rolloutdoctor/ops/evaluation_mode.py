@@ -1,4 +1,4 @@
-"""What torch and numpy are told while steps are evaluated."""
+"""How torch and numpy are set while steps are evaluated."""
 
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -10,15 +10,15 @@ from rolloutdoctor.ops.elementwise import unwarned
 
 @contextmanager
 def evaluation_mode() -> Iterator[None]:
-    """Give torch one thread, let it keep no books for autograd, and numpy no warnings.
+    """Evaluate on one torch thread, in torch's inference mode and without numpy's warnings.
 
     One thread: blocks fit the cache, so a second thread inside an operation gains little, and on busy cores the
     barriers between threads cost many times the work itself. Threads over blocks do not pay either: an operation on a
     block takes tens of microseconds, and so does handing the interpreter from one thread to the other. What pays is
     another process. The decoder keeps its own threads.
 
-    No autograd: derivatives are written out, and what torch notes down of each tensor and view takes a tenth of the
-    time of small steps. A tensor that is made in here cannot be changed in place outside.
+    Inference mode: no derivative is left to autograd, and what torch records for it of each tensor and view takes a
+    tenth of the time of small steps. A tensor that is made in here cannot be changed in place outside.
     """
     before = torch.get_num_threads()
     torch.set_num_threads(1)

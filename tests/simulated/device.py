@@ -274,7 +274,7 @@ def _everywhere(
 ) -> Any:
     kwargs = kwargs or {}
     if torch.is_inference_mode_enabled():
-        # Outside this mode, autograd takes an operation that is made of others apart before it comes here.
+        # In any other mode autograd has taken an operation that is made of others apart before it comes here.
         with mode:
             found = func.decompose(*args, **kwargs)
         if found is not NotImplemented:
