@@ -18,8 +18,8 @@ from rolloutdoctor.evaluation.sampler_gap import UNSURE
 from rolloutdoctor.evaluation.token_measures import TokenBlock
 from rolloutdoctor.ops import segments as seg
 from rolloutdoctor.ops.by_step import ByStep
-from rolloutdoctor.ops.elementwise import extremes
-from rolloutdoctor.ops.prefix_hash import scramble, scrambled
+from rolloutdoctor.ops.elementwise import extremes, kept
+from rolloutdoctor.ops.prefix_hash import scramble
 
 SAMPLER, TRAINER = "rollout_log_probs", "old_log_probs"
 
@@ -83,7 +83,7 @@ class LoggedGap:
     def apart_T(self) -> Tensor:
         """``[t]``; 0 where a token is not counted."""
         apart_T = self._block.column(TRAINER) - self._block.column(SAMPLER)
-        return apart_T if self.counted_T is None else torch.where(self.counted_T, apart_T, 0.0)
+        return apart_T if self.counted_T is None else kept(apart_T, self.counted_T)
 
     @cached_property
     def count_N(self) -> Tensor:
@@ -118,8 +118,7 @@ class LoggedGap:
             is_counted = packed(self.counted_T).astype(bool)
             if not is_counted.all():
                 columns = [column[is_counted] for column in columns]
-                ends = np.concatenate([[0], np.cumsum(is_counted)])
-                lengths = ends[starts + lengths] - ends[starts]
+                lengths = seg.Runs.of_lengths(torch.from_numpy(lengths)).sums(is_counted).astype(np.int64)
         of_rows = np.full(len(block.runs), -1, np.int64)
         of_rows[rows] = lengths
         names = ["sampled", "sampler", "trainer", *["entropy"] * (len(columns) - 3), "place"]
@@ -133,10 +132,9 @@ def _is_sampled(block: TokenBlock) -> NDArray[np.bool_]:
     every_S = -(-batch.rows[by_step.runs.offsets].diff() // SAMPLED_TOKENS)
     if int(every_S.max()) <= 1:
         return np.ones(len(block.runs), bool)
-    seeds = [scrambled(number) for number in batch.step_numbers]
-    half_S = torch.tensor([seed >> 1 for seed in seeds])
-    own_S = torch.tensor([seed % size if size else 0 for seed, size in zip(seeds, by_step.size.tolist(), strict=True)])
-    every_n, half_n, own_n = (by_step.expand(x_S)[rows] for x_S in (every_S.clamp(min=1), half_S, own_S))
+    seed_S = scramble(torch.tensor(batch.step_numbers))
+    own_S = seed_S % torch.from_numpy(by_step.size).clamp(min=1)
+    every_n, half_n, own_n = (by_step.expand(x_S)[rows] for x_S in (every_S.clamp(min=1), seed_S >> 1, own_S))
     place_n = batch.row_N[rows]
     found_n = (scramble(place_n + half_n) % every_n == 0) | (place_n == own_n)
     return found_n.cpu().numpy()

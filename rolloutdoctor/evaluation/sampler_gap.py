@@ -11,7 +11,7 @@ from torch import Tensor
 
 from rolloutdoctor.evaluation.every_nth import every_nth
 from rolloutdoctor.evaluation.token_measures import TokenBlock
-from rolloutdoctor.ops.elementwise import is_all
+from rolloutdoctor.ops.elementwise import is_all, is_below, kept
 from rolloutdoctor.ops.gap_bins import BINS, bin_of
 from rolloutdoctor.ops.segments import Runs, total_by
 
@@ -86,12 +86,11 @@ def _looked_at(block: TokenBlock) -> dict[str, Tensor]:
 def _gap(runs: Runs, trainer_T: Tensor, sampler_T: Tensor, trained_T: Tensor) -> Gap:
     apart_T = trainer_T - sampler_T
     size_T = apart_T.abs()
-    # NaN is not below infinity.
-    counted_T = trained_T & (size_T < math.inf)
+    counted_T = trained_T & is_below(size_T, math.inf)
     if not is_all(counted_T):
-        apart_T = torch.where(counted_T, apart_T, 0.0)
-    unsure_T = counted_T & (sampler_T < UNSURE)
-    return Gap(runs, sampler_T, apart_T, counted_T, unsure_T, torch.where(unsure_T, size_T, 0.0))
+        apart_T = kept(apart_T, counted_T)
+    unsure_T = counted_T & is_below(sampler_T, UNSURE)
+    return Gap(runs, sampler_T, apart_T, counted_T, unsure_T, kept(size_T, unsure_T))
 
 
 def weights_of(gap: Gap) -> Tensor:
@@ -100,7 +99,7 @@ def weights_of(gap: Gap) -> Tensor:
     A gap above 20 nats counts as 20: one such token has all the weight either way.
     """
     weight_T = gap.delta_T.clamp(max=20.0).exp_()
-    return weight_T if is_all(gap.counted_T) else torch.where(gap.counted_T, weight_T, 0.0)
+    return weight_T if is_all(gap.counted_T) else kept(weight_T, gap.counted_T)
 
 
 def sizes_by(gap: Gap, kind_n: Tensor, kinds: int) -> Tensor:

@@ -55,6 +55,53 @@ def is_all(x: Tensor) -> bool:
     return bool(x.numpy().all()) if x.device.type == "cpu" else bool(x.all())
 
 
+def is_below(x: Tensor, bound: float) -> Tensor:
+    """``x < bound``, in the shape of `x`; NaN is not below infinity.
+
+    >>> is_below(torch.tensor([1.0, torch.inf, torch.nan]), torch.inf).tolist()
+    [True, False, False]
+    """
+    return torch.from_numpy(x.numpy() < bound) if x.device.type == "cpu" else x < bound
+
+
+def is_above(x: Tensor, bound: float) -> Tensor:
+    """``x > bound``, in the shape of `x`; NaN is not above minus infinity."""
+    return torch.from_numpy(x.numpy() > bound) if x.device.type == "cpu" else x > bound
+
+
+def is_unequal(one: Tensor, other: Tensor) -> Tensor:
+    """``one != other``, of one shape; NaN is equal to nothing."""
+    return torch.from_numpy(one.numpy() != other.numpy()) if one.device.type == "cpu" else one != other
+
+
+def difference(one: Tensor, other: Tensor) -> Tensor:
+    """``one - other`` in float64, where the difference of two float32 numbers is exact.
+
+    >>> difference(torch.tensor([1.0]), torch.tensor([2.0**-40])).item() == 1 - 2.0**-40
+    True
+    """
+    if one.device.type != "cpu":
+        return one.double() - other
+    with np.errstate(invalid="ignore"):
+        return torch.from_numpy(np.subtract(one.numpy(), other.numpy(), dtype=np.float64))
+
+
+def kept(x: Tensor, chosen: Tensor) -> Tensor:
+    """``x`` where it is chosen, 0 elsewhere, whatever `x` is there.
+
+    Args:
+        x: of any shape, float32 or float64.
+        chosen: of the same shape, bool.
+
+    >>> kept(torch.tensor([torch.nan, 2.0, torch.inf]), torch.tensor([False, True, False])).tolist()
+    [0.0, 2.0, 0.0]
+    """
+    if x.device.type != "cpu" or x.dtype != torch.float32:
+        return torch.where(chosen, x, 0.0)
+    # The bits times 0 or 1: torch branches at every value, and mispredicts where the choice is in no order.
+    return torch.from_numpy((x.numpy().view(np.int32) * chosen.numpy().view(np.int8)).view(np.float32))
+
+
 def put(target: Tensor, places: "slice | Tensor", x: Tensor) -> None:
     """Write values to places of a tensor."""
     if target.device.type != "cpu":

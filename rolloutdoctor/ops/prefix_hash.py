@@ -167,12 +167,6 @@ def scramble(x: Tensor) -> Tensor:
     return _scramble_(x.clone(memory_format=torch.contiguous_format))
 
 
-@lru_cache(maxsize=16)
-def scrambled(number: int) -> int:
-    """Return one number scrambled."""
-    return int(scramble(torch.tensor([number])))
-
-
 def _scramble_(x: Tensor) -> Tensor:
     """Mix the bits of numbers in place."""
     if x.device.type != "cpu":

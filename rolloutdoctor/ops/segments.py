@@ -160,13 +160,26 @@ def _is_worth_counting(values: NDArray[Any], cuts: NDArray[np.int64]) -> bool:
 
 
 def high(x: Tensor, offsets: Tensor) -> Tensor:
-    """Largest value of each run, in the dtype of `x`; -inf for an empty run."""
-    return torch.segment_reduce(x, "max", offsets=offsets, unsafe=True)
+    """Largest value of each run, in the dtype of `x`; NaN if there is one, -inf for an empty run."""
+    if x.device.type != "cpu":
+        return torch.segment_reduce(x, "max", offsets=offsets, unsafe=True)
+    return _extreme(x, offsets, np.maximum, -np.inf)
 
 
 def low(x: Tensor, offsets: Tensor) -> Tensor:
-    """Smallest value of each run, in the dtype of `x`; +inf for an empty run."""
-    return torch.segment_reduce(x, "min", offsets=offsets, unsafe=True)
+    """Smallest value of each run, in the dtype of `x`; NaN if there is one, +inf for an empty run."""
+    if x.device.type != "cpu":
+        return torch.segment_reduce(x, "min", offsets=offsets, unsafe=True)
+    return _extreme(x, offsets, np.minimum, np.inf)
+
+
+def _extreme(x: Tensor, offsets: Tensor, of: np.ufunc, empty: float) -> Tensor:
+    values, cuts = x.numpy(), offsets.numpy()
+    found = np.full((len(cuts) - 1, *values.shape[1:]), empty, values.dtype)
+    is_filled = cuts[1:] > cuts[:-1]
+    if is_filled.any():
+        found[is_filled] = of.reduceat(values[: cuts[-1]], cuts[:-1][is_filled])
+    return torch.from_numpy(found)
 
 
 def expand(x_R: Tensor, offsets: Tensor) -> Tensor:

@@ -75,9 +75,14 @@ class AuditedRule(Rule[AuditedTally]):
 
     def audited(self, step: "StepView") -> AuditedTally:
         """Count the logged values of one step."""
+        occurs = len(step.batch) > 0 and self.occurs(step)
+        # Many rules are about the same stages.
+        return step.cached(f"audited {occurs} {self.stages}", lambda: self._counted(step, occurs=occurs))
+
+    def _counted(self, step: "StepView", *, occurs: bool) -> AuditedTally:
         by_stage = step.cached("audited", lambda: _by_stage(step.audit.values()))
-        occurs = AuditedTally(steps=int(len(step.batch) > 0 and self.occurs(step)))
-        return AuditedTally.of_all([occurs, *(by_stage[stage] for stage in self.stages if stage in by_stage)])
+        counted = [by_stage[stage] for stage in self.stages if stage in by_stage]
+        return AuditedTally.of_all([AuditedTally(steps=int(occurs)), *counted])
 
     def examples(self, step: "StepView") -> Iterable[Example]:
         """The first value of each quantity that disagrees."""

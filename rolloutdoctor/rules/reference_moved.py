@@ -145,20 +145,17 @@ class ReferenceMoved(Rule[ReferenceTally]):
 
     def measure_each(self, steps: "StepView") -> list[ReferenceTally]:
         """Add up the trained tokens of each step that are looked at."""
-        import torch
-
-        from rolloutdoctor.ops.elementwise import expm1
+        from rolloutdoctor.ops.elementwise import difference, expm1, is_below, is_unequal, kept
         from rolloutdoctor.ops.segments import Runs
 
         found, by_step = steps.token_measures.get(self.code), steps.by_step
         if not found or not len(steps.batch):
             return steps.nothing(ReferenceTally)
         policy_T = found["policy"]
-        # In float64 the difference is exact. NaN is not below infinity.
-        apart_T = found["ref"].double() - policy_T
-        counted_T = found["trained"] & (apart_T.abs() < inf)
-        moved_T = counted_T & (found.get("old", policy_T) != policy_T)
-        policy_T, apart_T = (torch.where(counted_T, x_T, 0.0) for x_T in (policy_T, apart_T))
+        apart_T = difference(found["ref"], policy_T)
+        counted_T = found["trained"] & is_below(apart_T.abs(), inf)
+        moved_T = counted_T & is_unequal(found.get("old", policy_T), policy_T)
+        policy_T, apart_T = (kept(x_T, counted_T) for x_T in (policy_T, apart_T))
         runs = Runs.of_lengths(found["looked_at"])
         terms = counted_T, expm1(apart_T) - apart_T, policy_T, moved_T
         tokens, kl, policy, moved = (by_step.sum(runs.total(x_T)) for x_T in terms)
@@ -262,6 +259,8 @@ class ReferenceMoved(Rule[ReferenceTally]):
 
 def _differ(policy_T: "Tensor", ref_T: "Tensor") -> "Tensor":
     """Tokens whose two log-probs are known and not the same number, ``[T]`` bool."""
+    from rolloutdoctor.ops.elementwise import is_above, is_below
+
     # Of two float32 numbers the difference is 0 only if they are equal. NaN is neither above nor below.
     size_T = (ref_T - policy_T).abs()
-    return (size_T > 0) & (size_T < inf)
+    return is_above(size_T, 0.0) & is_below(size_T, inf)

@@ -11,11 +11,38 @@ VALUES = [-math.inf, -3.0, -0.0, 0.1, 0.8, 1.2, 1.5, math.inf, math.nan]
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
-def test_comparisons(dtype):
+def test_bounds(dtype):
     x_T = torch.tensor(VALUES, dtype=dtype)
     assert el.outside(x_T, 0.8, 1.2).tolist() == [0, 1, 2, 3, 6, 7]
     assert el.outside(x_T[4:6], 0.8, 1.2) is None
     assert el.outside(x_T[:0], 0.8, 1.2) is None
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
+def test_comparisons(dtype):
+    x_T = torch.tensor(VALUES, dtype=dtype)
+    for bound in (-math.inf, 0.0, 0.1, math.inf, math.nan):
+        assert torch.equal(el.is_below(x_T, bound), x_T < bound)
+        assert torch.equal(el.is_above(x_T, bound), x_T > bound)
+    assert torch.equal(el.is_unequal(x_T, x_T.flip(0)), x_T != x_T.flip(0))
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
+def test_what_is_kept(dtype):
+    x_T = torch.tensor(VALUES, dtype=dtype)
+    for chosen_T in (torch.arange(len(x_T)) % 2 == 0, torch.arange(len(x_T)) % 2 == 1):
+        found = el.kept(x_T, chosen_T)
+        assert found.dtype == dtype
+        torch.testing.assert_close(found, torch.where(chosen_T, x_T, 0.0), rtol=0, atol=0, equal_nan=True)
+        assert not found[~chosen_T].signbit().any()
+    assert torch.equal(el.kept(x_T[:8:2], torch.ones(4, dtype=torch.bool)), x_T[:8:2])
+
+
+def test_differences_are_exact():
+    one_T, other_T = torch.tensor([1.0, 3e38, math.inf]), torch.tensor([2.0**-40, -3e38, math.inf])
+    found = el.difference(one_T, other_T)
+    assert found[:2].tolist() == [1 - 2.0**-40, 2 * float(one_T[1])]
+    assert math.isnan(found[2])
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float64])

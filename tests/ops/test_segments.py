@@ -31,6 +31,17 @@ def test_runs(lengths):
     assert seg.expand(per_run, offsets).tolist() == oracles.expanded(per_run.tolist(), cuts)
 
 
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
+def test_extremes_are_those_of_torch(dtype):
+    """Empty runs, infinities and NaN among them; values beyond the last run are of none."""
+    x = torch.tensor([1.0, -2.0, math.nan, 5.0, -math.inf, 3.0, 9.0], dtype=dtype)
+    offsets = torch.tensor([0, 0, 2, 4, 4, 6, 6])
+    for found, reduce in ((seg.high, "max"), (seg.low, "min")):
+        wanted = torch.segment_reduce(x, reduce, offsets=offsets, unsafe=True)
+        torch.testing.assert_close(found(x, offsets), wanted, rtol=0, atol=0, equal_nan=True)
+    assert seg.high(x[:0], torch.tensor([0])).shape == (0,)
+
+
 def test_totals_are_float64_whatever_comes_in():
     x = torch.full((10_000_000,), 0.1, dtype=torch.float32)
     found = seg.total(x, torch.tensor([0, len(x)]))
