@@ -1,4 +1,5 @@
 import gc
+import multiprocessing
 import os
 import signal
 import sys
@@ -52,6 +53,22 @@ def one_parser():
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(typer.main, "get_command", made)
         patch.setattr(typer.testing, "_get_command", made, raising=False)
+        yield
+
+
+@pytest.fixture(scope="session", autouse=True)
+def warm_workers():
+    """Fork the workers of commands in this process from a server that has imported what they need.
+
+    `test_processes` spawns some, as commands do.
+    """
+    from rolloutdoctor.engine import processes
+
+    multiprocessing.set_forkserver_preload(
+        ["rolloutdoctor.engine.check_parts", "rolloutdoctor.commands.recompute_parts"]
+    )
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(processes, "START", "forkserver")
         yield
 
 

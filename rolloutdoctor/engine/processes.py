@@ -25,6 +25,9 @@ PARTS_PER_WORKER = 4
 PROGRESS_SECONDS = 0.1
 """Time between two looks at how far the workers are."""
 
+START = "spawn"
+"""How a worker is started: a fork would copy locks that threads of arrow and torch hold."""
+
 _FOR_THE_PARENT = {signal.SIGINT, signal.SIGTERM, signal.SIGHUP}
 
 _Done = ctypes.Array[ctypes.c_longlong]
@@ -58,8 +61,7 @@ class Processes:
         if self.workers == 1:
             return Serial().measure(work, run, steps, split, progress)
         parts = plan_parts(run, steps, split, self.workers * PARTS_PER_WORKER)
-        # Spawned: a fork would copy locks that threads of arrow and torch hold.
-        context = multiprocessing.get_context("spawn")
+        context = multiprocessing.get_context(START)
         done = context.RawArray(ctypes.c_longlong, len(parts))
         pool = ProcessPoolExecutor(min(self.workers, len(parts)), context, initializer=_begin, initargs=(done,))
         started: list[BaseProcess] = []

@@ -4,6 +4,7 @@ import json
 import math
 import os
 import random
+import signal
 import socket
 import subprocess
 import sys
@@ -210,24 +211,29 @@ def test_a_killed_training_gives_the_findings_of_a_closed_one(tmp_path, name):
     assert findings[0] == findings[1] == findings[2]
 
 
-RANK = """
+RANKS = """
 import os, sys, warnings
 warnings.simplefilter("ignore")
 from pathlib import Path
 from recorders.trl_runs import make_model, make_trainer, trl
 from recorders.test_trl_metrics import shade
 from rolloutdoctor.recorders.trl import record
-folders = [Path(folder) / os.environ["RANK"] for folder in sys.argv[1:]]
+classes = {name: getattr(trl, name) for name in ("GRPOTrainer", "RLOOTrainer")}
+# Two processes, whose imports are done once.
+other = os.fork()
+rank = os.environ["RANK"] = os.environ["LOCAL_RANK"] = "0" if other else "1"
+folders = [Path(folder) / rank for folder in sys.argv[1:]]
 # Once a trainer has begun, models are saved by the first rank alone.
 models = [make_model(own) for own in folders]
 for own, model in zip(folders, models):
-    name = own.parent.name
     trainer = make_trainer(
-        own, cls=getattr(trl, name), model=lambda _: model, rewards=(shade,), num_generations=8, steps=2,
+        own, cls=classes[own.parent.name], model=lambda _: model, rewards=(shade,), num_generations=8, steps=2,
         num_iterations=2, ddp_backend="gloo", gradient_accumulation_steps=2, steps_per_generation=2,
     )
     record(trainer, own.parent / "run.parquet")
     trainer.train()
+if other:
+    sys.exit(os.waitstatus_to_exitcode(os.waitpid(other, 0)[1]))
 """
 
 
@@ -252,23 +258,20 @@ def test_two_processes(tmp_path):
         "PYTHONPATH": str(Path(__file__).parent.parent),
         "HF_HUB_OFFLINE": "1",
     }
-    ranks = [
-        subprocess.Popen(
-            [sys.executable, "-c", RANK, *map(str, folders)],
-            env={**os.environ, **shared, "RANK": str(rank), "LOCAL_RANK": str(rank)},
-            stdout=subprocess.PIPE,
-            stderr=subprocess.STDOUT,
-            text=True,
-        )
-        for rank in (0, 1)
-    ]
+    ranks = subprocess.Popen(
+        [sys.executable, "-c", RANKS, *map(str, folders)],
+        env={**os.environ, **shared},
+        stdout=subprocess.PIPE,
+        stderr=subprocess.STDOUT,
+        text=True,
+        start_new_session=True,
+    )
     try:
-        for rank in ranks:
-            said = rank.communicate(timeout=480)[0]
-            assert rank.returncode == 0, said[-3000:]
+        said = ranks.communicate(timeout=480)[0]
+        assert ranks.returncode == 0, said[-3000:]
     finally:
-        for rank in ranks:
-            rank.kill()
+        with suppress(ProcessLookupError):
+            os.killpg(ranks.pid, signal.SIGKILL)
     for folder in folders:
         check_two_ranks(folder)
 
