@@ -2,6 +2,7 @@
 
 import gc
 import json
+import logging.handlers
 import os
 import re
 import subprocess
@@ -159,15 +160,18 @@ def test_a_log_of_numbers_alone_is_opened_as_check_opens_it(tmp_path):
         rd.diff(rd.open(log), fixes=["zero-std"], trainer="trl")
 
 
-def test_a_dump_is_opened_through_a_run_file_that_goes_with_the_run(tmp_path, monkeypatch, caplog):
+def test_a_dump_is_opened_through_a_run_file_that_goes_with_the_run(tmp_path, monkeypatch):
     folder = tmp_path / "temporary"
     folder.mkdir()
     monkeypatch.setattr(tempfile, "tempdir", str(folder))
     dump = tmp_path / "mine.jsonl"
     rows = [{"s": 1, "g": row // 4, "score": row % 3} for row in range(8)]
     dump.write_text("".join(json.dumps(row) + "\n" for row in rows), encoding="utf-8")
-    run = rd.open(dump, map={"step": "s", "group_id": "g", "reward": "score"})
-    assert "read with the importer mapped" in caplog.text
+    said = logging.handlers.BufferingHandler(10)
+    with monkeypatch.context() as patch:
+        patch.setattr(logging.getLogger("rolloutdoctor"), "handlers", [said])
+        run = rd.open(dump, map={"step": "s", "group_id": "g", "reward": "score"})
+    assert any("read with the importer mapped" in record.getMessage() for record in said.buffer)
     assert (run.rows, run.files) == (8, (str(dump),))
     assert rd.check(run, trainer="trl").input.groups == 2
     (batch,) = run.batches({"reward"})

@@ -4,6 +4,8 @@ import os
 
 os.environ.setdefault("HF_HUB_OFFLINE", "1")
 
+from types import SimpleNamespace
+
 import numpy as np
 import pyarrow.parquet as pq
 import pytest
@@ -14,6 +16,10 @@ from rolloutdoctor.recorders.trl import record
 torch = pytest.importorskip("torch")
 trl = pytest.importorskip("trl")
 transformers = pytest.importorskip("transformers")
+
+# Before each training accelerate collects garbage: with all that is imported here that takes a quarter of a second.
+accelerate_memory = pytest.importorskip("accelerate.utils.memory")
+accelerate_memory.gc = SimpleNamespace(collect=lambda: 0)
 
 SYMBOLS = ["<pad>", "<eos>", *"0123456789+="]
 
