@@ -238,34 +238,42 @@ def sample(
     context_N = mix(prompt_N.astype(np.uint64) + np.uint64(1 << 40))
     burst_N = np.zeros(count, bool)
     for place in range(longest):
-        exact = model.at(context_N, version)
-        sampled = model.at(context_N, version - lag_N - behind_N) if drift else exact
-        spoilt_N = uniform(context_N + np.uint64(77)) < engine.spoilt
-        if spoilt_N.any():
-            sampled = np.where(spoilt_N[:, None], model.at(mix(context_N + np.uint64(5)), version), sampled)
-        sampled = _computed(draw, sampled, noise, bfloat16_logits)
+        # Draws are for all rows, and what follows from them is worked out for those that are not at their end.
+        live = np.flatnonzero(place < length_N)
+        context_n = context_N[live]
+
+        def computed(logits):
+            """What an engine has of the exact logits."""
+            drawn = noise * draw.standard_normal((count, vocab), dtype=np.float32)
+            return _rounded(logits + drawn[live], bfloat16_logits)  # noqa: B023  # called in this turn
+
+        exact = model.at(context_n, version)
+        sampled = model.at(context_n, (version - lag_N - behind_N)[live]) if drift else exact
+        spoilt_n = uniform(context_n + np.uint64(77)) < engine.spoilt
+        if spoilt_n.any():
+            sampled = np.where(spoilt_n[:, None], model.at(mix(context_n + np.uint64(5)), version), sampled)
+        sampled = computed(sampled)
         if engine.rerouted:
             # A burst goes on with probability one half; other experts change logits by parts of their spread.
             burst_N = draw.random(count) < np.where(burst_N, 0.5, engine.rerouted / 2)
-            sampled = sampled + burst_N[:, None] * 0.3 * draw.standard_t(3, sampled.shape)
-        scored = _computed(draw, exact, noise, bfloat16_logits)
+            sampled = sampled + (burst_N[:, None] * 0.3 * draw.standard_t(3, (count, vocab)))[live]
+        scored = computed(exact)
         processed = _kept(_log_softmax(sampled / engine.temperature), engine)
-        chosen_N = _draw(draw, processed)
-        observed_N = ~mask_NL[:, place]
-        chosen_N = np.where(observed_N, draw.integers(0, vocab, count), chosen_N)
-        every = np.arange(count)
+        chosen_n = _chosen(draw.random(count)[live], processed)
+        observed_n = ~mask_NL[live, place]
+        chosen_n = np.where(observed_n, draw.integers(0, vocab, count)[live], chosen_n)
+        every = np.arange(len(live))
         own = processed if engine.reports == "processed" else _log_softmax(sampled)
         logs = _log_softmax(scored / trainer_temperature)
-        found["sampler"][:, place] = np.where(observed_N, observed, own[every, chosen_N])
-        found["trainer"][:, place] = logs[every, chosen_N]
-        found["entropy"][:, place] = -(np.exp(logs) * logs).sum(1)
+        found["sampler"][live, place] = np.where(observed_n, observed, own[every, chosen_n])
+        found["trainer"][live, place] = logs[every, chosen_n]
+        found["entropy"][live, place] = -(np.exp(logs) * logs).sum(1)
         newer = logs
         if policy_ahead:
-            newer = _computed(draw, model.at(context_N, version + policy_ahead), noise, bfloat16_logits)
-            newer = _log_softmax(newer / trainer_temperature)
-        found["policy"][:, place] = newer[every, chosen_N]
-        ids_NL[:, place] = chosen_N
-        context_N = mix(context_N ^ mix(chosen_N.astype(np.uint64) + np.uint64(1 << 50)))
+            newer = _log_softmax(computed(model.at(context_n, version + policy_ahead)) / trainer_temperature)
+        found["policy"][live, place] = newer[every, chosen_n]
+        ids_NL[live, place] = chosen_n
+        context_N[live] = mix(context_n ^ mix(chosen_n.astype(np.uint64) + np.uint64(1 << 50)))
 
     inside_NL = np.arange(longest) < length_N[:, None]
     own_NL = _after(draw, engine, found["sampler"], length_N, mask_NL)
@@ -340,9 +348,7 @@ def _turns(draw, length_N, turns) -> np.ndarray:
     return mask_NL
 
 
-def _computed(draw, logits, noise, bfloat16_logits) -> np.ndarray:
-    """What an engine has of the exact logits."""
-    logits = logits + noise * draw.standard_normal(logits.shape, dtype=np.float32)
+def _rounded(logits, bfloat16_logits) -> np.ndarray:
     if bfloat16_logits:
         highest = logits.max(1, keepdims=True)
         logits = as_bfloat16(logits - highest + 20.0)
@@ -371,9 +377,10 @@ def _kept(logs, engine: Sampler) -> np.ndarray:
     return _log_softmax(np.where(kept, logs, -np.inf))
 
 
-def _draw(draw, logs) -> np.ndarray:
+def _chosen(share_n, logs) -> np.ndarray:
+    """The token of each row at a uniform share of the mass of all."""
     mass = np.exp(logs).cumsum(1)
-    at = draw.random(len(logs)) * mass[:, -1]
+    at = share_n * mass[:, -1]
     return np.minimum((mass <= at[:, None]).sum(1), logs.shape[1] - 1)
 
 
