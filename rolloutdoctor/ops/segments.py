@@ -21,6 +21,9 @@ from rolloutdoctor.ops.counting import count
 _MANY, _LONG = 2**18, 64
 """So many values, in runs so long, are counted eight at a time: else it takes longer to begin than to count."""
 
+_FEW = 2**11
+"""Of fewer values torch finds the extremes sooner; it takes thirty times as long for each value as numpy does."""
+
 
 class Runs:
     """Runs that are reduced and filled many times: what the offsets say about them is worked out once.
@@ -161,24 +164,27 @@ def _is_worth_counting(values: NDArray[Any], cuts: NDArray[np.int64]) -> bool:
 
 def high(x: Tensor, offsets: Tensor) -> Tensor:
     """Largest value of each run, in the dtype of `x`; NaN if there is one, -inf for an empty run."""
-    if x.device.type != "cpu":
+    if x.device.type != "cpu" or len(x) < _FEW:
         return torch.segment_reduce(x, "max", offsets=offsets, unsafe=True)
     return _extreme(x, offsets, np.maximum, -np.inf)
 
 
 def low(x: Tensor, offsets: Tensor) -> Tensor:
     """Smallest value of each run, in the dtype of `x`; NaN if there is one, +inf for an empty run."""
-    if x.device.type != "cpu":
+    if x.device.type != "cpu" or len(x) < _FEW:
         return torch.segment_reduce(x, "min", offsets=offsets, unsafe=True)
     return _extreme(x, offsets, np.minimum, np.inf)
 
 
 def _extreme(x: Tensor, offsets: Tensor, of: np.ufunc, empty: float) -> Tensor:
-    values, cuts = x.numpy(), offsets.numpy()
-    found = np.full((len(cuts) - 1, *values.shape[1:]), empty, values.dtype)
-    is_filled = cuts[1:] > cuts[:-1]
-    if is_filled.any():
-        found[is_filled] = of.reduceat(values[: cuts[-1]], cuts[:-1][is_filled])
+    cuts = offsets.numpy()
+    values, starts = x.numpy()[: cuts[-1]], cuts[:-1]
+    is_filled = starts < cuts[1:]
+    if is_filled.all():
+        return torch.from_numpy(of.reduceat(values, starts))
+    found = np.full((len(starts), *values.shape[1:]), empty, values.dtype)
+    if len(values):
+        found[is_filled] = of.reduceat(values, starts[is_filled])
     return torch.from_numpy(found)
 
 
