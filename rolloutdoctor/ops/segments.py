@@ -37,12 +37,13 @@ class Runs:
         self.offsets = offsets
         self._on_cpu = offsets.device.type == "cpu"
         if self._on_cpu:
-            self.cuts = offsets.numpy()
-            self._sizes = np.diff(self.cuts)
+            cuts = self.cuts = offsets.numpy()
+            self._end = int(cuts[-1])
+            self._sizes = cuts[1:] - cuts[:-1]
             # Of an empty run numpy would give the value that follows it.
             self._filled = self._sizes > 0
-            self._starts = self.cuts[:-1][self._filled]
-            self._some_empty = len(self._starts) < len(self._sizes)
+            self._some_empty = not self._filled.all()
+            self._starts = cuts[:-1][self._filled] if self._some_empty else cuts[:-1]
 
     @classmethod
     def of_lengths(cls, lengths: Tensor) -> "Runs":
@@ -77,10 +78,10 @@ class Runs:
 
     def sums(self, x: NDArray[Any]) -> NDArray[np.float64]:
         """The same of numpy's values, on the CPU; of numbers in several columns, those of each, ``[R, ...]``."""
-        values = x[: self.cuts[-1]]
-        if values.dtype == bool and _is_worth_counting(values, self.cuts):
-            return count(values, self.cuts).astype(np.float64)
+        values = x if len(x) == self._end else x[: self._end]
         if values.dtype == bool:
+            if _is_worth_counting(values, self.cuts):
+                return count(values, self.cuts).astype(np.float64)
             sums = np.add.reduceat(values.view(np.uint8), self._starts, dtype=self._count).astype(np.float64)
         else:
             # A sum that is infinite or undefined is one: rules look for it, and torch does not warn of it either.
@@ -101,7 +102,7 @@ class Runs:
         """
         found = np.full(len(self), empty, np.float64)
         if len(self._starts):
-            found[self._filled] = of.reduceat(x[: self.cuts[-1]], self._starts)
+            found[self._filled] = of.reduceat(x[: self._end], self._starts)
         return found
 
     def some(self, chosen_R: Tensor) -> "Runs":
