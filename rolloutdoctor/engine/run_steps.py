@@ -214,13 +214,27 @@ class SharedEvaluator:
             together = StepsTogether([batch for batch, _ in steps], [logged for _, logged in steps], dtype)
             shared: SharedPass | None = SharedPass({}, [{} for _ in steps])
             if self._distinct:
-                shared = together.whole(self._objectives, self._per_token)
+                shared = together.whole(self._objectives, self._per_token) or self._joined(together, steps, dtype)
             if shared is not None:
                 return self._pass_on_together(steps, together.batch, shared, dtype)
         seen = [tuple(self.evaluate(batch, logged, dtype)) for batch, logged in steps]
         for consumer, own in zip(self.consumers, zip(*seen, strict=True), strict=True):
             consumer.add_all(EvaluatedSteps(own))
         return None
+
+    def _joined(self, together: StepsTogether, steps: Sequence[LoggedBatch], dtype: torch.dtype) -> SharedPass | None:
+        """Evaluate steps one by one, and join what comes out; None where that cannot be done of all of them."""
+        objectives = self._objectives
+        if not together.can_be_joined(objectives):
+            return None
+        try:
+            each = [
+                self._evaluator.evaluate(batch, EvaluationRequest(objectives, dtype, self._per_token, logged))
+                for batch, logged in steps
+            ]
+        except CannotComputeError:
+            return None
+        return together.join(each)
 
     def _pass_on_together(
         self, steps: Sequence[LoggedBatch], whole: RolloutBatch, shared: SharedPass, dtype: torch.dtype

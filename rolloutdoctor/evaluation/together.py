@@ -1,7 +1,7 @@
 """Small steps evaluated together, in one pass: every number is the one that a step has by itself, to the bit.
 
 That holds where nothing but a row's own tokens, its group and the way its step was cut up enters a value. Steps under
-an objective of which that cannot be said are evaluated one by one.
+an objective of which that cannot be said are evaluated one by one, and their evaluations joined.
 """
 
 from collections.abc import Callable, Collection, Mapping, Sequence
@@ -15,6 +15,7 @@ from rolloutdoctor.data.batch import RolloutBatch
 from rolloutdoctor.data.several_steps import joined, rows_of
 from rolloutdoctor.evaluation.covered import is_covered
 from rolloutdoctor.evaluation.evaluate import Evaluation, evaluate_rows
+from rolloutdoctor.evaluation.layouts import layout_of
 from rolloutdoctor.evaluation.rows import RowResult, in_separate_batches, row_parts
 from rolloutdoctor.evaluation.token_sums import PerToken, TokenSums
 from rolloutdoctor.evaluation.tokens import NeedsPassOfItsOwn, token_pass
@@ -141,6 +142,32 @@ class StepsTogether:
                 evaluations[name] = cut
         return found
 
+    def can_be_joined(self, objectives: Mapping[str, Objective]) -> bool:
+        """Return True if evaluations of the steps, made one by one, can be joined."""
+        at_step = [self._at_step(objective) for objective in objectives.values()]
+        return all(one is not None and not in_separate_batches(self.batch, one) for one in at_step)
+
+    def join(self, each: Sequence[Mapping[str, Evaluation]]) -> SharedPass:
+        """Join the evaluations of the steps, made one by one: for whoever wants rows of all of them at once.
+
+        Args:
+            each: those of each step by the name of the objective; `can_be_joined` holds of these.
+        """
+        layout = layout_of(self.batch, separate=False)
+        found = {}
+        for name, first in each[0].items():
+            ones = [evaluations[name] for evaluations in each]
+            rows = [one.rows for one in ones if one.rows is not None]
+            tokens = [replace(one.tokens, layout=layout) for one in ones if one.tokens is not None]
+            found[name] = Evaluation(
+                self.batch,
+                first.objective,
+                _joined(rows) if rows else None,
+                _joined(tokens) if tokens else None,
+                first.dtype,
+            )
+        return SharedPass(found, [dict(evaluations) for evaluations in each])
+
     def _at_step(self, objective: Objective) -> Objective | None:
         """The objective of all steps; None where it changes from step to step, or is not known of one."""
         try:
@@ -170,12 +197,7 @@ class StepsTogether:
             pieces = [part for parts in by_step if (part := parts[name]) is not None]
             if len(pieces) < len(by_step) or any(_has_weights({name: piece}) for piece in pieces):
                 return None
-            columns: dict[str, Any] = {
-                each.name: torch.cat([getattr(piece, each.name) for piece in pieces])
-                for each in fields(RowResult)
-                if isinstance(getattr(pieces[0], each.name), Tensor)
-            }
-            found[name] = replace(pieces[0], **columns)
+            found[name] = _joined(pieces)
         return found
 
     def _cut(self, whole: Evaluation, *, keeps_whole: bool = True) -> list[Evaluation]:
@@ -216,6 +238,16 @@ def _cut(record: Record, sizes: list[int]) -> list[Record]:
     # A split makes all views in one call; slices take several times as long.
     parts: dict[str, Any] = {name: torch.split(x, sizes) for name, x in values.items() if isinstance(x, Tensor)}
     return [replace(record, **dict(zip(parts, own, strict=True))) for own in zip(*parts.values(), strict=True)]
+
+
+def _joined(records: Sequence[Record]) -> Record:
+    """Join records of values per row, or per token, one after another."""
+    values: dict[str, Any] = {
+        one.name: torch.cat([getattr(record, one.name) for record in records])
+        for one in fields(records[0])
+        if isinstance(getattr(records[0], one.name), Tensor)
+    }
+    return replace(records[0], **values)
 
 
 def _has_weights(parts: Mapping[str, RowResult]) -> bool:

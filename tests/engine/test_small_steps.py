@@ -12,19 +12,22 @@ from rolloutdoctor.commands.diff_parts import DiffOptions
 from rolloutdoctor.commands.identify import identify
 from rolloutdoctor.commands.plot import check_and_draw
 from rolloutdoctor.engine import identify_steps, run_steps
+from rolloutdoctor.engine.accumulate import RuleAccumulator
 from rolloutdoctor.engine.options import CheckOptions, ReadOptions
 from rolloutdoctor.engine.run_steps import AS_CONFIGURED, StepConsumer, StepDispatcher
 from rolloutdoctor.evaluation import together
 from rolloutdoctor.evaluation.evaluate import evaluate
+from rolloutdoctor.evaluation.gpu_check.first_step import Evaluator
 from rolloutdoctor.evaluation.token_sums import PerToken
 from rolloutdoctor.hypotheses.fixes import choose
 from rolloutdoctor.io.run import StepRange, open_run
+from rolloutdoctor.results.errors import CannotComputeError
 from rolloutdoctor.results.figures import KINDS
 from rolloutdoctor.testing import random_batch
 from rolloutdoctor.trainers.options import Layer, parse_version, resolve
 from rolloutdoctor.trainers.table import find
 
-SOME = StepRange(0, 30)
+SOME = {"run": StepRange(0, 30), "verl_rejected": StepRange(0, 30), "slime_ppo": StepRange(0, 10)}
 FIXES = choose("zero-std"), choose("rejected-rows")
 SAMPLES = Path(__file__).parent.parent.parent / "sample_data"
 
@@ -34,28 +37,37 @@ def sample(name):
 
 
 def outcomes(name):
+    steps = SOME[name]
     return (
-        check(sample(name), CheckOptions(device="cpu", steps=SOME)),
-        diff(sample(name), DiffOptions(device="cpu", steps=SOME, fixes=FIXES)),
-        identify(sample(name), ReadOptions(device="cpu", steps=SOME)),
-        check_and_draw(sample(name), KINDS, CheckOptions(device="cpu", steps=SOME)),
+        check(sample(name), CheckOptions(device="cpu", steps=steps)),
+        diff(sample(name), DiffOptions(device="cpu", steps=steps, fixes=FIXES)),
+        identify(sample(name), ReadOptions(device="cpu", steps=steps)),
+        check_and_draw(sample(name), KINDS, CheckOptions(device="cpu", steps=steps)),
     )
 
 
-@pytest.mark.parametrize("name", ["run", "verl_rejected"])
+@pytest.mark.parametrize("name", SOME)
 def test_nothing_shows_which_steps_shared_a_pass(name, monkeypatch):
-    shared = {False: [], True: []}
-    whole = together.StepsTogether.whole
+    shared, joined = {False: [0], True: [0]}, [0]
+    whole, add_all = together.StepsTogether.whole, RuleAccumulator.add_all
 
     def counting(self, objectives, per_token=()):
         found = whole(self, objectives, per_token)
         shared[bool(per_token)].append(0 if found is None else len(self.batches))
         return found
 
-    monkeypatch.setattr(together.StepsTogether, "whole", counting)
-    every = outcomes(name)
-    assert max(shared[False]) > 20
-    assert max(shared[True]) > 10
+    def looking(self, steps):
+        joined.append(0 if steps.batch is None else len(steps.steps))
+        add_all(self, steps)
+
+    with monkeypatch.context() as patch:
+        patch.setattr(together.StepsTogether, "whole", counting)
+        patch.setattr(RuleAccumulator, "add_all", looking)
+        every = outcomes(name)
+    # GAE has a time axis: its steps are evaluated one by one, and measured by the rules together all the same.
+    shares = name != "slime_ppo"
+    assert (max(shared[False]) > 20, max(shared[True]) > 10) == (shares, shares)
+    assert max(joined) > 5
     for tokens in (0, 150):
         monkeypatch.setattr(run_steps, "TOGETHER", tokens)
         monkeypatch.setattr(identify_steps, "TOGETHER", tokens)
@@ -69,9 +81,14 @@ class Looker(StepConsumer):
 
     def __init__(self, objective, per_token=()):
         self.objectives, self.per_token, self.seen = {AS_CONFIGURED: objective}, frozenset(per_token), []
+        self.whole = None
 
     def add(self, step):
         self.seen.append(step)
+
+    def add_all(self, steps):
+        self.whole = steps
+        super().add_all(steps)
 
 
 def objective_of(**options):
@@ -90,7 +107,28 @@ def test_consumers_see_each_step_in_order(options, is_shared):
     assert [(seen.batch, seen.logged["loss"]) for seen in looker.seen] == [
         (batch, logged["loss"]) for batch, logged in steps
     ]
-    assert [seen.evaluations[AS_CONFIGURED].whole is not None for seen in looker.seen] == [is_shared] * 3
+    each = [seen.evaluations[AS_CONFIGURED] for seen in looker.seen]
+    assert [one.whole is not None for one in each] == [is_shared] * 3
+    policy_N = torch.cat([one.tokens.policy_N for one in each])
+    assert torch.equal(looker.whole.evaluations[AS_CONFIGURED].tokens.policy_N, policy_N)
+    assert len(looker.whole.batch) == len(policy_N)
+
+
+def test_one_step_that_cannot_be_computed_leaves_every_step_to_itself(monkeypatch):
+    """The others are evaluated all the same, and it says why it was not."""
+    steps = [(random_batch(number), {}) for number in range(3)]
+    looker, evaluate_one = Looker(objective_of(loss_type="sapo")), Evaluator.evaluate
+
+    def failing(self, batch, request):
+        if batch is steps[1][0]:
+            raise CannotComputeError("no")
+        return evaluate_one(self, batch, request)
+
+    monkeypatch.setattr(Evaluator, "evaluate", failing)
+    StepDispatcher([looker], steps[0][0].column("policy_log_probs").dtype).steps(steps)
+    assert [seen.failure for seen in looker.seen] == [None, "no", None]
+    assert [AS_CONFIGURED in seen.evaluations for seen in looker.seen] == [True, False, True]
+    assert looker.whole.batch is None
 
 
 def test_token_values_of_a_shared_pass_are_those_of_each_step():

@@ -35,6 +35,8 @@ RUNS = {
     "verl whitened": ("verl", {"adv_estimator": "reinforce_plus_plus_baseline", "actor.use_kl_loss": True}),
     "verl tokens": ("verl", {"adv_estimator": "reinforce_plus_plus"}),
     "verl kl_cov": ("verl", {"adv_estimator": "grpo", "actor.policy_loss.loss_mode": "kl_cov"}),
+    "verl gae": ("verl", {"adv_estimator": "gae", "algorithm.use_kl_in_reward": True}),
+    "verl corrected": ("verl", {"adv_estimator": "grpo", "rollout_correction.rollout_is": "token"}),
     "slime grpo": ("slime", {"advantage_estimator": "grpo", "use_kl_loss": True, "kl_loss_coef": 0.1}),
     "slime gspo": ("slime", {"advantage_estimator": "gspo", "use_kl_loss": True, "kl_loss_coef": 0.1}),
 }
@@ -110,6 +112,45 @@ def test_together_as_alone(run, seed, is_cut):
             assert (one.loss, one.kl_loss, one.grad_l2) == (its.loss, its.kl_loss, its.grad_l2)
 
 
+@pytest.mark.parametrize("run", RUNS)
+def test_evaluations_of_each_step_are_joined(run):
+    """Every sum of the rows is that of the step; rows of the whole are cut up as the steps are."""
+    steps = [a_step(40 + number, number) for number in range(3)]
+    steps = [with_columns(step, values=-1.0, rollout_log_probs=-1.1) for step in steps]
+    objectives, together = objectives_of(run), StepsTogether(steps, [{}] * 3, torch.float32)
+    each = [evaluate_all(step, objectives) for step in steps]
+    assert together.can_be_joined(objectives)
+    found = together.join(each)
+    assert all(one == other for one, other in zip(found.each, each, strict=True))
+    for label, whole in found.joined.items():
+        assert whole.batch is together.batch
+        for name in ("rows", "tokens"):
+            record, its = getattr(whole, name), [getattr(one[label], name) for one in each]
+            for field in fields(record):
+                x = getattr(record, field.name)
+                if isinstance(x, torch.Tensor):
+                    parts = torch.cat([getattr(one, field.name) for one in its])
+                    assert torch.equal(x.nan_to_num(7.0), parts.nan_to_num(7.0)), (label, field.name)
+                elif field.name != "layout":
+                    assert all(x == getattr(one, field.name) for one in its), (label, field.name)
+        layouts = whole.tokens.layout.of_steps(rows_of(steps))
+        for layout, one in zip(layouts, each, strict=True):
+            assert_same(one[label].tokens.layout, layout, (label,))
+
+
+def with_columns(step, **columns):
+    more = {name: torch.full((step.tokens,), value) for name, value in columns.items()}
+    return replace(step, per_token={**step.per_token, **more})
+
+
+def test_steps_of_which_each_batch_is_a_loss_are_not_joined():
+    objectives = objectives_of("trl")
+    assert objectives[""].aggregation.eval_batches
+    for split, can in (("train", True), ("eval", False)):
+        steps = [replace(a_step(number, number), split=split) for number in range(2)]
+        assert StepsTogether(steps, [{}] * 2, torch.float32).can_be_joined(objectives) == can
+
+
 @pytest.mark.parametrize("run", sorted(SHARED))
 def test_radii_are_those_of_the_step(run):
     objectives = objectives_of(run)
@@ -129,7 +170,8 @@ def test_radii_are_those_of_the_step(run):
 def test_rows_alone(run):
     steps, objective = [a_step(20 + number, number) for number in range(3)], objectives_of(run)[""]
     found = StepsTogether(steps, [{}] * 3, torch.float32).rows(objective)
-    assert (found is not None) == is_within_groups(objective)
+    # Weights are of tokens.
+    assert (found is not None) == (is_within_groups(objective) and run != "verl corrected")
     for step, its in zip(steps, found or [], strict=False):
         assert_same(evaluate_rows(step, objective), its.rows, (step.step,))
         assert its.tokens is None
@@ -177,6 +219,7 @@ def test_a_coefficient_that_changes_from_step_to_step():
     for logged, is_shared in (((0.1, 0.1), True), ((0.1, 0.2), False), ((0.1, None), False)):
         metrics = [{} if one is None else {objective.step_metric: one} for one in logged]
         assert (StepsTogether(steps, metrics, torch.float32).whole({"": objective}) is not None) == is_shared
+        assert StepsTogether(steps, metrics, torch.float32).can_be_joined({"": objective}) == is_shared
 
 
 def test_an_unknown_field_of_the_rule_keeps_no_group_to_itself(monkeypatch):
