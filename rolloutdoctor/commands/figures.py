@@ -8,7 +8,7 @@ import torch
 from torch import Tensor
 
 from rolloutdoctor.data.batch import RolloutBatch
-from rolloutdoctor.engine.run_steps import AS_CONFIGURED, EvaluatedStep
+from rolloutdoctor.engine.run_steps import AS_CONFIGURED, EvaluatedStep, EvaluatedSteps
 from rolloutdoctor.evaluation.evaluate import Evaluation, reward_kl_tokens
 from rolloutdoctor.evaluation.row_changes import baseline_drift, is_change
 from rolloutdoctor.evaluation.rows import in_scope
@@ -44,6 +44,11 @@ class FigureAccumulator(ABC):
     @abstractmethod
     def add(self, step: EvaluatedStep) -> None:
         """Take in one step; a step in which a column is null is passed over."""
+
+    def add_all(self, steps: EvaluatedSteps) -> None:
+        """Take in some steps."""
+        for step in steps.steps:
+            self.add(step)
 
     @abstractmethod
     def data(self) -> PictureData:

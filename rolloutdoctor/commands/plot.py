@@ -20,7 +20,7 @@ from rolloutdoctor.engine.accumulate import RuleAccumulator
 from rolloutdoctor.engine.options import CheckOptions
 from rolloutdoctor.engine.plan import available, remedy
 from rolloutdoctor.engine.prepare import PreparedRun, prepare
-from rolloutdoctor.engine.run_steps import AS_CONFIGURED, EvaluatedStep, StepConsumer, run_file_steps
+from rolloutdoctor.engine.run_steps import AS_CONFIGURED, EvaluatedStep, EvaluatedSteps, StepConsumer, run_file_steps
 from rolloutdoctor.evaluation.token_measures import TokenMeasure
 from rolloutdoctor.hypotheses.fixes import ChosenFix, choose
 from rolloutdoctor.io.progress import Progress
@@ -103,11 +103,17 @@ class Pictures(StepConsumer):
         return {kind: measure for kind, measure in found.items() if measure is not None}
 
     def add(self, step: EvaluatedStep) -> None:
-        """Take in one step; pictures of what the trainer computes pass over one that it cannot."""
+        """Take in one step."""
+        self.add_all(EvaluatedSteps([step]))
+
+    def add_all(self, steps: EvaluatedSteps) -> None:
+        """Take in some steps; pictures of what the trainer computes pass over one that it cannot."""
+        able = [step for step in steps.steps if step.evaluations]
+        evaluated = steps if len(able) == len(steps.steps) else EvaluatedSteps(able)
         for kind, planned in self._planned.items():
-            if step.evaluations or not planned.evaluated:
-                self._seen[kind] += 1
-                planned.figure.add(step)
+            own = evaluated if planned.evaluated else steps
+            self._seen[kind] += len(own.steps)
+            planned.figure.add_all(own)
 
     def gallery(self) -> Gallery:
         """Return what was gathered."""

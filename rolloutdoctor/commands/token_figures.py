@@ -9,7 +9,7 @@ from torch import Tensor
 
 from rolloutdoctor.commands.figures import FigureAccumulator, Series
 from rolloutdoctor.data.batch import RolloutBatch
-from rolloutdoctor.engine.run_steps import EvaluatedStep
+from rolloutdoctor.engine.run_steps import EvaluatedStep, EvaluatedSteps
 from rolloutdoctor.evaluation.every_nth import every_nth
 from rolloutdoctor.evaluation.sampler_gap import Gap, gap_of, sizes_by
 from rolloutdoctor.evaluation.token_measures import TokenBlock, TokenMeasure
@@ -49,31 +49,45 @@ class MismatchFigure(FigureAccumulator):
         return self._measure
 
     def _measure(self, block: TokenBlock) -> Mapping[str, Tensor]:
-        gap = gap_of(block)
+        gap, batch = gap_of(block), block.batch
         if gap is None:
             return {}
-        lag_N = lags_of(block.of_step("policy_version_min"), block.of_step("policy_version_max"), LAGS)
-        lag_n = torch.zeros_like(gap.runs.lengths) if lag_N is None else lag_N[block.rows]
+        steps = len(batch.step_numbers)
+        kind_N = batch.by_step.step_N * LAGS
+        lag_N = lags_of(block.of_step("policy_version_min"), block.of_step("policy_version_max"), LAGS, batch.by_step)
+        if lag_N is not None:
+            kind_N = kind_N + lag_N
         return {
             "grid": _cells(gap)[None],
             "positions": _by_position(gap, every_nth(block).stride)[None],
-            "lags": sizes_by(gap, lag_n, LAGS)[None],
+            "sizes": sizes_by(gap, kind_N[block.rows], steps * LAGS).reshape(1, steps, LAGS, BINS),
             "sampled": torch.full((1,), every_nth(block).stride > 1),
         }
 
     def add(self, step: EvaluatedStep) -> None:
         """Add up the blocks of one step."""
-        found = step.token_measures.get("mismatch")
+        self._add(step.batch, step.token_measures)
+
+    def add_all(self, steps: EvaluatedSteps) -> None:
+        """Add up the blocks of some steps, together where they are joined."""
+        if steps.batch is None:
+            super().add_all(steps)
+        else:
+            self._add(steps.batch, steps.token_measures)
+
+    def _add(self, batch: RolloutBatch, measures: Mapping[str, Mapping[str, Tensor]]) -> None:
+        found = measures.get("mismatch")
         if not found or not len(found["grid"]):
             return
         self._grid += found["grid"].sum(0).cpu()
         self._positions += found["positions"].sum(0).cpu()
-        lags = found["lags"].sum(0).cpu()
-        self._lags += lags
-        self._stamped |= "policy_version_min" in step.batch.per_row and "policy_version_max" in step.batch.per_row
+        sizes = found["sizes"].sum(0).cpu()
+        self._lags += sizes.sum(0)
+        self._stamped |= "policy_version_min" in batch.per_row and "policy_version_max" in batch.per_row
         self._sampled |= bool(found["sampled"].any())
-        self._compared = step.batch.stored_name("old_log_probs") or self._compared
-        self._steps.append(_spread(step.batch.step, step.batch.step, lags.sum(0)))
+        self._compared = batch.stored_name("old_log_probs") or self._compared
+        of_steps = zip(batch.step_numbers, sizes.sum(1), strict=True)
+        self._steps += [_spread(number, number, counts) for number, counts in of_steps]
 
     def data(self) -> MismatchData:
         """Return the counts."""

@@ -7,6 +7,7 @@ from run_files import write
 
 from rolloutdoctor.commands.plot import check_and_draw, draw
 from rolloutdoctor.commands.token_figures import GRID_CELLS
+from rolloutdoctor.engine import run_steps
 from rolloutdoctor.engine.options import CheckOptions
 from rolloutdoctor.io.run import open_run
 from rolloutdoctor.results.errors import InputError
@@ -45,7 +46,10 @@ def test_each_token_is_in_its_cell():
     assert len(data.counts) == GRID_CELLS
 
 
-def test_sizes_by_step_position_and_lag():
+@pytest.mark.parametrize("together", [0, run_steps.TOGETHER])
+def test_sizes_by_step_position_and_lag(together, monkeypatch):
+    """Alike for steps that share a pass: a row lags behind the newest of its own step."""
+    monkeypatch.setattr(run_steps, "TOGETHER", together)
     gap, rows = 0.3, 4
     old = [[-2.0] * 200] * rows
     rollout = [[-2.0 - (gap if row % 2 else 0.01)] * 200 for row in range(rows)]
