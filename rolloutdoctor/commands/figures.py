@@ -14,6 +14,7 @@ from rolloutdoctor.evaluation.row_changes import baseline_drift, is_change
 from rolloutdoctor.evaluation.rows import in_scope
 from rolloutdoctor.evaluation.token_measures import TokenMeasure
 from rolloutdoctor.objective.objective import KlBuffer, Surrogate
+from rolloutdoctor.ops import elementwise as el
 from rolloutdoctor.ops import segments as seg
 from rolloutdoctor.ops.histogram import histogram
 from rolloutdoctor.results.figures import (
@@ -371,7 +372,7 @@ class RatioFigure(FigureAccumulator):
             gap_T = batch.column("old_log_probs").double() - batch.column("rollout_log_probs").double()
             gap_T = gap_T[batch.column("response_mask")]
             self.gap += histogram(gap_T)
-            gap_T = gap_T[gap_T.isfinite()]
+            gap_T = el.finite(gap_T)
             mean_gap = float(gap_T.abs().mean()) if len(gap_T) else None
         else:
             self.has_gap = False
@@ -421,5 +422,5 @@ def _ratios(batch: RolloutBatch, evaluation: Evaluation) -> Tensor | None:
 
 def _outside(ratios: Tensor, rule: Surrogate) -> tuple[int, int, int]:
     """How many ratios are finite, below the clip range and above it."""
-    known = ratios[ratios.isfinite()]
+    known = el.finite(ratios)
     return len(known), int((known < 1 - rule.clip_low).sum()), int((known > 1 + rule.clip_high).sum())

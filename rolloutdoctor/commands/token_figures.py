@@ -13,6 +13,7 @@ from rolloutdoctor.engine.run_steps import EvaluatedStep, EvaluatedSteps
 from rolloutdoctor.evaluation.every_nth import every_nth
 from rolloutdoctor.evaluation.sampler_gap import Gap, gap_of, sizes_by
 from rolloutdoctor.evaluation.token_measures import TokenBlock, TokenMeasure
+from rolloutdoctor.ops.elementwise import is_above
 from rolloutdoctor.ops.gap_bins import BINS, bin_of, quantile
 from rolloutdoctor.ops.histogram import histogram
 from rolloutdoctor.ops.lag_table import LEAST_TOKENS
@@ -113,19 +114,21 @@ class MismatchFigure(FigureAccumulator):
 
 def _cells(gap: Gap) -> Tensor:
     """Count counted tokens in the cells of the grid, and last those outside, ``[GRID_CELLS ** 2 + 1]`` int64."""
-    width = -GRID_LOW / GRID_CELLS
-    sampler_T, trainer_T = gap.sampler_T, gap.sampler_T + gap.delta_T
-    column_T = ((trainer_T - GRID_LOW) / width).nan_to_num(-1.0).clamp(-1, GRID_CELLS).floor()
-    row_T = ((sampler_T - GRID_LOW) / width).nan_to_num(-1.0).clamp(-1, GRID_CELLS).floor()
-    # A log-prob of exactly 0 is in the last cell.
-    column_T, row_T = (
-        torch.where(x == 0, GRID_CELLS - 1, place) for x, place in ((trainer_T, column_T), (sampler_T, row_T))
-    )
-    inside_T = (column_T >= 0) & (column_T < GRID_CELLS) & (row_T >= 0) & (row_T < GRID_CELLS)
-    cell_T = torch.where(inside_T, row_T * GRID_CELLS + column_T, GRID_CELLS**2).long()
+    row_T, column_T = (_places(x_T) for x_T in (gap.sampler_T, gap.sampler_T + gap.delta_T))
+    cell_T = torch.where((row_T | column_T) >= 0, row_T * GRID_CELLS + column_T, GRID_CELLS**2)
     # Tokens that are not counted go into a bin of their own.
     cell_T = torch.where(gap.counted_T, cell_T, GRID_CELLS**2 + 1)
     return torch.bincount(cell_T, minlength=GRID_CELLS**2 + 2)[:-1]
+
+
+def _places(x_T: Tensor) -> Tensor:
+    """Cells of log-probs along one side of the grid, ``[t]`` int32; -1 outside.
+
+    Next to 0 the distance from the lower end is rounded to that of 0 itself: the last cell holds them all.
+    """
+    width = -GRID_LOW / GRID_CELLS
+    place_T = ((x_T - GRID_LOW) / width).nan_to_num_(-1.0).clamp_(-1.0, GRID_CELLS - 1).floor_().int()
+    return torch.where(is_above(x_T, 0.0), -1, place_T)
 
 
 def _by_position(gap: Gap, stride: int) -> Tensor:

@@ -55,6 +55,18 @@ def is_all(x: Tensor) -> bool:
     return bool(x.numpy().all()) if x.device.type == "cpu" else bool(x.all())
 
 
+def finite(x: Tensor) -> Tensor:
+    """The finite values of a vector in their order; the vector itself where there are no others.
+
+    >>> finite(torch.tensor([1.0, torch.nan, -torch.inf, 2.0])).tolist()
+    [1.0, 2.0]
+    """
+    if x.device.type != "cpu":
+        return x[x.isfinite()]
+    is_finite = np.isfinite(x.numpy())
+    return x if is_finite.all() else torch.from_numpy(x.numpy()[is_finite])
+
+
 def is_below(x: Tensor, bound: float) -> Tensor:
     """``x < bound``, in the shape of `x`; NaN is not below infinity.
 

@@ -5,6 +5,7 @@ import math
 import torch
 from torch import Tensor
 
+from rolloutdoctor.ops import elementwise as el
 from rolloutdoctor.results.figures import FINE_BINS, Histogram
 
 _EXACT = 2**50
@@ -19,16 +20,16 @@ def histogram(x: Tensor) -> Histogram:
     (3, 1, 2, 1)
     """
     values = x.detach().double().reshape(-1)
-    finite = values[values.isfinite()]
+    finite = el.finite(values)
     nonfinite = len(values) - len(finite)
     if not len(finite):
         return Histogram(nonfinite=nonfinite)
-    low, high = float(finite.min()), float(finite.max())
+    low, high = el.extremes(finite)
     power = _power(low, high)
     width = 3.0**power
     first = math.floor(low / width + 0.5)
-    index = torch.floor(finite / width + 0.5).long() - first
-    counts = torch.bincount(index.clamp(min=0))
+    index = (finite / width).add_(0.5).floor_().long().sub_(first)
+    counts = torch.bincount(index.clamp_(min=0))
     return Histogram(power, first, tuple(counts.tolist()), nonfinite)
 
 

@@ -46,6 +46,14 @@ def test_each_token_is_in_its_cell():
     assert len(data.counts) == GRID_CELLS
 
 
+def test_tokens_that_are_all_but_certain_are_in_the_last_cell():
+    """In float32 the sum of -1e-7 and 8 is 8. A log-prob above 0 is none of the grid."""
+    near = [-0.0, -1e-12, -1e-8, -1.19e-7, -2.3e-7, -1e-6, -0.08]
+    data = drawn("mismatch", **columns([0], [[*near, 1e-3]], [[*near, 1e-3]]))
+    assert data.counts[-1][-1] == len(near)
+    assert (data.tokens, data.outside) == (len(near) + 1, 1)
+
+
 @pytest.mark.parametrize("together", [0, run_steps.TOGETHER])
 def test_sizes_by_step_position_and_lag(together, monkeypatch):
     """Alike for steps that share a pass: a row lags behind the newest of its own step."""

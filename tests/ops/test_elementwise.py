@@ -61,6 +61,13 @@ def test_expm1():
     assert math.isnan(el.expm1(torch.tensor([math.nan]))[0])
 
 
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
+def test_finite_values(dtype):
+    x_T = torch.tensor(VALUES, dtype=dtype)
+    assert torch.equal(el.finite(x_T), x_T[1:7])
+    assert el.finite(x_T[1:7]).data_ptr() == x_T[1:7].data_ptr()
+
+
 def test_extremes():
     assert el.extremes(torch.tensor([2.0, -1.0, 3.0])) == (-1.0, 3.0)
     assert all(map(math.isnan, el.extremes(torch.tensor([2.0, math.nan, 3.0]))))
