@@ -346,6 +346,16 @@ def test_parts_add_up_to_the_whole(setup):
         assert repr(judged(plan, total, configured)) == repr(whole)
 
 
+@pytest.mark.parametrize("setup", ["trl", "verl-rf++", "slime-ppo"])
+def test_a_rule_counts_what_it_counts_alone(setup):
+    """What rules of a step share is the same for all of them."""
+    batches, given = run(steps=2), {"logged": logged_by(setup), **SETUPS[setup]}
+    together = folded(batches, **given)[1].state().rules
+    assert len(together) > 40
+    for code, state in together.items():
+        assert repr(folded(batches, select=[code], **given)[1].state().rules[code]) == repr(state), code
+
+
 @each_setup
 def test_order_of_steps_does_not_matter(setup):
     expected = repr(report_on(run(), logged=logged_by(setup), **SETUPS[setup]))

@@ -164,7 +164,12 @@ def test_a_reference_that_is_the_policy_is_so_on_every_token(monkeypatch):
         return np.where((step < 4) | (place == 77), -0.1 if step < 4 else elsewhere, 0.0)
 
     assert found_in(long_steps(lambda step, place: apart(step, place, 0.0))).headline.startswith("the reference is the")
-    for elsewhere, masked, is_equal in ((-0.1, (), False), (-0.1, (77,), True), (np.nan, (), True)):
+    for elsewhere, masked, is_equal in (
+        (-0.1, (), False),
+        (-0.1, (77,), True),
+        (np.nan, (), True),
+        (-np.inf, (), True),
+    ):
         steps = long_steps(lambda step, place, to=elsewhere: apart(step, place, to), masked=masked)
         headline = found_in(steps).headline
         assert headline.startswith("the reference is the policy") == is_equal, headline
