@@ -9,6 +9,7 @@ import torch
 from torch import Tensor
 
 from rolloutdoctor.data.batch import PROMPTS, RolloutBatch, StepKey
+from rolloutdoctor.ops import elementwise as el
 from rolloutdoctor.ops import segments as seg
 from rolloutdoctor.results.run_comparison import FirstDifference, Matched
 
@@ -218,7 +219,7 @@ def _largest(a: Tensor, b: Tensor) -> float | None:
     if not a.is_floating_point():
         return None
     gap = (a.double() - b.double()).abs()
-    known = gap[gap.isfinite()]
+    known = el.finite(gap)
     return float(known.max()) if len(known) else 0.0
 
 

@@ -11,6 +11,7 @@ from rolloutdoctor.commands.breakdown import part_rows
 from rolloutdoctor.commands.needs import evaluation_columns
 from rolloutdoctor.data.batch import RolloutBatch, StepKey
 from rolloutdoctor.engine.run_steps import AS_CONFIGURED, EvaluatedStep, StepConsumer
+from rolloutdoctor.ops import elementwise as el
 from rolloutdoctor.ops import segments as seg
 from rolloutdoctor.rules.base import Context
 from rolloutdoctor.rules.step import StepView
@@ -116,7 +117,7 @@ def _of_rows(step: EvaluatedStep) -> dict[str, float]:
     """Numbers of the rows of a step."""
     batch, found = step.batch, {}
     reward_N = _rewards(batch)
-    scored_N = reward_N[reward_N.isfinite()]
+    scored_N = el.finite(reward_N)
     if len(scored_N):
         found["reward"], found["reward_std"] = float(scored_N.mean()), float(scored_N.std(correction=0))
     if batch.tokens:
@@ -144,5 +145,5 @@ def _of_rows(step: EvaluatedStep) -> dict[str, float]:
 
 
 def _mean(value_T: Tensor) -> float:
-    known_T = value_T[value_T.isfinite()].double()
+    known_T = el.finite(value_T).double()
     return float(known_T.mean()) if len(known_T) else math.nan

@@ -10,7 +10,7 @@ from rolloutdoctor.data.batch import TRAIN, RolloutBatch, StepKey
 from rolloutdoctor.engine.devices import find_dtype
 from rolloutdoctor.engine.options import ReadOptions
 from rolloutdoctor.engine.prepare import PreparedRun
-from rolloutdoctor.engine.run_steps import AS_CONFIGURED, EvaluatedStep, EvaluatedSteps, StepConsumer
+from rolloutdoctor.engine.run_steps import AS_CONFIGURED, EvaluatedStep, StepConsumer
 from rolloutdoctor.evaluation.evaluate import evaluate
 from rolloutdoctor.evaluation.token_measures import TokenBlock, TokenMeasure
 from rolloutdoctor.io.run import StepRange
@@ -98,15 +98,6 @@ class WorstRows(StepConsumer):
         if gap is not None:
             words = "sampler and trainer differ most here: {value:.4g} nats, summed over the tokens"
             self._note("gap", step.batch, gap, words)
-
-    def add_all(self, steps: EvaluatedSteps) -> None:
-        """Look at some steps, whose tokens are measured together where they are joined."""
-        gap_N = None if steps.batch is None else steps.token_measures.get("gap", {}).get("gap")
-        if gap_N is None:
-            super().add_all(steps)
-            return
-        for step, gap_n in zip(steps.steps, torch.split(gap_N, [len(each.batch) for each in steps.steps]), strict=True):
-            self.add(replace(step, token_measures={"gap": {"gap": gap_n}}))
 
     def _note(
         self, name: str, batch: RolloutBatch, size_N: torch.Tensor, words: str, share_N: torch.Tensor | None = None

@@ -147,7 +147,7 @@ class StepsTogether:
         at_step = [self._at_step(objective) for objective in objectives.values()]
         return all(one is not None and not in_separate_batches(self.batch, one) for one in at_step)
 
-    def join(self, each: Sequence[Mapping[str, Evaluation]]) -> SharedPass:
+    def join(self, each: list[dict[str, Evaluation]]) -> SharedPass:
         """Join the evaluations of the steps, made one by one: for whoever wants rows of all of them at once.
 
         Args:
@@ -166,7 +166,7 @@ class StepsTogether:
                 _joined(tokens) if tokens else None,
                 first.dtype,
             )
-        return SharedPass(found, [dict(evaluations) for evaluations in each])
+        return SharedPass(found, each)
 
     def _at_step(self, objective: Objective) -> Objective | None:
         """The objective of all steps; None where it changes from step to step, or is not known of one."""

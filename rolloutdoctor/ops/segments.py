@@ -93,7 +93,7 @@ class Runs:
         return sums
 
     def extremes(self, x: NDArray[Any], of: np.ufunc, empty: float) -> NDArray[np.float64]:
-        """Largest or smallest value of each run, ``[R]``, on the CPU; NaN if there is one.
+        """Largest or smallest value of each run, float64 ``[R]``, on the CPU; NaN if there is one.
 
         Args:
             x: the values.
@@ -167,26 +167,14 @@ def high(x: Tensor, offsets: Tensor) -> Tensor:
     """Largest value of each run, in the dtype of `x`; NaN if there is one, -inf for an empty run."""
     if x.device.type != "cpu" or len(x) < _FEW:
         return torch.segment_reduce(x, "max", offsets=offsets, unsafe=True)
-    return _extreme(x, offsets, np.maximum, -np.inf)
+    return torch.from_numpy(Runs(offsets).extremes(x.numpy(), np.maximum, -np.inf)).to(x.dtype)
 
 
 def low(x: Tensor, offsets: Tensor) -> Tensor:
     """Smallest value of each run, in the dtype of `x`; NaN if there is one, +inf for an empty run."""
     if x.device.type != "cpu" or len(x) < _FEW:
         return torch.segment_reduce(x, "min", offsets=offsets, unsafe=True)
-    return _extreme(x, offsets, np.minimum, np.inf)
-
-
-def _extreme(x: Tensor, offsets: Tensor, of: np.ufunc, empty: float) -> Tensor:
-    cuts = offsets.numpy()
-    values, starts = x.numpy()[: cuts[-1]], cuts[:-1]
-    is_filled = starts < cuts[1:]
-    if is_filled.all():
-        return torch.from_numpy(of.reduceat(values, starts))
-    found = np.full((len(starts), *values.shape[1:]), empty, values.dtype)
-    if len(values):
-        found[is_filled] = of.reduceat(values, starts[is_filled])
-    return torch.from_numpy(found)
+    return torch.from_numpy(Runs(offsets).extremes(x.numpy(), np.minimum, np.inf)).to(x.dtype)
 
 
 def expand(x_R: Tensor, offsets: Tensor) -> Tensor:

@@ -8,7 +8,6 @@ import pytest
 
 from rolloutdoctor.commands.plot import check_and_draw
 from rolloutdoctor.commands.worst_rows import MOST_CHARACTERS, MOST_ROWS, MOST_TOKENS, WorstRows
-from rolloutdoctor.engine import run_steps
 from rolloutdoctor.engine.options import CheckOptions
 from rolloutdoctor.io.run import open_run
 
@@ -27,9 +26,7 @@ def views_of(path, **options):
     return report, made[0].views(report.findings, chosen)
 
 
-@pytest.mark.parametrize("together", [0, run_steps.TOGETHER])
-def test_the_worst_findings_come_first_then_gradient_and_gap(together, monkeypatch):
-    monkeypatch.setattr(run_steps, "TOGETHER", together)
+def test_the_worst_findings_come_first_then_gradient_and_gap():
     report, views = views_of(SAMPLES / "verl_rejected.parquet")
     assert [(view.step, view.sample_id) for view in views] == [(46, "45/0/0"), (40, "39/0/0"), (44, "43/0/7")]
     first, second, third = views

@@ -237,27 +237,28 @@ def sample(
     found = {name: np.zeros((count, longest)) for name in ("sampler", "trainer", "policy", "entropy")}
     context_N = mix(prompt_N.astype(np.uint64) + np.uint64(1 << 40))
     burst_N = np.zeros(count, bool)
+
+    def computed(logits, live):
+        """What an engine has of the exact logits of some rows."""
+        drawn = noise * draw.standard_normal((count, vocab), dtype=np.float32)
+        logits = logits + drawn[live]
+        return as_bfloat16(logits - logits.max(1, keepdims=True) + 20.0) if bfloat16_logits else logits
+
     for place in range(longest):
         # Draws are for all rows, and what follows from them is worked out for those that are not at their end.
         live = np.flatnonzero(place < length_N)
         context_n = context_N[live]
-
-        def computed(logits):
-            """What an engine has of the exact logits."""
-            drawn = noise * draw.standard_normal((count, vocab), dtype=np.float32)
-            return _rounded(logits + drawn[live], bfloat16_logits)  # noqa: B023  # called in this turn
-
         exact = model.at(context_n, version)
         sampled = model.at(context_n, (version - lag_N - behind_N)[live]) if drift else exact
         spoilt_n = uniform(context_n + np.uint64(77)) < engine.spoilt
         if spoilt_n.any():
             sampled = np.where(spoilt_n[:, None], model.at(mix(context_n + np.uint64(5)), version), sampled)
-        sampled = computed(sampled)
+        sampled = computed(sampled, live)
         if engine.rerouted:
             # A burst goes on with probability one half; other experts change logits by parts of their spread.
             burst_N = draw.random(count) < np.where(burst_N, 0.5, engine.rerouted / 2)
             sampled = sampled + (burst_N[:, None] * 0.3 * draw.standard_t(3, (count, vocab)))[live]
-        scored = computed(exact)
+        scored = computed(exact, live)
         processed = _kept(_log_softmax(sampled / engine.temperature), engine)
         chosen_n = _chosen(draw.random(count)[live], processed)
         observed_n = ~mask_NL[live, place]
@@ -270,7 +271,8 @@ def sample(
         found["entropy"][live, place] = -(np.exp(logs) * logs).sum(1)
         newer = logs
         if policy_ahead:
-            newer = _log_softmax(computed(model.at(context_n, version + policy_ahead)) / trainer_temperature)
+            newer = computed(model.at(context_n, version + policy_ahead), live)
+            newer = _log_softmax(newer / trainer_temperature)
         found["policy"][live, place] = newer[every, chosen_n]
         ids_NL[live, place] = chosen_n
         context_N[live] = mix(context_n ^ mix(chosen_n.astype(np.uint64) + np.uint64(1 << 50)))
@@ -346,13 +348,6 @@ def _turns(draw, length_N, turns) -> np.ndarray:
             start = draw.integers(1, max(2, length - 1))
             mask_NL[row, start : start + draw.integers(2, 6)] = False
     return mask_NL
-
-
-def _rounded(logits, bfloat16_logits) -> np.ndarray:
-    if bfloat16_logits:
-        highest = logits.max(1, keepdims=True)
-        logits = as_bfloat16(logits - highest + 20.0)
-    return logits
 
 
 def _log_softmax(logits) -> np.ndarray:
