@@ -28,6 +28,9 @@ PROGRESS_SECONDS = 0.1
 START = "spawn"
 """How a worker is started: a fork would copy locks that threads of arrow and torch hold."""
 
+DEATH_SECONDS = 10
+"""Longest wait for the process that died: the pool may see its pipe close before the system says whose end it was."""
+
 _FOR_THE_PARENT = {signal.SIGINT, signal.SIGTERM, signal.SIGHUP}
 
 _Done = ctypes.Array[ctypes.c_longlong]
@@ -73,7 +76,8 @@ class Processes:
             _follow(futures, started, lambda: progress and progress(min(sum(done), size), size))
             return [future.result() for future in futures]
         except BrokenProcessPool:
-            dead = [process for process in started if connection.wait([process.sentinel], 0)]
+            ended = connection.wait([process.sentinel for process in started], DEATH_SECONDS)
+            dead = [process for process in started if process.sentinel in ended]
             if not dead:
                 raise
         finally:

@@ -86,17 +86,31 @@ def test_progress_reaches_all_tokens(path):
 
 
 def test_a_worker_that_dies_is_told(path):
+    killed = []
+
     def kill(done, total):
-        for child in multiprocessing.active_children():
-            child.kill()
+        # Once: to list the children asks each how it ended, which the pool's own thread does as soon as one is dead.
+        if not killed:
+            killed.extend(multiprocessing.active_children())
+            for child in killed:
+                child.kill()
 
     with pytest.raises(InputError, match=r"a worker process ended without a word \(exit code -9\)"):
         measure_with(Processes(2), prepare(open_run([path]), CheckOptions(device="cpu")), kill)
     assert not multiprocessing.active_children()
 
 
-class _DiesInTheMiddleOfItsResult:
-    """Becomes, in a worker, a function that sends a part of what it announces and is killed."""
+class _InAWorker:
+    """Becomes, in a worker, a function that runs `CODE`."""
+
+    CODE: str
+
+    def __reduce__(self):
+        return eval, (f"lambda *_: exec({self.CODE!r}, {{}})",)
+
+
+class _DiesInTheMiddleOfItsResult(_InAWorker):
+    """Sends a part of what it announces and is killed."""
 
     CODE = """
 import os, signal
@@ -107,12 +121,24 @@ def send(self, content):
 Connection._send_bytes = send
 """
 
-    def __reduce__(self):
-        return eval, (f"lambda *_: exec({self.CODE!r}, {{}})",)
+
+class _ClosesItsPipeAndDiesLater(_InAWorker):
+    """Lets the pool notice that no process is left to send results, before any is dead."""
+
+    CODE = """
+import os, signal, sys, time
+frame = sys._getframe()
+while "result_queue" not in frame.f_locals:
+    frame = frame.f_back
+frame.f_locals["result_queue"]._writer.close()
+time.sleep(0.5)
+os.kill(os.getpid(), signal.SIGKILL)
+"""
 
 
-def test_a_worker_that_dies_in_the_middle_of_its_result_is_told(path, monkeypatch):
-    monkeypatch.setattr(processes, "_measured", _DiesInTheMiddleOfItsResult())
+@pytest.mark.parametrize("death", [_DiesInTheMiddleOfItsResult, _ClosesItsPipeAndDiesLater])
+def test_a_worker_that_dies_at_its_work_is_told(path, monkeypatch, death):
+    monkeypatch.setattr(processes, "_measured", death())
     with pytest.raises(InputError, match=r"a worker process ended without a word \(exit code -9\)"):
         measure_with(Processes(2), prepare(open_run([path]), CheckOptions(device="cpu")))
     assert not multiprocessing.active_children()
