@@ -71,8 +71,9 @@ class RolloutBatch:
         rows = self.rows
         if rows.dtype != torch.int64 or rows.dim() != 1 or len(rows) == 0 or int(rows[0]) != 0:
             raise BatchError("row offsets must be int64, one-dimensional and start at 0")
-        if bool((rows.diff() < 0).any()):
-            raise BatchError("row offsets must not fall", row=int((rows.diff() < 0).nonzero()[0]))
+        cuts = rows.cpu().numpy()
+        if (cuts[1:] < cuts[:-1]).any():
+            raise BatchError("row offsets must not fall", row=int((cuts[1:] < cuts[:-1]).argmax()))
         object.__setattr__(self, "per_token", TokenColumns.of(self.per_token))
         for name in self.token_columns:
             if name not in BY_NAME or not BY_NAME[name].per_token:
@@ -151,7 +152,7 @@ class RolloutBatch:
             return None
         return part_N == self.by_step.expand(self.by_step.low(part_N))
 
-    @property
+    @cached_property
     def tokens(self) -> int:
         """Number of response tokens, masked ones included."""
         return int(self.rows[-1])

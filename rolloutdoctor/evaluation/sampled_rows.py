@@ -118,7 +118,7 @@ class LoggedGap:
             is_counted = packed(self.counted_T).astype(bool)
             if not is_counted.all():
                 columns = [column[is_counted] for column in columns]
-                lengths = seg.Runs.of_lengths(torch.from_numpy(lengths)).sums(is_counted).astype(np.int64)
+                lengths = seg.Runs.of_sizes(lengths).sums(is_counted).astype(np.int64)
         of_rows = np.full(len(block.runs), -1, np.int64)
         of_rows[rows] = lengths
         names = ["sampled", "sampler", "trainer", *["entropy"] * (len(columns) - 3), "place"]
@@ -227,7 +227,7 @@ class Sample:
     @cached_property
     def runs(self) -> seg.Runs:
         """The tokens by row."""
-        return seg.Runs(torch.from_numpy(np.concatenate([[0], np.cumsum(self.length)])))
+        return seg.Runs.of_sizes(self.length)
 
     def by_row(self, x: NDArray[np.generic]) -> Floats:
         """Sum over the tokens of each row, ``[r]``."""

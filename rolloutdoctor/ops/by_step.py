@@ -103,10 +103,8 @@ class ByStep:
     @classmethod
     def of_sizes(cls, sizes: Sequence[int] | NDArray[np.int64], device: torch.device | None = None) -> "ByStep":
         """Rows by step, given how many each step has."""
-        cuts = np.zeros(len(sizes) + 1, np.int64)
-        np.cumsum(sizes, out=cuts[1:])
-        offsets = torch.from_numpy(cuts)
-        return cls(Runs(offsets if device is None else offsets.to(device)))
+        runs = Runs.of_sizes(sizes)
+        return cls(runs if device is None or device.type == "cpu" else Runs(runs.offsets.to(device)))
 
     def histogram(
         self, bin_N: NDArray[np.integer[Any]], bins: int, weight_N: NDArray[Any] | None = None

@@ -28,9 +28,7 @@ class Groups:
         """Sort the rows by group. `count` is the number of groups, by default the largest index plus one."""
         if count is None:
             count = int(index_N.max()) + 1 if len(index_N) else 0
-        sizes_G = torch.bincount(index_N, minlength=count)
-        offsets = torch.zeros(count + 1, dtype=torch.int64, device=index_N.device)
-        torch.cumsum(sizes_G, 0, out=offsets[1:])
+        offsets = seg.offsets_of(torch.bincount(index_N, minlength=count))
         return cls(index_N, torch.argsort(index_N, stable=True), offsets)
 
     @cached_property

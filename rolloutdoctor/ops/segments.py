@@ -8,6 +8,7 @@ On the CPU numpy works on the tensors' own memory: its sums are pairwise and vec
 cost a fraction of torch's. Either way the order of a sum is fixed.
 """
 
+from collections.abc import Sequence
 from functools import cached_property
 from typing import Any
 
@@ -48,9 +49,12 @@ class Runs:
     @classmethod
     def of_lengths(cls, lengths: Tensor) -> "Runs":
         """Runs of some lengths, ``[R]`` int64, one after another."""
-        offsets = lengths.new_zeros(len(lengths) + 1)
-        torch.cumsum(lengths, 0, out=offsets[1:])
-        return cls(offsets)
+        return cls(offsets_of(lengths))
+
+    @classmethod
+    def of_sizes(cls, sizes: Sequence[int] | NDArray[np.int64]) -> "Runs":
+        """The same of lengths that are numpy's, on the CPU."""
+        return cls(torch.from_numpy(cuts_of(sizes)))
 
     @cached_property
     def lengths(self) -> Tensor:
@@ -108,12 +112,8 @@ class Runs:
     def some(self, chosen_R: Tensor) -> "Runs":
         """The chosen runs, ``[R]`` bool, one after another."""
         if not self._on_cpu:
-            lengths = self.lengths[chosen_R]
-            return Runs(torch.cat([lengths.new_zeros(1), lengths.cumsum(0)]))
-        sizes = self._sizes[chosen_R.numpy()]
-        cuts = np.zeros(len(sizes) + 1, np.int64)
-        np.cumsum(sizes, out=cuts[1:])
-        return Runs(torch.from_numpy(cuts))
+            return Runs.of_lengths(self.lengths[chosen_R])
+        return Runs.of_sizes(self._sizes[chosen_R.numpy()])
 
     def at(self, places: NDArray[np.int64]) -> "Runs":
         """Some places in rising order by run, on the CPU: for values that were packed by ``x[places]``.
@@ -137,6 +137,26 @@ class Runs:
     def spread(self, x_R: NDArray[Any]) -> NDArray[Any]:
         """The same of numpy's values, on the CPU."""
         return x_R.repeat(self._sizes)
+
+
+def offsets_of(lengths: Tensor) -> Tensor:
+    """Offsets of runs of some lengths, ``[R]`` int64, one after another."""
+    if lengths.device.type == "cpu":
+        return torch.from_numpy(cuts_of(lengths.numpy()))
+    offsets = lengths.new_zeros(len(lengths) + 1)
+    torch.cumsum(lengths, 0, out=offsets[1:])
+    return offsets
+
+
+def cuts_of(sizes: Sequence[int] | NDArray[np.int64]) -> NDArray[np.int64]:
+    """The same of lengths that are numpy's, on the CPU.
+
+    >>> cuts_of([2, 0, 1]).tolist()
+    [0, 2, 2, 3]
+    """
+    cuts = np.zeros(len(sizes) + 1, np.int64)
+    np.cumsum(sizes, out=cuts[1:])
+    return cuts
 
 
 def total(x: Tensor, offsets: Tensor) -> Tensor:

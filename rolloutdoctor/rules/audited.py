@@ -2,6 +2,8 @@
 
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
+from functools import reduce
+from operator import add
 from typing import TYPE_CHECKING, Any, ClassVar
 
 from rolloutdoctor.objective.parts import Part
@@ -82,7 +84,7 @@ class AuditedRule(Rule[AuditedTally]):
     def _counted(self, step: "StepView", *, occurs: bool) -> AuditedTally:
         by_stage = step.cached("audited", lambda: _by_stage(step.audit.values()))
         counted = [by_stage[stage] for stage in self.stages if stage in by_stage]
-        return AuditedTally.of_all([AuditedTally(steps=int(occurs)), *counted])
+        return reduce(add, counted, AuditedTally(steps=int(occurs)))
 
     def examples(self, step: "StepView") -> Iterable[Example]:
         """The first value of each quantity that disagrees."""

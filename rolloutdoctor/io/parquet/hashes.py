@@ -12,7 +12,7 @@ from torch import Tensor
 from rolloutdoctor.data.schema import Kind
 from rolloutdoctor.io.parquet.decode import Place, as_numpy, lists, scalar, texts
 from rolloutdoctor.ops.prefix_hash import PrefixHashes, scramble
-from rolloutdoctor.ops.segments import Runs
+from rolloutdoctor.ops.segments import Runs, cuts_of
 
 
 def hashes(column: pa.ChunkedArray, kind: Kind, place: Place) -> Tensor:
@@ -23,7 +23,7 @@ def hashes(column: pa.ChunkedArray, kind: Kind, place: Place) -> Tensor:
     """
     if kind is Kind.TOKENS:
         found = lists(column, kind, torch.float32, place)
-        offsets = torch.from_numpy(np.concatenate([[0], np.cumsum(found.lengths)]))
+        offsets = torch.from_numpy(cuts_of(found.lengths))
         # An empty list is a value, and not the one that null has.
         seed_N = scramble(torch.ones(len(found.lengths), dtype=torch.int64))
         hash_N = PrefixHashes.of(found.values, Runs(offsets), seed_N).row_N

@@ -16,7 +16,6 @@ from rolloutdoctor.data.token_columns import TokenColumns
 from rolloutdoctor.io.parquet.decode import (
     Lists,
     Place,
-    as_numpy,
     concatenated,
     copied,
     identifiers,
@@ -30,6 +29,7 @@ from rolloutdoctor.io.parquet.files import RunFile
 from rolloutdoctor.io.parquet.hashes import cell_lengths, hashes
 from rolloutdoctor.io.parquet.spill_file import SpillFile, Stored, joined
 from rolloutdoctor.ops.groups import Groups
+from rolloutdoctor.ops.segments import cuts_of
 from rolloutdoctor.results.errors import DataError, nearest
 
 MASK = "response_mask"
@@ -279,14 +279,12 @@ def assemble(key: StepKey, chunks: Sequence[StepChunk], *, several_files: bool) 
     incomplete = _incomplete_columns(chunks)
     tokens = _token_columns(chunks, incomplete)
     lengths = [chunk.lengths for chunk in chunks if chunk.lengths is not None]
-    offsets = torch.zeros(sum(counts) + 1, dtype=torch.int64)
-    if tokens:
-        torch.cumsum(torch.from_numpy(np.concatenate(lengths)), 0, out=offsets[1:])
+    offsets = cuts_of(np.concatenate(lengths)) if tokens else np.zeros(sum(counts) + 1, np.int64)
     groups, group_ids = _groups(chunks)
     return RolloutBatch(
         step=key.step,
         split=key.split,
-        rows=offsets,
+        rows=torch.from_numpy(offsets),
         groups=groups,
         per_row={name: concatenated([chunk.numbers[name] for chunk in chunks]) for name in chunks[0].numbers},
         per_token=tokens,
@@ -388,35 +386,32 @@ def _groups(chunks: Sequence[StepChunk]) -> tuple[Groups | None, list[str]]:
     names = [chunk.groups for chunk in chunks if chunk.groups is not None]
     if not names:
         return None, []
-    # Codes are given in the order of first appearance.
-    encoded = pa.concat_arrays(names).dictionary_encode()
-    index_N = torch.from_numpy(as_numpy(encoded.indices).astype(np.int64))
-    return Groups.of(index_N, len(encoded.dictionary)), encoded.dictionary.to_pylist()
+    # Groups are numbered in the order of first appearance. Of a small step arrow takes thrice as long.
+    numbers: dict[str, int] = {}
+    rows = [numbers.setdefault(name, len(numbers)) for part in names for name in part.to_pylist()]
+    return Groups.of(torch.from_numpy(np.array(rows, np.int64)), len(numbers)), list(numbers)
 
 
 def _sample_ids(chunks: Sequence[StepChunk], several_files: bool) -> list[str]:
     names = [chunk.samples for chunk in chunks if chunk.samples is not None]
     if not names:
         return [f"{chunk.file.name}:{row}" if several_files else f"row {row}" for chunk in chunks for row in chunk.rows]
-    ids = pa.concat_arrays(names)
-    encoded = ids.dictionary_encode()
-    if len(encoded.dictionary) < len(ids):
-        raise _duplicate(chunks, as_numpy(encoded.indices), encoded.dictionary)
-    found: list[str] = ids.to_pylist()
-    return found
+    ids = [name for part in names for name in part.to_pylist()]
+    if len(set(ids)) < len(ids):
+        raise _duplicate(chunks, ids)
+    return ids
 
 
-def _duplicate(chunks: Sequence[StepChunk], code_N: np.ndarray, names: pa.Array) -> DataError:
-    is_first_N = np.zeros(len(code_N), bool)
-    is_first_N[np.unique(code_N, return_index=True)[1]] = True
-    second = int(np.argmin(is_first_N))
-    first = int(np.argmax(code_N == code_N[second]))
+def _duplicate(chunks: Sequence[StepChunk], ids: Sequence[str]) -> DataError:
+    """The first identifier that was there before."""
+    first: dict[str, int] = {}
+    second, name = next((row, name) for row, name in enumerate(ids) if first.setdefault(name, row) < row)
     where = [(chunk, row) for chunk in chunks for row in chunk.rows]
-    (early, row), (late, again) = where[first], where[second]
+    (early, row), (late, again) = where[first[name]], where[second]
     at = f"rows {row} and {again}" if early.file is late.file else f"row {row} and {late.file.name}, row {again}"
     return DataError(
         f"{early.place('sample_id').file}: column {early.place('sample_id').label}, {at}: "
-        f"{names[int(code_N[second])].as_py()!r} twice in one step and split; "
+        f"{name!r} twice in one step and split; "
         + ("" if early.file is late.file else "if the files are several runs, check them with --each; if not, ")
         + "give every row a key of its own"
     )
