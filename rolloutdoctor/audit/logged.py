@@ -10,6 +10,7 @@ from rolloutdoctor.data.batch import RolloutBatch
 from rolloutdoctor.evaluation.token_measures import TokenBlock
 from rolloutdoctor.objective.estimators import Axis
 from rolloutdoctor.objective.objective import Objective
+from rolloutdoctor.objective.required_columns import LOGGED_COLUMNS
 from rolloutdoctor.ops import segments as seg
 from rolloutdoctor.ops.logged_digits import Digits
 
@@ -45,6 +46,11 @@ def has_row_advantages(batch: RolloutBatch, objective: Objective) -> bool:
     """Return True if advantages per token were logged of an estimator that gives one to each row."""
     is_logged = "advantages" in batch.per_token and "advantage" not in batch.per_row
     return is_logged and "response_mask" in batch.per_token and objective.advantage.spec.axis is Axis.ROWS
+
+
+def logs_anything(batch: RolloutBatch, metrics: Mapping[str, float]) -> bool:
+    """Return True if something was logged at a step that could be compared."""
+    return bool(metrics) or any(batch.has(name) for name in LOGGED_COLUMNS)
 
 
 def of_step(

@@ -21,8 +21,8 @@ from rolloutdoctor.engine.parts import Part, Work
 from rolloutdoctor.engine.plain_records import frozen, thawed
 from rolloutdoctor.engine.plan import remedy
 from rolloutdoctor.engine.prepare import run_context
-from rolloutdoctor.engine.run_steps import AS_CONFIGURED, EvaluatedStep, StepConsumer, run_file_steps
-from rolloutdoctor.evaluation.evaluate import Evaluation
+from rolloutdoctor.engine.run_steps import EvaluatedStep, StepConsumer, run_file_steps
+from rolloutdoctor.evaluation.evaluate import AS_CONFIGURED, Evaluation
 from rolloutdoctor.hypotheses.fixes import ChosenFix
 from rolloutdoctor.io.progress import Progress
 from rolloutdoctor.io.run import LoggedMetrics, Run

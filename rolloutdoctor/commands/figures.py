@@ -8,8 +8,8 @@ import torch
 from torch import Tensor
 
 from rolloutdoctor.data.batch import RolloutBatch
-from rolloutdoctor.engine.run_steps import AS_CONFIGURED, EvaluatedStep, EvaluatedSteps
-from rolloutdoctor.evaluation.evaluate import Evaluation, reward_kl_tokens
+from rolloutdoctor.engine.run_steps import EvaluatedStep, EvaluatedSteps
+from rolloutdoctor.evaluation.evaluate import AS_CONFIGURED, Evaluation, reward_kl_tokens
 from rolloutdoctor.evaluation.row_changes import baseline_drift, is_change
 from rolloutdoctor.evaluation.rows import in_scope
 from rolloutdoctor.evaluation.token_measures import TokenMeasure
@@ -245,9 +245,7 @@ class KlFigure(FigureAccumulator):
     def _seen(self, step: EvaluatedStep) -> dict[str, float | None]:
         """What the rule about this metric makes of the step."""
         rule = KlMetricCorrupted()
-        view = StepView(
-            step.batch, step.logged, self.trainer, evaluation=step.evaluations[AS_CONFIGURED], dtype=step.dtype
-        )
+        view = StepView(step.batch, step.logged, self.trainer, step.evaluations, step.dtype)
         tally = rule.measure(view)
         return {name: one.value for name, one in rule.measures(tally).items()} if tally.steps else {}
 

@@ -20,7 +20,8 @@ from rolloutdoctor.engine.accumulate import RuleAccumulator
 from rolloutdoctor.engine.options import CheckOptions
 from rolloutdoctor.engine.plan import available, remedy
 from rolloutdoctor.engine.prepare import PreparedRun, prepare
-from rolloutdoctor.engine.run_steps import AS_CONFIGURED, EvaluatedStep, EvaluatedSteps, StepConsumer, run_file_steps
+from rolloutdoctor.engine.run_steps import EvaluatedStep, EvaluatedSteps, StepConsumer, run_file_steps
+from rolloutdoctor.evaluation.evaluate import AS_CONFIGURED
 from rolloutdoctor.evaluation.token_measures import TokenMeasure
 from rolloutdoctor.hypotheses.fixes import ChosenFix, choose
 from rolloutdoctor.io.progress import Progress

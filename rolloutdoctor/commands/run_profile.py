@@ -10,7 +10,8 @@ from torch import Tensor
 from rolloutdoctor.commands.breakdown import part_rows
 from rolloutdoctor.commands.needs import evaluation_columns
 from rolloutdoctor.data.batch import RolloutBatch, StepKey
-from rolloutdoctor.engine.run_steps import AS_CONFIGURED, EvaluatedStep, StepConsumer
+from rolloutdoctor.engine.run_steps import EvaluatedStep, StepConsumer
+from rolloutdoctor.evaluation.evaluate import AS_CONFIGURED
 from rolloutdoctor.ops import elementwise as el
 from rolloutdoctor.ops import segments as seg
 from rolloutdoctor.rules.base import Context
@@ -124,9 +125,8 @@ def _of_rows(step: EvaluatedStep) -> dict[str, float]:
         found["response_length"] = batch.tokens / len(batch)
     if any(one is not None for one in batch.statuses):
         found["truncated_rows"] = sum(one == "length" for one in batch.statuses) / len(batch)
-    evaluation = step.evaluations.get(AS_CONFIGURED)
     if batch.groups is not None and "reward" in batch.per_row:
-        view = StepView(batch=batch, logged=step.logged, dtype=step.dtype, evaluation=evaluation)
+        view = StepView(batch=batch, logged=step.logged, dtype=step.dtype, evaluations=step.evaluations)
         several = int((view.compared.size_G > 1).sum())
         if several:
             found["zero_variance_groups"] = int(view.equal_reward_groups().sum()) / several

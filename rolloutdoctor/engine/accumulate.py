@@ -13,7 +13,8 @@ from rolloutdoctor.data.batch import RolloutBatch, StepKey
 from rolloutdoctor.data.windows import window_of
 from rolloutdoctor.engine.group_sizes import check_group_sizes
 from rolloutdoctor.engine.plan import Plan
-from rolloutdoctor.engine.run_steps import AS_CONFIGURED, EvaluatedStep, EvaluatedSteps, StepConsumer
+from rolloutdoctor.engine.run_steps import EvaluatedStep, EvaluatedSteps, StepConsumer
+from rolloutdoctor.evaluation.evaluate import AS_CONFIGURED
 from rolloutdoctor.evaluation.token_measures import TokenMeasure
 from rolloutdoctor.objective.required_columns import incomplete
 from rolloutdoctor.ops.exact_total import ExactTotal
@@ -213,9 +214,7 @@ class RuleAccumulator(StepConsumer):
         views = [self._seen_step(step) for step in steps.steps]
         whole = None
         if steps.batch is not None:
-            evaluations = dict(steps.evaluations)
-            configured = evaluations.pop(AS_CONFIGURED, None)
-            whole = join_views(views, steps.batch, configured, evaluations, steps.token_measures)
+            whole = join_views(views, steps.batch, steps.evaluations, steps.token_measures)
         # Rule by rule: its code and constants are in the cache then.
         for rule in self.plan.rules:
             self._measure(rule, views, whole)
@@ -252,7 +251,8 @@ class RuleAccumulator(StepConsumer):
                 self._unmeasured[rule.code] += 1
 
     def _can_measure(self, rule: AnyRule, view: StepView) -> bool:
-        return not (rule.needs_objective and view.evaluation is None) and rule.code in self._measurable(view.batch)
+        evaluated = AS_CONFIGURED in view.evaluations or not rule.needs_objective
+        return evaluated and rule.code in self._measurable(view.batch)
 
     def _take(self, rule: AnyRule, view: StepView, tallies: Iterable[Any], examples: Iterable[Example]) -> None:
         """Keep what a rule found in some steps."""
@@ -282,7 +282,6 @@ class RuleAccumulator(StepConsumer):
         self._failures[why] = (min(first, step), times + 1)
 
     def _view(self, step: EvaluatedStep) -> StepView:
-        evaluations = dict(step.evaluations)
         return StepView(
             batch=step.batch,
             logged=step.logged,
@@ -290,8 +289,7 @@ class RuleAccumulator(StepConsumer):
             config=self.plan.context.config,
             digits=self.plan.context.digits,
             omits_rows=self.plan.context.omits_rows,
-            evaluation=evaluations.pop(AS_CONFIGURED, None),
-            fixed=evaluations,
+            evaluations=step.evaluations,
             dtype=step.dtype,
             token_measures=step.token_measures,
         )

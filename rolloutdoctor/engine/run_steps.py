@@ -11,7 +11,7 @@ from rolloutdoctor.data.several_steps import TOGETHER, passes
 from rolloutdoctor.engine.devices import find_dtype, find_evaluator
 from rolloutdoctor.engine.garbage import rare_collections
 from rolloutdoctor.engine.options import ReadOptions
-from rolloutdoctor.evaluation.evaluate import Evaluation
+from rolloutdoctor.evaluation.evaluate import AS_CONFIGURED, Evaluation
 from rolloutdoctor.evaluation.gpu_check.first_step import EvaluationRequest, Evaluator
 from rolloutdoctor.evaluation.together import SharedPass, StepsTogether
 from rolloutdoctor.evaluation.token_measures import MeasuredOnDemand, TokenMeasure, TokenMeasures
@@ -20,9 +20,6 @@ from rolloutdoctor.io.run import LoggedMetrics, Run
 from rolloutdoctor.objective.objective import Objective
 from rolloutdoctor.ops.evaluation_mode import evaluation_mode
 from rolloutdoctor.results.errors import CannotComputeError
-
-AS_CONFIGURED = ""
-"""Label of the evaluation that the others are compared with."""
 
 LoggedBatch = tuple[RolloutBatch, Mapping[str, float]]
 """A step and the metrics logged at it."""
@@ -246,12 +243,12 @@ class SharedEvaluator:
                     batch,
                     logged,
                     dtype,
-                    {label: evaluations[name] for label, name in names.items()},
+                    _Labelled(evaluations, names),
                     token_measures=MeasuredOnDemand(measures, batch, at_once=False),
                 )
                 for (batch, logged), evaluations in zip(steps, shared.each, strict=True)
             ]
-            joined = {label: shared.joined[name] for label, name in names.items()}
+            joined = _Labelled(shared.joined, names)
             consumer.add_all(EvaluatedSteps(own, whole, joined, MeasuredOnDemand(measures, whole, at_once=True)))
 
     def evaluate(self, batch: RolloutBatch, logged: Mapping[str, float], dtype: torch.dtype) -> Iterator[EvaluatedStep]:
@@ -273,6 +270,22 @@ class SharedEvaluator:
         for number, names in enumerate(self._names):
             evaluations = {label: found[name] for label, name in names.items()}
             yield EvaluatedStep(batch, logged, dtype, evaluations, token_measures=_by_consumer(measured_by_all, number))
+
+
+class _Labelled(Mapping[str, Evaluation]):
+    """Evaluations by a consumer's own labels; each is made when it is asked for."""
+
+    def __init__(self, evaluations: Mapping[str, Evaluation], names: Mapping[str, str]) -> None:
+        self._evaluations, self._names = evaluations, names
+
+    def __getitem__(self, label: str) -> Evaluation:
+        return self._evaluations[self._names[label]]
+
+    def __iter__(self) -> Iterator[str]:
+        return iter(self._names)
+
+    def __len__(self) -> int:
+        return len(self._names)
 
 
 def _by_consumer(

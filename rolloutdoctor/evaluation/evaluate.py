@@ -31,6 +31,7 @@ if TYPE_CHECKING:
     import polars as pl
 
 __all__ = [
+    "AS_CONFIGURED",
     "Evaluation",
     "PerToken",
     "RowResult",
@@ -42,6 +43,9 @@ __all__ = [
     "reward_kl_tokens",
     "stored_kl",
 ]
+
+AS_CONFIGURED = ""
+"""Label of the evaluation that the others are compared with."""
 
 
 @dataclass(frozen=True, eq=False)

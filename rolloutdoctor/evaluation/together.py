@@ -4,8 +4,9 @@ That holds where nothing but a row's own tokens, its group and the way its step 
 an objective of which that cannot be said are evaluated one by one, and their evaluations joined.
 """
 
-from collections.abc import Callable, Collection, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from dataclasses import fields, replace
+from functools import cache, partial
 from typing import Any, NamedTuple, TypeVar
 
 import torch
@@ -66,8 +67,24 @@ class SharedPass(NamedTuple):
         each: those of each step.
     """
 
-    joined: dict[str, Evaluation]
-    each: list[dict[str, Evaluation]]
+    joined: Mapping[str, Evaluation]
+    each: Sequence[Mapping[str, Evaluation]]
+
+
+class _OfOneStep(Mapping[str, Evaluation]):
+    """The evaluations of one of several steps; they are cut out of those of all when one of them is asked for."""
+
+    def __init__(self, cuts: Mapping[str, Callable[[], Sequence[Evaluation]]], place: int) -> None:
+        self._cuts, self._place = cuts, place
+
+    def __getitem__(self, name: str) -> Evaluation:
+        return self._cuts[name]()[self._place]
+
+    def __iter__(self) -> Iterator[str]:
+        return iter(self._cuts)
+
+    def __len__(self) -> int:
+        return len(self._cuts)
 
 
 class StepsTogether:
@@ -133,21 +150,19 @@ class StepsTogether:
         except (CannotComputeError, NeedsPassOfItsOwn):
             # What cannot be computed may be so of one step alone.
             return None
-        found = SharedPass({}, [{} for _ in self.batches])
+        found = {}
         for name, part in parts.items():
             sums, kept = passed.get(name, (None, None))
-            whole = Evaluation(self.batch, known[name], part, sums, self._dtype, kept)
-            found.joined[name] = whole
-            for evaluations, cut in zip(found.each, self._cut(whole, keeps_whole=is_within), strict=True):
-                evaluations[name] = cut
-        return found
+            found[name] = Evaluation(self.batch, known[name], part, sums, self._dtype, kept)
+        cuts = {name: cache(partial(self._cut, one, keeps_whole=is_within)) for name, one in found.items()}
+        return SharedPass(found, [_OfOneStep(cuts, place) for place in range(len(self.batches))])
 
     def can_be_joined(self, objectives: Mapping[str, Objective]) -> bool:
         """Return True if evaluations of the steps, made one by one, can be joined."""
         at_step = [self._at_step(objective) for objective in objectives.values()]
         return all(one is not None and not in_separate_batches(self.batch, one) for one in at_step)
 
-    def join(self, each: list[dict[str, Evaluation]]) -> SharedPass:
+    def join(self, each: Sequence[Mapping[str, Evaluation]]) -> SharedPass:
         """Join the evaluations of the steps, made one by one: for whoever wants rows of all of them at once.
 
         Args:

@@ -13,8 +13,7 @@ from rolloutdoctor.rules.step import StepView
 def join_views(
     views: Sequence[StepView],
     batch: RolloutBatch,
-    evaluation: Evaluation | None,
-    fixed: Mapping[str, Evaluation],
+    evaluations: Mapping[str, Evaluation],
     token_measures: Mapping[str, Mapping[str, Tensor]],
 ) -> StepView:
     """Return several steps as one view.
@@ -22,16 +21,14 @@ def join_views(
     Args:
         views: the steps.
         batch: their rows, one step after another.
-        evaluation: of the objective as configured, or None.
-        fixed: ``NAME:VARIANT`` of a fix to its evaluation.
+        evaluations: of all of them, by label; see `StepView`.
         token_measures: of all of their tokens.
     """
     return replace(
         views[0],
         batch=batch,
         logged={},
-        evaluation=evaluation,
-        fixed=fixed,
+        evaluations=evaluations,
         token_measures=token_measures,
         parts=tuple(views),
     )

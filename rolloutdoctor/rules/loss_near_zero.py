@@ -1,6 +1,6 @@
 """RDG002: a loss of about zero, explained."""
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from typing import TYPE_CHECKING
 
@@ -115,9 +115,22 @@ class LossNearZero(Rule[LossTally]):
             context.recording.get("metrics", logs_remedy()),
         )
 
-    def measure(self, step: "StepView") -> LossTally:
-        """Count one step."""
-        return step.cached("loss near zero", lambda: self._measured(step))
+    def measure_each(self, steps: "StepView") -> list[LossTally]:
+        """Count each step."""
+        return steps.cached("loss near zero", lambda: self._measured_each(steps))
+
+    def _measured_each(self, steps: "StepView") -> list[LossTally]:
+        may_be_near = zip(steps.each, self._may_be_near(steps), strict=True)
+        return [self._measured(step) if may else LossTally(steps=1) for step, may in may_be_near]
+
+    def _may_be_near(self, steps: "StepView") -> Sequence[bool]:
+        """Steps that have to be looked at one by one: of most the loss, summed up roughly, is far from zero."""
+        tokens, by_step = steps.tokens, steps.by_step
+        if not steps.training or steps.trainer is None or tokens is None:
+            return [True] * len(steps.each)
+        policy_N, kl_N = tokens.policy_N * tokens.policy_weight_N, tokens.kl_loss_N * tokens.weight_N
+        is_far = abs(by_step.sum(policy_N) + by_step.sum(kl_N)) >= 2 * self.near_zero
+        return [not far for far in is_far.tolist()]
 
     def _measured(self, step: "StepView") -> LossTally:
         if not len(step.batch):
@@ -164,13 +177,12 @@ class LossNearZero(Rule[LossTally]):
         return bool((rows.advantage_N[rows.length_N > 0] != 0).any())
 
     def examples(self, step: "StepView") -> Iterable[Example]:
-        """The step itself; a dead one weighs more."""
-        tally = self.measure(step)
-        if not tally.near_zero:
-            return
-        kind = "no gradient" if tally.dead else f"gradient {number(tally.grad_l1)} (L1)"
-        kind += ", KL term only" if tally.kl_only else ""
-        yield Example(step.batch.step, None, None, float(1 + tally.dead + tally.broken), kind)
+        """The steps themselves; a dead one weighs more."""
+        for each, tally in zip(step.each, self.measure_each(step), strict=True):
+            if tally.near_zero:
+                kind = "no gradient" if tally.dead else f"gradient {number(tally.grad_l1)} (L1)"
+                kind += ", KL term only" if tally.kl_only else ""
+                yield Example(each.batch.step, None, None, float(1 + tally.dead + tally.broken), kind)
 
     def measures(self, tally: LossTally) -> Mapping[str, Measure]:
         """Means over the steps in question."""

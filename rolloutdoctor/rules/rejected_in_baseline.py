@@ -132,7 +132,7 @@ class RejectedInBaseline(Rule[RejectedTally]):
 
     def measure_each(self, steps: "StepView") -> list[RejectedTally]:
         """Count the rows of each step that fully masked ones change."""
-        fixed, rows = steps.fixed.get(self.fix or ""), steps.rows
+        fixed, rows = steps.fixed(self.fix), steps.rows
         if fixed is None or fixed.rows is None or rows is None or rows.rejected_N is None:
             return steps.nothing(RejectedTally)
         rejected_N = rows.rejected_N & ~rows.score_N.isnan()
@@ -182,22 +182,24 @@ class RejectedInBaseline(Rule[RejectedTally]):
         """Absolute change of the baseline, ``[N]``, and the unmasked rows that have one, ``[N]`` bool."""
         from rolloutdoctor.evaluation.row_changes import baseline_drift
 
-        before, after = steps.rows, steps.fixed[self.fix or ""].rows
+        before, fixed = steps.rows, steps.fixed(self.fix)
         assert before is not None
         assert before.rejected_N is not None
-        assert after is not None
-        found = baseline_drift(before, after, ~before.rejected_N, steps.by_step)
+        assert fixed is not None
+        assert fixed.rows is not None
+        found = baseline_drift(before, fixed.rows, ~before.rejected_N, steps.by_step)
         assert found is not None  # `columns` asks for estimators with a baseline per row
         return found[0].abs(), found[1]
 
     def _advantages(self, steps: "StepView") -> "tuple[Tensor, Tensor]":
         """As configured, and without fully masked rows, ``[N]`` each."""
-        before, after = steps.rows, steps.fixed[self.fix or ""].rows
+        before, fixed = steps.rows, steps.fixed(self.fix)
         assert before is not None
         assert before.advantage_N is not None
-        assert after is not None
-        assert after.advantage_N is not None
-        return before.advantage_N, after.advantage_N
+        assert fixed is not None
+        assert fixed.rows is not None
+        assert fixed.rows.advantage_N is not None
+        return before.advantage_N, fixed.rows.advantage_N
 
     def _shift(self, steps: "StepView") -> "Tensor":
         """Absolute change of the advantage, ``[N]``."""
@@ -212,9 +214,10 @@ class RejectedInBaseline(Rule[RejectedTally]):
 
     def _gradient(self, steps: "StepView") -> "Columns":
         """Add up the gradients of each step, as configured and with the fix."""
-        before, after, by_step = steps.tokens, steps.fixed[self.fix or ""].tokens, steps.by_step
-        if before is None or after is None:
+        before, fixed, by_step = steps.tokens, steps.fixed(self.fix), steps.by_step
+        if before is None or fixed is None or fixed.tokens is None:
             return {}
+        after = fixed.tokens
         return {
             "grad_l1": by_step.sum(before.grad_l1_N),
             "fixed_l1": by_step.sum(after.grad_l1_N),
@@ -245,7 +248,7 @@ class RejectedInBaseline(Rule[RejectedTally]):
 
     def examples(self, step: "StepView") -> Iterable[Example]:
         """The unmasked rows whose advantage changes most."""
-        fixed, rows, by_step = step.fixed.get(self.fix or ""), step.rows, step.by_step
+        fixed, rows, by_step = step.fixed(self.fix), step.rows, step.by_step
         if fixed is None or fixed.rows is None or rows is None or rows.rejected_N is None:
             return ()
         if not bool(rows.rejected_N.any()):

@@ -10,7 +10,7 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from rolloutdoctor.audit.logged import of_step
+from rolloutdoctor.audit.logged import logs_anything, of_step
 from rolloutdoctor.audit.step import audit_step, window_values
 from rolloutdoctor.audit.stored_digits import stored_radius
 from rolloutdoctor.audit.tally import AuditTally
@@ -18,11 +18,19 @@ from rolloutdoctor.audit.windows import StepValue
 from rolloutdoctor.data.batch import TRAIN, RolloutBatch, StepKey
 from rolloutdoctor.data.several_steps import joined_groups
 from rolloutdoctor.evaluation.contexts import slopes
-from rolloutdoctor.evaluation.evaluate import Evaluation, RowResult, TokenSums, compared_groups, stored_kl
+from rolloutdoctor.evaluation.evaluate import (
+    AS_CONFIGURED,
+    Evaluation,
+    RowResult,
+    TokenSums,
+    compared_groups,
+    stored_kl,
+)
 from rolloutdoctor.evaluation.radii.advantages import advantage_radius
 from rolloutdoctor.evaluation.radii.metrics import metric_radius, stored_mean_radius, token_kl_radius
 from rolloutdoctor.evaluation.sampled_rows import Sample
 from rolloutdoctor.evaluation.sampler_gap import Gap, joined_gap, sizes_of_rows
+from rolloutdoctor.evaluation.together import is_within_groups
 from rolloutdoctor.formulas.advantages.float32 import residue, zero_std_flags
 from rolloutdoctor.objective.objective import KlBuffer, Objective
 from rolloutdoctor.ops import segments as seg
@@ -51,8 +59,8 @@ class StepView:
         batch: the rows; of several steps one after another.
         logged: name of a metric to the value logged at this step and split.
         trainer: who made the run, or None.
-        evaluation: the objective as configured, or None without a trainer.
-        fixed: ``NAME:VARIANT`` of a fix to its evaluation; its `versus_*` sums compare with `evaluation`.
+        evaluations: of the objective as configured under `AS_CONFIGURED`, unless there is no trainer, and of fixes
+            under ``NAME:VARIANT``, whose `versus_*` sums compare with it.
         dtype: of the token values.
         config: configuration of the trainer, or None.
         digits: name of a logged metric to what its values may have been rounded to.
@@ -65,8 +73,7 @@ class StepView:
     batch: RolloutBatch
     logged: Mapping[str, float]
     trainer: Trainer | None = None
-    evaluation: Evaluation | None = None
-    fixed: Mapping[str, Evaluation] = field(default_factory=dict)
+    evaluations: Mapping[str, Evaluation] = field(default_factory=dict)
     dtype: torch.dtype = torch.float32
     config: Config | None = None
     digits: Mapping[str, tuple[Digits, ...]] = field(default_factory=dict)
@@ -111,7 +118,7 @@ class StepView:
     @cached_property
     def compared_by_step(self) -> ByStep:
         """Reduces values of `compared`, ``[G]``, to one of each step, ``[S]``."""
-        return ByStep.of_sizes([len(each.compared) for each in self.each], self.batch.device)
+        return ByStep.of_sizes([len(groups) for groups in self._compared_of_each], self.batch.device)
 
     def lags(self, most: int) -> Tensor | None:
         """How many versions each row is behind the newest of its step, ``[N]``; see `version_stamps.lags_of`."""
@@ -150,6 +157,15 @@ class StepView:
         """Who made the run; where nothing says, the trainer whose names the log of this step has."""
         return self.trainer or trainer_from_metric_names(self.logged)
 
+    @cached_property
+    def evaluation(self) -> Evaluation | None:
+        """The objective as configured, or None without a trainer."""
+        return self.evaluations.get(AS_CONFIGURED)
+
+    def fixed(self, fix: str | None) -> Evaluation | None:
+        """The objective with a fix, ``NAME:VARIANT``; None if it was not evaluated."""
+        return self.evaluations.get(fix) if fix else None
+
     @property
     def rows(self) -> RowResult | None:
         """First pass of the objective as configured."""
@@ -169,17 +185,22 @@ class StepView:
     @property
     def compared(self) -> Groups:
         """The rows gathered as the trainer compares them: by group, or all together where it falls back to that."""
-        if self.evaluation is None:
-            return self.groups
-        objective = self.evaluation.objective
-        return self.cached("compared", lambda: self._compared(objective))
+        return self.cached("compared", self._compared)
 
-    def _compared(self, objective: Objective) -> Groups:
+    def _compared(self) -> Groups:
+        found = self._compared_of_each
         if not self.parts:
-            return compared_groups(self.batch, objective)
-        found = [each.compared for each in self.parts]
+            return found[0]
         is_own = all(one is each.groups for one, each in zip(found, self.parts, strict=True))
         return self.groups if is_own else joined_groups(found)
+
+    @cached_property
+    def _compared_of_each(self) -> list[Groups]:
+        if self.evaluation is None:
+            return [each.groups for each in self.each]
+        # Steps that are one view have the same objective.
+        objective = self.evaluation.objective
+        return [compared_groups(each.batch, objective) for each in self.each]
 
     def sample(self, code: str) -> Sample | None:
         """Log-probs of the sampled rows, if the rule measured them; see `evaluation.sampled_rows`."""
@@ -236,12 +257,12 @@ class StepView:
         Args:
             fix: ``NAME:VARIANT`` of a fix; None: of the objective as configured.
         """
-        evaluation = self.evaluation if fix is None else self.fixed[fix]
+        evaluation = self.evaluation if fix is None else self.fixed(fix)
         assert evaluation is not None
         return self.cached(f"advantage radius {fix}", lambda: self._advantage_radius(evaluation, fix))
 
     def _advantage_radius(self, evaluation: Evaluation, fix: str | None) -> Tensor:
-        if any(each.evaluation is None or each.evaluation.whole is None for each in self.parts):
+        if self.parts and not is_within_groups(evaluation.objective):
             # What is normalised over a step is off by what that step is.
             return self.of_each(lambda each: each.advantage_radius(fix))
         own_N, logged_N = advantage_radius(evaluation).likely, self.logged_advantages()
@@ -268,8 +289,10 @@ class StepView:
         return self.cached("audit", self._audit)
 
     def _audit(self) -> AuditTally:
+        if not len(self.batch) or not logs_anything(self.batch, self.logged):
+            return {}
         evaluation, trainer = self.evaluation, self.trainer
-        if evaluation is None or trainer is None or not len(self.batch):
+        if evaluation is None or trainer is None:
             return {}
         measured = self.token_measures.get(AUDIT)
         logged = of_step(

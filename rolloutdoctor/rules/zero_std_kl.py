@@ -126,7 +126,7 @@ class ZeroStdKl(Rule[ZeroStdTally]):
         import numpy as np
         import torch
 
-        fixed, by_step, groups = steps.fixed.get(self.fix or ""), steps.by_step, steps.groups_by_step
+        fixed, by_step, groups = steps.fixed(self.fix), steps.by_step, steps.groups_by_step
         if not steps.training or steps.tokens is None or fixed is None or fixed.tokens is None:
             return steps.nothing(ZeroStdTally)
         rows, tokens = steps.rows, steps.tokens
@@ -178,13 +178,14 @@ class ZeroStdKl(Rule[ZeroStdTally]):
 
     def _discriminated(self, step: "StepView") -> ZeroStdTally:
         """Hold logged losses against the objective with and without the KL term of such groups, where these differ."""
-        trainer = step.trainer
+        trainer, fixed = step.trainer, step.fixed(self.fix)
         assert trainer is not None
+        assert fixed is not None
         names = [name for name in step.logged if trainer.kind_of(name) in ("loss", "kl_loss") and name in step.metrics]
         if not names:
             return ZeroStdTally()
         told = told_with = told_without = 0
-        metrics = trainer.metrics(step.fixed[self.fix or ""])
+        metrics = trainer.metrics(fixed)
         for name in names:
             logged, with_kl, without_kl = step.logged[name], step.metrics[name], metrics[name]
             radius = step.radius(name, with_kl)
@@ -218,7 +219,7 @@ class ZeroStdKl(Rule[ZeroStdTally]):
 
     def examples(self, step: "StepView") -> Iterable[Example]:
         """The zero-variance groups that have the largest gradient."""
-        if not step.training or step.rows is None or step.tokens is None or self.fix not in step.fixed:
+        if not step.training or step.rows is None or step.tokens is None or step.fixed(self.fix) is None:
             return ()
         score_N, grad_N = step.rows.score_N, step.tokens.grad_l1_N
         dead_G = step.group_sum(grad_N * step.rows.zero_std_N)

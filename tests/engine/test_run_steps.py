@@ -13,8 +13,8 @@ from rolloutdoctor.commands.plot import check_and_draw
 from rolloutdoctor.engine.configure import configure
 from rolloutdoctor.engine.devices import find_device, find_dtype
 from rolloutdoctor.engine.options import CheckOptions
-from rolloutdoctor.engine.run_steps import AS_CONFIGURED, StepConsumer, StepDispatcher, run_file_steps
-from rolloutdoctor.evaluation.evaluate import evaluate_all
+from rolloutdoctor.engine.run_steps import StepConsumer, StepDispatcher, run_file_steps
+from rolloutdoctor.evaluation.evaluate import AS_CONFIGURED, evaluate_all
 from rolloutdoctor.evaluation.gpu_check import first_step as device_check
 from rolloutdoctor.evaluation.together import StepsTogether
 from rolloutdoctor.hypotheses.fixes import choose

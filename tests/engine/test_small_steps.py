@@ -14,9 +14,9 @@ from rolloutdoctor.commands.plot import check_and_draw
 from rolloutdoctor.engine import identify_steps, run_steps
 from rolloutdoctor.engine.accumulate import RuleAccumulator
 from rolloutdoctor.engine.options import CheckOptions, ReadOptions
-from rolloutdoctor.engine.run_steps import AS_CONFIGURED, StepConsumer, StepDispatcher
+from rolloutdoctor.engine.run_steps import StepConsumer, StepDispatcher
 from rolloutdoctor.evaluation import together
-from rolloutdoctor.evaluation.evaluate import evaluate
+from rolloutdoctor.evaluation.evaluate import AS_CONFIGURED, evaluate
 from rolloutdoctor.evaluation.gpu_check.first_step import Evaluator
 from rolloutdoctor.evaluation.token_sums import PerToken
 from rolloutdoctor.hypotheses.fixes import choose

@@ -2,7 +2,7 @@ import math
 
 import torch
 
-from rolloutdoctor.evaluation.evaluate import evaluate
+from rolloutdoctor.evaluation.evaluate import AS_CONFIGURED, evaluate
 from rolloutdoctor.objective.objective import KlBuffer
 from rolloutdoctor.rules.step import StepView
 from rolloutdoctor.testing import toy_batch
@@ -11,11 +11,11 @@ from rolloutdoctor.trainers.slime import trainer as slime
 
 
 def view(batch, **options):
-    evaluation = None
+    evaluations = {}
     if options:
         config = resolve(slime.OPTIONS, (0, 3, 1), [Layer("test", options)], trainer="slime")
-        evaluation = evaluate(batch, slime.objective(config))
-    return StepView(batch=batch, logged={}, evaluation=evaluation)
+        evaluations[AS_CONFIGURED] = evaluate(batch, slime.objective(config))
+    return StepView(batch=batch, logged={}, evaluations=evaluations)
 
 
 def test_training():
