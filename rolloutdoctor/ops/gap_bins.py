@@ -8,6 +8,8 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
+from rolloutdoctor.ops.by_step import ByStep
+
 BINS = 128
 """From 2 ** -22 to 2 ** 10; what is smaller or larger counts in the first or last bin."""
 
@@ -61,6 +63,35 @@ def middles(counts: NDArray[np.integer[Any]]) -> NDArray[np.float64]:
     """
     reaches_half = 2 * counts.cumsum(axis=1) >= counts.sum(axis=1, keepdims=True)
     found: NDArray[np.float64] = _CENTRES[reaches_half.argmax(axis=1)]
+    return found
+
+
+def medians(
+    size_N: NDArray[np.float64], bin_N: NDArray[np.int32], counts: NDArray[np.float64], rows: ByStep
+) -> NDArray[np.float64]:
+    """Exact median of each step, ``[S]``, as `ByStep.median`: only sizes of the bins that hold it are put in order.
+
+    Args:
+        size_N: sizes of the rows.
+        bin_N: their bins, from `bins_of`.
+        counts: ``[S, BINS]``, how many sizes each bin holds.
+        rows: by step.
+
+    >>> rows, size_N = ByStep.of_sizes([3, 0, 2]), np.array([4.0, 1.0, 2.0, 1.0, 2.0])
+    >>> medians(size_N, bins_of(size_N), rows.histogram(bins_of(size_N), BINS), rows).tolist()
+    [2.0, nan, 1.5]
+    """
+    seen, runs = counts.cumsum(axis=1), rows.cpu.runs
+    # Of an even number there are two in the middle.
+    left, right = (rows.size - 1) // 2, rows.size // 2
+    low, high = ((seen > rank[:, None]).argmax(axis=1).astype(np.int32) for rank in (left, right))
+    is_near = (bin_N >= runs.spread(low)) & (bin_N <= runs.spread(high))
+    near, cuts = size_N[is_near], rows.only(is_near).cpu.runs.cuts
+    before = (seen - counts)[np.arange(len(rows)), low].astype(np.int64)
+    found = np.full(len(rows), np.nan)
+    for step in np.flatnonzero(rows.size):
+        ordered = np.sort(near[cuts[step] : cuts[step + 1]])
+        found[step] = (ordered[left[step] - before[step]] + ordered[right[step] - before[step]]) / 2
     return found
 
 

@@ -120,7 +120,7 @@ class MoeRouting(Rule[RoutingTally]):
         import numpy as np
 
         from rolloutdoctor.ops.by_step import named_counts
-        from rolloutdoctor.ops.gap_bins import BINS, bins_of
+        from rolloutdoctor.ops.gap_bins import BINS, bins_of, medians
 
         sample = steps.sample(self.code)
         if sample is None:
@@ -133,7 +133,9 @@ class MoeRouting(Rule[RoutingTally]):
         tokens, rows = sample.tokens_by_step.at(at), sample.runs.at(at)
         scaled = sample.apart[at] / (1 - np.exp((sample.sampler[at] + sample.trainer[at]) / 2))
         size = abs(scaled)
-        is_far = size > tokens.runs.spread(6 * tokens.median(size))
+        bins = bins_of(size)
+        counts = tokens.histogram(bins, BINS)
+        is_far = size > tokens.runs.spread(6 * medians(size, bins, counts, tokens))
         # Pairs are adjacent tokens of one row; each is where its first token is.
         is_pair = np.diff(at, append=-1) == 1
         is_pair[rows.cuts[1:] - 1] = False
@@ -145,7 +147,7 @@ class MoeRouting(Rule[RoutingTally]):
                 of_step if count else {} for of_step, count in zip(steps.slopes(self.code), tokens.size, strict=True)
             ],
             tokens=tokens.size,
-            sizes=named_counts(tokens.histogram(bins_of(size), BINS)),
+            sizes=named_counts(counts),
             tail=tokens.count(is_far),
             above=tokens.count(is_far & (scaled > 0)),
             pairs=tokens.count(is_pair & is_far & is_followed),
