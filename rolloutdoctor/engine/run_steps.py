@@ -281,6 +281,9 @@ class _Labelled(Mapping[str, Evaluation]):
     def __getitem__(self, label: str) -> Evaluation:
         return self._evaluations[self._names[label]]
 
+    def __contains__(self, label: object) -> bool:
+        return label in self._names
+
     def __iter__(self) -> Iterator[str]:
         return iter(self._names)
 

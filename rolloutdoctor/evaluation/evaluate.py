@@ -8,12 +8,14 @@ and nothing is kept per token unless the caller asks.
 The derivative lives in log-prob space: it is ``dLoss / d policy_log_probs``, not a gradient of parameters.
 """
 
-import math
 from collections.abc import Callable, Collection, Mapping
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
+from functools import cached_property
+from typing import TYPE_CHECKING, NamedTuple
 
+import numpy as np
 import torch
+from numpy.typing import NDArray
 from torch import Tensor
 
 from rolloutdoctor.data.batch import RolloutBatch
@@ -33,6 +35,7 @@ if TYPE_CHECKING:
 __all__ = [
     "AS_CONFIGURED",
     "Evaluation",
+    "Losses",
     "PerToken",
     "RowResult",
     "TokenSums",
@@ -46,6 +49,17 @@ __all__ = [
 
 AS_CONFIGURED = ""
 """Label of the evaluation that the others are compared with."""
+
+
+class Losses(NamedTuple):
+    """Loss and gradient of each of several steps, ``[S]`` float64; see the properties of `Evaluation`."""
+
+    policy: NDArray[np.float64]
+    kl: NDArray[np.float64]
+    total: NDArray[np.float64]
+    at_ratio_one: NDArray[np.float64]
+    grad_l1: NDArray[np.float64]
+    grad_l2: NDArray[np.float64]
 
 
 @dataclass(frozen=True, eq=False)
@@ -70,20 +84,34 @@ class Evaluation:
     per_token: PerToken | None = None
     whole: "tuple[Evaluation, slice] | None" = None
 
+    @cached_property
+    def losses(self) -> "Losses":
+        """Loss and gradient of each step; there is one but for steps that were joined."""
+        part, by_step = self._part(), self.batch.by_step
+        policy, kl = by_step.sum(part.policy_N * part.policy_weight_N), by_step.sum(part.kl_loss_N * part.weight_N)
+        return Losses(
+            policy=policy,
+            kl=kl,
+            total=policy + kl,
+            at_ratio_one=kl + by_step.sum(part.loss_at_ratio_one_N * part.policy_weight_N),
+            grad_l1=by_step.sum(part.grad_l1_N),
+            grad_l2=np.sqrt(by_step.sum(part.grad_sq_N)),
+        )
+
     @property
     def policy_loss(self) -> float:
         """The policy part of the step's loss."""
-        return self._weighted("policy_N", self._part().policy_weight_N)
+        return float(self.losses.policy[0])
 
     @property
     def kl_loss(self) -> float:
         """The KL part of the step's loss, coefficient included."""
-        return self._weighted("kl_loss_N", self._part().weight_N)
+        return float(self.losses.kl[0])
 
     @property
     def loss(self) -> float:
         """The step's loss: the mean of the losses of its optimiser steps."""
-        return self.policy_loss + self.kl_loss
+        return float(self.losses.total[0])
 
     @property
     def loss_at_ratio_one(self) -> float:
@@ -93,17 +121,17 @@ class Evaluation:
         means of centred advantages cancel, token means do not if length goes with reward. Terms that hold the
         log-prob itself are taken at the policy's log-probs.
         """
-        return self.kl_loss + self._weighted("loss_at_ratio_one_N", self._part().policy_weight_N)
+        return float(self.losses.at_ratio_one[0])
 
     @property
     def grad_l1(self) -> float:
         """Sum of the absolute derivatives over the step's tokens."""
-        return self._total("grad_l1_N")
+        return float(self.losses.grad_l1[0])
 
     @property
     def grad_l2(self) -> float:
         """Euclidean norm of the derivatives over the step's tokens."""
-        return math.sqrt(self._total("grad_sq_N"))
+        return float(self.losses.grad_l2[0])
 
     def in_scope(self, scope: Scope) -> Tensor:
         """Rows of a scope, ``[N]`` bool."""
@@ -134,16 +162,6 @@ class Evaluation:
         for name, x_N in found.items():
             columns[name] = pl.Series([None] * len(batch) if x_N is None else x_N.tolist(), dtype=pl.Float64)
         return pl.DataFrame(columns)
-
-    def _total(self, name: str) -> float:
-        return float(self._sums(name).sum())
-
-    def _weighted(self, name: str, weight_N: Tensor) -> float:
-        return float((self._sums(name) * weight_N).sum())
-
-    def _sums(self, name: str) -> Tensor:
-        sums: Tensor = getattr(self._part(), name)
-        return sums
 
     def _part(self) -> TokenSums:
         if self.tokens is None:

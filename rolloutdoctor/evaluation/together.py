@@ -80,6 +80,9 @@ class _OfOneStep(Mapping[str, Evaluation]):
     def __getitem__(self, name: str) -> Evaluation:
         return self._cuts[name]()[self._place]
 
+    def __contains__(self, name: object) -> bool:
+        return name in self._cuts
+
     def __iter__(self) -> Iterator[str]:
         return iter(self._cuts)
 

@@ -1,6 +1,6 @@
 """RDG002: a loss of about zero, explained."""
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping
 from dataclasses import asdict, dataclass
 from typing import TYPE_CHECKING
 
@@ -21,6 +21,9 @@ from rolloutdoctor.rules.base import (
 from rolloutdoctor.rules.loss_log import FEWEST_LINES, LoggedLosses, judge_log, read_log
 
 if TYPE_CHECKING:
+    import numpy as np
+    from numpy.typing import NDArray
+
     from rolloutdoctor.evaluation.evaluate import Evaluation
     from rolloutdoctor.rules.step import StepView
 
@@ -120,61 +123,66 @@ class LossNearZero(Rule[LossTally]):
         return steps.cached("loss near zero", lambda: self._measured_each(steps))
 
     def _measured_each(self, steps: "StepView") -> list[LossTally]:
-        may_be_near = zip(steps.each, self._may_be_near(steps), strict=True)
-        return [self._measured(step) if may else LossTally(steps=1) for step, may in may_be_near]
+        import numpy as np
 
-    def _may_be_near(self, steps: "StepView") -> Sequence[bool]:
-        """Steps that have to be looked at one by one: of most the loss, summed up roughly, is far from zero."""
-        tokens, by_step = steps.tokens, steps.by_step
-        if not steps.training or steps.trainer is None or tokens is None:
-            return [True] * len(steps.each)
-        policy_N, kl_N = tokens.policy_N * tokens.policy_weight_N, tokens.kl_loss_N * tokens.weight_N
-        is_far = abs(by_step.sum(policy_N) + by_step.sum(kl_N)) >= 2 * self.near_zero
-        return [not far for far in is_far.tolist()]
-
-    def _measured(self, step: "StepView") -> LossTally:
-        if not len(step.batch):
-            return LossTally(**asdict(read_log(step, self.near_zero)))
-        evaluation = step.evaluation
-        if not step.training or evaluation is None or evaluation.tokens is None or step.trainer is None:
-            return LossTally()
-        if not len(step.batch) or not abs(evaluation.loss) < self.near_zero:
-            return LossTally(steps=1)
-        one_optimiser_step = not bool((evaluation.tokens.layout.steps_N > 1).any())
-        logged = step.logged.get(step.trainer.loss_metric) if one_optimiser_step else None
-        is_cut_off = one_optimiser_step and step.is_logged_as_zero(step.trainer.grad_norm_metric)
-        name = step.trainer.loss_metric
-        recomputed = step.metrics.get(name, evaluation.loss)
-        gap = 0.0 if logged is None else abs(logged - recomputed)
-        matched = logged is not None and gap <= step.radius(name, recomputed)
-        return LossTally(
-            steps=1,
-            near_zero=1,
-            dead=int(evaluation.grad_l1 == 0),
-            kl_only=int(evaluation.grad_l1 > 0 and not self._has_policy_signal(evaluation)),
-            broken=int(is_cut_off and evaluation.grad_l1 > 0),
-            loss=evaluation.loss,
-            policy_loss=evaluation.policy_loss,
-            kl_loss=evaluation.kl_loss,
-            expected=evaluation.loss_at_ratio_one,
-            grad_l1=evaluation.grad_l1,
-            grad_l2=evaluation.grad_l2,
-            compared=int(logged is not None),
-            matched=int(matched),
-            worst_match=gap if matched else 0.0,
+        evaluation = steps.evaluation
+        if not len(steps.batch):
+            return [LossTally(**asdict(read_log(steps, self.near_zero)))]
+        if not steps.training or evaluation is None or evaluation.tokens is None or steps.trainer is None:
+            return steps.nothing(LossTally)
+        losses = evaluation.losses
+        is_near, moves = abs(losses.total) < self.near_zero, losses.grad_l1 > 0
+        numbers = {
+            "loss": losses.total,
+            "policy_loss": losses.policy,
+            "kl_loss": losses.kl,
+            "expected": losses.at_ratio_one,
+            "grad_l1": losses.grad_l1,
+            "grad_l2": losses.grad_l2,
+        }
+        found = steps.tallies(
+            LossTally,
+            steps=np.ones(len(is_near), int),
+            near_zero=is_near.astype(int),
+            dead=(is_near & (losses.grad_l1 == 0)).astype(int),
+            kl_only=(is_near & moves & ~self._has_policy_signal(steps, evaluation)).astype(int),
+            **{name: np.where(is_near, x, 0.0) for name, x in numbers.items()},
         )
+        return [
+            tally + self._from_log(step) if tally.near_zero and step.logged else tally
+            for step, tally in zip(steps.each, found, strict=True)
+        ]
 
-    def _has_policy_signal(self, evaluation: "Evaluation") -> bool:
-        """True if a trained token has a policy gradient: an advantage, or a term that moves without one."""
-        rows = evaluation.rows
+    def _from_log(self, step: "StepView") -> LossTally:
+        """What the log of a step says of its loss; nothing of several optimiser steps, of which it may hold one."""
+        evaluation, trainer = step.evaluation, step.trainer
+        assert evaluation is not None
+        assert evaluation.tokens is not None
+        assert trainer is not None
+        if bool((evaluation.tokens.layout.steps_N > 1).any()):
+            return LossTally()
+        name, is_cut_off = trainer.loss_metric, step.is_logged_as_zero(trainer.grad_norm_metric)
+        broken = int(is_cut_off and evaluation.grad_l1 > 0)
+        if name not in step.logged:
+            return LossTally(broken=broken)
+        recomputed = step.metrics.get(name, evaluation.loss)
+        gap = abs(step.logged[name] - recomputed)
+        matched = gap <= step.radius(name, recomputed)
+        return LossTally(broken=broken, compared=1, matched=int(matched), worst_match=gap if matched else 0.0)
+
+    def _has_policy_signal(self, steps: "StepView", evaluation: "Evaluation") -> "NDArray[np.bool_]":
+        """Steps in which a trained token has a policy gradient: an advantage, or a term that moves without one."""
+        import numpy as np
+
+        rows, by_step = evaluation.rows, steps.by_step
         assert rows is not None
         if evaluation.objective.surrogate.moves_without_advantage:
-            return True
+            return np.ones(len(by_step), bool)
         if rows.advantage_N is None:
             assert rows.advantage_T is not None
-            return bool((rows.advantage_T[evaluation.batch.column("response_mask")] != 0).any())
+            return by_step.any(steps.row_sum((rows.advantage_T != 0) & steps.batch.column("response_mask")))
         assert rows.length_N is not None
-        return bool((rows.advantage_N[rows.length_N > 0] != 0).any())
+        return by_step.any((rows.advantage_N != 0) & (rows.length_N > 0))
 
     def examples(self, step: "StepView") -> Iterable[Example]:
         """The steps themselves; a dead one weighs more."""

@@ -5,6 +5,7 @@ from pathlib import Path
 
 import pytest
 import torch
+from engine.runs import TRL, random_columns, write
 
 from rolloutdoctor.commands.check import check
 from rolloutdoctor.commands.diff import diff
@@ -72,6 +73,17 @@ def test_nothing_shows_which_steps_shared_a_pass(name, monkeypatch):
         monkeypatch.setattr(run_steps, "TOGETHER", tokens)
         monkeypatch.setattr(identify_steps, "TOGETHER", tokens)
         assert repr(outcomes(name)) == repr(every)
+
+
+def test_nothing_is_cut_out_of_a_shared_pass_for_rules_alone(tmp_path, monkeypatch):
+    cut, cuts = together._cut, []
+    monkeypatch.setattr(together, "_cut", lambda *record: cuts.append(record) or cut(*record))
+    # What was logged is compared step by step.
+    for logged in ((), [(2, "loss", 0.5)]):
+        path = write(tmp_path / "run.parquet", random_columns(0, steps=5), TRL, logged=logged)
+        found = check(open_run([path]), CheckOptions(device="cpu"))
+        assert found.findings
+        assert (bool(found.audit), bool(cuts)) == (bool(logged), bool(logged))
 
 
 class Looker(StepConsumer):
