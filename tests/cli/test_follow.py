@@ -229,13 +229,14 @@ def test_the_command_line(rolloutdoctor, tmp_path):
     assert "RDA004" in {each["code"] for each in said}
     assert all(each["message"] and "per_step" not in each for each in said)
     # Started again there is nothing new to say, and the summary is the same.
-    again = rolloutdoctor("check", path, *words[:-2], "--format", "concise")
+    words = ["--follow", "--until-idle", "0", "--state", state]
+    again = rolloutdoctor("check", path, *words, "--format", "concise")
     assert again.stdout == "".join(f"{line}\n" for line in lines if not line.startswith("step "))
     assert load(str(state)).saved.state.input.steps == 24
     # As JSON, standard output holds the report alone.
-    assert json.loads(rolloutdoctor("check", path, *words[:-2], "--format", "json").stdout)["input"]["steps"] == 24
+    assert json.loads(rolloutdoctor("check", path, *words, "--format", "json").stdout)["input"]["steps"] == 24
     # Other options do not add up with what was kept.
-    refused = rolloutdoctor("check", path, *words[:-2], "--set", "beta=0.1")
+    refused = rolloutdoctor("check", path, *words, "--set", "beta=0.1")
     assert refused.returncode == 2
     assert "do not add up: beta is 0.04" in refused.stderr
 

@@ -3,7 +3,6 @@
 import json
 import os
 import signal
-import subprocess
 import sys
 import threading
 import time
@@ -31,43 +30,39 @@ STORE = 80 * 2**20
 
 
 @pytest.fixture(scope="module")
-def nodes():
-    """Two raylets on this machine, each with one processor."""
+def cluster():
+    """A raylet on this machine with one processor: each worker of each driver imports torch anew."""
     from ray.cluster_utils import Cluster
 
     with pytest.MonkeyPatch.context() as patch:
         rays.surround(patch)
         arguments = {"num_cpus": 1, "object_store_memory": STORE, "include_dashboard": False}
         cluster = Cluster(initialize_head=True, head_node_args=arguments)
-        yield cluster, cluster.add_node(num_cpus=1, object_store_memory=STORE)
+        yield cluster
         ray.shutdown()
         cluster.shutdown()
 
 
-def rolloutdoctor(*words):
-    return [sys.executable, "-m", "rolloutdoctor", *map(str, words)]
-
-
-def test_a_driver_that_is_killed_goes_on_where_it_stood(nodes, started, tmp_path):
-    cluster, _ = nodes
+def test_a_driver_that_is_killed_goes_on_where_it_stood(cluster, started, tmp_path):
     folder, states = tmp_path / "parts", tmp_path / "states"
     engine = ("--engine", f"ray={cluster.address}", "--state-dir", states, "--format", "json", "--quiet")
-    command = rolloutdoctor("recompute", RUN, "--steps", ":24", "-o", f"{folder}/", *engine)
-    driver = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
+    command = ("recompute", RUN, "--steps", ":24", "-o", f"{folder}/", *engine)
+    driver = started(*command)
     end = time.monotonic() + 120
-    while time.monotonic() < end and driver.poll() is None and len(list(tmp_path.glob("states/*.json"))) < 3:
+    while time.monotonic() < end and len(list(tmp_path.glob("states/*.json"))) < 3:
         time.sleep(0.02)
-    os.kill(driver.pid, signal.SIGKILL)
-    out, _ = driver.communicate(timeout=60)
+    driver.send_signal(signal.SIGKILL)
+    out, _ = driver.communicate()
     assert (driver.returncode, out) == (-signal.SIGKILL, "")
     assert not (folder / MANIFEST).exists()
     kept = {file: file.stat().st_mtime_ns for file in states.glob("*.json")}
     assert len(kept) >= 3
-    again = subprocess.run(command, capture_output=True, text=True, timeout=300, check=False)
-    assert (again.returncode, again.stderr) == (0, "")
+    again = started(*command)
+    out, said = again.communicate(300)
+    assert (again.returncode, said) == (0, "")
     assert all(file.stat().st_mtime_ns == before for file, before in kept.items())
     one = started("recompute", RUN, "--steps", ":24", "-o", tmp_path / "one.parquet", "--format", "json", "-q")
-    assert one.communicate()[0] == again.stdout
+    assert one.communicate()[0] == out
     parts = json.loads((folder / MANIFEST).read_text())["parts"]
     tables = [pq.read_table(folder / part["file"]) for part in parts]
     assert pa.concat_tables(tables).equals(pq.read_table(tmp_path / "one.parquet"))
@@ -92,8 +87,8 @@ class Waiting(CheckWork):
         return super().measure(part, progress)
 
 
-def test_a_node_that_goes_loses_nothing(nodes, tmp_path):
-    cluster, node = nodes
+def test_a_node_that_goes_loses_nothing(cluster, tmp_path):
+    node = cluster.add_node(num_cpus=1, object_store_memory=STORE)
     ray.init(address=cluster.address, log_to_driver=False, logging_level="ERROR")
     # The work is of no module that a worker could import.
     ray.cloudpickle.register_pickle_by_value(sys.modules[__name__])
@@ -119,11 +114,11 @@ def test_a_node_that_goes_loses_nothing(nodes, tmp_path):
 @pytest.mark.parametrize(
     ("command", "more", "address"), [("check", ["--exit-zero"], "local"), ("diff", ["--fix", "zero-std"], "")]
 )
-def test_a_command_on_a_cluster(nodes, started, command, more, address):
+def test_a_command_on_a_cluster(cluster, started, command, more, address):
     words = [command, RUN, "--steps", ":5", *more, "--format", "json", "--quiet"]
     one, _ = started(*words).communicate()
-    there = rolloutdoctor(*words, "--engine", f"ray={address or nodes[0].address}")
-    several = subprocess.run(there, capture_output=True, text=True, timeout=300, check=False)
+    there = started(*words, "--engine", f"ray={address or cluster.address}")
     # Of the node that went in the test before, Ray may speak now: on standard error.
-    assert (several.returncode, several.stdout) == (0, one), several.stderr
+    several, said = there.communicate(300)
+    assert (there.returncode, several) == (0, one), said
     assert one
