@@ -4,23 +4,31 @@ The footer is a struct of Thrift's compact protocol, and only its few fields tha
 parquet.thrift of Apache Parquet for their numbers.
 """
 
-from collections.abc import Iterator
-from typing import NamedTuple
+import re
+from collections.abc import Callable
+from functools import cache
+from typing import Any, NamedTuple
 
 from rolloutdoctor.io.locations.stores import open_bytes
+from rolloutdoctor.io.parquet.thrift import BINARY, INT32, INTEGERS, LIST, SHORT, STRUCT, Cursor, Recorder
 
 DELTA_BYTE_ARRAY = 7
 
 _ROW_GROUPS, _COLUMNS, _META_DATA = 4, 1, 3
 _ENCODINGS, _NUM_VALUES, _UNCOMPRESSED, _STATISTICS = 2, 5, 6, 12
 _OLD_MAX, _OLD_MIN, _NULL_COUNT, _MAX, _MIN = 1, 2, 3, 5, 6
-_TRUE, _FALSE, _BYTE, _DOUBLE, _BINARY, _LIST, _SET, _MAP, _STRUCT = 1, 2, 3, 7, 8, 9, 10, 11, 12
-_INTEGERS = (4, 5, 6)
-_DEEPEST = 32
 
-
-_LONGEST_END = 64
+_LONGEST_END = SHORT
 """Bytes of a smallest or largest value that is kept: a number or a short word."""
+
+_WORTH_PATTERNS = 256
+"""Row groups of a file whose columns are read by patterns; to make one takes the time of reading a hundred columns."""
+
+_MOST_PATTERNS = 4
+"""Patterns that are made for a column: one more each time that it has other fields."""
+
+_LONGEST_COLUMN = 2**12
+"""Bytes of a column of which a pattern is made: a sound one has some 200."""
 
 
 class Chunk(NamedTuple):
@@ -56,11 +64,11 @@ def read_chunks(path: str) -> list[list[Chunk]]:
         file.seek(size - 8 - length)
         raw = file.read(length)
     try:
-        cursor = _Cursor(raw)
+        cursor = Cursor(raw)
         groups: list[list[Chunk]] = []
         for field, kind in cursor.fields():
-            if (field, kind) == (_ROW_GROUPS, _LIST):
-                groups += [_row_group(cursor) for _ in cursor.items(_STRUCT)]
+            if (field, kind) == (_ROW_GROUPS, LIST):
+                groups += _row_groups(cursor)
             else:
                 cursor.skip(kind)
         return groups
@@ -68,138 +76,127 @@ def read_chunks(path: str) -> list[list[Chunk]]:
         raise ValueError("it ends too early") from None
 
 
-def _row_group(cursor: "_Cursor") -> list[Chunk]:
+def _row_groups(cursor: Cursor) -> list[list[Chunk]]:
+    several = cursor.items(STRUCT)
+    patterns = _Patterns() if len(several) >= _WORTH_PATTERNS else None
+    return [_row_group(cursor, patterns) for _ in several]
+
+
+def _row_group(cursor: Cursor, patterns: "_Patterns | None") -> list[Chunk]:
     chunks: list[Chunk] = []
     for field, kind in cursor.fields():
-        if (field, kind) == (_COLUMNS, _LIST):
-            chunks += [_column(cursor) for _ in cursor.items(_STRUCT)]
-        else:
+        if (field, kind) != (_COLUMNS, LIST):
             cursor.skip(kind)
+            continue
+        chunks += [
+            _chunk(_column(cursor)) if patterns is None else patterns.chunk(cursor, place)
+            for place in cursor.items(STRUCT)
+        ]
     return chunks
 
 
-def _column(cursor: "_Cursor") -> Chunk:
-    values, uncompressed = 0, 0
+class _Column(NamedTuple):
+    """What a column chunk says of itself, None where it does not; of a `Recorder` the numbers of the gaps."""
+
+    values: int | None = None
+    uncompressed: int | None = None
+    nulls: int | None = None
+    low: bytes | int | None = None
+    high: bytes | int | None = None
     encodings: tuple[int, ...] = ()
-    ends = None
+
+
+def _column(cursor: Cursor) -> _Column:
+    found: dict[str, Any] = {}
     for outer, outer_kind in cursor.fields():
-        if (outer, outer_kind) != (_META_DATA, _STRUCT):
+        if (outer, outer_kind) != (_META_DATA, STRUCT):
             cursor.skip(outer_kind)
             continue
         for field, kind in cursor.fields():
-            if field == _NUM_VALUES and kind != _LIST:
-                values = cursor.integer()
-            elif field == _UNCOMPRESSED and kind != _LIST:
-                uncompressed = cursor.integer()
-            elif (field, kind) == (_ENCODINGS, _LIST):
-                encodings = tuple(cursor.integer() for _ in cursor.items(5))
-            elif (field, kind) == (_STATISTICS, _STRUCT):
-                ends = _ends(cursor)
+            if field == _NUM_VALUES and kind != LIST:
+                found["values"] = cursor.integer()
+            elif field == _UNCOMPRESSED and kind != LIST:
+                found["uncompressed"] = cursor.integer()
+            elif (field, kind) == (_ENCODINGS, LIST):
+                found["encodings"] = tuple(cursor.integer() for _ in cursor.items(INT32))
+            elif (field, kind) == (_STATISTICS, STRUCT):
+                found |= _ends(cursor)
             else:
                 cursor.skip(kind)
-    if values < 0 or uncompressed < 0:
-        raise ValueError("a size in it is negative")
-    return Chunk(values, uncompressed, encodings, ends)
+    return _Column(**found)
 
 
-def _ends(cursor: "_Cursor") -> tuple[bytes, bytes] | None:
-    found: dict[int, bytes] = {}
-    nulls = None
+def _ends(cursor: Cursor) -> dict[str, Any]:
+    found: dict[int, Any] = {}
     for field, kind in cursor.fields():
-        if kind == _BINARY and field in (_OLD_MAX, _OLD_MIN, _MAX, _MIN):
+        if kind == BINARY and field in (_OLD_MAX, _OLD_MIN, _MAX, _MIN):
             found[field] = cursor.binary()
-        elif field == _NULL_COUNT and kind in _INTEGERS:
-            nulls = cursor.integer()
+        elif field == _NULL_COUNT and kind in INTEGERS:
+            found[field] = cursor.integer()
         else:
             cursor.skip(kind)
     low, high = found.get(_MIN, found.get(_OLD_MIN)), found.get(_MAX, found.get(_OLD_MAX))
-    if nulls != 0 or low is None or high is None or max(len(low), len(high)) > _LONGEST_END:
-        return None
-    return low, high
+    return {"nulls": found.get(_NULL_COUNT), "low": low, "high": high}
 
 
-class _Cursor:
-    """A place in the bytes of a footer. A byte that is not there raises IndexError."""
+def _chunk(column: _Column) -> Chunk:
+    values, uncompressed, nulls, low, high, encodings = column
+    values, uncompressed = values or 0, uncompressed or 0
+    if values < 0 or uncompressed < 0:
+        raise ValueError("a size in it is negative")
+    if nulls != 0 or not isinstance(low, bytes) or not isinstance(high, bytes):
+        return Chunk(values, uncompressed, encodings)
+    if max(len(low), len(high)) > _LONGEST_END:
+        return Chunk(values, uncompressed, encodings)
+    return Chunk(values, uncompressed, encodings, (low, high))
 
-    def __init__(self, raw: bytes) -> None:
-        self.raw, self.at = raw, 0
 
-    def varint(self) -> int:
-        raw, at = self.raw, self.at
-        value, shift = 0, 0
-        while True:
-            byte = raw[at]
-            at += 1
-            value |= (byte & 0x7F) << shift
-            if byte < 0x80:
-                self.at = at
-                return value
-            shift += 7
-            if shift > 63:
-                raise ValueError("a number in it is too long")
+class _Pattern:
+    """The bytes of one column chunk with gaps where its values stand: others with the same fields match it."""
 
-    def integer(self) -> int:
-        value = self.varint()
-        return (value >> 1) ^ -(value & 1)
+    def __init__(self, raw: bytes, start: int) -> None:
+        recorder = Recorder(raw, start)
+        column = _column(recorder)
+        wanted = sorted({gap for gap in (*column[:-1], *column.encodings) if gap is not None})
+        parts, at = [], start
+        for gap, (begin, end, holds) in enumerate(recorder.gaps):
+            parts += [re.escape(raw[at:begin]), b"(%b)" % holds if gap in wanted else b"(?:%b)" % holds]
+            at = end
+        self._pattern = re.compile(b"".join([*parts, re.escape(raw[at : recorder.at])]), re.DOTALL)
+        group = {gap: number for number, gap in enumerate(wanted)}
+        self._groups = [None if gap is None else group[gap] for gap in column[:5]]
+        self._encodings = [group[gap] for gap in column.encodings]
 
-    def binary(self) -> bytes:
-        length = self.varint()
-        start, self.at = self.at, self.at + length
-        return self.raw[start : self.at]
+    def read(self, cursor: Cursor, number: Callable[[bytes], int]) -> Chunk | None:
+        """Read a column chunk; None if it does not match."""
+        found = self._pattern.match(cursor.raw, cursor.at)
+        if found is None:
+            return None
+        cursor.at = found.end()
+        given = found.groups()
+        *numbers, low, high = [None if one is None else given[one] for one in self._groups]
+        values, uncompressed, nulls = [None if raw is None else number(raw) for raw in numbers]
+        # A text that is short enough to be kept has one byte for its length.
+        ends = (low and low[1:], high and high[1:])
+        encodings = tuple([number(given[one]) for one in self._encodings])
+        return _chunk(_Column(values, uncompressed, nulls, *ends, encodings))
 
-    def fields(self) -> Iterator[tuple[int, int]]:
-        """Yield number and type of each field of a struct; the caller reads or skips the value."""
-        number = 0
-        while True:
-            head = self.raw[self.at]
-            self.at += 1
-            if head == 0:
-                return
-            number = number + (head >> 4) if head >> 4 else self.integer()
-            yield number, head & 0x0F
 
-    def items(self, kind: int) -> range:
-        """Read the head of a list, of which every item has to be of a kind."""
-        head = self.raw[self.at]
-        self.at += 1
-        count = head >> 4 if head >> 4 < 15 else self.varint()
-        if count > len(self.raw) or (count and head & 0x0F != kind):
-            raise ValueError("a list in it is not what it should be")
-        return range(count)
+class _Patterns:
+    """Reads the columns of many row groups, nearly all of which say the same things in the same order."""
 
-    def skip(self, kind: int, depth: int = 0) -> None:
-        """Pass over a value."""
-        if depth > _DEEPEST:
-            raise ValueError("it is nested too deep")
-        if kind in (_TRUE, _FALSE):
-            return
-        if kind == _BYTE:
-            self.at += 1
-        elif kind in _INTEGERS:
-            self.varint()
-        elif kind == _DOUBLE:
-            self.at += 8
-        elif kind == _BINARY:
-            self.binary()
-        elif kind in (_LIST, _SET):
-            inner = self.raw[self.at] & 0x0F
-            for _ in self.items(inner):
-                self.skip(_BYTE if inner in (_TRUE, _FALSE) else inner, depth + 1)
-        elif kind == _MAP:
-            self._skip_map(depth)
-        elif kind == _STRUCT:
-            for _, inner in self.fields():
-                self.skip(inner, depth + 1)
-        else:
-            raise ValueError("a type in it is unknown")
+    def __init__(self) -> None:
+        self._known: dict[int, _Pattern] = {}
+        self._made: dict[int, int] = {}
+        self._number = cache(lambda raw: Cursor(raw).zigzag())
 
-    def _skip_map(self, depth: int) -> None:
-        count = self.varint()
-        if count > len(self.raw):
-            raise ValueError("a map in it is not what it should be")
-        if count:
-            kinds = self.raw[self.at]
-            self.at += 1
-            for _ in range(count):
-                for kind in (kinds >> 4, kinds & 0x0F):
-                    self.skip(_BYTE if kind in (_TRUE, _FALSE) else kind, depth + 1)
+    def chunk(self, cursor: Cursor, place: int) -> Chunk:
+        """Read the chunk of a column, the field of which begins here."""
+        found = self._known[place].read(cursor, self._number) if place in self._known else None
+        if found is None:
+            start = cursor.at
+            found = _chunk(_column(cursor))
+            self._made[place] = self._made.get(place, 0) + 1
+            if self._made[place] <= _MOST_PATTERNS and cursor.at - start <= _LONGEST_COLUMN:
+                self._known[place] = _Pattern(cursor.raw, start)
+        return found
