@@ -245,7 +245,7 @@ class KlFigure(FigureAccumulator):
     def _seen(self, step: EvaluatedStep) -> dict[str, float | None]:
         """What the rule about this metric makes of the step."""
         rule = KlMetricCorrupted()
-        view = StepView(step.batch, step.logged, self.trainer, step.evaluations, step.dtype)
+        view = StepView(step.batch, step.logged, self.trainer, evaluations=step.evaluations, dtype=step.dtype)
         tally = rule.measure(view)
         return {name: one.value for name, one in rule.measures(tally).items()} if tally.steps else {}
 

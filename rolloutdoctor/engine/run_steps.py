@@ -13,6 +13,7 @@ from rolloutdoctor.engine.garbage import rare_collections
 from rolloutdoctor.engine.options import ReadOptions
 from rolloutdoctor.evaluation.evaluate import AS_CONFIGURED, Evaluation
 from rolloutdoctor.evaluation.gpu_check.first_step import EvaluationRequest, Evaluator
+from rolloutdoctor.evaluation.on_demand import OnDemand
 from rolloutdoctor.evaluation.together import SharedPass, StepsTogether
 from rolloutdoctor.evaluation.token_measures import MeasuredOnDemand, TokenMeasure, TokenMeasures
 from rolloutdoctor.io.progress import Progress
@@ -243,12 +244,12 @@ class SharedEvaluator:
                     batch,
                     logged,
                     dtype,
-                    _Labelled(evaluations, names),
+                    _labelled(evaluations, names),
                     token_measures=MeasuredOnDemand(measures, batch, at_once=False),
                 )
                 for (batch, logged), evaluations in zip(steps, shared.each, strict=True)
             ]
-            joined = _Labelled(shared.joined, names)
+            joined = _labelled(shared.joined, names)
             consumer.add_all(EvaluatedSteps(own, whole, joined, MeasuredOnDemand(measures, whole, at_once=True)))
 
     def evaluate(self, batch: RolloutBatch, logged: Mapping[str, float], dtype: torch.dtype) -> Iterator[EvaluatedStep]:
@@ -272,23 +273,9 @@ class SharedEvaluator:
             yield EvaluatedStep(batch, logged, dtype, evaluations, token_measures=_by_consumer(measured_by_all, number))
 
 
-class _Labelled(Mapping[str, Evaluation]):
-    """Evaluations by a consumer's own labels; each is made when it is asked for."""
-
-    def __init__(self, evaluations: Mapping[str, Evaluation], names: Mapping[str, str]) -> None:
-        self._evaluations, self._names = evaluations, names
-
-    def __getitem__(self, label: str) -> Evaluation:
-        return self._evaluations[self._names[label]]
-
-    def __contains__(self, label: object) -> bool:
-        return label in self._names
-
-    def __iter__(self) -> Iterator[str]:
-        return iter(self._names)
-
-    def __len__(self) -> int:
-        return len(self._names)
+def _labelled(evaluations: Mapping[str, Evaluation], names: Mapping[str, str]) -> Mapping[str, Evaluation]:
+    """Return evaluations by a consumer's own labels."""
+    return OnDemand(names, lambda label: evaluations[names[label]])
 
 
 def _by_consumer(

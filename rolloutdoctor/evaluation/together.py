@@ -4,9 +4,9 @@ That holds where nothing but a row's own tokens, its group and the way its step 
 an objective of which that cannot be said are evaluated one by one, and their evaluations joined.
 """
 
-from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import fields, replace
-from functools import cache, partial
+from functools import cache
 from typing import Any, NamedTuple, TypeVar
 
 import torch
@@ -17,6 +17,7 @@ from rolloutdoctor.data.several_steps import joined, rows_of
 from rolloutdoctor.evaluation.covered import is_covered
 from rolloutdoctor.evaluation.evaluate import Evaluation, evaluate_rows
 from rolloutdoctor.evaluation.layouts import layout_of
+from rolloutdoctor.evaluation.on_demand import OnDemand
 from rolloutdoctor.evaluation.rows import RowResult, in_separate_batches, row_parts
 from rolloutdoctor.evaluation.token_sums import PerToken, TokenSums
 from rolloutdoctor.evaluation.tokens import NeedsPassOfItsOwn, token_pass
@@ -69,25 +70,6 @@ class SharedPass(NamedTuple):
 
     joined: Mapping[str, Evaluation]
     each: Sequence[Mapping[str, Evaluation]]
-
-
-class _OfOneStep(Mapping[str, Evaluation]):
-    """The evaluations of one of several steps; they are cut out of those of all when one of them is asked for."""
-
-    def __init__(self, cuts: Mapping[str, Callable[[], Sequence[Evaluation]]], place: int) -> None:
-        self._cuts, self._place = cuts, place
-
-    def __getitem__(self, name: str) -> Evaluation:
-        return self._cuts[name]()[self._place]
-
-    def __contains__(self, name: object) -> bool:
-        return name in self._cuts
-
-    def __iter__(self) -> Iterator[str]:
-        return iter(self._cuts)
-
-    def __len__(self) -> int:
-        return len(self._cuts)
 
 
 class StepsTogether:
@@ -157,8 +139,15 @@ class StepsTogether:
         for name, part in parts.items():
             sums, kept = passed.get(name, (None, None))
             found[name] = Evaluation(self.batch, known[name], part, sums, self._dtype, kept)
-        cuts = {name: cache(partial(self._cut, one, keeps_whole=is_within)) for name, one in found.items()}
-        return SharedPass(found, [_OfOneStep(cuts, place) for place in range(len(self.batches))])
+
+        @cache
+        def cut(name: str) -> list[Evaluation]:
+            return self._cut(found[name], keeps_whole=is_within)
+
+        def of_step(place: int) -> Mapping[str, Evaluation]:
+            return OnDemand(found, lambda name: cut(name)[place])
+
+        return SharedPass(found, [of_step(place) for place in range(len(self.batches))])
 
     def can_be_joined(self, objectives: Mapping[str, Objective]) -> bool:
         """Return True if evaluations of the steps, made one by one, can be joined."""
