@@ -89,14 +89,17 @@ class Evaluation:
         """Loss and gradient of each step; there is one but for steps that were joined."""
         part, by_step = self._part(), self.batch.by_step
         policy, kl = by_step.sum(part.policy_N * part.policy_weight_N), by_step.sum(part.kl_loss_N * part.weight_N)
-        return Losses(
-            policy=policy,
-            kl=kl,
-            total=policy + kl,
-            at_ratio_one=kl + by_step.sum(part.loss_at_ratio_one_N * part.policy_weight_N),
-            grad_l1=by_step.sum(part.grad_l1_N),
-            grad_l2=np.sqrt(by_step.sum(part.grad_sq_N)),
-        )
+        at_ratio_one = by_step.sum(part.loss_at_ratio_one_N * part.policy_weight_N)
+        # A loss that is infinite or undefined is one.
+        with el.unwarned():
+            return Losses(
+                policy=policy,
+                kl=kl,
+                total=policy + kl,
+                at_ratio_one=kl + at_ratio_one,
+                grad_l1=by_step.sum(part.grad_l1_N),
+                grad_l2=np.sqrt(by_step.sum(part.grad_sq_N)),
+            )
 
     @property
     def policy_loss(self) -> float:

@@ -1,7 +1,9 @@
 """Steps that are evaluated together give what each gives by itself, to the bit, or nothing at all."""
 
 from dataclasses import fields, replace
+from math import isnan
 
+import numpy as np
 import pytest
 import torch
 from hypothesis import given, settings
@@ -109,7 +111,19 @@ def test_together_as_alone(run, seed, is_cut):
             assert its.objective == one.objective
             assert_same(one.rows, its.rows, (number, label))
             assert_same(one.tokens, its.tokens, (number, label))
-            assert (one.loss, one.kl_loss, one.grad_l2) == (its.loss, its.kl_loss, its.grad_l2)
+            np.testing.assert_array_equal(one.losses, its.losses)
+            np.testing.assert_array_equal(one.losses, np.array(found.joined[label].losses)[:, number : number + 1])
+
+
+def test_a_loss_that_is_no_number_is_one():
+    """Sums of infinities are; nobody is warned of them."""
+    step = a_step(3, 0)
+    found = evaluate_all(step, objectives_of("trl"))[""]
+    inf_N = torch.full_like(found.tokens.policy_N, torch.inf)
+    tokens = replace(found.tokens, policy_N=inf_N, kl_loss_N=-inf_N, grad_sq_N=inf_N)
+    losses = replace(found, tokens=tokens)
+    assert (losses.policy_loss, losses.kl_loss, losses.grad_l2) == (torch.inf, -torch.inf, torch.inf)
+    assert isnan(losses.loss)
 
 
 @pytest.mark.parametrize("run", RUNS)
