@@ -4,7 +4,6 @@ import math
 
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
-from matplotlib.ticker import FuncFormatter, LogLocator, NullLocator
 
 from rolloutdoctor.results.exact import total
 from rolloutdoctor.results.figures import GradientData
@@ -17,6 +16,7 @@ from rolloutdoctor.views.plots.style import (
     empty,
     finite,
     line,
+    log_sizes,
     many,
     short,
     stems,
@@ -108,12 +108,7 @@ def _parts(ax: Axes, data: GradientData) -> None:
         line(ax, data.steps, shown, color=color, linewidth=1.2, marker=marker, markersize=3.5, label=label)
     ax.set_ylabel("|gradient|, L1\n(log-prob space)")
     if some:
-        ax.set_yscale("log")
-        low, high = ax.get_ylim()
-        # Within one power of ten there may be no other tick.
-        ax.yaxis.set_major_locator(LogLocator(subs=(1,) if high > 30 * low else (1, 2, 5), numticks=6))
-        ax.yaxis.set_minor_locator(NullLocator())
-        ax.yaxis.set_major_formatter(FuncFormatter(lambda size, _: f"{size:.3g}"))
+        log_sizes(ax)
         ax.set_ylabel("|gradient|, L1 (log)\n(log-prob space)")
         above(ax)
     else:

@@ -21,6 +21,7 @@ from rolloutdoctor.views.plots.style import (
     blank,
     empty,
     line,
+    log_sizes,
     many,
     short,
     step_axis,
@@ -119,11 +120,8 @@ def _sizes(ax: Axes, spreads: Sequence[Spread]) -> None:
     ax.set_ylabel("|gap|, nats (log)")
     if not known:
         return
-    ax.set_yscale("log")
     ax.set_ylim(min(known) / 1.6, max(known) * 1.6)
-    ax.yaxis.set_major_locator(LogLocator(subs=(1, 3) if max(known) < 300 * min(known) else (1,), numticks=6))
-    ax.yaxis.set_minor_locator(NullLocator())
-    ax.yaxis.set_major_formatter(FuncFormatter(lambda size, _: f"{size:.3g}"))
+    log_sizes(ax)
 
 
 def _by_step(ax: Axes, data: MismatchData) -> None:

@@ -10,7 +10,7 @@ import matplotlib as mpl
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 from matplotlib.patches import StepPatch
-from matplotlib.ticker import FuncFormatter, LogLocator, MaxNLocator, NullLocator, ScalarFormatter
+from matplotlib.ticker import FixedLocator, FuncFormatter, LogLocator, MaxNLocator, NullLocator, ScalarFormatter
 
 from rolloutdoctor.results import exact
 from rolloutdoctor.results.figures import Bins, Histogram, on_one_grid
@@ -142,6 +142,33 @@ def log_counts(ax: Axes) -> None:
     ax.yaxis.set_minor_locator(NullLocator())
     ax.yaxis.set_major_formatter(FuncFormatter(lambda count, _: f"{count:,.0f}"))
     ax.set_ylim(bottom=0.7)
+
+
+def log_sizes(ax: Axes) -> None:
+    """Make the vertical axis logarithmic, with two to six round ticks in plain numbers, however little it spans."""
+    ax.set_yscale("log")
+    low, high = ax.get_ylim()
+    ax.yaxis.set_major_locator(FixedLocator(_round_ticks(low, high)))
+    ax.yaxis.set_minor_locator(NullLocator())
+    ax.yaxis.set_major_formatter(FuncFormatter(lambda size, _: f"{size:.3g}"))
+
+
+def _round_ticks(low: float, high: float) -> list[float]:
+    """Ticks between two positive sizes: powers of ten, with as many numbers between them as it takes.
+
+    >>> _round_ticks(0.5, 3000), _round_ticks(0.01, 0.1), _round_ticks(0.015, 0.095)
+    ([1.0, 10.0, 100.0, 1000.0], [0.01, 0.03, 0.1], [0.02, 0.03, 0.05, 0.07])
+    """
+    decades = range(math.floor(math.log10(low)), math.floor(math.log10(high)) + 1)
+    found: list[float] = []
+    for digits in ((1,), (1, 3), (1, 2, 5), (1, 2, 3, 5, 7)):
+        ticks = [float(f"{digit}e{decade}") for decade in decades for digit in digits]
+        found = [tick for tick in ticks if low <= tick <= high]
+        if len(found) >= 3:
+            break
+    if len(found) < 2:
+        return [float(tick) for tick in MaxNLocator(nbins=4).tick_values(low, high) if low <= tick <= high]
+    return found[:: -(-len(found) // 6)]
 
 
 def say_cut(ax: Axes, bins: Bins, which: int) -> None:
