@@ -78,12 +78,16 @@ def test_nothing_shows_which_steps_shared_a_pass(name, monkeypatch):
 def test_nothing_is_cut_out_of_a_shared_pass_for_rules_alone(tmp_path, monkeypatch):
     cut, cuts = together._cut, []
     monkeypatch.setattr(together, "_cut", lambda *record: cuts.append(record) or cut(*record))
-    # What was logged is compared step by step.
-    for logged in ((), [(2, "loss", 0.5)]):
-        path = write(tmp_path / "run.parquet", random_columns(0, steps=5), TRL, logged=logged)
+    columns = random_columns(0, steps=5)
+    advantages = {**columns, "advantage": [0.5] * len(columns["step"])}
+    # What was logged, in the rows or beside them, is compared step by step.
+    for held, logged in ((columns, ()), (columns, [(2, "loss", 0.5)]), (advantages, ())):
+        cuts.clear()
+        path = write(tmp_path / "run.parquet", held, TRL, logged=logged)
         found = check(open_run([path]), CheckOptions(device="cpu"))
+        something = held is advantages or bool(logged)
         assert found.findings
-        assert (bool(found.audit), bool(cuts)) == (bool(logged), bool(logged))
+        assert (bool(found.audit), bool(cuts)) == (something, something)
 
 
 class Looker(StepConsumer):
