@@ -120,9 +120,23 @@ def test_steps_whose_gradient_is_the_kl_term_are_counted():
     assert found.headline == "|loss| < 0.001 in 2 steps: 2 with a gradient (1 of them KL only), 0 without"
 
 
-def test_an_advantage_of_a_masked_response_is_no_policy_gradient():
-    batch = toy_batch([[1, 0], [1, 1]], mask=[[0, 0], [0, 0], [1, 1], [1, 1]], ref=-1.02)
-    found = found_by(CODE, batch, **TRL, beta=0.1)
+@pytest.mark.parametrize(
+    "options",
+    [
+        {**TRL, "beta": 0.1},
+        # With a value of 1 the advantages of the last two responses are 0, token by token.
+        {
+            "trainer": "slime",
+            "advantage_estimator": "ppo",
+            "use_kl_loss": True,
+            "kl_loss_coef": 0.1,
+            "kl_loss_type": "low_var_kl",
+        },
+    ],
+)
+def test_an_advantage_of_a_masked_response_is_no_policy_gradient(options):
+    batch = toy_batch([[1, 0], [1, 1]], mask=[[0, 0], [0, 0], [1, 1], [1, 1]], ref=-1.02, values=1.0)
+    found = found_by(CODE, batch, **options)
     assert found.headline == "|loss| < 0.001 in 1 step: 1 with a gradient (1 of them KL only), 0 without"
 
 
