@@ -15,7 +15,7 @@ from rolloutdoctor.evaluation.evaluate import AS_CONFIGURED, Evaluation
 from rolloutdoctor.evaluation.gpu_check.first_step import EvaluationRequest, Evaluator
 from rolloutdoctor.evaluation.on_demand import OnDemand
 from rolloutdoctor.evaluation.together import SharedPass, StepsTogether
-from rolloutdoctor.evaluation.token_measures import MeasuredOnDemand, TokenMeasure, TokenMeasures
+from rolloutdoctor.evaluation.token_measures import TokenMeasure, TokenMeasures, measured_on_demand
 from rolloutdoctor.io.progress import Progress
 from rolloutdoctor.io.run import LoggedMetrics, Run
 from rolloutdoctor.objective.objective import Objective
@@ -245,12 +245,12 @@ class SharedEvaluator:
                     logged,
                     dtype,
                     _labelled(evaluations, names),
-                    token_measures=MeasuredOnDemand(measures, batch, at_once=False),
+                    token_measures=measured_on_demand(measures, batch, at_once=False),
                 )
                 for (batch, logged), evaluations in zip(steps, shared.each, strict=True)
             ]
             joined = _labelled(shared.joined, names)
-            consumer.add_all(EvaluatedSteps(own, whole, joined, MeasuredOnDemand(measures, whole, at_once=True)))
+            consumer.add_all(EvaluatedSteps(own, whole, joined, measured_on_demand(measures, whole, at_once=True)))
 
     def evaluate(self, batch: RolloutBatch, logged: Mapping[str, float], dtype: torch.dtype) -> Iterator[EvaluatedStep]:
         """Yield what each consumer sees of a step."""

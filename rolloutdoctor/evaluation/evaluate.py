@@ -85,7 +85,7 @@ class Evaluation:
     whole: "tuple[Evaluation, slice] | None" = None
 
     @cached_property
-    def losses(self) -> "Losses":
+    def losses(self) -> Losses:
         """Loss and gradient of each step; there is one but for steps that were joined."""
         part, by_step = self._part(), self.batch.by_step
         policy, kl = by_step.sum(part.policy_N * part.policy_weight_N), by_step.sum(part.kl_loss_N * part.weight_N)
@@ -104,17 +104,17 @@ class Evaluation:
     @property
     def policy_loss(self) -> float:
         """The policy part of the step's loss."""
-        return float(self.losses.policy[0])
+        return _only(self.losses.policy)
 
     @property
     def kl_loss(self) -> float:
         """The KL part of the step's loss, coefficient included."""
-        return float(self.losses.kl[0])
+        return _only(self.losses.kl)
 
     @property
     def loss(self) -> float:
         """The step's loss: the mean of the losses of its optimiser steps."""
-        return float(self.losses.total[0])
+        return _only(self.losses.total)
 
     @property
     def loss_at_ratio_one(self) -> float:
@@ -124,17 +124,17 @@ class Evaluation:
         means of centred advantages cancel, token means do not if length goes with reward. Terms that hold the
         log-prob itself are taken at the policy's log-probs.
         """
-        return float(self.losses.at_ratio_one[0])
+        return _only(self.losses.at_ratio_one)
 
     @property
     def grad_l1(self) -> float:
         """Sum of the absolute derivatives over the step's tokens."""
-        return float(self.losses.grad_l1[0])
+        return _only(self.losses.grad_l1)
 
     @property
     def grad_l2(self) -> float:
         """Euclidean norm of the derivatives over the step's tokens."""
-        return float(self.losses.grad_l2[0])
+        return _only(self.losses.grad_l2)
 
     def in_scope(self, scope: Scope) -> Tensor:
         """Rows of a scope, ``[N]`` bool."""
@@ -170,6 +170,12 @@ class Evaluation:
         if self.tokens is None:
             raise ValueError("the loss was not evaluated: a column it needs is missing")
         return self.tokens
+
+
+def _only(x_S: NDArray[np.float64]) -> float:
+    """The value of one step; joined steps have no loss of their own."""
+    (value,) = x_S.tolist()
+    return float(value)
 
 
 def evaluate(

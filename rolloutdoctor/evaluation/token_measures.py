@@ -1,6 +1,6 @@
 """What rules measure of tokens, block by block: no rule needs a whole column, and terms of a block are made once."""
 
-from collections.abc import Callable, Hashable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Hashable, Mapping, Sequence
 from functools import cached_property
 from math import nan
 from typing import TypeVar, cast
@@ -10,6 +10,7 @@ from torch import Tensor
 
 from rolloutdoctor.data.batch import TRAIN, RolloutBatch
 from rolloutdoctor.evaluation.blocks import cut
+from rolloutdoctor.evaluation.on_demand import OnDemand
 from rolloutdoctor.ops import elementwise as el
 from rolloutdoctor.ops import segments as seg
 from rolloutdoctor.ops.prefix_hash import PrefixHashes, scramble
@@ -195,31 +196,24 @@ class TokenMeasures:
         return {name: _joined(blocks, known) for name, blocks in self._found.items()}
 
 
-class MeasuredOnDemand(Mapping[str, Mapping[str, Tensor]]):
-    """Token measures that are made when they are asked for."""
+def measured_on_demand(
+    measures: Mapping[str, TokenMeasure], batch: RolloutBatch, *, at_once: bool
+) -> Mapping[str, Mapping[str, Tensor]]:
+    """Return token measures that are made when they are asked for.
 
-    def __init__(self, measures: Mapping[str, TokenMeasure], batch: RolloutBatch, *, at_once: bool) -> None:
-        """Take measures of a batch.
+    Args:
+        measures: name of whoever measures to its measure.
+        batch: the step, or several that were joined.
+        at_once: all are made when the first is asked for, in one pass; else each by itself.
+    """
+    found: dict[str, Mapping[str, Tensor]] = {}
 
-        Args:
-            measures: name of whoever measures to its measure.
-            batch: the step, or several that were joined.
-            at_once: all are made when the first is asked for, in one pass; else each by itself.
-        """
-        self._measures, self._batch, self._at_once = measures, batch, at_once
-        self._found: dict[str, Mapping[str, Tensor]] = {}
+    def made(name: str) -> Mapping[str, Tensor]:
+        if name not in found:
+            found.update(TokenMeasures(measures if at_once else {name: measures[name]}).finish(batch))
+        return found[name]
 
-    def __getitem__(self, name: str) -> Mapping[str, Tensor]:
-        if name not in self._found:
-            wanted = self._measures if self._at_once else {name: self._measures[name]}
-            self._found |= TokenMeasures(wanted).finish(self._batch)
-        return self._found[name]
-
-    def __iter__(self) -> Iterator[str]:
-        return iter(self._measures)
-
-    def __len__(self) -> int:
-        return len(self._measures)
+    return OnDemand(measures, made)
 
 
 def _joined(blocks: Sequence[Mapping[str, Tensor]], known: dict[tuple[int, ...], Tensor]) -> dict[str, Tensor]:

@@ -229,7 +229,7 @@ def test_the_command_line(rolloutdoctor, tmp_path):
     assert "RDA004" in {each["code"] for each in said}
     assert all(each["message"] and "per_step" not in each for each in said)
     # Started again there is nothing new to say, and the summary is the same.
-    words = ["--follow", "--until-idle", "0", "--state", state]
+    words = ["--follow", "--until-idle", "0.3", "--every", "0.1", "--state", state]
     again = rolloutdoctor("check", path, *words, "--format", "concise")
     assert again.stdout == "".join(f"{line}\n" for line in lines if not line.startswith("step "))
     assert load(str(state)).saved.state.input.steps == 24

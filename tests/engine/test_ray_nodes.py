@@ -30,20 +30,21 @@ STORE = 80 * 2**20
 
 
 @pytest.fixture(scope="module")
-def cluster():
-    """A raylet on this machine with one processor: each worker of each driver imports torch anew."""
+def nodes():
+    """Two raylets on this machine, each with one processor."""
     from ray.cluster_utils import Cluster
 
     with pytest.MonkeyPatch.context() as patch:
         rays.surround(patch)
         arguments = {"num_cpus": 1, "object_store_memory": STORE, "include_dashboard": False}
         cluster = Cluster(initialize_head=True, head_node_args=arguments)
-        yield cluster
+        yield cluster, cluster.add_node(num_cpus=1, object_store_memory=STORE)
         ray.shutdown()
         cluster.shutdown()
 
 
-def test_a_driver_that_is_killed_goes_on_where_it_stood(cluster, started, tmp_path):
+def test_a_driver_that_is_killed_goes_on_where_it_stood(nodes, started, tmp_path):
+    cluster, _ = nodes
     folder, states = tmp_path / "parts", tmp_path / "states"
     engine = ("--engine", f"ray={cluster.address}", "--state-dir", states, "--format", "json", "--quiet")
     command = ("recompute", RUN, "--steps", ":24", "-o", f"{folder}/", *engine)
@@ -87,8 +88,8 @@ class Waiting(CheckWork):
         return super().measure(part, progress)
 
 
-def test_a_node_that_goes_loses_nothing(cluster, tmp_path):
-    node = cluster.add_node(num_cpus=1, object_store_memory=STORE)
+def test_a_node_that_goes_loses_nothing(nodes, tmp_path):
+    cluster, node = nodes
     ray.init(address=cluster.address, log_to_driver=False, logging_level="ERROR")
     # The work is of no module that a worker could import.
     ray.cloudpickle.register_pickle_by_value(sys.modules[__name__])
@@ -114,10 +115,10 @@ def test_a_node_that_goes_loses_nothing(cluster, tmp_path):
 @pytest.mark.parametrize(
     ("command", "more", "address"), [("check", ["--exit-zero"], "local"), ("diff", ["--fix", "zero-std"], "")]
 )
-def test_a_command_on_a_cluster(cluster, started, command, more, address):
+def test_a_command_on_a_cluster(nodes, started, command, more, address):
     words = [command, RUN, "--steps", ":5", *more, "--format", "json", "--quiet"]
     one, _ = started(*words).communicate()
-    there = started(*words, "--engine", f"ray={address or cluster.address}")
+    there = started(*words, "--engine", f"ray={address or nodes[0].address}")
     # Of the node that went in the test before, Ray may speak now: on standard error.
     several, said = there.communicate(300)
     assert (there.returncode, several) == (0, one), said

@@ -158,12 +158,12 @@ class _Pattern:
         recorder = Recorder(raw, start)
         column = _column(recorder)
         wanted = sorted({gap for gap in (*column[:-1], *column.encodings) if gap is not None})
+        group = {gap: number for number, gap in enumerate(wanted)}
         parts, at = [], start
         for gap, (begin, end, holds) in enumerate(recorder.gaps):
-            parts += [re.escape(raw[at:begin]), b"(%b)" % holds if gap in wanted else b"(?:%b)" % holds]
+            parts += [re.escape(raw[at:begin]), b"(%b)" % holds if gap in group else b"(?:%b)" % holds]
             at = end
         self._pattern = re.compile(b"".join([*parts, re.escape(raw[at : recorder.at])]), re.DOTALL)
-        group = {gap: number for number, gap in enumerate(wanted)}
         self._groups = [None if gap is None else group[gap] for gap in column[:5]]
         self._encodings = [group[gap] for gap in column.encodings]
 

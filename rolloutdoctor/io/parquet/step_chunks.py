@@ -386,7 +386,7 @@ def _groups(chunks: Sequence[StepChunk]) -> tuple[Groups | None, list[str]]:
     names = [chunk.groups for chunk in chunks if chunk.groups is not None]
     if not names:
         return None, []
-    # Groups are numbered in the order of first appearance. Of a small step arrow takes thrice as long.
+    # Groups are numbered in the order of first appearance. Arrow takes three times as long for a small step.
     numbers: dict[str, int] = {}
     rows = [numbers.setdefault(name, len(numbers)) for part in names for name in part.to_pylist()]
     return Groups.of(torch.from_numpy(np.array(rows, np.int64)), len(numbers)), list(numbers)
