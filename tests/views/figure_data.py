@@ -1,0 +1,118 @@
+"""Data of every figure, and what a figure says."""
+
+import math
+from dataclasses import replace
+
+from rolloutdoctor.results.figures import (
+    AdvantagesData,
+    Band,
+    BaselineData,
+    GradientData,
+    Histogram,
+    KlData,
+    LengthsData,
+    MismatchData,
+    RatioData,
+    Spread,
+)
+
+NAN = math.nan
+SOME = Histogram(-2, -9, (4, 0, 3, 0, 0, 1, 9, 0, 2, 7, 0, 0, 5, 0, 3))
+MOVED = Histogram(-2, -7, (4, 3, 1, 9, 2, 7, 5, 3))
+
+
+def advantages(**changes):
+    bands = (Band(0, 4, SOME, MOVED), Band(5, 9, MOVED, SOME))
+    data = AdvantagesData("rows", SOME, "rejected-rows:singleton-raw", MOVED, Histogram(-2, 1, (2,)), 11, bands)
+    return replace(data, **changes)
+
+
+def kl(steps=12, **changes):
+    series = tuple(0.01 * step for step in range(steps))
+    inverted = tuple(value if step > 2 else NAN for step, value in enumerate(series))
+    data = KlData("rollout/kl", "k1", tuple(range(steps)), tuple(-v for v in series), series, inverted, SOME)
+    return replace(data, **changes)
+
+
+def baseline(**changes):
+    points = ((0.25, -0.5, 3), (0.5, 0.25, 1))
+    return replace(BaselineData("rejected-rows:singleton-raw", points, MOVED, 7, 2, moved=4, largest=0.5), **changes)
+
+
+def gradient(steps=12, **changes):
+    one = (1.0,) * steps
+    data = GradientData("zero-std:loss", tuple(range(steps)), one, one, (0.5,) * steps, (0.1,) * steps, (0.9,) * steps)
+    return replace(data, **changes)
+
+
+def ratio(steps=12, **changes):
+    low, high = (0.1,) * steps, (0.2,) * steps
+    data = RatioData(
+        "old_log_probs",
+        False,
+        SOME,
+        MOVED,
+        "old_log_probs",
+        0.2,
+        0.28,
+        tuple(range(steps)),
+        low,
+        high,
+        6,
+        (0.1,) * steps,
+    )
+    return replace(data, **changes)
+
+
+GRID = ((0, 2, 0, 0), (0, 9, 1, 0), (0, 0, 40, 3), (0, 0, 1, 500))
+
+
+def spreads(count):
+    return tuple(Spread(place, place, 200, 0.01 * (1 + place % 5), 0.05) for place in range(count))
+
+
+def mismatch(steps=12, **changes):
+    data = MismatchData("old_log_probs", -8.0, GRID, 560, 4, spreads(steps), spreads(5), spreads(3))
+    return replace(data, **changes)
+
+
+def lengths(steps=12, **changes):
+    one = (40.0,) * steps
+    half = (0.5,) * steps
+    data = LengthsData(
+        SOME, MOVED, tuple(range(steps)), one, (50.0,) * steps, (60.0,) * steps, (64.0,) * steps, half, half, True, (2,)
+    )
+    return replace(data, **changes)
+
+
+MAKE = {
+    "advantages": advantages,
+    "kl": kl,
+    "baseline": baseline,
+    "gradient": gradient,
+    "ratio": ratio,
+    "mismatch": mismatch,
+    "lengths": lengths,
+}
+OF_FIXES = tuple(MAKE)[:5]
+BY_STEP = ("kl", "gradient", "ratio", "mismatch", "lengths")
+
+
+def axes_of(figure):
+    return {(ax.get_xlabel(), ax.get_ylabel()) for ax in figure.axes}
+
+
+def title_of(figure):
+    return figure.get_suptitle().replace("\n", " ")
+
+
+def note_of(figure):
+    return figure.get_supxlabel().replace("\n", " ")
+
+
+def legend_of(figure):
+    return [text.get_text() for ax in figure.axes if ax.get_legend() for text in ax.get_legend().get_texts()]
+
+
+def heights(ax, index):
+    return ax.patches[index].get_data().values.tolist()
