@@ -30,8 +30,9 @@ from rolloutdoctor.objective.objective import Objective
 from rolloutdoctor.objective.required_columns import advantage_columns, loss_columns
 from rolloutdoctor.results.comparison import MovedGroup, MovedRow, Pair
 from rolloutdoctor.results.errors import InputError
-from rolloutdoctor.results.figures import Band, Histogram
+from rolloutdoctor.results.figures import Band
 from rolloutdoctor.results.findings import InputSummary
+from rolloutdoctor.results.histograms import Histogram
 from rolloutdoctor.rules.base import counted
 
 

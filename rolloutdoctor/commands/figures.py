@@ -13,8 +13,7 @@ from rolloutdoctor.evaluation.evaluate import AS_CONFIGURED, Evaluation, reward_
 from rolloutdoctor.evaluation.row_changes import baseline_drift, is_change
 from rolloutdoctor.evaluation.rows import in_scope
 from rolloutdoctor.evaluation.token_measures import TokenMeasure
-from rolloutdoctor.objective.objective import KlBuffer, Surrogate
-from rolloutdoctor.ops import elementwise as el
+from rolloutdoctor.objective.objective import KlBuffer
 from rolloutdoctor.ops import segments as seg
 from rolloutdoctor.ops.histogram import histogram
 from rolloutdoctor.results.figures import (
@@ -23,11 +22,10 @@ from rolloutdoctor.results.figures import (
     Band,
     BaselineData,
     GradientData,
-    Histogram,
     KlData,
     PictureData,
-    RatioData,
 )
+from rolloutdoctor.results.histograms import Histogram
 from rolloutdoctor.rules.kl_metric_corrupted import KlMetricCorrupted
 from rolloutdoctor.rules.step import StepView
 from rolloutdoctor.trainers.spec import Trainer
@@ -196,7 +194,7 @@ class Series:
         return tuple(step for step, _ in ordered), [tuple(values[n] for _, values in ordered) for n in range(count)]
 
 
-def _carrying(batch: RolloutBatch, evaluation: Evaluation, term: str) -> Tensor:
+def carrying(batch: RolloutBatch, evaluation: Evaluation, term: str) -> Tensor:
     """Trained tokens that carry the policy term, or the KL term if the loss has one, ``[T]`` bool."""
     mask_T, objective = batch.column("response_mask"), evaluation.objective
     scope = objective.policy if term == "policy" else objective.kl
@@ -227,9 +225,9 @@ class KlFigure(FigureAccumulator):
         if trainer is None or term is None or kl_T is None:
             return
         self.estimator = term.estimator
-        self.tokens += histogram(kl_T[_carrying(batch, evaluation, "kl_loss")])
+        self.tokens += histogram(kl_T[carrying(batch, evaluation, "kl_loss")])
         if self.fix is not None and self.tokens_after is not None:
-            self.tokens_after += histogram(kl_T[_carrying(batch, step.evaluations[self.fix], "kl_loss")])
+            self.tokens_after += histogram(kl_T[carrying(batch, step.evaluations[self.fix], "kl_loss")])
         copied = replace(evaluation, objective=replace(evaluation.objective, kl_buffer=KlBuffer.COPY))
         recomputed = trainer.metrics(copied)
         known = [name for name in trainer.kl_metrics if name in recomputed]
@@ -339,86 +337,3 @@ class GradientFigure(FigureAccumulator):
         """Return the series."""
         steps, (whole, policy, kl, spurious, cosine) = self.series.columns(5)
         return GradientData(self.fix, steps, whole, policy, kl, spurious, cosine)
-
-
-class RatioFigure(FigureAccumulator):
-    """Importance ratios, and the gap between sampler and trainer."""
-
-    def __init__(self, fix: str | None) -> None:
-        self.fix = fix
-        self.log_ratio, self.gap = Histogram(), Histogram()
-        self.after = None if fix is None else Histogram()
-        self.has_gap, self.on_policy, self.gap_of = True, True, "old_log_probs"
-        self.series = Series()
-        self.rule = ("", 0.0, 0.0)
-        self.outside = 0
-
-    def add(self, step: EvaluatedStep) -> None:
-        """Count the tokens of one step that carry the policy term."""
-        evaluation, batch = step.evaluations[AS_CONFIGURED], step.batch
-        ratios = _ratios(batch, evaluation)
-        if ratios is None:
-            return
-        rule = evaluation.objective.surrogate
-        self.rule = (rule.old, rule.clip_low, rule.clip_high)
-        self.log_ratio += histogram(ratios.log())
-        self.on_policy &= batch.stored_name(rule.old) == batch.stored_name("policy_log_probs")
-        count, below, above = _outside(ratios, rule)
-        self.outside += below + above
-        mean_gap = None
-        if batch.has("rollout_log_probs") and batch.has("old_log_probs"):
-            gap_T = batch.column("old_log_probs").double() - batch.column("rollout_log_probs").double()
-            gap_T = gap_T[batch.column("response_mask")]
-            self.gap += histogram(gap_T)
-            gap_T = el.finite(gap_T)
-            mean_gap = float(gap_T.abs().mean()) if len(gap_T) else None
-        else:
-            self.has_gap = False
-        shares = (below / count, above / count) if count else (None, None)
-        self.series.add(batch.step, *shares, mean_gap, self._fixed(step))
-
-    def _fixed(self, step: EvaluatedStep) -> float | None:
-        """Count the tokens that carry the policy term with the fix; the share of them outside its range."""
-        fixed = None if self.fix is None else step.evaluations[self.fix]
-        ratios = None if fixed is None else _ratios(step.batch, fixed)
-        if fixed is None or ratios is None or self.after is None:
-            return None
-        self.after += histogram(ratios.log())
-        count, below, above = _outside(ratios, fixed.objective.surrogate)
-        return (below + above) / count if count else None
-
-    def data(self) -> RatioData:
-        """Return histograms and series."""
-        steps, (below, above, mean_gap, after) = self.series.columns(4)
-        old, low, high = self.rule
-        with_gap = self.has_gap and bool(self.gap.total)
-        return RatioData(
-            old=old,
-            on_policy=self.on_policy,
-            log_ratio=self.log_ratio,
-            gap=self.gap if with_gap else None,
-            gap_of=self.gap_of,
-            clip_low=low,
-            clip_high=high,
-            steps=steps,
-            below=below,
-            above=above,
-            outside=self.outside,
-            mean_gap=mean_gap if with_gap else (),
-            fix=self.fix,
-            log_ratio_after=self.after,
-            outside_after=after if self.fix is not None else (),
-        )
-
-
-def _ratios(batch: RolloutBatch, evaluation: Evaluation) -> Tensor | None:
-    """Ratios of the tokens that carry the policy term, float64."""
-    if evaluation.per_token is None:
-        return None
-    return evaluation.per_token.ratio_T[_carrying(batch, evaluation, "policy")].double()
-
-
-def _outside(ratios: Tensor, rule: Surrogate) -> tuple[int, int, int]:
-    """How many ratios are finite, below the clip range and above it."""
-    known = el.finite(ratios)
-    return len(known), int((known < 1 - rule.clip_low).sum()), int((known > 1 + rule.clip_high).sum())

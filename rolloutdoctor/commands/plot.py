@@ -11,9 +11,9 @@ from rolloutdoctor.commands.figures import (
     FigureAccumulator,
     GradientFigure,
     KlFigure,
-    RatioFigure,
 )
 from rolloutdoctor.commands.marks import MARKING, marked
+from rolloutdoctor.commands.ratio_figure import RatioFigure
 from rolloutdoctor.commands.token_figures import LengthsFigure, MismatchFigure
 from rolloutdoctor.data.batch import STAND_INS, TRAIN, RolloutBatch
 from rolloutdoctor.engine.accumulate import RuleAccumulator

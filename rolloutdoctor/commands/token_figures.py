@@ -18,7 +18,8 @@ from rolloutdoctor.ops.gap_bins import BINS, bin_of, quantile
 from rolloutdoctor.ops.histogram import histogram
 from rolloutdoctor.ops.lag_table import LEAST_TOKENS
 from rolloutdoctor.ops.version_stamps import lags_of
-from rolloutdoctor.results.figures import Histogram, LengthsData, MismatchData, Spread
+from rolloutdoctor.results.figures import LengthsData, MismatchData, Spread
+from rolloutdoctor.results.histograms import Histogram
 
 GRID_LOW, GRID_CELLS = -8.0, 96
 """The grid of log-probs: from here to 0, twelve cells to a nat."""

@@ -6,7 +6,7 @@ import torch
 from torch import Tensor
 
 from rolloutdoctor.ops import elementwise as el
-from rolloutdoctor.results.figures import FINE_BINS, Histogram
+from rolloutdoctor.results.histograms import FINE_BINS, Histogram
 
 _EXACT = 2**50
 """Multiples of the width stay below this, where float64 still tells one from the next."""

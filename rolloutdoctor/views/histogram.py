@@ -3,7 +3,8 @@
 import math
 from collections.abc import Iterator
 
-from rolloutdoctor.results.figures import AdvantagesData, Bins, Gallery, Histogram, KlData, RatioData, on_one_grid
+from rolloutdoctor.results.figures import AdvantagesData, Gallery, KlData, RatioData
+from rolloutdoctor.results.histograms import Bins, Histogram, on_one_grid
 from rolloutdoctor.views.style import Style
 
 _BLOCKS = " ▁▂▃▄▅▆▇█"

@@ -14,7 +14,8 @@ from rolloutdoctor.engine.run_steps import StepDispatcher
 from rolloutdoctor.hypotheses.fixes import choose
 from rolloutdoctor.io.run import open_run
 from rolloutdoctor.results.errors import InputError, UsageError
-from rolloutdoctor.results.figures import KINDS, MOST_BANDS, Band, Histogram
+from rolloutdoctor.results.figures import KINDS, MOST_BANDS, Band
+from rolloutdoctor.results.histograms import Histogram
 
 SAMPLES = Path(__file__).parent.parent.parent / "sample_data"
 

@@ -7,7 +7,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from rolloutdoctor.ops.histogram import histogram
-from rolloutdoctor.results.figures import FINE_BINS, Histogram, on_one_grid
+from rolloutdoctor.results.histograms import FINE_BINS, Histogram, on_one_grid
 from rolloutdoctor.views.histogram import histogram as drawn
 from rolloutdoctor.views.style import Style
 

@@ -8,13 +8,13 @@ from rolloutdoctor.results.figures import (
     Band,
     BaselineData,
     GradientData,
-    Histogram,
     KlData,
     LengthsData,
     MismatchData,
     RatioData,
     Spread,
 )
+from rolloutdoctor.results.histograms import Histogram
 
 NAN = math.nan
 SOME = Histogram(-2, -9, (4, 0, 3, 0, 0, 1, 9, 0, 2, 7, 0, 0, 5, 0, 3))

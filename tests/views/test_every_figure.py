@@ -24,13 +24,13 @@ from rolloutdoctor.results.figures import (
     KINDS,
     AdvantagesData,
     GradientData,
-    Histogram,
     KlData,
     LengthsData,
     Mark,
     MismatchData,
     Spread,
 )
+from rolloutdoctor.results.histograms import Histogram
 from rolloutdoctor.views.plots.inline import inline_svg
 from rolloutdoctor.views.plots.style import MOST_POINTS, condensed, words_alone
 from rolloutdoctor.views.plots.table import PICTURES, as_bytes, figure_of, format_for, known_by

@@ -24,13 +24,8 @@ from views.figure_data import (
     title_of,
 )
 
-from rolloutdoctor.results.figures import (
-    AdvantagesData,
-    Band,
-    GradientData,
-    Histogram,
-    Mark,
-)
+from rolloutdoctor.results.figures import AdvantagesData, Band, GradientData, Mark
+from rolloutdoctor.results.histograms import Histogram
 from rolloutdoctor.views.plots.style import words_alone
 from rolloutdoctor.views.plots.table import PICTURES, figure_of
 

@@ -2,7 +2,8 @@
 
 import pytest
 
-from rolloutdoctor.results.figures import AdvantagesData, Gallery, Histogram, KlData
+from rolloutdoctor.results.figures import AdvantagesData, Gallery, KlData
+from rolloutdoctor.results.histograms import Histogram
 from rolloutdoctor.views.histogram import before_and_after, histogram, histograms
 from rolloutdoctor.views.style import Style
 

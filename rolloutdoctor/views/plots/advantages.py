@@ -7,7 +7,8 @@ from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 from matplotlib.ticker import MaxNLocator
 
-from rolloutdoctor.results.figures import AdvantagesData, Bins, on_one_grid
+from rolloutdoctor.results.figures import AdvantagesData
+from rolloutdoctor.results.histograms import Bins, on_one_grid
 from rolloutdoctor.views.plots.style import (
     ALARM,
     DARK,

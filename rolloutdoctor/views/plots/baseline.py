@@ -3,7 +3,8 @@
 from matplotlib.figure import Figure
 from matplotlib.ticker import MaxNLocator
 
-from rolloutdoctor.results.figures import BaselineData, on_one_grid
+from rolloutdoctor.results.figures import BaselineData
+from rolloutdoctor.results.histograms import on_one_grid
 from rolloutdoctor.views.plots.style import DARK, INK, PALE, bars, blank, empty, many, room, short
 
 

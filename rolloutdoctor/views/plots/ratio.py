@@ -7,7 +7,8 @@ from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 from matplotlib.ticker import FixedLocator, FuncFormatter, MaxNLocator
 
-from rolloutdoctor.results.figures import Histogram, RatioData
+from rolloutdoctor.results.figures import RatioData
+from rolloutdoctor.results.histograms import Histogram
 from rolloutdoctor.views.plots.style import (
     ALARM,
     DARK,

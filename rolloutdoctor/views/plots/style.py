@@ -13,7 +13,7 @@ from matplotlib.patches import StepPatch
 from matplotlib.ticker import FixedLocator, FuncFormatter, LogLocator, MaxNLocator, NullLocator, ScalarFormatter
 
 from rolloutdoctor.results import exact
-from rolloutdoctor.results.figures import Bins, Histogram, on_one_grid
+from rolloutdoctor.results.histograms import Bins, Histogram, on_one_grid
 
 INK = "#1a1a1b"
 """Text and axes. In a page this colour becomes the colour of the text around it."""
