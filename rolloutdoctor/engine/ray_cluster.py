@@ -148,27 +148,27 @@ class _Turns:
         self._stop: tuple[int, RolloutDoctorError] | None = None
 
     def run(self, parts: list[Part], keep: Callable[[Part, bytes], None]) -> None:
-        """Measure parts; the earliest error that stays is raised."""
+        """Measure parts; the earliest error that stays is raised.
+
+        What is in flight then is left to end, or ends with the connection: a task that is cancelled while its reply
+        comes in aborts the whole driver (ray-project/ray, pull request 54798; 2.60 still does).
+        """
         ray = self._ray
         waiting = list(reversed(parts))
         flying: dict[Any, Part] = {}
-        try:
-            while waiting or flying:
-                # Read each turn: a cluster may have grown, or shrunk.
-                room = max(2, 2 * int(ray.cluster_resources().get("CPU", 1)))
-                while waiting and len(flying) < room and self._is_wanted(waiting[-1]):
-                    part = waiting.pop()
-                    flying[self._submit(part)] = part
-                flying = {ref: part for ref, part in flying.items() if self._is_wanted(part)}
-                if not flying:
-                    break
-                done, _ = ray.wait(list(flying), num_returns=1, timeout=TURN_SECONDS)
-                for ref in done:
-                    part = flying.pop(ref)
-                    self._take(part, ref, waiting, keep)
-        finally:
-            for ref in flying:
-                ray.cancel(ref, force=True)
+        while waiting or flying:
+            # Read each turn: a cluster may have grown, or shrunk.
+            room = max(2, 2 * int(ray.cluster_resources().get("CPU", 1)))
+            while waiting and len(flying) < room and self._is_wanted(waiting[-1]):
+                part = waiting.pop()
+                flying[self._submit(part)] = part
+            flying = {ref: part for ref, part in flying.items() if self._is_wanted(part)}
+            if not flying:
+                break
+            done, _ = ray.wait(list(flying), num_returns=1, timeout=TURN_SECONDS)
+            for ref in done:
+                part = flying.pop(ref)
+                self._take(part, ref, waiting, keep)
         if self._stop is not None:
             raise self._stop[1]
 
