@@ -1,21 +1,29 @@
-"""A Ray cluster gives the bytes of one process, loses nothing, counts nothing twice, and says why it cannot go on."""
+"""A Ray cluster gives the bytes of one process, loses nothing, counts nothing twice, and says why it cannot go on.
 
-import os
-import sys
-from dataclasses import dataclass
+Workers die, a node goes, and the driver is killed and started again.
+"""
+
+import json
+import signal
+import threading
+import time
 from pathlib import Path
 
+import pyarrow as pa
+import pyarrow.parquet as pq
 import pytest
-from engine import rays
+from engine.rays import Faulty, Waiting, two_nodes
 from engine.runs import random_columns, write
 
 from rolloutdoctor.commands.check import report_of
 from rolloutdoctor.commands.diff import diff
 from rolloutdoctor.commands.diff_parts import DiffOptions
+from rolloutdoctor.commands.recompute_parts import MANIFEST
 from rolloutdoctor.engine import ray_cluster
 from rolloutdoctor.engine.check_parts import CheckWork, measure_with
 from rolloutdoctor.engine.options import CheckOptions
 from rolloutdoctor.engine.part_states import StateFolder
+from rolloutdoctor.engine.parts import Serial, tree_sum
 from rolloutdoctor.engine.prepare import prepare
 from rolloutdoctor.engine.ray_cluster import RayCluster
 from rolloutdoctor.hypotheses.fixes import choose
@@ -29,19 +37,14 @@ pytestmark = pytest.mark.ray
 ray = pytest.importorskip("ray")
 STYLE = Style(width=100, color=False, unicode=True, verbose=False)
 OPTIONS = CheckOptions(device="cpu")
+ROOT = Path(__file__).parents[2]
+RUN = ROOT / "sample_data" / "run.parquet"
 
 
 @pytest.fixture(scope="module", autouse=True)
-def cluster():
-    with pytest.MonkeyPatch.context() as patch:
-        rays.surround(patch)
-        ray.init(
-            address="local", num_cpus=2, object_store_memory=80 * 2**20, include_dashboard=False, log_to_driver=False
-        )
-        # The works below are of no module that a worker could import.
-        ray.cloudpickle.register_pickle_by_value(sys.modules[__name__])
-        yield
-        ray.shutdown()
+def nodes():
+    with pytest.MonkeyPatch.context() as patch, two_nodes(patch) as both:
+        yield both
 
 
 @pytest.fixture(scope="module")
@@ -53,27 +56,6 @@ def path(tmp_path_factory):
     write(folder / "a.parquet", columns, rows=rows[:half], row_group_size=17)
     write(folder / "b.parquet", columns, rows=rows[half:], row_group_size=17)
     return folder
-
-
-@dataclass(frozen=True)
-class Faulty(CheckWork):
-    """Does something to the worker before it measures part 1; `marker` notes how often."""
-
-    marker: Path = Path()
-    fault: str = ""
-    always: bool = False
-
-    def measure(self, part, progress):
-        with (self.marker / f"{part.number}-{os.getpid()}-{os.urandom(4).hex()}").open("w"):
-            pass
-        tries = len(list(self.marker.glob(f"{part.number}-*")))
-        if part.number == 1 and (self.always or tries == 1):
-            if self.fault == "die":
-                os._exit(1)
-            if self.fault == "memory":
-                raise MemoryError
-            raise OSError("the disk went away")
-        return super().measure(part, progress)
 
 
 def rendered(run, executor):
@@ -145,7 +127,9 @@ def test_a_part_that_fails_once_is_counted_once(path, tmp_path, fault):
         ("memory", "the node had no memory left for steps 1:2; tried 2 times"),
     ],
 )
-def test_a_part_that_always_fails_is_one_sentence(path, tmp_path, fault, words):
+def test_a_part_that_always_fails_is_one_sentence(path, tmp_path, monkeypatch, fault, words):
+    # To cancel what is in flight would now and then abort this process.
+    monkeypatch.delattr(ray, "cancel")
     with pytest.raises(InputError, match=words):
         states(open_run([path]), Faulty(OPTIONS, tmp_path, fault, always=True), attempts=2)
 
@@ -211,3 +195,64 @@ def test_what_ray_prints_does_not_reach_the_report(path, monkeypatch, capsys):
     printed = capsys.readouterr()
     assert (joined, printed.out) == (["there:1"], "the report\n")
     assert printed.err.splitlines() == ["a node joined", "a node has been marked dead", "a node left"]
+
+
+def test_a_driver_that_is_killed_goes_on_where_it_stood(nodes, started, tmp_path):
+    cluster, _ = nodes
+    folder, states = tmp_path / "parts", tmp_path / "states"
+    engine = ("--engine", f"ray={cluster.address}", "--state-dir", states, "--format", "json", "--quiet")
+    command = ("recompute", RUN, "--steps", ":24", "-o", f"{folder}/", *engine)
+    driver = started(*command)
+    end = time.monotonic() + 120
+    while time.monotonic() < end and len(list(tmp_path.glob("states/*.json"))) < 3:
+        time.sleep(0.02)
+    driver.send_signal(signal.SIGKILL)
+    out, _ = driver.communicate()
+    assert (driver.returncode, out) == (-signal.SIGKILL, "")
+    assert not (folder / MANIFEST).exists()
+    kept = {file: file.stat().st_mtime_ns for file in states.glob("*.json")}
+    assert len(kept) >= 3
+    again = started(*command)
+    out, said = again.communicate(300)
+    assert (again.returncode, said) == (0, "")
+    assert all(file.stat().st_mtime_ns == before for file, before in kept.items())
+    one = started("recompute", RUN, "--steps", ":24", "-o", tmp_path / "one.parquet", "--format", "json", "-q")
+    assert one.communicate()[0] == out
+    parts = json.loads((folder / MANIFEST).read_text())["parts"]
+    tables = [pq.read_table(folder / part["file"]) for part in parts]
+    assert pa.concat_tables(tables).equals(pq.read_table(tmp_path / "one.parquet"))
+    assert {each.name for each in folder.iterdir()} == {MANIFEST, *(part["file"] for part in parts)}
+
+
+def test_a_node_that_goes_loses_nothing(nodes, tmp_path):
+    cluster, node = nodes
+    run = open_run([write(tmp_path / "run.parquet", random_columns(3, steps=7), row_group_size=17)])
+    options = CheckOptions(device="cpu")
+    plain = CheckWork(options)
+    work = Waiting(options, tmp_path, node.node_id)
+
+    def take_away():
+        while not list(tmp_path.glob(f"{node.node_id}-*")):
+            time.sleep(0.05)
+        cluster.remove_node(node, allow_graceful=False)
+
+    taker = threading.Thread(target=take_away, daemon=True)
+    taker.start()
+    found = RayCluster().measure(work, run)
+    taker.join(60)
+    assert list(tmp_path.glob(f"{node.node_id}-*"))
+    assert plain.dumped(tree_sum(found)) == plain.dumped(tree_sum(Serial().measure(plain, run)))
+    assert len(found) == 7
+
+
+@pytest.mark.parametrize(
+    ("command", "more", "address"), [("check", ["--exit-zero"], "local"), ("diff", ["--fix", "zero-std"], "")]
+)
+def test_a_command_on_a_cluster(nodes, started, command, more, address):
+    words = [command, RUN, "--steps", ":5", *more, "--format", "json", "--quiet"]
+    one, _ = started(*words).communicate()
+    there = started(*words, "--engine", f"ray={address or nodes[0].address}")
+    # Of the node that went in the test before, Ray may speak now: on standard error.
+    several, said = there.communicate(300)
+    assert (there.returncode, several) == (0, one), said
+    assert one
