@@ -7,7 +7,7 @@ import pytest
 import torch
 from evaluation.cases import *  # noqa: F403 - its tests are these
 from evaluation.cases import a_batch, objective_of, with_fixes
-from evaluation.interpreter import patched_once  # noqa: F401 - a fixture
+from evaluation.interpreter import few_rows, patched_once  # noqa: F401 - fixtures
 
 from rolloutdoctor.evaluation import tokens
 from rolloutdoctor.evaluation.evaluate import evaluate_all

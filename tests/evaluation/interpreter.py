@@ -7,6 +7,7 @@ import sys
 from types import SimpleNamespace
 
 import pytest
+from evaluation import cases
 
 
 def run_tests(*paths):
@@ -40,3 +41,9 @@ def patched_once():
     with pytest.MonkeyPatch.context() as patches:
         patches.setattr(interpreter, "_patch_lang", patch)
         yield
+
+
+@pytest.fixture(autouse=True)
+def few_rows(monkeypatch):
+    """Take few rows: each is a launch of some hundred operations, which the interpreter does one by one."""
+    monkeypatch.setattr(cases, "SIZES", (3, 3))
