@@ -6,8 +6,8 @@ log-prob is that of a softmax over the whole vocabulary: nothing is planted in a
 logits, but for what an engine does to finished log-probs (rounding, fills, shifts).
 """
 
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field, replace
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field, fields, replace
 from functools import cache
 
 import numpy as np
@@ -83,6 +83,10 @@ class Sampler:
     behind: "float | Callable[[np.ndarray], np.ndarray]" = 0.0
     spoilt: float = 0.0
     rerouted: float = 0.0
+
+
+FINISHING = ("stretch", "bfloat16", "decimals", "late", "fill", "filled", "filled_tail")
+"""Fields of `Sampler` that say what is done to finished log-probs."""
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)
@@ -175,8 +179,58 @@ def write_run(path, steps, **metadata) -> None:
     pq.write_table(table.replace_schema_metadata(metadata) if metadata else table, path)
 
 
-def sample(
-    seed: int = 0,
+def sample(seed: int = 0, *, sampler: Sampler | None = None, **options: object) -> Rollouts:
+    """Sample one step.
+
+    Args:
+        seed: of the draws and of the noise; the model is the same for all seeds.
+        sampler: what the engine does.
+        **options: fields of `Sampler`, instead of `sampler`, and arguments of `_drawn`.
+    """
+    faults = {each.name: options.pop(each.name) for each in fields(Sampler) if each.name in options}
+    engine = replace(sampler or Sampler(), **faults)
+    exact = replace(engine, **{name: getattr(Sampler, name) for name in FINISHING})
+    given = ((name, each if np.ndim(each) == 0 else tuple(each)) for name, each in sorted(options.items()))
+    drawn = _kept_draws(seed, exact, tuple(given))
+    draw = np.random.default_rng()
+    draw.bit_generator.state = drawn.state
+    own_NL = _after(draw, engine, drawn.own_NL, drawn.length_N, drawn.mask_NL)
+    inside_NL = np.arange(own_NL.shape[1]) < drawn.length_N[:, None]
+    return replace(
+        drawn.rollouts,
+        sampler=own_NL[inside_NL].astype(np.float32),
+        rewards=(draw.random(len(drawn.length_N)) < 0.5).astype(np.float64),
+    )
+
+
+@dataclass(frozen=True, eq=False)
+class _Drawn:
+    """What was drawn, before anything is done to finished log-probs.
+
+    Attributes:
+        rollouts: without the sampler's log-probs and without rewards.
+        own_NL: the sampler's log-probs.
+        length_N: of the responses.
+        mask_NL: tokens that are trained.
+        state: of the generator, for the draws that follow.
+    """
+
+    rollouts: Rollouts
+    own_NL: np.ndarray
+    length_N: np.ndarray
+    mask_NL: np.ndarray
+    state: Mapping[str, object]
+
+
+@cache
+def _kept_draws(seed: int, engine: Sampler, options: tuple[tuple[str, object], ...]) -> _Drawn:
+    """Draw each step once: many rules look at the same ones, and many faults are made of finished log-probs."""
+    return _drawn(seed, engine, **dict(options))
+
+
+def _drawn(
+    seed: int,
+    engine: Sampler,
     *,
     step: int = 0,
     prompts: "int | Sequence[int]" = 16,
@@ -194,13 +248,12 @@ def sample(
     trainer_temperature: float = 1.0,
     turns: int = 0,
     observed: float = 0.0,
-    sampler: Sampler | None = None,
-    **faults: object,
-) -> Rollouts:
-    """Sample one step.
+) -> _Drawn:
+    """Draw one step.
 
     Args:
-        seed: of the draws and of the noise; the model is the same for all seeds.
+        seed: of the draws and of the noise.
+        engine: what the sampler does.
         step: its number.
         prompts: how many, or their numbers: the same number is the same prompt in every step.
         size: responses to each.
@@ -217,10 +270,7 @@ def sample(
         trainer_temperature: the trainer divides its logits by it.
         turns: spans of observation tokens, which are masked, in every row.
         observed: what the sampler gives for these; NaN is none.
-        sampler: what the engine does.
-        **faults: fields of `Sampler`, instead of `sampler`.
     """
-    engine = replace(sampler or Sampler(), **faults)
     draw = np.random.default_rng(seed)
     numbers = np.arange(prompts) if isinstance(prompts, int) else np.asarray(prompts)
     prompt_N = np.repeat(numbers, size)
@@ -278,41 +328,35 @@ def sample(
         context_N[live] = mix(context_n ^ mix(chosen_n.astype(np.uint64) + np.uint64(1 << 50)))
 
     inside_NL = np.arange(longest) < length_N[:, None]
-    own_NL = _after(draw, engine, found["sampler"], length_N, mask_NL)
-    return Rollouts(
+    nothing = np.zeros(0)
+    rollouts = Rollouts(
         step=step,
         rows=np.concatenate([[0], np.cumsum(length_N)]).astype(np.int64),
         prompts=prompt_N,
         prompt_ids=prompt_ids,
         response_ids=ids_NL[inside_NL],
-        sampler=own_NL[inside_NL].astype(np.float32),
+        sampler=nothing,
         trainer=found["trainer"][inside_NL].astype(np.float32),
         policy=found["policy"][inside_NL].astype(np.float32),
         entropy=found["entropy"][inside_NL].astype(np.float32),
         mask=mask_NL[inside_NL],
         version=(version - lag_N).astype(np.int64),
-        rewards=(draw.random(count) < 0.5).astype(np.float64),
+        rewards=nothing,
     )
+    return _Drawn(rollouts, found["sampler"], length_N, mask_NL, draw.bit_generator.state)
 
 
 def run(steps: int, seed: int = 0, **options: object) -> list[Rollouts]:
     """Sample some steps, each with a version and prompts of its own unless `prompts` gives their numbers.
 
-    Many rules look at the same runs, of which each step is sampled once: they are not to be written to.
+    They are not to be written to: other runs share them.
     """
     found = []
     for step in range(steps):
         count = options.get("prompts", 16)
         own = {"prompts": range(10_000 * step, 10_000 * step + count)} if isinstance(count, int) else {}
-        given = {"version": step, **options, **own}
-        fixed = ((name, each if np.ndim(each) == 0 else tuple(each)) for name, each in sorted(given.items()))
-        found.append(_sampled(1000 * seed + step, step, tuple(fixed)))
+        found.append(sample(1000 * seed + step, **{"step": step, "version": step, **options, **own}))
     return found
-
-
-@cache
-def _sampled(seed: int, step: int, options: tuple[tuple[str, object], ...]) -> Rollouts:
-    return sample(seed, step=step, **dict(options))
 
 
 @dataclass(frozen=True)
