@@ -237,7 +237,7 @@ def _drawn(
     size: int = 8,
     lengths: tuple[int, int] = (16, 48),
     prompt_tokens: tuple[int, int] = (8, 24),
-    vocab: int = 256,
+    vocab: int = 128,
     entropy: str = "varied",
     noise: float = 0.02,
     bfloat16_logits: bool = False,
