@@ -12,6 +12,7 @@ import sys
 from collections import Counter
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from contextlib import contextmanager
+from functools import cache
 from typing import Any
 
 import numpy as np
@@ -261,6 +262,12 @@ _REWRITTEN: dict[Any, Callable[..., Any]] = {
 """Operations that leave something open, which turns out differently than on the CPU."""
 
 
+@cache
+def _is_made_of_others(func: Any) -> bool:
+    key = torch._C.DispatchKey.CompositeImplicitAutograd
+    return key in func.py_kernels or torch._C._dispatch_has_kernel_for_dispatch_key(func.name(), key)
+
+
 class _Everywhere(TorchDispatchMode):
     """Sees the operations without a tensor of the device, which can make one."""
 
@@ -273,12 +280,10 @@ def _everywhere(
     kwargs: Mapping[str, Any] | None = None,
 ) -> Any:
     kwargs = kwargs or {}
-    if torch.is_inference_mode_enabled():
-        # In any other mode autograd has taken an operation that is made of others apart before it comes here.
+    if torch.is_inference_mode_enabled() and _is_made_of_others(func):
+        # In any other mode autograd has taken it apart before it comes here.
         with mode:
-            found = func.decompose(*args, **kwargs)
-        if found is not NotImplemented:
-            return found
+            return func.decompose(*args, **kwargs)
     if SimulatedTensor not in types and func not in _SPECIAL and kwargs.get("device") is None:
         return func(*args, **kwargs)
     return _run(func, args, kwargs)
