@@ -16,7 +16,9 @@ from transformers import DynamicCache, LlamaConfig, LlamaForCausalLM
 
 from rolloutdoctor.recorders.own_loop import StepRecorder
 
-VOCABULARY, PROMPT, RESPONSE = 48, 136, 16
+VOCABULARY, RESPONSE = 48, 16
+CACHED, SHORT = 136, 24
+"""Tokens of prompts that an engine keeps the keys and values of, and of such that it does not."""
 GROUPS, SIZE, POOL = 6, 4, 14
 
 Model = LlamaForCausalLM
@@ -65,12 +67,12 @@ class Engine:
     rounds: bool = False
 
 
-def record(path: Path, engine: Engine, *, steps: int = 12, rate: float = 2e-3, seed: int = 0) -> Path:
-    """Sample, score, record and update for some steps."""
+def record(path: Path, engine: Engine, *, steps: int = 12, prompt: int = CACHED, seed: int = 0) -> Path:
+    """Sample, score, record and update for some steps, with prompts of so many tokens."""
     model = tiny_model(seed)
-    optimiser = torch.optim.Adam(model.parameters(), lr=rate)
+    optimiser = torch.optim.Adam(model.parameters(), lr=2e-3)
     draw = np.random.default_rng(seed)
-    prompts = torch.from_numpy(draw.integers(0, VOCABULARY, (POOL, PROMPT)))
+    prompts = torch.from_numpy(draw.integers(0, VOCABULARY, (POOL, prompt)))
     past: list[Model] = []
     first_seen: dict[int, Model] = {}
     with StepRecorder(path) as recorder:
@@ -78,8 +80,8 @@ def record(path: Path, engine: Engine, *, steps: int = 12, rate: float = 2e-3, s
             past.append(deepcopy(model))
             weights = deepcopy(past[max(0, step - engine.behind(step))]).to(engine.dtype)
             chosen = np.sort(draw.choice(POOL, GROUPS, replace=False)).repeat(SIZE)
-            for prompt in set(chosen.tolist()):
-                first_seen.setdefault(prompt, weights)
+            for each in set(chosen.tolist()):
+                first_seen.setdefault(each, weights)
             torch.manual_seed(1000 * seed + step)
             ids, sampler = _sampled(engine, weights, prompts[chosen], [first_seen[each] for each in chosen.tolist()])
             trainer = _scores(model, prompts[chosen], ids)
@@ -140,5 +142,5 @@ def _kept(prompts: Tensor, first: list[Model]) -> DynamicCache:
 
 def _scores(model: Model, prompts: Tensor, ids: Tensor) -> Tensor:
     """The trainer's log-probs, ``[N, RESPONSE]`` float32, with their graph."""
-    logits = model(torch.cat([prompts, ids], 1)).logits[:, PROMPT - 1 : -1]
+    logits = model(torch.cat([prompts, ids], 1)).logits[:, prompts.shape[1] - 1 : -1]
     return logits.log_softmax(-1).gather(2, ids[:, :, None])[:, :, 0]

@@ -5,7 +5,7 @@ import pytest
 pytest.importorskip("transformers")
 
 import torch
-from parity.real_sampler import Engine, record
+from parity.real_sampler import SHORT, Engine, record
 
 import rolloutdoctor as rd
 from rolloutdoctor.results.findings import Severity
@@ -42,13 +42,13 @@ def test_a_healthy_engine(tmp_path, dtype):
 
 
 def test_log_probs_in_bfloat16(tmp_path):
-    report = checked(tmp_path, Engine(rounds=True))
+    report = checked(tmp_path, Engine(rounds=True), prompt=SHORT)
     assert warned(report) == {"RDO005"}
 
 
 @pytest.mark.parametrize(("temperature", "dtype"), [(0.7, torch.float32), (0.9, torch.bfloat16)])
 def test_another_temperature(tmp_path, temperature, dtype):
-    report = checked(tmp_path, Engine(temperature=temperature, dtype=dtype))
+    report = checked(tmp_path, Engine(temperature=temperature, dtype=dtype), prompt=SHORT)
     assert warned(report) == {"RDO003"}
     (found,) = [found for found in report.findings if found.code == "RDO003"]
     assert found.measures["temperature"].value == pytest.approx(temperature, rel=0.02)
@@ -56,7 +56,7 @@ def test_another_temperature(tmp_path, temperature, dtype):
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
 def test_weights_that_are_one_step_late(tmp_path, dtype):
-    report = checked(tmp_path, Engine(behind=lambda step: int(step >= 5), dtype=dtype))
+    report = checked(tmp_path, Engine(behind=lambda step: int(step >= 5), dtype=dtype), prompt=SHORT)
     assert warned(report) == {"RDO002"}
     (found,) = [found for found in report.findings if found.code == "RDO002"]
     assert found.measures["onset_step"].value == 5
