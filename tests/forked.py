@@ -6,6 +6,7 @@ what is about starting or importing needs a real start.
 """
 
 import importlib
+import io
 import json
 import os
 import pkgutil
@@ -17,7 +18,8 @@ import subprocess
 import sys
 import tempfile
 import threading
-from contextlib import suppress
+from contextlib import redirect_stderr, suppress
+from functools import cache
 from pathlib import Path
 
 ROOT = Path(__file__).parents[1]
@@ -135,6 +137,15 @@ def _import_everything() -> None:
         importlib.import_module(name)
 
 
+def make_parser() -> None:
+    """Make the parser of the command line, which is the same for each, and have it import what it reads values with."""
+    typer = importlib.import_module("typer.main")
+    typer.get_command = cache(typer.get_command)
+    sys.argv = ["rolloutdoctor", "check", "no such file"]
+    with suppress(SystemExit), redirect_stderr(io.StringIO()):
+        importlib.import_module("rolloutdoctor.cli").main()
+
+
 def _serve(connection: socket.socket) -> None:
     """Fork for each request; what returns is the process that was asked for."""
     while header := connection.recv(4, socket.MSG_WAITALL):
@@ -193,6 +204,8 @@ def _become(request: dict, streams: list[int]) -> None:
 
 
 if __name__ == "__main__":
+    server = socket.socket(fileno=int(sys.argv[1]))
     _import_everything()
-    _serve(socket.socket(fileno=int(sys.argv[1])))
+    make_parser()
+    _serve(server)
     runpy.run_module("rolloutdoctor", run_name="__main__", alter_sys=True)

@@ -11,6 +11,7 @@ import time
 from pathlib import Path
 
 import growing
+from forked import make_parser
 
 import rolloutdoctor.cli.check
 import rolloutdoctor.commands.following.follower
@@ -68,4 +69,6 @@ def run(folder, steps, kills, seed):
 
 
 if __name__ == "__main__":
-    run(sys.argv[1], *map(int, sys.argv[2:]))
+    words = sys.argv[1:]
+    make_parser()
+    run(words[0], *map(int, words[1:]))
