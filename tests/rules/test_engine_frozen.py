@@ -67,24 +67,24 @@ def test_prompts_of_an_epoch():
 
 
 @pytest.mark.parametrize(
-    "batches",
+    "made",
     [
-        run(model()),
-        run(model(noise=0.02)),
+        lambda: run(model()),
+        lambda: run(model(noise=0.02)),
         # the engine follows some versions later
-        run(model(), versions=lambda step, row: max(0, step - 3)),
-        run(model(), versions=lambda step, row: step // 4 * 4),
+        lambda: run(model(), versions=lambda step, row: max(0, step - 3)),
+        lambda: run(model(), versions=lambda step, row: step // 4 * 4),
         # neither moves
-        run(model(rate=0.0)),
-        run(model(rate=0.0, noise=0.02), versions=lambda step, row: 0),
-        run(model(rate=0.0, noise=0.03), 20, versions=lambda step, row: 0),
+        lambda: run(model(rate=0.0)),
+        lambda: run(model(rate=0.0, noise=0.02), versions=lambda step, row: 0),
+        lambda: run(model(rate=0.0, noise=0.03), 20, versions=lambda step, row: 0),
         # a policy that sharpens
-        run(model(rate=0.0, sharpening=0.1)),
+        lambda: run(model(rate=0.0, sharpening=0.1)),
     ],
     ids=lambda _: "",
 )
-def test_look_alikes(batches):
-    assert found_in(batches) is None
+def test_look_alikes(made):
+    assert found_in(made()) is None
 
 
 def test_stamps_are_versions():

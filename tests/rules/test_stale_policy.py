@@ -170,33 +170,33 @@ def test_measures_by_lag():
 
 
 @pytest.mark.parametrize(
-    "batches",
+    "made",
     [
         # floors of a quiet and of a loud kernel
-        run_of(Policy(noise=0.002), 10),
-        run_of(Policy(noise=0.005), 10),
-        run_of(Policy(noise=0.02), 10),
+        lambda: run_of(Policy(noise=0.002), 10),
+        lambda: run_of(Policy(noise=0.005), 10),
+        lambda: run_of(Policy(noise=0.02), 10),
         # a policy that sharpens, at once and slowly
-        run_of(Policy(sharpening=0.05), 12),
-        run_of(Policy(sharpening=0.2), 12),
+        lambda: run_of(Policy(sharpening=0.05), 12),
+        lambda: run_of(Policy(sharpening=0.2), 12),
         # a learning rate of 0: the sampler has the same weights, whatever their number
-        run_of(Policy(rate=0.0), 12, versions=lambda step, row: 0),
-        run_of(Policy(rate=0.0), 12, versions=lagging, stamps=own),
+        lambda: run_of(Policy(rate=0.0), 12, versions=lambda step, row: 0),
+        lambda: run_of(Policy(rate=0.0), 12, versions=lagging, stamps=own),
         # lag without drift to speak of, and stamps that count something else
-        run_of(Policy(rate=0.002), 10, versions=lagging, stamps=own),
-        run_of(STEADY, 10, stamps=lambda step, row: (1000 + 4 * step,) * 2),
-        run_of(STEADY, 12, stamps=lambda step, row: (step // 4,) * 2),
+        lambda: run_of(Policy(rate=0.002), 10, versions=lagging, stamps=own),
+        lambda: run_of(STEADY, 10, stamps=lambda step, row: (1000 + 4 * step,) * 2),
+        lambda: run_of(STEADY, 12, stamps=lambda step, row: (step // 4,) * 2),
         # a queue that was filled before the first step
-        run_of(STEADY, 10, stamps=lambda step, row: (max(0, step - 4),) * 2),
+        lambda: run_of(STEADY, 10, stamps=lambda step, row: (max(0, step - 4),) * 2),
         # growth as public stacks report it, and a spike
-        gaps([0.011 + 0.025 * step / 30 for step in range(31)]),
-        gaps([0.01, 0.01, 0.4, 0.01, 0.01, 0.01]),
+        lambda: gaps([0.011 + 0.025 * step / 30 for step in range(31)]),
+        lambda: gaps([0.01, 0.01, 0.4, 0.01, 0.01, 0.01]),
         # noisy from the start: nothing says that this is another version
-        gaps([0.2] * 8),
+        lambda: gaps([0.2] * 8),
     ],
 )
-def test_look_alikes(batches):
-    assert found_in(batches) is None
+def test_look_alikes(made):
+    assert found_in(made()) is None
 
 
 def test_inner_iterations():

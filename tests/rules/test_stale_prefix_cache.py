@@ -63,26 +63,26 @@ def test_a_slow_drift():
 
 
 @pytest.mark.parametrize(
-    "batches",
+    "made",
     [
-        run(lambda step, first: step),
-        run(lambda step, first: step, epochs=True),
+        lambda: run(lambda step, first: step),
+        lambda: run(lambda step, first: step, epochs=True),
         # plain lag: the same for all prompts of a step
-        run(lambda step, first: max(0, step - 3)),
+        lambda: run(lambda step, first: max(0, step - 3)),
         # an engine that never updates, which the gap of all prompts shows
-        run(lambda step, first: 0),
-        run(lambda step, first: 0, epochs=True),
-        run(lambda step, first: step // 6 * 6),
+        lambda: run(lambda step, first: 0),
+        lambda: run(lambda step, first: 0, epochs=True),
+        lambda: run(lambda step, first: step // 6 * 6),
         # neither moves
-        run(stale, policy=Policy(rate=0.0, length=16, vocabulary=12)),
+        lambda: run(stale, policy=Policy(rate=0.0, length=16, vocabulary=12)),
         # a policy that sharpens
-        run(lambda step, first: step, policy=Policy(rate=0.1, sharpening=0.05, length=16)),
+        lambda: run(lambda step, first: step, policy=Policy(rate=0.1, sharpening=0.05, length=16)),
         # short prompts alone: there is nothing to cache
     ],
     ids=lambda _: "",
 )
-def test_look_alikes(batches):
-    assert found_in(batches) is None
+def test_look_alikes(made):
+    assert found_in(made()) is None
 
 
 def test_long_prompts_with_larger_gaps_that_come_again():
