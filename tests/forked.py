@@ -1,8 +1,8 @@
 """The program as a process of its own, without the second and a half that its imports take.
 
 A server imports everything once, and each command line is run in a fork of it. Such a process has its own streams,
-folder, environment, signals and exit code, as one that a shell starts has; only its imports are done already, so that
-what is about starting or importing needs a real start.
+folder, environment, signals and exit code, as one that a shell starts has; only its imports are done and its parser is
+made already, so that what is about starting or importing needs a real start.
 """
 
 import importlib

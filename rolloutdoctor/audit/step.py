@@ -1,6 +1,6 @@
 """Audit one step: every logged quantity that the trainer defines, against the value that the rows give."""
 
-from collections.abc import Collection, Iterator, Mapping
+from collections.abc import Callable, Collection, Iterator, Mapping
 from math import isfinite
 
 import torch
@@ -8,7 +8,7 @@ from torch import Tensor
 
 from rolloutdoctor.audit.doubts import Doubts, LayoutDoubt, doubts_of
 from rolloutdoctor.audit.logged import LoggedStep
-from rolloutdoctor.audit.stored_digits import coarse_log_probs, column_radius, stored_radius
+from rolloutdoctor.audit.stored_digits import advantage_stored_radius, coarse_log_probs, stored_radius
 from rolloutdoctor.audit.tally import STAGES, QuantityTally, tally_rows, tally_value
 from rolloutdoctor.audit.windows import StepValue
 from rolloutdoctor.data.batch import TRAIN, RolloutBatch
@@ -147,8 +147,8 @@ def _advantages(logged: LoggedStep, evaluation: Evaluation, doubts: Doubts) -> I
     if rows.advantage_N is not None:
         values_N = _row_values(logged, rows.advantage_N)
         if values_N is not None:
-            column = "advantage" if "advantage" in batch.per_row else ""
-            radius_N = _stored(batch, column, values_N, rows.advantage_N, advantage_radius(evaluation).likely)
+            moved = (lambda _: advantage_stored_radius(batch)) if "advantage" in batch.per_row else stored_radius
+            radius_N = _stored(values_N, rows.advantage_N, advantage_radius(evaluation).likely, moved)
             doubt = doubts.rows or _doubt_of_penalty(evaluation, values_N, rows.advantage_N, radius_N)
             # Where the radius has no end, the trainer's own value is rounding.
             is_told_N = ~values_N.isnan() & radius_N.isfinite()
@@ -184,20 +184,17 @@ def _advantages(logged: LoggedStep, evaluation: Evaluation, doubts: Doubts) -> I
         )
 
 
-def _stored(batch: RolloutBatch, column: str, logged: Tensor, recomputed: Tensor, radius: Tensor) -> Tensor:
-    """The radius of values, with how far storing may have moved them where they differ by more.
-
-    Args:
-        batch: the step.
-        column: that they are; empty if they were gathered from one.
-        logged: the values.
-        recomputed: what the rows give.
-        radius: without storing.
-    """
+def _stored(
+    logged: Tensor,
+    recomputed: Tensor,
+    radius: Tensor,
+    moved: Callable[[Tensor], Tensor | None] = stored_radius,
+) -> Tensor:
+    """The radius of values, with how far storing may have moved them where they differ by more."""
     if not bool(((logged - recomputed).abs() > radius).any()):
         return radius
-    moved = column_radius(batch, column) if column else stored_radius(logged)
-    return radius if moved is None else radius + moved
+    more = moved(logged)
+    return radius if more is None else radius + more
 
 
 def _holds_log_probs(evaluation: Evaluation, kind: str) -> bool:
@@ -236,7 +233,7 @@ def _token_tally(
 ) -> QuantityTally:
     batch = logged.batch
     logged_T = batch.column(column).double()
-    radius_T = _stored(batch, column, logged_T, recomputed_T, radius_T)
+    radius_T = _stored(logged_T, recomputed_T, radius_T)
     if not doubt and bool(((logged_T - recomputed_T).abs() > radius_T).any()):
         doubt = coarse_log_probs(batch)
 

@@ -64,17 +64,10 @@ def stored_radius(x: Tensor) -> Tensor | None:
     return torch.stack([_radius(one, size) for one in digits]).amax(0)
 
 
-def column_radius(batch: RolloutBatch, name: str) -> Tensor | None:
-    """Return `stored_radius` of a column of a step, which is worked out once."""
-    known = _column_radii(batch)
-    if name not in known:
-        known[name] = stored_radius(batch.column(name))
-    return known[name]
-
-
 @remembered
-def _column_radii(batch: RolloutBatch) -> dict[str, Tensor | None]:
-    return {}
+def advantage_stored_radius(batch: RolloutBatch) -> Tensor | None:
+    """Return `stored_radius` of the column `advantage` of a step: many hypotheses ask for it."""
+    return stored_radius(batch.column("advantage"))
 
 
 def _radius(digits: Digits, size: Tensor) -> Tensor:
