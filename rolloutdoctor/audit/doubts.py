@@ -13,7 +13,6 @@ from torch import Tensor
 from rolloutdoctor.data.batch import RolloutBatch
 from rolloutdoctor.evaluation.evaluate import Evaluation, evaluate
 from rolloutdoctor.evaluation.radii.metrics import metric_radius
-from rolloutdoctor.evaluation.remembered import remembered
 from rolloutdoctor.results.errors import CannotComputeError
 from rolloutdoctor.trainers.options import Config
 from rolloutdoctor.trainers.spec import Trainer
@@ -124,26 +123,14 @@ class LayoutDoubt:
 
     def _cut_into(self, size: int) -> tuple[Evaluation | None, Mapping[str, float]]:
         """The same step with micro-batches of some rows each, evaluated, and its metrics."""
-        evaluation = self._evaluation
-        known = _cuts(evaluation.batch)
-        if size not in known:
-            known[size] = _cut(evaluation.batch, size)
+        evaluation, batch = self._evaluation, self._evaluation.batch
+        ids_N = torch.arange(len(batch), device=batch.device) // size
+        cut = replace(batch, per_row={**batch.per_row, "micro_batch_id": ids_N})
         try:
-            found = evaluate(known[size], evaluation.objective, dtype=evaluation.dtype)
+            found = evaluate(cut, evaluation.objective, dtype=evaluation.dtype)
         except CannotComputeError:
             return None, {}
         return found, self._trainer.metrics(found)
-
-
-@remembered
-def _cuts(batch: RolloutBatch) -> dict[int, RolloutBatch]:
-    """A step cut into micro-batches, by their rows: what is worked out of a cut serves every objective."""
-    return {}
-
-
-def _cut(batch: RolloutBatch, size: int) -> RolloutBatch:
-    ids_N = torch.arange(len(batch), device=batch.device) // size
-    return replace(batch, per_row={**batch.per_row, "micro_batch_id": ids_N})
 
 
 def _cut_sizes(rows: int) -> tuple[int, ...]:
