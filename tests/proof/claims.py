@@ -16,8 +16,10 @@ from collections.abc import Iterable, Sequence
 from contextlib import AbstractContextManager
 from dataclasses import asdict, dataclass, field
 
+import numpy as np
 import pytest
 import torch
+from numpy.typing import NDArray
 from torch import Tensor
 
 from rolloutdoctor.results.errors import CannotComputeError
@@ -164,38 +166,46 @@ def agree(
     assert RUNNING.claims, "the running test has no `covers` mark"
     claim = RUNNING.claims[0]
     bound = dict(claim.others).get(what, claim.bound).at(dtype)
-    own_T, wanted_T = (torch.as_tensor(each, dtype=torch.float64).detach().reshape(-1) for each in (own, wanted))
-    assert own_T.shape == wanted_T.shape, f"{what}: {tuple(own_T.shape)} against {tuple(wanted_T.shape)}"
+    own_T, wanted_T = _flat(own), _flat(wanted)
+    assert own_T.shape == wanted_T.shape, f"{what}: {own_T.shape} against {wanted_T.shape}"
+    # Most comparisons are of a few values, for which numpy takes half of torch's time.
     size_T, rounding_T = (
-        torch.as_tensor(0.0 if each is None else each, dtype=torch.float64).detach().reshape(-1).expand_as(own_T)
-        for each in (scale, rounding)
+        np.broadcast_to(_flat(0.0 if each is None else each), own_T.shape) for each in (scale, rounding)
     )
     if where is not None:
-        kept_T = where.reshape(-1)
+        kept_T = where.reshape(-1).numpy()
         own_T, wanted_T, size_T, rounding_T = (each[kept_T] for each in (own_T, wanted_T, size_T, rounding_T))
     RUNNING.compared += 1
-    finite_T = own_T.isfinite() & wanted_T.isfinite()
-    if not bool(finite_T.all()):
-        same_T = finite_T | (own_T == wanted_T) | (own_T.isnan() & wanted_T.isnan())
-        assert bool(same_T.all()), f"{what}: {own_T[~same_T][:3].tolist()} against {wanted_T[~same_T][:3].tolist()}"
+    finite_T = np.isfinite(own_T) & np.isfinite(wanted_T)
+    if not finite_T.all():
+        same_T = finite_T | (own_T == wanted_T) | (np.isnan(own_T) & np.isnan(wanted_T))
+        assert same_T.all(), f"{what}: {own_T[~same_T][:3].tolist()} against {wanted_T[~same_T][:3].tolist()}"
         own_T, wanted_T, size_T, rounding_T = (each[finite_T] for each in (own_T, wanted_T, size_T, rounding_T))
-    if not own_T.numel():
+    if not own_T.size:
         return
     if scale is None:
-        size_T = wanted_T.abs().max().expand_as(wanted_T)
-    error_T = (own_T - wanted_T).abs()
+        size_T = np.full_like(wanted_T, np.abs(wanted_T).max())
+    error_T = np.abs(own_T - wanted_T)
     # Where everything is 0 there is no magnitude to take a share of.
-    size_T = torch.where(size_T > 0, size_T, 1.0)
+    size_T = np.where(size_T > 0, size_T, 1.0)
     allowed_T = bound * size_T + rounding_T
-    worst = int((error_T / allowed_T).argmax())
-    assert float(error_T[worst]) <= float(allowed_T[worst]), (
+    share_T = error_T / allowed_T
+    worst = int(share_T.argmax())
+    assert error_T[worst] <= allowed_T[worst], (
         f"{what}: {float(own_T[worst])!r} against {float(wanted_T[worst])!r} upstream in {dtype}, "
-        f"{float(error_T[worst]):.3g} apart where {float(allowed_T[worst]):.3g} is allowed"
+        f"{error_T[worst]:.3g} apart where {allowed_T[worst]:.3g} is allowed"
     )
-    beyond_T = (error_T - rounding_T).clamp(min=0.0)
-    found = float((beyond_T / size_T).max()), float(error_T[worst] / allowed_T[worst])
+    beyond_T = np.maximum(error_T - rounding_T, 0.0)
+    found = float((beyond_T / size_T).max()), float(share_T[worst])
     precision = "float32" if dtype == torch.float32 else "float64"
     for claim in RUNNING.claims:
         key = claim, what, precision
         before = RUNNING.errors.get(key, (0.0, 0.0))
         RUNNING.errors[key] = max(before[0], found[0]), max(before[1], found[1])
+
+
+def _flat(values: Tensor | float | Sequence[float]) -> NDArray[np.float64]:
+    """Values as numpy's, in float64 and one axis."""
+    if isinstance(values, Tensor):
+        return values.detach().double().reshape(-1).numpy()
+    return np.asarray(values, dtype=np.float64).reshape(-1)
