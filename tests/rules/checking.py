@@ -22,9 +22,6 @@ from rolloutdoctor.trainers.options import Layer
 
 Metrics = Mapping[str, float]
 
-JOINED = 4
-"""Steps of a run, spread over it, that are measured together as well, each with a companion."""
-
 
 def columns_of(batches: Sequence[RolloutBatch]) -> frozenset[str]:
     """Every column that is in any of the batches, as a file has it whose cells are null in some steps."""
@@ -63,8 +60,7 @@ def folded(
     for batch, metrics in zip(batches, each, strict=True):
         dispatcher.step(batch, metrics)
     if 0 < len(select) <= 3:
-        some = batches[:: -(-len(batches) // JOINED) or 1]
-        assert_measured_alike(plan, [one for batch in some for one in (companion(batch), batch)], dtype)
+        assert_measured_alike(plan, [one for batch in batches for one in (companion(batch), batch)], dtype)
     return plan, fold, configured
 
 
