@@ -65,7 +65,8 @@ def browse(page, tmp_path, *flags):
     return subprocess.run(command, capture_output=True, encoding="utf-8", timeout=120, check=True).stdout
 
 
-@pytest.mark.parametrize(("width", "dark"), [(1280, False), (500, True)])
+@pytest.mark.parametrize("width", [1280, 500])
+@pytest.mark.parametrize("dark", [False, True])
 def test_nothing_sticks_out_and_everything_is_seen(page, tmp_path, width, dark):
     copy = tmp_path / "copy.html"
     copy.write_text(page.read_text(encoding="utf-8").replace("</body>", PROBE), encoding="utf-8")
