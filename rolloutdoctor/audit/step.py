@@ -1,6 +1,6 @@
 """Audit one step: every logged quantity that the trainer defines, against the value that the rows give."""
 
-from collections.abc import Callable, Collection, Iterator, Mapping
+from collections.abc import Collection, Iterator, Mapping
 from math import isfinite
 
 import torch
@@ -147,8 +147,10 @@ def _advantages(logged: LoggedStep, evaluation: Evaluation, doubts: Doubts) -> I
     if rows.advantage_N is not None:
         values_N = _row_values(logged, rows.advantage_N)
         if values_N is not None:
-            moved = (lambda _: advantage_stored_radius(batch)) if "advantage" in batch.per_row else stored_radius
-            radius_N = _stored(values_N, rows.advantage_N, advantage_radius(evaluation).likely, moved)
+            radius_N = advantage_radius(evaluation).likely
+            if _differ(values_N, rows.advantage_N, radius_N):
+                is_column = "advantage" in batch.per_row
+                radius_N = _widened(radius_N, advantage_stored_radius(batch) if is_column else stored_radius(values_N))
             doubt = doubts.rows or _doubt_of_penalty(evaluation, values_N, rows.advantage_N, radius_N)
             # Where the radius has no end, the trainer's own value is rounding.
             is_told_N = ~values_N.isnan() & radius_N.isfinite()
@@ -184,17 +186,14 @@ def _advantages(logged: LoggedStep, evaluation: Evaluation, doubts: Doubts) -> I
         )
 
 
-def _stored(
-    logged: Tensor,
-    recomputed: Tensor,
-    radius: Tensor,
-    moved: Callable[[Tensor], Tensor | None] = stored_radius,
-) -> Tensor:
-    """The radius of values, with how far storing may have moved them where they differ by more."""
-    if not bool(((logged - recomputed).abs() > radius).any()):
-        return radius
-    more = moved(logged)
-    return radius if more is None else radius + more
+def _differ(logged: Tensor, recomputed: Tensor, radius: Tensor) -> bool:
+    """True if a value differs by more than its radius."""
+    return bool(((logged - recomputed).abs() > radius).any())
+
+
+def _widened(radius: Tensor, stored: Tensor | None) -> Tensor:
+    """The radius of values with how far storing may have moved them, if it did."""
+    return radius if stored is None else radius + stored
 
 
 def _holds_log_probs(evaluation: Evaluation, kind: str) -> bool:
@@ -205,7 +204,7 @@ def _holds_log_probs(evaluation: Evaluation, kind: str) -> bool:
 
 def _doubt_of_penalty(evaluation: Evaluation, logged: Tensor, recomputed: Tensor, radius: Tensor) -> str:
     """Why a disagreement of advantages proves nothing, where a KL penalty of coarse log-probs is in them."""
-    if not _holds_log_probs(evaluation, "advantages") or not bool(((logged - recomputed).abs() > radius).any()):
+    if not _holds_log_probs(evaluation, "advantages") or not _differ(logged, recomputed, radius):
         return ""
     return coarse_log_probs(evaluation.batch)
 
@@ -233,8 +232,9 @@ def _token_tally(
 ) -> QuantityTally:
     batch = logged.batch
     logged_T = batch.column(column).double()
-    radius_T = _stored(logged_T, recomputed_T, radius_T)
-    if not doubt and bool(((logged_T - recomputed_T).abs() > radius_T).any()):
+    if _differ(logged_T, recomputed_T, radius_T):
+        radius_T = _widened(radius_T, stored_radius(logged_T))
+    if not doubt and _differ(logged_T, recomputed_T, radius_T):
         doubt = coarse_log_probs(batch)
 
     def name_of(token: int) -> str:
