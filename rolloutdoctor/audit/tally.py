@@ -34,6 +34,10 @@ class QuantityTally:
         offset_low: lower end of the interval of offsets.
         offset_high: its upper end.
         window: steps that a value is the mean over.
+        radius: the smallest radius of a value that was compared.
+        bits: how often the radii of the disagreeing values fit into what they tell, their size or their distance from
+            the recomputed ones: the sum of binary logarithms, equal values counted once and values of 0 not at all.
+        telling: how many values that is.
     """
 
     stage: str
@@ -51,6 +55,9 @@ class QuantityTally:
     offset_low: float = -math.inf
     offset_high: float = math.inf
     window: int = 1
+    radius: float = math.inf
+    bits: float = 0.0
+    telling: int = 0
 
     def __add__(self, other: "QuantityTally") -> "QuantityTally":
         firsts = [first for first in (self.first, other.first) if first is not None]
@@ -71,6 +78,9 @@ class QuantityTally:
             offset_low=max(self.offset_low, other.offset_low),
             offset_high=min(self.offset_high, other.offset_high),
             window=max(self.window, other.window),
+            radius=min(self.radius, other.radius),
+            bits=self.bits + other.bits,
+            telling=self.telling + other.telling,
         )
 
     @property
@@ -123,11 +133,15 @@ def tally_value(stage: str, step: int, logged: float, recomputed: float, radius:
     agrees = units <= 1
     if not agrees and doubt:
         return QuantityTally(stage, not_compared=1, reason=doubt)
-    found = QuantityTally(stage, compared=1, agree=int(agrees), worst=units, steps=1)
+    found = QuantityTally(stage, compared=1, agree=int(agrees), worst=units, steps=1, radius=radius)
     if agrees:
         return found
     factors, offsets = _interval(logged, recomputed, radius)
-    return QuantityTally(stage, 1, 0, units, (step, "", logged, recomputed), 0, "", 1, 1, step, *factors, *offsets)
+    first = (step, "", logged, recomputed)
+    ends = (*factors, *offsets)
+    told = min(abs(logged), abs(logged - recomputed))
+    bits = math.log2(told / radius) if told > radius > 0 and math.isfinite(told) else 0.0
+    return QuantityTally(stage, 1, 0, units, first, 0, "", 1, 1, step, *ends, 1, radius, bits, int(bits > 0))
 
 
 def _units(gap: float, radius: float) -> float:
@@ -177,8 +191,10 @@ def tally_rows(
     count, off, dropped = int(compared.sum()), int(is_off.sum()), int(in_doubt.sum())
     worst = float(torch.where(compared, units, 0.0).max()) if len(units) else 0.0
     reason = doubt if dropped else ""
+    least = float(torch.where(compared, radius, torch.inf).min()) if len(radius) else math.inf
     if not off:
-        return QuantityTally(stage, count, count, worst, None, dropped, reason, int(count > 0))
+        return QuantityTally(stage, count, count, worst, None, dropped, reason, int(count > 0), radius=least)
+    bits = _bits(logged[is_off], gap[is_off], radius[is_off])
     first = int(is_off.nonzero()[0])
     its = (step, name_of(first), float(logged[first]), float(recomputed[first]))
     ours, theirs, around = logged[is_off], recomputed[is_off], radius[is_off]
@@ -200,7 +216,20 @@ def tally_rows(
         factor_high=_end(factor_high.min(), -math.inf),
         offset_low=_end(low.max(), math.inf),
         offset_high=_end(high.min(), -math.inf),
+        radius=least,
+        bits=float(bits.sum()),
+        telling=int((bits > 0).sum()),
     )
+
+
+def _bits(logged: Tensor, gap: Tensor, radius: Tensor) -> Tensor:
+    """Bits that each different logged value tells."""
+    told = torch.minimum(logged.abs(), gap)
+    bits = (told / radius).log2().nan_to_num(0.0, 0.0, 0.0).clamp(min=0)
+    order = logged.argsort()
+    again = torch.zeros_like(bits, dtype=torch.bool)
+    again[order[1:]] = logged[order].diff() <= radius[order[1:]]
+    return torch.where(again, 0.0, bits)
 
 
 def _end(value: Tensor, none: float) -> float:

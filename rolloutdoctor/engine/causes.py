@@ -17,6 +17,7 @@ from rolloutdoctor.engine.cause_search import Diagnosis, LoggedRows, Search, Tri
 from rolloutdoctor.engine.devices import find_dtype
 from rolloutdoctor.engine.log_numbering import diagnosed, find_offset, renumbered
 from rolloutdoctor.engine.prepare import PreparedRun
+from rolloutdoctor.hypotheses.table import FAMILIES
 from rolloutdoctor.io.metrics import LoggedMetrics
 from rolloutdoctor.ops.evaluation_mode import evaluation_mode
 from rolloutdoctor.rules.base import Context
@@ -35,7 +36,9 @@ Batches = Callable[[], Iterable[RolloutBatch]]
 
 def columns_for_causes(context: Context) -> frozenset[str]:
     """Columns that the hypotheses read beyond those of a check."""
-    return frozenset().union(*(one.columns for one in applicable(context))) & context.columns
+    found = applicable(context)
+    families = [one for one in FAMILIES if context.objective is not None and one.applies(context.objective)]
+    return frozenset().union(*(one.columns for one in (*found, *families))) & context.columns
 
 
 def find_causes(

@@ -16,11 +16,13 @@ if TYPE_CHECKING:
 Order = Callable[["RolloutBatch"], Tensor | None]
 """Gives the row whose reward each row gets, ``[N]``; None if a column is missing."""
 
-_REMEDY = "join rewards to rows by sample id, not by position, wherever rows are reordered, filtered or gathered"
-_REFERENCES = ("https://github.com/verl-project/verl/issues/2185", "https://github.com/huggingface/trl/issues/3098")
+REMEDY = "join rewards to rows by sample id, not by position, wherever rows are reordered, filtered or gathered"
+REFERENCES = ("https://github.com/verl-project/verl/issues/2185", "https://github.com/huggingface/trl/issues/3098")
 
 
-def _rewards(order: Order) -> "Callable[[RolloutBatch, Objective], RolloutBatch | None]":
+def moved_rewards(order: Order) -> "Callable[[RolloutBatch, Objective], RolloutBatch | None]":
+    """Return the edit that gives every row the reward of another."""
+
     def edit(batch: "RolloutBatch", objective: Objective) -> "RolloutBatch | None":
         source_N = order(batch)
         if source_N is None or "reward" not in batch.per_row or len(batch) < 2:
@@ -143,10 +145,10 @@ MISALIGNED_REWARDS = tuple(
         code="RDI004",
         stage="advantages",
         words=words,
-        remedy=_REMEDY,
-        rows=_rewards(order),
+        remedy=REMEDY,
+        rows=moved_rewards(order),
         columns=frozenset(columns),
-        references=_REFERENCES,
+        references=REFERENCES,
     )
     for name, (words, order, columns) in ROW_ORDERS.items()
 )

@@ -2,9 +2,10 @@
 
 from functools import partial
 
+from rolloutdoctor.hypotheses.advantage_fits import ADVANTAGE_FITS
 from rolloutdoctor.hypotheses.advantage_options import ADVANTAGE_OPTIONS
 from rolloutdoctor.hypotheses.fixes import FIXES
-from rolloutdoctor.hypotheses.hypothesis import Hypothesis
+from rolloutdoctor.hypotheses.hypothesis import Family, Hypothesis
 from rolloutdoctor.hypotheses.kl_terms import KL_TERMS
 from rolloutdoctor.hypotheses.loss_terms import LOSS_TERMS
 from rolloutdoctor.hypotheses.metric_definitions import METRIC_DEFINITIONS
@@ -46,3 +47,6 @@ HYPOTHESES: tuple[Hypothesis, ...] = (
     *LOSS_TERMS,
     *METRIC_DEFINITIONS,
 )
+
+FAMILIES: tuple[Family, ...] = (*ADVANTAGE_FITS,)
+"""Families of hypotheses, tried where none of these explains a disagreement."""

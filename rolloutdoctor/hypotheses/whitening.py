@@ -21,7 +21,8 @@ _MOMENTS = {
 }
 
 
-def _whitens(objective: Objective) -> bool:
+def whitens(objective: Objective) -> bool:
+    """Return True if advantages are whitened over the trained tokens."""
     rule = objective.advantage
     return (rule.whitened or rule.spec.normalised_over == "tokens") and rule.whitened_over == "trained"
 
@@ -33,7 +34,7 @@ def _hypothesis(name: str, words: str, columns: frozenset[str] = frozenset(), **
         stage="advantages",
         words=words,
         remedy=_REMEDY,
-        applies=_whitens,
+        applies=whitens,
         objective=changing("advantage", **changes),
         columns=columns,
         references=_REFERENCES,

@@ -170,6 +170,7 @@ METRICS: dict[str, Callable[[Evaluation, float], Radius]] = {
     "sampler_gap": _sampler_gap,
     "stored_kl": _stored_kl,
     "values": _values,
+    "zero_std": _mean,
 }
 """What a metric is, as trainers name it in `Trainer.quantities`, to its radius given its recomputed value."""
 

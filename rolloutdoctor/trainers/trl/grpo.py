@@ -229,6 +229,7 @@ QUANTITIES = {
     "kl": "kl",
     "reward": "rewards",
     "reward_std": "rewards",
+    "frac_reward_zero_std": "zero_std",
     "rewards/*": "rewards",
     "sampling/*": "sampler_gap",
     "clip_ratio/*_mean": "clip_share",
