@@ -36,7 +36,7 @@ wrong hypothesis explains up to half of the disagreeing values by chance, those 
 PARTLY_VALUES = 32
 """Disagreeing values of a quantity below which a hypothesis has to explain all of them."""
 
-ENOUGH_BITS = 10.0
+ENOUGH_BITS = 8.0
 """What the values that a hypothesis explains have to say for it: some hundred hypotheses are tried.
 
 A value says as many bits as its radius fits into its size, or into its distance from what the options give: a value of

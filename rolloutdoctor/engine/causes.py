@@ -38,7 +38,8 @@ def columns_for_causes(context: Context) -> frozenset[str]:
     """Columns that the hypotheses read beyond those of a check."""
     found = applicable(context)
     families = [one for one in FAMILIES if context.objective is not None and one.applies(context.objective)]
-    return frozenset().union(*(one.columns for one in (*found, *families))) & context.columns
+    names = frozenset().union(*(one.columns for one in found), *(one.columns for one in families))
+    return names & context.columns
 
 
 def find_causes(

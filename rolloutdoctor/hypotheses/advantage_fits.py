@@ -166,6 +166,10 @@ def _order(name: str, words: str, edit: AdvantagesEdit) -> Hypothesis:
     )  # fmt: skip
 
 
+def _rolled(rows: int) -> Callable[["RolloutBatch"], Tensor]:
+    return lambda batch: places(batch).roll(rows)
+
+
 @cache
 def moved(rows: int) -> Hypothesis:
     """Return the hypothesis that rewards are some rows late (early, below 0)."""
@@ -176,14 +180,14 @@ def moved(rows: int) -> Hypothesis:
         stage="advantages",
         words=_late(rows, "reward"),
         remedy=ORDER_REMEDY,
-        rows=moved_rewards(lambda batch: places(batch).roll(rows)),
+        rows=moved_rewards(_rolled(rows)),
         references=ORDER_REFERENCES,
     )
 
 
 def _shifts(evaluation: Evaluation) -> list[int]:
-    half = min(len(evaluation.batch) - 1, LARGEST_STEP)
-    return [sign * rows for rows in range(2, half + 1) for sign in (1, -1)]
+    half = min(len(evaluation.batch) // 2, LARGEST_STEP)
+    return [sign * rows for rows in range(1, half + 1) for sign in (1, -1)]
 
 
 def _solve_order(trials: Trials) -> Iterator[Hypothesis]:
@@ -196,7 +200,7 @@ def _solve_order(trials: Trials) -> Iterator[Hypothesis]:
     for rows in _shifts(evaluation):
         rolled_N, around_N = value_N.roll(rows), radius_N.roll(rows)
         fitting.append((int(((rolled_N - logged_N).abs() <= 2 * around_N).sum()), rows, "advantages"))
-        batch = moved_rewards(lambda batch, by=rows: places(batch).roll(by))(evaluation.batch, evaluation.objective)
+        batch = moved_rewards(_rolled(rows))(evaluation.batch, evaluation.objective)
         made_N = None if batch is None else _rows_of(evaluation, batch, evaluation.objective)
         if made_N is not None:
             near_N = (made_N - logged_N).abs() <= 2 * radius_N.max().clamp(max=1e-3)
@@ -228,7 +232,7 @@ def _blocks(size: int, offset: int) -> Hypothesis:
         words=f"the advantages compare blocks of {size} consecutive rows{after}, not the rows of a group_id",
         remedy=PARTITION_REMEDY,
         rows=lambda batch, _: (
-            None if batch.groups is None else regrouped(batch, (places(batch) + (size - offset) % size) // size)
+            None if batch.groups is None else regrouped(batch, (places(batch) - offset) % len(batch) // size)
         ),
         references=PARTITION_REFERENCES,
     )
@@ -442,11 +446,17 @@ def _plain(number: float) -> str:
 # Weights of reward functions.
 
 
+def _terms(batch: "RolloutBatch") -> dict[str, Tensor]:
+    """What a reward may be made of: the reward functions, or the reward, and the length of the response."""
+    terms = dict(batch.rewards) or {"reward": batch.per_row["reward"]}
+    return {name: x_N.nan_to_num(0.0) for name, x_N in terms.items()} | {"length": batch.rows.diff().double()}
+
+
 def _solve_weights(trials: Trials) -> Iterator[Hypothesis]:
-    steps = [step for step in _steps(trials) if len(step[0].batch.rewards) > 1]
+    steps = _steps(trials)
     if not steps:
         return
-    names = list(steps[0][0].batch.rewards)
+    names = list(_terms(steps[0][0].batch))
     objective = steps[0][0].objective
     bare = replace(objective, advantage=replace(objective.advantage, scale="none", single=False), kl_reward=None)
     equations, sides = [], []
@@ -456,10 +466,10 @@ def _solve_weights(trials: Trials) -> Iterator[Hypothesis]:
         columns = [
             _rows_of(
                 evaluation,
-                replace(batch, per_row={**batch.per_row, "reward": batch.rewards[name].nan_to_num(0.0)}),
+                replace(batch, per_row={**batch.per_row, "reward": term_N}),
                 bare,
             )
-            for name in names
+            for term_N in _terms(batch).values()
         ]
         unit_N = _units(batch, "step" if objective.advantage.scale == "batch" else "group")
         known = [x_N for x_N in columns if x_N is not None]
@@ -501,23 +511,22 @@ def _weights(
 def _weighted(weight_F: Tensor, names: Sequence[str]) -> Hypothesis:
     near = [float(f"{weight:.3g}") for weight in weight_F.tolist()]
     weights = [a if abs(a - b) <= 1e-4 * max(abs(b), 1e-3) else b for a, b in zip(near, weight_F.tolist(), strict=True)]
-    weights = [0.0 if abs(weight) < 1e-6 else weight for weight in weights]
+    weights = [0.0 if abs(weight) < 1e-7 else weight for weight in weights]
 
     def edit(batch: "RolloutBatch", objective: Objective) -> "RolloutBatch | None":
-        if list(batch.rewards) != list(names):
+        terms = _terms(batch)
+        if list(terms) != list(names):
             return None
-        reward_N = sum(
-            weight * x_N.nan_to_num(0.0) for weight, x_N in zip(weights, batch.rewards.values(), strict=True)
-        )
-        assert isinstance(reward_N, Tensor)
+        reward_N = torch.stack([weight * x_N for weight, x_N in zip(weights, terms.values(), strict=True)]).sum(dim=0)
         return replace(batch, per_row={**batch.per_row, "reward": reward_N})
 
-    listed = ", ".join(f"{name} {weight:.4g}" for name, weight in zip(names, weights, strict=True))
+    parts = [f"{name} {weight:.4g}" for name, weight in zip(names[:-1], weights, strict=False)]
     return Hypothesis(
         name="reward-weights-" + "-".join(f"{weight:.4g}" for weight in weights),
-        code="RDI014",
+        code="RDA004",
         stage="advantages",
-        words=f"the reward functions are weighted {listed}, and not as recorded",
+        words=f"the rewards behind the advantages are weighted {', '.join(parts)}"
+        + (f", with {weights[-1]:.4g} for each token of the response" if weights[-1] else ", and not as recorded"),
         remedy=_STATE,
         rows=edit,
         columns=frozenset({"rewards"}),
@@ -589,7 +598,7 @@ def _family(
 ADVANTAGE_FITS = (
     _family("divisor", "RDA004", "the advantages are divided by another standard deviation, or with another epsilon, which "
             "is solved", _solve_divisor, _divided),
-    _family("reward-weights", "RDI014", "the reward functions have other weights, which are solved",
+    _family("reward-weights", "RDA004", "the reward functions, or the length of a response, have other weights, which are solved",
             _solve_weights, _has_rows, "rewards"),
     _family("kl-reward-coefficient", "RDI014", "the KL penalty in the reward has another coefficient, which is solved: none, "
             "twice, or of the opposite sign", _solve_penalty, _linear_penalty,

@@ -31,7 +31,9 @@ def steps_of(count=4, groups=4, size=8, **columns):
     """Steps of groups that follow each other, on two ranks in four micro-batches; rewards have two parts."""
     made = []
     for step in range(count):
-        batch = random_batch(step, sizes=(size,) * groups, rejected=0.0, empty=0.0, spread=0.2, adjacent=True, **columns)
+        batch = random_batch(
+            step, sizes=(size,) * groups, rejected=0.0, empty=0.0, spread=0.2, adjacent=True, **columns
+        )
         places = torch.arange(len(batch))
         task_N = batch.per_row["reward"]
         draw = torch.Generator().manual_seed(step)
@@ -60,7 +62,9 @@ def run_of(trainer, batches, advantages=None, rows=None, objective=None, metrics
         logged.append(values if metrics is None else metrics(values, evaluation))
         advantage_N = evaluation.rows.advantage_N.float().double()
         found.append(replace(batch, per_row={**batch.per_row, "advantage": advantage_N}))
-    return diagnose(found, trainer=trainer, options={**OPTIONS[trainer], **(options or {})}, logged=logged, select=AUDITED)
+    return diagnose(
+        found, trainer=trainer, options={**OPTIONS[trainer], **(options or {})}, logged=logged, select=AUDITED
+    )
 
 
 def causes(report):
@@ -117,7 +121,7 @@ def moved(batch, rows):
 def blocks(batch, size, offset):
     from rolloutdoctor.ops.groups import Groups
 
-    index_N = (torch.arange(len(batch)) + (size - offset) % size) // size
+    index_N = (torch.arange(len(batch)) - offset) % len(batch) // size
     return replace(batch, groups=Groups.of(index_N), group_ids=())
 
 
@@ -164,7 +168,7 @@ def test_the_weights_of_rewards_are_solved(scale, weights):
         return replace(batch, per_row={**batch.per_row, "reward": reward_N})
 
     finding = only(run_of("trl", steps_of(), rows=edit, options={"scale_rewards": scale}))
-    assert finding.code == "RDI014"
+    assert finding.code == "RDA004"
     assert finding.cause.hypothesis.startswith("reward-weights")
 
 

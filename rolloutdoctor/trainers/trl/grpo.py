@@ -230,6 +230,7 @@ QUANTITIES = {
     "reward": "rewards",
     "reward_std": "rewards",
     "frac_reward_zero_std": "zero_std",
+    "entropy": "entropy",
     "rewards/*": "rewards",
     "sampling/*": "sampler_gap",
     "clip_ratio/*_mean": "clip_share",
