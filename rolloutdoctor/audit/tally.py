@@ -38,6 +38,9 @@ class QuantityTally:
         bits: how often the radii of the disagreeing values fit into what they tell, their size or their distance from
             the recomputed ones: the sum of binary logarithms, equal values counted once and values of 0 not at all.
         telling: how many values that is.
+        above: the smallest and the largest difference of a disagreeing value from the recomputed one.
+        line: the largest squared distance of the values of a step from a line of the recomputed ones, as a share of
+            their own from their mean (one minus R2); infinite where a step has too few different values.
     """
 
     stage: str
@@ -58,6 +61,8 @@ class QuantityTally:
     radius: float = math.inf
     bits: float = 0.0
     telling: int = 0
+    above: tuple[float, float] = (math.inf, -math.inf)
+    line: float = 0.0
 
     def __add__(self, other: "QuantityTally") -> "QuantityTally":
         firsts = [first for first in (self.first, other.first) if first is not None]
@@ -81,6 +86,8 @@ class QuantityTally:
             radius=min(self.radius, other.radius),
             bits=self.bits + other.bits,
             telling=self.telling + other.telling,
+            above=(min(self.above[0], other.above[0]), max(self.above[1], other.above[1])),
+            line=max(self.line, other.line),
         )
 
     @property
@@ -101,8 +108,15 @@ class QuantityTally:
             return f"{(self.factor_low + self.factor_high) / 2:.6g} times the recomputed value{where}"
         if self.disagree > 1 and self.offset_low <= self.offset_high:
             return f"the recomputed value {(self.offset_low + self.offset_high) / 2:+.6g}{where}"
+        if self.disagree > 1 and self.line <= _STRAIGHT:
+            return f"a straight line of the recomputed value in every step (R2 at least {1 - self.line:.6g}){where}"
+        if self.disagree > 1 and self.above[0] > 0:
+            return f"between {self.above[0]:.4g} and {self.above[1]:.4g} above the recomputed value{where}"
         return f"no constant factor or offset{where}"
 
+
+_STRAIGHT = 0.01
+"""Distance from a line, one minus R2, up to which values are called one."""
 
 AuditTally = Mapping[str, QuantityTally]
 """Name of a quantity to its tally."""
@@ -141,7 +155,9 @@ def tally_value(stage: str, step: int, logged: float, recomputed: float, radius:
     ends = (*factors, *offsets)
     told = min(abs(logged), abs(logged - recomputed))
     bits = math.log2(told / radius) if told > radius > 0 and math.isfinite(told) else 0.0
-    return QuantityTally(stage, 1, 0, units, first, 0, "", 1, 1, step, *ends, 1, radius, bits, int(bits > 0))
+    above = (logged - recomputed,) * 2
+    telling = int(bits > 0)
+    return QuantityTally(stage, 1, 0, units, first, 0, "", 1, 1, step, *ends, 1, radius, bits, telling, above, math.inf)
 
 
 def _units(gap: float, radius: float) -> float:
@@ -219,7 +235,19 @@ def tally_rows(
         radius=least,
         bits=float(bits.sum()),
         telling=int((bits > 0).sum()),
+        above=(float((ours - theirs).min()), float((ours - theirs).max())),
+        line=_off_line(logged[compared], recomputed[compared]),
     )
+
+
+def _off_line(logged: Tensor, recomputed: Tensor) -> float:
+    """One minus R2 of a line through some values; infinite for fewer than four different ones."""
+    if len(torch.unique(recomputed.float())) < 4:
+        return math.inf
+    y, x = logged - logged.mean(), recomputed - recomputed.mean()
+    left = y - x * ((x * y).sum() / x.square().sum())
+    found = float(left.square().sum() / y.square().sum())
+    return found if math.isfinite(found) else math.inf
 
 
 def _bits(logged: Tensor, gap: Tensor, radius: Tensor) -> Tensor:

@@ -7,7 +7,7 @@ from typing import Any, TypeVar
 
 import torch
 
-from rolloutdoctor.audit.factors import factor_of
+from rolloutdoctor.audit.factors import added_term, factor_of
 from rolloutdoctor.audit.logged import of_step, row_advantages
 from rolloutdoctor.audit.step import audit_step, quantity_of, stage_of, window_values
 from rolloutdoctor.audit.tally import STAGES, AuditTally, QuantityTally, add_tallies
@@ -16,6 +16,7 @@ from rolloutdoctor.data.batch import RolloutBatch
 from rolloutdoctor.data.windows import Window
 from rolloutdoctor.engine.cause_counts import CauseCount, cause_of
 from rolloutdoctor.evaluation.evaluate import Evaluation, RowResult, evaluate, evaluate_rows
+from rolloutdoctor.hypotheses.advantage_fits import AS_LOGGED
 from rolloutdoctor.hypotheses.hypothesis import UNCLAIMED, Hypothesis, Seen
 from rolloutdoctor.hypotheses.table import FAMILIES, FIX_CODE, HYPOTHESES
 from rolloutdoctor.results.audit import Cause
@@ -259,7 +260,17 @@ class Search:
                     break
                 self._found.append(best)
                 self._kept.clear()
+            if stage == STAGES[0]:
+                self._take_as_logged(trials)
         self._kept = None
+
+    def _take_as_logged(self, trials: Sequence[Trial]) -> None:
+        """Evaluate the loss with the logged advantages where nothing explains those: what follows is no further fault."""
+        left = (
+            self._off & _disagreeing([self.audit(trial, self._edits, STAGES[0]) for trial in trials], STAGES[0]).keys()
+        )
+        if any(name.startswith(STAGES[0]) for name in left) and not self._found:
+            self._found.append(_Established(AS_LOGGED, STAGES[0], frozenset()))
 
     @property
     def _edits(self) -> list[Hypothesis]:
@@ -396,11 +407,15 @@ class Search:
         causes = []
         fixes: dict[str, tuple[str, ...]] = {}
         for one, count in zip(self._found, counts, strict=True):
+            if one.hypothesis is AS_LOGGED:
+                continue
             if one.hypothesis.code == FIX_CODE:
                 for name in one.quantities:
                     fixes[name] = (*fixes.get(name, ()), one.hypothesis.name)
             else:
                 causes.append(cause_of(one.hypothesis, one.quantities, one.also, count))
+        if AS_LOGGED in self._edits:
+            last = {name: tally for name, tally in last.items() if not name.startswith(STAGES[0])}
         unexplained = {
             name: last.get(name, tally)
             for name, tally in audit.items()
@@ -442,15 +457,18 @@ def _with_factors(diagnosis: Diagnosis) -> Diagnosis:
     found, unexplained = list(diagnosis.causes), dict(diagnosis.unexplained)
     for name, tally in diagnosis.unexplained.items():
         words = "" if tally.stage == STAGES[0] else factor_of(tally)
-        if not words:
+        more = added_term(tally) if tally.stage == "loss" and not words else ""
+        if not words and not more:
             continue
         del unexplained[name]
         found.append(
             Cause(
-                hypothesis="metric-scaled",
-                code="RDM007",
-                words=f"the logged {name} is {words}",
-                remedy="divide once: look for the number of micro-batches, ranks or accumulation steps of that size",
+                hypothesis="added-term" if more else "metric-scaled",
+                code="RDG005" if more else "RDM007",
+                words=f"the logged {name} is {words or more}",
+                remedy="look for a term that no option names, such as the load-balancing loss of a router"
+                if more
+                else "divide once: look for the number of micro-batches, ranks or accumulation steps of that size",
                 quantity=name,
                 compared=tally.compared,
                 as_recorded=tally.agree,

@@ -4,7 +4,7 @@ from collections.abc import Iterator, Sequence
 from dataclasses import replace
 from math import fsum, isfinite
 
-from rolloutdoctor.hypotheses.hypothesis import Family, Hypothesis, ObjectiveEdit, Seen, changing
+from rolloutdoctor.hypotheses.hypothesis import Family, Hypothesis, Seen, changing
 from rolloutdoctor.objective.objective import KlTerm, Objective
 
 _WORDS = {
@@ -49,27 +49,19 @@ def _twice_in_reward(objective: Objective) -> Objective:
     return replace(objective, kl_reward=penalty, advantage=replace(objective.advantage, sums_tokens=True))
 
 
-def _times(factor: float) -> ObjectiveEdit:
+def _factor(name: str, code: str, words: str, factor: float, part: str = "kl_loss") -> Hypothesis:
     def edit(objective: Objective) -> Objective:
-        assert objective.kl_loss is not None
-        return changing("kl_loss", coef=factor * objective.kl_loss.coef)(objective)
+        return changing(part, coef=factor * getattr(objective, part).coef)(objective)
 
-    return edit
-
-
-_REFERENCE_TWICE = ("https://github.com/OpenRLHF/OpenRLHF/issues/768",)
-
-
-def _factor(name: str, code: str, words: str, factor: float, remedy: str = _STATE) -> Hypothesis:
     return Hypothesis(
         name=name,
         code=code,
-        stage="loss",
+        stage="loss" if part == "kl_loss" else "advantages",
         words=words,
-        remedy=remedy,
-        applies=_has_kl_loss,
-        objective=_times(factor),
-        references=_REFERENCE_TWICE,
+        remedy="look for the place that adds the KL term, and state the coefficient that the run really had",
+        applies=lambda objective: getattr(objective, part) is not None,
+        objective=edit,
+        references=("https://github.com/OpenRLHF/OpenRLHF/issues/768",),
     )
 
 
@@ -158,19 +150,23 @@ KL_TERMS = (
         columns=frozenset({"old_log_probs", "ref_log_probs", "response_mask"}),
         references=("https://github.com/OpenRLHF/OpenRLHF/issues/768", "https://github.com/volcengine/verl/issues/509"),
     ),
-    _factor(
-        "kl-loss-doubled",
-        "RDG009",
-        "the KL term is in the loss twice",
-        2,
-        "add the KL term once: look for a second place that adds it",
-    ),
+    _factor("kl-loss-doubled", "RDG009", "the KL term is in the loss twice", 2),
     _factor("kl-not-in-loss", "RDI014", "the loss has no KL term, although a coefficient is recorded", 0),
     _factor(
         "kl-loss-flipped",
         "RDG005",
         "the KL term enters the loss with the opposite sign, and pushes the policy away from the reference",
         -1,
-        "add the KL term to the loss: a policy term that is maximised has it subtracted, not a loss",
+    ),
+    _factor("kl-reward-doubled", "RDA004", "the KL penalty is in the reward twice", 2, "kl_reward"),
+    _factor(
+        "kl-not-in-reward", "RDI014", "the reward has no KL penalty, although a coefficient is recorded", 0, "kl_reward"
+    ),
+    _factor(
+        "kl-reward-flipped",
+        "RDA004",
+        "the KL penalty enters the reward with the opposite sign, and pays for a distance from the reference",
+        -1,
+        "kl_reward",
     ),
 )

