@@ -17,7 +17,7 @@ from rolloutdoctor.data.windows import Window
 from rolloutdoctor.engine.cause_counts import CauseCount, cause_of
 from rolloutdoctor.evaluation.evaluate import Evaluation, RowResult, evaluate, evaluate_rows
 from rolloutdoctor.hypotheses.advantage_fits import AS_LOGGED
-from rolloutdoctor.hypotheses.hypothesis import UNCLAIMED, Hypothesis, Seen
+from rolloutdoctor.hypotheses.hypothesis import Hypothesis, Seen
 from rolloutdoctor.hypotheses.table import FAMILIES, FIX_CODE, HYPOTHESES
 from rolloutdoctor.results.audit import Cause
 from rolloutdoctor.results.errors import CannotComputeError, UsageError
@@ -265,11 +265,9 @@ class Search:
         self._kept = None
 
     def _take_as_logged(self, trials: Sequence[Trial]) -> None:
-        """Evaluate the loss with the logged advantages where nothing explains those: what follows is no further fault."""
-        left = (
-            self._off & _disagreeing([self.audit(trial, self._edits, STAGES[0]) for trial in trials], STAGES[0]).keys()
-        )
-        if any(name.startswith(STAGES[0]) for name in left) and not self._found:
+        """Evaluate the loss with the logged advantages where nothing explains those; what then follows is no fault."""
+        left = _disagreeing([self.audit(trial, self._edits, STAGES[0]) for trial in trials], STAGES[0])
+        if not self._found and any(left[name] and name.startswith(STAGES[0]) for name in self._off & left.keys()):
             self._found.append(_Established(AS_LOGGED, STAGES[0], frozenset()))
 
     @property
@@ -325,15 +323,11 @@ class Search:
         first = STAGES[0]
         if stage == first:
             return found
-        agreeing = {
-            name
-            for name, tally in self.audit(trial, self._edits, first).items()
-            if not tally.disagree and self._claims(name)
-        }
+        agreeing = {name for name, tally in self.audit(trial, self._edits, first).items() if not tally.disagree}
 
         def breaks(one: Hypothesis) -> bool:
             after = self.audit(trial, (*self._edits, one), first)
-            return any(after[name].disagree for name in agreeing & after.keys())
+            return any(after[name].disagree and self._claims(one, name) for name in agreeing & after.keys())
 
         return [one for one in found if one.stage != first or not agreeing or not breaks(one)]
 
@@ -365,11 +359,11 @@ class Search:
         """True if a quantity of any stage that agrees at a step does not under one more edit."""
         before, after = self.audit(trial, self._edits), self.audit(trial, (*self._edits, one))
         broken = (name for name, tally in before.items() if not tally.disagree and name in after)
-        return any(after[name].disagree and self._claims(name) for name in broken)
+        return any(after[name].disagree and self._claims(one, name) for name in broken)
 
-    def _claims(self, quantity: str) -> bool:
-        """False for what no edit claims to change: an agreeing value says nothing against one that redefines it."""
-        return self._trainer.kind_of(quantity.removesuffix(" (eval)")) not in UNCLAIMED
+    def _claims(self, one: Hypothesis, quantity: str) -> bool:
+        """False for what an edit redefines without claiming that the trainer did: that it agrees says nothing."""
+        return self._trainer.kind_of(quantity.removesuffix(" (eval)")) not in one.unclaimed
 
     def _agreeing(self, trial: Trial, one: Hypothesis) -> int:
         """How many quantities of all stages agree at a step under one more edit."""

@@ -276,7 +276,7 @@ def _range(x: Tensor) -> str:
 
 
 def _is_standardised(evaluation: Evaluation, logged_N: Tensor, unit: str) -> bool:
-    """True if the logged advantages of each unit have a mean of 0 and a standard deviation of 1, or below by epsilon."""
+    """True if the logged advantages of each unit have a mean of 0 and a standard deviation of about 1."""
     unit_N = _units(evaluation.batch, unit)
     parts = [] if unit_N is None else [logged_N[unit_N == one] for one in torch.unique(unit_N).tolist()]
     told = [part for part in parts if len(part) > 1 and bool((part != part[0]).any())]

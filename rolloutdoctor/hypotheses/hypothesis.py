@@ -59,6 +59,7 @@ class Hypothesis:
         rows: edit of the rows, or None.
         metrics: edit of the metrics' definitions, or None.
         advantages: edit of the advantages, once they are made, or None.
+        unclaimed: kinds of metrics that it need not change, whatever they are under the edit.
         columns: columns that it reads beyond those of the objective.
         references: upstream threads and papers.
     """
@@ -73,6 +74,7 @@ class Hypothesis:
     rows: RowsEdit | None = None
     metrics: MetricsEdit | None = None
     advantages: AdvantagesEdit | None = None
+    unclaimed: frozenset[str] = UNCLAIMED
     columns: frozenset[str] = field(default_factory=frozenset)
     references: tuple[str, ...] = ()
 

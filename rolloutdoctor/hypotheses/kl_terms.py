@@ -82,12 +82,12 @@ def _solve_coefficient(trials: Sequence[Sequence[Seen]]) -> Iterator[Hypothesis]
         for digits in (2, 3, 4, 6):
             near = float(f"{factor:.{digits}g}")
             words = f"the KL term of the loss has {near:g} times the recorded coefficient"
-            yield _factor(f"kl-loss-times-{near:g}", "RDI014", words, near)
+            yield _factor(f"kl-loss-times-{near:g}", "RDG005", words, near)
 
 
 KL_COEFFICIENT = Family(
     name="kl-loss-coefficient",
-    code="RDI014",
+    code="RDG005",
     stage="loss",
     words="the KL term of the loss has another coefficient, one number for the run, which is solved",
     solve=_solve_coefficient,

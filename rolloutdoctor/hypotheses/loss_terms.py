@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING
 
 import torch
 
-from rolloutdoctor.hypotheses.hypothesis import Hypothesis, changing
+from rolloutdoctor.hypotheses.hypothesis import UNCLAIMED, Hypothesis, ObjectiveEdit, changing
 from rolloutdoctor.objective.objective import Objective
 
 if TYPE_CHECKING:
@@ -90,8 +90,20 @@ def _scaled(name: str, words: str, parts: "Callable[[Layout], Tensor]", *, inver
     )
 
 
+_CLIPPED = UNCLAIMED | {"clip_share", "clip_extreme"}
+"""A trainer counts what it clips beside the loss, by the recorded range."""
+
 _NEVER = 1e6
 """A clip range that no ratio reaches."""
+
+
+def _of_level(level: str) -> ObjectiveEdit:
+    def edit(objective: Objective) -> Objective:
+        objective = changing("surrogate", level=level)(objective)
+        term = objective.kl_loss
+        return objective if term is None else changing("kl_loss", ratio_level=level)(objective)
+
+    return edit
 
 
 def _swapped(batch: "RolloutBatch", objective: Objective) -> "RolloutBatch | None":
@@ -202,6 +214,7 @@ LOSS_TERMS = (
         remedy="state the option of the run, and check again",
         applies=lambda objective: objective.surrogate.clip_high != objective.surrogate.clip_low,
         objective=lambda objective: changing("surrogate", clip_high=objective.surrogate.clip_low)(objective),
+        unclaimed=_CLIPPED,
     ),
     Hypothesis(
         name="not-clipped",
@@ -211,6 +224,7 @@ LOSS_TERMS = (
         remedy="take the smaller of the clipped and the unclipped term",
         applies=lambda objective: objective.surrogate.clip_high < _NEVER,
         objective=changing("surrogate", clip_low=_NEVER, clip_high=_NEVER),
+        unclaimed=_CLIPPED,
     ),
     *(
         Hypothesis(
@@ -220,7 +234,8 @@ LOSS_TERMS = (
             words=f"the importance ratio is that of a {level}, and not as recorded",
             remedy="state the option of the run, and check again",
             applies=lambda objective, level=level: objective.surrogate.level not in (level, "sequence-sum"),  # type: ignore[misc]
-            objective=changing("surrogate", level=level),
+            objective=_of_level(level),
+            unclaimed=_CLIPPED,
         )
         for level in ("token", "sequence")
     ),

@@ -167,7 +167,7 @@ MASKS = (
             name="padding-in-loss" + ("-and-masked-tokens" if unmasked else ""),
             code="RDG005",
             stage="loss",
-            words=f"padding{' and masked tokens' if unmasked else ''} went into the sums of the loss, with a ratio of 1",
+            words=f"padding{' and masked tokens' * unmasked} went into the sums of the loss, with a ratio of 1",
             remedy=_LOSS,
             metrics=_with_padding(unmasked=unmasked),
             columns=frozenset({_MASK}),
