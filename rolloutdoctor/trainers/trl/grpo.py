@@ -15,7 +15,15 @@ from rolloutdoctor.objective.parts import Part
 from rolloutdoctor.results.errors import UsageError
 from rolloutdoctor.trainers.options import Config
 from rolloutdoctor.trainers.spec import Choices, LossParts, PartOptions, Trace, Trainer, every
-from rolloutdoctor.trainers.trl.options import END_METRICS, NO_LOGITS, NOT_RECOMPUTED, OPTIONS, reuse
+from rolloutdoctor.trainers.trl.options import (
+    END_METRICS,
+    GENERATION_METRICS,
+    NO_LOGITS,
+    NOT_RECOMPUTED,
+    OPTIONS,
+    reuse,
+    updates,
+)
 
 if TYPE_CHECKING:
     from rolloutdoctor.evaluation.evaluate import Evaluation
@@ -266,6 +274,8 @@ TRAINER = Trainer(
     group_options={"train": "num_generations", "eval": "num_generations_eval"},
     aliases=ALIASES,
     window_option="logging_steps",
+    updates=updates,
+    generation_metrics=GENERATION_METRICS,
     reuse=reuse,
     instant_metrics=frozenset({"grad_norm", "learning_rate", "epoch", "num_tokens"}),
     quantities=QUANTITIES,
