@@ -4,9 +4,10 @@ import pyarrow.compute as pc
 import pyarrow.parquet as pq
 import pytest
 from recorders.test_trl_metrics import shade
-from recorders.trl_runs import run, trl
+from recorders.trl_runs import make_trainer, read, run, torch, trl
 
 import rolloutdoctor as rd
+from rolloutdoctor.recorders.trl import record
 from rolloutdoctor.results.findings import Severity
 
 pytestmark = [pytest.mark.parity, pytest.mark.filterwarnings("ignore")]
@@ -97,3 +98,30 @@ def test_without_optimizer_steps_nothing_of_an_update_is_confirmed(recorded, tmp
     report = checked(copied(path, tmp_path, without=["optim_step_id"], change=0.5))
     assert not alarms(report)
     assert "no optim_step_id" in {entry.quantity: entry for entry in report.audit}["loss"].reason
+
+
+def test_trained_padding_is_recorded(tmp_path):
+    """A mask of ones trains the padding after a completion: the loss is that of the rows, padding included."""
+    trainer = make_trainer(tmp_path, rewards=(shade,), steps=2, loss_type="grpo")
+    original = trainer._generate_and_score_completions
+
+    def forgotten(inputs):
+        output = original(inputs)
+        output["completion_mask"] = torch.ones_like(output["completion_mask"])
+        return output
+
+    trainer._generate_and_score_completions = forgotten
+    record(trainer, tmp_path / "run.parquet")
+    trainer.train()
+    rows, _ = read(tmp_path)
+    assert all(len(row["response_ids"]) == len(row["policy_log_probs"]) == 6 for row in rows)
+    beyond = [row["trained_beyond"] for row in rows]
+    assert sum(beyond) > 0
+    for row in rows:
+        generated = 6 - row["trained_beyond"]
+        assert list(row["response_mask"]) == [1] * 6
+        assert list(row["response_mask_pre"]) == [1] * generated + [0] * row["trained_beyond"]
+        assert row["status"] == ("stop" if row["response_ids"][generated - 1] < 2 else "length")
+    entries = {entry.quantity: entry for entry in checked(tmp_path / "run.parquet").audit}
+    for name in ("loss", "kl", "completions/mean_length"):
+        assert entries[name].agree == entries[name].compared == 2, name
