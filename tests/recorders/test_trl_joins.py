@@ -4,11 +4,10 @@ import pyarrow.compute as pc
 import pyarrow.parquet as pq
 import pytest
 from recorders.test_trl_metrics import shade
-from recorders.trl_runs import make_trainer, read, run, torch, trl
+from recorders.trl_runs import alarms_of, make_trainer, read, run, torch, trl
 
 import rolloutdoctor as rd
 from rolloutdoctor.recorders.trl import record
-from rolloutdoctor.results.findings import Severity
 
 pytestmark = [pytest.mark.parity, pytest.mark.filterwarnings("ignore")]
 
@@ -36,10 +35,6 @@ def checked(path):
     return rd.check(rd.open(path), dtype="float32")
 
 
-def alarms(report):
-    return [(found.code, found.headline) for found in report.findings if found.severity > Severity.INFO]
-
-
 @pytest.fixture(scope="module", params=RUNS)
 def recorded(request, tmp_path_factory):
     folder = tmp_path_factory.mktemp("run")
@@ -50,7 +45,7 @@ def recorded(request, tmp_path_factory):
 def test_a_healthy_run_is_clean(recorded):
     name, path = recorded
     report = checked(path)
-    assert not alarms(report)
+    assert not alarms_of(report)
     compared = {entry.quantity: entry for entry in report.audit}
     if name == "an uneven split":
         # Each line is of two parts of different generations, and none is compared.
@@ -88,7 +83,7 @@ def test_a_wrong_line_of_a_later_update_is_found(recorded, tmp_path):
 def test_older_recordings_have_their_generations_in_the_identifiers(recorded, tmp_path):
     _, path = recorded
     older = copied(path, tmp_path, without=["generation_id", "trained_beyond", "response_mask_pre"])
-    assert not alarms(checked(older))
+    assert not alarms_of(checked(older))
 
 
 def test_without_optimizer_steps_nothing_of_an_update_is_confirmed(recorded, tmp_path):
@@ -96,7 +91,7 @@ def test_without_optimizer_steps_nothing_of_an_update_is_confirmed(recorded, tmp
     if "update" not in name or "one" in name:
         pytest.skip("one optimizer step for each generated batch")
     report = checked(copied(path, tmp_path, without=["optim_step_id"], change=0.5))
-    assert not alarms(report)
+    assert not alarms_of(report)
     assert "no optim_step_id" in {entry.quantity: entry for entry in report.audit}["loss"].reason
 
 
