@@ -4,7 +4,7 @@ An agreement counts whatever is missing: no accident brings two numbers together
 """
 
 import math
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, replace
 
 import torch
@@ -29,13 +29,11 @@ class Doubts:
         rows: why values over all rows of the step cannot be compared; empty if nothing suggests missing rows.
         odd_N: rows of groups that are not complete, ``[N]`` bool.
         update: why values made at the loss cannot be compared; empty if they can.
-        join: why the line of the log may not be that of the rows, as far as their optimizer steps go; empty if it is.
     """
 
     rows: str
     odd_N: Tensor
     update: str
-    join: str = ""
 
 
 def doubts_of(batch: RolloutBatch, trainer: Trainer, config: Config | None, *, omits_rows: bool = False) -> Doubts:
@@ -53,7 +51,7 @@ def doubts_of(batch: RolloutBatch, trainer: Trainer, config: Config | None, *, o
         rows = "some groups do not have the configured number of rows"
     if not rows and omits_rows:
         rows = "the dump need not hold all rows of a step"
-    return Doubts(rows, odd_N, _update(batch), join_doubt(batch, trainer, config))
+    return Doubts(rows, odd_N, _update(batch))
 
 
 def updates_of(batch: RolloutBatch) -> int | None:
@@ -62,9 +60,28 @@ def updates_of(batch: RolloutBatch) -> int | None:
     return None if optim_N is None or not len(optim_N) else len(torch.unique(optim_N))
 
 
-def join_doubt(batch: RolloutBatch, trainer: Trainer, config: Config | None) -> str:
+class Unjoined:
+    """Tells of metrics whether the line of the log may be of other rows than those of the step."""
+
+    def __init__(self, batch: RolloutBatch, trainer: Trainer, config: Config | None) -> None:
+        is_training = config is not None and batch.split == TRAIN
+        self._trainer = trainer
+        self._of_update = _of_update(batch, trainer.updates(config)) if is_training and config is not None else ""
+        self._of_generation = _of_generation(batch, trainer.reuse(config)) if is_training and config is not None else ""
+
+    def why(self, metric: str) -> str:
+        """Return why nothing follows from a metric; empty if its line is that of the rows."""
+        return self._of_generation if self._trainer.is_made_once(metric) else self._of_update
+
+    def among(self, metrics: Iterable[str]) -> dict[str, str]:
+        """Return those of some metrics of which nothing follows, with the reason."""
+        if not self._of_update and not self._of_generation:
+            return {}
+        return {name: why for name in metrics if (why := self.why(name))}
+
+
+def _of_update(batch: RolloutBatch, wanted: int | None) -> str:
     """Say why the log may have other lines for the optimizer steps of a step than the options say; empty if not."""
-    wanted = None if config is None or batch.split != TRAIN else trainer.updates(config)
     found = updates_of(batch)
     if wanted is None or found == wanted or (found is None and wanted == 1):
         return ""
@@ -73,6 +90,12 @@ def join_doubt(batch: RolloutBatch, trainer: Trainer, config: Config | None) -> 
     if found is None:
         return f"a generated batch serves {wanted} optimizer steps, and the file has no optim_step_id: {OF_JOIN}"
     return f"the rows serve {found} optimizer steps where the options say {wanted}: {OF_JOIN}"
+
+
+def _of_generation(batch: RolloutBatch, reuse: str) -> str:
+    """Say why the rows of a step need not be those that were generated in it; empty if they are."""
+    part_N = batch.per_row.get("generation_id")
+    return reuse if part_N is not None and bool((part_N != part_N[:1]).any()) else ""
 
 
 def _odd_rows(batch: RolloutBatch, trainer: Trainer, config: Config | None) -> Tensor:

@@ -6,7 +6,7 @@ from functools import reduce
 from operator import add
 from typing import Any
 
-from rolloutdoctor.audit.doubts import updates_of
+from rolloutdoctor.audit.doubts import Unjoined, updates_of
 from rolloutdoctor.audit.logged import has_row_advantages, measure_advantages
 from rolloutdoctor.audit.tally import AuditTally, QuantityTally, add_tallies
 from rolloutdoctor.audit.windows import OpenWindows, join, opened
@@ -289,11 +289,16 @@ class RuleAccumulator(StepConsumer):
         self._failures[why] = (min(first, step), times + 1)
 
     def _view(self, step: EvaluatedStep) -> StepView:
+        trainer, config = self.plan.context.trainer, self.plan.context.config
+        unjoined = {} if trainer is None else Unjoined(step.batch, trainer, config).among(step.logged)
         return StepView(
             batch=step.batch,
-            logged=step.logged,
-            trainer=self.plan.context.trainer,
-            config=self.plan.context.config,
+            logged={name: value for name, value in step.logged.items() if name not in unjoined}
+            if unjoined
+            else step.logged,
+            unjoined=unjoined,
+            trainer=trainer,
+            config=config,
             digits=self.plan.context.digits,
             omits_rows=self.plan.context.omits_rows,
             evaluations=step.evaluations,

@@ -10,7 +10,6 @@ from dataclasses import replace
 
 import torch
 
-from rolloutdoctor.audit.doubts import OF_JOIN
 from rolloutdoctor.audit.tally import STAGES, AuditTally
 from rolloutdoctor.data.batch import TRAIN, RolloutBatch
 from rolloutdoctor.data.windows import window_of
@@ -51,11 +50,7 @@ def find_causes(
         audit: how its logged values compare with the recomputed ones.
         dtype: of the token values.
     """
-    doubted = {
-        name
-        for name, tally in audit.items()
-        if tally.not_compared and not tally.compared and not tally.reason.endswith(OF_JOIN)
-    }
+    doubted = {name for name, tally in audit.items() if tally.not_compared and not tally.compared}
     off = {name for name, tally in audit.items() if tally.disagree} | doubted
     if not off or context.objective is None:
         return Diagnosis()
