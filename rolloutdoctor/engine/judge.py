@@ -231,6 +231,8 @@ def _notes(plan: Plan, state: RunState) -> list[str]:
             "no micro_batch_id or optim_step_id: assuming that each logged step is one optimizer step on one "
             "micro-batch"
         )
+    if evaluates_loss and objective is not None and objective.entropy_bonus is not None:
+        notes.append(f"gradients are those of the policy term and the KL term: {objective.entropy_bonus.no_gradient}")
     rounded = plan.context.digits.get(WHOLE_LOG)
     if rounded:
         words = min(rounded, key=lambda one: one.kept).words

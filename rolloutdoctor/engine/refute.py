@@ -59,6 +59,8 @@ def _by_rounded_losses(configured: Configured, metrics: LoggedMetrics) -> Iterat
     option = trainer.kl_option
     if term is None or option is None or not trainer.loss_is_whole or term.coef <= 0:
         return
+    if configured.objective.entropy_bonus is not None:
+        return
     found = [metrics.at(key) for key in metrics.steps() if key.split == TRAIN]
     losses = [one[trainer.loss_metric] for one in found if trainer.loss_metric in one]
     kls = [one[name] for one in found for name in trainer.kl_metrics if name in one]

@@ -178,7 +178,7 @@ class StepsTogether:
     def _at_step(self, objective: Objective) -> Objective | None:
         """The objective of all steps; None where it changes from step to step, or is not known of one."""
         try:
-            found = [objective.at_step(logged) for logged in (self._logged if objective.step_metric else ({},))]
+            found = [objective.at_step(logged) for logged in (self._logged if objective.changes_by_step else ({},))]
         except CannotComputeError:
             return None
         return found[0] if all(one == found[0] for one in found[1:]) else None

@@ -91,6 +91,13 @@ class LoggedMetrics:
         keys = self._values.keys() | other._values.keys()
         return LoggedMetrics({key: {**other.at(key), **self.at(key)} for key in keys})
 
+    def with_values(self, more: Mapping[StepKey, Mapping[str, float]]) -> "LoggedMetrics":
+        """Return these metrics with further values of some steps."""
+        if not more:
+            return self
+        values = {key: {**found, **more.get(key, {})} for key, found in self._values.items()}
+        return LoggedMetrics(values, self.left_out, self.windows)
+
     def __bool__(self) -> bool:
         return bool(self._values)
 

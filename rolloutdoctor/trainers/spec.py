@@ -7,6 +7,7 @@ from functools import cached_property
 from itertools import product
 from typing import TYPE_CHECKING
 
+from rolloutdoctor.data.batch import StepKey
 from rolloutdoctor.objective.objective import Objective
 from rolloutdoctor.objective.parts import Part
 from rolloutdoctor.trainers.options import Config, Layer, Option, parse_version, resolve
@@ -104,6 +105,16 @@ def _does_not_say(logged: Mapping[str, float]) -> bool | None:
     return None
 
 
+StepValues = Callable[[Config, Mapping[StepKey, Mapping[str, float]]], Mapping[StepKey, Mapping[str, float]]]
+"""A configuration and what was logged at each step to further values of the steps."""
+
+
+def _no_step_values(
+    config: Config, logged: Mapping[StepKey, Mapping[str, float]]
+) -> Mapping[StepKey, Mapping[str, float]]:
+    return {}
+
+
 def _never(config: Config) -> str:
     return ""
 
@@ -141,6 +152,7 @@ class Trainer:
         reuse: says why a step may have trained on rows that were generated for an earlier one, where the options do not
             rule it out; empty where they do. What is logged of a generation is logged once then.
         instant_metrics: metrics that are of the logged step alone, whatever that option says.
+        step_values: the values that steps took over from the steps before, under names that nothing logs.
         quantities: what each recomputed metric is, by name or pattern, in the words of
             `radii.metrics.METRICS`; a metric that is not named is a mean of values of one sign.
         not_recomputed: metrics that it logs (a star stands for any ending) and `metrics` never gives, with the reason.
@@ -179,6 +191,7 @@ class Trainer:
     window_option: str | None = None
     reuse: Callable[[Config], str] = _never
     instant_metrics: frozenset[str] = frozenset()
+    step_values: StepValues = _no_step_values
     quantities: Mapping[str, str] = field(default_factory=dict)
     not_recomputed: Mapping[str, str] = field(default_factory=dict)
     reward_free: Callable[[Mapping[str, float]], bool | None] = _does_not_say
