@@ -115,6 +115,10 @@ def _no_step_values(
     return {}
 
 
+def _is_not_known(config: Config) -> bool:
+    return False
+
+
 def _never(config: Config) -> str:
     return ""
 
@@ -151,6 +155,8 @@ class Trainer:
         window_option: the option that says over how many steps a logged line averages, or None if each step is logged.
         reuse: says why a step may have trained on rows that were generated for an earlier one, where the options do not
             rule it out; empty where they do. What is logged of a generation is logged once then.
+        single_update: tells that the options have one update a batch, whose log-probs at the loss are the old ones to
+            the bit.
         instant_metrics: metrics that are of the logged step alone, whatever that option says.
         step_values: the values that steps took over from the steps before, under names that nothing logs.
         quantities: what each recomputed metric is, by name or pattern, in the words of
@@ -190,6 +196,7 @@ class Trainer:
     masks_by_product: bool = False
     window_option: str | None = None
     reuse: Callable[[Config], str] = _never
+    single_update: Callable[[Config], bool] = _is_not_known
     instant_metrics: frozenset[str] = frozenset()
     step_values: StepValues = _no_step_values
     quantities: Mapping[str, str] = field(default_factory=dict)

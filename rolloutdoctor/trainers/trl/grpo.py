@@ -16,7 +16,7 @@ from rolloutdoctor.results.errors import UsageError
 from rolloutdoctor.trainers.options import Config
 from rolloutdoctor.trainers.spec import Choices, LossParts, PartOptions, Trace, Trainer, every
 from rolloutdoctor.trainers.trl.entropy import applied_coefs, entropy_bonus
-from rolloutdoctor.trainers.trl.options import END_METRICS, NOT_RECOMPUTED, OPTIONS, reuse
+from rolloutdoctor.trainers.trl.options import END_METRICS, NOT_RECOMPUTED, OPTIONS, reuse, single_update
 
 if TYPE_CHECKING:
     from rolloutdoctor.evaluation.evaluate import Evaluation
@@ -272,6 +272,7 @@ TRAINER = Trainer(
     aliases=ALIASES,
     window_option="logging_steps",
     reuse=reuse,
+    single_update=single_update,
     instant_metrics=frozenset({"grad_norm", "learning_rate", "epoch", "num_tokens"}),
     step_values=applied_coefs,
     quantities=QUANTITIES,

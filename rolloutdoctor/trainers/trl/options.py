@@ -197,3 +197,8 @@ def reuse(config: Config) -> str:
         return ""
     why = f"nothing states {', '.join(unstated)}" if once else "generations are reused"
     return f"{why}, and what belongs to a generation is logged once for it"
+
+
+def single_update(config: Config) -> bool:
+    """Without vLLM the old log-probs are then those at the loss; with it they are of a forward pass of their own."""
+    return not reuse(config) and not config["use_vllm"]

@@ -12,7 +12,7 @@ from rolloutdoctor.results.errors import UsageError
 from rolloutdoctor.trainers.options import Config, Option
 from rolloutdoctor.trainers.spec import Choices, PartOptions, Trace, Trainer, every
 from rolloutdoctor.trainers.trl import grpo as trl
-from rolloutdoctor.trainers.trl.options import END_METRICS, NOT_RECOMPUTED
+from rolloutdoctor.trainers.trl.options import END_METRICS, NOT_RECOMPUTED, single_update
 from rolloutdoctor.trainers.trl.options import OPTIONS as SHARED
 
 if TYPE_CHECKING:
@@ -124,6 +124,7 @@ TRAINER = Trainer(
     aliases=trl.ALIASES,
     window_option="logging_steps",
     reuse=trl.TRAINER.reuse,
+    single_update=single_update,
     instant_metrics=trl.TRAINER.instant_metrics,
     quantities=trl.QUANTITIES | {"kl": "reward_kl"},
     not_recomputed=NOT_RECOMPUTED,
