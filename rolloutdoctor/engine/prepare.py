@@ -101,6 +101,7 @@ def context_for(
         trainer=configured.trainer,
         config=configured.config,
         objective=configured.objective,
+        version_stated=not configured.version_assumed,
     )
 
 

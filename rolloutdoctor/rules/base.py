@@ -42,6 +42,7 @@ class Context:
         trainer: who made the run, or None if nothing says.
         config: its configuration, or None.
         objective: what it computes, or None.
+        version_stated: somebody said which version of the trainer made the run.
         has_rows: False if there are logged metrics and no rollouts.
         recording: canonical column to what would record it, in the words of the trainer or of the dump; ``*`` is any
             other, and ``metrics`` its log.
@@ -65,6 +66,7 @@ class Context:
     trainer: "Trainer | None" = None
     config: "Config | None" = None
     objective: "Objective | None" = None
+    version_stated: bool = False
     averaged: frozenset[str] = frozenset()
     windows: tuple[Window, ...] = ()
     means: "AuditTally" = field(default_factory=dict)
