@@ -131,4 +131,5 @@ def whole_context(
         windows=metrics.windows,
         imported=is_imported(metadata),
         omits_rows=omits_rows(metadata),
+        splits_unknown=metadata.splits_unknown,
     )

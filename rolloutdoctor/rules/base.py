@@ -50,6 +50,7 @@ class Context:
         unstated: what to state of the run where nothing says which trainer made it, or with which options.
         imported: True if an importer made the rows of rollout files, and looked at the files themselves.
         omits_rows: True if the rows come from a dump that need not hold all rows of a step.
+        splits_unknown: evaluation rows among the rows cannot be told from training rows.
         averaged: names of metrics that were logged as means over several steps, and so are no value of one.
         windows: the steps that these are means over, and the values.
         refuted: options that the log contradicts.
@@ -73,6 +74,7 @@ class Context:
     has_rows: bool = True
     imported: bool = False
     omits_rows: bool = False
+    splits_unknown: bool = False
     digits: Mapping[str, tuple[Digits, ...]] = field(default_factory=dict)
     recording: Mapping[str, str] = field(default_factory=dict)
     refuted: tuple[Refuted, ...] = ()
@@ -120,6 +122,12 @@ class Judgement:
     advice: str
     measures: Mapping[str, Measure] = field(default_factory=dict)
     cause: Cause | None = None
+
+
+MIXED_SPLITS = Missing(
+    "evaluation rows cannot be told from training rows",
+    "put trainer_state.json, which says when was evaluated, beside the folder of the dump",
+)
 
 
 class Rule(ABC, Generic[T]):

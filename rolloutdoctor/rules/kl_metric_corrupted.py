@@ -274,11 +274,11 @@ class KlMetricCorrupted(Rule[KlMetricTally]):
 
     def measures(self, tally: KlMetricTally) -> Mapping[str, Measure]:
         """Logged against recomputed, as means over steps."""
+        of_log, of_rows = (tally.recomputed, tally.steps), (tally.unlogged_kl, tally.unlogged)
+        recomputed = of_log if tally.steps else of_rows
         found = {
             "logged": Measure(ratio(tally.logged, tally.steps), "nats"),
-            "recomputed": Measure(
-                ratio(tally.recomputed, tally.steps) if tally.steps else ratio(tally.unlogged_kl, tally.unlogged), "nats"
-            ),
+            "recomputed": Measure(ratio(*recomputed), "nats"),
             "abs_error": Measure(ratio(tally.abs_error, tally.steps), "nats"),
             "rel_error": Measure(ratio(tally.abs_error, tally.recomputed_abs), "share"),
             "reward_share": Measure(ratio(tally.reward_part, tally.reward_part + tally.kl_part), "share"),
