@@ -46,7 +46,7 @@ WITHIN_GROUPS: Mapping[str, Callable[[AdvantageRule], bool]] = {
     "estimator": lambda rule: rule.spec.axis is Axis.ROWS and rule.spec.within_groups,
     "scale": lambda rule: rule.scale in ("group", "none"),
     "batch_if_unequal": lambda rule: not rule.batch_if_unequal,
-    "numeric_ids": lambda rule: rule.numeric_ids == "never",
+    "numeric_ids": lambda rule: rule.numeric_ids != "always",
     "single": lambda rule: not rule.single,
     "normalised": lambda rule: not rule.normalised,
     "whitened": lambda rule: not rule.whitened,

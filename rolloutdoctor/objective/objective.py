@@ -51,7 +51,7 @@ class AdvantageRule:
         lam: lambda of generalised advantage estimation.
         batch_if_unequal: where groups differ in size the whole batch is one group (rewards reshaped by position).
         numeric_ids: group ids that are whole numbers are compared as numbers, so that "7" and "007" are one group:
-            never, only where rejected rows have no vote (as proposed upstream), or always.
+            never, never but in a change that is proposed upstream, or always.
         flags_zero_std: the trainer flags the rows of `RowSet.STD_FLAGGED`.
         knows_single: `formulas.advantages.float32` has the trainer's own float32 statistics, sum by sum.
         single: statistics are these, rounding of equal rewards included; False: float64.
@@ -78,7 +78,7 @@ class AdvantageRule:
     gamma: float = 1.0
     lam: float = 1.0
     batch_if_unequal: bool = False
-    numeric_ids: Literal["never", "rejected-rows", "always"] = "never"
+    numeric_ids: Literal["never", "proposed", "always"] = "never"
     flags_zero_std: bool = False
     knows_single: bool = False
     single: bool = False
