@@ -12,7 +12,7 @@ from rolloutdoctor.importers.base import Importer, ImportOptions, RunSink
 from rolloutdoctor.importers.logs.table import kind_of, read_log
 from rolloutdoctor.importers.mapped import not_understood
 from rolloutdoctor.importers.table import detect, find
-from rolloutdoctor.io.locations.paths import METRIC_SUFFIXES, Source, reason
+from rolloutdoctor.io.locations.paths import METRIC_SUFFIXES, Source, expand, reason
 from rolloutdoctor.io.locations.stores import address_of
 from rolloutdoctor.io.locations.targets import OutputError, Target
 from rolloutdoctor.io.metadata import RunMetadata
@@ -240,6 +240,7 @@ def _with_logs(paths: Sequence[str], trainer: str | None, tell: Callable[[str], 
         InputError: if nothing is found or it cannot be read.
     """
     with _looking(paths):
+        paths = [each for path in paths for each in _named_apart(path)]
         given = [path for path in paths if Path(path).is_file() and _is_other_log(path)]
     files = [path for path in paths if path not in given]
     for path in files:
@@ -252,6 +253,15 @@ def _with_logs(paths: Sequence[str], trainer: str | None, tell: Callable[[str], 
     logs = tuple(map(Source.of, given))
     tell(f"logged metrics from {', '.join(dict.fromkeys(str(kind_of(Path(path))) for path in given))}")
     return run.with_logs(read_logs(logs, tell), logs)
+
+
+def _named_apart(path: str) -> list[str]:
+    """The files of a folder by their names where one of its Parquet files is a log; else the path as it is."""
+    if not Path(path).is_dir():
+        return [path]
+    found = expand([path])
+    is_log = [kind_of(Path(file.path)) is not None for file in found.files]
+    return [source.path for source in (*found.files, *found.metrics)] if any(is_log) and not all(is_log) else [path]
 
 
 def _is_other_log(path: str) -> bool:

@@ -69,7 +69,7 @@ def entries_of(row: Mapping[str, object], where: str) -> Iterator[Entry]:
     for name, value in numbers(row).items():
         if name in STEPS or name.startswith("_"):
             continue
-        split = TRAIN
+        split = EVAL if row.get("split") == EVAL else TRAIN
         if prefixed:
             split = EVAL if name.startswith("eval/") else TRAIN
             name = name.removeprefix("eval/").removeprefix("train/")
