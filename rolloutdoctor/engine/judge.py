@@ -78,13 +78,14 @@ def judge(
         else:
             clean.append((rule.code, rule.name))
     findings = _yielding(plan, findings)
+    made_by = context.made_by if configured is None else (configured.trainer.name, configured.version)
     return Report(
         version=__version__,
         device=device,
         dtype=dtype,
         input=state.input,
-        trainer=configured.trainer.name if configured else None,
-        trainer_version=configured.version if configured else None,
+        trainer=made_by[0],
+        trainer_version=made_by[1],
         config=configured.settings() if configured else {},
         findings=tuple(sorted(findings, key=lambda found: (-found.severity, found.code))),
         clean=tuple(clean),

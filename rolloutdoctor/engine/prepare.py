@@ -132,4 +132,5 @@ def whole_context(
         imported=is_imported(metadata),
         omits_rows=omits_rows(metadata),
         splits_unknown=metadata.splits_unknown,
+        made_by=(metadata.trainer, metadata.trainer_version),
     )

@@ -40,6 +40,7 @@ class Context:
         files: names of its files.
         metrics: names of the logged metrics.
         trainer: who made the run, or None if nothing says.
+        made_by: name and version of who made the run as its files say, each or None; also where too little is stated.
         config: its configuration, or None.
         objective: what it computes, or None.
         version_stated: somebody said which version of the trainer made the run.
@@ -65,6 +66,7 @@ class Context:
     files: tuple[str, ...] = ()
     metrics: frozenset[str] = frozenset()
     trainer: "Trainer | None" = None
+    made_by: tuple[str | None, str | None] = (None, None)
     config: "Config | None" = None
     objective: "Objective | None" = None
     version_stated: bool = False
