@@ -17,6 +17,7 @@ from rolloutdoctor.results.findings import Finding, NotApplicable, Report, Sever
 from rolloutdoctor.results.version import __version__
 from rolloutdoctor.rules.audited import audited_stages
 from rolloutdoctor.rules.base import Context, counted
+from rolloutdoctor.rules.options_refuted import questions
 from rolloutdoctor.rules.table import AnyRule
 from rolloutdoctor.trainers.options import unused
 
@@ -50,6 +51,7 @@ def judge(
     clean: list[tuple[str, str]] = []
     skipped, not_applicable = list(plan.skipped), list(plan.not_applicable)
     notes = _notes(plan, state)
+    notes += questions(context)
     for rule in plan.rules:
         seen = state.rules.get(rule.code, RuleState())
         if seen.is_empty and seen.skipped_steps:

@@ -50,6 +50,7 @@ class Trace:
         fits: tells whether it can be logged under a value of the option.
         words: under which values it is logged, as the end of "NAME is logged".
         nonzero: only a value other than 0 tells.
+        value: the only value under which it is logged, or None where there are several.
     """
 
     metric: str
@@ -57,6 +58,7 @@ class Trace:
     fits: Callable[[object], bool]
     words: str
     nonzero: bool = False
+    value: object = None
 
 
 @dataclass(frozen=True)

@@ -65,7 +65,9 @@ def planted(trainer, edits, batch, dtype=torch.float64):
 
 
 def report(trainer, batch, metrics):
-    return diagnose([batch], trainer=trainer, options=SETUPS[trainer], logged=metrics, select=AUDITED)
+    # Options that nobody stated are refuted by nothing.
+    stated = {name: setting.value for name, setting in configured(trainer).config.settings.items()}
+    return diagnose([batch], trainer=trainer, options=stated, logged=metrics, select=AUDITED)
 
 
 def names_of(found):

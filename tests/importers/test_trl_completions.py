@@ -10,8 +10,13 @@ import pyarrow.parquet as pq
 import pytest
 from importers.importing import DATA, converted, findings, findings_of_run
 
+from rolloutdoctor.commands.check import check
+from rolloutdoctor.commands.convert import ConvertOptions, open_any
+from rolloutdoctor.engine.options import CheckOptions
 from rolloutdoctor.results.errors import DataError, InputError, UsageError
 from rolloutdoctor.results.findings import Severity
+from rolloutdoctor.rules.table import pick
+from rolloutdoctor.trainers.options import Layer
 
 TRL = DATA / "trl"
 
@@ -121,6 +126,38 @@ def test_without_a_trainer_state_it_says_so(tmp_path):
     # With the log it is known that there was an evaluation, and when.
     known = findings(TRL / "overwritten")
     assert not {"RDI002", "RDM002"} & {one.code for one in known.skipped}
+
+
+def test_an_option_that_was_assumed_is_asked_for_and_not_refuted(tmp_path):
+    """TRL logs a KL where beta is above 0; a completions folder does not say what beta is."""
+    shutil.copytree(TRL / "overwritten", tmp_path / "run")
+    state = tmp_path / "run" / "trainer_state.json"
+    history = json.loads(state.read_text())
+    for row in history["log_history"]:
+        row["kl"] = 0.5
+    state.write_text(json.dumps(history))
+    report = findings(tmp_path / "run")
+    assert "RDI014" not in {one.code for one in report.findings}
+    asked = "kl is logged where beta is above 0, and nothing states beta: say it with --set beta=VALUE"
+    assert report.notes[-1] == asked
+    assert {one.code: f"{one.reason}: {one.remedy}" for one in report.skipped}["RDI014"] == asked
+    with open_any([str(tmp_path / "run")], trainer=None, options=ConvertOptions(), tell=lambda text: None) as run:
+        stated = check(run, CheckOptions(layers=[Layer("--set", {"beta": 0})], rules=pick(["RDI014"], [])))
+    assert stated.findings[0].headline == "the log refutes beta = 0"
+
+
+def test_an_option_that_a_metric_shows_is_taken_from_it(tmp_path):
+    shutil.copytree(TRL / "overwritten", tmp_path / "run")
+    state = tmp_path / "run" / "trainer_state.json"
+    history = json.loads(state.read_text())
+    for row in history["log_history"]:
+        row["cispo_clip_ratio"] = 0.5
+    state.write_text(json.dumps(history))
+    with open_any([str(tmp_path / "run")], trainer=None, options=ConvertOptions(), tell=lambda text: None) as run:
+        report = check(run, CheckOptions(device="cpu"))
+    setting = report.config["loss_type"]
+    assert (setting.value, setting.origin) == ("cispo", "identified from the logged cispo_clip_ratio")
+    assert "RDI014" not in {one.code for one in report.findings}
 
 
 def constant(folder, names=("digits", "has7"), files=3):

@@ -43,9 +43,9 @@ def test_the_importer_names_the_trainer(tmp_path):
     for report in (findings(VERL / "v1"), findings_of_run(tmp_path / "run.parquet")):
         assert (report.trainer, report.trainer_version, report.config) == ("verl", None, {})
         assert any(one.reason == "nothing says with which options verl made the run" for one in report.skipped)
-        text = RENDERERS["full"](report, Style(width=100, color=False, unicode=True))
-        assert "   verl   36 rows" in text
-        assert "trainer unknown" not in text + RENDERERS["markdown"](report, Style(width=100, color=False, unicode=True))
+        style = Style(width=100, color=False, unicode=True)
+        assert "   verl   36 rows" in RENDERERS["full"](report, style)
+        assert "trainer unknown" not in RENDERERS["markdown"](report, style)
 
 
 def test_file_logger(tmp_path):

@@ -289,9 +289,9 @@ TRAINER = Trainer(
     kl_option="beta",
     traces=(
         Trace("kl", "beta", lambda beta: beta != 0, "where beta is above 0", nonzero=True),
-        Trace("cispo_clip_ratio", "loss_type", lambda kind: kind == "cispo", "with loss_type = cispo"),
-        Trace("vespo/phi_seq_mean", "loss_type", lambda kind: kind == "vespo", "with loss_type = vespo"),
-        Trace("sampling/importance_sampling_ratio/mean", "use_vllm", bool, "with use_vllm = true"),
+        Trace("cispo_clip_ratio", "loss_type", lambda kind: kind == "cispo", "with loss_type = cispo", value="cispo"),
+        Trace("vespo/phi_seq_mean", "loss_type", lambda kind: kind == "vespo", "with loss_type = vespo", value="vespo"),
+        Trace("sampling/importance_sampling_ratio/mean", "use_vllm", bool, "with use_vllm = true", value=True),
     ),
     parts={
         Part.KL_LOSS: PartOptions({"beta": (0,)}),
