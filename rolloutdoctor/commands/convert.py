@@ -10,8 +10,8 @@ from pathlib import Path
 from rolloutdoctor.data.batch import StepKey
 from rolloutdoctor.importers.base import Importer, ImportOptions, RunSink
 from rolloutdoctor.importers.logs.table import kind_of, read_log
-from rolloutdoctor.importers.mapped import not_understood
 from rolloutdoctor.importers.table import detect, find
+from rolloutdoctor.importers.unknown import not_understood
 from rolloutdoctor.io.locations.paths import METRIC_SUFFIXES, Source, expand, reason
 from rolloutdoctor.io.locations.stores import address_of
 from rolloutdoctor.io.locations.targets import OutputError, Target

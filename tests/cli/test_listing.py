@@ -43,3 +43,12 @@ def test_a_rule_that_found_nothing_says_so(rolloutdoctor):
     assert "RDI001 nonfinite-values lists nothing: clean" in done.stderr
     assert rolloutdoctor("check", REJECTED, "--list", "RDI").returncode == 2
     assert rolloutdoctor("check", REJECTED, "--list", "RDI001", "--format", "junit").returncode == 2
+
+
+def test_a_rule_that_keeps_no_places_says_so(rolloutdoctor):
+    words = ["check", SAMPLES / "run.parquet", "--set", "beta=0", "--list", "RDI014", "--device", "cpu"]
+    done = rolloutdoctor(*words, "--format", "json")
+    assert (done.returncode, done.stdout) == (0, "[]\n")
+    assert (
+        "RDI014 options-refuted keeps no places: it is of the run as a whole (the log refutes beta = 0)" in done.stderr
+    )
