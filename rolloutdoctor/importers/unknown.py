@@ -8,8 +8,8 @@ from rolloutdoctor.importers.mapped import advice
 from rolloutdoctor.importers.reading import lines
 
 KNOWN = (
-    "known are run files (Parquet), dumps of trainers (`--from ?` lists them), and logs: trainer_state.json, CSV or JSON "
-    "Lines with a step, what a trainer printed, TensorBoard events and wandb histories"
+    "known are run files (Parquet), dumps of trainers (`--from ?` lists them), and logs: trainer_state.json, CSV or "
+    "JSON Lines with a step, what a trainer printed, TensorBoard events and wandb histories"
 )
 
 

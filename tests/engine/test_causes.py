@@ -66,7 +66,10 @@ def planted(trainer, edits, batch, dtype=torch.float64):
 
 def report(trainer, batch, metrics):
     # Options that nobody stated are refuted by nothing.
-    stated = {name: setting.value for name, setting in configured(trainer).config.settings.items()}
+    made = configured(trainer)
+    choices = made.trainer.choices
+    names = {name for each in (*choices.advantage, *choices.kl, *choices.loss) for name in each}
+    stated = {name: made.config[name] for name in names} | SETUPS[trainer]
     return diagnose([batch], trainer=trainer, options=stated, logged=metrics, select=AUDITED)
 
 
