@@ -65,10 +65,11 @@ def planted(trainer, edits, batch, dtype=torch.float64):
 
 
 def report(trainer, batch, metrics):
-    # Options that nobody stated are refuted by nothing.
+    # Options that nobody stated are refuted by nothing; those that the names in the log show are told by these.
     made = configured(trainer)
     choices = made.trainer.choices
     names = {name for each in (*choices.advantage, *choices.kl, *choices.loss) for name in each}
+    names -= {trace.option for trace in made.trainer.traces}
     stated = {name: made.config[name] for name in names} | SETUPS[trainer]
     return diagnose([batch], trainer=trainer, options=stated, logged=metrics, select=AUDITED)
 
