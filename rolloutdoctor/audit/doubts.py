@@ -51,7 +51,8 @@ def doubts_of(batch: RolloutBatch, trainer: Trainer, config: Config | None, *, o
         rows = "some groups do not have the configured number of rows"
     if not rows and omits_rows:
         rows = "the dump need not hold all rows of a step"
-    return Doubts(rows, odd_N, _update(batch))
+    is_single = config is not None and trainer.single_update(config)
+    return Doubts(rows, odd_N, "" if is_single else _update(batch))
 
 
 def updates_of(batch: RolloutBatch) -> int | None:

@@ -10,9 +10,18 @@ def comparable(metrics: LoggedMetrics, configured: Configured | None) -> LoggedM
 
     A trainer that logs every tenth step prints the mean of ten losses under the number of the last one; that is no
     value of this step. What the trainer logs as it is at that step, such as the gradient norm, stays. A generated batch
-    that serves several optimizer steps has its rows at the first of them, and lines at all.
+    that serves several optimizer steps has its rows at the first of them, and lines at all. What follows of the steps
+    before is added.
     """
-    if configured is None or configured.trainer.window_option is None:
+    if configured is None:
+        return metrics
+    kept = _of_one_step(metrics, configured)
+    logged = {key: kept.at(key) for key in kept.steps()}
+    return kept.with_values(configured.trainer.step_values(configured.config, logged))
+
+
+def _of_one_step(metrics: LoggedMetrics, configured: Configured) -> LoggedMetrics:
+    if configured.trainer.window_option is None:
         return metrics
     trainer, setting = configured.trainer, configured.config.settings[configured.trainer.window_option]
     # Where nothing says how often was logged, the distance of the logged steps does.

@@ -17,6 +17,7 @@ from rolloutdoctor.results.findings import Finding, NotApplicable, Report, Sever
 from rolloutdoctor.results.version import __version__
 from rolloutdoctor.rules.audited import audited_stages
 from rolloutdoctor.rules.base import Context, counted
+from rolloutdoctor.rules.options_refuted import questions
 from rolloutdoctor.rules.table import AnyRule
 from rolloutdoctor.trainers.options import unused
 
@@ -50,6 +51,7 @@ def judge(
     clean: list[tuple[str, str]] = []
     skipped, not_applicable = list(plan.skipped), list(plan.not_applicable)
     notes = _notes(plan, state)
+    notes += questions(context)
     for rule in plan.rules:
         seen = state.rules.get(rule.code, RuleState())
         if seen.is_empty and seen.skipped_steps:
@@ -78,13 +80,14 @@ def judge(
         else:
             clean.append((rule.code, rule.name))
     findings = _yielding(plan, findings)
+    made_by = context.made_by if configured is None else (configured.trainer.name, configured.version)
     return Report(
         version=__version__,
         device=device,
         dtype=dtype,
         input=state.input,
-        trainer=configured.trainer.name if configured else None,
-        trainer_version=configured.version if configured else None,
+        trainer=made_by[0],
+        trainer_version=made_by[1],
         config=configured.settings() if configured else {},
         findings=tuple(sorted(findings, key=lambda found: (-found.severity, found.code))),
         clean=tuple(clean),
@@ -231,6 +234,8 @@ def _notes(plan: Plan, state: RunState) -> list[str]:
             "no micro_batch_id or optim_step_id: assuming that each logged step is one optimizer step on one "
             "micro-batch"
         )
+    if evaluates_loss and objective is not None and objective.entropy_bonus is not None:
+        notes.append(f"gradients are those of the policy term and the KL term: {objective.entropy_bonus.no_gradient}")
     rounded = plan.context.digits.get(WHOLE_LOG)
     if rounded:
         words = min(rounded, key=lambda one: one.kept).words

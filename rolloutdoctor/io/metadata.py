@@ -34,6 +34,11 @@ class RunMetadata:
         known = [pair for pair in pairs if isinstance(pair, list) and [*map(type, pair)] == [int, str]]
         return frozenset((step, split) for step, split in known)
 
+    @property
+    def splits_unknown(self) -> bool:
+        """True if whoever made the rows could not tell evaluation rows from training rows."""
+        return self.recording.get("splits_unknown") is True
+
     def encode(self) -> dict[bytes, bytes]:
         """Return the Parquet key-value metadata."""
         body: dict[str, object] = {"schema_version": self.schema_version}

@@ -29,7 +29,7 @@ from rolloutdoctor.io.parquet.token_counts import unit_of
 from rolloutdoctor.io.progress import Progress, Unit, common_unit
 from rolloutdoctor.io.stream import Stream
 from rolloutdoctor.results.display import Displayed
-from rolloutdoctor.results.errors import InputError
+from rolloutdoctor.results.errors import SeveralRunsError
 
 __all__ = ["LoggedMetrics", "Run", "StepRange", "open_run"]
 
@@ -348,7 +348,7 @@ def agreed_metadata(files: Sequence[RunFile]) -> RunMetadata:
     """Return what all files say; a file that says nothing agrees with any.
 
     Raises:
-        InputError: if two files differ in trainer, version or an option.
+        SeveralRunsError: if two files differ in trainer, version or an option.
     """
     speaking = [file for file in files if file.metadata != RunMetadata()]
     if not speaking:
@@ -359,7 +359,7 @@ def agreed_metadata(files: Sequence[RunFile]) -> RunMetadata:
         says = _statements(other.metadata)
         for option in [*said, *(option for option in says if option not in said)]:
             if said.get(option, _UNSET) != says.get(option, _UNSET):
-                raise InputError(
+                raise SeveralRunsError(
                     f"{first.name} and {other.name} are not of one run: {option} is "
                     f"{said.get(option, _UNSET)} in the first and {says.get(option, _UNSET)} in the second; "
                     "give one of them, or check them with --each"

@@ -187,7 +187,7 @@ class Report(Displayed):
 
     def __repr__(self) -> str:
         """In a line."""
-        who = f"{self.trainer} {self.trainer_version}" if self.trainer else "unknown trainer"
+        who = f"{self.trainer} {self.trainer_version or ''}".rstrip() if self.trainer else "unknown trainer"
         codes = ", ".join(finding.code for finding in self.findings) or "nothing found"
         return f"<Report {who}: {codes}; {self.coverage.tested} of {self.coverage.rules} rules tested>"
 

@@ -40,8 +40,10 @@ class Context:
         files: names of its files.
         metrics: names of the logged metrics.
         trainer: who made the run, or None if nothing says.
+        made_by: name and version of who made the run as its files say, each or None; also where too little is stated.
         config: its configuration, or None.
         objective: what it computes, or None.
+        version_stated: somebody said which version of the trainer made the run.
         has_rows: False if there are logged metrics and no rollouts.
         recording: canonical column to what would record it, in the words of the trainer or of the dump; ``*`` is any
             other, and ``metrics`` its log.
@@ -49,6 +51,7 @@ class Context:
         unstated: what to state of the run where nothing says which trainer made it, or with which options.
         imported: True if an importer made the rows of rollout files, and looked at the files themselves.
         omits_rows: True if the rows come from a dump that need not hold all rows of a step.
+        splits_unknown: evaluation rows among the rows cannot be told from training rows.
         averaged: names of metrics that were logged as means over several steps, and so are no value of one.
         windows: the steps that these are means over, and the values.
         refuted: options that the log contradicts.
@@ -63,14 +66,17 @@ class Context:
     files: tuple[str, ...] = ()
     metrics: frozenset[str] = frozenset()
     trainer: "Trainer | None" = None
+    made_by: tuple[str | None, str | None] = (None, None)
     config: "Config | None" = None
     objective: "Objective | None" = None
+    version_stated: bool = False
     averaged: frozenset[str] = frozenset()
     windows: tuple[Window, ...] = ()
     means: "AuditTally" = field(default_factory=dict)
     has_rows: bool = True
     imported: bool = False
     omits_rows: bool = False
+    splits_unknown: bool = False
     digits: Mapping[str, tuple[Digits, ...]] = field(default_factory=dict)
     recording: Mapping[str, str] = field(default_factory=dict)
     refuted: tuple[Refuted, ...] = ()
@@ -118,6 +124,12 @@ class Judgement:
     advice: str
     measures: Mapping[str, Measure] = field(default_factory=dict)
     cause: Cause | None = None
+
+
+MIXED_SPLITS = Missing(
+    "evaluation rows cannot be told from training rows",
+    "put trainer_state.json, which says when was evaluated, beside the folder of the dump",
+)
 
 
 class Rule(ABC, Generic[T]):

@@ -7,6 +7,7 @@ from functools import cached_property
 from itertools import product
 from typing import TYPE_CHECKING
 
+from rolloutdoctor.data.batch import StepKey
 from rolloutdoctor.objective.objective import Objective
 from rolloutdoctor.objective.parts import Part
 from rolloutdoctor.trainers.options import Config, Layer, Option, parse_version, resolve
@@ -49,6 +50,7 @@ class Trace:
         fits: tells whether it can be logged under a value of the option.
         words: under which values it is logged, as the end of "NAME is logged".
         nonzero: only a value other than 0 tells.
+        value: the only value under which it is logged, or None where there are several.
     """
 
     metric: str
@@ -56,6 +58,7 @@ class Trace:
     fits: Callable[[object], bool]
     words: str
     nonzero: bool = False
+    value: object = None
 
 
 @dataclass(frozen=True)
@@ -104,6 +107,20 @@ def _does_not_say(logged: Mapping[str, float]) -> bool | None:
     return None
 
 
+StepValues = Callable[[Config, Mapping[StepKey, Mapping[str, float]]], Mapping[StepKey, Mapping[str, float]]]
+"""A configuration and what was logged at each step to further values of the steps."""
+
+
+def _no_step_values(
+    config: Config, logged: Mapping[StepKey, Mapping[str, float]]
+) -> Mapping[StepKey, Mapping[str, float]]:
+    return {}
+
+
+def _is_not_known(config: Config) -> bool:
+    return False
+
+
 def _never(config: Config) -> str:
     return ""
 
@@ -147,7 +164,10 @@ class Trainer:
         generation_metrics: patterns of the metrics that are made once for each generated batch.
         reuse: says why a step may have trained on rows that were generated for an earlier one, where the options do not
             rule it out; empty where they do. What is logged of a generation is logged once then.
+        single_update: tells that the options have one update a batch, whose log-probs at the loss are the old ones to
+            the bit.
         instant_metrics: metrics that are of the logged step alone, whatever that option says.
+        step_values: the values that steps took over from the steps before, under names that nothing logs.
         quantities: what each recomputed metric is, by name or pattern, in the words of
             `radii.metrics.METRICS`; a metric that is not named is a mean of values of one sign.
         not_recomputed: metrics that it logs (a star stands for any ending) and `metrics` never gives, with the reason.
@@ -187,7 +207,9 @@ class Trainer:
     updates: Callable[[Config], int | None] = _whole
     generation_metrics: tuple[str, ...] = ()
     reuse: Callable[[Config], str] = _never
+    single_update: Callable[[Config], bool] = _is_not_known
     instant_metrics: frozenset[str] = frozenset()
+    step_values: StepValues = _no_step_values
     quantities: Mapping[str, str] = field(default_factory=dict)
     not_recomputed: Mapping[str, str] = field(default_factory=dict)
     reward_free: Callable[[Mapping[str, float]], bool | None] = _does_not_say

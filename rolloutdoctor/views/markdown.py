@@ -19,7 +19,7 @@ def render(report: Report, style: Style) -> str:
 def _lines(report: Report) -> Iterator[str]:
     yield f"## rolloutdoctor: {severities(report)}\n"
     size = report.input
-    who = f"{report.trainer} {report.trainer_version}" if report.trainer else "trainer unknown"
+    who = f"{report.trainer} {report.trainer_version or ''}".rstrip() if report.trainer else "trainer unknown"
     yield f"{_text(who)}; {size.rows:,} rows, {size.groups:,} groups, {size.steps:,} steps, {size.tokens:,} tokens\n"
     lines = list(audit_lines(report.audit))
     if lines:

@@ -122,11 +122,10 @@ def test_files_may_hold_other_options():
 
 def test_a_value_that_is_overridden_need_not_be_understood():
     # The file says what this version does not compute; the user says what to compute instead.
-    metadata = RunMetadata("trl", "1.16.0", {"entropy_coef": 0.1})
-    assert value("entropy_coef", Layer("--set", {"entropy_coef": 0.0}), metadata=metadata)[:2] == (0.0, "--set")
-    with pytest.raises(
-        UsageError, match=r"entropy_coef = 0.1 \(file metadata\): the entropy's gradient needs the logits"
-    ):
+    name, layer = "router_aux_loss_coef", Layer("--set", {"router_aux_loss_coef": 0.0})
+    metadata = RunMetadata("trl", "1.16.0", {name: 0.1})
+    assert value(name, layer, metadata=metadata)[:2] == (0.0, "--set")
+    with pytest.raises(UsageError, match=rf"{name} = 0.1 \(file metadata\): the loss of the router is not in the rows"):
         configure(metadata, None, [])
 
 
@@ -214,7 +213,7 @@ def test_spellings_of_scale_rewards(spelling, meaning):
         ("trl", {"num_generations": 1}, "num_generations = 1 .* is out of range"),
         ("trl", {"scale_rewards": "std"}, "scale_rewards = 'std' .*: expected one of group, batch, none"),
         ("trl", {"loss_type": "gpro"}, r"did you mean 'grpo'\?"),
-        ("trl", {"use_adaptive_entropy": True}, "the entropy's gradient needs the logits, which are not in the rows"),
+        ("slime", {"entropy_coef": 0.1}, "the entropy's gradient needs the logits, which are not in the rows"),
         ("trl@1.9.0", {"loss_type": "luspo"}, "luspo before TRL 1.10.0 takes the mean over padded cells"),
         ("trl@1.13.0", {"use_liger_kernel": True}, "use_liger_kernel before TRL 1.14.0"),
         (

@@ -209,6 +209,21 @@ def test_nothing_logged_is_skipped(trainer, options, names):
     assert "NAME.metrics.parquet" in skipped.remedy
 
 
+def test_options_and_version_expose_it_without_a_logged_kl():
+    found = found_by(CODE, rows(), kl_coef=0.25, **PPO)
+    assert (found.severity, found.verdict) == (Severity.WARNING, "exposed")
+    assert found.headline == "slime 0.3.1 logs 0.0625 as its KL, which is 0.25"
+    assert values(found)["recomputed"] == 0.25
+    assert values(found)["logged"] is None
+    # The release that is only assumed, the next one, another estimator, and rows where both are the same.
+    for trainer, options in (("slime", "ppo"), ("slime@0.4.0", "ppo"), ("slime@0.3.1", "grpo")):
+        report = report_on(rows(), select=[CODE], trainer=trainer, advantage_estimator=options, kl_coef=0.25)
+        assert not report.findings
+        assert not report.clean
+    still = toy_batch([[0, 0]], policy=-1.0, ref=-1.0, values=0.0)
+    assert found_by(CODE, still, kl_coef=0.25, **PPO) is None
+
+
 def windowed_run(folder, *, every, said):
     """Four steps of one group; the logged KL of a line is the mean over the steps since the line before."""
     reward, policy, ref = [1.0, 0.0], [[-1.0, -1.0], [-1.0]], {1: -1.1, 2: -1.5, 3: -1.2, 4: -2.0}

@@ -10,6 +10,9 @@ from rolloutdoctor.importers.reading import lines
 from rolloutdoctor.io.locations.paths import Source, reason
 from rolloutdoctor.results.errors import InputError
 
+_OF_ROLLOUTS = {"group_id", "prompt", "completion", "response", "sample_id", "uid"}
+"""Columns that no log has: with a row for each response, the last one of a step would stand for all."""
+
 
 class CsvTable:
     """A CSV with a column of steps."""
@@ -54,7 +57,7 @@ def _csv_step(path: Path) -> bool:
             names = next(csv.reader([file.readline(2**20)]), [])
     except (OSError, UnicodeDecodeError, csv.Error):
         return False
-    return any(name in STEPS for name in names)
+    return any(name in STEPS for name in names) and not _OF_ROLLOUTS & {*names}
 
 
 def _cell(text: str) -> object:
