@@ -45,6 +45,7 @@ class AggregationByMicroBatch(CauseRule):
         "https://github.com/volcengine/verl/issues/906",
     )
     stages = ("loss",)
+    shown_by = frozenset({"loss", "policy_loss"})
     remedy = "log the loss and the KL of every optimiser step beside the run"
     absent = "every step is one micro-batch"
 

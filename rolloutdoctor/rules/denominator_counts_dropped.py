@@ -41,6 +41,7 @@ class DenominatorCountsDropped(CauseRule):
     name = "denominator-counts-dropped"
     references = ("https://github.com/huggingface/trl/issues/6369",)
     stages = ("loss",)
+    shown_by = frozenset({"loss", "policy_loss"})
     remedy = "log the loss and the KL of every optimiser step beside the run"
     absent = "no token was masked by rejection"
 

@@ -40,4 +40,5 @@ class MetricMeanOfMeans(CauseRule):
         "https://github.com/huggingface/trl/issues/7012",
     )
     stages = ("kl", "loss", "metrics")
+    shown_by = frozenset({"kl", "drift"})
     remedy = "log the trainer's metrics of every step beside the run"

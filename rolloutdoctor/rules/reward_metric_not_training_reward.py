@@ -33,4 +33,5 @@ class RewardMetricNotTrainingReward(CauseRule):
     name = "reward-metric-not-training-reward"
     references = ("https://github.com/huggingface/trl/issues/5352",)
     stages = ("metrics",)
+    shown_by = frozenset({"rewards"})
     remedy = "log the trainer's metrics of every step beside the run"

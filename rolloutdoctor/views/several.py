@@ -60,9 +60,12 @@ def _codes(run: CheckedRun) -> str:
         return plain(run.error, 300)
     parts = []
     for severity in (Severity.ERROR, Severity.WARNING):
-        codes = [finding.code for finding in run.report.findings if finding.severity is severity]
+        codes = [finding.code for finding in run.report.causes if finding.severity is severity]
         if codes:
             parts.append(f"{severity.label} {' '.join(codes)}")
+    for finding in run.report.findings:
+        if finding.follows_from and finding.severity >= Severity.WARNING:
+            parts.append(f"{finding.code} follows from {finding.follows_from}")
     size, coverage = run.report.input, run.report.coverage
     applicable = coverage.rules - len(run.report.not_applicable)
     told = "; ".join(parts) or f"{coverage.tested} of {applicable} rules tested"
