@@ -28,7 +28,6 @@ class AuditedTally(Sums):
         not_compared: values that could not be compared.
         worst: largest difference in radii.
         steps: steps in which what the rule is about could show itself.
-        doubted: those of `not_compared` at steps of complete groups, which no missing row accounts for.
     """
 
     compared: int = 0
@@ -36,7 +35,6 @@ class AuditedTally(Sums):
     not_compared: int = 0
     worst: float = largest()
     steps: int = 0
-    doubted: int = 0
 
 
 @dataclass(frozen=True)
@@ -46,14 +44,15 @@ class AuditedRule(Rule[AuditedTally]):
     Attributes:
         part_names: parts of the objective of which the rule needs one; none: it is about every objective.
         absent: why the rows rule the fault out, where `occurs` holds in no step.
-        shown_by: kinds of quantities (`radii.metrics.METRICS`) of which one has to be compared for the fault to show;
-            none: any of its stages.
+        shown_by: kinds of quantities (`radii.metrics.METRICS`) that the fault changes; none: any of its stages.
+        shown_by_each: True if each of these has to agree, and not one of them.
     """
 
     tally = AuditedTally
     part_names: ClassVar[tuple[Part, ...]] = ()
     absent: ClassVar[str] = "no training step was read"
     shown_by: ClassVar[frozenset[str]] = frozenset()
+    shown_by_each: ClassVar[bool] = False
 
     def parts(self, context: Context) -> tuple[Part, ...]:
         """Return the parts of the objective of which the rule needs one."""
@@ -87,7 +86,7 @@ class AuditedRule(Rule[AuditedTally]):
         return step.cached(f"audited {occurs} {self.stages}", lambda: self._counted(step, occurs=occurs))
 
     def _counted(self, step: "StepView", *, occurs: bool) -> AuditedTally:
-        by_stage = step.cached("audited", lambda: _by_stage(step))
+        by_stage = step.cached("audited", lambda: _by_stage(step.audit.values()))
         counted = [by_stage[stage] for stage in self.stages if stage in by_stage]
         return reduce(add, counted, AuditedTally(steps=int(occurs)))
 
@@ -137,22 +136,19 @@ class AuditedRule(Rule[AuditedTally]):
                 "values",
                 f"settle what {rival.code} reports, and check again",
             )
-        of_means = sum(tally.not_compared for tally in audit.values() if tally.window > 1)
-        whole = {name for name, tally in audit.items() if tally.not_compared and not tally.compared}
-        doubted = {name for name, tally in audit.items() if tally.not_compared}
-        if whole or run.doubted or of_means:
-            in_doubt = whole or doubted
-            why = min((audit[name].reason for name in in_doubt), default="rows or columns are missing")
+        shown = {name: tally for name, tally in audit.items() if self._shows(name, context)}
+        doubted = {name: tally.reason for name, tally in shown.items() if not tally.is_tested}
+        if doubted and (self.shown_by_each or len(doubted) == len(shown)):
             return Missing(
-                f"the logged {listed(in_doubt)} could not all be compared, so the fault need not show: {why}",
+                f"not every logged {listed(doubted)} could be compared: {min(doubted.values())}",
                 "record what is missing, or leave steps that are not complete out with --steps",
             )
-        if self.shown_by and not any(tally.compared and self._shows(name, context) for name, tally in audit.items()):
-            return Missing("nothing was logged that could show it", self.remedy)
-        return None
+        return None if shown or not audit else Missing("nothing was logged that could show it", self.remedy)
 
     def _shows(self, name: str, context: Context) -> bool:
         """True if the fault would change a quantity."""
+        if not self.shown_by:
+            return True
         if name in LOGGED_COLUMNS or context.trainer is None:
             return name in self.shown_by
         return context.trainer.kind_of(name.removesuffix(" (eval)")) in self.shown_by
@@ -283,12 +279,11 @@ def _disagreeing(step: "StepView") -> "Mapping[str, QuantityTally]":
     return step.cached("disagreeing", lambda: {name: one for name, one in step.audit.items() if one.first is not None})
 
 
-def _by_stage(step: "StepView") -> dict[str, AuditedTally]:
+def _by_stage(tallies: "Iterable[QuantityTally]") -> dict[str, AuditedTally]:
     """Add up the quantities of each stage: many rules are about the same ones."""
     found: dict[str, list[AuditedTally]] = {}
-    for one in step.audit.values():
-        doubted = 0 if one.not_compared and step.lacks_rows else one.not_compared
-        counts = AuditedTally(one.compared, one.agree, one.not_compared, one.worst, doubted=doubted)
+    for one in tallies:
+        counts = AuditedTally(one.compared, one.agree, one.not_compared, one.worst)
         found.setdefault(one.stage, []).append(counts)
     return {stage: AuditedTally.of_all(each) for stage, each in found.items()}
 

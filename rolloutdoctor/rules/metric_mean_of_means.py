@@ -41,4 +41,5 @@ class MetricMeanOfMeans(CauseRule):
     )
     stages = ("kl", "loss", "metrics")
     shown_by = frozenset({"kl", "drift"})
+    shown_by_each = True
     remedy = "log the trainer's metrics of every step beside the run"

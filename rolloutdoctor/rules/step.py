@@ -10,7 +10,6 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from rolloutdoctor.audit.doubts import doubts_of
 from rolloutdoctor.audit.logged import logs_anything, of_step
 from rolloutdoctor.audit.step import audit_step, window_values
 from rolloutdoctor.audit.stored_digits import stored_radius
@@ -302,11 +301,6 @@ class StepView:
         # Where nothing was logged, nothing needs to be recomputed.
         metrics = self.metrics if self.logged else {}
         return audit_step(logged, evaluation, trainer, self.config, metrics)
-
-    @property
-    def lacks_rows(self) -> bool:
-        """True if some groups of the step are not complete, and others are."""
-        return self.trainer is not None and bool(doubts_of(self.batch, self.trainer, self.config).odd_N.any())
 
     def window_values(self, names: Collection[str]) -> Mapping[str, StepValue]:
         """What the step adds to metrics that were logged as means over several steps."""

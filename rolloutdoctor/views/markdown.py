@@ -29,7 +29,8 @@ def _lines(report: Report) -> Iterator[str]:
     if report.findings:
         yield "| severity | rule | verdict | magnitude |\n| --- | --- | --- | --- |"
         for found in report.findings:
-            yield f"| {found.severity.label} | {found.code} {found.name} | {standing(found)} | {_text(found.headline)} |"
+            cells = found.severity.label, f"{found.code} {found.name}", standing(found), _text(found.headline)
+            yield f"| {' | '.join(cells)} |"
         yield ""
         for found in report.findings:
             yield from _finding(found)

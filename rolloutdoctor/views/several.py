@@ -63,9 +63,11 @@ def _codes(run: CheckedRun) -> str:
         codes = [finding.code for finding in run.report.causes if finding.severity is severity]
         if codes:
             parts.append(f"{severity.label} {' '.join(codes)}")
-    for finding in run.report.findings:
-        if finding.follows_from and finding.severity >= Severity.WARNING:
-            parts.append(f"{finding.code} follows from {finding.follows_from}")
+    parts += [
+        f"{one.code} follows from {one.follows_from}"
+        for one in run.report.findings
+        if one.follows_from and one.severity >= Severity.WARNING
+    ]
     size, coverage = run.report.input, run.report.coverage
     applicable = coverage.rules - len(run.report.not_applicable)
     told = "; ".join(parts) or f"{coverage.tested} of {applicable} rules tested"

@@ -39,7 +39,7 @@ def _parts(report: Report, style: Style) -> Iterator[RenderableType]:
 
 
 def _in_short(report: Report, style: Style) -> Iterator[RenderableType]:
-    """Every finding in four lines, information and what follows from another in one; the audit, and what could not be tested, in one each."""
+    """Every finding in four lines, or in one if it is information or follows from another; then the rest in short."""
     codes = [finding.code for finding in report.findings]
     for finding in report.findings:
         see = f"follows from {finding.follows_from}" if finding.follows_from else explanation(finding.code, codes)
