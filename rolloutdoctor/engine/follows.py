@@ -46,7 +46,7 @@ FOLLOWS: tuple[tuple[str, tuple[str, ...], Condition], ...] = (
     ("RDI007", ("RDG005", "RDM004", "RDA001"), _always),
     ("RDI006", ("RDG005", "RDM004", "RDA001"), _always),
     ("RDA004", ("RDG005", "RDM004"), _of_advantages),
-    ("RDA004", ("RDA006", "RDA007"), _is_error),
+    ("RDA004", ("RDA003", "RDA006", "RDA007"), _is_error),
     ("RDM007", ("RDM001",), _always),
     ("RDI008", ("RDO001",), _always),
     ("RDO003", ("RDO002", "RDO001"), _always),

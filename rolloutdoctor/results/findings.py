@@ -237,8 +237,9 @@ class Report(Displayed):
 
     @property
     def causes(self) -> tuple[Finding, ...]:
-        """The findings that count on their own: those that follow from no other one."""
-        return tuple(finding for finding in self.findings if finding.follows_from is None)
+        """The findings that count on their own: those that follow from none of the others."""
+        codes = {finding.code for finding in self.findings}
+        return tuple(finding for finding in self.findings if finding.follows_from not in codes)
 
     def worst(self) -> Severity | None:
         """The highest severity found, or None."""

@@ -24,7 +24,8 @@ class DenominatorCountsDropped(CauseRule):
     ## How it is measured
     Every logged loss and KL is held against both formulas, each within its rounding radius. The finding gives how
     many values each explains and how far the gradient differs in log-prob space: `relative_change_l1` = |g_made -
-    g_recorded|_1 / |g_recorded|_1, and the `cosine` of the two.
+    g_recorded|_1 / |g_recorded|_1, and the `cosine` of the two. Clean: a loss was logged, and every one agrees
+    with the recorded denominator.
 
     ## What to do
     Decide which is meant, and state it.

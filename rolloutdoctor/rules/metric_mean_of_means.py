@@ -19,7 +19,7 @@ class MetricMeanOfMeans(CauseRule):
 
     ## How it is measured
     Every logged value is held against each average within its rounding radius; the finding names the one that gives
-    all of them.
+    all of them. Clean: every logged KL and drift agrees with the trainer's own average.
 
     ## What to do
     Log sums and counts, and divide once.

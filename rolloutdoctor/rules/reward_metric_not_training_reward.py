@@ -17,7 +17,8 @@ class RewardMetricNotTrainingReward(CauseRule):
     The curve that everybody watches then rises while the reward that trains falls, or the other way round.
 
     ## How it is measured
-    Every logged value is held against each definition within its rounding radius.
+    Every logged value is held against each definition within its rounding radius. Clean: the logged reward
+    metrics agree with the recorded rewards.
 
     ## What to do
     Log the reward that enters the advantages beside the one that people read.

@@ -63,11 +63,10 @@ def _codes(run: CheckedRun) -> str:
         codes = [finding.code for finding in run.report.causes if finding.severity is severity]
         if codes:
             parts.append(f"{severity.label} {' '.join(codes)}")
-    parts += [
-        f"{one.code} follows from {one.follows_from}"
-        for one in run.report.findings
-        if one.follows_from and one.severity >= Severity.WARNING
-    ]
+    below = [one for one in run.report.findings if one.follows_from and one.severity >= Severity.WARNING]
+    for cause in dict.fromkeys(one.follows_from for one in below):
+        codes = [one.code for one in below if one.follows_from == cause]
+        parts.append(f"{', '.join(codes)} {'follows' if len(codes) == 1 else 'follow'} from {cause}")
     size, coverage = run.report.input, run.report.coverage
     applicable = coverage.rules - len(run.report.not_applicable)
     told = "; ".join(parts) or f"{coverage.tested} of {applicable} rules tested"
