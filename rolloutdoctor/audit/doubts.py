@@ -10,6 +10,7 @@ from dataclasses import dataclass, replace
 import torch
 from torch import Tensor
 
+from rolloutdoctor.audit.tally import INCOMPLETE
 from rolloutdoctor.data.batch import TRAIN, RolloutBatch
 from rolloutdoctor.evaluation.evaluate import Evaluation, evaluate
 from rolloutdoctor.evaluation.radii.metrics import metric_radius
@@ -48,7 +49,7 @@ def doubts_of(batch: RolloutBatch, trainer: Trainer, config: Config | None, *, o
     odd_N = _odd_rows(batch, trainer, config)
     rows = missing_ranks(batch)
     if not rows and bool(odd_N.any()):
-        rows = "some groups do not have the configured number of rows"
+        rows = INCOMPLETE
     if not rows and omits_rows:
         rows = "the dump need not hold all rows of a step"
     is_single = config is not None and trainer.single_update(config)

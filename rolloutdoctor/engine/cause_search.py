@@ -1,7 +1,7 @@
 """Try hypotheses on some steps, stage by stage, and count over all steps what those established."""
 
 from collections.abc import Callable, Collection, Hashable, Iterable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any, TypeVar
 
 import torch
@@ -45,11 +45,15 @@ class Diagnosis:
         causes: what was established, in the order of the stages.
         fixes: quantity to the names of the known fixes with which its values agree.
         unexplained: quantity to its tally, where no hypothesis gives the logged values.
+        partly: quantities of which a cause explains some values and not all, or that come after such ones.
+        given: quantities of `unexplained` whose values follow from the logged advantages.
     """
 
     causes: tuple[Cause, ...] = ()
     fixes: Mapping[str, tuple[str, ...]] = field(default_factory=dict)
     unexplained: AuditTally = field(default_factory=dict)
+    partly: frozenset[str] = frozenset()
+    given: frozenset[str] = frozenset()
 
 
 @dataclass(frozen=True, eq=False)
@@ -325,12 +329,14 @@ class Search:
                     fixes[name] = (*fixes.get(name, ()), one.hypothesis.name)
             else:
                 causes.append(cause_of(one.hypothesis, one.quantities, one.also, count))
-        unexplained = {
+        left = {
             name: last.get(name, tally)
             for name, tally in audit.items()
-            if tally.disagree and (name not in last or last[name].disagree) and not self._follows(name, tally)
+            if tally.disagree and (name not in last or last[name].disagree)
         }
-        return _with_factors(Diagnosis(tuple(causes), fixes, unexplained))
+        partly = frozenset(name for name in left if self._follows(name, audit[name]))
+        unexplained = {name: tally for name, tally in left.items() if name not in partly}
+        return _with_factors(Diagnosis(tuple(causes), fixes, unexplained, partly))
 
     def _follows(self, name: str, tally: QuantityTally) -> bool:
         """True if a quantity is explained in part, or comes after one that is: the cause says how much is left."""
@@ -383,7 +389,7 @@ def _with_factors(diagnosis: Diagnosis) -> Diagnosis:
                 explains=(name,),
             )
         )
-    return Diagnosis(tuple(found), diagnosis.fixes, unexplained)
+    return replace(diagnosis, causes=tuple(found), unexplained=unexplained)
 
 
 def _better(base: QuantityTally | None, found: QuantityTally) -> QuantityTally:

@@ -9,11 +9,12 @@ from rolloutdoctor.engine.accumulate import RuleState, RunState, run_total
 from rolloutdoctor.engine.cause_search import Diagnosis, undiagnosed
 from rolloutdoctor.engine.configure import Configured
 from rolloutdoctor.engine.coverage import nothing_found
+from rolloutdoctor.engine.follows import by_cause
 from rolloutdoctor.engine.plan import Plan
 from rolloutdoctor.objective.required_columns import CUT_COLUMNS, is_incomplete, loss_columns
 from rolloutdoctor.ops.logged_digits import WHOLE_LOG
 from rolloutdoctor.results.audit import AuditEntry, Cause, Disagreement
-from rolloutdoctor.results.findings import Finding, NotApplicable, Report, Severity, Skipped
+from rolloutdoctor.results.findings import Finding, NotApplicable, Report, Skipped
 from rolloutdoctor.results.version import __version__
 from rolloutdoctor.rules.audited import audited_stages
 from rolloutdoctor.rules.base import Context, counted
@@ -46,7 +47,7 @@ def judge(
     audit = {name: tally for name, tally in state.audit.items() if tally.stage in stages}
     diagnosis = diagnosis or undiagnosed(audit)
     means = {name: tally for name, tally in audit.items() if tally.window > 1}
-    context = replace(diagnosed(plan.context, diagnosis), means=means)
+    context = replace(diagnosed(plan.context, diagnosis), means=means, audit=audit)
     findings: list[Finding] = []
     clean: list[tuple[str, str]] = []
     skipped, not_applicable = list(plan.skipped), list(plan.not_applicable)
@@ -79,7 +80,6 @@ def judge(
             skipped.append(untested)
         else:
             clean.append((rule.code, rule.name))
-    findings = _yielding(plan, findings)
     made_by = context.made_by if configured is None else (configured.trainer.name, configured.version)
     return Report(
         version=__version__,
@@ -89,7 +89,7 @@ def judge(
         trainer=made_by[0],
         trainer_version=made_by[1],
         config=configured.settings() if configured else {},
-        findings=tuple(sorted(findings, key=lambda found: (-found.severity, found.code))),
+        findings=by_cause(findings, context),
         clean=tuple(clean),
         skipped=tuple(sorted(skipped, key=lambda one: one.code)),
         notes=tuple(notes),
@@ -103,7 +103,13 @@ def diagnosed(context: Context, diagnosis: Diagnosis) -> Context:
     by_code: dict[str, tuple[Cause, ...]] = {}
     for cause in diagnosis.causes:
         by_code[cause.code] = (*by_code.get(cause.code, ()), cause)
-    return replace(context, causes=by_code, unexplained=diagnosis.unexplained)
+    return replace(
+        context,
+        causes=by_code,
+        unexplained=diagnosis.unexplained,
+        partly=diagnosis.partly,
+        given=diagnosis.given,
+    )
 
 
 def _means_left(audit: AuditTally, state: RunState, context: Context) -> dict[str, str]:
@@ -171,21 +177,6 @@ def _finding(rule: AnyRule, seen: RuleState, total: Any, context: Context) -> Fi
         cause=judgement.cause,
         why=rule.why(),
     )
-
-
-def _yielding(plan: Plan, findings: list[Finding]) -> list[Finding]:
-    """Make a finding information where another rule's names the cause of what it sees."""
-    found = {finding.code: finding.name for finding in findings if finding.severity > Severity.INFO}
-    causes = {rule.code: next((code for code in rule.yields_to if code in found), None) for rule in plan.rules}
-
-    def yielding(finding: Finding) -> Finding:
-        code = causes[finding.code]
-        if code is None or finding.severity <= Severity.INFO:
-            return finding
-        evidence = f"{finding.evidence}; {code} ({found[code]}) names the cause"
-        return replace(finding, severity=Severity.INFO, evidence=evidence)
-
-    return [yielding(finding) for finding in findings]
 
 
 def _by_step(state: RunState) -> list[tuple[str, tuple[int, int]]]:

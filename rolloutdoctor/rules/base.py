@@ -58,6 +58,9 @@ class Context:
         refutable: the log holds a metric that could contradict an option.
         causes: code of a rule to the causes of disagreements that it reports; known once the steps were read.
         means: name of a metric to how its means over several steps compare; known once the steps were read.
+        audit: logged quantity to how its values compare; known once the steps were read.
+        partly: logged quantities of which a cause explains some values and not all; known once the steps were read.
+        given: those of `unexplained` that follow from the logged advantages; known once the steps were read.
         unexplained: logged quantity to how its values differ from the recomputed ones, where no known cause explains
             them; known once the steps were read.
     """
@@ -82,6 +85,9 @@ class Context:
     refuted: tuple[Refuted, ...] = ()
     refutable: bool = False
     causes: Mapping[str, tuple[Cause, ...]] = field(default_factory=dict)
+    audit: "AuditTally" = field(default_factory=dict)
+    partly: frozenset[str] = frozenset()
+    given: frozenset[str] = frozenset()
     unexplained: "AuditTally" = field(default_factory=dict)
     unstated: str = "name it with --trainer NAME (and --set KEY=VALUE); `rolloutdoctor trainers` lists them"
 
@@ -145,8 +151,6 @@ class Rule(ABC, Generic[T]):
         needs_objective: False if the rule runs without knowing the trainer.
         splits: the splits it is about.
         stages: the stages of the audit that it judges by.
-        yields_to: codes of rules that name a cause of what this one sees: where one of them finds it, this one's
-            finding is information.
     """
 
     code: ClassVar[str]
@@ -158,7 +162,6 @@ class Rule(ABC, Generic[T]):
     needs_rows: ClassVar[bool] = True
     splits: ClassVar[tuple[str, ...]] = ("train", "eval")
     stages: ClassVar[tuple[str, ...]] = ()
-    yields_to: ClassVar[tuple[str, ...]] = ()
 
     @abstractmethod
     def columns(self, context: Context) -> frozenset[str]:
@@ -238,6 +241,10 @@ class Rule(ABC, Generic[T]):
 
     def vacuous_reason(self, run: T, context: Context) -> str | None:
         """Say why the rows that were read rule the fault out; asked where `judge` found nothing."""
+        return None
+
+    def unseen_reason(self, run: T, context: Context) -> Missing | None:
+        """Say why the fault may be there and not have shown itself; asked where `judge` found nothing."""
         return None
 
     def decisive_parts(self, run: T, context: Context) -> tuple[Part, ...]:

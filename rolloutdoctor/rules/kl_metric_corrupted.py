@@ -297,6 +297,16 @@ class KlMetricCorrupted(Rule[KlMetricTally]):
             "log the KL of every optimiser step, or store it per token in the column kl",
         )
 
+    def unseen_reason(self, run: KlMetricTally, context: Context) -> Missing | None:
+        """A logged KL that is neither the recomputed one nor the reward buffer, by less than is reported here."""
+        if run.fits_kl == run.steps or _is_explained(context):
+            return None
+        return Missing(
+            f"the logged KL disagrees with the recomputed one in {run.steps - run.fits_kl:,} of "
+            f"{counted(run.steps, 'step')}, and the reward buffer does not explain it",
+            "check that the rows are all rows of the step, and that the KL options are those of the run",
+        )
+
     def judge(self, run: KlMetricTally, context: Context) -> Judgement | None:
         """An error if the logged values are the reward buffer, a warning if they are something unknown."""
         if not run.steps and not run.tokens and run.unlogged_differ:

@@ -25,7 +25,8 @@ class OptionsRefuted(AuditedRule):
 
     ## How it is measured
     A name or value in the log that is impossible under the option; or all logged values of a quantity that agree,
-    within their rounding radii, with another value of the option and not with the recorded one.
+    within their rounding radii, with another value of the option and not with the recorded one. Clean: no name in the
+    log is impossible, and no logged value disagrees; an option that changes nothing that was logged was not tested.
 
     ## What to do
     State the option that the run had with --set KEY=VALUE, or correct the file's metadata.

@@ -37,4 +37,5 @@ class RatioNotOne(CauseRule):
     name = "ratio-not-one"
     references = ("https://github.com/volcengine/verl/issues/6280",)
     stages = ("loss",)
+    shown_by = frozenset({"loss", "policy_loss"})
     remedy = "log the loss and the KL of every optimiser step beside the run"

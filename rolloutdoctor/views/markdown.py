@@ -5,7 +5,7 @@ from collections.abc import Iterator
 
 from rolloutdoctor.results.findings import Finding, Report
 from rolloutdoctor.views.audit_words import audit_lines
-from rolloutdoctor.views.concise import counts, severities
+from rolloutdoctor.views.concise import counts, severities, standing
 from rolloutdoctor.views.markup import inert
 from rolloutdoctor.views.style import Style, plain, set_to, shown, where
 
@@ -29,7 +29,8 @@ def _lines(report: Report) -> Iterator[str]:
     if report.findings:
         yield "| severity | rule | verdict | magnitude |\n| --- | --- | --- | --- |"
         for found in report.findings:
-            yield f"| {found.severity.label} | {found.code} {found.name} | {found.verdict} | {_text(found.headline)} |"
+            cells = found.severity.label, f"{found.code} {found.name}", standing(found), _text(found.headline)
+            yield f"| {' | '.join(cells)} |"
         yield ""
         for found in report.findings:
             yield from _finding(found)
