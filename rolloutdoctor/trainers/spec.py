@@ -5,7 +5,7 @@ from dataclasses import dataclass, field
 from fnmatch import fnmatchcase
 from functools import cached_property
 from itertools import product
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Protocol
 
 from rolloutdoctor.objective.objective import Objective
 from rolloutdoctor.objective.parts import Part
@@ -108,6 +108,26 @@ def _never(config: Config) -> str:
     return ""
 
 
+def _not_known(config: Config, *, numbered: bool) -> float | None:
+    return None
+
+
+class FirstGap(Protocol):
+    """Tells how far policy and old log-probs may be apart before a batch's first update, in nats."""
+
+    def __call__(self, config: Config, *, numbered: bool) -> float | None:
+        """Return None where the rows that were scored before it are not known.
+
+        Args:
+            config: the options.
+            numbered: rows say which update they were in, and those of the first are looked at; else all are.
+        """
+
+
+BF16_NOISE = 0.02
+"""Mean difference of two bf16 forward passes over the same tokens that are batched differently, in nats."""
+
+
 def _not_logged(logged: Mapping[str, float], config: Config | None) -> LossParts | None:
     return None
 
@@ -140,6 +160,10 @@ class Trainer:
         window_option: the option that says over how many steps a logged line averages, or None if each step is logged.
         reuse: says why a step may have trained on rows that were generated for an earlier one, where the options do not
             rule it out; empty where they do. What is logged of a generation is logged once then.
+        first_gap: how far policy and old log-probs may be apart before a batch's first update.
+        truncation_option: the option that masks responses that were cut off, or None.
+        sync_option: the option that copies the policy to the reference now and then, or None.
+        zero_std_metric: its metric that holds the share of rows or groups without a spread of rewards, or None.
         instant_metrics: metrics that are of the logged step alone, whatever that option says.
         quantities: what each recomputed metric is, by name or pattern, in the words of
             `radii.metrics.METRICS`; a metric that is not named is a mean of values of one sign.
@@ -178,6 +202,10 @@ class Trainer:
     masks_by_product: bool = False
     window_option: str | None = None
     reuse: Callable[[Config], str] = _never
+    first_gap: FirstGap = _not_known
+    truncation_option: str | None = None
+    sync_option: str | None = None
+    zero_std_metric: str | None = None
     instant_metrics: frozenset[str] = frozenset()
     quantities: Mapping[str, str] = field(default_factory=dict)
     not_recomputed: Mapping[str, str] = field(default_factory=dict)

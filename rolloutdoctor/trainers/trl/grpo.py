@@ -15,7 +15,7 @@ from rolloutdoctor.objective.parts import Part
 from rolloutdoctor.results.errors import UsageError
 from rolloutdoctor.trainers.options import Config
 from rolloutdoctor.trainers.spec import Choices, LossParts, PartOptions, Trace, Trainer, every
-from rolloutdoctor.trainers.trl.options import END_METRICS, NO_LOGITS, NOT_RECOMPUTED, OPTIONS, reuse
+from rolloutdoctor.trainers.trl.options import END_METRICS, NO_LOGITS, NOT_RECOMPUTED, OPTIONS, first_gap, reuse
 
 if TYPE_CHECKING:
     from rolloutdoctor.evaluation.evaluate import Evaluation
@@ -267,6 +267,10 @@ TRAINER = Trainer(
     aliases=ALIASES,
     window_option="logging_steps",
     reuse=reuse,
+    first_gap=first_gap,
+    truncation_option="mask_truncated_completions",
+    sync_option="sync_ref_model",
+    zero_std_metric="frac_reward_zero_std",
     instant_metrics=frozenset({"grad_norm", "learning_rate", "epoch", "num_tokens"}),
     quantities=QUANTITIES,
     not_recomputed=NOT_RECOMPUTED

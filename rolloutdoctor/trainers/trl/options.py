@@ -60,6 +60,9 @@ OPTIONS = (
     ),
     Option("max_completion_length", "integer", 512, "fixed length that dr_grpo divides by", low=1, optional=True),
     Option("mask_truncated_completions", "flag", False, "fully mask truncated responses", decides=False),
+    Option("sync_ref_model", "flag", False, "mix the policy into the reference now and then", decides=False),
+    Option("ref_model_sync_steps", "integer", 512, "optimiser steps from one such sync to the next", decides=False),
+    Option("ref_model_mixup_alpha", "number", 0.6, "share of the policy in such a mixture", decides=False),
     Option("gradient_accumulation_steps", "integer", 1, "micro-batches per optimiser step", low=1, decides=False),
     Option(
         "steps_per_generation", "integer", None, "micro-batches per generation", low=1, optional=True, decides=False
@@ -192,6 +195,11 @@ END_METRICS = (
     "completions/mean_length",
 )
 """How responses ended: TRL counts those without an end-of-sequence token as clipped, whatever ended them."""
+
+
+def first_gap(config: Config, *, numbered: bool) -> float | None:
+    """Before the first update policy and old log-probs are of one model on one batch: equal to the bit."""
+    return 0.0 if numbered or not reuse(config) else None
 
 
 def reuse(config: Config) -> str:
