@@ -90,7 +90,7 @@ def test_it_is_the_policy_at_one_step():
 def test_a_recorded_sync_is_information():
     steps = long_steps(lambda step, place: np.full(80, 0.0 if step == 4 else -0.1))
     for stated, severity in (({"sync_ref_model": True}, Severity.INFO), ({"sync_ref_model": False}, Severity.WARNING)):
-        (finding,) = diagnose(steps, trainer="trl", select=[CODE], **stated).findings
+        (finding,) = report_on(steps, trainer="trl", select=[CODE], **stated).findings
         assert finding.severity == severity
 
 
