@@ -116,9 +116,9 @@ def copies(seed, kinds=2):
     return value, ids
 
 
-def steps_of_copies(order, *, noise=0.0):
+def steps_of_copies(order, *, noise=0.0, steps=4):
     found = []
-    for step in range(4):
+    for step in range(steps):
         value, ids = copies(step)
         flipped = np.random.default_rng(step).random(ROWS) < noise
         value = np.where(flipped, 1.0 - value, value)
@@ -144,11 +144,11 @@ def test_equal_responses_that_agree_by_chance():
     # In an order that nothing knows of.
     order = np.arange(ROWS).reshape(GROUPS, SIZE)
     order = np.random.default_rng(5).permuted(order, axis=1).ravel()
-    finding = outcome(steps_of_copies(order))
+    finding = outcome(steps_of_copies(order, steps=12))
     assert (finding.severity, finding.verdict) == (Severity.WARNING, "exposed")
     assert "agree no better than different ones" in finding.message
     # Too few to say so.
-    assert outcome(steps_of_copies(order)[:1]).severity == Severity.INFO
+    assert outcome(steps_of_copies(order, steps=1)).severity == Severity.INFO
 
 
 def truncated(order, *, right=0.0):
