@@ -13,10 +13,10 @@ FIRST = 4
 
 
 def first_tokens(block: TokenBlock) -> Mapping[str, Tensor]:
-    """Return a hash of the first one, two and so on tokens of each row, ``[n, FIRST]`` int64, and of the last of these
-    the log-probs of sampler and trainer, ``[n, FIRST]`` float64.
+    """Return a hash of the first one, two and so on tokens of each row, and both log-probs of the last of these.
 
-    NaN where a row is shorter, or a token is not trained, so that what comes from elsewhere is left out.
+    ``[n, FIRST]`` int64 and float64. NaN where a row is shorter, or a token is not trained, so that what comes from
+    elsewhere is left out.
     """
     if not block.has("old_log_probs", "rollout_log_probs", "response_ids"):
         return {}

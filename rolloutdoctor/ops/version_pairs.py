@@ -89,7 +89,12 @@ def _bf16_spacing(x: "NDArray[np.float64]") -> "NDArray[np.float64]":
 
 
 def frozen_from(
-    pairs: Pairs, moves: "float | NDArray[np.float64]", share: float, least: int, contexts: int, stays_within: float | None = None
+    pairs: Pairs,
+    moves: "float | NDArray[np.float64]",
+    share: float,
+    least: int,
+    contexts: int,
+    stays_within: float | None = None,
 ) -> tuple[int, int, int, int | None, float | None, float | None]:
     """From which version on the sampler stays while the trainer moves.
 

@@ -190,7 +190,9 @@ class DeadGroups(Rule[DeadTally]):
     def _logged(self, steps: "StepView", full: "NDArray[np.int64]", dead: "NDArray[np.int64]") -> dict[str, list[Any]]:
         """The trainer's own share of each step that logged one, and that of its dead groups."""
         name = None if steps.writer is None else steps.writer.zero_std_metric
-        shares = [each.logged.get(name) if name and count else None for each, count in zip(steps.each, full, strict=True)]
+        shares = [
+            each.logged.get(name) if name and count else None for each, count in zip(steps.each, full, strict=True)
+        ]
         return {
             "logged_steps": [int(share is not None) for share in shares],
             "logged": [share or 0.0 for share in shares],

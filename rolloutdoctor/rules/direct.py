@@ -38,7 +38,7 @@ class DirectRule(CauseRule):
         shows: what an example is, after its count.
     """
 
-    tally = DirectTally
+    tally: ClassVar[type[AuditedTally]] = DirectTally
     unit: ClassVar[str] = "tokens"
     shows: ClassVar[str] = ""
 

@@ -56,16 +56,16 @@ class EngineFrozen(Rule[FrozenTally]):
     ## How it is measured
     Of prompts that come again, a sample of bounded size is kept: all records of the 128 contexts with the smallest
     hashes that end at the first token, and as many at the second, third and fourth. A version is the newest stamp of a
-    row, else its step. *Noise* is the standard
-    deviation of one token's log-prob among siblings of one version, of the trainer. In a pair of versions the trainer
-    moves if its mean changes by ten times that, and by 0.1 nats at least; the sampler stays if its mean changes by a
-    tenth of that, or four times the noise, at most. It is found where the sampler stays in 90 % of 20 or more moved
-    pairs, of five contexts or more, from some version on: of pairs at an engine that follows, one in ten stays by
-    chance. Moves of 0.002 nats count as well where the sampler's log-prob is the same number before and after, to
-    2^-20, and the trainer's moves by more than the spacing of bf16 if the sampler's were rounded to that: an engine that
-    follows gives the same number once in a thousand pairs. Where the trainer does not move either, as with a learning rate of 0, nothing is frozen. `frozen_from` is
-    that version. The sampler is the reference where in the last third of four steps or more its mean gap to the
-    reference is at most a tenth of that to the trainer, which grows in the order of steps (Spearman 0.8).
+    row, else its step. *Noise* is the standard deviation of one token's log-prob among siblings of one version, of the
+    trainer. In a pair of versions the trainer moves if its mean changes by ten times that, and by 0.1 nats at least;
+    the sampler stays if its mean changes by a tenth of that, or four times the noise, at most. It is found where the
+    sampler stays in 90 % of 20 or more moved pairs, of five contexts or more, from some version on: of pairs at an
+    engine that follows, one in ten stays by chance. Moves of 0.002 nats count as well where the sampler's log-prob is
+    the same number before and after, to 2^-20, and the trainer's moves by more than the spacing of bf16 if the
+    sampler's were rounded to that: an engine that follows gives the same number once in a thousand pairs. Where the
+    trainer does not move either, as with a learning rate of 0, nothing is frozen. `frozen_from` is that version. The
+    sampler is the reference where in the last third of four steps or more its mean gap to the reference is at most a
+    tenth of that to the trainer, which grows in the order of steps (Spearman 0.8).
 
     ## What to do
     Compare a weight of the engine with the trainer's after a sync; check that the adapter is served, and that the
@@ -102,7 +102,12 @@ class EngineFrozen(Rule[FrozenTally]):
 
     def optional_columns(self, context: Context) -> frozenset[str]:
         """What tells a prompt and a version."""
-        return prompt_columns(context.columns) | {"response_mask", "policy_version_max", "optim_step_id", "ref_log_probs"}
+        return prompt_columns(context.columns) | {
+            "response_mask",
+            "policy_version_max",
+            "optim_step_id",
+            "ref_log_probs",
+        }
 
     def unavailable_reason(self, context: Context) -> Missing | None:
         """Nothing says which rows answer one prompt in two steps."""
@@ -175,9 +180,9 @@ class EngineFrozen(Rule[FrozenTally]):
         }
 
     def _look(self, tally: FrozenTally) -> "_Found":
-        from rolloutdoctor.ops.version_pairs import frozen_from, pairs_of
-
         import numpy as np
+
+        from rolloutdoctor.ops.version_pairs import frozen_from, pairs_of
 
         pairs = pairs_of([tally.seen, tally.second, tally.third, tally.fourth])
         if pairs is None:
@@ -210,8 +215,7 @@ class EngineFrozen(Rule[FrozenTally]):
             return None
         if found.pairs < self.least_pairs:
             return Missing(
-                f"{counted(found.pairs, 'pair')} of one context at two versions, and it takes "
-                f"{self.least_pairs}",
+                f"{counted(found.pairs, 'pair')} of one context at two versions, and it takes {self.least_pairs}",
                 "widen --steps to where prompts come again",
             )
         if found.noise is None:
@@ -231,8 +235,9 @@ class EngineFrozen(Rule[FrozenTally]):
                 confirmed=False,
                 headline=f"the sampler is the reference: its log-probs are {number(own)} nats from the trainer's and "
                 f"{number(reference)} from the reference's",
-                message=f"over {counted(len(run.tokens), 'step')} the sampler's gap to the trainer grows to {number(own)} "
-                f"nats, and that to the reference stays at {number(reference)}: it was never given the trained weights",
+                message=f"over {counted(len(run.tokens), 'step')} the sampler's gap to the trainer grows to "
+                f"{number(own)} nats, and that to the reference stays at {number(reference)}: it was never given the "
+                "trained weights",
                 evidence="the log-probs of sampler, trainer and reference",
                 advice="check that the engine serves the adapter, and compare one of its weights with the trainer's",
             )

@@ -78,8 +78,8 @@ class GroupPartition(DirectRule):
             severity=Severity.ERROR if made else Severity.WARNING,
             confirmed=made,
             headline=f"one baseline for all prompts in {counted(run.shown, 'step')} of {run.looked_at:,}",
-            message=f"in {counted(run.shown, 'step')} the groups differ in size, and the trainer then compares all rows "
-            "of the step with each other, whatever their prompt",
+            message=f"in {counted(run.shown, 'step')} the groups differ in size, and the trainer then compares all "
+            "rows of the step with each other, whatever their prompt",
             evidence=f"all {run.compared:,} logged advantages follow from that"
             if made
             else "the numbers of rows in the file; no logged advantage could be compared",

@@ -196,8 +196,8 @@ class InertRewardTerm(Rule[InertTally]):
         if run.bits >= self.least_bits or not self.columns(context):
             return None
         return Missing(
-            f"{counted(run.groups, 'group')} of two or more rows with rewards by function, which agree by chance once in "
-            f"2^{run.bits:.0f} runs, and it takes 2^{self.least_bits:g}",
+            f"{counted(run.groups, 'group')} of two or more rows with rewards by function, which agree by chance once "
+            f"in 2^{run.bits:.0f} runs, and it takes 2^{self.least_bits:g}",
             "widen --steps, or record the column rewards for every row",
         )
 

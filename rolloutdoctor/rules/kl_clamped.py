@@ -87,8 +87,8 @@ class KlClamped(DirectRule):
             severity=Severity.WARNING,
             confirmed=follows(run),
             headline=f"{percent(run.shown / run.looked_at)} of the trained tokens are beyond the clamp of the KL",
-            message=f"in {counted(run.shown, 'trained token')} of {run.looked_at:,} the KL is above 10, where it has no "
-            "gradient",
+            message=f"in {counted(run.shown, 'trained token')} of {run.looked_at:,} the KL is above 10, where it has "
+            "no gradient",
             evidence="the log-probs of policy and reference, and the recorded estimator",
             advice="look at these tokens: a log-ratio of many nats is a wrong reference, a wrong token or a collapsed "
             "policy",

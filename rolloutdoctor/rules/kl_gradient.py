@@ -56,8 +56,8 @@ class KlGradient(DirectRule):
             severity=Severity.INFO,
             confirmed=False,
             headline="the KL in the loss is k1, whose gradient is zero in expectation",
-            message="the derivative of k1 by the policy's log-prob is 1 on every token, whatever the reference says: on "
-            "policy its expectation is zero, and the term adds noise alone",
+            message="the derivative of k1 by the policy's log-prob is 1 on every token, whatever the reference says: "
+            "on policy its expectation is zero, and the term adds noise alone",
             evidence="the options of the run",
             advice="take k2 (the gradient of the reverse KL) or k3, or put k1 in the reward",
         )

@@ -75,23 +75,23 @@ class LogProbShift(DirectRule):
     """Log-probs are one token early or late.
 
     ## What it does
-    Compares the sampler's log-probs with those of the trainer, and the reference's with those of the policy, in place and
-    moved by one token within each row. Where a
-    logged KL, loss or ratio does not follow from the log-probs in the file, tries the reference's and the old log-probs
-    moved by one token.
+    Compares the sampler's log-probs with those of the trainer, and the reference's with those of the policy, in place
+    and moved by one token within each row. Where a logged KL, loss or ratio does not follow from the log-probs in the
+    file, tries the reference's and the old log-probs moved by one token.
 
     ## Why it matters
-    KL, ratio and clip then compare different tokens: ratios of 3 and more on every second token, and a KL that
-    never falls.
+    KL, ratio and clip then compare different tokens: ratios of 3 and more on every second token, and a KL that never
+    falls.
 
     ## How it is measured
-    Sampler against trainer, and reference against policy, on sampled rows of eight adjacent trained tokens or more whose log-probs have a standard
-    deviation above 0.3: found where nine tenths of at least five such rows have a squared error that is five times
-    smaller one token away. `late_rows` have the sampler's log-prob one token later than the trainer's, `early_rows` one
-    earlier. Rows of near-certain tokens say nothing: all of their log-probs are the same.
+    Sampler against trainer, and reference against policy, on sampled rows of eight adjacent trained tokens or more
+    whose log-probs have a standard deviation above 0.3: found where nine tenths of at least five such rows have a
+    squared error that is five times smaller one token away. `late_rows` have the sampler's log-prob one token later
+    than the trainer's, `early_rows` one earlier. Rows of near-certain tokens say nothing: all of their log-probs are
+    the same.
 
-    Every logged loss and KL is held against both formulas, each within its rounding radius. The finding gives how
-    many values each explains and how far the gradient differs in log-prob space: `relative_change_l1` = |g_made -
+    Every logged loss and KL is held against both formulas, each within its rounding radius. The finding gives how many
+    values each explains and how far the gradient differs in log-prob space: `relative_change_l1` = |g_made -
     g_recorded|_1 / |g_recorded|_1, and the `cosine` of the two.
 
     ## What to do

@@ -101,15 +101,16 @@ class MaskLeak(Rule[LeakTally]):
     mean.
 
     ## How it is measured
-    Six signs, none of which asks what a token says. `trained_beyond`, which a recorder writes, counts trained tokens past
-    the completion, as where the mask of the loss was forgotten: an error. The sampler gave no log-prob (NaN) for a trained token, while it
-    gave one for others of the row: an error, but information where only the last token of rows lacks one, which a
-    trainer appended. Three or more trained tokens in a row have a log-prob below -12, the trainer's, and the sampler's
-    where there is one: a warning; so are three or more with a log-prob of exactly 0.0 from the sampler and a mean below
-    -1 from the trainer, inside of a row, where hardly any stand alone as placeholders do (`RDI005`). Where no log-probs of the sampler were recorded, trained tokens after the end of a
-    response with a single turn: a warning, from 1 % of the trained tokens on. The end is the one id that ends at least
-    90 % of the stopped responses of a step, eight or more; rows with masked tokens between trained ones have several
-    turns and are left out, and the model's own turns after an end look the same.
+    Six signs, none of which asks what a token says. `trained_beyond`, which a recorder writes, counts trained tokens
+    past the completion, as where the mask of the loss was forgotten: an error. The sampler gave no log-prob (NaN) for a
+    trained token, while it gave one for others of the row: an error, but information where only the last token of rows
+    lacks one, which a trainer appended. Three or more trained tokens in a row have a log-prob below -12, the trainer's,
+    and the sampler's where there is one: a warning; so are three or more with a log-prob of exactly 0.0 from the
+    sampler and a mean below -1 from the trainer, inside of a row, where hardly any stand alone as placeholders do
+    (`RDI005`). Where no log-probs of the sampler were recorded, trained tokens after the end of a response with a
+    single turn: a warning, from 1 % of the trained tokens on. The end is the one id that ends at least 90 % of the
+    stopped responses of a step, eight or more; rows with masked tokens between trained ones have several turns and are
+    left out, and the model's own turns after an end look the same.
 
     The fourth compares the responses of a group, where ids were recorded: trained tokens that all of them have at one
     place although the log-probs, the sampler's if there are any, say that independent draws would not agree: a warning.
@@ -163,8 +164,8 @@ class MaskLeak(Rule[LeakTally]):
 
     def unavailable_reason(self, context: Context) -> Missing | None:
         """None of the signs can show."""
-        known = context.columns
-        if known & {"trained_beyond", "rollout_log_probs", "old_log_probs", "policy_log_probs"} or known >= {"response_ids", "status"}:
+        known, log_probs = context.columns, {"rollout_log_probs", "old_log_probs", "policy_log_probs"}
+        if known & {"trained_beyond", *log_probs} or known >= {"response_ids", "status"}:
             return None
         name = "rollout_log_probs"
         return Missing(

@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING, Any
 
 from rolloutdoctor.results.findings import Severity
 from rolloutdoctor.rules.all_truncated import TRUNCATED
-from rolloutdoctor.rules.audited import AuditedTally, judged
+from rolloutdoctor.rules.audited import AuditedTally
 from rolloutdoctor.rules.base import Context, Judgement, Missing, counted
 from rolloutdoctor.rules.direct import DirectRule, DirectTally
 
@@ -94,7 +94,6 @@ class OptionsRefuted(DirectRule):
 
     def judge(self, run: AuditedTally, context: Context) -> Judgement | None:
         """An error: the run is not what its options say."""
-        causes = context.causes.get(self.code, ())
         if context.refuted:
             first = context.refuted[0]
             more = f" (and {len(context.refuted) - 1} more)" if len(context.refuted) > 1 else ""
@@ -107,4 +106,4 @@ class OptionsRefuted(DirectRule):
                 evidence=first.evidence,
                 advice=f"state the option of the run with --set {first.option}=VALUE, and check again",
             )
-        return judged(causes, Severity.ERROR) if causes else self.direct(run, context)
+        return super().judge(run, context)

@@ -1,8 +1,8 @@
 """RDO006: the importance ratio compares other log-probs."""
 
-from collections.abc import Mapping
+from collections.abc import Container, Mapping
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from rolloutdoctor.results.findings import Measure, Severity
 from rolloutdoctor.rules.base import Context, Judgement, counted, number, percent
@@ -12,6 +12,9 @@ if TYPE_CHECKING:
     from torch import Tensor
 
     from rolloutdoctor.evaluation.token_measures import TokenBlock
+    from rolloutdoctor.rules.step import StepView
+    from rolloutdoctor.trainers.options import Config
+    from rolloutdoctor.trainers.spec import Trainer
 
 PAIR = ("policy_log_probs", "old_log_probs")
 
@@ -26,21 +29,23 @@ class RatioNotOne(DirectRule):
     update of a batch, which the loss agrees with: both are logged as they are.
 
     ## Why it matters
-    A ratio that is 1 by accident turns off the clip: later inner steps then go as far as they like. A ratio that is
-    not 1 at the first inner step clips tokens of an on-policy update.
+    A ratio that is 1 by accident turns off the clip: later inner steps then go as far as they like. A ratio that is not
+    1 at the first inner step clips tokens of an on-policy update.
 
     ## How it is measured
-    Every logged loss and KL is held against both formulas, each within its rounding radius. The finding gives how
-    many values each explains and how far the gradient differs in log-prob space: `relative_change_l1` = |g_made -
+    Every logged loss and KL is held against both formulas, each within its rounding radius. The finding gives how many
+    values each explains and how far the gradient differs in log-prob space: `relative_change_l1` = |g_made -
     g_recorded|_1 / |g_recorded|_1, and the `cosine` of the two.
 
-    Before the first update of a batch both log-probs are those of one model. They are compared on the trained tokens
-    of rows with the smallest `optim_step_id`, or of all rows where the options say that a batch has one update. In TRL
-    they are equal to the bit, so that any difference is noise in the ratio, dropout or stale old log-probs; verl
-    batches the two passes differently, and a mean difference above 0.02 nats is more than bf16 makes of that.
+    Before the first update of a batch both log-probs are those of one model. They are compared on the trained tokens of
+    rows with the smallest `optim_step_id`, or of all rows where the options say that a batch has one update, in steps
+    that are the first pass over their rows. In TRL they are equal to the bit, so that any difference is noise in the
+    ratio, dropout or stale old log-probs; verl batches the two passes differently, and a mean difference above 0.02
+    nats is more than bf16 makes of that.
 
     ## What to do
-    Turn dropout off. Compute the old log-probs once before the first update, with the kernels of the update, and keep them.
+    Turn dropout off. Compute the old log-probs once before the first update, with the kernels of the update, and keep
+    them.
 
     ## Example
     >>> from rolloutdoctor.testing import diagnose_one, toy_batch
@@ -76,25 +81,36 @@ class RatioNotOne(DirectRule):
         sums = {"looked_at": counted_T, "shown": size_T > 0, "size": size_T}
         return {name: block.row_sum(x_T) for name, x_T in sums.items()}
 
+    def look(self, steps: "StepView") -> Mapping[str, Any]:
+        """Count the steps whose rows are known to have been scored before the first update."""
+        numbered = steps.batch.first_part_N is not None
+        known = [self._limit(one.trainer, one.config, one.logged, numbered=numbered) is not None for one in steps.each]
+        return {name: x_S * known for name, x_S in super().look(steps).items()} if steps.training else {}
+
+    def _limit(
+        self, trainer: "Trainer | None", config: "Config | None", logged: Container[str], *, numbered: bool
+    ) -> float | None:
+        """How far the two may be apart."""
+        if trainer is None or config is None:
+            return None
+        return trainer.first_gap(config, numbered=numbered, generated=trainer.generation_metric in logged)
+
     def direct(self, run: DirectTally, context: Context) -> Judgement | None:
         """A warning where they differ by more than the trainer's passes do."""
-        trainer, config = context.trainer, context.config
-        if trainer is None or config is None or not run.shown:
+        trainer, numbered = context.trainer, "optim_step_id" in context.columns
+        limit = self._limit(trainer, context.config, context.metrics, numbered=numbered)
+        if trainer is None or limit is None or not run.shown or run.size <= limit * run.looked_at:
             return None
-        limit = trainer.first_gap(config, numbered="optim_step_id" in context.columns)
         mean = run.size / run.looked_at
-        if limit is None or mean <= limit:
-            return None
         share = percent(run.shown / run.looked_at)
         return Judgement(
             severity=Severity.WARNING,
             confirmed=limit == 0,
             headline=f"policy and old log-probs differ before the first update, by {number(mean)} nats on average",
             message=f"of {counted(run.looked_at, 'trained token')} that were scored before the first update of their "
-            f"batch, {share} have other policy than old log-probs: the importance ratio of an on-policy update is not 1",
-            evidence="the two columns, which {title} computes with the same weights: {how}".format(
-                title=trainer.title, how="equal to the bit" if limit == 0 else f"within {limit:g} nats on average"
-            ),
+            f"batch, {share} have other policy than old log-probs: the ratio of an on-policy update is not 1",
+            evidence=f"the two columns, which {trainer.title} computes with the same weights: "
+            + ("equal to the bit" if limit == 0 else f"within {limit:g} nats on average"),
             advice="turn dropout off, and compute the old log-probs once, with the weights and kernels of the update",
             measures={"gap_mean": Measure(mean, "nats")},
         )

@@ -258,8 +258,8 @@ class ReferenceMoved(Rule[ReferenceTally]):
                 severity=Severity.INFO if synced else Severity.WARNING,
                 confirmed=run.rated > run.still,
                 headline=f"the reference is the policy, bit by bit, in all of {counted(len(run.steps), 'step')}",
-                message="the reference's log-probs are those of the policy on every trained token: it shares its weights, "
-                "or the updates change nothing",
+                message="the reference's log-probs are those of the policy on every trained token: it shares its "
+                "weights, or the updates change nothing",
                 evidence="the log-probs of both models"
                 + ("; learning rate and gradient norm are not 0" if run.rated > run.still else "")
                 + moves,

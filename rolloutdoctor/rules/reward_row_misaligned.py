@@ -255,29 +255,32 @@ class RewardRowMisaligned(DirectRule):
             measures={"rows_tested": Measure(rows, "rows"), "rows_keeping": Measure(kept, "rows")},
         )
 
-
     def _of_copies(self, run: MisalignedTally) -> Judgement | None:
         """Equal responses with different rewards: a warning where they agree no better than by chance."""
         if not run.differing:
             return None
-        better, most = (ratio(x, sqrt(y)) for x, y in ((run.by_chance - run.apart, run.less), (run.by_chance, run.squares)))
+        better = ratio(run.by_chance - run.apart, sqrt(run.less))
+        most = ratio(run.by_chance, sqrt(run.squares))
         is_chance = most is not None and most >= MOST and (better or 0.0) < LEAST
+        share, apart, chance = run.differing / run.copies, run.apart / run.copies, run.by_chance / run.copies
         return Judgement(
             severity=Severity.WARNING if is_chance else Severity.INFO,
             confirmed=False,
-            headline=f"{counted(run.differing, 'response')} of {run.copies:,} that repeat another one to their prompt have "
-            "another reward",
-            message=f"equal responses to one prompt differ in reward in {percent(run.differing / run.copies)} of the cases"
+            headline=f"{counted(run.differing, 'response')} of {run.copies:,} that repeat another one to their prompt "
+            "have another reward",
+            message=f"equal responses to one prompt differ in reward in {percent(share)} of the cases"
             + (", and agree no better than different ones" if is_chance else ""),
-            evidence=f"the mean squared distance of their rewards is {number(run.apart / run.copies)}, that within their "
-            f"groups {number(run.by_chance / run.copies)}: {number(better)} standard errors",
-            advice="join rewards to rows by sample id" if is_chance else "none if a judge model or a sampled test gives the rewards",
+            evidence=f"the mean squared distance of their rewards is {number(apart)}, that within their groups "
+            f"{number(chance)}: {number(better)} standard errors",
+            advice="join rewards to rows by sample id"
+            if is_chance
+            else "none if a judge model or a sampled test gives the rewards",
             measures={"copies": Measure(run.copies, "rows"), "differing_copies": Measure(run.differing, "rows")},
         )
 
 
 def _copies(batch: "RolloutBatch", relations: "Sequence[Relation]") -> dict[str, Any]:
-    """How far the rewards of equal responses are apart, and those of their groups; of the reward function most apart."""
+    """How far the rewards of equal responses are apart, and those of their groups; of the function most apart."""
     import torch
 
     found: dict[str, Any] = {}

@@ -287,7 +287,9 @@ class StalePolicy(Rule[LagTally]):
         if found is None:
             return []
         step, low, high = found
-        return [f"the gap to the sampler rises from {number(low)} to {number(high)} at step {step}, after the first update"]
+        return [
+            f"the gap to the sampler rises from {number(low)} to {number(high)} at step {step}, after the first update"
+        ]
 
     def _of_lag(self, table: LagTable) -> list[str]:
         """How the gap grows with the lag."""

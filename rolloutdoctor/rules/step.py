@@ -211,7 +211,9 @@ class StepView:
         """
         measured = self.token_measures.get(code, {})
         found = {name.removeprefix(start): x for name, x in measured.items() if name.startswith(start)}
-        return self.cached(f"sampled rows {start}", lambda: Sample.of(found, self.by_step)) if "sampled" in found else None
+        return (
+            self.cached(f"sampled rows {start}", lambda: Sample.of(found, self.by_step)) if "sampled" in found else None
+        )
 
     def slopes(self, code: str) -> list[dict[str, float]]:
         """Slopes of log-probs in the contexts of each step, of rows of its newest version; see `contexts.slopes`."""

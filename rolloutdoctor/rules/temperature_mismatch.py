@@ -202,7 +202,10 @@ class TemperatureMismatch(Rule[TemperatureTally]):
         contexts = 0 if slope is None else slope.contexts
         if "rollout_log_probs" not in context.columns:
             # A temperature that moves the entropy by a tenth would show in so many standard errors.
-            if run.surprise_square and self.least_deviations * sqrt(run.surprise_square) <= self.least_excess * run.entropy:
+            if (
+                run.surprise_square
+                and self.least_deviations * sqrt(run.surprise_square) <= self.least_excess * run.entropy
+            ):
                 return None
             remedy = "widen --steps, or record rollout_log_probs"
             return Missing(f"{counted(run.calibrated, 'token')} with a logged entropy are too few to tell", remedy)
@@ -286,9 +289,9 @@ class TemperatureMismatch(Rule[TemperatureTally]):
             confirmed=stated is not None and stated != 1 and above == (stated > 1),
             headline=f"tokens were drawn at {cause} than {'the' if alone else 'either'} log-prob says",
             message=(
-                ("" if alone else "sampler and trainer agree, but ") + f"the mean of -log p is {excess} {'above' if above else 'below'} the "
-                "mean "
-                f"entropy: tokens were drawn at {cause}, and {'the' if alone else 'both'} log-probs are those of the model as it is{at}"
+                ("" if alone else "sampler and trainer agree, but ")
+                + f"the mean of -log p is {excess} {'above' if above else 'below'} the mean entropy: tokens were drawn "
+                f"at {cause}, and {'the' if alone else 'both'} log-probs are those of the model as it is{at}"
             ),
             evidence=f"{number(run.deviations)} standard errors over {run.calibrated:,} tokens with a logged entropy",
             advice="let the engine return processed log-probs, and divide the trainer's logits by the temperature",

@@ -108,19 +108,20 @@ def _never(config: Config) -> str:
     return ""
 
 
-def _not_known(config: Config, *, numbered: bool) -> float | None:
+def _not_known(config: Config, *, numbered: bool, generated: bool) -> float | None:
     return None
 
 
 class FirstGap(Protocol):
     """Tells how far policy and old log-probs may be apart before a batch's first update, in nats."""
 
-    def __call__(self, config: Config, *, numbered: bool) -> float | None:
+    def __call__(self, config: Config, *, numbered: bool, generated: bool) -> float | None:
         """Return None where the rows that were scored before it are not known.
 
         Args:
             config: the options.
             numbered: rows say which update they were in, and those of the first are looked at; else all are.
+            generated: the step logged what belongs to a generation, so that it is the first pass over its rows.
         """
 
 
@@ -161,6 +162,7 @@ class Trainer:
         reuse: says why a step may have trained on rows that were generated for an earlier one, where the options do not
             rule it out; empty where they do. What is logged of a generation is logged once then.
         first_gap: how far policy and old log-probs may be apart before a batch's first update.
+        generation_metric: a metric that is logged with each generation and not with further passes over it, or None.
         truncation_option: the option that masks responses that were cut off, or None.
         sync_option: the option that copies the policy to the reference now and then, or None.
         zero_std_metric: its metric that holds the share of rows or groups without a spread of rewards, or None.
@@ -203,6 +205,7 @@ class Trainer:
     window_option: str | None = None
     reuse: Callable[[Config], str] = _never
     first_gap: FirstGap = _not_known
+    generation_metric: str | None = None
     truncation_option: str | None = None
     sync_option: str | None = None
     zero_std_metric: str | None = None

@@ -1,4 +1,4 @@
-"""Rules of the audit that look at the rows as well: faults that agree with the log, their look-alikes, and clean runs."""
+"""Rules of the audit that look at the rows as well: faults that agree with the log, and their look-alikes."""
 
 from dataclasses import replace
 
@@ -31,30 +31,34 @@ def pair(gap, *, part=None, mask=None):
     return toy_batch([[1, 0], [0, 1]], policy=policy, old=old, per_row=per_row, mask=mask)
 
 
-
-
 def test_noise_in_the_ratio_before_the_first_update():
-    finding = only("RDO006", pair(1e-3, part=[0, 0, 0, 0]), trainer="trl")
+    finding = only("RDO006", pair(1e-3, part=[0, 0, 0, 0]), **ONCE)
     assert (finding.severity, finding.verdict) == (Severity.WARNING, "confirmed")
     assert values(finding)["gap_mean"] == pytest.approx(1e-3, rel=1e-3)
     assert values(finding)["tokens_looked_at"] == values(finding)["tokens_shown"] == 16
     assert only("RDO006", pair(1e-3), **ONCE) is not None
     assert len(finding.examples) == 4
+    # Of several passes the first logs what belongs to the generation, in a step of its own.
+    steps = [replace(pair(gap, part=[0] * 4), step=step) for step, gap in enumerate([1e-3, 0.1])]
+    logged = [{"reward": 0.5, "loss": 0.0}, {"loss": 0.0}]
+    finding = only("RDO006", steps, trainer="trl", num_iterations=2, logged=logged)
+    assert values(finding)["gap_mean"] == pytest.approx(1e-3, rel=1e-3)
+    assert only("RDO006", steps, trainer="trl", num_iterations=2, logged=[logged[1], logged[1]]) is None
 
 
 @pytest.mark.parametrize(
     ("batch", "options"),
     [
-        (pair(0.0, part=[0] * 4), {"trainer": "trl"}),
+        (pair(0.0, part=[0] * 4), ONCE),
         # rows of later updates, or of which nothing says that they were scored before one
-        (replace(pair(0.1, part=[0, 0, 1, 1]), rows=torch.tensor([0, 0, 0, 8, 16])), {"trainer": "trl"}),
+        (replace(pair(0.1, part=[0, 0, 1, 1]), rows=torch.tensor([0, 0, 0, 8, 16])), ONCE),
         (pair(0.1), {"trainer": "trl", "num_iterations": 2}),
         (pair(0.1), VERL),
         (pair(0.1, part=[0] * 4), {**VERL, "actor_rollout_ref.actor.ppo_epochs": 2}),
         # two passes that are batched differently
         (pair(0.01, part=[0] * 4), {**VERL, "actor_rollout_ref.actor.ppo_epochs": 1}),
-        (pair(0.1, part=[0] * 4, mask=[[0] * 4] * 4), {"trainer": "trl"}),
-        (toy_batch([[1, 0], [0, 1]]), {"trainer": "trl"}),
+        (pair(0.1, part=[0] * 4, mask=[[0] * 4] * 4), ONCE),
+        (toy_batch([[1, 0], [0, 1]]), ONCE),
     ],
     ids=range(8),
 )

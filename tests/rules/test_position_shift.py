@@ -12,7 +12,9 @@ from rolloutdoctor.testing import toy_batch
 CODE = "RDO011"
 
 
-def step_of(step, shift=0.0, by_prompt=0.0, by_response=0.0, rows=48, size=8, noise=0.01, same=False, sort=False, jump=0.0):
+def step_of(
+    step, shift=0.0, by_prompt=0.0, by_response=0.0, rows=48, size=8, noise=0.01, same=False, sort=False, jump=0.0
+):
     """A step whose gaps have a size of `noise`, and what padding, prompt and response add for each hundred tokens."""
     draw = np.random.default_rng(step)
     prompt = np.full(rows, 200) if same else draw.integers(50, 600, rows)

@@ -5,7 +5,6 @@ from dataclasses import replace
 import numpy as np
 import pytest
 import torch
-
 from rules.checking import values
 
 from rolloutdoctor.results.findings import Severity

@@ -268,6 +268,7 @@ TRAINER = Trainer(
     window_option="logging_steps",
     reuse=reuse,
     first_gap=first_gap,
+    generation_metric="reward",
     truncation_option="mask_truncated_completions",
     sync_option="sync_ref_model",
     zero_std_metric="frac_reward_zero_std",

@@ -197,9 +197,11 @@ END_METRICS = (
 """How responses ended: TRL counts those without an end-of-sequence token as clipped, whatever ended them."""
 
 
-def first_gap(config: Config, *, numbered: bool) -> float | None:
+def first_gap(config: Config, *, numbered: bool, generated: bool) -> float | None:
     """Before the first update policy and old log-probs are of one model on one batch: equal to the bit."""
-    return 0.0 if numbered or not reuse(config) else None
+    passes = config.settings["num_iterations"]
+    is_first = generated or (passes.is_stated and passes.value == 1)
+    return 0.0 if (numbered and is_first) or not reuse(config) else None
 
 
 def reuse(config: Config) -> str:

@@ -128,6 +128,7 @@ TRAINER = Trainer(
     window_option="logging_steps",
     reuse=trl.TRAINER.reuse,
     first_gap=trl.TRAINER.first_gap,
+    generation_metric="reward",
     truncation_option=trl.TRAINER.truncation_option,
     sync_option=trl.TRAINER.sync_option,
     zero_std_metric=trl.TRAINER.zero_std_metric,

@@ -235,7 +235,7 @@ def _actor(evaluation: "Evaluation") -> dict[str, float]:
     return found
 
 
-def first_gap(config: Config, *, numbered: bool) -> float | None:
+def first_gap(config: Config, *, numbered: bool, generated: bool) -> float | None:
     """The old log-probs are of a pass of their own, whose micro-batches are others than those of the update."""
     epochs = config.settings[f"{_ACTOR}.ppo_epochs"]
     return BF16_NOISE if numbered and epochs.is_stated and epochs.value == 1 else None
