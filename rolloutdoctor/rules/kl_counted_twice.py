@@ -50,7 +50,7 @@ class KlCountedTwice(DirectRule):
     def direct(self, run: DirectTally, context: Context) -> Judgement | None:
         """A warning where the options ask for both."""
         objective = context.objective
-        if objective is None or objective.kl_loss is None or objective.kl_reward is None:
+        if not run.steps or objective is None or objective.kl_loss is None or objective.kl_reward is None:
             return None
         in_loss, in_reward = objective.kl_loss.coef, objective.kl_reward.coef
         if not in_loss or not (in_reward or objective.kl_reward.coef_metric):

@@ -50,7 +50,14 @@ class KlGradient(DirectRule):
     def direct(self, run: DirectTally, context: Context) -> Judgement | None:
         """Information where the options choose k1 as a loss."""
         term = None if context.objective is None else context.objective.kl_loss
-        if term is None or not term.coef or term.estimator != "k1" or term.straight_through or term.ratio_weighted:
+        if (
+            not run.steps
+            or term is None
+            or not term.coef
+            or term.estimator != "k1"
+            or term.straight_through
+            or term.ratio_weighted
+        ):
             return None
         return Judgement(
             severity=Severity.INFO,
