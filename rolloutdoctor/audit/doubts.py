@@ -10,12 +10,15 @@ from dataclasses import dataclass, replace
 import torch
 from torch import Tensor
 
-from rolloutdoctor.data.batch import RolloutBatch
+from rolloutdoctor.data.batch import TRAIN, RolloutBatch
 from rolloutdoctor.evaluation.evaluate import Evaluation, evaluate
 from rolloutdoctor.evaluation.radii.metrics import metric_radius
 from rolloutdoctor.results.errors import CannotComputeError
 from rolloutdoctor.trainers.options import Config
 from rolloutdoctor.trainers.spec import Trainer
+
+OF_JOIN = "each optimizer step may have a line of its own"
+"""End of the reasons for which the lines of a log may not be those of the rows."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -26,11 +29,13 @@ class Doubts:
         rows: why values over all rows of the step cannot be compared; empty if nothing suggests missing rows.
         odd_N: rows of groups that are not complete, ``[N]`` bool.
         update: why values made at the loss cannot be compared; empty if they can.
+        join: why the line of the log may not be that of the rows, as far as their optimizer steps go; empty if it is.
     """
 
     rows: str
     odd_N: Tensor
     update: str
+    join: str = ""
 
 
 def doubts_of(batch: RolloutBatch, trainer: Trainer, config: Config | None, *, omits_rows: bool = False) -> Doubts:
@@ -48,7 +53,26 @@ def doubts_of(batch: RolloutBatch, trainer: Trainer, config: Config | None, *, o
         rows = "some groups do not have the configured number of rows"
     if not rows and omits_rows:
         rows = "the dump need not hold all rows of a step"
-    return Doubts(rows, odd_N, _update(batch))
+    return Doubts(rows, odd_N, _update(batch), join_doubt(batch, trainer, config))
+
+
+def updates_of(batch: RolloutBatch) -> int | None:
+    """How many optimizer steps the rows of a step serve; None where nothing says."""
+    optim_N = batch.per_row.get("optim_step_id")
+    return None if optim_N is None or not len(optim_N) else len(torch.unique(optim_N))
+
+
+def join_doubt(batch: RolloutBatch, trainer: Trainer, config: Config | None) -> str:
+    """Say why the log may have other lines for the optimizer steps of a step than the options say; empty if not."""
+    wanted = None if config is None or batch.split != TRAIN else trainer.updates(config)
+    found = updates_of(batch)
+    if wanted is None or found == wanted or (found is None and wanted == 1):
+        return ""
+    if wanted == 0:
+        return f"a generated batch does not serve a whole number of optimizer steps: {OF_JOIN}"
+    if found is None:
+        return f"a generated batch serves {wanted} optimizer steps, and the file has no optim_step_id: {OF_JOIN}"
+    return f"the rows serve {found} optimizer steps where the options say {wanted}: {OF_JOIN}"
 
 
 def _odd_rows(batch: RolloutBatch, trainer: Trainer, config: Config | None) -> Tensor:

@@ -10,6 +10,7 @@ from dataclasses import replace
 
 import torch
 
+from rolloutdoctor.audit.doubts import OF_JOIN
 from rolloutdoctor.audit.tally import STAGES, AuditTally
 from rolloutdoctor.data.batch import TRAIN, RolloutBatch
 from rolloutdoctor.data.windows import window_of
@@ -50,7 +51,11 @@ def find_causes(
         audit: how its logged values compare with the recomputed ones.
         dtype: of the token values.
     """
-    doubted = {name for name, tally in audit.items() if tally.not_compared and not tally.compared}
+    doubted = {
+        name
+        for name, tally in audit.items()
+        if tally.not_compared and not tally.compared and not tally.reason.endswith(OF_JOIN)
+    }
     off = {name for name, tally in audit.items() if tally.disagree} | doubted
     if not off or context.objective is None:
         return Diagnosis()
@@ -100,7 +105,7 @@ def _windows(steps: Iterable[LoggedRows]) -> Iterator[Trial]:
         if window is None:
             continue
         begun.setdefault(window.last, []).append(step)
-        if len(begun[window.last]) == window.last - window.first + 1:
+        if len(begun[window.last]) == window.size:
             yield tuple(begun.pop(window.last))
         elif len(begun) > OPEN_WINDOWS:
             del begun[min(begun)]

@@ -1,7 +1,8 @@
 """RDO006: the importance ratio compares other log-probs."""
 
-from collections.abc import Container, Mapping
+from collections.abc import Collection, Mapping
 from dataclasses import dataclass
+from fnmatch import fnmatchcase
 from typing import TYPE_CHECKING, Any
 
 from rolloutdoctor.results.findings import Measure, Severity
@@ -88,12 +89,13 @@ class RatioNotOne(DirectRule):
         return {name: x_S * known for name, x_S in super().look(steps).items()} if steps.training else {}
 
     def _limit(
-        self, trainer: "Trainer | None", config: "Config | None", logged: Container[str], *, numbered: bool
+        self, trainer: "Trainer | None", config: "Config | None", logged: Collection[str], *, numbered: bool
     ) -> float | None:
         """How far the two may be apart."""
         if trainer is None or config is None:
             return None
-        return trainer.first_gap(config, numbered=numbered, generated=trainer.generation_metric in logged)
+        generated = any(fnmatchcase(name, one) for one in trainer.generation_metrics for name in logged)
+        return trainer.first_gap(config, numbered=numbered, generated=generated)
 
     def direct(self, run: DirectTally, context: Context) -> Judgement | None:
         """A warning where they differ by more than the trainer's passes do."""

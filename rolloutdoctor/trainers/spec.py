@@ -129,6 +129,10 @@ BF16_NOISE = 0.02
 """Mean difference of two bf16 forward passes over the same tokens that are batched differently, in nats."""
 
 
+def _whole(config: Config) -> None:
+    return None
+
+
 def _not_logged(logged: Mapping[str, float], config: Config | None) -> LossParts | None:
     return None
 
@@ -159,10 +163,12 @@ class Trainer:
         stored_kl: the metric of the per-token KL that it stores, or None.
         masks_by_product: its loss multiplies by the mask, so that NaN in a masked token reaches it.
         window_option: the option that says over how many steps a logged line averages, or None if each step is logged.
+        updates: how many optimizer steps one pass over a generated batch takes, where the log has a line for each of
+            them and the rows stand at the first; 0 where they do not divide evenly, None where a line is a whole step.
+        generation_metrics: patterns of the metrics that are made once for each generated batch.
         reuse: says why a step may have trained on rows that were generated for an earlier one, where the options do not
             rule it out; empty where they do. What is logged of a generation is logged once then.
         first_gap: how far policy and old log-probs may be apart before a batch's first update.
-        generation_metric: a metric that is logged with each generation and not with further passes over it, or None.
         truncation_option: the option that masks responses that were cut off, or None.
         sync_option: the option that copies the policy to the reference now and then, or None.
         zero_std_metric: its metric that holds the share of rows or groups without a spread of rewards, or None.
@@ -203,9 +209,10 @@ class Trainer:
     stored_kl: StoredKl | None = None
     masks_by_product: bool = False
     window_option: str | None = None
+    updates: Callable[[Config], int | None] = _whole
+    generation_metrics: tuple[str, ...] = ()
     reuse: Callable[[Config], str] = _never
     first_gap: FirstGap = _not_known
-    generation_metric: str | None = None
     truncation_option: str | None = None
     sync_option: str | None = None
     zero_std_metric: str | None = None
@@ -228,6 +235,10 @@ class Trainer:
             found = (kind for pattern, kind in self.quantities.items() if fnmatchcase(metric, pattern))
             self._kinds[metric] = next(found, "mean")
         return self._kinds[metric]
+
+    def is_made_once(self, metric: str) -> bool:
+        """Return True for a metric that is made once for each generated batch."""
+        return any(fnmatchcase(metric, pattern) for pattern in self.generation_metrics)
 
     @cached_property
     def _kinds(self) -> dict[str, str]:

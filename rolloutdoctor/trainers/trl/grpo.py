@@ -15,7 +15,16 @@ from rolloutdoctor.objective.parts import Part
 from rolloutdoctor.results.errors import UsageError
 from rolloutdoctor.trainers.options import Config
 from rolloutdoctor.trainers.spec import Choices, LossParts, PartOptions, Trace, Trainer, every
-from rolloutdoctor.trainers.trl.options import END_METRICS, NO_LOGITS, NOT_RECOMPUTED, OPTIONS, first_gap, reuse
+from rolloutdoctor.trainers.trl.options import (
+    END_METRICS,
+    GENERATION_METRICS,
+    NO_LOGITS,
+    NOT_RECOMPUTED,
+    OPTIONS,
+    first_gap,
+    reuse,
+    updates,
+)
 
 if TYPE_CHECKING:
     from rolloutdoctor.evaluation.evaluate import Evaluation
@@ -266,9 +275,10 @@ TRAINER = Trainer(
     group_options={"train": "num_generations", "eval": "num_generations_eval"},
     aliases=ALIASES,
     window_option="logging_steps",
+    updates=updates,
+    generation_metrics=GENERATION_METRICS,
     reuse=reuse,
     first_gap=first_gap,
-    generation_metric="reward",
     truncation_option="mask_truncated_completions",
     sync_option="sync_ref_model",
     zero_std_metric="frac_reward_zero_std",
