@@ -41,9 +41,13 @@ def test_noise_in_the_ratio_before_the_first_update():
     # Of several passes the first logs what belongs to the generation, in a step of its own.
     steps = [replace(pair(gap, part=[0] * 4), step=step) for step, gap in enumerate([1e-3, 0.1])]
     logged = [{"reward": 0.5, "loss": 0.0}, {"loss": 0.0}]
-    finding = only("RDO006", steps, trainer="trl", num_iterations=2, logged=logged)
+    twice = {**ONCE, "num_iterations": 2, "logging_steps": 1}
+    finding = only("RDO006", steps, logged=logged, **twice)
     assert values(finding)["gap_mean"] == pytest.approx(1e-3, rel=1e-3)
-    assert only("RDO006", steps, trainer="trl", num_iterations=2, logged=[logged[1], logged[1]]) is None
+    assert only("RDO006", steps, logged=[logged[1], logged[1]], **twice) is None
+    # Lines of two steps, and batches that end within a step.
+    for other in ({"logging_steps": 2}, {"steps_per_generation": 1}, {"steps_per_generation": 3}):
+        assert only("RDO006", steps, logged=logged, **(twice | other)) is None
 
 
 @pytest.mark.parametrize(

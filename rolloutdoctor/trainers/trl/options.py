@@ -1,5 +1,7 @@
 """Options of TRL's GRPOConfig, under its own names."""
 
+from math import inf
+
 from rolloutdoctor.trainers.options import Config, Option
 
 _WEIGHTED: dict[str, tuple[object, ...]] = {"use_vllm": (True,), "vllm_importance_sampling_correction": (True,)}
@@ -199,9 +201,15 @@ END_METRICS = (
 
 def first_gap(config: Config, *, numbered: bool, generated: bool) -> float | None:
     """Before the first update policy and old log-probs are of one model on one batch: equal to the bit."""
-    passes = config.settings["num_iterations"]
-    is_first = generated or (passes.is_stated and passes.value == 1)
-    return 0.0 if (numbered and is_first) or not reuse(config) else None
+    settings = config.settings
+    if not reuse(config):
+        return 0.0
+    stated = all(settings[name].is_stated for name in _REUSE)
+    # A batch that ends within an optimizer step has later passes beside the first one of the next.
+    is_whole = config.number("gradient_accumulation_steps") <= (config.optional_number("steps_per_generation") or inf)
+    once = settings["num_iterations"].value == 1
+    first = once or (generated and settings["logging_steps"].is_stated and settings["logging_steps"].value == 1)
+    return 0.0 if numbered and stated and is_whole and first and updates(config) else None
 
 
 def updates(config: Config) -> int:
@@ -220,11 +228,14 @@ GENERATION_METRICS = (
 """What both trainers log once for a generated batch."""
 
 
+_REUSE = ("num_iterations", "steps_per_generation", "gradient_accumulation_steps")
+"""Options that decide how often a generated batch is trained on."""
+
+
 def reuse(config: Config) -> str:
     """Say why a step may have trained on rows of an earlier generation; empty if the options rule it out."""
     settings = config.settings
-    names = ("num_iterations", "steps_per_generation", "gradient_accumulation_steps")
-    unstated = [name for name in names if not settings[name].is_stated]
+    unstated = [name for name in _REUSE if not settings[name].is_stated]
     once = settings["num_iterations"].value == 1 and updates(config) > 0
     if once and not unstated:
         return ""
