@@ -204,10 +204,18 @@ class StepView:
         objective = self.evaluation.objective
         return [compared_groups(each.batch, objective) for each in self.each]
 
-    def sample(self, code: str) -> Sample | None:
-        """Log-probs of the sampled rows, if the rule measured them; see `evaluation.sampled_rows`."""
-        measured = self.token_measures.get(code)
-        return self.cached("sampled rows", lambda: Sample.of(measured, self.by_step)) if measured else None
+    def sample(self, code: str, start: str = "") -> Sample | None:
+        """Log-probs of the sampled rows, if the rule measured them; see `evaluation.sampled_rows`.
+
+        Args:
+            code: of the rule.
+            start: of the names under which it has them; empty for those of sampler and trainer.
+        """
+        measured = self.token_measures.get(code, {})
+        found = {name.removeprefix(start): x for name, x in measured.items() if name.startswith(start)}
+        return (
+            self.cached(f"sampled rows {start}", lambda: Sample.of(found, self.by_step)) if "sampled" in found else None
+        )
 
     def slopes(self, code: str) -> list[dict[str, float]]:
         """Slopes of log-probs in the contexts of each step, of rows of its newest version; see `contexts.slopes`."""

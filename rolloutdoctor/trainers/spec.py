@@ -5,7 +5,7 @@ from dataclasses import dataclass, field
 from fnmatch import fnmatchcase
 from functools import cached_property
 from itertools import product
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Protocol
 
 from rolloutdoctor.data.batch import StepKey
 from rolloutdoctor.objective.objective import Objective
@@ -125,6 +125,27 @@ def _never(config: Config) -> str:
     return ""
 
 
+def _not_known(config: Config, *, numbered: bool, generated: bool) -> float | None:
+    return None
+
+
+class FirstGap(Protocol):
+    """Tells how far policy and old log-probs may be apart before a batch's first update, in nats."""
+
+    def __call__(self, config: Config, *, numbered: bool, generated: bool) -> float | None:
+        """Return None where the rows that were scored before it are not known.
+
+        Args:
+            config: the options.
+            numbered: rows say which update they were in, and those of the first are looked at; else all are.
+            generated: the step logged what belongs to a generation, so that it is the first pass over its rows.
+        """
+
+
+BF16_NOISE = 0.02
+"""Mean difference of two bf16 forward passes over the same tokens that are batched differently, in nats."""
+
+
 def _whole(config: Config) -> None:
     return None
 
@@ -166,6 +187,10 @@ class Trainer:
             rule it out; empty where they do. What is logged of a generation is logged once then.
         single_update: tells that the options have one update a batch, whose log-probs at the loss are the old ones to
             the bit.
+        first_gap: how far policy and old log-probs may be apart before a batch's first update.
+        truncation_option: the option that masks responses that were cut off, or None.
+        sync_option: the option that copies the policy to the reference now and then, or None.
+        zero_std_metric: its metric that holds the share of rows or groups without a spread of rewards, or None.
         instant_metrics: metrics that are of the logged step alone, whatever that option says.
         step_values: the values that steps took over from the steps before, under names that nothing logs.
         quantities: what each recomputed metric is, by name or pattern, in the words of
@@ -208,6 +233,10 @@ class Trainer:
     generation_metrics: tuple[str, ...] = ()
     reuse: Callable[[Config], str] = _never
     single_update: Callable[[Config], bool] = _is_not_known
+    first_gap: FirstGap = _not_known
+    truncation_option: str | None = None
+    sync_option: str | None = None
+    zero_std_metric: str | None = None
     instant_metrics: frozenset[str] = frozenset()
     step_values: StepValues = _no_step_values
     quantities: Mapping[str, str] = field(default_factory=dict)

@@ -1,5 +1,7 @@
 """Options of TRL's GRPOConfig, under its own names."""
 
+from math import inf
+
 from rolloutdoctor.trainers.options import Config, Option
 
 _WEIGHTED: dict[str, tuple[object, ...]] = {"use_vllm": (True,), "vllm_importance_sampling_correction": (True,)}
@@ -59,6 +61,9 @@ OPTIONS = (
     ),
     Option("max_completion_length", "integer", 512, "fixed length that dr_grpo divides by", low=1, optional=True),
     Option("mask_truncated_completions", "flag", False, "fully mask truncated responses", decides=False),
+    Option("sync_ref_model", "flag", False, "mix the policy into the reference now and then", decides=False),
+    Option("ref_model_sync_steps", "integer", 512, "optimiser steps from one such sync to the next", decides=False),
+    Option("ref_model_mixup_alpha", "number", 0.6, "share of the policy in such a mixture", decides=False),
     Option("gradient_accumulation_steps", "integer", 1, "micro-batches per optimiser step", low=1, decides=False),
     Option(
         "steps_per_generation", "integer", None, "micro-batches per generation", low=1, optional=True, decides=False
@@ -185,6 +190,19 @@ END_METRICS = (
 """How responses ended: TRL counts those without an end-of-sequence token as clipped, whatever ended them."""
 
 
+def first_gap(config: Config, *, numbered: bool, generated: bool) -> float | None:
+    """Before the first update policy and old log-probs are of one model on one batch: equal to the bit."""
+    settings = config.settings
+    if not reuse(config) and updates(config) == 1:
+        return 0.0
+    stated = all(settings[name].is_stated for name in _REUSE)
+    # A batch that ends within an optimizer step has later passes beside the first one of the next.
+    is_whole = config.number("gradient_accumulation_steps") <= (config.optional_number("steps_per_generation") or inf)
+    once = settings["num_iterations"].value == 1
+    first = once or (generated and settings["logging_steps"].is_stated and settings["logging_steps"].value == 1)
+    return 0.0 if numbered and stated and is_whole and first and updates(config) else None
+
+
 def updates(config: Config) -> int:
     """Optimizer steps of one pass over a generated batch; 1 where a step takes several batches, 0 for a fraction."""
     accumulation = int(config.number("gradient_accumulation_steps"))
@@ -201,11 +219,14 @@ GENERATION_METRICS = (
 """What both trainers log once for a generated batch."""
 
 
+_REUSE = ("num_iterations", "steps_per_generation", "gradient_accumulation_steps")
+"""Options that decide how often a generated batch is trained on."""
+
+
 def reuse(config: Config) -> str:
     """Say why a step may have trained on rows of an earlier generation; empty if the options rule it out."""
     settings = config.settings
-    names = ("num_iterations", "steps_per_generation", "gradient_accumulation_steps")
-    unstated = [name for name in names if not settings[name].is_stated]
+    unstated = [name for name in _REUSE if not settings[name].is_stated]
     once = settings["num_iterations"].value == 1 and updates(config) > 0
     if once and not unstated:
         return ""
