@@ -18,6 +18,7 @@ from rolloutdoctor.engine.devices import find_dtype
 from rolloutdoctor.engine.given_advantages import given_advantages
 from rolloutdoctor.engine.log_numbering import diagnosed, find_offset, renumbered
 from rolloutdoctor.engine.prepare import PreparedRun
+from rolloutdoctor.hypotheses.table import FAMILIES
 from rolloutdoctor.io.metrics import LoggedMetrics
 from rolloutdoctor.ops.evaluation_mode import evaluation_mode
 from rolloutdoctor.rules.base import Context
@@ -36,7 +37,10 @@ Batches = Callable[[], Iterable[RolloutBatch]]
 
 def columns_for_causes(context: Context) -> frozenset[str]:
     """Columns that the hypotheses read beyond those of a check."""
-    return frozenset().union(*(one.columns for one in applicable(context))) & context.columns
+    found = applicable(context)
+    families = [one for one in FAMILIES if context.objective is not None and one.applies(context.objective)]
+    names = frozenset().union(*(one.columns for one in found), *(one.columns for one in families))
+    return names & context.columns
 
 
 def find_causes(

@@ -205,6 +205,7 @@ def evaluate(
     per_token: bool = False,
     logged: Mapping[str, float] | None = None,
     kernel: str = "torch",
+    amend: Callable[[RowResult], RowResult] | None = None,
 ) -> Evaluation:
     """Evaluate one objective on one step.
 
@@ -215,11 +216,13 @@ def evaluate(
         per_token: keep the token values too.
         logged: the step's metrics, for objectives that change from step to step.
         kernel: what evaluates a step on a GPU: "torch", or "triton" for the kernel, where it covers the objectives.
+        amend: edits the first pass before the second sees it.
 
     Raises:
         CannotComputeError: where the trainer itself fails, or what changes from step to step was not logged.
     """
-    return evaluate_all(batch, {"": objective}, dtype=dtype, per_token=per_token, logged=logged, kernel=kernel)[""]
+    alone = {"": objective}
+    return evaluate_all(batch, alone, dtype=dtype, per_token=per_token, logged=logged, kernel=kernel, amend=amend)[""]
 
 
 @el.unwarned()
@@ -232,6 +235,7 @@ def evaluate_all(
     logged: Mapping[str, float] | None = None,
     kernel: str = "torch",
     visit: Callable[[TokenBlock], None] | None = None,
+    amend: Callable[[RowResult], RowResult] | None = None,
 ) -> dict[str, Evaluation]:
     """Evaluate several objectives in one pass over the tokens.
 
@@ -245,6 +249,7 @@ def evaluate_all(
         logged: the step's metrics, for objectives that change from step to step.
         kernel: what evaluates a step on a GPU: "torch", or "triton" for the kernel, where it covers the objectives.
         visit: is shown each block of tokens that the evaluation goes through; see `TokenMeasures`.
+        amend: edits the first pass of each before the second sees it.
 
     Raises:
         CannotComputeError: where the trainer itself fails, or what changes from step to step was not logged.
@@ -256,6 +261,8 @@ def evaluate_all(
         if absent:
             raise CannotComputeError(incomplete(absent))
     parts = row_parts(batch, objectives, dtype)
+    if amend is not None:
+        parts = {name: None if part is None else amend(part) for name, part in parts.items()}
     able = {
         name: part for name, part in parts.items() if part is not None and batch.has(*loss_columns(objectives[name]))
     }

@@ -30,6 +30,7 @@ from rolloutdoctor.objective.required_columns import advantage_columns, reward_k
 from rolloutdoctor.ops import segments as seg
 from rolloutdoctor.ops.group_stats import GroupStats
 from rolloutdoctor.ops.groups import Groups
+from rolloutdoctor.ops.rounding import Radius
 from rolloutdoctor.results.errors import naming
 
 
@@ -48,6 +49,7 @@ class RowResult:
         baseline_N: ``[N]`` float64, what was subtracted from the score; None like `advantage_N`.
         advantage_T: ``[T]`` advantages for estimators with a time axis, else None.
         weight_T: ``[T]`` importance weights of the rollout correction; None without any, or without their columns.
+        edited_radius: radius of `advantage_N`, ``[N]``, where that was edited; None: that of the estimator.
     """
 
     objective: Objective
@@ -60,6 +62,7 @@ class RowResult:
     baseline_N: Tensor | None
     advantage_T: Tensor | None = None
     weight_T: Tensor | None = None
+    edited_radius: Radius | None = None
 
     def voting_N(self, x_N: Tensor) -> Tensor:
         """`x_N` for baseline rows, NaN for the rest."""

@@ -243,6 +243,8 @@ QUANTITIES = {
     "kl": "kl",
     "reward": "rewards",
     "reward_std": "rewards",
+    "frac_reward_zero_std": "zero_std",
+    "entropy": "entropy",
     "rewards/*": "rewards",
     "sampling/*": "sampler_gap",
     "clip_ratio/*_mean": "clip_share",
