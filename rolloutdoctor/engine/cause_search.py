@@ -57,14 +57,12 @@ class Diagnosis:
         fixes: quantity to the names of the known fixes with which its values agree.
         unexplained: quantity to its tally, where no hypothesis gives the logged values.
         partly: quantities of which a cause explains some values and not all, or that come after such ones.
-        given: quantities of `unexplained` whose values follow from the logged advantages.
     """
 
     causes: tuple[Cause, ...] = ()
     fixes: Mapping[str, tuple[str, ...]] = field(default_factory=dict)
     unexplained: AuditTally = field(default_factory=dict)
     partly: frozenset[str] = frozenset()
-    given: frozenset[str] = frozenset()
 
 
 @dataclass(frozen=True, eq=False)

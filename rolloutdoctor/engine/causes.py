@@ -15,7 +15,6 @@ from rolloutdoctor.data.batch import TRAIN, RolloutBatch
 from rolloutdoctor.data.windows import window_of
 from rolloutdoctor.engine.cause_search import Diagnosis, LoggedRows, Search, Trial, applicable
 from rolloutdoctor.engine.devices import find_dtype
-from rolloutdoctor.engine.given_advantages import given_advantages
 from rolloutdoctor.engine.log_numbering import diagnosed, find_offset, renumbered
 from rolloutdoctor.engine.prepare import PreparedRun
 from rolloutdoctor.hypotheses.table import FAMILIES
@@ -75,8 +74,7 @@ def find_causes(
         search = Search(context, dtype)
         of_means = any(audit[name].window > 1 for name in left)
         search.try_on(_chosen(_windows(steps()) if of_means else ((step,) for step in steps()), search, left), left)
-        found = search.confirm(steps(), audit)
-        return replace(found, given=given_advantages(steps(), found.unexplained, context, dtype))
+        return search.confirm(steps(), audit)
 
     return diagnosed(offset, steps, audit, Search(context, dtype), explained) if offset else explained(audit)
 

@@ -27,11 +27,6 @@ def _unexplained(found: Finding, context: Context) -> set[str]:
     return {name for name, tally in context.unexplained.items() if tally.stage in AUDIT[found.code]}
 
 
-def _of_advantages(cause: Finding, found: Finding, context: Context) -> bool:
-    """Every value in question follows from the logged advantages."""
-    return found.cause is None and _unexplained(found, context) <= context.given
-
-
 def _of_hypothesis(cause: Finding, found: Finding, context: Context) -> bool:
     """The hypothesis of the cause explains values of every quantity in question."""
     if cause.cause is None or found.cause is not None:
@@ -45,7 +40,6 @@ FOLLOWS: tuple[tuple[str, tuple[str, ...], Condition], ...] = (
     (ANY, tuple(AUDIT), _of_hypothesis),
     ("RDI007", ("RDG005", "RDM004", "RDA001"), _always),
     ("RDI006", ("RDG005", "RDM004", "RDA001"), _always),
-    ("RDA004", ("RDG005", "RDM004"), _of_advantages),
     ("RDA004", ("RDA003", "RDA006", "RDA007"), _is_error),
     ("RDM007", ("RDM001",), _always),
     ("RDI008", ("RDO001",), _always),

@@ -108,7 +108,6 @@ def diagnosed(context: Context, diagnosis: Diagnosis) -> Context:
         causes=by_code,
         unexplained=diagnosis.unexplained,
         partly=diagnosis.partly,
-        given=diagnosis.given,
     )
 
 

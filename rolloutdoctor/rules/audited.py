@@ -122,7 +122,7 @@ class AuditedRule(Rule[AuditedTally]):
     def unseen_reason(self, run: AuditedTally, context: Context) -> Missing | None:
         """A disagreement that may be this fault, or nothing compared that the fault would change."""
         audit = {name: tally for name, tally in context.audit.items() if tally.stage in self.stages}
-        left = {name for name in audit if name in context.unexplained or name in context.partly} - context.given
+        left = {name for name in audit if name in context.unexplained or name in context.partly}
         if left:
             verb = "disagrees" if len(left) == 1 and left != {"advantages"} else "disagree"
             return Missing(

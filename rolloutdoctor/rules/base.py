@@ -60,7 +60,6 @@ class Context:
         means: name of a metric to how its means over several steps compare; known once the steps were read.
         audit: logged quantity to how its values compare; known once the steps were read.
         partly: logged quantities of which a cause explains some values and not all; known once the steps were read.
-        given: those of `unexplained` that follow from the logged advantages; known once the steps were read.
         unexplained: logged quantity to how its values differ from the recomputed ones, where no known cause explains
             them; known once the steps were read.
     """
@@ -87,7 +86,6 @@ class Context:
     causes: Mapping[str, tuple[Cause, ...]] = field(default_factory=dict)
     audit: "AuditTally" = field(default_factory=dict)
     partly: frozenset[str] = frozenset()
-    given: frozenset[str] = frozenset()
     unexplained: "AuditTally" = field(default_factory=dict)
     unstated: str = "name it with --trainer NAME (and --set KEY=VALUE); `rolloutdoctor trainers` lists them"
 
