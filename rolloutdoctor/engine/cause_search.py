@@ -6,6 +6,7 @@ from typing import Any, TypeVar
 
 import torch
 
+from rolloutdoctor.audit.doubts import Unjoined
 from rolloutdoctor.audit.factors import factor_of
 from rolloutdoctor.audit.logged import of_step
 from rolloutdoctor.audit.step import audit_step, quantity_of, stage_of, window_values
@@ -162,7 +163,10 @@ class Search:
         """The audit of a step, with the means that end there, given those that began before; and those that go on."""
         # Some metrics take longer than the loss: only those are made that are compared.
         evaluation, made, stages = tried.evaluation, tried.metrics, STAGES[: STAGES.index(until) + 1]
-        wanted = [*step.logged, *(step.window.values if step.window is not None else ())]
+        # A line that may be of other rows explains nothing.
+        unjoined = Unjoined(step.batch, self._trainer, self._context.config).among(step.logged)
+        at_step = {name: value for name, value in step.logged.items() if name not in unjoined}
+        wanted = [*at_step, *(step.window.values if step.window is not None else ())]
         names = [name for name in wanted if stage_of(self._trainer, name) in stages and name in made]
         if only is not None:
             names = [name for name in names if quantity_of(step.batch, name) in only]
@@ -171,7 +175,7 @@ class Search:
             if edit.metrics is not None:
                 metrics |= edit.metrics(evaluation, self._trainer, metrics)
         config, digits = self._context.config, self._context.digits
-        logged = of_step(step.batch, step.logged, evaluation.objective, digits)
+        logged = of_step(step.batch, at_step, evaluation.objective, digits)
         compared = stages if only is None else (until,)
         found = audit_step(logged, evaluation, self._trainer, config, metrics, in_doubt=True, stages=compared)
         if step.window is None:

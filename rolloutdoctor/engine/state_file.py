@@ -199,6 +199,7 @@ def _without_rules(state: RunState) -> dict[str, object]:
         "seen": {split: _spans([key.step for key in state.seen if key.split == split], split) for split in SPLITS},
         "audit": {name: record(tally) for name, tally in sorted(state.audit.items())},
         "windows": [record(window) for _, window in sorted(state.windows.items())],
+        "updates": state.updates,
     }
 
 
@@ -283,6 +284,7 @@ def loaded_run(state: Mapping[str, Any]) -> RunState:
         seen=tuple(sorted(_key(step, split) for split in SPLITS for step in _steps(state["seen"][split]))),
         audit={_word(name): built(QuantityTally, tally) for name, tally in state["audit"].items()},
         windows={(one.last, one.name): one for one in (built(OpenWindow, each) for each in state["windows"])},
+        updates=_whole(state["updates"]),
     )
 
 

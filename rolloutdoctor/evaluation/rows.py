@@ -163,10 +163,12 @@ def in_separate_batches(batch: RolloutBatch, objective: Objective) -> bool:
 
 def _scaled_together(batch: RolloutBatch, objective: Objective) -> Groups | None:
     """Rows that a scale over the batch is taken over; None: all of them."""
-    if not in_separate_batches(batch, objective):
-        return None
-    # The rewards of all ranks are gathered before they are normalised.
-    return Groups.of(layout_of(batch, separate=True).forward_N)
+    if in_separate_batches(batch, objective):
+        # The rewards of all ranks are gathered before they are normalised.
+        return Groups.of(layout_of(batch, separate=True).forward_N)
+    if "generation_id" in batch.per_row and objective.aggregation.eval_batches:
+        return Groups.of(layout_of(batch, separate=False).generation_N)
+    return None
 
 
 def _token_advantages(

@@ -4,7 +4,7 @@ import io
 import json
 import math
 from collections import Counter
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from itertools import combinations, pairwise
 
 import pyarrow as pa
@@ -12,12 +12,12 @@ from pyarrow import types
 
 from rolloutdoctor.data.batch import EVAL, TRAIN, StepKey
 from rolloutdoctor.data.schema import METRIC_COLUMNS
-from rolloutdoctor.data.windows import Window, windows_at
+from rolloutdoctor.data.windows import Window, windows_of
 from rolloutdoctor.io.locations.paths import Source, reason
 from rolloutdoctor.io.locations.stores import open_bytes
 from rolloutdoctor.io.parquet.decode import Place, evals, identifiers, numbers, step_numbers
 from rolloutdoctor.io.parquet.files import check_size, open_parquet, reading
-from rolloutdoctor.ops.logged_digits import Digits, digits_by_name, rounding_of
+from rolloutdoctor.ops.logged_digits import Digits, digits_by_name, of_means, rounding_of
 from rolloutdoctor.results.errors import DataError, InputError, SchemaError, SeveralRunsError
 
 _EXPECTED = {"step": "int64", "split": "string", "name": "string", "value": "float64"}
@@ -27,8 +27,9 @@ class LoggedMetrics:
     """Metrics by step and split; false if there are none.
 
     Attributes:
-        left_out: names that were logged, but of which values were left out by `keeping`.
+        left_out: names that were logged, but of which values were left out by `by_batch`.
         windows: the steps that the values left out are means over, in order.
+        lines: steps of training at which something was logged.
     """
 
     def __init__(
@@ -36,9 +37,12 @@ class LoggedMetrics:
         values: Mapping[StepKey, Mapping[str, float]] | None = None,
         left_out: frozenset[str] = frozenset(),
         windows: tuple[Window, ...] = (),
+        digits: Mapping[str, tuple[Digits, ...]] | None = None,
+        lines: frozenset[int] | None = None,
     ) -> None:
         self._values = dict(values or {})
-        self.left_out, self.windows = left_out, windows
+        self.left_out, self.windows, self._digits = left_out, windows, digits
+        self.lines = frozenset(key.step for key in self._values if key.split == TRAIN) if lines is None else lines
 
     def at(self, key: StepKey) -> Mapping[str, float]:
         """Return the metrics of one step and split by name; empty if none were logged."""
@@ -61,30 +65,59 @@ class LoggedMetrics:
         distances = Counter(later - earlier for earlier, later in pairwise(steps))
         return max(distances, key=lambda distance: (distances[distance], distance), default=None)
 
-    def digits(self) -> dict[str, tuple[Digits, ...]]:
+    def digits(self) -> Mapping[str, tuple[Digits, ...]]:
         """Return what the values of each metric may have been rounded to; metrics that were not are left out."""
+        if self._digits is not None:
+            return self._digits
+        return digits_by_name(self._numbers())
+
+    def _numbers(self) -> dict[str, list[float]]:
         values: dict[str, list[float]] = {}
-        for found in (*self._values.values(), *(window.values for window in self.windows)):
+        for found in self._values.values():
             for name, value in found.items():
                 values.setdefault(name, []).append(value)
-        return digits_by_name(values)
+        return values
 
-    def keeping(self, split: str, names: frozenset[str], interval: int) -> "LoggedMetrics":
-        """Return the metrics with only these names in one split, and all in the other.
+    def by_batch(
+        self, interval: int, span: int, instant: Collection[str], is_made_once: Callable[[str], bool]
+    ) -> "LoggedMetrics":
+        """Return the training metrics as the rows of a generated batch give them; those of evaluations as they are.
 
-        The others are means over the steps since the logged one before, the first over `interval` of them.
+        A line that is a mean over several optimizer steps is no value of one of them, and a batch that serves several
+        has a line at each. With a line for every optimizer step, what is made in the update becomes its mean over the
+        steps of the batch, under the first of them; else all becomes means over windows.
+
+        Args:
+            interval: optimizer steps from one line to the next.
+            span: optimizer steps of one pass over a generated batch.
+            instant: names of metrics that are of the logged step alone.
+            is_made_once: tells those that are made once for a generated batch.
         """
-        values: dict[StepKey, Mapping[str, float]] = {}
-        dropped: dict[int, Mapping[str, float]] = {}
-        for key, found in self._values.items():
-            kept = {name: value for name, value in found.items() if key.split != split or name in names}
-            others = {name: value for name, value in found.items() if name not in kept}
-            if others:
-                dropped[key.step] = others
-            values[key] = kept
-        steps = sorted(dropped)
-        windows = windows_at(steps, interval, [dropped[step] for step in steps])
-        return LoggedMetrics(values, frozenset().union(*dropped.values()), windows)
+        lines = {key.step: found for key, found in self._values.items() if key.split == TRAIN}
+        values = {key: found for key, found in self._values.items() if key.split != TRAIN}
+        windows: tuple[Window, ...] = ()
+        others = {name for found in lines.values() for name in found if name not in instant}
+        if interval > 1:
+            windows = windows_of(
+                {step: {name: found[name] for name in found if name in others} for step, found in lines.items()},
+                interval,
+                span,
+                is_made_once,
+            )
+        for step, found in lines.items():
+            kept = {name: value for name, value in found.items() if name in instant}
+            if interval == 1:
+                served = [lines.get(step + later, {}) for later in range(span)]
+                kept |= {name: found[name] for name in found if is_made_once(name)}
+                kept |= {
+                    name: math.fsum(one[name] for one in served) / span
+                    for name in others.difference(kept)
+                    if all(name in one for one in served)
+                }
+            values[StepKey(step, TRAIN)] = {name: kept[name] for name in (*found, *kept) if name in kept}
+        left = frozenset(others) if interval > 1 else frozenset[str]()
+        digits = self.digits() if span == 1 else of_means(self.digits(), self._numbers())
+        return LoggedMetrics(values, left, windows, digits, self.lines)
 
     def completed_by(self, other: "LoggedMetrics") -> "LoggedMetrics":
         """Return these metrics with the values of another log where they have none."""
@@ -96,7 +129,7 @@ class LoggedMetrics:
         if not more:
             return self
         values = {key: {**found, **more.get(key, {})} for key, found in self._values.items()}
-        return LoggedMetrics(values, self.left_out, self.windows)
+        return LoggedMetrics(values, self.left_out, self.windows, self._digits, self.lines)
 
     def __contains__(self, key: StepKey) -> bool:
         return key in self._values

@@ -113,8 +113,8 @@ _INCOMPLETE = " null in some of its rows and not in others"
 CUT_COLUMNS = ("optim_step_id", "micro_batch_id", "rank")
 """Columns that say how a step was cut up; read where they are there."""
 
-LAYOUT_COLUMNS = (*CUT_COLUMNS, "trajectory_id")
-"""These, and the one that says which rows are parts of one trajectory."""
+LAYOUT_COLUMNS = (*CUT_COLUMNS, "trajectory_id", "generation_id")
+"""These, and those that say which rows are parts of one trajectory, and which were generated together."""
 
 
 def prompt_columns(columns: frozenset[str]) -> frozenset[str]:

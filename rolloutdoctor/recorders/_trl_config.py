@@ -55,6 +55,10 @@ OPTIONS = (
     "vespo_lambda_neg",
     "use_liger_kernel",
     "logging_steps",
+    "learning_rate",
+    "sync_ref_model",
+    "ref_model_sync_steps",
+    "ref_model_mixup_alpha",
     "max_grad_norm",
     "seed",
 )

@@ -58,7 +58,7 @@ class Recorder:
         self._logs_here = rank == 0
         self._writer = BackgroundWriter(path, metadata_of(trainer, trl.__version__), max_bytes=max_bytes)
         self.path = self._writer.path
-        self._steps = Steps(every, self._emit)
+        self._steps = Steps(every, int(getattr(trainer, "num_iterations", 1)), self._emit)
         self._scoring: Scoring | None = None
         self._tool_masks: Sequence[Sequence[int]] | None = None
         # What the forward passes gave: while a batch is generated and scored, and in the loss of a micro-batch.
@@ -178,8 +178,8 @@ class Recorder:
         split = self._split()
         scoring, self._scoring = self._scoring, None
         forwards, self._generating[:] = list(self._generating), []
-        name = self._steps.name_next(split, self._trainer.state.global_step)
-        if name is None:
+        named = self._steps.name_next(split, self._trainer.state.global_step)
+        if named is None:
             return
         if scoring is None:
             raise RuntimeError("the trainer did not call _calculate_rewards")
@@ -191,7 +191,8 @@ class Recorder:
             tensors,
             scoring,
             self._tool_masks,
-            name=name,
+            name=named[0],
+            number=named[1],
             split=split,
             text=self._text,
             ends=self._ends,

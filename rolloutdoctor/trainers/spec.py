@@ -125,6 +125,10 @@ def _never(config: Config) -> str:
     return ""
 
 
+def _whole(config: Config) -> None:
+    return None
+
+
 def _not_logged(logged: Mapping[str, float], config: Config | None) -> LossParts | None:
     return None
 
@@ -155,6 +159,9 @@ class Trainer:
         stored_kl: the metric of the per-token KL that it stores, or None.
         masks_by_product: its loss multiplies by the mask, so that NaN in a masked token reaches it.
         window_option: the option that says over how many steps a logged line averages, or None if each step is logged.
+        updates: how many optimizer steps one pass over a generated batch takes, where the log has a line for each of
+            them and the rows stand at the first; 0 where they do not divide evenly, None where a line is a whole step.
+        generation_metrics: patterns of the metrics that are made once for each generated batch.
         reuse: says why a step may have trained on rows that were generated for an earlier one, where the options do not
             rule it out; empty where they do. What is logged of a generation is logged once then.
         single_update: tells that the options have one update a batch, whose log-probs at the loss are the old ones to
@@ -197,6 +204,8 @@ class Trainer:
     stored_kl: StoredKl | None = None
     masks_by_product: bool = False
     window_option: str | None = None
+    updates: Callable[[Config], int | None] = _whole
+    generation_metrics: tuple[str, ...] = ()
     reuse: Callable[[Config], str] = _never
     single_update: Callable[[Config], bool] = _is_not_known
     instant_metrics: frozenset[str] = frozenset()
@@ -219,6 +228,10 @@ class Trainer:
             found = (kind for pattern, kind in self.quantities.items() if fnmatchcase(metric, pattern))
             self._kinds[metric] = next(found, "mean")
         return self._kinds[metric]
+
+    def is_made_once(self, metric: str) -> bool:
+        """Return True for a metric that is made once for each generated batch."""
+        return any(fnmatchcase(metric, pattern) for pattern in self.generation_metrics)
 
     @cached_property
     def _kinds(self) -> dict[str, str]:

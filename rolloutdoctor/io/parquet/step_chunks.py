@@ -1,5 +1,6 @@
 """What one row group holds of one step, and how such chunks become a batch."""
 
+import re
 from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from itertools import accumulate
@@ -285,12 +286,14 @@ def assemble(key: StepKey, chunks: Sequence[StepChunk], *, several_files: bool) 
     lengths = [chunk.lengths for chunk in chunks if chunk.lengths is not None]
     offsets = cuts_of(np.concatenate(lengths)) if tokens else np.zeros(sum(counts) + 1, np.int64)
     groups, group_ids = _groups(chunks)
+    sample_ids = _sample_ids(chunks, several_files)
+    per_row = {name: concatenated([chunk.numbers[name] for chunk in chunks]) for name in chunks[0].numbers}
     return RolloutBatch(
         step=key.step,
         split=key.split,
         rows=torch.from_numpy(offsets),
         groups=groups,
-        per_row={name: concatenated([chunk.numbers[name] for chunk in chunks]) for name in chunks[0].numbers},
+        per_row=per_row | _generations(sample_ids, per_row),
         per_token=tokens,
         rewards={
             name: concatenated(
@@ -302,7 +305,7 @@ def assemble(key: StepKey, chunks: Sequence[StepChunk], *, several_files: bool) 
             for name in dict.fromkeys(name for chunk in chunks for name in chunk.rewards)
         },
         group_ids=group_ids,
-        sample_ids=_sample_ids(chunks, several_files),
+        sample_ids=sample_ids,
         statuses=[text for chunk in chunks if chunk.statuses is not None for text in chunk.statuses.to_pylist()],
         incomplete=incomplete,
     )
@@ -417,6 +420,21 @@ def _sample_ids(chunks: Sequence[StepChunk], several_files: bool) -> list[str]:
     if len(set(ids)) < len(ids):
         raise _duplicate(chunks, ids)
     return ids
+
+
+_RECORDED_ID = re.compile(r"(\d+(?:\+\d+)?)/\d+/\d+")
+"""Sample identifier of recordings made before `generation_id` was: generated batch, group, place in the group."""
+
+
+def _generations(sample_ids: Sequence[str], per_row: Mapping[str, Tensor]) -> dict[str, Tensor]:
+    """Column `generation_id` of a recording that has it in its sample identifiers alone; nothing otherwise."""
+    if "generation_id" in per_row or not {"optim_step_id", "micro_batch_id"} <= per_row.keys():
+        return {}
+    found = [match[1] for name in sample_ids if (match := _RECORDED_ID.fullmatch(name))]
+    numbers = {name: number for number, name in enumerate(dict.fromkeys(found))}
+    if len(found) < len(sample_ids) or len(numbers) < 2:
+        return {}
+    return {"generation_id": torch.tensor([numbers[name] for name in found])}
 
 
 def _duplicate(chunks: Sequence[StepChunk], ids: Sequence[str]) -> DataError:

@@ -16,7 +16,15 @@ from rolloutdoctor.results.errors import UsageError
 from rolloutdoctor.trainers.options import Config
 from rolloutdoctor.trainers.spec import Choices, LossParts, PartOptions, Trace, Trainer, every
 from rolloutdoctor.trainers.trl.entropy import applied_coefs, entropy_bonus
-from rolloutdoctor.trainers.trl.options import END_METRICS, NOT_RECOMPUTED, OPTIONS, reuse, single_update
+from rolloutdoctor.trainers.trl.options import (
+    END_METRICS,
+    GENERATION_METRICS,
+    NOT_RECOMPUTED,
+    OPTIONS,
+    reuse,
+    single_update,
+    updates,
+)
 
 if TYPE_CHECKING:
     from rolloutdoctor.evaluation.evaluate import Evaluation
@@ -271,6 +279,8 @@ TRAINER = Trainer(
     group_options={"train": "num_generations", "eval": "num_generations_eval"},
     aliases=ALIASES,
     window_option="logging_steps",
+    updates=updates,
+    generation_metrics=GENERATION_METRICS,
     reuse=reuse,
     single_update=single_update,
     instant_metrics=frozenset({"grad_norm", "learning_rate", "epoch", "num_tokens"}),

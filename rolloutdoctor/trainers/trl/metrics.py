@@ -270,18 +270,20 @@ def _completion_lengths(evaluation: Evaluation) -> Tensor | None:
     batch, rows = evaluation.batch, evaluation.rows
     if "response_mask_pre" in batch.per_token:
         return seg.total(batch.column("response_mask_pre"), batch.rows)
+    if "trained_beyond" in batch.per_row:
+        return None
     if rows is None or rows.length_N is None or bool((rows.length_N == 0).any()):
         return None
     return rows.length_N
 
 
 def _generations(evaluation: Evaluation) -> list[Tensor]:
-    """Rows of each generation batch, ``[N]`` bool: one in training, one for each batch of an evaluation."""
+    """Rows of each generation batch, ``[N]`` bool: in an evaluation each of its batches is one."""
     batch = evaluation.batch
-    micro_N = batch.per_row.get("micro_batch_id")
-    if batch.split == TRAIN or micro_N is None:
+    part_N = batch.per_row.get("generation_id" if batch.split == TRAIN else "micro_batch_id")
+    if part_N is None:
         return [torch.ones(len(batch), dtype=torch.bool, device=batch.device)]
-    return [micro_N == micro for micro in sorted(set(micro_N.tolist()))]
+    return [part_N == part for part in sorted(set(part_N.tolist()))]
 
 
 def _ranks(evaluation: Evaluation, part_N: Tensor) -> Iterator[Tensor]:

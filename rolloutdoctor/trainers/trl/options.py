@@ -185,14 +185,28 @@ END_METRICS = (
 """How responses ended: TRL counts those without an end-of-sequence token as clipped, whatever ended them."""
 
 
+def updates(config: Config) -> int:
+    """Optimizer steps of one pass over a generated batch; 1 where a step takes several batches, 0 for a fraction."""
+    accumulation = int(config.number("gradient_accumulation_steps"))
+    per_generation = int(config.optional_number("steps_per_generation") or accumulation)
+    if per_generation % accumulation:
+        return 0 if accumulation % per_generation else 1
+    return per_generation // accumulation
+
+
+GENERATION_METRICS = (
+    *("reward", "reward_std", "rewards/*", "frac_reward_zero_std", "completions/*", "sampling/*", "tools/*"),
+    "num_tokens",
+)
+"""What both trainers log once for a generated batch."""
+
+
 def reuse(config: Config) -> str:
     """Say why a step may have trained on rows of an earlier generation; empty if the options rule it out."""
     settings = config.settings
     names = ("num_iterations", "steps_per_generation", "gradient_accumulation_steps")
     unstated = [name for name in names if not settings[name].is_stated]
-    per_generation = settings["steps_per_generation"].value
-    once = settings["num_iterations"].value == 1
-    once &= per_generation is None or per_generation == settings["gradient_accumulation_steps"].value
+    once = settings["num_iterations"].value == 1 and updates(config) > 0
     if once and not unstated:
         return ""
     why = f"nothing states {', '.join(unstated)}" if once else "generations are reused"
@@ -201,4 +215,4 @@ def reuse(config: Config) -> str:
 
 def single_update(config: Config) -> bool:
     """Without vLLM the old log-probs are then those at the loss; with it they are of a forward pass of their own."""
-    return not reuse(config) and not config["use_vllm"]
+    return not reuse(config) and updates(config) == 1 and not config["use_vllm"]

@@ -12,7 +12,7 @@ from rolloutdoctor.results.errors import UsageError
 from rolloutdoctor.trainers.options import Config, Option
 from rolloutdoctor.trainers.spec import Choices, PartOptions, Trace, Trainer, every
 from rolloutdoctor.trainers.trl import grpo as trl
-from rolloutdoctor.trainers.trl.options import END_METRICS, NOT_RECOMPUTED, single_update
+from rolloutdoctor.trainers.trl.options import END_METRICS, GENERATION_METRICS, NOT_RECOMPUTED, single_update
 from rolloutdoctor.trainers.trl.options import OPTIONS as SHARED
 
 if TYPE_CHECKING:
@@ -123,6 +123,8 @@ TRAINER = Trainer(
     group_options={"train": "num_generations", "eval": "num_generations_eval"},
     aliases=trl.ALIASES,
     window_option="logging_steps",
+    updates=trl.TRAINER.updates,
+    generation_metrics=(*GENERATION_METRICS, "kl"),
     reuse=trl.TRAINER.reuse,
     single_update=single_update,
     instant_metrics=trl.TRAINER.instant_metrics,
