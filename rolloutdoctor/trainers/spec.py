@@ -7,7 +7,6 @@ from functools import cached_property
 from itertools import product
 from typing import TYPE_CHECKING, Protocol
 
-from rolloutdoctor.data.batch import StepKey
 from rolloutdoctor.objective.objective import Objective
 from rolloutdoctor.objective.parts import Part
 from rolloutdoctor.trainers.options import Config, Layer, Option, parse_version, resolve
@@ -15,8 +14,10 @@ from rolloutdoctor.trainers.options import Config, Layer, Option, parse_version,
 if TYPE_CHECKING:
     from torch import Tensor
 
-    from rolloutdoctor.data.batch import RolloutBatch
+    from rolloutdoctor.data.batch import RolloutBatch, StepKey
     from rolloutdoctor.evaluation.evaluate import Evaluation
+
+    StepMetrics = Mapping[StepKey, Mapping[str, float]]
 
 
 @dataclass(frozen=True)
@@ -107,13 +108,7 @@ def _does_not_say(logged: Mapping[str, float]) -> bool | None:
     return None
 
 
-StepValues = Callable[[Config, Mapping[StepKey, Mapping[str, float]]], Mapping[StepKey, Mapping[str, float]]]
-"""A configuration and what was logged at each step to further values of the steps."""
-
-
-def _no_step_values(
-    config: Config, logged: Mapping[StepKey, Mapping[str, float]]
-) -> Mapping[StepKey, Mapping[str, float]]:
+def _no_step_values(config: Config, logged: "StepMetrics") -> "StepMetrics":
     return {}
 
 
@@ -238,7 +233,7 @@ class Trainer:
     sync_option: str | None = None
     zero_std_metric: str | None = None
     instant_metrics: frozenset[str] = frozenset()
-    step_values: StepValues = _no_step_values
+    step_values: "Callable[[Config, StepMetrics], StepMetrics]" = _no_step_values
     quantities: Mapping[str, str] = field(default_factory=dict)
     not_recomputed: Mapping[str, str] = field(default_factory=dict)
     reward_free: Callable[[Mapping[str, float]], bool | None] = _does_not_say

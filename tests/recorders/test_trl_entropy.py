@@ -54,6 +54,14 @@ def test_what_is_logged_follows_from_the_rows(tmp_path, name):
     assert any("gradients are those of the policy term and the KL term" in note for note in report.notes)
 
 
+@pytest.mark.parametrize("loss_type", ["dapo", "grpo"])
+def test_several_optimizer_steps_of_a_batch(tmp_path, loss_type):
+    run(tmp_path, rewards=(shade,), entropy_coef=0.1, steps_per_generation=4, steps=4, loss_type=loss_type)
+    audit = {entry.quantity: entry for entry in rd.check(rd.open(tmp_path / "run.parquet"), dtype="float32").audit}
+    for metric in ("loss", "policy_loss", "entropy", "entropy_coef"):
+        assert audit[metric].compared == audit[metric].agree > 0
+
+
 def test_a_bonus_that_adapts_is_seen_to_be_applied(tmp_path):
     _, _, logged = run(tmp_path, rewards=(shade,), **RUNS["lowered"])
     config = config_of(**{name: value for name, value in RUNS["lowered"].items() if name in ADAPTIVE})

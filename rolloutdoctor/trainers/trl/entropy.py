@@ -3,13 +3,14 @@
 Compared: trl 1.9.0, and 1.10.0 to 1.16.0, which take H as a mean over the tokens of each micro-batch for every loss.
 """
 
-from collections.abc import Mapping
 from math import inf
+from typing import TYPE_CHECKING
 
-from rolloutdoctor.data.batch import EVAL, TRAIN, StepKey
 from rolloutdoctor.objective.objective import Aggregation, EntropyBonus
 from rolloutdoctor.trainers.options import Config
-from rolloutdoctor.trainers.trl.options import updates
+
+if TYPE_CHECKING:
+    from rolloutdoctor.trainers.spec import StepMetrics
 
 _BY_GENERATION = ("cispo", "dapo", "vespo")
 APPLIED = "entropy_coef (applied)"
@@ -30,15 +31,15 @@ def entropy_bonus(config: Config) -> EntropyBonus | None:
     return EntropyBonus(coef=coef, aggregation=rule, coef_metric=APPLIED if adapts else None, adapts=adapts)
 
 
-def applied_coefs(
-    config: Config, logged: Mapping[StepKey, Mapping[str, float]]
-) -> Mapping[StepKey, Mapping[str, float]]:
-    """Return the coefficient that each step applied, where it adapts, a step is one update, and the lines before tell.
+def applied_coefs(config: Config, logged: "StepMetrics") -> "StepMetrics":
+    """Return the coefficient that each step applied, where it adapts and the lines before the step tell.
 
     A step raises the coefficient by `entropy_coef_delta` where its entropy is at most the target, and else lowers it;
     the next step applies it in the first case, and none in the second. The first step applies none.
     """
-    if "use_adaptive_entropy" not in config.settings or not config["use_adaptive_entropy"] or updates(config) != 1:
+    from rolloutdoctor.data.batch import EVAL
+
+    if "use_adaptive_entropy" not in config.settings or not config["use_adaptive_entropy"]:
         return {}
     left = {key.step: found["entropy_coef"] for key, found in logged.items() if "entropy_coef" in found}
     left[0] = config.number("entropy_coef")
@@ -47,7 +48,7 @@ def applied_coefs(
         found = None if step - 1 not in left else _applied_after(left[step - 1], left[step], config)
         if found is not None:
             applied[step + 1] = found
-    steps = {key: key.step + (key.split == EVAL) for key in logged if key.split in (TRAIN, EVAL)}
+    steps = {key: key.step + (key.split == EVAL) for key in logged}
     return {key: {APPLIED: applied[step]} for key, step in steps.items() if step in applied}
 
 
