@@ -6,6 +6,7 @@ from functools import reduce
 from operator import add
 from typing import Any
 
+from rolloutdoctor.audit.doubts import missing_ranks
 from rolloutdoctor.audit.logged import has_row_advantages, measure_advantages
 from rolloutdoctor.audit.tally import AuditTally, QuantityTally, add_tallies
 from rolloutdoctor.audit.windows import OpenWindows, join, opened
@@ -282,13 +283,14 @@ class RuleAccumulator(StepConsumer):
         self._failures[why] = (min(first, step), times + 1)
 
     def _view(self, step: EvaluatedStep) -> StepView:
+        context = self.plan.context
         return StepView(
             batch=step.batch,
             logged=step.logged,
             trainer=self.plan.context.trainer,
             config=self.plan.context.config,
             digits=self.plan.context.digits,
-            omits_rows=self.plan.context.omits_rows,
+            omits_rows=context.omits_rows or bool(missing_ranks(step.batch, context.world_size)),
             evaluations=step.evaluations,
             dtype=step.dtype,
             token_measures=step.token_measures,

@@ -130,4 +130,6 @@ def whole_context(
         windows=metrics.windows,
         imported=is_imported(metadata),
         omits_rows=omits_rows(metadata),
+        world_size=metadata.world_size,
+        missing_ranks=metadata.missing_ranks,
     )

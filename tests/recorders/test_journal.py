@@ -18,8 +18,9 @@ from typer.testing import CliRunner
 
 import rolloutdoctor as rd
 from rolloutdoctor.cli.app import app
+from rolloutdoctor.commands.each import find_runs
 from rolloutdoctor.io.locations.paths import Source
-from rolloutdoctor.io.metadata import RunMetadata
+from rolloutdoctor.io.metadata import RunMetadata, of_ranks
 from rolloutdoctor.io.write.journal import Dropped, Journal, JournalWriter, finish
 from rolloutdoctor.io.write.recorded_rows import Lists, rows_table
 from rolloutdoctor.io.write.run_table import run_table
@@ -296,3 +297,70 @@ def test_what_is_no_journal(tmp_path, content):
     with pytest.raises(InputError, match=r"run\.parquet\.journal: .*not the journal"):
         opened(path)
     assert Path(path).read_bytes() == content
+
+
+def two_ranks(folder, ended=8, world_size=2):
+    """Rank 0 has closed its file, with the log of all rows; rank 1 was killed after some steps."""
+    path = folder / "run.parquet"
+    ranks = [path.with_name(f"run.rank{rank}.parquet") for rank in range(2)]
+    said = [replace(METADATA, recording=of_ranks([rank], world_size) if world_size else {}) for rank in range(2)]
+    writers = [JournalWriter(name, metadata) for name, metadata in zip(ranks, said, strict=True)]
+    for step in range(8):
+        both = [rows(step, rank=[rank] * 8, reward=[step + 8 * rank + 0.5 * row for row in range(8)]) for rank in range(2)]
+        for rank, columns in enumerate(both):
+            if not rank or step < ended:
+                columns["sample_id"] = [f"{rank}/{row}" for row in range(8)]
+                columns["group_id"] = [f"{rank}{group}" for group in columns["group_id"]]
+                writers[rank].append(run_table(columns, where="test"))
+        mean = float(np.mean([columns["reward"] for columns in both]))
+        writers[0].append(metrics_table(step, "train", {"reward": mean}))
+    for writer in writers:
+        writer.close()
+    finish(writers[0].path, ranks[0])
+    writers[0].path.unlink()
+    return ranks[0], writers[1].path
+
+
+@pytest.mark.parametrize("world_size", [0, 2])
+def test_a_killed_rank_is_read_beside_the_others(tmp_path, world_size):
+    first, journal = two_ranks(tmp_path, world_size=world_size)
+    for given in ([first, journal], [tmp_path], [tmp_path / "run.rank*"], [tmp_path / "*"]):
+        run = rd.open(*map(str, given))
+        assert run.rows == 128
+        assert [batch.per_row["rank"].tolist() for batch in run.batches(["rank"])] == [[0] * 8 + [1] * 8] * 8
+    assert [each.paths for each in find_runs([str(tmp_path)])] == [(str(first), str(journal))]
+    # Its run file, once it is there, has the same rows.
+    finish(journal, tmp_path / "run.rank1.parquet")
+    assert rd.open(str(tmp_path)).rows == 128
+    assert rd.open(str(tmp_path / "*")).rows == 128
+
+
+def test_two_recordings_of_one_name_are_not_mixed(tmp_path):
+    journal_of(tmp_path / "run.parquet", [rows(1)])
+    journal_of(tmp_path / "run.parquet", [rows(1)])
+    with pytest.raises(InputError, match=r"run.parquet.2.journal.*two recordings.*give one of them"):
+        rd.open(str(tmp_path))
+
+
+def said(report):
+    return [note for note in report.notes if "lack" in note], [one.code for one in report.findings]
+
+
+def test_missing_ranks_are_named_and_nothing_of_the_whole_step_is_confirmed(tmp_path):
+    first, journal = two_ranks(tmp_path, ended=5)
+    whole, alone = rd.check(rd.open(str(tmp_path))), rd.check(rd.open(str(first)))
+    assert said(whole)[0] == []
+    assert "RDM004" not in said(whole)[1]
+    assert said(alone)[0] == [
+        "the files lack rank 1 of 2: nothing that depends on the whole step is confirmed; give the files of every "
+        "rank, run.rank*"
+    ]
+    assert not {"RDM004", "RDM006"} & set(said(alone)[1])
+    # Where the ranks are not recorded, the same rows are a fault of the log.
+    (tmp_path / "unknown").mkdir()
+    unknown, _ = two_ranks(tmp_path / "unknown", world_size=0)
+    assert "RDM004" in said(rd.check(rd.open(str(unknown))))[1]
+    # A journal that is converted keeps its rank.
+    result = CliRunner().invoke(app, ["convert", str(journal), "-o", str(tmp_path / "one.parquet")])
+    assert result.exit_code == 0, result.output
+    assert rd.open(str(tmp_path / "one.parquet")).metadata.missing_ranks == (0,)
