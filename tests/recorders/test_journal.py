@@ -6,10 +6,12 @@ import signal
 import subprocess
 import sys
 import time
+import zlib
 from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
+import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 from hypothesis import HealthCheck, given, settings
@@ -21,7 +23,7 @@ from rolloutdoctor.cli.app import app
 from rolloutdoctor.commands.each import find_runs
 from rolloutdoctor.io.locations.paths import Source
 from rolloutdoctor.io.metadata import RunMetadata, of_ranks
-from rolloutdoctor.io.write.journal import Dropped, Journal, JournalWriter, finish
+from rolloutdoctor.io.write.journal import _HEAD, _MARK, Dropped, Journal, JournalWriter, finish
 from rolloutdoctor.io.write.recorded_rows import Lists, rows_table
 from rolloutdoctor.io.write.run_table import run_table
 from rolloutdoctor.io.write.writer import metrics_table
@@ -364,3 +366,28 @@ def test_missing_ranks_are_named_and_nothing_of_the_whole_step_is_confirmed(tmp_
     result = CliRunner().invoke(app, ["convert", str(journal), "-o", str(tmp_path / "one.parquet")])
     assert result.exit_code == 0, result.output
     assert rd.open(str(tmp_path / "one.parquet")).metadata.missing_ranks == (0,)
+
+
+def test_a_compressed_body_is_nobodys(tmp_path):
+    """A few kilobytes of it would take all memory."""
+    journal = journal_of(tmp_path / "run.parquet", [rows(1)])
+    table = run_table(rows(2, policy_log_probs=[np.zeros(200_000)] * 8, response_mask=[np.ones(200_000)] * 8), where="test")
+    for codec in ("zstd", "lz4"):
+        buffer = pa.BufferOutputStream()
+        with pa.ipc.new_stream(buffer, table.schema, options=pa.ipc.IpcWriteOptions(compression=codec)) as stream:
+            stream.write_table(table)
+        content = buffer.getvalue().to_pybytes()
+        journal.write_bytes(journal.read_bytes() + _HEAD.pack(_MARK, len(content), zlib.crc32(content)) + content)
+        before = pa.total_allocated_bytes()
+        assert sum(map(len, opened(journal).tables())) == 8
+        assert pa.total_allocated_bytes() - before < 10**6
+    assert opened(journal).end < opened(journal).size
+
+
+@pytest.mark.parametrize("note", ['[[[1e999, "train"]], 0]', '[[["1", "train"]], 0]', '[[[1, "x"]], 0]', "[[], 1.5]"])
+def test_a_note_that_no_recorder_writes(tmp_path, note):
+    writer = JournalWriter(tmp_path / "run.parquet", METADATA)
+    writer.append(pa.schema([]).empty_table().replace_schema_metadata({"rolloutdoctor.dropped": note}))
+    writer.close()
+    with pytest.raises(InputError, match="the note of what was dropped is damaged"):
+        opened(writer.path)
