@@ -163,6 +163,8 @@ def _expand_directory(given: str, name: str) -> Iterator[str]:
     except OSError as error:
         raise InputError(f"{name}: {reason(error)}") from None
     paths = [os.path.join(given, entry) for entry in names]  # noqa: PTH118 - keeps the name as given
+    # Somebody would wait for a pipe.
+    paths = list(filter(os.path.isfile, paths))
     runs = with_journals([path for path in paths if path.endswith(".parquet") and not _is_metrics(path)], paths)
     if not runs:
         raise InputError(f"{name}: the directory holds no run file (*.parquet); give the files or a pattern such as **")
