@@ -8,10 +8,10 @@ from pathlib import Path
 
 from rolloutdoctor.data.batch import StepKey
 from rolloutdoctor.importers.base import Importer, ImportOptions, RunSink
+from rolloutdoctor.importers.journal import RecordingJournal
 from rolloutdoctor.importers.logs.base import Entry
 from rolloutdoctor.importers.logs.table import kind_of, read_log
 from rolloutdoctor.importers.mapped import not_understood
-from rolloutdoctor.importers.journal import RecordingJournal
 from rolloutdoctor.importers.table import detect, find
 from rolloutdoctor.io.locations.paths import METRIC_SUFFIXES, Source, call, expand, natural_key, reason
 from rolloutdoctor.io.locations.stores import address_of
@@ -238,13 +238,13 @@ def _with_logs(
         made: dict[str, str] = {}
         for journal in found.journals:
             tell(f"{journal.name}: a recording that was not closed")
-            path = stack.enter_context(scratch_folder()) / "run.parquet"
-            stack.enter_context(call(str(path), journal.name))
-            stack.enter_context(call(str(metrics_path(path)), journal.name))
-            sink = _converted(Detected(RecordingJournal(), "", (journal,), ()), path, options, None)
+            file = stack.enter_context(scratch_folder()) / "run.parquet"
+            stack.enter_context(call(str(file), journal.name))
+            stack.enter_context(call(str(metrics_path(file)), journal.name))
+            sink = _converted(Detected(RecordingJournal(), "", (journal,), ()), file, options, None)
             for note in sink.notes:
                 tell(note)
-            made[journal.path] = str(path)
+            made[journal.path] = str(file)
         if made:
             # In the order of the ranks.
             sources = sorted((*found.files, *found.journals), key=lambda source: natural_key(source.name))

@@ -158,7 +158,7 @@ def read_trainer_config(path: str) -> Layer:
                 f"{name}: reading YAML needs PyYAML; install rolloutdoctor[yaml], or give a JSON file"
             ) from None
         try:
-            body = yaml.load(text, Loader=_loader())  # noqa: S506 - a SafeLoader
+            body = yaml.load(text, Loader=_loader())
         except RecursionError:
             raise UsageError(f"{name}: nested too deeply; {_TRAINER_FILE}") from None
         except (yaml.YAMLError, ValueError, LookupError, AttributeError, TypeError) as error:

@@ -7,7 +7,6 @@ from dataclasses import dataclass, field
 from rolloutdoctor.data.schema import METADATA_KEY, SCHEMA_VERSION
 from rolloutdoctor.results.errors import InputError
 
-
 _MOST_RANKS = 2**20
 
 

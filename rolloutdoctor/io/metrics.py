@@ -213,7 +213,10 @@ def _json_row(line: str, where: str) -> tuple[StepKey, str, float] | None:
     except (ValueError, RecursionError):
         row = None
     if not isinstance(row, dict):
-        raise InputError(f'{where}: not a JSON object, or one with a key twice; write {{"step": 0, "name": "kl", "value": 0.1}} on each line')
+        raise InputError(
+            f"{where}: not a JSON object, or one with a key twice; "
+            'write {"step": 0, "name": "kl", "value": 0.1} on each line'
+        )
     step, name, value, split = row.get("step"), row.get("name"), row.get("value"), row.get("split", TRAIN)
     if not isinstance(step, int) or isinstance(step, bool) or not 0 <= step < 2**63:
         raise DataError(f"{where}: step {step!r} where an integer of 0 or more was expected; log the optimiser step")

@@ -32,8 +32,8 @@ LOSS_COLUMNS = ("policy_log_probs", "old_log_probs", "ref_log_probs", "advantage
 
 
 LOWEST, HIGHEST = -1000.0, 88 * 2**-8
-"""Below the first a log-prob has no finite exponential in float32. Above 0 it is a probability above 1: rounding can make
-it that of a logit minus a log-sum of exponentials in bfloat16, of which neither is above 88."""
+"""Below the first a log-prob has no finite exponential in float32. Above 0 it is a probability above 1: a logit minus a
+log-sum of exponentials can be that by rounding in bfloat16, and neither is above 88."""
 
 
 def _is_sound(name: str, low: float, high: float) -> bool:

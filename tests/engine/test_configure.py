@@ -401,7 +401,10 @@ def test_hostile_files_of_options(tmp_path, name, text):
 def test_merge_keys_that_a_person_writes(tmp_path):
     (tmp_path / "c.yaml").write_text("base: &base {beta: 0.1, x: 1}\nrun:\n  <<: *base\n  x: 2\n")
     assert read_trainer_config(str(tmp_path / "c.yaml")).values == {
-        "base.beta": 0.1, "base.x": 1, "run.beta": 0.1, "run.x": 2
+        "base.beta": 0.1,
+        "base.x": 1,
+        "run.beta": 0.1,
+        "run.x": 2,
     }
 
 

@@ -19,7 +19,20 @@ _COMMANDS = (["info"], ["check", "--trainer", "trl"], ["check", "--trainer", "ve
 def number_text(draw):
     """A number as nobody prints it."""
     digits = draw.choice("0179") * draw.choice(LONG)
-    odd = ["1_000", "\u0661\u0662", "1e999", "-1", "nan", "inf", "0x10", "0b" + "1" * 5000, "1:1:1", "", digits, "-" + digits]
+    odd = [
+        "1_000",
+        "\u0661\u0662",
+        "1e999",
+        "-1",
+        "nan",
+        "inf",
+        "0x10",
+        "0b" + "1" * 5000,
+        "1:1:1",
+        "",
+        digits,
+        "-" + digits,
+    ]
     return draw.choice([str(draw.randrange(9)), str(draw.random()), *odd])
 
 
@@ -92,11 +105,15 @@ def tensorboard(draw, folder):
                     dim=[tensor_shape_pb2.TensorShapeProto.Dim(size=1)] * draw.choice([0, 0, 1, 3, 70])
                 ),
             )
-            kind = summary_pb2.SummaryMetadata(plugin_data=summary_pb2.SummaryMetadata.PluginData(plugin_name="scalars"))
+            kind = summary_pb2.SummaryMetadata(
+                plugin_data=summary_pb2.SummaryMetadata.PluginData(plugin_name="scalars")
+            )
             value = summary_pb2.Summary.Value(tag=draw.choice(["loss", "train/kl", ""]), tensor=tensor, metadata=kind)
             if draw.random() < 0.2:
                 value = summary_pb2.Summary.Value(tag="loss", simple_value=draw.choice([0.5, float("nan")]))
-            event = event_pb2.Event(step=draw.choice([step, step, -1, 2**62]), summary=summary_pb2.Summary(value=[value]))
+            event = event_pb2.Event(
+                step=draw.choice([step, step, -1, 2**62]), summary=summary_pb2.Summary(value=[value])
+            )
             writer.write(event.SerializeToString())
     command, *more = draw.choice(_COMMANDS)
     return [command, "events.out.tfevents.1.x", *more]
@@ -126,7 +143,10 @@ def _rows(draw, step):
 
 def journals(draw, folder):
     """Journals with sound checksums around what no recorder writes."""
-    said = {"world_size": draw.choice([0, 2, 2**40, values.anything(draw)]), "ranks": draw.choice([[0], values.anything(draw)])}
+    said = {
+        "world_size": draw.choice([0, 2, 2**40, values.anything(draw)]),
+        "ranks": draw.choice([[0], values.anything(draw)]),
+    }
     header = RunMetadata("trl", "1.16.0", {"beta": 0.04}, recording=said).encode()
     entries = [_stream(pa.schema([]).empty_table().replace_schema_metadata(header))]
     for step in range(draw.randrange(1, 4)):
@@ -137,8 +157,12 @@ def journals(draw, folder):
         except (pa.ArrowException, ValueError):
             return None
         if draw.random() < 0.4:
-            note = draw.choice(['[[[1e999, "train"]], 0]', '[[["1", "x"]], 0]', json.dumps(values.anything(draw)), "[" * 9000])
-            entries.append(_stream(pa.schema([]).empty_table().replace_schema_metadata({"rolloutdoctor.dropped": note})))
+            note = draw.choice(
+                ['[[[1e999, "train"]], 0]', '[[["1", "x"]], 0]', json.dumps(values.anything(draw)), "[" * 9000]
+            )
+            entries.append(
+                _stream(pa.schema([]).empty_table().replace_schema_metadata({"rolloutdoctor.dropped": note}))
+            )
     (folder / "run.rank0.parquet.journal").write_bytes(b"".join(map(entry, entries)))
     path = draw.choice(["run.rank0.parquet.journal", ".", "run.rank*"])
     return draw.choice(
@@ -158,8 +182,24 @@ def _run():
 
 
 def _yaml(draw):
-    tags = ("int", "float", "bool", "timestamp", "null", "binary", "set", "omap", "pairs", "seq", "map", "str", "python/none")
-    value = draw.choice(["''", "x", "[1]", "{a: 1}", "0b" + "1" * 100_000, ":".join("1" * 9_999), ".inf", number_text(draw)])
+    tags = (
+        "int",
+        "float",
+        "bool",
+        "timestamp",
+        "null",
+        "binary",
+        "set",
+        "omap",
+        "pairs",
+        "seq",
+        "map",
+        "str",
+        "python/none",
+    )
+    value = draw.choice(
+        ["''", "x", "[1]", "{a: 1}", "0b" + "1" * 100_000, ":".join("1" * 9_999), ".inf", number_text(draw)]
+    )
     if draw.random() < 0.2:
         levels = [f"l{i}: &l{i} {{<<: [{', '.join([f'*l{i - 1}'] * 9)}]}}" for i in range(1, 12)]
         return "\n".join(["l0: &l0 {x: 1}", *levels])
@@ -182,7 +222,9 @@ def _json(draw):
 def _baseline(draw):
     finding = {"code": "RDI001", "name": "x", "severity": "error", "cause": None}
     finding[draw.choice(list(finding))] = values.anything(draw)
-    return draw.choice(["[" * 100_000, json.dumps({"baseline": 1, "findings": [finding]}), json.dumps(values.anything(draw))])
+    return draw.choice(
+        ["[" * 100_000, json.dumps({"baseline": 1, "findings": [finding]}), json.dumps(values.anything(draw))]
+    )
 
 
 def option_files(draw, folder):
@@ -198,7 +240,10 @@ def option_files(draw, folder):
             ["--baseline", "b.json"],
             ["--trainer", f"trl@{number_text(draw)}"],
             ["--map", "step=" + "[" * 5000],
-            ["--set", f"reward_weights={draw.choice(['[1', '1]', '(1,2', '[[1]]', '1e999', '1,nan', number_text(draw)])}"],
+            [
+                "--set",
+                f"reward_weights={draw.choice(['[1', '1]', '(1,2', '[[1]]', '1e999', '1,nan', number_text(draw)])}",
+            ],
             ["--set", f"beta={number_text(draw)}"],
         ]
     )

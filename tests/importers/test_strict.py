@@ -79,10 +79,15 @@ def test_lines_without_a_step_are_counted(tmp_path, monkeypatch):
 def test_a_key_that_is_there_twice(tmp_path, spaces):
     twice = f'{{"step": 1, "actor/loss"{spaces}: 0.5, "text": "a\\": b", "actor/loss": 1.5}}'
     assert lines.parse(twice.encode()) is None
-    assert lines.parse(twice.replace('"actor/loss": 1.5', '"a": [{"a": 1}, {"a": 2}]').encode())["a"] == [{"a": 1}, {"a": 2}]
+    assert lines.parse(twice.replace('"actor/loss": 1.5', '"a": [{"a": 1}, {"a": 2}]').encode())["a"] == [
+        {"a": 1},
+        {"a": 2},
+    ]
     assert lines.parse(b'{"a": [1, {"b": 1, "b": 2}]}') is None
     for name, reads in (("log.jsonl", read), ("run.metrics.jsonl", lambda path: read_metrics([Source.of(str(path))]))):
-        (tmp_path / name).write_text('{"step": 0, "name": "a/b", "value": 1}\n{"step": 1, "name": "a/b", "value": 1, "value": 2}\n')
+        (tmp_path / name).write_text(
+            '{"step": 0, "name": "a/b", "value": 1}\n{"step": 1, "name": "a/b", "value": 1, "value": 2}\n'
+        )
         with pytest.raises(InputError, match="line 2: not a JSON object, or one with a key twice"):
             reads(tmp_path / name)
 
@@ -90,7 +95,7 @@ def test_a_key_that_is_there_twice(tmp_path, spaces):
 def test_a_step_that_a_float_cannot_hold(tmp_path):
     path = tmp_path / "log.jsonl"
     path.write_text('{"step": 9007199254740993.0, "actor/loss": 1}\n')
-    with pytest.raises(InputError, match="step is 9007199254740992.0 where an integer"):
+    with pytest.raises(InputError, match=r"step is 9007199254740992\.0 where an integer"):
         read(path)
     path.write_text('{"step": 3.0, "actor/loss": 1}\n')
     assert read(path) == [(3, "train", {"actor/loss": 1.0})]
@@ -100,7 +105,10 @@ def test_sound_dumps_are_read_by_the_fast_parser(monkeypatch):
     """The count of keys is right for what trainers write; to look twice takes several times as long."""
     slow = []
     monkeypatch.setattr(lines.json, "loads", lambda *a, **k: slow.append(a) or json.JSONDecoder().decode(a[0].decode()))
-    for path in (DATA / "nemo_rl/dynamic_sync/train_data_step1.jsonl", DATA / "prime_rl/rollouts/step_1/train/effective/traces.jsonl"):
+    for path in (
+        DATA / "nemo_rl/dynamic_sync/train_data_step1.jsonl",
+        DATA / "prime_rl/rollouts/step_1/train/effective/traces.jsonl",
+    ):
         count = len(list(lines.objects(Source.of(str(path)))))
         assert len(slow) <= count // 4, (path, len(slow), count)
         slow.clear()

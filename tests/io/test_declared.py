@@ -93,7 +93,9 @@ def test_pages_with_more_values_than_the_footer_says(tmp_path, version, dictiona
     path = written(tmp_path / "run.parquet", columns, use_dictionary=dictionary, **one_page)
     assert open_run([str(path)]).rows == 2
     said_otherwise(path, count, 2)
-    with pytest.raises(InputError, match=r"row group 0 cannot be read \(column policy_log_probs.*: a page declares more values than"):
+    with pytest.raises(
+        InputError, match=r"row group 0 cannot be read \(column policy_log_probs.*: a page declares more values than"
+    ):
         list(open_run([str(path)]).batches(["policy_log_probs"]))
 
 
@@ -103,7 +105,9 @@ def test_a_page_with_more_bytes_than_its_column(tmp_path):
     raw = path.read_bytes()
     assert raw.startswith(b"PAR1\x15\x00\x15\xce\x3e\x15")
     path.write_bytes(raw[:7] + b"\xfe\xff\xff\xff\x0f" + raw[9:])
-    with pytest.raises(InputError, match=r"row group 0 cannot be read \(column step: a page declares more bytes than its column"):
+    with pytest.raises(
+        InputError, match=r"row group 0 cannot be read \(column step: a page declares more bytes than its column"
+    ):
         list(open_run([str(path)]).batches(["policy_log_probs"]))
 
 

@@ -2,6 +2,7 @@
 
 import json
 import os
+import shutil
 import signal
 import subprocess
 import sys
@@ -27,6 +28,8 @@ from rolloutdoctor.io.write.journal import _HEAD, _MARK, Dropped, Journal, Journ
 from rolloutdoctor.io.write.recorded_rows import Lists, rows_table
 from rolloutdoctor.io.write.run_table import run_table
 from rolloutdoctor.io.write.writer import metrics_table
+from rolloutdoctor.recorders._background import BackgroundWriter
+from rolloutdoctor.recorders.own_loop import StepRecorder
 from rolloutdoctor.results.errors import InputError
 
 METADATA = RunMetadata("trl", "1.16.0", {"beta": 0.04, "num_generations": 4, "steps_per_generation": 1})
@@ -308,7 +311,9 @@ def two_ranks(folder, ended=8, world_size=2):
     said = [replace(METADATA, recording=of_ranks([rank], world_size) if world_size else {}) for rank in range(2)]
     writers = [JournalWriter(name, metadata) for name, metadata in zip(ranks, said, strict=True)]
     for step in range(8):
-        both = [rows(step, rank=[rank] * 8, reward=[step + 8 * rank + 0.5 * row for row in range(8)]) for rank in range(2)]
+        both = [
+            rows(step, rank=[rank] * 8, reward=[step + 8 * rank + 0.5 * row for row in range(8)]) for rank in range(2)
+        ]
         for rank, columns in enumerate(both):
             if not rank or step < ended:
                 columns["sample_id"] = [f"{rank}/{row}" for row in range(8)]
@@ -326,8 +331,8 @@ def two_ranks(folder, ended=8, world_size=2):
 @pytest.mark.parametrize("world_size", [0, 2])
 def test_a_killed_rank_is_read_beside_the_others(tmp_path, world_size):
     first, journal = two_ranks(tmp_path, world_size=world_size)
-    for given in ([first, journal], [tmp_path], [tmp_path / "run.rank*"], [tmp_path / "*"]):
-        run = rd.open(*map(str, given))
+    for paths in ([first, journal], [tmp_path], [tmp_path / "run.rank*"], [tmp_path / "*"]):
+        run = rd.open(*map(str, paths))
         assert run.rows == 128
         assert [batch.per_row["rank"].tolist() for batch in run.batches(["rank"])] == [[0] * 8 + [1] * 8] * 8
     assert [each.paths for each in find_runs([str(tmp_path)])] == [(str(first), str(journal))]
@@ -371,7 +376,9 @@ def test_missing_ranks_are_named_and_nothing_of_the_whole_step_is_confirmed(tmp_
 def test_a_compressed_body_is_nobodys(tmp_path):
     """A few kilobytes of it would take all memory."""
     journal = journal_of(tmp_path / "run.parquet", [rows(1)])
-    table = run_table(rows(2, policy_log_probs=[np.zeros(200_000)] * 8, response_mask=[np.ones(200_000)] * 8), where="test")
+    table = run_table(
+        rows(2, policy_log_probs=[np.zeros(200_000)] * 8, response_mask=[np.ones(200_000, np.uint8)] * 8), where="test"
+    )
     for codec in ("zstd", "lz4"):
         buffer = pa.BufferOutputStream()
         with pa.ipc.new_stream(buffer, table.schema, options=pa.ipc.IpcWriteOptions(compression=codec)) as stream:
@@ -391,3 +398,28 @@ def test_a_note_that_no_recorder_writes(tmp_path, note):
     writer.close()
     with pytest.raises(InputError, match="the note of what was dropped is damaged"):
         opened(writer.path)
+
+
+def test_a_folder_that_was_removed_is_not_said_to_hold_the_recording(tmp_path):
+    folder = tmp_path / "runs"
+    writer = BackgroundWriter(folder / "run.parquet", METADATA, max_bytes=10**9)
+    writer.put(lambda: run_table(rows(1), where="test"), (1, "train"))
+    shutil.rmtree(folder)
+    said = writer.close()
+    assert "could not be completed" in said
+    assert said.endswith("run.parquet.journal, in which it was recorded, is gone)")
+
+
+def test_recorders_say_which_ranks_there_are(tmp_path):
+    for rank in range(2):
+        with StepRecorder(tmp_path / "run.parquet", rank=rank, world_size=2) as recorder:
+            recorder.record_step(0, group_id=["a"], reward=[float(rank)])
+    assert rd.open(str(tmp_path)).metadata.missing_ranks == ()
+    assert rd.open(str(tmp_path / "run.rank1.parquet")).metadata.missing_ranks == (0,)
+
+
+@pytest.mark.parametrize(
+    "said", [{"world_size": 2**40, "ranks": [0]}, {"world_size": "2"}, {"world_size": -1}, {"ranks": 3}]
+)
+def test_ranks_that_nobody_has_are_not_believed(said):
+    assert RunMetadata(recording=said).missing_ranks == ()

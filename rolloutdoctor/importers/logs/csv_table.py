@@ -12,7 +12,6 @@ from rolloutdoctor.importers.reading.cells import decimal
 from rolloutdoctor.io.locations.paths import Source, reason
 from rolloutdoctor.results.errors import InputError
 
-
 _WHOLE = re.compile(r"[+-]?[0-9]{1,18}")
 
 

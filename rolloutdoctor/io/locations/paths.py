@@ -207,7 +207,9 @@ def _expand_glob(given: str, name: str) -> Iterator[str]:
     below = [match.relative_to(root) for match in matches]
     kept = [str(path) for path in below if not any(map(_is_passing, path.parts)) and not _is_metrics(path.name)]
     # A pattern such as runs/* also matches notes beside the run.
-    parquet = with_journals([prefix + path for path in kept if path.endswith(".parquet")], [prefix + each for each in kept])
+    parquet = with_journals(
+        [prefix + path for path in kept if path.endswith(".parquet")], [prefix + each for each in kept]
+    )
     if not kept:
         raise InputError(f"{name}: no file matches the pattern; check it, and quote it if the shell expands it")
     yield from parquet or sorted((prefix + path for path in kept if not is_journal_name(path)), key=natural_key)

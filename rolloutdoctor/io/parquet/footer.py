@@ -5,16 +5,17 @@ parquet.thrift of Apache Parquet for their numbers.
 """
 
 import re
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from functools import cache
 from typing import Any, NamedTuple
 
+from rolloutdoctor.data.schema import METADATA_KEY
 from rolloutdoctor.io.locations.stores import open_bytes
 from rolloutdoctor.io.parquet.thrift import BINARY, INT32, INTEGERS, LIST, SHORT, STRUCT, Cursor, Recorder
 
 DELTA_BYTE_ARRAY = 7
 
-_ROW_GROUPS, _COLUMNS, _META_DATA = 4, 1, 3
+_ROW_GROUPS, _KEY_VALUES, _COLUMNS, _META_DATA = 4, 5, 1, 3
 _ENCODINGS, _NUM_VALUES, _UNCOMPRESSED, _DATA_PAGE, _DICTIONARY_PAGE, _STATISTICS = 2, 5, 6, 9, 11, 12
 _OLD_MAX, _OLD_MIN, _NULL_COUNT, _MAX, _MIN = 1, 2, 3, 5, 6
 
@@ -71,11 +72,24 @@ def read_chunks(path: str) -> list[list[Chunk]]:
         for field, kind in cursor.fields():
             if (field, kind) == (_ROW_GROUPS, LIST):
                 groups += _row_groups(cursor)
+            elif (field, kind) == (_KEY_VALUES, LIST):
+                keys = list(_keys(cursor))
+                if keys.count(METADATA_KEY.encode()) > 1:
+                    raise ValueError(f"two entries {METADATA_KEY!r} in its metadata")
             else:
                 cursor.skip(kind)
         return groups
     except IndexError:
         raise ValueError("it ends too early") from None
+
+
+def _keys(cursor: Cursor) -> Iterator[bytes | int]:
+    for _ in cursor.items(STRUCT):
+        for field, kind in cursor.fields():
+            if (field, kind) == (1, BINARY):
+                yield cursor.binary()
+            else:
+                cursor.skip(kind)
 
 
 def _row_groups(cursor: Cursor) -> list[list[Chunk]]:

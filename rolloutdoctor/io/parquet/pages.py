@@ -25,7 +25,7 @@ _NUMBER = rb"([\x80-\xff]{0,4}[\x00-\x7f])"
 _SIZES = rb"\x15%b\x15%b(?:\x15%b)?" % (_NUMBER, _NUMBER, _NUMBER)
 _DATA_PAGE = re.compile(rb"\x15\x00%b[\x1c\x2c]\x15%b" % (_SIZES, _NUMBER))
 _DICTIONARY_PAGE = re.compile(rb"\x15\x04%b[\x3c\x4c]\x15%b\x15%b[\x11\x12]?\x00\x00" % (_SIZES, _NUMBER, _NUMBER))
-"""Headers as nearly all writers write them, the first without its end; to read them by fields takes ten times as long."""
+"""Headers as nearly all write them, the first without its end; to read them by fields takes ten times as long."""
 
 
 def check_chunk(file: pa.NativeFile, chunk: Chunk) -> None:
@@ -43,7 +43,7 @@ def check_chunk(file: pa.NativeFile, chunk: Chunk) -> None:
             try:
                 uncompressed, compressed, entries, values, length = _header(window, at - begin, chunk.values - seen)
             except IndexError:
-                if size > _LONGEST_HEADER or size > len(window) and begin == at:
+                if size > _LONGEST_HEADER or (size > len(window) and begin == at):
                     # It ends too early, which Arrow says, too.
                     return
                 size *= 8
