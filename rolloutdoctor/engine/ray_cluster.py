@@ -151,7 +151,7 @@ class _Connection:
 @contextmanager
 def _without_dashboard() -> Iterator[None]:
     """Start no dashboard: what is left of it without its pages asks the cloud's metadata server who it is."""
-    services = importlib.import_module("ray._private.services")
+    services: Any = importlib.import_module("ray._private.services")
     before = services.start_api_server
     services.start_api_server = lambda *args, **kwargs: (None, None)
     try:
