@@ -75,7 +75,7 @@ def test_a_file_that_is_too_large(tmp_path, name):
             read_small(tmp_path / name, expected="give a state")
     else:
         most = 1 if name.endswith(".yaml") else 16
-    assert f"larger than the {most} MiB that are read of such a file" in refusal(name, tmp_path / name)
+        assert f"larger than the {most} MiB that are read of such a file" in refusal(name, tmp_path / name)
 
 
 @pytest.mark.parametrize(
