@@ -51,7 +51,7 @@ def doubts_of(batch: RolloutBatch, trainer: Trainer, config: Config | None, *, o
     if not rows and bool(odd_N.any()):
         rows = INCOMPLETE
     if not rows and omits_rows:
-        rows = "the dump need not hold all rows of a step"
+        rows = "the files need not hold all rows of a step"
     is_single = config is not None and trainer.single_update(config)
     return Doubts(rows, odd_N, "" if is_single else _update(batch))
 
@@ -110,12 +110,17 @@ def _odd_rows(batch: RolloutBatch, trainer: Trainer, config: Config | None) -> T
     return ~fits_G[batch.groups.index_N] if bool(fits_G.any()) else nobody_N
 
 
-def missing_ranks(batch: RolloutBatch) -> str:
-    """Say how many ranks have no row; empty if none, or if nothing says."""
+def missing_ranks(batch: RolloutBatch, world_size: int = 0) -> str:
+    """Say how many ranks have no row; empty if none, or if nothing says.
+
+    Args:
+        batch: the rows of a step.
+        world_size: how many ranks recorded, at least.
+    """
     rank_N = batch.per_row.get("rank")
     if rank_N is None or not len(rank_N):
         return ""
-    seen, least = len(torch.unique(rank_N)), int(rank_N.max()) + 1
+    seen, least = len(torch.unique(rank_N)), max(int(rank_N.max()) + 1, world_size)
     return f"the file holds rows of {seen} of at least {least} ranks" if seen < least else ""
 
 

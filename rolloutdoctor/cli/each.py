@@ -9,7 +9,7 @@ from rolloutdoctor.cli import dumps, verdict
 from rolloutdoctor.cli import options as opt
 from rolloutdoctor.cli.border import ABNORMAL, FINDINGS, NOTHING_CHECKED
 from rolloutdoctor.cli.output import check_target, write_whole
-from rolloutdoctor.cli.terminal import show
+from rolloutdoctor.cli.terminal import say, show
 from rolloutdoctor.results.errors import UsageError
 from rolloutdoctor.results.escapes import visible_lines
 
@@ -83,6 +83,8 @@ def check_several(
             show(piece, colored=style.color)
     else:
         _deliver_whole(pieces, output_file, colored=style.color)
+    if ABNORMAL in codes:
+        say("a run could not be read: its line says why")
     return worst(codes)
 
 

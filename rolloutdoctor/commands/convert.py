@@ -2,17 +2,18 @@
 
 import os
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import AbstractContextManager, contextmanager, nullcontext
+from contextlib import AbstractContextManager, ExitStack, contextmanager, nullcontext
 from dataclasses import dataclass, field
 from itertools import combinations
 from pathlib import Path
 
 from rolloutdoctor.data.batch import StepKey
 from rolloutdoctor.importers.base import Importer, ImportOptions, RunSink
+from rolloutdoctor.importers.journal import RecordingJournal
 from rolloutdoctor.importers.logs.table import kind_of, read_log
 from rolloutdoctor.importers.table import detect, find
 from rolloutdoctor.importers.unknown import not_understood
-from rolloutdoctor.io.locations.paths import METRIC_SUFFIXES, Source, expand, reason
+from rolloutdoctor.io.locations.paths import METRIC_SUFFIXES, Source, call, expand, natural_key, reason
 from rolloutdoctor.io.locations.stores import address_of
 from rolloutdoctor.io.locations.targets import OutputError, Target
 from rolloutdoctor.io.metadata import RunMetadata
@@ -111,6 +112,9 @@ def _detect_dump(paths: Sequence[str], options: ConvertOptions) -> Detected | No
         found = [detect(Path(path)) for path in dumps]
         known = [each for each in found if each is not None]
         if not known:
+            return None
+        if len(known) < len(dumps) and {importer.name for importer, _ in known} == {RecordingJournal.name}:
+            # Some ranks were killed, and others have closed their files.
             return None
         if len(known) < len(dumps) or len({importer.name for importer, _ in known}) > 1:
             names = ", ".join(sorted({"run file" if each is None else each[0].name for each in found}))
@@ -233,8 +237,11 @@ def _check_outputs(found: Detected, output: Path) -> None:
         )
 
 
-def _with_logs(paths: Sequence[str], trainer: str | None, tell: Callable[[str], None]) -> Run:
-    """Open run files, and the logs of numbers that were given with them.
+@contextmanager
+def _with_logs(
+    paths: Sequence[str], trainer: str | None, tell: Callable[[str], None], options: ConvertOptions
+) -> Iterator[Run]:
+    """Open run files, and the logs of numbers and recordings that were not closed that were given with them.
 
     Raises:
         InputError: if nothing is found or it cannot be read.
@@ -247,12 +254,43 @@ def _with_logs(paths: Sequence[str], trainer: str | None, tell: Callable[[str], 
         why = not_understood(Path(path))
         if why is not None:
             raise InputError(f"{Source.of(path).name}: {why}")
-    run = open_run(files, trainer=trainer, aliases=ALIASES)
-    if not given:
-        return run
-    logs = tuple(map(Source.of, given))
-    tell(f"logged metrics from {', '.join(dict.fromkeys(str(kind_of(Path(path))) for path in given))}")
-    return run.with_logs(read_logs(logs, tell), logs)
+    found = expand(files)
+    with ExitStack() as stack:
+        made: dict[str, str] = {}
+        for journal in found.journals:
+            tell(f"{journal.name}: a recording that was not closed")
+            file = stack.enter_context(scratch_folder()) / "run.parquet"
+            stack.enter_context(call(str(file), journal.name))
+            stack.enter_context(call(str(metrics_path(file)), journal.name))
+            sink = _converted(Detected(RecordingJournal(), "", (journal,), ()), file, options, None)
+            for note in sink.notes:
+                tell(note)
+            made[journal.path] = str(file)
+        if made:
+            # In the order of the ranks.
+            sources = sorted((*found.files, *found.journals), key=lambda source: natural_key(source.name))
+            files = [made.get(source.path, source.path) for source in sources] + [each.path for each in found.metrics]
+        run = open_run(files, trainer=trainer, aliases=ALIASES, origins=found.journals)
+        if given:
+            logs = tuple(map(Source.of, given))
+            tell(f"logged metrics from {', '.join(dict.fromkeys(str(kind_of(Path(path))) for path in given))}")
+            run = run.with_logs(read_logs(logs, tell), logs)
+        yield run
+
+
+def _converted(found: Detected, path: Path, options: ConvertOptions, advance: Progress | None) -> RunSink:
+    """Convert a dump into a temporary file.
+
+    Raises:
+        InputError: if it cannot be read, or there is no room for the file.
+    """
+    try:
+        return convert(found, path, options, advance)
+    except OutputError as error:
+        raise InputError(
+            f"a dump is read through a temporary file, and {path.parent.parent} cannot take it "
+            f"({error.why or error}); set TMPDIR to a folder with more room"
+        ) from None
 
 
 def _named_apart(path: str) -> list[str]:
@@ -261,7 +299,9 @@ def _named_apart(path: str) -> list[str]:
         return [path]
     found = expand([path])
     is_log = [kind_of(Path(file.path)) is not None for file in found.files]
-    return [source.path for source in (*found.files, *found.metrics)] if any(is_log) and not all(is_log) else [path]
+    if all(is_log) or not any(is_log):
+        return [path]
+    return [source.path for source in (*found.files, *found.journals, *found.metrics)]
 
 
 def _is_other_log(path: str) -> bool:
@@ -308,19 +348,14 @@ def open_any(
         return
     found = detect_dump(paths, options)
     if found is None:
-        yield _with_logs(paths, trainer, tell)
+        with _with_logs(paths, trainer, tell, options) as run:
+            yield run
         return
     tell(f"read with the importer {found.importer.name}: {found.why}")
     with scratch_folder() as folder:
         path = folder / "run.parquet"
         with progress() as advance:
-            try:
-                sink = convert(found, path, options, advance)
-            except OutputError as error:
-                raise InputError(
-                    f"a dump is read through a temporary file, and {path.parent.parent} cannot take it "
-                    f"({error.why or error}); set TMPDIR to a folder with more room"
-                ) from None
+            sink = _converted(found, path, options, advance)
         for note in sink.notes:
             tell(note)
         name = " ".join(source.name for source in found.sources)

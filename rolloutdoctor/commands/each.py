@@ -13,7 +13,7 @@ from typing import TypeVar
 from rolloutdoctor.commands.check import check
 from rolloutdoctor.commands.convert import ConvertOptions, are_apart, detect_dump, logs_of, read_logs
 from rolloutdoctor.engine.options import CheckOptions
-from rolloutdoctor.io.locations.paths import Source, expand, natural_key
+from rolloutdoctor.io.locations.paths import Source, expand, is_journal_name, natural_key, with_journals
 from rolloutdoctor.io.locations.stores import address_of
 from rolloutdoctor.io.metadata import RunMetadata
 from rolloutdoctor.io.metrics import LoggedMetrics
@@ -29,6 +29,7 @@ Opening = Callable[[list[str]], AbstractContextManager[Run]]
 Found = TypeVar("Found")
 
 _MAGIC = frozenset("*?[")
+_RANK = re.compile(r"\.rank[0-9]+\.parquet(\.[0-9]+)?(\.journal)?$")
 
 
 @dataclass(frozen=True)
@@ -88,12 +89,12 @@ def _of_pattern(pattern: str) -> Iterator[FoundRun]:
         if Path(match).is_dir():
             if "**" not in pattern:
                 yield from _of_folder(match)
-        elif _is_run_file(match):
+        elif _is_run_file(match) or is_journal_name(match):
             files.setdefault(str(Path(match).parent), []).append(match)
         elif not match.endswith((".metrics.parquet", ".metrics.jsonl")):
             yield FoundRun(Source.of(match).name, (match,))
     for inside in files.values():
-        yield from _by_what_they_say(inside)
+        yield from _by_what_they_say(with_journals(list(filter(_is_run_file, inside)), inside))
 
 
 def _of_folder(folder: str) -> Iterator[FoundRun]:
@@ -104,6 +105,7 @@ def _of_folder(folder: str) -> Iterator[FoundRun]:
     entries = sorted((each for each in os.listdir(folder) if not each.startswith((".", "_"))), key=natural_key)  # noqa: PTH208
     paths = [os.path.join(folder, each) for each in entries]  # noqa: PTH118 - keeps the name as given
     files = [path for path in paths if _is_run_file(path) and Path(path).is_file()]
+    files = with_journals(files, filter(os.path.isfile, paths))
     yield from _by_what_they_say(files)
     if not files:
         logs = _quietly(lambda: logs_of([folder])) or ()
@@ -144,7 +146,13 @@ def _is_run_file(path: str) -> bool:
 def _by_what_they_say(paths: Sequence[str]) -> Iterator[FoundRun]:
     """Put files together that are of one run."""
     runs: list[list[tuple[str, RunFile | None]]] = []
-    for path in paths:
+    for path in sorted(paths, key=is_journal_name):
+        if is_journal_name(path):
+            ranks = next((run for run in runs if _RANK.sub("", run[0][0]) == _RANK.sub("", path)), None)
+            runs += [[(path, None)]] if ranks is None else []
+            if ranks is not None:
+                ranks.append((path, None))
+            continue
         try:
             file = read_footer(Source.of(path), None, ALIASES)
         except RolloutDoctorError:

@@ -6,7 +6,7 @@ from functools import reduce
 from operator import add
 from typing import Any
 
-from rolloutdoctor.audit.doubts import Unjoined, updates_of
+from rolloutdoctor.audit.doubts import Unjoined, missing_ranks, updates_of
 from rolloutdoctor.audit.logged import has_row_advantages, measure_advantages
 from rolloutdoctor.audit.tally import AuditTally, QuantityTally, add_tallies
 from rolloutdoctor.audit.windows import OpenWindows, join, opened
@@ -289,18 +289,19 @@ class RuleAccumulator(StepConsumer):
         self._failures[why] = (min(first, step), times + 1)
 
     def _view(self, step: EvaluatedStep) -> StepView:
-        trainer, config = self.plan.context.trainer, self.plan.context.config
-        unjoined = {} if trainer is None else Unjoined(step.batch, trainer, config).among(step.logged)
+        context, unjoined = self.plan.context, dict[str, str]()
+        if context.trainer is not None:
+            unjoined = Unjoined(step.batch, context.trainer, context.config).among(step.logged)
         return StepView(
             batch=step.batch,
             logged={name: value for name, value in step.logged.items() if name not in unjoined}
             if unjoined
             else step.logged,
             unjoined=unjoined,
-            trainer=trainer,
-            config=config,
-            digits=self.plan.context.digits,
-            omits_rows=self.plan.context.omits_rows,
+            trainer=context.trainer,
+            config=context.config,
+            digits=context.digits,
+            omits_rows=context.omits_rows or bool(missing_ranks(step.batch, context.world_size)),
             evaluations=step.evaluations,
             dtype=step.dtype,
             token_measures=step.token_measures,

@@ -208,6 +208,13 @@ def _notes(plan: Plan, state: RunState) -> list[str]:
             f"{state.odd_groups:,} groups do not have the configured number of rows: if rows are missing from the "
             "file, the advantages of their groups are not those of the run"
         )
+    lost, size = plan.context.missing_ranks, plan.context.world_size
+    if lost:
+        names = ", ".join(map(str, lost[:8])) + (f" and {len(lost) - 8:,} more" if len(lost) > 8 else "")
+        notes.append(
+            f"the files lack {'rank' if len(lost) == 1 else 'ranks'} {names} of {size:,}: nothing that depends on the "
+            "whole step is confirmed; give the files of every rank, run.rank*"
+        )
     every = max((one.every for one in state.rules.values()), default=1)
     if every > 1:
         notes.append(

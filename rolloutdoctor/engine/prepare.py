@@ -128,4 +128,6 @@ def whole_context(
         omits_rows=omits_rows(metadata),
         splits_unknown=metadata.splits_unknown,
         made_by=(metadata.trainer, metadata.trainer_version),
+        world_size=metadata.world_size,
+        missing_ranks=metadata.missing_ranks,
     )

@@ -29,6 +29,7 @@ from rolloutdoctor.objective.objective import Objective, Scope
 from rolloutdoctor.objective.required_columns import incomplete, loss_columns, optional_columns
 from rolloutdoctor.ops import elementwise as el
 from rolloutdoctor.ops import segments as seg
+from rolloutdoctor.ops.evaluation_mode import one_thread
 from rolloutdoctor.results.errors import CannotComputeError, naming
 
 if TYPE_CHECKING:
@@ -197,6 +198,7 @@ def _only(x_S: NDArray[np.float64]) -> float:
     return float(value)
 
 
+@one_thread()
 def evaluate(
     batch: RolloutBatch,
     objective: Objective,

@@ -14,6 +14,7 @@ from rolloutdoctor.data.batch import EVAL, TRAIN, StepKey
 from rolloutdoctor.data.schema import METRIC_COLUMNS
 from rolloutdoctor.data.windows import Window, windows_of
 from rolloutdoctor.io.locations.paths import Source, reason
+from rolloutdoctor.io.locations.small_files import once
 from rolloutdoctor.io.locations.stores import open_bytes
 from rolloutdoctor.io.parquet.decode import Place, evals, identifiers, numbers, step_numbers
 from rolloutdoctor.io.parquet.files import check_size, open_parquet, reading
@@ -258,11 +259,14 @@ def _json_rows(source: Source) -> Iterator[tuple[StepKey, str, float]]:
 
 def _json_row(line: str, where: str) -> tuple[StepKey, str, float] | None:
     try:
-        row = json.loads(line)
+        row = json.loads(line, object_pairs_hook=once)
     except (ValueError, RecursionError):
         row = None
     if not isinstance(row, dict):
-        raise InputError(f'{where}: not a JSON object; write {{"step": 0, "name": "kl", "value": 0.1}} on each line')
+        raise InputError(
+            f"{where}: not a JSON object, or one with a key twice; "
+            'write {"step": 0, "name": "kl", "value": 0.1} on each line'
+        )
     step, name, value, split = row.get("step"), row.get("name"), row.get("value"), row.get("split", TRAIN)
     if not isinstance(step, int) or isinstance(step, bool) or not 0 <= step < 2**63:
         raise DataError(f"{where}: step {step!r} where an integer of 0 or more was expected; log the optimiser step")

@@ -50,8 +50,10 @@ class Context:
         digits: name of a logged metric to what its values may have been rounded to.
         unstated: what to state of the run where nothing says which trainer made it, or with which options.
         imported: True if an importer made the rows of rollout files, and looked at the files themselves.
-        omits_rows: True if the rows come from a dump that need not hold all rows of a step.
+        omits_rows: True if the rows come from files that need not hold all rows of a step.
         splits_unknown: evaluation rows among the rows cannot be told from training rows.
+        world_size: how many ranks recorded; 0 if nothing says.
+        missing_ranks: those of which no file was given.
         averaged: names of metrics that were logged as means over several steps, and so are no value of one.
         windows: the steps that these are means over, and the values.
         refuted: options that the log contradicts.
@@ -79,6 +81,8 @@ class Context:
     imported: bool = False
     omits_rows: bool = False
     splits_unknown: bool = False
+    world_size: int = 0
+    missing_ranks: tuple[int, ...] = ()
     digits: Mapping[str, tuple[Digits, ...]] = field(default_factory=dict)
     recording: Mapping[str, str] = field(default_factory=dict)
     refuted: tuple[Refuted, ...] = ()

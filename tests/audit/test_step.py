@@ -191,5 +191,5 @@ def test_a_dump_that_need_not_hold_every_row_contradicts_no_mean():
     wrong = replace(batch, per_row={**batch.per_row, "advantage": evaluation.rows.advantage_N + 1})
     logged = of_step(wrong, {"reward": 77.0}, made.objective, omits_rows=True)
     tallies = audit_step(logged, evaluation, made.trainer, made.config, made.trainer.metrics(evaluation))
-    assert tallies["reward"].reason == "the dump need not hold all rows of a step"
+    assert tallies["reward"].reason == "the files need not hold all rows of a step"
     assert tallies["advantages"].disagree == len(batch)  # whole groups are whole
