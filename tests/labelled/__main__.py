@@ -1,7 +1,7 @@
 """Make labelled runs, check them, and say what became of each.
 
-``python tests/labelled`` makes the runs that are not there yet and checks all; the package that is checked is the one on
-``PYTHONPATH``. ``--page`` writes ``docs/labelled.md``.
+``python tests/labelled`` makes the runs that are not there yet and checks all; the package that is checked is the one
+on ``PYTHONPATH``. ``--page`` writes ``docs/labelled.md``.
 """
 
 import argparse
@@ -25,7 +25,7 @@ sys.path[0] = str(TESTS)
 if not os.environ.get("PYTHONPATH"):
     sys.path.insert(1, str(TESTS.parent))
 
-from labelled import outcomes
+from labelled import outcomes  # noqa: E402 - found by the line before
 
 FOLDER = TESTS / "labelled" / "runs"
 
@@ -101,7 +101,11 @@ def made(run: Labelled, folder: Path, fresh: bool) -> Path:
     began = time.perf_counter()
     with contextlib.redirect_stdout(io.StringIO()):
         run.make(path)
-    print(f"made {run.family} {run.name}, {run.strength}: {time.perf_counter() - began:.1f} s", file=sys.stderr, flush=True)
+    print(
+        f"made {run.family} {run.name}, {run.strength}: {time.perf_counter() - began:.1f} s",
+        file=sys.stderr,
+        flush=True,
+    )
     return path
 
 
@@ -124,7 +128,9 @@ def checked(run: Labelled, path: Path) -> outcomes.Checked:
 def main() -> int:
     """Make, check, and say."""
     parser = argparse.ArgumentParser(prog="python tests/labelled", description=__doc__)
-    parser.add_argument("--runs", type=Path, default=Path(os.environ.get("LABELLED_RUNS", FOLDER)), help="folder of the runs")
+    parser.add_argument(
+        "--runs", type=Path, default=Path(os.environ.get("LABELLED_RUNS", FOLDER)), help="folder of the runs"
+    )
     parser.add_argument("--only", default="", help="runs whose family, name and strength hold this")
     parser.add_argument("--make", action="store_true", help="make the runs, and check none")
     parser.add_argument("--kept", action="store_true", help="check the runs that are there, and make none")
@@ -147,7 +153,9 @@ def main() -> int:
             path = run.path(chosen.runs) if chosen.kept else made(run, chosen.runs, chosen.fresh)
         except Exception as error:
             wrong += 1
-            print(f"not made: {run.family} {run.name}, {run.strength}: {type(error).__name__}: {error}", file=sys.stderr)
+            print(
+                f"not made: {run.family} {run.name}, {run.strength}: {type(error).__name__}: {error}", file=sys.stderr
+            )
             continue
         if chosen.make or not path.exists():
             continue
@@ -155,7 +163,9 @@ def main() -> int:
         found.append(checked(run, path))
         if not chosen.quiet and found[-1].outcome not in (outcomes.NAMED, outcomes.SILENT):
             one = found[-1]
-            print(f"{one.outcome:12} {one.family} {one.key}; expected {one.expected}: {one.found} {one.said}", flush=True)
+            print(
+                f"{one.outcome:12} {one.family} {one.key}; expected {one.expected}: {one.found} {one.said}", flush=True
+            )
     if found:
         say(found)
     if chosen.compare:

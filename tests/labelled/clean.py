@@ -1,6 +1,7 @@
 """Clean runs of TRL: options drawn from what people set, each of which often looks like a fault."""
 
 from collections.abc import Iterator
+from dataclasses import replace
 
 import numpy as np
 from labelled.trl_training import Training, letters, seven, shade, sometimes
@@ -24,7 +25,11 @@ def drawn(number: int) -> Training:
     per_generation = accumulation // 2 if several else accumulation * steps_of_generation
     iterations = one_of(1, 1, 1, 2, 3)
     rows = 8 if per_generation <= 8 and draw.random() < 0.3 else 16
-    steps = 6 if several or steps_of_generation == 1 else -(-6 // (steps_of_generation * iterations)) * steps_of_generation * iterations
+    steps = (
+        6
+        if several or steps_of_generation == 1
+        else -(-6 // (steps_of_generation * iterations)) * steps_of_generation * iterations
+    )
     rewards, weights = one_of(
         ((shade,), None),
         ((shade,), None),
@@ -50,6 +55,11 @@ def drawn(number: int) -> Training:
         "epsilon_high": one_of(None, None, 0.28),
         "reward_weights": weights,
     }
+    if options["mask_truncated_completions"]:
+        # Or so many rows are masked that whole steps have nothing to train on, and the report says so.
+        options["max_completion_length"], rewards, options["reward_weights"] = 32, (shade,), None
+    if options["num_generations"] == 2 and shade not in rewards:
+        options["num_generations"] = 8
     if options["beta"] and draw.random() < 0.2:
         options |= {"sync_ref_model": True, "ref_model_sync_steps": 2, "ref_model_mixup_alpha": one_of(0.6, 1.0)}
     made = Training(
@@ -59,7 +69,7 @@ def drawn(number: int) -> Training:
         seed=100 + number,
     )
     if draw.random() < 0.15:
-        made = _replaced(made, model={"dtype": "bfloat16"})
+        made = replace(made, model={"dtype": "bfloat16"})
         options["bf16"] = True
     if cls == "RLOO":
         options |= {
@@ -67,7 +77,7 @@ def drawn(number: int) -> Training:
             "reward_clip_range": one_of(None, None, [0.05, 0.5]),
             "learning_rate": one_of(1e-3, 3e-3),
         }
-        return _replaced(made, options=options)
+        return replace(made, options=options)
     kind = one_of("dapo", "dapo", "grpo", "grpo", "bnpo", "dr_grpo", "cispo", "sapo", "vespo", "luspo")
     options |= {
         "loss_type": kind,
@@ -89,14 +99,8 @@ def drawn(number: int) -> Training:
     if rarer >= 7:
         modes = ["token_truncate", "token_mask"]
         options["vllm_importance_sampling_mode"] = one_of(*modes, *(["sequence_mask"] * 2 if kind != "vespo" else []))
-        made = _replaced(made, engine={"dtype": one_of("float32", "bfloat16")}, tools=one_of(None, 0.0), evaluate=False)
-    return _replaced(made, options=options)
-
-
-def _replaced(training: Training, **fields: object) -> Training:
-    from dataclasses import replace
-
-    return replace(training, **fields)
+        made = replace(made, engine={"dtype": one_of("float32", "bfloat16")}, tools=one_of(None, 0.0), evaluate=False)
+    return replace(made, options=options)
 
 
 def clean_trainings() -> Iterator[tuple[str, Training]]:
@@ -110,9 +114,24 @@ def describe(training: Training) -> str:
     """What is special about it, in a few words."""
     options = training.options
     accumulation, cut = options["gradient_accumulation_steps"], options["steps_per_generation"]
-    words = [training.trainer, str(options.get("loss_type", "")), f"A{accumulation} S{cut} I{options['num_iterations']}"]
-    words += [name for name in ("top_entropy_quantile", "delta", "entropy_coef", "use_adaptive_entropy",
-                                "off_policy_mask_threshold", "sync_ref_model", "bf16") if options.get(name)]
+    words = [
+        training.trainer,
+        str(options.get("loss_type", "")),
+        f"A{accumulation} S{cut} I{options['num_iterations']}",
+    ]
+    words += [
+        name
+        for name in (
+            "top_entropy_quantile",
+            "delta",
+            "entropy_coef",
+            "use_adaptive_entropy",
+            "off_policy_mask_threshold",
+            "sync_ref_model",
+            "bf16",
+        )
+        if options.get(name)
+    ]
     words += ["masked"] if options["mask_truncated_completions"] else []
     words += ["every second step logged"] if options["logging_steps"] == 2 else []
     words += ["evaluation"] if training.evaluate else []
@@ -122,8 +141,14 @@ def describe(training: Training) -> str:
 
 
 def true_of(training: Training) -> tuple[str, ...]:
-    """Rules that are right about the trainer itself: rows that it masks still count in the baseline of the others."""
+    """Rules that are right about a run without a bug.
+
+    Rows that TRL masks still count in the baseline of the others; beside a reward of 0 or 1 others shape.
+    """
+    found: list[str] = []
     masks = "mask" in str(training.options.get("vllm_importance_sampling_mode", "sequence_mask"))
     if training.options.get("mask_truncated_completions") or (training.engine is not None and masks):
-        return ("RDA001", "RDA002")
-    return ()
+        found += ["RDA001", "RDA002"]
+    if seven in training.rewards and len(training.rewards) > 1:
+        found += ["RDA008"]
+    return tuple(found)

@@ -58,7 +58,9 @@ class Engine:
                 logps[row] = chosen[others[0]].copy()
         if "decimals" in planted:
             places = planted["decimals"]
-            short = (lambda x: x.bfloat16()) if places == "bfloat16" else (lambda x: x.double().round(decimals=int(places)))
+            short = (
+                (lambda x: x.bfloat16()) if places == "bfloat16" else (lambda x: x.double().round(decimals=int(places)))
+            )
             logps = [short(torch.from_numpy(row)).float().numpy() for row in logps]
         for number, row in enumerate(logps):
             row[drawn(len(row), planted.get("filled", 0.0), (seed, 4, number))] = 0.0

@@ -113,9 +113,7 @@ def duplicated(trainer: Any, ids: list[list[int]], share: float) -> list[list[in
 def closed(trainer: Any, ids: list[list[int]], longest: int, share: float) -> list[list[int]]:
     """Some responses of the largest length have an end as their last token."""
     hides = drawn(len(ids), share, trainer.state.global_step)
-    return [
-        [*row[:-1], 1] if hide and len(row) == longest else row for row, hide in zip(ids, hides, strict=True)
-    ]
+    return [[*row[:-1], 1] if hide and len(row) == longest else row for row, hide in zip(ids, hides, strict=True)]
 
 
 def row_mean(x: Tensor, mask: Tensor) -> float:

@@ -81,7 +81,9 @@ def outcome(report: Mapping[str, Any], expected: Sequence[str], information: boo
     return NOT_TESTED
 
 
-def judged(report: Mapping[str, Any], expected: Sequence[str], information: bool, true: Iterable[str]) -> dict[str, Any]:
+def judged(
+    report: Mapping[str, Any], expected: Sequence[str], information: bool, true: Iterable[str]
+) -> dict[str, Any]:
     """The outcome, what was found, and whether an expected rule is clean beside an unnamed fault.
 
     Args:
@@ -94,9 +96,11 @@ def judged(report: Mapping[str, Any], expected: Sequence[str], information: bool
     found = [words(each) for each in loud]
     if not expected:
         return {"outcome": ACCUSED if loud else SILENT, "found": found, "clean_beside": False}
-    named = outcome({**report, "findings": [
-        each for each in report["findings"] if each["code"] not in set(true) - set(expected)
-    ]}, expected, information)
+    named = outcome(
+        {**report, "findings": [each for each in report["findings"] if each["code"] not in set(true) - set(expected)]},
+        expected,
+        information,
+    )
     beside = named not in (NAMED, ALSO) and bool(set(expected[:1]) & set(report["clean"]))
     return {"outcome": named, "found": found, "clean_beside": beside}
 
@@ -105,7 +109,10 @@ def totals(runs: Sequence[Checked]) -> dict[str, dict[str, int]]:
     """Counts of faults and clean runs by outcome, and by family."""
     faults = [run for run in runs if run.expected]
     found: dict[str, dict[str, int]] = {}
-    for title, part in (("faults", faults), *((f"faults {name}", [r for r in faults if r.strength == name]) for name in STRENGTHS)):
+    for title, part in (
+        ("faults", faults),
+        *((f"faults {name}", [r for r in faults if r.strength == name]) for name in STRENGTHS),
+    ):
         counts = Counter(run.outcome for run in part)
         found[title] = {"runs": len(part), **{name: counts[name] for name in OUTCOMES}}
         found[title]["clean beside an unnamed cause"] = sum(run.clean_beside for run in part)
@@ -135,15 +142,17 @@ def page(runs: Sequence[Checked], words_of: Mapping[str, str]) -> str:
     lines = [
         "# Labelled runs",
         "",
-        "`make labelled` makes these runs, checks them and writes this page. Each fault is a bug in the trainer: an edit",
-        "of TRL's source in a real training of a tiny model, or of what verl's or slime's functions are given. *Named",
-        "first*: the first warning or error of the report is the right rule. *Audit only*: the report says that logged",
-        "values do not follow, and not why. *Missed*: nothing is said, and the rule that should stands under clean.",
+        "`make labelled` makes these runs, checks them and writes this page. Each fault is a bug in the trainer: an",
+        "edit of TRL's source in a real training of a tiny model, or of what verl's or slime's functions are given.",
+        "*Named first*: the first warning or error of the report is the right rule. *Audit only*: the report says that",
+        "logged values do not follow, and not why. *Missed*: nothing is said, and the right rule stands under clean.",
         "",
         "| runs | " + " | ".join(["runs", *OUTCOMES, "clean beside an unnamed cause"]) + " |",
         "| --- |" + " ---: |" * (len(OUTCOMES) + 2),
     ]
-    lines += [f"| {title} | {' | '.join(map(str, row.values()))} |" for title, row in whole.items() if "faults" in title]
+    lines += [
+        f"| {title} | {' | '.join(map(str, row.values()))} |" for title, row in whole.items() if "faults" in title
+    ]
     lines += ["", "| clean runs | runs | silent | accused | refused |", "| --- | ---: | ---: | ---: | ---: |"]
     lines += [
         f"| {title.removeprefix('clean ')} | {' | '.join(map(str, row.values()))} |"

@@ -239,7 +239,10 @@ def train(training: Training, path: Path) -> None:
             model=loaded,
             reward_funcs=list(training.rewards or (shade,)),
             args=config(
-                output_dir=str(scratch), eval_strategy="steps" if training.evaluate else "no", logging_strategy="steps", **given
+                output_dir=str(scratch),
+                eval_strategy="steps" if training.evaluate else "no",
+                logging_strategy="steps",
+                **given,
             ),
             train_dataset=prompts,
             eval_dataset=prompts.select(range(7)) if training.evaluate else None,
