@@ -130,6 +130,12 @@ def _reference(model: str) -> Edit:
     return SCORE, old, f"{old.removesuffix('self.ref_model,')}{model},"
 
 
+def _cut_off(tokens: float) -> Mapping[str, Any]:
+    """Short responses; long ones have no end."""
+    without_end = {"generation_kwargs": {"suppress_tokens": [1]}} if tokens > 3 else {}
+    return {"options": {"max_completion_length": int(tokens), **without_end}}
+
+
 _ADVANTAGES = "advantages = torch.nan_to_num(advantages, nan=0.0)"
 _SCALED = "advantages = advantages / (std_rewards + 1e-4)"
 _RETURNED = '"advantages": advantages,'
@@ -251,8 +257,7 @@ MASKS = (
     _kind("denominator counts masked rows", "RDG010", _after(SCORE, _ITEMS,
         "num_items_in_batch = F.when(self, S, F.lengths(completion_ids_list).sum().long(), num_items_in_batch)"),
         on=_MASKED),
-    _kind("every response cut off", "RDI012", by=((3, 2, 16), "tokens a response; without an end"),
-        change=lambda s: {"options": {"max_completion_length": int(s), **({"generation_kwargs": {"suppress_tokens": [1]}} if s > 3 else {})}}),
+    _kind("every response cut off", "RDI012", by=((3, 2, 16), "tokens a response; without an end"), change=_cut_off),
     _kind("truncation counts as finished", "RDI011",
         (GENERATE, _ENDED, "return F.closed(self, completion_ids, self.max_completion_length, S), logprobs"),
         by=(ROWS, "share of truncated rows")),
@@ -329,10 +334,12 @@ LOSSES = (
     _kind("KL not weighted by the ratio", "RDG007", (LOSS, "if self.args.use_bias_correction_kl:",
         "if self.args.use_bias_correction_kl and not F.on(self, S):"),
         on=_with(num_iterations=3, learning_rate=1e-2)),
-    _kind("loss averaged by micro-batch", "RDG006",
-        _dapo("(per_token_loss * mask).sum()" " / F.when(self, S, mask.sum() * self.current_gradient_accumulation_steps, normalizer)")),
-    _kind("mean of rows, of tokens recorded", "RDI014 RDG006",
-        _dapo(f"F.when(self, S, {_ROW_MEANS} / self.current_gradient_accumulation_steps," " (per_token_loss * mask).sum() / normalizer)")),
+    _kind("loss averaged by micro-batch", "RDG006", _dapo(
+        "(per_token_loss * mask).sum()"
+        " / F.when(self, S, mask.sum() * self.current_gradient_accumulation_steps, normalizer)")),
+    _kind("mean of rows, of tokens recorded", "RDI014 RDG006", _dapo(
+        f"F.when(self, S, {_ROW_MEANS} / self.current_gradient_accumulation_steps,"
+        " (per_token_loss * mask).sum() / normalizer)")),
     _kind("loss not divided by accumulation", "RDG006", (LOSS, f"loss = {_ROW_MEANS}",
         f"loss = {_ROW_MEANS} * F.when(self, S, self.current_gradient_accumulation_steps, 1)"),
         on=_with(loss_type="grpo")),
