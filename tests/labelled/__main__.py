@@ -11,6 +11,7 @@ import json
 import logging
 import os
 import sys
+import tempfile
 import time
 import warnings
 from collections.abc import Callable, Iterator
@@ -96,11 +97,12 @@ def made(run: Labelled, folder: Path, fresh: bool) -> Path:
     if path.exists() and not fresh:
         return path
     path.parent.mkdir(parents=True, exist_ok=True)
-    for old in path.parent.glob(f"{path.stem}.*"):
-        old.unlink()
     began = time.perf_counter()
-    with contextlib.redirect_stdout(io.StringIO()):
-        run.make(path)
+    # Made elsewhere and moved, the log first: others may read the folder.
+    with tempfile.TemporaryDirectory(dir=folder) as scratch, contextlib.redirect_stdout(io.StringIO()):
+        run.make(Path(scratch) / path.name)
+        for file in sorted(Path(scratch).iterdir()):
+            file.replace(path.parent / file.name)
     print(
         f"made {run.family} {run.name}, {run.strength}: {time.perf_counter() - began:.1f} s",
         file=sys.stderr,
