@@ -6,7 +6,7 @@ COMPARING := tests/sample_data tests/goldens tests/rules tests/views tests/recor
 BIN := $(VENV)/bin
 PIP := $(BIN)/python -m pip install --quiet --disable-pip-version-check --constraint constraints.txt
 
-.PHONY: calibrate demo docs images test test-portable test-lowest parity lint types bench samples rule clean
+.PHONY: calibrate demo docs images labelled test test-portable test-lowest parity lint types bench samples rule clean
 
 demo: $(VENV)/.core
 	@echo "A real TRL run:"
@@ -44,6 +44,11 @@ bench: $(VENV)/.dev
 # How often rules accuse clean runs, and how weak a fault they find: docs/power.md.
 calibrate: $(VENV)/.dev
 	$(BIN)/python tests/calibration/power.py
+
+# Runs with a known fault and clean ones, made with the real trainers and kept in tests/labelled/runs/, and what `check`
+# says of each: docs/labelled.md. Some 25 minutes the first time, five after that.
+labelled: $(VENV)/.dev
+	$(BIN)/python tests/labelled --page --quiet
 
 # The pages as a site in site/, links and all.
 docs: $(VENV)/.dev

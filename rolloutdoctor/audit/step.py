@@ -6,7 +6,7 @@ from math import isfinite
 import torch
 from torch import Tensor
 
-from rolloutdoctor.audit.doubts import Doubts, LayoutDoubt, doubts_of
+from rolloutdoctor.audit.doubts import Doubts, LayoutDoubt, Unjoined, doubts_of
 from rolloutdoctor.audit.logged import LoggedStep
 from rolloutdoctor.audit.stored_digits import advantage_stored_radius, coarse_log_probs, stored_radius
 from rolloutdoctor.audit.tally import STAGES, QuantityTally, tally_rows, tally_value
@@ -106,7 +106,10 @@ def window_values(
         return {}
     doubts = doubts_of(logged.batch, trainer, config, omits_rows=logged.omits_rows)
     found = {}
+    unjoined = Unjoined(logged.batch, trainer, config)
     for name, value in metrics.items():
+        if unjoined.why(name):
+            continue
         kind = trainer.kind_of(name)
         radius = float(metric_radius(evaluation, kind, value))
         if not isfinite(radius):

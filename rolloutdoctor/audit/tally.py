@@ -11,6 +11,10 @@ STAGES = ("advantages", "kl", "loss", "metrics")
 """What a quantity is about, in the order in which a trainer computes it: a fault in one reaches those after it."""
 
 
+INCOMPLETE = "some groups do not have the configured number of rows"
+"""A doubt about some places, which the others do without."""
+
+
 @dataclass(frozen=True)
 class QuantityTally:
     """How the logged values of one quantity compare with the recomputed ones; tallies of steps add up.
@@ -76,7 +80,8 @@ class QuantityTally:
             worst=max(self.worst, other.worst),
             first=min(firsts, key=lambda first: first[0]) if firsts else None,
             not_compared=self.not_compared + other.not_compared,
-            reason=min(reasons) if reasons else "",
+            # Of several that is kept which is about more.
+            reason=min(reasons, key=lambda why: (why == INCOMPLETE, why)) if reasons else "",
             steps=self.steps + other.steps,
             steps_off=self.steps_off + other.steps_off,
             last_off=max(self.last_off, other.last_off),
@@ -97,6 +102,11 @@ class QuantityTally:
     def disagree(self) -> int:
         """Values that were compared and lie outside their radius."""
         return self.compared - self.agree
+
+    @property
+    def is_tested(self) -> bool:
+        """True if a value was compared, and none is in doubt but where rows are missing: a fault would have shown."""
+        return self.compared > 0 and (not self.not_compared or self.reason == INCOMPLETE)
 
     @property
     def shape(self) -> str:

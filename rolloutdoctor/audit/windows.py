@@ -42,6 +42,7 @@ class OpenWindow:
         values: recomputed value of each.
         radii: how far rounding may put the trainer's value from it.
         doubt: why nothing would follow from a disagreement.
+        size: steps with rows that the mean is over.
     """
 
     name: str
@@ -54,6 +55,7 @@ class OpenWindow:
     values: tuple[float, ...]
     radii: tuple[float, ...]
     doubt: str
+    size: int
 
     def __add__(self, other: "OpenWindow") -> "OpenWindow":
         steps = (*self.steps, *other.steps)
@@ -70,12 +72,8 @@ class OpenWindow:
             tuple(values[place] for place in order),
             tuple(radii[place] for place in order),
             min((one for one in (self.doubt, other.doubt) if one), default=""),
+            self.size,
         )
-
-    @property
-    def size(self) -> int:
-        """How many steps the mean is over."""
-        return self.last - self.first + 1
 
     def tally(self) -> QuantityTally:
         """Compare the mean, once all steps were read.
@@ -129,6 +127,7 @@ def opened(
             (one.value,),
             (one.radius,),
             one.doubt,
+            window.size,
         )
         for name, one in values.items()
         if name in window.values

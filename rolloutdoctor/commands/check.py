@@ -5,6 +5,7 @@ from dataclasses import replace
 from rolloutdoctor.engine.accumulate import RunState
 from rolloutdoctor.engine.causes import causes_of_run
 from rolloutdoctor.engine.devices import find_device
+from rolloutdoctor.engine.joins import joined
 from rolloutdoctor.engine.judge import judge
 from rolloutdoctor.engine.options import CheckOptions
 from rolloutdoctor.engine.prepare import PreparedRun, prepare
@@ -32,6 +33,7 @@ def report_of(prepared: PreparedRun, state: RunState) -> Report:
     """
     options = prepared.options
     device = find_device(options.device).type
+    state = joined(prepared, state)
     diagnosis = causes_of_run(prepared, state.audit)
     found = judge(prepared.plan, state, prepared.configured, device=device, dtype=options.dtype, diagnosis=diagnosis)
     apart = _apart(prepared, state)

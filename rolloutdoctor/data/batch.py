@@ -147,10 +147,13 @@ class RolloutBatch:
 
         Where log-probs of the loss stand in for old ones, those of later updates are of a policy that has moved.
         """
+        return None if "old_log_probs" in self.per_token else self.first_part_N
+
+    @cached_property
+    def first_part_N(self) -> Tensor | None:
+        """Rows of each step's first update, ``[N]`` bool; None: no column says which ones these are."""
         part_N = self.per_row.get("optim_step_id")
-        if part_N is None or "old_log_probs" in self.per_token:
-            return None
-        return part_N == self.by_step.expand(self.by_step.low(part_N))
+        return None if part_N is None else part_N == self.by_step.expand(self.by_step.low(part_N))
 
     @cached_property
     def tokens(self) -> int:

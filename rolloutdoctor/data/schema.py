@@ -95,7 +95,7 @@ COLUMNS: tuple[Column, ...] = (
         "tokens the trainer trained on, after rejection and filters",
         ("loss_mask", "loss_masks", "action_mask"),
     ),
-    Column("response_mask_pre", Kind.MASK, "the same before rejection", ("loss_mask_pre",)),
+    Column("response_mask_pre", Kind.MASK, "the same before rejection; null: as `response_mask`", ("loss_mask_pre",)),
     Column(
         "rollout_log_probs",
         Kind.FLOATS,
@@ -139,6 +139,12 @@ COLUMNS: tuple[Column, ...] = (
     Column("sum_pi_squared", Kind.FLOATS, "sum over the vocabulary of the squared policy probability"),
     Column("micro_batch_id", Kind.INTEGER, "which micro-batch of the optimiser step the row was in"),
     Column("optim_step_id", Kind.INTEGER, "which optimiser step, where one logged step holds several"),
+    Column(
+        "generation_id",
+        Kind.INTEGER,
+        "which generated batch the row is of, where an optimizer step trains on several",
+    ),
+    Column("trained_beyond", Kind.INTEGER, "trained tokens at the end of the row that are padding, not response"),
     Column("rank", Kind.INTEGER, "which data-parallel rank the row was on", ("data_parallel_rank", "dp_rank")),
     Column(
         "trajectory_id",

@@ -6,10 +6,11 @@ from functools import reduce
 from operator import add
 from typing import Any
 
+from rolloutdoctor.audit.doubts import Unjoined, missing_ranks, updates_of
 from rolloutdoctor.audit.logged import has_row_advantages, measure_advantages
 from rolloutdoctor.audit.tally import AuditTally, QuantityTally, add_tallies
 from rolloutdoctor.audit.windows import OpenWindows, join, opened
-from rolloutdoctor.data.batch import RolloutBatch, StepKey
+from rolloutdoctor.data.batch import TRAIN, RolloutBatch, StepKey
 from rolloutdoctor.data.windows import window_of
 from rolloutdoctor.engine.group_sizes import check_group_sizes
 from rolloutdoctor.engine.plan import Plan
@@ -109,6 +110,7 @@ class RunState:
         seen: the steps and splits that were read, in order.
         audit: name of a logged quantity to how its values compare with the recomputed ones.
         windows: means over several steps of which some were read.
+        updates: the most optimizer steps that the rows of a step serve.
     """
 
     input: InputSummary = field(default_factory=InputSummary)
@@ -118,6 +120,7 @@ class RunState:
     seen: tuple[StepKey, ...] = ()
     audit: AuditTally = field(default_factory=dict)
     windows: OpenWindows = field(default_factory=dict)
+    updates: int = 1
 
     def __add__(self, other: "RunState") -> "RunState":
         mine, theirs = self.input, other.input
@@ -140,6 +143,7 @@ class RunState:
             seen=tuple(sorted((*self.seen, *other.seen))),
             audit=add_tallies(add_tallies(self.audit, other.audit), closed),
             windows=windows,
+            updates=max(self.updates, other.updates),
         )
 
     def total(self) -> "RunState":
@@ -173,6 +177,7 @@ class RuleAccumulator(StepConsumer):
         self._seen: list[StepKey] = []
         self._audit: dict[str, QuantityTally] = {}
         self._windows: OpenWindows = {}
+        self._updates = 1
         self._stages = audited_stages(plan.rules)
         self._by_columns: dict[Hashable, frozenset[str]] = {}
 
@@ -228,6 +233,8 @@ class RuleAccumulator(StepConsumer):
         for position, count in enumerate((len(batch), 1, groups, batch.tokens)):
             self._counts[position] += count
         self._odd_groups += self._odd(batch)
+        if batch.split == TRAIN:
+            self._updates = max(self._updates, updates_of(batch) or 1)
         if step.failure is not None or batch.incomplete:
             self._fail(step.failure or incomplete(sorted(batch.incomplete)), batch.step)
         view = self._view(step)
@@ -282,13 +289,19 @@ class RuleAccumulator(StepConsumer):
         self._failures[why] = (min(first, step), times + 1)
 
     def _view(self, step: EvaluatedStep) -> StepView:
+        context, unjoined = self.plan.context, dict[str, str]()
+        if context.trainer is not None:
+            unjoined = Unjoined(step.batch, context.trainer, context.config).among(step.logged)
         return StepView(
             batch=step.batch,
-            logged=step.logged,
-            trainer=self.plan.context.trainer,
-            config=self.plan.context.config,
-            digits=self.plan.context.digits,
-            omits_rows=self.plan.context.omits_rows,
+            logged={name: value for name, value in step.logged.items() if name not in unjoined}
+            if unjoined
+            else step.logged,
+            unjoined=unjoined,
+            trainer=context.trainer,
+            config=context.config,
+            digits=context.digits,
+            omits_rows=context.omits_rows or bool(missing_ranks(step.batch, context.world_size)),
             evaluations=step.evaluations,
             dtype=step.dtype,
             token_measures=step.token_measures,
@@ -317,6 +330,7 @@ class RuleAccumulator(StepConsumer):
             seen=tuple(sorted(self._seen)),
             audit=self._audit,
             windows=self._windows,
+            updates=self._updates,
         )
 
 

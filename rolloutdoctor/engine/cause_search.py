@@ -7,6 +7,7 @@ from typing import Any, TypeVar
 
 import torch
 
+from rolloutdoctor.audit.doubts import Unjoined
 from rolloutdoctor.audit.factors import added_term, factor_of
 from rolloutdoctor.audit.logged import of_step, row_advantages
 from rolloutdoctor.audit.step import audit_step, quantity_of, stage_of, window_values
@@ -55,11 +56,13 @@ class Diagnosis:
         causes: what was established, in the order of the stages.
         fixes: quantity to the names of the known fixes with which its values agree.
         unexplained: quantity to its tally, where no hypothesis gives the logged values.
+        partly: quantities of which a cause explains some values and not all, or that come after such ones.
     """
 
     causes: tuple[Cause, ...] = ()
     fixes: Mapping[str, tuple[str, ...]] = field(default_factory=dict)
     unexplained: AuditTally = field(default_factory=dict)
+    partly: frozenset[str] = frozenset()
 
 
 @dataclass(frozen=True, eq=False)
@@ -173,7 +176,10 @@ class Search:
         """The audit of a step, with the means that end there, given those that began before; and those that go on."""
         # Some metrics take longer than the loss: only those are made that are compared.
         evaluation, made, stages = tried.evaluation, tried.metrics, STAGES[: STAGES.index(until) + 1]
-        wanted = [*step.logged, *(step.window.values if step.window is not None else ())]
+        # A line that may be of other rows explains nothing.
+        unjoined = Unjoined(step.batch, self._trainer, self._context.config).among(step.logged)
+        at_step = {name: value for name, value in step.logged.items() if name not in unjoined}
+        wanted = [*at_step, *(step.window.values if step.window is not None else ())]
         names = [name for name in wanted if stage_of(self._trainer, name) in stages and name in made]
         if only is not None:
             names = [name for name in names if quantity_of(step.batch, name) in only]
@@ -182,7 +188,7 @@ class Search:
             if edit.metrics is not None:
                 metrics |= edit.metrics(evaluation, self._trainer, metrics)
         config, digits = self._context.config, self._context.digits
-        logged = of_step(step.batch, step.logged, evaluation.objective, digits)
+        logged = of_step(step.batch, at_step, evaluation.objective, digits)
         compared = stages if only is None else (until,)
         found = audit_step(logged, evaluation, self._trainer, config, metrics, in_doubt=True, stages=compared)
         if step.window is None:
@@ -412,12 +418,14 @@ class Search:
                 causes.append(cause_of(one.hypothesis, one.quantities, one.also, count))
         if AS_LOGGED in self._edits:
             last = {name: tally for name, tally in last.items() if not name.startswith(STAGES[0])}
-        unexplained = {
+        left = {
             name: last.get(name, tally)
             for name, tally in audit.items()
-            if tally.disagree and (name not in last or last[name].disagree) and not self._follows(name, tally)
+            if tally.disagree and (name not in last or last[name].disagree)
         }
-        return _with_factors(Diagnosis(tuple(causes), fixes, unexplained))
+        partly = frozenset(name for name in left if self._follows(name, audit[name]))
+        unexplained = {name: tally for name, tally in left.items() if name not in partly}
+        return _with_factors(Diagnosis(tuple(causes), fixes, unexplained, partly))
 
     def _follows(self, name: str, tally: QuantityTally) -> bool:
         """True if a quantity is explained in part, or comes after one that is: the cause says how much is left."""
@@ -473,7 +481,7 @@ def _with_factors(diagnosis: Diagnosis) -> Diagnosis:
                 explains=(name,),
             )
         )
-    return Diagnosis(tuple(found), diagnosis.fixes, unexplained)
+    return replace(diagnosis, causes=tuple(found), unexplained=unexplained)
 
 
 def _bits(before: QuantityTally, after: QuantityTally) -> float:

@@ -104,7 +104,7 @@ def _windows(steps: Iterable[LoggedRows]) -> Iterator[Trial]:
         if window is None:
             continue
         begun.setdefault(window.last, []).append(step)
-        if len(begun[window.last]) == window.last - window.first + 1:
+        if len(begun[window.last]) == window.size:
             yield tuple(begun.pop(window.last))
         elif len(begun) > OPEN_WINDOWS:
             del begun[min(begun)]

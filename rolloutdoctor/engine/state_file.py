@@ -32,8 +32,8 @@ SPLITS = (TRAIN, EVAL)
 _MOST_BYTES = 2**30
 """Largest size of a state, in bytes: it has some kilobytes for each step that it keeps."""
 
-_MOST_STEPS = 10**8
-"""More than any run has: what runs of steps say is not believed beyond."""
+_MOST_STEPS = 2**20
+"""More than any run has: what spans of steps say is not believed beyond."""
 
 
 @dataclass(frozen=True)
@@ -199,6 +199,7 @@ def _without_rules(state: RunState) -> dict[str, object]:
         "seen": {split: _spans([key.step for key in state.seen if key.split == split], split) for split in SPLITS},
         "audit": {name: record(tally) for name, tally in sorted(state.audit.items())},
         "windows": [record(window) for _, window in sorted(state.windows.items())],
+        "updates": state.updates,
     }
 
 
@@ -283,6 +284,7 @@ def loaded_run(state: Mapping[str, Any]) -> RunState:
         seen=tuple(sorted(_key(step, split) for split in SPLITS for step in _steps(state["seen"][split]))),
         audit={_word(name): built(QuantityTally, tally) for name, tally in state["audit"].items()},
         windows={(one.last, one.name): one for one in (built(OpenWindow, each) for each in state["windows"])},
+        updates=_whole(state["updates"]),
     )
 
 

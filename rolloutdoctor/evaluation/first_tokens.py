@@ -1,4 +1,4 @@
-"""The first response token of each row."""
+"""The first response tokens of each row."""
 
 from collections.abc import Mapping
 
@@ -6,26 +6,32 @@ import torch
 from torch import Tensor
 
 from rolloutdoctor.evaluation.token_measures import TokenBlock
+from rolloutdoctor.ops.prefix_hash import scramble
+
+FIRST = 4
+"""Tokens of each row that are looked at: contexts further on seldom come again."""
 
 
 def first_tokens(block: TokenBlock) -> Mapping[str, Tensor]:
-    """Return the first token of each row, ``[n]`` int64, and its log-probs of sampler and trainer, ``[n]`` float64.
+    """Return a hash of the first one, two and so on tokens of each row, and both log-probs of the last of these.
 
-    NaN where a row is empty, or the token is not trained, so that what comes from elsewhere is left out.
+    ``[n, FIRST]`` int64 and float64. NaN where a row is shorter, or a token is not trained, so that what comes from
+    elsewhere is left out.
     """
     if not block.has("old_log_probs", "rollout_log_probs", "response_ids"):
         return {}
-    filled_n = block.runs.lengths > 0
-    places_n = block.runs.offsets[:-1].clamp(max=max(0, len(block) - 1))
-    unknown_n = torch.full((len(filled_n),), torch.nan, dtype=torch.float64, device=filled_n.device)
+    device = block.runs.offsets.device
+    ahead = torch.arange(FIRST, device=device)
+    is_known_nK = ahead < block.runs.lengths[:, None]
     if not len(block):
-        return {"token": filled_n.long(), "sampler": unknown_n, "trainer": unknown_n}
-    is_known_n = filled_n & block.trained_T[places_n]
+        unknown_nK = torch.full(is_known_nK.shape, torch.nan, dtype=torch.float64, device=device)
+        return {"through": is_known_nK.long(), "sampler": unknown_nK, "trainer": unknown_nK}
+    places_nK = (block.runs.offsets[:-1, None] + ahead).clamp(max=len(block) - 1)
+    through_nK = scramble(block.column("response_ids")[places_nK].long() + ((ahead + 1) << 32)).cumsum(1)
+    is_known_nK = is_known_nK & block.trained_T[places_nK]
     first_N = block.batch.first_update_N
     if first_N is not None:
-        is_known_n = is_known_n & first_N[block.rows]
-    return {
-        "token": block.column("response_ids")[places_n].long(),
-        "sampler": torch.where(is_known_n, block.column("rollout_log_probs")[places_n].double(), unknown_n),
-        "trainer": torch.where(is_known_n, block.column("old_log_probs")[places_n].double(), unknown_n),
-    }
+        is_known_nK = is_known_nK & first_N[block.rows, None]
+    pair = {"sampler": "rollout_log_probs", "trainer": "old_log_probs"}
+    found = {key: block.column(name)[places_nK].double() for key, name in pair.items()}
+    return {"through": through_nK, **{key: x_nK.where(is_known_nK, torch.nan) for key, x_nK in found.items()}}

@@ -30,6 +30,7 @@ class Relation:
         tested: rows that it says something about.
         bits: how unlikely it is that rewards of other rows keep it in all of them, in bits.
         feature_N: what the relation looks at of each row, ``[N]``; rows are equal in it or have none (-1 or NaN).
+        reward_N: the values of the reward function, ``[N]``.
     """
 
     words: str
@@ -37,7 +38,7 @@ class Relation:
     tested: int
     bits: float
     feature_N: Tensor
-    _reward_N: Tensor
+    reward_N: Tensor
     _kind: str
     _tolerance: float = 0.0
 
@@ -49,17 +50,26 @@ class Relation:
                 own.
         """
         feature_N = self.feature_N if source_N is None else self.feature_N[source_N]
-        reward_N = self._reward_N
+        reward_N = self.reward_N
         if self._kind == "length":
             return (reward_N - feature_N).abs() <= self._tolerance
         if self._kind == "lowest":
             return (feature_N == 0) | (reward_N == reward_N.min())
         # Equal responses: each row against the first of its kind.
-        count, told_N, kind_N = len(reward_N), feature_N >= 0, feature_N.clamp(min=0)
-        places_N = torch.where(told_N, torch.arange(count), count)
-        first_N = torch.full_like(feature_N, count).scatter_reduce_(-1, kind_N, places_N, "amin")
-        mine_N = first_N.gather(-1, kind_N).clamp(max=count - 1)
-        return ~told_N | (reward_N == reward_N[mine_N])
+        return reward_N == reward_N[_first_of_kind(feature_N)]
+
+    def first_of_kind(self) -> Tensor | None:
+        """The first row with the same response to the same prompt, ``[N]``; None for other relations."""
+        return _first_of_kind(self.feature_N) if self._kind == "copies" else None
+
+
+def _first_of_kind(feature_N: Tensor) -> Tensor:
+    """The first row of each row's kind, ``[..., N]``: itself where it has none (-1)."""
+    count, told_N, kind_N = feature_N.shape[-1], feature_N >= 0, feature_N.clamp(min=0)
+    own_N = torch.arange(count)
+    places_N = torch.where(told_N, own_N, count)
+    first_N = torch.full_like(feature_N, count).scatter_reduce_(-1, kind_N, places_N, "amin")
+    return torch.where(told_N, first_N.gather(-1, kind_N), own_N)
 
 
 def relations_of(batch: RolloutBatch, hash_N: Tensor | None, is_cut_N: Tensor | None) -> list[Relation]:

@@ -95,7 +95,7 @@ def _is_same(objective: Objective, other: Objective, part: RowResult | None) -> 
         other: the other.
         part: what it gave.
     """
-    if part is None or part.rejected_N is None or objective.advantage.numeric_ids == "rejected-rows":
+    if part is None or part.rejected_N is None:
         return False
     if replace(objective, baseline_rows=other.baseline_rows) != other:
         return False
@@ -166,10 +166,12 @@ def in_separate_batches(batch: RolloutBatch, objective: Objective) -> bool:
 
 def _scaled_together(batch: RolloutBatch, objective: Objective) -> Groups | None:
     """Rows that a scale over the batch is taken over; None: all of them."""
-    if not in_separate_batches(batch, objective):
-        return None
-    # The rewards of all ranks are gathered before they are normalised.
-    return Groups.of(layout_of(batch, separate=True).forward_N)
+    if in_separate_batches(batch, objective):
+        # The rewards of all ranks are gathered before they are normalised.
+        return Groups.of(layout_of(batch, separate=True).forward_N)
+    if "generation_id" in batch.per_row and objective.aggregation.eval_batches:
+        return Groups.of(layout_of(batch, separate=False).generation_N)
+    return None
 
 
 def _token_advantages(
@@ -208,10 +210,7 @@ def compared_groups(batch: RolloutBatch, objective: Objective) -> Groups:
     rule = objective.advantage
     if rule.batch_if_unequal and len(groups.sizes) > 1:
         return Groups.of(torch.zeros_like(groups.index_N))
-    is_numeric = rule.numeric_ids == "always"
-    if rule.numeric_ids == "rejected-rows":
-        is_numeric = RowSet.REJECTED in objective.baseline_rows.without
-    return by_number(groups, batch.group_ids) if is_numeric else groups
+    return by_number(groups, batch.group_ids) if rule.numeric_ids == "always" else groups
 
 
 def zero_std_rows(batch: RolloutBatch, scores: Sequence[Tensor], stats: GroupStats, *, partial: bool = False) -> Tensor:

@@ -38,18 +38,20 @@ Floats = NDArray[np.float64]
 class LoggedGap:
     """Trainer minus sampler in a block: the log importance ratio of tokens that are trained and have both log-probs.
 
+    Of another pair of columns it is the second minus the first.
+
     Attributes:
         counted_T: ``[t]`` bool; None if every token is.
         low: smallest.
         high: largest.
     """
 
-    def __init__(self, block: TokenBlock) -> None:
-        self._block = block
+    def __init__(self, block: TokenBlock, pair: tuple[str, str] = (SAMPLER, TRAINER)) -> None:
+        self._block, (self._own, self._other) = block, pair
         self.counted_T: Tensor | None = None if block.is_all_trained else block.trained_T
         self.low, self.high = self._extremes()
         if not (self.low > -torch.inf and self.high < torch.inf):
-            apart_T = block.column(TRAINER) - block.column(SAMPLER)
+            apart_T = block.column(self._other) - block.column(self._own)
             self.counted_T = block.trained_T & apart_T.isfinite()
             self.low, self.high = extremes(self.apart_T) if len(apart_T) else (0.0, 0.0)
 
@@ -58,7 +60,7 @@ class LoggedGap:
         block, trained_T = self._block, self.counted_T
         if block.runs.offsets.device.type != "cpu":
             return extremes(self.apart_T) if len(block) else (0.0, 0.0)
-        trainer, sampler = (block.column(name).numpy() for name in (TRAINER, SAMPLER))
+        trainer, sampler = (block.column(name).numpy() for name in (self._other, self._own))
         mask = None if trained_T is None else trained_T.numpy()
         room = np.empty(min(_PIECE, len(block)), np.result_type(trainer, sampler))
         found = []
@@ -82,7 +84,7 @@ class LoggedGap:
     @cached_property
     def apart_T(self) -> Tensor:
         """``[t]``; 0 where a token is not counted."""
-        apart_T = self._block.column(TRAINER) - self._block.column(SAMPLER)
+        apart_T = self._block.column(self._other) - self._block.column(self._own)
         return apart_T if self.counted_T is None else kept(apart_T, self.counted_T)
 
     @cached_property
@@ -110,7 +112,7 @@ class LoggedGap:
             return np.concatenate([values[span] for span in spans]) if spans else values[:0]
 
         starts = np.cumsum(lengths) - lengths
-        columns = [packed(block.column(SAMPLER)), packed(block.column(TRAINER))]
+        columns = [packed(block.column(self._own)), packed(block.column(self._other))]
         if block.is_logged("entropy"):
             columns += [packed(block.column("entropy"))]
         columns += [np.arange(lengths.sum(dtype=np.int64)) - starts.repeat(lengths)]
@@ -140,11 +142,11 @@ def _is_sampled(block: TokenBlock) -> NDArray[np.bool_]:
     return found_n.cpu().numpy()
 
 
-def gap_of(block: TokenBlock) -> LoggedGap | None:
+def gap_of(block: TokenBlock, pair: tuple[str, str] = (SAMPLER, TRAINER)) -> LoggedGap | None:
     """Return the gap of a block, made once for all rules; None if a column is missing."""
-    if not block.has(SAMPLER, TRAINER):
+    if not block.has(*pair):
         return None
-    return block.cached("logged gap", lambda: LoggedGap(block))
+    return block.cached(("logged gap", pair), lambda: LoggedGap(block, pair))
 
 
 @dataclass(frozen=True, eq=False)

@@ -4,21 +4,22 @@ import io
 import json
 import math
 from collections import Counter
-from collections.abc import Iterator, Mapping, Sequence
-from itertools import pairwise
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from itertools import combinations, pairwise
 
 import pyarrow as pa
 from pyarrow import types
 
 from rolloutdoctor.data.batch import EVAL, TRAIN, StepKey
 from rolloutdoctor.data.schema import METRIC_COLUMNS
-from rolloutdoctor.data.windows import Window, windows_at
+from rolloutdoctor.data.windows import Window, windows_of
 from rolloutdoctor.io.locations.paths import Source, reason
+from rolloutdoctor.io.locations.small_files import once
 from rolloutdoctor.io.locations.stores import open_bytes
 from rolloutdoctor.io.parquet.decode import Place, evals, identifiers, numbers, step_numbers
 from rolloutdoctor.io.parquet.files import check_size, open_parquet, reading
-from rolloutdoctor.ops.logged_digits import Digits, digits_by_name
-from rolloutdoctor.results.errors import DataError, InputError, SchemaError
+from rolloutdoctor.ops.logged_digits import Digits, digits_by_name, of_means, rounding_of
+from rolloutdoctor.results.errors import DataError, InputError, SchemaError, SeveralRunsError
 
 _EXPECTED = {"step": "int64", "split": "string", "name": "string", "value": "float64"}
 
@@ -27,8 +28,9 @@ class LoggedMetrics:
     """Metrics by step and split; false if there are none.
 
     Attributes:
-        left_out: names that were logged, but of which values were left out by `keeping`.
+        left_out: names that were logged, but of which values were left out by `by_batch`.
         windows: the steps that the values left out are means over, in order.
+        lines: steps of training at which something was logged.
     """
 
     def __init__(
@@ -36,9 +38,12 @@ class LoggedMetrics:
         values: Mapping[StepKey, Mapping[str, float]] | None = None,
         left_out: frozenset[str] = frozenset(),
         windows: tuple[Window, ...] = (),
+        digits: Mapping[str, tuple[Digits, ...]] | None = None,
+        lines: frozenset[int] | None = None,
     ) -> None:
         self._values = dict(values or {})
-        self.left_out, self.windows = left_out, windows
+        self.left_out, self.windows, self._digits = left_out, windows, digits
+        self.lines = frozenset(key.step for key in self._values if key.split == TRAIN) if lines is None else lines
 
     def at(self, key: StepKey) -> Mapping[str, float]:
         """Return the metrics of one step and split by name; empty if none were logged."""
@@ -61,35 +66,74 @@ class LoggedMetrics:
         distances = Counter(later - earlier for earlier, later in pairwise(steps))
         return max(distances, key=lambda distance: (distances[distance], distance), default=None)
 
-    def digits(self) -> dict[str, tuple[Digits, ...]]:
+    def digits(self) -> Mapping[str, tuple[Digits, ...]]:
         """Return what the values of each metric may have been rounded to; metrics that were not are left out."""
+        if self._digits is not None:
+            return self._digits
+        return digits_by_name(self._numbers())
+
+    def _numbers(self) -> dict[str, list[float]]:
         values: dict[str, list[float]] = {}
-        for found in (*self._values.values(), *(window.values for window in self.windows)):
+        for found in self._values.values():
             for name, value in found.items():
                 values.setdefault(name, []).append(value)
-        return digits_by_name(values)
+        return values
 
-    def keeping(self, split: str, names: frozenset[str], interval: int) -> "LoggedMetrics":
-        """Return the metrics with only these names in one split, and all in the other.
+    def by_batch(
+        self, interval: int, span: int, instant: Collection[str], is_made_once: Callable[[str], bool]
+    ) -> "LoggedMetrics":
+        """Return the training metrics as the rows of a generated batch give them; those of evaluations as they are.
 
-        The others are means over the steps since the logged one before, the first over `interval` of them.
+        A line that is a mean over several optimizer steps is no value of one of them, and a batch that serves several
+        has a line at each. With a line for every optimizer step, what is made in the update becomes its mean over the
+        steps of the batch, under the first of them; else all becomes means over windows.
+
+        Args:
+            interval: optimizer steps from one line to the next.
+            span: optimizer steps of one pass over a generated batch.
+            instant: names of metrics that are of the logged step alone.
+            is_made_once: tells those that are made once for a generated batch.
         """
-        values: dict[StepKey, Mapping[str, float]] = {}
-        dropped: dict[int, Mapping[str, float]] = {}
-        for key, found in self._values.items():
-            kept = {name: value for name, value in found.items() if key.split != split or name in names}
-            others = {name: value for name, value in found.items() if name not in kept}
-            if others:
-                dropped[key.step] = others
-            values[key] = kept
-        steps = sorted(dropped)
-        windows = windows_at(steps, interval, [dropped[step] for step in steps])
-        return LoggedMetrics(values, frozenset().union(*dropped.values()), windows)
+        lines = {key.step: found for key, found in self._values.items() if key.split == TRAIN}
+        values = {key: found for key, found in self._values.items() if key.split != TRAIN}
+        windows: tuple[Window, ...] = ()
+        others = {name for found in lines.values() for name in found if name not in instant}
+        if interval > 1:
+            windows = windows_of(
+                {step: {name: found[name] for name in found if name in others} for step, found in lines.items()},
+                interval,
+                span,
+                is_made_once,
+            )
+        for step, found in lines.items():
+            kept = {name: value for name, value in found.items() if name in instant}
+            if interval == 1:
+                served = [lines.get(step + later, {}) for later in range(span)]
+                kept |= {name: found[name] for name in found if is_made_once(name)}
+                kept |= {
+                    name: math.fsum(one[name] for one in served) / span
+                    for name in others.difference(kept)
+                    if all(name in one for one in served)
+                }
+            values[StepKey(step, TRAIN)] = {name: kept[name] for name in (*found, *kept) if name in kept}
+        left = frozenset(others) if interval > 1 else frozenset[str]()
+        digits = self.digits() if span == 1 else of_means(self.digits(), self._numbers())
+        return LoggedMetrics(values, left, windows, digits, self.lines)
 
     def completed_by(self, other: "LoggedMetrics") -> "LoggedMetrics":
         """Return these metrics with the values of another log where they have none."""
         keys = self._values.keys() | other._values.keys()
         return LoggedMetrics({key: {**other.at(key), **self.at(key)} for key in keys})
+
+    def with_values(self, more: Mapping[StepKey, Mapping[str, float]]) -> "LoggedMetrics":
+        """Return these metrics with further values of some steps."""
+        if not more:
+            return self
+        values = {key: {**found, **more.get(key, {})} for key, found in self._values.items()}
+        return LoggedMetrics(values, self.left_out, self.windows, self._digits, self.lines)
+
+    def __contains__(self, key: StepKey) -> bool:
+        return key in self._values
 
     def __bool__(self) -> bool:
         return bool(self._values)
@@ -125,34 +169,41 @@ def check_one_log(tables: Sequence[tuple[str, LoggedMetrics]]) -> None:
         tables: name and content of each.
 
     Raises:
-        InputError: if two of them are.
+        SeveralRunsError: if two of them are.
     """
-    seen: dict[StepKey, int] = {}
-    shared: Counter[tuple[int, int]] = Counter()
-    conflicts: dict[tuple[int, int], tuple[StepKey, str]] = {}
-    for number, (_, table) in enumerate(tables):
-        for key in table.steps():
-            first = seen.setdefault(key, number)
-            if first == number:
-                continue
-            shared[first, number] += 1
-            mine, other = tables[first][1].at(key), table.at(key)
-            name = next((name for name in sorted(mine.keys() & other.keys()) if _differ(mine[name], other[name])), None)
-            if name is not None:
-                conflicts.setdefault((first, number), (key, name))
-    for (first, second), (key, name) in conflicts.items():
-        shorter = min(len(tables[number][1].steps()) for number in (first, second))
-        if shared[first, second] > _RESUMED * shorter:
-            values = [tables[number][1].at(key)[name] for number in (first, second)]
-            raise InputError(
-                f"{tables[first][0]} and {tables[second][0]} are not of one run: {name} at step {key.step} is "
-                f"{values[0]:g} in the first and {values[1]:g} in the second; "
-                "give one of them, or check them with --each"
+    for (first, one), (second, other) in combinations(tables, 2):
+        found = contradiction(one, other)
+        if found is not None:
+            key, name = found
+            raise SeveralRunsError(
+                f"{first} and {second} are not of one run: {name} at step {key.step} is {one.at(key)[name]:g} in the "
+                f"first and {other.at(key)[name]:g} in the second; give one of them, or check them with --each"
             )
 
 
-def _differ(a: float, b: float) -> bool:
-    return a != b and not (math.isnan(a) and math.isnan(b))
+def contradiction(one: LoggedMetrics, other: LoggedMetrics) -> tuple[StepKey, str] | None:
+    """Return where two logs of one run would contradict each other; None where they may be of one.
+
+    A log that was rounded, on a console, contradicts none by its digits.
+    """
+    shared = [key for key in one.steps() if key in other]
+    if len(shared) <= _RESUMED * min(len(one.steps()), len(other.steps())):
+        return None
+    digits = one.digits(), other.digits()
+    for key in shared:
+        mine, its = one.at(key), other.at(key)
+        for name in sorted(mine.keys() & its.keys()):
+            a, b = mine[name], its[name]
+            # Of one value rounded alike nothing else comes out.
+            radii = {rounding_of(each, name, value) for each, value in zip(digits, (a, b), strict=True)}
+            reach = sum(radii) if len(radii) > 1 else 0.0
+            # Some logs keep single precision.
+            if abs(a - b) > reach + _SINGLE * max(abs(a), abs(b)) or math.isnan(a) != math.isnan(b):
+                return key, name
+    return None
+
+
+_SINGLE = 2.0**-23
 
 
 def _parquet_rows(source: Source) -> Iterator[tuple[StepKey, str, float]]:
@@ -208,11 +259,14 @@ def _json_rows(source: Source) -> Iterator[tuple[StepKey, str, float]]:
 
 def _json_row(line: str, where: str) -> tuple[StepKey, str, float] | None:
     try:
-        row = json.loads(line)
+        row = json.loads(line, object_pairs_hook=once)
     except (ValueError, RecursionError):
         row = None
     if not isinstance(row, dict):
-        raise InputError(f'{where}: not a JSON object; write {{"step": 0, "name": "kl", "value": 0.1}} on each line')
+        raise InputError(
+            f"{where}: not a JSON object, or one with a key twice; "
+            'write {"step": 0, "name": "kl", "value": 0.1} on each line'
+        )
     step, name, value, split = row.get("step"), row.get("name"), row.get("value"), row.get("split", TRAIN)
     if not isinstance(step, int) or isinstance(step, bool) or not 0 <= step < 2**63:
         raise DataError(f"{where}: step {step!r} where an integer of 0 or more was expected; log the optimiser step")

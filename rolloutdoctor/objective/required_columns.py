@@ -76,6 +76,8 @@ def loss_columns(objective: Objective) -> frozenset[str]:
         needed |= {"old_log_probs", "rollout_log_probs"}
         if objective.sampler_correction.normalised:
             needed.add("micro_batch_id")
+    if objective.entropy_bonus is not None:
+        needed.add("entropy")
     for gate in objective.gates:
         needed |= {"entropy"} if gate.kind == "high_entropy" else {"old_log_probs", gate.against}
     return frozenset(needed)
@@ -111,8 +113,8 @@ _INCOMPLETE = " null in some of its rows and not in others"
 CUT_COLUMNS = ("optim_step_id", "micro_batch_id", "rank")
 """Columns that say how a step was cut up; read where they are there."""
 
-LAYOUT_COLUMNS = (*CUT_COLUMNS, "trajectory_id")
-"""These, and the one that says which rows are parts of one trajectory."""
+LAYOUT_COLUMNS = (*CUT_COLUMNS, "trajectory_id", "generation_id")
+"""These, and those that say which rows are parts of one trajectory, and which were generated together."""
 
 
 def prompt_columns(columns: frozenset[str]) -> frozenset[str]:

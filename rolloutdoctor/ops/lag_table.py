@@ -194,11 +194,27 @@ class LagTable:
         return (steps[place][0], before, after) if after >= least else None
 
     def growth(self) -> tuple[float, float, float] | None:
-        """The gap at the start and at the end of the run, and how its ranks go with those of the steps."""
+        """The gap at the start and at the end of the run, and how its ranks go with those of the steps.
+
+        Five steps are enough where it grows with each of them, and eight otherwise.
+        """
         steps = self.by_step
         sizes = [size for _, size in steps]
-        ends = growth(sizes)
+        if len(sizes) >= 5 and all(one < other for one, other in pairwise(sizes)):
+            return sizes[0], sizes[-1], 1.0
+        ends = growth(sizes) if len(sizes) >= 8 else None
         return None if ends is None else (*ends, spearman([step for step, _ in steps], sizes) or 0.0)
+
+    def first_update(self, factor: float, least: float) -> tuple[int, float, float] | None:
+        """Second step, if the gap rises there by a factor and stays, with the medians before and after.
+
+        None where stamps say that rows are older: that they are is known then.
+        """
+        steps = self.by_step
+        if any(one.lag for one in self.buckets) or rise([size for _, size in steps], factor=factor, after=3) != 1:
+            return None
+        after = median(size for _, size in steps[1:])
+        return (steps[1][0], steps[0][1], after) if after >= least else None
 
     def with_lag(self) -> tuple[float, int] | None:
         """How many times larger the gap is at the larger lag, and in how many places that could be compared.

@@ -102,6 +102,23 @@ def rounding_of(digits: Mapping[str, tuple[Digits, ...]], name: str, logged: flo
     return max((one.radius(logged) for one in digits.get(name, ())), default=0.0)
 
 
+def of_means(
+    digits: Mapping[str, tuple[Digits, ...]], values: Mapping[str, Sequence[float]]
+) -> dict[str, tuple[Digits, ...]]:
+    """Return digits whose radius holds for a mean of any of some numbers, which may be closer to 0 than they are.
+
+    >>> of_means({"loss": (Digits("significant", 4),)}, {"loss": [0.1234, -0.1233]})
+    {'loss': (Digits(kind='decimals', kept=4),)}
+    """
+    found = {}
+    for name, rounded in digits.items():
+        sizes = [abs(x) for x in values.get(name, ()) if math.isfinite(x)]
+        radius = max((one.radius(max(sizes)) for one in rounded), default=0.0) if sizes else 0.0
+        # Beside radii there are words made of the digits of the whole log, which has no numbers of its own.
+        found[name] = (Digits("decimals", math.floor(-math.log10(2 * radius) + 1e-9)),) if radius else rounded
+    return found
+
+
 def _told(values: Iterable[float]) -> list[float]:
     """The different numbers that tell something, by size."""
     return sorted({abs(x) for x in values if _LEAST < abs(x) < _MOST})

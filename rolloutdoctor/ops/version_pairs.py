@@ -3,6 +3,8 @@
 from typing import TYPE_CHECKING, NamedTuple
 
 if TYPE_CHECKING:
+    from collections.abc import Sequence
+
     import numpy as np
     from numpy.typing import NDArray
 
@@ -19,6 +21,7 @@ class Pairs(NamedTuple):
         sampler: how far the mean log-prob of the sampler is from that of the earlier version, ``[P]``.
         trainer: the same of the trainer.
         noise: standard deviation of the trainer's log-prob among rows of one context and version; None: not known.
+        spacing: of what the sampler's log-probs were rounded to, if that is bf16; else 0, ``[P]``.
     """
 
     context: "NDArray[np.int64]"
@@ -26,6 +29,7 @@ class Pairs(NamedTuple):
     sampler: "NDArray[np.float64]"
     trainer: "NDArray[np.float64]"
     noise: float | None
+    spacing: "NDArray[np.float64]"
 
     @property
     def known_noise(self) -> bool:
@@ -33,18 +37,21 @@ class Pairs(NamedTuple):
         return self.noise is not None
 
 
-def pairs_of(text: str) -> Pairs | None:
-    """Pair the versions of each context of a sketch (rows, sums of both log-probs, sums of their squares).
+def pairs_of(texts: "Sequence[str]") -> Pairs | None:
+    """Pair the versions of each context of some sketches (rows, sums of both log-probs, sums of their squares).
 
     None if no context was seen at two versions.
     """
     import numpy as np
 
-    from rolloutdoctor.ops.sketch import records
+    from rolloutdoctor.ops.sketch import Seen, records
 
-    seen = records(text)
-    if not len(seen.context):
+    each = [records(text) for text in texts if text]
+    if not each:
         return None
+    seen = Seen(*map(np.concatenate, zip(*each, strict=True)))
+    order = np.lexsort((seen.version, seen.context))
+    seen = Seen(seen.context[order], seen.version[order], seen.sums[order])
     rows, sampler, trainer = seen.sums[:, 0], seen.sums[:, 1], seen.sums[:, 2]
     sampler, trainer = sampler / rows, trainer / rows
     number = np.unique(seen.context, return_inverse=True)[1]
@@ -68,20 +75,36 @@ def pairs_of(text: str) -> Pairs | None:
         np.abs(sampler[last] - sampler[first]),
         np.abs(trainer[last] - trainer[first]),
         noise,
+        _bf16_spacing(sampler)[first],
     )
 
 
+def _bf16_spacing(x: "NDArray[np.float64]") -> "NDArray[np.float64]":
+    """Distance of neighbouring bf16 numbers at some values, where all of these are such numbers; else 0."""
+    import numpy as np
+
+    # Below 2^-12 the unit of a sketch is coarser than bf16.
+    bits = x[np.abs(x) >= 2.0**-12].astype(np.float32).view(np.uint32)
+    return np.abs(x) * 2.0**-7 if not (bits & 0xFFFF).any() else np.zeros_like(x)
+
+
 def frozen_from(
-    pairs: Pairs, moves: float, share: float, least: int, contexts: int
+    pairs: Pairs,
+    moves: "float | NDArray[np.float64]",
+    share: float,
+    least: int,
+    contexts: int,
+    stays_within: float | None = None,
 ) -> tuple[int, int, int, int | None, float | None, float | None]:
     """From which version on the sampler stays while the trainer moves.
 
     Args:
         pairs: of versions.
         moves: how far the trainer's log-prob is at least in a pair that counts.
-        share: of the pairs in which the sampler moves by a tenth of the trainer, or four times the noise, at most.
+        share: of the pairs in which the sampler stays.
         least: fewest pairs.
         contexts: fewest contexts.
+        stays_within: how far the sampler moves at most; None: a tenth of the trainer, or four times the noise.
 
     Returns:
         Moved pairs, frozen ones among them, their contexts, the version, and the medians of what trainer and sampler
@@ -90,7 +113,8 @@ def frozen_from(
     import numpy as np
 
     moved = pairs.trainer >= moves
-    stays = moved & (pairs.sampler <= np.maximum(0.1 * pairs.trainer, 4 * (pairs.noise or 0.0)))
+    within = np.maximum(0.1 * pairs.trainer, 4 * (pairs.noise or 0.0)) if stays_within is None else stays_within
+    stays = moved & (pairs.sampler <= within)
     for start in [*np.unique(pairs.first).tolist(), None]:
         here = moved if start is None else moved & (pairs.first >= start)
         count, frozen = int(here.sum()), int((stays & here).sum())

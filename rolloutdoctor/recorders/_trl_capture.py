@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from rolloutdoctor.io.write.recorded_rows import Cells, Lists
+from rolloutdoctor.io.write.recorded_rows import Cells
 from rolloutdoctor.recorders._cells import Cut, at_rows, copied, floats
 
 if TYPE_CHECKING:
@@ -42,6 +42,7 @@ class Generation:
 
     Attributes:
         name: names the batch within the run; rows and groups are named after it.
+        number: of the batch, counted by split.
         split: ``train`` or ``eval``.
         lengths: ``[N]``, tokens of each response.
         group_size: rows of a group.
@@ -49,8 +50,7 @@ class Generation:
         tensors: copies of what the trainer made, by its own names.
         reward_names: of the reward functions.
         weights: ``[F]``, of the reward functions.
-        tool_masks: the mask of tool tokens as generated, where a mask hides them later.
-        masked_later: True if the trainer empties the mask of truncated rows.
+        tool_masks: the mask of tool tokens as generated, or None.
         ends: token ids that end a response.
         texts: prompts and responses, where they are kept.
         touched: True once a loss was computed on a part of it.
@@ -58,6 +58,7 @@ class Generation:
     """
 
     name: str
+    number: int
     split: str
     lengths: np.ndarray
     group_size: int
@@ -66,7 +67,6 @@ class Generation:
     reward_names: Sequence[str]
     weights: "Tensor"
     tool_masks: Sequence[Sequence[int]] | None
-    masked_later: bool
     ends: frozenset[int]
     texts: Mapping[str, list[object]]
     touched: bool = False
@@ -76,9 +76,19 @@ class Generation:
         return len(self.lengths)
 
     @cached_property
+    def mask(self) -> np.ndarray:
+        """The tokens that the trainer trains on, ``[N, T]`` bool, padding of the completions included."""
+        mask = self.tensors["completion_mask"]
+        if "tool_mask" in self.tensors:
+            mask = mask * self.tensors["tool_mask"]
+        return mask.bool().numpy()
+
+    @cached_property
     def cut(self) -> Cut:
-        """The tokens that there are."""
-        return Cut.after(self.lengths)
+        """The tokens of the responses, and the padding after them as far as the trainer trains on it."""
+        width = self.mask.shape[1]
+        last = np.where(self.mask.any(1), width - self.mask[:, ::-1].argmax(1), 0)
+        return Cut.after(np.maximum(self.lengths, last))
 
     @cached_property
     def columns(self) -> dict[str, Cells]:
@@ -99,6 +109,8 @@ class Generation:
             if key in self.tensors:
                 found[column] = self.cut.lists(floats(self.tensors[key]), np.float32)
         found["rank"] = np.full(len(self), self.rank, np.int32)
+        beyond = np.arange(self.mask.shape[1]) >= self.lengths[:, None]
+        found["trained_beyond"] = (self.mask & beyond).sum(1, dtype=np.int32)
         # As TRL decides what is truncated: by the last token. None for an empty response.
         last = ids[np.arange(len(self)), np.maximum(self.lengths - 1, 0)]
         found["status"] = [
@@ -108,17 +120,14 @@ class Generation:
         return found
 
     def _masks(self) -> dict[str, Cells]:
-        mask = self.tensors["completion_mask"]
-        if "tool_mask" in self.tensors:
-            mask = mask * self.tensors["tool_mask"]
-        columns: dict[str, Cells] = {"response_mask": self.cut.lists(mask.numpy(), np.uint8)}
-        if self.masked_later:
-            # TRL zeroes both masks of a truncated row: what was there before is known from the generation alone.
-            before = np.ones(int(self.lengths.sum()), np.uint8)
-            if "tool_mask" in self.tensors and self.tool_masks is not None:
-                before = np.concatenate([np.asarray(row, np.uint8) for row in self.tool_masks])
-            columns["response_mask_pre"] = Lists(before, self.cut.offsets)
-        return columns
+        """The mask of the loss; and what the model generated, which is known from the generation alone."""
+        generated = np.arange(self.cut.slots.shape[1]) < self.lengths[:, None]
+        if "tool_mask" in self.tensors and self.tool_masks is not None:
+            generated[generated] = np.concatenate([np.asarray(row, np.bool_) for row in self.tool_masks])
+        return {
+            "response_mask": self.cut.lists(self.mask, np.uint8),
+            "response_mask_pre": self.cut.lists(generated, np.uint8),
+        }
 
 
 @dataclass
@@ -129,12 +138,14 @@ class Pass:
         generation: the batch.
         step: optimiser step of the first micro-batch, as logged.
         suffix: tells a second pass in the same optimiser step apart.
+        number: of the generated batch; a second pass in the same optimiser step has another.
         parts: of each micro-batch: its rows, what the loss saw of them, its number, and its optimiser step.
     """
 
     generation: Generation
     step: int
     suffix: str = ""
+    number: int = 0
     parts: list[tuple[np.ndarray, "Tensor", "Tensor | None", int, int]] = field(default_factory=list)
     seen: set[int] = field(default_factory=set)
 
@@ -172,6 +183,7 @@ class Pass:
         for rows, _, _, *pair in self.parts:
             numbers[:, rows] = np.array(pair, np.int32)[:, None]
         columns["micro_batch_id"], columns["optim_step_id"] = numbers
+        columns["generation_id"] = np.full(count, self.number, np.int32)
         return columns
 
 
@@ -182,6 +194,7 @@ def capture(
     tool_masks: Sequence[Sequence[int]] | None,
     *,
     name: str,
+    number: int,
     split: str,
     text: bool,
     ends: frozenset[int],
@@ -194,6 +207,7 @@ def capture(
         scoring: how the same batch was scored.
         tool_masks: the mask of tool tokens as generated, where there are tools.
         name: names the batch within the run.
+        number: of the batch, counted by split.
         split: ``train`` or ``eval``.
         text: True to keep prompts and responses as text.
         ends: token ids that end a response; see `ends_of`.
@@ -214,6 +228,7 @@ def capture(
     texts = {"prompt": _texts(scoring.prompts), "response": _texts(scoring.completions)} if text else {}
     return Generation(
         name=name,
+        number=number,
         split=split,
         lengths=lengths,
         group_size=size,
@@ -222,7 +237,6 @@ def capture(
         reward_names=_distinct(trainer.reward_func_names),
         weights=copied(trainer.reward_weights),
         tool_masks=tool_masks,
-        masked_later=bool(getattr(trainer.args, "mask_truncated_completions", False)),
         ends=ends,
         texts=texts,
     )

@@ -18,11 +18,12 @@ class Steps:
 
     Args:
         every: emit every Nth step of training whose batch was generated; evaluations always.
+        iterations: passes over each generated batch.
         emit: takes step, split and the passes of it.
     """
 
-    def __init__(self, every: int, emit: Emit) -> None:
-        self._every, self._emit = every, emit
+    def __init__(self, every: int, iterations: int, emit: Emit) -> None:
+        self._every, self._iterations, self._emit = every, iterations, emit
         self._generated = {"train": 0, "eval": 0}
         self._counted_steps = 0
         self._generation_step: int | None = None
@@ -41,8 +42,8 @@ class Steps:
         """True if rows of a training step wait for others of it."""
         return self._pass is not None or bool(self._passes)
 
-    def name_next(self, split: str, done: int) -> str | None:
-        """Name the batch that was just generated; None if it is not one of every N.
+    def name_next(self, split: str, done: int) -> tuple[str, int] | None:
+        """Name and number the batch that was just generated; None if it is not one of every N.
 
         Args:
             split: ``train`` or ``eval``.
@@ -60,13 +61,13 @@ class Steps:
                 "(the Liger loss of older releases does that: set use_liger_kernel=False to record)"
             )
         if split == "eval":
-            return f"eval-{number}"
+            return f"eval-{number}", number
         if done != self._generation_step:
             # Batches of one optimiser step go together.
             self._generation_step = done
             self._wanted = self._counted_steps % self._every == 0
             self._counted_steps += 1
-        return str(number) if self._wanted else None
+        return (str(number), number) if self._wanted else None
 
     def begin(self, generation: Generation) -> None:
         """Take the batch that micro-batches come from now."""
@@ -80,7 +81,7 @@ class Steps:
             if done != self._eval_step:
                 self.end_evaluation()
                 self._eval_step = done
-            evaluated = Pass(generation, done)
+            evaluated = Pass(generation, done, number=generation.number)
             # Each batch of an evaluation has a loss of its own, as if it were a step.
             evaluated.add(rows, *forward, len(self._evaluated), len(self._evaluated))
             self._evaluated.append(evaluated)
@@ -113,8 +114,9 @@ class Steps:
             generation.passes = 0
         # Rows trained on twice before one optimiser step are two rows of that step.
         suffix = f"+{generation.passes}" if generation.passes else ""
+        number = generation.number * self._iterations + generation.passes
         generation.passes += 1
-        self._pass = Pass(generation, step, suffix)
+        self._pass = Pass(generation, step, suffix, number)
         return self._pass
 
     def _emit_step(self) -> None:

@@ -2,7 +2,7 @@
 
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from rolloutdoctor.objective.required_columns import prompt_columns
 from rolloutdoctor.ops.tally import Sums, bottom_k, by_name, ratio
@@ -10,12 +10,20 @@ from rolloutdoctor.results.findings import Example, Measure, Severity
 from rolloutdoctor.rules.base import KEEP_EXAMPLES, Context, Judgement, Missing, Rule, counted, number, percent
 
 if TYPE_CHECKING:
+    import numpy as np
+    from numpy.typing import NDArray
     from torch import Tensor
 
     from rolloutdoctor.rules.step import StepView
 
+FEWEST_GROUPS = 8
+"""Groups without a spread that are too many for chance, where there are no others."""
+
 SAMPLE = 256
 """Prompts of a run that are followed across steps."""
+
+LEAST_SHARE = 1e-6
+"""Shares that differ by less do so by the rounding of float32."""
 
 BINARY = ((0.0, 1.0), (-1.0, 1.0))
 """Values that a reward of right and wrong has."""
@@ -37,6 +45,9 @@ class DeadTally(Sums):
         tokens: trained tokens of rows in these groups.
         live_tokens: those of them in groups with a spread.
         prompts: hash of a prompt, and step, to 1 if its group was dead, of some of them.
+        logged_steps: steps that logged the trainer's own share.
+        logged: sum of these shares.
+        own: sum of the shares of dead groups in the same steps.
     """
 
     groups: int = 0
@@ -50,6 +61,9 @@ class DeadTally(Sums):
     tokens: int = 0
     live_tokens: int = 0
     prompts: Mapping[str, float] = bottom_k(SAMPLE)
+    logged_steps: int = 0
+    logged: float = 0.0
+    own: float = 0.0
 
     @property
     def expected(self) -> float | None:
@@ -88,11 +102,14 @@ class DeadGroups(Rule[DeadTally]):
     right-or-wrong rewards where every response is right with the run's mean chance p, p^G + (1 - p)^G: prompts that
     differ in difficulty have more, and so do responses that repeat each other (`RDI009`). `always_dead_share` is that
     of prompts which came in several steps and were dead in each, among 256 prompts chosen by their hash. Such groups
-    are a property of the task and the policy, so this is information.
+    are a property of the task and the policy, so this is information. A share that the trainer logs under its own
+    definition (TRL: frac_reward_zero_std, which is about the standard deviation that divides: the batch's where that
+    one does) is given beside the share of dead groups where the two differ.
 
     ## What to do
     Sample other prompts, larger groups, or until there is a spread (dynamic sampling); leave out prompts that are
-    always dead.
+    always dead. If no group of the run has a spread, look at the rewards of one prompt: from eight such groups on that
+    is an error, since nothing trains the policy towards the reward.
 
     ## Example
     >>> from rolloutdoctor.testing import diagnose_one, toy_batch
@@ -171,7 +188,20 @@ class DeadGroups(Rule[DeadTally]):
             tokens=tokens,
             live_tokens=live,
             prompts=self._prompts(steps, full_G, dead_G),
+            **self._logged(steps, groups.count(full_G), groups.count(dead_G)),
         )
+
+    def _logged(self, steps: "StepView", full: "NDArray[np.int64]", dead: "NDArray[np.int64]") -> dict[str, list[Any]]:
+        """The trainer's own share of each step that logged one, and that of its dead groups."""
+        name = None if steps.writer is None else steps.writer.zero_std_metric
+        shares = [
+            each.logged.get(name) if name and count else None for each, count in zip(steps.each, full, strict=True)
+        ]
+        return {
+            "logged_steps": [int(share is not None) for share in shares],
+            "logged": [share or 0.0 for share in shares],
+            "own": [0.0 if one is None else float(n / of) for one, n, of in zip(shares, dead, full, strict=True)],
+        }
 
     def _prompts(self, steps: "StepView", full_G: "Tensor", dead_G: "Tensor") -> list[dict[str, float]]:
         """Some prompts of each step, by hash and step; 1 where all of their groups are dead."""
@@ -217,6 +247,7 @@ class DeadGroups(Rule[DeadTally]):
             "kappa": Measure(live, "1"),
             "groups_per_live_group": Measure(ratio(tally.groups, tally.groups - tally.dead), "groups"),
             "always_dead_share": Measure(ratio(always, again), "share"),
+            "logged_share": Measure(ratio(tally.logged, tally.logged_steps), "share"),
         }
 
     def inconclusive_reason(self, run: DeadTally, context: Context) -> Missing | None:
@@ -226,9 +257,21 @@ class DeadGroups(Rule[DeadTally]):
         return Missing("no group has two rows with a reward", "widen --steps, or record whole groups")
 
     def judge(self, run: DeadTally, context: Context) -> Judgement | None:
-        """Information: the task and the policy make them."""
+        """Information, as the task and the policy make them; an error where there is no other group."""
         if not run.dead:
             return None
+        if run.dead == run.groups >= FEWEST_GROUPS:
+            return Judgement(
+                severity=Severity.ERROR,
+                confirmed=True,
+                headline=f"all {run.groups:,} groups have equal rewards: no advantage is other than 0",
+                message=f"in none of {counted(run.groups, 'group')} ({counted(run.rows, 'response')}) do two responses "
+                f"differ in reward: {run.lowest:,} at the lowest reward, {run.highest:,} at the highest, "
+                f"{run.dead - run.lowest - run.highest:,} elsewhere",
+                evidence="the rewards of the rows, compared exactly",
+                advice="look at the rewards of one prompt: a reward function that is constant, a parser that finds no "
+                "answer, or prompts that are all solved or all out of reach",
+            )
         other = run.dead - run.lowest - run.highest
         kappa, expected = ratio(run.live_tokens, run.tokens), run.expected
         again, always = run.always_dead
@@ -241,6 +284,12 @@ class DeadGroups(Rule[DeadTally]):
             message += f"; prompts of equal difficulty would give {percent(expected)}"
         if again:
             message += f"; {always:,} of {counted(again, 'prompt')} that came again were dead each time"
+        name = None if context.writer is None else context.writer.zero_std_metric
+        if name and run.logged_steps and abs(run.logged - run.own) > LEAST_SHARE * run.logged_steps:
+            message += (
+                f"; {name} logs {percent(run.logged / run.logged_steps)} for {percent(run.own / run.logged_steps)}: it "
+                "counts something else than groups with equal rewards"
+            )
         return Judgement(
             severity=Severity.INFO,
             confirmed=True,

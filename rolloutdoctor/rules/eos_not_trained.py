@@ -63,7 +63,7 @@ class EosNotTrained(Rule[EndTally]):
     >>> from rolloutdoctor.testing import diagnose_one, toy_batch
     >>> batch = toy_batch([[1, 0] * 4], mask=[[1, 1, 0]] * 8, per_token={"response_ids": [[5, 6, 2]] * 8})
     >>> diagnose_one("RDI007", replace(batch, statuses=["stop"] * 8), trainer=None)
-    'RDI007 warning exposed: rows_share 1'
+    'RDI007 warning confirmed: rows_share 1'
     """
 
     code = "RDI007"
@@ -166,7 +166,7 @@ class EosNotTrained(Rule[EndTally]):
         lost = ratio(run.lost, run.gradient + run.lost)
         return Judgement(
             severity=Severity.WARNING if share >= self.warn_from else Severity.INFO,
-            confirmed=False,
+            confirmed=True,
             headline=f"the token that ends the response is masked in {percent(share)} of the stopped rows",
             message=f"{counted(run.masked, 'row')} of {run.known:,} that were stopped end with the token that ends "
             "nearly all of them, and the mask leaves it out of the loss"

@@ -1,19 +1,27 @@
 """RDI003: advantages compare rows that are no group."""
 
+from collections.abc import Mapping
 from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
 
 from rolloutdoctor.objective.parts import Part
-from rolloutdoctor.rules.audited import CauseRule
+from rolloutdoctor.results.findings import Severity
+from rolloutdoctor.rules.base import Context, Judgement, counted
+from rolloutdoctor.rules.direct import DirectRule, DirectTally, follows
+
+if TYPE_CHECKING:
+    from rolloutdoctor.rules.step import StepView
 
 
 @dataclass(frozen=True)
-class GroupPartition(CauseRule):
+class GroupPartition(DirectRule):
     """The advantages compare rows that are not the responses to one prompt.
 
     ## What it does
     Where the logged advantages do not follow from the groups in the file, tries other groups: blocks of consecutive
     rows, every n-th row (tiled prompts), the rows of a rank or of a micro-batch, the segments of a trajectory, the
-    whole step, every row alone, and the fall-back to the whole step where groups differ in size.
+    whole step, every row alone, and the fall-back to the whole step where groups differ in size. Where the trainer
+    makes that fall-back by itself, the advantages follow from it: then the steps in which it does are counted.
 
     ## Why it matters
     A baseline over other prompts compares easy prompts with hard ones: the advantage then says how hard the prompt
@@ -24,6 +32,9 @@ class GroupPartition(CauseRule):
     many values each explains, how many rows change, how many advantages change their sign (`sign_flips`), and with
     log-probs how much of the gradient differs: `relative_change_l1` = |g_made - g_recorded|_1 / |g_recorded|_1, in
     log-prob space.
+
+    A fall-back is an error where all logged advantages follow from one baseline for the step, a warning where none is
+    logged: rows may then be missing from the file alone.
 
     ## What to do
     Group by an explicit prompt id. Never reshape rewards to (prompts, responses) after rows were reordered,
@@ -46,3 +57,31 @@ class GroupPartition(CauseRule):
     stages = ("advantages",)
     remedy = "log the advantages: the column advantage (one a row) or advantages (one a token)"
     part_names = (Part.GROUP_BASELINE,)
+    unit = "steps"
+
+    def look(self, steps: "StepView") -> Mapping[str, Any]:
+        """Count the steps that are compared as one group though they have several."""
+        evaluation = steps.evaluation
+        if evaluation is None or steps.batch.groups is None or steps.omits_rows or not steps.training:
+            return {}
+        if not evaluation.objective.advantage.batch_if_unequal:
+            return {}
+        several = steps.groups_by_step.size > 1
+        return {"looked_at": several.astype(int), "shown": (several & (steps.compared_by_step.size == 1)).astype(int)}
+
+    def direct(self, run: DirectTally, context: Context) -> Judgement | None:
+        """An error where the logged advantages follow from the fall-back, else a warning."""
+        if not run.shown or run.agree < run.compared:
+            return None
+        made = follows(run)
+        return Judgement(
+            severity=Severity.ERROR if made else Severity.WARNING,
+            confirmed=made,
+            headline=f"one baseline for all prompts in {counted(run.shown, 'step')} of {run.looked_at:,}",
+            message=f"in {counted(run.shown, 'step')} the groups differ in size, and the trainer then compares all "
+            "rows of the step with each other, whatever their prompt",
+            evidence=f"all {run.compared:,} logged advantages follow from that"
+            if made
+            else "the numbers of rows in the file; no logged advantage could be compared",
+            advice="fill each group up to the same number of responses, or group by an explicit prompt id",
+        )

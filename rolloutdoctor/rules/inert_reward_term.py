@@ -33,6 +33,7 @@ class InertTally(Sums):
 
     Attributes:
         groups: groups of two or more rows.
+        bits: how unlikely it is that a function that depends on the response is the same in each of them, in bits.
         varying: groups in which a function varies.
         low: smallest value of a function.
         high: its largest.
@@ -42,6 +43,7 @@ class InertTally(Sums):
     """
 
     groups: int = 0
+    bits: float = 0.0
     varying: Mapping[str, float] = by_name()
     low: Mapping[str, float] = by_name(min)
     high: Mapping[str, float] = by_name(max)
@@ -85,7 +87,9 @@ class InertRewardTerm(Rule[InertTally]):
     A function varies within a group if max - min is above 0, or if some rows have it and others do not (null).
     `inert_variance_share` is what the inert functions have of the squared deviations of all functions from
     their means over the step; `reward_variance_share` is what the reward has within its groups of its own: the share
-    that can reach the gradient. At least 20 groups of two or more rows must agree. Functions of weight 0 are left out.
+    that can reach the gradient. That a function which depends on the response agrees in every group by chance must have
+    a probability of 2^-20: one in (n + 1) / 2 for each group of n rows (a success whose chance is any between 0 and 1),
+    and one in two at least, so that it takes 20 pairs, or ten groups of eight. Functions of weight 0 are left out.
     Estimators without a group baseline, pass@k, and steps that are compared as one batch are not looked at, since
     there the term does not cancel; neither is a single group.
 
@@ -108,8 +112,8 @@ class InertRewardTerm(Rule[InertTally]):
     tally = InertTally
     splits = ("train",)
 
-    least_groups: int = 20
-    """A function whose groups agree half of the time by chance agrees in so many once in a million runs."""
+    least_bits: float = 20.0
+    """Once in a million runs."""
 
     warn_above: float = 0.1
     """Below a tenth of what the functions vary by, what cancels is small beside what does not."""
@@ -151,6 +155,7 @@ class InertRewardTerm(Rule[InertTally]):
         tallies = steps.tallies(
             InertTally,
             groups=compared.count(steps.compared.size_G > 1),
+            bits=compared.sum(_bits(steps.compared.size_G)),
             varying=by_name(lambda x_N: compared.count(self._varying(steps, x_N))),
             low=by_name(lambda x_N: by_step.only(x_N.isfinite()).low(x_N[x_N.isfinite()])),
             high=by_name(lambda x_N: by_step.only(x_N.isfinite()).high(x_N[x_N.isfinite()])),
@@ -188,11 +193,11 @@ class InertRewardTerm(Rule[InertTally]):
 
     def inconclusive_reason(self, run: InertTally, context: Context) -> Missing | None:
         """Too few groups of two or more rows."""
-        if run.groups >= self.least_groups or not self.columns(context):
+        if run.bits >= self.least_bits or not self.columns(context):
             return None
         return Missing(
-            f"{counted(run.groups, 'group')} of two or more rows with rewards by function, and it takes "
-            f"{self.least_groups}",
+            f"{counted(run.groups, 'group')} of two or more rows with rewards by function, which agree by chance once "
+            f"in 2^{run.bits:.0f} runs, and it takes 2^{self.least_bits:g}",
             "widen --steps, or record the column rewards for every row",
         )
 
@@ -223,6 +228,11 @@ class InertRewardTerm(Rule[InertTally]):
             ),
             advice="make the term depend on the response, apply it after the baseline, or drop it",
         )
+
+
+def _bits(size_G: "Tensor") -> "Tensor":
+    """How unlikely it is that the rows of a group agree by chance, in bits, ``[G]``."""
+    return ((size_G + 1) / 2).log2().clamp(min=1.0) * (size_G > 1)
 
 
 def _squares(value_N: "Tensor", by_step: "ByStep") -> "NDArray[np.float64]":

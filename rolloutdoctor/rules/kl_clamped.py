@@ -1,18 +1,33 @@
 """RDG008: a clamp flattens the KL."""
 
+from collections.abc import Mapping
 from dataclasses import dataclass
+from typing import TYPE_CHECKING
 
 from rolloutdoctor.objective.parts import Part
-from rolloutdoctor.rules.audited import CauseRule
+from rolloutdoctor.results.findings import Severity
+from rolloutdoctor.rules.base import Context, Judgement, counted, percent
+from rolloutdoctor.rules.direct import DirectRule, DirectTally, follows
+
+if TYPE_CHECKING:
+    from torch import Tensor
+
+    from rolloutdoctor.evaluation.token_measures import TokenBlock
+
+PAIR = ("policy_log_probs", "ref_log_probs")
+
+LOW, HIGH = -2.6107, 10.99998
+"""Policy minus reference where k3 is 10, the clamp of every trainer that clamps it, rounded outwards."""
 
 
 @dataclass(frozen=True)
-class KlClamped(CauseRule):
+class KlClamped(DirectRule):
     """A clamp cuts the KL of some tokens, and with it their gradient.
 
     ## What it does
     Where the logged KL or loss does not follow from the recorded estimator, tries it with the clamps that trainers
-    use: the log-ratio at 20, the KL at 10.
+    use: the log-ratio at 20, the KL at 10. Where the recorded estimator has such a clamp, counts the trained tokens
+    beyond it.
 
     ## Why it matters
     A clamped token has no KL gradient: exactly where policy and reference differ most, nothing pulls the policy
@@ -22,6 +37,9 @@ class KlClamped(CauseRule):
     Every logged loss and KL is held against both formulas, each within its rounding radius. The finding gives how
     many values each explains and how far the gradient differs in log-prob space: `relative_change_l1` = |g_made -
     g_recorded|_1 / |g_recorded|_1, and the `cosine` of the two.
+
+    k3 is 10 where the policy's log-prob is 2.61 below the reference's or 11.0 above. A warning where that is passed on
+    more than 0.1 % of the trained tokens: at a KL of some hundredths of a nat that tokens usually have, none is.
 
     ## What to do
     Look at the tokens at the clamp: a log-ratio of many nats is a wrong reference, a wrong token or a collapsed
@@ -39,8 +57,48 @@ class KlClamped(CauseRule):
     name = "kl-clamped"
     references = ("https://github.com/volcengine/verl/issues/2928",)
     stages = ("kl", "loss")
+    shown_by = frozenset({"kl", "kl_loss", "loss", "reward_kl", "stored_kl"})
     remedy = "log the loss and the KL of every optimiser step beside the run"
     part_names = (
         Part.KL_LOSS,
         Part.KL_REWARD,
     )
+    shows = "trained tokens beyond the clamp"
+
+    most: float = 0.001
+
+    def optional_columns(self, context: Context) -> frozenset[str]:
+        """What the audit reads, and both models' log-probs."""
+        return super().optional_columns(context) | {*PAIR, "response_mask"}
+
+    def measure_tokens(self, block: "TokenBlock") -> "Mapping[str, Tensor]":
+        """Count the trained tokens whose k3 is above 10."""
+        if not block.has(*PAIR):
+            return {}
+        apart_T = block.column(PAIR[0]) - block.column(PAIR[1])
+        known_T = block.trained_T & apart_T.isfinite()
+        beyond_T = known_T & ((apart_T < LOW) | (apart_T > HIGH))
+        return {"looked_at": block.row_sum(known_T), "shown": block.row_sum(beyond_T)}
+
+    def direct(self, run: DirectTally, context: Context) -> Judgement | None:
+        """A warning where the recorded estimator clamps more than a few tokens; confirmed where the log follows."""
+        if run.shown <= self.most * run.looked_at or not _clamps(context):
+            return None
+        return Judgement(
+            severity=Severity.WARNING,
+            confirmed=follows(run),
+            headline=f"{percent(run.shown / run.looked_at)} of the trained tokens are beyond the clamp of the KL",
+            message=f"in {counted(run.shown, 'trained token')} of {run.looked_at:,} the KL is above 10, where it has "
+            "no gradient",
+            evidence="the log-probs of policy and reference, and the recorded estimator",
+            advice="look at these tokens: a log-ratio of many nats is a wrong reference, a wrong token or a collapsed "
+            "policy",
+        )
+
+
+def _clamps(context: Context) -> bool:
+    """True if a KL of the objective is cut where k3 is 10."""
+    objective = context.objective
+    terms = () if objective is None else (objective.kl_loss, objective.kl_reward)
+    clamped = ((one.estimator, one.clamp) for one in terms if one is not None and one.coef)
+    return any(name == "k3_clamped" or (name == "k3" and clamp == 10) for name, clamp in clamped)

@@ -3,16 +3,19 @@
 from dataclasses import dataclass
 
 from rolloutdoctor.objective.parts import Part
-from rolloutdoctor.rules.audited import CauseRule
+from rolloutdoctor.results.findings import Severity
+from rolloutdoctor.rules.base import Context, Judgement
+from rolloutdoctor.rules.direct import DirectRule, DirectTally
 
 
 @dataclass(frozen=True)
-class KlCountedTwice(CauseRule):
+class KlCountedTwice(DirectRule):
     """The KL counts twice: in the reward and in the loss, or in the loss two times.
 
     ## What it does
     Where the logged advantages or losses do not follow from the options, tries a KL penalty in the reward beside
-    the one in the loss, and a KL term that was added two times.
+    the one in the loss, and a KL term that was added two times. Options that put a KL in both are a warning by
+    themselves.
 
     ## Why it matters
     The policy is held to the reference twice as hard as the coefficient says, and a sweep over the coefficient
@@ -41,5 +44,25 @@ class KlCountedTwice(CauseRule):
         "https://github.com/volcengine/verl/issues/509",
     )
     stages = ("advantages", "kl", "loss")
+    shown_by = frozenset({"advantages", "loss"})
     remedy = "log the loss and the KL of every optimiser step beside the run"
     part_names = (Part.KL_LOSS,)
+
+    def direct(self, run: DirectTally, context: Context) -> Judgement | None:
+        """A warning where the options ask for both."""
+        objective = context.objective
+        if not run.steps or objective is None or objective.kl_loss is None or objective.kl_reward is None:
+            return None
+        in_loss, in_reward = objective.kl_loss.coef, objective.kl_reward.coef
+        if not in_loss or not (in_reward or objective.kl_reward.coef_metric):
+            return None
+        said = "an adaptive coefficient" if objective.kl_reward.coef_metric else f"coefficient {in_reward:g}"
+        return Judgement(
+            severity=Severity.WARNING,
+            confirmed=False,
+            headline="the options put a KL both in the reward and in the loss",
+            message=f"the KL in the loss has coefficient {in_loss:g}, and that in the reward {said}: both hold the "
+            "policy to the reference",
+            evidence="the options of the run",
+            advice="keep one of the two",
+        )

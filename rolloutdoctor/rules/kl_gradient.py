@@ -3,17 +3,19 @@
 from dataclasses import dataclass
 
 from rolloutdoctor.objective.parts import Part
-from rolloutdoctor.rules.audited import CauseRule
+from rolloutdoctor.results.findings import Severity
+from rolloutdoctor.rules.base import Context, Judgement
+from rolloutdoctor.rules.direct import DirectRule, DirectTally
 
 
 @dataclass(frozen=True)
-class KlGradient(CauseRule):
+class KlGradient(DirectRule):
     """The KL in the loss is not the estimator that is recorded, and its gradient is another one.
 
     ## What it does
     Where the logged KL or loss does not follow from the recorded estimator, tries k1, k2, k3, the absolute log-
     ratio, with and without the importance ratio as weight, and of the policy's, the old and the sampler's log-
-    probs.
+    probs. Where the options put k1 in the loss, not weighted by the importance ratio, says so as information.
 
     ## Why it matters
     The value hides what is descended: as a loss, k1 has a gradient of 0 in expectation, k2 that of the reverse KL
@@ -39,8 +41,31 @@ class KlGradient(CauseRule):
     name = "kl-gradient"
     references = ("https://github.com/huggingface/trl/issues/4637",)
     stages = ("kl", "loss")
+    shown_by = frozenset({"kl", "kl_loss", "loss", "reward_kl", "stored_kl"})
     remedy = "log the loss and the KL of every optimiser step beside the run"
     part_names = (
         Part.KL_LOSS,
         Part.KL_REWARD,
     )
+
+    def direct(self, run: DirectTally, context: Context) -> Judgement | None:
+        """Information where the options choose k1 as a loss."""
+        term = None if context.objective is None else context.objective.kl_loss
+        if (
+            not run.steps
+            or term is None
+            or not term.coef
+            or term.estimator != "k1"
+            or term.straight_through
+            or term.ratio_weighted
+        ):
+            return None
+        return Judgement(
+            severity=Severity.INFO,
+            confirmed=False,
+            headline="the KL in the loss is k1, whose gradient is zero in expectation",
+            message="the derivative of k1 by the policy's log-prob is 1 on every token, whatever the reference says: "
+            "on policy its expectation is zero, and the term adds noise alone",
+            evidence="the options of the run",
+            advice="take k2 (the gradient of the reverse KL) or k3, or put k1 in the reward",
+        )

@@ -2,23 +2,31 @@
 
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
-from rolloutdoctor.ops.tally import ratio
+from rolloutdoctor.ops.tally import by_name, ratio
 from rolloutdoctor.results.findings import Example, Measure, Severity
-from rolloutdoctor.rules.audited import AuditedTally, CauseRule
+from rolloutdoctor.rules.audited import AuditedTally
 from rolloutdoctor.rules.base import KEEP_EXAMPLES, Context, Judgement, Missing, counted, percent
+from rolloutdoctor.rules.direct import DirectRule
 
 if TYPE_CHECKING:
     import numpy as np
     from numpy.typing import NDArray
     from torch import Tensor
 
+    from rolloutdoctor.evaluation.sampled_rows import Sample
     from rolloutdoctor.evaluation.token_measures import TokenBlock
     from rolloutdoctor.ops.by_step import ByStep
     from rolloutdoctor.rules.step import StepView
 
-PAIR = frozenset({"rollout_log_probs", "old_log_probs"})
+OWN = {"sampler": ("rollout_log_probs", "old_log_probs"), "reference": ("ref_log_probs", "policy_log_probs")}
+"""Whose log-probs are compared with those of which column of the trainer."""
+
+START = {"sampler": "", "reference": "reference "}
+"""Of the names of what is measured: that of the sampler is measured once for several rules."""
+
+WHOSE = {"sampler": "trainer", "reference": "policy"}
 
 LEAST_PAIRS, LEAST_SPREAD = 8, 0.3
 """Adjacent tokens of a row, and the standard deviation of its log-probs, that make a shift visible."""
@@ -26,33 +34,33 @@ LEAST_PAIRS, LEAST_SPREAD = 8, 0.3
 
 @dataclass(frozen=True)
 class ShiftTally(AuditedTally):
-    """What `logprob-shift` adds up beside the audit, over sampled rows.
+    """What `logprob-shift` adds up beside the audit, over sampled rows: of the sampler, and of the reference.
 
     Attributes:
         rows: rows whose log-probs vary enough.
-        late: those in which the sampler's fit the token before five times better.
+        late: those in which its log-probs fit the token before five times better.
         early: those in which they fit the token after.
         aligned_error: sum of the squared differences of rows, in place.
         moved_error: sum of the same moved to where they fit better, of the rows that do.
     """
 
-    rows: int = 0
-    late: int = 0
-    early: int = 0
-    aligned_error: float = 0.0
-    moved_error: float = 0.0
+    rows: Mapping[str, float] = by_name()
+    late: Mapping[str, float] = by_name()
+    early: Mapping[str, float] = by_name()
+    aligned_error: Mapping[str, float] = by_name()
+    moved_error: Mapping[str, float] = by_name()
 
 
 @dataclass(frozen=True)
 class Errors:
-    """Squared differences of sampler and trainer over adjacent tokens, of the sampled rows whose log-probs vary.
+    """Squared differences of two log-probs over adjacent tokens, of the sampled rows whose log-probs vary.
 
     Attributes:
         by_step: these rows by step.
         row: ``[r]`` number of each.
         aligned: ``[r]`` in place.
-        late: ``[r]`` of the trainer's with the sampler's one token later.
-        early: ``[r]`` with the sampler's one token earlier.
+        late: ``[r]`` of the trainer's with the sampler's, or the reference's, one token later.
+        early: ``[r]`` with these one token earlier.
     """
 
     by_step: "ByStep"
@@ -63,26 +71,27 @@ class Errors:
 
 
 @dataclass(frozen=True)
-class LogProbShift(CauseRule):
+class LogProbShift(DirectRule):
     """Log-probs are one token early or late.
 
     ## What it does
-    Compares the sampler's log-probs with those of the trainer in place and moved by one token within each row. Where a
-    logged KL, loss or ratio does not follow from the log-probs in the file, tries the reference's and the old log-probs
-    moved by one token.
+    Compares the sampler's log-probs with those of the trainer, and the reference's with those of the policy, in place
+    and moved by one token within each row. Where a logged KL, loss or ratio does not follow from the log-probs in the
+    file, tries the reference's and the old log-probs moved by one token.
 
     ## Why it matters
-    KL, ratio and clip then compare different tokens: ratios of 3 and more on every second token, and a KL that
-    never falls.
+    KL, ratio and clip then compare different tokens: ratios of 3 and more on every second token, and a KL that never
+    falls.
 
     ## How it is measured
-    Sampler against trainer, on sampled rows of eight adjacent trained tokens or more whose log-probs have a standard
-    deviation above 0.3: found where nine tenths of at least five such rows have a squared error that is five times
-    smaller one token away. `late_rows` have the sampler's log-prob one token later than the trainer's, `early_rows` one
-    earlier. Rows of near-certain tokens say nothing: all of their log-probs are the same.
+    Sampler against trainer, and reference against policy, on sampled rows of eight adjacent trained tokens or more
+    whose log-probs have a standard deviation above 0.3: found where nine tenths of at least five such rows have a
+    squared error that is five times smaller one token away. `late_rows` have the sampler's log-prob one token later
+    than the trainer's, `early_rows` one earlier. Rows of near-certain tokens say nothing: all of their log-probs are
+    the same.
 
-    Every logged loss and KL is held against both formulas, each within its rounding radius. The finding gives how
-    many values each explains and how far the gradient differs in log-prob space: `relative_change_l1` = |g_made -
+    Every logged loss and KL is held against both formulas, each within its rounding radius. The finding gives how many
+    values each explains and how far the gradient differs in log-prob space: `relative_change_l1` = |g_made -
     g_recorded|_1 / |g_recorded|_1, and the `cosine` of the two.
 
     ## What to do
@@ -110,48 +119,50 @@ class LogProbShift(CauseRule):
 
     def optional_columns(self, context: Context) -> frozenset[str]:
         """What the audit reads, and both log-probs where they are there."""
-        pair = PAIR | {"response_mask"} if self._has_pair(context) else frozenset()
-        return super().optional_columns(context) | pair
+        pairs = {name for pair in self._pairs(context) for name in OWN[pair]}
+        return super().optional_columns(context) | pairs | ({"response_mask"} if pairs else set())
 
     def unavailable_reason(self, context: Context) -> Missing | None:
         """Neither an objective to recompute with, nor two log-probs to compare."""
-        if context.objective is not None or self._has_pair(context):
+        if context.objective is not None or self._pairs(context):
             return None
         wanted = f"{context.unstated}; {context.recording['*']}" if "*" in context.recording else context.unstated
         return Missing("nothing says which trainer made the run, and with which options", wanted)
 
-    def _has_pair(self, context: Context) -> bool:
-        return "rollout_log_probs" in context.columns and bool(context.columns & {"old_log_probs", "policy_log_probs"})
+    def _pairs(self, context: Context) -> list[str]:
+        known = context.columns
+        has_trainer = bool(known & {"old_log_probs", "policy_log_probs"})
+        return [whose for whose, (own, _) in OWN.items() if has_trainer and own in known]
 
     def measure_tokens(self, block: "TokenBlock") -> "Mapping[str, Tensor]":
         """Sampled rows."""
         from rolloutdoctor.evaluation.sampled_rows import gap_of
 
-        gap = gap_of(block)
-        return {} if gap is None else gap.sampled
+        gaps = {whose: gap_of(block, pair) for whose, pair in OWN.items()}
+        return {START[whose] + name: x for whose, gap in gaps.items() if gap for name, x in gap.sampled.items()}
 
-    def measure_each(self, steps: "StepView") -> list[ShiftTally]:
-        """Count the audited values of each step, and the rows that fit better one token away."""
+    def look(self, steps: "StepView") -> Mapping[str, Any]:
+        """Count the rows that fit better one token away."""
         import numpy as np
 
-        audited = [self.audited(each) for each in steps.each]
-        found = self._errors(steps)
-        if found is None:
-            return [ShiftTally(**vars(one)) for one in audited]
-        rows, aligned, late, early = found.by_step, found.aligned, found.late, found.early
-        is_late, is_early = aligned > self.better * late, aligned > self.better * early
-        return steps.tallies(
-            ShiftTally,
-            **{name: [getattr(one, name) for one in audited] for name in vars(audited[0])},
-            rows=rows.size,
-            late=rows.count(is_late & ~is_early),
-            early=rows.count(is_early & ~is_late),
-            aligned_error=rows.sum(aligned),
-            moved_error=rows.sum(np.where(is_late, late, np.where(is_early, early, aligned))),
-        )
+        found: dict[str, list[dict[str, float]]] = {}
+        for whose in OWN:
+            errors = self._errors(steps, whose)
+            if errors is None:
+                continue
+            rows, aligned, late, early = errors.by_step, errors.aligned, errors.late, errors.early
+            is_late, is_early = aligned > self.better * late, aligned > self.better * early
+            moved = np.where(is_late, late, np.where(is_early, early, aligned))
+            counts = {"rows": rows.size, "late": rows.count(is_late & ~is_early)}
+            counts |= {"early": rows.count(is_early & ~is_late)}
+            for name, x_S in {**counts, "aligned_error": rows.sum(aligned), "moved_error": rows.sum(moved)}.items():
+                each = found.setdefault(name, [{} for _ in steps.each])
+                for one, value, size in zip(each, x_S.tolist(), rows.size.tolist(), strict=True):
+                    one.update({whose: float(value)} if size else {})
+        return found
 
-    def _errors(self, steps: "StepView") -> "Errors | None":
-        return steps.cached("errors of moved log-probs", lambda: _errors(steps, self.code))
+    def _errors(self, steps: "StepView", whose: str) -> "Errors | None":
+        return steps.cached(f"errors of moved {whose}", lambda: _errors(steps.sample(self.code, START[whose])))
 
     def examples(self, step: "StepView") -> Iterable[Example]:
         """Values that disagree, and rows that fit best one token away."""
@@ -162,57 +173,64 @@ class LogProbShift(CauseRule):
 
         for each in step.each:
             yield from super().examples(each)
-        found = self._errors(step)
-        if found is None:
-            return
-        moved = np.minimum(found.late, found.early)
-        gain = torch.from_numpy(found.aligned - self.better * moved)
-        for _, weight, place in worst_places(gain, found.by_step, step.kept(KEEP_EXAMPLES)):
-            view, row = step.own_row(int(found.row[place]))
-            side = "late" if found.late[place] < found.early[place] else "early"
-            note = f"squared error {found.aligned[place]:.3g} in place, {moved[place]:.3g} with the sampler's {side}"
-            yield Example(view.batch.step, None, view.batch.sample_name(row), weight, note)
+        for whose in OWN:
+            found = self._errors(step, whose)
+            if found is None:
+                continue
+            moved = np.minimum(found.late, found.early)
+            gain = torch.from_numpy(found.aligned - self.better * moved)
+            for _, weight, place in worst_places(gain, found.by_step, step.kept(KEEP_EXAMPLES)):
+                view, row = step.own_row(int(found.row[place]))
+                side = "late" if found.late[place] < found.early[place] else "early"
+                error = f"squared error {found.aligned[place]:.3g} in place, {moved[place]:.3g}"
+                note = f"{error} with the {whose}'s {side}"
+                yield Example(view.batch.step, None, view.batch.sample_name(row), weight, note)
 
     def measures(self, tally: AuditedTally) -> Mapping[str, Measure]:
         """The audit's, and the rows that fit better one token away."""
         found = dict(super().measures(tally))
-        if isinstance(tally, ShiftTally):
-            found["late_rows"] = Measure(tally.late, "rows")
-            found["early_rows"] = Measure(tally.early, "rows")
-            found["varying_rows"] = Measure(tally.rows, "rows")
-            found["error_ratio"] = Measure(ratio(tally.aligned_error, tally.moved_error), "1")
+        for whose in tally.rows if isinstance(tally, ShiftTally) else ():
+            assert isinstance(tally, ShiftTally)
+            start = START[whose].replace(" ", "_")
+            found[f"{start}late_rows"] = Measure(int(tally.late[whose]), "rows")
+            found[f"{start}early_rows"] = Measure(int(tally.early[whose]), "rows")
+            found[f"{start}varying_rows"] = Measure(int(tally.rows[whose]), "rows")
+            gain = ratio(tally.aligned_error[whose], tally.moved_error[whose])
+            found[f"{start}error_ratio"] = Measure(gain, "1")
         return found
 
-    def _side(self, run: AuditedTally) -> str | None:
-        """On which side the sampler's log-probs are, if they are."""
-        if not isinstance(run, ShiftTally) or run.rows < self.least_rows:
-            return None
-        for side, rows in (("late", run.late), ("early", run.early)):
-            if rows >= self.least_share * run.rows:
-                return side
+    def _side(self, run: ShiftTally) -> tuple[str, str] | None:
+        """Whose log-probs are moved, and to which side, if any are."""
+        for whose, rows in run.rows.items():
+            for side, moved in (("late", run.late), ("early", run.early)):
+                if rows >= self.least_rows and moved[whose] >= self.least_share * rows:
+                    return whose, side
         return None
 
     def inconclusive_reason(self, run: AuditedTally, context: Context) -> Missing | None:
         """Neither a logged value nor enough rows could show it."""
-        if isinstance(run, ShiftTally) and run.rows >= self.least_rows:
+        if isinstance(run, ShiftTally) and max(run.rows.values(), default=0) >= self.least_rows:
             return None
         return super().inconclusive_reason(run, context)
 
-    def judge(self, run: AuditedTally, context: Context) -> Judgement | None:
+    def direct(self, run: ShiftTally, context: Context) -> Judgement | None:
         """An error: two columns of the file belong to different tokens."""
-        found, side = super().judge(run, context), self._side(run)
-        if found is not None or side is None or not isinstance(run, ShiftTally):
-            return found
-        rows, word = (run.late, "later") if side == "late" else (run.early, "earlier")
-        gain = ratio(run.aligned_error, run.moved_error)
+        found = self._side(run)
+        if found is None:
+            return None
+        whose, side = found
+        late = side == "late"
+        rows, total = (run.late if late else run.early)[whose], run.rows[whose]
+        gain = ratio(run.aligned_error[whose], run.moved_error[whose])
         return Judgement(
             severity=Severity.ERROR,
             confirmed=True,
-            headline=f"log-probs of sampler and trainer are one token apart in {counted(rows, 'row')} of {run.rows:,}",
+            headline=f"log-probs of {whose} and {WHOSE[whose]} are one token apart in {counted(rows, 'row')} of "
+            f"{total:,.0f}",
             message=(
-                f"in {percent(rows / run.rows)} of {counted(run.rows, 'sampled row')} the sampler's log-probs are "
-                "those "
-                f"that the trainer has one token {'before' if side == 'late' else 'after'}: they are one place {word}"
+                f"in {percent(rows / total)} of {counted(total, 'sampled row')} the {whose}'s log-probs are those "
+                f"that the {WHOSE[whose]} has one token {'before' if late else 'after'}: they are one place "
+                f"{'later' if late else 'earlier'}"
             ),
             evidence="the squared difference of the two "
             + ("vanishes" if gain is None else f"is {gain:.3g} times smaller")
@@ -221,11 +239,10 @@ class LogProbShift(CauseRule):
         )
 
 
-def _errors(steps: "StepView", code: str) -> "Errors | None":
+def _errors(sample: "Sample | None") -> "Errors | None":
     """Compare the sampled rows whose log-probs vary, in place and moved by one token."""
     import numpy as np
 
-    sample = steps.sample(code)
     if sample is None or not len(sample.place):
         return None
     own, other, place = sample.sampler, sample.trainer, sample.place

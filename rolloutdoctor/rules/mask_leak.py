@@ -5,6 +5,7 @@ from dataclasses import dataclass
 from math import inf, isfinite
 from typing import TYPE_CHECKING, Any
 
+from rolloutdoctor.objective.required_columns import LOGGED_COLUMNS, loss_columns
 from rolloutdoctor.ops.tally import Sums, ratio
 from rolloutdoctor.results.findings import Example, Measure, Severity
 from rolloutdoctor.rules.base import KEEP_EXAMPLES, Context, Judgement, Missing, Rule, counted, percent
@@ -20,9 +21,14 @@ LOWEST = -12.0
 """Log-prob below which three tokens in a row are no sample: one run in 10^15."""
 
 
+UNLIKELY = -1.0
+"""Mean log-prob of the trainer below which a run of tokens was not certain to the sampler."""
+
 SIGNS = {
+    "beyond": "of padding past the completion",
     "unsampled": "without a log-prob of the sampler",
     "forced": "in runs below -12",
+    "zero": "in runs of sampler's log-probs of 0.0",
     "after_end": "after the end",
     "common": "common to all responses of the group",
 }
@@ -39,6 +45,13 @@ class LeakTally(Sums):
         appended: of `unsampled`, last tokens of rows with no other.
         judged_tokens: trained tokens with a log-prob.
         forced: of these, tokens in runs that no model writes.
+        zero: tokens in runs of three or more with a log-prob of exactly 0.0 from the sampler, and low ones from the
+            trainer.
+        zero_alone: tokens of shorter ones.
+        beyond_rows: rows of which a column says how many tokens are trained past the completion.
+        beyond: these tokens.
+        losses: logged losses that were compared.
+        losses_agree: those that follow from the rows.
         single_turn: rows of one turn in steps whose end-of-sequence token is known, where no sampler gave log-probs.
         after_end: their trained tokens after it.
         after_end_rows: their rows with such tokens.
@@ -57,6 +70,12 @@ class LeakTally(Sums):
     appended: int = 0
     judged_tokens: int = 0
     forced: int = 0
+    zero: int = 0
+    zero_alone: int = 0
+    beyond_rows: int = 0
+    beyond: int = 0
+    losses: int = 0
+    losses_agree: int = 0
     single_turn: int = 0
     after_end: int = 0
     after_end_rows: int = 0
@@ -82,13 +101,16 @@ class MaskLeak(Rule[LeakTally]):
     mean.
 
     ## How it is measured
-    Four signs, none of which asks what a token says. The sampler gave no log-prob (NaN) for a trained token, while it
-    gave one for others of the row: an error, but information where only the last token of rows lacks one, which a
-    trainer appended. Three or more trained tokens in a row have a log-prob below -12, the trainer's, and the sampler's
-    where there is one: a warning. Where no log-probs of the sampler were recorded, trained tokens after the end of a
-    response with a single turn: a warning, from 1 % of the trained tokens on. The end is the one id that ends at least
-    90 % of the stopped responses of a step, eight or more; rows with masked tokens between trained ones have several
-    turns and are left out, and the model's own turns after an end look the same.
+    Six signs, none of which asks what a token says. `trained_beyond`, which a recorder writes, counts trained tokens
+    past the completion, as where the mask of the loss was forgotten: an error. The sampler gave no log-prob (NaN) for a
+    trained token, while it gave one for others of the row: an error, but information where only the last token of rows
+    lacks one, which a trainer appended. Three or more trained tokens in a row have a log-prob below -12, the trainer's,
+    and the sampler's where there is one: a warning; so are three or more with a log-prob of exactly 0.0 from the
+    sampler and a mean below -1 from the trainer, inside of a row, where hardly any stand alone as placeholders do
+    (`RDI005`). Where no log-probs of the sampler were recorded, trained tokens after the end of a response with a
+    single turn: a warning, from 1 % of the trained tokens on. The end is the one id that ends at least 90 % of the
+    stopped responses of a step, eight or more; rows with masked tokens between trained ones have several turns and are
+    left out, and the model's own turns after an end look the same.
 
     The fourth compares the responses of a group, where ids were recorded: trained tokens that all of them have at one
     place although the log-probs, the sampler's if there are any, say that independent draws would not agree: a warning.
@@ -96,6 +118,9 @@ class MaskLeak(Rule[LeakTally]):
     that has collapsed do not. The evidence is a product over the places whose mean is 1 for independent draws, and it
     has to exceed exp(40). Places count from where the responses part, and not in a group whose responses share a prefix
     of more than 30 nats: that is a seed (`RDI009`). The share of the gradient takes the tokens of a row as equal.
+
+    Rows end with the completion, so that trained padding past it is cut off. Clean is said where `trained_beyond` is
+    recorded, or every logged loss follows from the rows: with more tokens in it none would.
 
     ## What to do
     Mask these tokens. If observations are trained on purpose, there is nothing to mend.
@@ -118,24 +143,29 @@ class MaskLeak(Rule[LeakTally]):
     tally = LeakTally
     needs_objective = False
     splits = ("train",)
+    stages = ("loss",)
 
     end_share: float = 0.9
     fewest_ends: int = 8
     warn_above: float = 0.01
+    most_alone: float = 0.1
+    """Placeholders for log-probs that are lost stand alone, and tokens of tools in runs."""
 
     def columns(self, context: Context) -> frozenset[str]:
         """What is trained on."""
         return frozenset({"response_mask"})
 
     def optional_columns(self, context: Context) -> frozenset[str]:
-        """Log-probs of sampler and trainer, ids and groups; without the sampler's, finish reasons."""
-        found = frozenset({"rollout_log_probs", "old_log_probs", "response_ids", "group_id"})
+        """Log-probs of sampler and trainer, ids, groups, and what the loss is made of; else finish reasons, too."""
+        found = frozenset({"rollout_log_probs", "old_log_probs", "response_ids", "group_id", "trained_beyond"})
+        if context.objective is not None:
+            found |= loss_columns(context.objective) | LOGGED_COLUMNS
         return found if "rollout_log_probs" in context.columns else found | {"status"}
 
     def unavailable_reason(self, context: Context) -> Missing | None:
         """None of the signs can show."""
-        known = context.columns
-        if known & {"rollout_log_probs", "old_log_probs", "policy_log_probs"} or known >= {"response_ids", "status"}:
+        known, log_probs = context.columns, {"rollout_log_probs", "old_log_probs", "policy_log_probs"}
+        if known & {"trained_beyond", *log_probs} or known >= {"response_ids", "status"}:
             return None
         name = "rollout_log_probs"
         return Missing(
@@ -164,6 +194,11 @@ class MaskLeak(Rule[LeakTally]):
                 last_n = none_n.clone()
                 last_n[filled_n] = bare_T[block.runs.offsets[1:][filled_n] - 1].double()
                 found["bare_last"] = last_n
+        if block.of_step("trained_beyond") is not None:
+            beyond_n = block.row_column("trained_beyond").double()
+            found |= {"beyond_rows": (beyond_n >= 0).double(), "beyond": beyond_n.clamp(min=0)}
+        if given_T is not None and block.has("old_log_probs"):
+            found |= _zeros(block, given_T)
         if block.has("old_log_probs"):
             value_T = block.column("old_log_probs")
             low, high = block.extremes("old_log_probs")
@@ -198,8 +233,9 @@ class MaskLeak(Rule[LeakTally]):
             found["common"] = common_N.to(step.batch.device)
         if "told" in row:
             found["unsampled"] = row["bare"] * (row["told"] > 0)
-        if "forced" in row:
-            found["forced"] = row["forced"]
+        for name in ("forced", "zero", "beyond"):
+            if name in row:
+                found[name] = row[name]
         if "last" in row:
             from rolloutdoctor.evaluation.response_ends import NONE, STOPPED, common_end, has_status, trained_after
 
@@ -227,6 +263,7 @@ class MaskLeak(Rule[LeakTally]):
             counts["appended"] = (row["bare_last"] == 1) & (found["unsampled"] == 1)
         if "judged" in row:
             counts["judged_tokens"] = row["judged"]
+        counts |= {name: row[name] for name in ("zero_alone", "beyond_rows") if name in row}
         fields: dict[str, NDArray[Any]] = {name: by_step.count(x_N) for name, x_N in counts.items()}
         if "common" in found:
             fields["compared"] = np.where(steps.groups_by_step.any(can_agree(steps.batch)), by_step.size, 0)
@@ -234,6 +271,9 @@ class MaskLeak(Rule[LeakTally]):
         if gradient_N is not None:
             share_N = (leaked_N / trained_N.clamp(min=1)).clamp(max=1)
             fields |= {"gradient": by_step.sum(gradient_N), "leaked_gradient": by_step.sum(gradient_N * share_N)}
+        losses = [[one for one in each.audit.values() if one.stage == "loss"] for each in steps.each]
+        fields["losses"] = np.array([sum(one.compared for one in each) for each in losses])
+        fields["losses_agree"] = np.array([sum(one.agree for one in each) for each in losses])
         return steps.tallies(LeakTally, **fields)
 
     def _worst(self, step: "StepView") -> "Tensor":
@@ -270,13 +310,22 @@ class MaskLeak(Rule[LeakTally]):
             "forced_tokens": Measure(tally.forced if tally.judged_tokens else None, "tokens"),
             "tokens_after_end": Measure(tally.after_end if tally.single_turn else None, "tokens"),
             "common_tokens": Measure(tally.common if tally.compared else None, "tokens"),
+            "zero_tokens": Measure(tally.zero if tally.told_tokens else None, "tokens"),
+            "tokens_beyond": Measure(tally.beyond if tally.beyond_rows else None, "tokens"),
             "rows": Measure(tally.rows, "rows"),
         }
 
     def inconclusive_reason(self, run: LeakTally, context: Context) -> Missing | None:
         """No row in which a leak could show."""
-        if run.told_tokens or run.judged_tokens or run.single_turn:
+        if self.judge(run, context) is not None:
             return None
+        if run.told_tokens or run.judged_tokens or run.single_turn or run.beyond_rows:
+            if run.beyond_rows or 0 < run.losses == run.losses_agree:
+                return None
+            return Missing(
+                "nothing was found in the responses, and no column says whether padding past them is trained",
+                context.recording.get("trained_beyond", "record trained_beyond, or the loss of every optimiser step"),
+            )
         name = "rollout_log_probs"
         return Missing(
             "no trained token has a log-prob, and no single token ends the stopped responses",
@@ -287,15 +336,22 @@ class MaskLeak(Rule[LeakTally]):
         """An error where the sampler says so, a warning where the log-probs or the end do."""
         after = run.after_end if run.after_end > self.warn_above * run.tokens else 0
         inside = run.unsampled - run.appended
-        if not run.unsampled and not run.forced and not after and not run.common:
+        zero = run.zero if run.zero_alone <= self.most_alone * run.zero else 0
+        if not any((run.beyond, run.unsampled, run.forced, zero, after, run.common)):
             return None
         parts, evidence = [], []
+        if run.beyond:
+            parts.append(f"{counted(run.beyond, 'token')} of padding past the completion")
+            evidence.append("the recorded mask of the loss, which trained_beyond counts")
         if run.unsampled:
             parts.append(f"{counted(run.unsampled, 'token')} for which the sampler gave no log-prob")
             evidence.append("NaN in rollout_log_probs, in rows where other tokens have a value")
         if run.forced:
             parts.append(f"{counted(run.forced, 'token')} in runs of three and more below {LOWEST:g} nats")
             evidence.append("log-probs that no sample has three times in a row")
+        if zero:
+            parts.append(f"{counted(zero, 'token')} in runs to which the sampler gave a log-prob of exactly 0.0")
+            evidence.append("the trainer's log-probs say that these tokens were not certain")
         if after:
             rows = counted(run.after_end_rows, "row")
             parts.append(f"{counted(after, 'token')} after the end of the response, in {rows}")
@@ -304,16 +360,17 @@ class MaskLeak(Rule[LeakTally]):
             rows = counted(run.common_rows, "row")
             parts.append(f"{counted(run.common, 'token')} that all responses of a group have at one place, in {rows}")
             evidence.append("their log-probs rule out that independent draws agree on them")
-        appended_only = run.unsampled == run.appended > 0 and not run.forced and not after and not run.common
-        severity = Severity.ERROR if inside else Severity.INFO if appended_only else Severity.WARNING
+        others = run.beyond, run.forced, zero, after, run.common
+        appended_only = run.unsampled == run.appended > 0 and not any(others)
+        severity = Severity.ERROR if inside or run.beyond else Severity.INFO if appended_only else Severity.WARNING
         gradient = ratio(run.leaked_gradient, run.gradient)
-        share = percent(ratio(max(run.unsampled, run.forced, after, run.common), run.tokens))
+        share = percent(ratio(max(run.unsampled, *others), run.tokens))
         size = f"{share} of the trained tokens" + (
             "" if gradient is None else f" and {percent(gradient)} of |gradient|"
         )
         return Judgement(
             severity=severity,
-            confirmed=bool(inside) or appended_only,
+            confirmed=bool(inside or run.beyond) or appended_only,
             headline=f"{parts[0]} in the loss: {size}",
             message=f"trained on although the model did not write them: {'; '.join(parts)}; {size}"
             + ("; each is the last token of its row, so the trainer appended it" if appended_only else ""),
@@ -322,6 +379,32 @@ class MaskLeak(Rule[LeakTally]):
             if appended_only
             else "mask tokens of tools, templates and padding; if they are trained on purpose, leave them",
         )
+
+
+def _zeros(block: "TokenBlock", given_T: "Tensor") -> "dict[str, Tensor]":
+    """Count the trained tokens of each row to which the sampler alone gives a probability of 1, in runs and else."""
+    import torch
+
+    from rolloutdoctor.ops.segments import Runs
+
+    none_n = block.trained_n * 0
+    # NaN says nothing of the other values.
+    if not len(block) or block.extremes("rollout_log_probs")[1] < 0:
+        return {"zero": none_n, "zero_alone": none_n}
+    places = ((given_T == 0) & block.trained_T).nonzero().squeeze(1)
+    row = torch.searchsorted(block.runs.offsets, places, right=True)
+    is_new = torch.ones(len(places), dtype=torch.bool, device=places.device)
+    is_new[1:] = (places.diff() > 1) | (row.diff() > 0)
+    zeros = Runs(torch.cat([is_new.nonzero().squeeze(1), torch.tensor([len(places)], device=places.device)]))
+    low = zeros.total(block.column("old_log_probs")[places].double()) < UNLIKELY * zeros.lengths
+    last = zeros.offsets[1:] - 1
+    # What stands at the end of a row is a lost tail: after tokens of a tool the model goes on.
+    is_odd = zeros.expand(low & (places[last] + 1 < block.runs.offsets[row[last]]))
+    is_long = zeros.expand(zeros.lengths >= 3)
+    return {
+        "zero": block.runs.count(places[is_odd & is_long]),
+        "zero_alone": block.runs.count(places[is_odd & ~is_long]),
+    }
 
 
 def _in_runs(places: "Tensor", block: "TokenBlock") -> "Tensor":

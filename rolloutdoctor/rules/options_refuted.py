@@ -1,16 +1,23 @@
 """RDI014: the log refutes an option."""
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING, Any
 
-from rolloutdoctor.results.findings import Measure, Severity
-from rolloutdoctor.rules.audited import AuditedRule, AuditedTally, judged
-from rolloutdoctor.rules.base import Context, Judgement, Missing
+from rolloutdoctor.results.audit import Cause, Refuted
+from rolloutdoctor.results.findings import Severity
+from rolloutdoctor.rules.all_truncated import TRUNCATED
+from rolloutdoctor.rules.audited import AuditedTally
+from rolloutdoctor.rules.base import Context, Judgement, Missing, counted
+from rolloutdoctor.rules.direct import DirectRule, DirectTally
+
+if TYPE_CHECKING:
+    from rolloutdoctor.rules.step import StepView
 
 
 @dataclass(frozen=True)
-class OptionsRefuted(AuditedRule):
-    """What was logged contradicts an option that is recorded, given or assumed.
+class OptionsRefuted(DirectRule):
+    """What was logged contradicts an option that is recorded or given.
 
     ## What it does
     Before any arithmetic, holds the names and values in the log against the options: a KL above zero refutes a
@@ -19,11 +26,14 @@ class OptionsRefuted(AuditedRule):
 
     ## Why it matters
     Every number in this report follows from the options. Where one is wrong, the numbers are those of another run. An
-    option that was only assumed, and that the log refutes, is not used.
+    option that was only assumed here refutes nothing: it is taken from the log where that tells its value, and else
+    asked for, and what follows from it is left out.
 
     ## How it is measured
     A name or value in the log that is impossible under the option; or all logged values of a quantity that agree,
-    within their rounding radii, with another value of the option and not with the recorded one.
+    within their rounding radii, with another value of the option and not with the recorded one. Of responses with a
+    `status` of length, half or more have a trained token, and a stated option says that none has. Clean: no name in the
+    log is impossible, and no logged value disagrees; an option that changes nothing that was logged was not tested.
 
     ## What to do
     State the option that the run had with --set KEY=VALUE, or correct the file's metadata.
@@ -41,30 +51,101 @@ class OptionsRefuted(AuditedRule):
     stages = ("advantages", "kl", "loss", "metrics")
     needs_rows = False
     needs_objective = False
+    unit = "rows"
 
     def inconclusive_reason(self, run: AuditedTally, context: Context) -> Missing | None:
         """Nothing logged, nothing refuted."""
-        if context.refuted or context.refutable:
+        if self.judge(run, context) is not None:
+            return None
+        asked = questions(context)
+        if asked:
+            seen, _, remedy = asked[0].rpartition(": ")
+            return Missing(seen, remedy)
+        if context.refutable:
             return None
         return super().inconclusive_reason(run, context)
 
-    def measures(self, tally: AuditedTally) -> Mapping[str, Measure]:
-        """How many logged values follow from the options."""
-        return super().measures(tally)
+    def optional_columns(self, context: Context) -> frozenset[str]:
+        """What the audit reads, and how responses ended."""
+        masks = {"status", "response_mask"} if self._masked_by(context) else frozenset()
+        return super().optional_columns(context) | masks
+
+    def look(self, steps: "StepView") -> Mapping[str, Any]:
+        """Count the responses that were cut off, and those of them with a trained token."""
+        from rolloutdoctor.evaluation.response_ends import has_status
+
+        if not steps.batch.has("status", "response_mask") or not steps.training:
+            return {}
+        cut_N = has_status(steps.statuses, TRUNCATED, steps.batch.device)
+        trained_N = steps.batch.trained.diff() > 0
+        return {"looked_at": steps.by_step.count(cut_N), "shown": steps.by_step.count(cut_N & trained_N)}
+
+    def _masked_by(self, context: Context) -> str | None:
+        """The stated option that masks responses that were cut off."""
+        name = None if context.trainer is None else context.trainer.truncation_option
+        setting = None if name is None or context.config is None else context.config.settings.get(name)
+        return name if setting is not None and setting.is_stated and setting.value is True else None
+
+    def direct(self, run: DirectTally, context: Context) -> Judgement | None:
+        """An error where masks show that a stated option was not heeded."""
+        name = self._masked_by(context)
+        if name is None or not run.shown or 2 * run.shown < run.looked_at:
+            return None
+        return Judgement(
+            severity=Severity.ERROR,
+            confirmed=True,
+            headline=f"the masks refute {name} = true: {run.shown:,} truncated responses are trained",
+            message=f"{name} masks every token of a truncated response, and {run.shown:,} of "
+            f"{counted(run.looked_at, 'truncated response')} have trained tokens",
+            evidence="the masks of rows whose status is length",
+            advice="look for code that makes the mask anew after the trainer cleared it",
+        )
 
     def judge(self, run: AuditedTally, context: Context) -> Judgement | None:
         """An error: the run is not what its options say."""
-        causes = context.causes.get(self.code, ())
-        if context.refuted:
-            first = context.refuted[0]
-            more = f" (and {len(context.refuted) - 1} more)" if len(context.refuted) > 1 else ""
+        causes = tuple(cause for cause in context.causes.get(self.code, ()) if not _assumed_behind(cause, context))
+        stated = _stated(context)
+        if stated:
+            first = stated[0]
+            more = f" (and {len(stated) - 1} more)" if len(stated) > 1 else ""
             return Judgement(
-                # What was only assumed here contradicts nothing that the run says of itself.
-                severity=Severity.WARNING if all(one.assumed for one in context.refuted) else Severity.ERROR,
+                severity=Severity.ERROR,
                 confirmed=True,
                 headline=f"the log refutes {first.option} = {first.value}{more}",
-                message="; ".join(one.words for one in context.refuted),
+                message="; ".join(one.words for one in stated),
                 evidence=first.evidence,
                 advice=f"state the option of the run with --set {first.option}=VALUE, and check again",
             )
-        return None if not causes else judged(causes, Severity.ERROR)
+        kept = {**context.causes, self.code: causes}
+        return super().judge(run, replace(context, causes=kept))
+
+
+def questions(context: Context) -> list[str]:
+    """Ask for options that were only assumed, and of which the log shows another value."""
+    found = [one.words for one in context.refuted if one.assumed]
+    for cause in context.causes.get(OptionsRefuted.code, ()):
+        names = _assumed_behind(cause, context)
+        if names:
+            found.append(
+                f"{cause.words}: {cause.as_found:,} of {cause.compared:,} logged {cause.quantity} follow from that, "
+                f"and nothing states {' or '.join(names)}: say it with --set {names[0]}=VALUE"
+            )
+    return found
+
+
+def _stated(context: Context) -> list[Refuted]:
+    """What the run says of itself; an option that was only assumed contradicts nothing."""
+    return [one for one in context.refuted if not one.assumed]
+
+
+def _assumed_behind(cause: Cause, context: Context) -> tuple[str, ...]:
+    """The options that a cause would contradict, where nothing states any of them: these refute nothing."""
+    from rolloutdoctor.audit.step import stage_of
+
+    if context.trainer is None or context.config is None:
+        return ()
+    choices, quantity = context.trainer.choices, cause.quantity.removesuffix(" (eval)")
+    by_stage = {"advantages": choices.advantage, "kl": choices.kl, "loss": choices.loss}
+    stage = quantity if quantity in by_stage else stage_of(context.trainer, quantity)
+    names = tuple(dict.fromkeys(name for setting in by_stage.get(stage, ()) for name in setting))
+    return names if all(context.config.settings[name].assumed for name in names) else ()

@@ -89,6 +89,8 @@ class PositionShift(Rule[ShiftTally]):
     level: float = 0.5
     level_less_prompt: float = 0.3
     factor: float = 2.0
+    factor_alone: float = 10.0
+    least_alone: float = 1e-3
 
     def columns(self, context: Context) -> frozenset[str]:
         """Both log-probs, the micro-batches and the prompts' lengths."""
@@ -164,7 +166,8 @@ class PositionShift(Rule[ShiftTally]):
             median(each.values()) for each in (run.correlation, run.less_response, run.less_prompt)
         )
         plain, padded = median(run.gap.values()), median(run.gap_padded.values())
-        if min(whole, response) < self.level or prompt < self.level_less_prompt or padded < self.factor * plain:
+        goes = min(whole, response) >= self.level and prompt >= self.level_less_prompt and padded >= self.factor * plain
+        if not goes and (padded < self.factor_alone * plain or padded < self.least_alone):
             return None
         return Judgement(
             severity=Severity.WARNING,

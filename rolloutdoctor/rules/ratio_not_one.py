@@ -1,29 +1,52 @@
 """RDO006: the importance ratio compares other log-probs."""
 
+from collections.abc import Collection, Mapping
 from dataclasses import dataclass
+from fnmatch import fnmatchcase
+from typing import TYPE_CHECKING, Any
 
-from rolloutdoctor.rules.audited import CauseRule
+from rolloutdoctor.results.findings import Measure, Severity
+from rolloutdoctor.rules.base import Context, Judgement, counted, number, percent
+from rolloutdoctor.rules.direct import DirectRule, DirectTally
+
+if TYPE_CHECKING:
+    from torch import Tensor
+
+    from rolloutdoctor.evaluation.token_measures import TokenBlock
+    from rolloutdoctor.rules.step import StepView
+    from rolloutdoctor.trainers.options import Config
+    from rolloutdoctor.trainers.spec import Trainer
+
+PAIR = ("policy_log_probs", "old_log_probs")
 
 
 @dataclass(frozen=True)
-class RatioNotOne(CauseRule):
+class RatioNotOne(DirectRule):
     """The importance ratio in the loss is not that of the policy and the old log-probs.
 
     ## What it does
     Where the logged loss, clip fraction or drift does not follow from the log-probs in the file, tries a ratio of 1
-    everywhere, and one against the sampler's log-probs.
+    everywhere, and one against the sampler's log-probs. Looks whether policy and old log-probs differ before the first
+    update of a batch, which the loss agrees with: both are logged as they are.
 
     ## Why it matters
-    A ratio that is 1 by accident turns off the clip: later inner steps then go as far as they like. A ratio that is
-    not 1 at the first inner step clips tokens of an on-policy update.
+    A ratio that is 1 by accident turns off the clip: later inner steps then go as far as they like. A ratio that is not
+    1 at the first inner step clips tokens of an on-policy update.
 
     ## How it is measured
-    Every logged loss and KL is held against both formulas, each within its rounding radius. The finding gives how
-    many values each explains and how far the gradient differs in log-prob space: `relative_change_l1` = |g_made -
+    Every logged loss and KL is held against both formulas, each within its rounding radius. The finding gives how many
+    values each explains and how far the gradient differs in log-prob space: `relative_change_l1` = |g_made -
     g_recorded|_1 / |g_recorded|_1, and the `cosine` of the two.
 
+    Before the first update of a batch both log-probs are those of one model. They are compared on the trained tokens of
+    rows with the smallest `optim_step_id`, or of all rows where the options say that a batch has one update, in steps
+    that are the first pass over their rows. In TRL they are equal to the bit, so that any difference is noise in the
+    ratio, dropout or stale old log-probs; verl batches the two passes differently, and a mean difference above 0.02
+    nats is more than bf16 makes of that.
+
     ## What to do
-    Compute the old log-probs once before the first update, with the kernels of the update, and keep them.
+    Turn dropout off. Compute the old log-probs once before the first update, with the kernels of the update, and keep
+    them.
 
     ## Example
     >>> from rolloutdoctor.testing import diagnose_one, toy_batch
@@ -37,4 +60,60 @@ class RatioNotOne(CauseRule):
     name = "ratio-not-one"
     references = ("https://github.com/volcengine/verl/issues/6280",)
     stages = ("loss",)
+    shown_by = frozenset({"loss", "policy_loss"})
     remedy = "log the loss and the KL of every optimiser step beside the run"
+    shows = "trained tokens whose policy and old log-probs differ before the first update"
+
+    def optional_columns(self, context: Context) -> frozenset[str]:
+        """What the audit reads, and what tells the rows of the first update."""
+        return super().optional_columns(context) | {*PAIR, "response_mask", "optim_step_id"}
+
+    def measure_tokens(self, block: "TokenBlock") -> "Mapping[str, Tensor]":
+        """Compare the trained tokens of rows that were scored before the first update."""
+        from rolloutdoctor.ops.elementwise import kept
+
+        if not all(map(block.is_logged, PAIR)):
+            return {}
+        first_N = block.batch.first_part_N
+        apart_T = (block.column(PAIR[0]) - block.column(PAIR[1])).abs()
+        counted_T = block.trained_T & apart_T.isfinite()
+        if first_N is not None:
+            counted_T = counted_T & block.runs.expand(first_N[block.rows])
+        size_T = kept(apart_T, counted_T)
+        sums = {"looked_at": counted_T, "shown": size_T > 0, "size": size_T}
+        return {name: block.row_sum(x_T) for name, x_T in sums.items()}
+
+    def look(self, steps: "StepView") -> Mapping[str, Any]:
+        """Count the steps whose rows are known to have been scored before the first update."""
+        numbered = steps.batch.first_part_N is not None
+        known = [self._limit(one.trainer, one.config, one.logged, numbered=numbered) is not None for one in steps.each]
+        return {name: x_S * known for name, x_S in super().look(steps).items()} if steps.training else {}
+
+    def _limit(
+        self, trainer: "Trainer | None", config: "Config | None", logged: Collection[str], *, numbered: bool
+    ) -> float | None:
+        """How far the two may be apart."""
+        if trainer is None or config is None:
+            return None
+        generated = any(fnmatchcase(name, one) for one in trainer.generation_metrics for name in logged)
+        return trainer.first_gap(config, numbered=numbered, generated=generated)
+
+    def direct(self, run: DirectTally, context: Context) -> Judgement | None:
+        """A warning where they differ by more than the trainer's passes do."""
+        trainer, numbered = context.trainer, "optim_step_id" in context.columns
+        limit = self._limit(trainer, context.config, context.metrics, numbered=numbered)
+        if trainer is None or limit is None or not run.shown or run.size <= limit * run.looked_at:
+            return None
+        mean = run.size / run.looked_at
+        share = percent(run.shown / run.looked_at)
+        return Judgement(
+            severity=Severity.WARNING,
+            confirmed=limit == 0,
+            headline=f"policy and old log-probs differ before the first update, by {number(mean)} nats on average",
+            message=f"of {counted(run.looked_at, 'trained token')} that were scored before the first update of their "
+            f"batch, {share} have other policy than old log-probs: the ratio of an on-policy update is not 1",
+            evidence=f"the two columns, which {trainer.title} computes with the same weights: "
+            + ("equal to the bit" if limit == 0 else f"within {limit:g} nats on average"),
+            advice="turn dropout off, and compute the old log-probs once, with the weights and kernels of the update",
+            measures={"gap_mean": Measure(mean, "nats")},
+        )

@@ -3,7 +3,7 @@
 from collections.abc import Mapping
 from dataclasses import dataclass
 from itertools import pairwise
-from math import inf
+from math import inf, log2
 from statistics import median
 from typing import TYPE_CHECKING, NamedTuple
 
@@ -16,6 +16,9 @@ if TYPE_CHECKING:
 
     from rolloutdoctor.evaluation.token_measures import TokenBlock
     from rolloutdoctor.rules.step import StepView
+
+RATES = ("learning_rate", "lr")
+"""Names of a logged learning rate, whatever comes before the last slash."""
 
 
 class _Step(NamedTuple):
@@ -41,6 +44,8 @@ class ReferenceTally(Sums):
         equal_steps: those whose two log-probs are the same number on every token.
         counted_tokens: their trained tokens that are looked at.
         kl_sum: sum of k3 over these.
+        rated: steps that logged a learning rate or the norm of a gradient.
+        still: those of them in which one of these is 0.
     """
 
     tokens: Mapping[str, float] = by_step()
@@ -52,6 +57,8 @@ class ReferenceTally(Sums):
     equal_steps: int = 0
     counted_tokens: int = 0
     kl_sum: float = 0.0
+    rated: int = 0
+    still: int = 0
 
     @property
     def steps(self) -> list[_Step]:
@@ -80,9 +87,12 @@ class ReferenceMoved(Rule[ReferenceTally]):
     step before, the largest of three steps from there on is at most half of the smallest of the three before, and the
     mean log-prob of the policy changes by at most three times its median change between neighbouring steps: another
     data set, a restart or a jump of the policy changes that as well. Falls at equal distances are a schedule, and
-    information; a single recorded sync of the reference cannot be told from a fault by the rows. Equal log-probs
-    count in steps after the first, where an earlier step has different ones or the log-probs at the loss are not those
-    before the update; with a learning rate of 0 neither is the case. At least six steps are needed.
+    information; a single sync of the reference that is not recorded cannot be told from a fault by the rows. Equal
+    log-probs count in steps after the first, where an earlier step has different ones or the log-probs at the loss are
+    not those before the update. Tokens may be equal by rounding: if as many were in the last step with different ones,
+    that all of them are has a probability below 2^-40. Equal log-probs in all of six steps or more count unless a
+    learning rate or a gradient norm of 0 is logged. Where a sync is recorded (TRL: sync_ref_model), this is
+    information. At least six steps are needed.
 
     ## What to do
     Check where the reference is loaded after a resume, and that it shares no weights with the policy. If the trainer
@@ -113,6 +123,9 @@ class ReferenceMoved(Rule[ReferenceTally]):
 
     window: int = 3
     """Steps before and after that must show it, so that one odd batch does not."""
+
+    bits: float = 40.0
+    """How unlikely it is that all tokens are equal by rounding."""
 
     least_kl: float = 1e-8
     """Below it k3 is what float32 log-probs leave."""
@@ -170,6 +183,8 @@ class ReferenceMoved(Rule[ReferenceTally]):
             equal_steps=(is_seen & (different == 0)).astype(int),
             counted_tokens=tokens.astype(int),
             kl_sum=kl,
+            rated=[int(bool(_rates(each))) for each in steps.each],
+            still=[int(0.0 in _rates(each)) for each in steps.each],
         )
 
     def measures(self, tally: ReferenceTally) -> Mapping[str, Measure]:
@@ -201,29 +216,58 @@ class ReferenceMoved(Rule[ReferenceTally]):
 
     def _is_policy(self, run: ReferenceTally) -> list[int]:
         """Steps after the first in which the reference is the policy, where something shows that this one moves."""
-        steps = run.steps
+        steps, bits = run.steps, 0.0
         equal = [one.step for one in steps[1:] if not one.different]
-        # From its first equal step on the reference must stay equal: one odd step is no model.
-        stays = bool(equal) and all(not one.different for one in steps if one.step >= equal[0])
-        earlier = any(one.different for one in steps if equal and one.step < equal[0])
-        return equal if stays and len(equal) >= self.window and (earlier or run.moved) else []
+        before: _Step | None = None
+        for one in steps:
+            if one.different:
+                before = one
+            elif before is not None:
+                tokens = run.tokens[str(before.step)]
+                # One more token of either kind, so that none is impossible.
+                bits -= run.tokens[str(one.step)] * log2((tokens - before.different + 1) / (tokens + 2))
+        if before is None:
+            return equal if len(equal) >= self.window and run.moved else []
+        return [step for step in equal if step > _first_different(steps)] if bits >= self.bits else []
+
+    def _is_policy_throughout(self, run: ReferenceTally) -> bool:
+        """True if the reference is the policy in all of enough steps, and nothing shows that this one moves."""
+        return len(run.steps) >= 2 * self.window and not any(one.different for one in run.steps) and not run.moved
 
     def inconclusive_reason(self, run: ReferenceTally, context: Context) -> Missing | None:
-        """Too few steps to tell before from after."""
-        if len(run.steps) >= 2 * self.window:
-            return None
-        return Missing(
-            f"{counted(len(run.steps), 'step')} with log-probs of both models, and it takes {2 * self.window}",
-            "widen --steps, or record more steps",
-        )
+        """Too few steps to tell before from after, or a policy that stays where it is."""
+        if len(run.steps) < 2 * self.window:
+            return Missing(
+                f"{counted(len(run.steps), 'step')} with log-probs of both models, and it takes {2 * self.window}",
+                "widen --steps, or record more steps",
+            )
+        if self._is_policy_throughout(run) and run.still and run.still == run.rated:
+            return Missing("the policy does not move: a learning rate or gradient norm of 0 is logged", "train on")
+        return None
 
     def judge(self, run: ReferenceTally, context: Context) -> Judgement | None:
         """A warning, or information where the falls are a schedule."""
         advice = "check where the reference is loaded after a resume, and that it shares no weights with the policy"
         equal, falls = self._is_policy(run), self._falls(run)
+        name = None if context.trainer is None else context.trainer.sync_option
+        sync = None if name is None or context.config is None else context.config.settings.get(name)
+        synced = sync is not None and sync.is_stated and sync.value is True
+        moves = f"; {name} = true is recorded" if synced else ""
+        if self._is_policy_throughout(run):
+            return Judgement(
+                severity=Severity.INFO if synced else Severity.WARNING,
+                confirmed=run.rated > run.still,
+                headline=f"the reference is the policy, bit by bit, in all of {counted(len(run.steps), 'step')}",
+                message="the reference's log-probs are those of the policy on every trained token: it shares its "
+                "weights, or the updates change nothing",
+                evidence="the log-probs of both models"
+                + ("; learning rate and gradient norm are not 0" if run.rated > run.still else "")
+                + moves,
+                advice=advice,
+            )
         if equal:
             return Judgement(
-                severity=Severity.WARNING,
+                severity=Severity.INFO if synced else Severity.WARNING,
                 confirmed=True,
                 headline=f"the reference is the policy, bit by bit, in {counted(len(equal), 'step')} from step "
                 f"{equal[0]}",
@@ -232,13 +276,15 @@ class ReferenceMoved(Rule[ReferenceTally]):
                     f"{counted(len(equal), 'step')}, {equal[0]} to {equal[-1]}, while the policy moves"
                 ),
                 evidence="the log-probs of both models"
-                + (f"; {counted(run.moved, 'token')} moved between update and loss" if run.moved else ""),
+                + (f"; {counted(run.moved, 'token')} moved between update and loss" if run.moved else "")
+                + moves,
                 advice=advice,
             )
         if not falls:
             return None
         gaps = {later - earlier for earlier, later in pairwise(falls)}
-        scheduled = len(falls) > 2 and len(gaps) == 1
+        regular = len(falls) > 2 and len(gaps) == 1
+        scheduled = synced or regular
         steps = run.steps
         place = next(number_of for number_of, one in enumerate(steps) if one.step == falls[0])
         before, after = steps[place - 1], steps[place]
@@ -249,12 +295,23 @@ class ReferenceMoved(Rule[ReferenceTally]):
             "and stays low",
             message=(
                 f"the KL to the reference falls by nine tenths at {counted(len(falls), 'step')}"
-                + (f", every {gaps.pop()} steps: the reference is synced on a schedule" if scheduled else "")
+                + (f", every {gaps.pop()} steps: the reference is synced on a schedule" if regular else "")
                 + f"; the policy's mean log-prob goes on from {before.policy:.4g} to {after.policy:.4g}"
             ),
-            evidence="the log-probs of both models; a sync that the trainer makes on purpose looks the same",
+            evidence="the log-probs of both models"
+            + (moves or "; a sync that the trainer makes on purpose looks the same"),
             advice=advice,
         )
+
+
+def _first_different(steps: "list[_Step]") -> int:
+    return next(one.step for one in steps if one.different)
+
+
+def _rates(step: "StepView") -> list[float]:
+    """Learning rate and gradient norm, as far as the step logged them."""
+    norm = None if step.writer is None else step.writer.grad_norm_metric
+    return [value for name, value in step.logged.items() if name == norm or name.rpartition("/")[2] in RATES]
 
 
 def _differ(policy_T: "Tensor", ref_T: "Tensor") -> "Tensor":

@@ -2,14 +2,16 @@
 
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING
+from math import sqrt
+from typing import TYPE_CHECKING, Any
 
 from rolloutdoctor.objective.required_columns import response_columns
-from rolloutdoctor.ops.tally import by_name
+from rolloutdoctor.ops.tally import by_name, ratio
 from rolloutdoctor.results.findings import Example, Measure, Severity
 from rolloutdoctor.rules.all_truncated import TRUNCATED
-from rolloutdoctor.rules.audited import AuditedTally, CauseRule
-from rolloutdoctor.rules.base import KEEP_EXAMPLES, Context, Judgement, Missing, counted, percent
+from rolloutdoctor.rules.audited import AuditedTally
+from rolloutdoctor.rules.base import KEEP_EXAMPLES, Context, Judgement, Missing, counted, number, percent
+from rolloutdoctor.rules.direct import DirectRule, follows
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -18,6 +20,10 @@ if TYPE_CHECKING:
     from rolloutdoctor.evaluation.reward_relations import Relation
     from rolloutdoctor.evaluation.token_measures import TokenBlock
     from rolloutdoctor.rules.step import StepView
+
+
+LEAST, MOST = 2.0, 6.0
+"""Standard errors that are no evidence of agreement, and those that equal rewards would give."""
 
 
 @dataclass(frozen=True)
@@ -34,6 +40,12 @@ class MisalignedTally(AuditedTally):
         kept: relation to the rows of broken steps that keep it.
         moved: relation and order of the rewards, with a bar between, to the rows of broken steps that keep it then.
         broken_steps: relation to the broken steps.
+        copies: responses that repeat an earlier one of their group.
+        differing: those of them with another reward.
+        apart: sum of their rewards' squared distances from the first one's.
+        by_chance: sum of the mean squared distances from the other rewards of their group.
+        less: sum of the squared differences of the two.
+        squares: sum of the squares of the second.
     """
 
     tested: Mapping[str, float] = by_name()
@@ -43,10 +55,16 @@ class MisalignedTally(AuditedTally):
     kept: Mapping[str, float] = by_name()
     moved: Mapping[str, float] = by_name()
     broken_steps: Mapping[str, float] = by_name()
+    copies: int = 0
+    differing: int = 0
+    apart: float = 0.0
+    by_chance: float = 0.0
+    less: float = 0.0
+    squares: float = 0.0
 
 
 @dataclass(frozen=True)
-class RewardRowMisaligned(CauseRule):
+class RewardRowMisaligned(DirectRule):
     """The rewards that made the advantages are those of other rows.
 
     ## What it does
@@ -57,7 +75,8 @@ class RewardRowMisaligned(CauseRule):
     Where the rewards in the file are wrong themselves, the advantages follow from them. Then it looks at what a reward
     shows of its own response: a reward function that is a line in the response's length, equal responses to one
     prompt, and truncated responses with the lowest reward. If the rows break such a relation, and all of them keep it
-    with the rewards in one of these orders, the rewards are those of other rows.
+    with the rewards in one of these orders, the rewards are those of other rows. Equal responses to one prompt with
+    different rewards are reported in any case.
 
     ## Why it matters
     Every response is then pushed for what another one did. The mean reward is unchanged, so no curve shows it.
@@ -73,7 +92,10 @@ class RewardRowMisaligned(CauseRule):
     2^-40. A reward function counts as one of the length if the rewards of a step, sorted, are a line in its sorted
     lengths to within the rounding of float32, for eight rows and six lengths or more between its bounds; this holds
     in whatever order the rewards are. A verifier that is not deterministic, and truncated responses that are right,
-    break a relation as recorded and in every order, which is no finding.
+    break a relation as recorded and in every order. Equal responses with different rewards are then information, as a
+    judge model gives them; a warning where they agree no better than any two rows of their group: the squared distances
+    of their rewards and the mean ones within the group differ by less than two standard errors, and would by six or
+    more if all of them were equal.
 
     ## What to do
     Join rewards to rows by sample id. Look where rows are sorted by length, filtered, or gathered from ranks
@@ -112,7 +134,10 @@ class RewardRowMisaligned(CauseRule):
 
     def measure_each(self, steps: "StepView") -> list[MisalignedTally]:
         """Count the values of each step, and the rows that keep each relation."""
-        return [self._of_step(*one) for one in zip(steps.each, self._relations(steps), strict=True)]
+        return [
+            replace(self._of_step(each, relations), **_copies(each.batch, relations))
+            for each, relations in zip(steps.each, self._relations(steps), strict=True)
+        ]
 
     def _relations(self, steps: "StepView") -> "list[list[Relation]]":
         """Relations of rewards and responses in each step."""
@@ -143,11 +168,7 @@ class RewardRowMisaligned(CauseRule):
             for name, breaking in zip(names, (~one.kept(source_ON)).sum(1).tolist(), strict=True):
                 moved[f"{one.words}|{name}"] = one.tested - breaking
         return MisalignedTally(
-            compared=total.compared,
-            agree=total.agree,
-            not_compared=total.not_compared,
-            worst=total.worst,
-            steps=total.steps,
+            **vars(total),
             tested=tested,
             bits=bits,
             broken=broken,
@@ -189,7 +210,7 @@ class RewardRowMisaligned(CauseRule):
         assert isinstance(run, MisalignedTally)
         if any(bits >= self.bits and name not in run.broken for name, bits in run.bits.items()):
             return None
-        return None if self._explained(run) else super().inconclusive_reason(run, context)
+        return super().inconclusive_reason(run, context)
 
     def _explained(self, run: MisalignedTally) -> tuple[str, tuple[str, ...]] | None:
         """The relation that most rows test, and the orders in which all of them keep it."""
@@ -203,19 +224,17 @@ class RewardRowMisaligned(CauseRule):
                 found.append((rows, name, orders))
         return max(found)[1:] if found else None
 
-    def judge(self, run: AuditedTally, context: Context) -> Judgement | None:
-        """Report what the advantages show, else what the rewards show of their rows."""
-        assert isinstance(run, MisalignedTally)
+    def direct(self, run: MisalignedTally, context: Context) -> Judgement | None:
+        """Report what the rewards show of their rows."""
         found = self._explained(run)
-        established = super().judge(run, context)
-        if established is not None or found is None:
-            return established
+        if found is None:
+            return self._of_copies(run)
         from rolloutdoctor.hypotheses.row_order import MISALIGNED_REWARDS, ROW_ORDERS
 
         relation, orders = found
         rows, kept = run.broken[relation], run.kept[relation]
         words = ROW_ORDERS[orders[0]][0]
-        used = run.compared > 0 and run.agree == run.compared
+        used = follows(run)
         trained = (
             f"the trainer used these rewards: all {run.compared:,} logged advantages follow from them"
             if used
@@ -231,6 +250,54 @@ class RewardRowMisaligned(CauseRule):
             advice=MISALIGNED_REWARDS[0].remedy,
             measures={"rows_tested": Measure(rows, "rows"), "rows_keeping": Measure(kept, "rows")},
         )
+
+    def _of_copies(self, run: MisalignedTally) -> Judgement | None:
+        """Equal responses with different rewards: a warning where they agree no better than by chance."""
+        if not run.differing:
+            return None
+        better = ratio(run.by_chance - run.apart, sqrt(run.less))
+        most = ratio(run.by_chance, sqrt(run.squares))
+        is_chance = most is not None and most >= MOST and (better or 0.0) < LEAST
+        share, apart, chance = run.differing / run.copies, run.apart / run.copies, run.by_chance / run.copies
+        return Judgement(
+            severity=Severity.WARNING if is_chance else Severity.INFO,
+            confirmed=False,
+            headline=f"{counted(run.differing, 'response')} of {run.copies:,} that repeat another one to their prompt "
+            "have another reward",
+            message=f"equal responses to one prompt differ in reward in {percent(share)} of the cases"
+            + (", and agree no better than different ones" if is_chance else ""),
+            evidence=f"the mean squared distance of their rewards is {number(apart)}, that within their groups "
+            f"{number(chance)}: {number(better)} standard errors",
+            advice="join rewards to rows by sample id"
+            if is_chance
+            else "none if a judge model or a sampled test gives the rewards",
+            measures={"copies": Measure(run.copies, "rows"), "differing_copies": Measure(run.differing, "rows")},
+        )
+
+
+def _copies(batch: "RolloutBatch", relations: "Sequence[Relation]") -> dict[str, Any]:
+    """How far the rewards of equal responses are apart, and those of their groups; of the function most apart."""
+    import torch
+
+    found: dict[str, Any] = {}
+    groups = _on_cpu(batch).groups
+    for one in relations:
+        first_N = one.first_of_kind()
+        if first_N is None or groups is None:
+            continue
+        again_N = (first_N != torch.arange(len(first_N))).nonzero().squeeze(1)
+        apart = (one.reward_N[again_N] - one.reward_N[first_N[again_N]]).square()
+        if found and int((apart > 0).sum()) <= found["differing"]:
+            continue
+        size_N, mean_N = (x_G[groups.index_N] for x_G in (groups.size_G, groups.total(one.reward_N) / groups.size_G))
+        centred_N = (one.reward_N - mean_N).square()
+        # The mean squared distance from the others of the group.
+        chance_N = (size_N * centred_N + groups.total(centred_N)[groups.index_N]) / (size_N - 1)
+        by_chance = chance_N[again_N]
+        found = {"copies": len(again_N), "differing": int((apart > 0).sum()), "apart": float(apart.sum())}
+        found |= {"by_chance": float(by_chance.sum()), "squares": float(by_chance.square().sum())}
+        found["less"] = float((by_chance - apart).square().sum())
+    return found
 
 
 def _relations(batch: "RolloutBatch", hash_N: "Tensor | None") -> "list[Relation]":

@@ -13,6 +13,7 @@ from rolloutdoctor.rules.base import Context, Judgement, Missing, Rule, counted,
 if TYPE_CHECKING:
     from torch import Tensor
 
+    from rolloutdoctor.audit.tally import QuantityTally
     from rolloutdoctor.evaluation.token_measures import TokenBlock
     from rolloutdoctor.rules.step import StepView
 
@@ -77,6 +78,8 @@ class LengthTally(Sums):
         trend_variance: its variance if the lost rows were any rows of their step.
         ranked: rows whose length and weight were ranked within their step.
         correlation: sum over these of the rank correlation of length and absolute log weight in their step.
+        logged: logged metrics of the weights.
+        agree: those that follow from the rows and the options.
     """
 
     rows: Mapping[str, float] = by_name()
@@ -88,6 +91,8 @@ class LengthTally(Sums):
     trend_variance: float = 0.0
     ranked: int = 0
     correlation: float = 0.0
+    logged: int = 0
+    agree: int = 0
 
     def share(self, third: str) -> float | None:
         """Share of the rows of a third that are within all bounds."""
@@ -146,6 +151,7 @@ class SequenceIsLengthBias(Rule[LengthTally]):
     )
     tally = LengthTally
     splits = ("train",)
+    stages = ("metrics",)
 
     least_rows: int = 60
     lost: float = 0.1
@@ -225,6 +231,8 @@ class SequenceIsLengthBias(Rule[LengthTally]):
             trend_variance=spread,
             ranked=np.where(varies, rows.size, 0),
             correlation=ranks.correlation(by_length, by_weight) * rows.size,
+            logged=[sum(one.compared for one in _weight_metrics(each)) for each in steps.each],
+            agree=[sum(one.agree for one in _weight_metrics(each)) for each in steps.each],
         )
 
     def measures(self, tally: LengthTally) -> Mapping[str, Measure]:
@@ -270,6 +278,7 @@ class SequenceIsLengthBias(Rule[LengthTally]):
         if not loses and correlation < self.correlated:
             return None
         bounds = _bounds(context.objective)
+        shown = 0 < run.logged == run.agree
         rejects = any(bound.rejects for bound in bounds)
         words = "are kept" if rejects else "have a weight that is not cut"
         limits = ", ".join(
@@ -278,7 +287,7 @@ class SequenceIsLengthBias(Rule[LengthTally]):
         )
         return Judgement(
             severity=Severity.WARNING if loses and is_same else Severity.INFO,
-            confirmed=False,
+            confirmed=shown,
             headline=f"{percent(long)} of the longest third of the responses {words}, {percent(short)} of the shortest",
             message=(
                 f"of the shortest third (mean {number(run.length('shortest'))} tokens) {percent(short)} {words}, of "
@@ -290,6 +299,13 @@ class SequenceIsLengthBias(Rule[LengthTally]):
             evidence=(
                 f"sampler and trainer differ by {number(gaps[0])} nats a token in the shortest third and "
                 f"{number(gaps[1])} in the longest; bounds of the configuration: {limits}"
+                + (f"; all {run.logged:,} logged metrics of the weights follow from these rows" if shown else "")
             ),
             advice="use token-level weights, or bound the geometric mean of the ratios of a sequence",
         )
+
+
+def _weight_metrics(step: "StepView") -> "list[QuantityTally]":
+    """Logged metrics of the importance weights and of what these are made of."""
+    trainer = step.trainer
+    return [] if trainer is None else [x for name, x in step.audit.items() if trainer.kind_of(name) == "sampler_gap"]

@@ -34,6 +34,7 @@ class PhantomTally(Sums):
     Attributes:
         rows: rows.
         all_groups: groups of two or more rows.
+        logged: rows of steps that logged advantages.
         mass: sum of the absolute advantages.
         binary: rows in which a function is 0 or 1.
         low: smallest value of a function.
@@ -41,6 +42,7 @@ class PhantomTally(Sums):
         groups: groups of a function.
         failed: those of them where it is 0.
         own: sum of the absolute advantages of these groups.
+        own_failed: of those of them where it is 0.
         squares: squared advantages of their rows.
         lengths: squared deviations of their rows' response lengths from the mean of the group.
         products: products of the two.
@@ -48,6 +50,7 @@ class PhantomTally(Sums):
 
     rows: int = 0
     all_groups: int = 0
+    logged: int = 0
     mass: float = 0.0
     binary: Mapping[str, float] = by_name()
     low: Mapping[str, float] = by_name(min)
@@ -55,6 +58,7 @@ class PhantomTally(Sums):
     groups: Mapping[str, float] = by_name()
     failed: Mapping[str, float] = by_name()
     own: Mapping[str, float] = by_name()
+    own_failed: Mapping[str, float] = by_name()
     squares: Mapping[str, float] = by_name()
     lengths: Mapping[str, float] = by_name()
     products: Mapping[str, float] = by_name()
@@ -84,7 +88,7 @@ class PhantomTally(Sums):
         return ratio(product, sqrt(self.squares.get(self.outcome, 0.0)) * sqrt(self.lengths.get(self.outcome, 0.0)))
 
 
-_OF = ("groups", "failed", "own", "squares", "lengths", "products")
+_OF = ("groups", "failed", "own", "own_failed", "squares", "lengths", "products")
 """What is added up of the groups of a function."""
 
 
@@ -107,8 +111,9 @@ class ShapedRewardPhantom(Rule[PhantomTally]):
     with none or several the rule cannot tell. `advantage_mass_share` is what the groups have of the absolute
     advantage, logged or else recomputed; `length_correlation` is that of advantage and response length within them,
     above 0 where they teach to write more. A spread of the reward at the level of rounding is none. Dense rewards
-    without an outcome have no such groups. A warning from a quarter of the absolute advantage, else information: some
-    shaping is wanted.
+    without an outcome have no such groups. A warning where groups in which every response fails have a quarter of the
+    absolute advantage, confirmed by logged advantages; else information: some shaping is wanted, and among successes it
+    chooses between right responses.
 
     ## What to do
     Leave out groups without variance in the outcome, give the term to successes only, or do not divide such groups.
@@ -177,6 +182,7 @@ class ShapedRewardPhantom(Rule[PhantomTally]):
             PhantomTally,
             rows=by_step.size,
             all_groups=steps.compared_by_step.count(steps.compared.size_G > 1),
+            logged=by_step.size * (steps.logged_advantages() is not None),
             mass=by_step.sum(self._advantages(steps).abs()),
             binary=named_counts(binary_SK, names, np.ones_like(known_SK)),
             low=named_counts(low_SK, names, known_SK),
@@ -214,6 +220,7 @@ class ShapedRewardPhantom(Rule[PhantomTally]):
             "groups": by_group.sum(phantom_G),
             "failed": by_group.sum(failed_G),
             "own": steps.by_step.sum(advantage_N.abs()),
+            "own_failed": steps.by_step.sum(advantage_N.abs() * failed_G[groups.index_N]),
             "squares": steps.by_step.sum(advantage_N.square()),
             "lengths": steps.by_step.sum(apart_N.square()),
             "products": steps.by_step.sum(advantage_N * apart_N),
@@ -269,15 +276,16 @@ class ShapedRewardPhantom(Rule[PhantomTally]):
         return Missing("no reward function is 0 or 1 in every row, so none is the outcome", remedy)
 
     def judge(self, run: PhantomTally, context: Context) -> Judgement | None:
-        """A warning from a quarter of the absolute advantage on, else information."""
+        """A warning from a quarter of the absolute advantage in groups of failures on, else information."""
         name, share = run.outcome, run.share
         if name is None or not run.own.get(name, 0.0):
             return None
         groups, failed, slope = run.groups[name], run.failed[name], run.correlation
+        heavy = run.own_failed.get(name, 0.0) >= self.warn_above * run.mass
         direction = "" if slope is None else f"; longer responses {'gain' if slope > 0 else 'lose'} there"
         return Judgement(
-            severity=Severity.WARNING if share is not None and share >= self.warn_above else Severity.INFO,
-            confirmed=False,
+            severity=Severity.WARNING if heavy else Severity.INFO,
+            confirmed=run.logged == run.rows,
             headline=f"{percent(share)} of the absolute advantage is from {counted(groups, 'group')} where every row "
             f"has the same {name}",
             message=(

@@ -57,7 +57,10 @@ class StalePolicy(Rule[LagTally]):
     tokens to which the sampler gave less than 0.9, as medians: a kernel's noise moves a log-prob by its size times
     (1 - p), so their share, which changes as a policy sharpens, would move the median of all. *Onset*: every step
     from there on has at least four times the median of every step before, and 0.02 or more. *Growth*: the last
-    third of the run has six times the first two steps, in the order of steps (Spearman 0.8), and 0.1 or more. An
+    third of the run has six times the first two steps, in the order of steps (Spearman 0.8), and 0.1 or more, in eight
+    steps or more; in five or more where it grows with each step, from the first to the last. *First update*: from the
+    second step on it has ten times that of the first and 0.002 or more: with equal weights at the start the first step
+    shows what the kernels differ by. This is information where the objective corrects for the sampler. An
     honest gap nearly doubles as a policy sharpens, and tripled over 30 steps on one public stack: such growth
     proves nothing. *Lag*: twice the gap at the larger of two lags in one step, or where the lag falls from one step
     to the next, and 0.02 or more. Kernel noise is flat in lag. *Inside a row*: four times the gap before some
@@ -92,12 +95,14 @@ class StalePolicy(Rule[LagTally]):
     tally = LagTally
     needs_objective = False
     splits = ("train",)
-    yields_to = ("RDO009", "RDO010")
 
     onset_factor: float = 4.0
     """No honest run rises so far at once: kernels and precision stay the same from step to step."""
     onset_least: float = 0.02
     """The noise of a bf16 kernel; below it there is little to be stale."""
+    first_factor: float = 10.0
+    first_least: float = 0.002
+    """A hundred times what kernels of float32 differ by."""
     growth_factor: float = 6.0
     """About twice the largest honest growth that was reported, 0.011 to 0.036."""
     growth_least: float = 0.1
@@ -213,7 +218,7 @@ class StalePolicy(Rule[LagTally]):
         """A warning, or information where the objective corrects for the sampler."""
         table, corrected = LagTable(run), corrects_the_sampler(context.objective)
         faults = [*self._of_stamps(run, table), *self._of_steps(table)]
-        notes = [*self._of_lag(table), *self._of_rows(run)]
+        notes = [*([] if faults else self._of_first_update(table)), *self._of_lag(table), *self._of_rows(run)]
         if not faults and not notes:
             return None
         told = [*faults, *notes]
@@ -258,7 +263,7 @@ class StalePolicy(Rule[LagTally]):
 
     def _grows(self, table: LagTable) -> bool:
         ends = table.growth()
-        if ends is None or len(table.by_step) < 8:
+        if ends is None:
             return False
         before, after, order = ends
         return after >= self.growth_factor * before and order >= 0.8 and after >= self.growth_least
@@ -274,6 +279,16 @@ class StalePolicy(Rule[LagTally]):
         since = self._since(table)
         told = f"the gap to the sampler grows over the run, from {number(ends[0])} to {number(ends[1])}"
         return [told if since is None else f"{told}, and is twice what it was from step {since} on"]
+
+    def _of_first_update(self, table: LagTable) -> list[str]:
+        """How the gap rises where the weights first change."""
+        found = table.first_update(self.first_factor, self.first_least)
+        if found is None:
+            return []
+        step, low, high = found
+        return [
+            f"the gap to the sampler rises from {number(low)} to {number(high)} at step {step}, after the first update"
+        ]
 
     def _of_lag(self, table: LagTable) -> list[str]:
         """How the gap grows with the lag."""

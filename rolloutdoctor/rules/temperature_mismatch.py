@@ -18,6 +18,10 @@ if TYPE_CHECKING:
     from rolloutdoctor.rules.step import StepView
 
 
+ALONE = "alone "
+"""Begins the names of what is measured of the trainer's log-probs alone."""
+
+
 @dataclass(frozen=True)
 class TemperatureTally(Sums):
     """What `temperature-mismatch` adds up.
@@ -90,7 +94,8 @@ class TemperatureMismatch(Rule[TemperatureTally]):
     mean entropy. `surprise_share` = mean of -log p of the trainer over the mean entropy, less 1. With slope 1 and no
     one-sided difference, six standard errors and a tenth of the entropy say that tokens were drawn from neither
     reported distribution: the engine returns log-probs of the model as it is, and samples at another temperature or
-    from a cut support. With another slope, it says whose log-probs are those that were sampled from.
+    from a cut support. With another slope, it says whose log-probs are those that were sampled from. It needs no
+    log-probs of the sampler: without these it is the only witness, on rows of the first update of each step.
 
     ## What to do
     Score at the temperature that was sampled at: divide the trainer's logits by it, and let the engine return
@@ -127,7 +132,10 @@ class TemperatureMismatch(Rule[TemperatureTally]):
     """A policy that sharpens within its staleness moves the entropy by parts of this."""
 
     def columns(self, context: Context) -> frozenset[str]:
-        """Both log-probs, and which rows answer one prompt."""
+        """Both log-probs and which rows answer one prompt, or the trainer's and its entropy."""
+        known = context.columns
+        if "entropy" in known and "rollout_log_probs" not in known:
+            return frozenset({"old_log_probs", "entropy"})
         return frozenset({"rollout_log_probs", "old_log_probs", "group_id"})
 
     def optional_columns(self, context: Context) -> frozenset[str]:
@@ -135,17 +143,28 @@ class TemperatureMismatch(Rule[TemperatureTally]):
         prompts = {"prompt_ids"} if "prompt_ids" in context.columns else {"prompt"}
         return frozenset(
             {"response_mask", "response_ids", "entropy", "policy_version_min", "policy_version_max", *prompts}
+            | {"policy_log_probs", "optim_step_id"}
         )
 
     def measure_tokens(self, block: "TokenBlock") -> "Mapping[str, Tensor]":
         """The first tokens of each row, and all of the sampled ones."""
         from rolloutdoctor.evaluation.contexts import sampled_and_first_tokens
+        from rolloutdoctor.evaluation.sampled_rows import TRAINER, gap_of
 
-        return sampled_and_first_tokens(block)
+        if block.has("rollout_log_probs") or not block.is_logged("entropy"):
+            return sampled_and_first_tokens(block)
+        gap = gap_of(block, (TRAINER, TRAINER))
+        return {} if gap is None else {f"{ALONE}{name}": x for name, x in gap.sampled.items()}
 
     def measure_each(self, steps: "StepView") -> list[TemperatureTally]:
         """Count the slopes of each step, and how its tokens fit the entropy."""
-        sample = steps.sample(self.code)
+        sample, alone = steps.sample(self.code), steps.sample(self.code, ALONE)
+        if alone is not None:
+            return steps.tallies(
+                TemperatureTally,
+                tokens=alone.tokens_by_step.size,
+                **_calibration(alone, steps.fresh_N, steps.batch.first_part_N),
+            )
         if sample is None:
             return steps.nothing(TemperatureTally)
         own, other = sample.squares
@@ -181,6 +200,15 @@ class TemperatureMismatch(Rule[TemperatureTally]):
             return None
         remedy = "widen --steps, or record response_ids, which show further contexts that siblings share"
         contexts = 0 if slope is None else slope.contexts
+        if "rollout_log_probs" not in context.columns:
+            # A temperature that moves the entropy by a tenth would show in so many standard errors.
+            if (
+                run.surprise_square
+                and self.least_deviations * sqrt(run.surprise_square) <= self.least_excess * run.entropy
+            ):
+                return None
+            remedy = "widen --steps, or record rollout_log_probs"
+            return Missing(f"{counted(run.calibrated, 'token')} with a logged entropy are too few to tell", remedy)
         if slope is None or contexts < self.least_contexts:
             return Missing(
                 f"siblings drew different tokens at {counted(contexts, 'context')}, and it takes {self.least_contexts}",
@@ -209,7 +237,7 @@ class TemperatureMismatch(Rule[TemperatureTally]):
         slope, stated = slopes_of(run.slopes), sampling_option(context, "temperature")
         if slope is not None and self._is_scaled(slope):
             return self._scaled(run, slope, stated)
-        return self._drawn_otherwise(run, stated) if self._is_drawn_otherwise(run) else None
+        return self._drawn_otherwise(run, context, stated) if self._is_drawn_otherwise(run) else None
 
     def _scaled(self, run: TemperatureTally, slope: Slopes, stated: float | None) -> Judgement:
         found, base = 1 / slope.middle, run.base
@@ -250,34 +278,36 @@ class TemperatureMismatch(Rule[TemperatureTally]):
             )
         return "-log p of the trainer fits its entropy: it is the sampler's log-probs that are not those of its draws"
 
-    def _drawn_otherwise(self, run: TemperatureTally, stated: float | None) -> Judgement:
+    def _drawn_otherwise(self, run: TemperatureTally, context: Context, stated: float | None) -> Judgement:
         above = run.surprise > 0
         cause = "a higher temperature" if above else "a lower temperature or a cut support (top-p, top-k, min-p)"
         at = "" if stated is None or stated == 1 else f"; the recorded temperature is {stated:g}"
         excess = percent(abs(run.excess or 0.0))
+        alone = "rollout_log_probs" not in context.columns
         return Judgement(
             severity=Severity.WARNING,
             confirmed=stated is not None and stated != 1 and above == (stated > 1),
-            headline=f"tokens were drawn at {cause} than either log-prob says",
+            headline=f"tokens were drawn at {cause} than {'the' if alone else 'either'} log-prob says",
             message=(
-                f"sampler and trainer agree, but the mean of -log p is {excess} {'above' if above else 'below'} the "
-                "mean "
-                f"entropy: tokens were drawn at {cause}, and both log-probs are those of the model as it is{at}"
+                ("" if alone else "sampler and trainer agree, but ")
+                + f"the mean of -log p is {excess} {'above' if above else 'below'} the mean entropy: tokens were drawn "
+                f"at {cause}, and {'the' if alone else 'both'} log-probs are those of the model as it is{at}"
             ),
             evidence=f"{number(run.deviations)} standard errors over {run.calibrated:,} tokens with a logged entropy",
             advice="let the engine return processed log-probs, and divide the trainer's logits by the temperature",
         )
 
 
-def _calibration(sample: "Sample", fresh_N: "Tensor | None") -> dict[str, Any]:
-    """How the tokens of each step fit the entropy, where it is logged."""
+def _calibration(sample: "Sample", *chosen_N: "Tensor | None") -> dict[str, Any]:
+    """How the tokens of each step fit the entropy, where it is logged; of rows that are chosen, ``[N]`` bool each."""
     import numpy as np
 
     if sample.entropy is None:
         return {}
     known = np.isfinite(sample.entropy)
-    if fresh_N is not None:
-        known &= sample.runs.spread(fresh_N.cpu().numpy()[sample.row])
+    for one_N in chosen_N:
+        if one_N is not None:
+            known &= sample.runs.spread(one_N.cpu().numpy()[sample.row])
     entropy = np.where(known, sample.entropy, 0.0)
     surprise = sample.by_row(np.where(known, -sample.trainer - entropy, 0.0))
     return {

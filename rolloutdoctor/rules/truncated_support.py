@@ -2,7 +2,7 @@
 
 from collections.abc import Mapping
 from dataclasses import dataclass
-from math import exp
+from math import exp, sqrt
 from typing import TYPE_CHECKING
 
 from rolloutdoctor.ops.slope_bins import common_factor, slopes_of
@@ -30,6 +30,7 @@ class SupportTally(Sums):
         slopes: bin of the logarithm of a context's slope to contexts.
         tokens: tokens.
         weight: sum of their importance ratios.
+        square: of the squares of these.
         own: sum of the squares of the sampler's log-probs.
         other: of the trainer's.
         product: of the products of both.
@@ -44,6 +45,7 @@ class SupportTally(Sums):
     slopes: Mapping[str, float] = by_name()
     tokens: int = 0
     weight: float = 0.0
+    square: float = 0.0
     own: float = 0.0
     other: float = 0.0
     product: float = 0.0
@@ -86,7 +88,9 @@ class TruncatedSupport(Rule[SupportTally]):
     differences are within 2 nats. `mean_weight`, the mean of exp(delta), is the mean mass that was kept: without a cut
     it is 1 whatever else the engine does, a temperature included. Not found where tokens of one context have another
     slope than 1 (`temperature-mismatch`), log-probs differ by one factor, or half of the sampler's are exactly 0
-    (`logprob-placeholder`). Fills and stale weights leave the other tokens on both sides. Differences that are nearly
+    (`logprob-placeholder`). A top-k cuts flat distributions alone, and leaves noise on the tokens of the others: up to
+    half of the tokens may have a larger log-prob from the trainer where the mean weight is six standard errors and a
+    hundredth below 1. Fills and stale weights leave the other tokens on both sides. Differences that are nearly
     the same size (95th percentile at most 2.5 medians) are those of top-p, else of top-k or min-p. Raw log-probs
     (vLLM's default) do not show a cut: see calibration at `temperature-mismatch`.
 
@@ -117,6 +121,7 @@ class TruncatedSupport(Rule[SupportTally]):
     most_above: float = 0.25
     """Half of the tokens are above the sampler's where only noise differs."""
     other_side: float = 0.1
+    least_deviations: float = 6.0
     warn_below: float = 0.99
     """A mean weight that is 1 % too small is below what kernels differ by."""
 
@@ -161,6 +166,7 @@ class TruncatedSupport(Rule[SupportTally]):
             slopes=steps.slopes(self.code),
             tokens=sample.tokens_by_step.size,
             weight=sample.weights,
+            square=sample.tokens_by_step.sum(np.square(sample.weight)),
             own=own,
             other=other,
             product=sample.product,
@@ -192,9 +198,17 @@ class TruncatedSupport(Rule[SupportTally]):
             "widen --steps",
         )
 
+    def _kept_by_chance(self, run: SupportTally) -> bool:
+        """True unless the mean weight is below 1 beyond chance."""
+        mean, square = ratio(run.weight, run.tokens), ratio(run.square, run.tokens)
+        if mean is None or square is None or mean >= self.warn_below:
+            return True
+        return (1 - mean) * sqrt(run.tokens) < self.least_deviations * sqrt(max(square - mean**2, 0.0))
+
     def _limit(self, run: SupportTally) -> float | None:
         """Size at which the two sides differ most, if they differ as those of a cut support do."""
-        if run.unsure < self.least_tokens or 2 * run.zeros > run.unsure or run.above > self.most_above * run.unsure:
+        most = self.most_above if self._kept_by_chance(run) else 0.5
+        if run.unsure < self.least_tokens or 2 * run.zeros > run.unsure or run.above > most * run.unsure:
             return None
         (_, far), high = run.beyond(LIMITS[-1]), run.quantile(0.95)
         if far > 0.002 * run.unsure or high is None or high > 2:

@@ -5,7 +5,7 @@ from dataclasses import dataclass, field
 from fnmatch import fnmatchcase
 from functools import cached_property
 from itertools import product
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Protocol
 
 from rolloutdoctor.objective.objective import Objective
 from rolloutdoctor.objective.parts import Part
@@ -14,8 +14,10 @@ from rolloutdoctor.trainers.options import Config, Layer, Option, parse_version,
 if TYPE_CHECKING:
     from torch import Tensor
 
-    from rolloutdoctor.data.batch import RolloutBatch
+    from rolloutdoctor.data.batch import RolloutBatch, StepKey
     from rolloutdoctor.evaluation.evaluate import Evaluation
+
+    StepMetrics = Mapping[StepKey, Mapping[str, float]]
 
 
 @dataclass(frozen=True)
@@ -49,6 +51,7 @@ class Trace:
         fits: tells whether it can be logged under a value of the option.
         words: under which values it is logged, as the end of "NAME is logged".
         nonzero: only a value other than 0 tells.
+        value: the only value under which it is logged, or None where there are several.
     """
 
     metric: str
@@ -56,6 +59,7 @@ class Trace:
     fits: Callable[[object], bool]
     words: str
     nonzero: bool = False
+    value: object = None
 
 
 @dataclass(frozen=True)
@@ -104,8 +108,41 @@ def _does_not_say(logged: Mapping[str, float]) -> bool | None:
     return None
 
 
+def _no_step_values(config: Config, logged: "StepMetrics") -> "StepMetrics":
+    return {}
+
+
+def _is_not_known(config: Config) -> bool:
+    return False
+
+
 def _never(config: Config) -> str:
     return ""
+
+
+def _not_known(config: Config, *, numbered: bool, generated: bool) -> float | None:
+    return None
+
+
+class FirstGap(Protocol):
+    """Tells how far policy and old log-probs may be apart before a batch's first update, in nats."""
+
+    def __call__(self, config: Config, *, numbered: bool, generated: bool) -> float | None:
+        """Return None where the rows that were scored before it are not known.
+
+        Args:
+            config: the options.
+            numbered: rows say which update they were in, and those of the first are looked at; else all are.
+            generated: the step logged what belongs to a generation, so that it is the first pass over its rows.
+        """
+
+
+BF16_NOISE = 0.02
+"""Mean difference of two bf16 forward passes over the same tokens that are batched differently, in nats."""
+
+
+def _whole(config: Config) -> None:
+    return None
 
 
 def _not_logged(logged: Mapping[str, float], config: Config | None) -> LossParts | None:
@@ -138,9 +175,19 @@ class Trainer:
         stored_kl: the metric of the per-token KL that it stores, or None.
         masks_by_product: its loss multiplies by the mask, so that NaN in a masked token reaches it.
         window_option: the option that says over how many steps a logged line averages, or None if each step is logged.
+        updates: how many optimizer steps one pass over a generated batch takes, where the log has a line for each of
+            them and the rows stand at the first; 0 where they do not divide evenly, None where a line is a whole step.
+        generation_metrics: patterns of the metrics that are made once for each generated batch.
         reuse: says why a step may have trained on rows that were generated for an earlier one, where the options do not
             rule it out; empty where they do. What is logged of a generation is logged once then.
+        single_update: tells that the options have one update a batch, whose log-probs at the loss are the old ones to
+            the bit.
+        first_gap: how far policy and old log-probs may be apart before a batch's first update.
+        truncation_option: the option that masks responses that were cut off, or None.
+        sync_option: the option that copies the policy to the reference now and then, or None.
+        zero_std_metric: its metric that holds the share of rows or groups without a spread of rewards, or None.
         instant_metrics: metrics that are of the logged step alone, whatever that option says.
+        step_values: the values that steps took over from the steps before, under names that nothing logs.
         quantities: what each recomputed metric is, by name or pattern, in the words of
             `radii.metrics.METRICS`; a metric that is not named is a mean of values of one sign.
         not_recomputed: metrics that it logs (a star stands for any ending) and `metrics` never gives, with the reason.
@@ -177,8 +224,16 @@ class Trainer:
     stored_kl: StoredKl | None = None
     masks_by_product: bool = False
     window_option: str | None = None
+    updates: Callable[[Config], int | None] = _whole
+    generation_metrics: tuple[str, ...] = ()
     reuse: Callable[[Config], str] = _never
+    single_update: Callable[[Config], bool] = _is_not_known
+    first_gap: FirstGap = _not_known
+    truncation_option: str | None = None
+    sync_option: str | None = None
+    zero_std_metric: str | None = None
     instant_metrics: frozenset[str] = frozenset()
+    step_values: "Callable[[Config, StepMetrics], StepMetrics]" = _no_step_values
     quantities: Mapping[str, str] = field(default_factory=dict)
     not_recomputed: Mapping[str, str] = field(default_factory=dict)
     reward_free: Callable[[Mapping[str, float]], bool | None] = _does_not_say
@@ -197,6 +252,10 @@ class Trainer:
             found = (kind for pattern, kind in self.quantities.items() if fnmatchcase(metric, pattern))
             self._kinds[metric] = next(found, "mean")
         return self._kinds[metric]
+
+    def is_made_once(self, metric: str) -> bool:
+        """Return True for a metric that is made once for each generated batch."""
+        return any(fnmatchcase(metric, pattern) for pattern in self.generation_metrics)
 
     @cached_property
     def _kinds(self) -> dict[str, str]:

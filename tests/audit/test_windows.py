@@ -10,7 +10,10 @@ import pytest
 
 import rolloutdoctor as rd
 from rolloutdoctor.audit.windows import OpenWindow, StepValue, join, opened
-from rolloutdoctor.data.windows import Window, window_of, windows_at
+from rolloutdoctor.data.batch import StepKey
+from rolloutdoctor.data.windows import Window, window_of, windows_of
+from rolloutdoctor.io.metrics import LoggedMetrics
+from rolloutdoctor.ops.logged_digits import rounding_of
 
 SAMPLE = Path(__file__).parents[2] / "sample_data" / "run.parquet"
 INSTANT = ("grad_norm", "learning_rate", "epoch", "num_tokens")
@@ -111,17 +114,62 @@ def whole(window):
     values = tuple(values_of(step)["loss"].value for step in steps)
     return {
         (window.last, "loss"): OpenWindow(
-            "loss", "loss", window.first, window.last, 0.25, 0.0, steps, values, (1e-9,) * len(steps), ""
+            "loss", "loss", window.first, window.last, 0.25, 0.0, steps, values, (1e-9,) * len(steps), "", len(steps)
         )
     }
 
 
 def test_windows_lie_between_logged_steps():
-    windows = windows_at((1, 3, 6, 7), 3, [{}] * 4)
+    windows = windows_of({step: {} for step in (1, 3, 6, 7)}, 3)
     assert [(one.first, one.last) for one in windows] == [(1, 1), (2, 3), (4, 6), (7, 7)]
     assert [window_of(windows, step).last for step in range(1, 8)] == [1, 3, 3, 6, 6, 6, 7]
     assert window_of(windows, 8) is None
-    assert window_of(windows_at((20,), 5, [{}]), 15) is None
+    assert window_of(windows_of({20: {}}, 5), 15) is None
+
+
+def made_once(name):
+    return name == "reward"
+
+
+def test_windows_hold_generated_batches_as_a_whole():
+    """Lines of three optimizer steps, batches of two: a window is two lines, with batches at steps 1, 3 and 5."""
+    lines = {3: {"loss": 1.0, "reward": 1.0}, 6: {"loss": 4.0, "reward": 4.0}, 9: {"loss": 9.0}}
+    (window,) = windows_of(lines, 3, 2, made_once)
+    assert (window.first, window.last, window.size) == (1, 6, 3)
+    # Two of the three batches were generated in the steps of the first line.
+    assert window.values == {"loss": 2.5, "reward": 2.0}
+    assert [step for step in range(8) if window_of((window,), step)] == [1, 3, 5]
+
+
+def test_a_line_without_a_new_batch_has_no_metric_of_it():
+    lines = {2: {"loss": 1.0, "reward": 5.0}, 4: {"loss": 3.0}}
+    (window,) = windows_of(lines, 2, 4, made_once)
+    assert window.values == {"loss": 2.0, "reward": 5.0}
+
+
+def test_a_metric_that_a_line_lacks_has_no_mean():
+    lines = {2: {"loss": 1.0}, 4: {"kl": 3.0}}
+    assert windows_of(lines, 2, 4, made_once)[0].values == {}
+
+
+def test_lines_of_several_optimizer_steps_are_averaged_under_the_first():
+    lines = {StepKey(step, "train"): {"loss": float(step), "grad_norm": 1.0} for step in range(1, 5)}
+    lines[StepKey(1, "train")]["reward"] = lines[StepKey(3, "train")]["reward"] = 0.5
+    lines[StepKey(2, "eval")] = {"loss": 7.0}
+    found = LoggedMetrics(lines).by_batch(1, 2, {"grad_norm"}, made_once)
+    assert found.at(StepKey(1, "train")) == {"loss": 1.5, "grad_norm": 1.0, "reward": 0.5}
+    assert found.at(StepKey(3, "train")) == {"loss": 3.5, "grad_norm": 1.0, "reward": 0.5}
+    assert found.at(StepKey(2, "eval")) == {"loss": 7.0}
+    # The line of step 5 is not there.
+    assert "loss" not in found.at(StepKey(4, "train"))
+
+
+def test_the_mean_of_rounded_lines_is_as_far_off_as_they_are():
+    values = [0.1234, -0.1233, 0.5678, 1.234]
+    lines = {StepKey(step, "train"): {"loss": value} for step, value in enumerate(values, start=1)}
+    found = LoggedMetrics(lines).by_batch(1, 2, (), made_once)
+    assert found.at(StepKey(1, "train"))["loss"] == pytest.approx(5e-5)
+    assert rounding_of(found.digits(), "loss", found.at(StepKey(1, "train"))["loss"]) >= 5e-5
 
 
 def test_parts_of_a_run_give_what_the_whole_gives(averaged, tmp_path):

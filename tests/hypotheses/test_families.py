@@ -1,4 +1,4 @@
-"""Faults whose numbers nobody knows beforehand, planted into synthetic runs: they are named, and look-alikes are not."""
+"""Faults whose numbers nobody knows beforehand, planted into synthetic runs: all are named, and no look-alike is."""
 
 from dataclasses import replace
 from functools import cache

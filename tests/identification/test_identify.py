@@ -141,7 +141,7 @@ def test_without_logged_numbers_nothing_can_be_tested():
     run = run_of("verl", objective_of("verl", {"algorithm.adv_estimator": "grpo"}))
     steps = [replace(step, per_row={"reward": step.per_row["reward"]}) for step in run.batches(())]
     run.batches = lambda wanted, **options: iter(steps)
-    run.metrics = run.metrics.keeping("train", frozenset(), 1)
+    run.metrics = run.metrics.by_batch(2, 1, (), lambda name: False)
     result = identify_run(run, ReadOptions())
     assert result.nothing_identified
     assert [stage.outcome for stage in result.stages] == ["untestable"] * 3

@@ -56,6 +56,7 @@ def test_table_lists_every_file():
     files = {module.name for module in pkgutil.iter_modules(rules.__path__)} - {
         "audited",
         "base",
+        "direct",
         "joined_steps",
         "loss_log",
         "step",

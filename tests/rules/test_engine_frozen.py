@@ -5,7 +5,7 @@ from dataclasses import replace
 import pytest
 import torch
 from rules.checking import outcomes, report_on, values
-from rules.drift import Policy, run_of
+from rules.drift import Policy, run_of, step_of
 
 from rolloutdoctor.results.findings import Severity
 
@@ -38,15 +38,15 @@ def test_an_engine_that_never_updates():
     assert "from version 0 on" in finding.headline
 
 
-def test_what_its_gap_looks_like_is_information():
+def test_the_gap_of_an_old_engine_follows_from_it():
     # Longer responses than a first token needs, so that their gap is seen, too.
     batches = run(Policy(rate=0.1, length=32, vocabulary=6), versions=lambda step, row: min(step, 4))
     stale = report_on(batches, trainer=None, select=["RDO002"]).findings[0]
     assert stale.severity == Severity.WARNING
     both = {found.code: found for found in report_on(batches, trainer=None, select=["RDO002", CODE]).findings}
     assert both[CODE].severity == Severity.WARNING
-    assert both["RDO002"].severity == Severity.INFO
-    assert both["RDO002"].evidence.endswith("RDO010 (engine-frozen) names the cause")
+    assert both["RDO002"].follows_from == CODE
+    assert stale.follows_from is None
 
 
 def test_an_engine_that_stops():
@@ -87,6 +87,45 @@ def test_look_alikes(made):
     assert found_in(made()) is None
 
 
+def test_small_moves_of_a_trainer_whose_engine_gives_the_same_numbers():
+    slow = model(noise=0.0, rate=0.004)
+    finding = found_in(run(slow, versions=lambda step, row: 0))
+    found = values(finding)
+    assert found["sampler_move"] == 0.0 < 0.002 < found["trainer_move"] < 0.1
+    assert found_in(run(slow)) is None
+    assert found_in(run(slow, versions=lambda step, row: max(0, step - 1))) is None
+    # In bf16 log-probs that move by less than their spacing stay where they are, whatever the engine does.
+    rounded = [
+        replace(
+            one,
+            per_token={**one.per_token, "rollout_log_probs": one.column("rollout_log_probs").bfloat16().float()},
+        )
+        for one in run(model(noise=0.0, rate=0.002))
+    ]
+    assert found_in(rounded) is None
+
+
+def with_reference(policy, steps, versions=None):
+    """Steps whose reference is version 0, with prompts that never come again."""
+    made = []
+    for step in range(steps):
+        kwargs = {"prompts": tuple(range(8 * step, 8 * step + 8)), "versions": versions}
+        trainer, reference = step_of(policy, step, **kwargs), step_of(policy, step, trainer=0, **kwargs)
+        columns = {**trainer.per_token, "ref_log_probs": reference.column("old_log_probs")}
+        made.append(replace(trainer, per_token=columns))
+    return made
+
+
+@pytest.mark.parametrize("noise", [0.0, 0.002])
+def test_a_sampler_that_is_the_reference(noise):
+    policy = model(noise=noise, rate=0.1, length=16)
+    finding = found_in(with_reference(policy, 6, lambda step, row: 0))
+    assert finding.headline.startswith("the sampler is the reference")
+    assert (finding.severity, finding.verdict) == (Severity.WARNING, "exposed")
+    for made in (with_reference(policy, 6), with_reference(replace(policy, rate=0.0), 6, lambda step, row: 0)):
+        assert outcomes(report_on(made, trainer=None, select=[CODE])) == {CODE: "skipped"}
+
+
 def test_stamps_are_versions():
     # Four steps of one version each: the sampler stays as it should.
     batches = run(
@@ -118,8 +157,7 @@ def test_what_is_not_known_does_not_count():
     batches = run(model(), versions=lambda step, row: 0)
     odd = []
     for one in batches:
-        first_T = torch.arange(one.tokens) % 4 == 0
-        sampler_T = torch.where(first_T, math.nan, one.column("rollout_log_probs"))
+        sampler_T = torch.full((one.tokens,), math.nan)
         odd.append(replace(one, per_token={**one.per_token, "rollout_log_probs": sampler_T}))
     assert outcomes(report_on(odd, trainer=None, select=[CODE])) == {CODE: "skipped"}
 

@@ -23,7 +23,7 @@ def find(batch, **kwargs):
 
 def test_the_end_is_masked_everywhere():
     found = find(rows([[5, 6, END]] * 10, [[1, 1, 0]] * 10), trainer="trl", loss_type="grpo")
-    assert (found.severity.label, found.verdict) == ("warning", "exposed")
+    assert (found.severity.label, found.verdict) == ("warning", "confirmed")
     value = values(found)
     assert value["rows"] == value["stopped_rows"] == 10
     # Two tokens are trained where three could be.

@@ -108,4 +108,12 @@ def test_a_function_of_weight_zero():
 def test_too_few_groups_are_no_verdict():
     rows = batch({"correct": CORRECT[:8], "hard": HARD[:8]}, groups=4)
     (skipped,) = diagnose([rows], **TRL, select=[CODE]).skipped
-    assert skipped.reason == "4 groups of two or more rows with rewards by function, and it takes 20"
+    assert skipped.reason.endswith("agree by chance once in 2^4 runs, and it takes 2^20")
+
+
+@pytest.mark.parametrize(("groups", "size", "enough"), [(18, 8, True), (10, 8, True), (9, 8, False), (19, 2, False)])
+def test_evidence_is_in_bits(groups, size, enough):
+    hard = np.repeat(np.arange(groups) % 5, size).astype(float)
+    rows = batch({"correct": np.tile([1.0, 0.0], groups * size // 2), "hard": hard}, groups=groups, size=size)
+    report = diagnose([rows], **TRL, select=[CODE])
+    assert bool(report.findings) == enough != bool(report.skipped)

@@ -5,6 +5,7 @@ import math
 
 import numpy as np
 import pytest
+import torch
 from rules.checking import found_by, outcomes, report_on, values
 
 from rolloutdoctor.testing import toy_batch
@@ -14,6 +15,9 @@ CODE = "RDI006"
 
 
 def find(batch, **kwargs):
+    """What is found in rows that say that no padding is trained."""
+    said = {"trained_beyond": torch.zeros(len(batch), dtype=torch.int64), **batch.per_row}
+    batch = dataclasses.replace(batch, per_row=said)
     return found_by(CODE, batch, **({"trainer": None} | kwargs))
 
 
@@ -102,8 +106,49 @@ def test_an_end_that_is_not_known():
     assert "no trained token" in skipped.reason
 
 
+def test_padding_past_the_completion():
+    batch = toy_batch([[1, 0], [1, 0]], lengths=[3, 5, 5, 4], per_row={"trained_beyond": [2, 0, -1, 1]})
+    found = find(batch)
+    assert (found.severity.label, found.verdict) == ("error", "confirmed")
+    assert found.headline.startswith("3 tokens of padding past the completion in the loss")
+    assert values(found)["tokens_beyond"] == 3
+    assert values(found)["rows"] == 2
+    assert found.examples[0].note == "trained tokens: 2 of padding past the completion"
+
+
+def test_padding_that_a_file_cannot_hold_is_never_clean():
+    said = toy_batch([[1, 0]], per_row={"trained_beyond": [0, 0]})
+    assert outcomes(report_on(said, trainer=None, select=[CODE])) == {CODE: "clean"}
+    for batch in (toy_batch([[1, 0]]), toy_batch([[1, 0]], per_row={"trained_beyond": [-1, -1]})):
+        (skipped,) = report_on(batch, trainer=None, select=[CODE]).skipped
+        assert "whether padding past them is trained" in skipped.reason
+    # One more token would change the loss that is logged.
+    loss = {"trainer": "trl", "scale_rewards": "none", "loss_type": "dapo", "select": [CODE]}
+    for logged, end in ((-0.1, "clean"), (-0.05, "skipped")):
+        batch = toy_batch([[1, 0]], lengths=[3, 2])
+        assert outcomes(report_on(batch, logged={"loss": logged}, **loss)) == {CODE: end}
+
+
+def zeros(*runs, old=-3.0, rows=8, length=30):
+    """Rows of which the sampler gives some runs of tokens, each a start and an end, a log-prob of 0.0."""
+    own = [[-0.5 - 0.01 * place for place in range(length)] for _ in range(rows)]
+    policy = [list(each) for each in own]
+    for start, end in runs:
+        for row in range(rows):
+            own[row][start:end], policy[row][start:end] = [0.0] * (end - start), [old] * (end - start)
+    return toy_batch([[1.0, 0.0] * (rows // 2)], lengths=length, policy=policy, rollout=own)
+
+
+def test_runs_of_zeros_are_masks():
+    found = find(zeros((5, 12)))
+    assert (found.severity.label, found.verdict) == ("warning", "exposed")
+    assert values(found)["zero_tokens"] == 7 * 8
+    # Placeholders stand alone or at the end, and of what a model is certain the other is nearly so.
+    for batch in (zeros((5, 7)), zeros((25, 30)), zeros((5, 12), old=-0.3), zeros((3, 6), (10, 11), (20, 21))):
+        assert outcomes(report_on(batch, trainer=None, select=[CODE])) == {CODE: "skipped"}
+
+
 def test_clean_and_skipped():
-    assert outcomes(report_on(toy_batch([[1, 0]]), trainer=None, select=[CODE])) == {CODE: "clean"}
     (skipped,) = report_on(toy_batch([[1, 0]], policy=None), trainer=None, select=[CODE]).skipped
     assert "no log-probs" in skipped.reason
 

@@ -12,7 +12,9 @@ from rolloutdoctor.testing import toy_batch
 CODE = "RDO011"
 
 
-def step_of(step, shift=0.0, by_prompt=0.0, by_response=0.0, rows=48, size=8, noise=0.01, same=False, sort=False):
+def step_of(
+    step, shift=0.0, by_prompt=0.0, by_response=0.0, rows=48, size=8, noise=0.01, same=False, sort=False, jump=0.0
+):
     """A step whose gaps have a size of `noise`, and what padding, prompt and response add for each hundred tokens."""
     draw = np.random.default_rng(step)
     prompt = np.full(rows, 200) if same else draw.integers(50, 600, rows)
@@ -22,6 +24,7 @@ def step_of(step, shift=0.0, by_prompt=0.0, by_response=0.0, rows=48, size=8, no
     longest = np.array([prompt[micro == each].max() for each in micro])
     padding = longest - prompt
     scale = noise * (1 + (shift * padding + by_prompt * prompt + by_response * response) / 100)
+    scale = scale + noise * jump * (padding > 0)
     s = [-draw.uniform(0.2, 3, count) for count in response]
     o = [each + width * draw.normal(size=len(each)) for each, width in zip(s, scale, strict=True)]
     batch = toy_batch(
@@ -73,6 +76,18 @@ def test_positions_that_count_padding(shift):
 )
 def test_look_alikes(batches):
     assert found_in(batches) is None
+
+
+def test_a_factor_of_ten_needs_no_correlation():
+    # Every padded row is as wrong as the next, so that its size says nothing.
+    batches = run(jump=20.0)
+    finding = found_in(batches)
+    assert finding.severity == Severity.WARNING
+    assert values(finding)["correlation_less_prompt"] < 0.3
+    assert values(finding)["gap_padded"] > 10 * values(finding)["gap_without_padding"]
+    # Neither a smaller factor nor what kernels of float32 differ by.
+    assert found_in(run(jump=5.0)) is None
+    assert found_in(run(jump=20.0, noise=1e-6)) is None
 
 
 def test_no_verdict():

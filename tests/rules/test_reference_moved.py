@@ -4,7 +4,7 @@ from dataclasses import replace
 import numpy as np
 import pytest
 import torch
-from rules.checking import folded
+from rules.checking import folded, report_on
 
 from rolloutdoctor.data import several_steps
 from rolloutdoctor.evaluation import every_nth
@@ -78,6 +78,40 @@ def test_it_is_the_policy_from_the_start():
     assert finding.headline == "the reference is the policy, bit by bit, in 6 steps from step 1"
 
 
+def test_it_is_the_policy_at_one_step():
+    # Synced once and gone from again; 80 tokens of which all differed before.
+    steps = long_steps(lambda step, place: np.full(80, 0.0 if step == 4 else -0.1))
+    assert found_in(steps).headline == "the reference is the policy, bit by bit, in 1 step from step 4"
+    # Where three of four tokens were equal by rounding before, that all of them are is no evidence.
+    steps = long_steps(lambda step, place: np.where((step == 4) | (place % 4 > 0), 0.0, -1e-6))
+    assert found_in(steps) is None
+
+
+def test_a_recorded_sync_is_information():
+    steps = long_steps(lambda step, place: np.full(80, 0.0 if step == 4 else -0.1))
+    for stated, severity in (({"sync_ref_model": True}, Severity.INFO), ({"sync_ref_model": False}, Severity.WARNING)):
+        (finding,) = report_on(steps, trainer="trl", select=[CODE], **stated).findings
+        assert finding.severity == severity
+
+
+@pytest.mark.parametrize(
+    ("logged", "verdict"),
+    [
+        ({}, "exposed"),
+        ({"learning_rate": 1e-6, "grad_norm": 0.2}, "confirmed"),
+        ({"learning_rate": 0.0, "grad_norm": 0.2}, None),
+        ({"learning_rate": 1e-6, "grad_norm": 0.0}, None),
+    ],
+)
+def test_it_is_the_policy_in_all_steps(logged, verdict):
+    report = report_on(run([0.0] * 8), trainer="trl", select=[CODE], logged=logged)
+    assert [finding.verdict for finding in report.findings] == ([verdict] if verdict else [])
+    if verdict is None:
+        assert "the policy does not move" in report.skipped[0].reason
+    else:
+        assert report.findings[0].headline == "the reference is the policy, bit by bit, in all of 8 steps"
+
+
 def test_a_schedule_is_information():
     gaps = [0.2, 0.22, 0.24, 0.25, 0.01, 0.02, 0.02, 0.2, 0.22, 0.24, 0.25, 0.01, 0.02, 0.02]
     finding = found_in(run([*gaps, *gaps[7:]]))
@@ -88,8 +122,6 @@ def test_a_schedule_is_information():
 @pytest.mark.parametrize(
     "steps",
     [
-        # a learning rate of 0: neither model moves
-        run([0.0] * 8),
         run([0.2] * 8),
         # another data set: the policy's own log-probs jump as well
         run(FALL, policy=[-1.0, -1.01, -1.0, -1.01, -0.2, -0.21, -0.2, -0.21]),

@@ -5,6 +5,7 @@ from dataclasses import replace
 import numpy as np
 import pytest
 import torch
+from rules.checking import values
 
 from rolloutdoctor.results.findings import Severity
 from rolloutdoctor.testing import diagnose, toy_batch
@@ -114,9 +115,9 @@ def copies(seed, kinds=2):
     return value, ids
 
 
-def steps_of_copies(order, *, noise=0.0):
+def steps_of_copies(order, *, noise=0.0, steps=4):
     found = []
-    for step in range(4):
+    for step in range(steps):
         value, ids = copies(step)
         flipped = np.random.default_rng(step).random(ROWS) < noise
         value = np.where(flipped, 1.0 - value, value)
@@ -131,9 +132,22 @@ def test_equal_responses_have_equal_rewards():
     assert "break that equal responses to one prompt have equal reward" in finding.headline
 
 
-def test_a_judge_that_changes_its_mind_says_nothing():
-    assert outcome(steps_of_copies(None, noise=0.2)) == "skipped"
-    assert outcome(steps_of_copies(LATE, noise=0.2)) == "skipped"
+def test_a_judge_that_changes_its_mind_is_information():
+    finding = outcome(steps_of_copies(None, noise=0.2))
+    assert (finding.severity, finding.verdict) == (Severity.INFO, "exposed")
+    found = values(finding)
+    assert 0 < found["differing_copies"] < 0.5 * found["copies"]
+
+
+def test_equal_responses_that_agree_by_chance():
+    # In an order that nothing knows of.
+    order = np.arange(ROWS).reshape(GROUPS, SIZE)
+    order = np.random.default_rng(5).permuted(order, axis=1).ravel()
+    finding = outcome(steps_of_copies(order, steps=12))
+    assert (finding.severity, finding.verdict) == (Severity.WARNING, "exposed")
+    assert "agree no better than different ones" in finding.message
+    # Too few to say so.
+    assert outcome(steps_of_copies(order, steps=1)).severity == Severity.INFO
 
 
 def truncated(order, *, right=0.0):

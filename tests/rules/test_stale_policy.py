@@ -72,6 +72,26 @@ def test_a_sampler_that_stops_following():
     assert finding.headline.endswith("is twice what it was from step 6 on")
 
 
+def test_growth_in_order_takes_five_steps():
+    finding = found_in(gaps([0.02, 0.05, 0.08, 0.11, 0.14]))
+    assert finding.headline.startswith("the gap to the sampler grows over the run, from 0.0215 to 0.141")
+    for sizes in ([0.02, 0.05, 0.08, 0.14], [0.02, 0.05, 0.11, 0.08, 0.14], [0.02, 0.03, 0.04, 0.05, 0.1]):
+        assert found_in(gaps(sizes)) is None
+
+
+@pytest.mark.parametrize("sizes", [[1e-6, 0.004, 0.005, 0.004, 0.006], [1e-5, 0.003, 0.006, 0.009]])
+def test_a_gap_from_the_first_update_on(sizes):
+    finding = found_in(gaps(sizes))
+    assert finding.severity == Severity.WARNING
+    assert finding.headline.endswith("at step 1, after the first update")
+    assert found_in(gaps(sizes), trainer="trl", use_vllm=True).severity == Severity.INFO
+    # Known from stamps, or no larger than before, or what kernels leave.
+    lag = stamped(gaps(sizes), lambda step: (max(step - 1, 0),) * 2)
+    assert found_in(lag) is None
+    for small in ([0.001, *sizes[1:]], [size / 100 for size in sizes], [sizes[0], 2 * sizes[0], *sizes[2:]]):
+        assert found_in(gaps(small)) is None
+
+
 def test_the_gap_grows_with_lag():
     finding = found_in(run_of(FAST, 8, versions=lagging, stamps=own))
     assert finding.severity == Severity.WARNING

@@ -29,6 +29,7 @@ CUT = {
     "top-p 0.5": ({"top_p": 0.5}, "top-p of about 0.5"),
     "top-p 0.9, high entropy": ({"top_p": 0.9, "entropy": "high"}, "top-p of about 0.8"),
     "top-k": ({"top_k": 20}, "top-k or min-p"),
+    "top-k of flat distributions": ({"top_k": 80}, "top-k or min-p"),
     "min-p": ({"min_p": 0.05}, "top-k or min-p"),
     "top-p of bf16 logits": ({"top_p": 0.9, "bfloat16_logits": True}, "top-p of about 0.8"),
 }

@@ -27,7 +27,8 @@ class Layout:
         optim_N: ``[N]`` int64, the row's optimiser step.
         optim_rows_N: ``[N]`` float64, rows in the row's optimiser step.
         generation_N: ``[N]`` int64, the batch over which rewards were normalised and tokens counted.
-        steps_N: ``[N]`` float64, optimiser steps in the row's generation batch.
+        steps_N: ``[N]`` float64, optimiser steps in the row's logged step.
+        generations_N: ``[N]`` float64, generation batches in the row's optimiser step.
         share_N: ``[N]`` float64, weight of the row's optimiser step in the loss of the step.
         ranks_N: ``[N]`` float64, data-parallel ranks in the row's optimiser step.
         trajectory_N: ``[N]`` int64, the trajectory that the row is a part of: its own, unless several rows share one.
@@ -43,6 +44,7 @@ class Layout:
     optim_rows_N: Tensor
     generation_N: Tensor
     steps_N: Tensor
+    generations_N: Tensor
     share_N: Tensor
     ranks_N: Tensor
     trajectory_N: Tensor
@@ -56,6 +58,7 @@ class Layout:
         micro_N: Tensor | None = None,
         rank_N: Tensor | None = None,
         trajectory_N: Tensor | None = None,
+        generation_N: Tensor | None = None,
         *,
         separate: bool = False,
         prompts: int | None = None,
@@ -69,6 +72,7 @@ class Layout:
             micro_N: column `micro_batch_id`.
             rank_N: column `rank`.
             trajectory_N: column `trajectory_id`; below 0 the row is a trajectory of its own.
+            generation_N: column `generation_id`; None: the rows of a step were generated together.
             separate: every micro-batch is a loss of its own, and they are averaged (evaluation).
             prompts: how many prompts were evaluated; with None, and on several ranks, the average is by rows.
             place_N: ``[N]`` int64, which of several steps the row is of; None: all are of one.
@@ -87,6 +91,7 @@ class Layout:
         # Ranks pad an evaluation with rows that it had before, and how many does not follow from the rows.
         one_rank = len(rank_N) > 0 and not bool((rank_N != rank_N[:1]).any())
         trajectory_index_N, trajectories_N = _trajectories(trajectory_N, optim_index_N)
+        generation_index_N = step_N if generation_N is None else _numbered(step_N, generation_N)
         return cls(
             micro_N=micro_index_N,
             micro_rows_N=_summed(micro_index_N, one_N),
@@ -95,8 +100,11 @@ class Layout:
             micros_N=_distinct(micro_index_N, optim_index_N),
             optim_N=optim_index_N,
             optim_rows_N=optim_rows_N,
-            generation_N=micro_index_N if separate else step_N,
+            generation_N=micro_index_N if separate else generation_index_N,
             steps_N=steps_N,
+            generations_N=one_N
+            if separate or generation_N is None
+            else _distinct(_numbered(optim_index_N, generation_index_N), optim_index_N),
             share_N=_evaluation_shares(micro_index_N, prompts if one_rank else None) if separate else 1 / steps_N,
             ranks_N=one_N if separate else _distinct(_numbered(optim_value_N, rank_N), optim_index_N),
             trajectory_N=trajectory_index_N,
@@ -216,14 +224,14 @@ def _row_sums(length_N: Tensor, layout: Layout, _: Aggregation) -> Tensor:
     return 1 / (layout.micro_rows_N * layout.micros_N)
 
 
-def _generation_token_mean(length_N: Tensor, layout: Layout, _: Aggregation) -> Tensor:
-    """TRL ``dapo``, ``cispo`` and ``vespo``: tokens of the generation batch, shared out over its optimiser steps."""
-    return layout.steps_N / layout.generation_total(length_N).clamp(min=1)
+def _generation_token_mean(length_N: Tensor, layout: Layout, rule: Aggregation) -> Tensor:
+    """TRL ``dapo``, ``cispo`` and ``vespo``: tokens of the generation batch, rescaled to one optimiser step."""
+    return _unscaled_token_mean(length_N, layout, rule) * layout.steps_N / layout.generations_N
 
 
-def _unscaled_token_mean(length_N: Tensor, layout: Layout, rule: Aggregation) -> Tensor:
+def _unscaled_token_mean(length_N: Tensor, layout: Layout, _: Aggregation) -> Tensor:
     """These three before 1.10: divided by the tokens of the generation batch, whatever its optimiser steps."""
-    return _generation_token_mean(length_N, layout, rule) / layout.steps_N
+    return 1 / layout.generation_total(length_N).clamp(min=1)
 
 
 def _token_mean(length_N: Tensor, layout: Layout, _: Aggregation) -> Tensor:

@@ -1,5 +1,6 @@
 """What one row group holds of one step, and how such chunks become a batch."""
 
+import re
 from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from itertools import accumulate
@@ -32,8 +33,8 @@ from rolloutdoctor.ops.groups import Groups
 from rolloutdoctor.ops.segments import cuts_of
 from rolloutdoctor.results.errors import DataError, nearest
 
-MASK = "response_mask"
-"""The token column that says how long a response is."""
+MASK, MASK_BEFORE = "response_mask", "response_mask_pre"
+"""The token column that says how long a response is; and the one that is it where it is null."""
 
 _INDISPENSABLE = frozenset({MASK, *STAND_INS})
 """Token columns that no step is read without if some of its rows have them: another would be taken for them."""
@@ -76,6 +77,8 @@ class ColumnSelection:
             if name not in BY_NAME:
                 raise ValueError(f"{name!r} is not a column of a run file{nearest(name, list(BY_NAME))}")
         chosen = {next((found for found in STAND_INS.get(name, (name,)) if found in present), None) for name in names}
+        if MASK_BEFORE in chosen and MASK in present:
+            chosen.add(MASK)
         ordered = [column for column in BY_NAME.values() if column.name in chosen]
         return cls(
             tokens=tuple(column.name for column in ordered if column.per_token),
@@ -244,6 +247,8 @@ def decode_chunk(
     """
     places = {name: Place(file.name, file.columns[name].label, rows) for name in wanted.names}
     packed = {name: lists(table.column(name), BY_NAME[name].kind, dtype, places[name]) for name in wanted.tokens}
+    if MASK_BEFORE in packed and MASK in packed:
+        packed[MASK_BEFORE] = _or_mask(packed[MASK_BEFORE], packed[MASK])
     incomplete = _incomplete(packed, rows)
     whole = {name: found for name, found in packed.items() if name not in incomplete}
     return StepChunk(
@@ -281,12 +286,14 @@ def assemble(key: StepKey, chunks: Sequence[StepChunk], *, several_files: bool) 
     lengths = [chunk.lengths for chunk in chunks if chunk.lengths is not None]
     offsets = cuts_of(np.concatenate(lengths)) if tokens else np.zeros(sum(counts) + 1, np.int64)
     groups, group_ids = _groups(chunks)
+    sample_ids = _sample_ids(chunks, several_files)
+    per_row = {name: concatenated([chunk.numbers[name] for chunk in chunks]) for name in chunks[0].numbers}
     return RolloutBatch(
         step=key.step,
         split=key.split,
         rows=torch.from_numpy(offsets),
         groups=groups,
-        per_row={name: concatenated([chunk.numbers[name] for chunk in chunks]) for name in chunks[0].numbers},
+        per_row=per_row | _generations(sample_ids, per_row),
         per_token=tokens,
         rewards={
             name: concatenated(
@@ -298,7 +305,7 @@ def assemble(key: StepKey, chunks: Sequence[StepChunk], *, several_files: bool) 
             for name in dict.fromkeys(name for chunk in chunks for name in chunk.rewards)
         },
         group_ids=group_ids,
-        sample_ids=_sample_ids(chunks, several_files),
+        sample_ids=sample_ids,
         statuses=[text for chunk in chunks if chunk.statuses is not None for text in chunk.statuses.to_pylist()],
         incomplete=incomplete,
     )
@@ -323,6 +330,19 @@ def _incomplete_columns(chunks: Sequence[StepChunk]) -> dict[str, str]:
             first = lacking[0]
             found[name] = f"{first.file.name}, row {first.incomplete.get(name, int(first.rows[0]))}"
     return found
+
+
+def _or_mask(before: Lists, mask: Lists) -> Lists:
+    """The mask before rejection, in rows where it is null the mask: nothing was rejected there."""
+    if before.is_null is None or mask.is_null is not None:
+        return before
+    lengths_N = np.where(before.is_null, mask.lengths, before.lengths)
+    if not np.array_equal(lengths_N, mask.lengths):
+        return before._replace(lengths=lengths_N, is_null=None)
+    logged_T = torch.from_numpy(np.repeat(~before.is_null, lengths_N))
+    values = mask.values.clone()
+    values[logged_T] = before.values
+    return Lists(values, lengths_N, None)
 
 
 def _is_absent(found: Lists) -> bool:
@@ -400,6 +420,21 @@ def _sample_ids(chunks: Sequence[StepChunk], several_files: bool) -> list[str]:
     if len(set(ids)) < len(ids):
         raise _duplicate(chunks, ids)
     return ids
+
+
+_RECORDED_ID = re.compile(r"(\d+(?:\+\d+)?)/\d+/\d+")
+"""Sample identifier of recordings made before `generation_id` was: generated batch, group, place in the group."""
+
+
+def _generations(sample_ids: Sequence[str], per_row: Mapping[str, Tensor]) -> dict[str, Tensor]:
+    """Column `generation_id` of a recording that has it in its sample identifiers alone; nothing otherwise."""
+    if "generation_id" in per_row or not {"optim_step_id", "micro_batch_id"} <= per_row.keys():
+        return {}
+    found = [match[1] for name in sample_ids if (match := _RECORDED_ID.fullmatch(name))]
+    numbers = {name: number for number, name in enumerate(dict.fromkeys(found))}
+    if len(found) < len(sample_ids) or len(numbers) < 2:
+        return {}
+    return {"generation_id": torch.tensor([numbers[name] for name in found])}
 
 
 def _duplicate(chunks: Sequence[StepChunk], ids: Sequence[str]) -> DataError:

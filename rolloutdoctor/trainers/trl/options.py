@@ -1,9 +1,10 @@
 """Options of TRL's GRPOConfig, under its own names."""
 
+from math import inf
+
 from rolloutdoctor.trainers.options import Config, Option
 
 _WEIGHTED: dict[str, tuple[object, ...]] = {"use_vllm": (True,), "vllm_importance_sampling_correction": (True,)}
-NO_LOGITS = "the entropy's gradient needs the logits, which are not in the rows"
 
 OPTIONS = (
     Option(
@@ -60,6 +61,9 @@ OPTIONS = (
     ),
     Option("max_completion_length", "integer", 512, "fixed length that dr_grpo divides by", low=1, optional=True),
     Option("mask_truncated_completions", "flag", False, "fully mask truncated responses", decides=False),
+    Option("sync_ref_model", "flag", False, "mix the policy into the reference now and then", decides=False),
+    Option("ref_model_sync_steps", "integer", 512, "optimiser steps from one such sync to the next", decides=False),
+    Option("ref_model_mixup_alpha", "number", 0.6, "share of the policy in such a mixture", decides=False),
     Option("gradient_accumulation_steps", "integer", 1, "micro-batches per optimiser step", low=1, decides=False),
     Option(
         "steps_per_generation", "integer", None, "micro-batches per generation", low=1, optional=True, decides=False
@@ -145,23 +149,15 @@ OPTIONS = (
         "use Liger's fused kernels; before 1.14.0 they compute a different loss",
         decides=False,
     ),
-    Option(
-        "entropy_coef",
-        "number",
-        0.0,
-        "coefficient of the entropy bonus",
-        computed=(0.0,),
-        decides=False,
-        why_not=NO_LOGITS,
-    ),
-    Option(
-        "use_adaptive_entropy",
-        "flag",
-        False,
-        "adapt the entropy coefficient",
-        computed=(False,),
-        decides=False,
-        why_not=NO_LOGITS,
+    Option("entropy_coef", "number", 0.0, "coefficient of the entropy bonus; the first one where it adapts"),
+    Option("use_adaptive_entropy", "flag", False, "adapt the entropy coefficient from step to step", decides=False),
+    *(
+        Option(f"entropy_coef_{name}", "number", default, meaning, only_with={"use_adaptive_entropy": (True,)})
+        for name, default, meaning in (
+            ("min", 0.0, "smallest entropy coefficient"),
+            ("max", 1.0, "largest entropy coefficient"),
+            ("delta", 0.005, "how far the entropy coefficient moves at each step"),
+        )
     ),
     Option(
         "router_aux_loss_coef",
@@ -194,15 +190,50 @@ END_METRICS = (
 """How responses ended: TRL counts those without an end-of-sequence token as clipped, whatever ended them."""
 
 
+def first_gap(config: Config, *, numbered: bool, generated: bool) -> float | None:
+    """Before the first update policy and old log-probs are of one model on one batch: equal to the bit."""
+    settings = config.settings
+    if not reuse(config) and updates(config) == 1:
+        return 0.0
+    stated = all(settings[name].is_stated for name in _REUSE)
+    # A batch that ends within an optimizer step has later passes beside the first one of the next.
+    is_whole = config.number("gradient_accumulation_steps") <= (config.optional_number("steps_per_generation") or inf)
+    once = settings["num_iterations"].value == 1
+    first = once or (generated and settings["logging_steps"].is_stated and settings["logging_steps"].value == 1)
+    return 0.0 if numbered and stated and is_whole and first and updates(config) else None
+
+
+def updates(config: Config) -> int:
+    """Optimizer steps of one pass over a generated batch; 1 where a step takes several batches, 0 for a fraction."""
+    accumulation = int(config.number("gradient_accumulation_steps"))
+    per_generation = int(config.optional_number("steps_per_generation") or accumulation)
+    if per_generation % accumulation:
+        return 0 if accumulation % per_generation else 1
+    return per_generation // accumulation
+
+
+GENERATION_METRICS = (
+    *("reward", "reward_std", "rewards/*", "frac_reward_zero_std", "completions/*", "sampling/*", "tools/*"),
+    "num_tokens",
+)
+"""What both trainers log once for a generated batch."""
+
+
+_REUSE = ("num_iterations", "steps_per_generation", "gradient_accumulation_steps")
+"""Options that decide how often a generated batch is trained on."""
+
+
 def reuse(config: Config) -> str:
     """Say why a step may have trained on rows of an earlier generation; empty if the options rule it out."""
     settings = config.settings
-    names = ("num_iterations", "steps_per_generation", "gradient_accumulation_steps")
-    unstated = [name for name in names if not settings[name].is_stated]
-    per_generation = settings["steps_per_generation"].value
-    once = settings["num_iterations"].value == 1
-    once &= per_generation is None or per_generation == settings["gradient_accumulation_steps"].value
+    unstated = [name for name in _REUSE if not settings[name].is_stated]
+    once = settings["num_iterations"].value == 1 and updates(config) > 0
     if once and not unstated:
         return ""
     why = f"nothing states {', '.join(unstated)}" if once else "generations are reused"
     return f"{why}, and what belongs to a generation is logged once for it"
+
+
+def single_update(config: Config) -> bool:
+    """Without vLLM the old log-probs are then those at the loss; with it they are of a forward pass of their own."""
+    return not reuse(config) and updates(config) == 1 and not config["use_vllm"]

@@ -12,7 +12,7 @@ from rolloutdoctor.results.errors import UsageError
 from rolloutdoctor.trainers.options import Config, Option
 from rolloutdoctor.trainers.spec import Choices, PartOptions, Trace, Trainer, every
 from rolloutdoctor.trainers.trl import grpo as trl
-from rolloutdoctor.trainers.trl.options import END_METRICS, NOT_RECOMPUTED
+from rolloutdoctor.trainers.trl.options import END_METRICS, GENERATION_METRICS, NOT_RECOMPUTED, single_update
 from rolloutdoctor.trainers.trl.options import OPTIONS as SHARED
 
 if TYPE_CHECKING:
@@ -37,6 +37,9 @@ OPTIONS = (
     _SHARED["num_generations_eval"],
     Option("max_completion_length", "integer", 512, "longest response", low=1, optional=True, decides=False),
     _SHARED["mask_truncated_completions"],
+    _SHARED["sync_ref_model"],
+    _SHARED["ref_model_sync_steps"],
+    _SHARED["ref_model_mixup_alpha"],
     _SHARED["gradient_accumulation_steps"],
     _SHARED["steps_per_generation"],
     _SHARED["num_iterations"],
@@ -123,7 +126,14 @@ TRAINER = Trainer(
     group_options={"train": "num_generations", "eval": "num_generations_eval"},
     aliases=trl.ALIASES,
     window_option="logging_steps",
+    updates=trl.TRAINER.updates,
+    generation_metrics=(*GENERATION_METRICS, "kl"),
     reuse=trl.TRAINER.reuse,
+    single_update=single_update,
+    first_gap=trl.TRAINER.first_gap,
+    truncation_option=trl.TRAINER.truncation_option,
+    sync_option=trl.TRAINER.sync_option,
+    zero_std_metric=trl.TRAINER.zero_std_metric,
     instant_metrics=trl.TRAINER.instant_metrics,
     quantities=trl.QUANTITIES | {"kl": "reward_kl"},
     not_recomputed=NOT_RECOMPUTED,
