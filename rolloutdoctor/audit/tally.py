@@ -123,7 +123,7 @@ class QuantityTally:
             return f"the recomputed value {(self.offset_low + self.offset_high) / 2:+.6g}{where}"
         if self.disagree > 1 and self.line <= _STRAIGHT:
             return f"a straight line of the recomputed value in every step (R2 at least {1 - self.line:.6g}){where}"
-        if self.disagree > 1 and 0 < self.above[0] and self.above[1] < 2 * self.above[0]:
+        if self.disagree > 1 and self.above[0] > 0 and self.above[1] < 2 * self.above[0]:
             return f"between {self.above[0]:.4g} and {self.above[1]:.4g} above the recomputed value{where}"
         return f"no constant factor or offset{where}"
 
