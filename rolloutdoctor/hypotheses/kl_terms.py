@@ -4,7 +4,7 @@ from collections.abc import Iterator, Sequence
 from dataclasses import replace
 from math import fsum, isfinite
 
-from rolloutdoctor.hypotheses.hypothesis import Family, Hypothesis, Seen, changing
+from rolloutdoctor.hypotheses.hypothesis import UNCLAIMED, Family, Hypothesis, Seen, changing
 from rolloutdoctor.objective.objective import KlTerm, Objective
 
 _WORDS = {
@@ -61,6 +61,7 @@ def _factor(name: str, code: str, words: str, factor: float, part: str = "kl_los
         remedy="look for the place that adds the KL term, and state the coefficient that the run really had",
         applies=lambda objective: getattr(objective, part) is not None,
         objective=edit,
+        unclaimed=UNCLAIMED | {"reward_kl"},
         references=("https://github.com/OpenRLHF/OpenRLHF/issues/768",),
     )
 

@@ -161,7 +161,7 @@ def _rewards(select: "Callable[[Evaluation], Tensor | None]") -> MetricsEdit:
         known_N = value_N[~value_N.isnan()]
         if not len(known_N):
             return {}
-        by_word = {"max": known_N.max(), "min": known_N.min()}
+        by_word = {"max": known_N.max(), "min": known_N.min(), "reward_std": known_N.std()}
         return {name: float(by_word.get(name.rpartition("/")[2], known_N.mean())) for name in names}
 
     return edit

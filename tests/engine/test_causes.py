@@ -64,7 +64,7 @@ def planted(trainer, edits, batch, dtype=torch.float64):
     return replace(batch, per_row={**batch.per_row, **logged}), metrics
 
 
-SAYS_TOO_LITTLE = {("trl-rloo", "loss-is-micro-batch-token-mean")}
+SAYS_TOO_LITTLE = {("trl-rloo", "loss-is-micro-batch-token-mean"), ("verl", "mask-forgotten-in-kl")}
 """In one step: a single loss lies no more than some 100 radii from what the options give."""
 
 
