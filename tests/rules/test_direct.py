@@ -187,6 +187,18 @@ def test_the_reference_is_one_token_off(trainer):
     assert "with the reference's late" in finding.examples[0].note
 
 
+def test_old_log_probs_one_token_off_are_no_noise_in_the_ratio():
+    steps = []
+    for one in run(2, noise=0.05):
+        batch = one.batch(without=("rollout_log_probs", "entropy", "policy_version_min"))
+        old_T = torch.cat([part.roll(1) for part in batch.column("old_log_probs").split(batch.rows.diff().tolist())])
+        per_row = {**batch.per_row, "optim_step_id": torch.zeros(len(batch), dtype=torch.int64)}
+        steps.append(replace(batch, per_row=per_row, per_token={**batch.per_token, "old_log_probs": old_T}))
+    found = {one.code: one for one in report_on(steps, select=["RDI008", "RDO006"], **ONCE).findings}
+    assert "log-probs of old policy and policy are one token apart" in found["RDI008"].headline
+    assert found["RDO006"].severity == Severity.INFO
+
+
 @pytest.mark.parametrize(
     "steps",
     [
