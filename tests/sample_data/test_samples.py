@@ -47,7 +47,7 @@ FOUND = {
         ("RDG002", "info", "confirmed"),
         ("RDI009", "info", "confirmed"),
         ("RDO001", "info", "confirmed"),
-        ("RDO007", "info", "exposed"),
+        ("RDO007", "info", "confirmed"),
     },
     "slime_ppo": {
         ("RDM001", "error", "confirmed"),
@@ -55,7 +55,7 @@ FOUND = {
         ("RDG002", "info", "confirmed"),
     },
     "healthy": {
-        ("RDA008", "info", "exposed"),
+        ("RDA008", "info", "confirmed"),
         ("RDA011", "info", "confirmed"),
         ("RDA013", "info", "exposed"),
         ("RDG001", "info", "confirmed"),

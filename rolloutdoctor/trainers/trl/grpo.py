@@ -21,8 +21,8 @@ from rolloutdoctor.trainers.trl.options import (
     NO_LOGITS,
     NOT_RECOMPUTED,
     OPTIONS,
-    first_gap,
     reuse,
+    scored_before,
     updates,
 )
 
@@ -278,7 +278,7 @@ TRAINER = Trainer(
     updates=updates,
     generation_metrics=GENERATION_METRICS,
     reuse=reuse,
-    first_gap=first_gap,
+    scored_before=scored_before,
     truncation_option="mask_truncated_completions",
     sync_option="sync_ref_model",
     zero_std_metric="frac_reward_zero_std",
