@@ -25,6 +25,7 @@ from rolloutdoctor.engine.options import CheckOptions, ReadOptions
 from rolloutdoctor.hypotheses.fixes import choose
 from rolloutdoctor.io.run import Run, StepRange
 from rolloutdoctor.objective.objective import Objective
+from rolloutdoctor.ops.evaluation_mode import one_thread
 from rolloutdoctor.results.comparison import Comparison, Recomputed
 from rolloutdoctor.results.display import show_as
 from rolloutdoctor.results.figures import known_kind
@@ -396,7 +397,20 @@ def batches(
     run: Run, objective: Objective, *, steps: str | None = None, dtype: str = "float32"
 ) -> Iterator[RolloutBatch]:
     """Read a run one step at a time, with the columns that `evaluate` can use under an objective."""
-    return run.batches(evaluation_columns(objective) & run.columns, steps=_steps(steps), dtype=find_dtype(dtype))
+    columns = evaluation_columns(objective) & run.columns
+    return _on_one_thread(run.batches(columns, steps=_steps(steps), dtype=find_dtype(dtype)))
+
+
+def _on_one_thread(found: Iterator[RolloutBatch]) -> Iterator[RolloutBatch]:
+    """Read the next batch as the commands do; between two of them torch has the threads of the caller."""
+    while True:
+        with one_thread():
+            batch = next(found, None)
+        if batch is None:
+            return
+        yield batch
+        # Or it would stay in memory while the next one is decoded.
+        del batch
 
 
 def _layers(options: Options | None) -> tuple[Layer, ...]:

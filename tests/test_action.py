@@ -91,3 +91,11 @@ def test_no_input_is_a_part_of_a_script():
         assert "${{" not in step.get("run", "")
     used = set(re.findall(r"inputs\.([a-z-]+)", str(STEPS)))
     assert used == ACTION["inputs"].keys()
+
+
+def test_what_it_installs_is_pinned():
+    """A tag may be moved, and the newest release may be anybody's."""
+    for step in STEPS:
+        assert re.fullmatch(r"[\w/-]+@[0-9a-f]{40}", step.get("uses", f"x@{'0' * 40}"))
+        for line in step.get("run", "").splitlines():
+            assert "pip install" not in line or '--constraint "$ACTION_PATH/constraints.txt"' in line

@@ -266,3 +266,29 @@ def test_the_page_is_that_of_the_command(tmp_path, monkeypatch):
     assert own.read_text(encoding="utf-8") == text == page.read_text(encoding="utf-8")
     with pytest.raises(UsageError, match="is a file of the run itself"):
         rd.report(SAMPLE, SAMPLE)
+
+
+def test_torch_has_the_threads_of_the_caller_again(tmp_path, monkeypatch):
+    """Inside it has one, as in the commands: threads that wait for each other take many times as long."""
+    from rolloutdoctor.evaluation import evaluate as module
+
+    inside = []
+    seen = module.evaluate_all
+    monkeypatch.setattr(module, "evaluate_all", lambda *a, **k: inside.append(torch.get_num_threads()) or seen(*a, **k))
+    before = torch.get_num_threads()
+    torch.set_num_threads(3)
+    try:
+        run = rd.open(str(SAMPLE))
+        reads = run.batches
+        monkeypatch.setattr(
+            run, "batches", lambda *a, **k: (inside.append(torch.get_num_threads()) or b for b in reads(*a, **k))
+        )
+        objective = rd.objective_of(run)
+        for batch in rd.batches(run, objective, steps="0:3"):
+            assert torch.get_num_threads() == 3
+            rd.evaluate(batch, objective)
+            assert torch.get_num_threads() == 3
+    finally:
+        torch.set_num_threads(before)
+    assert set(inside) == {1}
+    assert len(inside) > 3

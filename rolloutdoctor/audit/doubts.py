@@ -4,12 +4,13 @@ An agreement counts whatever is missing: no accident brings two numbers together
 """
 
 import math
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, replace
 
 import torch
 from torch import Tensor
 
+from rolloutdoctor.audit.tally import INCOMPLETE
 from rolloutdoctor.data.batch import TRAIN, RolloutBatch
 from rolloutdoctor.evaluation.evaluate import Evaluation, evaluate
 from rolloutdoctor.evaluation.radii.metrics import metric_radius
@@ -29,13 +30,11 @@ class Doubts:
         rows: why values over all rows of the step cannot be compared; empty if nothing suggests missing rows.
         odd_N: rows of groups that are not complete, ``[N]`` bool.
         update: why values made at the loss cannot be compared; empty if they can.
-        join: why the line of the log may not be that of the rows, as far as their optimizer steps go; empty if it is.
     """
 
     rows: str
     odd_N: Tensor
     update: str
-    join: str = ""
 
 
 def doubts_of(batch: RolloutBatch, trainer: Trainer, config: Config | None, *, omits_rows: bool = False) -> Doubts:
@@ -50,10 +49,11 @@ def doubts_of(batch: RolloutBatch, trainer: Trainer, config: Config | None, *, o
     odd_N = _odd_rows(batch, trainer, config)
     rows = missing_ranks(batch)
     if not rows and bool(odd_N.any()):
-        rows = "some groups do not have the configured number of rows"
+        rows = INCOMPLETE
     if not rows and omits_rows:
-        rows = "the dump need not hold all rows of a step"
-    return Doubts(rows, odd_N, _update(batch), join_doubt(batch, trainer, config))
+        rows = "the files need not hold all rows of a step"
+    is_single = config is not None and trainer.single_update(config)
+    return Doubts(rows, odd_N, "" if is_single else _update(batch))
 
 
 def updates_of(batch: RolloutBatch) -> int | None:
@@ -62,9 +62,28 @@ def updates_of(batch: RolloutBatch) -> int | None:
     return None if optim_N is None or not len(optim_N) else len(torch.unique(optim_N))
 
 
-def join_doubt(batch: RolloutBatch, trainer: Trainer, config: Config | None) -> str:
+class Unjoined:
+    """Tells of metrics whether the line of the log may be of other rows than those of the step."""
+
+    def __init__(self, batch: RolloutBatch, trainer: Trainer, config: Config | None) -> None:
+        is_training = config is not None and batch.split == TRAIN
+        self._trainer = trainer
+        self._of_update = _of_update(batch, trainer.updates(config)) if is_training and config is not None else ""
+        self._of_generation = _of_generation(batch, trainer.reuse(config)) if is_training and config is not None else ""
+
+    def why(self, metric: str) -> str:
+        """Return why nothing follows from a metric; empty if its line is that of the rows."""
+        return self._of_generation if self._trainer.is_made_once(metric) else self._of_update
+
+    def among(self, metrics: Iterable[str]) -> dict[str, str]:
+        """Return those of some metrics of which nothing follows, with the reason."""
+        if not self._of_update and not self._of_generation:
+            return {}
+        return {name: why for name in metrics if (why := self.why(name))}
+
+
+def _of_update(batch: RolloutBatch, wanted: int | None) -> str:
     """Say why the log may have other lines for the optimizer steps of a step than the options say; empty if not."""
-    wanted = None if config is None or batch.split != TRAIN else trainer.updates(config)
     found = updates_of(batch)
     if wanted is None or found == wanted or (found is None and wanted == 1):
         return ""
@@ -73,6 +92,12 @@ def join_doubt(batch: RolloutBatch, trainer: Trainer, config: Config | None) -> 
     if found is None:
         return f"a generated batch serves {wanted} optimizer steps, and the file has no optim_step_id: {OF_JOIN}"
     return f"the rows serve {found} optimizer steps where the options say {wanted}: {OF_JOIN}"
+
+
+def _of_generation(batch: RolloutBatch, reuse: str) -> str:
+    """Say why the rows of a step need not be those that were generated in it; empty if they are."""
+    part_N = batch.per_row.get("generation_id")
+    return reuse if part_N is not None and bool((part_N != part_N[:1]).any()) else ""
 
 
 def _odd_rows(batch: RolloutBatch, trainer: Trainer, config: Config | None) -> Tensor:
@@ -85,12 +110,17 @@ def _odd_rows(batch: RolloutBatch, trainer: Trainer, config: Config | None) -> T
     return ~fits_G[batch.groups.index_N] if bool(fits_G.any()) else nobody_N
 
 
-def missing_ranks(batch: RolloutBatch) -> str:
-    """Say how many ranks have no row; empty if none, or if nothing says."""
+def missing_ranks(batch: RolloutBatch, world_size: int = 0) -> str:
+    """Say how many ranks have no row; empty if none, or if nothing says.
+
+    Args:
+        batch: the rows of a step.
+        world_size: how many ranks recorded, at least.
+    """
     rank_N = batch.per_row.get("rank")
     if rank_N is None or not len(rank_N):
         return ""
-    seen, least = len(torch.unique(rank_N)), int(rank_N.max()) + 1
+    seen, least = len(torch.unique(rank_N)), max(int(rank_N.max()) + 1, world_size)
     return f"the file holds rows of {seen} of at least {least} ranks" if seen < least else ""
 
 

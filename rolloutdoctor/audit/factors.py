@@ -11,6 +11,22 @@ _NARROW = 1e-4
 """Relative width of an interval that a small count does not lie in by chance."""
 
 
+_NEARLY = 1.25
+"""By how much an added term may vary from step to step to be called one."""
+
+
+def added_term(tally: QuantityTally) -> str:
+    """Return in words what was added to every disagreeing value, where that is positive and nearly constant.
+
+    Args:
+        tally: of a quantity whose values disagree.
+    """
+    low, high = tally.above
+    if tally.agree or tally.disagree < 4 or not 0 < low <= high <= _NEARLY * low:
+        return ""
+    return f"{low:.4g} to {high:.4g} above what the rows give: a term of nearly constant size was added to it"
+
+
 def factor_of(tally: QuantityTally) -> str:
     """Return in words by which known factor all disagreeing values are off; empty if there is none.
 

@@ -48,6 +48,16 @@ def has_row_advantages(batch: RolloutBatch, objective: Objective) -> bool:
     return is_logged and "response_mask" in batch.per_token and objective.advantage.spec.axis is Axis.ROWS
 
 
+def row_advantages(logged: LoggedStep) -> Tensor | None:
+    """Return the logged advantage of each row, ``[N]`` float64, NaN where there is none; None: none was logged."""
+    if "advantage" in logged.batch.per_row:
+        return logged.batch.column("advantage").double()
+    if logged.advantage_range is None:
+        return None
+    low_N, high_N = logged.advantage_range
+    return torch.where(low_N == high_N, low_N, torch.nan)
+
+
 def logs_anything(batch: RolloutBatch, metrics: Mapping[str, float]) -> bool:
     """Return True if something was logged at a step that could be compared."""
     return bool(metrics) or any(batch.has(name) for name in LOGGED_COLUMNS)

@@ -6,7 +6,7 @@ from math import isfinite
 import torch
 from torch import Tensor
 
-from rolloutdoctor.audit.doubts import Doubts, LayoutDoubt, doubts_of, join_doubt
+from rolloutdoctor.audit.doubts import Doubts, LayoutDoubt, Unjoined, doubts_of
 from rolloutdoctor.audit.logged import LoggedStep
 from rolloutdoctor.audit.stored_digits import advantage_stored_radius, coarse_log_probs, stored_radius
 from rolloutdoctor.audit.tally import STAGES, QuantityTally, tally_rows, tally_value
@@ -68,7 +68,7 @@ def audit_step(
         return {}
     if in_doubt:
         none_N = torch.zeros(len(logged.batch), dtype=torch.bool, device=logged.batch.device)
-        doubts = Doubts("", none_N, "", join_doubt(logged.batch, trainer, config))
+        doubts = Doubts("", none_N, "")
     else:
         doubts = doubts_of(logged.batch, trainer, config, omits_rows=logged.omits_rows)
     # Some metrics take longer than the loss, and are made where they are asked for: only what was logged is.
@@ -106,14 +106,15 @@ def window_values(
         return {}
     doubts = doubts_of(logged.batch, trainer, config, omits_rows=logged.omits_rows)
     found = {}
+    unjoined = Unjoined(logged.batch, trainer, config)
     for name, value in metrics.items():
+        if unjoined.why(name):
+            continue
         kind = trainer.kind_of(name)
         radius = float(metric_radius(evaluation, kind, value))
         if not isfinite(radius):
             continue
         doubt = doubts.rows
-        if not trainer.is_made_once(name) and doubts.join:
-            continue
         if kind in _AT_LOSS:
             doubt = doubt or doubts.update
             if not doubt and "micro_batch_id" not in logged.batch.per_row and len(logged.batch) > 1:
@@ -260,16 +261,11 @@ def _metrics(
     found = {}
     for name, recomputed in metrics.items():
         kind, value = trainer.kind_of(name), logged.metrics[name]
-        is_joined = trainer.is_made_once(name) or not doubts.join
-        if not is_joined and layout is None:
-            # Nothing is explained by a line that may be of other rows.
-            continue
         radius = float(metric_radius(evaluation, kind, recomputed))
         radius += rounding_of(logged.digits, name, value)
         if not isfinite(radius):
             continue
         doubt = doubts.rows or (doubts.update if kind in _AT_LOSS else "")
-        doubt = doubt if is_joined else doubts.join
         if not doubt and layout is not None and not abs(value - recomputed) <= radius:
             of_tokens = coarse_log_probs(logged.batch) if _holds_log_probs(evaluation, kind) else ""
             doubt = of_tokens or layout.about(name, abs(value - recomputed), recomputed, radius)

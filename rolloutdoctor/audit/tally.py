@@ -11,6 +11,10 @@ STAGES = ("advantages", "kl", "loss", "metrics")
 """What a quantity is about, in the order in which a trainer computes it: a fault in one reaches those after it."""
 
 
+INCOMPLETE = "some groups do not have the configured number of rows"
+"""A doubt about some places, which the others do without."""
+
+
 @dataclass(frozen=True)
 class QuantityTally:
     """How the logged values of one quantity compare with the recomputed ones; tallies of steps add up.
@@ -34,6 +38,13 @@ class QuantityTally:
         offset_low: lower end of the interval of offsets.
         offset_high: its upper end.
         window: steps that a value is the mean over.
+        radius: the smallest radius of a value that was compared.
+        bits: how often the radii of the disagreeing values fit into what they tell, their size or their distance from
+            the recomputed ones: the sum of binary logarithms, equal values counted once and values of 0 not at all.
+        telling: how many values that is.
+        above: the smallest and the largest difference of a disagreeing value from the recomputed one.
+        line: the largest squared distance of the values of a step from a line of the recomputed ones, as a share of
+            their own from their mean (one minus R2); infinite where a step has too few different values.
     """
 
     stage: str
@@ -51,6 +62,11 @@ class QuantityTally:
     offset_low: float = -math.inf
     offset_high: float = math.inf
     window: int = 1
+    radius: float = math.inf
+    bits: float = 0.0
+    telling: int = 0
+    above: tuple[float, float] = (math.inf, -math.inf)
+    line: float = 0.0
 
     def __add__(self, other: "QuantityTally") -> "QuantityTally":
         firsts = [first for first in (self.first, other.first) if first is not None]
@@ -62,7 +78,8 @@ class QuantityTally:
             worst=max(self.worst, other.worst),
             first=min(firsts, key=lambda first: first[0]) if firsts else None,
             not_compared=self.not_compared + other.not_compared,
-            reason=min(reasons) if reasons else "",
+            # Of several that is kept which is about more.
+            reason=min(reasons, key=lambda why: (why == INCOMPLETE, why)) if reasons else "",
             steps=self.steps + other.steps,
             steps_off=self.steps_off + other.steps_off,
             last_off=max(self.last_off, other.last_off),
@@ -71,12 +88,22 @@ class QuantityTally:
             offset_low=max(self.offset_low, other.offset_low),
             offset_high=min(self.offset_high, other.offset_high),
             window=max(self.window, other.window),
+            radius=min(self.radius, other.radius),
+            bits=self.bits + other.bits,
+            telling=self.telling + other.telling,
+            above=(min(self.above[0], other.above[0]), max(self.above[1], other.above[1])),
+            line=max(self.line, other.line),
         )
 
     @property
     def disagree(self) -> int:
         """Values that were compared and lie outside their radius."""
         return self.compared - self.agree
+
+    @property
+    def is_tested(self) -> bool:
+        """True if a value was compared, and none is in doubt but where rows are missing: a fault would have shown."""
+        return self.compared > 0 and (not self.not_compared or self.reason == INCOMPLETE)
 
     @property
     def shape(self) -> str:
@@ -91,8 +118,15 @@ class QuantityTally:
             return f"{(self.factor_low + self.factor_high) / 2:.6g} times the recomputed value{where}"
         if self.disagree > 1 and self.offset_low <= self.offset_high:
             return f"the recomputed value {(self.offset_low + self.offset_high) / 2:+.6g}{where}"
+        if self.disagree > 1 and self.line <= _STRAIGHT:
+            return f"a straight line of the recomputed value in every step (R2 at least {1 - self.line:.6g}){where}"
+        if self.disagree > 1 and self.above[0] > 0:
+            return f"between {self.above[0]:.4g} and {self.above[1]:.4g} above the recomputed value{where}"
         return f"no constant factor or offset{where}"
 
+
+_STRAIGHT = 0.01
+"""Distance from a line, one minus R2, up to which values are called one."""
 
 AuditTally = Mapping[str, QuantityTally]
 """Name of a quantity to its tally."""
@@ -123,11 +157,17 @@ def tally_value(stage: str, step: int, logged: float, recomputed: float, radius:
     agrees = units <= 1
     if not agrees and doubt:
         return QuantityTally(stage, not_compared=1, reason=doubt)
-    found = QuantityTally(stage, compared=1, agree=int(agrees), worst=units, steps=1)
+    found = QuantityTally(stage, compared=1, agree=int(agrees), worst=units, steps=1, radius=radius)
     if agrees:
         return found
     factors, offsets = _interval(logged, recomputed, radius)
-    return QuantityTally(stage, 1, 0, units, (step, "", logged, recomputed), 0, "", 1, 1, step, *factors, *offsets)
+    first = (step, "", logged, recomputed)
+    ends = (*factors, *offsets)
+    told = min(abs(logged), abs(logged - recomputed))
+    bits = math.log2(told / radius) if told > radius > 0 and math.isfinite(told) else 0.0
+    above = (logged - recomputed,) * 2
+    telling = int(bits > 0)
+    return QuantityTally(stage, 1, 0, units, first, 0, "", 1, 1, step, *ends, 1, radius, bits, telling, above, math.inf)
 
 
 def _units(gap: float, radius: float) -> float:
@@ -177,8 +217,10 @@ def tally_rows(
     count, off, dropped = int(compared.sum()), int(is_off.sum()), int(in_doubt.sum())
     worst = float(torch.where(compared, units, 0.0).max()) if len(units) else 0.0
     reason = doubt if dropped else ""
+    least = float(torch.where(compared, radius, torch.inf).min()) if len(radius) else math.inf
     if not off:
-        return QuantityTally(stage, count, count, worst, None, dropped, reason, int(count > 0))
+        return QuantityTally(stage, count, count, worst, None, dropped, reason, int(count > 0), radius=least)
+    bits = _bits(logged[is_off], gap[is_off], radius[is_off])
     first = int(is_off.nonzero()[0])
     its = (step, name_of(first), float(logged[first]), float(recomputed[first]))
     ours, theirs, around = logged[is_off], recomputed[is_off], radius[is_off]
@@ -200,7 +242,32 @@ def tally_rows(
         factor_high=_end(factor_high.min(), -math.inf),
         offset_low=_end(low.max(), math.inf),
         offset_high=_end(high.min(), -math.inf),
+        radius=least,
+        bits=float(bits.sum()),
+        telling=int((bits > 0).sum()),
+        above=(float((ours - theirs).min()), float((ours - theirs).max())),
+        line=_off_line(logged[compared], recomputed[compared]),
     )
+
+
+def _off_line(logged: Tensor, recomputed: Tensor) -> float:
+    """One minus R2 of a line through some values; infinite for fewer than four different ones."""
+    if len(torch.unique(recomputed.float())) < 4:
+        return math.inf
+    y, x = logged - logged.mean(), recomputed - recomputed.mean()
+    left = y - x * ((x * y).sum() / x.square().sum())
+    found = float(left.square().sum() / y.square().sum())
+    return found if math.isfinite(found) else math.inf
+
+
+def _bits(logged: Tensor, gap: Tensor, radius: Tensor) -> Tensor:
+    """Bits that each different logged value tells."""
+    told = torch.minimum(logged.abs(), gap)
+    bits = (told / radius).log2().nan_to_num(0.0, 0.0, 0.0).clamp(min=0)
+    order = logged.argsort()
+    again = torch.zeros_like(bits, dtype=torch.bool)
+    again[order[1:]] = logged[order].diff() <= radius[order[1:]]
+    return torch.where(again, 0.0, bits)
 
 
 def _end(value: Tensor, none: float) -> float:

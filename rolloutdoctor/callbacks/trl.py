@@ -155,7 +155,7 @@ class Watch:
         worst = None if self.report is None else self.report.worst()
         if self._stop_on is None or worst is None or worst < self._stop_on:
             return False
-        codes = [one.code for one in self.report.findings if one.severity >= self._stop_on] if self.report else []
+        codes = [one.code for one in self.report.causes if one.severity >= self._stop_on] if self.report else []
         warn(f"rolloutdoctor stops the training, as stop_on asks: {', '.join(codes)}")
         return True
 

@@ -86,9 +86,11 @@ def read(path: str) -> tuple[Known, ...]:
         if body["baseline"] != _VERSION:
             raise UsageError(f"{shown(path)}: baseline version {body['baseline']!r} where {_VERSION} was expected")
         found = tuple(Known(**one) for one in body["findings"])
-        if not all(one.severity in labels and isinstance(one.code, str) for one in found):
-            raise ValueError("a severity or code is not known")
-    except (ValueError, KeyError, TypeError, AttributeError) as error:
+        for one in found:
+            texts = (one.code, one.name, one.severity, "" if one.cause is None else one.cause)
+            if one.severity not in labels or not all(isinstance(each, str) for each in texts):
+                raise ValueError("a severity, code or cause is not known")
+    except (ValueError, KeyError, TypeError, AttributeError, RecursionError) as error:
         raise UsageError(f"{shown(path)} is not a baseline; {EXPECTED}") from error
     return found
 

@@ -11,9 +11,10 @@ from rolloutdoctor.cli import complete, dumps, verdict
 from rolloutdoctor.cli import follow as following
 from rolloutdoctor.cli import options as opt
 from rolloutdoctor.cli.border import guarded
-from rolloutdoctor.cli.each import check_several
+from rolloutdoctor.cli.each import check_several, runs_at
 from rolloutdoctor.cli.listing import list_rule, one_rule
-from rolloutdoctor.results.errors import UsageError
+from rolloutdoctor.cli.terminal import say
+from rolloutdoctor.results.errors import SeveralRunsError, UsageError
 
 if TYPE_CHECKING:
     from rolloutdoctor.commands.convert import ConvertOptions
@@ -122,7 +123,17 @@ def check(
         following.refuse_unless_followed(state=state_file, on_finding=on_finding, until_idle=until_idle, every=every)
     elif workers > 1 or engine is not None:
         raise UsageError("--follow takes one process; leave --workers and --engine out")
-    run = None if follow or each else dumps.opened(paths, trainer, dump, quiet=quiet, text=True, logs_alone=True)
+    alone = list_ or save_state or engine or baseline or write_baseline or workers > 1
+    try:
+        run = None if follow or each else dumps.opened(paths, trainer, dump, quiet=quiet, text=True, logs_alone=True)
+    except SeveralRunsError as error:
+        from rolloutdoctor.views.several import RENDERERS as FORMATS
+
+        if alone or format_.value not in FORMATS or len(runs_at(paths, dump)) < 2:
+            raise
+        run, each = None, True
+        if not quiet:
+            say(f"{str(error).partition(';')[0]}: one line for each run")
     options = CheckOptions(
         rules=rules,
         trainer=trainer,

@@ -9,18 +9,30 @@ from rolloutdoctor.cli import dumps, verdict
 from rolloutdoctor.cli import options as opt
 from rolloutdoctor.cli.border import ABNORMAL, FINDINGS, NOTHING_CHECKED
 from rolloutdoctor.cli.output import check_target, write_whole
-from rolloutdoctor.cli.terminal import show
+from rolloutdoctor.cli.terminal import say, show
 from rolloutdoctor.results.errors import UsageError
 from rolloutdoctor.results.escapes import visible_lines
 
 if TYPE_CHECKING:
     from rolloutdoctor.commands.convert import ConvertOptions
+    from rolloutdoctor.commands.each import FoundRun
     from rolloutdoctor.engine.options import CheckOptions
     from rolloutdoctor.io.run import Run
     from rolloutdoctor.results.several import CheckedRun
     from rolloutdoctor.views.style import Style
 
 _WORST_FIRST = (ABNORMAL, FINDINGS, NOTHING_CHECKED, 0)
+
+
+def runs_at(paths: list[str], dump: "ConvertOptions") -> "list[FoundRun]":
+    """Find the runs that the paths name.
+
+    Raises:
+        InputError: if there is none.
+    """
+    from rolloutdoctor.commands.each import find_runs
+
+    return find_runs(paths, as_dump=dump.asked_for)
 
 
 def check_several(
@@ -41,7 +53,7 @@ def check_several(
         UsageError: if a format has no form for several runs.
         InputError: if there is no run.
     """
-    from rolloutdoctor.commands.each import check_each, find_runs
+    from rolloutdoctor.commands.each import check_each
     from rolloutdoctor.views.several import RENDERERS
 
     if format_.value not in RENDERERS:
@@ -56,7 +68,7 @@ def check_several(
             return ABNORMAL
         return verdict.exit_code(run.report, fail_on, exit_zero=exit_zero, must_test=must_test)
 
-    found = find_runs(paths, as_dump=dump.asked_for)
+    found = runs_at(paths, dump)
     codes: set[int] = set()
 
     def coded() -> "Iterator[tuple[CheckedRun, int]]":
@@ -71,6 +83,8 @@ def check_several(
             show(piece, colored=style.color)
     else:
         _deliver_whole(pieces, output_file, colored=style.color)
+    if ABNORMAL in codes:
+        say("a run could not be read: its line says why")
     return worst(codes)
 
 

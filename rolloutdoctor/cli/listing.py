@@ -57,9 +57,18 @@ def list_rule(run: "Run", rule: "AnyRule", options: "CheckOptions", form: opt.Fo
         )
     check_target(path, "--output-file", whole="a Parquet file" if suffix == ".parquet" else "")
     writing = {".parquet": _parquet, ".csv": _csv}.get(suffix)
+    count = 0
+
+    def counted(places: "Sequence[Place]") -> None:
+        nonlocal count
+        count += len(places)
+        write(places)
+
     with _lines(form.value, path) if writing is None or path is None else writing(path) as write:
-        report = list_places(run, rule, options, write)
+        report = list_places(run, rule, options, counted)
     if report.findings:
+        if not count:
+            say(f"{rule.code} {rule.name} keeps no places: it is of the run as a whole ({report.findings[0].headline})")
         return 0
     skipped = next((f"skipped: {one.reason}; {one.remedy}" for one in report.skipped), None)
     vacuous = next((f"not applicable: {one.reason}" for one in report.not_applicable), None)

@@ -24,6 +24,9 @@ HINT_SECONDS = 10.0
 HINT_LEFT_SECONDS = 60.0
 """and has at least so long to go."""
 
+SLOW_SECONDS = 20.0
+"""A command of several stages says which it is at when it has taken so long."""
+
 _WHOLE = 10_000
 """Smaller numbers are shown in full."""
 
@@ -45,6 +48,32 @@ def progress_bar(unit: "Unit", *, quiet: bool, hint: str | None = None) -> "Abst
         return (TextColumn("{task.fields[amounts]} " + unit),)
 
     return _bar("reading", columns, DELAY_SECONDS, quiet=quiet, hint=hint)
+
+
+@contextmanager
+def slow_work(*, quiet: bool) -> "Iterator[Callable[[str], None]]":
+    """Give a function that takes what a command does now; a command that takes long says so from then on.
+
+    Args:
+        quiet: the user wants no word.
+    """
+    from threading import Timer
+
+    doing, began = [""], monotonic()
+    timer = Timer(SLOW_SECONDS, lambda: say(f"after {SLOW_SECONDS:g} seconds it {doing[0]}"))
+    timer.daemon = True
+
+    def tell(what: str) -> None:
+        doing[0] = what
+        if not quiet and monotonic() - began >= SLOW_SECONDS:
+            say(f"it {what}")
+
+    if not quiet:
+        timer.start()
+    try:
+        yield tell
+    finally:
+        timer.cancel()
 
 
 def bytes_bar(*, quiet: bool) -> "AbstractContextManager[Progress | None]":

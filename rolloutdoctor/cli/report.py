@@ -52,13 +52,13 @@ def report(
     fixes = tuple(choose(text) for text in fix or [])
     step_range = opt.step_range(steps)
     layers = opt.layers(context, settings, trainer_config)
-    from rolloutdoctor.cli.progress import progress_bar
+    from rolloutdoctor.cli.progress import progress_bar, slow_work
     from rolloutdoctor.commands.report import page_of
 
     run = dumps.opened(paths, trainer, dump, quiet=quiet, text=True, logs_alone=True)
     check_target(output)
     options = opt.check_options(trainer, layers, step_range, split, device, dtype, kernel)
-    with progress_bar(run.unit, quiet=quiet) as progress:
-        page = page_of(run, options, fixes, progress)
+    with progress_bar(run.unit, quiet=quiet) as progress, slow_work(quiet=quiet) as tell:
+        page = page_of(run, options, fixes, progress, tell)
     write_whole(page.encode(), output)
     opt.warn_of_partial(run, quiet=quiet)

@@ -1,10 +1,11 @@
 """Where text leaves the process: everything that is printed goes through here, escaped."""
 
+import os
 import sys
 from typing import IO
 
 from rolloutdoctor.cli.streams import printing
-from rolloutdoctor.results.escapes import sentence, visible_lines
+from rolloutdoctor.results.escapes import sentence, visible_lines, without_commands
 
 
 def say(message: str) -> None:
@@ -30,5 +31,7 @@ def show(text: str, *, colored: bool = False) -> None:
 
 def write(text: str, stream: IO[str]) -> None:
     """Write text that is escaped already; what the stream cannot encode is written as its number."""
+    if os.environ.get("GITHUB_ACTIONS"):
+        text = without_commands(text)
     encoding = getattr(stream, "encoding", None) or "utf-8"
     stream.write(text.encode(encoding, "backslashreplace").decode(encoding))

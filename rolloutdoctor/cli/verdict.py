@@ -95,6 +95,9 @@ def executor(engine: str | None, workers: int, state_dir: str | None) -> "Execut
     if engine is None:
         if state_dir is not None:
             raise UsageError("--state-dir keeps the states of parts on a cluster: add --engine ray[=ADDRESS]")
+        most = _MOST_PER_CORE * _cores()
+        if workers > most:
+            raise UsageError(f"--workers {workers}: this machine has {_cores()} cores; {most} processes are the most")
         return Processes(workers)
     name, _, address = engine.partition("=")
     if name != "ray":
@@ -107,9 +110,17 @@ def executor(engine: str | None, workers: int, state_dir: str | None) -> "Execut
     return RayCluster(address, None if state_dir is None else StateFolder(Path(state_dir)))
 
 
+_MOST_PER_CORE = 8
+"""Processes, of 300 MB each: more cores than that may be a mistake, and fewer are a choice."""
+
+
+def _cores() -> int:
+    return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+
+
 def faster(engine: str | None, workers: int) -> str | None:
     """Say what would make a long command faster; None where it uses several processes already, or there is one core."""
-    cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+    cores = _cores()
     if engine is not None or workers > 1 or cores < 2:
         return None
     return f"--workers {cores} would use all {cores} cores of this machine"

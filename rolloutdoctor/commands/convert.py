@@ -1,30 +1,31 @@
 """A trainer's own dump into a run file; and one way for every command to open either of them."""
 
 import os
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from contextlib import AbstractContextManager, contextmanager, nullcontext
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import AbstractContextManager, ExitStack, contextmanager, nullcontext
 from dataclasses import dataclass, field
+from itertools import combinations
 from pathlib import Path
 
 from rolloutdoctor.data.batch import StepKey
 from rolloutdoctor.importers.base import Importer, ImportOptions, RunSink
-from rolloutdoctor.importers.logs.base import Entry
+from rolloutdoctor.importers.journal import RecordingJournal
 from rolloutdoctor.importers.logs.table import kind_of, read_log
-from rolloutdoctor.importers.mapped import not_understood
 from rolloutdoctor.importers.table import detect, find
-from rolloutdoctor.io.locations.paths import METRIC_SUFFIXES, Source, reason
+from rolloutdoctor.importers.unknown import not_understood
+from rolloutdoctor.io.locations.paths import METRIC_SUFFIXES, Source, call, expand, natural_key, reason
 from rolloutdoctor.io.locations.stores import address_of
 from rolloutdoctor.io.locations.targets import OutputError, Target
 from rolloutdoctor.io.metadata import RunMetadata
-from rolloutdoctor.io.metrics import LoggedMetrics, read_metrics
+from rolloutdoctor.io.metrics import LoggedMetrics, check_one_log, contradiction, read_metrics
 from rolloutdoctor.io.parquet.files import read_footer
 from rolloutdoctor.io.progress import Progress
 from rolloutdoctor.io.run import Run, open_run
 from rolloutdoctor.io.standard_input import STANDARD_INPUT, standard_input
 from rolloutdoctor.io.write.scratch import scratch_folder
 from rolloutdoctor.io.write.writer import metrics_path
-from rolloutdoctor.results.errors import InputError, UsageError
-from rolloutdoctor.trainers.table import ALIASES
+from rolloutdoctor.results.errors import InputError, SeveralRunsError, UsageError
+from rolloutdoctor.trainers.table import ALIASES, trainer_from_metric_names
 
 MAPPED = "mapped"
 
@@ -112,6 +113,9 @@ def _detect_dump(paths: Sequence[str], options: ConvertOptions) -> Detected | No
         known = [each for each in found if each is not None]
         if not known:
             return None
+        if len(known) < len(dumps) and {importer.name for importer, _ in known} == {RecordingJournal.name}:
+            # Some ranks were killed, and others have closed their files.
+            return None
         if len(known) < len(dumps) or len({importer.name for importer, _ in known}) > 1:
             names = ", ".join(sorted({"run file" if each is None else each[0].name for each in found}))
             raise InputError(f"the inputs are of different kinds ({names}); give one run at a time")
@@ -152,19 +156,39 @@ def read_logs(logs: Sequence[Source], tell: Callable[[str], None] = lambda sente
 
     Raises:
         InputError: if one cannot be read, or holds no number.
+        SeveralRunsError: if they are of several runs.
     """
-    values: dict[StepKey, dict[str, float]] = {}
-    for log in logs:
-        if log.path.endswith(METRIC_SUFFIXES):
-            table = read_metrics([log])
-            entries: Iterable[Entry] = ((key.step, key.split, dict(table.at(key))) for key in table.steps())
-        else:
-            entries = read_log(log, tell)
-        for step, split, found in entries:
-            known = {name: value for name, value in found.items() if value is not None}
-            values.setdefault(StepKey(step, split), {}).update(known)
-    if not any(values.values()):
+    tables = [(log.name, _read_log(log, tell)) for log in logs]
+    check_one_log(tables)
+    for (first, one), (second, other) in combinations(tables, 2):
+        writers = [trainer_from_metric_names(table.names()) for table in (one, other)]
+        if are_apart(one, other) and None not in writers:
+            titles = " and ".join(writer.name for writer in writers if writer is not None)
+            raise SeveralRunsError(
+                f"{first} and {second} are not of one run: their metrics are those of {titles}; give one of them, or "
+                "check them with --each"
+            )
+    found = LoggedMetrics()
+    for _, table in reversed(tables):
+        found = found.completed_by(table)
+    if not any(found.at(key) for key in found.steps()):
         raise InputError(f"{logs[0].name}: no number was logged there")
+    return found
+
+
+def are_apart(one: LoggedMetrics, other: LoggedMetrics) -> bool:
+    """Tell whether two logs are of two runs: of two trainers, or with two values of one metric at a step."""
+    writers = [trainer_from_metric_names(table.names()) for table in (one, other)]
+    return (writers[0] != writers[1] and None not in writers) or contradiction(one, other) is not None
+
+
+def _read_log(log: Source, tell: Callable[[str], None]) -> LoggedMetrics:
+    if log.path.endswith(METRIC_SUFFIXES):
+        return read_metrics([log])
+    values: dict[StepKey, dict[str, float]] = {}
+    for step, split, found in read_log(log, tell):
+        known = {name: value for name, value in found.items() if value is not None}
+        values.setdefault(StepKey(step, split), {}).update(known)
     return LoggedMetrics(values)
 
 
@@ -213,25 +237,71 @@ def _check_outputs(found: Detected, output: Path) -> None:
         )
 
 
-def _with_logs(paths: Sequence[str], trainer: str | None, tell: Callable[[str], None]) -> Run:
-    """Open run files, and the logs of numbers that were given with them.
+@contextmanager
+def _with_logs(
+    paths: Sequence[str], trainer: str | None, tell: Callable[[str], None], options: ConvertOptions
+) -> Iterator[Run]:
+    """Open run files, and the logs of numbers and recordings that were not closed that were given with them.
 
     Raises:
         InputError: if nothing is found or it cannot be read.
     """
     with _looking(paths):
+        paths = [each for path in paths for each in _named_apart(path)]
         given = [path for path in paths if Path(path).is_file() and _is_other_log(path)]
     files = [path for path in paths if path not in given]
     for path in files:
         why = not_understood(Path(path))
         if why is not None:
             raise InputError(f"{Source.of(path).name}: {why}")
-    run = open_run(files, trainer=trainer, aliases=ALIASES)
-    if not given:
-        return run
-    logs = tuple(map(Source.of, given))
-    tell(f"logged metrics from {', '.join(dict.fromkeys(str(kind_of(Path(path))) for path in given))}")
-    return run.with_logs(read_logs(logs, tell), logs)
+    found = expand(files)
+    with ExitStack() as stack:
+        made: dict[str, str] = {}
+        for journal in found.journals:
+            tell(f"{journal.name}: a recording that was not closed")
+            file = stack.enter_context(scratch_folder()) / "run.parquet"
+            stack.enter_context(call(str(file), journal.name))
+            stack.enter_context(call(str(metrics_path(file)), journal.name))
+            sink = _converted(Detected(RecordingJournal(), "", (journal,), ()), file, options, None)
+            for note in sink.notes:
+                tell(note)
+            made[journal.path] = str(file)
+        if made:
+            # In the order of the ranks.
+            sources = sorted((*found.files, *found.journals), key=lambda source: natural_key(source.name))
+            files = [made.get(source.path, source.path) for source in sources] + [each.path for each in found.metrics]
+        run = open_run(files, trainer=trainer, aliases=ALIASES, origins=found.journals)
+        if given:
+            logs = tuple(map(Source.of, given))
+            tell(f"logged metrics from {', '.join(dict.fromkeys(str(kind_of(Path(path))) for path in given))}")
+            run = run.with_logs(read_logs(logs, tell), logs)
+        yield run
+
+
+def _converted(found: Detected, path: Path, options: ConvertOptions, advance: Progress | None) -> RunSink:
+    """Convert a dump into a temporary file.
+
+    Raises:
+        InputError: if it cannot be read, or there is no room for the file.
+    """
+    try:
+        return convert(found, path, options, advance)
+    except OutputError as error:
+        raise InputError(
+            f"a dump is read through a temporary file, and {path.parent.parent} cannot take it "
+            f"({error.why or error}); set TMPDIR to a folder with more room"
+        ) from None
+
+
+def _named_apart(path: str) -> list[str]:
+    """The files of a folder by their names where one of its Parquet files is a log; else the path as it is."""
+    if not Path(path).is_dir():
+        return [path]
+    found = expand([path])
+    is_log = [kind_of(Path(file.path)) is not None for file in found.files]
+    if all(is_log) or not any(is_log):
+        return [path]
+    return [source.path for source in (*found.files, *found.journals, *found.metrics)]
 
 
 def _is_other_log(path: str) -> bool:
@@ -278,19 +348,14 @@ def open_any(
         return
     found = detect_dump(paths, options)
     if found is None:
-        yield _with_logs(paths, trainer, tell)
+        with _with_logs(paths, trainer, tell, options) as run:
+            yield run
         return
     tell(f"read with the importer {found.importer.name}: {found.why}")
     with scratch_folder() as folder:
         path = folder / "run.parquet"
         with progress() as advance:
-            try:
-                sink = convert(found, path, options, advance)
-            except OutputError as error:
-                raise InputError(
-                    f"a dump is read through a temporary file, and {path.parent.parent} cannot take it "
-                    f"({error.why or error}); set TMPDIR to a folder with more room"
-                ) from None
+            sink = _converted(found, path, options, advance)
         for note in sink.notes:
             tell(note)
         name = " ".join(source.name for source in found.sources)

@@ -56,6 +56,9 @@ def diff(
     if not seen.input.rows:
         raise UsageError(f"no {options.split} rows to compare; widen --steps or set --split")
     notes += seen.notes()
+    bonus = configured.objective.entropy_bonus
+    if bonus is not None:
+        notes.append(f"losses and gradients are those of the policy term and the KL term: {bonus.no_gradient}")
     folds = seen.folds
     effects = [
         _effect(fold, options.by, label, joint=not at and len(folds) > 1)

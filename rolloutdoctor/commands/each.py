@@ -6,14 +6,17 @@ import re
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import AbstractContextManager
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
+from typing import TypeVar
 
 from rolloutdoctor.commands.check import check
-from rolloutdoctor.commands.convert import ConvertOptions, detect_dump, logs_of
+from rolloutdoctor.commands.convert import ConvertOptions, are_apart, detect_dump, logs_of, read_logs
 from rolloutdoctor.engine.options import CheckOptions
-from rolloutdoctor.io.locations.paths import Source, expand, natural_key
+from rolloutdoctor.io.locations.paths import Source, expand, is_journal_name, natural_key, with_journals
 from rolloutdoctor.io.locations.stores import address_of
 from rolloutdoctor.io.metadata import RunMetadata
+from rolloutdoctor.io.metrics import LoggedMetrics
 from rolloutdoctor.io.parquet.files import RunFile, read_footer
 from rolloutdoctor.io.parquet.index import build_index
 from rolloutdoctor.io.run import Run
@@ -23,7 +26,10 @@ from rolloutdoctor.trainers.table import ALIASES
 
 Opening = Callable[[list[str]], AbstractContextManager[Run]]
 
+Found = TypeVar("Found")
+
 _MAGIC = frozenset("*?[")
+_RANK = re.compile(r"\.rank[0-9]+\.parquet(\.[0-9]+)?(\.journal)?$")
 
 
 @dataclass(frozen=True)
@@ -43,8 +49,8 @@ def find_runs(paths: Sequence[str], *, as_dump: bool = False) -> list[FoundRun]:
     """Find the runs that paths name, in natural order.
 
     Files of one folder are one run if they say the same of themselves, and either each holds other ranks or each holds
-    other steps; a file that says nothing is a run of its own. A dump, and logs without rollouts, are one run by their
-    folder. Folders are searched to any depth.
+    other steps; a file that says nothing is a run of its own. A dump is one run by its folder, and so are logs without
+    rollouts, unless they contradict each other. Folders are searched to any depth.
 
     Args:
         paths: as the user gave them.
@@ -83,12 +89,12 @@ def _of_pattern(pattern: str) -> Iterator[FoundRun]:
         if Path(match).is_dir():
             if "**" not in pattern:
                 yield from _of_folder(match)
-        elif _is_run_file(match):
+        elif _is_run_file(match) or is_journal_name(match):
             files.setdefault(str(Path(match).parent), []).append(match)
         elif not match.endswith((".metrics.parquet", ".metrics.jsonl")):
             yield FoundRun(Source.of(match).name, (match,))
     for inside in files.values():
-        yield from _by_what_they_say(inside)
+        yield from _by_what_they_say(with_journals(list(filter(_is_run_file, inside)), inside))
 
 
 def _of_folder(folder: str) -> Iterator[FoundRun]:
@@ -99,15 +105,34 @@ def _of_folder(folder: str) -> Iterator[FoundRun]:
     entries = sorted((each for each in os.listdir(folder) if not each.startswith((".", "_"))), key=natural_key)  # noqa: PTH208
     paths = [os.path.join(folder, each) for each in entries]  # noqa: PTH118 - keeps the name as given
     files = [path for path in paths if _is_run_file(path) and Path(path).is_file()]
+    files = with_journals(files, filter(os.path.isfile, paths))
     yield from _by_what_they_say(files)
-    if not files and _quietly(lambda: logs_of([folder])):
-        yield FoundRun(name, (folder,))
+    if not files:
+        logs = _quietly(lambda: logs_of([folder])) or ()
+        found = list(_by_values([log.path for log in logs]))
+        yield from [FoundRun(name, (folder,))] if len(found) == 1 else found
     for path in paths:
         if Path(path).is_dir():
             yield from _of_folder(path)
 
 
-def _quietly(look: Callable[[], object]) -> object:
+def _by_values(logs: Sequence[str]) -> Iterator[FoundRun]:
+    """Put logs together that are of one run: of one trainer, and with one value of each metric at a step."""
+    runs: list[list[tuple[str, LoggedMetrics | None]]] = []
+    for path in logs:
+        table = _quietly(partial(read_logs, [Source.of(path)]))
+        of_one = (run for run in runs if table and all(other and not are_apart(other, table) for _, other in run))
+        mine = next(of_one, None)
+        if mine is None:
+            runs.append([(path, table)])
+        else:
+            mine.append((path, table))
+    for run in runs:
+        more = f" and {len(run) - 1:,} more" if len(run) > 1 else ""
+        yield FoundRun(f"{Source.of(run[0][0]).name}{more}", tuple(path for path, _ in run))
+
+
+def _quietly(look: Callable[[], Found]) -> Found | None:
     try:
         return look() or None
     except RolloutDoctorError:
@@ -121,7 +146,13 @@ def _is_run_file(path: str) -> bool:
 def _by_what_they_say(paths: Sequence[str]) -> Iterator[FoundRun]:
     """Put files together that are of one run."""
     runs: list[list[tuple[str, RunFile | None]]] = []
-    for path in paths:
+    for path in sorted(paths, key=is_journal_name):
+        if is_journal_name(path):
+            ranks = next((run for run in runs if _RANK.sub("", run[0][0]) == _RANK.sub("", path)), None)
+            runs += [[(path, None)]] if ranks is None else []
+            if ranks is not None:
+                ranks.append((path, None))
+            continue
         try:
             file = read_footer(Source.of(path), None, ALIASES)
         except RolloutDoctorError:

@@ -1,6 +1,7 @@
 """States of the parts of a run, added up and judged as one check over all of them would judge."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import replace
 
 from rolloutdoctor.data.batch import EVAL, TRAIN, StepKey
@@ -81,13 +82,24 @@ def merged(
     total = RunState()
     for _, part in parts:
         total = total + (_with_files(part) if several else part.state)
-    try:
+    with told_of_contradictions(", ".join(name for name, _ in parts)):
         return judge(plan, total, configured, device=first.device, dtype=first.dtype)
-    except (ArithmeticError, ValueError) as error:
-        # Each number is one, and no check gives them together: an infinite first step beside a count of rows.
+
+
+@contextmanager
+def told_of_contradictions(names: str) -> Iterator[None]:
+    """Turn what judging a state raises into one sentence.
+
+    Each number of it is one, and no check gives them together: an infinite first step beside a count of rows.
+
+    Raises:
+        InputError: if a part of it does not fit another.
+    """
+    try:
+        yield
+    except (ArithmeticError, LookupError, TypeError, ValueError) as error:
         raise InputError(
-            f"{', '.join(name for name, _ in parts)}: the numbers of a state contradict each other ({error}); "
-            "check the parts again"
+            f"{names}: the numbers of a state contradict each other ({error}); check the parts again"
         ) from None
 
 
@@ -190,9 +202,8 @@ def _logged(parts: Sequence[SavedState]) -> LoggedMetrics:
 
 
 def _metrics(logged: Mapping[str, LoggedNames]) -> LoggedMetrics:
-    return LoggedMetrics(
-        {StepKey(step, split): dict.fromkeys(one.names, 0.0) for split, one in logged.items() for step in one.steps}
-    )
+    values = {split: dict.fromkeys(one.names, 0.0) for split, one in logged.items()}
+    return LoggedMetrics({StepKey(step, split): values[split] for split, one in logged.items() for step in one.steps})
 
 
 def _plan(rules: Sequence[AnyRule], part: SavedState, metrics: LoggedMetrics, configured: Configured | None) -> Plan:

@@ -152,6 +152,8 @@ def _plan(kind: str, context: Context, fixes: Sequence[ChosenFix]) -> _Planned:
                 raise InputError("no fix that changes a baseline applies to this run; choose one with --fix")
             planned = _Planned(BaselineFigure(label), frozenset(columns | {"response_mask", "group_id"}), edited)
         case "gradient":
+            if objective.entropy_bonus is not None:
+                raise InputError(objective.entropy_bonus.no_gradient)
             objectives = edited | {POLICY_ONLY: replace(objective, kl_loss=None)}
             planned = _Planned(GradientFigure(label), frozenset(columns), objectives)
         case _:

@@ -141,6 +141,8 @@ def _notes(run: Run, configured: Configured, options: RecomputeOptions, state: R
             f"without {', '.join(absent)} there is no loss: only advantages are computed, the rest is null; "
             f"{remedy(absent, context)}"
         )
+    if objective.entropy_bonus is not None:
+        yield f"grad_re is null: {objective.entropy_bonus.no_gradient}"
     if objective.kl_loss is None and objective.kl_reward is None:
         yield "kl_re is null: this configuration has no KL term"
     without = sum(step.before.loss is None for step in state.steps)

@@ -82,6 +82,9 @@ class RecomputeWork(Work[RecomputeState]):
                     del batch
                 return steps.state()
             path = self.output if not self.in_folder else str(Path(self.output) / self._file_name(part))
+            if self.in_folder and Path(path).is_symlink():
+                # A link that the user names is followed; one under a name of ours is nobody's wish.
+                Path(path).unlink()
             values = {name: setting.value for name, setting in configured.config.settings.items()}
             metadata = RunMetadata(configured.trainer.name, configured.version, values)
             with TableWriter(path, metadata, schema=self.schema) as writer:

@@ -2,6 +2,7 @@
 
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
+from math import isnan
 
 import pyarrow as pa
 import torch
@@ -12,6 +13,7 @@ from rolloutdoctor.engine.comparable import comparable
 from rolloutdoctor.engine.configure import Configured
 from rolloutdoctor.engine.merged_ids import MergedCount, MergedIds
 from rolloutdoctor.engine.options import ReadOptions
+from rolloutdoctor.evaluation.entropy import bonus_tokens
 from rolloutdoctor.evaluation.evaluate import Evaluation, reward_kl_tokens
 from rolloutdoctor.evaluation.gpu_check.first_step import EvaluationRequest, Evaluator
 from rolloutdoctor.evaluation.scores import log_ratios, ratios_at_loss, sampler_correction_of
@@ -175,12 +177,14 @@ class StepRecomputer:
         metrics = {} if not len(evaluation.batch) else dict(self._configured.trainer.metrics(evaluation))
         if evaluation.tokens is None:
             return Numbers(metrics=metrics)
+        # Of an entropy bonus neither the gradient follows from the rows, nor a coefficient that adapts unseen.
+        partial = evaluation.objective.entropy_bonus is not None
         return Numbers(
-            evaluation.loss,
+            None if isnan(evaluation.entropy_loss) else evaluation.loss,
             evaluation.policy_loss,
             evaluation.kl_loss,
-            evaluation.grad_l1,
-            evaluation.grad_l2,
+            None if partial else evaluation.grad_l1,
+            None if partial else evaluation.grad_l2,
             metrics,
         )
 
@@ -231,6 +235,12 @@ def _token_values(evaluation: Evaluation, *, logits: bool) -> Iterator[tuple[str
     if kl_T is not None:
         yield "kl_re", torch.where(mask_T, kl_T, 0.0)
     yield "ratio_re", kept.ratio_T
+    if evaluation.objective.entropy_bonus is not None:
+        assert evaluation.tokens is not None
+        bonus_T = bonus_tokens(batch, evaluation.objective, evaluation.tokens.layout)
+        if not isnan(evaluation.entropy_loss):
+            yield "loss_re", kept.loss_T + bonus_T
+        return
     yield "loss_re", kept.loss_T
     yield "grad_re", kept.grad_T
     if logits and "sum_pi_squared" in batch.per_token:

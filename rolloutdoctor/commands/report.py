@@ -1,7 +1,7 @@
 """`report`: check a run, draw its pictures, and put both on one page."""
 
 import inspect
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from pathlib import PurePath
 
 from rolloutdoctor.commands.plot import check_and_draw
@@ -24,6 +24,7 @@ def page_of(
     options: CheckOptions,
     fixes: Sequence[ChosenFix] = (),
     progress: Progress | None = None,
+    tell: Callable[[str], None] = lambda doing: None,
 ) -> str:
     """Return the page of a run: HTML that needs no network and no script.
 
@@ -32,6 +33,7 @@ def page_of(
         options: what to check, and how.
         fixes: the pictures are drawn with and without these.
         progress: called with what is done and what there is to do, in the run's `unit`.
+        tell: called with what begins now.
 
     Raises:
         UsageError: if an option cannot be used.
@@ -45,10 +47,15 @@ def page_of(
         rows.append(WorstRows(ready))
         return rows[0]
 
+    tell("reads every step, checks it and gathers its pictures")
     found, gallery = check_and_draw(run, KINDS, options, tuple(fixes), progress, beside=beside)
     top = top_picture(found, gallery.drawn)
     lead = None if top is None else top[0]
-    drawings = [_drawing(kind, data, NARROW if kind == lead else WIDE) for kind, data in gallery.drawn.items()]
+    drawings = []
+    for kind, data in gallery.drawn.items():
+        tell(f"draws the picture {kind}")
+        drawings.append(_drawing(kind, data, NARROW if kind == lead else WIDE))
+    tell("looks for the worst rows, and writes the page")
     names = [PurePath(name).name for name in run.files]
     page = Page(
         name=names[0] if len(names) == 1 else f"{names[0]} and {len(names) - 1:,} more",

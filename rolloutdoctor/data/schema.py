@@ -95,7 +95,7 @@ COLUMNS: tuple[Column, ...] = (
         "tokens the trainer trained on, after rejection and filters",
         ("loss_mask", "loss_masks", "action_mask"),
     ),
-    Column("response_mask_pre", Kind.MASK, "the same before rejection", ("loss_mask_pre",)),
+    Column("response_mask_pre", Kind.MASK, "the same before rejection; null: as `response_mask`", ("loss_mask_pre",)),
     Column(
         "rollout_log_probs",
         Kind.FLOATS,

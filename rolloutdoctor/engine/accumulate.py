@@ -6,7 +6,7 @@ from functools import reduce
 from operator import add
 from typing import Any
 
-from rolloutdoctor.audit.doubts import updates_of
+from rolloutdoctor.audit.doubts import Unjoined, missing_ranks, updates_of
 from rolloutdoctor.audit.logged import has_row_advantages, measure_advantages
 from rolloutdoctor.audit.tally import AuditTally, QuantityTally, add_tallies
 from rolloutdoctor.audit.windows import OpenWindows, join, opened
@@ -289,13 +289,19 @@ class RuleAccumulator(StepConsumer):
         self._failures[why] = (min(first, step), times + 1)
 
     def _view(self, step: EvaluatedStep) -> StepView:
+        context, unjoined = self.plan.context, dict[str, str]()
+        if context.trainer is not None:
+            unjoined = Unjoined(step.batch, context.trainer, context.config).among(step.logged)
         return StepView(
             batch=step.batch,
-            logged=step.logged,
-            trainer=self.plan.context.trainer,
-            config=self.plan.context.config,
-            digits=self.plan.context.digits,
-            omits_rows=self.plan.context.omits_rows,
+            logged={name: value for name, value in step.logged.items() if name not in unjoined}
+            if unjoined
+            else step.logged,
+            unjoined=unjoined,
+            trainer=context.trainer,
+            config=context.config,
+            digits=context.digits,
+            omits_rows=context.omits_rows or bool(missing_ranks(step.batch, context.world_size)),
             evaluations=step.evaluations,
             dtype=step.dtype,
             token_measures=step.token_measures,

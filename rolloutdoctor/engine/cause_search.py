@@ -1,22 +1,25 @@
 """Try hypotheses on some steps, stage by stage, and count over all steps what those established."""
 
 from collections.abc import Callable, Collection, Hashable, Iterable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
+from math import inf, log2
 from typing import Any, TypeVar
 
 import torch
 
-from rolloutdoctor.audit.factors import factor_of
-from rolloutdoctor.audit.logged import of_step
+from rolloutdoctor.audit.doubts import Unjoined
+from rolloutdoctor.audit.factors import added_term, factor_of
+from rolloutdoctor.audit.logged import of_step, row_advantages
 from rolloutdoctor.audit.step import audit_step, quantity_of, stage_of, window_values
 from rolloutdoctor.audit.tally import STAGES, AuditTally, QuantityTally, add_tallies
 from rolloutdoctor.audit.windows import OpenWindows, join, opened
 from rolloutdoctor.data.batch import RolloutBatch
 from rolloutdoctor.data.windows import Window
 from rolloutdoctor.engine.cause_counts import CauseCount, cause_of
-from rolloutdoctor.evaluation.evaluate import Evaluation, evaluate, evaluate_rows
-from rolloutdoctor.hypotheses.hypothesis import Hypothesis
-from rolloutdoctor.hypotheses.table import FIX_CODE, HYPOTHESES
+from rolloutdoctor.evaluation.evaluate import Evaluation, RowResult, evaluate, evaluate_rows
+from rolloutdoctor.hypotheses.advantage_fits import AS_LOGGED
+from rolloutdoctor.hypotheses.hypothesis import Hypothesis, Seen
+from rolloutdoctor.hypotheses.table import FAMILIES, FIX_CODE, HYPOTHESES
 from rolloutdoctor.results.audit import Cause
 from rolloutdoctor.results.errors import CannotComputeError, UsageError
 from rolloutdoctor.rules.base import Context
@@ -35,6 +38,15 @@ wrong hypothesis explains up to half of the disagreeing values by chance, those 
 PARTLY_VALUES = 32
 """Disagreeing values of a quantity below which a hypothesis has to explain all of them."""
 
+ENOUGH_BITS = 8.0
+"""What the values that a hypothesis explains have to say for it: some hundred hypotheses are tried.
+
+A value says as many bits as its radius fits into its size, or into its distance from what the options give: a value of
+0 follows from many formulas, and one whose radius is as wide as that distance from both."""
+
+MOST_BITS = 24.0
+"""Of one value, those of float32."""
+
 
 @dataclass(frozen=True)
 class Diagnosis:
@@ -44,11 +56,13 @@ class Diagnosis:
         causes: what was established, in the order of the stages.
         fixes: quantity to the names of the known fixes with which its values agree.
         unexplained: quantity to its tally, where no hypothesis gives the logged values.
+        partly: quantities of which a cause explains some values and not all, or that come after such ones.
     """
 
     causes: tuple[Cause, ...] = ()
     fixes: Mapping[str, tuple[str, ...]] = field(default_factory=dict)
     unexplained: AuditTally = field(default_factory=dict)
+    partly: frozenset[str] = frozenset()
 
 
 @dataclass(frozen=True, eq=False)
@@ -139,7 +153,7 @@ class Search:
         self, step: LoggedRows, edits: Sequence[Hypothesis], *, rows_only: bool = False, per_token: bool = False
     ) -> _Tried | None:
         """A step under some edits; None where it cannot be evaluated."""
-        evaluated = tuple(one.name for one in edits if one.objective is not None or one.rows is not None)
+        evaluated = tuple(one.name for one in edits if one.evaluates)
         key = ("tried", id(step), evaluated, rows_only, per_token)
         return self._remembered(key, lambda: self._try(step, edits, rows_only=rows_only, per_token=per_token))
 
@@ -162,7 +176,10 @@ class Search:
         """The audit of a step, with the means that end there, given those that began before; and those that go on."""
         # Some metrics take longer than the loss: only those are made that are compared.
         evaluation, made, stages = tried.evaluation, tried.metrics, STAGES[: STAGES.index(until) + 1]
-        wanted = [*step.logged, *(step.window.values if step.window is not None else ())]
+        # A line that may be of other rows explains nothing.
+        unjoined = Unjoined(step.batch, self._trainer, self._context.config).among(step.logged)
+        at_step = {name: value for name, value in step.logged.items() if name not in unjoined}
+        wanted = [*at_step, *(step.window.values if step.window is not None else ())]
         names = [name for name in wanted if stage_of(self._trainer, name) in stages and name in made]
         if only is not None:
             names = [name for name in names if quantity_of(step.batch, name) in only]
@@ -171,7 +188,7 @@ class Search:
             if edit.metrics is not None:
                 metrics |= edit.metrics(evaluation, self._trainer, metrics)
         config, digits = self._context.config, self._context.digits
-        logged = of_step(step.batch, step.logged, evaluation.objective, digits)
+        logged = of_step(step.batch, at_step, evaluation.objective, digits)
         compared = stages if only is None else (until,)
         found = audit_step(logged, evaluation, self._trainer, config, metrics, in_doubt=True, stages=compared)
         if step.window is None:
@@ -189,11 +206,47 @@ class Search:
                 objective = edit.objective(objective)
             if edit.rows is not None:
                 batch = edit.rows(batch, objective) or batch
+
+        def amend(rows: RowResult) -> RowResult:
+            for edit in edits:
+                logged_N = None if edit.advantages is None else self._row_advantages(step)
+                if edit.advantages is None or logged_N is None or rows.advantage_N is None:
+                    continue
+                made = edit.advantages(Evaluation(batch, rows.objective, rows, None, self._dtype), logged_N)
+                if made is not None:
+                    rows = replace(rows, advantage_N=made[0], edited_radius=made[1])
+            return rows
+
         if not rows_only:
-            return evaluate(batch, objective, dtype=self._dtype, logged=step.logged, per_token=per_token)
+            return evaluate(batch, objective, dtype=self._dtype, logged=step.logged, per_token=per_token, amend=amend)
         objective = objective.at_step(step.logged)
         rows = evaluate_rows(batch, objective, self._dtype)
-        return None if rows is None else Evaluation(batch, objective, rows, None, self._dtype)
+        return None if rows is None else Evaluation(batch, objective, amend(rows), None, self._dtype)
+
+    def _row_advantages(self, step: LoggedRows) -> torch.Tensor | None:
+        key = ("logged", id(step))
+        return self._remembered(key, lambda: row_advantages(of_step(step.batch, {}, self._objective)))
+
+    def _solved(self, trials: Sequence[Trial], stage: str) -> list[Hypothesis]:
+        """What the families of a stage suggest."""
+        families = [one for one in FAMILIES if one.stage == stage and one.applies(self._objective)]
+        seen: list[list[Seen]] = []
+        for trial in trials if families else ():
+            tried = [self._tried(step, self._edits, rows_only=stage == STAGES[0]) for step in trial]
+            seen.append(
+                [
+                    Seen(
+                        one.evaluation,
+                        self._row_advantages(step),
+                        step.logged if step.window is None else {**step.logged, **step.window.values},
+                        self._trainer,
+                    )
+                    for step, one in zip(trial, tried, strict=True)
+                    if one is not None
+                ]
+            )
+        found = [one for family in families for one in family.solve([each for each in seen if each])]
+        return [one for one in found if one not in self._edits]
 
     def try_on(self, trials: Sequence[Trial], off: Collection[str]) -> None:
         """Establish what explains the disagreements of some steps, stage by stage.
@@ -213,7 +266,15 @@ class Search:
                     break
                 self._found.append(best)
                 self._kept.clear()
+            if stage == STAGES[0]:
+                self._take_as_logged(trials)
         self._kept = None
+
+    def _take_as_logged(self, trials: Sequence[Trial]) -> None:
+        """Evaluate the loss with the logged advantages where nothing explains those; what then follows is no fault."""
+        left = _disagreeing([self.audit(trial, self._edits, STAGES[0]) for trial in trials], STAGES[0])
+        if not self._found and any(left[name] and name.startswith(STAGES[0]) for name in self._off & left.keys()):
+            self._found.append(_Established(AS_LOGGED, STAGES[0], frozenset()))
 
     @property
     def _edits(self) -> list[Hypothesis]:
@@ -226,13 +287,12 @@ class Search:
         if not off:
             return None
         candidates = self._possible(trials[0], candidates, stage)
-        explained = {}
-        for one in candidates:
-            quantities = self._explained(trials, before, off, one, stage)
-            if quantities and not any(self._breaks(trial, one) for trial in trials):
-                explained[one] = quantities
+        explained = self._explaining(trials, before, off, candidates, stage)
         if not explained:
-            return self._best_of_parts(trials, before, stage, candidates)
+            solved = self._solved(trials, stage)
+            explained = self._explaining(trials, before, off, solved, stage)
+            if not explained:
+                return self._best_of_parts(trials, before, stage, [*candidates, *solved])
         most = max(len(quantities) for quantities in explained.values())
         rivals = [one for one, quantities in explained.items() if len(quantities) == most]
         best = rivals[0]
@@ -244,6 +304,25 @@ class Search:
         also = tuple(one.name for one in rivals if explained[one] == explained[best] and one != best)
         return _Established(best, stage, explained[best], also)
 
+    def _explaining(
+        self,
+        trials: Sequence[Trial],
+        before: Sequence[AuditTally],
+        off: set[str],
+        candidates: Sequence[Hypothesis],
+        stage: str,
+    ) -> dict[Hypothesis, frozenset[str]]:
+        """The candidates that break nothing, to the quantities that they explain."""
+        explained = {}
+        of_rows = {name for name in off if name.startswith("advantages")}
+        for one in candidates:
+            quantities = self._explained(trials, before, off, one, stage)
+            if of_rows and not of_rows & quantities:
+                continue  # the extremes and the mean of a step are the same for many advantages
+            if quantities and not any(self._breaks(trial, one) for trial in trials):
+                explained[one] = quantities
+        return explained
+
     def _possible(self, trial: Trial, candidates: Sequence[Hypothesis], stage: str) -> list[Hypothesis]:
         """The candidates that are not established, and do not break advantages that agree: that takes no tokens."""
         found = [one for one in candidates if one not in self._edits]
@@ -254,7 +333,7 @@ class Search:
 
         def breaks(one: Hypothesis) -> bool:
             after = self.audit(trial, (*self._edits, one), first)
-            return any(after[name].disagree for name in agreeing & after.keys())
+            return any(after[name].disagree and self._claims(one, name) for name in agreeing & after.keys())
 
         return [one for one in found if one.stage != first or not agreeing or not breaks(one)]
 
@@ -266,6 +345,8 @@ class Search:
         off = {name: count for name, count in before_edit if count >= PARTLY_VALUES and name in self._off}
         left: dict[Hypothesis, tuple[float, frozenset[str]]] = {}
         for one in candidates if off else ():
+            if one.advantages is not None:
+                continue
             after = [self.audit(trial, (*self._edits, one), stage, only=set(off)) for trial in trials]
             if any(base.keys() & off.keys() - found.keys() for base, found in zip(before, after, strict=True)):
                 continue
@@ -283,7 +364,12 @@ class Search:
     def _breaks(self, trial: Trial, one: Hypothesis) -> bool:
         """True if a quantity of any stage that agrees at a step does not under one more edit."""
         before, after = self.audit(trial, self._edits), self.audit(trial, (*self._edits, one))
-        return any(not tally.disagree and name in after and after[name].disagree for name, tally in before.items())
+        broken = (name for name, tally in before.items() if not tally.disagree and name in after)
+        return any(after[name].disagree and self._claims(one, name) for name in broken)
+
+    def _claims(self, one: Hypothesis, quantity: str) -> bool:
+        """False for what an edit redefines without claiming that the trainer did: that it agrees says nothing."""
+        return self._trainer.kind_of(quantity.removesuffix(" (eval)")) not in one.unclaimed
 
     def _agreeing(self, trial: Trial, one: Hypothesis) -> int:
         """How many quantities of all stages agree at a step under one more edit."""
@@ -292,8 +378,9 @@ class Search:
     def _explained(
         self, trials: Sequence[Trial], before: Sequence[AuditTally], off: set[str], one: Hypothesis, stage: str
     ) -> frozenset[str]:
-        """The quantities that agree in every step under one more edit, where they did not."""
+        """The quantities that agree in every step under one more edit, where they did not, if that says enough."""
         alive = set(off)
+        bits: dict[str, dict[float, float]] = {name: {} for name in off}
         for trial, base in zip(trials, before, strict=True):
             disagreeing = {name for name in off if name in base and base[name].disagree}
             if not disagreeing:
@@ -302,7 +389,11 @@ class Search:
             alive -= disagreeing - {name for name, tally in found.items() if tally.compared and not tally.disagree}
             if not alive:
                 break
-        return frozenset(alive)
+            for name in alive & disagreeing:
+                first = base[name].first
+                assert first is not None  # a value disagrees
+                bits[name][first[2]] = _bits(base[name], found[name])
+        return frozenset(name for name in alive if sum(bits[name].values()) >= ENOUGH_BITS)
 
     def confirm(self, steps: Iterable[LoggedRows], audit: AuditTally) -> Diagnosis:
         """Count over all steps how many values each cause explains, and how much it changes."""
@@ -316,17 +407,23 @@ class Search:
         causes = []
         fixes: dict[str, tuple[str, ...]] = {}
         for one, count in zip(self._found, counts, strict=True):
+            if one.hypothesis is AS_LOGGED:
+                continue
             if one.hypothesis.code == FIX_CODE:
                 for name in one.quantities:
                     fixes[name] = (*fixes.get(name, ()), one.hypothesis.name)
             else:
                 causes.append(cause_of(one.hypothesis, one.quantities, one.also, count))
-        unexplained = {
+        if AS_LOGGED in self._edits:
+            last = {name: tally for name, tally in last.items() if not name.startswith(STAGES[0])}
+        left = {
             name: last.get(name, tally)
             for name, tally in audit.items()
-            if tally.disagree and (name not in last or last[name].disagree) and not self._follows(name, tally)
+            if tally.disagree and (name not in last or last[name].disagree)
         }
-        return _with_factors(Diagnosis(tuple(causes), fixes, unexplained))
+        partly = frozenset(name for name in left if self._follows(name, audit[name]))
+        unexplained = {name: tally for name, tally in left.items() if name not in partly}
+        return _with_factors(Diagnosis(tuple(causes), fixes, unexplained, partly))
 
     def _follows(self, name: str, tally: QuantityTally) -> bool:
         """True if a quantity is explained in part, or comes after one that is: the cause says how much is left."""
@@ -362,15 +459,18 @@ def _with_factors(diagnosis: Diagnosis) -> Diagnosis:
     found, unexplained = list(diagnosis.causes), dict(diagnosis.unexplained)
     for name, tally in diagnosis.unexplained.items():
         words = "" if tally.stage == STAGES[0] else factor_of(tally)
-        if not words:
+        more = added_term(tally) if tally.stage == "loss" and not words else ""
+        if not words and not more:
             continue
         del unexplained[name]
         found.append(
             Cause(
-                hypothesis="metric-scaled",
-                code="RDM007",
-                words=f"the logged {name} is {words}",
-                remedy="divide once: look for the number of micro-batches, ranks or accumulation steps of that size",
+                hypothesis="added-term" if more else "metric-scaled",
+                code="RDG005" if more else "RDM007",
+                words=f"the logged {name} is {words or more}",
+                remedy="look for a term that no option names, such as the load-balancing loss of a router"
+                if more
+                else "divide once: look for the number of micro-batches, ranks or accumulation steps of that size",
                 quantity=name,
                 compared=tally.compared,
                 as_recorded=tally.agree,
@@ -379,7 +479,15 @@ def _with_factors(diagnosis: Diagnosis) -> Diagnosis:
                 explains=(name,),
             )
         )
-    return Diagnosis(tuple(found), diagnosis.fixes, unexplained)
+    return replace(diagnosis, causes=tuple(found), unexplained=unexplained)
+
+
+def _bits(before: QuantityTally, after: QuantityTally) -> float:
+    """What the values of a quantity say for an edit with which they agree."""
+    if not (before.telling and 0 < after.radius < inf and 0 < before.radius < inf):
+        return 0.0
+    wider = log2(after.radius / before.radius)
+    return min(max(before.bits / before.telling - wider, 0.0), MOST_BITS) * before.telling
 
 
 def _better(base: QuantityTally | None, found: QuantityTally) -> QuantityTally:

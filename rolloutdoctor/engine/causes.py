@@ -10,7 +10,6 @@ from dataclasses import replace
 
 import torch
 
-from rolloutdoctor.audit.doubts import OF_JOIN
 from rolloutdoctor.audit.tally import STAGES, AuditTally
 from rolloutdoctor.data.batch import TRAIN, RolloutBatch
 from rolloutdoctor.data.windows import window_of
@@ -18,6 +17,7 @@ from rolloutdoctor.engine.cause_search import Diagnosis, LoggedRows, Search, Tri
 from rolloutdoctor.engine.devices import find_dtype
 from rolloutdoctor.engine.log_numbering import diagnosed, find_offset, renumbered
 from rolloutdoctor.engine.prepare import PreparedRun
+from rolloutdoctor.hypotheses.table import FAMILIES
 from rolloutdoctor.io.metrics import LoggedMetrics
 from rolloutdoctor.ops.evaluation_mode import evaluation_mode
 from rolloutdoctor.rules.base import Context
@@ -36,7 +36,10 @@ Batches = Callable[[], Iterable[RolloutBatch]]
 
 def columns_for_causes(context: Context) -> frozenset[str]:
     """Columns that the hypotheses read beyond those of a check."""
-    return frozenset().union(*(one.columns for one in applicable(context))) & context.columns
+    found = applicable(context)
+    families = [one for one in FAMILIES if context.objective is not None and one.applies(context.objective)]
+    names = frozenset().union(*(one.columns for one in found), *(one.columns for one in families))
+    return names & context.columns
 
 
 def find_causes(
@@ -51,11 +54,7 @@ def find_causes(
         audit: how its logged values compare with the recomputed ones.
         dtype: of the token values.
     """
-    doubted = {
-        name
-        for name, tally in audit.items()
-        if tally.not_compared and not tally.compared and not tally.reason.endswith(OF_JOIN)
-    }
+    doubted = {name for name, tally in audit.items() if tally.not_compared and not tally.compared}
     off = {name for name, tally in audit.items() if tally.disagree} | doubted
     if not off or context.objective is None:
         return Diagnosis()

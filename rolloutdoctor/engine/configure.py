@@ -4,9 +4,11 @@ import json
 import os
 from collections.abc import Sequence
 from dataclasses import dataclass
+from functools import cache
+from typing import Any
 
 from rolloutdoctor.hypotheses.fixes import ChosenFix
-from rolloutdoctor.io.locations.small_files import flat, read_small
+from rolloutdoctor.io.locations.small_files import MOST_BYTES, MOST_OPTIONS, flat, once, read_small
 from rolloutdoctor.io.locations.targets import shown
 from rolloutdoctor.io.metadata import RunMetadata
 from rolloutdoctor.objective.objective import Objective
@@ -17,6 +19,28 @@ from rolloutdoctor.trainers.spec import Trainer
 from rolloutdoctor.trainers.table import find
 
 _TRAINER_FILE = "--trainer-config takes a JSON or YAML file"
+
+
+_MOST_YAML = 2**20
+"""Bytes of YAML, which PyYAML reads slowly."""
+
+
+@cache
+def _loader() -> Any:  # noqa: ANN401 - a class of a package that may be absent
+    import yaml
+
+    class Loader(yaml.SafeLoader):
+        """Counts what merge keys bring: each level of a few lines can be ten times the one before."""
+
+        brought = 0
+
+        def flatten_mapping(self, node: Any) -> None:  # noqa: ANN401
+            super().flatten_mapping(node)
+            self.brought += len(node.value)
+            if self.brought > MOST_OPTIONS:
+                raise yaml.YAMLError(f"more than {MOST_OPTIONS:,} options")
+
+    return Loader
 
 
 @dataclass(frozen=True)
@@ -122,10 +146,11 @@ def read_trainer_config(path: str) -> Layer:
     Raises:
         UsageError: if it cannot be read, or YAML support is not installed.
     """
-    text = read_small(path, expected=_TRAINER_FILE)
+    is_yaml = path.endswith((".yaml", ".yml"))
+    text = read_small(path, expected=_TRAINER_FILE, most=_MOST_YAML if is_yaml else MOST_BYTES)
     name = shown(path)
     body: object
-    if path.endswith((".yaml", ".yml")):
+    if is_yaml:
         try:
             import yaml
         except ImportError:
@@ -133,15 +158,16 @@ def read_trainer_config(path: str) -> Layer:
                 f"{name}: reading YAML needs PyYAML; install rolloutdoctor[yaml], or give a JSON file"
             ) from None
         try:
-            body = yaml.safe_load(text)
+            body = yaml.load(text, Loader=_loader())
         except RecursionError:
             raise UsageError(f"{name}: nested too deeply; {_TRAINER_FILE}") from None
-        except (yaml.YAMLError, ValueError) as error:
+        except (yaml.YAMLError, ValueError, LookupError, AttributeError, TypeError) as error:
+            # PyYAML raises anything on a tag that does not fit its value.
             where = str(getattr(error, "problem_mark", "")).strip()
             raise UsageError(f"{name}: not YAML {where}".rstrip()) from None
     else:
         try:
-            body = json.loads(text)
+            body = json.loads(text, object_pairs_hook=once)
         except RecursionError:
             raise UsageError(f"{name}: nested too deeply; {_TRAINER_FILE}") from None
         except ValueError:

@@ -53,6 +53,9 @@ def nothing_found(
         )
     if reason is not None:
         return NotApplicable(rule.code, rule.name, reason)
+    unseen = rule.unseen_reason(total, context)
+    if unseen is not None:
+        return Skipped(rule.code, rule.name, unseen.reason, unseen.remedy)
     decisive = [name for part in rule.decisive_parts(total, context) for name in _assumed(part, context)]
     return _unstated(rule, decisive, context, "nothing was found, but ") if decisive else None
 

@@ -29,10 +29,11 @@ FEWEST_VALUES = 16
 
 
 def with_identified(run: Run, options: Options) -> Options:
-    """Add the options of the advantages, where the trainer is known and they are too much to assume.
+    """Add options that nothing states: those of the advantages, where they are too much to assume, and those in traces.
 
-    The advantages of some steps are held against every setting of the trainer that contradicts no stated option. One
-    way to compute them has to be left; where several are, nothing is added.
+    A metric that is logged under one value of an option shows that value. The advantages of some steps are compared
+    with every setting of the trainer that contradicts no stated option. One way to compute them has to be left; where
+    several are, nothing is added.
 
     Raises:
         UsageError: if an option cannot be used.
@@ -40,7 +41,10 @@ def with_identified(run: Run, options: Options) -> Options:
     """
     name = (options.trainer or "").partition("@")[0] or run.metadata.trainer or ""
     trainer = TRAINERS.get(name)
-    if trainer is None or not trainer.must_state or run.metrics_only:
+    if trainer is None:
+        return options
+    options = _with_traced(run, options, trainer)
+    if not trainer.must_state or run.metrics_only:
         return options
     layers, version = _stated(run, options, trainer)
     settings = resolve(trainer.options, version, layers, trainer=name).settings
@@ -53,6 +57,23 @@ def with_identified(run: Run, options: Options) -> Options:
         return options
     added = {key: value for key, value in found.options.items() if not settings[key].is_stated}
     return replace(options, layers=(*options.layers, Layer(ORIGIN, added)))
+
+
+def _with_traced(run: Run, options: Options, trainer: Trainer) -> Options:
+    """Add the options of which a logged metric shows the value."""
+    names = run.metrics.names()
+    traces = [trace for trace in trainer.traces if trace.value is not None and trace.metric in names]
+    if not traces:
+        return options
+    layers, version = _stated(run, options, trainer)
+    settings = resolve(trainer.options, version, layers, trainer=trainer.name).settings
+    # What is stated goes over it, and is refuted.
+    added = [
+        Layer(f"identified from the logged {trace.metric}", {trace.option: trace.value})
+        for trace in traces
+        if not settings[trace.option].is_stated
+    ]
+    return replace(options, layers=(*options.layers, *added)) if added else options
 
 
 def _stated(run: Run, options: ReadOptions, trainer: Trainer) -> tuple[list[Layer], tuple[int, ...]]:

@@ -9,14 +9,16 @@ from rolloutdoctor.engine.accumulate import RuleState, RunState, run_total
 from rolloutdoctor.engine.cause_search import Diagnosis, undiagnosed
 from rolloutdoctor.engine.configure import Configured
 from rolloutdoctor.engine.coverage import nothing_found
+from rolloutdoctor.engine.follows import by_cause
 from rolloutdoctor.engine.plan import Plan
 from rolloutdoctor.objective.required_columns import CUT_COLUMNS, is_incomplete, loss_columns
 from rolloutdoctor.ops.logged_digits import WHOLE_LOG
 from rolloutdoctor.results.audit import AuditEntry, Cause, Disagreement
-from rolloutdoctor.results.findings import Finding, NotApplicable, Report, Severity, Skipped
+from rolloutdoctor.results.findings import Finding, NotApplicable, Report, Skipped
 from rolloutdoctor.results.version import __version__
 from rolloutdoctor.rules.audited import audited_stages
 from rolloutdoctor.rules.base import Context, counted
+from rolloutdoctor.rules.options_refuted import questions
 from rolloutdoctor.rules.table import AnyRule
 from rolloutdoctor.trainers.options import unused
 
@@ -45,11 +47,12 @@ def judge(
     audit = {name: tally for name, tally in state.audit.items() if tally.stage in stages}
     diagnosis = diagnosis or undiagnosed(audit)
     means = {name: tally for name, tally in audit.items() if tally.window > 1}
-    context = replace(diagnosed(plan.context, diagnosis), means=means)
+    context = replace(diagnosed(plan.context, diagnosis), means=means, audit=audit)
     findings: list[Finding] = []
     clean: list[tuple[str, str]] = []
     skipped, not_applicable = list(plan.skipped), list(plan.not_applicable)
     notes = _notes(plan, state)
+    notes += questions(context)
     for rule in plan.rules:
         seen = state.rules.get(rule.code, RuleState())
         if seen.is_empty and seen.skipped_steps:
@@ -77,16 +80,16 @@ def judge(
             skipped.append(untested)
         else:
             clean.append((rule.code, rule.name))
-    findings = _yielding(plan, findings)
+    made_by = context.made_by if configured is None else (configured.trainer.name, configured.version)
     return Report(
         version=__version__,
         device=device,
         dtype=dtype,
         input=state.input,
-        trainer=configured.trainer.name if configured else None,
-        trainer_version=configured.version if configured else None,
+        trainer=made_by[0],
+        trainer_version=made_by[1],
         config=configured.settings() if configured else {},
-        findings=tuple(sorted(findings, key=lambda found: (-found.severity, found.code))),
+        findings=by_cause(findings, context),
         clean=tuple(clean),
         skipped=tuple(sorted(skipped, key=lambda one: one.code)),
         notes=tuple(notes),
@@ -100,7 +103,12 @@ def diagnosed(context: Context, diagnosis: Diagnosis) -> Context:
     by_code: dict[str, tuple[Cause, ...]] = {}
     for cause in diagnosis.causes:
         by_code[cause.code] = (*by_code.get(cause.code, ()), cause)
-    return replace(context, causes=by_code, unexplained=diagnosis.unexplained)
+    return replace(
+        context,
+        causes=by_code,
+        unexplained=diagnosis.unexplained,
+        partly=diagnosis.partly,
+    )
 
 
 def _means_left(audit: AuditTally, state: RunState, context: Context) -> dict[str, str]:
@@ -170,21 +178,6 @@ def _finding(rule: AnyRule, seen: RuleState, total: Any, context: Context) -> Fi
     )
 
 
-def _yielding(plan: Plan, findings: list[Finding]) -> list[Finding]:
-    """Make a finding information where another rule's names the cause of what it sees."""
-    found = {finding.code: finding.name for finding in findings if finding.severity > Severity.INFO}
-    causes = {rule.code: next((code for code in rule.yields_to if code in found), None) for rule in plan.rules}
-
-    def yielding(finding: Finding) -> Finding:
-        code = causes[finding.code]
-        if code is None or finding.severity <= Severity.INFO:
-            return finding
-        evidence = f"{finding.evidence}; {code} ({found[code]}) names the cause"
-        return replace(finding, severity=Severity.INFO, evidence=evidence)
-
-    return [yielding(finding) for finding in findings]
-
-
 def _by_step(state: RunState) -> list[tuple[str, tuple[int, int]]]:
     """Failures in the order of their first steps, whatever the order of arrival."""
     return sorted(state.failures.items(), key=lambda failure: (failure[1][0], failure[0]))
@@ -215,6 +208,13 @@ def _notes(plan: Plan, state: RunState) -> list[str]:
             f"{state.odd_groups:,} groups do not have the configured number of rows: if rows are missing from the "
             "file, the advantages of their groups are not those of the run"
         )
+    lost, size = plan.context.missing_ranks, plan.context.world_size
+    if lost:
+        names = ", ".join(map(str, lost[:8])) + (f" and {len(lost) - 8:,} more" if len(lost) > 8 else "")
+        notes.append(
+            f"the files lack {'rank' if len(lost) == 1 else 'ranks'} {names} of {size:,}: nothing that depends on the "
+            "whole step is confirmed; give the files of every rank, run.rank*"
+        )
     every = max((one.every for one in state.rules.values()), default=1)
     if every > 1:
         notes.append(
@@ -231,6 +231,8 @@ def _notes(plan: Plan, state: RunState) -> list[str]:
             "no micro_batch_id or optim_step_id: assuming that each logged step is one optimizer step on one "
             "micro-batch"
         )
+    if evaluates_loss and objective is not None and objective.entropy_bonus is not None:
+        notes.append(f"gradients are those of the policy term and the KL term: {objective.entropy_bonus.no_gradient}")
     rounded = plan.context.digits.get(WHOLE_LOG)
     if rounded:
         words = min(rounded, key=lambda one: one.kept).words

@@ -30,7 +30,7 @@ class MergedIds:
     """Counts the groups whose id is another spelling of the number of another group."""
 
     def __init__(self, objectives: Iterable[Objective]) -> None:
-        able = [objective for objective in objectives if objective.advantage.numeric_ids != "never"]
+        able = [objective for objective in objectives if objective.advantage.numeric_ids == "always"]
         # Of several sides the one that merges most: with the fix of rejected rows, or either.
         self._objectives, self.count = able, MergedCount()
 

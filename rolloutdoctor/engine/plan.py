@@ -91,7 +91,9 @@ def _obstacle(rule: AnyRule, context: Context, assumed: Skipped | None) -> Skipp
         return Skipped(
             rule.code,
             rule.name,
-            "nothing says which trainer made the run, and with which options",
+            "nothing says which trainer made the run, and with which options"
+            if context.made_by[0] is None
+            else f"nothing says with which options {context.made_by[0]} made the run",
             f"{context.unstated}; {remedy(['*'], context)}" if context.recording else context.unstated,
         )
     if assumed is not None:

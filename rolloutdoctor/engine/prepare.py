@@ -72,17 +72,12 @@ def against_log(context: Context, configured: Configured | None, metrics: Logged
 
 
 def without_refuted(context: Context, refuted: tuple[Refuted, ...], *, refutable: bool) -> Context:
-    """Return the context with some refuted options; what was only assumed, and is refuted, is not used."""
+    """Return the context with some refuted options; what was only assumed, and the log rules out, is not used."""
     context = replace(context, refuted=refuted, refutable=refutable)
     assumed = [one for one in refuted if one.assumed]
     if not assumed:
         return context
-    names = ", ".join(f"{one.option} = {one.value}" for one in assumed)
-    return replace(
-        context,
-        objective=None,
-        unstated=f"the log refutes {names}, which was only assumed: state it with --set {assumed[0].option}=VALUE",
-    )
+    return replace(context, objective=None, unstated="; ".join(one.words for one in assumed))
 
 
 def context_for(
@@ -101,6 +96,7 @@ def context_for(
         trainer=configured.trainer,
         config=configured.config,
         objective=configured.objective,
+        version_stated=not configured.version_assumed,
     )
 
 
@@ -130,4 +126,8 @@ def whole_context(
         windows=metrics.windows,
         imported=is_imported(metadata),
         omits_rows=omits_rows(metadata),
+        splits_unknown=metadata.splits_unknown,
+        made_by=(metadata.trainer, metadata.trainer_version),
+        world_size=metadata.world_size,
+        missing_ranks=metadata.missing_ranks,
     )

@@ -8,8 +8,8 @@ import importlib
 import os
 import platform
 import sys
-from collections.abc import Callable
-from contextlib import ExitStack, redirect_stdout
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack, contextmanager, redirect_stdout
 from dataclasses import dataclass
 from typing import Any
 
@@ -17,6 +17,7 @@ from rolloutdoctor.engine.part_states import StateFolder, part_name, run_identit
 from rolloutdoctor.engine.parts import Part, State, Work, plan_parts
 from rolloutdoctor.io.progress import Progress
 from rolloutdoctor.io.run import Run, StepRange
+from rolloutdoctor.io.write.scratch import SHORT_PREFIX, scratch_folder
 from rolloutdoctor.results import errors
 from rolloutdoctor.results.errors import InputError, RolloutDoctorError, UsageError
 from rolloutdoctor.results.version import __version__
@@ -66,7 +67,7 @@ class RayCluster:
             UsageError: if Ray is not installed, or there is no cluster.
             InputError: if a part cannot be measured.
         """
-        ray = _imported()
+        ray = _imported(alone=self.address == LOCAL)
         parts = plan_parts(run, steps, split, max(LEAST_PARTS, -(-run.decoded_bytes() // PART_BYTES)))
         whole = run_identity(run)
         names = [part_name(work, part, whole) for part in parts]
@@ -93,9 +94,12 @@ class RayCluster:
         return [found[part.number] for part in parts]
 
 
-def _imported() -> Any:  # noqa: ANN401  # a module without types
+def _imported(*, alone: bool) -> Any:  # noqa: ANN401  # a module without types
     # Before the import, which reads them. Workers have the environment of the driver, as far as there is one.
     os.environ.setdefault("RAY_ACCEL_ENV_VAR_OVERRIDE_ON_ZERO", "0")
+    if alone:
+        # By its name it is for other systems; it is what makes Ray use the loopback address of this one.
+        os.environ["RAY_ENABLE_WINDOWS_OR_OSX_CLUSTER"] = os.environ["RAY_USAGE_STATS_ENABLED"] = "0"
     try:
         return importlib.import_module("ray")
     except ImportError:
@@ -117,14 +121,20 @@ class _Connection:
         with ExitStack() as joined:
             if not self._ray.is_initialized():
                 joined.enter_context(redirect_stdout(sys.stderr))
-                self._join()
+                self._join(joined)
                 joined.callback(self._ray.shutdown)
             self._left = joined.pop_all()
 
-    def _join(self) -> None:
+    def _join(self, joined: ExitStack) -> None:
         ray = self._ray
         wanted = None if self._address == LOCAL else self._address or os.environ.get("RAY_ADDRESS") or "auto"
-        more: dict[str, object] = {"include_dashboard": False} if wanted is None else {}
+        more: dict[str, object] = {}
+        if wanted is None:
+            # Ray has no login: nobody else may reach what is started here, and nothing here asks the network.
+            folder = joined.enter_context(scratch_folder(SHORT_PREFIX))
+            more = {"_node_ip_address": "127.0.0.1", "_temp_dir": str(folder), "include_dashboard": False}
+            more |= {"num_gpus": 0, "resources": {"TPU": 0}}
+            joined.enter_context(_without_dashboard())
         try:
             ray.init(address="local" if wanted is None else wanted, log_to_driver=False, logging_level="ERROR", **more)
         except (ConnectionError, RuntimeError, ValueError, OSError) as error:
@@ -136,6 +146,18 @@ class _Connection:
 
     def __exit__(self, *caught: object) -> None:
         self._left.close()
+
+
+@contextmanager
+def _without_dashboard() -> Iterator[None]:
+    """Start no dashboard: what is left of it without its pages asks the cloud's metadata server who it is."""
+    services: Any = importlib.import_module("ray._private.services")
+    before = services.start_api_server
+    services.start_api_server = lambda *args, **kwargs: (None, None)
+    try:
+        yield
+    finally:
+        services.start_api_server = before
 
 
 class _Turns:

@@ -23,9 +23,11 @@ def find_refuted(configured: Configured | None, metrics: LoggedMetrics) -> tuple
 
 
 def has_traces(configured: Configured | None, metrics: LoggedMetrics) -> bool:
-    """Return True if the log holds a metric that could refute an option."""
-    names = metrics.names()
-    return configured is not None and any(trace.metric in names for trace in configured.trainer.traces)
+    """Return True if the log holds a metric that could refute an option that is stated."""
+    if configured is None:
+        return False
+    names, settings = metrics.names(), configured.config.settings
+    return any(trace.metric in names and not settings[trace.option].assumed for trace in configured.trainer.traces)
 
 
 def _by_traces(configured: Configured, metrics: LoggedMetrics) -> Iterator[Refuted]:
@@ -47,8 +49,10 @@ def _by_traces(configured: Configured, metrics: LoggedMetrics) -> Iterator[Refut
             option=trace.option,
             value=_shown(setting.value),
             assumed=setting.assumed,
-            words=f"{trace.metric} is logged {trace.words}, and {trace.option} is {_shown(setting.value)}"
-            + (" by assumption" if setting.assumed else f" ({setting.origin})"),
+            words=_asked(f"{trace.metric} is logged {trace.words}", trace.option)
+            if setting.assumed
+            else f"{trace.metric} is logged {trace.words}, and {trace.option} is {_shown(setting.value)} "
+            f"({setting.origin})",
             evidence=f"{trace.metric} was logged {len(values):,} times, first at step {step} with {value:.6g}",
         )
 
@@ -58,6 +62,8 @@ def _by_rounded_losses(configured: Configured, metrics: LoggedMetrics) -> Iterat
     trainer, term = configured.trainer, configured.objective.kl_loss
     option = trainer.kl_option
     if term is None or option is None or not trainer.loss_is_whole or term.coef <= 0:
+        return
+    if configured.objective.entropy_bonus is not None:
         return
     found = [metrics.at(key) for key in metrics.steps() if key.split == TRAIN]
     losses = [one[trainer.loss_metric] for one in found if trainer.loss_metric in one]
@@ -70,10 +76,17 @@ def _by_rounded_losses(configured: Configured, metrics: LoggedMetrics) -> Iterat
         option=option,
         value=_shown(setting.value),
         assumed=setting.assumed,
-        words=f"every logged {trainer.loss_metric} is 0, and {option} = {_shown(setting.value)} times the logged KL is "
+        words=_asked(f"every logged {trainer.loss_metric} is 0 beside a KL that is not", option)
+        if setting.assumed
+        else f"every logged {trainer.loss_metric} is 0, and {option} = {_shown(setting.value)} times the logged KL is "
         f"{term.coef * min(kls):.3g} at least, which its digits would show",
         evidence=f"{len(losses):,} losses of 0; least KL {min(kls):.4g}",
     )
+
+
+def _asked(seen: str, option: str) -> str:
+    """A question after an option that nobody stated, and of which the log shows that it is not the default."""
+    return f"{seen}, and nothing states {option}: say it with --set {option}=VALUE"
 
 
 def _shown(value: object) -> str:

@@ -35,8 +35,10 @@ def is_imported(metadata: RunMetadata) -> bool:
 
 
 def omits_rows(metadata: RunMetadata) -> bool:
-    """Tell whether the rows come from a dump that need not hold all rows of a step."""
-    return any(one.omits_rows for one in IMPORTERS if one.name == metadata.recording.get("importer"))
+    """Tell whether the rows come from a dump, or from a part of the ranks, that need not hold all rows of a step."""
+    return bool(metadata.missing_ranks) or any(
+        one.omits_rows for one in IMPORTERS if one.name == metadata.recording.get("importer")
+    )
 
 
 def _unstated(metadata: RunMetadata, trainer: Trainer) -> str:

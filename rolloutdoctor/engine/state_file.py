@@ -32,8 +32,8 @@ SPLITS = (TRAIN, EVAL)
 _MOST_BYTES = 2**30
 """Largest size of a state, in bytes: it has some kilobytes for each step that it keeps."""
 
-_MOST_STEPS = 10**8
-"""More than any run has: what runs of steps say is not believed beyond."""
+_MOST_STEPS = 2**20
+"""More than any run has: what spans of steps say is not believed beyond."""
 
 
 @dataclass(frozen=True)

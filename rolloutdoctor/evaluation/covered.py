@@ -75,7 +75,7 @@ def _optional(name: str, covered: Covered) -> Callable[[Any], bool]:
 
 BY_ROW: Covered = {
     **_each("trainer", "version", "advantage", "has_kl_loss", "reward_weights", "kl_buffer", "metric_columns"),
-    **_each("also_logs", "context_slices"),
+    **_each("also_logs", "context_slices", "entropy_bonus"),
     **{name: _optional(name, _AGGREGATION) for name in ("aggregation", "policy_aggregation")},
     **{name: _optional(name, _SCOPE) for name in ("baseline_rows", "policy", "kl", "denominator", "metric")},
     "kl_reward": _optional("kl_reward", _KL_REWARD),

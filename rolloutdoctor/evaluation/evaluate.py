@@ -19,6 +19,7 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from rolloutdoctor.data.batch import RolloutBatch
+from rolloutdoctor.evaluation.entropy import bonus_tokens
 from rolloutdoctor.evaluation.rows import RowResult, compared_groups, evaluate_rows, in_scope, row_parts, stored_kl
 from rolloutdoctor.evaluation.scores import reward_kl_tokens
 from rolloutdoctor.evaluation.token_measures import TokenBlock
@@ -27,6 +28,8 @@ from rolloutdoctor.evaluation.tokens import token_pass
 from rolloutdoctor.objective.objective import Objective, Scope
 from rolloutdoctor.objective.required_columns import incomplete, loss_columns, optional_columns
 from rolloutdoctor.ops import elementwise as el
+from rolloutdoctor.ops import segments as seg
+from rolloutdoctor.ops.evaluation_mode import one_thread
 from rolloutdoctor.results.errors import CannotComputeError, naming
 
 if TYPE_CHECKING:
@@ -56,6 +59,7 @@ class Losses(NamedTuple):
 
     policy: NDArray[np.float64]
     kl: NDArray[np.float64]
+    entropy: NDArray[np.float64]
     total: NDArray[np.float64]
     at_ratio_one: NDArray[np.float64]
     grad_l1: NDArray[np.float64]
@@ -89,17 +93,32 @@ class Evaluation:
         """Loss and gradient of each step; there is one but for steps that were joined."""
         part, by_step = self._part(), self.batch.by_step
         policy, kl = by_step.sum(part.policy_N * part.policy_weight_N), by_step.sum(part.kl_loss_N * part.weight_N)
+        entropy = np.zeros_like(policy) if self.objective.entropy_bonus is None else by_step.sum(self.entropy_loss_N)
         at_ratio_one = by_step.sum(part.loss_at_ratio_one_N * part.policy_weight_N)
         # A loss that is infinite or undefined is one.
         with el.unwarned():
             return Losses(
                 policy=policy,
                 kl=kl,
-                total=policy + kl,
-                at_ratio_one=kl + at_ratio_one,
+                entropy=entropy,
+                total=policy + kl + entropy,
+                at_ratio_one=kl + entropy + at_ratio_one,
                 grad_l1=by_step.sum(part.grad_l1_N),
                 grad_l2=np.sqrt(by_step.sum(part.grad_sq_N)),
             )
+
+    @cached_property
+    def entropy_loss_N(self) -> Tensor:
+        """What the entropy bonus adds to the loss of the step by row, ``[N]`` float64."""
+        part = self._part()
+        if self.objective.entropy_bonus is None:
+            return torch.zeros_like(part.weight_N)
+        return seg.total(bonus_tokens(self.batch, self.objective, part.layout), self.batch.rows)
+
+    @property
+    def entropy_loss(self) -> float:
+        """What the entropy bonus adds to the step's loss; NaN where its coefficient is not known of the step."""
+        return _only(self.losses.entropy)
 
     @property
     def policy_loss(self) -> float:
@@ -160,7 +179,8 @@ class Evaluation:
             found["tokens"] = rows.length_N
         if tokens is not None:
             policy_N, kl_N = tokens.policy_N * tokens.policy_weight_N, tokens.kl_loss_N * tokens.weight_N
-            found |= {"loss": policy_N + kl_N, "policy_loss": policy_N, "kl_loss": kl_N, "kl": tokens.kl_N}
+            loss_N = policy_N + kl_N + self.entropy_loss_N
+            found |= {"loss": loss_N, "policy_loss": policy_N, "kl_loss": kl_N, "kl": tokens.kl_N}
             found |= {"weight": tokens.weight_N, "grad_l1": tokens.grad_l1_N, "grad_l2": tokens.grad_sq_N.sqrt()}
         for name, x_N in found.items():
             columns[name] = pl.Series([None] * len(batch) if x_N is None else x_N.tolist(), dtype=pl.Float64)
@@ -178,6 +198,7 @@ def _only(x_S: NDArray[np.float64]) -> float:
     return float(value)
 
 
+@one_thread()
 def evaluate(
     batch: RolloutBatch,
     objective: Objective,
@@ -186,6 +207,7 @@ def evaluate(
     per_token: bool = False,
     logged: Mapping[str, float] | None = None,
     kernel: str = "torch",
+    amend: Callable[[RowResult], RowResult] | None = None,
 ) -> Evaluation:
     """Evaluate one objective on one step.
 
@@ -196,11 +218,13 @@ def evaluate(
         per_token: keep the token values too.
         logged: the step's metrics, for objectives that change from step to step.
         kernel: what evaluates a step on a GPU: "torch", or "triton" for the kernel, where it covers the objectives.
+        amend: edits the first pass before the second sees it.
 
     Raises:
         CannotComputeError: where the trainer itself fails, or what changes from step to step was not logged.
     """
-    return evaluate_all(batch, {"": objective}, dtype=dtype, per_token=per_token, logged=logged, kernel=kernel)[""]
+    alone = {"": objective}
+    return evaluate_all(batch, alone, dtype=dtype, per_token=per_token, logged=logged, kernel=kernel, amend=amend)[""]
 
 
 @el.unwarned()
@@ -213,6 +237,7 @@ def evaluate_all(
     logged: Mapping[str, float] | None = None,
     kernel: str = "torch",
     visit: Callable[[TokenBlock], None] | None = None,
+    amend: Callable[[RowResult], RowResult] | None = None,
 ) -> dict[str, Evaluation]:
     """Evaluate several objectives in one pass over the tokens.
 
@@ -226,6 +251,7 @@ def evaluate_all(
         logged: the step's metrics, for objectives that change from step to step.
         kernel: what evaluates a step on a GPU: "torch", or "triton" for the kernel, where it covers the objectives.
         visit: is shown each block of tokens that the evaluation goes through; see `TokenMeasures`.
+        amend: edits the first pass of each before the second sees it.
 
     Raises:
         CannotComputeError: where the trainer itself fails, or what changes from step to step was not logged.
@@ -237,6 +263,8 @@ def evaluate_all(
         if absent:
             raise CannotComputeError(incomplete(absent))
     parts = row_parts(batch, objectives, dtype)
+    if amend is not None:
+        parts = {name: None if part is None else amend(part) for name, part in parts.items()}
     able = {
         name: part for name, part in parts.items() if part is not None and batch.has(*loss_columns(objectives[name]))
     }

@@ -11,6 +11,7 @@ from rolloutdoctor.data.batch import RolloutBatch
 from rolloutdoctor.evaluation.blocks import Block, Scope, whole
 from rolloutdoctor.evaluation.covered import is_covered, token_terms
 from rolloutdoctor.evaluation.cuda import fused
+from rolloutdoctor.evaluation.entropy import open_tokens
 from rolloutdoctor.evaluation.fast_cpu import ClippedCpuEvaluator, Part
 from rolloutdoctor.evaluation.rows import RowResult, in_scope
 from rolloutdoctor.evaluation.scores import ratios_at_loss, sampler_correction_of
@@ -18,7 +19,7 @@ from rolloutdoctor.evaluation.token_sums import PerToken, TokenSums
 from rolloutdoctor.formulas import kl
 from rolloutdoctor.formulas.corrections.inside import inside_the_loss
 from rolloutdoctor.formulas.losses.aggregation import Layout, row_weights
-from rolloutdoctor.formulas.losses.gates import high_entropy, importance_of_rows, product
+from rolloutdoctor.formulas.losses.gates import importance_of_rows, product
 from rolloutdoctor.formulas.losses.levels import row_mean
 from rolloutdoctor.formulas.losses.selections import SELECTIONS
 from rolloutdoctor.formulas.losses.surrogates import SURROGATES
@@ -68,7 +69,7 @@ class GeneralEvaluator:
         self.differs_N = self.zero_gradient_N = torch.zeros(len(batch), dtype=torch.bool, device=batch.device)
         self.kept: list[tuple[Tensor, ...]] | None = [] if per_token else None
         self.chosen_T: Tensor | None = None
-        self.open_T = self._open_tokens()
+        self.open_T = open_tokens(batch, objective, layout)
         if objective.surrogate.kind in SELECTIONS:
             step = whole(batch, dtype)
             micro_T = step.expand(self.layout.micro_N)
@@ -117,15 +118,6 @@ class GeneralEvaluator:
         gate_T = product(gates, given, block.column, open_T)
         inside = [importance_of_rows(given, block.column, gate) for gate in gates if gate.inside]
         return replace(given, gate_T=gate_T, log_weight_N=inside[0] if inside else None)
-
-    def _open_tokens(self) -> Tensor | None:
-        """Tokens of high entropy, ``[T]`` bool, where the objective wants no others; None where it takes all."""
-        for gate in self.objective.gates:
-            if gate.kind == "high_entropy" and gate.high is not None:
-                forward_T = seg.expand(self.layout.forward_N, self.batch.rows)
-                entropy_T = self.batch.column("entropy")
-                return high_entropy(entropy_T, self.batch.column("response_mask"), forward_T, gate.high)
-        return None
 
     def compare_with(self, reference: "GeneralEvaluator") -> None:
         """Compare derivatives with those of `reference`, which every block goes through first."""

@@ -30,6 +30,7 @@ from rolloutdoctor.objective.required_columns import advantage_columns, reward_k
 from rolloutdoctor.ops import segments as seg
 from rolloutdoctor.ops.group_stats import GroupStats
 from rolloutdoctor.ops.groups import Groups
+from rolloutdoctor.ops.rounding import Radius
 from rolloutdoctor.results.errors import naming
 
 
@@ -48,6 +49,7 @@ class RowResult:
         baseline_N: ``[N]`` float64, what was subtracted from the score; None like `advantage_N`.
         advantage_T: ``[T]`` advantages for estimators with a time axis, else None.
         weight_T: ``[T]`` importance weights of the rollout correction; None without any, or without their columns.
+        edited_radius: radius of `advantage_N`, ``[N]``, where that was edited; None: that of the estimator.
     """
 
     objective: Objective
@@ -60,6 +62,7 @@ class RowResult:
     baseline_N: Tensor | None
     advantage_T: Tensor | None = None
     weight_T: Tensor | None = None
+    edited_radius: Radius | None = None
 
     def voting_N(self, x_N: Tensor) -> Tensor:
         """`x_N` for baseline rows, NaN for the rest."""
@@ -92,7 +95,7 @@ def _is_same(objective: Objective, other: Objective, part: RowResult | None) -> 
         other: the other.
         part: what it gave.
     """
-    if part is None or part.rejected_N is None or objective.advantage.numeric_ids == "rejected-rows":
+    if part is None or part.rejected_N is None:
         return False
     if replace(objective, baseline_rows=other.baseline_rows) != other:
         return False
@@ -207,10 +210,7 @@ def compared_groups(batch: RolloutBatch, objective: Objective) -> Groups:
     rule = objective.advantage
     if rule.batch_if_unequal and len(groups.sizes) > 1:
         return Groups.of(torch.zeros_like(groups.index_N))
-    is_numeric = rule.numeric_ids == "always"
-    if rule.numeric_ids == "rejected-rows":
-        is_numeric = RowSet.REJECTED in objective.baseline_rows.without
-    return by_number(groups, batch.group_ids) if is_numeric else groups
+    return by_number(groups, batch.group_ids) if rule.numeric_ids == "always" else groups
 
 
 def zero_std_rows(batch: RolloutBatch, scores: Sequence[Tensor], stats: GroupStats, *, partial: bool = False) -> Tensor:

@@ -82,7 +82,9 @@ def compare_rows(batch: RolloutBatch, measured: Mapping[str, Tensor]) -> SameRow
         return None
     rows, groups = batch.by_step, batch.groups_by_step
     is_shown_N, nats_N = _shown(batch, measured, hash_N), _nats(batch, measured)
-    group_N, response_N = batch.groups.index_N, numbered(rows.step_N, hash_N)
+    # Rows of another pass over a generated batch are no copies.
+    parts = [batch.per_row[name] for name in ("generation_id",) if name in batch.per_row]
+    group_N, response_N = batch.groups.index_N, numbered(rows.step_N, *parts, hash_N)
     group_n, response_n, nats_n = group_N[is_shown_N], response_N[is_shown_N], nats_N[is_shown_N]
     shown, kinds = rows.only(is_shown_N), int(response_N.max()) + 1
     # A kind is a response of a group; the likeliest of its copies says how likely it is.

@@ -46,7 +46,7 @@ WITHIN_GROUPS: Mapping[str, Callable[[AdvantageRule], bool]] = {
     "estimator": lambda rule: rule.spec.axis is Axis.ROWS and rule.spec.within_groups,
     "scale": lambda rule: rule.scale in ("group", "none"),
     "batch_if_unequal": lambda rule: not rule.batch_if_unequal,
-    "numeric_ids": lambda rule: rule.numeric_ids == "never",
+    "numeric_ids": lambda rule: rule.numeric_ids != "always",
     "single": lambda rule: not rule.single,
     "normalised": lambda rule: not rule.normalised,
     "whitened": lambda rule: not rule.whitened,
@@ -178,7 +178,7 @@ class StepsTogether:
     def _at_step(self, objective: Objective) -> Objective | None:
         """The objective of all steps; None where it changes from step to step, or is not known of one."""
         try:
-            found = [objective.at_step(logged) for logged in (self._logged if objective.step_metric else ({},))]
+            found = [objective.at_step(logged) for logged in (self._logged if objective.changes_by_step else ({},))]
         except CannotComputeError:
             return None
         return found[0] if all(one == found[0] for one in found[1:]) else None

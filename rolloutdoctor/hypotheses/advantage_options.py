@@ -13,10 +13,6 @@ def _is_standard_score(objective: Objective) -> bool:
     return objective.advantage.spec.is_standard_score
 
 
-def _is_scaled(objective: Objective) -> bool:
-    return objective.advantage.spec.divides and objective.advantage.scale != "none"
-
-
 def _by_row(objective: Objective) -> bool:
     return objective.advantage.spec.has_groups and objective.advantage.spec.name in ("grpo", "rloo", "raw")
 
@@ -32,18 +28,6 @@ def _option(
         remedy=_STATE,
         applies=applies,
         objective=edit,
-    )
-
-
-def _detail(name: str, words: str, **changes: object) -> Hypothesis:
-    return Hypothesis(
-        name=name,
-        code="RDA004",
-        stage="advantages",
-        words=words,
-        remedy=_UPSTREAM,
-        applies=_is_scaled,
-        objective=changing("advantage", **changes),
     )
 
 
@@ -139,28 +123,5 @@ ADVANTAGE_OPTIONS = (
         remedy=_UPSTREAM,
         applies=lambda objective: objective.advantage.batch_if_unequal,
         objective=changing("advantage", batch_if_unequal=False),
-    ),
-    _detail("biased-std", "the standard deviation divides by n, not by n - 1", biased_std=True),
-    *(
-        _detail(f"epsilon-{text}", f"epsilon is {text} beside the standard deviation", epsilon=float(text))
-        for text in ("0", "1e-8", "1e-6", "1e-5", "1e-4", "1e-3")
-    ),
-    *(
-        _detail(
-            f"epsilon-{text}-in-root",
-            f"epsilon is {text}, added to the variance before the root",
-            epsilon=float(text),
-            epsilon_in_root=True,
-        )
-        for text in ("1e-8", "1e-6", "1e-5", "1e-4")
-    ),
-    *(
-        _detail(
-            f"biased-std-epsilon-{text}",
-            f"the standard deviation divides by n, and epsilon is {text}",
-            epsilon=float(text),
-            biased_std=True,
-        )
-        for text in ("1e-8", "1e-6", "1e-5", "1e-4")
     ),
 )

@@ -101,6 +101,15 @@ def _unmasked_baseline_zero(objective: Objective) -> Objective:
     return _unmasked_baseline(objective).with_singleton_rule("zero")
 
 
+def _reads_numbers_as_proposed(objective: Objective) -> bool:
+    return objective.advantage.numeric_ids == "proposed"
+
+
+def _unmasked_baseline_by_number(objective: Objective) -> Objective:
+    advantage = replace(objective.advantage, numeric_ids="always")
+    return replace(_unmasked_baseline(objective), advantage=advantage)
+
+
 def _copied_kl(objective: Objective) -> Objective:
     return replace(objective, kl_buffer=KlBuffer.COPY)
 
@@ -145,12 +154,18 @@ FIXES: dict[str, Fix] = {
         stage="advantages",
         contested=True,
         applies=_anything,
-        variants={"singleton-raw": _unmasked_baseline, "singleton-zero": _unmasked_baseline_zero},
+        variants={
+            "singleton-raw": _unmasked_baseline,
+            "singleton-zero": _unmasked_baseline_zero,
+            "pr6452": _unmasked_baseline_by_number,
+        },
         notes={
             "singleton-raw": "a single unmasked response gets its raw score where verl does so (as proposed)",
             "singleton-zero": "a single unmasked response gets the advantage 0",
+            "pr6452": "rloo_vectorized as in the pull request, which also reads group ids that are whole numbers as "
+            "numbers, so that 7 and 007 are one group",
         },
-        only_where={},
+        only_where={"pr6452": _reads_numbers_as_proposed},
         references=(
             "https://github.com/verl-project/verl/pull/6452",
             "https://github.com/verl-project/verl/pull/6375",
@@ -197,7 +212,7 @@ class ChosenFix:
             UsageError: if the fix is not about what the objective computes.
         """
         if not self.applies_to(objective):
-            trainers = ", ".join(self.fix.trainers(self.variant))
+            trainers = ", ".join(self.fix.trainers(self.variant)) or "other options"
             raise UsageError(f"fix {self.label} applies to {trainers}, not to this run of {objective.trainer}")
         return self.fix.variants[self.variant](objective)
 

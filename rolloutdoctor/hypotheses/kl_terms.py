@@ -1,8 +1,10 @@
 """Hypotheses about the KL term: its estimator, its clamp, what it compares, and how often it counts."""
 
+from collections.abc import Iterator, Sequence
 from dataclasses import replace
+from math import fsum, isfinite
 
-from rolloutdoctor.hypotheses.hypothesis import Hypothesis, changing
+from rolloutdoctor.hypotheses.hypothesis import Family, Hypothesis, Seen, changing
 from rolloutdoctor.objective.objective import KlTerm, Objective
 
 _WORDS = {
@@ -13,6 +15,9 @@ _WORDS = {
     "k3_clamped": "k3 of a clamped log-ratio, clamped to 10",
 }
 _REFERENCES = ("https://github.com/huggingface/trl/issues/4637", "https://github.com/volcengine/verl/pull/2953")
+
+
+_STATE = "state the option of the run, and check again"
 
 
 def _has_kl_loss(objective: Objective) -> bool:
@@ -44,13 +49,50 @@ def _twice_in_reward(objective: Objective) -> Objective:
     return replace(objective, kl_reward=penalty, advantage=replace(objective.advantage, sums_tokens=True))
 
 
-def _without_loss(objective: Objective) -> Objective:
-    return replace(objective, kl_loss=None)
+def _factor(name: str, code: str, words: str, factor: float, part: str = "kl_loss") -> Hypothesis:
+    def edit(objective: Objective) -> Objective:
+        return changing(part, coef=factor * getattr(objective, part).coef)(objective)
+
+    return Hypothesis(
+        name=name,
+        code=code,
+        stage="loss" if part == "kl_loss" else "advantages",
+        words=words,
+        remedy="look for the place that adds the KL term, and state the coefficient that the run really had",
+        applies=lambda objective: getattr(objective, part) is not None,
+        objective=edit,
+        references=("https://github.com/OpenRLHF/OpenRLHF/issues/768",),
+    )
 
 
-def _doubled(objective: Objective) -> Objective:
-    assert objective.kl_loss is not None
-    return changing("kl_loss", coef=2 * objective.kl_loss.coef)(objective)
+def _solve_coefficient(trials: Sequence[Sequence[Seen]]) -> Iterator[Hypothesis]:
+    """The coefficient that one logged loss gives, taken from the policy term and the KL term of its step."""
+    found: list[tuple[float, float]] = []
+    for trial in trials:
+        parts = [(one.evaluation.policy_loss, one.evaluation.kl_loss) for one in trial if one.evaluation.tokens]
+        logged = trial[0].logged.get(trial[0].trainer.loss_metric)
+        if len(parts) < len(trial) or logged is None or not trial[0].trainer.loss_is_whole:
+            continue
+        policy, kl = (fsum(part) / len(parts) for part in zip(*parts, strict=True))
+        if kl and isfinite(kl) and isfinite(policy):
+            found.append((abs(kl), (logged - policy) / kl))
+    if len(found) >= 3:
+        # The largest KL term says most; a coefficient is a number of few digits, and the others say which.
+        factor = max(found)[1]
+        for digits in (2, 3, 4, 6):
+            near = float(f"{factor:.{digits}g}")
+            words = f"the KL term of the loss has {near:g} times the recorded coefficient"
+            yield _factor(f"kl-loss-times-{near:g}", "RDG005", words, near)
+
+
+KL_COEFFICIENT = Family(
+    name="kl-loss-coefficient",
+    code="RDG005",
+    stage="loss",
+    words="the KL term of the loss has another coefficient, one number for the run, which is solved",
+    solve=_solve_coefficient,
+    applies=_has_kl_loss,
+)
 
 
 KL_TERMS = (
@@ -71,7 +113,7 @@ KL_TERMS = (
         code="RDG007",
         stage="kl",
         words="each token's KL is multiplied by its importance ratio",
-        remedy="state the option of the run, and check again",
+        remedy=_STATE,
         applies=lambda objective: objective.kl_loss is not None and not objective.kl_loss.ratio_weighted,
         objective=changing("kl_loss", ratio_weighted=True),
     ),
@@ -80,7 +122,7 @@ KL_TERMS = (
         code="RDG007",
         stage="kl",
         words="each token's KL is not multiplied by its importance ratio",
-        remedy="state the option of the run, and check again",
+        remedy=_STATE,
         applies=lambda objective: objective.kl_loss is not None and objective.kl_loss.ratio_weighted,
         objective=changing("kl_loss", ratio_weighted=False),
     ),
@@ -108,23 +150,23 @@ KL_TERMS = (
         columns=frozenset({"old_log_probs", "ref_log_probs", "response_mask"}),
         references=("https://github.com/OpenRLHF/OpenRLHF/issues/768", "https://github.com/volcengine/verl/issues/509"),
     ),
-    Hypothesis(
-        name="kl-loss-doubled",
-        code="RDG009",
-        stage="loss",
-        words="the KL term is in the loss twice",
-        remedy="add the KL term once: look for a second place that adds it",
-        applies=_has_kl_loss,
-        objective=_doubled,
-        references=("https://github.com/OpenRLHF/OpenRLHF/issues/768",),
+    _factor("kl-loss-doubled", "RDG009", "the KL term is in the loss twice", 2),
+    _factor("kl-not-in-loss", "RDI014", "the loss has no KL term, although a coefficient is recorded", 0),
+    _factor(
+        "kl-loss-flipped",
+        "RDG005",
+        "the KL term enters the loss with the opposite sign, and pushes the policy away from the reference",
+        -1,
     ),
-    Hypothesis(
-        name="kl-not-in-loss",
-        code="RDI014",
-        stage="loss",
-        words="the loss has no KL term, although a coefficient is recorded",
-        remedy="state the option of the run, and check again",
-        applies=_has_kl_loss,
-        objective=_without_loss,
+    _factor("kl-reward-doubled", "RDA004", "the KL penalty is in the reward twice", 2, "kl_reward"),
+    _factor(
+        "kl-not-in-reward", "RDI014", "the reward has no KL penalty, although a coefficient is recorded", 0, "kl_reward"
+    ),
+    _factor(
+        "kl-reward-flipped",
+        "RDA004",
+        "the KL penalty enters the reward with the opposite sign, and pays for a distance from the reference",
+        -1,
+        "kl_reward",
     ),
 )

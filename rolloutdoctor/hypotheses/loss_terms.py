@@ -1,14 +1,18 @@
 """Hypotheses about the loss: how tokens become one number, which tokens are counted, and what the ratio compares."""
 
 from collections.abc import Callable, Mapping
+from dataclasses import replace
 from typing import TYPE_CHECKING
 
-from rolloutdoctor.hypotheses.hypothesis import Hypothesis, changing
+import torch
+
+from rolloutdoctor.hypotheses.hypothesis import UNCLAIMED, Hypothesis, ObjectiveEdit, changing
 from rolloutdoctor.objective.objective import Objective
 
 if TYPE_CHECKING:
     from torch import Tensor
 
+    from rolloutdoctor.data.batch import RolloutBatch
     from rolloutdoctor.evaluation.evaluate import Evaluation
     from rolloutdoctor.formulas.losses.aggregation import Layout
     from rolloutdoctor.trainers.spec import Trainer
@@ -17,6 +21,7 @@ _MODES = {
     "micro-batch-token-mean": "the token mean of each micro-batch, averaged over micro-batches",
     "micro-batch-row-mean": "the token mean of each row, averaged over a micro-batch, then over micro-batches",
     "micro-batch-row-mean-added": "the token mean of each row, averaged over a micro-batch, added over micro-batches",
+    "micro-batch-padded-mean": "the mean over all positions of the padded rows, padding and masked tokens as zeros",
     "micro-batch-row-sum": "the token sum of each row, averaged over a micro-batch, then over micro-batches",
     "generation-token-mean": "the mean over all tokens of the generation batch",
     "token-mean": "the mean over all tokens of the optimiser step",
@@ -85,6 +90,45 @@ def _scaled(name: str, words: str, parts: "Callable[[Layout], Tensor]", *, inver
     )
 
 
+_CLIPPED = UNCLAIMED | {"clip_share", "clip_extreme"}
+"""A trainer counts what it clips beside the loss, by the recorded range."""
+
+_NEVER = 1e6
+"""A clip range that no ratio reaches."""
+
+
+def _of_level(level: str) -> ObjectiveEdit:
+    def edit(objective: Objective) -> Objective:
+        objective = changing("surrogate", level=level)(objective)
+        term = objective.kl_loss
+        return objective if term is None else changing("kl_loss", ratio_level=level)(objective)
+
+    return edit
+
+
+def _swapped(batch: "RolloutBatch", objective: Objective) -> "RolloutBatch | None":
+    if not {"policy_log_probs", "old_log_probs"} <= batch.per_token.keys():
+        return None
+    policy_T, old_T = batch.per_token["policy_log_probs"], batch.per_token["old_log_probs"]
+    return replace(batch, per_token={**batch.per_token, "policy_log_probs": old_T, "old_log_probs": policy_T})
+
+
+def _kl_of_old(objective: Objective) -> Objective:
+    """Compare the column that holds the policy's log-probs with the reference, once `_swapped` has moved them."""
+    term = objective.kl_loss
+    swapped = term is not None and term.log_probs == "policy_log_probs"
+    return changing("kl_loss", log_probs="old_log_probs")(objective) if swapped else objective
+
+
+def by_rank(batch: "RolloutBatch", objective: Objective) -> "RolloutBatch | None":
+    """Return the rows as if every rank had optimiser steps of its own: their losses and metrics are averaged."""
+    rank_N = batch.per_row.get("rank")
+    if rank_N is None or not len(batch) or bool((rank_N == rank_N[0]).all()):
+        return None
+    optim_N = batch.per_row.get("optim_step_id", torch.zeros_like(rank_N))
+    return replace(batch, per_row={**batch.per_row, "optim_step_id": optim_N * (rank_N.max() + 1) + rank_N})
+
+
 LOSS_TERMS = (
     *(_aggregated(mode) for mode in _MODES),
     _scaled(
@@ -151,5 +195,64 @@ LOSS_TERMS = (
         applies=lambda objective: objective.surrogate.old == "old_log_probs",
         objective=changing("surrogate", old="rollout_log_probs"),
         columns=frozenset({"rollout_log_probs"}),
+    ),
+    Hypothesis(
+        name="ratio-inverted",
+        code="RDO006",
+        stage="kl",
+        words="the importance ratio is that of the old policy to the current one, the inverse of what it should be",
+        remedy="divide the policy's probability by the old one: exp(log_probs - old_log_probs)",
+        rows=_swapped,
+        objective=_kl_of_old,
+        columns=frozenset({"old_log_probs", "policy_log_probs"}),
+    ),
+    Hypothesis(
+        name="clip-high-ignored",
+        code="RDI014",
+        stage="loss",
+        words="the ratio is clipped by the lower bound on both sides, although an upper one is recorded",
+        remedy="state the option of the run, and check again",
+        applies=lambda objective: objective.surrogate.clip_high != objective.surrogate.clip_low,
+        objective=lambda objective: changing("surrogate", clip_high=objective.surrogate.clip_low)(objective),
+        unclaimed=_CLIPPED,
+    ),
+    Hypothesis(
+        name="not-clipped",
+        code="RDG005",
+        stage="loss",
+        words="the importance ratio is not clipped, although a clip range is recorded",
+        remedy="take the smaller of the clipped and the unclipped term",
+        applies=lambda objective: objective.surrogate.clip_high < _NEVER,
+        objective=changing("surrogate", clip_low=_NEVER, clip_high=_NEVER),
+        unclaimed=_CLIPPED,
+    ),
+    *(
+        Hypothesis(
+            name=f"ratio-of-{level}s",
+            code="RDI014",
+            stage="loss",
+            words=f"the importance ratio is that of a {level}, and not as recorded",
+            remedy="state the option of the run, and check again",
+            applies=lambda objective, level=level: objective.surrogate.level not in (level, "sequence-sum"),  # type: ignore[misc]
+            objective=_of_level(level),
+            unclaimed=_CLIPPED,
+        )
+        for level in ("token", "sequence")
+    ),
+    *(
+        Hypothesis(
+            name="by-rank" + ("-token-mean" if mode else ""),
+            code="RDG006",
+            stage="kl",
+            words=f"the loss and its metrics are {'token means' if mode else 'made'} rank by rank, and the mean over "
+            "ranks is taken however many tokens each has",
+            remedy="add up the tokens of all ranks before dividing by their number",
+            applies=lambda objective, mode=mode: objective.aggregation.mode != mode,  # type: ignore[misc]
+            rows=by_rank,
+            objective=(lambda objective: _changed(objective, mode="token-mean")) if mode else None,
+            columns=frozenset({"optim_step_id", "rank"}),
+            references=("https://github.com/huggingface/trl/pull/6380",),
+        )
+        for mode in ("", "token-mean")
     ),
 )

@@ -34,6 +34,12 @@ def _every_row_mean(sum_N: "Tensor", count_N: "Tensor", layout: "Layout") -> flo
     return float((sum_N / count_N.clamp(min=1)).mean()) if len(sum_N) else 0.0
 
 
+def _padded_mean(sum_N: "Tensor", count_N: "Tensor", layout: "Layout") -> float:
+    share_N = 1 / layout.forward_rows_N
+    mean_N = layout.forward_total(sum_N) / (layout.forward_rows_N * count_N.max().clamp(min=1))
+    return float((mean_N * share_N).sum() / share_N.sum())
+
+
 def _mean_of(part: Callable[["Layout"], "Tensor"], *, of_rows: bool = False) -> Mean:
     """Mean of the means of parts, every part alike."""
 
@@ -47,10 +53,15 @@ def _mean_of(part: Callable[["Layout"], "Tensor"], *, of_rows: bool = False) -> 
     return mean
 
 
-_OF = {"metric": ("kl", "drift"), "kl-metric": ("kl",), "drift-metric": ("drift",)}
+_OF = {"metric": ("kl", "drift"), "kl-metric": ("kl",), "drift-metric": ("drift",), "entropy-metric": ("entropy",)}
 """How names of these hypotheses begin, and the kinds of metrics that they redefine; a trainer may log both kinds."""
 
-_WORDS = {"metric": "the metric is", "kl-metric": "the KL metric alone is", "drift-metric": "the drift metric alone is"}
+_WORDS = {
+    "metric": "the metric is",
+    "kl-metric": "the KL metric alone is",
+    "drift-metric": "the drift metric alone is",
+    "entropy-metric": "the entropy metric is",
+}
 
 
 def _averages(mean: Mean, of: str) -> MetricsEdit:
@@ -60,9 +71,14 @@ def _averages(mean: Mean, of: str) -> MetricsEdit:
         tokens, rows = evaluation.tokens, evaluation.rows
         if tokens is None or rows is None or rows.length_N is None or not len(rows.length_N):
             return {}
-        if of != "metric" and not {"kl", "drift"} <= set(trainer.quantities.values()):
+        if of in ("kl-metric", "drift-metric") and not {"kl", "drift"} <= set(trainer.quantities.values()):
             return {}  # the same as the one of both
-        sums = {"kl": tokens.kl_N if evaluation.objective.kl_loss is not None else None, "drift": tokens.drift_N}
+        batch, sums = evaluation.batch, {"drift": tokens.drift_N, "kl": None, "entropy": None}
+        if evaluation.objective.kl_loss is not None:
+            sums["kl"] = tokens.kl_N
+        if of == "entropy-metric" and "entropy" in batch.per_token:
+            kept_T = torch.where(batch.column("response_mask"), batch.column("entropy"), 0.0)
+            sums["entropy"] = seg.total(kept_T, batch.rows)
         found: dict[str, float] = {}
         for name in metrics:
             kind = trainer.kind_of(name)
@@ -78,7 +94,7 @@ def _average(name: str, words: str, mean: Mean, of: str) -> Hypothesis:
     return Hypothesis(
         name=f"{of}-is-{name}",
         code="RDM005",
-        stage="kl" if "kl" in _OF[of] else "loss",
+        stage="kl" if "kl" in _OF[of] else "loss" if "drift" in _OF[of] else "metrics",
         words=f"{_WORDS[of]} {words}",
         remedy="log sums and counts, and divide once: a mean of means weighs tokens of short parts more",
         metrics=_averages(mean, of),
@@ -96,6 +112,7 @@ _MEANS: tuple[tuple[str, str, Mean], ...] = (
     ),
     ("mean-of-rows", "the mean of the rows' token means", _row_mean),
     ("mean-of-all-rows", "the mean of the rows' token means, rows without a token as 0", _every_row_mean),
+    ("mean-of-positions", "the mean over all positions of the padded rows, padding as 0", _padded_mean),
     (
         "mean-of-optimiser-steps",
         "the mean of the optimiser steps' token means",

@@ -14,11 +14,11 @@ if TYPE_CHECKING:
     from rolloutdoctor.data.batch import RolloutBatch
 
 CODE = "RDI003"
-_REMEDY = (
+REMEDY = (
     "compare the responses to one prompt: pass the group id to the advantage computation, and never reshape rewards by "
     "position after rows were reordered or filtered"
 )
-_REFERENCES = (
+REFERENCES = (
     "https://github.com/PrimeIntellect-ai/prime-rl/issues/600",
     "https://github.com/THUDM/slime/issues/2230",
 )
@@ -44,26 +44,27 @@ def _is_same(one_N: Tensor, other_N: Tensor) -> bool:
     return pairs == len(torch.unique(one_N)) == len(torch.unique(other_N))
 
 
-def _usual_size(batch: "RolloutBatch") -> int:
+def usual_size(batch: "RolloutBatch") -> int:
     """The size that most groups have."""
     assert batch.groups is not None
     return int(torch.mode(batch.groups.size_G).values)
 
 
-def _places(batch: "RolloutBatch") -> Tensor:
+def places(batch: "RolloutBatch") -> Tensor:
+    """Return the number of each row, ``[N]``."""
     return torch.arange(len(batch), device=batch.device)
 
 
 def _blocks(batch: "RolloutBatch", objective: Objective) -> "RolloutBatch | None":
     if batch.groups is None or not len(batch):
         return None
-    return regrouped(batch, _places(batch) // _usual_size(batch))
+    return regrouped(batch, places(batch) // usual_size(batch))
 
 
 def _tiled(batch: "RolloutBatch", objective: Objective) -> "RolloutBatch | None":
     if batch.groups is None or not len(batch):
         return None
-    return regrouped(batch, _places(batch) % max(len(batch) // _usual_size(batch), 1))
+    return regrouped(batch, places(batch) % max(len(batch) // usual_size(batch), 1))
 
 
 def _whole(batch: "RolloutBatch", objective: Objective) -> "RolloutBatch | None":
@@ -71,7 +72,7 @@ def _whole(batch: "RolloutBatch", objective: Objective) -> "RolloutBatch | None"
 
 
 def _single(batch: "RolloutBatch", objective: Objective) -> "RolloutBatch | None":
-    return None if batch.groups is None else regrouped(batch, _places(batch))
+    return None if batch.groups is None else regrouped(batch, places(batch))
 
 
 def _within(column: str) -> RowsEdit:
@@ -105,11 +106,11 @@ def _hypothesis(name: str, words: str, rows: RowsEdit, *columns: str) -> Hypothe
         code=CODE,
         stage="advantages",
         words=words,
-        remedy=_REMEDY,
+        remedy=REMEDY,
         applies=_has_groups,
         rows=rows,
         columns=frozenset(columns),
-        references=_REFERENCES,
+        references=REFERENCES,
     )
 
 

@@ -16,11 +16,13 @@ if TYPE_CHECKING:
 Order = Callable[["RolloutBatch"], Tensor | None]
 """Gives the row whose reward each row gets, ``[N]``; None if a column is missing."""
 
-_REMEDY = "join rewards to rows by sample id, not by position, wherever rows are reordered, filtered or gathered"
-_REFERENCES = ("https://github.com/verl-project/verl/issues/2185", "https://github.com/huggingface/trl/issues/3098")
+REMEDY = "join rewards to rows by sample id, not by position, wherever rows are reordered, filtered or gathered"
+REFERENCES = ("https://github.com/verl-project/verl/issues/2185", "https://github.com/huggingface/trl/issues/3098")
 
 
-def _rewards(order: Order) -> "Callable[[RolloutBatch, Objective], RolloutBatch | None]":
+def moved_rewards(order: Order) -> "Callable[[RolloutBatch, Objective], RolloutBatch | None]":
+    """Return the edit that gives every row the reward of another."""
+
     def edit(batch: "RolloutBatch", objective: Objective) -> "RolloutBatch | None":
         source_N = order(batch)
         if source_N is None or "reward" not in batch.per_row or len(batch) < 2:
@@ -143,51 +145,101 @@ MISALIGNED_REWARDS = tuple(
         code="RDI004",
         stage="advantages",
         words=words,
-        remedy=_REMEDY,
-        rows=_rewards(order),
+        remedy=REMEDY,
+        rows=moved_rewards(order),
         columns=frozenset(columns),
-        references=_REFERENCES,
+        references=REFERENCES,
     )
     for name, (words, order, columns) in ROW_ORDERS.items()
 )
 
 
-def _shifted(column: str, tokens: int) -> "Callable[[RolloutBatch, Objective], RolloutBatch | None]":
-    """Every token has the value of one some places before it in its row; the ends keep their own."""
+Source = Callable[["RolloutBatch"], tuple[Tensor, Tensor] | None]
+"""Gives the token whose value each token gets, ``[T]``, and where it gets 0 instead, ``[T]`` bool."""
 
+
+def _misplaced(column: str, source: Source) -> "Callable[[RolloutBatch, Objective], RolloutBatch | None]":
     def edit(batch: "RolloutBatch", objective: Objective) -> "RolloutBatch | None":
         stored = batch.stored_name(column)
         if stored is None or stored not in batch.per_token or batch.tokens < 2:
             return None
-        value_T = batch.per_token[stored]
-        places_T = torch.arange(batch.tokens, device=batch.device)
-        lengths_N = batch.rows.diff()
-        first_T = torch.repeat_interleave(batch.rows[:-1], lengths_N)
-        last_T = torch.repeat_interleave(batch.rows[1:] - 1, lengths_N)
-        source_T = torch.minimum(torch.maximum(places_T - tokens, first_T), last_T)
-        return replace(batch, per_token={**batch.per_token, column: value_T[source_T]})
+        found = source(batch)
+        if found is None:
+            return None
+        value_T = batch.per_token[stored][found[0]]
+        return replace(batch, per_token={**batch.per_token, column: torch.where(found[1], 0.0, value_T)})
 
     return edit
 
 
-def _log_probs(column: str, whose: str, tokens: int) -> Hypothesis:
-    side, word = ("late", "before") if tokens > 0 else ("early", "after")
-    return Hypothesis(
-        name=f"{column.split('_', maxsplit=1)[0]}-log-probs-one-token-{side}",
+def _late(by: Callable[[Tensor], Tensor], *, keeps_ends: bool) -> Source:
+    """Every token has the value of one some places before it in its row, given the lengths of the rows, ``[N]``.
+
+    Beyond the ends of the row it keeps its own, or has a 0 of the padding.
+    """
+
+    def source(batch: "RolloutBatch") -> tuple[Tensor, Tensor]:
+        lengths_N = batch.rows.diff()
+        first_T, last_T, late_T = (
+            torch.repeat_interleave(x_N, lengths_N) for x_N in (batch.rows[:-1], batch.rows[1:] - 1, by(lengths_N))
+        )
+        wanted_T = torch.arange(batch.tokens, device=batch.device) - late_T
+        source_T = torch.minimum(torch.maximum(wanted_T, first_T), last_T)
+        return source_T, (source_T != wanted_T) & (not keeps_ends)
+
+    return source
+
+
+def _padding(lengths_N: Tensor) -> Tensor:
+    return lengths_N.max() - lengths_N
+
+
+def _of_row(rows: int) -> Source:
+    """Every row has the values of the next (the last) one of its length."""
+
+    def source(batch: "RolloutBatch") -> tuple[Tensor, Tensor] | None:
+        lengths_N = batch.rows.diff()
+        of_N = torch.arange(len(batch), device=batch.device)
+        for length in torch.unique(lengths_N).tolist():
+            alike = (lengths_N == length).nonzero()[:, 0]
+            of_N[alike] = alike.roll(rows)
+        if bool((of_N == torch.arange(len(batch), device=batch.device)).all()):
+            return None
+        moved_T = torch.repeat_interleave(batch.rows[of_N] - batch.rows[:-1], lengths_N)
+        source_T = torch.arange(batch.tokens, device=batch.device) + moved_T
+        return source_T, torch.zeros_like(source_T, dtype=torch.bool)
+
+    return source
+
+
+_PLACES: Mapping[str, tuple[str, Source]] = {
+    "one-token-late": ("that of the token before it", _late(torch.ones_like, keeps_ends=True)),
+    "one-token-early": ("that of the token after it", _late(lambda x_N: -torch.ones_like(x_N), keeps_ends=True)),
+    "padding-late": (
+        "that of a token as many places before it as its row has padding",
+        _late(_padding, keeps_ends=False),
+    ),
+    "padding-early": (
+        "that of a token as many places after it as its row has padding",
+        _late(lambda x_N: -_padding(x_N), keeps_ends=False),
+    ),
+    "of-row-before": ("that of the row of equal length before it", _of_row(1)),
+    "of-row-after": ("that of the row of equal length after it", _of_row(-1)),
+}
+
+MISPLACED_LOG_PROBS = tuple(
+    Hypothesis(
+        name=f"{column.split('_', maxsplit=1)[0]}-log-probs-{name}",
         code="RDI008",
         stage="kl",
-        words=f"{whose} log-prob of every token is that of the token {word} it",
-        remedy="align log-probs with the tokens they belong to: the logits at position t predict token t + 1",
-        rows=_shifted(column, tokens),
+        words=f"{whose} log-prob of every token is {words}",
+        remedy="align log-probs with the rows and tokens they belong to: the logits at position t predict token t + 1",
+        rows=_misplaced(column, source),
         columns=frozenset({column}),
         references=("https://github.com/modelscope/ms-swift/issues/8196",),
     )
-
-
-SHIFTED_LOG_PROBS = tuple(
-    _log_probs(column, whose, tokens)
     for column, whose in (("ref_log_probs", "the reference's"), ("old_log_probs", "the old"))
-    for tokens in (1, -1)
+    for name, (words, source) in _PLACES.items()
 )
 
 

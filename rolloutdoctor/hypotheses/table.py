@@ -2,14 +2,16 @@
 
 from functools import partial
 
+from rolloutdoctor.hypotheses.advantage_fits import ADVANTAGE_FITS
 from rolloutdoctor.hypotheses.advantage_options import ADVANTAGE_OPTIONS
 from rolloutdoctor.hypotheses.fixes import FIXES
-from rolloutdoctor.hypotheses.hypothesis import Hypothesis
-from rolloutdoctor.hypotheses.kl_terms import KL_TERMS
+from rolloutdoctor.hypotheses.hypothesis import Family, Hypothesis
+from rolloutdoctor.hypotheses.kl_terms import KL_COEFFICIENT, KL_TERMS
 from rolloutdoctor.hypotheses.loss_terms import LOSS_TERMS
+from rolloutdoctor.hypotheses.masks import MASKS
 from rolloutdoctor.hypotheses.metric_definitions import METRIC_DEFINITIONS
 from rolloutdoctor.hypotheses.partitions import PARTITIONS
-from rolloutdoctor.hypotheses.row_order import MISALIGNED_REWARDS, MISSING_REWARDS, SHIFTED_LOG_PROBS
+from rolloutdoctor.hypotheses.row_order import MISALIGNED_REWARDS, MISPLACED_LOG_PROBS, MISSING_REWARDS
 from rolloutdoctor.hypotheses.whitening import WHITENINGS
 
 FIX_CODE = "fix"
@@ -41,8 +43,12 @@ HYPOTHESES: tuple[Hypothesis, ...] = (
     *MISALIGNED_REWARDS,
     *WHITENINGS,
     *ADVANTAGE_OPTIONS,
-    *SHIFTED_LOG_PROBS,
+    *MISPLACED_LOG_PROBS,
     *KL_TERMS,
     *LOSS_TERMS,
+    *MASKS,
     *METRIC_DEFINITIONS,
 )
+
+FAMILIES: tuple[Family, ...] = (*ADVANTAGE_FITS, KL_COEFFICIENT)
+"""Families of hypotheses, tried where none of these explains a disagreement."""

@@ -1,5 +1,7 @@
 """Hypotheses about what the mean and the variance of a whitening were taken over."""
 
+from collections.abc import Callable
+
 from rolloutdoctor.hypotheses.hypothesis import Hypothesis, changing
 from rolloutdoctor.objective.objective import Objective
 
@@ -21,19 +23,31 @@ _MOMENTS = {
 }
 
 
-def _whitens(objective: Objective) -> bool:
+def whitens(objective: Objective) -> bool:
+    """Return True if advantages are whitened over the trained tokens."""
     rule = objective.advantage
     return (rule.whitened or rule.spec.normalised_over == "tokens") and rule.whitened_over == "trained"
 
 
-def _hypothesis(name: str, words: str, columns: frozenset[str] = frozenset(), **changes: object) -> Hypothesis:
+def _is_plain(objective: Objective) -> bool:
+    rule = objective.advantage
+    return rule.spec.is_standard_score and not (rule.whitened or rule.normalised)
+
+
+def _hypothesis(
+    name: str,
+    words: str,
+    columns: frozenset[str] = frozenset(),
+    applies: Callable[[Objective], bool] = whitens,
+    **changes: object,
+) -> Hypothesis:
     return Hypothesis(
         name=name,
         code="RDA010",
         stage="advantages",
         words=words,
         remedy=_REMEDY,
-        applies=_whitens,
+        applies=applies,
         objective=changing("advantage", **changes),
         columns=columns,
         references=_REFERENCES,
@@ -49,6 +63,18 @@ WHITENINGS = (
             whitened_moments=moments,
         )
         for population, tokens in _POPULATIONS.items()
+        for moments, (which, rest) in _MOMENTS.items()
+    ),
+    *(
+        _hypothesis(
+            "whitened-anyway-over-padded" + ("" if moments == "both" else f"-{moments}"),
+            f"the advantages are whitened, which no option says, with {which} over {_POPULATIONS['padded']}{rest}",
+            frozenset({"response_mask"}),
+            _is_plain,
+            whitened=True,
+            whitened_over="padded",
+            whitened_moments=moments,
+        )
         for moments, (which, rest) in _MOMENTS.items()
     ),
     _hypothesis(

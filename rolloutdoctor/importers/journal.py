@@ -9,7 +9,7 @@ import pyarrow.compute as pc
 
 from rolloutdoctor.importers import base
 from rolloutdoctor.io.locations.paths import Source
-from rolloutdoctor.io.metadata import RunMetadata
+from rolloutdoctor.io.metadata import RunMetadata, joined_ranks
 from rolloutdoctor.io.write.journal import Dropped, Journal, is_journal
 from rolloutdoctor.results.errors import InputError
 
@@ -80,7 +80,8 @@ def metadata_of(journals: Sequence[Journal]) -> RunMetadata:
         tuple(step for journal in journals for step in journal.dropped.steps),
         sum(journal.dropped.logs for journal in journals),
     )
-    return replace(journals[0].metadata, recording=dropped.metadata())
+    ranks = joined_ranks(journal.metadata for journal in journals)
+    return replace(journals[0].metadata, recording=dropped.metadata() | ranks)
 
 
 def schema_of(journals: Sequence[Journal]) -> pa.Schema:

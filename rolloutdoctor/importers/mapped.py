@@ -158,12 +158,6 @@ def _flat(body: Mapping[str, object], prefix: str) -> Iterator[tuple[str, object
             yield f"{prefix}{name}", value
 
 
-def not_understood(path: Path) -> str | None:
-    """Say in a sentence what JSON that no importer knows lacks; None if the file is no JSON Lines."""
-    first = lines.first_object(path) if path.is_file() else None
-    return None if first is None else f"JSON Lines, but no rollouts that are known; {advice(first)}"
-
-
 def _fits(kind: Kind, value: object) -> bool:
     if kind.per_token:
         return isinstance(value, list)

@@ -36,7 +36,7 @@ def constant(text: str) -> Constant | None:
     """
     try:
         value = json.loads(text)
-    except ValueError:
+    except (ValueError, RecursionError):
         return None
     is_plain = isinstance(value, (int, float, str)) and not isinstance(value, bool)
     return Constant(value) if is_plain else None

@@ -73,7 +73,8 @@ class TrlCompletions:
         scheme = find_scheme(seen, options.columns.get("reward"))
         for text in scheme.notes:
             sink.note(text)
-        sink.begin(RunMetadata("trl", None, scheme.config()))
+        unknown = {"splits_unknown": True} if logs is None else {}
+        sink.begin(RunMetadata("trl", None, scheme.config(), recording=unknown))
         writer = _Writer(sink, scheme, evaluations, history, max(file.rows for file in seen) if seen else 0)
         for source in paths:
             writer.add(_read(source, text=True))

@@ -139,7 +139,21 @@ def find_scheme(files: Sequence[File], given: str | None) -> Scheme:
                     f"(scale_rewards {' or '.join(scales)})",
                 ),
             )
+    plain = sums[0] if given is not None else dict.fromkeys(names, 1.0)
+    if _says_nothing(files, plain, common):
+        words = (
+            f"no two responses to a prompt have different rewards, so that every advantage is 0 and any weighting of "
+            f"{', '.join(plain)} reproduces it; groups are runs of equal prompts"
+        )
+        return Scheme(common if common > 1 else None, plain, None, tuple(plain), (words,))
     return _unconfirmed(names, sums[0] if given is not None or len(names) == 1 else {}, common)
+
+
+def _says_nothing(files: Sequence[File], weights: Mapping[str, float], size: int) -> bool:
+    """True if each reward is constant in every group, and every advantage is 0 but for rounding."""
+    if not weights or size < 2 or any(np.abs(file.advantage).max(initial=0) > _TOLERANCE for file in files):
+        return False
+    return all(_explains(files, [file.scores(name) for file in files], size, "none") for name in weights)
 
 
 def _unconfirmed(names: tuple[str, ...], weights: Mapping[str, float], common: int) -> Scheme:

@@ -1,11 +1,13 @@
 """What a run file says of itself: the JSON under the key `rolloutdoctor` of its Parquet metadata."""
 
 import json
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 
 from rolloutdoctor.data.schema import METADATA_KEY, SCHEMA_VERSION
 from rolloutdoctor.results.errors import InputError
+
+_MOST_RANKS = 2**20
 
 
 @dataclass(frozen=True)
@@ -33,6 +35,28 @@ class RunMetadata:
         pairs = found if isinstance(found, list) else []
         known = [pair for pair in pairs if isinstance(pair, list) and [*map(type, pair)] == [int, str]]
         return frozenset((step, split) for step, split in known)
+
+    @property
+    def splits_unknown(self) -> bool:
+        """True if whoever made the rows could not tell evaluation rows from training rows."""
+        return self.recording.get("splits_unknown") is True
+
+    @property
+    def world_size(self) -> int:
+        """How many ranks recorded; 0 if nothing says."""
+        found = self.recording.get("world_size")
+        return found if type(found) is int and 0 < found <= _MOST_RANKS else 0
+
+    @property
+    def ranks(self) -> frozenset[int]:
+        """The ranks whose rows the file holds; empty if nothing says."""
+        found = self.recording.get("ranks")
+        return frozenset(rank for rank in found if type(rank) is int) if isinstance(found, list) else frozenset()
+
+    @property
+    def missing_ranks(self) -> tuple[int, ...]:
+        """The ranks that recorded files of their own, which are not here."""
+        return tuple(rank for rank in range(self.world_size) if rank not in self.ranks)
 
     def encode(self) -> dict[bytes, bytes]:
         """Return the Parquet key-value metadata."""
@@ -80,3 +104,21 @@ class RunMetadata:
             schema_version=version,
             recording=recording if isinstance(recording, dict) else {},
         )
+
+
+def of_ranks(ranks: Iterable[int], world_size: int) -> dict[str, object]:
+    """Return what the metadata of a file says of the ranks whose rows it holds.
+
+    Args:
+        ranks: their numbers.
+        world_size: how many ranks record.
+    """
+    return {"ranks": sorted(ranks), "world_size": world_size}
+
+
+def joined_ranks(files: Iterable[RunMetadata]) -> dict[str, object]:
+    """Return what several files together say of ranks; empty if one of them does not say."""
+    known = list(files)
+    if not all(one.world_size for one in known):
+        return {}
+    return of_ranks(frozenset().union(*(one.ranks for one in known)), max(one.world_size for one in known))

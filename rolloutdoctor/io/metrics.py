@@ -5,7 +5,7 @@ import json
 import math
 from collections import Counter
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
-from itertools import pairwise
+from itertools import combinations, pairwise
 
 import pyarrow as pa
 from pyarrow import types
@@ -14,11 +14,12 @@ from rolloutdoctor.data.batch import EVAL, TRAIN, StepKey
 from rolloutdoctor.data.schema import METRIC_COLUMNS
 from rolloutdoctor.data.windows import Window, windows_of
 from rolloutdoctor.io.locations.paths import Source, reason
+from rolloutdoctor.io.locations.small_files import once
 from rolloutdoctor.io.locations.stores import open_bytes
 from rolloutdoctor.io.parquet.decode import Place, evals, identifiers, numbers, step_numbers
 from rolloutdoctor.io.parquet.files import check_size, open_parquet, reading
-from rolloutdoctor.ops.logged_digits import Digits, digits_by_name, of_means
-from rolloutdoctor.results.errors import DataError, InputError, SchemaError
+from rolloutdoctor.ops.logged_digits import Digits, digits_by_name, of_means, rounding_of
+from rolloutdoctor.results.errors import DataError, InputError, SchemaError, SeveralRunsError
 
 _EXPECTED = {"step": "int64", "split": "string", "name": "string", "value": "float64"}
 
@@ -124,6 +125,16 @@ class LoggedMetrics:
         keys = self._values.keys() | other._values.keys()
         return LoggedMetrics({key: {**other.at(key), **self.at(key)} for key in keys})
 
+    def with_values(self, more: Mapping[StepKey, Mapping[str, float]]) -> "LoggedMetrics":
+        """Return these metrics with further values of some steps."""
+        if not more:
+            return self
+        values = {key: {**found, **more.get(key, {})} for key, found in self._values.items()}
+        return LoggedMetrics(values, self.left_out, self.windows, self._digits, self.lines)
+
+    def __contains__(self, key: StepKey) -> bool:
+        return key in self._values
+
     def __bool__(self) -> bool:
         return bool(self._values)
 
@@ -158,34 +169,41 @@ def check_one_log(tables: Sequence[tuple[str, LoggedMetrics]]) -> None:
         tables: name and content of each.
 
     Raises:
-        InputError: if two of them are.
+        SeveralRunsError: if two of them are.
     """
-    seen: dict[StepKey, int] = {}
-    shared: Counter[tuple[int, int]] = Counter()
-    conflicts: dict[tuple[int, int], tuple[StepKey, str]] = {}
-    for number, (_, table) in enumerate(tables):
-        for key in table.steps():
-            first = seen.setdefault(key, number)
-            if first == number:
-                continue
-            shared[first, number] += 1
-            mine, other = tables[first][1].at(key), table.at(key)
-            name = next((name for name in sorted(mine.keys() & other.keys()) if _differ(mine[name], other[name])), None)
-            if name is not None:
-                conflicts.setdefault((first, number), (key, name))
-    for (first, second), (key, name) in conflicts.items():
-        shorter = min(len(tables[number][1].steps()) for number in (first, second))
-        if shared[first, second] > _RESUMED * shorter:
-            values = [tables[number][1].at(key)[name] for number in (first, second)]
-            raise InputError(
-                f"{tables[first][0]} and {tables[second][0]} are not of one run: {name} at step {key.step} is "
-                f"{values[0]:g} in the first and {values[1]:g} in the second; "
-                "give one of them, or check them with --each"
+    for (first, one), (second, other) in combinations(tables, 2):
+        found = contradiction(one, other)
+        if found is not None:
+            key, name = found
+            raise SeveralRunsError(
+                f"{first} and {second} are not of one run: {name} at step {key.step} is {one.at(key)[name]:g} in the "
+                f"first and {other.at(key)[name]:g} in the second; give one of them, or check them with --each"
             )
 
 
-def _differ(a: float, b: float) -> bool:
-    return a != b and not (math.isnan(a) and math.isnan(b))
+def contradiction(one: LoggedMetrics, other: LoggedMetrics) -> tuple[StepKey, str] | None:
+    """Return where two logs of one run would contradict each other; None where they may be of one.
+
+    A log that was rounded, on a console, contradicts none by its digits.
+    """
+    shared = [key for key in one.steps() if key in other]
+    if len(shared) <= _RESUMED * min(len(one.steps()), len(other.steps())):
+        return None
+    digits = one.digits(), other.digits()
+    for key in shared:
+        mine, its = one.at(key), other.at(key)
+        for name in sorted(mine.keys() & its.keys()):
+            a, b = mine[name], its[name]
+            # Of one value rounded alike nothing else comes out.
+            radii = {rounding_of(each, name, value) for each, value in zip(digits, (a, b), strict=True)}
+            reach = sum(radii) if len(radii) > 1 else 0.0
+            # Some logs keep single precision.
+            if abs(a - b) > reach + _SINGLE * max(abs(a), abs(b)) or math.isnan(a) != math.isnan(b):
+                return key, name
+    return None
+
+
+_SINGLE = 2.0**-23
 
 
 def _parquet_rows(source: Source) -> Iterator[tuple[StepKey, str, float]]:
@@ -241,11 +259,14 @@ def _json_rows(source: Source) -> Iterator[tuple[StepKey, str, float]]:
 
 def _json_row(line: str, where: str) -> tuple[StepKey, str, float] | None:
     try:
-        row = json.loads(line)
+        row = json.loads(line, object_pairs_hook=once)
     except (ValueError, RecursionError):
         row = None
     if not isinstance(row, dict):
-        raise InputError(f'{where}: not a JSON object; write {{"step": 0, "name": "kl", "value": 0.1}} on each line')
+        raise InputError(
+            f"{where}: not a JSON object, or one with a key twice; "
+            'write {"step": 0, "name": "kl", "value": 0.1} on each line'
+        )
     step, name, value, split = row.get("step"), row.get("name"), row.get("value"), row.get("split", TRAIN)
     if not isinstance(step, int) or isinstance(step, bool) or not 0 <= step < 2**63:
         raise DataError(f"{where}: step {step!r} where an integer of 0 or more was expected; log the optimiser step")

@@ -17,7 +17,7 @@ from rolloutdoctor.data.batch import RolloutBatch, StepKey
 from rolloutdoctor.io.locations.paths import Source, expand
 from rolloutdoctor.io.locations.stores import address_of
 from rolloutdoctor.io.locations.targets import Target
-from rolloutdoctor.io.metadata import RunMetadata
+from rolloutdoctor.io.metadata import RunMetadata, joined_ranks
 from rolloutdoctor.io.metrics import LoggedMetrics, check_one_log, read_metrics
 from rolloutdoctor.io.parquet.columns import NO_ALIASES, TrainerAliases
 from rolloutdoctor.io.parquet.files import OpenFile, RunFile, read_footer, reading
@@ -29,7 +29,7 @@ from rolloutdoctor.io.parquet.token_counts import unit_of
 from rolloutdoctor.io.progress import Progress, Unit, common_unit
 from rolloutdoctor.io.stream import Stream
 from rolloutdoctor.results.display import Displayed
-from rolloutdoctor.results.errors import InputError
+from rolloutdoctor.results.errors import SeveralRunsError
 
 __all__ = ["LoggedMetrics", "Run", "StepRange", "open_run"]
 
@@ -38,7 +38,11 @@ _TEXT_ROWS = 1024
 
 
 def open_run(
-    paths: Sequence[str | os.PathLike[str]], *, trainer: str | None = None, aliases: TrainerAliases = NO_ALIASES
+    paths: Sequence[str | os.PathLike[str]],
+    *,
+    trainer: str | None = None,
+    aliases: TrainerAliases = NO_ALIASES,
+    origins: Sequence[Source] = (),
 ) -> "Run":
     """Find the files of a run and read their footers and logged metrics.
 
@@ -46,17 +50,20 @@ def open_run(
         paths: files, directories and patterns; see `paths.expand`.
         trainer: who wrote the files, for column names that depend on it; None: as their metadata say.
         aliases: trainer to its own names of columns, which mean another one elsewhere, or none.
+        origins: what some of the files were made from.
 
     Raises:
         InputError: if nothing is found, a file cannot be read, or two files are not of one run.
         SchemaError: if a file's columns break the contract.
     """
     found = expand(paths)
+    if found.journals:
+        raise InputError(f"{found.journals[0].name}: a recording that was not closed; make a run file of it (convert)")
     files = [read_footer(source, trainer, aliases) for source in found.files]
     metadata = agreed_metadata(files)
     if len(found.files) > 1 and len(found.metrics) > 1:
         check_one_log([(source.name, read_metrics([source])) for source in found.metrics])
-    return Run(files, metadata, read_metrics(found.metrics), beside=found.metrics)
+    return Run(files, metadata, read_metrics(found.metrics), origins, found.metrics)
 
 
 class Run(Displayed):
@@ -345,10 +352,10 @@ def _holds_any(row_group: RowGroup, keys: Iterable[StepKey]) -> bool:
 
 
 def agreed_metadata(files: Sequence[RunFile]) -> RunMetadata:
-    """Return what all files say; a file that says nothing agrees with any.
+    """Return what all files say, of the ranks together; a file that says nothing agrees with any.
 
     Raises:
-        InputError: if two files differ in trainer, version or an option.
+        SeveralRunsError: if two files differ in trainer, version or an option.
     """
     speaking = [file for file in files if file.metadata != RunMetadata()]
     if not speaking:
@@ -359,12 +366,13 @@ def agreed_metadata(files: Sequence[RunFile]) -> RunMetadata:
         says = _statements(other.metadata)
         for option in [*said, *(option for option in says if option not in said)]:
             if said.get(option, _UNSET) != says.get(option, _UNSET):
-                raise InputError(
+                raise SeveralRunsError(
                     f"{first.name} and {other.name} are not of one run: {option} is "
                     f"{said.get(option, _UNSET)} in the first and {says.get(option, _UNSET)} in the second; "
                     "give one of them, or check them with --each"
                 )
-    return first.metadata
+    recording = {key: value for key, value in first.metadata.recording.items() if key not in ("ranks", "world_size")}
+    return replace(first.metadata, recording=recording | joined_ranks(file.metadata for file in files))
 
 
 _UNSET = "not set"

@@ -8,7 +8,8 @@ a field here, so that a fix is an edit of one of them.
 from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 from enum import Enum
-from typing import Literal
+from math import nan
+from typing import ClassVar, Literal
 
 from rolloutdoctor.objective.corrections import RolloutCorrection, SamplerCorrection, TermWeight
 from rolloutdoctor.objective.estimators import SPECS, EstimatorSpec
@@ -50,7 +51,7 @@ class AdvantageRule:
         lam: lambda of generalised advantage estimation.
         batch_if_unequal: where groups differ in size the whole batch is one group (rewards reshaped by position).
         numeric_ids: group ids that are whole numbers are compared as numbers, so that "7" and "007" are one group:
-            never, only where rejected rows have no vote (as proposed upstream), or always.
+            never, never but in a change that is proposed upstream, or always.
         flags_zero_std: the trainer flags the rows of `RowSet.STD_FLAGGED`.
         knows_single: `formulas.advantages.float32` has the trainer's own float32 statistics, sum by sum.
         single: statistics are these, rounding of equal rewards included; False: float64.
@@ -77,7 +78,7 @@ class AdvantageRule:
     gamma: float = 1.0
     lam: float = 1.0
     batch_if_unequal: bool = False
-    numeric_ids: Literal["never", "rejected-rows", "always"] = "never"
+    numeric_ids: Literal["never", "proposed", "always"] = "never"
     flags_zero_std: bool = False
     knows_single: bool = False
     single: bool = False
@@ -204,6 +205,33 @@ class Aggregation:
     counted_in_policy: bool = False
 
 
+@dataclass(frozen=True, kw_only=True)
+class EntropyBonus:
+    """What the loss loses: a coefficient times the mean entropy of the tokens that carry the policy term.
+
+    Its gradient is one of all logits of a position: of the sampled token's log-prob it has no derivative.
+
+    Attributes:
+        coef: what the mean is multiplied by; NaN where that is not known of a step.
+        aggregation: how the entropies of tokens become the mean.
+        coef_metric: the metric that holds the coefficient of each step; None: it is `coef` in every step.
+        adapts: the coefficient is not the same in every step.
+    """
+
+    coef: float
+    aggregation: Aggregation
+    coef_metric: str | None = None
+    adapts: bool = False
+
+    no_gradient: ClassVar[str] = "the gradient of the entropy bonus needs the logits, which are not in the rows"
+
+    def at_step(self, logged: Mapping[str, float]) -> "EntropyBonus":
+        """Return the bonus with the coefficient of one step, given the metrics logged at it."""
+        if self.coef_metric is None:
+            return self
+        return replace(self, coef=logged.get(self.coef_metric, nan), coef_metric=None)
+
+
 class KlBuffer(Enum):
     """What the stored KL metric is."""
 
@@ -225,6 +253,7 @@ class Objective:
         kl_loss: the KL term of the loss, or None.
         has_kl_loss: the trainer has a KL term for its loss, configured or not.
         kl_reward: the KL penalty inside the reward, or None.
+        entropy_bonus: what the loss loses for the entropy of the policy, or None.
         correction: what is done about sampler and trainer differing.
         policy_correction: the same inside the policy term, with the log-probs at the loss against those that the term
             compares them with: what it rejects keeps its KL term; or None.
@@ -252,6 +281,7 @@ class Objective:
     kl_loss: KlTerm | None = None
     has_kl_loss: bool = True
     kl_reward: KlTerm | None = None
+    entropy_bonus: EntropyBonus | None = None
     correction: RolloutCorrection = field(default_factory=RolloutCorrection)
     policy_correction: RolloutCorrection | None = None
     sampler_correction: SamplerCorrection | None = None
@@ -282,8 +312,13 @@ class Objective:
 
     @property
     def step_metric(self) -> str | None:
-        """The logged metric that holds what changes from step to step, or None if nothing does."""
+        """The logged metric without which no step can be evaluated, or None."""
         return None if self.kl_reward is None else self.kl_reward.coef_metric
+
+    @property
+    def changes_by_step(self) -> bool:
+        """True if a coefficient is that of the step, as logged."""
+        return any(term is not None and term.coef_metric is not None for term in (self.kl_reward, self.entropy_bonus))
 
     def at_step(self, logged: Mapping[str, float]) -> "Objective":
         """Return the objective of one step: what changes from step to step is taken from its logged metrics.
@@ -291,4 +326,11 @@ class Objective:
         Raises:
             CannotComputeError: if a metric that holds such a value was not logged.
         """
-        return self if self.kl_reward is None else replace(self, kl_reward=self.kl_reward.at_step(logged))
+        penalty, bonus = self.kl_reward, self.entropy_bonus
+        if not self.changes_by_step:
+            return self
+        return replace(
+            self,
+            kl_reward=None if penalty is None else penalty.at_step(logged),
+            entropy_bonus=None if bonus is None else bonus.at_step(logged),
+        )

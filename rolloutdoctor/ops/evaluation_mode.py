@@ -20,10 +20,16 @@ def evaluation_mode() -> Iterator[None]:
     Inference mode: no derivative is left to autograd, and what torch records for it of each tensor and view takes a
     tenth of the time of small steps. A tensor that is made in here cannot be changed in place outside.
     """
+    with one_thread(), torch.inference_mode(), unwarned():
+        yield
+
+
+@contextmanager
+def one_thread() -> Iterator[None]:
+    """Let torch use one thread, and as many as before afterwards."""
     before = torch.get_num_threads()
     torch.set_num_threads(1)
     try:
-        with torch.inference_mode(), unwarned():
-            yield
+        yield
     finally:
         torch.set_num_threads(before)

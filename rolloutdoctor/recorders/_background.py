@@ -150,6 +150,8 @@ class BackgroundWriter:
         return ""
 
     def _rescue(self) -> str:
+        if not self.journal_path.exists():
+            return f"{self.journal_path}, in which it was recorded, is gone"
         return (
             f"what was recorded is in {self.journal_path}; every command reads it, and convert makes a run file of it"
         )

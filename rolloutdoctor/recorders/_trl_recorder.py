@@ -2,10 +2,12 @@
 
 import functools
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
 from pathlib import Path
 from types import TracebackType
 from typing import TYPE_CHECKING, Any, Self, SupportsFloat
 
+from rolloutdoctor.io.metadata import of_ranks
 from rolloutdoctor.io.write.recorded_rows import rows_table
 from rolloutdoctor.io.write.writer import metrics_table
 from rolloutdoctor.recorders._background import BackgroundWriter, close_at_exit, warn
@@ -53,10 +55,12 @@ class Recorder:
         self._ends: frozenset[int] | None = None
         path = Path(path)
         rank = int(trainer.accelerator.process_index)
-        if trainer.accelerator.num_processes > 1:
+        world_size = int(trainer.accelerator.num_processes)
+        if world_size > 1:
             path = path.with_name(f"{path.name.removesuffix('.parquet')}.rank{rank}.parquet")
         self._logs_here = rank == 0
-        self._writer = BackgroundWriter(path, metadata_of(trainer, trl.__version__), max_bytes=max_bytes)
+        metadata = replace(metadata_of(trainer, trl.__version__), recording=of_ranks([rank], world_size))
+        self._writer = BackgroundWriter(path, metadata, max_bytes=max_bytes)
         self.path = self._writer.path
         self._steps = Steps(every, int(getattr(trainer, "num_iterations", 1)), self._emit)
         self._scoring: Scoring | None = None

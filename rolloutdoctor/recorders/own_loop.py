@@ -11,6 +11,7 @@ Tensors and arrays are copied at once and written by a thread. While the recordi
 """
 
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from functools import partial
 from pathlib import Path
 from types import TracebackType
@@ -19,7 +20,7 @@ from typing import TYPE_CHECKING, Any, Self, SupportsFloat
 import numpy as np
 
 from rolloutdoctor.data.schema import BY_NAME, Kind
-from rolloutdoctor.io.metadata import RunMetadata
+from rolloutdoctor.io.metadata import RunMetadata, of_ranks
 from rolloutdoctor.recorders._background import BackgroundWriter, close_at_exit, warn
 from rolloutdoctor.results.errors import DataError, SchemaError, nearest
 
@@ -43,6 +44,7 @@ class StepRecorder:
         version: version of that trainer.
         config: its option names to values, those that decide the maths.
         rank: which process this is, where there are several: each writes its own file, ``run.rank0.parquet``.
+        world_size: how many processes record, so that a file that is missing later is noticed.
         max_bytes: about how large the file may get.
 
     Raises:
@@ -61,6 +63,7 @@ class StepRecorder:
         version: str | None = None,
         config: Mapping[str, object] | None = None,
         rank: int | None = None,
+        world_size: int | None = None,
         max_bytes: int = DEFAULT_MAX_BYTES,
     ) -> None:
         path = Path(path)
@@ -69,6 +72,8 @@ class StepRecorder:
             self.path = path.with_name(f"{path.name.removesuffix('.parquet')}.rank{rank}.parquet")
         self._rank = rank
         metadata = RunMetadata(trainer=trainer, trainer_version=version, config=dict(config or {}))
+        if rank is not None and world_size is not None:
+            metadata = replace(metadata, recording=of_ranks([int(rank)], int(world_size)))
         self._writer = BackgroundWriter(self.path, metadata, max_bytes=max_bytes)
         self.path = self._writer.path
         self.recording = True

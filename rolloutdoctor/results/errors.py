@@ -26,6 +26,10 @@ class InputError(RolloutDoctorError):
     """A file or a path cannot be read as a run."""
 
 
+class SeveralRunsError(InputError):
+    """What was given as one run is of several: two trainers, two sets of options, or two values of one metric."""
+
+
 class SchemaError(InputError):
     """A column is missing, or its type is not one that the column may have."""
 

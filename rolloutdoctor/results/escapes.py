@@ -15,6 +15,7 @@ _CONTROL = re.compile(f"[\x00-\x1f{_HIDDEN}]")
 _CONTROL_IN_LINES = re.compile(f"[\x00-\x09\x0b-\x1f{_HIDDEN}]")
 _COLOR_OR_CONTROL = re.compile(rf"(\x1b\[[0-9;]*m)|{_CONTROL_IN_LINES.pattern}")
 _NOT_IN_JSON = re.compile(f"[{_HIDDEN}]")
+_COMMAND = re.compile(r"^(\s*)::(?!(?:error|warning|notice) title=)", re.MULTILINE)
 _NAMED = {"\n": r"\n", "\r": r"\r", "\t": r"\t"}
 
 LONGEST_QUOTE = 200
@@ -48,6 +49,17 @@ def visible_lines(text: str, *, colored: bool = False) -> str:
     if colored:
         return _COLOR_OR_CONTROL.sub(lambda found: found[1] or _shown(found), text)
     return _CONTROL_IN_LINES.sub(_shown, text)
+
+
+def without_commands(text: str) -> str:
+    """Text in which the runner of a GitHub job finds no command: `::` after spaces at a line's start, `##[` anywhere.
+
+    Annotations, which are commands of our own, stay.
+
+    >>> without_commands("  ::stop-commands::t")
+    '  : :stop-commands::t'
+    """
+    return _COMMAND.sub(r"\1: :", text).replace("##[", "# #[")
 
 
 def cut(text: str, limit: int = LONGEST_QUOTE) -> str:
@@ -92,7 +104,8 @@ def json_text(value: object, *, indent: int | None = None, ascii_only: bool = Fa
     except ValueError:
         known = _without_nan(value)
         text = json.dumps(known, indent=indent, ensure_ascii=ascii_only, allow_nan=False, separators=separators)
-    # Outside of its strings JSON has none of these.
+    # Outside of its strings JSON has none of these; the last two are what a job's log takes for a command.
+    text = text.replace("##[", "#\\u0023[")
     return _NOT_IN_JSON.sub(lambda found: f"\\u{ord(found[0]):04x}", text)
 
 

@@ -25,6 +25,15 @@ class Severity(IntEnum):
         return self.name.lower()
 
 
+def weight_of(severity: Severity, verdict: str) -> tuple[int, bool]:
+    """Rank a finding by severity, and within one severity confirmed above exposed.
+
+    >>> weight_of(Severity.WARNING, "exposed") < weight_of(Severity.WARNING, "confirmed")
+    True
+    """
+    return int(severity), verdict == "confirmed"
+
+
 @dataclass(frozen=True)
 class Measure:
     """A number with its unit.
@@ -77,6 +86,7 @@ class Finding(Displayed):
         references: upstream threads and papers.
         cause: the hypothesis that established it, with the counts of logged values; or None.
         why: why it matters, one sentence.
+        follows_from: code of the finding that is the cause of this one and counts for it, or None.
     """
 
     code: str
@@ -94,6 +104,12 @@ class Finding(Displayed):
     references: tuple[str, ...] = ()
     cause: Cause | None = None
     why: str = ""
+    follows_from: str | None = None
+
+    @property
+    def weight(self) -> tuple[int, bool]:
+        """Its rank among findings: see `weight_of`."""
+        return weight_of(self.severity, self.verdict)
 
     def __repr__(self) -> str:
         """In a line, without the numbers of every step."""
@@ -163,7 +179,7 @@ class Report(Displayed):
         trainer: name of the trainer, or None if nothing says.
         trainer_version: its version, or None.
         config: option name to value and origin.
-        findings: worst first.
+        findings: worst first, each with what follows from it directly after it.
         clean: ``(code, name)`` of the rules that found nothing where they could have.
         skipped: the rules that could not be tested, each with what would make it so.
         notes: what the numbers rest on that the reader should know, one sentence each.
@@ -187,7 +203,7 @@ class Report(Displayed):
 
     def __repr__(self) -> str:
         """In a line."""
-        who = f"{self.trainer} {self.trainer_version}" if self.trainer else "unknown trainer"
+        who = f"{self.trainer} {self.trainer_version or ''}".rstrip() if self.trainer else "unknown trainer"
         codes = ", ".join(finding.code for finding in self.findings) or "nothing found"
         return f"<Report {who}: {codes}; {self.coverage.tested} of {self.coverage.rules} rules tested>"
 
@@ -219,6 +235,12 @@ class Report(Displayed):
             strict=False,
         )
 
+    @property
+    def causes(self) -> tuple[Finding, ...]:
+        """The findings that count on their own: those that follow from none of the others."""
+        codes = {finding.code for finding in self.findings}
+        return tuple(finding for finding in self.findings if finding.follows_from not in codes)
+
     def worst(self) -> Severity | None:
         """The highest severity found, or None."""
-        return max((finding.severity for finding in self.findings), default=None)
+        return max((finding.severity for finding in self.causes), default=None)

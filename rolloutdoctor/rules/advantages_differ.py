@@ -37,5 +37,6 @@ class AdvantagesDiffer(DiffersRule):
     name = "advantages-differ"
     references = ("https://github.com/NVIDIA-NeMo/RL/issues/1518",)
     stages = ("advantages",)
+    shown_by_each = True
     what = "logged advantages"
     remedy = "log the advantages: the column advantage (one a row) or advantages (one a token)"

@@ -25,7 +25,8 @@ class AggregationByMicroBatch(CauseRule):
     ## How it is measured
     Every logged loss and KL is held against both formulas, each within its rounding radius. The finding gives how
     many values each explains and how far the gradient differs in log-prob space: `relative_change_l1` = |g_made -
-    g_recorded|_1 / |g_recorded|_1, and the `cosine` of the two.
+    g_recorded|_1 / |g_recorded|_1, and the `cosine` of the two. Clean: a loss was logged, and every one agrees
+    with the recorded aggregation.
 
     ## What to do
     Divide by the token count of the whole optimiser step, and scale once.
@@ -45,6 +46,7 @@ class AggregationByMicroBatch(CauseRule):
         "https://github.com/volcengine/verl/issues/906",
     )
     stages = ("loss",)
+    shown_by = frozenset({"loss", "policy_loss"})
     remedy = "log the loss and the KL of every optimiser step beside the run"
     absent = "every step is one micro-batch"
 

@@ -1,7 +1,7 @@
 """Bases of rules that are judged by the audit: a cause that was established, or a disagreement that none explains."""
 
-from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Collection, Iterable, Mapping, Sequence
+from dataclasses import dataclass, replace
 from functools import reduce
 from operator import add
 from typing import TYPE_CHECKING, Any, ClassVar
@@ -44,11 +44,15 @@ class AuditedRule(Rule[AuditedTally]):
     Attributes:
         part_names: parts of the objective of which the rule needs one; none: it is about every objective.
         absent: why the rows rule the fault out, where `occurs` holds in no step.
+        shown_by: kinds of quantities (`radii.metrics.METRICS`) that the fault changes; none: any of its stages.
+        shown_by_each: True if each of these has to agree, and not one of them.
     """
 
     tally = AuditedTally
     part_names: ClassVar[tuple[Part, ...]] = ()
     absent: ClassVar[str] = "no training step was read"
+    shown_by: ClassVar[frozenset[str]] = frozenset()
+    shown_by_each: ClassVar[bool] = False
 
     def parts(self, context: Context) -> tuple[Part, ...]:
         """Return the parts of the objective of which the rule needs one."""
@@ -114,6 +118,50 @@ class AuditedRule(Rule[AuditedTally]):
     def vacuous_reason(self, run: AuditedTally, context: Context) -> str | None:
         """Rows in which it cannot occur."""
         return None if run.steps else self.absent
+
+    def unseen_reason(self, run: AuditedTally, context: Context) -> Missing | None:
+        """A disagreement that may be this fault, or nothing compared that the fault would change."""
+        audit = {name: tally for name, tally in context.audit.items() if tally.stage in self.stages}
+        left = {name for name in audit if name in context.unexplained or name in context.partly}
+        if left:
+            verb = "disagrees" if len(left) == 1 and left != {"advantages"} else "disagree"
+            return Missing(
+                f"the logged {listed(left)} {verb} with the rows, and no hypothesis of this rule explains it",
+                "find out what made the logged values; `rolloutdoctor identify` looks for options that give them",
+            )
+        rival = self._rival(context)
+        if rival is not None:
+            return Missing(
+                f"these data cannot tell what {rival.code} reports from this fault: {rival.hypothesis} gives the same "
+                "values",
+                f"settle what {rival.code} reports, and check again",
+            )
+        shown = {name: tally for name, tally in audit.items() if self._shows(name, context)}
+        doubted = {name: tally.reason for name, tally in shown.items() if not tally.is_tested}
+        if doubted and (self.shown_by_each or len(doubted) == len(shown)):
+            return Missing(
+                f"not every logged {listed(doubted)} could be compared: {min(doubted.values())}",
+                "record what is missing, or leave steps that are not complete out with --steps",
+            )
+        return None if shown or not audit else Missing("nothing was logged that could show it", self.remedy)
+
+    def _shows(self, name: str, context: Context) -> bool:
+        """True if the fault would change a quantity."""
+        if not self.shown_by:
+            return True
+        if name in LOGGED_COLUMNS or context.trainer is None:
+            return name in self.shown_by
+        return context.trainer.kind_of(name.removesuffix(" (eval)")) in self.shown_by
+
+    def _rival(self, context: Context) -> Cause | None:
+        """A cause of another rule that gives the same values as a hypothesis of this one."""
+        causes = [cause for found in context.causes.values() for cause in found if cause.also]
+        if not causes:
+            return None
+        from rolloutdoctor.hypotheses.table import HYPOTHESES
+
+        own = {one.name for one in HYPOTHESES if one.code == self.code}
+        return next((cause for cause in causes if cause.code != self.code and own & {*cause.also}), None)
 
     def decisive_parts(self, run: AuditedTally, context: Context) -> tuple[Part, ...]:
         """None: that the logged values agree says that the options are right."""
@@ -188,9 +236,11 @@ class DiffersRule(AuditedRule):
     def judge(self, run: AuditedTally, context: Context) -> Judgement | None:
         """An error: the run contradicts what it says of itself."""
         causes = context.causes.get(self.code, ())
-        if causes:
-            return judged(causes, Severity.ERROR)
         found = {name: tally for name, tally in context.unexplained.items() if tally.stage in self.stages}
+        if causes:
+            established = judged(causes, Severity.ERROR)
+            beyond = f"; beyond that, no known cause explains {listed(found)}" if found else ""
+            return replace(established, message=established.message + beyond)
         if not found:
             return None
         name, worst = max(found.items(), key=lambda one: (one[1].disagree, one[0]))
@@ -201,7 +251,7 @@ class DiffersRule(AuditedRule):
             step, sample, logged, recomputed = worst.first
             row = f", row {sample}" if sample else ""
             first = f"first at step {step}{row}: logged {logged:.7g}, recomputed {recomputed:.7g}"
-        names = ", ".join(sorted(found)[:6]) + (f" and {len(found) - 6} more" if len(found) > 6 else "")
+        names = listed(found)
         return Judgement(
             severity=Severity.ERROR,
             confirmed=True,
@@ -213,6 +263,15 @@ class DiffersRule(AuditedRule):
                 "identify` looks for options that give these values"
             ),
         )
+
+
+def listed(names: Collection[str]) -> str:
+    """Names of quantities, the first six of them.
+
+    >>> listed({"loss", "kl"})
+    'kl, loss'
+    """
+    return ", ".join(sorted(names)[:6]) + (f" and {len(names) - 6} more" if len(names) > 6 else "")
 
 
 def _disagreeing(step: "StepView") -> "Mapping[str, QuantityTally]":

@@ -40,21 +40,28 @@ class Context:
         files: names of its files.
         metrics: names of the logged metrics.
         trainer: who made the run, or None if nothing says.
+        made_by: name and version of who made the run as its files say, each or None; also where too little is stated.
         config: its configuration, or None.
         objective: what it computes, or None.
+        version_stated: somebody said which version of the trainer made the run.
         has_rows: False if there are logged metrics and no rollouts.
         recording: canonical column to what would record it, in the words of the trainer or of the dump; ``*`` is any
             other, and ``metrics`` its log.
         digits: name of a logged metric to what its values may have been rounded to.
         unstated: what to state of the run where nothing says which trainer made it, or with which options.
         imported: True if an importer made the rows of rollout files, and looked at the files themselves.
-        omits_rows: True if the rows come from a dump that need not hold all rows of a step.
+        omits_rows: True if the rows come from files that need not hold all rows of a step.
+        splits_unknown: evaluation rows among the rows cannot be told from training rows.
+        world_size: how many ranks recorded; 0 if nothing says.
+        missing_ranks: those of which no file was given.
         averaged: names of metrics that were logged as means over several steps, and so are no value of one.
         windows: the steps that these are means over, and the values.
         refuted: options that the log contradicts.
         refutable: the log holds a metric that could contradict an option.
         causes: code of a rule to the causes of disagreements that it reports; known once the steps were read.
         means: name of a metric to how its means over several steps compare; known once the steps were read.
+        audit: logged quantity to how its values compare; known once the steps were read.
+        partly: logged quantities of which a cause explains some values and not all; known once the steps were read.
         unexplained: logged quantity to how its values differ from the recomputed ones, where no known cause explains
             them; known once the steps were read.
     """
@@ -63,19 +70,26 @@ class Context:
     files: tuple[str, ...] = ()
     metrics: frozenset[str] = frozenset()
     trainer: "Trainer | None" = None
+    made_by: tuple[str | None, str | None] = (None, None)
     config: "Config | None" = None
     objective: "Objective | None" = None
+    version_stated: bool = False
     averaged: frozenset[str] = frozenset()
     windows: tuple[Window, ...] = ()
     means: "AuditTally" = field(default_factory=dict)
     has_rows: bool = True
     imported: bool = False
     omits_rows: bool = False
+    splits_unknown: bool = False
+    world_size: int = 0
+    missing_ranks: tuple[int, ...] = ()
     digits: Mapping[str, tuple[Digits, ...]] = field(default_factory=dict)
     recording: Mapping[str, str] = field(default_factory=dict)
     refuted: tuple[Refuted, ...] = ()
     refutable: bool = False
     causes: Mapping[str, tuple[Cause, ...]] = field(default_factory=dict)
+    audit: "AuditTally" = field(default_factory=dict)
+    partly: frozenset[str] = frozenset()
     unexplained: "AuditTally" = field(default_factory=dict)
     unstated: str = "name it with --trainer NAME (and --set KEY=VALUE); `rolloutdoctor trainers` lists them"
 
@@ -120,6 +134,12 @@ class Judgement:
     cause: Cause | None = None
 
 
+MIXED_SPLITS = Missing(
+    "evaluation rows cannot be told from training rows",
+    "put trainer_state.json, which says when was evaluated, beside the folder of the dump",
+)
+
+
 class Rule(ABC, Generic[T]):
     """A rule. Class attributes are its identity; fields of subclasses are its thresholds.
 
@@ -133,8 +153,6 @@ class Rule(ABC, Generic[T]):
         needs_objective: False if the rule runs without knowing the trainer.
         splits: the splits it is about.
         stages: the stages of the audit that it judges by.
-        yields_to: codes of rules that name a cause of what this one sees: where one of them finds it, this one's
-            finding is information.
     """
 
     code: ClassVar[str]
@@ -146,7 +164,6 @@ class Rule(ABC, Generic[T]):
     needs_rows: ClassVar[bool] = True
     splits: ClassVar[tuple[str, ...]] = ("train", "eval")
     stages: ClassVar[tuple[str, ...]] = ()
-    yields_to: ClassVar[tuple[str, ...]] = ()
 
     @abstractmethod
     def columns(self, context: Context) -> frozenset[str]:
@@ -226,6 +243,10 @@ class Rule(ABC, Generic[T]):
 
     def vacuous_reason(self, run: T, context: Context) -> str | None:
         """Say why the rows that were read rule the fault out; asked where `judge` found nothing."""
+        return None
+
+    def unseen_reason(self, run: T, context: Context) -> Missing | None:
+        """Say why the fault may be there and not have shown itself; asked where `judge` found nothing."""
         return None
 
     def decisive_parts(self, run: T, context: Context) -> tuple[Part, ...]:

@@ -16,6 +16,9 @@ if TYPE_CHECKING:
 
     from rolloutdoctor.rules.step import StepView
 
+FEWEST_GROUPS = 8
+"""Groups without a spread that are too many for chance, where there are no others."""
+
 SAMPLE = 256
 """Prompts of a run that are followed across steps."""
 
@@ -105,7 +108,8 @@ class DeadGroups(Rule[DeadTally]):
 
     ## What to do
     Sample other prompts, larger groups, or until there is a spread (dynamic sampling); leave out prompts that are
-    always dead.
+    always dead. If no group of the run has a spread, look at the rewards of one prompt: from eight such groups on that
+    is an error, since nothing trains the policy towards the reward.
 
     ## Example
     >>> from rolloutdoctor.testing import diagnose_one, toy_batch
@@ -253,9 +257,21 @@ class DeadGroups(Rule[DeadTally]):
         return Missing("no group has two rows with a reward", "widen --steps, or record whole groups")
 
     def judge(self, run: DeadTally, context: Context) -> Judgement | None:
-        """Information: the task and the policy make them."""
+        """Information, as the task and the policy make them; an error where there is no other group."""
         if not run.dead:
             return None
+        if run.dead == run.groups >= FEWEST_GROUPS:
+            return Judgement(
+                severity=Severity.ERROR,
+                confirmed=True,
+                headline=f"all {run.groups:,} groups have equal rewards: no advantage is other than 0",
+                message=f"in none of {counted(run.groups, 'group')} ({counted(run.rows, 'response')}) do two responses "
+                f"differ in reward: {run.lowest:,} at the lowest reward, {run.highest:,} at the highest, "
+                f"{run.dead - run.lowest - run.highest:,} elsewhere",
+                evidence="the rewards of the rows, compared exactly",
+                advice="look at the rewards of one prompt: a reward function that is constant, a parser that finds no "
+                "answer, or prompts that are all solved or all out of reach",
+            )
         other = run.dead - run.lowest - run.highest
         kappa, expected = ratio(run.live_tokens, run.tokens), run.expected
         again, always = run.always_dead

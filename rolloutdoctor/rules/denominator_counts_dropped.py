@@ -24,7 +24,8 @@ class DenominatorCountsDropped(CauseRule):
     ## How it is measured
     Every logged loss and KL is held against both formulas, each within its rounding radius. The finding gives how
     many values each explains and how far the gradient differs in log-prob space: `relative_change_l1` = |g_made -
-    g_recorded|_1 / |g_recorded|_1, and the `cosine` of the two.
+    g_recorded|_1 / |g_recorded|_1, and the `cosine` of the two. Clean: a loss was logged, and every one agrees
+    with the recorded denominator.
 
     ## What to do
     Decide which is meant, and state it.
@@ -41,6 +42,7 @@ class DenominatorCountsDropped(CauseRule):
     name = "denominator-counts-dropped"
     references = ("https://github.com/huggingface/trl/issues/6369",)
     stages = ("loss",)
+    shown_by = frozenset({"loss", "policy_loss"})
     remedy = "log the loss and the KL of every optimiser step beside the run"
     absent = "no token was masked by rejection"
 

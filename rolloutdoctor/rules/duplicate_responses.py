@@ -154,7 +154,8 @@ class DuplicateResponses(Rule[DuplicateTally]):
 
     def optional_columns(self, context: Context) -> frozenset[str]:
         """How likely the responses were, which tokens are theirs, and which prompts recur in other steps."""
-        return frozenset({self._log_probs(context.columns), "response_mask", "rank"}) | prompt_columns(context.columns)
+        named = {self._log_probs(context.columns), "response_mask", "rank", "generation_id"}
+        return frozenset(named) | prompt_columns(context.columns)
 
     def _log_probs(self, columns: frozenset[str]) -> str:
         return next((name for name in SAMPLER if name in columns), SAMPLER[0])

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 from rolloutdoctor.hypotheses.fixes import choose
 from rolloutdoctor.ops.tally import Sums
 from rolloutdoctor.results.findings import Example, Measure, Severity
-from rolloutdoctor.rules.base import KEEP_EXAMPLES, Context, Judgement, Rule, counted
+from rolloutdoctor.rules.base import KEEP_EXAMPLES, MIXED_SPLITS, Context, Judgement, Missing, Rule, counted
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -125,6 +125,10 @@ class EvalGroupOfOne(Rule[EvalTally]):
             "masked_rows": Measure(tally.masked_rows, "rows"),
             "rows_masked_by_pr5640": Measure(tally.pr_rows, "rows"),
         }
+
+    def inconclusive_reason(self, run: EvalTally, context: Context) -> Missing | None:
+        """Rows of which some may be of an evaluation."""
+        return MIXED_SPLITS if context.splits_unknown and not run.eval_rows else None
 
     def vacuous_reason(self, run: EvalTally, context: Context) -> str | None:
         """No evaluation."""

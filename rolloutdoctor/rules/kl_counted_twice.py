@@ -44,6 +44,7 @@ class KlCountedTwice(DirectRule):
         "https://github.com/volcengine/verl/issues/509",
     )
     stages = ("advantages", "kl", "loss")
+    shown_by = frozenset({"advantages", "loss"})
     remedy = "log the loss and the KL of every optimiser step beside the run"
     part_names = (Part.KL_LOSS,)
 

@@ -41,6 +41,7 @@ class KlGradient(DirectRule):
     name = "kl-gradient"
     references = ("https://github.com/huggingface/trl/issues/4637",)
     stages = ("kl", "loss")
+    shown_by = frozenset({"kl", "kl_loss", "loss", "reward_kl", "stored_kl"})
     remedy = "log the loss and the KL of every optimiser step beside the run"
     part_names = (
         Part.KL_LOSS,

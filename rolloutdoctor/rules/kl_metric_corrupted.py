@@ -39,13 +39,17 @@ class KlMetricTally(Sums):
     telling: int = 0
     telling_fit_kl: int = 0
     telling_fit_reward: int = 0
+    unlogged: int = 0
+    unlogged_differ: int = 0
+    unlogged_kl: float = 0.0
+    unlogged_buffer: float = 0.0
 
 
 @dataclass(frozen=True)
 class _Seen:
     """A logged KL beside what it could be, and how far float32 may put it from each."""
 
-    logged: float
+    logged: float | None
     true: float
     radius: float
     reward: float | None = None
@@ -57,6 +61,13 @@ class _Seen:
 
 def _fits(logged: float, predicted: float, radius: float) -> bool:
     return (isnan(logged) and isnan(predicted)) or abs(logged - predicted) <= radius
+
+
+def _overwrites(context: Context) -> bool:
+    """True if the stated options and version are of a trainer that stores the reward buffer as its KL."""
+    objective = context.objective
+    stores = objective is not None and objective.stores_kl and objective.kl_buffer is KlBuffer.REWARD
+    return stores and context.version_stated
 
 
 def _is_explained(context: Context) -> bool:
@@ -83,7 +94,8 @@ class KlMetricCorrupted(Rule[KlMetricTally]):
     logged value that is reward; `tokens_matching` the share of stored token values that equal the reward buffer.
     `inverted` is the KL recovered from the corrupted series: (mean reward / mean length - logged) / kl_coef. Two values
     agree if they differ by no more than the float32 rounding error, which for k3 is some `4e-7` per token however small
-    the KL is. Confirmed: the logged values equal the reward buffer and not the KL.
+    the KL is. Confirmed: the logged values equal the reward buffer and not the KL. Exposed: no KL is at hand, and a
+    trainer of this release stores the reward buffer; the measures say how far its metric is off.
 
     ## What to do
     Upgrade the trainer. For the old run use the recovered KL given here, and ignore alerts that its logged KL
@@ -134,7 +146,7 @@ class KlMetricCorrupted(Rule[KlMetricTally]):
         trainer = context.trainer
         if trainer is None or not self.columns(context) or "kl" in context.columns:
             return None
-        if context.metrics & set(trainer.kl_metrics):
+        if context.metrics & set(trainer.kl_metrics) or _overwrites(context):
             return None
         names = " or ".join(trainer.kl_metrics)
         if context.averaged & set(trainer.kl_metrics):
@@ -154,6 +166,12 @@ class KlMetricCorrupted(Rule[KlMetricTally]):
         tokens = self._tokens(step)
         if seen is None:
             return tokens
+        if seen.logged is None:
+            assert seen.reward is not None
+            differ = not _fits(seen.reward, seen.true, seen.radius + seen.reward_radius)
+            return tokens + KlMetricTally(
+                unlogged=1, unlogged_differ=int(differ), unlogged_kl=seen.true, unlogged_buffer=seen.reward
+            )
         gap = abs(seen.logged - seen.true)
         fits_kl = _fits(seen.logged, seen.true, seen.radius)
         reward_gap = None if seen.reward is None else abs(seen.logged - seen.reward)
@@ -203,7 +221,7 @@ class KlMetricCorrupted(Rule[KlMetricTally]):
         logged = step.logged.get(metric.metric) if objective.context_slices == 1 else None
         if logged is None and "kl" in batch.per_token:
             logged = metric.reduce(batch, batch.column("kl"))
-        if logged is None:
+        if logged is None and objective.kl_buffer is not KlBuffer.REWARD:
             return None
         true, coef = metric.reduce(batch, kl_T), objective.kl_reward.coef
         reward = metric.reduce(batch, buffer_T)
@@ -249,16 +267,18 @@ class KlMetricCorrupted(Rule[KlMetricTally]):
     def examples(self, step: "StepView") -> Iterable[Example]:
         """The step, weighed by its error."""
         seen = step.cached("logged KL", lambda: self._seen(step))
-        if seen is None or _fits(seen.logged, seen.true, seen.radius):
+        if seen is None or seen.logged is None or _fits(seen.logged, seen.true, seen.radius):
             return
         note = f"logged {number(seen.logged)}, recomputed {number(seen.true)}"
         yield Example(step.batch.step, None, None, abs(seen.logged - seen.true), note)
 
     def measures(self, tally: KlMetricTally) -> Mapping[str, Measure]:
         """Logged against recomputed, as means over steps."""
+        of_log, of_rows = (tally.recomputed, tally.steps), (tally.unlogged_kl, tally.unlogged)
+        recomputed = of_log if tally.steps else of_rows
         found = {
             "logged": Measure(ratio(tally.logged, tally.steps), "nats"),
-            "recomputed": Measure(ratio(tally.recomputed, tally.steps), "nats"),
+            "recomputed": Measure(ratio(*recomputed), "nats"),
             "abs_error": Measure(ratio(tally.abs_error, tally.steps), "nats"),
             "rel_error": Measure(ratio(tally.abs_error, tally.recomputed_abs), "share"),
             "reward_share": Measure(ratio(tally.reward_part, tally.reward_part + tally.kl_part), "share"),
@@ -270,15 +290,27 @@ class KlMetricCorrupted(Rule[KlMetricTally]):
 
     def inconclusive_reason(self, run: KlMetricTally, context: Context) -> Missing | None:
         """A configuration with a KL, and not one step whose logged KL could be compared."""
-        if run.steps or run.tokens or not self.columns(context):
+        if run.steps or run.tokens or not self.columns(context) or (run.unlogged_differ and _overwrites(context)):
             return None
         return Missing(
             "no step has a logged KL that belongs to one optimiser step",
             "log the KL of every optimiser step, or store it per token in the column kl",
         )
 
+    def unseen_reason(self, run: KlMetricTally, context: Context) -> Missing | None:
+        """A logged KL that is neither the recomputed one nor the reward buffer, by less than is reported here."""
+        if run.fits_kl == run.steps or _is_explained(context):
+            return None
+        return Missing(
+            f"the logged KL disagrees with the recomputed one in {run.steps - run.fits_kl:,} of "
+            f"{counted(run.steps, 'step')}, and the reward buffer does not explain it",
+            "check that the rows are all rows of the step, and that the KL options are those of the run",
+        )
+
     def judge(self, run: KlMetricTally, context: Context) -> Judgement | None:
         """An error if the logged values are the reward buffer, a warning if they are something unknown."""
+        if not run.steps and not run.tokens and run.unlogged_differ:
+            return self._exposed(run, context)
         by_tokens = run.telling > 0 and run.telling_fit_reward == run.telling
         confirmed = (run.steps > 0 and run.fits_reward == run.steps) or (by_tokens and run.fits_kl < run.steps)
         relative = ratio(run.abs_error, run.recomputed_abs)
@@ -331,4 +363,19 @@ class KlMetricCorrupted(Rule[KlMetricTally]):
             evidence="; ".join(evidence),
             advice="upgrade to a release of the trainer with the fix, or apply its patch (`rolloutdoctor fixes`); loss "
             "and advantages are unaffected",
+        )
+
+    def _exposed(self, run: KlMetricTally, context: Context) -> Judgement:
+        """A warning: this release overwrites its KL, and none is at hand."""
+        assert context.trainer is not None
+        assert context.objective is not None
+        kl, buffer = run.unlogged_kl / run.unlogged, run.unlogged_buffer / run.unlogged
+        names, made = " or ".join(context.trainer.kl_metrics), f"{context.trainer.title} {context.objective.version}"
+        return Judgement(
+            severity=Severity.WARNING,
+            confirmed=False,
+            headline=f"{made} logs {number(buffer)} as its KL, which is {number(kl)}",
+            message=f"with these options {made} overwrites the stored KL by the reward, so that {names} is not the KL",
+            evidence=f"the options and the version; no {names} and no column kl is at hand",
+            advice="ignore that metric, or upgrade to a release of the trainer with the fix (`rolloutdoctor fixes`)",
         )

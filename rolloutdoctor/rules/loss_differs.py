@@ -35,5 +35,7 @@ class LossDiffers(DiffersRule):
     name = "loss-differs"
     references = ("https://github.com/volcengine/verl/issues/906",)
     stages = ("kl", "loss")
+    shown_by = frozenset({"kl", "kl_loss", "loss", "policy_loss", "reward_kl", "stored_kl"})
+    shown_by_each = True
     what = "logged losses and KLs"
     remedy = "log the loss and the KL of every optimiser step beside the run"

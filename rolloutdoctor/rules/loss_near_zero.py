@@ -107,7 +107,11 @@ class LossNearZero(Rule[LossTally]):
         """Rollouts without options, or a log without loss and gradient norm."""
         if context.has_rows:
             unstated = "nothing says which trainer made the run, and with which options"
-            return None if context.objective is not None else Missing(unstated, context.unstated)
+            if context.objective is None:
+                return Missing(unstated, context.unstated)
+            bonus = context.objective.entropy_bonus
+            remedy = "nothing records it; the audit compares the loss, the bonus included"
+            return None if bonus is None else Missing(bonus.no_gradient, remedy)
         trainer = context.writer
         names = () if trainer is None else (trainer.loss_metric, trainer.grad_norm_metric)
         return None if names and context.metrics.issuperset(names) else self._untold(context)

@@ -19,7 +19,7 @@ class MetricMeanOfMeans(CauseRule):
 
     ## How it is measured
     Every logged value is held against each average within its rounding radius; the finding names the one that gives
-    all of them.
+    all of them. Clean: every logged KL and drift agrees with the trainer's own average.
 
     ## What to do
     Log sums and counts, and divide once.
@@ -40,4 +40,6 @@ class MetricMeanOfMeans(CauseRule):
         "https://github.com/huggingface/trl/issues/7012",
     )
     stages = ("kl", "loss", "metrics")
+    shown_by = frozenset({"kl", "drift"})
+    shown_by_each = True
     remedy = "log the trainer's metrics of every step beside the run"

@@ -31,8 +31,9 @@ TOKEN_COLUMNS = (
 LOSS_COLUMNS = ("policy_log_probs", "old_log_probs", "ref_log_probs", "advantages")
 
 
-LOWEST, HIGHEST = -1000.0, 88.0
-"""Beyond these a log-prob, or its difference from another, has no finite exponential in float32."""
+LOWEST, HIGHEST = -1000.0, 88 * 2**-8
+"""Below the first a log-prob has no finite exponential in float32. Above 0 it is a probability above 1: a logit minus a
+log-sum of exponentials can be that by rounding in bfloat16, and neither is above 88."""
 
 
 def _is_sound(name: str, low: float, high: float) -> bool:
@@ -43,7 +44,7 @@ def _is_sound(name: str, low: float, high: float) -> bool:
 
 
 def _bad(name: str, column_T: "Tensor") -> "Tensor":
-    """Values that are not finite, or are log-probs without a finite exponential."""
+    """Values that are not finite, or are log-probs that none can be."""
     if not name.endswith("log_probs"):
         return ~column_T.isfinite()
     if name == "rollout_log_probs":
@@ -79,10 +80,10 @@ class NonfiniteValues(Rule[NonfiniteTally]):
 
     ## How it is measured
     `tokens` counts trained tokens with a value that is not finite in any column, `masked_tokens` masked ones, `rows`
-    the rows that hold either or whose reward is not finite. A log-prob above 88 or below -1000 counts as well: it is a
-    placeholder or a bug, and its exponential, or that of its difference from another log-prob, overflows. A missing
-    reward is not a fault if the trainer leaves such rows out (TRL); NaN in `rollout_log_probs` means that the inference
-    engine returned none. All numbers elsewhere in a report leave masked values out. Confirmed: the values are in the
+    the rows that hold either or whose reward is not finite. A log-prob above 0.34 counts as well: it is a probability
+    above 1, by more than logits in bfloat16 round to. So does one below -1000: a placeholder or a bug. A missing reward
+    is not a fault if the trainer leaves such rows out (TRL); NaN in `rollout_log_probs` means that the inference engine
+    returned none. All numbers elsewhere in a report leave masked values out. Confirmed: the values are in the
     file. `undefined_advantages` counts rows whose advantage the trainer itself computes as NaN from finite values:
     verl's opo divides by the trained tokens of the group, which are none where all of its rows were rejected. The mask
     keeps such a NaN out of the loss, but not out of its gradient, so verl skips the whole optimiser step. Recomputed
@@ -268,7 +269,7 @@ class NonfiniteValues(Rule[NonfiniteTally]):
                 f"{counted(run.rows, 'row')} with NaN, infinity or an impossible log-prob, first at step "
                 f"{int(run.first_step)}"
             ),
-            message=f"values that are not finite, or log-probs without a finite exponential, in {', '.join(parts)}"
+            message=f"values that are not finite, or log-probs that none can be, in {', '.join(parts)}"
             + (f"; {leak}" if run.masked_tokens else "")
             + (f"; {undefined}" if run.undefined else ""),
             evidence="the values are in the file",

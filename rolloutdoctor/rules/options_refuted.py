@@ -1,9 +1,10 @@
 """RDI014: the log refutes an option."""
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
 
+from rolloutdoctor.results.audit import Cause, Refuted
 from rolloutdoctor.results.findings import Severity
 from rolloutdoctor.rules.all_truncated import TRUNCATED
 from rolloutdoctor.rules.audited import AuditedTally
@@ -16,7 +17,7 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class OptionsRefuted(DirectRule):
-    """What was logged contradicts an option that is recorded, given or assumed.
+    """What was logged contradicts an option that is recorded or given.
 
     ## What it does
     Before any arithmetic, holds the names and values in the log against the options: a KL above zero refutes a
@@ -25,12 +26,14 @@ class OptionsRefuted(DirectRule):
 
     ## Why it matters
     Every number in this report follows from the options. Where one is wrong, the numbers are those of another run. An
-    option that was only assumed, and that the log refutes, is not used.
+    option that was only assumed here refutes nothing: it is taken from the log where that tells its value, and else
+    asked for, and what follows from it is left out.
 
     ## How it is measured
     A name or value in the log that is impossible under the option; or all logged values of a quantity that agree,
     within their rounding radii, with another value of the option and not with the recorded one. Of responses with a
-    `status` of length, half or more have a trained token, and a stated option says that none has.
+    `status` of length, half or more have a trained token, and a stated option says that none has. Clean: no name in the
+    log is impossible, and no logged value disagrees; an option that changes nothing that was logged was not tested.
 
     ## What to do
     State the option that the run had with --set KEY=VALUE, or correct the file's metadata.
@@ -52,7 +55,13 @@ class OptionsRefuted(DirectRule):
 
     def inconclusive_reason(self, run: AuditedTally, context: Context) -> Missing | None:
         """Nothing logged, nothing refuted."""
-        if context.refuted or context.refutable:
+        if self.judge(run, context) is not None:
+            return None
+        asked = questions(context)
+        if asked:
+            seen, _, remedy = asked[0].rpartition(": ")
+            return Missing(seen, remedy)
+        if context.refutable:
             return None
         return super().inconclusive_reason(run, context)
 
@@ -94,16 +103,49 @@ class OptionsRefuted(DirectRule):
 
     def judge(self, run: AuditedTally, context: Context) -> Judgement | None:
         """An error: the run is not what its options say."""
-        if context.refuted:
-            first = context.refuted[0]
-            more = f" (and {len(context.refuted) - 1} more)" if len(context.refuted) > 1 else ""
+        causes = tuple(cause for cause in context.causes.get(self.code, ()) if not _assumed_behind(cause, context))
+        stated = _stated(context)
+        if stated:
+            first = stated[0]
+            more = f" (and {len(stated) - 1} more)" if len(stated) > 1 else ""
             return Judgement(
-                # What was only assumed here contradicts nothing that the run says of itself.
-                severity=Severity.WARNING if all(one.assumed for one in context.refuted) else Severity.ERROR,
+                severity=Severity.ERROR,
                 confirmed=True,
                 headline=f"the log refutes {first.option} = {first.value}{more}",
-                message="; ".join(one.words for one in context.refuted),
+                message="; ".join(one.words for one in stated),
                 evidence=first.evidence,
                 advice=f"state the option of the run with --set {first.option}=VALUE, and check again",
             )
-        return super().judge(run, context)
+        kept = {**context.causes, self.code: causes}
+        return super().judge(run, replace(context, causes=kept))
+
+
+def questions(context: Context) -> list[str]:
+    """Ask for options that were only assumed, and of which the log shows another value."""
+    found = [one.words for one in context.refuted if one.assumed]
+    for cause in context.causes.get(OptionsRefuted.code, ()):
+        names = _assumed_behind(cause, context)
+        if names:
+            found.append(
+                f"{cause.words}: {cause.as_found:,} of {cause.compared:,} logged {cause.quantity} follow from that, "
+                f"and nothing states {' or '.join(names)}: say it with --set {names[0]}=VALUE"
+            )
+    return found
+
+
+def _stated(context: Context) -> list[Refuted]:
+    """What the run says of itself; an option that was only assumed contradicts nothing."""
+    return [one for one in context.refuted if not one.assumed]
+
+
+def _assumed_behind(cause: Cause, context: Context) -> tuple[str, ...]:
+    """The options that a cause would contradict, where nothing states any of them: these refute nothing."""
+    from rolloutdoctor.audit.step import stage_of
+
+    if context.trainer is None or context.config is None:
+        return ()
+    choices, quantity = context.trainer.choices, cause.quantity.removesuffix(" (eval)")
+    by_stage = {"advantages": choices.advantage, "kl": choices.kl, "loss": choices.loss}
+    stage = quantity if quantity in by_stage else stage_of(context.trainer, quantity)
+    names = tuple(dict.fromkeys(name for setting in by_stage.get(stage, ()) for name in setting))
+    return names if all(context.config.settings[name].assumed for name in names) else ()

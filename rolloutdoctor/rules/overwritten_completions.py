@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 from rolloutdoctor.data.schema import IMPORT_METRICS
 from rolloutdoctor.ops.tally import Sums
 from rolloutdoctor.results.findings import Example, Measure, Severity
-from rolloutdoctor.rules.base import Context, Judgement, Rule, counted
+from rolloutdoctor.rules.base import MIXED_SPLITS, Context, Judgement, Missing, Rule, counted
 
 if TYPE_CHECKING:
     from rolloutdoctor.rules.step import StepView
@@ -92,6 +92,10 @@ class OverwrittenCompletions(Rule[OverwrittenTally]):
             "repeated_rows": Measure(tally.repeated_rows, "rows"),
             "torn_lines": Measure(tally.torn_lines, "lines"),
         }
+
+    def inconclusive_reason(self, run: OverwrittenTally, context: Context) -> Missing | None:
+        """Files of which it is not known whether an evaluation wrote them."""
+        return MIXED_SPLITS if context.splits_unknown and not _words(run) else None
 
     def vacuous_reason(self, run: OverwrittenTally, context: Context) -> str | None:
         """Rows that were not imported from rollout files."""

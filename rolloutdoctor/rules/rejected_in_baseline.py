@@ -215,7 +215,7 @@ class RejectedInBaseline(Rule[RejectedTally]):
     def _gradient(self, steps: "StepView") -> "Columns":
         """Add up the gradients of each step, as configured and with the fix."""
         before, fixed, by_step = steps.tokens, steps.fixed(self.fix), steps.by_step
-        if before is None or fixed is None or fixed.tokens is None:
+        if before is None or fixed is None or fixed.tokens is None or fixed.objective.entropy_bonus is not None:
             return {}
         after = fixed.tokens
         return {

@@ -17,7 +17,8 @@ class RewardMetricNotTrainingReward(CauseRule):
     The curve that everybody watches then rises while the reward that trains falls, or the other way round.
 
     ## How it is measured
-    Every logged value is held against each definition within its rounding radius.
+    Every logged value is held against each definition within its rounding radius. Clean: the logged reward
+    metrics agree with the recorded rewards.
 
     ## What to do
     Log the reward that enters the advantages beside the one that people read.
@@ -33,4 +34,5 @@ class RewardMetricNotTrainingReward(CauseRule):
     name = "reward-metric-not-training-reward"
     references = ("https://github.com/huggingface/trl/issues/5352",)
     stages = ("metrics",)
+    shown_by = frozenset({"rewards"})
     remedy = "log the trainer's metrics of every step beside the run"

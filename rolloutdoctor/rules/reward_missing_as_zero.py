@@ -221,6 +221,11 @@ class RewardMissingAsZero(CauseRule):
             "record rewards that are missing as null, or the columns rewards (one number per function) or status",
         )
 
+    def unseen_reason(self, run: AuditedTally, context: Context) -> Missing | None:
+        """As the audit has it, unless the logged advantages show that the trainer leaves these rows out."""
+        assert isinstance(run, MissingTally)
+        return None if run.tested and run.matched_without == run.tested else super().unseen_reason(run, context)
+
     def judge(self, run: AuditedTally, context: Context) -> Judgement | None:
         """An error where logged values show it, a warning where rows have a witness and nothing logged decides."""
         assert isinstance(run, MissingTally)

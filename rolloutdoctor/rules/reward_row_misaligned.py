@@ -168,11 +168,7 @@ class RewardRowMisaligned(DirectRule):
             for name, breaking in zip(names, (~one.kept(source_ON)).sum(1).tolist(), strict=True):
                 moved[f"{one.words}|{name}"] = one.tested - breaking
         return MisalignedTally(
-            compared=total.compared,
-            agree=total.agree,
-            not_compared=total.not_compared,
-            worst=total.worst,
-            steps=total.steps,
+            **vars(total),
             tested=tested,
             bits=bits,
             broken=broken,

@@ -95,7 +95,6 @@ class StalePolicy(Rule[LagTally]):
     tally = LagTally
     needs_objective = False
     splits = ("train",)
-    yields_to = ("RDO009", "RDO010")
 
     onset_factor: float = 4.0
     """No honest run rises so far at once: kernels and precision stay the same from step to step."""

@@ -11,9 +11,9 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from rolloutdoctor.audit.logged import logs_anything, of_step
-from rolloutdoctor.audit.step import audit_step, window_values
+from rolloutdoctor.audit.step import audit_step, quantity_of, stage_of, window_values
 from rolloutdoctor.audit.stored_digits import stored_radius
-from rolloutdoctor.audit.tally import AuditTally
+from rolloutdoctor.audit.tally import AuditTally, QuantityTally
 from rolloutdoctor.audit.windows import StepValue
 from rolloutdoctor.data.batch import TRAIN, RolloutBatch, StepKey
 from rolloutdoctor.data.several_steps import joined_groups
@@ -65,6 +65,7 @@ class StepView:
         config: configuration of the trainer, or None.
         digits: name of a logged metric to what its values may have been rounded to.
         omits_rows: the rows come from a dump that need not hold all rows of the step.
+        unjoined: name of a metric that was logged, of other rows perhaps, to why; they are not in `logged`.
         token_measures: code of a rule to what its `measure_tokens` returned, joined over the blocks, ``[N, ...]``.
         lists_all: examples are all places, not the worst few.
         parts: the steps, where the view is of several: names and logged values are theirs alone.
@@ -78,6 +79,7 @@ class StepView:
     config: Config | None = None
     digits: Mapping[str, tuple[Digits, ...]] = field(default_factory=dict)
     omits_rows: bool = False
+    unjoined: Mapping[str, str] = field(default_factory=dict)
     lists_all: bool = False
     token_measures: Mapping[str, Mapping[str, Tensor]] = field(default_factory=dict)
     parts: tuple["StepView", ...] = ()
@@ -297,7 +299,7 @@ class StepView:
         return self.cached("audit", self._audit)
 
     def _audit(self) -> AuditTally:
-        if not len(self.batch) or not logs_anything(self.batch, self.logged):
+        if not len(self.batch) or not (self.unjoined or logs_anything(self.batch, self.logged)):
             return {}
         evaluation, trainer = self.evaluation, self.trainer
         if evaluation is None or trainer is None:
@@ -308,7 +310,12 @@ class StepView:
         )
         # Where nothing was logged, nothing needs to be recomputed.
         metrics = self.metrics if self.logged else {}
-        return audit_step(logged, evaluation, trainer, self.config, metrics)
+        found = audit_step(logged, evaluation, trainer, self.config, metrics)
+        return found | {
+            quantity_of(self.batch, name): QuantityTally(stage_of(trainer, name), not_compared=1, reason=why)
+            for name, why in self.unjoined.items()
+            if name in self.metrics
+        }
 
     def window_values(self, names: Collection[str]) -> Mapping[str, StepValue]:
         """What the step adds to metrics that were logged as means over several steps."""

@@ -113,7 +113,14 @@ class ZeroStdKl(Rule[ZeroStdTally]):
     def unavailable_reason(self, context: Context) -> Missing | None:
         """Losses whose policy term moves such groups too."""
         mine = context.objective
-        if mine is None or mine.kl_loss is None or not mine.surrogate.moves_without_advantage:
+        if mine is None or mine.kl_loss is None:
+            return None
+        if mine.entropy_bonus is not None:
+            return Missing(
+                f"such groups get the gradient of the entropy bonus too: {mine.entropy_bonus.no_gradient}",
+                "nothing records it; the audit compares the loss, the bonus included",
+            )
+        if not mine.surrogate.moves_without_advantage:
             return None
         return Missing(
             "the policy term of this loss moves tokens without advantage too, so what such groups get is not the KL "

@@ -19,9 +19,9 @@ def parse_version(text: str) -> tuple[int, ...]:
     Raises:
         UsageError: if it does not start with a number.
     """
-    found = re.match(r"v?(\d+(?:\.\d+)*)", text)
+    found = re.match(r"v?([0-9]{1,9}(?:\.[0-9]{1,9}){0,9})(?!\.?[0-9])", text)
     if found is None:
-        raise UsageError(f"{text!r} is not a version; write one such as 1.16.0")
+        raise UsageError(f"{text[:80]!r} is not a version; write one such as 1.16.0")
     parts = [int(part) for part in found[1].split(".")]
     return (*parts, *[0] * (3 - len(parts)))
 
@@ -125,11 +125,15 @@ class Option:
             case "number" | "integer":
                 return _number(value, whole=self.kind == "integer")
             case "numbers":
-                parts = value.strip("[]() ").split(",") if isinstance(value, str) else value
+                if isinstance(value, str):
+                    inside = re.fullmatch(r"\[(.*)\]|\((.*)\)|([^][()]*)", value, re.DOTALL)
+                    value = None if inside is None else next(each for each in inside.groups() if each is not None)
+                parts = value.split(",") if isinstance(value, str) else value
                 if not isinstance(parts, Iterable):
                     return _WRONG
                 numbers = [_number(part, whole=False) for part in parts]
-                return _WRONG if _WRONG in numbers else tuple(numbers)
+                is_sound = all(isinstance(each, float) and math.isfinite(each) for each in numbers)
+                return tuple(numbers) if is_sound else _WRONG
             case "word":
                 return value if isinstance(value, str) else _WRONG
             case _:
@@ -149,7 +153,7 @@ _KIND_WORDS = {
 
 
 def _number(value: object, *, whole: bool) -> object:
-    if isinstance(value, bool):
+    if isinstance(value, bool) or (isinstance(value, str) and ("_" in value or not value.isascii())):
         return _WRONG
     try:
         number = float(value)  # type: ignore[arg-type]  # anything that is not a number raises

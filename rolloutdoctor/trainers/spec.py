@@ -14,8 +14,10 @@ from rolloutdoctor.trainers.options import Config, Layer, Option, parse_version,
 if TYPE_CHECKING:
     from torch import Tensor
 
-    from rolloutdoctor.data.batch import RolloutBatch
+    from rolloutdoctor.data.batch import RolloutBatch, StepKey
     from rolloutdoctor.evaluation.evaluate import Evaluation
+
+    StepMetrics = Mapping[StepKey, Mapping[str, float]]
 
 
 @dataclass(frozen=True)
@@ -49,6 +51,7 @@ class Trace:
         fits: tells whether it can be logged under a value of the option.
         words: under which values it is logged, as the end of "NAME is logged".
         nonzero: only a value other than 0 tells.
+        value: the only value under which it is logged, or None where there are several.
     """
 
     metric: str
@@ -56,6 +59,7 @@ class Trace:
     fits: Callable[[object], bool]
     words: str
     nonzero: bool = False
+    value: object = None
 
 
 @dataclass(frozen=True)
@@ -102,6 +106,14 @@ def every(**axes: Sequence[object]) -> tuple[Mapping[str, object], ...]:
 
 def _does_not_say(logged: Mapping[str, float]) -> bool | None:
     return None
+
+
+def _no_step_values(config: Config, logged: "StepMetrics") -> "StepMetrics":
+    return {}
+
+
+def _is_not_known(config: Config) -> bool:
+    return False
 
 
 def _never(config: Config) -> str:
@@ -164,11 +176,14 @@ class Trainer:
         generation_metrics: patterns of the metrics that are made once for each generated batch.
         reuse: says why a step may have trained on rows that were generated for an earlier one, where the options do not
             rule it out; empty where they do. What is logged of a generation is logged once then.
+        single_update: tells that the options have one update a batch, whose log-probs at the loss are the old ones to
+            the bit.
         scored_before: tells of which rows policy and old log-probs are equal to the bit.
         truncation_option: the option that masks responses that were cut off, or None.
         sync_option: the option that copies the policy to the reference now and then, or None.
         zero_std_metric: its metric that holds the share of rows or groups without a spread of rewards, or None.
         instant_metrics: metrics that are of the logged step alone, whatever that option says.
+        step_values: the values that steps took over from the steps before, under names that nothing logs.
         quantities: what each recomputed metric is, by name or pattern, in the words of
             `radii.metrics.METRICS`; a metric that is not named is a mean of values of one sign.
         not_recomputed: metrics that it logs (a star stands for any ending) and `metrics` never gives, with the reason.
@@ -208,11 +223,13 @@ class Trainer:
     updates: Callable[[Config], int | None] = _whole
     generation_metrics: tuple[str, ...] = ()
     reuse: Callable[[Config], str] = _never
+    single_update: Callable[[Config], bool] = _is_not_known
     scored_before: ScoredBefore = _not_known
     truncation_option: str | None = None
     sync_option: str | None = None
     zero_std_metric: str | None = None
     instant_metrics: frozenset[str] = frozenset()
+    step_values: "Callable[[Config, StepMetrics], StepMetrics]" = _no_step_values
     quantities: Mapping[str, str] = field(default_factory=dict)
     not_recomputed: Mapping[str, str] = field(default_factory=dict)
     reward_free: Callable[[Mapping[str, float]], bool | None] = _does_not_say

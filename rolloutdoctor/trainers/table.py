@@ -1,6 +1,8 @@
 """Every trainer by name."""
 
+from collections import Counter
 from collections.abc import Collection
+from fnmatch import fnmatchcase
 
 from rolloutdoctor.results.errors import UsageError, nearest
 from rolloutdoctor.trainers.slime import trainer as slime
@@ -27,7 +29,24 @@ def trainer_from_metric_names(names: Collection[str]) -> Trainer | None:
         others = (trainer.grad_norm_metric, *trainer.kl_metrics)
         if trainer.loss_metric in names and any(name in names for name in others):
             return trainer
-    return None
+    alone = Counter(next(iter(owners)) for name in names if len(owners := _owners(name)) == 1)
+    titles = [title for title, count in alone.most_common(1) if count >= _FEWEST_NAMES]
+    return next((trainer for trainer in TRAINERS.values() if trainer.title in titles), None)
+
+
+_FEWEST_NAMES = 2
+"""Names that one trainer alone has, where the log has no loss to go by: one of them anybody may have chosen."""
+
+
+def _owners(name: str) -> set[str]:
+    """Titles of the trainers that log a metric of a name of several words."""
+    if "/" not in name and "_" not in name:
+        return set()
+    return {
+        trainer.title
+        for trainer in TRAINERS.values()
+        if any(fnmatchcase(name, pattern) for pattern in (*trainer.quantities, *(trainer.end_metrics or ())))
+    }
 
 
 PLANNED: dict[str, str] = {}

@@ -1,6 +1,6 @@
 """One line a rule, for logs and grep."""
 
-from rolloutdoctor.results.findings import Report
+from rolloutdoctor.results.findings import Finding, Report
 from rolloutdoctor.views.audit_words import audit_lines
 from rolloutdoctor.views.style import Style, plain
 
@@ -9,7 +9,7 @@ def render(report: Report, style: Style) -> str:
     """Render the audit, then what became of every rule, one line each, findings first; a last line counts."""
     lines = [f"audit: {plain(line, 300)}" for line in audit_lines(report.audit)]
     lines += [
-        f"{finding.severity.label} {finding.code} {finding.name} {finding.verdict}: {plain(finding.headline, 200)}"
+        f"{finding.severity.label} {finding.code} {finding.name} {standing(finding)}: {plain(finding.headline, 200)}"
         for finding in report.findings
     ]
     lines += [f"clean {code} {name}" for code, name in report.clean]
@@ -32,12 +32,20 @@ def counts(report: Report) -> str:
     return f"{tested.tested} of {tested.rules} rules tested: {found}, {len(report.clean)} clean; {rest}"
 
 
+def standing(finding: Finding) -> str:
+    """The verdict on a finding, and what it follows from."""
+    return finding.verdict + (f", follows from {finding.follows_from}" if finding.follows_from else "")
+
+
 def severities(report: Report) -> str:
-    """How many findings of each kind."""
-    labels = [finding.severity.label for finding in report.findings]
+    """How many findings of each kind, and how many that follow from others of them."""
+    labels = [finding.severity.label for finding in report.causes]
     parts = [
         f"{labels.count(label)} {label}{'s' if labels.count(label) != 1 and label != 'info' else ''}"
         for label in ("error", "warning", "info")
         if label in labels
     ]
+    rest = len(report.findings) - len(labels)
+    if rest:
+        parts.append(f"{rest} consequence{'' if rest == 1 else 's'} of {'it' if len(labels) == 1 else 'them'}")
     return ", ".join(parts) if parts else "no findings"

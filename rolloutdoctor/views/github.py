@@ -1,7 +1,7 @@
 """Annotations of a GitHub Actions job: one workflow command a finding, then a line that counts."""
 
 from rolloutdoctor.results.findings import Report
-from rolloutdoctor.views.concise import counts
+from rolloutdoctor.views.concise import counts, standing
 from rolloutdoctor.views.style import Style, plain
 
 _COMMANDS = {"error": "error", "warning": "warning", "info": "notice"}
@@ -11,10 +11,11 @@ def render(report: Report, style: Style) -> str:
     """Render findings and skipped rules as workflow commands."""
     lines = [
         _command(
-            _COMMANDS[found.severity.label],
+            # A cause counts for what follows from it.
+            "notice" if found.follows_from else _COMMANDS[found.severity.label],
             f"{found.code} {found.name}",
             [
-                f"{found.headline} ({found.verdict})",
+                f"{found.headline} ({standing(found)})",
                 found.message,
                 f"evidence: {found.evidence}",
                 f"do: {found.advice}",

@@ -4,6 +4,7 @@ import re
 from xml.sax.saxutils import escape, quoteattr
 
 from rolloutdoctor.results.findings import Finding, NotApplicable, Report, Skipped
+from rolloutdoctor.views.concise import standing
 from rolloutdoctor.views.style import Style, plain, shown, where
 
 _NOT_XML = re.compile("[^\t\n\r\x20-\ud7ff\ue000-\ufffd\U00010000-\U0010ffff]")
@@ -12,8 +13,8 @@ _NOT_XML = re.compile("[^\t\n\r\x20-\ud7ff\ue000-\ufffd\U00010000-\U0010ffff]")
 def render(report: Report, style: Style) -> str:
     """Render one test case a rule.
 
-    A finding of `style.fail_at` or above is a failure, a lesser one passes with its words as output, a rule that
-    is not applicable or could not be tested is skipped, and its message says which.
+    A finding of `style.fail_at` or above is a failure, a lesser one and one that follows from another pass with
+    their words as output, a rule that is not applicable or could not be tested is skipped, and its message says which.
     """
     cases = [_found(found, style) for found in report.findings]
     cases += [f"    <testcase {_who(code, name)}/>" for code, name in report.clean]
@@ -35,7 +36,7 @@ def render(report: Report, style: Style) -> str:
 
 
 def _fails(found: Finding, style: Style) -> bool:
-    return style.fail_at is not None and found.severity >= style.fail_at
+    return style.fail_at is not None and found.follows_from is None and found.severity >= style.fail_at
 
 
 def _found(found: Finding, style: Style) -> str:
@@ -60,7 +61,7 @@ def _skipped(one: Skipped) -> str:
 
 def _body(found: Finding) -> str:
     lines = [
-        f"{found.severity.label}, {found.verdict}: {found.headline}",
+        f"{found.severity.label}, {standing(found)}: {found.headline}",
         found.message,
         f"evidence: {found.evidence}",
         f"do: {found.advice}",

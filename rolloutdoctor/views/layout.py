@@ -64,7 +64,7 @@ def as_text(parts: Iterable[RenderableType], style: Style) -> str:
 def header(subject: Subject) -> Text:
     """Version, trainer, size of the input, device and dtype."""
     size = subject.input
-    who = plain(f"{subject.trainer} {subject.trainer_version}") if subject.trainer else "trainer unknown"
+    who = plain(f"{subject.trainer} {subject.trainer_version or ''}".rstrip()) if subject.trainer else "trainer unknown"
     words = (
         f"{who}   {many(size.rows, 'row')} in {many(size.groups, 'group')}, {many(size.steps, 'step')}, "
         f"{many(size.tokens, 'token')}   {subject.device} {subject.dtype}"

@@ -5,7 +5,7 @@ from collections.abc import Iterator
 
 from rolloutdoctor.results.findings import Finding, Report
 from rolloutdoctor.views.audit_words import audit_lines
-from rolloutdoctor.views.concise import counts, severities
+from rolloutdoctor.views.concise import counts, severities, standing
 from rolloutdoctor.views.markup import inert
 from rolloutdoctor.views.style import Style, plain, set_to, shown, where
 
@@ -19,7 +19,7 @@ def render(report: Report, style: Style) -> str:
 def _lines(report: Report) -> Iterator[str]:
     yield f"## rolloutdoctor: {severities(report)}\n"
     size = report.input
-    who = f"{report.trainer} {report.trainer_version}" if report.trainer else "trainer unknown"
+    who = f"{report.trainer} {report.trainer_version or ''}".rstrip() if report.trainer else "trainer unknown"
     yield f"{_text(who)}; {size.rows:,} rows, {size.groups:,} groups, {size.steps:,} steps, {size.tokens:,} tokens\n"
     lines = list(audit_lines(report.audit))
     if lines:
@@ -29,7 +29,8 @@ def _lines(report: Report) -> Iterator[str]:
     if report.findings:
         yield "| severity | rule | verdict | magnitude |\n| --- | --- | --- | --- |"
         for found in report.findings:
-            yield f"| {found.severity.label} | {found.code} {found.name} | {found.verdict} | {_text(found.headline)} |"
+            cells = found.severity.label, f"{found.code} {found.name}", standing(found), _text(found.headline)
+            yield f"| {' | '.join(cells)} |"
         yield ""
         for found in report.findings:
             yield from _finding(found)

@@ -78,6 +78,7 @@ FINDING: Mapping[str, Schema] = {
     "name": TEXT,
     "severity": {"enum": [one.label for one in Severity]},
     "verdict": {"enum": ["confirmed", "exposed"]},
+    "follows_from": maybe(CODE),
     "headline": TEXT,
     "message": TEXT,
     "evidence": TEXT,

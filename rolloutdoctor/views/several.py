@@ -60,9 +60,13 @@ def _codes(run: CheckedRun) -> str:
         return plain(run.error, 300)
     parts = []
     for severity in (Severity.ERROR, Severity.WARNING):
-        codes = [finding.code for finding in run.report.findings if finding.severity is severity]
+        codes = [finding.code for finding in run.report.causes if finding.severity is severity]
         if codes:
             parts.append(f"{severity.label} {' '.join(codes)}")
+    below = [one for one in run.report.findings if one.follows_from and one.severity >= Severity.WARNING]
+    for cause in dict.fromkeys(one.follows_from for one in below):
+        codes = [one.code for one in below if one.follows_from == cause]
+        parts.append(f"{', '.join(codes)} {'follows' if len(codes) == 1 else 'follow'} from {cause}")
     size, coverage = run.report.input, run.report.coverage
     applicable = coverage.rules - len(run.report.not_applicable)
     told = "; ".join(parts) or f"{coverage.tested} of {applicable} rules tested"

@@ -64,6 +64,7 @@ def finding_body(finding: Finding) -> dict[str, object]:
         "name": finding.name,
         "severity": finding.severity.label,
         "verdict": finding.verdict,
+        "follows_from": finding.follows_from,
         "headline": finding.headline,
         "message": finding.message,
         "evidence": finding.evidence,

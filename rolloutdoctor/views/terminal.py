@@ -10,7 +10,7 @@ from rich.text import Text
 from rolloutdoctor.results.findings import Finding, Report, Severity
 from rolloutdoctor.results.related import explanation
 from rolloutdoctor.views.audit_words import audit_line, audit_lines
-from rolloutdoctor.views.concise import counts
+from rolloutdoctor.views.concise import counts, standing
 from rolloutdoctor.views.layout import as_text, assumptions, configuration, hanging, header, many
 from rolloutdoctor.views.style import COLORS, Style, plain, shown
 from rolloutdoctor.views.verdict import verdict
@@ -39,11 +39,11 @@ def _parts(report: Report, style: Style) -> Iterator[RenderableType]:
 
 
 def _in_short(report: Report, style: Style) -> Iterator[RenderableType]:
-    """Every finding in four lines, information in one; the audit, and what could not be tested, in one each."""
+    """Every finding in four lines, or in one if it is information or follows from another; then the rest in short."""
     codes = [finding.code for finding in report.findings]
     for finding in report.findings:
-        see = explanation(finding.code, codes)
-        if finding.severity < Severity.WARNING:
+        see = f"follows from {finding.follows_from}" if finding.follows_from else explanation(finding.code, codes)
+        if finding.severity < Severity.WARNING or finding.follows_from:
             yield _headline(finding, style, see)
             continue
         yield _headline(finding, style)
@@ -119,7 +119,7 @@ def _headline(finding: Finding, style: Style, see: str = "") -> RenderableType:
 
 def _details(finding: Finding, style: Style, see: str) -> RenderableType:
     rows = (
-        ("rule", f"{finding.code} {finding.name}, {finding.verdict}"),
+        ("rule", f"{finding.code} {finding.name}, {standing(finding)}"),
         ("why", finding.why),
         ("see", see),
         ("found", finding.message),

@@ -20,7 +20,7 @@ def verdict(report: Report) -> str:
     >>> verdict(Report("0.1.0", "cpu", "float32", InputSummary(), clean=(("RDI001", "nonfinite-values"),)))
     'Healthy: no fault was found. No logged value could be compared with the rows.'
     """
-    faults = [finding for finding in report.findings if finding.severity >= Severity.WARNING]
+    faults = [finding for finding in report.causes if finding.severity >= Severity.WARNING]
     tested, rules = report.coverage.tested, report.coverage.rules
     if faults:
         return _of_faults(faults)

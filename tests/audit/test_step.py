@@ -170,6 +170,20 @@ def test_without_log_probs_at_the_loss_its_values_are_in_doubt():
     assert tallies["loss"].disagree == 1
 
 
+@pytest.mark.parametrize("trainer", ["trl", "trl-rloo"])
+def test_one_update_a_batch_leaves_no_doubt_of_them(trainer):
+    once = {"num_iterations": 1, "steps_per_generation": 2, "gradient_accumulation_steps": 2}
+    batch = a_batch()
+    batch = replace(batch, per_token={name: batch.column(name) for name in batch.per_token if name[:6] != "policy"})
+    for options, compared in ((once, 1), ({**once, "num_iterations": 2}, 0), ({**once, "use_vllm": True}, 0)):
+        made = configure(RunMetadata(), trainer, [Layer("test", {**SETUPS[trainer], **options})])
+        evaluation = evaluate(batch, made.objective)
+        own = made.trainer.metrics(evaluation)
+        logged = of_step(batch, {"loss": own["loss"] + 1}, made.objective)
+        tally = audit_step(logged, evaluation, made.trainer, made.config, own)["loss"]
+        assert (tally.disagree, tally.not_compared) == (compared, 1 - compared)
+
+
 def test_a_dump_that_need_not_hold_every_row_contradicts_no_mean():
     batch = a_batch()
     made = configured("trl")
@@ -177,5 +191,5 @@ def test_a_dump_that_need_not_hold_every_row_contradicts_no_mean():
     wrong = replace(batch, per_row={**batch.per_row, "advantage": evaluation.rows.advantage_N + 1})
     logged = of_step(wrong, {"reward": 77.0}, made.objective, omits_rows=True)
     tallies = audit_step(logged, evaluation, made.trainer, made.config, made.trainer.metrics(evaluation))
-    assert tallies["reward"].reason == "the dump need not hold all rows of a step"
+    assert tallies["reward"].reason == "the files need not hold all rows of a step"
     assert tallies["advantages"].disagree == len(batch)  # whole groups are whole

@@ -1,6 +1,7 @@
 """`check --each`: several runs, one line each."""
 
 import json
+import math
 import weakref
 from dataclasses import replace
 
@@ -75,10 +76,63 @@ def test_logs_with_other_values_are_of_other_runs(rolloutdoctor, tmp_path):
     for name, value in (("a", 0.1), ("b", 0.2)):
         columns = random_columns(3) | {"sample_id": [f"{name}{row}" for row in range(72)]}
         write(tmp_path / f"{name}.parquet", columns, TRL, logged=[(step, "kl", value) for step in range(3)])
+    apart = "are not of one run: kl at step 0 is 0.1 in the first and 0.2 in the second"
+    done = rolloutdoctor("check", tmp_path, "--select", "RDI001", "--device", "cpu")
+    assert f"{apart}: one line for each run" in done.stderr
+    assert done.stdout.endswith("2 runs: 2 without a fault.\n")
+    assert done.returncode == 0
+    # What takes one run says which to give.
+    for words in (["check", "--list", "RDI001"], ["info"], ["check", "--format", "junit"]):
+        done = rolloutdoctor(*words, tmp_path)
+        assert done.returncode == 2
+        assert f"{apart}; give one of them, or check them with --each" in done.stderr
+
+
+def a_log(path, *, seed=0, names=("loss", "kl", "grad_norm"), digits=17, **values):
+    """Twelve steps of a training; as CSV, which can hold NaN."""
+    rows = [{name: math.sin(seed + step + 0.1 * place) for place, name in enumerate(names)} for step in range(1, 13)]
+    rows = [{name: float(f"{value:.{digits}g}") for name, value in row.items()} | values for row in rows]
+    lines = [",".join(map(str, [step, *row.values()])) for step, row in enumerate(rows, 1)]
+    path.write_text("\n".join([",".join(["step", *rows[0]]), *lines]))
+
+
+def test_logs_of_three_trainings_are_three_runs(rolloutdoctor, tmp_path):
+    for seed in range(3):
+        a_log(tmp_path / f"seed{seed}.csv", seed=seed)
+    # The same training once more, with the digits of a console.
+    a_log(tmp_path / "seed2-rounded.csv", seed=2, digits=4)
+    a_log(tmp_path / "other.csv", names=("actor/loss", "actor/pg_loss", "actor/grad_norm"))
+    assert _names(tmp_path) == [["other.csv"], ["seed0.csv"], ["seed1.csv"], ["seed2-rounded.csv", "seed2.csv"]]
     done = rolloutdoctor("check", tmp_path)
-    assert done.returncode == 2
-    assert "are not of one run: kl at step 0 is 0.1 in the first and 0.2 in the second" in done.stderr
-    assert "check them with --each" in done.stderr
+    assert "are not of one run" in done.stderr
+    assert "4 runs: " in done.stdout
+    assert done.returncode == max(
+        rolloutdoctor("check", tmp_path / name).returncode for name in ("seed0.csv", "seed1.csv", "other.csv")
+    )
+    # Those of one training are one run, in a folder as by name.
+    (tmp_path / "one").mkdir()
+    for name in ("seed2.csv", "seed2-rounded.csv"):
+        (tmp_path / name).rename(tmp_path / "one" / name)
+    assert "4 runs" not in rolloutdoctor("check", tmp_path / "one").stdout
+
+
+def test_an_error_of_one_training_is_not_lost_among_others(rolloutdoctor, tmp_path):
+    """Merged with another log, what the first one says would be overwritten."""
+    a_log(tmp_path / "a.csv", seed=1, loss=math.nan)
+    a_log(tmp_path / "b.csv", seed=5)
+    codes = [rolloutdoctor("check", tmp_path / name).returncode for name in ("a.csv", "b.csv")]
+    done = rolloutdoctor("check", tmp_path)
+    assert codes[0] == done.returncode == 1
+    assert done.stdout.splitlines()[-1].startswith("2 runs: 1 with errors")
+
+
+def test_run_files_of_two_sets_of_options_are_two_runs(rolloutdoctor, tmp_path):
+    other = TRL | {"config": TRL["config"] | {"beta": 0.1}}
+    for name, metadata in (("a", TRL), ("b", other)):
+        write(tmp_path / f"{name}.parquet", random_columns(3), metadata)
+    done = rolloutdoctor("check", tmp_path, "--select", "RDI001", "--device", "cpu")
+    assert "beta is 0.5 in the first and 0.1 in the second: one line for each run" in done.stderr
+    assert done.stdout.endswith("2 runs: 2 without a fault.\n")
 
 
 @pytest.mark.parametrize("form", RENDERERS)

@@ -193,7 +193,7 @@ def test_each_finding_is_said_once(tmp_path):
     for last in (8, 16, 24, 32):
         growing.write(path, range(1, last + 1), fault_from=20)
         watch()
-    (line,) = [line for line in watch.said if "RDA004" in line]
+    (line,) = [line for line in watch.said if "error RDA004" in line]
     assert line.startswith("step 2")
     assert "error RDA004 advantages-differ confirmed" in line
 

@@ -43,3 +43,13 @@ def test_a_rule_that_found_nothing_says_so(rolloutdoctor):
     assert "RDI001 nonfinite-values lists nothing: clean" in done.stderr
     assert rolloutdoctor("check", REJECTED, "--list", "RDI").returncode == 2
     assert rolloutdoctor("check", REJECTED, "--list", "RDI001", "--format", "junit").returncode == 2
+
+
+def test_a_rule_that_keeps_no_places_says_so(rolloutdoctor, tmp_path):
+    lines = [f"{step},0.{step}5,1.5,0.{step}7" for step in range(1, 9)]
+    (tmp_path / "log.csv").write_text("\n".join(["step,loss,grad_norm,kl", *lines]))
+    words = ["check", tmp_path / "log.csv", "--trainer", "trl", "--set", "beta=0", "--list", "RDI014"]
+    done = rolloutdoctor(*words, "--format", "json")
+    assert (done.returncode, done.stdout) == (0, "[]\n")
+    said = "RDI014 options-refuted keeps no places: it is of the run as a whole (the log refutes beta = 0)"
+    assert said in done.stderr

@@ -6,6 +6,7 @@ import shutil
 from collections import defaultdict
 from pathlib import Path
 
+import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 from typer.testing import CliRunner
@@ -13,6 +14,7 @@ from typer.testing import CliRunner
 from rolloutdoctor.cli.app import app
 from rolloutdoctor.commands.convert import ConvertOptions, open_any
 from rolloutdoctor.data.batch import StepKey
+from rolloutdoctor.importers.logs.table import kind_of
 from rolloutdoctor.results.errors import InputError
 
 SAMPLES = Path(__file__).parents[2] / "sample_data"
@@ -141,3 +143,47 @@ def test_what_is_neither_is_refused_in_a_sentence(folder):
     (folder / "notes.txt").write_text("the learning rate was too high\n")
     with pytest.raises(InputError, match=r"^notes\.txt: "), opened("healthy.parquet", "notes.txt"):
         pass
+
+
+def wide_parquet(path, metrics):
+    """A row for each step, as pandas makes of the trainer's history."""
+    rows = [{"step": step, "epoch": 0.5, **values} for (step, split), values in metrics.items() if split == "train"]
+    names = dict.fromkeys(name for row in rows for name in row)
+    pq.write_table(pa.table({name: [row.get(name) for row in rows] for name in names}), path)
+
+
+def long_parquet(path, metrics):
+    """A row for each value, under another name than that of a table of metrics."""
+    rows = [(*key, name, value) for key, values in metrics.items() for name, value in values.items()]
+    names = ("step", "split", "name", "value")
+    pq.write_table(pa.table(dict(zip(names, map(list, zip(*rows, strict=True)), strict=True))), path)
+
+
+@pytest.mark.parametrize("write", [wide_parquet, long_parquet])
+@pytest.mark.parametrize("in_folder", [True, False])
+def test_a_parquet_of_steps_without_rows_is_a_log(tmp_path, write, in_folder):
+    shutil.copy(SAMPLES / "run.parquet", tmp_path / "run.parquet")
+    metrics = logged("run")
+    write(tmp_path / "log.parquet", metrics)
+    paths = [str(tmp_path)] if in_folder else [str(tmp_path / name) for name in ("run.parquet", "log.parquet")]
+    with open_any(paths, trainer=None, options=ConvertOptions(), tell=lambda text: None) as run:
+        assert [name.rpartition("/")[2] for name in run.files] == ["run.parquet"]
+        train = {key: run.metrics.at(key) for key in run.metrics.steps() if key.split == "train"}
+    wanted = {StepKey(*key): values for key, values in metrics.items() if key[1] == "train"}
+    assert train.keys() == wanted.keys()
+    assert all(train[key].items() >= values.items() for key, values in wanted.items())
+
+
+@pytest.mark.parametrize(
+    "columns",
+    [
+        {"step": [1, 1], "group_id": ["a", "a"], "loss": [0.5, 0.25]},
+        {"step": [1, 1], "reward": [1.0, 0.0], "length": [3, 4]},
+        {"step": [1, 1], "kl": [[0.5], [0.25]], "loss": [1.0, 2.0]},
+        {"step": [1, 1], "answer": ["a", "b"], "loss": [1.0, 2.0]},
+        {"loss": [1.0, 2.0], "reward_std": [0.5, 0.25]},
+    ],
+)
+def test_rows_are_no_log(tmp_path, columns):
+    pq.write_table(pa.table(columns), tmp_path / "run.parquet")
+    assert kind_of(tmp_path / "run.parquet") is None

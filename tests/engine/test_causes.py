@@ -65,7 +65,13 @@ def planted(trainer, edits, batch, dtype=torch.float64):
 
 
 def report(trainer, batch, metrics):
-    return diagnose([batch], trainer=trainer, options=SETUPS[trainer], logged=metrics, select=AUDITED)
+    # Options that nobody stated are refuted by nothing; those that the names in the log show are told by these.
+    made = configured(trainer)
+    choices = made.trainer.choices
+    names = {name for each in (*choices.advantage, *choices.kl, *choices.loss) for name in each}
+    names -= {trace.option for trace in made.trainer.traces}
+    stated = {name: made.config[name] for name in names} | SETUPS[trainer]
+    return diagnose([batch], trainer=trainer, options=stated, logged=metrics, select=AUDITED)
 
 
 def names_of(found):

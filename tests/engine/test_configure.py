@@ -1,12 +1,13 @@
 import json
+import tracemalloc
 
 import pytest
 
 from rolloutdoctor.engine.configure import configure, read_settings, read_trainer_config
 from rolloutdoctor.io.metadata import RunMetadata
 from rolloutdoctor.results.errors import UsageError
-from rolloutdoctor.trainers.options import Layer
-from rolloutdoctor.trainers.table import TRAINERS
+from rolloutdoctor.trainers.options import Layer, parse_version
+from rolloutdoctor.trainers.table import TRAINERS, find
 
 NOTHING = RunMetadata()
 ACTOR = "actor_rollout_ref.actor"
@@ -122,11 +123,10 @@ def test_files_may_hold_other_options():
 
 def test_a_value_that_is_overridden_need_not_be_understood():
     # The file says what this version does not compute; the user says what to compute instead.
-    metadata = RunMetadata("trl", "1.16.0", {"entropy_coef": 0.1})
-    assert value("entropy_coef", Layer("--set", {"entropy_coef": 0.0}), metadata=metadata)[:2] == (0.0, "--set")
-    with pytest.raises(
-        UsageError, match=r"entropy_coef = 0.1 \(file metadata\): the entropy's gradient needs the logits"
-    ):
+    name, layer = "router_aux_loss_coef", Layer("--set", {"router_aux_loss_coef": 0.0})
+    metadata = RunMetadata("trl", "1.16.0", {name: 0.1})
+    assert value(name, layer, metadata=metadata)[:2] == (0.0, "--set")
+    with pytest.raises(UsageError, match=rf"{name} = 0.1 \(file metadata\): the loss of the router is not in the rows"):
         configure(metadata, None, [])
 
 
@@ -214,7 +214,7 @@ def test_spellings_of_scale_rewards(spelling, meaning):
         ("trl", {"num_generations": 1}, "num_generations = 1 .* is out of range"),
         ("trl", {"scale_rewards": "std"}, "scale_rewards = 'std' .*: expected one of group, batch, none"),
         ("trl", {"loss_type": "gpro"}, r"did you mean 'grpo'\?"),
-        ("trl", {"use_adaptive_entropy": True}, "the entropy's gradient needs the logits, which are not in the rows"),
+        ("slime", {"entropy_coef": 0.1}, "the entropy's gradient needs the logits, which are not in the rows"),
         ("trl@1.9.0", {"loss_type": "luspo"}, "luspo before TRL 1.10.0 takes the mean over padded cells"),
         ("trl@1.13.0", {"use_liger_kernel": True}, "use_liger_kernel before TRL 1.14.0"),
         (
@@ -363,3 +363,67 @@ def test_a_file_that_names_verl_without_its_estimator_is_looked_at_for_its_rows_
     found = configure(RunMetadata("verl", "0.9.1", {"algorithm.adv_estimator": "rloo"}), None, [])
     assert found is not None
     assert found.objective.advantage.estimator == "rloo"
+
+
+def merges(levels):
+    rest = (f"l{i}: &l{i} {{<<: [{', '.join([f'*l{i - 1}'] * 9)}]}}" for i in range(1, levels))
+    return "\n".join(["l0: &l0 {x: 1}", *rest])
+
+
+HOSTILE = {
+    "c.yaml": [
+        merges(12),
+        *(f"beta: !!{tag}" for tag in ("int ''", "float ''", "bool x", "timestamp x", "int " + ":".join("1" * 9_999))),
+        "beta: 0b" + "1" * 100_000,
+        "? [a, {b: c}]\n: 1",
+        "beta: 1" + " " * 2**20,
+    ],
+    "c.json": [
+        json.dumps({"k" * 10**6: {f"a{number}": 1 for number in range(90_000)}}),
+        '{"beta": 0, "beta": 1}',
+    ],
+}
+
+
+@pytest.mark.parametrize(("name", "text"), [(name, text) for name, texts in HOSTILE.items() for text in texts])
+def test_hostile_files_of_options(tmp_path, name, text):
+    (tmp_path / name).write_text(text)
+    tracemalloc.start()
+    try:
+        with pytest.raises(UsageError):
+            read_trainer_config(str(tmp_path / name))
+        assert tracemalloc.get_traced_memory()[1] < 500 * 2**20
+    finally:
+        tracemalloc.stop()
+
+
+def test_merge_keys_that_a_person_writes(tmp_path):
+    (tmp_path / "c.yaml").write_text("base: &base {beta: 0.1, x: 1}\nrun:\n  <<: *base\n  x: 2\n")
+    assert read_trainer_config(str(tmp_path / "c.yaml")).values == {
+        "base.beta": 0.1,
+        "base.x": 1,
+        "run.beta": 0.1,
+        "run.x": 2,
+    }
+
+
+@pytest.mark.parametrize("text", ["[1", "1]", "(1]", "[[1]]", "1e999", "1,nan", "1_0", "\u0661"])
+def test_numbers_that_are_none(text):
+    with pytest.raises(UsageError, match="expected numbers separated by commas"):
+        option("reward_weights").read(text, "--set")
+
+
+@pytest.mark.parametrize("text", ["[1, 2]", "(1,2)", " 1,2 "])
+def test_numbers(text):
+    assert option("reward_weights").read(text, "--set") == (1.0, 2.0)
+
+
+@pytest.mark.parametrize("text", ["9" * 5000, "9" * 10, "1." + "9" * 5000, "1" + ".1" * 5000, "\u0661"])
+def test_versions_that_are_none(text):
+    with pytest.raises(UsageError, match="is not a version") as told:
+        parse_version(text)
+    assert len(str(told.value)) < 200
+
+
+def option(name):
+    return next(each for each in find("trl").options if each.name == name)

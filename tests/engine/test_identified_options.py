@@ -81,6 +81,7 @@ def without_information(table):
 def test_what_the_log_does_not_show_is_not_taken(unstated, case):
     path = unstated(**case)
     found = rd.check(rd.open(path))
-    assert found.trainer is None
+    assert found.trainer == "verl"
+    assert not found.config
     with pytest.raises(UsageError, match="too much to assume"):
         rd.check(rd.open(path), trainer="verl")

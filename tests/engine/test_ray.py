@@ -3,8 +3,12 @@
 Workers die, a node goes, and the driver is killed and started again.
 """
 
+import importlib
 import json
+import os
 import signal
+import stat
+import tempfile
 import threading
 import time
 from pathlib import Path
@@ -256,3 +260,33 @@ def test_a_command_on_a_cluster(nodes, started, command, more, address):
     several, said = there.communicate(300)
     assert (there.returncode, several) == (0, one), said
     assert one
+
+
+def test_a_cluster_of_its_own_is_reached_by_nobody_else(monkeypatch):
+    """Ray has no login; what it asks and where it listens was seen with strace."""
+    given = {}
+    services = importlib.import_module("ray._private.services")
+    start = services.start_api_server
+
+    class Fake:
+        def is_initialized(self):
+            return False
+
+        def init(self, **how):
+            given.update(how, api=services.start_api_server(), mode=stat.S_IMODE(Path(how["_temp_dir"]).stat().st_mode))
+
+        def shutdown(self):
+            given["left"] = True
+
+    for name in ("RAY_USAGE_STATS_ENABLED", "RAY_ENABLE_WINDOWS_OR_OSX_CLUSTER"):
+        monkeypatch.setenv(name, "1")
+    ray_cluster._imported(alone=True)
+    assert os.environ["RAY_USAGE_STATS_ENABLED"] == os.environ["RAY_ENABLE_WINDOWS_OR_OSX_CLUSTER"] == "0"
+    with ray_cluster._Connection(Fake(), "local"):
+        assert given["_node_ip_address"] == "127.0.0.1"
+        assert (given["mode"], given["api"], given["include_dashboard"]) == (0o700, (None, None), False)
+        # A path of a socket has 107 bytes, and Ray's own part of it 62.
+        assert len(given["_temp_dir"]) <= len(tempfile.gettempdir()) + 41
+    assert given["left"]
+    assert not Path(given["_temp_dir"]).exists()
+    assert services.start_api_server is start

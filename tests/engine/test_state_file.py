@@ -334,3 +334,18 @@ def test_exact_sums_are_short(value):
     assert len(text) <= 19
     with pytest.raises(ValueError, match="no sum"):
         _units(f"{units:x}0p0")
+
+
+@pytest.mark.parametrize("place", ["seen", "logged"])
+def test_spans_of_more_steps_than_any_run_has(tmp_path, place):
+    """A few bytes of spans would take all memory."""
+    path = write(tmp_path / "run.parquet", random_columns(3, steps=4))
+    prepared = prepare(open_run([path]), CheckOptions(rules=pick(["RDI001"], []), device="cpu"))
+    saved = saved_state(prepared, measure_with(None, prepared))
+    body = json.loads(dumped(saved))
+    (body["state"]["seen"] if place == "seen" else body["logged"]["train"])["train" if place == "seen" else "steps"] = [
+        [0, 99_999_998]
+    ]
+    (tmp_path / "s.json").write_text(json.dumps(body))
+    with pytest.raises(InputError, match="the state is damaged"):
+        load_state(str(tmp_path / "s.json"))

@@ -11,7 +11,7 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
 import torch
-from fuzz import values
+from fuzz import logs, values
 from fuzz.harness import run
 
 from rolloutdoctor.data.schema import COLUMNS, Kind
@@ -409,6 +409,11 @@ KINDS = {
     "slime_dumps": (slime_dumps, 2),
     "states": (states, 3),
     "option_words": (option_words, 3),
+    "console_logs": (logs.console_logs, 2),
+    "tables": (logs.tables, 2),
+    "tensorboard": (logs.tensorboard, 1),
+    "journals": (logs.journals, 2),
+    "option_files": (logs.option_files, 2),
 }
 
 

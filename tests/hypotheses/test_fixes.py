@@ -86,7 +86,7 @@ def test_unknown_names(text, message):
 def test_the_contracts_fixes():
     assert {name: list(fix.variants) for name, fix in FIXES.items()} == {
         "zero-std": ["loss", "pr5640", "renormalised"],
-        "rejected-rows": ["singleton-raw", "singleton-zero"],
+        "rejected-rows": ["singleton-raw", "singleton-zero", "pr6452"],
         "kl-inplace": ["copy"],
     }
 
@@ -109,6 +109,7 @@ def test_every_variant_has_its_note():
         ("zero-std:pr5640", {"trl"}),
         ("rejected-rows:singleton-raw", {"trl", "verl", "slime"}),
         ("rejected-rows:singleton-zero", {"trl", "verl", "slime"}),
+        ("rejected-rows:pr6452", set()),  # an estimator that is nowhere the default
         ("kl-inplace:copy", {"slime"}),
     ],
 )

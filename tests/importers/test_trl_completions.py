@@ -10,7 +10,13 @@ import pyarrow.parquet as pq
 import pytest
 from importers.importing import DATA, converted, findings, findings_of_run
 
+from rolloutdoctor.commands.check import check
+from rolloutdoctor.commands.convert import ConvertOptions, open_any
+from rolloutdoctor.engine.options import CheckOptions
 from rolloutdoctor.results.errors import DataError, InputError, UsageError
+from rolloutdoctor.results.findings import Severity
+from rolloutdoctor.rules.table import pick
+from rolloutdoctor.trainers.options import Layer
 
 TRL = DATA / "trl"
 
@@ -111,6 +117,87 @@ def test_without_a_trainer_state_it_says_so(tmp_path):
     shutil.copytree(TRL / "overwritten" / "completions", tmp_path / "completions")
     _, sink = converted(tmp_path / "run.parquet", tmp_path / "completions")
     assert "no trainer_state.json" in sink.notes[0]
+    report = findings(tmp_path / "completions")
+    assert {one.code: one.reason for one in report.skipped}.items() >= {
+        "RDI002": "evaluation rows cannot be told from training rows",
+        "RDM002": "evaluation rows cannot be told from training rows",
+    }.items()
+    assert findings_of_run(tmp_path / "run.parquet").skipped == report.skipped
+    # With the log it is known that there was an evaluation, and when.
+    known = findings(TRL / "overwritten")
+    assert not {"RDI002", "RDM002"} & {one.code for one in known.skipped}
+
+
+def test_an_option_that_was_assumed_is_asked_for_and_not_refuted(tmp_path):
+    """TRL logs a KL where beta is above 0; a completions folder does not say what beta is."""
+    shutil.copytree(TRL / "overwritten", tmp_path / "run")
+    state = tmp_path / "run" / "trainer_state.json"
+    history = json.loads(state.read_text())
+    for row in history["log_history"]:
+        row["kl"] = 0.5
+    state.write_text(json.dumps(history))
+    report = findings(tmp_path / "run")
+    assert "RDI014" not in {one.code for one in report.findings}
+    asked = "kl is logged where beta is above 0, and nothing states beta: say it with --set beta=VALUE"
+    assert report.notes[-1] == asked
+    assert {one.code: f"{one.reason}: {one.remedy}" for one in report.skipped}["RDI014"] == asked
+    with open_any([str(tmp_path / "run")], trainer=None, options=ConvertOptions(), tell=lambda text: None) as run:
+        stated = check(run, CheckOptions(layers=[Layer("--set", {"beta": 0})], rules=pick(["RDI014"], [])))
+    assert stated.findings[0].headline == "the log refutes beta = 0"
+
+
+def test_an_option_that_a_metric_shows_is_taken_from_it(tmp_path):
+    shutil.copytree(TRL / "overwritten", tmp_path / "run")
+    state = tmp_path / "run" / "trainer_state.json"
+    history = json.loads(state.read_text())
+    for row in history["log_history"]:
+        row["cispo_clip_ratio"] = 0.5
+    state.write_text(json.dumps(history))
+    with open_any([str(tmp_path / "run")], trainer=None, options=ConvertOptions(), tell=lambda text: None) as run:
+        report = check(run, CheckOptions(device="cpu"))
+    setting = report.config["loss_type"]
+    assert (setting.value, setting.origin) == ("cispo", "identified from the logged cispo_clip_ratio")
+    assert "RDI014" not in {one.code for one in report.findings}
+
+
+def constant(folder, names=("digits", "has7"), files=3):
+    """Completions of which the rewards are constant in each group of four."""
+    (folder / "completions").mkdir(parents=True)
+    for step in range(1, files + 1):
+        rows = range(16)
+        columns = {
+            "step": [step] * 16,
+            "prompt": [f"{step}+{row // 4}=" for row in rows],
+            "completion": [str(row) for row in rows],
+            **{name: [0.1 * (row // 4) + place for row in rows] for place, name in enumerate(names)},
+            "advantage": [1e-7] * 16,
+        }
+        pq.write_table(pa.table(columns), folder / "completions" / f"completions_{step:05d}.parquet")
+    return folder / "completions"
+
+
+def test_constant_rewards_follow_from_every_weighting(tmp_path):
+    rows, sink = converted(tmp_path / "run.parquet", constant(tmp_path / "a"))
+    assert "any weighting of digits, has7 reproduces it" in sink.notes[1]
+    assert not [note for note in sink.notes if "does not reproduce" in note or "no plain sum" in note]
+    assert rows[4]["reward"] == pytest.approx(1.2)
+    assert Counter(row["group_id"] for row in rows).total() == 48
+    assert set(Counter(row["group_id"] for row in rows).values()) == {4}
+    (found,) = (one for one in findings(tmp_path / "a" / "completions").findings if one.code == "RDA011")
+    assert found.severity is Severity.ERROR
+    assert found.headline == "all 12 groups have equal rewards: no advantage is other than 0"
+    # Seven groups may be chance.
+    (few,) = (one for one in findings(constant(tmp_path / "b", files=1)).findings if one.code == "RDA011")
+    assert few.severity is Severity.INFO
+
+
+def test_advantages_of_zero_do_not_follow_from_rewards_that_differ(tmp_path):
+    folder = constant(tmp_path / "a")
+    for path in folder.iterdir():
+        table = pq.read_table(path)
+        pq.write_table(table.set_column(3, "digits", pa.array([float(row % 4) for row in range(16)])), path)
+    _, sink = converted(tmp_path / "run.parquet", folder)
+    assert any("no plain sum of digits, has7 reproduces" in note for note in sink.notes)
 
 
 def test_not_completions(tmp_path):

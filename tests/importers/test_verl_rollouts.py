@@ -7,6 +7,8 @@ import pytest
 from importers.importing import DATA, converted, findings, findings_of_run
 
 from rolloutdoctor.results.errors import DataError, InputError
+from rolloutdoctor.views.style import Style
+from rolloutdoctor.views.table import RENDERERS
 
 VERL = DATA / "verl"
 
@@ -34,6 +36,16 @@ def test_both_layouts_are_the_same_rows(tmp_path):
     assert sorted((row["step"], row["prompt"], row["response"], row["reward"]) for row in one) == sorted(
         (row["step"], row["prompt"], row["response"], row["reward"]) for row in other
     )
+
+
+def test_the_importer_names_the_trainer(tmp_path):
+    converted(tmp_path / "run.parquet", VERL / "v1")
+    for report in (findings(VERL / "v1"), findings_of_run(tmp_path / "run.parquet")):
+        assert (report.trainer, report.trainer_version, report.config) == ("verl", None, {})
+        assert any(one.reason == "nothing says with which options verl made the run" for one in report.skipped)
+        style = Style(width=100, color=False, unicode=True)
+        assert "   verl   36 rows" in RENDERERS["full"](report, style)
+        assert "trainer unknown" not in RENDERERS["markdown"](report, style)
 
 
 def test_file_logger(tmp_path):

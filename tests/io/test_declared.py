@@ -13,6 +13,8 @@ from rolloutdoctor.io.locations.paths import Source
 from rolloutdoctor.io.metrics import read_metrics
 from rolloutdoctor.io.parquet import size_guard
 from rolloutdoctor.io.parquet.files import check_size, read_footer
+from rolloutdoctor.io.parquet.footer import read_chunks
+from rolloutdoctor.io.parquet.pages import check_chunk
 from rolloutdoctor.io.run import open_run
 from rolloutdoctor.results.errors import InputError
 
@@ -60,6 +62,79 @@ def test_a_list_that_repeats_one_number(tmp_path, monkeypatch):
     path = written(tmp_path / "run.parquet", columns)
     with pytest.raises(InputError, match="the file declares up to 20 MB of cells in 1"):
         open_run([str(path)])
+
+
+def said_otherwise(path, number, other):
+    """Write another number where the file says this one, as a varint of as many bytes."""
+    old, new = (bytes(_varint(2 * each)) for each in (number, other))
+    new = bytes([*(byte | 0x80 for byte in new), *[0x80] * (len(old) - len(new) - 1), 0])
+    new = new if len(new) == len(old) else bytes(_varint(2 * other))
+    raw = path.read_bytes()
+    length = int.from_bytes(raw[-8:-4], "little")
+    footer = raw[-8 - length :]
+    assert old in footer
+    path.write_bytes(raw[: -8 - length] + footer.replace(old, new))
+
+
+def _varint(number):
+    while number > 0x7F:
+        yield number & 0x7F | 0x80
+        number >>= 7
+    yield number
+
+
+@pytest.mark.parametrize("version", ["1.0", "2.0"])
+@pytest.mark.parametrize("dictionary", [False, True])
+def test_pages_with_more_values_than_the_footer_says(tmp_path, version, dictionary):
+    count = 5_000_000
+    lists = pa.LargeListArray.from_arrays(pa.array([0, 1, count]), pa.array(np.zeros(count, np.float32)))
+    columns = {"step": [1, 1], "group_id": ["a", "a"], "reward": [0.0, 1.0], "policy_log_probs": lists}
+    one_page = {"data_page_size": 2**30, "write_batch_size": 2**25, "data_page_version": version}
+    path = written(tmp_path / "run.parquet", columns, use_dictionary=dictionary, **one_page)
+    assert open_run([str(path)]).rows == 2
+    said_otherwise(path, count, 2)
+    with pytest.raises(
+        InputError, match=r"row group 0 cannot be read \(column policy_log_probs.*: a page declares more values than"
+    ):
+        list(open_run([str(path)]).batches(["policy_log_probs"]))
+
+
+def test_a_page_with_more_bytes_than_its_column(tmp_path):
+    path = tmp_path / "run.parquet"
+    pq.write_table(pa.table(numbers(500)), path, use_dictionary=False)
+    raw = path.read_bytes()
+    assert raw.startswith(b"PAR1\x15\x00\x15\xce\x3e\x15")
+    path.write_bytes(raw[:7] + b"\xfe\xff\xff\xff\x0f" + raw[9:])
+    with pytest.raises(
+        InputError, match=r"row group 0 cannot be read \(column step: a page declares more bytes than its column"
+    ):
+        list(open_run([str(path)]).batches(["policy_log_probs"]))
+
+
+@pytest.mark.parametrize("version", ["1.0", "2.0"])
+@pytest.mark.parametrize("checksum", [False, True])
+@pytest.mark.parametrize("dictionary", [False, True])
+def test_every_page_of_sound_files_is_found(tmp_path, version, checksum, dictionary):
+    draw = np.random.default_rng(0)
+    table = pa.table(
+        {
+            "text": [f"text {number}" for number in draw.integers(0, 900, 3000)],
+            "long": ["x" * 5000 + str(number) for number in draw.integers(0, 9, 3000)],
+            "lists": pa.array([list(range(number)) for number in draw.integers(0, 9, 3000)], pa.list_(pa.int32())),
+            "nulls": pa.array([None if number % 3 else 1.5 for number in range(3000)]),
+        }
+    )
+    path = tmp_path / "t.parquet"
+    small = {"data_page_size": 2000, "write_batch_size": 50, "dictionary_pagesize_limit": 4000, "row_group_size": 1100}
+    more = {"data_page_version": version, "write_page_checksum": checksum, "use_dictionary": dictionary}
+    pq.write_table(table, path, **small, **more)
+    with pa.memory_map(str(path)) as file:
+        for chunk in (chunk for group in read_chunks(str(path)) for chunk in group):
+            check_chunk(file, chunk)
+            with pytest.raises(ValueError, match="more values"):
+                check_chunk(file, chunk._replace(values=chunk.values - 1))
+            with pytest.raises(ValueError, match="more bytes"):
+                check_chunk(file, chunk._replace(uncompressed=9))
 
 
 def test_metrics(tmp_path):

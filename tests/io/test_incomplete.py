@@ -15,7 +15,7 @@ from rolloutdoctor.results.errors import DataError
 OPTIONAL = [
     column.name
     for column in COLUMNS
-    if column.per_token and column.name not in {"response_mask", "prompt_ids", *STAND_INS}
+    if column.per_token and column.name not in {"response_mask", "response_mask_pre", "prompt_ids", *STAND_INS}
 ]
 VALUES = {Kind.FLOATS: ([-0.5], FLOATS), Kind.MASK: ([1], MASK), Kind.TOKENS: ([7], pa.list_(pa.int32()))}
 
@@ -114,3 +114,22 @@ def test_the_reference_decides_what_is_clean():
     lost = {code for code, _ in whole.clean} - {code for code, _ in part.clean}
     assert "RDI001" in lost
     assert any(one.code == "RDI001" for one in part.skipped)
+
+
+@pytest.mark.parametrize("row_group_size", [None, 1, 3])
+def test_a_null_mask_before_rejection_is_the_mask(row_group_size):
+    before = [[1, 1], None, [1, 0, 1], None, None, None]
+    mask = [[0, 0], [1, 0, 1], [0, 0, 0], [0], [1, 0], []]
+    write(
+        row_group_size=row_group_size,
+        step=[0, 0, 0, 0, 1, 1],
+        response_mask=pa.array(mask, MASK),
+        response_mask_pre=pa.array(before, MASK),
+    )
+    first, second = open_run(["run.parquet"]).batches({"response_mask_pre"})
+    assert not first.incomplete
+    assert first.column("response_mask_pre").int().tolist() == [1, 1, 1, 0, 1, 1, 0, 1, 0]
+    assert second.column("response_mask_pre").int().tolist() == [1, 0]
+    # A cell that is there has to be as long as the mask, next to a null one too.
+    write(step=[0, 0], response_mask=pa.array([[1], [1]], MASK), response_mask_pre=pa.array([None, [1, 1]], MASK))
+    assert "2 values where response_mask has 1" in refusal(columns=("response_mask_pre",), error=DataError)

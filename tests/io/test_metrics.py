@@ -65,12 +65,15 @@ def test_both_tables_count_and_the_later_wins(run):
     assert open_run(["run.parquet"]).metrics.at(StepKey(0, "train")) == {"a": 1.0, "b": 9.0}
 
 
+NO_OBJECT = 'not a JSON object, or one with a key twice; write {"step": 0, "name": "kl", "value": 0.1} on each line'
+
+
 @pytest.mark.parametrize(
     ("line", "message"),
     [
-        ('{"step": 0', 'not a JSON object; write {"step": 0, "name": "kl", "value": 0.1} on each line'),
-        ("[1]", 'not a JSON object; write {"step": 0, "name": "kl", "value": 0.1} on each line'),
-        ("[" * 100_000, 'not a JSON object; write {"step": 0, "name": "kl", "value": 0.1} on each line'),
+        ('{"step": 0', NO_OBJECT),
+        ("[1]", NO_OBJECT),
+        ("[" * 100_000, NO_OBJECT),
         ('{"name": "a", "value": 1}', "step None where an integer of 0 or more was expected; log the optimiser step"),
         (
             '{"step": -1, "name": "a", "value": 1}',

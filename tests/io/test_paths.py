@@ -119,3 +119,16 @@ def test_malformed_pattern(here):
 
 def test_natural_key_orders_any_names():
     assert sorted(["²", "a10", "a", "1", "a1b", ""], key=natural_key) == ["", "1", "a", "a1b", "a10", "²"]
+
+
+def test_a_pipe_in_a_folder_is_passed_over(tmp_path):
+    """Nobody may ever write to it, and whoever opens it waits."""
+    os.mkfifo(tmp_path / "a.parquet")
+    os.mkfifo(tmp_path / "b.metrics.parquet")
+    with pytest.raises(InputError, match="holds no run file"):
+        expand([tmp_path])
+    (tmp_path / "c.parquet").write_bytes(b"")
+    (tmp_path / "d.parquet").symlink_to("c.parquet")
+    found = expand([tmp_path])
+    assert [Path(source.path).name for source in found.files] == ["c.parquet"]
+    assert not found.metrics

@@ -98,15 +98,15 @@ def _is_number(text: str) -> bool:
     return True
 
 
-@pytest.mark.parametrize("variant", ["singleton-raw", "singleton-zero"])
+@pytest.mark.parametrize("variant", ["singleton-raw", "singleton-zero", "pr6452"])
 @pytest.mark.parametrize("case", IDS)
-def test_proposal_for_rloo_vectorized(case, variant):
-    """With the fix ids are numbers there too, and rows without a token have no say."""
+def test_fixes_of_rloo_vectorized(case, variant):
+    """Rows without a token have no say; ids are numbers in the variant of the pull request alone."""
     ids = IDS[case]
     batch = batch_of(ids, 3, rejected=0.3)
     mine = choose(f"rejected-rows:{variant}").apply(objective(adv_estimator="rloo_vectorized"))
     found = evaluate_rows(batch, mine, torch.float64)
-    numbers = [int(each) for each in ids] if all(map(_is_number, ids)) else ids
+    numbers = [int(each) for each in ids] if variant == "pr6452" and all(map(_is_number, ids)) else ids
     if any(isinstance(each, int) and not -(2**63) <= each < 2**63 for each in numbers):
         numbers = ids
     groups = [numbers[group] for group in batch.groups.index_N.tolist()]

@@ -2,14 +2,17 @@
 
 import json
 import os
+import shutil
 import signal
 import subprocess
 import sys
 import time
+import zlib
 from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
+import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 from hypothesis import HealthCheck, given, settings
@@ -18,12 +21,15 @@ from typer.testing import CliRunner
 
 import rolloutdoctor as rd
 from rolloutdoctor.cli.app import app
+from rolloutdoctor.commands.each import find_runs
 from rolloutdoctor.io.locations.paths import Source
-from rolloutdoctor.io.metadata import RunMetadata
-from rolloutdoctor.io.write.journal import Dropped, Journal, JournalWriter, finish
+from rolloutdoctor.io.metadata import RunMetadata, of_ranks
+from rolloutdoctor.io.write.journal import _HEAD, _MARK, Dropped, Journal, JournalWriter, finish
 from rolloutdoctor.io.write.recorded_rows import Lists, rows_table
 from rolloutdoctor.io.write.run_table import run_table
 from rolloutdoctor.io.write.writer import metrics_table
+from rolloutdoctor.recorders._background import BackgroundWriter
+from rolloutdoctor.recorders.own_loop import StepRecorder
 from rolloutdoctor.results.errors import InputError
 
 METADATA = RunMetadata("trl", "1.16.0", {"beta": 0.04, "num_generations": 4, "steps_per_generation": 1})
@@ -296,3 +302,124 @@ def test_what_is_no_journal(tmp_path, content):
     with pytest.raises(InputError, match=r"run\.parquet\.journal: .*not the journal"):
         opened(path)
     assert Path(path).read_bytes() == content
+
+
+def two_ranks(folder, ended=8, world_size=2):
+    """Rank 0 has closed its file, with the log of all rows; rank 1 was killed after some steps."""
+    path = folder / "run.parquet"
+    ranks = [path.with_name(f"run.rank{rank}.parquet") for rank in range(2)]
+    said = [replace(METADATA, recording=of_ranks([rank], world_size) if world_size else {}) for rank in range(2)]
+    writers = [JournalWriter(name, metadata) for name, metadata in zip(ranks, said, strict=True)]
+    for step in range(8):
+        both = [
+            rows(step, rank=[rank] * 8, reward=[step + 8 * rank + 0.5 * row for row in range(8)]) for rank in range(2)
+        ]
+        for rank, columns in enumerate(both):
+            if not rank or step < ended:
+                columns["sample_id"] = [f"{rank}/{row}" for row in range(8)]
+                columns["group_id"] = [f"{rank}{group}" for group in columns["group_id"]]
+                writers[rank].append(run_table(columns, where="test"))
+        mean = float(np.mean([columns["reward"] for columns in both]))
+        writers[0].append(metrics_table(step, "train", {"reward": mean}))
+    for writer in writers:
+        writer.close()
+    finish(writers[0].path, ranks[0])
+    writers[0].path.unlink()
+    return ranks[0], writers[1].path
+
+
+@pytest.mark.parametrize("world_size", [0, 2])
+def test_a_killed_rank_is_read_beside_the_others(tmp_path, world_size):
+    first, journal = two_ranks(tmp_path, world_size=world_size)
+    for paths in ([first, journal], [tmp_path], [tmp_path / "run.rank*"], [tmp_path / "*"]):
+        run = rd.open(*map(str, paths))
+        assert run.rows == 128
+        assert [batch.per_row["rank"].tolist() for batch in run.batches(["rank"])] == [[0] * 8 + [1] * 8] * 8
+    assert [each.paths for each in find_runs([str(tmp_path)])] == [(str(first), str(journal))]
+    # Its run file, once it is there, has the same rows.
+    finish(journal, tmp_path / "run.rank1.parquet")
+    assert rd.open(str(tmp_path)).rows == 128
+    assert rd.open(str(tmp_path / "*")).rows == 128
+
+
+def test_two_recordings_of_one_name_are_not_mixed(tmp_path):
+    journal_of(tmp_path / "run.parquet", [rows(1)])
+    journal_of(tmp_path / "run.parquet", [rows(1)])
+    with pytest.raises(InputError, match=r"run.parquet.2.journal.*two recordings.*give one of them"):
+        rd.open(str(tmp_path))
+
+
+def said(report):
+    return [note for note in report.notes if "lack" in note], [one.code for one in report.findings]
+
+
+def test_missing_ranks_are_named_and_nothing_of_the_whole_step_is_confirmed(tmp_path):
+    first, journal = two_ranks(tmp_path, ended=5)
+    whole, alone = rd.check(rd.open(str(tmp_path))), rd.check(rd.open(str(first)))
+    assert said(whole)[0] == []
+    assert "RDM004" not in said(whole)[1]
+    assert said(alone)[0] == [
+        "the files lack rank 1 of 2: nothing that depends on the whole step is confirmed; give the files of every "
+        "rank, run.rank*"
+    ]
+    assert not {"RDM004", "RDM006"} & set(said(alone)[1])
+    # Where the ranks are not recorded, the same rows are a fault of the log.
+    (tmp_path / "unknown").mkdir()
+    unknown, _ = two_ranks(tmp_path / "unknown", world_size=0)
+    assert "RDM004" in said(rd.check(rd.open(str(unknown))))[1]
+    # A journal that is converted keeps its rank.
+    result = CliRunner().invoke(app, ["convert", str(journal), "-o", str(tmp_path / "one.parquet")])
+    assert result.exit_code == 0, result.output
+    assert rd.open(str(tmp_path / "one.parquet")).metadata.missing_ranks == (0,)
+
+
+def test_a_compressed_body_is_nobodys(tmp_path):
+    """A few kilobytes of it would take all memory."""
+    journal = journal_of(tmp_path / "run.parquet", [rows(1)])
+    table = run_table(
+        rows(2, policy_log_probs=[np.zeros(200_000)] * 8, response_mask=[np.ones(200_000, np.uint8)] * 8), where="test"
+    )
+    for codec in ("zstd", "lz4"):
+        buffer = pa.BufferOutputStream()
+        with pa.ipc.new_stream(buffer, table.schema, options=pa.ipc.IpcWriteOptions(compression=codec)) as stream:
+            stream.write_table(table)
+        content = buffer.getvalue().to_pybytes()
+        journal.write_bytes(journal.read_bytes() + _HEAD.pack(_MARK, len(content), zlib.crc32(content)) + content)
+        before = pa.total_allocated_bytes()
+        assert sum(map(len, opened(journal).tables())) == 8
+        assert pa.total_allocated_bytes() - before < 10**6
+    assert opened(journal).end < opened(journal).size
+
+
+@pytest.mark.parametrize("note", ['[[[1e999, "train"]], 0]', '[[["1", "train"]], 0]', '[[[1, "x"]], 0]', "[[], 1.5]"])
+def test_a_note_that_no_recorder_writes(tmp_path, note):
+    writer = JournalWriter(tmp_path / "run.parquet", METADATA)
+    writer.append(pa.schema([]).empty_table().replace_schema_metadata({"rolloutdoctor.dropped": note}))
+    writer.close()
+    with pytest.raises(InputError, match="the note of what was dropped is damaged"):
+        opened(writer.path)
+
+
+def test_a_folder_that_was_removed_is_not_said_to_hold_the_recording(tmp_path):
+    folder = tmp_path / "runs"
+    writer = BackgroundWriter(folder / "run.parquet", METADATA, max_bytes=10**9)
+    writer.put(lambda: run_table(rows(1), where="test"), (1, "train"))
+    shutil.rmtree(folder)
+    said = writer.close()
+    assert "could not be completed" in said
+    assert said.endswith("run.parquet.journal, in which it was recorded, is gone)")
+
+
+def test_recorders_say_which_ranks_there_are(tmp_path):
+    for rank in range(2):
+        with StepRecorder(tmp_path / "run.parquet", rank=rank, world_size=2) as recorder:
+            recorder.record_step(0, group_id=["a"], reward=[float(rank)])
+    assert rd.open(str(tmp_path)).metadata.missing_ranks == ()
+    assert rd.open(str(tmp_path / "run.rank1.parquet")).metadata.missing_ranks == (0,)
+
+
+@pytest.mark.parametrize(
+    "said", [{"world_size": 2**40, "ranks": [0]}, {"world_size": "2"}, {"world_size": -1}, {"ranks": 3}]
+)
+def test_ranks_that_nobody_has_are_not_believed(said):
+    assert RunMetadata(recording=said).missing_ranks == ()

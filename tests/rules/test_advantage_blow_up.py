@@ -110,8 +110,18 @@ def test_a_row_alone_in_its_group():
 def test_advantages_that_a_known_cause_explains():
     # Not divided at all: the recorded option is wrong, which is reported as that.
     rows = toy_batch([[90, 0, 30], [10, 0, 5]], per_row={"advantage": [50, -40, -10, 5, -5, 0]})
-    report = diagnose([rows], trainer="trl", select=[CODE, "RDI014"])
+    report = diagnose([rows], trainer="trl", options={"scale_rewards": "group"}, select=[CODE, "RDI014"])
     assert [finding.code for finding in report.findings] == ["RDI014"]
+
+
+def test_what_was_only_assumed_is_asked_for():
+    rows = toy_batch([[90, 0, 30], [10, 0, 5]], per_row={"advantage": [50, -40, -10, 5, -5, 0]})
+    report = diagnose([rows], trainer="trl", select=[CODE, "RDI014"])
+    assert not report.findings
+    assert "RDI014" in {one.code for one in report.skipped}
+    assert "nothing states scale_rewards or multi_objective_aggregation: say it with --set scale_rewards" in "".join(
+        report.notes
+    )
 
 
 @pytest.mark.parametrize("logged", [True, False])

@@ -38,15 +38,15 @@ def test_an_engine_that_never_updates():
     assert "from version 0 on" in finding.headline
 
 
-def test_what_its_gap_looks_like_is_information():
+def test_the_gap_of_an_old_engine_follows_from_it():
     # Longer responses than a first token needs, so that their gap is seen, too.
     batches = run(Policy(rate=0.1, length=32, vocabulary=6), versions=lambda step, row: min(step, 4))
     stale = report_on(batches, trainer=None, select=["RDO002"]).findings[0]
     assert stale.severity == Severity.WARNING
     both = {found.code: found for found in report_on(batches, trainer=None, select=["RDO002", CODE]).findings}
     assert both[CODE].severity == Severity.WARNING
-    assert both["RDO002"].severity == Severity.INFO
-    assert both["RDO002"].evidence.endswith("RDO010 (engine-frozen) names the cause")
+    assert both["RDO002"].follows_from == CODE
+    assert stale.follows_from is None
 
 
 def test_an_engine_that_stops():

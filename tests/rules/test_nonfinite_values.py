@@ -129,8 +129,8 @@ def test_eval_rows_count():
     assert found.per_step[0]["split"] == "eval"
 
 
-@pytest.mark.parametrize("value", [1e30, 88.5, -1000.5, -9999.0, -3e38])
-def test_a_log_prob_without_a_finite_exponential_counts(value):
+@pytest.mark.parametrize("value", [1e30, 88.5, 5.0, 0.5, -1000.5, -9999.0, -3e38])
+def test_a_log_prob_that_none_can_be_counts(value):
     batch = toy_batch([[1, 0]], lengths=[2, 1], policy=[[-1.0, value], [-1.0]])
     report = diagnose([batch], trainer="trl", select=["RDI001"])
     (found,) = report.findings
@@ -140,7 +140,7 @@ def test_a_log_prob_without_a_finite_exponential_counts(value):
     assert "policy_log_probs is" in found.examples[0].note
 
 
-@pytest.mark.parametrize("value", [0.125, 1.0, -999.0, 0.0])
+@pytest.mark.parametrize("value", [0.125, 0.34, -999.0, 0.0])
 def test_a_log_prob_that_is_merely_odd_does_not(value):
     batch = toy_batch([[1, 0]], lengths=[2, 1], policy=[[-1.0, value], [-1.0]])
     assert not diagnose([batch], trainer="trl", select=["RDI001"]).findings

@@ -40,8 +40,8 @@ INERT = {
     | MODEL
     | LOGGING
     | words("cast_lm_head_to_fp32 log_completions_hub_repo max_tool_calling_iterations")
-    # Only with use_adaptive_entropy, which is refused.
-    | words("entropy_coef_delta entropy_coef_max entropy_coef_min entropy_target"),
+    # Whether a step was above it is in the coefficient that the step logged.
+    | words("entropy_target"),
     "trl-rloo": SAMPLING | MODEL | LOGGING,
 }
 RUNNER = words("""

@@ -4,7 +4,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 
 from rolloutdoctor.commands.following.kept import Told
-from rolloutdoctor.results.findings import Finding, Report, Severity
+from rolloutdoctor.results.findings import Finding, Report, Severity, weight_of
 
 HOLDS_FOR = 16
 """Steps for which a finding has to be less than was said before that is said: verdicts at a threshold come and go."""
@@ -42,7 +42,8 @@ def changes(report: Report, told: dict[str, Told], step: int, counted: int) -> I
     here = {key_of(finding): finding for finding in report.findings}
     for key, finding in here.items():
         before, now = told.get(key), (finding.severity.label, finding.verdict)
-        words = f"{finding.code} {finding.name} {finding.verdict}: {finding.headline}"
+        follows = f", follows from {finding.follows_from}" if finding.follows_from else ""
+        words = f"{finding.code} {finding.name} {finding.verdict}{follows}: {finding.headline}"
         if before is None:
             told[key] = Told(*now)
             yield Change(finding, f"step {step}: {finding.severity.label} {words}", is_new=True)
@@ -59,8 +60,8 @@ def changes(report: Report, told: dict[str, Told], step: int, counted: int) -> I
             yield Change(None, f"step {step}: {key} is no longer found (was {was})", is_new=False)
 
 
-def _weight(severity: str, verdict: str) -> tuple[int, int]:
-    return (0, 0) if verdict == "gone" else (Severity[severity.upper()], int(verdict == "confirmed"))
+def _weight(severity: str, verdict: str) -> tuple[int, bool]:
+    return (0, False) if verdict == "gone" else weight_of(Severity[severity.upper()], verdict)
 
 
 def _held(before: Told, counted: int) -> bool:

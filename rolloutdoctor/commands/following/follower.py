@@ -12,7 +12,7 @@ from rolloutdoctor.commands.following.feed import Feed, Fresh
 from rolloutdoctor.commands.following.kept import Kept, Witness
 from rolloutdoctor.commands.following.opening import Followed
 from rolloutdoctor.commands.following.trail import LAST_STEPS
-from rolloutdoctor.commands.merge import check_same, merged, saved_state
+from rolloutdoctor.commands.merge import check_same, merged, saved_state, told_of_contradictions
 from rolloutdoctor.data.batch import TRAIN, RolloutBatch, StepKey
 from rolloutdoctor.data.step_spans import StepSpans
 from rolloutdoctor.engine.accumulate import RuleAccumulator, RunState
@@ -278,14 +278,16 @@ class Follower:
         prepared, saved = self._prepared, self._kept.saved
         assert prepared is not None
         assert saved is not None
-        return judge(
-            prepared.plan,
-            state,
-            prepared.configured,
-            device=saved.device,
-            dtype=saved.dtype,
-            diagnosis=self._diagnosis(),
-        )
+        diagnosis = self._diagnosis()
+        with told_of_contradictions("the state"):
+            return judge(
+                prepared.plan,
+                state,
+                prepared.configured,
+                device=saved.device,
+                dtype=saved.dtype,
+                diagnosis=diagnosis,
+            )
 
     def _diagnosis(self) -> Diagnosis | None:
         """Explain what disagrees, by the steps around the first disagreement; None if nothing does."""

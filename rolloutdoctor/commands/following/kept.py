@@ -5,6 +5,7 @@ from collections.abc import Mapping
 from dataclasses import asdict, dataclass, field
 from typing import Any
 
+from rolloutdoctor.engine.plain_values import built
 from rolloutdoctor.engine.state_file import SavedState, StepTexts, dumped, load_state
 from rolloutdoctor.io.locations.small_files import read_small
 from rolloutdoctor.results.errors import InputError
@@ -84,9 +85,9 @@ def load(path: str) -> Kept:
     try:
         return Kept(
             saved,
-            {str(key): Told(**one) for key, one in more.get("told", {}).items()},
-            tuple(Witness(**one) for one in more.get("witnesses", [])),
+            {str(key): built(Told, one) for key, one in more.get("told", {}).items()},
+            tuple(built(Witness, one) for one in more.get("witnesses", [])),
             str(more.get("signature", "")),
         )
-    except (TypeError, AttributeError) as error:
+    except (TypeError, AttributeError, LookupError, ValueError) as error:
         raise InputError(f"{path}: the state is damaged ({error}); remove it, and begin anew") from None

@@ -48,6 +48,8 @@ def advantage_radius(evaluation: Evaluation) -> Radius:
     rows, rule = evaluation.rows, evaluation.objective.advantage
     assert rows is not None
     assert rows.advantage_N is not None
+    if rows.edited_radius is not None:
+        return rows.edited_radius
     value_N = rows.advantage_N.nan_to_num(0.0)
     groups, error = _compared(evaluation), score_radius(evaluation)
     again = rule.whitened or rule.normalised or rule.spec.normalised_over is not None

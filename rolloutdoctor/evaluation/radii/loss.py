@@ -6,6 +6,8 @@ nothing that counts. An evaluation in float32 has its own roundings per token; t
 terms count twice.
 """
 
+from math import isnan
+
 import torch
 
 from rolloutdoctor.evaluation.evaluate import Evaluation, evaluate
@@ -85,7 +87,12 @@ def _policy_tokens(evaluation: Evaluation) -> Radius:
 def loss_radius(evaluation: Evaluation) -> Radius:
     """Radius of the step's loss: the radii of its rows by their weights, and the addition of the rows."""
     found = policy_loss_radius(evaluation)
-    return found + kl_loss_radius(evaluation) if evaluation.objective.kl_loss is not None else found
+    if evaluation.objective.kl_loss is not None:
+        found = found + kl_loss_radius(evaluation)
+    if evaluation.objective.entropy_bonus is None or isnan(evaluation.entropy_loss):
+        return found
+    # The bonus is a mean of values of one sign.
+    return found + rounding.mean(abs(evaluation.entropy_loss), max(evaluation.batch.tokens, 1))
 
 
 def policy_loss_radius(evaluation: Evaluation) -> Radius:

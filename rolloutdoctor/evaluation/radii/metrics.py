@@ -159,6 +159,7 @@ METRICS: dict[str, Callable[[Evaluation, float], Radius]] = {
     "clip_extreme": lambda evaluation, value: clip_extreme_radius(evaluation) + _mean(evaluation, value),
     "clip_share": lambda evaluation, value: clip_share_radius(evaluation) + _mean(evaluation, value),
     "drift": _drift,
+    "entropy": _mean,
     "kl": _mean_kl,
     "kl_loss": lambda evaluation, _: kl_loss_radius(evaluation),
     "loss": lambda evaluation, _: loss_radius(evaluation),
@@ -170,6 +171,7 @@ METRICS: dict[str, Callable[[Evaluation, float], Radius]] = {
     "sampler_gap": _sampler_gap,
     "stored_kl": _stored_kl,
     "values": _values,
+    "zero_std": _mean,
 }
 """What a metric is, as trainers name it in `Trainer.quantities`, to its radius given its recomputed value."""
 

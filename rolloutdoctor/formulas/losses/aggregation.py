@@ -208,6 +208,17 @@ def _fixed_length(length_N: Tensor, layout: Layout, rule: Aggregation) -> Tensor
     return 1 / (layout.micro_rows_N * _length(rule) * layout.micros_N)
 
 
+def _padded_mean(length_N: Tensor, layout: Layout, _: Aggregation) -> Tensor:
+    """No trainer's: a plain mean over the positions of each micro-batch, padded to the longest row of the batch."""
+    return 1 / (layout.micro_rows_N * _longest(layout.generation_N, length_N).clamp(min=1) * layout.micros_N)
+
+
+def _longest(index_N: Tensor, x_N: Tensor) -> Tensor:
+    """Largest `x_N` among rows of equal index, told to every row."""
+    high_P = torch.zeros(int(index_N.max()) + 1 if len(index_N) else 0, dtype=x_N.dtype, device=x_N.device)
+    return high_P.scatter_reduce(0, index_N, x_N, "amax")[index_N]
+
+
 def _row_sums(length_N: Tensor, layout: Layout, _: Aggregation) -> Tensor:
     """TRL ``luspo`` and its RLOOTrainer: row sums, mean over the rows of each micro-batch, then over micro-batches."""
     return 1 / (layout.micro_rows_N * layout.micros_N)
@@ -279,6 +290,7 @@ AGGREGATIONS: dict[str, Callable[[Tensor, Layout, Aggregation], Tensor]] = {
     "generation-token-mean": _generation_token_mean,
     "generation-token-mean-unscaled": _unscaled_token_mean,
     "micro-batch-fixed-length": _fixed_length,
+    "micro-batch-padded-mean": _padded_mean,
     "micro-batch-row-mean": _row_means,
     "micro-batch-row-mean-added": _micro_row_mean,
     "micro-batch-row-sum": _row_sums,

@@ -1,6 +1,7 @@
 """What a reader of logged numbers is, and how a row of names and numbers becomes entries."""
 
 import math
+import re
 from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 from typing import Protocol
@@ -27,6 +28,12 @@ STEPS = (
     "_step",
 )
 """Names under which loggers have the step, the best first."""
+
+
+_OF_TRAINER = re.compile(
+    r"(train|eval)/(epoch|learning_rate|reward|reward_std|frac_reward_zero_std|kl|(rewards|completions|clip_ratio)/.*)"
+)
+"""Names that the transformers Trainer alone reports, where a table of them has lost its step."""
 
 
 class LogFormat(Protocol):
@@ -64,12 +71,12 @@ def entries_of(row: Mapping[str, object], where: str) -> Iterator[Entry]:
         yield step, split, {str(row["name"]): cells.number(row["value"], f"{where}: value")}
         return
     # The transformers Trainer reports to wandb and others as train/kl and eval/kl, beside its own step.
-    prefixed = "train/global_step" in row
+    prefixed = "train/global_step" in row or any(map(_OF_TRAINER.fullmatch, row))
     splits: dict[str, dict[str, float | None]] = {}
     for name, value in numbers(row).items():
         if name in STEPS or name.startswith("_"):
             continue
-        split = TRAIN
+        split = EVAL if row.get("split") == EVAL else TRAIN
         if prefixed:
             split = EVAL if name.startswith("eval/") else TRAIN
             name = name.removeprefix("eval/").removeprefix("train/")

@@ -2,14 +2,16 @@
 
 import ast
 import re
+import warnings
 from collections import Counter
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
 from rolloutdoctor.data.batch import EVAL, TRAIN
-from rolloutdoctor.importers.logs.base import Entry, Tell
+from rolloutdoctor.importers.logs.base import Entry, Tell, as_float
 from rolloutdoctor.importers.reading import lines
+from rolloutdoctor.importers.reading.cells import decimal
 from rolloutdoctor.io.locations.paths import Source, reason
 from rolloutdoctor.results.errors import InputError
 
@@ -20,11 +22,11 @@ _LONGEST = 2**20
 """Bytes of a line; what is longer holds a text, or was never a line."""
 
 _COLOURS = re.compile(r"\x1b\[[0-9;?]*[ -/]*[@-~]")
-_BAR = re.compile(r"(\d+)/(\d+) \[")
+_BAR = re.compile(r"(?<![0-9])([0-9]{1,18})/([0-9]{1,18}) \[")
 _BARE = re.compile(r"(?<=: )(-?(?:nan|inf))(?=[,}])")
 _WRAPPED = re.compile(r"^(?:np|numpy)\.\w+\((.*)\)$")
-_VERL = re.compile(r"(?:^|\s)step:(\d+) - (\S.*)$")
-_SLIME = re.compile(r"(?:^|\s|])(step|rollout|perf|eval|passrate|multi_turn) (\d+): (\{.*\})\s*$")
+_VERL = re.compile(r"(?:^|\s)step:([0-9]{1,18}) - (\S.*)$")
+_SLIME = re.compile(r"(?:^|\s|])(step|rollout|perf|eval|passrate|multi_turn) ([0-9]{1,18}): (?=\{)")
 _TRAINER = {"loss", "grad_norm", "learning_rate", "reward", "kl"}
 _SUMMARY = "train_runtime"
 
@@ -139,8 +141,9 @@ def _verl(line: str) -> _Printed | None:
 
 
 def _slime(line: str) -> _Printed | None:
-    match = _SLIME.search(line)
-    row = None if match is None else _dict(match[3])
+    # The end first: a pattern that looks for it behind every beginning takes the square of the line.
+    match = _SLIME.search(line) if line.rstrip().endswith("}") else None
+    row = None if match is None else _dict(line[match.end() :].rstrip())
     if match is None or row is None:
         return None
     values = _numbers(row)
@@ -151,7 +154,8 @@ def _slime(line: str) -> _Printed | None:
 
 def _dict(text: str) -> dict[str, object] | None:
     try:
-        row = ast.literal_eval(_BARE.sub(r"'\1'", re.sub(r"(?:np|numpy)\.\w+\(([^()]*)\)", r"\1", text)))
+        with warnings.catch_warnings(action="ignore"):
+            row = ast.literal_eval(_BARE.sub(r"'\1'", re.sub(r"(?:np|numpy)\.\w+\(([^()]*)\)", r"\1", text)))
     except (ValueError, SyntaxError, MemoryError, RecursionError, TypeError):
         return None
     return row if isinstance(row, dict) and all(isinstance(name, str) for name in row) else None
@@ -173,7 +177,7 @@ def _number(value: object) -> float | None:
         wrapped = _WRAPPED.match(value)
         value = wrapped[1] if wrapped else value
     try:
-        return float(value) if isinstance(value, (int, float, str)) else None
+        return decimal(value) if isinstance(value, str) else as_float(value)
     except (ValueError, OverflowError):
         return None
 

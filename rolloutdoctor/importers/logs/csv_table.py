@@ -1,14 +1,20 @@
 """A CSV of logged numbers, one row a step: what wandb, CSVLogger and spreadsheets export."""
 
 import csv
+import re
 from collections.abc import Iterator
 from pathlib import Path
 from typing import TextIO
 
 from rolloutdoctor.importers.logs.base import STEPS, Entry, Tell, entries_of
 from rolloutdoctor.importers.reading import lines
+from rolloutdoctor.importers.reading.cells import decimal
 from rolloutdoctor.io.locations.paths import Source, reason
 from rolloutdoctor.results.errors import InputError
+
+_OF_ROLLOUTS = {"group_id", "prompt", "completion", "response", "sample_id", "uid"}
+"""Columns that no log has: with a row for each response, the last one of a step would stand for all."""
+_WHOLE = re.compile(r"[+-]?[0-9]{1,18}")
 
 
 class CsvTable:
@@ -20,21 +26,30 @@ class CsvTable:
 
     def read(self, source: Source, tell: Tell) -> Iterator[Entry]:
         """Yield the rows that have a step."""
-        return _csv(source)
+        return _csv(source, tell)
 
 
-def _csv(source: Source) -> Iterator[Entry]:
+def _csv(source: Source, tell: Tell) -> Iterator[Entry]:
     try:
         with Path(source.path).open(encoding="utf-8-sig", newline="") as file:
             table = csv.DictReader(_bounded(file, source.name))
-            named = next((name for name in STEPS if name in (table.fieldnames or ())), None)
+            names = table.fieldnames or ()
+            twice = next((name for name in names if name and list(names).count(name) > 1), None)
+            if twice is not None:
+                raise InputError(f"{source.name}: two columns are called {twice}; keep one of them")
+            named, without = next((name for name in STEPS if name in names), None), 0
             for number, row in enumerate(table, start=2):
                 given: dict[str, object] = {}
                 for name, cell in row.items():
                     if isinstance(name, str) and isinstance(cell, str) and cell.strip():
                         given[name] = _cell(cell)
+                if None in row:
+                    raise InputError(f"{source.name}, line {number}: more cells than the first line has names")
+                without += named not in given
                 if named in given:
                     yield from entries_of(given, f"{source.name}, line {number}")
+            if without:
+                tell(f"{source.name}: {without:,} lines without a step are left out")
     except OSError as error:
         raise InputError(f"{source.name}: {reason(error)}") from None
     except (UnicodeDecodeError, csv.Error) as error:
@@ -54,11 +69,11 @@ def _csv_step(path: Path) -> bool:
             names = next(csv.reader([file.readline(2**20)]), [])
     except (OSError, UnicodeDecodeError, csv.Error):
         return False
-    return any(name in STEPS for name in names)
+    return any(name in STEPS for name in names) and not _OF_ROLLOUTS & {*names}
 
 
 def _cell(text: str) -> object:
     try:
-        return int(text) if text.strip().lstrip("+-").isdigit() and len(text) < 20 else float(text)
+        return int(text) if _WHOLE.fullmatch(text.strip()) else decimal(text)
     except ValueError:
         return text

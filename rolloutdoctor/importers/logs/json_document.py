@@ -47,7 +47,7 @@ class JsonDocument:
             if not isinstance(row, dict):
                 raise DataError(f"{source.name}, row {number}: not an object; log an object of names and numbers")
             if _TRAINER & row.keys():
-                yield from _trainer_row(row, f"{source.name}, row {number}")
+                yield from trainer_entries(row, f"{source.name}, row {number}")
             else:
                 yield from entries_of(row, f"{source.name}, row {number}")
 
@@ -66,12 +66,12 @@ def read_trainer_state(source: Source) -> Mapping[tuple[int, str], Mapping[str, 
     for row in history:
         if not isinstance(row, dict):
             raise DataError(f"{source.name}: log_history holds something that is not an object")
-        for step, split, values in _trainer_row(row, f"{source.name}, log_history"):
+        for step, split, values in trainer_entries(row, f"{source.name}, log_history"):
             found.setdefault((step, split), {}).update(values)
     return found
 
 
-def _trainer_row(row: Mapping[str, object], where: str) -> Iterator[Entry]:
+def trainer_entries(row: Mapping[str, object], where: str) -> Iterator[Entry]:
     """What the transformers Trainer logged with one call; a value of an evaluation begins with ``eval_``."""
     step = cells.natural(dict(row), "step", where)
     for name, value in row.items():

@@ -1,40 +1,76 @@
-"""The history of a wandb run as Parquet."""
+"""Logged numbers as Parquet: the history of a wandb run, or any table with a step and metrics."""
 
 import math
 from collections.abc import Iterator
 from pathlib import Path
+from typing import TYPE_CHECKING
 
+from rolloutdoctor.data.schema import COLUMNS, METADATA_KEY, Kind
 from rolloutdoctor.importers.logs.base import STEPS, Entry, Tell, entries_of
+from rolloutdoctor.importers.logs.json_document import trainer_entries
 from rolloutdoctor.importers.reading.parquet_files import batches
 from rolloutdoctor.io.locations.paths import Source
 from rolloutdoctor.io.parquet.files import open_parquet, reading
 from rolloutdoctor.results.errors import DataError
 
+if TYPE_CHECKING:
+    import pyarrow as pa
+
 _WANDB = {"_step", "_timestamp"}
+_OF_UPDATES = {"loss", "grad_norm", "learning_rate", "epoch"}
+"""Metrics that no rollout has."""
 
 
 class ParquetHistory:
-    """A history that `Run.history` or `Run.scan_history` of wandb's API gave, written as Parquet."""
+    """A table of logged numbers: a row for each step with a column for each metric, or a row for each value.
+
+    So is a history that `Run.history` or `Run.scan_history` of wandb's API gave, written as Parquet.
+    """
 
     def detect(self, path: Path) -> str | None:
-        """Look at the names of the columns."""
-        is_it = path.is_file() and not path.name.endswith(".metrics.parquet") and set(_parquet_names(path)) >= _WANDB
-        return "the history of a wandb run" if is_it else None
+        """Look at the names and types of the columns."""
+        if not path.is_file() or path.name.endswith(".metrics.parquet"):
+            return None
+        schema = _schema(path)
+        if schema is None or METADATA_KEY.encode() in (schema.metadata or {}):
+            return None
+        if set(schema.names) >= _WANDB:
+            return "the history of a wandb run"
+        return "a Parquet table of logged numbers" if _is_log(schema) else None
 
     def read(self, source: Source, tell: Tell) -> Iterator[Entry]:
         """Yield the rows that have a step."""
         return _parquet(source)
 
 
-def _parquet_names(path: Path) -> list[str]:
+def _schema(path: Path) -> "pa.Schema | None":
     import pyarrow as pa
     import pyarrow.parquet as pq
 
     try:
-        names: list[str] = pq.read_schema(path).names
+        return pq.read_schema(path)
     except (pa.ArrowException, OSError, UnicodeDecodeError):
-        return []
-    return names
+        return None
+
+
+def _is_log(schema: "pa.Schema") -> bool:
+    """Tell a table with a step and nothing of a rollout: no text, no list, no name that only a rollout has.
+
+    A reward is of a rollout, unless what an update gives is logged beside it.
+    """
+    from pyarrow import types
+
+    names = set(schema.names)
+    if not names & {*STEPS}:
+        return False
+    if {"step", "name", "value"} <= names <= {"step", "split", "name", "value"}:
+        return True
+    others = [field for field in schema if field.name not in (*STEPS, "split") and not types.is_null(field.type)]
+    if not others or any(not types.is_primitive(field.type) for field in others):
+        return False
+    known = {column for column in COLUMNS if names & {column.name, *column.aliases}}
+    rollout = {column.name for column in known if column.kind is not Kind.FLOATS} - {"step", "split"}
+    return not rollout or (rollout == {"reward"} and bool(names & _OF_UPDATES or any("/" in name for name in names)))
 
 
 def _parquet(source: Source) -> Iterator[Entry]:
@@ -45,13 +81,15 @@ def _parquet(source: Source) -> Iterator[Entry]:
         with reading(source.name, "the footer"):
             schema = parquet.schema_arrow
             plain = [field.name for field in schema if types.is_integer(field.type) or types.is_floating(field.type)]
+            plain += [name for name in ("name", "split") if name in schema.names]
         named = next((name for name in STEPS if name in plain), None)
         if named is None:
             raise DataError(f"{source.name}: no step; its number has to be in a column of {', '.join(STEPS)}")
-        number = 0
+        number, is_trainers = 0, named == "step" and bool(_OF_UPDATES & {*plain}) and "split" not in plain
         for batch in batches(parquet, source, plain):
             for row in batch.to_pylist():
                 number += 1
                 if row[named] is not None and not math.isnan(row[named]):
                     given = {name: cell for name, cell in row.items() if cell is not None}
-                    yield from entries_of(given, f"{source.name}, row {number}")
+                    where = f"{source.name}, row {number}"
+                    yield from trainer_entries(given, where) if is_trainers else entries_of(given, where)

@@ -36,7 +36,7 @@ class TensorboardEvents:
         )
         for event in _events(source):
             for value in event.summary.value:
-                number = _scalar(value)
+                number = _scalar(value, source)
                 if number is None:
                     continue
                 name, split = value.tag, TRAIN
@@ -63,11 +63,15 @@ def _events(source: Source) -> "Iterator[Any]":
     except OSError as error:
         raise InputError(f"{source.name}: {reason(error)}") from None
     except Exception as error:  # tensorboard's reader raises anything on damaged records, protobuf's own errors too
-        kind = type(error).__name__
-        raise InputError(f"{source.name}: not a readable TensorBoard event file ({kind}); copy it again") from None
+        raise _unreadable(source, error) from None
 
 
-def _scalar(value: Any) -> float | None:  # noqa: ANN401 - a protobuf message, whose classes are made at run time
+def _unreadable(source: Source, error: Exception) -> InputError:
+    kind = type(error).__name__
+    return InputError(f"{source.name}: not a readable TensorBoard event file ({kind}); copy it again")
+
+
+def _scalar(value: Any, source: Source) -> float | None:  # noqa: ANN401 - a protobuf message, made at run time
     from tensorboard.util import tensor_util
 
     if value.metadata.plugin_data.plugin_name != "scalars" or not value.HasField("tensor"):
@@ -75,4 +79,7 @@ def _scalar(value: Any) -> float | None:  # noqa: ANN401 - a protobuf message, w
     tensor = value.tensor
     if any(dim.size != 1 for dim in tensor.tensor_shape.dim):
         return None
-    return float(tensor_util.make_ndarray(tensor).reshape(()))
+    try:
+        return float(tensor_util.make_ndarray(tensor).reshape(()))
+    except Exception as error:  # numpy's and tensorboard's own, of a type or a size that does not fit
+        raise _unreadable(source, error) from None

@@ -41,8 +41,8 @@ class WandbRun:
 def _file(path: Path) -> Path | None:
     """The run file that `path` is, or holds."""
     try:
-        files = sorted(path.glob("run-*.wandb")) if path.is_dir() else [path] if path.is_file() else []
-        for file in files:
+        files = sorted(path.glob("run-*.wandb")) if path.is_dir() else [path]
+        for file in filter(Path.is_file, files):
             with file.open("rb") as stream:
                 if stream.read(len(_MAGIC)) == _MAGIC:
                     return file
@@ -59,7 +59,7 @@ def _history(file: Path, source: Source) -> Iterator[dict[str, object]]:
         raise InputError(_without_reader(file, source)) from None
     store: Any = DataStore()
     try:
-        store.open_for_scan(str(file))
+        _open_for_scan(store, file)
         while (data := store.scan_data()) is not None:
             record = wandb_internal_pb2.Record()
             record.ParseFromString(data)
@@ -77,6 +77,13 @@ def _history(file: Path, source: Source) -> Iterator[dict[str, object]]:
         raise InputError(f"{source.name}: not a readable wandb run ({kind}); copy it again") from None
     finally:
         store.close()
+
+
+def _open_for_scan(store: Any, file: Path) -> None:  # noqa: ANN401 - wandb's DataStore
+    """Begin to read, as `DataStore.open_for_scan`, which opens to write too: a file system may be read-only."""
+    store._fname, store._fp = str(file), file.open("rb")
+    store._index, store._size_bytes, store._opened_for_scan = 0, file.stat().st_size, True
+    store._read_header()
 
 
 def _without_reader(file: Path, source: Source) -> str:

@@ -19,11 +19,22 @@ def natural(row: dict[str, object], name: str, where: str) -> int:
         DataError: if it is absent, or anything else.
     """
     value = row.get(name)
-    if isinstance(value, float) and value.is_integer():
+    if isinstance(value, float) and value.is_integer() and abs(value) < 2**53:
         value = int(value)
     if not isinstance(value, int) or isinstance(value, bool) or not 0 <= value < 2**63:
         raise DataError(f"{where}: {name} is {shown(value)} where an integer of 0 or more was expected")
     return value
+
+
+def decimal(text: str) -> float:
+    """Return the number that a text says in ASCII: Python also takes ``1_000`` and the digits of any script.
+
+    Raises:
+        ValueError: if it is none.
+    """
+    if "_" in text or not text.isascii():
+        raise ValueError(text)
+    return float(text)
 
 
 def number(value: object, what: str) -> float | None:

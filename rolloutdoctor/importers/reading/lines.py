@@ -2,6 +2,7 @@
 
 import io
 import json
+import re
 from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
 from contextvars import ContextVar
@@ -9,6 +10,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from rolloutdoctor.io.locations.paths import Source, reason
+from rolloutdoctor.io.locations.small_files import once
 from rolloutdoctor.results.errors import DataError, InputError
 
 LONGEST_LINE = 32 * 2**20
@@ -23,6 +25,9 @@ _NUMBERS = bytes.maketrans(b"123456789\t\r\n[,:-", b"000000000       ")
 _LONG_INTEGER = b" " + b"0" * 19
 """How the shortest integer beyond 64 bits begins, of either sign, once `_NUMBERS` has made digits and what comes before
 a number alike. Digits behind a decimal point are often more, and harmless."""
+
+_KEY = re.compile(rb'"\s*:')
+"""What follows every key, and may be in a text; fewer keys than that may be one that is there twice."""
 
 CHUNK_BYTES = 8 * 2**20
 """What is read at a time."""
@@ -125,7 +130,7 @@ def objects_of(chunk: Chunk) -> Iterator[Line]:
             continue
         where, body = f"{chunk.file.name}, line {number}", parse(raw)
         if body is None and raw.endswith(b"\n"):
-            raise DataError(f"{where}: not a JSON object; write one object on each line")
+            raise DataError(f"{where}: not a JSON object, or one with a key twice; write one object on each line")
         yield Line(where, number, body)
 
 
@@ -160,8 +165,22 @@ def _loaded(raw: bytes) -> object:
         body = orjson.loads(raw)
     except orjson.JSONDecodeError:
         # What it would read otherwise, such as NaN, 1e400 and half of a surrogate pair, it refuses.
-        return json.loads(raw)
-    return json.loads(raw) if _may_lose_digits(body, raw) else body
+        return json.loads(raw, object_pairs_hook=once)
+    is_lossy = _may_lose_digits(body, raw) or len(_KEY.findall(raw)) != _keys(body)
+    return json.loads(raw, object_pairs_hook=once) if is_lossy else body
+
+
+def _keys(body: object) -> int:
+    """How many keys a document has; fewer, where a list holds objects behind something else."""
+    found, waiting = 0, [body]
+    while waiting:
+        inner = waiting.pop()
+        if isinstance(inner, dict):
+            found += len(inner)
+            waiting += [each for each in inner.values() if isinstance(each, (dict, list))]
+        elif isinstance(inner, list) and inner and isinstance(inner[0], (dict, list)):
+            waiting += inner
+    return found
 
 
 def _may_lose_digits(body: object, raw: bytes) -> bool:

@@ -13,9 +13,11 @@ from rolloutdoctor.io.locations.stores import Address, address_of, is_there, lis
 from rolloutdoctor.results.errors import InputError, UsageError
 
 METRIC_SUFFIXES = (".metrics.parquet", ".metrics.jsonl")
+JOURNAL_SUFFIX = ".journal"
 
 _MAGIC = re.compile(r"[*?\[]")
 _TEMPORARY = re.compile(r"\.tmp\b")
+_JOURNAL = re.compile(r"(?P<run>.*?)(\.[0-9]+)?\.journal", re.DOTALL)
 
 
 _called: dict[str, str] = {}
@@ -59,10 +61,11 @@ class Source:
 
 @dataclass(frozen=True)
 class RunPaths:
-    """The files of a run, in reading order, and the tables of logged metrics beside them."""
+    """The files of a run, in reading order, the tables of logged metrics beside them, and recordings not closed."""
 
     files: tuple[Source, ...]
     metrics: tuple[Source, ...]
+    journals: tuple[Source, ...] = ()
 
 
 def expand(paths: Sequence[str | os.PathLike[str]]) -> RunPaths:
@@ -71,7 +74,8 @@ def expand(paths: Sequence[str | os.PathLike[str]]) -> RunPaths:
     Arguments keep their order; inside a directory or a glob the order is natural (``part-2`` before ``part-10``).
     A file that is reached twice is read once. Hidden and temporary names are left out unless given by name.
     ``**`` does not follow links to directories. Metrics tables (`*.metrics.parquet`, `*.metrics.jsonl`) are never
-    run files: they are taken beside each run file, from each directory given, and where given by name.
+    run files: they are taken beside each run file, from each directory given, and where given by name. A journal in a
+    directory or a pattern counts where its run file is not there.
 
     Addresses (``s3://``, ``gs://``, ``hf://``, ``https://``) are taken in the same way, except that a pattern may only
     be in the last part, and that the web knows files alone.
@@ -84,15 +88,22 @@ def expand(paths: Sequence[str | os.PathLike[str]]) -> RunPaths:
         raise InputError("no run file was given; name a Parquet file, a directory or a pattern")
     files: list[str] = []
     metrics: list[str] = []
+    journals: list[str] = []
     for given in map(os.fsdecode, paths):
         found = list(_expand_one(given))
         metrics += filter(_is_metrics, found)
-        runs = [path for path in found if not _is_metrics(path)]
+        journals += [path for path in found if is_journal_name(path)]
+        runs = [path for path in found if not _is_metrics(path) and not is_journal_name(path)]
         metrics += [path for run in runs for path in _metrics_beside(run)]
         files += runs
-    if not files:
+    if not files and not journals:
         raise InputError(f"{_distinct(metrics)[0].name}: logged metrics, not rollouts; give the run file as well")
-    return RunPaths(_distinct(files), _distinct(metrics))
+    return RunPaths(_distinct(files), _distinct(metrics), _distinct(journals))
+
+
+def is_journal_name(path: str) -> bool:
+    """Tell the journal of a recording that was not closed by its name."""
+    return path.endswith(JOURNAL_SUFFIX) and address_of(path) is None
 
 
 def natural_key(name: str) -> list[tuple[int, int, str]]:
@@ -152,11 +163,30 @@ def _expand_directory(given: str, name: str) -> Iterator[str]:
     except OSError as error:
         raise InputError(f"{name}: {reason(error)}") from None
     paths = [os.path.join(given, entry) for entry in names]  # noqa: PTH118 - keeps the name as given
-    runs = [path for path in paths if path.endswith(".parquet") and not _is_metrics(path)]
+    # Somebody would wait for a pipe.
+    paths = list(filter(os.path.isfile, paths))
+    runs = with_journals([path for path in paths if path.endswith(".parquet") and not _is_metrics(path)], paths)
     if not runs:
         raise InputError(f"{name}: the directory holds no run file (*.parquet); give the files or a pattern such as **")
     yield from runs
     yield from filter(_is_metrics, paths)
+
+
+def with_journals(runs: list[str], paths: Iterable[str]) -> list[str]:
+    """Add the journals whose run files are not there: of the ranks that were killed."""
+    found: dict[str, str] = {}
+    for path in filter(is_journal_name, paths):
+        match = _JOURNAL.fullmatch(path)
+        run = match["run"] if match else path
+        if os.path.exists(run):  # noqa: PTH110 - keeps the name as given
+            continue
+        if run in found:
+            raise InputError(
+                f"{Source.of(found[run]).name} and {Source.of(path).name}: two recordings that were not closed, of "
+                "one name; give one of them"
+            )
+        found[run] = path
+    return sorted([*runs, *found.values()], key=natural_key)
 
 
 def _expand_glob(given: str, name: str) -> Iterator[str]:
@@ -177,10 +207,12 @@ def _expand_glob(given: str, name: str) -> Iterator[str]:
     below = [match.relative_to(root) for match in matches]
     kept = [str(path) for path in below if not any(map(_is_passing, path.parts)) and not _is_metrics(path.name)]
     # A pattern such as runs/* also matches notes beside the run.
-    parquet = [path for path in kept if path.endswith(".parquet")]
+    parquet = with_journals(
+        [prefix + path for path in kept if path.endswith(".parquet")], [prefix + each for each in kept]
+    )
     if not kept:
         raise InputError(f"{name}: no file matches the pattern; check it, and quote it if the shell expands it")
-    yield from (prefix + path for path in sorted(parquet or kept, key=natural_key))
+    yield from parquet or sorted((prefix + path for path in kept if not is_journal_name(path)), key=natural_key)
 
 
 def _expand_address(given: str, address: Address) -> Iterator[str]:

@@ -12,6 +12,8 @@ MOST_BYTES = 16 * 2**20
 
 MOST_LEVELS = 64
 MOST_OPTIONS = 100_000
+LONGEST_NAME = 1000
+"""Of an option, with the tables that it is in: each joins the names of all that it holds."""
 
 _KINDS = ((stat.S_ISDIR, "a folder"), (stat.S_ISFIFO, "a pipe"), (stat.S_ISSOCK, "a socket"))
 
@@ -80,10 +82,13 @@ def flat(table: Mapping[object, object], name: str) -> dict[str, object]:
         prefix, items = waiting[-1]
         for key, value in items:
             seen += 1
+            _check_value(key, name)
+            if len(prefix) + len(str(key)) > LONGEST_NAME:
+                raise UsageError(f"{name}: the name of an option is longer than {LONGEST_NAME:,} characters")
             if isinstance(value, Mapping):
                 waiting.append((f"{prefix}{key}.", iter(value.items())))
                 break
-            _check_depth(value, name)
+            _check_value(value, name)
             values[f"{prefix}{key}"] = value
         else:
             waiting.pop()
@@ -94,7 +99,19 @@ def flat(table: Mapping[object, object], name: str) -> dict[str, object]:
     return values
 
 
-def _check_depth(value: object, name: str) -> None:
+def once(pairs: list[tuple[str, object]]) -> dict[str, object]:
+    """Make an object of JSON of its pairs; of a key that is there twice nobody can say which counts.
+
+    Raises:
+        ValueError: if one is.
+    """
+    found = dict(pairs)
+    if len(found) != len(pairs):
+        raise ValueError("a key is there twice")
+    return found
+
+
+def _check_value(value: object, name: str) -> None:
     """Whoever prints or compares a value goes down into it, by recursion."""
     seen, waiting = 0, [(value, 1)]
     while waiting:
@@ -104,6 +121,8 @@ def _check_depth(value: object, name: str) -> None:
             raise _too_deep(name)
         if seen > MOST_OPTIONS:
             raise UsageError(f"{name}: a value holds more than {MOST_OPTIONS:,} others; give the trainer's own file")
+        if isinstance(found, int) and abs(found) >= 2**64:
+            raise UsageError(f"{name}: a whole number beyond 64 bits; give the trainer's own file")
         if isinstance(found, Mapping):
             waiting += [(each, level + 1) for each in found.values()]
         elif isinstance(found, (list, tuple, set)):

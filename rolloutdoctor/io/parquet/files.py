@@ -3,9 +3,9 @@
 import hashlib
 import re
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
-from contextlib import contextmanager
-from dataclasses import dataclass
-from functools import cached_property, partial
+from contextlib import AbstractContextManager, contextmanager
+from dataclasses import dataclass, field
+from functools import cached_property
 from pathlib import Path
 
 import pyarrow as pa
@@ -16,6 +16,7 @@ from rolloutdoctor.io.locations.stores import address_of, open_bytes, size_of
 from rolloutdoctor.io.metadata import RunMetadata
 from rolloutdoctor.io.parquet.columns import NO_ALIASES, StoredColumn, TrainerAliases, resolve
 from rolloutdoctor.io.parquet.footer import Chunk, read_chunks
+from rolloutdoctor.io.parquet.pages import check_chunk
 from rolloutdoctor.io.parquet.size_guard import check_declared, damaged
 from rolloutdoctor.results.errors import InputError, RolloutDoctorError
 
@@ -108,10 +109,17 @@ class RunFile:
 
 @dataclass(frozen=True)
 class OpenFile:
-    """A run file while it is open."""
+    """A run file while it is open.
+
+    Attributes:
+        file: what its footer says.
+        parquet: to read it with.
+        sound: row groups and leaves whose pages hold what the footer says.
+    """
 
     file: RunFile
     parquet: pq.ParquetFile
+    sound: set[tuple[int, int]] = field(default_factory=set)
 
     def read(self, group: int, columns: Sequence[str]) -> pa.Table:
         """Decode canonical `columns` of one row group, under their canonical names; those it lacks are left out.
@@ -182,7 +190,11 @@ class OpenFile:
         stored = {self.file.columns[name].stored: name for name in columns if name in self.file.columns}
         texts = [each for each, name in stored.items() if name in _TEXTS]
         if texts:
-            check_size(self.file.source, self.file.footer, texts, groups, self.file.chunks)
+            _check_declared(self.file.source, self.file.footer, texts, self.file.chunks, groups)
+        leaves = [leaf for name in stored for leaf in self.file.leaves.get(name, ())]
+        wanted = [(group, leaf) for group in groups for leaf in leaves if (group, leaf) not in self.sound]
+        check_pages(self.file.source, self.file.footer, self.file.chunks, wanted)
+        self.sound.update(wanted)
         return stored
 
     def _rows_of(self, group: int, stored: Collection[str], values: int) -> int:
@@ -237,7 +249,7 @@ def read_footer(source: Source, trainer: str | None, aliases: TrainerAliases = N
         columns = resolve(schema, source.name, trainer=trainer or metadata.trainer, aliases=aliases)
         chunks = _read_chunks(source)
         numbers = [each.stored for name, each in columns.items() if name not in _TEXTS]
-        check_size(source, footer, numbers, chunks=chunks)
+        _check_declared(source, footer, numbers, chunks)
         return RunFile(source, footer, columns, metadata, chunks, seen)
 
 
@@ -250,21 +262,70 @@ def _looks(source: Source) -> tuple[int, int] | None:
 
 
 def check_size(
-    source: Source,
-    footer: pq.FileMetaData,
-    columns: Collection[str] | None,
-    groups: Sequence[int] | None = None,
-    chunks: list[list[Chunk]] | None = None,
+    source: Source, footer: pq.FileMetaData, columns: Collection[str] | None, groups: Sequence[int] | None = None
 ) -> None:
-    """Refuse a file of which `columns` decode to far more than it stores; see `declared`.
+    """Refuse a file of which `columns` decode to far more than it stores; see `declared` and `pages`.
 
     Raises:
         InputError: if it declares too much, or is damaged.
     """
+    chunks = _read_chunks(source)
+    _check_declared(source, footer, columns, chunks, groups)
+    check_pages(source, footer, chunks, _places(footer, chunks, columns, groups))
+
+
+def _places(
+    footer: pq.FileMetaData,
+    chunks: list[list[Chunk]],
+    columns: Collection[str] | None,
+    groups: Sequence[int] | None,
+) -> list[tuple[int, int]]:
+    """Row groups and leaves of some columns."""
+    leaves = [footer.schema.column(leaf).path for leaf in range(footer.num_columns)]
+    read = [leaf for leaf, path in enumerate(leaves) if columns is None or {path, path.split(".")[0]} & {*columns}]
+    return [(group, leaf) for group in (range(len(chunks)) if groups is None else groups) for leaf in read]
+
+
+def _check_declared(
+    source: Source,
+    footer: pq.FileMetaData,
+    columns: Collection[str] | None,
+    chunks: list[list[Chunk]],
+    groups: Sequence[int] | None = None,
+) -> None:
+    def reopen(paths: list[str]) -> AbstractContextManager[pq.ParquetFile]:
+        check_pages(source, footer, chunks, _places(footer, chunks, paths, groups))
+        return open_parquet(source, footer, paths)
+
     with reading(source.name, "the file"):
-        found = _read_chunks(source) if chunks is None else chunks
-        reopen = partial(open_parquet, source, footer)
-        check_declared(footer, found, size_of(source.path), source.name, columns, reopen, groups)
+        check_declared(footer, chunks, size_of(source.path), source.name, columns, reopen, groups)
+
+
+def check_pages(
+    source: Source, footer: pq.FileMetaData, chunks: list[list[Chunk]], wanted: Sequence[tuple[int, int]]
+) -> None:
+    """Refuse pages that declare more than the footer says; of a remote file, where each would be a request, none.
+
+    Args:
+        source: the file.
+        footer: what its footer says.
+        chunks: the same of each column chunk.
+        wanted: row groups and leaves.
+
+    Raises:
+        InputError: if one declares more.
+    """
+    if not wanted or address_of(source.path) is not None:
+        return
+    with reading(source.name, "the file"), open_bytes(source.path) as file:
+        for group, leaf in wanted:
+            try:
+                check_chunk(file, chunks[group][leaf])
+            except ValueError as error:
+                raise InputError(
+                    f"{source.name}: row group {group} cannot be read (column {footer.schema.column(leaf).path}: "
+                    f"{error}); the file is damaged, write or copy it again"
+                ) from None
 
 
 def _read_chunks(source: Source) -> list[list[Chunk]]:

@@ -5,17 +5,18 @@ parquet.thrift of Apache Parquet for their numbers.
 """
 
 import re
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from functools import cache
 from typing import Any, NamedTuple
 
+from rolloutdoctor.data.schema import METADATA_KEY
 from rolloutdoctor.io.locations.stores import open_bytes
 from rolloutdoctor.io.parquet.thrift import BINARY, INT32, INTEGERS, LIST, SHORT, STRUCT, Cursor, Recorder
 
 DELTA_BYTE_ARRAY = 7
 
-_ROW_GROUPS, _COLUMNS, _META_DATA = 4, 1, 3
-_ENCODINGS, _NUM_VALUES, _UNCOMPRESSED, _STATISTICS = 2, 5, 6, 12
+_ROW_GROUPS, _KEY_VALUES, _COLUMNS, _META_DATA = 4, 5, 1, 3
+_ENCODINGS, _NUM_VALUES, _UNCOMPRESSED, _DATA_PAGE, _DICTIONARY_PAGE, _STATISTICS = 2, 5, 6, 9, 11, 12
 _OLD_MAX, _OLD_MIN, _NULL_COUNT, _MAX, _MIN = 1, 2, 3, 5, 6
 
 _LONGEST_END = SHORT
@@ -37,6 +38,7 @@ class Chunk(NamedTuple):
     Attributes:
         values: how many it has.
         uncompressed: their bytes before compression.
+        start: where its first page is in the file.
         encodings: of its pages.
         ends: the smallest and the largest value as stored, of a chunk that says it has no null; None if it does not
             say all of that.
@@ -44,6 +46,7 @@ class Chunk(NamedTuple):
 
     values: int
     uncompressed: int
+    start: int
     encodings: tuple[int, ...]
     ends: tuple[bytes, bytes] | None = None
 
@@ -69,11 +72,24 @@ def read_chunks(path: str) -> list[list[Chunk]]:
         for field, kind in cursor.fields():
             if (field, kind) == (_ROW_GROUPS, LIST):
                 groups += _row_groups(cursor)
+            elif (field, kind) == (_KEY_VALUES, LIST):
+                keys = list(_keys(cursor))
+                if keys.count(METADATA_KEY.encode()) > 1:
+                    raise ValueError(f"two entries {METADATA_KEY!r} in its metadata")
             else:
                 cursor.skip(kind)
         return groups
     except IndexError:
         raise ValueError("it ends too early") from None
+
+
+def _keys(cursor: Cursor) -> Iterator[bytes | int]:
+    for _ in cursor.items(STRUCT):
+        for field, kind in cursor.fields():
+            if (field, kind) == (1, BINARY):
+                yield cursor.binary()
+            else:
+                cursor.skip(kind)
 
 
 def _row_groups(cursor: Cursor) -> list[list[Chunk]]:
@@ -100,6 +116,8 @@ class _Column(NamedTuple):
 
     values: int | None = None
     uncompressed: int | None = None
+    data: int | None = None
+    dictionary: int | None = None
     nulls: int | None = None
     low: bytes | int | None = None
     high: bytes | int | None = None
@@ -117,6 +135,10 @@ def _column(cursor: Cursor) -> _Column:
                 found["values"] = cursor.integer()
             elif field == _UNCOMPRESSED and kind != LIST:
                 found["uncompressed"] = cursor.integer()
+            elif field == _DATA_PAGE and kind != LIST:
+                found["data"] = cursor.integer()
+            elif field == _DICTIONARY_PAGE and kind != LIST:
+                found["dictionary"] = cursor.integer()
             elif (field, kind) == (_ENCODINGS, LIST):
                 found["encodings"] = tuple(cursor.integer() for _ in cursor.items(INT32))
             elif (field, kind) == (_STATISTICS, STRUCT):
@@ -140,15 +162,17 @@ def _ends(cursor: Cursor) -> dict[str, Any]:
 
 
 def _chunk(column: _Column) -> Chunk:
-    values, uncompressed, nulls, low, high, encodings = column
-    values, uncompressed = values or 0, uncompressed or 0
-    if values < 0 or uncompressed < 0:
+    values, uncompressed, data, dictionary, nulls, low, high, encodings = column
+    values, uncompressed, start = values or 0, uncompressed or 0, data or 0
+    # As Arrow has it.
+    start = dictionary if dictionary is not None and 0 < dictionary < start else start
+    if values < 0 or uncompressed < 0 or start < 0:
         raise ValueError("a size in it is negative")
     if nulls != 0 or not isinstance(low, bytes) or not isinstance(high, bytes):
-        return Chunk(values, uncompressed, encodings)
+        return Chunk(values, uncompressed, start, encodings)
     if max(len(low), len(high)) > _LONGEST_END:
-        return Chunk(values, uncompressed, encodings)
-    return Chunk(values, uncompressed, encodings, (low, high))
+        return Chunk(values, uncompressed, start, encodings)
+    return Chunk(values, uncompressed, start, encodings, (low, high))
 
 
 class _Pattern:
@@ -164,7 +188,7 @@ class _Pattern:
             parts += [re.escape(raw[at:begin]), b"(%b)" % holds if gap in group else b"(?:%b)" % holds]
             at = end
         self._pattern = re.compile(b"".join([*parts, re.escape(raw[at : recorder.at])]), re.DOTALL)
-        self._groups = [None if gap is None else group[gap] for gap in column[:5]]
+        self._groups = [None if gap is None else group[gap] for gap in column[:7]]
         self._encodings = [group[gap] for gap in column.encodings]
 
     def read(self, cursor: Cursor, number: Callable[[bytes], int]) -> Chunk | None:
@@ -175,11 +199,11 @@ class _Pattern:
         cursor.at = found.end()
         given = found.groups()
         *numbers, low, high = [None if one is None else given[one] for one in self._groups]
-        values, uncompressed, nulls = [None if raw is None else number(raw) for raw in numbers]
+        values, uncompressed, data, dictionary, nulls = [None if raw is None else number(raw) for raw in numbers]
         # A text that is short enough to be kept has one byte for its length.
         ends = (low and low[1:], high and high[1:])
         encodings = tuple([number(given[one]) for one in self._encodings])
-        return _chunk(_Column(values, uncompressed, nulls, *ends, encodings))
+        return _chunk(_Column(values, uncompressed, data, dictionary, nulls, *ends, encodings))
 
 
 class _Patterns:

@@ -1,8 +1,7 @@
 """How large a Parquet file becomes in memory, from what its footer declares, before anything is decoded.
 
 A few stored kilobytes may be decoded to any size: a page that repeats one value, a dictionary of one long text that
-every row points to, a zstd block of zeros. The footer's counts are believed: a file that was made to lie about them is
-not caught here.
+every row points to, a zstd block of zeros. The footer's counts are believed; `pages` sees whether they are true.
 """
 
 from collections.abc import Callable, Collection, Iterator, Sequence
@@ -67,7 +66,7 @@ def check_declared(
         if columns is not None and path.split(".")[0] not in columns and path not in columns:
             continue
         width = _WIDTHS.get(footer.schema.column(column).physical_type)
-        known += sum(row[column].values for row in rows) * (4 if width is None else width)
+        known += sum(max(row[column].values * (width or 4), row[column].uncompressed) for row in rows)
         if width is None:
             worst = sum(row[column].values * row[column].uncompressed for row in rows)
             texts[path] = worst, all(DELTA_BYTE_ARRAY not in row[column].encodings for row in rows)

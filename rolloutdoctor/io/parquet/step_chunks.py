@@ -33,8 +33,8 @@ from rolloutdoctor.ops.groups import Groups
 from rolloutdoctor.ops.segments import cuts_of
 from rolloutdoctor.results.errors import DataError, nearest
 
-MASK = "response_mask"
-"""The token column that says how long a response is."""
+MASK, MASK_BEFORE = "response_mask", "response_mask_pre"
+"""The token column that says how long a response is; and the one that is it where it is null."""
 
 _INDISPENSABLE = frozenset({MASK, *STAND_INS})
 """Token columns that no step is read without if some of its rows have them: another would be taken for them."""
@@ -77,6 +77,8 @@ class ColumnSelection:
             if name not in BY_NAME:
                 raise ValueError(f"{name!r} is not a column of a run file{nearest(name, list(BY_NAME))}")
         chosen = {next((found for found in STAND_INS.get(name, (name,)) if found in present), None) for name in names}
+        if MASK_BEFORE in chosen and MASK in present:
+            chosen.add(MASK)
         ordered = [column for column in BY_NAME.values() if column.name in chosen]
         return cls(
             tokens=tuple(column.name for column in ordered if column.per_token),
@@ -245,6 +247,8 @@ def decode_chunk(
     """
     places = {name: Place(file.name, file.columns[name].label, rows) for name in wanted.names}
     packed = {name: lists(table.column(name), BY_NAME[name].kind, dtype, places[name]) for name in wanted.tokens}
+    if MASK_BEFORE in packed and MASK in packed:
+        packed[MASK_BEFORE] = _or_mask(packed[MASK_BEFORE], packed[MASK])
     incomplete = _incomplete(packed, rows)
     whole = {name: found for name, found in packed.items() if name not in incomplete}
     return StepChunk(
@@ -326,6 +330,19 @@ def _incomplete_columns(chunks: Sequence[StepChunk]) -> dict[str, str]:
             first = lacking[0]
             found[name] = f"{first.file.name}, row {first.incomplete.get(name, int(first.rows[0]))}"
     return found
+
+
+def _or_mask(before: Lists, mask: Lists) -> Lists:
+    """The mask before rejection, in rows where it is null the mask: nothing was rejected there."""
+    if before.is_null is None or mask.is_null is not None:
+        return before
+    lengths_N = np.where(before.is_null, mask.lengths, before.lengths)
+    if not np.array_equal(lengths_N, mask.lengths):
+        return before._replace(lengths=lengths_N, is_null=None)
+    logged_T = torch.from_numpy(np.repeat(~before.is_null, lengths_N))
+    values = mask.values.clone()
+    values[logged_T] = before.values
+    return Lists(values, lengths_N, None)
 
 
 def _is_absent(found: Lists) -> bool:

@@ -18,7 +18,9 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 
 import pyarrow as pa
+import pyarrow.compute as pc
 
+from rolloutdoctor.data.batch import EVAL, TRAIN
 from rolloutdoctor.data.schema import BY_NAME, COLUMNS, Kind
 from rolloutdoctor.io.locations.paths import Source, reason
 from rolloutdoctor.io.metadata import RunMetadata
@@ -28,6 +30,7 @@ from rolloutdoctor.io.write.writer import METRICS_SCHEMA, MetricsWriter, RunWrit
 from rolloutdoctor.results.errors import InputError
 
 _MARK = b"RDJ1"
+SPLITS = (TRAIN, EVAL)
 _HEAD = struct.Struct("<4sQI")
 _DROPPED = b"rolloutdoctor.dropped"
 
@@ -282,8 +285,32 @@ def _next_table(file: pa.NativeFile, size: int) -> pa.Table:
     content = file.read_buffer(length)
     if zlib.crc32(content) != checksum:
         raise ValueError("damaged")
+    for message in pa.ipc.MessageReader.open_stream(content):
+        if message.type not in ("schema", "record batch") or _is_compressed(message.metadata.to_pybytes()):
+            # Nobody records that, and a few bytes of it take all memory.
+            raise ValueError("compressed")
     with pa.ipc.open_stream(content) as stream:
-        return pa.Table.from_batches(list(stream), stream.schema)
+        table = pa.Table.from_batches(list(stream), stream.schema)
+    if table.schema == METRICS_SCHEMA and (
+        any(column.null_count for column in table.columns[:3])
+        or not set(table["split"].unique().to_pylist()) <= set(SPLITS)
+        or (len(table) and pc.min(table["step"]).as_py() < 0)
+    ):
+        raise ValueError("no log of a recorder")
+    return table
+
+
+def _is_compressed(message: bytes) -> bool:
+    """Tell a record batch whose buffers are compressed: field 3 of the table in field 2 (Message.fbs, Arrow)."""
+
+    def field(table: int, number: int) -> int:
+        slots = table - struct.unpack_from("<i", message, table)[0]
+        size = struct.unpack_from("<H", message, slots)[0]
+        offset = struct.unpack_from("<H", message, slots + 4 + 2 * number)[0] if size >= 6 + 2 * number else 0
+        return table + offset if offset else 0
+
+    header = field(struct.unpack_from("<I", message)[0], 2)
+    return header > 0 and field(header + struct.unpack_from("<I", message, header)[0], 3) > 0
 
 
 def finish(journal_path: Path, run_path: Path) -> int:
@@ -333,7 +360,9 @@ def _encoded(table: pa.Table) -> bytes:
 def _dropped(raw: bytes, name: str) -> Dropped:
     try:
         steps, logs = json.loads(raw)
-        return Dropped(tuple((int(step), str(split)) for step, split in steps), int(logs))
+        if not all(type(step) is int and split in SPLITS for step, split in steps) or type(logs) is not int:
+            raise TypeError
+        return Dropped(tuple((step, split) for step, split in steps), logs)
     except (ValueError, TypeError, RecursionError):
         raise InputError(f"{name}: the note of what was dropped is damaged; the journal cannot be trusted") from None
 

@@ -12,6 +12,7 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import BinaryIO, NamedTuple
 
+from rolloutdoctor.io.locations.paths import JOURNAL_SUFFIX
 from rolloutdoctor.io.locations.targets import Target, unwritable
 from rolloutdoctor.io.write.owners import tag
 from rolloutdoctor.io.write.replacing import SUFFIX as UNFINISHED
@@ -19,7 +20,7 @@ from rolloutdoctor.io.write.replacing import sweep
 from rolloutdoctor.io.write.writer import metrics_path
 from rolloutdoctor.results.errors import UsageError
 
-SUFFIX = ".journal"
+SUFFIX = JOURNAL_SUFFIX
 
 _RUN_NAME = re.compile(r"(?P<stem>.*?)(?P<rank>\.rank[0-9]+)?(?P<suffix>\.parquet)?", re.DOTALL)
 

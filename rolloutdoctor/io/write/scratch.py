@@ -11,21 +11,25 @@ from pathlib import Path
 from rolloutdoctor.io.write.owners import is_left_behind, tag
 from rolloutdoctor.results.errors import InputError
 
-PREFIX = "rolloutdoctor-"
+PREFIX, SHORT_PREFIX = "rolloutdoctor-", "rd-"
+"""The second where a path is bounded: that of a socket has 107 bytes."""
 
 _open: set[Path] = set()
 
 
 @contextmanager
-def scratch_folder() -> Iterator[Path]:
+def scratch_folder(prefix: str = PREFIX) -> Iterator[Path]:
     """Give a new folder that nobody else can read; it is removed with all that is in it, however this ends.
+
+    Args:
+        prefix: of its name.
 
     Raises:
         InputError: if there is no room for temporary files.
     """
     sweep_scratch()
     try:
-        folder = Path(tempfile.gettempdir()) / f"{PREFIX}{tag()}"
+        folder = Path(tempfile.gettempdir()) / f"{prefix}{tag()}"
         # Noted before it is there, so that a signal in between leaves nothing.
         _open.add(folder)
         folder.mkdir(mode=0o700)
@@ -44,7 +48,7 @@ def sweep_scratch() -> None:
     """Remove the folders of processes that are known to be dead; those of other users are left alone."""
     with suppress(OSError), os.scandir(tempfile.gettempdir()) as entries:
         for entry in entries:
-            if is_left_behind(entry.name, prefix=PREFIX):
+            if any(is_left_behind(entry.name, prefix=prefix) for prefix in (PREFIX, SHORT_PREFIX)):
                 with suppress(OSError):
                     found = entry.stat(follow_symlinks=False)
                     if stat.S_ISDIR(found.st_mode) and found.st_uid == os.geteuid():

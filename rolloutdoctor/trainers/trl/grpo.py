@@ -15,14 +15,15 @@ from rolloutdoctor.objective.parts import Part
 from rolloutdoctor.results.errors import UsageError
 from rolloutdoctor.trainers.options import Config
 from rolloutdoctor.trainers.spec import Choices, LossParts, PartOptions, Trace, Trainer, every
+from rolloutdoctor.trainers.trl.entropy import applied_coefs, entropy_bonus
 from rolloutdoctor.trainers.trl.options import (
     END_METRICS,
     GENERATION_METRICS,
-    NO_LOGITS,
     NOT_RECOMPUTED,
     OPTIONS,
     reuse,
     scored_before,
+    single_update,
     updates,
 )
 
@@ -100,6 +101,7 @@ def objective(config: Config) -> Objective:
         else KlTerm(
             estimator="k3", coef=beta, ratio_weighted=bool(config["use_bias_correction_kl"]), ratio_level=level
         ),
+        entropy_bonus=entropy_bonus(config),
         gates=found,
         reward_weights=weights,
         baseline_rows=Scope().leaving_out(RowSet.UNSCORED),
@@ -225,6 +227,8 @@ def loss_parts(logged: Mapping[str, float], config: Config | None) -> LossParts 
     """The loss less beta times the KL, where beta is stated; means over several steps add up as well."""
     if config is None or config.settings["beta"].assumed or not config["beta"] or not {"loss", "kl"} <= logged.keys():
         return None
+    if entropy_bonus(config) is not None:
+        return None
     kl = config.number("beta") * logged["kl"]
     return LossParts(logged["loss"] - kl, kl)
 
@@ -235,9 +239,12 @@ _STATE = "give OUTPUT_DIR/checkpoint-N/trainer_state.json as well"
 
 QUANTITIES = {
     "loss": "loss",
+    "policy_loss": "loss",
     "kl": "kl",
     "reward": "rewards",
     "reward_std": "rewards",
+    "frac_reward_zero_std": "zero_std",
+    "entropy": "entropy",
     "rewards/*": "rewards",
     "sampling/*": "sampler_gap",
     "clip_ratio/*_mean": "clip_share",
@@ -278,15 +285,17 @@ TRAINER = Trainer(
     updates=updates,
     generation_metrics=GENERATION_METRICS,
     reuse=reuse,
+    single_update=single_update,
     scored_before=scored_before,
     truncation_option="mask_truncated_completions",
     sync_option="sync_ref_model",
     zero_std_metric="frac_reward_zero_std",
     instant_metrics=frozenset({"grad_norm", "learning_rate", "epoch", "num_tokens"}),
+    step_values=applied_coefs,
     quantities=QUANTITIES,
     not_recomputed=NOT_RECOMPUTED
     | {
-        "policy_loss, entropy_coef": f"they are logged with an entropy bonus alone; {NO_LOGITS}",
+        "entropy_coef with use_adaptive_entropy": "it moves with the entropies of every step before",
         "tools/*": "calls of tools are not in the rows",
     },
     reward_free=reward_free,
@@ -297,9 +306,9 @@ TRAINER = Trainer(
     kl_option="beta",
     traces=(
         Trace("kl", "beta", lambda beta: beta != 0, "where beta is above 0", nonzero=True),
-        Trace("cispo_clip_ratio", "loss_type", lambda kind: kind == "cispo", "with loss_type = cispo"),
-        Trace("vespo/phi_seq_mean", "loss_type", lambda kind: kind == "vespo", "with loss_type = vespo"),
-        Trace("sampling/importance_sampling_ratio/mean", "use_vllm", bool, "with use_vllm = true"),
+        Trace("cispo_clip_ratio", "loss_type", lambda kind: kind == "cispo", "with loss_type = cispo", value="cispo"),
+        Trace("vespo/phi_seq_mean", "loss_type", lambda kind: kind == "vespo", "with loss_type = vespo", value="vespo"),
+        Trace("sampling/importance_sampling_ratio/mean", "use_vllm", bool, "with use_vllm = true", value=True),
     ),
     parts={
         Part.KL_LOSS: PartOptions({"beta": (0,)}),

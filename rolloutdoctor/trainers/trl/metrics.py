@@ -27,7 +27,10 @@ def grpo(evaluation: Evaluation) -> Mapping[str, float]:
         {
             **_of_generation(evaluation),
             "sampling/": partial(_correction, evaluation),
-            **_of_update(evaluation, {"kl": _kl, "c": _clips, "vespo/": _vespo}),
+            **_of_update(
+                evaluation,
+                {"kl": _kl, "c": _clips, "vespo/": _vespo, "policy_loss": _policy_loss, "entropy_coef": _coef},
+            ),
         }
     )
 
@@ -108,9 +111,35 @@ def _correction(evaluation: Evaluation) -> dict[str, float]:
 
 def _loss(evaluation: Evaluation, tokens: TokenSums, counts: "_Counts") -> dict[str, float]:
     """The logged loss; that of an evaluation on several ranks, which repeat rows to fill their batches, is unknown."""
+    # The coefficient of an entropy bonus that adapts is not known of every step.
+    return {} if _is_padded(evaluation) or math.isnan(evaluation.entropy_loss) else {"loss": evaluation.loss}
+
+
+def _is_padded(evaluation: Evaluation) -> bool:
     rank_N = evaluation.batch.per_row.get("rank")
-    padded = evaluation.batch.split != TRAIN and rank_N is not None and len(torch.unique(rank_N)) > 1
-    return {} if padded else {"loss": evaluation.loss}
+    return evaluation.batch.split != TRAIN and rank_N is not None and len(torch.unique(rank_N)) > 1
+
+
+def _policy_loss(evaluation: Evaluation, tokens: TokenSums, counts: "_Counts") -> dict[str, float]:
+    """The loss without its entropy bonus, as a mean over the losses of micro-batches before they are scaled.
+
+    The loss types that divide by tokens of the generation are scaled before: there the mean is that much smaller.
+    """
+    bonus, layout, is_training = evaluation.objective.entropy_bonus, tokens.layout, evaluation.batch.split == TRAIN
+    if bonus is None or _is_padded(evaluation) or not len(evaluation.batch):
+        return {}
+    loss_N = tokens.policy_N * tokens.policy_weight_N + tokens.kl_loss_N * tokens.weight_N
+    if not is_training:
+        loss_N = loss_N / layout.share_N / (layout.micro_N.max() + 1)
+    elif evaluation.objective.aggregation.mode.startswith("generation"):
+        loss_N = loss_N * layout.ranks_N / layout.micros_N
+    return {"policy_loss": float(loss_N.sum())}
+
+
+def _coef(evaluation: Evaluation, tokens: TokenSums, counts: "_Counts") -> dict[str, float]:
+    """The coefficient of the entropy bonus, where it is a constant."""
+    bonus, is_training = evaluation.objective.entropy_bonus, evaluation.batch.split == TRAIN
+    return {} if bonus is None or bonus.adapts or not is_training else {"entropy_coef": bonus.coef}
 
 
 class _Counts:

@@ -5,7 +5,6 @@ from math import inf
 from rolloutdoctor.trainers.options import Config, Option
 
 _WEIGHTED: dict[str, tuple[object, ...]] = {"use_vllm": (True,), "vllm_importance_sampling_correction": (True,)}
-NO_LOGITS = "the entropy's gradient needs the logits, which are not in the rows"
 
 OPTIONS = (
     Option(
@@ -150,23 +149,15 @@ OPTIONS = (
         "use Liger's fused kernels; before 1.14.0 they compute a different loss",
         decides=False,
     ),
-    Option(
-        "entropy_coef",
-        "number",
-        0.0,
-        "coefficient of the entropy bonus",
-        computed=(0.0,),
-        decides=False,
-        why_not=NO_LOGITS,
-    ),
-    Option(
-        "use_adaptive_entropy",
-        "flag",
-        False,
-        "adapt the entropy coefficient",
-        computed=(False,),
-        decides=False,
-        why_not=NO_LOGITS,
+    Option("entropy_coef", "number", 0.0, "coefficient of the entropy bonus; the first one where it adapts"),
+    Option("use_adaptive_entropy", "flag", False, "adapt the entropy coefficient from step to step", decides=False),
+    *(
+        Option(f"entropy_coef_{name}", "number", default, meaning, only_with={"use_adaptive_entropy": (True,)})
+        for name, default, meaning in (
+            ("min", 0.0, "smallest entropy coefficient"),
+            ("max", 1.0, "largest entropy coefficient"),
+            ("delta", 0.005, "how far the entropy coefficient moves at each step"),
+        )
     ),
     Option(
         "router_aux_loss_coef",
@@ -202,7 +193,7 @@ END_METRICS = (
 def scored_before(config: Config, *, numbered: bool, generated: bool) -> bool:
     """Before the first update policy and old log-probs are of one model on one batch: equal to the bit."""
     settings = config.settings
-    if not reuse(config):
+    if not reuse(config) and updates(config) == 1:
         return True
     stated = all(settings[name].is_stated for name in _REUSE)
     # A batch that ends within an optimizer step has later passes beside the first one of the next.
@@ -241,3 +232,8 @@ def reuse(config: Config) -> str:
         return ""
     why = f"nothing states {', '.join(unstated)}" if once else "generations are reused"
     return f"{why}, and what belongs to a generation is logged once for it"
+
+
+def single_update(config: Config) -> bool:
+    """Without vLLM the old log-probs are then those at the loss; with it they are of a forward pass of their own."""
+    return not reuse(config) and updates(config) == 1 and not config["use_vllm"]

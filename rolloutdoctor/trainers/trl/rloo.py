@@ -12,7 +12,7 @@ from rolloutdoctor.results.errors import UsageError
 from rolloutdoctor.trainers.options import Config, Option
 from rolloutdoctor.trainers.spec import Choices, PartOptions, Trace, Trainer, every
 from rolloutdoctor.trainers.trl import grpo as trl
-from rolloutdoctor.trainers.trl.options import END_METRICS, GENERATION_METRICS, NOT_RECOMPUTED
+from rolloutdoctor.trainers.trl.options import END_METRICS, GENERATION_METRICS, NOT_RECOMPUTED, single_update
 from rolloutdoctor.trainers.trl.options import OPTIONS as SHARED
 
 if TYPE_CHECKING:
@@ -129,6 +129,7 @@ TRAINER = Trainer(
     updates=trl.TRAINER.updates,
     generation_metrics=(*GENERATION_METRICS, "kl"),
     reuse=trl.TRAINER.reuse,
+    single_update=single_update,
     scored_before=trl.TRAINER.scored_before,
     truncation_option=trl.TRAINER.truncation_option,
     sync_option=trl.TRAINER.sync_option,

@@ -50,11 +50,11 @@ KL_TYPES = {
     "k3": "k3_clamped",
 }
 
-NUMERIC_IDS: dict[str, Literal["rejected-rows", "always"]] = {
+NUMERIC_IDS: dict[str, Literal["proposed", "always"]] = {
     "grpo_vectorized": "always",
-    "rloo_vectorized": "rejected-rows",
+    "rloo_vectorized": "proposed",
 }
-"""Estimators that read group ids as numbers; rloo_vectorized does so in the proposal of the fix `rejected-rows`."""
+"""Estimators that read group ids as numbers; rloo_vectorized does so in the pull request of the fix `rejected-rows`."""
 
 COEFFICIENT_METRIC = "actor/reward_kl_penalty_coeff"
 """Where verl logs the coefficient that an adaptive controller had at a step."""

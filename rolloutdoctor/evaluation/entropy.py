@@ -1,0 +1,34 @@
+"""What the entropy of the policy decides: the tokens that carry the policy term, and the bonus of the loss."""
+
+import torch
+from torch import Tensor
+
+from rolloutdoctor.data.batch import RolloutBatch
+from rolloutdoctor.formulas.losses.aggregation import Layout, row_weights
+from rolloutdoctor.formulas.losses.gates import high_entropy
+from rolloutdoctor.objective.objective import Objective
+from rolloutdoctor.ops import segments as seg
+
+
+def open_tokens(batch: RolloutBatch, objective: Objective, layout: Layout) -> Tensor | None:
+    """Tokens of high entropy, ``[T]`` bool, where the objective wants no others; None where it takes all."""
+    for gate in objective.gates:
+        if gate.kind == "high_entropy" and gate.high is not None:
+            forward_T = seg.expand(layout.forward_N, batch.rows)
+            return high_entropy(batch.column("entropy"), batch.column("response_mask"), forward_T, gate.high)
+    return None
+
+
+def bonus_tokens(batch: RolloutBatch, objective: Objective, layout: Layout) -> Tensor:
+    """What the entropy bonus adds to the loss of the step by token, ``[T]`` float64: at most 0.
+
+    Source: TRL ``GRPOTrainer._compute_loss``.
+    """
+    bonus, mask_T = objective.entropy_bonus, batch.column("response_mask")
+    if bonus is None:
+        return torch.zeros(batch.tokens, dtype=torch.float64, device=batch.device)
+    open_T = open_tokens(batch, objective, layout)
+    takes_T = mask_T if open_T is None else mask_T & open_T
+    counted_N = seg.total(takes_T if bonus.aggregation.counted_in_loss else mask_T, batch.rows)
+    weight_N = row_weights(counted_N, layout, bonus.aggregation) * -bonus.coef
+    return torch.where(takes_T, batch.column("entropy").double(), 0.0) * seg.expand(weight_N, batch.rows)

@@ -1,0 +1,190 @@
+"""Findings by cause: what follows from another is told under it and counts with it, and no error is hidden."""
+
+import json
+import re
+from dataclasses import replace
+from types import SimpleNamespace
+
+import pytest
+from engine.test_causes import SETUPS, a_batch, configured, planted
+from engine.test_clean import noise
+
+from rolloutdoctor.cli import options as opt
+from rolloutdoctor.cli.verdict import exit_code
+from rolloutdoctor.engine.follows import ANY, FOLLOWS, by_cause
+from rolloutdoctor.evaluation.evaluate import Evaluation, evaluate_rows
+from rolloutdoctor.evaluation.tokens import token_pass
+from rolloutdoctor.results.audit import Cause
+from rolloutdoctor.results.findings import Finding, InputSummary, Report, Severity
+from rolloutdoctor.results.several import CheckedRun
+from rolloutdoctor.rules.base import Context
+from rolloutdoctor.rules.table import RULES
+from rolloutdoctor.testing import diagnose
+from rolloutdoctor.views.several import RENDERERS as SEVERAL
+from rolloutdoctor.views.style import Style
+from rolloutdoctor.views.table import RENDERERS
+from rolloutdoctor.views.verdict import verdict
+
+CODES = {rule.code: rule.name for rule in RULES}
+NO_CONTEXT = Context(frozenset())
+
+
+def finding(code, severity=Severity.ERROR, verdict="confirmed", **more):
+    return Finding(code, CODES[code], severity, verdict, f"headline of {code}", "m", "e", "advice", {}, **more)
+
+
+def told(*findings, context=NO_CONTEXT):
+    return [(one.code, one.follows_from) for one in by_cause(findings, context)]
+
+
+def unexplained(**stages):
+    return {name: SimpleNamespace(stage=stage) for name, stage in stages.items()}
+
+
+def test_the_table_names_rules_and_has_no_circle():
+    links = {(cause, code) for cause, codes, _ in FOLLOWS for code in codes if cause != ANY}
+    assert {code for link in links for code in link} <= CODES.keys()
+    left = {code for link in links for code in link}
+    while left:
+        roots = left - {code for cause, code in links if cause in left}
+        assert roots, left
+        left -= roots
+
+
+@pytest.mark.parametrize(
+    ("cause", "code"),
+    [(cause, code) for cause, codes, holds in FOLLOWS for code in codes if holds.__name__ == "_always"],
+)
+def test_every_link_without_a_condition(cause, code):
+    assert told(finding(code), finding(cause)) == [(cause, None), (code, cause)]
+    assert told(finding(code)) == [(code, None)]
+
+
+@pytest.mark.parametrize(
+    ("cause", "found", "follows"),
+    [
+        (("warning", "exposed"), ("error", "confirmed"), False),
+        (("info", "confirmed"), ("warning", "exposed"), False),
+        (("warning", "exposed"), ("warning", "confirmed"), False),
+        (("warning", "confirmed"), ("warning", "exposed"), True),
+        (("error", "confirmed"), ("error", "confirmed"), True),
+        (("info", "exposed"), ("info", "confirmed"), True),
+    ],
+)
+def test_a_weaker_cause_hides_nothing(cause, found, follows):
+    one, other = (
+        finding(code, Severity[kind.upper()], of) for code, (kind, of) in (("RDI007", cause), ("RDG005", found))
+    )
+    assert ("RDG005", "RDI007" if follows else None) in told(one, other)
+
+
+def test_the_order():
+    """Errors, confirmed before exposed, then warnings; what follows stands under its cause, whatever it weighs."""
+    findings = [
+        finding("RDO002", Severity.WARNING, "exposed"),
+        finding("RDO001", Severity.INFO),
+        finding("RDO003", Severity.WARNING, "confirmed"),
+        finding("RDI005", Severity.WARNING, "confirmed"),
+        finding("RDI001", Severity.ERROR, "exposed"),
+        finding("RDA007"),
+        finding("RDA004"),
+        finding("RDG002", Severity.INFO),
+    ]
+    assert told(*findings) == [
+        ("RDA004", None), ("RDA007", "RDA004"), ("RDI001", None), ("RDI005", None), ("RDO003", None),
+        ("RDO002", "RDO003"), ("RDO001", "RDO003"), ("RDG002", None),
+    ]  # fmt: skip
+    assert by_cause(findings[::-1], NO_CONTEXT) == by_cause(findings, NO_CONTEXT)
+
+
+def test_noise_of_rewards_does_not_follow_from_logged_advantages():
+    assert ("RDA007", None) in told(finding("RDA004"), finding("RDA007", Severity.WARNING))
+
+
+def test_what_a_hypothesis_explains_follows_from_its_rule():
+    cause = Cause("groups-by-position", "RDI003", "words", "advantages", 4, 0, 4, 0.1, explains=("advantages", "loss"))
+    rule = finding("RDI003", cause=cause)
+    context = replace(NO_CONTEXT, unexplained=unexplained(loss="loss"))
+    assert told(finding("RDG005"), rule, context=context) == [("RDI003", None), ("RDG005", "RDI003")]
+    context = replace(NO_CONTEXT, unexplained=unexplained(loss="loss", kl="kl"))
+    assert ("RDG005", None) in told(finding("RDG005"), rule, context=context)
+
+
+def of_other_advantages(trainer, *, is_used):
+    """A run whose advantages are noise; the loss is made of them, or as the rewards say."""
+    batch, metrics = planted(trainer, [], a_batch())
+    logged_N = noise(len(batch)).float().double()
+    if is_used:
+        made = configured(trainer)
+        rows = replace(evaluate_rows(batch, made.objective), advantage_N=logged_N)
+        tokens, _ = token_pass(batch, {"": rows}, rows.score_N.dtype, ())[""]
+        metrics = dict(made.trainer.metrics(Evaluation(batch, made.objective, rows, tokens, rows.score_N.dtype)))
+    batch = replace(batch, per_row={**batch.per_row, "advantage": logged_N})
+    return diagnose([batch], trainer=trainer, options=SETUPS[trainer], logged=metrics)
+
+
+@pytest.mark.parametrize("trainer", ["trl", "verl", "slime"])
+def test_a_loss_made_of_the_logged_advantages_follows_from_them(trainer):
+    found = {one.code: one for one in of_other_advantages(trainer, is_used=True).findings}
+    assert found["RDA004"].follows_from is None
+    assert found["RDG005"].follows_from == "RDA004"
+
+
+def test_a_loss_that_is_wrong_by_itself_counts_by_itself():
+    batch, metrics = planted("trl", [], a_batch())
+    noisy = replace(batch, per_row={**batch.per_row, "advantage": noise(len(batch))})
+    found = diagnose([noisy], trainer="trl", options=SETUPS["trl"], logged={**metrics, "loss": 0.3})
+    assert {one.code: one.follows_from for one in found.findings if one.severity is Severity.ERROR} == {
+        "RDA004": None,
+        "RDA007": "RDA004",
+        "RDG005": None,
+    }
+    assert "RDG005" not in {one.code for one in of_other_advantages("trl", is_used=False).findings}
+
+
+def a_report(*findings):
+    return Report("0.1.0", "cpu", "float32", InputSummary(rows=4, steps=1), findings=by_cause(findings, NO_CONTEXT))
+
+
+BOTH = a_report(finding("RDA007"), finding("RDA004"), finding("RDG002", Severity.INFO))
+
+
+@pytest.mark.parametrize("name", RENDERERS)
+def test_every_format_says_what_follows_under_its_cause(name):
+    text = RENDERERS[name](BOTH, Style(width=200))
+    if name == "json":
+        assert [one["follows_from"] for one in json.loads(text)["findings"]] == [None, "RDA004", None]
+    elif name == "jsonl":
+        assert [json.loads(line).get("follows_from") for line in text.splitlines()[1:4]] == [None, "RDA004", None]
+    else:
+        assert text.count("follows from RDA004") == 1
+    assert [*dict.fromkeys(re.findall("headline of (RD.[0-9]+)", text.partition("Healthy")[0]))] == [
+        "RDA004",
+        "RDA007",
+        "RDG002",
+    ]
+    if name in ("full", "concise", "markdown", "github"):
+        assert "1 error, 1 info, 1 consequence of them" in text
+
+
+def test_a_consequence_is_no_failure_and_no_annotation_of_its_own():
+    assert 'failures="1"' in RENDERERS["junit"](BOTH, Style())
+    github = RENDERERS["github"](BOTH, Style())
+    assert github.count("::error") == 1
+    assert "::notice title=RDA007" in github
+
+
+def test_a_consequence_counts_with_its_cause():
+    assert BOTH.worst() is Severity.ERROR
+    assert not re.search("more fault", verdict(BOTH))
+    assert exit_code(BOTH, opt.FailOn.error, exit_zero=False) == 1
+    # Where a baseline takes the cause out, what follows from it counts unless it is in the baseline, too.
+    left = replace(BOTH, findings=BOTH.findings[1:])
+    assert exit_code(left, opt.FailOn.error, exit_zero=False) == 1
+
+
+@pytest.mark.parametrize("name", ["full", "concise", "markdown"])
+def test_several_runs_in_a_line_each(name):
+    runs = [(CheckedRun("a", ("a",), BOTH), 1)]
+    text = " ".join("".join(SEVERAL[name](runs, ["a"], Style(width=160))).split())
+    assert "error RDA004; RDA007 follows from RDA004 (4 rows, 1 step)" in text

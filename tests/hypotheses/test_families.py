@@ -1,0 +1,208 @@
+"""Faults whose numbers nobody knows beforehand, planted into synthetic runs: all are named, and no look-alike is."""
+
+from dataclasses import replace
+from functools import cache
+
+import pytest
+import torch
+
+from rolloutdoctor.engine.configure import configure
+from rolloutdoctor.evaluation.evaluate import evaluate
+from rolloutdoctor.io.metadata import RunMetadata
+from rolloutdoctor.results.findings import Severity
+from rolloutdoctor.rules.audited import AuditedRule
+from rolloutdoctor.rules.table import RULES
+from rolloutdoctor.testing import diagnose, random_batch
+from rolloutdoctor.trainers.options import Layer
+
+AUDITED = [rule.code for rule in RULES if isinstance(rule, AuditedRule)]
+TRL = {"beta": 0.1, "num_generations": 8}
+RLOO = {"beta": 0.05, "num_generations": 8}
+VERL = {"adv_estimator": "grpo", "use_kl_loss": True, "kl_loss_coef": 0.1}
+OPTIONS = {"trl": TRL, "trl-rloo": RLOO, "verl": VERL}
+
+
+@cache
+def configured(trainer, **options):
+    return configure(RunMetadata(), trainer, [Layer("test", {**OPTIONS[trainer], **options})])
+
+
+def steps_of(count=4, groups=4, size=8, **columns):
+    """Steps of groups that follow each other, on two ranks in four micro-batches; rewards have two parts."""
+    made = []
+    for step in range(count):
+        batch = random_batch(
+            step, sizes=(size,) * groups, rejected=0.0, empty=0.0, spread=0.2, adjacent=True, **columns
+        )
+        places = torch.arange(len(batch))
+        task_N = batch.per_row["reward"]
+        draw = torch.Generator().manual_seed(step)
+        format_N = torch.randint(0, 3, (len(batch),), generator=draw).double() / 2
+        per_row = {**batch.per_row, "reward": task_N + format_N}
+        per_row |= {"micro_batch_id": places * 4 // len(batch), "rank": places % 2}
+        made.append(replace(batch, step=step, rewards={"task": task_N, "format": format_N}, per_row=per_row))
+    return made
+
+
+def run_of(trainer, batches, advantages=None, rows=None, objective=None, metrics=None, options=None):
+    """What `check` says of a trainer that computes other advantages, or of other rows, or by another objective."""
+    made = configured(trainer, **(options or {}))
+    found, logged = [], []
+    for batch in batches:
+        seen = batch if rows is None else rows(batch)
+        used = made.objective if objective is None else objective(made.objective)
+
+        def amend(part, batch=batch):
+            return part if advantages is None else replace(part, advantage_N=advantages(batch, part.advantage_N))
+
+        evaluation = evaluate(seen, used, dtype=torch.float64, amend=amend)
+        values = {name: float(torch.tensor(value)) for name, value in made.trainer.metrics(evaluation).items()}
+        own = made.trainer.metrics(evaluate(batch, made.objective, dtype=torch.float64))
+        values |= {name: float(torch.tensor(value)) for name, value in own.items() if "reward" in name}
+        logged.append(values if metrics is None else metrics(values, evaluation))
+        advantage_N = evaluation.rows.advantage_N.float().double()
+        found.append(replace(batch, per_row={**batch.per_row, "advantage": advantage_N}))
+    return diagnose(
+        found, trainer=trainer, options={**OPTIONS[trainer], **(options or {})}, logged=logged, select=AUDITED
+    )
+
+
+def causes(report):
+    return [(one.code, one.cause.hypothesis) for one in report.findings if one.cause is not None]
+
+
+def only(report):
+    """The one finding of a report."""
+    loud = [one for one in report.findings if one.severity > Severity.INFO]
+    assert len(loud) == 1, [one.headline for one in loud]
+    return loud[0]
+
+
+def permuted(value_N, seed, size):
+    draw = torch.Generator().manual_seed(seed)
+    return torch.cat([part[torch.randperm(len(part), generator=draw)] for part in value_N.split(size)])
+
+
+def again(size):
+    def edit(batch, value_N):
+        return torch.cat([(part - part.mean()) / (part.std() + 1e-8) for part in value_N.split(size)])
+
+    return edit
+
+
+PLANTED = {
+    "in another order in each group": (
+        {"advantages": lambda batch, x: permuted(x, batch.step, 8)}, "RDI004", "another-order-in-group"),
+    "in another order in the step": (
+        {"advantages": lambda batch, x: permuted(x, batch.step, 32)}, "RDI004", "another-order-in-step"),
+    "advantages three rows late": ({"advantages": lambda batch, x: x.roll(3)}, "RDI004", "advantages-3-rows-late"),
+    "normalised once more": ({"advantages": again(32)}, "RDA004", "normalised-again-over-step"),
+    "a line in each group": (
+        {"advantages": lambda batch, x: x * (1 + batch.per_row["reward"][::8].repeat_interleave(8).abs()) + 0.3},
+        "RDA004", "line-in-group"),
+    "one factor": ({"advantages": lambda batch, x: 1.7 * x}, "RDA004", "constant-factor"),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("name", PLANTED)
+@pytest.mark.parametrize("trainer", OPTIONS)
+def test_edited_advantages_are_named(trainer, name):
+    fault, code, hypothesis = PLANTED[name]
+    finding = only(run_of(trainer, steps_of(), **fault))
+    assert (finding.code, finding.cause.hypothesis) == (code, hypothesis)
+    assert finding.cause.as_found == finding.cause.compared
+    assert finding.verdict == "confirmed"
+
+
+def moved(batch, rows):
+    return replace(batch, per_row={**batch.per_row, "reward": batch.per_row["reward"].roll(rows)})
+
+
+def blocks(batch, size, offset):
+    from rolloutdoctor.ops.groups import Groups
+
+    index_N = (torch.arange(len(batch)) - offset) % len(batch) // size
+    return replace(batch, groups=Groups.of(index_N), group_ids=())
+
+
+@pytest.mark.parametrize("rows", [2, 5, -7])
+@pytest.mark.parametrize("trainer", OPTIONS)
+def test_rewards_some_rows_off(trainer, rows):
+    finding = only(run_of(trainer, steps_of(), rows=lambda batch: moved(batch, rows)))
+    side = "late" if rows > 0 else "early"
+    assert (finding.code, finding.cause.hypothesis) == ("RDI004", f"rewards-{abs(rows)}-rows-{side}")
+
+
+@pytest.mark.parametrize(("size", "offset"), [(4, 0), (16, 0), (8, 3), (5, 1)])
+@pytest.mark.parametrize("trainer", OPTIONS)
+def test_blocks_of_any_size(trainer, size, offset):
+    finding = only(run_of(trainer, steps_of(), rows=lambda batch: blocks(batch, size, offset)))
+    name = f"groups-of-{size}-rows" + (f"-from-{offset}" if offset else "")
+    assert (finding.code, finding.cause.hypothesis) == ("RDI003", name)
+
+
+@pytest.mark.parametrize("trainer", ["trl", "verl"])
+@pytest.mark.parametrize(
+    ("changes", "name"),
+    [
+        ({"epsilon": 0.01}, "epsilon-0.01"),
+        ({"epsilon": 0.037}, "epsilon-0.037"),
+        ({"epsilon": 1e-3, "biased_std": True}, "biased-std-epsilon-1e-3"),
+        ({"biased_std": True}, "biased-std"),
+        ({"epsilon": 0.02, "epsilon_in_root": True}, "epsilon-0.02-in-root"),
+    ],
+)
+def test_the_divisor_is_solved(trainer, changes, name):
+    def edit(objective):
+        return replace(objective, advantage=replace(objective.advantage, **changes))
+
+    finding = only(run_of(trainer, steps_of(), objective=edit))
+    assert (finding.code, finding.cause.hypothesis) == ("RDA004", name)
+
+
+@pytest.mark.parametrize("scale", ["group", "batch", "none"])
+@pytest.mark.parametrize("weights", [(1.0, 0.5), (0.25, 1.0), (1.0, 0.0), (1.0, -1.0)])
+def test_the_weights_of_rewards_are_solved(scale, weights):
+    def edit(batch):
+        reward_N = sum(weight * x_N for weight, x_N in zip(weights, batch.rewards.values(), strict=True))
+        return replace(batch, per_row={**batch.per_row, "reward": reward_N})
+
+    finding = only(run_of("trl", steps_of(), rows=edit, options={"scale_rewards": scale}))
+    assert finding.code == "RDA004"
+    assert finding.cause.hypothesis.startswith("reward-weights")
+
+
+@pytest.mark.parametrize(("factor", "code"), [(0.0, "RDI014"), (2.0, "RDA004"), (-1.0, "RDA004")])
+def test_the_coefficient_of_a_penalty(factor, code):
+    def edit(objective):
+        return replace(objective, kl_reward=replace(objective.kl_reward, coef=factor * objective.kl_reward.coef))
+
+    finding = only(run_of("trl-rloo", steps_of(), objective=edit))
+    assert finding.code == finding.cause.code == code
+    assert "kl" in finding.cause.hypothesis
+
+
+LOOK_ALIKES = {
+    "noise": lambda batch, x: x + 0.01 * torch.randn(len(x), generator=torch.Generator().manual_seed(batch.step)),
+    "a cube": lambda batch, x: x**3,
+    "clipped": lambda batch, x: x.clamp(-1, 1),
+    "other values": lambda batch, x: torch.randn(len(x), generator=torch.Generator().manual_seed(batch.step)).double(),
+    "signs": lambda batch, x: x.sign(),
+}
+
+
+@pytest.mark.parametrize("name", LOOK_ALIKES)
+@pytest.mark.parametrize("trainer", OPTIONS)
+@pytest.mark.parametrize("binary", [False, True])
+def test_look_alikes_have_no_cause(trainer, name, binary):
+    if binary and name in ("clipped", "a cube", "signs"):
+        return  # two values lie on a line
+    report = run_of(trainer, steps_of(binary=binary), advantages=LOOK_ALIKES[name])
+    assert "RDA004" in [one.code for one in report.findings]
+    assert causes(report) == []
+
+
+@pytest.mark.parametrize("trainer", OPTIONS)
+def test_runs_without_a_fault(trainer):
+    for binary in (False, True):
+        assert not run_of(trainer, steps_of(binary=binary)).findings

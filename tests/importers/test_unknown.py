@@ -1,0 +1,74 @@
+"""A file that nothing reads is refused with what was seen in it; names of one trainer alone say whose a log is."""
+
+from pathlib import Path
+
+import pytest
+from typer.testing import CliRunner
+
+from rolloutdoctor.cli.app import app
+from rolloutdoctor.importers.logs.table import kind_of, read_log
+from rolloutdoctor.io.locations.paths import Source
+from rolloutdoctor.trainers.table import trainer_from_metric_names
+
+KNOWN = "known are run files (Parquet), dumps"
+
+
+@pytest.mark.parametrize(
+    ("text", "seen"),
+    [
+        ("name,age,city\nA,3,B\n", "a CSV with the columns name, age, city: no step; known are run files"),
+        ("step,group_id,reward\n1,a,0.5\n", "step, group_id, reward: rollouts, which are read from Parquet or JSON"),
+        (",".join(f"c{i}" for i in range(12)) + "\n1", "c6, c7 and 4 more: no step"),
+        ("Epoch 1 begins\nand more\n", "text that begins 'Epoch 1 begins'; known are run files (Parquet), dumps"),
+        (
+            '"Step","calm-1 - train/loss","calm-1 - train/loss__MIN","calm-1 - train/loss__MAX"\n"1","2","2","2"\n',
+            "a chart that wandb exported, of train/loss alone; export the history of the run",
+        ),
+    ],
+)
+@pytest.mark.parametrize("name", ["export.csv", "notes.txt"])
+def test_what_was_seen_and_what_is_known(tmp_path, text, seen, name):
+    (tmp_path / name).write_text(text)
+    done = CliRunner().invoke(app, ["check", str(tmp_path / name)])
+    assert done.exit_code == 2
+    assert f"{name}: " in done.stderr
+    assert seen in " ".join(done.stderr.split())
+    assert "not a Parquet file" not in done.stderr
+    assert ("wandb exported" in seen) != (KNOWN in " ".join(done.stderr.split()))
+
+
+def test_what_is_no_text_is_no_parquet(tmp_path):
+    (tmp_path / "x.bin").write_bytes(b"\x00\xff\xfe" * 9)
+    assert "not a Parquet file" in CliRunner().invoke(app, ["check", str(tmp_path / "x.bin")]).stderr
+
+
+WANDB = (
+    "Step,train/loss,train/grad_norm,train/reward,train/reward_std,train/kl,train/epoch\n1,0.5,1.5,0.25,0.1,0.01,0.5\n"
+)
+
+
+def test_an_export_of_seven_columns_is_the_trainers(tmp_path):
+    path = tmp_path / "export.csv"
+    path.write_text(WANDB.replace("Step", "step"))
+    ((step, split, values),) = read_log(Source.of(str(path)))
+    assert (step, split) == (1, "train")
+    assert values == {"loss": 0.5, "grad_norm": 1.5, "reward": 0.25, "reward_std": 0.1, "kl": 0.01, "epoch": 0.5}
+    done = CliRunner().invoke(app, ["check", str(path)])
+    assert "slime" not in done.stdout + done.stderr
+
+
+def test_names_that_one_trainer_alone_has_decide():
+    found = trainer_from_metric_names(["reward", "reward_std", "completions/mean_length", "frac_reward_zero_std"])
+    assert found.title == "TRL"
+    assert trainer_from_metric_names(["train/loss", "train/grad_norm"]).name == "slime"
+    assert trainer_from_metric_names(["critic/score/mean", "critic/advantages/mean"]).name == "verl"
+    # One name of several words, or plain ones, may be anybody's.
+    for names in (["reward_std"], ["reward", "score", "length"], ["my/loss", "my/kl"], []):
+        assert trainer_from_metric_names(names) is None
+
+
+def test_rollouts_as_csv_are_no_log(tmp_path):
+    (tmp_path / "a.csv").write_text("step,loss\n1,0.5\n")
+    (tmp_path / "b.csv").write_text("step,prompt,loss\n1,a,0.5\n")
+    assert kind_of(tmp_path / "a.csv")
+    assert kind_of(Path(tmp_path / "b.csv")) is None
