@@ -29,7 +29,7 @@ from rolloutdoctor.io.parquet.token_counts import unit_of
 from rolloutdoctor.io.progress import Progress, Unit, common_unit
 from rolloutdoctor.io.stream import Stream
 from rolloutdoctor.results.display import Displayed
-from rolloutdoctor.results.errors import SeveralRunsError
+from rolloutdoctor.results.errors import InputError, SeveralRunsError
 
 __all__ = ["LoggedMetrics", "Run", "StepRange", "open_run"]
 

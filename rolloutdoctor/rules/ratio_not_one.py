@@ -57,7 +57,6 @@ class RatioNotOne(DirectRule):
     name = "ratio-not-one"
     references = ("https://github.com/volcengine/verl/issues/6280",)
     stages = ("loss",)
-    yields_to = ("RDI008",)
     shown_by = frozenset({"loss", "policy_loss"})
     remedy = "log the loss and the KL of every optimiser step beside the run"
     shows = "trained tokens whose policy and old log-probs differ before the first update"

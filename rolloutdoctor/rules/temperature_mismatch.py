@@ -123,7 +123,6 @@ class TemperatureMismatch(Rule[TemperatureTally]):
     tally = TemperatureTally
     needs_objective = False
     splits = ("train",)
-    yields_to = ("RDO006",)
 
     least_contexts: int = 20
     least_slope: float = 0.02

@@ -190,7 +190,7 @@ def test_old_log_probs_one_token_off_are_no_noise_in_the_ratio():
         steps.append(replace(batch, per_row=per_row, per_token={**batch.per_token, "old_log_probs": old_T}))
     found = {one.code: one for one in report_on(steps, select=["RDI008", "RDO006"], **ONCE).findings}
     assert "log-probs of old policy and policy are one token apart" in found["RDI008"].headline
-    assert found["RDO006"].severity == Severity.INFO
+    assert found["RDO006"].follows_from == "RDI008"
 
 
 @pytest.mark.parametrize(
