@@ -14,7 +14,7 @@ from proof.table import claimed, markdown
 
 from rolloutdoctor.data.schema import COLUMNS
 from rolloutdoctor.hypotheses.fixes import FIXES
-from rolloutdoctor.hypotheses.table import FIX_CODE, HYPOTHESES
+from rolloutdoctor.hypotheses.table import FAMILIES, FIX_CODE, HYPOTHESES
 from rolloutdoctor.rules.table import RULES
 
 ROOT = Path(__file__).parent.parent
@@ -47,7 +47,7 @@ def fixes_table() -> str:
 
 def causes_table() -> str:
     rows = ["| rule | cause | what the trainer did |", "| --- | --- | --- |"]
-    found = sorted((one for one in HYPOTHESES if one.code != FIX_CODE), key=lambda one: one.code)
+    found = sorted((one for one in (*HYPOTHESES, *FAMILIES) if one.code != FIX_CODE), key=lambda one: one.code)
     rows += [f"| `{one.code}` | `{one.name}` | {one.words} |" for one in found]
     return "\n".join(rows)
 

@@ -34,7 +34,7 @@ def factor_of(tally: QuantityTally) -> str:
         tally: of a quantity whose values disagree.
     """
     low, high = tally.factor_low, tally.factor_high
-    if not tally.disagree or tally.agree or not 0 < low <= high or high - low > _NARROW * high:
+    if not tally.disagree or tally.agree > tally.zeros or not 0 < low <= high or high - low > _NARROW * high:
         return ""
     for factor, words in ((math.log(2), "in nats where bits are meant"), (1 / math.log(2), "in bits, and not in nats")):
         if low <= factor <= high:

@@ -42,6 +42,7 @@ class QuantityTally:
         bits: how often the radii of the disagreeing values fit into what they tell, their size or their distance from
             the recomputed ones: the sum of binary logarithms, equal values counted once and values of 0 not at all.
         telling: how many values that is.
+        zeros: values that agree and are 0 within their radius: they are so whatever they are multiplied by.
         above: the smallest and the largest difference of a disagreeing value from the recomputed one.
         line: the largest squared distance of the values of a step from a line of the recomputed ones, as a share of
             their own from their mean (one minus R2); infinite where a step has too few different values.
@@ -65,6 +66,7 @@ class QuantityTally:
     radius: float = math.inf
     bits: float = 0.0
     telling: int = 0
+    zeros: int = 0
     above: tuple[float, float] = (math.inf, -math.inf)
     line: float = 0.0
 
@@ -91,6 +93,7 @@ class QuantityTally:
             radius=min(self.radius, other.radius),
             bits=self.bits + other.bits,
             telling=self.telling + other.telling,
+            zeros=self.zeros + other.zeros,
             above=(min(self.above[0], other.above[0]), max(self.above[1], other.above[1])),
             line=max(self.line, other.line),
         )
@@ -120,7 +123,7 @@ class QuantityTally:
             return f"the recomputed value {(self.offset_low + self.offset_high) / 2:+.6g}{where}"
         if self.disagree > 1 and self.line <= _STRAIGHT:
             return f"a straight line of the recomputed value in every step (R2 at least {1 - self.line:.6g}){where}"
-        if self.disagree > 1 and self.above[0] > 0:
+        if self.disagree > 1 and self.above[0] > 0 and self.above[1] < 2 * self.above[0]:
             return f"between {self.above[0]:.4g} and {self.above[1]:.4g} above the recomputed value{where}"
         return f"no constant factor or offset{where}"
 
@@ -157,7 +160,8 @@ def tally_value(stage: str, step: int, logged: float, recomputed: float, radius:
     agrees = units <= 1
     if not agrees and doubt:
         return QuantityTally(stage, not_compared=1, reason=doubt)
-    found = QuantityTally(stage, compared=1, agree=int(agrees), worst=units, steps=1, radius=radius)
+    zeros = int(agrees and abs(logged) <= radius)
+    found = QuantityTally(stage, compared=1, agree=int(agrees), worst=units, steps=1, radius=radius, zeros=zeros)
     if agrees:
         return found
     factors, offsets = _interval(logged, recomputed, radius)
@@ -167,7 +171,9 @@ def tally_value(stage: str, step: int, logged: float, recomputed: float, radius:
     bits = math.log2(told / radius) if told > radius > 0 and math.isfinite(told) else 0.0
     above = (logged - recomputed,) * 2
     telling = int(bits > 0)
-    return QuantityTally(stage, 1, 0, units, first, 0, "", 1, 1, step, *ends, 1, radius, bits, telling, above, math.inf)
+    return QuantityTally(
+        stage, 1, 0, units, first, 0, "", 1, 1, step, *ends, 1, radius, bits, telling, 0, above, math.inf
+    )
 
 
 def _units(gap: float, radius: float) -> float:

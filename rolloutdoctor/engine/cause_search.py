@@ -256,25 +256,27 @@ class Search:
             off: quantities to explain. Of others a value may be in doubt at a step, and follow at the rest.
         """
         self._off = frozenset(off)
-        candidates = applicable(self._context)
         self._kept = {}
-        for number, stage in enumerate(STAGES):
-            reaching = [one for one in candidates if STAGES.index(one.stage) <= number]
+        self._try_stages(trials, STAGES)
+        left = _disagreeing([self.audit(trial, (), STAGES[0]) for trial in trials], STAGES[0])
+        if not self._found and any(left[name] and name.startswith(STAGES[0]) for name in self._off & left.keys()):
+            # A loss that follows from the logged advantages is no second fault.
+            self._found.append(_Established(AS_LOGGED, STAGES[0], frozenset()))
+            self._kept.clear()
+            self._try_stages(trials, STAGES[1:])
+        self._kept = None
+
+    def _try_stages(self, trials: Sequence[Trial], stages: Sequence[str]) -> None:
+        candidates = applicable(self._context)
+        for stage in stages:
+            reaching = [one for one in candidates if STAGES.index(one.stage) <= STAGES.index(stage)]
             for _ in range(ROUNDS):
                 best = self._best(trials, stage, reaching)
                 if best is None:
                     break
                 self._found.append(best)
+                assert self._kept is not None  # while hypotheses are tried
                 self._kept.clear()
-            if stage == STAGES[0]:
-                self._take_as_logged(trials)
-        self._kept = None
-
-    def _take_as_logged(self, trials: Sequence[Trial]) -> None:
-        """Evaluate the loss with the logged advantages where nothing explains those; what then follows is no fault."""
-        left = _disagreeing([self.audit(trial, self._edits, STAGES[0]) for trial in trials], STAGES[0])
-        if not self._found and any(left[name] and name.startswith(STAGES[0]) for name in self._off & left.keys()):
-            self._found.append(_Established(AS_LOGGED, STAGES[0], frozenset()))
 
     @property
     def _edits(self) -> list[Hypothesis]:

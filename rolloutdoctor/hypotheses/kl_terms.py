@@ -32,7 +32,7 @@ def _estimator(name: str, part: str, words: str) -> Hypothesis:
     return Hypothesis(
         name=f"{part.replace('_', '-')}-is-{name.replace('_', '-')}",
         code="RDG007" if name != "k3_clamped" else "RDG008",
-        stage="kl",
+        stage="kl" if part == "kl_loss" else "advantages",
         words=f"{words} is {_WORDS[name]}, and not the recorded estimator",
         remedy="set the KL estimator that you mean: as a loss, k1 has no force in expectation, k2 is the gradient of "
         "the reverse KL and k3 that of the forward KL",

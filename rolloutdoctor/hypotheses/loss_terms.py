@@ -226,6 +226,16 @@ LOSS_TERMS = (
         objective=changing("surrogate", clip_low=_NEVER, clip_high=_NEVER),
         unclaimed=_CLIPPED,
     ),
+    Hypothesis(
+        name="gates-ignored",
+        code="RDI014",
+        stage="loss",
+        words="no token of the policy term is masked or weighted, although an option says so",
+        remedy="state the option of the run, and check again",
+        applies=lambda objective: bool(objective.gates),
+        objective=lambda objective: replace(objective, gates=()),
+        unclaimed=_CLIPPED | {"sampler_gap"},
+    ),
     *(
         Hypothesis(
             name=f"ratio-of-{level}s",

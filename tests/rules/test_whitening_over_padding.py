@@ -123,11 +123,10 @@ def test_over_the_trained_tokens_is_clean(setup):
     assert [code for code, _ in report.clean] == [CODE]
 
 
-def test_objectives_that_do_not_whiten_are_not_explained_by_it():
-    # The shift by a constant that whitening over padding leaves, in an objective without whitening.
+def test_an_objective_that_does_not_whiten_may_have_been_whitened():
     made = whitened(CENTRED, "padded", "padded")
     found, _ = causes([batch(made)], trainer="trl", options={"scale_rewards": "none"})
-    assert CODE not in found
+    assert found[CODE].cause.hypothesis == "whitened-anyway-over-padded"
 
 
 def test_nothing_logged_is_no_verdict():
