@@ -81,13 +81,15 @@ def causes(code: str | None = None, *, as_json: bool = False) -> str:
     Raises:
         UsageError: if there is no such rule.
     """
+    from rolloutdoctor.hypotheses.hypothesis import Family, Hypothesis
     from rolloutdoctor.hypotheses.table import FAMILIES, FIX_CODE, HYPOTHESES
     from rolloutdoctor.rules.table import find
     from rolloutdoctor.trainers.table import TRAINERS
 
     examples = {trainer.name: trainer.example() for trainer in TRAINERS.values()}
     wanted = None if code is None else find(code).code
-    chosen = [one for one in (*HYPOTHESES, *FAMILIES) if one.code != FIX_CODE and wanted in (None, one.code)]
+    every: tuple[Hypothesis | Family, ...] = (*HYPOTHESES, *FAMILIES)
+    chosen = [one for one in every if one.code != FIX_CODE and wanted in (None, one.code)]
     body: list[dict[str, object]] = [
         {
             "name": one.name,
