@@ -111,6 +111,9 @@ def window_values(
         if unjoined.why(name):
             continue
         kind = trainer.kind_of(name)
+        if kind == "clip_extreme" and evaluation.rows.rejected_N is not None and bool(evaluation.rows.rejected_N.any()):
+            # A micro-batch without a trained token has no extreme, and leaves the mean over the window.
+            continue
         radius = float(metric_radius(evaluation, kind, value))
         if not isfinite(radius):
             continue

@@ -57,12 +57,14 @@ class Diagnosis:
         fixes: quantity to the names of the known fixes with which its values agree.
         unexplained: quantity to its tally, where no hypothesis gives the logged values.
         partly: quantities of which a cause explains some values and not all, or that come after such ones.
+        given: quantities that agree only where the logged advantages, which nothing explains, are taken as they are.
     """
 
     causes: tuple[Cause, ...] = ()
     fixes: Mapping[str, tuple[str, ...]] = field(default_factory=dict)
     unexplained: AuditTally = field(default_factory=dict)
     partly: frozenset[str] = frozenset()
+    given: frozenset[str] = frozenset()
 
 
 @dataclass(frozen=True, eq=False)
@@ -258,8 +260,7 @@ class Search:
         self._off = frozenset(off)
         self._kept = {}
         self._try_stages(trials, STAGES)
-        left = _disagreeing([self.audit(trial, (), STAGES[0]) for trial in trials], STAGES[0])
-        if not self._found and any(left[name] and name.startswith(STAGES[0]) for name in self._off & left.keys()):
+        if not self._found and any(name.startswith(STAGES[0]) for name in self._left(trials, STAGES[0])):
             # A loss that follows from the logged advantages is no second fault.
             self._found.append(_Established(AS_LOGGED, STAGES[0], frozenset()))
             self._kept.clear()
@@ -267,9 +268,15 @@ class Search:
         self._kept = None
 
     def _try_stages(self, trials: Sequence[Trial], stages: Sequence[str]) -> None:
-        candidates = applicable(self._context)
+        candidates, unexplained = applicable(self._context), set[str]()
         for stage in stages:
-            reaching = [one for one in candidates if STAGES.index(one.stage) <= STAGES.index(stage)]
+            # An edit that leaves its own stage unexplained explains a later one by chance.
+            reaching = [
+                one
+                for one in candidates
+                if STAGES.index(one.stage) <= STAGES.index(stage)
+                and (one.stage not in unexplained or not self._left(trials, one.stage, one))
+            ]
             for _ in range(ROUNDS):
                 best = self._best(trials, stage, reaching)
                 if best is None:
@@ -277,6 +284,13 @@ class Search:
                 self._found.append(best)
                 assert self._kept is not None  # while hypotheses are tried
                 self._kept.clear()
+            if self._left(trials, stage):
+                unexplained.add(stage)
+
+    def _left(self, trials: Sequence[Trial], stage: str, *more: Hypothesis) -> set[str]:
+        """The quantities of a stage that disagree under the edits that are established, and some more."""
+        counts = _disagreeing([self.audit(trial, (*self._edits, *more), stage) for trial in trials], stage)
+        return {name for name, count in counts.items() if count and name in self._off}
 
     @property
     def _edits(self) -> list[Hypothesis]:
@@ -284,8 +298,7 @@ class Search:
 
     def _best(self, trials: Sequence[Trial], stage: str, candidates: Sequence[Hypothesis]) -> _Established | None:
         """The hypothesis that explains most quantities of a stage, and the others that explain the same."""
-        before = [self.audit(trial, self._edits, stage) for trial in trials]
-        off = {name for name, count in _disagreeing(before, stage).items() if count and name in self._off}
+        before, off = [self.audit(trial, self._edits, stage) for trial in trials], self._left(trials, stage)
         if not off:
             return None
         candidates = self._possible(trials[0], candidates, stage)
@@ -425,7 +438,9 @@ class Search:
         }
         partly = frozenset(name for name in left if self._follows(name, audit[name]))
         unexplained = {name: tally for name, tally in left.items() if name not in partly}
-        return _with_factors(Diagnosis(tuple(causes), fixes, unexplained, partly))
+        given = frozenset(name for name, tally in audit.items() if tally.disagree and name not in left)
+        given = given if AS_LOGGED in self._edits else frozenset()
+        return _with_factors(Diagnosis(tuple(causes), fixes, unexplained, partly, given))
 
     def _follows(self, name: str, tally: QuantityTally) -> bool:
         """True if a quantity is explained in part, or comes after one that is: the cause says how much is left."""

@@ -108,6 +108,7 @@ def diagnosed(context: Context, diagnosis: Diagnosis) -> Context:
         causes=by_code,
         unexplained=diagnosis.unexplained,
         partly=diagnosis.partly,
+        given=diagnosis.given,
     )
 
 

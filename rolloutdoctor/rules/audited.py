@@ -252,11 +252,13 @@ class DiffersRule(AuditedRule):
             row = f", row {sample}" if sample else ""
             first = f"first at step {step}{row}: logged {logged:.7g}, recomputed {recomputed:.7g}"
         names = listed(found)
+        given = context.given if "advantages" in self.stages else frozenset[str]()
+        so_made = f"; the update used them: {listed(given)} agree with the logged advantages" if given else ""
         return Judgement(
             severity=Severity.ERROR,
             confirmed=True,
             headline=f"{total:,} of {compared:,} {self.what} do not follow from the rows and the options ({name})",
-            message=f"no known cause explains {names}; {name} is {worst.shape}",
+            message=f"no known cause explains {names}; {name} is {worst.shape}{so_made}",
             evidence=first,
             advice=(
                 "check that the rows are those of the logged steps and the options those of the run; `rolloutdoctor "

@@ -62,6 +62,7 @@ class Context:
         means: name of a metric to how its means over several steps compare; known once the steps were read.
         audit: logged quantity to how its values compare; known once the steps were read.
         partly: logged quantities of which a cause explains some values and not all; known once the steps were read.
+        given: those that agree where the logged advantages are taken as they are; known once the steps were read.
         unexplained: logged quantity to how its values differ from the recomputed ones, where no known cause explains
             them; known once the steps were read.
     """
@@ -90,6 +91,7 @@ class Context:
     causes: Mapping[str, tuple[Cause, ...]] = field(default_factory=dict)
     audit: "AuditTally" = field(default_factory=dict)
     partly: frozenset[str] = frozenset()
+    given: frozenset[str] = frozenset()
     unexplained: "AuditTally" = field(default_factory=dict)
     unstated: str = "name it with --trainer NAME (and --set KEY=VALUE); `rolloutdoctor trainers` lists them"
 

@@ -2,7 +2,8 @@
 
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from math import sqrt
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 from rolloutdoctor.ops.tally import by_name, ratio
 from rolloutdoctor.results.findings import Example, Measure, Severity
@@ -20,16 +21,48 @@ if TYPE_CHECKING:
     from rolloutdoctor.ops.by_step import ByStep
     from rolloutdoctor.rules.step import StepView
 
-OWN = {"sampler": ("rollout_log_probs", "old_log_probs"), "reference": ("ref_log_probs", "policy_log_probs")}
+OWN = {
+    "sampler": ("rollout_log_probs", "old_log_probs"),
+    "reference": ("ref_log_probs", "policy_log_probs"),
+    "old policy": ("old_log_probs", "policy_log_probs"),
+}
 """Whose log-probs are compared with those of which column of the trainer."""
 
-START = {"sampler": "", "reference": "reference "}
+START = {"sampler": "", "reference": "reference ", "old policy": "old policy "}
 """Of the names of what is measured: that of the sampler is measured once for several rules."""
 
-WHOSE = {"sampler": "trainer", "reference": "policy"}
+WHOSE = {"sampler": "trainer", "reference": "policy", "old policy": "policy"}
 
-LEAST_PAIRS, LEAST_SPREAD = 8, 0.3
-"""Adjacent tokens of a row, and the standard deviation of its log-probs, that make a shift visible."""
+
+class Limits(NamedTuple):
+    """What makes a shift visible.
+
+    Attributes:
+        pairs: adjacent tokens of a row.
+        spread: standard deviation of its log-probs.
+        better: how many times smaller its squared error is one token away, in a row that is counted as moved.
+        rows: fewest rows.
+        share: share of them that are moved.
+        deviations: by how many standard deviations these are more than half of the rows.
+        pooled: how many times smaller the errors of all rows are.
+    """
+
+    pairs: int
+    spread: float
+    better: float
+    rows: int
+    share: float
+    deviations: float
+    pooled: float
+
+
+ENGINES = Limits(8, 0.3, better=5.0, rows=5, share=0.9, deviations=0.0, pooled=5.0)
+"""Of log-probs of two engines, whose noise is up to 0.08 nats, and smaller than what tokens differ by."""
+
+UPDATES = Limits(3, 1e-3, better=1.0, rows=36, share=0.5, deviations=6.0, pooled=1.5)
+"""Of log-probs of one engine before and after updates, which may be as far apart as tokens are."""
+
+LIMITS = {"sampler": ENGINES, "reference": UPDATES, "old policy": UPDATES}
 
 
 @dataclass(frozen=True)
@@ -84,11 +117,13 @@ class LogProbShift(DirectRule):
     falls.
 
     ## How it is measured
-    Sampler against trainer, and reference against policy, on sampled rows of eight adjacent trained tokens or more
-    whose log-probs have a standard deviation above 0.3: found where nine tenths of at least five such rows have a
-    squared error that is five times smaller one token away. `late_rows` have the sampler's log-prob one token later
-    than the trainer's, `early_rows` one earlier. Rows of near-certain tokens say nothing: all of their log-probs are
-    the same.
+    Sampler against trainer, on sampled rows of eight adjacent trained tokens or more whose log-probs have a standard
+    deviation above 0.3: found where nine tenths of at least five such rows have a squared error that is five times
+    smaller one token away. `late_rows` have the sampler's log-prob one token later than the trainer's, `early_rows` one
+    earlier. Rows of near-certain tokens say nothing: all of their log-probs are the same. Reference and old log-probs
+    come from the engine of the policy's and are some updates away, so that rows of three adjacent tokens and a standard
+    deviation of 0.001 count: found where more of at least 36 rows than half have a smaller error one token away, by six
+    standard deviations of a coin, and the error of all of them is a third smaller there.
 
     Every logged loss and KL is held against both formulas, each within its rounding radius. The finding gives how many
     values each explains and how far the gradient differs in log-prob space: `relative_change_l1` = |g_made -
@@ -113,10 +148,6 @@ class LogProbShift(DirectRule):
     stages = ("kl", "loss")
     remedy = "log the loss and the KL of every optimiser step beside the run"
 
-    least_rows: int = 5
-    least_share: float = 0.9
-    better: float = 5.0
-
     def optional_columns(self, context: Context) -> frozenset[str]:
         """What the audit reads, and both log-probs where they are there."""
         pairs = {name for pair in self._pairs(context) for name in OWN[pair]}
@@ -132,13 +163,17 @@ class LogProbShift(DirectRule):
     def _pairs(self, context: Context) -> list[str]:
         known = context.columns
         has_trainer = bool(known & {"old_log_probs", "policy_log_probs"})
-        return [whose for whose, (own, _) in OWN.items() if has_trainer and own in known]
+        found = [whose for whose, (own, _) in OWN.items() if has_trainer and own in known]
+        return [whose for whose in found if whose != "old policy" or "policy_log_probs" in known]
 
     def measure_tokens(self, block: "TokenBlock") -> "Mapping[str, Tensor]":
         """Sampled rows."""
         from rolloutdoctor.evaluation.sampled_rows import gap_of
 
-        gaps = {whose: gap_of(block, pair) for whose, pair in OWN.items()}
+        logged = {
+            whose: pair for whose, pair in OWN.items() if whose != "old policy" or all(map(block.is_logged, pair))
+        }
+        gaps = {whose: gap_of(block, pair) for whose, pair in logged.items()}
         return {START[whose] + name: x for whose, gap in gaps.items() if gap for name, x in gap.sampled.items()}
 
     def look(self, steps: "StepView") -> Mapping[str, Any]:
@@ -151,10 +186,11 @@ class LogProbShift(DirectRule):
             if errors is None:
                 continue
             rows, aligned, late, early = errors.by_step, errors.aligned, errors.late, errors.early
-            is_late, is_early = aligned > self.better * late, aligned > self.better * early
+            better = LIMITS[whose].better
+            is_late, is_early = (aligned > better * late) & (late < early), (aligned > better * early) & (early < late)
             moved = np.where(is_late, late, np.where(is_early, early, aligned))
-            counts = {"rows": rows.size, "late": rows.count(is_late & ~is_early)}
-            counts |= {"early": rows.count(is_early & ~is_late)}
+            counts = {"rows": rows.size, "late": rows.count(is_late)}
+            counts |= {"early": rows.count(is_early)}
             for name, x_S in {**counts, "aligned_error": rows.sum(aligned), "moved_error": rows.sum(moved)}.items():
                 each = found.setdefault(name, [{} for _ in steps.each])
                 for one, value, size in zip(each, x_S.tolist(), rows.size.tolist(), strict=True):
@@ -162,7 +198,9 @@ class LogProbShift(DirectRule):
         return found
 
     def _errors(self, steps: "StepView", whose: str) -> "Errors | None":
-        return steps.cached(f"errors of moved {whose}", lambda: _errors(steps.sample(self.code, START[whose])))
+        return steps.cached(
+            f"errors of moved {whose}", lambda: _errors(steps.sample(self.code, START[whose]), LIMITS[whose])
+        )
 
     def examples(self, step: "StepView") -> Iterable[Example]:
         """Values that disagree, and rows that fit best one token away."""
@@ -178,7 +216,7 @@ class LogProbShift(DirectRule):
             if found is None:
                 continue
             moved = np.minimum(found.late, found.early)
-            gain = torch.from_numpy(found.aligned - self.better * moved)
+            gain = torch.from_numpy(found.aligned - LIMITS[whose].better * moved)
             for _, weight, place in worst_places(gain, found.by_step, step.kept(KEEP_EXAMPLES)):
                 view, row = step.own_row(int(found.row[place]))
                 side = "late" if found.late[place] < found.early[place] else "early"
@@ -202,14 +240,18 @@ class LogProbShift(DirectRule):
     def _side(self, run: ShiftTally) -> tuple[str, str] | None:
         """Whose log-probs are moved, and to which side, if any are."""
         for whose, rows in run.rows.items():
+            limits = LIMITS[whose]
+            if rows < limits.rows or run.aligned_error[whose] < limits.pooled * run.moved_error[whose]:
+                continue
+            least = max(limits.share * rows, (rows + limits.deviations * sqrt(rows)) / 2)
             for side, moved in (("late", run.late), ("early", run.early)):
-                if rows >= self.least_rows and moved[whose] >= self.least_share * rows:
+                if moved[whose] >= least:
                     return whose, side
         return None
 
     def inconclusive_reason(self, run: AuditedTally, context: Context) -> Missing | None:
         """Neither a logged value nor enough rows could show it."""
-        if isinstance(run, ShiftTally) and max(run.rows.values(), default=0) >= self.least_rows:
+        if isinstance(run, ShiftTally) and any(rows >= LIMITS[whose].rows for whose, rows in run.rows.items()):
             return None
         return super().inconclusive_reason(run, context)
 
@@ -239,7 +281,7 @@ class LogProbShift(DirectRule):
         )
 
 
-def _errors(sample: "Sample | None") -> "Errors | None":
+def _errors(sample: "Sample | None", limits: Limits) -> "Errors | None":
     """Compare the sampled rows whose log-probs vary, in place and moved by one token."""
     import numpy as np
 
@@ -262,7 +304,7 @@ def _errors(sample: "Sample | None") -> "Errors | None":
     room[last] = 0
     mean = sample.by_row(room) / count
     spread = total(other[:-1], sample.runs.spread(mean)[:-1]) / count
-    varies = (count >= LEAST_PAIRS) & (spread > LEAST_SPREAD**2)
+    varies = (count >= limits.pairs) & (spread > limits.spread**2)
     return Errors(
         sample.by_step.only(varies),
         sample.row[varies],

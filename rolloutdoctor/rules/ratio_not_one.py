@@ -1,6 +1,6 @@
 """RDO006: the importance ratio compares other log-probs."""
 
-from collections.abc import Collection, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass
 from fnmatch import fnmatchcase
 from typing import TYPE_CHECKING, Any
@@ -14,8 +14,6 @@ if TYPE_CHECKING:
 
     from rolloutdoctor.evaluation.token_measures import TokenBlock
     from rolloutdoctor.rules.step import StepView
-    from rolloutdoctor.trainers.options import Config
-    from rolloutdoctor.trainers.spec import Trainer
 
 PAIR = ("policy_log_probs", "old_log_probs")
 
@@ -41,8 +39,7 @@ class RatioNotOne(DirectRule):
     Before the first update of a batch both log-probs are those of one model. They are compared on the trained tokens of
     rows with the smallest `optim_step_id`, or of all rows where the options say that a batch has one update, in steps
     that are the first pass over their rows. In TRL they are equal to the bit, so that any difference is noise in the
-    ratio, dropout or stale old log-probs; verl batches the two passes differently, and a mean difference above 0.02
-    nats is more than bf16 makes of that.
+    ratio, dropout or stale old log-probs. Trainers that batch the two passes differently are not looked at.
 
     ## What to do
     Turn dropout off. Compute the old log-probs once before the first update, with the kernels of the update, and keep
@@ -85,35 +82,30 @@ class RatioNotOne(DirectRule):
 
     def look(self, steps: "StepView") -> Mapping[str, Any]:
         """Count the steps whose rows are known to have been scored before the first update."""
-        numbered = steps.batch.first_part_N is not None
-        known = [self._limit(one.trainer, one.config, one.logged, numbered=numbered) is not None for one in steps.each]
-        return {name: x_S * known for name, x_S in super().look(steps).items()} if steps.training else {}
+        trainer, config, numbered = steps.trainer, steps.config, steps.batch.first_part_N is not None
+        if trainer is None or config is None or not steps.training:
+            return {}
 
-    def _limit(
-        self, trainer: "Trainer | None", config: "Config | None", logged: Collection[str], *, numbered: bool
-    ) -> float | None:
-        """How far the two may be apart."""
-        if trainer is None or config is None:
-            return None
-        generated = any(fnmatchcase(name, one) for one in trainer.generation_metrics for name in logged)
-        return trainer.first_gap(config, numbered=numbered, generated=generated)
+        def is_known(step: "StepView") -> bool:
+            generated = any(fnmatchcase(name, one) for one in trainer.generation_metrics for name in step.logged)
+            return trainer.scored_before(config, numbered=numbered, generated=generated)
+
+        known = [is_known(each) for each in steps.each]
+        return {name: x_S * known for name, x_S in super().look(steps).items()}
 
     def direct(self, run: DirectTally, context: Context) -> Judgement | None:
-        """A warning where they differ by more than the trainer's passes do."""
-        trainer, numbered = context.trainer, "optim_step_id" in context.columns
-        limit = self._limit(trainer, context.config, context.metrics, numbered=numbered)
-        if trainer is None or limit is None or not run.shown or run.size <= limit * run.looked_at:
+        """A warning where they differ at all."""
+        if not run.shown or context.trainer is None:
             return None
         mean = run.size / run.looked_at
         share = percent(run.shown / run.looked_at)
         return Judgement(
             severity=Severity.WARNING,
-            confirmed=limit == 0,
+            confirmed=True,
             headline=f"policy and old log-probs differ before the first update, by {number(mean)} nats on average",
             message=f"of {counted(run.looked_at, 'trained token')} that were scored before the first update of their "
             f"batch, {share} have other policy than old log-probs: the ratio of an on-policy update is not 1",
-            evidence=f"the two columns, which {trainer.title} computes with the same weights: "
-            + ("equal to the bit" if limit == 0 else f"within {limit:g} nats on average"),
+            evidence=f"the two columns, which {context.trainer.title} computes with the same weights: equal to the bit",
             advice="turn dropout off, and compute the old log-probs once, with the weights and kernels of the update",
             measures={"gap_mean": Measure(mean, "nats")},
         )

@@ -6,6 +6,7 @@ from math import exp, inf, log
 from typing import TYPE_CHECKING, NamedTuple
 
 from rolloutdoctor.objective.objective import Objective
+from rolloutdoctor.objective.required_columns import LOGGED_COLUMNS, loss_columns
 from rolloutdoctor.ops.tally import Sums, by_name, ratio
 from rolloutdoctor.results.findings import Measure, Severity
 from rolloutdoctor.rules.base import Context, Judgement, Missing, Rule, counted, number, percent
@@ -131,6 +132,8 @@ class SequenceIsLengthBias(Rule[LengthTally]):
     along the response, and that is information, as is a correlation of 0.3 or more. Without a bound on sequences there
     is nothing to find, and responses of one length cannot show it.
 
+    Logged metrics of the weights, all of which follow from the rows, confirm it.
+
     ## What to do
     Weigh tokens (truncated), or hold the geometric mean of a sequence to its bounds.
 
@@ -167,8 +170,10 @@ class SequenceIsLengthBias(Rule[LengthTally]):
         return frozenset({"rollout_log_probs", "old_log_probs"}) if _bounds(context.objective) else frozenset()
 
     def optional_columns(self, context: Context) -> frozenset[str]:
-        """The mask, and the one before rejection."""
-        return frozenset({"response_mask", "response_mask_pre"}) if self.columns(context) else frozenset()
+        """The mask, the one before rejection, and what the metrics are made of."""
+        if context.objective is None or not self.columns(context):
+            return frozenset()
+        return frozenset({"response_mask", "response_mask_pre"}) | loss_columns(context.objective) | LOGGED_COLUMNS
 
     def inapplicable_reason(self, context: Context) -> str | None:
         """Nothing is made of sums over sequences."""

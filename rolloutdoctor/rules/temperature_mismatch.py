@@ -18,6 +18,9 @@ if TYPE_CHECKING:
     from rolloutdoctor.rules.step import StepView
 
 
+POLICY = "policy_log_probs"
+"""Those of the pass that gave the entropy."""
+
 ALONE = "alone "
 """Begins the names of what is measured of the trainer's log-probs alone."""
 
@@ -135,7 +138,7 @@ class TemperatureMismatch(Rule[TemperatureTally]):
         """Both log-probs and which rows answer one prompt, or the trainer's and its entropy."""
         known = context.columns
         if "entropy" in known and "rollout_log_probs" not in known:
-            return frozenset({"old_log_probs", "entropy"})
+            return frozenset({POLICY, "entropy"})
         return frozenset({"rollout_log_probs", "old_log_probs", "group_id"})
 
     def optional_columns(self, context: Context) -> frozenset[str]:
@@ -143,17 +146,17 @@ class TemperatureMismatch(Rule[TemperatureTally]):
         prompts = {"prompt_ids"} if "prompt_ids" in context.columns else {"prompt"}
         return frozenset(
             {"response_mask", "response_ids", "entropy", "policy_version_min", "policy_version_max", *prompts}
-            | {"policy_log_probs", "optim_step_id"}
+            | {"old_log_probs", "optim_step_id"}
         )
 
     def measure_tokens(self, block: "TokenBlock") -> "Mapping[str, Tensor]":
         """The first tokens of each row, and all of the sampled ones."""
         from rolloutdoctor.evaluation.contexts import sampled_and_first_tokens
-        from rolloutdoctor.evaluation.sampled_rows import TRAINER, gap_of
+        from rolloutdoctor.evaluation.sampled_rows import gap_of
 
         if block.has("rollout_log_probs") or not block.is_logged("entropy"):
             return sampled_and_first_tokens(block)
-        gap = gap_of(block, (TRAINER, TRAINER))
+        gap = gap_of(block, (POLICY, POLICY))
         return {} if gap is None else {f"{ALONE}{name}": x for name, x in gap.sampled.items()}
 
     def measure_each(self, steps: "StepView") -> list[TemperatureTally]:

@@ -120,25 +120,21 @@ def _never(config: Config) -> str:
     return ""
 
 
-def _not_known(config: Config, *, numbered: bool, generated: bool) -> float | None:
-    return None
+def _not_known(config: Config, *, numbered: bool, generated: bool) -> bool:
+    return False
 
 
-class FirstGap(Protocol):
-    """Tells how far policy and old log-probs may be apart before a batch's first update, in nats."""
+class ScoredBefore(Protocol):
+    """Tells whether rows were scored before the first update of their batch, so that both log-probs are equal."""
 
-    def __call__(self, config: Config, *, numbered: bool, generated: bool) -> float | None:
-        """Return None where the rows that were scored before it are not known.
+    def __call__(self, config: Config, *, numbered: bool, generated: bool) -> bool:
+        """Return False where that is not known, or where the two are of passes that are batched differently.
 
         Args:
             config: the options.
-            numbered: rows say which update they were in, and those of the first are looked at; else all are.
+            numbered: rows say which update they were in, and those of the first are meant; else all are.
             generated: the step logged what belongs to a generation, so that it is the first pass over its rows.
         """
-
-
-BF16_NOISE = 0.02
-"""Mean difference of two bf16 forward passes over the same tokens that are batched differently, in nats."""
 
 
 def _whole(config: Config) -> None:
@@ -182,7 +178,7 @@ class Trainer:
             rule it out; empty where they do. What is logged of a generation is logged once then.
         single_update: tells that the options have one update a batch, whose log-probs at the loss are the old ones to
             the bit.
-        first_gap: how far policy and old log-probs may be apart before a batch's first update.
+        scored_before: tells of which rows policy and old log-probs are equal to the bit.
         truncation_option: the option that masks responses that were cut off, or None.
         sync_option: the option that copies the policy to the reference now and then, or None.
         zero_std_metric: its metric that holds the share of rows or groups without a spread of rewards, or None.
@@ -228,7 +224,7 @@ class Trainer:
     generation_metrics: tuple[str, ...] = ()
     reuse: Callable[[Config], str] = _never
     single_update: Callable[[Config], bool] = _is_not_known
-    first_gap: FirstGap = _not_known
+    scored_before: ScoredBefore = _not_known
     truncation_option: str | None = None
     sync_option: str | None = None
     zero_std_metric: str | None = None

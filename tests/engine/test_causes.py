@@ -115,7 +115,8 @@ def test_a_planted_hypothesis_is_named(trainer, one):
     for cause in causes:
         assert cause.as_found == cause.compared > cause.as_recorded
         assert cause.worst <= 1
-    assert not any(finding.cause is None for finding in found.findings), [one.headline for one in found.findings]
+    others = [one for one in found.findings if one.cause is None and one.severity > Severity.INFO]
+    assert not others, [one.headline for one in others]
 
 
 def test_most_hypotheses_show_in_these_rows():
@@ -136,7 +137,7 @@ def test_most_hypotheses_show_in_these_rows():
 def test_a_run_without_a_fault_has_no_cause(trainer):
     for seed in range(20):
         found = report(trainer, *planted(trainer, [], a_batch(seed)))
-        assert not found.findings, (seed, found.findings[0].headline)
+        assert not [one.headline for one in found.findings if one.severity > Severity.INFO], seed
         assert all(entry.agrees for entry in found.audit)
 
 

@@ -58,21 +58,15 @@ def test_noise_in_the_ratio_before_the_first_update():
         (replace(pair(0.1, part=[0, 0, 1, 1]), rows=torch.tensor([0, 0, 0, 8, 16])), ONCE),
         (pair(0.1), {"trainer": "trl", "num_iterations": 2}),
         (pair(0.1), VERL),
-        (pair(0.1, part=[0] * 4), {**VERL, "actor_rollout_ref.actor.ppo_epochs": 2}),
         # two passes that are batched differently
         (pair(0.01, part=[0] * 4), {**VERL, "actor_rollout_ref.actor.ppo_epochs": 1}),
         (pair(0.1, part=[0] * 4, mask=[[0] * 4] * 4), ONCE),
         (toy_batch([[1, 0], [0, 1]]), ONCE),
     ],
-    ids=range(8),
+    ids=range(7),
 )
 def test_ratios_that_may_be_what_they_are(batch, options):
     assert only("RDO006", batch, **options) is None
-
-
-def test_more_than_kernels_differ_by():
-    finding = only("RDO006", pair(0.05, part=[0] * 4), **VERL, **{"actor_rollout_ref.actor.ppo_epochs": 1})
-    assert (finding.severity, finding.verdict) == (Severity.WARNING, "exposed")
 
 
 # RDG007, RDG008 and RDG009: what the options and the log-probs say of the KL.
@@ -185,6 +179,18 @@ def test_the_reference_is_one_token_off(trainer):
     assert "log-probs of reference and policy are one token apart" in finding.headline
     assert values(finding)["reference_late_rows"] >= 0.9 * values(finding)["reference_varying_rows"]
     assert "with the reference's late" in finding.examples[0].note
+
+
+def test_old_log_probs_one_token_off_are_no_noise_in_the_ratio():
+    steps = []
+    for one in run(2, noise=0.05):
+        batch = one.batch(without=("rollout_log_probs", "entropy", "policy_version_min"))
+        old_T = torch.cat([part.roll(1) for part in batch.column("old_log_probs").split(batch.rows.diff().tolist())])
+        per_row = {**batch.per_row, "optim_step_id": torch.zeros(len(batch), dtype=torch.int64)}
+        steps.append(replace(batch, per_row=per_row, per_token={**batch.per_token, "old_log_probs": old_T}))
+    found = {one.code: one for one in report_on(steps, select=["RDI008", "RDO006"], **ONCE).findings}
+    assert "log-probs of old policy and policy are one token apart" in found["RDI008"].headline
+    assert found["RDO006"].follows_from == "RDI008"
 
 
 @pytest.mark.parametrize(

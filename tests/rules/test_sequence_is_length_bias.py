@@ -40,6 +40,17 @@ def test_long_responses_are_rejected():
     assert "bounds of the configuration: 0 to 3" in finding.evidence
 
 
+@pytest.mark.parametrize(("off", "verdict"), [(0.0, "confirmed"), (0.1, "exposed")])
+def test_logged_metrics_of_the_weights_confirm_it(off, verdict):
+    steps = [batch(seed, noise=0.1, step=seed) for seed in range(3)]
+    name = "sampling/sampling_logp_difference/mean"
+    apart = [(one.column("old_log_probs") - one.column("rollout_log_probs")).abs() for one in steps]
+    logged = [{name: float(each_T.mean()) * (1 + off)} for each_T in apart]
+    finding = found(steps, logged=logged)
+    assert finding.verdict == verdict
+    assert ("3 logged metrics of the weights follow" in finding.evidence) == (not off)
+
+
 @pytest.mark.parametrize(("steps", "fires"), [(4, False), (5, True)])
 def test_few_lost_rows_that_are_all_long(steps, fires):
     # 2 of the 32 longest rows are lost in each step. Their length of 40 is 16.7 above the mean; the lengths of two rows

@@ -62,6 +62,21 @@ def test_logged_advantages_count():
     assert finding.severity == Severity.INFO
 
 
+def test_only_groups_of_failures_are_warned_of():
+    # Every response is right where the term decides.
+    right = [[1, 1, 1], [1, 0, 0], [1, 1, 1], [1, 1, 1]]
+    finding = found_in(batch({"correct": right, "brief": BRIEF}))
+    assert finding.measures["advantage_mass_share"].value > 0.25
+    assert finding.severity == Severity.INFO
+
+
+@pytest.mark.parametrize("logged", [False, True])
+def test_logged_advantages_confirm_it(logged):
+    columns = {"advantage": made(np.array(CORRECT) + np.array(BRIEF)).flatten().tolist()} if logged else {}
+    finding = found_in(batch({"correct": CORRECT, "brief": BRIEF}, per_row=columns))
+    assert (finding.severity, finding.verdict) == (Severity.WARNING, "confirmed" if logged else "exposed")
+
+
 def test_over_several_steps():
     # In the second step the function is no outcome, so it is none of the run.
     other = {"correct": [[0.5, 0, 0]], "brief": [[0.1, 0, 0]]}

@@ -47,7 +47,7 @@ FOUND = {
         ("RDG002", "info", "confirmed"),
         ("RDI009", "info", "confirmed"),
         ("RDO001", "info", "confirmed"),
-        ("RDO007", "info", "exposed"),
+        ("RDO007", "info", "confirmed"),
     },
     "slime_ppo": {
         ("RDM001", "error", "confirmed"),
@@ -55,7 +55,7 @@ FOUND = {
         ("RDG002", "info", "confirmed"),
     },
     "healthy": {
-        ("RDA008", "info", "exposed"),
+        ("RDA008", "info", "confirmed"),
         ("RDA011", "info", "confirmed"),
         ("RDA013", "info", "exposed"),
         ("RDG001", "info", "confirmed"),
@@ -73,7 +73,8 @@ UNTESTED = {
     "verl_rejected": {"RDA008", "RDA009", "RDO002", "RDO008", "RDO010", "RDO011"},
     # It says of no row how it ended.
     "slime_ppo": {"RDA005", "RDA013", "RDI007", "RDI011", *OF_THE_SAMPLER},
-    "healthy": {"RDA006", *OF_TRL},
+    # Its entropies show a temperature.
+    "healthy": {"RDA006", *OF_TRL} - {"RDO003"},
 }
 MOST_BYTES = 6 * 2**20
 

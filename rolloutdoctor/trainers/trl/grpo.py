@@ -21,8 +21,8 @@ from rolloutdoctor.trainers.trl.options import (
     GENERATION_METRICS,
     NOT_RECOMPUTED,
     OPTIONS,
-    first_gap,
     reuse,
+    scored_before,
     single_update,
     updates,
 )
@@ -286,7 +286,7 @@ TRAINER = Trainer(
     generation_metrics=GENERATION_METRICS,
     reuse=reuse,
     single_update=single_update,
-    first_gap=first_gap,
+    scored_before=scored_before,
     truncation_option="mask_truncated_completions",
     sync_option="sync_ref_model",
     zero_std_metric="frac_reward_zero_std",

@@ -183,7 +183,11 @@ class _Counts:
         forward_N = self.layout.forward_N
         start_F = torch.full((int(forward_N.max()) + 1,), none, dtype=torch.float64, device=share_N.device)
         found_F = start_F.scatter_reduce(0, forward_N, share_N, reduction)
-        return nanmean([math.nan if value == none else value for value in found_F.tolist()])
+        # Every optimizer step is a line of its own, and its mean is over the micro-batches that have a value.
+        optim_F = torch.zeros(len(found_F), dtype=torch.int64, device=forward_N.device)
+        optim_F[forward_N] = self.layout.optim_N
+        found_F = torch.where(found_F == none, math.nan, found_F)
+        return float(torch.stack([found_F[optim_F == one].nanmean() for one in torch.unique(optim_F)]).mean())
 
     def _over_forwards(self, x_N: Tensor) -> float:
         # Every micro-batch has the same say, however many rows it has.

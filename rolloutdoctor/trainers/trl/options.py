@@ -190,17 +190,17 @@ END_METRICS = (
 """How responses ended: TRL counts those without an end-of-sequence token as clipped, whatever ended them."""
 
 
-def first_gap(config: Config, *, numbered: bool, generated: bool) -> float | None:
+def scored_before(config: Config, *, numbered: bool, generated: bool) -> bool:
     """Before the first update policy and old log-probs are of one model on one batch: equal to the bit."""
     settings = config.settings
     if not reuse(config) and updates(config) == 1:
-        return 0.0
+        return True
     stated = all(settings[name].is_stated for name in _REUSE)
     # A batch that ends within an optimizer step has later passes beside the first one of the next.
     is_whole = config.number("gradient_accumulation_steps") <= (config.optional_number("steps_per_generation") or inf)
     once = settings["num_iterations"].value == 1
     first = once or (generated and settings["logging_steps"].is_stated and settings["logging_steps"].value == 1)
-    return 0.0 if numbered and stated and is_whole and first and updates(config) else None
+    return numbered and stated and is_whole and first and updates(config) > 0
 
 
 def updates(config: Config) -> int:

@@ -12,7 +12,7 @@ from rolloutdoctor.objective.parts import Part
 from rolloutdoctor.results.errors import UnstatedError, UsageError
 from rolloutdoctor.trainers.lazy import LazyMetrics
 from rolloutdoctor.trainers.options import Config, Option
-from rolloutdoctor.trainers.spec import BF16_NOISE, Choices, LossParts, PartOptions, Trace, Trainer
+from rolloutdoctor.trainers.spec import Choices, LossParts, PartOptions, Trace, Trainer
 from rolloutdoctor.trainers.verl import (
     advantages as verl_advantages,
 )
@@ -235,12 +235,6 @@ def _actor(evaluation: "Evaluation") -> dict[str, float]:
     return found
 
 
-def first_gap(config: Config, *, numbered: bool, generated: bool) -> float | None:
-    """The old log-probs are of a pass of their own, whose micro-batches are others than those of the update."""
-    epochs = config.settings[f"{_ACTOR}.ppo_epochs"]
-    return BF16_NOISE if numbered and epochs.is_stated and epochs.value == 1 else None
-
-
 def reward_free(logged: Mapping[str, float]) -> bool | None:
     """True where the advantage of every trained token was 0."""
     extremes = [logged.get(f"critic/advantages/{name}") for name in ("min", "max")]
@@ -301,7 +295,6 @@ TRAINER = Trainer(
     must_state={"algorithm.adv_estimator": "grpo"},
     aliases={"log_probs": "policy_log_probs", "rollout_is_weights": "is_weights"},
     reward_free=reward_free,
-    first_gap=first_gap,
     end_metrics=(
         "response_length/clip_ratio",
         "response_length/min",
