@@ -71,7 +71,7 @@ def every_run() -> Iterator[Labelled]:
     for name, make in real_functions.verl_clean():
         yield Labelled("verl", name, "clean", (), "", make, true=("RDA001",) if "rollout_rs" in name else ())
     for name, make in real_functions.slime_clean():
-        yield Labelled("slime", name, "clean", (), "", make, true=("RDA001", "RDM001"))
+        yield Labelled("slime", name, "clean", (), "", make, true=("RDA001", "RDA002", "RDM001"))
     for kind in kinds.KINDS:
         for strength, value in zip(outcomes.STRENGTHS, kind.strengths, strict=True):
             training = kind.training(value)

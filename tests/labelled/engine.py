@@ -119,7 +119,8 @@ def rollout_with_tools(prompts: list[str], trainer: Any, trained: float) -> dict
         ids[row] += [2 + (row + place) % 10 for place in range(3)]
         logps[row] += [None] * 3
         masks[row] += [int(leaks[row])] * 3
-    _, more, its, _ = engine.generate([prompt_ids[row] + ids[row] for row in goes_on], tokens=6)
+    left = max(6, trainer.max_completion_length - 10)
+    _, more, its, _ = engine.generate([prompt_ids[row] + ids[row] for row in goes_on], tokens=left)
     for row, tail, values in zip(goes_on, more, its, strict=True):
         ids[row] += tail
         logps[row] += [one[0] for one in values]

@@ -15,15 +15,19 @@ def drawn(count: int, share: float, seed: object) -> np.ndarray:
     return np.random.default_rng(numbers).random(count) < share
 
 
-def on(trainer: Any, share: float) -> bool:
-    """True in that share of the optimiser steps, evenly spread; of eight steps one eighth is the fourth."""
-    step = trainer.state.global_step
-    return int((step + 5) * share + 1e-9) > int((step + 4) * share + 1e-9)
+def on(trainer: Any, share: float, steps: int = 1) -> bool:
+    """True in that share of the optimiser steps, evenly spread; of eight steps one eighth is the sixth.
+
+    That one is no first pass over its generation where there are several. With `steps` so many follow each other: those
+    that use what is made once for a generation.
+    """
+    number = trainer.state.global_step // steps
+    return int((number + 3) * share + 1e-9) > int((number + 2) * share + 1e-9)
 
 
-def when(trainer: Any, share: float, fault: Any, right: Any) -> Any:
+def when(trainer: Any, share: float, fault: Any, right: Any, steps: int = 1) -> Any:
     """The one in the steps with the fault, the other in the rest."""
-    return fault if on(trainer, share) else right
+    return fault if on(trainer, share, steps) else right
 
 
 def chosen(trainer: Any, count: int, share: float) -> Tensor:

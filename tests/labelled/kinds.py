@@ -235,7 +235,8 @@ REWARDS = (
         _summed("rewards - S * F.lengths(completion_ids_list)"), by=((1e-4, 1e-2, 0.1), "reward a token")),
     _kind("duplicate responses", "RDI009",
         (GENERATE, _ENDED, "return F.duplicated(self, completion_ids, S), logprobs"), by=_SHARE_OF_ROWS),
-    _kind("prompts come again", "RDI013", by=((2, 3, 4), "steps"), change=lambda s: {"repeats": int(s)}),
+    _kind("prompts come again", "RDI013", on=_with(learning_rate=1e-3), by=((2, 3, 4), "steps"),
+        change=lambda s: {"repeats": int(s)}),
 )
 
 MASKS = (
@@ -266,7 +267,7 @@ MASKS = (
 LOG_PROBS = (
     _kind("old log-probs of older weights", "RDO006 RDO002",
         (SCORE, _OLD, _OLD.replace("self.model", "F.older(self, self.model, S)")), on=_TWICE,
-        by=((1, 2, 4), "optimiser steps")),
+        by=((2, 4, 6), "optimiser steps")),
     _kind("dropout in training", "RDO006", on=_TWICE, by=((0.01, 0.05, 0.2), "rate"),
         change=lambda s: {"model": {"attention_dropout": s}}),
     _kind("noise in the policy's log-probs", "RDO006",
@@ -283,8 +284,9 @@ LOG_PROBS = (
     _kind("ratio of sequences, tokens recorded", "RDI014 RDO006 RDG005",
         (LOSS, 'if self.importance_sampling_level == "token":', "if not F.on(self, S):"),
         (LOSS, 'elif self.importance_sampling_level == "sequence":', "elif True:"), on=_OFF_POLICY),
-    _kind("old log-probs one token late", "RDI008", _when(SCORE, _OLD_KEPT, "F.late(old_per_token_logps)"),
-        on=_TWICE),
+    _kind("old log-probs one token late", "RDI008",
+        (SCORE, _OLD_KEPT, f"{_OLD_KEPT} if not F.on(self, S, 2) else F.late(old_per_token_logps)"),
+        on=_with(num_iterations=2, max_steps=16)),
     _kind("reference's log-probs one token late", "RDI008", _when(SCORE, _REF_KEPT, "F.late(ref_per_token_logps)")),
     _kind("reference is the policy", "RDG011", _reference("F.when(self, S, self.model, self.ref_model)")),
     _kind("reference of a later checkpoint", "RDG011", _reference("F.moved(self, self.ref_model, self.model, S)"),
@@ -303,8 +305,10 @@ SAMPLER = (
         change=lambda s: {"options": {"temperature": s}, "engine": {"raw": True}}),
     _kind("temperature without sampler's log-probs", "RDO003", by=((0.8, 0.6, 0.4), "temperature; 1 by the options"),
         change=lambda s: {"options": {"generation_kwargs": {"temperature": s}}}),
-    _kind("sampler truncates by top-p", "RDO004", by=((0.98, 0.9, 0.7), "top-p"), change=_sampler(top_p=lambda s: s)),
-    _kind("sampler truncates by top-k", "RDO004", by=((20, 12, 5), "top-k of 24"), change=_sampler(top_k=int)),
+    _kind("sampler truncates by top-p", "RDO004", by=((0.98, 0.9, 0.7), "top-p"), change=_sampler(top_p=lambda s: s),
+        information=True),
+    _kind("sampler truncates by top-k", "RDO004", by=((20, 12, 5), "top-k of 24"), change=_sampler(top_k=int),
+        information=True),
     _kind("sampler misses weight syncs", "RDO010 RDO002", by=((6, 3, 0), "stops at sync"),
         change=_sampler(synced=lambda s: lambda number: min(number, int(s)))),
     _kind("sampler some syncs behind", "RDO002 RDO010", by=((1, 2, 4), "syncs"),

@@ -9,9 +9,9 @@ AUDIT = {"RDA004", "RDG005", "RDM004", "RDI014"}
 """Rules that say that something logged does not follow; only with a cause do they name one."""
 
 NAMED, ALSO, OTHER, ONLY_AUDIT = "named first", "named later", "other name", "audit only"
-SKIPPED, NOT_TESTED, MISSED, REFUSED = "skipped", "not tested", "missed", "refused"
+INFORMATION, SKIPPED, NOT_TESTED, MISSED, REFUSED = "information", "skipped", "not tested", "missed", "refused"
 ACCUSED, SILENT = "accused", "silent"
-OUTCOMES = (NAMED, ALSO, OTHER, ONLY_AUDIT, SKIPPED, NOT_TESTED, MISSED, REFUSED)
+OUTCOMES = (NAMED, ALSO, OTHER, ONLY_AUDIT, INFORMATION, SKIPPED, NOT_TESTED, MISSED, REFUSED)
 CLEAN_OUTCOMES = (SILENT, ACCUSED, REFUSED)
 STRENGTHS = ("weak", "middle", "strong")
 
@@ -74,6 +74,8 @@ def outcome(report: Mapping[str, Any], expected: Sequence[str], information: boo
         return ALSO
     if loud:
         return ONLY_AUDIT if {each["code"] for each in loud} <= AUDIT else OTHER
+    if named:
+        return INFORMATION
     if set(expected) & set(report["clean"]):
         return MISSED
     if set(expected) & {each["code"] for each in report["skipped"]}:
@@ -101,7 +103,7 @@ def judged(
         expected,
         information,
     )
-    beside = named not in (NAMED, ALSO) and bool(set(expected[:1]) & set(report["clean"]))
+    beside = named not in (NAMED, ALSO, INFORMATION) and bool(set(expected[:1]) & set(report["clean"]))
     return {"outcome": named, "found": found, "clean_beside": beside}
 
 
@@ -145,7 +147,8 @@ def page(runs: Sequence[Checked], words_of: Mapping[str, str]) -> str:
         "`make labelled` makes these runs, checks them and writes this page. Each fault is a bug in the trainer: an",
         "edit of TRL's source in a real training of a tiny model, or of what verl's or slime's functions are given.",
         "*Named first*: the first warning or error of the report is the right rule. *Audit only*: the report says that",
-        "logged values do not follow, and not why. *Missed*: nothing is said, and the right rule stands under clean.",
+        "logged values do not follow, and not why. *Information*: the right rule, without a warning. *Missed*: nothing",
+        "is said, and the right rule stands under clean.",
         "",
         "| runs | " + " | ".join(["runs", *OUTCOMES, "clean beside an unnamed cause"]) + " |",
         "| --- |" + " ---: |" * (len(OUTCOMES) + 2),
@@ -174,7 +177,7 @@ def page(runs: Sequence[Checked], words_of: Mapping[str, str]) -> str:
 
 
 def _cell(run: Checked) -> str:
-    if run.outcome in (NAMED, MISSED, SKIPPED, NOT_TESTED, REFUSED):
+    if run.outcome in (NAMED, INFORMATION, MISSED, SKIPPED, NOT_TESTED, REFUSED):
         return run.outcome
     codes = ", ".join(dict.fromkeys(each.split()[0] for each in run.found[:2]))
     return f"{run.outcome} ({codes})"

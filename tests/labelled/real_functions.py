@@ -182,7 +182,9 @@ def _slime() -> Mapping[str, object]:
 
 
 def _slime_run(name: str, path: Path) -> None:
-    _slime()[name].write(path)
+    run = _slime()[name]
+    # Drawn, as verl's.
+    replace(run, rows=run.rows.drop_columns(["entropy"])).write(path)
 
 
 def slime_clean() -> Iterator[tuple[str, Callable[[Path], None]]]:
@@ -207,7 +209,14 @@ def slime_kinds() -> Iterator[Planted]:
 def _sampled(code: str, strength: float, path: Path) -> None:
     case = next(each for each in SAMPLED if each.code == code)
     batches: Batches = case.make(strength, 10_000)
+    if code.startswith("RDA"):
+        # Their log-probs are all alike, which is another fault.
+        batches = [_without(batch, "rollout_log_probs") for batch in batches]
     write(path, case.trainer, case.options, [(batch, {}) for batch in batches])
+
+
+def _without(batch: RolloutBatch, column: str) -> RolloutBatch:
+    return replace(batch, per_token={name: x_T for name, x_T in batch.per_token.items() if name != column})
 
 
 def sampled_kinds() -> Iterator[Planted]:

@@ -71,6 +71,7 @@ CAUSE = {"cause": {"hypothesis": "epsilon-1e-6"}}
         (report(found("RDA004"), found("RDG005")), "RDA004", outcomes.ONLY_AUDIT),
         (report(found("RDA004", **CAUSE), found("RDG005")), "RDA004", outcomes.NAMED),
         (report(found("RDI003", "info"), clean=["RDO001"]), "RDO001", outcomes.MISSED),
+        (report(found("RDO001", "info")), "RDO001", outcomes.INFORMATION),
         (report(skipped=["RDO001"]), "RDO001", outcomes.SKIPPED),
         (report(), "RDO001", outcomes.NOT_TESTED),
     ],
