@@ -76,7 +76,11 @@ def by_cause(findings: Sequence[Finding], context: Context) -> tuple[Finding, ..
         findings: of a run.
         context: what is known of it.
     """
-    worst_first = sorted(findings, key=lambda found: ([-each for each in found.weight], found.code))
+    # Of equal weight what names a cause comes before what only says that values disagree.
+    worst_first = sorted(
+        findings,
+        key=lambda found: ([-each for each in found.weight], found.code in AUDIT and found.cause is None, found.code),
+    )
     told = [replace(found, follows_from=_cause_of(found, worst_first, context)) for found in worst_first]
 
     def below(code: str | None) -> Iterator[Finding]:

@@ -44,8 +44,9 @@ HYPOTHESES: tuple[Hypothesis, ...] = (
     *WHITENINGS,
     *ADVANTAGE_OPTIONS,
     *MISPLACED_LOG_PROBS,
-    *KL_TERMS,
+    # Where the policy term is 0 a factor of the loss is one of its KL term, and more trainers have had the former.
     *LOSS_TERMS,
+    *KL_TERMS,
     *MASKS,
     *METRIC_DEFINITIONS,
 )
