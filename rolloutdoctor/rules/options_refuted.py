@@ -32,7 +32,7 @@ class OptionsRefuted(DirectRule):
     ## How it is measured
     A name or value in the log that is impossible under the option; or all logged values of a quantity that agree,
     within their rounding radii, with another value of the option and not with the recorded one. Of responses with a
-    `status` of length, half or more have a trained token, and a stated option says that none has. Clean: no name in the
+    `status` of length, some have a trained token, and a stated option says that none has. Clean: no name in the
     log is impossible, and no logged value disagrees; an option that changes nothing that was logged was not tested.
 
     ## What to do
@@ -89,7 +89,7 @@ class OptionsRefuted(DirectRule):
     def direct(self, run: DirectTally, context: Context) -> Judgement | None:
         """An error where masks show that a stated option was not heeded."""
         name = self._masked_by(context)
-        if name is None or not run.shown or 2 * run.shown < run.looked_at:
+        if name is None or not run.shown:
             return None
         return Judgement(
             severity=Severity.ERROR,

@@ -2,13 +2,14 @@
 
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
-from math import nan
+from math import lgamma, nan
 from typing import TYPE_CHECKING, Any
 
 from rolloutdoctor.ops.tally import Sums, by_name, ratio
 from rolloutdoctor.results.findings import Example, Measure, Severity
 from rolloutdoctor.rules.all_truncated import TRUNCATED
 from rolloutdoctor.rules.base import KEEP_EXAMPLES, Context, Judgement, Missing, Rule, counted, number, percent
+from rolloutdoctor.rules.duplicate_responses import SAMPLER
 
 if TYPE_CHECKING:
     import numpy as np
@@ -35,6 +36,9 @@ class HiddenTally(Sums):
         below: those in which it is less than that of the rows.
         logged: sum of these logged shares.
         counted: sum of the shares of the rows in these steps.
+        at_limit: rows as long as the stated limit.
+        ended: those of them that count as finished, and have a log-prob of their last token.
+        end_nats: sum of minus these log-probs.
     """
 
     rows: int = 0
@@ -48,6 +52,15 @@ class HiddenTally(Sums):
     below: int = 0
     logged: float = 0.0
     counted: float = 0.0
+    at_limit: int = 0
+    ended: int = 0
+    end_nats: float = 0.0
+
+    @property
+    def forced_nats(self) -> float:
+        """Minus the log of the chance that so many rows at the limit end there by themselves, whichever they are."""
+        ways = lgamma(self.at_limit + 1) - lgamma(self.ended + 1) - lgamma(self.at_limit - self.ended + 1)
+        return self.end_nats - ways
 
     @property
     def cap(self) -> str | None:
@@ -61,7 +74,8 @@ class TruncationHidden(Rule[HiddenTally]):
 
     ## What it does
     Looks for rows at the largest length of the run that have a `status` of stop and no end-of-sequence token, and holds
-    the logged share of responses that were cut off against the rows.
+    the logged share of responses that were cut off against the rows. Looks for rows of the stated limit whose last
+    token ends them though the sampler gave it next to no chance.
 
     ## Why it matters
     What handles truncated responses (a mask, a penalty, an alarm on the share) relies on that word. A response that
@@ -71,9 +85,11 @@ class TruncationHidden(Rule[HiddenTally]):
     The end-of-sequence token is the one id that ends at least 90 % of the stopped responses of a step. Five rows or
     more of the run's largest length without it, and none or few of one token less, are a pile-up at a cap: an error,
     since their status says otherwise. Fewer than five, or lengths that taper off, are stop strings and chance, and no
-    finding. A logged share that is 0 in steps in which rows have a status of length is a warning: verl compares lengths
-    with the padded width, and another limit may cut before that. Where no token ends the responses, and no share is
-    logged, nothing can be said.
+    finding. An end-of-sequence token that was put at the limit by force has the log-prob that the sampler gave it:
+    where the product of these chances, times the ways to choose the rows, is below exp(-30), it is a warning. A logged
+    share that is 0 in steps in which rows have a status of length is a warning: verl compares lengths with the padded
+    width, and another limit may cut before that. Where no token ends the responses, and no share is logged, nothing can
+    be said.
 
     ## What to do
     Take the finish reason from the engine. Count, mask or penalise these rows as what they are.
@@ -101,20 +117,30 @@ class TruncationHidden(Rule[HiddenTally]):
     end_share: float = 0.9
     fewest_ends: int = 8
     fewest: int = 5
+    nats: float = 30.0
 
     def columns(self, context: Context) -> frozenset[str]:
         """How the rows ended."""
         return frozenset({"status"})
 
     def optional_columns(self, context: Context) -> frozenset[str]:
-        """The tokens, and the advantages that these rows got."""
-        return frozenset({"response_ids", "response_mask", "advantage"})
+        """The tokens and their log-probs, and the advantages that these rows got."""
+        return frozenset({"response_ids", "response_mask", "advantage", *SAMPLER})
 
     def measure_tokens(self, block: "TokenBlock") -> "Mapping[str, Tensor]":
-        """Read the last token of each row."""
+        """Read the last token of each row, and its log-prob."""
+        import torch
+
         from rolloutdoctor.evaluation.response_ends import response_ends
 
-        return {"last": response_ends(block)["last"]} if block.is_logged("response_ids") else {}
+        if not block.is_logged("response_ids"):
+            return {}
+        found, name = {"last": response_ends(block)["last"]}, next((one for one in SAMPLER if block.is_logged(one)), "")
+        if name:
+            is_filled_n, ends = block.runs.lengths > 0, block.runs.offsets[1:]
+            found["log_prob"] = torch.full_like(ends, nan, dtype=torch.float64)
+            found["log_prob"][is_filled_n] = block.column(name)[ends[is_filled_n] - 1].double()
+        return found
 
     def _hidden(self, step: "StepView") -> "tuple[Tensor, Tensor, NDArray[np.bool_]] | None":
         """Rows of the largest length of their step that count as finished without an end, and rows beside these.
@@ -157,7 +183,25 @@ class TruncationHidden(Rule[HiddenTally]):
             logged=np.where(below, share, 0.0),
             counted=np.where(below, cut / np.maximum(rows, 1), 0.0),
             **self._at_cap(steps, rows),
+            **self._at_limit(steps),
         )
+
+    def _at_limit(self, steps: "StepView") -> dict[str, Any]:
+        """The rows of the stated limit, and what the sampler thought of the ends of those that count as finished."""
+        import torch
+
+        from rolloutdoctor.evaluation.response_ends import STOPPED, has_status
+
+        measured, by_step = steps.token_measures.get(self.code, {}), steps.by_step
+        option = None if steps.trainer is None else steps.trainer.length_option
+        setting = None if option is None or steps.config is None else steps.config.settings[option]
+        limit = setting.value if setting is not None and setting.is_stated else None
+        if "log_prob" not in measured or not isinstance(limit, int):
+            return {}
+        log_prob_N, is_long_N = measured["log_prob"], steps.batch.rows.diff() == limit
+        ended_N = is_long_N & has_status(steps.statuses, STOPPED, steps.batch.device) & log_prob_N.isfinite()
+        nats_N = torch.where(ended_N, -log_prob_N, 0.0)
+        return {"at_limit": by_step.count(is_long_N), "ended": by_step.count(ended_N), "end_nats": by_step.sum(nats_N)}
 
     def _at_cap(self, steps: "StepView", rows: "NDArray[np.int64]") -> dict[str, Any]:
         """The rows of the largest length of each step, where the token that ends its responses is known."""
@@ -234,6 +278,17 @@ class TruncationHidden(Rule[HiddenTally]):
                 + ("" if mass is None else f"; they carry {percent(mass)} of the absolute advantages"),
                 evidence=f"{counted(run.beside[cap], 'row')} of one token less, or with an end: they pile up at a cap",
                 advice="take the finish reason from the engine; mask, penalise or count these rows as cut off",
+            )
+        if run.ended >= self.fewest and run.forced_nats > self.nats:
+            return Judgement(
+                severity=Severity.WARNING,
+                confirmed=True,
+                headline=f"{counted(run.ended, 'response')} at the limit end with a token that was not sampled",
+                message=f"{run.ended:,} of {counted(run.at_limit, 'response')} at the stated limit count as finished, "
+                "and the sampler gave their last token next to no chance: it was put there",
+                evidence=f"the log-probs of these tokens: the chance of so many ends is below exp(-{self.nats:.0f})",
+                advice="take the finish reason from the engine; mask, penalise or count these rows as cut off",
+                measures={"forced_ends": Measure(run.ended, "rows")},
             )
         if run.below:
             return Judgement(

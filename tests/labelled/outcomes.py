@@ -6,7 +6,7 @@ from dataclasses import asdict, dataclass
 from typing import Any
 
 AUDIT = {"RDA004", "RDG005", "RDM004", "RDI014"}
-"""Rules that say that something logged does not follow; but for options that are refuted, only with a cause do they name one."""
+"""Rules that say that something logged does not follow; RDI014 names an option, the others name with a cause alone."""
 
 NAMED, ALSO, OTHER, ONLY_AUDIT = "named first", "named later", "other name", "audit only"
 INFORMATION, SKIPPED, NOT_TESTED, MISSED, REFUSED = "information", "skipped", "not tested", "missed", "refused"

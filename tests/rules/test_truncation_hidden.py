@@ -78,3 +78,31 @@ def test_skipped():
     stop_strings = rows([[5, row] for row in range(20)])
     (skipped,) = report_on(stop_strings, trainer=None, select=[CODE]).skipped
     assert "no single token is known" in skipped.reason
+
+
+def at_the_limit(ended, cut_off, log_prob, limit=4):
+    """Rows of the stated limit, of which some end there with an end-of-sequence token of this log-prob."""
+    ids = [*FINISHED, *[[5, 6, 7, END]] * ended, *[OPEN] * cut_off]
+    statuses = ["stop"] * (60 + ended) + ["length"] * cut_off
+    sampled = [[-1.0] * (len(row) - 1) + [log_prob] for row in ids]
+    batch = rows(ids, statuses, rollout=sampled)
+    return find(batch, trainer="trl", max_completion_length=limit)
+
+
+def test_ends_that_were_not_sampled():
+    found = at_the_limit(10, 0, -5.0)
+    assert (found.severity.label, found.verdict) == ("warning", "confirmed")
+    assert "10 responses at the limit" in found.headline
+
+
+@pytest.mark.parametrize(
+    "options",
+    [
+        pytest.param({"ended": 10, "cut_off": 0, "log_prob": -0.2}, id="likely ends"),
+        pytest.param({"ended": 10, "cut_off": 1000, "log_prob": -5.0}, id="a few of many rows"),
+        pytest.param({"ended": 4, "cut_off": 0, "log_prob": -20.0}, id="too few"),
+        pytest.param({"ended": 10, "cut_off": 0, "log_prob": -5.0, "limit": 9}, id="another limit"),
+    ],
+)
+def test_ends_that_may_have_been_sampled(options):
+    assert at_the_limit(**options) is None
