@@ -9,14 +9,14 @@ from rolloutdoctor.engine.accumulate import RuleState, RunState, run_total
 from rolloutdoctor.engine.cause_search import Diagnosis, undiagnosed
 from rolloutdoctor.engine.configure import Configured
 from rolloutdoctor.engine.coverage import nothing_found
-from rolloutdoctor.engine.follows import by_cause
+from rolloutdoctor.engine.follows import AUDIT, by_cause
 from rolloutdoctor.engine.plan import Plan
 from rolloutdoctor.objective.required_columns import CUT_COLUMNS, is_incomplete, loss_columns
 from rolloutdoctor.ops.logged_digits import WHOLE_LOG
 from rolloutdoctor.results.audit import AuditEntry, Cause, Disagreement
 from rolloutdoctor.results.findings import Finding, NotApplicable, Report, Skipped
 from rolloutdoctor.results.version import __version__
-from rolloutdoctor.rules.audited import audited_stages
+from rolloutdoctor.rules.audited import AuditedRule, audited_stages
 from rolloutdoctor.rules.base import Context, counted
 from rolloutdoctor.rules.options_refuted import questions
 from rolloutdoctor.rules.table import AnyRule
@@ -47,7 +47,7 @@ def judge(
     audit = {name: tally for name, tally in state.audit.items() if tally.stage in stages}
     diagnosis = diagnosis or undiagnosed(audit)
     means = {name: tally for name, tally in audit.items() if tally.window > 1}
-    context = replace(diagnosed(plan.context, diagnosis), means=means, audit=audit)
+    context = replace(diagnosed(plan, diagnosis, audit), means=means, audit=audit)
     findings: list[Finding] = []
     clean: list[tuple[str, str]] = []
     skipped, not_applicable = list(plan.skipped), list(plan.not_applicable)
@@ -98,13 +98,20 @@ def judge(
     )
 
 
-def diagnosed(context: Context, diagnosis: Diagnosis) -> Context:
-    """Return what rules judge by once the steps were read and the disagreements explained."""
+def diagnosed(plan: Plan, diagnosis: Diagnosis, audit: AuditTally) -> Context:
+    """Return what rules judge by once the steps were read and the disagreements explained.
+
+    A cause whose own rule does not run is reported by the rule of its stage.
+    """
     by_code: dict[str, tuple[Cause, ...]] = {}
+    running = {rule.code for rule in plan.rules if isinstance(rule, AuditedRule)}
+    by_stage = {stage: code for code, stages in AUDIT.items() for stage in stages}
     for cause in diagnosis.causes:
-        by_code[cause.code] = (*by_code.get(cause.code, ()), cause)
+        tally = audit.get(cause.quantity)
+        code = cause.code if cause.code in running or tally is None else by_stage[tally.stage]
+        by_code[code] = (*by_code.get(code, ()), replace(cause, code=code))
     return replace(
-        context,
+        plan.context,
         causes=by_code,
         unexplained=diagnosis.unexplained,
         partly=diagnosis.partly,

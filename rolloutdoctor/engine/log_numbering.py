@@ -7,7 +7,7 @@ from rolloutdoctor.audit.tally import STAGES, AuditTally, add_tallies
 from rolloutdoctor.data.batch import TRAIN, RolloutBatch, StepKey
 from rolloutdoctor.engine.cause_search import Diagnosis, LoggedRows, Search
 from rolloutdoctor.io.metrics import LoggedMetrics
-from rolloutdoctor.results.audit import Cause
+from rolloutdoctor.results.audit import OTHER_NUMBERS, Cause
 
 _STEPS = 6
 """Steps on which offsets are tried."""
@@ -92,7 +92,7 @@ def diagnosed(
     name = max(shown, key=lambda each: (audit[each].disagree, each))
     by = f"{abs(offset)} {'step' if abs(offset) == 1 else 'steps'}"
     cause = Cause(
-        hypothesis="log-numbered-otherwise",
+        hypothesis=OTHER_NUMBERS,
         code=CODE,
         words=f"the log numbers its steps {by} {'later' if offset > 0 else 'earlier'} than the rows",
         remedy=f"number both alike: {'subtract' if offset > 0 else 'add'} {abs(offset)} "

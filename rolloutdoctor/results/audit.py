@@ -57,6 +57,10 @@ class AuditEntry:
         return self.agree == self.compared
 
 
+OTHER_NUMBERS = "log-numbered-otherwise"
+"""Name of the cause that the log numbers its steps otherwise than the rows."""
+
+
 @dataclass(frozen=True)
 class Cause:
     """A hypothesis that gives the logged values where the recorded options do not.

@@ -5,6 +5,7 @@ from dataclasses import dataclass
 from fnmatch import fnmatchcase
 from typing import TYPE_CHECKING, Any
 
+from rolloutdoctor.results.audit import OTHER_NUMBERS
 from rolloutdoctor.results.findings import Measure, Severity
 from rolloutdoctor.rules.base import Context, Judgement, counted, number, percent
 from rolloutdoctor.rules.direct import DirectRule, DirectTally
@@ -95,7 +96,9 @@ class RatioNotOne(DirectRule):
 
     def direct(self, run: DirectTally, context: Context) -> Judgement | None:
         """A warning where they differ at all."""
-        if not run.shown or context.trainer is None:
+        causes = [cause.hypothesis for found in context.causes.values() for cause in found]
+        # Which pass comes first is told by the line of the step.
+        if not run.shown or context.trainer is None or OTHER_NUMBERS in causes:
             return None
         mean = run.size / run.looked_at
         share = percent(run.shown / run.looked_at)

@@ -228,10 +228,16 @@ def test_a_run_that_has_a_fix_is_not_accused():
     assert entry.with_fixes == ("rejected-rows:singleton-raw",)
 
 
+def possible(batch):
+    """The batch without log-probs above 0."""
+    columns = {name: x_T.clamp(max=0) if name.endswith("log_probs") else x_T for name, x_T in batch.per_token.items()}
+    return replace(batch, per_token=columns)
+
+
 def run_of(make_rewards, steps=6, groups=8, size=4, seed=0):
     """A run whose trainer saw other rewards than the rows say, given those of the whole file."""
     batches = [
-        replace(random_batch(seed + step, sizes=(size,) * groups, rejected=0.0, empty=0.0), step=step)
+        possible(replace(random_batch(seed + step, sizes=(size,) * groups, rejected=0.0, empty=0.0), step=step))
         for step in range(steps)
     ]
     reward_N = torch.cat([batch.column("reward") for batch in batches])
