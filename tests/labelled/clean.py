@@ -143,12 +143,13 @@ def describe(training: Training) -> str:
 def true_of(training: Training) -> tuple[str, ...]:
     """Rules that are right about a run without a bug.
 
-    Rows that TRL masks still count in the baseline of the others; beside a reward of 0 or 1 others shape.
+    Rows that TRL masks still count in the baseline of the others, and a step may have no others; beside a reward of 0
+    or 1 others shape.
     """
     found: list[str] = []
     masks = "mask" in str(training.options.get("vllm_importance_sampling_mode", "sequence_mask"))
     if training.options.get("mask_truncated_completions") or (training.engine is not None and masks):
-        found += ["RDA001", "RDA002"]
+        found += ["RDA001", "RDA002", "RDG002"]
     if seven in training.rewards and len(training.rewards) > 1:
         found += ["RDA008"]
     return tuple(found)

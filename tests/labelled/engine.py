@@ -4,9 +4,11 @@ from copy import deepcopy
 from typing import Any
 
 import numpy as np
+import pytest
 import torch
 from labelled.in_trainer import drawn
-from transformers import GenerationConfig
+
+transformers = pytest.importorskip("transformers")
 
 
 class Engine:
@@ -73,7 +75,7 @@ class Engine:
         padded = torch.tensor([[0] * (width - len(row)) + row for row in prompts])
         mask = torch.tensor([[0] * (width - len(row)) + [1] * len(row) for row in prompts])
         settings = {name: self.planted.get(name, self.given[name]) for name in ("temperature", "top_p", "top_k")}
-        config = GenerationConfig(
+        config = transformers.GenerationConfig(
             do_sample=True, max_new_tokens=tokens, pad_token_id=0, eos_token_id=1, disable_compile=True, **settings
         )
         processors = []

@@ -258,7 +258,7 @@ MASKS = (
     _kind("denominator counts masked rows", "RDG010", _after(SCORE, _ITEMS,
         "num_items_in_batch = F.when(self, S, F.lengths(completion_ids_list).sum().long(), num_items_in_batch)"),
         on=_MASKED),
-    _kind("every response cut off", "RDI012", by=((3, 2, 16), "tokens a response; without an end"), change=_cut_off),
+    _kind("every response cut off", "RDI012", by=((2, 1, 16), "tokens a response; without an end"), change=_cut_off),
     _kind("truncation counts as finished", "RDI011",
         (GENERATE, _ENDED, "return F.closed(self, completion_ids, self.max_completion_length, S), logprobs"),
         by=(ROWS, "share of truncated rows")),

@@ -3,7 +3,6 @@
 import inspect
 import os
 import re
-import sys
 import tempfile
 import textwrap
 import warnings
@@ -17,26 +16,27 @@ from typing import Any
 
 os.environ.setdefault("HF_HUB_OFFLINE", "1")
 
-import accelerate.utils.memory
 import numpy as np
+import pytest
 import torch
-import transformers
-import trl.trainer.grpo_trainer
-import trl.trainer.rloo_trainer
-from datasets import Dataset
 from labelled import in_trainer
 from labelled.engine import Engine, rollout_with_tools
-from trl.trainer.callbacks import SyncRefModelCallback
 
 from rolloutdoctor.recorders.trl import record
 
+trl = pytest.importorskip("trl")
+transformers = pytest.importorskip("transformers")
+datasets = pytest.importorskip("datasets")
+
 # As in `recorders.trl_runs`: collecting garbage before each training takes as long as the training.
-accelerate.utils.memory.gc = SimpleNamespace(collect=lambda: 0)
+accelerate_memory = pytest.importorskip("accelerate.utils.memory")
+accelerate_memory.gc = SimpleNamespace(collect=lambda: 0)
 transformers.utils.logging.disable_progress_bar()
 
 SYMBOLS = ["<pad>", "<eos>", *"0123456789+=abcdefghij"]
 STEPS = 8
-MODULES = {"GRPO": trl.trainer.grpo_trainer, "RLOO": trl.trainer.rloo_trainer}
+callbacks = pytest.importorskip("trl.trainer.callbacks")
+MODULES = {name: pytest.importorskip(f"trl.trainer.{name.lower()}_trainer") for name in ("GRPO", "RLOO")}
 
 Reward = Callable[..., list[float | None]]
 Edit = tuple[str, str, str]
@@ -141,7 +141,7 @@ def tied(share: float, value: float = 1.0, size: int = 4) -> Reward:
 
 
 @cache
-def make_tokenizer() -> transformers.PreTrainedTokenizerFast:
+def make_tokenizer():
     from tokenizers import Regex, Tokenizer, decoders, models, pre_tokenizers
 
     tokenizer = Tokenizer(models.WordLevel({symbol: i for i, symbol in enumerate(SYMBOLS)}, unk_token="<pad>"))
@@ -176,7 +176,7 @@ def _saved_model(changes: tuple[tuple[str, object], ...]) -> Path:
     return folder
 
 
-def _prompts(training: Training) -> Dataset:
+def _prompts(training: Training):
     """Additions of different lengths, each once but for those that come again."""
     draw = np.random.default_rng(training.seed)
     numbers = draw.integers(1, 10 ** draw.integers(1, 5, 400))[:, None] + np.arange(2) * 3
@@ -184,7 +184,7 @@ def _prompts(training: Training) -> Dataset:
     if training.repeats:
         first = texts[: 4 * 4]
         texts = [*first, *first[: 4 * training.repeats], *texts[16:]]
-    return Dataset.from_dict({"prompt": texts})
+    return datasets.Dataset.from_dict({"prompt": texts})
 
 
 @contextmanager
@@ -215,7 +215,7 @@ def train(training: Training, path: Path) -> None:
     """Train and record a run."""
     module = MODULES[training.trainer]
     cls = getattr(module, f"{training.trainer}Trainer")
-    config = getattr(sys.modules["trl"], f"{training.trainer}Config")
+    config = getattr(trl, f"{training.trainer}Config")
     given: dict[str, Any] = {**DEFAULTS, **training.options, "seed": training.seed}
     model = dict(training.model)
     dtype = model.pop("dtype", "float32")
@@ -252,6 +252,8 @@ def train(training: Training, path: Path) -> None:
         trainer.remove_callback(transformers.PrinterCallback)
         if training.sync_reference:
             trainer.args.ref_model_sync_steps, trainer.args.ref_model_mixup_alpha = training.sync_reference, 1.0
-            trainer.add_callback(SyncRefModelCallback(ref_model=trainer.ref_model, accelerator=trainer.accelerator))
+            trainer.add_callback(
+                callbacks.SyncRefModelCallback(ref_model=trainer.ref_model, accelerator=trainer.accelerator)
+            )
         record(trainer, path)
         trainer.train()
