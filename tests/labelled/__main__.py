@@ -61,6 +61,13 @@ class Labelled:
         return folder / self.family / f"{slug}.parquet"
 
 
+DRAWN = ("RDI001",)
+"""True of the numbers that verl's and slime's functions are given: drawn log-probs are above 0 at times.
+
+Of the drawn options some put a KL in the reward and in the loss (RDG009), and some rewards are all equal (RDA011).
+"""
+
+
 def every_run() -> Iterator[Labelled]:
     """The collection, clean runs first."""
     from labelled import clean, kinds, real_functions
@@ -69,9 +76,9 @@ def every_run() -> Iterator[Labelled]:
     for name, training in clean.clean_trainings():
         yield Labelled("trl", name, "clean", (), "", partial(train, training), true=clean.true_of(training))
     for name, make in real_functions.verl_clean():
-        yield Labelled("verl", name, "clean", (), "", make, true=("RDA001",) if "rollout_rs" in name else ())
+        yield Labelled("verl", name, "clean", (), "", make, true=(*DRAWN, "RDA001", "RDG009"))
     for name, make in real_functions.slime_clean():
-        yield Labelled("slime", name, "clean", (), "", make, true=("RDA001", "RDA002", "RDM001"))
+        yield Labelled("slime", name, "clean", (), "", make, true=(*DRAWN, "RDA001", "RDA002", "RDA011", "RDM001"))
     for kind in kinds.KINDS:
         for strength, value in zip(outcomes.STRENGTHS, kind.strengths, strict=True):
             training = kind.training(value)
@@ -88,7 +95,8 @@ def every_run() -> Iterator[Labelled]:
     for family, planted in others:
         for each in planted:
             for strength, make in each.makers.items():
-                yield Labelled(family, each.name, strength, each.expected, each.words, make, each.information)
+                true = () if family == "rows" else DRAWN
+                yield Labelled(family, each.name, strength, each.expected, each.words, make, each.information, true)
 
 
 def made(run: Labelled, folder: Path, fresh: bool) -> Path:

@@ -144,12 +144,14 @@ def true_of(training: Training) -> tuple[str, ...]:
     """Rules that are right about a run without a bug.
 
     Rows that TRL masks still count in the baseline of the others, and a step may have no others; beside a reward of 0
-    or 1 others shape.
+    or 1 others shape; where the rewards of a step are all equal, its KL term and entropy bonus still train.
     """
     found: list[str] = []
     masks = "mask" in str(training.options.get("vllm_importance_sampling_mode", "sequence_mask"))
     if training.options.get("mask_truncated_completions") or (training.engine is not None and masks):
-        found += ["RDA001", "RDA002", "RDG002"]
+        found += ["RDA001", "RDA002", "RDG002", "RDI012"]
     if seven in training.rewards and len(training.rewards) > 1:
         found += ["RDA008"]
+    if training.options.get("beta") or training.options.get("entropy_coef"):
+        found += ["RDG003"]
     return tuple(found)
