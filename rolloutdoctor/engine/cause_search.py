@@ -394,21 +394,21 @@ class Search:
         self, trials: Sequence[Trial], before: Sequence[AuditTally], off: set[str], one: Hypothesis, stage: str
     ) -> frozenset[str]:
         """The quantities that agree in every step under one more edit, where they did not, if that says enough."""
-        alive = set(off)
+        left = set(off)
         bits: dict[str, dict[float, float]] = {name: {} for name in off}
         for trial, base in zip(trials, before, strict=True):
             disagreeing = {name for name in off if name in base and base[name].disagree}
             if not disagreeing:
                 continue
             found = self.audit(trial, (*self._edits, one), stage, only=off)
-            alive -= disagreeing - {name for name, tally in found.items() if tally.compared and not tally.disagree}
-            if not alive:
+            left -= disagreeing - {name for name, tally in found.items() if tally.compared and not tally.disagree}
+            if not left:
                 break
-            for name in alive & disagreeing:
+            for name in left & disagreeing:
                 first = base[name].first
                 assert first is not None  # a value disagrees
                 bits[name][first[2]] = _bits(base[name], found[name])
-        return frozenset(name for name in alive if sum(bits[name].values()) >= ENOUGH_BITS)
+        return frozenset(name for name in left if sum(bits[name].values()) >= ENOUGH_BITS)
 
     def confirm(self, steps: Iterable[LoggedRows], audit: AuditTally) -> Diagnosis:
         """Count over all steps how many values each cause explains, and how much it changes."""
