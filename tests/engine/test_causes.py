@@ -64,8 +64,12 @@ def planted(trainer, edits, batch, dtype=torch.float64):
     return replace(batch, per_row={**batch.per_row, **logged}), metrics
 
 
-SAYS_TOO_LITTLE = {("trl-rloo", "loss-is-micro-batch-token-mean"), ("verl", "mask-forgotten-in-kl")}
-"""In one step: a single loss lies no more than some 100 radii from what the options give."""
+SAYS_TOO_LITTLE = {
+    ("trl-rloo", "loss-is-micro-batch-token-mean"),
+    ("trl-rloo", "ratio-is-one"),
+    ("verl", "mask-forgotten-in-kl"),
+}
+"""In one step: a single loss is 0, or lies no more than some 100 radii from what the options give."""
 
 
 def report(trainer, batch, metrics):

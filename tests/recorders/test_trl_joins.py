@@ -54,6 +54,9 @@ def test_a_healthy_run_is_clean(recorded):
         return
     assert not [entry for entry in report.audit if not entry.agrees]
     assert compared["loss"].agree
+    if name == "two passes in one update":
+        assert "reused" in compared["reward"].reason
+        return
     assert compared["reward"].agree == compared["reward"].compared > 0
 
 

@@ -187,7 +187,7 @@ class _Counts:
         optim_F = torch.zeros(len(found_F), dtype=torch.int64, device=forward_N.device)
         optim_F[forward_N] = self.layout.optim_N
         found_F = torch.where(found_F == none, math.nan, found_F)
-        return float(torch.stack([found_F[optim_F == one].nanmean() for one in torch.unique(optim_F)]).mean())
+        return float(torch.stack([found_F[optim_F == one].nanmean() for one in torch.unique(optim_F)]).nanmean())
 
     def _over_forwards(self, x_N: Tensor) -> float:
         # Every micro-batch has the same say, however many rows it has.
