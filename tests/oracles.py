@@ -191,6 +191,8 @@ def aggregated(mode, terms, masks, *, length=None):
         return total / (rows * length)
     if mode == "token-sum":
         return total
+    if mode == "micro-batch-padded-mean":
+        return total / (rows * max(*counts, 1))
     if mode in ("seq-mean-token-sum", "micro-batch-row-mean-added", "micro-batch-row-sum"):
         return total / rows
     assert mode == "token-mean-empty-as-one"

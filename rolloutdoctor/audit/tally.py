@@ -38,7 +38,7 @@ class QuantityTally:
         offset_low: lower end of the interval of offsets.
         offset_high: its upper end.
         window: steps that a value is the mean over.
-        radius: the smallest radius of a value that was compared.
+        radius: the smallest radius above 0 of a value that was compared.
         bits: how often the radii of the disagreeing values fit into what they tell, their size or their distance from
             the recomputed ones: the sum of binary logarithms, equal values counted once and values of 0 not at all.
         telling: how many values that is.
@@ -223,7 +223,8 @@ def tally_rows(
     count, off, dropped = int(compared.sum()), int(is_off.sum()), int(in_doubt.sum())
     worst = float(torch.where(compared, units, 0.0).max()) if len(units) else 0.0
     reason = doubt if dropped else ""
-    least = float(torch.where(compared, radius, torch.inf).min()) if len(radius) else math.inf
+    # A radius of 0 is that of an exact value, such as the 0 of a zero-variance group.
+    least = float(torch.where(compared & (radius > 0), radius, torch.inf).min()) if len(radius) else math.inf
     if not off:
         return QuantityTally(stage, count, count, worst, None, dropped, reason, int(count > 0), radius=least)
     bits = _bits(logged[is_off], gap[is_off], radius[is_off])

@@ -96,7 +96,7 @@ def test_nothing_is_read_for_a_rule_that_cannot_run():
 def test_everything_is_there():
     plan = plan_for(beta=0.1, metrics=KL_METRICS | {"loss", "grad_norm", "frac_reward_zero_std"})
     ruled_out = [one.code for one in plan.not_applicable]
-    assert ruled_out == ["RDA010", "RDG004", "RDO007"]
+    assert ruled_out == ["RDG004", "RDO007"]
     assert plan.rules == tuple(rule for rule in RULES if rule.code not in ruled_out)
     assert plan.skipped == ()
     assert [fix.label for fix in plan.fixes] == ["rejected-rows:singleton-raw", "zero-std:loss"]

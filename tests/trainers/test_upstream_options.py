@@ -30,8 +30,7 @@ SAMPLING = words("""
 """)
 """How completions are sampled; the log-probs in the rows are already at the temperature."""
 MODEL = words("""
-    disable_dropout ds3_gather_for_generation model_init_kwargs pad_to_multiple_of ref_model_mixup_alpha
-    ref_model_sync_steps shuffle_dataset sync_ref_model trust_remote_code
+    disable_dropout ds3_gather_for_generation model_init_kwargs pad_to_multiple_of shuffle_dataset trust_remote_code
 """)
 """What gives the log-probs; `ref_log_probs` are those of the reference as it was."""
 LOGGING = words("log_completions log_multimodal log_unique_prompts num_completions_to_print")

@@ -185,7 +185,7 @@ class _Counts:
         found_F = start_F.scatter_reduce(0, forward_N, share_N, reduction)
         # Every optimizer step is a line of its own, and its mean is over the micro-batches that have a value.
         optim_F = torch.zeros(len(found_F), dtype=torch.int64, device=forward_N.device)
-        optim_F[forward_N] = self.layout.optim_N
+        optim_F = optim_F.scatter_reduce(0, forward_N, self.layout.optim_N, "amax")
         found_F = torch.where(found_F == none, math.nan, found_F)
         return float(torch.stack([found_F[optim_F == one].nanmean() for one in torch.unique(optim_F)]).nanmean())
 
