@@ -4,6 +4,8 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
+import numpy as np
+
 from rolloutdoctor.objective.parts import Part
 from rolloutdoctor.results.findings import Severity
 from rolloutdoctor.rules.base import Context, Judgement, counted
@@ -62,11 +64,12 @@ class GroupPartition(DirectRule):
     def look(self, steps: "StepView") -> Mapping[str, Any]:
         """Count the steps that are compared as one group though they have several."""
         evaluation = steps.evaluation
-        if evaluation is None or steps.batch.groups is None or steps.omits_rows or not steps.training:
+        if evaluation is None or steps.batch.groups is None or not steps.training:
             return {}
         if not evaluation.objective.advantage.batch_if_unequal:
             return {}
-        several = steps.groups_by_step.size > 1
+        # Of a step of which rows may be missing nobody knows how large its groups are.
+        several = (steps.groups_by_step.size > 1) & ~np.array([each.omits_rows for each in steps.each])
         return {"looked_at": several.astype(int), "shown": (several & (steps.compared_by_step.size == 1)).astype(int)}
 
     def direct(self, run: DirectTally, context: Context) -> Judgement | None:

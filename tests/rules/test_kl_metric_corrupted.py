@@ -221,7 +221,7 @@ def test_options_and_version_expose_it_without_a_logged_kl():
         assert not report.findings
         assert not report.clean
     still = toy_batch([[0, 0]], policy=-1.0, ref=-1.0, values=0.0)
-    assert found_by(CODE, still, kl_coef=0.25, **PPO) is None
+    assert outcomes(report_on(still, select=[CODE], kl_coef=0.25, **PPO)) == {CODE: "skipped"}
 
 
 def windowed_run(folder, *, every, said):
