@@ -382,11 +382,14 @@ def _solve_weights(trials: Sequence[Sequence[Seen]]) -> Iterator[Hypothesis]:
             sides.append((y_N @ a_NF)[None])
     if objective is None or sum(map(len, equations)) < len(names) + SPARE:
         return
-    if sides[0].dim() == 1:
-        yield _weighted(torch.linalg.lstsq(torch.cat(equations), torch.cat(sides)[:, None]).solution[:, 0], names)
+    made_MF, side_M = torch.cat(equations), torch.cat(sides)
+    if not (made_MF.isfinite().all() and side_M.isfinite().all()):
         return
-    weight_F = torch.linalg.svd(torch.cat(equations), full_matrices=False).Vh[-1]
-    weight_F = weight_F * torch.cat(sides).matmul(weight_F).sum().sign()
+    if side_M.dim() == 1:
+        yield _weighted(torch.linalg.lstsq(made_MF, side_M[:, None]).solution[:, 0], names)
+        return
+    weight_F = torch.linalg.svd(made_MF, full_matrices=False).Vh[-1]
+    weight_F = weight_F * side_M.matmul(weight_F).sum().sign()
     for weight, value in zip(weight_F, objective.reward_weights or (1.0,) * (len(names) - 1), strict=False):
         if abs(float(weight)) > 1e-9 and value:
             yield _weighted(weight_F * abs(value / float(weight)), names)

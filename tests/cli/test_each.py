@@ -5,6 +5,7 @@ import math
 import weakref
 from dataclasses import replace
 
+import numpy as np
 import pytest
 from engine.runs import TRL, random_columns, small, write
 
@@ -17,6 +18,13 @@ from rolloutdoctor.results.several import CheckedRun
 from rolloutdoctor.rules.table import pick
 from rolloutdoctor.views.several import RENDERERS
 from rolloutdoctor.views.style import Style
+
+
+def healthy():
+    """Columns of a run of which every log-prob is one of a probability."""
+    columns = random_columns(3)
+    names = ("old_log_probs", "ref_log_probs")
+    return columns | {name: [np.minimum(row, 0) for row in columns[name]] for name in names}
 
 
 def _names(*paths):
@@ -36,7 +44,7 @@ def test_files_are_put_together_by_what_they_say(tmp_path):
 
 def test_two_seeds_are_two_runs_and_two_ranks_are_one(tmp_path):
     for name in ("seed1", "seed2", "run.rank0", "run.rank1"):
-        write(tmp_path / f"{name}.parquet", random_columns(3), TRL)
+        write(tmp_path / f"{name}.parquet", healthy(), TRL)
     assert _names(tmp_path) == [["run.rank0.parquet", "run.rank1.parquet"], ["seed1.parquet"], ["seed2.parquet"]]
 
 
@@ -53,7 +61,7 @@ def test_folders_below_and_patterns(tmp_path):
 
 
 def test_one_line_each_and_the_worst_exit_code(rolloutdoctor, tmp_path):
-    write(tmp_path / "good.parquet", random_columns(3), TRL)
+    write(tmp_path / "good.parquet", healthy(), TRL)
     (tmp_path / "torn.parquet").write_text("no")
     done = rolloutdoctor("check", tmp_path, "--each", "--select", "RDI001", "--device", "cpu")
     lines = done.stdout.splitlines()
@@ -74,7 +82,7 @@ def test_one_line_each_and_the_worst_exit_code(rolloutdoctor, tmp_path):
 
 def test_logs_with_other_values_are_of_other_runs(rolloutdoctor, tmp_path):
     for name, value in (("a", 0.1), ("b", 0.2)):
-        columns = random_columns(3) | {"sample_id": [f"{name}{row}" for row in range(72)]}
+        columns = healthy() | {"sample_id": [f"{name}{row}" for row in range(72)]}
         write(tmp_path / f"{name}.parquet", columns, TRL, logged=[(step, "kl", value) for step in range(3)])
     apart = "are not of one run: kl at step 0 is 0.1 in the first and 0.2 in the second"
     done = rolloutdoctor("check", tmp_path, "--select", "RDI001", "--device", "cpu")
@@ -129,7 +137,7 @@ def test_an_error_of_one_training_is_not_lost_among_others(rolloutdoctor, tmp_pa
 def test_run_files_of_two_sets_of_options_are_two_runs(rolloutdoctor, tmp_path):
     other = TRL | {"config": TRL["config"] | {"beta": 0.1}}
     for name, metadata in (("a", TRL), ("b", other)):
-        write(tmp_path / f"{name}.parquet", random_columns(3), metadata)
+        write(tmp_path / f"{name}.parquet", healthy(), metadata)
     done = rolloutdoctor("check", tmp_path, "--select", "RDI001", "--device", "cpu")
     assert "beta is 0.5 in the first and 0.1 in the second: one line for each run" in done.stderr
     assert done.stdout.endswith("2 runs: 2 without a fault.\n")
@@ -137,7 +145,7 @@ def test_run_files_of_two_sets_of_options_are_two_runs(rolloutdoctor, tmp_path):
 
 @pytest.mark.parametrize("form", RENDERERS)
 def test_no_report_is_kept_once_its_line_is_written(form, tmp_path):
-    write(tmp_path / "run.parquet", random_columns(3), TRL)
+    write(tmp_path / "run.parquet", healthy(), TRL)
     report = check(open_run([tmp_path / "run.parquet"]), CheckOptions(device="cpu", rules=pick(["RDI001"], [])))
     alive = []
 
@@ -170,7 +178,7 @@ def test_lines_appear_before_the_last_run_is_checked():
 
 
 def test_several_runs_in_a_file(rolloutdoctor, tmp_path):
-    write(tmp_path / "good.parquet", random_columns(3), TRL)
+    write(tmp_path / "good.parquet", healthy(), TRL)
     for form in RENDERERS:
         options = ("check", tmp_path / "good.parquet", "--each", "--select", "RDI001", "--format", form, "--device=cpu")
         printed = rolloutdoctor(*options).stdout

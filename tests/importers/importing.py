@@ -4,6 +4,7 @@ import json
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 
 import pyarrow as pa
@@ -15,6 +16,7 @@ from rolloutdoctor.commands.check import check
 from rolloutdoctor.commands.convert import ConvertOptions, convert, detect_dump, open_any
 from rolloutdoctor.engine.options import CheckOptions
 from rolloutdoctor.importers.reading import lines
+from rolloutdoctor.io.locations.small_files import once
 from rolloutdoctor.io.run import open_run
 
 DATA = Path(__file__).parent / "data"
@@ -26,7 +28,7 @@ def in_small_pieces(chunk_bytes: int, *, by_orjson: bool = True) -> Iterator[Non
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(lines, "CHUNK_BYTES", chunk_bytes)
         if not by_orjson:
-            patch.setattr(lines, "_loaded", json.loads)
+            patch.setattr(lines, "_loaded", partial(json.loads, object_pairs_hook=once))
         yield
 
 

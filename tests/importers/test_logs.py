@@ -209,7 +209,11 @@ def test_a_run_file_and_a_log_come_through_a_pipe(checked, tmp_path):
 
 
 @pytest.mark.parametrize(
-    ("data", "why"), [(b"", "standard input is empty"), (b"junk", "standard input: not a Parquet")]
+    ("data", "why"),
+    [
+        (b"", "standard input is empty"),
+        (b"junk", "standard input: text that begins 'junk'; known are run files (Parquet)"),
+    ],
 )
 def test_what_comes_through_a_pipe_and_is_nothing(data, why, checked):
     code, out, err = checked("-", data=data)

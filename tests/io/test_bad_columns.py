@@ -8,7 +8,7 @@ import pytest
 from run_files import FLOATS, MASK, refusal, write
 
 from rolloutdoctor.io.metadata import RunMetadata
-from rolloutdoctor.results.errors import DataError, SchemaError
+from rolloutdoctor.results.errors import DataError, SchemaError, SeveralRunsError
 
 
 @pytest.fixture(autouse=True)
@@ -88,7 +88,7 @@ def test_two_aliases_of_one_column():
 def test_files_of_different_runs(second, option, values):
     write("a.parquet", step=[0], metadata=RunMetadata("trl", "1.0", {"beta": 0.1}))
     write("b.parquet", step=[1], metadata=second)
-    assert refusal("a.parquet", "b.parquet") == (
+    assert refusal("a.parquet", "b.parquet", error=SeveralRunsError) == (
         f"a.parquet and b.parquet are not of one run: {option} is {values}; give one of them, or check them with --each"
     )
 

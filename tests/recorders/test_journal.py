@@ -376,9 +376,8 @@ def test_missing_ranks_are_named_and_nothing_of_the_whole_step_is_confirmed(tmp_
 def test_a_compressed_body_is_nobodys(tmp_path):
     """A few kilobytes of it would take all memory."""
     journal = journal_of(tmp_path / "run.parquet", [rows(1)])
-    table = run_table(
-        rows(2, policy_log_probs=[np.zeros(200_000)] * 8, response_mask=[np.ones(200_000, np.uint8)] * 8), where="test"
-    )
+    long = {name: [np.zeros(200_000)] * 8 for name in ("policy_log_probs", "old_log_probs", "ref_log_probs")}
+    table = run_table(rows(2, **long, response_mask=[np.ones(200_000, np.uint8)] * 8), where="test")
     for codec in ("zstd", "lz4"):
         buffer = pa.BufferOutputStream()
         with pa.ipc.new_stream(buffer, table.schema, options=pa.ipc.IpcWriteOptions(compression=codec)) as stream:
