@@ -81,8 +81,10 @@ def test_a_healthy_run_agrees(trainer, part):
     for number in range(part, HEALTHY, PARTS):
         setup = drawn(trainer, number)
         report = agrees(setup)
-        assert sum(entry.compared for entry in report.audit) > 200
-        if setup.layout != "unrecorded":
+        assert sum(entry.compared for entry in report.audit) > (200 if setup.layout != "two updates" else 50)
+        # TRL logs a line for each of two updates, and here there is one for both.
+        is_joined = trainer == "verl" or setup.layout != "two updates"
+        if setup.layout != "unrecorded" and is_joined:
             assert not any(entry.not_compared for entry in report.audit)
 
 
