@@ -4,8 +4,6 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
-import numpy as np
-
 from rolloutdoctor.objective.parts import Part
 from rolloutdoctor.results.findings import Severity
 from rolloutdoctor.rules.base import Context, Judgement, counted
@@ -63,6 +61,8 @@ class GroupPartition(DirectRule):
 
     def look(self, steps: "StepView") -> Mapping[str, Any]:
         """Count the steps that are compared as one group though they have several."""
+        import numpy as np
+
         evaluation = steps.evaluation
         if evaluation is None or steps.batch.groups is None or not steps.training:
             return {}
