@@ -23,8 +23,8 @@ class WhiteningOverPadding(CauseRule):
     Every logged advantage is held against both formulas, each within its rounding radius. The finding gives how
     many values each explains, how many rows change, how many advantages change their sign (`sign_flips`), and with
     log-probs how much of the gradient differs: `relative_change_l1` = |g_made - g_recorded|_1 / |g_recorded|_1, in
-    log-prob space. Moments by rank need the column rank. Objectives that do not whiten have nothing to look for.
-    Clean: the logged advantages agree with moments over the trained tokens of the step.
+    log-prob space. Moments by rank need the column rank. An objective that does not whiten is tested for whitening
+    that no option asks for. Clean: the logged advantages agree with moments over the trained tokens of the step.
 
     ## What to do
     Pass the loss mask to both the mean and the variance, and sum both over all ranks before dividing.
