@@ -1,10 +1,13 @@
 """Add up what rules measure: each step becomes a small state, and states add up."""
 
-from collections.abc import Hashable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Hashable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import reduce
 from operator import add
 from typing import Any
+
+import polars as pl
+from torch import Tensor
 
 from rolloutdoctor.audit.doubts import Unjoined, missing_ranks, updates_of
 from rolloutdoctor.audit.logged import has_row_advantages, measure_advantages
@@ -15,6 +18,7 @@ from rolloutdoctor.data.windows import window_of
 from rolloutdoctor.engine.group_sizes import check_group_sizes
 from rolloutdoctor.engine.plan import Plan
 from rolloutdoctor.engine.run_steps import EvaluatedStep, EvaluatedSteps, StepConsumer
+from rolloutdoctor.engine.tables import Tables, metrics_of, rows_of
 from rolloutdoctor.evaluation.evaluate import AS_CONFIGURED
 from rolloutdoctor.evaluation.token_measures import TokenMeasure
 from rolloutdoctor.objective.required_columns import incomplete
@@ -26,6 +30,7 @@ from rolloutdoctor.rules.base import KEEP_EXAMPLES
 from rolloutdoctor.rules.joined_steps import join_views
 from rolloutdoctor.rules.step import AUDIT, StepView
 from rolloutdoctor.rules.table import AnyRule
+from rolloutdoctor.rules.table_rule import TableRule
 
 
 @dataclass(frozen=True)
@@ -94,6 +99,20 @@ def _is_kept(step: int, every: int) -> bool:
     return every == 1 or spread(step) * every < 2**64
 
 
+def thinned(keys: Sequence[StepKey]) -> tuple[int, list[StepKey]]:
+    """Return which steps a series has, in order, of some that were measured: one in so many.
+
+    >>> every, kept = thinned([StepKey(step, TRAIN) for step in range(5000)])
+    >>> every, len(kept)
+    (4, 1250)
+    """
+    every, kept = 1, sorted(keys)
+    while len(kept) > KEEP_STEPS:
+        every *= 2
+        kept = [key for key in kept if _is_kept(key.step, every)]
+    return every, kept
+
+
 def _worst_first(example: Example) -> tuple[float, int, str, str, str]:
     return (-example.weight, example.step, example.group_id or "", example.sample_id or "", example.note)
 
@@ -111,6 +130,7 @@ class RunState:
         audit: name of a logged quantity to how its values compare with the recomputed ones.
         windows: means over several steps of which some were read.
         updates: the most optimizer steps that the rows of a step serve.
+        tables: what the rules query.
     """
 
     input: InputSummary = field(default_factory=InputSummary)
@@ -121,6 +141,7 @@ class RunState:
     audit: AuditTally = field(default_factory=dict)
     windows: OpenWindows = field(default_factory=dict)
     updates: int = 1
+    tables: Tables = field(default_factory=Tables)
 
     def __add__(self, other: "RunState") -> "RunState":
         mine, theirs = self.input, other.input
@@ -144,6 +165,7 @@ class RunState:
             audit=add_tallies(add_tallies(self.audit, other.audit), closed),
             windows=windows,
             updates=max(self.updates, other.updates),
+            tables=self.tables + other.tables,
         )
 
     def total(self) -> "RunState":
@@ -167,10 +189,12 @@ class RuleAccumulator(StepConsumer):
         )
         self._needs = {rule.code: rule.columns(plan.context) for rule in plan.rules}
         self._reads = {rule.code: self._needs[rule.code] | rule.optional_columns(plan.context) for rule in plan.rules}
-        self._steps: dict[str, list[tuple[StepKey, Any]]] = {rule.code: [] for rule in plan.rules}
-        self._thinned: dict[str, RuleState] = {rule.code: RuleState() for rule in plan.rules}
-        self._examples: dict[str, list[Example]] = {rule.code: [] for rule in plan.rules}
-        self._unmeasured: dict[str, int] = dict.fromkeys(self._steps, 0)
+        self._tables = TableBuilder(plan)
+        added = [rule.code for rule in plan.rules if not isinstance(rule, TableRule)]
+        self._steps: dict[str, list[tuple[StepKey, Any]]] = {code: [] for code in added}
+        self._thinned: dict[str, RuleState] = {code: RuleState() for code in added}
+        self._examples: dict[str, list[Example]] = {code: [] for code in added}
+        self._unmeasured: dict[str, int] = dict.fromkeys(added, 0)
         self._counts = [0, 0, 0, 0]
         self._odd_groups = 0
         self._failures: dict[str, tuple[int, int]] = {}
@@ -222,7 +246,9 @@ class RuleAccumulator(StepConsumer):
             whole = join_views(views, steps.batch, steps.evaluations, steps.token_measures)
         # Rule by rule: its code and constants are in the cache then.
         for rule in self.plan.rules:
-            self._measure(rule, views, whole)
+            if not isinstance(rule, TableRule):
+                self._measure(rule, views, whole)
+        self._tables.add(views, whole, self._can_measure)
 
     def _seen_step(self, step: EvaluatedStep) -> StepView:
         """Count a step and what it logged, and return what the rules see of it."""
@@ -319,11 +345,9 @@ class RuleAccumulator(StepConsumer):
         return RunState(
             input=InputSummary(*self._counts),
             rules={
-                rule.code: self._thinned[rule.code]
-                + RuleState(
-                    tuple(self._steps[rule.code]), tuple(self._examples[rule.code]), self._unmeasured[rule.code]
-                )
-                for rule in self.plan.rules
+                code: self._thinned[code]
+                + RuleState(tuple(steps), tuple(self._examples[code]), self._unmeasured[code])
+                for code, steps in self._steps.items()
             },
             odd_groups=self._odd_groups,
             failures=self._failures,
@@ -331,7 +355,52 @@ class RuleAccumulator(StepConsumer):
             audit=self._audit,
             windows=self._windows,
             updates=self._updates,
+            tables=self._tables.tables(),
         )
+
+
+class TableBuilder:
+    """Measures steps into the tables that the rules query."""
+
+    def __init__(self, plan: Plan) -> None:
+        self._rules = [rule for rule in plan.rules if isinstance(rule, TableRule)]
+        self._splits = frozenset(split for rule in self._rules for split in rule.splits)
+        self._columns = sorted({name for rule in self._rules for name in rule.reads})
+        self._names = frozenset[str]().union(*(rule.metrics(plan.context) for rule in self._rules))
+        self._rows: list[pl.DataFrame] = []
+        self._metrics: list[pl.DataFrame] = []
+        self._unmeasured: dict[str, list[StepKey]] = {rule.code: [] for rule in self._rules}
+
+    def add(
+        self, views: Sequence[StepView], whole: StepView | None, can_measure: Callable[[AnyRule, StepView], bool]
+    ) -> None:
+        """Measure some steps of one split.
+
+        Args:
+            views: the steps.
+            whole: all of them as one, where they share a pass.
+            can_measure: says whether a rule has in a step what it needs.
+        """
+        split = views[0].batch.split
+        rules = [rule for rule in self._rules if split in rule.splits]
+        if not rules:
+            return
+        for rule in rules:
+            self._unmeasured[rule.code] += [view.batch.key for view in views if not can_measure(rule, view)]
+        for view in views if whole is None else [whole]:
+            measured = {rule.name: _measured(rule, view) for rule in rules if can_measure(rule, view)}
+            self._rows.append(rows_of(view, self._columns, measured))
+            self._metrics.append(metrics_of(view, self._names))
+
+    def tables(self) -> Tables:
+        """Return what was measured so far."""
+        unmeasured = {code: tuple(steps) for code, steps in self._unmeasured.items() if steps}
+        return Tables(tuple(self._rows), tuple(self._metrics), unmeasured)
+
+
+def _measured(rule: TableRule, view: StepView) -> Mapping[str, Tensor]:
+    """What a rule measured of the tokens of the rows, and of the rows."""
+    return {**view.token_measures.get(rule.code, {}), **rule.measure_rows(view)}
 
 
 def run_total(rule: AnyRule, state: RuleState) -> Any:  # noqa: ANN401  # the tally type belongs to the rule

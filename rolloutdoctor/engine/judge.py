@@ -1,11 +1,11 @@
 """Judge the state of a run: each rule's total becomes a finding, clean, not applicable or skipped."""
 
-from collections.abc import Mapping
-from dataclasses import replace
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
 from typing import Any
 
 from rolloutdoctor.audit.tally import STAGES, AuditTally
-from rolloutdoctor.engine.accumulate import RuleState, RunState, run_total
+from rolloutdoctor.engine.accumulate import RuleState, RunState, run_total, thinned
 from rolloutdoctor.engine.cause_search import Diagnosis, undiagnosed
 from rolloutdoctor.engine.configure import Configured
 from rolloutdoctor.engine.coverage import nothing_found
@@ -14,12 +14,13 @@ from rolloutdoctor.engine.plan import Plan
 from rolloutdoctor.objective.required_columns import CUT_COLUMNS, is_incomplete, loss_columns
 from rolloutdoctor.ops.logged_digits import WHOLE_LOG
 from rolloutdoctor.results.audit import AuditEntry, Cause, Disagreement
-from rolloutdoctor.results.findings import Finding, NotApplicable, Report, Skipped
+from rolloutdoctor.results.findings import Example, Finding, NotApplicable, Report, Skipped
 from rolloutdoctor.results.version import __version__
 from rolloutdoctor.rules.audited import AuditedRule, audited_stages
 from rolloutdoctor.rules.base import Context, counted
 from rolloutdoctor.rules.options_refuted import questions
 from rolloutdoctor.rules.table import AnyRule
+from rolloutdoctor.rules.table_rule import TableRule
 from rolloutdoctor.trainers.options import unused
 
 
@@ -54,7 +55,7 @@ def judge(
     notes = _notes(plan, state)
     notes += questions(context)
     for rule in plan.rules:
-        seen = state.rules.get(rule.code, RuleState())
+        seen = seen_by(rule, state)
         if seen.is_empty and seen.skipped_steps:
             skipped.append(_never_measured(rule, seen, state))
             continue
@@ -65,7 +66,7 @@ def judge(
         if seen.skipped_steps:
             reason = "where a column it needs is null" + (", or which could not be evaluated" if state.failures else "")
             notes.append(f"{rule.code} could not look at {counted(seen.skipped_steps, 'step')}, {reason}")
-        total = run_total(rule, seen)
+        total = seen.total()
         unseen = rule.inconclusive_reason(total, context)
         if unseen is not None:
             skipped.append(Skipped(rule.code, rule.name, unseen.reason, unseen.remedy))
@@ -156,7 +157,59 @@ def _audit(audit: AuditTally, diagnosis: Diagnosis, left: Mapping[str, str]) -> 
     return (*entries, *(AuditEntry(name, 0, 0, 0.0, not_compared=1, reason=why) for name, why in left.items()))
 
 
-def _finding(rule: AnyRule, seen: RuleState, total: Any, context: Context) -> Finding | None:  # noqa: ANN401  # the rule's own tally
+@dataclass(frozen=True)
+class Seen:
+    """What a rule has seen of the run.
+
+    Attributes:
+        is_empty: no step was measured.
+        skipped_steps: steps in which a column that it needs was missing.
+        total: what it judges.
+        per_step: the same of single steps, given the total: ``{"step": 3, "split": "train", NAME: value, ...}``.
+        examples: the worst places, given the total.
+    """
+
+    is_empty: bool
+    skipped_steps: int
+    total: Callable[[], Any]
+    per_step: Callable[[Any], Iterable[Mapping[str, Any]]]
+    examples: Callable[[Any], Sequence[Example]]
+
+
+def seen_by(rule: AnyRule, state: RunState) -> Seen:
+    """Return what a rule has seen of the run."""
+    if isinstance(rule, TableRule):
+        return _queried(rule, state)
+    seen = state.rules.get(rule.code, RuleState())
+
+    def per_step(total: Any) -> Iterator[Mapping[str, Any]]:  # noqa: ANN401  # the rule's own tally
+        for key, tally in seen.steps:
+            values = {name: measure.value for name, measure in rule.measures(tally).items()}
+            yield {"step": key.step, "split": key.split, **values}
+
+    return Seen(seen.is_empty, seen.skipped_steps, lambda: run_total(rule, seen), per_step, lambda _: seen.examples)
+
+
+def _thinned(plan: Plan, state: RunState) -> Iterator[int]:
+    """One step in so many is in the series of a rule."""
+    for splits in {rule.splits for rule in plan.rules if isinstance(rule, TableRule)}:
+        yield thinned([key for key in state.seen if key.split in splits])[0]
+
+
+def _queried(rule: TableRule, state: RunState) -> Seen:
+    keys = [key for key in state.seen if key.split in rule.splits]
+    run = state.tables.of_rule(rule.code, rule.splits, keys)
+    series = [key for key in thinned(keys)[1] if key not in state.tables.unmeasured.get(rule.code, ())]
+    return Seen(
+        is_empty=not len(run.steps),
+        skipped_steps=len(keys) - len(run.steps),
+        total=lambda: rule.measured(run),
+        per_step=lambda measured: rule.series(measured, series),
+        examples=rule.worst,
+    )
+
+
+def _finding(rule: AnyRule, seen: Seen, total: Any, context: Context) -> Finding | None:  # noqa: ANN401  # the rule's own tally
     judgement = rule.judge(total, context)
     if judgement is None:
         return None
@@ -170,15 +223,8 @@ def _finding(rule: AnyRule, seen: RuleState, total: Any, context: Context) -> Fi
         evidence=judgement.evidence,
         advice=judgement.advice,
         measures={**rule.measures(total), **judgement.measures},
-        per_step=tuple(
-            {
-                "step": key.step,
-                "split": key.split,
-                **{name: measure.value for name, measure in rule.measures(tally).items()},
-            }
-            for key, tally in seen.steps
-        ),
-        examples=seen.examples,
+        per_step=tuple(seen.per_step(total)),
+        examples=tuple(seen.examples(total)),
         fix=rule.fix.partition(":")[0] if rule.fix else None,
         references=rule.references if judgement.cause is None else judgement.cause.references or rule.references,
         cause=judgement.cause,
@@ -191,7 +237,7 @@ def _by_step(state: RunState) -> list[tuple[str, tuple[int, int]]]:
     return sorted(state.failures.items(), key=lambda failure: (failure[1][0], failure[0]))
 
 
-def _never_measured(rule: AnyRule, seen: RuleState, state: RunState) -> Skipped:
+def _never_measured(rule: AnyRule, seen: Seen, state: RunState) -> Skipped:
     if state.failures:
         why, (step, _) = _by_step(state)[0]
         return Skipped(
@@ -223,7 +269,7 @@ def _notes(plan: Plan, state: RunState) -> list[str]:
             f"the files lack {'rank' if len(lost) == 1 else 'ranks'} {names} of {size:,}: nothing that depends on the "
             "whole step is confirmed; give the files of every rank, run.rank*"
         )
-    every = max((one.every for one in state.rules.values()), default=1)
+    every = max((1, *(one.every for one in state.rules.values()), *_thinned(plan, state)))
     if every > 1:
         notes.append(
             f"the series over steps are thinned to about one step in {every:,}, as there are {len(state.seen):,}; "

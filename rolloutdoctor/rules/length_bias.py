@@ -1,63 +1,19 @@
 """RDA013: what a token weighs depends on how long its response is."""
 
-from collections.abc import Iterable, Mapping
-from dataclasses import dataclass
+from collections.abc import Mapping
 from math import sqrt
-from typing import TYPE_CHECKING
 
+import polars as pl
+
+from rolloutdoctor.data.run_tables import STEP, RunTables
 from rolloutdoctor.objective.parts import Part
 from rolloutdoctor.objective.required_columns import loss_columns
-from rolloutdoctor.ops.tally import Sums, ratio
-from rolloutdoctor.results.findings import Example, Measure, Severity
-from rolloutdoctor.rules.base import Context, Judgement, Missing, Rule, counted, number
-
-if TYPE_CHECKING:
-    from rolloutdoctor.rules.step import StepView
+from rolloutdoctor.results.findings import Severity
+from rolloutdoctor.rules.base import Context, Judgement, Missing, counted, number
+from rolloutdoctor.rules.table_rule import Measured, Quantity, TableRule
 
 
-@dataclass(frozen=True)
-class LengthTally(Sums):
-    """What `length-bias` adds up over training steps, of rows with a trained token, less the means of their step.
-
-    Attributes:
-        rows: these rows.
-        length_sq: squares of the lengths.
-        advantage_sq: squares of the advantages.
-        product: products of both.
-        log_length_sq: squares of the logarithms of the lengths.
-        log_product: products of these and the logarithms of a token's weight.
-        up: absolute gradient of rows with a positive advantage, at ratio 1.
-        up_length: the same times their length.
-        down: as `up`, of a negative advantage.
-        down_length: as `up_length`, of a negative advantage.
-        lengths: sum of the lengths themselves.
-    """
-
-    rows: int = 0
-    length_sq: float = 0.0
-    advantage_sq: float = 0.0
-    product: float = 0.0
-    log_length_sq: float = 0.0
-    log_product: float = 0.0
-    up: float = 0.0
-    up_length: float = 0.0
-    down: float = 0.0
-    down_length: float = 0.0
-    lengths: float = 0.0
-
-    @property
-    def correlation(self) -> float | None:
-        """Of advantage and length."""
-        return ratio(self.product, sqrt(self.length_sq) * sqrt(self.advantage_sq))
-
-    @property
-    def exponent(self) -> float | None:
-        """The power of the length that the weight of a token falls or grows with."""
-        return ratio(self.log_product, self.log_length_sq)
-
-
-@dataclass(frozen=True)
-class LengthBias(Rule[LengthTally]):
+class LengthBias(TableRule):
     """What a token weighs in the loss depends on the length of its response.
 
     ## What it does
@@ -93,7 +49,7 @@ class LengthBias(Rule[LengthTally]):
         "https://github.com/huggingface/trl/issues/3138",
         "https://github.com/volcengine/verl/issues/3741",
     )
-    tally = LengthTally
+    reads = ("trained_tokens", "weight", "advantage")
     splits = ("train",)
 
     exponent_from: float = 0.5
@@ -104,74 +60,62 @@ class LengthBias(Rule[LengthTally]):
         """What the loss needs."""
         return loss_columns(context.objective) if context.objective is not None else frozenset()
 
-    def measure_each(self, steps: "StepView") -> list[LengthTally]:
-        """Add up the rows of each step."""
-        rows, tokens = steps.rows, steps.tokens
-        if rows is None or tokens is None or rows.advantage_N is None or rows.length_N is None:
-            return steps.nothing(LengthTally)
-        weight_N = tokens.weight_N
-        here_N = (rows.length_N > 0) & (weight_N > 0) & rows.advantage_N.isfinite() & weight_N.isfinite()
-        here = steps.by_step.only(here_N)
-        length_n, advantage_n, weight_n = (x_N[here_N].double() for x_N in (rows.length_N, rows.advantage_N, weight_N))
-        mass_n = weight_n * length_n * advantage_n.abs()
-        up_n, down_n = mass_n * (advantage_n > 0), mass_n * (advantage_n < 0)
-        off_n, value_n, log_off_n, log_weight_n = (
-            x_n - here.expand(here.mean(x_n)) for x_n in (length_n, advantage_n, length_n.log(), weight_n.log())
-        )
-        return steps.tallies(
-            LengthTally,
-            rows=here.size,
-            length_sq=here.sum(off_n**2),
-            advantage_sq=here.sum(value_n**2),
-            product=here.sum(off_n * value_n),
-            log_length_sq=here.sum(log_off_n**2),
-            log_product=here.sum(log_off_n * log_weight_n),
-            up=here.sum(up_n),
-            up_length=here.sum(up_n * length_n),
-            down=here.sum(down_n),
-            down_length=here.sum(down_n * length_n),
-            lengths=here.sum(length_n),
+    def table(self, run: RunTables) -> pl.DataFrame:
+        """One line for each trained response with a single advantage; `_off` is less the mean of its step."""
+        length, weight, advantage = pl.col("length"), pl.col("weight"), pl.col("advantage")
+        gradient = weight * length * advantage.abs()
+        return (
+            run.rows.rename({"trained_tokens": "length"})
+            .filter(length > 0, weight > 0, weight.is_finite(), advantage.is_finite())
+            .select(
+                *STEP,
+                length,
+                up=gradient * (advantage > 0),
+                down=gradient * (advantage < 0),
+                length_off=length - length.mean().over(STEP),
+                advantage_off=advantage - advantage.mean().over(STEP),
+                log_length_off=length.log() - length.log().mean().over(STEP),
+                log_weight_off=weight.log() - weight.log().mean().over(STEP),
+            )
         )
 
-    def examples(self, step: "StepView") -> Iterable[Example]:
-        """None: it is about all rows."""
-        return ()
-
-    def measures(self, tally: LengthTally) -> Mapping[str, Measure]:
-        """How weight and advantage go with length."""
-        up, down = ratio(tally.up_length, tally.up), ratio(tally.down_length, tally.down)
+    def quantities(self) -> Mapping[str, Quantity]:
+        """How weight and advantage correlate with length."""
+        length, log_length = pl.col("length_off"), pl.col("log_length_off")
+        advantage, log_weight = pl.col("advantage_off"), pl.col("log_weight_off")
+        spread = (length**2).sum().sqrt() * (advantage**2).sum().sqrt()
         return {
-            "weight_exponent": Measure(tally.exponent, "1"),
-            "advantage_length_correlation": Measure(tally.correlation, "1"),
-            "length_mean": Measure(ratio(tally.lengths, tally.rows), "tokens"),
-            "length_up": Measure(up, "tokens"),
-            "length_down": Measure(down, "tokens"),
+            "weight_exponent": ((log_length * log_weight).sum() / (log_length**2).sum(), "1"),
+            "advantage_length_correlation": ((length * advantage).sum() / spread, "1"),
+            "length_mean": (pl.mean("length"), "tokens"),
+            "length_up": ((pl.col("up") * pl.col("length")).sum() / pl.sum("up"), "tokens"),
+            "length_down": ((pl.col("down") * pl.col("length")).sum() / pl.sum("down"), "tokens"),
         }
 
-    def inconclusive_reason(self, run: LengthTally, context: Context) -> Missing | None:
+    def inconclusive_reason(self, run: Measured, context: Context) -> Missing | None:
         """No rows, or an estimator with several advantages a row."""
-        if run.rows:
+        if len(run.table):
             return None
         return Missing(
             "no row has a trained token and a single advantage", "widen --steps; estimators with a time axis have none"
         )
 
-    def vacuous_reason(self, run: LengthTally, context: Context) -> str | None:
+    def vacuous_reason(self, run: Measured, context: Context) -> str | None:
         """Responses of one length."""
-        return None if run.length_sq else "all responses of a step have the same length"
+        return None if (run.table["length_off"] != 0).any() else "all responses of a step have the same length"
 
-    def decisive_parts(self, run: LengthTally, context: Context) -> tuple[Part, ...]:
+    def decisive_parts(self, run: Measured, context: Context) -> tuple[Part, ...]:
         """How tokens are weighed."""
         return (Part.POLICY_LOSS,)
 
-    def judge(self, run: LengthTally, context: Context) -> Judgement | None:
+    def judge(self, run: Measured, context: Context) -> Judgement | None:
         """Information: aggregation is a choice, and a correlation a property of the task."""
-        exponent, correlation = run.exponent or 0.0, run.correlation or 0.0
+        exponent, correlation = run["weight_exponent"] or 0.0, run["advantage_length_correlation"] or 0.0
+        rows = len(run.table)
         weighs = abs(exponent) >= self.exponent_from
-        related = abs(correlation) >= self.correlation_from and abs(correlation) * sqrt(run.rows) >= self.errors
-        if not run.length_sq or not (weighs or related):
+        related = abs(correlation) >= self.correlation_from and abs(correlation) * sqrt(rows) >= self.errors
+        if self.vacuous_reason(run, context) is not None or not (weighs or related):
             return None
-        found = {name: measure.value for name, measure in self.measures(run).items()}
         parts = []
         if weighs:
             parts.append(f"a token weighs as the length of its response to the power of {exponent:.2g}")
@@ -181,9 +125,9 @@ class LengthBias(Rule[LengthTally]):
             severity=Severity.INFO,
             confirmed=False,
             headline="; ".join(parts),
-            message=f"{'; '.join(parts)}, over {counted(run.rows, 'row')}; weighted by the gradient, responses with a "
-            f"positive advantage have {number(found['length_up'])} tokens, those with a negative one "
-            f"{number(found['length_down'])}",
+            message=f"{'; '.join(parts)}, over {counted(rows, 'row')}; weighted by the gradient, responses with a "
+            f"positive advantage have {number(run['length_up'])} tokens, those with a negative one "
+            f"{number(run['length_down'])}",
             evidence="the configured aggregation and the advantages; it is a choice",
             advice="no action if it is meant; `diff` shows the update under another aggregation",
         )

@@ -1,0 +1,55 @@
+"""`RunTables`: what was measured of a run, as polars frames that everything after the evaluation queries."""
+
+from collections.abc import Collection, Iterable, Sequence
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING
+
+import polars as pl
+
+if TYPE_CHECKING:
+    from rolloutdoctor.data.batch import StepKey
+
+STEP = ("step", "split")
+"""Columns that name a step in every table."""
+
+EMPTY_ROWS = pl.DataFrame(schema={"step": pl.Int64, "split": pl.String, "row": pl.Int64})
+EMPTY_METRICS = pl.DataFrame(schema={"step": pl.Int64, "split": pl.String, "metric": pl.String, "logged": pl.Float64})
+EMPTY_STEPS = pl.DataFrame(schema={"step": pl.Int64, "split": pl.String})
+
+
+@dataclass(frozen=True, eq=False)
+class RunTables:
+    """The tables of a run, sorted by step, so that sums over them are the same for any parts and any workers.
+
+    Attributes:
+        rows: one line a response; see `evaluation.row_columns`.
+        metrics: one line a step and logged metric: ``step, split, metric, logged``.
+        steps: the steps that were read, ``step, split``.
+    """
+
+    rows: pl.DataFrame = field(default_factory=EMPTY_ROWS.clone)
+    metrics: pl.DataFrame = field(default_factory=EMPTY_METRICS.clone)
+    steps: pl.DataFrame = field(default_factory=EMPTY_STEPS.clone)
+
+    def of(self, splits: Collection[str], without: Collection["StepKey"] = ()) -> "RunTables":
+        """Return the tables of some splits.
+
+        Args:
+            splits: ``train``, ``eval`` or both.
+            without: steps to be left out.
+        """
+        frames = [frame.filter(pl.col("split").is_in(list(splits))) for frame in (self.rows, self.metrics, self.steps)]
+        if without:
+            left_out = steps_frame(without)
+            frames = [frame.join(left_out, on=STEP, how="anti", maintain_order="left") for frame in frames]
+        return RunTables(*frames)
+
+
+def steps_frame(keys: Iterable["StepKey"]) -> pl.DataFrame:
+    """Return some steps as a frame, in their order."""
+    return pl.DataFrame(sorted(keys), schema=EMPTY_STEPS.schema, orient="row")
+
+
+def concatenated(frames: Sequence[pl.DataFrame], empty: pl.DataFrame, *, by: Sequence[str]) -> pl.DataFrame:
+    """Return frames of parts of a run as one, sorted; a column that a part lacks is null there."""
+    return pl.concat([empty, *frames], how="diagonal_relaxed").sort(by, maintain_order=True)

@@ -1,0 +1,143 @@
+"""A rule that queries the tables of a run: its columns, one query, its measures as expressions, a judgement."""
+
+from abc import abstractmethod
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from math import isfinite
+from typing import TYPE_CHECKING, Any, ClassVar
+
+import polars as pl
+
+from rolloutdoctor.data.run_tables import STEP, RunTables
+from rolloutdoctor.ops.tally import Sums
+from rolloutdoctor.results.findings import Example, Measure
+from rolloutdoctor.rules.base import KEEP_EXAMPLES, Context, Rule
+
+if TYPE_CHECKING:
+    from torch import Tensor
+
+    from rolloutdoctor.data.batch import StepKey
+    from rolloutdoctor.rules.step import StepView
+
+Quantity = tuple[pl.Expr, str]
+"""An expression over the lines of a rule's table, and its unit."""
+
+
+@dataclass(frozen=True)
+class Nothing(Sums):
+    """No tally."""
+
+
+@dataclass(frozen=True, eq=False)
+class Measured:
+    """What a rule measured of a run.
+
+    Attributes:
+        table: its own table.
+        values: name of a measure to its value over the whole run; None where it is not defined.
+        run: the tables of the run, as the rule sees them.
+    """
+
+    table: pl.DataFrame
+    values: Mapping[str, float | int | None]
+    run: RunTables
+
+    def __getitem__(self, name: str) -> float | int | None:
+        return self.values[name]
+
+    def count(self, name: str) -> int:
+        """A measure that is always defined, such as a number of rows."""
+        return int(self.values[name] or 0)
+
+
+class TableRule(Rule[Any]):
+    """A rule that is a query over `rows` and `metrics`.
+
+    Attributes:
+        reads: columns of `rows` that the query reads beside those that name a row.
+    """
+
+    tally = Nothing
+    reads: ClassVar[tuple[str, ...]] = ()
+
+    def metrics(self, context: Context) -> frozenset[str]:
+        """Return the logged metrics that the query reads."""
+        return frozenset()
+
+    def measure_rows(self, step: "StepView") -> "Mapping[str, Tensor]":
+        """Return further values of rows, ``[N]`` each; they are in `rows` as ``NAME-OF-THE-RULE/KEY``."""
+        return {}
+
+    @abstractmethod
+    def table(self, run: RunTables) -> pl.DataFrame:
+        """Return the lines that the rule counts, each with its `step` and `split`: groups, rows, prompts, steps."""
+
+    @abstractmethod
+    def quantities(self) -> Mapping[str, Quantity]:
+        """Return the measures over `table`: of the run, and of each step for the series."""
+
+    def places(self, table: pl.DataFrame) -> pl.DataFrame | None:
+        """Return the lines to look at, with their size in column `value`; None: the rule is about all rows."""
+        return None
+
+    def note(self, place: Mapping[str, Any]) -> str:
+        """Say what is to be seen at a place, in a few words.
+
+        Args:
+            place: a line of `places`.
+        """
+        return ""
+
+    def measured(self, run: RunTables) -> Measured:
+        """Query a run."""
+        table = self.table(run)
+        return Measured(table, _values(table.select(**self._expressions())), run)
+
+    def series(self, measured: Measured, steps: Sequence["StepKey"]) -> list[dict[str, Any]]:
+        """Return the measures of some steps, each by itself.
+
+        Args:
+            measured: the run.
+            steps: which steps.
+        """
+        expressions = self._expressions()
+        nothing = _values(measured.table.clear().select(**expressions))
+        found = measured.table.group_by(STEP).agg(**expressions).to_dicts()
+        known = {(line.pop("step"), line.pop("split")): _finite(line) for line in found}
+        return [{"step": step, "split": split, **known.get((step, split), nothing)} for step, split in steps]
+
+    def measures(self, tally: Measured) -> Mapping[str, Measure]:
+        """Return the numbers that users see."""
+        units = {name: unit for name, (_, unit) in self.quantities().items()}
+        return {name: Measure(value, units[name]) for name, value in tally.values.items()}
+
+    def worst(self, measured: Measured, keep: int | None = KEEP_EXAMPLES) -> Sequence[Example]:
+        """Return the places of the run, worst first.
+
+        Args:
+            measured: the run.
+            keep: how many; None: all.
+        """
+        places = self.places(measured.table)
+        if places is None:
+            return ()
+        names = [name for name in ("group_id", "sample_id") if name in places.columns]
+        found = places.filter(pl.col("value") > 0)
+        found = found.sort(["value", "step", *names], descending=[True] + [False] * (1 + len(names)), nulls_last=True)
+        return [
+            Example(place["step"], place.get("group_id"), place.get("sample_id"), place["value"], self.note(place))
+            for place in found.head(len(found) if keep is None else keep).iter_rows(named=True)
+        ]
+
+    def _expressions(self) -> dict[str, pl.Expr]:
+        return {name: expression for name, (expression, _) in self.quantities().items()}
+
+
+def _values(frame: pl.DataFrame) -> dict[str, float | int | None]:
+    """The values of a frame of one line."""
+    return _finite(frame.to_dicts()[0])
+
+
+def _finite(values: Mapping[str, float | int | None]) -> dict[str, float | int | None]:
+    """Return values with None for those that are not finite: a share of nothing is not defined."""
+    return {name: None if value is None or not isfinite(value) else value for name, value in values.items()}
