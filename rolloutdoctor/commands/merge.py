@@ -4,6 +4,8 @@ from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import replace
 
+import polars as pl
+
 from rolloutdoctor.data.batch import EVAL, TRAIN, StepKey
 from rolloutdoctor.engine.accumulate import RunState
 from rolloutdoctor.engine.comparable import comparable
@@ -97,7 +99,7 @@ def told_of_contradictions(names: str) -> Iterator[None]:
     """
     try:
         yield
-    except (ArithmeticError, LookupError, TypeError, ValueError) as error:
+    except (ArithmeticError, LookupError, TypeError, ValueError, pl.exceptions.PolarsError) as error:
         raise InputError(
             f"{names}: the numbers of a state contradict each other ({error}); check the parts again"
         ) from None
@@ -252,4 +254,4 @@ def _with_files(part: SavedState) -> RunState:
         code: replace(one, examples=tuple(replace(each, sample_id=renamed(each.sample_id)) for each in one.examples))
         for code, one in part.state.rules.items()
     }
-    return replace(part.state, rules=rules)
+    return replace(part.state, rules=rules, tables=part.state.tables.with_file(file))

@@ -31,6 +31,11 @@ class RunTables:
     metrics: pl.DataFrame = field(default_factory=EMPTY_METRICS.clone)
     steps: pl.DataFrame = field(default_factory=EMPTY_STEPS.clone)
 
+    def rows_of(self, rule: str) -> pl.DataFrame:
+        """Return `rows` with what a rule measured under its own names."""
+        own = {name: name.removeprefix(f"{rule}/") for name in self.rows.columns if name.startswith(f"{rule}/")}
+        return self.rows.rename(own)
+
     def of(self, splits: Collection[str], without: Collection["StepKey"] = ()) -> "RunTables":
         """Return the tables of some splits.
 

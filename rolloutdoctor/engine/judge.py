@@ -55,7 +55,7 @@ def judge(
     notes = _notes(plan, state)
     notes += questions(context)
     for rule in plan.rules:
-        seen = seen_by(rule, state)
+        seen = seen_by(rule, state, context)
         if seen.is_empty and seen.skipped_steps:
             skipped.append(_never_measured(rule, seen, state))
             continue
@@ -176,10 +176,10 @@ class Seen:
     examples: Callable[[Any], Sequence[Example]]
 
 
-def seen_by(rule: AnyRule, state: RunState) -> Seen:
+def seen_by(rule: AnyRule, state: RunState, context: Context) -> Seen:
     """Return what a rule has seen of the run."""
     if isinstance(rule, TableRule):
-        return _queried(rule, state)
+        return _queried(rule, state, context)
     seen = state.rules.get(rule.code, RuleState())
 
     def per_step(total: Any) -> Iterator[Mapping[str, Any]]:  # noqa: ANN401  # the rule's own tally
@@ -196,14 +196,14 @@ def _thinned(plan: Plan, state: RunState) -> Iterator[int]:
         yield thinned([key for key in state.seen if key.split in splits])[0]
 
 
-def _queried(rule: TableRule, state: RunState) -> Seen:
+def _queried(rule: TableRule, state: RunState, context: Context) -> Seen:
     keys = [key for key in state.seen if key.split in rule.splits]
     run = state.tables.of_rule(rule.code, rule.splits, keys)
     series = [key for key in thinned(keys)[1] if key not in state.tables.unmeasured.get(rule.code, ())]
     return Seen(
         is_empty=not len(run.steps),
         skipped_steps=len(keys) - len(run.steps),
-        total=lambda: rule.measured(run),
+        total=lambda: rule.measured(run, context),
         per_step=lambda measured: rule.series(measured, series),
         examples=rule.worst,
     )

@@ -15,6 +15,7 @@ from rolloutdoctor.data.batch import EVAL, TRAIN, StepKey
 from rolloutdoctor.data.step_spans import StepSpans
 from rolloutdoctor.engine.accumulate import RuleState, RunState
 from rolloutdoctor.engine.plain_values import MOST, built, plain, record, value_of
+from rolloutdoctor.engine.tables import Tables
 from rolloutdoctor.io.locations.small_files import read_small
 from rolloutdoctor.io.locations.targets import shown
 from rolloutdoctor.io.metadata import RunMetadata
@@ -27,7 +28,7 @@ from rolloutdoctor.results.findings import Example, InputSummary, Setting
 from rolloutdoctor.results.version import __version__
 from rolloutdoctor.rules.table import RULES
 
-STATE_SCHEMA = 3
+STATE_SCHEMA = 4
 SPLITS = (TRAIN, EVAL)
 _MOST_BYTES = 2**30
 """Largest size of a state, in bytes: it has some kilobytes for each step that it keeps."""
@@ -200,6 +201,7 @@ def _without_rules(state: RunState) -> dict[str, object]:
         "audit": {name: record(tally) for name, tally in sorted(state.audit.items())},
         "windows": [record(window) for _, window in sorted(state.windows.items())],
         "updates": state.updates,
+        "tables": state.tables.dumped(),
     }
 
 
@@ -285,6 +287,7 @@ def loaded_run(state: Mapping[str, Any]) -> RunState:
         audit={_word(name): built(QuantityTally, tally) for name, tally in state["audit"].items()},
         windows={(one.last, one.name): one for one in (built(OpenWindow, each) for each in state["windows"])},
         updates=_whole(state["updates"]),
+        tables=Tables.loaded(state["tables"]),
     )
 
 

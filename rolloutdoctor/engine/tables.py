@@ -1,15 +1,18 @@
 """Measure steps into tables; tables of parts of a run are concatenated."""
 
+from base64 import b64decode, b64encode
 from collections.abc import Collection, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import cached_property
+from typing import Any
 
+import numpy as np
 import polars as pl
 from torch import Tensor
 
 from rolloutdoctor.data.batch import RolloutBatch, StepKey
 from rolloutdoctor.data.run_tables import EMPTY_METRICS, EMPTY_ROWS, STEP, RunTables, concatenated, steps_frame
-from rolloutdoctor.evaluation.row_columns import row_column
+from rolloutdoctor.evaluation.row_columns import ROW_COLUMNS, row_column
 from rolloutdoctor.rules.step import StepView
 
 
@@ -52,9 +55,98 @@ class Tables:
         whole = RunTables(self.whole.rows, self.whole.metrics, steps_frame(seen))
         return whole.of(splits, self.unmeasured.get(code, ()))
 
+    def with_file(self, file: str) -> "Tables":
+        """Return the tables with rows that have no name of their own named after their file."""
+        named = pl.col("sample_id").str.replace("^row ", f"{file}:".replace("$", "$$"))
+        return replace(self, rows=tuple(part.with_columns(sample_id=named) for part in self.rows))
+
+    def dumped(self) -> dict[str, object]:
+        """Return what JSON can write; equal tables give equal bytes."""
+        unmeasured = {code: [list(key) for key in keys] for code, keys in self._missed.items()}
+        return {"rows": _columns(self.whole.rows), "metrics": _columns(self.whole.metrics), "unmeasured": unmeasured}
+
+    @classmethod
+    def loaded(cls, plain: Mapping[str, Any]) -> "Tables":
+        """Return the tables that `dumped` was called on.
+
+        Raises:
+            KeyError, TypeError, ValueError: if it gave no such thing.
+        """
+        return cls(
+            (_frame(plain["rows"], EMPTY_ROWS),),
+            (_frame(plain["metrics"], EMPTY_METRICS),),
+            {
+                str(code): tuple(StepKey(int(step), str(split)) for step, split in keys)
+                for code, keys in plain["unmeasured"].items()
+            },
+        )
+
+    def __eq__(self, other: object) -> bool:
+        if not isinstance(other, Tables):
+            return NotImplemented
+        pairs = ((self.whole.rows, other.whole.rows), (self.whole.metrics, other.whole.metrics))
+        return all(one.equals(two) for one, two in pairs) and self._missed == other._missed
+
+    __hash__ = None
+
+    @property
+    def _missed(self) -> dict[str, list[StepKey]]:
+        return {code: sorted(keys) for code, keys in sorted(self.unmeasured.items()) if keys}
+
     def __repr__(self) -> str:
         whole = self.whole
-        return f"Tables({whole.rows.to_dicts()!r}, {whole.metrics.to_dicts()!r}, {dict(self.unmeasured)!r})"
+        return f"Tables({whole.rows.to_dicts()!r}, {whole.metrics.to_dicts()!r}, {self._missed!r})"
+
+
+_KINDS = {"Int64": pl.Int64, "Float64": pl.Float64, "Boolean": pl.Boolean, "String": pl.String}
+
+
+def _columns(frame: pl.DataFrame) -> dict[str, object]:
+    """What JSON can write of a frame: strings as they are, numbers as their bytes in base 64."""
+    found: dict[str, object] = {}
+    for series in frame:
+        if series.dtype == pl.String:
+            found[series.name] = {"String": series.to_list()}
+        else:
+            is_null = _bytes(series.is_null()) if series.has_nulls() else ""
+            found[series.name] = {str(series.dtype): [_bytes(series.fill_null(0)), is_null]}
+    return found
+
+
+def _bytes(series: pl.Series) -> str:
+    return b64encode(series.to_numpy().tobytes()).decode()
+
+
+def _frame(columns: Mapping[str, Mapping[str, Any]], least: pl.DataFrame) -> pl.DataFrame:
+    """Return the frame that `_columns` was given.
+
+    Args:
+        columns: what it returned.
+        least: an empty frame of the columns that there must be.
+
+    Raises:
+        KeyError, TypeError, ValueError: if it returned no such thing.
+    """
+    series = []
+    for name, column in columns.items():
+        ((kind, values),) = column.items()
+        series.append(pl.Series(name, values, pl.String) if kind == "String" else _numbers(name, _KINDS[kind], *values))
+        expected = ROW_COLUMNS[name].dtype if name in ROW_COLUMNS else least.schema.get(name, _KINDS[kind])
+        if _KINDS[kind] != expected:
+            raise TypeError(f"column {name} is {kind}")
+    frame = pl.DataFrame(series)
+    if least.schema.keys() - frame.schema.keys():
+        raise KeyError(f"a table with columns {frame.columns}")
+    return frame
+
+
+def _numbers(name: str, kind: "type[pl.DataType]", values: str, is_null: str) -> pl.Series:
+    plain = {pl.Int64: np.int64, pl.Float64: np.float64, pl.Boolean: np.bool_}[kind]
+    series = pl.Series(name, np.frombuffer(b64decode(values, validate=True), plain))
+    if not is_null:
+        return series
+    absent = pl.Series(np.frombuffer(b64decode(is_null, validate=True), np.bool_))
+    return series.zip_with(~absent, pl.Series(name, [None], kind).new_from_index(0, len(series)))
 
 
 def rows_of(view: StepView, columns: Collection[str], measured: Mapping[str, Mapping[str, Tensor]]) -> pl.DataFrame:

@@ -74,6 +74,18 @@ class Runs:
         """How many elements there are: a GPU is waited for once."""
         return int(self.offsets[-1])
 
+    def first(self, is_here: Tensor) -> tuple[Tensor, Tensor]:
+        """Runs with a place where `is_here` is true, and the first such place of each, int64.
+
+        >>> [x.tolist() for x in Runs(torch.tensor([0, 2, 4, 5])).first(torch.tensor([0, 1, 0, 0, 1]) > 0)]
+        [[0, 2], [1, 4]]
+        """
+        places = is_here.nonzero().squeeze(1)
+        run = torch.searchsorted(self.offsets, places, right=True) - 1
+        is_first = torch.ones_like(run, dtype=torch.bool)
+        is_first[1:] = run[1:] != run[:-1]
+        return run[is_first], places[is_first]
+
     def total(self, x: Tensor) -> Tensor:
         """Sum of each run, float64 ``[R]``; 0 for an empty run."""
         if not self._on_cpu:

@@ -75,7 +75,7 @@ class DeadGroups(TableRule):
         """The share that the trainer logs."""
         return frozenset({_logged_name(context)} - {None})
 
-    def table(self, run: RunTables) -> pl.DataFrame:
+    def table(self, run: RunTables, context: Context) -> pl.DataFrame:
         """One line for each group of two or more scored responses."""
         reward, dead = pl.col("reward"), pl.col("low") == pl.col("high")
         groups = (

@@ -60,7 +60,7 @@ class LengthBias(TableRule):
         """What the loss needs."""
         return loss_columns(context.objective) if context.objective is not None else frozenset()
 
-    def table(self, run: RunTables) -> pl.DataFrame:
+    def table(self, run: RunTables, context: Context) -> pl.DataFrame:
         """One line for each trained response with a single advantage; `_off` is less the mean of its step."""
         length, weight, advantage = pl.col("length"), pl.col("weight"), pl.col("advantage")
         gradient = weight * length * advantage.abs()

@@ -1,37 +1,19 @@
 """RDM003: logged numbers that cannot be, or that stand out, from the trainer's log alone."""
 
-import math
-from collections.abc import Iterable, Mapping
-from dataclasses import dataclass
-from typing import TYPE_CHECKING
+from collections.abc import Mapping
+from math import inf
+from typing import Any
 
+import polars as pl
+
+from rolloutdoctor.data.run_tables import STEP, RunTables
 from rolloutdoctor.objective.parts import Part
-from rolloutdoctor.ops.tally import Sums, largest, ratio
-from rolloutdoctor.results.findings import Example, Measure, Severity
-from rolloutdoctor.rules.base import Context, Judgement, Missing, Rule, counted, logs_remedy, number
-
-if TYPE_CHECKING:
-    from rolloutdoctor.rules.step import StepView
+from rolloutdoctor.results.findings import Severity
+from rolloutdoctor.rules.base import Context, Judgement, Missing, counted, logs_remedy, number
+from rolloutdoctor.rules.table_rule import Measured, Quantity, TableRule
 
 
-@dataclass(frozen=True)
-class AnomalyTally(Sums):
-    """What `logged-anomaly` adds up: training steps with a logged loss, KL or gradient norm."""
-
-    steps: int = 0
-    nonfinite: int = 0
-    negative_kl: int = 0
-    deepest_kl: float = largest()
-    kls: int = 0
-    kl: float = 0.0
-    kl_max: float = largest()
-    norms: int = 0
-    norm: float = 0.0
-    norm_max: float = largest()
-
-
-@dataclass(frozen=True)
-class LoggedAnomaly(Rule[AnomalyTally]):
+class LoggedAnomaly(TableRule):
     """A logged loss, KL or gradient norm that is NaN or Inf, impossible (a negative k3), or an extreme outlier.
 
     ## What it does
@@ -66,7 +48,6 @@ class LoggedAnomaly(Rule[AnomalyTally]):
         "https://github.com/huggingface/trl/issues/6702",
         "https://github.com/THUDM/slime/pull/2114",
     )
-    tally = AnomalyTally
     needs_objective = False
     needs_rows = False
     splits = ("train",)
@@ -79,11 +60,15 @@ class LoggedAnomaly(Rule[AnomalyTally]):
         """None: it is all in the log."""
         return frozenset()
 
-    def unavailable_reason(self, context: Context) -> Missing | None:
-        """A log without any of the three."""
+    def metrics(self, context: Context) -> frozenset[str]:
+        """The loss, the KL and the gradient norm under the trainer's names."""
         trainer = context.writer
         names = () if trainer is None else (trainer.loss_metric, trainer.grad_norm_metric, *trainer.kl_metrics)
-        return None if context.metrics.intersection(names) else self._untold(context)
+        return frozenset(name for name in names if name is not None)
+
+    def unavailable_reason(self, context: Context) -> Missing | None:
+        """A log without any of the three."""
+        return None if context.metrics & self.metrics(context) else self._untold(context)
 
     def _untold(self, context: Context) -> Missing:
         return Missing(
@@ -91,87 +76,80 @@ class LoggedAnomaly(Rule[AnomalyTally]):
             context.recording.get("metrics", logs_remedy()),
         )
 
-    def measure(self, step: "StepView") -> AnomalyTally:
-        """Count one step."""
-        logged = step.logged
-        trainer = step.writer
-        if trainer is None or not step.training:
-            return AnomalyTally()
-        names = (trainer.loss_metric, trainer.grad_norm_metric, *trainer.kl_metrics)
-        values = [logged[name] for name in names if name in logged]
-        if not values:
-            return AnomalyTally()
-        kl, norm = logged.get(trainer.kl_metrics[0]), logged.get(trainer.grad_norm_metric)
-        found = AnomalyTally(steps=1, nonfinite=int(not all(map(math.isfinite, values))))
-        if kl is not None and math.isfinite(kl):
-            found += AnomalyTally(
-                kls=1, kl=kl, kl_max=max(kl, 0.0), negative_kl=int(kl < -self.below), deepest_kl=max(-kl, 0.0)
-            )
-        if norm is not None and math.isfinite(norm):
-            found += AnomalyTally(norms=1, norm=norm, norm_max=max(norm, 0.0))
-        return found
+    def table(self, run: RunTables, context: Context) -> pl.DataFrame:
+        """One line for each step that logged any of the three."""
+        trainer, logged = context.writer, pl.col("logged")
+        kl, norm = ("", "") if trainer is None else (trainer.kl_metrics[0], trainer.grad_norm_metric)
+        return run.metrics.group_by(STEP, maintain_order=True).agg(
+            is_finite=logged.is_finite().all(),
+            kl=logged.filter(pl.col("metric") == kl, logged.is_finite()).first(),
+            norm=logged.filter(pl.col("metric") == norm, logged.is_finite()).first(),
+        )
 
-    def examples(self, step: "StepView") -> Iterable[Example]:
-        """Steps with a NaN or Inf, then those of the largest norm."""
-        tally = self.measure(step)
-        if tally.nonfinite:
-            yield Example(step.batch.step, None, None, math.inf, "a logged loss, KL or gradient norm is NaN or Inf")
-        elif tally.norm_max:
-            yield Example(step.batch.step, None, None, tally.norm_max, f"logged gradient norm {number(tally.norm_max)}")
-
-    def measures(self, tally: AnomalyTally) -> Mapping[str, Measure]:
+    def quantities(self) -> Mapping[str, Quantity]:
         """Counts of steps, and how far the largest values stand out."""
+        kl, norm = pl.col("kl"), pl.col("norm")
+        negative = kl < -self.below
         return {
-            "nonfinite_steps": Measure(tally.nonfinite, "steps"),
-            "negative_kl_steps": Measure(tally.negative_kl, "steps"),
-            "lowest_kl": Measure(-tally.deepest_kl if tally.negative_kl else None, "nats"),
-            "kl_max": Measure(tally.kl_max if tally.kls else None, "nats"),
-            "kl_peak": Measure(_peak(tally.kl_max, tally.kl, tally.kls), "1"),
-            "grad_norm_max": Measure(tally.norm_max if tally.norms else None, "parameter norm"),
-            "grad_norm_peak": Measure(_peak(tally.norm_max, tally.norm, tally.norms), "1"),
+            "nonfinite_steps": ((~pl.col("is_finite")).sum(), "steps"),
+            "negative_kl_steps": (negative.sum(), "steps"),
+            "lowest_kl": (kl.filter(negative).min(), "nats"),
+            "kl_max": (kl.max().clip(0), "nats"),
+            "kl_peak": (_peak(kl), "1"),
+            "grad_norm_max": (norm.max().clip(0), "parameter norm"),
+            "grad_norm_peak": (_peak(norm), "1"),
         }
 
-    def inconclusive_reason(self, run: AnomalyTally, context: Context) -> Missing | None:
+    def places(self, table: pl.DataFrame) -> pl.DataFrame:
+        """Steps with a NaN or Inf, then those of the largest norm."""
+        return table.with_columns(value=pl.when("is_finite").then(pl.col("norm")).otherwise(inf))
+
+    def note(self, place: Mapping[str, Any]) -> str:
+        """What was logged."""
+        if not place["is_finite"]:
+            return "a logged loss, KL or gradient norm is NaN or Inf"
+        return f"logged gradient norm {number(place['norm'])}"
+
+    def inconclusive_reason(self, run: Measured, context: Context) -> Missing | None:
         """A log without any of the three."""
-        if run.negative_kl and context.objective is None and self.judge(run, context) is None:
+        negative = run.count("negative_kl_steps")
+        if negative and context.objective is None and self.judge(run, context) is None:
             return Missing(
-                f"the logged KL is negative in {counted(run.negative_kl, 'step')}, and nothing says which estimator "
+                f"the logged KL is negative in {counted(negative, 'step')}, and nothing says which estimator "
                 "it is",
                 context.unstated,
             )
-        return None if run.steps else self._untold(context)
+        return None if len(run.table) else self._untold(context)
 
-    def decisive_parts(self, run: AnomalyTally, context: Context) -> tuple[Part, ...]:
+    def decisive_parts(self, run: Measured, context: Context) -> tuple[Part, ...]:
         """Which KL may be negative."""
-        return (Part.KL_LOSS, Part.KL_ESTIMATOR) if run.negative_kl else ()
+        return (Part.KL_LOSS, Part.KL_ESTIMATOR) if run["negative_kl_steps"] else ()
 
-    def judge(self, run: AnomalyTally, context: Context) -> Judgement | None:
+    def judge(self, run: Measured, context: Context) -> Judgement | None:
         """An error for NaN or Inf, a warning for an impossible value or an outlier."""
         term = None if context.objective is None else context.objective.kl_loss
-        negative = run.negative_kl if term is not None and term.estimator in _NEVER_NEGATIVE else 0
-        peaks = {
-            "gradient norm": (_peak(run.norm_max, run.norm, run.norms), run.norm_max, run.norms),
-            "KL": (_peak(run.kl_max, run.kl, run.kls), run.kl_max, run.kls),
-        }
+        is_never_negative = term is not None and term.estimator in _NEVER_NEGATIVE
+        negative = run.count("negative_kl_steps") if is_never_negative else 0
+        nonfinite = run.count("nonfinite_steps")
         words = [
-            f"a {name} of {number(value)}, {number(peak)} times the mean of the others"
-            for name, (peak, value, count) in peaks.items()
-            if count > self.fewest and peak is not None and peak > self.peak_above
+            f"a {name} of {number(run[f'{key}_max'])}, {number(run[f'{key}_peak'])} times the mean of the others"
+            for name, key, column in (("gradient norm", "grad_norm", "norm"), ("KL", "kl", "kl"))
+            if run.table[column].count() > self.fewest and (run[f"{key}_peak"] or 0) > self.peak_above
         ]
         if negative:
             words.insert(
                 0,
-                f"a KL estimator that is never negative logged {number(-run.deepest_kl)} ({counted(negative, 'step')})",
+                f"a KL estimator that is never negative logged {number(run['lowest_kl'])} ({counted(negative, 'step')})",
             )
-        if run.nonfinite:
-            words.insert(0, f"{counted(run.nonfinite, 'step')} with NaN or infinity")
+        if nonfinite:
+            words.insert(0, f"{counted(nonfinite, 'step')} with NaN or infinity")
         if not words:
             return None
         return Judgement(
-            severity=Severity.ERROR if run.nonfinite else Severity.WARNING,
-            confirmed=bool(run.nonfinite or negative),
+            severity=Severity.ERROR if nonfinite else Severity.WARNING,
+            confirmed=bool(nonfinite or negative),
             headline=words[0],
-            message=f"the log of {counted(run.steps, 'step')} has {'; '.join(words)}",
+            message=f"the log of {counted(len(run.table), 'step')} has {'; '.join(words)}",
             evidence="the trainer's own log",
             advice="look at the rollouts of the steps listed"
             + ("; check what the KL metric is computed from: it is not the configured estimator" if negative else ""),
@@ -181,7 +159,8 @@ class LoggedAnomaly(Rule[AnomalyTally]):
 _NEVER_NEGATIVE = frozenset({"k2", "k3", "k3_clamped", "abs"})
 
 
-def _peak(top: float, total: float, count: int) -> float | None:
+def _peak(x: pl.Expr) -> pl.Expr:
     """The largest of some values by the mean of the others."""
-    others = total - top
-    return ratio(top * (count - 1), others) if count > 1 and others > 0 else None
+    top = x.max().clip(0)
+    others = x.sum() - top
+    return pl.when(others > 0).then(top * (x.count() - 1) / others)

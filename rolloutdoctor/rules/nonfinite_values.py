@@ -1,21 +1,22 @@
 """RDI001: NaN and infinity in the rows."""
 
 import math
-from collections.abc import Iterable, Mapping
-from dataclasses import dataclass
-from typing import TYPE_CHECKING
+from collections.abc import Mapping
+from typing import TYPE_CHECKING, Any
 
+import polars as pl
+
+from rolloutdoctor.data.run_tables import RunTables
 from rolloutdoctor.objective.objective import RowSet
 from rolloutdoctor.objective.required_columns import advantage_columns
-from rolloutdoctor.ops.tally import Sums, smallest
-from rolloutdoctor.results.findings import Example, Measure, Severity
-from rolloutdoctor.rules.base import KEEP_EXAMPLES, Context, Judgement, Missing, Rule, counted
+from rolloutdoctor.results.findings import Severity
+from rolloutdoctor.rules.base import Context, Judgement, Missing, counted
+from rolloutdoctor.rules.table_rule import Measured, Quantity, TableRule
 
 if TYPE_CHECKING:
     from torch import Tensor
 
     from rolloutdoctor.evaluation.token_measures import TokenBlock
-    from rolloutdoctor.rules.step import StepView
 
 TOKEN_COLUMNS = (
     "policy_log_probs",
@@ -53,22 +54,7 @@ def _bad(name: str, column_T: "Tensor") -> "Tensor":
     return ~((column_T >= LOWEST) & (column_T <= HIGHEST))
 
 
-@dataclass(frozen=True)
-class NonfiniteTally(Sums):
-    """What `nonfinite-values` adds up."""
-
-    tokens: int = 0
-    masked_tokens: int = 0
-    loss_tokens: int = 0
-    rows: int = 0
-    rewards: int = 0
-    unscored: int = 0
-    undefined: int = 0
-    first_step: float = smallest()
-
-
-@dataclass(frozen=True)
-class NonfiniteValues(Rule[NonfiniteTally]):
+class NonfiniteValues(TableRule):
     """NaN or infinity in log-probs, advantages or rewards.
 
     ## What it does
@@ -107,7 +93,7 @@ class NonfiniteValues(Rule[NonfiniteTally]):
         "https://github.com/huggingface/trl/issues/6702",
         "https://github.com/PrimeIntellect-ai/prime-rl/pull/2084",
     )
-    tally = NonfiniteTally
+    reads = ("reward", "logged_advantage")
     needs_objective = False
 
     def columns(self, context: Context) -> frozenset[str]:
@@ -133,145 +119,106 @@ class NonfiniteValues(Rule[NonfiniteTally]):
         )
 
     def measure_tokens(self, block: "TokenBlock") -> "Mapping[str, Tensor]":
-        """Count the tokens of each row with a value that is not finite: in any column, trained ones, in the loss."""
-        bad_T = loss_T = None
-        for name in TOKEN_COLUMNS:
+        """Count such tokens of each row: all, trained ones, those of columns in the loss; and say where the first is."""
+        import torch
+
+        none_T = torch.zeros_like(block.trained_T)
+        bad_T, loss_T = none_T, none_T
+        first = torch.full((len(block.runs), 3), -1.0, dtype=torch.float64, device=none_T.device)
+        for number, name in enumerate(TOKEN_COLUMNS):
             # Stand-ins are columns of their own here. One look at the extremes settles it for nearly every block.
             if not block.is_logged(name) or not len(block) or _is_sound(name, *block.extremes(name)):
                 continue
             here_T = _bad(name, block.column(name))
-            bad_T = here_T if bad_T is None else bad_T | here_T
-            if name in LOSS_COLUMNS:
-                loss_T = here_T if loss_T is None else loss_T | here_T
-        none_N = block.runs.lengths.double() * 0
-        return {
-            "all": none_N if bad_T is None else block.row_sum(bad_T),
-            "trained": none_N if bad_T is None else block.row_sum(bad_T & block.trained_T),
-            "loss": none_N if loss_T is None else block.row_sum(loss_T & block.trained_T),
-        }
+            row, place = block.runs.first(here_T)
+            found = torch.stack([place * 0 + number, block.position_T[place], block.column(name)[place]], 1).double()
+            first[row] = torch.where(first[row, :1] < 0, found, first[row])
+            bad_T, loss_T = bad_T | here_T, loss_T | here_T if name in LOSS_COLUMNS else loss_T
+        counts = {"all": bad_T, "trained": bad_T & block.trained_T, "loss": loss_T & block.trained_T}
+        where = dict(zip(("first_column", "first_token", "first_value"), first.unbind(1), strict=True))
+        return {name: block.row_sum(x_T) for name, x_T in counts.items()} | where
 
-    def measure_each(self, steps: "StepView") -> list[NonfiniteTally]:
-        """Count the tokens and rows of each step."""
-        import numpy as np
-
-        by_step, tokens = steps.by_step, steps.token_measures[self.code]
-        bad_reward_N, unscored_N, undefined_N = self._rows(steps)
-        bad_N = bad_reward_N | (tokens["all"] > 0)
-        numbers = np.array(steps.batch.step_numbers, np.float64)
-        return steps.tallies(
-            NonfiniteTally,
-            tokens=by_step.count(tokens["trained"]),
-            masked_tokens=by_step.count(tokens["all"] - tokens["trained"]),
-            loss_tokens=by_step.count(tokens["loss"]),
-            rows=by_step.count(bad_N),
-            rewards=by_step.count(bad_reward_N),
-            unscored=by_step.count(unscored_N),
-            undefined=by_step.count(undefined_N),
-            first_step=np.where(by_step.any(bad_N | undefined_N), numbers, np.inf),
-        )
-
-    def _rows(self, step: "StepView") -> "tuple[Tensor, Tensor, Tensor]":
-        """Rows with a reward or advantage that is not finite and hurts, unscored ones, and those of `_undefined`."""
-        return step.cached(self.code, lambda: (*self._bad_rewards(step), self._undefined(step)))
-
-    def _undefined(self, step: "StepView") -> "Tensor":
-        """Rows of groups without a trained token whose advantage comes out as NaN although their score is finite."""
+    def measure_rows(self, step: "StepView") -> "Mapping[str, Tensor]":
+        """Tell rows of groups without a trained token whose advantage comes out as NaN although their score is finite."""
         rows = step.rows
         if rows is None or rows.advantage_N is None or rows.length_N is None:
-            return step.batch.rows.diff() < 0
+            return {"undefined": step.batch.rows.diff() < 0}
         empty_N = (step.compared_sum(rows.length_N) == 0)[step.compared.index_N]
-        undefined_N: Tensor = empty_N & rows.in_baseline_N & rows.advantage_N.isnan() & rows.score_N.isfinite()
-        return undefined_N
+        return {"undefined": empty_N & rows.in_baseline_N & rows.advantage_N.isnan() & rows.score_N.isfinite()}
 
-    def _bad_rewards(self, step: "StepView") -> "tuple[Tensor, Tensor]":
-        """Rows with a reward or advantage that is not finite and hurts, and rows that are merely unscored."""
-        reward_N = step.batch.per_row.get("reward")
-        advantage_N = step.batch.per_row.get("advantage")
-        bad_N = step.batch.rows.diff() < 0
-        unscored_N = bad_N
-        if reward_N is not None:
-            bad_N = bad_N | ~reward_N.isfinite()
-            evaluation = step.evaluation
-            if evaluation is None or RowSet.UNSCORED in evaluation.objective.baseline_rows.without:
-                unscored_N = reward_N.isnan()
-                bad_N = bad_N & ~unscored_N
-        if advantage_N is not None:
-            bad_N = bad_N | ~advantage_N.isfinite()
-        return bad_N, unscored_N
+    def table(self, run: RunTables, context: Context) -> pl.DataFrame:
+        """One line for each row."""
+        reward, logged = pl.col("reward"), pl.col("logged_advantage")
+        leaves_out = context.objective is None or RowSet.UNSCORED in context.objective.baseline_rows.without
+        bad = reward.is_infinite() | (reward.is_nan() & (not leaves_out)) | ~logged.is_finite()
+        return run.rows_of(self.name).with_columns(bad_reward=bad.fill_null(False))  # noqa: FBT003
 
-    def examples(self, step: "StepView") -> Iterable[Example]:
-        """Rows with the most such values, and the first column that has one."""
-        bad_N, _, undefined_N = self._rows(step)
-        weight_N = bad_N.double() + step.token_measures[self.code]["all"] + undefined_N
-        offsets = step.batch.rows
-
-        def note(row: int) -> str:
-            start, stop = int(offsets[row]), int(offsets[row + 1])
-            for name in TOKEN_COLUMNS:
-                if name not in step.batch.per_token:
-                    continue
-                column_T = step.batch.token_columns.part(name, slice(start, stop))
-                bad_T = _bad(name, column_T)
-                if bool(bad_T.any()):
-                    token = int(bad_T.nonzero()[0])
-                    return f"{name} is {float(column_T[token])} at token {token}"
-            if bool(undefined_N[row]):
-                return "its group has no trained token, and its advantage is 0 / 0"
-            return "reward or advantage is not finite"
-
-        return step.worst_rows(weight_N, note, KEEP_EXAMPLES)
-
-    def measures(self, tally: NonfiniteTally) -> Mapping[str, Measure]:
+    def quantities(self) -> Mapping[str, Quantity]:
         """How many, and since when."""
-        first = None if tally.first_step == float("inf") else int(tally.first_step)
+        bad = (pl.col("all") > 0) | pl.col("bad_reward")
         return {
-            "tokens": Measure(tally.tokens, "tokens"),
-            "rows": Measure(tally.rows, "rows"),
-            "first_step": Measure(first, "step"),
-            "masked_tokens": Measure(tally.masked_tokens, "tokens"),
-            "rewards": Measure(tally.rewards, "rows"),
-            "undefined_advantages": Measure(tally.undefined, "rows"),
+            "tokens": (pl.sum("trained"), "tokens"),
+            "rows": (bad.sum(), "rows"),
+            "first_step": (pl.col("step").filter(bad | pl.col("undefined")).min(), "step"),
+            "masked_tokens": (pl.sum("all") - pl.sum("trained"), "tokens"),
+            "rewards": (pl.sum("bad_reward"), "rows"),
+            "undefined_advantages": (pl.sum("undefined"), "rows"),
         }
 
-    def judge(self, run: NonfiniteTally, context: Context) -> Judgement | None:
+    def places(self, table: pl.DataFrame) -> pl.DataFrame:
+        """Rows with the most such values."""
+        return table.with_columns(value=pl.sum_horizontal("all", "bad_reward", "undefined"))
+
+    def note(self, place: Mapping[str, Any]) -> str:
+        """The first such value."""
+        if place["first_column"] >= 0:
+            name = TOKEN_COLUMNS[int(place["first_column"])]
+            return f"{name} is {place['first_value']} at token {int(place['first_token'])}"
+        if place["undefined"]:
+            return "its group has no trained token, and its advantage is 0 / 0"
+        return "reward or advantage is not finite"
+
+    def judge(self, run: Measured, context: Context) -> Judgement | None:
         """An error where the loss or an advantage is reached, a warning where a mask stands before it."""
-        if not run.rows and not run.undefined:
+        rows, undefined_rows = run.count("rows"), run.count("undefined_advantages")
+        if not rows and not undefined_rows:
             return None
         title = "the trainer" if context.trainer is None else context.trainer.title
         undefined = (
-            f"{counted(run.undefined, 'row')} in groups without a trained token get the advantage 0 / 0, which is "
+            f"{counted(undefined_rows, 'row')} in groups without a trained token get the advantage 0 / 0, which is "
             f"masked in the loss and not in its gradient: the gradient of the step is NaN, and {title} skips its update"
         )
-        if not run.rows:
+        if not rows:
             return Judgement(
                 severity=Severity.WARNING,
                 confirmed=False,
                 headline=(
-                    f"{counted(run.undefined, 'row')} with an advantage of 0 / 0, first at step {int(run.first_step)}"
+                    f"{counted(undefined_rows, 'row')} with an advantage of 0 / 0, first at step {run['first_step']}"
                 ),
                 message=undefined,
                 evidence="the rows and the configuration would make it happen; no column shows the update",
                 advice="leave fully rejected groups out of the batch, or use another estimator than opo",
             )
-        reached = run.loss_tokens > 0 or run.rewards > 0
+        rewards, masked = run.count("rewards"), run.count("masked_tokens")
+        reached = bool(rewards) or bool((run.table["loss"] > 0).any())
         leak = (
             f"{title} multiplies by the mask, so a masked NaN reaches its loss"
             if context.trainer is not None and context.trainer.masks_by_product
             else "harmless only where the mask is applied by selection"
         )
-        parts = [f"{counted(run.tokens, 'trained token')} and {counted(run.masked_tokens, 'masked token')}"]
-        if run.rewards:
-            parts.append(f"{counted(run.rewards, 'row')} with a reward or advantage that is not finite")
+        parts = [f"{counted(run.count('tokens'), 'trained token')} and {counted(masked, 'masked token')}"]
+        if rewards:
+            parts.append(f"{counted(rewards, 'row')} with a reward or advantage that is not finite")
         return Judgement(
             severity=Severity.ERROR if reached else Severity.WARNING,
             confirmed=True,
             headline=(
-                f"{counted(run.rows, 'row')} with NaN, infinity or an impossible log-prob, first at step "
-                f"{int(run.first_step)}"
+                f"{counted(rows, 'row')} with NaN, infinity or an impossible log-prob, first at step "
+                f"{run['first_step']}"
             ),
             message=f"values that are not finite, or log-probs that none can be, in {', '.join(parts)}"
-            + (f"; {leak}" if run.masked_tokens else "")
-            + (f"; {undefined}" if run.undefined else ""),
+            + (f"; {leak}" if masked else "")
+            + (f"; {undefined}" if undefined_rows else ""),
             evidence="the values are in the file",
             advice="look at the rows listed; numbers elsewhere in this report that such values reach are shown as n/a",
         )

@@ -69,7 +69,7 @@ class TableRule(Rule[Any]):
         return {}
 
     @abstractmethod
-    def table(self, run: RunTables) -> pl.DataFrame:
+    def table(self, run: RunTables, context: Context) -> pl.DataFrame:
         """Return the lines that the rule counts, each with its `step` and `split`: groups, rows, prompts, steps."""
 
     @abstractmethod
@@ -88,9 +88,9 @@ class TableRule(Rule[Any]):
         """
         return ""
 
-    def measured(self, run: RunTables) -> Measured:
+    def measured(self, run: RunTables, context: Context) -> Measured:
         """Query a run."""
-        table = self.table(run)
+        table = self.table(run, context)
         return Measured(table, _values(table.select(**self._expressions())), run)
 
     def series(self, measured: Measured, steps: Sequence["StepKey"]) -> list[dict[str, Any]]:
