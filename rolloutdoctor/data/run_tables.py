@@ -12,7 +12,13 @@ if TYPE_CHECKING:
 STEP = ("step", "split")
 """Columns that name a step in every table."""
 
-EMPTY_ROWS = pl.DataFrame(schema={"step": pl.Int64, "split": pl.String, "row": pl.Int64})
+NAMES = (*STEP, "row", "group", "group_id", "sample_id", "status")
+"""Columns that name a row, and say how it ended."""
+
+EMPTY_ROWS = pl.DataFrame(
+    schema={"step": pl.Int64, "split": pl.String, "row": pl.Int64, "group": pl.Int64}
+    | dict.fromkeys(NAMES[4:], pl.String)
+)
 EMPTY_METRICS = pl.DataFrame(schema={"step": pl.Int64, "split": pl.String, "metric": pl.String, "logged": pl.Float64})
 EMPTY_STEPS = pl.DataFrame(schema={"step": pl.Int64, "split": pl.String})
 
@@ -31,23 +37,27 @@ class RunTables:
     metrics: pl.DataFrame = field(default_factory=EMPTY_METRICS.clone)
     steps: pl.DataFrame = field(default_factory=EMPTY_STEPS.clone)
 
-    def rows_of(self, rule: str) -> pl.DataFrame:
-        """Return `rows` with what a rule measured under its own names."""
+    def rows_of(self, rule: str, *columns: str) -> pl.DataFrame:
+        """Return the columns that name a row, some others, and what a rule measured, under the names it gave."""
         own = {name: name.removeprefix(f"{rule}/") for name in self.rows.columns if name.startswith(f"{rule}/")}
-        return self.rows.rename(own)
+        return self.rows.select(*NAMES, *columns, *own).rename(own)
 
-    def of(self, splits: Collection[str], without: Collection["StepKey"] = ()) -> "RunTables":
-        """Return the tables of some splits.
+    def of(
+        self, splits: Collection[str], metrics: Collection[str], without: Collection["StepKey"] = ()
+    ) -> "RunTables":
+        """Return a part of the tables.
 
         Args:
             splits: ``train``, ``eval`` or both.
+            metrics: names of the metrics.
             without: steps to be left out.
         """
         frames = [frame.filter(pl.col("split").is_in(list(splits))) for frame in (self.rows, self.metrics, self.steps)]
         if without:
             left_out = steps_frame(without)
             frames = [frame.join(left_out, on=STEP, how="anti", maintain_order="left") for frame in frames]
-        return RunTables(*frames)
+        rows, logged, steps = frames
+        return RunTables(rows, logged.filter(pl.col("metric").is_in(list(metrics))), steps)
 
 
 def steps_frame(keys: Iterable["StepKey"]) -> pl.DataFrame:

@@ -1,13 +1,10 @@
 """Add up what rules measure: each step becomes a small state, and states add up."""
 
-from collections.abc import Callable, Hashable, Iterable, Mapping, Sequence
+from collections.abc import Hashable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import reduce
 from operator import add
 from typing import Any
-
-import polars as pl
-from torch import Tensor
 
 from rolloutdoctor.audit.doubts import Unjoined, missing_ranks, updates_of
 from rolloutdoctor.audit.logged import has_row_advantages, measure_advantages
@@ -18,7 +15,8 @@ from rolloutdoctor.data.windows import window_of
 from rolloutdoctor.engine.group_sizes import check_group_sizes
 from rolloutdoctor.engine.plan import Plan
 from rolloutdoctor.engine.run_steps import EvaluatedStep, EvaluatedSteps, StepConsumer
-from rolloutdoctor.engine.tables import Tables, metrics_of, rows_of
+from rolloutdoctor.engine.table_builder import TableBuilder
+from rolloutdoctor.engine.tables import Tables
 from rolloutdoctor.evaluation.evaluate import AS_CONFIGURED
 from rolloutdoctor.evaluation.token_measures import TokenMeasure
 from rolloutdoctor.objective.required_columns import incomplete
@@ -179,9 +177,16 @@ class RuleAccumulator(StepConsumer):
     Appending and sorting once keeps it linear in the number of steps.
     """
 
-    def __init__(self, plan: Plan) -> None:
+    def __init__(self, plan: Plan, tables: TableBuilder | None = None) -> None:
+        """Measure by a plan.
+
+        Args:
+            plan: what is to be measured.
+            tables: takes the rows; None: what the rules read of them is kept.
+        """
         self.plan, objective = plan, plan.context.objective
-        self.columns = plan.columns
+        self._tables = tables or TableBuilder(plan)
+        self.columns = plan.columns | self._tables.columns
         self.objectives = (
             {}
             if objective is None
@@ -189,7 +194,6 @@ class RuleAccumulator(StepConsumer):
         )
         self._needs = {rule.code: rule.columns(plan.context) for rule in plan.rules}
         self._reads = {rule.code: self._needs[rule.code] | rule.optional_columns(plan.context) for rule in plan.rules}
-        self._tables = TableBuilder(plan)
         added = [rule.code for rule in plan.rules if not isinstance(rule, TableRule)]
         self._steps: dict[str, list[tuple[StepKey, Any]]] = {code: [] for code in added}
         self._thinned: dict[str, RuleState] = {code: RuleState() for code in added}
@@ -357,50 +361,6 @@ class RuleAccumulator(StepConsumer):
             updates=self._updates,
             tables=self._tables.tables(),
         )
-
-
-class TableBuilder:
-    """Measures steps into the tables that the rules query."""
-
-    def __init__(self, plan: Plan) -> None:
-        self._rules = [rule for rule in plan.rules if isinstance(rule, TableRule)]
-        self._splits = frozenset(split for rule in self._rules for split in rule.splits)
-        self._columns = sorted({name for rule in self._rules for name in rule.reads})
-        self._names = frozenset[str]().union(*(rule.metrics(plan.context) for rule in self._rules))
-        self._rows: list[pl.DataFrame] = []
-        self._metrics: list[pl.DataFrame] = []
-        self._unmeasured: dict[str, list[StepKey]] = {rule.code: [] for rule in self._rules}
-
-    def add(
-        self, views: Sequence[StepView], whole: StepView | None, can_measure: Callable[[AnyRule, StepView], bool]
-    ) -> None:
-        """Measure some steps of one split.
-
-        Args:
-            views: the steps.
-            whole: all of them as one, where they share a pass.
-            can_measure: says whether a rule has in a step what it needs.
-        """
-        split = views[0].batch.split
-        rules = [rule for rule in self._rules if split in rule.splits]
-        if not rules:
-            return
-        for rule in rules:
-            self._unmeasured[rule.code] += [view.batch.key for view in views if not can_measure(rule, view)]
-        for view in views if whole is None else [whole]:
-            measured = {rule.name: _measured(rule, view) for rule in rules if can_measure(rule, view)}
-            self._rows.append(rows_of(view, self._columns, measured))
-            self._metrics.append(metrics_of(view, self._names))
-
-    def tables(self) -> Tables:
-        """Return what was measured so far."""
-        unmeasured = {code: tuple(steps) for code, steps in self._unmeasured.items() if steps}
-        return Tables(tuple(self._rows), tuple(self._metrics), unmeasured)
-
-
-def _measured(rule: TableRule, view: StepView) -> Mapping[str, Tensor]:
-    """What a rule measured of the tokens of the rows, and of the rows."""
-    return {**view.token_measures.get(rule.code, {}), **rule.measure_rows(view)}
 
 
 def run_total(rule: AnyRule, state: RuleState) -> Any:  # noqa: ANN401  # the tally type belongs to the rule

@@ -198,7 +198,7 @@ def _thinned(plan: Plan, state: RunState) -> Iterator[int]:
 
 def _queried(rule: TableRule, state: RunState, context: Context) -> Seen:
     keys = [key for key in state.seen if key.split in rule.splits]
-    run = state.tables.of_rule(rule.code, rule.splits, keys)
+    run = state.tables.of_rule(rule, context, keys)
     series = [key for key in thinned(keys)[1] if key not in state.tables.unmeasured.get(rule.code, ())]
     return Seen(
         is_empty=not len(run.steps),

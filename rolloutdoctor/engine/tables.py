@@ -8,12 +8,17 @@ from typing import Any
 
 import numpy as np
 import polars as pl
+import torch
 from torch import Tensor
 
+from rolloutdoctor.audit.step import quantity_of
 from rolloutdoctor.data.batch import RolloutBatch, StepKey
 from rolloutdoctor.data.run_tables import EMPTY_METRICS, EMPTY_ROWS, STEP, RunTables, concatenated, steps_frame
 from rolloutdoctor.evaluation.row_columns import ROW_COLUMNS, row_column
+from rolloutdoctor.ops.prefix_hash import scramble
+from rolloutdoctor.rules.base import Context
 from rolloutdoctor.rules.step import StepView
+from rolloutdoctor.rules.table_rule import TableRule
 
 
 @dataclass(frozen=True, eq=False)
@@ -44,16 +49,16 @@ class Tables:
         rows = concatenated(self.rows, EMPTY_ROWS, by=[*STEP, "row"])
         return RunTables(rows, concatenated(self.metrics, EMPTY_METRICS, by=[*STEP, "metric"]))
 
-    def of_rule(self, code: str, splits: Collection[str], seen: Sequence[StepKey]) -> RunTables:
+    def of_rule(self, rule: TableRule, context: Context, seen: Sequence[StepKey]) -> RunTables:
         """Return what a rule sees of the run.
 
         Args:
-            code: of the rule.
-            splits: that it is about.
+            rule: the rule.
+            context: what is known of the run.
             seen: the steps that were read.
         """
         whole = RunTables(self.whole.rows, self.whole.metrics, steps_frame(seen))
-        return whole.of(splits, self.unmeasured.get(code, ()))
+        return whole.of(rule.splits, rule.metrics(context), self.unmeasured.get(rule.code, ()))
 
     def with_file(self, file: str) -> "Tables":
         """Return the tables with rows that have no name of their own named after their file."""
@@ -97,6 +102,26 @@ class Tables:
         whole = self.whole
         return f"Tables({whole.rows.to_dicts()!r}, {whole.metrics.to_dicts()!r}, {self._missed!r})"
 
+
+METRICS_SCHEMA = EMPTY_METRICS.schema | {
+    "recomputed": pl.Float64,
+    "radius": pl.Float64,
+    "agrees": pl.Boolean,
+    "not_compared": pl.String,
+}
+
+TOKEN_COLUMNS: Mapping[str, pl.DataType] = {
+    "response_ids": pl.Int64(),
+    "response_mask": pl.Boolean(),
+    "rollout_log_probs": pl.Float64(),
+    "old_log_probs": pl.Float64(),
+    "policy_log_probs": pl.Float64(),
+    "ref_log_probs": pl.Float64(),
+    "entropy": pl.Float64(),
+}
+"""Columns of a run file that the table `tokens` has of each token."""
+
+TOKENS_SCHEMA = EMPTY_ROWS.schema | {"position": pl.Int64()} | TOKEN_COLUMNS
 
 _KINDS = {"Int64": pl.Int64, "Float64": pl.Float64, "Boolean": pl.Boolean, "String": pl.String}
 
@@ -193,3 +218,59 @@ def metrics_of(view: StepView, names: Collection[str]) -> pl.DataFrame:
         if name in names
     ]
     return pl.DataFrame(lines, schema=EMPTY_METRICS.schema, orient="row")
+
+
+def compared_metrics(view: StepView) -> pl.DataFrame:
+    """Return every metric of a step as a frame, logged and recomputed."""
+    lines = []
+    for name in sorted({*view.logged, *view.unjoined, *view.metrics}):
+        logged, recomputed = view.logged.get(name), view.metrics.get(name)
+        tally = view.audit.get(quantity_of(view.batch, name))
+        radius = view.radius(name, recomputed) if logged is not None and recomputed is not None else None
+        agrees = None if tally is None or not tally.compared else tally.agree == tally.compared
+        reason = "" if tally is None else tally.reason
+        lines.append((*view.batch.key, name, logged, recomputed, radius, agrees, reason))
+    return pl.DataFrame(lines, schema=METRICS_SCHEMA, orient="row")
+
+
+@dataclass
+class TokenSample:
+    """Some tokens of a run, chosen by a hash of their place: the same ones in whatever order and parts they come.
+
+    Attributes:
+        most: tokens that are kept, about; as long as there are fewer, all of them.
+    """
+
+    most: int = 2**22
+    _frames: list[pl.DataFrame] = field(default_factory=list)
+    _below: int = 2**64
+    _count: int = 0
+
+    def add(self, batch: RolloutBatch) -> None:
+        """Take in the tokens of a step."""
+        length_N = batch.rows.diff()
+        row_T = torch.repeat_interleave(batch.row_N, length_N)
+        position_T = torch.arange(batch.tokens, device=batch.device) - torch.repeat_interleave(batch.rows[:-1], length_N)
+        key_T = scramble((batch.step << 40) + (row_T << 20) + position_T).cpu().numpy().view(np.uint64)
+        chosen = np.flatnonzero(key_T < self._below) if self._below < 2**64 else np.arange(len(key_T))
+        columns: dict[str, Any] = {
+            "step": pl.Series([batch.step], dtype=pl.Int64).new_from_index(0, len(chosen)),
+            "split": pl.Series([batch.split]).new_from_index(0, len(chosen)),
+            "row": row_T.cpu().numpy()[chosen],
+            "position": position_T.cpu().numpy()[chosen],
+        }
+        for name in TOKEN_COLUMNS:
+            known = name in batch.per_token
+            columns[name] = batch.column(name).cpu().numpy()[chosen] if known else pl.Series([None]).new_from_index(0, len(chosen))
+        frame = pl.DataFrame(columns, schema_overrides=TOKENS_SCHEMA).with_columns(key=pl.Series(key_T[chosen]))
+        self._frames.append(frame)
+        self._count += len(frame)
+        while self._count > self.most:
+            self._below //= 2
+            self._frames = [one.filter(pl.col("key") < self._below) for one in self._frames]
+            self._count = sum(map(len, self._frames))
+
+    def frame(self) -> pl.DataFrame:
+        """Return the tokens, sorted by step and row."""
+        empty = pl.DataFrame(schema=TOKENS_SCHEMA | {"key": pl.UInt64})
+        return concatenated(self._frames, empty, by=[*STEP, "row", "position"]).drop("key")

@@ -1,0 +1,149 @@
+"""`measure`: a run as three tables, in memory or as Parquet, from which it can be judged without reading it again."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from io import BytesIO
+from pathlib import Path
+
+import polars as pl
+
+from rolloutdoctor.commands.check import report_of
+from rolloutdoctor.commands.diff import diff
+from rolloutdoctor.commands.diff_parts import DiffOptions
+from rolloutdoctor.commands.merge import saved_state
+from rolloutdoctor.engine.accumulate import RuleAccumulator, RunState
+from rolloutdoctor.engine.options import CheckOptions
+from rolloutdoctor.engine.prepare import PreparedRun, prepare
+from rolloutdoctor.engine.run_steps import run_file_steps
+from rolloutdoctor.engine.state_file import SavedState, dumped, load_state
+from rolloutdoctor.engine.table_builder import FullTableBuilder
+from rolloutdoctor.engine.tables import Tables
+from rolloutdoctor.hypotheses.fixes import ChosenFix, choose
+from rolloutdoctor.io.locations.targets import Target
+from rolloutdoctor.io.progress import Progress
+from rolloutdoctor.io.run import Run
+from rolloutdoctor.io.write.replacing import write_whole
+from rolloutdoctor.results.comparison import Comparison
+from rolloutdoctor.results.errors import InputError, UsageError
+from rolloutdoctor.results.findings import Report
+
+MANIFEST = "_measured.json"
+"""Says by which version, with which options and from which files the tables beside it were made; written last."""
+
+TABLES = ("rows", "tokens", "metrics")
+
+
+@dataclass(frozen=True, eq=False)
+class MeasuredRun:
+    """A run as tables; docs/tables.md lists their columns.
+
+    Attributes:
+        rows: one line a response.
+        tokens: one line a sampled token, of some four million.
+        metrics: one line a step, split and metric.
+    """
+
+    rows: pl.DataFrame
+    tokens: pl.DataFrame
+    metrics: pl.DataFrame
+    _prepared: PreparedRun
+    _state: RunState
+
+    def check(self) -> Report:
+        """Judge what was measured; the run is read again only where logged values do not follow from its options."""
+        return report_of(self._prepared, self._state)
+
+    def diff(self, *fixes: str) -> Comparison:
+        """Compare the run with what fixes, ``NAME`` or ``NAME:VARIANT``, make of it, as the command `diff` does."""
+        given = self._prepared.options
+        options = DiffOptions(
+            trainer=given.trainer,
+            layers=given.layers,
+            steps=given.steps,
+            split=given.split or "train",
+            device=given.device,
+            dtype=given.dtype,
+            kernel=given.kernel,
+            fixes=tuple(choose(fix) for fix in fixes),
+        )
+        return diff(self._prepared.run, options)
+
+    def write(self, folder: str | Path) -> None:
+        """Write the tables and what judging them needs; whole, or without the file that says that they are.
+
+        Raises:
+            UsageError: if the folder cannot be written, or holds other files.
+        """
+        path = Path(folder)
+        _prepare(path)
+        for name in TABLES:
+            stream = BytesIO()
+            getattr(self, name).write_parquet(stream, compression="zstd")
+            write_whole(stream.getvalue(), Target.of(str(path / f"{name}.parquet")))
+        bare = replace(self._state, tables=replace(self._state.tables, rows=(), metrics=()))
+        write_whole(dumped(saved_state(self._prepared, bare)).encode(), Target.of(str(path / MANIFEST)))
+
+
+def measure(
+    run: Run, options: CheckOptions, fixes: Sequence[ChosenFix] = (), progress: Progress | None = None
+) -> MeasuredRun:
+    """Measure a run into tables.
+
+    Args:
+        run: what to read.
+        options: what to check, and how.
+        fixes: under which the rows are evaluated beside those that the rules compare with.
+        progress: called with what is done and what there is to do, in the run's `unit`.
+
+    Raises:
+        UsageError: if an option cannot be used.
+        InputError: if a file cannot be read, or breaks the contract.
+    """
+    prepared = prepare(run, options)
+    plan = prepared.plan
+    if fixes:
+        plan = replace(plan, fixes=tuple(dict.fromkeys((*plan.fixes, *fixes))))
+    tables = FullTableBuilder(plan)
+    rules = RuleAccumulator(plan, tables)
+    run_file_steps(run, [rules], prepared.options, prepared.metrics, progress)
+    state = rules.state()
+    whole = state.tables.whole
+    return MeasuredRun(whole.rows, tables.tokens(), whole.metrics, replace(prepared, plan=plan), state)
+
+
+def is_measured(path: str | Path) -> bool:
+    """Tell whether a folder is one that `measure` wrote."""
+    return (Path(path) / MANIFEST).is_file()
+
+
+def load_measured(folder: str) -> SavedState:
+    """Return what was measured into a folder, to be judged alone or together with others.
+
+    Raises:
+        InputError: if a file of it is damaged or missing.
+    """
+    saved = load_state(str(Path(folder) / MANIFEST))
+    frames = {name: _read(Path(folder) / f"{name}.parquet") for name in ("rows", "metrics")}
+    tables = Tables((frames["rows"],), (frames["metrics"],), saved.state.tables.unmeasured)
+    return replace(saved, state=replace(saved.state, tables=tables))
+
+
+def _read(path: Path) -> pl.DataFrame:
+    try:
+        return pl.read_parquet(path)
+    except (OSError, pl.exceptions.PolarsError, pl.exceptions.PanicException) as error:
+        reason = str(error).partition("\n")[0]
+        raise InputError(f"{path}: cannot be read ({reason}); measure the run again") from None
+
+
+def _prepare(folder: Path) -> None:
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+        here = {each.name for each in folder.iterdir() if not each.name.startswith(".")}
+    except OSError as error:
+        raise UsageError(f"{folder}: {error.strerror}; name a folder that can be written") from None
+    others = sorted(here - {MANIFEST, *(f"{name}.parquet" for name in TABLES)})
+    if others:
+        raise UsageError(f"{folder} holds {others[0]}, which is no table of a run; name an empty folder")
+    # Until the end the folder is not whole.
+    (folder / MANIFEST).unlink(missing_ok=True)

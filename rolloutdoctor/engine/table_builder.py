@@ -1,0 +1,97 @@
+"""Measure steps into tables: what the rules read of them, or everything."""
+
+from collections.abc import Callable, Mapping, Sequence
+
+import polars as pl
+from torch import Tensor
+
+from rolloutdoctor.data.batch import StepKey
+from rolloutdoctor.data.schema import COLUMNS
+from rolloutdoctor.engine.plan import Plan
+from rolloutdoctor.engine.tables import TOKEN_COLUMNS, Tables, TokenSample, compared_metrics, metrics_of, rows_of
+from rolloutdoctor.evaluation.row_columns import ROW_COLUMNS
+from rolloutdoctor.rules.step import StepView
+from rolloutdoctor.rules.table import AnyRule
+from rolloutdoctor.rules.table_rule import TableRule
+
+
+class TableBuilder:
+    """Measures steps into the tables that the rules query.
+
+    Attributes:
+        columns: canonical columns that are read beside those of the rules.
+    """
+
+    columns: frozenset[str] = frozenset()
+
+    def __init__(self, plan: Plan) -> None:
+        self._rules = [rule for rule in plan.rules if isinstance(rule, TableRule)]
+        self._splits = frozenset(split for rule in self._rules for split in rule.splits)
+        self._reads = sorted({name for rule in self._rules for name in rule.reads})
+        self._names = frozenset[str]().union(*(rule.metrics(plan.context) for rule in self._rules))
+        self._rows: list[pl.DataFrame] = []
+        self._metrics: list[pl.DataFrame] = []
+        self._unmeasured: dict[str, list[StepKey]] = {rule.code: [] for rule in self._rules}
+
+    def add(
+        self, views: Sequence[StepView], whole: StepView | None, can_measure: Callable[[AnyRule, StepView], bool]
+    ) -> None:
+        """Measure some steps of one split.
+
+        Args:
+            views: the steps.
+            whole: all of them as one, where they share a pass.
+            can_measure: says whether a rule has in a step what it needs.
+        """
+        split = views[0].batch.split
+        rules = [rule for rule in self._rules if split in rule.splits]
+        if not rules:
+            return
+        for rule in rules:
+            self._unmeasured[rule.code] += [view.batch.key for view in views if not can_measure(rule, view)]
+        for view in views if whole is None else [whole]:
+            measured = {rule.name: _measured(rule, view) for rule in rules if can_measure(rule, view)}
+            self._rows.append(rows_of(view, self._reads, measured))
+            self._metrics.append(metrics_of(view, self._names))
+
+    def tables(self) -> Tables:
+        """Return what was measured so far."""
+        unmeasured = {code: tuple(steps) for code, steps in self._unmeasured.items() if steps}
+        return Tables(tuple(self._rows), tuple(self._metrics), unmeasured)
+
+
+def _measured(rule: TableRule, view: StepView) -> Mapping[str, Tensor]:
+    """What a rule measured of the tokens of the rows, and of the rows."""
+    return {**view.token_measures.get(rule.code, {}), **rule.measure_rows(view)}
+
+
+class FullTableBuilder(TableBuilder):
+    """Measures everything: every column of `rows`, a sample of the tokens, and every metric as it compares."""
+
+    def __init__(self, plan: Plan) -> None:
+        super().__init__(plan)
+        per_row = {column.name for column in COLUMNS if not column.kind.per_token}
+        self.columns = (per_row | TOKEN_COLUMNS.keys()) & plan.context.columns
+        self._fixes = [fix.label for fix in plan.fixes]
+        self._tokens = TokenSample()
+
+    def add(
+        self, views: Sequence[StepView], whole: StepView | None, can_measure: Callable[[AnyRule, StepView], bool]
+    ) -> None:
+        """See `TableBuilder`."""
+        evaluated = [name for name, column in ROW_COLUMNS.items() if column.source in ("rows", "tokens")]
+        of_fixes = [f"{fix}/{name}" for fix in self._fixes for name in evaluated]
+        rules = [rule for rule in self._rules if views[0].batch.split in rule.splits]
+        for view in views:
+            own = [rule for rule in rules if can_measure(rule, view)]
+            for rule in rules:
+                self._unmeasured[rule.code] += [] if rule in own else [view.batch.key]
+            rewards = [f"rewards/{name}" for name in view.batch.rewards]
+            measured = {rule.name: _measured(rule, view) for rule in own}
+            self._rows.append(rows_of(view, [*ROW_COLUMNS, *rewards, *of_fixes], measured))
+            self._metrics.append(compared_metrics(view))
+            self._tokens.add(view.batch)
+
+    def tokens(self) -> pl.DataFrame:
+        """Return the sample of the tokens."""
+        return self._tokens.frame()
