@@ -1,6 +1,6 @@
 """rolloutdoctor: recompute what an RL post-training step computed, with and without the known faults.
 
-`open` a run, then `check`, `compare`, `diff`, `identify`, `plot`, `recompute` or `report` it, or `evaluate` one batch
+`open` a run, then `check`, `compare`, `diff`, `identify`, `measure`, `plot`, `recompute` or `report` it, or `evaluate` one batch
 under one objective. Nothing heavy is imported before one of these is used.
 """
 
@@ -8,7 +8,19 @@ under one objective. Nothing heavy is imported before one of these is used.
 TYPE_CHECKING = False
 
 if TYPE_CHECKING:
-    from rolloutdoctor.api import batches, check, compare, diff, identify, objective_of, open, plot, recompute, report
+    from rolloutdoctor.api import (
+        batches,
+        check,
+        compare,
+        diff,
+        identify,
+        measure,
+        objective_of,
+        open,
+        plot,
+        recompute,
+        report,
+    )
     from rolloutdoctor.evaluation.evaluate import evaluate
     from rolloutdoctor.io.run import Run
     from rolloutdoctor.results.comparison import Comparison, Recomputed
@@ -37,6 +49,7 @@ __all__ = [
     "diff",
     "evaluate",
     "identify",
+    "measure",
     "objective_of",
     "open",
     "plot",

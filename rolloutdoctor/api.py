@@ -14,6 +14,8 @@ from rolloutdoctor.commands.convert import ConvertOptions, open_any
 from rolloutdoctor.commands.diff import diff as _diff
 from rolloutdoctor.commands.diff_parts import DiffOptions
 from rolloutdoctor.commands.identify import identify as _identify
+from rolloutdoctor.commands.measure import MeasuredRun
+from rolloutdoctor.commands.measure import measure as _measure
 from rolloutdoctor.commands.needs import evaluation_columns, need_trainer
 from rolloutdoctor.commands.plot import draw
 from rolloutdoctor.commands.recompute import RecomputeOptions
@@ -212,6 +214,40 @@ def compare(
         kernel=kernel,
     )
     return _compare(_opened(a, trainer), _opened(b, trainer), chosen, by=by)
+
+
+def measure(
+    run: RunLike,
+    *,
+    trainer: str | None = None,
+    options: Options | None = None,
+    fixes: Sequence[str] = (),
+    steps: str | None = None,
+    split: str | None = None,
+    device: str = "auto",
+    dtype: str = "float32",
+) -> MeasuredRun:
+    """Measure a run into the tables `rows`, `tokens` and `metrics`, as the command `measure` does.
+
+    Args:
+        run: from `open`, or a path.
+        trainer: ``NAME`` or ``NAME@VERSION``, over what the file says.
+        options: the trainer's own options by name, over what the file says.
+        fixes: ``NAME`` or ``NAME:VARIANT``: `rows` has the values with each of these, too.
+        steps: ``START:STOP``.
+        split: only ``train`` or ``eval``.
+        device: ``auto``, ``cpu`` or ``cuda``.
+        dtype: ``float32`` or ``float64``.
+    """
+    chosen = CheckOptions(
+        trainer=trainer,
+        layers=_layers(options),
+        steps=_steps(steps),
+        split=split,
+        device=device,
+        dtype=dtype,
+    )
+    return _measure(_opened(run, trainer), chosen, tuple(choose(text) for text in fixes))
 
 
 def identify(

@@ -13,6 +13,7 @@ from fuzz.harness import run
 from proof.table import claimed, markdown
 
 from rolloutdoctor.data.schema import COLUMNS
+from rolloutdoctor.evaluation.row_columns import ROW_COLUMNS
 from rolloutdoctor.hypotheses.fixes import FIXES
 from rolloutdoctor.hypotheses.table import FAMILIES, FIX_CODE, HYPOTHESES
 from rolloutdoctor.rules.table import RULES
@@ -34,6 +35,12 @@ def columns_table() -> str:
     for column in COLUMNS:
         aliases = ", ".join(f"`{name}`" for name in column.aliases)
         rows.append(f"| `{column.name}` | {column.kind.value} | {column.meaning} | {aliases} |")
+    return "\n".join(rows)
+
+
+def row_table() -> str:
+    rows = ["| column | type | unit | meaning | from |", "| --- | --- | --- | --- | --- |"]
+    rows += [f"| `{one.name}` | {one.dtype} | {one.unit} | {one.meaning} | {one.source} |" for one in ROW_COLUMNS.values()]
     return "\n".join(rows)
 
 
@@ -61,11 +68,12 @@ def parity_table() -> str:
     [
         ("rules", "rules", rules_table),
         ("columns", "columns", columns_table),
+        ("rows", "tables", row_table),
         ("fixes", "fixes", fixes_table),
         ("causes", "causes", causes_table),
         ("parity", "exact", parity_table),
     ],
-    ids=["rules", "columns", "fixes", "causes", "parity"],
+    ids=["rules", "columns", "rows", "fixes", "causes", "parity"],
 )
 def test_table_is_what_the_code_says(name, page, table_of):
     path = ROOT / "docs" / f"{page}.md"

@@ -8,7 +8,7 @@ from typing import Annotated
 
 import typer
 
-from rolloutdoctor.cli import book, check, compare, convert, diff, identify, info, merge, pages, plot, recompute, report
+from rolloutdoctor.cli import book, check, compare, convert, diff, identify, info, measure, merge, pages, plot, recompute, report
 from rolloutdoctor.cli.border import fail, guarded
 from rolloutdoctor.cli.help import GroupedCommand
 from rolloutdoctor.cli.parsing import Commands
@@ -30,6 +30,7 @@ app.command("merge", cls=GroupedCommand, epilog=merge.EPILOG)(merge.merge)
 app.command("diff", cls=GroupedCommand, epilog=diff.EPILOG)(diff.diff)
 app.command("compare", cls=GroupedCommand, epilog=compare.EPILOG)(compare.compare)
 app.command("recompute", cls=GroupedCommand, epilog=recompute.EPILOG)(recompute.recompute)
+app.command("measure", cls=GroupedCommand, epilog=measure.EPILOG)(measure.measure)
 app.command("plot", cls=GroupedCommand, epilog=plot.EPILOG)(plot.plot)
 app.command("report", cls=GroupedCommand, epilog=report.EPILOG)(report.report)
 app.command("identify", cls=GroupedCommand, epilog=identify.EPILOG)(identify.identify)

@@ -12,6 +12,7 @@ from rolloutdoctor.cli import follow as following
 from rolloutdoctor.cli import options as opt
 from rolloutdoctor.cli.border import guarded
 from rolloutdoctor.cli.each import check_several, runs_at
+from rolloutdoctor.cli.merge import judge_saved
 from rolloutdoctor.cli.listing import list_rule, one_rule
 from rolloutdoctor.cli.terminal import say
 from rolloutdoctor.results.errors import SeveralRunsError, UsageError
@@ -89,6 +90,43 @@ def check(
     from rolloutdoctor.results.findings import Severity
     from rolloutdoctor.rules.table import pick
 
+    from rolloutdoctor.commands.measure import is_measured
+
+    if any(map(is_measured, paths)):
+        _refuse_beside(
+            f"{paths[0]} holds measured tables, and the options that they were measured with",
+            {
+                "--trainer": trainer is not None,
+                "--set": bool(settings),
+                "--trainer-config": trainer_config is not None,
+                "--fix": bool(fix),
+                "--steps": steps is not None,
+                "--split": split is not None,
+                "--list": list_ is not None,
+                "--each": each,
+                "--follow": follow,
+                "--save-state": save_state is not None,
+                "--workers": workers > 1,
+                "--engine": engine is not None,
+                "--baseline": baseline is not None,
+                "--write-baseline": write_baseline is not None,
+            },
+        )
+        raise SystemExit(
+            judge_saved(
+                paths,
+                select=select,
+                ignore=ignore,
+                require=require,
+                format_=format_,
+                output_file=output_file,
+                fail_on=fail_on,
+                exit_zero=exit_zero,
+                color=color,
+                quiet=quiet,
+                verbose=verbose,
+            )
+        )
     where = verdict.executor(engine, workers, state_dir)
     rules = pick(verdict.words(select), verdict.words(ignore))
     must_test = verdict.required(require, rules)

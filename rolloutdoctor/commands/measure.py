@@ -19,7 +19,7 @@ from rolloutdoctor.engine.state_file import SavedState, dumped, load_state
 from rolloutdoctor.engine.table_builder import FullTableBuilder
 from rolloutdoctor.engine.tables import Tables
 from rolloutdoctor.hypotheses.fixes import ChosenFix, choose
-from rolloutdoctor.io.locations.targets import Target
+from rolloutdoctor.io.locations.targets import Target, shown
 from rolloutdoctor.io.progress import Progress
 from rolloutdoctor.io.run import Run
 from rolloutdoctor.io.write.replacing import write_whole
@@ -75,7 +75,7 @@ class MeasuredRun:
             UsageError: if the folder cannot be written, or holds other files.
         """
         path = Path(folder)
-        _prepare(path)
+        prepare_folder(path, self._prepared.run)
         for name in TABLES:
             stream = BytesIO()
             getattr(self, name).write_parquet(stream, compression="zstd")
@@ -102,7 +102,7 @@ def measure(
     prepared = prepare(run, options)
     plan = prepared.plan
     if fixes:
-        plan = replace(plan, fixes=tuple(dict.fromkeys((*plan.fixes, *fixes))))
+        plan = replace(plan, fixes=tuple({fix.label: fix for fix in (*plan.fixes, *fixes)}.values()))
     tables = FullTableBuilder(plan)
     rules = RuleAccumulator(plan, tables)
     run_file_steps(run, [rules], prepared.options, prepared.metrics, progress)
@@ -116,14 +116,16 @@ def is_measured(path: str | Path) -> bool:
     return (Path(path) / MANIFEST).is_file()
 
 
-def load_measured(folder: str) -> SavedState:
-    """Return what was measured into a folder, to be judged alone or together with others.
+def load(path: str) -> SavedState:
+    """Return what ``measure -o`` or ``check --save-state`` wrote, to be judged alone or together with others.
 
     Raises:
         InputError: if a file of it is damaged or missing.
     """
-    saved = load_state(str(Path(folder) / MANIFEST))
-    frames = {name: _read(Path(folder) / f"{name}.parquet") for name in ("rows", "metrics")}
+    if not is_measured(path):
+        return load_state(path)
+    saved = load_state(str(Path(path) / MANIFEST))
+    frames = {name: _read(Path(path) / f"{name}.parquet") for name in ("rows", "metrics")}
     tables = Tables((frames["rows"],), (frames["metrics"],), saved.state.tables.unmeasured)
     return replace(saved, state=replace(saved.state, tables=tables))
 
@@ -133,17 +135,23 @@ def _read(path: Path) -> pl.DataFrame:
         return pl.read_parquet(path)
     except (OSError, pl.exceptions.PolarsError, pl.exceptions.PanicException) as error:
         reason = str(error).partition("\n")[0]
-        raise InputError(f"{path}: cannot be read ({reason}); measure the run again") from None
+        raise InputError(f"{shown(path)}: cannot be read ({reason}); measure the run again") from None
 
 
-def _prepare(folder: Path) -> None:
+def prepare_folder(folder: str | Path, run: Run) -> None:
+    """Make the folder of the tables, and take away the file of an earlier run that says that they are whole.
+
+    Raises:
+        UsageError: if it cannot be made, or holds other files.
+    """
+    path = Path(folder)
     try:
-        folder.mkdir(parents=True, exist_ok=True)
-        here = {each.name for each in folder.iterdir() if not each.name.startswith(".")}
+        path.mkdir(parents=True, exist_ok=True)
+        here = {each.name for each in path.iterdir() if not each.name.startswith(".")}
     except OSError as error:
-        raise UsageError(f"{folder}: {error.strerror}; name a folder that can be written") from None
+        raise UsageError(f"{shown(path)}: {error.strerror}; name a folder that can be written") from None
     others = sorted(here - {MANIFEST, *(f"{name}.parquet" for name in TABLES)})
-    if others:
-        raise UsageError(f"{folder} holds {others[0]}, which is no table of a run; name an empty folder")
-    # Until the end the folder is not whole.
-    (folder / MANIFEST).unlink(missing_ok=True)
+    if others or any(Target.of(str(path / f"{name}.parquet")).is_any(run.inputs) for name in TABLES):
+        name = others[0] if others else "the run itself"
+        raise UsageError(f"{shown(path)} holds {name}, which is no table of a measured run; name an empty folder")
+    (path / MANIFEST).unlink(missing_ok=True)

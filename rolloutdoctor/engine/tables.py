@@ -134,7 +134,8 @@ def _columns(frame: pl.DataFrame) -> dict[str, object]:
             found[series.name] = {"String": series.to_list()}
         else:
             is_null = _bytes(series.is_null()) if series.has_nulls() else ""
-            found[series.name] = {str(series.dtype): [_bytes(series.fill_null(0)), is_null]}
+            filled = series.fill_null(False if series.dtype == pl.Boolean else 0)  # noqa: FBT003
+            found[series.name] = {str(series.dtype): [_bytes(filled), is_null]}
     return found
 
 

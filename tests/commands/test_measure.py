@@ -1,0 +1,136 @@
+"""`measure`: tables that add up to what the evaluation says, and that are judged as the run itself."""
+
+import dataclasses
+import re
+from pathlib import Path
+from typing import NamedTuple
+
+import polars as pl
+import pytest
+from fuzz.harness import run
+
+import rolloutdoctor as rd
+from rolloutdoctor.commands.measure import load
+from rolloutdoctor.engine.tables import TokenSample
+from rolloutdoctor.testing import random_batch
+
+
+
+def command(*words):
+    code, out, err, _ = run(list(words), ROOT)
+    return Said(code, out, err)
+
+
+class Said(NamedTuple):
+    code: int
+    stdout: str
+    stderr: str
+
+
+ROOT = Path(__file__).parent.parent.parent
+SAMPLE = ROOT / "sample_data" / "run.parquet"
+
+
+@pytest.fixture(scope="module")
+def measured():
+    return rd.measure(SAMPLE, fixes=["zero-std"])
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory, measured):
+    path = tmp_path_factory.mktemp("measured") / "tables"
+    measured.write(path)
+    return path
+
+
+def test_rows_are_what_evaluate_gives(measured):
+    run = rd.open(SAMPLE)
+    objective = rd.objective_of(run)
+    train = measured.rows.filter(pl.col("split") == "train")
+    for batch in list(rd.batches(run, objective, steps="3:6")):
+        if batch.split != "train":
+            continue
+        found, expected = train.filter(pl.col("step") == batch.step), rd.evaluate(batch, objective).frame()
+        for name in ("advantage", "baseline", "loss", "kl", "grad_l1"):
+            assert found[name].to_list() == pytest.approx(expected[name].to_list(), rel=1e-6, nan_ok=True), name
+        assert found["sample_id"].to_list() == expected["sample_id"].to_list()
+
+
+def test_a_fix_has_columns_of_its_own(measured):
+    dead = measured.rows.filter("zero_std")
+    (label,) = {name.partition("/")[0] for name in measured.rows.columns if name.startswith("zero-std:loss/")}
+    assert dead["kl_loss"].sum() != 0
+    assert dead[f"{label}/kl_loss"].sum() == 0
+
+
+def test_metrics_are_logged_against_recomputed(measured):
+    compared = measured.metrics.filter(pl.col("agrees").is_not_null())
+    gap = (compared["logged"] - compared["recomputed"]).abs()
+    assert len(compared) > 1000
+    assert (compared["agrees"] == (gap <= compared["radius"])).all()
+
+
+def test_a_measured_folder_is_judged_as_the_run(folder, measured):
+    said = command("check", str(SAMPLE), "--format", "concise", "--exit-zero")
+    assert command("check", str(folder), "--format", "concise", "--exit-zero").stdout == said.stdout
+    assert [one.code for one in measured.check().findings] == [
+        line.split()[1] for line in said.stdout.splitlines() if line.split()[0] in ("info", "warning", "error")
+    ]
+
+
+def test_parts_merge(tmp_path, folder):
+    for name, steps in (("early", ":40"), ("late", "40:")):
+        assert command("measure", str(SAMPLE), "--steps", steps, "-o", str(tmp_path / name)).code == 0
+    parts = [str(tmp_path / name) for name in ("early", "late")]
+    whole = command("check", str(folder), "--format", "json", "--exit-zero").stdout
+    assert command("merge", *parts, "--format", "json", "--exit-zero").stdout == whole
+
+
+def test_a_folder_with_other_files_is_left_alone(tmp_path):
+    (tmp_path / "notes.txt").write_text("mine")
+    said = command("measure", str(SAMPLE), "-o", str(tmp_path))
+    assert said.code == 2
+    assert "notes.txt, which is no table of a measured run" in said.stderr
+    assert [one.name for one in tmp_path.iterdir()] == ["notes.txt"]
+
+
+def test_options_of_a_measured_folder_are_given(folder):
+    said = command("check", str(folder), "--set", "beta=0.1")
+    assert said.code == 2
+    assert "leave --set out" in said.stderr
+
+
+def test_a_damaged_table_is_one_sentence(tmp_path, measured):
+    measured.write(tmp_path / "tables")
+    path = tmp_path / "tables" / "rows.parquet"
+    path.write_bytes(path.read_bytes()[:-100])
+    said = command("check", str(tmp_path / "tables"))
+    assert said.code == 2
+    assert "rows.parquet: cannot be read" in said.stderr
+    assert len(said.stderr.splitlines()) == 1
+
+
+def test_a_sample_of_tokens_depends_on_no_order():
+    batches = [dataclasses.replace(random_batch(seed), step=seed) for seed in range(40)]
+    samples = []
+    for order in (batches, batches[::-1]):
+        sample = TokenSample(most=500)
+        for batch in order:
+            sample.add(batch)
+        samples.append(sample.frame())
+    assert 100 < len(samples[0]) <= 500
+    assert samples[0].equals(samples[1])
+
+
+def test_the_queries_of_the_page_run(folder, monkeypatch, capsys):
+    text = (ROOT / "docs" / "tables.md").read_text(encoding="utf-8")
+    monkeypatch.chdir(folder.parent)
+    for code in re.findall(r"```python\n(.*?)```", text, re.DOTALL)[1:]:
+        exec(code, {})
+    assert "kl" in capsys.readouterr().out
+
+
+def test_states_without_tables_are_loaded_as_before(tmp_path):
+    state = tmp_path / "state.json"
+    command("check", str(SAMPLE), "--save-state", str(state), "--exit-zero")
+    assert load(str(state)).has_rows
