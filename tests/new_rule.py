@@ -15,30 +15,22 @@ TABLE = ROOT / "rolloutdoctor" / "rules" / "table.py"
 RULE = '''"""@CODE@: one line that says what is found."""
 
 from collections.abc import Mapping
-from dataclasses import dataclass
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
-from rolloutdoctor.ops.tally import Sums, ratio
-from rolloutdoctor.results.findings import Measure, Severity
-from rolloutdoctor.rules.base import Context, Judgement, Rule, counted, percent
+import polars as pl
+
+from rolloutdoctor.data.run_tables import RunTables
+from rolloutdoctor.results.findings import Severity
+from rolloutdoctor.rules.base import Context, Judgement, counted, percent
+from rolloutdoctor.rules.table_rule import Measured, Quantity, TableRule
 
 if TYPE_CHECKING:
     from torch import Tensor
 
     from rolloutdoctor.evaluation.token_measures import TokenBlock
-    from rolloutdoctor.rules.step import StepView
 
 
-@dataclass(frozen=True)
-class @CLASS@Tally(Sums):
-    """What `@NAME@` adds up."""
-
-    tokens: int = 0
-    different: int = 0
-
-
-@dataclass(frozen=True)
-class @CLASS@(Rule[@CLASS@Tally]):
+class @CLASS@(TableRule):
     """One line that says what is found.
 
     ## What it does
@@ -62,7 +54,7 @@ class @CLASS@(Rule[@CLASS@Tally]):
     code = "@CODE@"
     name = "@NAME@"
     references = ("https://github.com/huggingface/trl",)
-    tally = @CLASS@Tally
+    reads = ("trained_tokens",)
     needs_objective = False
     splits = ("train",)
 
@@ -73,36 +65,39 @@ class @CLASS@(Rule[@CLASS@Tally]):
     # A rule about a part of the objective names it in `parts`: what leaves it out makes the rule not applicable.
 
     def measure_tokens(self, block: "TokenBlock") -> "Mapping[str, Tensor]":
-        """Count the trained tokens of each row, and those whose log-probs differ."""
+        """Count the trained tokens of each row whose log-probs differ."""
         differs_T = block.log_ratio("old_log_probs", "rollout_log_probs") != 0
-        return {
-            "tokens": block.row_sum(block.trained_T),
-            "different": block.row_sum(differs_T & block.trained_T),
-        }
+        return {"different": block.row_sum(differs_T & block.trained_T)}
 
-    def measure_each(self, steps: "StepView") -> list[@CLASS@Tally]:
-        """Count the tokens of each step."""
-        found = steps.token_measures[self.code]
-        tokens, different = (steps.by_step.count(found[name]) for name in ("tokens", "different"))
-        return steps.tallies(@CLASS@Tally, tokens=tokens, different=different)
+    def table(self, run: RunTables, context: Context) -> pl.DataFrame:
+        """One line for each response with a trained token."""
+        return run.rows.filter(pl.col("trained_tokens") > 0)
 
-    def measures(self, tally: @CLASS@Tally) -> Mapping[str, Measure]:
+    def quantities(self) -> Mapping[str, Quantity]:
         """The share of such tokens."""
-        return {"tokens_share": Measure(ratio(tally.different, tally.tokens), "share")}
+        return {"tokens_share": (pl.sum("different") / pl.sum("trained_tokens"), "share")}
 
-    def vacuous_reason(self, run: @CLASS@Tally, context: Context) -> str | None:
+    def places(self, table: pl.DataFrame) -> pl.DataFrame:
+        """Responses with most of them."""
+        return table.with_columns(value="different")
+
+    def note(self, place: Mapping[str, Any]) -> str:
+        """How many."""
+        return f"{counted(place['different'], 'token')} of {place['trained_tokens']}"
+
+    def vacuous_reason(self, run: Measured, context: Context) -> str | None:
         """No token to compare."""
-        return None if run.tokens else "no token is trained"
+        return None if len(run.table) else "no token is trained"
 
-    def judge(self, run: @CLASS@Tally, context: Context) -> Judgement | None:
+    def judge(self, run: Measured, context: Context) -> Judgement | None:
         """Information, if there is one such token."""
-        if not run.different:
+        different = run.table["different"].sum()
+        if not different:
             return None
-        share = percent(ratio(run.different, run.tokens))
         return Judgement(
             severity=Severity.INFO,
             confirmed=False,
-            headline=f"{counted(run.different, 'trained token')} ({share}) with different log-probs",
+            headline=f"{counted(different, 'trained token')} ({percent(run['tokens_share'])}) with different log-probs",
             message="say what this does to the update",
             evidence="say which logged value proves it",
             advice="say what to change",

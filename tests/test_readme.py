@@ -40,7 +40,9 @@ def columns_table() -> str:
 
 def row_table() -> str:
     rows = ["| column | type | unit | meaning | from |", "| --- | --- | --- | --- | --- |"]
-    rows += [f"| `{one.name}` | {one.dtype} | {one.unit} | {one.meaning} | {one.source} |" for one in ROW_COLUMNS.values()]
+    rows += [
+        f"| `{one.name}` | {one.dtype} | {one.unit} | {one.meaning} | {one.source} |" for one in ROW_COLUMNS.values()
+    ]
     return "\n".join(rows)
 
 

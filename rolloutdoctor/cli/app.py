@@ -8,7 +8,21 @@ from typing import Annotated
 
 import typer
 
-from rolloutdoctor.cli import book, check, compare, convert, diff, identify, info, measure, merge, pages, plot, recompute, report
+from rolloutdoctor.cli import (
+    book,
+    check,
+    compare,
+    convert,
+    diff,
+    identify,
+    info,
+    measure,
+    merge,
+    pages,
+    plot,
+    recompute,
+    report,
+)
 from rolloutdoctor.cli.border import fail, guarded
 from rolloutdoctor.cli.help import GroupedCommand
 from rolloutdoctor.cli.parsing import Commands

@@ -23,7 +23,11 @@ EPILOG = (
 def merge(
     states: Annotated[
         list[str],
-        typer.Argument(metavar="STATE...", help="Files that check --save-state wrote, or folders that measure wrote.", show_default=False),
+        typer.Argument(
+            metavar="STATE...",
+            help="Files that check --save-state wrote, or folders that measure wrote.",
+            show_default=False,
+        ),
     ],
     select: verdict.SelectOption = None,
     ignore: verdict.IgnoreOption = None,

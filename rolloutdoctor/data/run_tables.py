@@ -37,17 +37,19 @@ class RunTables:
     metrics: pl.DataFrame = field(default_factory=EMPTY_METRICS.clone)
     steps: pl.DataFrame = field(default_factory=EMPTY_STEPS.clone)
 
-    def rows_of(self, rule: str, *columns: str) -> pl.DataFrame:
-        """Return the columns that name a row, some others, and what a rule measured, under the names it gave."""
-        own = {name: name.removeprefix(f"{rule}/") for name in self.rows.columns if name.startswith(f"{rule}/")}
-        return self.rows.select(*NAMES, *columns, *own).rename(own)
-
     def of(
-        self, splits: Collection[str], metrics: Collection[str], without: Collection["StepKey"] = ()
+        self,
+        rule: str,
+        columns: Collection[str],
+        splits: Collection[str],
+        metrics: Collection[str],
+        without: Collection["StepKey"] = (),
     ) -> "RunTables":
-        """Return a part of the tables.
+        """Return what a rule queries.
 
         Args:
+            rule: its name; the columns that it measured have their own names, ``trained`` for ``RULE/trained``.
+            columns: of `rows` beside these and those that name a row.
             splits: ``train``, ``eval`` or both.
             metrics: names of the metrics.
             without: steps to be left out.
@@ -57,6 +59,9 @@ class RunTables:
             left_out = steps_frame(without)
             frames = [frame.join(left_out, on=STEP, how="anti", maintain_order="left") for frame in frames]
         rows, logged, steps = frames
+        own = {name: name.removeprefix(f"{rule}/") for name in rows.columns if name.startswith(f"{rule}/")}
+        absent = [pl.lit(None, pl.Float64).alias(name) for name in columns if name not in rows.columns]
+        rows = rows.with_columns(absent).select(*NAMES, *columns, *own).rename(own)
         return RunTables(rows, logged.filter(pl.col("metric").is_in(list(metrics))), steps)
 
 

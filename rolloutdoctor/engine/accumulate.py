@@ -349,8 +349,7 @@ class RuleAccumulator(StepConsumer):
         return RunState(
             input=InputSummary(*self._counts),
             rules={
-                code: self._thinned[code]
-                + RuleState(tuple(steps), tuple(self._examples[code]), self._unmeasured[code])
+                code: self._thinned[code] + RuleState(tuple(steps), tuple(self._examples[code]), self._unmeasured[code])
                 for code, steps in self._steps.items()
             },
             odd_groups=self._odd_groups,

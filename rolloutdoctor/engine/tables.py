@@ -58,7 +58,8 @@ class Tables:
             seen: the steps that were read.
         """
         whole = RunTables(self.whole.rows, self.whole.metrics, steps_frame(seen))
-        return whole.of(rule.splits, rule.metrics(context), self.unmeasured.get(rule.code, ()))
+        missed = self.unmeasured.get(rule.code, ())
+        return whole.of(rule.name, rule.reads, rule.splits, rule.metrics(context), missed)
 
     def with_file(self, file: str) -> "Tables":
         """Return the tables with rows that have no name of their own named after their file."""
@@ -251,7 +252,9 @@ class TokenSample:
         """Take in the tokens of a step."""
         length_N = batch.rows.diff()
         row_T = torch.repeat_interleave(batch.row_N, length_N)
-        position_T = torch.arange(batch.tokens, device=batch.device) - torch.repeat_interleave(batch.rows[:-1], length_N)
+        position_T = torch.arange(batch.tokens, device=batch.device) - torch.repeat_interleave(
+            batch.rows[:-1], length_N
+        )
         key_T = scramble((batch.step << 40) + (row_T << 20) + position_T).cpu().numpy().view(np.uint64)
         chosen = np.flatnonzero(key_T < self._below) if self._below < 2**64 else np.arange(len(key_T))
         columns: dict[str, Any] = {
@@ -262,7 +265,9 @@ class TokenSample:
         }
         for name in TOKEN_COLUMNS:
             known = name in batch.per_token
-            columns[name] = batch.column(name).cpu().numpy()[chosen] if known else pl.Series([None]).new_from_index(0, len(chosen))
+            columns[name] = (
+                batch.column(name).cpu().numpy()[chosen] if known else pl.Series([None]).new_from_index(0, len(chosen))
+            )
         frame = pl.DataFrame(columns, schema_overrides=TOKENS_SCHEMA).with_columns(key=pl.Series(key_T[chosen]))
         self._frames.append(frame)
         self._count += len(frame)

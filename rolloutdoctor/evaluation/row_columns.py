@@ -79,9 +79,7 @@ def _trained(batch: RolloutBatch) -> Tensor | None:
 
 
 RECORDED = tuple(
-    _recorded(name)
-    for name, column in BY_NAME.items()
-    if column.kind in (Kind.INTEGER, Kind.NUMBER) and name != "step"
+    _recorded(name) for name, column in BY_NAME.items() if column.kind in (Kind.INTEGER, Kind.NUMBER) and name != "step"
 )
 
 ROW_COLUMNS: Mapping[str, RowColumn] = {

@@ -129,7 +129,7 @@ class DeadGroups(TableRule):
 
     def places(self, table: pl.DataFrame) -> pl.DataFrame:
         """Dead groups, largest first."""
-        return table.filter("dead").with_columns(value=pl.col("rows").cast(pl.Float64))
+        return table.filter("dead").with_columns(value="rows")
 
     def note(self, place: Mapping[str, Any]) -> str:
         """Their reward."""
@@ -170,7 +170,9 @@ class DeadGroups(TableRule):
             message += f"; prompts of equal difficulty would give {percent(run['expected_share'])}"
         recurring = table.filter("recurs").unique("prompt")
         if len(recurring):
-            message += f"; {recurring['always'].sum():,} of {counted(len(recurring), 'recurring prompt')} were dead each time"
+            message += (
+                f"; {recurring['always'].sum():,} of {counted(len(recurring), 'recurring prompt')} were dead each time"
+            )
         logged = table.filter("is_first", pl.col("logged").is_not_null()).select(pl.mean("logged", "own")).row(0)
         if None not in logged and abs(logged[0] - logged[1]) > LEAST_SHARE:
             message += (

@@ -115,8 +115,7 @@ class LoggedAnomaly(TableRule):
         negative = run.count("negative_kl_steps")
         if negative and context.objective is None and self.judge(run, context) is None:
             return Missing(
-                f"the logged KL is negative in {counted(negative, 'step')}, and nothing says which estimator "
-                "it is",
+                f"the logged KL is negative in {counted(negative, 'step')}, and nothing says which estimator it is",
                 context.unstated,
             )
         return None if len(run.table) else self._untold(context)

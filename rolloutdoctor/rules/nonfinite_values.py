@@ -151,7 +151,7 @@ class NonfiniteValues(TableRule):
         reward, logged = pl.col("reward"), pl.col("logged_advantage")
         leaves_out = context.objective is None or RowSet.UNSCORED in context.objective.baseline_rows.without
         bad = reward.is_infinite() | (reward.is_nan() & (not leaves_out)) | ~logged.is_finite()
-        return run.rows_of(self.name, *self.reads).with_columns(bad_reward=bad.fill_null(False))  # noqa: FBT003
+        return run.rows.with_columns(bad_reward=bad.fill_null(False))  # noqa: FBT003
 
     def quantities(self) -> Mapping[str, Quantity]:
         """How many, and since when."""

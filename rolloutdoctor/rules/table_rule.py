@@ -65,7 +65,7 @@ class TableRule(Rule[Any]):
         return frozenset()
 
     def measure_rows(self, step: "StepView") -> "Mapping[str, Tensor]":
-        """Return further values of rows, ``[N]`` each; they are in `rows` as ``NAME-OF-THE-RULE/KEY``."""
+        """Return further values of rows, ``[N]`` each; `table` has them as columns, as it has those of the tokens."""
         return {}
 
     @abstractmethod
@@ -122,8 +122,11 @@ class TableRule(Rule[Any]):
         if places is None:
             return ()
         names = [name for name in ("group_id", "sample_id") if name in places.columns]
-        found = places.filter(pl.col("value") > 0)
-        found = found.sort(["value", "step", *names], descending=[True] + [False] * (1 + len(names)), nulls_last=True)
+        places = places.with_columns(pl.col("value").cast(pl.Float64))
+        # For polars NaN is above every number.
+        found = places.filter(pl.col("value") > 0, pl.col("value").is_not_nan()).sort(
+            ["value", "step", *names], descending=[True] + [False] * (1 + len(names)), nulls_last=True
+        )
         return [
             Example(place["step"], place.get("group_id"), place.get("sample_id"), place["value"], self.note(place))
             for place in found.head(len(found) if keep is None else keep).iter_rows(named=True)

@@ -15,7 +15,6 @@ from rolloutdoctor.engine.tables import TokenSample
 from rolloutdoctor.testing import random_batch
 
 
-
 def command(*words):
     code, out, err, _ = run(list(words), ROOT)
     return Said(code, out, err)
