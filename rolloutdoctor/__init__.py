@@ -1,7 +1,7 @@
 """rolloutdoctor: recompute what an RL post-training step computed, with and without the known faults.
 
-`open` a run, then `check`, `compare`, `diff`, `identify`, `measure`, `plot`, `recompute` or `report` it, or `evaluate` one batch
-under one objective. Nothing heavy is imported before one of these is used.
+`open` a run, then `check`, `compare`, `diff`, `identify`, `measure`, `plot`, `recompute` or `report` it, or `evaluate`
+one batch under one objective. Nothing heavy is imported before one of these is used.
 """
 
 # Not from `typing`, which takes longer to import than the command line needs to be ready for signals.

@@ -12,8 +12,8 @@ from rolloutdoctor.cli import follow as following
 from rolloutdoctor.cli import options as opt
 from rolloutdoctor.cli.border import guarded
 from rolloutdoctor.cli.each import check_several, runs_at
-from rolloutdoctor.cli.merge import judge_saved
 from rolloutdoctor.cli.listing import list_rule, one_rule
+from rolloutdoctor.cli.merge import judge_saved
 from rolloutdoctor.cli.terminal import say
 from rolloutdoctor.results.errors import SeveralRunsError, UsageError
 
@@ -86,11 +86,10 @@ def check(
     """Run the rules on a run and print the findings."""
     # Histograms take one process, and are not part of a state.
     draws = verbose and format_ is opt.Format.full and workers == 1 and engine is None and save_state is None
+    from rolloutdoctor.commands.measure import is_measured
     from rolloutdoctor.hypotheses.fixes import choose
     from rolloutdoctor.results.findings import Severity
     from rolloutdoctor.rules.table import pick
-
-    from rolloutdoctor.commands.measure import is_measured
 
     if any(map(is_measured, paths)):
         _refuse_beside(

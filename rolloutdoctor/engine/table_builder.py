@@ -71,7 +71,7 @@ class FullTableBuilder(TableBuilder):
     def __init__(self, plan: Plan) -> None:
         super().__init__(plan)
         per_row = {column.name for column in COLUMNS if not column.kind.per_token}
-        self.columns = (per_row | TOKEN_COLUMNS.keys()) & plan.context.columns
+        self.columns = frozenset(per_row | TOKEN_COLUMNS.keys()) & plan.context.columns
         self._fixes = [fix.label for fix in plan.fixes]
         self._tokens = TokenSample()
 

@@ -87,13 +87,14 @@ class Tables:
             },
         )
 
+    def __hash__(self) -> int:
+        return hash(tuple(self._missed))
+
     def __eq__(self, other: object) -> bool:
         if not isinstance(other, Tables):
             return NotImplemented
         pairs = ((self.whole.rows, other.whole.rows), (self.whole.metrics, other.whole.metrics))
         return all(one.equals(two) for one, two in pairs) and self._missed == other._missed
-
-    __hash__ = None
 
     @property
     def _missed(self) -> dict[str, list[StepKey]]:
@@ -111,7 +112,7 @@ METRICS_SCHEMA = EMPTY_METRICS.schema | {
     "not_compared": pl.String,
 }
 
-TOKEN_COLUMNS: Mapping[str, pl.DataType] = {
+TOKEN_COLUMNS: dict[str, pl.DataType] = {
     "response_ids": pl.Int64(),
     "response_mask": pl.Boolean(),
     "rollout_log_probs": pl.Float64(),
@@ -135,7 +136,7 @@ def _columns(frame: pl.DataFrame) -> dict[str, object]:
             found[series.name] = {"String": series.to_list()}
         else:
             is_null = _bytes(series.is_null()) if series.has_nulls() else ""
-            filled = series.fill_null(False if series.dtype == pl.Boolean else 0)  # noqa: FBT003
+            filled = series.fill_null(False if series.dtype == pl.Boolean else 0)
             found[series.name] = {str(series.dtype): [_bytes(filled), is_null]}
     return found
 

@@ -37,9 +37,10 @@ class DeadGroups(TableRule):
     tokens in groups with a spread, the factor by which a token mean shrinks the gradient. `expected_share` is that of
     right-or-wrong rewards where every response is right with the run's mean chance p, p^G + (1 - p)^G: prompts that
     differ in difficulty have more, and so do responses that repeat each other (`RDI009`). `always_dead_share` is that
-    of prompts which recur in several steps and were dead in each. Such groups are a property of the task and the policy, so this is information. A share that the trainer logs under its own
-    definition (TRL: frac_reward_zero_std, which is about the standard deviation that divides: the batch's where that
-    one does) is given beside the share of dead groups where the two differ.
+    of prompts which recur in several steps and were dead in each. Such groups are a property of the task and the
+    policy, so this is information. A share that the trainer logs under its own definition (TRL: frac_reward_zero_std,
+    which is about the standard deviation that divides: the batch's where that one does) is given beside the share of
+    dead groups where the two differ.
 
     ## What to do
     Sample other prompts, larger groups, or until there is a spread (dynamic sampling); leave out prompts that are
@@ -73,7 +74,8 @@ class DeadGroups(TableRule):
 
     def metrics(self, context: Context) -> frozenset[str]:
         """The share that the trainer logs."""
-        return frozenset({_logged_name(context)} - {None})
+        name = _logged_name(context)
+        return frozenset() if name is None else frozenset({name})
 
     def table(self, run: RunTables, context: Context) -> pl.DataFrame:
         """One line for each group of two or more scored responses."""
@@ -155,7 +157,7 @@ class DeadGroups(TableRule):
                 severity=Severity.ERROR,
                 confirmed=True,
                 headline=f"all {groups:,} groups have equal rewards: no advantage is other than 0",
-                message=f"in none of {counted(groups, 'group')} ({counted(table['rows'].sum(), 'response')}) do two "
+                message=f"in none of {counted(groups, 'group')} ({counted(int(table['rows'].sum()), 'response')}) do two "
                 f"responses differ in reward: {ends}",
                 evidence="the rewards of the rows, compared exactly",
                 advice="look at the rewards of one prompt: a reward function that is constant, a parser that finds no "

@@ -64,7 +64,7 @@ class LoggedAnomaly(TableRule):
         """The loss, the KL and the gradient norm under the trainer's names."""
         trainer = context.writer
         names = () if trainer is None else (trainer.loss_metric, trainer.grad_norm_metric, *trainer.kl_metrics)
-        return frozenset(name for name in names if name is not None)
+        return frozenset(names)
 
     def unavailable_reason(self, context: Context) -> Missing | None:
         """A log without any of the three."""
@@ -138,7 +138,8 @@ class LoggedAnomaly(TableRule):
         if negative:
             words.insert(
                 0,
-                f"a KL estimator that is never negative logged {number(run['lowest_kl'])} ({counted(negative, 'step')})",
+                f"a KL estimator that is never negative logged {number(run['lowest_kl'])} "
+                f"({counted(negative, 'step')})",
             )
         if nonfinite:
             words.insert(0, f"{counted(nonfinite, 'step')} with NaN or infinity")

@@ -17,6 +17,7 @@ if TYPE_CHECKING:
     from torch import Tensor
 
     from rolloutdoctor.evaluation.token_measures import TokenBlock
+    from rolloutdoctor.rules.step import StepView
 
 TOKEN_COLUMNS = (
     "policy_log_probs",
@@ -119,7 +120,7 @@ class NonfiniteValues(TableRule):
         )
 
     def measure_tokens(self, block: "TokenBlock") -> "Mapping[str, Tensor]":
-        """Count such tokens of each row: all, trained ones, those of columns in the loss; and say where the first is."""
+        """Count such tokens of each row: all, trained ones, those in the loss; and say where the first is."""
         import torch
 
         none_T = torch.zeros_like(block.trained_T)
@@ -139,7 +140,7 @@ class NonfiniteValues(TableRule):
         return {name: block.row_sum(x_T) for name, x_T in counts.items()} | where
 
     def measure_rows(self, step: "StepView") -> "Mapping[str, Tensor]":
-        """Tell rows of groups without a trained token whose advantage comes out as NaN although their score is finite."""
+        """Tell rows of groups without a trained token whose advantage is NaN although their score is finite."""
         rows = step.rows
         if rows is None or rows.advantage_N is None or rows.length_N is None:
             return {"undefined": step.batch.rows.diff() < 0}
@@ -151,7 +152,7 @@ class NonfiniteValues(TableRule):
         reward, logged = pl.col("reward"), pl.col("logged_advantage")
         leaves_out = context.objective is None or RowSet.UNSCORED in context.objective.baseline_rows.without
         bad = reward.is_infinite() | (reward.is_nan() & (not leaves_out)) | ~logged.is_finite()
-        return run.rows.with_columns(bad_reward=bad.fill_null(False))  # noqa: FBT003
+        return run.rows.with_columns(bad_reward=bad.fill_null(False))
 
     def quantities(self) -> Mapping[str, Quantity]:
         """How many, and since when."""

@@ -59,7 +59,7 @@ def test_ties_between_steps_are_kept_in_one_order():
     batch = full_batch(3, sizes=(4, 4, 4), rejected=0.0, empty=0.0, holes=0.0)
     batch = dataclasses.replace(batch, per_row={**batch.per_row, "reward": batch.per_row["reward"] * 0})
     batches = [dataclasses.replace(batch, step=step) for step in (9, 2, 5)]
-    plan, fold, _ = folded(batches, trainer=None)
+    plan, _, _ = folded(batches, trainer=None)
     assert_measured_alike(plan, batches)
     (found,) = (one for one in report_on(batches, trainer=None).findings if one.code == "RDA011")
     assert [example.step for example in found.examples] == [2, 2, 2, 5, 5]
