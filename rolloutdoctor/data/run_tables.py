@@ -48,7 +48,7 @@ class RunTables:
         """Return what a rule queries.
 
         Args:
-            rule: its name; the columns that it measured have their own names, ``trained`` for ``RULE/trained``.
+            rule: its name; what it measured has its own names, ``trained`` for ``RULE/trained``.
             columns: of `rows` beside these and those that name a row.
             splits: ``train``, ``eval`` or both.
             metrics: names of the metrics.
@@ -62,7 +62,15 @@ class RunTables:
         own = {name: name.removeprefix(f"{rule}/") for name in rows.columns if name.startswith(f"{rule}/")}
         absent = [pl.lit(None, pl.Float64).alias(name) for name in columns if name not in rows.columns]
         rows = rows.with_columns(absent).select(*NAMES, *columns, *own).rename(own)
-        return RunTables(rows, logged.filter(pl.col("metric").is_in(list(metrics))), steps)
+        name = pl.col("metric").str.strip_prefix(f"{rule}/")
+        is_own = pl.col("metric").str.starts_with(f"{rule}/") | pl.col("metric").is_in(list(metrics))
+        return RunTables(rows, logged.filter(is_own).with_columns(metric=name), steps)
+
+    def by_step(self, *metrics: str) -> pl.DataFrame:
+        """Return one line a step with a column for each of some metrics, null where the step has none."""
+        values = {name: pl.col("logged").filter(pl.col("metric") == name).first() for name in metrics}
+        wide = self.metrics.group_by(STEP).agg(**values)
+        return self.steps.join(wide, on=STEP, how="left", maintain_order="left")
 
 
 def steps_frame(keys: Iterable["StepKey"]) -> pl.DataFrame:

@@ -52,7 +52,7 @@ class TableBuilder:
         for view in views if whole is None else [whole]:
             measured = {rule.name: _measured(rule, view) for rule in rules if can_measure(rule, view)}
             self._rows.append(rows_of(view, self._reads, measured))
-            self._metrics.append(metrics_of(view, self._names))
+            self._metrics.append(metrics_of(view, self._names, [rule for rule in rules if rule.name in measured]))
 
     def tables(self) -> Tables:
         """Return what was measured so far."""
@@ -60,7 +60,7 @@ class TableBuilder:
         return Tables(tuple(self._rows), tuple(self._metrics), unmeasured)
 
 
-def _measured(rule: TableRule, view: StepView) -> Mapping[str, Tensor]:
+def _measured(rule: TableRule, view: StepView) -> Mapping[str, Tensor | None]:
     """What a rule measured of the tokens of the rows, and of the rows."""
     return {**view.token_measures.get(rule.code, {}), **rule.measure_rows(view)}
 
@@ -89,7 +89,7 @@ class FullTableBuilder(TableBuilder):
             rewards = [f"rewards/{name}" for name in view.batch.rewards]
             measured = {rule.name: _measured(rule, view) for rule in own}
             self._rows.append(rows_of(view, [*ROW_COLUMNS, *rewards, *of_fixes], measured))
-            self._metrics.append(compared_metrics(view))
+            self._metrics += [compared_metrics(view), metrics_of(view, (), own)]
             self._tokens.add(view.batch)
 
     def tokens(self) -> pl.DataFrame:

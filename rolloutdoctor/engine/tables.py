@@ -177,7 +177,9 @@ def _numbers(name: str, kind: "type[pl.DataType]", values: str, is_null: str) ->
     return series.zip_with(~absent, pl.Series(name, [None], kind).new_from_index(0, len(series)))
 
 
-def rows_of(view: StepView, columns: Collection[str], measured: Mapping[str, Mapping[str, Tensor]]) -> pl.DataFrame:
+def rows_of(
+    view: StepView, columns: Collection[str], measured: Mapping[str, Mapping[str, Tensor | None]]
+) -> pl.DataFrame:
     """Return the rows of a step, or of several, as a frame.
 
     Args:
@@ -207,19 +209,20 @@ def _names(batch: RolloutBatch) -> pl.DataFrame:
     return pl.DataFrame(columns, schema=dict.fromkeys(columns, pl.String))
 
 
-def metrics_of(view: StepView, names: Collection[str]) -> pl.DataFrame:
-    """Return logged metrics of each of some steps as a frame.
+def metrics_of(view: StepView, names: Collection[str], rules: Collection[TableRule]) -> pl.DataFrame:
+    """Return metrics of each of some steps as a frame.
 
     Args:
         view: the steps.
-        names: of the metrics that are wanted.
+        names: of the logged metrics that are wanted.
+        rules: which measure a step; their values are under ``RULE/NAME``.
     """
-    lines = [
-        (*each.batch.key, name, float(value))
-        for each in view.each
-        for name, value in each.logged.items()
-        if name in names
-    ]
+    lines = []
+    for each in view.each:
+        found = {name: value for name, value in each.logged.items() if name in names}
+        for rule in rules:
+            found |= {f"{rule.name}/{name}": value for name, value in rule.measure_step(each).items()}
+        lines += [(*each.batch.key, name, float(value)) for name, value in found.items() if value is not None]
     return pl.DataFrame(lines, schema=EMPTY_METRICS.schema, orient="row")
 
 

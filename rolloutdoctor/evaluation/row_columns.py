@@ -113,7 +113,7 @@ def row_column(
     name: str,
     batch: RolloutBatch,
     evaluations: Mapping[str, Evaluation],
-    measured: Mapping[str, Mapping[str, Tensor]],
+    measured: Mapping[str, Mapping[str, Tensor | None]],
 ) -> pl.Series:
     """Return one column of the rows of a step, or of several; it is null where they have none.
 

@@ -157,8 +157,8 @@ class DeadGroups(TableRule):
                 severity=Severity.ERROR,
                 confirmed=True,
                 headline=f"all {groups:,} groups have equal rewards: no advantage is other than 0",
-                message=f"in none of {counted(groups, 'group')} ({counted(int(table['rows'].sum()), 'response')}) do two "
-                f"responses differ in reward: {ends}",
+                message=f"in none of {counted(groups, 'group')} ({counted(int(table['rows'].sum()), 'response')}) do "
+                f"two responses differ in reward: {ends}",
                 evidence="the rewards of the rows, compared exactly",
                 advice="look at the rewards of one prompt: a reward function that is constant, a parser that finds no "
                 "answer, or prompts that are all solved or all out of reach",

@@ -1,48 +1,24 @@
 """RDA002: groups with one unmasked response."""
 
-from collections.abc import Iterable, Mapping
-from dataclasses import dataclass
+from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
 
+import polars as pl
+
+from rolloutdoctor.data.run_tables import RunTables
 from rolloutdoctor.objective.parts import Part, has_baseline_per_row
 from rolloutdoctor.objective.required_columns import advantage_columns
-from rolloutdoctor.ops.tally import Sums, largest, ratio
-from rolloutdoctor.results.findings import Example, Measure, Severity
-from rolloutdoctor.rules.base import (
-    KEEP_EXAMPLES,
-    Context,
-    Judgement,
-    Missing,
-    Rule,
-    baseline_per_token,
-    counted,
-    number,
-    percent,
-)
+from rolloutdoctor.results.findings import Severity
+from rolloutdoctor.rules.base import Context, Judgement, Missing, baseline_per_token, counted, number, percent
+from rolloutdoctor.rules.table_rule import Measured, Quantity, TableRule
 
 if TYPE_CHECKING:
-    from numpy.typing import NDArray
     from torch import Tensor
 
     from rolloutdoctor.rules.step import StepView
 
 
-@dataclass(frozen=True)
-class SingletonTally(Sums):
-    """What `singleton-group` adds up over training steps."""
-
-    groups: int = 0
-    rows: int = 0
-    all_groups: int = 0
-    mass: float = 0.0
-    all_mass: float = 0.0
-    compared: int = 0
-    matched: int = 0
-    worst_match: float = largest()
-
-
-@dataclass(frozen=True)
-class SingletonGroup(Rule[SingletonTally]):
+class SingletonGroup(TableRule):
     """Groups with a single unmasked response have no baseline.
 
     ## What it does
@@ -70,7 +46,7 @@ class SingletonGroup(Rule[SingletonTally]):
     code = "RDA002"
     name = "singleton-group"
     references = ("https://github.com/verl-project/verl/pull/6452",)
-    tally = SingletonTally
+    reads = ("score", "advantage")
     splits = ("train",)
 
     def columns(self, context: Context) -> frozenset[str]:
@@ -91,81 +67,53 @@ class SingletonGroup(Rule[SingletonTally]):
         """A baseline of another kind."""
         return baseline_per_token(context)
 
-    def measure_each(self, steps: "StepView") -> list[SingletonTally]:
-        """Count the groups of each step."""
-        rows, by_step = steps.rows, steps.by_step
-        if not steps.training or rows is None or rows.advantage_N is None:
-            return steps.nothing(SingletonTally)
-        live_N, single_N = self._singles(steps)
-        size_N = rows.advantage_N.abs()
-        live, single = by_step.only(live_N), by_step.only(single_N)
-        return steps.tallies(
-            SingletonTally,
-            groups=single.size,
-            rows=single.size,
-            all_groups=steps.compared_by_step.size,
-            mass=single.sum(size_N[single_N]),
-            all_mass=live.sum(size_N[live_N]),
-            **self._matches(steps, single_N),
-        )
-
-    def _matches(self, steps: "StepView", single_N: "Tensor") -> "dict[str, NDArray[Any]]":
-        """Hold the logged advantages of such rows against the recomputed ones."""
-        import torch
-
-        rows, by_step, logged_N = steps.rows, steps.by_step, steps.logged_advantages()
-        if logged_N is None:
-            return {}
-        known_N = single_N & ~logged_N.isnan()
-        if not bool(known_N.any()):
-            return {}
-        assert rows is not None
-        assert rows.advantage_N is not None
-        error_N = (logged_N - rows.advantage_N).abs()
-        matched_N = known_N & (error_N <= steps.advantage_radius())
-        return {
-            "compared": by_step.count(known_N),
-            "matched": by_step.count(matched_N),
-            "worst_match": by_step.high(torch.where(matched_N, error_N, 0.0)),
-        }
-
-    def _singles(self, steps: "StepView") -> "tuple[Tensor, Tensor]":
-        """Live rows, and those that are alone in their group, ``[N]`` bool each."""
-        return steps.cached("rows alone in their group", lambda: self._found(steps))
-
-    def _found(self, steps: "StepView") -> "tuple[Tensor, Tensor]":
-        rows = steps.rows
-        assert rows is not None
+    def measure_rows(self, step: "StepView") -> "Mapping[str, Tensor | None]":
+        """The groups as the trainer compares them, which rows count in them, and what was logged of their advantage."""
+        rows = step.rows
+        if rows is None or rows.advantage_N is None:
+            return dict.fromkeys(("compared", "is_live", "is_single", "logged", "radius"))
         live_N = ~rows.score_N.isnan()
         if rows.rejected_N is not None:
             live_N &= ~rows.rejected_N
-        alone_N: Tensor = (steps.compared_sum(live_N) == 1)[steps.compared.index_N] & live_N
-        return live_N, alone_N
-
-    def examples(self, step: "StepView") -> Iterable[Example]:
-        """The rows with the largest advantage."""
-        rows = step.rows
-        if not step.training or rows is None or rows.advantage_N is None:
-            return ()
-        advantage_N, score_N = rows.advantage_N, rows.score_N
-        _, single_N = self._singles(step)
-
-        def note(row: int) -> str:
-            return f"score {float(score_N[row]):.4g}, advantage {float(advantage_N[row]):.4g}"
-
-        return step.worst_rows(advantage_N.abs() * single_N, note, KEEP_EXAMPLES)
-
-    def measures(self, tally: SingletonTally) -> Mapping[str, Measure]:
-        """How many, and how much advantage they carry."""
+        single_N = (step.compared_sum(live_N) == 1)[step.compared.index_N] & live_N
+        logged_N = step.logged_advantages()
+        radius_N = None if logged_N is None else step.advantage_radius()
+        compared_N = step.compared.index_N - step.by_step.expand(step.compared_by_step.runs.offsets[:-1])
         return {
-            "groups": Measure(tally.groups, "groups"),
-            "rows": Measure(tally.rows, "rows"),
-            "advantage_mass_share": Measure(ratio(tally.mass, tally.all_mass), "share"),
+            "compared": compared_N,
+            "is_live": live_N,
+            "is_single": single_N,
+            "logged": logged_N,
+            "radius": radius_N,
         }
 
-    def inconclusive_reason(self, run: SingletonTally, context: Context) -> Missing | None:
+    def table(self, run: RunTables, context: Context) -> pl.DataFrame:
+        """One line for each response with an advantage; `error` is how far a logged one is from it."""
+        error = (pl.col("logged") - pl.col("advantage")).abs()
+        return run.rows.filter(pl.col("is_live").is_not_null()).with_columns(
+            size=pl.col("advantage").abs(), error=pl.when(pl.col("is_single") & error.is_not_nan()).then(error)
+        )
+
+    def quantities(self) -> Mapping[str, Quantity]:
+        """How many, and how much advantage they carry."""
+        size, single = pl.col("size"), pl.col("is_single")
+        return {
+            "groups": (single.sum(), "groups"),
+            "rows": (single.sum(), "rows"),
+            "advantage_mass_share": (size.filter(single).sum() / size.filter("is_live").sum(), "share"),
+        }
+
+    def places(self, table: pl.DataFrame) -> pl.DataFrame:
+        """The rows with the largest advantage."""
+        return table.filter("is_single").with_columns(value="size")
+
+    def note(self, place: Mapping[str, Any]) -> str:
+        """Its score and advantage."""
+        return f"score {place['score']:.4g}, advantage {place['advantage']:.4g}"
+
+    def inconclusive_reason(self, run: Measured, context: Context) -> Missing | None:
         """Masks that might have left one response of a group."""
-        if run.groups or "response_mask" in context.columns:
+        if run["groups"] or "response_mask" in context.columns:
             return None
         how = context.recording or (context.trainer.recording if context.trainer is not None else {})
         return Missing(
@@ -173,41 +121,46 @@ class SingletonGroup(Rule[SingletonTally]):
             how.get("response_mask", how.get("*", "record the column response_mask")),
         )
 
-    def vacuous_reason(self, run: SingletonTally, context: Context) -> str | None:
+    def vacuous_reason(self, run: Measured, context: Context) -> str | None:
         """No groups."""
-        return None if run.all_groups else "there are no training groups"
+        return None if len(run.table) else "there are no training groups"
 
-    def judge(self, run: SingletonTally, context: Context) -> Judgement | None:
+    def judge(self, run: Measured, context: Context) -> Judgement | None:
         """A warning if these rows carry advantage, information if they are merely wasted."""
-        if not run.groups:
+        groups, share = run.count("groups"), run["advantage_mass_share"]
+        if not groups:
             return None
-        share = ratio(run.mass, run.all_mass)
-        confirmed = run.compared > 0 and run.matched == run.compared
+        compared = run.table.filter(pl.col("error").is_not_null())
+        matched = compared.filter(pl.col("error") <= pl.col("radius"))["error"]
+        confirmed = len(matched) == len(compared) > 0
+        all_groups = run.table.select(pl.struct("step", "compared").n_unique()).item()
+        carries = bool((run.table.filter("is_single")["size"] > 0).any())
         evidence = "no logged advantages to compare with"
-        if run.compared:
+        if len(compared):
+            within = f" (within {number(matched.max())})" if len(matched) else ""
             evidence = (
-                f"the logged advantages of {run.matched:,} of {counted(run.compared, 'such row')} equal the "
-                f"recomputed ones" + (f" (within {number(run.worst_match)})" if run.matched else "")
+                f"the logged advantages of {len(matched):,} of {counted(len(compared), 'such row')} equal the "
+                f"recomputed ones{within}"
             )
         return Judgement(
-            severity=Severity.WARNING if run.mass > 0 else Severity.INFO,
+            severity=Severity.WARNING if carries else Severity.INFO,
             confirmed=confirmed,
             headline=(
-                f"{counted(run.groups, 'group')} with a single unmasked response, hence no baseline "
+                f"{counted(groups, 'group')} with a single unmasked response, hence no baseline "
                 f"({percent(share)} of the total advantage)"
             ),
             message=(
-                f"{run.groups:,} of {counted(run.all_groups, 'group')} have a single unmasked response; "
+                f"{groups:,} of {counted(all_groups, 'group')} have a single unmasked response; "
                 + (
                     f"these responses carry {percent(share)} of the total absolute advantage without a baseline"
-                    if run.mass > 0
+                    if carries
                     else "their advantage is 0, so they add nothing to the policy gradient"
                 )
             ),
             evidence=evidence,
             advice=(
                 "drop such groups, or set their advantage to 0, as the fix rejected-rows:singleton-zero does"
-                if run.mass > 0
+                if carries
                 else "no action: they only cost tokens"
             ),
         )

@@ -64,8 +64,15 @@ class TableRule(Rule[Any]):
         """Return the logged metrics that the query reads."""
         return frozenset()
 
-    def measure_rows(self, step: "StepView") -> "Mapping[str, Tensor]":
-        """Return further values of rows, ``[N]`` each; `table` has them as columns, as it has those of the tokens."""
+    def measure_rows(self, step: "StepView") -> "Mapping[str, Tensor | None]":
+        """Return further values of rows, ``[N]`` each, None where the step has none.
+
+        `table` has them as columns of `rows`, as it has those of `measure_tokens`.
+        """
+        return {}
+
+    def measure_step(self, step: "StepView") -> Mapping[str, float | None]:
+        """Return further values of a step; `table` has them as `metrics` of these names."""
         return {}
 
     @abstractmethod
