@@ -55,6 +55,7 @@ class @CLASS@(TableRule):
     name = "@NAME@"
     references = ("https://github.com/huggingface/trl",)
     reads = ("trained_tokens",)
+    adds = ("different",)
     needs_objective = False
     splits = ("train",)
 

@@ -49,7 +49,7 @@ class RunTables:
 
         Args:
             rule: its name; what it measured has its own names, ``trained`` for ``RULE/trained``.
-            columns: of `rows` beside these and those that name a row.
+            columns: of `rows` beside those that name a row; what the run does not have is null.
             splits: ``train``, ``eval`` or both.
             metrics: names of the metrics.
             without: steps to be left out.
@@ -60,8 +60,9 @@ class RunTables:
             frames = [frame.join(left_out, on=STEP, how="anti", maintain_order="left") for frame in frames]
         rows, logged, steps = frames
         own = {name: name.removeprefix(f"{rule}/") for name in rows.columns if name.startswith(f"{rule}/")}
+        rows = rows.select(*NAMES, *(name for name in columns if name in rows.columns), *own).rename(own)
         absent = [pl.lit(None, pl.Float64).alias(name) for name in columns if name not in rows.columns]
-        rows = rows.with_columns(absent).select(*NAMES, *columns, *own).rename(own)
+        rows = rows.with_columns(absent)
         name = pl.col("metric").str.strip_prefix(f"{rule}/")
         is_own = pl.col("metric").str.starts_with(f"{rule}/") | pl.col("metric").is_in(list(metrics))
         return RunTables(rows, logged.filter(is_own).with_columns(metric=name), steps)

@@ -1,37 +1,28 @@
 """RDM002: evaluation rows that are alone in their group."""
 
-from collections.abc import Iterable, Mapping
-from dataclasses import dataclass
-from typing import TYPE_CHECKING
+from collections.abc import Mapping
+from typing import TYPE_CHECKING, Any
 
+import polars as pl
+
+from rolloutdoctor.data.run_tables import STEP, RunTables
 from rolloutdoctor.hypotheses.fixes import choose
-from rolloutdoctor.ops.tally import Sums
-from rolloutdoctor.results.findings import Example, Measure, Severity
-from rolloutdoctor.rules.base import KEEP_EXAMPLES, MIXED_SPLITS, Context, Judgement, Missing, Rule, counted
+from rolloutdoctor.results.findings import Severity
+from rolloutdoctor.rules.base import MIXED_SPLITS, Context, Judgement, Missing, counted
+from rolloutdoctor.rules.table_rule import Measured, Quantity, TableRule
 
 if TYPE_CHECKING:
     from torch import Tensor
 
     from rolloutdoctor.rules.step import StepView
 
+_FLAGGED = "frac_reward_zero_std"
+
 _PROPOSED = "zero-std:pr5640"
 """The fix that masks the completions of flagged rows."""
 
 
-@dataclass(frozen=True)
-class EvalTally(Sums):
-    """What `eval-group-of-one` adds up over evaluation steps."""
-
-    rows: int = 0
-    eval_rows: int = 0
-    masked_rows: int = 0
-    pr_rows: int = 0
-    steps: int = 0
-    flagged_steps: int = 0
-
-
-@dataclass(frozen=True)
-class EvalGroupOfOne(Rule[EvalTally]):
+class EvalGroupOfOne(TableRule):
     """Evaluation rows in groups of one: a mask or metric based on zero reward std applies to every one of them.
 
     ## What it does
@@ -60,7 +51,8 @@ class EvalGroupOfOne(Rule[EvalTally]):
     code = "RDM002"
     name = "eval-group-of-one"
     references = ("https://github.com/huggingface/trl/pull/5640",)
-    tally = EvalTally
+    reads = ("tokens", "trained_tokens")
+    adds = ("flagged",)
     splits = ("eval",)
     needs_objective = False
 
@@ -72,93 +64,79 @@ class EvalGroupOfOne(Rule[EvalTally]):
         """The mask shows rows that were blanked, rewards what the proposed mask would do."""
         return frozenset({"response_mask", "reward"})
 
-    def measure(self, step: "StepView") -> EvalTally:
-        """Count one step."""
-        if step.training:
-            return EvalTally()
-        single_N = self._single(step)
-        flagged = 0
+    def metrics(self, context: Context) -> frozenset[str]:
+        """What TRL logs of the standard deviation."""
+        return frozenset({_FLAGGED})
+
+    def measure_rows(self, step: "StepView") -> "Mapping[str, Tensor | None]":
+        """Rows that the proposed mask would take out."""
         objective = None if step.evaluation is None else step.evaluation.objective
-        if objective is not None and choose(_PROPOSED).applies_to(objective) and step.batch.has("reward"):
-            flagged_N = step.flagged_rows(objective.advantage.scale)
-            flagged = int((flagged_N & single_N).sum())
-        return EvalTally(
-            rows=int(single_N.sum()),
-            eval_rows=len(step.batch),
-            masked_rows=int(self._masked(step, single_N).sum()),
-            pr_rows=flagged,
-            steps=int(bool(single_N.any())),
-            flagged_steps=int(
-                len(single_N) > 0 and bool(single_N.all()) and step.logged.get("frac_reward_zero_std") == 1
-            ),
+        if objective is None or not choose(_PROPOSED).applies_to(objective) or not step.batch.has("reward"):
+            return {"flagged": None}
+        return {"flagged": step.flagged_rows(objective.advantage.scale)}
+
+    def table(self, run: RunTables, context: Context) -> pl.DataFrame:
+        """One line for each evaluation row; `is_flagged` where all of the step are single and the log says so."""
+        single = pl.len().over(*STEP, "group") == 1
+        masked = single & (pl.col("trained_tokens") == 0) & (pl.col("tokens") > 0)
+        rows = run.rows.join(run.by_step(_FLAGGED), on=STEP, how="left", maintain_order="left")
+        return rows.with_columns(
+            single=single,
+            masked=masked.fill_null(value=False),
+            is_flagged=single.all().over(STEP) & (pl.col(_FLAGGED) == 1),
         )
 
-    def _single(self, step: "StepView") -> "Tensor":
-        alone_N: Tensor = (step.groups.size_G == 1)[step.groups.index_N]
-        return alone_N
-
-    def _masked(self, step: "StepView", single_N: "Tensor") -> "Tensor":
-        """Single rows that have tokens and an all-zero mask."""
-        if "response_mask" not in step.batch.per_token:
-            return single_N & False
-        trained_N = step.batch.trained.diff()
-        masked_N: Tensor = single_N & (trained_N == 0) & (step.batch.rows.diff() > 0)
-        return masked_N
-
-    def examples(self, step: "StepView") -> Iterable[Example]:
-        """Masked rows first."""
-        if step.training:
-            return ()
-        single_N = self._single(step)
-        masked_N = self._masked(step, single_N)
-        weight_N = single_N.double() + masked_N.double()
-
-        def note(row: int) -> str:
-            return "no trained token" if bool(masked_N[row]) else "alone in its group"
-
-        return step.worst_rows(weight_N, note, KEEP_EXAMPLES)
-
-    def measures(self, tally: EvalTally) -> Mapping[str, Measure]:
+    def quantities(self) -> Mapping[str, Quantity]:
         """How many rows, and how many are fully masked."""
         return {
-            "rows": Measure(tally.rows, "rows"),
-            "masked_rows": Measure(tally.masked_rows, "rows"),
-            "rows_masked_by_pr5640": Measure(tally.pr_rows, "rows"),
+            "rows": (pl.sum("single"), "rows"),
+            "masked_rows": (pl.sum("masked"), "rows"),
+            "rows_masked_by_pr5640": ((pl.col("single") & pl.col("flagged").cast(pl.Boolean)).sum(), "rows"),
         }
 
-    def inconclusive_reason(self, run: EvalTally, context: Context) -> Missing | None:
+    def places(self, table: pl.DataFrame) -> pl.DataFrame:
+        """Masked rows first."""
+        return table.filter("single").with_columns(value=pl.col("masked") + 1)
+
+    def note(self, place: Mapping[str, Any]) -> str:
+        """What it is."""
+        return "no trained token" if place["masked"] else "alone in its group"
+
+    def inconclusive_reason(self, run: Measured, context: Context) -> Missing | None:
         """Rows of which some may be of an evaluation."""
-        return MIXED_SPLITS if context.splits_unknown and not run.eval_rows else None
+        return MIXED_SPLITS if context.splits_unknown and not len(run.table) else None
 
-    def vacuous_reason(self, run: EvalTally, context: Context) -> str | None:
+    def vacuous_reason(self, run: Measured, context: Context) -> str | None:
         """No evaluation."""
-        return None if run.eval_rows else "no evaluation rows were read"
+        return None if len(run.table) else "no evaluation rows were read"
 
-    def judge(self, run: EvalTally, context: Context) -> Judgement | None:
+    def judge(self, run: Measured, context: Context) -> Judgement | None:
         """A warning if such rows are fully masked, else information."""
-        if not run.rows:
+        rows, masked, proposed_rows = (run.count(name) for name in run.values)
+        if not rows:
             return None
-        evidence = "the masks themselves show it" if run.masked_rows else "no logged value shows it"
-        if run.flagged_steps:
-            evidence = f"frac_reward_zero_std is logged as 1 in {counted(run.flagged_steps, 'evaluation')}" + (
-                "; the masks show the fully masked rows" if run.masked_rows else ""
+        flagged = run.table.filter("is_flagged").select(STEP).unique().height
+        evidence = "the masks themselves show it" if masked else "no logged value shows it"
+        if flagged:
+            evidence = f"frac_reward_zero_std is logged as 1 in {counted(flagged, 'evaluation')}" + (
+                "; the masks show the fully masked rows" if masked else ""
             )
         proposed = ""
-        if run.pr_rows and context.trainer is not None:
+        if proposed_rows and context.trainer is not None:
             title = context.trainer.title
-            proposed = f"; the mask proposed in {title} PR 5640 would remove {run.pr_rows:,} of them"
+            proposed = f"; the mask proposed in {title} PR 5640 would remove {proposed_rows:,} of them"
         return Judgement(
-            severity=Severity.WARNING if run.masked_rows else Severity.INFO,
-            confirmed=bool(run.masked_rows or run.flagged_steps),
-            headline=f"{counted(run.rows, 'eval row')} in groups of one, {run.masked_rows:,} of them fully masked",
+            severity=Severity.WARNING if masked else Severity.INFO,
+            confirmed=bool(masked or flagged),
+            headline=f"{counted(rows, 'eval row')} in groups of one, {masked:,} of them fully masked",
             message=(
-                f"{run.rows:,} of {counted(run.eval_rows, 'eval row')} are alone in their group, so the reward std is "
+                f"{rows:,} of {counted(len(run.table), 'eval row')} are alone in their group, so the reward std is "
                 f"0 by construction{proposed}"
             ),
             evidence=evidence,
             advice=(
                 "do not mask evaluation rows: they have no gradient, and with the mask their loss and KL are 0"
-                if run.masked_rows
+                if masked
                 else "no action: the fix zero-std does not touch evaluation rows; ignore frac_reward_zero_std there"
             ),
         )

@@ -1,35 +1,22 @@
 """RDG004: a logged loss that is the KL term and nothing else, from the trainer's log alone."""
 
-from collections.abc import Iterable, Mapping
-from dataclasses import dataclass
-from typing import TYPE_CHECKING
+from collections.abc import Mapping
+from typing import TYPE_CHECKING, Any
 
+import polars as pl
+
+from rolloutdoctor.data.run_tables import RunTables
 from rolloutdoctor.objective.parts import Part
 from rolloutdoctor.objective.required_columns import loss_columns
-from rolloutdoctor.ops.tally import Sums, largest, ratio
-from rolloutdoctor.results.findings import Example, Measure, Severity
-from rolloutdoctor.rules.base import Context, Judgement, Missing, Rule, counted, logs_remedy, number, percent
+from rolloutdoctor.results.findings import Severity
+from rolloutdoctor.rules.base import Context, Judgement, Missing, counted, logs_remedy, number, percent
+from rolloutdoctor.rules.table_rule import Measured, Quantity, TableRule
 
 if TYPE_CHECKING:
     from rolloutdoctor.rules.step import StepView
 
 
-@dataclass(frozen=True)
-class KlOnlyTally(Sums):
-    """What `kl-only-loss` adds up; all but `steps` is about steps whose logged loss is the KL term."""
-
-    steps: int = 0
-    kl_only: int = 0
-    dead: int = 0
-    with_norm: int = 0
-    loss: float = 0.0
-    kl_loss: float = 0.0
-    grad_norm: float = 0.0
-    worst: float = largest()
-
-
-@dataclass(frozen=True)
-class KlOnlyLoss(Rule[KlOnlyTally]):
+class KlOnlyLoss(TableRule):
     """The logged loss is the KL term alone: the curve shows drift from the reference, not learning.
 
     ## What it does
@@ -65,7 +52,6 @@ class KlOnlyLoss(Rule[KlOnlyTally]):
         "https://github.com/huggingface/open-r1/issues/239",
         "https://github.com/huggingface/trl/issues/2703",
     )
-    tally = KlOnlyTally
     needs_objective = False
     needs_rows = False
     splits = ("train",)
@@ -106,72 +92,72 @@ class KlOnlyLoss(Rule[KlOnlyTally]):
             context.recording.get("loss_parts", f"name the trainer with --trainer NAME, and {logs_remedy()}"),
         )
 
-    def measure(self, step: "StepView") -> KlOnlyTally:
-        """Count one step."""
-        logged = step.logged
+    def measure_step(self, step: "StepView") -> Mapping[str, float | None]:
+        """The two parts of the logged loss, and the gradient norm."""
         trainer = step.writer
-        if trainer is None or not step.training:
-            return KlOnlyTally()
-        parts = trainer.loss_parts(logged, step.config)
-        if parts is None or not abs(parts.policy) + abs(parts.kl) < float("inf"):
-            return KlOnlyTally()
-        if not (abs(parts.kl) >= self.smallest_kl and abs(parts.policy) <= self.negligible * abs(parts.kl)):
-            return KlOnlyTally(steps=1)
-        norm = logged.get(trainer.grad_norm_metric)
-        return KlOnlyTally(
-            steps=1,
-            kl_only=1,
-            dead=int(norm == 0),
-            with_norm=int(norm is not None),
-            loss=parts.policy + parts.kl,
-            kl_loss=parts.kl,
-            grad_norm=norm or 0.0,
-            worst=abs(parts.policy),
+        parts = None if trainer is None or not step.training else trainer.loss_parts(step.logged, step.config)
+        if trainer is None or parts is None or not abs(parts.policy) + abs(parts.kl) < float("inf"):
+            return {}
+        return {"policy": parts.policy, "kl": parts.kl, "norm": step.logged.get(trainer.grad_norm_metric)}
+
+    def table(self, run: RunTables, context: Context) -> pl.DataFrame:
+        """One line for each step of which the log gives the parts; `loss`, `kl` and `norm` where it is the KL alone."""
+        policy, kl, norm = pl.col("policy").abs(), pl.col("kl"), pl.col("norm")
+        is_kl = (kl.abs() >= self.smallest_kl) & (policy <= self.negligible * kl.abs())
+        parts = run.by_step("policy", "kl", "norm").drop_nulls("kl")
+        loss = pl.when(is_kl).then(pl.col("policy") + kl)
+        return parts.with_columns(
+            loss=loss, kl=pl.when(is_kl).then(kl), norm=pl.when(is_kl).then(norm), policy=pl.when(is_kl).then(policy)
         )
 
-    def examples(self, step: "StepView") -> Iterable[Example]:
-        """The step itself."""
-        tally = self.measure(step)
-        if tally.kl_only:
-            yield Example(step.batch.step, None, None, abs(tally.loss), f"loss {number(tally.loss)}, all of it KL")
-
-    def measures(self, tally: KlOnlyTally) -> Mapping[str, Measure]:
+    def quantities(self) -> Mapping[str, Quantity]:
         """Means over the steps in question."""
+        loss, norm = pl.col("loss"), pl.col("norm")
         return {
-            "steps_share": Measure(ratio(tally.kl_only, tally.steps), "share"),
-            "kl_only_steps": Measure(tally.kl_only, "steps"),
-            "dead_steps": Measure(tally.dead, "steps"),
-            "loss": Measure(ratio(tally.loss, tally.kl_only), "loss"),
-            "kl_loss": Measure(ratio(tally.kl_loss, tally.kl_only), "loss"),
-            "largest_policy_loss": Measure(tally.worst if tally.kl_only else None, "loss"),
-            "grad_norm": Measure(ratio(tally.grad_norm, tally.with_norm), "parameter norm"),
+            "steps_share": (loss.is_not_null().mean(), "share"),
+            "kl_only_steps": (loss.count(), "steps"),
+            "dead_steps": ((norm == 0).sum(), "steps"),
+            "loss": (loss.mean(), "loss"),
+            "kl_loss": (pl.mean("kl"), "loss"),
+            "largest_policy_loss": (pl.max("policy"), "loss"),
+            "grad_norm": (norm.mean(), "parameter norm"),
         }
 
-    def inconclusive_reason(self, run: KlOnlyTally, context: Context) -> Missing | None:
-        """A log from which the two parts of the loss cannot be told."""
-        return None if run.steps else self._untold(context)
+    def places(self, table: pl.DataFrame) -> pl.DataFrame:
+        """The steps themselves."""
+        return table.drop_nulls("loss").with_columns(value=pl.col("loss").abs())
 
-    def judge(self, run: KlOnlyTally, context: Context) -> Judgement | None:
+    def note(self, place: Mapping[str, Any]) -> str:
+        """The loss."""
+        return f"loss {number(place['loss'])}, all of it KL"
+
+    def inconclusive_reason(self, run: Measured, context: Context) -> Missing | None:
+        """A log from which the two parts of the loss cannot be told."""
+        return None if len(run.table) else self._untold(context)
+
+    def judge(self, run: Measured, context: Context) -> Judgement | None:
         """Information; a warning where the gradient is dead as well."""
-        if not run.kl_only:
+        found, steps = run.count("kl_only_steps"), len(run.table)
+        if not found:
             return None
-        share, dead_share = ratio(run.kl_only, run.steps), ratio(run.dead, run.steps) or 0.0
-        found = {name: measure.value for name, measure in self.measures(run).items()}
-        alive = f"the logged gradient norm is {number(found['grad_norm'])}" if run.with_norm else "no norm was logged"
+        share, dead_share = run["steps_share"], run.count("dead_steps") / steps
+        norm = run["grad_norm"]
+        alive = "no norm was logged" if norm is None else f"the logged gradient norm is {number(norm)}"
         return Judgement(
             severity=Severity.WARNING if dead_share > self.dead_warn_above else Severity.INFO,
             confirmed=True,
-            headline=f"the loss is the KL term alone in {counted(run.kl_only, 'step')} of {run.steps:,}",
+            headline=f"the loss is the KL term alone in {counted(found, 'step')} of {steps:,}",
             message=(
-                f"in {percent(share)} of the steps the logged loss is the KL term: {number(found['loss'])} on average; "
+                f"in {percent(share)} of the steps the logged loss is the KL term: {number(run['loss'])} on average; "
                 f"{alive}"
             ),
             evidence=(
-                f"the logged policy part, or the loss minus coefficient times KL, is at most {number(run.worst)} there"
+                "the logged policy part, or the loss minus coefficient times KL, is at most "
+                f"{number(run['largest_policy_loss'])} there"
             ),
             advice=(
                 f"{percent(dead_share)} of the steps had a gradient norm of 0 as well: no update"
-                if run.dead
+                if dead_share
                 else "no action: watch reward and gradient norm instead of the loss"
             ),
         )

@@ -95,6 +95,7 @@ class NonfiniteValues(TableRule):
         "https://github.com/PrimeIntellect-ai/prime-rl/pull/2084",
     )
     reads = ("reward", "logged_advantage")
+    adds = ("all", "trained", "loss", "first_column", "first_token", "first_value", "undefined")
     needs_objective = False
 
     def columns(self, context: Context) -> frozenset[str]:

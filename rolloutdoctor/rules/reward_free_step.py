@@ -1,52 +1,20 @@
 """RDG003: steps whose whole gradient is free of reward, from the trainer's log alone."""
 
-from collections.abc import Iterable, Mapping
-from dataclasses import dataclass
-from typing import TYPE_CHECKING
+from collections.abc import Mapping
+from typing import TYPE_CHECKING, Any
 
-from rolloutdoctor.ops.tally import Sums, largest, ratio, smallest
-from rolloutdoctor.results.findings import Example, Measure, Severity
-from rolloutdoctor.rules.base import (
-    Context,
-    Judgement,
-    Missing,
-    Rule,
-    counted,
-    logged_lines,
-    logs_remedy,
-    number,
-    percent,
-)
+import polars as pl
+
+from rolloutdoctor.data.run_tables import RunTables
+from rolloutdoctor.results.findings import Severity
+from rolloutdoctor.rules.base import Context, Judgement, Missing, counted, logged_lines, logs_remedy, number, percent
+from rolloutdoctor.rules.table_rule import Measured, Quantity, TableRule
 
 if TYPE_CHECKING:
     from rolloutdoctor.rules.step import StepView
 
 
-@dataclass(frozen=True)
-class RewardFreeTally(Sums):
-    """What `reward-free-step` adds up: training steps whose log tells, and those of them without reward."""
-
-    steps: int = 0
-    reward_free: int = 0
-    dead: int = 0
-    grad_norm: float = 0.0
-    others: int = 0
-    grad_norm_others: float = 0.0
-    with_kl: int = 0
-    loss: float = 0.0
-    kl: float = 0.0
-    lowest: float = smallest()
-    highest: float = largest()
-    first: float = smallest()
-    last: float = largest()
-
-    def counted(self, count: int) -> str:
-        """Some of the logged lines, in words."""
-        return logged_lines(count, self.steps, self.first, self.last)
-
-
-@dataclass(frozen=True)
-class RewardFreeStep(Rule[RewardFreeTally]):
+class RewardFreeStep(TableRule):
     """Steps with zero reward variance in every group that still updated the weights.
 
     ## What it does
@@ -86,7 +54,6 @@ class RewardFreeStep(Rule[RewardFreeTally]):
         "https://github.com/huggingface/trl/issues/5588",
         "https://github.com/huggingface/trl/issues/2703",
     )
-    tally = RewardFreeTally
     needs_objective = False
     needs_rows = False
     splits = ("train",)
@@ -109,75 +76,74 @@ class RewardFreeStep(Rule[RewardFreeTally]):
             context.recording.get("reward_free", logs_remedy()),
         )
 
-    def measure(self, step: "StepView") -> RewardFreeTally:
-        """Count one step."""
-        logged = step.logged
-        trainer = step.writer
+    def measure_step(self, step: "StepView") -> Mapping[str, float | None]:
+        """What the log says of a step: whether every group lacked reward variance, and the gradient norm."""
+        logged, trainer = step.logged, step.writer
         free = None if trainer is None or not step.training else trainer.reward_free(logged)
         norm = None if trainer is None else logged.get(trainer.grad_norm_metric)
         if trainer is None or free is None or norm is None or not norm >= 0:
-            return RewardFreeTally()
-        at = RewardFreeTally(first=float(step.batch.step), last=float(step.batch.step))
-        if not free:
-            return at + RewardFreeTally(steps=1, others=1, grad_norm_others=norm)
+            return {}
         loss, kl = logged.get(trainer.loss_metric), logged.get(trainer.kl_metrics[0])
-        part = at + RewardFreeTally(steps=1, reward_free=1, dead=int(norm == 0), grad_norm=norm)
-        if not trainer.loss_is_whole or loss is None or kl is None or not kl > 0:
-            return part
-        return part + RewardFreeTally(with_kl=1, loss=loss, kl=kl, lowest=loss / kl, highest=loss / kl)
+        is_whole = free and trainer.loss_is_whole and loss is not None and kl is not None and kl > 0
+        return {"free": free, "norm": norm} | ({"loss": loss, "kl": kl} if is_whole else {})
 
-    def examples(self, step: "StepView") -> Iterable[Example]:
-        """The steps that moved the model most."""
-        tally = self.measure(step)
-        if tally.reward_free and tally.grad_norm:
-            yield Example(step.batch.step, None, None, tally.grad_norm, f"logged gradient norm {tally.grad_norm:.3g}")
+    def table(self, run: RunTables, context: Context) -> pl.DataFrame:
+        """One line for each step of which the log tells."""
+        return run.by_step("free", "norm", "loss", "kl").drop_nulls("free").cast({"free": pl.Boolean})
 
-    def measures(self, tally: RewardFreeTally) -> Mapping[str, Measure]:
+    def quantities(self) -> Mapping[str, Quantity]:
         """Shares of steps, and means over them."""
-        mean, others = ratio(tally.grad_norm, tally.reward_free), ratio(tally.grad_norm_others, tally.others)
+        free, norm, by_kl = pl.col("free"), pl.col("norm"), pl.col("loss") / pl.col("kl")
         return {
-            "steps_share": Measure(ratio(tally.reward_free, tally.steps), "share"),
-            "reward_free_steps": Measure(tally.reward_free, "steps"),
-            "dead_steps": Measure(tally.dead, "steps"),
-            "grad_norm": Measure(mean, "parameter norm"),
-            "grad_norm_others": Measure(others, "parameter norm"),
-            "grad_norm_ratio": Measure(None if mean is None or not others else ratio(mean, others), "1"),
-            "loss_by_kl": Measure(ratio(tally.loss, tally.kl), "1"),
-            "loss_by_kl_low": Measure(tally.lowest if tally.with_kl else None, "1"),
-            "loss_by_kl_high": Measure(tally.highest if tally.with_kl else None, "1"),
+            "steps_share": (free.mean(), "share"),
+            "reward_free_steps": (free.sum(), "steps"),
+            "dead_steps": ((norm.filter("free") == 0).sum(), "steps"),
+            "grad_norm": (norm.filter("free").mean(), "parameter norm"),
+            "grad_norm_others": (norm.filter(~free).mean(), "parameter norm"),
+            "grad_norm_ratio": (norm.filter("free").mean() / norm.filter(~free).mean(), "1"),
+            "loss_by_kl": (pl.sum("loss") / pl.sum("kl"), "1"),
+            "loss_by_kl_low": (by_kl.min(), "1"),
+            "loss_by_kl_high": (by_kl.max(), "1"),
         }
 
-    def inconclusive_reason(self, run: RewardFreeTally, context: Context) -> Missing | None:
-        """A log that does not say which steps had reward variance."""
-        return None if run.steps else self._untold(context)
+    def places(self, table: pl.DataFrame) -> pl.DataFrame:
+        """The steps that moved the model most."""
+        return table.filter("free").with_columns(value="norm")
 
-    def judge(self, run: RewardFreeTally, context: Context) -> Judgement | None:
+    def note(self, place: Mapping[str, Any]) -> str:
+        """The gradient norm."""
+        return f"logged gradient norm {place['norm']:.3g}"
+
+    def inconclusive_reason(self, run: Measured, context: Context) -> Missing | None:
+        """A log that does not say which steps had reward variance."""
+        return None if len(run.table) else self._untold(context)
+
+    def judge(self, run: Measured, context: Context) -> Judgement | None:
         """Information with a magnitude; a warning where such steps are many."""
-        if not run.reward_free:
+        free, share, steps = run.count("reward_free_steps"), run["steps_share"], run.table["step"]
+        if not free:
             return None
-        share, moved = ratio(run.reward_free, run.steps), run.reward_free - run.dead
-        found = {name: measure.value for name, measure in self.measures(run).items()}
-        message = f"every group had zero reward variance in {percent(share)} of {run.counted(run.steps)}; " + (
-            f"{moved:,} of them updated the weights, with a logged gradient norm of {number(found['grad_norm'])} on "
+        moved = free - run.count("dead_steps")
+        lines = logged_lines(len(steps), len(steps), steps[0], steps[-1])
+        message = f"every group had zero reward variance in {percent(share)} of {lines}; " + (
+            f"{moved:,} of them updated the weights, with a logged gradient norm of {number(run['grad_norm'])} on "
             "average"
             if moved
             else "none of them updated the weights: the logged gradient norm is 0"
         )
-        if moved and found["grad_norm_ratio"] is not None:
-            message += f", {number(found['grad_norm_ratio'])} times that of the other steps"
+        if moved and run["grad_norm_ratio"] is not None:
+            message += f", {number(run['grad_norm_ratio'])} times that of the other steps"
         evidence = "the trainer's log says that every group had zero reward variance, and gives the gradient norm"
-        if run.with_kl:
+        with_kl = run.table["kl"].count()
+        if with_kl:
             evidence += (
-                f"; the logged loss is {number(run.lowest)} to {number(run.highest)} times the logged KL in "
-                f"{counted(run.with_kl, 'such step')}"
+                f"; the logged loss is {number(run['loss_by_kl_low'])} to {number(run['loss_by_kl_high'])} times the "
+                f"logged KL in {counted(with_kl, 'such step')}"
             )
         return Judgement(
             severity=Severity.WARNING if (share or 0.0) > self.warn_above and moved else Severity.INFO,
             confirmed=True,
-            headline=(
-                f"{run.reward_free:,} of {run.counted(run.steps)} with zero reward variance: "
-                f"{moved:,} updated the weights"
-            ),
+            headline=(f"{free:,} of {lines} with zero reward variance: {moved:,} updated the weights"),
             message=message,
             evidence=evidence,
             advice=(

@@ -47,6 +47,7 @@ class SingletonGroup(TableRule):
     name = "singleton-group"
     references = ("https://github.com/verl-project/verl/pull/6452",)
     reads = ("score", "advantage")
+    adds = ("compared", "is_live", "is_single", "logged", "radius")
     splits = ("train",)
 
     def columns(self, context: Context) -> frozenset[str]:
@@ -71,7 +72,7 @@ class SingletonGroup(TableRule):
         """The groups as the trainer compares them, which rows count in them, and what was logged of their advantage."""
         rows = step.rows
         if rows is None or rows.advantage_N is None:
-            return dict.fromkeys(("compared", "is_live", "is_single", "logged", "radius"))
+            return dict.fromkeys(self.adds)
         live_N = ~rows.score_N.isnan()
         if rows.rejected_N is not None:
             live_N &= ~rows.rejected_N

@@ -55,10 +55,12 @@ class TableRule(Rule[Any]):
 
     Attributes:
         reads: columns of `rows` that the query reads beside those that name a row.
+        adds: columns that `measure_tokens` and `measure_rows` add to these.
     """
 
     tally = Nothing
     reads: ClassVar[tuple[str, ...]] = ()
+    adds: ClassVar[tuple[str, ...]] = ()
 
     def metrics(self, context: Context) -> frozenset[str]:
         """Return the logged metrics that the query reads."""
