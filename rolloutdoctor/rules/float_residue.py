@@ -1,24 +1,16 @@
 """RDA003: equal rewards that get an advantage out of rounding."""
 
-from collections.abc import Iterable, Mapping
-from dataclasses import dataclass
-from typing import TYPE_CHECKING
+from collections.abc import Mapping
+from typing import TYPE_CHECKING, Any
 
+import polars as pl
+
+from rolloutdoctor.data.run_tables import STEP, RunTables
 from rolloutdoctor.objective.parts import Part
 from rolloutdoctor.objective.required_columns import advantage_columns
-from rolloutdoctor.ops.tally import Sums, largest, ratio
-from rolloutdoctor.results.findings import Example, Measure, Severity
-from rolloutdoctor.rules.base import (
-    KEEP_EXAMPLES,
-    Context,
-    Judgement,
-    Missing,
-    Rule,
-    counted,
-    made_otherwise,
-    number,
-    percent,
-)
+from rolloutdoctor.results.findings import Severity
+from rolloutdoctor.rules.base import Context, Judgement, Missing, counted, made_otherwise, number, percent
+from rolloutdoctor.rules.table_rule import Measured, Quantity, TableRule
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -26,22 +18,7 @@ if TYPE_CHECKING:
     from rolloutdoctor.rules.step import StepView
 
 
-@dataclass(frozen=True)
-class ResidueTally(Sums):
-    """What `float-residue` adds up over training steps."""
-
-    equal_groups: int = 0
-    groups: int = 0
-    max_abs: float = largest()
-    mass: float = 0.0
-    all_mass: float = 0.0
-    logged_groups: int = 0
-    logged_max: float = largest()
-    recomputed_max: float = largest()
-
-
-@dataclass(frozen=True)
-class FloatResidue(Rule[ResidueTally]):
+class FloatResidue(TableRule):
     """Groups with equal rewards get a nonzero advantage from float32 rounding.
 
     ## What it does
@@ -73,7 +50,8 @@ class FloatResidue(Rule[ResidueTally]):
         "https://github.com/radixark/miles/issues/570",
         "https://github.com/NVIDIA-NeMo/RL/pull/4158",
     )
-    tally = ResidueTally
+    reads = ("reward",)
+    adds = ("compared", "is_equal", "logged", "float32")
     splits = ("train",)
 
     warn_above: float = 0.01
@@ -102,94 +80,83 @@ class FloatResidue(Rule[ResidueTally]):
             "no column makes it run: look at the logged advantages of zero-variance groups",
         )
 
-    def measure_each(self, steps: "StepView") -> list[ResidueTally]:
-        """Count the groups of equal rewards of each step."""
-        if not steps.training or steps.evaluation is None or steps.rows is None:
-            return steps.nothing(ResidueTally)
-        if not steps.evaluation.objective.advantage.is_group_score:
-            return steps.nothing(ResidueTally)
-        by_step, groups = steps.by_step, steps.compared_by_step
-        equal_G, is_logged = steps.equal_reward_groups(), steps.logged_advantages() is not None
-        seen_N, residue_N = self._seen(steps)
-        recomputed_N = self._recomputed(steps).abs() * equal_G[steps.compared.index_N]
-        found, max_abs = groups.count(steps.compared_sum(residue_N) > 0), by_step.high(residue_N)
-        return steps.tallies(
-            ResidueTally,
-            equal_groups=groups.count(equal_G),
-            groups=found,
-            max_abs=max_abs,
-            mass=by_step.sum(residue_N),
-            all_mass=by_step.sum(seen_N.abs()),
-            logged_groups=found * is_logged,
-            logged_max=max_abs * is_logged,
-            recomputed_max=by_step.high(recomputed_N),
-        )
-
-    def _recomputed(self, steps: "StepView") -> "Tensor":
-        """What float32 makes of the rewards, ``[N]``."""
-        assert steps.evaluation is not None
-        return steps.float32_advantages(steps.evaluation.objective.advantage.epsilon).double()
-
-    def _seen(self, steps: "StepView") -> "tuple[Tensor, Tensor]":
-        """Advantages, logged or else recomputed, and their size where rewards are equal, ``[N]`` each.
-
-        Rows that cannot tell get 0.
-        """
-        logged_N = steps.logged_advantages()
-        seen_N = (self._recomputed(steps) if logged_N is None else logged_N).nan_to_num(0.0)
-        return seen_N, seen_N.abs() * steps.equal_reward_groups()[steps.compared.index_N]
-
-    def examples(self, step: "StepView") -> Iterable[Example]:
-        """The rows with the largest residue."""
-        if not step.training or step.evaluation is None or not step.evaluation.objective.advantage.is_group_score:
-            return ()
-        seen_N, residue_N = self._seen(step)
-        reward_N = step.batch.column("reward")
-
-        def note(row: int) -> str:
-            return f"every reward is {float(reward_N[row]):.6g}, advantage {float(seen_N[row]):.3g}"
-
-        return step.worst_rows(residue_N, note, KEEP_EXAMPLES)
-
-    def measures(self, tally: ResidueTally) -> Mapping[str, Measure]:
-        """How many groups, and how large."""
+    def measure_rows(self, step: "StepView") -> "Mapping[str, Tensor | None]":
+        """Groups as the trainer compares them, whether their rewards are equal, and their advantages in float32."""
+        evaluation = step.evaluation
+        if evaluation is None or step.rows is None or not evaluation.objective.advantage.is_group_score:
+            return dict.fromkeys(self.adds)
+        index_N = step.compared.index_N
         return {
-            "groups": Measure(tally.groups, "groups"),
-            "max_abs_advantage": Measure(tally.max_abs, "advantage"),
-            "advantage_mass_share": Measure(ratio(tally.mass, tally.all_mass), "share"),
+            "compared": index_N - step.by_step.expand(step.compared_by_step.runs.offsets[:-1]),
+            "is_equal": step.equal_reward_groups()[index_N],
+            "logged": step.logged_advantages(),
+            "float32": step.float32_advantages(evaluation.objective.advantage.epsilon).double(),
         }
 
-    def inconclusive_reason(self, run: ResidueTally, context: Context) -> Missing | None:
+    def table(self, run: RunTables, context: Context) -> pl.DataFrame:
+        """One line for each row of the advantages, logged or else of float32; `residue` is of equal rewards."""
+        logged = pl.col("logged").is_not_null().any().over(STEP)
+        seen = pl.when(logged).then(pl.col("logged")).otherwise(pl.col("float32")).fill_nan(0)
+        return run.rows.drop_nulls("compared").with_columns(
+            seen=seen,
+            residue=seen.abs() * pl.col("is_equal"),
+            recomputed=pl.col("float32").abs() * pl.col("is_equal"),
+            is_logged=logged,
+            place=pl.struct("step", "compared"),
+        )
+
+    def quantities(self) -> Mapping[str, Quantity]:
+        """How many groups, and how large."""
+        residue, place = pl.col("residue"), pl.col("place")
+        return {
+            "groups": (place.filter(residue > 0).n_unique(), "groups"),
+            "max_abs_advantage": (residue.max().fill_null(0.0), "advantage"),
+            "advantage_mass_share": (residue.sum() / pl.col("seen").abs().sum(), "share"),
+        }
+
+    def places(self, table: pl.DataFrame) -> pl.DataFrame:
+        """The rows with the largest residue."""
+        return table.with_columns(value="residue")
+
+    def note(self, place: Mapping[str, Any]) -> str:
+        """The reward of its group, and its advantage."""
+        return f"every reward is {place['reward']:.6g}, advantage {place['seen']:.3g}"
+
+    def inconclusive_reason(self, run: Measured, context: Context) -> Missing | None:
         """Logged advantages that another rule made are no residue."""
         return made_otherwise(context)
 
-    def vacuous_reason(self, run: ResidueTally, context: Context) -> str | None:
+    def vacuous_reason(self, run: Measured, context: Context) -> str | None:
         """No group in which a residue could be seen."""
-        return None if run.equal_groups else "no training group of two or more has equal rewards"
+        return None if run.table["is_equal"].any() else "no training group of two or more has equal rewards"
 
-    def judge(self, run: ResidueTally, context: Context) -> Judgement | None:
+    def judge(self, run: Measured, context: Context) -> Judgement | None:
         """Weight by size: below `warn_above` it is information."""
-        if not run.groups:
+        groups, table, largest = run.count("groups"), run.table, run["max_abs_advantage"] or 0.0
+        if not groups:
             return None
-        confirmed = run.logged_groups > 0
-        severity = Severity.WARNING if run.max_abs >= self.warn_above else Severity.INFO
-        if run.logged_max >= self.warn_above:
+        logged = table.filter("is_logged", pl.col("residue") > 0)
+        confirmed, logged_max = len(logged) > 0, logged["residue"].max()
+        severity = Severity.WARNING if largest >= self.warn_above else Severity.INFO
+        if confirmed and logged["residue"].ge(self.warn_above).any():
             severity = Severity.ERROR
-        source = "logged" if run.logged_groups == run.groups else "logged or float32" if confirmed else "float32"
+        is_all = logged["place"].n_unique() == groups
+        source = "logged" if is_all else "logged or float32" if confirmed else "float32"
+        equal = table.filter("is_equal")["place"].n_unique()
         evidence = (
-            f"logged advantages of groups with equal rewards reach {number(run.logged_max)}; the same float32 "
-            f"arithmetic repeated here reaches {number(run.recomputed_max)}, and the exact value is 0"
+            f"logged advantages of groups with equal rewards reach {number(logged_max)}; the same float32 "
+            f"arithmetic repeated here reaches {number(table['recomputed'].max())}, and the exact value is 0"
             if confirmed
-            else f"no logged advantages; float32 arithmetic repeated here reaches {number(run.max_abs)}, and the exact "
+            else f"no logged advantages; float32 arithmetic repeated here reaches {number(largest)}, and the exact "
             "value is 0"
         )
         return Judgement(
             severity=severity,
             confirmed=confirmed,
-            headline=f"|advantage| up to {number(run.max_abs)} in {counted(run.groups, 'group')} of equal rewards",
+            headline=f"|advantage| up to {number(largest)} in {counted(groups, 'group')} of equal rewards",
             message=(
-                f"{counted(run.groups, 'group')} of {run.equal_groups:,} with equal rewards have nonzero {source} "
-                f"advantages, {percent(ratio(run.mass, run.all_mass))} of the total absolute advantage"
+                f"{counted(groups, 'group')} of {equal:,} with equal rewards have nonzero {source} "
+                f"advantages, {percent(run['advantage_mass_share'])} of the total absolute advantage"
             ),
             evidence=evidence,
             advice="test for equal rewards by max - min in the trainer, or compute its group statistics in float64",
