@@ -1,13 +1,15 @@
 """RDA006: advantages of tokens that do not fit the mask."""
 
-from collections.abc import Iterable, Mapping
-from dataclasses import dataclass
-from typing import TYPE_CHECKING
+from collections.abc import Mapping
+from typing import TYPE_CHECKING, Any
 
+import polars as pl
+
+from rolloutdoctor.data.run_tables import RunTables
 from rolloutdoctor.objective.required_columns import advantage_columns, has_time_axis
-from rolloutdoctor.ops.tally import Sums, largest, ratio
-from rolloutdoctor.results.findings import Example, Measure, Severity
-from rolloutdoctor.rules.base import KEEP_EXAMPLES, Context, Judgement, Missing, Rule, counted, number, percent
+from rolloutdoctor.results.findings import Severity
+from rolloutdoctor.rules.base import Context, Judgement, Missing, counted, number, percent
+from rolloutdoctor.rules.table_rule import Measured, Quantity, TableRule
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -16,39 +18,7 @@ if TYPE_CHECKING:
     from rolloutdoctor.rules.step import StepView
 
 
-@dataclass(frozen=True)
-class MaskTally(Sums):
-    """What `advantage-mask-mismatch` adds up.
-
-    Attributes:
-        tokens: trained tokens.
-        zero_tokens: those with an advantage of 0 in a row that has another elsewhere.
-        zero_rows: their rows.
-        dead_tokens: trained tokens of rows that have 0 everywhere, though the reward gives another advantage.
-        dead_rows: their rows.
-        varying_rows: rows whose trained tokens have different advantages.
-        spread: the largest difference in a row.
-        faulty_rows: rows with trained tokens of 0 or different ones.
-        outside_tokens: masked tokens whose advantage is neither 0 nor one of the row's trained tokens.
-        outside_mass: sum of their absolute values.
-        mass: the same over all tokens.
-    """
-
-    tokens: int = 0
-    zero_tokens: int = 0
-    zero_rows: int = 0
-    dead_tokens: int = 0
-    dead_rows: int = 0
-    varying_rows: int = 0
-    spread: float = largest()
-    faulty_rows: int = 0
-    outside_tokens: int = 0
-    outside_mass: float = 0.0
-    mass: float = 0.0
-
-
-@dataclass(frozen=True)
-class AdvantageMaskMismatch(Rule[MaskTally]):
+class AdvantageMaskMismatch(TableRule):
     """Advantages of tokens do not fit the mask: 0 on trained tokens, or different ones in a row.
 
     ## What it does
@@ -86,7 +56,8 @@ class AdvantageMaskMismatch(Rule[MaskTally]):
         "https://github.com/NovaSky-AI/SkyRL/issues/1492",
         "https://github.com/volcengine/verl/issues/1527",
     )
-    tally = MaskTally
+    reads = ("advantage", "logged_advantage")
+    adds = ("low", "high", "trained", "zero", "masked", "outside", "outside_mass", "mass", "radius")
     stages = ("advantages",)
 
     def inapplicable_reason(self, context: Context) -> str | None:
@@ -122,7 +93,7 @@ class AdvantageMaskMismatch(Rule[MaskTally]):
         size_T = value_T.abs().nan_to_num(0.0, 0.0, 0.0)
         return {
             **ends,
-            "tokens": block.row_sum(trained_T),
+            "trained": block.row_sum(trained_T),
             "zero": block.row_sum(trained_T & (value_T == 0)),
             "masked": block.row_sum(masked_T),
             "outside": block.row_sum(odd_T),
@@ -130,126 +101,93 @@ class AdvantageMaskMismatch(Rule[MaskTally]):
             "mass": block.row_sum(size_T),
         }
 
-    def measure_each(self, steps: "StepView") -> list[MaskTally]:
-        """Count the tokens and rows of each step."""
-        found, by_step = self._faults(steps), steps.by_step
-        if found is None:
-            return steps.nothing(MaskTally)
-        row = steps.token_measures[self.code]
-        zero_N, varying_N, dead_N = found["zero"], found["varying"], found["dead"]
-        return steps.tallies(
-            MaskTally,
-            tokens=by_step.count(row["tokens"]),
-            zero_tokens=by_step.count(row["zero"] * zero_N),
-            zero_rows=by_step.count(zero_N),
-            dead_tokens=by_step.count(row["zero"] * dead_N),
-            dead_rows=by_step.count(dead_N),
-            varying_rows=by_step.count(varying_N),
-            spread=by_step.only(varying_N).high((row["high"] - row["low"])[varying_N]),
-            faulty_rows=by_step.count(zero_N | varying_N),
-            outside_tokens=by_step.count(row["outside"]),
-            outside_mass=by_step.sum(row["outside_mass"]),
-            mass=by_step.sum(row["mass"]),
+    def measure_rows(self, step: "StepView") -> "Mapping[str, Tensor | None]":
+        """How far float32 may put the advantage of each row from the exact one."""
+        is_known = step.rows is not None and step.rows.advantage_N is not None
+        return {"radius": step.advantage_radius() if is_known else None}
+
+    def table(self, run: RunTables, context: Context) -> pl.DataFrame:
+        """One line for each row: trained tokens of 0, with different values, and with 0 throughout."""
+        low, high, zero, radius = (pl.col(name) for name in ("low", "high", "zero", "radius"))
+        is_trained = pl.col("trained") > 0
+        stated = pl.col("logged_advantage")
+        elsewhere = (low < 0) | (high > 0) | (pl.col("masked") > 0) | (stated.abs() > radius).fill_null(value=False)
+        has_zero = is_trained & (zero > 0) & elsewhere
+        is_dead = is_trained & (zero == pl.col("trained")) & ~has_zero & (pl.col("advantage").abs() > radius)
+        return run.rows.drop_nulls(["trained", "radius"]).with_columns(
+            has_zero=has_zero, is_varying=is_trained & (high - low > 2 * radius), is_dead=is_dead
         )
 
-    def _faults(self, step: "StepView") -> "Mapping[str, Tensor] | None":
-        """Rows with trained tokens of 0, with different ones, and with 0 throughout, ``[N]`` bool each."""
-        return step.cached(self.code, lambda: self._found(step))
-
-    def _found(self, step: "StepView") -> "Mapping[str, Tensor] | None":
-        rows, row = step.rows, step.token_measures.get(self.code)
-        if rows is None or rows.advantage_N is None or not row:
-            return None
-        radius_N = step.advantage_radius()
-        low_N, high_N, zero_N = row["low"], row["high"], row["zero"]
-        trained_N = row["tokens"] > 0
-        varying_N = trained_N & (high_N - low_N > 2 * radius_N)
-        everywhere_N = trained_N & (zero_N == row["tokens"])
-        stated_N = step.batch.per_row.get("advantage")
-        elsewhere_N = (low_N < 0) | (high_N > 0) | (row["masked"] > 0)
-        if stated_N is not None:
-            elsewhere_N = elsewhere_N | (stated_N.abs() > radius_N)
-        is_zero_N = trained_N & (zero_N > 0) & elsewhere_N
-        return {
-            "zero": is_zero_N,
-            "varying": varying_N,
-            "dead": everywhere_N & ~is_zero_N & (rows.advantage_N.abs() > radius_N),
-        }
-
-    def examples(self, step: "StepView") -> Iterable[Example]:
-        """The rows with most trained tokens of 0, or the widest range."""
-        found = self._faults(step)
-        if found is None:
-            return ()
-        row = step.token_measures[self.code]
-        faulty_N = found["zero"] | found["varying"]
-        weight_N = (row["zero"] * found["zero"] + found["varying"]) * faulty_N
-
-        def note(number_of: int) -> str:
-            zero, tokens = int(row["zero"][number_of]), int(row["tokens"][number_of])
-            low, high = float(row["low"][number_of]), float(row["high"][number_of])
-            return f"{zero} of {tokens} trained tokens have an advantage of 0; they range from {low:.4g} to {high:.4g}"
-
-        return step.worst_rows(weight_N, note, KEEP_EXAMPLES)
-
-    def measures(self, tally: MaskTally) -> Mapping[str, Measure]:
+    def quantities(self) -> Mapping[str, Quantity]:
         """How many rows and tokens."""
+        has_zero, varying = pl.col("has_zero"), pl.col("is_varying")
+        zeros = pl.col("zero").filter(has_zero).sum()
         return {
-            "rows": Measure(tally.faulty_rows, "rows"),
-            "zero_tokens": Measure(tally.zero_tokens, "tokens"),
-            "zero_token_share": Measure(ratio(tally.zero_tokens, tally.tokens), "share"),
-            "dead_rows": Measure(tally.dead_rows, "rows"),
-            "varying_rows": Measure(tally.varying_rows, "rows"),
-            "largest_spread": Measure(tally.spread, "advantage"),
-            "outside_tokens": Measure(tally.outside_tokens, "tokens"),
-            "outside_mass_share": Measure(ratio(tally.outside_mass, tally.mass), "share"),
+            "rows": ((has_zero | varying).sum(), "rows"),
+            "zero_tokens": (zeros.cast(pl.Int64), "tokens"),
+            "zero_token_share": (zeros / pl.sum("trained"), "share"),
+            "dead_rows": (pl.sum("is_dead"), "rows"),
+            "varying_rows": (varying.sum(), "rows"),
+            "largest_spread": ((pl.col("high") - pl.col("low")).filter(varying).max().fill_null(0.0), "advantage"),
+            "outside_tokens": (pl.sum("outside").cast(pl.Int64), "tokens"),
+            "outside_mass_share": (pl.sum("outside_mass") / pl.sum("mass"), "share"),
         }
 
-    def inconclusive_reason(self, run: MaskTally, context: Context) -> Missing | None:
+    def places(self, table: pl.DataFrame) -> pl.DataFrame:
+        """The rows with most trained tokens of 0, or the widest range."""
+        return table.with_columns(value=pl.col("zero") * pl.col("has_zero") + pl.col("is_varying"))
+
+    def note(self, place: Mapping[str, Any]) -> str:
+        """How many there are, and the range."""
+        return (
+            f"{int(place['zero'])} of {int(place['trained'])} trained tokens have an advantage of 0; they range from "
+            f"{place['low']:.4g} to {place['high']:.4g}"
+        )
+
+    def inconclusive_reason(self, run: Measured, context: Context) -> Missing | None:
         """No trained token has an advantage."""
-        if run.tokens or not self.columns(context):
+        if run.table["trained"].sum() or not self.columns(context):
             return None
         return Missing("no step has a trained token with a logged advantage", "record advantages for every row")
 
-    def judge(self, run: MaskTally, context: Context) -> Judgement | None:
+    def judge(self, run: Measured, context: Context) -> Judgement | None:
         """An error where trained tokens have another advantage than their row; outside of the mask information."""
-        dead = "advantages" in context.unexplained and run.dead_rows > 0
-        if not run.faulty_rows and not dead:
+        dead = run.table.filter("is_dead") if "advantages" in context.unexplained else run.table.clear()
+        rows = run.count("rows") + len(dead)
+        if not rows:
             return self._outside(run)
-        zero = run.zero_tokens + (run.dead_tokens if dead else 0)
-        rows = run.faulty_rows + (run.dead_rows if dead else 0)
+        zero = run.count("zero_tokens") + int(dead["zero"].sum())
+        share = percent(zero / run.table["trained"].sum())
         parts = []
         if zero:
             parts.append(
-                f"{counted(zero, 'trained token')} ({percent(ratio(zero, run.tokens))}) have an advantage of 0 in rows "
-                "whose advantage is another"
+                f"{counted(zero, 'trained token')} ({share}) have an advantage of 0 in rows whose advantage is another"
             )
-        if run.varying_rows:
+        if run["varying_rows"]:
             parts.append(
-                f"{counted(run.varying_rows, 'row')} have different advantages on their trained tokens, up to "
-                f"{number(run.spread)} apart"
+                f"{counted(run.count('varying_rows'), 'row')} have different advantages on their trained tokens, up to "
+                f"{number(run['largest_spread'])} apart"
             )
         return Judgement(
             severity=Severity.ERROR,
             confirmed=True,
-            headline=f"advantages of {counted(rows, 'row')} do not fit the mask: "
-            f"{percent(ratio(zero, run.tokens))} of trained tokens have 0",
+            headline=f"advantages of {counted(rows, 'row')} do not fit the mask: {share} of trained tokens have 0",
             message="; ".join(parts),
             evidence="the logged advantages of the tokens, and an estimator that gives one to each row",
             advice="give every row its own scalar advantage, and multiply that by the row's own mask",
         )
 
-    def _outside(self, run: MaskTally) -> Judgement | None:
-        if not run.outside_tokens:
+    def _outside(self, run: Measured) -> Judgement | None:
+        if not run["outside_tokens"]:
             return None
         return Judgement(
             severity=Severity.INFO,
             confirmed=True,
-            headline=f"{counted(run.outside_tokens, 'masked token')} with an advantage other than their row's "
-            f"({percent(ratio(run.outside_mass, run.mass))} of the absolute advantage)",
+            headline=f"{counted(run.count('outside_tokens'), 'masked token')} with an advantage other than their row's "
+            f"({percent(run['outside_mass_share'])} of the absolute advantage)",
             message=(
-                f"{counted(run.outside_tokens, 'masked token')} have an advantage that is neither 0 nor the row's; the "
-                "mask keeps them out of the loss"
+                f"{counted(run.count('outside_tokens'), 'masked token')} have an advantage that is neither 0 nor the "
+                "row's; the mask keeps them out of the loss"
             ),
             evidence="the logged advantages of the tokens",
             advice="check that advantages and mask are of the same alignment",
