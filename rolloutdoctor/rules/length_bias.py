@@ -7,8 +7,9 @@ from typing import TYPE_CHECKING
 
 from rolloutdoctor.objective.parts import Part
 from rolloutdoctor.objective.required_columns import loss_columns
+from rolloutdoctor.ops.bounds import reach
 from rolloutdoctor.ops.tally import Sums, ratio
-from rolloutdoctor.results.findings import Example, Measure, Severity
+from rolloutdoctor.results.findings import Example, Excluded, Measure, Severity
 from rolloutdoctor.rules.base import Context, Judgement, Missing, Rule, counted, number
 
 if TYPE_CHECKING:
@@ -24,6 +25,7 @@ class LengthTally(Sums):
         length_sq: squares of the lengths.
         advantage_sq: squares of the advantages.
         product: products of both.
+        product_sq: their squares.
         log_length_sq: squares of the logarithms of the lengths.
         log_product: products of these and the logarithms of a token's weight.
         up: absolute gradient of rows with a positive advantage, at ratio 1.
@@ -37,6 +39,7 @@ class LengthTally(Sums):
     length_sq: float = 0.0
     advantage_sq: float = 0.0
     product: float = 0.0
+    product_sq: float = 0.0
     log_length_sq: float = 0.0
     log_product: float = 0.0
     up: float = 0.0
@@ -124,6 +127,7 @@ class LengthBias(Rule[LengthTally]):
             length_sq=here.sum(off_n**2),
             advantage_sq=here.sum(value_n**2),
             product=here.sum(off_n * value_n),
+            product_sq=here.sum((off_n * value_n) ** 2),
             log_length_sq=here.sum(log_off_n**2),
             log_product=here.sum(log_off_n * log_weight_n),
             up=here.sum(up_n),
@@ -159,6 +163,21 @@ class LengthBias(Rule[LengthTally]):
     def vacuous_reason(self, run: LengthTally, context: Context) -> str | None:
         """Responses of one length."""
         return None if run.length_sq else "all responses of a step have the same length"
+
+    def excluded(self, run: LengthTally, context: Context) -> Excluded:
+        """How far advantage and length may go together, whatever their distributions."""
+        size = abs(run.correlation or 0.0)
+        error = ratio(sqrt(run.product_sq), sqrt(run.length_sq) * sqrt(run.advantage_sq)) or 0.0
+        return Excluded(
+            code=self.code,
+            effect="a correlation of advantage and length",
+            bound=min(size + reach(error, run.rows), 1.0),
+            unit="",
+            estimate=size,
+            limit=self.correlation_from,
+            seen=run.rows,
+            of="rows",
+        )
 
     def decisive_parts(self, run: LengthTally, context: Context) -> tuple[Part, ...]:
         """How tokens are weighed."""

@@ -2,11 +2,13 @@
 
 from collections.abc import Mapping
 from dataclasses import dataclass
+from math import inf, sqrt
 from typing import TYPE_CHECKING, Any
 
+from rolloutdoctor.ops.bounds import reach
 from rolloutdoctor.ops.change import median
-from rolloutdoctor.ops.tally import Sums, by_name
-from rolloutdoctor.results.findings import Measure, Severity
+from rolloutdoctor.ops.tally import Sums, by_name, ratio
+from rolloutdoctor.results.findings import Excluded, Measure, Severity
 from rolloutdoctor.rules.base import Context, Judgement, Missing, Rule, counted, number
 
 if TYPE_CHECKING:
@@ -32,6 +34,9 @@ class ShiftTally(Sums):
         less_prompt: the same, the length of the prompt partialled out.
         gap: median over rows without left padding of their mean gap.
         gap_padded: median over rows whose padding is above the median of the padded ones.
+        padding: median padding of these.
+        moments: sums of p^i g^j, named ``ij``, of padding p and gap g of each row less what a line in the lengths of
+            prompt and response gives; ``freedom`` counts the degrees of freedom that are left.
     """
 
     known: int = 0
@@ -42,6 +47,8 @@ class ShiftTally(Sums):
     less_prompt: Mapping[str, float] = by_name()
     gap: Mapping[str, float] = by_name()
     gap_padded: Mapping[str, float] = by_name()
+    padding: Mapping[str, float] = by_name()
+    moments: Mapping[str, float] = by_name()
 
 
 @dataclass(frozen=True)
@@ -64,7 +71,8 @@ class PositionShift(Rule[ShiftTally]):
     padding, and the same with the length of the response, and of the prompt, partialled out: gaps that grow with
     length grow with padding too, and a long prompt has little of it. Found where the medians over steps are 0.5 with
     and without the response's length and 0.3 without the prompt's, and the most padded rows have twice the gap of
-    rows without padding.
+    rows without padding. Clean excludes a slope, the lengths of prompt and response partialled out, that would make
+    it so: its upper bound comes from errors that need not be equal from row to row.
 
     ## What to do
     Give the trainer position ids and an attention mask that leave the padding out, or pack without padding.
@@ -118,15 +126,19 @@ class PositionShift(Rule[ShiftTally]):
         padded = by_step.count(is_seen_N & (padding_N > 0))
         is_enough = (size >= self.least_rows) & (size - padded >= 5) & (padded >= 8)
         found: dict[str, Any] = {"rows": size, "padded": padded}
+        moments: list[Mapping[str, float]] = [{} for _ in steps.each]
         if is_enough.any():
             is_seen_N = is_seen_N & by_step.expand(is_enough)
             length_N, prompt_N = steps.batch.rows.diff(), steps.batch.per_row[PROMPT_LENGTH]
             each_N = rows["size"] / rows["unsure"], padding_N, length_N, prompt_N
             gap, padding, response, prompt = (x_N[is_seen_N].double().cpu().numpy() for x_N in each_N)
-            found |= _correlations(gap, padding, response, prompt, by_step.count(is_seen_N))
+            sizes = by_step.count(is_seen_N)
+            found |= _correlations(gap, padding, response, prompt, sizes)
+            moments = _moments(gap, padding, response, prompt, sizes)
         return steps.tallies(
             ShiftTally,
             known=by_step.count(padding_N >= 0),
+            moments=moments,
             **{name: steps.by_number(x, is_enough) for name, x in found.items()},
         )
 
@@ -156,6 +168,25 @@ class PositionShift(Rule[ShiftTally]):
         return Missing(
             f"no step has {self.least_rows} rows in micro-batches of prompts of different lengths",
             "record more rows of each step",
+        )
+
+    def excluded(self, run: ShiftTally, context: Context) -> Excluded | None:
+        """How steeply the gap may grow with padding; twice the gap at much padding would be found."""
+        of, rows = run.moments, int(sum(run.rows.values()))
+        slope, square = ratio(of["11"], of["20"]), of["20"]
+        error = inf
+        if slope is not None and of["freedom"] > 0:
+            meat = max(of["22"] - 2 * slope * of["31"] + slope**2 * of["40"], 0.0)
+            error = sqrt(meat * rows / of["freedom"]) / square
+        return Excluded(
+            code=self.code,
+            effect="a rise of the gap",
+            bound=100 * ((slope or 0.0) + reach(error, of["freedom"])),
+            unit="nats per 100 tokens of left padding",
+            estimate=100 * (slope or 0.0),
+            limit=100 * max((self.factor - 1) * median(run.gap.values()), self.least_alone) / median(run.padding.values()),
+            seen=rows,
+            of="rows",
         )
 
     def judge(self, run: ShiftTally, context: Context) -> Judgement | None:
@@ -211,7 +242,27 @@ def _correlations(
         "less_prompt": ranks.partial_correlation(gap_rank, padding_rank, prompt_rank),
         "gap": by_step.only(is_plain).median(gap[is_plain]),
         "gap_padded": by_step.only(has_much).median(gap[has_much]),
+        "padding": by_step.only(has_much).median(padding[has_much]),
     }
+
+
+def _moments(
+    gap: "Floats", padding: "Floats", response: "Floats", prompt: "Floats", sizes: "NDArray[np.int64]"
+) -> list[Mapping[str, float]]:
+    """Sums of the `moments` of a tally for each step; arguments as of `_correlations`."""
+    import numpy as np
+
+    found: list[Mapping[str, float]] = []
+    for stop, size in zip(np.cumsum(sizes).tolist(), sizes.tolist(), strict=True):
+        here = slice(stop - size, stop)
+        lines = np.stack([np.ones(size), response[here], prompt[here]], 1)
+        both = np.stack([padding[here], gap[here]], 1)
+        p, g = (both - lines @ np.linalg.lstsq(lines, both)[0]).T if size else both.T
+        # In a single micro-batch the padding is a line in the prompt.
+        p = p * (p @ p > 1e-9 * (padding[here] @ padding[here]))
+        sums = {f"{i}{j}": float((p**i * g**j).sum()) for i, j in ((2, 0), (1, 1), (2, 2), (3, 1), (4, 0))}
+        found.append({**sums, "freedom": float(max(size - 4, 0)) if size else 0.0})
+    return found
 
 
 def _padding(steps: "StepView") -> "Tensor | None":
