@@ -5,9 +5,10 @@ from dataclasses import dataclass
 from math import sqrt
 from typing import TYPE_CHECKING, Any
 
+from rolloutdoctor.ops.bounds import reach
 from rolloutdoctor.ops.slope_bins import Slopes, common_factor, slopes_of
 from rolloutdoctor.ops.tally import Sums, by_name, ratio
-from rolloutdoctor.results.findings import Measure, Severity
+from rolloutdoctor.results.findings import Excluded, Measure, Severity
 from rolloutdoctor.rules.base import Context, Judgement, Missing, Rule, counted, number, percent, sampling_option
 
 if TYPE_CHECKING:
@@ -222,6 +223,32 @@ class TemperatureMismatch(Rule[TemperatureTally]):
                 f"noise leaves the slope of the log-probs between {slope.low:.3g} and {slope.high:.3g}", remedy
             )
         return None
+
+    def excluded(self, run: TemperatureTally, context: Context) -> Excluded | None:
+        """How far the temperature of the sampler may be from the trainer's, or -log p from the entropy."""
+        slope = slopes_of(run.slopes)
+        if "rollout_log_probs" in context.columns and slope is not None:
+            return Excluded(
+                code=self.code,
+                effect="a difference of the temperatures",
+                bound=max(slope.highest - 1, 1 - slope.lowest),
+                unit="as a share",
+                estimate=abs(slope.middle - 1),
+                limit=self.warn_from,
+                seen=slope.contexts,
+                of="contexts that siblings share",
+            )
+        size = abs(run.excess or 0.0)
+        return Excluded(
+            code=self.code,
+            effect="a difference of -log p and entropy",
+            bound=size + reach(ratio(sqrt(run.surprise_square), run.entropy) or 0.0, run.calibrated),
+            unit="as a share",
+            estimate=size,
+            limit=self.least_excess,
+            seen=run.calibrated,
+            of="tokens with a logged entropy",
+        )
 
     def _is_scaled(self, slope: Slopes | None) -> bool:
         return slope is not None and slope.contexts >= self.least_contexts and slope.is_scaled(self.least_slope)

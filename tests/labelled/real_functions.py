@@ -1,7 +1,7 @@
 """Runs of verl's and slime's real functions, and of a synthetic model: clean ones and faults."""
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from functools import cache, partial
 from pathlib import Path
 
@@ -89,6 +89,7 @@ class Planted:
         words: what its strength is.
         makers: strength to what writes the run.
         information: a finding that is information alone names it, too.
+        planted: strength to the size of the effect in the unit of its rule's bound, where it is known.
     """
 
     name: str
@@ -96,6 +97,7 @@ class Planted:
     words: str
     makers: Mapping[str, Callable[[Path], None]]
     information: bool = False
+    planted: Mapping[str, float] = field(default_factory=dict)
 
 
 def write(
@@ -231,4 +233,5 @@ def sampled_kinds() -> Iterator[Planted]:
                 f"{chosen[0]:g}, {chosen[1]:g}, {chosen[2]:g}",
                 makers,
                 not case.warns,
+                {s: case.planted(value) for s, value in zip(AT, chosen, strict=True)} if case.planted else {},
             )
