@@ -184,7 +184,9 @@ class PositionShift(Rule[ShiftTally]):
             bound=100 * ((slope or 0.0) + reach(error, of["freedom"])),
             unit="nats per 100 tokens of left padding",
             estimate=100 * (slope or 0.0),
-            limit=100 * max((self.factor - 1) * median(run.gap.values()), self.least_alone) / median(run.padding.values()),
+            limit=100
+            * max((self.factor - 1) * median(run.gap.values()), self.least_alone)
+            / median(run.padding.values()),
             seen=rows,
             of="rows",
         )

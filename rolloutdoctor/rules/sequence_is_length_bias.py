@@ -274,7 +274,8 @@ class SequenceIsLengthBias(Rule[LengthTally]):
         if not run.ranked:
             return None
         (fewest, _), (_, most) = (
-            share_bound(run.rows[third] - run.kept.get(third, 0.0), run.rows[third]) for third in ("shortest", "longest")
+            share_bound(run.rows[third] - run.kept.get(third, 0.0), run.rows[third])
+            for third in ("shortest", "longest")
         )
         return Excluded(
             code=self.code,

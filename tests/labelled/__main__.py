@@ -44,6 +44,7 @@ class Labelled:
         make: writes it.
         information: a finding that is information alone names it, too.
         true: codes of what holds of the trainer itself.
+        planted: size of the fault in the unit of the rule's bound, where it is known.
     """
 
     family: str
@@ -54,6 +55,7 @@ class Labelled:
     make: Callable[[Path], None]
     information: bool = False
     true: tuple[str, ...] = ()
+    planted: float | None = None
 
     def path(self, folder: Path) -> Path:
         """Where it is."""
@@ -96,7 +98,8 @@ def every_run() -> Iterator[Labelled]:
         for each in planted:
             for strength, make in each.makers.items():
                 true = () if family == "rows" else DRAWN
-                yield Labelled(family, each.name, strength, each.expected, each.words, make, each.information, true)
+                about = family, each.name, strength, each.expected, each.words, make, each.information, true
+                yield Labelled(*about, each.planted.get(strength))
 
 
 def made(run: Labelled, folder: Path, fresh: bool) -> Path:
@@ -131,7 +134,7 @@ def checked(run: Labelled, path: Path) -> outcomes.Checked:
         report = report_body(rd.check(rd.open(path)))
     except RolloutDoctorError as error:
         return outcomes.Checked(*about, outcomes.REFUSED, (), False, time.perf_counter() - began, str(error))
-    found = outcomes.judged(report, run.expected, run.information, run.true)
+    found = outcomes.judged(report, run.expected, run.information, run.true, run.planted)
     return outcomes.Checked(*about, **found, seconds=round(time.perf_counter() - began, 2))
 
 

@@ -33,7 +33,9 @@ def test_every_token_weighs_the_same():
 
 def test_a_few_rows_prove_no_correlation():
     report = report_on(toy_batch([[1, 0]] * 8, lengths=[2, 4] * 8), trainer="trl", loss_type="dapo", select=[CODE])
-    assert report.skipped[0].reason.startswith("16 rows leave a correlation of advantage and length of up to 1 possible")
+    assert report.skipped[0].reason.startswith(
+        "16 rows leave a correlation of advantage and length of up to 1 possible"
+    )
 
 
 def lengthy(slope, seed, steps=4):
@@ -43,9 +45,11 @@ def lengthy(slope, seed, steps=4):
 
 def test_clean_excludes_what_is_there_in_99_of_100_runs():
     many = [batch for seed in range(20) for batch in CASES_OF_LENGTH.make(0.1, 1000 + seed)]
-    true = report_on(
-        [replace(batch, step=step) for step, batch in enumerate(many)], trainer="verl", select=[CODE], **VERL
-    ).excluded[0].estimate
+    true = (
+        report_on([replace(batch, step=step) for step, batch in enumerate(many)], trainer="verl", select=[CODE], **VERL)
+        .excluded[0]
+        .estimate
+    )
     assert 0.06 < true < 0.1
     bounds = [one.bound for seed in range(100) for one in lengthy(0.1, seed).excluded]
     # The others are too small by chance, and say so.
