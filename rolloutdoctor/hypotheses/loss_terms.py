@@ -251,6 +251,24 @@ LOSS_TERMS = (
     ),
     *(
         Hypothesis(
+            name=f"entropy-bonus-{name}",
+            code=code,
+            stage="loss",
+            words=f"{words}, although a coefficient is recorded",
+            remedy=remedy,
+            # A coefficient of each step is read from the log.
+            applies=lambda objective: objective.entropy_bonus is not None and not objective.entropy_bonus.coef_metric,
+            objective=lambda objective, factor=factor: changing(  # type: ignore[misc]
+                "entropy_bonus", coef=factor * objective.entropy_bonus.coef
+            )(objective),
+        )
+        for name, code, words, remedy, factor in (
+            ("flipped", "RDG005", "the loss grows with the entropy", "subtract the bonus from the loss", -1),
+            ("left-out", "RDI014", "the loss has no entropy bonus", "state the option of the run, and check again", 0),
+        )
+    ),
+    *(
+        Hypothesis(
             name="by-rank" + ("-token-mean" if mode else ""),
             code="RDG006",
             stage="kl",

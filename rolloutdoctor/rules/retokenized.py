@@ -101,9 +101,10 @@ class Retokenized(Rule[TurnTally]):
     Absolute differences are counted in bins, four for each doubling, separately for five ranges of the log-prob,
     because rounding moves unlikely tokens more; the other tokens are weighed so that they have the same mix of ranges.
     From 20 turns on, a median at the starts that is at least five times the other, bin edges taken against the finding,
-    and at least 0.01 nats, is a warning; information if it is twice the other, or smaller, and five standard
-    deviations of the count of turns above it. Clean excludes a median distance that would be a warning. Responses with a single turn show nothing of it. A run file has one column of
-    token ids; importers that see two hold them against each other.
+    and at least 0.01 nats, is a warning. One that is at least twice the other is information, where five standard
+    deviations of the number of turns that start above a median leave it larger. Clean excludes a median that would be
+    a warning. Responses with a single turn show nothing of it. A run file has one column of token ids; importers that
+    see two hold them against each other.
 
     ## What to do
     Train on the ids that the engine returned; do not tokenize a conversation again.

@@ -52,7 +52,8 @@ class StalePrefixCache(Rule[PrefixTally]):
     first seen: a permutation test of ranks, stratified by versions and doublings of the length. Plain lag, and an
     engine that does not update at all, are the same for all prompts of a version. Found from a ratio of 3 and p below
     0.001, of ten records either way; or where `excess_ratio`, the same over what the gap of new prompts grew by
-    meanwhile, is 2 and p below 1e-6 (from 1.5 on it is information). Clean excludes a median ratio of 3, by the last records of the prompts.
+    meanwhile, is 2 and p below 1e-6 (from 1.5 on it is information). Clean excludes a median ratio of 3, by the
+    last records of the prompts.
 
     ## What to do
     Reset the prefix cache of the engine after each weight sync.

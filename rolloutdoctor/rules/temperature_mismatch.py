@@ -92,7 +92,8 @@ class TemperatureMismatch(Rule[TemperatureTally]):
     or more from 1, four standard deviations exclude 1, nine tenths of the contexts are on its side and four fifths
     within a fifth of it: noise, stale weights, mixtures of experts and fills scatter to both sides. A support that was
     cut (top-p, top-k, min-p) has slope 1 in a context. It takes 20 contexts, and for clean four standard deviations
-    that exclude 0.05. If all log-probs of the run differ by one factor, they are logarithms to another base, and the page says so.
+    within 5 % of 1. If all log-probs of the run differ by one factor, they are logarithms to another base, and the
+    page says so.
 
     The second witness is calibration, where `entropy` is logged: tokens drawn from p have a mean of -log p that is the
     mean entropy. `surprise_share` = mean of -log p of the trainer over the mean entropy, less 1. With slope 1 and no
