@@ -131,7 +131,9 @@ def _turns(apart: float, seed: int) -> Run:
         noise[:, 24:28] += apart * draw.normal(size=(16, 4))
         found.append(
             # Reflected: no log-prob is above 0.
-            toy_batch([[1, 0] * 8], mask=[mask] * 16, policy=(-abs(own + noise)).tolist(), rollout=own.tolist(), step=step)
+            toy_batch(
+                [[1, 0] * 8], mask=[mask] * 16, policy=(-abs(own + noise)).tolist(), rollout=own.tolist(), step=step
+            )
         )
     return found
 

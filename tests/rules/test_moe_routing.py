@@ -14,7 +14,8 @@ def report(steps, columns=(), select=(CODE,)):
 
 
 @pytest.mark.parametrize(
-    ("steps", "rerouted", "severity"), [(1, 0.02, "INFO"), (3, 0.05, "WARNING"), (3, 0.12, "WARNING"), (3, 0.25, "WARNING")]
+    ("steps", "rerouted", "severity"),
+    [(1, 0.02, "INFO"), (3, 0.05, "WARNING"), (3, 0.12, "WARNING"), (3, 0.25, "WARNING")],
 )
 def test_a_hint(steps, rerouted, severity):
     """Tokens that the sampler alone was sure of make it a warning, which sampler-mismatch follows from."""
