@@ -269,7 +269,7 @@ class TruncationHidden(Rule[HiddenTally]):
         if not run.ended:
             return None
         return Missing(
-            f"{run.ended:,} of {counted(run.at_limit, 'response')} at the limit end there, with a chance of "
+            f"{counted(run.ended, 'response')} of {run.at_limit:,} at the limit ended there, with a chance of "
             f"{percent(exp(-run.end_nats / run.ended))} each: too few, or too likely, to tell sampled ends from others",
             "take the finish reason from the engine, and look at rows of the largest length that count as finished",
         )
