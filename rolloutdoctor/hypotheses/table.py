@@ -11,6 +11,7 @@ from rolloutdoctor.hypotheses.loss_terms import LOSS_TERMS
 from rolloutdoctor.hypotheses.masks import MASKS
 from rolloutdoctor.hypotheses.metric_definitions import METRIC_DEFINITIONS
 from rolloutdoctor.hypotheses.partitions import PARTITIONS
+from rolloutdoctor.hypotheses.reward_fits import BOUNDS, OTHER_ROWS
 from rolloutdoctor.hypotheses.row_order import MISALIGNED_REWARDS, MISPLACED_LOG_PROBS, MISSING_REWARDS
 from rolloutdoctor.hypotheses.whitening import WHITENINGS
 
@@ -51,5 +52,5 @@ HYPOTHESES: tuple[Hypothesis, ...] = (
     *METRIC_DEFINITIONS,
 )
 
-FAMILIES: tuple[Family, ...] = (*ADVANTAGE_FITS, KL_COEFFICIENT)
+FAMILIES: tuple[Family, ...] = (BOUNDS, *ADVANTAGE_FITS, OTHER_ROWS, KL_COEFFICIENT)
 """Families of hypotheses, tried where none of these explains a disagreement."""

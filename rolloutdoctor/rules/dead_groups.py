@@ -264,7 +264,7 @@ class DeadGroups(Rule[DeadTally]):
             return Judgement(
                 severity=Severity.ERROR,
                 confirmed=True,
-                headline=f"all {run.groups:,} groups have equal rewards: no advantage is other than 0",
+                headline=f"all {run.groups:,} groups have equal rewards: no response is preferred to another",
                 message=f"in none of {counted(run.groups, 'group')} ({counted(run.rows, 'response')}) do two responses "
                 f"differ in reward: {run.lowest:,} at the lowest reward, {run.highest:,} at the highest, "
                 f"{run.dead - run.lowest - run.highest:,} elsewhere",

@@ -135,7 +135,10 @@ def _turns(apart: float, seed: int) -> Run:
         noise = 0.01 * draw.normal(size=own.shape) * -np.expm1(own)
         noise[:, 24:28] += apart * draw.normal(size=(16, 4))
         found.append(
-            toy_batch([[1, 0] * 8], mask=[mask] * 16, policy=(own + noise).tolist(), rollout=own.tolist(), step=step)
+            # Reflected: no log-prob is above 0.
+            toy_batch(
+                [[1, 0] * 8], mask=[mask] * 16, policy=(-abs(own + noise)).tolist(), rollout=own.tolist(), step=step
+            )
         )
     return found
 

@@ -118,9 +118,7 @@ CASES: dict[str, Case] = {
     ),
     "rewards sorted": Case(("rewards-sorted",), _everywhere(Fault(scoring=edits.moved_rewards(edits.by_reward)))),
     "rewards of eight rows late": Case(
-        (),
-        _everywhere(Fault(scoring=edits.moved_rewards(edits.few_late))),
-        unnamed={("", ""): "a third of the rows, in no pattern"},
+        ("rewards-of-other-rows",), _everywhere(Fault(scoring=edits.moved_rewards(edits.few_late)))
     ),
     "missing reward as 0": Case(
         ("missing-reward-as-zero",), _everywhere(Fault(record=edits.unscored, scoring=edits.as_zero))

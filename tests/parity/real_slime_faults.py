@@ -55,7 +55,9 @@ CASES = {
     "rewards one row late": _case(("rewards-one-row-late",), Fault(scoring=edits.moved_rewards(edits.late))),
     "rewards sorted": _case(("rewards-sorted",), Fault(scoring=edits.moved_rewards(edits.by_reward))),
     "rewards of eight rows late": _case(
-        (), Fault(scoring=edits.moved_rewards(edits.few_late)), both="a third of the rows, in no pattern"
+        ("rewards-of-other-rows",),
+        Fault(scoring=edits.moved_rewards(edits.few_late)),
+        mild="two groups of four, no row of which has its own reward",
     ),
     "biased std": _case(("biased-std",), Fault(patched=_biased)),
     "not divided by std": _case(
