@@ -34,6 +34,12 @@ def _of_hypothesis(cause: Finding, found: Finding, context: Context) -> bool:
     return _unexplained(found, context) <= {*cause.cause.explains}
 
 
+def _is_of_kl_metric(cause: Finding, found: Finding, context: Context) -> bool:
+    """Nothing but the KL metric disagrees."""
+    metrics = () if context.trainer is None else context.trainer.kl_metrics
+    return found.cause is None and _unexplained(found, context) <= {*metrics}
+
+
 ANY = "any rule"
 
 FOLLOWS: tuple[tuple[str, tuple[str, ...], Condition], ...] = (
@@ -42,6 +48,7 @@ FOLLOWS: tuple[tuple[str, tuple[str, ...], Condition], ...] = (
     ("RDI006", ("RDG005", "RDM004", "RDA001"), _always),
     ("RDA004", ("RDA003", "RDA006", "RDA007"), _is_error),
     ("RDM007", ("RDM001",), _always),
+    ("RDM001", ("RDG005",), _is_of_kl_metric),
     ("RDI008", ("RDO001", "RDO006"), _always),
     ("RDO006", ("RDO003",), _always),
     ("RDO003", ("RDO002", "RDO001"), _always),

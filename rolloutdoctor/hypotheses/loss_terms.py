@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING
 
 import torch
 
-from rolloutdoctor.hypotheses.hypothesis import UNCLAIMED, Hypothesis, ObjectiveEdit, changing
+from rolloutdoctor.hypotheses.hypothesis import UNCLAIMED, Hypothesis, MetricsEdit, ObjectiveEdit, changing
 from rolloutdoctor.objective.objective import Objective
 
 if TYPE_CHECKING:
@@ -88,6 +88,16 @@ def _scaled(name: str, words: str, parts: "Callable[[Layout], Tensor]", *, inver
         columns=frozenset({"micro_batch_id", "optim_step_id", "rank"}),
         references=_REFERENCES,
     )
+
+
+def _with_entropy(factor: int) -> MetricsEdit:
+    """Return the loss with another factor of its entropy bonus: the coefficient is logged as it is recorded."""
+
+    def edit(evaluation: "Evaluation", trainer: "Trainer", metrics: Mapping[str, float]) -> Mapping[str, float]:
+        more = (factor - 1) * evaluation.entropy_loss
+        return {name: value + more for name, value in metrics.items() if name == trainer.loss_metric}
+
+    return edit
 
 
 _CLIPPED = UNCLAIMED | {"clip_share", "clip_extreme"}
@@ -248,6 +258,22 @@ LOSS_TERMS = (
             unclaimed=_CLIPPED,
         )
         for level in ("token", "sequence")
+    ),
+    *(
+        Hypothesis(
+            name=f"entropy-bonus-{name}",
+            code=code,
+            stage="loss",
+            words=f"{words}, although a coefficient is recorded",
+            remedy=remedy,
+            applies=lambda objective: objective.entropy_bonus is not None,
+            metrics=_with_entropy(factor),
+            columns=frozenset({"entropy"}),
+        )
+        for name, code, words, remedy, factor in (
+            ("flipped", "RDG005", "the loss grows with the entropy", "subtract the bonus from the loss", -1),
+            ("left-out", "RDI014", "the loss has no entropy bonus", "state the option of the run, and check again", 0),
+        )
     ),
     *(
         Hypothesis(

@@ -225,6 +225,36 @@ def test_a_coefficient_that_differs_from_step_to_step_is_none():
     assert causes(report) == []
 
 
+def test_an_entropy_bonus_that_is_not_subtracted_in_some_steps():
+    def times(factor):
+        def metrics(values, evaluation):
+            more = (factor - 1) * evaluation.entropy_loss * (evaluation.batch.step == 1)
+            return {**values, "loss": values["loss"] + more}
+
+        return run_of("trl", batches, metrics=metrics, options=options)
+
+    draw = torch.Generator().manual_seed(1)
+    batches = [
+        replace(
+            batch,
+            per_token={
+                **batch.per_token,
+                "entropy": torch.rand(batch.tokens, dtype=torch.float64, generator=draw).float().double(),
+            },
+        )
+        for batch in steps_of()
+    ]
+    options = {"entropy_coef": 0.02}
+    finding = only(times(-1))
+    assert (finding.code, finding.cause.hypothesis) == ("RDG005", "entropy-bonus-flipped")
+    assert finding.cause.steps == (1, 1, 1)
+    # The options that this contradicts are assumed.
+    assert any("the loss has no entropy bonus" in note for note in times(0).notes)
+    # Another factor of it.
+    assert causes(times(-0.7)) == []
+    assert not times(1).findings
+
+
 def test_an_added_term_is_named_with_its_size():
     def metrics(values, evaluation):
         return {**values, "loss": values["loss"] + 0.01 * (1 + 0.05 * evaluation.batch.step)}
