@@ -221,7 +221,6 @@ CASES: dict[str, Case] = {
             "trl": Fault(log=edits.times("kl", 3)),
             "trl-rloo": Fault(log=edits.times("kl", 3)),
         },
-        unnamed={("", "mild"): "one factor of one value is any factor"},
     ),
     "metric is a mean of rows' means": Case(
         ("metric-is-mean-of-rows", "drift-metric-is-mean-of-rows"),
