@@ -100,7 +100,7 @@ def _with_entropy(factor: int) -> MetricsEdit:
     return edit
 
 
-_CLIPPED = UNCLAIMED | {"clip_share", "clip_extreme"}
+CLIPPED = UNCLAIMED | {"clip_share", "clip_extreme"}
 """A trainer counts what it clips beside the loss, by the recorded range."""
 
 _NEVER = 1e6
@@ -224,7 +224,7 @@ LOSS_TERMS = (
         remedy="state the option of the run, and check again",
         applies=lambda objective: objective.surrogate.clip_high != objective.surrogate.clip_low,
         objective=lambda objective: changing("surrogate", clip_high=objective.surrogate.clip_low)(objective),
-        unclaimed=_CLIPPED,
+        unclaimed=CLIPPED,
     ),
     Hypothesis(
         name="not-clipped",
@@ -234,7 +234,7 @@ LOSS_TERMS = (
         remedy="take the smaller of the clipped and the unclipped term",
         applies=lambda objective: objective.surrogate.clip_high < _NEVER,
         objective=changing("surrogate", clip_low=_NEVER, clip_high=_NEVER),
-        unclaimed=_CLIPPED,
+        unclaimed=CLIPPED,
     ),
     Hypothesis(
         name="gates-ignored",
@@ -244,7 +244,7 @@ LOSS_TERMS = (
         remedy="state the option of the run, and check again",
         applies=lambda objective: bool(objective.gates),
         objective=lambda objective: replace(objective, gates=()),
-        unclaimed=_CLIPPED | {"sampler_gap"},
+        unclaimed=CLIPPED | {"sampler_gap"},
     ),
     *(
         Hypothesis(
@@ -255,7 +255,7 @@ LOSS_TERMS = (
             remedy="state the option of the run, and check again",
             applies=lambda objective, level=level: objective.surrogate.level not in (level, "sequence-sum"),  # type: ignore[misc]
             objective=_of_level(level),
-            unclaimed=_CLIPPED,
+            unclaimed=CLIPPED,
         )
         for level in ("token", "sequence")
     ),

@@ -225,6 +225,30 @@ def test_a_coefficient_that_differs_from_step_to_step_is_none():
     assert causes(report) == []
 
 
+@pytest.mark.parametrize("trainer", ["trl", "verl"])
+@pytest.mark.parametrize(("side", "value"), [("clip_high", 0.1), ("clip_low", 0.05)])
+def test_the_clip_range_is_solved(trainer, side, value):
+    def edit(objective):
+        return replace(objective, surrogate=replace(objective.surrogate, **{side: value}))
+
+    report = run_of(trainer, steps_of(), objective=edit)
+    # The options that this contradicts are assumed.
+    words = f"the ratio is clipped at {value:g} {'above' if side == 'clip_high' else 'below'} 1"
+    assert ("RDI014", f"{side.replace('_', '-')}-is-{value:g}") in causes(report) or any(
+        words in note for note in report.notes
+    )
+
+
+def test_a_loss_that_some_clip_range_gives_in_one_step_has_no_cause():
+    """A range of many digits says nothing: there is one for many losses."""
+
+    def metrics(values, evaluation):
+        return {**values, "loss": values["loss"] + 0.0123 * (evaluation.batch.step == 1)}
+
+    report = run_of("trl", steps_of(), metrics=metrics)
+    assert [(one.code, one.cause) for one in report.findings] == [("RDG005", None)]
+
+
 def test_an_entropy_bonus_that_is_not_subtracted_in_some_steps():
     def times(factor):
         def metrics(values, evaluation):
