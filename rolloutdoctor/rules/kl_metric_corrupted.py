@@ -58,6 +58,7 @@ class _Seen:
     reward_part: float = 0.0
     kl_part: float = 0.0
     coef: float = 0.0
+    of_loss: bool = False
 
 
 def _fits(logged: float, predicted: float, radius: float) -> bool:
@@ -197,7 +198,7 @@ class KlMetricCorrupted(Rule[KlMetricTally]):
             abs_error=gap,
             fits_kl=int(fits_kl),
             fits_reward=int(fits_reward),
-            beside_loss=int(not fits_kl and _is_beside_loss(step, gap)),
+            beside_loss=int(seen.of_loss and not fits_kl and _is_beside_loss(step, gap)),
             worst_reward_fit=reward_gap if fits_reward and reward_gap is not None else 0.0,
             reward_part=abs(seen.reward_part) if fits_reward else 0.0,
             kl_part=abs(seen.kl_part) if fits_reward else 0.0,
@@ -218,7 +219,8 @@ class KlMetricCorrupted(Rule[KlMetricTally]):
         recomputed = step.metrics
         for name in trainer.kl_metrics:
             if name in step.logged and name in recomputed:
-                return _Seen(step.logged[name], recomputed[name], step.radius(name, recomputed[name]))
+                of_loss = trainer.kind_of(name) in ("kl", "kl_loss")
+                return _Seen(step.logged[name], recomputed[name], step.radius(name, recomputed[name]), of_loss=of_loss)
         return None
 
     def _stored(self, step: "StepView") -> _Seen | None:

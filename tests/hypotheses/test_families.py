@@ -292,6 +292,60 @@ def test_a_coefficient_that_differs_from_step_to_step_is_none():
     assert causes(report) == []
 
 
+@pytest.mark.parametrize("trainer", ["trl", "verl"])
+@pytest.mark.parametrize(("side", "value"), [("clip_high", 0.1), ("clip_low", 0.05)])
+def test_the_clip_range_is_solved(trainer, side, value):
+    def edit(objective):
+        return replace(objective, surrogate=replace(objective.surrogate, **{side: value}))
+
+    report = run_of(trainer, steps_of(), objective=edit)
+    # The options that this contradicts are assumed.
+    words = f"the ratio is clipped at {value:g} {'above' if side == 'clip_high' else 'below'} 1"
+    assert ("RDI014", f"{side.replace('_', '-')}-is-{value:g}") in causes(report) or any(
+        words in note for note in report.notes
+    )
+
+
+def test_a_loss_that_some_clip_range_gives_in_one_step_has_no_cause():
+    """A range of many digits says nothing: there is one for many losses."""
+
+    def metrics(values, evaluation):
+        return {**values, "loss": values["loss"] + 0.0123 * (evaluation.batch.step == 1)}
+
+    report = run_of("trl", steps_of(), metrics=metrics)
+    assert [(one.code, one.cause) for one in report.findings] == [("RDG005", None)]
+
+
+def test_an_entropy_bonus_that_is_not_subtracted_in_some_steps():
+    def times(factor):
+        def metrics(values, evaluation):
+            more = (factor - 1) * evaluation.entropy_loss * (evaluation.batch.step == 1)
+            return {**values, "loss": values["loss"] + more}
+
+        return run_of("trl", batches, metrics=metrics, options=options)
+
+    draw = torch.Generator().manual_seed(1)
+    batches = [
+        replace(
+            batch,
+            per_token={
+                **batch.per_token,
+                "entropy": torch.rand(batch.tokens, dtype=torch.float64, generator=draw).float().double(),
+            },
+        )
+        for batch in steps_of()
+    ]
+    options = {"entropy_coef": 0.02}
+    finding = only(times(-1))
+    assert (finding.code, finding.cause.hypothesis) == ("RDG005", "entropy-bonus-flipped")
+    assert finding.cause.steps == (1, 1, 1)
+    # The options that this contradicts are assumed.
+    assert any("the loss has no entropy bonus" in note for note in times(0).notes)
+    # Another factor of it.
+    assert causes(times(-0.7)) == []
+    assert not times(1).findings
+
+
 def test_an_added_term_is_named_with_its_size():
     def metrics(values, evaluation):
         return {**values, "loss": values["loss"] + 0.01 * (1 + 0.05 * evaluation.batch.step)}

@@ -63,11 +63,10 @@ class Labelled:
         return folder / self.family / f"{slug}.parquet"
 
 
-DRAWN = ("RDI001",)
-"""True of the numbers that verl's and slime's functions are given: drawn log-probs are above 0 at times.
-
-Of the drawn options some put a KL in the reward and in the loss (RDG009), and some rewards are all equal (RDA011).
-"""
+DRAWN_VERL = ("RDA001", "RDG009")
+"""True of some drawn options of verl: a KL in the reward and in the loss (RDG009)."""
+DRAWN_SLIME = ("RDA001", "RDA002", "RDA011", "RDM001")
+"""The same of slime: some rewards are all equal (RDA011)."""
 
 
 def every_run() -> Iterator[Labelled]:
@@ -78,9 +77,9 @@ def every_run() -> Iterator[Labelled]:
     for name, training in clean.clean_trainings():
         yield Labelled("trl", name, "clean", (), "", partial(train, training), true=clean.true_of(training))
     for name, make in real_functions.verl_clean():
-        yield Labelled("verl", name, "clean", (), "", make, true=(*DRAWN, "RDA001", "RDG009"))
+        yield Labelled("verl", name, "clean", (), "", make, true=DRAWN_VERL)
     for name, make in real_functions.slime_clean():
-        yield Labelled("slime", name, "clean", (), "", make, true=(*DRAWN, "RDA001", "RDA002", "RDA011", "RDM001"))
+        yield Labelled("slime", name, "clean", (), "", make, true=DRAWN_SLIME)
     for kind in kinds.KINDS:
         for strength, value in zip(outcomes.STRENGTHS, kind.strengths, strict=True):
             training = kind.training(value)
@@ -97,9 +96,8 @@ def every_run() -> Iterator[Labelled]:
     for family, planted in others:
         for each in planted:
             for strength, make in each.makers.items():
-                true = () if family == "rows" else DRAWN
-                about = family, each.name, strength, each.expected, each.words, make, each.information, true
-                yield Labelled(*about, each.planted.get(strength))
+                about = family, each.name, strength, each.expected, each.words, make, each.information
+                yield Labelled(*about, planted=each.planted.get(strength))
 
 
 def made(run: Labelled, folder: Path, fresh: bool) -> Path:

@@ -157,7 +157,7 @@ def verl_clean() -> Iterator[tuple[str, Callable[[Path], None]]]:
             setup = with_rollout_correction(setup, number)
         elif number % 8 == 3:
             setup = with_policy_loss(setup, modes[number % 3])
-        # Wider draws are above 0 at times, which no log-prob is.
+        # A sampler that is farther off, or a step that is longer, is a finding of its own.
         setup = replace(setup, drift=min(setup.drift, 0.05), sampled=0.01)
         yield f"{number:03} {setup.options['algorithm.adv_estimator']}", partial(_verl, setup, NONE, ())
 

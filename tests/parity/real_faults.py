@@ -219,7 +219,7 @@ CASES: dict[str, Case] = {
             "trl": Fault(log=edits.times("kl", 3)),
             "trl-rloo": Fault(log=edits.times("kl", 3)),
         },
-        unnamed={("", "mild"): "one factor of one value is any factor"},
+        unnamed={("trl-rloo", "mild"): "one value whose radius is wide beside it fits many factors"},
     ),
     "metric is a mean of rows' means": Case(
         ("metric-is-mean-of-rows", "drift-metric-is-mean-of-rows"),
