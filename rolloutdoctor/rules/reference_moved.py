@@ -85,10 +85,11 @@ class ReferenceMoved(Rule[ReferenceTally]):
     The mean of k3 over the trained tokens of each step; of a step with more than 32,768 response tokens every second
     token, every third and so on is looked at. A fall counts where the KL is at most a tenth of that of the step before,
     the largest of three steps from there on is at most half of the smallest of the three before (or the KL is a tenth
-    of that smallest, and the largest half of the step before), and the mean log-prob of the policy changes by at most
-    three times its median change between neighbouring steps: another data set, a restart or a jump of the policy
-    changes that as well. Falls at equal distances are a schedule, and information; a single sync of the reference that
-    is not recorded cannot be told from a fault by the rows. A fall to a third alone leaves the rule without a verdict.
+    of that smallest, the largest half of the step before, and no other fall is a third of it in logarithms), and the
+    mean log-prob of the policy changes by at most three times its median change between neighbouring steps: another
+    data set, a restart or a jump of the policy changes that as well. Falls at equal distances are a schedule, and
+    information; a single sync of the reference that is not recorded cannot be told from a fault by the rows. A fall to
+    a third that is twice as large as any other leaves the rule without a verdict.
     Equal log-probs count in steps after the first, where an earlier step has different ones or the log-probs at the
     loss are not those before the update. Tokens may be equal by rounding: if as many were in the last step with
     different ones, that all of them are has a probability below 2^-40. Equal log-probs in all of six steps or more
@@ -215,9 +216,14 @@ class ReferenceMoved(Rule[ReferenceTally]):
             high = max(one.kl for one in steps[place : place + size])
             # A policy that moves fast leaves the new reference at once: the KL stays low for one step then.
             falls = after.kl <= self.fall * before.kl and high <= 0.5 * low
-            falls = falls or (after.kl <= self.fall * low and high <= 0.5 * before.kl)
+            deep = after.kl <= self.fall * low and high <= 0.5 * before.kl
+            falls = falls or (deep and _is_alone(steps, place, 3.0))
             if unsure:
-                falls = after.kl <= min(self.unsure_fall * before.kl, 0.75 * low) and high <= 0.75 * before.kl
+                falls = (
+                    _is_alone(steps, place, 2.0)
+                    and after.kl <= min(self.unsure_fall * before.kl, 0.75 * low)
+                    and high <= 0.75 * before.kl
+                )
             if falls and before.kl > self.least_kl and abs(after.policy - before.policy) <= 3 * usual + 1e-12:
                 found.append(after.step)
         return found
@@ -317,6 +323,13 @@ class ReferenceMoved(Rule[ReferenceTally]):
             + (moves or "; a sync that the trainer makes on purpose looks the same"),
             advice=advice,
         )
+
+
+def _is_alone(steps: "list[_Step]", place: int, times: float) -> bool:
+    """True if the logarithm of the KL falls by so many times more there than between any other two steps."""
+    falls = [log2(max(before.kl, 1e-300) / max(after.kl, 1e-300)) for before, after in pairwise(steps) if before.kl > 0]
+    own = log2(steps[place - 1].kl / max(steps[place].kl, 1e-300)) if steps[place - 1].kl > 0 else 0.0
+    return own >= times * max((each for each in falls if each != own), default=0.0)
 
 
 def _first_different(steps: "list[_Step]") -> int:

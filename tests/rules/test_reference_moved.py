@@ -217,3 +217,8 @@ def test_a_small_fall_is_neither_a_finding_nor_clean():
     assert not report.findings
     assert "falls to a third or less at step 4" in report.skipped[0].reason
     assert found_in(run([0.2, 0.22, 0.24, 0.25, 0.16, 0.2, 0.22, 0.24])) is None
+
+
+def test_a_kl_that_falls_and_rises_by_chance():
+    gaps = [0.7, 1.0, 0.2, 1.2, 1.25, 0.1, 0.4, 0.7, 0.8]
+    assert found_in(run(gaps)) is None
