@@ -59,7 +59,7 @@ FOLLOWS: tuple[tuple[str, tuple[str, ...], Condition], ...] = (
     ("RDA004", ("RDA003", "RDA006", "RDA007"), _is_error),
     ("RDM007", ("RDM001",), _always),
     ("RDM001", ("RDG005",), _is_of_kl_metric),
-    ("RDI008", ("RDO001", "RDO006"), _always),
+    ("RDI008", ("RDO001", "RDO006", "RDM003", "RDG005", "RDM001"), _always),
     ("RDO006", ("RDO003",), _always),
     ("RDO003", ("RDO002", "RDO001"), _always),
     ("RDO004", ("RDO001",), _always),
@@ -68,6 +68,7 @@ FOLLOWS: tuple[tuple[str, tuple[str, ...], Condition], ...] = (
     ("RDO009", ("RDO002", "RDO001"), _always),
     ("RDO010", ("RDO002", "RDO001"), _always),
     ("RDO002", ("RDO001",), _always),
+    ("RDI005", ("RDO001",), _always),
 )
 """Code of a cause, codes of what may follow from it, and when: of several causes the first here is named."""
 

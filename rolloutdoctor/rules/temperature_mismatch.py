@@ -258,7 +258,7 @@ class TemperatureMismatch(Rule[TemperatureTally]):
         return far and abs(run.gap) / run.tokens < 0.2 * abs(run.surprise) / run.calibrated
 
     def judge(self, run: TemperatureTally, context: Context) -> Judgement | None:
-        """A warning from a twentieth on; confirmed where the recorded temperature is the one found."""
+        """A warning from a twentieth on, or where the recorded temperature is the one found, which confirms it."""
         slope, stated = slopes_of(run.slopes), sampling_option(context, "temperature")
         if slope is not None and self._is_scaled(slope):
             return self._scaled(run, slope, stated)
@@ -278,7 +278,9 @@ class TemperatureMismatch(Rule[TemperatureTally]):
         else:
             whose = self._whose(run)
         return Judgement(
-            severity=Severity.WARNING if abs(slope.middle - 1) >= self.warn_from else Severity.INFO,
+            severity=Severity.WARNING
+            if matches or inverse or abs(slope.middle - 1) >= self.warn_from
+            else Severity.INFO,
             confirmed=matches or inverse,
             headline=f"the sampler's log-probs are at {found:.3g} times the trainer's temperature ({interval})",
             message=(

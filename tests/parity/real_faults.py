@@ -154,12 +154,11 @@ CASES: dict[str, Case] = {
         },
     ),
     "ref log-probs late, 0 first": Case(
-        ("ref-log-probs-one-token-late",),
+        ("ref-log-probs-one-token-late-0-first",),
         {
             "verl": Fault(update=edits.shifted("ref_log_probs", 1, 0.0)),
             "trl": Fault(update=edits.shifted("ref_log_probs", 1, 0.0)),
         },
-        unnamed={("", ""): "what stands at the ends is not known"},
     ),
     **{
         f"KL is {name}": Case(
