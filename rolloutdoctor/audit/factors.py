@@ -2,7 +2,7 @@
 
 import math
 
-from rolloutdoctor.audit.tally import QuantityTally
+from rolloutdoctor.audit.tally import ENOUGH_BITS, QuantityTally
 
 _LARGEST_COUNT = 1024
 """Of micro-batches, ranks or accumulation steps."""
@@ -34,7 +34,9 @@ def factor_of(tally: QuantityTally) -> str:
         tally: of a quantity whose values disagree.
     """
     low, high = tally.factor_low, tally.factor_high
-    if not tally.disagree or tally.agree > tally.zeros or not 0 < low <= high or high - low > _NARROW * high:
+    if not tally.disagree or not 0 < low <= high or high - low > _NARROW * high:
+        return ""
+    if tally.agree > tally.zeros and tally.factor_bits < ENOUGH_BITS:
         return ""
     for factor, words in ((math.log(2), "in nats where bits are meant"), (1 / math.log(2), "in bits, and not in nats")):
         if low <= factor <= high:

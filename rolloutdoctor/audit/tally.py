@@ -15,6 +15,13 @@ INCOMPLETE = "some groups do not have the configured number of rows"
 """A doubt about some places, which the others do without."""
 
 
+ENOUGH_BITS = 8.0
+"""What logged values have to say for an explanation: some hundred are tried.
+
+A value says as many bits as its radius fits into its size, or into its distance from what the options give: a value of
+0 follows from many formulas, and one whose radius is as wide as that distance from both."""
+
+
 @dataclass(frozen=True)
 class QuantityTally:
     """How the logged values of one quantity compare with the recomputed ones; tallies of steps add up.
@@ -46,6 +53,8 @@ class QuantityTally:
         above: the smallest and the largest difference of a disagreeing value from the recomputed one.
         line: the largest squared distance of the values of a step from a line of the recomputed ones, as a share of
             their own from their mean (one minus R2); infinite where a step has too few different values.
+        factor_bits: what the disagreeing values say for a factor that is a whole number or one over it: the sum of
+            binary logarithms of one over the chance that the interval of a value holds one.
     """
 
     stage: str
@@ -69,6 +78,7 @@ class QuantityTally:
     zeros: int = 0
     above: tuple[float, float] = (math.inf, -math.inf)
     line: float = 0.0
+    factor_bits: float = 0.0
 
     def __add__(self, other: "QuantityTally") -> "QuantityTally":
         firsts = [first for first in (self.first, other.first) if first is not None]
@@ -96,6 +106,7 @@ class QuantityTally:
             zeros=self.zeros + other.zeros,
             above=(min(self.above[0], other.above[0]), max(self.above[1], other.above[1])),
             line=max(self.line, other.line),
+            factor_bits=self.factor_bits + other.factor_bits,
         )
 
     @property
@@ -171,9 +182,36 @@ def tally_value(stage: str, step: int, logged: float, recomputed: float, radius:
     bits = math.log2(told / radius) if told > radius > 0 and math.isfinite(told) else 0.0
     above = (logged - recomputed,) * 2
     telling = int(bits > 0)
+    said = _factor_bits(factors, recomputed, 0.0 if stage == "kl" else radius)
     return QuantityTally(
-        stage, 1, 0, units, first, 0, "", 1, 1, step, *ends, 1, radius, bits, telling, 0, above, math.inf
+        stage, 1, 0, units, first, 0, "", 1, 1, step, *ends, 1, radius, bits, telling, 0, above, math.inf, said
     )
+
+
+def _factor_bits(factors: tuple[float, float], recomputed: float, radius: float) -> float:
+    """What a value says for a whole factor or one over it, in bits.
+
+    Of a mean of counts or of rewards of a few kinds many multiples are such means, too: every p-th of those with the
+    denominator of p / q, the simplest fraction within the radius. A KL, of radius 0 here, is no such mean.
+    """
+    low, high = factors
+    if not 0 < low < high:
+        return 0.0
+    width = high - low if low > 1 else 1 / low - 1 / high
+    bits = -math.log2(width) if 0 < width < 1 else 0.0
+    least, most = abs(recomputed) - radius, abs(recomputed) + radius
+    if not radius:
+        return bits
+    return min(bits, math.log2(_simplest(least, most)[0])) if 0 < least < most < math.inf else 0.0
+
+
+def _simplest(low: float, high: float) -> tuple[int, int]:
+    """Numerator and denominator of the simplest fraction between two numbers above 0."""
+    whole = math.ceil(low)
+    if whole <= high:
+        return whole, 1
+    numerator, denominator = _simplest(1 / (high - whole + 1), 1 / (low - whole + 1))
+    return (whole - 1) * numerator + denominator, numerator
 
 
 def _units(gap: float, radius: float) -> float:

@@ -11,7 +11,7 @@ from rolloutdoctor.audit.doubts import Unjoined
 from rolloutdoctor.audit.factors import added_term, factor_of
 from rolloutdoctor.audit.logged import of_step, row_advantages
 from rolloutdoctor.audit.step import audit_step, quantity_of, stage_of, window_values
-from rolloutdoctor.audit.tally import STAGES, AuditTally, QuantityTally, add_tallies
+from rolloutdoctor.audit.tally import ENOUGH_BITS, STAGES, AuditTally, QuantityTally, add_tallies
 from rolloutdoctor.audit.windows import OpenWindows, join, opened
 from rolloutdoctor.data.batch import RolloutBatch
 from rolloutdoctor.data.windows import Window
@@ -37,12 +37,6 @@ wrong hypothesis explains up to half of the disagreeing values by chance, those 
 
 PARTLY_VALUES = 32
 """Disagreeing values of a quantity below which a hypothesis has to explain all of them."""
-
-ENOUGH_BITS = 8.0
-"""What the values that a hypothesis explains have to say for it: some hundred hypotheses are tried.
-
-A value says as many bits as its radius fits into its size, or into its distance from what the options give: a value of
-0 follows from many formulas, and one whose radius is as wide as that distance from both."""
 
 MOST_BITS = 24.0
 """Of one value, those of float32."""
@@ -472,19 +466,21 @@ class Search:
 
 
 def _with_factors(diagnosis: Diagnosis) -> Diagnosis:
-    """Take the metrics that are off by one factor in every step for scaled ones."""
+    """Take the metrics that are off by one factor, or by one added term, for what they are."""
     found, unexplained = list(diagnosis.causes), dict(diagnosis.unexplained)
     for name, tally in diagnosis.unexplained.items():
         words = "" if tally.stage == STAGES[0] else factor_of(tally)
         more = added_term(tally) if tally.stage == "loss" and not words else ""
         if not words and not more:
             continue
+        some = tally.steps_off < tally.steps and tally.first is not None
+        where = f" in {tally.steps_off:,} of {tally.steps:,} steps" if some else ""
         del unexplained[name]
         found.append(
             Cause(
                 hypothesis="added-term" if more else "metric-scaled",
                 code="RDG005" if more else "RDM007",
-                words=f"the logged {name} is {words or more}",
+                words=f"the logged {name} is {words or more}{where}",
                 remedy="look for a term that no option names, such as the load-balancing loss of a router"
                 if more
                 else "divide once: look for the number of micro-batches, ranks or accumulation steps of that size",
@@ -494,6 +490,7 @@ def _with_factors(diagnosis: Diagnosis) -> Diagnosis:
                 as_found=tally.compared,
                 worst=1.0,
                 explains=(name,),
+                steps=(tally.first[0], tally.last_off, tally.steps_off) if some and tally.first else None,
             )
         )
     return replace(diagnosis, causes=tuple(found), unexplained=unexplained)

@@ -56,6 +56,9 @@ def nothing_found(
     unseen = rule.unseen_reason(total, context)
     if unseen is not None:
         return Skipped(rule.code, rule.name, unseen.reason, unseen.remedy)
+    excluded = rule.excluded(total, context)
+    if excluded is not None and excluded.too_wide:
+        return Skipped(rule.code, rule.name, excluded.too_wide, excluded.needed)
     decisive = [name for part in rule.decisive_parts(total, context) for name in _assumed(part, context)]
     return _unstated(rule, decisive, context, "nothing was found, but ") if decisive else None
 

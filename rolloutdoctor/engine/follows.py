@@ -1,6 +1,6 @@
 """Which finding follows from which: a cause comes first and counts for what follows from it."""
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import replace
 
 from rolloutdoctor.audit.tally import STAGES
@@ -20,7 +20,16 @@ def _always(cause: Finding, found: Finding, context: Context) -> bool:
 
 def _is_error(cause: Finding, found: Finding, context: Context) -> bool:
     """The same logged advantages; what is less than an error is about others."""
-    return found.severity is Severity.ERROR
+    return found.severity is Severity.ERROR and not _all_of_rows(found, cause, context)
+
+
+def _all_of_rows(cause: Finding, found: Finding, context: Context) -> bool:
+    """Tokens with another advantage than their row's are all that is off: every such row disagrees."""
+    if cause.code != "RDA006" or found.cause is not None or _unexplained(found, context) != {"advantages"}:
+        return False
+    measures = cause.measures
+    rows = sum(int(measures[name].value or 0) for name in ("rows", "dead_rows") if name in measures)
+    return context.unexplained["advantages"].disagree == rows
 
 
 def _unexplained(found: Finding, context: Context) -> set[str]:
@@ -34,39 +43,49 @@ def _of_hypothesis(cause: Finding, found: Finding, context: Context) -> bool:
     return _unexplained(found, context) <= {*cause.cause.explains}
 
 
+def _is_of_kl_metric(cause: Finding, found: Finding, context: Context) -> bool:
+    """Nothing but the KL metric disagrees."""
+    metrics = () if context.trainer is None else context.trainer.kl_metrics
+    return found.cause is None and _unexplained(found, context) <= {*metrics}
+
+
 ANY = "any rule"
 
 FOLLOWS: tuple[tuple[str, tuple[str, ...], Condition], ...] = (
     (ANY, tuple(AUDIT), _of_hypothesis),
+    ("RDA006", ("RDA004",), _all_of_rows),
     ("RDI007", ("RDG005", "RDM004", "RDA001"), _always),
     ("RDI006", ("RDG005", "RDM004", "RDA001"), _always),
     ("RDA004", ("RDA003", "RDA006", "RDA007"), _is_error),
     ("RDM007", ("RDM001",), _always),
-    ("RDI008", ("RDO001", "RDO006"), _always),
+    ("RDM001", ("RDG005",), _is_of_kl_metric),
+    ("RDI008", ("RDO001", "RDO006", "RDM003", "RDG005", "RDM001"), _always),
     ("RDO006", ("RDO003",), _always),
     ("RDO003", ("RDO002", "RDO001"), _always),
     ("RDO004", ("RDO001",), _always),
+    ("RDO008", ("RDO001",), _always),
     ("RDO011", ("RDO001",), _always),
     ("RDO009", ("RDO002", "RDO001"), _always),
     ("RDO010", ("RDO002", "RDO001"), _always),
     ("RDO002", ("RDO001",), _always),
+    ("RDI005", ("RDO001",), _always),
 )
 """Code of a cause, codes of what may follow from it, and when: of several causes the first here is named."""
 
 
-def _cause_of(found: Finding, findings: Sequence[Finding], context: Context) -> str | None:
-    """Code of the cause of a finding; None if it has none, or only one that weighs less."""
+def _causes_of(found: Finding, findings: Sequence[Finding], context: Context) -> Iterator[Finding]:
+    """What a finding may follow from, whatever that weighs. Information is the cause of information alone."""
     for code, follows, holds in FOLLOWS:
         for cause in findings if found.code in follows else ():
-            is_it = code in (cause.code, ANY) and cause.code != found.code
-            if is_it and _stands_for(cause, found) and holds(cause, found, context):
-                return cause.code
-    return None
+            counts = found.severity is Severity.INFO or cause.severity > Severity.INFO
+            if code in (cause.code, ANY) and cause.code != found.code and counts and holds(cause, found, context):
+                yield cause
 
 
-def _stands_for(cause: Finding, found: Finding) -> bool:
-    """A cause that weighs less would hide what follows from it: it counts alone then. Information counts nowhere."""
-    return found.severity is Severity.INFO or cause.weight >= found.weight
+def _follows_from(found: Finding, causes: Iterable[Finding]) -> str | None:
+    """Code of the cause of a finding; None if it has none, or only one that weighs less: that would hide it."""
+    is_info = found.severity is Severity.INFO
+    return next((cause.code for cause in causes if is_info or cause.weight >= found.weight), None)
 
 
 def by_cause(findings: Sequence[Finding], context: Context) -> tuple[Finding, ...]:
@@ -76,12 +95,23 @@ def by_cause(findings: Sequence[Finding], context: Context) -> tuple[Finding, ..
         findings: of a run.
         context: what is known of it.
     """
-    # Of equal weight what names a cause comes before what only says that values disagree.
-    worst_first = sorted(
-        findings,
-        key=lambda found: ([-each for each in found.weight], found.code in AUDIT and found.cause is None, found.code),
-    )
-    told = [replace(found, follows_from=_cause_of(found, worst_first, context)) for found in worst_first]
+    findings = sorted(findings, key=lambda found: ([-each for each in found.weight], found.code))
+    causes = {found.code: list(_causes_of(found, findings, context)) for found in findings}
+    told = [replace(found, follows_from=_follows_from(found, causes[found.code])) for found in findings]
+    # A confirmed cause that weighs less than what it explains comes before it, and hides nothing.
+    heaviest = {found.code: found.weight for found in findings}
+    for found in findings:
+        for cause in causes[found.code]:
+            if cause.verdict == "confirmed":
+                heaviest[cause.code] = max(heaviest[cause.code], found.weight)
+
+    def place(found: Finding) -> tuple[object, ...]:
+        """Of equal weight what explains others comes first, then what logged values name, and last the audit's."""
+        lighter = heaviest[found.code] == found.weight
+        is_bare = found.cause is None
+        return [-each for each in heaviest[found.code]], lighter, is_bare, found.code in AUDIT and is_bare, found.code
+
+    told.sort(key=place)
 
     def below(code: str | None) -> Iterator[Finding]:
         for found in told:

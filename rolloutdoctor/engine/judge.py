@@ -14,7 +14,7 @@ from rolloutdoctor.engine.plan import Plan
 from rolloutdoctor.objective.required_columns import CUT_COLUMNS, is_incomplete, loss_columns
 from rolloutdoctor.ops.logged_digits import WHOLE_LOG
 from rolloutdoctor.results.audit import AuditEntry, Cause, Disagreement
-from rolloutdoctor.results.findings import Example, Finding, NotApplicable, Report, Skipped
+from rolloutdoctor.results.findings import Example, Excluded, Finding, NotApplicable, Report, Skipped
 from rolloutdoctor.results.version import __version__
 from rolloutdoctor.rules.audited import AuditedRule, audited_stages
 from rolloutdoctor.rules.base import Context, counted
@@ -51,6 +51,7 @@ def judge(
     context = replace(diagnosed(plan, diagnosis, audit), means=means, audit=audit)
     findings: list[Finding] = []
     clean: list[tuple[str, str]] = []
+    excluded: list[Excluded] = []
     skipped, not_applicable = list(plan.skipped), list(plan.not_applicable)
     notes = _notes(plan, state)
     notes += questions(context)
@@ -81,6 +82,8 @@ def judge(
             skipped.append(untested)
         else:
             clean.append((rule.code, rule.name))
+            bound = rule.excluded(total, context)
+            excluded += [] if bound is None else [bound]
     made_by = context.made_by if configured is None else (configured.trainer.name, configured.version)
     return Report(
         version=__version__,
@@ -96,6 +99,7 @@ def judge(
         notes=tuple(notes),
         audit=_audit(audit, diagnosis, _means_left(audit, state, context)) if stages else (),
         not_applicable=tuple(sorted(not_applicable, key=lambda one: one.code)),
+        excluded=tuple(excluded),
     )
 
 

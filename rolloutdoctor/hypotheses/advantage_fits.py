@@ -36,30 +36,31 @@ SPARE = 4
 """Different values beyond those that the numbers of a fit are solved from."""
 
 _UPSTREAM = "compare the advantage computation of the trainer that ran with that of the recorded version"
-_Step = tuple[Evaluation, Tensor]
+Step = tuple[Evaluation, Tensor]
 """An evaluation, and the logged advantages of its rows, ``[N]``."""
 
 
-def _steps(trials: Sequence[Sequence[Seen]]) -> list[_Step]:
+def logged_steps(trials: Sequence[Sequence[Seen]]) -> list[Step]:
+    """The steps of which advantages were logged."""
     seen = [(one.evaluation, one.advantage_N) for trial in trials for one in trial]
     return [
-        (evaluation, _told(evaluation, logged_N))
+        (evaluation, told(evaluation, logged_N))
         for evaluation, logged_N in seen
         if evaluation.rows is not None and evaluation.rows.advantage_N is not None and logged_N is not None
     ]
 
 
-def _told(evaluation: Evaluation, logged_N: Tensor) -> Tensor:
+def told(evaluation: Evaluation, logged_N: Tensor) -> Tensor:
     """The logged advantages; the recomputed one where none was logged, or a mask left 0 of it."""
     rows = evaluation.rows
     assert rows is not None
     untold_N = logged_N.isnan()
     if rows.rejected_N is not None:
         untold_N = untold_N | (rows.rejected_N & (logged_N == 0))
-    return torch.where(untold_N, _values(evaluation)[0], logged_N)
+    return torch.where(untold_N, recomputed(evaluation)[0], logged_N)
 
 
-def _values(evaluation: Evaluation) -> tuple[Tensor, Tensor]:
+def recomputed(evaluation: Evaluation) -> tuple[Tensor, Tensor]:
     """Recomputed advantages and their radii, ``[N]``."""
     assert evaluation.rows is not None
     value_N = evaluation.rows.advantage_N
@@ -81,7 +82,8 @@ def _sorted(unit_N: Tensor, value_N: Tensor) -> Tensor:
     return order_N[unit_N[order_N].argsort(stable=True)]
 
 
-def _advantages_of(evaluation: Evaluation, batch: "RolloutBatch | None", objective: Objective) -> Tensor | None:
+def advantages_of(evaluation: Evaluation, batch: "RolloutBatch | None", objective: Objective) -> Tensor | None:
+    """The advantages of other rows under an objective, ``[N]``; None where they cannot be computed."""
     try:
         rows = None if batch is None else evaluate_rows(batch, objective, evaluation.dtype)
     except (CannotComputeError, UsageError):
@@ -101,9 +103,9 @@ def _reordered(unit: str) -> AdvantagesEdit:
         unit_N = _units(evaluation.batch, unit)
         if unit_N is None:
             return None
-        value_N, radius_N = _values(evaluation)
+        value_N, radius_N = recomputed(evaluation)
         source_N = torch.empty_like(unit_N)
-        source_N[_sorted(unit_N, _told(evaluation, logged_N))] = _sorted(unit_N, value_N)
+        source_N[_sorted(unit_N, told(evaluation, logged_N))] = _sorted(unit_N, value_N)
         return value_N[source_N], Radius.of(radius_N[source_N])
 
     return edit
@@ -112,7 +114,7 @@ def _reordered(unit: str) -> AdvantagesEdit:
 def _order_bits(evaluation: Evaluation, logged_N: Tensor, unit: str) -> float:
     """Binary logarithm of the multisets that the units could have had: of d different values n."""
     unit_N, bits = _units(evaluation.batch, unit), 0.0
-    value_N, radius_N = _values(evaluation)
+    value_N, radius_N = recomputed(evaluation)
     off_N = (value_N - logged_N).abs() > 2 * radius_N
     for one in [] if unit_N is None else torch.unique(unit_N[off_N]).tolist():
         here = value_N[unit_N == one].float()
@@ -130,18 +132,18 @@ def _moved(what: str, rows: int) -> Hypothesis:
         return _order(name=name, words=words, rows=moved_rewards(lambda batch: places(batch).roll(rows)))
 
     def edit(evaluation: Evaluation, logged_N: Tensor) -> tuple[Tensor, Radius]:
-        value_N, radius_N = _values(evaluation)
+        value_N, radius_N = recomputed(evaluation)
         return value_N.roll(rows), Radius.of(radius_N.roll(rows))
 
     return _order(name=name, words=words, advantages=edit)
 
 
 def _solve_order(trials: Sequence[Sequence[Seen]]) -> Iterator[Hypothesis]:
-    steps = _steps(trials)
+    steps = logged_steps(trials)
     if not steps:
         return
     evaluation, logged_N = max(steps, key=lambda step: len(torch.unique(step[1].float())))
-    value_N, radius_N = _values(evaluation)
+    value_N, radius_N = recomputed(evaluation)
     fitting: list[tuple[int, str, int]] = []
     for rows in range(1, min(len(value_N) // 2, LARGEST_STEP) + 1):
         for by, what in product((rows, -rows), ("reward", "advantage")):
@@ -150,7 +152,7 @@ def _solve_order(trials: Sequence[Sequence[Seen]]) -> Iterator[Hypothesis]:
                 edit = _moved(what, by).rows
                 assert edit is not None
                 objective = evaluation.objective
-                made_N = _advantages_of(evaluation, edit(evaluation.batch, objective), objective)
+                made_N = advantages_of(evaluation, edit(evaluation.batch, objective), objective)
             if made_N is not None:
                 near_N = (made_N - logged_N).abs() <= 2 * radius_N.max().clamp(max=1e-3)
                 fitting.append((-int(near_N.sum()), what, by))
@@ -186,11 +188,11 @@ def _blocks(size: int, offset: int) -> Hypothesis:
 
 def _solve_blocks(trials: Sequence[Sequence[Seen]]) -> Iterator[Hypothesis]:
     """Blocks whose logged advantages add up to 0, small ones first: those of several of them do so, too."""
-    steps = _steps(trials)
+    steps = logged_steps(trials)
     if not steps:
         return
     evaluation, logged_N = max(steps, key=lambda step: int((step[1] != 0).sum()))
-    error_N = _values(evaluation)[1] + rounding.stored(logged_N).likely
+    error_N = recomputed(evaluation)[1] + rounding.stored(logged_N).likely
     total, error, some = (
         torch.cat([x_N.new_zeros(1, dtype=torch.float64), x_N.double().cumsum(0)])
         for x_N in (logged_N, error_N, logged_N.abs() > 4 * error_N)
@@ -214,7 +216,7 @@ def _line(unit: str, evaluation: Evaluation, logged_N: Tensor) -> tuple[Tensor, 
     unit_N = _units(evaluation.batch, unit)
     if unit_N is None or not len(unit_N):
         return None
-    value_N, radius_N = _values(evaluation)
+    value_N, radius_N = recomputed(evaluation)
     order_N, offsets = _sorted(unit_N, value_N), seg.offsets_of(torch.bincount(unit_N))
     low_U, high_U = order_N[offsets[:-1]], order_N[offsets[1:] - 1]
     span_U = value_N[high_U] - value_N[low_U]
@@ -226,8 +228,8 @@ def _line(unit: str, evaluation: Evaluation, logged_N: Tensor) -> tuple[Tensor, 
 
 def _on_line(unit: str) -> AdvantagesEdit:
     def edit(evaluation: Evaluation, logged_N: Tensor) -> tuple[Tensor, Radius] | None:
-        found = _line(unit, evaluation, _told(evaluation, logged_N))
-        return None if found is None else (found[0] * _values(evaluation)[0] + found[1], Radius.of(found[2]))
+        found = _line(unit, evaluation, told(evaluation, logged_N))
+        return None if found is None else (found[0] * recomputed(evaluation)[0] + found[1], Radius.of(found[2]))
 
     return edit
 
@@ -237,7 +239,7 @@ def _spare(evaluation: Evaluation, unit: str) -> int:
     unit_N = _units(evaluation.batch, unit)
     if unit_N is None:
         return 0
-    pairs = torch.stack([unit_N.double(), _values(evaluation)[0].float().double()])
+    pairs = torch.stack([unit_N.double(), recomputed(evaluation)[0].float().double()])
     return int((torch.bincount(torch.unique(pairs, dim=1)[0].long()) - 2).clamp(min=0).sum())
 
 
@@ -245,7 +247,7 @@ _OVER = {"step": "all rows of the step", "rank": "the rows of each rank", "group
 
 
 def _solve_line(trials: Sequence[Sequence[Seen]]) -> Iterator[Hypothesis]:
-    steps = _steps(trials)
+    steps = logged_steps(trials)
     for unit, over in _OVER.items():
         lines = [_line(unit, *step) for step in steps]
         factors, offsets = ([line[place] for line in lines if line is not None] for place in (0, 1))
@@ -296,20 +298,20 @@ def _divided(objective: Objective) -> bool:
 
 def _solve_divisor(trials: Sequence[Sequence[Seen]]) -> Iterator[Hypothesis]:
     """Epsilon is what a divisor is above its standard deviation: every group has to give the same."""
-    steps = _steps(trials)
+    steps = logged_steps(trials)
     recorded = steps[0][0].objective.advantage if steps else None
     for biased, in_root in product((False, True), repeat=2) if recorded is not None else ():
         assert recorded is not None
         low, high, sizes = -inf, inf, set[float]()
         for evaluation, logged_N in steps:
             bare = changing("advantage", epsilon=0.0, biased_std=biased, epsilon_in_root=False, single=False)
-            unit_N = _advantages_of(evaluation, evaluation.batch, bare(evaluation.objective))
+            unit_N = advantages_of(evaluation, evaluation.batch, bare(evaluation.objective))
             rows = evaluation.rows
             if unit_N is None or rows is None or rows.baseline_N is None:
                 return
             centred_N = rows.score_N - rows.baseline_N
             deviation_N, divisor_N = centred_N / unit_N, centred_N / logged_N
-            error_N = divisor_N * (2 * _values(evaluation)[1] + rounding.stored(logged_N).likely) / logged_N.abs()
+            error_N = divisor_N * (2 * recomputed(evaluation)[1] + rounding.stored(logged_N).likely) / logged_N.abs()
             if in_root:
                 error_N, deviation_N, divisor_N = 2 * divisor_N * error_N, deviation_N**2, divisor_N**2
             told_N = (logged_N.abs() > 1e-3) & (centred_N.abs() > 1e-6) & divisor_N.isfinite() & deviation_N.isfinite()
@@ -357,14 +359,14 @@ def _terms(batch: "RolloutBatch") -> dict[str, Tensor]:
 
 def _solve_weights(trials: Sequence[Sequence[Seen]]) -> Iterator[Hypothesis]:
     """Centred rewards times their weights are the advantages, or, where those are divided, parallel to them."""
-    steps = _steps(trials)
+    steps = logged_steps(trials)
     equations, sides, names = [], [], list(_terms(steps[0][0].batch)) if steps else []
     objective = steps[0][0].objective if steps else None
     for evaluation, logged_N in steps:
         batch, rule = evaluation.batch, evaluation.objective.advantage
         bare = replace(changing("advantage", scale="none", single=False)(evaluation.objective), kl_reward=None)
         columns = [
-            _advantages_of(evaluation, replace(batch, per_row={**batch.per_row, "reward": x_N}), bare)
+            advantages_of(evaluation, replace(batch, per_row={**batch.per_row, "reward": x_N}), bare)
             for x_N in _terms(batch).values()
         ]
         unit_N = _units(batch, "group" if rule.scale == "group" else "step")
@@ -421,7 +423,7 @@ def _weighted(weight_F: Tensor, names: Sequence[str]) -> Hypothesis:
 
 
 def _as_logged(evaluation: Evaluation, logged_N: Tensor) -> tuple[Tensor, Radius]:
-    told_N = _told(evaluation, logged_N)
+    told_N = told(evaluation, logged_N)
     return told_N, rounding.stored(told_N)
 
 
@@ -431,7 +433,8 @@ AS_LOGGED = Hypothesis(
 """No cause, but what the loss was made of where nothing explains the advantages."""
 
 
-def _has_groups(objective: Objective) -> bool:
+def has_groups(objective: Objective) -> bool:
+    """Return True if an estimator compares the rows of a group."""
     return objective.advantage.spec.has_groups
 
 
@@ -454,7 +457,7 @@ _FAMILIES: tuple[tuple[str, str, str, _Solve, Callable[[Objective], bool]], ...]
         "RDA004",
         "the reward functions, or the length of a response, have other weights",
         _solve_weights,
-        _has_groups,
+        has_groups,
     ),
     (
         "blocks",
@@ -468,14 +471,14 @@ _FAMILIES: tuple[tuple[str, str, str, _Solve, Callable[[Objective], bool]], ...]
         "RDI004",
         "rewards or advantages are any number of rows late or early, or in another order in their groups or step",
         _solve_order,
-        _has_groups,
+        has_groups,
     ),
     (
         "line",
         "RDA004",
         "the advantages are a straight line of the recomputed ones: scaled, or normalised once more",
         _solve_line,
-        _has_groups,
+        has_groups,
     ),
 )
 

@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING
 
 import torch
 
-from rolloutdoctor.hypotheses.hypothesis import UNCLAIMED, Hypothesis, ObjectiveEdit, changing
+from rolloutdoctor.hypotheses.hypothesis import UNCLAIMED, Hypothesis, MetricsEdit, ObjectiveEdit, changing
 from rolloutdoctor.objective.objective import Objective
 
 if TYPE_CHECKING:
@@ -90,7 +90,17 @@ def _scaled(name: str, words: str, parts: "Callable[[Layout], Tensor]", *, inver
     )
 
 
-_CLIPPED = UNCLAIMED | {"clip_share", "clip_extreme"}
+def _with_entropy(factor: int) -> MetricsEdit:
+    """Return the loss with another factor of its entropy bonus: the coefficient is logged as it is recorded."""
+
+    def edit(evaluation: "Evaluation", trainer: "Trainer", metrics: Mapping[str, float]) -> Mapping[str, float]:
+        more = (factor - 1) * evaluation.entropy_loss
+        return {name: value + more for name, value in metrics.items() if name == trainer.loss_metric}
+
+    return edit
+
+
+CLIPPED = UNCLAIMED | {"clip_share", "clip_extreme"}
 """A trainer counts what it clips beside the loss, by the recorded range."""
 
 _NEVER = 1e6
@@ -214,7 +224,7 @@ LOSS_TERMS = (
         remedy="state the option of the run, and check again",
         applies=lambda objective: objective.surrogate.clip_high != objective.surrogate.clip_low,
         objective=lambda objective: changing("surrogate", clip_high=objective.surrogate.clip_low)(objective),
-        unclaimed=_CLIPPED,
+        unclaimed=CLIPPED,
     ),
     Hypothesis(
         name="not-clipped",
@@ -224,7 +234,7 @@ LOSS_TERMS = (
         remedy="take the smaller of the clipped and the unclipped term",
         applies=lambda objective: objective.surrogate.clip_high < _NEVER,
         objective=changing("surrogate", clip_low=_NEVER, clip_high=_NEVER),
-        unclaimed=_CLIPPED,
+        unclaimed=CLIPPED,
     ),
     Hypothesis(
         name="gates-ignored",
@@ -234,7 +244,7 @@ LOSS_TERMS = (
         remedy="state the option of the run, and check again",
         applies=lambda objective: bool(objective.gates),
         objective=lambda objective: replace(objective, gates=()),
-        unclaimed=_CLIPPED | {"sampler_gap"},
+        unclaimed=CLIPPED | {"sampler_gap"},
     ),
     *(
         Hypothesis(
@@ -245,9 +255,25 @@ LOSS_TERMS = (
             remedy="state the option of the run, and check again",
             applies=lambda objective, level=level: objective.surrogate.level not in (level, "sequence-sum"),  # type: ignore[misc]
             objective=_of_level(level),
-            unclaimed=_CLIPPED,
+            unclaimed=CLIPPED,
         )
         for level in ("token", "sequence")
+    ),
+    *(
+        Hypothesis(
+            name=f"entropy-bonus-{name}",
+            code=code,
+            stage="loss",
+            words=f"{words}, although a coefficient is recorded",
+            remedy=remedy,
+            applies=lambda objective: objective.entropy_bonus is not None,
+            metrics=_with_entropy(factor),
+            columns=frozenset({"entropy"}),
+        )
+        for name, code, words, remedy, factor in (
+            ("flipped", "RDG005", "the loss grows with the entropy", "subtract the bonus from the loss", -1),
+            ("left-out", "RDI014", "the loss has no entropy bonus", "state the option of the run, and check again", 0),
+        )
     ),
     *(
         Hypothesis(

@@ -215,6 +215,11 @@ def _of_row(rows: int) -> Source:
 _PLACES: Mapping[str, tuple[str, Source]] = {
     "one-token-late": ("that of the token before it", _late(torch.ones_like, keeps_ends=True)),
     "one-token-early": ("that of the token after it", _late(lambda x_N: -torch.ones_like(x_N), keeps_ends=True)),
+    "one-token-late-0-first": ("that of the token before it, the first 0", _late(torch.ones_like, keeps_ends=False)),
+    "one-token-early-0-last": (
+        "that of the token after it, the last 0",
+        _late(lambda x_N: -torch.ones_like(x_N), keeps_ends=False),
+    ),
     "padding-late": (
         "that of a token as many places before it as its row has padding",
         _late(_padding, keeps_ends=False),

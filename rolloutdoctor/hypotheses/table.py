@@ -4,6 +4,7 @@ from functools import partial
 
 from rolloutdoctor.hypotheses.advantage_fits import ADVANTAGE_FITS
 from rolloutdoctor.hypotheses.advantage_options import ADVANTAGE_OPTIONS
+from rolloutdoctor.hypotheses.clip_range import CLIP_RANGE
 from rolloutdoctor.hypotheses.fixes import FIXES
 from rolloutdoctor.hypotheses.hypothesis import Family, Hypothesis
 from rolloutdoctor.hypotheses.kl_terms import KL_COEFFICIENT, KL_TERMS
@@ -11,6 +12,7 @@ from rolloutdoctor.hypotheses.loss_terms import LOSS_TERMS
 from rolloutdoctor.hypotheses.masks import MASKS
 from rolloutdoctor.hypotheses.metric_definitions import METRIC_DEFINITIONS
 from rolloutdoctor.hypotheses.partitions import PARTITIONS
+from rolloutdoctor.hypotheses.reward_fits import BOUNDS, OTHER_ROWS
 from rolloutdoctor.hypotheses.row_order import MISALIGNED_REWARDS, MISPLACED_LOG_PROBS, MISSING_REWARDS
 from rolloutdoctor.hypotheses.whitening import WHITENINGS
 
@@ -51,5 +53,5 @@ HYPOTHESES: tuple[Hypothesis, ...] = (
     *METRIC_DEFINITIONS,
 )
 
-FAMILIES: tuple[Family, ...] = (*ADVANTAGE_FITS, KL_COEFFICIENT)
+FAMILIES: tuple[Family, ...] = (BOUNDS, *ADVANTAGE_FITS, OTHER_ROWS, KL_COEFFICIENT, CLIP_RANGE)
 """Families of hypotheses, tried where none of these explains a disagreement."""

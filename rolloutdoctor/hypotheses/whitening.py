@@ -18,8 +18,10 @@ _POPULATIONS = {
 
 _MOMENTS = {
     "both": ("mean and variance", ""),
-    "mean": ("the mean", ", and the variance over the trained tokens"),
-    "variance": ("the variance", ", and the mean over the trained tokens"),
+    "mean": ("the mean", ", and the variance about that mean over the trained tokens"),
+    "variance": ("the variance about the mean of the trained tokens", ""),
+    "mean-own-centre": ("the mean", ", and the variance of the trained tokens"),
+    "variance-own-centre": ("the variance", ", and the mean of the trained tokens"),
 }
 
 

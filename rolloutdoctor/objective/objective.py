@@ -65,7 +65,8 @@ class AdvantageRule:
         whitened_over: what mean and variance of any whitening are over: the trained tokens of the step; those of the
             row's rank; all response tokens; or all positions of rows padded to the longest, where every one that is
             not trained counts as 0.
-        whitened_moments: which of the two are over that; the other is over the trained tokens.
+        whitened_moments: which of the two are over that, the other being over the trained tokens; and whether the
+            variance is about the mean of its own tokens, not about the one that is subtracted.
         zero_tail: no baseline where the only longest row of a group is beyond every other (optimal token baselines).
     """
 
@@ -89,7 +90,7 @@ class AdvantageRule:
     reward_bounds: tuple[float, float] | None = None
     whitened: bool = False
     whitened_over: Literal["trained", "rank", "response", "padded"] = "trained"
-    whitened_moments: Literal["both", "mean", "variance"] = "both"
+    whitened_moments: Literal["both", "mean", "variance", "mean-own-centre", "variance-own-centre"] = "both"
     zero_tail: bool = True
 
     @property

@@ -184,14 +184,14 @@ class LagTable:
         known = [one.grad for one in self.buckets if one.lag > more_than and one.grad is not None]
         return math.fsum(known) if sum(self.tally.grad.values()) else None
 
-    def onset(self, factor: float, least: float) -> tuple[int, float, float] | None:
+    def onset(self, factor: float, least: float, after: int = 3) -> tuple[int, float, float] | None:
         """Step from which on the gap is so many times larger than ever before, with the medians before and after."""
         steps = self.by_step
-        place = rise([size for _, size in steps], factor=factor, after=3)
+        place = rise([size for _, size in steps], factor=factor, after=after)
         if place is None:
             return None
-        before, after = (median(size for _, size in part) for part in (steps[:place], steps[place:]))
-        return (steps[place][0], before, after) if after >= least else None
+        low, high = (median(size for _, size in part) for part in (steps[:place], steps[place:]))
+        return (steps[place][0], low, high) if high >= least else None
 
     def growth(self) -> tuple[float, float, float] | None:
         """The gap at the start and at the end of the run, and how its ranks go with those of the steps.

@@ -2,6 +2,7 @@
 
 from collections.abc import Mapping
 from dataclasses import dataclass
+from math import log2
 
 from rolloutdoctor.ops.tally import Sums, by_name, first_names, largest, ratio
 from rolloutdoctor.results.findings import Measure
@@ -15,6 +16,13 @@ OFTEN_KEPT = 64
 TOKEN_CAP, TOKEN_BAND, ROW_CAP, ROW_BAND = 2.0, (0.5, 5.0), 3.0, (0.999, 1.001)
 """The usual bounds: truncated weights of tokens (verl), IcePop's mask, TRL's cap of sequences, verl's geometric "
 "mean."""
+
+
+FAR = 0.1
+"""Nats between two log-probs beyond what kernels were reported to make of the same weights and inputs."""
+
+MOST_FAR = 0.02
+"""Share of such tokens in the other rows above which all rows are off, and none of them is apart."""
 
 
 @dataclass(frozen=True)
@@ -45,6 +53,11 @@ class MismatchTally(Sums):
         at: number of a bin of positions to tokens.
         at_size: to the sum of their absolute differences.
         at_gap: to the sum of their differences.
+        apart: rows of the newest version, half or more of whose tokens are further apart than `FAR`.
+        apart_tokens: their tokens; of these and of those of other rows only such that a model was unsure of.
+        beside: other rows.
+        beside_tokens: their tokens.
+        beside_far: those further apart than `FAR`.
         lag: version lag to tokens.
         lag_size: to the sum of their absolute differences.
         lag_k3: to the sum of k3.
@@ -73,6 +86,11 @@ class MismatchTally(Sums):
     at: Mapping[str, float] = by_name()
     at_size: Mapping[str, float] = by_name()
     at_gap: Mapping[str, float] = by_name()
+    apart: int = 0
+    apart_tokens: int = 0
+    beside: int = 0
+    beside_tokens: int = 0
+    beside_far: int = 0
     lag: Mapping[str, float] = by_name()
     lag_size: Mapping[str, float] = by_name()
     lag_k3: Mapping[str, float] = by_name()
@@ -81,6 +99,17 @@ class MismatchTally(Sums):
     def k3(self) -> float:
         """Sum of k3: exp(delta) - 1 - delta."""
         return self.weight - self.seen - sum(self.at_gap.values())
+
+    def has_rows_apart(self, bits: float) -> bool:
+        """True if some rows, half at most, are apart beyond chance, if it chose the far tokens, and the others agree.
+
+        Of n tokens half are far with a probability below (4 p)^(n/2) if each is with p (Chernoff's bound).
+        """
+        share = (self.beside_far + 1) / (self.beside_tokens + 2)
+        if not 0 < self.apart <= self.beside or share > MOST_FAR:
+            return False
+        chosen = self.apart * log2(self.apart + self.beside)
+        return self.apart_tokens / 2 * log2(1 / (4 * share)) - chosen >= bits
 
     @property
     def measures(self) -> dict[str, Measure]:
@@ -106,6 +135,7 @@ class MismatchTally(Sums):
             "off_by_tenth_share": Measure(ratio(self.off, seen), "share"),
             "k3": Measure(ratio(self.k3, seen), "nats"),
             "ess_share": Measure(ess(self.weight, self.square, seen), "share"),
+            "rows_apart": Measure(self.apart, "rows"),
             "tokens": Measure(self.tokens, "tokens"),
             "sampled_tokens": Measure(seen, "tokens"),
             "mean_abs_delta_first_16": Measure(mean_at(early), "nats"),

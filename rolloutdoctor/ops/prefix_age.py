@@ -22,6 +22,7 @@ class Ages(NamedTuple):
         octave: doubling of the prompt's length, ``[R]``.
         gap: mean size of the gap, ``[R]``.
         against_first: the same over that at the version at which the prompt was first seen, ``[R]``.
+        last: the last one of its prompt, ``[R]`` bool.
     """
 
     version: NDArray[np.int64]
@@ -29,6 +30,7 @@ class Ages(NamedTuple):
     octave: NDArray[np.int64]
     gap: NDArray[np.float64]
     against_first: NDArray[np.float64]
+    last: NDArray[np.bool_]
 
 
 def ages_of(text: str, least_length: int) -> Ages:
@@ -41,7 +43,7 @@ def ages_of(text: str, least_length: int) -> Ages:
     seen = records(text)
     if not len(seen.context):
         none = np.zeros(0, np.int64)
-        return Ages(none, none, none, np.zeros(0), np.zeros(0))
+        return Ages(none, none, none, np.zeros(0), np.zeros(0), none > 0)
     rows, unsure, size, length = seen.sums.T
     length = length / rows
     enough = (unsure >= LEAST_TOKENS) & (length >= least_length)
@@ -50,7 +52,23 @@ def ages_of(text: str, least_length: int) -> Ages:
     starts = np.r_[True, context[1:] != context[:-1]][: len(context)]
     first = np.flatnonzero(starts)[np.cumsum(starts) - 1] if len(context) else np.zeros(0, np.int64)
     octave = np.log2(np.maximum(length[enough], 1)).astype(np.int64)
-    return Ages(version, version - version[first], octave, gap, gap / gap[first])
+    last = np.r_[starts[1:], True][: len(context)]
+    return Ages(version, version - version[first], octave, gap, gap / gap[first], last)
+
+
+def excess(ages: Ages, windows: int = 8) -> NDArray[np.float64]:
+    """How much more the gap of each record grew since its prompt was first seen than that of new prompts, ``[R]``.
+
+    The median gap of prompts that are served for the first time says by how much it grew for all, from one window of
+    versions to another; NaN where a window has none of them.
+    """
+    low = int(ages.version.min())
+    width = max(1, (int(ages.version.max()) - low) // windows)
+    window, first = (ages.version - low) // width, (ages.version - ages.age - low) // width
+    new, of_window = ages.age == 0, np.full(int(window.max()) + 1, np.nan)
+    for one in np.unique(window[new]):
+        of_window[one] = np.median(ages.gap[new & (window == one)])
+    return np.asarray(ages.against_first * of_window[first] / of_window[window])
 
 
 def trend(ages: Ages, windows: int = 32) -> float:

@@ -32,11 +32,6 @@ class Slopes:
     one_sided: float
     near: float
 
-    @property
-    def width(self) -> float:
-        """Half of the 95 % interval, relative to the median."""
-        return (self.high - self.low) / (2 * self.middle)
-
     def is_scaled(self, by_least: float) -> bool:
         """True if the sampler's logits are the trainer's times a factor, and at least so far from 1."""
         return (

@@ -1,5 +1,6 @@
 """What a check gives back: plain data that every view renders."""
 
+import math
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from enum import IntEnum
@@ -136,6 +137,52 @@ class NotApplicable:
 
 
 @dataclass(frozen=True)
+class Excluded:
+    """What a clean verdict that rests on a sample excludes: effects above an upper bound, at 99.9 % confidence.
+
+    Attributes:
+        code: code of the rule.
+        effect: what the rule looks for, a noun with its article.
+        bound: the largest effect that the rows leave possible; infinite where they leave any.
+        unit: of the bound, in words.
+        estimate: the effect as estimated.
+        limit: the effect from which the rule reports.
+        seen: the size of the sample.
+        of: what it consists of, a plural.
+    """
+
+    code: str
+    effect: str
+    bound: float
+    unit: str
+    estimate: float
+    limit: float
+    seen: int
+    of: str
+
+    @property
+    def words(self) -> str:
+        """The clause of a clean verdict."""
+        return f"{self.effect} above {f'{self.bound:.3g} {self.unit}'.rstrip()} is excluded"
+
+    @property
+    def too_wide(self) -> str | None:
+        """Why the sample does not exclude what the rule looks for; None where it does."""
+        if self.bound <= self.limit:
+            return None
+        size = "any size" if self.bound == math.inf else f"up to {self.bound:.3g} {self.unit}".rstrip()
+        return f"{self.seen:,} {self.of} leave {self.effect} of {size} possible, and it counts from {self.limit:.3g} on"
+
+    @property
+    def needed(self) -> str:
+        """How large a sample would exclude it: the width of the interval falls with the root of the size."""
+        if not self.estimate < self.limit < self.bound < math.inf:
+            return f"record more {self.of}"
+        factor = ((self.bound - self.estimate) / (self.limit - self.estimate)) ** 2
+        return f"record about {float(f'{self.seen * factor:.2g}'):,.0f} {self.of}"
+
+
+@dataclass(frozen=True)
 class Coverage:
     """How many rules could be tested (found or clean), of all that were selected."""
 
@@ -185,6 +232,7 @@ class Report(Displayed):
         notes: what the numbers rest on that the reader should know, one sentence each.
         audit: every logged quantity with the number of its values that follow from the rows and the options.
         not_applicable: the rules whose fault the recorded options or the rows rule out.
+        excluded: of clean rules whose verdict rests on a sample: what the sample excludes.
     """
 
     version: str
@@ -200,6 +248,7 @@ class Report(Displayed):
     notes: tuple[str, ...] = ()
     audit: tuple[AuditEntry, ...] = ()
     not_applicable: tuple[NotApplicable, ...] = ()
+    excluded: tuple[Excluded, ...] = ()
 
     def __repr__(self) -> str:
         """In a line."""
@@ -212,6 +261,11 @@ class Report(Displayed):
         """How many rules could be tested; each rule is found, clean, not applicable or skipped."""
         tested = len(self.findings) + len(self.clean)
         return Coverage(tested, tested + len(self.not_applicable) + len(self.skipped))
+
+    def clean_words(self) -> list[str]:
+        """Code and name of each clean rule; where its verdict rests on a sample, with what that excludes."""
+        clauses = {one.code: f": {one.words}" for one in self.excluded}
+        return [f"{code} {name}{clauses.get(code, '')}" for code, name in self.clean]
 
     @property
     def nothing_checked(self) -> bool:

@@ -250,7 +250,9 @@ class DiffersRule(AuditedRule):
         if worst.first is not None:
             step, sample, logged, recomputed = worst.first
             row = f", row {sample}" if sample else ""
-            first = f"first at step {step}{row}: logged {logged:.7g}, recomputed {recomputed:.7g}"
+            first = (
+                f"{name} is {worst.shape}; first at step {step}{row}: logged {logged:.7g}, recomputed {recomputed:.7g}"
+            )
         names = listed(found)
         given = context.given if "advantages" in self.stages else frozenset[str]()
         so_made = f"; the update used them: {listed(given)} agree with the logged advantages" if given else ""
@@ -258,7 +260,7 @@ class DiffersRule(AuditedRule):
             severity=Severity.ERROR,
             confirmed=True,
             headline=f"{total:,} of {compared:,} {self.what} do not follow from the rows and the options ({name})",
-            message=f"no known cause explains {names}; {name} is {worst.shape}{so_made}",
+            message=f"no known cause explains {names}{so_made}",
             evidence=first,
             advice=(
                 "check that the rows are those of the logged steps and the options those of the run; `rolloutdoctor "

@@ -13,7 +13,7 @@ from rolloutdoctor.objective.parts import Part, has_baseline_per_row, has_part
 from rolloutdoctor.ops.logged_digits import Digits
 from rolloutdoctor.ops.tally import Sums
 from rolloutdoctor.results.audit import Cause, Refuted
-from rolloutdoctor.results.findings import Example, Measure, Severity
+from rolloutdoctor.results.findings import Example, Excluded, Measure, Severity
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -249,6 +249,10 @@ class Rule(ABC, Generic[T]):
 
     def unseen_reason(self, run: T, context: Context) -> Missing | None:
         """Say why the fault may be there and not have shown itself; asked where `judge` found nothing."""
+        return None
+
+    def excluded(self, run: T, context: Context) -> Excluded | None:
+        """Return what the sample excludes; asked where `judge` found nothing, of a verdict that rests on a sample."""
         return None
 
     def decisive_parts(self, run: T, context: Context) -> tuple[Part, ...]:

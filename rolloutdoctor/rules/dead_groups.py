@@ -156,7 +156,7 @@ class DeadGroups(TableRule):
             return Judgement(
                 severity=Severity.ERROR,
                 confirmed=True,
-                headline=f"all {groups:,} groups have equal rewards: no advantage is other than 0",
+                headline=f"all {groups:,} groups have equal rewards: no response is preferred to another",
                 message=f"in none of {counted(groups, 'group')} ({counted(int(table['rows'].sum()), 'response')}) do "
                 f"two responses differ in reward: {ends}",
                 evidence="the rewards of the rows, compared exactly",

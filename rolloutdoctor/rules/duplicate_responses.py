@@ -2,7 +2,7 @@
 
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
-from math import log
+from math import exp, log
 from typing import TYPE_CHECKING
 
 from rolloutdoctor.objective.required_columns import prompt_columns, response_columns
@@ -44,6 +44,7 @@ class DuplicateTally(Sums):
         pairs: pairs of rows in a group.
         all_pairs: pairs of rows in a step.
         judged: rows with a log-prob.
+        longest_odds: nats of the least likely response.
         expected: copies in groups that are expected of independent draws.
         copies: copies in groups, by the least nats of their response.
         across: the same in other groups of a step.
@@ -65,6 +66,7 @@ class DuplicateTally(Sums):
     pairs: float = 0.0
     all_pairs: float = 0.0
     judged: int = 0
+    longest_odds: float = largest()
     expected: float = 0.0
     copies: Mapping[str, float] = by_name()
     across: Mapping[str, float] = by_name()
@@ -104,7 +106,9 @@ class DuplicateResponses(Rule[DuplicateTally]):
     ## How it is measured
     The chance that a draw repeats a response is the exponential of the sum of its log-probs (the sampler's, else the
     trainer's) over trained tokens, so masked tool output does not count. Copies whose sum is below minus 30, less the
-    logarithm of the number of pairs that were compared, have a chance below 1e-13 in the whole run. If every group has
+    logarithm of the number of pairs that were compared, have a chance below 1e-13 in the whole run; so have several
+    copies of likelier ones, down to half as many nats, where their number has (Chernoff's bound, at no more than that
+    chance for each pair). Where every response is likelier than that, the rule is skipped. If every group has
     a single response, temperature 0 looks the same, and the finding is a warning; if groups have several, sampling was
     on, and it is an error. Copies with larger chances are information from a quarter of the rows on. Across steps 256
     responses, chosen by their hash, are followed; one that comes again with the same `rollout_log_probs` is the same
@@ -177,6 +181,9 @@ class DuplicateResponses(Rule[DuplicateTally]):
         of_steps = steps.batch, steps.token_measures[self.code]
         return steps.tallies(
             DuplicateTally,
+            longest_odds=steps.by_step.high(-steps.token_measures[self.code]["log_prob"])
+            if "log_prob" in steps.token_measures[self.code]
+            else [0.0] * len(steps.each),
             **same.counts,
             **({} if shared is None else shared.counts),
             sample=kept_responses(*of_steps, SAMPLE),
@@ -213,10 +220,11 @@ class DuplicateResponses(Rule[DuplicateTally]):
 
     def measures(self, tally: DuplicateTally) -> Mapping[str, Measure]:
         """How many copies, and what they cost."""
-        least = self._least(tally)
         return {
-            "impossible_copies": Measure(tally.beyond(tally.copies, least), "rows"),
-            "impossible_copies_in_other_groups": Measure(tally.beyond(tally.across, least), "rows"),
+            "impossible_copies": Measure(self._beyond_chance(tally, tally.copies, tally.pairs), "rows"),
+            "impossible_copies_in_other_groups": Measure(
+                self._beyond_chance(tally, tally.across, tally.all_pairs), "rows"
+            ),
             "copies": Measure(tally.copied, "rows"),
             "copies_share": Measure(ratio(tally.copied, tally.rows), "share"),
             "copies_expected": Measure(tally.expected if tally.judged else None, "rows"),
@@ -235,6 +243,21 @@ class DuplicateResponses(Rule[DuplicateTally]):
     def _least(self, run: DuplicateTally) -> float:
         """Nats beyond which no copy is chance, however many pairs were compared."""
         return self.nats + log(max(run.all_pairs, run.pairs, 1.0))
+
+    def _beyond_chance(self, run: DuplicateTally, copies: Mapping[str, float], pairs: float) -> int:
+        """Copies that are no chance: each of them, or as many as there are of responses of so many nats.
+
+        A row repeats an earlier one with a chance of at most exp(-nats), so that copies of such responses are bounded
+        by a sum of independent draws with mean pairs x exp(-nats), and its upper tail by Chernoff.
+        """
+        least = self._least(run)
+        found = run.beyond(copies, least)
+        # A sampler that is sharper than the recorded log-probs say has copies of fewer nats.
+        for nats in sorted(float(name) for name in copies if least / 2 <= float(name) < least):
+            count, mean = run.beyond(copies, nats), max(pairs, 1.0) * exp(-nats)
+            if count and count * log(count / mean) - count + mean > least:
+                return max(found, count)
+        return found
 
     def _again(self, run: DuplicateTally) -> tuple[int, int]:
         """Unlikely responses of the sample that come in several steps: with other log-probs, and with the same."""
@@ -264,10 +287,20 @@ class DuplicateResponses(Rule[DuplicateTally]):
             context.recording.get(name, context.recording.get("*", f"record {name}")),
         )
 
+    def unseen_reason(self, run: DuplicateTally, context: Context) -> Missing | None:
+        """Responses so likely that copies of them would be chance."""
+        if not run.judged or run.longest_odds >= self._least(run) / 2:
+            return None
+        return Missing(
+            f"every response is likelier than exp(-{self._least(run) / 2:.0f}): copies of them may be chance",
+            "look at a run with longer responses; the seeds of the requests are in the engine's log",
+        )
+
     def judge(self, run: DuplicateTally, context: Context) -> Judgement | None:
         """An error where chance is out, a warning where temperature 0 is not, information otherwise."""
         least = self._least(run)
-        inside, across = run.beyond(run.copies, least), run.beyond(run.across, least)
+        inside = self._beyond_chance(run, run.copies, run.pairs)
+        across = self._beyond_chance(run, run.across, run.all_pairs)
         resampled, replayed = self._again(run)
         if inside or across:
             return self._impossible(run, inside, across, least)
@@ -359,7 +392,7 @@ class DuplicateResponses(Rule[DuplicateTally]):
                 + ("temperature 0, or " if alike else "")
                 + f"{cause}, or the engine answered from a cache"
             ),
-            evidence=f"the chance of each copy is below exp(-{least:.0f}), the union bound over "
+            evidence=f"the chance of each copy, or of so many, is below exp(-{least:.0f}), the union bound over "
             f"{max(run.all_pairs, run.pairs):,.0f} pairs included"
             + ("; every group has a single response, as at temperature 0" if alike else ""),
             advice="give every request a seed of its own, on every rank, or none; look at the rows listed",

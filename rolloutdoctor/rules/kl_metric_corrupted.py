@@ -29,6 +29,7 @@ class KlMetricTally(Sums):
     abs_error: float = 0.0
     fits_kl: int = 0
     fits_reward: int = 0
+    beside_loss: int = 0
     worst_reward_fit: float = largest()
     reward_part: float = 0.0
     kl_part: float = 0.0
@@ -57,6 +58,7 @@ class _Seen:
     reward_part: float = 0.0
     kl_part: float = 0.0
     coef: float = 0.0
+    of_loss: bool = False
 
 
 def _fits(logged: float, predicted: float, radius: float) -> bool:
@@ -74,6 +76,16 @@ def _is_explained(context: Context) -> bool:
     """True if a cause other than the reward buffer explains a logged KL."""
     names = {"kl"} if context.trainer is None else {"kl", *context.trainer.kl_metrics}
     return any(names & {*cause.explains} for causes in context.causes.values() for cause in causes)
+
+
+def _is_beside_loss(step: "StepView", gap: float) -> bool:
+    """True if the logged loss agrees, which a KL that is off by a gap would have moved beyond its radius."""
+    evaluation, trainer = step.evaluation, step.trainer
+    term = None if evaluation is None else evaluation.objective.kl_loss
+    if term is None or trainer is None:
+        return False
+    losses = [tally for name, tally in step.audit.items() if trainer.kind_of(name) == "loss" and tally.compared]
+    return any(not tally.disagree and abs(term.coef) * gap > 2 * tally.radius for tally in losses)
 
 
 @dataclass(frozen=True)
@@ -94,7 +106,8 @@ class KlMetricCorrupted(Rule[KlMetricTally]):
     logged value that is reward; `tokens_matching` the share of stored token values that equal the reward buffer.
     `inverted` is the KL recovered from the corrupted series: (mean reward / mean length - logged) / kl_coef. Two values
     agree if they differ by no more than the float32 rounding error, which for k3 is some `4e-7` per token however small
-    the KL is. Confirmed: the logged values equal the reward buffer and not the KL. Exposed: no KL is at hand, and a
+    the KL is. Confirmed: the logged values equal the reward buffer and not the KL, or the logged loss, which holds the
+    KL, agrees wherever the metric does not. Exposed: no KL is at hand, and a
     trainer of this release stores the reward buffer; the measures say how far its metric is off.
 
     ## What to do
@@ -185,6 +198,7 @@ class KlMetricCorrupted(Rule[KlMetricTally]):
             abs_error=gap,
             fits_kl=int(fits_kl),
             fits_reward=int(fits_reward),
+            beside_loss=int(seen.of_loss and not fits_kl and _is_beside_loss(step, gap)),
             worst_reward_fit=reward_gap if fits_reward and reward_gap is not None else 0.0,
             reward_part=abs(seen.reward_part) if fits_reward else 0.0,
             kl_part=abs(seen.kl_part) if fits_reward else 0.0,
@@ -205,7 +219,8 @@ class KlMetricCorrupted(Rule[KlMetricTally]):
         recomputed = step.metrics
         for name in trainer.kl_metrics:
             if name in step.logged and name in recomputed:
-                return _Seen(step.logged[name], recomputed[name], step.radius(name, recomputed[name]))
+                of_loss = trainer.kind_of(name) in ("kl", "kl_loss")
+                return _Seen(step.logged[name], recomputed[name], step.radius(name, recomputed[name]), of_loss=of_loss)
         return None
 
     def _stored(self, step: "StepView") -> _Seen | None:
@@ -313,9 +328,10 @@ class KlMetricCorrupted(Rule[KlMetricTally]):
             return self._exposed(run, context)
         by_tokens = run.telling > 0 and run.telling_fit_reward == run.telling
         confirmed = (run.steps > 0 and run.fits_reward == run.steps) or (by_tokens and run.fits_kl < run.steps)
+        beside_loss = not confirmed and 0 < run.beside_loss == run.steps - run.fits_kl
         relative = ratio(run.abs_error, run.recomputed_abs)
         off = run.fits_kl < run.steps and (relative is None or not relative <= self.warn_above)
-        if not confirmed and not (off or (run.fits_reward > 0)):
+        if not (confirmed or beside_loss or off or run.fits_reward):
             return None
         if not confirmed and _is_explained(context):
             return None  # the rule of that cause reports it
@@ -324,6 +340,16 @@ class KlMetricCorrupted(Rule[KlMetricTally]):
             f"logged KL is {number(found['logged'].value)}, recomputed {number(found['recomputed'].value)}"
             f" (error {percent(relative)})"
         )
+        if beside_loss:
+            return Judgement(
+                severity=Severity.ERROR,
+                confirmed=True,
+                headline=headline,
+                message=f"the logged KL disagrees with the recomputed one in {run.beside_loss:,} of "
+                f"{counted(run.steps, 'step')}, and the logged loss, of which the KL is a term, agrees there",
+                evidence="a loss with the logged KL in it would differ by more than rounding",
+                advice="look for what is added to the KL metric, or stored in its place; the loss is unaffected",
+            )
         if not confirmed:
             return Judgement(
                 severity=Severity.WARNING,

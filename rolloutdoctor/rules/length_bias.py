@@ -8,7 +8,8 @@ import polars as pl
 from rolloutdoctor.data.run_tables import STEP, RunTables
 from rolloutdoctor.objective.parts import Part
 from rolloutdoctor.objective.required_columns import loss_columns
-from rolloutdoctor.results.findings import Severity
+from rolloutdoctor.ops.bounds import reach
+from rolloutdoctor.results.findings import Excluded, Severity
 from rolloutdoctor.rules.base import Context, Judgement, Missing, counted, number
 from rolloutdoctor.rules.table_rule import Measured, Quantity, TableRule
 
@@ -103,6 +104,23 @@ class LengthBias(TableRule):
     def vacuous_reason(self, run: Measured, context: Context) -> str | None:
         """Responses of one length."""
         return None if (run.table["length_off"] != 0).any() else "all responses of a step have the same length"
+
+    def excluded(self, run: Measured, context: Context) -> Excluded:
+        """How large the correlation of advantage and length may be, whatever their distributions."""
+        size = abs(run["advantage_length_correlation"] or 0.0)
+        squares = (pl.col("length_off") ** 2).sum().sqrt() * (pl.col("advantage_off") ** 2).sum().sqrt()
+        product = pl.col("length_off") * pl.col("advantage_off")
+        error = run.table.select((product**2).sum().sqrt() / squares).item()
+        return Excluded(
+            code=self.code,
+            effect="a correlation of advantage and length",
+            bound=min(size + reach(error if error > 0 else 0.0, len(run.table)), 1.0),
+            unit="",
+            estimate=size,
+            limit=self.correlation_from,
+            seen=len(run.table),
+            of="rows",
+        )
 
     def decisive_parts(self, run: Measured, context: Context) -> tuple[Part, ...]:
         """How tokens are weighed."""

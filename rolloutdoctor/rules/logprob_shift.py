@@ -2,13 +2,14 @@
 
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
-from math import sqrt
+from math import log2, sqrt
+from statistics import NormalDist
 from typing import TYPE_CHECKING, Any, NamedTuple
 
-from rolloutdoctor.ops.tally import by_name, ratio
+from rolloutdoctor.ops.tally import by_name, by_step, ratio
 from rolloutdoctor.results.findings import Example, Measure, Severity
 from rolloutdoctor.rules.audited import AuditedTally
-from rolloutdoctor.rules.base import KEEP_EXAMPLES, Context, Judgement, Missing, counted, percent
+from rolloutdoctor.rules.base import KEEP_EXAMPLES, Context, Judgement, Missing, counted
 from rolloutdoctor.rules.direct import DirectRule
 
 if TYPE_CHECKING:
@@ -64,6 +65,12 @@ UPDATES = Limits(3, 1e-3, better=1.0, rows=36, share=0.5, deviations=6.0, pooled
 
 LIMITS = {"sampler": ENGINES, "reference": UPDATES, "old policy": UPDATES}
 
+FALSE_ALARMS = 1e-6
+"""Probability of a false alarm over a whole run."""
+
+LEAST_PAIRS = 30
+"""Pairs of adjacent tokens of a step below which its correlations are not looked at: z takes these as normal."""
+
 
 @dataclass(frozen=True)
 class ShiftTally(AuditedTally):
@@ -75,6 +82,8 @@ class ShiftTally(AuditedTally):
         early: those in which they fit the token after.
         aligned_error: sum of the squared differences of rows, in place.
         moved_error: sum of the same moved to where they fit better, of the rows that do.
+        correlated: steps whose correlations are looked at.
+        moved: ``STEP:WHOSE SIDE`` to by how many standard deviations these fit better one token away, if they do.
     """
 
     rows: Mapping[str, float] = by_name()
@@ -82,6 +91,25 @@ class ShiftTally(AuditedTally):
     early: Mapping[str, float] = by_name()
     aligned_error: Mapping[str, float] = by_name()
     moved_error: Mapping[str, float] = by_name()
+    correlated: Mapping[str, float] = by_name()
+    moved: Mapping[str, float] = by_step()
+
+    def moved_steps(self, whose: str, side: str) -> list[str]:
+        """Numbers of the steps in which log-probs are those of the neighbouring token, by more than chance."""
+        tests = sum(2 * steps for steps in self.correlated.values())
+        least = -NormalDist().inv_cdf(FALSE_ALARMS / max(1.0, tests))
+        names = [name.partition(":") for name, z in self.moved.items() if z >= least]
+        return sorted((step for step, _, its in names if its == f"{whose} {side}"), key=int)
+
+    def moved_rows(self, whose: str, side: str) -> bool:
+        """True if far more rows fit better on this side than on the other, which chance does not prefer."""
+        one, other = (self.late, self.early) if side == "late" else (self.early, self.late)
+        rows, less = one.get(whose, 0.0), other.get(whose, 0.0)
+        if LIMITS[whose].better <= 1 or rows < 10 * less:
+            return False
+        # Chernoff's bound of a fair coin: rows + less throws, of which so many are of one side.
+        bits = rows + less + sum(n * log2(n / (rows + less)) for n in (rows, less) if n)
+        return bits >= log2(2 * len(OWN) / FALSE_ALARMS)
 
 
 @dataclass(frozen=True)
@@ -94,6 +122,9 @@ class Errors:
         aligned: ``[r]`` in place.
         late: ``[r]`` of the trainer's with the sampler's, or the reference's, one token later.
         early: ``[r]`` with these one token earlier.
+        pairs: ``[S]`` adjacent tokens of each step, of rows that are not alike.
+        late_z: ``[S]`` by how many standard deviations those of a step correlate better one token late.
+        early_z: ``[S]`` the same one token early.
     """
 
     by_step: "ByStep"
@@ -101,6 +132,9 @@ class Errors:
     aligned: "NDArray[np.float64]"
     late: "NDArray[np.float64]"
     early: "NDArray[np.float64]"
+    pairs: "NDArray[np.float64]"
+    late_z: "NDArray[np.float64]"
+    early_z: "NDArray[np.float64]"
 
 
 @dataclass(frozen=True)
@@ -124,6 +158,12 @@ class LogProbShift(DirectRule):
     come from the engine of the policy's and are some updates away, so that rows of three adjacent tokens and a standard
     deviation of 0.001 count: found where more of at least 36 rows than half have a smaller error one token away, by six
     standard deviations of a coin, and the error of all of them is a third smaller there.
+
+    Some rows: found where ten times as many rows fit five times better on one side as on the other, and a fair coin
+    would do that once in a million runs. Some steps: found where in a step with 30 adjacent tokens the ranks of the
+    two log-probs correlate better one token away than in place (Williams's test) and than on the other side, each by
+    so many standard deviations that chance would do it once in a million runs of as many steps. Rows that are alike
+    count once.
 
     Every logged loss and KL is held against both formulas, each within its rounding radius. The finding gives how many
     values each explains and how far the gradient differs in log-prob space: `relative_change_l1` = |g_made -
@@ -195,6 +235,14 @@ class LogProbShift(DirectRule):
                 each = found.setdefault(name, [{} for _ in steps.each])
                 for one, value, size in zip(each, x_S.tolist(), rows.size.tolist(), strict=True):
                     one.update({whose: float(value)} if size else {})
+            is_enough = errors.pairs >= LEAST_PAIRS
+            found.setdefault("correlated", [{} for _ in steps.each])
+            found.setdefault("moved", [{} for _ in steps.each])
+            for one, value in zip(found["correlated"], is_enough.tolist(), strict=True):
+                one.update({whose: 1.0} if value else {})
+            for side, z_S in (("late", errors.late_z), ("early", errors.early_z)):
+                for one, by_number in zip(found["moved"], steps.by_number(z_S, is_enough & (z_S > 4)), strict=True):
+                    one.update({f"{step}:{whose} {side}": z for step, z in by_number.items()})
         return found
 
     def _errors(self, steps: "StepView", whose: str) -> "Errors | None":
@@ -239,13 +287,13 @@ class LogProbShift(DirectRule):
 
     def _side(self, run: ShiftTally) -> tuple[str, str] | None:
         """Whose log-probs are moved, and to which side, if any are."""
-        for whose, rows in run.rows.items():
-            limits = LIMITS[whose]
-            if rows < limits.rows or run.aligned_error[whose] < limits.pooled * run.moved_error[whose]:
-                continue
+        for whose, limits in LIMITS.items():
+            rows = run.rows.get(whose, 0.0)
             least = max(limits.share * rows, (rows + limits.deviations * sqrt(rows)) / 2)
+            is_all = rows >= limits.rows and run.aligned_error[whose] >= limits.pooled * run.moved_error[whose]
             for side, moved in (("late", run.late), ("early", run.early)):
-                if moved[whose] >= least:
+                some = run.moved_rows(whose, side) or run.moved_steps(whose, side)
+                if some or (is_all and moved[whose] >= least):
                     return whose, side
         return None
 
@@ -262,17 +310,18 @@ class LogProbShift(DirectRule):
             return None
         whose, side = found
         late = side == "late"
-        rows, total = (run.late if late else run.early)[whose], run.rows[whose]
-        gain = ratio(run.aligned_error[whose], run.moved_error[whose])
+        rows, total = (run.late if late else run.early).get(whose, 0.0), run.rows.get(whose, 0.0)
+        gain = ratio(run.aligned_error.get(whose, 0.0), run.moved_error.get(whose, 0.0))
+        places, where = run.moved_steps(whose, side), f"{counted(rows, 'sampled row')} of {total:,.0f}"
+        if places and 2 * rows < total:
+            where = f"{counted(len(places), 'step')} of {run.correlated[whose]:,.0f}, first at step {places[0]}"
         return Judgement(
             severity=Severity.ERROR,
             confirmed=True,
-            headline=f"log-probs of {whose} and {WHOSE[whose]} are one token apart in {counted(rows, 'row')} of "
-            f"{total:,.0f}",
+            headline=f"log-probs of {whose} and {WHOSE[whose]} are one token apart in {where}",
             message=(
-                f"in {percent(rows / total)} of {counted(total, 'sampled row')} the {whose}'s log-probs are those "
-                f"that the {WHOSE[whose]} has one token {'before' if late else 'after'}: they are one place "
-                f"{'later' if late else 'earlier'}"
+                f"in {where}, the {whose}'s log-probs are those that the {WHOSE[whose]} has one token "
+                f"{'before' if late else 'after'}: they are one place {'later' if late else 'earlier'}"
             ),
             evidence="the squared difference of the two "
             + ("vanishes" if gain is None else f"is {gain:.3g} times smaller")
@@ -305,10 +354,60 @@ def _errors(sample: "Sample | None", limits: Limits) -> "Errors | None":
     mean = sample.by_row(room) / count
     spread = total(other[:-1], sample.runs.spread(mean)[:-1]) / count
     varies = (count >= limits.pairs) & (spread > limits.spread**2)
+    aligned = (total(other[:-1], own[:-1]) + total(other[1:], own[1:])) / 2
+    late, early = total(other[:-1], own[1:]), total(other[1:], own[:-1])
     return Errors(
         sample.by_step.only(varies),
         sample.row[varies],
-        aligned=(total(other[:-1], own[:-1]) + total(other[1:], own[1:]))[varies] / 2,
-        late=total(other[:-1], own[1:])[varies],
-        early=total(other[1:], own[:-1])[varies],
+        aligned[varies],
+        late[varies],
+        early[varies],
+        *_correlations(sample, np.append(~is_last[:-1], False), np.stack([count, aligned, late], 1)),
     )
+
+
+def _correlations(
+    sample: "Sample", is_pair: "NDArray[np.bool_]", of_row: "NDArray[np.float64]"
+) -> "tuple[NDArray[np.float64], NDArray[np.float64], NDArray[np.float64]]":
+    """Correlate the ranks of the two log-probs of each step in place and moved, over pairs of adjacent tokens.
+
+    They are those of a neighbouring token if they correlate better than in place, by Williams's test of correlations
+    that share a variable (Steiger 1980), better than with those of the other neighbour, by Fisher's, and leave a third
+    less variance. A pattern of sure and unsure tokens that repeats fits on both sides.
+
+    Args:
+        sample: rows.
+        is_pair: ``[V]`` tokens that the next one of their row follows at once.
+        of_row: ``[r, k]`` what rows that are alike have in common: these count once.
+
+    Returns:
+        Pairs, and standard deviations of late and of early, ``[S]`` each.
+    """
+    import numpy as np
+
+    from rolloutdoctor.ops.ranks import StepRanks
+
+    step_r = sample.by_step.cpu.step_N.numpy()
+    first = np.zeros(len(step_r), bool)
+    first[np.unique(np.column_stack([step_r, of_row.round(4)]), axis=0, return_index=True)[1]] = True
+    place = np.flatnonzero(is_pair & sample.runs.spread(first))
+    tokens = sample.tokens_by_step.at(place)
+    count = tokens.size.astype(np.float64)
+    ranks = StepRanks(tokens)
+    own, other, own_next, other_next = (
+        ranks.centred(x[place + later]) for later in (0, 1) for x in (sample.sampler, sample.trainer)
+    )
+
+    def correlation(x: "NDArray[np.float64]", y: "NDArray[np.float64]") -> "NDArray[np.float64]":
+        return ranks.correlation(x, y).clip(1e-9 - 1, 1 - 1e-9)
+
+    late, early, between = correlation(other, own_next), correlation(other_next, own), correlation(own, own_next)
+    sides = []
+    for side, far, here in (late, early, correlation(other, own)), (early, late, correlation(other_next, own_next)):
+        rest = 1 - here**2 - side**2 - between**2 + 2 * here * side * between
+        with np.errstate(all="ignore"):
+            spread = 2 * (count - 1) / (count - 3) * rest + (here + side) ** 2 / 4 * (1 - between) ** 3
+            z = (side - here) * np.sqrt((count - 1) * (1 + between) / np.maximum(spread, 1e-9))
+            z = np.minimum(z, (np.arctanh(side) - np.arctanh(far)) * np.sqrt((count - 3) / 2))
+        sides.append(np.where(UPDATES.pooled * (1 - side**2) <= 1 - here**2, np.nan_to_num(z), 0.0))
+    return count, sides[0], sides[1]

@@ -120,7 +120,8 @@ class MaskLeak(Rule[LeakTally]):
     of more than 30 nats: that is a seed (`RDI009`). The share of the gradient takes the tokens of a row as equal.
 
     Rows end with the completion, so that trained padding past it is cut off. Clean is said where `trained_beyond` is
-    recorded, or every logged loss follows from the rows: with more tokens in it none would.
+    recorded, or every logged loss follows from the rows: with more tokens in it none would. Where a loss disagrees and
+    nothing explains it the rule is skipped.
 
     ## What to do
     Mask these tokens. If observations are trained on purpose, there is nothing to mend.
@@ -330,6 +331,16 @@ class MaskLeak(Rule[LeakTally]):
         return Missing(
             "no trained token has a log-prob, and no single token ends the stopped responses",
             context.recording.get(name, context.recording.get("*", f"record {name}")),
+        )
+
+    def unseen_reason(self, run: LeakTally, context: Context) -> Missing | None:
+        """A loss that nothing explains: a mask that one term of it forgot would look the same."""
+        if not any(tally.stage in self.stages for tally in context.unexplained.values()):
+            return None
+        return Missing(
+            "the logged loss does not follow from the rows, and no hypothesis explains it: a term of it may count "
+            "padding, whose log-probs are not in the file",
+            "see that every term of the loss is multiplied by the mask before it is added up",
         )
 
     def judge(self, run: LeakTally, context: Context) -> Judgement | None:

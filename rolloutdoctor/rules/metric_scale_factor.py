@@ -10,7 +10,7 @@ class MetricScaleFactor(CauseRule):
     """A logged metric is a constant factor times what the rows give.
 
     ## What it does
-    Where every logged value of a metric disagrees with the rows, looks for one factor that carries all of them within
+    Where logged values of a metric disagree with the rows, looks for one factor that carries all of these within
     their rounding radii, and for what it is: a whole number of micro-batches, ranks or accumulation steps, one over
     such a number, or the base of a logarithm.
 
@@ -19,7 +19,9 @@ class MetricScaleFactor(CauseRule):
     other runs, are off by that factor. If the loss itself is scaled, so is the learning rate.
 
     ## How it is measured
-    The interval of factors that fit all values is narrower than one part in ten thousand and holds the factor. Clean:
+    The interval of factors that fit all of them is narrower than one part in ten thousand and holds the factor. Where
+    the values of other steps agree as they are, the chance that it holds one is at most 1 in 256: a mean of few
+    rewards or counts is twice another one too often. Clean:
     every logged value that was compared agrees as it is.
 
     ## What to do

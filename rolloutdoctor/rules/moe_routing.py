@@ -8,6 +8,7 @@ from rolloutdoctor.ops.slope_bins import slopes_of
 from rolloutdoctor.ops.tally import Sums, by_name, ratio
 from rolloutdoctor.results.findings import Measure, Severity
 from rolloutdoctor.rules.base import Context, Judgement, Missing, Rule, counted, number, percent
+from rolloutdoctor.rules.sampler_mismatch import APART, SURE, SamplerMismatch
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -26,6 +27,7 @@ class RoutingTally(Sums):
         sizes: bin of the size of delta over 1 - p to tokens.
         tail: tokens far beyond the median of their step.
         above: those with a larger log-prob from the trainer.
+        sure: those that the sampler was sure of and the trainer was not, as `sampler-mismatch` defines it.
         pairs: adjacent tokens that are both far beyond.
         expected: how many there would be if such tokens were anywhere in their row.
     """
@@ -35,6 +37,7 @@ class RoutingTally(Sums):
     sizes: Mapping[str, float] = by_name()
     tail: int = 0
     above: int = 0
+    sure: int = 0
     pairs: int = 0
     expected: float = 0.0
 
@@ -66,9 +69,11 @@ class MoeRouting(Rule[RoutingTally]):
     1. Placeholders, stale weights and cut supports are one-sided, a temperature has no tail, rows of other weights
     differ as a whole.
 
-    It is a hint and never more: no column says which experts a token went through, the thresholds come from a synthetic
-    model, and a kernel whose noise comes in bursts would look the same. That nothing was seen does not say that the
-    routes agree, so this rule is never clean: it gives the hint, or cannot tell.
+    It is a hint and never confirmed: information, and a warning where three tokens or more of the tail are ones that
+    the sampler was sure of and the trainer finds unlikely (`sampler-mismatch`). No column says which experts a token
+    went through, the thresholds come from a synthetic model, and a kernel whose noise comes in bursts would look the
+    same. That nothing was seen does not say that the routes agree, so this rule is never clean: it gives the hint, or
+    cannot tell.
 
     ## What to do
     If the model is a mixture of experts, replay the sampler's routes in the trainer (R3), and see whether the tail
@@ -136,6 +141,7 @@ class MoeRouting(Rule[RoutingTally]):
         bins = bins_of(size)
         counts = tokens.histogram(bins, BINS)
         is_far = size > tokens.runs.spread(6 * medians(size, bins, counts, tokens))
+        is_sure = (sample.sampler[at] >= SURE) & (sample.sampler[at] < 0)
         # Pairs are adjacent tokens of one row; each is where its first token is.
         is_pair = np.diff(at, append=-1) == 1
         is_pair[rows.cuts[1:] - 1] = False
@@ -150,6 +156,7 @@ class MoeRouting(Rule[RoutingTally]):
             sizes=named_counts(counts),
             tail=tokens.count(is_far),
             above=tokens.count(is_far & (scaled > 0)),
+            sure=tokens.count(is_far & (sample.apart[at] <= -APART) & is_sure),
             pairs=tokens.count(is_pair & is_far & is_followed),
             expected=sample.by_step.sum(ahead * behind / np.maximum(both, 1)),
         )
@@ -161,6 +168,7 @@ class MoeRouting(Rule[RoutingTally]):
             "tail_ratio": Measure(None if middle is None or high is None else ratio(high, middle), "1"),
             "tail_share": Measure(ratio(tally.tail, tally.tokens), "share"),
             "above_share": Measure(ratio(tally.above, tally.tail), "share"),
+            "sure_tokens": Measure(tally.sure, "tokens"),
             "burst_ratio": Measure(ratio(tally.pairs, tally.expected), "1"),
             "unsure_tokens": Measure(tally.tokens, "tokens"),
         }
@@ -200,12 +208,12 @@ class MoeRouting(Rule[RoutingTally]):
         )
 
     def judge(self, run: RoutingTally, context: Context) -> Judgement | None:
-        """Information: a hint."""
+        """Information: a hint; a warning where the tail holds tokens that the sampler alone was sure of."""
         if not self._is_seen(run):
             return None
         found = {name: measure.value for name, measure in self.measures(run).items()}
         return Judgement(
-            severity=Severity.INFO,
+            severity=Severity.WARNING if run.sure >= SamplerMismatch.least_places else Severity.INFO,
             confirmed=False,
             headline=f"{percent(found['tail_share'])} of the tokens differ far more than the others, on both sides "
             "and in "

@@ -2,11 +2,13 @@
 
 from collections.abc import Mapping
 from dataclasses import dataclass
+from math import comb, inf, log2, sqrt
 from typing import TYPE_CHECKING, Any
 
+from rolloutdoctor.ops.bounds import reach
 from rolloutdoctor.ops.change import median
-from rolloutdoctor.ops.tally import Sums, by_name
-from rolloutdoctor.results.findings import Measure, Severity
+from rolloutdoctor.ops.tally import Sums, by_name, by_step, ratio
+from rolloutdoctor.results.findings import Excluded, Measure, Severity
 from rolloutdoctor.rules.base import Context, Judgement, Missing, Rule, counted, number
 
 if TYPE_CHECKING:
@@ -17,6 +19,9 @@ if TYPE_CHECKING:
     from rolloutdoctor.evaluation.token_measures import TokenBlock
     from rolloutdoctor.ops.by_step import Floats
     from rolloutdoctor.rules.step import StepView
+
+
+ADVICE = "give the trainer position ids and an attention mask that leave padding out, or pack without it"
 
 
 @dataclass(frozen=True)
@@ -32,6 +37,14 @@ class ShiftTally(Sums):
         less_prompt: the same, the length of the prompt partialled out.
         gap: median over rows without left padding of their mean gap.
         gap_padded: median over rows whose padding is above the median of the padded ones.
+        padding: median padding of these.
+        moments: sums of p^i g^j, named ``ij``, of padding p and gap g of each row less what a line in the lengths of
+            prompt and response gives; ``freedom`` counts the degrees of freedom that are left.
+        mixed: steps of the run with rows of both kinds, of four tokens or more.
+        apart: step to how unlikely it is, in bits, that all padded rows have larger gaps than all others, where they
+            do and their median is five times that of the others.
+        apart_plain: median of the rows without padding of these steps.
+        apart_padded: of those with padding.
     """
 
     known: int = 0
@@ -42,6 +55,17 @@ class ShiftTally(Sums):
     less_prompt: Mapping[str, float] = by_name()
     gap: Mapping[str, float] = by_name()
     gap_padded: Mapping[str, float] = by_name()
+    padding: Mapping[str, float] = by_name()
+    moments: Mapping[str, float] = by_name()
+    mixed: int = 0
+    apart: Mapping[str, float] = by_step()
+    apart_plain: Mapping[str, float] = by_step()
+    apart_padded: Mapping[str, float] = by_step()
+
+    @property
+    def bits(self) -> float:
+        """How unlikely the steps are in which padding alone decides which rows have large gaps."""
+        return sum(bits - log2(self.mixed) for bits in self.apart.values())
 
 
 @dataclass(frozen=True)
@@ -64,7 +88,11 @@ class PositionShift(Rule[ShiftTally]):
     padding, and the same with the length of the response, and of the prompt, partialled out: gaps that grow with
     length grow with padding too, and a long prompt has little of it. Found where the medians over steps are 0.5 with
     and without the response's length and 0.3 without the prompt's, and the most padded rows have twice the gap of
-    rows without padding.
+    rows without padding. Found as well where in some steps every padded row, of four such tokens or more, has a larger
+    gap than every other row, and the median of the padded ones is five times that of the others: of rows that chance
+    divides, that has a probability of 2^-20 or less over all steps with both kinds. Clean excludes a slope, the lengths
+    of prompt and response partialled out, that would make it so: its upper bound comes from errors that need not be
+    equal from row to row.
 
     ## What to do
     Give the trainer position ids and an attention mask that leave the padding out, or pack without padding.
@@ -91,6 +119,8 @@ class PositionShift(Rule[ShiftTally]):
     factor: float = 2.0
     factor_alone: float = 10.0
     least_alone: float = 1e-3
+    factor_apart: float = 5.0
+    least_bits: float = 20.0
 
     def columns(self, context: Context) -> frozenset[str]:
         """Both log-probs, the micro-batches and the prompts' lengths."""
@@ -118,17 +148,41 @@ class PositionShift(Rule[ShiftTally]):
         padded = by_step.count(is_seen_N & (padding_N > 0))
         is_enough = (size >= self.least_rows) & (size - padded >= 5) & (padded >= 8)
         found: dict[str, Any] = {"rows": size, "padded": padded}
+        moments: list[Mapping[str, float]] = [{} for _ in steps.each]
         if is_enough.any():
             is_seen_N = is_seen_N & by_step.expand(is_enough)
             length_N, prompt_N = steps.batch.rows.diff(), steps.batch.per_row[PROMPT_LENGTH]
             each_N = rows["size"] / rows["unsure"], padding_N, length_N, prompt_N
             gap, padding, response, prompt = (x_N[is_seen_N].double().cpu().numpy() for x_N in each_N)
-            found |= _correlations(gap, padding, response, prompt, by_step.count(is_seen_N))
+            sizes = by_step.count(is_seen_N)
+            found |= _correlations(gap, padding, response, prompt, sizes)
+            moments = _moments(gap, padding, response, prompt, sizes)
+        found |= self._apart(steps, rows, padding_N)
         return steps.tallies(
             ShiftTally,
             known=by_step.count(padding_N >= 0),
-            **{name: steps.by_number(x, is_enough) for name, x in found.items()},
+            moments=moments,
+            **{name: x if isinstance(x, list) else steps.by_number(x, is_enough) for name, x in found.items()},
         )
+
+    def _apart(self, steps: "StepView", rows: "Mapping[str, Tensor]", padding_N: "Tensor") -> dict[str, Any]:
+        """Steps in which all padded rows have larger gaps than the others, by far."""
+        import numpy as np
+
+        known_N = rows["unsure"] >= 4
+        gap_N = rows["size"] / rows["unsure"].clamp(min=1)
+        sides = [known_N & (padding_N == 0), known_N & (padding_N > 0)]
+        plain, padded = (steps.by_step.only(side_N) for side_N in sides)
+        gaps = [gap_N[side_N].double() for side_N in sides]
+        is_mixed = (plain.size > 0) & (padded.size > 0)
+        low, high = plain.median(gaps[0].cpu().numpy()), padded.median(gaps[1].cpu().numpy())
+        is_apart = is_mixed & (padded.low(gaps[1]) > plain.high(gaps[0]))
+        is_apart &= (high >= self.factor_apart * low) & (high >= self.least_alone)
+        sizes = zip(plain.size.tolist(), padded.size.tolist(), strict=True)
+        bits = np.array([log2(comb(one + other, one)) for one, other in sizes])
+        of_steps = {"apart": bits, "apart_plain": low, "apart_padded": high}
+        by_number = {name: steps.by_number(x, is_apart) for name, x in of_steps.items()}
+        return {"mixed": is_mixed.astype(int).tolist(), **by_number}
 
     def measures(self, tally: ShiftTally) -> Mapping[str, Measure]:
         """The correlations, and the gap of rows with and without padding."""
@@ -151,15 +205,38 @@ class PositionShift(Rule[ShiftTally]):
 
     def inconclusive_reason(self, run: ShiftTally, context: Context) -> Missing | None:
         """No step has rows with padding and rows without."""
-        if run.rows:
+        if run.rows or run.bits >= self.least_bits:
             return None
         return Missing(
             f"no step has {self.least_rows} rows in micro-batches of prompts of different lengths",
             "record more rows of each step",
         )
 
+    def excluded(self, run: ShiftTally, context: Context) -> Excluded | None:
+        """How steeply the gap may grow with padding; twice the gap at much padding would be found."""
+        of, rows = run.moments, int(sum(run.rows.values()))
+        slope, square = ratio(of["11"], of["20"]), of["20"]
+        error = inf
+        if slope is not None and of["freedom"] > 0:
+            meat = max(of["22"] - 2 * slope * of["31"] + slope**2 * of["40"], 0.0)
+            error = sqrt(meat * rows / of["freedom"]) / square
+        return Excluded(
+            code=self.code,
+            effect="a rise of the gap",
+            bound=100 * ((slope or 0.0) + reach(error, of["freedom"])),
+            unit="nats per 100 tokens of left padding",
+            estimate=100 * (slope or 0.0),
+            limit=100
+            * max((self.factor - 1) * median(run.gap.values()), self.least_alone)
+            / median(run.padding.values()),
+            seen=rows,
+            of="rows",
+        )
+
     def judge(self, run: ShiftTally, context: Context) -> Judgement | None:
         """A warning: the log-probs show it, and no logged value proves it."""
+        if run.bits >= self.least_bits:
+            return self._of_apart(run)
         if not run.rows:
             return None
         whole, response, prompt = (
@@ -180,7 +257,21 @@ class PositionShift(Rule[ShiftTally]):
                 f"the prompt {prompt:.2f}"
             ),
             evidence="the log-probs of sampler and trainer, the prompts' lengths and the micro-batches",
-            advice="give the trainer position ids and an attention mask that leave padding out, or pack without it",
+            advice=ADVICE,
+        )
+
+    def _of_apart(self, run: ShiftTally) -> Judgement:
+        plain, padded = median(run.apart_plain.values()), median(run.apart_padded.values())
+        steps = f"{counted(len(run.apart), 'step')} of {run.mixed:,}"
+        return Judgement(
+            severity=Severity.WARNING,
+            confirmed=False,
+            headline=f"the gap to the sampler is {number(plain)} nats in rows without left padding and "
+            f"{number(padded)} in all others, in {steps}",
+            message=f"in {steps} every row with left padding in its micro-batch has a larger gap than every row "
+            f"without: {number(padded)} nats (median) against {number(plain)}",
+            evidence=f"chance would divide the rows so with a probability of 2^-{run.bits:.0f}",
+            advice=ADVICE,
         )
 
 
@@ -211,7 +302,27 @@ def _correlations(
         "less_prompt": ranks.partial_correlation(gap_rank, padding_rank, prompt_rank),
         "gap": by_step.only(is_plain).median(gap[is_plain]),
         "gap_padded": by_step.only(has_much).median(gap[has_much]),
+        "padding": by_step.only(has_much).median(padding[has_much]),
     }
+
+
+def _moments(
+    gap: "Floats", padding: "Floats", response: "Floats", prompt: "Floats", sizes: "NDArray[np.int64]"
+) -> list[Mapping[str, float]]:
+    """Sums of the `moments` of a tally for each step; arguments as of `_correlations`."""
+    import numpy as np
+
+    found: list[Mapping[str, float]] = []
+    for stop, size in zip(np.cumsum(sizes).tolist(), sizes.tolist(), strict=True):
+        here = slice(stop - size, stop)
+        lines = np.stack([np.ones(size), response[here], prompt[here]], 1)
+        both = np.stack([padding[here], gap[here]], 1)
+        p, g = (both - lines @ np.linalg.lstsq(lines, both)[0]).T if size else both.T
+        # In a single micro-batch the padding is a line in the prompt.
+        p = p * (p @ p > 1e-9 * (padding[here] @ padding[here]))
+        sums = {f"{i}{j}": float((p**i * g**j).sum()) for i, j in ((2, 0), (1, 1), (2, 2), (3, 1), (4, 0))}
+        found.append({**sums, "freedom": float(max(size - 4, 0)) if size else 0.0})
+    return found
 
 
 def _padding(steps: "StepView") -> "Tensor | None":

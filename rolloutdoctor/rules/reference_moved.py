@@ -83,16 +83,18 @@ class ReferenceMoved(Rule[ReferenceTally]):
 
     ## How it is measured
     The mean of k3 over the trained tokens of each step; of a step with more than 32,768 response tokens every second
-    token, every third and so on is looked at. A fall counts where the KL is at most a tenth of that of the
-    step before, the largest of three steps from there on is at most half of the smallest of the three before, and the
+    token, every third and so on is looked at. A fall counts where the KL is at most a tenth of that of the step before,
+    the largest of three steps from there on is at most half of the smallest of the three before (or the KL is a tenth
+    of that smallest, the largest half of the step before, and no other fall is a third of it in logarithms), and the
     mean log-prob of the policy changes by at most three times its median change between neighbouring steps: another
     data set, a restart or a jump of the policy changes that as well. Falls at equal distances are a schedule, and
-    information; a single sync of the reference that is not recorded cannot be told from a fault by the rows. Equal
-    log-probs count in steps after the first, where an earlier step has different ones or the log-probs at the loss are
-    not those before the update. Tokens may be equal by rounding: if as many were in the last step with different ones,
-    that all of them are has a probability below 2^-40. Equal log-probs in all of six steps or more count unless a
-    learning rate or a gradient norm of 0 is logged. Where a sync is recorded (TRL: sync_ref_model), this is
-    information. At least six steps are needed.
+    information; a single sync of the reference that is not recorded cannot be told from a fault by the rows. A fall to
+    a third that is twice as large as any other leaves the rule without a verdict.
+    Equal log-probs count in steps after the first, where an earlier step has different ones or the log-probs at the
+    loss are not those before the update. Tokens may be equal by rounding: if as many were in the last step with
+    different ones, that all of them are has a probability below 2^-40. Equal log-probs in all of six steps or more
+    count unless a learning rate or a gradient norm of 0 is logged. Where a sync is recorded (TRL: sync_ref_model), this
+    is information. At least six steps are needed.
 
     ## What to do
     Check where the reference is loaded after a resume, and that it shares no weights with the policy. If the trainer
@@ -126,6 +128,9 @@ class ReferenceMoved(Rule[ReferenceTally]):
 
     bits: float = 40.0
     """How unlikely it is that all tokens are equal by rounding."""
+
+    unsure_fall: float = 1 / 3
+    """A fall to this, and not to a tenth, is neither a finding nor clean."""
 
     least_kl: float = 1e-8
     """Below it k3 is what float32 log-probs leave."""
@@ -198,8 +203,8 @@ class ReferenceMoved(Rule[ReferenceTally]):
             "steps": Measure(tally.counted_steps, "steps"),
         }
 
-    def _falls(self, run: ReferenceTally) -> list[int]:
-        """Steps at which the KL falls and stays, and the policy does not jump."""
+    def _falls(self, run: ReferenceTally, *, unsure: bool = False) -> list[int]:
+        """Steps at which the KL falls and stays, and the policy does not jump; or falls by less than is sure."""
         steps, size = run.steps, self.window
         if len(steps) < 2 * size:
             return []
@@ -209,8 +214,17 @@ class ReferenceMoved(Rule[ReferenceTally]):
             before, after = steps[place - 1], steps[place]
             low = min(one.kl for one in steps[place - size : place])
             high = max(one.kl for one in steps[place : place + size])
-            falls = before.kl > self.least_kl and after.kl <= self.fall * before.kl and high <= 0.5 * low
-            if falls and abs(after.policy - before.policy) <= 3 * usual + 1e-12:
+            # A policy that moves fast leaves the new reference at once: the KL stays low for one step then.
+            falls = after.kl <= self.fall * before.kl and high <= 0.5 * low
+            deep = after.kl <= self.fall * low and high <= 0.5 * before.kl
+            falls = falls or (deep and _is_alone(steps, place, 3.0))
+            if unsure:
+                falls = (
+                    _is_alone(steps, place, 2.0)
+                    and after.kl <= min(self.unsure_fall * before.kl, 0.75 * low)
+                    and high <= 0.75 * before.kl
+                )
+            if falls and before.kl > self.least_kl and abs(after.policy - before.policy) <= 3 * usual + 1e-12:
                 found.append(after.step)
         return found
 
@@ -243,6 +257,13 @@ class ReferenceMoved(Rule[ReferenceTally]):
             )
         if self._is_policy_throughout(run) and run.still and run.still == run.rated:
             return Missing("the policy does not move: a learning rate or gradient norm of 0 is logged", "train on")
+        unsure = [] if self._is_policy(run) or self._falls(run) else self._falls(run, unsure=True)
+        if unsure:
+            return Missing(
+                f"the KL to the reference falls to a third or less at step {unsure[0]}: a reference that moved part of "
+                "the way to the policy and a policy that comes back are alike there",
+                "compare the reference's weights with those of the step before, or record prompts that come again",
+            )
         return None
 
     def judge(self, run: ReferenceTally, context: Context) -> Judgement | None:
@@ -302,6 +323,13 @@ class ReferenceMoved(Rule[ReferenceTally]):
             + (moves or "; a sync that the trainer makes on purpose looks the same"),
             advice=advice,
         )
+
+
+def _is_alone(steps: "list[_Step]", place: int, times: float) -> bool:
+    """True if the logarithm of the KL falls by so many times more there than between any other two steps."""
+    falls = [log2(max(before.kl, 1e-300) / max(after.kl, 1e-300)) for before, after in pairwise(steps) if before.kl > 0]
+    own = log2(steps[place - 1].kl / max(steps[place].kl, 1e-300)) if steps[place - 1].kl > 0 else 0.0
+    return own >= times * max((each for each in falls if each != own), default=0.0)
 
 
 def _first_different(steps: "list[_Step]") -> int:

@@ -77,8 +77,8 @@ class ResumedData(Rule[ResumedTally]):
     steps with the prompts of consecutive earlier ones are a repetition; it takes three different sets, so updates that
     share a generation are none. An epoch without shuffling repeats too. It is told apart by the logged epoch, which
     grows by about 1, or by what follows: after an epoch everything comes again, after a resumption the prompts that
-    were not reached before. Without either it is information. A training set of fewer steps than a stretch cannot be
-    looked at.
+    were not reached before. Without either it is information, and so are two such steps within one epoch by the log. A
+    training set of fewer steps than a stretch cannot be looked at.
 
     ## What to do
     Save and restore the state of the data loader, or skip the batches that were consumed.
@@ -150,14 +150,18 @@ class ResumedData(Rule[ResumedTally]):
         places: dict[tuple[str, ...], int] = {}
         found: list[Repeat] = []
         place = 0
-        while place + self.fewest <= len(steps):
-            key = tuple(hashes[place : place + self.fewest])
-            source = places.get(key)
-            if source is None or len(set(key)) < self.fewest or source + self.fewest > place:
-                places.setdefault(key, place)
+        while place + 2 <= len(steps):
+            for size in (self.fewest, 2):
+                key = tuple(hashes[place : place + size])
+                source = places.get(key, place)
+                is_again = len(set(key)) == size and source + size <= place
+                if is_again and (size > 2 or _within_epoch(epochs, source, place)):
+                    break
+            else:
+                for size in (self.fewest, 2):
+                    places.setdefault(tuple(hashes[place : place + size]), place)
                 place += 1
                 continue
-            size = self.fewest
             while place + size < len(steps) and hashes[source + size] == hashes[place + size]:
                 size += 1
             seen = set(hashes[:place])
@@ -198,12 +202,14 @@ class ResumedData(Rule[ResumedTally]):
         epochs = "" if worst.epochs is None else f", {number(worst.epochs)} epochs later by the log"
         after = ", and other prompts follow" if worst.goes_on else ""
         return Judgement(
-            severity=Severity.WARNING if early else Severity.INFO,
-            confirmed=bool(early) and worst.epochs is not None,
+            severity=Severity.WARNING if early and worst.steps >= self.fewest else Severity.INFO,
+            confirmed=bool(early) and worst.epochs is not None and worst.steps >= self.fewest,
             headline=f"steps {worst.first} to {worst.last} have the prompts of {source}{epochs}{after}",
             message=f"{counted(worst.steps, 'step')} from {worst.first} on repeat the prompts of {source}, set by set"
             + (
                 "; no epoch ends there, so the data started over"
+                if early and worst.steps >= self.fewest
+                else "; no epoch ends there, and where prompts are drawn with replacement two steps may be chance"
                 if early
                 else "; an epoch without shuffling looks the same, and no epoch was logged"
             ),
@@ -220,6 +226,12 @@ EPOCHS = ("epoch", "training/epoch", "train/epoch")
 
 EPOCH_SLACK = 0.1
 """An epoch that was cut short by a last batch is still one."""
+
+
+def _within_epoch(epochs: list[float | None], source: int, place: int) -> bool:
+    """True if two steps with others between them are of one epoch by the log."""
+    first, second = epochs[source], epochs[place]
+    return place > source + 2 and first is not None and second is not None and first < second < first + 1 - EPOCH_SLACK
 
 
 def _epoch(logged: Mapping[str, float]) -> float:

@@ -2,10 +2,12 @@
 
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
+from math import inf, sqrt
 from typing import TYPE_CHECKING
 
+from rolloutdoctor.ops.bounds import quantile_above_median
 from rolloutdoctor.ops.tally import Sums, by_name, ratio
-from rolloutdoctor.results.findings import Example, Measure, Severity
+from rolloutdoctor.results.findings import Example, Excluded, Measure, Severity
 from rolloutdoctor.rules.base import KEEP_EXAMPLES, Context, Judgement, Missing, Rule, counted, number
 
 if TYPE_CHECKING:
@@ -31,8 +33,12 @@ class TurnTally(Sums):
     near: Mapping[str, float] = by_name()
     rest: Mapping[str, float] = by_name()
 
-    def medians(self) -> tuple[float, float, float, float] | None:
-        """Bounds of the median distance at the start of turns and elsewhere, at the same mix of strata; or None."""
+    def medians(self, at: float = 0.5) -> tuple[float, float, float, float] | None:
+        """Bounds of the median distance at the start of turns and elsewhere, at the same mix of strata; or None.
+
+        Args:
+            at: another quantile at the start of turns.
+        """
         of_stratum = {name: {s: _of(counts, s) for s in range(_STRATA)} for name, counts in self._both()}
         sizes = {s: sum(of_stratum["near"][s].values()) for s in range(_STRATA)}
         others = {s: sum(of_stratum["rest"][s].values()) for s in range(_STRATA)}
@@ -45,7 +51,7 @@ class TurnTally(Sums):
                 rest[place] = rest.get(place, 0.0) + count * sizes[s] / others[s]
         if not near:
             return None
-        return (*_edges(_median(near)), *_edges(_median(rest)))
+        return (*_edges(_quantile(near, at)), *_edges(_quantile(rest, 0.5)))
 
     def _both(self) -> tuple[tuple[str, Mapping[str, float]], ...]:
         return (("near", self.near), ("rest", self.rest))
@@ -60,11 +66,11 @@ def _of(counts: Mapping[str, float], stratum: int) -> dict[int, float]:
     return {int(place): count for (s, _, place), count in parts.items() if int(s) == stratum}
 
 
-def _median(counts: Mapping[int, float]) -> int:
-    half, seen = sum(counts.values()) / 2, 0.0
+def _quantile(counts: Mapping[int, float], at: float) -> int:
+    below, seen = sum(counts.values()) * at, 0.0
     for place in sorted(counts):
         seen += counts[place]
-        if seen >= half:
+        if seen >= below:
             return place
     return max(counts)
 
@@ -95,8 +101,10 @@ class Retokenized(Rule[TurnTally]):
     Absolute differences are counted in bins, four for each doubling, separately for five ranges of the log-prob,
     because rounding moves unlikely tokens more; the other tokens are weighed so that they have the same mix of ranges.
     From 20 turns on, a median at the starts that is at least five times the other, bin edges taken against the finding,
-    and at least 0.01 nats, is a warning. Responses with a single turn show nothing of it. A run file has one column of
-    token ids; importers that see two hold them against each other.
+    and at least 0.01 nats, is a warning. One that is at least twice the other is information, where five standard
+    deviations of the number of turns that start above a median leave it larger. Clean excludes a median that would be
+    a warning. Responses with a single turn show nothing of it. A run file has one column of token ids; importers that
+    see two hold them against each other.
 
     ## What to do
     Train on the ids that the engine returned; do not tokenize a conversation again.
@@ -124,6 +132,9 @@ class Retokenized(Rule[TurnTally]):
     fewest: int = 20
     times: float = 5.0
     nats: float = 0.01
+    times_noted: float = 2.0
+    beyond_chance: float = 5.0
+    """Standard deviations of how many turns start above a median: tokens of one turn need not be independent."""
 
     def columns(self, context: Context) -> frozenset[str]:
         """Log-probs of sampler and trainer, and which tokens are trained."""
@@ -186,23 +197,47 @@ class Retokenized(Rule[TurnTally]):
         """Responses of a single turn."""
         return None if run.turns else "no response has a second turn behind masked tokens"
 
+    def excluded(self, run: TurnTally, context: Context) -> Excluded | None:
+        """How far apart the first tokens of most turns may be."""
+        at = quantile_above_median(run.turns)
+        found, bound = run.medians(), run.medians(at)
+        if found is None or bound is None:
+            return None
+        return Excluded(
+            code=self.code,
+            effect="a median distance at the start of turns",
+            bound=bound[1] if at < 1 else inf,
+            unit="nats",
+            estimate=found[0],
+            limit=max(self.nats, self.times * found[3]),
+            seen=run.turns,
+            of="turns",
+        )
+
     def judge(self, run: TurnTally, context: Context) -> Judgement | None:
-        """A warning where the starts of turns stand out."""
+        """A warning where the starts of turns stand out, information where they do by less."""
         found = run.medians()
         if run.turns < self.fewest or found is None:
             return None
         near_low, near_high, rest_low, rest_high = found
-        if near_low < self.nats or near_low < self.times * rest_high:
+        warns = near_low >= max(self.nats, self.times * rest_high)
+        if not warns and (near_low < self.times_noted * rest_high or not self._is_beyond_chance(run)):
             return None
         start = f"{number(near_low)} to {number(near_high)} nats"
         other = f"{number(rest_low)} to {number(rest_high)}"
         return Judgement(
-            severity=Severity.WARNING,
+            severity=Severity.WARNING if warns else Severity.INFO,
             confirmed=False,
             headline=f"old and rollout log-probs are {number(near_low)} nats apart at the start of turns, "
             f"{number(rest_high)} elsewhere",
             message=f"in the first four tokens of {counted(run.turns, 'turn')} the median distance is {start}, in "
             f"other tokens of the same responses {other}",
             evidence="log-probs of sampler and trainer, compared between tokens of the same probability",
-            advice="train on the ids that the engine returned; do not tokenize a conversation again",
+            advice="train on the ids that the engine returned; do not tokenize a conversation again"
+            if warns
+            else "other tokens differ by more: look whether the engine computes the first tokens of a turn otherwise",
         )
+
+    def _is_beyond_chance(self, run: TurnTally) -> bool:
+        low = run.medians(max(0.5 - self.beyond_chance / (2 * sqrt(run.turns)), 0.0))
+        return low is not None and low[0] > low[3]

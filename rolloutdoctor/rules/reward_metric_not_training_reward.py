@@ -11,7 +11,8 @@ class RewardMetricNotTrainingReward(CauseRule):
 
     ## What it does
     Where a logged mean reward disagrees with the rows, tries the reward functions without their weights, with them,
-    their mean, the reward before and after the KL penalty, and that of trained rows alone.
+    their mean, the reward before and after the KL penalty, and that of trained rows alone. Where the logged advantages
+    disagree, solves for bounds at which the rewards behind them are clipped, and demands these of all.
 
     ## Why it matters
     The curve that everybody watches then rises while the reward that trains falls, or the other way round.

@@ -5,7 +5,16 @@ from dataclasses import dataclass
 from math import log
 from typing import TYPE_CHECKING, Any
 
-from rolloutdoctor.ops.mismatch_tally import OFTEN_KEPT, PLACES, ROW_BAND, ROW_CAP, TOKEN_BAND, TOKEN_CAP, MismatchTally
+from rolloutdoctor.ops.mismatch_tally import (
+    FAR,
+    OFTEN_KEPT,
+    PLACES,
+    ROW_BAND,
+    ROW_CAP,
+    TOKEN_BAND,
+    TOKEN_CAP,
+    MismatchTally,
+)
 from rolloutdoctor.ops.tally import ratio
 from rolloutdoctor.results.findings import Example, Measure, Severity
 from rolloutdoctor.rules.base import KEEP_EXAMPLES, Context, Judgement, Missing, Rule, counted, number, percent
@@ -32,8 +41,8 @@ class SamplerMismatch(Rule[MismatchTally]):
 
     ## What it does
     Describes delta, the trainer's log-prob before the update minus the sampler's, on trained tokens, and what
-    importance weights exp(delta) at the usual caps would keep. Warns of one thing alone: tokens that the sampler was
-    sure of and the trainer was not.
+    importance weights exp(delta) at the usual caps would keep. Warns of two things alone: tokens that the sampler was
+    sure of and the trainer was not, and rows that are far apart where the others agree.
 
     ## Why it matters
     Kernels, precision and parallelism differ between an inference engine and a trainer, so that training is never
@@ -55,6 +64,11 @@ class SamplerMismatch(Rule[MismatchTally]):
     top-p raises the sampler's by little where it is sure, so neither does this. Stale weights, other inputs, a cache
     of other weights, or float32 weights that move below the engine's bf16 do. A warning from three tokens at different
     positions or of different prompts. Log-probs of exactly 0 are left to `logprob-placeholder`.
+
+    Rows apart: half or more of the tokens of a row of the newest version, four at least, are more than 0.1 nats apart,
+    of those that a model was unsure of. A warning where in the other rows at most one such token in fifty is, and
+    chance, if it chose tokens, would make rows of them once in a million runs: kernels, stale weights and experts that
+    are routed otherwise do not choose rows. Log-probs of other tokens, of another row, or of inputs that differ do.
 
     ## What to do
     Find the cause first: the rules `temperature-mismatch`, `truncated-support`, `quantized-logprobs`,
@@ -82,6 +96,9 @@ class SamplerMismatch(Rule[MismatchTally]):
 
     least_places: int = 3
     """One token may be a broken row; three at different places are the engine."""
+
+    row_bits: float = 20.0
+    """That rows are apart by chance has a probability below 2^-20."""
 
     def columns(self, context: Context) -> frozenset[str]:
         """Both log-probs."""
@@ -179,7 +196,19 @@ class SamplerMismatch(Rule[MismatchTally]):
             message += "; mean size by version lag: "
             message += ", ".join(f"{number(mean)} at {lag}" for lag, mean in of_lag.items())
         is_sure = len(run.places) >= self.least_places
-        if not is_sure:
+        rows_apart = run.has_rows_apart(self.row_bits)
+        if rows_apart and not is_sure:
+            rows, others = counted(run.apart, "sampled row"), ratio(run.beside_far, run.beside_tokens)
+            headline = f"sampler and trainer are far apart in {rows} of {run.apart + run.beside:,}, and agree elsewhere"
+            advice = (
+                "compare what both were given in these rows: log-probs of another row or of other tokens, padding that "
+                "is attended, or weights of another version"
+            )
+            message = (
+                f"in {rows} half or more of the tokens are more than {FAR:g} nats apart, and {percent(others)} "
+                f"of those of the others; {message}"
+            )
+        elif not is_sure:
             headline = (
                 f"sampler and trainer differ by {number(found['mean_abs_delta'])} nats on average, effective sample "
                 "size "
@@ -205,8 +234,8 @@ class SamplerMismatch(Rule[MismatchTally]):
             for each, tokens in sorted(run.at.items())
         ]
         return Judgement(
-            severity=Severity.WARNING if is_sure else Severity.INFO,
-            confirmed=not is_sure,
+            severity=Severity.WARNING if is_sure or rows_apart else Severity.INFO,
+            confirmed=not is_sure and not rows_apart,
             headline=headline,
             message=message,
             evidence=(
@@ -262,22 +291,33 @@ def _of_sample(sample: "Sample", lag_N: "NDArray[np.int64] | None") -> dict[str,
     """Distribution and weights of the sampled rows of each step."""
     import numpy as np
 
+    from rolloutdoctor.evaluation.sampler_gap import UNSURE
     from rolloutdoctor.ops.by_step import named_counts
     from rolloutdoctor.ops.gap_bins import BINS, bins_of
 
-    apart, weight, tokens = sample.apart, sample.weight, sample.tokens_by_step
+    gap, weight, tokens = sample.apart, sample.weight, sample.tokens_by_step
     size, cut = sample.size, np.minimum(weight, TOKEN_CAP)
     is_within = (weight >= TOKEN_BAND[0]) & (weight <= TOKEN_BAND[1])
     within, inside = (weight, tokens) if is_within.all() else (weight[is_within], tokens.only(is_within))
     here = sample.length > 0
-    rows, total = sample.by_step.only(here), sample.by_row(apart)[here]
+    rows, total = sample.by_step.only(here), sample.by_row(gap)[here]
     mean, row_weight = np.exp(total / sample.length[here]), np.exp(np.minimum(total, log(ROW_CAP)))
-    of_lag = {}
+    of_lag: dict[str, Any] = {}
     if lag_N is not None:
         lag = lag_N[sample.row]
-        each = {"lag": sample.length, "lag_size": sample.by_row(size), "lag_k3": sample.by_row(weight - 1 - apart)}
+        each = {"lag": sample.length, "lag_size": sample.by_row(size), "lag_k3": sample.by_row(weight - 1 - gap)}
         of_lag = {name: named_counts(sample.by_step.histogram(lag, LAGS, x)) for name, x in each.items()}
+    is_unsure = (sample.sampler + sample.trainer < 2 * UNSURE) & (sample.sampler != 0)
+    unsure, far = sample.by_row(is_unsure), sample.by_row(is_unsure & (size > FAR))
+    is_known = unsure >= 4 if lag_N is None else (unsure >= 4) & (lag_N[sample.row] == 0)
+    is_apart = 2 * far >= unsure
+    apart, beside = sample.by_step.only(is_known & is_apart), sample.by_step.only(is_known & ~is_apart)
     return {
+        "apart": apart.size,
+        "apart_tokens": apart.count(unsure[is_known & is_apart]),
+        "beside": beside.size,
+        "beside_tokens": beside.count(unsure[is_known & ~is_apart]),
+        "beside_far": beside.count(far[is_known & ~is_apart]),
         "rows": rows.size,
         "row_weight": rows.sum(row_weight),
         "row_square": rows.sum(np.square(row_weight)),
@@ -295,6 +335,6 @@ def _of_sample(sample: "Sample", lag_N: "NDArray[np.int64] | None") -> dict[str,
         "inside_square": inside.sum(np.square(within)),
         "at": named_counts(sample.by_place(None, PLACES)),
         "at_size": named_counts(sample.by_place(size, PLACES)),
-        "at_gap": named_counts(sample.by_place(apart, PLACES)),
+        "at_gap": named_counts(sample.by_place(gap, PLACES)),
         **of_lag,
     }

@@ -7,8 +7,9 @@ from typing import TYPE_CHECKING, NamedTuple
 
 from rolloutdoctor.objective.objective import Objective
 from rolloutdoctor.objective.required_columns import LOGGED_COLUMNS, loss_columns
+from rolloutdoctor.ops.bounds import share_bound
 from rolloutdoctor.ops.tally import Sums, by_name, ratio
-from rolloutdoctor.results.findings import Measure, Severity
+from rolloutdoctor.results.findings import Excluded, Measure, Severity
 from rolloutdoctor.rules.base import Context, Judgement, Missing, Rule, counted, number, percent
 
 if TYPE_CHECKING:
@@ -268,6 +269,25 @@ class SequenceIsLengthBias(Rule[LengthTally]):
             return None
         return Missing(f"{counted(rows, 'row')} with both log-probs, and it takes {self.least_rows}", "widen --steps")
 
+    def excluded(self, run: LengthTally, context: Context) -> Excluded | None:
+        """How many more of the long responses may be lost than of the short ones."""
+        if not run.ranked:
+            return None
+        (fewest, _), (_, most) = (
+            share_bound(run.rows[third] - run.kept.get(third, 0.0), run.rows[third])
+            for third in ("shortest", "longest")
+        )
+        return Excluded(
+            code=self.code,
+            effect="a loss of long responses",
+            bound=most - fewest,
+            unit="as a share of the rows, beyond that of short ones",
+            estimate=(run.share("shortest") or 0.0) - (run.share("longest") or 0.0),
+            limit=self.lost,
+            seen=int(sum(run.rows.values())),
+            of="rows",
+        )
+
     def judge(self, run: LengthTally, context: Context) -> Judgement | None:
         """A warning where long responses are lost without differing more, else information."""
         shares, gaps = ([each("shortest"), each("longest")] for each in (run.share, run.gap))
@@ -293,7 +313,10 @@ class SequenceIsLengthBias(Rule[LengthTally]):
         return Judgement(
             severity=Severity.WARNING if loses and is_same else Severity.INFO,
             confirmed=shown,
-            headline=f"{percent(long)} of the longest third of the responses {words}, {percent(short)} of the shortest",
+            headline=f"{percent(long)} of the longest third of the responses {words}, {percent(short)} of the shortest"
+            if loses
+            else f"|log weight| of a sequence has a rank correlation of {number(correlation)} with its length; "
+            f"{percent(long)} of the longest third {words}",
             message=(
                 f"of the shortest third (mean {number(run.length('shortest'))} tokens) {percent(short)} {words}, of "
                 "the "

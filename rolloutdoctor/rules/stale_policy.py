@@ -56,7 +56,8 @@ class StalePolicy(Rule[LagTally]):
     2^15 tokens on every second one, or every third, and so on. Sizes are compared on
     tokens to which the sampler gave less than 0.9, as medians: a kernel's noise moves a log-prob by its size times
     (1 - p), so their share, which changes as a policy sharpens, would move the median of all. *Onset*: every step
-    from there on has at least four times the median of every step before, and 0.02 or more. *Growth*: the last
+    from there on has at least four times the median of every step before, and 0.02 or more; the last one or two steps
+    ten times that of five or more before, and 0.1 or more. *Growth*: the last
     third of the run has six times the first two steps, in the order of steps (Spearman 0.8), and 0.1 or more, in eight
     steps or more; in five or more where it grows with each step, from the first to the last. *First update*: from the
     second step on it has ten times that of the first and 0.002 or more: with equal weights at the start the first step
@@ -254,9 +255,16 @@ class StalePolicy(Rule[LagTally]):
             found.append(f"{counted(run.backwards, 'row')} have a newest version that is older than their oldest")
         return found
 
+    def _onset(self, table: LagTable) -> tuple[int, float, float] | None:
+        """Step from which on the gap is larger than before, by far; with fewer than three steps, by more."""
+        found = table.onset(self.onset_factor, self.onset_least)
+        if found is not None or any(one.lag for one in table.buckets) or len(table.by_step) < 6:
+            return found
+        return table.onset(self.first_factor, self.growth_least, after=1)
+
     def _since(self, table: LagTable) -> int | None:
         """Step from which on the gap is larger than before: by far, or twice as large where it then keeps growing."""
-        onset = table.onset(self.onset_factor, self.onset_least)
+        onset = self._onset(table)
         if onset is None and self._grows(table):
             onset = table.onset(2.0, 0.0)
         return None if onset is None else onset[0]
@@ -270,10 +278,12 @@ class StalePolicy(Rule[LagTally]):
 
     def _of_steps(self, table: LagTable) -> list[str]:
         """How the gap rises over the run."""
-        onset, ends = table.onset(self.onset_factor, self.onset_least), table.growth()
+        onset, ends = self._onset(table), table.growth()
         if onset is not None:
             step, low, high = onset
-            return [f"the gap to the sampler rises from {number(low)} to {number(high)} at step {step} and stays"]
+            is_last = step == table.by_step[-1][0]
+            end = ", the last" if is_last else " and stays"
+            return [f"the gap to the sampler rises from {number(low)} to {number(high)} at step {step}{end}"]
         if ends is None or not self._grows(table):
             return []
         since = self._since(table)

@@ -2,10 +2,11 @@
 
 from collections.abc import Mapping
 from dataclasses import dataclass
+from math import inf
 from typing import TYPE_CHECKING, NamedTuple
 
 from rolloutdoctor.ops.tally import Sums, ratio, sketches
-from rolloutdoctor.results.findings import Measure, Severity
+from rolloutdoctor.results.findings import Excluded, Measure, Severity
 from rolloutdoctor.rules.base import Context, Judgement, Missing, Rule, counted, number
 
 if TYPE_CHECKING:
@@ -50,7 +51,9 @@ class StalePrefixCache(Rule[PrefixTally]):
     the hypothesis that at one version and length the gap has nothing to do with the versions since the prompt was
     first seen: a permutation test of ranks, stratified by versions and doublings of the length. Plain lag, and an
     engine that does not update at all, are the same for all prompts of a version. Found from a ratio of 3 and p below
-    0.001, of ten records either way.
+    0.001, of ten records either way; or where `excess_ratio`, the same over what the gap of new prompts grew by
+    meanwhile, is 2 and p below 1e-6 (from 1.5 on it is information). Clean excludes a median ratio of 3, by the
+    last records of the prompts.
 
     ## What to do
     Reset the prefix cache of the engine after each weight sync.
@@ -76,6 +79,10 @@ class StalePrefixCache(Rule[PrefixTally]):
     least_records: int = 10
     factor: float = 3.0
     level: float = 1e-3
+    factor_of_excess: float = 2.0
+    """All that makes gaps grow from version to version, in old prompts and in new ones, is taken off."""
+    excess_noted: float = 1.5
+    level_of_excess: float = 1e-6
 
     def columns(self, context: Context) -> frozenset[str]:
         """Both log-probs, and the prompts with their lengths."""
@@ -124,6 +131,7 @@ class StalePrefixCache(Rule[PrefixTally]):
         found = self._look(tally)
         return {
             "gap_ratio": Measure(found.ratio, "1"),
+            "excess_ratio": Measure(found.excess, "1"),
             "p_value": Measure(found.p, "probability"),
             "gap_first_seen": Measure(found.fresh, "nats"),
             "gap_seen_before": Measure(found.again, "nats"),
@@ -137,13 +145,17 @@ class StalePrefixCache(Rule[PrefixTally]):
             return _Found()
         import numpy as np
 
-        from rolloutdoctor.ops.prefix_age import ages_of, tail, trend
+        from rolloutdoctor.ops.bounds import median_bound
+        from rolloutdoctor.ops.prefix_age import ages_of, excess, tail, trend
 
         ages = ages_of(tally.seen, self.least_length)
         later = ages.age > 0
         first, again = int((~later).sum()), int(later.sum())
         if not first or not again:
             return _Found(first, again)
+        more = excess(ages)
+        known = more[later & np.isfinite(more)]
+        grown = np.where(np.isfinite(more), more, ages.against_first)[later & ages.last]
         return _Found(
             first,
             again,
@@ -151,6 +163,9 @@ class StalePrefixCache(Rule[PrefixTally]):
             tail(trend(ages)),
             float(np.median(ages.gap[~later])),
             float(np.median(ages.gap[later])),
+            float(np.median(known)) if len(known) >= self.least_records else None,
+            len(grown),
+            median_bound(grown.tolist()),
         )
 
     def inconclusive_reason(self, run: PrefixTally, context: Context) -> Missing | None:
@@ -170,15 +185,33 @@ class StalePrefixCache(Rule[PrefixTally]):
             return f"no prompt has {self.least_length} tokens or more"
         return None
 
+    def excluded(self, run: PrefixTally, context: Context) -> Excluded | None:
+        """By how much the gap of most prompts may have grown since they were first seen."""
+        found = self._look(run)
+        if found.ratio is None:
+            return None
+        return Excluded(
+            code=self.code,
+            effect="a growth of the gap after prompts that come again",
+            bound=found.bound,
+            unit="times",
+            estimate=found.ratio if found.excess is None else found.excess,
+            limit=self.factor,
+            seen=found.prompts,
+            of="prompts that come again",
+        )
+
     def judge(self, run: PrefixTally, context: Context) -> Judgement | None:
         """A warning: the log-probs show it, and no logged value proves it."""
         found = self._look(run)
         if found.ratio is None or found.p is None or min(found.first, found.later) < self.least_records:
             return None
-        if found.ratio < self.factor or found.p >= self.level:
+        excess = (found.excess or 0.0) if found.p < self.level_of_excess else 0.0
+        warns = excess >= self.factor_of_excess or (found.ratio >= self.factor and found.p < self.level)
+        if not warns and excess < self.excess_noted:
             return None
         return Judgement(
-            severity=Severity.WARNING,
+            severity=Severity.WARNING if warns else Severity.INFO,
             confirmed=False,
             headline=f"after prompts that were served before, the gap to the sampler is {number(found.ratio)} times "
             "what it was at first",
@@ -201,3 +234,6 @@ class _Found(NamedTuple):
     p: float | None = None
     fresh: float | None = None
     again: float | None = None
+    excess: float | None = None
+    prompts: int = 0
+    bound: float = inf

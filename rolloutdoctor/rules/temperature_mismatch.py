@@ -5,9 +5,10 @@ from dataclasses import dataclass
 from math import sqrt
 from typing import TYPE_CHECKING, Any
 
+from rolloutdoctor.ops.bounds import reach
 from rolloutdoctor.ops.slope_bins import Slopes, common_factor, slopes_of
 from rolloutdoctor.ops.tally import Sums, by_name, ratio
-from rolloutdoctor.results.findings import Measure, Severity
+from rolloutdoctor.results.findings import Excluded, Measure, Severity
 from rolloutdoctor.rules.base import Context, Judgement, Missing, Rule, counted, number, percent, sampling_option
 
 if TYPE_CHECKING:
@@ -90,8 +91,9 @@ class TemperatureMismatch(Rule[TemperatureTally]):
     among the first 16 tokens of each row, in rows of the newest version of their step. Found where the median is 0.02
     or more from 1, four standard deviations exclude 1, nine tenths of the contexts are on its side and four fifths
     within a fifth of it: noise, stale weights, mixtures of experts and fills scatter to both sides. A support that was
-    cut (top-p, top-k, min-p) has slope 1 in a context. It takes 20 contexts, and for clean an interval within 5 %. If
-    all log-probs of the run differ by one factor, they are logarithms to another base, and the page says so.
+    cut (top-p, top-k, min-p) has slope 1 in a context. It takes 20 contexts, and for clean four standard deviations
+    within 5 % of 1. If all log-probs of the run differ by one factor, they are logarithms to another base, and the
+    page says so.
 
     The second witness is calibration, where `entropy` is logged: tokens drawn from p have a mean of -log p that is the
     mean entropy. `surprise_share` = mean of -log p of the trainer over the mean entropy, less 1. With slope 1 and no
@@ -128,8 +130,6 @@ class TemperatureMismatch(Rule[TemperatureTally]):
     least_slope: float = 0.02
     """Below it a ratio is off by less than a kernel's noise."""
     warn_from: float = 0.05
-    widest: float = 0.05
-    """A wider interval could hide what would be warned of."""
     least_deviations: float = 6.0
     least_excess: float = 0.1
     """A policy that sharpens within its staleness moves the entropy by parts of this."""
@@ -217,11 +217,33 @@ class TemperatureMismatch(Rule[TemperatureTally]):
                 f"siblings drew different tokens at {counted(contexts, 'context')}, and it takes {self.least_contexts}",
                 remedy,
             )
-        if slope.width > self.widest:
-            return Missing(
-                f"noise leaves the slope of the log-probs between {slope.low:.3g} and {slope.high:.3g}", remedy
-            )
         return None
+
+    def excluded(self, run: TemperatureTally, context: Context) -> Excluded | None:
+        """How far the temperature of the sampler may be from the trainer's, or -log p from the entropy."""
+        slope = slopes_of(run.slopes)
+        if "rollout_log_probs" in context.columns and slope is not None:
+            return Excluded(
+                code=self.code,
+                effect="a difference of the temperatures",
+                bound=max(slope.highest - 1, 1 - slope.lowest),
+                unit="as a share",
+                estimate=abs(slope.middle - 1),
+                limit=self.warn_from,
+                seen=slope.contexts,
+                of="contexts that siblings share",
+            )
+        size = abs(run.excess or 0.0)
+        return Excluded(
+            code=self.code,
+            effect="a difference of -log p and entropy",
+            bound=size + reach(ratio(sqrt(run.surprise_square), run.entropy) or 0.0, run.calibrated),
+            unit="as a share",
+            estimate=size,
+            limit=self.least_excess,
+            seen=run.calibrated,
+            of="tokens with a logged entropy",
+        )
 
     def _is_scaled(self, slope: Slopes | None) -> bool:
         return slope is not None and slope.contexts >= self.least_contexts and slope.is_scaled(self.least_slope)
@@ -236,7 +258,7 @@ class TemperatureMismatch(Rule[TemperatureTally]):
         return far and abs(run.gap) / run.tokens < 0.2 * abs(run.surprise) / run.calibrated
 
     def judge(self, run: TemperatureTally, context: Context) -> Judgement | None:
-        """A warning from a twentieth on; confirmed where the recorded temperature is the one found."""
+        """A warning from a twentieth on, or where the recorded temperature is the one found, which confirms it."""
         slope, stated = slopes_of(run.slopes), sampling_option(context, "temperature")
         if slope is not None and self._is_scaled(slope):
             return self._scaled(run, slope, stated)
@@ -256,7 +278,9 @@ class TemperatureMismatch(Rule[TemperatureTally]):
         else:
             whose = self._whose(run)
         return Judgement(
-            severity=Severity.WARNING if abs(slope.middle - 1) >= self.warn_from else Severity.INFO,
+            severity=Severity.WARNING
+            if matches or inverse or abs(slope.middle - 1) >= self.warn_from
+            else Severity.INFO,
             confirmed=matches or inverse,
             headline=f"the sampler's log-probs are at {found:.3g} times the trainer's temperature ({interval})",
             message=(

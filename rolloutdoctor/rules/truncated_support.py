@@ -89,10 +89,12 @@ class TruncatedSupport(Rule[SupportTally]):
     it is 1 whatever else the engine does, a temperature included. Not found where tokens of one context have another
     slope than 1 (`temperature-mismatch`), log-probs differ by one factor, or half of the sampler's are exactly 0
     (`logprob-placeholder`). A top-k cuts flat distributions alone, and leaves noise on the tokens of the others: up to
-    half of the tokens may have a larger log-prob from the trainer where the mean weight is six standard errors and a
-    hundredth below 1. Fills and stale weights leave the other tokens on both sides. Differences that are nearly
-    the same size (95th percentile at most 2.5 medians) are those of top-p, else of top-k or min-p. Raw log-probs
-    (vLLM's default) do not show a cut: see calibration at `temperature-mismatch`.
+    half of the tokens may have a larger log-prob from the trainer where the mean weight is six standard errors below 1,
+    and half as many be beyond a size on the other side where none are beyond half a nat. Recorded options do not rule
+    it out: a sampler that cuts against a recorded top_p of 1 is what the log-probs show. Fills and stale weights leave
+    the other tokens on both sides. Differences that are nearly the same size (95th percentile at most 2.5 medians) are
+    those of top-p, else of top-k or min-p. Raw log-probs (vLLM's default) do not show a cut: see calibration at
+    `temperature-mismatch`.
 
     ## What to do
     Sample from the full support (top_p 1, no top_k, no min_p), or score the trainer on the same kept tokens.
@@ -121,6 +123,7 @@ class TruncatedSupport(Rule[SupportTally]):
     most_above: float = 0.25
     """Half of the tokens are above the sampler's where only noise differs."""
     other_side: float = 0.1
+    most_far: float = 0.002
     least_deviations: float = 6.0
     warn_below: float = 0.99
     """A mean weight that is 1 % too small is below what kernels differ by."""
@@ -134,13 +137,6 @@ class TruncatedSupport(Rule[SupportTally]):
         prompts = {"prompt_ids"} if "prompt_ids" in context.columns else {"prompt"}
         stamps = {"policy_version_min", "policy_version_max"}
         return frozenset({"response_mask", "response_ids", "group_id", *stamps, *prompts})
-
-    def inapplicable_reason(self, context: Context) -> str | None:
-        """The run says that it samples from all tokens."""
-        top_p, top_k, min_p = (sampling_option(context, name) for name in ("top_p", "top_k", "min_p"))
-        if top_p is not None and top_p >= 1 and (top_k or 0) <= 0 and not min_p:
-            return "the recorded top_p is 1: tokens are sampled from the full support"
-        return None
 
     def measure_tokens(self, block: "TokenBlock") -> "Mapping[str, Tensor]":
         """Sampled tokens, and the first ones of each row."""
@@ -201,17 +197,21 @@ class TruncatedSupport(Rule[SupportTally]):
     def _kept_by_chance(self, run: SupportTally) -> bool:
         """True unless the mean weight is below 1 beyond chance."""
         mean, square = ratio(run.weight, run.tokens), ratio(run.square, run.tokens)
-        if mean is None or square is None or mean >= self.warn_below:
+        if mean is None or square is None:
             return True
         return (1 - mean) * sqrt(run.tokens) < self.least_deviations * sqrt(max(square - mean**2, 0.0))
 
     def _limit(self, run: SupportTally) -> float | None:
         """Size at which the two sides differ most, if they differ as those of a cut support do."""
-        most = self.most_above if self._kept_by_chance(run) else 0.5
+        most, other_side = self.most_above, self.other_side
+        if not self._kept_by_chance(run):
+            most = 0.5
+            # What a cut adds to noise is small, where it is not on nearly all tokens.
+            other_side = 0.5 if run.beyond(LIMITS[-1])[0] <= self.most_far * run.unsure else other_side
         if run.unsure < self.least_tokens or 2 * run.zeros > run.unsure or run.above > most * run.unsure:
             return None
         (_, far), high = run.beyond(LIMITS[-1]), run.quantile(0.95)
-        if far > 0.002 * run.unsure or high is None or high > 2:
+        if far > self.most_far * run.unsure or high is None or high > 2:
             return None
         slope = slopes_of(run.slopes)
         is_scaled = slope is not None and slope.is_scaled(0.02)
@@ -220,7 +220,7 @@ class TruncatedSupport(Rule[SupportTally]):
         found = []
         for limit in LIMITS[:-1]:
             below, above = run.beyond(limit)
-            if below >= self.least_share * run.unsure and above <= self.other_side * below:
+            if below >= self.least_share * run.unsure and above <= other_side * below:
                 found.append(limit)
         return found[-1] if found else None
 
@@ -232,6 +232,7 @@ class TruncatedSupport(Rule[SupportTally]):
         middle, high = run.quantile(0.5) or 0.0, run.quantile(0.95) or 0.0
         below, above = run.beyond(limit)
         options = {name: sampling_option(context, name) for name in ("top_p", "top_k", "min_p")}
+        full = options["top_p"] == 1
         stated = [f"{name} = {value:g}" for name, value in options.items() if value and (name, value) != ("top_p", 1.0)]
         is_top_p = high <= 2.5 * middle
         kind = f"top-p of about {exp(-high):.2g}" if is_top_p else "top-k or min-p"
@@ -245,7 +246,14 @@ class TruncatedSupport(Rule[SupportTally]):
                 f"a larger log-prob from the trainer than from the sampler, the others a smaller one by "
                 f"{number(middle)} nats (median) and up to {number(high)} (95 %), as {kind} makes it; importance "
                 "ratios "
-                f"have mean {number(kept)}" + (f"; the run records {', '.join(stated)}" if stated else "")
+                f"have mean {number(kept)}"
+                + (
+                    f"; the run records {', '.join(stated)}"
+                    if stated
+                    else "; the run records top_p = 1"
+                    if full
+                    else ""
+                )
             ),
             evidence=(
                 f"{int(below):,} tokens are below by more than {limit:g} nats, {int(above):,} above; an engine with "

@@ -2,7 +2,7 @@
 
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
-from math import lgamma, nan
+from math import exp, lgamma, nan
 from typing import TYPE_CHECKING, Any
 
 from rolloutdoctor.ops.tally import Sums, by_name, ratio
@@ -86,10 +86,10 @@ class TruncationHidden(Rule[HiddenTally]):
     more of the run's largest length without it, and none or few of one token less, are a pile-up at a cap: an error,
     since their status says otherwise. Fewer than five, or lengths that taper off, are stop strings and chance, and no
     finding. An end-of-sequence token that was put at the limit by force has the log-prob that the sampler gave it:
-    where the product of these chances, times the ways to choose the rows, is below exp(-30), it is a warning. A logged
+    where the product of these chances, times the ways to choose the rows, is below exp(-16), it is a warning. A logged
     share that is 0 in steps in which rows have a status of length is a warning: verl compares lengths with the padded
     width, and another limit may cut before that. Where no token ends the responses, and no share is logged, nothing can
-    be said.
+    be said; nor where rows of the limit end there and the log-probs do not tell.
 
     ## What to do
     Take the finish reason from the engine. Count, mask or penalise these rows as what they are.
@@ -117,7 +117,8 @@ class TruncationHidden(Rule[HiddenTally]):
     end_share: float = 0.9
     fewest_ends: int = 8
     fewest: int = 5
-    nats: float = 30.0
+    nats: float = 16.0
+    """A chance of 1e-7 for a run."""
 
     def columns(self, context: Context) -> frozenset[str]:
         """How the rows ended."""
@@ -261,6 +262,16 @@ class TruncationHidden(Rule[HiddenTally]):
         return Missing(
             "no single token is known to end the responses, and no share of those that were cut off was logged",
             context.recording.get(name, context.recording.get("*", f"record {name}")),
+        )
+
+    def unseen_reason(self, run: HiddenTally, context: Context) -> Missing | None:
+        """Ends at the limit that were sampled, or put there: their log-probs do not tell."""
+        if not run.ended:
+            return None
+        return Missing(
+            f"{counted(run.ended, 'response')} of {run.at_limit:,} at the limit ended there, with a chance of "
+            f"{percent(exp(-run.end_nats / run.ended))} each: too few, or too likely, to tell sampled ends from others",
+            "take the finish reason from the engine, and look at rows of the largest length that count as finished",
         )
 
     def judge(self, run: HiddenTally, context: Context) -> Judgement | None:

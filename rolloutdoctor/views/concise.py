@@ -12,7 +12,7 @@ def render(report: Report, style: Style) -> str:
         f"{finding.severity.label} {finding.code} {finding.name} {standing(finding)}: {plain(finding.headline, 200)}"
         for finding in report.findings
     ]
-    lines += [f"clean {code} {name}" for code, name in report.clean]
+    lines += [f"clean {words}" for words in report.clean_words()]
     lines += [f"not applicable {one.code} {one.name}: {plain(one.reason, 200)}" for one in report.not_applicable]
     lines += [f"skipped {one.code} {one.name}: {plain(one.reason, 200)}" for one in report.skipped]
     lines.append(f"{counts(report)}.")

@@ -28,7 +28,7 @@ def render(report: Report, style: Style) -> str:
         for one in report.skipped
     ]
     # No annotations: a job shows ten of each kind, and these ask for nothing.
-    lines += [f"clean {code} {name}" for code, name in report.clean]
+    lines += [f"clean {words}" for words in report.clean_words()]
     lines += [f"not applicable {one.code} {one.name}: {plain(one.reason, 600)}" for one in report.not_applicable]
     text = "\n".join([*lines, f"{counts(report)}."]) + "\n"
     return text if style.unicode else text.encode("ascii", "replace").decode()

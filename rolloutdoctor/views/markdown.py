@@ -35,7 +35,7 @@ def _lines(report: Report) -> Iterator[str]:
         for found in report.findings:
             yield from _finding(found)
     if report.clean:
-        yield f"**Clean:** {', '.join(f'{code} {name}' for code, name in report.clean)}\n"
+        yield f"**Clean:** {', '.join(report.clean_words())}\n"
     if report.not_applicable:
         yield "**Not applicable**\n"
         for each in report.not_applicable:

@@ -96,6 +96,10 @@ AUDITED = record(
     {"quantity": TEXT, "compared": COUNT, "agree": COUNT, "worst": maybe(NUMBER), "first": maybe(FIRST)},
     {"with": array(TEXT), "not_compared": COUNT, "reason": TEXT, "window": COUNT, "shape": TEXT},
 )
+EXCLUDED = record(
+    {"code": CODE, "effect": TEXT, "bound": NUMBER, "unit": TEXT, "estimate": NUMBER, "limit": NUMBER}
+    | {"seen": COUNT, "of": TEXT, "words": TEXT}
+)
 COVERAGE = record({"rules": COUNT, "tested": COUNT})
 REST: Mapping[str, Schema] = {"coverage": COVERAGE, "audit": array(AUDITED), "notes": array(TEXT)}
 
@@ -104,6 +108,7 @@ CHECK = record(
         **RUN,
         "findings": array(record(FINDING, {"cause": CAUSE})),
         "clean": array(CODE),
+        "excluded": array(EXCLUDED),
         "not_applicable": array(record(NOT_APPLICABLE)),
         "skipped": array(record(SKIPPED)),
         **REST,
@@ -119,7 +124,7 @@ CHECK_LINE: Schema = {
     "oneOf": [
         _line("run", {**RUN, **REST}),
         _line("finding", FINDING, {"cause": CAUSE}),
-        _line("clean", {"code": CODE}),
+        _line("clean", {"code": CODE}, {"excluded": EXCLUDED}),
         _line("not_applicable", NOT_APPLICABLE),
         _line("skipped", SKIPPED),
     ]

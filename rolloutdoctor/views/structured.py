@@ -20,6 +20,7 @@ def as_json_lines(report: Report, style: Style) -> str:
     """Render one JSON object a line: the run, then what became of every rule, each with its type."""
     body = report_body(report)
     findings, clean = body.pop("findings"), body.pop("clean")
+    excluded = {one["code"]: one for one in body.pop("excluded")}
     not_applicable, skipped = body.pop("not_applicable"), body.pop("skipped")
 
     def lines() -> Iterator[dict[str, object]]:
@@ -27,7 +28,7 @@ def as_json_lines(report: Report, style: Style) -> str:
         for finding in findings:
             yield {"type": "finding", **finding}
         for code in clean:
-            yield {"type": "clean", "code": code}
+            yield {"type": "clean", "code": code} | ({"excluded": excluded[code]} if code in excluded else {})
         for one in not_applicable:
             yield {"type": "not_applicable", **one}
         for one in skipped:
@@ -54,6 +55,9 @@ def report_body(report: Report) -> dict[str, Any]:
         "coverage": vars(report.coverage),
         "audit": [_audited(entry) for entry in report.audit],
         "notes": list(report.notes),
+        "excluded": [
+            {name: known(value) for name, value in vars(one).items()} | {"words": one.words} for one in report.excluded
+        ],
     }
 
 

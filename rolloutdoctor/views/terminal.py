@@ -88,8 +88,10 @@ def _everything(report: Report, style: Style) -> Iterator[RenderableType]:
         yield ""
     sign = "✔" if style.unicode else "+"
     if report.clean:
-        names = ", ".join(f"{code} {name}" for code, name in report.clean)
-        yield hanging(Text(f"{sign} clean", style="green" if style.color else ""), Text(names), 11)
+        bounded = {one.code for one in report.excluded}
+        names = ", ".join(f"{code} {name}" for code, name in report.clean if code not in bounded)
+        for line in [names] * bool(names) + [words for words in report.clean_words() if words[:6] in bounded]:
+            yield hanging(Text(f"{sign} clean", style="green" if style.color else ""), Text(line), 11)
     dash = "–" if style.unicode else "-"
     for each in report.not_applicable:
         yield hanging(Text(f"{dash} n/a"), Text(f"{each.code} {each.name}: {plain(each.reason, 300)}"), 11)

@@ -109,6 +109,29 @@ def test_factors_that_have_a_name(factor, words):
     assert factor_of(off_by(factor)) == words
 
 
+def in_one_step(logged, recomputed, stage="metrics", radius=1e-8):
+    agreeing = tally_value(stage, 1, recomputed, recomputed, radius, "") + tally_value(stage, 2, 0.7, 0.7, radius, "")
+    return agreeing + tally_value(stage, 0, logged, recomputed, radius, "")
+
+
+@pytest.mark.parametrize("stage", ["kl", "metrics"])
+@pytest.mark.parametrize(("factor", "words"), [(3, "3 times what the rows give"), (1.37, "")])
+def test_a_factor_in_one_step(stage, factor, words):
+    assert factor_of(in_one_step(factor * 0.431234567, 0.431234567, stage)) == words
+
+
+def test_a_share_that_is_twice_another_is_no_factor():
+    # 4 instead of 2 of 24 rows, and 21 instead of 7 of 240 tokens.
+    assert factor_of(in_one_step(4 / 24, 2 / 24)) == factor_of(in_one_step(21 / 240, 7 / 240)) == ""
+    # In every step it is one.
+    every = tally_value("metrics", 0, 4 / 24, 2 / 24, 1e-8, "") + tally_value("metrics", 1, 6 / 24, 3 / 24, 1e-8, "")
+    assert factor_of(every) == "2 times what the rows give"
+    # Seen in several steps, numerators of 31, 37 and 41 are enough.
+    assert factor_of(
+        in_one_step(62 / 240, 31 / 240) + in_one_step(74 / 240, 37 / 240) + in_one_step(82 / 240, 41 / 240)
+    )
+
+
 def test_a_wide_interval_has_no_factor():
     # 0.0001 is rounded to four digits: anything between 0.5 and 1.5 of it fits.
     assert factor_of(tally_value("loss", 0, 0.0002, 0.0001, 0.00005, "")) == ""

@@ -14,6 +14,9 @@ from rolloutdoctor.testing import toy_batch
 Run = list[RolloutBatch]
 VERL: Mapping[str, object] = {"algorithm.adv_estimator": "grpo"}
 TRL: Mapping[str, object] = {"use_vllm": True, "vllm_importance_sampling_mode": "sequence_mask"}
+MEAN_SIZE = (2 / np.pi) ** 0.5
+"""Of a standard normal value; also its correlation with its sign, so that of a score of slope 1 with the length that
+it adds to noise is this by the root of two."""
 PLAIN = World(options=VERL, steps=4, model={"size": 8, "lengths": (16, 40), "vocab": 48, "noise": 0.02})
 
 
@@ -29,6 +32,7 @@ class Case:
         warns: only a warning or an error counts; else any finding does.
         trainer: who made the run.
         options: the trainer's.
+        planted: strength to the size of the effect in the unit of the rule's bound, where that follows from it.
     """
 
     code: str
@@ -38,6 +42,7 @@ class Case:
     warns: bool = True
     trainer: str = "verl"
     options: Mapping[str, object] = field(default_factory=lambda: VERL)
+    planted: Callable[[float], float] | None = None
 
 
 def _sampler(name: str, **model: object) -> Callable[[float, int], Run]:
@@ -130,7 +135,10 @@ def _turns(apart: float, seed: int) -> Run:
         noise = 0.01 * draw.normal(size=own.shape) * -np.expm1(own)
         noise[:, 24:28] += apart * draw.normal(size=(16, 4))
         found.append(
-            toy_batch([[1, 0] * 8], mask=[mask] * 16, policy=(own + noise).tolist(), rollout=own.tolist(), step=step)
+            # Reflected: no log-prob is above 0.
+            toy_batch(
+                [[1, 0] * 8], mask=[mask] * 16, policy=(-abs(own + noise)).tolist(), rollout=own.tolist(), step=step
+            )
         )
     return found
 
@@ -256,7 +264,13 @@ CASES = (
     Case("RDO008", "share of rerouted tokens", (0.005, 0.02, 0.05, 0.1, 0.2), _sampler("rerouted"), warns=False),
     Case("RDO009", "move of a logit by version, cache kept", (0.005, 0.01, 0.02, 0.05, 0.1), _cache),
     Case("RDO010", "move of a logit by version, no sync", (0.002, 0.01, 0.02, 0.05, 0.1), _lost_sync),
-    Case("RDO011", "gap by 100 tokens of padding, shares of the noise", (0.05, 0.1, 0.25, 0.5, 1.0), _padding),
+    Case(
+        "RDO011",
+        "gap by 100 tokens of padding, shares of the noise",
+        (0.05, 0.1, 0.25, 0.5, 1.0),
+        _padding,
+        planted=lambda shift: shift * 0.01 * MEAN_SIZE,
+    ),
     Case("RDI005", "share of tokens filled with 0", (0.0003, 0.001, 0.003, 0.01, 0.05), _sampler("filled")),
     Case("RDI006", "share of rows with trained tool tokens", (0.003, 0.01, 0.03, 0.1, 0.3), _edited(_observed)),
     Case("RDI007", "share of ends that are masked", (0.02, 0.05, 0.1, 0.2, 0.5), _edited(_masked_ends)),
@@ -268,5 +282,12 @@ CASES = (
     Case("RDI013", "steps that come again", (1, 2, 3, 4, 5), _resumed),
     Case("RDA011", "share of dead groups", (0.01, 0.03, 0.1, 0.3), _rewards(_dead), warns=False),
     Case("RDA012", "share of wrong responses", (0.5, 0.4, 0.3, 0.15), _rewards(_rare), warns=False),
-    Case("RDA013", "correlation of score and length (slope)", (0.1, 0.3, 0.6, 1.0), _lengthy, warns=False),
+    Case(
+        "RDA013",
+        "correlation of score and length (slope)",
+        (0.1, 0.3, 0.6, 1.0),
+        _lengthy,
+        warns=False,
+        planted=lambda slope: MEAN_SIZE * slope / (1 + slope**2) ** 0.5,
+    ),
 )

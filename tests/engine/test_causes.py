@@ -195,7 +195,7 @@ def test_what_nothing_explains_is_said_with_its_shape():
     wrong = batch.per_row["advantage"] * 1.7
     (finding,) = report("trl", replace(batch, per_row={**batch.per_row, "advantage": wrong}), metrics).findings
     assert (finding.code, finding.severity, finding.verdict) == ("RDA004", Severity.ERROR, "confirmed")
-    assert "1.7 times the recomputed value" in finding.message
+    assert "1.7 times the recomputed value" in finding.message + finding.evidence
 
 
 def test_an_impossible_advantage_is_not_explained_away():

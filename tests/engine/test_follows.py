@@ -15,7 +15,7 @@ from rolloutdoctor.engine.follows import ANY, FOLLOWS, by_cause
 from rolloutdoctor.evaluation.evaluate import Evaluation, evaluate_rows
 from rolloutdoctor.evaluation.tokens import token_pass
 from rolloutdoctor.results.audit import Cause
-from rolloutdoctor.results.findings import Finding, InputSummary, Report, Severity
+from rolloutdoctor.results.findings import Finding, InputSummary, Measure, Report, Severity
 from rolloutdoctor.results.several import CheckedRun
 from rolloutdoctor.rules.base import Context
 from rolloutdoctor.rules.table import RULES
@@ -42,7 +42,9 @@ def unexplained(**stages):
 
 
 def test_the_table_names_rules_and_has_no_circle():
-    links = {(cause, code) for cause, codes, _ in FOLLOWS for code in codes if cause != ANY}
+    # RDA006 and RDA004 explain each other under conditions that exclude each other.
+    table = [(cause, codes) for cause, codes, holds in FOLLOWS if cause != ANY and holds.__name__ != "_all_of_rows"]
+    links = {(cause, code) for cause, codes in table for code in codes}
     assert {code for link in links for code in link} <= CODES.keys()
     left = {code for link in links for code in link}
     while left:
@@ -76,6 +78,32 @@ def test_a_weaker_cause_hides_nothing(cause, found, follows):
         finding(code, Severity[kind.upper()], of) for code, (kind, of) in (("RDI007", cause), ("RDG005", found))
     )
     assert ("RDG005", "RDI007" if follows else None) in told(one, other)
+
+
+def test_a_confirmed_cause_that_weighs_less_comes_first_and_hides_nothing():
+    effects = finding("RDA001"), finding("RDM004")
+    masked = finding("RDI007", Severity.WARNING)
+    assert told(*effects, masked) == [("RDI007", None), ("RDA001", None), ("RDM004", None)]
+    assert told(*effects, replace(masked, verdict="exposed"))[-1] == ("RDI007", None)
+    assert told(*effects, replace(masked, severity=Severity.INFO))[-1] == ("RDI007", None)
+
+
+def test_what_logged_values_name_comes_before_what_describes_the_rows():
+    cause = Cause("denominator-counts-rejected-tokens", "RDG010", "words", "loss", 4, 0, 4, 0.1, explains=("loss",))
+    assert told(finding("RDA001"), finding("RDG010", cause=cause)) == [("RDG010", None), ("RDA001", None)]
+
+
+@pytest.mark.parametrize(
+    ("rows", "disagree", "more", "first"),
+    [(3, 3, {}, "RDA006"), (3, 4, {}, "RDA004"), (3, 3, {"advantages/mean": "advantages"}, "RDA004")],
+)
+def test_tokens_with_another_advantage_than_their_row_explain_as_many_rows(rows, disagree, more, first):
+    """Every such row disagrees: where as many do, there are no others."""
+    found = replace(finding("RDA006"), measures={"rows": Measure(rows, "rows"), "dead_rows": Measure(0, "rows")})
+    left = {**unexplained(**more), "advantages": SimpleNamespace(stage="advantages", disagree=disagree)}
+    second = "RDA004" if first == "RDA006" else "RDA006"
+    context = replace(NO_CONTEXT, unexplained=left)
+    assert told(finding("RDA004"), found, context=context) == [(first, None), (second, first)]
 
 
 def test_the_order():

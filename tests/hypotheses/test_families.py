@@ -9,6 +9,7 @@ import torch
 from rolloutdoctor.engine.configure import configure
 from rolloutdoctor.evaluation.evaluate import evaluate
 from rolloutdoctor.io.metadata import RunMetadata
+from rolloutdoctor.ops.groups import Groups
 from rolloutdoctor.results.findings import Severity
 from rolloutdoctor.rules.audited import AuditedRule
 from rolloutdoctor.rules.table import RULES
@@ -119,8 +120,6 @@ def moved(batch, rows):
 
 
 def blocks(batch, size, offset):
-    from rolloutdoctor.ops.groups import Groups
-
     index_N = (torch.arange(len(batch)) - offset) % len(batch) // size
     return replace(batch, groups=Groups.of(index_N), group_ids=())
 
@@ -130,6 +129,73 @@ def test_rewards_some_rows_off(trainer, rows):
     finding = only(run_of(trainer, steps_of(), rows=lambda batch: moved(batch, rows)))
     side = "late" if rows > 0 else "early"
     assert (finding.code, finding.cause.hypothesis) == ("RDI004", f"rewards-{abs(rows)}-rows-{side}")
+
+
+def with_rewards_of_others(batch, rows, share=1.0):
+    """Some rows have the reward of the row so many before them."""
+    draw = torch.Generator().manual_seed(batch.step)
+    chosen_N = torch.rand(len(batch), generator=draw) < share
+    reward_N = batch.per_row["reward"]
+    return replace(batch, per_row={**batch.per_row, "reward": reward_N.roll(rows).where(chosen_N, reward_N)})
+
+
+def eight_late(batch):
+    reward_N = batch.per_row["reward"]
+    return replace(batch, per_row={**batch.per_row, "reward": torch.cat([reward_N[:8].roll(3), reward_N[8:]])})
+
+
+def noisy(batch):
+    """Some rows have rewards that no row of the step has."""
+    draw = torch.Generator().manual_seed(batch.step)
+    chosen_N = torch.rand(len(batch), generator=draw) < 0.2
+    reward_N = batch.per_row["reward"]
+    return replace(batch, per_row={**batch.per_row, "reward": reward_N + 0.1 * chosen_N})
+
+
+@pytest.mark.parametrize("trainer", OPTIONS)
+@pytest.mark.parametrize(("share", "size"), [(0.1, 4), (0.4, 4), (0.2, 8), (0.7, 8)])
+def test_some_rows_have_the_reward_of_another(trainer, share, size):
+    rows = steps_of(groups=32 // size, size=size)
+    finding = run_of(trainer, rows, rows=lambda batch: with_rewards_of_others(batch, 5, share)).findings[0]
+    assert (finding.code, finding.cause.hypothesis) == ("RDI004", "rewards-of-other-rows")
+
+
+def test_some_rows_moved_across_groups():
+    scattered = [
+        replace(
+            batch,
+            groups=Groups.of(batch.groups.index_N[torch.randperm(32, generator=torch.Generator().manual_seed(3))]),
+        )
+        for batch in steps_of()
+    ]
+    finding = only(run_of("verl", scattered, rows=eight_late))
+    assert (finding.code, finding.cause.hypothesis) == ("RDI004", "rewards-of-other-rows")
+
+
+@pytest.mark.parametrize("kind", ["rewards of no row", "a lattice", "pairs"])
+def test_rewards_that_could_be_of_any_row_accuse_nobody(kind):
+    rows = steps_of(groups=16, size=2) if kind == "pairs" else steps_of()
+    if kind == "a lattice":
+        rows = [
+            replace(each, per_row={**each.per_row, "reward": (each.per_row["reward"] * 8).round() / 8}) for each in rows
+        ]
+        report = run_of("trl", rows, rows=lambda batch: with_rewards_of_others(batch, 5, 0.3))
+    else:
+        report = run_of("trl", rows, rows=noisy)
+    assert "RDA004" in [one.code for one in report.findings]
+    assert causes(report) == []
+
+
+@pytest.mark.parametrize("bounds", [(None, 0.4), (None, 0.12345), (-0.2, None), (-0.3, 0.8)])
+@pytest.mark.parametrize("trainer", OPTIONS)
+def test_bounds_of_rewards_are_solved(trainer, bounds):
+    def clipped(batch):
+        return replace(batch, per_row={**batch.per_row, "reward": batch.per_row["reward"].clamp(*bounds)})
+
+    finding = run_of(trainer, steps_of(), rows=clipped).findings[0]
+    low, high = bounds
+    said = [f"{name}-{bound:g}" for name, bound in (("below", low), ("above", high)) if bound is not None]
+    assert (finding.code, finding.cause.hypothesis) == ("RDM006", f"rewards-clipped-{'-'.join(said)}")
 
 
 @pytest.mark.parametrize(("size", "offset"), [(4, 0), (16, 0), (8, 3), (5, 1)])
@@ -181,6 +247,7 @@ def test_the_coefficient_of_a_penalty(factor, code):
 
 
 LOOK_ALIKES = {
+    "clipped above": lambda batch, x: x.clamp(max=0.5),
     "noise": lambda batch, x: x + 0.01 * torch.randn(len(x), generator=torch.Generator().manual_seed(batch.step)),
     "a cube": lambda batch, x: x**3,
     "clipped": lambda batch, x: x.clamp(-1, 1),
@@ -192,7 +259,7 @@ LOOK_ALIKES = {
 @pytest.mark.parametrize("name", LOOK_ALIKES)
 @pytest.mark.parametrize("binary", [False, True])
 def test_look_alikes_have_no_cause(name, binary):
-    if binary and name in ("clipped", "a cube", "signs"):
+    if binary and name in ("clipped", "clipped above", "a cube", "signs"):
         return  # two values lie on a line
     report = run_of("trl", steps_of(binary=binary), advantages=LOOK_ALIKES[name])
     assert "RDA004" in [one.code for one in report.findings]
@@ -223,6 +290,60 @@ def test_a_coefficient_that_differs_from_step_to_step_is_none():
     report = run_of("trl", steps_of(), metrics=metrics)
     assert [one.code for one in report.findings] == ["RDG005"]
     assert causes(report) == []
+
+
+@pytest.mark.parametrize("trainer", ["trl", "verl"])
+@pytest.mark.parametrize(("side", "value"), [("clip_high", 0.1), ("clip_low", 0.05)])
+def test_the_clip_range_is_solved(trainer, side, value):
+    def edit(objective):
+        return replace(objective, surrogate=replace(objective.surrogate, **{side: value}))
+
+    report = run_of(trainer, steps_of(), objective=edit)
+    # The options that this contradicts are assumed.
+    words = f"the ratio is clipped at {value:g} {'above' if side == 'clip_high' else 'below'} 1"
+    assert ("RDI014", f"{side.replace('_', '-')}-is-{value:g}") in causes(report) or any(
+        words in note for note in report.notes
+    )
+
+
+def test_a_loss_that_some_clip_range_gives_in_one_step_has_no_cause():
+    """A range of many digits says nothing: there is one for many losses."""
+
+    def metrics(values, evaluation):
+        return {**values, "loss": values["loss"] + 0.0123 * (evaluation.batch.step == 1)}
+
+    report = run_of("trl", steps_of(), metrics=metrics)
+    assert [(one.code, one.cause) for one in report.findings] == [("RDG005", None)]
+
+
+def test_an_entropy_bonus_that_is_not_subtracted_in_some_steps():
+    def times(factor):
+        def metrics(values, evaluation):
+            more = (factor - 1) * evaluation.entropy_loss * (evaluation.batch.step == 1)
+            return {**values, "loss": values["loss"] + more}
+
+        return run_of("trl", batches, metrics=metrics, options=options)
+
+    draw = torch.Generator().manual_seed(1)
+    batches = [
+        replace(
+            batch,
+            per_token={
+                **batch.per_token,
+                "entropy": torch.rand(batch.tokens, dtype=torch.float64, generator=draw).float().double(),
+            },
+        )
+        for batch in steps_of()
+    ]
+    options = {"entropy_coef": 0.02}
+    finding = only(times(-1))
+    assert (finding.code, finding.cause.hypothesis) == ("RDG005", "entropy-bonus-flipped")
+    assert finding.cause.steps == (1, 1, 1)
+    # The options that this contradicts are assumed.
+    assert any("the loss has no entropy bonus" in note for note in times(0).notes)
+    # Another factor of it.
+    assert causes(times(-0.7)) == []
+    assert not times(1).findings
 
 
 def test_an_added_term_is_named_with_its_size():

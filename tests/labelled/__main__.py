@@ -44,6 +44,7 @@ class Labelled:
         make: writes it.
         information: a finding that is information alone names it, too.
         true: codes of what holds of the trainer itself.
+        planted: size of the fault in the unit of the rule's bound, where it is known.
     """
 
     family: str
@@ -54,6 +55,7 @@ class Labelled:
     make: Callable[[Path], None]
     information: bool = False
     true: tuple[str, ...] = ()
+    planted: float | None = None
 
     def path(self, folder: Path) -> Path:
         """Where it is."""
@@ -61,11 +63,10 @@ class Labelled:
         return folder / self.family / f"{slug}.parquet"
 
 
-DRAWN = ("RDI001",)
-"""True of the numbers that verl's and slime's functions are given: drawn log-probs are above 0 at times.
-
-Of the drawn options some put a KL in the reward and in the loss (RDG009), and some rewards are all equal (RDA011).
-"""
+DRAWN_VERL = ("RDA001", "RDG009")
+"""True of some drawn options of verl: a KL in the reward and in the loss (RDG009)."""
+DRAWN_SLIME = ("RDA001", "RDA002", "RDA011", "RDM001")
+"""The same of slime: some rewards are all equal (RDA011)."""
 
 
 def every_run() -> Iterator[Labelled]:
@@ -76,9 +77,9 @@ def every_run() -> Iterator[Labelled]:
     for name, training in clean.clean_trainings():
         yield Labelled("trl", name, "clean", (), "", partial(train, training), true=clean.true_of(training))
     for name, make in real_functions.verl_clean():
-        yield Labelled("verl", name, "clean", (), "", make, true=(*DRAWN, "RDA001", "RDG009"))
+        yield Labelled("verl", name, "clean", (), "", make, true=DRAWN_VERL)
     for name, make in real_functions.slime_clean():
-        yield Labelled("slime", name, "clean", (), "", make, true=(*DRAWN, "RDA001", "RDA002", "RDA011", "RDM001"))
+        yield Labelled("slime", name, "clean", (), "", make, true=DRAWN_SLIME)
     for kind in kinds.KINDS:
         for strength, value in zip(outcomes.STRENGTHS, kind.strengths, strict=True):
             training = kind.training(value)
@@ -95,8 +96,8 @@ def every_run() -> Iterator[Labelled]:
     for family, planted in others:
         for each in planted:
             for strength, make in each.makers.items():
-                true = () if family == "rows" else DRAWN
-                yield Labelled(family, each.name, strength, each.expected, each.words, make, each.information, true)
+                about = family, each.name, strength, each.expected, each.words, make, each.information
+                yield Labelled(*about, planted=each.planted.get(strength))
 
 
 def made(run: Labelled, folder: Path, fresh: bool) -> Path:
@@ -131,7 +132,7 @@ def checked(run: Labelled, path: Path) -> outcomes.Checked:
         report = report_body(rd.check(rd.open(path)))
     except RolloutDoctorError as error:
         return outcomes.Checked(*about, outcomes.REFUSED, (), False, time.perf_counter() - began, str(error))
-    found = outcomes.judged(report, run.expected, run.information, run.true)
+    found = outcomes.judged(report, run.expected, run.information, run.true, run.planted)
     return outcomes.Checked(*about, **found, seconds=round(time.perf_counter() - began, 2))
 
 

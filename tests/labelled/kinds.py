@@ -221,7 +221,7 @@ ADVANTAGES = (
         (SCORE, _RETURNED, '"advantages": F.zeroed(self, advantages, completion_mask, S),'),
         by=((0.01, 0.1, 0.5), "share of tokens")),
     _kind("rounding noise of equal rewards", "RDA003", on=_with(num_generations=6, per_device_train_batch_size=6),
-        by=((0.1, 0.4, 0.9), "share of groups"), change=lambda s: {"rewards": (tied(s, 0.6, 6),)}, information=True),
+        by=((0.1, 0.4, 0.6), "share of groups"), change=lambda s: {"rewards": (tied(s, 0.6, 6),)}, information=True),
 )
 
 REWARDS = (

@@ -10,8 +10,9 @@ AUDIT = {"RDA004", "RDG005", "RDM004", "RDI014"}
 
 NAMED, ALSO, OTHER, ONLY_AUDIT = "named first", "named later", "other name", "audit only"
 INFORMATION, SKIPPED, NOT_TESTED, MISSED, REFUSED = "information", "skipped", "not tested", "missed", "refused"
+BELOW = "below its bound"
 ACCUSED, SILENT = "accused", "silent"
-OUTCOMES = (NAMED, ALSO, OTHER, ONLY_AUDIT, INFORMATION, SKIPPED, NOT_TESTED, MISSED, REFUSED)
+OUTCOMES = (NAMED, ALSO, OTHER, ONLY_AUDIT, INFORMATION, SKIPPED, NOT_TESTED, BELOW, MISSED, REFUSED)
 CLEAN_OUTCOMES = (SILENT, ACCUSED, REFUSED)
 STRENGTHS = ("weak", "middle", "strong")
 
@@ -84,7 +85,11 @@ def outcome(report: Mapping[str, Any], expected: Sequence[str], information: boo
 
 
 def judged(
-    report: Mapping[str, Any], expected: Sequence[str], information: bool, true: Iterable[str]
+    report: Mapping[str, Any],
+    expected: Sequence[str],
+    information: bool,
+    true: Iterable[str],
+    planted: float | None = None,
 ) -> dict[str, Any]:
     """The outcome, what was found, and whether an expected rule is clean beside an unnamed fault.
 
@@ -93,6 +98,7 @@ def judged(
         expected: codes that name the fault; none: the run is clean.
         information: a finding that is information alone names it, too.
         true: codes of what holds of the trainer itself, and is no false accusation.
+        planted: size of the fault in the unit of the rule's bound, where it is known.
     """
     loud = [each for each in report["findings"] if each["severity"] != "info" and each["code"] not in set(true)]
     found = [words(each) for each in loud]
@@ -104,6 +110,10 @@ def judged(
         information,
     )
     beside = named not in (NAMED, ALSO, INFORMATION) and bool(set(expected[:1]) & set(report["clean"]))
+    bounds = [one["bound"] for one in report.get("excluded", ()) if one["code"] in expected[:1]]
+    if named == MISSED and planted is not None and any(bound >= planted for bound in bounds):
+        # What the report excludes is larger than what was planted.
+        return {"outcome": BELOW, "found": found, "clean_beside": False}
     return {"outcome": named, "found": found, "clean_beside": beside}
 
 
@@ -148,7 +158,8 @@ def page(runs: Sequence[Checked], words_of: Mapping[str, str]) -> str:
         "edit of TRL's source in a real training of a tiny model, or of what verl's or slime's functions are given.",
         "*Named first*: the first warning or error of the report is the right rule. *Audit only*: the report says that",
         "logged values do not follow, and not why. *Information*: the right rule, without a warning. *Missed*: nothing",
-        "is said, and the right rule stands under clean.",
+        "is said, and the right rule stands under clean. *Below its bound*: the same, and the rule's clause excludes",
+        "only effects that are larger than the one planted.",
         "",
         "| runs | " + " | ".join(["runs", *OUTCOMES, "clean beside an unnamed cause"]) + " |",
         "| --- |" + " ---: |" * (len(OUTCOMES) + 2),
@@ -177,7 +188,7 @@ def page(runs: Sequence[Checked], words_of: Mapping[str, str]) -> str:
 
 
 def _cell(run: Checked) -> str:
-    if run.outcome in (NAMED, INFORMATION, MISSED, SKIPPED, NOT_TESTED, REFUSED):
+    if run.outcome in (NAMED, INFORMATION, BELOW, MISSED, SKIPPED, NOT_TESTED, REFUSED):
         return run.outcome
     codes = ", ".join(dict.fromkeys(each.split()[0] for each in run.found[:2]))
     return f"{run.outcome} ({codes})"

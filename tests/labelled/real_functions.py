@@ -1,7 +1,7 @@
 """Runs of verl's and slime's real functions, and of a synthetic model: clean ones and faults."""
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from functools import cache, partial
 from pathlib import Path
 
@@ -89,6 +89,7 @@ class Planted:
         words: what its strength is.
         makers: strength to what writes the run.
         information: a finding that is information alone names it, too.
+        planted: strength to the size of the effect in the unit of its rule's bound, where it is known.
     """
 
     name: str
@@ -96,6 +97,7 @@ class Planted:
     words: str
     makers: Mapping[str, Callable[[Path], None]]
     information: bool = False
+    planted: Mapping[str, float] = field(default_factory=dict)
 
 
 def write(
@@ -155,7 +157,7 @@ def verl_clean() -> Iterator[tuple[str, Callable[[Path], None]]]:
             setup = with_rollout_correction(setup, number)
         elif number % 8 == 3:
             setup = with_policy_loss(setup, modes[number % 3])
-        # Wider draws are above 0 at times, which no log-prob is.
+        # A sampler that is farther off, or a step that is longer, is a finding of its own.
         setup = replace(setup, drift=min(setup.drift, 0.05), sampled=0.01)
         yield f"{number:03} {setup.options['algorithm.adv_estimator']}", partial(_verl, setup, NONE, ())
 
@@ -231,4 +233,5 @@ def sampled_kinds() -> Iterator[Planted]:
                 f"{chosen[0]:g}, {chosen[1]:g}, {chosen[2]:g}",
                 makers,
                 not case.warns,
+                {s: case.planted(value) for s, value in zip(AT, chosen, strict=True)} if case.planted else {},
             )

@@ -86,3 +86,14 @@ def test_what_is_clean_beside_an_unnamed_fault_counts():
     assert not outcomes.judged(report(found("RDI003"), clean=["RDO001"]), ("RDI003",), False, ())["clean_beside"]
     # A remark that is true of every such run is no accusation.
     assert outcomes.judged(report(found("RDA001")), (), False, ("RDA001",))["outcome"] == outcomes.SILENT
+
+
+def test_a_fault_below_what_its_rule_excludes():
+    def told(bound, planted):
+        said = {**report(clean=["RDO011"]), "excluded": [{"code": "RDO011", "bound": bound}]}
+        return outcomes.judged(said, ("RDO011",), False, (), planted)
+
+    assert told(0.002, 0.001) == {"outcome": outcomes.BELOW, "found": [], "clean_beside": False}
+    # A bound that does not hold the fault, and a fault of unknown size, count as before.
+    for one in (told(0.002, 0.003), told(0.002, None)):
+        assert (one["outcome"], one["clean_beside"]) == (outcomes.MISSED, True)

@@ -85,11 +85,11 @@ def column_for(column: str, other: str) -> Callable[[RolloutBatch], RolloutBatch
 def far_reference(batch: RolloutBatch) -> RolloutBatch:
     """Some tokens are far more likely to the reference."""
     far_T = torch.tensor(np.random.default_rng(batch.step).random(batch.tokens) < 0.1)
-    moved_T = batch.column("policy_log_probs") + 6.0
-    return replace(
-        batch,
-        per_token={**batch.per_token, "ref_log_probs": torch.where(far_T, moved_T, batch.column("ref_log_probs"))},
-    )
+    columns = {
+        name: batch.column(name) - 6.0 * far_T for name in ("policy_log_probs", "old_log_probs", "rollout_log_probs")
+    }
+    columns["ref_log_probs"] = torch.where(far_T, batch.column("policy_log_probs"), batch.column("ref_log_probs"))
+    return replace(batch, per_token={**batch.per_token, **columns})
 
 
 def clamped(low: float, high: float) -> Callable[[RolloutBatch], RolloutBatch]:

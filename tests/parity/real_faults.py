@@ -118,9 +118,7 @@ CASES: dict[str, Case] = {
     ),
     "rewards sorted": Case(("rewards-sorted",), _everywhere(Fault(scoring=edits.moved_rewards(edits.by_reward)))),
     "rewards of eight rows late": Case(
-        (),
-        _everywhere(Fault(scoring=edits.moved_rewards(edits.few_late))),
-        unnamed={("", ""): "a third of the rows, in no pattern"},
+        ("rewards-of-other-rows",), _everywhere(Fault(scoring=edits.moved_rewards(edits.few_late)))
     ),
     "missing reward as 0": Case(
         ("missing-reward-as-zero",), _everywhere(Fault(record=edits.unscored, scoring=edits.as_zero))
@@ -156,12 +154,11 @@ CASES: dict[str, Case] = {
         },
     ),
     "ref log-probs late, 0 first": Case(
-        ("ref-log-probs-one-token-late",),
+        ("ref-log-probs-one-token-late-0-first",),
         {
             "verl": Fault(update=edits.shifted("ref_log_probs", 1, 0.0)),
             "trl": Fault(update=edits.shifted("ref_log_probs", 1, 0.0)),
         },
-        unnamed={("", ""): "what stands at the ends is not known"},
     ),
     **{
         f"KL is {name}": Case(
@@ -221,7 +218,7 @@ CASES: dict[str, Case] = {
             "trl": Fault(log=edits.times("kl", 3)),
             "trl-rloo": Fault(log=edits.times("kl", 3)),
         },
-        unnamed={("", "mild"): "one factor of one value is any factor"},
+        unnamed={("trl-rloo", "mild"): "one value whose radius is wide beside it fits many factors"},
     ),
     "metric is a mean of rows' means": Case(
         ("metric-is-mean-of-rows", "drift-metric-is-mean-of-rows"),

@@ -50,14 +50,20 @@ def rows_of(setup: Setup, step: int) -> RolloutBatch:
 
     policy_T = batch.column("policy_log_probs").double()
     old_T = policy_T + normal(setup.drift) if setup.drift else policy_T
-    columns = {
+    log_probs = {
         "policy_log_probs": policy_T,
         "old_log_probs": old_T,
         "ref_log_probs": policy_T + normal(0.3),
         "rollout_log_probs": old_T + normal(setup.sampled),
+    }
+    # A token moves below 0 as a whole: its differences are those drawn.
+    lower_T = torch.stack(list(log_probs.values())).amax(0).relu() - policy_T / 8
+    log_probs = {name: column_T - lower_T for name, column_T in log_probs.items()}
+    columns = {
+        **log_probs,
         "entropy": torch.tensor(draw.random(batch.tokens)),
         "values": normal(1.0),
-        "sum_pi_squared": policy_T.exp().square(),
+        "sum_pi_squared": log_probs["policy_log_probs"].exp().square(),
     }
     per_token = {name: column_T.float() for name, column_T in columns.items()}
     # Every response has a token of the model; a filter masks it as a whole.

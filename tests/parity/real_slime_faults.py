@@ -55,7 +55,9 @@ CASES = {
     "rewards one row late": _case(("rewards-one-row-late",), Fault(scoring=edits.moved_rewards(edits.late))),
     "rewards sorted": _case(("rewards-sorted",), Fault(scoring=edits.moved_rewards(edits.by_reward))),
     "rewards of eight rows late": _case(
-        (), Fault(scoring=edits.moved_rewards(edits.few_late)), both="a third of the rows, in no pattern"
+        ("rewards-of-other-rows",),
+        Fault(scoring=edits.moved_rewards(edits.few_late)),
+        mild="two groups of four, no row of which has its own reward",
     ),
     "biased std": _case(("biased-std",), Fault(patched=_biased)),
     "not divided by std": _case(
@@ -79,9 +81,7 @@ CASES = {
         Fault(options={"calculate_per_token_loss": False}),
         {"calculate_per_token_loss": True},
     ),
-    "metric times 3": _case(
-        ("metric-scaled",), Fault(log=edits.times("train/kl_loss", 3)), mild="one factor of one value is any factor"
-    ),
+    "metric times 3": _case(("metric-scaled",), Fault(log=edits.times("train/kl_loss", 3))),
     "ratio against the sampler": _case(
         ("ratio-against-sampler",), Fault(update=edits.column_for("old_log_probs", "rollout_log_probs"))
     ),

@@ -172,6 +172,19 @@ def moved(steps, late):
     return found
 
 
+def some_steps(late, *, of=8, **options):
+    """The reference of every fourth step is late."""
+    steps = run(of, prompts=2, **options)
+    return [one for place in range(of) for one in moved([steps[place]], late if place % 4 == 1 else 0)]
+
+
+@pytest.mark.parametrize("options", [{"noise": 0.05}, {"noise": 0.5}])
+def test_the_reference_is_one_token_off_in_some_steps(options):
+    finding = only("RDI008", some_steps(1, **options), trainer=None)
+    assert (finding.severity, finding.verdict) == (Severity.ERROR, "confirmed")
+    assert "2 steps of 8, first at step 1" in finding.headline
+
+
 @pytest.mark.parametrize("trainer", [None, "slime"])
 def test_the_reference_is_one_token_off(trainer):
     finding = only("RDI008", moved(run(2, noise=0.05), 1), trainer=trainer)
@@ -193,6 +206,17 @@ def test_old_log_probs_one_token_off_are_no_noise_in_the_ratio():
     assert found["RDO006"].follows_from == "RDI008"
 
 
+def siblings_of(steps):
+    """The reference's log-probs are those of the next row, over and over the same rows."""
+    found = []
+    for one in steps:
+        length = int(min(np.diff(one.rows)))
+        rows = [part[:length].tolist() for part in np.split(one.sampler, one.rows[1:-1])][:4]
+        own, others = rows * 8, [*rows[1:], rows[0]] * 8
+        found.append(toy_batch([[0] * 8] * 4, lengths=length, policy=own, ref=others, step=one.step))
+    return found
+
+
 @pytest.mark.parametrize(
     "steps",
     [
@@ -200,9 +224,12 @@ def test_old_log_probs_one_token_off_are_no_noise_in_the_ratio():
         moved(run(2, noise=0.05), 2),
         # a policy that is far from its reference
         moved(run(2, drift=0.5, lag=3, version=3), 0),
-        moved(run(2, entropy="collapsed"), 1),
+        moved(run(2, entropy="collapsed"), 0),
+        some_steps(2, noise=0.05),
+        some_steps(0, noise=1.5),
+        siblings_of(run(2, noise=0.05)),
     ],
-    ids=range(4),
+    ids=range(7),
 )
 def test_references_in_their_place(steps):
     assert only("RDI008", steps, trainer=None) is None

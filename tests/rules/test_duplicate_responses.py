@@ -78,8 +78,20 @@ def test_ranks_with_the_same_seed():
 @pytest.mark.parametrize("groups", [["aaaa", "bcde"], ["abcd", "abcd"]])
 def test_likely_answers_repeat(groups):
     # Four nats in all: short or certain answers, and a chance of two in a hundred.
-    found = find(batch_of(groups, nats=0.5))
-    assert found is None or found.severity.label == "info"
+    report = report_on(batch_of(groups, nats=0.5), trainer=None, select=["RDI009"])
+    assert [one.severity.label for one in report.findings] in ([], ["info"])
+    # Responses that may all come twice say nothing of a seed.
+    assert report.findings or "copies of them may be chance" in report.skipped[0].reason
+
+
+def test_several_copies_are_less_likely_than_one():
+    """Of eight tokens with three nats each: 24 nats a response, and 56 pairs."""
+    assert find(batch_of(["aabcdefg", "hijklmno"], nats=3.0)) is None
+    found = find(batch_of(["aabbccdd", "hijklmno"], nats=3.0))
+    assert found.severity.label == "error"
+    assert values(found)["impossible_copies"] == 4
+    # What the log-probs are wrong about by half, as at another temperature, is no error.
+    assert find(batch_of(["aabbccdd", "hijklmno"], nats=2.0)).severity.label == "info"
 
 
 def test_collapse_is_information():
@@ -123,7 +135,7 @@ def test_the_same_response_in_another_step():
     # The trainer's log-probs of one sample change with the weights.
     assert find(*steps(9.0, 9.5, "old_log_probs")).severity.label == "info"
     # Likely ones may come again.
-    assert find(*steps(0.2, 0.3)) is None
+    assert outcomes(report_on(steps(0.2, 0.3), trainer=None, select=["RDI009"])) == {"RDI009": "skipped"}
 
 
 def test_another_prompt_is_another_context():

@@ -178,6 +178,26 @@ def test_metrics_of_the_loss(trainer, name, options, factor, fires):
         assert values(found)["recomputed"] == pytest.approx(K3)
 
 
+@pytest.mark.parametrize(
+    ("beta", "loss", "verdict"),
+    [
+        # The loss, whose term is beta times the KL, agrees: the metric alone is wrong.
+        (0.1, 0.1 * K3, "confirmed"),
+        # It disagrees, too.
+        (0.1, 0.1 * K3 + 0.1, "exposed"),
+        # It would agree with any KL of that size.
+        (1e-9, 1e-9 * K3, "exposed"),
+    ],
+)
+def test_a_loss_that_agrees_says_that_the_metric_is_wrong(beta, loss, verdict):
+    logged = [{"kl": K3 + 0.6, "loss": loss}, {"kl": K3, "loss": loss}]
+    report = report_on([rows(), rows(1)], trainer="trl", logged=logged, select=[CODE, "RDG005"], beta=beta)
+    found = next(one for one in report.findings if one.code == CODE)
+    assert found.verdict == verdict
+    other = next(one for one in report.findings if one.code == "RDG005")
+    assert other.follows_from == (CODE if verdict == "confirmed" else None)
+
+
 def test_nan_in_the_rows_explains_nan_in_the_log():
     batch = toy_batch([[1, 0]], policy=-1.0, ref=math.nan)
     assert found_by(CODE, batch, trainer="trl", logged={"kl": math.nan}, beta=0.1) is None

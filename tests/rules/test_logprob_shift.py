@@ -1,3 +1,6 @@
+from dataclasses import replace
+
+import numpy as np
 import pytest
 from rules.checking import outcomes, report_on, values
 from rules.sampling import run
@@ -27,6 +30,30 @@ def test_log_probs_one_token_apart(late, side, options):
     assert measures[f"{side}_rows"] >= 0.9 * measures["varying_rows"]
     assert measures["error_ratio"] > 10
     assert f"the sampler's {side}" in finding.examples[0].note
+
+
+def of_rows(share, side):
+    """Rows of which some have log-probs that are late (1), early (-1) or on both sides (0)."""
+    found = []
+    for one in run(4, noise=0.05):
+        cuts = one.rows[1:-1]
+        sides = [side or (-1) ** row if row % 10 < 10 * share else 0 for row in range(len(one.rows) - 1)]
+        parts = [np.roll(part, by) for part, by in zip(np.split(one.sampler, cuts), sides, strict=True)]
+        found.append(replace(one, sampler=np.concatenate(parts)))
+    return found
+
+
+@pytest.mark.parametrize(("side", "word"), [(1, "late"), (-1, "early")])
+def test_some_rows_one_token_apart(side, word):
+    finding = found(of_rows(0.2, side))
+    assert (finding.severity, finding.verdict) == (Severity.ERROR, "confirmed")
+    measures = values(finding)
+    assert 0.1 * measures["varying_rows"] < measures[f"{word}_rows"] < 0.3 * measures["varying_rows"]
+
+
+def test_rows_on_both_sides_or_too_few_are_not_named():
+    assert found(of_rows(0.2, 0)) is None
+    assert found(of_rows(0.1, 1)[:1]) is None
 
 
 def test_numbers_by_hand():

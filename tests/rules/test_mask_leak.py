@@ -225,3 +225,13 @@ def test_clean_groups_of_high_and_low_entropy_and_one_length(scale):
 def test_zero_filled_masked_spans_are_clean():
     mask = [[int(not 20 <= place < 23) for place in range(60)]] * 16
     assert find(conversation(low=0.0, mask=mask)) is None
+
+
+@pytest.mark.parametrize(("logged", "word"), [({}, "clean"), ({"loss": 0.3}, "skipped")])
+def test_a_loss_that_nothing_explains_may_be_that_of_a_forgotten_mask(logged, word):
+    """The recorder counts what the mask trains, and a term may leave the mask out."""
+    batch = toy_batch(
+        [[1, 0], [0, 1]], mask=[[1, 1, 1], [1, 1, 0]] * 2, policy=-1.0, per_row={"trained_beyond": [0] * 4}
+    )
+    report = report_on(batch, trainer="trl", logged=logged, select=[CODE, "RDG005"], scale_rewards="none")
+    assert outcomes(report)[CODE] == word

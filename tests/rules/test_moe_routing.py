@@ -8,15 +8,20 @@ from rolloutdoctor.results.findings import Severity
 CODE = "RDO008"
 
 
-def report(steps, columns=()):
+def report(steps, columns=(), select=(CODE,)):
     kept = {"policy_log_probs", "entropy", "policy_version_min"} - {*columns}
-    return report_on([one.batch(without=kept) for one in steps], trainer=None, select=[CODE])
+    return report_on([one.batch(without=kept) for one in steps], trainer=None, select=select)
 
 
-@pytest.mark.parametrize("rerouted", [0.05, 0.12, 0.25])
-def test_a_hint(rerouted):
-    (finding,) = report(run(3, rerouted=rerouted)).findings
-    assert (finding.severity, finding.verdict) == (Severity.INFO, "exposed")
+@pytest.mark.parametrize(
+    ("steps", "rerouted", "severity"),
+    [(1, 0.02, "INFO"), (3, 0.05, "WARNING"), (3, 0.12, "WARNING"), (3, 0.25, "WARNING")],
+)
+def test_a_hint(steps, rerouted, severity):
+    """Tokens that the sampler alone was sure of make it a warning, which sampler-mismatch follows from."""
+    finding, other = report(run(steps, rerouted=rerouted), select=(CODE, "RDO001")).findings
+    assert (finding.severity, finding.verdict) == (Severity[severity], "exposed")
+    assert (other.code, other.severity, other.follows_from) == ("RDO001", Severity[severity], CODE)
     assert "a hint alone" in finding.evidence
     assert values(finding)["burst_ratio"] > (2 if rerouted < 0.2 else 1.25)
 

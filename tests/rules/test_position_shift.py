@@ -85,9 +85,31 @@ def test_a_factor_of_ten_needs_no_correlation():
     assert finding.severity == Severity.WARNING
     assert values(finding)["correlation_less_prompt"] < 0.3
     assert values(finding)["gap_padded"] > 10 * values(finding)["gap_without_padding"]
-    # Neither a smaller factor nor what kernels of float32 differ by.
-    assert found_in(run(jump=5.0)) is None
+    # Neither a smaller factor, which is no slope and cannot be excluded, nor what kernels of float32 differ by.
+    (skipped,) = report_on(run(jump=3.0), trainer=None, select=[CODE]).skipped
+    assert skipped.reason.startswith("192 rows leave a rise of the gap of up to ")
     assert found_in(run(jump=20.0, noise=1e-6)) is None
+
+
+def test_clean_excludes_what_is_there_in_99_of_100_runs():
+    # The mean size of the normal noise, 0.01 nats, is 0.798 of that; a twentieth of it for each 100 tokens.
+    true, covered = 0.05 * 0.01 * 0.798, 0
+    for seed in range(100):
+        batches = [step_of(100 * seed + step, shift=0.05) for step in range(3)]
+        (bound,) = report_on(batches, trainer=None, select=[CODE]).excluded
+        assert bound.words.endswith(" nats per 100 tokens of left padding is excluded")
+        assert bound.bound < bound.limit
+        covered += bound.bound >= true
+    assert covered >= 99
+
+
+def test_one_micro_batch_a_step_excludes_nothing():
+    # Its padding is the longest prompt less the row's own: nothing tells padding from a short prompt.
+    lengths = torch.arange(100, 700, 100).repeat_interleave(8)
+    batches = [replace(one, per_row={**one.per_row, "prompt_length": lengths}) for one in run(size=48)]
+    (skipped,) = report_on(batches, trainer=None, select=[CODE]).skipped
+    assert "of any size possible" in skipped.reason
+    assert skipped.remedy == "record more rows"
 
 
 def test_no_verdict():
@@ -113,3 +135,19 @@ def test_order_of_steps():
     random.Random(3).shuffle(steps)
     assert repr(report_on(steps, trainer=None, select=[CODE])) == expected
     assert outcomes(report_on(steps, trainer=None, select=[CODE])) == {CODE: "found"}
+
+
+def small(jump, at=(), steps=6):
+    """Steps of too few rows for a correlation, in micro-batches of two prompts."""
+    return [step_of(step, rows=12, size=4, jump=jump if step in at else 0.0) for step in range(steps)]
+
+
+@pytest.mark.parametrize(("jump", "at", "fires"), [(9, range(6), True), (9, (1, 2, 4, 5), True), (9, (1,), False),
+    (2, range(6), False), (0, (), False)])  # fmt: skip
+def test_steps_in_which_padding_alone_decides(jump, at, fires):
+    report = report_on(small(jump, at), trainer=None, select=[CODE])
+    assert bool(report.findings) == fires
+    if fires:
+        assert report.findings[0].headline.endswith(f"in all others, in {len(at)} steps of 6")
+    else:
+        assert [one.code for one in report.skipped] == [CODE]

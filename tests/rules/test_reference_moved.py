@@ -205,3 +205,20 @@ def test_a_reference_that_is_the_policy_is_so_on_every_token(monkeypatch):
         steps = long_steps(lambda step, place, to=elsewhere: apart(step, place, to), masked=masked)
         headline = found_in(steps).headline
         assert headline.startswith("the reference is the policy") == is_equal, headline
+
+
+def test_a_policy_that_leaves_the_new_reference_at_once():
+    finding = found_in(run([0.7, 1.0, 1.2, 1.25, 0.1, 0.4, 0.7, 0.8]))
+    assert finding.headline.endswith("at step 4 and stays low")
+
+
+def test_a_small_fall_is_neither_a_finding_nor_clean():
+    report = diagnose(run([0.2, 0.22, 0.24, 0.25, 0.12, 0.14, 0.16, 0.18]), trainer="trl", select=[CODE])
+    assert not report.findings
+    assert "falls to a third or less at step 4" in report.skipped[0].reason
+    assert found_in(run([0.2, 0.22, 0.24, 0.25, 0.16, 0.2, 0.22, 0.24])) is None
+
+
+def test_a_kl_that_falls_and_rises_by_chance():
+    gaps = [0.7, 1.0, 0.2, 1.2, 1.25, 0.1, 0.4, 0.7, 0.8]
+    assert found_in(run(gaps)) is None

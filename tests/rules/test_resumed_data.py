@@ -37,6 +37,19 @@ def test_a_data_loader_that_started_over():
     assert value["different_share"] == pytest.approx(9 / 13)
 
 
+def test_two_steps_within_an_epoch_are_information():
+    order, epochs = "abcdabefgh", [step / 40 for step in range(10)]
+    found = find(order, epochs)
+    assert (found.severity.label, found.verdict) == ("info", "exposed")
+    assert found.headline.startswith("steps 4 to 5 have the prompts of steps 0 to 1, 0.1 epochs later")
+    # A generation that is gone over twice, two steps of another epoch, and an epoch that nobody logged.
+    assert find("ababcdefgh", epochs) is None
+    assert find(order, [step / 4 for step in range(10)]) is None
+    assert find(order) is None
+    # One step alone.
+    assert find("abcdaefghi", epochs) is None
+
+
 def test_the_logged_epoch_proves_it():
     epochs = [step / 20 for step in range(12)]
     found = find("abcdefabcdef", epochs)

@@ -42,16 +42,34 @@ def test_starts_of_turns_stand_out():
     "batch",
     [
         batch_of(start=0.0),
-        # Four times is no five.
-        batch_of(start=0.03, elsewhere=0.02),
-        # Far apart by proportion, and nothing by size.
-        batch_of(start=0.005, elsewhere=1e-5),
+        # One and a half times is what engines differ by.
+        batch_of(start=0.005, elsewhere=0.02),
         # The first tokens of a response are no turn behind masked ones.
         batch_of(start=0.0, first=0.5),
     ],
 )
 def test_clean(batch):
     assert find(batch) is None
+
+
+@pytest.mark.parametrize(
+    "batch",
+    [
+        # Four times is no five.
+        batch_of(start=0.03, elsewhere=0.02),
+        # Far apart by proportion, and nothing by size.
+        batch_of(start=0.005, elsewhere=1e-5),
+    ],
+)
+def test_less_than_other_tokens_would_do_is_information(batch):
+    assert find(batch).severity.label == "info"
+
+
+def test_clean_says_what_it_excludes():
+    (bound,) = report_on(batch_of(start=0.0), trainer=None, select=[CODE]).excluded
+    assert bound.words == f"a median distance at the start of turns above {bound.bound:.3g} nats is excluded"
+    assert bound.estimate <= 0.001 <= bound.bound <= 0.0025
+    assert bound.limit == 0.01
 
 
 def test_unlikely_tokens_are_held_against_unlikely_ones():

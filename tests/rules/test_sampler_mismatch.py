@@ -138,3 +138,38 @@ def test_nothing_trained_is_no_verdict():
 def test_infinite_log_probs_are_left_out():
     batch = toy_batch([[1, 0]], policy=[[-1.0] * 4, [-torch.inf] * 4], rollout=-1.1)
     assert values(found(batch))["tokens"] == 4
+
+
+def others_of(steps, share, size):
+    """Some rows have noise of their own."""
+    draw = np.random.default_rng(5)
+    batches = []
+    for one in steps:
+        parts = np.split(one.sampler, one.rows[1:-1])
+        for row in np.flatnonzero(draw.random(len(parts)) < share):
+            parts[row] = np.minimum(parts[row] + draw.normal(0, size, len(parts[row])), -1e-3)
+        batches.append(replace(one, sampler=np.concatenate(parts)).batch())
+    return batches
+
+
+def test_rows_of_other_log_probs():
+    finding = found(others_of(run(3, noise=0.02, entropy="high"), 0.1, 0.3))
+    assert (finding.severity, finding.verdict) == (Severity.WARNING, "exposed")
+    assert "sampled rows of 384, and agree elsewhere" in finding.headline
+    assert values(finding)["rows_apart"] == pytest.approx(38, abs=12)
+
+
+@pytest.mark.parametrize(
+    "batches",
+    [
+        # louder than a kernel in some rows, and in all of them
+        lambda: others_of(run(3, noise=0.02, entropy="high"), 0.1, 0.06),
+        lambda: others_of(run(3, noise=0.05, entropy="high"), 1.0, 0.6),
+        lambda: [one.batch() for one in run(3, noise=0.08, rerouted=0.05, entropy="high")],
+        lambda: [one.batch() for one in run(3, drift=0.1, lag=[0, 1] * 64, version=4, entropy="high")],
+    ],
+    ids=range(4),
+)
+def test_rows_that_are_not_apart(batches):
+    finding = found(batches())
+    assert "agree elsewhere" not in finding.headline

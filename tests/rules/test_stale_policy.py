@@ -301,3 +301,13 @@ def test_of_long_steps_some_tokens_are_looked_at(monkeypatch):
     tally = folded(ragged, select=[CODE], trainer=None)[1].state().rules[CODE].steps[0][1]
     assert tally.tokens == {"0:0": 260}
     assert tally.size["0:0"] == pytest.approx(4 * 0.5 + 256 * 0.1, rel=1e-5)
+
+
+@pytest.mark.parametrize(("sizes", "fires"), [([0.01] * 6 + [0.15], True), ([0.01] * 6 + [0.15, 0.18], True),
+    ([0.01] * 6 + [0.08], False), ([0.02] * 6 + [0.15], False), ([0.01] * 3 + [0.15], False),
+    ([0.01] * 5 + [0.15, 0.01], False)])  # fmt: skip
+def test_the_last_step_alone(sizes, fires):
+    finding = found_in(gaps(sizes))
+    assert (finding is not None) == fires
+    if len(sizes) == 7 and fires:
+        assert finding.headline.endswith("at step 6, the last")

@@ -7,7 +7,6 @@ from rolloutdoctor.engine.configure import configure
 from rolloutdoctor.io.metadata import RunMetadata
 from rolloutdoctor.results.findings import Setting, Severity
 from rolloutdoctor.rules.base import Context, sampling_option
-from rolloutdoctor.rules.truncated_support import TruncatedSupport
 from rolloutdoctor.trainers.options import Config, Layer
 
 CODE = "RDO004"
@@ -79,11 +78,6 @@ def recorded(**options):
 
 
 def test_what_the_run_records():
-    rule = TruncatedSupport()
-    assert rule.inapplicable_reason(recorded(top_p=1.0)) is not None
-    assert rule.inapplicable_reason(recorded(top_p=1.0, top_k=-1)) is not None
-    for options in ({}, {"top_p": 0.9}, {"top_p": 1.0, "top_k": 20}, {"top_p": 1.0, "min_p": 0.1}):
-        assert rule.inapplicable_reason(recorded(**options)) is None
     assert sampling_option(recorded(rollout_top_p=0.9), "top_p") == 0.9
     assert sampling_option(recorded(**{"actor_rollout_ref.rollout.val_kwargs.top_p": 0.9}), "top_p") is None
     default = Context(frozenset(), config=Config((1, 0, 0), {"top_p": Setting(1.0, "default of trl 1.16.0")}))
@@ -111,3 +105,16 @@ def test_a_recorded_cut_confirms_it():
     (found,) = report.findings
     assert found.verdict == "confirmed"
     assert "the run records top_p = 0.9" in found.message
+
+
+def test_a_cut_that_the_options_deny():
+    (found,) = report_on([one.batch() for one in run(4, top_p=0.9)], trainer="trl", select=[CODE], top_p=1.0).findings
+    assert (found.severity, found.verdict) == (Severity.WARNING, "exposed")
+    assert "the run records top_p = 1" in found.message
+
+
+def test_a_small_cut_under_noise_is_information():
+    finding = found(run(4, top_k=110, noise=0.02))
+    assert finding.severity is Severity.INFO
+    assert 0.99 <= values(finding)["mean_weight"] < 1
+    assert found(run(4, noise=0.1)) is None

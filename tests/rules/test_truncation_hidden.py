@@ -86,11 +86,11 @@ def at_the_limit(ended, cut_off, log_prob, limit=4):
     statuses = ["stop"] * (60 + ended) + ["length"] * cut_off
     sampled = [[-1.0] * (len(row) - 1) + [log_prob] for row in ids]
     batch = rows(ids, statuses, rollout=sampled)
-    return find(batch, trainer="trl", max_completion_length=limit)
+    return report_on(batch, trainer="trl", max_completion_length=limit, select=[CODE])
 
 
 def test_ends_that_were_not_sampled():
-    found = at_the_limit(10, 0, -5.0)
+    (found,) = at_the_limit(10, 0, -5.0).findings
     assert (found.severity.label, found.verdict) == ("warning", "confirmed")
     assert "10 responses at the limit" in found.headline
 
@@ -101,8 +101,14 @@ def test_ends_that_were_not_sampled():
         pytest.param({"ended": 10, "cut_off": 0, "log_prob": -0.2}, id="likely ends"),
         pytest.param({"ended": 10, "cut_off": 1000, "log_prob": -5.0}, id="a few of many rows"),
         pytest.param({"ended": 4, "cut_off": 0, "log_prob": -20.0}, id="too few"),
-        pytest.param({"ended": 10, "cut_off": 0, "log_prob": -5.0, "limit": 9}, id="another limit"),
     ],
 )
 def test_ends_that_may_have_been_sampled(options):
-    assert at_the_limit(**options) is None
+    """They are not found, and the rule is not clean either."""
+    (skipped,) = at_the_limit(**options).skipped
+    assert "too few, or too likely, to tell" in skipped.reason
+
+
+def test_rows_of_another_limit_and_rows_that_are_cut_off_are_clean():
+    for report in (at_the_limit(10, 0, -5.0, limit=9), at_the_limit(0, 10, -5.0)):
+        assert [code for code, _ in report.clean] == [CODE]

@@ -33,10 +33,11 @@ def positions(values, kind):
     return x[counted]
 
 
-def whitened(values, mean_over, variance_over):
+def whitened(values, mean_over, variance_over, own_centre=False):
     mean = positions(values, mean_over).mean()
     others = positions(values, variance_over)
-    variance = ((others - mean) ** 2).sum() / (len(others) - 1)
+    centre = others.mean() if own_centre else mean
+    variance = ((others - centre) ** 2).sum() / (len(others) - 1)
     return [(value - mean) / np.sqrt(variance + 1e-8) for value in values]
 
 
@@ -67,6 +68,8 @@ CASES = {
     "whitened-over-padded": ("padded", "padded"),
     "whitened-over-padded-mean": ("padded", "trained"),
     "whitened-over-padded-variance": ("trained", "padded"),
+    "whitened-over-padded-mean-own-centre": ("padded", "trained", True),
+    "whitened-over-padded-variance-own-centre": ("trained", "padded", True),
 }
 
 

@@ -9,7 +9,7 @@ from torch import Tensor
 from rolloutdoctor.ops import segments as seg
 from rolloutdoctor.results.errors import TRAINER, CannotComputeError
 
-Moments = Literal["both", "mean", "variance"]
+Moments = Literal["both", "mean", "variance", "mean-own-centre", "variance-own-centre"]
 
 
 @dataclass(frozen=True, eq=False)
@@ -19,7 +19,8 @@ class Population:
     Attributes:
         masked: how many masked tokens count with each value, ``[n]``; None: none.
         zeros: how many positions count as 0.
-        moments: which of the two are taken over these as well; the other is over the trained tokens.
+        moments: which of the two are taken over these as well; the other is over the trained tokens. The variance is
+            about the mean that is subtracted, or, with an own centre, about that of its own tokens.
         part: ``[n]`` int64, the part of the step whose moments each value gets; None: the whole step.
     """
 
@@ -93,13 +94,19 @@ def _whiten_over(x: Tensor, weight: Tensor, population: Population) -> Tensor:
         return x
     everything = weight if population.masked is None else weight + population.masked.double()
     over_all, over_trained = (everything, population.zeros), (weight, 0.0)
-    mean_weight, mean_zeros = over_trained if population.moments == "variance" else over_all
-    variance_weight, variance_zeros = over_trained if population.moments == "mean" else over_all
+    of_mean = over_trained if population.moments.startswith("variance") else over_all
+    variance_weight, variance_zeros = over_trained if population.moments.startswith("mean") else over_all
     part = torch.zeros(len(x), dtype=torch.int64, device=x.device) if population.part is None else population.part
     value = torch.where(everything > 0, x, 0.0)
-    mean_P = seg.total_by(part, mean_weight * value) / (seg.total_by(part, mean_weight) + mean_zeros)
-    centred = value - mean_P[part]
-    squares_P = seg.total_by(part, variance_weight * centred.square()) + variance_zeros * mean_P.square()
+
+    def mean_over(weight: Tensor, zeros: float) -> Tensor:
+        return seg.total_by(part, weight * value) / (seg.total_by(part, weight) + zeros)
+
+    mean_P = centre_P = mean_over(*of_mean)
+    if population.moments.endswith("own-centre"):
+        centre_P = mean_over(variance_weight, variance_zeros)
+    squares_P = seg.total_by(part, variance_weight * (value - centre_P[part]).square())
+    squares_P = squares_P + variance_zeros * centre_P.square()
     count_P = seg.total_by(part, variance_weight) + variance_zeros
     if bool((count_P[part] < 2).any()):
         raise CannotComputeError("whitening needs at least two tokens in every part of a step")
