@@ -15,11 +15,12 @@ TABLE = ROOT / "rolloutdoctor" / "rules" / "table.py"
 RULE = '''"""@CODE@: one line that says what is found."""
 
 from collections.abc import Mapping
+from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 import polars as pl
 
-from rolloutdoctor.data.run_tables import RunTables
+from rolloutdoctor.evaluation.run_tables import RunTables
 from rolloutdoctor.results.findings import Severity
 from rolloutdoctor.rules.base import Context, Judgement, counted, percent
 from rolloutdoctor.rules.table_rule import Measured, Quantity, TableRule
@@ -30,6 +31,7 @@ if TYPE_CHECKING:
     from rolloutdoctor.evaluation.token_measures import TokenBlock
 
 
+@dataclass(frozen=True)
 class @CLASS@(TableRule):
     """One line that says what is found.
 

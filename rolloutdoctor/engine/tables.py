@@ -13,8 +13,15 @@ from torch import Tensor
 
 from rolloutdoctor.audit.step import quantity_of
 from rolloutdoctor.data.batch import RolloutBatch, StepKey
-from rolloutdoctor.data.run_tables import EMPTY_METRICS, EMPTY_ROWS, STEP, RunTables, concatenated, steps_frame
 from rolloutdoctor.evaluation.row_columns import ROW_COLUMNS, row_column
+from rolloutdoctor.evaluation.run_tables import (
+    EMPTY_METRICS,
+    EMPTY_ROWS,
+    STEP_KEY,
+    RunTables,
+    concatenated,
+    steps_frame,
+)
 from rolloutdoctor.ops.prefix_hash import scramble
 from rolloutdoctor.rules.base import Context
 from rolloutdoctor.rules.step import StepView
@@ -46,8 +53,8 @@ class Tables:
     @cached_property
     def whole(self) -> "RunTables":
         """Both tables in one piece, sorted."""
-        rows = concatenated(self.rows, EMPTY_ROWS, by=[*STEP, "row"])
-        return RunTables(rows, concatenated(self.metrics, EMPTY_METRICS, by=[*STEP, "metric"]))
+        rows = concatenated(self.rows, EMPTY_ROWS, by=[*STEP_KEY, "row"])
+        return RunTables(rows, concatenated(self.metrics, EMPTY_METRICS, by=[*STEP_KEY, "metric"]))
 
     def of_rule(self, rule: TableRule, context: Context, seen: Sequence[StepKey]) -> RunTables:
         """Return what a rule sees of the run.
@@ -283,4 +290,4 @@ class TokenSample:
     def frame(self) -> pl.DataFrame:
         """Return the tokens, sorted by step and row."""
         empty = pl.DataFrame(schema=TOKENS_SCHEMA | {"key": pl.UInt64})
-        return concatenated(self._frames, empty, by=[*STEP, "row", "position"]).drop("key")
+        return concatenated(self._frames, empty, by=[*STEP_KEY, "row", "position"]).drop("key")

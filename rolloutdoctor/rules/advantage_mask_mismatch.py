@@ -1,11 +1,12 @@
 """RDA006: advantages of tokens that do not fit the mask."""
 
 from collections.abc import Mapping
+from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 import polars as pl
 
-from rolloutdoctor.data.run_tables import RunTables
+from rolloutdoctor.evaluation.run_tables import RunTables
 from rolloutdoctor.objective.required_columns import advantage_columns, has_time_axis
 from rolloutdoctor.results.findings import Severity
 from rolloutdoctor.rules.base import Context, Judgement, Missing, counted, number, percent
@@ -18,6 +19,7 @@ if TYPE_CHECKING:
     from rolloutdoctor.rules.step import StepView
 
 
+@dataclass(frozen=True)
 class AdvantageMaskMismatch(TableRule):
     """Advantages of tokens do not fit the mask: 0 on trained tokens, or different ones in a row.
 

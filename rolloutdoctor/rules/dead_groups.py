@@ -1,11 +1,12 @@
 """RDA011: groups in which every response got the same reward."""
 
 from collections.abc import Mapping
+from dataclasses import dataclass
 from typing import Any
 
 import polars as pl
 
-from rolloutdoctor.data.run_tables import STEP, RunTables
+from rolloutdoctor.evaluation.run_tables import STEP_KEY, RunTables
 from rolloutdoctor.objective.required_columns import prompt_columns
 from rolloutdoctor.results.findings import Severity
 from rolloutdoctor.rules.base import Context, Judgement, Missing, counted, number, percent
@@ -21,6 +22,7 @@ BINARY = ((0.0, 1.0), (-1.0, 1.0))
 """Values that a reward of right and wrong has."""
 
 
+@dataclass(frozen=True)
 class DeadGroups(TableRule):
     """Groups whose responses all got the same reward have no policy gradient.
 
@@ -82,7 +84,7 @@ class DeadGroups(TableRule):
         reward, dead = pl.col("reward"), pl.col("low") == pl.col("high")
         groups = (
             run.rows.filter(reward.is_finite())
-            .group_by(*STEP, "group", maintain_order=True)
+            .group_by(*STEP_KEY, "group", maintain_order=True)
             .agg(
                 pl.first("group_id", "sample_id", "prompt"),
                 pl.sum("trained_tokens"),
@@ -93,19 +95,20 @@ class DeadGroups(TableRule):
                 **{f"binary{number}": reward.is_in(ends).all() for number, ends in enumerate(BINARY)},
             )
             .filter(pl.col("rows") > 1)
-            .with_columns(pl.col("^binary.$").all().over(STEP), dead=dead)
+            .with_columns(pl.col("^binary.$").all().over(STEP_KEY), dead=dead)
         )
-        lowest = pl.when("binary0").then(0.0).when("binary1").then(-1.0).otherwise(pl.col("low").min().over(STEP))
-        highest = pl.when(pl.col("binary0") | pl.col("binary1")).then(1.0).otherwise(pl.col("high").max().over(STEP))
+        low, high = pl.col("low").min().over(STEP_KEY), pl.col("high").max().over(STEP_KEY)
+        lowest = pl.when("binary0").then(0.0).when("binary1").then(-1.0).otherwise(low)
+        highest = pl.when("binary0").then(1.0).when("binary1").then(1.0).otherwise(high)
         is_known = pl.col("prompt") != 0
-        logged = run.metrics.select(*STEP, "logged")
-        return groups.join(logged, on=STEP, how="left", maintain_order="left").with_columns(
+        logged = run.metrics.select(*STEP_KEY, "logged")
+        return groups.join(logged, on=STEP_KEY, how="left", maintain_order="left").with_columns(
             lowest=dead & (pl.col("low") == lowest) & (lowest < highest),
             highest=dead & (pl.col("high") == highest) & (lowest < highest),
             recurs=is_known & (pl.col("step").n_unique().over("prompt") > 1),
             always=pl.col("dead").all().over("prompt"),
-            is_first=pl.int_range(pl.len()).over(STEP) == 0,
-            own=pl.col("dead").mean().over(STEP),
+            is_first=pl.int_range(pl.len()).over(STEP_KEY) == 0,
+            own=pl.col("dead").mean().over(STEP_KEY),
         )
 
     def quantities(self) -> Mapping[str, Quantity]:

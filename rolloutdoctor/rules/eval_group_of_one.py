@@ -1,11 +1,12 @@
 """RDM002: evaluation rows that are alone in their group."""
 
 from collections.abc import Mapping
+from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 import polars as pl
 
-from rolloutdoctor.data.run_tables import STEP, RunTables
+from rolloutdoctor.evaluation.run_tables import STEP_KEY, RunTables
 from rolloutdoctor.hypotheses.fixes import choose
 from rolloutdoctor.results.findings import Severity
 from rolloutdoctor.rules.base import MIXED_SPLITS, Context, Judgement, Missing, counted
@@ -22,6 +23,7 @@ _PROPOSED = "zero-std:pr5640"
 """The fix that masks the completions of flagged rows."""
 
 
+@dataclass(frozen=True)
 class EvalGroupOfOne(TableRule):
     """Evaluation rows in groups of one: a mask or metric based on zero reward std applies to every one of them.
 
@@ -77,13 +79,13 @@ class EvalGroupOfOne(TableRule):
 
     def table(self, run: RunTables, context: Context) -> pl.DataFrame:
         """One line for each evaluation row; `is_flagged` where all of the step are single and the log says so."""
-        single = pl.len().over(*STEP, "group") == 1
+        single = pl.len().over(*STEP_KEY, "group") == 1
         masked = single & (pl.col("trained_tokens") == 0) & (pl.col("tokens") > 0)
-        rows = run.rows.join(run.by_step(_FLAGGED), on=STEP, how="left", maintain_order="left")
+        rows = run.rows.join(run.by_step(_FLAGGED), on=STEP_KEY, how="left", maintain_order="left")
         return rows.with_columns(
             single=single,
             masked=masked.fill_null(value=False),
-            is_flagged=single.all().over(STEP) & (pl.col(_FLAGGED) == 1),
+            is_flagged=single.all().over(STEP_KEY) & (pl.col(_FLAGGED) == 1),
         )
 
     def quantities(self) -> Mapping[str, Quantity]:
@@ -115,7 +117,7 @@ class EvalGroupOfOne(TableRule):
         rows, masked, proposed_rows = (run.count(name) for name in run.values)
         if not rows:
             return None
-        flagged = run.table.filter("is_flagged").select(STEP).unique().height
+        flagged = run.table.filter("is_flagged").select(STEP_KEY).unique().height
         evidence = "the masks themselves show it" if masked else "no logged value shows it"
         if flagged:
             evidence = f"frac_reward_zero_std is logged as 1 in {counted(flagged, 'evaluation')}" + (

@@ -1,11 +1,12 @@
 """RDA003: equal rewards that get an advantage out of rounding."""
 
 from collections.abc import Mapping
+from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 import polars as pl
 
-from rolloutdoctor.data.run_tables import STEP, RunTables
+from rolloutdoctor.evaluation.run_tables import STEP_KEY, RunTables
 from rolloutdoctor.objective.parts import Part
 from rolloutdoctor.objective.required_columns import advantage_columns
 from rolloutdoctor.results.findings import Severity
@@ -18,6 +19,7 @@ if TYPE_CHECKING:
     from rolloutdoctor.rules.step import StepView
 
 
+@dataclass(frozen=True)
 class FloatResidue(TableRule):
     """Groups with equal rewards get a nonzero advantage from float32 rounding.
 
@@ -95,7 +97,7 @@ class FloatResidue(TableRule):
 
     def table(self, run: RunTables, context: Context) -> pl.DataFrame:
         """One line for each row of the advantages, logged or else of float32; `residue` is of equal rewards."""
-        logged = pl.col("logged").is_not_null().any().over(STEP)
+        logged = pl.col("logged").is_not_null().any().over(STEP_KEY)
         seen = pl.when(logged).then(pl.col("logged")).otherwise(pl.col("float32")).fill_nan(0)
         return run.rows.drop_nulls("compared").with_columns(
             seen=seen,

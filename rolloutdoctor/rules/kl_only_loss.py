@@ -1,11 +1,12 @@
 """RDG004: a logged loss that is the KL term and nothing else, from the trainer's log alone."""
 
 from collections.abc import Mapping
+from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 import polars as pl
 
-from rolloutdoctor.data.run_tables import RunTables
+from rolloutdoctor.evaluation.run_tables import RunTables
 from rolloutdoctor.objective.parts import Part
 from rolloutdoctor.objective.required_columns import loss_columns
 from rolloutdoctor.results.findings import Severity
@@ -16,6 +17,7 @@ if TYPE_CHECKING:
     from rolloutdoctor.rules.step import StepView
 
 
+@dataclass(frozen=True)
 class KlOnlyLoss(TableRule):
     """The logged loss is the KL term alone: the curve shows drift from the reference, not learning.
 

@@ -1,11 +1,12 @@
 """RDA013: what a token weighs depends on how long its response is."""
 
 from collections.abc import Mapping
+from dataclasses import dataclass
 from math import sqrt
 
 import polars as pl
 
-from rolloutdoctor.data.run_tables import STEP, RunTables
+from rolloutdoctor.evaluation.run_tables import STEP_KEY, RunTables
 from rolloutdoctor.objective.parts import Part
 from rolloutdoctor.objective.required_columns import loss_columns
 from rolloutdoctor.ops.bounds import reach
@@ -14,6 +15,7 @@ from rolloutdoctor.rules.base import Context, Judgement, Missing, counted, numbe
 from rolloutdoctor.rules.table_rule import Measured, Quantity, TableRule
 
 
+@dataclass(frozen=True)
 class LengthBias(TableRule):
     """What a token weighs in the loss depends on the length of its response.
 
@@ -69,14 +71,14 @@ class LengthBias(TableRule):
             run.rows.rename({"trained_tokens": "length"})
             .filter(length > 0, weight > 0, weight.is_finite(), advantage.is_finite())
             .select(
-                *STEP,
+                *STEP_KEY,
                 length,
                 up=gradient * (advantage > 0),
                 down=gradient * (advantage < 0),
-                length_off=length - length.mean().over(STEP),
-                advantage_off=advantage - advantage.mean().over(STEP),
-                log_length_off=length.log() - length.log().mean().over(STEP),
-                log_weight_off=weight.log() - weight.log().mean().over(STEP),
+                length_off=length - length.mean().over(STEP_KEY),
+                advantage_off=advantage - advantage.mean().over(STEP_KEY),
+                log_length_off=length.log() - length.log().mean().over(STEP_KEY),
+                log_weight_off=weight.log() - weight.log().mean().over(STEP_KEY),
             )
         )
 

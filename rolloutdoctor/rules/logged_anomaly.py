@@ -1,18 +1,20 @@
 """RDM003: logged numbers that cannot be, or that stand out, from the trainer's log alone."""
 
 from collections.abc import Mapping
+from dataclasses import dataclass
 from math import inf
 from typing import Any
 
 import polars as pl
 
-from rolloutdoctor.data.run_tables import STEP, RunTables
+from rolloutdoctor.evaluation.run_tables import STEP_KEY, RunTables
 from rolloutdoctor.objective.parts import Part
 from rolloutdoctor.results.findings import Severity
 from rolloutdoctor.rules.base import Context, Judgement, Missing, counted, logs_remedy, number
 from rolloutdoctor.rules.table_rule import Measured, Quantity, TableRule
 
 
+@dataclass(frozen=True)
 class LoggedAnomaly(TableRule):
     """A logged loss, KL or gradient norm that is NaN or Inf, impossible (a negative k3), or an extreme outlier.
 
@@ -80,7 +82,7 @@ class LoggedAnomaly(TableRule):
         """One line for each step that logged any of the three."""
         trainer, logged = context.writer, pl.col("logged")
         kl, norm = ("", "") if trainer is None else (trainer.kl_metrics[0], trainer.grad_norm_metric)
-        return run.metrics.group_by(STEP, maintain_order=True).agg(
+        return run.metrics.group_by(STEP_KEY, maintain_order=True).agg(
             is_finite=logged.is_finite().all(),
             kl=logged.filter(pl.col("metric") == kl, logged.is_finite()).first(),
             norm=logged.filter(pl.col("metric") == norm, logged.is_finite()).first(),

@@ -2,11 +2,12 @@
 
 import math
 from collections.abc import Mapping
+from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 import polars as pl
 
-from rolloutdoctor.data.run_tables import RunTables
+from rolloutdoctor.evaluation.run_tables import RunTables
 from rolloutdoctor.objective.objective import RowSet
 from rolloutdoctor.objective.required_columns import advantage_columns
 from rolloutdoctor.results.findings import Severity
@@ -55,6 +56,7 @@ def _bad(name: str, column_T: "Tensor") -> "Tensor":
     return ~((column_T >= LOWEST) & (column_T <= HIGHEST))
 
 
+@dataclass(frozen=True)
 class NonfiniteValues(TableRule):
     """NaN or infinity in log-probs, advantages or rewards.
 

@@ -1,11 +1,12 @@
 """RDG003: steps whose whole gradient is free of reward, from the trainer's log alone."""
 
 from collections.abc import Mapping
+from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 import polars as pl
 
-from rolloutdoctor.data.run_tables import RunTables
+from rolloutdoctor.evaluation.run_tables import RunTables
 from rolloutdoctor.results.findings import Severity
 from rolloutdoctor.rules.base import Context, Judgement, Missing, counted, logged_lines, logs_remedy, number, percent
 from rolloutdoctor.rules.table_rule import Measured, Quantity, TableRule
@@ -14,6 +15,7 @@ if TYPE_CHECKING:
     from rolloutdoctor.rules.step import StepView
 
 
+@dataclass(frozen=True)
 class RewardFreeStep(TableRule):
     """Steps with zero reward variance in every group that still updated the weights.
 

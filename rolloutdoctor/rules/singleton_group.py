@@ -1,11 +1,12 @@
 """RDA002: groups with one unmasked response."""
 
 from collections.abc import Mapping
+from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 import polars as pl
 
-from rolloutdoctor.data.run_tables import RunTables
+from rolloutdoctor.evaluation.run_tables import RunTables
 from rolloutdoctor.objective.parts import Part, has_baseline_per_row
 from rolloutdoctor.objective.required_columns import advantage_columns
 from rolloutdoctor.results.findings import Severity
@@ -18,6 +19,7 @@ if TYPE_CHECKING:
     from rolloutdoctor.rules.step import StepView
 
 
+@dataclass(frozen=True)
 class SingletonGroup(TableRule):
     """Groups with a single unmasked response have no baseline.
 

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any, ClassVar
 
 import polars as pl
 
-from rolloutdoctor.data.run_tables import STEP, RunTables
+from rolloutdoctor.evaluation.run_tables import STEP_KEY, RunTables
 from rolloutdoctor.ops.tally import Sums
 from rolloutdoctor.results.findings import Example, Measure
 from rolloutdoctor.rules.base import KEEP_EXAMPLES, Context, Rule
@@ -50,6 +50,7 @@ class Measured:
         return int(self.values[name] or 0)
 
 
+@dataclass(frozen=True)
 class TableRule(Rule[Any]):
     """A rule that is a query over `rows` and `metrics`.
 
@@ -111,14 +112,14 @@ class TableRule(Rule[Any]):
         """
         expressions = self._expressions()
         nothing = _values(measured.table.clear().select(**expressions))
-        found = measured.table.group_by(STEP).agg(**expressions).to_dicts()
+        found = measured.table.group_by(STEP_KEY).agg(**expressions).to_dicts()
         known = {(line.pop("step"), line.pop("split")): _finite(line) for line in found}
         return [{"step": step, "split": split, **known.get((step, split), nothing)} for step, split in steps]
 
-    def measures(self, tally: Measured) -> Mapping[str, Measure]:
-        """Return the numbers that users see."""
-        units = {name: unit for name, (_, unit) in self.quantities().items()}
-        return {name: Measure(value, units[name]) for name, value in tally.values.items()}
+    def measures(self, tally: Measured | Nothing) -> Mapping[str, Measure]:
+        """Return the numbers that users see; of nothing, their names and units."""
+        values = tally.values if isinstance(tally, Measured) else {}
+        return {name: Measure(values.get(name), unit) for name, (_, unit) in self.quantities().items()}
 
     def worst(self, measured: Measured, keep: int | None = KEEP_EXAMPLES) -> Sequence[Example]:
         """Return the places of the run, worst first.

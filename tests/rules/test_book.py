@@ -61,6 +61,7 @@ def test_table_lists_every_file():
         "loss_log",
         "step",
         "table",
+        "table_rule",
         "worst_places",
     }
     assert {type(rule).__module__.rpartition(".")[2] for rule in RULES} == files

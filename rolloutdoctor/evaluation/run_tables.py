@@ -9,10 +9,10 @@ import polars as pl
 if TYPE_CHECKING:
     from rolloutdoctor.data.batch import StepKey
 
-STEP = ("step", "split")
+STEP_KEY = ("step", "split")
 """Columns that name a step in every table."""
 
-NAMES = (*STEP, "row", "group", "group_id", "sample_id", "status")
+NAMES = (*STEP_KEY, "row", "group", "group_id", "sample_id", "status")
 """Columns that name a row, and say how it ended."""
 
 EMPTY_ROWS = pl.DataFrame(
@@ -57,7 +57,7 @@ class RunTables:
         frames = [frame.filter(pl.col("split").is_in(list(splits))) for frame in (self.rows, self.metrics, self.steps)]
         if without:
             left_out = steps_frame(without)
-            frames = [frame.join(left_out, on=STEP, how="anti", maintain_order="left") for frame in frames]
+            frames = [frame.join(left_out, on=STEP_KEY, how="anti", maintain_order="left") for frame in frames]
         rows, logged, steps = frames
         own = {name: name.removeprefix(f"{rule}/") for name in rows.columns if name.startswith(f"{rule}/")}
         rows = rows.select(*NAMES, *(name for name in columns if name in rows.columns), *own).rename(own)
@@ -70,8 +70,8 @@ class RunTables:
     def by_step(self, *metrics: str) -> pl.DataFrame:
         """Return one line a step with a column for each of some metrics, null where the step has none."""
         values = {name: pl.col("logged").filter(pl.col("metric") == name).first() for name in metrics}
-        wide = self.metrics.group_by(STEP).agg(**values)
-        return self.steps.join(wide, on=STEP, how="left", maintain_order="left")
+        wide = self.metrics.group_by(STEP_KEY).agg(**values)
+        return self.steps.join(wide, on=STEP_KEY, how="left", maintain_order="left")
 
 
 def steps_frame(keys: Iterable["StepKey"]) -> pl.DataFrame:
