@@ -20,7 +20,6 @@ from torch import Tensor
 
 from rolloutdoctor.data.batch import RolloutBatch
 from rolloutdoctor.evaluation.blocks import PART_TOKENS, AdjacentRows, WholeRows
-from rolloutdoctor.evaluation.cuda.fused import RowValues
 from rolloutdoctor.formulas import kl
 from rolloutdoctor.formulas.losses.clipped import BOUNDS, free_range
 from rolloutdoctor.objective.objective import KlTerm, Objective
@@ -39,6 +38,16 @@ _PIECE = PART_TOKENS
 
 _OF_DERIVATIVE = ("grad_l1_N", "grad_sq_N", "versus_dot_N")
 """Sums that are 0 where there is no derivative."""
+
+
+class RowValues(NamedTuple):
+    """What an objective gives to the tokens of a row, ``[N]`` each: scopes bool, the others in the dtype of tokens."""
+
+    policy_N: Tensor
+    kl_N: Tensor
+    policy_weight_N: Tensor
+    kl_weight_N: Tensor
+    advantage_N: Tensor | None
 
 
 class Part(NamedTuple):

@@ -10,9 +10,8 @@ from torch import Tensor
 from rolloutdoctor.data.batch import RolloutBatch
 from rolloutdoctor.evaluation.blocks import Block, Scope, whole
 from rolloutdoctor.evaluation.covered import is_covered, token_terms
-from rolloutdoctor.evaluation.cuda import fused
 from rolloutdoctor.evaluation.entropy import open_tokens
-from rolloutdoctor.evaluation.fast_cpu import ClippedCpuEvaluator, Part
+from rolloutdoctor.evaluation.fast_cpu import ClippedCpuEvaluator, Part, RowValues
 from rolloutdoctor.evaluation.rows import RowResult, in_scope
 from rolloutdoctor.evaluation.scores import ratios_at_loss, sampler_correction_of
 from rolloutdoctor.evaluation.token_sums import PerToken, TokenSums
@@ -156,9 +155,9 @@ class GeneralEvaluator:
     def _token_values(self) -> tuple[Tensor | None, ...]:
         return self.part.advantage_T, self.part.weight_T, self.inner_T, self.kept_T, self.chosen_T, self.open_T
 
-    def row_values(self) -> fused.RowValues:
+    def row_values(self) -> RowValues:
         """What its rows give to their tokens."""
-        return fused.RowValues(self.policy_N, self.kl_N, self.policy_weight_N, self.kl_weight_N, self.advantage_N)
+        return RowValues(self.policy_N, self.kl_N, self.policy_weight_N, self.kl_weight_N, self.advantage_N)
 
     @property
     def is_plain(self) -> bool:

@@ -10,7 +10,6 @@ import torch
 
 from rolloutdoctor.data.batch import RolloutBatch
 from rolloutdoctor.evaluation.blocks import cut, parts_of
-from rolloutdoctor.evaluation.cuda import fused
 from rolloutdoctor.evaluation.general import GeneralEvaluator
 from rolloutdoctor.evaluation.layouts import layout_of
 from rolloutdoctor.evaluation.rows import RowResult, in_separate_batches
@@ -27,13 +26,11 @@ def token_pass(
     parts: Mapping[str, RowResult],
     dtype: torch.dtype,
     per_token: Collection[str],
-    kernel: str = "torch",
     visit: Callable[[TokenBlock], None] | None = None,
 ) -> dict[str, tuple[TokenSums, PerToken | None]]:
     """Run the second pass for all objectives, block by block; token values are kept of those in `per_token`.
 
-    Each block is shown to `visit` when its parts are done, unless the kernel takes the step.
-    With `kernel` "triton" a step on a GPU is summed up in one read, if its objectives allow it.
+    Each block is shown to `visit` when its parts are done.
 
     Raises:
         NeedsPassOfItsOwn: if the batch holds several steps, and not all of it can be summed up in the short way.
@@ -48,12 +45,6 @@ def token_pass(
     for other in others:
         other.compare_with(reference)
     sharing = [other for other in others if other.shares]
-    fits = reference.is_plain and len(sharing) == len(others) and not per_token
-    if fits and fused.is_taken(batch, kernel):
-        found = fused.token_sums(batch, reference.objective, [each.row_values() for each in passes.values()], dtype)
-        for each, sums in zip(passes.values(), found, strict=True):
-            each.sums, each.zero_gradient_N = dict(sums), each.zero_gradient_N & (found[0]["policy_N"] == 0)
-        return {name: each.result() for name, each in passes.items()}
     host = reference.host([reference, *sharing])
     alone = [] if host is None else [(other, other.host([other])) for other in others if not other.shares]
     for rows, tokens in cut(batch):

@@ -17,8 +17,8 @@ from rolloutdoctor.engine.accumulate import RuleAccumulator
 from rolloutdoctor.engine.options import CheckOptions, ReadOptions
 from rolloutdoctor.engine.run_steps import StepConsumer, StepDispatcher
 from rolloutdoctor.evaluation import together
+from rolloutdoctor.evaluation.device import Evaluator
 from rolloutdoctor.evaluation.evaluate import AS_CONFIGURED, evaluate
-from rolloutdoctor.evaluation.gpu_check.first_step import Evaluator
 from rolloutdoctor.evaluation.token_sums import PerToken
 from rolloutdoctor.hypotheses.fixes import choose
 from rolloutdoctor.io.run import StepRange, open_run
