@@ -6,6 +6,7 @@ from math import isnan
 import numpy as np
 import pytest
 import torch
+from every_objective import full_batch, objectives
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
@@ -15,7 +16,7 @@ from rolloutdoctor.data.several_steps import can_join, joined, passes, rows_of
 from rolloutdoctor.evaluation.evaluate import Evaluation, evaluate_all, evaluate_rows
 from rolloutdoctor.evaluation.radii.advantages import advantage_radius
 from rolloutdoctor.evaluation.radii.loss import kl_radius, loss_radius, policy_radius
-from rolloutdoctor.evaluation.together import WITHIN_GROUPS, StepsTogether, is_within_groups
+from rolloutdoctor.evaluation.together import WITHIN_GROUPS, StepsTogether, is_within_groups, is_within_rows
 from rolloutdoctor.formulas.losses.aggregation import Layout
 from rolloutdoctor.hypotheses.fixes import FIXES, choose
 from rolloutdoctor.objective.objective import AdvantageRule
@@ -42,6 +43,7 @@ RUNS = {
     "slime grpo": ("slime", {"advantage_estimator": "grpo", "use_kl_loss": True, "kl_loss_coef": 0.1}),
     "slime gspo": ("slime", {"advantage_estimator": "gspo", "use_kl_loss": True, "kl_loss_coef": 0.1}),
 }
+OBJECTIVES = objectives()
 SHARED = {
     *("trl", "trl batch scale", "trl grpo, delta", "verl grpo", "verl vectorised", "verl opo", "verl gpg"),
     *("verl penalty", "verl whitened", "slime grpo", "trl sequence ratio", "trl-rloo", "slime gspo"),
@@ -107,6 +109,14 @@ def test_together_as_alone(run, seed, is_cut):
             assert_same(one.tokens, its.tokens, (number, label))
             np.testing.assert_array_equal(one.losses, its.losses)
             np.testing.assert_array_equal(one.losses, np.array(found.joined[label].losses)[:, number : number + 1])
+
+
+@pytest.mark.parametrize("name", [name for name, one in OBJECTIVES.items() if is_within_rows(one)])
+def test_every_objective_that_stays_within_rows(name):
+    steps, objectives = [replace(full_batch(seed), step=seed) for seed in range(3)], {"": OBJECTIVES[name]}
+    found = StepsTogether(steps, [{}] * 3, torch.float32).whole(objectives)
+    for step, its in zip(steps, found.each if found else [], strict=False):
+        assert_same(evaluate_all(step, objectives)[""].tokens, its[""].tokens, (step.step,))
 
 
 def test_a_loss_that_is_no_number_is_one():
