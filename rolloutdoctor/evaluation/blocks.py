@@ -10,14 +10,13 @@ import torch
 from torch import Tensor
 
 from rolloutdoctor.data.batch import RolloutBatch
-from rolloutdoctor.ops import elementwise as el
 from rolloutdoctor.ops import segments as seg
 from rolloutdoctor.ops.chosen import Chosen
 
 BLOCK_TOKENS = 196_608
 """Tokens that are worked on at a time: of more, temporaries leave the cache; of fewer, the calls outweigh the work."""
 
-PART_TOKENS = 49_152
+PART_TOKENS = 98_304
 """Tokens of a block that are evaluated at a time on the CPU: that takes a dozen temporaries beside the step.
 
 Measures of logged values take few, but many calls: they are shown whole blocks.
@@ -171,7 +170,7 @@ class AdjacentRows(Block):
     @cached_property
     def one_minus_p_squared_T(self) -> Tensor:
         """See `Block`."""
-        return el.expm1(self.column("policy_log_probs")).double().square_()
+        return self.column("policy_log_probs").expm1().double().square_()
 
 
 class _Part(Block):
