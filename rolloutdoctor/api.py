@@ -94,7 +94,6 @@ def check(
     split: str | None = None,
     device: str = "auto",
     dtype: str = "float32",
-    kernel: str = "torch",
 ) -> Report:
     """Run the rules, as the command `check` does.
 
@@ -109,7 +108,6 @@ def check(
         split: only ``train`` or ``eval``.
         device: ``auto``, ``cpu`` or ``cuda``.
         dtype: ``float32`` or ``float64``.
-        kernel: what evaluates a step on a GPU, ``torch`` or ``triton``.
     """
     chosen = CheckOptions(
         rules=pick(list(select), list(ignore)),
@@ -120,7 +118,6 @@ def check(
         split=split,
         device=device,
         dtype=dtype,
-        kernel=kernel,
     )
     return _check(_opened(run, trainer), chosen)
 
@@ -139,7 +136,6 @@ def diff(
     split: str = "train",
     device: str = "auto",
     dtype: str = "float32",
-    kernel: str = "torch",
 ) -> Comparison:
     """Compute a run as configured and with changes, as the command `diff` does.
 
@@ -156,7 +152,6 @@ def diff(
         split: ``train`` or ``eval``.
         device: ``auto``, ``cpu`` or ``cuda``.
         dtype: ``float32`` or ``float64``.
-        kernel: what evaluates a step on a GPU, ``torch`` or ``triton``.
     """
     chosen = DiffOptions(
         fixes=tuple(choose(text_) for text_ in fixes),
@@ -167,7 +162,6 @@ def diff(
         split=split,
         device=device,
         dtype=dtype,
-        kernel=kernel,
         by=by,
         top=top,
         text=text,
@@ -186,7 +180,6 @@ def compare(
     split: str | None = None,
     device: str = "auto",
     dtype: str = "float32",
-    kernel: str = "torch",
 ) -> RunComparison:
     """Compare two runs, as the command `compare` does.
 
@@ -200,7 +193,6 @@ def compare(
         split: only ``train`` or ``eval``.
         device: ``auto``, ``cpu`` or ``cuda``.
         dtype: ``float32`` or ``float64``.
-        kernel: what evaluates a step on a GPU, ``torch`` or ``triton``.
     """
     chosen = CheckOptions(
         trainer=trainer,
@@ -209,7 +201,6 @@ def compare(
         split=split,
         device=device,
         dtype=dtype,
-        kernel=kernel,
     )
     return _compare(_opened(a, trainer), _opened(b, trainer), chosen, by=by)
 
@@ -247,7 +238,6 @@ def plot(
     split: str | None = None,
     device: str = "auto",
     dtype: str = "float32",
-    kernel: str = "torch",
 ) -> "Figure":
     """Draw a picture of a run, as the command `plot` does; save it with the figure's own `savefig`.
 
@@ -262,7 +252,6 @@ def plot(
         split: only ``train`` or ``eval``; None: training rows.
         device: ``auto``, ``cpu`` or ``cuda``.
         dtype: ``float32`` or ``float64``.
-        kernel: what evaluates a step on a GPU, ``torch`` or ``triton``.
 
     Raises:
         UsageError: if an option cannot be used.
@@ -278,7 +267,6 @@ def plot(
         split=split,
         device=device,
         dtype=dtype,
-        kernel=kernel,
     )
     data = draw(_opened(run, trainer), kind, chosen, tuple(choose(text) for text in fixes))
     return figure_of(kind, data, by_step=by_step)
@@ -295,7 +283,6 @@ def recompute(
     split: str | None = None,
     device: str = "auto",
     dtype: str = "float64",
-    kernel: str = "torch",
     logits: bool = False,
 ) -> Recomputed:
     """Recompute the numbers of every step and, where `path` is given, write the values of every token there.
@@ -310,7 +297,6 @@ def recompute(
         split: only ``train`` or ``eval``.
         device: ``auto``, ``cpu`` or ``cuda``.
         dtype: ``float32`` or ``float64``.
-        kernel: what evaluates a step on a GPU, ``torch`` or ``triton``.
         logits: write the norm of the gradient with respect to each token's logits, too.
     """
     chosen = RecomputeOptions(
@@ -321,7 +307,6 @@ def recompute(
         split=split,
         device=device,
         dtype=dtype,
-        kernel=kernel,
         logits=logits,
     )
     return _recompute(_opened(run, trainer), chosen, path)
@@ -338,7 +323,6 @@ def report(
     split: str | None = None,
     device: str = "auto",
     dtype: str = "float32",
-    kernel: str = "torch",
 ) -> str:
     """Make the page of a run, as the command `report` does; it is returned, and written where `path` is given.
 
@@ -352,7 +336,6 @@ def report(
         split: only ``train`` or ``eval``.
         device: ``auto``, ``cpu`` or ``cuda``.
         dtype: ``float32`` or ``float64``.
-        kernel: what evaluates a step on a GPU, ``torch`` or ``triton``.
 
     Raises:
         UsageError: if an option cannot be used, or the page cannot be written.
@@ -372,7 +355,6 @@ def report(
         split=split,
         device=device,
         dtype=dtype,
-        kernel=kernel,
     )
     page = page_of(opened, chosen, tuple(choose(text) for text in fixes))
     if path is not None:
