@@ -96,7 +96,6 @@ def check(
     split: str | None = None,
     device: str = "auto",
     dtype: str = "float32",
-    kernel: str = "torch",
 ) -> Report:
     """Run the rules, as the command `check` does.
 
@@ -111,7 +110,6 @@ def check(
         split: only ``train`` or ``eval``.
         device: ``auto``, ``cpu`` or ``cuda``.
         dtype: ``float32`` or ``float64``.
-        kernel: what evaluates a step on a GPU, ``torch`` or ``triton``.
     """
     chosen = CheckOptions(
         rules=pick(list(select), list(ignore)),
@@ -122,7 +120,6 @@ def check(
         split=split,
         device=device,
         dtype=dtype,
-        kernel=kernel,
     )
     return _check(_opened(run, trainer), chosen)
 
@@ -141,7 +138,6 @@ def diff(
     split: str = "train",
     device: str = "auto",
     dtype: str = "float32",
-    kernel: str = "torch",
 ) -> Comparison:
     """Compute a run as configured and with changes, as the command `diff` does.
 
@@ -158,7 +154,6 @@ def diff(
         split: ``train`` or ``eval``.
         device: ``auto``, ``cpu`` or ``cuda``.
         dtype: ``float32`` or ``float64``.
-        kernel: what evaluates a step on a GPU, ``torch`` or ``triton``.
     """
     chosen = DiffOptions(
         fixes=tuple(choose(text_) for text_ in fixes),
@@ -169,7 +164,6 @@ def diff(
         split=split,
         device=device,
         dtype=dtype,
-        kernel=kernel,
         by=by,
         top=top,
         text=text,
@@ -188,7 +182,6 @@ def compare(
     split: str | None = None,
     device: str = "auto",
     dtype: str = "float32",
-    kernel: str = "torch",
 ) -> RunComparison:
     """Compare two runs, as the command `compare` does.
 
@@ -202,7 +195,6 @@ def compare(
         split: only ``train`` or ``eval``.
         device: ``auto``, ``cpu`` or ``cuda``.
         dtype: ``float32`` or ``float64``.
-        kernel: what evaluates a step on a GPU, ``torch`` or ``triton``.
     """
     chosen = CheckOptions(
         trainer=trainer,
@@ -211,7 +203,6 @@ def compare(
         split=split,
         device=device,
         dtype=dtype,
-        kernel=kernel,
     )
     return _compare(_opened(a, trainer), _opened(b, trainer), chosen, by=by)
 
@@ -283,7 +274,6 @@ def plot(
     split: str | None = None,
     device: str = "auto",
     dtype: str = "float32",
-    kernel: str = "torch",
 ) -> "Figure":
     """Draw a picture of a run, as the command `plot` does; save it with the figure's own `savefig`.
 
@@ -298,7 +288,6 @@ def plot(
         split: only ``train`` or ``eval``; None: training rows.
         device: ``auto``, ``cpu`` or ``cuda``.
         dtype: ``float32`` or ``float64``.
-        kernel: what evaluates a step on a GPU, ``torch`` or ``triton``.
 
     Raises:
         UsageError: if an option cannot be used.
@@ -314,7 +303,6 @@ def plot(
         split=split,
         device=device,
         dtype=dtype,
-        kernel=kernel,
     )
     data = draw(_opened(run, trainer), kind, chosen, tuple(choose(text) for text in fixes))
     return figure_of(kind, data, by_step=by_step)
@@ -331,7 +319,6 @@ def recompute(
     split: str | None = None,
     device: str = "auto",
     dtype: str = "float64",
-    kernel: str = "torch",
     logits: bool = False,
 ) -> Recomputed:
     """Recompute the numbers of every step and, where `path` is given, write the values of every token there.
@@ -346,7 +333,6 @@ def recompute(
         split: only ``train`` or ``eval``.
         device: ``auto``, ``cpu`` or ``cuda``.
         dtype: ``float32`` or ``float64``.
-        kernel: what evaluates a step on a GPU, ``torch`` or ``triton``.
         logits: write the norm of the gradient with respect to each token's logits, too.
     """
     chosen = RecomputeOptions(
@@ -357,7 +343,6 @@ def recompute(
         split=split,
         device=device,
         dtype=dtype,
-        kernel=kernel,
         logits=logits,
     )
     return _recompute(_opened(run, trainer), chosen, path)
@@ -374,7 +359,6 @@ def report(
     split: str | None = None,
     device: str = "auto",
     dtype: str = "float32",
-    kernel: str = "torch",
 ) -> str:
     """Make the page of a run, as the command `report` does; it is returned, and written where `path` is given.
 
@@ -388,7 +372,6 @@ def report(
         split: only ``train`` or ``eval``.
         device: ``auto``, ``cpu`` or ``cuda``.
         dtype: ``float32`` or ``float64``.
-        kernel: what evaluates a step on a GPU, ``torch`` or ``triton``.
 
     Raises:
         UsageError: if an option cannot be used, or the page cannot be written.
@@ -408,7 +391,6 @@ def report(
         split=split,
         device=device,
         dtype=dtype,
-        kernel=kernel,
     )
     page = page_of(opened, chosen, tuple(choose(text) for text in fixes))
     if path is not None:

@@ -67,13 +67,6 @@ def test_figures_are_those_of_the_command(tmp_path, monkeypatch):
         (lambda run: rd.plot("kl", run, split="test"), r"no split 'test' \(known: train, eval\)"),
         (lambda run: rd.check(run, dtype="float16"), "no dtype 'float16'"),
         (lambda run: rd.check(run, device="gpu"), "no device 'gpu'"),
-        (lambda run: rd.check(run, kernel="cutlass"), r"no kernel 'cutlass' \(known: torch, triton\)"),
-        (
-            lambda run: rd.diff(run, fixes=["zero-std"], device="cpu", kernel="triton"),
-            "--kernel triton: the kernel runs",
-        ),
-        (lambda run: rd.plot("kl", run, device="cpu", kernel="triton"), "evaluated on the CPU; use --kernel torch"),
-        (lambda run: rd.recompute(run, device="cpu", kernel="triton"), "evaluated on the CPU; use --kernel torch"),
         (lambda run: rd.check(run, split="both"), "no split 'both'"),
         (lambda run: rd.diff(run, fixes=["zero-std"], by="row"), "no parts by 'row'"),
         (lambda run: rd.recompute(run, dtype="double"), "no dtype 'double'"),

@@ -46,7 +46,6 @@ def check(
     split: opt.SplitOption = None,
     device: opt.DeviceOption = opt.Device.auto,
     dtype: opt.DtypeOption = opt.Dtype.float32,
-    kernel: opt.KernelOption = opt.Kernel.torch,
     format_: verdict.FormatOption = opt.Format.full,
     output_file: opt.OutputOption = None,
     fail_on: verdict.FailOnOption = opt.FailOn.error,
@@ -180,7 +179,6 @@ def check(
         split=split.value if split else None,
         device=device.value,
         dtype=dtype.value,
-        kernel=kernel.value,
     )
     fails = None if fail_on is opt.FailOn.never else Severity[fail_on.value.upper()]
     style = replace(opt.style_of(color, to_file=output_file is not None, verbose=verbose), fail_at=fails, quiet=quiet)

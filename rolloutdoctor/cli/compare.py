@@ -42,7 +42,6 @@ def compare(
     split: opt.SplitOption = None,
     device: opt.DeviceOption = opt.Device.auto,
     dtype: opt.DtypeOption = opt.Dtype.float32,
-    kernel: opt.KernelOption = opt.Kernel.torch,
     format_: Annotated[
         opt.DiffFormat, typer.Option("--format", help="Format of the comparison.")
     ] = opt.DiffFormat.full,
@@ -70,7 +69,7 @@ def compare(
         from rolloutdoctor.views.plots.table import format_for
 
         form = format_for(output)
-    options = opt.check_options(trainer, layers, step_range, split, device, dtype, kernel)
+    options = opt.check_options(trainer, layers, step_range, split, device, dtype)
     with progress_bar(common_unit(run.unit for run in runs), quiet=quiet) as progress:
         result = find(runs[0], runs[1], options, by=by, progress=progress)
     style = opt.style_of(color, to_file=output_file is not None, verbose=verbose)

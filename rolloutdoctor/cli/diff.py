@@ -49,7 +49,6 @@ def diff(
     ] = opt.Split.train,
     device: opt.DeviceOption = opt.Device.auto,
     dtype: opt.DtypeOption = opt.Dtype.float32,
-    kernel: opt.KernelOption = opt.Kernel.torch,
     format_: Annotated[
         opt.DiffFormat, typer.Option("--format", help="Format of the comparison.")
     ] = opt.DiffFormat.full,
@@ -84,7 +83,6 @@ def diff(
         split=split.value,
         device=device.value,
         dtype=dtype.value,
-        kernel=kernel.value,
         by=by.value if by else None,
         top=top,
         text=not no_text,

@@ -173,10 +173,10 @@ def _until_idle(follower: "Follower", how: FollowOptions) -> None:
 def _run(command: list[str], change: "Change") -> None:
     """Run a command with a finding on its standard input; what becomes of it never ends the following."""
     from rolloutdoctor.results.escapes import json_text
-    from rolloutdoctor.views.structured import finding_body
+    from rolloutdoctor.views import structured
 
     assert change.finding is not None
-    body = finding_body(change.finding)
+    body = structured.body(change.finding)
     del body["per_step"]
     try:
         done = subprocess.run(  # a list of words, and no shell

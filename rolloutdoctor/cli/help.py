@@ -13,7 +13,7 @@ _GROUPS: tuple[tuple[str, tuple[str, ...]], ...] = (
     ("Result", ("by", "top", "no_text", "format_", "output", "output_file", "verbose", "quiet", "color")),
     ("Following", ("follow", "state_file", "on_finding", "until_idle", "every")),
     ("Exit code", ("baseline", "write_baseline", "fail_on", "exit_zero", "exit_code")),
-    ("Computing", ("device", "dtype", "kernel", "workers", "engine", "state_dir", "save_state")),
+    ("Computing", ("device", "dtype", "workers", "engine", "state_dir", "save_state")),
 )
 """Title of a group to the parameters in it; what is in none comes under "Options"."""
 

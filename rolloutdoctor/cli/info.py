@@ -36,45 +36,18 @@ def info(
     layers = opt.layers(context, settings, trainer_config)
     from rolloutdoctor.commands.info import describe
     from rolloutdoctor.engine.options import CheckOptions
+    from rolloutdoctor.views.structured import as_json
 
     run = dumps.opened(paths, trainer, dump, logs_alone=True)
     check_target(output_file, "--output-file")
     options = CheckOptions(trainer=trainer, layers=layers, steps=step_range, split=split.value if split else None)
     found = describe(run, options)
-    width = opt.style_of(opt.Color.never, to_file=output_file is not None, verbose=False).width
-    text = _as_json(found) if format_ is opt.BookFormat.json else _as_text(found, width)
+    style = opt.style_of(opt.Color.never, to_file=output_file is not None, verbose=False)
+    text = as_json(found, style) if format_ is opt.BookFormat.json else _as_text(found, style.width)
     opt.deliver(text, output_file)
 
 
-def _as_json(found: "RunInfo") -> str:
-    from rolloutdoctor.commands.info import TIERS
-
-    body = {
-        "schema_version": 1,
-        "files": list(found.files),
-        "input": vars(found.input),
-        "splits": found.splits,
-        "dropped_steps": [list(key) for key in found.dropped],
-        "first_step": found.first_step,
-        "last_step": found.last_step,
-        "tier": found.tier,
-        "tier_meaning": TIERS[found.tier],
-        "trainer": found.trainer,
-        "config": {
-            key: {"value": one.value, "origin": one.origin, "assumed": one.assumed} for key, one in found.config.items()
-        },
-        "columns": found.columns,
-        "absent": found.absent,
-        "metrics": list(found.metrics),
-        "runnable": [code for code, _ in found.runnable],
-        "not_applicable": [{"code": one.code, "reason": one.reason} for one in found.not_applicable],
-        "skipped": [{"code": one.code, "reason": one.reason, "remedy": one.remedy} for one in found.skipped],
-    }
-    return json_text(body, indent=2) + "\n"
-
-
 def _as_text(found: "RunInfo", width: int) -> str:
-    from rolloutdoctor.commands.info import TIERS
     from rolloutdoctor.views.style import plain
     from rolloutdoctor.views.wrapping import wrapped
 
@@ -90,7 +63,7 @@ def _as_text(found: "RunInfo", width: int) -> str:
         steps = ", ".join(f"{step} ({plain(split)})" for step, split in found.dropped[:5])
         lines.append(f"left out  {len(found.dropped):,} steps that the recorder could not write in time: {steps}")
     lines.append(f"trainer   {plain(found.trainer or f'not known in full: {found.unstated}', 600)}")
-    lines.append(f"tier      {found.tier}: {TIERS[found.tier]}")
+    lines.append(f"tier      {found.tier}: {found.tier_meaning}")
     if found.columns:
         lines.append("\ncolumns")
         lines += [f"  {name:<20} {meaning}" for name, meaning in found.columns.items()]

@@ -37,13 +37,6 @@ class Dtype(StrEnum):
     float64 = "float64"
 
 
-class Kernel(StrEnum):
-    """What evaluates a step on a GPU."""
-
-    torch = "torch"
-    triton = "triton"
-
-
 class Split(StrEnum):
     """Which rows."""
 
@@ -185,14 +178,6 @@ DeviceOption = Annotated[
         help="Device to compute on; a GPU's first step is checked against the CPU.",
     ),
 ]
-KernelOption = Annotated[
-    Kernel,
-    typer.Option(
-        "--kernel",
-        envvar="ROLLOUTDOCTOR_KERNEL",
-        help="GPU kernel: torch, or a fused Triton kernel for PPO's clipped loss.",
-    ),
-]
 DtypeOption = Annotated[
     Dtype, typer.Option("--dtype", envvar="ROLLOUTDOCTOR_DTYPE", help="Floating-point type of token values.")
 ]
@@ -262,7 +247,6 @@ def check_options(
     split: Split | None,
     device: Device,
     dtype: Dtype,
-    kernel: Kernel,
 ) -> "CheckOptions":
     """What these options ask to read, with every rule."""
     from rolloutdoctor.engine.options import CheckOptions
@@ -274,7 +258,6 @@ def check_options(
         split=split.value if split else None,
         device=device.value,
         dtype=dtype.value,
-        kernel=kernel.value,
     )
 
 

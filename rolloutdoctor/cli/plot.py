@@ -54,7 +54,6 @@ def plot(
     split: opt.SplitOption = None,
     device: opt.DeviceOption = opt.Device.auto,
     dtype: opt.DtypeOption = opt.Dtype.float32,
-    kernel: opt.KernelOption = opt.Kernel.torch,
     quiet: opt.QuietOption = False,
 ) -> None:
     """Plot a run; with --fix, before and after the fix."""
@@ -73,7 +72,7 @@ def plot(
 
     run = dumps.opened(paths, trainer, dump, quiet=quiet)
     check_target(output)
-    options = opt.check_options(trainer, layers, step_range, split, device, dtype, kernel)
+    options = opt.check_options(trainer, layers, step_range, split, device, dtype)
     with progress_bar(run.unit, quiet=quiet) as progress:
         data = draw(run, kind, options, fixes, progress)
     write_whole(as_bytes(figure_of(kind, data, by_step=by_step), kind, form), output)

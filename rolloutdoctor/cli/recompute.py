@@ -51,7 +51,6 @@ def recompute(
     split: opt.SplitOption = None,
     device: opt.DeviceOption = opt.Device.auto,
     dtype: opt.DtypeOption = opt.Dtype.float64,
-    kernel: opt.KernelOption = opt.Kernel.torch,
     format_: Annotated[
         opt.NumbersFormat, typer.Option("--format", help="Format of the per-step numbers on stdout.")
     ] = opt.NumbersFormat.full,
@@ -91,7 +90,6 @@ def recompute(
         split=split.value if split else None,
         device=device.value,
         dtype=dtype.value,
-        kernel=kernel.value,
         logits=logits,
     )
     with progress_bar(run.unit, quiet=quiet) as progress:

@@ -41,7 +41,6 @@ def report(
     split: opt.SplitOption = None,
     device: opt.DeviceOption = opt.Device.auto,
     dtype: opt.DtypeOption = opt.Dtype.float32,
-    kernel: opt.KernelOption = opt.Kernel.torch,
     quiet: opt.QuietOption = False,
 ) -> None:
     """Write a self-contained HTML report of a run."""
@@ -57,7 +56,7 @@ def report(
 
     run = dumps.opened(paths, trainer, dump, quiet=quiet, text=True, logs_alone=True)
     check_target(output)
-    options = opt.check_options(trainer, layers, step_range, split, device, dtype, kernel)
+    options = opt.check_options(trainer, layers, step_range, split, device, dtype)
     with progress_bar(run.unit, quiet=quiet) as progress, slow_work(quiet=quiet) as tell:
         page = page_of(run, options, fixes, progress, tell)
     write_whole(page.encode(), output)

@@ -14,7 +14,6 @@ KEYS = (
     "set",
     "device",
     "dtype",
-    "kernel",
     "format",
     "select",
     "ignore",

@@ -59,6 +59,11 @@ class RunInfo:
     dropped: tuple[tuple[int, str], ...] = ()
     not_applicable: tuple[NotApplicable, ...] = ()
 
+    @property
+    def tier_meaning(self) -> str:
+        """How much can be computed, in words."""
+        return TIERS[self.tier]
+
 
 def describe(run: Run, options: CheckOptions) -> RunInfo:
     """Look at a run without evaluating it; of the rows only the small columns and one mask are read.

@@ -63,7 +63,6 @@ class MeasuredRun:
             split=given.split or "train",
             device=given.device,
             dtype=given.dtype,
-            kernel=given.kernel,
             fixes=tuple(choose(fix) for fix in fixes),
         )
         return diff(self._prepared.run, options)

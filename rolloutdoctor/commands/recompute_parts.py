@@ -20,10 +20,11 @@ from rolloutdoctor.commands.needs import need_trainer
 from rolloutdoctor.commands.recompute_steps import PartFile, RecomputeOptions, RecomputeState, StepRecomputer
 from rolloutdoctor.engine.check_parts import reading_identity
 from rolloutdoctor.engine.configure import configure
-from rolloutdoctor.engine.devices import find_dtype, find_evaluator
+from rolloutdoctor.engine.devices import find_device, find_dtype
 from rolloutdoctor.engine.merged_ids import MergedCount
 from rolloutdoctor.engine.parts import Part, Work
 from rolloutdoctor.engine.plain_records import frozen, thawed
+from rolloutdoctor.evaluation.device import Evaluator
 from rolloutdoctor.io.locations.targets import Target, shown
 from rolloutdoctor.io.metadata import RunMetadata
 from rolloutdoctor.io.progress import Progress
@@ -72,7 +73,7 @@ class RecomputeWork(Work[RecomputeState]):
         """Recompute the steps, and write their rows."""
         run, options = part.run, replace(self.options, steps=part.steps)
         configured = need_trainer(configure(run.metadata, options.trainer, options.layers))
-        evaluator, dtype = find_evaluator(options), find_dtype(options.dtype)
+        evaluator, dtype = Evaluator(find_device(options.device)), find_dtype(options.dtype)
         steps = StepRecomputer(run, configured, options, self.schema, evaluator)
         batches = run.batches(self.columns, steps=options.steps, split=options.split, dtype=dtype, progress=progress)
         with evaluation_mode():

@@ -13,9 +13,9 @@ from rolloutdoctor.engine.comparable import comparable
 from rolloutdoctor.engine.configure import Configured
 from rolloutdoctor.engine.merged_ids import MergedCount, MergedIds
 from rolloutdoctor.engine.options import ReadOptions
+from rolloutdoctor.evaluation.device import EvaluationRequest, Evaluator
 from rolloutdoctor.evaluation.entropy import bonus_tokens
 from rolloutdoctor.evaluation.evaluate import Evaluation, reward_kl_tokens
-from rolloutdoctor.evaluation.gpu_check.first_step import EvaluationRequest, Evaluator
 from rolloutdoctor.evaluation.scores import log_ratios, ratios_at_loss, sampler_correction_of
 from rolloutdoctor.formulas.corrections.inside import inside_the_loss
 from rolloutdoctor.formulas.corrections.rejection import kept_tokens

@@ -1,10 +1,7 @@
-"""Turn the names of a device, a kernel and a dtype into what evaluates steps."""
+"""Turn the names of a device and a dtype into torch's."""
 
 import torch
 
-from rolloutdoctor.engine.options import ReadOptions
-from rolloutdoctor.evaluation.cuda.fused import KERNELS, why_not
-from rolloutdoctor.evaluation.gpu_check.first_step import Evaluator
 from rolloutdoctor.results.errors import UsageError
 
 DTYPES = {"float32": torch.float32, "float64": torch.float64}
@@ -23,21 +20,6 @@ def find_device(name: str) -> torch.device:
     if name == "cuda" and not torch.cuda.is_available():
         raise UsageError("--device cuda: torch finds no CUDA device here; use --device cpu, or auto")
     return torch.device(name)
-
-
-def find_evaluator(options: ReadOptions) -> Evaluator:
-    """Return what evaluates steps under some options.
-
-    Raises:
-        UsageError: if there is no such device or kernel, or the kernel cannot run on the device.
-    """
-    device = find_device(options.device)
-    if options.kernel not in KERNELS:
-        raise UsageError(f"no kernel {options.kernel!r} (known: {', '.join(KERNELS)})")
-    why = why_not(device) if options.kernel == "triton" else None
-    if why is not None:
-        raise UsageError(f"--kernel triton: {why}; use --kernel torch")
-    return Evaluator(device, options.kernel)
 
 
 def find_dtype(name: str) -> torch.dtype:

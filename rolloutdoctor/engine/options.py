@@ -22,7 +22,6 @@ class ReadOptions:
         split: only ``train`` or ``eval``; None: both.
         device: ``auto``, ``cpu`` or ``cuda``.
         dtype: ``float32`` or ``float64``.
-        kernel: what evaluates a step on a GPU, ``torch`` or ``triton``.
     """
 
     trainer: str | None = None
@@ -31,7 +30,6 @@ class ReadOptions:
     split: str | None = None
     device: str = "auto"
     dtype: str = "float32"
-    kernel: str = "torch"
 
     def __post_init__(self) -> None:
         """Refuse a split that no row has.

@@ -8,11 +8,11 @@ import torch
 
 from rolloutdoctor.data.batch import RolloutBatch
 from rolloutdoctor.data.several_steps import TOGETHER, passes
-from rolloutdoctor.engine.devices import find_dtype, find_evaluator
+from rolloutdoctor.engine.devices import find_device, find_dtype
 from rolloutdoctor.engine.garbage import rare_collections
 from rolloutdoctor.engine.options import ReadOptions
+from rolloutdoctor.evaluation.device import EvaluationRequest, Evaluator
 from rolloutdoctor.evaluation.evaluate import AS_CONFIGURED, Evaluation
-from rolloutdoctor.evaluation.gpu_check.first_step import EvaluationRequest, Evaluator
 from rolloutdoctor.evaluation.on_demand import OnDemand
 from rolloutdoctor.evaluation.together import SharedPass, StepsTogether
 from rolloutdoctor.evaluation.token_measures import TokenMeasure, TokenMeasures, measured_on_demand
@@ -115,7 +115,7 @@ def run_file_steps(
         InputError: if a file cannot be read, or breaks the contract.
         DeviceError: if a GPU does not compute what the CPU computes.
     """
-    evaluator, dtype = find_evaluator(options), find_dtype(options.dtype)
+    evaluator, dtype = Evaluator(find_device(options.device)), find_dtype(options.dtype)
     columns = frozenset[str]().union(*(each.columns for each in consumers))
     batches = run.batches(columns, steps=options.steps, split=options.split, dtype=dtype, progress=progress)
     run_steps(batches, consumers, dtype, metrics, evaluator)

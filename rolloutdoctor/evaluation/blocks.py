@@ -5,22 +5,18 @@ from collections.abc import Callable, Hashable, Iterator
 from dataclasses import dataclass
 from functools import cached_property
 from itertools import pairwise
-from typing import NamedTuple
 
-import numpy as np
 import torch
-from numpy.typing import NDArray
 from torch import Tensor
 
 from rolloutdoctor.data.batch import RolloutBatch
-from rolloutdoctor.ops import elementwise as el
 from rolloutdoctor.ops import segments as seg
 from rolloutdoctor.ops.chosen import Chosen
 
 BLOCK_TOKENS = 196_608
 """Tokens that are worked on at a time: of more, temporaries leave the cache; of fewer, the calls outweigh the work."""
 
-PART_TOKENS = 49_152
+PART_TOKENS = 98_304
 """Tokens of a block that are evaluated at a time on the CPU: that takes a dozen temporaries beside the step.
 
 Measures of logged values take few, but many calls: they are shown whole blocks.
@@ -133,20 +129,6 @@ class Block(ABC):
         return _Part(self, Chosen(here_n, self.runs), rows, self.runs.some(here_n))
 
 
-class WholeRows(NamedTuple):
-    """Rows of a block with all their tokens, or with the trained ones where a row is trained in part; on the CPU.
-
-    Attributes:
-        runs: the tokens by row.
-        left_out_n: ``[n]``, rows that are not trained though tokens of them are here; None: there are none.
-        column: gives a token column.
-    """
-
-    runs: seg.Runs
-    left_out_n: NDArray[np.bool_] | None
-    column: Callable[[str], Tensor]
-
-
 class AdjacentRows(Block):
     """Adjacent rows of a step.
 
@@ -161,27 +143,11 @@ class AdjacentRows(Block):
         super().__init__(rows, rows.start, seg.Runs(trained - trained[0]))
         self._batch, self.places, self._dtype = batch, tokens, dtype
         self._start = int(trained[0])
-        self._uncut_columns: dict[str, Tensor] = {}
 
     @cached_property
     def _chosen(self) -> Chosen | None:
         is_all = self.tokens == self.places.stop - self.places.start
         return None if is_all else Chosen(self._batch.tokens_of("response_mask", self.places))
-
-    def whole_rows(self) -> WholeRows:
-        """The same with rows that are not trained at all, where no row is trained in part: nothing is copied then."""
-        if self.tokens < self.places.stop - self.places.start:
-            cuts = self._batch.rows.numpy()[self.first : self.first + len(self.runs) + 1]
-            lengths_n, sizes_n = np.diff(self.runs.cuts), np.diff(cuts)
-            is_cut_n = lengths_n < sizes_n
-            if not lengths_n[is_cut_n].any():
-                return WholeRows(seg.Runs(torch.from_numpy(cuts - cuts[0])), is_cut_n, self._uncut)
-        return WholeRows(self.runs, None, self.column)
-
-    def _uncut(self, name: str) -> Tensor:
-        if name not in self._uncut_columns:
-            self._uncut_columns[name] = self._batch.tokens_of(name, self.places).to(self._dtype)
-        return self._uncut_columns[name]
 
     def _column(self, name: str) -> Tensor:
         return self._trained(self._batch.tokens_of(name, self.places)).to(self._dtype)
@@ -204,7 +170,7 @@ class AdjacentRows(Block):
     @cached_property
     def one_minus_p_squared_T(self) -> Tensor:
         """See `Block`."""
-        return el.expm1(self.column("policy_log_probs")).double().square_()
+        return self.column("policy_log_probs").expm1().double().square_()
 
 
 class _Part(Block):

@@ -206,7 +206,6 @@ def evaluate(
     dtype: torch.dtype = torch.float32,
     per_token: bool = False,
     logged: Mapping[str, float] | None = None,
-    kernel: str = "torch",
     amend: Callable[[RowResult], RowResult] | None = None,
 ) -> Evaluation:
     """Evaluate one objective on one step.
@@ -217,14 +216,13 @@ def evaluate(
         dtype: of the token values; sums are float64.
         per_token: keep the token values too.
         logged: the step's metrics, for objectives that change from step to step.
-        kernel: what evaluates a step on a GPU: "torch", or "triton" for the kernel, where it covers the objectives.
         amend: edits the first pass before the second sees it.
 
     Raises:
         CannotComputeError: where the trainer itself fails, or what changes from step to step was not logged.
     """
     alone = {"": objective}
-    return evaluate_all(batch, alone, dtype=dtype, per_token=per_token, logged=logged, kernel=kernel, amend=amend)[""]
+    return evaluate_all(batch, alone, dtype=dtype, per_token=per_token, logged=logged, amend=amend)[""]
 
 
 @el.unwarned()
@@ -235,7 +233,6 @@ def evaluate_all(
     dtype: torch.dtype = torch.float32,
     per_token: bool | Collection[str] = False,
     logged: Mapping[str, float] | None = None,
-    kernel: str = "torch",
     visit: Callable[[TokenBlock], None] | None = None,
     amend: Callable[[RowResult], RowResult] | None = None,
 ) -> dict[str, Evaluation]:
@@ -249,7 +246,6 @@ def evaluate_all(
         dtype: of the token values; sums are float64.
         per_token: keep the token values too: of all objectives, or of those named.
         logged: the step's metrics, for objectives that change from step to step.
-        kernel: what evaluates a step on a GPU: "torch", or "triton" for the kernel, where it covers the objectives.
         visit: is shown each block of tokens that the evaluation goes through; see `TokenMeasures`.
         amend: edits the first pass of each before the second sees it.
 
@@ -270,7 +266,7 @@ def evaluate_all(
     }
     wanted = (able if per_token else ()) if isinstance(per_token, bool) else per_token
     with naming(next((objective.trainer for objective in objectives.values()), CannotComputeError.trainer)):
-        passes = token_pass(batch, able, dtype, frozenset(wanted), kernel, visit) if able else {}
+        passes = token_pass(batch, able, dtype, frozenset(wanted), visit) if able else {}
     found = {}
     for name, objective in objectives.items():
         tokens, kept = passes.get(name, (None, None))

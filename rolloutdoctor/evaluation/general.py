@@ -1,7 +1,7 @@
-"""The second pass of an evaluation for one objective, in the general way, which knows all that one can ask for."""
+"""The second pass of an evaluation for one objective: the terms of its tokens, summed up by row."""
 
 from collections.abc import Sequence
-from dataclasses import replace
+from dataclasses import fields, replace
 from functools import partial
 
 import torch
@@ -9,10 +9,7 @@ from torch import Tensor
 
 from rolloutdoctor.data.batch import RolloutBatch
 from rolloutdoctor.evaluation.blocks import Block, Scope, whole
-from rolloutdoctor.evaluation.covered import is_covered, token_terms
-from rolloutdoctor.evaluation.cuda import fused
 from rolloutdoctor.evaluation.entropy import open_tokens
-from rolloutdoctor.evaluation.fast_cpu import ClippedCpuEvaluator, Part
 from rolloutdoctor.evaluation.rows import RowResult, in_scope
 from rolloutdoctor.evaluation.scores import ratios_at_loss, sampler_correction_of
 from rolloutdoctor.evaluation.token_sums import PerToken, TokenSums
@@ -24,9 +21,18 @@ from rolloutdoctor.formulas.losses.levels import row_mean
 from rolloutdoctor.formulas.losses.selections import SELECTIONS
 from rolloutdoctor.formulas.losses.surrogates import SURROGATES
 from rolloutdoctor.formulas.losses.terms import PolicyTerm, TokenInputs
-from rolloutdoctor.objective.objective import Aggregation, KlTerm
+from rolloutdoctor.objective.objective import Aggregation, KlTerm, Objective
 from rolloutdoctor.ops import elementwise as el
 from rolloutdoctor.ops import segments as seg
+
+BY_ROW = frozenset(
+    {
+        *("trainer", "version", "advantage", "has_kl_loss", "reward_weights", "kl_buffer", "metric_columns"),
+        *("also_logs", "context_slices", "entropy_bonus", "aggregation", "policy_aggregation", "baseline_rows"),
+        *("policy", "kl", "denominator", "metric", "kl_reward", "correction"),
+    }
+)
+"""Fields of an objective that reach a token by values of its row alone (scores, scopes, weights), or no token."""
 
 _OPTIONAL = ("drift_N", "clipped_N", "capped_N", "logged_N")
 _LOGITS = ("logits_low_sq_N", "logits_sq_N")
@@ -134,7 +140,7 @@ class GeneralEvaluator:
         """True if what both make of a token can differ only where a value of its row does."""
         if token_terms(self.objective) != token_terms(other.objective):
             return False
-        mine, theirs = self.row_values(), other.row_values()
+        mine, theirs = self._row_values(), other._row_values()
         if any((one is None) != (another is None) for one, another in zip(mine, theirs, strict=True)):
             return False
         return all(map(_same, self._token_values(), other._token_values()))
@@ -142,7 +148,7 @@ class GeneralEvaluator:
     def _differs(self, other: "GeneralEvaluator") -> Tensor:
         """Rows of which a value differs from another pass's, ``[N]`` bool."""
         differs_N = torch.zeros_like(self.policy_N)
-        for mine_N, theirs_N in zip(self.row_values(), other.row_values(), strict=True):
+        for mine_N, theirs_N in zip(self._row_values(), other._row_values(), strict=True):
             if mine_N is not None and theirs_N is not None:
                 differs_N |= mine_N != theirs_N
         return differs_N
@@ -156,27 +162,13 @@ class GeneralEvaluator:
     def _token_values(self) -> tuple[Tensor | None, ...]:
         return self.part.advantage_T, self.part.weight_T, self.inner_T, self.kept_T, self.chosen_T, self.open_T
 
-    def row_values(self) -> fused.RowValues:
-        """What its rows give to their tokens."""
-        return fused.RowValues(self.policy_N, self.kl_N, self.policy_weight_N, self.kl_weight_N, self.advantage_N)
-
-    @property
-    def is_plain(self) -> bool:
-        """True if columns and values of rows alone decide its tokens, in a way that the short ways know."""
-        has_more = any(x is not None for x in self._token_values())
-        return not has_more and self.advantage_N is not None and is_covered(self.objective)
+    def _row_values(self) -> tuple[Tensor | None, ...]:
+        return self.policy_N, self.kl_N, self.policy_weight_N, self.kl_weight_N, self.advantage_N
 
     @property
     def recomputed_N(self) -> Tensor:
         """Rows that differ from the reference and may have a derivative, ``[N]`` bool."""
         return self.differs_N & ~self.zero_gradient_N
-
-    def host(self, passes: Sequence["GeneralEvaluator"]) -> ClippedCpuEvaluator | None:
-        """What sums up its blocks and those of passes that share with it in a short way, if there is one."""
-        if not self.is_plain or self.batch.device.type != "cpu":
-            return None
-        parts = [Part(each.row_values(), each.recomputed_N, each.sums) for each in passes]
-        return ClippedCpuEvaluator.of(self.batch, self.objective, parts, self.dtype, logits=self.reference is None)
 
     def add_compared(self, block: Block, reference_T: Tensor) -> None:
         """Add the rows of a block that can differ from the reference, whose derivative is `reference_T`, ``[t]``."""
@@ -189,10 +181,13 @@ class GeneralEvaluator:
             grad_T, other_T = self.add(part), part.of_block(reference_T)
             self._sum(part, "versus_dot_N", grad_T.double() * other_T)
             self._sum(part, "versus_l1_N", (grad_T - other_T).abs_())
+        if self.kept is not None and self.shares:
+            # Its sums were made without all of its tokens.
+            self._keep(block, *self._values(block))
 
     def add(self, block: Block) -> Tensor:
         """Add a block and return its derivative, ``[t]``; its tokens are kept if they are wanted and all here."""
-        given, term, kl_T, grad_T = self.values(block)
+        given, term, kl_T, grad_T = self._values(block)
         if kl_T is not None and not self.shares:
             self._sum(block, "kl_N", kl_T)
         self._sum(block, "policy_N", term.value_T)
@@ -208,12 +203,7 @@ class GeneralEvaluator:
             self._keep(block, given, term, kl_T, grad_T)
         return grad_T
 
-    def keep(self, block: Block) -> None:
-        """Keep the tokens of a block if they are wanted; its sums were made without all of them."""
-        if self.kept is not None:
-            self._keep(block, *self.values(block))
-
-    def values(self, block: Block) -> tuple[TokenInputs, PolicyTerm, Tensor | None, Tensor]:
+    def _values(self, block: Block) -> tuple[TokenInputs, PolicyTerm, Tensor | None, Tensor]:
         """What the policy term sees, the term, the KL and the derivative, of the tokens of a block."""
         given = self._given(block)
         term = SURROGATES[self.objective.surrogate.kind](given, self.objective.surrogate)
@@ -375,6 +365,11 @@ class GeneralEvaluator:
                 column_T[mask_T] = torch.cat([values[number] for values in kept])
             columns.append(column_T)
         return PerToken(*columns)
+
+
+def token_terms(objective: Objective) -> dict[str, object]:
+    """What decides the terms of a token beside its columns and the values of its row, unknown fields included."""
+    return {one.name: getattr(objective, one.name) for one in fields(objective) if one.name not in BY_ROW}
 
 
 def _same(mine_T: Tensor | None, theirs_T: Tensor | None) -> bool:

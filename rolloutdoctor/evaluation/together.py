@@ -14,14 +14,14 @@ from torch import Tensor
 
 from rolloutdoctor.data.batch import RolloutBatch
 from rolloutdoctor.data.several_steps import joined, rows_of
-from rolloutdoctor.evaluation.covered import is_covered
 from rolloutdoctor.evaluation.evaluate import Evaluation, evaluate_rows
 from rolloutdoctor.evaluation.layouts import layout_of
 from rolloutdoctor.evaluation.on_demand import OnDemand
 from rolloutdoctor.evaluation.rows import RowResult, in_separate_batches, row_parts
 from rolloutdoctor.evaluation.token_sums import PerToken, TokenSums
-from rolloutdoctor.evaluation.tokens import NeedsPassOfItsOwn, token_pass
+from rolloutdoctor.evaluation.tokens import token_pass
 from rolloutdoctor.formulas.losses.aggregation import Layout
+from rolloutdoctor.formulas.losses.selections import SELECTIONS
 from rolloutdoctor.objective.estimators import Axis
 from rolloutdoctor.objective.objective import AdvantageRule, Objective, RowSet
 from rolloutdoctor.objective.required_columns import loss_columns
@@ -58,6 +58,12 @@ def is_within_groups(objective: Objective) -> bool:
     """Return True if the advantage of a row depends on the rows of its group alone."""
     rule = objective.advantage
     return all(one.name in WITHIN_GROUPS and WITHIN_GROUPS[one.name](rule) for one in fields(rule))
+
+
+def is_within_rows(objective: Objective) -> bool:
+    """Return True if what becomes of a token depends on its row alone: nothing is ranked, averaged or cut over more."""
+    corrections = objective.policy_correction, objective.sampler_correction, objective.correction.weights
+    return objective.surrogate.kind not in SELECTIONS and not objective.gates and not any(corrections)
 
 
 class SharedPass(NamedTuple):
@@ -132,7 +138,7 @@ class StepsTogether:
             if parts is None:
                 return None
             passed = token_pass(self.batch, parts, self._dtype, per_token) if True in with_tokens else {}
-        except (CannotComputeError, NeedsPassOfItsOwn):
+        except CannotComputeError:
             # What cannot be computed may be so of one step alone.
             return None
         found = {}
@@ -186,7 +192,7 @@ class StepsTogether:
     def _can_share(self, objective: Objective) -> bool:
         scopes = objective.policy, objective.kl, objective.denominator
         return (
-            is_covered(objective)
+            is_within_rows(objective)
             and objective.advantage.spec.axis is Axis.ROWS
             and not in_separate_batches(self.batch, objective)
             and not any(RowSet.STD_FLAGGED in scope.without for scope in scopes)

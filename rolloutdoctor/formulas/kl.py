@@ -4,7 +4,6 @@ All act on one token: ``u = policy - ref``, the difference of the log-probs of t
 derivative is with respect to the policy's log-prob. Schulman's names: http://joschu.net/blog/kl-approx.html.
 """
 
-import math
 from collections.abc import Callable
 
 import torch
@@ -30,17 +29,6 @@ def k3(u: Tensor) -> Term:
     return (grown + u).sub_(1), 1 - grown
 
 
-def k3_into(policy: Tensor, reference: Tensor, value: Tensor, derivative: Tensor) -> None:
-    """Write `k3` of ``policy - reference`` to memory at hand: new memory would take half of its time.
-
-    The same to the bit. All are ``[T]``, of one dtype.
-    """
-    torch.sub(reference, policy, out=value)
-    torch.exp(value, out=derivative)
-    torch.sub(derivative, value, out=value).sub_(1)
-    torch.sub(1, derivative, out=derivative)
-
-
 def absolute(u: Tensor) -> Term:
     """``|u|``, derivative ``sign(u)``."""
     return u.abs(), u.sign()
@@ -53,8 +41,7 @@ def k3_clamped(u: Tensor) -> Term:
     """
     inside = u.abs() <= 20
     value, derivative = k3(u.clamp(-20, 20))
-    most = K3_UP_TO["k3_clamped"]
-    return value.clamp(-most, most), torch.where(inside & (value <= most), derivative, 0.0)
+    return value.clamp(-10, 10), torch.where(inside & (value <= 10), derivative, 0.0)
 
 
 ESTIMATORS: dict[str, Callable[[Tensor], Term]] = {
@@ -64,10 +51,6 @@ ESTIMATORS: dict[str, Callable[[Tensor], Term]] = {
     "abs": absolute,
     "k3_clamped": k3_clamped,
 }
-
-
-K3_UP_TO = {"k3": math.inf, "k3_clamped": 10.0}
-"""Estimators that are `k3` as long as it is no larger."""
 
 
 def term(

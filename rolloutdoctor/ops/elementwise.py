@@ -29,14 +29,6 @@ def outside(x: Tensor, low: float, high: float) -> Tensor | None:
     return torch.from_numpy(np.flatnonzero(is_out)) if is_out.any() else None
 
 
-def expm1(x: Tensor) -> Tensor:
-    """``exp(x) - 1``, exact to a few units in the last place also near 0."""
-    if x.device.type != "cpu":
-        return x.expm1()
-    with np.errstate(over="ignore"):
-        return torch.from_numpy(np.expm1(x.numpy()))
-
-
 def extremes(x: Tensor) -> tuple[float, float]:
     """Smallest and largest value; NaN for both if there is one.
 

@@ -33,6 +33,10 @@ class Numbers:
     metrics: Mapping[str, float] = field(default_factory=dict)
 
 
+OWN_NUMBERS = ("loss", "policy_loss", "kl_loss", "grad_l1", "grad_l2")
+"""Those that are no metrics of the trainer."""
+
+
 @dataclass(frozen=True)
 class RecomputedStep:
     """One step, recomputed.

@@ -113,6 +113,11 @@ class Quantity:
         gaps = [abs(b - a) for a, b in self.values]
         return gaps.index(max(gaps))
 
+    @property
+    def widest_step(self) -> int:
+        """That step."""
+        return self.steps[self.widest]
+
 
 def _total(values: list[float]) -> float:
     try:

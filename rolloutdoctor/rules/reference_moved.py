@@ -163,7 +163,7 @@ class ReferenceMoved(Rule[ReferenceTally]):
 
     def measure_each(self, steps: "StepView") -> list[ReferenceTally]:
         """Add up the trained tokens of each step that are looked at."""
-        from rolloutdoctor.ops.elementwise import difference, expm1, is_below, is_unequal, kept
+        from rolloutdoctor.ops.elementwise import difference, is_below, is_unequal, kept
         from rolloutdoctor.ops.segments import Runs
 
         found, by_step = steps.token_measures.get(self.code), steps.by_step
@@ -175,7 +175,7 @@ class ReferenceMoved(Rule[ReferenceTally]):
         moved_T = counted_T & is_unequal(found.get("old", policy_T), policy_T)
         policy_T, apart_T = (kept(x_T, counted_T) for x_T in (policy_T, apart_T))
         runs = Runs.of_lengths(found["looked_at"])
-        terms = counted_T, expm1(apart_T) - apart_T, policy_T, moved_T
+        terms = counted_T, apart_T.expm1() - apart_T, policy_T, moved_T
         tokens, kl, policy, moved = (by_step.sum(runs.total(x_T)) for x_T in terms)
         different = by_step.sum(found["different"])
         is_seen = tokens > 0

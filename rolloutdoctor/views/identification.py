@@ -1,66 +1,17 @@
 """An identification as text for people and as JSON for programs."""
 
 import shlex
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 
-from rolloutdoctor.results.escapes import json_text
 from rolloutdoctor.results.identification import Identification, IdentifiedClass, Member, Stage
-from rolloutdoctor.results.version import __version__
+from rolloutdoctor.views.structured import as_json
 from rolloutdoctor.views.style import Style, plain
 from rolloutdoctor.views.wrapping import wrapped
-
-SCHEMA_VERSION = 1
 
 _LISTED = 4
 """Equivalent configurations that are named; more are counted."""
 
 _INDENT = " " * 12
-
-
-def structured(found: Identification, style: Style | None = None) -> str:
-    """Return the identification as JSON."""
-    body = {
-        "schema_version": SCHEMA_VERSION,
-        "rolloutdoctor": __version__,
-        "input": vars(found.input),
-        "stages": [_stage(stage) for stage in found.stages],
-        "recorded": found.recorded,
-        "use": list(found.use),
-    }
-    return json_text(body, indent=2) + "\n"
-
-
-def _stage(stage: Stage) -> dict[str, object]:
-    return {
-        "stage": stage.stage,
-        "outcome": stage.outcome,
-        "compared": stage.compared,
-        "classes": [
-            {
-                "trainer": one.trainer,
-                "options": dict(one.options),
-                "words": one.words,
-                "matched": one.matched,
-                "worst": one.worst,
-                "equivalent": [
-                    {"trainer": each.trainer, "options": dict(each.options), "words": each.words}
-                    for each in one.equivalent
-                ],
-            }
-            for one in stage.classes
-        ],
-        "excluded": [
-            {
-                "options": dict(one.options),
-                "step": one.step,
-                "sample_id": one.sample_id,
-                "logged": one.logged,
-                "predicted": one.predicted,
-            }
-            for one in stage.excluded
-        ],
-        "separate": stage.separate,
-    }
 
 
 def text(found: Identification, style: Style | None = None) -> str:
@@ -163,4 +114,4 @@ def _recorded(found: Identification) -> str:
     return f"{', '.join(shown)}: {words}{where}" if shown else words
 
 
-RENDERERS = {"full": text, "json": structured}
+RENDERERS: dict[str, Callable[[Identification, Style], str]] = {"full": text, "json": as_json}

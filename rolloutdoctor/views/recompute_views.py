@@ -6,62 +6,16 @@ from collections.abc import Callable, Iterator
 from rich.console import RenderableType
 from rich.text import Text
 
-from rolloutdoctor.results.comparison import Numbers, Recomputed, RecomputedStep
-from rolloutdoctor.results.escapes import json_text
+from rolloutdoctor.results.comparison import OWN_NUMBERS, Numbers, Recomputed, RecomputedStep
 from rolloutdoctor.results.exact import mean
+from rolloutdoctor.views import structured
 from rolloutdoctor.views.layout import as_text, configuration, hanging, header, many, numbers
-from rolloutdoctor.views.structured import SCHEMA_VERSION, known, settings
 from rolloutdoctor.views.style import Style, plain
-
-_OWN = ("loss", "policy_loss", "kl_loss", "grad_l1", "grad_l2")
 
 
 def as_full(result: Recomputed, style: Style) -> str:
     """Render the means over the steps, logged beside recomputed."""
     return as_text(_parts(result), style)
-
-
-def as_json(result: Recomputed, style: Style) -> str:
-    """Render everything as one JSON object; numbers are never rounded."""
-    body = {**_head(result), "per_step": [_step(step) for step in result.steps], "notes": list(result.notes)}
-    return json_text(body, indent=2, ascii_only=not style.unicode) + "\n"
-
-
-def as_json_lines(result: Recomputed, style: Style) -> str:
-    """Render one JSON object a line: the run, then every step."""
-    lines = [{"type": "run", **_head(result), "notes": list(result.notes)}]
-    lines += [{"type": "step", **_step(step)} for step in result.steps]
-    return "".join(json_text(line, ascii_only=not style.unicode) + "\n" for line in lines)
-
-
-def _head(result: Recomputed) -> dict[str, object]:
-    return {
-        "schema_version": SCHEMA_VERSION,
-        "rolloutdoctor": result.version,
-        "device": result.device,
-        "dtype": result.dtype,
-        "input": vars(result.input),
-        "trainer": {"name": result.trainer, "version": result.trainer_version, "config": settings(result.config)},
-        "fixes": list(result.fixes),
-        "columns": list(result.columns),
-    }
-
-
-def _step(step: RecomputedStep) -> dict[str, object]:
-    before = step.before
-    found: dict[str, object] = {"step": step.step, "split": step.split, "rows": step.rows, "tokens": step.tokens}
-    found |= _numbers(before)
-    found["logged"] = {name: known(value) for name, value in step.logged.items()}
-    found["difference"] = {name: known(before.metrics[name] - value) for name, value in step.logged.items()}
-    if step.fixed is not None:
-        found["fixed"] = _numbers(step.fixed)
-    return found
-
-
-def _numbers(one: Numbers) -> dict[str, object]:
-    """The trainer's metrics under their own names, then ours: a trainer's `loss` is the loss of the step."""
-    own = {name: known(getattr(one, name)) for name in _OWN}
-    return {**own, **{name: known(value) for name, value in one.metrics.items() if name not in own}}
 
 
 def _parts(result: Recomputed) -> Iterator[RenderableType]:
@@ -88,7 +42,7 @@ def _parts(result: Recomputed) -> Iterator[RenderableType]:
 
 
 def _lines(steps: list[RecomputedStep], fixed: bool) -> Iterator[list[str]]:
-    names = [*_OWN, *dict.fromkeys(name for step in steps for name in step.before.metrics)]
+    names = [*OWN_NUMBERS, *dict.fromkeys(name for step in steps for name in step.before.metrics)]
     for name in dict.fromkeys(names):
         gaps = [_value(step.before, name) - step.logged[name] for step in steps if name in step.logged]
         sides = [_mean([_value(step.before, name) for step in steps])]
@@ -102,7 +56,7 @@ def _lines(steps: list[RecomputedStep], fixed: bool) -> Iterator[list[str]]:
 def _value(one: Numbers | None, name: str) -> float:
     found = None
     if one is not None:
-        found = getattr(one, name) if name in _OWN else one.metrics.get(name)
+        found = getattr(one, name) if name in OWN_NUMBERS else one.metrics.get(name)
     return math.nan if found is None else found
 
 
@@ -117,6 +71,6 @@ def _shown(value: float) -> str:
 
 RENDERERS: dict[str, Callable[[Recomputed, Style], str]] = {
     "full": as_full,
-    "json": as_json,
-    "jsonl": as_json_lines,
+    "json": structured.as_json,
+    "jsonl": structured.as_json_lines,
 }

@@ -2,17 +2,15 @@
 
 import math
 from collections.abc import Callable, Iterator, Sequence
-from typing import Any
 
 from rich.console import RenderableType
 from rich.text import Text
 
-from rolloutdoctor.results.escapes import json_text
 from rolloutdoctor.results.findings import Measure, Setting
 from rolloutdoctor.results.run_comparison import FindingPair, OptionPair, Quantity, RunComparison, Side
+from rolloutdoctor.views import structured
 from rolloutdoctor.views.layout import as_text, fitting, hanging, many, numbers
 from rolloutdoctor.views.markup import inert
-from rolloutdoctor.views.structured import SCHEMA_VERSION, known
 from rolloutdoctor.views.style import Style, plain, shown, value_of
 
 MOST_METRICS = 8
@@ -268,103 +266,10 @@ def _safe(text: object) -> str:
     return inert(plain(text, 500))
 
 
-def as_json(result: RunComparison, style: Style) -> str:
-    """Render one JSON object."""
-    return json_text(_body(result), indent=2, ascii_only=not style.unicode) + "\n"
-
-
-def as_json_lines(result: RunComparison, style: Style) -> str:
-    """Render one JSON object a line: the runs, then every finding, quantity and part, each with its type."""
-    body = _body(result)
-    rest = {name: body.pop(name) for name in ("findings", "quantities", "parts")}
-    lines = [{"type": "comparison", **body}]
-    lines += [
-        {"type": kind, **one}
-        for name, kind in zip(rest, ("finding", "quantity", "part"), strict=True)
-        for one in rest[name]
-    ]
-    return "".join(json_text(line, ascii_only=not style.unicode) + "\n" for line in lines)
-
-
-def _body(result: RunComparison) -> dict[str, Any]:
-    first = result.first
-    return {
-        "schema_version": SCHEMA_VERSION,
-        "rolloutdoctor": result.version,
-        "device": result.device,
-        "dtype": result.dtype,
-        "a": _side(result.a),
-        "b": _side(result.b),
-        "differs": result.differs,
-        "steps": dict(zip(("both", "only_a", "only_b"), result.steps, strict=True)),
-        "options": [{"name": pair.name, "a": _value(pair.a), "b": _value(pair.b)} for pair in result.options],
-        "joined": result.joined,
-        "matched": [{name: known(value) for name, value in vars(one).items()} for one in result.matched],
-        "first": None if first is None else {name: known(value) for name, value in vars(first).items()},
-        "findings": [_finding(pair) for pair in result.findings],
-        "quantities": [_quantity(one) for one in result.quantities],
-        "by": result.by,
-        "parts": [
-            {"part": part.name, **{name: _pair(*pair) for name, pair in part.values.items()}} for part in result.parts
-        ],
-        "notes": list(result.notes),
-    }
-
-
-def _side(side: Side) -> dict[str, object]:
-    return {
-        "name": side.name,
-        "input": vars(side.input),
-        "trainer": {"name": side.trainer, "version": side.trainer_version},
-    }
-
-
-def _value(setting: Setting | None) -> dict[str, object] | None:
-    if setting is None:
-        return None
-    return {"value": setting.value, "origin": setting.origin, "assumed": setting.assumed}
-
-
-def _finding(pair: FindingPair) -> dict[str, object]:
-    return {
-        "code": pair.code,
-        "name": pair.name,
-        "a": {"outcome": pair.a, "headline": pair.headline_a},
-        "b": {"outcome": pair.b, "headline": pair.headline_b},
-        "measures": {
-            name: {
-                "a": None if a is None else known(a.value),
-                "b": None if b is None else known(b.value),
-                "unit": (a or b or Measure(None, "1")).unit,
-            }
-            for name, (a, b) in pair.measures.items()
-        },
-    }
-
-
-def _quantity(one: Quantity) -> dict[str, object]:
-    a, b = one.mean
-    return {
-        "name": one.name,
-        "origin": one.origin,
-        "split": one.split,
-        "unit": one.unit,
-        "steps": len(one.steps),
-        "equal": one.equal,
-        **_pair(a, b),
-        "difference": known(one.difference),
-        "widest_step": one.steps[one.widest],
-    }
-
-
-def _pair(a: float, b: float) -> dict[str, object]:
-    return {"a": known(a), "b": known(b)}
-
-
 RENDERERS: dict[str, Callable[[RunComparison, Style], str]] = {
     "full": full,
     "concise": concise,
-    "json": as_json,
-    "jsonl": as_json_lines,
+    "json": structured.as_json,
+    "jsonl": structured.as_json_lines,
     "markdown": as_markdown,
 }

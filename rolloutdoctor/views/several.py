@@ -12,7 +12,7 @@ from rolloutdoctor.results.findings import Severity
 from rolloutdoctor.results.several import CheckedRun
 from rolloutdoctor.views.layout import as_text, hanging, many
 from rolloutdoctor.views.markup import inert
-from rolloutdoctor.views.structured import SCHEMA_VERSION, report_body
+from rolloutdoctor.views.structured import SCHEMA_VERSION, body
 from rolloutdoctor.views.style import COLORS, Style, plain
 from rolloutdoctor.views.terminal import render
 
@@ -152,7 +152,7 @@ def _body(run: CheckedRun, code: int) -> dict[str, object]:
         "outcome": outcome(run),
         "exit_code": code,
         "error": run.error or None,
-        "report": None if run.report is None else report_body(run.report),
+        "report": None if run.report is None else body(run.report),
     }
 
 

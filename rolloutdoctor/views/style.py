@@ -86,8 +86,3 @@ def value_of(setting: Setting) -> str:
     value = setting.value
     words = {None: "null", True: "true", False: "false"}.get(value) if isinstance(value, bool | None) else None
     return plain(words or (f"{value:g}" if isinstance(value, float) else value), 60)
-
-
-def is_known(value: object) -> bool:
-    """False for None, NaN and infinity, which JSON has no word for."""
-    return value is not None and not (isinstance(value, float) and not math.isfinite(value))

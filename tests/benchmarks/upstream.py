@@ -150,11 +150,11 @@ def verl_on(batch, kl_coef=0.001):
     return work
 
 
-def ours_on(batch, trainer="trl", options=OPTIONS, kernel="torch"):
+def ours_on(batch, trainer="trl", options=OPTIONS):
     from rolloutdoctor.evaluation.evaluate import evaluate
 
     objective = objective_of(trainer, options)
-    return lambda: evaluate(replace(batch), objective, kernel=kernel).loss
+    return lambda: evaluate(replace(batch), objective).loss
 
 
 def loss(quick, folder):

@@ -166,19 +166,6 @@ def test_cuda_without_one_is_one_sentence(rolloutdoctor, run):
     assert found.stderr == "rolloutdoctor: --device cuda: torch finds no CUDA device here; use --device cpu, or auto\n"
 
 
-@pytest.mark.parametrize("given", ["option", "environment", "settings file"])
-def test_the_kernel_on_the_cpu_is_one_sentence(rolloutdoctor, run, tmp_path, monkeypatch, given):
-    words = ["--kernel", "triton"] if given == "option" else []
-    if given == "environment":
-        monkeypatch.setenv("ROLLOUTDOCTOR_KERNEL", "triton")
-    if given == "settings file":
-        (tmp_path / "rolloutdoctor.toml").write_text('kernel = "triton"')
-        monkeypatch.chdir(tmp_path)
-    found = rolloutdoctor("check", run, "--device", "cpu", *words)
-    sentence = "--kernel triton: the kernel runs on a GPU, and this run is evaluated on the CPU; use --kernel torch"
-    assert (found.returncode, found.stdout, found.stderr) == (2, "", f"rolloutdoctor: {sentence}\n")
-
-
 @pytest.mark.parametrize("make", ["missing", "empty", "text", "folder"])
 def test_an_unreadable_input_is_one_sentence_and_2(rolloutdoctor, tmp_path, make):
     path = tmp_path / "run.parquet"
@@ -354,7 +341,7 @@ def test_help_names_every_command_and_every_option_has_words(rolloutdoctor):
         assert f"  {command} " in text
     help_text = rolloutdoctor("check", "--help").stdout
     options = (
-        "--trainer --set --trainer-config --fix --select --ignore --steps --split --device --dtype --kernel --format "
+        "--trainer --set --trainer-config --fix --select --ignore --steps --split --device --dtype --format "
         "--output-file --fail-on --exit-zero --workers --save-state --color --quiet --verbose"
     )
     for option in options.split():

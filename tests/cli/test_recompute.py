@@ -8,7 +8,7 @@ import pyarrow.parquet as pq
 import pytest
 from engine.runs import small, write
 
-from rolloutdoctor.evaluation.gpu_check import first_step
+from rolloutdoctor.evaluation import device
 
 SAMPLES = Path(__file__).parent.parent.parent / "sample_data"
 
@@ -113,7 +113,7 @@ def test_a_row_that_breaks_the_contract_leaves_nothing_half_written(rolloutdocto
 
 
 def test_ctrl_c_leaves_nothing_half_written(rolloutdoctor, run, tmp_path, monkeypatch):
-    monkeypatch.setattr(first_step, "evaluate_all", lambda *_, **__: signal.raise_signal(signal.SIGINT))
+    monkeypatch.setattr(device, "evaluate_all", lambda *_, **__: signal.raise_signal(signal.SIGINT))
     found = rolloutdoctor("recompute", run, "-o", tmp_path / "out.parquet")
     assert found.returncode == 130
     assert found.stderr == "rolloutdoctor: interrupted; nothing was written\n"

@@ -370,7 +370,7 @@ def test_steps_that_the_trainer_cannot_compute_are_said(tmp_path):
 
 def test_a_step_is_evaluated_once(tmp_path, monkeypatch):
     """However many fixes: each step, and each objective in it, once."""
-    from rolloutdoctor.evaluation.gpu_check import first_step as device_check
+    from rolloutdoctor.evaluation import device
     from rolloutdoctor.evaluation.together import StepsTogether
 
     calls = []
@@ -384,7 +384,7 @@ def test_a_step_is_evaluated_once(tmp_path, monkeypatch):
         calls.extend((batch.step, len(objectives)) for batch in steps.batches)
         return whole(steps, objectives, per_token)
 
-    monkeypatch.setattr(device_check, "evaluate_all", counting)
+    monkeypatch.setattr(device, "evaluate_all", counting)
     monkeypatch.setattr(StepsTogether, "whole", counting_all)
     path = write(tmp_path / "run.parquet", random_columns(14))
     compared(path, "zero-std", "rejected-rows", top=2, by="reward")

@@ -14,8 +14,8 @@ from rolloutdoctor.engine.configure import configure
 from rolloutdoctor.engine.devices import find_device, find_dtype
 from rolloutdoctor.engine.options import CheckOptions
 from rolloutdoctor.engine.run_steps import StepConsumer, StepDispatcher, run_file_steps
+from rolloutdoctor.evaluation import device
 from rolloutdoctor.evaluation.evaluate import AS_CONFIGURED, evaluate_all
-from rolloutdoctor.evaluation.gpu_check import first_step as device_check
 from rolloutdoctor.evaluation.together import StepsTogether
 from rolloutdoctor.hypotheses.fixes import choose
 from rolloutdoctor.io.metadata import RunMetadata
@@ -63,7 +63,7 @@ def evaluated(monkeypatch):
         calls.extend((batch.key, list(objectives.values()), per_token) for batch in steps.batches if found is not None)
         return found
 
-    monkeypatch.setattr(device_check, "evaluate_all", counting)
+    monkeypatch.setattr(device, "evaluate_all", counting)
     monkeypatch.setattr(StepsTogether, "whole", counting_all)
     return calls
 

@@ -17,8 +17,8 @@ from rolloutdoctor.engine.accumulate import RuleAccumulator
 from rolloutdoctor.engine.options import CheckOptions, ReadOptions
 from rolloutdoctor.engine.run_steps import StepConsumer, StepDispatcher
 from rolloutdoctor.evaluation import together
+from rolloutdoctor.evaluation.device import Evaluator
 from rolloutdoctor.evaluation.evaluate import AS_CONFIGURED, evaluate
-from rolloutdoctor.evaluation.gpu_check.first_step import Evaluator
 from rolloutdoctor.evaluation.token_sums import PerToken
 from rolloutdoctor.hypotheses.fixes import choose
 from rolloutdoctor.io.run import StepRange, open_run
@@ -114,7 +114,7 @@ def objective_of(**options):
     )
 
 
-@pytest.mark.parametrize(("options", "is_shared"), [({}, True), ({"loss_type": "sapo"}, False)])
+@pytest.mark.parametrize(("options", "is_shared"), [({}, True), ({"off_policy_mask_threshold": 0.5}, False)])
 def test_consumers_see_each_step_in_order(options, is_shared):
     steps = [(random_batch(number), {"loss": float(number)}) for number in range(3)]
     looker = Looker(objective_of(**options))
@@ -133,7 +133,7 @@ def test_consumers_see_each_step_in_order(options, is_shared):
 def test_one_step_that_cannot_be_computed_leaves_every_step_to_itself(monkeypatch):
     """The others are evaluated all the same, and it says why it was not."""
     steps = [(random_batch(number), {}) for number in range(3)]
-    looker, evaluate_one = Looker(objective_of(loss_type="sapo")), Evaluator.evaluate
+    looker, evaluate_one = Looker(objective_of(off_policy_mask_threshold=0.5)), Evaluator.evaluate
 
     def failing(self, batch, request):
         if batch is steps[1][0]:

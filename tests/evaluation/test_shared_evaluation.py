@@ -1,14 +1,16 @@
 """Several objectives in one pass: each gives what it gives alone, and the comparison is that of the token values."""
 
-from dataclasses import fields, replace
+from dataclasses import fields, make_dataclass, replace
+from itertools import pairwise
 
 import pytest
 import torch
 
 from rolloutdoctor.evaluation import blocks, rows
 from rolloutdoctor.evaluation.evaluate import evaluate, evaluate_all
-from rolloutdoctor.evaluation.fast_cpu import ClippedCpuEvaluator
+from rolloutdoctor.evaluation.general import BY_ROW, token_terms
 from rolloutdoctor.hypotheses.fixes import FIXES, choose
+from rolloutdoctor.objective.objective import Objective, RowSet
 from rolloutdoctor.ops import rounding
 from rolloutdoctor.ops import segments as seg
 from rolloutdoctor.testing import random_batch
@@ -89,24 +91,6 @@ def test_the_comparison_is_that_of_the_tokens(run):
     assert changed
 
 
-@pytest.mark.parametrize("run", ["trl dapo", "trl bnpo, delta", "verl grpo", "verl tokens"])
-def test_fast_and_general_path_differ_by_no_more_than_they_round(run, monkeypatch):
-    """The bound that docs/exact.md states, row by row, for derivative, KL and policy term."""
-    batch, objectives = a_batch(9), objectives_of(run)
-    fast = evaluate_all(batch, objectives)
-    monkeypatch.setattr(ClippedCpuEvaluator, "of", lambda *given, **options: None)
-    general = evaluate_all(batch, objectives, per_token=True)
-    for label, one in general.items():
-        mine, theirs, radius_T = one.tokens, fast[label].tokens, 2 * derivative_radius(batch, one)
-        assert_within(theirs.grad_l1_N, mine.grad_l1_N, seg.total(radius_T, batch.rows))
-        squares_T = radius_T * 2 * one.per_token.grad_T.double().abs() + radius_T.square()
-        assert_within(theirs.grad_sq_N, mine.grad_sq_N, seg.total(squares_T, batch.rows))
-        length_N = batch.trained.diff().double()
-        assert_within(theirs.kl_N, mine.kl_N, 2 * rounding.k3(mine.kl_N, length_N).likely)
-        size_N = seg.total((one.per_token.advantage_T * one.per_token.ratio_T).double().abs(), batch.rows)
-        assert_within(theirs.policy_N, mine.policy_N, 2 * 8 * rounding.SINGLE * size_N)
-
-
 def derivative_radius(batch, found):
     """`rounding.derivative` of every token, ``[T]``."""
     term, tokens = found.objective.kl_loss, found.tokens
@@ -139,3 +123,78 @@ def test_what_only_moves_terms_shares_its_rows(run, monkeypatch):
                 assert torch.equal(mine, theirs), (label, field.name)
             elif field.name != "objective":
                 assert mine is theirs is None, (label, field.name)
+
+
+def test_an_unknown_field_that_differs_is_not_shared():
+    """Two objectives share a token's terms only where every field that may decide them is the same."""
+    objective = objectives_of("verl grpo")[""]
+    kind = make_dataclass("Extended", [("later", int, 0)], bases=(Objective,), frozen=True, kw_only=True)
+    later = kind(**{one.name: getattr(objective, one.name) for one in fields(objective)})
+    assert token_terms(later) == token_terms(replace(later, policy=objective.policy.leaving_out(RowSet.ZERO_STD)))
+    assert token_terms(later) != token_terms(replace(later, later=1))
+    assert token_terms(later) != token_terms(objective)
+
+
+def test_every_field_is_decided_on():
+    """Where a new field decides the terms of a token, `is_within_rows` has to know it, too."""
+    of_tokens = {"surrogate", "kl_loss", "policy_correction", "sampler_correction", "gates"}
+    assert {one.name for one in fields(Objective)} == BY_ROW | of_tokens
+    assert not BY_ROW & of_tokens
+
+
+@pytest.mark.parametrize("column", ["old_log_probs", "rollout_log_probs"])
+def test_a_kl_of_other_log_probs_has_no_gradient(column):
+    """Only the policy's log-probs have a derivative."""
+    objective = objectives_of("slime gspo")[""]
+    other = replace(objective, kl_loss=replace(objective.kl_loss, log_probs=column))
+    without = replace(objective, kl_loss=None)
+    made = evaluate_all(random_batch(3), {"": without, "other": other}, dtype=torch.float64, per_token=True)
+    assert torch.equal(made["other"].per_token.grad_T, made[""].per_token.grad_T)
+    assert float(made["other"].tokens.kl_N.abs().sum()) > 0
+
+
+def spoilt(batch):
+    """The step with values at masked tokens that are no numbers."""
+    mask_T = batch.column("response_mask")
+    odd_T = torch.tensor([torch.nan, torch.inf, -torch.inf]).repeat(batch.tokens)[: batch.tokens]
+    columns = {name: x_T if x_T is mask_T else torch.where(mask_T, x_T, odd_T) for name, x_T in batch.per_token.items()}
+    return replace(batch, per_token=columns)
+
+
+@pytest.mark.parametrize("run", RUNS)
+def test_sums_are_the_same_whatever_is_masked_kept_or_cut(run, monkeypatch):
+    batch, objectives = a_batch(12), objectives_of(run)
+    wanted = evaluate_all(batch, objectives)
+    kept = evaluate_all(batch, objectives, per_token=True)
+    dirty = evaluate_all(spoilt(batch), objectives)
+    monkeypatch.setattr(blocks, "PART_TOKENS", 7)
+    pieces = evaluate_all(batch, objectives)
+    for label, one in wanted.items():
+        for field in fields(one.tokens):
+            mine = getattr(one.tokens, field.name)
+            for other in (kept, dirty, pieces) if isinstance(mine, torch.Tensor) else ():
+                assert torch.equal(mine, getattr(other[label].tokens, field.name)), (label, field.name)
+
+
+def test_a_part_of_a_block_is_evaluated_at_a_time(monkeypatch):
+    """The temporaries of an evaluation are beside the step in memory: none of them is as long as a block."""
+    batch, seen, original = random_batch(3, sizes=(16,) * 8, longest=4_000), [], blocks.AdjacentRows.__init__
+    monkeypatch.setattr(
+        blocks.AdjacentRows, "__init__", lambda self, *given: original(self, *given) or seen.append(self.tokens)
+    )
+    evaluate_all(batch, objectives_of("trl dapo"))
+    assert batch.tokens > blocks.BLOCK_TOKENS
+    assert max(seen) <= blocks.PART_TOKENS * 5 // 4 + 4_000
+
+
+@pytest.mark.parametrize("size", [1, 5, 30, 10**6])
+def test_parts_are_all_rows_of_a_block_in_their_order(size, monkeypatch):
+    monkeypatch.setattr(blocks, "PART_TOKENS", size)
+    batch = random_batch(3, sizes=(4,) * 8, longest=9)
+    rows, tokens = slice(5, 29), slice(int(batch.rows[5]), int(batch.rows[29]))
+    parts = list(blocks.parts_of(batch, rows, tokens, torch.float32))
+    assert (parts[0].rows.start, parts[-1].rows.stop) == (5, 29)
+    assert all(one.rows.stop == other.rows.start for one, other in pairwise(parts))
+    assert all(len(part.runs) for part in parts)
+    places = [slice(int(batch.rows[part.rows.start]), int(batch.rows[part.rows.stop])) for part in parts]
+    assert [part.places for part in parts] == places

@@ -6,6 +6,7 @@ from math import isnan
 import numpy as np
 import pytest
 import torch
+from every_objective import full_batch, objectives
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
@@ -15,7 +16,7 @@ from rolloutdoctor.data.several_steps import can_join, joined, passes, rows_of
 from rolloutdoctor.evaluation.evaluate import Evaluation, evaluate_all, evaluate_rows
 from rolloutdoctor.evaluation.radii.advantages import advantage_radius
 from rolloutdoctor.evaluation.radii.loss import kl_radius, loss_radius, policy_radius
-from rolloutdoctor.evaluation.together import WITHIN_GROUPS, StepsTogether, is_within_groups
+from rolloutdoctor.evaluation.together import WITHIN_GROUPS, StepsTogether, is_within_groups, is_within_rows
 from rolloutdoctor.formulas.losses.aggregation import Layout
 from rolloutdoctor.hypotheses.fixes import FIXES, choose
 from rolloutdoctor.objective.objective import AdvantageRule
@@ -42,9 +43,10 @@ RUNS = {
     "slime grpo": ("slime", {"advantage_estimator": "grpo", "use_kl_loss": True, "kl_loss_coef": 0.1}),
     "slime gspo": ("slime", {"advantage_estimator": "gspo", "use_kl_loss": True, "kl_loss_coef": 0.1}),
 }
+OBJECTIVES = objectives()
 SHARED = {
     *("trl", "trl batch scale", "trl grpo, delta", "verl grpo", "verl vectorised", "verl opo", "verl gpg"),
-    *("verl penalty", "verl whitened", "slime grpo"),
+    *("verl penalty", "verl whitened", "slime grpo", "trl sequence ratio", "trl-rloo", "slime gspo"),
 }
 """Runs whose steps share a pass."""
 
@@ -72,10 +74,6 @@ def a_step(seed, step, *, is_cut=True):
     return replace(batch, step=step, per_row=rows)
 
 
-def has_nan_advantage(step, objective):
-    return bool(evaluate_rows(step, objective).advantage_N.isnan().any())
-
-
 def assert_same(mine, theirs, where):
     assert type(mine) is type(theirs), where
     for field in fields(mine):
@@ -97,9 +95,7 @@ def test_together_as_alone(run, seed, is_cut):
     objectives = objectives_of(run)
     kept = set(list(objectives)[:2])
     found = StepsTogether(steps, [{}] * 4, torch.float32).whole(objectives, kept)
-    # OPO has no baseline for a group without a token, and what is not a number goes the general way.
-    has_nan = run == "verl opo" and any(has_nan_advantage(step, objectives[""]) for step in steps)
-    assert (found is not None) == (run in SHARED and not has_nan)
+    assert (found is not None) == (run in SHARED)
     for number, step in enumerate(steps if found is not None else []):
         alone = evaluate_all(step, objectives, per_token=kept)
         for label, one in alone.items():
@@ -113,6 +109,14 @@ def test_together_as_alone(run, seed, is_cut):
             assert_same(one.tokens, its.tokens, (number, label))
             np.testing.assert_array_equal(one.losses, its.losses)
             np.testing.assert_array_equal(one.losses, np.array(found.joined[label].losses)[:, number : number + 1])
+
+
+@pytest.mark.parametrize("name", [name for name, one in OBJECTIVES.items() if is_within_rows(one)])
+def test_every_objective_that_stays_within_rows(name):
+    steps, objectives = [replace(full_batch(seed), step=seed) for seed in range(3)], {"": OBJECTIVES[name]}
+    found = StepsTogether(steps, [{}] * 3, torch.float32).whole(objectives)
+    for step, its in zip(steps, found.each if found else [], strict=False):
+        assert_same(evaluate_all(step, objectives)[""].tokens, its[""].tokens, (step.step,))
 
 
 def test_a_loss_that_is_no_number_is_one():
@@ -168,7 +172,7 @@ def test_steps_of_which_each_batch_is_a_loss_are_not_joined():
 @pytest.mark.parametrize("run", sorted(SHARED))
 def test_radii_are_those_of_the_step(run):
     objectives = objectives_of(run)
-    steps = [one for seed in range(5, 30) if not has_nan_advantage(one := a_step(seed, seed), objectives[""])][:4]
+    steps = [a_step(seed, seed) for seed in range(5, 9)]
     found = StepsTogether(steps, [{}] * 4, torch.float32).whole(objectives)
     for step, its in zip(steps, found.each, strict=True):
         alone = evaluate_all(step, objectives)
@@ -176,8 +180,8 @@ def test_radii_are_those_of_the_step(run):
             of_kl = [kl_radius] if alone[label].objective.kl_loss is not None else []
             for radius in (advantage_radius, policy_radius, loss_radius, *of_kl):
                 mine, theirs = radius(alone[label]), radius(its[label])
-                assert torch.equal(mine.largest.expand_as(theirs.largest), theirs.largest), (label, radius)
-                assert torch.equal(mine.likely.expand_as(theirs.likely), theirs.likely), (label, radius)
+                for one, other in ((mine.largest, theirs.largest), (mine.likely, theirs.likely)):
+                    assert torch.equal(one.expand_as(other).nan_to_num(7e77), other.nan_to_num(7e77)), (label, radius)
 
 
 @pytest.mark.parametrize("run", RUNS)
@@ -206,10 +210,13 @@ def with_nan(step):
     return replace(step, per_token={**step.per_token, "policy_log_probs": policy_T})
 
 
-def test_one_step_that_goes_the_general_way_leaves_every_step_to_itself():
-    steps = [a_step(number, number) for number in range(3)]
-    assert StepsTogether(steps, [{}] * 3, torch.float32).whole(objectives_of("trl")) is not None
-    assert StepsTogether([*steps[:2], with_nan(steps[2])], [{}] * 3, torch.float32).whole(objectives_of("trl")) is None
+def test_a_value_that_is_no_number_stays_in_its_row():
+    steps, objectives = [a_step(0, 0), with_nan(a_step(1, 1)), a_step(2, 2)], objectives_of("trl")
+    found = StepsTogether(steps, [{}] * 3, torch.float32).whole(objectives)
+    for step, its in zip(steps, found.each, strict=True):
+        for label, one in evaluate_all(step, objectives).items():
+            assert_same(one.tokens, its[label].tokens, (step.step, label))
+    assert [int(its[""].tokens.policy_N.isnan().sum()) for its in found.each] == [0, 1, 0]
 
 
 def test_what_cannot_be_computed_of_one_step_is_left_to_the_steps():

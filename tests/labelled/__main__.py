@@ -124,12 +124,12 @@ def checked(run: Labelled, path: Path) -> outcomes.Checked:
     """Check a run."""
     import rolloutdoctor as rd
     from rolloutdoctor.results.errors import RolloutDoctorError
-    from rolloutdoctor.views.structured import report_body
+    from rolloutdoctor.views.structured import body
 
     began = time.perf_counter()
     about = (run.family, run.name, run.strength, run.expected)
     try:
-        report = report_body(rd.check(rd.open(path)))
+        report = body(rd.check(rd.open(path)))
     except RolloutDoctorError as error:
         return outcomes.Checked(*about, outcomes.REFUSED, (), False, time.perf_counter() - began, str(error))
     found = outcomes.judged(report, run.expected, run.information, run.true, run.planted)

@@ -10,7 +10,7 @@ from labelled.kinds import KINDS
 from labelled.trl_training import Training, train
 
 import rolloutdoctor as rd
-from rolloutdoctor.views.structured import report_body
+from rolloutdoctor.views.structured import body
 
 pytestmark = [pytest.mark.parity, pytest.mark.filterwarnings("ignore")]
 
@@ -29,7 +29,7 @@ CLEAN = (2, 8, 14, 21, 23, 34)
 
 def judged(training, path, expected=(), information=False):
     train(training, path)
-    return outcomes.judged(report_body(rd.check(path)), expected, information, true_of(training))
+    return outcomes.judged(body(rd.check(path)), expected, information, true_of(training))
 
 
 @pytest.mark.parametrize(("name", "place"), NAMED)

@@ -54,13 +54,6 @@ def test_a_bound_is_rounded_as_torch_rounds_it(dtype):
     assert el.outside(x_T, 0.8, 1.2).tolist() == moved.tolist() == [2, 5]
 
 
-def test_expm1():
-    x_T = torch.tensor([-1e-7, -1e-3, -1.0, -30.0, 0.0], dtype=torch.float32)
-    torch.testing.assert_close(el.expm1(x_T).double(), x_T.double().expm1(), rtol=5e-7, atol=0.0)
-    assert el.expm1(torch.tensor([1e4, -math.inf])).tolist() == [math.inf, -1.0]
-    assert math.isnan(el.expm1(torch.tensor([math.nan]))[0])
-
-
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
 def test_finite_values(dtype):
     x_T = torch.tensor(VALUES, dtype=dtype)

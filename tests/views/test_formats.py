@@ -10,6 +10,7 @@ from pathlib import Path
 
 import pytest
 
+from rolloutdoctor.results.audit import AuditEntry, Disagreement
 from rolloutdoctor.results.findings import (
     Example,
     Finding,
@@ -168,6 +169,39 @@ def test_where_little_could_be_tested_nothing_is_called_healthy():
     assert "only 1 of 4 rules that apply" in verdict(report)
     nothing = replace(report, clean=())
     assert verdict(nothing) == "Nothing could be checked: missing column kl; record it."
+
+
+def test_json_takes_text_that_no_encoding_can_write_and_keeps_whole_numbers_whole():
+    finding = replace(a_report("\ud800").findings[0], message="\ud800", measures={"\ud800": Measure(3, "rows")})
+    found = replace(a_report("\ud800"), findings=(finding,), config={"\ud800": Setting(("\ud800", 1), "\ud800")})
+    body = json.loads(RENDERERS["json"](found, Style()))
+    assert body["findings"][0]["message"] == body["findings"][0]["examples"][0]["group_id"] == "\ud800"
+    assert body["findings"][0]["measures"] == {"\ud800": {"value": 3, "unit": "rows"}}
+    assert body["trainer"]["config"] == {"\ud800": {"value": ["\ud800", 1], "origin": "\ud800", "assumed": False}}
+    assert '"value": 3,' in RENDERERS["json"](found, Style())
+
+
+def test_of_an_audit_only_what_says_something_is_in_the_json():
+    nothing = AuditEntry("kl", 4, 4, 0.5, reason="of no value")
+    all_of_it = AuditEntry(
+        "loss", 4, 3, math.nan, Disagreement(3, None, 0.1, math.inf), ("a",), 1, "", "offset", window=2
+    )
+    body = json.loads(RENDERERS["json"](replace(a_report(), audit=(nothing, all_of_it)), Style()))
+    assert body["audit"] == [
+        {"quantity": "kl", "compared": 4, "agree": 4, "worst": 0.5, "first": None},
+        {
+            "quantity": "loss",
+            "compared": 4,
+            "agree": 3,
+            "worst": None,
+            "first": {"step": 3, "sample_id": None, "logged": 0.1, "recomputed": None},
+            "with": ["a"],
+            "not_compared": 1,
+            "reason": "",
+            "window": 2,
+            "shape": "offset",
+        },
+    ]
 
 
 def test_json_lines_are_the_same_findings_one_a_line():

@@ -1,6 +1,8 @@
 """Every JSON that a command prints fits its schema, which allows no field that it does not name."""
 
 import json
+import subprocess
+import sys
 from pathlib import Path
 
 import pytest
@@ -92,3 +94,10 @@ def test_the_command_prints_it():
     code, _, err, _ = run(["schema", "nothing"], ROOT)
     assert code == 2
     assert err.startswith("rolloutdoctor: no output 'nothing'; there are check, ")
+
+
+def test_what_is_printed_without_json_does_not_load_pydantic():
+    """It takes longer to import than all else that a page of help needs."""
+    views = "views.table, rolloutdoctor.views.diff_table, rolloutdoctor.views.several"
+    code = f"import sys, rolloutdoctor.cli.app, rolloutdoctor.{views}; print('pydantic' in sys.modules)"
+    assert subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True).stdout == "False\n"

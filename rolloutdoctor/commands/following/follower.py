@@ -18,13 +18,14 @@ from rolloutdoctor.data.step_spans import StepSpans
 from rolloutdoctor.engine.accumulate import RuleAccumulator, RunState
 from rolloutdoctor.engine.cause_search import Diagnosis
 from rolloutdoctor.engine.causes import columns_for_causes, find_causes
-from rolloutdoctor.engine.devices import find_dtype, find_evaluator
+from rolloutdoctor.engine.devices import find_device, find_dtype
 from rolloutdoctor.engine.identified_options import ORIGIN
 from rolloutdoctor.engine.judge import judge
 from rolloutdoctor.engine.options import CheckOptions
 from rolloutdoctor.engine.prepare import PreparedRun, prepare
 from rolloutdoctor.engine.run_steps import run_steps
 from rolloutdoctor.engine.state_file import SavedState
+from rolloutdoctor.evaluation.device import Evaluator
 from rolloutdoctor.io.parquet.steps import StepRange
 from rolloutdoctor.ops.evaluation_mode import evaluation_mode
 from rolloutdoctor.results.errors import InputError, RolloutDoctorError
@@ -83,7 +84,7 @@ class Follower:
         self._total = self._state.total()
         self.counted = StepSpans(self._state.seen)
         self._is_known = kept.saved is None
-        self._evaluator, self._dtype = find_evaluator(options), find_dtype(options.dtype)
+        self._evaluator, self._dtype = Evaluator(find_device(options.device)), find_dtype(options.dtype)
         self._diagnosed: tuple[frozenset[str], Diagnosis] = (frozenset(), Diagnosis())
         self._restarts = 0
         self._chunk = 1

@@ -65,7 +65,7 @@ def _clipped(
     against_T = -given.advantage_T
     value_T = ratio_T * against_T
     turned_T = value_T if slope_T is ratio_T else slope_T * against_T
-    places_P = el.outside(ratio_T, *free_range(rule))
+    places_P = el.outside(ratio_T, *_free_range(rule))
     if places_P is not None:
         advantage_P = given.advantage_T[places_P]
         value_P, flows_P, *counts_P = bounds(ratio_T[places_P], advantage_P, rule)
@@ -77,7 +77,7 @@ def _clipped(
     return value_T, turned_T
 
 
-def free_range(rule: Surrogate) -> tuple[float, float]:
+def _free_range(rule: Surrogate) -> tuple[float, float]:
     """The ratios within which the term is ``-A r``: below the lower or above the upper end it is to be looked at."""
     low, high = 1 - rule.clip_low, 1 + rule.clip_high
     if rule.cap is None or rule.cap > high * (1 + 1e-5):
@@ -110,7 +110,3 @@ def _delta(ratio_P: Tensor, advantage_P: Tensor, rule: Surrogate) -> tuple[Tenso
     flows_P = first_share_P if rule.cap is None else first_share_P * unmoved(ratio_P, capped_P)
     flows_P = flows_P + (1 - first_share_P) * unmoved(ratio_P, clipped_P)
     return torch.maximum(first_P, second_P), flows_P
-
-
-BOUNDS: dict[str, Bounded] = {"ppo_delta_clip": _delta, "ppo_dual_clip": _dual}
-"""What becomes of tokens outside `free_range`."""

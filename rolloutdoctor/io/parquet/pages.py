@@ -72,11 +72,11 @@ def _header(raw: bytes, at: int, last: int) -> tuple[int, int, int, int, int]:
     sizes: dict[int, int] = {}
     for field, kind in cursor.fields():
         if kind == INT32 and field in (_TYPE, _UNCOMPRESSED, _COMPRESSED):
-            sizes[field] = cursor.integer()
+            sizes[field] = cursor.zigzag()
         elif kind == STRUCT and field in (_DATA, _DICTIONARY, _DATA_2):
             for inner, inner_kind in cursor.fields():
                 if (inner, inner_kind) == (_COUNT, INT32):
-                    sizes[field] = cursor.integer()
+                    sizes[field] = cursor.zigzag()
                 else:
                     cursor.skip(inner_kind)
         else:

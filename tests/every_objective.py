@@ -1,18 +1,19 @@
-"""Every word that an option of a trainer can be, and the tables of other tests: what is evaluated on the device."""
+"""Every word that an option of a trainer can be, and the tables of other tests: what is evaluated on a device."""
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from dataclasses import replace
 
 import torch
-from device_agreement import objective_of
 from evaluation.test_shared_evaluation import RUNS
 from parity.test_trl import GATES
 from parity.test_verl_advantages import CASES
 from parity.test_verl_policy import CORRECTIONS, INSIDE
 
 from rolloutdoctor.data.batch import RolloutBatch
+from rolloutdoctor.hypotheses.fixes import FIXES, ChosenFix
 from rolloutdoctor.objective.objective import Objective
 from rolloutdoctor.testing import random_batch
+from rolloutdoctor.trainers.options import Layer, parse_version, resolve
 from rolloutdoctor.trainers.slime.mis import MIS
 from rolloutdoctor.trainers.table import TRAINERS
 
@@ -43,6 +44,25 @@ NEEDED: dict[tuple[str, str], dict[str, object]] = {
     ("slime", "geometric"): {"tis_batch_normalize": False},
 }
 """Trainer and word to the options without which it refuses the word."""
+
+
+def objective_of(name: str, options: Mapping[str, object]) -> Objective:
+    """What the newest version of a trainer computes."""
+    trainer = TRAINERS[name]
+    config = resolve(trainer.options, parse_version(trainer.newest), [Layer("test", options)], trainer=name)
+    return trainer.objective(config)
+
+
+def with_every_fix(objective: Objective) -> dict[str, Objective]:
+    """An objective, and the same with each fix that applies to it."""
+    chosen = [ChosenFix(fix, variant) for fix in FIXES.values() for variant in fix.variants]
+    return {"": objective} | {one.label: one.apply(objective) for one in chosen if one.applies_to(objective)}
+
+
+def plain_objective(name: str) -> Objective:
+    """A trainer's own defaults, with a KL term."""
+    options = {"verl": {"adv_estimator": "grpo", "use_kl_loss": True}, "trl": {"beta": 0.1}}
+    return objective_of(name, options.get(name, {}))
 
 
 def _words() -> Iterator[tuple[str, str, dict[str, object]]]:

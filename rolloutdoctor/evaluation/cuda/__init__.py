@@ -1,1 +1,0 @@
-"""The token pass on a GPU by one Triton kernel."""

@@ -1,0 +1,172 @@
+"""The first step on a GPU is compared with the CPU; here another evaluation on the CPU stands in for the GPU's."""
+
+import re
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+import torch
+from every_objective import full_batch, objectives, plain_objective, with_every_fix
+
+from rolloutdoctor.cli import main
+from rolloutdoctor.data.batch import RolloutBatch
+from rolloutdoctor.evaluation import device
+from rolloutdoctor.evaluation.device import EvaluationRequest, Evaluator, compare
+from rolloutdoctor.evaluation.evaluate import evaluate_all
+from rolloutdoctor.results.errors import CannotComputeError, DeviceError
+from rolloutdoctor.testing import random_batch
+from rolloutdoctor.trainers.table import TRAINERS
+
+SAMPLE = Path(__file__).parents[2] / "sample_data" / "run.parquet"
+OBJECTIVES = objectives()
+SENTENCE = re.compile(
+    r"the GPU does not compute what the CPU computes: in step -?\d+ \((train|eval)\), row \d+ \(sample \S+\), "
+    r"[\w ]+ is \S+ on the GPU and \S+ on the CPU, \S+ times the rounding error bound; "
+    r"nothing more was evaluated, use --device cpu"
+)
+
+
+def request_of(objectives, dtype=torch.float32):
+    return EvaluationRequest(objectives, dtype, (), {})
+
+
+def rounded_otherwise(batch, dtype):
+    """The step with token values off by an ulp, at random: so far apart are two libraries' functions of them."""
+    draw = torch.Generator().manual_seed(0)
+    ulp = torch.finfo(dtype).eps
+    columns = {
+        name: column * (1 + ulp * torch.randint(-1, 2, column.shape, generator=draw))
+        if name.endswith("log_probs")
+        else column
+        for name, column in batch.per_token.items()
+    }
+    return replace(batch, per_token={name: column.to(batch.per_token[name].dtype) for name, column in columns.items()})
+
+
+@pytest.mark.parametrize("name", OBJECTIVES)
+def test_another_rounding_agrees(name):
+    fixed, turn = with_every_fix(OBJECTIVES[name]), list(OBJECTIVES).index(name)
+    taken = {"": fixed[""]} | dict(list(fixed.items())[1 + turn % (len(fixed) - 1) :][:1])
+    for batch in (full_batch(4), full_batch(5, rejected=0.0), full_batch(6, rejected=0.0, empty=0.0)):
+        try:
+            found = evaluate_all(rounded_otherwise(batch, torch.float32), taken)
+        except CannotComputeError:
+            continue
+        compare(batch, found, request_of(taken))
+        break
+    else:
+        pytest.fail("no step could be computed")
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
+@pytest.mark.parametrize("name", TRAINERS)
+def test_another_rounding_agrees_in_long_rows(name, dtype):
+    batch, fixed = random_batch(0, sizes=(8,) * 8, longest=600, dtype=dtype), with_every_fix(plain_objective(name))
+    compare(batch, evaluate_all(rounded_otherwise(batch, dtype), fixed, dtype=dtype), request_of(fixed, dtype))
+
+
+def largest(x_N, change):
+    x_N = x_N.clone()
+    place = int(x_N.abs().nan_to_num().argmax())
+    x_N[place] = change(x_N[place])
+    return x_N
+
+
+CHANGES = {
+    "off by 1e-3": lambda x_N: largest(x_N, lambda x: x * (1 + 1e-3)),
+    "NaN": lambda x_N: largest(x_N, lambda x: torch.nan),
+    "infinite": lambda x_N: largest(x_N, lambda x: torch.inf),
+    "rows swapped": lambda x_N: x_N.flip(0),
+    "lost": torch.zeros_like,
+}
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
+@pytest.mark.parametrize("change", CHANGES)
+@pytest.mark.parametrize("value", ["advantage_N", "policy_N", "grad_l1_N", "grad_sq_N", "versus_dot_N"])
+def test_a_wrong_value_is_refused(value, change, dtype):
+    batch, taken = random_batch(1, sizes=(8,) * 8, longest=60, dtype=dtype), {"": plain_objective("trl")}
+    right = evaluate_all(batch, taken, dtype=dtype)[""]
+    record = right.rows if value == "advantage_N" else right.tokens
+    record = replace(record, **{value: CHANGES[change](getattr(record, value))})
+    wrong = replace(right, rows=record) if value == "advantage_N" else replace(right, tokens=record)
+    compare(batch, {"": right}, request_of(taken, dtype))
+    with pytest.raises(DeviceError) as refused:
+        compare(batch, {"": wrong}, request_of(taken, dtype))
+    assert SENTENCE.fullmatch(str(refused.value))
+
+
+@pytest.fixture
+def moves(monkeypatch):
+    """Let steps move to a device that is this CPU."""
+    monkeypatch.setattr(RolloutBatch, "to", lambda self, device: replace(self))
+
+
+def test_the_first_step_of_each_split_is_compared_and_no_other(moves, monkeypatch):
+    compared = []
+    monkeypatch.setattr(device, "compare", lambda here, *rest: compared.append(here.key))
+    evaluator, request = Evaluator(torch.device("cuda")), request_of({"": plain_objective("trl")})
+    steps = [random_batch(0, empty=1.0), *(replace(random_batch(n), step=n) for n in (1, 2))]
+    steps += [replace(random_batch(3), step=3, split="eval"), replace(random_batch(4), step=4)]
+    for batch in steps:
+        evaluator.evaluate(evaluator.moved(batch), request)
+        evaluator.done()
+    assert compared == [(1, "train"), (3, "eval")]
+
+
+def test_a_step_that_only_one_of_them_can_compute(moves, monkeypatch):
+    fails = []
+
+    def failing(batch, *given, **more):
+        if fails.pop(0):
+            raise CannotComputeError("no tokens")
+        return evaluate_all(batch, *given, **more)
+
+    monkeypatch.setattr(device, "evaluate_all", failing)
+    evaluator, request = Evaluator(torch.device("cuda")), request_of({"": plain_objective("trl")})
+    for order, error, words in (
+        ([True, False], DeviceError, "can be computed on the CPU, but not on the GPU: no tokens$"),
+        ([False, True], DeviceError, "can be computed on the GPU, but not on the CPU: no tokens$"),
+        ([True, True], CannotComputeError, "no tokens"),
+    ):
+        fails[:] = order
+        with pytest.raises(error, match=words):
+            evaluator.evaluate(evaluator.moved(random_batch(0)), request)
+    assert not evaluator.compared
+
+
+@pytest.mark.parametrize("is_wrong", [False, True])
+@pytest.mark.parametrize(
+    "words",
+    [
+        ["check", "--save-state", "{out}"],
+        ["diff", "--fix", "zero-std", "--output-file", "{out}"],
+        ["recompute", "--fix", "zero-std", "-o", "{out}.parquet"],
+        ["plot", "gradient", "-o", "{out}.svg"],
+        ["report", "-o", "{out}.html"],
+    ],
+    ids=lambda words: words[0],
+)
+def test_a_command_writes_nothing_of_a_wrong_gpu(words, is_wrong, moves, monkeypatch, capsys, tmp_path):
+    def evaluated(batch, *given, **more):
+        found = evaluate_all(batch, *given, **more)
+        if not is_wrong or more["dtype"] is torch.float64 or "amend" in more:
+            return found
+        return {
+            name: replace(one, tokens=replace(one.tokens, grad_l1_N=one.tokens.grad_l1_N * 1.01))
+            for name, one in found.items()
+        }
+
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
+    monkeypatch.setattr(device, "evaluate_all", evaluated)
+    words = [word.format(out=tmp_path / "out") for word in words]
+    at = 2 if words[0] == "plot" else 1
+    words[at:at] = [str(SAMPLE), "--device", "cuda", "--dtype", "float32", "--steps", ":2"]
+    monkeypatch.setattr("sys.argv", ["rolloutdoctor", *words])
+    with pytest.raises(SystemExit) as stop:
+        main()
+    said = capsys.readouterr().err
+    assert (stop.value.code == 2) == is_wrong, said
+    assert (list(tmp_path.iterdir()) == []) == is_wrong
+    if is_wrong:
+        assert SENTENCE.fullmatch(said.strip().splitlines()[-1].removeprefix("rolloutdoctor: ")), said
