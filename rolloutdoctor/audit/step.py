@@ -9,7 +9,7 @@ from torch import Tensor
 from rolloutdoctor.audit.doubts import Doubts, LayoutDoubt, Unjoined, doubts_of
 from rolloutdoctor.audit.logged import LoggedStep
 from rolloutdoctor.audit.stored_digits import advantage_stored_radius, coarse_log_probs, stored_radius
-from rolloutdoctor.audit.tally import STAGES, QuantityTally, tally_rows, tally_value
+from rolloutdoctor.audit.tally import STAGES, QuantityTally, Rows, tally_rows, tally_value
 from rolloutdoctor.audit.windows import StepValue
 from rolloutdoctor.data.batch import TRAIN, RolloutBatch
 from rolloutdoctor.evaluation.evaluate import Evaluation, stored_kl
@@ -174,7 +174,7 @@ def _advantages(logged: LoggedStep, evaluation: Evaluation, doubts: Doubts) -> I
                     | bool(doubts.rows and evaluation.objective.advantage.scale == "batch")
                     | bool(doubt and not doubts.rows),
                     doubt,
-                    batch.sample_name,
+                    Rows(batch, lambda places: places),
                 ),
             )
     elif rows.advantage_T is not None and "advantages" in batch.per_token:
@@ -243,14 +243,14 @@ def _token_tally(
     if not doubt and _differ(logged_T, recomputed_T, radius_T):
         doubt = coarse_log_probs(batch)
 
-    def name_of(token: int) -> str:
-        return batch.sample_name(int(torch.searchsorted(batch.rows, token, right=True)) - 1)
+    def row_of(tokens: Tensor) -> Tensor:
+        return torch.searchsorted(batch.rows, tokens, right=True) - 1
 
     doubted_T = torch.full((), bool(doubt), device=batch.device).expand(batch.tokens)
     values = (logged_T, recomputed_T, radius_T)
     # Where the radius has no end, the trainer's own value is rounding.
     compared_T = compared_T & ~logged_T.isnan() & radius_T.isfinite()
-    return tally_rows(stage, batch.step, values, compared_T, doubted_T, doubt, name_of)
+    return tally_rows(stage, batch.step, values, compared_T, doubted_T, doubt, Rows(batch, row_of))
 
 
 def _metrics(

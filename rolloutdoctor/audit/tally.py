@@ -7,6 +7,8 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
+from rolloutdoctor.data.batch import RolloutBatch
+
 STAGES = ("advantages", "kl", "loss", "metrics")
 """What a quantity is about, in the order in which a trainer computes it: a fault in one reaches those after it."""
 
@@ -20,6 +22,9 @@ ENOUGH_BITS = 8.0
 
 A value says as many bits as its radius fits into its size, or into its distance from what the options give: a value of
 0 follows from many formulas, and one whose radius is as wide as that distance from both."""
+
+
+Lengths = tuple[float, float, float, float]
 
 
 @dataclass(frozen=True)
@@ -55,6 +60,9 @@ class QuantityTally:
             their own from their mean (one minus R2); infinite where a step has too few different values.
         factor_bits: what the disagreeing values say for a factor that is a whole number or one over it: the sum of
             binary logarithms of one over the chance that the interval of a value holds one.
+        groups: groups with a value that disagrees, and groups with one that was compared, in steps where some disagree.
+        lengths: tokens of the shortest and the longest row whose value disagrees, and of the shortest and the longest
+            row whose value agrees.
     """
 
     stage: str
@@ -79,6 +87,8 @@ class QuantityTally:
     above: tuple[float, float] = (math.inf, -math.inf)
     line: float = 0.0
     factor_bits: float = 0.0
+    groups: tuple[int, int] = (0, 0)
+    lengths: Lengths = (math.inf, -math.inf, math.inf, -math.inf)
 
     def __add__(self, other: "QuantityTally") -> "QuantityTally":
         firsts = [first for first in (self.first, other.first) if first is not None]
@@ -106,6 +116,8 @@ class QuantityTally:
             zeros=self.zeros + other.zeros,
             above=(min(self.above[0], other.above[0]), max(self.above[1], other.above[1])),
             line=max(self.line, other.line),
+            groups=(self.groups[0] + other.groups[0], self.groups[1] + other.groups[1]),
+            lengths=_joined(self.lengths, other.lengths),
             factor_bits=self.factor_bits + other.factor_bits,
         )
 
@@ -128,6 +140,14 @@ class QuantityTally:
         if self.first is not None and self.steps_off < self.steps:
             first, last = self.first[0], self.last_off
             where = f" at step {first}" if first == last else f" in {self.steps_off:,} of {self.steps:,} steps"
+        off, groups = self.groups
+        if off < groups:
+            where += f", in {off:,} of {groups:,} groups"
+        shortest, longest, shortest_agreeing, longest_agreeing = self.lengths
+        if shortest > longest_agreeing >= 0:
+            where += f", only in rows of {shortest:g} tokens or more"
+        elif 0 <= longest < shortest_agreeing < math.inf:
+            where += f", only in rows of up to {longest:g} tokens"
         if self.disagree > 1 and self.factor_low <= self.factor_high:
             return f"{(self.factor_low + self.factor_high) / 2:.6g} times the recomputed value{where}"
         if self.disagree > 1 and self.offset_low <= self.offset_high:
@@ -137,6 +157,10 @@ class QuantityTally:
         if self.disagree > 1 and self.above[0] > 0 and self.above[1] < 2 * self.above[0]:
             return f"between {self.above[0]:.4g} and {self.above[1]:.4g} above the recomputed value{where}"
         return f"no constant factor or offset{where}"
+
+
+def _joined(one: Lengths, other: Lengths) -> Lengths:
+    return min(one[0], other[0]), max(one[1], other[1]), min(one[2], other[2]), max(one[3], other[3])
 
 
 _STRAIGHT = 0.01
@@ -179,13 +203,18 @@ def tally_value(stage: str, step: int, logged: float, recomputed: float, radius:
     first = (step, "", logged, recomputed)
     ends = (*factors, *offsets)
     told = min(abs(logged), abs(logged - recomputed))
-    bits = math.log2(told / radius) if told > radius > 0 and math.isfinite(told) else 0.0
+    bits = _down(math.log2(told / radius)) if told > radius > 0 and math.isfinite(told) else 0.0
     above = (logged - recomputed,) * 2
     telling = int(bits > 0)
-    said = _factor_bits(factors, recomputed, 0.0 if stage == "kl" else radius)
+    said = _down(_factor_bits(factors, recomputed, 0.0 if stage == "kl" else radius))
     return QuantityTally(
         stage, 1, 0, units, first, 0, "", 1, 1, step, *ends, 1, radius, bits, telling, 0, above, math.inf, said
     )
+
+
+def _down(bits: float) -> float:
+    """Bits to 1/1024 of one: their sums are the same in any order."""
+    return math.floor(bits * 1024) / 1024
 
 
 def _factor_bits(factors: tuple[float, float], recomputed: float, radius: float) -> float:
@@ -231,6 +260,36 @@ def _interval(logged: float, recomputed: float, radius: float) -> tuple[tuple[fl
     return (ends[0], ends[1]), offsets
 
 
+@dataclass(frozen=True, eq=False)
+class Rows:
+    """Which rows of a step some values are of.
+
+    Attributes:
+        batch: the step.
+        row_of: places of values to the numbers of their rows, ``[n]`` int64.
+    """
+
+    batch: RolloutBatch
+    row_of: Callable[[Tensor], Tensor]
+
+    def name(self, place: int) -> str:
+        """Name of the row of a value."""
+        return self.batch.sample_name(int(self.row_of(torch.tensor([place], device=self.batch.device))))
+
+    def spread(self, is_off: Tensor, compared: Tensor) -> tuple[tuple[int, int], Lengths]:
+        """How disagreeing values are spread over groups, and over rows by their length; see `QuantityTally`."""
+        off_n, agree_n = (self.row_of(which.nonzero().squeeze(1)) for which in (is_off, compared & ~is_off))
+        ends: list[float] = []
+        for rows_n in (off_n, agree_n):
+            length_n = self.batch.rows.diff()[rows_n]
+            ends += [float(length_n.min()), float(length_n.max())] if len(length_n) else [math.inf, -math.inf]
+        groups, found = self.batch.groups, (0, 0)
+        if groups is not None and len(off_n):
+            off, every = (len(torch.unique(groups.index_N[each])) for each in (off_n, torch.cat([off_n, agree_n])))
+            found = (off, every)
+        return found, (ends[0], ends[1], ends[2], ends[3])
+
+
 def tally_rows(
     stage: str,
     step: int,
@@ -238,7 +297,7 @@ def tally_rows(
     compared: Tensor,
     doubted: Tensor,
     doubt: str,
-    name_of: Callable[[int], str],
+    rows: Rows,
 ) -> QuantityTally:
     """Compare many values of a step.
 
@@ -249,7 +308,7 @@ def tally_rows(
         compared: ``[n]`` bool, the values to compare.
         doubted: ``[n]`` bool, values of which a disagreement proves nothing.
         doubt: why.
-        name_of: index of a value to the name of its row.
+        rows: which rows the values are of.
     """
     logged, recomputed, radius = values
     gap = (logged - recomputed).abs()
@@ -263,11 +322,13 @@ def tally_rows(
     reason = doubt if dropped else ""
     # A radius of 0 is that of an exact value, such as the 0 of a zero-variance group.
     least = float(torch.where(compared & (radius > 0), radius, torch.inf).min()) if len(radius) else math.inf
+    groups, lengths = rows.spread(is_off, compared)
     if not off:
-        return QuantityTally(stage, count, count, worst, None, dropped, reason, int(count > 0), radius=least)
+        steps = int(count > 0)
+        return QuantityTally(stage, count, count, worst, None, dropped, reason, steps, radius=least, lengths=lengths)
     bits = _bits(logged[is_off], gap[is_off], radius[is_off])
     first = int(is_off.nonzero()[0])
-    its = (step, name_of(first), float(logged[first]), float(recomputed[first]))
+    its = (step, rows.name(first), float(logged[first]), float(recomputed[first]))
     ours, theirs, around = logged[is_off], recomputed[is_off], radius[is_off]
     low, high = ours - theirs - around, ours - theirs + around
     one, two = (ours - around) / theirs, (ours + around) / theirs
@@ -288,10 +349,12 @@ def tally_rows(
         offset_low=_end(low.max(), math.inf),
         offset_high=_end(high.min(), -math.inf),
         radius=least,
-        bits=float(bits.sum()),
+        bits=_down(float(bits.sum())),
         telling=int((bits > 0).sum()),
         above=(float((ours - theirs).min()), float((ours - theirs).max())),
         line=_off_line(logged[compared], recomputed[compared]),
+        groups=groups,
+        lengths=lengths,
     )
 
 

@@ -6,10 +6,11 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from rolloutdoctor.audit.factors import factor_of
-from rolloutdoctor.audit.tally import QuantityTally, add_tallies, tally_rows, tally_value
+from rolloutdoctor.audit.tally import QuantityTally, Rows, add_tallies, tally_rows, tally_value
+from rolloutdoctor.testing import toy_batch
 
 
-def rows(logged, recomputed, radius=1e-6, step=3, doubted=None):
+def rows(logged, recomputed, radius=1e-6, step=3, doubted=None, lengths=4):
     values = [torch.as_tensor(x, dtype=torch.float64) for x in (logged, recomputed)]
     radius_N = torch.full_like(values[0], radius)
     doubted_N = torch.zeros(len(values[0]), dtype=torch.bool) if doubted is None else torch.tensor(doubted)
@@ -20,7 +21,9 @@ def rows(logged, recomputed, radius=1e-6, step=3, doubted=None):
         ~values[0].isnan(),
         doubted_N,
         "rows are missing",
-        lambda row: f"r{row}",
+        Rows(
+            toy_batch([[0.0] * len(values[0])] if lengths == 4 else [[0.0, 0.0]] * 2, lengths=lengths), lambda row: row
+        ),
     )
 
 
@@ -71,6 +74,18 @@ def test_the_shape_of_a_residual(logged, shape):
     assert rows(logged, [1.0, 3.0]).shape == shape
     one, other = rows(logged[:1], [1.0], step=1), rows(logged[1:], [3.0], step=2)
     assert (one + other).shape == shape
+
+
+def test_where_a_disagreement_is_by_group_and_by_length():
+    given = [1.0, 2.0, 5.0, 7.0]
+    long = rows([1.0, 2.0, 15.0, 17.0], given, lengths=[2, 3, 8, 9])
+    assert long.shape == "the recomputed value +10, in 1 of 2 groups, only in rows of 8 tokens or more"
+    short = rows([3.0, 2.0, 5.0, 9.0], given, lengths=[2, 8, 9, 3])
+    assert short.shape == "the recomputed value +2, only in rows of up to 3 tokens"
+    # A longer row elsewhere agrees.
+    assert (long + rows(given, given, step=4, lengths=[20, 3, 4, 5])).shape == (
+        "the recomputed value +10 at step 3, in 1 of 2 groups"
+    )
 
 
 def test_only_some_steps_are_said_to_differ():
