@@ -1,5 +1,6 @@
 import dataclasses
 import itertools
+from types import SimpleNamespace
 
 import pytest
 import torch
@@ -9,10 +10,10 @@ from rolloutdoctor.data.batch import StepKey
 from rolloutdoctor.engine.accumulate import RuleState, RunState, run_total
 from rolloutdoctor.engine.devices import find_device
 from rolloutdoctor.engine.judge import judge
+from rolloutdoctor.ops.tally import Sums
 from rolloutdoctor.results.errors import UsageError
 from rolloutdoctor.results.findings import Example, InputSummary
 from rolloutdoctor.rules.base import KEEP_EXAMPLES
-from rolloutdoctor.rules.table import find
 from rolloutdoctor.testing import toy_batch
 
 WHITENED = {"trainer": "verl", "adv_estimator": "reinforce_plus_plus_baseline"}
@@ -41,10 +42,6 @@ def test_column_that_is_null_in_some_steps():
     batches = [toy_batch([[1, 1], [1, 0]], ref=-1.5, step=step) for step in range(4)]
     batches[1] = without(batches[1], "ref_log_probs")
     batches[2] = without(batches[2], "ref_log_probs")
-    _, fold, _ = folded(batches, trainer="trl", beta=0.1, select=["RDG001"])
-    state = fold.state().rules["RDG001"]
-    assert [key for key, _ in state.steps] == [StepKey(0, "train"), StepKey(3, "train")]
-    assert state.skipped_steps == 2
     report = report_on(batches, trainer="trl", beta=0.1, select=["RDG001"])
     assert "RDG001 could not look at 2 steps, where a column it needs is null" in report.notes
     assert [row["step"] for row in report.findings[0].per_step] == [0, 3]
@@ -136,8 +133,9 @@ def test_examples_of_equal_weight_are_sorted_by_name():
 def test_examples_are_the_same_in_one_fold_and_in_parts():
     batches = [toy_batch([[100 + step % 3, 1]] * 4, mask=[[0], [1]] * 4, step=step) for step in range(6)]
     options = {"trainer": "verl", "adv_estimator": "rloo", "select": ["RDA001"]}
-    whole = folded(batches, **options)[1].state().rules["RDA001"].examples
-    assert [(one.step, one.group_id, one.weight) for one in whole] == [
+    plan, fold, configured = folded(batches, **options)
+    (whole,) = judged(plan, fold.state(), configured).findings
+    assert [(one.step, one.group_id, one.weight) for one in whole.examples] == [
         *[(2, f"g{group}", 102.0) for group in range(4)],
         (5, "g0", 102.0),
     ]
@@ -145,7 +143,7 @@ def test_examples_are_the_same_in_one_fold_and_in_parts():
         state = RunState()
         for index in order:
             state = state + folded([batches[index]], **options)[1].state()
-        assert state.rules["RDA001"].examples == whole
+        assert judged(plan, state, configured).findings == (whole,)
 
 
 def test_run_states_add_up():
@@ -159,9 +157,14 @@ def test_run_states_add_up():
     assert RunState() + one == one == one + RunState()
 
 
+@dataclasses.dataclass(frozen=True)
+class Mass(Sums):
+    mass: float = 0.0
+
+
 def test_sums_are_taken_in_step_order():
     # 1e16 + 1 - 1e16 depends on the order of addition; the order of arrival must not.
-    rule = find("RDA002")
+    rule = SimpleNamespace(tally=Mass)
     tallies = {0: rule.tally(mass=1e16), 1: rule.tally(mass=1.0), 2: rule.tally(mass=-1e16), 3: rule.tally(mass=1.0)}
     in_order = run_total(rule, RuleState(tuple((StepKey(step, "train"), tallies[step]) for step in range(4))))
     assert in_order.mass == ((1e16 + 1.0) - 1e16) + 1.0
