@@ -101,7 +101,8 @@ def told_of_contradictions(names: str) -> Iterator[None]:
         yield
     except (ArithmeticError, LookupError, TypeError, ValueError, pl.exceptions.PolarsError) as error:
         raise InputError(
-            f"{names}: the numbers of a state contradict each other ({error}); check the parts again"
+            f"{names}: the numbers of a state contradict each other ({str(error).partition(chr(10))[0]}); check the "
+            "parts again"
         ) from None
 
 

@@ -165,10 +165,14 @@ def _frame(columns: Mapping[str, Mapping[str, Any]], least: pl.DataFrame) -> pl.
     series = []
     for name, column in columns.items():
         ((kind, values),) = column.items()
+        if kind == "String" and not all(value is None or isinstance(value, str) for value in values):
+            raise TypeError(f"column {name} is no text")
         series.append(pl.Series(name, values, pl.String) if kind == "String" else _numbers(name, _KINDS[kind], *values))
         expected = ROW_COLUMNS[name].dtype if name in ROW_COLUMNS else least.schema.get(name, _KINDS[kind])
         if _KINDS[kind] != expected:
             raise TypeError(f"column {name} is {kind}")
+    if len({len(column) for column in series}) > 1:
+        raise ValueError("columns of different lengths")
     frame = pl.DataFrame(series)
     if least.schema.keys() - frame.schema.keys():
         raise KeyError(f"a table with columns {frame.columns}")
@@ -181,6 +185,8 @@ def _numbers(name: str, kind: "type[pl.DataType]", values: str, is_null: str) ->
     if not is_null:
         return series
     absent = pl.Series(np.frombuffer(b64decode(is_null, validate=True), np.bool_))
+    if len(absent) != len(series):
+        raise ValueError(f"column {name} is cut off")
     return series.zip_with(~absent, pl.Series(name, [None], kind).new_from_index(0, len(series)))
 
 
