@@ -126,6 +126,10 @@ class LoggedGap:
         names = ["sampled", "sampler", "trainer", *["entropy"] * (len(columns) - 3), "place"]
         return dict(zip(names, map(torch.from_numpy, [of_rows, *columns]), strict=True))
 
+    def sampled_sum(self, x: Tensor) -> Tensor:
+        """Sum of values of the tokens of `sampled` by row, ``[n]`` float64 on the CPU; 0 where it is not sampled."""
+        return seg.Runs.of_lengths(self.sampled["sampled"].clamp(min=0)).total(x)
+
 
 def _is_sampled(block: TokenBlock) -> NDArray[np.bool_]:
     """Rows that are sampled, by their places in their step, ``[n]`` bool: others in each step, and at least one."""
