@@ -126,9 +126,10 @@ class LoggedGap:
         names = ["sampled", "sampler", "trainer", *["entropy"] * (len(columns) - 3), "place"]
         return dict(zip(names, map(torch.from_numpy, [of_rows, *columns]), strict=True))
 
-    def sampled_sum(self, x: Tensor) -> Tensor:
-        """Sum of values of the tokens of `sampled` by row, ``[n]`` float64 on the CPU; 0 where it is not sampled."""
-        return seg.Runs.of_lengths(self.sampled["sampled"].clamp(min=0)).total(x)
+    @cached_property
+    def sampled_runs(self) -> seg.Runs:
+        """The tokens of `sampled` by row of the block, on the CPU; none of a row that is not sampled."""
+        return seg.Runs.of_lengths(self.sampled["sampled"].clamp(min=0))
 
 
 def _is_sampled(block: TokenBlock) -> NDArray[np.bool_]:

@@ -99,9 +99,9 @@ class LogProbPlaceholder(TableRule):
         weight_V = (sampled["trainer"].double() - sampled["sampler"].double()).clamp_(-BOUND, BOUND).exp_()
         found = dict.fromkeys(self.adds, torch.zeros(len(block.runs), dtype=torch.float64)) | {
             "count": gap.count_N,
-            "sampled": sampled["sampled"].clamp(min=0).double(),
-            "zeros": gap.sampled_sum(sampled["sampler"] == 0),
-            "weight": gap.sampled_sum(weight_V),
+            "sampled": gap.sampled_runs.lengths.double(),
+            "zeros": gap.sampled_runs.total(sampled["sampler"] == 0),
+            "weight": gap.sampled_runs.total(weight_V),
         }
         # The extremes settle it for nearly every healthy block.
         is_apart = gap.low < -APART or gap.high > APART
