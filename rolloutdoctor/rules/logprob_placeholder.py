@@ -69,7 +69,7 @@ class LogProbPlaceholder(TableRule):
         "https://github.com/huggingface/trl/issues/2496",
     )
     adds = (
-        *("count", "sampled", "zeros", "weight", "placeholder_weight", "first", *SIDES),
+        *("count", "sampled", "zeros", "weights", "placeholder_weights", "first", *SIDES),
         *(*PLACEHOLDERS, *CERTAIN, *TAILS),
     )
     needs_objective = False
@@ -101,7 +101,7 @@ class LogProbPlaceholder(TableRule):
             "count": gap.count_N,
             "sampled": gap.sampled_runs.lengths.double(),
             "zeros": gap.sampled_runs.total(sampled["sampler"] == 0),
-            "weight": gap.sampled_runs.total(weight_V),
+            "weights": gap.sampled_runs.total(weight_V),
         }
         # The extremes settle it for nearly every healthy block.
         is_apart = gap.low < -APART or gap.high > APART
@@ -122,7 +122,7 @@ class LogProbPlaceholder(TableRule):
             "tokens_share": (found.sum() / pl.sum("count"), "share"),
             "rows": (((found > 0) | (tails > 0)).sum(), "rows"),
             "equal_tails": (tails.sum().cast(pl.Int64), "rows"),
-            "weight_share": (pl.sum("placeholder_weight") / pl.sum("weight"), "share"),
+            "weight_share": (pl.sum("placeholder_weights") / pl.sum("weights"), "share"),
             "zero_share": (pl.sum("zeros") / pl.sum("sampled"), "share"),
         }
 
@@ -223,7 +223,7 @@ def _placeholders(block: "TokenBlock", places: "Tensor", is_sampled_n: "Tensor")
         **found,
         **dict(zip((*PLACEHOLDERS, *CERTAIN), map(by_row, (*kinds, *certain)), strict=True)),
         **dict(zip(TAILS, tails.double().unbind(1), strict=True)),
-        "placeholder_weight": by_row(is_held & is_sampled_n.cpu()[row], weight),
+        "placeholder_weights": by_row(is_held & is_sampled_n.cpu()[row], weight),
     }
 
 

@@ -112,7 +112,7 @@ class SequenceIsLengthBias(TableRule):
         "https://github.com/huggingface/trl/issues/4772",
         "https://github.com/NVIDIA-NeMo/RL/issues/1899",
     )
-    adds = ("tokens", "k1", "k2", "k3", "size")
+    adds = ("length", "k1", "k2", "k3", "size")
     splits = ("train",)
     stages = ("metrics",)
 
@@ -152,7 +152,7 @@ class SequenceIsLengthBias(TableRule):
         counted_T = mask_T & apart_T.isfinite()
         apart_T = torch.where(counted_T, apart_T, 0.0).clamp_(-20, 20)
         return {
-            "tokens": block.row_sum(counted_T),
+            "length": block.row_sum(counted_T),
             "k1": block.row_sum(apart_T),
             "k2": block.row_sum(apart_T.square() / 2),
             "k3": block.row_sum(torch.expm1(apart_T) - apart_T),
@@ -167,19 +167,20 @@ class SequenceIsLengthBias(TableRule):
 
     def table(self, run: RunTables, context: Context) -> pl.DataFrame:
         """One line for each row of steps with three or more: its third, and whether it is within all bounds."""
-        bounds, tokens, k1, rows = _bounds(context.objective), pl.col("tokens"), pl.col("k1"), pl.len().over(STEP_KEY)
+        bounds, length, k1 = _bounds(context.objective), pl.col("length"), pl.col("k1")
+        rows = pl.len().over(STEP_KEY).cast(pl.Int64)
         lost, apart = (~pl.col("kept")).sum().over(STEP_KEY), pl.col("apart")
-        correlation = pl.corr(tokens, k1.abs(), method="spearman").over(STEP_KEY)
+        correlation = pl.corr(length, k1.abs(), method="spearman").over(STEP_KEY)
         # Rows of one length are in one third.
-        third = ((tokens.rank("average").over(STEP_KEY) - 0.5) * len(THIRDS) / rows).cast(pl.Int64)
+        third = ((length.rank("average").over(STEP_KEY) - 0.5) * len(THIRDS) / rows).cast(pl.Int64)
         return (
-            run.rows.filter(tokens > 0, bool(bounds))
+            run.rows.filter(length > 0, bool(bounds))
             .filter(rows >= len(THIRDS))
             .with_columns(
                 kept=pl.all_horizontal(pl.lit(True), *(pl.col(one.of).is_between(one.low, one.high) for one in bounds)),
                 third=third,
                 weight=k1.clip(-20, 20).exp(),
-                apart=tokens - tokens.mean().over(STEP_KEY),
+                apart=length - length.mean().over(STEP_KEY),
                 correlation=correlation.fill_nan(None),
             )
             # Drawn without putting back: the variance of a sum of some of the lengths.
@@ -192,9 +193,9 @@ class SequenceIsLengthBias(TableRule):
         found: dict[str, Quantity] = {"length_correlation": (pl.mean("correlation"), "1")}
         found |= {f"kept_{third}_share": (pl.col("kept").filter(here).mean(), "share") for third, here in is_of.items()}
         for third in ("shortest", "longest"):
-            tokens, size, weight = (pl.col(name).filter(is_of[third]) for name in ("tokens", "size", "weight"))
-            found[f"{third}_gap"] = size.sum() / tokens.sum(), "nats"
-            found[f"{third}_length"] = tokens.mean(), "tokens"
+            length, size, weight = (pl.col(name).filter(is_of[third]) for name in ("length", "size", "weight"))
+            found[f"{third}_gap"] = size.sum() / length.sum(), "nats"
+            found[f"{third}_length"] = length.mean(), "tokens"
             found[f"{third}_weight"] = weight.mean(), "1"
         trend = pl.col("apart").filter(~pl.col("kept")).sum()
         found["lost_length_score"] = trend / pl.sum("variance").sqrt(), "1"
