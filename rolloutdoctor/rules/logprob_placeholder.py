@@ -156,7 +156,7 @@ class LogProbPlaceholder(TableRule):
     def judge(self, run: Measured, context: Context) -> Judgement | None:
         """An error for sentinels, a warning for the others."""
         kinds = self._kinds(run)
-        tails = {side: run.table[name].sum() for side, name in zip(SIDES, TAILS, strict=True)}
+        tails = {side: int(run.table[name].sum()) for side, name in zip(SIDES, TAILS, strict=True)}
         tails = {side: rows for side, rows in tails.items() if rows >= self.least_tokens}
         if not kinds and not tails:
             return None
@@ -166,7 +166,7 @@ class LogProbPlaceholder(TableRule):
             parts.append(f"{counted(count, 'log-prob')} of the {side} {'is' if count == 1 else 'are'} {kind}")
         parts += [f"{counted(rows, 'row')} end with equal log-probs of the {side}" for side, rows in tails.items()]
         impossible = any(name.partition(":")[2] in ("1.0", "-1000 or less") for name in kinds)
-        total, rows = sum(kinds.values()), run.count("rows")
+        total, rows, tokens = sum(kinds.values()), run.count("rows"), float(run.table["count"].sum())
         everywhere = run["zero_share"] or 0.0
         return Judgement(
             severity=Severity.ERROR if impossible else Severity.WARNING,
@@ -180,8 +180,7 @@ class LogProbPlaceholder(TableRule):
             + (
                 f"; {percent(everywhere)} of the sampler's are exactly 0: greedy sampling, or log-probs never recorded"
                 if everywhere > 0.9
-                else f"; {percent(total / run.table['count'].sum())} of the trained tokens, {number(total / rows)} a "
-                "row"
+                else f"; {percent(total / tokens)} of the trained tokens, {number(total / rows)} a row"
             ),
             advice="record NaN where the engine gave none, and mask these tokens or give them a ratio of 1",
         )

@@ -209,7 +209,7 @@ class PositionShift(TableRule):
         )
 
 
-_MOMENTS = ("20", "11", "22", "31", "40")
+_MOMENTS = {"20": (2, 0), "11": (1, 1), "22": (2, 2), "31": (3, 1), "40": (4, 0)}
 """Powers of padding and of gap, less what a line in the lengths of prompt and response gives, that are added up."""
 
 
@@ -221,7 +221,7 @@ def _correlated(rows: pl.DataFrame) -> pl.DataFrame:
     """
     gap, padding = pl.col("gap"), pl.col("padding")
     much = padding >= padding.filter(padding > 0).median()
-    moments = {f"{i}{j}": (pl.col("p") ** int(i) * pl.col("g") ** int(j)).sum() for i, j in _MOMENTS}
+    moments = {name: (pl.col("p") ** i * pl.col("g") ** j).sum() for name, (i, j) in _MOMENTS.items()}
     return (
         rows.with_columns(r=_centred("tokens"), q=_centred("prompt_tokens"), p=_centred("padding"), g=_centred("gap"))
         .with_columns(_without(name, "r") for name in ("q", "p", "g"))

@@ -194,7 +194,7 @@ class QuantizedLogProbs(TableRule):
                 f"would by chance), with a mean spacing of {number(lattice['spacing'])} nats"
             )
         worst = max(lattice["spacing"] for lattice in lattices.values())
-        above = sum(run.table[f"{side}:positive"].sum() for side in lattices)
+        above = sum(int(run.table[f"{side}:positive"].sum()) for side in lattices)
         if above:
             parts.append(f"{counted(above, 'value')} above 0")
         if len(lattices) > 1:

@@ -221,7 +221,7 @@ class SequenceIsLengthBias(TableRule):
         if run["length_correlation"] is None:
             return None
         thirds = (run.table.filter(pl.col("third") == THIRDS.index(third)) for third in ("shortest", "longest"))
-        (fewest, _), (_, most) = (share_bound(len(one) - one["kept"].sum(), len(one)) for one in thirds)
+        (fewest, _), (_, most) = (share_bound(len(one) - int(one["kept"].sum()), len(one)) for one in thirds)
         return Excluded(
             code=self.code,
             effect="a loss of long responses",
