@@ -103,30 +103,32 @@ class Retokenized(TableRule):
         """One line for each row, then one for each step and bin of distances."""
         parts = pl.col("metric").str.split_exact(":", 2).struct.rename_fields(["where", "stratum", "bin"])
         bins = run.metrics.select(*STEP_KEY, parts, count="logged").unnest("metric")
+        place = pl.col("bin").cast(pl.Int64)
+        edges = {"low": pl.when(place > 0).then(_edge(place)).otherwise(0.0), "high": _edge(place + 1)}
         rows = run.rows.select(*STEP_KEY, "group_id", "sample_id", "turns")
-        return pl.concat([rows, bins.cast({"stratum": pl.Int64, "bin": pl.Int64})], how="diagonal_relaxed")
+        return pl.concat([rows, bins.with_columns(**edges)], how="diagonal_relaxed")
 
     def _medians(self, at: float = 0.5) -> dict[str, pl.Expr]:
         """Bounds of the median distance at the start of turns and elsewhere, at the same mix of strata, if any.
 
         Args:
-            at: another quantile at the start of turns.
+            at: another quantile at the start of turns, below 1.
         """
-        count, stratum, is_near = pl.col("count"), pl.col("stratum"), pl.col("where") == "near"
-        scale = pl.lit(None, pl.Float64)
-        for one in range(_STRATA):
-            near, rest = (count.filter(here, stratum == one).sum() for here in (is_near, ~is_near))
-            here = (stratum == one) & (near > 0) & (rest > 0)
-            scale = pl.when(here).then(pl.when(is_near).then(1.0).otherwise(near / rest)).otherwise(scale)
-        found = {}
-        for name, is_here, share in (("start", is_near, at), ("other", ~is_near, 0.5)):
-            chosen = is_here & scale.is_not_null()
-            place, weight = pl.col("bin").filter(chosen), (count * scale).filter(chosen)
-            seen = weight.sort_by(place).cum_sum()
-            # Beyond all of them the last one stands in.
-            median = pl.coalesce(place.sort().filter(seen >= weight.sum() * share).first(), place.max())
-            found[f"{name}_median_low"] = pl.when(median == 0).then(0.0).otherwise(_edge(median))
-            found[f"{name}_median_high"] = _edge(median + 1)
+        count, is_near = pl.col("count"), pl.col("where") == "near"
+        scales = []
+        for stratum in map(str, range(_STRATA)):
+            near, rest = (count.filter(here, pl.col("stratum") == stratum).sum() for here in (is_near, ~is_near))
+            scales.append(pl.when(pl.col("stratum") == stratum).then(near / rest))
+        scale, found = pl.coalesce(scales), {}
+        for name, chosen, weight, share in (
+            ("start", is_near & scale.is_finite(), count, at),
+            ("other", ~is_near & (scale > 0), count * scale, 0.5),
+        ):
+            for bound in ("low", "high"):
+                edge, weights = pl.col(bound).filter(chosen), weight.filter(chosen)
+                # The sum of all is that of the last but for rounding.
+                is_enough = weights.sort_by(edge).cum_sum() >= weights.sum() * share * (1 - 1e-12)
+                found[f"{name}_median_{bound}"] = edge.sort().filter(is_enough).first()
         return found
 
     def quantities(self) -> Mapping[str, Quantity]:
