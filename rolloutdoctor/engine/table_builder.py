@@ -61,8 +61,9 @@ class TableBuilder:
 
 
 def _measured(rule: TableRule, view: StepView) -> Mapping[str, Tensor | None]:
-    """What a rule measured of the tokens of the rows, and of the rows."""
-    return {**view.token_measures.get(rule.code, {}), **rule.measure_rows(view)}
+    """What a rule adds to the rows: of what it measured of their tokens, and of them."""
+    found = {**view.token_measures.get(rule.code, {}), **rule.measure_rows(view)}
+    return {name: x_N for name, x_N in found.items() if name in rule.adds}
 
 
 class FullTableBuilder(TableBuilder):

@@ -126,6 +126,11 @@ class LoggedGap:
         names = ["sampled", "sampler", "trainer", *["entropy"] * (len(columns) - 3), "place"]
         return dict(zip(names, map(torch.from_numpy, [of_rows, *columns]), strict=True))
 
+    @cached_property
+    def sampled_runs(self) -> seg.Runs:
+        """The tokens of `sampled` by row of the block, on the CPU; none of a row that is not sampled."""
+        return seg.Runs.of_lengths(self.sampled["sampled"].clamp(min=0))
+
 
 def _is_sampled(block: TokenBlock) -> NDArray[np.bool_]:
     """Rows that are sampled, by their places in their step, ``[n]`` bool: others in each step, and at least one."""

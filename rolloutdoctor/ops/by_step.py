@@ -3,7 +3,6 @@
 from collections.abc import Sequence
 from functools import cached_property
 from itertools import islice, pairwise
-from math import nan
 from typing import Any, TypeVar
 
 import numpy as np
@@ -139,23 +138,6 @@ class ByStep:
     def at(self, places: NDArray[np.int64]) -> "ByStep":
         """Rows at some places in rising order, by step; on the CPU, for values that were packed by ``x_N[places]``."""
         return ByStep(self.cpu.runs.at(places))
-
-    def median(self, x_N: NDArray[np.float64]) -> Floats:
-        """Median of each step, ``[S]``, of finite values on the CPU; NaN for a step without rows.
-
-        >>> ByStep.of_sizes([3, 0, 2]).median(np.array([4.0, 1.0, 2.0, 1.0, 2.0])).tolist()
-        [2.0, nan, 1.5]
-        """
-        return np.array([_median(x_N[start:stop]) for start, stop in pairwise(self.cpu.runs.cuts.tolist())])
-
-
-def _median(x: NDArray[np.float64]) -> float:
-    """The same as `numpy.median`, which looks for NaN as well, in a fraction of its time."""
-    half = len(x) // 2
-    if not len(x):
-        return nan
-    ordered = np.partition(x, half)
-    return float(ordered[half] if len(x) % 2 else (ordered[:half].max() + ordered[half]) / 2)
 
 
 def records(kind: type[Record], **fields: NDArray[Any] | Sequence[Any]) -> list[Record]:

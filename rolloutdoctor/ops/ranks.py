@@ -38,17 +38,3 @@ class StepRanks:
         total = self._by_step.sum
         squares = total(one * one) * total(other * other)
         return total(one * other) / np.sqrt(np.where(squares > 0, squares, 1.0))
-
-    def partial_correlation(
-        self, one: NDArray[np.float64], other: NDArray[np.float64], third: NDArray[np.float64]
-    ) -> NDArray[np.float64]:
-        """The same with a third series partialled out, ``[S]``.
-
-        >>> ranks = StepRanks(ByStep.of_sizes([4]))
-        >>> one, third = ranks.centred(np.array([1, 2, 3, 4])), ranks.centred(np.array([1, 1, 1, 1]))
-        >>> ranks.partial_correlation(one, one, third).tolist()
-        [1.0]
-        """
-        whole, first, second = (self.correlation(*pair) for pair in ((one, other), (one, third), (other, third)))
-        rest = (1 - first**2) * (1 - second**2)
-        return np.where(rest > 1e-9, whole - first * second, 0.0) / np.sqrt(np.where(rest > 1e-9, rest, 1.0))

@@ -1,41 +1,24 @@
 """RDI007: the token that ends a response is masked."""
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
-from rolloutdoctor.ops.tally import Sums, ratio
-from rolloutdoctor.results.findings import Example, Measure, Severity
-from rolloutdoctor.rules.base import KEEP_EXAMPLES, Context, Judgement, Missing, Rule, counted, percent
+import polars as pl
+
+from rolloutdoctor.evaluation.run_tables import STEP_KEY, RunTables
+from rolloutdoctor.results.findings import Severity
+from rolloutdoctor.rules.base import Context, Judgement, Missing, counted, percent
+from rolloutdoctor.rules.table_rule import Measured, Quantity, TableRule
 
 if TYPE_CHECKING:
     from torch import Tensor
 
     from rolloutdoctor.evaluation.token_measures import TokenBlock
-    from rolloutdoctor.rules.step import StepView
 
 
 @dataclass(frozen=True)
-class EndTally(Sums):
-    """What `eos-not-trained` adds up over training steps.
-
-    Attributes:
-        stopped: stopped rows with a trained token.
-        known: those of steps whose end-of-sequence token is known.
-        masked: of these, rows that hold it behind their last trained token, which is another.
-        gradient: sum of the absolute gradient of the rows in `known`.
-        lost: what the masked tokens would add to it, at the mean of their row.
-    """
-
-    stopped: int = 0
-    known: int = 0
-    masked: int = 0
-    gradient: float = 0.0
-    lost: float = 0.0
-
-
-@dataclass(frozen=True)
-class EosNotTrained(Rule[EndTally]):
+class EosNotTrained(TableRule):
     """The end-of-sequence token is masked: the model is never taught to stop.
 
     ## What it does
@@ -72,7 +55,8 @@ class EosNotTrained(Rule[EndTally]):
         "https://github.com/volcengine/verl/issues/3805",
         "https://github.com/huggingface/trl/issues/4974",
     )
-    tally = EndTally
+    reads = ("grad_l1",)
+    adds = ("last", "last_trained", "ends_trained", "trained", "gap")
     needs_objective = False
     splits = ("train",)
 
@@ -90,67 +74,42 @@ class EosNotTrained(Rule[EndTally]):
 
         return response_ends(block)
 
-    def _rows(self, step: "StepView") -> "tuple[Tensor, Tensor, Tensor]":
-        """Stopped rows with a trained token, the token that ends those of their step, and rows in which it is masked.
+    def table(self, run: RunTables, context: Context) -> pl.DataFrame:
+        """One line for each stopped row with a trained token; `end` is null where no token ends those of its step."""
+        from rolloutdoctor.evaluation.response_ends import STOPPED
 
-        The token is `NONE` where it is not known.
-        """
-        return step.cached(self.code, lambda: self._found(step))
-
-    def _found(self, step: "StepView") -> "tuple[Tensor, Tensor, Tensor]":
-        from rolloutdoctor.evaluation.response_ends import STOPPED, common_end, has_status
-
-        row = step.token_measures[self.code]
-        stopped_N = has_status(step.statuses, STOPPED, step.batch.device) & (row["trained"] > 0)
-        end_N = common_end(row["last"], stopped_N, step.by_step, self.end_share, self.fewest_ends)
-        is_masked_N = stopped_N & (row["last"] == end_N) & ~row["ends_trained"] & (row["last_trained"] != end_N)
-        return stopped_N, end_N, is_masked_N
-
-    def measure_each(self, steps: "StepView") -> list[EndTally]:
-        """Count the rows of each step."""
-        from rolloutdoctor.evaluation.response_ends import NONE
-
-        by_step, row = steps.by_step, steps.token_measures.get(self.code)
-        if not row:
-            return steps.nothing(EndTally)
-        stopped_N, end_N, masked_N = self._rows(steps)
-        known_N = stopped_N & (end_N != NONE)
-        fields = {}
-        if steps.tokens is not None and steps.tokens.grad_l1_N is not None:
-            known, masked, gradient_N = by_step.only(known_N), by_step.only(masked_N), steps.tokens.grad_l1_N
-            mean_N = gradient_N / row["trained"].clamp(min=1)
-            fields = {"gradient": known.sum(gradient_N[known_N]), "lost": masked.sum(mean_N[masked_N])}
-        return steps.tallies(
-            EndTally,
-            stopped=by_step.count(stopped_N),
-            known=by_step.count(known_N),
-            masked=by_step.count(masked_N),
-            **fields,
+        last, end, rows = pl.col("last"), pl.col("end"), pl.len().over(STEP_KEY)
+        ends = (rows >= self.fewest_ends) & (pl.len().over(*STEP_KEY, "last") >= self.end_share * rows)
+        stopped = run.rows.filter(pl.col("status").str.to_lowercase().is_in(STOPPED), pl.col("trained") > 0)
+        masked = (last == end) & ~pl.col("ends_trained").cast(pl.Boolean) & (pl.col("last_trained") != end)
+        return stopped.with_columns(end=last.filter(ends).first().over(STEP_KEY)).with_columns(
+            masked=masked.fill_null(value=False)
         )
 
-    def examples(self, step: "StepView") -> Iterable[Example]:
-        """The first rows in which it is masked."""
-        if not step.token_measures.get(self.code):
-            return ()
-        _, end_N, masked_N = self._rows(step)
-        return step.worst_rows(
-            masked_N.double(), lambda row: f"ends with token {int(end_N[row])}, which is masked", KEEP_EXAMPLES
-        )
-
-    def measures(self, tally: EndTally) -> Mapping[str, Measure]:
+    def quantities(self) -> Mapping[str, Quantity]:
         """How many rows, and what they would add."""
+        known, masked = pl.col("end").is_not_null(), pl.col("masked")
+        lost = (pl.col("grad_l1") / pl.col("trained")).filter(masked).sum()
         return {
-            "rows_share": Measure(ratio(tally.masked, tally.known), "share"),
-            "rows": Measure(tally.masked, "rows"),
-            "stopped_rows": Measure(tally.stopped, "rows"),
-            "gradient_lost_share": Measure(ratio(tally.lost, tally.gradient + tally.lost), "share"),
+            "rows_share": (masked.sum() / known.sum(), "share"),
+            "rows": (masked.sum(), "rows"),
+            "stopped_rows": (pl.len(), "rows"),
+            "gradient_lost_share": (lost / (pl.col("grad_l1").filter(known).sum() + lost), "share"),
         }
 
-    def inconclusive_reason(self, run: EndTally, context: Context) -> Missing | None:
+    def places(self, table: pl.DataFrame) -> pl.DataFrame:
+        """The first rows in which it is masked."""
+        return table.with_columns(value="masked")
+
+    def note(self, place: Mapping[str, Any]) -> str:
+        """The token."""
+        return f"ends with token {place['end']}, which is masked"
+
+    def inconclusive_reason(self, run: Measured, context: Context) -> Missing | None:
         """No stopped row, or no token that ends them."""
-        if run.known:
+        if run.table["end"].count():
             return None
-        if not run.stopped:
+        if not len(run.table):
             return Missing("no row was stopped with a trained token", "widen --steps, or record more rows")
         return Missing(
             f"no single token ends {percent(self.end_share)} of the stopped responses of a step, {self.fewest_ends} or "
@@ -158,18 +117,17 @@ class EosNotTrained(Rule[EndTally]):
             "record whole steps; with stop strings there is no such token",
         )
 
-    def judge(self, run: EndTally, context: Context) -> Judgement | None:
+    def judge(self, run: Measured, context: Context) -> Judgement | None:
         """A warning where it is usual, information where it is rare."""
-        if not run.masked:
+        if not run["rows"]:
             return None
-        share = ratio(run.masked, run.known) or 0.0
-        lost = ratio(run.lost, run.gradient + run.lost)
+        share, lost = run["rows_share"] or 0.0, run["gradient_lost_share"]
         return Judgement(
             severity=Severity.WARNING if share >= self.warn_from else Severity.INFO,
             confirmed=True,
             headline=f"the token that ends the response is masked in {percent(share)} of the stopped rows",
-            message=f"{counted(run.masked, 'row')} of {run.known:,} that were stopped end with the token that ends "
-            "nearly all of them, and the mask leaves it out of the loss"
+            message=f"{counted(run.count('rows'), 'row')} of {run.table['end'].count():,} that were stopped end with "
+            "the token that ends nearly all of them, and the mask leaves it out of the loss"
             + ("" if lost is None else f"; it would add {percent(lost)} to |gradient|"),
             evidence="finish reasons, token ids and mask; the token is inferred, as no list of them is recorded",
             advice="extend the mask by that token; do not make it by comparing with the padding token",

@@ -1,22 +1,25 @@
 """RDI005: numbers that stand for log-probs that nobody computed."""
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
-from rolloutdoctor.ops.tally import Sums, by_name, ratio
-from rolloutdoctor.results.findings import Example, Measure, Severity
-from rolloutdoctor.rules.base import KEEP_EXAMPLES, Context, Judgement, Missing, Rule, counted, number, percent
+import polars as pl
+
+from rolloutdoctor.evaluation.run_tables import RunTables
+from rolloutdoctor.results.findings import Severity
+from rolloutdoctor.rules.base import Context, Judgement, Missing, counted, number, percent
+from rolloutdoctor.rules.table_rule import Measured, Quantity, TableRule
 
 if TYPE_CHECKING:
     from torch import Tensor
 
     from rolloutdoctor.evaluation.token_measures import TokenBlock
-    from rolloutdoctor.rules.step import StepView
 
 SIDES = {"sampler": "rollout_log_probs", "trainer": "old_log_probs"}
 
-KINDS = ("0.0", "1.0", "-1.0", "-1000 or less", "above 0")
+PLACEHOLDERS = tuple(f"{side}:{kind}" for side in SIDES for kind in ("0.0", "1.0", "-1.0", "-1000 or less", "above 0"))
+CERTAIN, TAILS = (tuple(f"{side}:{name}" for side in SIDES) for name in ("certain", "tail"))
 
 APART = 0.75
 """Nats by which the other log-prob must differ: more than top-p 0.5 does to a token that it keeps alone."""
@@ -28,43 +31,7 @@ TAIL = 3
 
 
 @dataclass(frozen=True)
-class PlaceholderTally(Sums):
-    """What `logprob-placeholder` adds up.
-
-    Attributes:
-        tokens: trained tokens with both log-probs.
-        found: placeholder, such as ``sampler:0.0``, to tokens.
-        certain: side to tokens of a log-prob between -0.01 and 0 where the other differs as much.
-        rows: rows with a placeholder or an equal tail.
-        tails: side to rows that end with three equal log-probs where the other's differ.
-        sampled: sampled tokens.
-        zeros: those of them with a log-prob of exactly 0 from the sampler.
-        weight: sum of the importance weights of sampled tokens.
-        placeholder_weight: of those with a placeholder.
-    """
-
-    tokens: int = 0
-    found: Mapping[str, float] = by_name()
-    certain: Mapping[str, float] = by_name()
-    rows: int = 0
-    tails: Mapping[str, float] = by_name()
-    sampled: int = 0
-    zeros: int = 0
-    weight: float = 0.0
-    placeholder_weight: float = 0.0
-
-    def kinds(self, least: int) -> dict[str, float]:
-        """Placeholders that occur often enough, and to which no certain model leads."""
-        return {
-            name: count
-            for name, count in self.found.items()
-            if count >= least
-            and not (name.endswith(":0.0") and count < 3 * self.certain.get(name.partition(":")[0], 0.0))
-        }
-
-
-@dataclass(frozen=True)
-class LogProbPlaceholder(Rule[PlaceholderTally]):
+class LogProbPlaceholder(TableRule):
     """Placeholders stand for log-probs that were never computed: 0.0, 1.0, -1.0 or -9999.
 
     ## What it does
@@ -101,7 +68,10 @@ class LogProbPlaceholder(Rule[PlaceholderTally]):
         "https://github.com/vllm-project/vime/pull/70",
         "https://github.com/huggingface/trl/issues/2496",
     )
-    tally = PlaceholderTally
+    adds = (
+        *("count", "sampled", "zeros", "weights", "placeholder_weights", "first", *SIDES),
+        *(*PLACEHOLDERS, *CERTAIN, *TAILS),
+    )
     needs_objective = False
     splits = ("train",)
 
@@ -116,105 +86,78 @@ class LogProbPlaceholder(Rule[PlaceholderTally]):
         return frozenset({"response_mask"})
 
     def measure_tokens(self, block: "TokenBlock") -> "Mapping[str, Tensor]":
-        """Count the placeholders of each row, and keep the place of the first."""
+        """Count the tokens, weights and placeholders of each row, and keep the log-probs of its first placeholder."""
         import torch
 
-        from rolloutdoctor.evaluation.sampled_rows import gap_of
+        from rolloutdoctor.evaluation.sampled_rows import BOUND, gap_of
         from rolloutdoctor.ops.elementwise import outside
 
         gap = gap_of(block)
         if gap is None:
             return {}
-        kinds = torch.zeros(len(block.runs), len(SIDES) * (len(KINDS) + 1), dtype=torch.float64)
-        first = torch.full((len(block.runs),), -1, dtype=torch.int64)
+        sampled = gap.sampled
+        weight_V = (sampled["trainer"].double() - sampled["sampler"].double()).clamp_(-BOUND, BOUND).exp_()
+        found = dict.fromkeys(self.adds, torch.zeros(len(block.runs), dtype=torch.float64)) | {
+            "count": gap.count_N,
+            "sampled": gap.sampled_runs.lengths.double(),
+            "zeros": gap.sampled_runs.total(sampled["sampler"] == 0),
+            "weights": gap.sampled_runs.total(weight_V),
+        }
         # The extremes settle it for nearly every healthy block.
         is_apart = gap.low < -APART or gap.high > APART
         places = outside(gap.apart_T, -APART, APART) if is_apart else None
-        tails = torch.zeros(len(block.runs), len(SIDES), dtype=torch.bool)
-        if places is not None:
-            row = torch.searchsorted(block.runs.offsets, places, right=True) - 1
-            _tails(block, row[places >= block.runs.offsets[1:][row] - TAIL], tails)
-            for side, name in enumerate(SIDES.values()):
-                found = _kinds(block.column(name)[places])
-                for kind, which in enumerate(found):
-                    counts = torch.bincount(row[which], minlength=len(kinds)).double().cpu()
-                    kinds[:, side * (len(KINDS) + 1) + kind] = counts
-                held = torch.stack(found[:-1]).any(0)
-                # The last that is written stays: from the end on, the first.
-                at = row[held].flip(0).cpu(), (places[held] - block.runs.offsets[row[held]]).flip(0).cpu()
-                first[at[0]] = torch.where(first[at[0]] < 0, at[1], torch.minimum(first[at[0]], at[1]))
-        return {**gap.sampled, "count": gap.count_N, "kinds": kinds, "first": first, "tails": tails}
+        return found if places is None else found | _placeholders(block, places, sampled["sampled"] >= 0)
 
-    def measure_each(self, steps: "StepView") -> list[PlaceholderTally]:
-        """Add up the rows of each step."""
-        import numpy as np
-        import torch
-
-        from rolloutdoctor.ops.by_step import named_counts
-
-        sample = steps.sample(self.code)
-        if sample is None:
-            return steps.nothing(PlaceholderTally)
-        measured = steps.token_measures[self.code]
-        by_step, tails_N = steps.by_step.cpu, measured["tails"]
-        # Of each side the kinds, and last the tokens of which a model was certain.
-        kinds = by_step.sum(measured["kinds"]).reshape(len(by_step), len(SIDES), -1)
-        apart = np.flatnonzero(sample.size >= APART)
-        pair = [torch.from_numpy(values[apart]) for values in (sample.sampler, sample.trainer)]
-        held = apart[torch.stack([which for values in pair for which in _kinds(values)[:-1]]).any(0).numpy()]
-        return steps.tallies(
-            PlaceholderTally,
-            tokens=steps.by_step.count(measured["count"]),
-            found=named_counts(
-                kinds[:, :, :-1].reshape(len(by_step), -1), [f"{side}:{kind}" for side in SIDES for kind in KINDS]
-            ),
-            certain=named_counts(kinds[:, :, -1], [*SIDES]),
-            rows=by_step.count((measured["first"] >= 0) | tails_N.any(1)),
-            tails=named_counts(by_step.sum(tails_N.double()), [*SIDES]),
-            sampled=sample.tokens_by_step.size,
-            zeros=sample.tokens_by_step.count(sample.sampler == 0),
-            weight=sample.weights,
-            placeholder_weight=sample.tokens_by_step.at(held).sum(sample.weight[held]),
+    def table(self, run: RunTables, context: Context) -> pl.DataFrame:
+        """One line for each row."""
+        return run.rows.drop_nulls("count").with_columns(
+            found=pl.sum_horizontal(PLACEHOLDERS), tails=pl.sum_horizontal(TAILS)
         )
 
-    def examples(self, step: "StepView") -> Iterable[Example]:
-        """Rows with most placeholders."""
-        measured, batch = step.token_measures.get(self.code), step.batch
-        if not measured or not len(batch):
-            return ()
-        first = measured["first"]
-        kinds = measured["kinds"].reshape(len(batch), len(SIDES), -1)[:, :, :-1].sum((1, 2))
-
-        def note(row: int) -> str:
-            token = int(first[row])
-            start = int(batch.rows[row]) + token
-            pair = [float(batch.tokens_of(name, slice(start, start + 1))[0]) for name in SIDES.values()]
-            return f"log-probs {pair[0]:.4g} of the sampler and {pair[1]:.4g} of the trainer at token {token}"
-
-        return step.worst_rows(kinds * (first >= 0), note, KEEP_EXAMPLES)
-
-    def measures(self, tally: PlaceholderTally) -> Mapping[str, Measure]:
+    def quantities(self) -> Mapping[str, Quantity]:
         """How many, and how much of the weights."""
-        total = sum(tally.found.values())
+        found, tails = pl.col("found"), pl.col("tails")
         return {
-            "tokens": Measure(int(total), "tokens"),
-            "tokens_share": Measure(ratio(total, tally.tokens), "share"),
-            "rows": Measure(tally.rows, "rows"),
-            "equal_tails": Measure(int(sum(tally.tails.values())), "rows"),
-            "weight_share": Measure(ratio(tally.placeholder_weight, tally.weight), "share"),
-            "zero_share": Measure(ratio(tally.zeros, tally.sampled), "share"),
+            "tokens": (found.sum().cast(pl.Int64), "tokens"),
+            "tokens_share": (found.sum() / pl.sum("count"), "share"),
+            "rows": (((found > 0) | (tails > 0)).sum(), "rows"),
+            "equal_tails": (tails.sum().cast(pl.Int64), "rows"),
+            "weight_share": (pl.sum("placeholder_weights") / pl.sum("weights"), "share"),
+            "zero_share": (pl.sum("zeros") / pl.sum("sampled"), "share"),
         }
 
-    def inconclusive_reason(self, run: PlaceholderTally, context: Context) -> Missing | None:
+    def places(self, table: pl.DataFrame) -> pl.DataFrame:
+        """Rows with most placeholders."""
+        return table.with_columns(value="found")
+
+    def note(self, place: Mapping[str, Any]) -> str:
+        """Both log-probs of the first."""
+        return (
+            f"log-probs {place['sampler']:.4g} of the sampler and {place['trainer']:.4g} of the trainer at token "
+            f"{int(place['first'])}"
+        )
+
+    def inconclusive_reason(self, run: Measured, context: Context) -> Missing | None:
         """Nothing to compare."""
-        if run.tokens:
+        if run.table["count"].sum():
             return None
         return Missing("no trained token has a log-prob of both", "record the sampler's log-probs for trained tokens")
 
-    def judge(self, run: PlaceholderTally, context: Context) -> Judgement | None:
+    def _kinds(self, run: Measured) -> dict[str, float]:
+        """Placeholders that occur often enough, and to which no certain model leads."""
+        counts = run.table.select(pl.sum(*PLACEHOLDERS, *CERTAIN)).to_dicts()[0]
+        return {
+            name: counts[name]
+            for name in PLACEHOLDERS
+            if counts[name] >= self.least_tokens
+            and not (name.endswith(":0.0") and counts[name] < 3 * counts[name.replace("0.0", "certain")])
+        }
+
+    def judge(self, run: Measured, context: Context) -> Judgement | None:
         """An error for sentinels, a warning for the others."""
-        kinds = run.kinds(self.least_tokens)
-        tails = {side: rows for side, rows in run.tails.items() if rows >= self.least_tokens}
+        kinds = self._kinds(run)
+        tails = {side: int(run.table[name].sum()) for side, name in zip(SIDES, TAILS, strict=True)}
+        tails = {side: rows for side, rows in tails.items() if rows >= self.least_tokens}
         if not kinds and not tails:
             return None
         parts = []
@@ -223,34 +166,64 @@ class LogProbPlaceholder(Rule[PlaceholderTally]):
             parts.append(f"{counted(count, 'log-prob')} of the {side} {'is' if count == 1 else 'are'} {kind}")
         parts += [f"{counted(rows, 'row')} end with equal log-probs of the {side}" for side, rows in tails.items()]
         impossible = any(name.partition(":")[2] in ("1.0", "-1000 or less") for name in kinds)
-        share = ratio(run.placeholder_weight, run.weight)
-        total = sum(kinds.values())
-        everywhere = ratio(run.zeros, run.sampled) or 0.0
+        total, rows, tokens = sum(kinds.values()), run.count("rows"), float(run.table["count"].sum())
+        everywhere = run["zero_share"] or 0.0
         return Judgement(
             severity=Severity.ERROR if impossible else Severity.WARNING,
             confirmed=True,
-            headline=f"{counted(total, 'trained token')} in {counted(run.rows, 'row')} with a placeholder for a "
-            "log-prob"
+            headline=f"{counted(total, 'trained token')} in {counted(rows, 'row')} with a placeholder for a log-prob"
             if kinds
             else f"{counted(sum(tails.values()), 'row')} that end with the same log-prob again and again",
-            message="; ".join(parts)
-            + f", where the other engine's is {APART:g} nats away or more; they have {percent(share)} of the sum of "
-            "the "
-            "importance weights",
+            message=f"{'; '.join(parts)}, where the other engine's is {APART:g} nats away or more; they have "
+            f"{percent(run['weight_share'])} of the sum of the importance weights",
             evidence="the values are in the file"
             + (
                 f"; {percent(everywhere)} of the sampler's are exactly 0: greedy sampling, or log-probs never recorded"
                 if everywhere > 0.9
-                else f"; {percent(ratio(total, run.tokens))} of the trained tokens, {number(total / run.rows)} a row"
+                else f"; {percent(total / tokens)} of the trained tokens, {number(total / rows)} a row"
             ),
             advice="record NaN where the engine gave none, and mask these tokens or give them a ratio of 1",
         )
 
 
-def _kinds(x: "Tensor") -> "list[Tensor]":
-    """Which values are placeholders of each kind, and last which say that a model was certain."""
-    positive = x > HIGHEST
-    return [x == 0, x == 1, x == -1, x <= LOWEST, positive & (x != 1), (x < 0) & (x > -0.01)]
+def _placeholders(block: "TokenBlock", places: "Tensor", is_sampled_n: "Tensor") -> "dict[str, Tensor]":
+    """What there is of placeholders in each row, ``[n]`` float64, on the CPU.
+
+    Args:
+        block: the rows.
+        places: tokens whose log-probs are far apart.
+        is_sampled_n: rows of which the weights are added up.
+    """
+    import torch
+
+    from rolloutdoctor.evaluation.sampled_rows import BOUND
+
+    offsets, places = block.runs.offsets.cpu(), places.cpu()
+    row = torch.searchsorted(offsets, places, right=True) - 1
+    pair = [block.column(name).cpu()[places] for name in SIDES.values()]
+    kinds = [which for x in pair for which in (x == 0, x == 1, x == -1, x <= LOWEST, (x > HIGHEST) & (x != 1))]
+    certain = [(x < 0) & (x > -0.01) for x in pair]
+
+    def by_row(which: "Tensor", weight: "Tensor | None" = None) -> "Tensor":
+        weights = None if weight is None else weight[which]
+        return torch.bincount(row[which], weights, minlength=len(block.runs)).double()
+
+    is_held = torch.stack(kinds).any(0)
+    weight = (pair[1].double() - pair[0].double()).clamp_(-BOUND, BOUND).exp_()
+    held = is_held.nonzero().squeeze(1)
+    first = held[row[held].diff(prepend=row.new_full((1,), -1)) > 0]
+    where = {"first": places[first] - offsets[row[first]], "sampler": pair[0][first], "trainer": pair[1][first]}
+    found = {name: torch.zeros(len(block.runs), dtype=torch.float64) for name in where}
+    for name, x in where.items():
+        found[name][row[first]] = x.double()
+    tails = torch.zeros(len(block.runs), len(SIDES), dtype=torch.bool)
+    _tails(block, row[places >= offsets[1:][row] - TAIL].to(block.runs.offsets.device), tails)
+    return {
+        **found,
+        **dict(zip((*PLACEHOLDERS, *CERTAIN), map(by_row, (*kinds, *certain)), strict=True)),
+        **dict(zip(TAILS, tails.double().unbind(1), strict=True)),
+        "placeholder_weights": by_row(is_held & is_sampled_n.cpu()[row], weight),
+    }
 
 
 def _tails(block: "TokenBlock", rows: "Tensor", found: "Tensor") -> None:

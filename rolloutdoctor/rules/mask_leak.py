@@ -1,17 +1,19 @@
 """RDI006: tokens that the model did not write are trained on."""
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass
 from math import inf, isfinite
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NamedTuple
 
+import polars as pl
+
+from rolloutdoctor.evaluation.run_tables import RunTables
 from rolloutdoctor.objective.required_columns import LOGGED_COLUMNS, loss_columns
-from rolloutdoctor.ops.tally import Sums, ratio
-from rolloutdoctor.results.findings import Example, Measure, Severity
-from rolloutdoctor.rules.base import KEEP_EXAMPLES, Context, Judgement, Missing, Rule, counted, percent
+from rolloutdoctor.results.findings import Severity
+from rolloutdoctor.rules.base import Context, Judgement, Missing, counted, percent
+from rolloutdoctor.rules.table_rule import Measured, Quantity, TableRule
 
 if TYPE_CHECKING:
-    from numpy.typing import NDArray
     from torch import Tensor
 
     from rolloutdoctor.evaluation.token_measures import TokenBlock
@@ -24,72 +26,54 @@ LOWEST = -12.0
 UNLIKELY = -1.0
 """Mean log-prob of the trainer below which a run of tokens was not certain to the sampler."""
 
+
+class _Sign(NamedTuple):
+    """Why the model cannot have sampled a token: words for a row, for the run, and what shows it."""
+
+    of_row: str
+    of_run: str
+    evidence: str
+    counts_rows: bool = False
+
+
 SIGNS = {
-    "beyond": "of padding past the completion",
-    "unsampled": "without a log-prob of the sampler",
-    "forced": "in runs below -12",
-    "zero": "in runs of sampler's log-probs of 0.0",
-    "after_end": "after the end",
-    "common": "common to all responses of the group",
+    "beyond": _Sign(
+        "of padding past the completion",
+        "of padding past the completion",
+        "the recorded mask of the loss, which trained_beyond counts",
+    ),
+    "unsampled": _Sign(
+        "without a log-prob of the sampler",
+        "for which the sampler gave no log-prob",
+        "NaN in rollout_log_probs, in rows where other tokens have a value",
+    ),
+    "forced": _Sign(
+        "in runs below -12",
+        f"in runs of three and more below {LOWEST:g} nats",
+        "log-probs that no sample has three times in a row",
+    ),
+    "zero": _Sign(
+        "in runs of sampler's log-probs of 0.0",
+        "in runs to which the sampler gave a log-prob of exactly 0.0",
+        "the trainer's log-probs say that these tokens were not certain",
+    ),
+    "after_end": _Sign(
+        "after the end",
+        "after the end of the response",
+        "one id ends nearly all stopped responses, and trained tokens follow it",
+        counts_rows=True,
+    ),
+    "common": _Sign(
+        "common to all responses of the group",
+        "that all responses of a group have at one place",
+        "their log-probs rule out that independent draws agree on them",
+        counts_rows=True,
+    ),
 }
 
 
 @dataclass(frozen=True)
-class LeakTally(Sums):
-    """What `mask-leak` adds up over training steps.
-
-    Attributes:
-        tokens: trained tokens.
-        told_tokens: those in rows for which the sampler gave log-probs.
-        unsampled: of these, tokens without one.
-        appended: of `unsampled`, last tokens of rows with no other.
-        judged_tokens: trained tokens with a log-prob.
-        forced: of these, tokens in runs that no model writes.
-        zero: tokens in runs of three or more with a log-prob of exactly 0.0 from the sampler, and low ones from the
-            trainer.
-        zero_alone: tokens of shorter ones.
-        beyond_rows: rows of which a column says how many tokens are trained past the completion.
-        beyond: these tokens.
-        losses: logged losses that were compared.
-        losses_agree: those that follow from the rows.
-        single_turn: rows of one turn in steps whose end-of-sequence token is known, where no sampler gave log-probs.
-        after_end: their trained tokens after it.
-        after_end_rows: their rows with such tokens.
-        compared: rows of steps whose responses were compared token by token.
-        common: their trained tokens that all responses of a group have at one place beyond chance.
-        common_rows: rows with such tokens.
-        leaked: tokens with one of the signs.
-        rows: rows with a leaked token.
-        gradient: sum of the absolute gradient.
-        leaked_gradient: the leaked tokens' part of it, at equal weight of the tokens of a row.
-    """
-
-    tokens: int = 0
-    told_tokens: int = 0
-    unsampled: int = 0
-    appended: int = 0
-    judged_tokens: int = 0
-    forced: int = 0
-    zero: int = 0
-    zero_alone: int = 0
-    beyond_rows: int = 0
-    beyond: int = 0
-    losses: int = 0
-    losses_agree: int = 0
-    single_turn: int = 0
-    after_end: int = 0
-    after_end_rows: int = 0
-    compared: int = 0
-    common: int = 0
-    common_rows: int = 0
-    leaked: int = 0
-    rows: int = 0
-    gradient: float = 0.0
-    leaked_gradient: float = 0.0
-
-
-@dataclass(frozen=True)
-class MaskLeak(Rule[LeakTally]):
+class MaskLeak(TableRule):
     """Tokens of tools, templates or padding are in the loss.
 
     ## What it does
@@ -141,7 +125,11 @@ class MaskLeak(Rule[LeakTally]):
         "https://github.com/volcengine/verl/issues/3805",
         "https://github.com/huggingface/trl/issues/5832",
     )
-    tally = LeakTally
+    reads = ("grad_l1",)
+    adds = (
+        *("trained", "told", "bare", "bare_last", "judged", "forced", "zero", "zero_alone", "beyond_rows", "beyond"),
+        *("common", "compared", "single_turn", "after_end"),
+    )
     needs_objective = False
     splits = ("train",)
     stages = ("loss",)
@@ -220,108 +208,77 @@ class MaskLeak(Rule[LeakTally]):
             found |= {name: value for name, value in response_ends(block).items() if name in ("last", "gap")}
         return found
 
-    def _leaked(self, step: "StepView") -> "dict[str, Tensor]":
-        """Leaked tokens of each row, by sign, ``[N]`` float64 each."""
-        return step.cached(self.code, lambda: self._found(step))
+    def measure_rows(self, step: "StepView") -> "Mapping[str, Tensor | None]":
+        """Count what takes the group or the step to see: common tokens, and those after the end."""
+        from rolloutdoctor.evaluation.common_tokens import can_agree, common_tokens
+        from rolloutdoctor.evaluation.response_ends import NONE, STOPPED, common_end, has_status, trained_after
 
-    def _found(self, step: "StepView") -> "dict[str, Tensor]":
-        from rolloutdoctor.evaluation.common_tokens import common_tokens
-
-        row = step.token_measures[self.code]
-        found = {}
+        row, found = step.token_measures[self.code], dict[str, "Tensor | None"]()
         common_N = common_tokens(step.batch, row)
         if common_N is not None:
-            found["common"] = common_N.to(step.batch.device)
-        if "told" in row:
-            found["unsampled"] = row["bare"] * (row["told"] > 0)
-        for name in ("forced", "zero", "beyond"):
-            if name in row:
-                found[name] = row[name]
+            found |= {"common": common_N, "compared": can_agree(step.batch)[step.groups.index_N]}
         if "last" in row:
-            from rolloutdoctor.evaluation.response_ends import NONE, STOPPED, common_end, has_status, trained_after
-
             stopped_N = has_status(step.statuses, STOPPED, step.batch.device)
             end_N = common_end(row["last"], stopped_N, step.by_step, self.end_share, self.fewest_ends)
-            if bool((end_N != NONE).any()):
-                found["single_turn"] = ((end_N != NONE) & ~row["gap"]).double()
-                found["after_end"] = trained_after(step.batch, end_N) * found["single_turn"]
+            single_N = ((end_N != NONE) & ~row["gap"]).double()
+            after_N = trained_after(step.batch, end_N) * single_N if bool(single_N.any()) else single_N
+            found |= {"single_turn": single_N, "after_end": after_N}
         return found
 
-    def measure_each(self, steps: "StepView") -> list[LeakTally]:
-        """Count the tokens of each step."""
-        import numpy as np
+    def measure_step(self, step: "StepView") -> Mapping[str, float | None]:
+        """Logged losses that were compared, and those that follow from the rows."""
+        losses = [one for one in step.audit.values() if one.stage == "loss"]
+        return {"losses": sum(one.compared for one in losses), "losses_agree": sum(one.agree for one in losses)}
 
-        from rolloutdoctor.evaluation.common_tokens import can_agree
+    def table(self, run: RunTables, context: Context) -> pl.DataFrame:
+        """One line for each row; `leaked` is the most tokens that one sign names: they may name the same ones."""
+        told, trained, unsampled = pl.col("told") > 0, pl.col("trained"), pl.col("unsampled")
+        return (
+            run.rows.drop_nulls("trained")
+            .with_columns(unsampled=pl.col("bare") * told, told=trained * told)
+            .with_columns(
+                leaked=pl.max_horizontal(*SIGNS).fill_null(0), appended=(pl.col("bare_last") == 1) & (unsampled == 1)
+            )
+        )
 
-        row, by_step = steps.token_measures.get(self.code), steps.by_step
-        if not row:
-            return steps.nothing(LeakTally)
-        found, leaked_N, trained_N = self._leaked(steps), self._worst(steps), row["trained"]
-        counts = {"tokens": trained_N, "leaked": leaked_N, "rows": leaked_N > 0, **found}
-        counts |= {f"{name}_rows": found[name] > 0 for name in ("after_end", "common") if name in found}
-        if "told" in row:
-            counts["told_tokens"] = trained_N * (row["told"] > 0)
-            counts["appended"] = (row["bare_last"] == 1) & (found["unsampled"] == 1)
-        if "judged" in row:
-            counts["judged_tokens"] = row["judged"]
-        counts |= {name: row[name] for name in ("zero_alone", "beyond_rows") if name in row}
-        fields: dict[str, NDArray[Any]] = {name: by_step.count(x_N) for name, x_N in counts.items()}
-        if "common" in found:
-            fields["compared"] = np.where(steps.groups_by_step.any(can_agree(steps.batch)), by_step.size, 0)
-        gradient_N = None if steps.tokens is None else steps.tokens.grad_l1_N
-        if gradient_N is not None:
-            share_N = (leaked_N / trained_N.clamp(min=1)).clamp(max=1)
-            fields |= {"gradient": by_step.sum(gradient_N), "leaked_gradient": by_step.sum(gradient_N * share_N)}
-        losses = [[one for one in each.audit.values() if one.stage == "loss"] for each in steps.each]
-        fields["losses"] = np.array([sum(one.compared for one in each) for each in losses])
-        fields["losses_agree"] = np.array([sum(one.agree for one in each) for each in losses])
-        return steps.tallies(LeakTally, **fields)
-
-    def _worst(self, step: "StepView") -> "Tensor":
-        """The most tokens of each row that one of the signs names: they may name the same ones."""
-        found, leaked_N = self._leaked(step), step.token_measures[self.code]["trained"] * 0
-        for name in SIGNS:
-            if name in found:
-                leaked_N = leaked_N.maximum(found[name])
-        return leaked_N
-
-    def examples(self, step: "StepView") -> Iterable[Example]:
-        """Rows with the most such tokens."""
-        if not step.token_measures.get(self.code):
-            return ()
-        found = self._leaked(step)
-
-        def note(row: int) -> str:
-            parts = [
-                f"{int(found[name][row]):,} {said}"
-                for name, said in SIGNS.items()
-                if name in found and found[name][row] > 0
-            ]
-            return f"trained tokens: {', '.join(parts)}"
-
-        return step.worst_rows(self._worst(step), note, KEEP_EXAMPLES)
-
-    def measures(self, tally: LeakTally) -> Mapping[str, Measure]:
+    def quantities(self) -> Mapping[str, Quantity]:
         """How many tokens, by sign, and their part of the gradient."""
+        leaked, gradient = pl.col("leaked"), pl.col("grad_l1")
+        share = (leaked / pl.col("trained").clip(lower_bound=1)).clip(upper_bound=1)
+
+        def known(name: str, where: str) -> Quantity:
+            return pl.when((pl.col(where) > 0).any()).then(pl.sum(name).cast(pl.Int64)), "tokens"
+
         return {
-            "leaked_share": Measure(ratio(tally.leaked, tally.tokens), "share"),
-            "leaked_gradient_share": Measure(ratio(tally.leaked_gradient, tally.gradient), "share"),
-            "unsampled_tokens": Measure(tally.unsampled if tally.told_tokens else None, "tokens"),
-            "appended_tokens": Measure(tally.appended if tally.told_tokens else None, "tokens"),
-            "forced_tokens": Measure(tally.forced if tally.judged_tokens else None, "tokens"),
-            "tokens_after_end": Measure(tally.after_end if tally.single_turn else None, "tokens"),
-            "common_tokens": Measure(tally.common if tally.compared else None, "tokens"),
-            "zero_tokens": Measure(tally.zero if tally.told_tokens else None, "tokens"),
-            "tokens_beyond": Measure(tally.beyond if tally.beyond_rows else None, "tokens"),
-            "rows": Measure(tally.rows, "rows"),
+            "leaked_share": (leaked.sum() / pl.sum("trained"), "share"),
+            "leaked_gradient_share": ((gradient * share).sum() / gradient.sum(), "share"),
+            "unsampled_tokens": known("unsampled", "told"),
+            "appended_tokens": known("appended", "told"),
+            "forced_tokens": known("forced", "judged"),
+            "tokens_after_end": known("after_end", "single_turn"),
+            "common_tokens": known("common", "compared"),
+            "zero_tokens": known("zero", "told"),
+            "tokens_beyond": known("beyond", "beyond_rows"),
+            "rows": ((leaked > 0).sum(), "rows"),
         }
 
-    def inconclusive_reason(self, run: LeakTally, context: Context) -> Missing | None:
+    def places(self, table: pl.DataFrame) -> pl.DataFrame:
+        """Rows with the most such tokens."""
+        return table.with_columns(value="leaked")
+
+    def note(self, place: Mapping[str, Any]) -> str:
+        """How many, by sign."""
+        parts = [f"{int(place[name]):,} {sign.of_row}" for name, sign in SIGNS.items() if place[name]]
+        return f"trained tokens: {', '.join(parts)}"
+
+    def inconclusive_reason(self, run: Measured, context: Context) -> Missing | None:
         """No row in which a leak could show."""
         if self.judge(run, context) is not None:
             return None
-        if run.told_tokens or run.judged_tokens or run.single_turn or run.beyond_rows:
-            if run.beyond_rows or 0 < run.losses == run.losses_agree:
+        recorded = bool(run.table["beyond_rows"].sum())
+        if recorded or any(run.table[name].sum() for name in ("told", "judged", "single_turn")):
+            losses = run.run.by_step("losses", "losses_agree").sum()
+            if recorded or 0 < losses["losses"].item() == losses["losses_agree"].item():
                 return None
             return Missing(
                 "nothing was found in the responses, and no column says whether padding past them is trained",
@@ -333,7 +290,7 @@ class MaskLeak(Rule[LeakTally]):
             context.recording.get(name, context.recording.get("*", f"record {name}")),
         )
 
-    def unseen_reason(self, run: LeakTally, context: Context) -> Missing | None:
+    def unseen_reason(self, run: Measured, context: Context) -> Missing | None:
         """A loss that nothing explains: a mask that one term of it forgot would look the same."""
         if not any(tally.stage in self.stages for tally in context.unexplained.values()):
             return None
@@ -343,49 +300,34 @@ class MaskLeak(Rule[LeakTally]):
             "see that every term of the loss is multiplied by the mask before it is added up",
         )
 
-    def judge(self, run: LeakTally, context: Context) -> Judgement | None:
+    def judge(self, run: Measured, context: Context) -> Judgement | None:
         """An error where the sampler says so, a warning where the log-probs or the end do."""
-        after = run.after_end if run.after_end > self.warn_above * run.tokens else 0
-        inside = run.unsampled - run.appended
-        zero = run.zero if run.zero_alone <= self.most_alone * run.zero else 0
-        if not any((run.beyond, run.unsampled, run.forced, zero, after, run.common)):
+        counts = {name: int(run.table[name].sum()) for name in ("trained", *SIGNS, "appended", "zero_alone")}
+        if counts["after_end"] <= self.warn_above * counts["trained"]:
+            counts["after_end"] = 0
+        if counts["zero_alone"] > self.most_alone * counts["zero"]:
+            counts["zero"] = 0
+        found = {name: counts[name] for name in SIGNS if counts[name]}
+        if not found:
             return None
-        parts, evidence = [], []
-        if run.beyond:
-            parts.append(f"{counted(run.beyond, 'token')} of padding past the completion")
-            evidence.append("the recorded mask of the loss, which trained_beyond counts")
-        if run.unsampled:
-            parts.append(f"{counted(run.unsampled, 'token')} for which the sampler gave no log-prob")
-            evidence.append("NaN in rollout_log_probs, in rows where other tokens have a value")
-        if run.forced:
-            parts.append(f"{counted(run.forced, 'token')} in runs of three and more below {LOWEST:g} nats")
-            evidence.append("log-probs that no sample has three times in a row")
-        if zero:
-            parts.append(f"{counted(zero, 'token')} in runs to which the sampler gave a log-prob of exactly 0.0")
-            evidence.append("the trainer's log-probs say that these tokens were not certain")
-        if after:
-            rows = counted(run.after_end_rows, "row")
-            parts.append(f"{counted(after, 'token')} after the end of the response, in {rows}")
-            evidence.append("one id ends nearly all stopped responses, and trained tokens follow it")
-        if run.common:
-            rows = counted(run.common_rows, "row")
-            parts.append(f"{counted(run.common, 'token')} that all responses of a group have at one place, in {rows}")
-            evidence.append("their log-probs rule out that independent draws agree on them")
-        others = run.beyond, run.forced, zero, after, run.common
-        appended_only = run.unsampled == run.appended > 0 and not any(others)
-        severity = Severity.ERROR if inside or run.beyond else Severity.INFO if appended_only else Severity.WARNING
-        gradient = ratio(run.leaked_gradient, run.gradient)
-        share = percent(ratio(max(run.unsampled, *others), run.tokens))
-        size = f"{share} of the trained tokens" + (
+        parts = []
+        for name, tokens in found.items():
+            rows = f", in {counted(int((run.table[name] > 0).sum()), 'row')}" if SIGNS[name].counts_rows else ""
+            parts.append(f"{counted(tokens, 'token')} {SIGNS[name].of_run}{rows}")
+        inside = counts["unsampled"] - counts["appended"]
+        appended_only = found.keys() == {"unsampled"} and not inside
+        is_said = bool(inside or counts["beyond"])
+        gradient = run["leaked_gradient_share"]
+        size = f"{percent(max(found.values()) / max(counts['trained'], 1))} of the trained tokens" + (
             "" if gradient is None else f" and {percent(gradient)} of |gradient|"
         )
         return Judgement(
-            severity=severity,
-            confirmed=bool(inside or run.beyond) or appended_only,
+            severity=Severity.ERROR if is_said else Severity.INFO if appended_only else Severity.WARNING,
+            confirmed=is_said or appended_only,
             headline=f"{parts[0]} in the loss: {size}",
             message=f"trained on although the model did not write them: {'; '.join(parts)}; {size}"
             + ("; each is the last token of its row, so the trainer appended it" if appended_only else ""),
-            evidence="; ".join(evidence),
+            evidence="; ".join(SIGNS[name].evidence for name in found),
             advice="no action if the end-of-sequence token is appended on purpose; it is off-policy"
             if appended_only
             else "mask tokens of tools, templates and padding; if they are trained on purpose, leave them",

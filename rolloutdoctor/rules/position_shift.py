@@ -3,73 +3,27 @@
 from collections.abc import Mapping
 from dataclasses import dataclass
 from math import comb, inf, log2, sqrt
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
+import polars as pl
+
+from rolloutdoctor.evaluation.run_tables import STEP_KEY, RunTables
 from rolloutdoctor.ops.bounds import reach
-from rolloutdoctor.ops.change import median
-from rolloutdoctor.ops.tally import Sums, by_name, by_step, ratio
-from rolloutdoctor.results.findings import Excluded, Measure, Severity
-from rolloutdoctor.rules.base import Context, Judgement, Missing, Rule, counted, number
+from rolloutdoctor.results.findings import Excluded, Severity
+from rolloutdoctor.rules.base import Context, Judgement, Missing, counted, number
+from rolloutdoctor.rules.table_rule import Measured, Quantity, TableRule
 
 if TYPE_CHECKING:
-    import numpy as np
-    from numpy.typing import NDArray
     from torch import Tensor
 
     from rolloutdoctor.evaluation.token_measures import TokenBlock
-    from rolloutdoctor.ops.by_step import Floats
     from rolloutdoctor.rules.step import StepView
-
 
 ADVICE = "give the trainer position ids and an attention mask that leave padding out, or pack without it"
 
 
 @dataclass(frozen=True)
-class ShiftTally(Sums):
-    """What `position-shift` adds up, by step.
-
-    Attributes:
-        known: rows of the run whose left padding is known.
-        rows: rows with enough tokens, of steps with enough of them.
-        padded: those with left padding.
-        correlation: Spearman's, of the mean gap of a row and its left padding.
-        less_response: the same, the length of the response partialled out.
-        less_prompt: the same, the length of the prompt partialled out.
-        gap: median over rows without left padding of their mean gap.
-        gap_padded: median over rows whose padding is above the median of the padded ones.
-        padding: median padding of these.
-        moments: sums of p^i g^j, named ``ij``, of padding p and gap g of each row less what a line in the lengths of
-            prompt and response gives; ``freedom`` counts the degrees of freedom that are left.
-        mixed: steps of the run with rows of both kinds, of four tokens or more.
-        apart: step to how unlikely it is, in bits, that all padded rows have larger gaps than all others, where they
-            do and their median is five times that of the others.
-        apart_plain: median of the rows without padding of these steps.
-        apart_padded: of those with padding.
-    """
-
-    known: int = 0
-    rows: Mapping[str, float] = by_name()
-    padded: Mapping[str, float] = by_name()
-    correlation: Mapping[str, float] = by_name()
-    less_response: Mapping[str, float] = by_name()
-    less_prompt: Mapping[str, float] = by_name()
-    gap: Mapping[str, float] = by_name()
-    gap_padded: Mapping[str, float] = by_name()
-    padding: Mapping[str, float] = by_name()
-    moments: Mapping[str, float] = by_name()
-    mixed: int = 0
-    apart: Mapping[str, float] = by_step()
-    apart_plain: Mapping[str, float] = by_step()
-    apart_padded: Mapping[str, float] = by_step()
-
-    @property
-    def bits(self) -> float:
-        """How unlikely the steps are in which padding alone decides which rows have large gaps."""
-        return sum(bits - log2(self.mixed) for bits in self.apart.values())
-
-
-@dataclass(frozen=True)
-class PositionShift(Rule[ShiftTally]):
+class PositionShift(TableRule):
     """The gap of sampler and trainer grows with a row's left padding in its micro-batch.
 
     ## What it does
@@ -109,7 +63,8 @@ class PositionShift(Rule[ShiftTally]):
         "https://github.com/unslothai/unsloth/pull/6738",
         "https://github.com/huggingface/trl/issues/6800",
     )
-    tally = ShiftTally
+    reads = ("tokens", "micro_batch_id", "optim_step_id", "rank")
+    adds = ("unsure", "size", "prompt_tokens")
     needs_objective = False
     splits = ("train",)
 
@@ -131,118 +86,111 @@ class PositionShift(Rule[ShiftTally]):
         return frozenset({"response_mask", "optim_step_id", "rank"})
 
     def measure_tokens(self, block: "TokenBlock") -> "Mapping[str, Tensor]":
-        """Keep the tokens that are looked at."""
-        from rolloutdoctor.evaluation.sampler_gap import looked_at
+        """Unsure tokens of each row and the sum of the sizes of their gaps."""
+        from rolloutdoctor.evaluation.sampler_gap import gap_of, sizes_of_rows
 
-        return looked_at(block)
+        gap = gap_of(block)
+        return {} if gap is None else sizes_of_rows(gap)
 
-    def measure_each(self, steps: "StepView") -> list[ShiftTally]:
-        """Correlate the rows of each step."""
+    def measure_rows(self, step: "StepView") -> "Mapping[str, Tensor | None]":
+        """The prompts' lengths."""
         from rolloutdoctor.data.batch import PROMPT_LENGTH
 
-        rows, padding_N, by_step = steps.unsure_gaps(self.code), _padding(steps), steps.by_step
-        if not rows or padding_N is None:
-            return steps.nothing(ShiftTally)
-        is_seen_N = (rows["unsure"] >= 8) & (padding_N >= 0)
-        size = by_step.count(is_seen_N)
-        padded = by_step.count(is_seen_N & (padding_N > 0))
-        is_enough = (size >= self.least_rows) & (size - padded >= 5) & (padded >= 8)
-        found: dict[str, Any] = {"rows": size, "padded": padded}
-        moments: list[Mapping[str, float]] = [{} for _ in steps.each]
-        if is_enough.any():
-            is_seen_N = is_seen_N & by_step.expand(is_enough)
-            length_N, prompt_N = steps.batch.rows.diff(), steps.batch.per_row[PROMPT_LENGTH]
-            each_N = rows["size"] / rows["unsure"], padding_N, length_N, prompt_N
-            gap, padding, response, prompt = (x_N[is_seen_N].double().cpu().numpy() for x_N in each_N)
-            sizes = by_step.count(is_seen_N)
-            found |= _correlations(gap, padding, response, prompt, sizes)
-            moments = _moments(gap, padding, response, prompt, sizes)
-        found |= self._apart(steps, rows, padding_N)
-        return steps.tallies(
-            ShiftTally,
-            known=by_step.count(padding_N >= 0),
-            moments=moments,
-            **{name: x if isinstance(x, list) else steps.by_number(x, is_enough) for name, x in found.items()},
+        return {"prompt_tokens": step.batch.per_row.get(PROMPT_LENGTH)}
+
+    def table(self, run: RunTables, context: Context) -> pl.DataFrame:
+        """One line for each step with rows whose left padding is known."""
+        padding, gap, unsure = pl.col("padding"), pl.col("gap"), pl.col("unsure")
+        micro_batch = (*STEP_KEY, "optim_step_id", "rank", "micro_batch_id")
+        rows = (
+            run.rows.filter(pl.col("prompt_tokens") >= 0, pl.col("micro_batch_id") >= 0)
+            .with_columns(padding=pl.col("prompt_tokens").max().over(micro_batch) - pl.col("prompt_tokens"))
+            .filter(unsure >= 4)
+            .with_columns(gap=pl.col("size") / unsure)
         )
+        plain, padded = gap.filter(padding == 0), gap.filter(padding > 0)
+        is_apart = (padded.min() > plain.max()) & (padded.median() >= self.factor_apart * plain.median())
+        steps = rows.group_by(STEP_KEY, maintain_order=True).agg(
+            plain_rows=plain.len(),
+            padded_rows=padded.len(),
+            apart=(is_apart & (padded.median() >= self.least_alone)).fill_null(value=False),
+            apart_plain=plain.median(),
+            apart_padded=padded.median(),
+        )
+        number_of = [here.sum().over(STEP_KEY) for here in (padding >= 0, padding == 0, padding > 0)]
+        enough = [number >= least for number, least in zip(number_of, (self.least_rows, 5, 8), strict=True)]
+        seen = rows.filter(unsure >= 8).filter(*enough)
+        return steps.join(_correlated(seen), on=STEP_KEY, how="left", maintain_order="left")
 
-    def _apart(self, steps: "StepView", rows: "Mapping[str, Tensor]", padding_N: "Tensor") -> dict[str, Any]:
-        """Steps in which all padded rows have larger gaps than the others, by far."""
-        import numpy as np
-
-        known_N = rows["unsure"] >= 4
-        gap_N = rows["size"] / rows["unsure"].clamp(min=1)
-        sides = [known_N & (padding_N == 0), known_N & (padding_N > 0)]
-        plain, padded = (steps.by_step.only(side_N) for side_N in sides)
-        gaps = [gap_N[side_N].double() for side_N in sides]
-        is_mixed = (plain.size > 0) & (padded.size > 0)
-        low, high = plain.median(gaps[0].cpu().numpy()), padded.median(gaps[1].cpu().numpy())
-        is_apart = is_mixed & (padded.low(gaps[1]) > plain.high(gaps[0]))
-        is_apart &= (high >= self.factor_apart * low) & (high >= self.least_alone)
-        sizes = zip(plain.size.tolist(), padded.size.tolist(), strict=True)
-        bits = np.array([log2(comb(one + other, one)) for one, other in sizes])
-        of_steps = {"apart": bits, "apart_plain": low, "apart_padded": high}
-        by_number = {name: steps.by_number(x, is_apart) for name, x in of_steps.items()}
-        return {"mixed": is_mixed.astype(int).tolist(), **by_number}
-
-    def measures(self, tally: ShiftTally) -> Mapping[str, Measure]:
+    def quantities(self) -> Mapping[str, Quantity]:
         """The correlations, and the gap of rows with and without padding."""
-        found = {
-            name: None if not values else median(values.values())
-            for name, values in (
-                ("correlation", tally.correlation),
-                ("correlation_less_response", tally.less_response),
-                ("correlation_less_prompt", tally.less_prompt),
-            )
-        }
-        gap, padded = ({**each} for each in (tally.gap, tally.gap_padded))
         return {
-            **{name: Measure(value, "1") for name, value in found.items()},
-            "gap_without_padding": Measure(median(gap.values()) if gap else None, "nats"),
-            "gap_padded": Measure(median(padded.values()) if padded else None, "nats"),
-            "rows": Measure(sum(tally.rows.values()), "rows"),
-            "padded_rows": Measure(sum(tally.padded.values()), "rows"),
+            "correlation": (pl.median("correlation"), "1"),
+            "correlation_less_response": (pl.median("less_response"), "1"),
+            "correlation_less_prompt": (pl.median("less_prompt"), "1"),
+            "gap_without_padding": (pl.median("gap"), "nats"),
+            "gap_padded": (pl.median("gap_padded"), "nats"),
+            "rows": (pl.sum("rows"), "rows"),
+            "padded_rows": (pl.sum("padded"), "rows"),
         }
 
-    def inconclusive_reason(self, run: ShiftTally, context: Context) -> Missing | None:
+    def _apart(self, run: Measured) -> tuple[pl.DataFrame, int, float]:
+        """Steps in which all padded rows have larger gaps than the others, by far.
+
+        And how many have rows of both kinds, and how unlikely the first are, in bits.
+        """
+        table = run.table
+        apart, mixed = table.filter("apart"), len(table.filter(pl.col("plain_rows") > 0, pl.col("padded_rows") > 0))
+        sizes = apart.select("plain_rows", "padded_rows").iter_rows()
+        return apart, mixed, sum(log2(comb(plain + padded, plain)) - log2(mixed) for plain, padded in sizes)
+
+    def inconclusive_reason(self, run: Measured, context: Context) -> Missing | None:
         """No step has rows with padding and rows without."""
-        if run.rows or run.bits >= self.least_bits:
+        if run["rows"] or self._apart(run)[2] >= self.least_bits:
             return None
         return Missing(
             f"no step has {self.least_rows} rows in micro-batches of prompts of different lengths",
             "record more rows of each step",
         )
 
-    def excluded(self, run: ShiftTally, context: Context) -> Excluded | None:
+    def excluded(self, run: Measured, context: Context) -> Excluded | None:
         """How steeply the gap may grow with padding; twice the gap at much padding would be found."""
-        of, rows = run.moments, int(sum(run.rows.values()))
-        slope, square = ratio(of["11"], of["20"]), of["20"]
-        error = inf
-        if slope is not None and of["freedom"] > 0:
+        of, rows = run.table.select(pl.sum(*_MOMENTS, "freedom")).to_dicts()[0], run.count("rows")
+        slope, error = of["11"] / of["20"] if of["20"] else 0.0, inf
+        if of["20"] and of["freedom"] > 0:
             meat = max(of["22"] - 2 * slope * of["31"] + slope**2 * of["40"], 0.0)
-            error = sqrt(meat * rows / of["freedom"]) / square
+            error = sqrt(meat * rows / of["freedom"]) / of["20"]
+        gap, padding = run["gap_without_padding"] or 0.0, run.table.select(pl.median("padding")).item()
         return Excluded(
             code=self.code,
             effect="a rise of the gap",
-            bound=100 * ((slope or 0.0) + reach(error, of["freedom"])),
+            bound=100 * (slope + reach(error, of["freedom"])),
             unit="nats per 100 tokens of left padding",
-            estimate=100 * (slope or 0.0),
-            limit=100
-            * max((self.factor - 1) * median(run.gap.values()), self.least_alone)
-            / median(run.padding.values()),
+            estimate=100 * slope,
+            limit=100 * max((self.factor - 1) * gap, self.least_alone) / padding,
             seen=rows,
             of="rows",
         )
 
-    def judge(self, run: ShiftTally, context: Context) -> Judgement | None:
+    def judge(self, run: Measured, context: Context) -> Judgement | None:
         """A warning: the log-probs show it, and no logged value proves it."""
-        if run.bits >= self.least_bits:
-            return self._of_apart(run)
-        if not run.rows:
+        apart, mixed, bits = self._apart(run)
+        if bits >= self.least_bits:
+            plain, padded = apart.select(pl.median("apart_plain", "apart_padded")).row(0)
+            steps = f"{counted(len(apart), 'step')} of {mixed:,}"
+            return Judgement(
+                severity=Severity.WARNING,
+                confirmed=False,
+                headline=f"the gap to the sampler is {number(plain)} nats in rows without left padding and "
+                f"{number(padded)} in all others, in {steps}",
+                message=f"in {steps} every row with left padding in its micro-batch has a larger gap than every row "
+                f"without: {number(padded)} nats (median) against {number(plain)}",
+                evidence=f"chance would divide the rows so with a probability of 2^-{bits:.0f}",
+                advice=ADVICE,
+            )
+        if not run["rows"]:
             return None
-        whole, response, prompt = (
-            median(each.values()) for each in (run.correlation, run.less_response, run.less_prompt)
-        )
-        plain, padded = median(run.gap.values()), median(run.gap_padded.values())
+        whole, response, prompt, plain, padded = (run[name] or 0.0 for name in list(self.quantities())[:5])
         goes = min(whole, response) >= self.level and prompt >= self.level_less_prompt and padded >= self.factor * plain
         if not goes and (padded < self.factor_alone * plain or padded < self.least_alone):
             return None
@@ -252,93 +200,71 @@ class PositionShift(Rule[ShiftTally]):
             headline=f"the gap to the sampler goes with the left padding of a row (Spearman {whole:.2f}): "
             f"{number(plain)} nats without, {number(padded)} with much of it",
             message=(
-                f"in {counted(len(run.rows), 'step')} the gap of a row goes with its left padding in the micro-batch: "
-                f"Spearman {whole:.2f}, with the length of the response partialled out {response:.2f}, with that of "
-                f"the prompt {prompt:.2f}"
+                f"in {counted(run.table['rows'].count(), 'step')} the gap of a row goes with its left padding in the "
+                f"micro-batch: Spearman {whole:.2f}, with the length of the response partialled out {response:.2f}, "
+                f"with that of the prompt {prompt:.2f}"
             ),
             evidence="the log-probs of sampler and trainer, the prompts' lengths and the micro-batches",
             advice=ADVICE,
         )
 
-    def _of_apart(self, run: ShiftTally) -> Judgement:
-        plain, padded = median(run.apart_plain.values()), median(run.apart_padded.values())
-        steps = f"{counted(len(run.apart), 'step')} of {run.mixed:,}"
-        return Judgement(
-            severity=Severity.WARNING,
-            confirmed=False,
-            headline=f"the gap to the sampler is {number(plain)} nats in rows without left padding and "
-            f"{number(padded)} in all others, in {steps}",
-            message=f"in {steps} every row with left padding in its micro-batch has a larger gap than every row "
-            f"without: {number(padded)} nats (median) against {number(plain)}",
-            evidence=f"chance would divide the rows so with a probability of 2^-{run.bits:.0f}",
-            advice=ADVICE,
-        )
+
+_MOMENTS = {"20": (2, 0), "11": (1, 1), "22": (2, 2), "31": (3, 1), "40": (4, 0)}
+"""Powers of padding and of gap, less what a line in the lengths of prompt and response gives, that are added up."""
 
 
-def _correlations(
-    gap: "Floats", padding: "Floats", response: "Floats", prompt: "Floats", sizes: "NDArray[np.int64]"
-) -> "dict[str, Floats]":
-    """How the mean gap of the rows of each step goes with their padding, ``[n] -> [S]``.
+def _correlated(rows: pl.DataFrame) -> pl.DataFrame:
+    """How the mean gap of the rows of each step goes with their padding.
 
-    Args:
-        gap: mean gap of each row.
-        padding: left padding.
-        response: length of the response.
-        prompt: length of the prompt.
-        sizes: how many of these rows each step has, ``[S]``.
+    `gap` and `gap_padded` are the medians of rows without padding and of the more padded half of the others, whose
+    median `padding` it is; `freedom` counts the degrees of freedom that are left to the moments.
     """
-    from rolloutdoctor.ops.by_step import ByStep
-    from rolloutdoctor.ops.ranks import StepRanks
-
-    by_step = ByStep.of_sizes(sizes)
-    ranks = StepRanks(by_step)
-    gap_rank, padding_rank, response_rank, prompt_rank = map(ranks.centred, (gap, padding, response, prompt))
-    is_plain, is_padded = padding == 0, padding > 0
-    much = by_step.only(is_padded).median(padding[is_padded])
-    has_much = padding >= by_step.expand(much).numpy()
-    return {
-        "correlation": ranks.correlation(gap_rank, padding_rank),
-        "less_response": ranks.partial_correlation(gap_rank, padding_rank, response_rank),
-        "less_prompt": ranks.partial_correlation(gap_rank, padding_rank, prompt_rank),
-        "gap": by_step.only(is_plain).median(gap[is_plain]),
-        "gap_padded": by_step.only(has_much).median(gap[has_much]),
-        "padding": by_step.only(has_much).median(padding[has_much]),
-    }
-
-
-def _moments(
-    gap: "Floats", padding: "Floats", response: "Floats", prompt: "Floats", sizes: "NDArray[np.int64]"
-) -> list[Mapping[str, float]]:
-    """Sums of the `moments` of a tally for each step; arguments as of `_correlations`."""
-    import numpy as np
-
-    found: list[Mapping[str, float]] = []
-    for stop, size in zip(np.cumsum(sizes).tolist(), sizes.tolist(), strict=True):
-        here = slice(stop - size, stop)
-        lines = np.stack([np.ones(size), response[here], prompt[here]], 1)
-        both = np.stack([padding[here], gap[here]], 1)
-        p, g = (both - lines @ np.linalg.lstsq(lines, both)[0]).T if size else both.T
+    gap, padding = pl.col("gap"), pl.col("padding")
+    much = padding >= padding.filter(padding > 0).median()
+    moments = {name: (pl.col("p") ** i * pl.col("g") ** j).sum() for name, (i, j) in _MOMENTS.items()}
+    return (
+        rows.with_columns(r=_centred("tokens"), q=_centred("prompt_tokens"), p=_centred("padding"), g=_centred("gap"))
+        .with_columns(_without(name, "r") for name in ("q", "p", "g"))
+        .with_columns(_without(name, "q") for name in ("p", "g"))
         # In a single micro-batch the padding is a line in the prompt.
-        p = p * (p @ p > 1e-9 * (padding[here] @ padding[here]))
-        sums = {f"{i}{j}": float((p**i * g**j).sum()) for i, j in ((2, 0), (1, 1), (2, 2), (3, 1), (4, 0))}
-        found.append({**sums, "freedom": float(max(size - 4, 0)) if size else 0.0})
-    return found
+        .with_columns(p=pl.col("p") * (_product("p", "p") > 1e-9 * _product("padding", "padding")))
+        .group_by(STEP_KEY, maintain_order=True)
+        .agg(
+            rows=pl.len(),
+            padded=(padding > 0).sum(),
+            correlation=_spearman("gap", "padding"),
+            less_response=_partial("tokens"),
+            less_prompt=_partial("prompt_tokens"),
+            gap=gap.filter(padding == 0).median(),
+            gap_padded=gap.filter(much).median(),
+            padding=padding.filter(much).median(),
+            freedom=(pl.len().cast(pl.Int64) - 4).clip(lower_bound=0),
+            **moments,
+        )
+    )
 
 
-def _padding(steps: "StepView") -> "Tensor | None":
-    """Left padding of each row in its micro-batch, ``[N]``; -1 where it is not known, None without columns."""
-    import torch
+def _product(one: str, other: str) -> pl.Expr:
+    return (pl.col(one).cast(pl.Float64) * pl.col(other)).sum().over(STEP_KEY)
 
-    from rolloutdoctor.data.batch import PROMPT_LENGTH
 
-    batch = steps.batch
-    length_N = batch.per_row.get(PROMPT_LENGTH)
-    if length_N is None or "micro_batch_id" not in batch.per_row or not len(batch):
-        return None
-    parts = [batch.per_row[name] for name in ("optim_step_id", "rank", "micro_batch_id") if name in batch.per_row]
-    parts.append(steps.by_step.step_N)
-    micro_N = torch.unique(torch.stack(parts, 1), dim=0, return_inverse=True)[1]
-    longest_M = torch.zeros(int(micro_N.max()) + 1, dtype=length_N.dtype, device=length_N.device)
-    longest_M.scatter_reduce_(0, micro_N, length_N, "amax")
-    is_known_N = (length_N >= 0) & (batch.per_row["micro_batch_id"] >= 0)
-    return torch.where(is_known_N, longest_M[micro_N] - length_N, -1)
+def _centred(name: str) -> pl.Expr:
+    return pl.col(name) - pl.col(name).mean().over(STEP_KEY)
+
+
+def _without(name: str, other: str) -> pl.Expr:
+    """A column less its projection on another one, within each step."""
+    square = _product(other, other)
+    return pl.col(name) - pl.col(other) * pl.when(square > 1e-9).then(_product(name, other) / square).otherwise(0.0)
+
+
+def _spearman(one: str, other: str) -> pl.Expr:
+    """Rank correlation; 0 where one does not vary."""
+    return pl.corr(one, other, method="spearman").fill_nan(0.0)
+
+
+def _partial(third: str) -> pl.Expr:
+    """Rank correlation of gap and padding with a third column partialled out."""
+    whole, first, second = _spearman("gap", "padding"), _spearman("gap", third), _spearman("padding", third)
+    rest = (1 - first**2) * (1 - second**2)
+    return pl.when(rest > 1e-9).then((whole - first * second) / rest.sqrt()).otherwise(0.0)

@@ -2,13 +2,14 @@
 
 from collections.abc import Mapping
 from dataclasses import dataclass
-from functools import cache
-from itertools import pairwise
 from typing import TYPE_CHECKING, Any
 
-from rolloutdoctor.ops.tally import Sums, by_name, ratio
-from rolloutdoctor.results.findings import Measure, Severity
-from rolloutdoctor.rules.base import Context, Judgement, Missing, Rule, counted, number, percent
+import polars as pl
+
+from rolloutdoctor.evaluation.run_tables import RunTables
+from rolloutdoctor.results.findings import Severity
+from rolloutdoctor.rules.base import Context, Judgement, Missing, counted, number, percent
+from rolloutdoctor.rules.table_rule import Measured, Quantity, TableRule
 
 if TYPE_CHECKING:
     import numpy as np
@@ -16,19 +17,15 @@ if TYPE_CHECKING:
     from torch import Tensor
 
     from rolloutdoctor.evaluation.token_measures import TokenBlock
-    from rolloutdoctor.ops.by_step import ByStep
-    from rolloutdoctor.rules.step import StepView
 
 SIDES = {"sampler": "the sampler", "trainer": "the trainer"}
 
 BINARY, DECIMAL = {"bfloat16": 7, "float16": 10}, {"1": 1, "2": 2, "3": 3, "4": 4}
 """Digits behind the first one of a number of each lattice, or behind the point; float32 has 23 binary ones."""
 
-LATTICES = (*BINARY, *DECIMAL)
-"""Coarsest first among binary and among decimal ones."""
-
-EXPONENTS = 256
-"""Of a float32: 127 is that of numbers from 1 to 2."""
+COUNTS = ("values", "positive", "power", "low_power", *BINARY, *(f"coarse:{name}" for name in BINARY), *DECIMAL)
+"""What is added up by row: `power` is the power of two below a value, `low_power` the same where floats of its size
+have four decimal digits, else the limit of that."""
 
 COARSE = 0.01
 """A spacing by which ratios are off as much as they differ in a healthy run."""
@@ -37,42 +34,8 @@ LARGE = 0.1
 """Log-softmax of float32 logits near 20 is a multiple of 2^-19: values closer to 0 have few digits anyway."""
 
 
-LOOKED_AT = 2**12
-"""Values of a step: digits are the same in all of them."""
-
-
 @dataclass(frozen=True)
-class LatticeTally(Sums):
-    """What `quantized-logprobs` adds up, under names like ``sampler:bfloat16``.
-
-    Attributes:
-        values: side to sampled log-probs of a size of a tenth or more.
-        positive: side to those above 0.
-        on: lattice to those of them that lie on it.
-        chance: lattice to how many would by chance.
-        step: lattice to the sum of its spacings at these.
-        coarse: lattice to how many of these have a spacing above a hundredth.
-    """
-
-    values: Mapping[str, float] = by_name()
-    positive: Mapping[str, float] = by_name()
-    on: Mapping[str, float] = by_name()
-    chance: Mapping[str, float] = by_name()
-    step: Mapping[str, float] = by_name()
-    coarse: Mapping[str, float] = by_name()
-
-    def found(self, side: str, least: int) -> str | None:
-        """The coarsest lattice on which 99 % of a side's values lie, and many more than by chance."""
-        total = self.values.get(side, 0.0)
-        if total < least:
-            return None
-        names = [lattice for lattice in LATTICES if self.on.get(f"{side}:{lattice}", 0.0) >= 0.99 * total]
-        names = [lattice for lattice in names if self.chance[f"{side}:{lattice}"] < 0.05 * total]
-        return min(names, key=lambda lattice: -self.step[f"{side}:{lattice}"], default=None)
-
-
-@dataclass(frozen=True)
-class QuantizedLogProbs(Rule[LatticeTally]):
+class QuantizedLogProbs(TableRule):
     """Log-probs of the sampler or the trainer were rounded to few digits.
 
     ## What it does
@@ -113,7 +76,7 @@ class QuantizedLogProbs(Rule[LatticeTally]):
         "https://github.com/THUDM/slime/pull/892",
         "https://github.com/huggingface/transformers/issues/31267",
     )
-    tally = LatticeTally
+    adds = tuple(f"{side}:{name}" for side in SIDES for name in COUNTS)
     needs_objective = False
     splits = ("train",)
 
@@ -130,87 +93,113 @@ class QuantizedLogProbs(Rule[LatticeTally]):
         return frozenset({"response_mask"})
 
     def measure_tokens(self, block: "TokenBlock") -> "Mapping[str, Tensor]":
-        """Sampled tokens."""
+        """Count the sampled values of each row that lie on each lattice."""
+        import numpy as np
+        import torch
+
         from rolloutdoctor.evaluation.sampled_rows import gap_of
 
         gap = gap_of(block)
-        return {} if gap is None else gap.sampled
-
-    def measure_each(self, steps: "StepView") -> list[LatticeTally]:
-        """Count the values of each step that lie on each lattice."""
-        import numpy as np
-
-        from rolloutdoctor.ops.by_step import named_counts
-
-        sample = steps.sample(self.code)
-        if sample is None:
-            return steps.nothing(LatticeTally)
-        measured, tokens = steps.token_measures[self.code], sample.tokens_by_step
-        found = [_counted(measured[side].float().numpy(), tokens) for side in SIDES]
-        names = [f"{side}:{lattice}" for side in SIDES for lattice in LATTICES]
-
-        def of_sides(name: str, names: list[str]) -> list[dict[str, float]]:
-            return named_counts(np.column_stack([one[name] for one in found]), names)
-
-        return steps.tallies(
-            LatticeTally,
-            **{name: of_sides(name, [*SIDES]) for name in ("values", "positive")},
-            **{name: of_sides(name, names) for name in ("on", "chance", "step", "coarse")},
-        )
-
-    def measures(self, tally: LatticeTally) -> Mapping[str, Measure]:
-        """How coarse the values are."""
-        found: dict[str, Measure] = {}
-        lattices = {side: tally.found(side, self.least_values) for side in SIDES}
-        side = next((side for side, lattice in lattices.items() if lattice), "sampler")
-        name, total = f"{side}:{lattices[side]}", tally.values.get(side, 0.0)
-        spacing = ratio(tally.step.get(name, 0.0), total)
-        found["ratio_error"] = Measure(None if spacing is None else spacing / 12**0.5, "nats")
-        found["mean_spacing"] = Measure(spacing, "nats")
-        found["coarse_share"] = Measure(ratio(tally.coarse.get(name, 0.0), total), "share")
-        for each in SIDES:
-            count = tally.values.get(each, 0.0)
-            found[f"{each}_values"] = Measure(int(count), "tokens")
-            share = ratio(tally.on.get(f"{each}:bfloat16", 0.0), count)
-            found[f"{each}_bfloat16_share"] = Measure(share, "share")
-            share = ratio(tally.on.get(f"{each}:4", 0.0), count)
-            found[f"{each}_four_digits_share"] = Measure(share, "share")
+        if gap is None:
+            return {}
+        found: dict[str, Tensor] = {}
+        for side in SIDES:
+            values = gap.sampled[side].float().numpy()
+            large = np.flatnonzero(abs(values) >= LARGE)
+            counts = torch.from_numpy(gap.sampled_runs.at(large).sums(_counted(values[large])))
+            found |= {f"{side}:{name}": x_n for name, x_n in zip(COUNTS, counts.unbind(1), strict=True)}
         return found
 
-    def inconclusive_reason(self, run: LatticeTally, context: Context) -> Missing | None:
+    def table(self, run: RunTables, context: Context) -> pl.DataFrame:
+        """One line for each row."""
+        return run.rows
+
+    def _coarsest(self, side: str) -> dict[str, pl.Expr]:
+        """The coarsest lattice on which 99 % of a side's values lie, and many more than by chance; null if none.
+
+        Its `name`, its mean `spacing`, and the shares `on` it, on it by `chance`, and with a `coarse` spacing.
+        """
+        total, power, low_power = (pl.sum(f"{side}:{name}") for name in ("values", "power", "low_power"))
+        of = {
+            name: {
+                "spacing": power * 2.0**-digits / total,
+                "chance": pl.lit(2.0 ** (digits - 23)),
+                "coarse": pl.sum(f"{side}:coarse:{name}") / total,
+            }
+            for name, digits in BINARY.items()
+        } | {
+            name: {
+                "spacing": pl.lit(10.0**-digits),
+                "chance": (low_power * 2.0**-23 * 10**digits / total).clip(upper_bound=1.0),
+                "coarse": pl.lit(float(10.0**-digits > COARSE)),
+            }
+            for name, digits in DECIMAL.items()
+        }
+        for name, each in of.items():
+            each |= {"name": pl.lit(name), "on": pl.sum(f"{side}:{name}") / total}
+        is_on = [(total >= self.least_values) & (each["on"] >= 0.99) & (each["chance"] < 0.05) for each in of.values()]
+        spacings = [pl.when(here).then(each["spacing"]) for here, each in zip(is_on, of.values(), strict=True)]
+        largest = pl.max_horizontal(spacings)
+        return {
+            key: pl.coalesce(
+                pl.when(spacing == largest).then(each[key]) for spacing, each in zip(spacings, of.values(), strict=True)
+            )
+            for key in ("name", "spacing", "on", "chance", "coarse")
+        }
+
+    def quantities(self) -> Mapping[str, Quantity]:
+        """How coarse the values are."""
+        none = pl.when(pl.sum("sampler:values") > 0).then(0.0)
+        spacing, coarse = (
+            pl.coalesce(*(self._coarsest(side)[name] for side in SIDES), none) for name in ("spacing", "coarse")
+        )
+        found = {
+            "ratio_error": (spacing / 12**0.5, "nats"),
+            "mean_spacing": (spacing, "nats"),
+            "coarse_share": (coarse, "share"),
+        }
+        for side in SIDES:
+            values = pl.sum(f"{side}:values")
+            found[f"{side}_values"] = (values.cast(pl.Int64), "tokens")
+            found[f"{side}_bfloat16_share"] = (pl.sum(f"{side}:bfloat16") / values, "share")
+            found[f"{side}_four_digits_share"] = (pl.sum(f"{side}:4") / values, "share")
+        return found
+
+    def _lattices(self, run: Measured) -> dict[str, dict[str, Any]]:
+        """The coarsest lattice of each side that has one."""
+        found = {side: run.table.select(**self._coarsest(side)).to_dicts()[0] for side in SIDES}
+        return {side: lattice for side, lattice in found.items() if lattice["name"] is not None}
+
+    def inconclusive_reason(self, run: Measured, context: Context) -> Missing | None:
         """Too few values with digits to look at."""
-        fewest = min(run.values.get(side, 0.0) for side in SIDES)
-        if fewest >= self.least_values or any(run.found(side, self.least_values) for side in SIDES):
+        fewest = min(run.count(f"{side}_values") for side in SIDES)
+        if fewest >= self.least_values or self._lattices(run):
             return None
         return Missing(
             f"{counted(fewest, 'sampled log-prob')} of a size of a tenth or more, and it takes {self.least_values}",
             "widen --steps",
         )
 
-    def judge(self, run: LatticeTally, context: Context) -> Judgement | None:
+    def judge(self, run: Measured, context: Context) -> Judgement | None:
         """A warning by size."""
-        lattices = {side: run.found(side, self.least_values) for side in SIDES}
-        if not any(lattices.values()):
+        lattices = self._lattices(run)
+        if not lattices:
             return None
-        parts, worst = [], 0.0
+        parts = []
         for side, lattice in lattices.items():
-            if lattice is None:
-                continue
-            name, total = f"{side}:{lattice}", run.values[side]
-            spacing = run.step[name] / total
-            worst = max(worst, spacing)
-            kind = f"{lattice} decimal digit{'' if lattice == '1' else 's'}" if lattice.isdigit() else lattice
+            name = lattice["name"]
+            kind = f"{name} decimal digit{'' if name == '1' else 's'}" if name.isdigit() else name
             parts.append(
-                f"{percent(run.on[name] / total)} of the log-probs of {SIDES[side]} are {kind} "
-                f"({percent(run.chance[name] / total)} would by chance), with a mean spacing of {number(spacing)} nats"
+                f"{percent(lattice['on'])} of the log-probs of {SIDES[side]} are {kind} ({percent(lattice['chance'])} "
+                f"would by chance), with a mean spacing of {number(lattice['spacing'])} nats"
             )
-        above = sum(run.positive.get(side, 0.0) for side, lattice in lattices.items() if lattice)
+        worst = max(lattice["spacing"] for lattice in lattices.values())
+        above = sum(int(run.table[f"{side}:positive"].sum()) for side in lattices)
         if above:
             parts.append(f"{counted(above, 'value')} above 0")
-        both = all(lattices.values())
-        if both:
+        if len(lattices) > 1:
             parts.append("both columns are, so that they may have been rounded when they were stored")
-        whose = "sampler and trainer" if both else next(SIDES[side] for side, each in lattices.items() if each)
+        whose = "sampler and trainer" if len(lattices) > 1 else SIDES[next(iter(lattices))]
         return Judgement(
             severity=Severity.WARNING if worst >= self.warn_from or above else Severity.INFO,
             confirmed=True,
@@ -221,51 +210,21 @@ class QuantizedLogProbs(Rule[LatticeTally]):
         )
 
 
-def _counted(values: "NDArray[np.float32]", tokens: "ByStep") -> "dict[str, NDArray[Any]]":
-    """Count for the fields of `LatticeTally`: ``[S]`` for `values` and `positive`, ``[S, K]`` for those of lattices.
-
-    Args:
-        values: log-probs of one side, ``[V]``.
-        tokens: these by step.
-    """
+def _counted(values: "NDArray[np.float32]") -> "NDArray[np.float64]":
+    """Return what each of some log-probs adds to `COUNTS`, ``[V] -> [V, K]``."""
     import numpy as np
 
-    large = np.flatnonzero(abs(values) >= LARGE)
-    cuts = tokens.at(large).runs.cuts.tolist()
-    large = np.concatenate([large[start:stop][:LOOKED_AT] for start, stop in pairwise(cuts)])
-    values, tokens = values[large], tokens.at(large)
-    bits, positive = values.view(np.int32), tokens.count(values > 0)
-    spacing_KE, chance_KE = _lattices()
-    many_SE = tokens.histogram((bits >> 23) & 0xFF, EXPONENTS)
-
-    def total(x_KE: "NDArray[Any]") -> "NDArray[np.float64]":
-        return np.asarray((many_SE[:, None] * x_KE).sum(2), np.float64)
-
-    on = {name: tokens.count(bits & ((1 << (23 - digits)) - 1) == 0) for name, digits in BINARY.items()}
+    bits = values.view(np.int32)
+    power = (bits & 0x7F800000).view(np.float32).astype(np.float64)
+    found = {"values": np.ones(len(values)), "positive": values > 0, "power": power}
+    found["low_power"] = np.minimum(power, 2.0**23 / 10 ** max(DECIMAL.values()))
+    for name, digits in BINARY.items():
+        found |= {name: bits & ((1 << (23 - digits)) - 1) == 0, f"coarse:{name}": power * 2.0**-digits > COARSE}
     # A number with few decimal digits is one with more, too: none is looked for where these are not.
-    left, of_left = values, tokens
+    left = np.arange(len(values))
     for name, digits in reversed(DECIMAL.items()):
-        nearest = np.rint(left.astype(np.float64) * 10**digits) / 10**digits
-        is_on = np.flatnonzero(nearest.astype(np.float32) == left)
-        left, of_left = left[is_on], of_left.at(is_on)
-        on[name] = of_left.size
-    return {
-        "values": tokens.size,
-        "positive": positive,
-        "on": np.stack([on[name] for name in LATTICES], 1),
-        "chance": total(chance_KE),
-        "step": total(spacing_KE),
-        "coarse": total(spacing_KE > COARSE),
-    }
-
-
-@cache
-def _lattices() -> "tuple[NDArray[np.float64], NDArray[np.float64]]":
-    """Spacing of each lattice, and the chance that a float32 lies on it, by the exponent of this: ``[K, E]`` each."""
-    import numpy as np
-
-    power_E = np.ldexp(1.0, np.arange(EXPONENTS) - 127)
-    spacing = [power_E * 2.0**-digits for digits in BINARY.values()]
-    spacing += [np.full(EXPONENTS, 10.0**-digits) for digits in DECIMAL.values()]
-    spacing_KE = np.stack(spacing)
-    return spacing_KE, np.minimum(power_E * 2.0**-23 / spacing_KE, 1)
+        nearest = np.rint(values[left].astype(np.float64) * 10**digits) / 10**digits
+        left = left[nearest.astype(np.float32) == values[left]]
+        found[name] = np.zeros(len(values))
+        found[name][left] = 1
+    return np.stack([found[name] for name in COUNTS], 1).astype(np.float64)

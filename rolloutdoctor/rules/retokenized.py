@@ -1,14 +1,17 @@
 """RDI010: turns that were tokenized again before training."""
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass
 from math import inf, sqrt
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
+import polars as pl
+
+from rolloutdoctor.evaluation.run_tables import STEP_KEY, RunTables
 from rolloutdoctor.ops.bounds import quantile_above_median
-from rolloutdoctor.ops.tally import Sums, by_name, ratio
-from rolloutdoctor.results.findings import Example, Excluded, Measure, Severity
-from rolloutdoctor.rules.base import KEEP_EXAMPLES, Context, Judgement, Missing, Rule, counted, number
+from rolloutdoctor.results.findings import Excluded, Severity
+from rolloutdoctor.rules.base import Context, Judgement, Missing, counted, number
+from rolloutdoctor.rules.table_rule import Measured, Quantity, TableRule
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -16,77 +19,12 @@ if TYPE_CHECKING:
     from rolloutdoctor.evaluation.token_measures import TokenBlock
     from rolloutdoctor.rules.step import StepView
 
-
-@dataclass(frozen=True)
-class TurnTally(Sums):
-    """What `retokenized` adds up over training steps.
-
-    Attributes:
-        rows: rows.
-        turns: turns behind masked tokens.
-        near: distances of old from rollout log-probs in the first tokens of these turns, by stratum and bin.
-        rest: the same of all other trained tokens of these rows.
-    """
-
-    rows: int = 0
-    turns: int = 0
-    near: Mapping[str, float] = by_name()
-    rest: Mapping[str, float] = by_name()
-
-    def medians(self, at: float = 0.5) -> tuple[float, float, float, float] | None:
-        """Bounds of the median distance at the start of turns and elsewhere, at the same mix of strata; or None.
-
-        Args:
-            at: another quantile at the start of turns.
-        """
-        of_stratum = {name: {s: _of(counts, s) for s in range(_STRATA)} for name, counts in self._both()}
-        sizes = {s: sum(of_stratum["near"][s].values()) for s in range(_STRATA)}
-        others = {s: sum(of_stratum["rest"][s].values()) for s in range(_STRATA)}
-        shared = [s for s in range(_STRATA) if sizes[s] and others[s]]
-        near, rest = dict[int, float](), dict[int, float]()
-        for s in shared:
-            for place, count in of_stratum["near"][s].items():
-                near[place] = near.get(place, 0.0) + count
-            for place, count in of_stratum["rest"][s].items():
-                rest[place] = rest.get(place, 0.0) + count * sizes[s] / others[s]
-        if not near:
-            return None
-        return (*_edges(_quantile(near, at)), *_edges(_quantile(rest, 0.5)))
-
-    def _both(self) -> tuple[tuple[str, Mapping[str, float]], ...]:
-        return (("near", self.near), ("rest", self.rest))
-
-
 _STRATA, _LOWEST = 5, 4 * (127 - 20)
 """As `evaluation.turn_starts` has them."""
 
 
-def _of(counts: Mapping[str, float], stratum: int) -> dict[int, float]:
-    parts = {name.partition(":"): count for name, count in counts.items() if ":" in name}
-    return {int(place): count for (s, _, place), count in parts.items() if int(s) == stratum}
-
-
-def _quantile(counts: Mapping[int, float], at: float) -> int:
-    below, seen = sum(counts.values()) * at, 0.0
-    for place in sorted(counts):
-        seen += counts[place]
-        if seen >= below:
-            return place
-    return max(counts)
-
-
-def _edges(place: int) -> tuple[float, float]:
-    """Bounds of a bin; the first holds 0 too."""
-    return _edge(place) if place else 0.0, _edge(place + 1)
-
-
-def _edge(place: int) -> float:
-    exponent, quarter = divmod(place + _LOWEST, 4)
-    return (1 + quarter / 4) * 2.0 ** (exponent - 127)
-
-
 @dataclass(frozen=True)
-class Retokenized(Rule[TurnTally]):
+class Retokenized(TableRule):
     """Turns were tokenized again: their first tokens are not those that were sampled.
 
     ## What it does
@@ -125,7 +63,7 @@ class Retokenized(Rule[TurnTally]):
         "https://github.com/volcengine/verl/issues/6719",
         "https://github.com/THUDM/slime/issues/117",
     )
-    tally = TurnTally
+    adds = ("turns",)
     needs_objective = False
     splits = ("train",)
 
@@ -148,96 +86,128 @@ class Retokenized(Rule[TurnTally]):
         is_cut = bool(((block.trained_n < block.runs.lengths) & (block.trained_n > 0)).any())
         return {"turns": block.row_sum(turn_starts(block)) if is_cut else block.trained_n * 0}
 
-    def measure_each(self, steps: "StepView") -> list[TurnTally]:
-        """Count each step; its tokens are looked at again only where there are turns."""
+    def measure_step(self, step: "StepView") -> Mapping[str, float | None]:
+        """Tokens by distance of old from rollout log-probs, ``near:STRATUM:BIN`` in the first tokens of these turns.
+
+        ``rest:STRATUM:BIN`` are other tokens of these rows. Tokens are looked at again only where there are turns.
+        """
         from rolloutdoctor.evaluation.turn_starts import distances
 
-        row = steps.token_measures.get(self.code)
-        if not row:
-            return steps.nothing(TurnTally)
-        turns = steps.by_step.count(row["turns"])
-        found = [
-            distances(each.batch, turns_n > 0) if count else ({}, {})
-            for each, turns_n, count in zip(steps.each, steps.split(row["turns"]), turns, strict=True)
-        ]
-        near, rest = zip(*found, strict=True)
-        return steps.tallies(TurnTally, rows=steps.by_step.size, turns=turns, near=near, rest=rest)
+        turns_N = step.token_measures.get(self.code, {}).get("turns")
+        if turns_N is None or not bool((turns_N > 0).any()):
+            return {}
+        each = zip(("near", "rest"), distances(step.batch, turns_N > 0), strict=True)
+        return {f"{where}:{place}": count for where, counts in each for place, count in counts.items()}
 
-    def examples(self, step: "StepView") -> Iterable[Example]:
-        """Rows with most turns."""
-        row = step.token_measures.get(self.code)
-        if not row or not len(step.batch):
-            return ()
-        turns_N = row["turns"]
-        return step.worst_rows(turns_N, lambda place: f"{int(turns_N[place]):,} turns behind its first", KEEP_EXAMPLES)
+    def table(self, run: RunTables, context: Context) -> pl.DataFrame:
+        """One line for each row, then one for each step and bin of distances."""
+        parts = pl.col("metric").str.split_exact(":", 2).struct.rename_fields(["where", "stratum", "bin"])
+        bins = run.metrics.select(*STEP_KEY, parts, count="logged").unnest("metric")
+        place = pl.col("bin").cast(pl.Int64)
+        edges = {"low": pl.when(place > 0).then(_edge(place)).otherwise(0.0), "high": _edge(place + 1)}
+        rows = run.rows.select(*STEP_KEY, "group_id", "sample_id", "turns")
+        return pl.concat([rows, bins.with_columns(**edges)], how="diagonal_relaxed")
 
-    def measures(self, tally: TurnTally) -> Mapping[str, Measure]:
+    def _medians(self, at: float = 0.5) -> dict[str, pl.Expr]:
+        """Bounds of the median distance at the start of turns and elsewhere, at the same mix of strata, if any.
+
+        Args:
+            at: another quantile at the start of turns, below 1.
+        """
+        count, is_near = pl.col("count"), pl.col("where") == "near"
+        scales = []
+        for stratum in map(str, range(_STRATA)):
+            near, rest = (count.filter(here, pl.col("stratum") == stratum).sum() for here in (is_near, ~is_near))
+            scales.append(pl.when(pl.col("stratum") == stratum).then(near / rest))
+        scale, found = pl.coalesce(scales), {}
+        for name, chosen, weight, share in (
+            ("start", is_near & scale.is_finite(), count, at),
+            ("other", ~is_near & (scale > 0), count * scale, 0.5),
+        ):
+            for bound in ("low", "high"):
+                edge, weights = pl.col(bound).filter(chosen), weight.filter(chosen)
+                # The sum of all is that of the last but for rounding.
+                is_enough = weights.sort_by(edge).cum_sum() >= weights.sum() * share * (1 - 1e-12)
+                found[f"{name}_median_{bound}"] = edge.sort().filter(is_enough).first()
+        return found
+
+    def quantities(self) -> Mapping[str, Quantity]:
         """Medians as bounds of their bins."""
-        near_low, near_high, rest_low, rest_high = tally.medians() or (None, None, None, None)
-        ends = near_low is not None and rest_high is not None
+        medians = self._medians()
+        low, high = medians["start_median_low"], medians["other_median_high"]
         return {
-            "median_ratio_low": Measure(ratio(near_low, rest_high) if ends and near_low and rest_high else None, "1"),
-            "turns": Measure(tally.turns, "turns"),
-            "start_median_low": Measure(near_low, "nats"),
-            "start_median_high": Measure(near_high, "nats"),
-            "other_median_low": Measure(rest_low, "nats"),
-            "other_median_high": Measure(rest_high, "nats"),
+            "median_ratio_low": (pl.when(low > 0).then(low / high), "1"),
+            "turns": (pl.sum("turns").cast(pl.Int64), "turns"),
+            **{name: (median, "nats") for name, median in medians.items()},
         }
 
-    def inconclusive_reason(self, run: TurnTally, context: Context) -> Missing | None:
+    def places(self, table: pl.DataFrame) -> pl.DataFrame:
+        """Rows with most turns."""
+        return table.with_columns(value="turns")
+
+    def note(self, place: Mapping[str, Any]) -> str:
+        """How many."""
+        return f"{int(place['turns']):,} turns behind its first"
+
+    def inconclusive_reason(self, run: Measured, context: Context) -> Missing | None:
         """Some turns, and too few."""
-        if not run.turns or (run.turns >= self.fewest and run.medians() is not None):
+        turns = run.count("turns")
+        if not turns or (turns >= self.fewest and run["start_median_low"] is not None):
             return None
         return Missing(
-            f"{counted(run.turns, 'turn')} behind masked tokens, and it takes {self.fewest} with log-probs",
+            f"{counted(turns, 'turn')} behind masked tokens, and it takes {self.fewest} with log-probs",
             "widen --steps, or record more steps",
         )
 
-    def vacuous_reason(self, run: TurnTally, context: Context) -> str | None:
+    def vacuous_reason(self, run: Measured, context: Context) -> str | None:
         """Responses of a single turn."""
-        return None if run.turns else "no response has a second turn behind masked tokens"
+        return None if run["turns"] else "no response has a second turn behind masked tokens"
 
-    def excluded(self, run: TurnTally, context: Context) -> Excluded | None:
+    def excluded(self, run: Measured, context: Context) -> Excluded | None:
         """How far apart the first tokens of most turns may be."""
-        at = quantile_above_median(run.turns)
-        found, bound = run.medians(), run.medians(at)
-        if found is None or bound is None:
+        found, other = run["start_median_low"], run["other_median_high"]
+        if found is None or other is None:
             return None
+        turns = run.count("turns")
+        at = quantile_above_median(turns)
         return Excluded(
             code=self.code,
             effect="a median distance at the start of turns",
-            bound=bound[1] if at < 1 else inf,
+            bound=run.table.select(self._medians(at)["start_median_high"]).item() if at < 1 else inf,
             unit="nats",
-            estimate=found[0],
-            limit=max(self.nats, self.times * found[3]),
-            seen=run.turns,
+            estimate=found,
+            limit=max(self.nats, self.times * other),
+            seen=turns,
             of="turns",
         )
 
-    def judge(self, run: TurnTally, context: Context) -> Judgement | None:
+    def judge(self, run: Measured, context: Context) -> Judgement | None:
         """A warning where the starts of turns stand out, information where they do by less."""
-        found = run.medians()
-        if run.turns < self.fewest or found is None:
+        near_low, rest_high, turns = run["start_median_low"], run["other_median_high"], run.count("turns")
+        if turns < self.fewest or near_low is None or rest_high is None:
             return None
-        near_low, near_high, rest_low, rest_high = found
         warns = near_low >= max(self.nats, self.times * rest_high)
-        if not warns and (near_low < self.times_noted * rest_high or not self._is_beyond_chance(run)):
+        least = max(0.5 - self.beyond_chance / (2 * sqrt(turns)), 0.0)
+        is_beyond_chance = run.table.select(self._medians(least)["start_median_low"]).item() > rest_high
+        if not warns and (near_low < self.times_noted * rest_high or not is_beyond_chance):
             return None
-        start = f"{number(near_low)} to {number(near_high)} nats"
-        other = f"{number(rest_low)} to {number(rest_high)}"
+        start = f"{number(near_low)} to {number(run['start_median_high'])} nats"
+        other = f"{number(run['other_median_low'])} to {number(rest_high)}"
         return Judgement(
             severity=Severity.WARNING if warns else Severity.INFO,
             confirmed=False,
             headline=f"old and rollout log-probs are {number(near_low)} nats apart at the start of turns, "
             f"{number(rest_high)} elsewhere",
-            message=f"in the first four tokens of {counted(run.turns, 'turn')} the median distance is {start}, in "
-            f"other tokens of the same responses {other}",
+            message=f"in the first four tokens of {counted(turns, 'turn')} the median distance is {start}, in other "
+            f"tokens of the same responses {other}",
             evidence="log-probs of sampler and trainer, compared between tokens of the same probability",
             advice="train on the ids that the engine returned; do not tokenize a conversation again"
             if warns
             else "other tokens differ by more: look whether the engine computes the first tokens of a turn otherwise",
         )
 
-    def _is_beyond_chance(self, run: TurnTally) -> bool:
-        low = run.medians(max(0.5 - self.beyond_chance / (2 * sqrt(run.turns)), 0.0))
-        return low is not None and low[0] > low[3]
+
+def _edge(bin_: pl.Expr) -> pl.Expr:
+    """The lower bound of a bin."""
+    place = bin_ + _LOWEST
+    return (1 + place % 4 / 4) * pl.lit(2.0) ** (place // 4 - 127)

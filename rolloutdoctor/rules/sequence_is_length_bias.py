@@ -5,17 +5,19 @@ from dataclasses import dataclass
 from math import exp, inf, log
 from typing import TYPE_CHECKING, NamedTuple
 
+import polars as pl
+
+from rolloutdoctor.evaluation.run_tables import STEP_KEY, RunTables
 from rolloutdoctor.objective.objective import Objective
 from rolloutdoctor.objective.required_columns import LOGGED_COLUMNS, loss_columns
 from rolloutdoctor.ops.bounds import share_bound
-from rolloutdoctor.ops.tally import Sums, by_name, ratio
-from rolloutdoctor.results.findings import Excluded, Measure, Severity
-from rolloutdoctor.rules.base import Context, Judgement, Missing, Rule, counted, number, percent
+from rolloutdoctor.results.findings import Excluded, Severity
+from rolloutdoctor.rules.base import Context, Judgement, Missing, counted, number, percent
+from rolloutdoctor.rules.table_rule import Measured, Quantity, TableRule
 
 if TYPE_CHECKING:
     from torch import Tensor
 
-    from rolloutdoctor.audit.tally import QuantityTally
     from rolloutdoctor.evaluation.token_measures import TokenBlock
     from rolloutdoctor.rules.step import StepView
 
@@ -67,50 +69,7 @@ def _bounds(objective: Objective | None) -> list[_Bound]:
 
 
 @dataclass(frozen=True)
-class LengthTally(Sums):
-    """What `sequence-is-length-bias` adds up; thirds are those of the rows of each step by length.
-
-    Attributes:
-        rows: third to rows.
-        tokens: third to trained tokens.
-        kept: third to rows within all bounds.
-        size: third to the sum of the absolute differences of tokens.
-        weight: third to the sum of the weights, the product of their tokens', cut at e^20.
-        trend: sum over the lost rows of their length, less the mean length of their step, in tokens.
-        trend_variance: its variance if the lost rows were any rows of their step.
-        ranked: rows whose length and weight were ranked within their step.
-        correlation: sum over these of the rank correlation of length and absolute log weight in their step.
-        logged: logged metrics of the weights.
-        agree: those that follow from the rows and the options.
-    """
-
-    rows: Mapping[str, float] = by_name()
-    tokens: Mapping[str, float] = by_name()
-    kept: Mapping[str, float] = by_name()
-    size: Mapping[str, float] = by_name()
-    weight: Mapping[str, float] = by_name()
-    trend: float = 0.0
-    trend_variance: float = 0.0
-    ranked: int = 0
-    correlation: float = 0.0
-    logged: int = 0
-    agree: int = 0
-
-    def share(self, third: str) -> float | None:
-        """Share of the rows of a third that are within all bounds."""
-        return ratio(self.kept.get(third, 0.0), self.rows.get(third, 0.0))
-
-    def gap(self, third: str) -> float | None:
-        """Mean size of the difference of its tokens."""
-        return ratio(self.size.get(third, 0.0), self.tokens.get(third, 0.0))
-
-    def length(self, third: str) -> float | None:
-        """Mean trained tokens of its rows."""
-        return ratio(self.tokens.get(third, 0.0), self.rows.get(third, 0.0))
-
-
-@dataclass(frozen=True)
-class SequenceIsLengthBias(Rule[LengthTally]):
+class SequenceIsLengthBias(TableRule):
     """Importance weights of whole sequences depend on their length, not on how far sampler and trainer differ.
 
     ## What it does
@@ -153,7 +112,7 @@ class SequenceIsLengthBias(Rule[LengthTally]):
         "https://github.com/huggingface/trl/issues/4772",
         "https://github.com/NVIDIA-NeMo/RL/issues/1899",
     )
-    tally = LengthTally
+    adds = ("length", "k1", "k2", "k3", "size")
     splits = ("train",)
     stages = ("metrics",)
 
@@ -193,119 +152,107 @@ class SequenceIsLengthBias(Rule[LengthTally]):
         counted_T = mask_T & apart_T.isfinite()
         apart_T = torch.where(counted_T, apart_T, 0.0).clamp_(-20, 20)
         return {
-            "tokens": block.row_sum(counted_T),
+            "length": block.row_sum(counted_T),
             "k1": block.row_sum(apart_T),
             "k2": block.row_sum(apart_T.square() / 2),
             "k3": block.row_sum(torch.expm1(apart_T) - apart_T),
             "size": block.row_sum(apart_T.abs()),
         }
 
-    def measure_each(self, steps: "StepView") -> list[LengthTally]:
-        """Add up the thirds of each step."""
-        import numpy as np
+    def measure_step(self, step: "StepView") -> Mapping[str, float | None]:
+        """Logged metrics of the importance weights and of what these are made of: how many, and how many agree."""
+        kind_of = None if step.trainer is None else step.trainer.kind_of
+        metrics = [one for name, one in step.audit.items() if kind_of and kind_of(name) == "sampler_gap"]
+        return {"compared": sum(one.compared for one in metrics), "agree": sum(one.agree for one in metrics)}
 
-        from rolloutdoctor.ops.by_step import ByStep, named_counts
-        from rolloutdoctor.ops.ranks import StepRanks
-
-        row = steps.token_measures.get(self.code)
-        bounds = _bounds(None if steps.evaluation is None else steps.evaluation.objective)
-        if not row or not bounds:
-            return steps.nothing(LengthTally)
-        here_N = row["tokens"] > 0
-        here_N &= steps.by_step.expand(steps.by_step.count(here_N) >= len(THIRDS))
-        rows = ByStep.of_sizes(steps.by_step.count(here_N))
-        sums = {name: row[name][here_N].cpu().numpy() for name in ("tokens", "k1", "k2", "k3", "size")}
-        length, size = sums["tokens"], rows.size.repeat(rows.size)
-        is_kept = np.ones(len(length), bool)
-        for bound in bounds:
-            is_kept &= (sums[bound.of] >= bound.low) & (sums[bound.of] <= bound.high)
+    def table(self, run: RunTables, context: Context) -> pl.DataFrame:
+        """One line for each row of steps with three or more: its third, and whether it is within all bounds."""
+        bounds, length, k1 = _bounds(context.objective), pl.col("length"), pl.col("k1")
+        rows = pl.len().over(STEP_KEY).cast(pl.Int64)
+        lost, apart = (~pl.col("kept")).sum().over(STEP_KEY), pl.col("apart")
+        correlation = pl.corr(length, k1.abs(), method="spearman").over(STEP_KEY)
         # Rows of one length are in one third.
-        ranks = StepRanks(rows)
-        by_length, by_weight = ranks.centred(length), ranks.centred(abs(sums["k1"]))
-        third = ((by_length + size / 2) * len(THIRDS) / size).astype(np.int64)
-        weight = np.exp(sums["k1"].clip(-20, 20))
-        each = {"rows": None, "tokens": length, "kept": is_kept, "size": sums["size"], "weight": weight}
-        apart, lost = length - rows.mean(length).repeat(rows.size), rows.count(~is_kept)
-        # Drawn without putting back: the variance of a sum of some of the lengths.
-        pairs = np.maximum(rows.size * (rows.size - 1), 1)
-        spread = rows.sum(apart**2) * lost * (rows.size - lost) / pairs
-        varies = rows.any(by_length != 0) & rows.any(by_weight != 0)
-        return steps.tallies(
-            LengthTally,
-            **{name: named_counts(rows.histogram(third, len(THIRDS), x), THIRDS) for name, x in each.items()},
-            trend=rows.sum(apart * ~is_kept),
-            trend_variance=spread,
-            ranked=np.where(varies, rows.size, 0),
-            correlation=ranks.correlation(by_length, by_weight) * rows.size,
-            logged=[sum(one.compared for one in _weight_metrics(each)) for each in steps.each],
-            agree=[sum(one.agree for one in _weight_metrics(each)) for each in steps.each],
+        third = ((length.rank("average").over(STEP_KEY) - 0.5) * len(THIRDS) / rows).cast(pl.Int64)
+        return (
+            run.rows.filter(length > 0, bool(bounds))
+            .filter(rows >= len(THIRDS))
+            .with_columns(
+                kept=pl.all_horizontal(pl.lit(True), *(pl.col(one.of).is_between(one.low, one.high) for one in bounds)),
+                third=third,
+                weight=k1.clip(-20, 20).exp(),
+                apart=length - length.mean().over(STEP_KEY),
+                correlation=correlation.fill_nan(None),
+            )
+            # Drawn without putting back: the variance of a sum of some of the lengths.
+            .with_columns(variance=apart**2 * lost * (rows - lost) / (rows * (rows - 1)))
         )
 
-    def measures(self, tally: LengthTally) -> Mapping[str, Measure]:
+    def quantities(self) -> Mapping[str, Quantity]:
         """What the thirds keep."""
-        found = {"length_correlation": Measure(ratio(tally.correlation, tally.ranked), "1")}
-        for third in THIRDS:
-            found[f"kept_{third}_share"] = Measure(tally.share(third), "share")
+        is_of = {name: pl.col("third") == number for number, name in enumerate(THIRDS)}
+        found: dict[str, Quantity] = {"length_correlation": (pl.mean("correlation"), "1")}
+        found |= {f"kept_{third}_share": (pl.col("kept").filter(here).mean(), "share") for third, here in is_of.items()}
         for third in ("shortest", "longest"):
-            found[f"{third}_gap"] = Measure(tally.gap(third), "nats")
-            found[f"{third}_length"] = Measure(tally.length(third), "tokens")
-            weight = ratio(tally.weight.get(third, 0.0), tally.rows.get(third, 0.0))
-            found[f"{third}_weight"] = Measure(weight, "1")
-        found["lost_length_score"] = Measure(ratio(tally.trend, tally.trend_variance**0.5), "1")
-        found["rows"] = Measure(int(sum(tally.rows.values())), "rows")
+            length, size, weight = (pl.col(name).filter(is_of[third]) for name in ("length", "size", "weight"))
+            found[f"{third}_gap"] = size.sum() / length.sum(), "nats"
+            found[f"{third}_length"] = length.mean(), "tokens"
+            found[f"{third}_weight"] = weight.mean(), "1"
+        trend = pl.col("apart").filter(~pl.col("kept")).sum()
+        found["lost_length_score"] = trend / pl.sum("variance").sqrt(), "1"
+        found["rows"] = pl.len(), "rows"
         return found
 
-    def vacuous_reason(self, run: LengthTally, context: Context) -> str | None:
+    def vacuous_reason(self, run: Measured, context: Context) -> str | None:
         """Responses of one length cannot show it."""
-        short, long = run.length("shortest"), run.length("longest")
-        if not run.rows or (short is not None and long is not None and long >= self.longer * short):
+        short, long = run["shortest_length"], run["longest_length"]
+        if not len(run.table) or (short is not None and long is not None and long >= self.longer * short):
             return None
         return "all responses have about the same length"
 
-    def inconclusive_reason(self, run: LengthTally, context: Context) -> Missing | None:
+    def inconclusive_reason(self, run: Measured, context: Context) -> Missing | None:
         """Too few rows."""
-        rows = sum(run.rows.values())
+        rows = len(run.table)
         if not _bounds(context.objective) or rows >= self.least_rows:
             return None
         return Missing(f"{counted(rows, 'row')} with both log-probs, and it takes {self.least_rows}", "widen --steps")
 
-    def excluded(self, run: LengthTally, context: Context) -> Excluded | None:
+    def excluded(self, run: Measured, context: Context) -> Excluded | None:
         """How many more of the long responses may be lost than of the short ones."""
-        if not run.ranked:
+        if run["length_correlation"] is None:
             return None
-        (fewest, _), (_, most) = (
-            share_bound(run.rows[third] - run.kept.get(third, 0.0), run.rows[third])
-            for third in ("shortest", "longest")
-        )
+        thirds = (run.table.filter(pl.col("third") == THIRDS.index(third)) for third in ("shortest", "longest"))
+        (fewest, _), (_, most) = (share_bound(len(one) - int(one["kept"].sum()), len(one)) for one in thirds)
         return Excluded(
             code=self.code,
             effect="a loss of long responses",
             bound=most - fewest,
             unit="as a share of the rows, beyond that of short ones",
-            estimate=(run.share("shortest") or 0.0) - (run.share("longest") or 0.0),
+            estimate=(run["kept_shortest_share"] or 0.0) - (run["kept_longest_share"] or 0.0),
             limit=self.lost,
-            seen=int(sum(run.rows.values())),
+            seen=len(run.table),
             of="rows",
         )
 
-    def judge(self, run: LengthTally, context: Context) -> Judgement | None:
+    def judge(self, run: Measured, context: Context) -> Judgement | None:
         """A warning where long responses are lost without differing more, else information."""
-        shares, gaps = ([each("shortest"), each("longest")] for each in (run.share, run.gap))
-        correlation = ratio(run.correlation, run.ranked)
-        short, long = shares
-        if sum(run.rows.values()) < self.least_rows or short is None or long is None or correlation is None:
+        short, long, correlation = (
+            run[name] for name in ("kept_shortest_share", "kept_longest_share", "length_correlation")
+        )
+        if len(run.table) < self.least_rows or short is None or long is None or correlation is None:
             return None
         if self.vacuous_reason(run, context) is not None:
             return None
-        sure = run.trend >= self.beyond_chance * run.trend_variance**0.5 > 0
-        loses, more = short - long >= (self.lost_for_sure if sure else self.lost), ratio(gaps[1] or 0.0, gaps[0] or 0.0)
-        is_same = more is None or more <= self.same_gap
+        gaps = run["shortest_gap"] or 0.0, run["longest_gap"] or 0.0
+        sure = (run["lost_length_score"] or 0.0) >= self.beyond_chance
+        loses = short - long >= (self.lost_for_sure if sure else self.lost)
+        is_same = not gaps[0] or gaps[1] / gaps[0] <= self.same_gap
         if not loses and correlation < self.correlated:
             return None
         bounds = _bounds(context.objective)
-        shown = 0 < run.logged == run.agree
-        rejects = any(bound.rejects for bound in bounds)
-        words = "are kept" if rejects else "have a weight that is not cut"
+        metrics = run.run.by_step("compared", "agree")
+        logged, agree = metrics["compared"].sum(), metrics["agree"].sum()
+        shown = 0 < logged == agree
+        words = "are kept" if any(bound.rejects for bound in bounds) else "have a weight that is not cut"
         limits = ", ".join(
             f"{exp(bound.low):.3g} to {exp(bound.high):.3g}" if bound.of == "k1" else f"{bound.of} up to {bound.high:g}"
             for bound in bounds
@@ -318,22 +265,15 @@ class SequenceIsLengthBias(Rule[LengthTally]):
             else f"|log weight| of a sequence has a rank correlation of {number(correlation)} with its length; "
             f"{percent(long)} of the longest third {words}",
             message=(
-                f"of the shortest third (mean {number(run.length('shortest'))} tokens) {percent(short)} {words}, of "
-                "the "
-                f"longest (mean {number(run.length('longest'))}) {percent(long)}; the log weight is a sum over tokens, "
-                f"whose rank correlation with length is {number(correlation)}"
+                f"of the shortest third (mean {number(run['shortest_length'])} tokens) {percent(short)} {words}, of "
+                f"the longest (mean {number(run['longest_length'])}) {percent(long)}; the log weight is a sum over "
+                f"tokens, whose rank correlation with length is {number(correlation)}"
                 + ("" if is_same else "; the mismatch itself is larger in long responses")
             ),
             evidence=(
                 f"sampler and trainer differ by {number(gaps[0])} nats a token in the shortest third and "
                 f"{number(gaps[1])} in the longest; bounds of the configuration: {limits}"
-                + (f"; all {run.logged:,} logged metrics of the weights follow from these rows" if shown else "")
+                + (f"; all {logged:,.0f} logged metrics of the weights follow from these rows" if shown else "")
             ),
             advice="use token-level weights, or bound the geometric mean of the ratios of a sequence",
         )
-
-
-def _weight_metrics(step: "StepView") -> "list[QuantityTally]":
-    """Logged metrics of the importance weights and of what these are made of."""
-    trainer = step.trainer
-    return [] if trainer is None else [x for name, x in step.audit.items() if trainer.kind_of(name) == "sampler_gap"]

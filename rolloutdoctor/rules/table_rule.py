@@ -56,7 +56,8 @@ class TableRule(Rule[Any]):
 
     Attributes:
         reads: columns of `rows` that the query reads beside those that name a row.
-        adds: columns that `measure_tokens` and `measure_rows` add to these.
+        adds: columns that `measure_tokens` and `measure_rows` add to these; what else `measure_tokens` returns is for
+            `measure_rows` alone.
     """
 
     tally = Nothing

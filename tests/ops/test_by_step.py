@@ -29,7 +29,6 @@ REDUCED = {
     "mean": lambda rows, x_N: rows.mean(x_N),
     "high": lambda rows, x_N: rows.high(x_N),
     "low": lambda rows, x_N: rows.low(x_N, empty=7.0),
-    "median": lambda rows, x_N: rows.median(np.nan_to_num(x_N.numpy(), posinf=3.0, neginf=-3.0)),
     "any": lambda rows, x_N: rows.any(x_N > 0),
     "all": lambda rows, x_N: rows.all(x_N > 0),
     "count": lambda rows, x_N: rows.count(x_N > 0),

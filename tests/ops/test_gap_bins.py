@@ -1,4 +1,4 @@
-"""Medians of sizes, found through their bins, against those of `ByStep`."""
+"""Medians of sizes, found through their bins, against those of numpy."""
 
 import numpy as np
 from hypothesis import given
@@ -20,4 +20,4 @@ def test_a_median_is_exact(steps):
     rows, size_N = ByStep.of_sizes([len(each) for each in steps]), np.array([x for each in steps for x in each])
     bin_N = bins_of(size_N)
     found = medians(size_N, bin_N, rows.histogram(bin_N, BINS), rows)
-    np.testing.assert_array_equal(found, rows.median(size_N))
+    np.testing.assert_array_equal(found, [np.median(each) if each else np.nan for each in steps])
