@@ -66,7 +66,7 @@ class Tables:
         """
         whole = RunTables(self.whole.rows, self.whole.metrics, steps_frame(seen))
         missed = self.unmeasured.get(rule.code, ())
-        return whole.of(rule.name, (*rule.reads, *rule.adds), rule.splits, rule.metrics(context), missed)
+        return whole.of(rule.name, rule.reads, rule.adds, rule.splits, rule.metrics(context), missed)
 
     def with_file(self, file: str) -> "Tables":
         """Return the tables with rows that have no name of their own named after their file."""

@@ -40,7 +40,8 @@ class RunTables:
     def of(
         self,
         rule: str,
-        columns: Collection[str],
+        reads: Collection[str],
+        adds: Collection[str],
         splits: Collection[str],
         metrics: Collection[str],
         without: Collection["StepKey"] = (),
@@ -48,8 +49,10 @@ class RunTables:
         """Return what a rule queries.
 
         Args:
-            rule: its name; what it measured has its own names, ``trained`` for ``RULE/trained``.
-            columns: of `rows` beside those that name a row; what the run does not have is null.
+            rule: its name.
+            reads: columns of `rows` beside those that name a row; what the run does not have is null.
+            adds: what the rule measured of rows, ``trained`` for ``RULE/trained``; another rule may read a column of
+                this name.
             splits: ``train``, ``eval`` or both.
             metrics: names of the metrics.
             without: steps to be left out.
@@ -59,10 +62,11 @@ class RunTables:
             left_out = steps_frame(without)
             frames = [frame.join(left_out, on=STEP_KEY, how="anti", maintain_order="left") for frame in frames]
         rows, logged, steps = frames
-        own = {name: name.removeprefix(f"{rule}/") for name in rows.columns if name.startswith(f"{rule}/")}
-        rows = rows.select(*NAMES, *(name for name in columns if name in rows.columns), *own).rename(own)
-        absent = [pl.lit(None, pl.Float64).alias(name) for name in columns if name not in rows.columns]
-        rows = rows.with_columns(absent)
+        known = {name: name for name in (*NAMES, *reads)} | {name: f"{rule}/{name}" for name in adds}
+        columns = {
+            name: pl.col(full) if full in rows.columns else pl.lit(None, pl.Float64) for name, full in known.items()
+        }
+        rows = rows.select(**columns)
         name = pl.col("metric").str.strip_prefix(f"{rule}/")
         is_own = pl.col("metric").str.starts_with(f"{rule}/") | pl.col("metric").is_in(list(metrics))
         return RunTables(rows, logged.filter(is_own).with_columns(metric=name), steps)
