@@ -236,7 +236,7 @@ def test_a_rule_counts_what_it_counts_alone(setup):
     """What rules of a step share is the same for all of them."""
     batches, given = run(steps=2), {"logged": logged_by(setup), **SETUPS[setup]}
     together = folded(batches, **given)[1].state().rules
-    assert len(together) > 40
+    assert together
     for code, state in together.items():
         assert repr(folded(batches, select=[code], **given)[1].state().rules[code]) == repr(state), code
 
