@@ -235,17 +235,11 @@ class KlFigure(FigureAccumulator):
             return
         name = next((name for name in known if name in step.logged), known[0])
         self.metric = self.metric or name
-        seen = self._seen(step)
+        view = StepView(batch, step.logged, trainer, evaluations=step.evaluations, dtype=step.dtype)
+        seen = KlMetricCorrupted().measure_step(view)
         fixed = None if self.fix is None else trainer.metrics(step.evaluations[self.fix]).get(name)
         logged = seen.get("logged", step.logged.get(name))
         self.series.add(batch.step, logged, recomputed[name], seen.get("inverted"), fixed)
-
-    def _seen(self, step: EvaluatedStep) -> dict[str, float | None]:
-        """What the rule about this metric makes of the step."""
-        rule = KlMetricCorrupted()
-        view = StepView(step.batch, step.logged, self.trainer, evaluations=step.evaluations, dtype=step.dtype)
-        tally = rule.measure(view)
-        return {name: one.value for name, one in rule.measures(tally).items()} if tally.steps else {}
 
     def data(self) -> KlData:
         """Return the series."""

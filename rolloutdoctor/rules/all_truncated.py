@@ -1,13 +1,15 @@
 """RDI012: every response cut off, from the rows or from the trainer's log alone."""
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass
-from math import inf
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
-from rolloutdoctor.ops.tally import Sums, by_step, largest, ratio, smallest
-from rolloutdoctor.results.findings import Example, Measure, Severity
-from rolloutdoctor.rules.base import Context, Judgement, Missing, Rule, counted, logged_lines, logs_remedy, percent
+import polars as pl
+
+from rolloutdoctor.evaluation.run_tables import STEP_KEY, RunTables
+from rolloutdoctor.results.findings import Severity
+from rolloutdoctor.rules.base import Context, Judgement, Missing, counted, logged_lines, logs_remedy, percent
+from rolloutdoctor.rules.table_rule import Measured, Quantity, TableRule
 
 if TYPE_CHECKING:
     from rolloutdoctor.rules.step import StepView
@@ -17,48 +19,7 @@ TRUNCATED = frozenset({"length", "truncated", "max_tokens", "max_length"})
 
 
 @dataclass(frozen=True)
-class TruncatedTally(Sums):
-    """What `all-truncated` adds up over the training steps that say how responses ended.
-
-    Attributes:
-        windows: these steps, or windows of steps with one logged line.
-        from_rows: those whose rows say it.
-        whole: windows in which every response was cut off, at one length.
-        equal: windows in which every response has the same length.
-        finished: windows with a response that was not cut off.
-        share: share of responses that were cut off, by step.
-        shares: their sum over all steps.
-        reward_free: windows without a spread of rewards in any group, of those in `whole`.
-        told: windows in `whole` that say whether rewards had a spread.
-        first: first step.
-        last: last step.
-        least: smallest length of a response.
-        largest: largest one.
-    """
-
-    windows: int = 0
-    from_rows: int = 0
-    whole: int = 0
-    equal: int = 0
-    finished: int = 0
-    share: Mapping[str, float] = by_step(max)
-    shares: float = 0.0
-    reward_free: int = 0
-    told: int = 0
-    first: float = smallest()
-    last: float = largest()
-    least: float = smallest()
-    largest: float = largest()
-
-    def counted(self, count: int) -> str:
-        """Some of the windows, in words."""
-        if self.from_rows:
-            return counted(count, "step")
-        return logged_lines(count, self.windows, self.first, self.last)
-
-
-@dataclass(frozen=True)
-class AllTruncated(Rule[TruncatedTally]):
+class AllTruncated(TableRule):
     """Every response is cut off at the largest length: nothing is ever finished, and seldom rewarded.
 
     ## What it does
@@ -100,7 +61,7 @@ class AllTruncated(Rule[TruncatedTally]):
         "https://github.com/volcengine/verl/issues/7823",
         "https://github.com/huggingface/trl/issues/3248",
     )
-    tally = TruncatedTally
+    reads = ("reward", "tokens")
     needs_objective = False
     needs_rows = False
     splits = ("train",)
@@ -138,80 +99,85 @@ class AllTruncated(Rule[TruncatedTally]):
             f"{log}, with {' and '.join(names[:2])}; or record the column status" if names else log,
         )
 
-    def measure_each(self, steps: "StepView") -> list[TruncatedTally]:
-        """Read each step."""
-        return steps.cached(self.code, lambda: self._found(steps))
+    def measure_step(self, step: "StepView") -> Mapping[str, float | None]:
+        """What the log says of the lengths of a step, and whether no group had a spread of rewards."""
+        trainer, logged = step.writer, step.logged
+        if trainer is None:
+            return {}
+        ends = [logged.get(name) for name in trainer.end_metrics or ()]
+        found = dict(zip(("share", "least", "most", "mean"), ends, strict=True)) if ends and None not in ends else {}
+        return {"free": trainer.reward_free(logged), **found}
 
-    def _found(self, steps: "StepView") -> list[TruncatedTally]:
-        if not steps.training:
-            return steps.nothing(TruncatedTally)
-        pairs = zip(self._from_rows(steps), steps.each, strict=True)
-        return [self._from_log(step) if found is None else found for found, step in pairs]
-
-    def _from_rows(self, steps: "StepView") -> list[TruncatedTally | None]:
-        """What the finish reasons say; None for a step in which a row has none."""
-        from rolloutdoctor.evaluation.response_ends import has_status
-
-        by_step, device, length_N = steps.by_step, steps.batch.device, steps.batch.rows.diff()
-        told = by_step.all(has_status(steps.statuses, None, device))
-        cut = by_step.count(has_status(steps.statuses, TRUNCATED, device))
-        columns = (told, cut, by_step.size, by_step.low(length_N), by_step.high(length_N))
-        found: list[TruncatedTally | None] = []
-        for step, is_told, ends, rows, least, most in zip(steps.each, *(x.tolist() for x in columns), strict=True):
-            if not is_told or not rows:
-                found.append(None)
-                continue
-            whole = ends == rows
-            free = _free_rows(step) if whole else None
-            found.append(_window(step, ends / rows, whole=whole, least=least, most=most, free=free, from_rows=True))
-        return found
-
-    def _from_log(self, step: "StepView") -> TruncatedTally:
-        logged, names = step.logged, None if step.writer is None else step.writer.end_metrics
-        if names is None or any(name not in logged for name in names):
-            return TruncatedTally()
-        share, least, most, mean = (logged[name] for name in names)
-        if not 0 <= share <= 1 or not 0 < least <= most:
-            return TruncatedTally()
+    def table(self, run: RunTables, context: Context) -> pl.DataFrame:
+        """One line for each step that says how its responses ended: by its rows, or else in its log."""
+        status, reward, length = pl.col("status"), pl.col("reward"), pl.col("tokens").cast(pl.Float64)
+        share, least, most = pl.col("share"), pl.col("least"), pl.col("most")
+        is_equal = (reward.is_finite().all() & (reward.min() == reward.max())) | (pl.len() == 1)
+        is_free = pl.when(pl.col("group").is_not_null(), reward.is_not_null()).then(is_equal.over(*STEP_KEY, "group"))
+        logged = run.by_step("free", "share", "least", "most", "mean").cast({"free": pl.Boolean})
+        rows = (
+            run.rows.with_columns(is_free=is_free)
+            .group_by(STEP_KEY)
+            .agg(
+                share=status.str.to_lowercase().is_in(TRUNCATED).mean(),
+                least=length.min(),
+                most=length.max(),
+                is_told=(status.str.len_bytes() > 0).fill_null(value=False).all(),
+                is_free=pl.col("is_free").all(ignore_nulls=False),
+            )
+            .filter("is_told")
+            .join(logged.select(*STEP_KEY, "free"), on=STEP_KEY, how="left")
+            # Rows without a token column have no lengths.
+            .with_columns(least=pl.when(most > 0).then(least), free=pl.coalesce("free", "is_free"), is_whole=share == 1)
+        )
         # Responses that were cut at one length are at the largest one: fewer show in the mean.
-        at_cap = mean >= share * most * (1 - 1e-6)
-        whole = share == 1 and least == most
-        return _window(step, share if at_cap else 0.0, whole=whole, least=least, most=most, free=_free(step))
+        at_cap = pl.col("mean") >= share * most * (1 - 1e-6)
+        log = (
+            logged.filter(share.is_between(0, 1), least > 0, least <= most, most.is_not_nan())
+            .join(rows, on=STEP_KEY, how="anti")
+            .with_columns(is_whole=(share == 1) & (least == most), share=pl.when(at_cap).then(share).otherwise(0.0))
+        )
+        columns = (*STEP_KEY, "share", "least", "most", "is_whole", "free")
+        found = [frame.select(*columns, from_rows=pl.lit(frame is rows)) for frame in (rows, log)]
+        return pl.concat(found).sort(STEP_KEY)
 
-    def examples(self, step: "StepView") -> Iterable[Example]:
-        """Steps in which most was cut off."""
-        for tally in self.measure_each(step):
-            for number, share in tally.share.items():
-                if share >= self.warn_from:
-                    yield Example(int(number), None, None, share, f"{percent(share)} of the responses cut off")
-
-    def measures(self, tally: TruncatedTally) -> Mapping[str, Measure]:
+    def quantities(self) -> Mapping[str, Quantity]:
         """How many steps, and how much of each."""
+        is_whole = pl.col("is_whole")
         return {
-            "truncated_windows": Measure(tally.whole, "windows"),
-            "windows": Measure(tally.windows, "windows"),
-            "windows_share": Measure(ratio(tally.whole, tally.windows), "share"),
-            "truncated_share": Measure(ratio(tally.shares, tally.windows), "share"),
-            "reward_free_share": Measure(ratio(tally.reward_free, tally.told), "share"),
-            "length": Measure(tally.largest if tally.windows else None, "tokens"),
+            "truncated_windows": (is_whole.sum(), "windows"),
+            "windows": (pl.len(), "windows"),
+            "windows_share": (is_whole.mean(), "share"),
+            "truncated_share": (pl.mean("share"), "share"),
+            "reward_free_share": (pl.col("free").filter(is_whole).mean(), "share"),
+            "length": (pl.max("most"), "tokens"),
         }
 
-    def inconclusive_reason(self, run: TruncatedTally, context: Context) -> Missing | None:
+    def places(self, table: pl.DataFrame) -> pl.DataFrame:
+        """Steps in which most was cut off."""
+        return table.filter(pl.col("share") >= self.warn_from).with_columns(value="share")
+
+    def note(self, place: Mapping[str, Any]) -> str:
+        """How much."""
+        return f"{percent(place['share'])} of the responses cut off"
+
+    def inconclusive_reason(self, run: Measured, context: Context) -> Missing | None:
         """No step that says it, or lengths that are all equal and a share that counts another cap."""
-        if not run.windows:
+        table = run.table
+        if not len(table):
             return self._untold(context)
-        pinned = run.equal == run.windows >= self.fewest and run.least == run.largest and run.largest > 1
-        if not pinned or run.from_rows or run.shares > 0 or self._below_cap(run, context):
+        size = _only_length(table)
+        if size is None or size <= 1 or len(table) < self.fewest or table["from_rows"].any() or run["truncated_share"]:
             return None
-        if context.writer is not None and context.writer.length_option is not None:
-            # Its share counts responses without an end, whatever cut them.
+        if self._below_cap(run, context) or (context.writer is not None and context.writer.length_option is not None):
+            # The share of such a trainer counts responses without an end, whatever cut them.
             return None
         return Missing(
-            f"every response has {run.largest:,.0f} tokens and none counts as cut off: another cap may bind",
+            f"every response has {size:,.0f} tokens and none counts as cut off: another cap may bind",
             "record the column status, which says how each response ended",
         )
 
-    def _below_cap(self, run: TruncatedTally, context: Context) -> bool:
+    def _below_cap(self, run: Measured, context: Context) -> bool:
         """True if the recorded largest length is above that of every response: none was cut there."""
         trainer, config = context.trainer, context.config
         if trainer is None or config is None or trainer.length_option is None:
@@ -219,95 +185,64 @@ class AllTruncated(Rule[TruncatedTally]):
         setting = config.settings.get(trainer.length_option)
         if setting is None or setting.assumed or not isinstance(setting.value, int | float):
             return False
-        return run.largest < setting.value
+        return (run["length"] or 0.0) < setting.value
 
-    def _streak(self, run: TruncatedTally) -> tuple[int, int] | None:
+    def _streak(self, table: pl.DataFrame) -> tuple[int, int] | None:
         """First and last step of the first run of `window` steps with enough cut off; None without any."""
-        steps = sorted((int(name), share) for name, share in run.share.items())
-        for place in range(len(steps) - self.window + 1):
-            here = steps[place : place + self.window]
-            if sum(share for _, share in here) >= self.warn_from * self.window:
-                return here[0][0], here[-1][0]
-        return None
+        shares = [pl.col("share").shift(-place) for place in range(self.window)]
+        enough = pl.sum_horizontal(shares, ignore_nulls=False) >= self.warn_from * self.window
+        found = table.select("step", last=pl.col("step").shift(1 - self.window), enough=enough).filter("enough")
+        return (found["step"][0], found["last"][0]) if len(found) else None
 
-    def judge(self, run: TruncatedTally, context: Context) -> Judgement | None:
+    def judge(self, run: Measured, context: Context) -> Judgement | None:
         """An error where nothing was ever finished, a warning where little was over some steps."""
+        table, from_rows = run.table, bool(run.table["from_rows"].any())
+        windows, whole = len(table), run.count("truncated_windows")
         # From rows the finish reason itself was logged; what a log counts as cut off has to be at the cap.
-        if not run.from_rows and self._below_cap(run, context):
+        if not windows or (not from_rows and self._below_cap(run, context)):
             return None
-        free = f", {run.counted(run.reward_free)} without reward variance" if run.told else ""
-        source = "the finish reasons of the rows" if run.from_rows else "the trainer's own log"
+
+        def lines(count: int) -> str:
+            if from_rows:
+                return counted(count, "step")
+            return logged_lines(count, windows, table["step"][0], table["step"][-1])
+
+        told, size = table.filter("is_whole")["free"].drop_nulls(), _only_length(table)
+        free = f", {lines(int(told.sum()))} without reward variance" if len(told) else ""
+        source = "the finish reasons of the rows" if from_rows else "the trainer's own log"
         advice = (
             "raise the largest length, check the end-of-sequence token and the stop strings of the sampler, or "
             "penalise length"
         )
-        if run.whole and not run.finished and run.whole == run.windows:
-            fixed = run.told > 0 and run.reward_free < (1 - self.warn_from) * run.told
-            size = f" at {run.largest:,.0f} tokens" if run.least == run.largest else ""
-            severe = not fixed and run.windows >= self.fewest
+        if whole == windows:
+            fixed = len(told) > 0 and told.sum() < (1 - self.warn_from) * len(told)
+            where = f"cut off{'' if size is None else f' at {size:,.0f} tokens'}{free}"
+            severe = not fixed and windows >= self.fewest
             return Judgement(
                 severity=Severity.ERROR if severe else Severity.WARNING,
                 confirmed=True,
-                headline=f"every response of {run.counted(run.windows)} is cut off{size}{free}",
-                message=f"no response was finished: all of {run.counted(run.windows)} are cut off{size}{free}"
+                headline=f"every response of {lines(windows)} is {where}",
+                message=f"no response was finished: all of {lines(windows)} are {where}"
                 + ("; rewards differ, so the task may fix the length" if fixed else ""),
                 evidence=source,
                 advice=advice,
             )
-        streak = self._streak(run)
+        streak = self._streak(table)
         if streak is None:
             return None
-        mean = ratio(run.shares, run.windows)
         return Judgement(
             severity=Severity.WARNING,
             confirmed=True,
             headline=f"at least {percent(self.warn_from)} of the responses are cut off from step {streak[0]} to "
-            f"{streak[1]}, {percent(mean)} over the run",
-            message=f"{run.counted(run.whole)} of {run.windows:,} have no finished response{free}; over the run "
-            f"{percent(mean)} of the responses are cut off",
+            f"{streak[1]}, {percent(run['truncated_share'])} over the run",
+            message=f"{lines(whole)} of {windows:,} have no finished response{free}; over the run "
+            f"{percent(run['truncated_share'])} of the responses are cut off",
             evidence=source,
             advice=advice,
         )
 
 
-def _free(step: "StepView") -> bool | None:
-    """Whether the log says that no group had a spread of rewards."""
-    return None if step.writer is None else step.writer.reward_free(step.logged)
-
-
-def _free_rows(step: "StepView") -> bool | None:
-    """Whether no group had one: as the log says, else the rows."""
-    free, batch = _free(step), step.batch
-    if free is not None or batch.groups is None or "reward" not in batch.per_row:
-        return free
-    return bool((step.equal_reward_groups() | (step.compared.size_G < 2)).all())
-
-
-def _window(
-    step: "StepView",
-    share: float,
-    *,
-    whole: bool,
-    least: float,
-    most: float,
-    free: bool | None,
-    from_rows: bool = False,
-) -> TruncatedTally:
-    number = step.batch.step
-    # Rows without a token column have no lengths.
-    has_lengths = not from_rows or step.batch.tokens > 0
-    return TruncatedTally(
-        windows=1,
-        from_rows=int(from_rows),
-        whole=int(whole),
-        equal=int(has_lengths and least == most),
-        finished=int(not whole),
-        share={str(number): share},
-        shares=share,
-        reward_free=int(whole and free is True),
-        told=int(whole and free is not None),
-        first=float(number),
-        last=float(number),
-        least=least if has_lengths else inf,
-        largest=most if has_lengths else 0.0,
-    )
+def _only_length(table: pl.DataFrame) -> float | None:
+    """The length of every response, if there is but one."""
+    least, most = table["least"].min(), table["most"].max()
+    return most if isinstance(most, float) and least == most else None

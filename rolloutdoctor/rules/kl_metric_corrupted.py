@@ -1,64 +1,28 @@
 """RDM001: the logged KL is not the KL."""
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass
-from math import isnan
-from typing import TYPE_CHECKING
+from math import inf, isnan
+from typing import TYPE_CHECKING, Any
 
+import polars as pl
+
+from rolloutdoctor.evaluation.run_tables import RunTables
 from rolloutdoctor.objective.objective import KlBuffer
 from rolloutdoctor.objective.parts import Part
 from rolloutdoctor.objective.required_columns import loss_columns, reward_kl_columns
-from rolloutdoctor.ops.tally import Sums, largest, ratio
-from rolloutdoctor.results.findings import Example, Measure, Severity
-from rolloutdoctor.rules.base import Context, Judgement, Missing, Rule, counted, number, percent
+from rolloutdoctor.results.findings import Severity
+from rolloutdoctor.rules.base import Context, Judgement, Missing, counted, number, percent
+from rolloutdoctor.rules.table_rule import Measured, Quantity, TableRule
 
 if TYPE_CHECKING:
     from torch import Tensor
 
     from rolloutdoctor.rules.step import StepView
 
-
-@dataclass(frozen=True)
-class KlMetricTally(Sums):
-    """What `kl-metric-corrupted` adds up over the steps that logged a KL."""
-
-    steps: int = 0
-    logged: float = 0.0
-    recomputed: float = 0.0
-    recomputed_abs: float = 0.0
-    abs_error: float = 0.0
-    fits_kl: int = 0
-    fits_reward: int = 0
-    beside_loss: int = 0
-    worst_reward_fit: float = largest()
-    reward_part: float = 0.0
-    kl_part: float = 0.0
-    inverted: float = 0.0
-    inverted_steps: int = 0
-    tokens: int = 0
-    tokens_fit_reward: int = 0
-    telling: int = 0
-    telling_fit_kl: int = 0
-    telling_fit_reward: int = 0
-    unlogged: int = 0
-    unlogged_differ: int = 0
-    unlogged_kl: float = 0.0
-    unlogged_buffer: float = 0.0
-
-
-@dataclass(frozen=True)
-class _Seen:
-    """A logged KL beside what it could be, and how far float32 may put it from each."""
-
-    logged: float | None
-    true: float
-    radius: float
-    reward: float | None = None
-    reward_radius: float = 0.0
-    reward_part: float = 0.0
-    kl_part: float = 0.0
-    coef: float = 0.0
-    of_loss: bool = False
+OF_KL = ("logged", "recomputed", "gap", "fits_kl", "beside_loss")
+OF_BUFFER = ("buffer", "differs", "fits_reward", "buffer_gap", "reward_part", "kl_part", "inverted")
+OF_TOKENS = ("tokens", "fit_reward", "telling", "telling_fit_kl", "telling_fit_reward")
 
 
 def _fits(logged: float, predicted: float, radius: float) -> bool:
@@ -89,7 +53,7 @@ def _is_beside_loss(step: "StepView", gap: float) -> bool:
 
 
 @dataclass(frozen=True)
-class KlMetricCorrupted(Rule[KlMetricTally]):
+class KlMetricCorrupted(TableRule):
     """The logged KL does not match the log-probs, for example because the reward overwrote it.
 
     ## What it does
@@ -126,7 +90,7 @@ class KlMetricCorrupted(Rule[KlMetricTally]):
     name = "kl-metric-corrupted"
     fix = "kl-inplace:copy"
     references = ("https://github.com/THUDM/slime/pull/2114",)
-    tally = KlMetricTally
+    optional = ("inverted",)
 
     warn_above: float = 0.05
 
@@ -173,180 +137,144 @@ class KlMetricCorrupted(Rule[KlMetricTally]):
             "put the logged metrics beside the run as NAME.metrics.parquet or .jsonl (step, split, name, value)",
         )
 
-    def measure(self, step: "StepView") -> KlMetricTally:
-        """Count one step."""
-        seen = step.cached("logged KL", lambda: self._seen(step))
-        tokens = self._tokens(step)
-        if seen is None:
-            return tokens
-        if seen.logged is None:
-            assert seen.reward is not None
-            differ = not _fits(seen.reward, seen.true, seen.radius + seen.reward_radius)
-            return tokens + KlMetricTally(
-                unlogged=1, unlogged_differ=int(differ), unlogged_kl=seen.true, unlogged_buffer=seen.reward
-            )
-        gap = abs(seen.logged - seen.true)
-        fits_kl = _fits(seen.logged, seen.true, seen.radius)
-        reward_gap = None if seen.reward is None else abs(seen.logged - seen.reward)
-        fits_reward = not fits_kl and seen.reward is not None and _fits(seen.logged, seen.reward, seen.reward_radius)
-        inverts = fits_reward and seen.coef > 0
-        return tokens + KlMetricTally(
-            steps=1,
-            logged=seen.logged,
-            recomputed=seen.true,
-            recomputed_abs=abs(seen.true),
-            abs_error=gap,
-            fits_kl=int(fits_kl),
-            fits_reward=int(fits_reward),
-            beside_loss=int(seen.of_loss and not fits_kl and _is_beside_loss(step, gap)),
-            worst_reward_fit=reward_gap if fits_reward and reward_gap is not None else 0.0,
-            reward_part=abs(seen.reward_part) if fits_reward else 0.0,
-            kl_part=abs(seen.kl_part) if fits_reward else 0.0,
-            inverted=(seen.reward_part - seen.logged) / seen.coef if inverts else 0.0,
-            inverted_steps=int(inverts),
-        )
-
-    def _seen(self, step: "StepView") -> _Seen | None:
-        """The step's logged KL and what it could be; None if nothing usable was logged."""
+    def measure_step(self, step: "StepView") -> Mapping[str, float | None]:
+        """The step's logged KL and what it could be, and how the stored tokens compare; nothing if none is usable."""
         evaluation, trainer = step.evaluation, step.trainer
         if evaluation is None or trainer is None or not len(step.batch):
-            return None
-        stored = self._stored(step)
-        if stored is not None:
-            return stored
-        if evaluation.tokens is None or bool((evaluation.tokens.layout.steps_N > 1).any()):
-            return None
+            return {}
+        found = self._stored(step)
+        tokens = evaluation.tokens
+        if "recomputed" in found or tokens is None or bool((tokens.layout.steps_N > 1).any()):
+            return found
         recomputed = step.metrics
         for name in trainer.kl_metrics:
             if name in step.logged and name in recomputed:
-                of_loss = trainer.kind_of(name) in ("kl", "kl_loss")
-                return _Seen(step.logged[name], recomputed[name], step.radius(name, recomputed[name]), of_loss=of_loss)
-        return None
+                logged, true = step.logged[name], recomputed[name]
+                gap, fits = abs(logged - true), _fits(logged, true, step.radius(name, true))
+                beside = trainer.kind_of(name) in ("kl", "kl_loss") and not fits and _is_beside_loss(step, gap)
+                return {**found, **dict(zip(OF_KL, (logged, true, gap, fits, beside), strict=True))}
+        return found
 
-    def _stored(self, step: "StepView") -> _Seen | None:
-        """The metric of a stored KL: the copy and the reward buffer predict different values."""
+    def _stored(self, step: "StepView") -> Mapping[str, float | None]:
+        """The metric and the tokens of a stored KL: the copy and the reward buffer predict different values."""
         evaluation, batch = step.evaluation, step.batch
         metric = None if step.trainer is None else step.trainer.stored_kl
         assert evaluation is not None
         objective = evaluation.objective
         kl_T = step.stored_kl(objective, KlBuffer.COPY)
         buffer_T = step.stored_kl(objective, KlBuffer.REWARD)
-        if kl_T is None or buffer_T is None or objective.kl_reward is None or metric is None or not batch.tokens:
-            return None
+        if kl_T is None or buffer_T is None:
+            return {}
+        found = self._tokens(step, kl_T, buffer_T) if "kl" in batch.per_token else {}
+        if objective.kl_reward is None or metric is None or not batch.tokens:
+            return found
         logged = step.logged.get(metric.metric) if objective.context_slices == 1 else None
         if logged is None and "kl" in batch.per_token:
             logged = metric.reduce(batch, batch.column("kl"))
-        if logged is None and objective.kl_buffer is not KlBuffer.REWARD:
-            return None
-        true, coef = metric.reduce(batch, kl_T), objective.kl_reward.coef
-        reward = metric.reduce(batch, buffer_T)
-        return _Seen(
-            logged,
-            true,
-            step.stored_mean_radius(kl_T),
-            reward,
-            step.stored_mean_radius(buffer_T),
-            reward_part=reward + coef * true,
-            kl_part=coef * true,
-            coef=coef,
-        )
+        true, buffer, coef = metric.reduce(batch, kl_T), metric.reduce(batch, buffer_T), objective.kl_reward.coef
+        radius, buffer_radius = step.stored_mean_radius(kl_T), step.stored_mean_radius(buffer_T)
+        if logged is None:
+            if objective.kl_buffer is not KlBuffer.REWARD:
+                return found
+            differs = not _fits(buffer, true, radius + buffer_radius)
+            return {**found, "recomputed": true, "buffer": buffer, "differs": differs}
+        fits_kl = _fits(logged, true, radius)
+        found = {**found, "logged": logged, "recomputed": true, "gap": abs(logged - true), "fits_kl": fits_kl}
+        if fits_kl or not _fits(logged, buffer, buffer_radius):
+            return found
+        part = buffer + coef * true
+        parts = {"fits_reward": True, "buffer_gap": abs(logged - buffer), "reward_part": part, "kl_part": coef * true}
+        return {**found, **parts, "inverted": (part - logged) / coef if coef > 0 else None}
 
-    def _tokens(self, step: "StepView") -> KlMetricTally:
+    def _tokens(self, step: "StepView", kl_T: "Tensor", buffer_T: "Tensor") -> dict[str, float]:
         """Stored token values against the copy and the reward buffer."""
-        evaluation, batch = step.evaluation, step.batch
-        if evaluation is None or "kl" not in batch.per_token:
-            return KlMetricTally()
-        kl_T = step.stored_kl(evaluation.objective, KlBuffer.COPY)
-        buffer_T = step.stored_kl(evaluation.objective, KlBuffer.REWARD)
-        if kl_T is None or buffer_T is None:
-            return KlMetricTally()
-        stored_T = batch.column("kl")
-
+        stored_T = step.batch.column("kl")
         kl_radius_T, buffer_radius_T = step.stored_radius(kl_T), step.stored_radius(buffer_T)
-
-        def fitting(predicted_T: "Tensor", radius_T: "Tensor") -> "Tensor":
-            fits_T: Tensor = (stored_T.double() - predicted_T.double()).abs() <= radius_T
-            return fits_T
-
-        fits_kl_T, fits_reward_T = fitting(kl_T, kl_radius_T), fitting(buffer_T, buffer_radius_T)
+        fits_kl_T = (stored_T.double() - kl_T.double()).abs() <= kl_radius_T
+        fits_reward_T = (stored_T.double() - buffer_T.double()).abs() <= buffer_radius_T
         # Where the KL is about 0 both predict the same, and the token tells nothing.
         telling_T = (kl_T.double() - buffer_T.double()).abs() > kl_radius_T + buffer_radius_T
-        return KlMetricTally(
-            tokens=batch.tokens,
-            tokens_fit_reward=int(fits_reward_T.sum()),
-            telling=int(telling_T.sum()),
-            telling_fit_kl=int((fits_kl_T & telling_T).sum()),
-            telling_fit_reward=int((fits_reward_T & telling_T).sum()),
-        )
+        counts = fits_reward_T, telling_T, fits_kl_T & telling_T, fits_reward_T & telling_T
+        return dict(zip(OF_TOKENS, (step.batch.tokens, *(int(x_T.sum()) for x_T in counts)), strict=True))
 
-    def examples(self, step: "StepView") -> Iterable[Example]:
-        """The step, weighed by its error."""
-        seen = step.cached("logged KL", lambda: self._seen(step))
-        if seen is None or seen.logged is None or _fits(seen.logged, seen.true, seen.radius):
-            return
-        note = f"logged {number(seen.logged)}, recomputed {number(seen.true)}"
-        yield Example(step.batch.step, None, None, abs(seen.logged - seen.true), note)
+    def table(self, run: RunTables, context: Context) -> pl.DataFrame:
+        """One line for each step with a KL that could be compared, or whose metric would be the reward buffer."""
+        flags = dict.fromkeys(("fits_kl", "beside_loss", "differs", "fits_reward"), pl.Boolean)
+        lines = run.by_step(*OF_KL, *OF_BUFFER, *OF_TOKENS).cast(flags)
+        return lines.filter(pl.any_horizontal(pl.col("recomputed", "tokens").is_not_null()))
 
-    def measures(self, tally: KlMetricTally) -> Mapping[str, Measure]:
+    def quantities(self) -> Mapping[str, Quantity]:
         """Logged against recomputed, as means over steps."""
-        of_log, of_rows = (tally.recomputed, tally.steps), (tally.unlogged_kl, tally.unlogged)
-        recomputed = of_log if tally.steps else of_rows
-        found = {
-            "logged": Measure(ratio(tally.logged, tally.steps), "nats"),
-            "recomputed": Measure(ratio(*recomputed), "nats"),
-            "abs_error": Measure(ratio(tally.abs_error, tally.steps), "nats"),
-            "rel_error": Measure(ratio(tally.abs_error, tally.recomputed_abs), "share"),
-            "reward_share": Measure(ratio(tally.reward_part, tally.reward_part + tally.kl_part), "share"),
-            "tokens_matching": Measure(ratio(tally.tokens_fit_reward, tally.tokens), "share"),
+        logged, recomputed, inverted = pl.col("logged"), pl.col("recomputed"), pl.col("inverted")
+        is_logged = logged.is_not_null()
+        reward, kl = pl.col("reward_part").abs().sum(), pl.col("kl_part").abs().sum()
+        means = pl.when(is_logged.any()).then(recomputed.filter(is_logged).mean()).otherwise(recomputed.mean())
+        return {
+            "logged": (logged.mean(), "nats"),
+            "recomputed": (means, "nats"),
+            "abs_error": (pl.mean("gap"), "nats"),
+            "rel_error": (pl.sum("gap") / recomputed.filter(is_logged).abs().sum(), "share"),
+            "reward_share": (reward / (reward + kl), "share"),
+            "tokens_matching": (pl.sum("fit_reward") / pl.sum("tokens"), "share"),
+            "inverted": (inverted.mean(), "nats"),
         }
-        if tally.inverted_steps:
-            found["inverted"] = Measure(tally.inverted / tally.inverted_steps, "nats")
-        return found
 
-    def inconclusive_reason(self, run: KlMetricTally, context: Context) -> Missing | None:
+    def places(self, table: pl.DataFrame) -> pl.DataFrame:
+        """The steps that disagree, by their error."""
+        return table.filter(~pl.col("fits_kl")).with_columns(value=pl.col("gap").fill_nan(inf))
+
+    def note(self, place: Mapping[str, Any]) -> str:
+        """Both values."""
+        return f"logged {number(place['logged'])}, recomputed {number(place['recomputed'])}"
+
+    def inconclusive_reason(self, run: Measured, context: Context) -> Missing | None:
         """A configuration with a KL, and not one step whose logged KL could be compared."""
-        if run.steps or run.tokens or not self.columns(context) or (run.unlogged_differ and _overwrites(context)):
+        steps, differs = _counts(run, "logged", "differs")
+        if steps or run["tokens_matching"] is not None or not self.columns(context):
+            return None
+        if differs and _overwrites(context):
             return None
         return Missing(
             "no step has a logged KL that belongs to one optimiser step",
             "log the KL of every optimiser step, or store it per token in the column kl",
         )
 
-    def unseen_reason(self, run: KlMetricTally, context: Context) -> Missing | None:
+    def unseen_reason(self, run: Measured, context: Context) -> Missing | None:
         """A logged KL that is neither the recomputed one nor the reward buffer, by less than is reported here."""
-        if run.fits_kl == run.steps or _is_explained(context):
+        steps, fit = _counts(run, "logged", "fits_kl")
+        if fit == steps or _is_explained(context):
             return None
         return Missing(
-            f"the logged KL disagrees with the recomputed one in {run.steps - run.fits_kl:,} of "
-            f"{counted(run.steps, 'step')}, and the reward buffer does not explain it",
+            f"the logged KL disagrees with the recomputed one in {steps - fit:,} of "
+            f"{counted(steps, 'step')}, and the reward buffer does not explain it",
             "check that the rows are all rows of the step, and that the KL options are those of the run",
         )
 
-    def judge(self, run: KlMetricTally, context: Context) -> Judgement | None:
+    def judge(self, run: Measured, context: Context) -> Judgement | None:
         """An error if the logged values are the reward buffer, a warning if they are something unknown."""
-        if not run.steps and not run.tokens and run.unlogged_differ:
+        steps, fit, fit_reward, beside = _counts(run, "logged", "fits_kl", "fits_reward", "beside_loss")
+        telling, telling_kl, telling_reward = _counts(run, *OF_TOKENS[2:])
+        if not steps and run["tokens_matching"] is None and run.table["differs"].any():
             return self._exposed(run, context)
-        by_tokens = run.telling > 0 and run.telling_fit_reward == run.telling
-        confirmed = (run.steps > 0 and run.fits_reward == run.steps) or (by_tokens and run.fits_kl < run.steps)
-        beside_loss = not confirmed and 0 < run.beside_loss == run.steps - run.fits_kl
-        relative = ratio(run.abs_error, run.recomputed_abs)
-        off = run.fits_kl < run.steps and (relative is None or not relative <= self.warn_above)
-        if not (confirmed or beside_loss or off or run.fits_reward):
+        by_tokens = 0 < telling == telling_reward
+        confirmed = 0 < steps == fit_reward or (by_tokens and fit < steps)
+        beside_loss = not confirmed and 0 < beside == steps - fit
+        relative = run["rel_error"]
+        off = fit < steps and (relative is None or not relative <= self.warn_above)
+        if not (confirmed or beside_loss or off or fit_reward):
             return None
         if not confirmed and _is_explained(context):
             return None  # the rule of that cause reports it
-        found = self.measures(run)
         headline = (
-            f"logged KL is {number(found['logged'].value)}, recomputed {number(found['recomputed'].value)}"
-            f" (error {percent(relative)})"
+            f"logged KL is {number(run['logged'])}, recomputed {number(run['recomputed'])} (error {percent(relative)})"
         )
         if beside_loss:
             return Judgement(
                 severity=Severity.ERROR,
                 confirmed=True,
                 headline=headline,
-                message=f"the logged KL disagrees with the recomputed one in {run.beside_loss:,} of "
-                f"{counted(run.steps, 'step')}, and the logged loss, of which the KL is a term, agrees there",
+                message=f"the logged KL disagrees with the recomputed one in {beside:,} of "
+                f"{counted(steps, 'step')}, and the logged loss, of which the KL is a term, agrees there",
                 evidence="a loss with the logged KL in it would differ by more than rounding",
                 advice="look for what is added to the KL metric, or stored in its place; the loss is unaffected",
             )
@@ -356,26 +284,26 @@ class KlMetricCorrupted(Rule[KlMetricTally]):
                 confirmed=False,
                 headline=headline,
                 message=(
-                    f"the logged KL matches the recomputed one in {run.fits_kl:,} of {counted(run.steps, 'step')}, and "
-                    f"the reward buffer in {run.fits_reward:,}"
+                    f"the logged KL matches the recomputed one in {fit:,} of {counted(steps, 'step')}, and "
+                    f"the reward buffer in {fit_reward:,}"
                 ),
                 evidence="no known formula reproduces all of the logged values",
                 advice="check that the rows are all rows of the step, and that the KL options are those of the run",
             )
         evidence = []
-        if run.fits_reward:
+        if fit_reward:
             evidence.append(
-                f"in {run.fits_reward:,} of {counted(run.steps, 'step')} the logged value equals "
-                f"'-kl_coef * kl, plus the reward at the last token' within {number(run.worst_reward_fit)}"
+                f"in {fit_reward:,} of {counted(steps, 'step')} the logged value equals "
+                f"'-kl_coef * kl, plus the reward at the last token' within {number(run.table['buffer_gap'].max())}"
             )
-        if run.telling:
+        if telling:
             evidence.append(
-                f"where KL and reward buffer differ, {run.telling_fit_reward:,} of "
-                f"{counted(run.telling, 'stored token')} equal the reward buffer and {run.telling_fit_kl:,} the KL"
+                f"where KL and reward buffer differ, {telling_reward:,} of "
+                f"{counted(telling, 'stored token')} equal the reward buffer and {telling_kl:,} the KL"
             )
         inverted = (
-            f"; true KL, recovered from the corrupted values: {number(found['inverted'].value)}"
-            if "inverted" in found
+            f"; true KL, recovered from the corrupted values: {number(run['inverted'])}"
+            if run["inverted"] is not None
             else ""
         )
         return Judgement(
@@ -383,7 +311,7 @@ class KlMetricCorrupted(Rule[KlMetricTally]):
             confirmed=True,
             headline=headline,
             message=(
-                f"the stored KL was overwritten by the reward: {percent(found['reward_share'].value)} of the logged "
+                f"the stored KL was overwritten by the reward: {percent(run['reward_share'])} of the logged "
                 f"value is reward{inverted}"
             ),
             evidence="; ".join(evidence),
@@ -391,11 +319,11 @@ class KlMetricCorrupted(Rule[KlMetricTally]):
             "and advantages are unaffected",
         )
 
-    def _exposed(self, run: KlMetricTally, context: Context) -> Judgement:
+    def _exposed(self, run: Measured, context: Context) -> Judgement:
         """A warning: this release overwrites its KL, and none is at hand."""
         assert context.trainer is not None
         assert context.objective is not None
-        kl, buffer = run.unlogged_kl / run.unlogged, run.unlogged_buffer / run.unlogged
+        kl, buffer = run.table.select(pl.mean("recomputed", "buffer")).row(0)
         names, made = " or ".join(context.trainer.kl_metrics), f"{context.trainer.title} {context.objective.version}"
         return Judgement(
             severity=Severity.WARNING,
@@ -405,3 +333,9 @@ class KlMetricCorrupted(Rule[KlMetricTally]):
             evidence=f"the options and the version; no {names} and no column kl is at hand",
             advice="ignore that metric, or upgrade to a release of the trainer with the fix (`rolloutdoctor fixes`)",
         )
+
+
+def _counts(run: Measured, *names: str) -> list[int]:
+    """How many steps have a value, and sums of flags and counts."""
+    sums = [pl.col(name).count() if name == "logged" else pl.sum(name) for name in names]
+    return [int(count) for count in run.table.select(sums).row(0)]

@@ -1,55 +1,28 @@
 """RDG002: a loss of about zero, explained."""
 
-from collections.abc import Iterable, Mapping
-from dataclasses import asdict, dataclass
-from typing import TYPE_CHECKING
+from collections.abc import Mapping
+from dataclasses import dataclass
+from math import isfinite
+from typing import TYPE_CHECKING, Any
 
+import polars as pl
+
+from rolloutdoctor.evaluation.run_tables import STEP_KEY, RunTables
 from rolloutdoctor.objective.parts import Part
 from rolloutdoctor.objective.required_columns import loss_columns
-from rolloutdoctor.ops.tally import largest, ratio
-from rolloutdoctor.results.findings import Example, Measure, Severity
-from rolloutdoctor.rules.base import (
-    Context,
-    Judgement,
-    Missing,
-    Rule,
-    counted,
-    logs_remedy,
-    number,
-    percent,
-)
-from rolloutdoctor.rules.loss_log import FEWEST_LINES, LoggedLosses, judge_log, read_log
+from rolloutdoctor.results.findings import Severity
+from rolloutdoctor.rules.base import Context, Judgement, Missing, counted, logs_remedy, number, percent
+from rolloutdoctor.rules.loss_log import FEWEST_LINES, judge_log
+from rolloutdoctor.rules.table_rule import Measured, Quantity, TableRule
 
 if TYPE_CHECKING:
-    import numpy as np
-    from numpy.typing import NDArray
+    from torch import Tensor
 
-    from rolloutdoctor.evaluation.evaluate import Evaluation
     from rolloutdoctor.rules.step import StepView
 
 
 @dataclass(frozen=True)
-class LossTally(LoggedLosses):
-    """What `loss-near-zero` adds up; all but `steps` is about training steps with a loss of about zero."""
-
-    steps: int = 0
-    near_zero: int = 0
-    dead: int = 0
-    kl_only: int = 0
-    broken: int = 0
-    loss: float = 0.0
-    policy_loss: float = 0.0
-    kl_loss: float = 0.0
-    expected: float = 0.0
-    grad_l1: float = 0.0
-    grad_l2: float = 0.0
-    compared: int = 0
-    matched: int = 0
-    worst_match: float = largest()
-
-
-@dataclass(frozen=True)
-class LossNearZero(Rule[LossTally]):
+class LossNearZero(TableRule):
     """The loss is near zero: expected on-policy, unless the gradient is zero too.
 
     ## What it does
@@ -90,7 +63,8 @@ class LossNearZero(Rule[LossTally]):
         "https://github.com/huggingface/open-r1/issues/239",
         "https://github.com/huggingface/trl/issues/2703",
     )
-    tally = LossTally
+    reads = ("loss", "policy_loss", "kl_loss", "grad_l1", "grad_sq")
+    adds = ("expected_loss_at_ratio_one", "has_signal")
     needs_objective = False
     needs_rows = False
     splits = ("train",)
@@ -122,138 +96,132 @@ class LossNearZero(Rule[LossTally]):
             context.recording.get("metrics", logs_remedy()),
         )
 
-    def measure_each(self, steps: "StepView") -> list[LossTally]:
-        """Count each step."""
-        return steps.cached("loss near zero", lambda: self._measured_each(steps))
-
-    def _measured_each(self, steps: "StepView") -> list[LossTally]:
-        import numpy as np
-
-        evaluation = steps.evaluation
-        if not len(steps.batch):
-            return [LossTally(**asdict(read_log(steps, self.near_zero)))]
-        if not steps.training or evaluation is None or evaluation.tokens is None or steps.trainer is None:
-            return steps.nothing(LossTally)
-        losses = evaluation.losses
-        is_near, moves = abs(losses.total) < self.near_zero, losses.grad_l1 > 0
-        numbers = {
-            "loss": losses.total,
-            "policy_loss": losses.policy,
-            "kl_loss": losses.kl,
-            "expected": losses.at_ratio_one,
-            "grad_l1": losses.grad_l1,
-            "grad_l2": losses.grad_l2,
-        }
-        found = steps.tallies(
-            LossTally,
-            steps=np.ones(len(is_near), int),
-            near_zero=is_near.astype(int),
-            dead=(is_near & (losses.grad_l1 == 0)).astype(int),
-            kl_only=(is_near & moves & ~self._has_policy_signal(steps, evaluation)).astype(int),
-            **{name: np.where(is_near, x, 0.0) for name, x in numbers.items()},
-        )
-        return [
-            tally + self._from_log(step) if tally.near_zero and step.logged else tally
-            for step, tally in zip(steps.each, found, strict=True)
-        ]
-
-    def _from_log(self, step: "StepView") -> LossTally:
-        """What the log of a step says of its loss; nothing of several optimiser steps, of which it may hold one."""
-        evaluation, trainer = step.evaluation, step.trainer
-        assert evaluation is not None
-        assert evaluation.tokens is not None
-        assert trainer is not None
-        if bool((evaluation.tokens.layout.steps_N > 1).any()):
-            return LossTally()
-        name, is_cut_off = trainer.loss_metric, step.is_logged_as_zero(trainer.grad_norm_metric)
-        broken = int(is_cut_off and evaluation.grad_l1 > 0)
-        if name not in step.logged:
-            return LossTally(broken=broken)
-        recomputed = step.metrics.get(name, evaluation.loss)
-        gap = abs(step.logged[name] - recomputed)
-        matched = gap <= step.radius(name, recomputed)
-        return LossTally(broken=broken, compared=1, matched=int(matched), worst_match=gap if matched else 0.0)
-
-    def _has_policy_signal(self, steps: "StepView", evaluation: "Evaluation") -> "NDArray[np.bool_]":
-        """Steps in which a trained token has a policy gradient: an advantage, or a term that moves without one."""
-        import numpy as np
-
-        rows, by_step = evaluation.rows, steps.by_step
-        assert rows is not None
+    def measure_rows(self, step: "StepView") -> "Mapping[str, Tensor | None]":
+        """The loss at ratio one, and whether a trained token has a policy gradient."""
+        evaluation, rows, tokens = step.evaluation, step.rows, step.tokens
+        if evaluation is None or rows is None or tokens is None:
+            return dict.fromkeys(self.adds)
         if evaluation.objective.surrogate.moves_without_advantage:
-            return np.ones(len(by_step), bool)
-        if rows.advantage_N is None:
+            signal_N = step.batch.rows.diff() >= 0
+        elif rows.advantage_N is None:
             assert rows.advantage_T is not None
-            return by_step.any(steps.row_sum((rows.advantage_T != 0) & steps.batch.column("response_mask")))
-        assert rows.length_N is not None
-        return by_step.any((rows.advantage_N != 0) & (rows.length_N > 0))
+            signal_N = step.row_sum((rows.advantage_T != 0) & step.batch.column("response_mask")) > 0
+        else:
+            assert rows.length_N is not None
+            signal_N = (rows.advantage_N != 0) & (rows.length_N > 0)
+        bare_N = tokens.loss_at_ratio_one_N * tokens.policy_weight_N
+        expected_N = bare_N + tokens.kl_loss_N * tokens.weight_N
+        return {"expected_loss_at_ratio_one": expected_N, "has_signal": signal_N}
 
-    def examples(self, step: "StepView") -> Iterable[Example]:
-        """The steps themselves; a dead one weighs more."""
-        for each, tally in zip(step.each, self.measure_each(step), strict=True):
-            if tally.near_zero:
-                kind = "no gradient" if tally.dead else f"gradient {number(tally.grad_l1)} (L1)"
-                kind += ", KL term only" if tally.kl_only else ""
-                yield Example(each.batch.step, None, None, float(1 + tally.dead + tally.broken), kind)
+    def measure_step(self, step: "StepView") -> Mapping[str, float | None]:
+        """What was logged: of rows, how far the loss is from theirs; without rows, the loss and what explains it."""
+        trainer, logged, evaluation = step.writer, step.logged, step.evaluation
+        if trainer is None:
+            return {}
+        name, no_norm = trainer.loss_metric, step.is_logged_as_zero(trainer.grad_norm_metric)
+        if not len(step.batch):
+            loss, norm = logged.get(name), logged.get(trainer.grad_norm_metric)
+            if loss is None or norm is None or not isfinite(loss) or not 0 <= norm < float("inf"):
+                return {}
+            kl, ends, free = logged.get(trainer.kl_metrics[0]), trainer.end_metrics, trainer.reward_free(logged)
+            all_cut = ends is not None and logged.get(ends[0]) == 1
+            return {"logged": loss, "norm": norm, "no_norm": no_norm, "kl": kl, "free": free, "all_cut": all_cut}
+        # Of several optimiser steps the log may hold one.
+        if evaluation is None or evaluation.tokens is None or bool((evaluation.tokens.layout.steps_N > 1).any()):
+            return {}
+        if name not in logged:
+            return {"no_norm": no_norm}
+        recomputed = step.metrics.get(name, evaluation.loss)
+        gap = abs(logged[name] - recomputed)
+        return {"no_norm": no_norm, "gap": gap, "matched": gap <= step.radius(name, recomputed)}
 
-    def measures(self, tally: LossTally) -> Mapping[str, Measure]:
+    def table(self, run: RunTables, context: Context) -> pl.DataFrame:
+        """One line for each step with a loss, recomputed or else `logged`."""
+        sums = pl.sum("loss", "policy_loss", "kl_loss", "expected_loss_at_ratio_one", "grad_l1")
+        rows = (
+            run.rows.drop_nulls("loss")
+            .group_by(STEP_KEY)
+            .agg(sums, grad_l2=pl.sum("grad_sq").sqrt(), has_signal=pl.col("has_signal").any())
+        )
+        names = ("logged", "norm", "no_norm", "kl", "free", "all_cut", "gap", "matched")
+        flags = dict.fromkeys(("no_norm", "free", "all_cut", "matched"), pl.Boolean)
+        near, gradient = pl.col("loss").abs() < self.near_zero, pl.col("grad_l1")
+        return (
+            run.by_step(*names)
+            .cast(flags)
+            .join(rows, on=STEP_KEY, how="left", maintain_order="left")
+            .filter(pl.col("loss").is_not_null() | pl.col("logged").is_not_null())
+            .with_columns(
+                is_near=near.fill_null(value=False),
+                is_dead=near & (gradient == 0),
+                is_kl=near & (gradient > 0) & ~pl.col("has_signal"),
+                is_broken=near & (gradient > 0) & pl.col("no_norm"),
+            )
+        )
+
+    def quantities(self) -> Mapping[str, Quantity]:
         """Means over the steps in question."""
-        found = {
-            "loss": (tally.loss, "loss"),
-            "policy_loss": (tally.policy_loss, "loss"),
-            "kl_loss": (tally.kl_loss, "loss"),
-            "expected_loss_at_ratio_one": (tally.expected, "loss"),
-            "grad_l1": (tally.grad_l1, "loss per nat"),
-            "grad_l2": (tally.grad_l2, "loss per nat"),
-        }
-        return {name: Measure(ratio(value, tally.near_zero), unit) for name, (value, unit) in found.items()}
+        units = dict.fromkeys(("loss", "policy_loss", "kl_loss", "expected_loss_at_ratio_one"), "loss")
+        units |= dict.fromkeys(("grad_l1", "grad_l2"), "loss per nat")
+        return {name: (pl.col(name).filter("is_near").mean(), unit) for name, unit in units.items()}
 
-    def decisive_parts(self, run: LossTally, context: Context) -> tuple[Part, ...]:
+    def places(self, table: pl.DataFrame) -> pl.DataFrame:
+        """The steps themselves; a dead one weighs more."""
+        return table.filter("is_near").with_columns(value=1 + pl.sum_horizontal("is_dead", "is_broken"))
+
+    def note(self, place: Mapping[str, Any]) -> str:
+        """Its gradient."""
+        kind = "no gradient" if place["is_dead"] else f"gradient {number(place['grad_l1'])} (L1)"
+        return f"{kind}, KL term only" if place["is_kl"] else kind
+
+    def decisive_parts(self, run: Measured, context: Context) -> tuple[Part, ...]:
         """How advantages become a loss, and whether a KL term is added: another loss of these rows might be near 0."""
-        return () if run.lines else (Part.POLICY_LOSS, Part.KL_LOSS)
+        return () if len(_log(run)) else (Part.POLICY_LOSS, Part.KL_LOSS)
 
-    def inconclusive_reason(self, run: LossTally, context: Context) -> Missing | None:
+    def inconclusive_reason(self, run: Measured, context: Context) -> Missing | None:
         """A log that is too short to tell, or that never says both."""
-        if context.has_rows or judge_log(run, self.near_zero) is not None:
+        log = _log(run)
+        if context.has_rows or judge_log(log, self.near_zero) is not None:
             return None
-        if not run.lines:
+        if not len(log):
             return self._untold(context)
-        if run.lines >= FEWEST_LINES:
+        if len(log) >= FEWEST_LINES:
             return None
         return Missing(
-            f"{counted(run.lines, 'line')} with a loss and a gradient norm, and it takes {FEWEST_LINES}",
+            f"{counted(len(log), 'line')} with a loss and a gradient norm, and it takes {FEWEST_LINES}",
             "give a longer log, or record the rollouts",
         )
 
-    def judge(self, run: LossTally, context: Context) -> Judgement | None:
+    def judge(self, run: Measured, context: Context) -> Judgement | None:
         """Information if the gradient is alive, a warning if many steps are dead, an error if it is cut off."""
-        if run.lines and not run.near_zero:
-            return judge_log(run, self.near_zero)
-        if not run.near_zero:
-            return None
-        dead_share = ratio(run.dead, run.steps) or 0.0
-        severity = Severity.ERROR if run.broken else Severity.INFO
+        near = run.table.filter("is_near")
+        if not len(near):
+            return judge_log(_log(run), self.near_zero)
+        dead, broken, only_kl = near.select(pl.sum("is_dead", "is_broken", "is_kl")).row(0)
+        compared = near.drop_nulls("gap")
+        matched = compared.filter("matched")
+        dead_share = dead / run.table["loss"].count()
+        severity = Severity.ERROR if broken else Severity.INFO
         # One such step says nothing of the run: its groups happened to have equal rewards, and there is no KL term.
-        lone = run.dead == 1 < run.steps and run.kl_loss == 0
-        if dead_share > self.dead_warn_above and not lone:
+        alone = dead == 1 < run.table["loss"].count() and run["kl_loss"] == 0
+        if dead_share > self.dead_warn_above and not alone:
             severity = max(severity, Severity.WARNING)
-        mean = {name: measure.value for name, measure in self.measures(run).items()}
-        kl_only = f" ({run.kl_only:,} of them KL only)" if run.kl_only else ""
+        kl_only = f" ({only_kl:,} of them KL only)" if only_kl else ""
         headline = (
-            f"|loss| < {self.near_zero:g} in {counted(run.near_zero, 'step')}: "
-            f"{run.near_zero - run.dead:,} with a gradient{kl_only}, {run.dead:,} without"
+            f"|loss| < {self.near_zero:g} in {counted(len(near), 'step')}: "
+            f"{len(near) - dead:,} with a gradient{kl_only}, {dead:,} without"
         )
         message = (
-            f"mean loss {number(mean['loss'])} = policy {number(mean['policy_loss'])} + KL "
-            f"{number(mean['kl_loss'])}; on-policy (ratio 1) this aggregation gives "
-            f"{number(mean['expected_loss_at_ratio_one'])}; sum |dLoss/dlogp| is {number(mean['grad_l1'])}"
+            f"mean loss {number(run['loss'])} = policy {number(run['policy_loss'])} + KL "
+            f"{number(run['kl_loss'])}; on-policy (ratio 1) this aggregation gives "
+            f"{number(run['expected_loss_at_ratio_one'])}; sum |dLoss/dlogp| is {number(run['grad_l1'])}"
         )
-        if run.broken:
+        if broken:
             advice = (
                 "the rows have a gradient and the trainer logged a norm of 0: look for detached log-probs, frozen "
                 "parameters or a broken autograd graph"
             )
-        elif run.dead and not lone:
+        elif dead and not alone:
             advice = (
                 f"{percent(dead_share)} of the steps have no gradient: every advantage and KL derivative is 0; filter "
                 "zero-variance groups, or check the mask"
@@ -263,16 +231,19 @@ class LossNearZero(Rule[LossTally]):
                 "no action: on-policy the surrogate is near 0 by construction, its gradient is not; watch reward and "
                 "gradient norm instead of the loss"
             )
-        if run.compared:
+        if len(compared):
             evidence = (
-                f"the logged loss equals the recomputed one in {run.matched:,} of {counted(run.compared, 'step')}"
+                f"the logged loss equals the recomputed one in {len(matched):,} of {counted(len(compared), 'step')}"
             )
-            evidence += f" (within {number(run.worst_match)})" if run.matched else ""
+            evidence += f" (within {number(matched['gap'].max())})" if len(matched) else ""
         else:
             evidence = "no logged loss to compare with"
-        if run.broken:
-            evidence += (
-                f"; in {counted(run.broken, 'step')} the logged gradient norm is 0 and the recomputed one is not"
-            )
-        confirmed = run.broken > 0 or (run.matched > 0 and run.matched == run.compared)
+        if broken:
+            evidence += f"; in {counted(broken, 'step')} the logged gradient norm is 0 and the recomputed one is not"
+        confirmed = broken > 0 or 0 < len(matched) == len(compared)
         return Judgement(severity, confirmed, headline, message, evidence, advice)
+
+
+def _log(run: Measured) -> pl.DataFrame:
+    """The lines of a log without rollouts."""
+    return run.table.drop_nulls("logged")

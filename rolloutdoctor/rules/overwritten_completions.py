@@ -1,31 +1,23 @@
 """RDI002: rollout files that were overwritten, mixed, duplicated or truncated."""
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
+from typing import Any
+
+import polars as pl
 
 from rolloutdoctor.data.schema import IMPORT_METRICS
-from rolloutdoctor.ops.tally import Sums
-from rolloutdoctor.results.findings import Example, Measure, Severity
-from rolloutdoctor.rules.base import MIXED_SPLITS, Context, Judgement, Missing, Rule, counted
+from rolloutdoctor.evaluation.run_tables import STEP_KEY, RunTables
+from rolloutdoctor.results.findings import Severity
+from rolloutdoctor.rules.base import MIXED_SPLITS, Context, Judgement, Missing, counted
+from rolloutdoctor.rules.table_rule import Measured, Quantity, TableRule
 
-if TYPE_CHECKING:
-    from rolloutdoctor.rules.step import StepView
-
-
-@dataclass(frozen=True)
-class OverwrittenTally(Sums):
-    """What `overwritten-completions` adds up."""
-
-    lost_steps: int = 0
-    lost_rows: int = 0
-    mixed_rows: int = 0
-    repeated_rows: int = 0
-    torn_lines: int = 0
+COUNTS = ("lost_rows", "mixed_rows", "repeated_rows", "torn_lines")
+"""What an importer logs of each step."""
 
 
 @dataclass(frozen=True)
-class OverwrittenCompletions(Rule[OverwrittenTally]):
+class OverwrittenCompletions(TableRule):
     """The trainer's rollout files were overwritten, mixed with evaluation rows, duplicated or truncated.
 
     ## What it does
@@ -56,57 +48,51 @@ class OverwrittenCompletions(Rule[OverwrittenTally]):
     code = "RDI002"
     name = "overwritten-completions"
     references = ("https://github.com/huggingface/trl/pull/6613",)
-    tally = OverwrittenTally
     needs_objective = False
 
     def columns(self, context: Context) -> frozenset[str]:
         """Nothing: what is known about the files is logged beside the rows."""
         return frozenset()
 
-    def measure(self, step: "StepView") -> OverwrittenTally:
-        """Read what the importer logged at this step."""
-        if not len(step.batch):
-            return OverwrittenTally()
-        found = {name: int(step.logged.get(f"{IMPORT_METRICS}{name}", 0)) for name in ("lost_rows", "mixed_rows")}
-        return OverwrittenTally(
-            **found,
-            lost_steps=int(found["lost_rows"] > 0),
-            repeated_rows=int(step.logged.get(f"{IMPORT_METRICS}repeated_rows", 0)),
-            torn_lines=int(step.logged.get(f"{IMPORT_METRICS}torn_lines", 0)),
+    def metrics(self, context: Context) -> frozenset[str]:
+        """What the importer counted."""
+        return frozenset(f"{IMPORT_METRICS}{name}" for name in COUNTS)
+
+    def table(self, run: RunTables, context: Context) -> pl.DataFrame:
+        """One line for each step with rows."""
+        counts = {name: pl.col(f"{IMPORT_METRICS}{name}").fill_null(0).cast(pl.Int64) for name in COUNTS}
+        lines = run.by_step(*sorted(self.metrics(context))).join(
+            run.rows, on=STEP_KEY, how="semi", maintain_order="left"
         )
+        return lines.select(*STEP_KEY, **counts).with_columns(lost_steps=(pl.col("lost_rows") > 0).cast(pl.Int64))
 
-    def examples(self, step: "StepView") -> Iterable[Example]:
-        """The steps that lost most rows."""
-        tally = self.measure(step)
-        weight = float(tally.lost_rows + tally.mixed_rows + tally.torn_lines)
-        if not weight:
-            return ()
-        return (Example(step.batch.step, None, None, weight, _words(tally)),)
-
-    def measures(self, tally: OverwrittenTally) -> Mapping[str, Measure]:
+    def quantities(self) -> Mapping[str, Quantity]:
         """How many rows and steps."""
-        return {
-            "lost_rows": Measure(tally.lost_rows, "rows"),
-            "lost_steps": Measure(tally.lost_steps, "steps"),
-            "mixed_rows": Measure(tally.mixed_rows, "rows"),
-            "repeated_rows": Measure(tally.repeated_rows, "rows"),
-            "torn_lines": Measure(tally.torn_lines, "lines"),
-        }
+        units = {"lost_rows": "rows", "lost_steps": "steps", "mixed_rows": "rows", "repeated_rows": "rows"}
+        return {name: (pl.sum(name), unit) for name, unit in {**units, "torn_lines": "lines"}.items()}
 
-    def inconclusive_reason(self, run: OverwrittenTally, context: Context) -> Missing | None:
+    def places(self, table: pl.DataFrame) -> pl.DataFrame:
+        """The steps that lost most rows."""
+        return table.with_columns(value=pl.sum_horizontal("lost_rows", "mixed_rows", "torn_lines"))
+
+    def note(self, place: Mapping[str, Any]) -> str:
+        """What happened to them."""
+        return _words(place)
+
+    def inconclusive_reason(self, run: Measured, context: Context) -> Missing | None:
         """Files of which it is not known whether an evaluation wrote them."""
-        return MIXED_SPLITS if context.splits_unknown and not _words(run) else None
+        return MIXED_SPLITS if context.splits_unknown and not _words(run.values) else None
 
-    def vacuous_reason(self, run: OverwrittenTally, context: Context) -> str | None:
+    def vacuous_reason(self, run: Measured, context: Context) -> str | None:
         """Rows that were not imported from rollout files."""
         return None if context.imported else "the rows were not imported from a trainer's rollout files"
 
-    def judge(self, run: OverwrittenTally, context: Context) -> Judgement | None:
+    def judge(self, run: Measured, context: Context) -> Judgement | None:
         """A warning where rows are lost or mixed, information where they are only repeated."""
-        words = _words(run)
+        words = _words(run.values)
         if not words:
             return None
-        harmed = bool(run.lost_rows or run.mixed_rows or run.torn_lines)
+        harmed = bool(run["lost_rows"] or run["mixed_rows"] or run["torn_lines"])
         return Judgement(
             severity=Severity.WARNING if harmed else Severity.INFO,
             confirmed=True,
@@ -115,23 +101,23 @@ class OverwrittenCompletions(Rule[OverwrittenTally]):
             evidence="the files themselves, and the evaluations in the trainer's own log",
             advice=(
                 "evaluate at steps that are not logged, or record the run"
-                if run.lost_rows or run.mixed_rows
+                if run["lost_rows"] or run["mixed_rows"]
                 else "no action: copies and truncated lines are left out here"
             ),
         )
 
 
-def _words(tally: OverwrittenTally) -> str:
+def _words(count: Mapping[str, Any]) -> str:
     parts = []
-    if tally.lost_rows:
+    if count["lost_rows"]:
         parts.append(
-            f"{counted(tally.lost_rows, 'training row')} of {counted(tally.lost_steps, 'step')} overwritten by an "
-            "evaluation"
+            f"{counted(count['lost_rows'], 'training row')} of {counted(count['lost_steps'], 'step')} overwritten "
+            "by an evaluation"
         )
-    if tally.mixed_rows:
-        parts.append(f"{counted(tally.mixed_rows, 'evaluation row')} among training rows")
-    if tally.repeated_rows:
-        parts.append(f"{counted(tally.repeated_rows, 'row')} duplicated in later files")
-    if tally.torn_lines:
-        parts.append(f"{counted(tally.torn_lines, 'truncated line')}")
+    if count["mixed_rows"]:
+        parts.append(f"{counted(count['mixed_rows'], 'evaluation row')} among training rows")
+    if count["repeated_rows"]:
+        parts.append(f"{counted(count['repeated_rows'], 'row')} duplicated in later files")
+    if count["torn_lines"]:
+        parts.append(f"{counted(count['torn_lines'], 'truncated line')}")
     return ", ".join(parts)

@@ -3,13 +3,15 @@
 from collections.abc import Mapping
 from dataclasses import dataclass
 from itertools import pairwise
-from math import inf, log2
-from statistics import median
-from typing import TYPE_CHECKING, NamedTuple
+from math import inf
+from typing import TYPE_CHECKING
 
-from rolloutdoctor.ops.tally import Sums, by_step, ratio
-from rolloutdoctor.results.findings import Measure, Severity
-from rolloutdoctor.rules.base import Context, Judgement, Missing, Rule, counted, number
+import polars as pl
+
+from rolloutdoctor.evaluation.run_tables import STEP_KEY, RunTables
+from rolloutdoctor.results.findings import Severity
+from rolloutdoctor.rules.base import Context, Judgement, Missing, counted, number
+from rolloutdoctor.rules.table_rule import Measured, Quantity, TableRule
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -21,56 +23,8 @@ RATES = ("learning_rate", "lr")
 """Names of a logged learning rate, whatever comes before the last slash."""
 
 
-class _Step(NamedTuple):
-    """Means over the trained tokens of a step."""
-
-    step: int
-    kl: float
-    policy: float
-    different: float
-
-
 @dataclass(frozen=True)
-class ReferenceTally(Sums):
-    """What `reference-moved` adds up: sums over the trained tokens of each step that are looked at, by its number.
-
-    Attributes:
-        tokens: trained tokens that are looked at.
-        kl: k3 of policy and reference.
-        policy: log-probs of the policy.
-        different: tokens whose two log-probs are not the same number; 0 only if there is none in the step.
-        moved: tokens of the run whose log-prob at the loss is not the one before the update.
-        counted_steps: steps of the run, of which a long series keeps some.
-        equal_steps: those whose two log-probs are the same number on every token.
-        counted_tokens: their trained tokens that are looked at.
-        kl_sum: sum of k3 over these.
-        rated: steps that logged a learning rate or the norm of a gradient.
-        still: those of them in which one of these is 0.
-    """
-
-    tokens: Mapping[str, float] = by_step()
-    kl: Mapping[str, float] = by_step()
-    policy: Mapping[str, float] = by_step()
-    different: Mapping[str, float] = by_step()
-    moved: int = 0
-    counted_steps: int = 0
-    equal_steps: int = 0
-    counted_tokens: int = 0
-    kl_sum: float = 0.0
-    rated: int = 0
-    still: int = 0
-
-    @property
-    def steps(self) -> list[_Step]:
-        """The steps in their order."""
-        return [
-            _Step(int(name), self.kl[name] / count, self.policy[name] / count, self.different[name])
-            for name, count in sorted(self.tokens.items(), key=lambda one: int(one[0]))
-        ]
-
-
-@dataclass(frozen=True)
-class ReferenceMoved(Rule[ReferenceTally]):
+class ReferenceMoved(TableRule):
     """The reference model moved: KL to it drops at once and stays low, or it is the policy itself.
 
     ## What it does
@@ -116,7 +70,7 @@ class ReferenceMoved(Rule[ReferenceTally]):
         "https://github.com/NVIDIA-NeMo/RL/pull/3722",
         "https://github.com/modelscope/ms-swift/issues/3558",
     )
-    tally = ReferenceTally
+    adds = ("tokens", "kl", "policy", "moved", "different")
     needs_objective = False
     splits = ("train",)
 
@@ -144,8 +98,9 @@ class ReferenceMoved(Rule[ReferenceTally]):
         return frozenset({"old_log_probs", "response_mask"})
 
     def measure_tokens(self, block: "TokenBlock") -> "Mapping[str, Tensor]":
-        """Keep the tokens that are looked at, and count those of each row that differ from the reference."""
+        """Add up the trained tokens of each row that are looked at, and count those that differ from the reference."""
         from rolloutdoctor.evaluation.every_nth import every_nth
+        from rolloutdoctor.ops.elementwise import difference, is_below, is_unequal, kept
 
         if not block.has("policy_log_probs", "ref_log_probs"):
             return {}
@@ -156,109 +111,86 @@ class ReferenceMoved(Rule[ReferenceTally]):
             # That they are equal is said of every trained token.
             differ_T = _differ(block.column("policy_log_probs"), block.column("ref_log_probs"))
             different_n = block.row_sum(differ_T & block.trained_T)
-        found = {"policy": policy_T, "ref": ref_T, "trained": trained_T, "looked_at": some.runs.lengths}
-        if block.is_logged("policy_log_probs") and block.is_logged("old_log_probs"):
-            found["old"] = some.column("old_log_probs")
-        return {**found, "different": different_n}
-
-    def measure_each(self, steps: "StepView") -> list[ReferenceTally]:
-        """Add up the trained tokens of each step that are looked at."""
-        from rolloutdoctor.ops.elementwise import difference, is_below, is_unequal, kept
-        from rolloutdoctor.ops.segments import Runs
-
-        found, by_step = steps.token_measures.get(self.code), steps.by_step
-        if not found or not len(steps.batch):
-            return steps.nothing(ReferenceTally)
-        policy_T = found["policy"]
-        apart_T = difference(found["ref"], policy_T)
-        counted_T = found["trained"] & is_below(apart_T.abs(), inf)
-        moved_T = counted_T & is_unequal(found.get("old", policy_T), policy_T)
-        policy_T, apart_T = (kept(x_T, counted_T) for x_T in (policy_T, apart_T))
-        runs = Runs.of_lengths(found["looked_at"])
+        is_old = block.is_logged("policy_log_probs") and block.is_logged("old_log_probs")
+        old_T = some.column("old_log_probs") if is_old else policy_T
+        apart_T = difference(ref_T, policy_T)
+        counted_T = trained_T & is_below(apart_T.abs(), inf)
+        moved_T = counted_T & is_unequal(old_T, policy_T)
+        policy_T, apart_T = kept(policy_T, counted_T), kept(apart_T, counted_T)
         terms = counted_T, apart_T.expm1() - apart_T, policy_T, moved_T
-        tokens, kl, policy, moved = (by_step.sum(runs.total(x_T)) for x_T in terms)
-        different = by_step.sum(found["different"])
-        is_seen = tokens > 0
-        series = {"tokens": tokens, "kl": kl, "policy": policy, "different": different}
-        return steps.tallies(
-            ReferenceTally,
-            **{name: steps.by_number(x, is_seen) for name, x in series.items()},
-            moved=moved.astype(int),
-            counted_steps=is_seen.astype(int),
-            equal_steps=(is_seen & (different == 0)).astype(int),
-            counted_tokens=tokens.astype(int),
-            kl_sum=kl,
-            rated=[int(bool(_rates(each))) for each in steps.each],
-            still=[int(0.0 in _rates(each)) for each in steps.each],
+        return dict(zip(self.adds, (*map(some.runs.total, terms), different_n), strict=True))
+
+    def measure_step(self, step: "StepView") -> Mapping[str, float | None]:
+        """Whether a learning rate or a gradient norm of 0 was logged, if any was."""
+        norm = None if step.writer is None else step.writer.grad_norm_metric
+        rates = [value for name, value in step.logged.items() if name == norm or name.rpartition("/")[2] in RATES]
+        return {"still": 0.0 in rates} if rates else {}
+
+    def table(self, run: RunTables, context: Context) -> pl.DataFrame:
+        """One line for each step with tokens that are looked at: its mean KL, and whether that falls there."""
+        kl, before, drop, tokens = pl.col("mean_kl"), pl.col("mean_kl").shift(1), pl.col("drop"), pl.col("tokens")
+        # Of three steps before, and of three from there on.
+        low, high = kl.rolling_min(self.window).shift(1), kl.rolling_max(self.window).shift(1 - self.window)
+        policy_moved = pl.col("mean_policy").diff().abs()
+        stays = (before > self.least_kl) & (policy_moved <= 3 * policy_moved.median() + 1e-12)
+        # The largest fall beside the one of the step, in logarithms.
+        beside = pl.when(drop < drop.max()).then(drop.max()).otherwise(drop.filter(drop < drop.max()).max())
+        beside = beside.fill_null(0.0)
+        # A policy that moves fast leaves the new reference at once: the KL stays low for one step then.
+        deep = (kl <= self.fall * low) & (high <= 0.5 * before) & (drop >= 3.0 * beside)
+        partly = (drop >= 2.0 * beside) & (kl <= pl.min_horizontal(self.unsure_fall * before, 0.75 * low))
+        rows = run.rows.drop_nulls("tokens").group_by(STEP_KEY, maintain_order=True).agg(pl.sum(*self.adds))
+        return (
+            rows.filter(tokens > 0)
+            .join(run.by_step("still").cast({"still": pl.Boolean}), on=STEP_KEY, how="left", maintain_order="left")
+            .with_columns(mean_kl=pl.col("kl") / tokens, mean_policy=pl.col("policy") / tokens)
+            .with_columns(drop=pl.when(before > 0).then((before.clip(1e-300) / kl.clip(1e-300)).log(2)))
+            .with_columns(
+                before_kl=before,
+                before_policy=pl.col("mean_policy").shift(1),
+                is_equal=pl.col("different") == 0,
+                is_fall=(((kl <= self.fall * before) & (high <= 0.5 * low)) | deep) & stays,
+                is_unsure=partly & (high <= 0.75 * before) & stays,
+            )
         )
 
-    def measures(self, tally: ReferenceTally) -> Mapping[str, Measure]:
+    def quantities(self) -> Mapping[str, Quantity]:
         """The KL, and where it fell."""
-        falls = self._falls(tally)
         return {
-            "falls": Measure(len(falls), "steps"),
-            "first_fall": Measure(falls[0] if falls else None, "step"),
-            "kl_mean": Measure(ratio(tally.kl_sum, tally.counted_tokens), "nats"),
-            "equal_steps": Measure(tally.equal_steps, "steps"),
-            "steps": Measure(tally.counted_steps, "steps"),
+            "falls": (pl.sum("is_fall"), "steps"),
+            "first_fall": (pl.col("step").filter("is_fall").min(), "step"),
+            "kl_mean": (pl.sum("kl") / pl.sum("tokens"), "nats"),
+            "equal_steps": (pl.sum("is_equal"), "steps"),
+            "steps": (pl.len(), "steps"),
         }
 
-    def _falls(self, run: ReferenceTally, *, unsure: bool = False) -> list[int]:
-        """Steps at which the KL falls and stays, and the policy does not jump; or falls by less than is sure."""
-        steps, size = run.steps, self.window
-        if len(steps) < 2 * size:
-            return []
-        usual = median(abs(one.policy - other.policy) for other, one in pairwise(steps))
-        found = []
-        for place in range(size, len(steps) - size + 1):
-            before, after = steps[place - 1], steps[place]
-            low = min(one.kl for one in steps[place - size : place])
-            high = max(one.kl for one in steps[place : place + size])
-            # A policy that moves fast leaves the new reference at once: the KL stays low for one step then.
-            falls = after.kl <= self.fall * before.kl and high <= 0.5 * low
-            deep = after.kl <= self.fall * low and high <= 0.5 * before.kl
-            falls = falls or (deep and _is_alone(steps, place, 3.0))
-            if unsure:
-                falls = (
-                    _is_alone(steps, place, 2.0)
-                    and after.kl <= min(self.unsure_fall * before.kl, 0.75 * low)
-                    and high <= 0.75 * before.kl
-                )
-            if falls and before.kl > self.least_kl and abs(after.policy - before.policy) <= 3 * usual + 1e-12:
-                found.append(after.step)
-        return found
-
-    def _is_policy(self, run: ReferenceTally) -> list[int]:
+    def _is_policy(self, table: pl.DataFrame) -> list[int]:
         """Steps after the first in which the reference is the policy, where something shows that this one moves."""
-        steps, bits = run.steps, 0.0
-        equal = [one.step for one in steps[1:] if not one.different]
-        before: _Step | None = None
-        for one in steps:
-            if one.different:
-                before = one
-            elif before is not None:
-                tokens = run.tokens[str(before.step)]
-                # One more token of either kind, so that none is impossible.
-                bits -= run.tokens[str(one.step)] * log2((tokens - before.different + 1) / (tokens + 2))
-        if before is None:
-            return equal if len(equal) >= self.window and run.moved else []
-        return [step for step in equal if step > _first_different(steps)] if bits >= self.bits else []
+        equal, tokens, different = table.slice(1).filter("is_equal")["step"], pl.col("tokens"), pl.col("different")
+        if table["is_equal"].all():
+            return equal.to_list() if len(equal) >= self.window and table["moved"].sum() else []
+        # One more token of either kind, so that none is impossible.
+        chance = pl.when(different > 0).then((tokens - different + 1) / (tokens + 2)).forward_fill()
+        bits = table.select(-(tokens * chance.log(2)).filter("is_equal").sum()).item()
+        first = table.filter(~pl.col("is_equal"))["step"][0]
+        return equal.filter(equal > first).to_list() if bits >= self.bits else []
 
-    def _is_policy_throughout(self, run: ReferenceTally) -> bool:
+    def _is_policy_throughout(self, table: pl.DataFrame) -> bool:
         """True if the reference is the policy in all of enough steps, and nothing shows that this one moves."""
-        return len(run.steps) >= 2 * self.window and not any(one.different for one in run.steps) and not run.moved
+        return len(table) >= 2 * self.window and bool(table["is_equal"].all()) and not table["moved"].sum()
 
-    def inconclusive_reason(self, run: ReferenceTally, context: Context) -> Missing | None:
+    def inconclusive_reason(self, run: Measured, context: Context) -> Missing | None:
         """Too few steps to tell before from after, or a policy that stays where it is."""
-        if len(run.steps) < 2 * self.window:
+        table, still = run.table, run.table["still"].drop_nulls()
+        if len(table) < 2 * self.window:
             return Missing(
-                f"{counted(len(run.steps), 'step')} with log-probs of both models, and it takes {2 * self.window}",
+                f"{counted(len(table), 'step')} with log-probs of both models, and it takes {2 * self.window}",
                 "widen --steps, or record more steps",
             )
-        if self._is_policy_throughout(run) and run.still and run.still == run.rated:
+        if self._is_policy_throughout(table) and len(still) and still.all():
             return Missing("the policy does not move: a learning rate or gradient norm of 0 is logged", "train on")
-        unsure = [] if self._is_policy(run) or self._falls(run) else self._falls(run, unsure=True)
-        if unsure:
+        unsure = [] if self._is_policy(table) or run["falls"] else table.filter("is_unsure")["step"]
+        if len(unsure):
             return Missing(
                 f"the KL to the reference falls to a third or less at step {unsure[0]}: a reference that moved part of "
                 "the way to the policy and a policy that comes back are alike there",
@@ -266,23 +198,25 @@ class ReferenceMoved(Rule[ReferenceTally]):
             )
         return None
 
-    def judge(self, run: ReferenceTally, context: Context) -> Judgement | None:
+    def judge(self, run: Measured, context: Context) -> Judgement | None:
         """A warning, or information where the falls are a schedule."""
         advice = "check where the reference is loaded after a resume, and that it shares no weights with the policy"
-        equal, falls = self._is_policy(run), self._falls(run)
+        table, rates = run.table, run.table["still"].drop_nulls()
+        equal, falls = self._is_policy(table), table.filter("is_fall")["step"].to_list()
+        moved, moves_weights = table["moved"].sum(), not rates.all()
         name = None if context.trainer is None else context.trainer.sync_option
         sync = None if name is None or context.config is None else context.config.settings.get(name)
         synced = sync is not None and sync.is_stated and sync.value is True
         moves = f"; {name} = true is recorded" if synced else ""
-        if self._is_policy_throughout(run):
+        if self._is_policy_throughout(table):
             return Judgement(
                 severity=Severity.INFO if synced else Severity.WARNING,
-                confirmed=run.rated > run.still,
-                headline=f"the reference is the policy, bit by bit, in all of {counted(len(run.steps), 'step')}",
+                confirmed=moves_weights,
+                headline=f"the reference is the policy, bit by bit, in all of {counted(len(table), 'step')}",
                 message="the reference's log-probs are those of the policy on every trained token: it shares its "
                 "weights, or the updates change nothing",
                 evidence="the log-probs of both models"
-                + ("; learning rate and gradient norm are not 0" if run.rated > run.still else "")
+                + ("; learning rate and gradient norm are not 0" if moves_weights else "")
                 + moves,
                 advice=advice,
             )
@@ -297,7 +231,7 @@ class ReferenceMoved(Rule[ReferenceTally]):
                     f"{counted(len(equal), 'step')}, {equal[0]} to {equal[-1]}, while the policy moves"
                 ),
                 evidence="the log-probs of both models"
-                + (f"; {counted(run.moved, 'token')} moved between update and loss" if run.moved else "")
+                + (f"; {counted(moved, 'token')} moved between update and loss" if moved else "")
                 + moves,
                 advice=advice,
             )
@@ -306,40 +240,22 @@ class ReferenceMoved(Rule[ReferenceTally]):
         gaps = {later - earlier for earlier, later in pairwise(falls)}
         regular = len(falls) > 2 and len(gaps) == 1
         scheduled = synced or regular
-        steps = run.steps
-        place = next(number_of for number_of, one in enumerate(steps) if one.step == falls[0])
-        before, after = steps[place - 1], steps[place]
+        columns = ("before_kl", "mean_kl", "before_policy", "mean_policy")
+        before_kl, kl, before_policy, policy = table.filter("is_fall").select(columns).row(0)
         return Judgement(
             severity=Severity.INFO if scheduled else Severity.WARNING,
             confirmed=False,
-            headline=f"KL to the reference falls from {number(before.kl)} to {number(after.kl)} at step {after.step} "
+            headline=f"KL to the reference falls from {number(before_kl)} to {number(kl)} at step {falls[0]} "
             "and stays low",
             message=(
                 f"the KL to the reference falls by nine tenths at {counted(len(falls), 'step')}"
                 + (f", every {gaps.pop()} steps: the reference is synced on a schedule" if regular else "")
-                + f"; the policy's mean log-prob goes on from {before.policy:.4g} to {after.policy:.4g}"
+                + f"; the policy's mean log-prob goes on from {before_policy:.4g} to {policy:.4g}"
             ),
             evidence="the log-probs of both models"
             + (moves or "; a sync that the trainer makes on purpose looks the same"),
             advice=advice,
         )
-
-
-def _is_alone(steps: "list[_Step]", place: int, times: float) -> bool:
-    """True if the logarithm of the KL falls by so many times more there than between any other two steps."""
-    falls = [log2(max(before.kl, 1e-300) / max(after.kl, 1e-300)) for before, after in pairwise(steps) if before.kl > 0]
-    own = log2(steps[place - 1].kl / max(steps[place].kl, 1e-300)) if steps[place - 1].kl > 0 else 0.0
-    return own >= times * max((each for each in falls if each != own), default=0.0)
-
-
-def _first_different(steps: "list[_Step]") -> int:
-    return next(one.step for one in steps if one.different)
-
-
-def _rates(step: "StepView") -> list[float]:
-    """Learning rate and gradient norm, as far as the step logged them."""
-    norm = None if step.writer is None else step.writer.grad_norm_metric
-    return [value for name, value in step.logged.items() if name == norm or name.rpartition("/")[2] in RATES]
 
 
 def _differ(policy_T: "Tensor", ref_T: "Tensor") -> "Tensor":

@@ -232,10 +232,6 @@ class StepView:
         gap = self.sampler_gap(code)
         return {} if gap is None else self.cached("unsure gaps", lambda: sizes_of_rows(gap))
 
-    def group_sum(self, x_N: Tensor) -> Tensor:
-        """Sum over the rows of each group, float64 ``[G]``."""
-        return self.groups.total(x_N)
-
     def compared_sum(self, x_N: Tensor) -> Tensor:
         """Sum over the rows that the trainer compares with each other, float64 ``[G]``, as `compared` numbers them."""
         return self.compared.total(x_N)

@@ -58,11 +58,13 @@ class TableRule(Rule[Any]):
         reads: columns of `rows` that the query reads beside those that name a row.
         adds: columns that `measure_tokens` and `measure_rows` add to these; what else `measure_tokens` returns is for
             `measure_rows` alone.
+        optional: measures that are left out where they are not defined.
     """
 
     tally = Nothing
     reads: ClassVar[tuple[str, ...]] = ()
     adds: ClassVar[tuple[str, ...]] = ()
+    optional: ClassVar[tuple[str, ...]] = ()
 
     def metrics(self, context: Context) -> frozenset[str]:
         """Return the logged metrics that the query reads."""
@@ -115,12 +117,17 @@ class TableRule(Rule[Any]):
         nothing = _values(measured.table.clear().select(**expressions))
         found = measured.table.group_by(STEP_KEY).agg(**expressions).to_dicts()
         known = {(line.pop("step"), line.pop("split")): _finite(line) for line in found}
-        return [{"step": step, "split": split, **known.get((step, split), nothing)} for step, split in steps]
+        lines = [(step, split, known.get((step, split), nothing)) for step, split in steps]
+        return [{"step": step, "split": split, **self._defined(line)} for step, split, line in lines]
 
     def measures(self, tally: Measured | Nothing) -> Mapping[str, Measure]:
         """Return the numbers that users see; of nothing, their names and units."""
-        values = tally.values if isinstance(tally, Measured) else {}
-        return {name: Measure(values.get(name), unit) for name, (_, unit) in self.quantities().items()}
+        units = {name: unit for name, (_, unit) in self.quantities().items()}
+        values = self._defined(tally.values) if isinstance(tally, Measured) else dict.fromkeys(units)
+        return {name: Measure(value, units[name]) for name, value in values.items()}
+
+    def _defined(self, values: Mapping[str, float | int | None]) -> dict[str, float | int | None]:
+        return {name: value for name, value in values.items() if value is not None or name not in self.optional}
 
     def worst(self, measured: Measured, keep: int | None = KEEP_EXAMPLES) -> Sequence[Example]:
         """Return the places of the run, worst first.

@@ -1,59 +1,30 @@
 """RDG001: the gradient of zero-variance groups."""
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass
-from math import sqrt
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
+import polars as pl
+
+from rolloutdoctor.evaluation.run_tables import STEP_KEY, RunTables
 from rolloutdoctor.objective.parts import Part
 from rolloutdoctor.objective.required_columns import loss_columns
-from rolloutdoctor.ops.tally import Sums, largest, ratio
-from rolloutdoctor.results.findings import Example, Measure, Severity
-from rolloutdoctor.rules.base import KEEP_EXAMPLES, Context, Judgement, Missing, Rule, counted, number, percent
+from rolloutdoctor.results.findings import Severity
+from rolloutdoctor.rules.base import Context, Judgement, Missing, counted, number, percent
+from rolloutdoctor.rules.table_rule import Measured, Quantity, TableRule
 
 if TYPE_CHECKING:
     from torch import Tensor
 
     from rolloutdoctor.rules.step import StepView
 
-
-@dataclass(frozen=True)
-class ZeroStdTally(Sums):
-    """What `zero-std-kl` adds up over training steps; `dead` is about groups whose rewards are all equal."""
-
-    groups: int = 0
-    comparable_groups: int = 0
-    dead_groups: int = 0
-    rows: int = 0
-    dead_rows: int = 0
-    tokens: float = 0.0
-    dead_tokens: float = 0.0
-    grad_l1: float = 0.0
-    dead_l1: float = 0.0
-    grad_sq: float = 0.0
-    dead_sq: float = 0.0
-    fixed_l1: float = 0.0
-    fixed_sq: float = 0.0
-    versus_l1: float = 0.0
-    versus_dot: float = 0.0
-    kl_loss: float = 0.0
-    dead_kl_loss: float = 0.0
-    logits_sq: float = 0.0
-    dead_logits_sq: float = 0.0
-    logits_low_sq: float = 0.0
-    dead_logits_low_sq: float = 0.0
-    exact_logits_steps: int = 0
-    steps: int = 0
-    dead_steps: int = 0
-    confirmed_steps: int = 0
-    logged_grad_norm: float = largest()
-    told: int = 0
-    told_with: int = 0
-    told_without: int = 0
+FIX = "zero-std:loss"
+FIXED = tuple(f"{FIX}/{name}" for name in ("grad_l1", "grad_sq", "versus_l1", "versus_dot"))
+GROUP = (*STEP_KEY, "group")
 
 
 @dataclass(frozen=True)
-class ZeroStdKl(Rule[ZeroStdTally]):
+class ZeroStdKl(TableRule):
     """Zero-variance groups still update the model through the KL term.
 
     ## What it does
@@ -87,13 +58,15 @@ class ZeroStdKl(Rule[ZeroStdTally]):
 
     code = "RDG001"
     name = "zero-std-kl"
-    fix = "zero-std:loss"
+    fix = FIX
     references = (
         "https://github.com/huggingface/trl/issues/5588",
         "https://github.com/huggingface/trl/pull/5640",
         "https://arxiv.org/abs/2505.22257",
     )
-    tally = ZeroStdTally
+    reads = ("zero_std", "score", "trained_tokens", "grad_l1", "grad_sq", "kl_loss", *FIXED)
+    adds = ("logits", "logits_low")
+    optional = ("grad_share_logits_l2", "grad_share_logits_l2_low", "grad_share_logits_l2_high")
     splits = ("train",)
 
     def columns(self, context: Context) -> frozenset[str]:
@@ -128,79 +101,33 @@ class ZeroStdKl(Rule[ZeroStdTally]):
             "compare with and without the KL term of such groups: diff --fix zero-std",
         )
 
-    def measure_each(self, steps: "StepView") -> list[ZeroStdTally]:
-        """Add up the rows of each step."""
-        import numpy as np
-        import torch
+    def measure_rows(self, step: "StepView") -> "Mapping[str, Tensor | None]":
+        """The squared norm of the gradient with respect to the logits, and its lower bound."""
+        tokens = step.tokens
+        if tokens is None:
+            return dict.fromkeys(self.adds)
+        return {"logits": tokens.logits_sq_N, "logits_low": tokens.logits_low_sq_N}
 
-        fixed, by_step, groups = steps.fixed(self.fix), steps.by_step, steps.groups_by_step
-        if not steps.training or steps.tokens is None or fixed is None or fixed.tokens is None:
-            return steps.nothing(ZeroStdTally)
-        rows, tokens = steps.rows, steps.tokens
-        assert rows is not None
-        assert rows.length_N is not None
-        dead_N, low_N = rows.zero_std_N, tokens.logits_low_sq_N
-        assert low_N is not None  # the evaluation as configured is the reference
-        dead = by_step.only(dead_N)
-        is_exact, kl_loss_N = tokens.logits_sq_N is not None, tokens.kl_loss_N * tokens.weight_N
-        exact_N = torch.zeros_like(low_N) if tokens.logits_sq_N is None else tokens.logits_sq_N
-        found = steps.tallies(
-            ZeroStdTally,
-            groups=groups.size,
-            comparable_groups=groups.count(steps.groups.size_G > 1),
-            dead_groups=groups.count(steps.group_sum(dead_N) > 0),
-            rows=by_step.size,
-            dead_rows=dead.size,
-            tokens=by_step.sum(rows.length_N),
-            dead_tokens=dead.sum(rows.length_N[dead_N]),
-            grad_l1=by_step.sum(tokens.grad_l1_N),
-            dead_l1=dead.sum(tokens.grad_l1_N[dead_N]),
-            grad_sq=by_step.sum(tokens.grad_sq_N),
-            dead_sq=dead.sum(tokens.grad_sq_N[dead_N]),
-            fixed_l1=by_step.sum(fixed.tokens.grad_l1_N),
-            fixed_sq=by_step.sum(fixed.tokens.grad_sq_N),
-            versus_l1=by_step.sum(fixed.tokens.versus_l1_N),
-            versus_dot=by_step.sum(fixed.tokens.versus_dot_N),
-            kl_loss=by_step.sum(kl_loss_N),
-            dead_kl_loss=dead.sum(kl_loss_N[dead_N]),
-            logits_sq=by_step.sum(exact_N),
-            dead_logits_sq=dead.sum(exact_N[dead_N]),
-            logits_low_sq=by_step.sum(low_N),
-            dead_logits_low_sq=dead.sum(low_N[dead_N]),
-            exact_logits_steps=[int(is_exact)] * len(by_step),
-            steps=[1] * len(by_step),
-            dead_steps=((dead.size == by_step.size) & (by_step.size > 0)).astype(np.int64),
-        )
-        return [
-            tally + self._from_log(each) if each.logged and tally.dead_rows else tally
-            for each, tally in zip(steps.each, found, strict=True)
-        ]
+    def measure_step(self, step: "StepView") -> Mapping[str, float | None]:
+        """What the log says of such groups: the norm of a gradient that only they can have, and the losses.
 
-    def _from_log(self, step: "StepView") -> ZeroStdTally:
-        """What the log of one step says of such groups."""
-        assert step.rows is not None
-        norm = self._logged_norm(step) if bool(step.rows.zero_std_N.all()) else None
-        confirmed = ZeroStdTally(confirmed_steps=int(norm is not None), logged_grad_norm=norm or 0.0)
-        return confirmed + self._discriminated(step)
-
-    def _discriminated(self, step: "StepView") -> ZeroStdTally:
-        """Hold logged losses against the objective with and without the KL term of such groups, where these differ."""
-        trainer, fixed = step.trainer, step.fixed(self.fix)
-        assert trainer is not None
-        assert fixed is not None
+        `told` logged losses can tell the objective with the KL term of such groups from the one without it.
+        """
+        trainer, rows, fixed = step.trainer, step.rows, step.fixed(self.fix)
+        if not step.logged or trainer is None or rows is None or fixed is None or not bool(rows.zero_std_N.any()):
+            return {}
+        found: dict[str, float | None] = {"norm": self._logged_norm(step) if bool(rows.zero_std_N.all()) else None}
         names = [name for name in step.logged if trainer.kind_of(name) in ("loss", "kl_loss") and name in step.metrics]
-        if not names:
-            return ZeroStdTally()
-        told = told_with = told_without = 0
-        metrics = trainer.metrics(fixed)
+        metrics = trainer.metrics(fixed) if names else {}
+        told = with_kl = without_kl = 0
         for name in names:
-            logged, with_kl, without_kl = step.logged[name], step.metrics[name], metrics[name]
-            radius = step.radius(name, with_kl)
-            if abs(with_kl - without_kl) > 2 * radius:
+            logged, mine, other = step.logged[name], step.metrics[name], metrics[name]
+            radius = step.radius(name, mine)
+            if abs(mine - other) > 2 * radius:
                 told += 1
-                told_with += int(abs(logged - with_kl) <= radius)
-                told_without += int(abs(logged - without_kl) <= radius)
-        return ZeroStdTally(told=told, told_with=told_with, told_without=told_without)
+                with_kl += abs(logged - mine) <= radius
+                without_kl += abs(logged - other) <= radius
+        return found | {"told": told, "with_kl": with_kl, "without_kl": without_kl}
 
     def _logged_norm(self, step: "StepView") -> float | None:
         """Gradient norm logged at a step without any spread, if nothing but the KL term can explain it."""
@@ -224,88 +151,96 @@ class ZeroStdKl(Rule[ZeroStdTally]):
         scaled = rule.spec.is_standard_score and rule.scale == "group"
         return step.float32_advantages(rule.epsilon) * scaled
 
-    def examples(self, step: "StepView") -> Iterable[Example]:
-        """The zero-variance groups that have the largest gradient."""
-        if not step.training or step.rows is None or step.tokens is None or step.fixed(self.fix) is None:
-            return ()
-        score_N, grad_N = step.rows.score_N, step.tokens.grad_l1_N
-        dead_G = step.group_sum(grad_N * step.rows.zero_std_N)
+    def table(self, run: RunTables, context: Context) -> pl.DataFrame:
+        """One line for each row with a gradient."""
+        return run.rows.drop_nulls(["grad_l1", *FIXED]).with_columns(
+            is_first=pl.int_range(pl.len()).over(GROUP) == 0,
+            size=pl.len().over(GROUP),
+            of_dead=pl.col("zero_std").any().over(GROUP),
+            of_step=pl.sum("grad_l1").over(STEP_KEY),
+        )
 
-        def note(group: int) -> str:
-            first = int(step.groups.order_N[step.groups.offsets[group]])
-            total = step.by_step.sum(grad_N)[int(step.by_step.step_N[first])]
-            share = percent(float(dead_G[group]) / max(total, 1e-300))
-            return f"every reward is {float(score_N[first]):g}; {share} of the step's gradient (L1)"
-
-        return step.worst_groups(dead_G, note, KEEP_EXAMPLES)
-
-    def measures(self, tally: ZeroStdTally) -> Mapping[str, Measure]:
+    def quantities(self) -> Mapping[str, Quantity]:
         """The shares of the gradient, and what the fix changes."""
-        found: dict[str, tuple[float | None, str]] = {
-            "groups_share": (ratio(tally.dead_groups, tally.groups), "share"),
-            "rows_share": (ratio(tally.dead_rows, tally.rows), "share"),
-            "tokens_share": (ratio(tally.dead_tokens, tally.tokens), "share"),
-            "grad_share_l1": (ratio(tally.dead_l1, tally.grad_l1), "share"),
-            "grad_share_l2": (ratio(sqrt(tally.dead_sq), sqrt(tally.grad_sq)), "share"),
-            "relative_change_l1": (ratio(tally.versus_l1, tally.fixed_l1), "share"),
-            "kappa": (ratio(tally.versus_dot, tally.fixed_sq), "1"),
-            "cosine": (ratio(tally.versus_dot, sqrt(tally.grad_sq) * sqrt(tally.fixed_sq)), "1"),
-            "kl_loss_share": (ratio(tally.dead_kl_loss, tally.kl_loss), "share"),
+        dead, first = pl.col("zero_std"), pl.col("is_first")
+        fixed_l1, fixed_sq, versus_l1, versus_dot = map(pl.sum, FIXED)
+        exact, low = pl.col("logits"), pl.col("logits_low")
+        is_exact = exact.is_not_null().all() & (pl.len() > 0)
+        # The squared norm lies between one and two times (1 - p)^2 g^2, for each part on its own.
+        of_dead, rest = low.filter(dead).sum(), low.filter(~dead).sum()
+        lowest, highest = (of_dead / (of_dead + 2 * rest)).sqrt(), (2 * of_dead / (2 * of_dead + rest)).sqrt()
+        return {
+            "groups_share": ((first & pl.col("of_dead")).sum() / first.sum(), "share"),
+            "rows_share": (dead.mean(), "share"),
+            "tokens_share": (_share(pl.col("trained_tokens")), "share"),
+            "grad_share_l1": (_share(pl.col("grad_l1")), "share"),
+            "grad_share_l2": (_share(pl.col("grad_sq")).sqrt(), "share"),
+            "relative_change_l1": (versus_l1 / fixed_l1, "share"),
+            "kappa": (versus_dot / fixed_sq, "1"),
+            "cosine": (versus_dot / (pl.sum("grad_sq").sqrt() * fixed_sq.sqrt()), "1"),
+            "kl_loss_share": (_share(pl.col("kl_loss")), "share"),
+            "grad_share_logits_l2": (pl.when(is_exact).then(_share(exact).sqrt()), "share"),
+            "grad_share_logits_l2_low": (pl.when(~is_exact).then(lowest), "share"),
+            "grad_share_logits_l2_high": (pl.when(~is_exact).then(highest), "share"),
         }
-        if tally.steps and tally.exact_logits_steps == tally.steps:
-            share = ratio(sqrt(tally.dead_logits_sq), sqrt(tally.logits_sq))
-            found["grad_share_logits_l2"] = (share, "share")
-        else:
-            # The squared norm lies between one and two times (1 - p)^2 g^2, for each part on its own.
-            dead = tally.dead_logits_low_sq
-            rest = tally.logits_low_sq - dead
-            found["grad_share_logits_l2_low"] = (ratio(sqrt(dead), sqrt(dead + 2 * rest)), "share")
-            found["grad_share_logits_l2_high"] = (ratio(sqrt(2 * dead), sqrt(2 * dead + rest)), "share")
-        return {name: Measure(value, unit) for name, (value, unit) in found.items()}
 
-    def vacuous_reason(self, run: ZeroStdTally, context: Context) -> str | None:
+    def places(self, table: pl.DataFrame) -> pl.DataFrame:
+        """The zero-variance groups that have the largest gradient."""
+        own = (pl.col("grad_l1") * pl.col("zero_std")).sum()
+        return table.group_by(GROUP, maintain_order=True).agg(
+            pl.first("group_id", "sample_id", "score", "of_step"), value=own
+        )
+
+    def note(self, place: Mapping[str, Any]) -> str:
+        """Their reward, and what they have of the gradient."""
+        share = percent(place["value"] / max(place["of_step"], 1e-300))
+        return f"every reward is {place['score']:g}; {share} of the step's gradient (L1)"
+
+    def vacuous_reason(self, run: Measured, context: Context) -> str | None:
         """No group that could have zero reward variance, or no token that it could train."""
-        if not run.comparable_groups:
+        if not (run.table["size"] > 1).any():
             return "there is no training group of two or more"
-        return None if run.tokens else "no token is trained"
+        return None if run.table["trained_tokens"].sum() else "no token is trained"
 
-    def judge(self, run: ZeroStdTally, context: Context) -> Judgement | None:
+    def judge(self, run: Measured, context: Context) -> Judgement | None:
         """Information whenever such groups have a gradient at all."""
-        if run.dead_l1 == 0:
+        table = run.table
+        if table.filter("zero_std")["grad_l1"].sum() == 0:
             return None
-        if run.told and run.told_without == run.told:
+        steps = run.run.by_step("norm", "told", "with_kl", "without_kl")
+        told, with_kl, without_kl = map(int, steps.select(pl.sum("told", "with_kl", "without_kl")).row(0))
+        if told and without_kl == told:
             return None  # the trainer already masks the KL term of such groups
-        proven = run.told > 0 and run.told_with == run.told
-        share = ratio(run.dead_groups, run.groups)
-        headline = (
-            f"{percent(share)} of groups have zero reward variance: their KL term is "
-            f"{percent(ratio(run.dead_l1, run.grad_l1))} of the gradient"
-        )
+        proven, confirmed = 0 < told == with_kl, steps["norm"].count()
+        dead_steps = len(table.group_by(STEP_KEY).agg(pl.col("zero_std").all()).filter("zero_std"))
+        groups, dead = table.filter("is_first").select(pl.len(), pl.sum("of_dead")).row(0)
+        share, gradient = percent(run["groups_share"]), percent(run["grad_share_l1"])
+        headline = f"{share} of groups have zero reward variance: their KL term is {gradient} of the gradient"
         message = (
-            f"{counted(run.dead_groups, 'group')} of {run.groups:,} ({percent(share)}) have equal rewards; their "
-            f"KL term alone is {percent(ratio(run.dead_l1, run.grad_l1))} of sum |dLoss/dlogp|"
+            f"{counted(dead, 'group')} of {groups:,} ({share}) have equal rewards; their "
+            f"KL term alone is {gradient} of sum |dLoss/dlogp|"
         )
-        if run.confirmed_steps:
+        if confirmed:
             norm_name = context.trainer.grad_norm_metric if context.trainer else "grad_norm"
             evidence = (
-                f"in {counted(run.confirmed_steps, 'step')} every group has equal rewards and zero advantage, yet "
-                f"the logged {norm_name} is above zero (up to {number(run.logged_grad_norm)}): that update was KL only"
+                f"in {counted(confirmed, 'step')} every group has equal rewards and zero advantage, yet "
+                f"the logged {norm_name} is above zero (up to {number(steps['norm'].max())}): that update was KL only"
             )
         elif proven:
             evidence = (
-                f"{run.told_with:,} of {run.told:,} logged losses equal the objective with the KL term on such groups, "
+                f"{with_kl:,} of {told:,} logged losses equal the objective with the KL term on such groups, "
                 "and differ from the one without it by more than rounding"
             )
-        elif run.dead_steps:
+        elif dead_steps:
             evidence = (
-                f"in {counted(run.dead_steps, 'step')} every group has equal rewards, but no gradient norm above zero "
+                f"in {counted(dead_steps, 'step')} every group has equal rewards, but no gradient norm above zero "
                 "was logged there, or rounding may have made the advantages nonzero"
             )
         else:
             evidence = "every step also has groups with reward variance, so no logged value isolates the KL term"
         return Judgement(
             severity=Severity.INFO,
-            confirmed=run.confirmed_steps > 0 or proven,
+            confirmed=confirmed > 0 or proven,
             headline=headline,
             message=message,
             evidence=evidence,
@@ -314,3 +249,8 @@ class ZeroStdKl(Rule[ZeroStdTally]):
                 "coefficient to 0; compare with `rolloutdoctor diff --fix zero-std`"
             ),
         )
+
+
+def _share(x: pl.Expr) -> pl.Expr:
+    """What zero-variance groups have of a sum."""
+    return x.filter("zero_std").sum() / x.sum()

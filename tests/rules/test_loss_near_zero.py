@@ -1,7 +1,7 @@
 import math
 
 import pytest
-from rules.checking import found_by, values
+from rules.checking import found_by, outcomes, report_on, values
 
 from rolloutdoctor.evaluation.evaluate import evaluate
 from rolloutdoctor.results.findings import Severity
@@ -213,3 +213,9 @@ def test_loss_that_is_not_a_number_is_not_about_zero():
 def test_eval_rows_do_not_count():
     batches = [toy_batch(**ARTICLE), toy_batch([[1, 0]], split="eval")]
     assert found_by(CODE, batches, **TRL) is None
+
+
+def test_a_rule_may_add_a_column_of_a_name_that_another_reads():
+    # RDI001 adds "loss", which this rule reads.
+    report = report_on(toy_batch([[1, 0]]), select=[CODE, "RDI001"], **TRL)
+    assert outcomes(report) == {CODE: "found", "RDI001": "clean"}
