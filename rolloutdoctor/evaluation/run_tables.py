@@ -49,7 +49,8 @@ class RunTables:
 
         Args:
             rule: its name; what it measured has its own names, ``trained`` for ``RULE/trained``.
-            columns: of `rows` beside those that name a row; what the run does not have is null.
+            columns: of `rows` beside those that name a row; what the run does not have is null. `rewards` stands for
+                those of all reward functions.
             splits: ``train``, ``eval`` or both.
             metrics: names of the metrics.
             without: steps to be left out.
@@ -59,6 +60,9 @@ class RunTables:
             left_out = steps_frame(without)
             frames = [frame.join(left_out, on=STEP_KEY, how="anti", maintain_order="left") for frame in frames]
         rows, logged, steps = frames
+        if "rewards" in columns:
+            functions = [name for name in rows.columns if name.startswith("rewards/")]
+            columns = [*(name for name in columns if name != "rewards"), *functions]
         own = {name: name.removeprefix(f"{rule}/") for name in rows.columns if name.startswith(f"{rule}/")}
         rows = rows.select(*NAMES, *(name for name in columns if name in rows.columns), *own).rename(own)
         absent = [pl.lit(None, pl.Float64).alias(name) for name in columns if name not in rows.columns]

@@ -55,7 +55,7 @@ class TableRule(Rule[Any]):
     """A rule that is a query over `rows` and `metrics`.
 
     Attributes:
-        reads: columns of `rows` that the query reads beside those that name a row.
+        reads: columns of `rows` that the query reads beside those that name a row; `rewards` is every ``rewards/NAME``.
         adds: columns that `measure_tokens` and `measure_rows` add to these.
     """
 
