@@ -11,7 +11,7 @@ from rolloutdoctor.objective.parts import Part
 from rolloutdoctor.objective.required_columns import advantage_columns, loss_columns
 from rolloutdoctor.results.findings import Severity
 from rolloutdoctor.rules.base import Context, Judgement, Missing, counted, made_otherwise, number, percent
-from rolloutdoctor.rules.table_rule import Measured, Quantity, TableRule
+from rolloutdoctor.rules.table_rule import Measured, Quantity, TableRule, scores
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -100,10 +100,9 @@ class AdvantageBlowUp(TableRule):
 
     def table(self, run: RunTables, context: Context) -> pl.DataFrame:
         """One line for each row with an advantage; `excess` is a logged one, less its radius, by the bound."""
-        objective, trainer, config = context.objective, context.trainer, context.config
+        trainer, config = context.trainer, context.config
         wanted = 0 if trainer is None or config is None else trainer.group_size(config, "train") or 0
-        sums = objective is not None and objective.advantage.sums_tokens
-        reward, grad, rank = pl.col("score" if sums else "reward"), pl.col("grad_l1"), pl.col("rank")
+        reward, grad, rank = scores(context), pl.col("grad_l1"), pl.col("rank")
         known, size, logged = pl.when("in_baseline").then(reward), pl.col("advantage").abs(), pl.col("logged").abs()
         seen, fits = pl.coalesce("logged", "advantage"), pl.col("fits")
         rounding = NOISE_ULPS * 2.0**-23 * known.abs().nan_max()

@@ -146,6 +146,12 @@ class TableRule(Rule[Any]):
         return {name: expression for name, (expression, _) in self.quantities().items()}
 
 
+def scores(context: Context) -> pl.Expr:
+    """Return the reward that the estimator sees: sums of token rewards, less any KL penalty in them."""
+    sums = context.objective is not None and context.objective.advantage.sums_tokens
+    return pl.col("score" if sums else "reward")
+
+
 def _values(frame: pl.DataFrame) -> dict[str, float | int | None]:
     """The values of a frame of one line."""
     return _finite(frame.to_dicts()[0])
