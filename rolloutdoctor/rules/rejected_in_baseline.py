@@ -193,6 +193,7 @@ class RejectedInBaseline(TableRule):
         if not run["live_rows"]:
             return None
         compared = run.table.filter("differs")
+        error, fixed_error = compared.select(pl.max("error", "fixed_error")).row(0)
         matched = compared.filter(pl.col("error") <= pl.col("radius"))
         without = len(compared.filter(pl.col("fixed_error") <= pl.col("fixed_radius")))
         if without == len(compared) > 0:
@@ -201,8 +202,8 @@ class RejectedInBaseline(TableRule):
         if confirmed:
             evidence = (
                 f"the logged advantages of {counted(len(compared), 'row')} match the formula that includes fully "
-                f"masked responses (max error {number(compared['error'].max())}); without them they would differ by up "
-                f"to {number(compared['fixed_error'].max())}"
+                f"masked responses (max error {number(error)}); without them they would differ by up "
+                f"to {number(fixed_error)}"
             )
         elif len(compared):
             evidence = (

@@ -192,7 +192,8 @@ class ShapedRewardPhantom(TableRule):
             return None
         name, groups = shaped["function"][0], counted(len(shaped), "group")
         share, slope = percent(run["advantage_mass_share"]), run["length_correlation"]
-        heavy = shaped.filter("is_failed")["mass"].sum() >= self.warn_above * of_outcome["mass"].sum()
+        failed = pl.col("mass").filter("is_shaped", "is_failed").sum()
+        heavy = of_outcome.select(failed >= self.warn_above * pl.sum("mass")).item()
         direction = "" if slope is None else f"; longer responses {'gain' if slope > 0 else 'lose'} there"
         return Judgement(
             severity=Severity.WARNING if heavy else Severity.INFO,

@@ -143,7 +143,7 @@ class StdDifficultyBias(TableRule):
             confirmed=False,
             headline=f"{percent(share)} of the absolute advantages are in groups with one right or one wrong response, "
             f"{percent(plain)} without the division by the standard deviation",
-            message=f"{counted(run.table['is_edge'].sum(), 'group')} have one right or one wrong response; the "
+            message=f"{counted(len(run.table.filter('is_edge')), 'group')} have one right or one wrong response; the "
             f"division multiplies the advantages of a group by {number(least)} to {number(most)}",
             evidence="rewards and the configured estimator; it is a choice",
             advice="no action if it is meant; Dr. GRPO leaves the division out",
