@@ -51,7 +51,9 @@ class TableBuilder:
             self._unmeasured[rule.code] += [view.batch.key for view in views if not can_measure(rule, view)]
         for view in views if whole is None else [whole]:
             measured = {rule.name: _measured(rule, view) for rule in rules if can_measure(rule, view)}
-            self._rows.append(rows_of(view, self._reads, measured))
+            functions = [f"rewards/{name}" for name in view.batch.rewards] if "rewards" in self._reads else []
+            columns = [name for name in self._reads if name != "rewards"] + functions
+            self._rows.append(rows_of(view, columns, measured))
             self._metrics.append(metrics_of(view, self._names, [rule for rule in rules if rule.name in measured]))
 
     def tables(self) -> Tables:

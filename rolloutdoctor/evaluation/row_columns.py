@@ -123,7 +123,7 @@ def row_column(
         evaluations: fix to the evaluation; `AS_CONFIGURED` is that without one.
         measured: rule to what it measured of the rows, by name.
     """
-    owner, _, own = name.rpartition("/")
+    owner, _, own = name.partition("/") if "/" in name else ("", "", name)
     dtype: PolarsDataType | None = None
     if owner == "rewards":
         x_N = batch.rewards.get(own)

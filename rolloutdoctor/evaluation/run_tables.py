@@ -50,7 +50,8 @@ class RunTables:
 
         Args:
             rule: its name.
-            reads: columns of `rows` beside those that name a row; what the run does not have is null.
+            reads: columns of `rows` beside those that name a row; what the run does not have is null. `rewards` stands
+                for those of all reward functions.
             adds: what the rule measured of rows, ``trained`` for ``RULE/trained``; another rule may read a column of
                 this name.
             splits: ``train``, ``eval`` or both.
@@ -62,6 +63,8 @@ class RunTables:
             left_out = steps_frame(without)
             frames = [frame.join(left_out, on=STEP_KEY, how="anti", maintain_order="left") for frame in frames]
         rows, logged, steps = frames
+        functions = [name for name in rows.columns if name.startswith("rewards/")] if "rewards" in reads else []
+        reads = [*(name for name in reads if name != "rewards"), *functions]
         known = {name: name for name in (*NAMES, *reads)} | {name: f"{rule}/{name}" for name in adds}
         columns = {
             name: pl.col(full) if full in rows.columns else pl.lit(None, pl.Float64) for name, full in known.items()

@@ -1,24 +1,17 @@
 """RDA007: advantages that no standard score can have, and groups whose spread of rewards is rounding."""
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
+import polars as pl
+
+from rolloutdoctor.evaluation.run_tables import STEP_KEY, RunTables
 from rolloutdoctor.objective.parts import Part
 from rolloutdoctor.objective.required_columns import advantage_columns, loss_columns
-from rolloutdoctor.ops.tally import Sums, largest, ratio
-from rolloutdoctor.results.findings import Example, Measure, Severity
-from rolloutdoctor.rules.base import (
-    KEEP_EXAMPLES,
-    Context,
-    Judgement,
-    Missing,
-    Rule,
-    counted,
-    made_otherwise,
-    number,
-    percent,
-)
+from rolloutdoctor.results.findings import Severity
+from rolloutdoctor.rules.base import Context, Judgement, Missing, counted, made_otherwise, number, percent
+from rolloutdoctor.rules.table_rule import Measured, Quantity, TableRule, scores
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -30,26 +23,7 @@ NOISE_ULPS = 4
 
 
 @dataclass(frozen=True)
-class BlowUpTally(Sums):
-    """What `advantage-blow-up` adds up over training steps."""
-
-    beyond_rows: int = 0
-    beyond_groups: int = 0
-    compared_rows: int = 0
-    max_abs: float = largest()
-    worst: float = largest()
-    beyond_mass: float = 0.0
-    all_mass: float = 0.0
-    noise_groups: int = 0
-    noise_mass: float = 0.0
-    noise_max: float = largest()
-    logged_noise: int = 0
-    top_share: float = largest()
-    gradient_steps: int = 0
-
-
-@dataclass(frozen=True)
-class AdvantageBlowUp(Rule[BlowUpTally]):
+class AdvantageBlowUp(TableRule):
     """Advantages are larger than a standard score can be, or standard scores of rounding noise.
 
     ## What it does
@@ -89,9 +63,10 @@ class AdvantageBlowUp(Rule[BlowUpTally]):
         "https://github.com/NVIDIA-NeMo/RL/pull/4158",
         "https://github.com/NVIDIA-NeMo/RL/issues/4161",
     )
-    tally = BlowUpTally
     stages = ("advantages",)
     splits = ("train",)
+    reads = ("reward", "score", "in_baseline", "advantage", "grad_l1", "rank")
+    adds = ("compared", "logged", "radius")
 
     warn_above: float = 0.01
     """Advantages of noise below it are no more than float-residue calls information."""
@@ -112,136 +87,83 @@ class AdvantageBlowUp(Rule[BlowUpTally]):
             return frozenset()
         return loss_columns(context.objective) | {"advantage", "advantages", "response_mask", "rank"}
 
-    def measure_each(self, steps: "StepView") -> list[BlowUpTally]:
-        """Count the rows and groups of each step."""
-        rows, evaluation = steps.rows, steps.evaluation
-        if not steps.training or rows is None or rows.advantage_N is None:
-            return steps.nothing(BlowUpTally)
-        if evaluation is None or not evaluation.objective.advantage.is_group_score:
-            return steps.nothing(BlowUpTally)
-        by_step, groups = steps.by_step, steps.compared_by_step
-        logged_N, excess_N = steps.logged_advantages(), self._excess(steps)
-        beyond_N = excess_N > 1
-        seen_N = (rows.advantage_N if logged_N is None else logged_N).nan_to_num(0.0).abs()
-        noise_N = self._noise(steps) & (seen_N > 0)
-        noise_groups = groups.count(steps.compared_sum(noise_N) > 0)
-        top_shares = self._top_shares(steps)
-        return steps.tallies(
-            BlowUpTally,
-            beyond_rows=by_step.count(beyond_N),
-            beyond_groups=groups.count(steps.compared_sum(beyond_N) > 0),
-            compared_rows=by_step.count(~excess_N.isnan()),
-            max_abs=by_step.high(seen_N),
-            worst=by_step.high(excess_N.nan_to_num(0.0)),
-            beyond_mass=by_step.sum(seen_N * beyond_N),
-            all_mass=by_step.sum(seen_N),
-            noise_groups=noise_groups,
-            noise_mass=by_step.sum(seen_N * noise_N),
-            noise_max=by_step.high(seen_N * noise_N),
-            logged_noise=noise_groups * (logged_N is not None),
-            top_share=[share or 0.0 for share in top_shares],
-            gradient_steps=[int(share is not None) for share in top_shares],
-        )
-
-    def _excess(self, steps: "StepView") -> "Tensor":
-        """Logged |advantage| over the bound of its group, its radius taken off, ``[N]``; NaN where there is none."""
-        return steps.cached("advantages over their bound", lambda: self._over_bound(steps))
-
-    def _over_bound(self, steps: "StepView") -> "Tensor":
-        import torch
-
-        logged_N, trainer, config = steps.logged_advantages(), steps.trainer, steps.config
-        if logged_N is None or trainer is None:
-            return torch.full_like(steps.scores(), torch.nan)
-        wanted = 0 if config is None else trainer.group_size(config, steps.batch.split) or 0
-        groups, by_step = steps.compared, steps.by_step
-        size = steps.compared_by_step.high(groups.size_G).clip(min=max(wanted, 1))
-        # The statistics of equal rewards are rounding alone.
-        untested_N = (steps.equal_reward_groups() | (groups.size_G < 2))[groups.index_N]
-        untested_N |= self._incomplete(steps, wanted)
-        radius_N = steps.advantage_radius() + 2.0**-23 * logged_N.abs()
-        excess_N = (logged_N.abs() - radius_N).clamp(min=0.0) / by_step.expand((size - 1) ** 0.5)
-        return torch.where(untested_N | ~logged_N.isfinite(), torch.nan, excess_N)
-
-    def _incomplete(self, steps: "StepView", wanted: int) -> "Tensor":
-        """Rows of groups without the configured size, or of steps with missing ranks, ``[N]`` bool.
-
-        Where no group of a step has that size, it is no sign of lost rows.
-        """
-        import numpy as np
-
-        from rolloutdoctor.audit.doubts import missing_ranks
-
-        groups = steps.groups_by_step
-        fits_G = steps.groups.size_G == wanted
-        odd_N: Tensor = (~fits_G & groups.expand(groups.any(fits_G)))[steps.groups.index_N]
-        if "rank" not in steps.batch.per_row:
-            return odd_N
-        lacks_ranks = np.array([bool(missing_ranks(each.batch)) for each in steps.each])
-        return odd_N | steps.by_step.expand(lacks_ranks & ~steps.by_step.any(odd_N))
-
-    def _noise(self, steps: "StepView") -> "Tensor":
-        """Rows of groups whose rewards differ by rounding alone, ``[N]`` bool."""
-        from rolloutdoctor.ops.group_stats import GroupStats
-
-        assert steps.rows is not None
-        reward_N, groups = steps.scores(), steps.compared
-        stats = GroupStats(groups, steps.rows.in_baseline_N)
-        spread_G, size_G = stats.spread(reward_N), stats.high(reward_N.abs())
-        noise_G = (spread_G > 0) & (spread_G <= NOISE_ULPS * 2.0**-23 * size_G)
-        return noise_G[groups.index_N] & steps.rows.in_baseline_N
-
-    def _top_shares(self, steps: "StepView") -> list[float | None]:
-        """What the row with the largest recomputed advantage has of each step's gradient; None without log-probs.
-
-        Of several such rows the one with the largest gradient.
-        """
-        import torch
-
-        rows, tokens, by_step = steps.rows, steps.tokens, steps.by_step
-        if rows is None or rows.advantage_N is None or tokens is None:
-            return [None] * len(by_step)
-        size_N = rows.advantage_N.abs().nan_to_num(0.0)
-        # Equal but for rounding.
-        is_top_N = size_N >= by_step.expand(by_step.high(size_N) * (1 - 1e-6))
-        top = by_step.high(torch.where(is_top_N, tokens.grad_l1_N, 0.0))
-        return [ratio(*pair) for pair in zip(top.tolist(), by_step.sum(tokens.grad_l1_N).tolist(), strict=True)]
-
-    def examples(self, step: "StepView") -> Iterable[Example]:
-        """The rows farthest beyond the bound."""
-        rows, evaluation, logged_N = step.rows, step.evaluation, step.logged_advantages()
-        if rows is None or rows.advantage_N is None or evaluation is None or logged_N is None or not step.training:
-            return ()
-        if not evaluation.objective.advantage.is_group_score:
-            return ()
-        excess_N = self._excess(step).nan_to_num(0.0)
-
-        def note(row: int) -> str:
-            return f"advantage {float(logged_N[row]):.4g}, {float(excess_N[row]):.3g} times the largest possible"
-
-        return step.worst_rows(excess_N * (excess_N > 1), note, KEEP_EXAMPLES)
-
-    def measures(self, tally: BlowUpTally) -> Mapping[str, Measure]:
-        """How many rows, how far, and how much of the update."""
+    def measure_rows(self, step: "StepView") -> "Mapping[str, Tensor | None]":
+        """The groups as the trainer compares them, and what was logged of their advantages, with its radius."""
+        rows, logged_N = step.rows, step.logged_advantages()
+        if rows is None or rows.advantage_N is None or not rows.objective.advantage.is_group_score:
+            return dict.fromkeys(self.adds)
         return {
-            "rows": Measure(tally.beyond_rows, "rows"),
-            "groups": Measure(tally.beyond_groups, "groups"),
-            "rows_compared": Measure(tally.compared_rows, "rows"),
-            "max_abs_advantage": Measure(tally.max_abs, "advantage"),
-            "times_bound": Measure(tally.worst if tally.compared_rows else None, "1"),
-            "advantage_mass_share": Measure(ratio(tally.beyond_mass, tally.all_mass), "share"),
-            "noise_groups": Measure(tally.noise_groups, "groups"),
-            "noise_max": Measure(tally.noise_max, "advantage"),
-            "noise_mass_share": Measure(ratio(tally.noise_mass, tally.all_mass), "share"),
-            "top_row_grad_share": Measure(tally.top_share if tally.gradient_steps else None, "share"),
+            "compared": step.compared.index_N - step.by_step.expand(step.compared_by_step.runs.offsets[:-1]),
+            "logged": logged_N,
+            "radius": None if logged_N is None else step.advantage_radius(),
         }
 
-    def inconclusive_reason(self, run: BlowUpTally, context: Context) -> Missing | None:
+    def table(self, run: RunTables, context: Context) -> pl.DataFrame:
+        """One line for each row with an advantage; `excess` is a logged one, less its radius, by the bound."""
+        trainer, config = context.trainer, context.config
+        wanted = 0 if trainer is None or config is None else trainer.group_size(config, "train") or 0
+        reward, grad, rank = scores(context), pl.col("grad_l1"), pl.col("rank")
+        known, size, logged = pl.when("in_baseline").then(reward), pl.col("advantage").abs(), pl.col("logged").abs()
+        seen, fits = pl.coalesce("logged", "advantage"), pl.col("fits")
+        rounding = NOISE_ULPS * 2.0**-23 * known.abs().nan_max()
+        spread = known.nan_max() - known.nan_min()
+        excess = (logged - (pl.col("radius") + 2.0**-23 * logged)).clip(0) / (pl.col("largest") - 1).sqrt()
+        return (
+            run.rows.drop_nulls("compared")
+            .with_columns(
+                place=pl.struct("step", "compared"),
+                seen=pl.when(seen.is_finite()).then(seen.abs()).otherwise(0.0),
+                size=pl.len().over(*STEP_KEY, "compared"),
+                is_equal=(reward.nan_max() - reward.nan_min() == 0).over(*STEP_KEY, "compared"),
+                is_noise=(spread.is_finite() & (spread > 0) & (spread <= rounding)).over(*STEP_KEY, "compared"),
+                fits=pl.len().over(*STEP_KEY, "group") == wanted,
+                lacks_ranks=(rank.n_unique() <= rank.max()).over(STEP_KEY).fill_null(value=False),
+                top_share=(grad.filter(size >= size.max() * (1 - 1e-6)).max() / grad.sum()).over(STEP_KEY),
+            )
+            .with_columns(
+                largest=pl.max_horizontal(pl.max("size").over(STEP_KEY), pl.lit(max(wanted, 1))),
+                # Where no group of a step has the configured size, it is no sign of lost rows.
+                is_odd=pl.when((fits.any() & ~fits.all()).over(STEP_KEY)).then(~fits).otherwise("lacks_ranks"),
+                is_noise=pl.col("is_noise") & pl.col("in_baseline") & (pl.col("seen") > 0),
+            )
+            .with_columns(
+                # The statistics of equal rewards are rounding alone.
+                excess=pl.when(
+                    ~pl.col("is_equal"), pl.col("size") > 1, ~pl.col("is_odd"), logged.is_finite(), excess.is_not_nan()
+                ).then(excess),
+            )
+        )
+
+    def quantities(self) -> Mapping[str, Quantity]:
+        """How many rows, how far, and how much of the update."""
+        excess, seen, place = pl.col("excess"), pl.col("seen"), pl.col("place")
+        return {
+            "rows": ((excess > 1).sum(), "rows"),
+            "groups": (place.filter(excess > 1).n_unique(), "groups"),
+            "rows_compared": (excess.count(), "rows"),
+            "max_abs_advantage": (seen.max().fill_null(0.0), "advantage"),
+            "times_bound": (excess.max(), "1"),
+            "advantage_mass_share": (seen.filter(excess > 1).sum() / seen.sum(), "share"),
+            "noise_groups": (place.filter("is_noise").n_unique(), "groups"),
+            "noise_max": (seen.filter("is_noise").max().fill_null(0.0), "advantage"),
+            "noise_mass_share": (seen.filter("is_noise").sum() / seen.sum(), "share"),
+            "top_row_grad_share": (pl.max("top_share"), "share"),
+        }
+
+    def places(self, table: pl.DataFrame) -> pl.DataFrame:
+        """The rows farthest beyond the bound."""
+        return table.filter(pl.col("excess") > 1).with_columns(value="excess")
+
+    def note(self, place: Mapping[str, Any]) -> str:
+        """Its advantage, and how far that is beyond."""
+        return f"advantage {place['logged']:.4g}, {place['excess']:.3g} times the largest possible"
+
+    def inconclusive_reason(self, run: Measured, context: Context) -> Missing | None:
         """Without logged advantages, or with those of another rule, nothing can be beyond the bound."""
         otherwise = made_otherwise(context)
         if otherwise is not None:
             return otherwise
-        if run.compared_rows or run.noise_max >= self.warn_above or not self.columns(context):
+        if run["rows_compared"] or (run["noise_max"] or 0.0) >= self.warn_above or not self.columns(context):
             return None
         if not context.columns & {"advantage", "advantages"}:
             return Missing(
@@ -252,36 +174,37 @@ class AdvantageBlowUp(Rule[BlowUpTally]):
             "no complete group of two or more rows with different rewards has a logged advantage", "widen --steps"
         )
 
-    def judge(self, run: BlowUpTally, context: Context) -> Judgement | None:
+    def judge(self, run: Measured, context: Context) -> Judgement | None:
         """An error beyond the bound; a warning for noise."""
-        if run.beyond_rows:
+        if run["rows"]:
+            rows, times = counted(run.count("rows"), "row"), number(run["times_bound"])
             return Judgement(
                 severity=Severity.ERROR,
                 confirmed=True,
-                headline=f"|advantage| up to {number(run.max_abs)} in {counted(run.beyond_rows, 'row')}, "
-                f"{number(run.worst)} times the largest standard score",
+                headline=f"|advantage| up to {number(run['max_abs_advantage'])} in {rows}, {times} times the largest "
+                "standard score",
                 message=(
-                    f"{counted(run.beyond_rows, 'row')} in {counted(run.beyond_groups, 'group')} have advantages that "
-                    "no standard score of their group can have; they are "
-                    f"{percent(ratio(run.beyond_mass, run.all_mass))} of the absolute advantage"
+                    f"{rows} in {counted(run.count('groups'), 'group')} have advantages that no standard score of "
+                    f"their group can have; they are {percent(run['advantage_mass_share'])} of the absolute advantage"
                 ),
                 evidence=(
-                    f"of {counted(run.compared_rows, 'logged advantage')} the worst is {number(run.worst)} times "
+                    f"of {counted(run.count('rows_compared'), 'logged advantage')} the worst is {times} times "
                     "sqrt(G - 1), its rounding taken off"
                 ),
                 advice="take the variance in two passes, give it a floor, and leave out groups with equal rewards",
             )
-        if run.noise_max < self.warn_above:
+        if (run["noise_max"] or 0.0) < self.warn_above:
             return None
-        source = "logged" if run.logged_noise else "recomputed"
+        groups = counted(run.count("noise_groups"), "group")
+        is_logged = run.table.filter("is_noise")["logged"].is_not_null().any()
         return Judgement(
             severity=Severity.WARNING,
-            confirmed=run.logged_noise > 0,
-            headline=f"|advantage| up to {number(run.noise_max)} in {counted(run.noise_groups, 'group')} whose rewards "
-            "differ by rounding alone",
+            confirmed=is_logged,
+            headline=f"|advantage| up to {number(run['noise_max'])} in {groups} whose rewards differ by rounding alone",
             message=(
-                f"the rewards of {counted(run.noise_groups, 'group')} differ by rounding alone, and their {source} "
-                f"advantages are {percent(ratio(run.noise_mass, run.all_mass))} of the absolute advantage"
+                f"the rewards of {groups} differ by rounding alone, and their "
+                f"{'logged' if is_logged else 'recomputed'} advantages are {percent(run['noise_mass_share'])} of the "
+                "absolute advantage"
             ),
             evidence=f"max - min is above 0 and at most {NOISE_ULPS} float32 roundings of the largest reward",
             advice="round rewards before they are compared, or treat a spread at rounding level as none",

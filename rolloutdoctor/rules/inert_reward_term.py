@@ -2,22 +2,20 @@
 
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
+import polars as pl
+
+from rolloutdoctor.evaluation.run_tables import STEP_KEY, RunTables
 from rolloutdoctor.objective.objective import Objective
 from rolloutdoctor.objective.parts import Part
-from rolloutdoctor.ops.tally import Sums, by_name, ratio
-from rolloutdoctor.results.findings import Measure, Severity
-from rolloutdoctor.rules.base import Context, Judgement, Missing, Rule, counted, percent
+from rolloutdoctor.results.findings import Severity
+from rolloutdoctor.rules.base import Context, Judgement, Missing, counted, percent
+from rolloutdoctor.rules.table_rule import Measured, Quantity, TableRule
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
-
-    import numpy as np
-    from numpy.typing import NDArray
     from torch import Tensor
 
-    from rolloutdoctor.ops.by_step import ByStep
     from rolloutdoctor.rules.step import StepView
 
 
@@ -28,50 +26,7 @@ def _has_group_baseline(objective: Objective) -> bool:
 
 
 @dataclass(frozen=True)
-class InertTally(Sums):
-    """What `inert-reward-term` adds up over training steps; names are those of reward functions.
-
-    Attributes:
-        groups: groups of two or more rows.
-        bits: how unlikely it is that a function that depends on the response is the same in each of them, in bits.
-        varying: groups in which a function varies.
-        low: smallest value of a function.
-        high: its largest.
-        squares: squared deviations of a function from its mean over the step.
-        within: squared deviations of the reward from the mean of its group.
-        total: the same from the mean of the step.
-    """
-
-    groups: int = 0
-    bits: float = 0.0
-    varying: Mapping[str, float] = by_name()
-    low: Mapping[str, float] = by_name(min)
-    high: Mapping[str, float] = by_name(max)
-    squares: Mapping[str, float] = by_name()
-    within: float = 0.0
-    total: float = 0.0
-
-    @property
-    def inert(self) -> list[str]:
-        """Functions that vary, and never within a group."""
-        return sorted(
-            name for name in self.low if self.groups and not self.varying.get(name) and self.high[name] > self.low[name]
-        )
-
-    @property
-    def constant(self) -> list[str]:
-        """Functions that have one value in the whole run."""
-        return sorted(name for name in self.low if not self.varying.get(name) and self.high[name] == self.low[name])
-
-    @property
-    def inert_share(self) -> float | None:
-        """Their share of the squared deviations of all functions."""
-        inert = sum(self.squares.get(name, 0.0) for name in self.inert)
-        return ratio(inert, sum(self.squares[name] for name in sorted(self.squares)))
-
-
-@dataclass(frozen=True)
-class InertRewardTerm(Rule[InertTally]):
+class InertRewardTerm(TableRule):
     """A reward function is the same for all responses to a prompt, so that it cancels.
 
     ## What it does
@@ -109,7 +64,8 @@ class InertRewardTerm(Rule[InertTally]):
     code = "RDA009"
     name = "inert-reward-term"
     references = ("https://github.com/huggingface/trl/issues/3857",)
-    tally = InertTally
+    reads = ("reward", "rewards")
+    adds = ("compared",)
     splits = ("train",)
 
     least_bits: float = 20.0
@@ -128,115 +84,127 @@ class InertRewardTerm(Rule[InertTally]):
             return frozenset()
         return frozenset({"group_id", "reward", "rewards"})
 
-    def measure_each(self, steps: "StepView") -> list[InertTally]:
-        """Count the groups of each step, and add up what functions and reward vary by."""
-        import numpy as np
+    def measure_rows(self, step: "StepView") -> "Mapping[str, Tensor | None]":
+        """The groups as the trainer compares them."""
+        evaluation = step.evaluation
+        if evaluation is None or not _has_group_baseline(evaluation.objective) or not step.batch.rewards:
+            return dict.fromkeys(self.adds)
+        return {"compared": step.compared.index_N - step.by_step.expand(step.compared_by_step.runs.offsets[:-1])}
 
-        from rolloutdoctor.ops.by_step import named_counts
-
-        batch, evaluation, by_step, compared = steps.batch, steps.evaluation, steps.by_step, steps.compared_by_step
-        if not steps.training or evaluation is None or not _has_group_baseline(evaluation.objective):
-            return steps.nothing(InertTally)
-        if not len(batch) or not batch.rewards:
-            return steps.nothing(InertTally)
-        weights = evaluation.objective.reward_weights or evaluation.objective.advantage.reward_weights
-        if len(weights) != len(batch.rewards):
-            weights = (1.0,) * len(batch.rewards)
-        named = {name: each_N for (name, each_N), weight in zip(batch.rewards.items(), weights, strict=True) if weight}
-
-        shape = len(named), len(by_step)
-        is_known_KS = np.array([by_step.any(x_N.isfinite()) for x_N in named.values()]).reshape(shape)
-
-        def by_name(make: "Callable[[Tensor], NDArray[Any]]") -> list[dict[str, float]]:
-            x_KS = np.array([make(x_N) for x_N in named.values()]).reshape(shape)
-            return named_counts(x_KS.T, list(named), is_known_KS.T)
-
-        reward_N = batch.column("reward")
-        tallies = steps.tallies(
-            InertTally,
-            groups=compared.count(steps.compared.size_G > 1),
-            bits=compared.sum(_bits(steps.compared.size_G)),
-            varying=by_name(lambda x_N: compared.count(self._varying(steps, x_N))),
-            low=by_name(lambda x_N: by_step.only(x_N.isfinite()).low(x_N[x_N.isfinite()])),
-            high=by_name(lambda x_N: by_step.only(x_N.isfinite()).high(x_N[x_N.isfinite()])),
-            squares=by_name(lambda x_N: _squares(x_N, by_step)),
-            within=compared.sum(self._within(steps, reward_N)),
-            total=_squares(reward_N, by_step),
+    def table(self, run: RunTables, context: Context) -> pl.DataFrame:
+        """One line for each step and reward function, with what the groups of the step are; see `_functions`."""
+        compared, size = [*STEP_KEY, "compared"], pl.col("size")
+        is_one = (pl.n_unique("compared") < 2) & (pl.n_unique("group") > 1)
+        rows = run.rows.drop_nulls("compared").filter(~is_one.over(STEP_KEY)).with_columns(size=pl.len().over(compared))
+        # How unlikely it is that the rows of a group agree by chance.
+        bits = ((size + 1) / 2).log(2).clip(1) * (size > 1)
+        reward = _finite("reward") - _finite("reward").min().over(compared)
+        steps = (
+            rows.with_columns(within=(reward - reward.mean().over(compared)) ** 2)
+            .group_by(STEP_KEY, maintain_order=True)
+            .agg(
+                groups=pl.col("compared").filter(size > 1).n_unique(),
+                bits=bits.filter(pl.struct("compared").is_first_distinct()).sum(),
+                within=pl.sum("within"),
+                total=((_finite("reward") - _finite("reward").mean()) ** 2).sum(),
+            )
         )
-        is_one = (compared.size < 2) & (steps.groups_by_step.size >= 2)
-        return [InertTally() if one else tally for one, tally in zip(is_one.tolist(), tallies, strict=True)]
+        functions = self._functions(rows, context)
+        table = steps.join(functions, on=STEP_KEY, how="left", maintain_order="left_right").with_columns(
+            is_first=pl.int_range(pl.len()).over(STEP_KEY) == 0
+        )
+        varies, differs = pl.col("varies").any(), pl.col("high").max() > pl.col("low").min()
+        for among, keys in (("run", ["function"]), ("step", ["function", *STEP_KEY])):
+            table = table.with_columns(
+                (~varies & differs & (pl.sum("groups") > 0)).over(keys).alias(f"inert_in_{among}"),
+                (~varies & ~differs).over(keys).alias(f"constant_in_{among}"),
+            )
+        return table
 
-    def _varying(self, step: "StepView", value_N: "Tensor") -> "Tensor":
-        """Groups in which a function varies, or which have it for some rows only, ``[G]`` bool."""
-        from rolloutdoctor.ops.group_stats import GroupStats
+    def _functions(self, rows: pl.DataFrame, context: Context) -> pl.DataFrame:
+        """One line for each step and function: its range, squared deviations, and whether it varies in a group."""
+        names, objective = [name for name in rows.columns if name.startswith("rewards/")], context.objective
+        weights = () if objective is None else objective.reward_weights or objective.advantage.reward_weights
+        if len(weights) == len(names):
+            names = [name for name, weight in zip(names, weights, strict=True) if weight]
+        value = _finite("value")
+        is_partial = (value.count() > 0) & (value.count() < pl.len())
+        varies = ((value.max() > value.min()) | is_partial).over(*STEP_KEY, "compared", "function")
+        return (
+            rows.unpivot(names, index=[*STEP_KEY, "compared"], variable_name="function")
+            .with_columns(pl.col("function").str.strip_prefix("rewards/"), pl.col("value").cast(pl.Float64))
+            .with_columns(varies=varies)
+            .group_by(*STEP_KEY, "function", maintain_order=True)
+            .agg(
+                pl.col("varies").any(),
+                low=value.min(),
+                high=value.max(),
+                squares=((value - value.mean()) ** 2).sum(),
+            )
+            .drop_nulls("low")
+        )
 
-        stats = GroupStats(step.compared, value_N.isfinite())
-        some_G = (stats.count_G > 0) & (stats.count_G < step.compared.size_G)
-        return (stats.spread(value_N) > 0) | some_G
-
-    def _within(self, step: "StepView", value_N: "Tensor") -> "Tensor":
-        """Squared deviations from the mean of the group, added up by group, ``[G]``."""
-        from rolloutdoctor.ops.group_stats import GroupStats
-
-        stats = GroupStats(step.compared, value_N.isfinite())
-        return stats.total((value_N - stats.per_row(stats.mean(value_N))).square())
-
-    def measures(self, tally: InertTally) -> Mapping[str, Measure]:
+    def quantities(self) -> Mapping[str, Quantity]:
         """How many functions cancel, and what they are of the reward."""
+        function, squares, of_step = pl.col("function"), pl.col("squares"), pl.col("step").n_unique() == 1
+        inert = pl.when(of_step).then("inert_in_step").otherwise("inert_in_run")
+        constant = pl.when(of_step).then("constant_in_step").otherwise("constant_in_run")
+        within, total, groups = (pl.col(name).filter("is_first").sum() for name in ("within", "total", "groups"))
         return {
-            "inert_functions": Measure(len(tally.inert), "functions"),
-            "constant_functions": Measure(len(tally.constant), "functions"),
-            "inert_variance_share": Measure(tally.inert_share, "share"),
-            "reward_variance_share": Measure(ratio(min(tally.within, tally.total), tally.total), "share"),
-            "groups": Measure(tally.groups, "groups"),
+            "inert_functions": (function.filter(inert).n_unique(), "functions"),
+            "constant_functions": (function.filter(constant).n_unique(), "functions"),
+            "inert_variance_share": (squares.filter(inert).sum() / squares.sum(), "share"),
+            "reward_variance_share": (pl.min_horizontal(within, total) / total, "share"),
+            "groups": (groups, "groups"),
         }
 
-    def inconclusive_reason(self, run: InertTally, context: Context) -> Missing | None:
+    def inconclusive_reason(self, run: Measured, context: Context) -> Missing | None:
         """Too few groups of two or more rows."""
-        if run.bits >= self.least_bits or not self.columns(context):
+        bits = run.table.filter("is_first")["bits"].sum()
+        if bits >= self.least_bits or not self.columns(context):
             return None
         return Missing(
-            f"{counted(run.groups, 'group')} of two or more rows with rewards by function, which agree by chance once "
-            f"in 2^{run.bits:.0f} runs, and it takes 2^{self.least_bits:g}",
+            f"{counted(run.count('groups'), 'group')} of two or more rows with rewards by function, which agree by "
+            f"chance once in 2^{bits:.0f} runs, and it takes 2^{self.least_bits:g}",
             "widen --steps, or record the column rewards for every row",
         )
 
-    def judge(self, run: InertTally, context: Context) -> Judgement | None:
+    def judge(self, run: Measured, context: Context) -> Judgement | None:
         """A warning where much of what the functions vary by cancels, else information."""
-        inert, constant = run.inert, run.constant
+        functions = (
+            run.table.drop_nulls("function")
+            .group_by("function")
+            .agg(pl.first("inert_in_run", "constant_in_run"), pl.min("low"))
+            .sort("function")
+        )
+        inert = functions.filter("inert_in_run")["function"].to_list()
+        constant = functions.filter("constant_in_run").select("function", "low").rows()
         if not inert and not constant:
             return None
-        share = run.inert_share
-        alone = len(inert) + len(constant) == len(run.low)  # no group has any variance: dead groups, and not one term
+        share = run["inert_variance_share"]
+        # No group has any variance: dead groups, and not one term.
+        alone = len(inert) + len(constant) == len(functions)
         heavy = bool(inert) and share is not None and share >= self.warn_above and not alone
-        named = [*inert, *constant]
-        names, parts = " and ".join(named), []
+        named = [*inert, *(name for name, _ in constant)]
+        parts = []
         if inert:
-            parts.append(f"{', '.join(inert)}: constant within each of {counted(run.groups, 'group')}")
+            parts.append(f"{', '.join(inert)}: constant within each of {counted(run.count('groups'), 'group')}")
         if constant:
-            values = ", ".join(f"{name} = {run.low[name]:.4g}" for name in constant)
-            parts.append(f"{values} in every row")
+            parts.append(f"{', '.join(f'{name} = {low:.4g}' for name, low in constant)} in every row")
         return Judgement(
             severity=Severity.WARNING if heavy else Severity.INFO,
             confirmed=False,
-            headline=f"{names} {'cancel' if len(named) > 1 else 'cancels'} in the group baseline "
+            headline=f"{' and '.join(named)} {'cancel' if len(named) > 1 else 'cancels'} in the group baseline "
             f"({percent(share)} of the functions' variance)",
             message="; ".join(parts),
             evidence=(
-                f"{percent(ratio(min(run.within, run.total), run.total))} of the variance of the reward is within "
-                "groups and can reach the gradient"
+                f"{percent(run['reward_variance_share'])} of the variance of the reward is within groups and can "
+                "reach the gradient"
             ),
             advice="make the term depend on the response, apply it after the baseline, or drop it",
         )
 
 
-def _bits(size_G: "Tensor") -> "Tensor":
-    """How unlikely it is that the rows of a group agree by chance, in bits, ``[G]``."""
-    return ((size_G + 1) / 2).log2().clamp(min=1.0) * (size_G > 1)
-
-
-def _squares(value_N: "Tensor", by_step: "ByStep") -> "NDArray[np.float64]":
-    """Squared deviations from the mean of the step, ``[S]``."""
-    known_N = value_N.isfinite()
-    known, value_n = by_step.only(known_N), value_N[known_N].double()
-    return known.sum((value_n - known.expand(known.mean(value_n))).square())
+def _finite(name: str) -> pl.Expr:
+    """A column where it is finite."""
+    return pl.when(pl.col(name).is_finite()).then(pl.col(name))

@@ -1,55 +1,27 @@
 """RDA012: dividing by the group's standard deviation weighs prompts by difficulty."""
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
+import polars as pl
+
+from rolloutdoctor.evaluation.run_tables import STEP_KEY, RunTables
 from rolloutdoctor.objective.parts import Part, has_part
 from rolloutdoctor.objective.required_columns import advantage_columns
-from rolloutdoctor.ops.tally import Sums, by_name, ratio
-from rolloutdoctor.results.findings import Example, Measure, Severity
-from rolloutdoctor.rules.base import Context, Judgement, Missing, Rule, counted, number, percent
+from rolloutdoctor.results.findings import Severity
+from rolloutdoctor.rules.base import Context, Judgement, Missing, counted, number, percent
 from rolloutdoctor.rules.dead_groups import BINARY
+from rolloutdoctor.rules.table_rule import Measured, Quantity, TableRule, scores
 
 if TYPE_CHECKING:
+    from torch import Tensor
+
     from rolloutdoctor.rules.step import StepView
 
 
 @dataclass(frozen=True)
-class DifficultyTally(Sums):
-    """What `std-difficulty-bias` adds up over training steps; names are ``RIGHT/SIZE`` of a group.
-
-    Attributes:
-        rows: rows in groups of two or more.
-        binary: those whose reward is right or wrong.
-        groups: groups with a spread.
-        mass: sum of the absolute advantages, as divided by the standard deviation.
-        plain: the same of rewards less their mean.
-    """
-
-    rows: int = 0
-    binary: int = 0
-    groups: Mapping[str, float] = by_name()
-    mass: Mapping[str, float] = by_name()
-    plain: Mapping[str, float] = by_name()
-
-    def edge(self, sums: Mapping[str, float]) -> float | None:
-        """Share of groups with a single right response, or a single wrong one."""
-        return ratio(sum(value for name, value in sums.items() if _is_edge(name)), sum(sums.values()))
-
-    @property
-    def factors(self) -> list[float]:
-        """What the division multiplies the advantages of a kind of groups by."""
-        return [self.mass[name] / self.plain[name] for name in self.mass if self.plain.get(name, 0) > 0]
-
-
-def _is_edge(name: str) -> bool:
-    right, size = map(int, name.split("/"))
-    return size > 2 and right in (1, size - 1)
-
-
-@dataclass(frozen=True)
-class StdDifficultyBias(Rule[DifficultyTally]):
+class StdDifficultyBias(TableRule):
     """Dividing by the group's standard deviation lifts very easy and very hard prompts.
 
     ## What it does
@@ -83,7 +55,8 @@ class StdDifficultyBias(Rule[DifficultyTally]):
         "https://arxiv.org/abs/2503.20783",
         "https://github.com/huggingface/trl/issues/3256",
     )
-    tally = DifficultyTally
+    reads = ("reward", "score", "in_baseline", "advantage")
+    adds = ("compared",)
     splits = ("train",)
 
     grows_by: float = 1.1
@@ -98,89 +71,80 @@ class StdDifficultyBias(Rule[DifficultyTally]):
             return frozenset()
         return advantage_columns(context.objective) | {"reward", "group_id"}
 
-    def measure_each(self, steps: "StepView") -> list[DifficultyTally]:
-        """Add up the groups of each step by their right responses and their size."""
-        import numpy as np
-        import torch
+    def measure_rows(self, step: "StepView") -> "Mapping[str, Tensor | None]":
+        """The groups as the trainer compares them."""
+        if step.rows is None or step.rows.advantage_N is None:
+            return dict.fromkeys(self.adds)
+        return {"compared": step.compared.index_N - step.by_step.expand(step.compared_by_step.runs.offsets[:-1])}
 
-        from rolloutdoctor.ops.group_stats import GroupStats
-        from rolloutdoctor.ops.segments import total_by
-
-        rows, groups_by_step = steps.rows, steps.compared_by_step
-        if rows is None or rows.advantage_N is None:
-            return steps.nothing(DifficultyTally)
-        groups, reward_N = steps.compared, steps.scores()
-        stats = GroupStats(groups, rows.in_baseline_N)
-        in_N = rows.in_baseline_N & (stats.count_N > 1) & reward_N.isfinite()
-        if not bool(in_N.any()):
-            return steps.nothing(DifficultyTally)
-        known, known_n = steps.by_step.only(in_N), reward_N[in_N]
-        is_binary = np.any([known.all((known_n == low) | (known_n == high)) for low, high in BINARY], axis=0)
-        right_G = stats.total((reward_N == 1).double())
-        live_G = (right_G > 0) & (right_G < stats.count_G) & (stats.count_G > 1) & groups_by_step.expand(is_binary)
-        mass_G = groups.total(torch.where(in_N, rows.advantage_N.abs(), 0.0).nan_to_num(0.0))
-        plain_G = groups.total(torch.where(in_N, (reward_N - stats.per_row(stats.mean(reward_N))).abs(), 0.0))
-        width = int(stats.count_G.max()) + 1
-        key_G = (groups_by_step.step_N * width + right_G.long()) * width + stats.count_G.long()
-        kinds, kind_g = torch.unique(key_G[live_G], return_inverse=True)
-        step_k, *of_kind = (x.tolist() for x in np.unravel_index(kinds.cpu().numpy(), (len(known), width, width)))
-        names = [f"{right}/{size}" for right, size in zip(*of_kind, strict=True)]
-
-        def sums(x_g: torch.Tensor) -> list[dict[str, float]]:
-            found: list[dict[str, float]] = [{} for _ in steps.each]
-            for step, name, value in zip(step_k, names, total_by(kind_g, x_g, len(kinds)).tolist(), strict=True):
-                found[step][name] = value
-            return found
-
-        return steps.tallies(
-            DifficultyTally,
-            rows=known.size,
-            binary=known.size * is_binary,
-            groups=sums(torch.ones_like(kind_g)),
-            mass=sums(mass_G[live_G]),
-            plain=sums(plain_G[live_G]),
+    def table(self, run: RunTables, context: Context) -> pl.DataFrame:
+        """One line for each group of two or more: absolute advantages, divided (`mass`) and not (`plain`)."""
+        reward, group = scores(context), [*STEP_KEY, "compared"]
+        is_finite, right, size, live = reward.is_finite(), pl.col("right"), pl.col("size"), pl.col("is_live")
+        groups = (
+            run.rows.drop_nulls("compared")
+            .filter("in_baseline")
+            .with_columns(off=(reward - reward.mean().over(group)).abs())
+            .group_by(group, maintain_order=True)
+            .agg(
+                size=pl.len(),
+                rows=is_finite.sum(),
+                right=(reward == 1).sum(),
+                mass=pl.col("advantage").abs().fill_nan(0.0).filter(is_finite).sum(),
+                plain=pl.col("off").filter(is_finite).sum(),
+                **{f"binary{number}": reward.filter(is_finite).is_in(ends).all() for number, ends in enumerate(BINARY)},
+            )
+            .filter(size > 1, pl.col("rows") > 0)
+            .with_columns(is_binary=pl.any_horizontal(pl.col("^binary.$").all().over(STEP_KEY)))
+            .with_columns(is_live=pl.col("is_binary") & (right > 0) & (right < size))
+            .with_columns(
+                is_edge=live & (size > 2) & ((right == 1) | (right == size - 1)),
+                mass=pl.when(live).then("mass"),
+                plain=pl.when(live & (pl.col("plain") > 0)).then("plain"),
+            )
+        )
+        factor = pl.sum("mass") / pl.sum("plain")
+        return groups.with_columns(
+            factor_in_run=pl.when(live).then(factor.over("right", "size")),
+            factor_in_step=pl.when(live).then(factor.over(*STEP_KEY, "right", "size")),
         )
 
-    def examples(self, step: "StepView") -> Iterable[Example]:
-        """None: it is about all groups."""
-        return ()
-
-    def measures(self, tally: DifficultyTally) -> Mapping[str, Measure]:
+    def quantities(self) -> Mapping[str, Quantity]:
         """Shares of groups at the edges, with and without the division."""
-        factors = tally.factors
+        mass, plain, edge = pl.col("mass"), pl.col("plain"), pl.col("is_edge")
+        factor = pl.when(pl.col("step").n_unique() == 1).then("factor_in_step").otherwise("factor_in_run")
         return {
-            "edge_mass_share": Measure(tally.edge(tally.mass), "share"),
-            "edge_mass_share_without_std": Measure(tally.edge(tally.plain), "share"),
-            "edge_groups_share": Measure(tally.edge(tally.groups), "share"),
-            "weight_ratio": Measure(ratio(max(factors), min(factors)) if factors else None, "1"),
+            "edge_mass_share": (mass.filter(edge).sum() / mass.sum(), "share"),
+            "edge_mass_share_without_std": (plain.filter(edge).sum() / plain.sum(), "share"),
+            "edge_groups_share": (edge.sum() / pl.sum("is_live"), "share"),
+            "weight_ratio": (factor.max() / factor.min(), "1"),
         }
 
-    def inconclusive_reason(self, run: DifficultyTally, context: Context) -> Missing | None:
+    def inconclusive_reason(self, run: Measured, context: Context) -> Missing | None:
         """No group with a spread."""
-        if not run.rows or (run.binary == run.rows and not run.groups):
-            return Missing("no group has a spread of rewards", "widen --steps, or record more steps")
-        return None
+        if len(run.table) and (run.table["is_live"].any() or not run.table["is_binary"].all()):
+            return None
+        return Missing("no group has a spread of rewards", "widen --steps, or record more steps")
 
-    def vacuous_reason(self, run: DifficultyTally, context: Context) -> str | None:
+    def vacuous_reason(self, run: Measured, context: Context) -> str | None:
         """Rewards without right and wrong."""
-        return None if run.binary == run.rows else "rewards are not right or wrong, so groups have no pass rate"
+        if run.table["is_binary"].all():
+            return None
+        return "rewards are not right or wrong, so groups have no pass rate"
 
-    def judge(self, run: DifficultyTally, context: Context) -> Judgement | None:
+    def judge(self, run: Measured, context: Context) -> Judgement | None:
         """Information: it is a choice."""
-        if run.binary < run.rows:
+        share, plain = run["edge_mass_share"] or 0.0, run["edge_mass_share_without_std"] or 0.0
+        if not run.table["is_binary"].all() or not share or share < self.grows_by * plain:
             return None
-        share, plain = run.edge(run.mass) or 0.0, run.edge(run.plain) or 0.0
-        if not share or share < self.grows_by * plain:
-            return None
-        groups = sum(value for name, value in run.groups.items() if _is_edge(name))
-        factors = run.factors
+        least, most = run.table.select(least=pl.min("factor_in_run"), most=pl.max("factor_in_run")).row(0)
         return Judgement(
             severity=Severity.INFO,
             confirmed=False,
             headline=f"{percent(share)} of the absolute advantages are in groups with one right or one wrong response, "
             f"{percent(plain)} without the division by the standard deviation",
-            message=f"{counted(groups, 'group')} have one right or one wrong response; the division multiplies the "
-            f"advantages of a group by {number(min(factors))} to {number(max(factors))}",
+            message=f"{counted(len(run.table.filter('is_edge')), 'group')} have one right or one wrong response; the "
+            f"division multiplies the advantages of a group by {number(least)} to {number(most)}",
             evidence="rewards and the configured estimator; it is a choice",
             advice="no action if it is meant; Dr. GRPO leaves the division out",
         )

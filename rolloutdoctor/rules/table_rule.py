@@ -55,7 +55,7 @@ class TableRule(Rule[Any]):
     """A rule that is a query over `rows` and `metrics`.
 
     Attributes:
-        reads: columns of `rows` that the query reads beside those that name a row.
+        reads: columns of `rows` that the query reads beside those that name a row; `rewards` is every ``rewards/NAME``.
         adds: columns that `measure_tokens` and `measure_rows` add to these; what else `measure_tokens` returns is for
             `measure_rows` alone.
         optional: measures that are left out where they are not defined.
@@ -139,7 +139,8 @@ class TableRule(Rule[Any]):
         places = self.places(measured.table)
         if places is None:
             return ()
-        names = [name for name in ("group_id", "sample_id") if name in places.columns]
+        # Of places of equal size the first of a step.
+        names = [name for name in ("row", "group", "group_id", "sample_id") if name in places.columns]
         places = places.with_columns(pl.col("value").cast(pl.Float64))
         # For polars NaN is above every number.
         found = places.filter(pl.col("value") > 0, pl.col("value").is_not_nan()).sort(
@@ -152,6 +153,12 @@ class TableRule(Rule[Any]):
 
     def _expressions(self) -> dict[str, pl.Expr]:
         return {name: expression for name, (expression, _) in self.quantities().items()}
+
+
+def scores(context: Context) -> pl.Expr:
+    """Return the reward that the estimator sees: sums of token rewards, less any KL penalty in them."""
+    sums = context.objective is not None and context.objective.advantage.sums_tokens
+    return pl.col("score" if sums else "reward")
 
 
 def _values(frame: pl.DataFrame) -> dict[str, float | int | None]:

@@ -3,6 +3,7 @@ from dataclasses import replace
 import numpy as np
 import pytest
 import torch
+from rules.checking import found_by
 
 from rolloutdoctor.results.findings import Severity
 from rolloutdoctor.testing import diagnose, toy_batch
@@ -117,3 +118,8 @@ def test_evidence_is_in_bits(groups, size, enough):
     rows = batch({"correct": np.tile([1.0, 0.0], groups * size // 2), "hard": hard}, groups=groups, size=size)
     report = diagnose([rows], **TRL, select=[CODE])
     assert bool(report.findings) == enough != bool(report.skipped)
+
+
+def test_the_name_of_a_function_may_have_a_slash():
+    finding = found_by(CODE, batch({"correct": CORRECT, "env/hard": HARD}), trainer="trl")
+    assert finding.message == "env/hard: constant within each of 24 groups"
