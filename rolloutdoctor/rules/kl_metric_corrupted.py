@@ -292,9 +292,10 @@ class KlMetricCorrupted(TableRule):
             )
         evidence = []
         if fit_reward:
+            worst = number(run.table.select(pl.max("buffer_gap")).item())
             evidence.append(
                 f"in {fit_reward:,} of {counted(steps, 'step')} the logged value equals "
-                f"'-kl_coef * kl, plus the reward at the last token' within {number(run.table.select(pl.max('buffer_gap')).item())}"
+                f"'-kl_coef * kl, plus the reward at the last token' within {worst}"
             )
         if telling:
             evidence.append(
