@@ -199,8 +199,8 @@ class KlMetricCorrupted(TableRule):
 
     def table(self, run: RunTables, context: Context) -> pl.DataFrame:
         """One line for each step with a KL that could be compared, or whose metric would be the reward buffer."""
-        flags = dict.fromkeys(("fits_kl", "beside_loss", "differs", "fits_reward"), pl.Boolean)
-        lines = run.by_step(*OF_KL, *OF_BUFFER, *OF_TOKENS).cast(flags)
+        flags = pl.col("fits_kl", "beside_loss", "differs", "fits_reward").cast(pl.Boolean)
+        lines = run.by_step(*OF_KL, *OF_BUFFER, *OF_TOKENS).with_columns(flags)
         return lines.filter(pl.any_horizontal(pl.col("recomputed", "tokens").is_not_null()))
 
     def quantities(self) -> Mapping[str, Quantity]:
@@ -292,9 +292,10 @@ class KlMetricCorrupted(TableRule):
             )
         evidence = []
         if fit_reward:
+            worst = number(run.table.select(pl.max("buffer_gap")).item())
             evidence.append(
                 f"in {fit_reward:,} of {counted(steps, 'step')} the logged value equals "
-                f"'-kl_coef * kl, plus the reward at the last token' within {number(run.table['buffer_gap'].max())}"
+                f"'-kl_coef * kl, plus the reward at the last token' within {worst}"
             )
         if telling:
             evidence.append(

@@ -23,7 +23,7 @@ def judge_log(log: pl.DataFrame, near_zero: float) -> Judgement | None:
     loss, count = pl.col("logged"), len(log)
     if not count:
         return None
-    still, dead = log["no_norm"].sum(), log.filter("no_norm", "free").height
+    still, dead = int(log["no_norm"].sum()), log.filter("no_norm", "free").height
     spread = log.filter(~pl.col("free"), ~pl.col("all_cut"))
     lines = logged_lines(count, count, log["step"][0], log["step"][-1])
     each_step = "window" not in lines
@@ -63,7 +63,7 @@ def judge_log(log: pl.DataFrame, near_zero: float) -> Judgement | None:
         confirmed=True,
         headline=f"|loss| < {near_zero:g} in all of {lines}, rounded to four digits: {moved:,} have a gradient",
         message=f"the losses of {lines} are printed with four digits, and the gradient norm is up to "
-        f"{number(log['norm'].max())}: the gradient is there, the loss is rounded{beta}",
+        f"{number(log.select(pl.max('norm')).item())}: the gradient is there, the loss is rounded{beta}",
         evidence="the trainer's own log",
         advice="no action: on-policy the surrogate is near 0 by construction, its gradient is not; watch reward "
         "and gradient norm instead of the loss",

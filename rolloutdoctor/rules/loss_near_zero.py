@@ -144,11 +144,11 @@ class LossNearZero(TableRule):
             .agg(sums, grad_l2=pl.sum("grad_sq").sqrt(), has_signal=pl.col("has_signal").any())
         )
         names = ("logged", "norm", "no_norm", "kl", "free", "all_cut", "gap", "matched")
-        flags = dict.fromkeys(("no_norm", "free", "all_cut", "matched"), pl.Boolean)
+        flags = pl.col("no_norm", "free", "all_cut", "matched").cast(pl.Boolean)
         near, gradient = pl.col("loss").abs() < self.near_zero, pl.col("grad_l1")
         return (
             run.by_step(*names)
-            .cast(flags)
+            .with_columns(flags)
             .join(rows, on=STEP_KEY, how="left", maintain_order="left")
             .filter(pl.col("loss").is_not_null() | pl.col("logged").is_not_null())
             .with_columns(
@@ -235,7 +235,7 @@ class LossNearZero(TableRule):
             evidence = (
                 f"the logged loss equals the recomputed one in {len(matched):,} of {counted(len(compared), 'step')}"
             )
-            evidence += f" (within {number(matched['gap'].max())})" if len(matched) else ""
+            evidence += f" (within {number(matched.select(pl.max('gap')).item())})" if len(matched) else ""
         else:
             evidence = "no logged loss to compare with"
         if broken:

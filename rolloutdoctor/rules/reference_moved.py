@@ -189,8 +189,10 @@ class ReferenceMoved(TableRule):
             )
         if self._is_policy_throughout(table) and len(still) and still.all():
             return Missing("the policy does not move: a learning rate or gradient norm of 0 is logged", "train on")
-        unsure = [] if self._is_policy(table) or run["falls"] else table.filter("is_unsure")["step"]
-        if len(unsure):
+        unsure: list[int] = (
+            [] if self._is_policy(table) or run["falls"] else table.filter("is_unsure")["step"].to_list()
+        )
+        if unsure:
             return Missing(
                 f"the KL to the reference falls to a third or less at step {unsure[0]}: a reference that moved part of "
                 "the way to the policy and a policy that comes back are alike there",
@@ -203,7 +205,7 @@ class ReferenceMoved(TableRule):
         advice = "check where the reference is loaded after a resume, and that it shares no weights with the policy"
         table, rates = run.table, run.table["still"].drop_nulls()
         equal, falls = self._is_policy(table), table.filter("is_fall")["step"].to_list()
-        moved, moves_weights = table["moved"].sum(), not rates.all()
+        moved, moves_weights = int(table["moved"].sum()), not rates.all()
         name = None if context.trainer is None else context.trainer.sync_option
         sync = None if name is None or context.config is None else context.config.settings.get(name)
         synced = sync is not None and sync.is_stated and sync.value is True

@@ -221,10 +221,11 @@ class ZeroStdKl(TableRule):
             f"KL term alone is {gradient} of sum |dLoss/dlogp|"
         )
         if confirmed:
+            norm = number(steps.select(pl.max("norm")).item())
             norm_name = context.trainer.grad_norm_metric if context.trainer else "grad_norm"
             evidence = (
                 f"in {counted(confirmed, 'step')} every group has equal rewards and zero advantage, yet "
-                f"the logged {norm_name} is above zero (up to {number(steps['norm'].max())}): that update was KL only"
+                f"the logged {norm_name} is above zero (up to {norm}): that update was KL only"
             )
         elif proven:
             evidence = (
