@@ -232,7 +232,7 @@ def metrics_of(view: StepView, names: Collection[str], rules: Collection[TableRu
     """
     lines = []
     for each in view.each:
-        found = {name: value for name, value in each.logged.items() if name in names}
+        found: dict[str, float | None] = {name: value for name, value in each.logged.items() if name in names}
         for rule in rules:
             found |= {f"{rule.name}/{name}": value for name, value in rule.measure_step(each).items()}
         lines += [(*each.batch.key, name, float(value)) for name, value in found.items() if value is not None]

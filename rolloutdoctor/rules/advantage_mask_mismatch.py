@@ -159,7 +159,7 @@ class AdvantageMaskMismatch(TableRule):
         if not rows:
             return self._outside(run)
         zero = run.count("zero_tokens") + int(dead["zero"].sum())
-        share = percent(zero / run.table["trained"].sum())
+        share = percent(zero / run.table.select(pl.sum("trained")).item())
         parts = []
         if zero:
             parts.append(

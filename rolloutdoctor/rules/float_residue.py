@@ -138,7 +138,7 @@ class FloatResidue(TableRule):
         if not groups:
             return None
         logged = table.filter("is_logged", pl.col("residue") > 0)
-        confirmed, logged_max = len(logged) > 0, logged["residue"].max()
+        confirmed, logged_max = len(logged) > 0, logged.select(pl.max("residue")).item()
         severity = Severity.WARNING if largest >= self.warn_above else Severity.INFO
         if confirmed and logged["residue"].ge(self.warn_above).any():
             severity = Severity.ERROR
@@ -147,7 +147,7 @@ class FloatResidue(TableRule):
         equal = table.filter("is_equal")["place"].n_unique()
         evidence = (
             f"logged advantages of groups with equal rewards reach {number(logged_max)}; the same float32 "
-            f"arithmetic repeated here reaches {number(table['recomputed'].max())}, and the exact value is 0"
+            f"arithmetic repeated here reaches {number(table.select(pl.max('recomputed')).item())}, and the exact value is 0"
             if confirmed
             else f"no logged advantages; float32 arithmetic repeated here reaches {number(largest)}, and the exact "
             "value is 0"

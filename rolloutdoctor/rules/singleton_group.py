@@ -140,7 +140,7 @@ class SingletonGroup(TableRule):
         carries = bool((run.table.filter("is_single")["size"] > 0).any())
         evidence = "no logged advantages to compare with"
         if len(compared):
-            within = f" (within {number(matched.max())})" if len(matched) else ""
+            within = f" (within {number(float(matched.to_numpy().max()))})" if len(matched) else ""
             evidence = (
                 f"the logged advantages of {len(matched):,} of {counted(len(compared), 'such row')} equal the "
                 f"recomputed ones{within}"

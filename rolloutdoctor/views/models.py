@@ -161,7 +161,7 @@ class Audited(Model):
         return self
 
 
-class Excluded(Model):
+class ExcludedEffect(Model):
     code: Code
     effect: Text
     bound: Number
@@ -181,7 +181,7 @@ class Check(RunHead):
     coverage: Coverage
     audit: list[Audited]
     notes: list[Text]
-    excluded: list[Excluded]
+    excluded: list[ExcludedEffect]
 
 
 def _slice(part: Slice) -> dict[str, object]:
