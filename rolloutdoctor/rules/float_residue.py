@@ -145,9 +145,10 @@ class FloatResidue(TableRule):
         is_all = logged["place"].n_unique() == groups
         source = "logged" if is_all else "logged or float32" if confirmed else "float32"
         equal = table.filter("is_equal")["place"].n_unique()
+        recomputed = table.select(pl.max("recomputed")).item()
         evidence = (
             f"logged advantages of groups with equal rewards reach {number(logged_max)}; the same float32 "
-            f"arithmetic repeated here reaches {number(table.select(pl.max('recomputed')).item())}, and the exact value is 0"
+            f"arithmetic repeated here reaches {number(recomputed)}, and the exact value is 0"
             if confirmed
             else f"no logged advantages; float32 arithmetic repeated here reaches {number(largest)}, and the exact "
             "value is 0"
