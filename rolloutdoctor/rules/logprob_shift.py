@@ -362,7 +362,7 @@ def _errors(sample: "Sample | None", limits: Limits) -> "Errors | None":
         aligned[varies],
         late[varies],
         early[varies],
-        *_correlations(sample, np.append(~is_last[:-1], False), np.stack([count, aligned, late], 1)),
+        *_correlations(sample, np.append(~is_last[:-1], False), np.stack([count, aligned, late, early], 1)),
     )
 
 
@@ -378,7 +378,8 @@ def _correlations(
     Args:
         sample: rows.
         is_pair: ``[V]`` tokens that the next one of their row follows at once.
-        of_row: ``[r, k]`` what rows that are alike have in common: these count once.
+        of_row: ``[r, 4]`` pairs and squared differences in place, late and early; rows that are alike count once, and
+            steps that fit best in place are not ranked.
 
     Returns:
         Pairs, and standard deviations of late and of early, ``[S]`` each.
@@ -389,10 +390,12 @@ def _correlations(
 
     step_r = sample.by_step.cpu.step_N.numpy()
     first = np.zeros(len(step_r), bool)
-    first[np.unique(np.column_stack([step_r, of_row.round(4)]), axis=0, return_index=True)[1]] = True
+    first[np.unique(np.column_stack([step_r, of_row[:, :3].round(4)]), axis=0, return_index=True)[1]] = True
+    count = sample.tokens_by_step.at(np.flatnonzero(is_pair & sample.runs.spread(first))).size.astype(np.float64)
+    aligned, late, early = (sample.by_step.cpu.sum(of_row[:, place]) for place in (1, 2, 3))
+    first &= (np.minimum(late, early) < aligned)[step_r]
     place = np.flatnonzero(is_pair & sample.runs.spread(first))
     tokens = sample.tokens_by_step.at(place)
-    count = tokens.size.astype(np.float64)
     ranks = StepRanks(tokens)
     own, other, own_next, other_next = (
         ranks.centred(x[place + later]) for later in (0, 1) for x in (sample.sampler, sample.trainer)
