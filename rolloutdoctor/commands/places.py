@@ -2,16 +2,19 @@
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
+from itertools import groupby
 
-from rolloutdoctor.commands.check import check
+from rolloutdoctor.commands.check import check, report_of
 from rolloutdoctor.engine.accumulate import RuleAccumulator
 from rolloutdoctor.engine.options import CheckOptions
 from rolloutdoctor.engine.plan import Plan
-from rolloutdoctor.engine.prepare import prepare
+from rolloutdoctor.engine.prepare import PreparedRun, prepare
 from rolloutdoctor.engine.run_steps import EvaluatedStep, EvaluatedSteps, run_file_steps
+from rolloutdoctor.engine.serial import measure
 from rolloutdoctor.io.run import Run
 from rolloutdoctor.results.findings import Example, Report
 from rolloutdoctor.rules.table import AnyRule
+from rolloutdoctor.rules.table_rule import TableRule
 
 PLACE_COLUMNS = ("step", "split", "group_id", "sample_id", "value", "note")
 
@@ -67,9 +70,24 @@ def list_places(run: Run, rule: AnyRule, options: CheckOptions, write: Callable[
         write: takes the places of one step at a time.
     """
     options = replace(options, rules=[rule])
+    if isinstance(rule, TableRule):
+        return _list_lines(prepare(run, options), rule, write)
     report = check(run, options)
     if report.findings:
         prepared = prepare(run, options)
         lister = PlaceLister(prepared.plan, rule, write)
         run_file_steps(run, [lister], prepared.options, prepared.metrics)
+    return report
+
+
+def _list_lines(prepared: PreparedRun, rule: TableRule, write: Callable[[Sequence[Place]], None]) -> Report:
+    """The same of a rule that queries tables."""
+    state = measure(prepared)
+    report = report_of(prepared, state)
+    if report.findings:
+        seen = [key for key in state.seen if key.split in rule.splits]
+        measured = rule.measured(state.tables.of_rule(rule, prepared.context, seen), prepared.context)
+        places = [Place(split, found) for split, found in rule.listed(measured)]
+        for _, of_step in groupby(places, key=lambda place: (place.found.step, place.split)):
+            write(list(of_step))
     return report

@@ -1,7 +1,7 @@
 """A rule that queries the tables of a run: its columns, one query, its measures as expressions, a judgement."""
 
 from abc import abstractmethod
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from math import isfinite
 from typing import TYPE_CHECKING, Any, ClassVar
@@ -129,27 +129,31 @@ class TableRule(Rule[Any]):
     def _defined(self, values: Mapping[str, float | int | None]) -> dict[str, float | int | None]:
         return {name: value for name, value in values.items() if value is not None or name not in self.optional}
 
-    def worst(self, measured: Measured, keep: int | None = KEEP_EXAMPLES) -> Sequence[Example]:
-        """Return the places of the run, worst first.
+    def worst(self, measured: Measured) -> Sequence[Example]:
+        """Return the worst places of the run, worst first."""
+        return [self._example(place) for place in self._sorted(measured).head(KEEP_EXAMPLES).iter_rows(named=True)]
 
-        Args:
-            measured: the run.
-            keep: how many; None: all.
-        """
+    def listed(self, measured: Measured) -> Iterator[tuple[str, Example]]:
+        """Yield the split and place of every place of the run, step after step, the worst of a step first."""
+        found = self._sorted(measured).sort(STEP_KEY, maintain_order=True)
+        for place in found.iter_rows(named=True):
+            yield place["split"], self._example(place)
+
+    def _sorted(self, measured: Measured) -> pl.DataFrame:
         places = self.places(measured.table)
         if places is None:
-            return ()
+            return measured.table.clear()
         # Of places of equal size the first of a step.
         names = [name for name in ("row", "group", "group_id", "sample_id") if name in places.columns]
         places = places.with_columns(pl.col("value").cast(pl.Float64))
         # For polars NaN is above every number.
-        found = places.filter(pl.col("value") > 0, pl.col("value").is_not_nan()).sort(
+        return places.filter(pl.col("value") > 0, pl.col("value").is_not_nan()).sort(
             ["value", "step", *names], descending=[True] + [False] * (1 + len(names)), nulls_last=True
         )
-        return [
-            Example(place["step"], place.get("group_id"), place.get("sample_id"), place["value"], self.note(place))
-            for place in found.head(len(found) if keep is None else keep).iter_rows(named=True)
-        ]
+
+    def _example(self, place: Mapping[str, Any]) -> Example:
+        names = place.get("group_id"), place.get("sample_id")
+        return Example(place["step"], *names, place["value"], self.note(place))
 
     def _expressions(self) -> dict[str, pl.Expr]:
         return {name: expression for name, (expression, _) in self.quantities().items()}
