@@ -202,8 +202,10 @@ class LossNearZero(TableRule):
         matched = compared.filter("matched")
         dead_share = dead / run.table["loss"].count()
         severity = Severity.ERROR if broken else Severity.INFO
-        # One such step says nothing of the run: its groups happened to have equal rewards, and there is no KL term.
-        alone = dead == 1 < run.table["loss"].count() and run["kl_loss"] == 0
+        # One such step says nothing of the run: its groups happened to have equal rewards, and there is no KL term or,
+        # at the first step, no distance from the reference yet.
+        is_first = near.filter("is_dead")["step"].to_list() == [run.table["step"].min()]
+        alone = dead == 1 < run.table["loss"].count() and (run["kl_loss"] == 0 or is_first)
         if dead_share > self.dead_warn_above and not alone:
             severity = max(severity, Severity.WARNING)
         kl_only = f" ({only_kl:,} of them KL only)" if only_kl else ""

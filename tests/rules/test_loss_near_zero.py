@@ -112,6 +112,9 @@ def test_a_lone_dead_step_without_a_kl_term_is_information():
     options = {**TRL, "beta": 0.1}
     steps = [toy_batch([[1, 0]], ref=-1.02), toy_batch([[1, 1]], ref=-1.0, step=1)]
     assert found_by(CODE, steps, **options).severity == Severity.WARNING
+    # But for the first step, at which the policy is the reference.
+    steps = [toy_batch([[1, 1]], ref=-1.0), toy_batch([[1, 0]], ref=-1.02, step=1)]
+    assert found_by(CODE, steps, **options).severity == Severity.INFO
 
 
 def test_steps_whose_gradient_is_the_kl_term_are_counted():
