@@ -214,7 +214,7 @@ def tally_value(stage: str, step: int, logged: float, recomputed: float, radius:
 
 def _down(bits: float) -> float:
     """Bits to 1/1024 of one: their sums are the same in any order."""
-    return math.floor(bits * 1024) / 1024
+    return math.floor(bits * 1024) / 1024 if math.isfinite(bits) else bits
 
 
 def _factor_bits(factors: tuple[float, float], recomputed: float, radius: float) -> float:

@@ -112,7 +112,11 @@ def measure(
 
 def is_measured(path: str | Path) -> bool:
     """Tell whether a folder is one that `measure` wrote."""
-    return (Path(path) / MANIFEST).is_file()
+    try:
+        return (Path(path) / MANIFEST).is_file()
+    except (OSError, ValueError):
+        # No folder that can be read, or no name that one can have.
+        return False
 
 
 def load(path: str) -> SavedState:

@@ -102,7 +102,7 @@ def thinned(keys: Sequence[StepKey]) -> tuple[int, list[StepKey]]:
 
     >>> every, kept = thinned([StepKey(step, TRAIN) for step in range(5000)])
     >>> every, len(kept)
-    (4, 1250)
+    (4, 1251)
     """
     every, kept = 1, sorted(keys)
     while len(kept) > KEEP_STEPS:

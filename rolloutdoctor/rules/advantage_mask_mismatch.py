@@ -113,11 +113,14 @@ class AdvantageMaskMismatch(TableRule):
         low, high, zero, radius = (pl.col(name) for name in ("low", "high", "zero", "radius"))
         is_trained = pl.col("trained") > 0
         stated = pl.col("logged_advantage")
-        elsewhere = (low < 0) | (high > 0) | (pl.col("masked") > 0) | (stated.abs() > radius).fill_null(value=False)
+        # For polars NaN is above every number.
+        is_stated = (stated.abs() > radius).fill_null(value=False) & stated.is_not_nan().fill_null(value=False)
+        elsewhere = (low < 0) | ((high > 0) & high.is_not_nan()) | (pl.col("masked") > 0) | is_stated
+        spread, advantage = high - low, pl.col("advantage").abs()
         has_zero = is_trained & (zero > 0) & elsewhere
-        is_dead = is_trained & (zero == pl.col("trained")) & ~has_zero & (pl.col("advantage").abs() > radius)
+        is_dead = is_trained & (zero == pl.col("trained")) & ~has_zero & (advantage > radius) & advantage.is_not_nan()
         return run.rows.drop_nulls(["trained", "radius"]).with_columns(
-            has_zero=has_zero, is_varying=is_trained & (high - low > 2 * radius), is_dead=is_dead
+            has_zero=has_zero, is_varying=is_trained & (spread > 2 * radius) & spread.is_not_nan(), is_dead=is_dead
         )
 
     def quantities(self) -> Mapping[str, Quantity]:

@@ -139,6 +139,8 @@ class KlMetricCorrupted(TableRule):
 
     def measure_step(self, step: "StepView") -> Mapping[str, float | None]:
         """The step's logged KL and what it could be, and how the stored tokens compare; nothing if none is usable."""
+        from rolloutdoctor.audit.step import quantity_of
+
         evaluation, trainer = step.evaluation, step.trainer
         if evaluation is None or trainer is None or not len(step.batch):
             return {}
@@ -151,7 +153,10 @@ class KlMetricCorrupted(TableRule):
             if name in step.logged and name in recomputed:
                 logged, true = step.logged[name], recomputed[name]
                 gap, fits = abs(logged - true), _fits(logged, true, step.radius(name, true))
-                beside = trainer.kind_of(name) in ("kl", "kl_loss") and not fits and _is_beside_loss(step, gap)
+                # Where the audit doubts that the two are of the same tokens, nothing is proven.
+                audited = step.audit.get(quantity_of(step.batch, name))
+                is_off = not fits and audited is not None and audited.disagree > 0
+                beside = trainer.kind_of(name) in ("kl", "kl_loss") and is_off and _is_beside_loss(step, gap)
                 return {**found, **dict(zip(OF_KL, (logged, true, gap, fits, beside), strict=True))}
         return found
 

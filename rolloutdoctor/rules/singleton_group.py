@@ -137,7 +137,7 @@ class SingletonGroup(TableRule):
         matched = compared.filter(pl.col("error") <= pl.col("radius"))["error"]
         confirmed = len(matched) == len(compared) > 0
         all_groups = run.table.select(pl.struct("step", "compared").n_unique()).item()
-        carries = bool((run.table.filter("is_single")["size"] > 0).any())
+        carries = bool((run.table.filter("is_single")["size"].fill_nan(0.0) > 0).any())
         evidence = "no logged advantages to compare with"
         if len(compared):
             within = f" (within {number(float(matched.to_numpy().max()))})" if len(matched) else ""

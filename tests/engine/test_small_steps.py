@@ -5,7 +5,6 @@ from pathlib import Path
 
 import pytest
 import torch
-from engine.runs import TRL, random_columns, write
 
 from rolloutdoctor.commands.check import check
 from rolloutdoctor.commands.diff import diff
@@ -73,21 +72,6 @@ def test_nothing_shows_which_steps_shared_a_pass(name, monkeypatch):
         monkeypatch.setattr(run_steps, "TOGETHER", tokens)
         monkeypatch.setattr(identify_steps, "TOGETHER", tokens)
         assert repr(outcomes(name)) == repr(every)
-
-
-def test_nothing_is_cut_out_of_a_shared_pass_for_rules_alone(tmp_path, monkeypatch):
-    cut, cuts = together._cut, []
-    monkeypatch.setattr(together, "_cut", lambda *record: cuts.append(record) or cut(*record))
-    columns = random_columns(0, steps=5)
-    advantages = {**columns, "advantage": [0.5] * len(columns["step"])}
-    # What was logged, in the rows or beside them, is compared step by step.
-    for held, logged in ((columns, ()), (columns, [(2, "loss", 0.5)]), (advantages, ())):
-        cuts.clear()
-        path = write(tmp_path / "run.parquet", held, TRL, logged=logged)
-        found = check(open_run([path]), CheckOptions(device="cpu"))
-        something = held is advantages or bool(logged)
-        assert found.findings
-        assert (bool(found.audit), bool(cuts)) == (something, something)
 
 
 class Looker(StepConsumer):

@@ -153,7 +153,7 @@ def noisy(batch):
 
 
 @pytest.mark.parametrize("trainer", OPTIONS)
-@pytest.mark.parametrize(("share", "size"), [(0.1, 4), (0.4, 4), (0.2, 8), (0.7, 8)])
+@pytest.mark.parametrize(("share", "size"), [(0.1, 4), (0.2, 8)])
 def test_some_rows_have_the_reward_of_another(trainer, share, size):
     rows = steps_of(groups=32 // size, size=size)
     finding = run_of(trainer, rows, rows=lambda batch: with_rewards_of_others(batch, 5, share)).findings[0]

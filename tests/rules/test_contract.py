@@ -14,7 +14,7 @@ import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from rules.checking import columns_of, folded, outcomes, report_on
+from rules.checking import columns_of, folded, outcomes, report_on, values
 
 from rolloutdoctor.engine.judge import judge
 from rolloutdoctor.ops.groups import Groups
@@ -352,9 +352,12 @@ def test_shift_of_all_rewards_leaves_group_advantages_alone(setup, seed):
     mask_T = torch.repeat_interleave(torch.arange(8), batch.rows.diff()) != 0
     batch = dataclasses.replace(batch, per_token={**batch.per_token, "response_mask": mask_T})
     shifted = dataclasses.replace(batch, per_row={**batch.per_row, "reward": batch.per_row["reward"] + 16})
-    one, other = tallies_of(batch, setup), tallies_of(shifted, setup)
+    one, other = (report_on(each, logged=logged_by(setup), **SETUPS[setup]).findings for each in (batch, shifted))
     for code in ("RDA001", "RDA003", "RDG001", "RDG002"):
-        assert_close(one[code], other[code])
+        pair = [[values(found) for found in findings if found.code == code] for findings in (one, other)]
+        assert [each.keys() for each in pair[0]] == [each.keys() for each in pair[1]]
+        for mine, theirs in zip(*pair, strict=True):
+            assert mine == pytest.approx(theirs, rel=1e-9, abs=1e-9, nan_ok=True), code
 
 
 UNBOUNDED = ("kl_loss_share", "spurious_share_l1")

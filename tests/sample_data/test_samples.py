@@ -65,16 +65,14 @@ FOUND = {
 }
 # Three samples have no log-probs of the sampler, and the steps of the fourth are short, as are its prompts.
 OF_THE_SAMPLER = {"RDI005", "RDI010", *(f"RDO{number:03}" for number in (1, 2, 3, 4, 5, 8, 9, 10, 11))}
-# TRL records that it samples from all tokens.
-OF_TRL = OF_THE_SAMPLER - {"RDO004"}
 UNTESTED = {
     # They need rewards by function (one of them the outcome), advantages of tokens, or a mark of rows without a reward.
-    "run": {"RDA006", "RDA008", *OF_TRL},
+    "run": {"RDA006", "RDA008", "RDI011", *OF_THE_SAMPLER},
     "verl_rejected": {"RDA008", "RDA009", "RDO002", "RDO008", "RDO010", "RDO011"},
     # It says of no row how it ended.
-    "slime_ppo": {"RDA005", "RDA013", "RDI007", "RDI011", *OF_THE_SAMPLER},
+    "slime_ppo": {"RDA005", "RDA013", "RDI007", "RDI009", "RDI011", *OF_THE_SAMPLER},
     # Its entropies show a temperature.
-    "healthy": {"RDA006", *OF_TRL} - {"RDO003"},
+    "healthy": {"RDA006", *OF_THE_SAMPLER} - {"RDO003"},
 }
 MOST_BYTES = 6 * 2**20
 
