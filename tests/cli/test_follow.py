@@ -212,13 +212,14 @@ def test_the_command_line(rolloutdoctor, tmp_path):
     growing.write(path, range(1, 9))
 
     def grow():
-        time.sleep(1.0)
+        # After the first steps were checked: a file that is replaced while it is read is refused as damaged.
+        time.sleep(3.0)
         growing.write(path, range(1, 25), fault_from=12)
 
     # It is the same run up to step 8.
     thread = threading.Thread(target=grow)
     thread.start()
-    words = ["--follow", "--until-idle", "1.5", "--every", "0.1", "--state", state, "--on-finding", f"tee -a {events}"]
+    words = ["--follow", "--until-idle", "4", "--every", "0.1", "--state", state, "--on-finding", f"tee -a {events}"]
     found = rolloutdoctor("check", path, *words, "--format", "concise")
     thread.join()
     assert found.returncode == 1
