@@ -354,7 +354,14 @@ def test_shift_of_all_rewards_leaves_group_advantages_alone(setup, seed):
     shifted = dataclasses.replace(batch, per_row={**batch.per_row, "reward": batch.per_row["reward"] + 16})
     one, other = (report_on(each, logged=logged_by(setup), **SETUPS[setup]).findings for each in (batch, shifted))
     for code in ("RDA001", "RDA003", "RDG001", "RDG002"):
-        pair = [[values(found) for found in findings if found.code == code] for findings in (one, other)]
+        pair = [
+            [
+                {k: math.nan if v is None else v for k, v in values(found).items()}
+                for found in findings
+                if found.code == code
+            ]
+            for findings in (one, other)
+        ]
         assert [each.keys() for each in pair[0]] == [each.keys() for each in pair[1]]
         for mine, theirs in zip(*pair, strict=True):
             assert mine == pytest.approx(theirs, rel=1e-9, abs=1e-9, nan_ok=True), code
