@@ -10,10 +10,12 @@ import growing
 import pytest
 
 from rolloutdoctor.commands.convert import ConvertOptions
+from rolloutdoctor.commands.following import follower
 from rolloutdoctor.commands.following.follower import Follower
 from rolloutdoctor.commands.following.kept import Kept, load
 from rolloutdoctor.commands.following.opening import Followed
 from rolloutdoctor.engine.options import CheckOptions
+from rolloutdoctor.engine.run_steps import run_steps
 from rolloutdoctor.engine.state_file import dumped
 from rolloutdoctor.recorders.own_loop import StepRecorder
 from rolloutdoctor.results.errors import InputError
@@ -109,6 +111,31 @@ def test_a_file_that_is_replaced_by_a_longer_one(rolloutdoctor, tmp_path):
     assert watch.state == whole(rolloutdoctor, path)[0]
     # Nothing is new.
     assert watch() == 9
+
+
+def test_a_file_that_is_replaced_while_it_is_read(tmp_path, monkeypatch):
+    """It looks damaged: what took its place is read instead."""
+    path = tmp_path / "run.parquet"
+    growing.write(path, range(1, 6))
+    watch, reads = Watch(path), []
+
+    def replaced(*given):
+        reads.append(given)
+        if len(reads) == 1:
+            growing.write(path, range(1, 10))
+            raise InputError("it is damaged")
+        return run_steps(*given)
+
+    monkeypatch.setattr(follower, "run_steps", replaced)
+    assert watch() == 8
+    growing.write(path, range(1, 16))
+    monkeypatch.setattr(follower, "run_steps", refused)
+    with pytest.raises(InputError, match="it is damaged"):
+        watch()
+
+
+def refused(*given):
+    raise InputError("it is damaged")
 
 
 @pytest.mark.parametrize(
@@ -212,8 +239,7 @@ def test_the_command_line(rolloutdoctor, tmp_path):
     growing.write(path, range(1, 9))
 
     def grow():
-        # After the first steps were checked: a file that is replaced while it is read is refused as damaged.
-        time.sleep(3.0)
+        time.sleep(1.0)
         growing.write(path, range(1, 25), fault_from=12)
 
     # It is the same run up to step 8.

@@ -114,28 +114,39 @@ class Follower:
         Raises:
             InputError: if a file cannot be read, or is of another run than what was counted.
         """
-        total = 0
-        while self._feed is not None:
-            if self._feed.replaced or not self._is_known:
-                self._recognise()
-            with self._feed.fresh(self.counted, ended=ended) as fresh:
-                self._wait(self._feed.waits_for)
-                ready = [] if fresh is None else self._wanted(fresh)
-                if fresh is None or not ready:
-                    break
-                prepared = prepare(fresh.run, self._options)
-                is_restarted = self._must_restart(prepared)
-                ready = ready if most is None else ready[-most:]
-                while ready and not is_restarted:
-                    chosen, ready = ready[: self._chunk], ready[self._chunk :]
-                    self._count(prepared, chosen)
-                    self._keep_and_say()
-                    total += len(chosen)
-            if is_restarted:
-                self._restart()
-            elif most is not None:
-                break
+        total, goes_on = 0, True
+        while goes_on and self._feed is not None:
+            try:
+                counted, goes_on = self._count_fresh(self._feed, ended=ended, most=most)
+            except InputError:
+                # A file that is replaced while it is read looks damaged: what has taken its place is read instead.
+                if not (self._feed.changed() and self._feed.replaced):
+                    raise
+            else:
+                total += counted
         return total
+
+    def _count_fresh(self, feed: Feed, *, ended: bool, most: int | None) -> tuple[int, bool]:
+        """Count the steps that are whole now; return how many, and whether there may be more."""
+        if feed.replaced or not self._is_known:
+            self._recognise()
+        total = 0
+        with feed.fresh(self.counted, ended=ended) as fresh:
+            self._wait(feed.waits_for)
+            ready = [] if fresh is None else self._wanted(fresh)
+            if fresh is None or not ready:
+                return 0, False
+            prepared = prepare(fresh.run, self._options)
+            is_restarted = self._must_restart(prepared)
+            ready = ready if most is None else ready[-most:]
+            while ready and not is_restarted:
+                chosen, ready = ready[: self._chunk], ready[self._chunk :]
+                self._count(prepared, chosen)
+                self._keep_and_say()
+                total += len(chosen)
+        if is_restarted:
+            self._restart()
+        return total, is_restarted or most is None
 
     def _wanted(self, fresh: Fresh) -> list[StepKey]:
         options = self._options
