@@ -91,25 +91,7 @@ def check(
     from rolloutdoctor.rules.table import pick
 
     if any(map(is_measured, paths)):
-        _refuse_beside(
-            f"{paths[0]} holds measured tables, and the options that they were measured with",
-            {
-                "--trainer": trainer is not None,
-                "--set": bool(settings),
-                "--trainer-config": trainer_config is not None,
-                "--fix": bool(fix),
-                "--steps": steps is not None,
-                "--split": split is not None,
-                "--list": list_ is not None,
-                "--each": each,
-                "--follow": follow,
-                "--save-state": save_state is not None,
-                "--workers": workers > 1,
-                "--engine": engine is not None,
-                "--baseline": baseline is not None,
-                "--write-baseline": write_baseline is not None,
-            },
-        )
+        _refuse_beside(f"{paths[0]} holds measured tables, and the options they were measured with", _unused(context))
         raise SystemExit(
             judge_saved(
                 paths,
@@ -231,6 +213,31 @@ def check(
     code = finish(report, gallery)
     opt.warn_of_partial(run, quiet=quiet)
     raise SystemExit(code)
+
+
+_OF_MEASURED = frozenset(
+    {
+        "paths",
+        "select",
+        "ignore",
+        "require",
+        "format_",
+        "output_file",
+        "fail_on",
+        "exit_zero",
+        "color",
+        "quiet",
+        "verbose",
+    }
+)
+"""Options that judge what was measured."""
+
+
+def _unused(context: typer.Context) -> dict[str, bool]:
+    """Options that judging what was measured does not use, and whether they are on the command line."""
+    others = [option for option in context.command.params if option.name not in _OF_MEASURED]
+    sources = {option.opts[0]: context.get_parameter_source(option.name or "") for option in others}
+    return {name: source is not None and source.name == "COMMANDLINE" for name, source in sources.items()}
 
 
 def _refuse_beside(what: str, given: Mapping[str, bool]) -> None:
