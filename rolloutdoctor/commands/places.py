@@ -6,6 +6,7 @@ from itertools import groupby
 
 from rolloutdoctor.commands.check import check, report_of
 from rolloutdoctor.engine.accumulate import RuleAccumulator
+from rolloutdoctor.engine.judge import seen_by
 from rolloutdoctor.engine.options import CheckOptions
 from rolloutdoctor.engine.plan import Plan
 from rolloutdoctor.engine.prepare import PreparedRun, prepare
@@ -85,8 +86,7 @@ def _list_lines(prepared: PreparedRun, rule: TableRule, write: Callable[[Sequenc
     state = measure(prepared)
     report = report_of(prepared, state)
     if report.findings:
-        seen = [key for key in state.seen if key.split in rule.splits]
-        measured = rule.measured(state.tables.of_rule(rule, prepared.context, seen), prepared.context)
+        measured = seen_by(rule, state, prepared.context).total()
         places = [Place(split, found) for split, found in rule.listed(measured)]
         for _, of_step in groupby(places, key=lambda place: (place.found.step, place.split)):
             write(list(of_step))
