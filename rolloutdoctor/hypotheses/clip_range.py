@@ -12,6 +12,7 @@ from rolloutdoctor.hypotheses.loss_terms import CLIPPED
 _WIDEST = {"clip_low": 1.0, "clip_high": 16.0}
 _HALVINGS = 40
 _ENOUGH_BITS = 8.0
+"""What is enough for a number: those of few digits are few."""
 _ENOUGH_STEPS = 3
 """Steps from which on the others say whether a number is right that one of them gave."""
 

@@ -93,7 +93,7 @@ class AdvantageBlowUp(TableRule):
         if rows is None or rows.advantage_N is None or not rows.objective.advantage.is_group_score:
             return dict.fromkeys(self.adds)
         return {
-            "compared": step.compared.index_N - step.by_step.expand(step.compared_by_step.runs.offsets[:-1]),
+            "compared": step.compared_N,
             "logged": logged_N,
             "radius": None if logged_N is None else step.advantage_radius(),
         }

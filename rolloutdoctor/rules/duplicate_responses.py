@@ -245,7 +245,7 @@ class DuplicateResponses(Rule[DuplicateTally]):
         return self.nats + log(max(run.all_pairs, run.pairs, 1.0))
 
     def _beyond_chance(self, run: DuplicateTally, copies: Mapping[str, float], pairs: float) -> int:
-        """Copies that are no chance: each of them, or as many as there are of responses of so many nats.
+        """Copies beyond chance: each of them, or as many as there are of responses of so many nats.
 
         A row repeats an earlier one with a chance of at most exp(-nats), so that copies of such responses are bounded
         by a sum of independent draws with mean pairs x exp(-nats), and its upper tail by Chernoff.

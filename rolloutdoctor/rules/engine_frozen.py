@@ -215,7 +215,7 @@ class EngineFrozen(Rule[FrozenTally]):
             return None
         if found.pairs < self.least_pairs:
             return Missing(
-                f"{counted(found.pairs, 'pair')} of one context at two versions, and it takes {self.least_pairs}",
+                f"{counted(found.pairs, 'pair')} of one context at two versions; needs {self.least_pairs}",
                 "widen --steps to where prompts come again",
             )
         if found.noise is None:

@@ -89,7 +89,7 @@ class FloatResidue(TableRule):
             return dict.fromkeys(self.adds)
         index_N = step.compared.index_N
         return {
-            "compared": index_N - step.by_step.expand(step.compared_by_step.runs.offsets[:-1]),
+            "compared": step.compared_N,
             "is_equal": step.equal_reward_groups()[index_N],
             "logged": step.logged_advantages(),
             "float32": step.float32_advantages(evaluation.objective.advantage.epsilon).double(),

@@ -44,7 +44,7 @@ class InertRewardTerm(TableRule):
     their means over the step; `reward_variance_share` is what the reward has within its groups of its own: the share
     that can reach the gradient. That a function which depends on the response agrees in every group by chance must have
     a probability of 2^-20: one in (n + 1) / 2 for each group of n rows (a success whose chance is any between 0 and 1),
-    and one in two at least, so that it takes 20 pairs, or ten groups of eight. Functions of weight 0 are left out.
+    and one in two at least, so that 20 pairs are needed, or ten groups of eight. Functions of weight 0 are left out.
     Estimators without a group baseline, pass@k, and steps that are compared as one batch are not looked at, since
     there the term does not cancel; neither is a single group.
 
@@ -89,7 +89,7 @@ class InertRewardTerm(TableRule):
         evaluation = step.evaluation
         if evaluation is None or not _has_group_baseline(evaluation.objective) or not step.batch.rewards:
             return dict.fromkeys(self.adds)
-        return {"compared": step.compared.index_N - step.by_step.expand(step.compared_by_step.runs.offsets[:-1])}
+        return {"compared": step.compared_N}
 
     def table(self, run: RunTables, context: Context) -> pl.DataFrame:
         """One line for each step and reward function, with what the groups of the step are; see `_functions`."""
@@ -165,7 +165,7 @@ class InertRewardTerm(TableRule):
             return None
         return Missing(
             f"{counted(run.count('groups'), 'group')} of two or more rows with rewards by function, which agree by "
-            f"chance once in 2^{bits:.0f} runs, and it takes 2^{self.least_bits:g}",
+            f"chance once in 2^{bits:.0f} runs; needs 2^{self.least_bits:g}",
             "widen --steps, or record the column rewards for every row",
         )
 

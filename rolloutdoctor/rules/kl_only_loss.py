@@ -144,14 +144,14 @@ class KlOnlyLoss(TableRule):
             return None
         share, dead_share = run["steps_share"], run.count("dead_steps") / steps
         norm = run["grad_norm"]
-        alive = "no norm was logged" if norm is None else f"the logged gradient norm is {number(norm)}"
+        norm_words = "no norm was logged" if norm is None else f"the logged gradient norm is {number(norm)}"
         return Judgement(
             severity=Severity.WARNING if dead_share > self.dead_warn_above else Severity.INFO,
             confirmed=True,
             headline=f"the loss is the KL term alone in {counted(found, 'step')} of {steps:,}",
             message=(
                 f"in {percent(share)} of the steps the logged loss is the KL term: {number(run['loss'])} on average; "
-                f"{alive}"
+                f"{norm_words}"
             ),
             evidence=(
                 "the logged policy part, or the loss minus coefficient times KL, is at most "

@@ -188,7 +188,7 @@ class LossNearZero(TableRule):
         if len(log) >= FEWEST_LINES:
             return None
         return Missing(
-            f"{counted(len(log), 'line')} with a loss and a gradient norm, and it takes {FEWEST_LINES}",
+            f"{counted(len(log), 'line')} with a loss and a gradient norm; needs {FEWEST_LINES}",
             "give a longer log, or record the rollouts",
         )
 

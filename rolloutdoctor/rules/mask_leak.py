@@ -295,7 +295,7 @@ class MaskLeak(TableRule):
         if not any(tally.stage in self.stages for tally in context.unexplained.values()):
             return None
         return Missing(
-            "the logged loss does not follow from the rows, and no hypothesis explains it: a term of it may count "
+            "the rows do not reproduce the logged loss, and no hypothesis explains why: a term of it may count "
             "padding, whose log-probs are not in the file",
             "see that every term of the loss is multiplied by the mask before it is added up",
         )

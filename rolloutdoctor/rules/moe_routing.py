@@ -82,7 +82,7 @@ class MoeRouting(Rule[RoutingTally]):
     ## Example
     >>> from rolloutdoctor.testing import diagnose_one, toy_batch
     >>> diagnose_one("RDO008", toy_batch([[1, 0]], rollout=-1.01), trainer=None)
-    'RDO008 skipped: 8 sampled tokens with a probability below 0.9, and it takes 2000'
+    'RDO008 skipped: 8 sampled tokens with a probability below 0.9; needs 2000'
     """
 
     code = "RDO008"
@@ -198,8 +198,7 @@ class MoeRouting(Rule[RoutingTally]):
             return None
         if run.tokens < self.least_tokens:
             return Missing(
-                f"{counted(run.tokens, 'sampled token')} with a probability below 0.9, and it takes "
-                f"{self.least_tokens}",
+                f"{counted(run.tokens, 'sampled token')} with a probability below 0.9; needs {self.least_tokens}",
                 "widen --steps",
             )
         return Missing(

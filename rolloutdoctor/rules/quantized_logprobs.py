@@ -176,7 +176,7 @@ class QuantizedLogProbs(TableRule):
         if fewest >= self.least_values or self._lattices(run):
             return None
         return Missing(
-            f"{counted(fewest, 'sampled log-prob')} of a size of a tenth or more, and it takes {self.least_values}",
+            f"{counted(fewest, 'sampled log-prob')} of a size of a tenth or more; needs {self.least_values}",
             "widen --steps",
         )
 

@@ -184,7 +184,7 @@ class ReferenceMoved(TableRule):
         table, still = run.table, run.table["still"].drop_nulls()
         if len(table) < 2 * self.window:
             return Missing(
-                f"{counted(len(table), 'step')} with log-probs of both models, and it takes {2 * self.window}",
+                f"{counted(len(table), 'step')} with log-probs of both models; needs {2 * self.window}",
                 "widen --steps, or record more steps",
             )
         if self._is_policy_throughout(table) and len(still) and still.all():

@@ -109,7 +109,7 @@ class RejectedInBaseline(TableRule):
         drift = baseline_drift(rows, fixed.rows, ~rows.rejected_N, step.by_step)
         assert drift is not None  # `columns` asks for estimators with a baseline per row
         values = (
-            step.compared.index_N - step.by_step.expand(step.compared_by_step.runs.offsets[:-1]),
+            step.compared_N,
             rows.rejected_N,
             drift[0].abs(),
             drift[1],

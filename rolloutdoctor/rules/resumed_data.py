@@ -185,7 +185,7 @@ class ResumedData(Rule[ResumedTally]):
         if len(run.seen) >= 2 * self.fewest:
             return None
         return Missing(
-            f"{counted(len(run.seen), 'step')} with known prompts, and it takes {2 * self.fewest}",
+            f"{counted(len(run.seen), 'step')} with known prompts; needs {2 * self.fewest}",
             "widen --steps, or record more steps",
         )
 

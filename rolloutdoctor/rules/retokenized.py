@@ -155,7 +155,7 @@ class Retokenized(TableRule):
         if not turns or (turns >= self.fewest and run["start_median_low"] is not None):
             return None
         return Missing(
-            f"{counted(turns, 'turn')} behind masked tokens, and it takes {self.fewest} with log-probs",
+            f"{counted(turns, 'turn')} behind masked tokens; needs {self.fewest} with log-probs",
             "widen --steps, or record more steps",
         )
 

@@ -214,7 +214,7 @@ class SequenceIsLengthBias(TableRule):
         rows = len(run.table)
         if not _bounds(context.objective) or rows >= self.least_rows:
             return None
-        return Missing(f"{counted(rows, 'row')} with both log-probs, and it takes {self.least_rows}", "widen --steps")
+        return Missing(f"{counted(rows, 'row')} with both log-probs; needs {self.least_rows}", "widen --steps")
 
     def excluded(self, run: Measured, context: Context) -> Excluded | None:
         """How many more of the long responses may be lost than of the short ones."""

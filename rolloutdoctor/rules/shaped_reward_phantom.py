@@ -91,8 +91,7 @@ class ShapedRewardPhantom(TableRule):
         rows = step.rows
         if rows is None or rows.advantage_N is None or not step.batch.rewards or not _divides(rows.objective):
             return dict.fromkeys(self.adds)
-        compared_N = step.compared.index_N - step.by_step.expand(step.compared_by_step.runs.offsets[:-1])
-        return {"compared": compared_N, "logged": step.logged_advantages()}
+        return {"compared": step.compared_N, "logged": step.logged_advantages()}
 
     def table(self, run: RunTables, context: Context) -> pl.DataFrame:
         """One line for each group and function; `is_shaped` if the function has no variance, and the reward has."""

@@ -81,9 +81,8 @@ class SingletonGroup(TableRule):
         single_N = (step.compared_sum(live_N) == 1)[step.compared.index_N] & live_N
         logged_N = step.logged_advantages()
         radius_N = None if logged_N is None else step.advantage_radius()
-        compared_N = step.compared.index_N - step.by_step.expand(step.compared_by_step.runs.offsets[:-1])
         return {
-            "compared": compared_N,
+            "compared": step.compared_N,
             "is_live": live_N,
             "is_single": single_N,
             "logged": logged_N,

@@ -213,7 +213,7 @@ class StalePolicy(Rule[LagTally]):
         if table.mixes_lags() or len(table.by_step) >= 4:
             return None
         steps = counted(len(table.by_step), "step")
-        return Missing(f"{steps} with 100 tokens or more below probability 0.9, and it takes 4", remedy)
+        return Missing(f"{steps} with 100 tokens or more below probability 0.9; needs 4", remedy)
 
     def judge(self, run: LagTally, context: Context) -> Judgement | None:
         """A warning, or information where the objective corrects for the sampler."""

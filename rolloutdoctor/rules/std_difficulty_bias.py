@@ -75,7 +75,7 @@ class StdDifficultyBias(TableRule):
         """The groups as the trainer compares them."""
         if step.rows is None or step.rows.advantage_N is None:
             return dict.fromkeys(self.adds)
-        return {"compared": step.compared.index_N - step.by_step.expand(step.compared_by_step.runs.offsets[:-1])}
+        return {"compared": step.compared_N}
 
     def table(self, run: RunTables, context: Context) -> pl.DataFrame:
         """One line for each group of two or more: absolute advantages, divided (`mass`) and not (`plain`)."""

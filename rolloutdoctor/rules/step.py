@@ -189,6 +189,11 @@ class StepView:
         """The rows gathered as the trainer compares them: by group, or all together where it falls back to that."""
         return self.cached("compared", self._compared)
 
+    @cached_property
+    def compared_N(self) -> Tensor:
+        """Number of each row's group (`compared`) in its step, ``[N]`` int64."""
+        return self.compared.index_N - self.by_step.expand(self.compared_by_step.runs.offsets[:-1])
+
     def _compared(self) -> Groups:
         found = self._compared_of_each
         if not self.parts:

@@ -214,7 +214,7 @@ class TemperatureMismatch(Rule[TemperatureTally]):
             return Missing(f"{counted(run.calibrated, 'token')} with a logged entropy are too few to tell", remedy)
         if slope is None or contexts < self.least_contexts:
             return Missing(
-                f"siblings drew different tokens at {counted(contexts, 'context')}, and it takes {self.least_contexts}",
+                f"siblings drew different tokens at {counted(contexts, 'context')}; needs {self.least_contexts}",
                 remedy,
             )
         return None

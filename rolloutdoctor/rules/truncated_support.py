@@ -190,7 +190,7 @@ class TruncatedSupport(Rule[SupportTally]):
         if run.unsure >= self.least_tokens:
             return None
         return Missing(
-            f"{counted(run.unsure, 'sampled token')} with a probability below 0.9, and it takes {self.least_tokens}",
+            f"{counted(run.unsure, 'sampled token')} with a probability below 0.9; needs {self.least_tokens}",
             "widen --steps",
         )
 

@@ -143,7 +143,7 @@ def test_stamps_are_versions():
 
 def test_no_verdict():
     (skipped,) = report_on(run(model(), 2, prompts=(0, 1)), trainer=None, select=[CODE]).skipped
-    assert skipped.reason.endswith("and it takes 20")
+    assert skipped.reason.endswith("; needs 20")
     assert skipped.remedy == "widen --steps to where prompts come again"
     alone = run(model(), 12, prompts=tuple(range(20)), group=1)
     (skipped,) = report_on(alone, trainer=None, select=[CODE]).skipped

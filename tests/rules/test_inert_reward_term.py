@@ -109,7 +109,7 @@ def test_a_function_of_weight_zero():
 def test_too_few_groups_are_no_verdict():
     rows = batch({"correct": CORRECT[:8], "hard": HARD[:8]}, groups=4)
     (skipped,) = diagnose([rows], **TRL, select=[CODE]).skipped
-    assert skipped.reason.endswith("agree by chance once in 2^4 runs, and it takes 2^20")
+    assert skipped.reason.endswith("agree by chance once in 2^4 runs; needs 2^20")
 
 
 @pytest.mark.parametrize(("groups", "size", "enough"), [(18, 8, True), (10, 8, True), (9, 8, False), (19, 2, False)])

@@ -190,7 +190,7 @@ def test_losses_that_were_rounded_away(tmp_path):
     entries[3]["loss"] = 0.00041234
     assert outcomes(report_of(trainer_state(tmp_path, *entries)))["RDG002"] == "clean"
     (skipped,) = [one for one in report_of(trainer_state(tmp_path, *entries[:3])).skipped if one.code == "RDG002"]
-    assert "it takes 10" in skipped.reason
+    assert "needs 10" in skipped.reason
 
 
 def test_a_gradient_that_never_arrives(tmp_path):

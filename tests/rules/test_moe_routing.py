@@ -50,4 +50,4 @@ def test_stamps_leave_rows_of_other_versions_out():
 
 def test_too_few_tokens_are_no_verdict():
     (skipped,) = report(run(1, prompts=2)).skipped
-    assert "it takes 2000" in skipped.reason
+    assert "needs 2000" in skipped.reason

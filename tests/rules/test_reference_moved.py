@@ -153,7 +153,7 @@ def test_healthy_runs(seed):
 
 def test_too_few_steps_are_no_verdict():
     (skipped,) = diagnose(run(FALL[:5]), trainer="trl", select=[CODE]).skipped
-    assert skipped.reason == "5 steps with log-probs of both models, and it takes 6"
+    assert skipped.reason == "5 steps with log-probs of both models; needs 6"
 
 
 def test_masked_tokens_do_not_count():

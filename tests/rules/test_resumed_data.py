@@ -95,7 +95,7 @@ def test_rows_may_come_in_any_order():
 def test_skipped():
     assert outcomes(report_on(steps("abcdefg"), trainer=None, select=[CODE])) == {CODE: "clean"}
     (skipped,) = report_on(steps("abcd"), trainer=None, select=[CODE]).skipped
-    assert "it takes 6" in skipped.reason
+    assert "needs 6" in skipped.reason
     (skipped,) = report_on(toy_batch([[1, 0]]), trainer=None, select=[CODE]).skipped
     assert "prompt_ids" in skipped.reason
 

@@ -83,7 +83,7 @@ def test_unlikely_tokens_are_held_against_unlikely_ones():
 
 def test_too_few_turns():
     report = report_on(batch_of(rows=18), trainer=None, select=[CODE])
-    assert "it takes 20" in report.skipped[0].reason
+    assert "needs 20" in report.skipped[0].reason
     assert find([batch_of(rows=10), batch_of(rows=10, step=1)]) is not None
 
 

@@ -141,7 +141,7 @@ def test_nothing_is_made_of_sequences(options):
 
 def test_too_few_rows_are_no_verdict():
     (skipped,) = report([batch(rows=16)]).skipped
-    assert "it takes 60" in skipped.reason
+    assert "needs 60" in skipped.reason
 
 
 def test_no_log_probs_of_the_sampler():

@@ -248,7 +248,7 @@ def test_a_long_answer_that_ends_surely():
 
 def test_too_few_steps():
     (skipped,) = report_on(gaps([0.01] * 3), select=[CODE], trainer=None).skipped
-    assert skipped.reason == "3 steps with 100 tokens or more below probability 0.9, and it takes 4"
+    assert skipped.reason == "3 steps with 100 tokens or more below probability 0.9; needs 4"
 
 
 def test_log_probs_of_the_sampler_itself():

@@ -104,7 +104,7 @@ def test_a_collapsed_policy_is_no_verdict():
 
 def test_too_few_contexts_are_no_verdict():
     (skipped,) = report(run(1, prompts=2)).skipped
-    assert "it takes 20" in skipped.reason
+    assert "needs 20" in skipped.reason
 
 
 def test_missing_columns():
