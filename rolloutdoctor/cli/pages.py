@@ -42,7 +42,7 @@ def rule(code: str | None = None, *, as_json: bool = False) -> str:
     Raises:
         UsageError: if there is no such rule.
     """
-    from rolloutdoctor.rules.table import FAMILIES, RULES, find
+    from rolloutdoctor.rules.table import RULES, family, find
 
     chosen = RULES if code is None else (find(code),)
     if as_json:
@@ -50,7 +50,7 @@ def rule(code: str | None = None, *, as_json: bool = False) -> str:
             {
                 "code": each.code,
                 "name": each.name,
-                "family": FAMILIES[each.code[:3]],
+                "family": family(each),
                 "summary": each.title(),
                 "page": inspect.getdoc(type(each)),
                 "measures": list(each.measures(each.tally())),
@@ -65,7 +65,7 @@ def rule(code: str | None = None, *, as_json: bool = False) -> str:
         return "\n".join([*lines, "", "`rolloutdoctor rule CODE` explains one."])
     (each,) = chosen
     parts = [
-        f"{each.code} {each.name} ({FAMILIES[each.code[:3]]})",
+        f"{each.code} {each.name} ({family(each)})",
         inspect.getdoc(type(each)) or "",
         "## Measures\n" + ", ".join(each.measures(each.tally())),
         "## References\n" + "\n".join(each.references),

@@ -12,6 +12,7 @@ from rolloutdoctor.importers.prime_rl_traces import PrimeRlTraces
 from rolloutdoctor.importers.slime import SlimeDump
 from rolloutdoctor.importers.trl import TrlCompletions
 from rolloutdoctor.importers.verl import VerlRollouts
+from rolloutdoctor.plugins import offered
 from rolloutdoctor.results.errors import UsageError, nearest
 
 IMPORTERS: tuple[Importer, ...] = (
@@ -23,8 +24,12 @@ IMPORTERS: tuple[Importer, ...] = (
     PrimeRlTokens(),
     PrimeRlTraces(),
     OpenInstruct(),
-    MappedTable(),
 )
+
+_NAMES = [*(importer.name for importer in IMPORTERS), MappedTable.name]
+
+# The mapped table takes what nobody else knows.
+IMPORTERS += (*offered("rolloutdoctor.importers", ("name", "detect", "read"), _NAMES, "name"), MappedTable())
 
 
 def find(name: str) -> Importer:

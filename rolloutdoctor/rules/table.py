@@ -3,6 +3,7 @@
 from collections.abc import Sequence
 from typing import Any
 
+from rolloutdoctor.plugins import offered
 from rolloutdoctor.results.errors import UsageError, nearest
 from rolloutdoctor.rules.advantage_blow_up import AdvantageBlowUp
 from rolloutdoctor.rules.advantage_mask_mismatch import AdvantageMaskMismatch
@@ -123,6 +124,8 @@ RULES: tuple[AnyRule, ...] = (
     PositionShift(),
 )
 
+RULES += offered("rolloutdoctor.rules", ("code", "judge", "tally"), (rule.code for rule in RULES), "code")
+
 FAMILIES = {
     "RDA": "advantages and baselines",
     "RDG": "gradients and KL",
@@ -163,5 +166,11 @@ def find(word: str) -> AnyRule:
     )
 
 
+def family(rule: AnyRule) -> str:
+    """Return what a rule is about; of a rule of another package, that package."""
+    return FAMILIES.get(rule.code[:3]) or f"of the package {type(rule).__module__.partition('.')[0]}"
+
+
 def _matches(rule: AnyRule, word: str) -> bool:
-    return rule.name == word or (word[:2].upper() == "RD" and rule.code.startswith(word.upper()))
+    is_start = word[:2].upper() == "RD" or word.upper() == rule.code
+    return rule.name == word or (is_start and rule.code.startswith(word.upper()))

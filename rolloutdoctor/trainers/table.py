@@ -4,6 +4,7 @@ from collections import Counter
 from collections.abc import Collection
 from fnmatch import fnmatchcase
 
+from rolloutdoctor.plugins import offered
 from rolloutdoctor.results.errors import UsageError, nearest
 from rolloutdoctor.trainers.slime import trainer as slime
 from rolloutdoctor.trainers.spec import Trainer
@@ -14,6 +15,9 @@ from rolloutdoctor.trainers.verl import trainer as verl
 TRAINERS: dict[str, Trainer] = {
     trainer.name: trainer for trainer in (trl.TRAINER, rloo.TRAINER, verl.TRAINER, slime.TRAINER)
 }
+
+_MORE = offered("rolloutdoctor.trainers", ("name", "objective", "metrics"), TRAINERS, "name")
+TRAINERS |= {trainer.name: trainer for trainer in _MORE}
 
 ALIASES = {trainer.name: trainer.aliases for trainer in TRAINERS.values()}
 """Trainer to its own names of columns that mean another column elsewhere."""

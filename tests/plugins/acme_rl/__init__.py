@@ -1,0 +1,1 @@
+"""A package that adds a rule, a trainer and an importer."""
