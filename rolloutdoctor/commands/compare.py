@@ -4,6 +4,9 @@ import math
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
 
+import polars as pl
+
+from rolloutdoctor.commands.breakdown import bins_of_rewards, length_label, reward_label
 from rolloutdoctor.commands.check import report_of
 from rolloutdoctor.commands.compare_rows import COLUMNS, RowComparison, step_pairs
 from rolloutdoctor.commands.run_profile import RECOMPUTED, ROW_PARTS, UNITS, PartKey, RunProfile
@@ -28,9 +31,6 @@ from rolloutdoctor.results.run_comparison import (
     Side,
 )
 from rolloutdoctor.results.version import __version__
-
-MOST_REWARDS = 10
-"""Parts by reward; neighbours are put together until so few are left."""
 
 
 @dataclass(frozen=True)
@@ -276,9 +276,10 @@ def _row_parts(
         raise UsageError(f"--by {by}: neither run has what rows can be broken down by so")
     bins: list[list[PartKey]] = [[key] for key in keys]
     if by == "reward":
-        bins = _merged(keys, {key: _sum((a, b), [key], "rows") for key in keys})
+        found = pl.DataFrame({"part": keys, "rows": [_sum((a, b), [key], "rows") for key in keys]})
+        bins = [own["part"].to_list() for _, own in bins_of_rewards(found).group_by("bin", maintain_order=True)]
     total = [max(1.0, _sum((side,), keys, "rows")) for side in (a, b)]
-    found = []
+    parts = []
     for here in bins:
         rows = [_sum((side,), here, "rows") for side in (a, b)]
         values = {
@@ -287,8 +288,8 @@ def _row_parts(
             "reward": _means(a, b, here, "reward", "scored"),
             "response_length": _means(a, b, here, "tokens", "rows"),
         }
-        found.append(Part(_part_name(by, here), values))
-    return tuple(found)
+        parts.append(Part(_part_name(by, here), values))
+    return tuple(parts)
 
 
 def _means(
@@ -309,30 +310,11 @@ def _sum(sides: Iterable[Mapping[PartKey, Mapping[str, float]]], keys: Iterable[
     return math.fsum(side[key][name] for side in sides for key in keys if key in side)
 
 
-def _merged(keys: list[PartKey], rows: Mapping[PartKey, float]) -> list[list[PartKey]]:
-    """Neighbouring rewards put together into parts of about equal size; rows without a reward stay apart."""
-    known = [key for key in keys if key != math.inf]
-    unscored: list[list[PartKey]] = [[key] for key in keys if key == math.inf]
-    if len(known) <= MOST_REWARDS:
-        return [*([key] for key in known), *unscored]
-    total, before = sum(rows[key] for key in known), 0.0
-    bins: dict[int, list[PartKey]] = {}
-    for key in known:
-        middle = (before + rows[key] / 2) / total
-        bins.setdefault(min(int(middle * MOST_REWARDS), MOST_REWARDS - 1), []).append(key)
-        before += rows[key]
-    return [*bins.values(), *unscored]
-
-
 def _part_name(by: str, keys: list[PartKey]) -> str:
     low, high = keys[0], keys[-1]
     if isinstance(low, str) or isinstance(high, str):
         return str(low)
-    if by == "length":
-        return f"{low:.0f}" if low < 2 else f"{low:.0f} to {2 * low - 1:.0f}"
-    if low == math.inf:
-        return "none"
-    return f"{low:g}" if low == high else f"{low:g} to {high:g}"
+    return length_label(low) if by == "length" else reward_label(low, high)
 
 
 def _notes(a: Run, b: Run, sides: list[_Seen], rows: RowComparison) -> Iterator[str]:

@@ -4,19 +4,22 @@ import math
 from collections.abc import Iterator, Sequence
 from dataclasses import replace
 
-from rolloutdoctor.commands.breakdown import PARTS, part_slices
-from rolloutdoctor.commands.diff_parts import DiffOptions, DiffWork, FoldState, columns_of, sides_of
-from rolloutdoctor.commands.diff_stats import Change, measures
+import polars as pl
+
+from rolloutdoctor.commands.breakdown import PARTS, bins_of_rewards, length_label
+from rolloutdoctor.commands.diff_measures import Totals, differs, is_other, measures, totals
+from rolloutdoctor.commands.diff_parts import DiffOptions, DiffState, DiffWork, columns_of, sides_of
 from rolloutdoctor.commands.needs import need_trainer
 from rolloutdoctor.commands.top_groups import moved_groups
+from rolloutdoctor.data.batch import StepKey
 from rolloutdoctor.engine.comparable import comparable
 from rolloutdoctor.engine.configure import configure
 from rolloutdoctor.engine.devices import find_device
 from rolloutdoctor.engine.identified_options import with_identified
 from rolloutdoctor.engine.parts import Executor, Serial, tree_sum
+from rolloutdoctor.evaluation.evaluate import AS_CONFIGURED
 from rolloutdoctor.io.progress import Progress
 from rolloutdoctor.io.run import Run
-from rolloutdoctor.ops.tally import ratio
 from rolloutdoctor.results.comparison import Comparison, Effect, Pair, Slice
 from rolloutdoctor.results.errors import UsageError
 from rolloutdoctor.results.exact import mean
@@ -50,7 +53,8 @@ def diff(
         raise UsageError(f"no parts by {options.by!r} (known: {', '.join(PARTS)})")
     options = with_identified(run, options)
     configured = need_trainer(configure(run.metadata, options.trainer, options.layers))
-    _, notes = columns_of(run, comparable(run.metrics, configured), configured, sides_of(run, configured, options))
+    sides = sides_of(run, configured, options)
+    _, notes = columns_of(run, comparable(run.metrics, configured), configured, sides)
     states = (executor or Serial()).measure(DiffWork(options), run, options.steps, options.split, progress)
     seen = tree_sum(states)
     if not seen.input.rows:
@@ -59,14 +63,10 @@ def diff(
     bonus = configured.objective.entropy_bonus
     if bonus is not None:
         notes.append(f"losses and gradients are those of the policy term and the KL term: {bonus.no_gradient}")
-    folds = seen.folds
-    effects = [
-        _effect(fold, options.by, label, joint=not at and len(folds) > 1)
-        for at, (label, fold) in enumerate(folds.items())
-    ]
+    labels = [label for label in sides if label != AS_CONFIGURED]
+    effects = [_effect(seen, label, options.by, joint=not at and len(labels) > 1) for at, label in enumerate(labels)]
     if options.top:
-        groups_moved = moved_groups(run, next(iter(folds.values())).candidates, text=options.text)
-        effects[0] = replace(effects[0], groups=groups_moved)
+        effects[0] = replace(effects[0], groups=moved_groups(run, seen.moved, text=options.text))
     return Comparison(
         version=__version__,
         device=find_device(options.device).type,
@@ -82,34 +82,56 @@ def diff(
     )
 
 
-def _effect(fold: FoldState, by: str | None, label: str, *, joint: bool) -> Effect:
-    """What came out."""
-    steps = [(key, *found) for key, found in sorted(fold.steps.items())]
-    total = Change()
-    for _, change, _ in steps:
-        total = total + change
-    names = dict.fromkeys(name for _, _, pairs in steps for name in pairs)
-    metrics = {name: _mean([pairs[name] for _, _, pairs in steps if name in pairs]) for name in names}
-    moved = any(_other(pair) for _, _, pairs in steps for pair in pairs.values())
+def _effect(state: DiffState, side: str, by: str | None, *, joint: bool) -> Effect:
+    """Query what a changed side makes of the run."""
+    lines = state.steps.filter(side=side).sort("step", "split")
+    metrics = state.metrics.filter(side=side).sort("step", "split", maintain_order=True)
+    (total,) = lines.select(**totals()).to_dicts()
+    pairs: dict[StepKey, dict[str, Pair]] = {}
+    names: dict[str, list[Pair]] = {}
+    for _, step, split, name, before, after in metrics.iter_rows():
+        pair = pairs.setdefault(StepKey(step, split), {})[name] = Pair(before, after)
+        names.setdefault(name, []).append(pair)
+    moved = any(is_other(before, after) for before, after in metrics.select("before", "after").iter_rows())
+    keys = lines.select("step", "split").iter_rows()
     per_step = tuple(
-        Slice({"step": key.step, "split": key.split}, measures(change), pairs) for key, change, pairs in steps
+        Slice({"step": step, "split": split}, numbers, pairs.get(StepKey(step, split), {}))
+        for (step, split), numbers in zip(keys, measures(lines), strict=True)
     )
+    parts: tuple[Slice, ...] = per_step if by == "step" else ()
+    if by is not None and by != "step":
+        parts = tuple(part_slices(by, state.parts.filter(side=side), total["steps"]))
     return Effect(
-        label=label,
+        label=side,
         joint=joint,
-        differs=total.differs or moved,
-        total=measures(total),
-        metrics=metrics,
+        differs=differs(total) or moved,
+        total=measures(lines.select(**totals()))[0],
+        metrics={name: _mean(own) for name, own in names.items()},
         per_step=per_step,
-        parts=() if by is None else per_step if by == "step" else part_slices(by, fold.part_totals(), total.steps),
-        moved_by=BY_GRADIENT if fold.by_gradient else BY_ADVANTAGE,
+        parts=parts,
+        moved_by=BY_GRADIENT if total["steps"] else BY_ADVANTAGE,
         remarks=tuple(_remarks(total, moved)),
     )
 
 
-def _other(pair: Pair) -> bool:
-    one, other = pair.before, pair.after
-    return one is not None and other is not None and one != other and not (one != one and other != other)
+def part_slices(by: str, lines: pl.DataFrame, steps: float) -> Iterator[Slice]:
+    """Yield the parts in order; losses are divided by `steps`, so that they add up to the run's."""
+    lines = lines.sort("step", "split")
+    if by == "group":
+        found = lines.with_columns(pl.col("group_id").fill_null("")).sort("step", "split", "group_id")
+        names = found.select("step", "split", "group_id").to_dicts()
+        yield from map(Slice, names, measures(found, steps))
+        return
+    if by == "reward":
+        bins = bins_of_rewards(lines.group_by("part").agg(pl.sum("rows")).sort("part"))
+        lines = lines.join(bins.select("part", "bin", "label"), on="part", maintain_order="left")
+    else:
+        labels = {low: length_label(low) for low in lines["part"].unique()}
+        lines = lines.with_columns(bin="part", label=pl.col("part").replace_strict(labels, return_dtype=pl.String))
+    found = lines.group_by("bin", "label").agg(**totals()).sort("bin", nulls_last=True)
+    for label, numbers in zip(found["label"], measures(found, steps), strict=True):
+        # A group lies in several parts, so that none is its own.
+        yield Slice({by: label}, {name: value for name, value in numbers.items() if "groups" not in name})
 
 
 def _mean(pairs: Sequence[Pair]) -> Pair:
@@ -127,19 +149,19 @@ def _mean(pairs: Sequence[Pair]) -> Pair:
     return Pair(mean([one for one, _ in known]), mean([other for _, other in known]))
 
 
-def _remarks(total: Change, metrics_moved: bool) -> Iterator[str]:
-    if not total.differs:
+def _remarks(total: Totals, metrics_moved: bool) -> Iterator[str]:
+    if not differs(total):
         same = "advantages, loss and gradient are the same"
         yield f"only metrics change: {same}" if metrics_moved else f"nothing changes: {same}"
         return
-    if total.steps and not total.versus_l1 > 0:
+    if total["steps"] and not total["versus_l1"] > 0:
         yield "the gradient is the same"
-    if total.rescaled:
-        mean = ratio(total.weight, total.same) or math.nan
+    if total["rescaled"]:
+        mean = total["weight_ratio"] / total["same"]
         yield (
             "the denominators change, and with them the effective learning rate of all rows: "
-            f"{int(total.rescaled):,} of {int(total.same):,} otherwise unaffected rows get another loss weight, "
-            f"x{mean:.4g} on average (x{total.weight_low:.4g} to x{total.weight_high:.4g})"
+            f"{total['rescaled']:,} of {total['same']:,} otherwise unaffected rows get another loss weight, "
+            f"x{mean:.4g} on average (x{total['weight_low']:.4g} to x{total['weight_high']:.4g})"
         )
-    elif total.same:
-        yield f"unaffected: {int(total.same):,} rows keep advantage and loss weight"
+    elif total["same"]:
+        yield f"unaffected: {total['same']:,} rows keep advantage and loss weight"

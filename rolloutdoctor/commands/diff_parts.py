@@ -1,17 +1,20 @@
-"""What `diff` keeps of a part of a run: it adds up to the same in any order, steps in step order."""
+"""What `diff` keeps of a part of a run: tables that add up to the same in any order."""
 
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, fields, replace
 from typing import Any
 
-import torch
+import polars as pl
 
-from rolloutdoctor.commands.breakdown import Key, part_rows
-from rolloutdoctor.commands.diff_stats import Change, row_changes, tallies
+from rolloutdoctor.commands.breakdown import PARTS
+from rolloutdoctor.commands.diff_measures import NOTHING as STEP_TOTALS
+from rolloutdoctor.commands.diff_measures import step_totals
+from rolloutdoctor.commands.diff_rows import EMPTY, side_rows, with_changes
 from rolloutdoctor.commands.figures import AdvantagesFigure, Bands
 from rolloutdoctor.commands.needs import absent_columns, evaluation_columns, need_trainer
-from rolloutdoctor.commands.top_groups import Candidate, most_moved, ranked
-from rolloutdoctor.data.batch import TRAIN, StepKey
+from rolloutdoctor.commands.top_groups import NOTHING as NO_GROUPS
+from rolloutdoctor.commands.top_groups import most_moved
+from rolloutdoctor.data.batch import TRAIN
 from rolloutdoctor.engine.check_parts import reading_identity
 from rolloutdoctor.engine.comparable import comparable
 from rolloutdoctor.engine.configure import Configured, configure, read_settings
@@ -22,13 +25,13 @@ from rolloutdoctor.engine.plain_records import frozen, thawed
 from rolloutdoctor.engine.plan import remedy
 from rolloutdoctor.engine.prepare import run_context
 from rolloutdoctor.engine.run_steps import EvaluatedStep, StepConsumer, run_file_steps
+from rolloutdoctor.engine.tables import dumped_frame, loaded_frame
 from rolloutdoctor.evaluation.evaluate import AS_CONFIGURED, Evaluation
 from rolloutdoctor.hypotheses.fixes import ChosenFix
 from rolloutdoctor.io.progress import Progress
 from rolloutdoctor.io.run import LoggedMetrics, Run
 from rolloutdoctor.objective.objective import Objective
 from rolloutdoctor.objective.required_columns import advantage_columns, loss_columns
-from rolloutdoctor.results.comparison import MovedGroup, MovedRow, Pair
 from rolloutdoctor.results.errors import InputError
 from rolloutdoctor.results.figures import Band
 from rolloutdoctor.results.findings import InputSummary
@@ -58,54 +61,34 @@ class DiffOptions(ReadOptions):
     distribution: bool = False
 
 
-@dataclass(frozen=True)
-class FoldState:
-    """What separates one side from the run as configured.
-
-    Attributes:
-        steps: of each step, its tally and the metrics of both sides.
-        parts: tallies by part and step, of a kind that is not the step.
-        candidates: groups that may be among those that moved most.
-        keep: how many of these.
-        by_gradient: True if groups moved in the gradient.
-    """
-
-    steps: dict[StepKey, tuple[Change, dict[str, Pair]]] = field(default_factory=dict)
-    parts: dict[Key, dict[StepKey, Change]] = field(default_factory=dict)
-    candidates: list[Candidate] = field(default_factory=list)
-    keep: int = 0
-    by_gradient: bool = False
-
-    def __add__(self, other: "FoldState") -> "FoldState":
-        keep = max(self.keep, other.keep)
-        parts = {key: {**self.parts.get(key, {}), **other.parts.get(key, {})} for key in {**self.parts, **other.parts}}
-        return FoldState(
-            self.steps | other.steps,
-            parts,
-            ranked([*self.candidates, *other.candidates], keep),
-            keep,
-            self.by_gradient or other.by_gradient,
-        )
-
-    def part_totals(self) -> dict[Key, Change]:
-        """The tally of each part, whose steps are added in step order."""
-        return {key: Change.of_all(one for _, one in sorted(steps.items())) for key, steps in self.parts.items()}
+METRICS = pl.DataFrame(
+    schema={"side": pl.String, "step": pl.Int64, "split": pl.String, "metric": pl.String}
+    | {"before": pl.Float64, "after": pl.Float64}
+)
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, eq=False)
 class DiffState:
-    """What is kept of a part of a run.
+    """What is kept of a part of a run; parts add up by standing one after another.
 
     Attributes:
         input: what was read.
-        folds: label of a side to what separates it.
+        steps: totals of every step and changed side.
+        parts: the same of the parts of a step that were asked for.
+        metrics: the trainer's metrics of every step, as configured and on each changed side.
+        moved: rows of the groups that moved most on the first changed side.
+        top: how many groups these are.
         failed: reason to the steps that could not be evaluated.
         merged: groups that are one to the trainer.
         figure: the advantages, or None.
     """
 
     input: InputSummary
-    folds: dict[str, FoldState]
+    steps: pl.DataFrame
+    parts: pl.DataFrame
+    metrics: pl.DataFrame
+    moved: pl.DataFrame
+    top: int
     failed: dict[str, list[int]]
     merged: MergedCount
     figure: AdvantagesFigure | None
@@ -116,10 +99,12 @@ class DiffState:
         reasons = {**self.failed, **other.failed}
         return DiffState(
             InputSummary(one.rows + two.rows, one.steps + two.steps, one.groups + two.groups, one.tokens + two.tokens),
-            {label: fold + other.folds[label] for label, fold in self.folds.items()},
-            {why: [*self.failed.get(why, []), *other.failed.get(why, [])] for why in reasons},
-            self.merged + other.merged,
-            sum(figures[1:], figures[0]) if figures else None,
+            **{name: pl.concat([getattr(self, name), getattr(other, name)]) for name in ("steps", "parts", "metrics")},
+            moved=most_moved(pl.concat([self.moved, other.moved]), self.top),
+            top=self.top,
+            failed={why: [*self.failed.get(why, []), *other.failed.get(why, [])] for why in reasons},
+            merged=self.merged + other.merged,
+            figure=sum(figures[1:], figures[0]) if figures else None,
         )
 
     def notes(self) -> list[str]:
@@ -131,9 +116,10 @@ class DiffState:
         return failures + merged_notes(self.merged)
 
 
+_FRAMES = {"steps": STEP_TOTALS, "parts": STEP_TOTALS, "metrics": METRICS, "moved": NO_GROUPS}
+
 KINDS: Mapping[str, Callable[..., Any]] = {
-    kind.__name__: kind
-    for kind in (FoldState, Change, Pair, Candidate, MovedGroup, MovedRow, InputSummary, MergedCount, Histogram, Band)
+    kind.__name__: kind for kind in (InputSummary, MergedCount, Histogram, Band)
 } | {"Bands": Bands}
 
 
@@ -163,17 +149,15 @@ class DiffWork(Work[DiffState]):
         figure = state.figure
         return frozen(
             {
-                "input": state.input,
-                "folds": state.folds,
-                "failed": state.failed,
-                "merged": state.merged,
+                **{one.name: getattr(state, one.name) for one in fields(state) if one.name not in _FRAMES},
                 "figure": None if figure is None else dict(sorted(vars(figure).items())),
             }
-        )
+        ) | {name: dumped_frame(getattr(state, name)) for name in _FRAMES}
 
     def loaded(self, plain: Any) -> DiffState:  # noqa: ANN401  # any JSON
         """The state that was given to `dumped`."""
-        found = thawed(plain, KINDS)
+        frames = {name: loaded_frame(plain[name], empty) for name, empty in _FRAMES.items()}
+        found = thawed({name: value for name, value in plain.items() if name not in _FRAMES}, KINDS) | frames
         if found["figure"] is not None:
             figure = AdvantagesFigure(None)
             vars(figure).update(found["figure"])
@@ -230,6 +214,10 @@ def _metrics(configured: Configured, evaluation: Evaluation) -> Mapping[str, flo
     return dict(configured.trainer.metrics(evaluation)) if len(evaluation.batch) else {}
 
 
+_MOST_ROWS = 2**16
+"""Rows that wait before they are added up."""
+
+
 class _Sides(StepConsumer):
     """All sides of a comparison, step by step."""
 
@@ -241,15 +229,19 @@ class _Sides(StepConsumer):
         columns: frozenset[str],
     ) -> None:
         self.columns, self.objectives, self.split = columns, sides, options.split
-        self.folds = {label: _Fold(configured, options) for label in sides if label != AS_CONFIGURED}
-        self._figure = AdvantagesFigure(next(iter(self.folds))) if options.distribution else None
+        self._sides = [label for label in sides if label != AS_CONFIGURED]
+        self._figure = AdvantagesFigure(self._sides[0]) if options.distribution else None
         self.input = InputSummary()
-        self._configured = configured
+        self._configured, self._options = configured, options
+        self._by = PARTS.get(options.by or "step", ())
+        self._rows = [EMPTY]
+        self._metrics: list[tuple[object, ...]] = []
+        self._steps, self._parts, self._moved = STEP_TOTALS, STEP_TOTALS, NO_GROUPS
         self._failed: dict[str, list[int]] = {}
         self._merged = MergedIds(sides.values())
 
     def add(self, step: EvaluatedStep) -> None:
-        """Count a step."""
+        """Take in one step."""
         batch, seen = step.batch, self.input
         groups = 0 if batch.groups is None else len(batch.groups)
         self.input = InputSummary(
@@ -261,46 +253,38 @@ class _Sides(StepConsumer):
         self._merged.add(batch)
         found = step.evaluations
         before = _metrics(self._configured, found[AS_CONFIGURED])
-        for label, fold in self.folds.items():
-            fold.add(found[AS_CONFIGURED], before, found[label])
+        by = self._options.by if self._by == ("part",) else None
+        named = bool(self._options.top) or "group_id" in self._by
+        for side in self._sides:
+            self._rows.append(side_rows(side, found[AS_CONFIGURED], found[side], by=by, named=named))
+            after = _metrics(self._configured, found[side])
+            self._metrics += [(side, *batch.key, name, x, after[name]) for name, x in before.items() if name in after]
+        if sum(map(len, self._rows)) > _MOST_ROWS:
+            self._add_up()
         if self._figure is not None and batch.has("response_mask"):
             self._figure.add(step)
 
-    def state(self) -> DiffState:
-        """What was counted."""
-        folds = {label: fold.state() for label, fold in self.folds.items()}
-        return DiffState(self.input, folds, self._failed, self._merged.count, self._figure)
-
-
-class _Fold:
-    """Adds up, step by step, what separates one side from the run as configured."""
-
-    def __init__(self, configured: Configured, options: DiffOptions) -> None:
-        self._configured, self._options = configured, options
-        self._steps: dict[StepKey, tuple[Change, dict[str, Pair]]] = {}
-        self._parts: dict[Key, dict[StepKey, Change]] = {}
-        self.candidates: list[Candidate] = []
-        self._by_gradient = False
-
-    def add(self, before: Evaluation, metrics: Mapping[str, float], after: Evaluation) -> None:
-        """Count a step."""
-        batch = before.batch
-        changes = row_changes(before, after)
-        everyone_N = torch.zeros(len(batch), dtype=torch.int64)
-        (total,) = tallies(changes, everyone_N, 1)
-        if "versus_l1" in changes:
-            total = replace(total, steps=1.0)
-            self._by_gradient = True
-        other = _metrics(self._configured, after)
-        pairs = {name: Pair(value, other[name]) for name, value in metrics.items() if name in other}
-        self._steps[batch.key] = (total, pairs)
-        if self._options.by is not None and self._options.by != "step":
-            keys, index_N = part_rows(self._options.by, batch)
-            for key, change in zip(keys, tallies(changes, index_N, len(keys)), strict=True):
-                self._parts.setdefault(key, {})[batch.key] = change
+    def _add_up(self) -> None:
+        rows = pl.concat(self._rows, how="diagonal_relaxed")
+        self._rows = [EMPTY]
+        self._steps = pl.concat([self._steps, step_totals(rows)])
+        if self._by:
+            self._parts = pl.concat([self._parts, step_totals(rows, self._by)], how="diagonal")
         if self._options.top:
-            self.candidates = most_moved(self.candidates, batch, changes, self._options.top)
+            found = most_moved(with_changes(rows.filter(side=self._sides[0])), self._options.top)
+            self._moved = most_moved(pl.concat([self._moved, found], how="diagonal"), self._options.top)
 
-    def state(self) -> FoldState:
-        """What was counted."""
-        return FoldState(self._steps, self._parts, list(self.candidates), self._options.top, self._by_gradient)
+    def state(self) -> DiffState:
+        """Return what was gathered."""
+        self._add_up()
+        return DiffState(
+            self.input,
+            self._steps,
+            self._parts,
+            pl.DataFrame(self._metrics, METRICS.schema, orient="row"),
+            self._moved.select(NO_GROUPS.columns),
+            self._options.top,
+            self._failed,
+            self._merged.count,
+            self._figure,
+        )

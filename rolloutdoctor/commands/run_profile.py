@@ -7,7 +7,7 @@ from collections.abc import Mapping
 import torch
 from torch import Tensor
 
-from rolloutdoctor.commands.breakdown import part_rows
+from rolloutdoctor.commands.breakdown import parts_of_rows
 from rolloutdoctor.commands.needs import evaluation_columns
 from rolloutdoctor.data.batch import RolloutBatch, StepKey
 from rolloutdoctor.engine.run_steps import EvaluatedStep, StepConsumer
@@ -104,8 +104,8 @@ def _parts_of(by: str, batch: RolloutBatch) -> tuple[list[PartKey], Tensor]:
         return list(names), torch.tensor([places[str(one)] for one in batch.statuses], dtype=torch.int64)
     if by == "reward" and "reward" not in batch.per_row:
         return [], torch.zeros(0, dtype=torch.int64)
-    keys, index_N = part_rows(by, batch)
-    return [key[0] for key in keys], index_N
+    values, index_N = torch.unique(parts_of_rows(by, batch), return_inverse=True)
+    return values.tolist(), index_N
 
 
 def _rewards(batch: RolloutBatch) -> Tensor:

@@ -76,7 +76,11 @@ class Tables:
     def dumped(self) -> dict[str, object]:
         """Return what JSON can write; equal tables give equal bytes."""
         unmeasured = {code: [list(key) for key in keys] for code, keys in self._missed.items()}
-        return {"rows": _columns(self.whole.rows), "metrics": _columns(self.whole.metrics), "unmeasured": unmeasured}
+        return {
+            "rows": dumped_frame(self.whole.rows),
+            "metrics": dumped_frame(self.whole.metrics),
+            "unmeasured": unmeasured,
+        }
 
     @classmethod
     def loaded(cls, plain: Mapping[str, Any]) -> "Tables":
@@ -86,8 +90,8 @@ class Tables:
             KeyError, TypeError, ValueError: if it gave no such thing.
         """
         return cls(
-            (_frame(plain["rows"], EMPTY_ROWS),),
-            (_frame(plain["metrics"], EMPTY_METRICS),),
+            (loaded_frame(plain["rows"], EMPTY_ROWS),),
+            (loaded_frame(plain["metrics"], EMPTY_METRICS),),
             {
                 str(code): tuple(StepKey(int(step), str(split)) for step, split in keys)
                 for code, keys in plain["unmeasured"].items()
@@ -135,8 +139,8 @@ TOKENS_SCHEMA = EMPTY_ROWS.schema | {"position": pl.Int64()} | TOKEN_COLUMNS
 _KINDS = {"Int64": pl.Int64, "Float64": pl.Float64, "Boolean": pl.Boolean, "String": pl.String}
 
 
-def _columns(frame: pl.DataFrame) -> dict[str, object]:
-    """What JSON can write of a frame: strings as they are, numbers as their bytes in base 64."""
+def dumped_frame(frame: pl.DataFrame) -> dict[str, object]:
+    """Return what JSON can write of a frame: strings as they are, numbers as their bytes in base 64."""
     found: dict[str, object] = {}
     for series in frame:
         if series.dtype == pl.String:
@@ -152,8 +156,8 @@ def _bytes(series: pl.Series) -> str:
     return b64encode(series.to_numpy().tobytes()).decode()
 
 
-def _frame(columns: Mapping[str, Mapping[str, Any]], least: pl.DataFrame) -> pl.DataFrame:
-    """Return the frame that `_columns` was given.
+def loaded_frame(columns: Mapping[str, Mapping[str, Any]], least: pl.DataFrame) -> pl.DataFrame:
+    """Return the frame that `dumped_frame` was given.
 
     Args:
         columns: what it returned.
