@@ -231,10 +231,11 @@ def metrics_of(view: StepView, names: Collection[str], rules: Collection[TableRu
         rules: which measure a step; their values are under ``RULE/NAME``.
     """
     lines = []
-    for each in view.each:
+    measured = [(rule.name, rule.measure_steps(view)) for rule in rules]
+    for place, each in enumerate(view.each):
         found: dict[str, float | None] = {name: value for name, value in each.logged.items() if name in names}
-        for rule in rules:
-            found |= {f"{rule.name}/{name}": value for name, value in rule.measure_step(each).items()}
+        for rule, of_steps in measured:
+            found |= {f"{rule}/{name}": value for name, value in of_steps[place].items()}
         lines += [(*each.batch.key, name, float(value)) for name, value in found.items() if value is not None]
     return pl.DataFrame(lines, schema=EMPTY_METRICS.schema, orient="row")
 

@@ -62,7 +62,7 @@ def middles(counts: NDArray[np.integer[Any]]) -> NDArray[np.float64]:
     [1.375, 0.0]
     """
     reaches_half = 2 * counts.cumsum(axis=1) >= counts.sum(axis=1, keepdims=True)
-    found: NDArray[np.float64] = _CENTRES[reaches_half.argmax(axis=1)]
+    found: NDArray[np.float64] = CENTRES[reaches_half.argmax(axis=1)]
     return found
 
 
@@ -108,4 +108,5 @@ def quantile(counts: Sequence[float], share: float) -> float | None:
     raise AssertionError("a quantile lies in some bin")
 
 
-_CENTRES = np.array([0.0, *(sum(edges(index)) / 2 for index in range(1, BINS))])
+CENTRES = np.array([0.0, *(sum(edges(index)) / 2 for index in range(1, BINS))])
+"""Of the bins: the keys under which a step counts sizes."""
