@@ -43,3 +43,9 @@ def quantile(name: str, share: float) -> pl.Expr:
     """
     keys = of(name, "key")
     return keys.sort().filter(of(name).sort_by(keys).cum_sum() >= share * total(name)).first()
+
+
+def by_key(values: pl.DataFrame, name: str) -> dict[float, float]:
+    """Return the sum of the values of each key under a name, in the order of keys."""
+    of_name = values.filter(pl.col("name") == name).sort("key", maintain_order=True)
+    return dict(of_name.group_by("key", maintain_order=True).agg(pl.sum("value")).iter_rows())
