@@ -30,11 +30,6 @@ def bin_of(size: Tensor) -> Tensor:
     return (bits - _FIRST).clamp_(0, BINS - 1)
 
 
-def counted(size: Tensor) -> Tensor:
-    """How many sizes each bin holds, int64 ``[BINS]``."""
-    return torch.bincount(bin_of(size), minlength=BINS)
-
-
 def bins_of(size: NDArray[np.floating[Any]]) -> NDArray[np.int32]:
     """The same of numpy's values."""
     bits = size.astype(np.float32).view(np.int32) >> 21

@@ -4,9 +4,6 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-import polars as pl
-
-from rolloutdoctor.evaluation.run_tables import RunTables
 from rolloutdoctor.ops.named_values import count, quantile, total, totals
 from rolloutdoctor.ops.slope_bins import slopes_of
 from rolloutdoctor.results.findings import Severity
@@ -129,10 +126,6 @@ class MoeRouting(TableRule):
             pairs=tokens.count(is_pair & is_far & is_followed),
             expected=sample.by_step.sum(ahead * behind / np.maximum(both, 1)),
         )
-
-    def table(self, run: RunTables, context: Context) -> pl.DataFrame:
-        """One line for each value of a step."""
-        return run.by_name()
 
     def quantities(self) -> Mapping[str, Quantity]:
         """The tail, its sides and its bursts."""

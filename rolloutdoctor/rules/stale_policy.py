@@ -292,7 +292,7 @@ class StalePolicy(TableRule):
             found.append(f"the version stamp stays at {version} {since} {counted(steps, 'step')}")
         if beyond:
             found.append(f"{counted(len(beyond), 'step')} from {beyond[0]} on hold versions from after them")
-        backwards = run.table["backwards"].sum()
+        backwards = int(run.table["backwards"].sum())
         if backwards:
             found.append(f"{counted(backwards, 'row')} have a newest version that is older than their oldest")
         return found
@@ -345,7 +345,8 @@ class StalePolicy(TableRule):
     def _of_lag(self, table: LagTable) -> list[str]:
         """How the gap grows with the lag."""
         lags = table.with_lag()
-        if lags is None or lags[0] < self.lag_factor or (table.buckets["middle"].max() or 0.0) < self.lag_least:
+        largest = table.buckets.select(pl.max("middle")).item() or 0.0
+        if lags is None or lags[0] < self.lag_factor or largest < self.lag_least:
             return []
         ess = table.buckets["ess"].drop_nulls()
         words = f"the gap to the sampler is {number(lags[0])} times larger on the oldest rows than on the newest"

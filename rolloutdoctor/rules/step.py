@@ -141,7 +141,9 @@ class StepView:
         """A tally for each step: see `by_step.records`."""
         return records(kind, **fields)
 
-    def values(self, **found: "NDArray[Any] | tuple[NDArray[Any], Sequence[float]]") -> list[dict[str, float]]:
+    def values(
+        self, **found: "NDArray[Any] | tuple[NDArray[Any], Sequence[float] | NDArray[Any]]"
+    ) -> list[dict[str, float]]:
         """Values of each step under names, for `TableRule.measure_steps`; zeros are left out.
 
         Args:

@@ -89,9 +89,12 @@ class TableRule(Rule[Any]):
         """
         return [self.measure_step(each) for each in steps.each]
 
-    @abstractmethod
     def table(self, run: RunTables, context: Context) -> pl.DataFrame:
-        """Return the lines that the rule counts, each with its `step` and `split`: groups, rows, prompts, steps."""
+        """Return the lines that the rule counts, each with its `step` and `split`: groups, rows, prompts, steps.
+
+        By default the values that `measure_steps` returned, by name.
+        """
+        return run.by_name()
 
     @abstractmethod
     def quantities(self) -> Mapping[str, Quantity]:

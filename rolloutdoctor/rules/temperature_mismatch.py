@@ -5,9 +5,6 @@ from dataclasses import dataclass
 from math import sqrt
 from typing import TYPE_CHECKING, Any
 
-import polars as pl
-
-from rolloutdoctor.evaluation.run_tables import RunTables
 from rolloutdoctor.ops.bounds import reach
 from rolloutdoctor.ops.named_values import total, totals
 from rolloutdoctor.ops.slope_bins import Slopes, common_factor, slopes, slopes_of
@@ -137,10 +134,6 @@ class TemperatureMismatch(TableRule):
             product=sample.product,
             **_calibration(sample, steps.fresh_N),
         )
-
-    def table(self, run: RunTables, context: Context) -> pl.DataFrame:
-        """One line for each value of a step."""
-        return run.by_name()
 
     def quantities(self) -> Mapping[str, Quantity]:
         """The slope, what it says of the temperature, and calibration."""

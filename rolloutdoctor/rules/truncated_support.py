@@ -5,9 +5,6 @@ from dataclasses import dataclass
 from math import exp, sqrt
 from typing import TYPE_CHECKING
 
-import polars as pl
-
-from rolloutdoctor.evaluation.run_tables import RunTables
 from rolloutdoctor.ops.named_values import count, quantile, total, totals
 from rolloutdoctor.ops.slope_bins import common_factor, slopes_of
 from rolloutdoctor.results.findings import Severity
@@ -127,10 +124,6 @@ class TruncatedSupport(TableRule):
             lower=(np.stack([unsure.count(apart < -limit) for limit in LIMITS], 1), LIMITS),
             higher=(np.stack([unsure.count(apart > limit) for limit in LIMITS], 1), LIMITS),
         )
-
-    def table(self, run: RunTables, context: Context) -> pl.DataFrame:
-        """One line for each value of a step."""
-        return run.by_name()
 
     def quantities(self) -> Mapping[str, Quantity]:
         """The kept mass, and how one-sided delta is."""
