@@ -212,7 +212,7 @@ class StalePolicy(TableRule):
 
     def quantities(self) -> Mapping[str, Quantity]:
         """The gap, by lag and over the steps."""
-        is_run = pl.n_unique("step") > 1
+        is_run, is_stamped = pl.n_unique("step") > 1, pl.col("newest").is_not_null().any()
         lag = pl.col("lag") + pl.when(is_run).then(pl.col("behind")).otherwise(0)
         tokens, grad, k3 = pl.col("tokens"), pl.col("grad"), pl.col("k3")
         own = lag.filter(tokens > 0)
@@ -229,7 +229,7 @@ class StalePolicy(TableRule):
             "gap_median_last": (pl.col("shown").drop_nulls().last(), "nats"),
             "gap_growth": (pl.when(is_run).then(pl.first("growth")), "1"),
             "onset_step": (pl.when(is_run).then(pl.first("onset")), "step"),
-            "largest_lag": (pl.when(pl.col("newest").is_not_null().any()).then(own.max()), "versions"),
+            "largest_lag": (pl.when(is_stamped).then(own.max()), "versions"),
             "gap_ratio_by_lag": (pl.when(is_run).then(pl.first("by_lag")), "1"),
             "k3_per_version": ((lag_off * k3_off).sum() / (tokens * lag_off**2).sum(), "nats per version"),
             "ess_newest": (ess(own.min()), "share"),
@@ -238,7 +238,8 @@ class StalePolicy(TableRule):
             "rows_that_turn": (pl.sum("turned").cast(pl.Int64), "rows"),
         }
         for name, most in (("lagged", 0), ("lag_over_1", 1), ("lag_over_3", 3)):
-            found[f"grad_share_{name}"] = (grad.filter(lag > most).sum() / grad.sum(), "share")
+            share = grad.filter(lag > most).sum() / grad.sum()
+            found[f"grad_share_{name}"] = (pl.when(is_stamped).then(share), "share")
         return found
 
     def inconclusive_reason(self, run: Measured, context: Context) -> Missing | None:
