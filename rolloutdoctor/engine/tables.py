@@ -4,6 +4,7 @@ from base64 import b64decode, b64encode
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cached_property
+from itertools import chain
 from typing import Any
 
 import numpy as np
@@ -234,13 +235,20 @@ def metrics_of(view: StepView, names: Collection[str], rules: Collection[TableRu
         names: of the logged metrics that are wanted.
         rules: which measure a step; their values are under ``RULE/NAME``.
     """
-    lines = []
-    for each in view.each:
-        found: dict[str, float | None] = {name: value for name, value in each.logged.items() if name in names}
-        for rule in rules:
-            found |= {f"{rule.name}/{name}": value for name, value in rule.measure_step(each).items()}
-        lines += [(*each.batch.key, name, float(value)) for name, value in found.items() if value is not None]
-    return pl.DataFrame(lines, schema=EMPTY_METRICS.schema, orient="row")
+    of_each: list[dict[str, float | None]] = [
+        {name: value for name, value in each.logged.items() if name in names} for each in view.each
+    ]
+    for rule in rules:
+        for found, values in zip(of_each, rule.measure_steps(view), strict=True):
+            found |= {f"{rule.name}/{name}": value for name, value in values.items()}
+    sizes = list(map(len, of_each))
+    columns = {
+        "step": np.repeat([each.batch.step for each in view.each], sizes),
+        "split": pl.Series([view.batch.split]).new_from_index(0, sum(sizes)),
+        "metric": list(chain.from_iterable(of_each)),
+        "logged": list(chain.from_iterable(found.values() for found in of_each)),
+    }
+    return pl.DataFrame(columns, schema=EMPTY_METRICS.schema, strict=False).drop_nulls("logged")
 
 
 def compared_metrics(view: StepView) -> pl.DataFrame:

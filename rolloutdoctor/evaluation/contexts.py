@@ -5,7 +5,7 @@ normalisers are the same for all tokens, so that differences of log-probs are di
 multiplies them, whatever the other tokens are, and a support that was cut leaves them alone.
 """
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import numpy as np
@@ -16,9 +16,8 @@ from torch import Tensor
 from rolloutdoctor.data.batch import RolloutBatch
 from rolloutdoctor.evaluation.sampled_rows import SAMPLER, TRAINER, LoggedGap, gap_of
 from rolloutdoctor.evaluation.token_measures import TokenBlock
-from rolloutdoctor.ops.by_step import named_counts
 from rolloutdoctor.ops.prefix_hash import scramble
-from rolloutdoctor.ops.slope_bins import STEP
+from rolloutdoctor.ops.slope_bins import STEP, WITHOUT
 
 FIRST = 16
 """Response tokens of each row that are looked at: siblings part early."""
@@ -29,7 +28,7 @@ LEAST_SPREAD = 1.0
 MOST = 300
 """Slopes are counted in bins of their logarithm, from e^-3 to e^3."""
 
-NAMES = (*map(str, range(-MOST, MOST + 1)), "none")
+KEYS = (*range(-MOST, MOST + 1), WITHOUT)
 """Of the bins; the last is of contexts without a slope."""
 
 
@@ -72,11 +71,13 @@ def _first_tokens(block: TokenBlock, gap: LoggedGap) -> dict[str, Tensor]:
     return dict(zip(names, map(torch.from_numpy, [*pair, before]), strict=True))
 
 
-def slopes(batch: RolloutBatch, measured: Mapping[str, Tensor], fresh_N: Tensor | None) -> list[dict[str, float]]:
-    """Return how many contexts of each step have which slope of the sampler's log-probs on the trainer's: bin to count.
+def slopes(
+    batch: RolloutBatch, measured: Mapping[str, Tensor], fresh_N: Tensor | None
+) -> tuple[NDArray[np.int64], Sequence[float]]:
+    """Return how many contexts have which slope of the sampler's log-probs on the trainer's, ``[S, K]``, and `KEYS`.
 
     The slope is that of the line nearest to the points (total least squares): noise of both weighs the same, so that
-    equal distributions have slope 1. ``none`` counts contexts without one.
+    equal distributions have slope 1.
 
     Args:
         batch: the rows.
@@ -84,7 +85,7 @@ def slopes(batch: RolloutBatch, measured: Mapping[str, Tensor], fresh_N: Tensor 
         fresh_N: rows that count, ``[N]`` bool; None: all.
     """
     if batch.groups is None and batch.prompts is None:
-        return [{} for _ in batch.step_numbers]
+        return np.zeros((len(batch.step_numbers), len(KEYS)), np.int64), KEYS
     index_N = torch.zeros(len(batch), dtype=torch.int64) if batch.groups is None else batch.groups.index_N.cpu()
     prompt_N = scramble(index_N + 1)
     if batch.prompts is not None:
@@ -131,9 +132,10 @@ def _slopes(
     return found, step[first[wide]]
 
 
-def _binned(slope: NDArray[np.float64], step: NDArray[np.int64], steps: int) -> list[dict[str, float]]:
-    bin_of = np.full(len(slope), len(NAMES) - 1)
+def _binned(
+    slope: NDArray[np.float64], step: NDArray[np.int64], steps: int
+) -> tuple[NDArray[np.int64], Sequence[float]]:
+    bin_of = np.full(len(slope), len(KEYS) - 1)
     rising = (slope > 0) & np.isfinite(slope)
     bin_of[rising] = np.clip(np.rint(np.log(slope[rising]) / STEP), -MOST, MOST).astype(np.int64) + MOST
-    counts = np.bincount(step * len(NAMES) + bin_of, minlength=steps * len(NAMES))
-    return named_counts(counts.reshape(steps, -1), NAMES)
+    return np.bincount(step * len(KEYS) + bin_of, minlength=steps * len(KEYS)).reshape(steps, -1), KEYS

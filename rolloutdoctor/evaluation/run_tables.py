@@ -80,6 +80,16 @@ class RunTables:
         wide = self.metrics.group_by(STEP_KEY).agg(**values)
         return self.steps.join(wide, on=STEP_KEY, how="left", maintain_order="left")
 
+    def by_name(self) -> pl.DataFrame:
+        """Return the metrics by what their names say, ``step, split, name, key, value``.
+
+        Of ``size:1.5`` `name` is ``size`` and `key` 1.5, a number; it is null where the name has none. See
+        `ops.named_values`.
+        """
+        parts = pl.col("metric").str.splitn(":", 2).struct
+        name, key = parts.field("field_0"), parts.field("field_1").cast(pl.Float64)
+        return self.metrics.select(*STEP_KEY, name=name, key=key, value="logged")
+
 
 def steps_frame(keys: Iterable["StepKey"]) -> pl.DataFrame:
     """Return some steps as a frame, in their order."""

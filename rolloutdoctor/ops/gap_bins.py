@@ -30,11 +30,6 @@ def bin_of(size: Tensor) -> Tensor:
     return (bits - _FIRST).clamp_(0, BINS - 1)
 
 
-def counted(size: Tensor) -> Tensor:
-    """How many sizes each bin holds, int64 ``[BINS]``."""
-    return torch.bincount(bin_of(size), minlength=BINS)
-
-
 def bins_of(size: NDArray[np.floating[Any]]) -> NDArray[np.int32]:
     """The same of numpy's values."""
     bits = size.astype(np.float32).view(np.int32) >> 21
@@ -62,7 +57,7 @@ def middles(counts: NDArray[np.integer[Any]]) -> NDArray[np.float64]:
     [1.375, 0.0]
     """
     reaches_half = 2 * counts.cumsum(axis=1) >= counts.sum(axis=1, keepdims=True)
-    found: NDArray[np.float64] = _CENTRES[reaches_half.argmax(axis=1)]
+    found: NDArray[np.float64] = CENTRES[reaches_half.argmax(axis=1)]
     return found
 
 
@@ -108,4 +103,5 @@ def quantile(counts: Sequence[float], share: float) -> float | None:
     raise AssertionError("a quantile lies in some bin")
 
 
-_CENTRES = np.array([0.0, *(sum(edges(index)) / 2 for index in range(1, BINS))])
+CENTRES = np.array([0.0, *(sum(edges(index)) / 2 for index in range(1, BINS))])
+"""Of the bins: the keys under which a step counts sizes."""

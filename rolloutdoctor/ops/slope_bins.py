@@ -1,11 +1,16 @@
 """Slopes of contexts, counted in bins of their logarithm: the median, its interval, and how far they agree."""
 
-from collections.abc import Mapping
 from dataclasses import dataclass
-from math import ceil, exp, floor, sqrt
+
+import polars as pl
+
+from rolloutdoctor.ops.named_values import of, ranked, total
 
 STEP = 0.01
 """Width of a bin, of the logarithm."""
+
+WITHOUT = -1000
+"""Number of the bin of contexts without a slope."""
 
 
 @dataclass(frozen=True)
@@ -42,40 +47,42 @@ class Slopes:
         )
 
 
-def slopes_of(counts: Mapping[str, float]) -> Slopes | None:
+def slopes() -> dict[str, pl.Expr]:
+    """Return what makes `Slopes`, as expressions over values of steps (`ops.named_values`); null without a slope."""
+    contexts, key = total("slope"), of("slope", "key")
+
+    def at(rank: pl.Expr) -> pl.Expr:
+        return ranked("slope", rank.clip(0, contexts - 1))
+
+    def end(deviations: float, side: float) -> pl.Expr:
+        rank = contexts / 2 + side * deviations * contexts.sqrt() / 2
+        return (STEP * (at(rank.floor() if side < 0 else rank.ceil()) + side / 2)).exp()
+
+    # Contexts without a slope are on neither side: they come first, where they can only weaken a verdict.
+    place = at((contexts - 1) // 2)
+    found = {
+        "contexts": contexts.cast(pl.Int64),
+        "middle": (STEP * place).exp(),
+        "low": end(2, -1),
+        "high": end(2, 1),
+        "lowest": end(4, -1),
+        "highest": end(4, 1),
+        "one_sided": of("slope").filter((key != WITHOUT) & (key * place > 0)).sum() / contexts,
+        "near": of("slope").filter((key - place).abs() <= 18).sum() / contexts,
+    }
+    return {name: pl.when((key != WITHOUT).any()).then(value) for name, value in found.items()}
+
+
+def slopes_of(values: pl.DataFrame) -> Slopes | None:
     """Return what slopes say together, or None of nothing.
 
-    Args:
-        counts: bin of the logarithm to contexts; ``none`` counts contexts without a slope.
-
-    >>> found = slopes_of({"35": 30, "36": 40, "37": 30})
+    >>> counted = {"name": ["slope"] * 3, "key": [35.0, 36.0, 37.0], "value": [30.0, 40.0, 30.0]}
+    >>> found = slopes_of(pl.DataFrame(counted))
     >>> round(found.middle, 3), found.one_sided, found.is_scaled(0.02)
     (1.433, 1.0, True)
     """
-    total = int(sum(counts.values()))
-    if not total or total == counts.get("none"):
-        return None
-    # Contexts without a slope are on neither side: they come first, where they can only weaken a verdict.
-    ordered = [(-1000, int(counts.get("none", 0)))]
-    ordered += sorted((int(name), int(count)) for name, count in counts.items() if name != "none")
-
-    def at(rank: float) -> int:
-        left = min(max(rank, 0), total - 1)
-        for place, count in ordered:
-            if left < count:
-                return place
-            left -= count
-        return ordered[-1][0]
-
-    def ends(deviations: float) -> tuple[float, float]:
-        reach = deviations * sqrt(total) / 2
-        low, high = at(floor(total / 2 - reach)), at(ceil(total / 2 + reach))
-        return exp(STEP * (low - 0.5)), exp(STEP * (high + 0.5))
-
-    place = at((total - 1) // 2)
-    side = sum(count for each, count in ordered if each != -1000 and each * place > 0)
-    near = sum(count for each, count in ordered if abs(each - place) <= 18)
-    return Slopes(total, exp(STEP * place), *ends(2), *ends(4), side / total, near / total)
+    (found,) = values.select(**slopes()).to_dicts()
+    return None if found["contexts"] is None else Slopes(**found)
 
 
 def common_factor(own: float, other: float, product: float) -> float | None:

@@ -128,16 +128,6 @@ def bottom_k(keys: int, times: int = 64) -> Any:  # noqa: ANN401
     return field(default_factory=dict, metadata={"merge": merged, "merge_all": merged_all})
 
 
-def first_names(count: int) -> Any:  # noqa: ANN401
-    """Field that keeps the numbers of the `count` names that sort first: a sample that no order of merging changes."""
-
-    def merged(one: Mapping[str, float], other: Mapping[str, float]) -> Mapping[str, float]:
-        both = {**one, **{name: one.get(name, 0.0) + value for name, value in other.items()}}
-        return both if len(both) <= count else {name: both[name] for name in sorted(both)[:count]}
-
-    return field(default_factory=dict, metadata={"merge": merged})
-
-
 @dataclass(frozen=True)
 class Sums:
     """Base of a rule's tally. Every field has its identity as default, so ``T()`` adds nothing.

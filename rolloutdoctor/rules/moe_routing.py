@@ -1,14 +1,15 @@
 """RDO008: a difference of sampler and trainer that looks like other experts of a mixture."""
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
+from rolloutdoctor.ops.named_values import count, quantile, total, totals
 from rolloutdoctor.ops.slope_bins import slopes_of
-from rolloutdoctor.ops.tally import Sums, by_name, ratio
-from rolloutdoctor.results.findings import Measure, Severity
-from rolloutdoctor.rules.base import Context, Judgement, Missing, Rule, counted, number, percent
+from rolloutdoctor.results.findings import Severity
+from rolloutdoctor.rules.base import Context, Judgement, Missing, counted, number, percent
 from rolloutdoctor.rules.sampler_mismatch import APART, SURE, SamplerMismatch
+from rolloutdoctor.rules.table_rule import Measured, Quantity, TableRule
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -18,38 +19,7 @@ if TYPE_CHECKING:
 
 
 @dataclass(frozen=True)
-class RoutingTally(Sums):
-    """What `moe-routing` adds up over sampled tokens that neither model was sure of.
-
-    Attributes:
-        slopes: bin of the logarithm of a context's slope to contexts.
-        tokens: tokens.
-        sizes: bin of the size of delta over 1 - p to tokens.
-        tail: tokens far beyond the median of their step.
-        above: those with a larger log-prob from the trainer.
-        sure: those that the sampler was sure of and the trainer was not, as `sampler-mismatch` defines it.
-        pairs: adjacent tokens that are both far beyond.
-        expected: how many there would be if such tokens were anywhere in their row.
-    """
-
-    slopes: Mapping[str, float] = by_name()
-    tokens: int = 0
-    sizes: Mapping[str, float] = by_name()
-    tail: int = 0
-    above: int = 0
-    sure: int = 0
-    pairs: int = 0
-    expected: float = 0.0
-
-    def quantile(self, share: float) -> float | None:
-        """Quantile of the size of delta over 1 - p."""
-        from rolloutdoctor.ops.gap_bins import BINS, quantile
-
-        return quantile([self.sizes.get(str(place), 0.0) for place in range(BINS)], share)
-
-
-@dataclass(frozen=True)
-class MoeRouting(Rule[RoutingTally]):
+class MoeRouting(TableRule):
     """A hint that sampler and trainer route tokens to different experts.
 
     ## What it does
@@ -91,7 +61,6 @@ class MoeRouting(Rule[RoutingTally]):
         "https://github.com/NVIDIA/Megatron-LM/issues/4168",
         "https://github.com/radixark/miles/pull/2722",
     )
-    tally = RoutingTally
     needs_objective = False
     splits = ("train",)
 
@@ -120,21 +89,20 @@ class MoeRouting(Rule[RoutingTally]):
 
         return sampled_and_first_tokens(block)
 
-    def measure_each(self, steps: "StepView") -> list[RoutingTally]:
+    def measure_steps(self, steps: "StepView") -> Sequence[Mapping[str, float | None]]:
         """Count the tail of each step."""
         import numpy as np
 
-        from rolloutdoctor.ops.by_step import named_counts
-        from rolloutdoctor.ops.gap_bins import BINS, bins_of, medians
+        from rolloutdoctor.ops.gap_bins import BINS, CENTRES, bins_of, medians
 
         sample = steps.sample(self.code)
         if sample is None:
-            return steps.nothing(RoutingTally)
+            return steps.nothing(dict)
         fresh_N, at = steps.fresh_N, sample.unsure
         if fresh_N is not None:
             at = at[sample.runs.spread(fresh_N.cpu().numpy()[sample.row])[at]]
         if not len(at):
-            return steps.nothing(RoutingTally)
+            return steps.nothing(dict)
         tokens, rows = sample.tokens_by_step.at(at), sample.runs.at(at)
         scaled = sample.apart[at] / (1 - np.exp((sample.sampler[at] + sample.trainer[at]) / 2))
         size = abs(scaled)
@@ -147,13 +115,11 @@ class MoeRouting(Rule[RoutingTally]):
         is_pair[rows.cuts[1:] - 1] = False
         is_followed = np.append(is_far[1:], False)
         ahead, behind, both = (rows.sums(x) for x in (is_pair & is_far, is_pair & is_followed, is_pair))
-        return steps.tallies(
-            RoutingTally,
-            slopes=[
-                of_step if count else {} for of_step, count in zip(steps.slopes(self.code), tokens.size, strict=True)
-            ],
+        slopes, keys = steps.slopes(self.code)
+        return steps.values(
+            slope=(np.where(tokens.size[:, None] > 0, slopes, 0), keys),
             tokens=tokens.size,
-            sizes=named_counts(counts),
+            size=(counts, CENTRES),
             tail=tokens.count(is_far),
             above=tokens.count(is_far & (scaled > 0)),
             sure=tokens.count(is_far & (sample.apart[at] <= -APART) & is_sure),
@@ -161,44 +127,44 @@ class MoeRouting(Rule[RoutingTally]):
             expected=sample.by_step.sum(ahead * behind / np.maximum(both, 1)),
         )
 
-    def measures(self, tally: RoutingTally) -> Mapping[str, Measure]:
+    def quantities(self) -> Mapping[str, Quantity]:
         """The tail, its sides and its bursts."""
-        middle, high = tally.quantile(0.5), tally.quantile(0.99)
         return {
-            "tail_ratio": Measure(None if middle is None or high is None else ratio(high, middle), "1"),
-            "tail_share": Measure(ratio(tally.tail, tally.tokens), "share"),
-            "above_share": Measure(ratio(tally.above, tally.tail), "share"),
-            "sure_tokens": Measure(tally.sure, "tokens"),
-            "burst_ratio": Measure(ratio(tally.pairs, tally.expected), "1"),
-            "unsure_tokens": Measure(tally.tokens, "tokens"),
+            "tail_ratio": (quantile("size", 0.99) / quantile("size", 0.5), "1"),
+            "tail_share": (total("tail") / total("tokens"), "share"),
+            "above_share": (total("above") / total("tail"), "share"),
+            "sure_tokens": (count("sure"), "tokens"),
+            "burst_ratio": (total("pairs") / total("expected"), "1"),
+            "unsure_tokens": (count("tokens"), "tokens"),
         }
 
-    def _is_seen(self, run: RoutingTally) -> bool:
-        found = {name: measure.value or 0.0 for name, measure in self.measures(run).items()}
-        slope = slopes_of(run.slopes)
+    def _is_seen(self, run: Measured) -> bool:
+        slope = slopes_of(run.table)
         return (
-            run.tokens >= self.least_tokens
-            and found["tail_ratio"] >= self.tail_ratio
-            and found["tail_share"] >= self.least_tail
-            and 0.35 <= found["above_share"] <= 0.65
+            run.count("unsure_tokens") >= self.least_tokens
+            and (run["tail_ratio"] or 0.0) >= self.tail_ratio
+            and (run["tail_share"] or 0.0) >= self.least_tail
+            and 0.35 <= (run["above_share"] or 0.0) <= 0.65
             and self._in_bursts(run)
             and (slope is None or abs(slope.middle - 1) < 0.05)
         )
 
-    def _in_bursts(self, run: RoutingTally) -> bool:
+    def _in_bursts(self, run: Measured) -> bool:
         """Whether tokens far off follow each other: of rare neighbours the count is nearly a Poisson one."""
-        if run.pairs >= self.bursts * run.expected > 0:
+        pairs, expected = totals(run.table, "pairs", "expected")
+        if pairs >= self.bursts * expected > 0:
             return True
-        score = (run.pairs - run.expected) / max(run.expected, 1.0) ** 0.5
-        return run.pairs >= self.some_bursts * run.expected > 0 and score >= self.beyond_chance
+        score = (pairs - expected) / max(expected, 1.0) ** 0.5
+        return bool(pairs >= self.some_bursts * expected > 0 and score >= self.beyond_chance)
 
-    def inconclusive_reason(self, run: RoutingTally, context: Context) -> Missing | None:
+    def inconclusive_reason(self, run: Measured, context: Context) -> Missing | None:
         """Rows without the hint do not say that the routes agree."""
         if self._is_seen(run):
             return None
-        if run.tokens < self.least_tokens:
+        tokens = run.count("unsure_tokens")
+        if tokens < self.least_tokens:
             return Missing(
-                f"{counted(run.tokens, 'sampled token')} with a probability below 0.9; needs {self.least_tokens}",
+                f"{counted(tokens, 'sampled token')} with a probability below 0.9; needs {self.least_tokens}",
                 "widen --steps",
             )
         return Missing(
@@ -206,22 +172,19 @@ class MoeRouting(Rule[RoutingTally]):
             "no column holds routes: if the model is a mixture of experts, compare them in the trainer",
         )
 
-    def judge(self, run: RoutingTally, context: Context) -> Judgement | None:
+    def judge(self, run: Measured, context: Context) -> Judgement | None:
         """Information: a hint; a warning where the tail holds tokens that the sampler alone was sure of."""
         if not self._is_seen(run):
             return None
-        found = {name: measure.value for name, measure in self.measures(run).items()}
         return Judgement(
-            severity=Severity.WARNING if run.sure >= SamplerMismatch.least_places else Severity.INFO,
+            severity=Severity.WARNING if run.count("sure_tokens") >= SamplerMismatch.least_places else Severity.INFO,
             confirmed=False,
-            headline=f"{percent(found['tail_share'])} of the tokens differ far more than the others, on both sides "
-            "and in "
-            "bursts: other experts of a mixture?",
+            headline=f"{percent(run['tail_share'])} of the tokens differ far more than the others, on both sides "
+            "and in bursts: other experts of a mixture?",
             message=(
-                f"delta over 1 - p has a 99th percentile of {number(found['tail_ratio'])} medians (four for normal "
-                "noise); "
-                f"{percent(found['above_share'])} of the tokens beyond six medians have a larger log-prob from the "
-                f"trainer, and they follow each other {number(found['burst_ratio'])} times as often as by chance"
+                f"delta over 1 - p has a 99th percentile of {number(run['tail_ratio'])} medians (four for normal "
+                f"noise); {percent(run['above_share'])} of the tokens beyond six medians have a larger log-prob from "
+                f"the trainer, and they follow each other {number(run['burst_ratio'])} times as often as by chance"
             ),
             evidence="a hint alone: no column says which experts a token went through, and noise in bursts looks "
             "the same",

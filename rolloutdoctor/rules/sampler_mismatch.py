@@ -1,23 +1,17 @@
 """RDO001: how far the sampler's log-probs are from the trainer's, and what importance weights make of it."""
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from math import log
+from math import log, log2
 from typing import TYPE_CHECKING, Any
 
-from rolloutdoctor.ops.mismatch_tally import (
-    FAR,
-    OFTEN_KEPT,
-    PLACES,
-    ROW_BAND,
-    ROW_CAP,
-    TOKEN_BAND,
-    TOKEN_CAP,
-    MismatchTally,
-)
-from rolloutdoctor.ops.tally import ratio
-from rolloutdoctor.results.findings import Example, Measure, Severity
-from rolloutdoctor.rules.base import KEEP_EXAMPLES, Context, Judgement, Missing, Rule, counted, number, percent
+import polars as pl
+
+from rolloutdoctor.evaluation.run_tables import RunTables
+from rolloutdoctor.ops.named_values import by_key, count, of, quantile, total, totals
+from rolloutdoctor.results.findings import Measure, Severity
+from rolloutdoctor.rules.base import Context, Judgement, Missing, counted, number, percent
+from rolloutdoctor.rules.table_rule import Measured, Quantity, TableRule
 
 if TYPE_CHECKING:
     import numpy as np
@@ -28,15 +22,31 @@ if TYPE_CHECKING:
     from rolloutdoctor.evaluation.token_measures import TokenBlock
     from rolloutdoctor.rules.step import StepView
 
-LAGS = 8
+LAGS = range(8)
 """Version lags that are told apart."""
 
 SURE, APART = log(0.5), 2.0
 """A token that the sampler gave one half or more, and the trainer two nats less."""
 
+POSITIONS = (0, 1, 4, 16, 64, 256, 1024, 4096, 16384)
+"""Positions in a response at which a bin of positions begins."""
+
+OFTEN_KEPT = 64
+"""Places of a confident disagreement that are told apart."""
+
+TOKEN_CAP, TOKEN_BAND, ROW_CAP, ROW_BAND = 2.0, (0.5, 5.0), 3.0, (0.999, 1.001)
+"""The usual bounds: truncated weights of tokens (verl), IcePop's mask, TRL's cap of sequences, verl's geometric
+mean."""
+
+FAR = 0.1
+"""Nats between two log-probs beyond what kernels were reported to make of the same weights and inputs."""
+
+MOST_FAR = 0.02
+"""Share of such tokens in the other rows above which all rows are off, and none of them is apart."""
+
 
 @dataclass(frozen=True)
-class SamplerMismatch(Rule[MismatchTally]):
+class SamplerMismatch(TableRule):
     """How far the sampler's log-probs are from the trainer's.
 
     ## What it does
@@ -90,7 +100,7 @@ class SamplerMismatch(Rule[MismatchTally]):
         "https://github.com/huggingface/trl/issues/6789",
         "https://github.com/allenai/open-instruct/issues/1473",
     )
-    tally = MismatchTally
+    adds = ("confident", "token", "rollout_log_probs", "old_log_probs")
     needs_objective = False
     splits = ("train",)
 
@@ -115,137 +125,188 @@ class SamplerMismatch(Rule[MismatchTally]):
         gap = gap_of(block)
         if gap is None:
             return {}
-        return {
-            **gap.sampled,
-            "count": gap.count_N,
-            "largest": gap.largest_n,
-            "confident": _confident(block, gap),
-        }
+        largest = {"count": gap.count_N, "largest": gap.largest_n}
+        return {**gap.sampled, **largest, "places": _confident(block, gap)}
 
-    def measure_each(self, steps: "StepView") -> list[MismatchTally]:
+    def measure_rows(self, step: "StepView") -> "Mapping[str, Tensor | None]":
+        """Count the tokens of each row that the sampler alone was sure of, and look at the first."""
+        import torch
+
+        place_N = step.token_measures[self.code]["places"].cpu()
+        found = {"confident": (place_N >= 0).sum(1), "token": place_N[:, 0]}
+        for name in ("rollout_log_probs", "old_log_probs"):
+            found[name] = torch.full((len(place_N),), torch.nan, dtype=torch.float64)
+            for row in (found["confident"] > 0).nonzero().squeeze(1).tolist():
+                start = int(step.batch.rows[row] + place_N[row, 0])
+                found[name][row] = float(step.batch.tokens_of(name, slice(start, start + 1))[0])
+        return found
+
+    def measure_steps(self, steps: "StepView") -> Sequence[Mapping[str, float | None]]:
         """Add up the rows of each step."""
         import numpy as np
 
         sample, by_step = steps.sample(self.code), steps.by_step
         if sample is None:
-            return steps.nothing(MismatchTally)
-        row, lag_N = steps.token_measures[self.code], steps.lags(LAGS)
-        tokens, high, place_N = by_step.count(row["count"]), by_step.high(row["largest"]), row["confident"]
+            return steps.nothing(dict)
+        row, lag_N = steps.token_measures[self.code], steps.lags(len(LAGS))
+        tokens, high, place_N = by_step.count(row["count"]), by_step.high(row["largest"]), row["places"]
         # A row of older weights may disagree with the present ones about anything.
         fresh_N = place_N if lag_N is None else place_N.where((lag_N == 0)[:, None], -1)
-        return steps.tallies(
-            MismatchTally,
+        sums = steps.values(
             tokens=tokens,
             equal=np.where(high == 0, tokens, 0),
             confident=by_step.count((fresh_N >= 0).sum(1)),
-            places=_places(steps, fresh_N),
             largest=np.where(tokens > 0, high, 0.0),
             **_of_sample(sample, None if lag_N is None else lag_N.cpu().numpy()),
         )
+        return [of_step | places for of_step, places in zip(sums, _places(steps, fresh_N), strict=True)]
 
-    def examples(self, step: "StepView") -> Iterable[Example]:
-        """Rows with most of the tokens that the sampler alone was sure of."""
-        row = step.token_measures.get(self.code)
-        if not row or not len(step.batch):
-            return ()
-        place_N = row["confident"]
+    def table(self, run: RunTables, context: Context) -> pl.DataFrame:
+        """One line for each value of a step, and for each row with a confident disagreement."""
+        return pl.concat([run.by_name(), run.rows.filter(pl.col("confident") > 0)], how="diagonal_relaxed")
 
-        def note(number_of: int) -> str:
-            first = int(place_N[number_of][0])
-            start = int(step.batch.rows[number_of]) + first
-            sampler, trainer = (
-                float(step.batch.tokens_of(name, slice(start, start + 1))[0])
-                for name in ("rollout_log_probs", "old_log_probs")
-            )
-            return f"log-prob {sampler:.3g} from the sampler and {trainer:.3g} from the trainer at token {first}"
-
-        return step.worst_rows((place_N >= 0).sum(1).double(), note, KEEP_EXAMPLES)
-
-    def measures(self, tally: MismatchTally) -> Mapping[str, Measure]:
+    def quantities(self) -> Mapping[str, Quantity]:
         """The distribution of delta, and what weights would do."""
-        return tally.measures
+        seen, rows, weight = total("seen"), total("rows"), total("weight")
 
-    def inconclusive_reason(self, run: MismatchTally, context: Context) -> Missing | None:
+        def mean_at(*, is_early: bool) -> pl.Expr:
+            sums = [of(name).filter((of(name, "key") < 16) == is_early).sum() for name in ("at_size", "at")]
+            return sums[0] / sums[1]
+
+        def ess(start: str, tokens: pl.Expr) -> pl.Expr:
+            return total(f"{start}weight") ** 2 / (total(f"{start}square") * tokens)
+
+        def kappa(start: str) -> pl.Expr:
+            return total(f"{start}weight") / total(f"{start}square")
+
+        return {
+            "mean_delta": (total("gap") / seen, "nats"),
+            "mean_abs_delta": (total("at_size") / seen, "nats"),
+            "p99_abs_delta": (quantile("size", 0.99), "nats"),
+            "max_abs_delta": (pl.when(total("tokens") > 0).then(of("largest").max().fill_null(0.0)), "nats"),
+            "off_by_tenth_share": (total("off") / seen, "share"),
+            "k3": ((weight - seen - total("gap")) / seen, "nats"),
+            "ess_share": (ess("", seen), "share"),
+            "rows_apart": (count("apart"), "rows"),
+            "tokens": (count("tokens"), "tokens"),
+            "sampled_tokens": (count("seen"), "tokens"),
+            "mean_abs_delta_first_16": (mean_at(is_early=True), "nats"),
+            "mean_abs_delta_later": (mean_at(is_early=False), "nats"),
+            "cap_2_mass_share": (total("cut_weight") / weight, "share"),
+            "cap_2_ess_share": (ess("cut_", seen), "share"),
+            "cap_2_kappa": (kappa("cut_"), "1"),
+            "mask_tokens_share": (total("inside") / seen, "share"),
+            "mask_mass_share": (total("inside_weight") / weight, "share"),
+            "mask_ess_share": (ess("inside_", seen), "share"),
+            "mask_kappa": (kappa("inside_"), "1"),
+            "sequence_cap_3_rows_share": (total("rows_over") / rows, "share"),
+            "sequence_cap_3_ess_share": (ess("row_", rows), "share"),
+            "sequence_cap_3_kappa": (kappa("row_"), "1"),
+            "geometric_kept_rows_share": (total("rows_near") / rows, "share"),
+            "confident_tokens": (count("confident"), "tokens"),
+            "confident_places": (of("place", "key").n_unique().clip(upper_bound=OFTEN_KEPT).cast(pl.Int64), "places"),
+        }
+
+    def places(self, table: pl.DataFrame) -> pl.DataFrame:
+        """Rows with most of the tokens that the sampler alone was sure of."""
+        return table.filter(pl.col("confident") > 0).with_columns(value="confident")
+
+    def note(self, place: Mapping[str, Any]) -> str:
+        """Both log-probs of the first."""
+        return (
+            f"log-prob {place['rollout_log_probs']:.3g} from the sampler and {place['old_log_probs']:.3g} from the "
+            f"trainer at token {place['token']}"
+        )
+
+    def inconclusive_reason(self, run: Measured, context: Context) -> Missing | None:
         """Nothing to compare."""
-        if run.tokens:
+        if run["tokens"]:
             return None
         return Missing("no trained token has a log-prob of both", "record the sampler's log-probs for trained tokens")
 
-    def vacuous_reason(self, run: MismatchTally, context: Context) -> str | None:
+    def vacuous_reason(self, run: Measured, context: Context) -> str | None:
         """Old log-probs may be the sampler's own."""
-        same = run.tokens and run.equal == run.tokens
-        return (
-            "the old log-probs are the sampler's, bit by bit, so that they say nothing of the trainer" if same else None
-        )
-
-    def judge(self, run: MismatchTally, context: Context) -> Judgement | None:
-        """Information, and a warning where the sampler alone was sure."""
-        if not run.tokens or run.equal == run.tokens:
+        if not run["tokens"] or totals(run.table, "equal") != (run["tokens"],):
             return None
-        found = {name: measure.value for name, measure in self.measures(run).items()}
-        of_lag = {
-            lag: ratio(run.lag_size.get(lag, 0.0), tokens)
-            for lag, tokens in sorted(run.lag.items(), key=lambda one: int(one[0]))
-        }
+        return "the old log-probs are the sampler's, bit by bit, so that they say nothing of the trainer"
+
+    def _has_rows_apart(self, run: Measured) -> bool:
+        """True if some rows, half at most, are apart beyond chance, if it chose the far tokens, and the others agree.
+
+        Of n tokens half are far with a probability below (4 p)^(n/2) if each is with p (Chernoff's bound).
+        """
+        names = "apart", "apart_tokens", "beside", "beside_tokens", "beside_far"
+        apart, tokens, beside, others, far = totals(run.table, *names)
+        share = (far + 1) / (others + 2)
+        if not 0 < apart <= beside or share > MOST_FAR:
+            return False
+        return tokens / 2 * log2(1 / (4 * share)) - apart * log2(apart + beside) >= self.row_bits
+
+    def judge(self, run: Measured, context: Context) -> Judgement | None:
+        """Information, and a warning where the sampler alone was sure."""
+        if not run["tokens"] or self.vacuous_reason(run, context):
+            return None
+        of_lag, at = (
+            {key: by_key(run.table, f"{name}_size").get(key, 0.0) / tokens for key, tokens in counts.items()}
+            for name, counts in ((name, by_key(run.table, name)) for name in ("lag", "at"))
+        )
+        places_at = ", ".join(f"{number(mean)} from {start:g}" for start, mean in at.items())
         message = (
-            f"delta has mean {number(found['mean_delta'])}, mean size {number(found['mean_abs_delta'])} and 99th "
-            f"percentile about {number(found['p99_abs_delta'])}; {percent(found['off_by_tenth_share'])} of the tokens "
-            f"have a ratio that is off by more than a tenth; effective sample size {percent(found['ess_share'])}"
+            f"delta has mean {number(run['mean_delta'])}, mean size {number(run['mean_abs_delta'])} and 99th "
+            f"percentile about {number(run['p99_abs_delta'])}; {percent(run['off_by_tenth_share'])} of the tokens "
+            f"have a ratio that is off by more than a tenth; effective sample size {percent(run['ess_share'])}"
         )
         if len(of_lag) > 1:
             message += "; mean size by version lag: "
-            message += ", ".join(f"{number(mean)} at {lag}" for lag, mean in of_lag.items())
-        is_sure = len(run.places) >= self.least_places
-        rows_apart = run.has_rows_apart(self.row_bits)
+            message += ", ".join(f"{number(mean)} at {lag:g}" for lag, mean in of_lag.items())
+        confident, places = run.count("confident_tokens"), run.count("confident_places")
+        is_sure, rows_apart = places >= self.least_places, self._has_rows_apart(run)
         if rows_apart and not is_sure:
-            rows, others = counted(run.apart, "sampled row"), ratio(run.beside_far, run.beside_tokens)
-            headline = f"sampler and trainer are far apart in {rows} of {run.apart + run.beside:,}, and agree elsewhere"
+            beside, far, others = totals(run.table, "beside", "beside_far", "beside_tokens")
+            apart = run.count("rows_apart")
+            rows = counted(apart, "sampled row")
+            headline = f"sampler and trainer are far apart in {rows} of {apart + int(beside):,}, and agree elsewhere"
             advice = (
                 "compare what both were given in these rows: log-probs of another row or of other tokens, padding that "
                 "is attended, or weights of another version"
             )
             message = (
-                f"in {rows} half or more of the tokens are more than {FAR:g} nats apart, and {percent(others)} "
+                f"in {rows} half or more of the tokens are more than {FAR:g} nats apart, and {percent(far / others)} "
                 f"of those of the others; {message}"
             )
         elif not is_sure:
             headline = (
-                f"sampler and trainer differ by {number(found['mean_abs_delta'])} nats on average, effective sample "
-                "size "
-                f"{percent(found['ess_share'])}"
+                f"sampler and trainer differ by {number(run['mean_abs_delta'])} nats on average, effective sample "
+                f"size {percent(run['ess_share'])}"
             )
             advice = (
                 "a gap alone is not a fault: the other RDO rules look for its causes, and the measures show what caps "
                 "on importance weights would keep and cut"
             )
         else:
-            headline = f"the sampler was sure of {counted(run.confident, 'token')} that the trainer finds unlikely"
+            headline = f"the sampler was sure of {counted(confident, 'token')} that the trainer finds unlikely"
             advice = (
                 "compare weights and inputs of both at the tokens listed: a sync that failed, a prefix cache that "
                 "outlived it, another template, or float32 weights against an engine in bf16"
             )
-            many = " or more" if len(run.places) >= OFTEN_KEPT else ""
+            many = " or more" if places >= OFTEN_KEPT else ""
             message = (
-                f"the sampler gave {counted(run.confident, 'token')} at {len(run.places)}{many} places at least one "
+                f"the sampler gave {counted(confident, 'token')} at {places}{many} places at least one "
                 f"half, and the trainer gives them e^-2 of that or less; {message}"
             )
-        places = [
-            f"{number(ratio(run.at_size.get(each, 0.0), tokens))} from {PLACES[int(each)]}"
-            for each, tokens in sorted(run.at.items())
-        ]
         return Judgement(
             severity=Severity.WARNING if is_sure or rows_apart else Severity.INFO,
             confirmed=not is_sure and not rows_apart,
             headline=headline,
             message=message,
             evidence=(
-                f"mean size by position: {', '.join(places)}; weights of tokens cut at 2 keep "
-                f"{percent(found['cap_2_mass_share'])} of their sum, a mask of 0.5 to 5 keeps "
-                f"{percent(found['mask_tokens_share'])} of the tokens, weights of rows are above 3 in "
-                f"{percent(found['sequence_cap_3_rows_share'])} of the rows"
+                f"mean size by position: {places_at}; weights of tokens cut at 2 keep "
+                f"{percent(run['cap_2_mass_share'])} of their sum, a mask of 0.5 to 5 keeps "
+                f"{percent(run['mask_tokens_share'])} of the tokens, weights of rows are above 3 in "
+                f"{percent(run['sequence_cap_3_rows_share'])} of the rows"
             ),
             advice=advice,
-            measures={f"mean_abs_delta_lag_{lag}": Measure(mean, "nats") for lag, mean in of_lag.items()},
+            measures={f"mean_abs_delta_lag_{lag:g}": Measure(mean, "nats") for lag, mean in of_lag.items()},
         )
 
 
@@ -266,25 +327,20 @@ def _confident(block: "TokenBlock", gap: "LoggedGap") -> "Tensor":
 
 
 def _places(steps: "StepView", place_N: "Tensor") -> list[dict[str, float]]:
-    """Names of the prompts and positions of some tokens, of each step."""
+    """Numbers of the prompts and positions of some tokens, of each step, as values under ``place``."""
     from rolloutdoctor.ops.prefix_hash import scramble
 
-    found: list[dict[str, float]] = [{} for _ in steps.each]
-    row, column = (place_N >= 0).nonzero(as_tuple=True)
-    if not len(row):
-        return found
-    batch = steps.batch
+    found: list[set[int]] = steps.nothing(set)
+    batch, (row, column) = steps.batch, (place_N >= 0).nonzero(as_tuple=True)
     # Without the prompts themselves, those of two steps count as two.
-    prompt_N = scramble(
-        (steps.batch.row_N if batch.groups is None else steps.batch.group_N) + (steps.batch.number_N << 32)
-    )
+    prompt_N = scramble((batch.row_N if batch.groups is None else batch.group_N) + (batch.number_N << 32))
     if batch.prompts is not None:
         prompt_N = prompt_N.where(batch.prompts == 0, batch.prompts)
     keys = scramble(prompt_N[row] + place_N[row, column]).tolist()
     for step, key in zip(steps.by_step.step_N[row].tolist(), keys, strict=True):
-        name = f"{key & (2**64 - 1):016x}"
-        found[step][name] = found[step].get(name, 0.0) + 1
-    return [{name: names[name] for name in sorted(names)[:OFTEN_KEPT]} for names in found]
+        # A number that float64 holds.
+        found[step].add(key & (2**52 - 1))
+    return [{f"place:{key}": 1.0 for key in sorted(keys)[:OFTEN_KEPT]} for keys in found]
 
 
 def _of_sample(sample: "Sample", lag_N: "NDArray[np.int64] | None") -> dict[str, Any]:
@@ -292,8 +348,7 @@ def _of_sample(sample: "Sample", lag_N: "NDArray[np.int64] | None") -> dict[str,
     import numpy as np
 
     from rolloutdoctor.evaluation.sampler_gap import UNSURE
-    from rolloutdoctor.ops.by_step import named_counts
-    from rolloutdoctor.ops.gap_bins import BINS, bins_of
+    from rolloutdoctor.ops.gap_bins import BINS, CENTRES, bins_of
 
     gap, weight, tokens = sample.apart, sample.weight, sample.tokens_by_step
     size, cut = sample.size, np.minimum(weight, TOKEN_CAP)
@@ -305,8 +360,8 @@ def _of_sample(sample: "Sample", lag_N: "NDArray[np.int64] | None") -> dict[str,
     of_lag: dict[str, Any] = {}
     if lag_N is not None:
         lag = lag_N[sample.row]
-        each = {"lag": sample.length, "lag_size": sample.by_row(size), "lag_k3": sample.by_row(weight - 1 - gap)}
-        of_lag = {name: named_counts(sample.by_step.histogram(lag, LAGS, x)) for name, x in each.items()}
+        each = {"lag": sample.length, "lag_size": sample.by_row(size)}
+        of_lag = {name: (sample.by_step.histogram(lag, len(LAGS), x), LAGS) for name, x in each.items()}
     is_unsure = (sample.sampler + sample.trainer < 2 * UNSURE) & (sample.sampler != 0)
     unsure, far = sample.by_row(is_unsure), sample.by_row(is_unsure & (size > FAR))
     is_known = unsure >= 4 if lag_N is None else (unsure >= 4) & (lag_N[sample.row] == 0)
@@ -324,7 +379,8 @@ def _of_sample(sample: "Sample", lag_N: "NDArray[np.int64] | None") -> dict[str,
         "rows_over": rows.count(total > log(ROW_CAP)),
         "rows_near": rows.count((mean >= ROW_BAND[0]) & (mean <= ROW_BAND[1])),
         "seen": tokens.size,
-        "sizes": named_counts(tokens.histogram(bins_of(size), BINS)),
+        "size": (tokens.histogram(bins_of(size), BINS), CENTRES),
+        "gap": tokens.sum(gap),
         "off": tokens.count(abs(weight - 1) > 0.1),
         "weight": tokens.sum(weight),
         "square": tokens.sum(np.square(weight)),
@@ -333,8 +389,7 @@ def _of_sample(sample: "Sample", lag_N: "NDArray[np.int64] | None") -> dict[str,
         "inside": inside.size,
         "inside_weight": inside.sum(within),
         "inside_square": inside.sum(np.square(within)),
-        "at": named_counts(sample.by_place(None, PLACES)),
-        "at_size": named_counts(sample.by_place(size, PLACES)),
-        "at_gap": named_counts(sample.by_place(gap, PLACES)),
+        "at": (sample.by_place(None, POSITIONS), POSITIONS),
+        "at_size": (sample.by_place(size, POSITIONS), POSITIONS),
         **of_lag,
     }

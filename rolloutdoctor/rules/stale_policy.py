@@ -1,19 +1,20 @@
 """RDO002: rows that older weights sampled than the trainer believes."""
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
+import polars as pl
+
+from rolloutdoctor.evaluation.run_tables import STEP_KEY, RunTables
 from rolloutdoctor.objective.objective import Objective
 from rolloutdoctor.objective.required_columns import loss_columns
-from rolloutdoctor.ops.lag_table import MOST_LAGS, LagTable, LagTally
-from rolloutdoctor.ops.tally import ratio
+from rolloutdoctor.ops.lag_table import LEAST_TOKENS, MOST_LAGS, LagTable, counts_steps
 from rolloutdoctor.results.findings import Measure, Severity
-from rolloutdoctor.rules.base import Context, Judgement, Missing, Rule, counted, number
+from rolloutdoctor.rules.base import Context, Judgement, Missing, counted, number
+from rolloutdoctor.rules.table_rule import Measured, Quantity, TableRule
 
 if TYPE_CHECKING:
-    import numpy as np
-    from numpy.typing import NDArray
     from torch import Tensor
 
     from rolloutdoctor.evaluation.token_measures import TokenBlock
@@ -37,7 +38,7 @@ def corrects_the_sampler(objective: Objective | None) -> bool:
 
 
 @dataclass(frozen=True)
-class StalePolicy(Rule[LagTally]):
+class StalePolicy(TableRule):
     """Rows were sampled by older weights than the trainer believes.
 
     ## What it does
@@ -93,7 +94,8 @@ class StalePolicy(Rule[LagTally]):
         "https://github.com/volcengine/verl/pull/7568",
         "https://github.com/radixark/miles/pull/1829",
     )
-    tally = LagTally
+    reads = ("policy_version_min", "policy_version_max", "grad_l1")
+    adds = ("lag", "tokens", "size", "k3", "weight", "square", "early", "late")
     needs_objective = False
     splits = ("train",)
 
@@ -132,115 +134,155 @@ class StalePolicy(Rule[LagTally]):
 
         return looked_at(block)
 
-    def measure_each(self, steps: "StepView") -> list[LagTally]:
-        """Add up the rows of each step, by lag."""
-        if not len(steps.batch) or not steps.training:
-            return steps.nothing(LagTally)
-        found = {**_stamps(steps), **self._gaps(steps)}
-        return steps.tallies(LagTally, **found) if found else steps.nothing(LagTally)
-
-    def _gaps(self, steps: "StepView") -> dict[str, Any]:
-        """The gap of each step by lag, and the rows in which it turns; nothing without the log-probs."""
-        import numpy as np
+    def measure_rows(self, step: "StepView") -> "Mapping[str, Tensor | None]":
+        """Sum the gaps and weights of each row, and look how the gap turns in it."""
         import torch
 
-        from rolloutdoctor.evaluation.sampler_gap import sizes_by, turns_of, weights_of
-        from rolloutdoctor.ops.gap_bins import middles
-        from rolloutdoctor.ops.lag_cells import LagCells
+        from rolloutdoctor.evaluation.sampler_gap import turns_of, weights_of
 
-        gap, by_step = steps.sampler_gap(self.code), steps.by_step
+        found: dict[str, Tensor | None] = dict.fromkeys(self.adds) | {"lag": step.lags(MOST_LAGS)}
+        gap = step.sampler_gap(self.code)
         if gap is None:
-            return {}
+            return found
         weight_T = weights_of(gap)
         terms = gap.counted_T, gap.delta_T.abs(), gap.delta_T, weight_T, weight_T.square()
-        tokens, size, delta, weight, square = (gap.runs.total(x_T).cpu().numpy() for x_T in terms)
-        sums = {"rows": np.ones_like(tokens), "tokens": tokens, "size": size, "k3": weight - tokens - delta}
-        sums |= {"weight": weight, "square": square}
-        if steps.tokens is not None:
-            sums["grad"] = steps.tokens.grad_l1_N.nan_to_num(0.0, 0.0, 0.0).cpu().numpy()
-        # Of a step without such tokens nothing is said by lag.
-        cells = LagCells(steps.lags(MOST_LAGS), by_step, steps.batch.step_numbers, by_step.any(tokens))
-        counts = sizes_by(gap, torch.from_numpy(cells.cell_N).to(gap.size_T.device), len(cells)).cpu().numpy()
-        of_cells = {name: cells.sum(x_N) for name, x_N in sums.items()}
-        of_cells |= {"unsure": counts.sum(axis=1), "middle": middles(counts)}
-        early, late = turns_of(gap)
-        is_early, is_late, several = early >= self.turn, late >= self.turn, _of_several_versions(steps)
-        return {name: cells.by_name(x_C) for name, x_C in of_cells.items()} | {
-            "equal": by_step.count(np.where(size == 0, tokens, 0)),
-            "long": by_step.count(early > 0),
-            "turned": by_step.count(is_early & ~several & ~is_late),
-            "turned_several": by_step.count(is_early & several & ~is_late),
-            "turned_back": by_step.count(is_late & ~is_early),
-        }
+        tokens, size, delta, weight, square = (gap.runs.total(x_T) for x_T in terms)
+        found |= {"tokens": tokens, "size": size, "k3": weight - tokens - delta, "weight": weight, "square": square}
+        return found | dict(zip(("early", "late"), map(torch.from_numpy, turns_of(gap)), strict=True))
 
-    def measures(self, tally: LagTally) -> Mapping[str, Measure]:
+    def measure_steps(self, steps: "StepView") -> Sequence[Mapping[str, float | None]]:
+        """Return the median size of the gaps of each step and lag."""
+        from rolloutdoctor.evaluation.sampler_gap import sizes_by
+        from rolloutdoctor.ops.by_step import named_counts
+        from rolloutdoctor.ops.gap_bins import middles
+
+        gap, lag_N, kinds = steps.sampler_gap(self.code), steps.lags(MOST_LAGS), len(steps.each) * MOST_LAGS
+        if gap is None:
+            return steps.nothing(dict)
+        kind_N = steps.by_step.step_N * MOST_LAGS
+        counts = sizes_by(gap, kind_N if lag_N is None else kind_N + lag_N, kinds).cpu().numpy()
+        names = [f"middle:{lag}" for lag in range(MOST_LAGS)]
+        enough = counts.sum(axis=1) >= LEAST_TOKENS
+        return named_counts(middles(counts).reshape(-1, MOST_LAGS), names, enough.reshape(-1, MOST_LAGS))
+
+    def table(self, run: RunTables, context: Context) -> pl.DataFrame:
+        """One line for each step and version lag; `behind` is what the newest version of the step lags by itself."""
+        oldest, newest, tokens = pl.col("policy_version_min"), pl.col("policy_version_max"), pl.col("tokens")
+        is_stamped = (oldest >= 0) & (newest >= 0)
+        is_early, is_late, several = pl.col("early") >= self.turn, pl.col("late") >= self.turn, newest > oldest
+        key = (*STEP_KEY, "lag")
+        middles = run.by_name().select(*STEP_KEY, lag=pl.col("key").cast(pl.Int64), middle="value")
+        lines = (
+            run.rows.with_columns(
+                lag=pl.col("lag").cast(pl.Int64).fill_null(0),
+                newest=newest.filter(is_stamped).max().over(STEP_KEY),
+                several=several.fill_null(value=False),
+            )
+            .group_by(key, maintain_order=True)
+            .agg(
+                pl.sum("tokens", "size", "k3", "weight", "square"),
+                pl.first("newest"),
+                grad=pl.col("grad_l1").filter(pl.col("grad_l1").is_finite()).sum(),
+                equal=tokens.filter(pl.col("size") == 0).sum(),
+                stamped_several=(is_stamped & several).sum(),
+                backwards=(is_stamped & (newest < oldest)).sum(),
+                long=(pl.col("early") > 0).sum(),
+                turned=(is_early & ~is_late).sum(),
+                turned_several=(is_early & ~is_late & pl.col("several")).sum(),
+                turned_back=(is_late & ~is_early).sum(),
+            )
+            .join(middles, on=key, how="left")
+            .sort(key)
+        )
+        ahead = pl.col("newest") - pl.col("step")
+        behind = (ahead.max() - ahead).fill_null(0) if counts_steps(LagTable(lines).stamps) else pl.lit(0)
+        is_first = pl.col("middle").is_not_null().cum_sum().over(STEP_KEY) == 1
+        lines = lines.with_columns(behind=behind, shown=pl.when(is_first).then("middle"))
+        table = self._lagged(lines)
+        ends, lags = table.growth(), table.with_lag()
+        return lines.with_columns(
+            onset=pl.lit(self._since(table), pl.Int64),
+            growth=pl.lit(ends[1] / ends[0] if ends and ends[0] else None, pl.Float64),
+            by_lag=pl.lit(lags[0] if lags else None, pl.Float64),
+        )
+
+    def _lagged(self, lines: pl.DataFrame) -> LagTable:
+        """The lines by how many versions rows are behind the newest of the run."""
+        return LagTable(lines.with_columns(lag=pl.col("lag") + pl.col("behind")))
+
+    def quantities(self) -> Mapping[str, Quantity]:
         """The gap, by lag and over the steps."""
-        table = LagTable(tally)
-        buckets = [one for one in table.buckets if one.tokens]
-        tokens = sum(tally.tokens.values())
-        onset, ends = self._since(table), table.growth()
-        lags = table.with_lag()
-        middles = [size for _, size in table.by_step]
-        return {
-            "gap_mean": Measure(ratio(sum(tally.size.values()), tokens), "nats"),
-            "gap_median_first": Measure(middles[0] if middles else None, "nats"),
-            "gap_median_last": Measure(middles[-1] if middles else None, "nats"),
-            "gap_growth": Measure(None if ends is None else ratio(ends[1], ends[0]), "1"),
-            "onset_step": Measure(onset, "step"),
-            "largest_lag": Measure(buckets[-1].lag if buckets and tally.newest else None, "versions"),
-            "gap_ratio_by_lag": Measure(lags[0] if lags else None, "1"),
-            "k3_per_version": Measure(table.slope, "nats per version"),
-            "ess_newest": Measure(buckets[0].ess if buckets else None, "share"),
-            "ess_oldest": Measure(buckets[-1].ess if buckets else None, "share"),
-            "grad_share_lagged": Measure(table.stale_grad(0), "share"),
-            "grad_share_lag_over_1": Measure(table.stale_grad(1), "share"),
-            "grad_share_lag_over_3": Measure(table.stale_grad(3), "share"),
-            "rows_of_several_versions": Measure(tally.several, "rows"),
-            "rows_that_turn": Measure(tally.turned + tally.turned_several, "rows"),
-        }
+        is_run, is_stamped = pl.n_unique("step") > 1, pl.col("newest").is_not_null().any()
+        lag = pl.col("lag") + pl.when(is_run).then(pl.col("behind")).otherwise(0)
+        tokens, grad, k3 = pl.col("tokens"), pl.col("grad"), pl.col("k3")
+        own = lag.filter(tokens > 0)
+        lag_off = lag - (tokens * lag).sum() / tokens.sum()
+        k3_off = k3 - tokens * k3.sum() / tokens.sum()
 
-    def inconclusive_reason(self, run: LagTally, context: Context) -> Missing | None:
+        def ess(of: pl.Expr) -> pl.Expr:
+            weight, square, count = (pl.col(x).filter(lag == of).sum() for x in ("weight", "square", "tokens"))
+            return weight**2 / (square * count)
+
+        found = {
+            "gap_mean": (pl.sum("size") / tokens.sum(), "nats"),
+            "gap_median_first": (pl.col("shown").drop_nulls().first(), "nats"),
+            "gap_median_last": (pl.col("shown").drop_nulls().last(), "nats"),
+            "gap_growth": (pl.when(is_run).then(pl.first("growth")), "1"),
+            "onset_step": (pl.when(is_run).then(pl.first("onset")), "step"),
+            "largest_lag": (pl.when(is_stamped).then(own.max()), "versions"),
+            "gap_ratio_by_lag": (pl.when(is_run).then(pl.first("by_lag")), "1"),
+            "k3_per_version": ((lag_off * k3_off).sum() / (tokens * lag_off**2).sum(), "nats per version"),
+            "ess_newest": (ess(own.min()), "share"),
+            "ess_oldest": (ess(own.max()), "share"),
+            "rows_of_several_versions": (pl.sum("stamped_several").cast(pl.Int64), "rows"),
+            "rows_that_turn": (pl.sum("turned").cast(pl.Int64), "rows"),
+        }
+        for name, most in (("lagged", 0), ("lag_over_1", 1), ("lag_over_3", 3)):
+            share = grad.filter(lag > most).sum() / grad.sum()
+            found[f"grad_share_{name}"] = (pl.when(is_stamped).then(share), "share")
+        return found
+
+    def inconclusive_reason(self, run: Measured, context: Context) -> Missing | None:
         """Neither stamps nor a gap over enough steps."""
-        table, tokens = LagTable(run), sum(run.tokens.values())
-        if len(run.newest) >= self.stopped_least or run.backwards or table.beyond():
+        table, tokens = self._lagged(run.table), run.table["tokens"].sum()
+        if len(table.stamps) >= self.stopped_least or run.table["backwards"].sum() or table.beyond():
             return None
         remedy = "record policy_version_min and policy_version_max, or more steps"
-        if tokens and run.equal == tokens:
+        if tokens and run.table["equal"].sum() == tokens:
             return Missing(
                 "the trainer's log-probs are the sampler's, bit by bit, so they show no other weights",
                 "record old_log_probs as the trainer computes them, beside rollout_log_probs",
             )
-        if table.mixes_lags() or len(table.by_step) >= 4:
+        if table.with_lag() is not None or len(table.by_step) >= 4:
             return None
         steps = counted(len(table.by_step), "step")
         return Missing(f"{steps} with 100 tokens or more below probability 0.9; needs 4", remedy)
 
-    def judge(self, run: LagTally, context: Context) -> Judgement | None:
+    def judge(self, run: Measured, context: Context) -> Judgement | None:
         """A warning, or information where the objective corrects for the sampler."""
-        table, corrected = LagTable(run), corrects_the_sampler(context.objective)
+        table, corrected = self._lagged(run.table), corrects_the_sampler(context.objective)
         faults = [*self._of_stamps(run, table), *self._of_steps(table)]
         notes = [*([] if faults else self._of_first_update(table)), *self._of_lag(table), *self._of_rows(run)]
         if not faults and not notes:
             return None
         told = [*faults, *notes]
-        ess = {f"ess_lag_{one.lag}": Measure(one.ess, "share") for one in table.buckets[:MOST_LAGS] if run.newest}
-        middle = {
-            f"gap_median_lag_{one.lag}": Measure(one.middle, "nats") for one in table.buckets[:MOST_LAGS] if run.newest
-        }
+        by_lag = table.buckets.head(MOST_LAGS).rows(named=True) if table.stamps else []
+        ess = {f"ess_lag_{one['lag']}": Measure(one["ess"], "share") for one in by_lag}
+        middle = {f"gap_median_lag_{one['lag']}": Measure(one["middle"], "nats") for one in by_lag}
         return Judgement(
             severity=Severity.WARNING if faults or not corrected else Severity.INFO,
             confirmed=False,
             headline=told[0],
             message="; ".join(told),
             evidence="the log-probs of sampler and trainer"
-            + (", the version stamps" if run.newest else "; no version stamps")
+            + (", the version stamps" if table.stamps else "; no version stamps")
             + ("; the objective corrects for the sampler's log-probs" if corrected and not faults else ""),
             advice="find the weight sync that failed, stamp each row with the version that sampled it, and correct "
             "with the sampler's log-probs or drop rows that are too old",
             measures={**ess, **middle},
         )
 
-    def _of_stamps(self, run: LagTally, table: LagTable) -> list[str]:
+    def _of_stamps(self, run: Measured, table: LagTable) -> list[str]:
         """How stamps contradict the steps."""
         found = []
         stopped, beyond = table.stopped(self.stopped_least), table.beyond()
@@ -251,14 +293,15 @@ class StalePolicy(Rule[LagTally]):
             found.append(f"the version stamp stays at {version} {since} {counted(steps, 'step')}")
         if beyond:
             found.append(f"{counted(len(beyond), 'step')} from {beyond[0]} on hold versions from after them")
-        if run.backwards:
-            found.append(f"{counted(run.backwards, 'row')} have a newest version that is older than their oldest")
+        backwards = int(run.table["backwards"].sum())
+        if backwards:
+            found.append(f"{counted(backwards, 'row')} have a newest version that is older than their oldest")
         return found
 
     def _onset(self, table: LagTable) -> tuple[int, float, float] | None:
         """Step from which on the gap is larger than before, by far; with fewer than three steps, by more."""
         found = table.onset(self.onset_factor, self.onset_least)
-        if found is not None or any(one.lag for one in table.buckets) or len(table.by_step) < 6:
+        if found is not None or table.has_lag or len(table.by_step) < 6:
             return found
         return table.onset(self.first_factor, self.growth_least, after=1)
 
@@ -303,45 +346,18 @@ class StalePolicy(Rule[LagTally]):
     def _of_lag(self, table: LagTable) -> list[str]:
         """How the gap grows with the lag."""
         lags = table.with_lag()
-        largest = max((one.middle or 0.0 for one in table.buckets), default=0.0)
+        largest = table.buckets.select(pl.max("middle")).item() or 0.0
         if lags is None or lags[0] < self.lag_factor or largest < self.lag_least:
             return []
-        known = [one for one in table.buckets if one.ess is not None]
+        ess = table.buckets["ess"].drop_nulls()
         words = f"the gap to the sampler is {number(lags[0])} times larger on the oldest rows than on the newest"
-        return [f"{words}, and the effective sample size falls from {known[0].ess:.3g} to {known[-1].ess:.3g}"]
+        return [f"{words}, and the effective sample size falls from {ess[0]:.3g} to {ess[-1]:.3g}"]
 
-    def _of_rows(self, run: LagTally) -> list[str]:
+    def _of_rows(self, run: Measured) -> list[str]:
         """Rows that begin under older weights."""
-        rows = run.turned + run.turned_several
-        if rows < max(10, 0.01 * run.long) or rows < 5 * run.turned_back:
+        names = "turned", "turned_several", "turned_back", "long"
+        rows, of_several, back, long = run.table.select(pl.sum(*names)).row(0)
+        if rows < max(10, 0.01 * long) or rows < 5 * back:
             return []
-        stamped = f", {run.turned_several:,} of them stamped with several versions" if run.several else ""
+        stamped = f", {of_several:,} of them stamped with several versions" if run["rows_of_several_versions"] else ""
         return [f"{counted(rows, 'row')} have {self.turn:g} times the gap in their first part{stamped}"]
-
-
-def _stamps(steps: "StepView") -> dict[str, Any]:
-    """The newest version of each step, and rows whose stamps are odd; nothing without stamps."""
-    import torch
-
-    rows, by_step = steps.batch.per_row, steps.by_step
-    if not rows.keys() >= STAMPS:
-        return {}
-    old_N, new_N = rows["policy_version_min"], rows["policy_version_max"]
-    is_stamped_N = (old_N >= 0) & (new_N >= 0)
-    newest = by_step.high(torch.where(is_stamped_N, new_N, -1))
-    return {
-        "newest": steps.by_number(newest, newest >= 0),
-        "unstamped": by_step.count(~is_stamped_N),
-        "backwards": by_step.count(is_stamped_N & (new_N < old_N)),
-        "several": by_step.count(is_stamped_N & (new_N > old_N)),
-    }
-
-
-def _of_several_versions(steps: "StepView") -> "NDArray[np.bool_]":
-    """Rows stamped with several versions, ``[N]``."""
-    import numpy as np
-
-    rows = steps.batch.per_row
-    if not rows.keys() >= STAMPS:
-        return np.zeros(len(steps.batch), bool)
-    return (rows["policy_version_max"] > rows["policy_version_min"]).cpu().numpy()

@@ -34,7 +34,7 @@ from rolloutdoctor.evaluation.together import is_within_groups
 from rolloutdoctor.formulas.advantages.float32 import residue, zero_std_flags
 from rolloutdoctor.objective.objective import KlBuffer, Objective
 from rolloutdoctor.ops import segments as seg
-from rolloutdoctor.ops.by_step import ByStep, records
+from rolloutdoctor.ops.by_step import ByStep, named_counts, records
 from rolloutdoctor.ops.group_stats import GroupStats
 from rolloutdoctor.ops.groups import Groups
 from rolloutdoctor.ops.logged_digits import Digits, rounding_of
@@ -141,6 +141,22 @@ class StepView:
         """A tally for each step: see `by_step.records`."""
         return records(kind, **fields)
 
+    def values(
+        self, **found: "NDArray[Any] | tuple[NDArray[Any], Sequence[float] | NDArray[Any]]"
+    ) -> list[dict[str, float]]:
+        """Values of each step under names, for `TableRule.measure_steps`; zeros are left out.
+
+        Args:
+            found: ``[S]``, or ``[S, K]`` with a key for each of the K columns, which are named ``NAME:KEY``.
+        """
+        names: list[str] = []
+        columns = []
+        for name, x in found.items():
+            x_SK, keys = x if isinstance(x, tuple) else (x[:, None], None)
+            names += [name] if keys is None else [f"{name}:{key}" for key in keys]
+            columns.append(x_SK)
+        return named_counts(np.concatenate(columns, 1), names)
+
     def split(self, x_N: Tensor) -> tuple[Tensor, ...]:
         """The values of the rows of each step."""
         return torch.split(x_N, self.by_step.size.tolist())
@@ -222,7 +238,7 @@ class StepView:
             self.cached(f"sampled rows {start}", lambda: Sample.of(found, self.by_step)) if "sampled" in found else None
         )
 
-    def slopes(self, code: str) -> list[dict[str, float]]:
+    def slopes(self, code: str) -> tuple[NDArray[np.int64], Sequence[float]]:
         """Slopes of log-probs in the contexts of each step, of rows of its newest version; see `contexts.slopes`."""
         measured = self.token_measures[code]
         return self.cached("slopes", lambda: slopes(self.batch, measured, self.fresh_N))

@@ -81,9 +81,20 @@ class TableRule(Rule[Any]):
         """Return further values of a step; `table` has them as `metrics` of these names."""
         return {}
 
-    @abstractmethod
+    def measure_steps(self, steps: "StepView") -> Sequence[Mapping[str, float | None]]:
+        """Return the same for each of several steps, whose rows follow one another.
+
+        To be overridden in place of `measure_step` where it takes all tokens of the steps: sums and counts by bin, as
+        `StepView.values` names them and `RunTables.by_name` has them.
+        """
+        return [self.measure_step(each) for each in steps.each]
+
     def table(self, run: RunTables, context: Context) -> pl.DataFrame:
-        """Return the lines that the rule counts, each with its `step` and `split`: groups, rows, prompts, steps."""
+        """Return the lines that the rule counts, each with its `step` and `split`: groups, rows, prompts, steps.
+
+        By default the values that `measure_steps` returned, by name.
+        """
+        return run.by_name()
 
     @abstractmethod
     def quantities(self) -> Mapping[str, Quantity]:

@@ -1,15 +1,16 @@
 """RDO003: log-probs of sampler and trainer at different temperatures."""
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from math import sqrt
 from typing import TYPE_CHECKING, Any
 
 from rolloutdoctor.ops.bounds import reach
-from rolloutdoctor.ops.slope_bins import Slopes, common_factor, slopes_of
-from rolloutdoctor.ops.tally import Sums, by_name, ratio
-from rolloutdoctor.results.findings import Excluded, Measure, Severity
-from rolloutdoctor.rules.base import Context, Judgement, Missing, Rule, counted, number, percent, sampling_option
+from rolloutdoctor.ops.named_values import total, totals
+from rolloutdoctor.ops.slope_bins import Slopes, common_factor, slopes, slopes_of
+from rolloutdoctor.results.findings import Excluded, Severity
+from rolloutdoctor.rules.base import Context, Judgement, Missing, counted, number, percent, sampling_option
+from rolloutdoctor.rules.table_rule import Measured, Quantity, TableRule
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -27,51 +28,7 @@ ALONE = "alone "
 
 
 @dataclass(frozen=True)
-class TemperatureTally(Sums):
-    """What `temperature-mismatch` adds up.
-
-    Attributes:
-        slopes: bin of the logarithm of a context's slope to contexts.
-        tokens: sampled tokens with both log-probs.
-        gap: sum of their delta.
-        own: sum of the squares of the sampler's log-probs.
-        other: of the trainer's.
-        product: of the products of both.
-        calibrated: tokens with a logged entropy.
-        surprise: sum of -log p less the entropy, p the trainer's.
-        surprise_square: of the squares of its sums over rows.
-        entropy: sum of the entropy.
-    """
-
-    slopes: Mapping[str, float] = by_name()
-    tokens: int = 0
-    gap: float = 0.0
-    own: float = 0.0
-    other: float = 0.0
-    product: float = 0.0
-    calibrated: int = 0
-    surprise: float = 0.0
-    surprise_square: float = 0.0
-    entropy: float = 0.0
-
-    @property
-    def excess(self) -> float | None:
-        """Mean of -log p less the mean entropy, as a share of this."""
-        return ratio(self.surprise, self.entropy)
-
-    @property
-    def deviations(self) -> float | None:
-        """The same in its standard errors, over rows."""
-        return ratio(self.surprise, sqrt(self.surprise_square))
-
-    @property
-    def base(self) -> float | None:
-        """The factor, where all of the sampler's log-probs are the trainer's times one number; else None."""
-        return common_factor(self.own, self.other, self.product)
-
-
-@dataclass(frozen=True)
-class TemperatureMismatch(Rule[TemperatureTally]):
+class TemperatureMismatch(TableRule):
     """Sampler and trainer score at different temperatures, or tokens were drawn at another one.
 
     ## What it does
@@ -122,7 +79,6 @@ class TemperatureMismatch(Rule[TemperatureTally]):
         "https://github.com/huggingface/trl/pull/3029",
         "https://github.com/NVIDIA-NeMo/RL/pull/935",
     )
-    tally = TemperatureTally
     needs_objective = False
     splits = ("train",)
 
@@ -159,21 +115,18 @@ class TemperatureMismatch(Rule[TemperatureTally]):
         gap = gap_of(block, (POLICY, POLICY))
         return {} if gap is None else {f"{ALONE}{name}": x for name, x in gap.sampled.items()}
 
-    def measure_each(self, steps: "StepView") -> list[TemperatureTally]:
+    def measure_steps(self, steps: "StepView") -> Sequence[Mapping[str, float | None]]:
         """Count the slopes of each step, and how its tokens fit the entropy."""
         sample, alone = steps.sample(self.code), steps.sample(self.code, ALONE)
         if alone is not None:
-            return steps.tallies(
-                TemperatureTally,
-                tokens=alone.tokens_by_step.size,
-                **_calibration(alone, steps.fresh_N, steps.batch.first_part_N),
+            return steps.values(
+                tokens=alone.tokens_by_step.size, **_calibration(alone, steps.fresh_N, steps.batch.first_part_N)
             )
         if sample is None:
-            return steps.nothing(TemperatureTally)
+            return steps.nothing(dict)
         own, other = sample.squares
-        return steps.tallies(
-            TemperatureTally,
-            slopes=steps.slopes(self.code),
+        return steps.values(
+            slope=steps.slopes(self.code),
             tokens=sample.tokens_by_step.size,
             gap=sample.tokens_by_step.sum(sample.apart),
             own=own,
@@ -182,46 +135,43 @@ class TemperatureMismatch(Rule[TemperatureTally]):
             **_calibration(sample, steps.fresh_N),
         )
 
-    def measures(self, tally: TemperatureTally) -> Mapping[str, Measure]:
+    def quantities(self) -> Mapping[str, Quantity]:
         """The slope, what it says of the temperature, and calibration."""
-        slope = slopes_of(tally.slopes)
+        slope = slopes()
         return {
-            "slope": Measure(None if slope is None else slope.middle, "1"),
-            "slope_low": Measure(None if slope is None else slope.low, "1"),
-            "slope_high": Measure(None if slope is None else slope.high, "1"),
-            "temperature": Measure(None if slope is None else 1 / slope.middle, "1"),
-            "contexts": Measure(0 if slope is None else slope.contexts, "contexts"),
-            "surprise_share": Measure(tally.excess, "share"),
-            "surprise_deviations": Measure(tally.deviations, "standard errors"),
-            "mean_entropy": Measure(ratio(tally.entropy, tally.calibrated), "nats"),
+            "slope": (slope["middle"], "1"),
+            "slope_low": (slope["low"], "1"),
+            "slope_high": (slope["high"], "1"),
+            "temperature": (1 / slope["middle"], "1"),
+            "contexts": (slope["contexts"].fill_null(0), "contexts"),
+            "surprise_share": (total("surprise") / total("entropy"), "share"),
+            "surprise_deviations": (total("surprise") / total("surprise_square").sqrt(), "standard errors"),
+            "mean_entropy": (total("entropy") / total("calibrated"), "nats"),
         }
 
-    def inconclusive_reason(self, run: TemperatureTally, context: Context) -> Missing | None:
+    def inconclusive_reason(self, run: Measured, context: Context) -> Missing | None:
         """Too few contexts, or too noisy ones."""
-        slope = slopes_of(run.slopes)
-        if self._is_scaled(slope) or self._is_drawn_otherwise(run):
+        if self._is_scaled(slopes_of(run.table)) or self._is_drawn_otherwise(run):
             return None
         remedy = "widen --steps, or record response_ids, which show further contexts that siblings share"
-        contexts = 0 if slope is None else slope.contexts
+        contexts = run.count("contexts")
         if "rollout_log_probs" not in context.columns:
+            square, entropy, calibrated = totals(run.table, "surprise_square", "entropy", "calibrated")
             # A temperature that moves the entropy by a tenth would show in so many standard errors.
-            if (
-                run.surprise_square
-                and self.least_deviations * sqrt(run.surprise_square) <= self.least_excess * run.entropy
-            ):
+            if square and self.least_deviations * sqrt(square) <= self.least_excess * entropy:
                 return None
             remedy = "widen --steps, or record rollout_log_probs"
-            return Missing(f"{counted(run.calibrated, 'token')} with a logged entropy are too few to tell", remedy)
-        if slope is None or contexts < self.least_contexts:
+            return Missing(f"{counted(calibrated, 'token')} with a logged entropy are too few to tell", remedy)
+        if contexts < self.least_contexts:
             return Missing(
                 f"siblings drew different tokens at {counted(contexts, 'context')}; needs {self.least_contexts}",
                 remedy,
             )
         return None
 
-    def excluded(self, run: TemperatureTally, context: Context) -> Excluded | None:
+    def excluded(self, run: Measured, context: Context) -> Excluded | None:
         """How far the temperature of the sampler may be from the trainer's, or -log p from the entropy."""
-        slope = slopes_of(run.slopes)
+        slope = slopes_of(run.table)
         if "rollout_log_probs" in context.columns and slope is not None:
             return Excluded(
                 code=self.code,
@@ -233,39 +183,41 @@ class TemperatureMismatch(Rule[TemperatureTally]):
                 seen=slope.contexts,
                 of="contexts that siblings share",
             )
-        size = abs(run.excess or 0.0)
+        size = abs(run["surprise_share"] or 0.0)
+        square, entropy, calibrated = totals(run.table, "surprise_square", "entropy", "calibrated")
         return Excluded(
             code=self.code,
             effect="a difference of -log p and entropy",
-            bound=size + reach(ratio(sqrt(run.surprise_square), run.entropy) or 0.0, run.calibrated),
+            bound=size + reach(sqrt(square) / entropy if entropy else 0.0, int(calibrated)),
             unit="as a share",
             estimate=size,
             limit=self.least_excess,
-            seen=run.calibrated,
+            seen=int(calibrated),
             of="tokens with a logged entropy",
         )
 
     def _is_scaled(self, slope: Slopes | None) -> bool:
         return slope is not None and slope.contexts >= self.least_contexts and slope.is_scaled(self.least_slope)
 
-    def _is_drawn_otherwise(self, run: TemperatureTally) -> bool:
+    def _is_drawn_otherwise(self, run: Measured) -> bool:
         """True if tokens follow neither reported distribution, though both are the same."""
-        deviations, excess = run.deviations, run.excess
-        if deviations is None or excess is None or not run.calibrated:
+        deviations, excess = run["surprise_deviations"], run["surprise_share"]
+        gap, tokens, surprise, calibrated = totals(run.table, "gap", "tokens", "surprise", "calibrated")
+        if deviations is None or excess is None or not calibrated:
             return False
         far = abs(deviations) >= self.least_deviations and abs(excess) >= self.least_excess
         # Where the two log-probs differ as much, the difference is for other rules.
-        return far and abs(run.gap) / run.tokens < 0.2 * abs(run.surprise) / run.calibrated
+        return far and abs(gap) / tokens < 0.2 * abs(surprise) / calibrated
 
-    def judge(self, run: TemperatureTally, context: Context) -> Judgement | None:
+    def judge(self, run: Measured, context: Context) -> Judgement | None:
         """A warning from a twentieth on, or where the recorded temperature is the one found, which confirms it."""
-        slope, stated = slopes_of(run.slopes), sampling_option(context, "temperature")
+        slope, stated = slopes_of(run.table), sampling_option(context, "temperature")
         if slope is not None and self._is_scaled(slope):
             return self._scaled(run, slope, stated)
         return self._drawn_otherwise(run, context, stated) if self._is_drawn_otherwise(run) else None
 
-    def _scaled(self, run: TemperatureTally, slope: Slopes, stated: float | None) -> Judgement:
-        found, base = 1 / slope.middle, run.base
+    def _scaled(self, run: Measured, slope: Slopes, stated: float | None) -> Judgement:
+        found, base = 1 / slope.middle, common_factor(*totals(run.table, "own", "other", "product"))
         interval = f"{1 / slope.high:.3g} to {1 / slope.low:.3g}"
         matches = stated is not None and stated != 1 and slope.low <= 1 / stated <= slope.high
         inverse = stated is not None and stated != 1 and slope.low <= stated <= slope.high
@@ -293,24 +245,27 @@ class TemperatureMismatch(Rule[TemperatureTally]):
             advice="score at the temperature that was sampled at, and let the engine return processed log-probs",
         )
 
-    def _whose(self, run: TemperatureTally) -> str:
+    def _whose(self, run: Measured) -> str:
         """Whose log-probs are those of the distribution that was sampled from."""
-        if run.deviations is None or not run.calibrated:
+        deviations, excess = run["surprise_deviations"], run["surprise_share"] or 0.0
+        if deviations is None:
             return "with `entropy` logged, it would be known which of the two was sampled from"
-        if abs(run.deviations) >= 4:
+        if abs(deviations) >= 4:
             return (
-                f"-log p of the trainer is {percent(abs(run.excess or 0.0))} "
-                f"{'above' if run.surprise > 0 else 'below'} "
-                "its entropy, so that its distribution is not the one that was sampled from"
+                f"-log p of the trainer is {percent(abs(excess))} "
+                f"{'above' if deviations > 0 else 'below'} its entropy, so that its distribution is not the one that "
+                "was sampled from"
             )
         return "-log p of the trainer fits its entropy: it is the sampler's log-probs that are not those of its draws"
 
-    def _drawn_otherwise(self, run: TemperatureTally, context: Context, stated: float | None) -> Judgement:
-        above = run.surprise > 0
+    def _drawn_otherwise(self, run: Measured, context: Context, stated: float | None) -> Judgement:
+        share = run["surprise_share"] or 0.0
+        above = share > 0
         cause = "a higher temperature" if above else "a lower temperature or a cut support (top-p, top-k, min-p)"
         at = "" if stated is None or stated == 1 else f"; the recorded temperature is {stated:g}"
-        excess = percent(abs(run.excess or 0.0))
+        excess = percent(abs(share))
         alone = "rollout_log_probs" not in context.columns
+        (calibrated,) = totals(run.table, "calibrated")
         return Judgement(
             severity=Severity.WARNING,
             confirmed=stated is not None and stated != 1 and above == (stated > 1),
@@ -320,7 +275,8 @@ class TemperatureMismatch(Rule[TemperatureTally]):
                 + f"the mean of -log p is {excess} {'above' if above else 'below'} the mean entropy: tokens were drawn "
                 f"at {cause}, and {'the' if alone else 'both'} log-probs are those of the model as it is{at}"
             ),
-            evidence=f"{number(run.deviations)} standard errors over {run.calibrated:,} tokens with a logged entropy",
+            evidence=f"{number(run['surprise_deviations'])} standard errors over {counted(calibrated, 'token')} with a "
+            "logged entropy",
             advice="let the engine return processed log-probs, and divide the trainer's logits by the temperature",
         )
 

@@ -1,14 +1,15 @@
 """RDO004: the sampler's log-probs are those of a cut support."""
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from math import exp, sqrt
 from typing import TYPE_CHECKING
 
+from rolloutdoctor.ops.named_values import count, quantile, total, totals
 from rolloutdoctor.ops.slope_bins import common_factor, slopes_of
-from rolloutdoctor.ops.tally import Sums, by_name, ratio
-from rolloutdoctor.results.findings import Measure, Severity
-from rolloutdoctor.rules.base import Context, Judgement, Missing, Rule, counted, number, percent, sampling_option
+from rolloutdoctor.results.findings import Severity
+from rolloutdoctor.rules.base import Context, Judgement, Missing, counted, number, percent, sampling_option
+from rolloutdoctor.rules.table_rule import Measured, Quantity, TableRule
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -19,56 +20,9 @@ if TYPE_CHECKING:
 LIMITS = (0.02, 0.05, 0.1, 0.2, 0.5)
 """Sizes of delta at which its two sides are compared, in nats."""
 
-NAMES = tuple(map(str, LIMITS))
-
 
 @dataclass(frozen=True)
-class SupportTally(Sums):
-    """What `truncated-support` adds up over the sampled tokens of both log-probs.
-
-    Attributes:
-        slopes: bin of the logarithm of a context's slope to contexts.
-        tokens: tokens.
-        weight: sum of their importance ratios.
-        square: of the squares of these.
-        own: sum of the squares of the sampler's log-probs.
-        other: of the trainer's.
-        product: of the products of both.
-        unsure: tokens of which both models were less sure.
-        zeros: those with a log-prob of exactly 0 from the sampler.
-        above: those with a larger log-prob from the trainer.
-        sizes: bin of the size of delta to tokens, where the sampler's is the larger.
-        lower: limit to tokens below minus it.
-        higher: limit to tokens above it.
-    """
-
-    slopes: Mapping[str, float] = by_name()
-    tokens: int = 0
-    weight: float = 0.0
-    square: float = 0.0
-    own: float = 0.0
-    other: float = 0.0
-    product: float = 0.0
-    unsure: int = 0
-    zeros: int = 0
-    above: int = 0
-    sizes: Mapping[str, float] = by_name()
-    lower: Mapping[str, float] = by_name()
-    higher: Mapping[str, float] = by_name()
-
-    def beyond(self, limit: float) -> tuple[float, float]:
-        """Unsure tokens that are further off than a limit: below and above."""
-        return self.lower.get(str(limit), 0.0), self.higher.get(str(limit), 0.0)
-
-    def quantile(self, share: float) -> float | None:
-        """Quantile of the size of delta among unsure tokens to which the sampler gave more."""
-        from rolloutdoctor.ops.gap_bins import BINS, quantile
-
-        return quantile([self.sizes.get(str(place), 0.0) for place in range(BINS)], share)
-
-
-@dataclass(frozen=True)
-class TruncatedSupport(Rule[SupportTally]):
+class TruncatedSupport(TableRule):
     """The sampler's log-probs are renormalised over top-p, top-k or min-p, the trainer's over all tokens.
 
     ## What it does
@@ -114,7 +68,6 @@ class TruncatedSupport(Rule[SupportTally]):
         "https://github.com/huggingface/trl/pull/7269",
         "https://github.com/PrimeIntellect-ai/prime-rl/pull/2601",
     )
-    tally = SupportTally
     needs_objective = False
     splits = ("train",)
 
@@ -144,22 +97,20 @@ class TruncatedSupport(Rule[SupportTally]):
 
         return sampled_and_first_tokens(block)
 
-    def measure_each(self, steps: "StepView") -> list[SupportTally]:
+    def measure_steps(self, steps: "StepView") -> Sequence[Mapping[str, float | None]]:
         """Count the two sides of each step."""
         import numpy as np
 
-        from rolloutdoctor.ops.by_step import named_counts
-        from rolloutdoctor.ops.gap_bins import BINS, bins_of
+        from rolloutdoctor.ops.gap_bins import BINS, CENTRES, bins_of
 
         sample = steps.sample(self.code)
         if sample is None:
-            return steps.nothing(SupportTally)
+            return steps.nothing(dict)
         own, other = sample.squares
         unsure, apart = sample.tokens_by_step.at(sample.unsure), sample.apart[sample.unsure]
         below = np.flatnonzero(apart < 0)
-        return steps.tallies(
-            SupportTally,
-            slopes=steps.slopes(self.code),
+        return steps.values(
+            slope=steps.slopes(self.code),
             tokens=sample.tokens_by_step.size,
             weight=sample.weights,
             square=sample.tokens_by_step.sum(np.square(sample.weight)),
@@ -169,68 +120,75 @@ class TruncatedSupport(Rule[SupportTally]):
             unsure=unsure.size,
             zeros=unsure.count(sample.sampler[sample.unsure] == 0),
             above=unsure.count(apart > 0),
-            sizes=named_counts(unsure.at(below).histogram(bins_of(-apart[below]), BINS)),
-            lower=named_counts(np.stack([unsure.count(apart < -limit) for limit in LIMITS], 1), NAMES),
-            higher=named_counts(np.stack([unsure.count(apart > limit) for limit in LIMITS], 1), NAMES),
+            excess=(unsure.at(below).histogram(bins_of(-apart[below]), BINS), CENTRES),
+            lower=(np.stack([unsure.count(apart < -limit) for limit in LIMITS], 1), LIMITS),
+            higher=(np.stack([unsure.count(apart > limit) for limit in LIMITS], 1), LIMITS),
         )
 
-    def measures(self, tally: SupportTally) -> Mapping[str, Measure]:
+    def quantities(self) -> Mapping[str, Quantity]:
         """The kept mass, and how one-sided delta is."""
         return {
-            "mean_weight": Measure(ratio(tally.weight, tally.tokens), "1"),
-            "above_share": Measure(ratio(tally.above, tally.unsure), "share"),
-            "median_excess": Measure(tally.quantile(0.5), "nats"),
-            "p95_excess": Measure(tally.quantile(0.95), "nats"),
-            "unsure_tokens": Measure(tally.unsure, "tokens"),
-            "sampled_tokens": Measure(tally.tokens, "tokens"),
+            "mean_weight": (total("weight") / total("tokens"), "1"),
+            "above_share": (total("above") / total("unsure"), "share"),
+            "median_excess": (quantile("excess", 0.5), "nats"),
+            "p95_excess": (quantile("excess", 0.95), "nats"),
+            "unsure_tokens": (count("unsure"), "tokens"),
+            "sampled_tokens": (count("tokens"), "tokens"),
         }
 
-    def inconclusive_reason(self, run: SupportTally, context: Context) -> Missing | None:
+    def inconclusive_reason(self, run: Measured, context: Context) -> Missing | None:
         """Too few tokens on which a cut could show."""
-        if run.unsure >= self.least_tokens:
+        unsure = run.count("unsure_tokens")
+        if unsure >= self.least_tokens:
             return None
         return Missing(
-            f"{counted(run.unsure, 'sampled token')} with a probability below 0.9; needs {self.least_tokens}",
+            f"{counted(unsure, 'sampled token')} with a probability below 0.9; needs {self.least_tokens}",
             "widen --steps",
         )
 
-    def _kept_by_chance(self, run: SupportTally) -> bool:
+    def _kept_by_chance(self, run: Measured) -> bool:
         """True unless the mean weight is below 1 beyond chance."""
-        mean, square = ratio(run.weight, run.tokens), ratio(run.square, run.tokens)
-        if mean is None or square is None:
+        mean, (square, tokens) = run["mean_weight"], totals(run.table, "square", "tokens")
+        if mean is None:
             return True
-        return (1 - mean) * sqrt(run.tokens) < self.least_deviations * sqrt(max(square - mean**2, 0.0))
+        return (1 - mean) * sqrt(tokens) < self.least_deviations * sqrt(max(square / tokens - mean**2, 0.0))
 
-    def _limit(self, run: SupportTally) -> float | None:
+    def _beyond(self, run: Measured, limit: float) -> tuple[float, float]:
+        """Unsure tokens that are further off than a limit: below and above."""
+        return run.table.select(lower=total("lower", limit), higher=total("higher", limit)).row(0)
+
+    def _limit(self, run: Measured) -> float | None:
         """Size at which the two sides differ most, if they differ as those of a cut support do."""
         most, other_side = self.most_above, self.other_side
+        unsure, zeros, above = totals(run.table, "unsure", "zeros", "above")
+        lower, higher = self._beyond(run, LIMITS[-1])
         if not self._kept_by_chance(run):
             most = 0.5
             # What a cut adds to noise is small, where it is not on nearly all tokens.
-            other_side = 0.5 if run.beyond(LIMITS[-1])[0] <= self.most_far * run.unsure else other_side
-        if run.unsure < self.least_tokens or 2 * run.zeros > run.unsure or run.above > most * run.unsure:
+            other_side = 0.5 if lower <= self.most_far * unsure else other_side
+        if unsure < self.least_tokens or 2 * zeros > unsure or above > most * unsure:
             return None
-        (_, far), high = run.beyond(LIMITS[-1]), run.quantile(0.95)
-        if far > self.most_far * run.unsure or high is None or high > 2:
+        high = run["p95_excess"]
+        if higher > self.most_far * unsure or high is None or high > 2:
             return None
-        slope = slopes_of(run.slopes)
+        slope = slopes_of(run.table)
         is_scaled = slope is not None and slope.is_scaled(0.02)
-        if is_scaled or common_factor(run.own, run.other, run.product) is not None:
+        if is_scaled or common_factor(*totals(run.table, "own", "other", "product")) is not None:
             return None
         found = []
         for limit in LIMITS[:-1]:
-            below, above = run.beyond(limit)
-            if below >= self.least_share * run.unsure and above <= other_side * below:
+            below, above = self._beyond(run, limit)
+            if below >= self.least_share * unsure and above <= other_side * below:
                 found.append(limit)
         return found[-1] if found else None
 
-    def judge(self, run: SupportTally, context: Context) -> Judgement | None:
+    def judge(self, run: Measured, context: Context) -> Judgement | None:
         """A warning where the mean weight is off by a hundredth or more; confirmed where the run records a cut."""
-        limit, kept = self._limit(run), ratio(run.weight, run.tokens)
+        limit, kept = self._limit(run), run["mean_weight"]
         if limit is None or kept is None:
             return None
-        middle, high = run.quantile(0.5) or 0.0, run.quantile(0.95) or 0.0
-        below, above = run.beyond(limit)
+        middle, high = run["median_excess"] or 0.0, run["p95_excess"] or 0.0
+        below, above = self._beyond(run, limit)
         options = {name: sampling_option(context, name) for name in ("top_p", "top_k", "min_p")}
         full = options["top_p"] == 1
         stated = [f"{name} = {value:g}" for name, value in options.items() if value and (name, value) != ("top_p", 1.0)]
@@ -241,12 +199,10 @@ class TruncatedSupport(Rule[SupportTally]):
             confirmed=bool(stated),
             headline=f"the sampler's log-probs are those of a cut support: {kind}, {percent(kept)} of the mass kept",
             message=(
-                f"of {counted(run.unsure, 'token')} with a probability below 0.9, {percent(run.above / run.unsure)} "
-                "have "
-                f"a larger log-prob from the trainer than from the sampler, the others a smaller one by "
-                f"{number(middle)} nats (median) and up to {number(high)} (95 %), as {kind} makes it; importance "
-                "ratios "
-                f"have mean {number(kept)}"
+                f"of {counted(run.count('unsure_tokens'), 'token')} with a probability below 0.9, "
+                f"{percent(run['above_share'])} have a larger log-prob from the trainer than from the sampler, the "
+                f"others a smaller one by {number(middle)} nats (median) and up to {number(high)} (95 %), as {kind} "
+                f"makes it; importance ratios have mean {number(kept)}"
                 + (
                     f"; the run records {', '.join(stated)}"
                     if stated

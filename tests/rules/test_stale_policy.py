@@ -298,9 +298,9 @@ def test_of_long_steps_some_tokens_are_looked_at(monkeypatch):
     report = report_on([replace(one, step=step) for step, one in enumerate(ragged * 4)], select=[CODE], trainer=None)
     assert outcomes(report) == {CODE: "clean"}
     # Every second token of 520: four of the first seven.
-    tally = folded(ragged, select=[CODE], trainer=None)[1].state().rules[CODE].steps[0][1]
-    assert tally.tokens == {"0:0": 260}
-    assert tally.size["0:0"] == pytest.approx(4 * 0.5 + 256 * 0.1, rel=1e-5)
+    rows = folded(ragged, select=[CODE], trainer=None)[1].state().tables.whole.rows
+    assert rows["stale-policy/tokens"].to_list() == [4, 256]
+    assert rows["stale-policy/size"].to_list() == pytest.approx([4 * 0.5, 256 * 0.1], rel=1e-5)
 
 
 @pytest.mark.parametrize(("sizes", "fires"), [([0.01] * 6 + [0.15], True), ([0.01] * 6 + [0.15, 0.18], True),

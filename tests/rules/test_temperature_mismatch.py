@@ -2,13 +2,14 @@ import math
 import random
 from dataclasses import replace
 
+import polars as pl
 import pytest
 import torch
 from rules.checking import report_on, values
 from rules.sampling import run
 from rules.test_sampler_mismatch import CLEAN
 
-from rolloutdoctor.ops.slope_bins import slopes_of
+from rolloutdoctor.ops.slope_bins import WITHOUT, slopes_of
 from rolloutdoctor.results.findings import Severity
 from rolloutdoctor.testing import toy_batch
 
@@ -136,8 +137,12 @@ def test_order_of_rows():
     assert values(first) == pytest.approx(values(second))
 
 
+def counted(slopes):
+    return pl.DataFrame({"name": "slope", "key": [*map(float, slopes)], "value": [*map(float, slopes.values())]})
+
+
 def test_slopes_that_scatter_are_no_factor():
-    wide = slopes_of({str(place): 4 for place in range(-40, 100, 5)})
+    wide = slopes_of(counted(dict.fromkeys(range(-40, 100, 5), 4)))
     assert not wide.is_scaled(0.02)
-    assert slopes_of({}) is slopes_of({"none": 3}) is None
-    assert slopes_of({"35": 60, "none": 40}).one_sided == 0.6
+    assert slopes_of(counted({WITHOUT: 3})) is slopes_of(counted({WITHOUT: 3}).clear()) is None
+    assert slopes_of(counted({35: 60, WITHOUT: 40})).one_sided == 0.6
