@@ -84,23 +84,6 @@ def by_step(merge: Callable[[float, float], float] = add) -> Any:  # noqa: ANN40
     return field(default_factory=dict, metadata={"merge": merged, "merge_all": merged_all})
 
 
-def sketches() -> Any:  # noqa: ANN401
-    """Field that holds a sketch (`rolloutdoctor.ops.sketch`), empty where there is none."""
-    return field(default="", metadata={"merge": _sketch, "merge_all": _sketches})
-
-
-def _sketch(one: str, other: str) -> str:
-    from rolloutdoctor.ops.sketch import add
-
-    return add(one, other)
-
-
-def _sketches(many: Iterable[str]) -> str:
-    from rolloutdoctor.ops.sketch import add_all
-
-    return add_all(many)
-
-
 def bottom_k(keys: int, times: int = 64) -> Any:  # noqa: ANN401
     """Field that keeps the records of the `keys` smallest keys, ``Mapping[str, float]``, ``KEY:STEP`` to value.
 
