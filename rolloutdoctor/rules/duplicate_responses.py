@@ -173,13 +173,12 @@ class DuplicateResponses(TableRule):
             .join(again.select(*place, times="values"), on=place, how="left", maintain_order="left")
             .join(begins.select(*place, begins="values"), on=place, how="left", maintain_order="left")
             .with_columns(
-                pl.col("prefixed", "prefixed_across").fill_null(value=False),
                 impossible=pl.col("is_copy") & (pl.col("copy_nats") >= self._from(inside, pairs, all_pairs)),
                 impossible_across=pl.col("is_across")
                 & (pl.col("across_nats") >= self._from(across, all_pairs, all_pairs)),
-                resampled=(pl.col("times") > 1).fill_null(value=False),
-                replayed=(pl.col("times") == 1).fill_null(value=False),
-                prefix_again=(pl.col("begins") > 1).fill_null(value=False),
+                resampled=pl.col("times") > 1,
+                replayed=pl.col("times") == 1,
+                prefix_again=pl.col("begins") > 1,
             )
         )
 
@@ -244,10 +243,10 @@ class DuplicateResponses(TableRule):
 
     def inconclusive_reason(self, run: Measured, context: Context) -> Missing | None:
         """Nothing to compare, or copies of which nothing says how likely they were."""
-        rows, copied = int(run.table["full"].sum()), run.count("copies")
-        if not rows:
+        share, copied = run["copies_share"], run.count("copies")
+        if share is None:
             return Missing("no group has two responses with tokens", "widen --steps, or record whole groups")
-        if not copied or run.table["told"].any() or copied >= self.info_above * rows:
+        if not copied or run.table["told"].any() or share >= self.info_above:
             return None
         name = SAMPLER[0]
         return Missing(
@@ -285,7 +284,7 @@ class DuplicateResponses(TableRule):
         if run["impossible_prefixes"] or run["impossible_prefixes_in_other_groups"] or prefixes:
             return self._prefixes(run, prefixes)
         judged, groups = run.table["told"].any(), int(run.table["is_group"].sum())
-        if run.count("copies") >= self.info_above * run.table["full"].sum():
+        if (run["copies_share"] or 0.0) >= self.info_above:
             expected = f"; independent draws would give {number(run['copies_expected'])}" if judged else ""
             return Judgement(
                 severity=Severity.INFO,
