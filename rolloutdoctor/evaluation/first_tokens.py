@@ -8,20 +8,17 @@ from torch import Tensor
 from rolloutdoctor.evaluation.token_measures import TokenBlock
 from rolloutdoctor.ops.prefix_hash import scramble
 
-FIRST = 4
-"""Tokens of each row that are looked at: contexts further on seldom come again."""
 
-
-def first_tokens(block: TokenBlock) -> Mapping[str, Tensor]:
+def first_tokens(block: TokenBlock, count: int) -> Mapping[str, Tensor]:
     """Return a hash of the first one, two and so on tokens of each row, and both log-probs of the last of these.
 
-    ``[n, FIRST]`` int64 and float64. NaN where a row is shorter, or a token is not trained, so that what comes from
+    ``[n, count]`` int64 and float64. NaN where a row is shorter, or a token is not trained, so that what comes from
     elsewhere is left out.
     """
     if not block.has("old_log_probs", "rollout_log_probs", "response_ids"):
         return {}
     device = block.runs.offsets.device
-    ahead = torch.arange(FIRST, device=device)
+    ahead = torch.arange(count, device=device)
     is_known_nK = ahead < block.runs.lengths[:, None]
     if not len(block):
         unknown_nK = torch.full(is_known_nK.shape, torch.nan, dtype=torch.float64, device=device)

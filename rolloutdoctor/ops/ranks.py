@@ -8,15 +8,6 @@ from numpy.typing import NDArray
 from rolloutdoctor.ops.by_step import ByStep
 
 
-def centred_ranks(values: NDArray[np.number[Any]]) -> NDArray[np.float64]:
-    """Ranks less their mean, equal values sharing the mean of theirs.
-
-    >>> centred_ranks(np.array([5, 1, 5])).tolist()
-    [0.5, -1.0, 0.5]
-    """
-    return StepRanks(ByStep.of_sizes([len(values)])).centred(values)
-
-
 class StepRanks:
     """Correlations of ranks within each of several steps; 0 where a step leaves nothing to correlate."""
 
@@ -25,7 +16,7 @@ class StepRanks:
         self._by_step = by_step
 
     def centred(self, values: NDArray[np.number[Any]]) -> NDArray[np.float64]:
-        """Ranks among the rows of the step, ``[n]``, as `centred_ranks` has them.
+        """Ranks among the rows of the step, less their mean, ``[n]``; equal values share the mean of theirs.
 
         >>> StepRanks(ByStep.of_sizes([2, 3])).centred(np.array([2, 1, 5, 1, 5])).tolist()
         [0.5, -0.5, 0.5, -1.0, 0.5]

@@ -84,50 +84,6 @@ def by_step(merge: Callable[[float, float], float] = add) -> Any:  # noqa: ANN40
     return field(default_factory=dict, metadata={"merge": merged, "merge_all": merged_all})
 
 
-def sketches() -> Any:  # noqa: ANN401
-    """Field that holds a sketch (`rolloutdoctor.ops.sketch`), empty where there is none."""
-    return field(default="", metadata={"merge": _sketch, "merge_all": _sketches})
-
-
-def _sketch(one: str, other: str) -> str:
-    from rolloutdoctor.ops.sketch import add
-
-    return add(one, other)
-
-
-def _sketches(many: Iterable[str]) -> str:
-    from rolloutdoctor.ops.sketch import add_all
-
-    return add_all(many)
-
-
-def bottom_k(keys: int, times: int = 64) -> Any:  # noqa: ANN401
-    """Field that keeps the records of the `keys` smallest keys, ``Mapping[str, float]``, ``KEY:STEP`` to value.
-
-    Keys are hashes as hexadecimal digits of one length, so which ones are kept is a random choice that does not depend
-    on the order of steps, and all records of a key that is kept are there, but for those after its first `times`
-    steps. Of two values of a record the larger stays.
-    """
-
-    def merged_all(many: Iterable[Mapping[str, float]]) -> Mapping[str, float]:
-        records: dict[str, dict[str, float]] = {}
-        for each in many:
-            for name, value in each.items():
-                of_key = records.setdefault(name.partition(":")[0], {})
-                of_key[name] = max(of_key.get(name, value), value)
-        found: dict[str, float] = {}
-        for key in sorted(records)[:keys]:
-            # Of one key shorter names are those of smaller steps.
-            first = sorted(records[key], key=lambda name: (len(name), name))[:times]
-            found |= {name: records[key][name] for name in sorted(first)}
-        return found
-
-    def merged(one: Mapping[str, float], other: Mapping[str, float]) -> Mapping[str, float]:
-        return merged_all([one, other])
-
-    return field(default_factory=dict, metadata={"merge": merged, "merge_all": merged_all})
-
-
 @dataclass(frozen=True)
 class Sums:
     """Base of a rule's tally. Every field has its identity as default, so ``T()`` adds nothing.

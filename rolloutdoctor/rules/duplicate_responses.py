@@ -1,28 +1,28 @@
 """RDI009: responses that occur again, more often than sampling explains."""
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass
 from math import exp, log
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
+import polars as pl
+
+from rolloutdoctor.evaluation.run_tables import STEP_KEY, RunTables
 from rolloutdoctor.objective.required_columns import prompt_columns, response_columns
-from rolloutdoctor.ops.tally import Sums, bottom_k, by_name, largest, ratio
-from rolloutdoctor.results.findings import Example, Measure, Severity
-from rolloutdoctor.rules.base import KEEP_EXAMPLES, Context, Judgement, Missing, Rule, counted, number, percent
+from rolloutdoctor.results.findings import Severity
+from rolloutdoctor.rules.base import Context, Judgement, Missing, counted, number, percent
+from rolloutdoctor.rules.table_rule import Measured, Quantity, TableRule, of_smallest
 
 if TYPE_CHECKING:
     from torch import Tensor
 
-    from rolloutdoctor.evaluation.same_prefixes import SharedPrefixes
-    from rolloutdoctor.evaluation.same_rows import SameRows
     from rolloutdoctor.evaluation.token_measures import TokenBlock
-    from rolloutdoctor.rules.step import StepView
 
 SAMPLER = ("rollout_log_probs", "old_log_probs", "policy_log_probs")
 """Log-probs that say how likely a response was, best first."""
 
 BEYOND = 50
-"""Nats of a prefix that no two responses share by chance."""
+"""Nats of a prefix from which on no two responses share it by chance: of 10^8 pairs, at seven lengths, 1e-13."""
 
 PREFIXES = 64
 """Prefixes of a run that are compared across steps."""
@@ -30,67 +30,21 @@ PREFIXES = 64
 SAMPLE = 256
 """Responses of a run that are compared across steps."""
 
+LENGTHS = (32, 64, 128, 256, 512, 1024, 2048)
+"""Tokens of the prefixes that are compared."""
 
-@dataclass(frozen=True)
-class DuplicateTally(Sums):
-    """What `duplicate-responses` adds up over training steps; rows without a token are left out.
+FOLLOWED = 128
+"""Those of the prefixes that are compared across steps."""
 
-    Attributes:
-        rows: rows in groups of two or more.
-        groups: these groups.
-        different: different responses, group by group.
-        alike: groups with a single response.
-        lost: sum over groups of the share of the reward variance that copies take away.
-        pairs: pairs of rows in a group.
-        all_pairs: pairs of rows in a step.
-        judged: rows with a log-prob.
-        longest_odds: nats of the least likely response.
-        expected: copies in groups that are expected of independent draws.
-        copies: copies in groups, by the least nats of their response.
-        across: the same in other groups of a step.
-        other_ranks: of the latter, those on another rank.
-        steps: steps with a response.
-        sample: hash of a prompt and response, and step, to the log-prob of the response, of some of them.
-        prefixed: rows that share an unlikely prefix with another response of their group, beyond the first of each.
-        prefixed_across: the same of other groups of the prompt in a step.
-        prefixed_groups: groups with such rows.
-        longest: tokens of the longest such prefix.
-        prefixes: hash of a prompt and prefix, and step, to the log-prob of the prefix, of some unlikely ones.
-    """
+GROUP = (*STEP_KEY, "group")
+RESPONSE = (*STEP_KEY, "generation_id", "response")
+"""Rows with one response; those of another pass over a generated batch are no copies."""
 
-    rows: int = 0
-    groups: int = 0
-    different: int = 0
-    alike: int = 0
-    lost: float = 0.0
-    pairs: float = 0.0
-    all_pairs: float = 0.0
-    judged: int = 0
-    longest_odds: float = largest()
-    expected: float = 0.0
-    copies: Mapping[str, float] = by_name()
-    across: Mapping[str, float] = by_name()
-    other_ranks: int = 0
-    steps: int = 0
-    sample: Mapping[str, float] = bottom_k(SAMPLE)
-    prefixed: int = 0
-    prefixed_across: int = 0
-    prefixed_groups: int = 0
-    longest: float = largest()
-    prefixes: Mapping[str, float] = bottom_k(PREFIXES)
-
-    @property
-    def copied(self) -> int:
-        """Rows beyond the first of each response of a group."""
-        return self.rows - self.different
-
-    def beyond(self, copies: Mapping[str, float], nats: float) -> int:
-        """Copies of responses with a log-prob below minus `nats`."""
-        return int(sum(count for name, count in copies.items() if float(name) >= nats))
+KIND = (*RESPONSE, "group")
 
 
 @dataclass(frozen=True)
-class DuplicateResponses(Rule[DuplicateTally]):
+class DuplicateResponses(TableRule):
     """The same response several times, where independent draws would not repeat it.
 
     ## What it does
@@ -142,7 +96,11 @@ class DuplicateResponses(Rule[DuplicateTally]):
         "https://github.com/NVIDIA-NeMo/RL/issues/171",
         "https://github.com/volcengine/verl/issues/912",
     )
-    tally = DuplicateTally
+    reads = ("tokens", "prompt", "rank", "generation_id")
+    adds = (
+        *("response", "seed", "key", "prefix_key", "log_prob", "told"),
+        *(f"{name}_{length}" for name in ("prefix", "nats") for length in LENGTHS),
+    )
     needs_objective = False
     splits = ("train",)
 
@@ -165,147 +123,153 @@ class DuplicateResponses(Rule[DuplicateTally]):
         return next((name for name in SAMPLER if name in columns), SAMPLER[0])
 
     def measure_tokens(self, block: "TokenBlock") -> "Mapping[str, Tensor]":
-        """Hash each response, and add up its log-probs."""
-        from rolloutdoctor.evaluation.same_prefixes import response_sums
+        """Hash each response and its prefixes, and add up their log-probs."""
+        from rolloutdoctor.evaluation.response_hashes import response_hashes
 
-        return response_sums(block, next((name for name in SAMPLER if block.is_logged(name)), None))
+        return response_hashes(block, next((name for name in SAMPLER if block.is_logged(name)), None), FOLLOWED)
 
-    def measure_each(self, steps: "StepView") -> list[DuplicateTally]:
-        """Compare the rows of each step, and keep some for the others."""
-        from rolloutdoctor.evaluation.same_prefixes import kept_prefixes
-        from rolloutdoctor.evaluation.same_rows import kept_responses
+    def table(self, run: RunTables, context: Context) -> pl.DataFrame:
+        """One line for each response with a token, or in a step without tokens with a text.
 
-        same, shared = self._same(steps), self._shared(steps)
-        if same is None:
-            return steps.nothing(DuplicateTally)
-        of_steps = steps.batch, steps.token_measures[self.code]
-        return steps.tallies(
-            DuplicateTally,
-            longest_odds=steps.by_step.high(-steps.token_measures[self.code]["log_prob"])
-            if "log_prob" in steps.token_measures[self.code]
-            else [0.0] * len(steps.each),
-            **same.counts,
-            **({} if shared is None else shared.counts),
-            sample=kept_responses(*of_steps, SAMPLE),
-            prefixes=kept_prefixes(*of_steps, PREFIXES),
+        `is_copy` repeats a response of its group, `is_across` is the first of its group that repeats one of another,
+        and they are impossible where chance is out; `prefixed` and `prefixed_across` are the same of prefixes.
+        `resampled`, `replayed` and `prefix_again` are the last ones of those that come again in another step.
+        """
+        has_tokens, nats = pl.col("tokens") > 0, pl.col("nats")
+        size, copies = pl.col("size"), pl.col("copies")
+        rows = (
+            run.rows.filter(
+                pl.when(has_tokens.any().over(STEP_KEY)).then(has_tokens).otherwise(pl.col("response") != 0)
+            )
+            .with_columns(
+                told=(pl.col("told") > 0).fill_null(value=False),
+                nats=(-pl.col("log_prob")).clip(lower_bound=0).fill_null(0.0),
+                size=pl.len().over(GROUP).cast(pl.Float64),
+                copies=pl.len().over(KIND),
+                is_copy=~_is_first(KIND),
+                is_across=_is_first(KIND) & ~_is_first(RESPONSE),
+                in_groups=pl.n_unique("group").over(RESPONSE),
+            )
+            .with_columns(
+                full=size > 1,
+                is_group=_is_first(GROUP) & (size > 1),
+                alike=(copies == size).all().over(GROUP),
+                lost=1 - (1 - copies.sum().over(GROUP) / size**2) / (1 - 1 / size),
+                chance=pl.when("told").then(_copy_chance((-nats).exp(), size)).otherwise(0.0),
+                unlikely=pl.when((copies > 1) | (pl.col("in_groups") > 1)).then(nats).otherwise(0.0),
+                copy_nats=_binned(nats.min().over(KIND)),
+                across_nats=_binned(nats.min().over(RESPONSE)),
+            )
+        )
+        inside, across = rows.filter("is_copy")["copy_nats"], rows.filter("is_across")["across_nats"]
+        pairs, all_pairs = _pairs(rows, GROUP), _pairs(rows, STEP_KEY)
+        is_sampled = (pl.col("prompt") != 0) & (pl.col("key") != 0) & pl.col("told")
+        is_followed = (pl.col("prompt") != 0) & (pl.col("tokens") > FOLLOWED) & (pl.col(f"nats_{FOLLOWED}") >= BEYOND)
+        again = _again(rows.filter(is_sampled), "key", nats, SAMPLE).filter(pl.col("nats") > self._least(all_pairs))
+        begins = _again(rows.filter(is_followed), "prefix_key", pl.col(f"nats_{FOLLOWED}"), PREFIXES)
+        place = (*STEP_KEY, "row")
+        return (
+            rows.join(_shared_prefixes(rows), on=place, how="left", maintain_order="left")
+            .join(again.select(*place, times="values"), on=place, how="left", maintain_order="left")
+            .join(begins.select(*place, begins="values"), on=place, how="left", maintain_order="left")
+            .with_columns(
+                impossible=pl.col("is_copy") & (pl.col("copy_nats") >= self._from(inside, pairs, all_pairs)),
+                impossible_across=pl.col("is_across")
+                & (pl.col("across_nats") >= self._from(across, all_pairs, all_pairs)),
+                resampled=pl.col("times") > 1,
+                replayed=pl.col("times") == 1,
+                prefix_again=pl.col("begins") > 1,
+            )
         )
 
-    def _shared(self, steps: "StepView") -> "SharedPrefixes | None":
-        from rolloutdoctor.evaluation.same_prefixes import shared_prefixes
-
-        measured = steps.token_measures.get(self.code, {})
-        return steps.cached(f"{self.code} prefixes", lambda: shared_prefixes(steps.batch, measured))
-
-    def _same(self, steps: "StepView") -> "SameRows | None":
-        from rolloutdoctor.evaluation.same_rows import compare_rows
-
-        measured = steps.token_measures.get(self.code, {})
-        return steps.cached(self.code, lambda: compare_rows(steps.batch, measured))
-
-    def examples(self, step: "StepView") -> Iterable[Example]:
-        """Copies of the least likely responses."""
-        same = self._same(step)
-        if same is None:
-            return ()
-
-        def note(row: int) -> str:
-            if not same.unlikely_N[row]:
-                return "begins as another response of its prompt"
-            view, twin = step.own_row(same.twin_of(row))
-            return f"the same response as {view.batch.sample_name(twin)}"
-
-        shared = self._shared(step)
-        worst_N = same.unlikely_N if shared is None else same.unlikely_N.maximum(shared.nats_N)
-        return step.worst_rows(worst_N, note, KEEP_EXAMPLES)
-
-    def measures(self, tally: DuplicateTally) -> Mapping[str, Measure]:
+    def quantities(self) -> Mapping[str, Quantity]:
         """How many copies, and what they cost."""
+        full, groups, copies = pl.sum("full"), pl.sum("is_group"), pl.sum("is_copy")
+        is_told = pl.col("told").any()
         return {
-            "impossible_copies": Measure(self._beyond_chance(tally, tally.copies, tally.pairs), "rows"),
-            "impossible_copies_in_other_groups": Measure(
-                self._beyond_chance(tally, tally.across, tally.all_pairs), "rows"
-            ),
-            "copies": Measure(tally.copied, "rows"),
-            "copies_share": Measure(ratio(tally.copied, tally.rows), "share"),
-            "copies_expected": Measure(tally.expected if tally.judged else None, "rows"),
-            "effective_group_size": Measure(ratio(tally.different, tally.groups), "rows"),
-            "group_size": Measure(ratio(tally.rows, tally.groups), "rows"),
-            "reward_variance_lost": Measure(ratio(tally.lost, tally.groups), "share"),
-            "groups_alike": Measure(tally.alike, "groups"),
-            "impossible_prefixes": Measure(tally.prefixed if tally.judged else None, "rows"),
-            "impossible_prefixes_in_other_groups": Measure(tally.prefixed_across if tally.judged else None, "rows"),
-            "longest_prefix": Measure(tally.longest or None, "tokens"),
-            "resampled_prefixes": Measure(self._prefixes_again(tally), "prefixes"),
-            "resampled_responses": Measure(self._again(tally)[0], "responses"),
-            "replayed_responses": Measure(self._again(tally)[1], "responses"),
+            "impossible_copies": (pl.sum("impossible"), "rows"),
+            "impossible_copies_in_other_groups": (pl.sum("impossible_across"), "rows"),
+            "copies": (copies, "rows"),
+            "copies_share": (copies / full, "share"),
+            "copies_expected": (pl.when(is_told).then(pl.sum("chance")), "rows"),
+            "effective_group_size": ((full - copies) / groups, "rows"),
+            "group_size": (full / groups, "rows"),
+            "reward_variance_lost": (pl.col("lost").filter("is_group").mean(), "share"),
+            "groups_alike": ((pl.col("is_group") & pl.col("alike")).sum(), "groups"),
+            "impossible_prefixes": (pl.when(is_told).then(pl.sum("prefixed")), "rows"),
+            "impossible_prefixes_in_other_groups": (pl.when(is_told).then(pl.sum("prefixed_across")), "rows"),
+            "longest_prefix": (pl.max("longest"), "tokens"),
+            "resampled_prefixes": (pl.sum("prefix_again"), "prefixes"),
+            "resampled_responses": (pl.sum("resampled"), "responses"),
+            "replayed_responses": (pl.sum("replayed"), "responses"),
         }
 
-    def _least(self, run: DuplicateTally) -> float:
-        """Nats beyond which no copy is chance, however many pairs were compared."""
-        return self.nats + log(max(run.all_pairs, run.pairs, 1.0))
+    def places(self, table: pl.DataFrame) -> pl.DataFrame:
+        """Copies of the least likely responses, each with the name of another one, of its group if there is one."""
+        copies = pl.col("copies") > 1
+        return table.filter(copies | (pl.col("in_groups") > 1) | (pl.col("shared_nats") > 0)).with_columns(
+            value=pl.max_horizontal("unlikely", "shared_nats"),
+            twin=pl.when(copies).then(_other(KIND)).otherwise(_other(RESPONSE)),
+        )
 
-    def _beyond_chance(self, run: DuplicateTally, copies: Mapping[str, float], pairs: float) -> int:
-        """Copies beyond chance: each of them, or as many as there are of responses of so many nats.
+    def note(self, place: Mapping[str, Any]) -> str:
+        """What it repeats."""
+        if not place["unlikely"]:
+            return "begins as another response of its prompt"
+        return f"the same response as {place['twin']}"
+
+    def _least(self, all_pairs: float) -> float:
+        """Nats beyond which no copy is chance, however many pairs were compared."""
+        return self.nats + log(max(all_pairs, 1.0))
+
+    def _from(self, copies: pl.Series, pairs: float, all_pairs: float) -> float:
+        """Nats from which on copies are beyond chance: each of them, or as many as there are of so many nats.
 
         A row repeats an earlier one with a chance of at most exp(-nats), so that copies of such responses are bounded
         by a sum of independent draws with mean pairs x exp(-nats), and its upper tail by Chernoff.
+
+        Args:
+            copies: nats of each.
+            pairs: that were compared.
+            all_pairs: of rows in a step.
         """
-        least = self._least(run)
-        found = run.beyond(copies, least)
+        least = self._least(all_pairs)
         # A sampler that is sharper than the recorded log-probs say has copies of fewer nats.
-        for nats in sorted(float(name) for name in copies if least / 2 <= float(name) < least):
-            count, mean = run.beyond(copies, nats), max(pairs, 1.0) * exp(-nats)
-            if count and count * log(count / mean) - count + mean > least:
-                return max(found, count)
-        return found
+        for nats in copies.filter((copies >= least / 2) & (copies < least)).unique().sort():
+            count, mean = int((copies >= nats).sum()), max(pairs, 1.0) * exp(-nats)
+            if count * log(count / mean) - count + mean > least:
+                return float(nats)
+        return least
 
-    def _again(self, run: DuplicateTally) -> tuple[int, int]:
-        """Unlikely responses of the sample that come in several steps: with other log-probs, and with the same."""
-        least, by_hash = self._least(run), dict[str, list[float]]()
-        for name, value in run.sample.items():
-            by_hash.setdefault(name.partition(":")[0], []).append(value)
-        again = [values for values in by_hash.values() if len(values) > 1 and max(values) < -least]
-        replayed = sum(len(set(values)) == 1 for values in again)
-        return len(again) - replayed, replayed
-
-    def _prefixes_again(self, run: DuplicateTally) -> int:
-        """Unlikely prefixes that come in several steps with other log-probs: with the same they are one sample."""
-        by_hash = dict[str, list[float]]()
-        for name, value in run.prefixes.items():
-            by_hash.setdefault(name.partition(":")[0], []).append(value)
-        return sum(len(set(values)) > 1 for values in by_hash.values())
-
-    def inconclusive_reason(self, run: DuplicateTally, context: Context) -> Missing | None:
+    def inconclusive_reason(self, run: Measured, context: Context) -> Missing | None:
         """Nothing to compare, or copies of which nothing says how likely they were."""
-        if not run.rows:
+        share, copied = run["copies_share"], run.count("copies")
+        if share is None:
             return Missing("no group has two responses with tokens", "widen --steps, or record whole groups")
-        if not run.copied or run.judged or run.copied >= self.info_above * run.rows:
+        if not copied or run.table["told"].any() or share >= self.info_above:
             return None
         name = SAMPLER[0]
         return Missing(
-            f"{counted(run.copied, 'row')} repeat a response of their group, and no log-probs say how likely that was",
+            f"{counted(copied, 'row')} repeat a response of their group, and no log-probs say how likely that was",
             context.recording.get(name, context.recording.get("*", f"record {name}")),
         )
 
-    def unseen_reason(self, run: DuplicateTally, context: Context) -> Missing | None:
+    def unseen_reason(self, run: Measured, context: Context) -> Missing | None:
         """Responses so likely that copies of them would be chance."""
-        if not run.judged or run.longest_odds >= self._least(run) / 2:
+        half = self._least(_pairs(run.table, STEP_KEY)) / 2
+        if not run.table["told"].any() or run.table["nats"].ge(half).any():
             return None
         return Missing(
-            f"every response is likelier than exp(-{self._least(run) / 2:.0f}): copies of them may be chance",
+            f"every response is likelier than exp(-{half:.0f}): copies of them may be chance",
             "look at a run with longer responses; the seeds of the requests are in the engine's log",
         )
 
-    def judge(self, run: DuplicateTally, context: Context) -> Judgement | None:
+    def judge(self, run: Measured, context: Context) -> Judgement | None:
         """An error where chance is out, a warning where temperature 0 is not, information otherwise."""
-        least = self._least(run)
-        inside = self._beyond_chance(run, run.copies, run.pairs)
-        across = self._beyond_chance(run, run.across, run.all_pairs)
-        resampled, replayed = self._again(run)
-        if inside or across:
-            return self._impossible(run, inside, across, least)
-        size = f"{number(ratio(run.different, run.groups))} different responses in a group of "
-        size += f"{number(ratio(run.rows, run.groups))}"
+        least = self._least(_pairs(run.table, STEP_KEY))
+        resampled, replayed = run.count("resampled_responses"), run.count("replayed_responses")
+        if run["impossible_copies"] or run["impossible_copies_in_other_groups"]:
+            return self._impossible(run, least)
         # The trainer's log-probs of one sample change with its weights; the sampler's stay.
         if resampled and SAMPLER[0] in context.columns:
             return Judgement(
@@ -316,22 +280,23 @@ class DuplicateResponses(Rule[DuplicateTally]):
                 evidence=f"log-probs that differ, so it was sampled again; chance of a copy below exp(-{least:.0f})",
                 advice="look for a seed that is set again at every step, or a cache of responses in the engine",
             )
-        prefixes = self._prefixes_again(run) if SAMPLER[0] in context.columns else 0
-        if run.prefixed or run.prefixed_across or prefixes:
-            return self._shared_prefixes(run, prefixes)
-        if run.copied >= self.info_above * run.rows:
-            expected = f"; independent draws would give {number(run.expected)}" if run.judged else ""
+        prefixes = run.count("resampled_prefixes") if SAMPLER[0] in context.columns else 0
+        if run["impossible_prefixes"] or run["impossible_prefixes_in_other_groups"] or prefixes:
+            return self._prefixes(run, prefixes)
+        judged, groups = run.table["told"].any(), int(run.table["is_group"].sum())
+        if (run["copies_share"] or 0.0) >= self.info_above:
+            expected = f"; independent draws would give {number(run['copies_expected'])}" if judged else ""
             return Judgement(
                 severity=Severity.INFO,
                 confirmed=True,
-                headline=f"{percent(ratio(run.copied, run.rows))} of the rows repeat a response of their group: {size}",
-                message=f"{counted(run.copied, 'row')} repeat a response of their group{expected}; "
-                f"{counted(run.alike, 'group')} of {run.groups:,} have a single response",
+                headline=f"{percent(run['copies_share'])} of the rows repeat a response of their group: {_sizes(run)}",
+                message=f"{counted(run.count('copies'), 'row')} repeat a response of their group{expected}; "
+                f"{counted(run.count('groups_alike'), 'group')} of {groups:,} have a single response",
                 evidence="each of them is likely enough to come twice: short answers, or a policy that has collapsed"
-                if run.judged
+                if judged
                 else "no log-probs say whether this is chance, temperature 0 or a seed that repeats",
                 advice="raise the temperature or the entropy bonus, or leave prompts out that have one answer"
-                if run.judged
+                if judged
                 else "record rollout_log_probs",
             )
         if replayed or resampled:
@@ -347,16 +312,18 @@ class DuplicateResponses(Rule[DuplicateTally]):
             )
         return None
 
-    def _shared_prefixes(self, run: DuplicateTally, again: int) -> Judgement:
+    def _prefixes(self, run: Measured, again: int) -> Judgement:
+        prefixed, across = run.count("impossible_prefixes"), run.count("impossible_prefixes_in_other_groups")
         where = []
-        if run.prefixed:
-            where.append(f"{counted(run.prefixed, 'row')} begin as another response of their group")
-        if run.prefixed_across:
-            where.append(f"{counted(run.prefixed_across, 'row')} as one of another group of their prompt")
+        if prefixed:
+            where.append(f"{counted(prefixed, 'row')} begin as another response of their group")
+        if across:
+            where.append(f"{counted(across, 'row')} as one of another group of their prompt")
         if again:
             where.append(f"{counted(again, 'beginning')} of {PREFIXES} come again in another step")
-        length = f", up to {run.longest:,.0f} tokens or more" if run.longest else ""
-        alike = run.prefixed_groups == run.groups
+        length = f", up to {run['longest_prefix']:,.0f} tokens or more" if run["longest_prefix"] else ""
+        groups = run.table.filter("prefixed").select(pl.struct(GROUP).n_unique()).item()
+        alike = groups == run.table["is_group"].sum()
         return Judgement(
             severity=Severity.WARNING,
             confirmed=False,
@@ -370,30 +337,118 @@ class DuplicateResponses(Rule[DuplicateTally]):
             "sampler branches responses on purpose",
         )
 
-    def _impossible(self, run: DuplicateTally, inside: int, across: int, least: float) -> Judgement:
-        alike = inside > 0 and run.alike == run.groups
+    def _impossible(self, run: Measured, least: float) -> Judgement:
+        inside, across = run.count("impossible_copies"), run.count("impossible_copies_in_other_groups")
+        by_rank = run.table.drop_nulls("rank").group_by(RESPONSE).agg(pl.n_unique("rank"))["rank"]
+        other_ranks = int(by_rank.sum()) - len(by_rank)
+        alike = inside > 0 and run["groups_alike"] == run.table["is_group"].sum()
         where = []
         if inside:
             where.append(f"{counted(inside, 'row')} repeat a response of their group")
         if across:
-            ranks = f", {run.other_ranks:,} of them on another rank" if run.other_ranks else ""
+            ranks = f", {other_ranks:,} of them on another rank" if other_ranks else ""
             where.append(f"{counted(across, 'response')} come again in another group of the step{ranks}")
         cause = "every request of a group has the same seed" if inside else "groups share a seed, or rows were mixed up"
-        if across and run.other_ranks:
+        if across and other_ranks:
             cause = "ranks sample with the same seed"
-        lost = f"{number(ratio(run.different, run.groups))} different responses in a group of "
-        lost += f"{number(ratio(run.rows, run.groups))}"
         return Judgement(
             severity=Severity.WARNING if alike else Severity.ERROR,
             confirmed=not alike,
-            headline=f"{' and '.join(where)}, which is not chance: {lost}",
+            headline=f"{' and '.join(where)}, which is not chance: {_sizes(run)}",
             message=(
                 f"{', '.join(where)}, token by token; "
                 + ("temperature 0, or " if alike else "")
                 + f"{cause}, or the engine answered from a cache"
             ),
             evidence=f"the chance of each copy, or of so many, is below exp(-{least:.0f}), the union bound over "
-            f"{max(run.all_pairs, run.pairs):,.0f} pairs included"
+            f"{_pairs(run.table, STEP_KEY):,.0f} pairs included"
             + ("; every group has a single response, as at temperature 0" if alike else ""),
             advice="give every request a seed of its own, on every rank, or none; look at the rows listed",
         )
+
+
+def _sizes(run: Measured) -> str:
+    sizes = number(run["effective_group_size"]), number(run["group_size"])
+    return f"{sizes[0]} different responses in a group of {sizes[1]}"
+
+
+def _pairs(rows: pl.DataFrame, keys: tuple[str, ...]) -> float:
+    """Pairs of rows with the same keys."""
+    size = rows.group_by(keys).len()["len"].cast(pl.Float64)
+    return float((size * (size - 1)).sum() / 2)
+
+
+def _is_first(keys: tuple[str, ...]) -> pl.Expr:
+    """The first row of some keys."""
+    return pl.struct(keys).is_first_distinct()
+
+
+def _other(keys: tuple[str, ...]) -> pl.Expr:
+    """Name of the first other row with the same keys."""
+    name = pl.col("sample_id")
+    second = name.slice(1, 1).first().over(keys)
+    return pl.when(_is_first(keys)).then(second).otherwise(name.first().over(keys))
+
+
+def _binned(nats: pl.Expr) -> pl.Expr:
+    """Nats to the lower end of their bin of two; all from 400 on are one."""
+    return (nats.clip(upper_bound=400.0) / 2).floor() * 2
+
+
+def _copy_chance(prob: pl.Expr, size: pl.Expr) -> pl.Expr:
+    """Chance that a row repeats an earlier row of its group, from the probability of its response.
+
+    Of a response with probability p, n draws hold n p on average and one or more with 1 - (1 - p)^n; what is beyond
+    the first is copies. Each of the n p rows stands for its share of them.
+    """
+    # expm1(2 x) = 2 sinh(x) exp(x)
+    half = ((size * (-prob).log1p()) / 2).clip(lower_bound=-300.0)
+    exact = 1 + 2 * half.sinh() * half.exp() / (size * prob)
+    return pl.when(prob < 1e-6).then((size - 1) * prob / 2).otherwise(exact)
+
+
+def _shared_prefixes(rows: pl.DataFrame) -> pl.DataFrame:
+    """Rows that share an unlikely prefix with a different response of their prompt.
+
+    A prefix that groups of different prompts share was forced, and is no copy. The shortest unlikely prefix that a row
+    shares says with whom: longer ones gather fewer rows. A response that is there several times counts once.
+    """
+    # Rows that share a prefix share its beginning: mostly there are none.
+    short = (*STEP_KEY, f"prefix_{LENGTHS[0]}")
+    some = rows.filter(pl.col("tokens") > LENGTHS[0]).filter(pl.len().over(short) > 1)
+    each = pl.concat(
+        some.filter(pl.col("tokens") > length, pl.col(f"nats_{length}") >= BEYOND).select(
+            *(*STEP_KEY, "row", "group", "response", "seed"),
+            length=pl.lit(length),
+            prefix=f"prefix_{length}",
+            nats=f"nats_{length}",
+        )
+        for length in LENGTHS
+    )
+    key = (*STEP_KEY, "length", "prefix")
+    of_group, of_response = (*key, "group"), (*key, "group", "response")
+    return (
+        each.filter(pl.n_unique("seed").over(key) == 1, pl.n_unique("response").over(key) > 1)
+        .group_by(*STEP_KEY, "row", maintain_order=True)
+        .agg(pl.first("group", "response", "length", "prefix"), longest=pl.max("length"), shared_nats=pl.max("nats"))
+        .sort(*STEP_KEY, "row")
+        .select(
+            *(*STEP_KEY, "row", "longest", "shared_nats"),
+            prefixed=_is_first(of_response) & ~_is_first(of_group),
+            prefixed_across=_is_first(of_group) & ~_is_first(key),
+        )
+    )
+
+
+def _again(rows: pl.DataFrame, key: str, nats: pl.Expr, keep: int) -> pl.DataFrame:
+    """Of hashes that come in several steps the last row, its least `nats`, and how many different `values` they have.
+
+    Of copies in a step the likeliest counts: with the same log-probs in every step they are one sample.
+    """
+    return (
+        of_smallest(key, keep, rows)
+        .filter(pl.n_unique("step").over(key) > 1)
+        .with_columns(nats=nats.min().over(key, *STEP_KEY))
+        .group_by(key, maintain_order=True)
+        .agg(pl.last(*STEP_KEY, "row"), pl.min("nats"), values=pl.n_unique("nats"))
+    )

@@ -1,68 +1,25 @@
 """RDI013: the data start over where no epoch ends."""
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
 
+import polars as pl
+
+from rolloutdoctor.evaluation.run_tables import STEP_KEY, RunTables
 from rolloutdoctor.objective.required_columns import prompt_columns
-from rolloutdoctor.ops.tally import Sums, bottom_k, ratio
-from rolloutdoctor.results.findings import Example, Measure, Severity
-from rolloutdoctor.rules.base import Context, Judgement, Missing, Rule, counted, number
+from rolloutdoctor.results.findings import Severity
+from rolloutdoctor.rules.base import Context, Judgement, Missing, counted, number
+from rolloutdoctor.rules.table_rule import Measured, Quantity, TableRule
 
-if TYPE_CHECKING:
-    from rolloutdoctor.rules.step import StepView
+EPOCHS = ("epoch", "training/epoch", "train/epoch")
+"""Metrics under which trainers log how much of the data was consumed."""
 
-BITS = 48
-"""Bits of a step's hash."""
-
-TIMES = 8
-"""Steps of one set of prompts that are compared, the first ones."""
-
-KEEP = 2048
-"""Different steps that are compared; of a longer run those with the smallest hashes, whenever they come again."""
+EPOCH_SLACK = 0.1
+"""An epoch that was cut short by a last batch is still one."""
 
 
 @dataclass(frozen=True)
-class ResumedTally(Sums):
-    """What `resumed-data` keeps of training steps.
-
-    Attributes:
-        seen: hash of the prompts of a step, whatever their order, and step, to the epoch that was logged, or -1. Of a
-            long run, of some of the hashes: all steps that have the prompts of a step that is kept are kept with it.
-    """
-
-    seen: Mapping[str, float] = bottom_k(KEEP, TIMES)
-
-    @property
-    def steps(self) -> list[tuple[int, str, float | None]]:
-        """Step, hash and epoch, in the order of steps."""
-        pairs = ((name.partition(":"), epoch) for name, epoch in self.seen.items())
-        return sorted((int(step), key, None if epoch < 0 else epoch) for (key, _, step), epoch in pairs)
-
-
-@dataclass(frozen=True)
-class Repeat:
-    """A stretch of steps with the prompts of an earlier one.
-
-    Attributes:
-        first: its first step.
-        last: its last step.
-        source: first step of the earlier one.
-        steps: how many it has.
-        goes_on: steps with other prompts follow, where those of an epoch would repeat.
-        epochs: epochs between the two by the log, or None.
-    """
-
-    first: int
-    last: int
-    source: int
-    steps: int
-    goes_on: bool
-    epochs: float | None
-
-
-@dataclass(frozen=True)
-class ResumedData(Rule[ResumedTally]):
+class ResumedData(TableRule):
     """The prompts of earlier steps come again in the same order: the data loader started over.
 
     ## What it does
@@ -98,7 +55,7 @@ class ResumedData(Rule[ResumedTally]):
         "https://github.com/allenai/open-instruct/pull/1523",
         "https://github.com/OpenRLHF/OpenRLHF/issues/1103",
     )
-    tally = ResumedTally
+    reads = ("prompt",)
     needs_objective = False
     splits = ("train",)
 
@@ -108,133 +65,121 @@ class ResumedData(Rule[ResumedTally]):
         """Which prompt each row answers."""
         return prompt_columns(context.columns) or frozenset({"prompt_ids"})
 
-    def measure_each(self, steps: "StepView") -> list[ResumedTally]:
-        """Hash the prompts of each step."""
-        import numpy as np
+    def metrics(self, context: Context) -> frozenset[str]:
+        """The epoch."""
+        return frozenset(EPOCHS)
 
-        from rolloutdoctor.ops.numbered import is_new
-        from rolloutdoctor.ops.prefix_hash import scramble
+    def table(self, run: RunTables, context: Context) -> pl.DataFrame:
+        """One line for each step with known prompts: a hash of them, each once, and the epoch.
 
-        prompts_N, by_step = steps.batch.prompts, steps.by_step
-        if prompts_N is None or not len(steps.batch):
-            return steps.nothing(ResumedTally)
-        key_N, step_N = scramble(prompts_N).cpu().numpy(), by_step.step_N.cpu().numpy()
-        key_N = key_N[np.lexsort((key_N, step_N))]
-        # Each prompt once: how many responses it has may differ, after filters.
-        key_N[~is_new(key_N, step_N)] = 0
-        total = np.add.reduceat(key_N, by_step.runs.offsets[:-1].cpu().numpy()) % 2**BITS
-        seen = [
-            {} if unknown else {f"{key:0{BITS // 4}x}:{each.batch.step}": _epoch(each.logged)}
-            for each, key, unknown in zip(steps.each, total.tolist(), by_step.any(prompts_N == 0), strict=True)
-        ]
-        return steps.tallies(ResumedTally, seen=seen)
+        Of a stretch of steps that repeat earlier ones also its `first` step, that of the earlier ones (`source`), the
+        epochs between (`later`), and whether it `goes_on`: steps with other prompts follow, where those of an epoch
+        would repeat.
+        """
+        prompt, epoch = pl.col("prompt"), pl.coalesce(*EPOCHS)
+        steps = (
+            run.rows.group_by(STEP_KEY, maintain_order=True)
+            .agg(known=(prompt != 0).all(), prompts=prompt.unique().hash().sum())
+            .filter("known")
+            .join(run.by_step(*EPOCHS), on=STEP_KEY, how="left", maintain_order="left")
+            .with_columns(epoch=pl.when(epoch.is_finite() & (epoch >= 0)).then(epoch))
+        )
+        found = _repeats(steps["step"].to_list(), steps["prompts"].to_list(), steps["epoch"].to_list(), self.fewest)
+        return steps.join(found, on="step", how="left", maintain_order="left")
 
-    def examples(self, step: "StepView") -> Iterable[Example]:
-        """None: a step alone shows nothing."""
-        return ()
-
-    def measures(self, tally: ResumedTally) -> Mapping[str, Measure]:
+    def quantities(self) -> Mapping[str, Quantity]:
         """How many steps repeat earlier ones, and where."""
-        found = self._repeats(tally)
-        different = len({key for _, key, _ in tally.steps})
+        repeated = pl.col("first").is_not_null()
         return {
-            "repeated_steps": Measure(sum(one.steps for one in found), "steps"),
-            "first_repeated": Measure(found[0].first if found else None, "step"),
-            "source": Measure(found[0].source if found else None, "step"),
-            "different_share": Measure(ratio(different, len(tally.seen)), "share"),
+            "repeated_steps": (repeated.sum(), "steps"),
+            "first_repeated": (pl.col("step").filter(repeated).min(), "step"),
+            "source": (pl.col("source").drop_nulls().first(), "step"),
+            "different_share": (pl.col("prompts").n_unique() / pl.len(), "share"),
         }
 
-    def _repeats(self, run: ResumedTally) -> list[Repeat]:
-        """Stretches that repeat earlier ones, first ones first; none overlap."""
-        steps, hashes, epochs = [list(each) for each in zip(*run.steps, strict=True)] if run.seen else ([], [], [])
-        places: dict[tuple[str, ...], int] = {}
-        found: list[Repeat] = []
-        place = 0
-        while place + 2 <= len(steps):
-            for size in (self.fewest, 2):
-                key = tuple(hashes[place : place + size])
-                source = places.get(key, place)
-                is_again = len(set(key)) == size and source + size <= place
-                if is_again and (size > 2 or _within_epoch(epochs, source, place)):
-                    break
-            else:
-                for size in (self.fewest, 2):
-                    places.setdefault(tuple(hashes[place : place + size]), place)
-                place += 1
-                continue
-            while place + size < len(steps) and hashes[source + size] == hashes[place + size]:
-                size += 1
-            seen = set(hashes[:place])
-            after = hashes[place + size : place + size + self.fewest]
-            # The first epoch ends where it first repeats: all of it would have to come again before anything else.
-            found.append(
-                Repeat(
-                    first=steps[place],
-                    last=steps[place + size - 1],
-                    source=steps[source],
-                    steps=size,
-                    goes_on=len(after) > 0 and after[0] not in seen,
-                    epochs=None if epochs[source] is None or epochs[place] is None else epochs[place] - epochs[source],
-                )
-            )
-            place += size
-        return found
-
-    def inconclusive_reason(self, run: ResumedTally, context: Context) -> Missing | None:
+    def inconclusive_reason(self, run: Measured, context: Context) -> Missing | None:
         """Too few steps to repeat others."""
-        if len(run.seen) >= 2 * self.fewest:
+        if len(run.table) >= 2 * self.fewest:
             return None
         return Missing(
-            f"{counted(len(run.seen), 'step')} with known prompts; needs {2 * self.fewest}",
+            f"{counted(len(run.table), 'step')} with known prompts; needs {2 * self.fewest}",
             "widen --steps, or record more steps",
         )
 
-    def judge(self, run: ResumedTally, context: Context) -> Judgement | None:
+    def judge(self, run: Measured, context: Context) -> Judgement | None:
         """A warning where no epoch lies between, information where that is not known."""
-        found = self._repeats(run)
-        early = [one for one in found if one.epochs is not None and one.epochs < 1 - EPOCH_SLACK]
-        early += [one for one in found if one.epochs is None and one.goes_on]
-        unknown = [one for one in found if one.epochs is None and not one.goes_on]
-        if not early and not unknown:
+        known, goes_on = pl.col("later").is_not_null(), pl.col("goes_on")
+        found = (
+            run.table.drop_nulls("first")
+            .group_by("first", maintain_order=True)
+            .agg(pl.first("source", "later", "goes_on"), last=pl.col("step").max(), steps=pl.len())
+            .with_columns(early=(known & (pl.col("later") < 1 - EPOCH_SLACK)) | (~known & goes_on))
+            .filter(pl.col("early") | ~known)
+            .sort("early", "steps", "first", descending=[True, True, False])
+        )
+        if not len(found):
             return None
-        worst = max(early or unknown, key=lambda one: (one.steps, -one.first))
-        source = f"steps {worst.source} to {worst.source + worst.last - worst.first}"
-        epochs = "" if worst.epochs is None else f", {number(worst.epochs)} epochs later by the log"
-        after = ", and other prompts follow" if worst.goes_on else ""
+        worst = found.row(0, named=True)
+        early, is_long = worst["early"], worst["steps"] >= self.fewest
+        first, later = worst["first"], worst["later"]
+        source = f"steps {worst['source']} to {worst['source'] + worst['last'] - first}"
+        epochs = "" if later is None else f", {number(later)} epochs later by the log"
+        after = ", and other prompts follow" if worst["goes_on"] else ""
         return Judgement(
-            severity=Severity.WARNING if early and worst.steps >= self.fewest else Severity.INFO,
-            confirmed=bool(early) and worst.epochs is not None and worst.steps >= self.fewest,
-            headline=f"steps {worst.first} to {worst.last} have the prompts of {source}{epochs}{after}",
-            message=f"{counted(worst.steps, 'step')} from {worst.first} on repeat the prompts of {source}, set by set"
+            severity=Severity.WARNING if early and is_long else Severity.INFO,
+            confirmed=early and later is not None and is_long,
+            headline=f"steps {first} to {worst['last']} have the prompts of {source}{epochs}{after}",
+            message=f"{counted(worst['steps'], 'step')} from {first} on repeat the prompts of {source}, set by set"
             + (
                 "; no epoch ends there, so the data started over"
-                if early and worst.steps >= self.fewest
+                if early and is_long
                 else "; no epoch ends there, and where prompts are drawn with replacement two steps may be chance"
                 if early
                 else "; an epoch without shuffling looks the same, and no epoch was logged"
             ),
             evidence="hashes of the prompts of each step"
-            + ("" if worst.epochs is None else f"; the logged epoch grows by {number(worst.epochs)}"),
+            + ("" if later is None else f"; the logged epoch grows by {number(later)}"),
             advice="restore the state of the data loader on resuming, or skip the batches that were consumed"
             if early
             else "no action if an epoch ends there; log the epoch to tell",
         )
 
 
-EPOCHS = ("epoch", "training/epoch", "train/epoch")
-"""Metrics under which trainers log how much of the data was consumed."""
+def _repeats(steps: Sequence[int], sets: Sequence[int], epochs: Sequence[float | None], fewest: int) -> pl.DataFrame:
+    """Return the steps of stretches that repeat earlier ones, ``step, first, source, later, goes_on``; none overlap.
 
-EPOCH_SLACK = 0.1
-"""An epoch that was cut short by a last batch is still one."""
+    Args:
+        steps: their numbers, rising.
+        sets: hash of the prompts of each.
+        epochs: by the log, or None.
+        fewest: steps of a stretch; two do within one epoch by the log.
+    """
+    starts: dict[tuple[int, ...], int] = {}
+    new = {key: place for place, key in reversed(list(enumerate(sets)))}
+    found = []
+    place = 0
+    while place + 2 <= len(sets):
+        keys = [tuple(sets[place : place + size]) for size in (fewest, 2)]
+        for key in keys:
+            size, source = len(key), starts.get(key, place)
+            later = _difference(epochs[source], epochs[place])
+            within = place > source + 2 and later is not None and 0 < later < 1 - EPOCH_SLACK
+            if len(set(key)) == size and source + size <= place and (size > 2 or within):
+                break
+        else:
+            starts |= {key: place for key in keys if key not in starts}
+            place += 1
+            continue
+        end = place + size
+        while end < len(sets) and sets[source + end - place] == sets[end]:
+            end += 1
+        # The first epoch ends where it first repeats: all of it would have to come again before anything else.
+        goes_on = end < len(sets) and new[sets[end]] >= place
+        found += [(step, steps[place], steps[source], later, goes_on) for step in steps[place:end]]
+        place = end
+    kinds = {"step": pl.Int64, "first": pl.Int64, "source": pl.Int64, "later": pl.Float64, "goes_on": pl.Boolean}
+    return pl.DataFrame(found, kinds, orient="row")
 
 
-def _within_epoch(epochs: list[float | None], source: int, place: int) -> bool:
-    """True if two steps with others between them are of one epoch by the log."""
-    first, second = epochs[source], epochs[place]
-    return place > source + 2 and first is not None and second is not None and first < second < first + 1 - EPOCH_SLACK
-
-
-def _epoch(logged: Mapping[str, float]) -> float:
-    """The epoch that a step logged, or -1."""
-    found = next((logged[metric] for metric in EPOCHS if metric in logged), -1.0)
-    return found if found >= 0 else -1.0
+def _difference(one: float | None, other: float | None) -> float | None:
+    return None if one is None or other is None else other - one

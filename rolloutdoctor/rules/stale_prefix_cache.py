@@ -2,12 +2,15 @@
 
 from collections.abc import Mapping
 from dataclasses import dataclass
-from math import inf
-from typing import TYPE_CHECKING, NamedTuple
+from math import erfc, sqrt
+from typing import TYPE_CHECKING
 
-from rolloutdoctor.ops.tally import Sums, ratio, sketches
-from rolloutdoctor.results.findings import Excluded, Measure, Severity
-from rolloutdoctor.rules.base import Context, Judgement, Missing, Rule, counted, number
+import polars as pl
+
+from rolloutdoctor.evaluation.run_tables import STEP_KEY, RunTables
+from rolloutdoctor.results.findings import Excluded, Severity
+from rolloutdoctor.rules.base import Context, Judgement, Missing, counted, number
+from rolloutdoctor.rules.table_rule import Measured, Quantity, TableRule, of_smallest
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -15,24 +18,15 @@ if TYPE_CHECKING:
     from rolloutdoctor.evaluation.token_measures import TokenBlock
     from rolloutdoctor.rules.step import StepView
 
+PROMPTS = 128
+"""Prompts that are followed."""
 
-@dataclass(frozen=True)
-class PrefixTally(Sums):
-    """What `stale-prefix-cache` adds up.
-
-    Attributes:
-        rows: rows with a known prompt.
-        long_rows: those whose prompt is long enough to be cached.
-        seen: sketch of prompt and version: rows, unsure tokens, sum of the sizes of their gaps, prompt tokens.
-    """
-
-    rows: int = 0
-    long_rows: int = 0
-    seen: str = sketches()
+LEAST_TOKENS = 32
+"""Unsure tokens of a prompt at one version, at least."""
 
 
 @dataclass(frozen=True)
-class StalePrefixCache(Rule[PrefixTally]):
+class StalePrefixCache(TableRule):
     """The engine serves prompts that come again from keys and values of older weights.
 
     ## What it does
@@ -71,7 +65,8 @@ class StalePrefixCache(Rule[PrefixTally]):
         "https://github.com/PrimeIntellect-ai/prime-rl/pull/1650",
         "https://github.com/NovaSky-AI/SkyRL/issues/2246",
     )
-    tally = PrefixTally
+    reads = ("prompt", "policy_version_max")
+    adds = ("unsure", "size", "prompt_tokens", "key")
     needs_objective = False
     splits = ("train",)
 
@@ -93,147 +88,165 @@ class StalePrefixCache(Rule[PrefixTally]):
         return frozenset({"response_mask", "policy_version_max", "optim_step_id"})
 
     def measure_tokens(self, block: "TokenBlock") -> "Mapping[str, Tensor]":
-        """Keep the tokens that are looked at."""
-        from rolloutdoctor.evaluation.sampler_gap import looked_at
+        """Unsure tokens of each row and the sum of the sizes of their gaps."""
+        from rolloutdoctor.evaluation.sampler_gap import gap_of, sizes_of_rows
 
-        return looked_at(block)
+        gap = gap_of(block)
+        return {} if gap is None else sizes_of_rows(gap)
 
-    def measure_each(self, steps: "StepView") -> list[PrefixTally]:
-        """Keep the prompts of each step with the smallest hashes."""
-        import torch
-
+    def measure_rows(self, step: "StepView") -> "Mapping[str, Tensor | None]":
+        """The prompts' lengths, and the hashes by which some of them are chosen."""
         from rolloutdoctor.data.batch import PROMPT_LENGTH
         from rolloutdoctor.ops.prefix_hash import scramble
-        from rolloutdoctor.ops.sketch import sketch_each
 
-        batch, rows = steps.batch, steps.unsure_gaps(self.code)
-        prompt_N, length_N = batch.per_row.get("prompt_ids"), batch.per_row.get(PROMPT_LENGTH)
-        if not rows or prompt_N is None or length_N is None or not len(batch):
-            return steps.nothing(PrefixTally)
-        version_N = batch.per_row.get("policy_version_max", steps.batch.number_N)
-        is_known_N = (prompt_N != 0) & (rows["unsure"] > 0) & (version_N >= 0)
-        is_long_N = is_known_N & (length_N >= self.least_length)
-        each = torch.stack([torch.ones_like(rows["size"]), rows["unsure"], rows["size"], length_N.double()], 1)
-        return steps.tallies(
-            PrefixTally,
-            rows=steps.by_step.count(is_known_N),
-            long_rows=steps.by_step.count(is_long_N),
-            seen=sketch_each(
-                scramble(prompt_N)[is_long_N].cpu().numpy(),
-                version_N[is_long_N].cpu().numpy(),
-                each[is_long_N].cpu().numpy(),
-                steps.by_step.count(is_long_N),
-            ),
+        rows = step.batch.per_row
+        return {"prompt_tokens": rows.get(PROMPT_LENGTH), "key": scramble(rows["prompt_ids"])}
+
+    def table(self, run: RunTables, context: Context) -> pl.DataFrame:
+        """One line for each step, with its rows, and one for each long prompt at a version, with its gap.
+
+        `age` is the versions since the prompt was first seen, and `against_first` the gap over that at that version.
+        `excess` is the same over what the median gap of new prompts grew by from one window of versions to the other;
+        null where a window has none of them.
+        """
+        version, age, gap = pl.col("version"), pl.col("age"), pl.col("gap")
+        rows = (
+            run.rows.with_columns(version=pl.coalesce("policy_version_max", "step"))
+            .filter(pl.col("prompt") != 0, pl.col("unsure") > 0, version >= 0, pl.col("prompt_tokens").is_not_null())
+            .with_columns(is_long=pl.col("prompt_tokens") >= self.least_length)
         )
+        counts = rows.group_by(STEP_KEY, maintain_order=True).agg(rows=pl.len(), long_rows=pl.sum("is_long"))
+        new = gap.filter(age == 0).median()
+        records = (
+            of_smallest("key", PROMPTS, rows.filter("is_long"))
+            .group_by("key", "version", maintain_order=True)
+            .agg(pl.first(*STEP_KEY), pl.sum("unsure", "size"), octave=pl.mean("prompt_tokens").log(2).floor())
+            .filter(pl.col("unsure") >= LEAST_TOKENS)
+            .with_columns(gap=(pl.col("size") / pl.col("unsure")).clip(lower_bound=1e-4), window=_window(version, 8))
+            .sort("key", "version")
+            .with_columns(
+                age=version - version.first().over("key"),
+                against_first=gap / gap.first().over("key"),
+                last=version == version.max().over("key"),
+                first_window=pl.first("window").over("key"),
+            )
+            .with_columns(excess=pl.col("against_first") * new.over("first_window") / new.over("window"))
+        )
+        return pl.concat([counts, ranked(records)], how="diagonal")
 
-    def measures(self, tally: PrefixTally) -> Mapping[str, Measure]:
+    def quantities(self) -> Mapping[str, Quantity]:
         """How much larger the gap is, and since when the prompts were known."""
-        found = self._look(tally)
+        gap, is_new, is_old = pl.col("gap"), pl.col("age") == 0, pl.col("age") > 0
+        excess = pl.col("excess").filter(is_old)
+        p = SCORE.map_elements(tail, pl.Float64)
         return {
-            "gap_ratio": Measure(found.ratio, "1"),
-            "excess_ratio": Measure(found.excess, "1"),
-            "p_value": Measure(found.p, "probability"),
-            "gap_first_seen": Measure(found.fresh, "nats"),
-            "gap_seen_before": Measure(found.again, "nats"),
-            "first_seen": Measure(found.first, "records"),
-            "seen_before": Measure(found.later, "records"),
-            "long_prompts_share": Measure(ratio(tally.long_rows, tally.rows), "share"),
+            "gap_ratio": (pl.col("against_first").filter(is_old).median(), "1"),
+            "excess_ratio": (pl.when(excess.count() >= self.least_records).then(excess.median()), "1"),
+            "p_value": (pl.when(is_old.any()).then(p), "probability"),
+            "gap_first_seen": (gap.filter(is_new).median(), "nats"),
+            "gap_seen_before": (gap.filter(is_old).median(), "nats"),
+            "first_seen": (is_new.sum(), "records"),
+            "seen_before": (is_old.sum(), "records"),
+            "long_prompts_share": (pl.sum("long_rows") / pl.sum("rows"), "share"),
         }
 
-    def _look(self, tally: PrefixTally) -> "_Found":
-        if not tally.seen:
-            return _Found()
-        import numpy as np
+    def _is_short(self, run: Measured) -> bool:
+        """True if there are prompts, and none that is long enough to be cached."""
+        return run["long_prompts_share"] == 0
 
-        from rolloutdoctor.ops.bounds import median_bound
-        from rolloutdoctor.ops.prefix_age import ages_of, excess, tail, trend
-
-        ages = ages_of(tally.seen, self.least_length)
-        later = ages.age > 0
-        first, again = int((~later).sum()), int(later.sum())
-        if not first or not again:
-            return _Found(first, again)
-        more = excess(ages)
-        known = more[later & np.isfinite(more)]
-        grown = np.where(np.isfinite(more), more, ages.against_first)[later & ages.last]
-        return _Found(
-            first,
-            again,
-            float(np.median(ages.against_first[later])),
-            tail(trend(ages)),
-            float(np.median(ages.gap[~later])),
-            float(np.median(ages.gap[later])),
-            float(np.median(known)) if len(known) >= self.least_records else None,
-            len(grown),
-            median_bound(grown.tolist()),
-        )
-
-    def inconclusive_reason(self, run: PrefixTally, context: Context) -> Missing | None:
+    def inconclusive_reason(self, run: Measured, context: Context) -> Missing | None:
         """Too few prompts came again."""
-        found = self._look(run)
-        if (run.rows and not run.long_rows) or min(found.first, found.later) >= self.least_records:
+        first, later = run.count("first_seen"), run.count("seen_before")
+        if self._is_short(run) or min(first, later) >= self.least_records:
             return None
         return Missing(
-            f"{counted(found.first, 'prompt')} of 128 tokens or more, which come again {found.later:,} times, and it "
+            f"{counted(first, 'prompt')} of 128 tokens or more, which come again {later:,} times, and it "
             f"takes {self.least_records} of either",
             "widen --steps to where prompts come again",
         )
 
-    def vacuous_reason(self, run: PrefixTally, context: Context) -> str | None:
+    def vacuous_reason(self, run: Measured, context: Context) -> str | None:
         """No prompt fills a block of the cache."""
-        if run.rows and not run.long_rows:
-            return f"no prompt has {self.least_length} tokens or more"
-        return None
+        return f"no prompt has {self.least_length} tokens or more" if self._is_short(run) else None
 
-    def excluded(self, run: PrefixTally, context: Context) -> Excluded | None:
+    def excluded(self, run: Measured, context: Context) -> Excluded | None:
         """By how much the gap of most prompts may have grown since they were first seen."""
-        found = self._look(run)
-        if found.ratio is None:
+        from rolloutdoctor.ops.bounds import median_bound
+
+        ratio, excess = run["gap_ratio"], run["excess_ratio"]
+        if ratio is None:
             return None
+        last = run.table.filter("last", pl.col("age") > 0).select(pl.coalesce("excess", "against_first")).to_series()
         return Excluded(
             code=self.code,
             effect="a growth of the gap after prompts that come again",
-            bound=found.bound,
+            bound=median_bound(last.to_list()),
             unit="times",
-            estimate=found.ratio if found.excess is None else found.excess,
+            estimate=ratio if excess is None else excess,
             limit=self.factor,
-            seen=found.prompts,
+            seen=len(last),
             of="prompts that come again",
         )
 
-    def judge(self, run: PrefixTally, context: Context) -> Judgement | None:
+    def judge(self, run: Measured, context: Context) -> Judgement | None:
         """A warning: the log-probs show it, and no logged value proves it."""
-        found = self._look(run)
-        if found.ratio is None or found.p is None or min(found.first, found.later) < self.least_records:
+        ratio, p, first, later = run["gap_ratio"], run["p_value"], run.count("first_seen"), run.count("seen_before")
+        if ratio is None or p is None or min(first, later) < self.least_records:
             return None
-        excess = (found.excess or 0.0) if found.p < self.level_of_excess else 0.0
-        warns = excess >= self.factor_of_excess or (found.ratio >= self.factor and found.p < self.level)
+        excess = (run["excess_ratio"] or 0.0) if p < self.level_of_excess else 0.0
+        warns = excess >= self.factor_of_excess or (ratio >= self.factor and p < self.level)
         if not warns and excess < self.excess_noted:
             return None
         return Judgement(
             severity=Severity.WARNING if warns else Severity.INFO,
             confirmed=False,
-            headline=f"after prompts that were served before, the gap to the sampler is {number(found.ratio)} times "
+            headline=f"after prompts that were served before, the gap to the sampler is {number(ratio)} times "
             "what it was at first",
             message=(
-                f"the median gap is {number(found.again)} nats after prompts that come again at a later version "
-                f"({found.later:,} records) and {number(found.fresh)} after prompts seen for the first time "
-                f"({found.first:,}); it grows with the versions since then (p = {number(found.p)})"
+                f"the median gap is {number(run['gap_seen_before'])} nats after prompts that come again at a later "
+                f"version ({later:,} records) and {number(run['gap_first_seen'])} after prompts seen for the first "
+                f"time ({first:,}); it grows with the versions since then (p = {number(p)})"
             ),
             evidence="the log-probs of sampler and trainer, at equal versions and lengths of the prompt",
             advice="reset the engine's prefix cache after each weight sync",
         )
 
 
-class _Found(NamedTuple):
-    """What the records show."""
+def _window(version: pl.Expr, windows: int) -> pl.Expr:
+    """Number of the window of versions, of so many in the run."""
+    width = ((version.max() - version.min()) // windows).clip(lower_bound=1)
+    return (version - version.min()) // width
 
-    first: int = 0
-    later: int = 0
-    ratio: float | None = None
-    p: float | None = None
-    fresh: float | None = None
-    again: float | None = None
-    excess: float | None = None
-    prompts: int = 0
-    bound: float = inf
+
+def ranked(records: pl.DataFrame) -> pl.DataFrame:
+    """Add what the score of the ranks of `gap` going with the ranks of `age` is made of, at one version and length.
+
+    Within each stratum (versions of one window, lengths of one doubling) let r and a be the ranks of gap and age, less
+    their means. If the gap has nothing to do with the age, every order of the r is as likely as any other: the sum T
+    of r a then has the mean 0 and the variance (sum of r squared)(sum of a squared) / (n - 1), ties included. Strata
+    are added with the weights 1 / (n + 1) of van Elteren; their sum over its standard deviation is the score, nearly
+    normal by the number of records. With two ages this is the stratified Wilcoxon test.
+
+    Args:
+        records: ``version, octave, gap, age``.
+    """
+    stratum, size = ("stratum", "octave"), pl.len().cast(pl.Float64)
+    r, a = (pl.col(name).rank() - (size + 1) / 2 for name in ("gap", "age"))
+    weight = (size + 1) ** 2 * (size - 1)
+    return records.with_columns(stratum=_window(pl.col("version"), 32)).with_columns(
+        together=(r * a / (size + 1)).over(stratum),
+        variance=pl.when(size > 1).then((r**2).sum() * a**2 / weight).otherwise(0.0).over(stratum),
+    )
+
+
+SCORE = pl.when(pl.sum("variance") > 0).then(pl.sum("together") / pl.sum("variance").sqrt()).otherwise(0.0)
+"""Standard score of the ranks of the gap going with the ranks of the age."""
+
+
+def tail(score: float) -> float:
+    """Probability that a standard normal value is larger.
+
+    >>> round(tail(3.09), 4)
+    0.001
+    """
+    return erfc(score / sqrt(2)) / 2

@@ -29,7 +29,7 @@ from rolloutdoctor.evaluation.evaluate import (
 from rolloutdoctor.evaluation.radii.advantages import advantage_radius
 from rolloutdoctor.evaluation.radii.metrics import metric_radius, stored_mean_radius, token_kl_radius
 from rolloutdoctor.evaluation.sampled_rows import Sample
-from rolloutdoctor.evaluation.sampler_gap import Gap, joined_gap, sizes_of_rows
+from rolloutdoctor.evaluation.sampler_gap import Gap, joined_gap
 from rolloutdoctor.evaluation.together import is_within_groups
 from rolloutdoctor.formulas.advantages.float32 import residue, zero_std_flags
 from rolloutdoctor.objective.objective import KlBuffer, Objective
@@ -247,11 +247,6 @@ class StepView:
         """How far trainer and sampler are apart, if the rule measured that; see `evaluation.sampler_gap`."""
         measured = self.token_measures.get(code)
         return self.cached("sampler gap", lambda: joined_gap(measured)) if measured else None
-
-    def unsure_gaps(self, code: str) -> Mapping[str, Tensor]:
-        """Unsure tokens of each row and the sizes of their gaps, ``[N]``; nothing if the rule measured none."""
-        gap = self.sampler_gap(code)
-        return {} if gap is None else self.cached("unsure gaps", lambda: sizes_of_rows(gap))
 
     def compared_sum(self, x_N: Tensor) -> Tensor:
         """Sum over the rows that the trainer compares with each other, float64 ``[G]``, as `compared` numbers them."""

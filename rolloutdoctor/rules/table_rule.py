@@ -176,6 +176,12 @@ def scores(context: Context) -> pl.Expr:
     return pl.col("score" if sums else "reward")
 
 
+def of_smallest(key: str, keep: int, rows: pl.DataFrame) -> pl.DataFrame:
+    """Return the rows of the `keep` smallest hashes, as unsigned numbers: the same sample for any parts of a run."""
+    smallest = rows.select(key).unique().sort(pl.col(key).reinterpret(signed=False)).head(keep)
+    return rows.join(smallest, on=key, how="semi", maintain_order="left")
+
+
 def _values(frame: pl.DataFrame) -> dict[str, float | int | None]:
     """The values of a frame of one line."""
     return _finite(frame.to_dicts()[0])

@@ -8,7 +8,6 @@ import pytest
 import torch
 from rules.checking import found_by, outcomes, report_on, values
 
-from rolloutdoctor.rules.duplicate_responses import DuplicateResponses, DuplicateTally
 from rolloutdoctor.testing import toy_batch
 
 LENGTH = 8
@@ -174,16 +173,12 @@ def test_texts_of_a_step_without_tokens_beside_one_with_some():
     assert values(find(*texts))["copies"] == 3
 
 
-def test_parts_add_up_in_any_order():
-    names = [f"{key:016x}:{step}" for step in range(4) for key in range(0, 600, step + 1)]
-    parts = [DuplicateTally(sample={name: 1.0 for name in names if name.endswith(f":{step}")}) for step in range(4)]
-    whole = DuplicateTally.of_all(parts).sample
-    one = (parts[3] + parts[1]) + (parts[0] + parts[2])
-    assert one.sample == whole
-    kept = {name.partition(":")[0] for name in whole}
-    assert kept == {f"{key:016x}" for key in range(256)}
-    assert sum(name.startswith(f"{0:016x}") for name in whole) == 4
-    assert DuplicateResponses().measures(DuplicateTally())["copies_share"].value is None
+def test_a_sample_of_a_long_run_is_the_same_in_any_order():
+    letters = "".join(map(chr, range(100, 400)))
+    batches = [batch_of([letters], nats=9.0 + step, step=step) for step in range(3)]
+    report = report_on(batches, trainer=None, select=["RDI009"])
+    assert values(report.findings[0])["resampled_responses"] == 256
+    assert repr(report_on(batches[::-1], trainer=None, select=["RDI009"])) == repr(report)
 
 
 def branched(share, *, groups=4, size=4, length=100, nats=1.0, seed=0, step=0, alike=False, shift=0.0, **per_row):
@@ -257,12 +252,3 @@ def test_a_seed_that_comes_again_at_every_step():
     # The same log-probs are the same sample: a response that was cut and goes on.
     again = [dataclasses.replace(each, step=at) for at, each in enumerate([runs[0]] * 3)]
     assert "prefix" not in (find(*again).headline if find(*again) else "")
-
-
-def test_prefixes_add_up_in_any_order():
-    parts = [
-        DuplicateTally(prefixes={f"{place:016x}:{step}": -60.0 - step}) for step in range(3) for place in range(80)
-    ]
-    total = DuplicateTally.of_all(parts)
-    assert total.prefixes == DuplicateTally.of_all(reversed(parts)).prefixes
-    assert len(total.prefixes) == 3 * 64

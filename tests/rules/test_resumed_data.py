@@ -1,12 +1,13 @@
 """RDI013: prompts that start over, and epochs that do so by right."""
 
-import random
-
+import polars as pl
 import pytest
 import torch
 from rules.checking import found_by, outcomes, report_on, values
 
-from rolloutdoctor.rules.resumed_data import KEEP, ResumedData, ResumedTally
+from rolloutdoctor.evaluation.run_tables import EMPTY_METRICS, RunTables
+from rolloutdoctor.rules.base import Context
+from rolloutdoctor.rules.resumed_data import ResumedData
 from rolloutdoctor.testing import toy_batch
 
 CODE = "RDI013"
@@ -100,31 +101,24 @@ def test_skipped():
     assert "prompt_ids" in skipped.reason
 
 
-@pytest.mark.parametrize("resumes", [True, False])
-def test_a_run_of_weeks_in_any_order(resumes):
-    draw = random.Random(0)
-    hashes = [draw.getrandbits(48) for _ in range(6000)]
-    order = [*range(5000), *(range(4000, 4100) if resumes else ()), *range(5000, 6000)]
-    parts = [ResumedTally(seen={f"{hashes[one]:012x}:{at}": -1.0}) for at, one in enumerate(order)]
-    whole = ResumedTally.of_all(parts)
-    draw.shuffle(parts)
-    assert ResumedTally.of_all(parts) == whole
-    assert len({name.partition(":")[0] for name in whole.seen}) == KEEP
-    rule = ResumedData()
-    found = rule.measures(whole)
-    if resumes:
-        # About a third of the hundred steps is compared.
-        assert 20 <= found["repeated_steps"].value <= 45
-        assert found["first_repeated"].value - 5000 == found["source"].value - 4000 < 20
-        (repeat,) = rule._repeats(whole)
-        assert repeat.goes_on
-    else:
-        assert found["repeated_steps"].value == 0
+def measured(order, epochs=None):
+    """The measures of a run of one row a step."""
+    steps = pl.DataFrame({"step": range(len(order))}).with_columns(split=pl.lit("train"))
+    rows = steps.with_columns(prompt=pl.Series(order, dtype=pl.Int64))
+    metrics = EMPTY_METRICS
+    if epochs is not None:
+        metrics = steps.with_columns(metric=pl.lit("epoch"), logged=pl.Series(epochs, dtype=pl.Float64))
+    return ResumedData().measured(RunTables(rows, metrics, steps), Context(frozenset()))
+
+
+def test_a_run_of_weeks():
+    found = measured([*range(1, 5000), *range(4000, 4100), *range(5000, 6000)])
+    assert (found["repeated_steps"], found["first_repeated"], found["source"]) == (100, 4999, 3999)
+    assert found.table["goes_on"].drop_nulls().all()
+    assert measured(range(1, 6000))["repeated_steps"] == 0
 
 
 def test_an_epoch_of_weeks_without_shuffling():
-    draw = random.Random(0)
-    hashes = [draw.getrandbits(48) for _ in range(3000)]
-    parts = (ResumedTally(seen={f"{hashes[at % 3000]:012x}:{at}": at / 3000}) for at in range(9000))
-    whole = ResumedTally.of_all(parts)
-    assert all(one.epochs == pytest.approx(round(one.epochs)) for one in ResumedData()._repeats(whole))
+    found = measured([1 + step % 3000 for step in range(9000)], [step / 3000 for step in range(9000)])
+    assert found["repeated_steps"] == 6000
+    assert found.table["later"].drop_nulls().to_list() == pytest.approx([1.0] * 6000)

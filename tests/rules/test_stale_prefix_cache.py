@@ -1,12 +1,13 @@
 import random
 
 import numpy as np
+import polars as pl
 import pytest
 from rules.checking import outcomes, report_on, values
 from rules.drift import Policy, step_of
 
-from rolloutdoctor.ops.prefix_age import Ages, tail, trend
 from rolloutdoctor.results.findings import Severity
+from rolloutdoctor.rules.stale_prefix_cache import SCORE, ranked, tail
 
 CODE = "RDO009"
 MODEL = Policy(rate=0.1, length=16, vocabulary=12)
@@ -134,16 +135,17 @@ def test_order_of_steps():
     assert repr(report_on(steps, trainer=None, select=[CODE])) == expected
 
 
-def ages(version, age, gap):
-    gap = np.array(gap, dtype=float)
-    return Ages(np.array(version), np.array(age), np.full(len(gap), 7), gap, gap, gap > 0)
+def score(version, age, gap):
+    return (
+        ranked(pl.DataFrame({"version": version, "age": age, "gap": gap}).with_columns(octave=7)).select(SCORE).item()
+    )
 
 
 def test_the_test_by_hand():
     # One stratum of four: ranks of gap and age -1.5, -0.5, 0.5, 1.5 both, T = 5, variance 5 * 5 / 3.
-    assert trend(ages([3] * 4, [0, 1, 2, 3], [1, 2, 3, 4])) == pytest.approx(5 / (25 / 3) ** 0.5)
-    assert trend(ages([3] * 4, [0, 0, 0, 0], [1, 2, 3, 4])) == 0
-    assert trend(ages([1, 2], [0, 1], [1, 2])) == 0
+    assert score([3] * 4, [0, 1, 2, 3], [1, 2, 3, 4]) == pytest.approx(5 / (25 / 3) ** 0.5)
+    assert score([3] * 4, [0, 0, 0, 0], [1, 2, 3, 4]) == 0
+    assert score([1, 2], [0, 1], [1, 2]) == 0
 
 
 def test_the_score_is_standard_normal_where_nothing_goes_with_age():
@@ -151,7 +153,7 @@ def test_the_score_is_standard_normal_where_nothing_goes_with_age():
     scores = []
     for _ in range(400):
         version = draw.integers(0, 12, 80)
-        scores.append(trend(ages(version, draw.integers(0, 5, 80), draw.integers(0, 9, 80) + version)))
+        scores.append(score(version, draw.integers(0, 5, 80), draw.integers(0, 9, 80) + version))
     assert np.mean(scores) == pytest.approx(0, abs=0.15)
     assert np.std(scores) == pytest.approx(1, abs=0.1)
     assert sum(tail(score) < 0.05 for score in scores) == pytest.approx(20, abs=14)
