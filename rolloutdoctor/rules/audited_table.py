@@ -61,12 +61,14 @@ class AuditedTableRule(CauseRule, TableRule):
 
     def by_subject(self, run: RunTables) -> pl.DataFrame:
         """One line for each step and subject; its size as a place to look at is `value`."""
-        metric, logged = pl.col("metric"), pl.col("logged")
         names = dict.fromkeys((*COUNTS, "worst", "row", "logged", "recomputed", *self.subjects))
+        of_name = {name: pl.col("value").filter(pl.col("name") == name).first() for name in names}
+        parts = pl.col("metric").str.splitn("/", 2).struct.rename_fields(["name", "subject"])
         lines = (
-            run.metrics.with_columns(name=metric.str.extract("^([^/]+)"), subject=metric.str.extract("^[^/]+/(.+)$"))
+            run.metrics.select(*STEP_KEY, parts, value="logged")
+            .unnest("metric")
             .group_by(*STEP_KEY, "subject", maintain_order=True)
-            .agg(**{name: logged.filter(pl.col("name") == name).first() for name in names})
+            .agg(**of_name)
             .with_columns(pl.col("row").cast(pl.Int64), value=pl.col("worst"))
         )
         rows = run.rows.select(*STEP_KEY, "row", "group_id", "sample_id")
