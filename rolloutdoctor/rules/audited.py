@@ -93,7 +93,7 @@ class AuditedRule(Rule[AuditedTally]):
     def examples(self, step: "StepView") -> Iterable[Example]:
         """The first value of each quantity that disagrees."""
         for each in step.each:
-            for name, tally in _disagreeing(each).items():
+            for name, tally in disagreeing(each).items():
                 if tally.stage in self.stages and tally.first is not None:
                     _, sample, logged, recomputed = tally.first
                     note = f"{name}: logged {number(logged)}, recomputed {number(recomputed)}"
@@ -278,7 +278,7 @@ def listed(names: Collection[str]) -> str:
     return ", ".join(sorted(names)[:6]) + (f" and {len(names) - 6} more" if len(names) > 6 else "")
 
 
-def _disagreeing(step: "StepView") -> "Mapping[str, QuantityTally]":
+def disagreeing(step: "StepView") -> "Mapping[str, QuantityTally]":
     """The quantities of one step of which a value disagrees: mostly there is none."""
     return step.cached("disagreeing", lambda: {name: one for name, one in step.audit.items() if one.first is not None})
 

@@ -1,16 +1,18 @@
 """RDI008: log-probs of a neighbouring token."""
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass
 from math import log2, sqrt
 from statistics import NormalDist
 from typing import TYPE_CHECKING, Any, NamedTuple
 
-from rolloutdoctor.ops.tally import by_name, by_step, ratio
-from rolloutdoctor.results.findings import Example, Measure, Severity
-from rolloutdoctor.rules.audited import AuditedTally
-from rolloutdoctor.rules.base import KEEP_EXAMPLES, Context, Judgement, Missing, counted
-from rolloutdoctor.rules.direct import DirectRule
+import polars as pl
+
+from rolloutdoctor.evaluation.run_tables import STEP_KEY, RunTables
+from rolloutdoctor.results.findings import Severity
+from rolloutdoctor.rules.audited_table import AuditedMeasured, AuditedTableRule
+from rolloutdoctor.rules.base import Context, Judgement, Missing, counted
+from rolloutdoctor.rules.table_rule import Quantity
 
 if TYPE_CHECKING:
     import numpy as np
@@ -29,7 +31,7 @@ OWN = {
 }
 """Whose log-probs are compared with those of which column of the trainer."""
 
-START = {"sampler": "", "reference": "reference ", "old policy": "old policy "}
+START = {"sampler": "", "reference": "reference_", "old policy": "old_policy_"}
 """Of the names of what is measured: that of the sampler is measured once for several rules."""
 
 WHOSE = {"sampler": "trainer", "reference": "policy", "old policy": "policy"}
@@ -72,73 +74,15 @@ LEAST_PAIRS = 30
 """Pairs of adjacent tokens of a step below which its correlations are not looked at: z takes these as normal."""
 
 
-@dataclass(frozen=True)
-class ShiftTally(AuditedTally):
-    """What `logprob-shift` adds up beside the audit, over sampled rows: of the sampler, and of the reference.
+ROWS = ("late_rows", "early_rows", "varying_rows", "error_ratio")
+"""What is counted of them."""
 
-    Attributes:
-        rows: rows whose log-probs vary enough.
-        late: those in which its log-probs fit the token before five times better.
-        early: those in which they fit the token after.
-        aligned_error: sum of the squared differences of rows, in place.
-        moved_error: sum of the same moved to where they fit better, of the rows that do.
-        correlated: steps whose correlations are looked at.
-        moved: ``STEP:WHOSE SIDE`` to by how many standard deviations these fit better one token away, if they do.
-    """
-
-    rows: Mapping[str, float] = by_name()
-    late: Mapping[str, float] = by_name()
-    early: Mapping[str, float] = by_name()
-    aligned_error: Mapping[str, float] = by_name()
-    moved_error: Mapping[str, float] = by_name()
-    correlated: Mapping[str, float] = by_name()
-    moved: Mapping[str, float] = by_step()
-
-    def moved_steps(self, whose: str, side: str) -> list[str]:
-        """Numbers of the steps in which log-probs are those of the neighbouring token, by more than chance."""
-        tests = sum(2 * steps for steps in self.correlated.values())
-        least = -NormalDist().inv_cdf(FALSE_ALARMS / max(1.0, tests))
-        names = [name.partition(":") for name, z in self.moved.items() if z >= least]
-        return sorted((step for step, _, its in names if its == f"{whose} {side}"), key=int)
-
-    def moved_rows(self, whose: str, side: str) -> bool:
-        """True if far more rows fit better on this side than on the other, which chance does not prefer."""
-        one, other = (self.late, self.early) if side == "late" else (self.early, self.late)
-        rows, less = one.get(whose, 0.0), other.get(whose, 0.0)
-        if LIMITS[whose].better <= 1 or rows < 10 * less:
-            return False
-        # Chernoff's bound of a fair coin: rows + less throws, of which so many are of one side.
-        bits = rows + less + sum(n * log2(n / (rows + less)) for n in (rows, less) if n)
-        return bits >= log2(2 * len(OWN) / FALSE_ALARMS)
+COLUMNS = ("aligned", "late", "early", "z")
+"""What is measured of each pair of log-probs: see `_errors`."""
 
 
 @dataclass(frozen=True)
-class Errors:
-    """Squared differences of two log-probs over adjacent tokens, of the sampled rows whose log-probs vary.
-
-    Attributes:
-        by_step: these rows by step.
-        row: ``[r]`` number of each.
-        aligned: ``[r]`` in place.
-        late: ``[r]`` of the trainer's with the sampler's, or the reference's, one token later.
-        early: ``[r]`` with these one token earlier.
-        pairs: ``[S]`` adjacent tokens of each step, of rows that are not alike.
-        late_z: ``[S]`` by how many standard deviations those of a step correlate better one token late.
-        early_z: ``[S]`` the same one token early.
-    """
-
-    by_step: "ByStep"
-    row: "NDArray[np.int64]"
-    aligned: "NDArray[np.float64]"
-    late: "NDArray[np.float64]"
-    early: "NDArray[np.float64]"
-    pairs: "NDArray[np.float64]"
-    late_z: "NDArray[np.float64]"
-    early_z: "NDArray[np.float64]"
-
-
-@dataclass(frozen=True)
-class LogProbShift(DirectRule):
+class LogProbShift(AuditedTableRule):
     """Log-probs are one token early or late.
 
     ## What it does
@@ -183,7 +127,7 @@ class LogProbShift(DirectRule):
     code = "RDI008"
     name = "logprob-shift"
     references = ("https://github.com/modelscope/ms-swift/issues/8196",)
-    tally = ShiftTally
+    adds = tuple(start + name for start in START.values() for name in COLUMNS)
     needs_objective = False
     stages = ("kl", "loss")
     remedy = "log the loss and the KL of every optimiser step beside the run"
@@ -216,105 +160,93 @@ class LogProbShift(DirectRule):
         gaps = {whose: gap_of(block, pair) for whose, pair in logged.items()}
         return {START[whose] + name: x for whose, gap in gaps.items() if gap for name, x in gap.sampled.items()}
 
-    def look(self, steps: "StepView") -> Mapping[str, Any]:
-        """Count the rows that fit better one token away."""
-        import numpy as np
+    def measure_rows(self, step: "StepView") -> "Mapping[str, Tensor | None]":
+        """Squared errors of sampled rows whose log-probs vary, in place and moved, and how far those of a step fit."""
+        samples = {whose: step.sample(self.code, START[whose]) for whose in OWN}
+        return {
+            START[whose] + name: x_N
+            for whose, sample in samples.items()
+            if sample is not None
+            for name, x_N in zip(COLUMNS, _errors(sample, LIMITS[whose], step.by_step), strict=True)
+        }
 
-        found: dict[str, list[dict[str, float]]] = {}
-        for whose in OWN:
-            errors = self._errors(steps, whose)
-            if errors is None:
-                continue
-            rows, aligned, late, early = errors.by_step, errors.aligned, errors.late, errors.early
-            better = LIMITS[whose].better
-            is_late, is_early = (aligned > better * late) & (late < early), (aligned > better * early) & (early < late)
-            moved = np.where(is_late, late, np.where(is_early, early, aligned))
-            counts = {"rows": rows.size, "late": rows.count(is_late)}
-            counts |= {"early": rows.count(is_early)}
-            for name, x_S in {**counts, "aligned_error": rows.sum(aligned), "moved_error": rows.sum(moved)}.items():
-                each = found.setdefault(name, [{} for _ in steps.each])
-                for one, value, size in zip(each, x_S.tolist(), rows.size.tolist(), strict=True):
-                    one.update({whose: float(value)} if size else {})
-            is_enough = errors.pairs >= LEAST_PAIRS
-            found.setdefault("correlated", [{} for _ in steps.each])
-            found.setdefault("moved", [{} for _ in steps.each])
-            for one, value in zip(found["correlated"], is_enough.tolist(), strict=True):
-                one.update({whose: 1.0} if value else {})
-            for side, z_S in (("late", errors.late_z), ("early", errors.early_z)):
-                for one, by_number in zip(found["moved"], steps.by_number(z_S, is_enough & (z_S > 4)), strict=True):
-                    one.update({f"{step}:{whose} {side}": z for step, z in by_number.items()})
-        return found
-
-    def _errors(self, steps: "StepView", whose: str) -> "Errors | None":
-        return steps.cached(
-            f"errors of moved {whose}", lambda: _errors(steps.sample(self.code, START[whose]), LIMITS[whose])
+    def table(self, run: RunTables, context: Context) -> pl.DataFrame:
+        """One line for each row and pair of log-probs."""
+        aligned, late, early = pl.col("aligned"), pl.col("late"), pl.col("early")
+        better, lines = pl.col("better"), []
+        for whose, limits in LIMITS.items():
+            values = {name: pl.col(START[whose] + name).fill_nan(None) for name in COLUMNS}
+            lines.append(
+                run.rows.select(*STEP_KEY, "row", "sample_id", whose=pl.lit(whose), better=limits.better, **values)
+            )
+        is_late = (aligned > better * late) & (late < early)
+        is_early = (aligned > better * early) & (early < late)
+        found = pl.concat(lines).filter(aligned.is_not_null() | pl.col("z").is_not_null())
+        moved = pl.min_horizontal("late", "early")
+        return self.with_audit(
+            found.with_columns(
+                is_late=is_late,
+                is_early=is_early,
+                moved=pl.when(is_late | is_early).then(moved).otherwise(aligned),
+                value=aligned - better * moved,
+            ),
+            run,
         )
 
-    def examples(self, step: "StepView") -> Iterable[Example]:
-        """Values that disagree, and rows that fit best one token away."""
-        import numpy as np
-        import torch
-
-        from rolloutdoctor.rules.worst_places import worst_places
-
-        for each in step.each:
-            yield from super().examples(each)
-        for whose in OWN:
-            found = self._errors(step, whose)
-            if found is None:
-                continue
-            moved = np.minimum(found.late, found.early)
-            gain = torch.from_numpy(found.aligned - LIMITS[whose].better * moved)
-            for _, weight, place in worst_places(gain, found.by_step, step.kept(KEEP_EXAMPLES)):
-                view, row = step.own_row(int(found.row[place]))
-                side = "late" if found.late[place] < found.early[place] else "early"
-                error = f"squared error {found.aligned[place]:.3g} in place, {moved[place]:.3g}"
-                note = f"{error} with the {whose}'s {side}"
-                yield Example(view.batch.step, None, view.batch.sample_name(row), weight, note)
-
-    def measures(self, tally: AuditedTally) -> Mapping[str, Measure]:
+    def quantities(self) -> Mapping[str, Quantity]:
         """The audit's, and the rows that fit better one token away."""
-        found = dict(super().measures(tally))
-        for whose in tally.rows if isinstance(tally, ShiftTally) else ():
-            assert isinstance(tally, ShiftTally)
-            start = START[whose].replace(" ", "_")
-            found[f"{start}late_rows"] = Measure(int(tally.late[whose]), "rows")
-            found[f"{start}early_rows"] = Measure(int(tally.early[whose]), "rows")
-            found[f"{start}varying_rows"] = Measure(int(tally.rows[whose]), "rows")
-            gain = ratio(tally.aligned_error[whose], tally.moved_error[whose])
-            found[f"{start}error_ratio"] = Measure(gain, "1")
+        found = dict(super().quantities())
+        for whose, start in START.items():
+            late, early, error, moved = (
+                pl.col(name).filter(pl.col("whose") == whose) for name in ("is_late", "is_early", "aligned", "moved")
+            )
+            values = (
+                (late.sum(), "rows"),
+                (early.sum(), "rows"),
+                (error.count(), "rows"),
+                (error.sum() / moved.sum(), "1"),
+            )
+            found |= {start + name: value for name, value in zip(ROWS, values, strict=True)}
         return found
 
-    def _side(self, run: ShiftTally) -> tuple[str, str] | None:
-        """Whose log-probs are moved, and to which side, if any are."""
-        for whose, limits in LIMITS.items():
-            rows = run.rows.get(whose, 0.0)
-            least = max(limits.share * rows, (rows + limits.deviations * sqrt(rows)) / 2)
-            is_all = rows >= limits.rows and run.aligned_error[whose] >= limits.pooled * run.moved_error[whose]
-            for side, moved in (("late", run.late), ("early", run.early)):
-                some = run.moved_rows(whose, side) or run.moved_steps(whose, side)
-                if some or (is_all and moved[whose] >= least):
-                    return whose, side
-        return None
+    def _defined(self, values: Mapping[str, float | int | None]) -> dict[str, float | int | None]:
+        """Leave out what is about log-probs of which no row varies."""
+        absent = {START[whose] + name for whose in OWN if not values[f"{START[whose]}varying_rows"] for name in ROWS}
+        return {name: value for name, value in values.items() if name not in absent}
 
-    def inconclusive_reason(self, run: AuditedTally, context: Context) -> Missing | None:
+    def shown(self, place: Mapping[str, Any]) -> str:
+        """How much better a row fits one token away."""
+        side = "late" if place["late"] < place["early"] else "early"
+        error = f"squared error {place['aligned']:.3g} in place, {place[side]:.3g}"
+        return f"{error} with the {place['whose']}'s {side}"
+
+    def inconclusive_reason(self, run: Any, context: Context) -> Missing | None:  # noqa: ANN401  # `AuditedMeasured`
         """Neither a logged value nor enough rows could show it."""
-        if isinstance(run, ShiftTally) and any(rows >= LIMITS[whose].rows for whose, rows in run.rows.items()):
+        if any(run.count(f"{START[whose]}varying_rows") >= limits.rows for whose, limits in LIMITS.items()):
             return None
         return super().inconclusive_reason(run, context)
 
-    def direct(self, run: ShiftTally, context: Context) -> Judgement | None:
+    def direct(self, run: AuditedMeasured, context: Context) -> Judgement | None:
         """An error: two columns of the file belong to different tokens."""
-        found = self._side(run)
-        if found is None:
-            return None
-        whose, side = found
+        fits = run.table.drop_nulls("z").group_by("whose", *STEP_KEY, maintain_order=True).agg(pl.first("z"))
+        chance = -NormalDist().inv_cdf(FALSE_ALARMS / max(1, 2 * len(fits)))
+        for whose, limits in LIMITS.items():
+            late, early, total, gain = (run[START[whose] + name] or 0 for name in ROWS)
+            its = fits.filter(pl.col("whose") == whose)
+            least = max(limits.share * total, (total + limits.deviations * sqrt(total)) / 2)
+            is_all = total >= limits.rows and (not gain or gain >= limits.pooled)
+            for side, rows, other, z in (("late", late, early, pl.col("z")), ("early", early, late, -pl.col("z"))):
+                steps = its.filter(z >= chance)["step"].unique().sort()
+                one_sided = limits.better > 1 and _is_one_sided(rows, other)
+                if len(steps) or one_sided or (is_all and rows >= least):
+                    where = f"{counted(rows, 'sampled row')} of {total:,}"
+                    if len(steps) and 2 * rows < total:
+                        where = f"{counted(len(steps), 'step')} of {len(its):,}, first at step {steps[0]}"
+                    return self._judged(whose, side, where, gain)
+        return None
+
+    def _judged(self, whose: str, side: str, where: str, gain: float) -> Judgement:
         late = side == "late"
-        rows, total = (run.late if late else run.early).get(whose, 0.0), run.rows.get(whose, 0.0)
-        gain = ratio(run.aligned_error.get(whose, 0.0), run.moved_error.get(whose, 0.0))
-        places, where = run.moved_steps(whose, side), f"{counted(rows, 'sampled row')} of {total:,.0f}"
-        if places and 2 * rows < total:
-            where = f"{counted(len(places), 'step')} of {run.correlated[whose]:,.0f}, first at step {places[0]}"
         return Judgement(
             severity=Severity.ERROR,
             confirmed=True,
@@ -324,18 +256,39 @@ class LogProbShift(DirectRule):
                 f"{'before' if late else 'after'}: they are one place {'later' if late else 'earlier'}"
             ),
             evidence="the squared difference of the two "
-            + ("vanishes" if gain is None else f"is {gain:.3g} times smaller")
+            + (f"is {gain:.3g} times smaller" if gain else "vanishes")
             + " with one of them moved by one token",
             advice="align log-probs with the tokens they belong to: the logits at position t predict token t + 1",
         )
 
 
-def _errors(sample: "Sample | None", limits: Limits) -> "Errors | None":
-    """Compare the sampled rows whose log-probs vary, in place and moved by one token."""
-    import numpy as np
+def _is_one_sided(rows: float, other: float) -> bool:
+    """True if far more rows fit better on this side than on the other, which chance does not prefer."""
+    if not rows or rows < 10 * other:
+        return False
+    # Chernoff's bound of a fair coin: rows + other throws, of which so many are of one side.
+    bits = rows + other + sum(n * log2(n / (rows + other)) for n in (rows, other) if n)
+    return bits >= log2(2 * len(OWN) / FALSE_ALARMS)
 
-    if sample is None or not len(sample.place):
-        return None
+
+def _errors(sample: "Sample", limits: Limits, by_step: "ByStep") -> "list[Tensor]":
+    """Compare the sampled rows whose log-probs vary, in place and moved by one token.
+
+    Args:
+        sample: of the rows.
+        limits: which of them vary.
+        by_step: all rows by step.
+
+    Returns:
+        Squared differences of each row over adjacent tokens, in place, with its own log-probs late and early, and by
+        how many standard deviations those of its step fit better late, or early if negative, ``[N]`` each: `COLUMNS`.
+    """
+    import numpy as np
+    import torch
+
+    found = torch.full((len(COLUMNS), int(by_step.size.sum())), torch.nan, dtype=torch.float64)
+    if not len(sample.place):
+        return list(found)
     own, other, place = sample.sampler, sample.trainer, sample.place
     # Tokens that the next one of their row does not follow at once.
     is_last = np.append(place[1:] != place[:-1] + 1, True)
@@ -356,19 +309,13 @@ def _errors(sample: "Sample | None", limits: Limits) -> "Errors | None":
     varies = (count >= limits.pairs) & (spread > limits.spread**2)
     aligned = (total(other[:-1], own[:-1]) + total(other[1:], own[1:])) / 2
     late, early = total(other[:-1], own[1:]), total(other[1:], own[:-1])
-    return Errors(
-        sample.by_step.only(varies),
-        sample.row[varies],
-        aligned[varies],
-        late[varies],
-        early[varies],
-        *_correlations(sample, np.append(~is_last[:-1], False), np.stack([count, aligned, late, early], 1)),
-    )
+    found[:3, sample.row[varies]] = torch.from_numpy(np.stack([aligned, late, early])[:, varies])
+    z_S = _fit(sample, np.append(~is_last[:-1], False), np.stack([count, aligned, late, early], 1))
+    found[3] = by_step.cpu.expand(z_S)
+    return list(found)
 
 
-def _correlations(
-    sample: "Sample", is_pair: "NDArray[np.bool_]", of_row: "NDArray[np.float64]"
-) -> "tuple[NDArray[np.float64], NDArray[np.float64], NDArray[np.float64]]":
+def _fit(sample: "Sample", is_pair: "NDArray[np.bool_]", of_row: "NDArray[np.float64]") -> "NDArray[np.float64]":
     """Correlate the ranks of the two log-probs of each step in place and moved, over pairs of adjacent tokens.
 
     They are those of a neighbouring token if they correlate better than in place, by Williams's test of correlations
@@ -382,7 +329,8 @@ def _correlations(
             steps that fit best in place are not ranked.
 
     Returns:
-        Pairs, and standard deviations of late and of early, ``[S]`` each.
+        Standard deviations by which those of each step fit better late, or early if negative, ``[S]``; NaN where there
+        are too few pairs.
     """
     import numpy as np
 
@@ -413,4 +361,5 @@ def _correlations(
             z = (side - here) * np.sqrt((count - 1) * (1 + between) / np.maximum(spread, 1e-9))
             z = np.minimum(z, (np.arctanh(side) - np.arctanh(far)) * np.sqrt((count - 3) / 2))
         sides.append(np.where(UPDATES.pooled * (1 - side**2) <= 1 - here**2, np.nan_to_num(z), 0.0))
-    return count, sides[0], sides[1]
+    # At most one of them is above 0.
+    return np.where(count >= LEAST_PAIRS, sides[0].clip(0) - sides[1].clip(0), np.nan)

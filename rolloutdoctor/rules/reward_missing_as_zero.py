@@ -1,20 +1,22 @@
 """RDA005: rows without a reward count as 0."""
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
+import polars as pl
+
+from rolloutdoctor.evaluation.run_tables import STEP_KEY, RunTables
 from rolloutdoctor.objective.estimators import Axis
 from rolloutdoctor.objective.objective import RowSet
-from rolloutdoctor.ops.tally import largest, ratio
-from rolloutdoctor.results.findings import Example, Measure, Severity
-from rolloutdoctor.rules.audited import AuditedTally, CauseRule
-from rolloutdoctor.rules.base import KEEP_EXAMPLES, Context, Judgement, Missing, counted, number
+from rolloutdoctor.results.findings import Severity
+from rolloutdoctor.rules.audited_table import AuditedMeasured, AuditedTableRule
+from rolloutdoctor.rules.base import Context, Judgement, Missing, counted, number
+from rolloutdoctor.rules.table_rule import Quantity
 
 if TYPE_CHECKING:
     from torch import Tensor
 
-    from rolloutdoctor.evaluation.evaluate import RowResult
     from rolloutdoctor.rules.step import StepView
 
 FAILED = frozenset({"abort", "aborted", "cancelled", "canceled", "error", "failed", "timeout", "timed_out"})
@@ -22,36 +24,7 @@ FAILED = frozenset({"abort", "aborted", "cancelled", "canceled", "error", "faile
 
 
 @dataclass(frozen=True)
-class MissingTally(AuditedTally):
-    """What `reward-missing-as-zero` adds up.
-
-    Attributes:
-        unscored: rows whose reward is null.
-        rows: rows with a reward of 0 and a witness that it is none.
-        moved: rows whose advantage is another one without those, they included.
-        live_rows: those of them that have a reward.
-        shift: sum over these of the change of the baseline.
-        shift_max: the largest.
-        sign_flips: those whose advantage changes its sign.
-        tested: those with a logged advantage that tells the two formulas apart.
-        matched_zero: those that match the one with rewards of 0.
-        matched_without: those that match the other.
-    """
-
-    unscored: int = 0
-    rows: int = 0
-    moved: int = 0
-    live_rows: int = 0
-    shift: float = 0.0
-    shift_max: float = largest()
-    sign_flips: int = 0
-    tested: int = 0
-    matched_zero: int = 0
-    matched_without: int = 0
-
-
-@dataclass(frozen=True)
-class RewardMissingAsZero(CauseRule):
+class RewardMissingAsZero(AuditedTableRule):
     """Rows that could not be scored enter the baseline with a reward of 0.
 
     ## What it does
@@ -90,7 +63,8 @@ class RewardMissingAsZero(CauseRule):
         "https://github.com/huggingface/trl/issues/5773",
         "https://github.com/huggingface/trl/issues/6427",
     )
-    tally = MissingTally
+    reads = ("reward", "advantage", "baseline")
+    adds = ("missing", "logged", "without", "baseline_without", "radius")
     stages = ("advantages",)
     remedy = "log the advantages: the column advantage (one a row) or advantages (one a token)"
 
@@ -98,23 +72,16 @@ class RewardMissingAsZero(CauseRule):
         """The rewards, and what can witness that one is missing."""
         return frozenset({"reward", "rewards", "status", "response_mask"})
 
-    def measure_each(self, steps: "StepView") -> list[MissingTally]:
-        """Count the values and the rows of each step."""
-        batch, by_step = steps.batch, steps.by_step
-        audited = [vars(self.audited(each)) for each in steps.each]
-        if "reward" not in batch.per_row:
-            return [MissingTally(**values) for values in audited]
-        unscored, rows = by_step.count(batch.per_row["reward"].isnan()), by_step.count(self._missing(steps))
-        counts = zip(audited, unscored.tolist(), rows.tolist(), strict=True)
-        found = [MissingTally(**values, unscored=nulls, rows=zeros) for values, nulls, zeros in counts]
-        return [
-            tally + self._effect(step, self._missing(step)) if tally.rows else tally
-            for tally, step in zip(found, steps.each, strict=True)
-        ]
+    def measure_rows(self, step: "StepView") -> "Mapping[str, Tensor | None]":
+        """Rows with a reward of 0 and a witness that it is none, and the advantages without them."""
+        import torch
 
-    def _missing(self, step: "StepView") -> "Tensor":
-        """Rows with a reward of 0 and a witness that it is none, ``[N]`` bool."""
-        return step.cached("rewards missing as 0", lambda: self._witnessed(step))
+        if "reward" not in step.batch.per_row:
+            return dict.fromkeys(self.adds)
+        missing_N = self._witnessed(step)
+        parts = zip(step.each, step.split(missing_N), strict=True)
+        effect = torch.cat([self._without(each, missing_n) for each, missing_n in parts])
+        return dict(zip(self.adds, (missing_N, step.logged_advantages(), *effect.unbind(1)), strict=True))
 
     def _witnessed(self, step: "StepView") -> "Tensor":
         import torch
@@ -130,89 +97,78 @@ class RewardMissingAsZero(CauseRule):
             witness_N |= null_N & by_step.expand(~lacks_some & ~by_step.all(null_N))
         return witness_N & (reward_N == 0)
 
-    def _without(self, step: "StepView", missing_N: "Tensor") -> "RowResult | None":
-        """The first pass with the rows left out; None where it cannot be told from the rewards."""
+    def _without(self, step: "StepView", missing_N: "Tensor") -> "Tensor":
+        """Advantages and baselines with the rows left out, and rounding radii, ``[N, 3]``; NaN and -1 where unknown."""
         import torch
 
         from rolloutdoctor.evaluation.evaluate import evaluate_rows
         from rolloutdoctor.results.errors import CannotComputeError
 
         evaluation, batch = step.evaluation, step.batch
-        assert evaluation is not None
+        unknown = torch.tensor([torch.nan, torch.nan, -1.0], dtype=torch.float64, device=batch.device)
+        nothing = unknown.expand(len(batch), 3)
+        if step.rows is None or evaluation is None or not bool(missing_N.any()):
+            return nothing
         objective = evaluation.objective
-        if objective.advantage.spec.axis is not Axis.ROWS:
-            return None
-        if objective.advantage.sums_tokens and "token_rewards" in batch.per_token:
-            return None
+        sums_tokens = objective.advantage.sums_tokens and "token_rewards" in batch.per_token
+        if objective.advantage.spec.axis is not Axis.ROWS or sums_tokens:
+            return nothing
         reward_N = torch.where(missing_N, torch.nan, batch.column("reward"))
         scored = replace(batch, per_row={**batch.per_row, "reward": reward_N})
         leaving = replace(objective, baseline_rows=objective.baseline_rows.leaving_out(RowSet.UNSCORED))
         try:
-            return evaluate_rows(scored, leaving, evaluation.dtype)
+            rows = evaluate_rows(scored, leaving, evaluation.dtype)
         except CannotComputeError:
-            return None
+            return nothing
+        assert rows is not None
+        assert rows.advantage_N is not None
+        assert rows.baseline_N is not None
+        return torch.stack([rows.advantage_N, rows.baseline_N, step.advantage_radius()], 1)
 
-    def _effect(self, step: "StepView", missing_N: "Tensor") -> MissingTally:
-        """What the rows change: advantages with and without them."""
-        before = step.rows
-        after = None if before is None else self._without(step, missing_N)
-        if before is None or after is None:
-            return MissingTally(moved=int(missing_N.sum()))
-        old_N, new_N = before.advantage_N, after.advantage_N
-        assert old_N is not None
-        assert new_N is not None
-        assert before.baseline_N is not None
-        assert after.baseline_N is not None
-        radius_N = step.advantage_radius()
-        differ_N = (old_N - new_N).abs() > 2 * radius_N
-        live_N = differ_N & ~missing_N
-        shift_N = (before.baseline_N - after.baseline_N).abs() * live_N
-        logged_N = step.logged_advantages()
-        tested_N = live_N & False if logged_N is None else live_N & logged_N.isfinite()
-        logged_N = old_N if logged_N is None else logged_N
-        return MissingTally(
-            moved=int((live_N | (missing_N & (old_N.abs() > radius_N))).sum()),
-            live_rows=int(live_N.sum()),
-            shift=float(shift_N.sum()),
-            shift_max=float(shift_N.max()),
-            sign_flips=int((live_N & (old_N * new_N < 0)).sum()),
-            tested=int(tested_N.sum()),
-            matched_zero=int((tested_N & ((logged_N - old_N).abs() <= radius_N)).sum()),
-            matched_without=int((tested_N & ((logged_N - new_N).abs() <= radius_N)).sum()),
+    def table(self, run: RunTables, context: Context) -> pl.DataFrame:
+        """One line for each row: whether it is missing, and whether its advantage is another one without those."""
+        advantage, logged, radius = pl.col("advantage"), pl.col("logged"), pl.col("radius")
+        gap = (advantage - pl.col("without")).abs()
+        # For polars NaN is above every number.
+        live = ((gap > 2 * radius) & gap.is_not_nan() & ~pl.col("missing")).fill_null(value=False)
+        is_moved = (radius < 0) | ((advantage.abs() > radius) & advantage.is_not_nan())
+        tested = live & logged.is_finite().fill_null(value=False)
+        lines = run.rows.cast({"missing": pl.Boolean}).with_columns(
+            value=pl.col("missing").cast(pl.Float64),
+            live=live,
+            moved=live | (pl.col("missing") & is_moved),
+            shift=pl.when(live).then((pl.col("baseline") - pl.col("baseline_without")).abs()),
+            flips=live & (advantage * pl.col("without") < 0),
+            tested=tested,
+            matched_zero=tested & ((logged - advantage).abs() <= radius),
+            matched_without=tested & ((logged - pl.col("without")).abs() <= radius),
         )
+        # Of steps with such rows these are the places to look at.
+        has_some = pl.col("missing").any().over(STEP_KEY)
+        return self.with_audit(lines.drop("logged"), run).filter(pl.col("subject").is_null() | ~has_some)
 
-    def examples(self, step: "StepView") -> Iterable[Example]:
-        """Rows with a witness; of steps without any, the first value of each quantity that disagrees."""
-        missing_N = self._missing(step) if "reward" in step.batch.per_row else step.batch.rows.diff() < 0
-        for each, has_some in zip(step.each, step.by_step.any(missing_N).tolist(), strict=True):
-            if not has_some:
-                yield from super().examples(each)
-
-        def note(row: int) -> str:
-            status = step.statuses[row]
-            failed = status is not None and status.lower() in FAILED
-            return f"reward 0, status {status}" if failed else "reward 0, and every reward function is null"
-
-        yield from step.worst_rows(missing_N.double(), note, KEEP_EXAMPLES)
-
-    def measures(self, tally: AuditedTally) -> Mapping[str, Measure]:
+    def quantities(self) -> Mapping[str, Quantity]:
         """How many logged values follow, how many rows have a witness, and what these change."""
-        assert isinstance(tally, MissingTally)
         return {
-            **super().measures(tally),
-            "rows": Measure(tally.rows, "rows"),
-            "live_rows": Measure(tally.live_rows, "rows"),
-            "baseline_shift_mean": Measure(ratio(tally.shift, tally.live_rows), "reward"),
-            "baseline_shift_max": Measure(tally.shift_max, "reward"),
-            "sign_flips": Measure(tally.sign_flips, "rows"),
+            **super().quantities(),
+            "rows": (pl.sum("missing"), "rows"),
+            "live_rows": (pl.sum("live"), "rows"),
+            "baseline_shift_mean": (pl.mean("shift"), "reward"),
+            "baseline_shift_max": (pl.max("shift").fill_null(0.0), "reward"),
+            "sign_flips": (pl.sum("flips"), "rows"),
         }
 
-    def inconclusive_reason(self, run: AuditedTally, context: Context) -> Missing | None:
+    def shown(self, place: Mapping[str, Any]) -> str:
+        """The witness of a row."""
+        status = place["status"]
+        failed = status is not None and status.lower() in FAILED
+        return f"reward 0, status {status}" if failed else "reward 0, and every reward function is null"
+
+    def inconclusive_reason(self, run: Any, context: Context) -> Missing | None:  # noqa: ANN401  # `AuditedMeasured`
         """Nothing tells a reward that is missing from a 0, or nothing was logged that could show what became of it."""
-        assert isinstance(run, MissingTally)
-        if run.rows or self.code in context.causes:
+        if run["rows"] or self.code in context.causes:
             return None
-        if run.unscored:
+        if run.table["reward"].is_nan().any():
             return super().inconclusive_reason(run, context)
         if context.columns & {"rewards", "status"}:
             return None
@@ -221,34 +177,34 @@ class RewardMissingAsZero(CauseRule):
             "record rewards that are missing as null, or the columns rewards (one number per function) or status",
         )
 
-    def unseen_reason(self, run: AuditedTally, context: Context) -> Missing | None:
+    def unseen_reason(self, run: Any, context: Context) -> Missing | None:  # noqa: ANN401  # `AuditedMeasured`
         """As the audit has it, unless the logged advantages show that the trainer leaves these rows out."""
-        assert isinstance(run, MissingTally)
-        return None if run.tested and run.matched_without == run.tested else super().unseen_reason(run, context)
+        tested = run.table.filter("tested")["matched_without"]
+        return None if len(tested) and tested.all() else super().unseen_reason(run, context)
 
-    def judge(self, run: AuditedTally, context: Context) -> Judgement | None:
-        """An error where logged values show it, a warning where rows have a witness and nothing logged decides."""
-        assert isinstance(run, MissingTally)
-        found = super().judge(run, context)
-        if found is not None or not run.moved:
-            return found
-        if run.tested and run.matched_without == run.tested:
+    def direct(self, run: AuditedMeasured, context: Context) -> Judgement | None:
+        """An error where logged advantages show it, a warning where rows have a witness and nothing logged decides."""
+        moved, tested, zero, without = run.table.select(
+            pl.sum("moved", "tested", "matched_zero", "matched_without")
+        ).row(0)
+        if not moved or 0 < tested == without:
             return None  # the trainer leaves them out
-        confirmed = run.tested > 0 and run.matched_zero == run.tested
+        confirmed = 0 < tested == zero
         evidence = "no logged advantages to compare with"
-        if run.tested:
+        if tested:
             evidence = (
-                f"of {counted(run.tested, 'row')} where it makes a difference, {run.matched_zero:,} logged advantages "
-                f"match rewards of 0, and {run.matched_without:,} match without these rows"
+                f"of {counted(tested, 'row')} where it makes a difference, {zero:,} logged advantages match rewards of "
+                f"0, and {without:,} match without these rows"
             )
+        rows, live = counted(run.count("rows"), "row"), run.count("live_rows")
         return Judgement(
             severity=Severity.ERROR if confirmed else Severity.WARNING,
             confirmed=confirmed,
-            headline=f"{counted(run.rows, 'row')} without a reward {'count' if run.rows != 1 else 'counts'} as 0, "
-            f"baselines of {counted(run.live_rows, 'row')} off by up to {number(run.shift_max)}",
+            headline=f"{rows} without a reward {'count' if run['rows'] != 1 else 'counts'} as 0, "
+            f"baselines of {counted(live, 'row')} off by up to {number(run['baseline_shift_max'])}",
             message=(
-                f"{counted(run.rows, 'row')} have a reward of 0 although they could not be scored: "
-                f"{counted(run.live_rows, 'advantage')} of other rows shift, {run.sign_flips:,} of them flip sign"
+                f"{rows} have a reward of 0 although they could not be scored: {counted(live, 'advantage')} of other "
+                f"rows shift, {run['sign_flips']:,} of them flip sign"
             ),
             evidence=evidence,
             advice="leave rows that could not be scored out of the baseline, and give them an advantage of 0",

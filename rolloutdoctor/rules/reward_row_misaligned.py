@@ -1,17 +1,20 @@
 """RDI004: rewards belong to other rows."""
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
+from functools import partial
 from math import sqrt
 from typing import TYPE_CHECKING, Any
 
+import polars as pl
+
+from rolloutdoctor.evaluation.run_tables import RunTables
 from rolloutdoctor.objective.required_columns import response_columns
-from rolloutdoctor.ops.tally import by_name, ratio
-from rolloutdoctor.results.findings import Example, Measure, Severity
+from rolloutdoctor.ops.tally import ratio
+from rolloutdoctor.results.findings import Measure, Severity
 from rolloutdoctor.rules.all_truncated import TRUNCATED
-from rolloutdoctor.rules.audited import AuditedTally
+from rolloutdoctor.rules.audited_table import AuditedMeasured, AuditedTableRule
 from rolloutdoctor.rules.base import KEEP_EXAMPLES, Context, Judgement, Missing, counted, number, percent
-from rolloutdoctor.rules.direct import DirectRule, follows
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -21,50 +24,22 @@ if TYPE_CHECKING:
     from rolloutdoctor.evaluation.token_measures import TokenBlock
     from rolloutdoctor.rules.step import StepView
 
-
 LEAST, MOST = 2.0, 6.0
 """Standard errors that are no evidence of agreement, and those that equal rewards would give."""
 
 
-@dataclass(frozen=True)
-class MisalignedTally(AuditedTally):
-    """What `reward-row-misaligned` adds up: the audit's values, and relations between rewards and responses.
+RELATION = ("tested", "bits", "kept")
+"""Of a relation in a step: rows that it says something about, how unlikely it is that rewards of other rows keep it in
+all of these, in bits, and the rows that keep it; `moved`: those that do with the rewards in another order."""
 
-    Relations are named by their words; "broken" are the steps in which a row does not keep one.
-
-    Attributes:
-        tested: relation to rows that it says something about.
-        bits: relation to how unlikely it is that rewards of other rows keep it in all of these, in bits.
-        broken: relation to rows that it says something about, in broken steps.
-        broken_bits: the same as `bits` for these.
-        kept: relation to the rows of broken steps that keep it.
-        moved: relation and order of the rewards, with a bar between, to the rows of broken steps that keep it then.
-        broken_steps: relation to the broken steps.
-        copies: responses that repeat an earlier one of their group.
-        differing: those of them with another reward.
-        apart: sum of their rewards' squared distances from the first one's.
-        by_chance: sum of the mean squared distances from the other rewards of their group.
-        less: sum of the squared differences of the two.
-        squares: sum of the squares of the second.
-    """
-
-    tested: Mapping[str, float] = by_name()
-    bits: Mapping[str, float] = by_name()
-    broken: Mapping[str, float] = by_name()
-    broken_bits: Mapping[str, float] = by_name()
-    kept: Mapping[str, float] = by_name()
-    moved: Mapping[str, float] = by_name()
-    broken_steps: Mapping[str, float] = by_name()
-    copies: int = 0
-    differing: int = 0
-    apart: float = 0.0
-    by_chance: float = 0.0
-    less: float = 0.0
-    squares: float = 0.0
+COPIES = ("copies", "differing", "apart", "by_chance", "less", "squares")
+"""Of responses of a step that repeat an earlier one of their group: how many there are, how many of them have another
+reward, the sum of their rewards' squared distances from the first one's and that of the mean squared distances from
+the other rewards of their group, of the squared differences of the two, and of the squares of the second."""
 
 
 @dataclass(frozen=True)
-class RewardRowMisaligned(DirectRule):
+class RewardRowMisaligned(AuditedTableRule):
     """The rewards that made the advantages are those of other rows.
 
     ## What it does
@@ -99,7 +74,8 @@ class RewardRowMisaligned(DirectRule):
 
     ## What to do
     Join rewards to rows by sample id. Look where rows are sorted by length, filtered, or gathered from ranks
-    between generation and scoring.
+    between generation and scoring. Equal responses that agree no better than others may also have the rewards of a
+    judge whose noise is all that tells them apart.
 
     ## Example
     >>> from rolloutdoctor.testing import diagnose_one, toy_batch
@@ -115,7 +91,7 @@ class RewardRowMisaligned(DirectRule):
         "https://github.com/volcengine/verl/issues/2185",
         "https://github.com/huggingface/trl/issues/3098",
     )
-    tally = MisalignedTally
+    subjects = (*RELATION, "moved", *COPIES)
     stages = ("advantages",)
     remedy = "log the advantages: the column advantage (one a row) or advantages (one a token)"
 
@@ -132,109 +108,64 @@ class RewardRowMisaligned(DirectRule):
             return {}
         return {"hash": block.prefixes.at_lengths_NK[:, -1]}
 
-    def measure_each(self, steps: "StepView") -> list[MisalignedTally]:
-        """Count the values of each step, and the rows that keep each relation."""
-        return [
-            replace(self._of_step(each, relations), **_copies(each.batch, relations))
-            for each, relations in zip(steps.each, self._relations(steps), strict=True)
-        ]
+    def measure_rows(self, step: "StepView") -> "Mapping[str, Tensor | None]":
+        """Nothing of rows; the relations of each step, from the hashes of all of them."""
+        hash_N = step.token_measures.get(self.code, {}).get("hash", step.batch.per_row.get("response"))
+        hashes = [None] * len(step.each) if hash_N is None else step.split(hash_N)
+        for each, hash_n in zip(step.each, hashes, strict=True):
+            each.cached("reward relations", partial(_relations, each.batch, hash_n))
+        return {}
 
-    def _relations(self, steps: "StepView") -> "list[list[Relation]]":
-        """Relations of rewards and responses in each step."""
-        return steps.cached("reward relations", lambda: self._found(steps))
-
-    def _found(self, steps: "StepView") -> "list[list[Relation]]":
-
-        hash_N = steps.token_measures.get(self.code, {}).get("hash", steps.batch.per_row.get("response"))
-        hashes = [None] * len(steps.each) if hash_N is None else steps.split(hash_N)
-        return [_relations(each.batch, hash_n) for each, hash_n in zip(steps.each, hashes, strict=True)]
-
-    def _of_step(self, step: "StepView", relations: "Sequence[Relation]") -> MisalignedTally:
-        total = self.audited(step)
-        tested: dict[str, float] = {}
-        bits: dict[str, float] = {}
-        broken: dict[str, float] = {}
-        broken_bits: dict[str, float] = {}
-        kept: dict[str, float] = {}
-        moved: dict[str, float] = {}
+    def measure_step(self, step: "StepView") -> Mapping[str, float | None]:
+        """The audit's, the rows that keep each relation, as recorded and in other orders, and the first that do not."""
+        relations: list[Relation] = step.cached("reward relations", list)
+        found = {**super().measure_step(step), **_copies(step.batch, relations)}
         for one in relations:
-            is_kept_N = one.kept()
-            tested[one.words], bits[one.words] = one.tested, one.bits
-            if bool(is_kept_N.all()):
-                continue
-            broken[one.words], broken_bits[one.words] = one.tested, one.bits
-            kept[one.words] = one.tested - int((~is_kept_N).sum())
-            names, source_ON = self._orders(step)
-            for name, breaking in zip(names, (~one.kept(source_ON)).sum(1).tolist(), strict=True):
-                moved[f"{one.words}|{name}"] = one.tested - breaking
-        return MisalignedTally(
-            **vars(total),
-            tested=tested,
-            bits=bits,
-            broken=broken,
-            broken_bits=broken_bits,
-            kept=kept,
-            moved=moved,
-            broken_steps=dict.fromkeys(broken, 1.0),
-        )
+            words, breaking = one.words, (~one.kept()).nonzero().squeeze(1).tolist()
+            values = (one.tested, one.bits, one.tested - len(breaking))
+            found |= {f"{name}/{words}": value for name, value in zip(RELATION, values, strict=True)}
+            for place, row in enumerate(breaking[:KEEP_EXAMPLES]):
+                found |= {f"row/{words}|{place}": row, f"worst/{words}|{place}": len(breaking) / one.tested}
+            if breaking:
+                names, source_ON = step.cached("reward orders", partial(_orders, step.batch))
+                moved = (one.tested - (~one.kept(source_ON)).sum(1)).tolist()
+                found |= {f"moved/{words}|{name}": kept for name, kept in zip(names, moved, strict=True)}
+        return found
 
-    def _orders(self, step: "StepView") -> "tuple[list[str], Tensor]":
-        """Names of the orders, and the row whose reward each row has in them, ``[O, N]``."""
-        return step.cached("reward orders", lambda: self._sources(step))
+    def table(self, run: RunTables, context: Context) -> pl.DataFrame:
+        """One line for each step, and for what is measured of each relation in it."""
+        return self.by_subject(run)
 
-    def _sources(self, step: "StepView") -> "tuple[list[str], Tensor]":
-        import torch
+    def shown(self, place: Mapping[str, Any]) -> str:
+        """The relation that a row breaks."""
+        return f"breaks that {place['subject'].rpartition('|')[0]}"
 
-        from rolloutdoctor.hypotheses.row_order import ROW_ORDERS
-
-        batch, found = _on_cpu(step.batch), {}
-        for name, (_, order, _) in ROW_ORDERS.items():
-            # What the rewards would be, sorted, says nothing of whose they are.
-            source_N = None if name.startswith("rewards-sorted") else order(batch)
-            if source_N is not None:
-                found[name] = source_N
-        return list(found), torch.stack(list(found.values()))
-
-    def examples(self, step: "StepView") -> Iterable[Example]:
-        """What the audit shows, or the rows that break a relation."""
-        yield from super().examples(step)
-        for each, relations in zip(step.each, self._relations(step), strict=True):
-            for one in relations:
-                rows = (~one.kept()).nonzero().squeeze(1).tolist()
-                weight, note = len(rows) / max(one.tested, 1), f"breaks that {one.words}"
-                for row in rows[:KEEP_EXAMPLES]:
-                    yield Example(each.batch.step, each.group_of(row), each.batch.sample_name(row), weight, note)
-
-    def inconclusive_reason(self, run: AuditedTally, context: Context) -> Missing | None:
+    def inconclusive_reason(self, run: Any, context: Context) -> Missing | None:  # noqa: ANN401  # `AuditedMeasured`
         """No logged advantage, and no relation that all rows keep."""
-        assert isinstance(run, MisalignedTally)
-        if any(bits >= self.bits and name not in run.broken for name, bits in run.bits.items()):
+        relations = run.table.drop_nulls("tested").group_by("subject").agg(pl.sum(*RELATION))
+        if len(relations.filter(pl.col("bits") >= self.bits, pl.col("kept") == pl.col("tested"))):
             return None
         return super().inconclusive_reason(run, context)
 
-    def _explained(self, run: MisalignedTally) -> tuple[str, tuple[str, ...]] | None:
-        """The relation that most rows test, and the orders in which all of them keep it."""
-        found = []
-        for name, rows in run.broken.items():
-            if run.broken_bits[name] < self.bits:
-                continue
-            kept = {key.rpartition("|")[2]: count for key, count in run.moved.items() if key.startswith(f"{name}|")}
-            orders = tuple(sorted(order for order, count in kept.items() if count == rows))
-            if orders:
-                found.append((rows, name, orders))
-        return max(found)[1:] if found else None
-
-    def direct(self, run: MisalignedTally, context: Context) -> Judgement | None:
-        """Report what the rewards show of their rows."""
-        found = self._explained(run)
-        if found is None:
+    def direct(self, run: AuditedMeasured, context: Context) -> Judgement | None:
+        """Report what the rewards show of their rows: the relation that most test, of those that all keep if moved."""
+        of_words, of_order = (pl.col("subject").str.extract(r"(?s)^(.*)\|(.*)$", part) for part in (1, 2))
+        moved = run.table.drop_nulls("moved").group_by(relation=of_words, order=of_order).agg(pl.sum("moved"))
+        found = (
+            run.table.filter(pl.col("kept") < pl.col("tested"))
+            .group_by(relation="subject")
+            .agg(pl.sum(*RELATION), steps=pl.len())
+            .join(moved, on="relation")
+            .filter(pl.col("bits") >= self.bits, pl.col("moved") == pl.col("tested"))
+            .sort("tested", "relation", "order", descending=[True, True, False])
+        )
+        if not len(found):
             return self._of_copies(run)
         from rolloutdoctor.hypotheses.row_order import MISALIGNED_REWARDS, ROW_ORDERS
 
-        relation, orders = found
-        rows, kept = run.broken[relation], run.kept[relation]
-        words = ROW_ORDERS[orders[0]][0]
-        used = follows(run)
+        relation, rows, kept, steps = found.select("relation", "tested", "kept", "steps").row(0)
+        orders = found.filter(pl.col("relation") == relation)["order"].to_list()
+        words, used = ROW_ORDERS[orders[0]][0], run.follows
         trained = (
             f"the trainer used these rewards: all {run.compared:,} logged advantages follow from them"
             if used
@@ -246,33 +177,45 @@ class RewardRowMisaligned(DirectRule):
             confirmed=used,
             headline=f"{words}: {counted(rows - kept, 'row')} of {rows:,.0f} break that {relation}",
             message=f"{relation} in {percent(kept / rows)} of the rows as recorded, and in all of them if {words}",
-            evidence=f"{trained}; in {counted(run.broken_steps[relation], 'step')}{also}",
+            evidence=f"{trained}; in {counted(steps, 'step')}{also}",
             advice=MISALIGNED_REWARDS[0].remedy,
-            measures={"rows_tested": Measure(rows, "rows"), "rows_keeping": Measure(kept, "rows")},
+            measures={"rows_tested": Measure(int(rows), "rows"), "rows_keeping": Measure(int(kept), "rows")},
         )
 
-    def _of_copies(self, run: MisalignedTally) -> Judgement | None:
+    def _of_copies(self, run: AuditedMeasured) -> Judgement | None:
         """Equal responses with different rewards: a warning where they agree no better than by chance."""
-        if not run.differing:
+        copies, differing, apart, by_chance, less, squares = run.table.select(pl.sum(*COPIES)).row(0)
+        if not differing:
             return None
-        better = ratio(run.by_chance - run.apart, sqrt(run.less))
-        most = ratio(run.by_chance, sqrt(run.squares))
+        better, most = ratio(by_chance - apart, sqrt(less)), ratio(by_chance, sqrt(squares))
         is_chance = most is not None and most >= MOST and (better or 0.0) < LEAST
-        share, apart, chance = run.differing / run.copies, run.apart / run.copies, run.by_chance / run.copies
         return Judgement(
             severity=Severity.WARNING if is_chance else Severity.INFO,
             confirmed=False,
-            headline=f"{counted(run.differing, 'response')} of {run.copies:,} that repeat another one to their prompt "
+            headline=f"{counted(differing, 'response')} of {copies:,.0f} that repeat another one to their prompt "
             "have another reward",
-            message=f"equal responses to one prompt differ in reward in {percent(share)} of the cases"
+            message=f"equal responses to one prompt differ in reward in {percent(differing / copies)} of the cases"
             + (", and agree no better than different ones" if is_chance else ""),
-            evidence=f"the mean squared distance of their rewards is {number(apart)}, that within their groups "
-            f"{number(chance)}: {number(better)} standard errors",
-            advice="join rewards to rows by sample id"
+            evidence=f"the mean squared distance of their rewards is {number(apart / copies)}, that within their "
+            f"groups {number(by_chance / copies)}: {number(better)} standard errors",
+            advice="join rewards to rows by sample id; if they are, the reward cannot tell responses to a prompt apart"
             if is_chance
             else "none if a judge model or a sampled test gives the rewards",
-            measures={"copies": Measure(run.copies, "rows"), "differing_copies": Measure(run.differing, "rows")},
+            measures={"copies": Measure(int(copies), "rows"), "differing_copies": Measure(int(differing), "rows")},
         )
+
+
+def _orders(batch: "RolloutBatch") -> "tuple[list[str], Tensor]":
+    """Names of the orders, and the row whose reward each row has in them, ``[O, N]``."""
+    import torch
+
+    from rolloutdoctor.hypotheses.row_order import ROW_ORDERS
+
+    # What the rewards would be, sorted, says nothing of whose they are.
+    told = {name: order for name, (_, order, _) in ROW_ORDERS.items() if not name.startswith("rewards-sorted")}
+    found = {name: order(_on_cpu(batch)) for name, order in told.items()}
+    known = {name: source_N for name, source_N in found.items() if source_N is not None}
+    return list(known), torch.stack(list(known.values()))
 
 
 def _copies(batch: "RolloutBatch", relations: "Sequence[Relation]") -> dict[str, Any]:

@@ -124,9 +124,13 @@ def as_batch(world: World, one: Rollouts, draw: np.random.Generator) -> RolloutB
     if world.ends:
         ids[one.rows[1:][~is_cut] - 1] = END
     chance = world.difficulty[0] + np.diff(world.difficulty)[0] * (mix(one.prompts + 7) >> np.uint64(11)) * 2.0**-53
+    responses = zip(one.prompts.tolist(), map(bytes, np.split(ids, one.rows[1:-1])), strict=True)
+    first: dict[tuple[int, bytes], int] = {}
+    # As a verifier has it: equal responses to one prompt are equally right.
+    drawn = draw.random(count)[[first.setdefault(response, row) for row, response in enumerate(responses)]]
     per_row = {
         **batch.per_row,
-        "reward": torch.from_numpy(world.reward * (draw.random(count) < chance)),
+        "reward": torch.from_numpy(world.reward * (drawn < chance)),
         "prompt_ids": torch.from_numpy(one.prompts.astype(np.int64) + 1),
         "prompt_length": torch.from_numpy(100 + (mix(one.prompts) % np.uint64(200)).astype(np.int64)),
         "micro_batch_id": torch.arange(count) % max(1, count // 8),
