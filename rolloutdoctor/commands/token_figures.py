@@ -11,12 +11,12 @@ from rolloutdoctor.commands.figures import FigureAccumulator, Series
 from rolloutdoctor.data.batch import RolloutBatch
 from rolloutdoctor.engine.run_steps import EvaluatedStep, EvaluatedSteps
 from rolloutdoctor.evaluation.every_nth import every_nth
+from rolloutdoctor.evaluation.lag_table import LEAST_TOKENS
 from rolloutdoctor.evaluation.sampler_gap import Gap, gap_of, sizes_by
 from rolloutdoctor.evaluation.token_measures import TokenBlock, TokenMeasure
 from rolloutdoctor.ops.elementwise import is_above
 from rolloutdoctor.ops.gap_bins import BINS, bin_of, quantile
 from rolloutdoctor.ops.histogram import histogram
-from rolloutdoctor.ops.lag_table import LEAST_TOKENS
 from rolloutdoctor.ops.version_stamps import lags_of
 from rolloutdoctor.results.figures import LengthsData, MismatchData, Spread
 from rolloutdoctor.results.histograms import Histogram

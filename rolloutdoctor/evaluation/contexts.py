@@ -15,9 +15,9 @@ from torch import Tensor
 
 from rolloutdoctor.data.batch import RolloutBatch
 from rolloutdoctor.evaluation.sampled_rows import SAMPLER, TRAINER, LoggedGap, gap_of
+from rolloutdoctor.evaluation.slope_bins import STEP, WITHOUT
 from rolloutdoctor.evaluation.token_measures import TokenBlock
 from rolloutdoctor.ops.prefix_hash import scramble
-from rolloutdoctor.ops.slope_bins import STEP, WITHOUT
 
 FIRST = 16
 """Response tokens of each row that are looked at: siblings part early."""

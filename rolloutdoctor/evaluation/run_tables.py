@@ -84,7 +84,7 @@ class RunTables:
         """Return the metrics by what their names say, ``step, split, name, key, value``.
 
         Of ``size:1.5`` `name` is ``size`` and `key` 1.5, a number; it is null where the name has none. See
-        `ops.named_values`.
+        `evaluation.named_values`.
         """
         parts = pl.col("metric").str.splitn(":", 2).struct
         name, key = parts.field("field_0"), parts.field("field_1").cast(pl.Float64)

@@ -4,8 +4,8 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-from rolloutdoctor.ops.named_values import count, quantile, total, totals
-from rolloutdoctor.ops.slope_bins import slopes_of
+from rolloutdoctor.evaluation.named_values import count, quantile, total, totals
+from rolloutdoctor.evaluation.slope_bins import slopes_of
 from rolloutdoctor.results.findings import Severity
 from rolloutdoctor.rules.base import Context, Judgement, Missing, counted, number, percent
 from rolloutdoctor.rules.sampler_mismatch import APART, SURE, SamplerMismatch

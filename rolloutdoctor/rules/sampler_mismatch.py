@@ -7,8 +7,8 @@ from typing import TYPE_CHECKING, Any
 
 import polars as pl
 
+from rolloutdoctor.evaluation.named_values import by_key, count, of, quantile, total, totals
 from rolloutdoctor.evaluation.run_tables import RunTables
-from rolloutdoctor.ops.named_values import by_key, count, of, quantile, total, totals
 from rolloutdoctor.results.findings import Measure, Severity
 from rolloutdoctor.rules.base import Context, Judgement, Missing, counted, number, percent
 from rolloutdoctor.rules.table_rule import Measured, Quantity, TableRule

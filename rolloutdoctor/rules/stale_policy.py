@@ -6,10 +6,10 @@ from typing import TYPE_CHECKING
 
 import polars as pl
 
+from rolloutdoctor.evaluation.lag_table import LEAST_TOKENS, MOST_LAGS, LagTable, counts_steps
 from rolloutdoctor.evaluation.run_tables import STEP_KEY, RunTables
 from rolloutdoctor.objective.objective import Objective
 from rolloutdoctor.objective.required_columns import loss_columns
-from rolloutdoctor.ops.lag_table import LEAST_TOKENS, MOST_LAGS, LagTable, counts_steps
 from rolloutdoctor.results.findings import Measure, Severity
 from rolloutdoctor.rules.base import Context, Judgement, Missing, counted, number
 from rolloutdoctor.rules.table_rule import Measured, Quantity, TableRule

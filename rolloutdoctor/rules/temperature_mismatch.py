@@ -5,9 +5,9 @@ from dataclasses import dataclass
 from math import sqrt
 from typing import TYPE_CHECKING, Any
 
+from rolloutdoctor.evaluation.named_values import total, totals
+from rolloutdoctor.evaluation.slope_bins import Slopes, common_factor, slopes, slopes_of
 from rolloutdoctor.ops.bounds import reach
-from rolloutdoctor.ops.named_values import total, totals
-from rolloutdoctor.ops.slope_bins import Slopes, common_factor, slopes, slopes_of
 from rolloutdoctor.results.findings import Excluded, Severity
 from rolloutdoctor.rules.base import Context, Judgement, Missing, counted, number, percent, sampling_option
 from rolloutdoctor.rules.table_rule import Measured, Quantity, TableRule

@@ -5,8 +5,8 @@ from dataclasses import dataclass
 from math import exp, sqrt
 from typing import TYPE_CHECKING
 
-from rolloutdoctor.ops.named_values import count, quantile, total, totals
-from rolloutdoctor.ops.slope_bins import common_factor, slopes_of
+from rolloutdoctor.evaluation.named_values import count, quantile, total, totals
+from rolloutdoctor.evaluation.slope_bins import common_factor, slopes_of
 from rolloutdoctor.results.findings import Severity
 from rolloutdoctor.rules.base import Context, Judgement, Missing, counted, number, percent, sampling_option
 from rolloutdoctor.rules.table_rule import Measured, Quantity, TableRule

@@ -9,7 +9,7 @@ from rules.checking import report_on, values
 from rules.sampling import run
 from rules.test_sampler_mismatch import CLEAN
 
-from rolloutdoctor.ops.slope_bins import WITHOUT, slopes_of
+from rolloutdoctor.evaluation.slope_bins import WITHOUT, slopes_of
 from rolloutdoctor.results.findings import Severity
 from rolloutdoctor.testing import toy_batch
 

@@ -4,7 +4,7 @@ from dataclasses import dataclass
 
 import polars as pl
 
-from rolloutdoctor.ops.named_values import of, ranked, total
+from rolloutdoctor.evaluation.named_values import of, ranked, total
 
 STEP = 0.01
 """Width of a bin, of the logarithm."""
@@ -48,7 +48,7 @@ class Slopes:
 
 
 def slopes() -> dict[str, pl.Expr]:
-    """Return what makes `Slopes`, as expressions over values of steps (`ops.named_values`); null without a slope."""
+    """Return what makes `Slopes`, as expressions over values of steps by name; null without a slope."""
     contexts, key = total("slope"), of("slope", "key")
 
     def at(rank: pl.Expr) -> pl.Expr:
