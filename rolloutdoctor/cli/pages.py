@@ -53,7 +53,7 @@ def rule(code: str | None = None, *, as_json: bool = False) -> str:
                 "family": family(each),
                 "summary": each.title(),
                 "page": inspect.getdoc(type(each)),
-                "measures": list(each.measures(each.tally())),
+                "measures": list(each.measures(None)),
                 "fix": each.fix,
                 "references": list(each.references),
             }
@@ -67,7 +67,7 @@ def rule(code: str | None = None, *, as_json: bool = False) -> str:
     parts = [
         f"{each.code} {each.name} ({family(each)})",
         inspect.getdoc(type(each)) or "",
-        "## Measures\n" + ", ".join(each.measures(each.tally())),
+        "## Measures\n" + ", ".join(each.measures(None)),
         "## References\n" + "\n".join(each.references),
     ]
     if each.fix:

@@ -17,7 +17,6 @@ from rolloutdoctor.engine.prepare import PreparedRun, prepare
 from rolloutdoctor.engine.run_steps import run_file_steps
 from rolloutdoctor.engine.state_file import SavedState, dumped, load_state
 from rolloutdoctor.engine.table_builder import FullTableBuilder
-from rolloutdoctor.engine.tables import Tables
 from rolloutdoctor.hypotheses.fixes import ChosenFix, choose
 from rolloutdoctor.io.locations.targets import Target, shown
 from rolloutdoctor.io.progress import Progress
@@ -129,7 +128,7 @@ def load(path: str) -> SavedState:
         return load_state(path)
     saved = load_state(str(Path(path) / MANIFEST))
     frames = {name: _read(Path(path) / f"{name}.parquet") for name in ("rows", "metrics")}
-    tables = Tables((frames["rows"],), (frames["metrics"],), saved.state.tables.unmeasured)
+    tables = replace(saved.state.tables, rows=(frames["rows"],), metrics=(frames["metrics"],))
     return replace(saved, state=replace(saved.state, tables=tables))
 
 

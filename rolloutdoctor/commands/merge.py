@@ -248,11 +248,4 @@ def _with_files(part: SavedState) -> RunState:
         return part.state
     (file,) = part.files
 
-    def renamed(name: str | None) -> str | None:
-        return f"{file}:{name.removeprefix('row ')}" if name is not None and name.startswith("row ") else name
-
-    rules = {
-        code: replace(one, examples=tuple(replace(each, sample_id=renamed(each.sample_id)) for each in one.examples))
-        for code, one in part.state.rules.items()
-    }
-    return replace(part.state, rules=rules, tables=part.state.tables.with_file(file))
+    return replace(part.state, tables=part.state.tables.with_file(file))

@@ -1,10 +1,7 @@
-"""Add up what rules measure: each step becomes a small state, and states add up."""
+"""Measure every step for the rules: tables, the audit and what was read; states of parts of a run add up."""
 
-from collections.abc import Hashable, Iterable, Mapping, Sequence
-from dataclasses import dataclass, field, replace
-from functools import reduce
-from operator import add
-from typing import Any
+from collections.abc import Hashable, Mapping, Sequence
+from dataclasses import dataclass, field
 
 from rolloutdoctor.audit.doubts import Unjoined, missing_ranks, updates_of
 from rolloutdoctor.audit.logged import has_row_advantages, measure_advantages
@@ -20,81 +17,17 @@ from rolloutdoctor.engine.tables import Tables
 from rolloutdoctor.evaluation.evaluate import AS_CONFIGURED
 from rolloutdoctor.evaluation.token_measures import TokenMeasure
 from rolloutdoctor.objective.required_columns import incomplete
-from rolloutdoctor.ops.exact_total import ExactTotal
-from rolloutdoctor.ops.tally import KEEP_STEPS, spread
-from rolloutdoctor.results.findings import Example, InputSummary
+from rolloutdoctor.results.findings import InputSummary
 from rolloutdoctor.rules.audited import audited_stages
-from rolloutdoctor.rules.base import KEEP_EXAMPLES
 from rolloutdoctor.rules.joined_steps import join_views
 from rolloutdoctor.rules.step import AUDIT, StepView
 from rolloutdoctor.rules.table import AnyRule
-from rolloutdoctor.rules.table_rule import TableRule
 
+KEEP_STEPS = 2048
+"""Steps of which a series is kept."""
 
-@dataclass(frozen=True)
-class RuleState:
-    """What a rule has seen so far.
-
-    Attributes:
-        steps: the tally of each step and split, in step order. Of a run of more than `KEEP_STEPS` about every second,
-            fourth and so on is kept; which ones these are, and the total of the others, depends on no order.
-        examples: the worst places, worst first.
-        skipped_steps: steps in which a column that the rule needs was missing.
-        every: one in so many steps is kept, a power of two; 1 where all are.
-        rest: sum of the tallies that are not kept, or None.
-    """
-
-    steps: tuple[tuple[StepKey, Any], ...] = ()
-    examples: tuple[Example, ...] = ()
-    skipped_steps: int = 0
-    every: int = 1
-    rest: ExactTotal | None = None
-
-    def __add__(self, other: "RuleState") -> "RuleState":
-        every = max(self.every, other.every)
-        kept: list[tuple[StepKey, Any]] = []
-        dropped: list[Any] = []
-        for part in (self, other):
-            _divide(part.steps, every if part.every < every else 1, kept, dropped)
-        while len(kept) > KEEP_STEPS:
-            every *= 2
-            entries, kept = kept, []
-            _divide(entries, every, kept, dropped)
-        # Mostly they are in order, which sorting sees in one pass.
-        kept.sort(key=lambda entry: entry[0])
-        rests = [rest for rest in (self.rest, other.rest) if rest is not None]
-        rests += [ExactTotal.of(dropped, type(dropped[0]))] if dropped else []
-        examples = sorted((*self.examples, *other.examples), key=_worst_first)[:KEEP_EXAMPLES]
-        skipped = self.skipped_steps + other.skipped_steps
-        return RuleState(tuple(kept), tuple(examples), skipped, every, reduce(add, rests) if rests else None)
-
-    def total(self) -> "RuleState":
-        """Return the state without its series, all tallies in its total."""
-        tallies = [tally for _, tally in self.steps]
-        rests = [ExactTotal.of(tallies, type(tallies[0]))] if tallies else []
-        rests += [] if self.rest is None else [self.rest]
-        return replace(self, steps=(), rest=reduce(add, rests) if rests else None)
-
-    @property
-    def is_empty(self) -> bool:
-        """True if no step was measured."""
-        return not self.steps and self.rest is None
-
-
-def _divide(
-    entries: Iterable[tuple[StepKey, Any]], every: int, kept: list[tuple[StepKey, Any]], dropped: list[Any]
-) -> None:
-    """Add the steps that are among one in `every` to those that are kept, and the tallies of the others to the rest."""
-    for entry in entries:
-        if _is_kept(entry[0].step, every):
-            kept.append(entry)
-        else:
-            dropped.append(entry[1])
-
-
-def _is_kept(step: int, every: int) -> bool:
-    """Tell whether a step is among one in `every`; what is among fewer is among more."""
-    return every == 1 or spread(step) * every < 2**64
+_GOLDEN = 0x9E3779B97F4A7C15
+"""2^64 over the golden ratio: its multiples are spread evenly, for consecutive numbers and for those of any stride."""
 
 
 def thinned(keys: Sequence[StepKey]) -> tuple[int, list[StepKey]]:
@@ -107,12 +40,8 @@ def thinned(keys: Sequence[StepKey]) -> tuple[int, list[StepKey]]:
     every, kept = 1, sorted(keys)
     while len(kept) > KEEP_STEPS:
         every *= 2
-        kept = [key for key in kept if _is_kept(key.step, every)]
+        kept = [key for key in kept if key.step * _GOLDEN % 2**64 * every < 2**64]
     return every, kept
-
-
-def _worst_first(example: Example) -> tuple[float, int, str, str, str]:
-    return (-example.weight, example.step, example.group_id or "", example.sample_id or "", example.note)
 
 
 @dataclass(frozen=True)
@@ -121,7 +50,6 @@ class RunState:
 
     Attributes:
         input: how much was read.
-        rules: code of a rule to its state.
         odd_groups: groups whose size is not the configured one.
         failures: why steps could not be evaluated, with the first step each, and how many.
         seen: the steps and splits that were read, in order.
@@ -132,7 +60,6 @@ class RunState:
     """
 
     input: InputSummary = field(default_factory=InputSummary)
-    rules: Mapping[str, RuleState] = field(default_factory=dict)
     odd_groups: int = 0
     failures: Mapping[str, tuple[int, int]] = field(default_factory=dict)
     seen: tuple[StepKey, ...] = ()
@@ -147,7 +74,6 @@ class RunState:
         for why, (step, count) in other.failures.items():
             first, before = failures.get(why, (step, 0))
             failures[why] = (min(first, step), before + count)
-        codes = dict.fromkeys((*self.rules, *other.rules))
         closed, windows = join(self.windows, other.windows)
         return RunState(
             input=InputSummary(
@@ -156,7 +82,6 @@ class RunState:
                 mine.groups + theirs.groups,
                 mine.tokens + theirs.tokens,
             ),
-            rules={code: self.rules.get(code, RuleState()) + other.rules.get(code, RuleState()) for code in codes},
             odd_groups=self.odd_groups + other.odd_groups,
             failures=failures,
             seen=tuple(sorted((*self.seen, *other.seen))),
@@ -166,16 +91,9 @@ class RunState:
             tables=self.tables + other.tables,
         )
 
-    def total(self) -> "RunState":
-        """Return the state without the series of its rules: it says the same of the run, and stays small."""
-        return replace(self, rules={code: one.total() for code, one in self.rules.items()})
-
 
 class RuleAccumulator(StepConsumer):
-    """Lets the rules measure every step, and adds up what they return; the state is taken out at the end.
-
-    Appending and sorting once keeps it linear in the number of steps.
-    """
+    """Lets the rules measure every step; the state is taken out at the end."""
 
     def __init__(self, plan: Plan, tables: TableBuilder | None = None) -> None:
         """Measure by a plan.
@@ -194,11 +112,6 @@ class RuleAccumulator(StepConsumer):
         )
         self._needs = {rule.code: rule.columns(plan.context) for rule in plan.rules}
         self._reads = {rule.code: self._needs[rule.code] | rule.optional_columns(plan.context) for rule in plan.rules}
-        added = [rule.code for rule in plan.rules if not isinstance(rule, TableRule)]
-        self._steps: dict[str, list[tuple[StepKey, Any]]] = {code: [] for code in added}
-        self._thinned: dict[str, RuleState] = {code: RuleState() for code in added}
-        self._examples: dict[str, list[Example]] = {code: [] for code in added}
-        self._unmeasured: dict[str, int] = dict.fromkeys(added, 0)
         self._counts = [0, 0, 0, 0]
         self._odd_groups = 0
         self._failures: dict[str, tuple[int, int]] = {}
@@ -248,10 +161,6 @@ class RuleAccumulator(StepConsumer):
         whole = None
         if steps.batch is not None:
             whole = join_views(views, steps.batch, steps.evaluations, steps.token_measures)
-        # Rule by rule: its code and constants are in the cache then.
-        for rule in self.plan.rules:
-            if not isinstance(rule, TableRule):
-                self._measure(rule, views, whole)
         self._tables.add(views, whole, self._can_measure)
 
     def _seen_step(self, step: EvaluatedStep) -> StepView:
@@ -274,34 +183,9 @@ class RuleAccumulator(StepConsumer):
             self._add_means(view)
         return view
 
-    def _measure(self, rule: AnyRule, views: Sequence[StepView], whole: StepView | None) -> None:
-        """Let a rule measure some steps of one split: all at once if they are joined, and the rule knows how."""
-        if views[0].batch.split not in rule.splits:
-            return
-        if whole is not None and rule.measures_together and self._can_measure(rule, whole):
-            self._take(rule, whole, rule.measure_each(whole), rule.examples(whole))
-            return
-        for view in views:
-            if self._can_measure(rule, view):
-                self._take(rule, view, [rule.measure(view)], rule.examples(view))
-            else:
-                self._unmeasured[rule.code] += 1
-
     def _can_measure(self, rule: AnyRule, view: StepView) -> bool:
         evaluated = AS_CONFIGURED in view.evaluations or not rule.needs_objective
         return evaluated and rule.code in self._measurable(view.batch)
-
-    def _take(self, rule: AnyRule, view: StepView, tallies: Iterable[Any], examples: Iterable[Example]) -> None:
-        """Keep what a rule found in some steps."""
-        code = rule.code
-        steps = self._steps[code]
-        steps += zip(view.keys, tallies, strict=True)
-        if len(steps) >= KEEP_STEPS:
-            self._thinned[code] += RuleState(tuple(steps))
-            self._steps[code] = []
-        found = tuple(examples)
-        if found:
-            self._examples[code] = sorted((*self._examples[code], *found), key=_worst_first)[:KEEP_EXAMPLES]
 
     def _add_means(self, view: StepView) -> None:
         """Add a step to the means over several steps that were logged; those that end here are compared."""
@@ -348,10 +232,6 @@ class RuleAccumulator(StepConsumer):
         """Return the state of all steps added so far."""
         return RunState(
             input=InputSummary(*self._counts),
-            rules={
-                code: self._thinned[code] + RuleState(tuple(steps), tuple(self._examples[code]), self._unmeasured[code])
-                for code, steps in self._steps.items()
-            },
             odd_groups=self._odd_groups,
             failures=self._failures,
             seen=tuple(sorted(self._seen)),
@@ -360,10 +240,3 @@ class RuleAccumulator(StepConsumer):
             updates=self._updates,
             tables=self._tables.tables(),
         )
-
-
-def run_total(rule: AnyRule, state: RuleState) -> Any:  # noqa: ANN401  # the tally type belongs to the rule
-    """Add up the tallies of all steps, in step order."""
-    if state.rest is not None:
-        return (ExactTotal.of((tally for _, tally in state.steps), rule.tally) + state.rest).rounded()
-    return rule.tally.of_all(tally for _, tally in state.steps)

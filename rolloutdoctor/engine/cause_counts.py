@@ -6,8 +6,8 @@ from rolloutdoctor.audit.tally import AuditTally, add_tallies
 from rolloutdoctor.data.batch import RolloutBatch
 from rolloutdoctor.evaluation.evaluate import Evaluation
 from rolloutdoctor.hypotheses.hypothesis import Hypothesis
-from rolloutdoctor.ops.tally import ratio
 from rolloutdoctor.results.audit import Cause
+from rolloutdoctor.results.exact import ratio
 
 
 class CauseCount:

@@ -1,6 +1,5 @@
 """`check` in parts: what is measured of each, and what its state is in JSON."""
 
-import json
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from typing import Any
@@ -10,7 +9,7 @@ from rolloutdoctor.engine.options import CheckOptions, ReadOptions
 from rolloutdoctor.engine.parts import Executor, Part, Serial, Work, added
 from rolloutdoctor.engine.prepare import PreparedRun, prepare
 from rolloutdoctor.engine.serial import measure
-from rolloutdoctor.engine.state_file import loaded_run, run_text
+from rolloutdoctor.engine.state_file import loaded_run, plain_run
 from rolloutdoctor.io.progress import Progress
 
 
@@ -30,11 +29,11 @@ class CheckWork(Work[RunState]):
 
     def dumped(self, state: RunState) -> Any:  # noqa: ANN401  # any JSON
         """As in a file that ``--save-state`` writes."""
-        return run_text(state)
+        return plain_run(state)
 
     def loaded(self, plain: Any) -> RunState:  # noqa: ANN401  # any JSON
         """As from a file that ``--save-state`` wrote."""
-        return loaded_run(json.loads(plain))
+        return loaded_run(plain)
 
     def identity(self) -> str:
         """The rules, the fixes and every option that says how to read."""

@@ -1,26 +1,28 @@
 """Judge the state of a run: each rule's total becomes a finding, clean, not applicable or skipped."""
 
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
 from rolloutdoctor.audit.tally import STAGES, AuditTally
-from rolloutdoctor.engine.accumulate import RuleState, RunState, run_total, thinned
+from rolloutdoctor.data.batch import StepKey
+from rolloutdoctor.engine.accumulate import RunState, thinned
 from rolloutdoctor.engine.cause_search import Diagnosis, undiagnosed
 from rolloutdoctor.engine.configure import Configured
 from rolloutdoctor.engine.coverage import nothing_found
 from rolloutdoctor.engine.follows import AUDIT, by_cause
 from rolloutdoctor.engine.plan import Plan
+from rolloutdoctor.evaluation.run_tables import RunTables
 from rolloutdoctor.objective.required_columns import CUT_COLUMNS, is_incomplete, loss_columns
 from rolloutdoctor.ops.logged_digits import WHOLE_LOG
 from rolloutdoctor.results.audit import AuditEntry, Cause, Disagreement
-from rolloutdoctor.results.findings import Example, Excluded, Finding, NotApplicable, Report, Skipped
+from rolloutdoctor.results.findings import Excluded, Finding, NotApplicable, Report, Skipped
 from rolloutdoctor.results.version import __version__
 from rolloutdoctor.rules.audited import AuditedRule, audited_stages
 from rolloutdoctor.rules.base import Context, counted
 from rolloutdoctor.rules.options_refuted import questions
 from rolloutdoctor.rules.table import AnyRule
-from rolloutdoctor.rules.table_rule import TableRule
+from rolloutdoctor.rules.table_rule import Measured
 from rolloutdoctor.trainers.options import unused
 
 
@@ -56,7 +58,7 @@ def judge(
     notes = _notes(plan, state)
     notes += questions(context)
     for rule in plan.rules:
-        seen = seen_by(rule, state, context)
+        seen = _seen_by(rule, state, context)
         if seen.is_empty and seen.skipped_steps:
             skipped.append(_never_measured(rule, seen, state))
             continue
@@ -67,12 +69,12 @@ def judge(
         if seen.skipped_steps:
             reason = "where a column it needs is null" + (", or which could not be evaluated" if state.failures else "")
             notes.append(f"{rule.code} could not look at {counted(seen.skipped_steps, 'step')}, {reason}")
-        total = seen.total()
+        total = rule.measured(seen.run, context)
         unseen = rule.inconclusive_reason(total, context)
         if unseen is not None:
             skipped.append(Skipped(rule.code, rule.name, unseen.reason, unseen.remedy))
             continue
-        finding = _finding(rule, seen, total, context)
+        finding = _finding(rule, seen, total, state, context)
         untested = nothing_found(rule, total, context, seen.skipped_steps) if finding is None else None
         if finding is not None:
             findings.append(finding)
@@ -161,59 +163,46 @@ def _audit(audit: AuditTally, diagnosis: Diagnosis, left: Mapping[str, str]) -> 
     return (*entries, *(AuditEntry(name, 0, 0, 0.0, not_compared=1, reason=why) for name, why in left.items()))
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, eq=False)
 class Seen:
     """What a rule has seen of the run.
 
     Attributes:
-        is_empty: no step was measured.
-        skipped_steps: steps in which a column that it needs was missing.
-        total: what it judges.
-        per_step: the same of single steps, given the total: ``{"step": 3, "split": "train", NAME: value, ...}``.
-        examples: the worst places, given the total.
+        run: the tables, as the rule sees them.
+        keys: the steps of its splits.
+        skipped_steps: how many of these lacked a column that it needs.
     """
 
-    is_empty: bool
+    run: RunTables
+    keys: Sequence[StepKey]
     skipped_steps: int
-    total: Callable[[], Any]
-    per_step: Callable[[Any], Iterable[Mapping[str, Any]]]
-    examples: Callable[[Any], Sequence[Example]]
+
+    @property
+    def is_empty(self) -> bool:
+        """True if no step was measured."""
+        return not len(self.run.steps)
 
 
-def seen_by(rule: AnyRule, state: RunState, context: Context) -> Seen:
+def _seen_by(rule: AnyRule, state: RunState, context: Context) -> Seen:
     """Return what a rule has seen of the run."""
-    if isinstance(rule, TableRule):
-        return _queried(rule, state, context)
-    seen = state.rules.get(rule.code, RuleState())
-
-    def per_step(total: Any) -> Iterator[Mapping[str, Any]]:  # noqa: ANN401  # the rule's own tally
-        for key, tally in seen.steps:
-            values = {name: measure.value for name, measure in rule.measures(tally).items()}
-            yield {"step": key.step, "split": key.split, **values}
-
-    return Seen(seen.is_empty, seen.skipped_steps, lambda: run_total(rule, seen), per_step, lambda _: seen.examples)
-
-
-def _thinned(plan: Plan, state: RunState) -> Iterator[int]:
-    """One step in so many is in the series of a rule."""
-    for splits in {rule.splits for rule in plan.rules if isinstance(rule, TableRule)}:
-        yield thinned([key for key in state.seen if key.split in splits])[0]
-
-
-def _queried(rule: TableRule, state: RunState, context: Context) -> Seen:
     keys = [key for key in state.seen if key.split in rule.splits]
     run = state.tables.of_rule(rule, context, keys)
-    series = [key for key in thinned(keys)[1] if key not in state.tables.unmeasured.get(rule.code, ())]
-    return Seen(
-        is_empty=not len(run.steps),
-        skipped_steps=len(keys) - len(run.steps),
-        total=lambda: rule.measured(run, context),
-        per_step=lambda measured: rule.series(measured, series),
-        examples=rule.worst,
-    )
+    return Seen(run, keys, len(keys) - len(run.steps))
 
 
-def _finding(rule: AnyRule, seen: Seen, total: Any, context: Context) -> Finding | None:  # noqa: ANN401  # the rule's own tally
+def measured_by(rule: AnyRule, state: RunState, context: Context) -> Measured:
+    """Return what a rule measured of the run."""
+    found: Measured = rule.measured(_seen_by(rule, state, context).run, context)
+    return found
+
+
+def _series(rule: AnyRule, seen: Seen, measured: Measured, state: RunState) -> Iterator[Mapping[str, Any]]:
+    """The measures of single steps: ``{"step": 3, "split": "train", NAME: value, ...}``."""
+    unmeasured = state.tables.unmeasured.get(rule.code, ())
+    yield from rule.series(measured, [key for key in thinned(seen.keys)[1] if key not in unmeasured])
+
+
+def _finding(rule: AnyRule, seen: Seen, total: Measured, state: RunState, context: Context) -> Finding | None:
     judgement = rule.judge(total, context)
     if judgement is None:
         return None
@@ -227,8 +216,8 @@ def _finding(rule: AnyRule, seen: Seen, total: Any, context: Context) -> Finding
         evidence=judgement.evidence,
         advice=judgement.advice,
         measures={**rule.measures(total), **judgement.measures},
-        per_step=tuple(seen.per_step(total)),
-        examples=tuple(seen.examples(total)),
+        per_step=tuple(_series(rule, seen, total, state)),
+        examples=tuple(rule.worst(total)),
         fix=rule.fix.partition(":")[0] if rule.fix else None,
         references=rule.references if judgement.cause is None else judgement.cause.references or rule.references,
         cause=judgement.cause,
@@ -273,7 +262,8 @@ def _notes(plan: Plan, state: RunState) -> list[str]:
             f"the files lack {'rank' if len(lost) == 1 else 'ranks'} {names} of {size:,}: nothing that depends on the "
             "whole step is confirmed; give the files of every rank, run.rank*"
         )
-    every = max((1, *(one.every for one in state.rules.values()), *_thinned(plan, state)))
+    series = {rule.splits for rule in plan.rules}
+    every = max((1, *(thinned([key for key in state.seen if key.split in splits])[0] for splits in series)))
     if every > 1:
         notes.append(
             f"the series over steps are thinned to about one step in {every:,}, as there are {len(state.seen):,}; "

@@ -5,30 +5,28 @@ A file is JSON with exact numbers: floats are written so that they read back as 
 """
 
 import json
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, fields
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
 from typing import Any
 
 from rolloutdoctor.audit.tally import QuantityTally
 from rolloutdoctor.audit.windows import OpenWindow
 from rolloutdoctor.data.batch import EVAL, TRAIN, StepKey
 from rolloutdoctor.data.step_spans import StepSpans
-from rolloutdoctor.engine.accumulate import RuleState, RunState
-from rolloutdoctor.engine.plain_values import MOST, built, plain, record, value_of
+from rolloutdoctor.engine.accumulate import RunState
+from rolloutdoctor.engine.plain_values import MOST, built, plain, record
 from rolloutdoctor.engine.tables import Tables
 from rolloutdoctor.io.locations.small_files import read_small
 from rolloutdoctor.io.locations.targets import shown
 from rolloutdoctor.io.metadata import RunMetadata
 from rolloutdoctor.io.metrics import LoggedMetrics
-from rolloutdoctor.ops.exact_total import ExactSum, ExactTotal, float_sums
 from rolloutdoctor.results.audit import Refuted
 from rolloutdoctor.results.errors import InputError
 from rolloutdoctor.results.escapes import json_text
-from rolloutdoctor.results.findings import Example, InputSummary, Setting
+from rolloutdoctor.results.findings import InputSummary, Setting
 from rolloutdoctor.results.version import __version__
-from rolloutdoctor.rules.table import RULES
 
-STATE_SCHEMA = 4
+STATE_SCHEMA = 5
 SPLITS = (TRAIN, EVAL)
 _MOST_BYTES = 2**30
 """Largest size of a state, in bytes: it has some kilobytes for each step that it keeps."""
@@ -115,59 +113,9 @@ def logged_names(metrics: LoggedMetrics) -> dict[str, LoggedNames]:
     return found
 
 
-class StepTexts:
-    """Texts of the series of each rule, kept from one time that a state is written to the next.
-
-    A run that goes on writes its state after each step, and nearly all that is in it was written before.
-    """
-
-    def __init__(self) -> None:
-        self._known: dict[str, tuple[tuple[tuple[StepKey, Any], ...], str]] = {}
-
-    def text(self, code: str, steps: tuple[tuple[StepKey, Any], ...]) -> str:
-        """Return the JSON of the steps of a rule: step, split, and the values of the tally by its fields."""
-        before, text = self._known.get(code, ((), ""))
-        # Mostly the very same objects, of which a comparison of tuples looks no further.
-        if steps[: len(before)] != before:
-            before, text = (), ""
-        new = [json_text([*key, *record(tally).values()], compact=True) for key, tally in steps[len(before) :]]
-        text = ",".join([text, *new] if text else new)
-        self._known[code] = (steps, text)
-        return text
-
-
-def dumped(saved: SavedState, texts: StepTexts | None = None) -> str:
-    """Return the text of a state file; equal states give equal bytes.
-
-    Args:
-        saved: the state.
-        texts: what was written of its steps before.
-    """
-    # The state comes last.
-    return f'{json_text(_about(saved), compact=True)[:-1]},"state":{run_text(saved.state, texts)}}}\n'
-
-
-def run_text(state: RunState, texts: StepTexts | None = None) -> str:
-    """Return a state alone as JSON; `loaded_run` turns it back.
-
-    Args:
-        state: of a run, or of a part of it.
-        texts: what was written of its steps before.
-    """
-    texts = texts or StepTexts()
-    rules = [f"{json_text(code)}:{_rule_text(one, texts.text(code, one.steps))}" for code, one in state.rules.items()]
-    # The rules come last.
-    return f'{json_text(_without_rules(state), compact=True)[:-1]},"rules":{{{",".join(rules)}}}}}'
-
-
-def _rule_text(state: RuleState, steps: str) -> str:
-    rest = {
-        "fields": [one.name for one in fields(state.steps[0][1])] if state.steps else [],
-        "examples": [record(example) for example in state.examples],
-        "unmeasured": state.skipped_steps,
-        **_thinned(state),
-    }
-    return f'{json_text(rest, compact=True)[:-1]},"steps":[{steps}]}}'
+def dumped(saved: SavedState) -> str:
+    """Return the text of a state file; equal states give equal bytes."""
+    return json_text({**_about(saved), "state": plain_run(saved.state)}, compact=True) + "\n"
 
 
 def _about(saved: SavedState) -> dict[str, object]:
@@ -192,7 +140,8 @@ def _about(saved: SavedState) -> dict[str, object]:
     }
 
 
-def _without_rules(state: RunState) -> dict[str, object]:
+def plain_run(state: RunState) -> dict[str, object]:
+    """Return a state, of a run or of a part of it, as JSON can write it; `loaded_run` turns it back."""
     return {
         "input": record(state.input),
         "odd_groups": state.odd_groups,
@@ -263,24 +212,13 @@ def _loaded(body: Mapping[str, Any]) -> SavedState:
 
 
 def loaded_run(state: Mapping[str, Any]) -> RunState:
-    """Return the state that `run_text` wrote.
+    """Return the state that `plain_run` was given.
 
     Raises:
         KeyError, TypeError, ValueError, AttributeError: if it is no such state.
     """
-    tallies = {rule.code: rule.tally for rule in RULES}
     return RunState(
         input=built(InputSummary, state["input"]),
-        rules={
-            code: RuleState(
-                tuple(_tallies(one, tallies[code])),
-                tuple(built(Example, example) for example in one["examples"]),
-                _whole(one["unmeasured"]),
-                _every(one.get("every", 1)),
-                _rest(one.get("rest"), tallies[code]),
-            )
-            for code, one in state["rules"].items()
-        },
         odd_groups=_whole(state["odd_groups"]),
         failures={why: (_whole(step), _whole(count)) for why, (step, count) in state["failures"].items()},
         seen=tuple(sorted(_key(step, split) for split in SPLITS for step in _steps(state["seen"][split]))),
@@ -309,62 +247,6 @@ def _steps(spans: Sequence[Sequence[int]]) -> Iterator[int]:
 
 def _logged(plain: Mapping[str, Any]) -> LoggedNames:
     return LoggedNames(tuple(_steps(plain["steps"])), tuple(map(_word, plain["names"])))
-
-
-def _thinned(state: RuleState) -> dict[str, object]:
-    """What says how the steps of a rule were thinned, with the total of the others; nothing where they were not."""
-    if state.every == 1 and state.rest is None:
-        return {}
-    rest = None
-    if state.rest is not None:
-        sums = [
-            [name, inner, _units_text(one.units), plain(one.rest)] for (name, inner), one in state.rest.sums.items()
-        ]
-        rest = {"tally": record(state.rest.tally), "sums": sums}
-    return {"every": state.every, "rest": rest}
-
-
-def _rest(plain: Mapping[str, Any] | None, kind: Callable[..., Any]) -> ExactTotal | None:
-    if plain is None:
-        return None
-    names = dict(float_sums(kind))
-    sums = {}
-    for name, inner, units, rest in plain["sums"]:
-        if name not in names or type(inner) is not str or type(value_of(rest)) is not float:
-            raise TypeError(f"{name} is no sum")
-        sums[name, inner] = ExactSum(_units(units), float(rest if isinstance(rest, float) else rest["float"]))
-    return ExactTotal(built(kind, plain["tally"]), sums)
-
-
-def _units_text(units: int) -> str:
-    """A whole number as its digits in base 16 up to the last one that is not 0, and how many bits follow."""
-    low = max(0, (units & -units).bit_length() - 1)
-    return f"{units >> low:x}p{low:x}"
-
-
-def _units(text: object) -> int:
-    """Return the number that `_units_text` wrote."""
-    digits, _, low = _word(text).partition("p")
-    units, shift = int(digits, 16), int(low, 16)
-    if not 0 <= shift < 2**12 or _units_text(units << shift) != text:
-        raise ValueError(f"{text} is no sum")
-    return units << shift
-
-
-def _tallies(plain: Mapping[str, Any], kind: Callable[..., Any]) -> Iterator[tuple[StepKey, Any]]:
-    """The tallies of single steps, whose values are in the order of the fields."""
-    names = [one.name for one in fields(kind)]  # type: ignore[arg-type]  # a dataclass, called as what it makes
-    if plain["fields"] != (names if plain["steps"] else []):
-        raise TypeError(f"fields {plain['fields']!r}")
-    for step, split, *values in plain["steps"]:
-        yield _key(step, split), built(kind, dict(zip(names, values, strict=True)))
-
-
-def _every(value: object) -> int:
-    every = _whole(value)
-    if every < 1 or every & (every - 1):
-        raise TypeError(f"{value!r} where a power of two was expected")
-    return every
 
 
 def _refused(constant: str) -> object:

@@ -8,11 +8,19 @@ from torch import Tensor
 from rolloutdoctor.data.batch import StepKey
 from rolloutdoctor.data.schema import COLUMNS
 from rolloutdoctor.engine.plan import Plan
-from rolloutdoctor.engine.tables import TOKEN_COLUMNS, Tables, TokenSample, compared_metrics, metrics_of, rows_of
+from rolloutdoctor.engine.tables import (
+    TOKEN_COLUMNS,
+    Tables,
+    TokenSample,
+    audit_of,
+    compared_metrics,
+    metrics_of,
+    rows_of,
+)
 from rolloutdoctor.evaluation.row_columns import ROW_COLUMNS
+from rolloutdoctor.rules.audited import audited_stages
 from rolloutdoctor.rules.step import StepView
 from rolloutdoctor.rules.table import AnyRule
-from rolloutdoctor.rules.table_rule import TableRule
 
 
 class TableBuilder:
@@ -25,12 +33,12 @@ class TableBuilder:
     columns: frozenset[str] = frozenset()
 
     def __init__(self, plan: Plan) -> None:
-        self._rules = [rule for rule in plan.rules if isinstance(rule, TableRule)]
-        self._splits = frozenset(split for rule in self._rules for split in rule.splits)
+        self._rules, self._stages = plan.rules, audited_stages(plan.rules)
         self._reads = sorted({name for rule in self._rules for name in rule.reads})
         self._names = frozenset[str]().union(*(rule.metrics(plan.context) for rule in self._rules))
         self._rows: list[pl.DataFrame] = []
         self._metrics: list[pl.DataFrame] = []
+        self._audit: list[pl.DataFrame] = []
         self._unmeasured: dict[str, list[StepKey]] = {rule.code: [] for rule in self._rules}
 
     def add(
@@ -49,6 +57,7 @@ class TableBuilder:
             return
         for rule in rules:
             self._unmeasured[rule.code] += [view.batch.key for view in views if not can_measure(rule, view)]
+        self._add_audit(views)
         for view in views if whole is None else [whole]:
             measured = {rule.name: _measured(rule, view) for rule in rules if can_measure(rule, view)}
             functions = [f"rewards/{name}" for name in view.batch.rewards] if "rewards" in self._reads else []
@@ -56,13 +65,16 @@ class TableBuilder:
             self._rows.append(rows_of(view, columns, measured))
             self._metrics.append(metrics_of(view, self._names, [rule for rule in rules if rule.name in measured]))
 
+    def _add_audit(self, views: Sequence[StepView]) -> None:
+        self._audit += [audit_of(view, self._stages) for view in views if view.audit] if self._stages else []
+
     def tables(self) -> Tables:
         """Return what was measured so far."""
         unmeasured = {code: tuple(steps) for code, steps in self._unmeasured.items() if steps}
-        return Tables(tuple(self._rows), tuple(self._metrics), unmeasured)
+        return Tables(tuple(self._rows), tuple(self._metrics), tuple(self._audit), unmeasured)
 
 
-def _measured(rule: TableRule, view: StepView) -> Mapping[str, Tensor | None]:
+def _measured(rule: AnyRule, view: StepView) -> Mapping[str, Tensor | None]:
     """What a rule adds to the rows: of what it measured of their tokens, and of them."""
     found = {**view.token_measures.get(rule.code, {}), **rule.measure_rows(view)}
     return {name: x_N for name, x_N in found.items() if name in rule.adds}
@@ -85,6 +97,7 @@ class FullTableBuilder(TableBuilder):
         evaluated = [name for name, column in ROW_COLUMNS.items() if column.source in ("rows", "tokens")]
         of_fixes = [f"{fix}/{name}" for fix in self._fixes for name in evaluated]
         rules = [rule for rule in self._rules if views[0].batch.split in rule.splits]
+        self._add_audit(views)
         for view in views:
             own = [rule for rule in rules if can_measure(rule, view)]
             for rule in rules:

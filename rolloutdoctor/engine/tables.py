@@ -16,6 +16,7 @@ from rolloutdoctor.audit.step import quantity_of
 from rolloutdoctor.data.batch import RolloutBatch, StepKey
 from rolloutdoctor.evaluation.row_columns import ROW_COLUMNS, row_column
 from rolloutdoctor.evaluation.run_tables import (
+    EMPTY_AUDIT,
     EMPTY_METRICS,
     EMPTY_ROWS,
     STEP_KEY,
@@ -26,7 +27,7 @@ from rolloutdoctor.evaluation.run_tables import (
 from rolloutdoctor.ops.prefix_hash import scramble
 from rolloutdoctor.rules.base import Context
 from rolloutdoctor.rules.step import StepView
-from rolloutdoctor.rules.table_rule import TableRule
+from rolloutdoctor.rules.table import AnyRule
 
 
 @dataclass(frozen=True, eq=False)
@@ -36,11 +37,13 @@ class Tables:
     Attributes:
         rows: parts of the table `rows`.
         metrics: parts of the table `metrics`.
+        audit: parts of how logged values compare; see `RunTables.audit`.
         unmeasured: code of a rule to the steps that it could not look at.
     """
 
     rows: tuple[pl.DataFrame, ...] = ()
     metrics: tuple[pl.DataFrame, ...] = ()
+    audit: tuple[pl.DataFrame, ...] = ()
     unmeasured: Mapping[str, tuple[StepKey, ...]] = field(default_factory=dict)
 
     def __add__(self, other: "Tables") -> "Tables":
@@ -48,16 +51,20 @@ class Tables:
         return Tables(
             (*self.rows, *other.rows),
             (*self.metrics, *other.metrics),
+            (*self.audit, *other.audit),
             {code: (*mine.get(code, ()), *theirs.get(code, ())) for code in {**mine, **theirs}},
         )
 
     @cached_property
     def whole(self) -> "RunTables":
-        """Both tables in one piece, sorted."""
-        rows = concatenated(self.rows, EMPTY_ROWS, by=[*STEP_KEY, "row"])
-        return RunTables(rows, concatenated(self.metrics, EMPTY_METRICS, by=[*STEP_KEY, "metric"]))
+        """The tables in one piece each, sorted."""
+        return RunTables(
+            concatenated(self.rows, EMPTY_ROWS, by=[*STEP_KEY, "row"]),
+            concatenated(self.metrics, EMPTY_METRICS, by=[*STEP_KEY, "metric"]),
+            concatenated(self.audit, EMPTY_AUDIT, by=[*STEP_KEY, "quantity"]),
+        )
 
-    def of_rule(self, rule: TableRule, context: Context, seen: Sequence[StepKey]) -> RunTables:
+    def of_rule(self, rule: AnyRule, context: Context, seen: Sequence[StepKey]) -> RunTables:
         """Return what a rule sees of the run.
 
         Args:
@@ -65,14 +72,15 @@ class Tables:
             context: what is known of the run.
             seen: the steps that were read.
         """
-        whole = RunTables(self.whole.rows, self.whole.metrics, steps_frame(seen))
+        whole = replace(self.whole, steps=steps_frame(seen))
         missed = self.unmeasured.get(rule.code, ())
         return whole.of(rule.name, rule.reads, rule.adds, rule.splits, rule.metrics(context), missed)
 
     def with_file(self, file: str) -> "Tables":
         """Return the tables with rows that have no name of their own named after their file."""
         named = pl.col("sample_id").str.replace("^row ", f"{file}:".replace("$", "$$"))
-        return replace(self, rows=tuple(part.with_columns(sample_id=named) for part in self.rows))
+        rows, audit = (tuple(part.with_columns(sample_id=named) for part in each) for each in (self.rows, self.audit))
+        return replace(self, rows=rows, audit=audit)
 
     def dumped(self) -> dict[str, object]:
         """Return what JSON can write; equal tables give equal bytes."""
@@ -80,6 +88,7 @@ class Tables:
         return {
             "rows": dumped_frame(self.whole.rows),
             "metrics": dumped_frame(self.whole.metrics),
+            "audit": dumped_frame(self.whole.audit),
             "unmeasured": unmeasured,
         }
 
@@ -93,6 +102,7 @@ class Tables:
         return cls(
             (loaded_frame(plain["rows"], EMPTY_ROWS),),
             (loaded_frame(plain["metrics"], EMPTY_METRICS),),
+            (loaded_frame(plain["audit"], EMPTY_AUDIT),),
             {
                 str(code): tuple(StepKey(int(step), str(split)) for step, split in keys)
                 for code, keys in plain["unmeasured"].items()
@@ -105,8 +115,8 @@ class Tables:
     def __eq__(self, other: object) -> bool:
         if not isinstance(other, Tables):
             return NotImplemented
-        pairs = ((self.whole.rows, other.whole.rows), (self.whole.metrics, other.whole.metrics))
-        return all(one.equals(two) for one, two in pairs) and self._missed == other._missed
+        equal = (getattr(self.whole, name).equals(getattr(other.whole, name)) for name in ("rows", "metrics", "audit"))
+        return all(equal) and self._missed == other._missed
 
     @property
     def _missed(self) -> dict[str, list[StepKey]]:
@@ -114,7 +124,8 @@ class Tables:
 
     def __repr__(self) -> str:
         whole = self.whole
-        return f"Tables({whole.rows.to_dicts()!r}, {whole.metrics.to_dicts()!r}, {self._missed!r})"
+        frames = (whole.rows.to_dicts(), whole.metrics.to_dicts(), whole.audit.to_dicts())
+        return f"Tables({', '.join(map(repr, frames))}, {self._missed!r})"
 
 
 METRICS_SCHEMA = EMPTY_METRICS.schema | {
@@ -227,7 +238,7 @@ def _names(batch: RolloutBatch) -> pl.DataFrame:
     return pl.DataFrame(columns, schema=dict.fromkeys(columns, pl.String))
 
 
-def metrics_of(view: StepView, names: Collection[str], rules: Collection[TableRule]) -> pl.DataFrame:
+def metrics_of(view: StepView, names: Collection[str], rules: Collection[AnyRule]) -> pl.DataFrame:
     """Return metrics of each of some steps as a frame.
 
     Args:
@@ -249,6 +260,17 @@ def metrics_of(view: StepView, names: Collection[str], rules: Collection[TableRu
         "logged": list(chain.from_iterable(found.values() for found in of_each)),
     }
     return pl.DataFrame(columns, schema=EMPTY_METRICS.schema, strict=False).drop_nulls("logged")
+
+
+def audit_of(view: StepView, stages: Collection[str]) -> pl.DataFrame:
+    """Return how the logged quantities of a step compare, those of some stages, as a frame."""
+    lines = []
+    for name, tally in view.audit.items():
+        if tally.stage in stages:
+            _, sample, logged, recomputed = tally.first or (0, "", None, None)
+            counts = tally.compared, tally.agree, tally.not_compared, tally.worst
+            lines.append((*view.batch.key, tally.stage, name, *counts, sample or None, logged, recomputed))
+    return pl.DataFrame(lines, schema=EMPTY_AUDIT.schema, orient="row")
 
 
 def compared_metrics(view: StepView) -> pl.DataFrame:

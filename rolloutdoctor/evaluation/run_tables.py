@@ -20,6 +20,11 @@ EMPTY_ROWS = pl.DataFrame(
     | dict.fromkeys(NAMES[4:], pl.String)
 )
 EMPTY_METRICS = pl.DataFrame(schema={"step": pl.Int64, "split": pl.String, "metric": pl.String, "logged": pl.Float64})
+EMPTY_AUDIT = pl.DataFrame(
+    schema={"step": pl.Int64, "split": pl.String, "stage": pl.String, "quantity": pl.String, "compared": pl.Int64}
+    | {"agree": pl.Int64, "not_compared": pl.Int64, "worst": pl.Float64, "sample_id": pl.String}
+    | {"logged": pl.Float64, "recomputed": pl.Float64}
+)
 EMPTY_STEPS = pl.DataFrame(schema={"step": pl.Int64, "split": pl.String})
 
 
@@ -30,11 +35,14 @@ class RunTables:
     Attributes:
         rows: one line a response; see `evaluation.row_columns`.
         metrics: one line a step and logged metric: ``step, split, metric, logged``.
+        audit: one line a step and logged quantity: how many of its values agree with the recomputed ones, the largest
+            difference in radii (`worst`) and, if one does not agree, the first.
         steps: the steps that were read, ``step, split``.
     """
 
     rows: pl.DataFrame = field(default_factory=EMPTY_ROWS.clone)
     metrics: pl.DataFrame = field(default_factory=EMPTY_METRICS.clone)
+    audit: pl.DataFrame = field(default_factory=EMPTY_AUDIT.clone)
     steps: pl.DataFrame = field(default_factory=EMPTY_STEPS.clone)
 
     def of(
@@ -58,11 +66,12 @@ class RunTables:
             metrics: names of the metrics.
             without: steps to be left out.
         """
-        frames = [frame.filter(pl.col("split").is_in(list(splits))) for frame in (self.rows, self.metrics, self.steps)]
+        whole = (self.rows, self.metrics, self.audit, self.steps)
+        frames = [frame.filter(pl.col("split").is_in(list(splits))) for frame in whole]
         if without:
             left_out = steps_frame(without)
             frames = [frame.join(left_out, on=STEP_KEY, how="anti", maintain_order="left") for frame in frames]
-        rows, logged, steps = frames
+        rows, logged, audit, steps = frames
         functions = [name for name in rows.columns if name.startswith("rewards/")] if "rewards" in reads else []
         reads = [*(name for name in reads if name != "rewards"), *functions]
         known = {name: name for name in (*NAMES, *reads)} | {name: f"{rule}/{name}" for name in adds}
@@ -72,7 +81,7 @@ class RunTables:
         rows = rows.select(**columns)
         name = pl.col("metric").str.strip_prefix(f"{rule}/")
         is_own = pl.col("metric").str.starts_with(f"{rule}/") | pl.col("metric").is_in(list(metrics))
-        return RunTables(rows, logged.filter(is_own).with_columns(metric=name), steps)
+        return RunTables(rows, logged.filter(is_own).with_columns(metric=name), audit, steps)
 
     def by_step(self, *metrics: str) -> pl.DataFrame:
         """Return one line a step with a column for each of some metrics, null where the step has none."""

@@ -2,8 +2,8 @@
 
 from collections.abc import Sequence
 from functools import cached_property
-from itertools import islice, pairwise
-from typing import Any, TypeVar
+from itertools import pairwise
+from typing import Any
 
 import numpy as np
 import torch
@@ -13,7 +13,6 @@ from torch import Tensor
 from rolloutdoctor.ops.numbered import is_new
 from rolloutdoctor.ops.segments import Runs
 
-Record = TypeVar("Record")
 Floats = NDArray[np.float64]
 
 
@@ -138,30 +137,6 @@ class ByStep:
     def at(self, places: NDArray[np.int64]) -> "ByStep":
         """Rows at some places in rising order, by step; on the CPU, for values that were packed by ``x_N[places]``."""
         return ByStep(self.cpu.runs.at(places))
-
-
-def records(kind: type[Record], **fields: NDArray[Any] | Sequence[Any]) -> list[Record]:
-    """Return one record for each step.
-
-    Args:
-        kind: of the records: a dataclass without slots or `__post_init__`.
-        fields: what each step has in a field, ``[S]``; fields that are not named have their default.
-
-    >>> from rolloutdoctor.results.findings import Measure
-    >>> records(Measure, value=np.array([1, 2]), unit=["rows", "nats"])
-    [Measure(value=1, unit='rows'), Measure(value=2, unit='nats')]
-    """
-    # Plain numbers: a record is written to files and compared.
-    columns = [column.tolist() if isinstance(column, np.ndarray) else column for column in fields.values()]
-    of_steps = zip(*columns, strict=True)
-    found = [kind(**dict(zip(fields, values, strict=True))) for values in islice(of_steps, 1)]
-    # A frozen record is set field by field, which takes three times as long as to copy the fields of the first one.
-    for values in of_steps:
-        one = kind.__new__(kind)
-        one.__dict__.update(found[0].__dict__)
-        one.__dict__.update(zip(fields, values, strict=True))
-        found.append(one)
-    return found
 
 
 def named_counts(

@@ -1,4 +1,4 @@
-"""Sums and means of Python floats, rounded once, whatever their size."""
+"""Sums, means and ratios of Python floats."""
 
 import math
 from collections.abc import Sequence
@@ -22,6 +22,12 @@ def mean(values: Sequence[float]) -> float:
     (1.5e+308, nan)
     """
     return _scaled(values, len(values)) if values else math.nan
+
+
+def ratio(part: float, whole: float) -> float | None:
+    """Return ``part / whole``, or None where there is no whole (a share of nothing is not 0) or no finite result."""
+    found = part / whole if whole else math.nan
+    return found if math.isfinite(found) else None
 
 
 def _scaled(values: Sequence[float], count: int) -> float:

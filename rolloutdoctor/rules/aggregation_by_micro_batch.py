@@ -1,8 +1,12 @@
 """RDG006: the loss depends on the cut into micro-batches."""
 
+from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
+import polars as pl
+
+from rolloutdoctor.evaluation.run_tables import RunTables
 from rolloutdoctor.rules.audited import CauseRule
 
 if TYPE_CHECKING:
@@ -50,9 +54,14 @@ class AggregationByMicroBatch(CauseRule):
     remedy = "log the loss and the KL of every optimiser step beside the run"
     absent = "every step is one micro-batch"
 
-    def occurs(self, step: "StepView") -> bool:
-        """Return True if the step has several micro-batches, or does not say."""
+    def measure_step(self, step: "StepView") -> Mapping[str, float | None]:
+        """Tell whether the step has several micro-batches, or does not say."""
         micro_N = step.batch.per_row.get("micro_batch_id")
         rank_N = step.batch.per_row.get("rank")
         columns = [column for column in (micro_N, rank_N) if column is not None]
-        return micro_N is None or any(bool((column != column[:1]).any()) for column in columns)
+        several = micro_N is None or any(bool((column != column[:1]).any()) for column in columns)
+        return {"occurs": len(step.batch) > 0 and several}
+
+    def occurrences(self, run: RunTables) -> int:
+        """Return how many steps have several micro-batches, or do not say."""
+        return run.by_step("occurs").filter(pl.col("occurs") > 0).height

@@ -1,54 +1,56 @@
 """Bases of rules that are judged by the audit: a cause that was established, or a disagreement that none explains."""
 
-from collections.abc import Collection, Iterable, Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping
 from dataclasses import dataclass, replace
-from functools import reduce
-from operator import add
-from typing import TYPE_CHECKING, Any, ClassVar
+from typing import Any, ClassVar
 
+import polars as pl
+
+from rolloutdoctor.evaluation.run_tables import STEP_KEY, RunTables
 from rolloutdoctor.objective.parts import Part
 from rolloutdoctor.objective.required_columns import LOGGED_COLUMNS, advantage_columns, loss_columns
-from rolloutdoctor.ops.tally import Sums, largest
 from rolloutdoctor.results.audit import Cause
-from rolloutdoctor.results.findings import Example, Measure, Severity
-from rolloutdoctor.rules.base import Context, Judgement, Missing, Rule, counted, number
-
-if TYPE_CHECKING:
-    from rolloutdoctor.audit.tally import QuantityTally
-    from rolloutdoctor.rules.step import StepView
+from rolloutdoctor.results.findings import Measure, Severity
+from rolloutdoctor.rules.base import Context, Judgement, Missing, counted, number
+from rolloutdoctor.rules.table_rule import Measured, Quantity, Rule
 
 
-@dataclass(frozen=True)
-class AuditedTally(Sums):
-    """How many logged values were compared with recomputed ones.
+@dataclass(frozen=True, eq=False)
+class AuditedMeasured(Measured):
+    """What a rule measured of a run, and the logged values of its stages.
 
     Attributes:
         compared: values that were compared.
         agree: those within their rounding radius.
         not_compared: values that could not be compared.
-        worst: largest difference in radii.
         steps: steps in which what the rule is about could show itself.
     """
 
-    compared: int = 0
-    agree: int = 0
-    not_compared: int = 0
-    worst: float = largest()
-    steps: int = 0
+    compared: int
+    agree: int
+    not_compared: int
+    steps: int
+
+    @property
+    def is_reproduced(self) -> bool:
+        """True if all values that were logged agree with the rows and the options: the trainer did as they say."""
+        return self.compared > 0 and self.agree == self.compared
 
 
 @dataclass(frozen=True)
-class AuditedRule(Rule[AuditedTally]):
+class AuditedRule(Rule[AuditedMeasured]):
     """A rule over logged quantities of some stages of the audit.
+
+    A subclass may query rows as well: then `table` returns its own lines, with their size as places in `value`,
+    together with those of the audit (`with_audit`), and `shown` is the note of a place of its own.
 
     Attributes:
         part_names: parts of the objective of which the rule needs one; none: it is about every objective.
-        absent: why the rows rule the fault out, where `occurs` holds in no step.
+        absent: why the rows rule the fault out, where it can show itself in no step.
         shown_by: kinds of quantities (`radii.metrics.METRICS`) that the fault changes; none: any of its stages.
         shown_by_each: True if each of these has to agree, and not one of them.
     """
 
-    tally = AuditedTally
     part_names: ClassVar[tuple[Part, ...]] = ()
     absent: ClassVar[str] = "no training step was read"
     shown_by: ClassVar[frozenset[str]] = frozenset()
@@ -57,10 +59,6 @@ class AuditedRule(Rule[AuditedTally]):
     def parts(self, context: Context) -> tuple[Part, ...]:
         """Return the parts of the objective of which the rule needs one."""
         return self.part_names
-
-    def occurs(self, step: "StepView") -> bool:
-        """Return True if what the rule is about could show itself in a step."""
-        return True
 
     def columns(self, context: Context) -> frozenset[str]:
         """Nothing beyond what the audit reads where it is there."""
@@ -75,38 +73,46 @@ class AuditedRule(Rule[AuditedTally]):
         of_rows = LOGGED_COLUMNS | advantage_columns(objective) | {"response_mask"}
         return of_rows | loss_columns(objective) if of_loss else of_rows
 
-    def measure_each(self, steps: "StepView") -> Sequence[AuditedTally]:
-        """Count the logged values of each step."""
-        return [self.audited(each) for each in steps.each]
+    def table(self, run: RunTables, context: Context) -> pl.DataFrame:
+        """Return the lines of the audit."""
+        return self.with_audit(pl.DataFrame(schema={"step": pl.Int64, "split": pl.String}), run)
 
-    def audited(self, step: "StepView") -> AuditedTally:
-        """Count the logged values of one step."""
-        occurs = len(step.batch) > 0 and self.occurs(step)
-        # Many rules are about the same stages.
-        return step.cached(f"audited {occurs} {self.stages}", lambda: self._counted(step, occurs=occurs))
+    def with_audit(self, lines: pl.DataFrame, run: RunTables) -> pl.DataFrame:
+        """Return the lines of a query and those of the audit; these have a `quantity`."""
+        audit = run.audit.filter(pl.col("stage").is_in(self.stages))
+        is_off = pl.col("logged").is_not_null()
+        audit = audit.with_columns(value=pl.when(is_off).then("worst"), group_id=pl.lit(None, pl.String))
+        return pl.concat([lines, audit], how="diagonal_relaxed")
 
-    def _counted(self, step: "StepView", *, occurs: bool) -> AuditedTally:
-        by_stage = step.cached("audited", lambda: _by_stage(step.audit.values()))
-        counted = [by_stage[stage] for stage in self.stages if stage in by_stage]
-        return reduce(add, counted, AuditedTally(steps=int(occurs)))
+    def measured(self, run: RunTables, context: Context) -> AuditedMeasured:
+        """Query a run."""
+        found = self.queried(run, context)
+        counts = found.table.select(pl.sum("compared", "agree", "not_compared")).to_dicts()[0]
+        return AuditedMeasured(found.table, found.values, run, **counts, steps=self.occurrences(run))
 
-    def examples(self, step: "StepView") -> Iterable[Example]:
-        """The first value of each quantity that disagrees."""
-        for each in step.each:
-            for name, tally in disagreeing(each).items():
-                if tally.stage in self.stages and tally.first is not None:
-                    _, sample, logged, recomputed = tally.first
-                    note = f"{name}: logged {number(logged)}, recomputed {number(recomputed)}"
-                    yield Example(each.batch.step, None, sample or None, tally.worst, note)
+    def occurrences(self, run: RunTables) -> int:
+        """Return in how many steps what the rule is about could show itself: those with rows."""
+        return run.rows.select(STEP_KEY).unique().height
 
-    def measures(self, tally: AuditedTally) -> Mapping[str, Measure]:
-        """How many logged values follow from the rows and the options."""
-        return {
-            "values_compared": Measure(tally.compared, "values"),
-            "values_agreeing": Measure(tally.agree, "values"),
-        }
+    def quantities(self) -> Mapping[str, Quantity]:
+        """How many logged values the rows and the options reproduce."""
+        return {"values_compared": (pl.sum("compared"), "values"), "values_agreeing": (pl.sum("agree"), "values")}
 
-    def inconclusive_reason(self, run: AuditedTally, context: Context) -> Missing | None:
+    def places(self, table: pl.DataFrame) -> pl.DataFrame:
+        """Values that disagree, and the rule's own places."""
+        return table
+
+    def note(self, place: Mapping[str, Any]) -> str:
+        """A value that disagrees."""
+        if place["quantity"] is None:
+            return self.shown(place)
+        return f"{place['quantity']}: logged {number(place['logged'])}, recomputed {number(place['recomputed'])}"
+
+    def shown(self, place: Mapping[str, Any]) -> str:
+        """Say what is to be seen at a place of the rule's own, in a few words."""
+        raise NotImplementedError
+
+    def inconclusive_reason(self, run: AuditedMeasured, context: Context) -> Missing | None:
         """Nothing was logged that could show it."""
         means = any(tally.compared for tally in context.means.values() if tally.stage in self.stages)
         if run.compared or means or self.code in context.causes or self.vacuous_reason(run, context):
@@ -115,11 +121,11 @@ class AuditedRule(Rule[AuditedTally]):
             return Missing("no logged value could be compared: rows or columns of the steps are missing", self.remedy)
         return Missing("nothing was logged that could show it", self.remedy)
 
-    def vacuous_reason(self, run: AuditedTally, context: Context) -> str | None:
+    def vacuous_reason(self, run: AuditedMeasured, context: Context) -> str | None:
         """Rows in which it cannot occur."""
         return None if run.steps else self.absent
 
-    def unseen_reason(self, run: AuditedTally, context: Context) -> Missing | None:
+    def unseen_reason(self, run: AuditedMeasured, context: Context) -> Missing | None:
         """A disagreement that may be this fault, or nothing compared that the fault would change."""
         audit = {name: tally for name, tally in context.audit.items() if tally.stage in self.stages}
         left = {name for name in audit if name in context.unexplained or name in context.partly}
@@ -163,7 +169,7 @@ class AuditedRule(Rule[AuditedTally]):
         own = {one.name for one in HYPOTHESES if one.code == self.code}
         return next((cause for cause in causes if cause.code != self.code and own & {*cause.also}), None)
 
-    def decisive_parts(self, run: AuditedTally, context: Context) -> tuple[Part, ...]:
+    def decisive_parts(self, run: AuditedMeasured, context: Context) -> tuple[Part, ...]:
         """None: that the logged values agree says that the options are right."""
         return ()
 
@@ -180,10 +186,84 @@ class CauseRule(AuditedRule):
 
     severity: ClassVar[Severity] = Severity.ERROR
 
-    def judge(self, run: AuditedTally, context: Context) -> Judgement | None:
+    def judge(self, run: AuditedMeasured, context: Context) -> Judgement | None:
         """Report the first cause of this code, and name the others."""
         causes = context.causes.get(self.code, ())
         return None if not causes else judged(causes, self.severity)
+
+
+@dataclass(frozen=True)
+class DirectRule(CauseRule):
+    """A cause rule that looks at rows or options as well, and speaks where the audit found no cause."""
+
+    def direct(self, run: Any, context: Context) -> Judgement | None:  # noqa: ANN401  # what the rule measured
+        """Judge what the rows and the options show; None if there is nothing to find."""
+        return None
+
+    def inconclusive_reason(self, run: AuditedMeasured, context: Context) -> Missing | None:
+        """Neither a logged value nor the rows show it."""
+        return super().inconclusive_reason(run, context) if self.direct(run, context) is None else None
+
+    def judge(self, run: AuditedMeasured, context: Context) -> Judgement | None:
+        """Report a cause that the audit established, else what the rows show."""
+        return super().judge(run, context) or self.direct(run, context)
+
+
+@dataclass(frozen=True, eq=False)
+class CountedMeasured(AuditedMeasured):
+    """The same with what a direct test counted.
+
+    Attributes:
+        looked_at: tokens, rows or steps in which the fault could have shown itself.
+        shown: those in which it does.
+        size: sum of how far they are off.
+    """
+
+    looked_at: int
+    shown: int
+    size: float
+
+
+COUNTED = ("looked_at", "shown", "size")
+
+
+@dataclass(frozen=True)
+class CountingRule(DirectRule):
+    """A direct rule that counts what shows the fault: of rows, where `COUNTED` are in `adds`, else of steps.
+
+    Attributes:
+        unit: what the test counts: tokens, rows or steps.
+        shows: what a place is, after its count.
+    """
+
+    optional: ClassVar[tuple[str, ...]] = tuple(
+        f"{unit}_{end}" for unit in ("tokens", "rows", "steps") for end in COUNTED
+    )
+    unit: ClassVar[str] = "tokens"
+    shows: ClassVar[str] = ""
+
+    def table(self, run: RunTables, context: Context) -> pl.DataFrame:
+        """Return what was counted of rows or of steps, and the lines of the audit."""
+        if self.adds:
+            return self.with_audit(run.rows.with_columns(value=pl.col("shown").cast(pl.Float64)), run)
+        return self.with_audit(run.by_step(*COUNTED), run)
+
+    def measured(self, run: RunTables, context: Context) -> CountedMeasured:
+        """Query a run."""
+        found = super().measured(run, context)
+        looked_at, shown, size = found.table.select(pl.sum(*COUNTED)).row(0)
+        return CountedMeasured(**vars(found), looked_at=int(looked_at), shown=int(shown), size=size)
+
+    def quantities(self) -> Mapping[str, Quantity]:
+        """The audit's, and what was looked at."""
+        looked_at, shown = (pl.sum(name).cast(pl.Int64) for name in COUNTED[:2])
+        own = {f"{self.unit}_looked_at": looked_at, f"{self.unit}_shown": shown}
+        known = {name: (pl.when(looked_at > 0).then(value), self.unit) for name, value in own.items()}
+        return {**super().quantities(), **known}
+
+    def shown(self, place: Mapping[str, Any]) -> str:
+        """How much of a row shows the fault."""
+        return f"{int(place['shown']):,} {self.shows}"
 
 
 def judged(causes: tuple[Cause, ...], severity: Severity) -> Judgement:
@@ -233,7 +313,7 @@ class DiffersRule(AuditedRule):
 
     what: ClassVar[str]
 
-    def judge(self, run: AuditedTally, context: Context) -> Judgement | None:
+    def judge(self, run: AuditedMeasured, context: Context) -> Judgement | None:
         """An error: the run contradicts what it says of itself."""
         causes = context.causes.get(self.code, ())
         found = {name: tally for name, tally in context.unexplained.items() if tally.stage in self.stages}
@@ -276,20 +356,6 @@ def listed(names: Collection[str]) -> str:
     'kl, loss'
     """
     return ", ".join(sorted(names)[:6]) + (f" and {len(names) - 6} more" if len(names) > 6 else "")
-
-
-def disagreeing(step: "StepView") -> "Mapping[str, QuantityTally]":
-    """The quantities of one step of which a value disagrees: mostly there is none."""
-    return step.cached("disagreeing", lambda: {name: one for name, one in step.audit.items() if one.first is not None})
-
-
-def _by_stage(tallies: "Iterable[QuantityTally]") -> dict[str, AuditedTally]:
-    """Add up the quantities of each stage: many rules are about the same ones."""
-    found: dict[str, list[AuditedTally]] = {}
-    for one in tallies:
-        counts = AuditedTally(one.compared, one.agree, one.not_compared, one.worst)
-        found.setdefault(one.stage, []).append(counts)
-    return {stage: AuditedTally.of_all(each) for stage, each in found.items()}
 
 
 def audited_stages(rules: Iterable[Rule[Any]]) -> frozenset[str]:

@@ -1,31 +1,23 @@
-"""What a rule is: measure each step into a tally, add the tallies up, judge once at the end.
+"""What rules know of a run before and after it was read, what they say of it, and the words that they share.
 
 This module and the rules import no tensors and no trainers, so that the rule book opens at once.
 """
 
-from abc import ABC, abstractmethod
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, ClassVar, Generic, TypeVar
+from typing import TYPE_CHECKING
 
 from rolloutdoctor.data.windows import Window
-from rolloutdoctor.objective.parts import Part, has_baseline_per_row, has_part
+from rolloutdoctor.objective.parts import has_baseline_per_row
 from rolloutdoctor.ops.logged_digits import Digits
-from rolloutdoctor.ops.tally import Sums
 from rolloutdoctor.results.audit import Cause, Refuted
-from rolloutdoctor.results.findings import Example, Excluded, Measure, Severity
+from rolloutdoctor.results.findings import Measure, Severity
 
 if TYPE_CHECKING:
-    from torch import Tensor
-
     from rolloutdoctor.audit.tally import AuditTally
-    from rolloutdoctor.evaluation.token_measures import TokenBlock
     from rolloutdoctor.objective.objective import Objective
-    from rolloutdoctor.rules.step import StepView
     from rolloutdoctor.trainers.options import Config
     from rolloutdoctor.trainers.spec import Trainer
-
-T = TypeVar("T", bound=Sums)
 
 KEEP_EXAMPLES = 5
 """Examples kept by each rule, the worst of the run."""
@@ -140,149 +132,6 @@ MIXED_SPLITS = Missing(
     "evaluation rows cannot be told from training rows",
     "put trainer_state.json, which says when was evaluated, beside the folder of the dump",
 )
-
-
-class Rule(ABC, Generic[T]):
-    """A rule. Class attributes are its identity; fields of subclasses are its thresholds.
-
-    Attributes:
-        code: stable code, never reused.
-        name: the pathology in kebab case; it reads well after "allow".
-        fix: the fix (``NAME:VARIANT``) that `measure` compares with, or None.
-        references: upstream threads and papers.
-        tally: the record that steps add up to.
-        needs_rows: False if the rule looks at the log alone.
-        needs_objective: False if the rule runs without knowing the trainer.
-        splits: the splits it is about.
-        stages: the stages of the audit that it judges by.
-    """
-
-    code: ClassVar[str]
-    name: ClassVar[str]
-    fix: ClassVar[str | None] = None
-    references: ClassVar[tuple[str, ...]] = ()
-    tally: ClassVar[type[Sums]]
-    needs_objective: ClassVar[bool] = True
-    needs_rows: ClassVar[bool] = True
-    splits: ClassVar[tuple[str, ...]] = ("train", "eval")
-    stages: ClassVar[tuple[str, ...]] = ()
-
-    @abstractmethod
-    def columns(self, context: Context) -> frozenset[str]:
-        """Return the columns without which the rule cannot run."""
-
-    def optional_columns(self, context: Context) -> frozenset[str]:
-        """Return further columns that the rule reads where they are there."""
-        return frozenset()
-
-    def parts(self, context: Context) -> tuple[Part, ...]:
-        """Return the parts of the objective of which the rule needs one: without any, there is nothing to find.
-
-        The trainer says which of its options decide over a part. Where such an option is recorded, the rule is not
-        applicable; where it is only assumed, the rule is skipped.
-        """
-        return ()
-
-    def inapplicable_reason(self, context: Context) -> str | None:
-        """Say what else that is known before the first row rules the fault out."""
-        return None
-
-    def unavailable_reason(self, context: Context) -> Missing | None:
-        """Say what else stands in the way."""
-        return None
-
-    def measure_tokens(self, block: "TokenBlock") -> Mapping[str, "Tensor"]:
-        """Measure the tokens of some rows, in the pass that evaluates them; `measure` finds the result in its step.
-
-        Memory and reading cost no more than a block. To be overridden by rules that look at tokens.
-
-        Args:
-            block: rows with all their response tokens.
-
-        Returns:
-            Named values of the rows, ``[n, ...]`` each, or of tokens, packed, with their number in each row; the same
-            names for every block. See `StepView.token_measures`.
-        """
-        raise NotImplementedError
-
-    @property
-    def measures_tokens(self) -> bool:
-        """True if the rule has a measure of tokens."""
-        return type(self).measure_tokens is not Rule.measure_tokens
-
-    def measure(self, step: "StepView") -> T:
-        """Count one step. Thresholds that decide a verdict have no say here.
-
-        A rule has this or `measure_each`.
-        """
-        return self.measure_each(step)[0]
-
-    def measure_each(self, steps: "StepView") -> Sequence[T]:
-        """Count each of several steps, whose rows follow one another.
-
-        In runs of many small steps nearly all of the time is that of calls, which several steps share here. What a
-        step gets is the same in whatever company, to the bit. A rule that has this has `examples` for several steps,
-        too.
-        """
-        return [self.measure(step) for step in steps.each]
-
-    @property
-    def measures_together(self) -> bool:
-        """True if the rule measures several steps at once."""
-        return type(self).measure_each is not Rule.measure_each
-
-    def examples(self, step: "StepView") -> Iterable[Example]:
-        """Return the worst places of a step, or of several where the rule has `measure_each`."""
-        return ()
-
-    @abstractmethod
-    def measures(self, tally: T) -> Mapping[str, Measure]:
-        """Turn a tally, of a step or of the run, into the numbers that users see."""
-
-    def inconclusive_reason(self, run: T, context: Context) -> Missing | None:
-        """Say why the steps that were read hold nothing to judge: neither clean nor found."""
-        return None
-
-    def vacuous_reason(self, run: T, context: Context) -> str | None:
-        """Say why the rows that were read rule the fault out; asked where `judge` found nothing."""
-        return None
-
-    def unseen_reason(self, run: T, context: Context) -> Missing | None:
-        """Say why the fault may be there and not have shown itself; asked where `judge` found nothing."""
-        return None
-
-    def excluded(self, run: T, context: Context) -> Excluded | None:
-        """Return what the sample excludes; asked where `judge` found nothing, of a verdict that rests on a sample."""
-        return None
-
-    def decisive_parts(self, run: T, context: Context) -> tuple[Part, ...]:
-        """Return the parts whose options might change that nothing was found; if one is assumed, the rule is skipped.
-
-        By default the parts that the rule needs, as far as the objective has them.
-        """
-        objective = context.objective
-        return () if objective is None else tuple(part for part in self.parts(context) if has_part(objective, part))
-
-    @abstractmethod
-    def judge(self, run: T, context: Context) -> Judgement | None:
-        """Judge the run; None if there is nothing to find."""
-
-    @classmethod
-    def title(cls) -> str:
-        """First line of the rule's page."""
-        return (cls.__doc__ or "").strip().splitlines()[0]
-
-    @classmethod
-    def why(cls) -> str:
-        """First sentence of what its page says about why it matters."""
-        return _first_sentence(cls.__doc__ or "", "Why it matters")
-
-
-def _first_sentence(page: str, section: str) -> str:
-    _, _, rest = page.partition(f"## {section}")
-    text = " ".join(rest.partition("## ")[0].split())
-    sentence, dot, _ = text.partition(". ")
-    return sentence + dot.strip() if dot else text
 
 
 def baseline_per_token(context: Context) -> Missing | None:

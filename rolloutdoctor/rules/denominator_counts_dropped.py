@@ -1,8 +1,12 @@
 """RDG010: the denominator counts other tokens than the numerator."""
 
+from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
+import polars as pl
+
+from rolloutdoctor.evaluation.run_tables import RunTables
 from rolloutdoctor.rules.audited import CauseRule
 
 if TYPE_CHECKING:
@@ -46,10 +50,13 @@ class DenominatorCountsDropped(CauseRule):
     remedy = "log the loss and the KL of every optimiser step beside the run"
     absent = "no token was masked by rejection"
 
-    def occurs(self, step: "StepView") -> bool:
-        """Return True if rejection masked a token of the step."""
+    def measure_step(self, step: "StepView") -> Mapping[str, float | None]:
+        """Tell whether rejection masked a token of the step."""
         batch = step.batch
-        names = {"response_mask", "response_mask_pre"}
-        if not names <= batch.per_token.keys():
-            return True
-        return bool((batch.column("response_mask_pre") & ~batch.column("response_mask")).any())
+        if not {"response_mask", "response_mask_pre"} <= batch.per_token.keys():
+            return {"occurs": len(batch) > 0}
+        return {"occurs": bool((batch.column("response_mask_pre") & ~batch.column("response_mask")).any())}
+
+    def occurrences(self, run: RunTables) -> int:
+        """Return in how many steps rejection masked a token."""
+        return run.by_step("occurs").filter(pl.col("occurs") > 0).height

@@ -2,19 +2,19 @@
 
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from rolloutdoctor.objective.parts import Part
 from rolloutdoctor.results.findings import Severity
+from rolloutdoctor.rules.audited import CountedMeasured, CountingRule
 from rolloutdoctor.rules.base import Context, Judgement, counted
-from rolloutdoctor.rules.direct import DirectRule, DirectTally, follows
 
 if TYPE_CHECKING:
     from rolloutdoctor.rules.step import StepView
 
 
 @dataclass(frozen=True)
-class GroupPartition(DirectRule):
+class GroupPartition(CountingRule):
     """The advantages compare rows that are not the responses to one prompt.
 
     ## What it does
@@ -59,24 +59,20 @@ class GroupPartition(DirectRule):
     part_names = (Part.GROUP_BASELINE,)
     unit = "steps"
 
-    def look(self, steps: "StepView") -> Mapping[str, Any]:
-        """Count the steps that are compared as one group though they have several."""
-        import numpy as np
-
-        evaluation = steps.evaluation
-        if evaluation is None or steps.batch.groups is None or not steps.training:
-            return {}
-        if not evaluation.objective.advantage.batch_if_unequal:
-            return {}
+    def measure_step(self, step: "StepView") -> Mapping[str, float | None]:
+        """Tell whether a step of several groups is compared as one."""
         # Of a step of which rows may be missing nobody knows how large its groups are.
-        several = (steps.groups_by_step.size > 1) & ~np.array([each.omits_rows for each in steps.each])
-        return {"looked_at": several.astype(int), "shown": (several & (steps.compared_by_step.size == 1)).astype(int)}
+        if step.evaluation is None or step.batch.groups is None or not step.training or step.omits_rows:
+            return {}
+        if not step.evaluation.objective.advantage.batch_if_unequal or len(step.groups) < 2:
+            return {}
+        return {"looked_at": 1, "shown": len(step.compared) == 1}
 
-    def direct(self, run: DirectTally, context: Context) -> Judgement | None:
+    def direct(self, run: CountedMeasured, context: Context) -> Judgement | None:
         """An error where the logged advantages follow from the fall-back, else a warning."""
         if not run.shown or run.agree < run.compared:
             return None
-        made = follows(run)
+        made = run.is_reproduced
         return Judgement(
             severity=Severity.ERROR if made else Severity.WARNING,
             confirmed=made,

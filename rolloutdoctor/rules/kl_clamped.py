@@ -6,8 +6,8 @@ from typing import TYPE_CHECKING
 
 from rolloutdoctor.objective.parts import Part
 from rolloutdoctor.results.findings import Severity
+from rolloutdoctor.rules.audited import COUNTED, CountedMeasured, CountingRule
 from rolloutdoctor.rules.base import Context, Judgement, counted, percent
-from rolloutdoctor.rules.direct import DirectRule, DirectTally, follows
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -21,7 +21,7 @@ LOW, HIGH = -2.6107, 10.99998
 
 
 @dataclass(frozen=True)
-class KlClamped(DirectRule):
+class KlClamped(CountingRule):
     """A clamp cuts the KL of some tokens, and with it their gradient.
 
     ## What it does
@@ -63,6 +63,7 @@ class KlClamped(DirectRule):
         Part.KL_LOSS,
         Part.KL_REWARD,
     )
+    adds = COUNTED
     shows = "trained tokens beyond the clamp"
 
     most: float = 0.001
@@ -80,13 +81,13 @@ class KlClamped(DirectRule):
         beyond_T = known_T & ((apart_T < LOW) | (apart_T > HIGH))
         return {"looked_at": block.row_sum(known_T), "shown": block.row_sum(beyond_T)}
 
-    def direct(self, run: DirectTally, context: Context) -> Judgement | None:
+    def direct(self, run: CountedMeasured, context: Context) -> Judgement | None:
         """A warning where the recorded estimator clamps more than a few tokens; confirmed where the log follows."""
         if run.shown <= self.most * run.looked_at or not _clamps(context):
             return None
         return Judgement(
             severity=Severity.WARNING,
-            confirmed=follows(run),
+            confirmed=run.is_reproduced,
             headline=f"{percent(run.shown / run.looked_at)} of the trained tokens are beyond the clamp of the KL",
             message=f"in {counted(run.shown, 'trained token')} of {run.looked_at:,} the KL is above 10, where it has "
             "no gradient",

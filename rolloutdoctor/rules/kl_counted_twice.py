@@ -4,8 +4,8 @@ from dataclasses import dataclass
 
 from rolloutdoctor.objective.parts import Part
 from rolloutdoctor.results.findings import Severity
+from rolloutdoctor.rules.audited import AuditedMeasured, DirectRule
 from rolloutdoctor.rules.base import Context, Judgement
-from rolloutdoctor.rules.direct import DirectRule, DirectTally
 
 
 @dataclass(frozen=True)
@@ -48,7 +48,7 @@ class KlCountedTwice(DirectRule):
     remedy = "log the loss and the KL of every optimiser step beside the run"
     part_names = (Part.KL_LOSS,)
 
-    def direct(self, run: DirectTally, context: Context) -> Judgement | None:
+    def direct(self, run: AuditedMeasured, context: Context) -> Judgement | None:
         """A warning where the options ask for both."""
         objective = context.objective
         if not run.steps or objective is None or objective.kl_loss is None or objective.kl_reward is None:

@@ -4,8 +4,8 @@ from dataclasses import dataclass
 
 from rolloutdoctor.objective.parts import Part
 from rolloutdoctor.results.findings import Severity
+from rolloutdoctor.rules.audited import AuditedMeasured, DirectRule
 from rolloutdoctor.rules.base import Context, Judgement
-from rolloutdoctor.rules.direct import DirectRule, DirectTally
 
 
 @dataclass(frozen=True)
@@ -48,7 +48,7 @@ class KlGradient(DirectRule):
         Part.KL_REWARD,
     )
 
-    def direct(self, run: DirectTally, context: Context) -> Judgement | None:
+    def direct(self, run: AuditedMeasured, context: Context) -> Judgement | None:
         """Information where the options choose k1 as a loss."""
         term = None if context.objective is None else context.objective.kl_loss
         if (

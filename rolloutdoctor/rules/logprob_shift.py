@@ -10,7 +10,7 @@ import polars as pl
 
 from rolloutdoctor.evaluation.run_tables import STEP_KEY, RunTables
 from rolloutdoctor.results.findings import Severity
-from rolloutdoctor.rules.audited_table import AuditedMeasured, AuditedTableRule
+from rolloutdoctor.rules.audited import AuditedMeasured, DirectRule
 from rolloutdoctor.rules.base import Context, Judgement, Missing, counted
 from rolloutdoctor.rules.table_rule import Quantity
 
@@ -82,7 +82,7 @@ COLUMNS = ("aligned", "late", "early", "z")
 
 
 @dataclass(frozen=True)
-class LogProbShift(AuditedTableRule):
+class LogProbShift(DirectRule):
     """Log-probs are one token early or late.
 
     ## What it does
@@ -220,7 +220,7 @@ class LogProbShift(AuditedTableRule):
         error = f"squared error {place['aligned']:.3g} in place, {place[side]:.3g}"
         return f"{error} with the {place['whose']}'s {side}"
 
-    def inconclusive_reason(self, run: Any, context: Context) -> Missing | None:  # noqa: ANN401  # `AuditedMeasured`
+    def inconclusive_reason(self, run: AuditedMeasured, context: Context) -> Missing | None:
         """Neither a logged value nor enough rows could show it."""
         if any(run.count(f"{START[whose]}varying_rows") >= limits.rows for whose, limits in LIMITS.items()):
             return None

@@ -2,21 +2,20 @@
 
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from rolloutdoctor.results.audit import Cause, Refuted
 from rolloutdoctor.results.findings import Severity
 from rolloutdoctor.rules.all_truncated import TRUNCATED
-from rolloutdoctor.rules.audited import AuditedTally
+from rolloutdoctor.rules.audited import AuditedMeasured, CountedMeasured, CountingRule
 from rolloutdoctor.rules.base import Context, Judgement, Missing, counted
-from rolloutdoctor.rules.direct import DirectRule, DirectTally
 
 if TYPE_CHECKING:
     from rolloutdoctor.rules.step import StepView
 
 
 @dataclass(frozen=True)
-class OptionsRefuted(DirectRule):
+class OptionsRefuted(CountingRule):
     """What was logged contradicts an option that is recorded or given.
 
     ## What it does
@@ -53,7 +52,7 @@ class OptionsRefuted(DirectRule):
     needs_objective = False
     unit = "rows"
 
-    def inconclusive_reason(self, run: AuditedTally, context: Context) -> Missing | None:
+    def inconclusive_reason(self, run: AuditedMeasured, context: Context) -> Missing | None:
         """Nothing logged, nothing refuted."""
         if self.judge(run, context) is not None:
             return None
@@ -70,15 +69,15 @@ class OptionsRefuted(DirectRule):
         masks = {"status", "response_mask"} if self._masked_by(context) else frozenset()
         return super().optional_columns(context) | masks
 
-    def look(self, steps: "StepView") -> Mapping[str, Any]:
+    def measure_step(self, step: "StepView") -> Mapping[str, float | None]:
         """Count the responses that were cut off, and those of them with a trained token."""
         from rolloutdoctor.evaluation.response_ends import has_status
 
-        if not steps.batch.has("status", "response_mask") or not steps.training:
+        if not step.batch.has("status", "response_mask") or not step.training:
             return {}
-        cut_N = has_status(steps.statuses, TRUNCATED, steps.batch.device)
-        trained_N = steps.batch.trained.diff() > 0
-        return {"looked_at": steps.by_step.count(cut_N), "shown": steps.by_step.count(cut_N & trained_N)}
+        cut_N = has_status(step.statuses, TRUNCATED, step.batch.device)
+        shown_N = cut_N & (step.batch.trained.diff() > 0)
+        return {"looked_at": int(cut_N.sum()), "shown": int(shown_N.sum())}
 
     def _masked_by(self, context: Context) -> str | None:
         """The stated option that masks responses that were cut off."""
@@ -86,7 +85,7 @@ class OptionsRefuted(DirectRule):
         setting = None if name is None or context.config is None else context.config.settings.get(name)
         return name if setting is not None and setting.is_stated and setting.value is True else None
 
-    def direct(self, run: DirectTally, context: Context) -> Judgement | None:
+    def direct(self, run: CountedMeasured, context: Context) -> Judgement | None:
         """An error where masks show that a stated option was not heeded."""
         name = self._masked_by(context)
         if name is None or not run.shown:
@@ -101,7 +100,7 @@ class OptionsRefuted(DirectRule):
             advice="look for code that makes the mask anew after the trainer cleared it",
         )
 
-    def judge(self, run: AuditedTally, context: Context) -> Judgement | None:
+    def judge(self, run: AuditedMeasured, context: Context) -> Judgement | None:
         """An error: the run is not what its options say."""
         causes = tuple(cause for cause in context.causes.get(self.code, ()) if not _assumed_behind(cause, context))
         stated = _stated(context)

@@ -3,12 +3,12 @@
 from collections.abc import Mapping
 from dataclasses import dataclass
 from fnmatch import fnmatchcase
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from rolloutdoctor.results.audit import OTHER_NUMBERS
 from rolloutdoctor.results.findings import Measure, Severity
+from rolloutdoctor.rules.audited import COUNTED, CountedMeasured, CountingRule
 from rolloutdoctor.rules.base import Context, Judgement, counted, number, percent
-from rolloutdoctor.rules.direct import DirectRule, DirectTally
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -20,7 +20,7 @@ PAIR = ("policy_log_probs", "old_log_probs")
 
 
 @dataclass(frozen=True)
-class RatioNotOne(DirectRule):
+class RatioNotOne(CountingRule):
     """The importance ratio in the loss is not that of the policy and the old log-probs.
 
     ## What it does
@@ -60,6 +60,7 @@ class RatioNotOne(DirectRule):
     stages = ("loss",)
     shown_by = frozenset({"loss", "policy_loss"})
     remedy = "log the loss and the KL of every optimiser step beside the run"
+    adds = COUNTED
     shows = "trained tokens whose policy and old log-probs differ before the first update"
 
     def optional_columns(self, context: Context) -> frozenset[str]:
@@ -81,20 +82,22 @@ class RatioNotOne(DirectRule):
         sums = {"looked_at": counted_T, "shown": size_T > 0, "size": size_T}
         return {name: block.row_sum(x_T) for name, x_T in sums.items()}
 
-    def look(self, steps: "StepView") -> Mapping[str, Any]:
-        """Count the steps whose rows are known to have been scored before the first update."""
-        trainer, config, numbered = steps.trainer, steps.config, steps.batch.first_part_N is not None
-        if trainer is None or config is None or not steps.training:
-            return {}
+    def measure_rows(self, step: "StepView") -> "Mapping[str, Tensor | None]":
+        """Keep what was compared in steps whose rows are known to have been scored before the first update."""
+        import torch
 
-        def is_known(step: "StepView") -> bool:
-            generated = any(fnmatchcase(name, one) for one in trainer.generation_metrics for name in step.logged)
-            return trainer.scored_before(config, numbered=numbered, generated=generated)
+        known = torch.tensor([self._is_known(each) for each in step.each])
+        found = step.token_measures.get(self.code, {})
+        return {name: x_N * step.by_step.expand(known) for name, x_N in found.items()}
 
-        known = [is_known(each) for each in steps.each]
-        return {name: x_S * known for name, x_S in super().look(steps).items()}
+    def _is_known(self, step: "StepView") -> bool:
+        trainer, config, numbered = step.trainer, step.config, step.batch.first_part_N is not None
+        if trainer is None or config is None or not step.training:
+            return False
+        generated = any(fnmatchcase(name, one) for one in trainer.generation_metrics for name in step.logged)
+        return trainer.scored_before(config, numbered=numbered, generated=generated)
 
-    def direct(self, run: DirectTally, context: Context) -> Judgement | None:
+    def direct(self, run: CountedMeasured, context: Context) -> Judgement | None:
         """A warning where they differ at all."""
         causes = [cause.hypothesis for found in context.causes.values() for cause in found]
         # Which pass comes first is told by the line of the step.

@@ -10,7 +10,7 @@ from rolloutdoctor.evaluation.run_tables import STEP_KEY, RunTables
 from rolloutdoctor.objective.estimators import Axis
 from rolloutdoctor.objective.objective import RowSet
 from rolloutdoctor.results.findings import Severity
-from rolloutdoctor.rules.audited_table import AuditedMeasured, AuditedTableRule
+from rolloutdoctor.rules.audited import AuditedMeasured, DirectRule
 from rolloutdoctor.rules.base import Context, Judgement, Missing, counted, number
 from rolloutdoctor.rules.table_rule import Quantity
 
@@ -24,7 +24,7 @@ FAILED = frozenset({"abort", "aborted", "cancelled", "canceled", "error", "faile
 
 
 @dataclass(frozen=True)
-class RewardMissingAsZero(AuditedTableRule):
+class RewardMissingAsZero(DirectRule):
     """Rows that could not be scored enter the baseline with a reward of 0.
 
     ## What it does
@@ -145,7 +145,8 @@ class RewardMissingAsZero(AuditedTableRule):
         )
         # Of steps with such rows these are the places to look at.
         has_some = pl.col("missing").any().over(STEP_KEY)
-        return self.with_audit(lines.drop("logged"), run).filter(pl.col("subject").is_null() | ~has_some)
+        is_place = pl.col("quantity").is_null() | ~has_some.fill_null(value=False)
+        return self.with_audit(lines.drop("logged"), run).with_columns(value=pl.when(is_place).then("value"))
 
     def quantities(self) -> Mapping[str, Quantity]:
         """How many logged values follow, how many rows have a witness, and what these change."""
@@ -164,7 +165,7 @@ class RewardMissingAsZero(AuditedTableRule):
         failed = status is not None and status.lower() in FAILED
         return f"reward 0, status {status}" if failed else "reward 0, and every reward function is null"
 
-    def inconclusive_reason(self, run: Any, context: Context) -> Missing | None:  # noqa: ANN401  # `AuditedMeasured`
+    def inconclusive_reason(self, run: AuditedMeasured, context: Context) -> Missing | None:
         """Nothing tells a reward that is missing from a 0, or nothing was logged that could show what became of it."""
         if run["rows"] or self.code in context.causes:
             return None
@@ -177,7 +178,7 @@ class RewardMissingAsZero(AuditedTableRule):
             "record rewards that are missing as null, or the columns rewards (one number per function) or status",
         )
 
-    def unseen_reason(self, run: Any, context: Context) -> Missing | None:  # noqa: ANN401  # `AuditedMeasured`
+    def unseen_reason(self, run: AuditedMeasured, context: Context) -> Missing | None:
         """As the audit has it, unless the logged advantages show that the trainer leaves these rows out."""
         tested = run.table.filter("tested")["matched_without"]
         return None if len(tested) and tested.all() else super().unseen_reason(run, context)

@@ -8,12 +8,12 @@ from typing import TYPE_CHECKING, Any
 
 import polars as pl
 
-from rolloutdoctor.evaluation.run_tables import RunTables
+from rolloutdoctor.evaluation.run_tables import STEP_KEY, RunTables
 from rolloutdoctor.objective.required_columns import response_columns
-from rolloutdoctor.ops.tally import ratio
+from rolloutdoctor.results.exact import ratio
 from rolloutdoctor.results.findings import Measure, Severity
 from rolloutdoctor.rules.all_truncated import TRUNCATED
-from rolloutdoctor.rules.audited_table import AuditedMeasured, AuditedTableRule
+from rolloutdoctor.rules.audited import AuditedMeasured, DirectRule
 from rolloutdoctor.rules.base import KEEP_EXAMPLES, Context, Judgement, Missing, counted, number, percent
 
 if TYPE_CHECKING:
@@ -39,7 +39,7 @@ the other rewards of their group, of the squared differences of the two, and of 
 
 
 @dataclass(frozen=True)
-class RewardRowMisaligned(AuditedTableRule):
+class RewardRowMisaligned(DirectRule):
     """The rewards that made the advantages are those of other rows.
 
     ## What it does
@@ -91,7 +91,6 @@ class RewardRowMisaligned(AuditedTableRule):
         "https://github.com/volcengine/verl/issues/2185",
         "https://github.com/huggingface/trl/issues/3098",
     )
-    subjects = (*RELATION, "moved", *COPIES)
     stages = ("advantages",)
     remedy = "log the advantages: the column advantage (one a row) or advantages (one a token)"
 
@@ -117,9 +116,9 @@ class RewardRowMisaligned(AuditedTableRule):
         return {}
 
     def measure_step(self, step: "StepView") -> Mapping[str, float | None]:
-        """The audit's, the rows that keep each relation, as recorded and in other orders, and the first that do not."""
+        """The rows that keep each relation, as recorded and in other orders, and the first that do not."""
         relations: list[Relation] = step.cached("reward relations", list)
-        found = {**super().measure_step(step), **_copies(step.batch, relations)}
+        found = dict(_copies(step.batch, relations))
         for one in relations:
             words, breaking = one.words, (~one.kept()).nonzero().squeeze(1).tolist()
             values = (one.tested, one.bits, one.tested - len(breaking))
@@ -134,13 +133,24 @@ class RewardRowMisaligned(AuditedTableRule):
 
     def table(self, run: RunTables, context: Context) -> pl.DataFrame:
         """One line for each step, and for what is measured of each relation in it."""
-        return self.by_subject(run)
+        names = dict.fromkeys(("worst", "row", *RELATION, "moved", *COPIES))
+        of_name = {name: pl.col("value").filter(pl.col("name") == name).first() for name in names}
+        parts = pl.col("metric").str.splitn("/", 2).struct.rename_fields(["name", "subject"])
+        lines = (
+            run.metrics.select(*STEP_KEY, parts, value="logged")
+            .unnest("metric")
+            .group_by(*STEP_KEY, "subject", maintain_order=True)
+            .agg(**of_name)
+            .with_columns(pl.col("row").cast(pl.Int64), value=pl.col("worst"))
+        )
+        rows = run.rows.select(*STEP_KEY, "row", "group_id", "sample_id")
+        return self.with_audit(lines.join(rows, on=[*STEP_KEY, "row"], how="left", maintain_order="left"), run)
 
     def shown(self, place: Mapping[str, Any]) -> str:
         """The relation that a row breaks."""
         return f"breaks that {place['subject'].rpartition('|')[0]}"
 
-    def inconclusive_reason(self, run: Any, context: Context) -> Missing | None:  # noqa: ANN401  # `AuditedMeasured`
+    def inconclusive_reason(self, run: AuditedMeasured, context: Context) -> Missing | None:
         """No logged advantage, and no relation that all rows keep."""
         relations = run.table.drop_nulls("tested").group_by("subject").agg(pl.sum(*RELATION))
         if len(relations.filter(pl.col("bits") >= self.bits, pl.col("kept") == pl.col("tested"))):
@@ -165,7 +175,7 @@ class RewardRowMisaligned(AuditedTableRule):
 
         relation, rows, kept, steps = found.select("relation", "tested", "kept", "steps").row(0)
         orders = found.filter(pl.col("relation") == relation)["order"].to_list()
-        words, used = ROW_ORDERS[orders[0]][0], run.follows
+        words, used = ROW_ORDERS[orders[0]][0], run.is_reproduced
         trained = (
             f"the trainer used these rewards: all {run.compared:,} logged advantages follow from them"
             if used

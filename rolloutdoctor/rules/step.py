@@ -34,13 +34,11 @@ from rolloutdoctor.evaluation.together import is_within_groups
 from rolloutdoctor.formulas.advantages.float32 import residue, zero_std_flags
 from rolloutdoctor.objective.objective import KlBuffer, Objective
 from rolloutdoctor.ops import segments as seg
-from rolloutdoctor.ops.by_step import ByStep, named_counts, records
+from rolloutdoctor.ops.by_step import ByStep, named_counts
 from rolloutdoctor.ops.group_stats import GroupStats
 from rolloutdoctor.ops.groups import Groups
 from rolloutdoctor.ops.logged_digits import Digits, rounding_of
 from rolloutdoctor.ops.version_stamps import lags_of
-from rolloutdoctor.results.findings import Example
-from rolloutdoctor.rules.worst_places import worst_examples, worst_places
 from rolloutdoctor.trainers.options import Config
 from rolloutdoctor.trainers.spec import Trainer
 from rolloutdoctor.trainers.table import trainer_from_metric_names
@@ -53,7 +51,7 @@ AUDIT = "audit"
 
 @dataclass(frozen=True, eq=False)
 class StepView:
-    """One step with its evaluations and logged metrics; or several steps as one, for rules with `measure_each`.
+    """One step with its evaluations and logged metrics; or several small steps as one.
 
     Attributes:
         batch: the rows; of several steps one after another.
@@ -67,7 +65,6 @@ class StepView:
         omits_rows: the rows come from a dump that need not hold all rows of the step.
         unjoined: name of a metric that was logged, of other rows perhaps, to why; they are not in `logged`.
         token_measures: code of a rule to what its `measure_tokens` returned, joined over the blocks, ``[N, ...]``.
-        lists_all: examples are all places, not the worst few.
         parts: the steps, where the view is of several: names and logged values are theirs alone.
     """
 
@@ -80,7 +77,6 @@ class StepView:
     digits: Mapping[str, tuple[Digits, ...]] = field(default_factory=dict)
     omits_rows: bool = False
     unjoined: Mapping[str, str] = field(default_factory=dict)
-    lists_all: bool = False
     token_measures: Mapping[str, Mapping[str, Tensor]] = field(default_factory=dict)
     parts: tuple["StepView", ...] = ()
     _known: dict[str, Any] = field(default_factory=dict, init=False, repr=False)
@@ -136,10 +132,6 @@ class StepView:
     def nothing(self, kind: type[T]) -> list[T]:
         """An empty tally for each step."""
         return [kind() for _ in self.each]
-
-    def tallies(self, kind: type[T], **fields: NDArray[Any] | Sequence[Any]) -> list[T]:
-        """A tally for each step: see `by_step.records`."""
-        return records(kind, **fields)
 
     def values(
         self, **found: "NDArray[Any] | tuple[NDArray[Any], Sequence[float] | NDArray[Any]]"
@@ -384,39 +376,6 @@ class StepView:
     def stored_kl(self, objective: Objective, buffer: KlBuffer) -> Tensor | None:
         """Per-token KL as it would be stored with `buffer`, ``[T]``."""
         return stored_kl(self.batch, replace(objective, kl_buffer=buffer), self.dtype)
-
-    def kept(self, keep: int) -> int:
-        """Return how many places of the step are kept: `keep`, or all."""
-        return max(keep, len(self.batch)) if self.lists_all else keep
-
-    def worst_rows(self, weight_N: Tensor, note: "Callable[[int], str]", keep: int) -> list[Example]:
-        """Examples for the rows of largest positive weight: of each step, as far as they can be among those of all."""
-        found = []
-        for _, value, row in worst_places(weight_N, self.by_step, self.kept(keep)):
-            view, own = self.own_row(row)
-            found.append((value, view.batch.step, view.group_of(own), view.batch.sample_name(own), row))
-        return worst_examples(found, note, self.kept(keep))
-
-    def worst_groups(self, weight_G: Tensor, note: "Callable[[int], str]", keep: int) -> list[Example]:
-        """The same for groups; the row named is the group's first."""
-        found = []
-        for place, value, group in worst_places(weight_G, self.groups_by_step, self.kept(keep)):
-            view, first = self.own_row(int(self.groups.order_N[self.groups.offsets[group]]))
-            own = group - int(self.groups_by_step.runs.offsets[place])
-            found.append((value, view.batch.step, view.batch.group_name(own), view.batch.sample_name(first), group))
-        return worst_examples(found, note, self.kept(keep))
-
-    def own_row(self, row: int) -> "tuple[StepView, int]":
-        """The step of a row, and the row's number in it."""
-        if not self.parts:
-            return self, row
-        place = int(self.by_step.step_N[row])
-        return self.parts[place], row - int(self.by_step.runs.offsets[place])
-
-    def group_of(self, row: int) -> str | None:
-        """Name of the group of a row of the step, or None."""
-        groups = self.batch.groups
-        return None if groups is None else self.batch.group_name(int(groups.index_N[row]))
 
     @cached_property
     def fresh_N(self) -> Tensor | None:

@@ -10,7 +10,6 @@ from rolloutdoctor.rules.advantage_mask_mismatch import AdvantageMaskMismatch
 from rolloutdoctor.rules.advantages_differ import AdvantagesDiffer
 from rolloutdoctor.rules.aggregation_by_micro_batch import AggregationByMicroBatch
 from rolloutdoctor.rules.all_truncated import AllTruncated
-from rolloutdoctor.rules.base import Rule
 from rolloutdoctor.rules.dead_groups import DeadGroups
 from rolloutdoctor.rules.denominator_counts_dropped import DenominatorCountsDropped
 from rolloutdoctor.rules.duplicate_responses import DuplicateResponses
@@ -57,6 +56,7 @@ from rolloutdoctor.rules.singleton_group import SingletonGroup
 from rolloutdoctor.rules.stale_policy import StalePolicy
 from rolloutdoctor.rules.stale_prefix_cache import StalePrefixCache
 from rolloutdoctor.rules.std_difficulty_bias import StdDifficultyBias
+from rolloutdoctor.rules.table_rule import Rule
 from rolloutdoctor.rules.temperature_mismatch import TemperatureMismatch
 from rolloutdoctor.rules.truncated_support import TruncatedSupport
 from rolloutdoctor.rules.truncation_hidden import TruncationHidden

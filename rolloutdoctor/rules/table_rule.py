@@ -1,31 +1,27 @@
-"""A rule that queries the tables of a run: its columns, one query, its measures as expressions, a judgement."""
+"""What a rule is: its columns, one query over the tables of a run, its measures as expressions, a judgement."""
 
-from abc import abstractmethod
+from abc import ABC, abstractmethod
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from math import isfinite
-from typing import TYPE_CHECKING, Any, ClassVar
+from typing import TYPE_CHECKING, Any, ClassVar, Generic, TypeVar
 
 import polars as pl
 
 from rolloutdoctor.evaluation.run_tables import STEP_KEY, RunTables
-from rolloutdoctor.ops.tally import Sums
-from rolloutdoctor.results.findings import Example, Measure
-from rolloutdoctor.rules.base import KEEP_EXAMPLES, Context, Rule
+from rolloutdoctor.objective.parts import Part, has_part
+from rolloutdoctor.results.findings import Example, Excluded, Measure
+from rolloutdoctor.rules.base import KEEP_EXAMPLES, Context, Judgement, Missing
 
 if TYPE_CHECKING:
     from torch import Tensor
 
     from rolloutdoctor.data.batch import StepKey
+    from rolloutdoctor.evaluation.token_measures import TokenBlock
     from rolloutdoctor.rules.step import StepView
 
 Quantity = tuple[pl.Expr, str]
 """An expression over the lines of a rule's table, and its unit."""
-
-
-@dataclass(frozen=True)
-class Nothing(Sums):
-    """No tally."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -50,21 +46,81 @@ class Measured:
         return int(self.values[name] or 0)
 
 
-@dataclass(frozen=True)
-class TableRule(Rule[Any]):
-    """A rule that is a query over `rows` and `metrics`.
+M = TypeVar("M", bound=Measured)
+
+
+class Rule(ABC, Generic[M]):
+    """A rule: a query over the tables of a run. Class attributes are its identity; fields of subclasses its thresholds.
 
     Attributes:
+        code: stable code, never reused.
+        name: the pathology in kebab case; it reads well after "allow".
+        fix: the fix (``NAME:VARIANT``) that the rule compares with, or None.
+        references: upstream threads and papers.
+        needs_rows: False if the rule looks at the log alone.
+        needs_objective: False if the rule runs without knowing the trainer.
+        splits: the splits it is about.
+        stages: the stages of the audit that it judges by.
         reads: columns of `rows` that the query reads beside those that name a row; `rewards` is every ``rewards/NAME``.
         adds: columns that `measure_tokens` and `measure_rows` add to these; what else `measure_tokens` returns is for
             `measure_rows` alone.
         optional: measures that are left out where they are not defined.
     """
 
-    tally = Nothing
+    code: ClassVar[str]
+    name: ClassVar[str]
+    fix: ClassVar[str | None] = None
+    references: ClassVar[tuple[str, ...]] = ()
+    needs_objective: ClassVar[bool] = True
+    needs_rows: ClassVar[bool] = True
+    splits: ClassVar[tuple[str, ...]] = ("train", "eval")
+    stages: ClassVar[tuple[str, ...]] = ()
     reads: ClassVar[tuple[str, ...]] = ()
     adds: ClassVar[tuple[str, ...]] = ()
     optional: ClassVar[tuple[str, ...]] = ()
+
+    @abstractmethod
+    def columns(self, context: Context) -> frozenset[str]:
+        """Return the columns without which the rule cannot run."""
+
+    def optional_columns(self, context: Context) -> frozenset[str]:
+        """Return further columns that the rule reads where they are there."""
+        return frozenset()
+
+    def parts(self, context: Context) -> tuple[Part, ...]:
+        """Return the parts of the objective of which the rule needs one: without any, there is nothing to find.
+
+        The trainer says which of its options decide over a part. Where such an option is recorded, the rule is not
+        applicable; where it is only assumed, the rule is skipped.
+        """
+        return ()
+
+    def inapplicable_reason(self, context: Context) -> str | None:
+        """Say what else that is known before the first row rules the fault out."""
+        return None
+
+    def unavailable_reason(self, context: Context) -> Missing | None:
+        """Say what else stands in the way."""
+        return None
+
+    def measure_tokens(self, block: "TokenBlock") -> Mapping[str, "Tensor"]:
+        """Measure the tokens of some rows in the pass that evaluates them, for `rows` (`adds`) or `measure_rows`.
+
+        Memory and reading cost no more than a block. To be overridden by rules that look at tokens.
+
+        Args:
+            block: rows with all their response tokens.
+
+        Returns:
+            Named values of the rows, ``[n, ...]`` each, or of tokens, packed, with their number in each row; the same
+            names for every block. See `StepView.token_measures`.
+        """
+        raise NotImplementedError
+
+    @property
+    def measures_tokens(self) -> bool:
+        """True if the rule has a measure of tokens."""
+        return type(self).measure_tokens is not Rule.measure_tokens
 
     def metrics(self, context: Context) -> frozenset[str]:
         """Return the logged metrics that the query reads."""
@@ -112,8 +168,12 @@ class TableRule(Rule[Any]):
         """
         return ""
 
-    def measured(self, run: RunTables, context: Context) -> Measured:
+    @abstractmethod
+    def measured(self, run: RunTables, context: Context) -> M:
         """Query a run."""
+
+    def queried(self, run: RunTables, context: Context) -> Measured:
+        """Return the rule's own table of a run, and the measures over it."""
         table = self.table(run, context)
         return Measured(table, _values(table.select(**self._expressions())), run)
 
@@ -131,10 +191,10 @@ class TableRule(Rule[Any]):
         lines = [(step, split, known.get((step, split), nothing)) for step, split in steps]
         return [{"step": step, "split": split, **self._defined(line)} for step, split, line in lines]
 
-    def measures(self, tally: Measured | Nothing) -> Mapping[str, Measure]:
+    def measures(self, measured: M | None) -> Mapping[str, Measure]:
         """Return the numbers that users see; of nothing, their names and units."""
         units = {name: unit for name, (_, unit) in self.quantities().items()}
-        values = self._defined(tally.values) if isinstance(tally, Measured) else dict.fromkeys(units)
+        values = dict.fromkeys(units) if measured is None else self._defined(measured.values)
         return {name: Measure(value, units[name]) for name, value in values.items()}
 
     def _defined(self, values: Mapping[str, float | int | None]) -> dict[str, float | int | None]:
@@ -169,6 +229,53 @@ class TableRule(Rule[Any]):
     def _expressions(self) -> dict[str, pl.Expr]:
         return {name: expression for name, (expression, _) in self.quantities().items()}
 
+    def inconclusive_reason(self, run: M, context: Context) -> Missing | None:
+        """Say why the steps that were read hold nothing to judge: neither clean nor found."""
+        return None
+
+    def vacuous_reason(self, run: M, context: Context) -> str | None:
+        """Say why the rows that were read rule the fault out; asked where `judge` found nothing."""
+        return None
+
+    def unseen_reason(self, run: M, context: Context) -> Missing | None:
+        """Say why the fault may be there and not have shown itself; asked where `judge` found nothing."""
+        return None
+
+    def excluded(self, run: M, context: Context) -> Excluded | None:
+        """Return what the sample excludes; asked where `judge` found nothing, of a verdict that rests on a sample."""
+        return None
+
+    def decisive_parts(self, run: M, context: Context) -> tuple[Part, ...]:
+        """Return the parts whose options might change that nothing was found; if one is assumed, the rule is skipped.
+
+        By default the parts that the rule needs, as far as the objective has them.
+        """
+        objective = context.objective
+        return () if objective is None else tuple(part for part in self.parts(context) if has_part(objective, part))
+
+    @abstractmethod
+    def judge(self, run: M, context: Context) -> Judgement | None:
+        """Judge the run; None if there is nothing to find."""
+
+    @classmethod
+    def title(cls) -> str:
+        """First line of the rule's page."""
+        return (cls.__doc__ or "").strip().splitlines()[0]
+
+    @classmethod
+    def why(cls) -> str:
+        """First sentence of what its page says about why it matters."""
+        return _first_sentence(cls.__doc__ or "", "Why it matters")
+
+
+@dataclass(frozen=True)
+class TableRule(Rule[Measured]):
+    """A rule that judges by its query alone."""
+
+    def measured(self, run: RunTables, context: Context) -> Measured:
+        """Query a run."""
+        return self.queried(run, context)
+
 
 def scores(context: Context) -> pl.Expr:
     """Return the reward that the estimator sees: sums of token rewards, less any KL penalty in them."""
@@ -190,3 +297,10 @@ def _values(frame: pl.DataFrame) -> dict[str, float | int | None]:
 def _finite(values: Mapping[str, float | int | None]) -> dict[str, float | int | None]:
     """Return values with None for those that are not finite: a share of nothing is not defined."""
     return {name: None if value is None or not isfinite(value) else value for name, value in values.items()}
+
+
+def _first_sentence(page: str, section: str) -> str:
+    _, _, rest = page.partition(f"## {section}")
+    text = " ".join(rest.partition("## ")[0].split())
+    sentence, dot, _ = text.partition(". ")
+    return sentence + dot.strip() if dot else text

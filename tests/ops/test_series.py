@@ -8,7 +8,6 @@ from itertools import pairwise
 from operator import add
 
 import pytest
-
 from rolloutdoctor.ops.tally import KEEP_STEPS, Sums, by_step, spread
 
 

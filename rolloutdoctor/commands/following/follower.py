@@ -80,8 +80,6 @@ class Follower:
         self._feed: Feed | None = None
         self._prepared: PreparedRun | None = None
         self._state = RunState() if kept.saved is None else kept.saved.state
-        # What is said on the way is judged by totals: the series of a long run take long to go through.
-        self._total = self._state.total()
         self.counted = StepSpans(self._state.seen)
         self._is_known = kept.saved is None
         self._evaluator, self._dtype = Evaluator(find_device(options.device)), find_dtype(options.dtype)
@@ -178,8 +176,7 @@ class Follower:
         begin = time.monotonic()
         rules, digests = RuleAccumulator(prepared.plan), list[Witness]()
         run_steps(self._batches(prepared, chosen, digests), [rules], self._dtype, prepared.metrics, self._evaluator)
-        new = rules.state()
-        self._state, self._total = self._state + new, self._total + new.total()
+        self._state = self._state + rules.state()
         for key in chosen:
             self.counted.add(key)
         self._witness(digests)
@@ -219,7 +216,7 @@ class Follower:
         self._restarts += 1
         if len(self.counted) > 1:
             self._tell("the columns or the names in the log have changed, and all steps are counted anew")
-        self._state, self._total, self.counted = RunState(), RunState(), StepSpans()
+        self._state, self.counted = RunState(), StepSpans()
         self._kept.saved, self._kept.witnesses = None, ()
         self._diagnosed = (frozenset(), Diagnosis())
         self._feed.rewind()
@@ -260,7 +257,7 @@ class Follower:
         self._keep(self._kept)
         counted = len(self._state.seen)
         step = self._state.seen[-1].step
-        self.latest = self._judged(self._total)
+        self.latest = self._judged()
         for change in changes(self.latest, self._kept.told, step, counted):
             self._say(change)
             # One by one: a command for a finding may take a while, and after a kill that one alone is said again.
@@ -284,9 +281,9 @@ class Follower:
         if prepared is None:
             # Nothing has come since the state was kept, and perhaps nothing is there any more.
             return merged([("the state", saved)])
-        return self._judged(self._state)
+        return self._judged()
 
-    def _judged(self, state: RunState) -> Report:
+    def _judged(self) -> Report:
         prepared, saved = self._prepared, self._kept.saved
         assert prepared is not None
         assert saved is not None
@@ -294,7 +291,7 @@ class Follower:
         with told_of_contradictions("the state"):
             return judge(
                 prepared.plan,
-                state,
+                self._state,
                 prepared.configured,
                 device=saved.device,
                 dtype=saved.dtype,

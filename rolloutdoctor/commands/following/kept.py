@@ -6,7 +6,7 @@ from dataclasses import asdict, dataclass, field
 from typing import Any
 
 from rolloutdoctor.engine.plain_values import built
-from rolloutdoctor.engine.state_file import SavedState, StepTexts, dumped, load_state
+from rolloutdoctor.engine.state_file import SavedState, dumped, load_state
 from rolloutdoctor.io.locations.small_files import read_small
 from rolloutdoctor.results.errors import InputError
 
@@ -52,14 +52,12 @@ class Kept:
         told: code and cause of a finding to what was said of it.
         witnesses: the first step that was counted, and the last.
         signature: what the counts depend on, apart from the rows.
-        texts: what was written of the steps before.
     """
 
     saved: SavedState | None = None
     told: dict[str, Told] = field(default_factory=dict)
     witnesses: tuple[Witness, ...] = ()
     signature: str = ""
-    texts: StepTexts = field(default_factory=StepTexts)
 
     def text(self) -> str:
         """Return the text of the file: that of a saved state, with what only following needs at its end."""
@@ -69,7 +67,7 @@ class Kept:
             "witnesses": [asdict(one) for one in self.witnesses],
             "signature": self.signature,
         }
-        return dumped(self.saved, self.texts).rstrip("\n")[:-1] + f',"follow":{json.dumps(more, sort_keys=True)}}}\n'
+        return dumped(self.saved).rstrip("\n")[:-1] + f',"follow":{json.dumps(more, sort_keys=True)}}}\n'
 
 
 def load(path: str) -> Kept:
