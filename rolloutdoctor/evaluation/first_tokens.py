@@ -24,7 +24,8 @@ def first_tokens(block: TokenBlock, count: int) -> Mapping[str, Tensor]:
         unknown_nK = torch.full(is_known_nK.shape, torch.nan, dtype=torch.float64, device=device)
         return {"through": is_known_nK.long(), "sampler": unknown_nK, "trainer": unknown_nK}
     places_nK = (block.runs.offsets[:-1, None] + ahead).clamp(max=len(block) - 1)
-    through_nK = scramble(block.column("response_ids")[places_nK].long() + ((ahead + 1) << 32)).cumsum(1)
+    hash_nK = scramble(block.column("response_ids")[places_nK].long() + ((ahead + 1) << 32))
+    through_nK = hash_nK.where(is_known_nK, 0).cumsum(1)
     is_known_nK = is_known_nK & block.trained_T[places_nK]
     first_N = block.batch.first_update_N
     if first_N is not None:
