@@ -10,7 +10,7 @@ from rolloutdoctor.evaluation.run_tables import STEP_KEY, RunTables
 from rolloutdoctor.results.findings import Measure
 from rolloutdoctor.rules.audited import CauseRule, disagreeing
 from rolloutdoctor.rules.base import Context, Judgement, Missing, number
-from rolloutdoctor.rules.table_rule import Measured, Quantity, TableRule
+from rolloutdoctor.rules.table_rule import Measured, Nothing, Quantity, TableRule
 
 if TYPE_CHECKING:
     from rolloutdoctor.rules.step import StepView
@@ -45,6 +45,7 @@ class AuditedTableRule(CauseRule, TableRule):
         subjects: names of the rule's own values of a step.
     """
 
+    tally: ClassVar[type[Any]] = Nothing
     subjects: ClassVar[tuple[str, ...]] = ()
 
     def measure_step(self, step: "StepView") -> Mapping[str, float | None]:

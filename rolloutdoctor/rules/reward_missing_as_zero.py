@@ -120,6 +120,7 @@ class RewardMissingAsZero(AuditedTableRule):
             rows = evaluate_rows(scored, leaving, evaluation.dtype)
         except CannotComputeError:
             return nothing
+        assert rows is not None
         assert rows.advantage_N is not None
         assert rows.baseline_N is not None
         return torch.stack([rows.advantage_N, rows.baseline_N, step.advantage_radius()], 1)

@@ -74,7 +74,8 @@ class RewardRowMisaligned(AuditedTableRule):
 
     ## What to do
     Join rewards to rows by sample id. Look where rows are sorted by length, filtered, or gathered from ranks
-    between generation and scoring.
+    between generation and scoring. Equal responses that agree no better than others may also have the rewards of a
+    judge whose noise is all that tells them apart.
 
     ## Example
     >>> from rolloutdoctor.testing import diagnose_one, toy_batch
@@ -148,11 +149,8 @@ class RewardRowMisaligned(AuditedTableRule):
 
     def direct(self, run: AuditedMeasured, context: Context) -> Judgement | None:
         """Report what the rewards show of their rows: the relation that most test, of those that all keep if moved."""
-        names = {
-            name: pl.col("subject").str.extract(r"(?s)^(.*)\|(.*)$", at)
-            for at, name in enumerate(("relation", "order"), 1)
-        }
-        moved = run.table.drop_nulls("moved").group_by(**names).agg(pl.sum("moved"))
+        of_words, of_order = (pl.col("subject").str.extract(r"(?s)^(.*)\|(.*)$", part) for part in (1, 2))
+        moved = run.table.drop_nulls("moved").group_by(relation=of_words, order=of_order).agg(pl.sum("moved"))
         found = (
             run.table.filter(pl.col("kept") < pl.col("tested"))
             .group_by(relation="subject")
@@ -181,7 +179,7 @@ class RewardRowMisaligned(AuditedTableRule):
             message=f"{relation} in {percent(kept / rows)} of the rows as recorded, and in all of them if {words}",
             evidence=f"{trained}; in {counted(steps, 'step')}{also}",
             advice=MISALIGNED_REWARDS[0].remedy,
-            measures={"rows_tested": Measure(rows, "rows"), "rows_keeping": Measure(kept, "rows")},
+            measures={"rows_tested": Measure(int(rows), "rows"), "rows_keeping": Measure(int(kept), "rows")},
         )
 
     def _of_copies(self, run: AuditedMeasured) -> Judgement | None:
@@ -200,7 +198,7 @@ class RewardRowMisaligned(AuditedTableRule):
             + (", and agree no better than different ones" if is_chance else ""),
             evidence=f"the mean squared distance of their rewards is {number(apart / copies)}, that within their "
             f"groups {number(by_chance / copies)}: {number(better)} standard errors",
-            advice="join rewards to rows by sample id"
+            advice="join rewards to rows by sample id; if they are, the reward cannot tell responses to a prompt apart"
             if is_chance
             else "none if a judge model or a sampled test gives the rewards",
             measures={"copies": Measure(int(copies), "rows"), "differing_copies": Measure(int(differing), "rows")},

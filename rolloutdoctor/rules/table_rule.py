@@ -78,7 +78,7 @@ class TableRule(Rule[Any]):
         return {}
 
     def measure_step(self, step: "StepView") -> Mapping[str, float | None]:
-        """Return further values of a step; `table` has them as `metrics` of these names."""
+        """Return further values of a step whose rows were measured; `table` has them as `metrics` of these names."""
         return {}
 
     @abstractmethod

@@ -146,6 +146,7 @@ def test_equal_responses_that_agree_by_chance():
     finding = outcome(steps_of_copies(order, steps=12))
     assert (finding.severity, finding.verdict) == (Severity.WARNING, "exposed")
     assert "agree no better than different ones" in finding.message
+    assert "the reward cannot tell responses to a prompt apart" in finding.advice
     # Too few to say so.
     assert outcome(steps_of_copies(order, steps=1)).severity == Severity.INFO
 
@@ -183,3 +184,17 @@ def test_each_reward_function_is_looked_at():
 def test_order_of_parts_says_nothing():
     steps = [batch(soft_overlong(lengths_of(step)), step=step, order=LATE) for step in range(3)]
     assert outcome(steps).measures == outcome(steps[::-1]).measures
+
+
+def test_places_are_the_logged_values_or_the_rows():
+    value = np.random.default_rng(0).normal(size=ROWS)
+    late = np.roll(value, 1).reshape(GROUPS, SIZE)
+    advantage = torch.tensor((late - late.mean(1, keepdims=True)).ravel())
+    made = batch(value)
+    made = replace(made, per_row={**made.per_row, "advantage": advantage})
+    first = outcome(made).examples[0]
+    assert (first.group_id, first.sample_id) == (None, "r0")
+    assert first.note.startswith("advantages: logged ")
+    rows = outcome(batch(soft_overlong(lengths_of(0)), order=LATE)).examples
+    assert rows[0].group_id == "g0"
+    assert {one.note for one in rows} == {"breaks that reward is a function of the response's length"}
